@@ -1,0 +1,7 @@
+#!/usr/bin/env bash
+# Runs the tests, and before that installs what they need into .venv unless an environment with it is active.
+# Usage: bash tests/run.sh [pytest options]      e.g. bash tests/run.sh tests/modules -k capacity
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+source recipes/lib/environment.sh
+exec python -m pytest "$@"
