@@ -1,0 +1,26 @@
+"""What all tests share: the checkout, and tests for a GPU that are skipped where there is none."""
+
+from pathlib import Path
+
+import pytest
+
+CHECKOUT = Path(__file__).parent.parent
+
+
+@pytest.fixture(scope="session")
+def checkout() -> Path:
+    """The root folder of the checkout."""
+    return CHECKOUT
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip what is marked ``gpu`` on a machine without CUDA."""
+    for_gpu = [item for item in items if item.get_closest_marker("gpu")]
+    if not for_gpu:
+        return
+    import torch  # here, because it takes seconds that most selections of tests need not pay
+
+    if torch.cuda.is_available():
+        return
+    for item in for_gpu:
+        item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
