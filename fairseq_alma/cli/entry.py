@@ -3,6 +3,7 @@
 import errno
 import functools
 import os
+import select
 import signal
 import sys
 from typing import Callable, Optional, Sequence
@@ -26,17 +27,37 @@ def command(main: Main) -> Main:
     @functools.wraps(main)
     def wrapped(argv: Optional[Sequence[str]] = None) -> Optional[int]:
         try:
-            return main(argv)
+            status = main(argv)
+            sys.stdout.flush()  # here, as a fault that shows only when the interpreter ends is a traceback
+            return status
         except KeyboardInterrupt:
             print("interrupted; the same command goes on from what is complete", file=sys.stderr)
             return 128 + signal.SIGINT
-        except BrokenPipeError:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            return 0
+        except BrokenPipeError as error:
+            if reader_has_gone():
+                discard_unwritable_output()
+                return 0
+            raise AlmaError(describe_os_error(error)) from error
         except OSError as error:
+            discard_unwritable_output()
             raise AlmaError(describe_os_error(error)) from error
 
     return wrapped
+
+
+def reader_has_gone() -> bool:
+    """True if nobody reads standard output any more; a pipe to a worker process can break as well."""
+    poll = select.poll()
+    poll.register(sys.stdout.fileno(), select.POLLOUT)
+    return any(events & select.POLLERR for _, events in poll.poll(0))
+
+
+def discard_unwritable_output() -> None:
+    """Drop what standard output holds but cannot write, as the interpreter would stumble over it again at its end."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def describe_os_error(error: OSError) -> str:

@@ -1,0 +1,124 @@
+"""Faults of the outside world end a command in one line and an exit status, never in a traceback.
+
+The commands run in processes of their own: what counts is what a shell sees.
+"""
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fairseq_alma.cli.entry import command
+from fairseq_alma.errors import AlmaError
+
+HEAD = "import os, sys\nfrom fairseq_alma.cli.entry import command\n@command\ndef main(argv=None):\n"
+TAIL = "\nsys.exit(main())"
+
+# as in a user's shell: with a buffer, in which a short output waits until the command ends
+ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+
+
+def as_command(body: str) -> list[str]:
+    """A process that runs the body as a command's ``main``."""
+    return [sys.executable, "-c", f"{HEAD}    {body}{TAIL}"]
+
+
+def run_command(body: str, **options) -> subprocess.CompletedProcess:
+    return subprocess.run(as_command(body), stderr=subprocess.PIPE, env=ENVIRONMENT, text=True, timeout=60, **options)
+
+
+def test_status_and_arguments_pass_through_unchanged() -> None:
+    seen = []
+
+    @command
+    def main(argv=None):
+        seen.append(argv)
+        return 3
+
+    assert main(["--wait", "2"]) == 3
+    assert seen == [["--wait", "2"]]
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device", "/runs/a"), "/runs/a: the disk is full; free some space"),
+        (OSError(errno.EDQUOT, "Disk quota exceeded", "/runs/a"), "/runs/a: the disk is full; free some space"),
+        (PermissionError(errno.EACCES, "Permission denied", "/runs/a"), "/runs/a: permission denied; choose a folder"),
+        (
+            FileNotFoundError(errno.ENOENT, "No such file or directory", "a.txt"),
+            "a.txt: No such file or directory; check",
+        ),
+    ],
+)
+def test_a_fault_of_the_file_system_names_the_file_and_the_next_step(error: OSError, message: str) -> None:
+    @command
+    def main(argv=None):
+        raise error
+
+    with pytest.raises(AlmaError) as raised:
+        main([])
+    assert str(raised.value).startswith(message)
+    assert raised.value.__cause__ is error
+
+
+def test_a_full_disk_is_one_line_and_status_1() -> None:
+    ended = run_command("open('/dev/full', 'w', buffering=1).write('text\\n')")
+    assert ended.returncode == 1
+    assert ended.stderr.count("\n") == 1
+    assert "the disk is full" in ended.stderr
+
+
+@pytest.mark.parametrize("text", ["short", "x" * 100_000])
+def test_a_full_disk_under_standard_output_is_one_line_and_status_1(text: str) -> None:
+    with open("/dev/full", "w") as full:
+        ended = run_command(f"print({text!r})", stdout=full)
+    assert ended.returncode == 1
+    assert ended.stderr.count("\n") == 1
+    assert "the disk is full" in ended.stderr
+
+
+@pytest.mark.parametrize("body", ["print('short')", "[print('x' * 1000) for _ in range(1000)]"])
+def test_a_reader_that_has_gone_ends_the_command_silently(body: str) -> None:
+    process = subprocess.Popen(
+        as_command(f"sys.stdin.read(); {body}"),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=ENVIRONMENT,
+    )
+    process.stdout.close()
+    process.stdin.close()
+    assert process.stderr.read() == b""
+    assert process.wait(timeout=60) == 0
+
+
+def test_a_worker_process_that_has_gone_is_not_taken_for_a_reader() -> None:
+    ended = run_command("r, w = os.pipe(); os.close(r); os.write(w, b'task')", stdout=subprocess.PIPE)
+    assert ended.returncode == 1
+    assert ended.stderr.count("\n") == 1
+    assert "Broken pipe" in ended.stderr
+
+
+def test_an_interruption_is_one_line_and_status_130() -> None:
+    process = subprocess.Popen(
+        as_command("print('ready', flush=True); import time; time.sleep(60)"),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout.readline() == "ready\n"
+    process.send_signal(signal.SIGINT)
+    _, complaints = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert complaints == "interrupted; the same command goes on from what is complete\n"
+
+
+def test_a_usage_error_keeps_status_2(tmp_path: Path) -> None:
+    ended = run_command("import argparse; argparse.ArgumentParser().parse_args(['--unknown'])", cwd=tmp_path)
+    assert ended.returncode == 2
+    assert "--unknown" in ended.stderr

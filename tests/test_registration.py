@@ -1,0 +1,96 @@
+"""Importing the package registers its names with fairseq in whatever order the two come, and does nothing else.
+
+Each case runs in a process of its own, because an import happens once in a process.
+"""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+REGISTERED = """
+from fairseq.criterions import CRITERION_REGISTRY
+from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_REGISTRY
+from fairseq.tasks import TASK_REGISTRY
+
+assert "alma_lm" in TASK_REGISTRY
+assert "alma_switch_cross_entropy" in CRITERION_REGISTRY
+assert "alma_switch_lm" in MODEL_REGISTRY
+assert {"alma_switch_lm_tiny", "alma_switch_lm_base", "alma_switch_lm_large"} <= set(ARCH_MODEL_REGISTRY)
+"""
+STATE = """
+def state():
+    import logging, random
+    import numpy, torch
+    root = logging.getLogger()
+    generators = random.getstate(), repr(numpy.random.get_state()), torch.get_rng_state().tolist()
+    return root.level, list(root.handlers), generators
+"""
+USER_DIR = """
+from argparse import Namespace
+from fairseq.utils import import_user_module
+import_user_module(Namespace(user_dir="fairseq_alma"))
+"""
+
+
+def run_python(code: str, folder: Path) -> str:
+    """Run code in a process of its own, which must end well; returns what it printed."""
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=folder, timeout=120)
+    assert ended.returncode == 0, ended.stderr[-1000:]
+    return ended.stdout + ended.stderr
+
+
+def test_importing_the_package_alone_loads_neither_fairseq_nor_torch_and_prints_nothing(tmp_path: Path) -> None:
+    code = """
+import logging, sys
+import fairseq_alma
+assert not {"fairseq", "torch", "numpy"} & set(sys.modules)
+assert logging.getLogger().handlers == [] and logging.getLogger().level == logging.WARNING
+"""
+    assert run_python(code, tmp_path) == ""
+
+
+@pytest.mark.parametrize(
+    "imports",
+    [
+        "import fairseq_alma\nimport fairseq",
+        "import fairseq\nimport fairseq_alma",
+        "import fairseq_alma.models",
+        USER_DIR,
+    ],
+    ids=["package first", "fairseq first", "a part of the package", "--user-dir"],
+)
+def test_names_are_registered_in_whatever_order_the_two_are_imported(imports: str, checkout: Path) -> None:
+    run_python(imports + REGISTERED, checkout)
+
+
+def test_registering_sets_up_no_logging_and_draws_no_random_number(tmp_path: Path) -> None:
+    run_python(f"{STATE}\nimport fairseq\nbefore = state()\nimport fairseq_alma\nassert state() == before", tmp_path)
+
+
+def test_registering_twice_is_registering_once(tmp_path: Path) -> None:
+    code = """
+import fairseq_alma
+import fairseq
+from fairseq.tasks import TASK_REGISTRY
+first = TASK_REGISTRY["alma_lm"]
+fairseq_alma.register()
+assert TASK_REGISTRY["alma_lm"] is first
+"""
+    run_python(code, tmp_path)
+
+
+def test_a_python_without_fairseq_still_says_that_it_is_missing(tmp_path: Path) -> None:
+    code = """
+import sys
+import fairseq_alma
+sys.path = [entry for entry in sys.path if "site-packages" not in entry]
+try:
+    import fairseq
+except ModuleNotFoundError as error:
+    assert error.name == "fairseq"
+else:
+    raise AssertionError("fairseq was found")
+"""
+    run_python(code, tmp_path)
