@@ -1,0 +1,177 @@
+"""``recipes/lib/environment.sh`` installs once, again where it must, and says what is missing.
+
+A stand-in for Python takes the place of the real one: it writes down what it is asked to install, in no time and
+without a network. Whatever else the script runs is real.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+STAND_IN = f"""#!/usr/bin/env bash
+case "$*" in
+  "-m venv --clear "*) rm -rf "$4"; mkdir -p "$4/bin"; cp "$0" "$4/bin/python"; echo "venv" >>"$STAND_IN_LOG" ;;
+  "-m pip --version") ;;
+  "-m pip install "*) sleep "${{STAND_IN_SECONDS:-0}}"; echo "install ${{*: -1}}" >>"$STAND_IN_LOG"
+    echo "no such package" ; exit "${{STAND_IN_STATUS:-0}}" ;;
+  *version_info*) exit "${{STAND_IN_UNSUITABLE:-0}}" ;;
+  *ensurepip*) exit "${{STAND_IN_WITHOUT_VENV:-0}}" ;;
+  *) exec {sys.executable} "$@" ;;
+esac
+"""
+USE = 'set -euo pipefail; source recipes/lib/environment.sh; echo "$VIRTUAL_ENV"; command -v python'
+INSTALLED = ["venv", "install .[test,report,sample]"]
+
+
+class Newcomer:
+    """A fresh checkout on a machine that has the stand-in as its only Python."""
+
+    def __init__(self, folder: Path, checkout: Path) -> None:
+        self.checkout = folder / "checkout"
+        self.log = folder / "log"
+        (self.checkout / "recipes" / "lib").mkdir(parents=True)
+        shutil.copy(checkout / "recipes" / "lib" / "environment.sh", self.checkout / "recipes" / "lib")
+        (self.checkout / "setup.py").write_text("setup()\n")
+        (self.checkout / "constraints.txt").write_text("torch==2.13.0\n")
+        self.tools = folder / "bin"
+        self.tools.mkdir()
+        stand_in = self.tools / "python3"
+        stand_in.write_text(STAND_IN)
+        stand_in.chmod(0o755)
+
+    def start(self, **environment: str) -> subprocess.Popen:
+        """Source the script in a shell of its own; its knobs and the stand-in's behaviour come as variables."""
+        variables = {
+            "PATH": f"{self.tools}:/usr/bin:/bin",
+            "HOME": os.environ.get("HOME", "/"),
+            "STAND_IN_LOG": str(self.log),
+        }
+        return subprocess.Popen(
+            ["bash", "-c", USE],
+            cwd=self.checkout,
+            env=variables | environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def source(self, **environment: str) -> tuple[int, str, str]:
+        """Status, standard output and standard error."""
+        shell = self.start(**environment)
+        out, err = shell.communicate(timeout=60)
+        return shell.returncode, out, err
+
+    def done(self) -> list[str]:
+        """What has been asked of the stand-in so far."""
+        return self.log.read_text().splitlines() if self.log.exists() else []
+
+
+@pytest.fixture
+def newcomer(tmp_path: Path, checkout: Path) -> Newcomer:
+    return Newcomer(tmp_path, checkout)
+
+
+def test_a_fresh_checkout_gets_an_environment_of_its_own_and_the_second_run_uses_it(newcomer: Newcomer) -> None:
+    venv = newcomer.checkout / ".venv"
+    status, out, err = newcomer.source()
+    assert (status, out) == (0, f"{venv}\n{venv}/bin/python\n")
+    assert "installing fairseq-alma[test,report,sample] into .venv" in err
+    assert newcomer.done() == INSTALLED
+    assert newcomer.source() == (0, out, "")
+    assert newcomer.done() == INSTALLED
+
+
+@pytest.mark.parametrize("name", ["setup.py", "constraints.txt"])
+def test_a_changed_requirement_is_installed_into_the_same_environment(newcomer: Newcomer, name: str) -> None:
+    newcomer.source()
+    (newcomer.checkout / name).write_text("torch==2.14.0\n")
+    assert newcomer.source()[0] == 0
+    assert newcomer.source()[0] == 0
+    assert newcomer.done() == [*INSTALLED, INSTALLED[1]]
+
+
+def test_an_extra_that_is_missing_is_added_once(newcomer: Newcomer) -> None:
+    more = "test,report,sample,develop"
+    newcomer.source()
+    newcomer.source(ALMA_EXTRAS=more)
+    newcomer.source(ALMA_EXTRAS=more)
+    newcomer.source()
+    assert newcomer.done() == [*INSTALLED, f"install .[{more}]"]
+
+
+def test_a_failed_installation_shows_why_and_the_next_run_starts_anew(newcomer: Newcomer) -> None:
+    status, out, err = newcomer.source(STAND_IN_STATUS="1")
+    assert (status, out) == (1, "")
+    assert "no such package" in err and "give the same command again" in err
+    assert newcomer.source()[0] == 0
+    assert newcomer.done() == [*INSTALLED, *INSTALLED]
+
+
+def test_an_installation_that_was_killed_starts_anew(newcomer: Newcomer) -> None:
+    shell = newcomer.start(STAND_IN_SECONDS="1")
+    while "installing" not in shell.stderr.readline():
+        pass
+    shell.kill()
+    shell.communicate()
+    assert newcomer.source()[0] == 0
+    assert newcomer.done()[-2:] == INSTALLED
+    assert newcomer.done().count("venv") == 2
+
+
+def test_two_shells_at_the_same_time_install_once(newcomer: Newcomer) -> None:
+    shells = [newcomer.start(STAND_IN_SECONDS="0.5") for _ in range(3)]
+    ends = [(shell.communicate(timeout=60)[0], shell.returncode) for shell in shells]
+    assert ends == [(ends[0][0], 0)] * 3
+    assert newcomer.done() == INSTALLED
+
+
+def test_a_checkout_that_was_moved_gets_a_new_environment(newcomer: Newcomer) -> None:
+    newcomer.source()
+    newcomer.checkout = newcomer.checkout.rename(newcomer.checkout.with_name("moved"))
+    assert newcomer.source()[1].startswith(f"{newcomer.checkout}/.venv\n")
+    assert newcomer.done() == [*INSTALLED, *INSTALLED]
+
+
+def test_an_environment_made_by_hand_is_filled_and_not_removed(newcomer: Newcomer) -> None:
+    hand_made = newcomer.checkout / ".venv" / "bin"
+    hand_made.mkdir(parents=True)
+    shutil.copy(newcomer.tools / "python3", hand_made / "python")
+    (hand_made / "mine").touch()
+    assert newcomer.source()[0] == 0
+    assert newcomer.done() == INSTALLED[1:]
+    assert (hand_made / "mine").exists()
+
+
+def test_a_folder_that_is_no_environment_is_refused_and_kept(newcomer: Newcomer) -> None:
+    (newcomer.checkout / ".venv").mkdir()
+    (newcomer.checkout / ".venv" / "mine").touch()
+    status, _, err = newcomer.source()
+    assert status == 1
+    assert "move it away" in err
+    assert (newcomer.checkout / ".venv" / "mine").exists()
+
+
+def test_an_active_environment_without_the_package_is_left_alone(newcomer: Newcomer) -> None:
+    shutil.copy(newcomer.tools / "python3", newcomer.tools / "python")
+    assert newcomer.source()[1].startswith(f"{newcomer.checkout}/.venv\n")
+    assert newcomer.done() == INSTALLED
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        ("STAND_IN_UNSUITABLE", "no CPython 3.11 or 3.12 found as python3"),
+        ("STAND_IN_WITHOUT_VENV", "lacks the module venv"),
+    ],
+)
+def test_a_machine_without_a_suitable_python_is_told_what_to_install(
+    newcomer: Newcomer, fault: str, message: str
+) -> None:
+    status, _, err = newcomer.source(**{fault: "1", "ALMA_PYTHON": "python3"})
+    assert status == 1
+    assert message in err and err.count("\n") == 1
+    assert newcomer.done() == []
