@@ -1,0 +1,140 @@
+"""Algorithm 1, once, for every learner and every kind of data.
+
+Source: Algorithm 1 of the paper. What is trained and what predicts comes as plans (``strategy``); how it is trained and
+tested is the back end's: commands in processes of their own for text, a training loop in this process for images.
+"""
+
+from typing import Any, Mapping, Optional, Protocol, Sequence
+
+from fairseq_alma.errors import AlmaError
+from fairseq_alma.learners.plan import Model, StagePlan, needed_models
+from fairseq_alma.learners.run_folder import STAGE_RECORD, RunFolder
+
+
+class Backend(Protocol):
+    """Carries out the parts of a stage. Every step can be repeated: after a kill it goes on where it can."""
+
+    def train(self, plan: StagePlan, lock: int) -> Mapping[str, Any]:
+        """Train the plan's models to their end.
+
+        Returns:
+            ``num_updates``, ``train_tokens`` (or ``train_images``) and ``train_flops``, summed over the trainings.
+        """
+
+    def test(self, plan: StagePlan, lock: int) -> Mapping[str, Any]:
+        """Test what predicts after the stage.
+
+        Returns:
+            ``num_params``, ``num_experts``, ``num_members``, ``test_flops_per_token`` (or ``..._per_image``),
+            ``valid`` and ``test``.
+        """
+
+    def keep_only(self, stage: int, needed: Sequence[Model]) -> None:
+        """Remove the weights of the stages up to ``stage``, except what ``needed`` names."""
+
+
+class Reporter(Protocol):
+    """Tells the user about whole stages."""
+
+    def skipped(self, plan: StagePlan, record: Mapping[str, Any]) -> None:
+        """Say that a stage was complete already."""
+
+    def completed(self, plan: StagePlan, record: Mapping[str, Any]) -> None:
+        """Say that a stage is complete now."""
+
+
+def run_stages(
+    folder: RunFolder,
+    plans: Sequence[StagePlan],
+    backend: Backend,
+    reporter: Reporter,
+    only: Optional[int] = None,
+    keep_checkpoints: bool = False,
+) -> int:
+    """Run the stages that are not complete yet, in order.
+
+    Args:
+        folder: the run; its run.json is there already.
+        plans: of all stages of the stream.
+        backend: trains and tests.
+        reporter: is told of every stage.
+        only: run this stage alone; None: all.
+        keep_checkpoints: remove nothing.
+
+    Returns:
+        Number of stages that ran.
+    """
+    num_run = 0
+    for plan in plans:
+        if only is not None and plan.stage.index != only:
+            continue
+        record, ran = _finish_stage(folder, plan, plans, backend, keep_checkpoints)
+        num_run += ran
+        if ran:
+            reporter.completed(plan, record)
+        else:
+            reporter.skipped(plan, record)
+    return num_run
+
+
+def _finish_stage(
+    folder: RunFolder, plan: StagePlan, plans: Sequence[StagePlan], backend: Backend, keep_checkpoints: bool
+) -> tuple[dict[str, Any], bool]:
+    """Bring a stage to its end: run it unless it is complete, then tidy up. Returns its record, and whether it ran."""
+    stage = plan.stage.index
+    record = _complete_record(folder, plan)
+    if record is not None and folder.is_tidy(stage):
+        return record, False
+    if record is None:
+        _require_starts(folder, plan)
+    with folder.lock_stage(stage) as lock:
+        # Another alma-stream may have completed it in the meantime.
+        record = _complete_record(folder, plan)
+        ran = record is None
+        if record is None:
+            record = _run_stage(folder, plan, backend, lock)
+        if not keep_checkpoints:
+            backend.keep_only(stage, sorted(needed_models(plans, stage)))
+        folder.mark_tidy(stage)
+    return record, ran
+
+
+def _run_stage(folder: RunFolder, plan: StagePlan, backend: Backend, lock: int) -> dict[str, Any]:
+    """Train and test one stage, and write its record last."""
+    clock = folder.start_clock(plan.stage.index)
+    trained = backend.train(plan, lock)
+    tested = backend.test(plan, lock)
+    record = {
+        "stage": plan.stage.index,
+        "megabatches": list(plan.stage.megabatches),
+        **trained,
+        **tested,
+        "wall_seconds": round(clock.seconds(), 1),
+    }
+    folder.write_stage(plan.stage.index, record)
+    return record
+
+
+def _complete_record(folder: RunFolder, plan: StagePlan) -> Optional[dict[str, Any]]:
+    """Return the record of a complete stage, once it is sure that it is the record of this plan."""
+    record = folder.read_stage(plan.stage.index)
+    if record is None:
+        return None
+    path = folder.stage_folder(plan.stage.index) / STAGE_RECORD
+    if record.get("megabatches") != list(plan.stage.megabatches):
+        raise AlmaError(
+            f"{path}: trained on mega-batches {record.get('megabatches')}, but the stream as it is now gives this "
+            f"stage {list(plan.stage.megabatches)}; a stream that is to grow needs --drop-rest; give another --run"
+        )
+    return record
+
+
+def _require_starts(folder: RunFolder, plan: StagePlan) -> None:
+    """Raise AlmaError unless the stages that this one starts from are complete."""
+    for training in plan.trainings:
+        start = training.start
+        if start is not None and folder.read_stage(start.stage) is None:
+            raise AlmaError(
+                f"{folder.stage_folder(start.stage) / STAGE_RECORD}: not there, and stage {plan.stage.index} starts "
+                f"from the weights of stage {start.stage}; run that stage first, or use --init scratch"
+            )

@@ -1,0 +1,84 @@
+"""What a learner decides about one stage, as data: the loop and the back ends carry it out.
+
+A plan is known before anything runs, so that ``--dry-run`` can print it, a queue can run one stage alone, and the
+files that no later stage needs can be told from those that one does.
+"""
+
+from dataclasses import dataclass
+from typing import Iterable, Optional
+
+from fairseq_alma.learners.schedule import Stage
+
+MEMBER_SEED_STEP = 10_000_000
+
+
+@dataclass(frozen=True, order=True)
+class Model:
+    """Name of one trained model: the stage that trained it last, and its member number."""
+
+    stage: int
+    member: int
+
+
+@dataclass(frozen=True)
+class Training:
+    """One model to train in a stage.
+
+    Attributes:
+        model: what the result is called.
+        seed: of its initial weights, order of data and dropout.
+        start: the model whose weights it starts from; None: random ones.
+    """
+
+    model: Model
+    seed: int
+    start: Optional[Model] = None
+
+
+@dataclass(frozen=True)
+class StagePlan:
+    """Everything that happens in a stage.
+
+    Attributes:
+        stage: the data.
+        trainings: models to train, independent of each other.
+        predictors: models that predict afterwards; those that are not trained in this stage stay as they are.
+        combine: how their predictions become one: ``single`` for one model, else ``probabilities`` (mean).
+    """
+
+    stage: Stage
+    trainings: tuple[Training, ...]
+    predictors: tuple[Model, ...]
+    combine: str = "single"
+
+
+def member_seed(seed: int, member: int) -> int:
+    """Seed of a member of a run.
+
+    Fairseq seeds update u with ``seed + u`` and epoch e with ``seed + e``, so that seeds of two members must lie
+    further apart than a run has updates. Member 0 has the run's own seed: it is the single model of the same seed.
+
+    Args:
+        seed: of the run, 0 to 9,999,999.
+        member: number of the member over the whole run, 0 to 199.
+    """
+    return seed + MEMBER_SEED_STEP * member
+
+
+def needed_models(plans: Iterable[StagePlan], done: int) -> frozenset[Model]:
+    """Models whose weights must stay on disk once stage ``done`` is complete.
+
+    Args:
+        plans: all plans of the run.
+        done: index of the last complete stage.
+
+    Returns:
+        What predicts now, what a later stage starts from, and what predicts later.
+    """
+    needed: set[Model] = set()
+    for plan in plans:
+        if plan.stage.index >= done:
+            needed.update(plan.predictors)
+        if plan.stage.index > done:
+            needed.update(training.start for training in plan.trainings if training.start is not None)
+    return frozenset(model for model in needed if model.stage <= done)

@@ -1,0 +1,166 @@
+"""Run a stock command in a process of its own: all output to a log, watched line by line, dead when we are."""
+
+import contextlib
+import ctypes
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Callable, Optional, Sequence
+
+from fairseq_alma.errors import AlmaError
+
+POLL_SECONDS = 0.2
+PATIENCE_SECONDS = 10.0
+_PR_SET_PDEATHSIG = 1
+_ERROR_LINE = re.compile(r"(\w+\.)*\w*(Error|Exception)\b.*")
+
+
+@dataclass(frozen=True)
+class Command:
+    """One command line.
+
+    Attributes:
+        program: name of an installed command.
+        groups: its arguments, grouped as they are printed: one group a line.
+    """
+
+    program: str
+    groups: tuple[tuple[str, ...], ...]
+
+    @property
+    def arguments(self) -> list[str]:
+        """All arguments in order."""
+        return [word for group in self.groups for word in group]
+
+    def shell(self) -> str:
+        """Spell the command for a shell, one group of options a line."""
+        return " \\\n    ".join([self.program, *(shlex.join(group) for group in self.groups if group)])
+
+
+def find_program(name: str) -> str:
+    """Return the path of a command: the one beside this Python first, so that it belongs to the same environment."""
+    beside = Path(sys.executable).with_name(name)
+    found = str(beside) if beside.is_file() else shutil.which(name)
+    if found is None:
+        raise AlmaError(f"{name}: command not found beside {sys.executable}; install fairseq into this environment")
+    return found
+
+
+def run_logged(command: Command, log: Path, watch: Callable[[str], None], keep_open: Sequence[int] = ()) -> None:
+    """Run a command to its end.
+
+    Args:
+        command: what to run.
+        log: gets the command line and everything that the command prints, after what is there already.
+        watch: called with each line that appears in the log.
+        keep_open: file descriptors that the command inherits.
+
+    Raises:
+        AlmaError: the command failed; says how, and where the log is.
+    """
+    program = find_program(command.program)
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with open(log, "ab") as output:
+        output.write(f"$ {command.shell()}\n".encode())
+        output.flush()
+        tail = _Tail(log, output.tell(), watch)
+        child = subprocess.Popen(
+            [program, *command.arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            pass_fds=tuple(keep_open),
+            # A group of its own: Ctrl-C reaches us, and we end the child and its workers.
+            start_new_session=True,
+            preexec_fn=_die_with_parent(),
+        )
+    try:
+        while True:
+            try:
+                status = child.wait(timeout=POLL_SECONDS)
+                break
+            except subprocess.TimeoutExpired:
+                tail.read()
+    finally:
+        _end(child)
+    tail.read()
+    if status != 0:
+        raise AlmaError(f"{log}: {command.program} failed ({_describe(status)}): {tail.last_error()}")
+
+
+class _Tail:
+    """Reads what a command appends to its log."""
+
+    def __init__(self, log: Path, offset: int, watch: Callable[[str], None]) -> None:
+        self.log = log
+        self.offset = offset
+        self.watch = watch
+        self.unfinished = b""
+        self.last_lines: list[str] = []
+
+    def read(self) -> None:
+        """Hand on the lines that are new."""
+        with open(self.log, "rb") as file:
+            file.seek(self.offset)
+            new = file.read()
+        self.offset += len(new)
+        *lines, self.unfinished = (self.unfinished + new).split(b"\n")
+        for line in lines:
+            text = line.decode(errors="replace").rstrip()
+            if text:
+                self.last_lines = [*self.last_lines[-19:], text]
+            self.watch(text)
+
+    def last_error(self) -> str:
+        """Return the line that says why the command failed, as far as one can tell."""
+        rest = self.unfinished.decode(errors="replace").strip()
+        lines = self.last_lines + ([rest] if rest else [])
+        errors = [line for line in lines if _ERROR_LINE.fullmatch(line)]
+        return (errors or lines or ["it printed nothing"])[-1]
+
+
+def _describe(status: int) -> str:
+    if status >= 0:
+        return f"exit status {status}"
+    name = signal.Signals(-status).name
+    return f"ended by {name}" + (", perhaps for want of memory" if name == "SIGKILL" else "")
+
+
+def _end(child: "subprocess.Popen[bytes]") -> None:
+    """End the command and whatever it started, politely first."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        if child.poll() is not None:
+            break
+        _signal_group(child.pid, number)
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while child.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.05)
+    # Workers of a command that has ended by itself.
+    _signal_group(child.pid, signal.SIGKILL)
+
+
+def _signal_group(group: int, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(group, number)
+
+
+def _die_with_parent() -> Optional[Callable[[], None]]:
+    """Return what a child does before it begins, so that ``kill -9`` on us ends it too (Linux)."""
+    if not sys.platform.startswith("linux"):
+        return None
+    libc = ctypes.CDLL(None, use_errno=True)
+    parent = os.getpid()
+
+    def prepare() -> None:
+        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:
+            os._exit(1)
+
+    return prepare

@@ -1,0 +1,127 @@
+"""What the terminal shows of a stage: a bar where standard error is a terminal, a line now and then elsewhere."""
+
+import json
+import math
+import sys
+import time
+from typing import Any, Mapping, Optional
+
+from tqdm import tqdm
+
+from fairseq_alma.learners.plan import StagePlan
+
+LINE_EVERY_SECONDS = 15.0
+
+
+def parse_log_line(line: str) -> Optional[dict[str, Any]]:
+    """Return the figures in a line that fairseq wrote with ``--log-format json``, or None."""
+    start = line.find("| {")
+    if start < 0 or "train_inner" not in line[:start]:
+        return None
+    try:
+        return json.loads(line[start + 2 :])
+    except ValueError:
+        return None
+
+
+def describe_stage(plan: StagePlan, num_stages: int) -> str:
+    """Name a stage for people: ``stage 2/4 (mega-batch 1)``; stages and mega-batches count as in the files."""
+    data = plan.stage.megabatches
+    span = f"mega-batch {data[0]}" if len(data) == 1 else f"mega-batches {data[0]}-{data[-1]}"
+    return f"stage {plan.stage.index} of 0-{num_stages - 1} ({span})"
+
+
+class TrainingProgress:
+    """Shows one training, from the lines of its log.
+
+    Args:
+        title: names stage and member.
+        max_update: updates in all; None: not known.
+        done: updates that an earlier launch has done.
+    """
+
+    def __init__(self, title: str, max_update: Optional[int], done: int) -> None:
+        self.title = title
+        self.max_update = max_update
+        self.first = done
+        self.started = time.monotonic()
+        self.last_line = self.started
+        self.bar: Optional[tqdm] = None
+        if sys.stderr.isatty():
+            # tqdm's monitor would be a thread, and forking with threads around asks for trouble.
+            tqdm.monitor_interval = 0
+            self.bar = tqdm(total=max_update, initial=done, desc=title, unit="update", dynamic_ncols=True)
+        else:
+            print(f"{title}: training", file=sys.stderr, flush=True)
+
+    def __enter__(self) -> "TrainingProgress":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self.bar is not None:
+            self.bar.close()
+
+    def watch(self, line: str) -> None:
+        """Take a line of the log."""
+        figures = parse_log_line(line)
+        if figures is None or "num_updates" not in figures:
+            return
+        updates = int(figures["num_updates"])
+        shown = _figures(figures)
+        if self.bar is not None:
+            self.bar.set_postfix_str(shown, refresh=False)
+            self.bar.update(updates - self.bar.n)
+        elif time.monotonic() - self.last_line >= LINE_EVERY_SECONDS:
+            self.last_line = time.monotonic()
+            print(f"{self.title}: {self._count(updates)}, {shown}", file=sys.stderr, flush=True)
+
+    def _count(self, updates: int) -> str:
+        if self.max_update is None:
+            return f"{updates:,} updates"
+        pace = (time.monotonic() - self.started) / max(1, updates - self.first)
+        return f"{updates:,}/{self.max_update:,} updates, {_duration(pace * (self.max_update - updates))} left"
+
+
+class StageReporter:
+    """Tells about whole stages on standard output.
+
+    Args:
+        num_stages: of the run.
+    """
+
+    def __init__(self, num_stages: int) -> None:
+        self.num_stages = num_stages
+
+    def skipped(self, plan: StagePlan, record: Mapping[str, Any]) -> None:
+        """Say that a stage was complete already."""
+        print(f"{describe_stage(plan, self.num_stages)}: complete already, {_result(record)}", flush=True)
+
+    def completed(self, plan: StagePlan, record: Mapping[str, Any]) -> None:
+        """Say that a stage is complete now."""
+        print(
+            f"{describe_stage(plan, self.num_stages)}: {_result(record)}, {record['num_updates']:,} updates, "
+            f"{record['num_params']:,} parameters, {_duration(record['wall_seconds'])}",
+            flush=True,
+        )
+
+
+def _result(record: Mapping[str, Any]) -> str:
+    test, valid = record["test"], record["valid"]
+    if "ppl" in test:
+        return f"perplexity {test['ppl']:.2f} on test, {valid['ppl']:.2f} on valid"
+    return f"error {test['error']:.2%} on test, {valid['error']:.2%} on valid"
+
+
+def _figures(figures: Mapping[str, Any]) -> str:
+    """Pick loss (bits per token) and speed (tokens per second) of a log line."""
+    loss = float(figures["nll_loss"] if "nll_loss" in figures else figures["loss"])
+    shown = f"loss {loss:.3f} bits"
+    if "wps" in figures and math.isfinite(float(figures["wps"])):
+        shown += f", {float(figures['wps']):,.0f} tokens/s"
+    return shown
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

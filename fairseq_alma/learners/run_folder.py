@@ -1,0 +1,162 @@
+"""RUN/: the record of a run and of each stage, its clock and its locks.
+
+``run.json`` is written first and says what the run is; ``stage-NNN/stage.json`` is written last and says that a stage
+is complete. Whatever is not in a ``stage.json`` never happened. See DESIGN.md, "Contract: files".
+"""
+
+import contextlib
+import fcntl
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any, Iterator, Mapping, Optional
+
+from fairseq_alma.errors import AlmaError
+from fairseq_alma.learners.plan import Model
+
+RUN_RECORD = "run.json"
+STAGE_RECORD = "stage.json"
+CLOCK = "clock.json"
+LOCK_PATIENCE_SECONDS = 3.0
+
+
+def write_json_atomically(path: Path, content: Mapping[str, Any]) -> None:
+    """Write a file that is either there whole or not at all, also after a crash of the machine."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.tmp")
+    with open(temporary, "w", encoding="utf-8") as file:
+        json.dump(content, file, indent=2)
+        file.write("\n")
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def read_json_object(path: Path, remedy: str) -> dict[str, Any]:
+    """Read a JSON object, or raise AlmaError that ends with ``remedy``."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, UnicodeDecodeError) as error:
+        raise AlmaError(f"{path}: damaged, not JSON ({error}); {remedy}") from error
+    if not isinstance(content, dict):
+        raise AlmaError(f"{path}: damaged, a {type(content).__name__} found where a JSON object is needed; {remedy}")
+    return content
+
+
+class RunFolder:
+    """One run on disk.
+
+    Args:
+        root: RUN/; it need not exist yet.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def stage_folder(self, stage: int) -> Path:
+        """Return RUN/stage-NNN."""
+        return self.root / f"stage-{stage:03d}"
+
+    def model_folder(self, model: Model) -> Path:
+        """Return RUN/stage-NNN/member-M, which holds the model's checkpoints."""
+        return self.stage_folder(model.stage) / f"member-{model.member}"
+
+    def read_run(self) -> Optional[dict[str, Any]]:
+        """Return run.json, or None where the folder is no run."""
+        path = self.root / RUN_RECORD
+        if not path.is_file():
+            return None
+        return read_json_object(path, "give another --run folder, or remove this one")
+
+    def write_run(self, record: Mapping[str, Any]) -> None:
+        """Make the folder a run. Raises AlmaError if it holds something else."""
+        if self.root.exists() and any(not entry.name.startswith(".") for entry in self.root.iterdir()):
+            raise AlmaError(
+                f"{self.root}: the folder is not empty and holds no {RUN_RECORD}; give a new folder as --run"
+            )
+        write_json_atomically(self.root / RUN_RECORD, record)
+
+    def read_stage(self, stage: int) -> Optional[dict[str, Any]]:
+        """Return the record of a stage, or None while it is not complete."""
+        path = self.stage_folder(stage) / STAGE_RECORD
+        if not path.is_file():
+            return None
+        return read_json_object(path, "remove the file, and the same alma-stream command runs the stage again")
+
+    def write_stage(self, stage: int, record: Mapping[str, Any]) -> None:
+        """Declare a stage complete."""
+        write_json_atomically(self.stage_folder(stage) / STAGE_RECORD, record)
+
+    @contextlib.contextmanager
+    def lock_stage(self, stage: int) -> Iterator[int]:
+        """Hold the lock of a stage; a second alma-stream on the same stage is refused.
+
+        Yields:
+            A file descriptor. A child process that inherits it keeps the lock as long as it lives, so that a stage
+            whose alma-stream was killed is free again only when nothing writes to its checkpoints any more.
+        """
+        folder = self.stage_folder(stage)
+        folder.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            _lock(descriptor, folder)
+            yield descriptor
+        finally:
+            os.close(descriptor)
+
+    def is_tidy(self, stage: int) -> bool:
+        """Tell whether nothing is left to remove after a complete stage."""
+        return not (self.stage_folder(stage) / CLOCK).exists()
+
+    def mark_tidy(self, stage: int) -> None:
+        """Note that nothing is left to remove: the clock, of no more use, goes last."""
+        (self.stage_folder(stage) / CLOCK).unlink(missing_ok=True)
+
+    def start_clock(self, stage: int) -> "StageClock":
+        """Go on counting the time that a stage takes."""
+        return StageClock(self.stage_folder(stage))
+
+
+def _lock(descriptor: int, folder: Path) -> None:
+    """Take an exclusive lock; wait a moment for the children of a killed run to end."""
+    deadline = time.monotonic() + LOCK_PATIENCE_SECONDS
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                raise AlmaError(
+                    f"{folder}: another alma-stream is working on this stage; wait until it ends, or give another --run"
+                ) from None
+            time.sleep(0.1)
+
+
+class StageClock:
+    """Wall time of a stage over all launches, lost work included, the pauses between them not.
+
+    A launch that was killed left no note of its end; the last change of a file in the stage's folder stands for it.
+
+    Args:
+        folder: RUN/stage-NNN.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / CLOCK
+        self.spent = 0.0
+        if self.path.is_file():
+            before = read_json_object(self.path, "remove the file; only the stage's wall time is lost with it")
+            ended = max((entry.stat().st_mtime for entry in folder.rglob("*") if entry.is_file()), default=0.0)
+            self.spent = float(before["spent"]) + max(0.0, ended - float(before["started"]))
+        self.started = time.time()
+        write_json_atomically(self.path, {"spent": self.spent, "started": self.started})
+
+    def seconds(self) -> float:
+        """Return the seconds up to now."""
+        return self.spent + max(0.0, time.time() - self.started)

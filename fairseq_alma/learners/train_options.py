@@ -1,0 +1,130 @@
+"""The options after ``--`` of alma-stream: what they may be, what fairseq-eval-lm needs of them too.
+
+They are read as words, because fairseq's own parser takes seconds to import; fairseq-train checks them itself.
+"""
+
+from typing import Optional, Sequence
+
+Option = tuple[str, tuple[str, ...]]
+
+# What alma-stream decides, and how a user says it instead.
+OWNED: dict[str, str] = {
+    "--user-dir": "alma-stream gives it",
+    "--task": "alma-stream gives it",
+    "--megabatch": "alma-stream gives it",
+    "--wait": "give --wait before the --",
+    "--replay": "give --replay before the --",
+    "--train-subset": "a stage trains on its mega-batches",
+    "--seed": "give --seed before the --",
+    "--save-dir": "give --run before the --",
+    "--restore-file": "alma-stream goes on from the stage's own last checkpoint",
+    "--continue-once": "alma-stream goes on from the stage's own last checkpoint",
+    "--finetune-from-model": "give --init before the --",
+    "--reset-optimizer": "a stage begins with a new optimizer",
+    "--reset-lr-scheduler": "a stage begins with a new schedule",
+    "--reset-meters": "a stage begins with new meters",
+    "--reset-dataloader": "a stage begins with its own data",
+    "--log-format": "alma-stream reads the log",
+    "--log-file": "the logs are in RUN/stage-NNN",
+    "--no-progress-bar": "the logs are in RUN/stage-NNN",
+    "--save-interval": "give --save-every before the --",
+    "--save-interval-updates": "give --save-every before the --",
+    "--keep-interval-updates": "give --keep-checkpoints before the --",
+    "--keep-interval-updates-pattern": "give --keep-checkpoints before the --",
+    "--keep-last-epochs": "give --keep-checkpoints before the --",
+    "--keep-best-checkpoints": "the last weights of a stage count, not the best",
+    "--no-save": "the next stage needs the checkpoint",
+    "--no-epoch-checkpoints": "give --save-every before the --",
+    "--no-last-checkpoints": "the next stage needs the checkpoint",
+    "--no-save-optimizer-state": "a stage that was cut off needs it",
+    "--write-checkpoints-asynchronously": "a stage that was cut off needs whole checkpoints",
+    "--checkpoint-suffix": "alma-stream names the checkpoints",
+    "--disable-validation": "it is the default; --validate before the -- switches validation on",
+    "--patience": "a stage ends by --max-update or --max-epoch alone",
+    "--stop-time-hours": "a stage ends by --max-update or --max-epoch alone",
+    "--stop-min-lr": "a stage ends by --max-update or --max-epoch alone",
+}
+
+EVAL_FLAGS = ("--cpu", "--fp16", "--bf16")
+EVAL_VALUES = ("--tokens-per-sample", "--sample-break-mode", "--num-workers")
+# The evaluation's option: the training's options that it is taken from, the first that is given.
+EVAL_BATCH = {
+    "--batch-size": ("--batch-size-valid", "--batch-size"),
+    "--max-tokens": ("--max-tokens-valid", "--max-tokens"),
+}
+SHORT = {"-a": "--arch", "--max-sentences": "--batch-size", "--max-sentences-valid": "--batch-size-valid"}
+
+
+class TrainOptions:
+    """Options for fairseq-train, in the order given.
+
+    Args:
+        words: the words after ``--``.
+
+    Raises:
+        ValueError: an option that alma-stream decides, or one that is missing.
+    """
+
+    def __init__(self, words: Sequence[str]) -> None:
+        self.words = list(words)
+        self.options = _group(self.words)
+        for name, _ in self.options:
+            _refuse_owned(name)
+        if self.last("--arch") is None:
+            raise ValueError("no --arch after the --; choose an architecture, for instance --arch alma_switch_lm_tiny")
+        self.max_update = self._positive("--max-update")
+        self.max_epoch = self._positive("--max-epoch")
+        if self.max_update is None and self.max_epoch is None:
+            raise ValueError("neither --max-update nor --max-epoch after the --; a stage must end")
+
+    def last(self, name: str) -> Optional[tuple[str, ...]]:
+        """Return the values of the last occurrence of an option, or None."""
+        found = [values for option, values in self.options if option == name]
+        return found[-1] if found else None
+
+    def as_dict(self) -> dict[str, list[str]]:
+        """Return option and values, the last occurrence counting, for run.json."""
+        return {name: list(values) for name, values in self.options}
+
+    def for_evaluation(self) -> list[Option]:
+        """Return the options that fairseq-eval-lm needs too."""
+        chosen: list[Option] = [(name, ()) for name in EVAL_FLAGS if self.last(name) is not None]
+        chosen += [(name, values) for name in EVAL_VALUES if (values := self.last(name)) is not None]
+        for name, sources in EVAL_BATCH.items():
+            given = [values for source in sources if (values := self.last(source)) is not None]
+            chosen += [(name, given[0])] if given else []
+        return chosen
+
+    def _positive(self, name: str) -> Optional[int]:
+        values = self.last(name)
+        if values is None:
+            return None
+        if len(values) != 1 or not values[0].isdecimal() or int(values[0]) < 1:
+            raise ValueError(f"{name} {' '.join(values)} after the --: a whole number of at least 1 is needed")
+        return int(values[0])
+
+
+def _is_option(word: str) -> bool:
+    """Tell an option from a value; a negative number is a value."""
+    return word.startswith("-") and not word[1:2].isdigit() and not word.startswith("-.") and word != "-"
+
+
+def _group(words: Sequence[str]) -> list[Option]:
+    """Group words into options with their values; ``--name=value`` is split."""
+    options: list[Option] = []
+    for word in words:
+        if _is_option(word):
+            name, equals, value = word.partition("=")
+            options.append((SHORT.get(name, name), (value,) if equals else ()))
+        elif options:
+            options[-1] = (options[-1][0], (*options[-1][1], word))
+        else:
+            raise ValueError(f"{word!r} after the -- belongs to no option; give options of fairseq-train")
+    return options
+
+
+def _refuse_owned(name: str) -> None:
+    """Refuse an option that alma-stream decides, also abbreviated as argparse allows."""
+    for owned, instead in OWNED.items():
+        if name == owned or (len(name) > 4 and owned.startswith(name) and name not in OWNED):
+            raise ValueError(f"{name} may not stand after the --: {instead}")
