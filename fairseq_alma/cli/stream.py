@@ -161,6 +161,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         stream=arguments.stream,
         folder=folder,
         options=options,
+        wait=arguments.wait,
         replay=arguments.replay,
         save_every=arguments.save_every,
         validate=arguments.validate,

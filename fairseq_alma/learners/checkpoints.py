@@ -81,7 +81,10 @@ def repair_last(folder: Path) -> Optional[Path]:
 
 def read_progress(path: Path) -> Progress:
     """Read how far a checkpoint is."""
-    state = _load(path)
+    # Imports torch, which takes seconds; a dry run or a finished run needs none of it.
+    from fairseq_alma.growth.checkpoint_file import read_checkpoint
+
+    state = read_checkpoint(path)
     iterator = state["extra_state"]["train_iterator"]
     counts = [entry[TRAIN_TOKENS] for entry in state["extra_state"].values() if _counts_tokens(entry)]
     if len(counts) != 1:
@@ -102,23 +105,16 @@ def drop_optimizer_state(path: Path) -> None:
 
     The stage that follows begins with a new optimizer. All other keys stay as fairseq wrote them.
     """
-    state = _load(path)
-    if "last_optimizer_state" not in state:
-        return
-    del state["last_optimizer_state"]
-    import torch
+    from fairseq_alma.growth.checkpoint_file import read_checkpoint, write_checkpoint
 
-    smaller = path.with_name(f"{path.name}.tmp")
-    with open(smaller, "wb") as file:
-        torch.save(state, file)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(smaller, path)
+    state = read_checkpoint(path)
+    if state.pop("last_optimizer_state", None) is not None:
+        write_checkpoint(state, path)
 
 
 def keep_only_last(folder: Path) -> None:
     """Remove every checkpoint of a save directory but the last."""
-    for path in folder.glob("checkpoint*.pt*"):
+    for path in _files(folder):
         if path.name != LAST:
             path.unlink()
 
@@ -127,25 +123,16 @@ def remove_all(folder: Path) -> None:
     """Remove every checkpoint of a save directory, and the directory when nothing else is in it."""
     if not folder.is_dir():
         return
-    for path in folder.glob("checkpoint*.pt*"):
+    for path in _files(folder):
         path.unlink()
     if not any(folder.iterdir()):
         folder.rmdir()
 
 
+def _files(folder: Path) -> list[Path]:
+    """Return a save directory's checkpoints, those that were cut off included."""
+    return [*folder.glob("checkpoint*.pt*"), *folder.glob(".checkpoint*.tmp")]
+
+
 def _counts_tokens(entry: Any) -> bool:
     return isinstance(entry, dict) and TRAIN_TOKENS in entry
-
-
-def _load(path: Path) -> dict[str, Any]:
-    """Open a checkpoint without reading its tensors into memory."""
-    # Takes seconds, and a dry run or a finished run needs none of it.
-    import torch
-
-    try:
-        return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    except Exception as error:
-        first = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise AlmaError(
-            f"{path}: no readable checkpoint ({first}); remove its folder to train the stage again"
-        ) from error

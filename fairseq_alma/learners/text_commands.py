@@ -26,6 +26,7 @@ class TextCommands:
         stream: folder of the stream.
         folder: the run.
         options: what the user gave after ``--``.
+        wait: mega-batches gathered for a stage; the last stage takes what is left.
         replay: train on all mega-batches so far.
         save_every: updates between two checkpoints within a stage.
         validate: let fairseq-train validate when it saves.
@@ -35,6 +36,7 @@ class TextCommands:
     stream: Path
     folder: RunFolder
     options: TrainOptions
+    wait: int
     replay: bool
     save_every: int
     validate: bool
@@ -48,7 +50,7 @@ class TextCommands:
     def train(self, plan: StagePlan, training: Training) -> Command:
         """Return the command that trains one model; given again after a kill, it goes on."""
         stage = plan.stage
-        data = ["--megabatch", str(stage.last_arrival), "--wait", str(len(stage.arrivals))]
+        data = ["--megabatch", str(stage.last_arrival), "--wait", str(self.wait)]
         model = ["--seed", str(training.seed), "--save-dir", str(self.folder.model_folder(training.model))]
         groups: Groups = [
             *self._engine(),

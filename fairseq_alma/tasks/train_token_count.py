@@ -1,0 +1,30 @@
+"""Counts the tokens that a model was trained on, in its checkpoint, so that an interrupted stage counts each one once.
+
+fairseq's own meters do not serve: they begin anew when a training goes on at the start of an epoch.
+"""
+
+from typing import Any
+
+TRAIN_TOKENS = "train_tokens"
+"""Key in a checkpoint's ``extra_state[class of the task]``: tokens trained on since the stage began, every pass counted."""
+
+
+class TrainTokenCount:
+    """Mixed into a task, in front of fairseq's class; fairseq saves and restores the count with each checkpoint."""
+
+    num_train_tokens: Any = 0
+
+    def reduce_metrics(self, logging_outputs: list[dict[str, Any]], criterion: Any) -> None:
+        """Count the tokens of an update, of all workers. fairseq calls this for every update that was made."""
+        if criterion.training:
+            # Stays a tensor where the sum over workers is one: asking a GPU for its value after each update would stall it.
+            self.num_train_tokens = self.num_train_tokens + sum(log["ntokens"] for log in logging_outputs)
+        super().reduce_metrics(logging_outputs, criterion)  # type: ignore[misc]
+
+    def get_checkpoint_dict(self) -> dict[str, Any]:
+        """Return what a checkpoint keeps of the task beside ``task_state``."""
+        return {type(self).__name__: {TRAIN_TOKENS: int(self.num_train_tokens)}}
+
+    def set_checkpoint_dict(self, state: dict[str, Any]) -> None:
+        """Go on counting where an interrupted training was; not called when a new stage begins."""
+        self.num_train_tokens = state[TRAIN_TOKENS]
