@@ -6,7 +6,7 @@ fairseq's own meters do not serve: they begin anew when a training goes on at th
 from typing import Any
 
 TRAIN_TOKENS = "train_tokens"
-"""Key in a checkpoint's ``extra_state[class of the task]``: tokens trained on since the stage began, every pass counted."""
+"""Key in a checkpoint's ``extra_state[class of the task]``: tokens trained on since the stage began, all passes."""
 
 
 class TrainTokenCount:
@@ -17,7 +17,7 @@ class TrainTokenCount:
     def reduce_metrics(self, logging_outputs: list[dict[str, Any]], criterion: Any) -> None:
         """Count the tokens of an update, of all workers. fairseq calls this for every update that was made."""
         if criterion.training:
-            # Stays a tensor where the sum over workers is one: asking a GPU for its value after each update would stall it.
+            # A sum over workers is a tensor and stays one: asking a GPU for its value after each update stalls it.
             self.num_train_tokens = self.num_train_tokens + sum(log["ntokens"] for log in logging_outputs)
         super().reduce_metrics(logging_outputs, criterion)  # type: ignore[misc]
 

@@ -1,0 +1,67 @@
+"""Read and write checkpoint files, fairseq's or ours, with one line for a file that is none. No fairseq."""
+
+import os
+import pickle
+import zipfile
+from pathlib import Path
+from typing import Any, Dict, Mapping, Union
+
+import torch
+
+from fairseq_alma.errors import AlmaError
+
+Checkpoint = Dict[str, Any]
+
+
+def read_checkpoint(path: Union[str, Path], mmap: bool = True) -> Checkpoint:
+    """Load a checkpoint on the CPU, without executing anything that a pickle could contain.
+
+    Args:
+        path: the file.
+        mmap: leave tensors on disk until they are used; then reading only the configuration costs next to nothing.
+
+    Returns:
+        The dictionary that fairseq saved: ``cfg``, ``model``, ``extra_state`` and so on.
+
+    Raises:
+        AlmaError: if the file is missing, truncated, or no checkpoint of fairseq.
+    """
+    path = Path(path)
+    remedy = "give a checkpoint that fairseq-train or alma-grow wrote"
+    if not path.is_file():
+        raise AlmaError(f"{path}: no such checkpoint file; {remedy}")
+    if not zipfile.is_zipfile(path):
+        size = path.stat().st_size
+        raise AlmaError(f"{path}: no checkpoint, or a truncated one ({size:,} bytes, not a zip archive); {remedy}")
+    try:
+        checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
+    except (RuntimeError, pickle.UnpicklingError, EOFError, KeyError, ValueError) as error:
+        first_line = str(error).splitlines()[0]
+        raise AlmaError(f"{path}: cannot be loaded as a checkpoint ({first_line}); {remedy}") from error
+    if not isinstance(checkpoint, dict) or "model" not in checkpoint or not _has_config(checkpoint):
+        raise AlmaError(f"{path}: no checkpoint of fairseq, it lacks 'model' or 'cfg'; {remedy}")
+    return checkpoint
+
+
+def _has_config(checkpoint: Mapping[str, Any]) -> bool:
+    return isinstance(checkpoint.get("cfg"), dict) and isinstance(checkpoint["cfg"].get("model"), dict)
+
+
+def write_checkpoint(checkpoint: Checkpoint, path: Union[str, Path]) -> None:
+    """Save a checkpoint so that it appears under its name only when it is complete.
+
+    Args:
+        checkpoint: what `read_checkpoint` returns.
+        path: the file; replaced if it exists.
+    """
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with open(unfinished, "wb") as file:
+            torch.save(checkpoint, file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(unfinished, path)
+    finally:
+        unfinished.unlink(missing_ok=True)

@@ -1,0 +1,173 @@
+"""The Switch language model: a decoder-only Transformer whose every second feed-forward layer is a Switch layer.
+
+The paper's SM for text (v5, section 5): a *base* model of 6 layers and width 512, a *large* one of 12 and 768.
+"""
+
+import argparse
+from dataclasses import dataclass, field
+from typing import Any, List, Optional
+
+import torch
+from fairseq import utils
+from fairseq.dataclass import ChoiceEnum, FairseqDataclass
+from fairseq.models import FairseqLanguageModel, register_model, register_model_architecture
+from fairseq.tasks import FairseqTask
+from omegaconf import II
+
+from fairseq_alma.errors import AlmaError
+from fairseq_alma.growth.gate_tree import GateTree, parse_gate_trees
+from fairseq_alma.models.switch_decoder import SwitchDecoder
+from fairseq_alma.modules.decoder_layer import LayerShape
+
+
+@dataclass
+class AlmaSwitchLMConfig(FairseqDataclass):
+    """Options of the Switch language model; names as fairseq's ``transformer_lm`` has them."""
+
+    activation_fn: ChoiceEnum(utils.get_available_activation_fns()) = field(  # type: ignore[valid-type]
+        default="relu", metadata={"help": "activation function of the feed-forward layers"}
+    )
+    dropout: float = field(default=0.1, metadata={"help": "dropout probability"})
+    attention_dropout: float = field(default=0.0, metadata={"help": "dropout probability for attention weights"})
+    activation_dropout: float = field(
+        default=0.0, metadata={"help": "dropout probability after the activation in feed-forward layers and experts"}
+    )
+    decoder_embed_dim: int = field(default=512, metadata={"help": "model dimension"})
+    decoder_ffn_embed_dim: int = field(
+        default=2048, metadata={"help": "hidden dimension of feed-forward layers and experts"}
+    )
+    decoder_layers: int = field(default=6, metadata={"help": "number of layers"})
+    decoder_attention_heads: int = field(default=8, metadata={"help": "number of attention heads"})
+    decoder_sinusoidal_pos: bool = field(
+        default=False, metadata={"help": "use sinusoidal rather than learned positional embeddings"}
+    )
+    num_experts: int = field(default=4, metadata={"help": "experts in each Switch layer; 1 makes the model dense"})
+    moe_freq: int = field(
+        default=2, metadata={"help": "put a Switch layer in place of every n-th feed-forward layer; 0: nowhere"}
+    )
+    capacity_factor: float = field(
+        default=1.0,
+        metadata={"help": "training: tokens an expert takes, as a multiple of an even share; 0: no limit"},
+    )
+    eval_capacity_factor: float = field(
+        default=0.0, metadata={"help": "the same at test; 0: no token is ever dropped"}
+    )
+    balance_loss_weight: float = field(
+        default=0.01, metadata={"help": "weight of the load-balancing loss, summed over Switch layers"}
+    )
+    gate_trees: str = field(
+        default="",
+        metadata={"help": "JSON: for each Switch layer its gate's tree of choices, as alma-grow prints it; empty: flat"},
+    )
+    checkpoint_activations: bool = field(
+        default=False, metadata={"help": "recompute layers in the backward pass: less memory, more time"}
+    )
+    # The longest sequence is the task's sample length unless the task sets another limit, as in transformer_lm.
+    tokens_per_sample: int = II("task.tokens_per_sample")
+    max_target_positions: Optional[int] = II("task.max_target_positions")
+
+
+@register_model("alma_switch_lm", dataclass=AlmaSwitchLMConfig)
+class AlmaSwitchLM(FairseqLanguageModel):
+    """A language model with Switch layers, for ``--task alma_lm``.
+
+    Args:
+        decoder: the model itself.
+        balance_loss_weight: what the criterion multiplies the load-balancing loss with.
+    """
+
+    def __init__(self, decoder: SwitchDecoder, balance_loss_weight: float) -> None:
+        super().__init__(decoder)
+        self.balance_loss_weight = balance_loss_weight
+
+    @classmethod
+    def build_model(cls, cfg: AlmaSwitchLMConfig, task: FairseqTask) -> "AlmaSwitchLM":
+        """Build the model that the options describe.
+
+        Raises:
+            AlmaError: if options do not fit together.
+        """
+        _check_options(cfg)
+        max_positions = cfg.max_target_positions or cfg.tokens_per_sample
+        decoder = SwitchDecoder(
+            task.source_dictionary,
+            layer_shape(cfg),
+            layer_trees(cfg),
+            max_positions,
+            not cfg.decoder_sinusoidal_pos,
+            cfg.checkpoint_activations,
+        )
+        return cls(decoder, cfg.balance_loss_weight)
+
+    def output_factors(self, features: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return two tensors whose product is the logits: features (…, M) and output embeddings (V, M)."""
+        return features, self.decoder.output_projection.weight
+
+
+def layer_shape(cfg: AlmaSwitchLMConfig) -> LayerShape:
+    """Collect what the layers share."""
+    return LayerShape(
+        model_dim=cfg.decoder_embed_dim,
+        ffn_dim=cfg.decoder_ffn_embed_dim,
+        num_heads=cfg.decoder_attention_heads,
+        dropout=cfg.dropout,
+        attention_dropout=cfg.attention_dropout,
+        activation_dropout=cfg.activation_dropout,
+        capacity_factor=cfg.capacity_factor,
+        eval_capacity_factor=cfg.eval_capacity_factor,
+        activation=utils.get_activation_fn(cfg.activation_fn),
+    )
+
+
+def layer_trees(cfg: AlmaSwitchLMConfig) -> List[Optional[GateTree]]:
+    """Return for every layer its gate's tree, or None where the layer is dense.
+
+    With ``moe_freq`` n these are the layers n-1, 2n-1, … (from 0): for 6 layers and n = 2, layers 1, 3 and 5.
+    """
+    is_switch = [cfg.moe_freq > 0 and (layer + 1) % cfg.moe_freq == 0 for layer in range(cfg.decoder_layers)]
+    trees = iter(parse_gate_trees(cfg.gate_trees, sum(is_switch), cfg.num_experts))
+    return [next(trees) if switch else None for switch in is_switch]
+
+
+def _check_options(cfg: AlmaSwitchLMConfig) -> None:
+    if cfg.num_experts < 1:
+        raise AlmaError(f"--num-experts {cfg.num_experts}: must be at least 1")
+    if cfg.moe_freq < 0:
+        raise AlmaError(f"--moe-freq {cfg.moe_freq}: must be 0 (no Switch layer) or more")
+    if cfg.decoder_embed_dim % cfg.decoder_attention_heads:
+        raise AlmaError(
+            f"--decoder-attention-heads {cfg.decoder_attention_heads}: must divide --decoder-embed-dim "
+            f"{cfg.decoder_embed_dim}"
+        )
+    if cfg.gate_trees and cfg.moe_freq == 0:
+        raise AlmaError("--gate-trees is given but --moe-freq 0 leaves no Switch layer; drop one of the two")
+
+
+def _set_defaults(args: argparse.Namespace, **defaults: Any) -> None:
+    """Fill in what the command line left open, as every fairseq architecture does."""
+    for name, value in defaults.items():
+        setattr(args, name, utils.safe_getattr(args, name, value))
+
+
+@register_model_architecture("alma_switch_lm", "alma_switch_lm_tiny")
+def alma_switch_lm_tiny(args: argparse.Namespace) -> None:
+    """4 layers, model 128, FFN 512, 4 heads: for two CPU cores."""
+    _set_defaults(
+        args, decoder_layers=4, decoder_embed_dim=128, decoder_ffn_embed_dim=512, decoder_attention_heads=4
+    )
+
+
+@register_model_architecture("alma_switch_lm", "alma_switch_lm_base")
+def alma_switch_lm_base(args: argparse.Namespace) -> None:
+    """The paper's base model: 6 layers, model 512, FFN 2048, 8 heads."""
+    _set_defaults(
+        args, decoder_layers=6, decoder_embed_dim=512, decoder_ffn_embed_dim=2048, decoder_attention_heads=8
+    )
+
+
+@register_model_architecture("alma_switch_lm", "alma_switch_lm_large")
+def alma_switch_lm_large(args: argparse.Namespace) -> None:
+    """The paper's large model: 12 layers, model 768, FFN 3072, 12 heads."""
+    _set_defaults(
+        args, decoder_layers=12, decoder_embed_dim=768, decoder_ffn_embed_dim=3072, decoder_attention_heads=12
+    )

@@ -1,0 +1,37 @@
+"""The stream's own tokenizer as a fairseq BPE, so that text goes in and comes out of fairseq-interactive."""
+
+from dataclasses import dataclass
+from typing import Optional
+
+from fairseq.data.encoders import register_bpe
+from fairseq.dataclass import FairseqDataclass
+from omegaconf import II
+
+
+@dataclass
+class AlmaBPEConfig(FairseqDataclass):
+    """Where the stream is: the task knows."""
+
+    data: Optional[str] = II("task.data")
+
+
+@register_bpe("alma", dataclass=AlmaBPEConfig)
+class AlmaBPE:
+    """Encode text to a line of dictionary symbols and back, as fairseq's encoders do.
+
+    Args:
+        cfg: names the stream's folder.
+    """
+
+    def __init__(self, cfg: AlmaBPEConfig) -> None:
+        from fairseq_alma.data.tokenizer import StreamTokenizer
+
+        self.tokenizer = StreamTokenizer.open(cfg.data)
+
+    def encode(self, x: str) -> str:
+        """Return the symbols of a text, separated by spaces."""
+        return " ".join(self.tokenizer.encode(x))
+
+    def decode(self, x: str) -> str:
+        """Return the text of symbols that are separated by spaces."""
+        return self.tokenizer.decode(x.split(" "))

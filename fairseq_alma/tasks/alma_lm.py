@@ -1,0 +1,177 @@
+"""Language modeling on a stream of mega-batches: fairseq's own task, fed one stage of Algorithm 1."""
+
+import logging
+import sys
+from dataclasses import dataclass, field
+from typing import Any, Dict, Iterator, Optional
+
+import numpy as np
+import torch
+from fairseq.data import ConcatDataset
+from fairseq.tasks import register_task
+from fairseq.tasks.language_modeling import LanguageModelingConfig, LanguageModelingTask
+from omegaconf import II, DictConfig
+
+from fairseq_alma.data.stream import Stream
+from fairseq_alma.errors import AlmaError
+from fairseq_alma.growth.checkpoint_file import Checkpoint, read_checkpoint
+from fairseq_alma.learners.schedule import stage_ending_with
+from fairseq_alma.tasks.alma_bpe import AlmaBPE, AlmaBPEConfig
+from fairseq_alma.tasks.train_token_count import TrainTokenCount
+
+DICTIONARY_KEY = "alma_dictionary_sha256"
+"""Key in a checkpoint's ``task_state``: identifies the vocabulary that the model was trained with."""
+
+
+@dataclass
+class AlmaLMConfig(LanguageModelingConfig):
+    """Options of ``--task alma_lm``: those of ``language_modeling``, and which stage of the stream to train on."""
+
+    tokens_per_sample: int = field(default=512, metadata={"help": "length of a training or test sequence, in tokens"})
+    megabatch: Optional[int] = field(
+        default=None, metadata={"help": "train on the stage that ends with this mega-batch, from 0"}
+    )
+    wait: int = field(default=1, metadata={"help": "waiting time: mega-batches that are gathered for one stage"})
+    replay: bool = field(default=False, metadata={"help": "train on all mega-batches up to this one"})
+    # Not options: what the command was told elsewhere, so that a bad checkpoint gets one line before it is loaded.
+    path: Optional[str] = II("common_eval.path")
+    finetune_from_model: Optional[str] = II("checkpoint.finetune_from_model")
+
+
+@register_task("alma_lm", dataclass=AlmaLMConfig)
+class AlmaLMTask(TrainTokenCount, LanguageModelingTask):
+    """Train on the mega-batches of one stage, validate on ``valid``, test on ``test``."""
+
+    @classmethod
+    def setup_task(cls, cfg: DictConfig, **kwargs: Any) -> "AlmaLMTask":
+        """Open the stream.
+
+        Args:
+            cfg: an `AlmaLMConfig`.
+            kwargs: passed on.
+
+        Raises:
+            AlmaError: if the folder is no stream of text, its dictionary or tokenizer is not the manifest's, or the
+                checkpoint that the command names is none.
+        """
+        stream = Stream.open(cfg.data)
+        if stream.kind != "text":
+            raise AlmaError(f"{cfg.data}: a stream of {stream.kind}; --task alma_lm needs one made by alma-prep-text")
+        stream.verify([])
+        if cfg.path is not None:
+            read_checkpoint(cfg.path)
+        task = super().setup_task(cfg, **kwargs)
+        task.stream = stream
+        return task
+
+    def load_dataset(self, split: str, epoch: int = 1, combine: bool = False, **kwargs: Any) -> None:
+        """Load a split; ``train`` is the union of the stage's mega-batches.
+
+        Raises:
+            AlmaError: if there is no such mega-batch, or files are not those of the manifest.
+        """
+        if split != "train":
+            self.stream.verify([self.stream.split(split).name])
+            super().load_dataset(split, epoch, combine, **kwargs)
+            return
+        names = [self.stream.megabatch(t).name for t in self._megabatches()]
+        self.stream.verify(names)
+        for name in names:
+            super().load_dataset(name, epoch, combine, **kwargs)
+        self.datasets["train"] = ShuffledConcatDataset([self.datasets.pop(name) for name in names])
+
+    def _megabatches(self) -> tuple[int, ...]:
+        if self.args.megabatch is None:
+            raise AlmaError("--megabatch is missing: --task alma_lm trains on the stage that ends with this mega-batch")
+        self.stream.megabatch(self.args.megabatch)  # names the range if there is no such mega-batch
+        return stage_ending_with(
+            self.args.megabatch, self.stream.num_megabatches, self.args.wait, self.args.replay
+        ).megabatches
+
+    def build_model(self, cfg: Any, from_checkpoint: bool = False) -> torch.nn.Module:
+        """Build the model, after a look whether the checkpoint to start from fits it."""
+        start = self.args.finetune_from_model
+        if start is not None and not from_checkpoint:
+            check_start(read_checkpoint(start), start, cfg, self.stream)
+        return super().build_model(cfg, from_checkpoint)
+
+    def build_bpe(self, args: Any) -> Any:
+        """Return the stream's own tokenizer unless ``--bpe`` names another; fairseq-interactive calls this."""
+        return super().build_bpe(args) or AlmaBPE(AlmaBPEConfig(data=self.args.data))
+
+    def eval_lm_dataloader(self, *args: Any, **kwargs: Any) -> Iterator[Dict[str, Any]]:
+        """Return fairseq's iterator, once sure that fairseq-eval-lm's result will be seen.
+
+        ``fairseq-eval-lm`` prints its result through a logger, and sets that up only if no library did so before.
+        """
+        ensure_printed(logging.getLogger("fairseq_cli.eval_lm"))
+        return super().eval_lm_dataloader(*args, **kwargs)
+
+    def state_dict(self) -> Dict[str, Any]:
+        """Return what a checkpoint keeps of the task: which vocabulary the model knows."""
+        return {**super().state_dict(), DICTIONARY_KEY: self.stream.dictionary_sha256}
+
+    def load_state_dict(self, state_dict: Dict[str, Any]) -> None:
+        """Check that a checkpoint's model knows this stream's vocabulary; fairseq-eval-lm calls this.
+
+        Raises:
+            AlmaError: if it was trained with another.
+        """
+        check_dictionary({"task_state": state_dict}, self.args.path, self.stream)
+        super().load_state_dict(state_dict)
+
+
+class ShuffledConcatDataset(ConcatDataset):
+    """The union of several mega-batches, its sequences in random order within one length.
+
+    fairseq's own ``ConcatDataset`` orders by length alone, which leaves neighbouring sequences of a document in one
+    batch; ``MonolingualDataset`` shuffles first, and so does this. fairseq seeds NumPy around the call.
+    """
+
+    def ordered_indices(self) -> np.ndarray:
+        """Return all indices, sorted by length, in random order where lengths are equal."""
+        return np.lexsort([np.random.permutation(len(self)), self.sizes])
+
+
+def ensure_printed(logger: logging.Logger) -> None:
+    """Make sure that a logger's messages of level INFO reach standard output or what is set up already."""
+    if not logger.isEnabledFor(logging.INFO):
+        logger.setLevel(logging.INFO)
+    here: Optional[logging.Logger] = logger
+    while here is not None:
+        if any(handler.level <= logging.INFO for handler in here.handlers):
+            return
+        here = here.parent if here.propagate else None
+    handler = logging.StreamHandler(sys.stdout)
+    handler.setFormatter(logging.Formatter("%(asctime)s | %(levelname)s | %(name)s | %(message)s"))
+    logger.addHandler(handler)
+
+
+def check_dictionary(checkpoint: Checkpoint, path: Optional[str], stream: Stream) -> None:
+    """Raise AlmaError if a checkpoint says that its model knows another vocabulary than the stream's."""
+    found = checkpoint.get("task_state", {}).get(DICTIONARY_KEY, stream.dictionary_sha256)
+    if found != stream.dictionary_sha256:
+        raise AlmaError(
+            f"{path}: trained with another tokenizer (dict.txt {found[:12]}…) than {stream.root} has "
+            f"({stream.dictionary_sha256[:12]}…); give the stream it was trained on, or one prepared with its tokenizer "
+            "(alma-prep-text --tokenizer)"
+        )
+
+
+def check_start(checkpoint: Checkpoint, path: str, model_cfg: Any, stream: Stream) -> None:
+    """Raise AlmaError if a stage cannot start from a checkpoint: other architecture, sizes or vocabulary.
+
+    Args:
+        checkpoint: its content.
+        path: its name, for the message.
+        model_cfg: options of the model that is about to be built.
+        stream: the stream that it will be trained on.
+    """
+    check_dictionary(checkpoint, path, stream)
+    found = checkpoint["cfg"]["model"]
+    shape_options = ("num_experts", "gate_trees", "moe_freq", "decoder_layers", "decoder_embed_dim")
+    shape_options += ("decoder_ffn_embed_dim", "decoder_attention_heads")
+    differing = [name for name in shape_options if name in found and name in model_cfg and found[name] != model_cfg[name]]
+    if differing:
+        flags = " ".join(f"--{name.replace('_', '-')} {found[name]!r}" for name in differing)
+        raise AlmaError(f"--finetune-from-model {path}: its model has other sizes than the command; give {flags}")

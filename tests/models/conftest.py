@@ -1,0 +1,46 @@
+"""Small Switch language models, without a stream behind them."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from fairseq.data import Dictionary
+
+import fairseq_alma
+from fairseq_alma.models.alma_switch_lm import AlmaSwitchLM, AlmaSwitchLMConfig
+
+fairseq_alma.register()
+
+
+def dictionary_of(num_units):
+    dictionary = Dictionary()
+    for unit in range(num_units):
+        dictionary.add_symbol(f"unit{unit}")
+    return dictionary
+
+
+def config_of(**options):
+    config = AlmaSwitchLMConfig(
+        decoder_layers=4, decoder_embed_dim=16, decoder_ffn_embed_dim=32, decoder_attention_heads=2, dropout=0.0
+    )
+    config.tokens_per_sample = 24
+    config.max_target_positions = None
+    for name, value in options.items():
+        assert hasattr(config, name)
+        setattr(config, name, value)
+    return config
+
+
+def model_of(num_units=46, seed=0, **options):
+    torch.manual_seed(seed)
+    return AlmaSwitchLM.build_model(config_of(**options), SimpleNamespace(source_dictionary=dictionary_of(num_units)))
+
+
+@pytest.fixture
+def build_config():
+    return config_of
+
+
+@pytest.fixture
+def build_model():
+    return model_of
