@@ -162,6 +162,30 @@ def test_an_active_environment_without_the_package_is_left_alone(newcomer: Newco
 
 
 @pytest.mark.parametrize(
+    ("requirement", "knobs", "done"),
+    [
+        ("pytest>=8; extra == 'test'", {}, []),
+        ("no-such-thing>=8; extra == 'develop'", {}, []),
+        ("no-such-thing>=8; extra == 'test'", {}, INSTALLED),
+        ("pytest>=8; extra == 'test'", {"ALMA_OWN_VENV": "1"}, INSTALLED),
+    ],
+    ids=["complete", "lacks an extra that is not asked for", "lacks an extra", "not wanted"],
+)
+def test_an_active_environment_serves_if_it_has_this_checkout_and_the_extras(
+    newcomer: Newcomer, requirement: str, knobs: dict[str, str], done: list[str]
+) -> None:
+    shutil.copy(newcomer.tools / "python3", newcomer.tools / "python")
+    (newcomer.checkout / "fairseq_alma").mkdir()
+    (newcomer.checkout / "fairseq_alma" / "__init__.py").touch()
+    metadata = newcomer.checkout / "fairseq_alma-0.1.0.dist-info" / "METADATA"
+    metadata.parent.mkdir()
+    metadata.write_text(f"Metadata-Version: 2.4\nName: fairseq-alma\nVersion: 0.1.0\nRequires-Dist: {requirement}\n")
+    status, _, err = newcomer.source(PYTHONPATH=str(newcomer.checkout), VIRTUAL_ENV="active", **knobs)
+    assert status == 0, err
+    assert newcomer.done() == done
+
+
+@pytest.mark.parametrize(
     ("fault", "message"),
     [
         ("STAND_IN_UNSUITABLE", "no CPython 3.11 or 3.12 found as python3"),
