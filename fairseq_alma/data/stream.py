@@ -6,6 +6,7 @@ and that it is the one a run began with. It is plain JSON; nothing here needs fa
 
 import hashlib
 import json
+import os
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Iterable, Mapping, Optional, Union
@@ -264,6 +265,20 @@ class Stream:
             files += self.split(name).files
         for file in files:
             file.verify(self.root)
+
+
+def write_manifest(stream: Stream, path: Path) -> None:
+    """Write a stream's manifest and have it on the disk.
+
+    Args:
+        stream: what to write; its ``root`` is left out.
+        path: the file, ``stream.json`` in the stream's folder or on its way there.
+    """
+    with open(path, "w", encoding="utf-8") as file:
+        json.dump(stream.to_json(), file, indent=1, ensure_ascii=False)
+        file.write("\n")
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def _read_json(manifest: Path) -> dict[str, Any]:

@@ -1,0 +1,6 @@
+"""The program behind ``alma-prep-text``: raw text to a stream of token files.
+
+Read in this order: ``command`` (options), ``prepare`` (the whole course), then what it calls: ``source`` and
+``document`` (input to documents), ``survey`` (first pass), ``deal`` (who goes where), ``training`` (tokenizer),
+``encoder`` and ``writing`` (last pass), ``build_folder`` (all or nothing), ``pool`` and ``progress``.
+"""

@@ -1,0 +1,153 @@
+"""Deal documents at random into mega-batches of equal word counts, a validation set and a test set.
+
+The documents are put into a random order once; the sets are consecutive pieces of that order, cut where the words
+reach a set's share. So each set differs from its share by less than one document, whatever the documents' lengths.
+The order comes from the documents' content and the seed: no generator whose numbers a new version might change.
+"""
+
+from dataclasses import dataclass
+from typing import Optional
+
+import numpy as np
+
+from data_prep.text.survey import Survey
+from fairseq_alma.errors import AlmaError
+
+DROPPED = -1
+MAX_MEGABATCHES = 10_000
+_VALID_SHARE = 0.1  # of a mega-batch
+
+
+@dataclass(frozen=True)
+class Deal:
+    """Where each document goes.
+
+    Attributes:
+        sets: ``(documents,)``, int16: number of the mega-batch, then B for the validation set, B + 1 for the test
+            set, and `DROPPED` for a duplicate.
+        order: the kept documents in their random order.
+        num_duplicates: documents dropped.
+    """
+
+    sets: np.ndarray
+    order: np.ndarray
+    num_duplicates: int
+
+
+@dataclass(frozen=True)
+class Shares:
+    """What to deal into.
+
+    Attributes:
+        num_megabatches: B.
+        by_argument: each argument of the command is a mega-batch, instead of equal pieces.
+        held_out: whether a validation and a test set are drawn too.
+        valid_words: words of the validation set; None for a tenth of a mega-batch.
+        test_words: words of the test set; None for as many as a mega-batch has.
+    """
+
+    num_megabatches: int
+    by_argument: bool = False
+    held_out: bool = True
+    valid_words: Optional[int] = None
+    test_words: Optional[int] = None
+
+    def held_out_words(self, total: int) -> tuple[float, float]:
+        """Return the words of the validation and of the test set, out of ``total``."""
+        if not self.held_out:
+            return 0.0, 0.0
+        rest: float = total - (self.valid_words or 0) - (self.test_words or 0)
+        pieces = self.num_megabatches + (self.valid_words is None) * _VALID_SHARE + (self.test_words is None)
+        valid = rest / pieces * _VALID_SHARE if self.valid_words is None else self.valid_words
+        test = rest / pieces if self.test_words is None else self.test_words
+        return valid, test
+
+
+def deal_documents(survey: Survey, shares: Shares, seed: int, drop: Optional[np.ndarray]) -> Deal:
+    """Decide where each document goes.
+
+    Args:
+        survey: the documents.
+        shares: the sets.
+        seed: another seed gives another order.
+        drop: hashes of documents that are elsewhere already, or None to keep duplicates.
+
+    Raises:
+        AlmaError: the documents do not suffice for so many sets.
+    """
+    kept = np.arange(len(survey)) if drop is None else _first_occurrences(survey.hashes, drop)
+    order = kept[np.argsort(_random_keys(survey.hashes[kept], seed, distinct=drop is not None), kind="stable")]
+    words = survey.words[order].astype(np.int64)
+    sets = np.full(len(survey), DROPPED, dtype=np.int16)
+    sets[order] = _cut(words, shares, survey.arguments[order])
+    _refuse_empty_sets(sets, words, shares)
+    return Deal(sets, order, len(survey) - len(kept))
+
+
+def _first_occurrences(hashes: np.ndarray, drop: np.ndarray) -> np.ndarray:
+    """Return the numbers of the documents that are the first with their hash and not among ``drop``, ascending."""
+    distinct, first = np.unique(hashes, return_index=True)
+    if len(drop):
+        first = first[~np.isin(distinct, drop)]
+    first.sort()
+    return first
+
+
+def _random_keys(hashes: np.ndarray, seed: int, distinct: bool) -> np.ndarray:
+    """Return a random number per document, from content and seed; from its position too where contents repeat."""
+    keys = _mix(hashes ^ _mix(np.array([seed], dtype=np.uint64)))
+    return keys if distinct else _mix(keys + np.arange(len(keys), dtype=np.uint64))
+
+
+def _mix(numbers: np.ndarray) -> np.ndarray:
+    """Scramble 64-bit numbers one to one (the finaliser of SplitMix64, Steele et al. 2014)."""
+    numbers = numbers + np.uint64(0x9E3779B97F4A7C15)
+    numbers = (numbers ^ (numbers >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    numbers = (numbers ^ (numbers >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return numbers ^ (numbers >> np.uint64(31))
+
+
+def _cut(words: np.ndarray, shares: Shares, arguments: np.ndarray) -> np.ndarray:
+    """Return the set of each document, all in the random order."""
+    total = int(words.sum())
+    valid, test = shares.held_out_words(total)
+    num_megabatches = shares.num_megabatches
+    if valid + test >= total:
+        raise AlmaError(
+            f"--valid-words, --test-words: {valid:,.0f} and {test:,.0f} words asked for, but there are only {total:,}; "
+            "give smaller numbers or more text"
+        )
+    pieces = 1 if shares.by_argument else num_megabatches
+    targets = [valid, test] + [(total - valid - test) / pieces] * pieces
+    ends = _nearest_ends(words, np.cumsum(targets[:-1]))
+    piece = np.searchsorted(ends, np.arange(len(words)), side="right")  # 0 validation, 1 test, 2... mega-batches
+    megabatch = arguments.astype(np.int64) if shares.by_argument else piece - 2
+    return np.where(piece < 2, num_megabatches + piece, megabatch).astype(np.int16)
+
+
+def _nearest_ends(words: np.ndarray, targets: np.ndarray) -> np.ndarray:
+    """Return how many documents to take so that their words come nearest to each target.
+
+    With documents of 3, 3 and 4 words, the targets 5 and 7 give 2 (6 words) and 2.
+    """
+    reached = np.concatenate([[0], np.cumsum(words)])
+    after = np.searchsorted(reached, targets).clip(1, len(words))
+    nearer_before = targets - reached[after - 1] < reached[after] - targets
+    return np.where(nearer_before, after - 1, after)
+
+
+def _refuse_empty_sets(sets: np.ndarray, words: np.ndarray, shares: Shares) -> None:
+    num_sets = shares.num_megabatches + 2 * shares.held_out
+    counts = np.bincount(sets[sets >= 0], minlength=num_sets)
+    if counts.all():
+        return
+    empty = int(np.argmin(counts))
+    name = (
+        ["the validation set", "the test set"][empty - shares.num_megabatches]
+        if (empty >= shares.num_megabatches)
+        else f"mega-batch {empty}"
+    )
+    raise AlmaError(
+        f"--megabatches {shares.num_megabatches}: {len(words):,} documents ({int(words.sum()):,} words) leave {name} "
+        "without a document; give fewer mega-batches, more text, or choose --format lines if each line is a document"
+    )

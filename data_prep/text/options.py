@@ -1,0 +1,249 @@
+"""The options of ``alma-prep-text``."""
+
+import argparse
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Optional, Sequence
+
+from data_prep.text.deal import MAX_MEGABATCHES
+from data_prep.text.pool import num_cores
+from data_prep.text.source import STANDARD_INPUT
+from data_prep.text.training import DEFAULT_WORDS, NUM_BYTES
+
+DEFAULT_VOCAB_SIZE = 50_000
+DEFAULT_FIELD = "text"
+_TOKENIZER_TYPES = {"byte-level-bpe": "tokenizers", "sentencepiece": "sentencepiece"}
+
+_EPILOG = """examples:
+  alma-prep-text wiki/ --out stream --megabatches 4 --vocab-size 8000
+  zcat dump.jsonl.gz | alma-prep-text - --format jsonl --field body --out stream --megabatches 10
+  alma-prep-text 2024.txt.xz 2025.txt.xz --one-per-input --out stream
+  alma-prep-text 2026.txt.xz --out stream --append --megabatches 1
+
+Where the same command has been completed before, it does nothing and says so."""
+
+
+@dataclass(frozen=True)
+class PrepOptions:
+    """One command; see the help texts below for each field."""
+
+    inputs: tuple[str, ...]
+    out: Path
+    megabatches: int
+    seed: int
+    form: Optional[str]
+    field: str
+    tokenizer: Optional[Path]
+    tokenizer_kind: str
+    tokenizer_words: int
+    vocab_size: int
+    valid_words: Optional[int]
+    test_words: Optional[int]
+    keep_duplicates: bool
+    one_per_input: bool
+    append: bool
+    workers: int
+
+    def that_decide(self, tokenizer_sha256: Optional[str]) -> dict[str, Any]:
+        """Return the options that decide what the stream contains, by their flags.
+
+        Args:
+            tokenizer_sha256: content of the tokenizer given with ``--tokenizer``, which matters rather than its path.
+        """
+        dealing = {
+            "--megabatches": self.megabatches,
+            "--one-per-input": self.one_per_input,
+            "--seed": self.seed,
+            "--format": self.form,
+            "--field": self.field,
+            "--keep-duplicates": self.keep_duplicates,
+        }
+        if self.append:
+            return dealing
+        held_out = {"--valid-words": self.valid_words, "--test-words": self.test_words}
+        if tokenizer_sha256 is not None:
+            return {**dealing, **held_out, "--tokenizer": tokenizer_sha256}
+        training = {
+            "--tokenizer-type": self.tokenizer_kind,
+            "--tokenizer-words": self.tokenizer_words,
+            "--vocab-size": self.vocab_size,
+        }
+        return {**dealing, **held_out, "--tokenizer": None, **training}
+
+
+def parse_options(argv: Optional[Sequence[str]]) -> PrepOptions:
+    """Read the command line; a usage error ends the program with status 2."""
+    parser = _parser()
+    args = parser.parse_args(argv)
+    _check(parser, args)
+    kind = _TOKENIZER_TYPES[args.tokenizer_type or "byte-level-bpe"]
+    return PrepOptions(
+        inputs=tuple(args.inputs),
+        out=args.out,
+        megabatches=len(args.inputs) if args.one_per_input else args.megabatches,
+        seed=args.seed,
+        form=None if args.format == "auto" else args.format,
+        field=args.field,
+        tokenizer=args.tokenizer,
+        tokenizer_kind=kind,
+        tokenizer_words=args.tokenizer_words or DEFAULT_WORDS[kind],
+        vocab_size=args.vocab_size or DEFAULT_VOCAB_SIZE,
+        valid_words=args.valid_words,
+        test_words=args.test_words,
+        keep_duplicates=args.keep_duplicates,
+        one_per_input=args.one_per_input,
+        append=args.append,
+        workers=args.workers,
+    )
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="alma-prep-text",
+        description="Turn raw text into a stream: B mega-batches, a validation set and a test set of token files.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "inputs",
+        nargs="+",
+        metavar="INPUT",
+        help="text, JSON lines or Parquet; plain, .gz, .bz2, .xz or .zst; a folder stands for all files in it "
+        "(recursively, sorted, hidden ones left out), - for standard input",
+    )
+    parser.add_argument("--out", type=Path, required=True, metavar="STREAM", help="folder of the stream")
+    _add_reading_options(parser.add_argument_group("reading"))
+    _add_dealing_options(parser.add_argument_group("dealing"))
+    _add_tokenizer_options(parser.add_argument_group("tokenizer"))
+    parser.add_argument(
+        "--workers",
+        type=_positive,
+        default=num_cores(),
+        metavar="N",
+        help="worker processes; the result does not depend on it (default: the number of cores, here %(default)s)",
+    )
+    return parser
+
+
+def _add_reading_options(group: Any) -> None:
+    group.add_argument(
+        "--format",
+        choices=("auto", "text", "lines", "jsonl", "parquet"),
+        default="auto",
+        help="text: documents separated by an empty line; lines: one document per line; jsonl: one JSON object per "
+        "line; auto: jsonl or parquet where the file's name or content says so, else text (default: %(default)s)",
+    )
+    group.add_argument(
+        "--field",
+        default=DEFAULT_FIELD,
+        metavar="NAME",
+        help="field (jsonl) or column (parquet) that holds the text (default: %(default)s)",
+    )
+    group.add_argument(
+        "--keep-duplicates",
+        action="store_true",
+        help="keep documents whose text occurred before (default: the first one is kept, the others are counted)",
+    )
+
+
+def _add_dealing_options(group: Any) -> None:
+    group.add_argument(
+        "--megabatches",
+        type=_positive,
+        metavar="B",
+        help="number of mega-batches, equal in words to within 1 %% or one document; with --append the number of new ones",
+    )
+    group.add_argument(
+        "--one-per-input",
+        action="store_true",
+        help="each INPUT is a mega-batch, in the order given, instead of dealing all documents at random",
+    )
+    group.add_argument("--seed", type=int, default=1, help="decides who goes where (default: %(default)s)")
+    group.add_argument(
+        "--valid-words",
+        type=_positive,
+        metavar="N",
+        help="size of the validation set in words (default: a tenth of a mega-batch)",
+    )
+    group.add_argument(
+        "--test-words",
+        type=_positive,
+        metavar="N",
+        help="size of the test set in words (default: as large as a mega-batch, as in the paper)",
+    )
+    group.add_argument(
+        "--append",
+        action="store_true",
+        help="deal the input into new mega-batches of the stream that is there, with its tokenizer; documents that "
+        "the stream has already, in whatever set, count as duplicates",
+    )
+
+
+def _add_tokenizer_options(group: Any) -> None:
+    group.add_argument(
+        "--vocab-size",
+        type=_positive,
+        metavar="V",
+        help=f"units to train, in number (default: {DEFAULT_VOCAB_SIZE}; at least {NUM_BYTES})",
+    )
+    group.add_argument(
+        "--tokenizer-type",
+        choices=tuple(_TOKENIZER_TYPES),
+        help="what to train on the first mega-batch (default: byte-level-bpe)",
+    )
+    group.add_argument(
+        "--tokenizer-words",
+        type=_positive,
+        metavar="N",
+        help="train on at most N words of the first mega-batch, documents drawn at random "
+        f"(default: {DEFAULT_WORDS['tokenizers']}, for sentencepiece {DEFAULT_WORDS['sentencepiece']})",
+    )
+    group.add_argument(
+        "--tokenizer",
+        type=Path,
+        metavar="PATH",
+        help="use this tokenizer.json or sentencepiece .model (or the one in this folder) instead of training",
+    )
+
+
+def _positive(text: str) -> int:
+    number = int(text.replace("_", ""))
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text} found, a number of at least 1 is needed")
+    return number
+
+
+_positive.__name__ = "whole number"  # argparse names it in its message
+
+
+def _check(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
+    """Refuse combinations that contradict each other."""
+    training = {
+        "--vocab-size": args.vocab_size,
+        "--tokenizer-type": args.tokenizer_type,
+        "--tokenizer-words": args.tokenizer_words,
+    }
+    fixed = {"--tokenizer": args.tokenizer, "--valid-words": args.valid_words, "--test-words": args.test_words}
+    if args.tokenizer is not None:
+        for flag in _given(training):
+            parser.error(f"{flag} is about training a tokenizer, but --tokenizer gives one; leave one of them out")
+    if args.append:
+        for flag in _given({**training, **fixed}):
+            parser.error(f"{flag}: with --append this is what the stream has already; leave it out")
+    num_megabatches = len(args.inputs) if args.one_per_input else args.megabatches
+    if num_megabatches is None:
+        parser.error("--megabatches B is needed, or --one-per-input")
+    if args.one_per_input and args.megabatches not in (None, num_megabatches):
+        parser.error(f"--megabatches {args.megabatches}: --one-per-input makes {num_megabatches}; leave it out")
+    if num_megabatches > MAX_MEGABATCHES:
+        parser.error(f"--megabatches {num_megabatches}: at most {MAX_MEGABATCHES}; give fewer")
+    if args.inputs.count(STANDARD_INPUT) > 1:
+        parser.error("INPUT -: standard input can be read only once; give it once")
+    if args.vocab_size is not None and args.vocab_size < NUM_BYTES:
+        parser.error(f"--vocab-size {args.vocab_size}: at least {NUM_BYTES}, one per byte; give more")
+    if not 0 <= args.seed < 2**63:
+        parser.error(f"--seed {args.seed}: from 0 to 2^63 - 1; give another number")
+
+
+def _given(flags: dict[str, Any]) -> list[str]:
+    return [flag for flag, value in flags.items() if value is not None]

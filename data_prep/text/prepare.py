@@ -1,0 +1,226 @@
+"""The course of ``alma-prep-text``: read, deal, train a tokenizer, encode, publish."""
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Optional, Sequence
+
+import numpy as np
+
+from data_prep.text.build_folder import BuildFolder
+from data_prep.text.deal import Deal, Shares, deal_documents
+from data_prep.text.options import PrepOptions
+from data_prep.text.source import STANDARD_INPUT, Source, find_sources, spool_standard_input
+from data_prep.text.survey import Survey, survey_documents
+from data_prep.text.training import train_tokenizer
+from data_prep.text.writing import sample_documents, write_sets
+from fairseq_alma.data.stream import (
+    MANIFEST,
+    Split,
+    Stream,
+    StreamFile,
+    TokenizerEntry,
+    file_sha256,
+    megabatch_name,
+)
+from fairseq_alma.data.token_file import NUM_FAIRSEQ_SYMBOLS, TokenFile
+from fairseq_alma.data.tokenizer import FILE_NAMES, StreamTokenizer, find_tokenizer_file
+from fairseq_alma.errors import AlmaError
+
+DICTIONARY = "dict.txt"
+TOKENIZER_FOLDER = "tokenizer"
+_SPOOLED = "standard-input"
+
+
+def prepare(options: PrepOptions) -> Optional[Stream]:
+    """Carry out one command.
+
+    Returns:
+        The stream, or None if the same command has been completed before.
+
+    Raises:
+        AlmaError: the input, the options or what stands at ``--out`` do not allow it.
+    """
+    there = _stream_at(options)
+    with BuildFolder(options.out) as build:
+        spooled = build.path / _SPOOLED
+        if STANDARD_INPUT in options.inputs:
+            spool_standard_input(spooled)
+        sources = find_sources(options.inputs, options.form, options.field, spooled)
+        _refuse_own_output(options, sources)
+        before = [_stamp(source) for source in sources]
+        record = _record(options, sources)
+        if there is not None and _completed_before(options, there, record):
+            return None
+        survey = survey_documents(sources, options.workers)
+        if there is None:
+            stream = _create(options, sources, survey, record, build.path)
+        else:
+            stream = _append(options, sources, survey, record, build.path, there)
+        for source, stamp in zip(sources, before):
+            if _stamp(source) != stamp:
+                raise AlmaError(f"{source.label}: changed while it was being read; give the command again")
+        spooled.unlink(missing_ok=True)
+        if there is None:
+            build.publish(stream)
+        else:
+            build.publish_additions(stream)
+    return stream
+
+
+def _create(
+    options: PrepOptions, sources: Sequence[Source], survey: Survey, record: dict[str, Any], root: Path
+) -> Stream:
+    """Build a new stream under ``root``."""
+    shares = Shares(
+        options.megabatches,
+        by_argument=options.one_per_input,
+        valid_words=options.valid_words,
+        test_words=options.test_words,
+    )
+    drop = None if options.keep_duplicates else np.empty(0, np.uint64)
+    deal = deal_documents(survey, shares, options.seed, drop)
+    tokenizer = _tokenizer(options, sources, survey, deal, root / TOKENIZER_FOLDER)
+    names = [*map(megabatch_name, range(options.megabatches)), "valid", "test"]
+    splits = write_sets(sources, survey, deal, names, tokenizer, root, options.workers)
+    _write_dictionary(tokenizer, root / megabatch_name(0), root / DICTIONARY)
+    file = StreamFile.describe(root, f"{TOKENIZER_FOLDER}/{tokenizer.file.name}")
+    return Stream(
+        root=options.out,
+        kind="text",
+        seed=options.seed,
+        splits=tuple(splits),
+        tokenizer=TokenizerEntry.describe(tokenizer.kind, tokenizer.vocab_size, [file]),
+        dictionary=StreamFile.describe(root, DICTIONARY),
+        other_files=(_write_hashes(survey, deal, root, 0),),
+        history=(_with_counts(record, deal, splits),),
+    )
+
+
+def _append(
+    options: PrepOptions, sources: Sequence[Source], survey: Survey, record: dict[str, Any], root: Path, there: Stream
+) -> Stream:
+    """Build the new mega-batches of a stream under ``root``."""
+    there.verify([])
+    drop = None if options.keep_duplicates else _hashes_of(there)
+    shares = Shares(options.megabatches, by_argument=options.one_per_input, held_out=False)
+    deal = deal_documents(survey, shares, options.seed, drop)
+    first = there.num_megabatches
+    names = [megabatch_name(first + number) for number in range(options.megabatches)]
+    tokenizer = StreamTokenizer(there.root / TOKENIZER_FOLDER)
+    splits = write_sets(sources, survey, deal, names, tokenizer, root, options.workers)
+    hashes = _write_hashes(survey, deal, root, len(there.history))
+    return replace(
+        there,
+        splits=(*there.splits[:first], *splits, *there.splits[first:]),
+        other_files=(*there.other_files, hashes),
+        history=(*there.history, _with_counts(record, deal, splits)),
+    )
+
+
+def _tokenizer(
+    options: PrepOptions, sources: Sequence[Source], survey: Survey, deal: Deal, folder: Path
+) -> StreamTokenizer:
+    """Put the tokenizer that was asked for into the stream's folder."""
+    folder.mkdir()
+    if options.tokenizer is not None:
+        given = StreamTokenizer(options.tokenizer)
+        shutil.copyfile(given.file, folder / FILE_NAMES[given.kind])
+    else:
+        batches = sample_documents(sources, survey, deal, options.tokenizer_words, options.workers)
+        train_tokenizer(options.tokenizer_kind, batches, options.vocab_size, folder, options.workers)
+    return StreamTokenizer(folder)
+
+
+def _write_dictionary(tokenizer: StreamTokenizer, first_megabatch: Path, path: Path) -> None:
+    """Write ``dict.txt``: per unit its symbol and how often it occurs in the first mega-batch."""
+    counts = TokenFile(first_megabatch).count_ids(tokenizer.vocab_size + NUM_FAIRSEQ_SYMBOLS)[NUM_FAIRSEQ_SYMBOLS:]
+    with open(path, "w", encoding="utf-8", newline="\n") as file:
+        file.writelines(f"{symbol} {count}\n" for symbol, count in zip(tokenizer.symbols, counts))
+
+
+def _write_hashes(survey: Survey, deal: Deal, root: Path, number: int) -> StreamFile:
+    """Keep eight bytes of each document, by which ``--append`` knows what the stream has."""
+    name = f"document-hashes/{number:03d}.u64"
+    (root / name).parent.mkdir(exist_ok=True)
+    (root / name).write_bytes(np.sort(survey.hashes[deal.order]).astype("<u8").tobytes())
+    return StreamFile.describe(root, name)
+
+
+def _hashes_of(stream: Stream) -> np.ndarray:
+    for file in stream.other_files:
+        file.verify(stream.root)
+    return np.concatenate([np.fromfile(stream.root / file.path, dtype="<u8") for file in stream.other_files])
+
+
+def _stream_at(options: PrepOptions) -> Optional[Stream]:
+    """Return the stream that ``--out`` holds, if any.
+
+    Raises:
+        AlmaError: there is something else, or nothing to append to.
+    """
+    out = options.out
+    if (out / MANIFEST).exists():
+        there = Stream.open(out)
+        if there.kind != "text":
+            raise AlmaError(f"--out {out}: a stream of {there.kind} is there; choose another folder")
+        return there
+    if options.append:
+        raise AlmaError(f"--out {out}: no stream there to append to; leave --append out to make one")
+    if out.exists() and not (out.is_dir() and not any(out.iterdir())):
+        raise AlmaError(f"--out {out}: exists and is no stream; choose another folder, or remove what is there")
+    return None
+
+
+def _completed_before(options: PrepOptions, there: Stream, record: dict[str, Any]) -> bool:
+    """Tell whether the stream has come about by this command too.
+
+    Raises:
+        AlmaError: it was made by a command that differs, and this one does not append.
+    """
+    if options.append:
+        return any(all(entry[key] == record[key] for key in record) for entry in there.history)
+    first = there.history[0]
+    advice = "choose another --out, remove the stream, or use --append for what arrived later"
+    for flag in {**first["options"], **record["options"]}:
+        old, new = (entry["options"].get(flag) for entry in (first, record))
+        if old != new:
+            raise AlmaError(f"--out {options.out}: the stream there was made with {flag} {old}, not {new}; {advice}")
+    if first["inputs"] != record["inputs"]:
+        changed = [new["name"] for new in record["inputs"] if new not in first["inputs"]]
+        which = f"{', '.join(changed[:3])} is not what it was made from" if changed else "files are missing or moved"
+        raise AlmaError(f"--out {options.out}: the stream there was made from other input: {which}; {advice}")
+    return True
+
+
+def _record(options: PrepOptions, sources: Sequence[Source]) -> dict[str, Any]:
+    """Describe a command by all that decides its result."""
+    tokenizer = None if options.tokenizer is None else file_sha256(find_tokenizer_file(options.tokenizer))
+    inputs = [
+        {
+            "argument": source.argument,
+            "name": "-" if source.path.name == _SPOOLED else source.path.name,
+            "format": source.form,
+            "size": source.size,
+            "sha256": file_sha256(source.path),
+        }
+        for source in sources
+    ]
+    command = "append" if options.append else "create"
+    return {"command": command, "options": options.that_decide(tokenizer), "inputs": inputs}
+
+
+def _with_counts(record: dict[str, Any], deal: Deal, splits: Sequence[Split]) -> dict[str, Any]:
+    return {**record, "num_duplicates": deal.num_duplicates, "splits": [split.name for split in splits]}
+
+
+def _refuse_own_output(options: PrepOptions, sources: Sequence[Source]) -> None:
+    out = options.out.resolve()
+    for source in sources:
+        if out in source.path.resolve().parents:
+            raise AlmaError(f"--out {options.out}: holds the input {source.label}; choose a folder outside the input")
+
+
+def _stamp(source: Source) -> tuple[int, int]:
+    status = source.path.stat()
+    return status.st_size, status.st_mtime_ns

@@ -1,0 +1,83 @@
+"""Train a tokenizer on the first mega-batch, because a learner cannot see what has not arrived."""
+
+import io
+import os
+from pathlib import Path
+from typing import Iterable, Iterator
+
+from fairseq_alma.data.tokenizer import FILE_NAMES
+from fairseq_alma.errors import AlmaError
+
+NUM_BYTES = 256  # byte-level BPE begins with one unit per byte
+# More text hardly changes the units, and what training needs in memory grows with the number of distinct words.
+DEFAULT_WORDS = {"tokenizers": 30_000_000, "sentencepiece": 3_000_000}
+
+_SENTENCE_BYTES = 1 << 16  # a longer line is cut: sentencepiece would leave it out
+_SENTENCEPIECE_THREADS = 2  # fixed: its sums, and so its units, depend on this number
+
+
+def train_tokenizer(kind: str, batches: Iterable[list[str]], vocab_size: int, folder: Path, num_threads: int) -> None:
+    """Train a tokenizer and write its file.
+
+    Args:
+        kind: ``tokenizers`` (byte-level BPE) or ``sentencepiece`` (unigram with bytes for what is rare).
+        batches: documents, a list at a time.
+        vocab_size: number of units wanted; a small text may give fewer.
+        folder: where the file goes.
+        num_threads: threads to use where the result does not depend on it.
+    """
+    if kind == "tokenizers":
+        _train_byte_level_bpe(batches, vocab_size, folder / FILE_NAMES[kind], num_threads)
+    else:
+        _train_sentencepiece(batches, vocab_size, folder / FILE_NAMES[kind])
+
+
+def _train_byte_level_bpe(batches: Iterable[list[str]], vocab_size: int, path: Path, num_threads: int) -> None:
+    os.environ.setdefault("RAYON_NUM_THREADS", str(num_threads))
+    os.environ["TOKENIZERS_PARALLELISM"] = "true" if num_threads > 1 else "false"
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    trainer = trainers.BpeTrainer(vocab_size=vocab_size, initial_alphabet=alphabet, show_progress=False)
+    tokenizer.train_from_iterator(batches, trainer)
+    path.write_text(tokenizer.to_str(pretty=True), encoding="utf-8")
+
+
+def _train_sentencepiece(batches: Iterable[list[str]], vocab_size: int, path: Path) -> None:
+    from sentencepiece import SentencePieceTrainer
+
+    model = io.BytesIO()
+    try:
+        SentencePieceTrainer.train(
+            sentence_iterator=_sentences(batches),
+            model_writer=model,
+            model_type="unigram",
+            vocab_size=vocab_size,
+            hard_vocab_limit=False,
+            byte_fallback=True,
+            # what is decoded must be what was encoded
+            normalization_rule_name="identity",
+            remove_extra_whitespaces=False,
+            add_dummy_prefix=False,
+            max_sentence_length=_SENTENCE_BYTES,
+            num_threads=_SENTENCEPIECE_THREADS,
+            minloglevel=2,
+        )
+    except RuntimeError as error:
+        raise AlmaError(
+            f"--vocab-size {vocab_size}: sentencepiece cannot train on the first mega-batch ({error}); give another "
+            "number, or a larger first mega-batch"
+        ) from error
+    path.write_bytes(model.getvalue())
+
+
+def _sentences(batches: Iterable[list[str]]) -> Iterator[str]:
+    """Yield the lines of the documents, in pieces that sentencepiece takes."""
+    longest = _SENTENCE_BYTES // 4  # characters; one takes four bytes at most
+    for batch in batches:
+        for document in batch:
+            for line in document.split("\n"):
+                yield from (line[start : start + longest] for start in range(0, len(line), longest))

@@ -1,0 +1,163 @@
+"""The passes after the first: hand on the documents of the tokenizer's sample, and write every set's token file."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Iterator, Sequence
+
+import numpy as np
+
+from data_prep.text.deal import DROPPED, Deal
+from data_prep.text.document import Block, documents_of
+from data_prep.text.encoder import DocumentEncoder
+from data_prep.text.pool import ordered_map
+from data_prep.text.progress import Progress
+from data_prep.text.source import Source
+from data_prep.text.survey import Survey
+from fairseq_alma.data.stream import Split, StreamFile
+from fairseq_alma.data.token_file import TokenFileWriter, id_dtype
+from fairseq_alma.data.tokenizer import StreamTokenizer
+from fairseq_alma.errors import AlmaError
+
+_CACHED_CHUNKS = 1_000_000  # over all workers
+
+
+def sample_documents(
+    sources: Sequence[Source], survey: Survey, deal: Deal, max_words: int, num_workers: int
+) -> Iterator[list[str]]:
+    """Yield the first documents of mega-batch 0 in the random order, ``max_words`` words of them at most, in lists."""
+    first = deal.order[deal.sets[deal.order] == 0]
+    reached = np.cumsum(survey.words[first], dtype=np.int64)
+    chosen = np.zeros(len(survey), dtype=bool)
+    chosen[first[: max(1, int(np.searchsorted(reached, max_words, side="right")))]] = True
+    total = int(survey.words[chosen].sum(dtype=np.int64))
+    with Progress("training the tokenizer") as progress:
+        done = 0
+        for words, documents in ordered_map(_choose, _tasks(sources, survey, chosen), num_workers):
+            yield documents
+            done += words
+            progress.update(done / total, words)
+
+
+def write_sets(
+    sources: Sequence[Source],
+    survey: Survey,
+    deal: Deal,
+    names: Sequence[str],
+    tokenizer: StreamTokenizer,
+    root: Path,
+    num_workers: int,
+) -> list[Split]:
+    """Encode every document and write it to the set that it was dealt to.
+
+    Args:
+        sources: the input.
+        survey: what the first pass found in it.
+        deal: the set of each document.
+        names: the split's name of each set; its files are ``root/name.bin`` and ``.idx``.
+        tokenizer: what encodes.
+        root: the stream's folder.
+        num_workers: processes.
+
+    Returns:
+        The splits, in the order of the names.
+    """
+    dtype = id_dtype(tokenizer.vocab_size)
+    for name in names:
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+    writers = [TokenFileWriter(root / name, dtype) for name in names]
+    words = np.bincount(deal.sets[deal.order], survey.words[deal.order], minlength=len(names)).astype(np.int64)
+    num_bytes = [0] * len(names)
+    encode = _EncodeBlock(tokenizer.file, dtype, _CACHED_CHUNKS // num_workers)
+    with Progress("encoding") as progress:
+        done = 0
+        for block_words, pieces in ordered_map(encode, _tasks(sources, survey, deal.sets), num_workers):
+            for piece in pieces:
+                writers[piece.set].append(piece.ids, piece.sizes)
+                num_bytes[piece.set] += piece.num_bytes
+            done += block_words
+            progress.update(done / max(int(words.sum()), 1), block_words)
+    splits = []
+    for number, (name, writer) in enumerate(zip(names, writers)):
+        writer.close()
+        files = tuple(StreamFile.describe(root, f"{name}{suffix}") for suffix in (".bin", ".idx"))
+        splits.append(
+            Split(name, files, writer.num_documents, int(words[number]), writer.num_tokens, num_bytes[number])
+        )
+    return splits
+
+
+@dataclass(frozen=True)
+class _Task:
+    """A block and, per document of it, its number of words and its set (or whether it is chosen)."""
+
+    block: Block
+    words: np.ndarray
+    sets: np.ndarray
+
+    def documents(self) -> list[str]:
+        documents = documents_of(self.block)
+        if len(documents) != len(self.sets):
+            raise _changed(self.block.label)
+        return documents
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """The documents of one block that go to one set."""
+
+    set: int
+    ids: bytes
+    sizes: np.ndarray
+    num_bytes: int
+
+
+def _tasks(sources: Sequence[Source], survey: Survey, sets: np.ndarray) -> Iterator[_Task]:
+    """Read the input again and put beside each block what is known of its documents."""
+    start = block_number = 0
+    for source in sources:
+        for block, _ in source.blocks():
+            if block_number == len(survey.block_sizes):
+                raise _changed(source.label)
+            end = start + int(survey.block_sizes[block_number])
+            yield _Task(block, survey.words[start:end], sets[start:end])
+            start, block_number = end, block_number + 1
+    if block_number != len(survey.block_sizes):
+        raise _changed(sources[-1].label)
+
+
+def _changed(label: str) -> AlmaError:
+    return AlmaError(f"{label}: changed while it was being read; give the command again when nothing writes to it")
+
+
+def _choose(task: _Task) -> tuple[int, list[str]]:
+    if not task.sets.any():
+        return 0, []
+    documents = [document for document, chosen in zip(task.documents(), task.sets) if chosen]
+    return int(task.words[task.sets].sum(dtype=np.int64)), documents
+
+
+@dataclass
+class _EncodeBlock:
+    """Encode the kept documents of a block; the tokenizer is loaded in the process that does it."""
+
+    tokenizer_file: Path
+    dtype: np.dtype
+    cache_size: int
+
+    @cached_property
+    def _encoder(self) -> DocumentEncoder:
+        return DocumentEncoder(StreamTokenizer(self.tokenizer_file), self.dtype, self.cache_size)
+
+    def __call__(self, task: _Task) -> tuple[int, list[_Piece]]:
+        documents = task.documents()
+        kept = np.flatnonzero(task.sets != DROPPED)
+        encoded = self._encoder.encode([documents[number] for number in kept])
+        pieces = []
+        for set_number in np.unique(task.sets[kept]):
+            members = np.flatnonzero(task.sets[kept] == set_number)
+            ids = [encoded[member] for member in members]
+            sizes = np.array([len(one) // self.dtype.itemsize for one in ids], dtype=np.int32)
+            num_bytes = sum(len(documents[kept[member]].encode()) for member in members)
+            pieces.append(_Piece(int(set_number), b"".join(ids), sizes, num_bytes))
+        return int(task.words[kept].sum(dtype=np.int64)), pieces

@@ -1,0 +1,139 @@
+"""Token files in fairseq's memory-mapped format: ``NAME.bin`` holds the ids, ``NAME.idx`` where each sequence begins.
+
+Written with NumPy, piece by piece, so that preparing text needs neither fairseq nor torch and no memory to speak of.
+Layout as fairseq's ``MMapIndexedDataset``.
+"""
+
+import os
+import struct
+from pathlib import Path
+from typing import Iterator, Union
+
+import numpy as np
+
+from fairseq_alma.errors import AlmaError
+
+NUM_FAIRSEQ_SYMBOLS = 4  # fairseq's Dictionary begins with <s> <pad> </s> <unk>, so unit u has id u + 4
+EOS = 2
+
+_MAGIC = b"MMIDIDX\x00\x00"
+_VERSION = 1
+_DTYPE_CODES = {8: np.dtype("uint16"), 9: np.dtype("uint32"), 5: np.dtype("int64"), 4: np.dtype("int32")}
+_HEADER = struct.Struct("<9sQBQ")
+_POINTERS_AT_ONCE = 1 << 20
+
+
+def id_dtype(vocab_size: int) -> np.dtype:
+    """Return the type that fairseq chooses for a dictionary of ``vocab_size`` units and its own four symbols."""
+    return np.dtype("uint16") if vocab_size + NUM_FAIRSEQ_SYMBOLS < 65500 else np.dtype("uint32")
+
+
+class TokenFileWriter:
+    """Write one token file; the files stay closed between two calls, so that any number of them can be in work.
+
+    Args:
+        prefix: path of the files without ``.bin`` and ``.idx``; its folder exists.
+        dtype: type of an id, ``uint16`` or ``uint32``.
+    """
+
+    def __init__(self, prefix: Path, dtype: np.dtype) -> None:
+        self._bin = Path(f"{prefix}.bin")
+        self._idx = Path(f"{prefix}.idx")
+        self._dtype = dtype
+        self._sizes: list[np.ndarray] = []
+        self.num_tokens = 0
+        self.num_documents = 0
+        self._bin.write_bytes(b"")
+
+    def append(self, ids: bytes, sizes: np.ndarray) -> None:
+        """Append sequences.
+
+        Args:
+            ids: the ids of all sequences one after the other, each sequence with its eos, as bytes of ``dtype``.
+            sizes: ``(num_sequences,)``, int32: ids per sequence.
+        """
+        with open(self._bin, "ab") as file:
+            _write(file, self._bin, ids)
+        self._sizes.append(sizes.astype(np.int32))
+        self.num_tokens += len(ids) // self._dtype.itemsize
+        self.num_documents += len(sizes)
+
+    def close(self) -> None:
+        """Write the index and have both files on the disk."""
+        code = next(code for code, dtype in _DTYPE_CODES.items() if dtype == self._dtype)
+        with open(self._idx, "wb") as file:
+            _write(file, self._idx, _HEADER.pack(_MAGIC, _VERSION, code, self.num_documents))
+            for sizes in self._sizes:
+                _write(file, self._idx, sizes.astype("<i4").tobytes())
+            for pointers in self._pointers():
+                _write(file, self._idx, pointers.astype("<i8").tobytes())
+            _sync(file, self._idx)
+        with open(self._bin, "rb+") as file:
+            _sync(file, self._bin)
+
+    def _pointers(self) -> Iterator[np.ndarray]:
+        """Yield the byte offset of each sequence, a piece at a time."""
+        offset = 0
+        for sizes in self._sizes:
+            for start in range(0, len(sizes), _POINTERS_AT_ONCE):
+                ends = np.cumsum(sizes[start : start + _POINTERS_AT_ONCE], dtype=np.int64) * self._dtype.itemsize
+                yield np.concatenate([[0], ends[:-1]]) + offset
+                offset += int(ends[-1])
+
+
+class TokenFile:
+    """Read one token file in place.
+
+    Args:
+        prefix: path of the files without ``.bin`` and ``.idx``.
+
+    Attributes:
+        ids: ``(num_tokens,)`` memory map of all ids.
+        sizes: ``(num_sequences,)``, int32: ids per sequence.
+
+    Raises:
+        AlmaError: the index is of another format, or the token file is shorter or longer than it says.
+    """
+
+    def __init__(self, prefix: Union[str, Path]) -> None:
+        idx, bin_ = Path(f"{prefix}.idx"), Path(f"{prefix}.bin")
+        header = idx.read_bytes()[: _HEADER.size]
+        if len(header) < _HEADER.size or _HEADER.unpack(header)[:2] != (_MAGIC, _VERSION):
+            raise AlmaError(f"{idx}: not an index of fairseq's mmap format; prepare the stream again")
+        _, _, code, num_sequences = _HEADER.unpack(header)
+        dtype = _DTYPE_CODES[code]
+        self.sizes = np.fromfile(idx, dtype="<i4", count=num_sequences, offset=_HEADER.size)
+        needed = int(self.sizes.sum(dtype=np.int64)) * dtype.itemsize
+        found = bin_.stat().st_size
+        if found != needed:
+            raise AlmaError(f"{bin_}: {found} bytes found, its index needs {needed}; prepare the stream again")
+        self.ids = np.memmap(bin_, dtype=dtype, mode="r") if needed else np.empty(0, dtype)
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    def count_ids(self, num_ids: int) -> np.ndarray:
+        """Return how often each id from 0 to ``num_ids - 1`` occurs, ``(num_ids,)``."""
+        counts = np.zeros(num_ids, dtype=np.int64)
+        for start in range(0, len(self.ids), _POINTERS_AT_ONCE):
+            counts += np.bincount(self.ids[start : start + _POINTERS_AT_ONCE], minlength=num_ids)
+        return counts
+
+
+def _write(file, path: Path, content: bytes) -> None:
+    """Write; where the disk is full, say which file it was (``write`` itself does not)."""
+    try:
+        file.write(content)
+        file.flush()
+    except OSError as error:
+        error.filename = str(path)
+        raise
+
+
+def _sync(file, path: Path) -> None:
+    try:
+        file.flush()
+        os.fsync(file.fileno())
+    except OSError as error:
+        error.filename = str(path)
+        raise

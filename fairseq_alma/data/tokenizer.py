@@ -1,0 +1,166 @@
+"""The tokenizer of a text stream: text to units and back, and the symbols that stand for the units in ``dict.txt``.
+
+Two kinds of file are read as they are: a ``tokenizer.json`` of the ``tokenizers`` package and a sentencepiece
+``.model``. Each package is imported only when its kind is used.
+"""
+
+import os
+import re
+from functools import cached_property
+from pathlib import Path
+from typing import Iterable, Protocol, Sequence, Union
+
+from fairseq_alma.errors import AlmaError
+
+FAIRSEQ_SYMBOLS = ("<s>", "<pad>", "</s>", "<unk>")
+FILE_NAMES = {"tokenizers": "tokenizer.json", "sentencepiece": "sentencepiece.model"}
+
+_WHITE_SPACE = re.compile(r"\s")
+
+
+class _Backend(Protocol):
+    """What a package's tokenizer is asked for; units are numbered from 0."""
+
+    pieces: list[str]
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]: ...
+
+    def decode(self, units: list[int]) -> str: ...
+
+
+class _TokenizersBackend:
+    """A ``tokenizer.json``."""
+
+    def __init__(self, path: Path) -> None:
+        from tokenizers import Tokenizer
+
+        self._tokenizer = Tokenizer.from_file(str(path))
+        # A published tokenizer may cut or fill up its sequences and look for special tokens in the text;
+        # a training text is wanted whole and taken literally.
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        self._tokenizer.encode_special_tokens = True
+        vocabulary = self._tokenizer.get_vocab(with_added_tokens=True)
+        self.pieces = [""] * (max(vocabulary.values(), default=-1) + 1)
+        for piece, unit in vocabulary.items():
+            self.pieces[unit] = piece
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        return [encoding.ids for encoding in self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
+
+    def decode(self, units: list[int]) -> str:
+        return self._tokenizer.decode(units, skip_special_tokens=False)
+
+
+class _SentencepieceBackend:
+    """A sentencepiece ``.model``."""
+
+    def __init__(self, path: Path) -> None:
+        from sentencepiece import SentencePieceProcessor
+
+        self._processor = SentencePieceProcessor(model_file=str(path))
+        self.pieces = [self._processor.id_to_piece(unit) for unit in range(self._processor.get_piece_size())]
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        return [self._processor.encode(text) for text in texts]
+
+    def decode(self, units: list[int]) -> str:
+        return self._processor.decode(units)
+
+
+class StreamTokenizer:
+    """Text to the symbols of ``dict.txt``, and back.
+
+    Args:
+        path: a ``tokenizer.json``, a sentencepiece ``.model``, or a folder that holds one, such as ``STREAM/tokenizer``.
+
+    Attributes:
+        file: the file that was read.
+        kind: ``tokenizers`` or ``sentencepiece``.
+        symbols: one per unit, in the order of the units: the piece as the tokenizer spells it (``Ġthe``), or
+            ``<unit:17>`` where that would not survive in a ``dict.txt`` (white space, a name of fairseq's own).
+
+    Raises:
+        AlmaError: there is no tokenizer, or it cannot be read.
+    """
+
+    def __init__(self, path: Union[str, Path]) -> None:
+        self.file = find_tokenizer_file(Path(path))
+        self.kind = "tokenizers" if self.file.suffix == ".json" else "sentencepiece"
+        try:
+            backend: _Backend
+            backend = _TokenizersBackend(self.file) if self.kind == "tokenizers" else _SentencepieceBackend(self.file)
+        except Exception as error:  # both packages raise bare Exception or RuntimeError for any damaged file
+            raise AlmaError(f"{self.file}: not a {self.kind} tokenizer ({error}); give another file") from error
+        if not backend.pieces:
+            raise AlmaError(f"{self.file}: a tokenizer without units found; give one that has been trained")
+        self._backend = backend
+        self.symbols = _dictionary_symbols(backend.pieces)
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of units."""
+        return len(self.symbols)
+
+    @cached_property
+    def _unit_of(self) -> dict[str, int]:
+        return {symbol: unit for unit, symbol in enumerate(self.symbols)}
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """Return the units of each text; the id in a token file is the unit plus 4."""
+        return self._backend.encode_batch(texts)
+
+    def encode(self, text: str) -> list[str]:
+        """Return the symbols of a text; joined by spaces they are what fairseq's ``Dictionary.encode_line`` takes."""
+        return [self.symbols[unit] for unit in self.encode_batch([text])[0]]
+
+    def decode(self, symbols: Iterable[str]) -> str:
+        """Return the text of symbols; fairseq's own four (such as ``</s>``) are left out.
+
+        Raises:
+            AlmaError: a symbol is not one of this tokenizer.
+        """
+        units = []
+        for symbol in symbols:
+            if symbol in FAIRSEQ_SYMBOLS:
+                continue
+            if symbol not in self._unit_of:
+                raise AlmaError(f"{self.file}: {symbol!r} is no symbol of it; decode with the tokenizer that encoded")
+            units.append(self._unit_of[symbol])
+        return self._backend.decode(units)
+
+
+def find_tokenizer_file(path: Path) -> Path:
+    """Return the tokenizer file that a path means: itself, or the one in this folder.
+
+    Raises:
+        AlmaError: nothing is there, or several, or a file of another kind.
+    """
+    if not path.is_dir():
+        if path.suffix not in (".json", ".model"):
+            raise AlmaError(f"{path}: a tokenizer.json or a sentencepiece .model is needed; give one, or its folder")
+        if not path.is_file():
+            raise AlmaError(f"{path}: no such file; give a tokenizer.json, a sentencepiece .model, or its folder")
+        return path
+    found = [
+        path / name for name in (FILE_NAMES["tokenizers"], *sorted(os.listdir(path))) if _is_tokenizer(path / name)
+    ]
+    if not found:
+        raise AlmaError(f"{path}: neither a tokenizer.json nor a .model in this folder; give the file itself")
+    return found[0]
+
+
+def _is_tokenizer(path: Path) -> bool:
+    return path.is_file() and (path.name == FILE_NAMES["tokenizers"] or path.suffix == ".model")
+
+
+def _dictionary_symbols(pieces: Sequence[str]) -> list[str]:
+    """Spell each unit so that fairseq's Dictionary keeps it apart: no white space, no repetition, none of its own."""
+    taken = set(FAIRSEQ_SYMBOLS)
+    symbols = []
+    for unit, piece in enumerate(pieces):
+        if not piece or _WHITE_SPACE.search(piece) or piece in taken or piece.startswith("#fairseq:"):
+            piece = f"<unit:{unit}>"
+        taken.add(piece)
+        symbols.append(piece)
+    return symbols
