@@ -1,13 +1,11 @@
 """``alma-stream``: run a whole stream of mega-batches, go on with it, or run one stage of it."""
 
 import argparse
-import logging
 import signal
 import sys
-import warnings
 from pathlib import Path
 from types import FrameType
-from typing import Any, Optional, Sequence
+from typing import TYPE_CHECKING, Any, Optional, Sequence
 
 from fairseq_alma.cli.entry import command
 from fairseq_alma.data.stream import Stream
@@ -19,9 +17,12 @@ from fairseq_alma.learners.run_folder import RUN_RECORD, RunFolder
 from fairseq_alma.learners.run_record import describe_run, require_same_run
 from fairseq_alma.learners.schedule import stages
 from fairseq_alma.learners.strategy import LEARNERS, LearnerOptions, plan_stages
-from fairseq_alma.learners.text_backend import ModelFacts, TextBackend
+from fairseq_alma.learners.text_backend import TextBackend
 from fairseq_alma.learners.text_commands import TextCommands
 from fairseq_alma.learners.train_options import TrainOptions
+
+if TYPE_CHECKING:
+    from fairseq_alma.growth.model_facts import ModelFacts
 
 MAX_SEED = 9_999_999
 
@@ -131,15 +132,10 @@ def _print_commands(plans: Sequence[StagePlan], commands: TextCommands, only: Op
                 print(each.shell())
 
 
-def _describe(path: Path) -> ModelFacts:
-    # Needs fairseq, which takes seconds to import and warns about its own affairs.
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        logging.disable(logging.WARNING)
-        try:
-            from fairseq_alma.models.facts import describe_checkpoint
-        finally:
-            logging.disable(logging.NOTSET)
+def _describe(path: Path) -> "ModelFacts":
+    # Imports torch, which takes seconds; a dry run needs none of it.
+    from fairseq_alma.growth.model_facts import describe_checkpoint
+
     return describe_checkpoint(path)
 
 

@@ -17,6 +17,7 @@ from typing import Callable, Optional, Sequence
 from fairseq_alma.errors import AlmaError
 
 POLL_SECONDS = 0.2
+LINE_LENGTH = 110
 PATIENCE_SECONDS = 10.0
 _PR_SET_PDEATHSIG = 1
 _ERROR_LINE = re.compile(r"(\w+\.)*\w*(Error|Exception)\b.*")
@@ -40,8 +41,14 @@ class Command:
         return [word for group in self.groups for word in group]
 
     def shell(self) -> str:
-        """Spell the command for a shell, one group of options a line."""
-        return " \\\n    ".join([self.program, *(shlex.join(group) for group in self.groups if group)])
+        """Spell the command for a shell, in lines; the words of a group stay together."""
+        lines = [self.program]
+        for words in (shlex.join(group) for group in self.groups if group):
+            if len(lines) > 1 and len(lines[-1]) + len(words) < LINE_LENGTH:
+                lines[-1] += " " + words
+            else:
+                lines.append("    " + words)
+        return " \\\n".join(lines)
 
 
 def find_program(name: str) -> str:

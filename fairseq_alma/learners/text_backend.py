@@ -4,7 +4,7 @@ import math
 import re
 import sys
 from pathlib import Path
-from typing import Any, Callable, Mapping, Protocol, Sequence
+from typing import TYPE_CHECKING, Any, Callable, Mapping, Sequence
 
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.learners import checkpoints
@@ -13,27 +13,10 @@ from fairseq_alma.learners.process import run_logged
 from fairseq_alma.learners.progress import TrainingProgress, describe_stage
 from fairseq_alma.learners.text_commands import TEST_SPLITS, TextCommands
 
+if TYPE_CHECKING:
+    from fairseq_alma.growth.model_facts import ModelFacts
+
 _EVAL_RESULT = re.compile(r"Loss \(base 2\): (\S+), Perplexity: (\S+)")
-
-
-class ModelFacts(Protocol):
-    """What a checkpoint's model is, see ``fairseq_alma.models.facts``."""
-
-    @property
-    def num_params(self) -> int:
-        """Parameters."""
-
-    @property
-    def num_experts(self) -> int:
-        """Experts in each Switch layer."""
-
-    @property
-    def train_flops_per_token(self) -> float:
-        """FLOPs of forward and backward for a token."""
-
-    @property
-    def test_flops_per_token(self) -> float:
-        """FLOPs of a forward pass for a token."""
 
 
 class TextBackend:
@@ -42,10 +25,10 @@ class TextBackend:
     Args:
         commands: builds the command lines.
         num_stages: of the run, for messages.
-        describe: computes the facts of a checkpoint; given from outside because it needs fairseq.
+        describe: computes the facts of a checkpoint; given from outside because it needs torch.
     """
 
-    def __init__(self, commands: TextCommands, num_stages: int, describe: Callable[[Path], ModelFacts]) -> None:
+    def __init__(self, commands: TextCommands, num_stages: int, describe: "Callable[[Path], ModelFacts]") -> None:
         self.commands = commands
         self.folder = commands.folder
         self.num_stages = num_stages
