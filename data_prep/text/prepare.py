@@ -24,11 +24,10 @@ from fairseq_alma.data.stream import (
     megabatch_name,
 )
 from fairseq_alma.data.token_file import NUM_FAIRSEQ_SYMBOLS, TokenFile
-from fairseq_alma.data.tokenizer import FILE_NAMES, StreamTokenizer, find_tokenizer_file
+from fairseq_alma.data.tokenizer import FILE_NAMES, TOKENIZER_FOLDER, StreamTokenizer, find_tokenizer_file
 from fairseq_alma.errors import AlmaError
 
 DICTIONARY = "dict.txt"
-TOKENIZER_FOLDER = "tokenizer"
 _SPOOLED = "standard-input"
 
 
@@ -107,7 +106,7 @@ def _append(
     deal = deal_documents(survey, shares, options.seed, drop)
     first = there.num_megabatches
     names = [megabatch_name(first + number) for number in range(options.megabatches)]
-    tokenizer = StreamTokenizer(there.root / TOKENIZER_FOLDER)
+    tokenizer = StreamTokenizer.open(there.root)
     splits = write_sets(sources, survey, deal, names, tokenizer, root, options.workers)
     hashes = _write_hashes(survey, deal, root, len(there.history))
     return replace(

@@ -4,7 +4,6 @@ Two kinds of file are read as they are: a ``tokenizer.json`` of the ``tokenizers
 ``.model``. Each package is imported only when its kind is used.
 """
 
-import os
 import re
 from functools import cached_property
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Iterable, Protocol, Sequence, Union
 from fairseq_alma.errors import AlmaError
 
 FAIRSEQ_SYMBOLS = ("<s>", "<pad>", "</s>", "<unk>")
+TOKENIZER_FOLDER = "tokenizer"
 FILE_NAMES = {"tokenizers": "tokenizer.json", "sentencepiece": "sentencepiece.model"}
 
 _WHITE_SPACE = re.compile(r"\s")
@@ -72,7 +72,7 @@ class StreamTokenizer:
     """Text to the symbols of ``dict.txt``, and back.
 
     Args:
-        path: a ``tokenizer.json``, a sentencepiece ``.model``, or a folder that holds one, such as ``STREAM/tokenizer``.
+        path: a ``tokenizer.json``, a sentencepiece ``.model``, or a folder that holds one.
 
     Attributes:
         file: the file that was read.
@@ -96,6 +96,11 @@ class StreamTokenizer:
             raise AlmaError(f"{self.file}: a tokenizer without units found; give one that has been trained")
         self._backend = backend
         self.symbols = _dictionary_symbols(backend.pieces)
+
+    @classmethod
+    def open(cls, stream: Union[str, Path]) -> "StreamTokenizer":
+        """Load the tokenizer of the stream in this folder."""
+        return cls(Path(stream) / TOKENIZER_FOLDER)
 
     @property
     def vocab_size(self) -> int:
