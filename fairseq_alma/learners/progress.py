@@ -43,9 +43,8 @@ class TrainingProgress:
     def __init__(self, title: str, max_update: Optional[int], done: int) -> None:
         self.title = title
         self.max_update = max_update
-        self.first = done
-        self.started = time.monotonic()
-        self.last_line = self.started
+        self.first: Optional[tuple[int, float]] = None
+        self.last_line = time.monotonic()
         self.bar: Optional[tqdm] = None
         if sys.stderr.isatty():
             # tqdm's monitor would be a thread, and forking with threads around asks for trouble.
@@ -67,6 +66,8 @@ class TrainingProgress:
         if figures is None or "num_updates" not in figures:
             return
         updates = int(figures["num_updates"])
+        if self.first is None:
+            self.first = updates, time.monotonic()
         shown = _figures(figures)
         if self.bar is not None:
             self.bar.set_postfix_str(shown, refresh=False)
@@ -78,8 +79,11 @@ class TrainingProgress:
     def _count(self, updates: int) -> str:
         if self.max_update is None:
             return f"{updates:,} updates"
-        pace = (time.monotonic() - self.started) / max(1, updates - self.first)
-        return f"{updates:,}/{self.max_update:,} updates, {_duration(pace * (self.max_update - updates))} left"
+        count = f"{updates:,}/{self.max_update:,} updates"
+        if self.first is None or updates == self.first[0]:
+            return count
+        pace = (time.monotonic() - self.first[1]) / (updates - self.first[0])
+        return f"{count}, {_duration(pace * (self.max_update - updates))} left"
 
 
 class StageReporter:

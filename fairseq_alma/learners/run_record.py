@@ -21,7 +21,7 @@ def describe_run(
         learner: its name in `strategy.LEARNERS`.
         seed: of the run.
         options: of alma-stream, by their names with underscores.
-        train_options: what stands after ``--``: option and list of values.
+        train_options: what stands after ``--``: option and value.
         stream: what the run learns from.
     """
     return {
@@ -107,9 +107,7 @@ def _differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]
 def _spell(value: Any) -> str:
     if value is None:
         return "not given"
-    if isinstance(value, list):
-        return " ".join(value) or "given"
-    return str(value)
+    return str(value) if value != "" else "given"
 
 
 def _count(split: Split) -> dict[str, int]:

@@ -82,9 +82,9 @@ class TrainOptions:
         found = [values for option, values in self.options if option == name]
         return found[-1] if found else None
 
-    def as_dict(self) -> dict[str, list[str]]:
-        """Return option and values, the last occurrence counting, for run.json."""
-        return {name: list(values) for name, values in self.options}
+    def as_dict(self) -> dict[str, str]:
+        """Return option and value, empty for a flag, the last occurrence counting: for run.json."""
+        return {name: " ".join(values) for name, values in self.options}
 
     def for_evaluation(self) -> list[Option]:
         """Return the options that fairseq-eval-lm needs too."""

@@ -1,0 +1,98 @@
+"""How good, how large and how costly a learner was over a whole stream, not only at its end.
+
+Source: section 3.1 of the paper, equations 1 and 2 (CER, Mem, Comp). While a learner waits, the model of its last
+update counts; before the first update, an untrained one.
+"""
+
+from typing import Mapping, Optional, Sequence
+
+
+def in_force(values: Mapping[int, float], num_arrivals: int, untrained: float) -> list[float]:
+    """Carry a figure of the updated models forward to every arrival.
+
+    Args:
+        values: arrival (0 to B-1) at which the model was updated -> figure of the updated model.
+        num_arrivals: B.
+        untrained: the figure of a model that was not trained yet.
+
+    Returns:
+        The figure after each of the B arrivals: for updates at 1 and 3 of 5, those of u, 1, 1, 3, 3.
+    """
+    carried = []
+    current = untrained
+    for arrival in range(num_arrivals):
+        current = values.get(arrival, current)
+        carried.append(current)
+    return carried
+
+
+def cumulative_error_rate(errors: Mapping[int, float], num_arrivals: int, num_classes: int) -> float:
+    """Return CER, equation 1: the sum of the test error over all arrivals, in percent points.
+
+    Args:
+        errors: arrival of an update -> test error after it, 0 to 1.
+        num_arrivals: B.
+        num_classes: an untrained model is right once in that many cases.
+    """
+    return 100 * sum(in_force(errors, num_arrivals, untrained=1 - 1 / num_classes))
+
+
+def cumulative_memory(num_params: Mapping[int, int], num_arrivals: int) -> float:
+    """Return Mem, equation 2: the sum of the number of parameters over all arrivals.
+
+    Args:
+        num_params: arrival of an update -> parameters of the model after it.
+        num_arrivals: B; before the first update the model has the size that the update finds.
+    """
+    if not num_params:
+        return 0
+    return sum(in_force(num_params, num_arrivals, untrained=num_params[min(num_params)]))
+
+
+def cumulative_computation(train_flops: Mapping[int, float]) -> float:
+    """Return Comp, equation 2: the training FLOPs over all arrivals; an arrival without an update costs none."""
+    return sum(train_flops.values())
+
+
+def average_perplexity(perplexities: Mapping[int, float], num_arrivals: int, vocab_size: int) -> float:
+    """Return the mean test perplexity over all arrivals, the counterpart of CER for language.
+
+    Args:
+        perplexities: arrival of an update -> test perplexity after it.
+        num_arrivals: B.
+        vocab_size: perplexity of an untrained model, which finds every unit equally likely.
+    """
+    return sum(in_force(perplexities, num_arrivals, untrained=vocab_size)) / num_arrivals
+
+
+def bits_per_byte(loss: float, num_tokens: int, num_bytes: int) -> Optional[float]:
+    """Convert a loss per token, which depends on the tokenizer, to one per byte of text, which does not.
+
+    Args:
+        loss: bits per token.
+        num_tokens: tokens of the text that it is the mean over.
+        num_bytes: length of that text in UTF-8.
+
+    Returns:
+        Bits per byte, or None for a text without bytes.
+    """
+    return loss * num_tokens / num_bytes if num_bytes else None
+
+
+def final(values: Mapping[int, float]) -> Optional[float]:
+    """Return the figure of the last update, or None before the first."""
+    return values[max(values)] if values else None
+
+
+def table_cells(values: Mapping[int, float], planned: Sequence[int], num_arrivals: int) -> list[Optional[float]]:
+    """Return the figure at each arrival as the paper's tables show it.
+
+    Args:
+        values: arrival of an update -> figure.
+        planned: arrivals at which an update belongs.
+        num_arrivals: B.
+
+    Returns:
+        The figure; None where the learner is waiting; NaN where an update belongs that has not been run yet.
+    """
+    return [values.get(t, float("nan") if t in planned else None) for t in range(num_arrivals)]
