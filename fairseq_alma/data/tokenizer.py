@@ -148,15 +148,12 @@ def find_tokenizer_file(path: Path) -> Path:
             raise AlmaError(f"{path}: no such file; give a tokenizer.json, a sentencepiece .model, or its folder")
         return path
     found = [
-        path / name for name in (FILE_NAMES["tokenizers"], *sorted(os.listdir(path))) if _is_tokenizer(path / name)
+        file for file in sorted(path.iterdir()) if file.name == FILE_NAMES["tokenizers"] or file.suffix == ".model"
     ]
-    if not found:
-        raise AlmaError(f"{path}: neither a tokenizer.json nor a .model in this folder; give the file itself")
+    if len(found) != 1:
+        names = " and ".join(file.name for file in found) or "neither a tokenizer.json nor a .model"
+        raise AlmaError(f"{path}: {names} in this folder, one tokenizer is needed; give the file itself")
     return found[0]
-
-
-def _is_tokenizer(path: Path) -> bool:
-    return path.is_file() and (path.name == FILE_NAMES["tokenizers"] or path.suffix == ".model")
 
 
 def _dictionary_symbols(pieces: Sequence[str]) -> list[str]:
