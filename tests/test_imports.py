@@ -10,11 +10,11 @@ import pytest
 LAYERS = (
     ("errors",),
     ("metrics", "data", "growth"),
+    ("learners",),  # the stages of Algorithm 1, which the task asks for; the loop starts fairseq as a process
     ("modules",),
     ("models",),
     ("criterions",),
     ("tasks",),
-    ("learners",),
     ("cli",),
 )
 LEVELS = {layer: level for level, layers in enumerate(LAYERS) for layer in layers}
