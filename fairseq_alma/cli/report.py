@@ -93,8 +93,9 @@ def _require_one_stream(runs: Sequence[RunFigures]) -> None:
     for run in runs[1:]:
         if run.stream["fingerprint"] != runs[0].stream["fingerprint"]:
             raise AlmaError(
-                f"{run.path}: its stream ({_name_stream(run)}) is not that of {runs[0].path} ({_name_stream(runs[0])}), "
-                "so that perplexities do not compare; report them apart, or give --mix"
+                f"{run.path}: its stream ({_name_stream(run)}) is not that of {runs[0].path}"
+                f" ({_name_stream(runs[0])}), "
+                "so perplexities do not compare; report them apart, or give --mix"
             )
 
 

@@ -8,6 +8,7 @@ import contextlib
 import fcntl
 import json
 import os
+import socket
 import time
 from pathlib import Path
 from typing import Any, Iterator, Mapping, Optional
@@ -18,7 +19,7 @@ from fairseq_alma.learners.plan import Model
 RUN_RECORD = "run.json"
 STAGE_RECORD = "stage.json"
 CLOCK = "clock.json"
-LOCK_PATIENCE_SECONDS = 3.0
+LOCK_PATIENCE_SECONDS = 30.0
 
 
 def write_json_atomically(path: Path, content: Mapping[str, Any]) -> None:
@@ -124,18 +125,37 @@ class RunFolder:
 
 
 def _lock(descriptor: int, folder: Path) -> None:
-    """Take an exclusive lock; wait a moment for the children of a killed run to end."""
+    """Take an exclusive lock and sign it; wait for the children of a killed run to end, but for no living one."""
     deadline = time.monotonic() + LOCK_PATIENCE_SECONDS
+    me = f"{os.getpid()} on {socket.gethostname()}"
     while True:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, me.encode(), 0)
             return
         except BlockingIOError:
-            if time.monotonic() > deadline:
+            owner = os.pread(descriptor, 1000, 0).decode(errors="replace")
+            if not _has_ended(owner) or time.monotonic() > deadline:
                 raise AlmaError(
-                    f"{folder}: another alma-stream is working on this stage; wait until it ends, or give another --run"
+                    f"{folder}: another alma-stream (process {owner}) is working on this stage; wait until it ends, or "
+                    "give another --run"
                 ) from None
             time.sleep(0.1)
+
+
+def _has_ended(owner: str) -> bool:
+    """Tell whether the process that signed a lock is known to have ended; one on another host is not."""
+    number, _, host = owner.partition(" on ")
+    if host != socket.gethostname() or not number.isdecimal():
+        return False
+    try:
+        os.kill(int(number), 0)
+    except ProcessLookupError:
+        return True
+    except PermissionError:
+        pass
+    return False
 
 
 class StageClock:

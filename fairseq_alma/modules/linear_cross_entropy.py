@@ -40,14 +40,13 @@ class LinearCrossEntropy(torch.autograd.Function):
             grad_features = torch.empty_like(features)
             grad_weight = torch.zeros_like(weight, dtype=torch.float32)
         for rows in _chunks(features, weight):
-            logits = F.linear(features[rows], weight).float()
+            log_probs = F.log_softmax(F.linear(features[rows], weight), dim=1, dtype=torch.float32)
             keep = target[rows] != ignore_index
             index = target[rows].masked_fill(~keep, 0).unsqueeze(1)
-            log_normalizer = torch.logsumexp(logits, dim=1)
-            total += ((log_normalizer - logits.gather(1, index).squeeze(1)) * keep).sum()
+            total -= (log_probs.gather(1, index).squeeze(1) * keep).sum()
             if needs_grad:
                 # d loss / d logits = softmax - one-hot, zero for ignored tokens
-                grad_logits = logits.sub_(log_normalizer.unsqueeze(1)).exp_()
+                grad_logits = log_probs.exp_()
                 grad_logits.scatter_add_(1, index, torch.full_like(index, -1, dtype=torch.float32))
                 grad_logits = grad_logits.mul_(keep.unsqueeze(1)).to(weight.dtype)
                 grad_features[rows] = grad_logits @ weight
