@@ -66,6 +66,12 @@ def build_parser() -> argparse.ArgumentParser:
     )
     add("--seed", type=int, default=1, metavar="N", help=f"0 to {MAX_SEED:,} (default: %(default)s)")
     add("--stage", type=int, metavar="N", help="run this stage alone, from 0; the one before must be complete")
+    add(
+        "--megabatches",
+        type=int,
+        metavar="B",
+        help="what the stream must have at least; with it, a dry run needs no stream (default: any number)",
+    )
     add("--dry-run", action="store_true", help="print the commands of each stage and run nothing")
     add(
         "--save-every",
@@ -88,6 +94,8 @@ def _read_arguments(argv: Optional[Sequence[str]]) -> tuple[argparse.ArgumentPar
     arguments = parser.parse_args(words[:cut])
     if arguments.wait < 1:
         parser.error(f"--wait {arguments.wait}: a number of at least 1 is needed")
+    if arguments.megabatches is not None and arguments.megabatches < 1:
+        parser.error(f"--megabatches {arguments.megabatches}: a number of at least 1 is needed")
     if arguments.save_every < 1:
         parser.error(f"--save-every {arguments.save_every}: a number of at least 1 is needed")
     if not 0 <= arguments.seed <= MAX_SEED:
@@ -98,11 +106,23 @@ def _read_arguments(argv: Optional[Sequence[str]]) -> tuple[argparse.ArgumentPar
         parser.error(str(error))
 
 
-def _plan(parser: argparse.ArgumentParser, arguments: argparse.Namespace, stream: Stream) -> list[StagePlan]:
-    planned = stages(stream.num_megabatches, arguments.wait, arguments.replay, arguments.drop_rest)
+def _open_stream(arguments: argparse.Namespace) -> Stream:
+    stream = Stream.open(arguments.stream)
+    if stream.kind != "text":
+        raise AlmaError(f"--stream {stream.root}: a stream of {stream.kind}; this version trains on streams of text")
+    if arguments.megabatches is not None and stream.num_megabatches < arguments.megabatches:
+        raise AlmaError(
+            f"--stream {stream.root}: {stream.num_megabatches} mega-batches, --megabatches asks for "
+            f"{arguments.megabatches}; prepare more text, or give a smaller number"
+        )
+    return stream
+
+
+def _plan(parser: argparse.ArgumentParser, arguments: argparse.Namespace, num_megabatches: int) -> list[StagePlan]:
+    planned = stages(num_megabatches, arguments.wait, arguments.replay, arguments.drop_rest)
     if not planned:
         parser.error(
-            f"--wait {arguments.wait} --drop-rest: the stream has {stream.num_megabatches} mega-batches, so no stage "
+            f"--wait {arguments.wait} --drop-rest: the stream has {num_megabatches} mega-batches, so no stage "
             "is left; give a smaller --wait"
         )
     if arguments.stage is not None and not 0 <= arguments.stage < len(planned):
@@ -148,10 +168,11 @@ def _terminate(number: int, frame: Optional[FrameType]) -> None:
 def main(argv: Optional[Sequence[str]] = None) -> int:
     """Run the command."""
     parser, arguments, options = _read_arguments(argv)
-    stream = Stream.open(arguments.stream)
-    if stream.kind != "text":
-        raise AlmaError(f"--stream {stream.root}: a stream of {stream.kind}; this version trains on streams of text")
-    plans = _plan(parser, arguments, stream)
+    if arguments.dry_run and arguments.megabatches is not None and not arguments.stream.exists():
+        plans = _plan(parser, arguments, arguments.megabatches)
+    else:
+        stream = _open_stream(arguments)
+        plans = _plan(parser, arguments, stream.num_megabatches)
     folder = RunFolder(arguments.run)
     commands = TextCommands(
         stream=arguments.stream,

@@ -25,10 +25,10 @@ def parse_log_line(line: str) -> Optional[dict[str, Any]]:
 
 
 def describe_stage(plan: StagePlan, num_stages: int) -> str:
-    """Name a stage for people: ``stage 2/4 (mega-batch 1)``; stages and mega-batches count as in the files."""
+    """Name a stage for people: ``stage 0/3 (mega-batch 0)``; stages and mega-batches count from 0, as in the files."""
     data = plan.stage.megabatches
     span = f"mega-batch {data[0]}" if len(data) == 1 else f"mega-batches {data[0]}-{data[-1]}"
-    return f"stage {plan.stage.index} of 0-{num_stages - 1} ({span})"
+    return f"stage {plan.stage.index}/{num_stages - 1} ({span})"
 
 
 class TrainingProgress:

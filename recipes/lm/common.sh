@@ -1,0 +1,78 @@
+# Settings that the language experiments share. Sourced by the recipes beside it, after they have set MODEL_SIZE.
+# Source: the paper (v5), section 5 and appendix B.2; the rows of Table 2.
+#
+# Knobs (environment variables), beside those of each recipe:
+#   STREAM     the stream: 4 mega-batches of text, 50,000 units             (default: runs/lm/stream)
+#   RUNS       runs go under this folder                                    (default: runs/lm)
+#   EXPERTS    experts in each Switch layer; the paper: 4, 8, 12            (default: 4)
+#   WAIT       mega-batches gathered before an update; the paper: 1, 3, 4   (default: 1)
+#   STEPS      times 120,000 updates per stage; the paper: 1, and 3 for WAIT=3, 4 for WAIT=4   (default: 1)
+#   GPUS       devices; 24 sequences in each update come from each of 8     (default: 8)
+#   LR, WARMUP, DROPOUT   the paper tuned them on the validation set: 2e-4 to 5e-3, 500 to 4000 updates
+#   PRECISION  bf16, fp16 or fp32; the paper does not say                   (default: bf16)
+#   SEED       of the run                                                   (default: 1)
+#   SMOKE      1: the same commands at a size that a CPU runs in about a minute, on text that pip installs
+#
+# Options of alma-stream (--dry-run, --stage N, --replay, ...) are passed on.
+# shellcheck shell=bash
+cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+source recipes/lib/environment.sh
+
+: "${SMOKE:=0}"
+: "${STREAM:=runs/lm/stream}"
+: "${RUNS:=runs/lm}"
+: "${EXPERTS:=4}"
+: "${WAIT:=1}"
+: "${STEPS:=1}"
+: "${GPUS:=8}"
+: "${LR:=1e-3}"
+: "${WARMUP:=2000}"
+: "${DROPOUT:=0.1}"
+: "${PRECISION:=bf16}"
+: "${SEED:=1}"
+
+MEGABATCHES=4
+UPDATES=$((120000 * STEPS))
+LOCAL_BATCH=8
+GLOBAL_BATCH=192
+TOKENS_PER_SAMPLE=512
+SAVE_EVERY=2000
+SIZE=(--arch "alma_switch_lm_$MODEL_SIZE")
+
+# Small in everything; learns nothing worth reading.
+if [ "$SMOKE" = 1 ]; then
+  RUNS=$RUNS/smoke
+  MEGABATCHES=$((WAIT > 1 ? WAIT : 2))
+  STREAM=$RUNS/stream-$MEGABATCHES
+  UPDATES=$((4 * STEPS)) WARMUP=2 GPUS=1 LOCAL_BATCH=4 GLOBAL_BATCH=4 TOKENS_PER_SAMPLE=32 SAVE_EVERY=2 PRECISION=fp32
+  SIZE+=(--decoder-layers 2 --decoder-embed-dim 32 --decoder-ffn-embed-dim 64 --decoder-attention-heads 2 --cpu)
+  mkdir -p "$RUNS"
+  python -m data_prep.kjv "$RUNS/kjv.txt"
+  alma-prep-text "$RUNS/kjv.txt" --out "$STREAM" \
+    --megabatches "$MEGABATCHES" --vocab-size 1000 --valid-words 1000 --test-words 2000
+fi
+
+if ((GLOBAL_BATCH % (LOCAL_BATCH * GPUS))); then
+  echo "GPUS=$GPUS: $GLOBAL_BATCH sequences cannot be dealt to them in batches of $LOCAL_BATCH; give 1, 2, 4 or 8" >&2
+  exit 2
+fi
+
+STREAM_OPTIONS=(--stream "$STREAM" --megabatches "$MEGABATCHES" --wait "$WAIT" --drop-rest --seed "$SEED"
+  --save-every "$SAVE_EVERY")
+MODEL=("${SIZE[@]}" --num-experts "$EXPERTS" --capacity-factor 1.0 --balance-loss-weight 0.01 --dropout "$DROPOUT")
+CRITERION=(--criterion alma_switch_cross_entropy)
+OPTIMIZER=(--optimizer adam --adam-betas '(0.9, 0.98)' --adam-eps 1e-8)
+SCHEDULE=(--lr "$LR" --lr-scheduler polynomial_decay --warmup-updates "$WARMUP"
+  --total-num-update "$UPDATES" --max-update "$UPDATES")
+DATA=(--tokens-per-sample "$TOKENS_PER_SAMPLE" --batch-size "$LOCAL_BATCH"
+  --update-freq "$((GLOBAL_BATCH / (LOCAL_BATCH * GPUS)))")
+[ "$PRECISION" = fp32 ] || DATA+=("--$PRECISION")
+TRAIN=("${MODEL[@]}" "${CRITERION[@]}" "${OPTIMIZER[@]}" "${SCHEDULE[@]}" "${DATA[@]}")
+
+# Names a run after its row of Table 2, for instance runs/lm/sm-base-8-w3-x3.
+run_folder() {
+  local name=$1-$MODEL_SIZE-$EXPERTS-w$WAIT
+  ((STEPS == 1)) || name+=-x$STEPS
+  ((SEED == 1)) || name+=-seed$SEED
+  echo "$RUNS/$name"
+}
