@@ -9,13 +9,17 @@ import io
 import lzma
 import zlib
 from pathlib import Path
-from typing import BinaryIO, Callable, Optional
+from typing import BinaryIO, Optional, Protocol
 
 from fairseq_alma.errors import AlmaError
 
 _SUFFIXES = {".gz": "gzip", ".bz2": "bzip2", ".xz": "xz", ".zst": "zstandard", ".zstd": "zstandard"}
 _MAGIC = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ\x00": "xz", b"\x28\xb5\x2f\xfd": "zstandard"}
 _READ_SIZE = 1 << 17
+
+
+class _Readable(Protocol):
+    def read(self, size: int, /) -> bytes: ...
 
 
 def strip_compression_suffix(name: str) -> str:
@@ -39,7 +43,7 @@ class DecompressedFile:
         self._label = label
         self._raw = open(path, "rb")  # noqa: SIM115 (closed by close)
         self._kind = self._detect(path)
-        self._file: BinaryIO = self._open()
+        self._file = self._open()
         self._num_bytes = 0
 
     def __enter__(self) -> "DecompressedFile":
@@ -81,15 +85,16 @@ class DecompressedFile:
             raise AlmaError(f"{self._label}: not {promised} data as its name says, {found}; fetch the file again")
         return kind
 
-    def _open(self) -> BinaryIO:
-        openers: dict[Optional[str], Callable[[], BinaryIO]] = {
-            None: lambda: self._raw,
-            "gzip": lambda: gzip.open(self._raw),
-            "bzip2": lambda: bz2.open(self._raw),
-            "xz": lambda: lzma.open(self._raw),
-            "zstandard": lambda: io.BufferedReader(_ZstandardReader(self._raw, self._label)),
-        }
-        return openers[self._kind]()
+    def _open(self) -> _Readable:
+        if self._kind == "gzip":
+            return gzip.GzipFile(fileobj=self._raw)
+        if self._kind == "bzip2":
+            return bz2.BZ2File(self._raw)
+        if self._kind == "xz":
+            return lzma.LZMAFile(self._raw)
+        if self._kind == "zstandard":
+            return io.BufferedReader(_ZstandardReader(self._raw, self._label))
+        return self._raw
 
 
 class _ZstandardReader(io.RawIOBase):

@@ -56,9 +56,9 @@ class DocumentEncoder:
         if self._whole_if is None:
             return self._encode_by_chunks(documents)
         whole = [number for number, document in enumerate(documents) if self._whole_if.search(document)]
-        encoded = dict(zip(whole, self._encode_whole([documents[number] for number in whole])))
+        encoded = dict(zip(whole, self._encode_whole([documents[number] for number in whole]), strict=True))
         others = [number for number in range(len(documents)) if number not in encoded]
-        encoded |= zip(others, self._encode_by_chunks([documents[number] for number in others]))
+        encoded |= zip(others, self._encode_by_chunks([documents[number] for number in others]), strict=True)
         return [encoded[number] for number in range(len(documents))]
 
     def _encode_whole(self, documents: Sequence[str]) -> list[bytes]:
@@ -67,7 +67,7 @@ class DocumentEncoder:
     def _encode_by_chunks(self, documents: Sequence[str]) -> list[bytes]:
         chunked = [_CHUNK.findall(document) for document in documents]
         missing = list(set().union(*chunked) - self._cache.keys())
-        self._cache.update(zip(missing, map(self._ids, self._tokenizer.encode_batch(missing))))
+        self._cache.update(zip(missing, map(self._ids, self._tokenizer.encode_batch(missing)), strict=True))
         ids_of = self._cache.__getitem__
         encoded = [b"".join(map(ids_of, chunks)) + self._eos for chunks in chunked]
         # Frequent chunks come early, so what comes after the cache is full is rarely worth an old chunk's place.
@@ -81,7 +81,7 @@ class DocumentEncoder:
 
 
 def _needs_tokenizer(tokenizer_json: Path) -> Optional[re.Pattern]:
-    """Return what must be in a document for the tokenizer to have to see it whole; every document has the empty text."""
+    """Return what a document contains that the tokenizer must see whole; the empty text is in every document."""
     content = json.loads(tokenizer_json.read_text(encoding="utf-8"))
     if not _follows_the_rule(content):
         return re.compile("")

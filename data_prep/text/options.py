@@ -151,7 +151,7 @@ def _add_dealing_options(group: Any) -> None:
         "--megabatches",
         type=_positive,
         metavar="B",
-        help="number of mega-batches, equal in words to within 1 %% or one document; with --append the number of new ones",
+        help="number of mega-batches, equal in words to within 1 %% or one document; with --append of new ones",
     )
     group.add_argument(
         "--one-per-input",

@@ -10,7 +10,7 @@ import signal
 import traceback
 from collections import deque
 from multiprocessing.connection import Connection, wait
-from typing import Any, Callable, Iterable, Iterator, TypeVar
+from typing import Any, Callable, Iterable, Iterator, TypeVar, cast
 
 from fairseq_alma.errors import AlmaError
 
@@ -83,8 +83,7 @@ def _exchange(workers: dict[Connection, Any], tasks: Iterator[Any]) -> Iterator[
             continue
         if not busy:
             return
-        for connection in wait(list(busy)):
-            assert isinstance(connection, Connection)
+        for connection in cast(list[Connection], wait(list(busy))):
             results[busy.pop(connection) - first].append(_receive(connection, workers[connection]))
             idle.append(connection)
 
@@ -109,8 +108,8 @@ def _receive(connection: Connection, process: Any) -> Any:
 def _killed(process: Any) -> AlmaError:
     process.join(timeout=5)
     return AlmaError(
-        f"--workers: a worker process ended by itself (exit status {process.exitcode}), most likely for want of memory; "
-        "give the command again with fewer --workers"
+        f"--workers: a worker process ended by itself (exit status {process.exitcode}), most likely for want of "
+        "memory; give the command again with fewer --workers"
     )
 
 

@@ -56,7 +56,7 @@ def prepare(options: PrepOptions) -> Optional[Stream]:
             stream = _create(options, sources, survey, record, build.path)
         else:
             stream = _append(options, sources, survey, record, build.path, there)
-        for source, stamp in zip(sources, before):
+        for source, stamp in zip(sources, before, strict=True):
             if _stamp(source) != stamp:
                 raise AlmaError(f"{source.label}: changed while it was being read; give the command again")
         spooled.unlink(missing_ok=True)
@@ -135,7 +135,7 @@ def _write_dictionary(tokenizer: StreamTokenizer, first_megabatch: Path, path: P
     """Write ``dict.txt``: per unit its symbol and how often it occurs in the first mega-batch."""
     counts = TokenFile(first_megabatch).count_ids(tokenizer.vocab_size + NUM_FAIRSEQ_SYMBOLS)[NUM_FAIRSEQ_SYMBOLS:]
     with open(path, "w", encoding="utf-8", newline="\n") as file:
-        file.writelines(f"{symbol} {count}\n" for symbol, count in zip(tokenizer.symbols, counts))
+        file.writelines(f"{symbol} {count}\n" for symbol, count in zip(tokenizer.symbols, counts, strict=True))
 
 
 def _write_hashes(survey: Survey, deal: Deal, root: Path, number: int) -> StreamFile:

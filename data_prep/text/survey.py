@@ -39,19 +39,22 @@ def survey_documents(sources: Sequence[Source], num_workers: int) -> Survey:
     Raises:
         AlmaError: an input is broken, no text, or holds no document at all.
     """
-    hashes, words, block_sizes, arguments = [], [], [], []
-    progress_of_blocks = _BlockReader(sources)
+    hashes: list[np.ndarray] = []
+    words: list[np.ndarray] = []
+    arguments: list[np.ndarray] = []
+    block_sizes: list[int] = []
+    blocks = _BlockReader(sources)
     with Progress("counting words") as progress:
-        for block_hashes, block_words in ordered_map(_examine, progress_of_blocks, num_workers):
+        for block_hashes, block_words in ordered_map(_examine, blocks, num_workers):
             block = len(block_sizes)
             hashes.append(block_hashes)
             words.append(block_words)
             block_sizes.append(len(block_hashes))
-            argument = progress_of_blocks.arguments[block]
+            argument = blocks.arguments[block]
             arguments.append(np.full(len(block_hashes), argument, dtype=np.uint16))
-            progress.update(progress_of_blocks.fractions[block], int(block_words.sum(dtype=np.int64)))
+            progress.update(blocks.fractions[block], int(block_words.sum(dtype=np.int64)))
     documents_per_argument = dict.fromkeys((source.argument for source in sources), 0)
-    for argument, size in zip(progress_of_blocks.arguments, block_sizes):
+    for argument, size in zip(blocks.arguments, block_sizes, strict=True):
         documents_per_argument[argument] += size
     for source in sources:
         if not documents_per_argument[source.argument]:

@@ -78,7 +78,7 @@ def write_sets(
             done += block_words
             progress.update(done / max(int(words.sum()), 1), block_words)
     splits = []
-    for number, (name, writer) in enumerate(zip(names, writers)):
+    for number, (name, writer) in enumerate(zip(names, writers, strict=True)):
         writer.close()
         files = tuple(StreamFile.describe(root, f"{name}{suffix}") for suffix in (".bin", ".idx"))
         splits.append(
@@ -133,7 +133,7 @@ def _changed(label: str) -> AlmaError:
 def _choose(task: _Task) -> tuple[int, list[str]]:
     if not task.sets.any():
         return 0, []
-    documents = [document for document, chosen in zip(task.documents(), task.sets) if chosen]
+    documents = [document for document, chosen in zip(task.documents(), task.sets, strict=True) if chosen]
     return int(task.words[task.sets].sum(dtype=np.int64)), documents
 
 

@@ -18,7 +18,12 @@ EOS = 2
 
 _MAGIC = b"MMIDIDX\x00\x00"
 _VERSION = 1
-_DTYPE_CODES = {8: np.dtype("uint16"), 9: np.dtype("uint32"), 5: np.dtype("int64"), 4: np.dtype("int32")}
+_DTYPE_CODES: dict[int, np.dtype] = {
+    8: np.dtype("uint16"),
+    9: np.dtype("uint32"),
+    5: np.dtype("int64"),
+    4: np.dtype("int32"),
+}
 _HEADER = struct.Struct("<9sQBQ")
 _POINTERS_AT_ONCE = 1 << 20
 
@@ -77,7 +82,7 @@ class TokenFileWriter:
         for sizes in self._sizes:
             for start in range(0, len(sizes), _POINTERS_AT_ONCE):
                 ends = np.cumsum(sizes[start : start + _POINTERS_AT_ONCE], dtype=np.int64) * self._dtype.itemsize
-                yield np.concatenate([[0], ends[:-1]]) + offset
+                yield np.concatenate([np.zeros(1, np.int64), ends[:-1]]) + offset
                 offset += int(ends[-1])
 
 
@@ -97,7 +102,8 @@ class TokenFile:
 
     def __init__(self, prefix: Union[str, Path]) -> None:
         idx, bin_ = Path(f"{prefix}.idx"), Path(f"{prefix}.bin")
-        header = idx.read_bytes()[: _HEADER.size]
+        with open(idx, "rb") as file:
+            header = file.read(_HEADER.size)
         if len(header) < _HEADER.size or _HEADER.unpack(header)[:2] != (_MAGIC, _VERSION):
             raise AlmaError(f"{idx}: not an index of fairseq's mmap format; prepare the stream again")
         _, _, code, num_sequences = _HEADER.unpack(header)
