@@ -56,7 +56,7 @@ class Shares:
         """Return the words of the validation and of the test set, out of ``total``."""
         if not self.held_out:
             return 0.0, 0.0
-        rest: float = total - (self.valid_words or 0) - (self.test_words or 0)
+        rest = max(total - (self.valid_words or 0) - (self.test_words or 0), 0)
         pieces = self.num_megabatches + (self.valid_words is None) * _VALID_SHARE + (self.test_words is None)
         valid = rest / pieces * _VALID_SHARE if self.valid_words is None else self.valid_words
         test = rest / pieces if self.test_words is None else self.test_words
@@ -76,6 +76,11 @@ def deal_documents(survey: Survey, shares: Shares, seed: int, drop: Optional[np.
         AlmaError: the documents do not suffice for so many sets.
     """
     kept = np.arange(len(survey)) if drop is None else _first_occurrences(survey.hashes, drop)
+    if not len(kept):
+        raise AlmaError(
+            f"INPUT: all {len(survey):,} documents are in the stream already; give text that it does not have, or "
+            "--keep-duplicates"
+        )
     order = kept[np.argsort(_random_keys(survey.hashes[kept], seed, distinct=drop is not None), kind="stable")]
     words = survey.words[order].astype(np.int64)
     sets = np.full(len(survey), DROPPED, dtype=np.int16)
@@ -142,12 +147,14 @@ def _refuse_empty_sets(sets: np.ndarray, words: np.ndarray, shares: Shares) -> N
     if counts.all():
         return
     empty = int(np.argmin(counts))
-    name = (
-        ["the validation set", "the test set"][empty - shares.num_megabatches]
-        if (empty >= shares.num_megabatches)
-        else f"mega-batch {empty}"
+    held_out = {shares.num_megabatches: "the validation set", shares.num_megabatches + 1: "the test set"}
+    flag = "--one-per-input" if shares.by_argument else f"--megabatches {shares.num_megabatches}"
+    advice = (
+        "leave out inputs that repeat others, give more text, or smaller --valid-words and --test-words"
+        if shares.by_argument
+        else "give fewer mega-batches, more text, or choose --format lines if each line is a document"
     )
     raise AlmaError(
-        f"--megabatches {shares.num_megabatches}: {len(words):,} documents ({int(words.sum()):,} words) leave {name} "
-        "without a document; give fewer mega-batches, more text, or choose --format lines if each line is a document"
+        f"{flag}: {len(words):,} documents ({int(words.sum()):,} words) leave "
+        f"{held_out.get(empty, f'mega-batch {empty}')} without a document; {advice}"
     )

@@ -82,7 +82,7 @@ def _json_lines(block: Block) -> list[str]:
 def _text_of_record(line: str, field: str, where: str) -> str:
     try:
         record = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise AlmaError(
             f"{where}: not JSON ({error}); each line must be one JSON object, or choose another --format"
         ) from error
@@ -98,7 +98,9 @@ def _text_of_record(line: str, field: str, where: str) -> str:
 
 def _checked_text(value: object, field: str, where: str) -> str:
     if not isinstance(value, str):
-        raise AlmaError(f"{where}: {field!r} holds a {type(value).__name__}, it must be a text; give another --field")
+        raise AlmaError(
+            f"{where}: {field!r} is {value!r:.40}, it must be a text; mend the record or give another --field"
+        )
     try:
         value.encode("utf-8")
     except UnicodeEncodeError as error:

@@ -41,6 +41,8 @@ def prepare(options: PrepOptions) -> Optional[Stream]:
         AlmaError: the input, the options or what stands at ``--out`` do not allow it.
     """
     there = _stream_at(options)
+    if options.tokenizer is not None:
+        StreamTokenizer(options.tokenizer)  # a broken one shows now, not after the first pass
     with BuildFolder(options.out) as build:
         spooled = build.path / _SPOOLED
         if STANDARD_INPUT in options.inputs:
@@ -184,12 +186,18 @@ def _completed_before(options: PrepOptions, there: Stream, record: dict[str, Any
     for flag in {**first["options"], **record["options"]}:
         old, new = (entry["options"].get(flag) for entry in (first, record))
         if old != new:
-            raise AlmaError(f"--out {options.out}: the stream there was made with {flag} {old}, not {new}; {advice}")
+            raise AlmaError(
+                f"--out {options.out}: the stream there was made with {flag} {_shown(old)}, not {_shown(new)}; {advice}"
+            )
     if first["inputs"] != record["inputs"]:
         changed = [new["name"] for new in record["inputs"] if new not in first["inputs"]]
         which = f"{', '.join(changed[:3])} is not what it was made from" if changed else "files are missing or moved"
         raise AlmaError(f"--out {options.out}: the stream there was made from other input: {which}; {advice}")
     return True
+
+
+def _shown(value: object) -> str:
+    return "left to its default" if value is None else str(value)
 
 
 def _record(options: PrepOptions, sources: Sequence[Source]) -> dict[str, Any]:
