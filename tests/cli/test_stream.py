@@ -1,0 +1,138 @@
+import json
+import subprocess
+import sys
+
+import pytest
+
+from fairseq_alma.cli.stream import main
+from fairseq_alma.errors import AlmaError
+from tests.learners.fakes import write_manifest
+
+TRAIN = ["--arch", "alma_switch_lm_tiny", "--max-update", "10", "--adam-betas", "(0.9, 0.98)"]
+
+
+@pytest.fixture
+def stream(tmp_path):
+    return write_manifest(tmp_path / "S", 4).root
+
+
+def run(stream, tmp_path, *options, train=TRAIN):
+    return main(["--stream", str(stream), "--run", str(tmp_path / "R"), *options, "--", *train])
+
+
+def usage_error(capsys, *arguments, **options):
+    with pytest.raises(SystemExit) as raised:
+        run(*arguments, **options)
+    assert raised.value.code == 2
+    return capsys.readouterr().err.splitlines()[-1]
+
+
+def test_a_dry_run_prints_the_commands_of_each_stage_and_touches_nothing(stream, tmp_path, capsys):
+    assert run(stream, tmp_path, "--wait", "3", "--dry-run") == 0
+    out = capsys.readouterr().out
+    assert out.count("\nfairseq-train ") == 2
+    assert out.count("fairseq-eval-lm ") == 4
+    assert "# stage 0/1 (mega-batches 0-2)" in out
+    assert "--adam-betas '(0.9, 0.98)'" in out
+    assert not (tmp_path / "R").exists()
+
+
+def test_a_dry_run_of_one_stage_prints_that_stage(stream, tmp_path, capsys):
+    run(stream, tmp_path, "--dry-run", "--stage", "2")
+    out = capsys.readouterr().out
+    assert out.count("fairseq-train ") == 1
+    assert "--megabatch 2" in out
+
+
+def test_a_dry_run_needs_no_stream_when_told_how_many_megabatches_it_will_have(tmp_path, capsys):
+    assert run(tmp_path / "later", tmp_path, "--dry-run", "--megabatches", "3") == 0
+    assert capsys.readouterr().out.count("fairseq-train ") == 3
+
+
+def test_neither_fairseq_nor_torch_is_imported_to_print_commands(stream, tmp_path):
+    code = (
+        "import sys; from fairseq_alma.cli.stream import main; main(sys.argv[1:]); "
+        "print(sorted({'torch', 'fairseq'} & set(sys.modules)))"
+    )
+    words = ["--stream", str(stream), "--run", str(tmp_path / "R"), "--dry-run", "--", *TRAIN]
+    done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+@pytest.mark.parametrize(
+    "options,message",
+    [
+        (["--wait", "0"], "--wait 0: a number of at least 1"),
+        (["--wait", "5", "--drop-rest"], "--wait 5 --drop-rest: the stream has 4 mega-batches"),
+        (["--stage", "4"], "--stage 4: the run has stages 0 to 3"),
+        (["--save-every", "0"], "--save-every 0"),
+        (["--seed", "-1"], "--seed -1"),
+        (["--megabatches", "0"], "--megabatches 0"),
+        (["--learner", "guess"], "invalid choice: 'guess'"),
+    ],
+)
+def test_usage_errors_are_one_line_with_exit_status_2(stream, tmp_path, capsys, options, message):
+    assert message in usage_error(capsys, stream, tmp_path, *options)
+
+
+def test_options_that_alma_stream_decides_are_usage_errors(stream, tmp_path, capsys):
+    message = usage_error(capsys, stream, tmp_path, train=[*TRAIN, "--save-dir", "x"])
+    assert "--save-dir may not stand after the --: give --run" in message
+
+
+def test_a_folder_that_is_no_stream_is_named(tmp_path):
+    with pytest.raises(AlmaError, match=r"nowhere: there is no stream.json"):
+        run(tmp_path / "nowhere", tmp_path)
+    assert not (tmp_path / "R").exists()
+
+
+def test_a_stream_with_too_few_megabatches_is_refused(stream, tmp_path):
+    with pytest.raises(AlmaError, match=r"4 mega-batches, --megabatches asks for 5"):
+        run(stream, tmp_path, "--megabatches", "5")
+
+
+def complete(root, stage, megabatches):
+    record = {
+        "stage": stage, "megabatches": megabatches, "num_params": 9, "num_experts": 4, "num_members": 1,
+        "num_updates": 10, "train_tokens": 5, "train_flops": 8, "test_flops_per_token": 2, "wall_seconds": 1.0,
+        "valid": {"loss": 3.0, "ppl": 8.0}, "test": {"loss": 2.0, "ppl": 4.0},
+    }  # fmt: skip
+    folder = root / f"stage-{stage:03d}"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "stage.json").write_text(json.dumps(record))
+
+
+def begin(stream, tmp_path, *options):
+    """Write run.json, and fail at the first command because the stream has no files."""
+    with pytest.raises(AlmaError, match="fairseq-train"):
+        run(stream, tmp_path, *options)
+
+
+@pytest.fixture
+def no_commands(monkeypatch):
+    def refuse(command, *arguments, **options):
+        raise AlmaError(f"{command.program} was called")
+
+    monkeypatch.setattr("fairseq_alma.learners.text_backend.run_logged", refuse)
+
+
+def test_a_finished_run_says_so_and_does_nothing(stream, tmp_path, capsys, no_commands):
+    begin(stream, tmp_path, "--wait", "3")
+    complete(tmp_path / "R", 0, [0, 1, 2])
+    complete(tmp_path / "R", 1, [3])
+    (tmp_path / "R" / "stage-000" / "clock.json").unlink()
+    assert run(stream, tmp_path, "--wait", "3") == 0
+    assert "R: nothing to do, the run is complete" in capsys.readouterr().out
+
+
+def test_other_options_on_the_same_run_are_refused(stream, tmp_path, no_commands):
+    begin(stream, tmp_path)
+    with pytest.raises(AlmaError, match=r"R/run.json: .*--wait 1 then, 2 now"):
+        run(stream, tmp_path, "--wait", "2")
+
+
+def test_the_run_says_first_what_it_is(stream, tmp_path, no_commands):
+    begin(stream, tmp_path, "--seed", "7", "--init", "scratch")
+    record = json.loads((tmp_path / "R" / "run.json").read_text())
+    assert (record["learner"], record["seed"], record["options"]["init"]) == ("sm", 7, "scratch")
+    assert record["train_options"]["--max-update"] == "10"

@@ -1,0 +1,57 @@
+"""Stand-ins for what takes long: a stream that is only a manifest, a back end that trains nothing."""
+
+import json
+from pathlib import Path
+from typing import Any, Mapping, Sequence
+
+from fairseq_alma.data.stream import Split, Stream, StreamFile, TokenizerEntry, megabatch_name
+from fairseq_alma.learners.plan import Model, StagePlan
+
+SHA = "0" * 64
+
+
+def write_manifest(root: Path, num_megabatches: int, seed: int = 1) -> Stream:
+    """Write a stream.json of text whose files are not there."""
+    names = [*(megabatch_name(t) for t in range(num_megabatches)), "valid", "test"]
+    splits = tuple(Split(name, (StreamFile(f"{name}.bin", 8, SHA),), 2, 40, 100, 400) for name in names)
+    tokenizer = TokenizerEntry.describe("tokenizers", 50, [StreamFile("tokenizer/tokenizer.json", 3, SHA)])
+    stream = Stream(root, "text", seed, splits, tokenizer, StreamFile("dict.txt", 3, SHA))
+    root.mkdir(parents=True, exist_ok=True)
+    (root / "stream.json").write_text(json.dumps(stream.to_json()))
+    return stream
+
+
+class FakeBackend:
+    """Remembers what it was asked to do; fails where it is told to."""
+
+    def __init__(self, fail_in_test_of: int = -1) -> None:
+        self.calls: list[tuple[str, int]] = []
+        self.kept: dict[int, list[Model]] = {}
+        self.fail_in_test_of = fail_in_test_of
+
+    def train(self, plan: StagePlan, lock: int) -> Mapping[str, Any]:
+        self.calls.append(("train", plan.stage.index))
+        return {"num_updates": 10, "train_tokens": 1000, "train_flops": 5000}
+
+    def test(self, plan: StagePlan, lock: int) -> Mapping[str, Any]:
+        self.calls.append(("test", plan.stage.index))
+        if plan.stage.index == self.fail_in_test_of:
+            raise KeyboardInterrupt
+        facts = {"num_params": 7, "num_experts": 4, "num_members": 1, "test_flops_per_token": 3}
+        return {**facts, "valid": {"loss": 3.0, "ppl": 8.0}, "test": {"loss": 2.0, "ppl": 4.0}}
+
+    def keep_only(self, stage: int, needed: Sequence[Model]) -> None:
+        self.kept[stage] = list(needed)
+
+
+class FakeReporter:
+    """Remembers what it was told."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[str, int]] = []
+
+    def skipped(self, plan: StagePlan, record: Mapping[str, Any]) -> None:
+        self.told.append(("skipped", plan.stage.index))
+
+    def completed(self, plan: StagePlan, record: Mapping[str, Any]) -> None:
+        self.told.append(("completed", plan.stage.index))

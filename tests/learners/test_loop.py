@@ -1,0 +1,98 @@
+import json
+
+import pytest
+
+from fairseq_alma.errors import AlmaError
+from fairseq_alma.learners.loop import run_stages
+from fairseq_alma.learners.plan import Model
+from fairseq_alma.learners.run_folder import RunFolder
+from fairseq_alma.learners.schedule import stages
+from fairseq_alma.learners.strategy import LearnerOptions, plan_stages
+from tests.learners.fakes import FakeBackend, FakeReporter
+
+
+def plan(num_megabatches=3, wait=1, from_previous=True):
+    return plan_stages("sm", LearnerOptions(seed=1, from_previous=from_previous), stages(num_megabatches, wait))
+
+
+def run(root, backend, plans=None, **options):
+    reporter = FakeReporter()
+    num_run = run_stages(RunFolder(root), plans or plan(), backend, reporter, **options)
+    return num_run, reporter.told
+
+
+def test_stages_run_in_order_and_each_leaves_a_record(tmp_path):
+    backend = FakeBackend()
+    assert run(tmp_path, backend) == (3, [("completed", 0), ("completed", 1), ("completed", 2)])
+    assert backend.calls == [(step, stage) for stage in range(3) for step in ("train", "test")]
+    record = json.loads((tmp_path / "stage-001" / "stage.json").read_text())
+    assert set(record) == {
+        "stage", "megabatches", "num_params", "num_experts", "num_members", "num_updates", "train_tokens",
+        "train_flops", "test_flops_per_token", "wall_seconds", "valid", "test",
+    }  # fmt: skip
+    assert (record["stage"], record["megabatches"]) == (1, [1])
+
+
+def test_a_complete_run_runs_nothing(tmp_path):
+    run(tmp_path, FakeBackend())
+    backend = FakeBackend()
+    assert run(tmp_path, backend) == (0, [("skipped", 0), ("skipped", 1), ("skipped", 2)])
+    assert backend.calls == []
+    assert backend.kept == {}
+
+
+def test_an_interrupted_stage_never_happened_and_is_run_again(tmp_path):
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path, FakeBackend(fail_in_test_of=1))
+    assert not (tmp_path / "stage-001" / "stage.json").exists()
+    backend = FakeBackend()
+    assert run(tmp_path, backend)[1] == [("skipped", 0), ("completed", 1), ("completed", 2)]
+
+
+def test_tidying_that_was_cut_off_is_done_by_the_next_call(tmp_path):
+    class CutOff(FakeBackend):
+        def keep_only(self, stage, needed):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path, CutOff())
+    backend = FakeBackend()
+    assert run(tmp_path, backend)[1] == [("skipped", 0), ("completed", 1), ("completed", 2)]
+    assert backend.kept == {0: [Model(0, 0)], 1: [Model(1, 0)], 2: [Model(2, 0)]}
+
+
+def test_one_stage_can_run_alone_once_the_one_before_is_complete(tmp_path):
+    with pytest.raises(AlmaError, match=r"stage-000/stage.json.*stage 1 starts.*run that stage first"):
+        run(tmp_path, FakeBackend(), only=1)
+    assert run(tmp_path, FakeBackend(), only=0)[0] == 1
+    assert run(tmp_path, FakeBackend(), only=1) == (1, [("completed", 1)])
+
+
+def test_from_scratch_any_stage_can_run_first(tmp_path):
+    assert run(tmp_path, FakeBackend(), plan(from_previous=False), only=2)[0] == 1
+
+
+def test_nothing_is_removed_when_all_checkpoints_are_to_be_kept(tmp_path):
+    backend = FakeBackend()
+    run(tmp_path, backend, keep_checkpoints=True)
+    assert backend.kept == {}
+
+
+def test_a_record_of_other_megabatches_is_refused(tmp_path):
+    run(tmp_path, FakeBackend(), plan(num_megabatches=4, wait=3))
+    with pytest.raises(AlmaError, match=r"stage-001/stage.json: trained on mega-batches \[3\].*\[3, 4, 5\]"):
+        run(tmp_path, FakeBackend(), plan(num_megabatches=6, wait=3))
+
+
+def test_a_run_goes_on_when_its_stream_has_grown(tmp_path):
+    run(tmp_path, FakeBackend(), plan(num_megabatches=2))
+    backend = FakeBackend()
+    assert run(tmp_path, backend, plan(num_megabatches=3))[0] == 1
+    assert backend.calls == [("train", 2), ("test", 2)]
+
+
+def test_a_damaged_record_is_named(tmp_path):
+    run(tmp_path, FakeBackend())
+    (tmp_path / "stage-001" / "stage.json").write_text('{"stage": 1')
+    with pytest.raises(AlmaError, match=r"stage-001/stage.json: damaged, not JSON.*remove the file"):
+        run(tmp_path, FakeBackend())

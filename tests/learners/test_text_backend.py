@@ -1,0 +1,96 @@
+import math
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from fairseq_alma.errors import AlmaError
+from fairseq_alma.learners import checkpoints, text_backend
+from fairseq_alma.learners.checkpoints import Progress
+from fairseq_alma.learners.run_folder import RunFolder
+from fairseq_alma.learners.schedule import stages
+from fairseq_alma.learners.strategy import LearnerOptions, plan_stages
+from fairseq_alma.learners.text_backend import TextBackend
+from fairseq_alma.learners.text_commands import TextCommands
+from fairseq_alma.learners.train_options import TrainOptions
+
+PLAN = plan_stages("sm", LearnerOptions(seed=1), stages(1, 1))[0]
+FACTS = SimpleNamespace(num_params=11, num_experts=4, train_flops_per_token=6, test_flops_per_token=2)
+RESULT = "2026-01-01 00:00:00 | INFO | fairseq_cli.eval_lm | Loss (base 2): {}, Perplexity: 1.00"
+
+
+@pytest.fixture
+def backend(tmp_path):
+    options = TrainOptions(["--arch", "a", "--max-update", "10"])
+    folder = RunFolder(tmp_path)
+    commands = TextCommands(Path("S"), folder, options, wait=1, replay=False, save_every=5, validate=False,
+                            keep_checkpoints=False)  # fmt: skip
+    return TextBackend(commands, num_stages=1, describe=lambda path: FACTS)
+
+
+@pytest.fixture
+def launched(monkeypatch):
+    """Programs launched so far; each prints the lines that the test has put into ``launched.lines``."""
+    record = SimpleNamespace(programs=[], lines=[])
+
+    def run(command, log, watch, keep_open):
+        record.programs.append(command.program)
+        for line in record.lines:
+            watch(line)
+
+    monkeypatch.setattr(text_backend, "run_logged", run)
+    return record
+
+
+def pretend(monkeypatch, *progress):
+    """Let the checkpoint be there, and be this far at each look."""
+    looks = iter(progress)
+    monkeypatch.setattr(checkpoints, "repair_last", lambda folder: folder / "checkpoint_last.pt")
+    monkeypatch.setattr(checkpoints, "is_whole", lambda path: True)
+    monkeypatch.setattr(checkpoints, "read_progress", lambda path: next(looks))
+
+
+def test_a_training_that_was_cut_off_goes_on_and_counts_each_token_once(backend, launched, monkeypatch):
+    pretend(monkeypatch, Progress(5, 0, 500), Progress(10, 0, 1000))
+    assert backend.train(PLAN, 0) == {"num_updates": 10, "train_tokens": 1000, "train_flops": 6000}
+    assert launched.programs == ["fairseq-train"]
+
+
+def test_a_finished_training_is_not_launched_again_for_it_would_do_one_more_update(backend, launched, monkeypatch):
+    pretend(monkeypatch, Progress(10, 0, 1000))
+    assert backend.train(PLAN, 0)["num_updates"] == 10
+    assert launched.programs == []
+
+
+def test_a_training_that_ends_early_is_an_error(backend, launched, monkeypatch):
+    pretend(monkeypatch, Progress(5, 0, 500), Progress(7, 0, 700))
+    with pytest.raises(AlmaError, match=r"train-member-0.log: fairseq-train ended after 7 updates"):
+        backend.train(PLAN, 0)
+
+
+def test_a_stage_whose_start_is_gone_says_which_stage_to_run(backend, launched):
+    second = plan_stages("sm", LearnerOptions(seed=1), stages(2, 1))[1]
+    with pytest.raises(
+        AlmaError, match=r"stage-000/member-0/checkpoint_last.pt: not there, and stage 1 starts from it"
+    ):
+        backend.train(second, 0)
+
+
+def test_perplexity_is_computed_from_the_printed_loss(backend, launched):
+    launched.lines = ["something else", RESULT.format("5.1234")]
+    record = backend.test(PLAN, 0)
+    assert record["test"] == record["valid"] == {"loss": 5.1234, "ppl": pytest.approx(2**5.1234, abs=1e-4)}
+    assert (record["num_params"], record["num_experts"], record["num_members"]) == (11, 4, 1)
+    assert record["test_flops_per_token"] == 2
+
+
+def test_an_evaluation_without_a_result_is_an_error(backend, launched):
+    with pytest.raises(AlmaError, match=r"valid.log: fairseq-eval-lm printed 0 results"):
+        backend.test(PLAN, 0)
+
+
+@pytest.mark.parametrize("loss", [math.nan, math.inf])
+def test_a_diverged_training_is_an_error(backend, launched, loss):
+    launched.lines = [RESULT.format(loss)]
+    with pytest.raises(AlmaError, match=r"valid.log: the loss on valid is (nan|inf).*diverged.*--lr"):
+        backend.test(PLAN, 0)
