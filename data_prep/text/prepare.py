@@ -14,6 +14,7 @@ from data_prep.text.source import STANDARD_INPUT, Source, find_sources, spool_st
 from data_prep.text.survey import Survey, survey_documents
 from data_prep.text.training import train_tokenizer
 from data_prep.text.writing import sample_documents, write_sets
+from fairseq_alma.data.file_errors import naming
 from fairseq_alma.data.stream import (
     MANIFEST,
     Split,
@@ -136,7 +137,7 @@ def _tokenizer(
 def _write_dictionary(tokenizer: StreamTokenizer, first_megabatch: Path, path: Path) -> None:
     """Write ``dict.txt``: per unit its symbol and how often it occurs in the first mega-batch."""
     counts = TokenFile(first_megabatch).count_ids(tokenizer.vocab_size + NUM_FAIRSEQ_SYMBOLS)[NUM_FAIRSEQ_SYMBOLS:]
-    with open(path, "w", encoding="utf-8", newline="\n") as file:
+    with naming(path), open(path, "w", encoding="utf-8", newline="\n") as file:
         file.writelines(f"{symbol} {count}\n" for symbol, count in zip(tokenizer.symbols, counts, strict=True))
 
 
@@ -144,7 +145,8 @@ def _write_hashes(survey: Survey, deal: Deal, root: Path, number: int) -> Stream
     """Keep eight bytes of each document, by which ``--append`` knows what the stream has."""
     name = f"document-hashes/{number:03d}.u64"
     (root / name).parent.mkdir(exist_ok=True)
-    (root / name).write_bytes(np.sort(survey.hashes[deal.order]).astype("<u8").tobytes())
+    with naming(root / name):
+        (root / name).write_bytes(np.sort(survey.hashes[deal.order]).astype("<u8").tobytes())
     return StreamFile.describe(root, name)
 
 

@@ -9,6 +9,7 @@ from typing import Iterator, Optional, Sequence
 
 from data_prep.text.compression import DecompressedFile, strip_compression_suffix
 from data_prep.text.document import Block
+from fairseq_alma.data.file_errors import naming
 from fairseq_alma.errors import AlmaError
 
 STANDARD_INPUT = "-"
@@ -54,13 +55,8 @@ class Source:
 
 def spool_standard_input(path: Path) -> None:
     """Copy standard input to a file, because it must be read more than once."""
-    with open(path, "wb") as file:
-        try:
-            shutil.copyfileobj(sys.stdin.buffer, file, BLOCK_SIZE)
-            file.flush()
-        except OSError as error:
-            error.filename = str(path)
-            raise
+    with naming(path), open(path, "wb") as file:
+        shutil.copyfileobj(sys.stdin.buffer, file, BLOCK_SIZE)
 
 
 def find_sources(inputs: Sequence[str], form: Optional[str], field: str, spooled: Path) -> list[Source]:

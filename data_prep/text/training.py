@@ -5,6 +5,7 @@ import os
 from pathlib import Path
 from typing import Iterable, Iterator
 
+from fairseq_alma.data.file_errors import naming
 from fairseq_alma.data.tokenizer import FILE_NAMES
 from fairseq_alma.errors import AlmaError
 
@@ -43,7 +44,8 @@ def _train_byte_level_bpe(batches: Iterable[list[str]], vocab_size: int, path: P
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     trainer = trainers.BpeTrainer(vocab_size=vocab_size, initial_alphabet=alphabet, show_progress=False)
     tokenizer.train_from_iterator(batches, trainer)
-    path.write_text(tokenizer.to_str(pretty=True), encoding="utf-8")
+    with naming(path):
+        path.write_text(tokenizer.to_str(pretty=True), encoding="utf-8")
 
 
 def _train_sentencepiece(batches: Iterable[list[str]], vocab_size: int, path: Path) -> None:
@@ -71,7 +73,8 @@ def _train_sentencepiece(batches: Iterable[list[str]], vocab_size: int, path: Pa
             f"--vocab-size {vocab_size}: sentencepiece cannot train on the first mega-batch ({error}); give another "
             "number, or a larger first mega-batch"
         ) from error
-    path.write_bytes(model.getvalue())
+    with naming(path):
+        path.write_bytes(model.getvalue())
 
 
 def _sentences(batches: Iterable[list[str]]) -> Iterator[str]:

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Iterable, Mapping, Optional, Union
 
+from fairseq_alma.data.file_errors import naming
 from fairseq_alma.errors import AlmaError
 
 FORMAT_VERSION = 1
@@ -274,7 +275,7 @@ def write_manifest(stream: Stream, path: Path) -> None:
         stream: what to write; its ``root`` is left out.
         path: the file, ``stream.json`` in the stream's folder or on its way there.
     """
-    with open(path, "w", encoding="utf-8") as file:
+    with naming(path), open(path, "w", encoding="utf-8") as file:
         json.dump(stream.to_json(), file, indent=1, ensure_ascii=False)
         file.write("\n")
         file.flush()

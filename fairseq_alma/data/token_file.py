@@ -4,13 +4,13 @@ Written with NumPy, piece by piece, so that preparing text needs neither fairseq
 Layout as fairseq's ``MMapIndexedDataset``.
 """
 
-import os
 import struct
 from pathlib import Path
 from typing import Iterator, Union
 
 import numpy as np
 
+from fairseq_alma.data.file_errors import naming
 from fairseq_alma.errors import AlmaError
 
 NUM_FAIRSEQ_SYMBOLS = 4  # fairseq's Dictionary begins with <s> <pad> </s> <unk>, so unit u has id u + 4
@@ -57,24 +57,21 @@ class TokenFileWriter:
             ids: the ids of all sequences one after the other, each sequence with its eos, as bytes of ``dtype``.
             sizes: ``(num_sequences,)``, int32: ids per sequence.
         """
-        with open(self._bin, "ab") as file:
-            _write(file, self._bin, ids)
+        with naming(self._bin), open(self._bin, "ab") as file:
+            file.write(ids)
         self._sizes.append(sizes.astype(np.int32))
         self.num_tokens += len(ids) // self._dtype.itemsize
         self.num_documents += len(sizes)
 
     def close(self) -> None:
-        """Write the index and have both files on the disk."""
+        """Write the index."""
         code = next(code for code, dtype in _DTYPE_CODES.items() if dtype == self._dtype)
-        with open(self._idx, "wb") as file:
-            _write(file, self._idx, _HEADER.pack(_MAGIC, _VERSION, code, self.num_documents))
+        with naming(self._idx), open(self._idx, "wb") as file:
+            file.write(_HEADER.pack(_MAGIC, _VERSION, code, self.num_documents))
             for sizes in self._sizes:
-                _write(file, self._idx, sizes.astype("<i4").tobytes())
+                file.write(sizes.astype("<i4").tobytes())
             for pointers in self._pointers():
-                _write(file, self._idx, pointers.astype("<i8").tobytes())
-            _sync(file, self._idx)
-        with open(self._bin, "rb+") as file:
-            _sync(file, self._bin)
+                file.write(pointers.astype("<i8").tobytes())
 
     def _pointers(self) -> Iterator[np.ndarray]:
         """Yield the byte offset of each sequence, a piece at a time."""
@@ -124,22 +121,3 @@ class TokenFile:
         for start in range(0, len(self.ids), _POINTERS_AT_ONCE):
             counts += np.bincount(self.ids[start : start + _POINTERS_AT_ONCE], minlength=num_ids)
         return counts
-
-
-def _write(file, path: Path, content: bytes) -> None:
-    """Write; where the disk is full, say which file it was (``write`` itself does not)."""
-    try:
-        file.write(content)
-        file.flush()
-    except OSError as error:
-        error.filename = str(path)
-        raise
-
-
-def _sync(file, path: Path) -> None:
-    try:
-        file.flush()
-        os.fsync(file.fileno())
-    except OSError as error:
-        error.filename = str(path)
-        raise

@@ -1,0 +1,123 @@
+"""The manifest: what identifies a stream, and what a damaged one answers."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from fairseq_alma.data.stream import MANIFEST, Split, Stream, StreamFile, megabatch_name, write_manifest
+from fairseq_alma.errors import AlmaError
+
+NAMES = (megabatch_name(0), megabatch_name(1), "valid", "test")
+
+
+def write_stream(root: Path) -> Stream:
+    """Write a small stream with made-up token files and return it."""
+    splits = []
+    for number, name in enumerate(NAMES):
+        file = root / f"{name}.bin"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(bytes([number]) * (number + 5))
+        splits.append(Split(name, (StreamFile.describe(root, f"{name}.bin"),), num_documents=number))
+    (root / "dict.txt").write_text("a 1\n")
+    stream = Stream(root, "text", 1, tuple(splits), dictionary=StreamFile.describe(root, "dict.txt"))
+    write_manifest(stream, root / MANIFEST)
+    return stream
+
+
+def edit_manifest(root: Path, **changes: object) -> None:
+    content = json.loads((root / MANIFEST).read_text())
+    (root / MANIFEST).write_text(json.dumps({**content, **changes}))
+
+
+def test_manifest_reads_back_as_it_was_written(tmp_path):
+    stream = write_stream(tmp_path)
+    assert Stream.open(tmp_path) == stream
+    assert stream.num_megabatches == 2
+    assert stream.megabatch(1).num_documents == 1
+    assert stream.prefix(stream.split("valid")) == tmp_path / "valid"
+
+
+def test_fingerprint_depends_on_content_and_not_on_the_place(tmp_path):
+    first, second = write_stream(tmp_path / "a"), write_stream(tmp_path / "b")
+    assert first.fingerprint == second.fingerprint
+    altered = replace(first.splits[0], num_words=7)
+    assert replace(first, splits=(altered, *first.splits[1:])).fingerprint != first.fingerprint
+    assert replace(first, history=({"command": "append"},)).fingerprint == first.fingerprint
+
+
+def test_longer_stream_keeps_the_fingerprint_of_its_beginning(tmp_path):
+    stream = write_stream(tmp_path)
+    longer = replace(stream, splits=(*stream.splits[:2], Split(megabatch_name(2), ()), *stream.splits[2:]))
+    assert longer.fingerprint != stream.fingerprint
+    assert longer.fingerprint_of_first(2) == stream.fingerprint
+
+
+@pytest.mark.parametrize("megabatch", [-1, 2])
+def test_megabatch_out_of_range_is_refused_with_the_range(tmp_path, megabatch):
+    with pytest.raises(AlmaError, match=rf"no mega-batch {megabatch}, the stream has 2; give a number from 0 to 1"):
+        write_stream(tmp_path).megabatch(megabatch)
+
+
+def test_unknown_split_is_refused_with_the_choice(tmp_path):
+    with pytest.raises(AlmaError, match="no split 'tset'; choose from megabatch-000/train"):
+        write_stream(tmp_path).split("tset")
+
+
+def test_folder_without_manifest_is_refused(tmp_path):
+    with pytest.raises(AlmaError, match=r"there is no stream\.json"):
+        Stream.open(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"format_version": 7}, "format version 7 found, this version of fairseq_alma reads 1"),
+        ({"kind": "sound"}, "kind 'sound' found"),
+        ({"num_megabatches": 3}, "damaged .*3 mega-batches announced, 2 listed"),
+        ({"splits": [{"name": "valid"}]}, "damaged"),
+        ({"seed": 1, "dictionary": {"path": "dict.txt"}}, "damaged"),
+    ],
+)
+def test_damaged_manifest_is_refused(tmp_path, changes, message):
+    write_stream(tmp_path)
+    edit_manifest(tmp_path, **changes)
+    with pytest.raises(AlmaError, match=message):
+        Stream.open(tmp_path)
+
+
+def test_manifest_that_is_no_json_is_refused(tmp_path):
+    (tmp_path / MANIFEST).write_text("{")
+    with pytest.raises(AlmaError, match="damaged, not JSON"):
+        Stream.open(tmp_path)
+
+
+def test_verify_accepts_what_is_whole(tmp_path):
+    write_stream(tmp_path).verify(NAMES)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [(b"\2" * 6, "6 bytes found, stream.json says 7"), (b"\3" * 7, "sha256 .* found"), (None, "no such file")],
+)
+def test_verify_names_the_file_that_differs(tmp_path, content, message):
+    stream = write_stream(tmp_path)
+    file = tmp_path / "valid.bin"
+    file.unlink() if content is None else file.write_bytes(content)
+    stream.verify(["test"])
+    with pytest.raises(AlmaError, match=rf"valid\.bin: {message}"):
+        stream.verify(["valid"])
+
+
+def test_verify_looks_at_the_dictionary_whatever_split_is_named(tmp_path):
+    stream = write_stream(tmp_path)
+    (tmp_path / "dict.txt").write_text("b 1\n")
+    with pytest.raises(AlmaError, match=r"dict\.txt: sha256"):
+        stream.verify([])
+
+
+def test_stream_of_images_has_no_dictionary(tmp_path):
+    stream = replace(write_stream(tmp_path), kind="images", dictionary=None)
+    with pytest.raises(AlmaError, match=r"a stream of images has no dict\.txt"):
+        _ = stream.dictionary_sha256

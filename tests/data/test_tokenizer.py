@@ -1,0 +1,101 @@
+"""Tokenizers: symbols that fairseq's Dictionary keeps apart, and text that comes back as it was."""
+
+import pytest
+
+from data_prep.text.training import train_tokenizer
+from fairseq_alma.data.tokenizer import StreamTokenizer, find_tokenizer_file
+from fairseq_alma.errors import AlmaError
+
+TEXT = "The cat's  whiskers,\n\n\tthe “dog” – naïve 北京 🙂 </s> <unk> #fairseq:overwrite 1990s\u2028\u00a0end"
+TRAINING = ["the cat and the dog are in the house " * 20, "a naïve cat, the dog's house – 北京 " * 20]
+
+
+@pytest.fixture(scope="module", params=["tokenizers", "sentencepiece"])
+def folder(request, tmp_path_factory):
+    """A folder with a tokenizer of each kind."""
+    folder = tmp_path_factory.mktemp(request.param)
+    train_tokenizer(request.param, [TRAINING], 320, folder, num_threads=1)
+    return folder
+
+
+def test_decode_gives_back_the_text(folder):
+    tokenizer = StreamTokenizer(folder)
+    assert tokenizer.decode(tokenizer.encode(TEXT)) == TEXT
+
+
+def test_symbols_follow_the_units(folder):
+    tokenizer = StreamTokenizer(folder)
+    units = tokenizer.encode_batch([TEXT])[0]
+    assert [tokenizer.symbols[unit] for unit in units] == tokenizer.encode(TEXT)
+    assert len(set(tokenizer.symbols)) == tokenizer.vocab_size
+
+
+def test_fairseq_dictionary_gives_unit_u_the_id_u_plus_4(folder, tmp_path):
+    from fairseq.data import Dictionary
+
+    tokenizer = StreamTokenizer(folder)
+    (tmp_path / "dict.txt").write_text("".join(f"{symbol} 1\n" for symbol in tokenizer.symbols))
+    dictionary = Dictionary.load(str(tmp_path / "dict.txt"))
+    assert dictionary.symbols[4:] == tokenizer.symbols
+    ids = dictionary.encode_line(" ".join(tokenizer.encode(TEXT)), add_if_not_exist=False, append_eos=True)
+    assert ids.tolist() == [unit + 4 for unit in tokenizer.encode_batch([TEXT])[0]] + [2]
+    assert tokenizer.decode(dictionary.string(ids).split()) == TEXT
+
+
+def test_decode_leaves_out_what_is_fairseqs_own(folder):
+    tokenizer = StreamTokenizer(folder)
+    assert tokenizer.decode(["<s>", *tokenizer.encode("the cat"), "</s>", "<pad>"]) == "the cat"
+
+
+def test_decode_refuses_a_symbol_of_another_tokenizer(folder):
+    with pytest.raises(AlmaError, match="'no-such-symbol' is no symbol of it"):
+        StreamTokenizer(folder).decode(["no-such-symbol"])
+
+
+def test_pieces_that_a_dictionary_cannot_hold_get_a_name_of_their_own(tmp_path):
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    vocabulary = {"</s>": 0, "a b": 1, "": 2, "c": 3, "\u2003": 4, "d": 7}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="c"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    symbols = StreamTokenizer(tmp_path).symbols
+    assert symbols == ["<unit:0>", "<unit:1>", "<unit:2>", "c", "<unit:4>", "<unit:5>", "<unit:6>", "d"]
+
+
+def test_published_tokenizer_does_not_cut_pad_or_add_anything(folder, tmp_path):
+    from tokenizers import Tokenizer
+
+    if not (folder / "tokenizer.json").exists():
+        pytest.skip("about tokenizer.json only")
+    published = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    plain = StreamTokenizer(folder).encode_batch([TEXT, "the"])
+    published.add_special_tokens(["<unk>"])
+    published.enable_truncation(3)
+    published.enable_padding(length=64)
+    published.save(str(tmp_path / "tokenizer.json"))
+    assert StreamTokenizer(tmp_path).encode_batch([TEXT, "the"]) == plain
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("tokenizer.json", "{}", "not a tokenizers tokenizer"),
+        ("broken.model", "x", "not a sentencepiece tokenizer"),
+        ("notes.txt", "x", "a tokenizer.json or a sentencepiece .model is needed"),
+    ],
+)
+def test_file_that_is_no_tokenizer_is_refused(tmp_path, name, content, message):
+    (tmp_path / name).write_text(content)
+    with pytest.raises(AlmaError, match=message):
+        StreamTokenizer(tmp_path / name)
+
+
+def test_folder_must_hold_exactly_one_tokenizer(tmp_path):
+    with pytest.raises(AlmaError, match=r"neither a tokenizer\.json nor a \.model in this folder"):
+        find_tokenizer_file(tmp_path)
+    (tmp_path / "a.model").touch()
+    assert find_tokenizer_file(tmp_path) == tmp_path / "a.model"
+    (tmp_path / "tokenizer.json").touch()
+    with pytest.raises(AlmaError, match="one tokenizer is needed"):
+        find_tokenizer_file(tmp_path)

@@ -1,0 +1,330 @@
+"""The command: what it writes, that it is all or nothing, and what it refuses."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from data_prep.text.command import main
+from fairseq_alma.data.stream import Stream, file_sha256
+from fairseq_alma.data.token_file import TokenFile
+from fairseq_alma.data.tokenizer import StreamTokenizer
+from fairseq_alma.errors import AlmaError
+
+WORDS = [
+    f"{start}{end}" for start in ("ba", "co", "di", "fu", "gra", "é") for end in ("n", "rt", "sk", "l", "ming", "北")
+]
+
+
+def make_documents(count: int, seed: int = 0) -> list[str]:
+    generator = random.Random(seed)
+    texts = (" ".join(generator.choices(WORDS, k=generator.randrange(3, 120))) for _ in range(count))
+    return [f"Title {number}\n{text}." for number, text in enumerate(texts)]
+
+
+def files_of(folder: Path) -> dict[str, str]:
+    """Path and sha256 of every file but the manifest."""
+    paths = (path for path in folder.rglob("*") if path.is_file() and path.name != "stream.json")
+    return {str(path.relative_to(folder)): file_sha256(path) for path in paths}
+
+
+def texts_of(stream: Stream, name: str) -> list[str]:
+    """Decode a split from its token file."""
+    tokenizer, file = StreamTokenizer.open(stream.root), TokenFile(stream.root / name)
+    sequences = np.split(file.ids, np.cumsum(file.sizes)[:-1])
+    assert all(sequence[-1] == 2 for sequence in sequences)
+    return [tokenizer.decode([tokenizer.symbols[unit - 4] for unit in sequence[:-1]]) for sequence in sequences]
+
+
+@pytest.fixture
+def text(tmp_path):
+    """A file of 400 documents, 20 of them twice."""
+    documents = make_documents(400)
+    path = tmp_path / "text.txt"
+    path.write_text("\n\n".join(documents + documents[:20]))
+    return path
+
+
+def run(*arguments: object) -> int:
+    return main([*map(str, arguments), "--workers", "1"])
+
+
+def create(text: Path, out: Path, *more: object) -> Stream:
+    assert run(text, "--out", out, "--megabatches", 3, "--vocab-size", 300, *more) == 0
+    return Stream.open(out)
+
+
+def test_stream_holds_every_document_once_and_its_manifest_counts_them(text, tmp_path):
+    stream = create(text, tmp_path / "stream")
+    stream.verify([split.name for split in stream.splits])
+    assert stream.num_megabatches == 3
+    texts = {split.name: texts_of(stream, split.name) for split in stream.splits}
+    assert sorted(sum(texts.values(), start=[])) == sorted(make_documents(400))  # noqa: RUF017
+    for split in stream.splits:
+        ours = texts[split.name]
+        assert split.num_documents == len(ours)
+        assert split.num_words == sum(len(one.split()) for one in ours)
+        assert split.num_bytes == sum(len(one.encode()) for one in ours)
+        assert split.num_tokens == len(TokenFile(stream.root / split.name).ids)
+    assert stream.history[0]["num_duplicates"] == 20
+    longest = max(len(one.split()) for one in make_documents(400))
+    words = [stream.megabatch(number).num_words for number in range(3)]
+    assert max(words) - min(words) <= longest
+
+
+def test_dictionary_counts_the_first_megabatch_in_the_order_of_the_units(text, tmp_path):
+    from fairseq.data import Dictionary
+
+    stream = create(text, tmp_path / "stream")
+    dictionary = Dictionary.load(str(stream.root / "dict.txt"))
+    assert dictionary.symbols[4:] == StreamTokenizer.open(stream.root).symbols
+    assert len(dictionary) == stream.tokenizer.vocab_size + 4
+    ids = TokenFile(stream.root / "megabatch-000/train").ids
+    assert dictionary.count[4:] == np.bincount(ids, minlength=len(dictionary))[4:].tolist()
+
+
+def test_stock_language_modeling_task_reads_valid_and_test_in_place(text, tmp_path):
+    from fairseq import options, tasks
+
+    stream = create(text, tmp_path / "stream")
+    parser = options.get_training_parser(default_task="language_modeling")
+    arguments = ["--task", "language_modeling", "--arch", "transformer_lm", "--sample-break-mode", "eos"]
+    task = tasks.setup_task(options.parse_args_and_arch(parser, [str(stream.root), *arguments]))
+    for name in ("valid", "test"):
+        task.load_dataset(name)
+        assert len(task.dataset(name)) == stream.split(name).num_documents
+        assert sum(task.dataset(name).sizes) == stream.split(name).num_tokens
+
+
+def test_number_of_workers_does_not_change_a_byte(text, tmp_path):
+    create(text, tmp_path / "one")
+    command = [str(text), "--out", str(tmp_path / "three"), "--megabatches", "3", "--vocab-size", "300"]
+    assert main([*command, "--workers", "3"]) == 0
+    assert files_of(tmp_path / "one") == files_of(tmp_path / "three")
+    assert Stream.open(tmp_path / "one").fingerprint == Stream.open(tmp_path / "three").fingerprint
+
+
+def test_tokenizer_knows_nothing_but_the_first_megabatch(text, tmp_path):
+    stream = create(text, tmp_path / "stream")
+    first = "\n\n".join(texts_of(stream, "megabatch-000/train"))
+    (tmp_path / "first.txt").write_text(first)
+    # all of it goes to mega-batch 0 but two documents that were not in it
+    (tmp_path / "other.txt").write_text("zz\n\nyy")
+    assert "zz" not in first
+    again = ["--megabatches", 1, "--vocab-size", 300, "--keep-duplicates", "--out", tmp_path / "again"]
+    other = tmp_path / "changed.txt"
+    rest = [one for split in stream.splits[1:] for one in texts_of(stream, split.name)]
+    other.write_text("\n\n".join([first, *(one.replace("gra", "qqq") for one in rest)]))
+    assert run(other, *again) == 0
+    assert "qqq" not in "".join(StreamTokenizer.open(stream.root).symbols)
+
+
+def test_same_command_again_does_nothing_and_says_so(text, tmp_path, capsys):
+    create(text, tmp_path / "stream")
+    before = (tmp_path / "stream/stream.json").stat().st_mtime_ns
+    capsys.readouterr()
+    create(text, tmp_path / "stream")
+    assert "nothing to do" in capsys.readouterr().out
+    assert (tmp_path / "stream/stream.json").stat().st_mtime_ns == before
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["--seed", 2], "was made with --seed 1, not 2"),
+        (["--valid-words", 9], "was made with --valid-words left to its default, not 9"),
+        (["--keep-duplicates"], "was made with --keep-duplicates False, not True"),
+        (["--format", "lines"], "was made with --format left to its default, not lines"),
+    ],
+)
+def test_other_options_on_the_same_folder_are_refused(text, tmp_path, more, message):
+    create(text, tmp_path / "stream")
+    with pytest.raises(AlmaError, match=message):
+        create(text, tmp_path / "stream", *more)
+
+
+def test_other_input_on_the_same_folder_is_refused(text, tmp_path):
+    create(text, tmp_path / "stream")
+    text.write_text(text.read_text() + "\n\nmore")
+    with pytest.raises(AlmaError, match=r"made from other input: text\.txt is not what it was made from"):
+        create(text, tmp_path / "stream")
+
+
+def test_folder_that_holds_something_else_is_refused_and_left_alone(text, tmp_path):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out/mine").write_text("mine")
+    with pytest.raises(AlmaError, match="exists and is no stream"):
+        create(text, tmp_path / "out")
+    assert (tmp_path / "out/mine").read_text() == "mine"
+
+
+def test_append_adds_megabatches_and_touches_nothing_else(text, tmp_path):
+    stream = create(text, tmp_path / "stream")
+    before = files_of(stream.root)
+    later = make_documents(100, seed=9)
+    (tmp_path / "later.txt").write_text("\n\n".join(later + make_documents(400)[:50]))
+    (stream.root / "megabatch-003").mkdir()  # as a killed run leaves it
+    (stream.root / "megabatch-003/train.bin").write_text("half")
+    append = [tmp_path / "later.txt", "--out", stream.root, "--append", "--megabatches", 2]
+    assert run(*append) == 0
+    longer = Stream.open(stream.root)
+    longer.verify([split.name for split in longer.splits])
+    assert longer.num_megabatches == 5
+    assert before.items() <= files_of(stream.root).items()
+    assert longer.fingerprint_of_first(3) == stream.fingerprint
+    new = texts_of(longer, "megabatch-003/train") + texts_of(longer, "megabatch-004/train")
+    assert sorted(new) == sorted(later)
+    assert longer.history[1]["num_duplicates"] == 50
+
+
+def test_append_again_does_nothing_and_the_first_command_neither(text, tmp_path, capsys):
+    create(text, tmp_path / "stream")
+    (tmp_path / "later.txt").write_text("\n\n".join(make_documents(100, seed=9)))
+    append = [tmp_path / "later.txt", "--out", tmp_path / "stream", "--append", "--megabatches", 2]
+    assert run(*append) == 0
+    capsys.readouterr()
+    assert run(*append) == 0
+    create(text, tmp_path / "stream")
+    assert capsys.readouterr().out.count("nothing to do") == 2
+    assert Stream.open(tmp_path / "stream").num_megabatches == 5
+
+
+def test_append_needs_a_stream(text, tmp_path):
+    with pytest.raises(AlmaError, match="no stream there to append to"):
+        run(text, "--out", tmp_path / "stream", "--append", "--megabatches", 1)
+
+
+def test_one_per_input_keeps_the_order_of_the_inputs(tmp_path):
+    for number in range(3):
+        documents = [f"input{number} {document}" for document in make_documents(60, seed=number)]
+        (tmp_path / f"{number}.txt").write_text("\n\n".join(documents))
+    inputs = [tmp_path / f"{number}.txt" for number in (2, 0, 1)]
+    assert run(*inputs, "--one-per-input", "--out", tmp_path / "stream", "--vocab-size", 300) == 0
+    stream = Stream.open(tmp_path / "stream")
+    for megabatch, number in enumerate((2, 0, 1)):
+        texts = texts_of(stream, stream.megabatch(megabatch).name)
+        assert texts and all(text.startswith(f"input{number} ") for text in texts)
+    assert len({text.split()[0] for text in texts_of(stream, "test")}) == 3
+
+
+@pytest.mark.parametrize("given", ["file", "folder"])
+def test_given_tokenizer_is_used_and_copied(text, tmp_path, given):
+    first = create(text, tmp_path / "first")
+    tokenizer = first.root / "tokenizer" / ("" if given == "folder" else "tokenizer.json")
+    assert run(text, "--out", tmp_path / "second", "--megabatches", 2, "--tokenizer", tokenizer) == 0
+    second = Stream.open(tmp_path / "second")
+    assert second.tokenizer == first.tokenizer
+    assert second.dictionary_sha256 != first.dictionary_sha256  # counts of another first mega-batch
+
+
+def test_sentencepiece_is_trained_and_gives_back_the_text(text, tmp_path):
+    stream = create(text, tmp_path / "stream", "--tokenizer-type", "sentencepiece")
+    assert stream.tokenizer.kind == "sentencepiece"
+    texts = [one for split in stream.splits for one in texts_of(stream, split.name)]
+    assert sorted(texts) == sorted(make_documents(400))
+
+
+def test_standard_input_gives_the_same_stream_as_a_file(text, tmp_path):
+    create(text, tmp_path / "file")
+    command = [sys.executable, "-m", "data_prep.text.command", "-", "--out", str(tmp_path / "piped")]
+    command += ["--megabatches", "3", "--vocab-size", "300", "--workers", "2"]
+    subprocess.run(command, input=text.read_bytes(), check=True, capture_output=True)
+    assert files_of(tmp_path / "piped") == files_of(tmp_path / "file")
+
+
+def test_units_beyond_what_the_text_gives_are_announced(tmp_path, capsys):
+    (tmp_path / "a.txt").write_text("\n\n".join(f"only {number}" for number in range(50)))
+    assert run(tmp_path / "a.txt", "--out", tmp_path / "s", "--megabatches", 2) == 0
+    assert "--vocab-size 50000: the first mega-batch gives" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_bad_input_leaves_nothing_behind(tmp_path, workers):
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in/a.txt").write_bytes(b"good\n\nb\xffad\n")
+    with pytest.raises(AlmaError, match=r"a\.txt, line 3: byte 0xff is not UTF-8"):
+        main([str(tmp_path / "in"), "--out", str(tmp_path / "s"), "--megabatches", "1", "--workers", workers])
+    assert os.listdir(tmp_path) == ["in"]
+
+
+@pytest.mark.parametrize("limit", [1_000, 10_000])
+def test_full_disk_is_one_line_and_leaves_nothing_behind(text, tmp_path, limit):
+    (tmp_path / "disk").mkdir()
+    program = (
+        "import resource, signal, sys; signal.signal(signal.SIGXFSZ, signal.SIG_IGN);"
+        f"resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, {limit}));"
+        "from data_prep.text.command import main; sys.exit(main(sys.argv[1:]))"
+    )
+    arguments = [str(text), "--out", str(tmp_path / "disk/s"), "--megabatches", "1", "--vocab-size", "300"]
+    result = subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True)
+    assert result.returncode == 1
+    last = result.stderr.splitlines()[-1]
+    assert "Traceback" not in result.stderr
+    assert str(tmp_path / "disk") in last
+    assert os.listdir(tmp_path / "disk") == []
+
+
+def test_killed_run_does_not_hinder_the_next_one(text, tmp_path):
+    command = [sys.executable, "-m", "data_prep.text.command", "-", "--out", str(tmp_path / "stream")]
+    command += ["--megabatches", "3", "--vocab-size", "300"]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    spooled = tmp_path / ".stream.building/standard-input"
+    deadline = time.monotonic() + 60
+    while not spooled.exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert spooled.exists()
+    with pytest.raises(AlmaError, match="another alma-prep-text is at work on it"):
+        create(text, tmp_path / "stream")
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert spooled.exists()
+    create(text, tmp_path / "stream").verify(["valid", "test"])
+    assert sorted(os.listdir(tmp_path)) == ["stream", "text.txt"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["a", "--out", "s"], "--megabatches B is needed"),
+        (["a", "--out", "s", "--megabatches", "0"], "at least 1"),
+        (["a", "--out", "s", "--megabatches", "two"], "invalid whole number value"),
+        (["a", "--out", "s", "--megabatches", "1", "--vocab-size", "5"], "at least 256"),
+        (["a", "--out", "s", "--megabatches", "1", "--tokenizer", "t", "--vocab-size", "500"], "leave one of them out"),
+        (["a", "--out", "s", "--megabatches", "1", "--append", "--valid-words", "5"], "with --append"),
+        (["a", "b", "--out", "s", "--megabatches", "3", "--one-per-input"], "--one-per-input makes 2"),
+        (["-", "-", "--out", "s", "--megabatches", "3"], "give it once"),
+        (["a", "--out", "s", "--megabatches", "1", "--seed", "-1"], "--seed -1"),
+        (["a", "--megabatches", "1"], "--out"),
+    ],
+)
+def test_usage_errors_end_with_status_2(arguments, message, capsys):
+    with pytest.raises(SystemExit) as raised:
+        main(arguments)
+    assert raised.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_help_prints_without_torch_or_fairseq():
+    program = (
+        "import sys; from data_prep.text.command import main\n"
+        "try: main(['--help'])\n"
+        "except SystemExit as end: assert end.code == 0\n"
+        "assert not {'torch', 'fairseq'} & set(sys.modules)"
+    )
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    assert "--one-per-input" in result.stdout
+
+
+def test_manifest_names_no_folder_of_this_machine(text, tmp_path):
+    create(text, tmp_path / "stream")
+    content = (tmp_path / "stream/stream.json").read_text()
+    assert str(tmp_path) not in content
+    assert json.loads(content)["history"][0]["inputs"][0]["name"] == "text.txt"

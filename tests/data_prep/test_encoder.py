@@ -1,0 +1,102 @@
+"""The fast encoder: exactly what the tokenizer gives, on text of every kind."""
+
+import random
+import sys
+import unicodedata
+
+import numpy as np
+import pytest
+
+from data_prep.text.encoder import DocumentEncoder
+from data_prep.text.training import train_tokenizer
+from fairseq_alma.data.tokenizer import StreamTokenizer
+
+UINT16 = np.dtype("uint16")
+PIECES = [
+    *"abcXYZ019 \n\t.,;:!?'\"()[]{}-_/\\@#$%^&*+=<>|~`",
+    *"éßñ北京が한اя²Ⅷ½٣—–…’“”«»€™\u00a0\u2003\u3000\u2028\u200b\u180e\ufeff\u0301🙂\x00\x07\x1b\x1c\x1f\x7f\x85",
+    *["  ", "   ", "\n\n", "\r\n", " \n", "\n ", "'s", "'t", "'re", "'ll", "n't", "'S", "''", " '", "the", " the"],
+    *["1990s", "U.S.", "e.g.", "co-op", "rock'n'roll", "O'Neil", "<|end|>", "</s>", "'é", "s—all", "don'tя"],
+]
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory):
+    """Byte-level BPE with merges over the odd pieces as well."""
+    folder = tmp_path_factory.mktemp("tokenizer")
+    generator = random.Random(0)
+    text = ["".join(generator.choices(PIECES, k=2000)) for _ in range(20)]
+    text += ["the cat's 1990s rock'n'roll isn't over, they're (co-op) said. " * 50]
+    train_tokenizer("tokenizers", [text], 2000, folder, num_threads=1)
+    return StreamTokenizer(folder)
+
+
+def reference(tokenizer, documents):
+    """What the tokenizer itself gives, in the bytes of a token file."""
+    units = tokenizer.encode_batch(documents)
+    return [(np.array([*(unit + 4 for unit in ids), 2])).astype(UINT16).tobytes() for ids in units]
+
+
+def test_random_text_of_odd_pieces_is_encoded_as_by_the_tokenizer(tokenizer):
+    generator = random.Random(1)
+    documents = ["".join(generator.choices(PIECES, k=generator.randrange(1, 60))) for _ in range(10_000)]
+    assert DocumentEncoder(tokenizer, UINT16, 10_000).encode(documents) == reference(tokenizer, documents)
+
+
+def test_every_character_beside_letters_spaces_and_punctuation_is_encoded_as_by_the_tokenizer(tokenizer):
+    # all of the smaller scripts and marks, a part of the large blocks (CJK, Hangul, private use)
+    characters = map(chr, [*range(0x3100), *range(0xA000, 0xAC00), *range(0xFE00, 0x10000), *range(0x3100, 0xD800, 97)])
+    documents = [
+        f"ab{c}cd {c}ef{c} 12{c}34, {c}'s{c} .{c}. \n{c}x{c}\ny" for c in characters if unicodedata.category(c) != "Cn"
+    ]
+    assert len(documents) > 10_000
+    assert DocumentEncoder(tokenizer, UINT16, 1000).encode(documents) == reference(tokenizer, documents)
+
+
+@pytest.mark.parametrize("cache_size", [0, 1, 50])
+def test_full_cache_changes_nothing_and_stays_small(tokenizer, cache_size):
+    encoder = DocumentEncoder(tokenizer, UINT16, cache_size)
+    documents = [f"the cat number {number} isn't here" for number in range(300)]
+    for start in range(0, 300, 10):
+        part = documents[start : start + 10]
+        assert encoder.encode(part) == reference(tokenizer, part)
+    assert len(encoder._cache) <= cache_size + 100
+
+
+def test_added_tokens_are_found_in_the_text_as_the_tokenizer_finds_them(tokenizer, tmp_path):
+    from tokenizers import AddedToken, Tokenizer
+
+    extended = Tokenizer.from_file(str(tokenizer.file))
+    extended.add_tokens([AddedToken("the cat", normalized=False)])
+    extended.save(str(tmp_path / "tokenizer.json"))
+    with_added = StreamTokenizer(tmp_path)
+    documents = ["see the cat run", "see the dog run"]
+    encoded = DocumentEncoder(with_added, UINT16, 100).encode(documents)
+    assert encoded == reference(with_added, documents)
+    assert encoded[0] != reference(tokenizer, documents)[0]
+
+
+def test_tokenizer_of_another_rule_is_left_to_itself(tmp_path):
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    rule = Tokenizer(models.WordLevel({"[unk]": 0, "cat": 1, "!": 2}, unk_token="[unk]"))
+    rule.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Whitespace(), pre_tokenizers.Punctuation()])
+    rule.save(str(tmp_path / "tokenizer.json"))
+    tokenizer = StreamTokenizer(tmp_path)
+    documents = ["cat !! cat", "dog"]
+    assert DocumentEncoder(tokenizer, UINT16, 100).encode(documents) == reference(tokenizer, documents)
+
+
+def test_white_space_to_python_but_not_to_the_rule_is_what_the_encoder_knows():
+    from tokenizers import pre_tokenizers
+
+    from data_prep.text.encoder import _ODD
+
+    rule = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    differing = set()
+    for code in range(sys.maxunicode + 1):
+        character = chr(code)
+        # after punctuation, what is no white space, letter or digit goes on with the same piece
+        if character.isspace() and len(rule.pre_tokenize_str(f"!{character}")) == 1:
+            differing.add(character)
+    assert differing == set(_ODD)
