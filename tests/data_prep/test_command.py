@@ -95,12 +95,12 @@ def test_stock_language_modeling_task_reads_valid_and_test_in_place(text, tmp_pa
 
     stream = create(text, tmp_path / "stream")
     parser = options.get_training_parser(default_task="language_modeling")
-    arguments = ["--task", "language_modeling", "--arch", "transformer_lm", "--sample-break-mode", "eos"]
+    arguments = ["--task", "language_modeling", "--arch", "transformer_lm", "--tokens-per-sample", "64"]
     task = tasks.setup_task(options.parse_args_and_arch(parser, [str(stream.root), *arguments]))
     for name in ("valid", "test"):
         task.load_dataset(name)
-        assert len(task.dataset(name)) == stream.split(name).num_documents
-        assert sum(task.dataset(name).sizes) == stream.split(name).num_tokens
+        targets = [int(id_) for item in range(len(task.dataset(name))) for id_ in task.dataset(name)[item]["target"]]
+        assert targets == TokenFile(stream.root / name).ids.tolist()
 
 
 def test_number_of_workers_does_not_change_a_byte(text, tmp_path):
