@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from typing import Any, Dict, List, Tuple
+from typing import Any
 
 import torch
 from fairseq.criterions import FairseqCriterion, register_criterion
@@ -15,7 +15,7 @@ from torch import Tensor
 from fairseq_alma.modules.linear_cross_entropy import linear_cross_entropy
 from fairseq_alma.modules.switch_layer import SwitchStatistics
 
-LayerLog = Dict[str, Any]
+LayerLog = dict[str, Any]
 
 
 @dataclass
@@ -29,10 +29,10 @@ class AlmaSwitchCrossEntropyConfig(FairseqDataclass):
 class AlmaSwitchCrossEntropy(FairseqCriterion):
     """Sum of the tokens' cross entropy and of the weighted balance loss (Fedus et al. 2021, section 2.2).
 
-    Logged in base 2, as fairseq does: ``loss`` (what is minimised), ``nll_loss`` (the cross entropy alone), ``ppl`` (from
-    ``nll_loss`` alone). Logged as they are: ``balance_loss`` (mean over Switch layers, 1 when balanced, unweighted), and
-    per Switch layer n ``switch{n}_dropped`` and ``switch{n}_expert{e}`` (shares of the tokens) and ``switch{n}_entropy``
-    (mean entropy of the gate's probabilities, nats).
+    Logged in base 2, as fairseq does: ``loss`` (what is minimised), ``nll_loss`` (the cross entropy alone), ``ppl``
+    (from ``nll_loss`` alone). Logged as they are: ``balance_loss`` (mean over Switch layers, 1 when balanced,
+    unweighted), and per Switch layer n ``switch{n}_dropped`` and ``switch{n}_expert{e}`` (shares of the tokens) and
+    ``switch{n}_entropy`` (mean entropy of the gate's probabilities, nats).
 
     Args:
         task: gives the padding index.
@@ -43,7 +43,7 @@ class AlmaSwitchCrossEntropy(FairseqCriterion):
         super().__init__(task)
         self.sentence_avg = sentence_avg
 
-    def forward(self, model: Any, sample: Dict[str, Any], reduce: bool = True) -> Tuple[Tensor, int, LayerLog]:
+    def forward(self, model: Any, sample: dict[str, Any], reduce: bool = True) -> tuple[Tensor, int, LayerLog]:
         """Compute the loss of one batch.
 
         Args:
@@ -61,7 +61,7 @@ class AlmaSwitchCrossEntropy(FairseqCriterion):
         factors, weight = model.output_factors(features)
         nll_loss = linear_cross_entropy(factors.flatten(0, -2), weight, target, self.padding_idx)
         sample_size = sample["target"].size(0) if self.sentence_avg else sample["ntokens"]
-        switch: List[SwitchStatistics] = extra["switch"]
+        switch: list[SwitchStatistics] = extra["switch"]
         loss = nll_loss
         if switch:
             balance_loss = torch.stack([layer.balance_loss for layer in switch]).sum()
@@ -84,7 +84,7 @@ class AlmaSwitchCrossEntropy(FairseqCriterion):
         return model.balance_loss_weight
 
     @classmethod
-    def reduce_metrics(cls, logging_outputs: List[LayerLog]) -> None:
+    def reduce_metrics(cls, logging_outputs: list[LayerLog]) -> None:
         """Aggregate the logs of all workers; fairseq calls this."""
         sums = _sums(logging_outputs)
         bits = 1 / math.log(2)
@@ -118,7 +118,7 @@ def _layer_log(prefix: str, statistics: SwitchStatistics) -> LayerLog:
     return log
 
 
-def _sums(logging_outputs: List[LayerLog]) -> Dict[str, float]:
+def _sums(logging_outputs: list[LayerLog]) -> dict[str, float]:
     """Add up each key, asking the device once for all of them: a hundred small questions would stall a GPU."""
     sums = {key: sum(log[key] for log in logging_outputs) for key in logging_outputs[0]}
     on_device = {key: value for key, value in sums.items() if torch.is_tensor(value)}

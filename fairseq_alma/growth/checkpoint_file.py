@@ -4,13 +4,13 @@ import os
 import pickle
 import zipfile
 from pathlib import Path
-from typing import Any, Dict, Mapping, Union
+from typing import Any, Mapping, Union
 
 import torch
 
 from fairseq_alma.errors import AlmaError
 
-Checkpoint = Dict[str, Any]
+Checkpoint = dict[str, Any]
 
 
 def read_checkpoint(path: Union[str, Path], mmap: bool = True) -> Checkpoint:

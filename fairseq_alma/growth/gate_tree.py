@@ -14,11 +14,11 @@ first, so that the rows of one choice are adjacent. For ``[0, 1, [2, 4], 3]``:
 
 import json
 from dataclasses import dataclass
-from typing import List, Optional, Tuple, Union
+from typing import Optional, Union
 
 from fairseq_alma.errors import AlmaError
 
-Nested = Union[int, List["Nested"]]
+Nested = Union[int, list["Nested"]]
 
 
 @dataclass(frozen=True)
@@ -40,9 +40,9 @@ class GateTree:
         row_expert: for every row the expert that it leads to, or None where it leads to a further choice.
     """
 
-    nested: Tuple
-    choices: Tuple[Choice, ...]
-    row_expert: Tuple[Optional[int], ...]
+    nested: tuple
+    choices: tuple[Choice, ...]
+    row_expert: tuple[Optional[int], ...]
 
     @classmethod
     def flat(cls, num_experts: int) -> "GateTree":
@@ -56,9 +56,9 @@ class GateTree:
         Raises:
             AlmaError: if it is no list, has a choice without children, or its leaves are not 0 to n-1, each once.
         """
-        choices: List[Choice] = []
-        row_expert: List[Optional[int]] = []
-        pending: List[Tuple[Nested, Optional[int]]] = [(nested, None)]
+        choices: list[Choice] = []
+        row_expert: list[Optional[int]] = []
+        pending: list[tuple[Nested, Optional[int]]] = [(nested, None)]
         while pending:
             children, parent_row = pending.pop(0)
             if not isinstance(children, list) or not children:
@@ -94,12 +94,12 @@ class GateTree:
         """Return the row that leads to an expert."""
         return self.row_expert.index(expert)
 
-    def to_nested(self) -> List[Nested]:
+    def to_nested(self) -> list[Nested]:
         """Return the tree as nested lists."""
         return _thaw(self.nested)
 
 
-def parse_gate_trees(text: str, num_layers: int, num_experts: int) -> List[GateTree]:
+def parse_gate_trees(text: str, num_layers: int, num_experts: int) -> list[GateTree]:
     """Read the trees of all Switch layers from the option ``--gate-trees``.
 
     Args:
@@ -128,16 +128,16 @@ def parse_gate_trees(text: str, num_layers: int, num_experts: int) -> List[GateT
     return trees
 
 
-def format_gate_trees(trees: List[GateTree]) -> str:
+def format_gate_trees(trees: list[GateTree]) -> str:
     """Write the trees of all Switch layers as the value of ``--gate-trees``: empty if all are flat."""
     if all(tree.is_flat for tree in trees):
         return ""
     return json.dumps([tree.to_nested() for tree in trees], separators=(",", ":"))
 
 
-def _freeze(nested: Nested) -> Tuple:
+def _freeze(nested: Nested) -> tuple:
     return tuple(_freeze(child) if isinstance(child, list) else child for child in nested)  # type: ignore[union-attr]
 
 
-def _thaw(nested: Tuple) -> List[Nested]:
+def _thaw(nested: tuple) -> list[Nested]:
     return [_thaw(child) if isinstance(child, tuple) else child for child in nested]

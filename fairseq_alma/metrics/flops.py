@@ -7,7 +7,6 @@ Letters: M model dim, F feed-forward dim, V vocabulary, T sequence length, E exp
 """
 
 from dataclasses import dataclass
-from typing import Tuple
 
 
 @dataclass(frozen=True)
@@ -30,8 +29,8 @@ class SwitchLMShape:
     num_layers: int
     vocab_size: int
     tokens_per_sample: int
-    gate_rows: Tuple[int, ...]
-    num_experts: Tuple[int, ...]
+    gate_rows: tuple[int, ...]
+    num_experts: tuple[int, ...]
     learned_positions: int
 
     @property

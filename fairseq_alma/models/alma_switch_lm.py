@@ -5,7 +5,7 @@ The paper's SM for text (v5, section 5): a *base* model of 6 layers and width 51
 
 import argparse
 from dataclasses import dataclass, field
-from typing import Any, List, Optional
+from typing import Any, Optional
 
 import torch
 from fairseq import utils
@@ -49,15 +49,15 @@ class AlmaSwitchLMConfig(FairseqDataclass):
         default=1.0,
         metadata={"help": "training: tokens an expert takes, as a multiple of an even share; 0: no limit"},
     )
-    eval_capacity_factor: float = field(
-        default=0.0, metadata={"help": "the same at test; 0: no token is ever dropped"}
-    )
+    eval_capacity_factor: float = field(default=0.0, metadata={"help": "the same at test; 0: no token is ever dropped"})
     balance_loss_weight: float = field(
         default=0.01, metadata={"help": "weight of the load-balancing loss, summed over Switch layers"}
     )
     gate_trees: str = field(
         default="",
-        metadata={"help": "JSON: for each Switch layer its gate's tree of choices, as alma-grow prints it; empty: flat"},
+        metadata={
+            "help": "JSON: for each Switch layer its gate's tree of choices, as alma-grow prints it; empty: flat"
+        },
     )
     checkpoint_activations: bool = field(
         default=False, metadata={"help": "recompute layers in the backward pass: less memory, more time"}
@@ -119,7 +119,7 @@ def layer_shape(cfg: AlmaSwitchLMConfig) -> LayerShape:
     )
 
 
-def layer_trees(cfg: AlmaSwitchLMConfig) -> List[Optional[GateTree]]:
+def layer_trees(cfg: AlmaSwitchLMConfig) -> list[Optional[GateTree]]:
     """Return for every layer its gate's tree, or None where the layer is dense.
 
     With ``moe_freq`` n these are the layers n-1, 2n-1, … (from 0): for 6 layers and n = 2, layers 1, 3 and 5.
@@ -152,17 +152,13 @@ def _set_defaults(args: argparse.Namespace, **defaults: Any) -> None:
 @register_model_architecture("alma_switch_lm", "alma_switch_lm_tiny")
 def alma_switch_lm_tiny(args: argparse.Namespace) -> None:
     """4 layers, model 128, FFN 512, 4 heads: for two CPU cores."""
-    _set_defaults(
-        args, decoder_layers=4, decoder_embed_dim=128, decoder_ffn_embed_dim=512, decoder_attention_heads=4
-    )
+    _set_defaults(args, decoder_layers=4, decoder_embed_dim=128, decoder_ffn_embed_dim=512, decoder_attention_heads=4)
 
 
 @register_model_architecture("alma_switch_lm", "alma_switch_lm_base")
 def alma_switch_lm_base(args: argparse.Namespace) -> None:
     """The paper's base model: 6 layers, model 512, FFN 2048, 8 heads."""
-    _set_defaults(
-        args, decoder_layers=6, decoder_embed_dim=512, decoder_ffn_embed_dim=2048, decoder_attention_heads=8
-    )
+    _set_defaults(args, decoder_layers=6, decoder_embed_dim=512, decoder_ffn_embed_dim=2048, decoder_attention_heads=8)
 
 
 @register_model_architecture("alma_switch_lm", "alma_switch_lm_large")

@@ -4,7 +4,7 @@ Letters: B sequences, T positions, M model dim, V units of the vocabulary.
 """
 
 import math
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Optional
 
 import torch
 import torch.nn.functional as F
@@ -35,7 +35,7 @@ class SwitchDecoder(FairseqIncrementalDecoder):
         self,
         dictionary: Dictionary,
         shape: LayerShape,
-        trees: List[Optional[GateTree]],
+        trees: list[Optional[GateTree]],
         max_positions: int,
         learned_pos: bool = True,
         checkpoint_activations: bool = False,
@@ -60,7 +60,7 @@ class SwitchDecoder(FairseqIncrementalDecoder):
         incremental_state: Optional[IncrementalState] = None,
         features_only: bool = False,
         **unused: Any,
-    ) -> Tuple[Tensor, Dict[str, Any]]:
+    ) -> tuple[Tensor, dict[str, Any]]:
         """Predict the next token at every position.
 
         Args:
@@ -83,7 +83,7 @@ class SwitchDecoder(FairseqIncrementalDecoder):
         encoder_out: Any = None,
         incremental_state: Optional[IncrementalState] = None,
         **unused: Any,
-    ) -> Tuple[Tensor, Dict[str, Any]]:
+    ) -> tuple[Tensor, dict[str, Any]]:
         """Compute the (B, T, M) features; arguments as in `forward`."""
         positions = self.embed_positions(prev_output_tokens, incremental_state=incremental_state)
         if incremental_state is not None:
@@ -91,7 +91,7 @@ class SwitchDecoder(FairseqIncrementalDecoder):
         x = self.embed_scale * self.embed_tokens(prev_output_tokens) + positions
         x = F.dropout(x, self.dropout, self.training)
         padding = self._padding(prev_output_tokens)
-        extra: Dict[str, Any] = {"attn": [None], "routing": [], "switch": []}
+        extra: dict[str, Any] = {"attn": [None], "routing": [], "switch": []}
         for layer in self.layers:
             if self.checkpoint_activations and self.training:
                 x, routing, statistics = torch.utils.checkpoint.checkpoint(layer, x, padding, use_reentrant=False)

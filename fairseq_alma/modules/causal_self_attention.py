@@ -3,18 +3,17 @@
 Letters: B sequences, T positions, M model dim, H heads.
 """
 
-from typing import Dict, Optional
+from typing import Callable, Optional
 
 import torch
 import torch.nn.functional as F
-from fairseq.incremental_decoding_utils import with_incremental_state
+from fairseq.incremental_decoding_utils import FairseqIncrementalState
 from torch import Tensor, nn
 
-IncrementalState = Dict[str, Dict[str, Optional[Tensor]]]
+IncrementalState = dict[str, dict[str, Optional[Tensor]]]
 
 
-@with_incremental_state
-class CausalSelfAttention(nn.Module):
+class CausalSelfAttention(FairseqIncrementalState, nn.Module):
     """Attend to the present and earlier positions.
 
     Sequences must be padded on the right, as fairseq's language modeling data is: then no real position ever sees
@@ -25,6 +24,9 @@ class CausalSelfAttention(nn.Module):
         num_heads: H; divides M.
         dropout: probability of dropping an attention weight.
     """
+
+    get_incremental_state: Callable  # of FairseqIncrementalState; nn.Module hides their types from mypy
+    set_incremental_state: Callable
 
     def __init__(self, model_dim: int, num_heads: int, dropout: float = 0.0) -> None:
         super().__init__()

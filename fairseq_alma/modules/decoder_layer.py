@@ -3,7 +3,7 @@
 Letters: B sequences, T positions, M model dim.
 """
 
-from typing import Callable, NamedTuple, Optional, Tuple
+from typing import Callable, NamedTuple, Optional
 
 import torch.nn.functional as F
 from fairseq.modules import LayerNorm
@@ -60,7 +60,7 @@ class DecoderLayer(nn.Module):
 
     def forward(
         self, x: Tensor, padding: Optional[Tensor], incremental_state: Optional[IncrementalState] = None
-    ) -> Tuple[Tensor, Optional[Routing], Optional[SwitchStatistics]]:
+    ) -> tuple[Tensor, Optional[Routing], Optional[SwitchStatistics]]:
         """Apply the layer.
 
         Args:

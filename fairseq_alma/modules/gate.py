@@ -35,11 +35,18 @@ class Gate(nn.Module):
         tree: the choices; the weight matrix has one row for each child of each choice.
     """
 
+    expert_of_row: Tensor
+    row_of_expert: Tensor
+
     def __init__(self, model_dim: int, tree: GateTree) -> None:
         super().__init__()
         self.tree = tree
         self.weight = nn.Parameter(torch.empty(tree.num_rows, model_dim))
         nn.init.xavier_uniform_(self.weight)
+        expert_of_row = [-1 if expert is None else expert for expert in tree.row_expert]
+        row_of_expert = [tree.row_of(expert) for expert in range(tree.num_experts)]
+        self.register_buffer("expert_of_row", torch.tensor(expert_of_row), persistent=False)
+        self.register_buffer("row_of_expert", torch.tensor(row_of_expert), persistent=False)
 
     def forward(self, x: Tensor) -> Routing:
         """Route tokens.
@@ -63,25 +70,20 @@ class Gate(nn.Module):
         The factor on the output is the root's probability alone, times p / stop_gradient(p) for every choice below:
         numerically 1, so a split changes no output, yet each choice gets the gradient that a factor p would bring.
         """
-        row_log_probs = torch.empty_like(logits)  # log probability of reaching each row from the root
-        row, weight = None, None
-        for choice in self.tree.choices:
-            log_probs = F.log_softmax(logits[:, choice.start : choice.stop], dim=-1)
-            best_log_prob, best = log_probs.max(dim=-1)
-            if choice.parent_row is None:
-                row, weight = best, best_log_prob.exp()
-                reach = log_probs
-            else:
-                here = row == choice.parent_row
-                row = torch.where(here, choice.start + best, row)
-                weight = torch.where(here, weight * (best_log_prob - best_log_prob.detach()).exp(), weight)
-                reach = row_log_probs[:, choice.parent_row, None] + log_probs
-            row_log_probs = torch.cat(
-                [row_log_probs[:, : choice.start], reach, row_log_probs[:, choice.stop :]], dim=-1
-            )
-        row_expert = torch.tensor([-1 if e is None else e for e in self.tree.row_expert], device=logits.device)
-        leaf_rows = torch.tensor([self.tree.row_of(e) for e in range(self.tree.num_experts)], device=logits.device)
-        return Routing(row_expert[row], weight, row_log_probs[:, leaf_rows].exp())
+        root, *inner = self.tree.choices
+        log_probs = [F.log_softmax(logits[:, root.start : root.stop], dim=-1)]  # of reaching each row, choice by choice
+        best, row = log_probs[0].max(dim=-1)
+        weight = best.exp()
+        for choice in inner:
+            assert choice.parent_row is not None  # only the root has none
+            here = F.log_softmax(logits[:, choice.start : choice.stop], dim=-1)
+            best, child = here.max(dim=-1)
+            passes = row == choice.parent_row
+            row = torch.where(passes, choice.start + child, row)
+            weight = torch.where(passes, weight * (best - best.detach()).exp(), weight)
+            log_probs.append(torch.cat(log_probs, dim=-1)[:, choice.parent_row, None] + here)
+        probs = torch.cat(log_probs, dim=-1)[:, self.row_of_expert].exp()
+        return Routing(self.expert_of_row[row], weight, probs)
 
     def extra_repr(self) -> str:
         """Show the tree."""

@@ -6,7 +6,7 @@ gradient, where autograd would build a full-sized zero tensor per expert and add
 Letters: S rows, E experts, I input and O output features.
 """
 
-from typing import Any, List, Tuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,7 +16,7 @@ class LoopedGroupedLinear(torch.autograd.Function):
     """Apply expert e's map to its slice of the rows, one expert after the other."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, counts: List[int]) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, counts: list[int]) -> Tensor:
         """Compute ``x @ weight[e].T + bias[e]`` for each slice.
 
         Args:
@@ -37,7 +37,7 @@ class LoopedGroupedLinear(torch.autograd.Function):
         return out
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Tuple[Tensor, Tensor, Tensor, None]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
         """Compute the gradients of rows, weights and biases, each product straight into its place."""
         x, weight = ctx.saved_tensors
         (grad,) = grads
@@ -51,7 +51,7 @@ class LoopedGroupedLinear(torch.autograd.Function):
         return grad_x, grad_weight, grad_bias, None
 
 
-def _slices(counts: List[int]) -> List[Tuple[int, slice]]:
+def _slices(counts: list[int]) -> list[tuple[int, slice]]:
     """Return (expert, its slice of the rows); [2, 0, 3] gives (0, 0:2), (1, 2:2), (2, 2:5)."""
     ends = [sum(counts[: e + 1]) for e in range(len(counts))]
     return [(expert, slice(end - count, end)) for expert, (end, count) in enumerate(zip(ends, counts, strict=True))]

@@ -7,7 +7,7 @@ PyTorch 2.13 brings ``linear_cross_entropy`` for this; older versions, which we 
 Letters: S tokens, M model dim, V units.
 """
 
-from typing import Any, Iterator, Tuple
+from typing import Any, Iterator
 
 import torch
 import torch.nn.functional as F
@@ -56,7 +56,7 @@ class LinearCrossEntropy(torch.autograd.Function):
         return total
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Tuple[Tensor, Tensor, None, None]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None, None]:
         """Scale the gradients that forward has computed."""
         grad_features, grad_weight = ctx.saved_tensors
         (scale,) = grads

@@ -5,7 +5,7 @@ Fedus et al. 2021, "Switch Transformers", sections 2.1 and 2.2, with padding lef
 Letters: S tokens, E experts, M model dim, F feed-forward dim.
 """
 
-from typing import Callable, NamedTuple, Optional, Tuple
+from typing import Callable, NamedTuple, Optional
 
 import torch
 import torch.nn.functional as F
@@ -65,7 +65,7 @@ class SwitchLayer(nn.Module):
         self.capacity_factor = capacity_factor
         self.eval_capacity_factor = eval_capacity_factor
 
-    def forward(self, x: Tensor, padding: Optional[Tensor] = None) -> Tuple[Tensor, Routing, SwitchStatistics]:
+    def forward(self, x: Tensor, padding: Optional[Tensor] = None) -> tuple[Tensor, Routing, SwitchStatistics]:
         """Apply the layer, without the residual.
 
         Args:
@@ -81,9 +81,7 @@ class SwitchLayer(nn.Module):
         out = self.experts(x, places)
         # Zero for every row that nobody takes: rows stand in `order`, the taken ones first.
         is_taken = torch.arange(len(x), device=x.device) < places.counts.sum()
-        weight = torch.zeros_like(routing.weight).index_copy(
-            0, places.order, routing.weight[places.order] * is_taken
-        )
+        weight = torch.zeros_like(routing.weight).index_copy(0, places.order, routing.weight[places.order] * is_taken)
         return out * weight.unsqueeze(-1).to(out.dtype), routing, self._statistics(routing, places, padding)
 
     def _statistics(self, routing: Routing, places, padding: Optional[Tensor]) -> SwitchStatistics:

@@ -7,6 +7,9 @@ from fairseq.data.encoders import register_bpe
 from fairseq.dataclass import FairseqDataclass
 from omegaconf import II
 
+from fairseq_alma.data.tokenizer import StreamTokenizer
+from fairseq_alma.errors import AlmaError
+
 
 @dataclass
 class AlmaBPEConfig(FairseqDataclass):
@@ -24,8 +27,8 @@ class AlmaBPE:
     """
 
     def __init__(self, cfg: AlmaBPEConfig) -> None:
-        from fairseq_alma.data.tokenizer import StreamTokenizer
-
+        if cfg.data is None:
+            raise AlmaError("--bpe alma: needs a stream to take the tokenizer from; give the stream's folder")
         self.tokenizer = StreamTokenizer.open(cfg.data)
 
     def encode(self, x: str) -> str:

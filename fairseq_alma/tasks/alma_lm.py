@@ -3,7 +3,7 @@
 import logging
 import sys
 from dataclasses import dataclass, field
-from typing import Any, Dict, Iterator, Optional
+from typing import Any, Iterator, Optional
 
 import numpy as np
 import torch
@@ -21,6 +21,17 @@ from fairseq_alma.tasks.train_token_count import TrainTokenCount
 
 DICTIONARY_KEY = "alma_dictionary_sha256"
 """Key in a checkpoint's ``task_state``: identifies the vocabulary that the model was trained with."""
+
+SHAPE_OPTIONS = (
+    "num_experts",
+    "gate_trees",
+    "moe_freq",
+    "decoder_layers",
+    "decoder_embed_dim",
+    "decoder_ffn_embed_dim",
+    "decoder_attention_heads",
+)
+"""Options of the model that a checkpoint to start from must share."""
 
 
 @dataclass
@@ -99,7 +110,7 @@ class AlmaLMTask(TrainTokenCount, LanguageModelingTask):
         """Return the stream's own tokenizer unless ``--bpe`` names another; fairseq-interactive calls this."""
         return super().build_bpe(args) or AlmaBPE(AlmaBPEConfig(data=self.args.data))
 
-    def eval_lm_dataloader(self, *args: Any, **kwargs: Any) -> Iterator[Dict[str, Any]]:
+    def eval_lm_dataloader(self, *args: Any, **kwargs: Any) -> Iterator[dict[str, Any]]:
         """Return fairseq's iterator, once sure that fairseq-eval-lm's result will be seen.
 
         ``fairseq-eval-lm`` prints its result through a logger, and sets that up only if no library did so before.
@@ -107,11 +118,11 @@ class AlmaLMTask(TrainTokenCount, LanguageModelingTask):
         ensure_printed(logging.getLogger("fairseq_cli.eval_lm"))
         return super().eval_lm_dataloader(*args, **kwargs)
 
-    def state_dict(self) -> Dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         """Return what a checkpoint keeps of the task: which vocabulary the model knows."""
         return {**super().state_dict(), DICTIONARY_KEY: self.stream.dictionary_sha256}
 
-    def load_state_dict(self, state_dict: Dict[str, Any]) -> None:
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Check that a checkpoint's model knows this stream's vocabulary; fairseq-eval-lm calls this.
 
         Raises:
@@ -153,8 +164,8 @@ def check_dictionary(checkpoint: Checkpoint, path: Optional[str], stream: Stream
     if found != stream.dictionary_sha256:
         raise AlmaError(
             f"{path}: trained with another tokenizer (dict.txt {found[:12]}…) than {stream.root} has "
-            f"({stream.dictionary_sha256[:12]}…); give the stream it was trained on, or one prepared with its tokenizer "
-            "(alma-prep-text --tokenizer)"
+            f"({stream.dictionary_sha256[:12]}…); give the stream it was trained on, or one prepared with its "
+            "tokenizer (alma-prep-text --tokenizer)"
         )
 
 
@@ -169,9 +180,9 @@ def check_start(checkpoint: Checkpoint, path: str, model_cfg: Any, stream: Strea
     """
     check_dictionary(checkpoint, path, stream)
     found = checkpoint["cfg"]["model"]
-    shape_options = ("num_experts", "gate_trees", "moe_freq", "decoder_layers", "decoder_embed_dim")
-    shape_options += ("decoder_ffn_embed_dim", "decoder_attention_heads")
-    differing = [name for name in shape_options if name in found and name in model_cfg and found[name] != model_cfg[name]]
+    differing = [
+        name for name in SHAPE_OPTIONS if name in found and name in model_cfg and found[name] != model_cfg[name]
+    ]
     if differing:
         flags = " ".join(f"--{name.replace('_', '-')} {found[name]!r}" for name in differing)
         raise AlmaError(f"--finetune-from-model {path}: its model has other sizes than the command; give {flags}")

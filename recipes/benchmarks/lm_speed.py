@@ -15,7 +15,7 @@ import statistics
 import tempfile
 import time
 from pathlib import Path
-from typing import Any, Dict, List, Optional
+from typing import Any, Optional
 
 import numpy as np
 import torch
@@ -46,7 +46,13 @@ def build_trainer(arch: str, size: str, data: Path, args: argparse.Namespace) ->
     command += ["--cpu"] if args.cpu else ["--bf16"]
     if arch == "transformer_lm_gpt":
         command += ["--arch", arch, "--criterion", "cross_entropy", "--share-decoder-input-output-embed"]
-        command += ["--decoder-input-dim", str(model_dim), "--decoder-output-dim", str(model_dim), "--decoder-learned-pos"]
+        command += [
+            "--decoder-input-dim",
+            str(model_dim),
+            "--decoder-output-dim",
+            str(model_dim),
+            "--decoder-learned-pos",
+        ]
     else:
         command += ["--arch", "alma_switch_lm_base", "--criterion", "alma_switch_cross_entropy"]
         command += ["--num-experts", str(args.experts), "--activation-fn", "gelu"]
@@ -55,7 +61,7 @@ def build_trainer(arch: str, size: str, data: Path, args: argparse.Namespace) ->
     return Trainer(cfg, task, task.build_model(cfg.model), task.build_criterion(cfg.criterion))
 
 
-def random_sample(args: argparse.Namespace, generator: np.random.Generator) -> Dict[str, Any]:
+def random_sample(args: argparse.Namespace, generator: np.random.Generator) -> dict[str, Any]:
     """Return a batch of random tokens whose frequencies fall off as in text."""
     shape = (args.batch_size, args.tokens_per_sample + 1)
     tokens = torch.from_numpy(4 + np.minimum(generator.zipf(1.2, shape), NUM_UNITS) - 1)
@@ -69,7 +75,7 @@ def random_sample(args: argparse.Namespace, generator: np.random.Generator) -> D
     }
 
 
-def seconds_per_update(trainer: Trainer, samples: List[Dict[str, Any]], cuda: bool) -> float:
+def seconds_per_update(trainer: Trainer, samples: list[dict[str, Any]], cuda: bool) -> float:
     """Time updates, one per sample."""
     with metrics.aggregate("train_inner"):
         if cuda:
@@ -98,7 +104,7 @@ def shape_of(size: str, num_experts: int, args: argparse.Namespace) -> SwitchLMS
     )
 
 
-def profile(trainer: Trainer, sample: Dict[str, Any], rows: int) -> None:
+def profile(trainer: Trainer, sample: dict[str, Any], rows: int) -> None:
     """Print where the time of one update goes."""
     activities = [torch.profiler.ProfilerActivity.CPU]
     activities += [torch.profiler.ProfilerActivity.CUDA] if trainer.cuda else []
@@ -139,7 +145,7 @@ def measure(size: str, args: argparse.Namespace, data: Path, peak: Optional[floa
     samples = [random_sample(args, generator) for _ in range(args.updates)]
     experts = {"transformer_lm_gpt": 1, "alma_switch_lm": args.experts}
     trainers = {arch: build_trainer(arch, size, data, args) for arch in experts}
-    times: Dict[str, List[float]] = {arch: [] for arch in experts}
+    times: dict[str, list[float]] = {arch: [] for arch in experts}
     for counted in [False] + [True] * args.rounds:
         for arch, trainer in trainers.items():
             spent = seconds_per_update(trainer, samples, trainer.cuda)
@@ -153,8 +159,8 @@ def measure(size: str, args: argparse.Namespace, data: Path, peak: Optional[floa
         tflops = shape.train_flops_per_token * tokens / spent / 1e12
         share = f"{tflops / peak:.1%}" if peak else "unknown"
         print(
-            f"{size:5} | {arch:18} | {shape.num_params / 1e6:6.0f} M | {1000 * spent:8.1f} ms | {tokens / spent:11,.0f} "
-            f"| {tflops:7.1f} | {share:>7} | {ratio:5.2f}",
+            f"{size:5} | {arch:18} | {shape.num_params / 1e6:6.0f} M | {1000 * spent:8.1f} ms "
+            f"| {tokens / spent:11,.0f} | {tflops:7.1f} | {share:>7} | {ratio:5.2f}",
             flush=True,
         )
     if args.profile:
@@ -172,7 +178,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         data = Path(folder)
         (data / "dict.txt").write_text("".join(f"unit{unit} 1\n" for unit in range(NUM_UNITS)))
-        print(f"batches of {args.batch_size} x {args.tokens_per_sample} tokens; ratio: speed over stock, in the same run")
+        print(
+            f"batches of {args.batch_size} x {args.tokens_per_sample} tokens; ratio: speed over stock, in the same run"
+        )
         print("size  | architecture       | params   | per update  | tokens/s    | TFLOP/s | of peak | ratio")
         for size in args.sizes:
             measure(size, args, data, peak)

@@ -9,7 +9,7 @@ round, and ratios are taken round by round, so a machine whose speed drifts does
 import argparse
 import statistics
 import time
-from typing import Callable, Dict, List
+from typing import Callable
 
 import torch
 import torch.nn.functional as F
@@ -34,7 +34,7 @@ class DenseFFN(nn.Module):
 
 
 class EinsumSwitchLayer(nn.Module):
-    """The Switch layer's weights behind a one-hot (tokens x experts x places) dispatch, as fairscale's MOELayer does."""
+    """The Switch layer's weights behind a one-hot (tokens x experts x places) dispatch, as in fairscale's MOELayer."""
 
     def __init__(self, layer: SwitchLayer) -> None:
         super().__init__()
@@ -90,7 +90,7 @@ def main() -> None:
     options = {"device": args.device, "dtype": getattr(torch, args.dtype)}
     x = torch.randn(args.tokens, args.model_dim, **options)
     dense = DenseFFN(args.model_dim, args.ffn_dim).to(**options)
-    times: Dict[str, List[float]] = {}
+    times: dict[str, list[float]] = {}
     layers = {
         e: SwitchLayer(args.model_dim, args.ffn_dim, GateTree.flat(e)).to(**options).train() for e in args.experts
     }
@@ -114,8 +114,8 @@ def main() -> None:
         speedup = statistics.median(a / b for a, b in zip(einsum, switch, strict=True))
         dropped = layer(x)[2].num_dropped.item() / args.tokens
         print(
-            f"{e:7} | {1000 * statistics.median(switch):16.1f} | {of_dense:8.2f} | {1000 * statistics.median(einsum):19.1f} "
-            f"| {speedup:18.2f} | {dropped:.1%}"
+            f"{e:7} | {1000 * statistics.median(switch):16.1f} | {of_dense:8.2f} "
+            f"| {1000 * statistics.median(einsum):19.1f} | {speedup:18.2f} | {dropped:.1%}"
         )
 
 

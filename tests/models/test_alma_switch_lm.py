@@ -11,7 +11,12 @@ PAD, EOS = 1, 2
 # Table 2 of the paper: experts -> parameters in millions, with 50,000 units
 PAPER = {"base": {4: 65, 8: 91, 12: 116}, "large": {4: 210, 8: 323, 12: 436}}
 SIZES = {
-    "base": {"decoder_layers": 6, "decoder_embed_dim": 512, "decoder_ffn_embed_dim": 2048, "decoder_attention_heads": 8},
+    "base": {
+        "decoder_layers": 6,
+        "decoder_embed_dim": 512,
+        "decoder_ffn_embed_dim": 2048,
+        "decoder_attention_heads": 8,
+    },
     "large": {
         "decoder_layers": 12,
         "decoder_embed_dim": 768,
