@@ -13,11 +13,12 @@ import pytest
 pytest.importorskip("fairseq")
 
 WORDS = ["".join(random.Random(i).choices("abcdefgh", k=4)) for i in range(60)]
+NUM_UPDATES = 60
 TRAIN = [
     "--arch", "alma_switch_lm_tiny", "--decoder-layers", "2", "--decoder-embed-dim", "16", "--decoder-ffn-embed-dim",
     "32", "--decoder-attention-heads", "2", "--num-experts", "4", "--criterion", "alma_switch_cross_entropy", "--cpu",
-    "--optimizer", "adam", "--lr", "0.01", "--lr-scheduler", "polynomial_decay", "--total-num-update", "40",
-    "--max-update", "40", "--batch-size", "4", "--tokens-per-sample", "16", "--num-workers", "0",
+    "--optimizer", "adam", "--lr", "0.01", "--lr-scheduler", "polynomial_decay", "--total-num-update", str(NUM_UPDATES),
+    "--max-update", str(NUM_UPDATES), "--batch-size", "4", "--tokens-per-sample", "16", "--num-workers", "0",
 ]  # fmt: skip
 
 
@@ -34,13 +35,13 @@ def write_text(path):
     path.write_text("\n\n".join(documents))
 
 
-def alma_stream(folder, run, *options):
+def alma_stream(folder, *options):
     return [
         "alma-stream",
         "--stream",
         f"{folder}/S",
         "--run",
-        f"{folder}/{run}",
+        f"{folder}/R",
         "--save-every",
         "6",
         *options,
@@ -49,74 +50,96 @@ def alma_stream(folder, run, *options):
     ]
 
 
-def figures(path):
-    record = json.loads(path.read_text())
-    del record["wall_seconds"]
-    return record
-
-
-def weights(folder):
+def load(folder):
     import torch
 
-    return torch.load(folder / "member-0" / "checkpoint_last.pt", weights_only=True)
+    return torch.load(folder / "checkpoint_last.pt", weights_only=True)
+
+
+def stage_record(folder, stage):
+    return json.loads((folder / "R" / f"stage-00{stage}" / "stage.json").read_text())
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A stream S of two mega-batches; run A has both stages, run B the first one."""
+    """A stream S of two mega-batches, and a run R whose second stage was killed in training and begun again.
+
+    Beside it ``uninterrupted/checkpoint_last.pt``: the same stage, trained by the printed command in one go.
+    """
     folder = tmp_path_factory.mktemp("stream")
     write_text(folder / "text.txt")
     prepare = ["alma-prep-text", f"{folder}/text.txt", "--out", f"{folder}/S", "--megabatches", "2"]
     prepare += ["--vocab-size", "300", "--valid-words", "200", "--test-words", "200", "--workers", "1"]
     subprocess.run(prepare, check=True, stderr=subprocess.PIPE)
-    subprocess.run(alma_stream(folder, "A", "--stage", "0"), check=True, stderr=subprocess.PIPE)
-    shutil.copytree(folder / "A", folder / "B")
-    subprocess.run(alma_stream(folder, "A"), check=True, stderr=subprocess.PIPE)
+    subprocess.run(alma_stream(folder, "--stage", "0"), check=True, stderr=subprocess.PIPE)
+    shutil.copytree(folder / "R" / "stage-000", folder / "before")
+    uninterrupted = subprocess.Popen(
+        printed_training(folder), shell=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
+    kill_in_training(folder)
+    subprocess.run(alma_stream(folder), check=True, stderr=subprocess.PIPE)
+    output, _ = uninterrupted.communicate()
+    assert uninterrupted.returncode == 0, output.decode()
     return folder
 
 
+def printed_training(folder):
+    """Return the printed command that trains stage 1, changed to save elsewhere."""
+    dry_run = subprocess.run(
+        alma_stream(folder, "--stage", "1", "--dry-run"), check=True, stdout=subprocess.PIPE, text=True
+    )
+    training = dry_run.stdout[: dry_run.stdout.index("\nfairseq-eval-lm")]
+    training = training.replace(f"{folder}/R/stage-001/member-0", f"{folder}/uninterrupted")
+    return training.replace(f"{folder}/R/stage-000", f"{folder}/before")
+
+
+def kill_in_training(folder):
+    """Kill alma-stream after the first checkpoints of stage 1; while it lives, a second one must be refused."""
+    process = subprocess.Popen(alma_stream(folder), stderr=subprocess.PIPE, stdout=subprocess.PIPE)
+    stage = folder / "R" / "stage-001"
+    deadline = time.monotonic() + 120
+    while not list(stage.glob("member-0/checkpoint_1_*.pt")) and time.monotonic() < deadline:
+        time.sleep(0.005)
+    second = subprocess.run(alma_stream(folder), capture_output=True, text=True)
+    os.kill(process.pid, signal.SIGKILL)
+    process.communicate()
+    assert second.returncode == 1
+    assert "stage-001: another alma-stream" in second.stderr
+    assert not (stage / "stage.json").exists()
+
+
 def test_a_stream_is_learned_stage_after_stage(folder):
-    first, second = (figures(folder / "A" / f"stage-00{stage}" / "stage.json") for stage in (0, 1))
+    first, second = stage_record(folder, 0), stage_record(folder, 1)
     assert [first["megabatches"], second["megabatches"]] == [[0], [1]]
     assert second["test"]["ppl"] < first["test"]["ppl"] < 300
-    assert first["num_updates"] == second["num_updates"] == 40
-    assert 0 < first["train_tokens"] <= 40 * 4 * 16
+    assert first["num_updates"] == second["num_updates"] == NUM_UPDATES
     assert first["num_experts"] == 4
-    assert first["train_flops"] > 3 * first["train_tokens"] * first["num_params"]
+    assert first["train_flops"] > 3 * first["train_tokens"] * first["num_params"] / 4
 
 
 def test_only_the_last_weights_are_left_without_their_optimizer_state(folder):
-    assert [path.name for path in folder.glob("A/**/*.pt")] == ["checkpoint_last.pt"]
-    state = weights(folder / "A" / "stage-001")
+    assert [path.name for path in folder.glob("R/**/*.pt")] == ["checkpoint_last.pt"]
+    state = load(folder / "R" / "stage-001" / "member-0")
     assert {"cfg", "model", "optimizer_history"} <= set(state)
     assert "last_optimizer_state" not in state
 
 
-def test_a_stage_killed_in_training_ends_with_the_same_figures_and_weights(folder):
+def test_a_stage_killed_in_training_ends_with_the_same_weights_bit_for_bit(folder):
     import torch
 
-    process = subprocess.Popen(alma_stream(folder, "B"), stderr=subprocess.PIPE, stdout=subprocess.PIPE)
-    stage = folder / "B" / "stage-001"
-    deadline = time.monotonic() + 120
-    while not list(stage.glob("member-0/checkpoint_1_*.pt")) and time.monotonic() < deadline:
-        time.sleep(0.005)
-    second = subprocess.run(alma_stream(folder, "B"), capture_output=True, text=True)
-    os.kill(process.pid, signal.SIGKILL)
-    process.communicate()
-    assert not (stage / "stage.json").exists()
-    assert second.returncode == 1
-    assert "stage-001: another alma-stream" in second.stderr
-    subprocess.run(alma_stream(folder, "B"), check=True, stderr=subprocess.PIPE)
-    assert figures(stage / "stage.json") == figures(folder / "A" / "stage-001" / "stage.json")
-    expected, found = (weights(folder / run / "stage-001")["model"] for run in "AB")
-    assert expected.keys() == found.keys()
-    assert all(torch.equal(expected[name], found[name]) for name in expected)
+    expected, found = load(folder / "uninterrupted"), load(folder / "R" / "stage-001" / "member-0")
+    assert (folder / "R" / "stage-001" / "train-member-0.log").read_text().count("$ fairseq-train") == 2
+    assert expected["model"].keys() == found["model"].keys()
+    assert all(torch.equal(expected["model"][name], found["model"][name]) for name in expected["model"])
+    counted = expected["extra_state"]["AlmaLMTask"]["train_tokens"]
+    assert stage_record(folder, 1)["train_tokens"] == counted
+    assert (NUM_UPDATES - 10) * 4 * 16 < counted <= NUM_UPDATES * 4 * 16
 
 
 def test_the_report_shows_the_run(folder):
     done = subprocess.run(
-        ["alma-report", f"{folder}/A", "--out", f"{folder}/report"], check=True, capture_output=True, text=True
+        ["alma-report", f"{folder}/R", "--out", f"{folder}/report"], check=True, capture_output=True, text=True
     )
-    ppl = [figures(folder / "A" / f"stage-00{stage}" / "stage.json")["test"]["ppl"] for stage in (0, 1)]
+    ppl = [stage_record(folder, stage)["test"]["ppl"] for stage in (0, 1)]
     assert f"{ppl[0]:.2f} | {ppl[1]:.2f}" in done.stdout
     assert (folder / "report" / "perplexity.csv").read_text().count("\n") == 2
