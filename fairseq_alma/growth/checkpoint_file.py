@@ -4,7 +4,7 @@ import os
 import pickle
 import zipfile
 from pathlib import Path
-from typing import Any, Mapping, Union
+from typing import Any, Mapping, Optional, Union
 
 import torch
 
@@ -45,6 +45,18 @@ def read_checkpoint(path: Union[str, Path], mmap: bool = True) -> Checkpoint:
 
 def _has_config(checkpoint: Mapping[str, Any]) -> bool:
     return isinstance(checkpoint.get("cfg"), dict) and isinstance(checkpoint["cfg"].get("model"), dict)
+
+
+def starting_checkpoint(finetune_from_model: Optional[str], restore_file: str) -> Optional[str]:
+    """Return the checkpoint that fairseq-train was told to start from, or None.
+
+    Args:
+        finetune_from_model: value of ``--finetune-from-model``.
+        restore_file: value of ``--restore-file``; its default names the run's own last checkpoint.
+    """
+    if finetune_from_model is not None:
+        return finetune_from_model
+    return None if restore_file == "checkpoint_last.pt" else restore_file
 
 
 def write_checkpoint(checkpoint: Checkpoint, path: Union[str, Path]) -> None:

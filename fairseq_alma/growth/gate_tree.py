@@ -94,12 +94,35 @@ class GateTree:
         """Return the row that leads to an expert."""
         return self.row_expert.index(expert)
 
+    def with_split(self, expert: int, new_expert: int) -> "GateTree":
+        """Turn an expert's leaf into a choice between it and a new expert: 2 becomes [2, 4]."""
+        return GateTree.from_nested(_replace(self.to_nested(), expert, [expert, new_expert]))
+
+    def with_sibling(self, expert: int, new_expert: int) -> "GateTree":
+        """Put a new expert at the end of the choice that an expert belongs to: [0, 1] becomes [0, 1, 2]."""
+        return GateTree.from_nested(_add_sibling(self.to_nested(), expert, new_expert))
+
+    def paths(self) -> dict[tuple[int, ...], int]:
+        """Return the row at every path; (2, 0) is the first child of the root's third child."""
+        found: dict[tuple[int, ...], int] = {}
+        pending: list[tuple[Nested, tuple[int, ...]]] = [(self.to_nested(), ())]
+        row = 0
+        while pending:
+            children, path = pending.pop(0)
+            assert isinstance(children, list)
+            for position, child in enumerate(children):
+                found[(*path, position)] = row
+                row += 1
+                if isinstance(child, list):
+                    pending.append((child, (*path, position)))
+        return found
+
     def to_nested(self) -> list[Nested]:
         """Return the tree as nested lists."""
         return _thaw(self.nested)
 
 
-def parse_gate_trees(text: str, num_layers: int, num_experts: int) -> list[GateTree]:
+def parse_gate_trees(text: Optional[str], num_layers: int, num_experts: Optional[int]) -> list[GateTree]:
     """Read the trees of all Switch layers from the option ``--gate-trees``.
 
     Args:
@@ -110,6 +133,8 @@ def parse_gate_trees(text: str, num_layers: int, num_experts: int) -> list[GateT
     Raises:
         AlmaError: if the text is no such list or does not fit the two numbers.
     """
+    if num_experts is None:
+        raise AlmaError("--num-experts is not known yet; give it")
     if not text:
         return [GateTree.flat(num_experts) for _ in range(num_layers)]
     try:
@@ -141,3 +166,17 @@ def _freeze(nested: Nested) -> tuple:
 
 def _thaw(nested: tuple) -> list[Nested]:
     return [_thaw(child) if isinstance(child, tuple) else child for child in nested]
+
+
+def _replace(nested: list[Nested], expert: int, replacement: Nested) -> list[Nested]:
+    """Return nested lists with one leaf replaced."""
+    return [
+        _replace(child, expert, replacement) if isinstance(child, list) else replacement if child == expert else child
+        for child in nested
+    ]
+
+
+def _add_sibling(nested: list[Nested], expert: int, new_expert: int) -> list[Nested]:
+    """Return nested lists with a leaf appended to the list that holds another."""
+    children = [_add_sibling(child, expert, new_expert) if isinstance(child, list) else child for child in nested]
+    return [*children, new_expert] if expert in nested else children

@@ -15,9 +15,12 @@ from fairseq.tasks import FairseqTask
 from omegaconf import II
 
 from fairseq_alma.errors import AlmaError
+from fairseq_alma.growth.checkpoint_file import read_checkpoint, starting_checkpoint
 from fairseq_alma.growth.gate_tree import GateTree, parse_gate_trees
 from fairseq_alma.models.switch_decoder import SwitchDecoder
 from fairseq_alma.modules.decoder_layer import LayerShape
+
+DEFAULT_NUM_EXPERTS = 4
 
 
 @dataclass
@@ -41,7 +44,13 @@ class AlmaSwitchLMConfig(FairseqDataclass):
     decoder_sinusoidal_pos: bool = field(
         default=False, metadata={"help": "use sinusoidal rather than learned positional embeddings"}
     )
-    num_experts: int = field(default=4, metadata={"help": "experts in each Switch layer; 1 makes the model dense"})
+    num_experts: Optional[int] = field(
+        default=None,
+        metadata={
+            "help": "experts in each Switch layer; 1 makes the model dense; default: as many as the checkpoint that "
+            "training starts from (--finetune-from-model, --restore-file) has, else 4"
+        },
+    )
     moe_freq: int = field(
         default=2, metadata={"help": "put a Switch layer in place of every n-th feed-forward layer; 0: nowhere"}
     )
@@ -53,10 +62,11 @@ class AlmaSwitchLMConfig(FairseqDataclass):
     balance_loss_weight: float = field(
         default=0.01, metadata={"help": "weight of the load-balancing loss, summed over Switch layers"}
     )
-    gate_trees: str = field(
-        default="",
+    gate_trees: Optional[str] = field(
+        default=None,
         metadata={
-            "help": "JSON: for each Switch layer its gate's tree of choices, as alma-grow prints it; empty: flat"
+            "help": "JSON: for each Switch layer its gate's tree of choices, as alma-grow prints it; empty: flat; "
+            "default: that of the checkpoint that training starts from, else flat"
         },
     )
     checkpoint_activations: bool = field(
@@ -65,6 +75,8 @@ class AlmaSwitchLMConfig(FairseqDataclass):
     # The longest sequence is the task's sample length unless the task sets another limit, as in transformer_lm.
     tokens_per_sample: int = II("task.tokens_per_sample")
     max_target_positions: Optional[int] = II("task.max_target_positions")
+    finetune_from_model: Optional[str] = II("checkpoint.finetune_from_model")
+    restore_file: str = II("checkpoint.restore_file")
 
 
 @register_model("alma_switch_lm", dataclass=AlmaSwitchLMConfig)
@@ -85,8 +97,9 @@ class AlmaSwitchLM(FairseqLanguageModel):
         """Build the model that the options describe.
 
         Raises:
-            AlmaError: if options do not fit together.
+            AlmaError: if options do not fit together, or the checkpoint to start from is none.
         """
+        adopt_experts(cfg)
         _check_options(cfg)
         max_positions = cfg.max_target_positions or cfg.tokens_per_sample
         decoder = SwitchDecoder(
@@ -129,8 +142,23 @@ def layer_trees(cfg: AlmaSwitchLMConfig) -> list[Optional[GateTree]]:
     return [next(trees) if switch else None for switch in is_switch]
 
 
+def adopt_experts(cfg: AlmaSwitchLMConfig) -> None:
+    """Fill in the number of experts and the gates' trees where the command line left them open.
+
+    They are those of the checkpoint that training starts from, so that a grown model goes on without further options.
+    """
+    if cfg.num_experts is not None and cfg.gate_trees is not None:
+        return
+    start = starting_checkpoint(cfg.finetune_from_model, cfg.restore_file)
+    found = read_checkpoint(start)["cfg"]["model"] if start is not None else {}
+    if cfg.num_experts is None:
+        cfg.num_experts = found.get("num_experts", DEFAULT_NUM_EXPERTS)
+    if cfg.gate_trees is None:
+        cfg.gate_trees = found.get("gate_trees", "")
+
+
 def _check_options(cfg: AlmaSwitchLMConfig) -> None:
-    if cfg.num_experts < 1:
+    if cfg.num_experts is None or cfg.num_experts < 1:
         raise AlmaError(f"--num-experts {cfg.num_experts}: must be at least 1")
     if cfg.moe_freq < 0:
         raise AlmaError(f"--moe-freq {cfg.moe_freq}: must be 0 (no Switch layer) or more")

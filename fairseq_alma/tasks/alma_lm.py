@@ -14,7 +14,7 @@ from omegaconf import II, DictConfig
 
 from fairseq_alma.data.stream import Stream
 from fairseq_alma.errors import AlmaError
-from fairseq_alma.growth.checkpoint_file import Checkpoint, read_checkpoint
+from fairseq_alma.growth.checkpoint_file import Checkpoint, read_checkpoint, starting_checkpoint
 from fairseq_alma.learners.schedule import stage_ending_with
 from fairseq_alma.tasks.alma_bpe import AlmaBPE, AlmaBPEConfig
 from fairseq_alma.tasks.train_token_count import TrainTokenCount
@@ -47,6 +47,7 @@ class AlmaLMConfig(LanguageModelingConfig):
     # Not options: what the command was told elsewhere, so that a bad checkpoint gets one line before it is loaded.
     path: Optional[str] = II("common_eval.path")
     finetune_from_model: Optional[str] = II("checkpoint.finetune_from_model")
+    restore_file: str = II("checkpoint.restore_file")
 
 
 @register_task("alma_lm", dataclass=AlmaLMConfig)
@@ -101,7 +102,7 @@ class AlmaLMTask(TrainTokenCount, LanguageModelingTask):
 
     def build_model(self, cfg: Any, from_checkpoint: bool = False) -> torch.nn.Module:
         """Build the model, after a look whether the checkpoint to start from fits it."""
-        start = self.args.finetune_from_model
+        start = starting_checkpoint(self.args.finetune_from_model, self.args.restore_file)
         if start is not None and not from_checkpoint:
             check_start(read_checkpoint(start), start, cfg, self.stream)
         return super().build_model(cfg, from_checkpoint)
@@ -180,9 +181,8 @@ def check_start(checkpoint: Checkpoint, path: str, model_cfg: Any, stream: Strea
     """
     check_dictionary(checkpoint, path, stream)
     found = checkpoint["cfg"]["model"]
-    differing = [
-        name for name in SHAPE_OPTIONS if name in found and name in model_cfg and found[name] != model_cfg[name]
-    ]
+    given = {name: model_cfg[name] for name in SHAPE_OPTIONS if name in model_cfg and model_cfg[name] is not None}
+    differing = [name for name, value in given.items() if name in found and found[name] != value]
     if differing:
         flags = " ".join(f"--{name.replace('_', '-')} {found[name]!r}" for name in differing)
-        raise AlmaError(f"--finetune-from-model {path}: its model has other sizes than the command; give {flags}")
+        raise AlmaError(f"{path}: its model has other sizes than the command; give {flags}")

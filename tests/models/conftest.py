@@ -25,6 +25,8 @@ def config_of(**options):
     )
     config.tokens_per_sample = 24
     config.max_target_positions = None
+    config.finetune_from_model, config.restore_file = None, "checkpoint_last.pt"
+    config.num_experts, config.gate_trees = 4, ""
     for name, value in options.items():
         assert hasattr(config, name)
         setattr(config, name, value)
