@@ -9,7 +9,8 @@ import os
 import shutil
 from pathlib import Path
 
-from fairseq_alma.data.stream import MANIFEST, Stream, write_manifest
+from fairseq_alma.data.manifest import MANIFEST
+from fairseq_alma.data.stream import Stream, write_manifest
 from fairseq_alma.errors import AlmaError
 
 

@@ -10,26 +10,19 @@ import numpy as np
 from data_prep.text.build_folder import BuildFolder
 from data_prep.text.deal import Deal, Shares, deal_documents
 from data_prep.text.options import PrepOptions
-from data_prep.text.source import STANDARD_INPUT, Source, find_sources, spool_standard_input
+from data_prep.text.record import completed_before, record_of
+from data_prep.text.source import SPOOLED, STANDARD_INPUT, Source, find_sources, spool_standard_input
 from data_prep.text.survey import Survey, survey_documents
 from data_prep.text.training import train_tokenizer
 from data_prep.text.writing import sample_documents, write_sets
 from fairseq_alma.data.file_errors import naming
-from fairseq_alma.data.stream import (
-    MANIFEST,
-    Split,
-    Stream,
-    StreamFile,
-    TokenizerEntry,
-    file_sha256,
-    megabatch_name,
-)
+from fairseq_alma.data.manifest import MANIFEST, Split, StreamFile, TokenizerEntry
+from fairseq_alma.data.stream import Stream, megabatch_name
 from fairseq_alma.data.token_file import NUM_FAIRSEQ_SYMBOLS, TokenFile
-from fairseq_alma.data.tokenizer import FILE_NAMES, TOKENIZER_FOLDER, StreamTokenizer, find_tokenizer_file
+from fairseq_alma.data.tokenizer import FILE_NAMES, TOKENIZER_FOLDER, StreamTokenizer
 from fairseq_alma.errors import AlmaError
 
 DICTIONARY = "dict.txt"
-_SPOOLED = "standard-input"
 
 
 def prepare(options: PrepOptions) -> Optional[Stream]:
@@ -45,14 +38,14 @@ def prepare(options: PrepOptions) -> Optional[Stream]:
     if options.tokenizer is not None:
         StreamTokenizer(options.tokenizer)  # a broken one shows now, not after the first pass
     with BuildFolder(options.out) as build:
-        spooled = build.path / _SPOOLED
+        spooled = build.path / SPOOLED
         if STANDARD_INPUT in options.inputs:
             spool_standard_input(spooled)
         sources = find_sources(options.inputs, options.form, options.field, spooled)
         _refuse_own_output(options, sources)
         before = [_stamp(source) for source in sources]
-        record = _record(options, sources)
-        if there is not None and _completed_before(options, there, record):
+        record = record_of(options, sources)
+        if there is not None and completed_before(options, there, record):
             return None
         survey = survey_documents(sources, options.workers)
         if there is None:
@@ -173,50 +166,6 @@ def _stream_at(options: PrepOptions) -> Optional[Stream]:
     if out.exists() and not (out.is_dir() and not any(out.iterdir())):
         raise AlmaError(f"--out {out}: exists and is no stream; choose another folder, or remove what is there")
     return None
-
-
-def _completed_before(options: PrepOptions, there: Stream, record: dict[str, Any]) -> bool:
-    """Tell whether the stream has come about by this command too.
-
-    Raises:
-        AlmaError: it was made by a command that differs, and this one does not append.
-    """
-    if options.append:
-        return any(all(entry[key] == record[key] for key in record) for entry in there.history)
-    first = there.history[0]
-    advice = "choose another --out, remove the stream, or use --append for what arrived later"
-    for flag in {**first["options"], **record["options"]}:
-        old, new = (entry["options"].get(flag) for entry in (first, record))
-        if old != new:
-            raise AlmaError(
-                f"--out {options.out}: the stream there was made with {flag} {_shown(old)}, not {_shown(new)}; {advice}"
-            )
-    if first["inputs"] != record["inputs"]:
-        changed = [new["name"] for new in record["inputs"] if new not in first["inputs"]]
-        which = f"{', '.join(changed[:3])} is not what it was made from" if changed else "files are missing or moved"
-        raise AlmaError(f"--out {options.out}: the stream there was made from other input: {which}; {advice}")
-    return True
-
-
-def _shown(value: object) -> str:
-    return "left to its default" if value is None else str(value)
-
-
-def _record(options: PrepOptions, sources: Sequence[Source]) -> dict[str, Any]:
-    """Describe a command by all that decides its result."""
-    tokenizer = None if options.tokenizer is None else file_sha256(find_tokenizer_file(options.tokenizer))
-    inputs = [
-        {
-            "argument": source.argument,
-            "name": "-" if source.path.name == _SPOOLED else source.path.name,
-            "format": source.form,
-            "size": source.size,
-            "sha256": file_sha256(source.path),
-        }
-        for source in sources
-    ]
-    command = "append" if options.append else "create"
-    return {"command": command, "options": options.that_decide(tokenizer), "inputs": inputs}
 
 
 def _with_counts(record: dict[str, Any], deal: Deal, splits: Sequence[Split]) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from fairseq_alma.data.file_errors import naming
 from fairseq_alma.errors import AlmaError
 
 STANDARD_INPUT = "-"
+SPOOLED = "standard-input"  # name of the file that stands for it
 BLOCK_SIZE = 1 << 20
 MAX_DOCUMENT_SIZE = 1 << 28
 

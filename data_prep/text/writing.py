@@ -14,7 +14,7 @@ from data_prep.text.pool import ordered_map
 from data_prep.text.progress import Progress
 from data_prep.text.source import Source
 from data_prep.text.survey import Survey
-from fairseq_alma.data.stream import Split, StreamFile
+from fairseq_alma.data.manifest import Split, StreamFile
 from fairseq_alma.data.token_file import TokenFileWriter, id_dtype
 from fairseq_alma.data.tokenizer import StreamTokenizer
 from fairseq_alma.errors import AlmaError

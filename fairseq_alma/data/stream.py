@@ -1,10 +1,9 @@
-"""A stream on disk: the manifest ``stream.json``, its splits and their files.
+"""A stream on disk, as its manifest ``stream.json`` describes it.
 
-The manifest names every file with its size and sha256, so that whoever trains on a stream can tell that it is whole
-and that it is the one a run began with. It is plain JSON; nothing here needs fairseq or torch.
+The manifest tells whether a stream is whole and whether it is the one that a run began with. It is plain JSON; nothing
+here needs fairseq or torch.
 """
 
-import hashlib
 import json
 import os
 from dataclasses import asdict, dataclass, field
@@ -12,107 +11,16 @@ from pathlib import Path
 from typing import Any, Iterable, Mapping, Optional, Union
 
 from fairseq_alma.data.file_errors import naming
+from fairseq_alma.data.manifest import MANIFEST, Split, StreamFile, TokenizerEntry, canonical_sha256
 from fairseq_alma.errors import AlmaError
 
 FORMAT_VERSION = 1
-MANIFEST = "stream.json"
 KINDS = ("text", "images")
 
 
 def megabatch_name(megabatch: int) -> str:
     """Return the name of a mega-batch's split, for instance ``megabatch-000/train``."""
     return f"megabatch-{megabatch:03d}/train"
-
-
-def file_sha256(path: Path) -> str:
-    """Return the sha256 of a file's content in hexadecimal."""
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-@dataclass(frozen=True)
-class StreamFile:
-    """One file of a stream: path relative to the stream's folder, size in bytes, sha256 of the content."""
-
-    path: str
-    size: int
-    sha256: str
-
-    @classmethod
-    def describe(cls, root: Path, path: str) -> "StreamFile":
-        """Measure the file ``root/path``."""
-        return cls(path, (root / path).stat().st_size, file_sha256(root / path))
-
-    def verify(self, root: Path) -> None:
-        """Raise AlmaError unless the file under ``root`` has this size and this content."""
-        path = root / self.path
-        remedy = "prepare the stream again, or copy this file again from where it is whole"
-        if not path.is_file():
-            raise AlmaError(f"{path}: no such file, but {MANIFEST} lists it with {self.size} bytes; {remedy}")
-        size = path.stat().st_size
-        if size != self.size:
-            raise AlmaError(f"{path}: {size} bytes found, {MANIFEST} says {self.size}; {remedy}")
-        sha256 = file_sha256(path)
-        if sha256 != self.sha256:
-            raise AlmaError(f"{path}: sha256 {sha256} found, {MANIFEST} says {self.sha256}; {remedy}")
-
-
-@dataclass(frozen=True)
-class Split:
-    """One part of a stream: a mega-batch, the validation set or the test set.
-
-    Attributes:
-        name: ``megabatch-000/train``, ``valid`` or ``test``; the files are ``name`` plus ``.bin`` and ``.idx``.
-        files: what the split consists of.
-        num_documents: sequences in the token file, each ending with eos.
-        num_words: white-space separated words of the text.
-        num_tokens: ids in the token file, one eos per document included.
-        num_bytes: UTF-8 bytes of the documents' text: what bits per byte are counted over.
-        num_images: images, in a stream of images.
-    """
-
-    name: str
-    files: tuple[StreamFile, ...]
-    num_documents: int = 0
-    num_words: int = 0
-    num_tokens: int = 0
-    num_bytes: int = 0
-    num_images: int = 0
-
-    @classmethod
-    def from_json(cls, content: Mapping[str, Any]) -> "Split":
-        """Build a split from its entry in the manifest."""
-        counts = {key: value for key, value in content.items() if key != "files"}
-        return cls(files=tuple(StreamFile(**entry) for entry in content["files"]), **counts)
-
-
-@dataclass(frozen=True)
-class TokenizerEntry:
-    """What the manifest says of a text stream's tokenizer.
-
-    Attributes:
-        kind: ``tokenizers`` (a ``tokenizer.json``) or ``sentencepiece`` (a ``.model``).
-        vocab_size: number of units, that is lines of ``dict.txt``; fairseq adds four symbols of its own.
-        sha256: identifies the tokenizer: over its files' paths and content.
-        files: what ``tokenizer/`` holds.
-    """
-
-    kind: str
-    vocab_size: int
-    sha256: str
-    files: tuple[StreamFile, ...]
-
-    @classmethod
-    def describe(cls, kind: str, vocab_size: int, files: Iterable[StreamFile]) -> "TokenizerEntry":
-        """Build the entry of the tokenizer that consists of these files."""
-        files = tuple(files)
-        return cls(kind, vocab_size, _canonical_sha256([[file.path, file.sha256] for file in files]), files)
-
-    @classmethod
-    def from_json(cls, content: Mapping[str, Any]) -> "TokenizerEntry":
-        """Build the entry from the manifest's JSON."""
-        files = tuple(StreamFile(**entry) for entry in content["files"])
-        return cls(content["kind"], content["vocab_size"], content["sha256"], files)
 
 
 @dataclass(frozen=True)
@@ -205,7 +113,7 @@ class Stream:
         """
         names = {megabatch_name(t) for t in range(num_megabatches)} | {"valid", "test"}
         content = self.to_json()
-        return _canonical_sha256(
+        return canonical_sha256(
             {
                 "format_version": FORMAT_VERSION,
                 "kind": self.kind,
@@ -296,8 +204,3 @@ def _read_json(manifest: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise AlmaError(f"{manifest}: damaged, a {type(content).__name__} found where a JSON object is needed")
     return content
-
-
-def _canonical_sha256(content: Any) -> str:
-    """Return the sha256 of a JSON value in its canonical spelling."""
-    return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()

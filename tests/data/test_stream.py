@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from fairseq_alma.data.stream import MANIFEST, Split, Stream, StreamFile, megabatch_name, write_manifest
+from fairseq_alma.data.manifest import MANIFEST, Split, StreamFile
+from fairseq_alma.data.stream import Stream, megabatch_name, write_manifest
 from fairseq_alma.errors import AlmaError
 
 NAMES = (megabatch_name(0), megabatch_name(1), "valid", "test")

@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 from data_prep.text.command import main
-from fairseq_alma.data.stream import Stream, file_sha256
+from fairseq_alma.data.manifest import file_sha256
+from fairseq_alma.data.stream import Stream
 from fairseq_alma.data.token_file import TokenFile
 from fairseq_alma.data.tokenizer import StreamTokenizer
 from fairseq_alma.errors import AlmaError
@@ -111,19 +112,18 @@ def test_number_of_workers_does_not_change_a_byte(text, tmp_path):
     assert Stream.open(tmp_path / "one").fingerprint == Stream.open(tmp_path / "three").fingerprint
 
 
-def test_tokenizer_knows_nothing_but_the_first_megabatch(text, tmp_path):
-    stream = create(text, tmp_path / "stream")
-    first = "\n\n".join(texts_of(stream, "megabatch-000/train"))
-    (tmp_path / "first.txt").write_text(first)
-    # all of it goes to mega-batch 0 but two documents that were not in it
-    (tmp_path / "other.txt").write_text("zz\n\nyy")
-    assert "zz" not in first
-    again = ["--megabatches", 1, "--vocab-size", 300, "--keep-duplicates", "--out", tmp_path / "again"]
-    other = tmp_path / "changed.txt"
-    rest = [one for split in stream.splits[1:] for one in texts_of(stream, split.name)]
-    other.write_text("\n\n".join([first, *(one.replace("gra", "qqq") for one in rest)]))
-    assert run(other, *again) == 0
-    assert "qqq" not in "".join(StreamTokenizer.open(stream.root).symbols)
+def test_tokenizer_knows_nothing_but_the_first_megabatch(tmp_path):
+    first, later = make_documents(60), [one.replace("gra", "qqq") for one in make_documents(60, seed=1)]
+    assert "qqq" not in "".join(first)
+    for name, documents in (("first.txt", first), ("later.txt", later)):
+        (tmp_path / name).write_text("\n\n".join(documents))
+    inputs = [tmp_path / "first.txt", tmp_path / "later.txt"]
+    assert run(*inputs, "--one-per-input", "--out", tmp_path / "stream", "--vocab-size", 400) == 0
+    stream = Stream.open(tmp_path / "stream")
+    symbols = "".join(StreamTokenizer.open(stream.root).symbols)
+    assert "gra" in symbols
+    assert "qq" not in symbols
+    assert "qqq" in "".join(texts_of(stream, "megabatch-001/train"))
 
 
 def test_same_command_again_does_nothing_and_says_so(text, tmp_path, capsys):
