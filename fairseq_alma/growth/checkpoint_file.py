@@ -12,6 +12,9 @@ from fairseq_alma.errors import AlmaError
 
 Checkpoint = dict[str, Any]
 
+DICTIONARY_KEY = "alma_dictionary_sha256"
+"""Key in a checkpoint's ``task_state``: identifies the vocabulary that the model was trained with."""
+
 
 def read_checkpoint(path: Union[str, Path], mmap: bool = True) -> Checkpoint:
     """Load a checkpoint on the CPU, without executing anything that a pickle could contain.

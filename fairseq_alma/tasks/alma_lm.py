@@ -7,22 +7,32 @@ from typing import Any, Iterator, Optional
 
 import numpy as np
 import torch
-from fairseq.data import ConcatDataset
+from fairseq.data import (
+    AppendTokenDataset,
+    ConcatDataset,
+    IdDataset,
+    ListDataset,
+    NestedDictionaryDataset,
+    NumelDataset,
+    PadDataset,
+    PrependTokenDataset,
+    StripTokenDataset,
+)
+from fairseq.models import ARCH_MODEL_NAME_REGISTRY
 from fairseq.tasks import register_task
 from fairseq.tasks.language_modeling import LanguageModelingConfig, LanguageModelingTask
 from omegaconf import II, DictConfig
 
 from fairseq_alma.data.stream import Stream
 from fairseq_alma.errors import AlmaError
-from fairseq_alma.growth.checkpoint_file import Checkpoint, read_checkpoint, starting_checkpoint
+from fairseq_alma.growth.checkpoint_file import DICTIONARY_KEY, Checkpoint, read_checkpoint, starting_checkpoint
 from fairseq_alma.learners.schedule import stage_ending_with
 from fairseq_alma.tasks.alma_bpe import AlmaBPE, AlmaBPEConfig
 from fairseq_alma.tasks.train_token_count import TrainTokenCount
 
-DICTIONARY_KEY = "alma_dictionary_sha256"
-"""Key in a checkpoint's ``task_state``: identifies the vocabulary that the model was trained with."""
-
 SHAPE_OPTIONS = (
+    "num_members",
+    "member_arch",
     "num_experts",
     "gate_trees",
     "moe_freq",
@@ -107,6 +117,33 @@ class AlmaLMTask(TrainTokenCount, LanguageModelingTask):
             check_start(read_checkpoint(start), start, cfg, self.stream)
         return super().build_model(cfg, from_checkpoint)
 
+    @property
+    def checkpoint_path(self) -> Optional[str]:
+        """The file that ``--path`` names; an ensemble's members are found beside it."""
+        return self.args.path
+
+    def build_dataset_for_inference(
+        self, src_tokens: list[torch.Tensor], src_lengths: list[int], **kwargs: Any
+    ) -> NestedDictionaryDataset:
+        """Return prompts as fairseq's generators take them: eos (or bos) in front, padded on the right.
+
+        fairseq's own version goes through ``TokenBlockDataset``, which does not run with NumPy 2 here.
+
+        Args:
+            src_tokens: the prompts, each ending with eos.
+            src_lengths: their lengths, eos included.
+            kwargs: fairseq-interactive's ``constraints``, which language models do not have.
+        """
+        pad, eos = self.source_dictionary.pad(), self.source_dictionary.eos()
+        first = self.source_dictionary.bos() if self.args.add_bos_token else eos
+        prompts = StripTokenDataset(ListDataset(src_tokens, src_lengths), eos)
+        sources = PrependTokenDataset(prompts, first)
+        inputs = {"src_tokens": PadDataset(sources, pad, left_pad=False), "src_lengths": NumelDataset(sources)}
+        target = PadDataset(AppendTokenDataset(prompts, pad), pad, left_pad=False)
+        return NestedDictionaryDataset(
+            {"id": IdDataset(), "net_input": inputs, "target": target}, sizes=[np.array(src_lengths)]
+        )
+
     def build_bpe(self, args: Any) -> Any:
         """Return the stream's own tokenizer unless ``--bpe`` names another; fairseq-interactive calls this."""
         return super().build_bpe(args) or AlmaBPE(AlmaBPEConfig(data=self.args.data))
@@ -170,6 +207,11 @@ def check_dictionary(checkpoint: Checkpoint, path: Optional[str], stream: Stream
         )
 
 
+def model_of_architecture(name: str) -> str:
+    """Return the model that an architecture configures: ``alma_switch_lm`` for ``alma_switch_lm_tiny``."""
+    return ARCH_MODEL_NAME_REGISTRY[name] if name in ARCH_MODEL_NAME_REGISTRY else name
+
+
 def check_start(checkpoint: Checkpoint, path: str, model_cfg: Any, stream: Stream) -> None:
     """Raise AlmaError if a stage cannot start from a checkpoint: other architecture, sizes or vocabulary.
 
@@ -181,6 +223,11 @@ def check_start(checkpoint: Checkpoint, path: str, model_cfg: Any, stream: Strea
     """
     check_dictionary(checkpoint, path, stream)
     found = checkpoint["cfg"]["model"]
+    if model_of_architecture(found["_name"]) != model_of_architecture(model_cfg["_name"]):
+        raise AlmaError(
+            f"{path}: holds an {found['_name']}, the command builds an {model_cfg['_name']}; give --arch "
+            f"{found['_name']}, or start from another checkpoint"
+        )
     given = {name: model_cfg[name] for name in SHAPE_OPTIONS if name in model_cfg and model_cfg[name] is not None}
     differing = [name for name, value in given.items() if name in found and found[name] != value]
     if differing:
