@@ -16,6 +16,7 @@ from fairseq_alma.errors import AlmaError
 DROPPED = -1
 MAX_MEGABATCHES = 10_000
 _VALID_SHARE = 0.1  # of a mega-batch
+_AT_ONCE = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -75,36 +76,56 @@ def deal_documents(survey: Survey, shares: Shares, seed: int, drop: Optional[np.
     Raises:
         AlmaError: the documents do not suffice for so many sets.
     """
-    kept = np.arange(len(survey)) if drop is None else _first_occurrences(survey.hashes, drop)
+    kept = np.arange(len(survey), dtype=np.uint32) if drop is None else _first_occurrences(survey.hashes, drop)
     if not len(kept):
         raise AlmaError(
             f"INPUT: all {len(survey):,} documents are in the stream already; give text that it does not have, or "
             "--keep-duplicates"
         )
-    order = kept[np.argsort(_random_keys(survey.hashes[kept], seed, distinct=drop is not None), kind="stable")]
-    words = survey.words[order].astype(np.int64)
+    keys = _random_keys(survey.hashes[kept], seed, distinct=drop is not None)
+    order = kept[np.argsort(keys, kind="stable")]
+    del keys
+    words = survey.words[order]
+    sets_in_order = _cut(words, shares, survey.arguments[order])
+    _refuse_empty_sets(sets_in_order, words, shares)
     sets = np.full(len(survey), DROPPED, dtype=np.int16)
-    sets[order] = _cut(words, shares, survey.arguments[order])
-    _refuse_empty_sets(sets, words, shares)
+    sets[order] = sets_in_order
     return Deal(sets, order, len(survey) - len(kept))
 
 
 def _first_occurrences(hashes: np.ndarray, drop: np.ndarray) -> np.ndarray:
     """Return the numbers of the documents that are the first with their hash and not among ``drop``, ascending."""
-    distinct, first = np.unique(hashes, return_index=True)
+    by_hash = np.argsort(hashes, kind="stable").astype(np.uint32)
+    in_order = hashes[by_hash]
+    first = np.ones(len(hashes), dtype=bool)
+    first[1:] = in_order[1:] != in_order[:-1]
     if len(drop):
-        first = first[~np.isin(distinct, drop)]
-    first.sort()
-    return first
+        drop = np.sort(drop)
+        place = np.searchsorted(drop, in_order).clip(max=len(drop) - 1)
+        first &= drop[place] != in_order
+    kept = by_hash[first]
+    kept.sort()
+    return kept
 
 
 def _random_keys(hashes: np.ndarray, seed: int, distinct: bool) -> np.ndarray:
-    """Return a random number per document, from content and seed; from its position too where contents repeat."""
-    keys = _mix(hashes ^ _mix(np.array([seed], dtype=np.uint64)))
-    return keys if distinct else _mix(keys + np.arange(len(keys), dtype=np.uint64))
+    """Turn hashes into random numbers, by the seed; by their position too where contents repeat.
+
+    Args:
+        hashes: ``(documents,)``, uint64; overwritten.
+        seed: the seed.
+        distinct: whether no hash occurs twice.
+    """
+    hashes ^= _mixed(np.array([seed], dtype=np.uint64))
+    for start in range(0, len(hashes), _AT_ONCE):
+        part = slice(start, min(start + _AT_ONCE, len(hashes)))
+        hashes[part] = _mixed(hashes[part])
+        if not distinct:
+            hashes[part] = _mixed(hashes[part] + np.arange(part.start, part.stop, dtype=np.uint64))
+    return hashes
 
 
-def _mix(numbers: np.ndarray) -> np.ndarray:
+def _mixed(numbers: np.ndarray) -> np.ndarray:
     """Scramble 64-bit numbers one to one (the finaliser of SplitMix64, Steele et al. 2014)."""
     numbers = numbers + np.uint64(0x9E3779B97F4A7C15)
     numbers = (numbers ^ (numbers >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -113,8 +134,8 @@ def _mix(numbers: np.ndarray) -> np.ndarray:
 
 
 def _cut(words: np.ndarray, shares: Shares, arguments: np.ndarray) -> np.ndarray:
-    """Return the set of each document, all in the random order."""
-    total = int(words.sum())
+    """Return the set of each document; documents, words and arguments are in the random order."""
+    total = int(words.sum(dtype=np.int64))
     valid, test = shares.held_out_words(total)
     num_megabatches = shares.num_megabatches
     if valid + test >= total:
@@ -123,27 +144,36 @@ def _cut(words: np.ndarray, shares: Shares, arguments: np.ndarray) -> np.ndarray
             "give smaller numbers or more text"
         )
     pieces = 1 if shares.by_argument else num_megabatches
-    targets = [valid, test] + [(total - valid - test) / pieces] * pieces
-    ends = _nearest_ends(words, np.cumsum(targets[:-1]))
-    piece = np.searchsorted(ends, np.arange(len(words)), side="right")  # 0 validation, 1 test, 2... mega-batches
-    megabatch = arguments.astype(np.int64) if shares.by_argument else piece - 2
-    return np.where(piece < 2, num_megabatches + piece, megabatch).astype(np.int16)
+    targets = [valid, test] + [(total - valid - test) / pieces] * (pieces - 1)
+    ends = _nearest_ends(words, np.cumsum(targets))
+    sets = np.empty(len(words), dtype=np.int16)
+    held_out = [num_megabatches, num_megabatches + 1]
+    for number, start, end in zip([*held_out, *range(pieces)], [0, *ends], [*ends, len(words)], strict=True):
+        sets[start:end] = number
+    if shares.by_argument:
+        sets[ends[1] :] = arguments[ends[1] :]
+    return sets
 
 
-def _nearest_ends(words: np.ndarray, targets: np.ndarray) -> np.ndarray:
+def _nearest_ends(words: np.ndarray, targets: np.ndarray) -> list[int]:
     """Return how many documents to take so that their words come nearest to each target.
 
-    With documents of 3, 3 and 4 words, the targets 5 and 7 give 2 (6 words) and 2.
+    With documents of 3, 3 and 4 words, the targets 0, 5 and 7 give 0, 2 (6 words) and 2.
     """
-    reached = np.concatenate([[0], np.cumsum(words)])
-    after = np.searchsorted(reached, targets).clip(1, len(words))
-    nearer_before = targets - reached[after - 1] < reached[after] - targets
-    return np.where(nearer_before, after - 1, after)
+    reached = np.cumsum(words, dtype=np.int64)
+    ends = []
+    for target in targets:
+        last = min(int(np.searchsorted(reached, target)), len(words) - 1)  # the document that reaches it
+        before = int(reached[last - 1]) if last else 0
+        ends.append(last if target - before < reached[last] - target else last + 1)
+    return ends
 
 
 def _refuse_empty_sets(sets: np.ndarray, words: np.ndarray, shares: Shares) -> None:
     num_sets = shares.num_megabatches + 2 * shares.held_out
-    counts = np.bincount(sets[sets >= 0], minlength=num_sets)
+    counts = np.zeros(num_sets, dtype=np.int64)
+    for start in range(0, len(sets), _AT_ONCE):
+        counts += np.bincount(sets[start : start + _AT_ONCE], minlength=num_sets)
     if counts.all():
         return
     empty = int(np.argmin(counts))
@@ -155,6 +185,6 @@ def _refuse_empty_sets(sets: np.ndarray, words: np.ndarray, shares: Shares) -> N
         else "give fewer mega-batches, more text, or choose --format lines if each line is a document"
     )
     raise AlmaError(
-        f"{flag}: {len(words):,} documents ({int(words.sum()):,} words) leave "
+        f"{flag}: {len(words):,} documents ({int(words.sum(dtype=np.int64)):,} words) leave "
         f"{held_out.get(empty, f'mega-batch {empty}')} without a document; {advice}"
     )
