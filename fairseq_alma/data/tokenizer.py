@@ -120,14 +120,14 @@ class StreamTokenizer:
         return [self.symbols[unit] for unit in self.encode_batch([text])[0]]
 
     def decode(self, symbols: Iterable[str]) -> str:
-        """Return the text of symbols; fairseq's own four (such as ``</s>``) are left out.
+        """Return the text of symbols; fairseq's own four (such as ``</s>``) and empty ones are left out.
 
         Raises:
             AlmaError: a symbol is not one of this tokenizer.
         """
         units = []
         for symbol in symbols:
-            if symbol in FAIRSEQ_SYMBOLS:
+            if not symbol or symbol in FAIRSEQ_SYMBOLS:
                 continue
             if symbol not in self._unit_of:
                 raise AlmaError(f"{self.file}: {symbol!r} is no symbol of it; decode with the tokenizer that encoded")

@@ -44,7 +44,7 @@ def test_fairseq_dictionary_gives_unit_u_the_id_u_plus_4(folder, tmp_path):
 
 def test_decode_leaves_out_what_is_fairseqs_own(folder):
     tokenizer = StreamTokenizer(folder)
-    assert tokenizer.decode(["<s>", *tokenizer.encode("the cat"), "</s>", "<pad>"]) == "the cat"
+    assert tokenizer.decode(["<s>", *tokenizer.encode("the cat"), "</s>", "<pad>", ""]) == "the cat"
 
 
 def test_decode_refuses_a_symbol_of_another_tokenizer(folder):
