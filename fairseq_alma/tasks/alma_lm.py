@@ -207,11 +207,6 @@ def check_dictionary(checkpoint: Checkpoint, path: Optional[str], stream: Stream
         )
 
 
-def model_of_architecture(name: str) -> str:
-    """Return the model that an architecture configures: ``alma_switch_lm`` for ``alma_switch_lm_tiny``."""
-    return ARCH_MODEL_NAME_REGISTRY[name] if name in ARCH_MODEL_NAME_REGISTRY else name
-
-
 def check_start(checkpoint: Checkpoint, path: str, model_cfg: Any, stream: Stream) -> None:
     """Raise AlmaError if a stage cannot start from a checkpoint: other architecture, sizes or vocabulary.
 
@@ -223,7 +218,8 @@ def check_start(checkpoint: Checkpoint, path: str, model_cfg: Any, stream: Strea
     """
     check_dictionary(checkpoint, path, stream)
     found = checkpoint["cfg"]["model"]
-    if model_of_architecture(found["_name"]) != model_of_architecture(model_cfg["_name"]):
+    kinds = [ARCH_MODEL_NAME_REGISTRY.get(config["_name"]) for config in (found, model_cfg)]
+    if kinds[0] != kinds[1]:
         raise AlmaError(
             f"{path}: holds an {found['_name']}, the command builds an {model_cfg['_name']}; give --arch "
             f"{found['_name']}, or start from another checkpoint"

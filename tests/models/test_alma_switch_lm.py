@@ -4,7 +4,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from fairseq_alma.errors import AlmaError
-from fairseq_alma.growth.model_facts import shape_from_config
+from fairseq_alma.growth.model_facts import shape_from_weights
 
 PAD, EOS = 1, 2
 
@@ -27,10 +27,7 @@ SIZES = {
 
 
 def shape_of(model, config):
-    decoder = model.decoder
-    return shape_from_config(
-        vars(config), vocab_size=len(decoder.dictionary), learned_positions=decoder.embed_positions.weight.size(0)
-    )
+    return shape_from_weights(model.state_dict(), config.tokens_per_sample)
 
 
 @pytest.mark.parametrize("size", ["base", "large"])
