@@ -53,6 +53,8 @@ setup(
     entry_points={
         "console_scripts": [
             "alma-prep-text=data_prep.text.command:main",
+            "alma-grow=fairseq_alma.cli.grow:main",
+            "alma-ensemble=fairseq_alma.cli.ensemble:main",
             "alma-stream=fairseq_alma.cli.stream:main",
             "alma-report=fairseq_alma.cli.report:main",
         ]

@@ -1,5 +1,8 @@
-"""Models under their registered names: ``alma_switch_lm`` with ``_tiny``, ``_base``, ``_large``."""
+"""Models under their registered names.
 
-from fairseq_alma.models import alma_switch_lm
+``alma_switch_lm`` with ``_tiny``, ``_base``, ``_large``; ``alma_ensemble`` and ``alma_umix``, which consist of others.
+"""
 
-__all__ = ["alma_switch_lm"]
+from fairseq_alma.models import alma_ensemble, alma_switch_lm, alma_umix
+
+__all__ = ["alma_ensemble", "alma_switch_lm", "alma_umix"]

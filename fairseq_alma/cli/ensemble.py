@@ -1,0 +1,84 @@
+"""``alma-ensemble``: one checkpoint file that stands for several models."""
+
+import argparse
+import math
+from pathlib import Path
+from typing import Any, Optional, Sequence
+
+from fairseq_alma.cli.entry import command
+from fairseq_alma.errors import AlmaError
+
+EPILOG = """\
+The ensemble's probability of a token is the weighted mean of its members' probabilities. Example:
+
+  alma-ensemble RUN/stage-003/member-0/checkpoint_last.pt RUN/stage-003/member-1/checkpoint_last.pt --out E.pt
+  fairseq-eval-lm STREAM --user-dir fairseq_alma --task alma_lm --path E.pt --gen-subset test --tokens-per-sample 128
+
+Without --embed the members stay where they are, and must stay as they are: E.pt has their paths, relative to its own
+folder, and their checksums.
+"""
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Return the command's parser."""
+    parser = argparse.ArgumentParser(
+        prog="alma-ensemble",
+        description="Write one checkpoint that stands for several language models with the same dictionary.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("members", type=Path, nargs="+", metavar="CKPT", help="checkpoint of a member; it may be an ensemble itself")
+    add("--out", type=Path, required=True, metavar="FILE", help="the checkpoint to write")
+    add(
+        "--weights",
+        type=float,
+        nargs="+",
+        metavar="X",
+        help="what each member counts, one number of at least 0 for each; divided by their sum (default: all the same)",
+    )
+    add("--embed", action="store_true", help="put the members' weights inside (default: refer to their files)")
+    add("--force", action="store_true", help="replace FILE if it exists")
+    return parser
+
+
+def _check(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
+    weights = arguments.weights
+    if weights is not None:
+        shown = " ".join(f"{weight:g}" for weight in weights)
+        if len(weights) != len(arguments.members):
+            parser.error(f"--weights {shown}: {len(weights)} given, {len(arguments.members)} members; one for each")
+        if not all(math.isfinite(weight) and weight >= 0 for weight in weights):
+            parser.error(f"--weights {shown}: every weight must be a number of at least 0")
+        if sum(weights) == 0:
+            parser.error(f"--weights {shown}: at least one must be greater than 0")
+    if arguments.out.is_dir():
+        raise AlmaError(f"--out {arguments.out}: a folder; give the name of a file in it")
+    if arguments.out.exists() and not arguments.force:
+        raise AlmaError(f"--out {arguments.out}: exists already; give another name, or --force to replace it")
+
+
+@command
+def main(argv: Optional[Sequence[str]] = None) -> int:
+    """Run the command."""
+    parser = build_parser()
+    arguments = parser.parse_intermixed_args(argv)
+    _check(parser, arguments)
+    # These import torch, which takes seconds; --help and usage errors need none of it.
+    from fairseq_alma.growth.checkpoint_file import write_checkpoint
+    from fairseq_alma.growth.join_checkpoints import join_checkpoints
+
+    weights = arguments.weights or [1.0] * len(arguments.members)
+    ensemble = join_checkpoints(arguments.members, weights, arguments.out, arguments.embed)
+    write_checkpoint(ensemble, arguments.out)
+    _report(arguments, ensemble["cfg"]["model"]["members"])
+    return 0
+
+
+def _report(arguments: argparse.Namespace, entries: Sequence[dict[str, Any]]) -> None:
+    for path, entry in zip(arguments.members, entries, strict=True):
+        print(f"{entry['weight']:.4f}  {path}")
+    how = "their weights inside" if arguments.embed else "referring to their files"
+    size = arguments.out.stat().st_size / 1e6
+    print(f"{arguments.out}: an ensemble of {len(entries)}, {how}, {size:,.1f} MB")
