@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Optional, Sequence
 
 from data_prep.text.deal import MAX_MEGABATCHES
-from data_prep.text.pool import num_cores
+from data_prep.text.pool import default_workers
 from data_prep.text.source import STANDARD_INPUT
 from data_prep.text.training import DEFAULT_WORDS, NUM_BYTES
 
@@ -118,9 +118,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--workers",
         type=_positive,
-        default=num_cores(),
+        default=default_workers(),
         metavar="N",
-        help="worker processes; the result does not depend on it (default: the number of cores, here %(default)s)",
+        help="worker processes, about 100 MB each; the result does not depend on it (default: the number of cores, 8 "
+        "at most, here %(default)s)",
     )
     return parser
 

@@ -10,19 +10,21 @@ import signal
 import traceback
 from collections import deque
 from multiprocessing.connection import Connection, wait
-from typing import Any, Callable, Iterable, Iterator, TypeVar, cast
+from typing import Any, Callable, Generator, Iterable, Iterator, TypeVar, cast
 
 from fairseq_alma.errors import AlmaError
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
 
+_MAX_DEFAULT_WORKERS = 8
 _WINDOW = 4  # results per worker that may wait for an earlier one
 
 
-def num_cores() -> int:
-    """Return the number of cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+def default_workers() -> int:
+    """Return the number of cores that this process may use, but no more than keep the memory below 1 GB."""
+    num_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(num_cores, _MAX_DEFAULT_WORKERS)
 
 
 def ordered_map(function: Callable[[Task], Result], tasks: Iterable[Task], num_workers: int) -> Iterator[Result]:
@@ -38,13 +40,28 @@ def ordered_map(function: Callable[[Task], Result], tasks: Iterable[Task], num_w
     """
     if num_workers == 1:
         yield from map(function, tasks)
-        return
+    else:
+        yield from _map_in_processes(function, tasks, num_workers)
+
+
+def run_apart(function: Callable[[Task], Result], task: Task) -> Result:
+    """Return ``function(task)`` from a process of its own, whose memory is given back when it ends."""
+    results = _map_in_processes(function, [task], 1)
+    try:
+        return next(results)
+    finally:
+        results.close()
+
+
+def _map_in_processes(
+    function: Callable[[Task], Result], tasks: Iterable[Task], num_workers: int
+) -> Generator[Result, None, None]:
     context = multiprocessing.get_context("spawn")  # forking would copy the threads of tokenizers half
     workers: dict[Connection, Any] = {}
     try:
         for _ in range(num_workers):
             here, there = context.Pipe()
-            process = context.Process(target=_work, args=(function, there), daemon=True)
+            process = context.Process(target=_work, args=(function, there))
             process.start()
             there.close()
             workers[here] = process

@@ -10,11 +10,11 @@ import numpy as np
 from data_prep.text.build_folder import BuildFolder
 from data_prep.text.deal import Deal, Shares, deal_documents
 from data_prep.text.options import PrepOptions
+from data_prep.text.pool import run_apart
 from data_prep.text.record import completed_before, record_of
 from data_prep.text.source import SPOOLED, STANDARD_INPUT, Source, find_sources, spool_standard_input
 from data_prep.text.survey import Survey, survey_documents
-from data_prep.text.training import train_tokenizer
-from data_prep.text.writing import sample_documents, write_sets
+from data_prep.text.writing import TrainingJob, choose_sample, write_sets
 from fairseq_alma.data.file_errors import naming
 from fairseq_alma.data.manifest import MANIFEST, Split, StreamFile, TokenizerEntry
 from fairseq_alma.data.stream import Stream, megabatch_name
@@ -122,8 +122,21 @@ def _tokenizer(
         given = StreamTokenizer(options.tokenizer)
         shutil.copyfile(given.file, folder / FILE_NAMES[given.kind])
     else:
-        batches = sample_documents(sources, survey, deal, options.tokenizer_words, options.workers)
-        train_tokenizer(options.tokenizer_kind, batches, options.vocab_size, folder, options.workers)
+        file = folder / FILE_NAMES[options.tokenizer_kind]
+        chosen = choose_sample(survey, deal, options.tokenizer_words)
+        job = TrainingJob(
+            sources=sources,
+            words=survey.words,
+            block_sizes=survey.block_sizes,
+            chosen=chosen,
+            kind=options.tokenizer_kind,
+            vocab_size=options.vocab_size,
+            num_workers=options.workers,
+        )
+        # Training takes much memory and would keep it, so it has a process of its own.
+        content = job.run() if options.workers == 1 else run_apart(TrainingJob.run, job)
+        with naming(file):
+            file.write_bytes(content)
     return StreamTokenizer(folder)
 
 

@@ -2,11 +2,8 @@
 
 import io
 import os
-from pathlib import Path
 from typing import Iterable, Iterator
 
-from fairseq_alma.data.file_errors import naming
-from fairseq_alma.data.tokenizer import FILE_NAMES
 from fairseq_alma.errors import AlmaError
 
 NUM_BYTES = 256  # byte-level BPE begins with one unit per byte
@@ -17,23 +14,24 @@ _SENTENCE_BYTES = 1 << 16  # a longer line is cut: sentencepiece would leave it 
 _SENTENCEPIECE_THREADS = 2  # fixed: its sums, and so its units, depend on this number
 
 
-def train_tokenizer(kind: str, batches: Iterable[list[str]], vocab_size: int, folder: Path, num_threads: int) -> None:
-    """Train a tokenizer and write its file.
+def train_tokenizer(kind: str, batches: Iterable[list[str]], vocab_size: int, num_threads: int) -> bytes:
+    """Train a tokenizer.
 
     Args:
         kind: ``tokenizers`` (byte-level BPE) or ``sentencepiece`` (unigram with bytes for what is rare).
         batches: documents, a list at a time.
         vocab_size: number of units wanted; a small text may give fewer.
-        folder: where the file goes.
         num_threads: threads to use where the result does not depend on it.
+
+    Returns:
+        The content of the tokenizer's file.
     """
     if kind == "tokenizers":
-        _train_byte_level_bpe(batches, vocab_size, folder / FILE_NAMES[kind], num_threads)
-    else:
-        _train_sentencepiece(batches, vocab_size, folder / FILE_NAMES[kind])
+        return _train_byte_level_bpe(batches, vocab_size, num_threads)
+    return _train_sentencepiece(batches, vocab_size)
 
 
-def _train_byte_level_bpe(batches: Iterable[list[str]], vocab_size: int, path: Path, num_threads: int) -> None:
+def _train_byte_level_bpe(batches: Iterable[list[str]], vocab_size: int, num_threads: int) -> bytes:
     os.environ.setdefault("RAYON_NUM_THREADS", str(num_threads))
     os.environ["TOKENIZERS_PARALLELISM"] = "true" if num_threads > 1 else "false"
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -44,11 +42,10 @@ def _train_byte_level_bpe(batches: Iterable[list[str]], vocab_size: int, path: P
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     trainer = trainers.BpeTrainer(vocab_size=vocab_size, initial_alphabet=alphabet, show_progress=False)
     tokenizer.train_from_iterator(batches, trainer)
-    with naming(path):
-        path.write_text(tokenizer.to_str(pretty=True), encoding="utf-8")
+    return tokenizer.to_str(pretty=True).encode()
 
 
-def _train_sentencepiece(batches: Iterable[list[str]], vocab_size: int, path: Path) -> None:
+def _train_sentencepiece(batches: Iterable[list[str]], vocab_size: int) -> bytes:
     from sentencepiece import SentencePieceTrainer
 
     model = io.BytesIO()
@@ -73,8 +70,7 @@ def _train_sentencepiece(batches: Iterable[list[str]], vocab_size: int, path: Pa
             f"--vocab-size {vocab_size}: sentencepiece cannot train on the first mega-batch ({error}); give another "
             "number, or a larger first mega-batch"
         ) from error
-    with naming(path):
-        path.write_bytes(model.getvalue())
+    return model.getvalue()
 
 
 def _sentences(batches: Iterable[list[str]]) -> Iterator[str]:

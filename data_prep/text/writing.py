@@ -1,4 +1,4 @@
-"""The passes after the first: hand on the documents of the tokenizer's sample, and write every set's token file."""
+"""The passes after the first: train the tokenizer on its sample, and write every set's token file."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,29 +14,63 @@ from data_prep.text.pool import ordered_map
 from data_prep.text.progress import Progress
 from data_prep.text.source import Source
 from data_prep.text.survey import Survey
+from data_prep.text.training import train_tokenizer
 from fairseq_alma.data.manifest import Split, StreamFile
 from fairseq_alma.data.token_file import TokenFileWriter, id_dtype
 from fairseq_alma.data.tokenizer import StreamTokenizer
 from fairseq_alma.errors import AlmaError
 
-_CACHED_CHUNKS = 1_000_000  # over all workers
+_CACHED_CHUNKS = 600_000  # over all workers
 
 
-def sample_documents(
-    sources: Sequence[Source], survey: Survey, deal: Deal, max_words: int, num_workers: int
-) -> Iterator[list[str]]:
-    """Yield the first documents of mega-batch 0 in the random order, ``max_words`` words of them at most, in lists."""
+@dataclass(frozen=True)
+class TrainingJob:
+    """Train a tokenizer on the documents that are chosen.
+
+    Attributes:
+        sources: the input.
+        words: ``(documents,)``, uint32: words of each document.
+        block_sizes: documents in each block.
+        chosen: ``(documents,)``, bool.
+        kind: see `train_tokenizer`; so are the following.
+        vocab_size: units.
+        num_workers: processes that read, and threads that train.
+    """
+
+    sources: Sequence[Source]
+    words: np.ndarray
+    block_sizes: np.ndarray
+    chosen: np.ndarray
+    kind: str
+    vocab_size: int
+    num_workers: int
+
+    def run(self) -> bytes:
+        """Return the content of the tokenizer's file."""
+        with Progress("training the tokenizer") as progress:
+            return train_tokenizer(self.kind, self._batches(progress), self.vocab_size, self.num_workers)
+
+    def _batches(self, progress: Progress) -> Iterator[list[str]]:
+        total = int(self.words[self.chosen].sum(dtype=np.int64))
+        done = 0
+        tasks = _tasks(self.sources, self.words, self.block_sizes, self.chosen)
+        for words, documents in ordered_map(_choose, tasks, self.num_workers):
+            yield documents
+            done += words
+            progress.update(done / total, words)
+
+
+def choose_sample(survey: Survey, deal: Deal, max_words: int) -> np.ndarray:
+    """Mark the first documents of mega-batch 0 in the random order, ``max_words`` words of them at most.
+
+    Returns:
+        ``(documents,)``, bool.
+    """
     first = deal.order[deal.sets[deal.order] == 0]
     reached = np.cumsum(survey.words[first], dtype=np.int64)
     chosen = np.zeros(len(survey), dtype=bool)
     chosen[first[: max(1, int(np.searchsorted(reached, max_words, side="right")))]] = True
-    total = int(survey.words[chosen].sum(dtype=np.int64))
-    with Progress("training the tokenizer") as progress:
-        done = 0
-        for words, documents in ordered_map(_choose, _tasks(sources, survey, chosen), num_workers):
-            yield documents
-            done += words
-            progress.update(done / total, words)
+    return chosen
 
 
 def write_sets(
@@ -71,7 +105,9 @@ def write_sets(
     encode = _EncodeBlock(tokenizer.file, dtype, _CACHED_CHUNKS // num_workers)
     with Progress("encoding") as progress:
         done = 0
-        for block_words, pieces in ordered_map(encode, _tasks(sources, survey, deal.sets), num_workers):
+        for block_words, pieces in ordered_map(
+            encode, _tasks(sources, survey.words, survey.block_sizes, deal.sets), num_workers
+        ):
             for piece in pieces:
                 writers[piece.set].append(piece.ids, piece.sizes)
                 num_bytes[piece.set] += piece.num_bytes
@@ -112,17 +148,17 @@ class _Piece:
     num_bytes: int
 
 
-def _tasks(sources: Sequence[Source], survey: Survey, sets: np.ndarray) -> Iterator[_Task]:
+def _tasks(sources: Sequence[Source], words: np.ndarray, block_sizes: np.ndarray, sets: np.ndarray) -> Iterator[_Task]:
     """Read the input again and put beside each block what is known of its documents."""
     start = block_number = 0
     for source in sources:
         for block, _ in source.blocks():
-            if block_number == len(survey.block_sizes):
+            if block_number == len(block_sizes):
                 raise _changed(source.label)
-            end = start + int(survey.block_sizes[block_number])
-            yield _Task(block, survey.words[start:end], sets[start:end])
+            end = start + int(block_sizes[block_number])
+            yield _Task(block, words[start:end], sets[start:end])
             start, block_number = end, block_number + 1
-    if block_number != len(survey.block_sizes):
+    if block_number != len(block_sizes):
         raise _changed(sources[-1].label)
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from data_prep.text.training import train_tokenizer
-from fairseq_alma.data.tokenizer import StreamTokenizer, find_tokenizer_file
+from fairseq_alma.data.tokenizer import FILE_NAMES, StreamTokenizer, find_tokenizer_file
 from fairseq_alma.errors import AlmaError
 
 TEXT = "The cat's  whiskers,\n\n\tthe “dog” – naïve 北京 🙂 </s> <unk> #fairseq:overwrite 1990s\u2028\u00a0end"
@@ -14,7 +14,8 @@ TRAINING = ["the cat and the dog are in the house " * 20, "a naïve cat, the dog
 def folder(request, tmp_path_factory):
     """A folder with a tokenizer of each kind."""
     folder = tmp_path_factory.mktemp(request.param)
-    train_tokenizer(request.param, [TRAINING], 320, folder, num_threads=1)
+    content = train_tokenizer(request.param, [TRAINING], 320, num_threads=1)
+    (folder / FILE_NAMES[request.param]).write_bytes(content)
     return folder
 
 

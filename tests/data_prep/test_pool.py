@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from data_prep.text.pool import ordered_map
+from data_prep.text.pool import ordered_map, run_apart
 from fairseq_alma.errors import AlmaError
 
 
@@ -58,3 +58,14 @@ def test_worker_that_is_killed_is_noticed():
 def test_large_tasks_and_results_do_not_block_each_other():
     tasks = [b"x" * 3_000_000] * 8
     assert list(ordered_map(bytes.upper, tasks, 2)) == [b"X" * 3_000_000] * 8
+
+
+def square_in_processes_of_its_own(number: int) -> tuple[int, list[int]]:
+    return os.getpid(), list(ordered_map(slow_square, range(number), 2))
+
+
+def test_process_apart_may_have_workers_of_its_own():
+    process, squares = run_apart(square_in_processes_of_its_own, 5)
+    assert process != os.getpid()
+    assert squares == [0, 1, 4, 9, 16]
+    assert not multiprocessing.active_children()
