@@ -38,8 +38,6 @@ class AlmaUMixConfig(FairseqDataclass):
     # What members take from elsewhere in the command, by the same names.
     tokens_per_sample: int = II("task.tokens_per_sample")
     max_target_positions: Optional[int] = II("task.max_target_positions")
-    finetune_from_model: Optional[str] = II("checkpoint.finetune_from_model")
-    restore_file: str = II("checkpoint.restore_file")
 
 
 class UMixDecoder(MemberDecoder):

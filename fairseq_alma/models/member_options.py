@@ -27,7 +27,7 @@ def build_member_config(cfg: Any) -> tuple[Any, FairseqDataclass]:
 
     Args:
         cfg: has ``member_arch`` and ``member_options``; and, by their own names, the options that the members'
-            architecture takes from elsewhere in the command, such as ``tokens_per_sample``.
+            architecture takes from elsewhere in the command, such as ``tokens_per_sample``; what it lacks is None.
 
     Raises:
         AlmaError: if the architecture cannot be a member, or an option is not one of its own.
@@ -45,7 +45,7 @@ def build_member_config(cfg: Any) -> tuple[Any, FairseqDataclass]:
     config = config_class.from_namespace(options)
     for name, value in vars(config).items():
         if isinstance(value, str) and value.startswith("${"):
-            setattr(config, name, cfg[name])
+            setattr(config, name, cfg[name] if name in cfg else None)
     return model, config
 
 
