@@ -11,6 +11,7 @@ from fairseq.models import (
     MODEL_DATACLASS_REGISTRY,
     MODEL_REGISTRY,
 )
+from omegaconf import DictConfig
 
 from fairseq_alma.errors import AlmaError
 
@@ -22,7 +23,7 @@ class _MemberParser(argparse.ArgumentParser):
         raise AlmaError(f"--member-options: {message}; give options of the architecture that --member-arch names")
 
 
-def build_member_config(cfg: Any) -> tuple[Any, FairseqDataclass]:
+def build_member_config(cfg: DictConfig) -> tuple[Any, FairseqDataclass]:
     """Return the class of the members and their configuration.
 
     Args:
@@ -45,7 +46,7 @@ def build_member_config(cfg: Any) -> tuple[Any, FairseqDataclass]:
     config = config_class.from_namespace(options)
     for name, value in vars(config).items():
         if isinstance(value, str) and value.startswith("${"):
-            setattr(config, name, cfg[name] if name in cfg else None)
+            setattr(config, name, cfg.get(name))
     return model, config
 
 
