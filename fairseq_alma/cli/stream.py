@@ -140,6 +140,10 @@ def _begin(folder: RunFolder, arguments: argparse.Namespace, options: TrainOptio
     if before is None:
         folder.write_run(record)
         return
+    if not folder.has_begun():
+        # A mistyped option must not bind the run to it.
+        folder.replace_run(record)
+        return
     for note in require_same_run(str(folder.root / RUN_RECORD), before, record, stream):
         print(note, file=sys.stderr)
 

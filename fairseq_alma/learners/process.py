@@ -18,6 +18,7 @@ from fairseq_alma.errors import AlmaError
 
 POLL_SECONDS = 0.2
 LINE_LENGTH = 110
+MAX_REASON = 400
 PATIENCE_SECONDS = 10.0
 _PR_SET_PDEATHSIG = 1
 _ERROR_LINE = re.compile(r"(\w+\.)*\w*(Error|Exception)\b.*")
@@ -130,7 +131,9 @@ class _Tail:
         rest = self.unfinished.decode(errors="replace").strip()
         lines = self.last_lines + ([rest] if rest else [])
         errors = [line for line in lines if _ERROR_LINE.fullmatch(line)]
-        return (errors or lines or ["it printed nothing"])[-1]
+        reason = (errors or lines or ["it printed nothing"])[-1]
+        # argparse lists all choices; they are in the log.
+        return reason if len(reason) <= MAX_REASON else reason[:MAX_REASON] + "…"
 
 
 def _describe(status: int) -> str:

@@ -75,6 +75,17 @@ class RunFolder:
             return None
         return read_json_object(path, "give another --run folder, or remove this one")
 
+    def has_begun(self) -> bool:
+        """Tell whether anything was trained yet; a run that failed at its first command has not begun."""
+        return any(self.root.glob(f"stage-*/{STAGE_RECORD}")) or any(self.root.glob("stage-*/member-*/*.pt"))
+
+    def replace_run(self, record: Mapping[str, Any]) -> None:
+        """Write run.json anew where nothing was trained yet. Raises AlmaError if another alma-stream is at work."""
+        with contextlib.ExitStack() as locks:
+            for folder in sorted(self.root.glob("stage-*")):
+                locks.enter_context(self.lock_stage(int(folder.name.removeprefix("stage-"))))
+            write_json_atomically(self.root / RUN_RECORD, record)
+
     def write_run(self, record: Mapping[str, Any]) -> None:
         """Make the folder a run. Raises AlmaError if it holds something else."""
         if self.root.exists() and any(not entry.name.startswith(".") for entry in self.root.iterdir()):

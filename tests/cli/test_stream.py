@@ -6,6 +6,7 @@ import pytest
 
 from fairseq_alma.cli.stream import main
 from fairseq_alma.errors import AlmaError
+from fairseq_alma.learners.run_folder import RunFolder
 from tests.learners.fakes import write_manifest
 
 TRAIN = ["--arch", "alma_switch_lm_tiny", "--max-update", "10", "--adam-betas", "(0.9, 0.98)"]
@@ -125,8 +126,22 @@ def test_a_finished_run_says_so_and_does_nothing(stream, tmp_path, capsys, no_co
     assert "R: nothing to do, the run is complete" in capsys.readouterr().out
 
 
+def test_a_run_that_failed_at_its_first_command_may_begin_with_other_options(stream, tmp_path, no_commands):
+    begin(stream, tmp_path)
+    begin(stream, tmp_path, "--seed", "9")
+    assert json.loads((tmp_path / "R" / "run.json").read_text())["seed"] == 9
+
+
+def test_a_run_that_another_alma_stream_has_just_begun_is_not_changed(stream, tmp_path, no_commands):
+    begin(stream, tmp_path)
+    with RunFolder(tmp_path / "R").lock_stage(0), pytest.raises(AlmaError, match="another alma-stream"):
+        run(stream, tmp_path, "--seed", "9")
+    assert json.loads((tmp_path / "R" / "run.json").read_text())["seed"] == 1
+
+
 def test_other_options_on_the_same_run_are_refused(stream, tmp_path, no_commands):
     begin(stream, tmp_path)
+    complete(tmp_path / "R", 0, [0])
     with pytest.raises(AlmaError, match=r"R/run.json: .*--wait 1 then, 2 now"):
         run(stream, tmp_path, "--wait", "2")
 

@@ -63,6 +63,12 @@ def test_a_one_line_failure_is_passed_on(tmp_path):
         run_logged(python("raise SystemExit('stream.json: not there')"), tmp_path / "a.log", lambda line: None)
 
 
+def test_a_very_long_reason_is_cut(tmp_path):
+    with pytest.raises(AlmaError, match=r"invalid choice: x+…$") as raised:
+        run_logged(python("raise SystemExit('invalid choice: ' + 'x' * 9999)"), tmp_path / "a.log", lambda line: None)
+    assert len(str(raised.value)) < 700
+
+
 def test_a_command_that_is_killed_says_so(tmp_path):
     with pytest.raises(AlmaError, match="ended by SIGKILL, perhaps for want of memory"):
         run_logged(python("import os; os.kill(os.getpid(), 9)"), tmp_path / "a.log", lambda line: None)
