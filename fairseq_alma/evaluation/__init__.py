@@ -1,0 +1,1 @@
+"""Measurements on trained models that fairseq has no command for."""

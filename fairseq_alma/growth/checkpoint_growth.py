@@ -1,0 +1,122 @@
+"""A growth step on a whole checkpoint: weights, configuration, optimizer, and the record of what was done."""
+
+from dataclasses import dataclass
+from typing import Any, Mapping, Optional, Sequence
+
+import torch
+from torch import Size, Tensor
+
+from fairseq_alma.errors import AlmaError
+from fairseq_alma.growth.checkpoint_file import Checkpoint
+from fairseq_alma.growth.gate_tree import format_gate_trees
+from fairseq_alma.growth.optimizer_state import grow_optimizer_state
+from fairseq_alma.growth.plan import LayerGrowth
+from fairseq_alma.growth.tensors import EXPERT_TENSORS, GATE_TENSOR, grow_state, grow_tensor
+
+RECORD_KEY = "alma_growth"
+"""Key of a grown checkpoint: a list of records, one per growth step, plain numbers and strings."""
+
+
+@dataclass(frozen=True)
+class GrowthStep:
+    """How a model grows.
+
+    Attributes:
+        layers: for each Switch layer, by its name in the model, the plan.
+        seed: of new weights and noise.
+        noise: standard deviation of the noise on copied gate rows.
+        keep_optimizer: grow the optimizer's state too, rather than drop it.
+    """
+
+    layers: Mapping[str, LayerGrowth]
+    seed: int
+    noise: float = 0.0
+    keep_optimizer: bool = False
+
+
+def check_complete(weights: Mapping[str, Tensor], expected: Mapping[str, Tensor], path: str) -> None:
+    """Raise AlmaError unless a checkpoint has exactly the tensors of its model, in the right shapes.
+
+    Args:
+        weights: the checkpoint's tensors.
+        expected: the tensors of a model built from the checkpoint's configuration.
+        path: for the message.
+    """
+    missing, left_over = sorted(expected.keys() - weights.keys()), sorted(weights.keys() - expected.keys())
+    wrong = [name for name in expected.keys() & weights.keys() if expected[name].shape != weights[name].shape]
+    for problem, names in (("lacks", missing), ("has beyond its configuration", left_over), ("has misshapen", wrong)):
+        if names:
+            raise AlmaError(
+                f"{path}: the checkpoint {problem} {len(names)} tensor(s), {names[0]} the first; "
+                "nothing was written; give an unaltered checkpoint"
+            )
+
+
+def grow_checkpoint(
+    checkpoint: Checkpoint, step: GrowthStep, shapes: Mapping[str, Size], record: Mapping[str, Any]
+) -> Checkpoint:
+    """Return a checkpoint of the grown model; tensors that do not grow are shared with the source.
+
+    Args:
+        checkpoint: the source; not altered.
+        step: what to do.
+        shapes: names and shapes of the source model's parameters, in its order.
+        record: what to note of this step under `RECORD_KEY`.
+    """
+    generator = torch.Generator().manual_seed(step.seed)
+    owners = {
+        f"{layer}.{name}": (name, growth)
+        for layer, growth in step.layers.items()
+        for name in (*EXPERT_TENSORS, GATE_TENSOR)
+    }
+
+    def grow(name: str, tensor: Tensor) -> Tensor:
+        if name not in owners:
+            return tensor
+        part, growth = owners[name]
+        return grow_tensor(part, tensor, growth, generator, step.noise)
+
+    def grow_moment(name: str, moment: Tensor) -> Tensor:
+        if name not in owners:
+            return moment
+        part, growth = owners[name]
+        return grow_state(part, moment, growth)
+
+    grown = {**checkpoint, "model": {name: grow(name, tensor) for name, tensor in checkpoint["model"].items()}}
+    grown["cfg"] = {**checkpoint["cfg"], "model": _grown_config(checkpoint["cfg"]["model"], step)}
+    grown[RECORD_KEY] = [*checkpoint.get(RECORD_KEY, []), dict(record)]
+    state: Optional[Mapping[str, Any]] = grown.pop("last_optimizer_state", None)
+    if step.keep_optimizer:
+        if state is None:
+            raise AlmaError("--optimizer copy: the checkpoint has no optimizer state; use --optimizer reset")
+        grown["last_optimizer_state"] = grow_optimizer_state(state, shapes, grow_moment)
+    return grown
+
+
+def _grown_config(config: Mapping[str, Any], step: GrowthStep) -> dict[str, Any]:
+    trees = [growth.new for growth in step.layers.values()]
+    return {**config, "num_experts": trees[0].num_experts, "gate_trees": format_gate_trees(trees)}
+
+
+def growth_table(losses: Mapping[str, Sequence[float]], counts: Mapping[str, Sequence[int]], step: GrowthStep) -> str:
+    """Write what was measured and chosen as a table, one line per expert.
+
+    Args:
+        losses: for each layer and expert the sum of its tokens' losses in nats; empty if not measured.
+        counts: the same for the number of tokens.
+        step: what was chosen.
+    """
+    lines = ["layer | expert | tokens | loss, nats | loss per token | becomes"]
+    for layer, growth in step.layers.items():
+        for expert in range(growth.old.num_experts):
+            children = [new for new, source in enumerate(growth.expert_source) if source == expert]
+            becomes = " and ".join(str(child) for child in children) if len(children) > 1 else ""
+            figures = "– | – | –"
+            if layer in counts:
+                tokens, loss = counts[layer][expert], losses[layer][expert]
+                figures = f"{tokens:,} | {loss:,.1f} | {loss / tokens:.3f}" if tokens else "0 | 0.0 | no token"
+            lines.append(f"{layer} | {expert} | {figures} | {becomes}")
+        new_random = [str(new) for new, source in enumerate(growth.expert_source) if source is None]
+        if new_random:
+            lines.append(f"{layer} | new | – | – | – | {', '.join(new_random)} at random")
+    return "\n".join(lines)

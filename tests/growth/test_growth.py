@@ -1,0 +1,171 @@
+import pytest
+import torch
+
+from fairseq_alma.errors import AlmaError
+from fairseq_alma.growth.checkpoint_file import read_checkpoint, write_checkpoint
+from fairseq_alma.growth.checkpoint_growth import GrowthStep, grow_checkpoint
+from fairseq_alma.growth.gate_tree import GateTree
+from fairseq_alma.growth.optimizer_state import grow_optimizer_state
+from fairseq_alma.growth.plan import grow_layer, select_experts
+from fairseq_alma.growth.tensors import EXPERT_TENSORS, GATE_TENSOR, grow_tensor
+from fairseq_alma.modules.switch_layer import SwitchLayer
+
+NAMES = (*EXPERT_TENSORS, GATE_TENSOR)
+
+
+def layer_of(tree, seed=0):
+    torch.manual_seed(seed)
+    layer = SwitchLayer(8, 16, tree).eval()
+    for parameter in layer.parameters():
+        torch.nn.init.normal_(parameter)
+    return layer
+
+
+def grown_layer(layer, growth, noise=0.0):
+    generator = torch.Generator().manual_seed(1)
+    grown = SwitchLayer(8, 16, growth.new).eval()
+    old = layer.state_dict()
+    grown.load_state_dict({name: grow_tensor(name, old[name], growth, generator, noise) for name in NAMES})
+    return grown
+
+
+@pytest.mark.parametrize("nested", [[0, 1, 2], [[0, 1], 2], [0, [1, [2, 3]]]])
+def test_a_split_changes_no_output_also_repeatedly_and_over_the_same_expert(nested):
+    layer = layer_of(GateTree.from_nested(nested))
+    x = torch.randn(300, 8)
+    want = layer(x)[0]
+    for parents in ([1], [1, 0], [1, 2]):
+        growth = grow_layer(layer.gate.tree, "split", parents)
+        layer = grown_layer(layer, growth)
+        torch.testing.assert_close(layer(x)[0], want)
+
+
+def test_the_gate_between_the_children_of_a_split_has_a_gradient_from_the_first_update_on():
+    layer = grown_layer(layer_of(GateTree.flat(2)), grow_layer(GateTree.flat(2), "split", [0])).train()
+    layer(torch.randn(300, 8))[0].square().sum().backward()
+    assert (layer.gate.weight.grad[2:].abs().sum(1) > 0).all()
+
+
+def test_both_children_of_a_split_get_tokens():
+    layer = grown_layer(layer_of(GateTree.flat(1)), grow_layer(GateTree.flat(1), "split", [0]))
+    assert (layer(torch.randn(300, 8))[2].routed > 0).all()
+
+
+def test_a_copy_repeats_weights_and_gate_row_and_stays_flat():
+    layer = layer_of(GateTree.flat(3))
+    growth = grow_layer(GateTree.flat(3), "copy", [2, 0])
+    grown = grown_layer(layer, growth)
+    assert growth.new.is_flat
+    torch.testing.assert_close(grown.gate.weight, layer.gate.weight[[0, 1, 2, 2, 0]])
+    torch.testing.assert_close(grown.experts.fc2_weight, layer.experts.fc2_weight[[0, 1, 2, 2, 0]])
+
+
+def test_noise_falls_on_copied_rows_alone():
+    layer = layer_of(GateTree.flat(3))
+    grown = grown_layer(layer, grow_layer(GateTree.flat(3), "copy", [1]), noise=0.1)
+    torch.testing.assert_close(grown.gate.weight[:3], layer.gate.weight)
+    difference = grown.gate.weight[3] - layer.gate.weight[1]
+    assert 0.02 < difference.abs().mean() < 0.3
+
+
+def test_new_experts_from_scratch_leave_the_old_ones_as_they_are():
+    layer = layer_of(GateTree.flat(3))
+    grown = grown_layer(layer, grow_layer(GateTree.flat(3), "scratch", [None] * 4))
+    assert grown.experts.num_experts == 7
+    torch.testing.assert_close(grown.experts.fc1_weight[:3], layer.experts.fc1_weight)
+    torch.testing.assert_close(grown.gate.weight[:3], layer.gate.weight)
+    assert not grown.experts.fc1_bias[3:].any()
+
+
+def test_methods_may_follow_each_other():
+    tree = GateTree.flat(2)
+    for method, parents in (("split", [1]), ("copy", [1, 2]), ("scratch", [None]), ("split", [5])):
+        tree = grow_layer(tree, method, parents).new
+    assert tree.to_nested() == [0, [1, 2, 3, 4], [5, 6]]
+
+
+def test_the_losing_experts_are_chosen_ties_by_number():
+    losses, counts = torch.tensor([1.0, 5.0, 5.0, 0.0]), torch.tensor([9, 1, 2, 0])
+    generator = torch.Generator().manual_seed(0)
+    assert select_experts(losses, counts, 2, "loss", generator) == [1, 2]
+    assert select_experts(losses, counts, 2, "usage", generator) == [0, 2]
+    assert sorted(select_experts(losses, counts, 4, "random", generator)) == [0, 1, 2, 3]
+
+
+def test_more_copies_than_experts_are_refused():
+    with pytest.raises(AlmaError, match="--experts 5: the layer has 4"):
+        select_experts(torch.zeros(4), torch.zeros(4), 5, "loss", torch.Generator())
+
+
+def moments_of(layer):
+    return {name: torch.randn_like(parameter) for name, parameter in layer.named_parameters()}
+
+
+@pytest.mark.parametrize("flat", [False, True])
+def test_moments_of_copies_are_copied_and_those_of_new_gates_start_from_zero(flat):
+    layer = layer_of(GateTree.flat(2))
+    growth = grow_layer(GateTree.flat(2), "split", [1])
+    shapes = {name: parameter.shape for name, parameter in layer.named_parameters()}
+    moments = moments_of(layer)
+    entries = {index: {"step": 7, "exp_avg": moment} for index, moment in enumerate(moments.values())}
+    if flat:  # as fairseq's FP16Optimizer keeps them
+        entries = {0: {"step": 7, "exp_avg": torch.cat([moment.flatten() for moment in moments.values()])}}
+    checkpoint = {
+        "model": {f"switch.{name}": parameter.detach() for name, parameter in layer.named_parameters()},
+        "cfg": {"model": {"num_experts": 2, "gate_trees": ""}},
+        "last_optimizer_state": {"state": entries, "param_groups": [{"lr": 0.1}]},
+    }
+    step = GrowthStep({"switch": growth}, seed=1, keep_optimizer=True)
+    grown = grow_checkpoint(checkpoint, step, {f"switch.{name}": shape for name, shape in shapes.items()}, {})
+    state = grown["last_optimizer_state"]["state"]
+    got = [entry["exp_avg"] for entry in state.values()]
+    if flat:
+        sizes = [tensor.numel() for tensor in grown["model"].values()]
+        got = [part.view_as(t) for part, t in zip(got[0].split(sizes), grown["model"].values(), strict=True)]
+    for name, moment in zip(shapes, got, strict=True):
+        old = moments[name]
+        if name == GATE_TENSOR:
+            torch.testing.assert_close(moment, torch.cat([old, torch.zeros(2, 8)]))
+        else:
+            torch.testing.assert_close(moment, old[[0, 1, 1]])
+    assert all(entry["step"] == 7 for entry in state.values())
+    assert grown["cfg"]["model"] == {"num_experts": 3, "gate_trees": "[[0,[1,2]]]"}
+
+
+def test_an_optimizer_of_other_parameters_is_refused():
+    state = {"state": {0: {"exp_avg": torch.zeros(3)}, 1: {"exp_avg": torch.zeros(3)}}}
+    shapes = {name: torch.Size([3]) for name in "abc"}
+    with pytest.raises(AlmaError, match="2 parameters, its model 3"):
+        grow_optimizer_state(state, shapes, lambda name, moment: moment)
+
+
+def test_a_checkpoint_appears_only_when_it_is_complete(tmp_path, monkeypatch):
+    def fail(*_):
+        raise OSError(28, "No space left on device", "x")
+
+    monkeypatch.setattr(torch, "save", fail)
+    with pytest.raises(OSError):
+        write_checkpoint({}, tmp_path / "a.pt")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("content", [b"", b"no checkpoint", b"PK\x03\x04 half an archive"])
+def test_what_is_no_checkpoint_is_named_in_one_line(tmp_path, content):
+    path = tmp_path / "bad.pt"
+    path.write_bytes(content)
+    with pytest.raises(AlmaError, match=r"bad\.pt"):
+        read_checkpoint(path)
+
+
+def test_a_saved_tensor_that_is_no_checkpoint_is_named(tmp_path):
+    torch.save({"weights": torch.zeros(3)}, tmp_path / "other.pt")
+    with pytest.raises(AlmaError, match="lacks 'model' or 'cfg'"):
+        read_checkpoint(tmp_path / "other.pt")
+
+
+def test_a_truncated_checkpoint_is_named(tmp_path):
+    torch.save({"model": {"a": torch.zeros(1000)}, "cfg": {"model": {}}}, tmp_path / "whole.pt")
+    whole = (tmp_path / "whole.pt").read_bytes()
+    (tmp_path / "cut.pt").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(AlmaError, match="truncated"):
+        read_checkpoint(tmp_path / "cut.pt")
