@@ -123,7 +123,7 @@ class AlmaLMTask(TrainTokenCount, LanguageModelingTask):
         return self.args.path
 
     def build_dataset_for_inference(
-        self, src_tokens: list[torch.Tensor], src_lengths: list[int], **kwargs: Any
+        self, src_tokens: list[torch.Tensor], src_lengths: Any, **kwargs: Any
     ) -> NestedDictionaryDataset:
         """Return prompts as fairseq's generators take them: eos (or bos) in front, padded on the right.
 
@@ -131,18 +131,17 @@ class AlmaLMTask(TrainTokenCount, LanguageModelingTask):
 
         Args:
             src_tokens: the prompts, each ending with eos.
-            src_lengths: their lengths, eos included.
+            src_lengths: unused, the prompts have their lengths.
             kwargs: fairseq-interactive's ``constraints``, which language models do not have.
         """
         pad, eos = self.source_dictionary.pad(), self.source_dictionary.eos()
         first = self.source_dictionary.bos() if self.args.add_bos_token else eos
-        prompts = StripTokenDataset(ListDataset(src_tokens, src_lengths), eos)
+        lengths = np.array([len(tokens) for tokens in src_tokens])
+        prompts = StripTokenDataset(ListDataset(src_tokens, lengths), eos)
         sources = PrependTokenDataset(prompts, first)
         inputs = {"src_tokens": PadDataset(sources, pad, left_pad=False), "src_lengths": NumelDataset(sources)}
         target = PadDataset(AppendTokenDataset(prompts, pad), pad, left_pad=False)
-        return NestedDictionaryDataset(
-            {"id": IdDataset(), "net_input": inputs, "target": target}, sizes=[np.array(src_lengths)]
-        )
+        return NestedDictionaryDataset({"id": IdDataset(), "net_input": inputs, "target": target}, sizes=[lengths])
 
     def build_bpe(self, args: Any) -> Any:
         """Return the stream's own tokenizer unless ``--bpe`` names another; fairseq-interactive calls this."""
@@ -183,17 +182,22 @@ class ShuffledConcatDataset(ConcatDataset):
 
 
 def ensure_printed(logger: logging.Logger) -> None:
-    """Make sure that a logger's messages of level INFO reach standard output or what is set up already."""
+    """Make sure that a logger's messages of level INFO reach the terminal, whatever set up logging before."""
     if not logger.isEnabledFor(logging.INFO):
         logger.setLevel(logging.INFO)
     here: Optional[logging.Logger] = logger
     while here is not None:
-        if any(handler.level <= logging.INFO for handler in here.handlers):
+        if any(_prints(handler) for handler in here.handlers):
             return
         here = here.parent if here.propagate else None
     handler = logging.StreamHandler(sys.stdout)
     handler.setFormatter(logging.Formatter("%(asctime)s | %(levelname)s | %(name)s | %(message)s"))
     logger.addHandler(handler)
+
+
+def _prints(handler: logging.Handler) -> bool:
+    to_terminal = isinstance(handler, logging.StreamHandler) and not isinstance(handler, logging.FileHandler)
+    return to_terminal and handler.level <= logging.INFO
 
 
 def check_dictionary(checkpoint: Checkpoint, path: Optional[str], stream: Stream) -> None:
