@@ -54,6 +54,13 @@ class AlmaLMConfig(LanguageModelingConfig):
     )
     wait: int = field(default=1, metadata={"help": "waiting time: mega-batches that are gathered for one stage"})
     replay: bool = field(default=False, metadata={"help": "train on all mega-batches up to this one"})
+    cpu_bf16: bool = field(
+        default=False,
+        metadata={
+            "help": "on a CPU: train with matrix products in bf16 and weights in fp32; the processor must have bf16 "
+            "(fairseq's own --bf16 needs a GPU or a TPU)"
+        },
+    )
     # Not options: what the command was told elsewhere, so that a bad checkpoint gets one line before it is loaded.
     path: Optional[str] = II("common_eval.path")
     finetune_from_model: Optional[str] = II("checkpoint.finetune_from_model")
@@ -82,6 +89,8 @@ class AlmaLMTask(TrainTokenCount, LanguageModelingTask):
         stream.verify([])
         if cfg.path is not None:
             read_checkpoint(cfg.path)
+        if cfg.cpu_bf16 and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+            raise AlmaError("--cpu-bf16: this processor has no bf16 arithmetic; train without the option")
         task = super().setup_task(cfg, **kwargs)
         task.stream = stream
         return task
@@ -143,17 +152,34 @@ class AlmaLMTask(TrainTokenCount, LanguageModelingTask):
         target = PadDataset(AppendTokenDataset(prompts, pad), pad, left_pad=False)
         return NestedDictionaryDataset({"id": IdDataset(), "net_input": inputs, "target": target}, sizes=[lengths])
 
+    def train_step(self, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, int, dict[str, Any]]:
+        """Compute loss and gradients of one batch; fairseq calls this."""
+        with torch.autocast("cpu", torch.bfloat16, enabled=self.args.cpu_bf16):
+            return super().train_step(*args, **kwargs)
+
     def build_bpe(self, args: Any) -> Any:
         """Return the stream's own tokenizer unless ``--bpe`` names another; fairseq-interactive calls this."""
         return super().build_bpe(args) or AlmaBPE(AlmaBPEConfig(data=self.args.data))
 
-    def eval_lm_dataloader(self, *args: Any, **kwargs: Any) -> Iterator[dict[str, Any]]:
-        """Return fairseq's iterator, once sure that fairseq-eval-lm's result will be seen.
+    def eval_lm_dataloader(
+        self, *args: Any, max_positions: Optional[int] = None, context_window: int = 0, **kwargs: Any
+    ) -> Iterator[dict[str, Any]]:
+        """Return fairseq's iterator, once sure that fairseq-eval-lm's result will be seen, and will be one.
 
-        ``fairseq-eval-lm`` prints its result through a logger, and sets that up only if no library did so before.
+        ``fairseq-eval-lm`` prints its result through a logger, and sets that up only if no library did so before. And
+        it skips what is longer than the model takes: all that is left might be the last few tokens of the test set.
+
+        Raises:
+            AlmaError: if test sequences are longer than the model takes.
         """
+        length = self.args.tokens_per_sample + context_window  # fairseq has taken the window off before
+        if max_positions is not None and length > max_positions:
+            raise AlmaError(
+                f"--tokens-per-sample {length}: the model takes sequences of {max_positions} tokens at most; give "
+                f"--tokens-per-sample {max_positions} or less"
+            )
         ensure_printed(logging.getLogger("fairseq_cli.eval_lm"))
-        return super().eval_lm_dataloader(*args, **kwargs)
+        return super().eval_lm_dataloader(*args, max_positions=max_positions, context_window=context_window, **kwargs)
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a checkpoint keeps of the task: which vocabulary the model knows."""

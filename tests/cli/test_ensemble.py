@@ -188,6 +188,12 @@ def test_fairseq_eval_lm_prints_the_perplexity_of_the_mean_probabilities(trained
         assert float(perplexity) == pytest.approx(2**want, abs=0.006)
 
 
+def test_sequences_longer_than_the_smallest_member_takes_are_refused_rather_than_skipped(trained, checkout):
+    done = run("fairseq-eval-lm", trained, checkout, f"{trained}/E.pt", "--gen-subset", "test")
+    assert done.returncode == 1
+    assert "--tokens-per-sample 512: the model takes sequences of 16 tokens at most" in done.stderr.splitlines()[-1]
+
+
 def test_fairseq_interactive_writes_text(trained, checkout):
     options = ["--beam", "1", "--sampling", "--nbest", "1", "--max-len-b", "8", "--buffer-size", "2"]
     options += ["--batch-size", "2"]
