@@ -31,7 +31,10 @@ def command(main: Main) -> Main:
             sys.stdout.flush()  # here, as a fault that shows only when the interpreter ends is a traceback
             return status
         except KeyboardInterrupt:
-            print("interrupted; the same command goes on from what is complete", file=sys.stderr)
+            print(
+                "interrupted; nothing half-written is left, and the same command goes on or begins again",
+                file=sys.stderr,
+            )
             return 128 + signal.SIGINT
         except BrokenPipeError as error:
             if reader_has_gone():

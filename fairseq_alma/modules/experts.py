@@ -77,8 +77,8 @@ class Experts(nn.Module):
     def _looped(self, x: Tensor, places: Dispatch) -> Tensor:
         counts = places.counts.tolist()
         taken = places.order[: sum(counts)]
-        hidden = self._hidden(LoopedGroupedLinear.apply(x[taken], self.fc1_weight, self.fc1_bias, counts))
-        out = LoopedGroupedLinear.apply(hidden, self.fc2_weight, self.fc2_bias, counts)
+        hidden = self._hidden(_looped_linear(x[taken], self.fc1_weight, self.fc1_bias, counts))
+        out = _looped_linear(hidden, self.fc2_weight, self.fc2_bias, counts).to(x.dtype)
         return x.new_zeros(x.shape).index_copy(0, taken, out)
 
     def _grouped(self, x: Tensor, places: Dispatch) -> Tensor:
@@ -113,3 +113,11 @@ class Experts(nn.Module):
         """Show E, M and F."""
         num_experts, ffn_dim, model_dim = self.fc1_weight.shape
         return f"num_experts={num_experts}, model_dim={model_dim}, ffn_dim={ffn_dim}"
+
+
+def _looped_linear(x: Tensor, weight: Tensor, bias: Tensor, counts: list[int]) -> Tensor:
+    """Apply each expert's map to its rows, in autocast's precision where that is on, as ``F.linear`` would."""
+    if torch.is_autocast_enabled("cpu"):
+        dtype = torch.get_autocast_dtype("cpu")
+        x, weight, bias = x.to(dtype), weight.to(dtype), bias.to(dtype)
+    return LoopedGroupedLinear.apply(x, weight, bias, counts)

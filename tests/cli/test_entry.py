@@ -115,7 +115,7 @@ def test_an_interruption_is_one_line_and_status_130() -> None:
     process.send_signal(signal.SIGINT)
     _, complaints = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert complaints == "interrupted; the same command goes on from what is complete\n"
+    assert complaints == "interrupted; nothing half-written is left, and the same command goes on or begins again\n"
 
 
 def test_a_usage_error_keeps_status_2(tmp_path: Path) -> None:
