@@ -123,7 +123,11 @@ class AlmaLMTask(TrainTokenCount, LanguageModelingTask):
         """Build the model, after a look whether the checkpoint to start from fits it."""
         start = starting_checkpoint(self.args.finetune_from_model, self.args.restore_file)
         if start is not None and not from_checkpoint:
-            check_start(read_checkpoint(start), start, cfg, self.stream)
+            checkpoint = read_checkpoint(start)
+            check_start(checkpoint, start, cfg, self.stream)
+            model = super().build_model(cfg, from_checkpoint)
+            check_weights(checkpoint, start, model)
+            return model
         return super().build_model(cfg, from_checkpoint)
 
     @property
@@ -259,3 +263,21 @@ def check_start(checkpoint: Checkpoint, path: str, model_cfg: Any, stream: Strea
     if differing:
         flags = " ".join(f"--{name.replace('_', '-')} {found[name]!r}" for name in differing)
         raise AlmaError(f"{path}: its model has other sizes than the command; give {flags}")
+
+
+def check_weights(checkpoint: Checkpoint, path: str, model: torch.nn.Module) -> None:
+    """Raise AlmaError if a model of this package differs from that of a checkpoint to start from in any weight's size.
+
+    `check_start` knows which option to name; this is for what it does not see, such as options of a model's members.
+    """
+    if not checkpoint["cfg"]["model"]["_name"].startswith("alma_"):
+        return
+    there = {name: tuple(tensor.shape) for name, tensor in checkpoint["model"].items()}
+    here = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    differing = sorted(name for name in there.keys() | here.keys() if there.get(name) != here.get(name))
+    if differing:
+        first = differing[0]
+        raise AlmaError(
+            f"{path}: its model has other sizes than the command builds ({first} is {there.get(first, 'missing')} there, "
+            f"{here.get(first, 'missing')} here); give the options that it was trained with"
+        )
