@@ -18,30 +18,17 @@ from fairseq.data import (
     PrependTokenDataset,
     StripTokenDataset,
 )
-from fairseq.models import ARCH_MODEL_NAME_REGISTRY
 from fairseq.tasks import register_task
 from fairseq.tasks.language_modeling import LanguageModelingConfig, LanguageModelingTask
 from omegaconf import II, DictConfig
 
 from fairseq_alma.data.stream import Stream
 from fairseq_alma.errors import AlmaError
-from fairseq_alma.growth.checkpoint_file import DICTIONARY_KEY, Checkpoint, read_checkpoint, starting_checkpoint
+from fairseq_alma.growth.checkpoint_file import DICTIONARY_KEY, read_checkpoint, starting_checkpoint
 from fairseq_alma.learners.schedule import stage_ending_with
 from fairseq_alma.tasks.alma_bpe import AlmaBPE, AlmaBPEConfig
+from fairseq_alma.tasks.checkpoint_checks import check_dictionary, check_start, check_weights
 from fairseq_alma.tasks.train_token_count import TrainTokenCount
-
-SHAPE_OPTIONS = (
-    "num_members",
-    "member_arch",
-    "num_experts",
-    "gate_trees",
-    "moe_freq",
-    "decoder_layers",
-    "decoder_embed_dim",
-    "decoder_ffn_embed_dim",
-    "decoder_attention_heads",
-)
-"""Options of the model that a checkpoint to start from must share."""
 
 
 @dataclass
@@ -228,56 +215,3 @@ def ensure_printed(logger: logging.Logger) -> None:
 def _prints(handler: logging.Handler) -> bool:
     to_terminal = isinstance(handler, logging.StreamHandler) and not isinstance(handler, logging.FileHandler)
     return to_terminal and handler.level <= logging.INFO
-
-
-def check_dictionary(checkpoint: Checkpoint, path: Optional[str], stream: Stream) -> None:
-    """Raise AlmaError if a checkpoint says that its model knows another vocabulary than the stream's."""
-    found = checkpoint.get("task_state", {}).get(DICTIONARY_KEY, stream.dictionary_sha256)
-    if found != stream.dictionary_sha256:
-        raise AlmaError(
-            f"{path}: trained with another tokenizer (dict.txt {found[:12]}…) than {stream.root} has "
-            f"({stream.dictionary_sha256[:12]}…); give the stream it was trained on, or one prepared with its "
-            "tokenizer (alma-prep-text --tokenizer)"
-        )
-
-
-def check_start(checkpoint: Checkpoint, path: str, model_cfg: Any, stream: Stream) -> None:
-    """Raise AlmaError if a stage cannot start from a checkpoint: other architecture, sizes or vocabulary.
-
-    Args:
-        checkpoint: its content.
-        path: its name, for the message.
-        model_cfg: options of the model that is about to be built.
-        stream: the stream that it will be trained on.
-    """
-    check_dictionary(checkpoint, path, stream)
-    found = checkpoint["cfg"]["model"]
-    kinds = [ARCH_MODEL_NAME_REGISTRY.get(config["_name"]) for config in (found, model_cfg)]
-    if kinds[0] != kinds[1]:
-        raise AlmaError(
-            f"{path}: holds an {found['_name']}, the command builds an {model_cfg['_name']}; give --arch "
-            f"{found['_name']}, or start from another checkpoint"
-        )
-    given = {name: model_cfg[name] for name in SHAPE_OPTIONS if name in model_cfg and model_cfg[name] is not None}
-    differing = [name for name, value in given.items() if name in found and found[name] != value]
-    if differing:
-        flags = " ".join(f"--{name.replace('_', '-')} {found[name]!r}" for name in differing)
-        raise AlmaError(f"{path}: its model has other sizes than the command; give {flags}")
-
-
-def check_weights(checkpoint: Checkpoint, path: str, model: torch.nn.Module) -> None:
-    """Raise AlmaError if a model of this package differs from that of a checkpoint to start from in any weight's size.
-
-    `check_start` knows which option to name; this is for what it does not see, such as options of a model's members.
-    """
-    if not checkpoint["cfg"]["model"]["_name"].startswith("alma_"):
-        return
-    there = {name: tuple(tensor.shape) for name, tensor in checkpoint["model"].items()}
-    here = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
-    differing = sorted(name for name in there.keys() | here.keys() if there.get(name) != here.get(name))
-    if differing:
-        first = differing[0]
-        raise AlmaError(
-            f"{path}: its model has other sizes than the command builds ({first} is {there.get(first, 'missing')} there, "
-            f"{here.get(first, 'missing')} here); give the options that it was trained with"
-        )

@@ -1,0 +1,39 @@
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+from fairseq_alma.errors import AlmaError
+from fairseq_alma.tasks.checkpoint_checks import check_start, check_weights
+
+STREAM = SimpleNamespace(dictionary_sha256="d" * 64, root="S")
+
+
+def checkpoint_of(model=None, **config):
+    return {"cfg": {"model": {"_name": "alma_umix", **config}}, "model": nn.Linear(2, 3).state_dict() | (model or {})}
+
+
+def test_a_start_of_the_same_kind_and_sizes_passes():
+    check_start(checkpoint_of(num_members=2), "a.pt", {"_name": "alma_umix", "num_members": 2}, STREAM)
+    check_weights(checkpoint_of(), "a.pt", nn.Linear(2, 3))
+
+
+def test_a_start_from_another_kind_of_model_is_refused():
+    with pytest.raises(AlmaError, match=r"a\.pt: holds an alma_umix, the command builds an alma_switch_lm_tiny"):
+        check_start(checkpoint_of(), "a.pt", {"_name": "alma_switch_lm_tiny"}, STREAM)
+
+
+def test_a_start_with_another_number_of_members_is_refused():
+    with pytest.raises(AlmaError, match=r"a\.pt: .* give --num-members 2"):
+        check_start(checkpoint_of(num_members=2), "a.pt", {"_name": "alma_umix", "num_members": 3}, STREAM)
+
+
+@pytest.mark.parametrize(
+    ("model", "named"),
+    [({"bias": torch.zeros(4)}, r"bias is \(4,\) there, \(3,\) here"), ({"gate": torch.zeros(1)}, "missing here")],
+)
+def test_weights_of_other_sizes_are_named_in_one_line(model, named):
+    with pytest.raises(AlmaError, match=named) as error:
+        check_weights(checkpoint_of(model), "a.pt", nn.Linear(2, 3))
+    assert "\n" not in str(error.value)
