@@ -92,13 +92,16 @@ class AlmaSwitchCrossEntropy(FairseqCriterion):
         metrics.log_scalar("loss", sums["loss"] / sample_size * bits, sample_size, round=3)
         metrics.log_scalar("nll_loss", sums["nll_loss"] / ntokens * bits, ntokens, round=3)
         metrics.log_derived("ppl", lambda meters: _perplexity(meters["nll_loss"].avg))
-        layers = sum(key.endswith("_balance") for key in sums)
+        layers = sum(key.endswith("_tokens") for key in sums)
         if not layers:
             return
-        balance = sum(sums[f"switch{layer}_balance"] for layer in range(layers)) / layers
-        metrics.log_scalar("balance_loss", balance / ntokens, ntokens, round=4)
-        for key in sorted(key for key in sums if key.startswith("switch") and not key.endswith("_balance")):
-            metrics.log_scalar(key, sums[key] / ntokens, ntokens, priority=1000, round=4)
+        routed = {key.removesuffix("_tokens"): sums[key] for key in sums if key.endswith("_tokens")}
+        balance = sum(sums[f"{layer}_balance"] / tokens for layer, tokens in routed.items()) / layers
+        metrics.log_scalar("balance_loss", balance, ntokens, round=4)
+        for layer, tokens in routed.items():
+            for key in sorted(key for key in sums if key.startswith(f"{layer}_")):
+                if not key.endswith(("_tokens", "_balance")):
+                    metrics.log_scalar(key, sums[key] / tokens, tokens, priority=1000, round=4)
 
     @staticmethod
     def logging_outputs_can_be_summed() -> bool:
@@ -109,6 +112,7 @@ class AlmaSwitchCrossEntropy(FairseqCriterion):
 def _layer_log(prefix: str, statistics: SwitchStatistics) -> LayerLog:
     """Return sums over tokens, so that logs of several batches add up; shares are taken in `reduce_metrics`."""
     log = {
+        f"{prefix}tokens": statistics.num_tokens,
         f"{prefix}balance": (statistics.balance_loss * statistics.num_tokens).detach(),
         f"{prefix}dropped": statistics.num_dropped,
         f"{prefix}entropy": statistics.entropy,
