@@ -7,7 +7,7 @@ tested is the back end's: commands in processes of their own for text, a trainin
 from typing import Any, Mapping, Optional, Protocol, Sequence
 
 from fairseq_alma.errors import AlmaError
-from fairseq_alma.learners.plan import Model, StagePlan, needed_models
+from fairseq_alma.learners.plan import Model, StagePlan, Training, needed_models
 from fairseq_alma.learners.run_folder import STAGE_RECORD, RunFolder
 
 
@@ -18,8 +18,15 @@ class Backend(Protocol):
         """Train the plan's models to their end.
 
         Returns:
-            ``num_updates``, ``train_tokens`` (or ``train_images``) and ``train_flops``, summed over the trainings.
+            ``num_updates``, those of each trained model (all get as many); ``train_tokens`` (or ``train_images``) and
+            ``train_flops``, summed over the trained models.
         """
+
+    def train_member(self, plan: StagePlan, training: Training, locks: Sequence[int]) -> Any:
+        """Train one of the plan's models to its end, unless it is there already."""
+
+    def is_trained(self, model: Model) -> bool:
+        """Tell whether a model is trained to its end."""
 
     def test(self, plan: StagePlan, lock: int) -> Mapping[str, Any]:
         """Test what predicts after the stage.
@@ -41,6 +48,9 @@ class Reporter(Protocol):
 
     def completed(self, plan: StagePlan, record: Mapping[str, Any]) -> None:
         """Say that a stage is complete now."""
+
+    def trained(self, plan: StagePlan, training: Training) -> None:
+        """Say that one member of a stage is trained, and that the stage waits for the others."""
 
 
 def run_stages(
@@ -77,6 +87,47 @@ def run_stages(
     return num_run
 
 
+def train_member(
+    folder: RunFolder,
+    plans: Sequence[StagePlan],
+    member: int,
+    backend: Backend,
+    reporter: Reporter,
+    only: Optional[int] = None,
+) -> None:
+    """Train one member alone, in the stages that are not complete yet; other members may be trained at the same time.
+
+    No stage becomes complete by it: that takes `run_stages`, which finds all members there.
+
+    Args:
+        folder: the run; its run.json is there already.
+        plans: of all stages of the stream.
+        member: its number; stages that do not train it are passed over.
+        backend: trains.
+        reporter: is told of every stage.
+        only: train it in this stage alone; None: in all.
+    """
+    for plan in plans:
+        training = plan.training_of(member)
+        if training is None or (only is not None and plan.stage.index != only):
+            continue
+        record = _complete_record(folder, plan)
+        if record is not None:
+            reporter.skipped(plan, record)
+            continue
+        start = training.start
+        if start is not None and folder.read_stage(start.stage) is None and not backend.is_trained(start):
+            raise AlmaError(
+                f"{folder.model_folder(start)}: not trained to its end, and member {member} of stage "
+                f"{plan.stage.index} starts from there; run --stage {start.stage} --member {start.member} first"
+            )
+        with folder.lock_member(training.model) as locks:
+            clock = folder.start_clock(plan.stage.index, member)
+            backend.train_member(plan, training, locks)
+            clock.stop()
+        reporter.trained(plan, training)
+
+
 def _finish_stage(
     folder: RunFolder, plan: StagePlan, plans: Sequence[StagePlan], backend: Backend, keep_checkpoints: bool
 ) -> tuple[dict[str, Any], bool]:
@@ -109,7 +160,7 @@ def _run_stage(folder: RunFolder, plan: StagePlan, backend: Backend, lock: int) 
         "megabatches": list(plan.stage.megabatches),
         **trained,
         **tested,
-        "wall_seconds": round(clock.seconds(), 1),
+        "wall_seconds": round(clock.seconds() + folder.seconds_of_members(plan.stage.index), 1),
     }
     folder.write_stage(plan.stage.index, record)
     return record
@@ -130,11 +181,15 @@ def _complete_record(folder: RunFolder, plan: StagePlan) -> Optional[dict[str, A
 
 
 def _require_starts(folder: RunFolder, plan: StagePlan) -> None:
-    """Raise AlmaError unless the stages that this one starts from are complete."""
-    for training in plan.trainings:
-        start = training.start
-        if start is not None and folder.read_stage(start.stage) is None:
+    """Raise AlmaError unless the stages that this one takes weights from are complete."""
+    starts = {training.start.stage for training in plan.trainings if training.start is not None}
+    others = {model.stage for model in plan.predictors} - {plan.stage.index}
+    for stage in sorted(starts | others):
+        if folder.read_stage(stage) is None:
+            use, remedy = "predicts with", "run that stage first"
+            if stage in starts:
+                use, remedy = "starts from", "run that stage first, or use --init scratch"
             raise AlmaError(
-                f"{folder.stage_folder(start.stage) / STAGE_RECORD}: not there, and stage {plan.stage.index} starts "
-                f"from the weights of stage {start.stage}; run that stage first, or use --init scratch"
+                f"{folder.stage_folder(stage) / STAGE_RECORD}: not there, and stage {plan.stage.index} {use} "
+                f"the weights of stage {stage}; {remedy}"
             )

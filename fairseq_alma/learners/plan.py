@@ -10,6 +10,7 @@ from typing import Iterable, Optional
 from fairseq_alma.learners.schedule import Stage
 
 MEMBER_SEED_STEP = 10_000_000
+MAX_MEMBERS = 200
 
 
 @dataclass(frozen=True, order=True)
@@ -21,6 +22,23 @@ class Model:
 
 
 @dataclass(frozen=True)
+class Growth:
+    """Experts to add to a model between two stages.
+
+    Attributes:
+        num_new: experts to add to each Switch layer.
+        method: ``copy``, ``split`` or ``scratch``.
+        select: which experts are copied or split: ``loss``, ``usage`` or ``random``.
+        seed: of new weights and random choices.
+    """
+
+    num_new: int
+    method: str
+    select: str
+    seed: int
+
+
+@dataclass(frozen=True)
 class Training:
     """One model to train in a stage.
 
@@ -28,11 +46,17 @@ class Training:
         model: what the result is called.
         seed: of its initial weights, order of data and dropout.
         start: the model whose weights it starts from; None: random ones.
+        growth: what is done to these weights first; None: nothing.
+        num_experts: experts in each Switch layer of a model that starts from random weights; None: the user says.
+        num_joint: models that are trained jointly as this one, on the mean of their logits.
     """
 
     model: Model
     seed: int
     start: Optional[Model] = None
+    growth: Optional[Growth] = None
+    num_experts: Optional[int] = None
+    num_joint: int = 1
 
 
 @dataclass(frozen=True)
@@ -50,6 +74,10 @@ class StagePlan:
     trainings: tuple[Training, ...]
     predictors: tuple[Model, ...]
     combine: str = "single"
+
+    def training_of(self, member: int) -> Optional[Training]:
+        """Return the training of a member, or None if the stage does not train it."""
+        return next((training for training in self.trainings if training.model.member == member), None)
 
 
 def member_seed(seed: int, member: int) -> int:

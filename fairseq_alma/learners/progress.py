@@ -8,7 +8,7 @@ from typing import Any, Mapping, Optional
 
 from tqdm import tqdm
 
-from fairseq_alma.learners.plan import StagePlan
+from fairseq_alma.learners.plan import StagePlan, Training
 
 LINE_EVERY_SECONDS = 15.0
 
@@ -99,6 +99,14 @@ class StageReporter:
     def skipped(self, plan: StagePlan, record: Mapping[str, Any]) -> None:
         """Say that a stage was complete already."""
         print(f"{describe_stage(plan, self.num_stages)}: complete already, {_result(record)}", flush=True)
+
+    def trained(self, plan: StagePlan, training: Training) -> None:
+        """Say that one member of a stage is trained, and that the stage waits for the others."""
+        print(
+            f"{describe_stage(plan, self.num_stages)}: member {training.model.member} is trained; the stage is "
+            "complete after a call without --member",
+            flush=True,
+        )
 
     def completed(self, plan: StagePlan, record: Mapping[str, Any]) -> None:
         """Say that a stage is complete now."""

@@ -19,6 +19,8 @@ from fairseq_alma.learners.plan import Model
 RUN_RECORD = "run.json"
 STAGE_RECORD = "stage.json"
 CLOCK = "clock.json"
+MEMBER_CLOCK = "clock-member-{}.json"
+CLOCK_REMEDY = "remove the file; only the stage's wall time is lost with it"
 LOCK_PATIENCE_SECONDS = 30.0
 
 
@@ -114,11 +116,31 @@ class RunFolder:
             whose alma-stream was killed is free again only when nothing writes to its checkpoints any more.
         """
         folder = self.stage_folder(stage)
-        folder.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
-        try:
-            _lock(descriptor, folder)
+        with _locked(folder / ".lock", f"{folder}") as descriptor:
             yield descriptor
+
+    @contextlib.contextmanager
+    def lock_member(self, model: Model) -> Iterator[list[int]]:
+        """Hold the lock of one member of a stage; other members are free, the stage as a whole is not.
+
+        Yields:
+            File descriptors, as in `lock_stage`.
+        """
+        folder = self.stage_folder(model.stage)
+        with (
+            _locked(folder / ".lock", f"{folder}", shared=True) as stage,
+            _locked(folder / f".lock-member-{model.member}", f"{self.model_folder(model)}") as member,
+        ):
+            yield [stage, member]
+
+    @contextlib.contextmanager
+    def lock_run(self) -> Iterator[None]:
+        """Hold the lock of run.json for a moment; whoever comes second waits."""
+        self.root.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(self.root / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            yield
         finally:
             os.close(descriptor)
 
@@ -128,20 +150,41 @@ class RunFolder:
 
     def mark_tidy(self, stage: int) -> None:
         """Note that nothing is left to remove: the clock, of no more use, goes last."""
+        for clock in self.stage_folder(stage).glob(MEMBER_CLOCK.format("*")):
+            clock.unlink()
         (self.stage_folder(stage) / CLOCK).unlink(missing_ok=True)
 
-    def start_clock(self, stage: int) -> "StageClock":
-        """Go on counting the time that a stage takes."""
-        return StageClock(self.stage_folder(stage))
+    def start_clock(self, stage: int, member: Optional[int] = None) -> "StageClock":
+        """Go on counting the time that a stage takes, or one member of it that is trained alone."""
+        folder = self.stage_folder(stage)
+        if member is None:
+            return StageClock(folder / CLOCK, folder)
+        return StageClock(folder / MEMBER_CLOCK.format(member), self.model_folder(Model(stage, member)))
+
+    def seconds_of_members(self, stage: int) -> float:
+        """Return the seconds that members took that were trained alone, one after the other or not."""
+        clocks = sorted(self.stage_folder(stage).glob(MEMBER_CLOCK.format("*")))
+        return sum(float(read_json_object(clock, CLOCK_REMEDY)["spent"]) for clock in clocks)
 
 
-def _lock(descriptor: int, folder: Path) -> None:
-    """Take an exclusive lock and sign it; wait for the children of a killed run to end, but for no living one."""
+@contextlib.contextmanager
+def _locked(path: Path, what: str, shared: bool = False) -> Iterator[int]:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        _lock(descriptor, what, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _lock(descriptor: int, what: str, kind: int) -> None:
+    """Take a lock and sign it; wait for the children of a killed run to end, but for no living one."""
     deadline = time.monotonic() + LOCK_PATIENCE_SECONDS
     me = f"{os.getpid()} on {socket.gethostname()}"
     while True:
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, me.encode(), 0)
             return
@@ -149,8 +192,8 @@ def _lock(descriptor: int, folder: Path) -> None:
             owner = os.pread(descriptor, 1000, 0).decode(errors="replace")
             if not _has_ended(owner) or time.monotonic() > deadline:
                 raise AlmaError(
-                    f"{folder}: another alma-stream (process {owner}) is working on this stage; wait until it ends, or "
-                    "give another --run"
+                    f"{what}: another alma-stream (process {owner}) is working on it; wait until it ends, or give "
+                    "another --run"
                 ) from None
             time.sleep(0.1)
 
@@ -172,22 +215,29 @@ def _has_ended(owner: str) -> bool:
 class StageClock:
     """Wall time of a stage over all launches, lost work included, the pauses between them not.
 
-    A launch that was killed left no note of its end; the last change of a file in the stage's folder stands for it.
+    A launch that was killed left no note of its end; the last change of a file in a folder stands for it.
 
     Args:
-        folder: RUN/stage-NNN.
+        path: the clock's file.
+        folder: where the launches write.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self.path = folder / CLOCK
+    def __init__(self, path: Path, folder: Path) -> None:
+        self.path = path
         self.spent = 0.0
         if self.path.is_file():
-            before = read_json_object(self.path, "remove the file; only the stage's wall time is lost with it")
-            ended = max((entry.stat().st_mtime for entry in folder.rglob("*") if entry.is_file()), default=0.0)
-            self.spent = float(before["spent"]) + max(0.0, ended - float(before["started"]))
+            before = read_json_object(self.path, CLOCK_REMEDY)
+            self.spent = float(before["spent"])
+            if before["started"] is not None:
+                ended = max((entry.stat().st_mtime for entry in folder.rglob("*") if entry.is_file()), default=0.0)
+                self.spent += max(0.0, ended - float(before["started"]))
         self.started = time.time()
         write_json_atomically(self.path, {"spent": self.spent, "started": self.started})
 
     def seconds(self) -> float:
         """Return the seconds up to now."""
         return self.spent + max(0.0, time.time() - self.started)
+
+    def stop(self) -> None:
+        """Note that this launch has ended."""
+        write_json_atomically(self.path, {"spent": self.seconds(), "started": None})

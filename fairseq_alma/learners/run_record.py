@@ -99,6 +99,8 @@ def _differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]
     for part, prefix in (("options", "--"), ("train_options", "")):
         for name in sorted({*before[part], *now[part]} - set(FREE_OPTIONS)):
             old, new = before[part].get(name), now[part].get(name)
+            if name == "grow_schedule" and f"{new},".startswith(f"{old},"):
+                continue  # the stream has more stages now
             if old != new:
                 found.append(f"{prefix}{name.replace('_', '-')} {_spell(old)} then, {_spell(new)} now")
     return found

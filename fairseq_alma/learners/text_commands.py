@@ -1,19 +1,21 @@
-"""The stock command lines that train and test a language model in one stage."""
+"""The command lines that grow, train, join and test language models in one stage."""
 
 from dataclasses import dataclass
 from pathlib import Path
 
 import fairseq_alma
 from fairseq_alma.learners.checkpoints import LAST
-from fairseq_alma.learners.plan import Model, StagePlan, Training
+from fairseq_alma.learners.plan import Growth, Model, StagePlan, Training
 from fairseq_alma.learners.process import Command
 from fairseq_alma.learners.run_folder import RunFolder
-from fairseq_alma.learners.train_options import TrainOptions
+from fairseq_alma.learners.train_options import Option, TrainOptions
 
 NEVER = 1_000_000_000
 NUM_LOG_LINES = 100
 MAX_LOG_INTERVAL = 100
 TEST_SPLITS = ("valid", "test")
+GROWN = "grown.pt"
+ENSEMBLE = "ensemble.pt"
 
 Groups = list[tuple[str, ...]]
 
@@ -44,8 +46,25 @@ class TextCommands:
 
     def all_of(self, plan: StagePlan) -> list[Command]:
         """Return the commands of a stage in order."""
-        commands = [self.train(plan, training) for training in plan.trainings]
+        commands = []
+        for training in plan.trainings:
+            commands += [self.grow(training)] if training.growth else []
+            commands += [self.train(plan, training)]
+        commands += [self.test_grown(training) for training in plan.trainings if training.growth]
+        commands += [self.join(plan)] if plan.combine != "single" else []
         return commands + [self.test(plan, split) for split in TEST_SPLITS]
+
+    def grow(self, training: Training) -> Command:
+        """Return the command that adds experts to the weights that a training starts from."""
+        start, growth = training.start, training.growth
+        assert start is not None and growth is not None, training
+        groups: Groups = [
+            ("--path", str(self.checkpoint(start)), "--out", str(self.grown(training.model))),
+            ("--method", growth.method, "--experts", str(growth.num_new), "--seed", str(growth.seed)),
+        ]
+        if growth.method != "scratch":
+            groups.append(("--select", growth.select, *self._measuring(growth)))
+        return Command("alma-grow", tuple(groups))
 
     def train(self, plan: StagePlan, training: Training) -> Command:
         """Return the command that trains one model; given again after a kill, it goes on."""
@@ -58,19 +77,27 @@ class TextCommands:
             tuple(model),
         ]
         if training.start is not None:
-            groups.append(("--finetune-from-model", str(self.checkpoint(training.start))))
+            path = self.grown(training.model) if training.growth else self.checkpoint(training.start)
+            groups.append(("--finetune-from-model", str(path)))
         groups += [*self._saving(), *self._reporting()]
-        return Command("fairseq-train", (*groups, *((name, *values) for name, values in self.options.options)))
+        return Command("fairseq-train", (*groups, *((name, *values) for name, values in self._model(training))))
+
+    def join(self, plan: StagePlan) -> Command:
+        """Return the command that makes one checkpoint of all that predicts after the stage."""
+        members = tuple(str(self.checkpoint(model)) for model in plan.predictors)
+        return Command("alma-ensemble", (members, ("--out", str(self.predictor(plan)), "--force")))
 
     def test(self, plan: StagePlan, split: str) -> Command:
         """Return the command that tests what predicts after the stage on ``valid`` or ``test``."""
-        groups: Groups = [
-            *self._engine(),
-            ("--path", str(self.predictor(plan)), "--gen-subset", split),
-            ("--log-format", "simple"),
-        ]
-        evaluation = self.options.for_evaluation()
-        return Command("fairseq-eval-lm", (*groups, *((name, *values) for name, values in evaluation)))
+        return self._evaluate(self.predictor(plan), split)
+
+    def test_grown(self, training: Training) -> Command:
+        """Return the command that tests a model right after growth, before its training, on ``valid``."""
+        return self._evaluate(self.grown(training.model), "valid")
+
+    def grown(self, model: Model) -> Path:
+        """Return the checkpoint of a model that has grown and is not trained yet."""
+        return self.folder.stage_folder(model.stage) / GROWN
 
     def checkpoint(self, model: Model) -> Path:
         """Return the checkpoint that holds a model once it is trained."""
@@ -78,10 +105,38 @@ class TextCommands:
 
     def predictor(self, plan: StagePlan) -> Path:
         """Return the one checkpoint that stands for everything that predicts after the stage."""
-        if plan.combine != "single":
-            raise NotImplementedError(f"combining by {plan.combine}")
-        (model,) = plan.predictors
-        return self.checkpoint(model)
+        if plan.combine == "single":
+            (model,) = plan.predictors
+            return self.checkpoint(model)
+        if plan.combine == "probabilities":
+            return self.folder.stage_folder(plan.stage.index) / ENSEMBLE
+        raise NotImplementedError(f"combining by {plan.combine}")
+
+    def _evaluate(self, path: Path, split: str) -> Command:
+        groups: Groups = [
+            *self._engine(),
+            ("--path", str(path), "--gen-subset", split),
+            ("--log-format", "simple"),
+        ]
+        evaluation = self.options.for_evaluation()
+        return Command("fairseq-eval-lm", (*groups, *((name, *values) for name, values in evaluation)))
+
+    def _model(self, training: Training) -> list[Option]:
+        """Return the user's options, with those of the model as the training wants it."""
+        options = self.options.options
+        if training.num_joint > 1:
+            options = self.options.joint(training.num_joint)
+        if training.num_experts is not None:
+            options = [*options, ("--num-experts", (str(training.num_experts),))]
+        return options
+
+    def _measuring(self, growth: Growth) -> tuple[str, ...]:
+        """Return the options of alma-grow's pass over held-out text; a random choice needs none."""
+        if growth.select == "random":
+            return ()
+        cpu = ("--cpu",) if self.options.last("--cpu") is not None else ()
+        batch = [values for name, values in self.options.for_evaluation() if name == "--batch-size"]
+        return ("--stream", str(self.stream), *cpu, *(("--batch-size", *batch[0]) if batch else ()))
 
     def _engine(self) -> Groups:
         plugin = Path(fairseq_alma.__file__).parent

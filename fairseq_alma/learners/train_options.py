@@ -3,7 +3,9 @@
 They are read as words, because fairseq's own parser takes seconds to import; fairseq-train checks them itself.
 """
 
-from typing import Optional, Sequence
+import shlex
+from copy import copy
+from typing import Mapping, Optional, Sequence
 
 Option = tuple[str, tuple[str, ...]]
 
@@ -52,6 +54,27 @@ EVAL_BATCH = {
     "--batch-size": ("--batch-size-valid", "--batch-size"),
     "--max-tokens": ("--max-tokens-valid", "--max-tokens"),
 }
+# Options of the language models here: for alma_umix they go into --member-options. A test compares them with the class.
+MODEL_OPTIONS = (
+    "--activation-fn",
+    "--dropout",
+    "--attention-dropout",
+    "--activation-dropout",
+    "--decoder-embed-dim",
+    "--decoder-ffn-embed-dim",
+    "--decoder-layers",
+    "--decoder-attention-heads",
+    "--decoder-sinusoidal-pos",
+    "--num-experts",
+    "--moe-freq",
+    "--capacity-factor",
+    "--eval-capacity-factor",
+    "--balance-loss-weight",
+    "--gate-trees",
+    "--checkpoint-activations",
+)
+# Options that count updates over the whole of a stage.
+LENGTHS = ("--max-update", "--total-num-update")
 SHORT = {"-a": "--arch", "--max-sentences": "--batch-size", "--max-sentences-valid": "--batch-size-valid"}
 
 
@@ -60,16 +83,17 @@ class TrainOptions:
 
     Args:
         words: the words after ``--``.
+        owned: options that the learner decides beside `OWNED`, and how a user says it instead.
 
     Raises:
         ValueError: an option that alma-stream decides, or one that is missing.
     """
 
-    def __init__(self, words: Sequence[str]) -> None:
-        self.words = list(words)
-        self.options = _group(self.words)
+    def __init__(self, words: Sequence[str], owned: Mapping[str, str] = {}) -> None:
+        self.owned = {**OWNED, **owned}
+        self.options = _group(words)
         for name, _ in self.options:
-            _refuse_owned(name)
+            _refuse_owned(name, self.owned)
         if self.last("--arch") is None:
             raise ValueError("no --arch after the --; choose an architecture, for instance --arch alma_switch_lm_tiny")
         self.max_update = self._positive("--max-update")
@@ -94,6 +118,35 @@ class TrainOptions:
             given = [values for source in sources if (values := self.last(source)) is not None]
             chosen += [(name, given[0])] if given else []
         return chosen
+
+    def joint(self, num_members: int) -> list[Option]:
+        """Return the options of a model of several that are trained jointly, each as these options describe one."""
+        arch = self.last("--arch")
+        assert arch is not None
+        members = [(name, *values) for name, values in self.options if name in MODEL_OPTIONS]
+        words = shlex.join(word for option in members for word in option)
+        model: list[Option] = [
+            ("--arch", ("alma_umix",)),
+            ("--num-members", (str(num_members),)),
+            ("--member-arch", arch),
+        ]
+        # The form with an equals sign, because argparse takes a value that begins with a dash for an option.
+        model += [(f"--member-options={words}", ())] if words else []
+        return model + [option for option in self.options if option[0] not in ("--arch", *MODEL_OPTIONS)]
+
+    def lengthened(self, times: int) -> "TrainOptions":
+        """Return the options of a stage with that many times the updates; epochs, and the warm-up, stay as they are."""
+        longer = copy(self)
+        longer.options = [self._lengthen(name, values, times) for name, values in self.options]
+        longer.max_update = longer._positive("--max-update")
+        return longer
+
+    def _lengthen(self, name: str, values: tuple[str, ...], times: int) -> Option:
+        if name not in LENGTHS:
+            return name, values
+        value = self._positive(name)
+        assert value is not None
+        return name, (str(times * value),)
 
     def _positive(self, name: str) -> Optional[int]:
         values = self.last(name)
@@ -123,8 +176,8 @@ def _group(words: Sequence[str]) -> list[Option]:
     return options
 
 
-def _refuse_owned(name: str) -> None:
+def _refuse_owned(name: str, all_owned: Mapping[str, str]) -> None:
     """Refuse an option that alma-stream decides, also abbreviated as argparse allows."""
-    for owned, instead in OWNED.items():
-        if name == owned or (len(name) > 4 and owned.startswith(name) and name not in OWNED):
+    for owned, instead in all_owned.items():
+        if name == owned or (len(name) > 4 and owned.startswith(name) and name not in all_owned):
             raise ValueError(f"{name} may not stand after the --: {instead}")

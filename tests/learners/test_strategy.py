@@ -23,7 +23,7 @@ def test_from_scratch_no_stage_needs_another():
 def test_every_learner_trains_something_and_predicts_with_what_is_trained():
     for name in LEARNERS:
         trained = set()
-        for plan in plan_stages(name, LearnerOptions(seed=1), stages(5, 2)):
+        for plan in plan_stages(name, LearnerOptions(seed=1, grow_schedule=(4, 6, 8)), stages(5, 2)):
             trained |= {training.model for training in plan.trainings}
             assert plan.trainings
             assert set(plan.predictors) <= trained

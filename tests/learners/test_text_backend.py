@@ -15,7 +15,7 @@ from fairseq_alma.learners.text_commands import TextCommands
 from fairseq_alma.learners.train_options import TrainOptions
 
 PLAN = plan_stages("sm", LearnerOptions(seed=1), stages(1, 1))[0]
-FACTS = SimpleNamespace(num_params=11, num_experts=4, train_flops_per_token=6, test_flops_per_token=2)
+FACTS = SimpleNamespace(num_params=11, num_experts=4, train_flops_per_token=6, test_flops_per_token=2, num_members=1)
 RESULT = "2026-01-01 00:00:00 | INFO | fairseq_cli.eval_lm | Loss (base 2): {}, Perplexity: 1.00"
 
 
