@@ -15,6 +15,7 @@ LAYERS = (
     ("models",),
     ("criterions",),
     ("tasks",),
+    ("evaluation",),
     ("cli",),
 )
 LEVELS = {layer: level for level, layers in enumerate(LAYERS) for layer in layers}

@@ -31,9 +31,7 @@ def grow(args: argparse.Namespace) -> str:
     Raises:
         AlmaError: if the checkpoint cannot grow so; nothing is written then.
     """
-    checkpoint = read_checkpoint(args.path)
-    if checkpoint["cfg"]["model"].get("_name", "").startswith("transformer_lm"):
-        checkpoint = from_transformer_lm(checkpoint, args.path, args.moe_freq, args.seed)
+    checkpoint = _read(args, mmap=True)
     model = _build(checkpoint, args.path)
     check_complete(checkpoint["model"], model.state_dict(), args.path)
     layers = switch_layer_names(model)
@@ -44,7 +42,9 @@ def grow(args: argparse.Namespace) -> str:
     losses = {} if measured is None else dict(zip(layers, map(torch.Tensor.tolist, measured.losses), strict=True))
     counts = {} if measured is None else dict(zip(layers, map(torch.Tensor.tolist, measured.counts), strict=True))
     record = _record(step, losses, counts, measured, args)
-    grown = grow_checkpoint(checkpoint, step, parameter_shapes(model), record)
+    # Read anew, into memory that is given back tensor by tensor as the model grows; a mapped file is all or nothing.
+    del checkpoint
+    grown = grow_checkpoint(_read(args, mmap=False), step, parameter_shapes(model), record)
     check_complete(grown["model"], _build(grown, args.out).state_dict(), args.out)
     write_checkpoint(grown, args.out)
     config = grown["cfg"]["model"]
@@ -54,6 +54,14 @@ def grow(args: argparse.Namespace) -> str:
         f"wrote {args.out}; fairseq-train --finetune-from-model {args.out} takes its shape from there, "
         f"which is --num-experts {config['num_experts']}{tree}"
     )
+
+
+def _read(args: argparse.Namespace, mmap: bool) -> Checkpoint:
+    """Read the source, a dense model of stock fairseq as one with a single expert."""
+    checkpoint = read_checkpoint(args.path, mmap)
+    if checkpoint["cfg"]["model"].get("_name", "").startswith("transformer_lm"):
+        return from_transformer_lm(checkpoint, args.path, args.moe_freq, args.seed)
+    return checkpoint
 
 
 def _build(checkpoint: Checkpoint, path: str, device: str = "meta") -> AlmaSwitchLM:
@@ -73,6 +81,7 @@ def _measure(checkpoint: Checkpoint, args: argparse.Namespace) -> ExpertLosses:
     model = _build(checkpoint, args.path, "cpu")
     # fairseq's own method cannot assign; assigned tensors stay in the file's memory, without a second copy
     torch.nn.Module.load_state_dict(model, checkpoint["model"], strict=True, assign=True)
+    model = model.float() if device.type == "cpu" else model  # products in fp16 are slow there, or missing
     return measure_expert_losses(
         model.to(device), tqdm(batches, desc=f"losses on {args.split}", unit="batch"), batches.pad
     )

@@ -55,10 +55,11 @@ def check_complete(weights: Mapping[str, Tensor], expected: Mapping[str, Tensor]
 def grow_checkpoint(
     checkpoint: Checkpoint, step: GrowthStep, shapes: Mapping[str, Size], record: Mapping[str, Any]
 ) -> Checkpoint:
-    """Return a checkpoint of the grown model; tensors that do not grow are shared with the source.
+    """Return a checkpoint of the grown model.
 
     Args:
-        checkpoint: the source; not altered.
+        checkpoint: the source; its tensors are taken out one by one as they grow, so that the memory of a large model
+            is not needed twice.
         step: what to do.
         shapes: names and shapes of the source model's parameters, in its order.
         record: what to note of this step under `RECORD_KEY`.
@@ -82,7 +83,8 @@ def grow_checkpoint(
         part, growth = owners[name]
         return grow_state(part, moment, growth)
 
-    grown = {**checkpoint, "model": {name: grow(name, tensor) for name, tensor in checkpoint["model"].items()}}
+    weights = checkpoint["model"]
+    grown = {**checkpoint, "model": {name: grow(name, weights.pop(name)) for name in list(weights)}}
     grown["cfg"] = {**checkpoint["cfg"], "model": _grown_config(checkpoint["cfg"]["model"], step)}
     grown[RECORD_KEY] = [*checkpoint.get(RECORD_KEY, []), dict(record)]
     state: Optional[Mapping[str, Any]] = grown.pop("last_optimizer_state", None)

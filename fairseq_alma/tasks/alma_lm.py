@@ -26,6 +26,7 @@ from fairseq_alma.data.stream import Stream
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.growth.checkpoint_file import DICTIONARY_KEY, read_checkpoint, starting_checkpoint
 from fairseq_alma.learners.schedule import stage_ending_with
+from fairseq_alma.models.alma_switch_lm import adopt_experts
 from fairseq_alma.tasks.alma_bpe import AlmaBPE, AlmaBPEConfig
 from fairseq_alma.tasks.checkpoint_checks import check_dictionary, check_start, check_weights
 from fairseq_alma.tasks.train_token_count import TrainTokenCount
@@ -108,6 +109,8 @@ class AlmaLMTask(TrainTokenCount, LanguageModelingTask):
 
     def build_model(self, cfg: Any, from_checkpoint: bool = False) -> torch.nn.Module:
         """Build the model, after a look whether the checkpoint to start from fits it."""
+        if not from_checkpoint and "gate_trees" in cfg:
+            adopt_experts(cfg)  # here too: fairseq hands models without a named architecture a copy, which is not saved
         start = starting_checkpoint(self.args.finetune_from_model, self.args.restore_file)
         if start is not None and not from_checkpoint:
             checkpoint = read_checkpoint(start)

@@ -122,6 +122,12 @@ def test_training_goes_on_from_a_checkpoint_with_its_number_of_experts(trained, 
         train_model(trained.stream, tmp_path / "c", "--megabatch", "0", "--num-experts", "3", *start)
 
 
+def test_a_checkpoint_says_how_many_experts_it_has_whatever_names_the_architecture(trained, tmp_path):
+    last = train_model(trained.stream, tmp_path, "--megabatch", "0", "--arch", "alma_switch_lm", "--max-update", "1")
+    model = torch.load(last)["cfg"]["model"]
+    assert (model["num_experts"], model["gate_trees"]) == (4, "")
+
+
 def test_checkpoints_load_with_weights_only(trained):
     checkpoint = torch.load(trained.checkpoint, weights_only=True)
     assert checkpoint["cfg"]["model"]["num_experts"] == 4

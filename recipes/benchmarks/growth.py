@@ -1,0 +1,104 @@
+"""Time a growth step of the large model, and its memory, against loading and saving the same checkpoint.
+
+    python recipes/benchmarks/growth.py --experts 12 --add 2
+
+A checkpoint with random weights is written to a temporary folder (1.7 GB with 12 experts). Each measurement runs in a
+process of its own; memory is the process's peak beyond what it holds after importing fairseq. The held-out pass is not
+part of it (``--select random``). Both take turns, --rounds times.
+"""
+
+import argparse
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+
+LARGE = {
+    "_name": "alma_switch_lm_large",
+    "decoder_layers": 12,
+    "decoder_embed_dim": 768,
+    "decoder_ffn_embed_dim": 3072,
+    "decoder_attention_heads": 12,
+    "tokens_per_sample": 512,
+    "max_target_positions": None,
+    "gate_trees": "",
+    "moe_freq": 2,
+    "finetune_from_model": None,
+    "restore_file": "checkpoint_last.pt",
+}
+
+
+def write_source(path: Path, num_experts: int) -> None:
+    """Write a checkpoint of the large model with random weights."""
+    from fairseq_alma.growth.checkpoint_file import write_checkpoint
+    from fairseq_alma.models.structure import build_from_config
+
+    config = {**LARGE, "num_experts": num_experts}
+    weights = build_from_config(config, 50_004).state_dict()
+    table = torch.randn(weights["decoder.embed_tokens.weight"].shape) * 0.02
+    model = {name: torch.randn(tensor.shape) * 0.02 for name, tensor in weights.items()}
+    model["decoder.embed_tokens.weight"] = model["decoder.output_projection.weight"] = table
+    write_checkpoint({"model": model, "cfg": {"model": config}, "task_state": {}, "extra_state": {}}, path)
+
+
+def run_job(job: str, source: Path, out: Path, add: int, method: str) -> None:
+    """Do one measurement in this process and print seconds and MiB."""
+    from fairseq_alma.cli.grow import parser
+    from fairseq_alma.evaluation.grow import grow
+    from fairseq_alma.growth.checkpoint_file import read_checkpoint, write_checkpoint
+
+    base = peak_mib()
+    begun = time.perf_counter()
+    if job == "copy-file":
+        write_checkpoint(read_checkpoint(source, mmap=False), out)
+    else:
+        words = ["--path", str(source), "--out", str(out), "--method", method, "--experts", str(add)]
+        grow(parser().parse_args([*words, "--select", "random"]))
+    seconds = time.perf_counter() - begun
+    print(seconds, peak_mib() - base)
+
+
+def peak_mib() -> float:
+    """Return the largest resident size of this process so far, in MiB (Linux)."""
+    return int(re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())[1]) / 1024
+
+
+def main() -> None:
+    """Run both jobs in turn and print the table."""
+    options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    options.add_argument("--experts", type=int, default=12, help="experts of the source (default: %(default)s)")
+    options.add_argument("--add", type=int, default=2, help="experts to add (default: %(default)s)")
+    options.add_argument("--method", default="copy", help="method of growth (default: %(default)s)")
+    options.add_argument("--rounds", type=int, default=3, help="rounds (default: %(default)s)")
+    options.add_argument("--job", nargs=3, help=argparse.SUPPRESS)
+    args = options.parse_args()
+    if args.job:
+        run_job(args.job[0], Path(args.job[1]), Path(args.job[2]), args.add, args.method)
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        source = Path(folder) / "source.pt"
+        write_source(source, args.experts)
+        size = source.stat().st_size / 2**20
+        print(f"large, {args.experts} experts, {args.add} added by {args.method}; checkpoint of {size:,.0f} MiB")
+        results: dict[str, list[list[float]]] = {"copy-file": [], "grow": []}
+        for _ in range(args.rounds):
+            for job, rows in results.items():
+                words = [sys.executable, __file__, "--add", str(args.add), "--method", args.method]
+                words += ["--job", job, str(source), f"{folder}/out.pt"]
+                output = subprocess.run(words, check=True, capture_output=True, text=True).stdout
+                rows.append([float(word) for word in output.split()[-2:]])
+                Path(folder, "out.pt").unlink()
+    for job, name in (("copy-file", "load and save"), ("grow", "alma-grow")):
+        seconds, memory = (statistics.median(column) for column in zip(*results[job], strict=True))
+        print(f"{name:13} | {seconds:5.1f} s | peak {memory:,.0f} MiB, {memory / size:.2f} checkpoints")
+    ratio = statistics.median(g[0] / c[0] for g, c in zip(results["grow"], results["copy-file"], strict=True))
+    print(f"alma-grow takes {ratio:.2f} times as long")
+
+
+if __name__ == "__main__":
+    main()
