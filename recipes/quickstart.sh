@@ -1,36 +1,71 @@
 #!/usr/bin/env bash
-# The main job in small: text to a stream of 4 mega-batches, a Switch Transformer with 4 experts (SM) trained on one
-# after the other with fairseq-train, tested after each with fairseq-eval-lm, and the table of perplexity at the end.
+# The package in small: text to a stream of 4 mega-batches, four learners trained on one after the other with
+# fairseq-train and tested after each with fairseq-eval-lm, and the table of perplexity at the end. The learners: a
+# Switch Transformer with 4 experts (SM), an ensemble of two (Ens), an ensemble that grows by a model per mega-batch
+# (gEns), and a Switch Transformer that grows from 4 to 12 experts (gMoE).
 #
 # Text:      the King James Version, 0.8 million words, which pip installs
-# Hardware:  two CPU cores, 2 GB of memory
-# Time:      about 4 minutes after installing (the first call makes .venv where no environment with the package is active)
+# Hardware:  two CPU cores, 3 GB of memory
+# Time:      within 10 minutes after installing (the first call makes .venv where no environment with the package is
+#            active)
 #
 #   bash recipes/quickstart.sh              # all of it; a second call goes on, or shows the table again
-#   bash recipes/quickstart.sh --dry-run    # print the fairseq commands (after preparing the text)
-#   bash recipes/quickstart.sh --stage 0    # one mega-batch
+#   bash recipes/quickstart.sh --dry-run    # print the commands (after preparing the text)
+#   LEARNERS=sm bash recipes/quickstart.sh  # one learner
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source recipes/lib/environment.sh
 
-: "${OUT:=runs/quickstart}" # everything is written under this folder
-: "${UPDATES:=120}"         # per mega-batch
+: "${OUT:=runs/quickstart}"          # everything is written under this folder
+: "${LEARNERS:=ens sm gens gmoe}"    # the longest first
+: "${UPDATES:=100}"                  # per mega-batch and model
 : "${SEED:=1}"
+: "${JOBS:=2}"                       # learners at a time
+export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} # two small runs with a thread each are faster than one with two
 
 mkdir -p "$OUT"
 python -m data_prep.kjv "$OUT/kjv.txt"
 alma-prep-text "$OUT/kjv.txt" --out "$OUT/stream" \
-  --megabatches 4 --vocab-size 2000 --valid-words 20000 --test-words 40000 --seed "$SEED"
+  --megabatches 4 --vocab-size 2000 --valid-words 10000 --test-words 30000 --seed "$SEED"
 
-MODEL=(--arch alma_switch_lm_tiny --num-experts 4 --tokens-per-sample 128)
+MODEL=(--arch alma_switch_lm_tiny --decoder-layers 2 --tokens-per-sample 128 --dropout 0)
 CRITERION=(--criterion alma_switch_cross_entropy)
 OPTIMIZER=(--optimizer adam --adam-betas '(0.9, 0.98)' --adam-eps 1e-8 --clip-norm 1.0)
 SCHEDULE=(--lr 0.003 --lr-scheduler polynomial_decay --warmup-updates 15
   --total-num-update "$UPDATES" --max-update "$UPDATES")
 DATA=(--batch-size 16 --num-workers 0 --cpu)
+TRAIN=("${MODEL[@]}" "${CRITERION[@]}" "${OPTIMIZER[@]}" "${SCHEDULE[@]}" "${DATA[@]}")
 
-alma-stream --stream "$OUT/stream" --learner sm --wait 1 --seed "$SEED" --run "$OUT/sm" --save-every 50 "$@" -- \
-  "${MODEL[@]}" "${CRITERION[@]}" "${OPTIMIZER[@]}" "${SCHEDULE[@]}" "${DATA[@]}"
+# learn NAME OPTION...: one learner through the stream.
+learn() {
+  local learner=$1 how=() experts=(--num-experts 4)
+  shift
+  case $learner in
+    ens) how=(--num-members 2) ;;
+    gmoe) how=(--grow-schedule 4,6,8,12) experts=() ;;
+  esac
+  exec alma-stream --stream "$OUT/stream" --learner "$learner" "${how[@]}" --wait 1 --seed "$SEED" \
+    --run "$OUT/$learner" --save-every 50 "$@" -- "${TRAIN[@]}" "${experts[@]}"
+}
 
-case " $* " in *" --dry-run "*) exit ;; esac
-alma-report "$OUT/sm" --out "$OUT/report"
+case " $* " in *" --dry-run "*)
+  for learner in $LEARNERS; do (learn "$learner" "$@"); done
+  exit
+  ;;
+esac
+
+trap 'kill $(jobs -pr) 2>/dev/null || true' EXIT
+declare -A PIDS
+for learner in $LEARNERS; do
+  while (($(jobs -pr | wc -l) >= JOBS)); do sleep 0.5; done
+  echo "$learner: what it is doing is in $OUT/$learner.log"
+  learn "$learner" "$@" > >(sed -u "s/^/$learner: /") 2>>"$OUT/$learner.log" &
+  PIDS[$learner]=$!
+done
+status=0 runs=()
+for learner in $LEARNERS; do
+  wait "${PIDS[$learner]}" || { echo "$learner failed: $(tail -n 1 "$OUT/$learner.log")" >&2 && status=1; }
+  runs+=("$OUT/$learner")
+done
+((status == 0)) || exit "$status"
+alma-report "${runs[@]}" --out "$OUT/report"
