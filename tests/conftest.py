@@ -1,8 +1,13 @@
 """What all tests share: the checkout, and tests for a GPU that are skipped where there is none."""
 
+import os
 from pathlib import Path
 
 import pytest
+
+# The tests' models are tiny: one thread computes them fastest, and threads that wait for each other on a busy machine
+# are many times slower. Before torch is imported, and for the commands that tests start.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 CHECKOUT = Path(__file__).parent.parent
 
