@@ -2,10 +2,11 @@
 
 Packages, each importing only what stands above it:
 
-- ``metrics``, ``data``: figures and files; plain Python, NumPy and torch, no fairseq
+- ``metrics``, ``data``, ``growth``: figures, files, plain tensors; no fairseq
+- ``learners``: Algorithm 1 and the strategies over it; no fairseq either, it starts fairseq's commands
 - ``modules``: layers (Switch layer, attention)
 - ``models``, ``criterions``, ``tasks``: what fairseq finds under their registered names
-- ``learners``: Algorithm 1 and the strategies over it
+- ``evaluation``: measurements that fairseq has no command for
 - ``cli``: the ``alma-*`` commands
 """
 
