@@ -1,11 +1,13 @@
-# Settings that the language experiments share. Sourced by the recipes beside it, after they have set MODEL_SIZE.
-# Source: the paper (v5), section 5 and appendix B.2; the rows of Table 2.
+# Settings that the language experiments share. Sourced by the recipes beside it, after they have set MODEL_SIZE, and
+# GROWS=1 where the learner says how many experts there are.
+# Source: the paper (v5), section 5 and appendix B.2; the rows of Tables 1 and 2.
 #
 # Knobs (environment variables), beside those of each recipe:
 #   STREAM     the stream: 4 mega-batches of text, 50,000 units             (default: runs/lm/stream)
 #   RUNS       runs go under this folder                                    (default: runs/lm)
 #   EXPERTS    experts in each Switch layer; the paper: 4, 8, 12            (default: 4)
 #   WAIT       mega-batches gathered before an update; the paper: 1, 3, 4   (default: 1)
+#   IID        k, instead of WAIT: i.i.d. on the first k mega-batches, as in Table 1; not for growing learners
 #   STEPS      times 120,000 updates per stage; the paper: 1, and 3 for WAIT=3, 4 for WAIT=4   (default: 1)
 #   GPUS       devices; 24 sequences in each update come from each of 8     (default: 8)
 #   LR, WARMUP, DROPOUT   the paper tuned them on the validation set: 2e-4 to 5e-3, 500 to 4000 updates
@@ -24,6 +26,8 @@ source recipes/lib/environment.sh
 : "${EXPERTS:=4}"
 : "${WAIT:=1}"
 : "${STEPS:=1}"
+: "${IID:=}"
+: "${GROWS:=0}"
 : "${GPUS:=8}"
 : "${LR:=1e-3}"
 : "${WARMUP:=2000}"
@@ -42,7 +46,7 @@ SIZE=(--arch "alma_switch_lm_$MODEL_SIZE")
 # Small in everything; learns nothing worth reading.
 if [ "$SMOKE" = 1 ]; then
   RUNS=$RUNS/smoke
-  MEGABATCHES=$((WAIT > 1 ? WAIT : 2))
+  MEGABATCHES=$((WAIT > 1 ? WAIT : ${IID:-2}))
   STREAM=$RUNS/stream-$MEGABATCHES
   UPDATES=$((4 * STEPS)) WARMUP=2 GPUS=1 LOCAL_BATCH=4 GLOBAL_BATCH=4 TOKENS_PER_SAMPLE=32 SAVE_EVERY=2 PRECISION=fp32
   SIZE+=(--decoder-layers 2 --decoder-embed-dim 32 --decoder-ffn-embed-dim 64 --decoder-attention-heads 2 --cpu)
@@ -57,9 +61,11 @@ if ((GLOBAL_BATCH % (LOCAL_BATCH * GPUS))); then
   exit 2
 fi
 
-STREAM_OPTIONS=(--stream "$STREAM" --megabatches "$MEGABATCHES" --wait "$WAIT" --drop-rest --seed "$SEED"
-  --save-every "$SAVE_EVERY")
-MODEL=("${SIZE[@]}" --num-experts "$EXPERTS" --capacity-factor 1.0 --balance-loss-weight 0.01 --dropout "$DROPOUT")
+STREAM_OPTIONS=(--stream "$STREAM" --megabatches "$MEGABATCHES" --seed "$SEED" --save-every "$SAVE_EVERY")
+if [ -n "$IID" ]; then STREAM_OPTIONS+=(--iid "$IID"); else STREAM_OPTIONS+=(--wait "$WAIT" --drop-rest); fi
+MODEL=("${SIZE[@]}")
+[ "$GROWS" = 1 ] || MODEL+=(--num-experts "$EXPERTS")
+MODEL+=(--capacity-factor 1.0 --balance-loss-weight 0.01 --dropout "$DROPOUT")
 CRITERION=(--criterion alma_switch_cross_entropy)
 OPTIMIZER=(--optimizer adam --adam-betas '(0.9, 0.98)' --adam-eps 1e-8)
 SCHEDULE=(--lr "$LR" --lr-scheduler polynomial_decay --warmup-updates "$WARMUP"
@@ -72,6 +78,7 @@ TRAIN=("${MODEL[@]}" "${CRITERION[@]}" "${OPTIMIZER[@]}" "${SCHEDULE[@]}" "${DAT
 # Names a run after its row of Table 2, for instance runs/lm/sm-base-8-w3-x3.
 run_folder() {
   local name=$1-$MODEL_SIZE-$EXPERTS-w$WAIT
+  [ -z "$IID" ] || name=$1-$MODEL_SIZE-$EXPERTS-iid$IID
   ((STEPS == 1)) || name+=-x$STEPS
   ((SEED == 1)) || name+=-seed$SEED
   echo "$RUNS/$name"
