@@ -77,8 +77,8 @@ TRAIN=("${MODEL[@]}" "${CRITERION[@]}" "${OPTIMIZER[@]}" "${SCHEDULE[@]}" "${DAT
 
 # Names a run after its row of Table 2, for instance runs/lm/sm-base-8-w3-x3.
 run_folder() {
-  local name=$1-$MODEL_SIZE-$EXPERTS-w$WAIT
-  [ -z "$IID" ] || name=$1-$MODEL_SIZE-$EXPERTS-iid$IID
+  local name=$1-$MODEL_SIZE-${EXPERTS//,/-}
+  if [ -n "$IID" ]; then name+=-iid$IID; else name+=-w$WAIT; fi
   ((STEPS == 1)) || name+=-x$STEPS
   ((SEED == 1)) || name+=-seed$SEED
   echo "$RUNS/$name"

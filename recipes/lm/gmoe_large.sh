@@ -11,18 +11,17 @@
 #   recipes/lm/gmoe_large.sh --stage 2     # one mega-batch, for a queue
 #
 # The stream: alma-prep-text YOUR_TEXT --out runs/lm/stream --megabatches 4   (the paper: 440 million words each)
-# Knobs: see recipes/lm/common.sh; SCHEDULE: experts in each stage (default: 4,6,8,12);
+# Knobs: see recipes/lm/common.sh; EXPERTS: in each stage (default: 4,6,8,12);
 # METHOD: copy, split or scratch, as alma-grow --method (default: copy).
 set -euo pipefail
 MODEL_SIZE=large
 : "${LR:=5e-4}"
 : "${WARMUP:=4000}"
-: "${SCHEDULE:=4,6,8,12}"
+: "${EXPERTS:=4,6,8,12}"
 : "${METHOD:=copy}"
 GROWS=1
-EXPERTS=${SCHEDULE//,/-} # names the run
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
-[ "$SMOKE" = 0 ] || SCHEDULE=$(cut -d, -f"1-$MEGABATCHES" <<<"$SCHEDULE")
+[ "$SMOKE" = 0 ] || EXPERTS=$(cut -d, -f"1-$MEGABATCHES" <<<"$EXPERTS")
 
-alma-stream --learner gmoe --grow-schedule "$SCHEDULE" --grow-method "$METHOD" --run "$(run_folder "gmoe-$METHOD")" \
+alma-stream --learner gmoe --grow-schedule "$EXPERTS" --grow-method "$METHOD" --run "$(run_folder "gmoe-$METHOD")" \
   "${STREAM_OPTIONS[@]}" "$@" -- "${TRAIN[@]}"

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 RECIPES = Path(__file__).parents[2] / "recipes"
-SINGLE_MODELS = sorted(RECIPES.glob("lm/sm_*.sh"))
+SINGLE_MODELS = [RECIPES / "lm" / "sm_base.sh", RECIPES / "lm" / "sm_large.sh"]
 
 
 def dry_run(recipe, tmp_path, *options, **knobs):
@@ -56,3 +56,49 @@ def test_one_stage_can_be_asked_for(tmp_path):
     out = dry_run(SINGLE_MODELS[0], tmp_path, "--stage", "2")
     assert out.count("fairseq-train ") == 1
     assert "--megabatch 2 " in out
+
+
+def test_each_row_of_table_2_has_a_recipe_that_trains_what_it_says(tmp_path):
+    expected = {"ens": (8, 8, 0, 4), "gens": (4, 8, 0, 3), "gmoe": (4, 11, 3, 0)}  # train, eval, grow, ensemble
+    for size in ("base", "large"):
+        for learner, counts in expected.items():
+            lines = dry_run(RECIPES / "lm" / f"{learner}_{size}.sh", tmp_path).splitlines()
+            programs = [line.split()[0] for line in lines]
+            found = tuple(map(programs.count, ("fairseq-train", "fairseq-eval-lm", "alma-grow", "alma-ensemble")))
+            assert found == counts, (learner, size)
+
+
+def test_a_growing_mixture_gets_its_experts_from_the_grown_checkpoint(tmp_path):
+    lines = dry_run(RECIPES / "lm" / "gmoe_base.sh", tmp_path, METHOD="split").splitlines()
+    training = [line for line in lines if line.startswith("fairseq-train")]
+    assert ["--num-experts 4" in line for line in training] == [True, False, False, False]
+    assert all("/grown.pt" in line for line in training[1:])
+    growing = [line for line in lines if line.startswith("alma-grow")]
+    assert [re.search(r"--experts (\d+)", line)[1] for line in growing] == ["2", "2", "4"]
+    assert all("--method split" in line for line in growing)
+
+
+def test_the_control_of_table_1_makes_the_updates_of_k_stages_at_once(tmp_path):
+    out = dry_run(RECIPES / "lm" / "ens_base.sh", tmp_path, IID="3")
+    assert out.count("fairseq-train ") == 2
+    assert "--megabatch 2 --wait 3" in out
+    assert "--total-num-update 360000 --max-update 360000" in out
+
+
+def test_the_small_tables_have_all_rows_and_none_twice(tmp_path):
+    out = dry_run(RECIPES / "lm" / "cpu" / "all.sh", tmp_path, SIZES="base", SEEDS="1 2", UPDATES="10")
+    runs = re.findall(r"--save-dir \S*/runs/(\S+?)/stage-000/member-0 ", out)
+    assert len(runs) == len(set(runs))
+    both_seeds = ["sm-4-w1", "sm-8-w1", "sm-12-w1", "ens-4@2-w1", "gens-w1", "gmoe-copy-w1", "gmoe-split-w1",
+                  "ens-4@2-iid3", "ens-4@2-iid4"]  # fmt: skip
+    one_seed = ["sm-8-w3", "sm-8-w3-x3", "sm-12-w4", "sm-12-w4-x4", "ens-4@4-w1", "ens-4@2-w3", "ens-4@2-w3-x3",
+                "ens-4@2-w4", "ens-4@2-w4-x4"]  # fmt: skip
+    expected = [f"{name}-base-seed{seed}" for name in both_seeds for seed in (1, 2)]
+    assert set(runs) == {*expected, *(f"{name}-base-seed1" for name in one_seed)}
+
+
+def test_the_quickstart_runs_four_learners(tmp_path):
+    out = dry_run(RECIPES / "quickstart.sh", tmp_path, OUT=str(tmp_path / "quickstart"), UPDATES="9")
+    assert out.count("fairseq-train ") == 4 + 8 + 4 + 4
+    assert out.count("alma-grow ") == 3
+    assert out.count("alma-ensemble ") == 4 + 3
