@@ -5,7 +5,7 @@
 # Hardware:  8 GPUs with 32 GB or more (the paper: V100); GPUS=1, 2, 4 give the same updates more slowly
 # Time:      weeks; 120,000 updates of 192 sequences of 512 tokens per stage and model. SMOKE=1: minutes on a CPU
 #
-#   MEMBERS=4 recipes/lm/ens_large.sh             # Ens_w1, 4recipes/lm/ens_large.sh4
+#   MEMBERS=4 recipes/lm/ens_large.sh             # Ens_w1, 4@4
 #   WAIT=3 STEPS=3 recipes/lm/ens_large.sh        # Ens_w3 (3x steps)
 #   IID=3 recipes/lm/ens_large.sh                 # Table 1: i.i.d., k = 3
 #   recipes/lm/ens_large.sh --stage 0 --member 1  # one member of one mega-batch, for a queue
