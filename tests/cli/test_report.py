@@ -9,18 +9,25 @@ from fairseq_alma.learners.run_record import describe_run
 from tests.learners.fakes import write_manifest
 
 
-def write_run(root, perplexities, wait=1, num_megabatches=4, seed=1, **options):
-    """Write a run whose stages end with the given mega-batches and perplexities."""
+def write_run(root, perplexities, wait=1, num_megabatches=4, seed=1, learner="sm", run_seed=1, sizes=(), **options):
+    """Write a run whose stages end with the given mega-batches and perplexities.
+
+    ``sizes`` has experts and members of each stage; with more experts than before, a stage says what growth did.
+    """
     stream = write_manifest(root.parent / f"S{seed}", num_megabatches, seed)
     chosen = {"wait": wait, "replay": False, "drop_rest": False, "init": "previous", **options}
     root.mkdir()
-    (root / "run.json").write_text(json.dumps(describe_run("sm", 1, chosen, {}, stream)))
+    (root / "run.json").write_text(json.dumps(describe_run(learner, run_seed, chosen, {}, stream)))
     for index, (arrival, ppl) in enumerate(perplexities.items()):
         record = {
             "stage": index, "megabatches": list(range(arrival + 1)), "num_params": 65_000_000, "num_experts": 4,
             "num_members": 1, "num_updates": 10, "train_tokens": 5, "train_flops": 1e15, "test_flops_per_token": 2,
             "wall_seconds": 1.0, "valid": {"loss": 3.0, "ppl": 8.0}, "test": {"loss": 2.0, "ppl": ppl},
         }  # fmt: skip
+        if sizes:
+            record["num_experts"], record["num_members"] = sizes[index]
+            if index and sizes[index][0] > sizes[index - 1][0]:
+                record["after_growth"] = {"valid": {"loss": 3.5, "ppl": 11.31}}
         (root / f"stage-00{index}").mkdir()
         (root / f"stage-00{index}" / "stage.json").write_text(json.dumps(record))
     return root
@@ -111,3 +118,58 @@ def test_runs_on_different_streams_are_refused_unless_mixed(tmp_path, capsys):
 def test_a_run_whose_stream_grew_has_the_new_arrivals(tmp_path, capsys):
     main([str(write_run(tmp_path / "R", {0: 30.0, 1: 29.0, 2: 28.0}, num_megabatches=2))])
     assert rows(capsys.readouterr().out)["R"]["t2"] == "28.00"
+
+
+@pytest.mark.parametrize(
+    "learner,options,sizes,label,experts",
+    [
+        ("ens", {}, [(4, 2)] * 2, "Ens_w1", "4@2"),
+        ("gens", {"init": "scratch"}, [(4, 1), (4, 2)], "gEns_w1", "4@1, 4@2"),
+        ("gens", {"init": "previous"}, [(4, 1), (4, 2)], "gEns_w1 previous", "4@1, 4@2"),
+        ("gmoe", {"grow_method": "copy", "grow_select": "loss"}, [(4, 1), (6, 1)], "gMoE_w1", "4, 6"),
+        ("gmoe", {"grow_method": "split", "grow_select": "usage"}, [(4, 1), (6, 1)], "gMoE_w1 split usage", "4, 6"),
+        ("umix", {"replay": True}, [(4, 2)] * 2, "UMix_w1 replay", "4@2"),
+    ],
+)
+def test_learners_are_named_as_in_the_papers_tables(learner, options, sizes, label, experts, tmp_path, capsys):
+    run = write_run(tmp_path / "R", {0: 30.0, 1: 29.0}, num_megabatches=2, learner=learner, sizes=sizes, **options)
+    main([str(run)])
+    row = rows(capsys.readouterr().out.split("\n\n")[0])["R"]
+    assert (row["learner"], row["experts"]) == (label, experts)
+
+
+def test_the_iid_control_has_one_figure_where_the_sequential_learner_has_it_too(tmp_path, capsys):
+    main([str(write_run(tmp_path / "R", {2: 24.3}, learner="ens", sizes=[(4, 2)], iid=3))])
+    row = rows(capsys.readouterr().out)["R"]
+    assert [row["learner"], *(row[f"t{t}"] for t in range(4))] == ["Ens iid k3", "*", "*", "24.30", "*"]
+
+
+def test_runs_that_differ_by_their_seeds_alone_are_averaged(tmp_path, capsys):
+    runs = [
+        write_run(tmp_path / f"R{seed}", {0: 30.0 + seed, 1: 20.0 + 2 * seed}, num_megabatches=2, run_seed=seed)
+        for seed in (1, 2, 3)
+    ]
+    other = write_run(tmp_path / "other", {0: 99.0, 1: 99.0}, num_megabatches=2, init="scratch")
+    under_way = write_run(tmp_path / "under-way", {0: 50.0}, num_megabatches=2, run_seed=4)
+    main([*map(str, [*runs, other, under_way]), "--out", str(tmp_path / "out")])
+    assert "| SM_w1   |       4 |    65M |     3 | 32.00 ± 1.00 | 24.00 ± 2.00 |" in capsys.readouterr().out
+    with open(tmp_path / "out" / "seeds.csv") as file:
+        (row,) = csv.DictReader(file)
+    assert (row["seeds"], row["t1 mean"], row["t1 deviation"]) == ("3", "24.0", "2.0")
+
+
+def test_the_jump_at_growth_is_shown(tmp_path, capsys):
+    sizes = [(4, 1), (6, 1), (6, 1)]
+    run = write_run(tmp_path / "R", {0: 30.0, 1: 29.0, 2: 28.0}, num_megabatches=3, learner="gmoe", sizes=sizes)
+    main([str(run), "--out", str(tmp_path / "out")])
+    with open(tmp_path / "out" / "growth.csv") as file:
+        (row,) = csv.DictReader(file)
+    assert (row["at"], row["experts"]) == ("t1", "4 to 6")
+    assert (row["before"], row["after growth"], row["after training"]) == ("8.0", "11.31", "8.0")
+    assert "11.31" in capsys.readouterr().out
+
+
+def test_a_run_from_before_the_newer_options_is_read(tmp_path, capsys):
+    run = write_run(tmp_path / "R", {3: 24.0}, wait=4)
+    assert "iid" not in json.loads((run / "run.json").read_text())["options"]
+    assert main([str(run)]) == 0

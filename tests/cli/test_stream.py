@@ -70,6 +70,21 @@ def test_neither_fairseq_nor_torch_is_imported_to_print_commands(stream, tmp_pat
         (["--seed", "-1"], "--seed -1"),
         (["--megabatches", "0"], "--megabatches 0"),
         (["--learner", "guess"], "invalid choice: 'guess'"),
+        (["--learner", "gmoe"], "--learner gmoe needs --grow-schedule"),
+        (["--learner", "gmoe", "--grow-schedule", "4,x"], "--grow-schedule 4,x: whole numbers"),
+        (["--learner", "gmoe", "--grow-schedule", "4,6,5,8"], "shrinks from 6 to 5 experts before stage 2"),
+        (["--learner", "gmoe", "--grow-schedule", "4,9,9,9"], "each of the 4 can be copied or split once"),
+        (["--learner", "gmoe", "--grow-schedule", "4,6"], "--grow-schedule 4,6: 2 numbers, the run has 4 stages"),
+        (["--learner", "gmoe", "--grow-schedule", "4,6,8,8", "--init", "scratch"], "gmoe grows the model of the stage"),
+        (["--grow-schedule", "4,6,8,8"], "--grow-schedule goes with --learner gmoe, not with sm"),
+        (["--learner", "gens", "--iid", "2"], "--iid goes with --learner sm, ens, umix, not with gens"),
+        (["--iid", "5"], "--iid 5: the stream has 4 mega-batches"),
+        (["--iid", "2", "--wait", "2"], "--iid is one stage"),
+        (["--init", "fresh"], "--init fresh goes with --learner gens"),
+        (["--learner", "ens", "--num-members", "0"], "--num-members 0"),
+        (["--learner", "ens", "--member", "2"], "--member 2: the run trains members 0, 1"),
+        (["--learner", "gens", "--stage", "1", "--member", "0"], "--member 0: stage 1 trains members 1"),
+        (["--learner", "gens", "--num-members", "51"], "204 models in the whole run, at most 200"),
     ],
 )
 def test_usage_errors_are_one_line_with_exit_status_2(stream, tmp_path, capsys, options, message):
@@ -151,3 +166,70 @@ def test_the_run_says_first_what_it_is(stream, tmp_path, no_commands):
     record = json.loads((tmp_path / "R" / "run.json").read_text())
     assert (record["learner"], record["seed"], record["options"]["init"]) == ("sm", 7, "scratch")
     assert record["train_options"]["--max-update"] == "10"
+
+
+def test_the_iid_control_is_one_stage_with_the_updates_of_all(stream, tmp_path, capsys):
+    train = [*TRAIN, "--total-num-update", "10", "--warmup-updates", "2"]
+    run(stream, tmp_path, "--learner", "ens", "--iid", "3", "--dry-run", train=train)
+    out = capsys.readouterr().out
+    assert "# --iid 3: --max-update and --total-num-update are 3 times those given" in out
+    assert "# stage 0/0 (mega-batches 0-2)" in out
+    assert out.count("fairseq-train ") == 2
+    assert "--megabatch 2 --wait 3" in out
+    assert out.count("--max-update 30") == out.count("--total-num-update 30") == 2
+    assert "--warmup-updates 2" in out
+
+
+def test_learners_without_random_starts_say_what_the_user_must_leave_to_them(stream, tmp_path, capsys):
+    options = ["--learner", "gmoe", "--grow-schedule", "4,6,8,12"]
+    message = usage_error(capsys, stream, tmp_path, *options, train=[*TRAIN, "--num-experts", "4"])
+    assert "--num-experts may not stand after the --: give --grow-schedule" in message
+
+
+def test_a_joint_mixture_of_joint_mixtures_is_refused(stream, tmp_path, capsys):
+    train = ["--arch", "alma_umix", "--max-update", "1"]
+    assert "give the members' architecture" in usage_error(capsys, stream, tmp_path, "--learner", "umix", train=train)
+
+
+def test_a_dry_run_of_one_member_prints_its_trainings(stream, tmp_path, capsys):
+    run(stream, tmp_path, "--learner", "ens", "--member", "1", "--dry-run")
+    out = capsys.readouterr().out
+    assert out.count("fairseq-train ") == out.count("member-1 ") == 4
+    assert "fairseq-eval-lm" not in out
+
+
+def test_a_growing_ensemble_begins_afresh_by_default_and_calls_it_so(stream, tmp_path, capsys):
+    run(stream, tmp_path, "--learner", "gens", "--dry-run")
+    by_default = capsys.readouterr().out
+    run(stream, tmp_path, "--learner", "gens", "--init", "fresh", "--dry-run")
+    assert capsys.readouterr().out == by_default
+    assert "--finetune-from-model" not in by_default
+
+
+def test_a_schedule_may_be_continued_when_the_stream_has_grown(stream, tmp_path, no_commands):
+    growing = ["--learner", "gmoe", "--grow-schedule"]
+    begin(stream, tmp_path, *growing, "4,6,8,12")
+    complete(tmp_path / "R", 0, [0])
+    write_manifest(stream, 5)
+    with pytest.raises(
+        AlmaError, match=r"stage-000/member-0/checkpoint_last.pt: not there, and stage 1 starts from it"
+    ):
+        run(stream, tmp_path, *growing, "4,6,8,12,12")
+    with pytest.raises(AlmaError, match=r"--grow-schedule 4,6,8,12 then, 4,6,8,16,16 now"):
+        run(stream, tmp_path, *growing, "4,6,8,16,16")
+
+
+def test_jobs_of_a_queue_that_start_together_begin_one_run(stream, tmp_path):
+    words = ["--stream", str(stream), "--run", str(tmp_path / "R"), "--learner", "ens"]
+    code = "import sys; from fairseq_alma.cli.stream import main; main(sys.argv[1:])"
+    jobs = [
+        subprocess.Popen(
+            [sys.executable, "-c", code, *words, "--member", member, "--", *TRAIN, "--user-dir-is-unknown"],
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for member in "01"
+    ]
+    for job in jobs:
+        assert "fairseq-train failed" in job.communicate()[1]
+    assert json.loads((tmp_path / "R" / "run.json").read_text())["learner"] == "ens"

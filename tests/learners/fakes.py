@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any, Mapping, Sequence
 
 from fairseq_alma.data.stream import Split, Stream, StreamFile, TokenizerEntry, megabatch_name
-from fairseq_alma.learners.plan import Model, StagePlan
+from fairseq_alma.learners.plan import Model, StagePlan, Training
 
 SHA = "0" * 64
 
@@ -26,12 +26,19 @@ class FakeBackend:
 
     def __init__(self, fail_in_test_of: int = -1) -> None:
         self.calls: list[tuple[str, int]] = []
+        self.members: list[Model] = []
         self.kept: dict[int, list[Model]] = {}
         self.fail_in_test_of = fail_in_test_of
 
     def train(self, plan: StagePlan, lock: int) -> Mapping[str, Any]:
         self.calls.append(("train", plan.stage.index))
         return {"num_updates": 10, "train_tokens": 1000, "train_flops": 5000}
+
+    def train_member(self, plan: StagePlan, training: Training, locks: Sequence[int]) -> None:
+        self.members.append(training.model)
+
+    def is_trained(self, model: Model) -> bool:
+        return model in self.members
 
     def test(self, plan: StagePlan, lock: int) -> Mapping[str, Any]:
         self.calls.append(("test", plan.stage.index))
@@ -55,3 +62,6 @@ class FakeReporter:
 
     def completed(self, plan: StagePlan, record: Mapping[str, Any]) -> None:
         self.told.append(("completed", plan.stage.index))
+
+    def trained(self, plan: StagePlan, training: Training) -> None:
+        self.told.append((f"trained member {training.model.member}", plan.stage.index))

@@ -3,7 +3,7 @@ import json
 import pytest
 
 from fairseq_alma.errors import AlmaError
-from fairseq_alma.learners.loop import run_stages
+from fairseq_alma.learners.loop import run_stages, train_member
 from fairseq_alma.learners.plan import Model
 from fairseq_alma.learners.run_folder import RunFolder
 from fairseq_alma.learners.schedule import stages
@@ -96,3 +96,62 @@ def test_a_damaged_record_is_named(tmp_path):
     (tmp_path / "stage-001" / "stage.json").write_text('{"stage": 1')
     with pytest.raises(AlmaError, match=r"stage-001/stage.json: damaged, not JSON.*remove the file"):
         run(tmp_path, FakeBackend())
+
+
+def ensemble(learner="ens", num_megabatches=2):
+    return plan_stages(learner, LearnerOptions(seed=1, num_members=2), stages(num_megabatches, 1))
+
+
+def train_alone(root, member, backend, learner="ens", only=None):
+    reporter = FakeReporter()
+    train_member(RunFolder(root), ensemble(learner), member, backend, reporter, only)
+    return reporter.told
+
+
+def test_a_member_can_be_trained_alone_and_completes_no_stage(tmp_path):
+    backend = FakeBackend()
+    assert train_alone(tmp_path, 1, backend) == [("trained member 1", 0), ("trained member 1", 1)]
+    assert backend.members == [Model(0, 1), Model(1, 1)]
+    assert not list(tmp_path.glob("stage-*/stage.json"))
+    assert run(tmp_path, FakeBackend(), ensemble())[0] == 2
+    assert not list(tmp_path.glob("stage-*/clock*"))
+    assert train_alone(tmp_path, 1, backend) == [("skipped", 0), ("skipped", 1)]
+
+
+def test_a_member_needs_its_own_weights_of_the_stage_before(tmp_path):
+    backend = FakeBackend()
+    train_alone(tmp_path, 0, backend, only=0)
+    with pytest.raises(AlmaError, match=r"stage-000/member-1: not trained.*run --stage 0 --member 1 first"):
+        train_alone(tmp_path, 1, backend, only=1)
+    assert train_alone(tmp_path, 0, backend, only=1) == [("trained member 0", 1)]
+
+
+def test_a_member_of_a_growing_ensemble_is_trained_in_its_own_stage(tmp_path):
+    backend = FakeBackend()
+    run(tmp_path, backend, ensemble("gens"), only=0)
+    assert train_alone(tmp_path, 3, backend, "gens") == [("trained member 3", 1)]
+
+
+def test_members_of_a_stage_can_be_trained_at_the_same_time_but_none_twice(tmp_path):
+    folder = RunFolder(tmp_path)
+    with folder.lock_member(Model(0, 0)), folder.lock_member(Model(0, 1)):
+        with pytest.raises(AlmaError, match="stage-000/member-1: another alma-stream"):
+            train_alone(tmp_path, 1, FakeBackend())
+        with pytest.raises(AlmaError, match="stage-000: another alma-stream"):
+            run(tmp_path, FakeBackend(), ensemble())
+    with folder.lock_stage(0), pytest.raises(AlmaError, match="stage-000: another alma-stream"):
+        train_alone(tmp_path, 1, FakeBackend())
+
+
+def test_the_time_of_members_that_were_trained_alone_counts(tmp_path):
+    train_alone(tmp_path, 0, FakeBackend(), only=0)
+    clock = tmp_path / "stage-000" / "clock-member-0.json"
+    clock.write_text(json.dumps({"spent": 1000.0, "started": None}))
+    run(tmp_path, FakeBackend(), ensemble(), only=0)
+    assert json.loads((tmp_path / "stage-000" / "stage.json").read_text())["wall_seconds"] >= 1000
+
+
+def test_a_stage_that_predicts_with_earlier_models_waits_for_them(tmp_path):
+    fresh = plan_stages("gens", LearnerOptions(seed=1, from_previous=False), stages(2, 1))
+    with pytest.raises(AlmaError, match=r"stage-000/stage.json: not there, and stage 1 predicts with"):
+        run(tmp_path, FakeBackend(), fresh, only=1)

@@ -3,6 +3,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.learners import checkpoints, text_backend
@@ -94,3 +95,74 @@ def test_a_diverged_training_is_an_error(backend, launched, loss):
     launched.lines = [RESULT.format(loss)]
     with pytest.raises(AlmaError, match=r"valid.log: the loss on valid is (nan|inf).*diverged.*--lr"):
         backend.test(PLAN, 0)
+
+
+def plans_of(learner, **options):
+    return plan_stages(learner, LearnerOptions(seed=1, **options), stages(2, 1))
+
+
+def write_checkpoint(backend, model):
+    path = backend.commands.checkpoint(model)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    torch.save({"cfg": {"model": {}}, "model": {}, "last_optimizer_state": {"m": 1}}, path)
+    return path
+
+
+def test_the_figures_of_an_ensemble_are_sums_but_updates_and_experts_are_those_of_a_member(
+    backend, launched, monkeypatch
+):
+    plan = plans_of("ens", num_members=2)[0]
+    pretend(monkeypatch, Progress(10, 0, 1000), Progress(10, 0, 900))
+    assert backend.train(plan, 0) == {"num_updates": 10, "train_tokens": 1900, "train_flops": 6 * 1900}
+    launched.lines = [RESULT.format("5.0")]
+    for model in plan.predictors:
+        write_checkpoint(backend, model)
+    record = backend.test(plan, 0)
+    assert (record["num_params"], record["num_experts"], record["num_members"]) == (22, 4, 2)
+    assert record["test_flops_per_token"] == 4
+
+
+def test_members_have_their_final_form_before_the_ensemble_takes_their_checksums(backend, launched, monkeypatch):
+    plan = plans_of("ens", num_members=2)[0]
+    paths = [write_checkpoint(backend, model) for model in plan.predictors]
+    launched.lines = [RESULT.format("5.0")]
+    backend.test(plan, 0)
+    before = [path.read_bytes() for path in paths]
+    assert "last_optimizer_state" not in torch.load(paths[1], weights_only=True)
+    backend.keep_only(0, plan.predictors)
+    assert [path.read_bytes() for path in paths] == before
+    assert launched.programs == ["alma-ensemble", "fairseq-eval-lm", "fairseq-eval-lm"]
+
+
+def test_what_predicts_stays_and_what_nobody_needs_goes(backend):
+    second = plans_of("gens", from_previous=False)[1]
+    paths = [write_checkpoint(backend, model) for model in second.predictors]
+    leftovers = [backend.folder.stage_folder(0) / "ensemble.pt", backend.folder.stage_folder(1) / "grown.pt"]
+    last = backend.folder.stage_folder(1) / "ensemble.pt"
+    for path in (*leftovers, last):
+        path.touch()
+    backend.keep_only(1, second.predictors)
+    assert all(path.is_file() for path in (*paths, last))
+    assert not any(path.exists() for path in leftovers)
+    backend.keep_only(1, second.predictors[1:])
+    assert [path.is_file() for path in paths] == [False, True]
+
+
+def test_growth_comes_before_training_and_is_not_done_twice(backend, launched, monkeypatch):
+    plan = plans_of("gmoe", grow_schedule=(4, 6))[1]
+    write_checkpoint(backend, plan.trainings[0].start)
+    looks = iter([Progress(0, 0, 0), Progress(10, 0, 1000), Progress(0, 0, 0), Progress(10, 0, 1000)])
+    pretend(monkeypatch, *looks)
+    backend.train(plan, 0)
+    assert launched.programs == ["alma-grow", "fairseq-train"]
+    backend.commands.grown(plan.trainings[0].model).parent.mkdir(exist_ok=True)
+    backend.commands.grown(plan.trainings[0].model).touch()
+    backend.train(plan, 0)
+    assert launched.programs == ["alma-grow", "fairseq-train", "fairseq-train"]
+
+
+def test_the_perplexity_right_after_growth_is_recorded(backend, launched):
+    plan = plans_of("gmoe", grow_schedule=(4, 6))[1]
+    launched.lines = [RESULT.format("3.0")]
+    assert backend.test(plan, 0)["after_growth"] == {"valid": {"loss": 3.0, "ppl": 8.0}}
+    assert "after_growth" not in backend.test(plans_of("gmoe", grow_schedule=(4, 6))[0], 0)

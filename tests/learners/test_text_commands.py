@@ -67,3 +67,56 @@ def test_validation_in_training_is_off_unless_asked_for():
     plan = plans()[0]
     assert "--disable-validation" in commands().train(plan, plan.trainings[0]).arguments
     assert "--disable-validation" not in commands(validate=True).train(plan, plan.trainings[0]).arguments
+
+
+def learner_plans(learner, num_megabatches=2, **options):
+    return plan_stages(learner, LearnerOptions(seed=5, **options), stages(num_megabatches, 1))
+
+
+def programs(plan):
+    return [command.program for command in commands(wait=1).all_of(plan)]
+
+
+def test_an_ensemble_trains_its_members_and_tests_the_one_checkpoint_that_stands_for_them():
+    plan = learner_plans("ens", num_members=2)[1]
+    assert programs(plan) == ["fairseq-train", "fairseq-train", "alma-ensemble", "fairseq-eval-lm", "fairseq-eval-lm"]
+    first, second, join, valid, _ = commands(wait=1).all_of(plan)
+    assert has(first.arguments, "--seed", "5", "--save-dir", "R/stage-001/member-0")
+    assert has(second.arguments, "--seed", "10000005", "--save-dir", "R/stage-001/member-1")
+    assert has(second.arguments, "--finetune-from-model", "R/stage-000/member-1/checkpoint_last.pt")
+    members = [f"R/stage-001/member-{member}/checkpoint_last.pt" for member in range(2)]
+    assert has(join.arguments, *members, "--out", "R/stage-001/ensemble.pt", "--force")
+    assert has(valid.arguments, "--path", "R/stage-001/ensemble.pt", "--gen-subset", "valid")
+
+
+def test_a_mixture_grows_before_it_is_trained_and_is_tested_right_after_growth_too():
+    plan = learner_plans("gmoe", grow_schedule=(4, 6))[1]
+    assert programs(plan) == ["alma-grow", "fairseq-train", "fairseq-eval-lm", "fairseq-eval-lm", "fairseq-eval-lm"]
+    grow, train, grown, _, _ = commands(wait=1).all_of(plan)
+    assert has(grow.arguments, "--path", "R/stage-000/member-0/checkpoint_last.pt", "--out", "R/stage-001/grown.pt")
+    assert has(grow.arguments, "--method", "copy", "--experts", "2", "--seed", "6", "--select", "loss", "--stream", "S")
+    assert has(grow.arguments, "--cpu", "--batch-size", "4")
+    assert has(train.arguments, "--finetune-from-model", "R/stage-001/grown.pt")
+    assert "--num-experts" not in train.arguments
+    assert has(grown.arguments, "--path", "R/stage-001/grown.pt", "--gen-subset", "valid")
+
+
+def test_a_mixture_begins_with_the_experts_of_its_schedule():
+    plan = learner_plans("gmoe", grow_schedule=(4, 6))[0]
+    assert commands(wait=1).train(plan, plan.trainings[0]).arguments[-2:] == ["--num-experts", "4"]
+
+
+def test_new_random_experts_need_no_measuring():
+    plan = learner_plans("gmoe", grow_schedule=(4, 6), grow_method="scratch")[1]
+    grow = commands(wait=1).grow(plan.trainings[0])
+    assert "--select" not in grow.arguments and "--stream" not in grow.arguments
+
+
+def test_models_that_are_trained_jointly_become_members_of_one():
+    options = ("--max-update", "7", "--num-experts", "4", "--decoder-sinusoidal-pos", "--dropout", "0.1")
+    plan = learner_plans("umix", num_members=3)[0]
+    arguments = commands(options, wait=1).train(plan, plan.trainings[0]).arguments
+    assert has(arguments, "--arch", "alma_umix", "--num-members", "3", "--member-arch", "a")
+    assert "--member-options=--num-experts 4 --decoder-sinusoidal-pos --dropout 0.1" in arguments
+    assert not {"--num-experts", "--dropout"} & set(arguments)
+    assert has(arguments, "--max-update", "7") and has(arguments, "--cpu", "--batch-size", "4")

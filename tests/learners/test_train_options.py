@@ -1,6 +1,7 @@
 import pytest
 
-from fairseq_alma.learners.train_options import OWNED, TrainOptions
+from fairseq_alma.learners.strategy import GrowingMixture
+from fairseq_alma.learners.train_options import MODEL_OPTIONS, OWNED, TrainOptions
 
 BASE = ["--arch", "alma_switch_lm_tiny", "--max-update", "10"]
 
@@ -59,3 +60,24 @@ def test_the_evaluation_prefers_the_batch_size_of_validation():
 
 def test_short_names_are_understood():
     assert TrainOptions(["-a", "x", "--max-epoch", "3"]).max_epoch == 3
+
+
+def test_lengthened_options_have_more_updates_and_the_same_warm_up():
+    words = ["--arch", "a", "--max-update=10", "--total-num-update", "12", "--warmup-updates", "3", "--lr", "1"]
+    longer = TrainOptions(words).lengthened(3)
+    assert longer.as_dict() == {
+        "--arch": "a", "--max-update": "30", "--total-num-update": "36", "--warmup-updates": "3", "--lr": "1"
+    }  # fmt: skip
+    assert longer.max_update == 30
+
+
+def test_what_the_learner_decides_is_refused_with_the_way_to_say_it():
+    with pytest.raises(ValueError, match=r"--num-experts may not stand after the --: give --grow-schedule"):
+        TrainOptions(["--arch", "a", "--max-update", "1", "--num-experts", "4"], GrowingMixture.owned)
+
+
+def test_the_options_of_a_joint_models_members_are_all_options_of_the_language_models():
+    fairseq_model = pytest.importorskip("fairseq_alma.models.alma_switch_lm")
+    fields = fairseq_model.AlmaSwitchLMConfig.__dataclass_fields__
+    elsewhere = {"_name", "tokens_per_sample", "max_target_positions", "finetune_from_model", "restore_file"}
+    assert set(MODEL_OPTIONS) == {f"--{name.replace('_', '-')}" for name in fields if name not in elsewhere}

@@ -1,0 +1,77 @@
+"""An ensemble and a growing mixture through a real stream, with the real commands."""
+
+import json
+import os
+import random
+import re
+import subprocess
+
+import pytest
+
+pytest.importorskip("fairseq")
+
+TRAIN = [
+    "--arch", "alma_switch_lm_tiny", "--decoder-layers", "2", "--decoder-embed-dim", "16", "--decoder-ffn-embed-dim",
+    "32", "--decoder-attention-heads", "2", "--criterion", "alma_switch_cross_entropy", "--cpu", "--optimizer", "adam",
+    "--lr", "0.01", "--max-update", "5", "--batch-size", "4", "--tokens-per-sample", "16", "--num-workers", "0",
+]  # fmt: skip
+LEARNERS = {
+    "ens": (["--iid", "2"], ["--num-experts", "3"]),
+    "gmoe": (["--grow-schedule", "2,4", "--grow-method", "split"], []),
+}
+
+
+def write_text(path):
+    draw = random.Random(0)
+    words = ["".join(draw.choices("abcdefgh", k=4)) for _ in range(60)]
+    path.write_text("\n\n".join(" ".join(draw.choices(words, k=40)) for _ in range(60)))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A stream S of two mega-batches, and a run for each learner; the runs are made side by side."""
+    folder = tmp_path_factory.mktemp("learners")
+    write_text(folder / "text.txt")
+    prepare = ["alma-prep-text", f"{folder}/text.txt", "--out", f"{folder}/S", "--megabatches", "2"]
+    prepare += ["--vocab-size", "300", "--valid-words", "200", "--test-words", "200", "--workers", "1"]
+    subprocess.run(prepare, check=True, stderr=subprocess.PIPE)
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    runs = []
+    for learner, (options, model) in LEARNERS.items():
+        command = ["alma-stream", "--stream", f"{folder}/S", "--run", f"{folder}/{learner}", "--learner", learner]
+        command += [*options, "--", *TRAIN, *model]
+        runs.append(subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment))
+    for run in runs:
+        error = run.communicate()[1]
+        assert run.returncode == 0, error
+    return folder
+
+
+def stage_record(folder, learner, stage):
+    return json.loads((folder / learner / f"stage-00{stage}" / "stage.json").read_text())
+
+
+def test_an_ensemble_is_one_checkpoint_that_still_works_when_all_is_tidied_up(folder):
+    record = stage_record(folder, "ens", 0)
+    assert (record["num_members"], record["num_experts"], record["megabatches"]) == (2, 3, [0, 1])
+    assert record["num_updates"] == 10  # 5 for each of two mega-batches
+    left = sorted(str(path.relative_to(folder / "ens")) for path in folder.glob("ens/**/*.pt"))
+    assert left == [
+        "stage-000/ensemble.pt", "stage-000/member-0/checkpoint_last.pt", "stage-000/member-1/checkpoint_last.pt"
+    ]  # fmt: skip
+    evaluate = ["fairseq-eval-lm", f"{folder}/S", "--user-dir", "fairseq_alma", "--task", "alma_lm", "--cpu"]
+    evaluate += ["--path", f"{folder}/ens/stage-000/ensemble.pt", "--gen-subset", "test", "--tokens-per-sample", "16"]
+    done = subprocess.run(evaluate, capture_output=True, text=True)
+    loss = float(re.search(r"Loss \(base 2\): (\S+),", done.stdout + done.stderr)[1])
+    assert loss == pytest.approx(record["test"]["loss"], abs=2e-4)
+
+
+def test_a_mixture_that_grows_by_splits_goes_on_without_a_jump(folder):
+    first, second = stage_record(folder, "gmoe", 0), stage_record(folder, "gmoe", 1)
+    assert (first["num_experts"], second["num_experts"]) == (2, 4)
+    assert second["num_params"] > first["num_params"]
+    assert second["after_growth"]["valid"]["loss"] == pytest.approx(first["valid"]["loss"], abs=2e-4)
+    assert second["valid"]["loss"] != second["after_growth"]["valid"]["loss"]
+    assert "after_growth" not in first
+    left = [str(path.relative_to(folder / "gmoe")) for path in folder.glob("gmoe/**/*.pt")]
+    assert left == ["stage-001/member-0/checkpoint_last.pt"]
