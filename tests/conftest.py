@@ -1,6 +1,7 @@
 """What all tests share: the checkout, and tests for a GPU that are skipped where there is none."""
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,9 @@ import pytest
 # The tests' models are tiny: one thread computes them fastest, and threads that wait for each other on a busy machine
 # are many times slower. Before torch is imported, and for the commands that tests start.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# A shell starts background jobs with Ctrl-C ignored, and children inherit that; the tests send it to their children.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 CHECKOUT = Path(__file__).parent.parent
 

@@ -2,7 +2,7 @@
 # Growth by copies against growth by splits: the perplexity right after each step, and at the end.
 #
 # Hardware:  two CPU cores (two rows at a time), 4 GB of memory
-# Time:      TBD
+# Time:      about 20 minutes with the defaults (estimated from single stages)
 #
 #   TEXT="wiki.00.txt.xz" recipes/lm/cpu/growth.sh    # a second call goes on, or shows the table again
 #   recipes/lm/cpu/growth.sh --dry-run                # print the commands

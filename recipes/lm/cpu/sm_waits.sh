@@ -6,10 +6,10 @@
 # Hardware:  two CPU cores (two runs side by side, a thread each), 4 GB of memory
 # Time:      about 35 minutes with the default of 200 updates of 4,096 tokens per mega-batch
 #
-#   TEXT="wiki.00.txt wiki.01.txt" recipes/lm/sm_tiny_waits.sh    # any text; a second call goes on
-#   recipes/lm/sm_tiny_waits.sh --dry-run                         # print the fairseq commands
+#   TEXT="wiki.00.txt wiki.01.txt" recipes/lm/cpu/sm_waits.sh    # any text; a second call goes on
+#   recipes/lm/cpu/sm_waits.sh --dry-run                         # print the fairseq commands
 set -euo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+cd "$(dirname "${BASH_SOURCE[0]}")/../../.."
 source recipes/lib/environment.sh
 
 # Files or folders, separated by spaces; python -m data_prep.wikipedia_2015 --out STREAM --megabatches 4 leaves this one.
