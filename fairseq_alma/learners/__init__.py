@@ -3,7 +3,7 @@
 - ``schedule``: which mega-batches each stage trains on
 - ``plan``, ``strategy``: what a learner does in a stage, as data
 - ``loop``: carries the plans out, over any back end
-- ``run_folder``: RUN/, its records, its locks
+- ``run_folder``: RUN/, its records, its locks; ``run_record``, ``stage_clock``, ``json_files``
 - ``text_backend``: language models, through the stock commands in processes of their own;
   ``text_commands``, ``train_options`` (their command lines), ``process`` (running them), ``progress`` (what the
   terminal shows), ``checkpoints`` (their files)

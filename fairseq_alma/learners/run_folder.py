@@ -6,7 +6,6 @@ is complete. Whatever is not in a ``stage.json`` never happened. See DESIGN.md, 
 
 import contextlib
 import fcntl
-import json
 import os
 import socket
 import time
@@ -14,42 +13,15 @@ from pathlib import Path
 from typing import Any, Iterator, Mapping, Optional
 
 from fairseq_alma.errors import AlmaError
+from fairseq_alma.learners.json_files import read_json_object, write_json_atomically
 from fairseq_alma.learners.plan import Model
+from fairseq_alma.learners.stage_clock import CLOCK_REMEDY, StageClock
 
 RUN_RECORD = "run.json"
 STAGE_RECORD = "stage.json"
 CLOCK = "clock.json"
 MEMBER_CLOCK = "clock-member-{}.json"
-CLOCK_REMEDY = "remove the file; only the stage's wall time is lost with it"
 LOCK_PATIENCE_SECONDS = 30.0
-
-
-def write_json_atomically(path: Path, content: Mapping[str, Any]) -> None:
-    """Write a file that is either there whole or not at all, also after a crash of the machine."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.tmp")
-    with open(temporary, "w", encoding="utf-8") as file:
-        json.dump(content, file, indent=2)
-        file.write("\n")
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
-
-
-def read_json_object(path: Path, remedy: str) -> dict[str, Any]:
-    """Read a JSON object, or raise AlmaError that ends with ``remedy``."""
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, UnicodeDecodeError) as error:
-        raise AlmaError(f"{path}: damaged, not JSON ({error}); {remedy}") from error
-    if not isinstance(content, dict):
-        raise AlmaError(f"{path}: damaged, a {type(content).__name__} found where a JSON object is needed; {remedy}")
-    return content
 
 
 class RunFolder:
@@ -154,7 +126,7 @@ class RunFolder:
             clock.unlink()
         (self.stage_folder(stage) / CLOCK).unlink(missing_ok=True)
 
-    def start_clock(self, stage: int, member: Optional[int] = None) -> "StageClock":
+    def start_clock(self, stage: int, member: Optional[int] = None) -> StageClock:
         """Go on counting the time that a stage takes, or one member of it that is trained alone."""
         folder = self.stage_folder(stage)
         if member is None:
@@ -210,34 +182,3 @@ def _has_ended(owner: str) -> bool:
     except PermissionError:
         pass
     return False
-
-
-class StageClock:
-    """Wall time of a stage over all launches, lost work included, the pauses between them not.
-
-    A launch that was killed left no note of its end; the last change of a file in a folder stands for it.
-
-    Args:
-        path: the clock's file.
-        folder: where the launches write.
-    """
-
-    def __init__(self, path: Path, folder: Path) -> None:
-        self.path = path
-        self.spent = 0.0
-        if self.path.is_file():
-            before = read_json_object(self.path, CLOCK_REMEDY)
-            self.spent = float(before["spent"])
-            if before["started"] is not None:
-                ended = max((entry.stat().st_mtime for entry in folder.rglob("*") if entry.is_file()), default=0.0)
-                self.spent += max(0.0, ended - float(before["started"]))
-        self.started = time.time()
-        write_json_atomically(self.path, {"spent": self.spent, "started": self.started})
-
-    def seconds(self) -> float:
-        """Return the seconds up to now."""
-        return self.spent + max(0.0, time.time() - self.started)
-
-    def stop(self) -> None:
-        """Note that this launch has ended."""
-        write_json_atomically(self.path, {"spent": self.seconds(), "started": None})

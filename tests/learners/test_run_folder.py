@@ -7,8 +7,10 @@ import time
 import pytest
 
 from fairseq_alma.errors import AlmaError
+from fairseq_alma.learners.json_files import write_json_atomically
 from fairseq_alma.learners.plan import Model
-from fairseq_alma.learners.run_folder import RunFolder, StageClock, write_json_atomically
+from fairseq_alma.learners.run_folder import RunFolder
+from fairseq_alma.learners.stage_clock import StageClock
 
 
 def test_files_are_where_the_contract_says(tmp_path):

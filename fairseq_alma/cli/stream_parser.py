@@ -1,0 +1,114 @@
+"""The options of ``alma-stream`` that stand before ``--``."""
+
+import argparse
+from pathlib import Path
+
+from fairseq_alma.learners.strategy import LEARNERS
+
+MAX_SEED = 9_999_999
+
+EPILOG = """\
+Everything after -- is handed to fairseq-train, and what the evaluation needs of it (--cpu, --fp16, --bf16,
+--tokens-per-sample, --batch-size, ...) to fairseq-eval-lm. Example:
+
+  alma-stream --stream STREAM --learner sm --wait 1 --run RUN -- \\
+      --arch alma_switch_lm_tiny --num-experts 4 --criterion alma_switch_cross_entropy --cpu \\
+      --optimizer adam --lr 0.002 --lr-scheduler polynomial_decay --warmup-updates 50 --total-num-update 500 \\
+      --max-update 500 --batch-size 16 --tokens-per-sample 128
+
+Learners: sm, one model; ens, N models with N seeds; gens, N new models in each stage, the others stay as they are;
+gmoe, one model that gets more experts before stages (--grow-schedule); umix, N models trained jointly as one.
+A killed run goes on with the same command and ends with the same figures. Logs are in RUN/stage-NNN/*.log.
+"""
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Return the parser of what stands before ``--``."""
+    parser = argparse.ArgumentParser(
+        prog="alma-stream",
+        description="Train on one mega-batch after the other and test after each update (Algorithm 1 of the paper).",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        usage="alma-stream --stream STREAM --run RUN [options] -- fairseq-train options",
+        allow_abbrev=False,
+    )
+    _add_run(parser)
+    _add_learner(parser)
+    return parser
+
+
+def _add_run(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--stream", type=Path, required=True, metavar="DIR", help="the stream, written by alma-prep-text")
+    add("--run", type=Path, required=True, metavar="DIR", help="folder of this run; made if it is not there")
+    add(
+        "--wait", type=int, default=1, metavar="W", help="mega-batches gathered before an update (default: %(default)s)"
+    )
+    add("--replay", action="store_true", help="train on all mega-batches so far, not on the new ones alone")
+    add("--drop-rest", action="store_true", help="leave the last mega-batches where fewer than W are left")
+    add(
+        "--iid",
+        type=int,
+        metavar="K",
+        help="instead of a stream: one stage on the shuffled union of the first K mega-batches, with K times "
+        "--max-update and --total-num-update, to compare with K stages of one mega-batch each",
+    )
+    add("--seed", type=int, default=1, metavar="N", help=f"0 to {MAX_SEED:,} (default: %(default)s)")
+    add("--stage", type=int, metavar="N", help="run this stage alone, from 0; the one before must be complete")
+    add(
+        "--megabatches",
+        type=int,
+        metavar="B",
+        help="what the stream must have at least; with it, a dry run needs no stream (default: any number)",
+    )
+    add("--dry-run", action="store_true", help="print the commands of each stage and run nothing")
+    add(
+        "--save-every",
+        type=int,
+        default=500,
+        metavar="N",
+        help="updates between two checkpoints within a stage: what a kill can cost (default: %(default)s)",
+    )
+    add(
+        "--keep-checkpoints", action="store_true", help="keep all; default: only what a later stage and the report need"
+    )
+    add("--validate", action="store_true", help="let fairseq-train validate whenever it saves; for its log alone")
+
+
+def _add_learner(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--learner", choices=sorted(LEARNERS), default="sm", help="how the model learns (default: %(default)s)")
+    add(
+        "--init",
+        choices=("previous", "scratch", "fresh"),
+        help="begin each stage with the weights of the stage before, or with random ones: scratch, or fresh, as "
+        "gens calls it (default: fresh for gens, where previous means the last member; else previous)",
+    )
+    add(
+        "--num-members",
+        type=int,
+        metavar="N",
+        help="ens, umix: models that predict together (default: 2); gens: new ones in each stage (default: 1)",
+    )
+    add(
+        "--member",
+        type=int,
+        metavar="I",
+        help="ens, gens: train member I alone, from 0, in --stage or in all stages; several calls may run at the same "
+        "time; a call without --member completes the stages",
+    )
+    add(
+        "--grow-schedule",
+        metavar="E0,E1,...",
+        help="gmoe: experts in each Switch layer during stage 0, 1, ...; the paper: 4,6,8,12",
+    )
+    add(
+        "--grow-method",
+        choices=("copy", "split", "scratch"),
+        help="gmoe: as alma-grow --method; copy is the paper's, split is smooth (default: copy)",
+    )
+    add(
+        "--grow-select",
+        choices=("loss", "usage", "random"),
+        help="gmoe: which experts are copied or split, as alma-grow --select (default: loss)",
+    )
