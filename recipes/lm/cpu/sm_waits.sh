@@ -2,7 +2,7 @@
 # Waiting at a size for a CPU: the tiny Switch Transformer (SM, 4 experts) through 4 mega-batches of Wikipedia text,
 # updated after every 1, 2 and 4 of them, with the same number of updates in all.
 #
-# Size:      4 layers, width 128; 2.9 million parameters with 8,000 units
+# Size:      4 layers, width 128; 2.6 million parameters with 8,000 units
 # Hardware:  two CPU cores (two runs side by side, a thread each), 4 GB of memory
 # Time:      about 35 minutes with the default of 200 updates of 4,096 tokens per mega-batch
 #
@@ -20,7 +20,9 @@ source recipes/lib/environment.sh
 : "${SEED:=1}"
 : "${JOBS:=2}" # runs side by side
 
-if [ ! -e "$STREAM/stream.json" ]; then
+DRY_RUN=0
+case " $* " in *" --dry-run "*) DRY_RUN=1 ;; esac
+if [ "$DRY_RUN" = 0 ] && [ ! -e "$STREAM/stream.json" ]; then
   mkdir -p "$(dirname "$STREAM")"
   # shellcheck disable=SC2086  # several files
   alma-prep-text $TEXT --out "$STREAM" \
@@ -30,7 +32,7 @@ fi
 run_wait() {
   local wait=$1 updates=$((UPDATES * $1))
   shift
-  alma-stream --stream "$STREAM" --learner sm --wait "$wait" --seed "$SEED" --run "$RUNS/sm-w$wait" "$@" -- \
+  alma-stream --stream "$STREAM" --megabatches 4 --learner sm --wait "$wait" --seed "$SEED" --run "$RUNS/sm-w$wait" "$@" -- \
     --arch alma_switch_lm_tiny --num-experts 4 --tokens-per-sample 256 --dropout 0.0 \
     --criterion alma_switch_cross_entropy \
     --optimizer adam --adam-betas '(0.9, 0.98)' --adam-eps 1e-8 --clip-norm 1.0 \
@@ -44,5 +46,5 @@ for wait in 4 1 2; do
   run_wait "$wait" "$@" &
 done
 while (($(jobs -rp | wc -l) > 0)); do wait -n; done
-case " $* " in *" --dry-run "*) exit ;; esac
+[ "$DRY_RUN" = 0 ] || exit 0
 alma-report "$RUNS/sm-w1" "$RUNS/sm-w2" "$RUNS/sm-w4" --out "$RUNS/report"
