@@ -1,6 +1,7 @@
 """Language modeling on a stream of mega-batches: fairseq's own task, fed one stage of Algorithm 1."""
 
 import logging
+import os
 import sys
 from dataclasses import dataclass, field
 from typing import Any, Iterator, Optional
@@ -76,6 +77,11 @@ class AlmaLMTask(TrainTokenCount, LanguageModelingTask):
             raise AlmaError(f"{cfg.data}: a stream of {stream.kind}; --task alma_lm needs one made by alma-prep-text")
         stream.verify([])
         if cfg.path is not None:
+            if os.pathsep in cfg.path and not os.path.exists(cfg.path):
+                raise AlmaError(
+                    f"--path {cfg.path}: names several checkpoints, and fairseq-eval-lm takes one; make one file of "
+                    "them with alma-ensemble"
+                )
             read_checkpoint(cfg.path)
         if cfg.cpu_bf16 and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
             raise AlmaError("--cpu-bf16: this processor has no bf16 arithmetic; train without the option")

@@ -113,6 +113,11 @@ def test_what_is_no_checkpoint_is_named(trained, tmp_path):
         train_model(trained.stream, tmp_path / "m", "--megabatch", "0", *start)
 
 
+def test_several_checkpoints_in_one_path_are_sent_to_alma_ensemble(trained):
+    with pytest.raises(AlmaError, match="alma-ensemble"):
+        evaluate(trained.stream, f"{trained.checkpoint}:{trained.checkpoint}")
+
+
 def test_training_goes_on_from_a_checkpoint_with_its_number_of_experts(trained, tmp_path):
     start = ["--finetune-from-model", str(trained.checkpoint), "--max-update", "1"]
     first = train_model(trained.stream, tmp_path / "a", "--megabatch", "0", "--num-experts", "3", "--max-update", "1")
