@@ -5,8 +5,7 @@ import math
 from pathlib import Path
 from typing import Any, Optional, Sequence
 
-from fairseq_alma.cli.entry import command
-from fairseq_alma.errors import AlmaError
+from fairseq_alma.cli.entry import command, refuse_existing
 
 EPILOG = """\
 The ensemble's probability of a token is the weighted mean of its members' probabilities. Example:
@@ -53,10 +52,7 @@ def _check(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> No
             parser.error(f"--weights {shown}: every weight must be a number of at least 0")
         if sum(weights) == 0:
             parser.error(f"--weights {shown}: at least one must be greater than 0")
-    if arguments.out.is_dir():
-        raise AlmaError(f"--out {arguments.out}: a folder; give the name of a file in it")
-    if arguments.out.exists() and not arguments.force:
-        raise AlmaError(f"--out {arguments.out}: exists already; give another name, or --force to replace it")
+    refuse_existing(arguments.out, arguments.force)
 
 
 @command

@@ -6,6 +6,7 @@ import os
 import select
 import signal
 import sys
+from pathlib import Path
 from typing import Callable, Optional, Sequence
 
 from fairseq_alma.errors import AlmaError
@@ -71,3 +72,16 @@ def describe_os_error(error: OSError) -> str:
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
         return f"{where}: permission denied; choose a folder that you may write to"
     return f"{where}: {error.strerror or error}; check the path and give the command again"
+
+
+def refuse_existing(out: Path, force: bool) -> None:
+    """Raise AlmaError if the file that ``--out`` names may not be written.
+
+    Args:
+        out: the file.
+        force: whether ``--force`` allows to replace it.
+    """
+    if out.is_dir():
+        raise AlmaError(f"--out {out}: a folder; give the name of a file in it")
+    if out.exists() and not force:
+        raise AlmaError(f"--out {out}: exists already; give another name, or --force to replace it")

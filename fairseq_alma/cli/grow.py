@@ -2,10 +2,9 @@
 
 import argparse
 from pathlib import Path
-from typing import Any, Optional, Sequence
+from typing import Optional, Sequence
 
-from fairseq_alma.cli.entry import command
-from fairseq_alma.errors import AlmaError
+from fairseq_alma.cli.entry import command, refuse_existing
 
 METHOD_HELP = """copy: the expert's weights and gate row are copied, the mixture stays flat (the paper's method for
 text; the loss jumps); split: the expert becomes two equal ones under a new gate (the loss stays); scratch: new random
@@ -74,10 +73,4 @@ def _check(options: argparse.ArgumentParser, args: argparse.Namespace) -> None:
         options.error(f"--stream is missing: --select {args.select} measures the experts on its held-out split")
     if args.method == "scratch" and args.select != "loss":
         options.error(f"--select {args.select}: has no meaning with --method scratch, which copies no expert")
-    refuse_existing(args.out, args.force)
-
-
-def refuse_existing(out: Any, force: bool) -> None:
-    """Raise AlmaError if a file to be written is there already and may not be replaced."""
-    if Path(out).exists() and not force:
-        raise AlmaError(f"--out {out}: exists already; give another name, or --force to replace it")
+    refuse_existing(Path(args.out), args.force)

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fairseq_alma.growth.gate_tree import GateTree
-from fairseq_alma.modules.dispatch import dispatch
+from fairseq_alma.modules.dispatch import Dispatch, dispatch
 from fairseq_alma.modules.experts import Experts
 from fairseq_alma.modules.gate import Gate, Routing
 
@@ -84,7 +84,7 @@ class SwitchLayer(nn.Module):
         weight = torch.zeros_like(routing.weight).index_copy(0, places.order, routing.weight[places.order] * is_taken)
         return out * weight.unsqueeze(-1).to(out.dtype), routing, self._statistics(routing, places, padding)
 
-    def _statistics(self, routing: Routing, places, padding: Optional[Tensor]) -> SwitchStatistics:
+    def _statistics(self, routing: Routing, places: Dispatch, padding: Optional[Tensor]) -> SwitchStatistics:
         num_experts = routing.probs.size(1)
         num_tokens = places.routed.sum()
         probs = routing.probs if padding is None else routing.probs.masked_fill(padding.unsqueeze(-1), 0.0)
