@@ -20,6 +20,7 @@ from torch import Tensor
 
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.growth.model_facts import JOINT_MODEL
+from fairseq_alma.models.feature_decoder import FeatureDecoder
 from fairseq_alma.models.member_decoder import MemberDecoder
 from fairseq_alma.models.member_options import build_member_config
 from fairseq_alma.modules.causal_self_attention import IncrementalState
@@ -40,7 +41,7 @@ class AlmaUMixConfig(FairseqDataclass):
     max_target_positions: Optional[int] = II("task.max_target_positions")
 
 
-class UMixDecoder(MemberDecoder):
+class UMixDecoder(MemberDecoder, FeatureDecoder):
     """Compute the mean of the members' logits.
 
     Args:
@@ -52,21 +53,6 @@ class UMixDecoder(MemberDecoder):
         super().__init__(dictionary, members)
         self.feature_dims = [member.decoder.output_projection.in_features for member in members]
 
-    def forward(
-        self,
-        prev_output_tokens: Tensor,
-        encoder_out: Any = None,
-        incremental_state: Optional[IncrementalState] = None,
-        features_only: bool = False,
-        **unused: Any,
-    ) -> tuple[Tensor, dict[str, Any]]:
-        """Predict the next token at every position; arguments and result are those of `SwitchDecoder.forward`.
-
-        Features are (B, T, N M); ``routing`` and ``switch`` list the Switch layers of member 0, then of member 1, ….
-        """
-        features, extra = self.extract_features(prev_output_tokens, encoder_out, incremental_state)
-        return (features if features_only else self.output_layer(features)), extra
-
     def extract_features(
         self,
         prev_output_tokens: Tensor,
@@ -74,7 +60,10 @@ class UMixDecoder(MemberDecoder):
         incremental_state: Optional[IncrementalState] = None,
         **unused: Any,
     ) -> tuple[Tensor, dict[str, Any]]:
-        """Compute the (B, T, N M) features of all members, side by side."""
+        """Compute the (B, T, N M) features of all members, side by side.
+
+        ``routing`` and ``switch`` list the Switch layers of member 0, then of member 1, ….
+        """
         outputs = [
             member(prev_output_tokens, incremental_state=incremental_state, features_only=True)
             for member in self.members

@@ -9,17 +9,17 @@ from typing import Any, Optional
 import torch
 import torch.nn.functional as F
 from fairseq.data import Dictionary
-from fairseq.models import FairseqIncrementalDecoder
 from fairseq.models.transformer import Embedding
 from fairseq.modules import LayerNorm, PositionalEmbedding
 from torch import Tensor, nn
 
 from fairseq_alma.growth.gate_tree import GateTree
+from fairseq_alma.models.feature_decoder import FeatureDecoder
 from fairseq_alma.modules.causal_self_attention import IncrementalState
 from fairseq_alma.modules.decoder_layer import DecoderLayer, LayerShape
 
 
-class SwitchDecoder(FairseqIncrementalDecoder):
+class SwitchDecoder(FeatureDecoder):
     """A pre-norm Transformer decoder with shared input and output embeddings.
 
     Args:
@@ -53,30 +53,6 @@ class SwitchDecoder(FairseqIncrementalDecoder):
         self.output_projection = nn.Linear(shape.model_dim, len(dictionary), bias=False)
         self.output_projection.weight = self.embed_tokens.weight
 
-    def forward(
-        self,
-        prev_output_tokens: Tensor,
-        encoder_out: Any = None,
-        incremental_state: Optional[IncrementalState] = None,
-        features_only: bool = False,
-        **unused: Any,
-    ) -> tuple[Tensor, dict[str, Any]]:
-        """Predict the next token at every position.
-
-        Args:
-            prev_output_tokens: (B, T) int64, padded on the right.
-            encoder_out: unused; fairseq passes it to every decoder.
-            incremental_state: cache of earlier positions; then only the newest position is computed (T = 1).
-            features_only: return the (B, T, M) input of the output projection rather than its (B, T, V) output.
-            unused: further arguments of fairseq's generator (``src_lengths``).
-
-        Returns:
-            Logits or features, and a dictionary with ``routing`` and ``switch`` (`SwitchStatistics`), one entry for
-            each Switch layer.
-        """
-        x, extra = self.extract_features(prev_output_tokens, encoder_out, incremental_state)
-        return (x if features_only else self.output_layer(x)), extra
-
     def extract_features(
         self,
         prev_output_tokens: Tensor,
@@ -84,7 +60,7 @@ class SwitchDecoder(FairseqIncrementalDecoder):
         incremental_state: Optional[IncrementalState] = None,
         **unused: Any,
     ) -> tuple[Tensor, dict[str, Any]]:
-        """Compute the (B, T, M) features; arguments as in `forward`."""
+        """Compute the (B, T, M) features; arguments as in `FeatureDecoder.forward`."""
         positions = self.embed_positions(prev_output_tokens, incremental_state=incremental_state)
         if incremental_state is not None:
             prev_output_tokens = prev_output_tokens[:, -1:]
