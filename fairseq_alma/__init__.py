@@ -7,6 +7,7 @@ Packages, each importing only what stands above it:
 - ``modules``: layers (Switch layer, attention)
 - ``models``, ``criterions``, ``tasks``: what fairseq finds under their registered names
 - ``evaluation``: measurements that fairseq has no command for
+- ``report``: what the files of runs say, as tables, findings and figures; needs neither torch nor fairseq
 - ``cli``: the ``alma-*`` commands
 """
 

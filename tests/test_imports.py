@@ -16,10 +16,11 @@ LAYERS = (
     ("criterions",),
     ("tasks",),
     ("evaluation",),
+    ("report",),
     ("cli",),
 )
 LEVELS = {layer: level for level, layers in enumerate(LAYERS) for layer in layers}
-WITHOUT_FAIRSEQ = ("errors", "metrics", "data", "growth", "learners")
+WITHOUT_FAIRSEQ = ("errors", "metrics", "data", "growth", "learners", "report")
 FOR_DATA_PREP = ("fairseq_alma.data", "fairseq_alma.errors", "fairseq_alma.cli.entry")
 LANGUAGE_WORDS = {"language", "text", "lm", "switch", "tokenizer", "token", "tokens"}
 VISION_WORDS = {"image", "images", "vision", "vgg", "mlp", "firefly"}

@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import Optional, Sequence
 
 from fairseq_alma.cli.entry import command
-from fairseq_alma.cli.report_tables import all_tables
-from fairseq_alma.cli.run_figures import RunFigures, read_figures
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.metrics.table import render_csv, render_markdown
+from fairseq_alma.report.read_run import read_figures
+from fairseq_alma.report.report_tables import all_tables
+from fairseq_alma.report.run_figures import RunFigures
 
 
 def build_parser() -> argparse.ArgumentParser:

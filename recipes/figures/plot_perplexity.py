@@ -13,7 +13,7 @@ import matplotlib
 matplotlib.use("svg")
 import matplotlib.pyplot as plt
 
-from fairseq_alma.cli.run_figures import read_figures
+from fairseq_alma.report.read_run import read_figures
 
 # Okabe and Ito's colours, which colour-blind readers can tell apart
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
@@ -32,8 +32,8 @@ def main() -> None:
     for colour, path in zip(COLOURS * len(args.runs), args.runs, strict=False):
         run = read_figures(path)
         num_arrivals = max(num_arrivals, run.num_arrivals)
-        arrivals = sorted(run.ppl)
-        values = [run.ppl[arrival] for arrival in arrivals]
+        arrivals = sorted(run.value)
+        values = [run.value[arrival] for arrival in arrivals]
         steps = [*arrivals, run.num_arrivals - 1 + 0.5]
         axes.step(steps, [*values, values[-1]], where="post", color=colour, label=run.label)
         axes.plot(arrivals, values, "o", color=colour)

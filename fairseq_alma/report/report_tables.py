@@ -4,9 +4,9 @@ import statistics
 from dataclasses import dataclass
 from typing import Optional, Sequence
 
-from fairseq_alma.cli.run_figures import RunFigures
 from fairseq_alma.metrics import anytime
 from fairseq_alma.metrics.table import Cell, show_count, show_number, show_power
+from fairseq_alma.report.run_figures import RunFigures
 
 PERPLEXITY_NOTES = """\
 t0, t1, ...: test perplexity after the arrival of that mega-batch; *: the learner is waiting; –: not run yet.
@@ -57,35 +57,19 @@ def perplexity_table(runs: Sequence[RunFigures]) -> Table:
     plain: list[list[Cell]] = []
     for run in runs:
         nan = float("nan")
-        cells = anytime.table_cells(run.ppl, run.planned, run.num_arrivals) + [nan] * (num_arrivals - run.num_arrivals)
-        average = nan
-        if run.is_complete:
-            average = anytime.average_perplexity(run.ppl, run.num_arrivals, run.stream["vocab_size"])
+        cells = anytime.table_cells(run.value, run.planned, run.num_arrivals) + [nan] * (
+            num_arrivals - run.num_arrivals
+        )
+        average = nan if run.anytime is None else run.anytime
         flops = anytime.cumulative_computation(run.train_flops)
-        params, ppl = anytime.final(run.num_params), anytime.final(run.ppl)
-        ends: list[Optional[float]] = [average, ppl if ppl is not None else nan, _bits_per_byte(run)]
+        params, ppl = anytime.final(run.num_params), anytime.final(run.value)
+        ends: list[Optional[float]] = [average, ppl if ppl is not None else nan, run.bits_per_byte]
         numbers = [show_number(value, 2) for value in cells]
         numbers += [show_number(value, digits) for value, digits in zip(ends, (2, 2, 3), strict=True)]
         head = [run.label, str(run.path)]
-        shown.append([*head, _experts(run), show_count(params), *numbers, show_power(flops)])
-        plain.append([*head, _experts(run), params, *cells, *ends, flops])
+        shown.append([*head, run.experts, show_count(params), *numbers, show_power(flops)])
+        plain.append([*head, run.experts, params, *cells, *ends, flops])
     return Table("perplexity", header, shown, header, plain, PERPLEXITY_NOTES)
-
-
-def _bits_per_byte(run: RunFigures) -> float:
-    loss, test = anytime.final(run.loss), run.stream["test"]
-    bits = None if loss is None else anytime.bits_per_byte(loss, test["num_tokens"], test["num_bytes"])
-    return float("nan") if bits is None else bits
-
-
-def _experts(run: RunFigures) -> str:
-    """Spell experts as the paper does: ``4`` for one model, ``4@2`` for two with 4 experts each; all sizes in turn."""
-    sizes: list[str] = []
-    several = any(members > 1 for members in run.num_members.values())
-    for arrival, experts in sorted(run.num_experts.items()):
-        size = f"{experts}@{run.num_members[arrival]}" if several else f"{experts}"
-        sizes += [size] if size not in sizes[-1:] else []
-    return ", ".join(sizes) or "–"
 
 
 def seed_table(runs: Sequence[RunFigures]) -> Table:
@@ -105,11 +89,11 @@ def seed_table(runs: Sequence[RunFigures]) -> Table:
         cells: list[str] = []
         figures: list[Cell] = []
         for arrival in range(num_arrivals):
-            ppl = [run.ppl[arrival] for run in group if arrival in run.ppl]
+            ppl = [run.value[arrival] for run in group if arrival in run.value]
             deviation = statistics.stdev(ppl) if len(ppl) > 1 else float("nan")
             cells.append(f"{statistics.mean(ppl):,.2f} ± {show_number(deviation, 2)}" if ppl else "*")
             figures += [statistics.mean(ppl), deviation] if ppl else [None, None]
-        params, experts = anytime.final(first.num_params), _experts(first)
+        params, experts = anytime.final(first.num_params), first.experts
         shown.append([first.label, experts, show_count(params), str(len(group)), *cells])
         plain.append([first.label, experts, params, len(group), *figures])
     arrivals = [f"t{t}" for t in range(num_arrivals)]
@@ -123,13 +107,13 @@ def growth_table(runs: Sequence[RunFigures]) -> Table:
     shown: list[list[str]] = []
     plain: list[list[Cell]] = []
     for run in runs:
-        updates = sorted(run.ppl)
-        for arrival, grown in sorted(run.grown_ppl.items()):
-            before = [earlier for earlier in updates if earlier < arrival]
-            if not before:
+        updates = sorted(run.value)
+        for arrival, grown in sorted(run.grown.items()):
+            earlier = [each for each in updates if each < arrival]
+            if not earlier or arrival not in run.before_growth:
                 continue
-            experts = f"{run.num_experts[before[-1]]} to {run.num_experts[arrival]}"
-            figures = [run.valid_ppl[before[-1]], grown, run.valid_ppl[arrival]]
+            experts = f"{run.num_experts[earlier[-1]]} to {run.num_experts[arrival]}"
+            figures = [run.before_growth[arrival], grown, run.valid[arrival]]
             head = [run.label, str(run.path), f"t{arrival}", experts]
             shown.append([*head, *(show_number(figure, 2) for figure in figures)])
             plain.append([*head, *figures])
