@@ -1,1 +1,1 @@
-"""Streams and their files: the manifest, token files, tokenizers. No fairseq."""
+"""Streams and their files: the manifest, token files, tokenizers, images. No fairseq."""

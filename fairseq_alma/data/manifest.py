@@ -1,4 +1,4 @@
-"""What the manifest of a stream is made of: files, splits, the tokenizer's entry.
+"""What the manifest of a stream is made of: files, splits, the entries of the tokenizer and of the images.
 
 The manifest names every file with its size and sha256, so that whoever trains on a stream can tell that it is whole.
 """
@@ -52,7 +52,8 @@ class Split:
     """One part of a stream: a mega-batch, the validation set or the test set.
 
     Attributes:
-        name: ``megabatch-000/train``, ``valid`` or ``test``; the files are ``name`` plus ``.bin`` and ``.idx``.
+        name: ``megabatch-000/train``, ``valid`` or ``test``, and ``megabatch-000/valid`` in a stream of images; the
+            files are ``name`` plus ``.bin`` and ``.idx`` for text, ``.npy`` for images.
         files: what the split consists of.
         num_documents: sequences in the token file, each ending with eos.
         num_words: white-space separated words of the text.
@@ -103,6 +104,44 @@ class TokenizerEntry:
         """Build the entry from the manifest's JSON."""
         files = tuple(StreamFile(**entry) for entry in content["files"])
         return cls(content["kind"], content["vocab_size"], content["sha256"], files)
+
+
+@dataclass(frozen=True)
+class ImagesEntry:
+    """What the manifest says of a stream's images; the splits are indices into them.
+
+    Attributes:
+        dataset: what they are, such as ``mnist``.
+        shape: ``(C, H, W)`` of one image.
+        num_classes: labels are from 0 to ``num_classes - 1``.
+        mean: per channel, of the published training images, in units 0 to 1.
+        std: per channel, as ``mean``; 1 where all pixels of the channel are equal, so that it can be divided by.
+        augment: whether training crops (after padding by 4) and flips at random, as is usual for natural images.
+        files: ``images.npy``, uint8 ``(num_images, C, H, W)``, and ``labels.npy``, int64 ``(num_images,)``; the
+            published training images come first, then the test images.
+    """
+
+    dataset: str
+    shape: tuple[int, int, int]
+    num_classes: int
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    augment: bool
+    files: tuple[StreamFile, ...]
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> "ImagesEntry":
+        """Build the entry from the manifest's JSON."""
+        channels, height, width = content["shape"]
+        return cls(
+            dataset=content["dataset"],
+            shape=(channels, height, width),
+            num_classes=content["num_classes"],
+            mean=tuple(content["mean"]),
+            std=tuple(content["std"]),
+            augment=content["augment"],
+            files=tuple(StreamFile(**entry) for entry in content["files"]),
+        )
 
 
 def canonical_sha256(content: Any) -> str:

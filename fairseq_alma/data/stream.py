@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Iterable, Mapping, Optional, Union
 
 from fairseq_alma.data.file_errors import naming
-from fairseq_alma.data.manifest import MANIFEST, Split, StreamFile, TokenizerEntry, canonical_sha256
+from fairseq_alma.data.manifest import MANIFEST, ImagesEntry, Split, StreamFile, TokenizerEntry, canonical_sha256
 from fairseq_alma.errors import AlmaError
 
 FORMAT_VERSION = 1
@@ -23,6 +23,11 @@ def megabatch_name(megabatch: int) -> str:
     return f"megabatch-{megabatch:03d}/train"
 
 
+def megabatch_valid_name(megabatch: int) -> str:
+    """Return the name of the validation part of a mega-batch of images, for instance ``megabatch-000/valid``."""
+    return f"megabatch-{megabatch:03d}/valid"
+
+
 @dataclass(frozen=True)
 class Stream:
     """A stream: B mega-batches, a validation set and a test set under one folder.
@@ -30,10 +35,12 @@ class Stream:
     Attributes:
         root: the stream's folder.
         kind: ``text`` or ``images``.
-        seed: what the documents were dealt with.
-        splits: the mega-batches in order of arrival, then ``valid`` and ``test``.
+        seed: what the documents or images were dealt with.
+        splits: the mega-batches in order of arrival (of images each with its validation part), then ``valid`` and
+            ``test``.
         tokenizer: only in a stream of text.
         dictionary: the file ``dict.txt``, only in a stream of text.
+        images: only in a stream of images.
         other_files: what belongs to the stream beside the files above.
         history: the commands that made it, each with its options and a digest of every input file.
     """
@@ -44,6 +51,7 @@ class Stream:
     splits: tuple[Split, ...]
     tokenizer: Optional[TokenizerEntry] = None
     dictionary: Optional[StreamFile] = None
+    images: Optional[ImagesEntry] = None
     other_files: tuple[StreamFile, ...] = ()
     history: tuple[Mapping[str, Any], ...] = field(default=())
 
@@ -67,7 +75,7 @@ class Stream:
             raise AlmaError(f"{manifest}: kind {content.get('kind')!r} found, it must be one of {', '.join(KINDS)}")
         try:
             return cls._from_json(root, content)
-        except (KeyError, TypeError, AttributeError) as error:
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise AlmaError(f"{manifest}: damaged ({error}); prepare the stream again") from error
 
     @classmethod
@@ -79,6 +87,8 @@ class Stream:
             splits=tuple(Split.from_json(entry) for entry in content["splits"]),
             tokenizer=TokenizerEntry.from_json(content["tokenizer"]) if content["tokenizer"] else None,
             dictionary=StreamFile(**content["dictionary"]) if content["dictionary"] else None,
+            # streams of text from before there were streams of images have no such key
+            images=ImagesEntry.from_json(content["images"]) if content.get("images") else None,
             other_files=tuple(StreamFile(**entry) for entry in content["other_files"]),
             history=tuple(content["history"]),
         )
@@ -95,11 +105,11 @@ class Stream:
     @property
     def num_megabatches(self) -> int:
         """Number of mega-batches B."""
-        return sum(split.name.startswith("megabatch-") for split in self.splits)
+        return sum(split.name.startswith("megabatch-") and split.name.endswith("/train") for split in self.splits)
 
     @property
     def fingerprint(self) -> str:
-        """Identify the stream: the same text, options and seed give the same fingerprint on any machine."""
+        """Identify the stream: the same input, options and seed give the same fingerprint on any machine."""
         return self.fingerprint_of_first(self.num_megabatches)
 
     def fingerprint_of_first(self, num_megabatches: int) -> str:
@@ -111,18 +121,20 @@ class Stream:
         Args:
             num_megabatches: from 1 to B.
         """
-        names = {megabatch_name(t) for t in range(num_megabatches)} | {"valid", "test"}
+        of_megabatches = {name(t) for t in range(num_megabatches) for name in (megabatch_name, megabatch_valid_name)}
+        names = of_megabatches | {"valid", "test"}
         content = self.to_json()
-        return canonical_sha256(
-            {
-                "format_version": FORMAT_VERSION,
-                "kind": self.kind,
-                "seed": self.seed,
-                "tokenizer": content["tokenizer"],
-                "dictionary": content["dictionary"],
-                "splits": [split for split in content["splits"] if split["name"] in names],
-            }
-        )
+        covered = {
+            "format_version": FORMAT_VERSION,
+            "kind": self.kind,
+            "seed": self.seed,
+            "tokenizer": content["tokenizer"],
+            "dictionary": content["dictionary"],
+            "splits": [split for split in content["splits"] if split["name"] in names],
+        }
+        if self.images is not None:  # not a null for text, whose fingerprints are older than this entry
+            covered["images"] = content["images"]
+        return canonical_sha256(covered)
 
     @property
     def dictionary_sha256(self) -> str:
@@ -160,7 +172,7 @@ class Stream:
         return self.root / split.name
 
     def verify(self, names: Iterable[str]) -> None:
-        """Check size and sha256 of ``dict.txt``, the tokenizer and the files of some splits.
+        """Check size and sha256 of what all splits share (``dict.txt``, tokenizer, arrays) and of some splits' files.
 
         Args:
             names: names of the splits to check.
@@ -170,6 +182,7 @@ class Stream:
         """
         files = [self.dictionary] if self.dictionary else []
         files += self.tokenizer.files if self.tokenizer else ()
+        files += self.images.files if self.images else ()
         for name in names:
             files += self.split(name).files
         for file in files:
@@ -195,7 +208,7 @@ def _read_json(manifest: Path) -> dict[str, Any]:
     if not manifest.is_file():
         raise AlmaError(
             f"{manifest.parent}: there is no {MANIFEST}, so this is not a stream; "
-            "give a folder that alma-prep-text has written (its --out)"
+            "give a folder that alma-prep-text or alma-prep-images has written (its --out)"
         )
     try:
         content = json.loads(manifest.read_text(encoding="utf-8"))
