@@ -1,0 +1,80 @@
+"""What image models have in common: a network of N members side by side, of which one is a single model.
+
+A subclass says how its network is built from its options. The ``alma-stream`` back end trains networks; fairseq's
+commands train and test the models around them.
+"""
+
+from typing import Any, Mapping, Optional, Protocol, Sequence
+
+import torch
+from fairseq.models import BaseFairseqModel
+from torch import Generator, Tensor
+
+from fairseq_alma.modules.image_network import ImageNetwork, SideBySide
+
+
+class ImageTask(Protocol):
+    """What a model needs to know of its task.
+
+    Attributes:
+        image_shape: (C, H, W).
+        num_classes: K.
+    """
+
+    image_shape: Sequence[int]
+    num_classes: int
+
+
+class ImageClassifier(BaseFairseqModel):
+    """A model that classifies images; with several members, by the mean of their logits.
+
+    Args:
+        network: its members.
+    """
+
+    def __init__(self, network: ImageNetwork) -> None:
+        super().__init__()
+        self.network = network
+
+    @classmethod
+    def build_model(cls, cfg: Any, task: ImageTask) -> "ImageClassifier":
+        """Build a single model, with weights drawn from torch's global generator."""
+        return cls.build_joint(cfg, task, num_members=1)
+
+    @classmethod
+    def build_joint(cls, cfg: Any, task: ImageTask, num_members: int) -> "ImageClassifier":
+        """Build models that predict as one, by the mean of their logits."""
+        network = cls.build_members(cfg, task.image_shape, task.num_classes, num_members)
+        network.reset_parameters([torch.default_generator] * num_members)
+        return ImageClassifier(network) if num_members > 1 else cls(network)
+
+    @classmethod
+    def build_members(cls, cfg: Any, image_shape: Sequence[int], num_classes: int, num_members: int) -> ImageNetwork:
+        """Build members side by side, without initial weights.
+
+        Args:
+            cfg: the options of one of them.
+            image_shape: (C, H, W).
+            num_classes: K.
+            num_members: N.
+
+        Raises:
+            AlmaError: the options do not go with each other or with the images.
+        """
+        if num_members == 1:
+            return cls.build_network(cfg, image_shape, num_classes)
+        return SideBySide([cls.build_network(cfg, image_shape, num_classes) for _ in range(num_members)])
+
+    @classmethod
+    def build_network(cls, cfg: Any, image_shape: Sequence[int], num_classes: int) -> ImageNetwork:
+        """Build one member, without initial weights; see `build_members`."""
+        raise NotImplementedError
+
+    @classmethod
+    def options_of(cls, network: ImageNetwork) -> Mapping[str, Any]:
+        """Return the options that growth has changed, so that a network of this form can be built again."""
+        return {}
+
+    def forward(self, images: Tensor, generator: Optional[Generator] = None) -> Tensor:
+        """Classify (B, C, H, W) normalised images. Returns (B, K) logits."""
+        return self.network(images, generator).mean(dim=0)
