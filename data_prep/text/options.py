@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Optional, Sequence
 
+from data_prep.option_types import check_seed, positive
 from data_prep.text.deal import MAX_MEGABATCHES
 from data_prep.text.pool import default_workers
 from data_prep.text.source import STANDARD_INPUT
@@ -117,7 +118,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_tokenizer_options(parser.add_argument_group("tokenizer"))
     parser.add_argument(
         "--workers",
-        type=_positive,
+        type=positive,
         default=default_workers(),
         metavar="N",
         help="worker processes, about 100 MB each; the result does not depend on it (default: the number of cores, 8 "
@@ -150,7 +151,7 @@ def _add_reading_options(group: Any) -> None:
 def _add_dealing_options(group: Any) -> None:
     group.add_argument(
         "--megabatches",
-        type=_positive,
+        type=positive,
         metavar="B",
         help="number of mega-batches, equal in words to within 1 %% or one document; with --append of new ones",
     )
@@ -162,13 +163,13 @@ def _add_dealing_options(group: Any) -> None:
     group.add_argument("--seed", type=int, default=1, help="decides who goes where (default: %(default)s)")
     group.add_argument(
         "--valid-words",
-        type=_positive,
+        type=positive,
         metavar="N",
         help="size of the validation set in words (default: a tenth of a mega-batch)",
     )
     group.add_argument(
         "--test-words",
-        type=_positive,
+        type=positive,
         metavar="N",
         help="size of the test set in words (default: as large as a mega-batch, as in the paper)",
     )
@@ -183,7 +184,7 @@ def _add_dealing_options(group: Any) -> None:
 def _add_tokenizer_options(group: Any) -> None:
     group.add_argument(
         "--vocab-size",
-        type=_positive,
+        type=positive,
         metavar="V",
         help=f"units to train, in number (default: {DEFAULT_VOCAB_SIZE}; at least {NUM_BYTES})",
     )
@@ -194,7 +195,7 @@ def _add_tokenizer_options(group: Any) -> None:
     )
     group.add_argument(
         "--tokenizer-words",
-        type=_positive,
+        type=positive,
         metavar="N",
         help="train on at most N words of the first mega-batch, documents drawn at random "
         f"(default: {DEFAULT_WORDS['tokenizers']}, for sentencepiece {DEFAULT_WORDS['sentencepiece']})",
@@ -205,16 +206,6 @@ def _add_tokenizer_options(group: Any) -> None:
         metavar="PATH",
         help="use this tokenizer.json or sentencepiece .model (or the one in this folder) instead of training",
     )
-
-
-def _positive(text: str) -> int:
-    number = int(text.replace("_", ""))
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{text} found, a number of at least 1 is needed")
-    return number
-
-
-_positive.__name__ = "whole number"  # argparse names it in its message
 
 
 def _check(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
@@ -242,8 +233,7 @@ def _check(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
         parser.error("INPUT -: standard input can be read only once; give it once")
     if args.vocab_size is not None and args.vocab_size < NUM_BYTES:
         parser.error(f"--vocab-size {args.vocab_size}: at least {NUM_BYTES}, one per byte; give more")
-    if not 0 <= args.seed < 2**63:
-        parser.error(f"--seed {args.seed}: from 0 to 2^63 - 1; give another number")
+    check_seed(parser, args.seed)
 
 
 def _given(flags: dict[str, Any]) -> list[str]:

@@ -7,7 +7,8 @@ from typing import Any, Optional, Sequence
 
 import numpy as np
 
-from data_prep.text.build_folder import BuildFolder
+from data_prep.build_folder import BuildFolder
+from data_prep.existing_stream import stream_at
 from data_prep.text.deal import Deal, Shares, deal_documents
 from data_prep.text.options import PrepOptions
 from data_prep.text.pool import run_apart
@@ -16,7 +17,7 @@ from data_prep.text.source import SPOOLED, STANDARD_INPUT, Source, find_sources,
 from data_prep.text.survey import Survey, survey_documents
 from data_prep.text.writing import TrainingJob, choose_sample, write_sets
 from fairseq_alma.data.file_errors import naming
-from fairseq_alma.data.manifest import MANIFEST, Split, StreamFile, TokenizerEntry
+from fairseq_alma.data.manifest import Split, StreamFile, TokenizerEntry
 from fairseq_alma.data.stream import Stream, megabatch_name
 from fairseq_alma.data.token_file import NUM_FAIRSEQ_SYMBOLS, TokenFile
 from fairseq_alma.data.tokenizer import FILE_NAMES, TOKENIZER_FOLDER, StreamTokenizer
@@ -34,10 +35,12 @@ def prepare(options: PrepOptions) -> Optional[Stream]:
     Raises:
         AlmaError: the input, the options or what stands at ``--out`` do not allow it.
     """
-    there = _stream_at(options)
+    there = stream_at(options.out, "text")
+    if there is None and options.append:
+        raise AlmaError(f"--out {options.out}: no stream there to append to; leave --append out to make one")
     if options.tokenizer is not None:
         StreamTokenizer(options.tokenizer)  # a broken one shows now, not after the first pass
-    with BuildFolder(options.out) as build:
+    with BuildFolder(options.out, "alma-prep-text") as build:
         spooled = build.path / SPOOLED
         if STANDARD_INPUT in options.inputs:
             spool_standard_input(spooled)
@@ -160,25 +163,6 @@ def _hashes_of(stream: Stream) -> np.ndarray:
     for file in stream.other_files:
         file.verify(stream.root)
     return np.concatenate([np.fromfile(stream.root / file.path, dtype="<u8") for file in stream.other_files])
-
-
-def _stream_at(options: PrepOptions) -> Optional[Stream]:
-    """Return the stream that ``--out`` holds, if any.
-
-    Raises:
-        AlmaError: there is something else, or nothing to append to.
-    """
-    out = options.out
-    if (out / MANIFEST).exists():
-        there = Stream.open(out)
-        if there.kind != "text":
-            raise AlmaError(f"--out {out}: a stream of {there.kind} is there; choose another folder")
-        return there
-    if options.append:
-        raise AlmaError(f"--out {out}: no stream there to append to; leave --append out to make one")
-    if out.exists() and not (out.is_dir() and not any(out.iterdir())):
-        raise AlmaError(f"--out {out}: exists and is no stream; choose another folder, or remove what is there")
-    return None
 
 
 def _with_counts(record: dict[str, Any], deal: Deal, splits: Sequence[Split]) -> dict[str, Any]:

@@ -2,12 +2,12 @@
 
 from typing import Any, Sequence
 
+from data_prep.existing_stream import refuse_other_command
 from data_prep.text.options import PrepOptions
 from data_prep.text.source import SPOOLED, Source
 from fairseq_alma.data.manifest import file_sha256
 from fairseq_alma.data.stream import Stream
 from fairseq_alma.data.tokenizer import find_tokenizer_file
-from fairseq_alma.errors import AlmaError
 
 
 def completed_before(options: PrepOptions, there: Stream, record: dict[str, Any]) -> bool:
@@ -18,23 +18,9 @@ def completed_before(options: PrepOptions, there: Stream, record: dict[str, Any]
     """
     if options.append:
         return any(all(entry[key] == record[key] for key in record) for entry in there.history)
-    first = there.history[0]
     advice = "choose another --out, remove the stream, or use --append for what arrived later"
-    for flag in {**first["options"], **record["options"]}:
-        old, new = (entry["options"].get(flag) for entry in (first, record))
-        if old != new:
-            raise AlmaError(
-                f"--out {options.out}: the stream there was made with {flag} {_shown(old)}, not {_shown(new)}; {advice}"
-            )
-    if first["inputs"] != record["inputs"]:
-        changed = [new["name"] for new in record["inputs"] if new not in first["inputs"]]
-        which = f"{', '.join(changed[:3])} is not what it was made from" if changed else "files are missing or moved"
-        raise AlmaError(f"--out {options.out}: the stream there was made from other input: {which}; {advice}")
+    refuse_other_command(options.out, there.history[0], record, advice)
     return True
-
-
-def _shown(value: object) -> str:
-    return "left to its default" if value is None else str(value)
 
 
 def record_of(options: PrepOptions, sources: Sequence[Source]) -> dict[str, Any]:

@@ -19,13 +19,15 @@ class BuildFolder:
 
     Args:
         out: where the stream will be.
+        program: name of the command that builds.
 
     Raises:
         AlmaError: another process builds the same stream.
     """
 
-    def __init__(self, out: Path) -> None:
+    def __init__(self, out: Path, program: str) -> None:
         self._out = out
+        self._program = program
         out = Path(os.path.abspath(out))
         self.path = out.parent / f".{out.name}.building"
 
@@ -37,7 +39,7 @@ class BuildFolder:
         except BlockingIOError as error:
             os.close(self._descriptor)
             raise AlmaError(
-                f"{self._out}: another alma-prep-text is at work on it ({self.path}); wait for its end, or choose "
+                f"{self._out}: another {self._program} is at work on it ({self.path}); wait for its end, or choose "
                 "another --out"
             ) from error
         self._clear()
@@ -58,7 +60,7 @@ class BuildFolder:
         write_manifest(stream, self.path / MANIFEST)
         _sync_tree(self.path)
         if self._out.is_dir():
-            self._out.rmdir()  # an empty one; `prepare` has refused any other
+            self._out.rmdir()  # an empty one; `stream_at` has refused any other
         os.rename(self.path, self._out)
         _sync_folder(self._out.absolute().parent)
 
