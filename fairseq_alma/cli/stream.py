@@ -112,7 +112,8 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         return 0
     signal.signal(signal.SIGTERM, _terminate)
     _begin(folder, arguments, options, stream)
-    backend, reporter = TextBackend(commands, len(plans), _describe), StageReporter(len(plans))
+    backend = TextBackend(commands, len(plans), _describe, stream.words_per_token)
+    reporter = StageReporter(len(plans))
     if arguments.member is not None:
         train_member(folder, plans, arguments.member, backend, reporter, arguments.stage)
         return 0

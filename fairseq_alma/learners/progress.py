@@ -4,13 +4,15 @@ import json
 import math
 import sys
 import time
-from typing import Any, Mapping, Optional
+from typing import Any, Callable, Mapping, Optional, SupportsFloat
 
 from tqdm import tqdm
 
 from fairseq_alma.learners.plan import StagePlan, Training
 
 LINE_EVERY_SECONDS = 15.0
+BAR_EVERY_SECONDS = 0.1
+LOSS_UNITS = {"word": "bits", "image": "nats"}
 
 
 def parse_log_line(line: str) -> Optional[dict[str, Any]]:
@@ -31,20 +33,24 @@ def describe_stage(plan: StagePlan, num_stages: int) -> str:
     return f"stage {plan.stage.index}/{num_stages - 1} ({span})"
 
 
-class TrainingProgress:
-    """Shows one training, from the lines of its log.
+class StageProgress:
+    """Shows one training while it runs.
+
+    To be called after every update: most calls return at once, and ``loss`` is looked at only when it is shown.
 
     Args:
         title: names stage and member.
+        unit: what the learner reads, ``word`` or ``image``; decides what loss and rate are counted in.
         max_update: updates in all; None: not known.
         done: updates that an earlier launch has done.
     """
 
-    def __init__(self, title: str, max_update: Optional[int], done: int) -> None:
+    def __init__(self, title: str, unit: str, max_update: Optional[int] = None, done: int = 0) -> None:
         self.title = title
+        self.unit = unit
         self.max_update = max_update
         self.first: Optional[tuple[int, float]] = None
-        self.last_line = time.monotonic()
+        self.last_shown = time.monotonic()
         self.bar: Optional[tqdm] = None
         if sys.stderr.isatty():
             # tqdm's monitor would be a thread, and forking with threads around asks for trouble.
@@ -53,28 +59,35 @@ class TrainingProgress:
         else:
             print(f"{title}: training", file=sys.stderr, flush=True)
 
-    def __enter__(self) -> "TrainingProgress":
+    def __enter__(self) -> "StageProgress":
         return self
 
     def __exit__(self, *exception: object) -> None:
         if self.bar is not None:
             self.bar.close()
 
-    def watch(self, line: str) -> None:
-        """Take a line of the log."""
-        figures = parse_log_line(line)
-        if figures is None or "num_updates" not in figures:
-            return
-        updates = int(figures["num_updates"])
+    def update(
+        self, num_updates: int, loss: Optional[SupportsFloat] = None, rate: Optional[SupportsFloat] = None
+    ) -> None:
+        """Take the figures of the training as it is now.
+
+        Args:
+            num_updates: updates since the stage began, those of earlier launches included.
+            loss: of the last updates, bits per token or nats per image; a tensor is fetched only when it is shown.
+            rate: words or images per second.
+        """
+        now = time.monotonic()
         if self.first is None:
-            self.first = updates, time.monotonic()
-        shown = _figures(figures)
+            self.first = num_updates, now
+        if now - self.last_shown < (BAR_EVERY_SECONDS if self.bar is not None else LINE_EVERY_SECONDS):
+            return
+        self.last_shown = now
+        shown = _figures(self.unit, loss, rate)
         if self.bar is not None:
-            self.bar.set_postfix_str(shown, refresh=False)
-            self.bar.update(updates - self.bar.n)
-        elif time.monotonic() - self.last_line >= LINE_EVERY_SECONDS:
-            self.last_line = time.monotonic()
-            print(f"{self.title}: {self._count(updates)}, {shown}", file=sys.stderr, flush=True)
+            self.bar.set_postfix_str(", ".join(shown), refresh=False)
+            self.bar.update(num_updates - self.bar.n)
+        else:
+            print(f"{self.title}: " + ", ".join([self._count(num_updates), *shown]), file=sys.stderr, flush=True)
 
     def _count(self, updates: int) -> str:
         if self.max_update is None:
@@ -84,6 +97,25 @@ class TrainingProgress:
             return count
         pace = (time.monotonic() - self.first[1]) / (updates - self.first[0])
         return f"{count}, {_duration(pace * (self.max_update - updates))} left"
+
+
+def watch_fairseq(progress: StageProgress, words_per_token: float) -> Callable[[str], None]:
+    """Return what takes the lines of a log of fairseq-train and shows them.
+
+    Args:
+        progress: of the training.
+        words_per_token: of the data; fairseq counts tokens.
+    """
+
+    def watch(line: str) -> None:
+        figures = parse_log_line(line)
+        if figures is None or "num_updates" not in figures:
+            return
+        loss = figures["nll_loss"] if "nll_loss" in figures else figures["loss"]
+        rate = float(figures["wps"]) * words_per_token if "wps" in figures else None
+        progress.update(int(figures["num_updates"]), float(loss), rate)
+
+    return watch
 
 
 class StageReporter:
@@ -124,12 +156,11 @@ def _result(record: Mapping[str, Any]) -> str:
     return f"error {test['error']:.2%} on test, {valid['error']:.2%} on valid"
 
 
-def _figures(figures: Mapping[str, Any]) -> str:
-    """Pick loss (bits per token) and speed (tokens per second) of a log line."""
-    loss = float(figures["nll_loss"] if "nll_loss" in figures else figures["loss"])
-    shown = f"loss {loss:.3f} bits"
-    if "wps" in figures and math.isfinite(float(figures["wps"])):
-        shown += f", {float(figures['wps']):,.0f} tokens/s"
+def _figures(unit: str, loss: Optional[SupportsFloat], rate: Optional[SupportsFloat]) -> list[str]:
+    """Spell loss and speed where they are known."""
+    shown = [] if loss is None else [f"loss {float(loss):.3f} {LOSS_UNITS[unit]}"]
+    if rate is not None and math.isfinite(float(rate)):
+        shown.append(f"{float(rate):,.0f} {unit}s/s")
     return shown
 
 

@@ -10,7 +10,7 @@ from fairseq_alma.errors import AlmaError
 from fairseq_alma.learners import checkpoints
 from fairseq_alma.learners.plan import Model, StagePlan, Training
 from fairseq_alma.learners.process import Command, run_logged
-from fairseq_alma.learners.progress import TrainingProgress, describe_stage
+from fairseq_alma.learners.progress import StageProgress, describe_stage, watch_fairseq
 from fairseq_alma.learners.text_commands import ENSEMBLE, GROWN, TEST_SPLITS, TextCommands
 
 if TYPE_CHECKING:
@@ -26,13 +26,21 @@ class TextBackend:
         commands: builds the command lines.
         num_stages: of the run, for messages.
         describe: computes the facts of a checkpoint; given from outside because it needs torch.
+        words_per_token: of the stream, to show words per second.
     """
 
-    def __init__(self, commands: TextCommands, num_stages: int, describe: "Callable[[Path], ModelFacts]") -> None:
+    def __init__(
+        self,
+        commands: TextCommands,
+        num_stages: int,
+        describe: "Callable[[Path], ModelFacts]",
+        words_per_token: float,
+    ) -> None:
         self.commands = commands
         self.folder = commands.folder
         self.num_stages = num_stages
         self.describe = describe
+        self.words_per_token = words_per_token
 
     def train(self, plan: StagePlan, lock: int) -> Mapping[str, Any]:
         """Train the stage's models one after the other; see `loop.Backend`."""
@@ -66,8 +74,8 @@ class TextBackend:
             self._say(f"{title}: adding {training.growth.num_new} experts ({training.growth.method})")
             run_logged(self.commands.grow(training), self._log(plan, "grow"), lambda line: None, locks)
         log = self._log(plan, f"train-member-{training.model.member}")
-        with TrainingProgress(title, self.commands.options.max_update, before.num_updates) as progress:
-            run_logged(self.commands.train(plan, training), log, progress.watch, locks)
+        with StageProgress(title, "word", self.commands.options.max_update, before.num_updates) as progress:
+            run_logged(self.commands.train(plan, training), log, watch_fairseq(progress, self.words_per_token), locks)
         return self._require_end(folder, log)
 
     def is_trained(self, model: Model) -> bool:

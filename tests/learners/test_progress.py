@@ -1,4 +1,10 @@
-from fairseq_alma.learners.progress import StageReporter, TrainingProgress, describe_stage, parse_log_line
+from fairseq_alma.learners.progress import (
+    StageProgress,
+    StageReporter,
+    describe_stage,
+    parse_log_line,
+    watch_fairseq,
+)
 from fairseq_alma.learners.schedule import stages
 from fairseq_alma.learners.strategy import LearnerOptions, plan_stages
 
@@ -23,14 +29,15 @@ def test_a_stage_is_named_with_its_megabatches():
 
 def test_progress_away_from_a_terminal_is_a_line_now_and_then(capsys, monkeypatch):
     monkeypatch.setattr("fairseq_alma.learners.progress.LINE_EVERY_SECONDS", 0.0)
-    with TrainingProgress("stage 0/0", 120, 0) as progress:
-        progress.watch("nothing of interest")
-        progress.watch(LINE)
-        progress.watch(LINE.replace('"40"', '"80"'))
+    with StageProgress("stage 0/0", "word", 120) as progress:
+        watch = watch_fairseq(progress, words_per_token=0.5)
+        watch("nothing of interest")
+        watch(LINE)
+        watch(LINE.replace('"40"', '"80"'))
     lines = capsys.readouterr().err.splitlines()
     assert lines[0] == "stage 0/0: training"
-    assert lines[1] == "stage 0/0: 40/120 updates, loss 7.012 bits, 1,234 tokens/s"
-    assert lines[2] == "stage 0/0: 80/120 updates, 0:00 left, loss 7.012 bits, 1,234 tokens/s"
+    assert lines[1] == "stage 0/0: 40/120 updates, loss 7.012 bits, 617 words/s"
+    assert lines[2] == "stage 0/0: 80/120 updates, 0:00 left, loss 7.012 bits, 617 words/s"
     assert len(lines) == 3
 
 

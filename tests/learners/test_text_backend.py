@@ -26,7 +26,7 @@ def backend(tmp_path):
     folder = RunFolder(tmp_path)
     commands = TextCommands(Path("S"), folder, options, wait=1, replay=False, save_every=5, validate=False,
                             keep_checkpoints=False)  # fmt: skip
-    return TextBackend(commands, num_stages=1, describe=lambda path: FACTS)
+    return TextBackend(commands, num_stages=1, describe=lambda path: FACTS, words_per_token=0.8)
 
 
 @pytest.fixture
