@@ -1,14 +1,29 @@
-"""A table as text: Markdown for people, CSV for programs. Knows nothing of what the cells mean."""
+"""A table as text: Markdown and LaTeX for people, CSV for programs. Knows nothing of what the cells mean."""
 
 import csv
 import io
 import math
+import re
 from typing import Optional, Sequence, Union
 
 Cell = Union[str, int, float, None]
 
 WAITING = "*"
 NOT_YET = "–"
+LATEX_MARKS = {
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    **{mark: f"\\{mark}" for mark in "&%$#_{}"},
+    "±": r"$\pm$",
+    "–": "--",
+    "…": r"\dots{}",
+    "×": r"$\times$",
+    "→": r"$\to$",
+    "*": r"$\ast$",
+    "|": r"$|$",
+    "θ": r"$\theta$",
+}
 
 
 def render_markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -37,6 +52,20 @@ def render_csv(header: Sequence[str], rows: Sequence[Sequence[Cell]]) -> str:
     for row in rows:
         writer.writerow(["" if is_missing(cell) else cell for cell in row])
     return text.getvalue()
+
+
+def render_latex(header: Sequence[str], rows: Sequence[Sequence[tuple[str, bool]]], num_left: int = 1) -> str:
+    """Return a table as a LaTeX ``tabular`` with the rules of the package booktabs.
+
+    Args:
+        header: names of the columns.
+        rows: cells as they are to be shown, and whether in bold.
+        num_left: columns at the left that are aligned there; all others to the right.
+    """
+    columns = "l" * num_left + "r" * (len(header) - num_left)
+    shown = [[rf"\textbf{{{_latex(text)}}}" if bold else _latex(text) for text, bold in row] for row in rows]
+    lines = [rf"\begin{{tabular}}{{{columns}}}", r"\toprule", _latex_line([_latex(title) for title in header])]
+    return "\n".join([*lines, r"\midrule", *map(_latex_line, shown), r"\bottomrule", r"\end{tabular}"]) + "\n"
 
 
 def is_missing(cell: Cell) -> bool:
@@ -74,3 +103,13 @@ def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
 
 def _rule(width: int, index: int) -> str:
     return "-" * (width + 2) if index == 0 else "-" * (width + 1) + ":"
+
+
+def _latex(text: str) -> str:
+    """Escape what LaTeX reads as a command, and set powers of ten as such."""
+    escaped = "".join(LATEX_MARKS.get(mark, mark) for mark in text)
+    return re.sub(r"([\d.]+)e\+?(-?)0*(\d+)", r"$\1\\times 10^{\2\3}$", escaped)
+
+
+def _latex_line(cells: Sequence[str]) -> str:
+    return " & ".join(cells) + r" \\"

@@ -8,7 +8,7 @@ from fairseq_alma.errors import AlmaError
 from fairseq_alma.learners.run_folder import RUN_RECORD, STAGE_RECORD, RunFolder
 from fairseq_alma.learners.run_record import FREE_OPTIONS
 from fairseq_alma.learners.schedule import stages
-from fairseq_alma.report.run_figures import IMAGES, NAMES, TEXT, RunFigures
+from fairseq_alma.report.run_figures import IMAGES, NAMES, TEXT, RunFigures, experiment_of
 
 RESULT = {TEXT: ("loss", "ppl"), IMAGES: ("loss", "error")}
 TEST_FLOPS = {TEXT: "test_flops_per_token", IMAGES: "test_flops_per_image"}
@@ -16,12 +16,13 @@ COUNTS = ("num_params", "num_experts", "num_members", "num_updates", "train_flop
 EXTRAS = ("expert_usage", "gate_trees")
 # Options of fairseq-train that say how large a model is, and how `RunFigures.size` spells them.
 SIZES = {
-    "--decoder-layers": "layers",
-    "--decoder-embed-dim": "width",
-    "--num-layers": "layers",
-    "--width": "width",
-    "--channels": "channels",
+    "--decoder-layers": "{} layers",
+    "--decoder-embed-dim": "width {}",
+    "--width": "width {}",
+    "--channels": "{} channels",
 }
+# Words of an architecture's name that say something about its size, whichever learner it is for.
+SIZE_WORDS = ("tiny", "base", "large", "mlp", "vgg")
 
 Complain = Callable[[AlmaError], None]
 
@@ -168,24 +169,13 @@ def _label(run: Mapping[str, Any]) -> str:
 
 
 def _size(train_options: Mapping[str, Any]) -> str:
-    """Spell the size of the backbone: ``mlp, width 64``."""
-    words = [str(train_options.get("--arch", "")).removeprefix("alma_")]
-    words += [f"{word} {train_options[name]}" for name, word in SIZES.items() if train_options.get(name)]
-    return ", ".join(word for word in words if word)
+    """Spell the size of the backbone, the same for all learners over it: ``mlp, width 64``."""
+    words = [word for word in str(train_options.get("--arch", "")).split("_") if word in SIZE_WORDS]
+    words += [spelling.format(train_options[name]) for name, spelling in SIZES.items() if train_options.get(name)]
+    return ", ".join(words)
 
 
 def _settings(run: Mapping[str, Any]) -> str:
     """Spell all that a run's figures depend on but the seeds."""
     options = {name: value for name, value in run["options"].items() if name not in FREE_OPTIONS and value is not None}
     return json.dumps([run["learner"], options, run["train_options"], experiment_of(run["stream"])], sort_keys=True)
-
-
-def experiment_of(stream: Mapping[str, Any]) -> list[Any]:
-    """Return what two streams share whose results compare.
-
-    Streams of images that differ by their own seed alone (the same images in another order) belong to one experiment;
-    of text, only a stream and itself do.
-    """
-    if stream["kind"] == IMAGES and stream.get("source") is not None:
-        return [stream["source"], stream.get("dataset"), stream["num_megabatches"]]
-    return [stream["fingerprint"]]

@@ -175,3 +175,14 @@ class RunFigures:
         if len(sizes) > 5:
             sizes = [*sizes[:2], "…", *sizes[-2:]]
         return ", ".join(sizes) or "–"
+
+
+def experiment_of(stream: Mapping[str, Any]) -> list[Any]:
+    """Return what two streams share whose results compare.
+
+    Streams of images that differ by their own seed alone (the same images in another order) belong to one experiment;
+    of text, only a stream and itself do.
+    """
+    if stream["kind"] == IMAGES and stream.get("source") is not None:
+        return [stream["source"], stream.get("dataset"), stream["num_megabatches"]]
+    return [stream["fingerprint"]]
