@@ -54,6 +54,7 @@ setup(
     entry_points={
         "console_scripts": [
             "alma-prep-text=data_prep.text.command:main",
+            "alma-prep-images=data_prep.images.command:main",
             "alma-grow=fairseq_alma.cli.grow:main",
             "alma-ensemble=fairseq_alma.cli.ensemble:main",
             "alma-stream=fairseq_alma.cli.stream:main",

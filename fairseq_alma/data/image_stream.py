@@ -132,7 +132,7 @@ def _load(
         raise AlmaError(f"{path}: {path.stat().st_size} bytes found, {MANIFEST} says {file.size}; {_REMEDY}")
     try:
         array = np.load(path, mmap_mode="r" if mapped else None, allow_pickle=False)
-    except (ValueError, EOFError) as error:
+    except (ValueError, EOFError, OverflowError) as error:
         raise AlmaError(f"{path}: damaged, no .npy file ({error}); {_REMEDY}") from error
     fits = array.ndim == len(shape) and all(need in (None, size) for need, size in zip(shape, array.shape, strict=True))
     if array.dtype != dtype or not fits:
