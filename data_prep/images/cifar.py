@@ -94,8 +94,8 @@ def _read_binary(path: Path, layout: CifarLayout, labels: str) -> tuple[np.ndarr
         content = file.read()
     if not content or len(content) % record:
         raise AlmaError(
-            f"{path}: {len(content)} bytes, not a multiple of {record} ({len(kinds)} of labels, {NUM_PIXELS} of pixels) "
-            "found; fetch the file again"
+            f"{path}: {len(content)} bytes found, a multiple of {record} is needed ({len(kinds)} for labels and "
+            f"{NUM_PIXELS} for pixels per image); fetch the file again"
         )
     records = np.frombuffer(content, dtype=np.uint8).reshape(-1, record)
     return records[:, len(kinds) :], records[:, kinds.index(labels)].astype(np.int64)
