@@ -7,10 +7,9 @@ from typing import Optional, Sequence
 
 from fairseq_alma.cli.entry import command
 from fairseq_alma.errors import AlmaError
-from fairseq_alma.metrics.table import render_csv, render_markdown
 from fairseq_alma.report.read_run import read_figures
-from fairseq_alma.report.report_tables import all_tables
 from fairseq_alma.report.run_figures import RunFigures
+from fairseq_alma.report.tables import all_tables
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -64,13 +63,11 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     if not arguments.mix:
         _require_one_stream(runs)
     tables = all_tables(runs)
-    texts = {table.name: f"{render_markdown(table.header, table.shown)}\n{table.notes}" for table in tables}
+    texts = {table.name: table.markdown() for table in tables}
     print("\n".join(texts.values()), end="")
     if arguments.out is not None:
         arguments.out.mkdir(parents=True, exist_ok=True)
         for table in tables:
             (arguments.out / f"{table.name}.md").write_text(texts[table.name], encoding="utf-8")
-            (arguments.out / f"{table.name}.csv").write_text(
-                render_csv(table.plain_header, table.plain), encoding="utf-8"
-            )
+            (arguments.out / f"{table.name}.csv").write_text(table.csv(), encoding="utf-8")
     return 1 if num_damaged else 0

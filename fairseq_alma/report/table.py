@@ -1,10 +1,13 @@
 """A table of a report: cells as people read them, with the numbers behind them, as Markdown, CSV and LaTeX."""
 
 import math
+import textwrap
 from dataclasses import dataclass, field, replace
 from typing import Iterable, Optional
 
 from fairseq_alma.metrics.table import NOT_YET, Cell, is_missing, render_csv, render_latex, render_markdown
+
+WIDTH = 120
 
 
 @dataclass(frozen=True)
@@ -36,10 +39,10 @@ class Table:
         title: what it shows.
         header: names of the columns.
         rows: the cells.
-        notes: what the columns mean; lines of text.
+        notes: what the columns mean, one paragraph.
         num_names: columns at the left that hold names rather than numbers.
-        plain_header: names of the columns of ``plain``.
-        plain: the rows for programs, numbers in full.
+        plain_header: names of the columns of ``plain``; none: those of ``header``.
+        plain: the rows for programs, numbers in full; none: the values behind the cells.
     """
 
     name: str
@@ -54,7 +57,7 @@ class Table:
     def markdown(self) -> str:
         """Return the table as Markdown, the best values in bold, and its notes."""
         rows = [[f"**{cell.text}**" if cell.is_best else cell.text for cell in row] for row in self.rows]
-        return f"{render_markdown(self.header, rows)}\n{self.notes}"
+        return f"{render_markdown(self.header, rows)}\n{textwrap.fill(self.notes, WIDTH)}\n"
 
     def latex(self) -> str:
         """Return the table as a LaTeX ``tabular`` for the package booktabs, the best values in bold."""
@@ -63,6 +66,8 @@ class Table:
 
     def csv(self) -> str:
         """Return the table as CSV, numbers in full."""
+        if not self.plain_header:
+            return render_csv(self.header, [[cell.value for cell in row] for row in self.rows])
         return render_csv(self.plain_header, self.plain)
 
 
@@ -80,13 +85,14 @@ NOTHING = TableCell(NOT_YET, math.nan)
 
 
 def mark_best(rows: list[list[TableCell]], columns: Iterable[int]) -> list[list[TableCell]]:
-    """Mark the smallest number of each of these columns, where there are at least two."""
+    """Mark the smallest number of each of these columns, where there are at least two; also those spelled the same."""
     marked = [list(row) for row in rows]
     for column in columns:
-        numbers = [number for row in rows if (number := row[column].number) is not None]
+        numbers = [(number, row[column].text) for row in rows if (number := row[column].number) is not None]
         if len(numbers) < 2:
             continue
+        _, best = min(numbers)
         for row in marked:
-            if row[column].number == min(numbers):
+            if row[column].text == best:
                 row[column] = replace(row[column], is_best=True)
     return marked
