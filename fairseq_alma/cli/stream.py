@@ -5,7 +5,7 @@ import signal
 import sys
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Optional, Sequence
+from typing import TYPE_CHECKING, Any, Callable, Optional, Sequence
 
 from fairseq_alma.cli.entry import command
 from fairseq_alma.cli.stream_options import plan_run, read_arguments
@@ -13,7 +13,7 @@ from fairseq_alma.data.stream import Stream
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.learners.loop import run_stages, train_member
 from fairseq_alma.learners.plan import StagePlan
-from fairseq_alma.learners.progress import StageReporter, describe_stage
+from fairseq_alma.learners.run_display import RunDisplay, describe_stage
 from fairseq_alma.learners.run_folder import RUN_RECORD, RunFolder
 from fairseq_alma.learners.run_record import describe_run, require_same_run
 from fairseq_alma.learners.text_backend import TextBackend
@@ -112,17 +112,23 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         return 0
     signal.signal(signal.SIGTERM, _terminate)
     _begin(folder, arguments, options, stream)
-    backend = TextBackend(commands, len(plans), _describe, stream.words_per_token)
-    reporter = StageReporter(len(plans))
-    if arguments.member is not None:
-        train_member(folder, plans, arguments.member, backend, reporter, arguments.stage)
-        return 0
-    num_run = run_stages(folder, plans, backend, reporter, arguments.stage, arguments.keep_checkpoints)
+    with RunDisplay(plans, "word", _work(commands.options, stream), arguments.stage, arguments.member) as display:
+        backend = TextBackend(commands, display, _describe, stream.words_per_token)
+        if arguments.member is not None:
+            train_member(folder, plans, arguments.member, backend, display, arguments.stage)
+            return 0
+        num_run = run_stages(folder, plans, backend, display, arguments.stage, arguments.keep_checkpoints)
     if not num_run:
         print(
             f"{folder.root}: nothing to do, " + ("the run" if arguments.stage is None else "the stage") + " is complete"
         )
     return 0
+
+
+def _work(options: TrainOptions, stream: Stream) -> Callable[[StagePlan], float]:
+    """Return how the trainings of two stages compare in length: --max-update ends them alike, epochs by their data."""
+    sizes = [split.num_words for split in stream.splits[: stream.num_megabatches]]
+    return lambda plan: 1.0 if options.max_update else sum(sizes[t] for t in plan.stage.megabatches)
 
 
 def _commands(arguments: argparse.Namespace, options: TrainOptions, folder: RunFolder) -> TextCommands:

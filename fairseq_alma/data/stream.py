@@ -110,7 +110,7 @@ class Stream:
     @property
     def words_per_token(self) -> float:
         """Words of the mega-batches over their tokens, for a speed that does not depend on the tokenizer."""
-        splits = [self.megabatch(t) for t in range(self.num_megabatches)]
+        splits = self.splits[: self.num_megabatches]
         return sum(split.num_words for split in splits) / max(1, sum(split.num_tokens for split in splits))
 
     @property

@@ -1,63 +1,81 @@
-"""What the terminal shows of a stage: a bar where standard error is a terminal, a line now and then elsewhere."""
+"""One training while it runs: a bar where standard error is a terminal, a line now and then elsewhere.
 
-import json
+For any training: a loop in this process calls `StageProgress.update`; for fairseq-train, `fairseq_log` reads its log.
+"""
+
 import math
 import sys
 import time
-from typing import Any, Callable, Mapping, Optional, SupportsFloat
+from typing import Callable, Optional, SupportsFloat
 
 from tqdm import tqdm
-
-from fairseq_alma.learners.plan import StagePlan, Training
 
 LINE_EVERY_SECONDS = 15.0
 BAR_EVERY_SECONDS = 0.1
 LOSS_UNITS = {"word": "bits", "image": "nats"}
 
-
-def parse_log_line(line: str) -> Optional[dict[str, Any]]:
-    """Return the figures in a line that fairseq wrote with ``--log-format json``, or None."""
-    start = line.find("| {")
-    if start < 0 or "train_inner" not in line[:start]:
-        return None
-    try:
-        return json.loads(line[start + 2 :])
-    except ValueError:
-        return None
+# Seconds of the training in all and those that remain, or None twice -> those that remain of the run.
+RunLeft = Callable[[Optional[float], Optional[float]], Optional[float]]
 
 
-def describe_stage(plan: StagePlan, num_stages: int) -> str:
-    """Name a stage for people: ``stage 0/3 (mega-batch 0)``; stages and mega-batches count from 0, as in the files."""
-    data = plan.stage.megabatches
-    span = f"mega-batch {data[0]}" if len(data) == 1 else f"mega-batches {data[0]}-{data[-1]}"
-    return f"stage {plan.stage.index}/{num_stages - 1} ({span})"
+class LinePace:
+    """Lets a line through at once, and then none until some seconds have passed.
+
+    Args:
+        seconds: between two lines.
+    """
+
+    def __init__(self, seconds: float = LINE_EVERY_SECONDS) -> None:
+        self.seconds = seconds
+        self.next = -math.inf
+
+    def is_due(self) -> bool:
+        """Tell whether a line may be shown now; if so, it counts as shown."""
+        now = time.monotonic()
+        if now < self.next:
+            return False
+        self.next = now + self.seconds
+        return True
 
 
 class StageProgress:
     """Shows one training while it runs.
 
-    To be called after every update: most calls return at once, and ``loss`` is looked at only when it is shown.
+    `update` may be called after every update: most calls return at once.
 
     Args:
         title: names stage and member.
         unit: what the learner reads, ``word`` or ``image``; decides what loss and rate are counted in.
-        max_update: updates in all; None: not known.
+        max_update: updates in all; None: not known (yet; the attribute may be set later).
         done: updates that an earlier launch has done.
+        pace: of the lines, shared with trainings before and after this one; None: one of its own.
+        run_left: forecasts the rest of the run; None: nothing is said of it.
     """
 
-    def __init__(self, title: str, unit: str, max_update: Optional[int] = None, done: int = 0) -> None:
+    def __init__(
+        self,
+        title: str,
+        unit: str,
+        max_update: Optional[int] = None,
+        done: int = 0,
+        pace: Optional[LinePace] = None,
+        run_left: Optional[RunLeft] = None,
+    ) -> None:
         self.title = title
         self.unit = unit
         self.max_update = max_update
+        self.done = done
+        self.num_updates = done
+        self.run_left = run_left
+        self.began = time.monotonic()
         self.first: Optional[tuple[int, float]] = None
-        self.last_shown = time.monotonic()
+        self.pace = pace or LinePace()
         self.bar: Optional[tqdm] = None
         if sys.stderr.isatty():
-            # tqdm's monitor would be a thread, and forking with threads around asks for trouble.
-            tqdm.monitor_interval = 0
-            self.bar = tqdm(total=max_update, initial=done, desc=title, unit="update", dynamic_ncols=True)
-        else:
-            print(f"{title}: training", file=sys.stderr, flush=True)
+            self.pace = LinePace(BAR_EVERY_SECONDS)
+            self.bar = open_bar("{desc} |{bar}|", max_update)
+        if self.pace.is_due():
+            self._show(None, None)
 
     def __enter__(self) -> "StageProgress":
         return self
@@ -76,87 +94,59 @@ class StageProgress:
             loss: of the last updates, bits per token or nats per image; a tensor is fetched only when it is shown.
             rate: words or images per second.
         """
-        now = time.monotonic()
+        self.num_updates = num_updates
         if self.first is None:
-            self.first = num_updates, now
-        if now - self.last_shown < (BAR_EVERY_SECONDS if self.bar is not None else LINE_EVERY_SECONDS):
-            return
-        self.last_shown = now
-        shown = _figures(self.unit, loss, rate)
-        if self.bar is not None:
-            self.bar.set_postfix_str(", ".join(shown), refresh=False)
-            self.bar.update(num_updates - self.bar.n)
-        else:
-            print(f"{self.title}: " + ", ".join([self._count(num_updates), *shown]), file=sys.stderr, flush=True)
+            self.first = num_updates, time.monotonic()
+        if self.pace.is_due():
+            self._show(loss, rate)
 
-    def _count(self, updates: int) -> str:
+    def seconds(self) -> tuple[Optional[float], Optional[float]]:
+        """Return the seconds that the training takes, earlier launches included, and those that remain.
+
+        None where nothing can be said yet; the second alone where the number of updates is not known.
+        """
+        if self.first is None or self.num_updates == self.first[0]:
+            return None, None
+        now = time.monotonic()
+        per_update = (now - self.first[1]) / (self.num_updates - self.first[0])
+        whole = now - self.began + per_update * self.done
         if self.max_update is None:
-            return f"{updates:,} updates"
-        count = f"{updates:,}/{self.max_update:,} updates"
-        if self.first is None or updates == self.first[0]:
-            return count
-        pace = (time.monotonic() - self.first[1]) / (updates - self.first[0])
-        return f"{count}, {_duration(pace * (self.max_update - updates))} left"
+            return whole, None
+        rest = per_update * max(0, self.max_update - self.num_updates)
+        return whole + rest, rest
 
-
-def watch_fairseq(progress: StageProgress, words_per_token: float) -> Callable[[str], None]:
-    """Return what takes the lines of a log of fairseq-train and shows them.
-
-    Args:
-        progress: of the training.
-        words_per_token: of the data; fairseq counts tokens.
-    """
-
-    def watch(line: str) -> None:
-        figures = parse_log_line(line)
-        if figures is None or "num_updates" not in figures:
+    def _show(self, loss: Optional[SupportsFloat], rate: Optional[SupportsFloat]) -> None:
+        whole, rest = self.seconds()
+        figures = [self._count(), *spell_figures(self.unit, loss, rate)]
+        figures += [f"{spell_duration(rest)} left"] if rest is not None else []
+        run = self.run_left(whole, rest) if self.run_left else None
+        figures += [f"{spell_duration(run)} left in the run"] if run is not None else []
+        text = f"{self.title}: {', '.join(figures)}"
+        if self.bar is None:
+            print(text, file=sys.stderr, flush=True)
             return
-        loss = figures["nll_loss"] if "nll_loss" in figures else figures["loss"]
-        rate = float(figures["wps"]) * words_per_token if "wps" in figures else None
-        progress.update(int(figures["num_updates"]), float(loss), rate)
+        self.bar.total, self.bar.n = self.max_update, self.num_updates
+        self.bar.set_description_str(text)
 
-    return watch
+    def _count(self) -> str:
+        if self.max_update is None:
+            return f"{self.num_updates:,} updates"
+        return f"{self.num_updates:,}/{self.max_update:,} updates"
 
 
-class StageReporter:
-    """Tells about whole stages on standard output.
+def open_bar(layout: str, total: Optional[int] = None) -> tqdm:
+    """Return a line on the terminal that is written over, and gone when it is closed.
 
     Args:
-        num_stages: of the run.
+        layout: as tqdm's ``bar_format``.
+        total: what the bar counts to.
     """
-
-    def __init__(self, num_stages: int) -> None:
-        self.num_stages = num_stages
-
-    def skipped(self, plan: StagePlan, record: Mapping[str, Any]) -> None:
-        """Say that a stage was complete already."""
-        print(f"{describe_stage(plan, self.num_stages)}: complete already, {_result(record)}", flush=True)
-
-    def trained(self, plan: StagePlan, training: Training) -> None:
-        """Say that one member of a stage is trained, and that the stage waits for the others."""
-        print(
-            f"{describe_stage(plan, self.num_stages)}: member {training.model.member} is trained; the stage is "
-            "complete after a call without --member",
-            flush=True,
-        )
-
-    def completed(self, plan: StagePlan, record: Mapping[str, Any]) -> None:
-        """Say that a stage is complete now."""
-        print(
-            f"{describe_stage(plan, self.num_stages)}: {_result(record)}, {record['num_updates']:,} updates, "
-            f"{record['num_params']:,} parameters, {_duration(record['wall_seconds'])}",
-            flush=True,
-        )
+    # tqdm's monitor would be a thread, and forking with threads around asks for trouble.
+    tqdm.monitor_interval = 0
+    return tqdm(total=total, bar_format=layout, leave=False, dynamic_ncols=True, file=sys.stderr)
 
 
-def _result(record: Mapping[str, Any]) -> str:
-    test, valid = record["test"], record["valid"]
-    if "ppl" in test:
-        return f"perplexity {test['ppl']:.2f} on test, {valid['ppl']:.2f} on valid"
-    return f"error {test['error']:.2%} on test, {valid['error']:.2%} on valid"
-
-
-def _figures(unit: str, loss: Optional[SupportsFloat], rate: Optional[SupportsFloat]) -> list[str]:
+def spell_figures(unit: str, loss: Optional[SupportsFloat], rate: Optional[SupportsFloat]) -> list[str]:
     """Spell loss and speed where they are known."""
     shown = [] if loss is None else [f"loss {float(loss):.3f} {LOSS_UNITS[unit]}"]
     if rate is not None and math.isfinite(float(rate)):
@@ -164,7 +154,8 @@ def _figures(unit: str, loss: Optional[SupportsFloat], rate: Optional[SupportsFl
     return shown
 
 
-def _duration(seconds: float) -> str:
+def spell_duration(seconds: float) -> str:
+    """Spell a duration: ``1:02:05`` for an hour, two minutes and five seconds."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

@@ -2,15 +2,15 @@
 
 import math
 import re
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Callable, Mapping, Optional, Sequence
 
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.learners import checkpoints
+from fairseq_alma.learners.fairseq_log import watch_fairseq
 from fairseq_alma.learners.plan import Model, StagePlan, Training
 from fairseq_alma.learners.process import Command, run_logged
-from fairseq_alma.learners.progress import StageProgress, describe_stage, watch_fairseq
+from fairseq_alma.learners.run_display import RunDisplay
 from fairseq_alma.learners.text_commands import ENSEMBLE, GROWN, TEST_SPLITS, TextCommands
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ class TextBackend:
 
     Args:
         commands: builds the command lines.
-        num_stages: of the run, for messages.
+        display: shows what is done.
         describe: computes the facts of a checkpoint; given from outside because it needs torch.
         words_per_token: of the stream, to show words per second.
     """
@@ -32,13 +32,13 @@ class TextBackend:
     def __init__(
         self,
         commands: TextCommands,
-        num_stages: int,
+        display: RunDisplay,
         describe: "Callable[[Path], ModelFacts]",
         words_per_token: float,
     ) -> None:
         self.commands = commands
         self.folder = commands.folder
-        self.num_stages = num_stages
+        self.display = display
         self.describe = describe
         self.words_per_token = words_per_token
 
@@ -66,16 +66,16 @@ class TextBackend:
                 f"{self.commands.checkpoint(training.start)}: not there, and stage {plan.stage.index} starts from it; "
                 f"remove {self.folder.stage_folder(training.start.stage)} to train that stage again"
             )
-        title = self._title(plan)
-        if plan.combine != "single":
-            title += f", member {training.model.member}"
         # Written in one go: if it is there, it is whole. fairseq-train looks at it again when it goes on.
         if training.growth is not None and not self.commands.grown(training.model).is_file():
-            self._say(f"{title}: adding {training.growth.num_new} experts ({training.growth.method})")
+            growth = f"adding {training.growth.num_new} experts ({training.growth.method})"
+            self.display.say(plan, growth, training)
             run_logged(self.commands.grow(training), self._log(plan, "grow"), lambda line: None, locks)
         log = self._log(plan, f"train-member-{training.model.member}")
-        with StageProgress(title, "word", self.commands.options.max_update, before.num_updates) as progress:
-            run_logged(self.commands.train(plan, training), log, watch_fairseq(progress, self.words_per_token), locks)
+        max_update, max_epoch = self._limits
+        with self.display.training(plan, training, max_update, before.num_updates) as progress:
+            watch = watch_fairseq(progress, self.words_per_token, max_epoch)
+            run_logged(self.commands.train(plan, training), log, watch, locks)
         return self._require_end(folder, log)
 
     def is_trained(self, model: Model) -> bool:
@@ -147,7 +147,7 @@ class TextBackend:
 
     def _evaluate(self, plan: StagePlan, command: Command, what: str, log: Path, lock: int) -> dict[str, float]:
         """Return loss (bits per token, 4 decimals as fairseq prints them) and perplexity."""
-        self._say(f"{self._title(plan)}: testing on {what}")
+        self.display.say(plan, f"testing on {what}")
         results = []
 
         def watch(line: str) -> None:
@@ -168,13 +168,5 @@ class TextBackend:
     def _limits(self) -> tuple[Optional[int], Optional[int]]:
         return self.commands.options.max_update, self.commands.options.max_epoch
 
-    def _title(self, plan: StagePlan) -> str:
-        return describe_stage(plan, self.num_stages)
-
     def _log(self, plan: StagePlan, name: str) -> Path:
         return self.folder.stage_folder(plan.stage.index) / f"{name}.log"
-
-    def _say(self, text: str) -> None:
-        """Print a line where no progress bar is shown."""
-        if not sys.stderr.isatty():
-            print(text, file=sys.stderr, flush=True)

@@ -12,7 +12,7 @@ from fairseq_alma.learners.train_options import Option, TrainOptions
 
 NEVER = 1_000_000_000
 NUM_LOG_LINES = 100
-MAX_LOG_INTERVAL = 100
+MAX_LOG_INTERVAL = 25
 TEST_SPLITS = ("valid", "test")
 GROWN = "grown.pt"
 ENSEMBLE = "ensemble.pt"

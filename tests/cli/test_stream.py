@@ -33,7 +33,7 @@ def test_a_dry_run_prints_the_commands_of_each_stage_and_touches_nothing(stream,
     out = capsys.readouterr().out
     assert out.count("\nfairseq-train ") == 2
     assert out.count("fairseq-eval-lm ") == 4
-    assert "# stage 0/1 (mega-batches 0-2)" in out
+    assert "# stage 0/1, arrival 2 (mega-batches 0-2)" in out
     assert "--adam-betas '(0.9, 0.98)'" in out
     assert not (tmp_path / "R").exists()
 
@@ -173,7 +173,7 @@ def test_the_iid_control_is_one_stage_with_the_updates_of_all(stream, tmp_path, 
     run(stream, tmp_path, "--learner", "ens", "--iid", "3", "--dry-run", train=train)
     out = capsys.readouterr().out
     assert "# --iid 3: --max-update and --total-num-update are 3 times those given" in out
-    assert "# stage 0/0 (mega-batches 0-2)" in out
+    assert "# stage 0/0, arrival 2 (mega-batches 0-2)" in out
     assert out.count("fairseq-train ") == 2
     assert "--megabatch 2 --wait 3" in out
     assert out.count("--max-update 30") == out.count("--total-num-update 30") == 2

@@ -1,54 +1,115 @@
-from fairseq_alma.learners.progress import (
-    StageProgress,
-    StageReporter,
-    describe_stage,
-    parse_log_line,
-    watch_fairseq,
-)
-from fairseq_alma.learners.schedule import stages
-from fairseq_alma.learners.strategy import LearnerOptions, plan_stages
+import io
+import sys
+import time
 
-LINE = (
-    '2026-01-01 00:00:00 | INFO | train_inner | {"epoch": 1, "update": 0.1, "loss": "7.1", "nll_loss": "7.012", '
-    '"wps": "1234.5", "num_updates": "40"}'
-)
+import pytest
+
+from fairseq_alma.learners import progress as progress_module
+from fairseq_alma.learners.progress import LinePace, StageProgress, spell_duration
 
 
-def test_figures_are_read_from_fairseqs_lines_and_from_no_others():
-    assert parse_log_line(LINE)["num_updates"] == "40"
-    assert parse_log_line("2026-01-01 | INFO | fairseq_cli.train | {'a': 1}") is None
-    assert parse_log_line("2026-01-01 | INFO | train_inner | {broken") is None
-    assert parse_log_line("") is None
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
 
 
-def test_a_stage_is_named_with_its_megabatches():
-    plans = plan_stages("sm", LearnerOptions(seed=1), stages(4, 3))
-    assert describe_stage(plans[0], 2) == "stage 0/1 (mega-batches 0-2)"
-    assert describe_stage(plans[1], 2) == "stage 1/1 (mega-batch 3)"
+@pytest.fixture
+def clock(monkeypatch):
+    """A clock that only the test moves."""
+    now = [100.0]
+    monkeypatch.setattr(progress_module.time, "monotonic", lambda: now[0])
+    return now
 
 
-def test_progress_away_from_a_terminal_is_a_line_now_and_then(capsys, monkeypatch):
-    monkeypatch.setattr("fairseq_alma.learners.progress.LINE_EVERY_SECONDS", 0.0)
-    with StageProgress("stage 0/0", "word", 120) as progress:
-        watch = watch_fairseq(progress, words_per_token=0.5)
-        watch("nothing of interest")
-        watch(LINE)
-        watch(LINE.replace('"40"', '"80"'))
-    lines = capsys.readouterr().err.splitlines()
-    assert lines[0] == "stage 0/0: training"
-    assert lines[1] == "stage 0/0: 40/120 updates, loss 7.012 bits, 617 words/s"
-    assert lines[2] == "stage 0/0: 80/120 updates, 0:00 left, loss 7.012 bits, 617 words/s"
-    assert len(lines) == 3
+def lines(capsys):
+    return capsys.readouterr().err.splitlines()
 
 
-def test_a_completed_stage_is_one_line_on_standard_output(capsys):
-    (plan,) = plan_stages("sm", LearnerOptions(seed=1), stages(1, 1))
-    record = {
-        "test": {"loss": 2.0, "ppl": 4.0}, "valid": {"loss": 3.0, "ppl": 8.0}, "num_updates": 1500,
-        "num_params": 1721088, "wall_seconds": 3725.4,
-    }  # fmt: skip
-    StageReporter(1).completed(plan, record)
-    assert capsys.readouterr().out == (
-        "stage 0/0 (mega-batch 0): perplexity 4.00 on test, 8.00 on valid, "
-        "1,500 updates, 1,721,088 parameters, 1:02:05\n"
-    )
+def test_progress_away_from_a_terminal_is_a_line_now_and_then(capsys, clock):
+    with StageProgress("stage 0/0", "word", max_update=120) as progress:
+        for seconds in range(0, 41, 2):
+            progress.update(seconds, loss=7.012, rate=1234.5)
+            clock[0] += 2
+    assert lines(capsys) == [
+        "stage 0/0: 0/120 updates",
+        "stage 0/0: 16/120 updates, loss 7.012 bits, 1,234 words/s, 1:44 left",
+        "stage 0/0: 32/120 updates, loss 7.012 bits, 1,234 words/s, 1:28 left",
+    ]
+
+
+def test_images_are_counted_in_nats_and_images_per_second(capsys):
+    progress = StageProgress("s", "image", max_update=10, pace=LinePace(0.0))
+    progress.update(4, loss=0.5, rate=20_000)
+    assert lines(capsys)[1] == "s: 4/10 updates, loss 0.500 nats, 20,000 images/s"
+
+
+def test_an_unknown_rate_or_loss_is_left_out(capsys):
+    progress = StageProgress("s", "image", pace=LinePace(0.0))
+    progress.update(4, rate=float("inf"))
+    assert lines(capsys) == ["s: 0 updates", "s: 4 updates"]
+
+
+def test_trainings_that_share_a_pace_share_the_lines(capsys, clock):
+    pace = LinePace(15.0)
+    for stage in range(500):
+        with StageProgress(f"stage {stage}", "image", 3, pace=pace) as progress:
+            for update in range(1, 4):
+                clock[0] += 0.04
+                progress.update(update, loss=1.0, rate=100.0)
+    assert 4 <= len(lines(capsys)) <= 1 + 500 * 0.12 / 15
+
+
+def test_a_loss_that_is_not_shown_is_not_looked_at():
+    class Tensor:
+        def __float__(self):
+            raise AssertionError("fetched from the device")
+
+    progress = StageProgress("s", "image", 3)
+    progress.update(1, loss=Tensor(), rate=Tensor())
+    assert progress.num_updates == 1
+
+
+def test_a_call_that_shows_nothing_takes_microseconds():
+    progress = StageProgress("s", "image", 100_000)
+    began = time.perf_counter()
+    for update in range(10_000):
+        progress.update(update, loss=1.0, rate=1.0)
+    assert (time.perf_counter() - began) / 10_000 < 50e-6
+
+
+def test_the_seconds_of_a_training_include_those_of_earlier_launches(clock):
+    progress = StageProgress("s", "word", max_update=100, done=20)
+    assert progress.seconds() == (None, None)
+    clock[0] += 10
+    progress.update(20)
+    clock[0] += 30
+    progress.update(50)
+    # One second for each update: 10 of a start, 30 now, 20 before, 50 to come.
+    assert progress.seconds() == (110.0, 50.0)
+
+
+def test_the_rest_of_the_run_is_shown_beside_that_of_the_stage(capsys, clock):
+    progress = StageProgress("s", "word", 10, pace=LinePace(0.0), run_left=lambda whole, rest: rest and 10 * rest)
+    progress.update(0)
+    clock[0] += 5
+    progress.update(5)
+    assert lines(capsys)[-1] == "s: 5/10 updates, 0:05 left, 0:50 left in the run"
+
+
+def test_a_terminal_shows_one_line_that_is_written_over(monkeypatch, clock):
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    with StageProgress("stage 1/3", "image", 40) as progress:
+        for update in (10, 20):
+            clock[0] += 1
+            progress.update(update, loss=0.25, rate=99.0)
+    shown = terminal.getvalue()
+    assert "\n" not in shown
+    assert "stage 1/3: 20/40 updates, loss 0.250 nats, 99 images/s, 0:02 left |" in shown
+    # Gone at the end, for what is printed next.
+    assert shown.split("\r")[-2].strip() == ""
+
+
+@pytest.mark.parametrize(("seconds", "spelled"), [(0.4, "0:00"), (65, "1:05"), (3725.4, "1:02:05")])
+def test_durations_are_spelled_with_hours_where_there_are_any(seconds, spelled):
+    assert spell_duration(seconds) == spelled

@@ -8,6 +8,7 @@ import torch
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.learners import checkpoints, text_backend
 from fairseq_alma.learners.checkpoints import Progress
+from fairseq_alma.learners.run_display import RunDisplay
 from fairseq_alma.learners.run_folder import RunFolder
 from fairseq_alma.learners.schedule import stages
 from fairseq_alma.learners.strategy import LearnerOptions, plan_stages
@@ -26,7 +27,7 @@ def backend(tmp_path):
     folder = RunFolder(tmp_path)
     commands = TextCommands(Path("S"), folder, options, wait=1, replay=False, save_every=5, validate=False,
                             keep_checkpoints=False)  # fmt: skip
-    return TextBackend(commands, num_stages=1, describe=lambda path: FACTS, words_per_token=0.8)
+    return TextBackend(commands, RunDisplay([PLAN], "word"), describe=lambda path: FACTS, words_per_token=0.8)
 
 
 @pytest.fixture

@@ -1,0 +1,190 @@
+"""What a user sees of a whole run: the training at hand, and a line for each complete stage.
+
+A stage may take a tenth of a second or a day: no more lines are written than one can read.
+"""
+
+import contextlib
+import sys
+import time
+from functools import partial
+from typing import Any, Callable, Iterator, Mapping, Optional, Sequence
+
+from tqdm import tqdm
+
+from fairseq_alma.learners.forecast import Forecast
+from fairseq_alma.learners.plan import StagePlan, Training
+from fairseq_alma.learners.progress import LinePace, StageProgress, open_bar, spell_duration
+
+NUM_AT_ONCE = 10
+RESULT_EVERY_SECONDS = 5.0
+
+
+def describe_stage(plan: StagePlan, num_stages: int) -> str:
+    """Name a stage for people: ``stage 0/1, arrival 2 (mega-batches 0-2)``; all count from 0, as in the files."""
+    data = plan.stage.megabatches
+    span = f"mega-batch {data[0]}" if len(data) == 1 else f"mega-batches {data[0]}-{data[-1]}"
+    return f"stage {plan.stage.index}/{num_stages - 1}, arrival {plan.stage.last_arrival} ({span})"
+
+
+class HeldLines:
+    """Prints lines at a bearable rate: the first few at once, then one now and then, and always the last.
+
+    Args:
+        num_at_once: lines that may come at once.
+        seconds: that earn one more line.
+    """
+
+    def __init__(self, num_at_once: int = NUM_AT_ONCE, seconds: float = RESULT_EVERY_SECONDS) -> None:
+        self.num_at_once = num_at_once
+        self.seconds = seconds
+        self.earned = float(num_at_once)
+        self.since = time.monotonic()
+        self.held: Optional[str] = None
+
+    def put(self, line: str) -> None:
+        """Print a line, or hold it back; it takes the place of the line held back before."""
+        self.held = line
+        self.release()
+
+    def release(self) -> None:
+        """Print the line that is held back if its time has come."""
+        if self.held is None:
+            return
+        now = time.monotonic()
+        self.earned = min(self.num_at_once, self.earned + (now - self.since) / self.seconds)
+        self.since = now
+        if self.earned >= 1:
+            self.earned -= 1
+            self.flush()
+
+    def flush(self) -> None:
+        """Print the line that is held back."""
+        if self.held is not None:
+            print(self.held, flush=True)
+        self.held = None
+
+
+class RunDisplay:
+    """Shows a run; a context manager, whose end prints what is held back. It is the loop's `Reporter`.
+
+    Args:
+        plans: of all stages of the run.
+        unit: ``word`` or ``image``.
+        work: of a training in a stage, in any unit, to forecast the time left.
+        only: the one stage that is run; None: all.
+        member: the one member that is trained; None: all.
+    """
+
+    def __init__(
+        self,
+        plans: Sequence[StagePlan],
+        unit: str,
+        work: Callable[[StagePlan], float] = lambda plan: 1.0,
+        only: Optional[int] = None,
+        member: Optional[int] = None,
+    ) -> None:
+        self.num_stages = len(plans)
+        self.unit = unit
+        self.forecast = Forecast(
+            {
+                training.model: work(plan)
+                for plan in plans
+                for training in plan.trainings
+                if only in (None, plan.stage.index) and member in (None, training.model.member)
+            }
+        )
+        self.pace = LinePace()
+        self.results = HeldLines()
+        self.status: Optional[tqdm] = None
+        self.counted = time.monotonic()
+
+    def __enter__(self) -> "RunDisplay":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._clear()
+        self.results.flush()
+
+    @contextlib.contextmanager
+    def training(
+        self, plan: StagePlan, training: Training, max_update: Optional[int], done: int = 0
+    ) -> Iterator[StageProgress]:
+        """Show one training.
+
+        Args:
+            plan: of the stage.
+            training: of the model.
+            max_update: updates in all; None: not known.
+            done: updates that an earlier launch has done.
+        """
+        self._clear()
+        self.results.release()
+        left = partial(self.forecast.seconds_left, training.model) if len(self.forecast.ahead) > 1 else None
+        with StageProgress(self._title(plan, training), self.unit, max_update, done, self.pace, left) as progress:
+            yield progress
+        whole, _ = progress.seconds()
+        earlier = max(0.0, whole - (time.monotonic() - progress.began)) if whole is not None else 0.0
+        self.forecast.finish(training.model, self._count_seconds() + earlier)
+
+    def say(self, plan: StagePlan, text: str, training: Optional[Training] = None) -> None:
+        """Say what is done now beside training."""
+        self.results.release()
+        text = f"{self._title(plan, training)}: {text}"
+        if sys.stderr.isatty():
+            if self.status is None:
+                self.status = open_bar("{desc}")
+            self.status.set_description_str(text)
+        elif self.pace.is_due():
+            print(text, file=sys.stderr, flush=True)
+
+    def skipped(self, plan: StagePlan, record: Mapping[str, Any]) -> None:
+        """Say that a stage was complete already."""
+        for training in plan.trainings:
+            self.forecast.finish(training.model, record["wall_seconds"] / len(plan.trainings))
+        self._tell(plan, f"complete already, {_result(record)}")
+
+    def trained(self, plan: StagePlan, training: Training) -> None:
+        """Say that one member of a stage is trained, and that the stage waits for the others."""
+        self.forecast.drop([training.model])
+        self._tell(
+            plan, f"member {training.model.member} is trained; the stage is complete after a call without --member"
+        )
+
+    def completed(self, plan: StagePlan, record: Mapping[str, Any]) -> None:
+        """Say that a stage is complete now."""
+        self.forecast.add(self._count_seconds())
+        self.forecast.drop(training.model for training in plan.trainings)
+        text = (
+            f"{_result(record)}, {record['num_updates']:,} updates, {record['num_params']:,} parameters, "
+            f"{spell_duration(record['wall_seconds'])}"
+        )
+        left = self.forecast.seconds_left() if self.forecast.ahead else None
+        self._tell(plan, text if left is None else f"{text}, {spell_duration(left)} left in the run")
+
+    def _title(self, plan: StagePlan, training: Optional[Training] = None) -> str:
+        title = describe_stage(plan, self.num_stages)
+        if training is None or len(plan.trainings) == 1:
+            return title
+        return f"{title}, member {training.model.member}"
+
+    def _tell(self, plan: StagePlan, text: str) -> None:
+        self._clear()
+        self.results.put(f"{describe_stage(plan, self.num_stages)}: {text}")
+
+    def _count_seconds(self) -> float:
+        """Return the seconds since the last call."""
+        before, self.counted = self.counted, time.monotonic()
+        return self.counted - before
+
+    def _clear(self) -> None:
+        """Leave the terminal's line to somebody else."""
+        if self.status is not None:
+            self.status.close()
+            self.status = None
+
+
+def _result(record: Mapping[str, Any]) -> str:
+    test, valid = record["test"], record["valid"]
+    if "ppl" in test:
+        return f"perplexity {test['ppl']:.2f} on test, {valid['ppl']:.2f} on valid"
+    return f"error {test['error']:.2%} on test, {valid['error']:.2%} on valid"
