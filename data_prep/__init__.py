@@ -1,1 +1,1 @@
-"""From raw text to streams: the program behind ``alma-prep-text`` and scripts per corpus."""
+"""From raw text and published images to streams: the programs behind both prep commands, and scripts per corpus."""

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from data_prep.images.input_files import open_plain_or_gz
+from data_prep.gzip_file import open_plain_or_gz
 from fairseq_alma.errors import AlmaError
 
 _TYPES = {"u1": "u1", "i8": "<i8", "i4": "<i4"}  # what is read, by the code that a pickle gives

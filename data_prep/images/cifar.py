@@ -9,9 +9,10 @@ from typing import Any, Sequence
 
 import numpy as np
 
+from data_prep.gzip_file import open_plain_or_gz
 from data_prep.images.array_pickle import read_array_pickle
 from data_prep.images.image_set import ImageSet, check_labels, check_pair
-from data_prep.images.input_files import InputFiles, advice, holds, open_plain_or_gz
+from data_prep.images.input_files import InputFiles, advice, holds
 from fairseq_alma.errors import AlmaError
 
 SHAPE = (3, 32, 32)
@@ -35,6 +36,16 @@ class CifarLayout:
     folders: tuple[str, str]
     label_keys: dict[str, str]
     num_classes: dict[str, int]
+
+    @property
+    def python_names(self) -> list[str]:
+        """The files of the python version, the test file last."""
+        return [*self.train, self.test]
+
+    @property
+    def binary_names(self) -> list[str]:
+        """The files of the binary version, the test file last."""
+        return [f"{name}.bin" for name in self.python_names]
 
 
 CIFAR10 = CifarLayout(
@@ -67,16 +78,14 @@ def load_cifar(files: InputFiles, source: Path, dataset: str, layout: CifarLayou
         AlmaError: a file is missing, of another size than its format allows, or holds what does not belong there.
     """
     parts, train_sizes = [], []
-    python_names = [*layout.train, layout.test]
-    binary_names = [f"{name}.bin" for name in python_names]
-    binary = holds(source, binary_names[0], layout.folders)
-    if not binary and not holds(source, python_names[0], layout.folders):
+    binary = holds(source, layout.binary_names[0], layout.folders)
+    if not binary and not holds(source, layout.python_names[0], layout.folders):
         raise AlmaError(
             f"--source {source}: neither the binary nor the python version of {dataset} in it; "
-            f"{advice(binary_names, layout.folders)}, or the same without .bin"
+            f"{advice(layout.binary_names, layout.folders)}, or the same without .bin"
         )
     read = _read_binary if binary else _read_pickle
-    for path in files.find(source, binary_names if binary else python_names, layout.folders):
+    for path in files.find(source, layout.binary_names if binary else layout.python_names, layout.folders):
         parts.append(read(path, layout, labels))
         check_labels(path, parts[-1][1], layout.num_classes[labels])
         train_sizes.append(len(parts[-1][1]))

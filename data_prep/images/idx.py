@@ -9,8 +9,9 @@ from pathlib import Path
 
 import numpy as np
 
+from data_prep.gzip_file import open_plain_or_gz
 from data_prep.images.image_set import ImageSet, check_labels, check_pair
-from data_prep.images.input_files import InputFiles, open_plain_or_gz, read_at_most
+from data_prep.images.input_files import InputFiles, read_at_most
 from fairseq_alma.errors import AlmaError
 
 MNIST_NAMES = (
@@ -65,11 +66,15 @@ def load_mnist(files: InputFiles, source: Path, dataset: str) -> ImageSet:
     return ImageSet(dataset, images, labels, len(train_images), MNIST_CLASSES)
 
 
+def emnist_names(split: str) -> list[str]:
+    """Return the names of a split's files: training images and labels, test images and labels."""
+    kinds = ("images-idx3-ubyte", "labels-idx1-ubyte")
+    return [f"emnist-{split}-{part}-{kind}" for part in ("train", "test") for kind in kinds]
+
+
 def load_emnist(files: InputFiles, source: Path, split: str) -> ImageSet:
     """Read one of EMNIST's splits; images are turned upright and the labels of ``letters`` begin at 0."""
-    kinds = ("images-idx3-ubyte", "labels-idx1-ubyte")
-    names = [f"emnist-{split}-{part}-{kind}" for part in ("train", "test") for kind in kinds]
-    paths = files.find(source, names, EMNIST_FOLDERS)
+    paths = files.find(source, emnist_names(split), EMNIST_FOLDERS)
     num_classes = EMNIST_CLASSES[split]
     first_label = 1 if split == "letters" else 0
     train_images, train_labels = _read_pair(paths[0], paths[1], num_classes, first_label)

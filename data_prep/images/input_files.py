@@ -1,15 +1,11 @@
 """Find the published files under ``--source`` and record what was read, by content."""
 
-import gzip
-import zlib
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO, Iterator, Optional, Sequence
+from typing import Any, BinaryIO, Optional, Sequence
 
 from fairseq_alma.data.manifest import file_sha256
 from fairseq_alma.errors import AlmaError
 
-_GZIP_MAGIC = b"\x1f\x8b"
 _PIECE = 1 << 20
 
 
@@ -79,26 +75,6 @@ def _look_for(source: Path, name: str, folders: Sequence[str]) -> Optional[Path]
             if path.is_file():
                 return path
     return None
-
-
-@contextmanager
-def open_plain_or_gz(path: Path) -> Iterator[BinaryIO]:
-    """Open a file for reading, through gzip if its content, whatever its name, begins so.
-
-    Raises:
-        AlmaError: the gzip data are broken.
-    """
-    with open(path, "rb") as plain:
-        magic = plain.read(len(_GZIP_MAGIC))
-        plain.seek(0)
-        if magic != _GZIP_MAGIC:
-            yield plain
-            return
-        try:
-            with gzip.GzipFile(fileobj=plain) as unpacked:
-                yield unpacked  # type: ignore[misc]
-        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-            raise AlmaError(f"{path}: broken gzip data ({error}); fetch the file again") from error
 
 
 def read_at_most(file: BinaryIO, limit: int) -> bytearray:

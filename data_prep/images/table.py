@@ -11,8 +11,9 @@ from typing import Optional
 
 import numpy as np
 
+from data_prep.gzip_file import open_plain_or_gz
 from data_prep.images.image_set import ImageSet, check_labels, with_test_held_out
-from data_prep.images.input_files import InputFiles, open_plain_or_gz
+from data_prep.images.input_files import InputFiles
 from fairseq_alma.errors import AlmaError
 
 NUM_CLASSES = 10
