@@ -1,5 +1,5 @@
-"""Criterions under their registered names: ``alma_switch_cross_entropy``."""
+"""Criterions under their registered names: ``alma_switch_cross_entropy``, ``alma_image_cross_entropy``."""
 
-from fairseq_alma.criterions import alma_switch_cross_entropy
+from fairseq_alma.criterions import alma_image_cross_entropy, alma_switch_cross_entropy
 
-__all__ = ["alma_switch_cross_entropy"]
+__all__ = ["alma_image_cross_entropy", "alma_switch_cross_entropy"]

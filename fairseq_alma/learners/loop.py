@@ -7,7 +7,7 @@ tested is the back end's: commands in processes of their own for text, a trainin
 from typing import Any, Mapping, Optional, Protocol, Sequence
 
 from fairseq_alma.errors import AlmaError
-from fairseq_alma.learners.plan import Model, StagePlan, Training, needed_models
+from fairseq_alma.learners.plan import Model, NeededModels, StagePlan, Training
 from fairseq_alma.learners.run_folder import STAGE_RECORD, RunFolder
 
 
@@ -75,10 +75,13 @@ def run_stages(
         Number of stages that ran.
     """
     num_run = 0
+    needed = None if keep_checkpoints else NeededModels(plans)
+    complete: set[int] = set()
     for plan in plans:
         if only is not None and plan.stage.index != only:
             continue
-        record, ran = _finish_stage(folder, plan, plans, backend, keep_checkpoints)
+        record, ran = _finish_stage(folder, plan, backend, needed, complete)
+        complete.add(plan.stage.index)
         num_run += ran
         if ran:
             reporter.completed(plan, record)
@@ -129,23 +132,34 @@ def train_member(
 
 
 def _finish_stage(
-    folder: RunFolder, plan: StagePlan, plans: Sequence[StagePlan], backend: Backend, keep_checkpoints: bool
+    folder: RunFolder, plan: StagePlan, backend: Backend, needed: Optional[NeededModels], complete: set[int]
 ) -> tuple[dict[str, Any], bool]:
-    """Bring a stage to its end: run it unless it is complete, then tidy up. Returns its record, and whether it ran."""
+    """Bring a stage to its end: run it unless it is complete, then tidy up.
+
+    Args:
+        folder: the run.
+        plan: of the stage.
+        backend: trains and tests.
+        needed: which weights must stay; None: all.
+        complete: stages that are known to be complete.
+
+    Returns:
+        The stage's record, and whether it ran.
+    """
     stage = plan.stage.index
     record = _complete_record(folder, plan)
     if record is not None and folder.is_tidy(stage):
         return record, False
     if record is None:
-        _require_starts(folder, plan)
+        _require_starts(folder, plan, complete)
     with folder.lock_stage(stage) as lock:
         # Another alma-stream may have completed it in the meantime.
         record = _complete_record(folder, plan)
         ran = record is None
         if record is None:
             record = _run_stage(folder, plan, backend, lock)
-        if not keep_checkpoints:
-            backend.keep_only(stage, sorted(needed_models(plans, stage)))
+        if needed is not None:
+            backend.keep_only(stage, needed.after(stage))
         folder.mark_tidy(stage)
     return record, ran
 
@@ -180,11 +194,11 @@ def _complete_record(folder: RunFolder, plan: StagePlan) -> Optional[dict[str, A
     return record
 
 
-def _require_starts(folder: RunFolder, plan: StagePlan) -> None:
+def _require_starts(folder: RunFolder, plan: StagePlan, complete: set[int]) -> None:
     """Raise AlmaError unless the stages that this one takes weights from are complete."""
     starts = {training.start.stage for training in plan.trainings if training.start is not None}
     others = {model.stage for model in plan.predictors} - {plan.stage.index}
-    for stage in sorted(starts | others):
+    for stage in sorted((starts | others) - complete):
         if folder.read_stage(stage) is None:
             use, remedy = "predicts with", "run that stage first"
             if stage in starts:

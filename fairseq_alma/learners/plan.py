@@ -23,19 +23,21 @@ class Model:
 
 @dataclass(frozen=True)
 class Growth:
-    """Experts to add to a model between two stages.
+    """What is added to a model between two stages.
 
     Attributes:
-        num_new: experts to add to each Switch layer.
-        method: ``copy``, ``split`` or ``scratch``.
+        num_new: experts to add to each layer that has experts.
+        method: ``copy``, ``split`` or ``scratch``; ``firefly``: neurons rather than experts.
         select: which experts are copied or split: ``loss``, ``usage`` or ``random``.
         seed: of new weights and random choices.
+        share: of the first size that is added as neurons.
     """
 
     num_new: int
     method: str
     select: str
     seed: int
+    share: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,7 @@ class Training:
         growth: what is done to these weights first; None: nothing.
         num_experts: experts in each Switch layer of a model that starts from random weights; None: the user says.
         num_joint: models that are trained jointly as this one, on the mean of their logits.
+        bootstrap: train on a sample of the stage's examples, drawn with replacement.
     """
 
     model: Model
@@ -57,6 +60,7 @@ class Training:
     growth: Optional[Growth] = None
     num_experts: Optional[int] = None
     num_joint: int = 1
+    bootstrap: bool = False
 
 
 @dataclass(frozen=True)
@@ -67,7 +71,7 @@ class StagePlan:
         stage: the data.
         trainings: models to train, independent of each other.
         predictors: models that predict afterwards; those that are not trained in this stage stay as they are.
-        combine: how their predictions become one: ``single`` for one model, else ``probabilities`` (mean).
+        combine: how their predictions become one: ``single`` for one model, else ``probabilities`` (mean) or ``vote``.
     """
 
     stage: Stage
@@ -93,20 +97,22 @@ def member_seed(seed: int, member: int) -> int:
     return seed + MEMBER_SEED_STEP * member
 
 
-def needed_models(plans: Iterable[StagePlan], done: int) -> frozenset[Model]:
-    """Models whose weights must stay on disk once stage ``done`` is complete.
+class NeededModels:
+    """Which models' weights must stay on disk after a stage.
 
     Args:
         plans: all plans of the run.
-        done: index of the last complete stage.
-
-    Returns:
-        What predicts now, what a later stage starts from, and what predicts later.
     """
-    needed: set[Model] = set()
-    for plan in plans:
-        if plan.stage.index >= done:
-            needed.update(plan.predictors)
-        if plan.stage.index > done:
-            needed.update(training.start for training in plan.trainings if training.start is not None)
-    return frozenset(model for model in needed if model.stage <= done)
+
+    def __init__(self, plans: Iterable[StagePlan]) -> None:
+        self.last_use: dict[Model, int] = {}
+        for plan in plans:  # in order, so that later uses replace earlier ones
+            index = plan.stage.index
+            starts = [training.start for training in plan.trainings if training.start is not None]
+            # What a stage starts from must be there when the stage before is complete: a use one stage earlier.
+            self.last_use.update({start: max(self.last_use.get(start, 0), index - 1) for start in starts})
+            self.last_use.update({model: index for model in plan.predictors})
+
+    def after(self, done: int) -> list[Model]:
+        """Return what predicts after stage ``done``, and what later stages start from or predict with, in order."""
+        return sorted(model for model, last in self.last_use.items() if model.stage <= done <= last)

@@ -21,6 +21,10 @@ class LearnerOptions:
         grow_schedule: experts in each Switch layer during stage 0, 1, …; for learners that add experts.
         grow_method: how experts are added, see `plan.Growth`.
         grow_select: which experts are copied or split.
+        wait: the waiting time; for learners that grow every so many arrivals.
+        grow_every: arrivals between two growth steps; for learners without a schedule.
+        grow_share: share of the first size that each growth step adds; for learners that add neurons.
+        combine: how several models predict: ``probabilities`` or ``vote``.
     """
 
     seed: int
@@ -29,6 +33,10 @@ class LearnerOptions:
     grow_schedule: tuple[int, ...] = ()
     grow_method: str = "copy"
     grow_select: str = "loss"
+    wait: int = 1
+    grow_every: int = 1
+    grow_share: float = 0.0
+    combine: str = "probabilities"
 
 
 class Learner(Protocol):
@@ -95,7 +103,7 @@ class GrowingEnsemble:
         trainings = [
             Training(model, member_seed(self.options.seed, model.member), last) for model in everyone[-num_new:]
         ]
-        return StagePlan(stage, tuple(trainings), tuple(everyone), _combination(everyone))
+        return StagePlan(stage, tuple(trainings), tuple(everyone), _combination(everyone, self.options))
 
 
 class GrowingMixture:
@@ -151,9 +159,14 @@ LEARNERS: dict[str, type[Learner]] = {
 }
 
 
-def plan_stages(learner: str, options: LearnerOptions, stages: Sequence[Stage]) -> list[StagePlan]:
-    """Plan a whole stream for the learner of that name in `LEARNERS`."""
-    strategy = LEARNERS[learner](options)
+def plan_stages(
+    learner: str,
+    options: LearnerOptions,
+    stages: Sequence[Stage],
+    learners: Mapping[str, type[Learner]] = LEARNERS,
+) -> list[StagePlan]:
+    """Plan a whole stream for the learner of that name."""
+    strategy = learners[learner](options)
     return [strategy.plan(stage) for stage in stages]
 
 
@@ -170,8 +183,8 @@ def _independent(stage: Stage, options: LearnerOptions, num_members: int, num_jo
         )
         for model in models
     ]
-    return StagePlan(stage, tuple(trainings), tuple(models), _combination(models))
+    return StagePlan(stage, tuple(trainings), tuple(models), _combination(models, options))
 
 
-def _combination(models: Sequence[Model]) -> str:
-    return "single" if len(models) == 1 else "probabilities"
+def _combination(models: Sequence[Model], options: LearnerOptions) -> str:
+    return "single" if len(models) == 1 else options.combine

@@ -1,8 +1,25 @@
 """Models under their registered names.
 
-``alma_switch_lm`` with ``_tiny``, ``_base``, ``_large``; ``alma_ensemble`` and ``alma_umix``, which consist of others.
+Language: ``alma_switch_lm`` with ``_tiny``, ``_base``, ``_large``. Images: ``alma_mlp``, ``alma_vgg``,
+``alma_moe_mlp``, ``alma_moe_vgg``. Both: ``alma_ensemble`` and ``alma_umix``, which consist of others.
 """
 
-from fairseq_alma.models import alma_ensemble, alma_switch_lm, alma_umix
+from fairseq_alma.models import (
+    alma_ensemble,
+    alma_mlp,
+    alma_moe_mlp,
+    alma_moe_vgg,
+    alma_switch_lm,
+    alma_umix,
+    alma_vgg,
+)
 
-__all__ = ["alma_ensemble", "alma_switch_lm", "alma_umix"]
+__all__ = [
+    "alma_ensemble",
+    "alma_mlp",
+    "alma_moe_mlp",
+    "alma_moe_vgg",
+    "alma_switch_lm",
+    "alma_umix",
+    "alma_vgg",
+]

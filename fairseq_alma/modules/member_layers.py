@@ -40,7 +40,7 @@ class MemberLinear(nn.Module):
         """Map (N, B, I), or (B, I) that all members share, to (N, B, O)."""
         num_members, out_features, _ = self.weight.shape
         if num_members == 1:
-            return F.linear(x if x.dim() == 2 else x[0], self.weight[0], self.bias[0])[None]
+            return F.linear(x if x.dim() == 2 else x.squeeze(0), self.weight.squeeze(0), self.bias.squeeze(0))[None]
         if x.dim() == 2:
             out = F.linear(x, self.weight.flatten(0, 1), self.bias.flatten())
             return out.view(x.size(0), num_members, out_features).transpose(0, 1)

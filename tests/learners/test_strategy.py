@@ -1,6 +1,6 @@
 import itertools
 
-from fairseq_alma.learners.plan import Growth, Model, StagePlan, Training, member_seed, needed_models
+from fairseq_alma.learners.plan import Growth, Model, NeededModels, StagePlan, Training, member_seed
 from fairseq_alma.learners.schedule import stages
 from fairseq_alma.learners.strategy import LEARNERS, LearnerOptions, plan_stages
 
@@ -39,13 +39,13 @@ def test_member_zero_has_the_seed_of_the_run_and_no_two_updates_share_one():
 
 def test_only_the_weights_that_a_later_stage_starts_from_are_needed():
     plans = plan_stages("sm", LearnerOptions(seed=1), stages(3, 1))
-    assert needed_models(plans, 0) == {Model(0, 0)}
-    assert needed_models(plans, 1) == {Model(1, 0)}
+    assert set(NeededModels(plans).after(0)) == {Model(0, 0)}
+    assert set(NeededModels(plans).after(1)) == {Model(1, 0)}
 
 
 def test_the_last_weights_of_a_run_are_needed():
     plans = plan_stages("sm", LearnerOptions(seed=1), stages(3, 1))
-    assert needed_models(plans, 2) == {Model(2, 0)}
+    assert set(NeededModels(plans).after(2)) == {Model(2, 0)}
 
 
 def test_models_that_predict_without_being_trained_again_are_needed():
@@ -55,8 +55,8 @@ def test_models_that_predict_without_being_trained_again_are_needed():
         StagePlan(first, (Training(old, 1),), (old,)),
         StagePlan(second, (Training(new, 2),), (old, new), "probabilities"),
     ]
-    assert needed_models(plans, 0) == {old}
-    assert needed_models(plans, 1) == {old, new}
+    assert set(NeededModels(plans).after(0)) == {old}
+    assert set(NeededModels(plans).after(1)) == {old, new}
 
 
 def ensemble_plans(**options):
@@ -86,7 +86,7 @@ def test_a_growing_ensemble_trains_new_members_only_and_predicts_with_all():
     assert plans[1].predictors == (Model(0, 0), Model(0, 1), Model(1, 2), Model(1, 3))
     seeds = [training.seed for plan in plans for training in plan.trainings]
     assert len(set(seeds)) == 6
-    assert needed_models(plans, 1) == set(plans[1].predictors)
+    assert set(NeededModels(plans).after(1)) == set(plans[1].predictors)
 
 
 def test_a_growing_ensemble_may_start_from_its_last_member():

@@ -1,0 +1,52 @@
+"""Adds up the predictions of any number of models: the mean of their probabilities, or a vote.
+
+Letters: N models, B images, K classes.
+"""
+
+from typing import Optional
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+COMBINATIONS = ("single", "probabilities", "vote")
+
+
+class Tally:
+    """Predictions of several models for the same images.
+
+    Models are added in their order, so that a sum that is built again after a restart is the same to the last bit.
+    """
+
+    def __init__(self) -> None:
+        self.num_models = 0
+        self.log_sum: Optional[Tensor] = None
+        self.votes: Optional[Tensor] = None
+
+    def add(self, logits: Tensor) -> None:
+        """Add the (N, B, K) logits of N more models."""
+        log_probs = F.log_softmax(logits, dim=-1)
+        num_classes = logits.size(-1)
+        for each in log_probs:
+            vote = F.one_hot(each.argmax(dim=-1), num_classes)
+            self.log_sum = each if self.log_sum is None else torch.logaddexp(self.log_sum, each)
+            self.votes = vote if self.votes is None else self.votes + vote
+        self.num_models += len(log_probs)
+
+    def result(self, labels: Tensor, combine: str) -> dict[str, float]:
+        """Return loss and error.
+
+        Args:
+            labels: (B) int64.
+            combine: ``single`` or ``probabilities``: the class of the largest mean probability; ``vote``: the class
+                that most models find most likely, of several such classes the one of the largest mean probability.
+
+        Returns:
+            ``loss``, of the mean of probabilities, in nats, and ``error``, 0 to 1.
+        """
+        assert self.log_sum is not None and self.votes is not None
+        log_probs = self.log_sum - torch.log(torch.tensor(float(self.num_models)))
+        # The mean of probabilities, at most 1, decides between equal votes and no others.
+        scores = self.votes + log_probs.exp() / 2 if combine == "vote" else log_probs
+        wrong = (scores.argmax(dim=-1) != labels).sum().item()
+        return {"loss": F.nll_loss(log_probs, labels).item(), "error": wrong / len(labels)}
