@@ -18,24 +18,45 @@ LOSS_UNITS = {"word": "bits", "image": "nats"}
 RunLeft = Callable[[Optional[float], Optional[float]], Optional[float]]
 
 
-class LinePace:
-    """Lets a line through at once, and then none until some seconds have passed.
+class Screen:
+    """Where progress is shown: a line of the terminal that is written over, or a line of a log now and then.
 
     Args:
-        seconds: between two lines.
+        every: seconds between two times; None: what suits a terminal or a log.
     """
 
-    def __init__(self, seconds: float = LINE_EVERY_SECONDS) -> None:
-        self.seconds = seconds
+    def __init__(self, every: Optional[float] = None) -> None:
+        self.is_terminal = sys.stderr.isatty()
+        self.every = every if every is not None else BAR_EVERY_SECONDS if self.is_terminal else LINE_EVERY_SECONDS
         self.next = -math.inf
+        self.bar: Optional[tqdm] = None
 
     def is_due(self) -> bool:
-        """Tell whether a line may be shown now; if so, it counts as shown."""
+        """Tell whether something may be shown now; if so, it counts as shown."""
         now = time.monotonic()
         if now < self.next:
             return False
-        self.next = now + self.seconds
+        self.next = now + self.every
         return True
+
+    def show(self, text: str, done: int = 0, total: Optional[int] = None) -> None:
+        """Show a text, on a terminal with a bar beside it if there is a total."""
+        if not self.is_terminal:
+            print(text, file=sys.stderr, flush=True)
+            return
+        if self.bar is None:
+            # tqdm's monitor would be a thread, and forking with threads around asks for trouble.
+            tqdm.monitor_interval = 0
+            self.bar = tqdm(bar_format="{desc}", leave=False, dynamic_ncols=True, file=sys.stderr)
+        self.bar.bar_format = "{desc}" if total is None else "{desc} |{bar}|"
+        self.bar.n, self.bar.total = done, total
+        self.bar.set_description_str(text)
+
+    def clear(self) -> None:
+        """Leave the terminal's line to somebody else."""
+        if self.bar is not None:
+            self.bar.close()
+            self.bar = None
 
 
 class StageProgress:
@@ -48,7 +69,7 @@ class StageProgress:
         unit: what the learner reads, ``word`` or ``image``; decides what loss and rate are counted in.
         max_update: updates in all; None: not known (yet; the attribute may be set later).
         done: updates that an earlier launch has done.
-        pace: of the lines, shared with trainings before and after this one; None: one of its own.
+        screen: where it is shown, after other things and before others; None: one of its own.
         run_left: forecasts the rest of the run; None: nothing is said of it.
     """
 
@@ -58,7 +79,7 @@ class StageProgress:
         unit: str,
         max_update: Optional[int] = None,
         done: int = 0,
-        pace: Optional[LinePace] = None,
+        screen: Optional[Screen] = None,
         run_left: Optional[RunLeft] = None,
     ) -> None:
         self.title = title
@@ -69,20 +90,18 @@ class StageProgress:
         self.run_left = run_left
         self.began = time.monotonic()
         self.first: Optional[tuple[int, float]] = None
-        self.pace = pace or LinePace()
-        self.bar: Optional[tqdm] = None
-        if sys.stderr.isatty():
-            self.pace = LinePace(BAR_EVERY_SECONDS)
-            self.bar = open_bar("{desc} |{bar}|", max_update)
-        if self.pace.is_due():
+        self.owns_screen = screen is None
+        self.screen = screen or Screen()
+        # A training may be long in starting.
+        if self.screen.is_due() or self.screen.is_terminal:
             self._show(None, None)
 
     def __enter__(self) -> "StageProgress":
         return self
 
     def __exit__(self, *exception: object) -> None:
-        if self.bar is not None:
-            self.bar.close()
+        if self.owns_screen:
+            self.screen.clear()
 
     def update(
         self, num_updates: int, loss: Optional[SupportsFloat] = None, rate: Optional[SupportsFloat] = None
@@ -97,7 +116,7 @@ class StageProgress:
         self.num_updates = num_updates
         if self.first is None:
             self.first = num_updates, time.monotonic()
-        if self.pace.is_due():
+        if self.screen.is_due():
             self._show(loss, rate)
 
     def seconds(self) -> tuple[Optional[float], Optional[float]]:
@@ -121,29 +140,12 @@ class StageProgress:
         figures += [f"{spell_duration(rest)} left"] if rest is not None else []
         run = self.run_left(whole, rest) if self.run_left else None
         figures += [f"{spell_duration(run)} left in the run"] if run is not None else []
-        text = f"{self.title}: {', '.join(figures)}"
-        if self.bar is None:
-            print(text, file=sys.stderr, flush=True)
-            return
-        self.bar.total, self.bar.n = self.max_update, self.num_updates
-        self.bar.set_description_str(text)
+        self.screen.show(f"{self.title}: {', '.join(figures)}", self.num_updates, self.max_update)
 
     def _count(self) -> str:
         if self.max_update is None:
             return f"{self.num_updates:,} updates"
         return f"{self.num_updates:,}/{self.max_update:,} updates"
-
-
-def open_bar(layout: str, total: Optional[int] = None) -> tqdm:
-    """Return a line on the terminal that is written over, and gone when it is closed.
-
-    Args:
-        layout: as tqdm's ``bar_format``.
-        total: what the bar counts to.
-    """
-    # tqdm's monitor would be a thread, and forking with threads around asks for trouble.
-    tqdm.monitor_interval = 0
-    return tqdm(total=total, bar_format=layout, leave=False, dynamic_ncols=True, file=sys.stderr)
 
 
 def spell_figures(unit: str, loss: Optional[SupportsFloat], rate: Optional[SupportsFloat]) -> list[str]:

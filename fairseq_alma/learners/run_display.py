@@ -4,16 +4,13 @@ A stage may take a tenth of a second or a day: no more lines are written than on
 """
 
 import contextlib
-import sys
 import time
 from functools import partial
 from typing import Any, Callable, Iterator, Mapping, Optional, Sequence
 
-from tqdm import tqdm
-
 from fairseq_alma.learners.forecast import Forecast
 from fairseq_alma.learners.plan import StagePlan, Training
-from fairseq_alma.learners.progress import LinePace, StageProgress, open_bar, spell_duration
+from fairseq_alma.learners.progress import Screen, StageProgress, spell_duration
 
 NUM_AT_ONCE = 10
 RESULT_EVERY_SECONDS = 5.0
@@ -27,7 +24,7 @@ def describe_stage(plan: StagePlan, num_stages: int) -> str:
 
 
 class HeldLines:
-    """Prints lines at a bearable rate: the first few at once, then one now and then, and always the last.
+    """Lines at a bearable rate: the first few at once, then one now and then, and always the last.
 
     Args:
         num_at_once: lines that may come at once.
@@ -41,24 +38,22 @@ class HeldLines:
         self.since = time.monotonic()
         self.held: Optional[str] = None
 
-    def put(self, line: str) -> None:
-        """Print a line, or hold it back; it takes the place of the line held back before."""
+    def hold(self, line: str) -> None:
+        """Take a line; it takes the place of one that is held back."""
         self.held = line
-        self.release()
 
-    def release(self) -> None:
-        """Print the line that is held back if its time has come."""
-        if self.held is None:
-            return
+    def is_due(self) -> bool:
+        """Tell whether the line that is held back may be printed now; if so, it counts as printed."""
         now = time.monotonic()
         self.earned = min(self.num_at_once, self.earned + (now - self.since) / self.seconds)
         self.since = now
-        if self.earned >= 1:
-            self.earned -= 1
-            self.flush()
+        if self.held is None or self.earned < 1:
+            return False
+        self.earned -= 1
+        return True
 
     def flush(self) -> None:
-        """Print the line that is held back."""
+        """Print the line that is held back, if there is one."""
         if self.held is not None:
             print(self.held, flush=True)
         self.held = None
@@ -93,16 +88,15 @@ class RunDisplay:
                 if only in (None, plan.stage.index) and member in (None, training.model.member)
             }
         )
-        self.pace = LinePace()
+        self.screen = Screen()
         self.results = HeldLines()
-        self.status: Optional[tqdm] = None
         self.counted = time.monotonic()
 
     def __enter__(self) -> "RunDisplay":
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self._clear()
+        self.screen.clear()
         self.results.flush()
 
     @contextlib.contextmanager
@@ -117,10 +111,9 @@ class RunDisplay:
             max_update: updates in all; None: not known.
             done: updates that an earlier launch has done.
         """
-        self._clear()
-        self.results.release()
+        self._release()
         left = partial(self.forecast.seconds_left, training.model) if len(self.forecast.ahead) > 1 else None
-        with StageProgress(self._title(plan, training), self.unit, max_update, done, self.pace, left) as progress:
+        with StageProgress(self._title(plan, training), self.unit, max_update, done, self.screen, left) as progress:
             yield progress
         whole, _ = progress.seconds()
         earlier = max(0.0, whole - (time.monotonic() - progress.began)) if whole is not None else 0.0
@@ -128,14 +121,9 @@ class RunDisplay:
 
     def say(self, plan: StagePlan, text: str, training: Optional[Training] = None) -> None:
         """Say what is done now beside training."""
-        self.results.release()
-        text = f"{self._title(plan, training)}: {text}"
-        if sys.stderr.isatty():
-            if self.status is None:
-                self.status = open_bar("{desc}")
-            self.status.set_description_str(text)
-        elif self.pace.is_due():
-            print(text, file=sys.stderr, flush=True)
+        self._release()
+        if self.screen.is_due() or self.screen.is_terminal:
+            self.screen.show(f"{self._title(plan, training)}: {text}")
 
     def skipped(self, plan: StagePlan, record: Mapping[str, Any]) -> None:
         """Say that a stage was complete already."""
@@ -168,19 +156,19 @@ class RunDisplay:
         return f"{title}, member {training.model.member}"
 
     def _tell(self, plan: StagePlan, text: str) -> None:
-        self._clear()
-        self.results.put(f"{describe_stage(plan, self.num_stages)}: {text}")
+        self.results.hold(f"{describe_stage(plan, self.num_stages)}: {text}")
+        self._release()
 
     def _count_seconds(self) -> float:
         """Return the seconds since the last call."""
         before, self.counted = self.counted, time.monotonic()
         return self.counted - before
 
-    def _clear(self) -> None:
-        """Leave the terminal's line to somebody else."""
-        if self.status is not None:
-            self.status.close()
-            self.status = None
+    def _release(self) -> None:
+        """Print the result that is held back, if its time has come."""
+        if self.results.is_due():
+            self.screen.clear()
+            self.results.flush()
 
 
 def _result(record: Mapping[str, Any]) -> str:

@@ -5,7 +5,7 @@ import time
 import pytest
 
 from fairseq_alma.learners import progress as progress_module
-from fairseq_alma.learners.progress import LinePace, StageProgress, spell_duration
+from fairseq_alma.learners.progress import Screen, StageProgress, spell_duration
 
 
 class Terminal(io.StringIO):
@@ -38,21 +38,21 @@ def test_progress_away_from_a_terminal_is_a_line_now_and_then(capsys, clock):
 
 
 def test_images_are_counted_in_nats_and_images_per_second(capsys):
-    progress = StageProgress("s", "image", max_update=10, pace=LinePace(0.0))
+    progress = StageProgress("s", "image", max_update=10, screen=Screen(every=0.0))
     progress.update(4, loss=0.5, rate=20_000)
     assert lines(capsys)[1] == "s: 4/10 updates, loss 0.500 nats, 20,000 images/s"
 
 
 def test_an_unknown_rate_or_loss_is_left_out(capsys):
-    progress = StageProgress("s", "image", pace=LinePace(0.0))
+    progress = StageProgress("s", "image", screen=Screen(every=0.0))
     progress.update(4, rate=float("inf"))
     assert lines(capsys) == ["s: 0 updates", "s: 4 updates"]
 
 
-def test_trainings_that_share_a_pace_share_the_lines(capsys, clock):
-    pace = LinePace(15.0)
+def test_trainings_that_share_a_screen_share_the_lines(capsys, clock):
+    screen = Screen()
     for stage in range(500):
-        with StageProgress(f"stage {stage}", "image", 3, pace=pace) as progress:
+        with StageProgress(f"stage {stage}", "image", 3, screen=screen) as progress:
             for update in range(1, 4):
                 clock[0] += 0.04
                 progress.update(update, loss=1.0, rate=100.0)
@@ -89,7 +89,7 @@ def test_the_seconds_of_a_training_include_those_of_earlier_launches(clock):
 
 
 def test_the_rest_of_the_run_is_shown_beside_that_of_the_stage(capsys, clock):
-    progress = StageProgress("s", "word", 10, pace=LinePace(0.0), run_left=lambda whole, rest: rest and 10 * rest)
+    progress = StageProgress("s", "word", 10, screen=Screen(every=0.0), run_left=lambda whole, rest: rest and 10 * rest)
     progress.update(0)
     clock[0] += 5
     progress.update(5)

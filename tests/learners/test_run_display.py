@@ -4,9 +4,9 @@ import sys
 import pytest
 
 from fairseq_alma.learners import run_display
+from fairseq_alma.learners.plan import Model, StagePlan, Training
 from fairseq_alma.learners.run_display import HeldLines, RunDisplay, describe_stage
 from fairseq_alma.learners.schedule import stages
-from fairseq_alma.learners.strategy import LearnerOptions, plan_stages
 
 RECORD = {
     "test": {"loss": 2.0, "ppl": 4.0}, "valid": {"loss": 3.0, "ppl": 8.0}, "num_updates": 1500, "num_params": 1721088,
@@ -27,16 +27,19 @@ def clock(monkeypatch):
     return now
 
 
-def plans(num_stages, learner="sm", **options):
-    return plan_stages(learner, LearnerOptions(seed=1, **options), stages(num_stages, 1))
+def plans(num_stages, wait=1, replay=False, num_members=1):
+    """Plans of a learner that trains some members in each stage."""
+    planned = []
+    for stage in stages(num_stages * wait, wait, replay):
+        models = tuple(Model(stage.index, member) for member in range(num_members))
+        planned.append(StagePlan(stage, tuple(Training(model, seed=1) for model in models), models))
+    return planned
 
 
 def test_a_stage_is_named_with_its_arrival_and_its_megabatches():
-    waiting = plan_stages("sm", LearnerOptions(seed=1), stages(4, 3))
-    assert describe_stage(waiting[0], 2) == "stage 0/1, arrival 2 (mega-batches 0-2)"
-    assert describe_stage(waiting[1], 2) == "stage 1/1, arrival 3 (mega-batch 3)"
-    replaying = plan_stages("sm", LearnerOptions(seed=1), stages(4, 1, replay=True))
-    assert describe_stage(replaying[2], 4) == "stage 2/3, arrival 2 (mega-batches 0-2)"
+    assert describe_stage(plans(4)[3], 4) == "stage 3/3, arrival 3 (mega-batch 3)"
+    assert describe_stage(plans(2, wait=3)[1], 2) == "stage 1/1, arrival 5 (mega-batches 3-5)"
+    assert describe_stage(plans(4, replay=True)[2], 4) == "stage 2/3, arrival 2 (mega-batches 0-2)"
 
 
 def test_a_completed_stage_is_one_line_on_standard_output(capsys):
@@ -100,7 +103,7 @@ def test_stages_of_an_earlier_launch_forecast_the_rest(capsys, clock):
 
 
 def test_members_are_named_where_a_stage_trains_several(capsys, clock):
-    planned = plans(1, "ens", num_members=2)
+    planned = plans(1, num_members=2)
     display = RunDisplay(planned, "word")
     for training in planned[0].trainings:
         clock[0] += 20
@@ -110,7 +113,7 @@ def test_members_are_named_where_a_stage_trains_several(capsys, clock):
 
 
 def test_the_rest_of_the_run_is_only_what_this_command_does():
-    planned = plans(4, "ens", num_members=3)
+    planned = plans(4, num_members=3)
     assert len(RunDisplay(planned, "word").forecast.ahead) == 12
     assert len(RunDisplay(planned, "word", only=2).forecast.ahead) == 3
     assert len(RunDisplay(planned, "word", member=1).forecast.ahead) == 4
@@ -133,12 +136,14 @@ def test_a_terminal_has_one_live_line_that_gives_way_to_results(monkeypatch, cap
 
 def test_a_line_held_back_is_printed_when_its_time_has_come(capsys, clock):
     lines = HeldLines(num_at_once=1, seconds=5.0)
-    lines.put("first")
-    lines.put("second")
-    lines.put("third")
-    assert capsys.readouterr().out == "first\n"
-    clock[0] += 6
-    lines.release()
-    assert capsys.readouterr().out == "third\n"
+    lines.hold("first")
+    assert lines.is_due()
     lines.flush()
-    assert capsys.readouterr().out == ""
+    lines.hold("second")
+    lines.hold("third")
+    assert not lines.is_due()
+    clock[0] += 6
+    assert lines.is_due()
+    lines.flush()
+    lines.flush()
+    assert capsys.readouterr().out == "first\nthird\n"
