@@ -4,9 +4,9 @@ The paper names learner and waiting time (``SM_w3``); what else tells the experi
 the backbone, any other option) is worked out from the whole set.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Callable, Iterator, Mapping, Optional, Sequence
+from typing import Callable, Iterator, Optional, Sequence
 
 from fairseq_alma.learners.run_record import FREE_OPTIONS
 from fairseq_alma.report.run_figures import RunFigures, experiment_of
@@ -24,11 +24,15 @@ class Experiment:
     Attributes:
         runs: with distinct seeds, the furthest one first.
         label: the learner and its variant: ``SM_w3 (3x steps)``.
+        times: updates per stage, of the fewest that an experiment with this backbone has; 1 where nothing is said.
+        size: of the backbone; empty where all experiments of the report have the same.
         note: what else tells it from others of the same label, size and experts; mostly empty.
     """
 
     runs: tuple[RunFigures, ...]
     label: str
+    times: float = 1.0
+    size: str = ""
     note: str = ""
 
     @property
@@ -44,17 +48,15 @@ class Experiment:
     @property
     def name(self) -> str:
         """Everything that tells it apart: ``SM_w1, 4 experts, width 64``."""
-        run = self.first
-        parts = [self.label, f"{run.experts} experts" if run.is_text else run.experts, run.size, self.note]
-        return ", ".join(part for part in parts if part and part != "1")
+        return ", ".join(part for part in (self.label, _parts(self.first), self.size, self.note) if part)
 
     def spread(self, figure: Callable[[RunFigures], Optional[float]]) -> Optional[Spread]:
         """Return mean and deviation of a figure over the complete runs, or None where none has it."""
-        return Spread.of(figure(run) for run in self.complete)
+        return Spread.of({run.seeds: figure(run) for run in self.complete})
 
     def at(self, arrival: int) -> Optional[Spread]:
         """Return mean and deviation of the test value right after the update at an arrival."""
-        return Spread.of(run.value.get(arrival) for run in self.runs)
+        return Spread.of({run.seeds: run.value.get(arrival) for run in self.runs})
 
 
 def experiments(runs: Sequence[RunFigures]) -> list[Experiment]:
@@ -69,11 +71,15 @@ def experiments(runs: Sequence[RunFigures]) -> list[Experiment]:
         known = group.get(run.seeds)
         if known is None or len(known.value) < len(run.value):
             group[run.seeds] = run
-    least = _least_updates(runs)
+    least, several_sizes = _least_updates(runs), len({run.size for run in runs}) > 1
     found = []
     for group in groups.values():
         furthest_first = sorted(group.values(), key=lambda run: -len(run.value))
-        found.append(Experiment(tuple(furthest_first), furthest_first[0].label + _steps(furthest_first[0], least)))
+        first = furthest_first[0]
+        updates = _max_update(first)
+        times = 1.0 if updates is None else updates / least[first.size]
+        size = first.size if several_sizes else ""
+        found.append(Experiment(tuple(furthest_first), first.label + _steps(times), times, size))
     return list(_with_notes(found))
 
 
@@ -92,13 +98,19 @@ def _max_update(run: RunFigures) -> Optional[int]:
     return int(given) if given.isdecimal() and int(given) > 0 else None
 
 
-def _steps(run: RunFigures, least: Mapping[str, int]) -> str:
+def _steps(times: float) -> str:
     """Spell a multiple of the updates per stage as Table 2 does: `` (3x steps)``."""
-    updates = _max_update(run)
-    if updates is None or updates == least[run.size]:
-        return ""
-    times, rest = divmod(updates, least[run.size])
-    return f" ({times}x steps)" if rest == 0 else f" ({updates} steps)"
+    return "" if times == 1 else f" ({times:.3g}x steps)"
+
+
+def _parts(run: RunFigures) -> str:
+    """Spell what a model is made of: ``4 experts``, ``4@1 to 4@4 experts``, ``5 models``; empty for a single one."""
+    sizes = run.experts.split(", ")
+    unit = "experts"
+    if all(size.startswith("1@") for size in sizes):
+        sizes, unit = [size.removeprefix("1@") for size in sizes], "models"
+    text = sizes[0] if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]}"
+    return "" if text in ("1", "–") else f"{text} {unit}"
 
 
 def _with_notes(found: Sequence[Experiment]) -> Iterator[Experiment]:
@@ -114,7 +126,7 @@ def _with_notes(found: Sequence[Experiment]) -> Iterator[Experiment]:
         facts = [_facts(other.first) for other in others]
         differing = [name for name in _facts(experiment.first) if len({fact.get(name) for fact in facts}) > 1]
         own = _facts(experiment.first)
-        yield Experiment(experiment.runs, experiment.label, ", ".join(_spell(name, own[name]) for name in differing))
+        yield replace(experiment, note=", ".join(_spell(name, own[name]) for name in differing))
 
 
 def _facts(run: RunFigures) -> dict[str, str]:

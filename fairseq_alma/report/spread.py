@@ -2,11 +2,12 @@
 
 import math
 import statistics
-from dataclasses import dataclass
-from typing import Iterable, Optional
+from dataclasses import dataclass, field
+from typing import Hashable, Mapping, Optional
 
 # Without several seeds nobody knows how far a figure would move; a gap below this share of it decides nothing.
 SINGLE_SEED_SHARE = 0.01
+NUM_ERRORS = 2  # standard errors within which a difference decides nothing
 
 
 @dataclass(frozen=True)
@@ -16,21 +17,27 @@ class Spread:
     Attributes:
         mean: over the seeds.
         deviation: standard deviation with n - 1; NaN for one seed.
-        num_seeds: n.
+        by_seed: the figure of each seed.
     """
 
     mean: float
     deviation: float
-    num_seeds: int
+    by_seed: Mapping[Hashable, float] = field(repr=False)
+
+    @property
+    def num_seeds(self) -> int:
+        """How many seeds there are."""
+        return len(self.by_seed)
 
     @staticmethod
-    def of(values: Iterable[Optional[float]]) -> Optional["Spread"]:
-        """Return mean and deviation of the values that are there, or None where none is."""
-        found = [value for value in values if value is not None and not math.isnan(value)]
+    def of(by_seed: Mapping[Hashable, Optional[float]]) -> Optional["Spread"]:
+        """Return mean and deviation over the seeds that have a value, or None where none has."""
+        found = {seed: value for seed, value in by_seed.items() if value is not None and not math.isnan(value)}
         if not found:
             return None
-        deviation = statistics.stdev(found) if len(found) > 1 else math.nan
-        return Spread(statistics.fmean(found), deviation, len(found))
+        values = list(found.values())
+        deviation = statistics.stdev(values) if len(values) > 1 else math.nan
+        return Spread(statistics.fmean(values), deviation, found)
 
     def show(self, digits: int, scale: float = 1.0) -> str:
         """Spell it: ``24.35 ± 0.12``, or ``24.35`` for one seed."""
@@ -38,14 +45,32 @@ class Spread:
         return mean if self.num_seeds == 1 else f"{mean} ± {self.deviation * scale:,.{digits}f}"
 
 
-def is_close(one: Spread, other: Spread) -> bool:
-    """Tell whether two figures are too close to say which is smaller.
+def difference(one: Spread, other: Spread) -> Optional[Spread]:
+    """Return ``other - one`` over the seeds that both have, or None where they share fewer than two.
 
-    With several seeds: where the ranges mean ± deviation touch; of two figures one of which has a single seed, the
-    deviation of the other counts for both. With one seed each: where they differ by less than one percent.
+    Runs with the same seed share initial weights or the order of the data, so the difference spreads less than either.
     """
-    deviations = [spread.deviation for spread in (one, other) if spread.num_seeds > 1]
-    gap = abs(one.mean - other.mean)
-    if not deviations:
-        return gap < SINGLE_SEED_SHARE * max(abs(one.mean), abs(other.mean))
-    return gap <= (sum(deviations) if len(deviations) == 2 else 2 * deviations[0])
+    shared = [seed for seed in one.by_seed if seed in other.by_seed]
+    if len(shared) < 2:
+        return None
+    return Spread.of({seed: other.by_seed[seed] - one.by_seed[seed] for seed in shared})
+
+
+def is_close(one: Spread, other: Spread) -> bool:
+    """Tell whether two figures are too close to say which is smaller: within two standard errors of the difference.
+
+    The error is that of the mean difference over shared seeds. Where no two seeds are shared, it comes from the
+    deviations of both, the deviation of the one counting for both if the other has a single seed. With one seed each
+    there is none: then figures are close that differ by less than one percent.
+    """
+    gap = difference(one, other)
+    if gap is not None:
+        return abs(gap.mean) <= NUM_ERRORS * gap.deviation / math.sqrt(gap.num_seeds)
+    apart = abs(one.mean - other.mean)
+    known = [spread.deviation for spread in (one, other) if spread.num_seeds > 1]
+    if not known:
+        return apart < SINGLE_SEED_SHARE * max(abs(one.mean), abs(other.mean))
+    variances = [
+        (spread.deviation if spread.num_seeds > 1 else known[0]) ** 2 / spread.num_seeds for spread in (one, other)
+    ]
+    return apart <= NUM_ERRORS * math.sqrt(sum(variances))

@@ -6,7 +6,7 @@ from fairseq_alma.report.experiment import Experiment
 from fairseq_alma.report.table import TableCell, name_cell
 
 _OPTIONAL: tuple[tuple[str, Callable[[Experiment], str]], ...] = (
-    ("size", lambda experiment: experiment.first.size),
+    ("size", lambda experiment: experiment.size),
     ("options", lambda experiment: experiment.note),
 )
 

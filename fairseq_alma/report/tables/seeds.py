@@ -30,7 +30,7 @@ def seed_table(groups: Sequence[Experiment]) -> Table:
     plain: list[list[Cell]] = []
     for experiment in several:
         runs = experiment.complete
-        spreads = [Spread.of(run.value.get(arrival) for run in runs) for arrival in range(num_arrivals)]
+        spreads = [Spread.of({run.seeds: run.value.get(arrival) for run in runs}) for arrival in range(num_arrivals)]
         head = [number_cell(show_params(experiment.first), _params(experiment)), number_cell(str(len(runs)), len(runs))]
         cells = [
             TableCell(WAITING) if (spread := spreads[arrival]) is None

@@ -1,0 +1,129 @@
+"""The experiments on one stream, and how findings pick pairs from them and compare these."""
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Iterator, Optional, Sequence
+
+from fairseq_alma.metrics import anytime
+from fairseq_alma.report.experiment import Experiment
+from fairseq_alma.report.findings.finding import Comparison
+from fairseq_alma.report.measure import MEASURES, Measure
+from fairseq_alma.report.sizes import sizes_in_order
+from fairseq_alma.report.spread import Spread
+
+ABOUT_EQUAL = 1.25  # factor between two numbers of parameters that pass for the same budget
+NO_MORE = 1.02  # factor by which a budget may be exceeded: the gates of a mixture cost that little
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What findings are worked out from.
+
+    Attributes:
+        groups: experiments of one kind of data on one stream.
+    """
+
+    groups: Sequence[Experiment]
+
+    @cached_property
+    def measure(self) -> Measure:
+        """How values of this kind of data are named and spelled."""
+        return MEASURES[self.groups[0].first.kind]
+
+    @cached_property
+    def num_arrivals(self) -> int:
+        """B."""
+        return max(experiment.first.num_arrivals for experiment in self.groups)
+
+    @cached_property
+    def sizes(self) -> list[str]:
+        """The sizes of backbone, the smallest first."""
+        return sizes_in_order(self.complete)
+
+    @cached_property
+    def complete(self) -> list[Experiment]:
+        """Learners on the stream, not i.i.d. controls, with at least one complete run."""
+        return [experiment for experiment in self.groups if experiment.complete and experiment.first.iid is None]
+
+    def select(
+        self, *learners: str, size: Optional[str] = None, replay: bool = False, times: Optional[float] = 1.0
+    ) -> list[Experiment]:
+        """Return the experiments of these learners (none given: of all).
+
+        Args:
+            learners: their names as a command takes them.
+            size: of the backbone; None: any.
+            replay: with replay, or without.
+            times: multiple of the updates per stage; None: any.
+        """
+        return [
+            each
+            for each in self.complete
+            if (not learners or each.first.learner in learners)
+            and size in (None, each.first.size)
+            and each.first.replay == replay
+            and times in (None, each.times)
+        ]
+
+    def neighbouring_sizes(self) -> Iterator[tuple[str, str]]:
+        """Yield each size and the next larger one."""
+        return zip(self.sizes, self.sizes[1:], strict=False)
+
+    def same_at(self, experiment: Experiment, size: str) -> Optional[Experiment]:
+        """Return the same learner, with as many experts and the same options, over a backbone of another size."""
+        wanted = experiment.label, experiment.first.experts
+        found = (each for each in self.complete if each.first.size == size)
+        return next((each for each in found if (each.label, each.first.experts) == wanted), None)
+
+    def lower(self, one: Experiment, other: Experiment, ties_count: bool = False) -> list[Comparison]:
+        """Compare CER or average perplexity, of which the claim says that the first one's is lower."""
+        low, high = anytime_of(one), anytime_of(other)
+        if low is None or high is None:
+            return []
+        what, digits = self.measure.anytime, self.measure.anytime_digits
+        return [Comparison(one.name, other.name, low, high, what, digits, ties_count=ties_count)]
+
+    def lower_final(self, one: Experiment, other: Experiment, early: Optional[int] = None) -> list[Comparison]:
+        """Compare the values after the last update, of which the claim says that the first one's is lower.
+
+        Args:
+            one: claimed to be lower.
+            other: claimed to be higher.
+            early: the first one's value is that in force after this arrival instead; None: its last one too.
+        """
+        low = one.spread(lambda run: run.final if early is None else run.curve[early])
+        high = other.spread(lambda run: run.final)
+        if low is None or high is None:
+            return []
+        what = self.measure.final if early is None else f"{self.measure.name} after t{early} against the final one"
+        return [Comparison(one.name, other.name, low, high, what, 2, self.measure.scale)]
+
+    def best(self, candidates: Sequence[Experiment]) -> Optional[Experiment]:
+        """Return the candidate with the lowest CER or average perplexity."""
+        spreads = [(spread.mean, index) for index, each in enumerate(candidates) if (spread := anytime_of(each))]
+        return candidates[min(spreads)[1]] if spreads else None
+
+
+def anytime_of(experiment: Experiment) -> Optional[Spread]:
+    """Return CER or average perplexity over seeds."""
+    return experiment.spread(lambda run: run.anytime)
+
+
+def memory(experiment: Experiment) -> float:
+    """Return Mem, mean over seeds."""
+    return _mean(experiment.spread(lambda run: run.memory))
+
+
+def computation(experiment: Experiment) -> float:
+    """Return Comp, mean over seeds."""
+    return _mean(experiment.spread(lambda run: run.computation))
+
+
+def final_params(experiment: Experiment) -> float:
+    """Return the number of parameters after the last update."""
+    return _mean(experiment.spread(lambda run: anytime.final(run.num_params)))
+
+
+def _mean(spread: Optional[Spread]) -> float:
+    return math.nan if spread is None else spread.mean
