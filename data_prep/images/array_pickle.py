@@ -50,8 +50,12 @@ _STANDS_FOR = {
 }
 
 
-class _ArrayUnpickler(pickle.Unpickler):
-    """Knows the names above and no other."""
+class _ArrayUnpickler(pickle._Unpickler):
+    """Knows the names above and no other.
+
+    The one that is written in Python: in a damaged file the one in C takes four bytes for the size of a table and fills
+    gigabytes. It is fast enough, as nearly all of such a file is one array.
+    """
 
     def find_class(self, module: str, name: str) -> Any:
         """Return what a name stands for."""

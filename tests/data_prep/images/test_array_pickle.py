@@ -1,0 +1,127 @@
+"""Pickles: the published form is read, and nothing in any other is run."""
+
+import os
+import pickle
+import random
+import warnings
+
+import numpy as np
+import pytest
+
+from data_prep.images.array_pickle import read_array_pickle
+from fairseq_alma.errors import AlmaError
+from tests.data_prep.images.published import python2_pickle, random_images
+
+PIXELS = random_images(4, 12)
+
+
+class Runs:
+    """Pickles to a call of a function."""
+
+    def __init__(self, function, *arguments):
+        self.call = function, arguments
+
+    def __reduce__(self):
+        return self.call
+
+
+def test_published_form_is_read_as_the_stock_unpickler_reads_it(tmp_path):
+    content = python2_pickle(data=PIXELS, labels=[3, 1, 300000, 2], batch_label=b"training batch 1 of 5")
+    (tmp_path / "batch").write_bytes(content)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that it names what NumPy has moved
+        expected = pickle.loads(content, encoding="bytes")
+    read = read_array_pickle(tmp_path / "batch")
+    assert {key.encode() for key in read} == set(expected)
+    assert read["labels"] == expected[b"labels"] == [3, 1, 300000, 2]
+    assert read["batch_label"] == expected[b"batch_label"]
+    assert read["data"].dtype == np.uint8
+    assert np.array_equal(read["data"], expected[b"data"])
+
+
+@pytest.mark.parametrize("protocol", [3, 4])
+@pytest.mark.parametrize("array", [PIXELS, np.asfortranarray(PIXELS), np.arange(5), np.arange(5, dtype=np.int32)])
+def test_arrays_that_python_3_wrote_are_read_too(tmp_path, protocol, array):
+    (tmp_path / "batch").write_bytes(pickle.dumps({"data": array}, protocol))
+    assert np.array_equal(read_array_pickle(tmp_path / "batch")["data"], array)
+
+
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+@pytest.mark.parametrize("place", ["all of it", "a value", "a key", "in a list", "in an array"])
+def test_pickle_that_calls_a_function_is_refused_and_runs_nothing(tmp_path, protocol, place):
+    runs = Runs(os.mkdir, str(tmp_path / "was-here"))
+    content = {
+        "all of it": runs,
+        "a value": {"data": PIXELS, "labels": runs},
+        "a key": {runs: 1},
+        "in a list": {"labels": [1, runs]},
+        "in an array": {"data": np.array([runs], dtype=object)},
+    }[place]
+    (tmp_path / "batch").write_bytes(pickle.dumps(content, protocol))
+    with pytest.raises(AlmaError, match=r"batch: no pickle of arrays and nothing else .*so it was not read"):
+        read_array_pickle(tmp_path / "batch")
+    assert os.listdir(tmp_path) == ["batch"]
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["builtins.eval", "builtins.getattr", "numpy.load", "numpy.core.multiarray.fromfile", "numpy.core.records.x"],
+)
+def test_name_beyond_those_of_arrays_is_refused_and_told(tmp_path, name):
+    module, _, function = name.rpartition(".")
+    (tmp_path / "batch").write_bytes(f"c{module}\n{function}\n.".encode())
+    with pytest.raises(AlmaError, match=f"it names {name}"):
+        read_array_pickle(tmp_path / "batch")
+
+
+@pytest.mark.parametrize("dtype", ["O", "f8", ">i8", "U3", [("a", "u1")]])
+def test_array_of_another_type_is_refused(tmp_path, dtype):
+    (tmp_path / "batch").write_bytes(pickle.dumps({"data": np.zeros(3, dtype)}, 4))
+    with pytest.raises(AlmaError, match="it has an array of"):
+        read_array_pickle(tmp_path / "batch")
+
+
+def test_array_whose_type_pretends_not_to_hold_objects_is_refused(tmp_path):
+    forged = python2_pickle(data=np.zeros(8, np.uint8)).replace(b"U\x02u1", b"U\x02O8")
+    (tmp_path / "batch").write_bytes(forged)
+    with pytest.raises(AlmaError, match="it has an array of type 'O8'"):
+        read_array_pickle(tmp_path / "batch")
+
+
+def test_array_shorter_than_its_shape_is_refused(tmp_path):
+    (tmp_path / "batch").write_bytes(
+        python2_pickle(data=np.zeros((4, 2), np.uint8)).replace(b"J\4\0\0\0", b"J\5\0\0\0")
+    )
+    with pytest.raises(AlmaError, match="cannot reshape"):
+        read_array_pickle(tmp_path / "batch")
+
+
+@pytest.mark.parametrize("content", [b"", b"garbage", b"\x80\x02}(", b".", b"\x80\xff."])
+def test_file_that_is_no_pickle_is_refused(tmp_path, content):
+    (tmp_path / "batch").write_bytes(content)
+    with pytest.raises(AlmaError, match="batch: no pickle"):
+        read_array_pickle(tmp_path / "batch")
+
+
+def test_pickle_of_something_else_than_a_dictionary_is_refused(tmp_path):
+    (tmp_path / "batch").write_bytes(pickle.dumps([1, 2]))
+    with pytest.raises(AlmaError, match="a pickled list found, a dictionary is needed"):
+        read_array_pickle(tmp_path / "batch")
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_damage_anywhere_gives_one_line_or_other_numbers_but_never_a_fault(tmp_path, seed):
+    generator = random.Random(seed)
+    whole = python2_pickle(data=PIXELS, labels=[1, 2, 3, 4])
+    refused = 0
+    for _ in range(200):
+        content = bytearray(whole)
+        for _ in range(3):
+            content[generator.randrange(len(content))] = generator.randrange(256)
+        (tmp_path / "batch").write_bytes(content)
+        try:
+            assert all(isinstance(key, str) for key in read_array_pickle(tmp_path / "batch"))
+        except AlmaError as error:
+            assert "batch: " in str(error) and "\n" not in str(error)
+            refused += 1
+    assert 100 < refused < 200
