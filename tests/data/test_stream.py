@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from fairseq_alma.data.manifest import MANIFEST, Split, StreamFile
-from fairseq_alma.data.stream import Stream, megabatch_name, write_manifest
+from fairseq_alma.data.manifest import MANIFEST, ImagesEntry, Split, StreamFile
+from fairseq_alma.data.stream import Stream, megabatch_name, megabatch_valid_name, write_manifest
 from fairseq_alma.errors import AlmaError
 
+FINGERPRINT = "66ade178b965f2882799e589a83ae4a7ac1f7a4eeed9d4065d0be1aff08c8b4c"  # of the stream below, by the version before streams of images
 NAMES = (megabatch_name(0), megabatch_name(1), "valid", "test")
 
 
@@ -46,6 +47,35 @@ def test_fingerprint_depends_on_content_and_not_on_the_place(tmp_path):
     altered = replace(first.splits[0], num_words=7)
     assert replace(first, splits=(altered, *first.splits[1:])).fingerprint != first.fingerprint
     assert replace(first, history=({"command": "append"},)).fingerprint == first.fingerprint
+
+
+def test_fingerprint_of_text_is_what_it_was_before_there_were_streams_of_images(tmp_path):
+    assert write_stream(tmp_path).fingerprint == FINGERPRINT
+
+
+def test_manifest_of_text_from_before_there_were_streams_of_images_opens(tmp_path):
+    stream = write_stream(tmp_path)
+    content = json.loads((tmp_path / MANIFEST).read_text())
+    assert content.pop("images") is None
+    (tmp_path / MANIFEST).write_text(json.dumps(content))
+    assert Stream.open(tmp_path) == stream
+    assert Stream.open(tmp_path).fingerprint == FINGERPRINT
+
+
+def test_validation_parts_of_megabatches_are_no_megabatches_but_belong_to_the_fingerprint(tmp_path):
+    text = write_stream(tmp_path)
+    parts = [Split(name(t), (), num_images=t) for t in range(2) for name in (megabatch_name, megabatch_valid_name)]
+    entry = ImagesEntry("mnist", (1, 2, 2), 10, (0.5,), (0.5,), False, ())
+    stream = replace(text, kind="images", splits=(*parts, *text.splits[2:]), images=entry)
+    assert stream.num_megabatches == 2
+    assert [stream.megabatch(t).num_images for t in range(2)] == [0, 1]
+    for altered, first, both in ((1, False, False), (3, True, False)):
+        splits = [*stream.splits]
+        splits[altered] = replace(splits[altered], num_images=99)
+        other = replace(stream, splits=tuple(splits))
+        assert (other.fingerprint_of_first(1) == stream.fingerprint_of_first(1)) is first
+        assert (other.fingerprint == stream.fingerprint) is both
+    assert replace(stream, images=replace(entry, mean=(0.4,))).fingerprint != stream.fingerprint
 
 
 def test_longer_stream_keeps_the_fingerprint_of_its_beginning(tmp_path):

@@ -1,0 +1,135 @@
+"""Reading a stream of images: which images a mega-batch has, and what a damaged file answers."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fairseq_alma.data.image_stream import ImageStream
+from fairseq_alma.data.image_writer import write_image_stream
+from fairseq_alma.errors import AlmaError
+
+IMAGES = np.random.default_rng(0).integers(0, 256, (50, 1, 4, 5), dtype=np.uint8)
+LABELS = np.arange(50) % 7
+
+
+@pytest.fixture
+def stream(tmp_path):
+    """A stream of 4 mega-batches of 9 and 1 images, and 7 test images."""
+    write_image_stream(tmp_path / "s", IMAGES, LABELS, 43, "tiny", 7, 4, 1, augment=True)
+    return ImageStream.open(tmp_path / "s")
+
+
+def replace_file(stream: ImageStream, name: str, array: np.ndarray, listed: bool = True) -> None:
+    """Write another array over a file of the stream, and its size into the manifest."""
+    root = stream.stream.root
+    np.save(root / name, array, allow_pickle=True)
+    if listed:
+        relist(root, name)
+
+
+def relist(root: Path, name: str) -> None:
+    content = json.loads((root / "stream.json").read_text())
+    files = [*content["images"]["files"], *(file for split in content["splits"] for file in split["files"])]
+    for file in files:
+        if file["path"] == name:
+            file["size"] = (root / name).stat().st_size
+    (root / "stream.json").write_text(json.dumps(content))
+
+
+def test_stream_says_what_its_images_are(stream):
+    assert (stream.dataset, stream.shape, stream.num_classes, stream.augment) == ("tiny", (1, 4, 5), 7, True)
+    assert stream.num_megabatches == 4
+    assert len(stream.mean) == len(stream.std) == 1
+    assert stream.images.shape == (50, 1, 4, 5) and stream.images.dtype == np.uint8
+    assert isinstance(stream.images, np.memmap)
+    assert np.array_equal(stream.images, IMAGES)
+    assert np.array_equal(stream.labels, LABELS) and stream.labels.dtype == np.int64
+
+
+def test_megabatches_are_joined_in_the_order_that_is_asked_for(stream):
+    parts = {t: stream.train_indices([t]).tolist() for t in range(4)}
+    assert stream.train_indices([2, 0]).tolist() == parts[2] + parts[0]
+    assert stream.train_indices(range(4)).dtype == np.int64
+    assert stream.train_indices([]).tolist() == []
+    everything = np.concatenate([stream.train_indices(range(4)), stream.valid_indices(range(4))])
+    assert len(set(everything.tolist())) == 40 and everything.max() < 43
+    assert stream.valid_indices([3, 1]).tolist() == [
+        *stream.valid_indices([3]).tolist(),
+        *stream.valid_indices([1]).tolist(),
+    ]
+    assert stream.test_indices().tolist() == list(range(43, 50))
+
+
+@pytest.mark.parametrize("megabatch", [-1, 4])
+def test_megabatch_out_of_range_is_refused(stream, megabatch):
+    for indices in (stream.train_indices, stream.valid_indices):
+        with pytest.raises(AlmaError, match=f"no mega-batch {megabatch}, the stream has 4"):
+            indices([0, megabatch])
+
+
+def test_stream_of_text_is_refused(stream):
+    manifest = stream.stream.root / "stream.json"
+    manifest.write_text(manifest.read_text().replace('"kind": "images"', '"kind": "text"'))
+    with pytest.raises(AlmaError, match="a stream of text; images need one made by alma-prep-images"):
+        ImageStream.open(stream.stream.root)
+
+
+def test_folder_without_a_stream_is_refused(tmp_path):
+    with pytest.raises(AlmaError, match=r"there is no stream\.json"):
+        ImageStream.open(tmp_path)
+
+
+@pytest.mark.parametrize("entry", [None, {"dataset": "x"}, {"shape": [1, 2]}])
+def test_manifest_without_a_whole_entry_of_images_is_refused(stream, entry):
+    manifest = stream.stream.root / "stream.json"
+    content = json.loads(manifest.read_text())
+    content["images"] = entry if entry is None or "dataset" in entry else {**content["images"], **entry}
+    manifest.write_text(json.dumps(content))
+    with pytest.raises(AlmaError, match=r"stream\.json: damaged"):
+        ImageStream.open(stream.stream.root)
+
+
+@pytest.mark.parametrize("name", ["images.npy", "labels.npy", "megabatch-002/valid.npy", "test.npy"])
+@pytest.mark.parametrize("damage", ["missing", "cut", "no array"])
+def test_damaged_file_is_named(stream, name, damage):
+    path = stream.stream.root / name
+    if damage == "missing":
+        path.unlink()
+    elif damage == "cut":
+        path.write_bytes(path.read_bytes()[:-1])
+    else:
+        path.write_bytes(bytes(path.stat().st_size))
+    message = {"missing": "no such file", "cut": "bytes found, stream.json says", "no array": "damaged, no .npy file"}
+    with pytest.raises(AlmaError, match=f"{name}: .*{message[damage]}"):
+        ImageStream.open(stream.stream.root)
+
+
+@pytest.mark.parametrize(
+    ("name", "array", "message"),
+    [
+        ("images.npy", IMAGES[:, :, 1:], r"uint8 \(50, 1, 3, 5\) found, uint8 \(any, 1, 4, 5\) is needed"),
+        ("images.npy", IMAGES.astype(np.int16), "int16 .* found"),
+        ("images.npy", IMAGES[:43], r"labels\.npy: int64 \(50,\) found, int64 \(43\) is needed"),
+        ("labels.npy", LABELS[:, None], r"int64 \(50, 1\) found"),
+        ("labels.npy", LABELS + 1, "numbers from 1 to 7 found, 0 to 6 is needed"),
+        ("labels.npy", np.array([None] * 50), "Object arrays"),
+        ("megabatch-001/train.npy", np.arange(8), r"int64 \(8,\) found, int64 \(9\) is needed"),
+        ("megabatch-001/train.npy", np.arange(9) + 42, "numbers from 42 to 50 found, 0 to 49 is needed"),
+        ("test.npy", np.arange(7) - 1, "numbers from -1 to 5 found"),
+        ("valid.npy", np.arange(4, dtype=np.int32), r"int32 \(4,\) found"),
+    ],
+)
+def test_array_of_another_kind_or_range_is_refused(stream, name, array, message):
+    replace_file(stream, name, array)
+    with pytest.raises(AlmaError, match=message):
+        ImageStream.open(stream.stream.root)
+
+
+def test_altered_pixels_show_when_the_stream_is_verified(stream):
+    altered = IMAGES.copy()
+    altered[0] ^= 255
+    replace_file(stream, "images.npy", altered)
+    with pytest.raises(AlmaError, match=r"images\.npy: sha256 .* found"):
+        ImageStream.open(stream.stream.root).stream.verify([])

@@ -1,0 +1,244 @@
+"""The command: what it writes, that it is all or nothing, and what it refuses."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from data_prep.images.command import main
+from fairseq_alma.data.image_stream import ImageStream
+from fairseq_alma.data.manifest import file_sha256
+from fairseq_alma.data.stream import Stream
+from fairseq_alma.errors import AlmaError
+from tests.data_prep.images.published import (
+    idx_bytes,
+    random_images,
+    save_arrays,
+    write,
+    write_cifar10,
+    write_cifar100,
+    write_mnist,
+)
+
+
+def run(*arguments: object) -> int:
+    return main([str(argument) for argument in arguments])
+
+
+def create(folder: Path, out: str = "stream", *more: object) -> ImageStream:
+    """Make a stream of 3 mega-batches of a small MNIST."""
+    if not (folder / "mnist").exists():
+        write_mnist(folder / "mnist", num_train=40, num_test=10)
+    assert run("mnist", "--source", folder / "mnist", "--out", folder / out, "--megabatches", 3, *more) == 0
+    return ImageStream.open(folder / out)
+
+
+def files_of(folder: Path) -> dict[str, str]:
+    return {str(path.relative_to(folder)): file_sha256(path) for path in folder.rglob("*") if path.is_file()}
+
+
+def test_stream_holds_the_published_images_and_deals_them_into_equal_megabatches(tmp_path, capsys):
+    stream = create(tmp_path)
+    images, labels = write_mnist(tmp_path / "again")
+    assert np.array_equal(stream.images[:, 0], images)
+    assert np.array_equal(stream.labels, labels)
+    assert stream.test_indices().tolist() == list(range(40, 50))
+    assert [len(stream.train_indices([t])) for t in range(3)] == [12] * 3
+    assert [len(stream.valid_indices([t])) for t in range(3)] == [1] * 3
+    assert (stream.dataset, stream.num_classes, stream.shape, stream.augment) == ("mnist", 10, (1, 28, 28), False)
+    stream.stream.verify([split.name for split in stream.stream.splits])
+    out = capsys.readouterr().out
+    assert "3 mega-batches, each 12 images to train and 1 to validate" in out
+    assert "1 training images are left out" in out
+
+
+def test_same_command_again_does_nothing_and_another_folder_gets_equal_files(tmp_path, capsys):
+    first = create(tmp_path)
+    before = (tmp_path / "stream/stream.json").stat().st_mtime_ns
+    capsys.readouterr()
+    create(tmp_path)
+    assert "nothing to do" in capsys.readouterr().out
+    assert (tmp_path / "stream/stream.json").stat().st_mtime_ns == before
+    create(tmp_path, "other")
+    assert files_of(tmp_path / "stream") == files_of(tmp_path / "other")
+    assert ImageStream.open(tmp_path / "other").stream.fingerprint == first.stream.fingerprint
+
+
+def test_plain_and_packed_files_make_the_same_stream(tmp_path):
+    packed = create(tmp_path)
+    write_mnist(tmp_path / "plain", packed=False)
+    assert run("mnist", "--source", tmp_path / "plain", "--out", tmp_path / "s", "--megabatches", 3) == 0
+    assert Stream.open(tmp_path / "s").fingerprint == packed.stream.fingerprint
+
+
+@pytest.mark.parametrize("more", [("--seed", 2), ("--megabatches", 2), ("--valid-fraction", 0.5)])
+def test_other_options_on_the_same_folder_are_refused(tmp_path, more):
+    create(tmp_path)
+    with pytest.raises(AlmaError, match=f"was made with {more[0]} .*, not {more[1]}; choose another --out"):
+        create(tmp_path, "stream", *more)
+
+
+def test_other_images_on_the_same_folder_are_refused(tmp_path):
+    create(tmp_path)
+    write(tmp_path / "mnist/train-labels-idx1-ubyte", idx_bytes(np.zeros(40)), packed=True)
+    with pytest.raises(AlmaError, match=r"made from other input: train-labels-idx1-ubyte\.gz is not what"):
+        create(tmp_path)
+
+
+def test_other_data_set_on_the_same_folder_is_refused(tmp_path):
+    create(tmp_path)
+    arguments = ["fashion-mnist", "--source", tmp_path / "mnist", "--out", tmp_path / "stream", "--megabatches", 3]
+    with pytest.raises(AlmaError, match="made with DATASET mnist, not fashion-mnist"):
+        run(*arguments)
+
+
+def test_folder_that_holds_something_else_is_refused_and_left_alone(tmp_path):
+    (tmp_path / "stream").mkdir()
+    (tmp_path / "stream/mine").write_text("mine")
+    with pytest.raises(AlmaError, match="exists and is no stream"):
+        create(tmp_path)
+    assert (tmp_path / "stream/mine").read_text() == "mine"
+
+
+def test_stream_of_text_is_not_replaced(tmp_path):
+    create(tmp_path)
+    manifest = tmp_path / "stream/stream.json"
+    manifest.write_text(manifest.read_text().replace('"kind": "images"', '"kind": "text"'))
+    with pytest.raises(AlmaError, match="a stream of text is there; choose another folder"):
+        create(tmp_path)
+
+
+@pytest.mark.parametrize("megabatches", [21, 40, 10**6])
+def test_more_megabatches_than_the_images_allow_are_refused_and_leave_nothing(tmp_path, megabatches):
+    write_mnist(tmp_path / "mnist")
+    arguments = ["mnist", "--source", tmp_path / "mnist", "--out", tmp_path / "s", "--megabatches", megabatches]
+    with pytest.raises(AlmaError, match=rf"--megabatches {megabatches}: 40 training images give \d .* at most 20"):
+        run(*arguments)
+    assert os.listdir(tmp_path) == ["mnist"]
+
+
+def test_bad_file_leaves_nothing_behind(tmp_path):
+    write_mnist(tmp_path / "mnist")
+    write(tmp_path / "mnist/t10k-labels-idx1-ubyte", idx_bytes(np.full(10, 77)), packed=True)
+    with pytest.raises(AlmaError, match="label 77 found at image 0"):
+        create(tmp_path)
+    assert os.listdir(tmp_path) == ["mnist"]
+
+
+def test_full_disk_is_one_line_and_leaves_nothing_behind(tmp_path):
+    write_mnist(tmp_path / "mnist")
+    (tmp_path / "disk").mkdir()
+    program = (
+        "import resource, signal, sys; signal.signal(signal.SIGXFSZ, signal.SIG_IGN);"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000));"
+        "from data_prep.images.command import main; sys.exit(main(sys.argv[1:]))"
+    )
+    arguments = ["mnist", "--source", str(tmp_path / "mnist"), "--out", str(tmp_path / "disk/s"), "--megabatches", "2"]
+    result = subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True)
+    assert result.returncode == 1
+    assert len(result.stderr.splitlines()) == 1
+    assert str(tmp_path / "disk") in result.stderr
+    assert os.listdir(tmp_path / "disk") == []
+
+
+def test_left_over_of_a_killed_run_does_not_hinder_the_next_one(tmp_path):
+    (tmp_path / ".stream.building").mkdir()
+    (tmp_path / ".stream.building/images.npy").write_text("half")
+    create(tmp_path)
+    assert sorted(os.listdir(tmp_path)) == ["mnist", "stream"]
+
+
+@pytest.mark.parametrize("version", ["binary", "python"])
+def test_natural_images_are_augmented(tmp_path, version):
+    write_cifar10(tmp_path / "cifar", version)
+    assert run("cifar10", "--source", tmp_path / "cifar", "--out", tmp_path / "s", "--megabatches", 2) == 0
+    stream = ImageStream.open(tmp_path / "s")
+    assert (stream.augment, stream.shape, stream.dataset) == (True, (3, 32, 32), "cifar10")
+
+
+def test_cifar100_may_have_coarse_labels(tmp_path):
+    write_cifar100(tmp_path / "cifar", "binary")
+    arguments = ["cifar100", "--source", tmp_path / "cifar", "--megabatches", 2]
+    assert run(*arguments, "--out", tmp_path / "fine") == 0
+    assert run(*arguments, "--out", tmp_path / "coarse", "--labels", "coarse") == 0
+    fine, coarse = ImageStream.open(tmp_path / "fine"), ImageStream.open(tmp_path / "coarse")
+    assert (fine.num_classes, coarse.num_classes, coarse.dataset) == (100, 20, "cifar100-coarse")
+    assert np.array_equal(coarse.labels, fine.labels // 5)
+
+
+def test_arrays_may_hold_out_their_test_set(tmp_path, capsys):
+    options = save_arrays(tmp_path, images=random_images(30, 6, 7, 3), labels=np.arange(30) % 5)
+    arguments = [*options, "--channels", "last", "--name", "mine", "--augment", "--megabatches", 4]
+    assert run("arrays", *arguments, "--out", tmp_path / "s") == 0
+    stream = ImageStream.open(tmp_path / "s")
+    assert (stream.dataset, stream.shape, stream.num_classes, stream.augment) == ("mine", (3, 6, 7), 5, True)
+    assert len(stream.test_indices()) == 6
+    assert "no test set is published: 6 images are held out by seed 1" in capsys.readouterr().out
+
+
+def test_emnist_says_what_it_did_to_the_images(tmp_path, capsys):
+    names = [f"emnist-letters-{part}" for part in ("train-images-idx3", "train-labels-idx1")]
+    names += [f"emnist-letters-{part}" for part in ("test-images-idx3", "test-labels-idx1")]
+    write_mnist(tmp_path / "e", num_classes=26, first_label=1, names=tuple(f"{name}-ubyte" for name in names))
+    arguments = ["--source", tmp_path / "e", "--out", tmp_path / "s", "--megabatches", 2]
+    assert run("emnist", "--split", "letters", *arguments) == 0
+    out = capsys.readouterr().out
+    assert "turned upright" in out and "they are 0 to 25 here" in out
+    with pytest.raises(AlmaError, match="no emnist-balanced-train-images-idx3-ubyte in it"):
+        run("emnist", "--source", tmp_path / "e", "--out", tmp_path / "t", "--megabatches", 2)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "DATASET"),
+        (["svhn"], "invalid choice"),
+        (["mnist", "--out", "s", "--megabatches", "2"], "--source"),
+        (["mnist", "--source", "a", "--megabatches", "2"], "--out"),
+        (["mnist", "--source", "a", "--out", "s"], "--megabatches"),
+        (["mnist", "--source", "a", "--out", "s", "--megabatches", "0"], "at least 1"),
+        (["mnist", "--source", "a", "--out", "s", "--megabatches", "x"], "invalid whole number value"),
+        (["mnist", "--source", "a", "--out", "s", "--megabatches", "2", "--seed", "-1"], "--seed -1"),
+        (["mnist", "--source", "a", "--out", "s", "--megabatches", "2", "--valid-fraction", "1"], "below 1 is needed"),
+        (["mnist", "--source", "a", "--out", "s", "--megabatches", "2", "--valid-fraction", "nan"], "is needed"),
+        (["mnist", "--source", "a", "--out", "s", "--megabatches", "2", "--split", "letters"], "unrecognized"),
+        (["emnist", "--source", "a", "--out", "s", "--megabatches", "2", "--split", "all"], "invalid choice"),
+        (["arrays", "--images", "a", "--out", "s", "--megabatches", "2"], "--labels"),
+        (
+            ["arrays", "--images", "a", "--labels", "b", "--test-images", "c", "--out", "s", "--megabatches", "2"],
+            "give both or neither",
+        ),
+        (
+            "arrays --images a --labels b --test-images c --test-labels d --test-fraction 0.1 --out s --megabatches 2",
+            "leave one of them out",
+        ),
+    ],
+)
+def test_usage_errors_end_with_status_2(arguments, message, capsys):
+    with pytest.raises(SystemExit) as raised:
+        main(arguments.split() if isinstance(arguments, str) else arguments)
+    assert raised.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_manifest_names_no_folder_of_this_machine(tmp_path):
+    create(tmp_path)
+    content = (tmp_path / "stream/stream.json").read_text()
+    assert str(tmp_path) not in content
+    assert json.loads(content)["history"][0]["inputs"][0]["name"] == "train-images-idx3-ubyte.gz"
+
+
+def test_all_of_mnist_has_the_known_mean_and_deviation(tmp_path, checkout):
+    source = checkout.parent / "shared/data/mnist"
+    if not source.exists():
+        pytest.skip("the published files of MNIST are not at hand")
+    assert run("mnist", "--source", source, "--out", tmp_path / "s", "--megabatches", 50) == 0
+    stream = ImageStream.open(tmp_path / "s")
+    assert stream.mean == pytest.approx([0.1307], abs=5e-5)
+    assert stream.std == pytest.approx([0.3081], abs=5e-5)
+    assert len(stream.train_indices([49])) == 1080
+    assert np.bincount(stream.labels[stream.test_indices()])[:3].tolist() == [980, 1135, 1032]
