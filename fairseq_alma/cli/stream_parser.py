@@ -3,12 +3,15 @@
 import argparse
 from pathlib import Path
 
+from fairseq_alma.learners.image_strategy import IMAGE_LEARNERS
 from fairseq_alma.learners.strategy import LEARNERS
 
 MAX_SEED = 9_999_999
+SAVE_EVERY = 500
+GROW_SHARE = 0.25
 
 EPILOG = """\
-Everything after -- is handed to fairseq-train, and what the evaluation needs of it (--cpu, --fp16, --bf16,
+Text: everything after -- is handed to fairseq-train, and what the evaluation needs of it (--cpu, --fp16, --bf16,
 --tokens-per-sample, --batch-size, ...) to fairseq-eval-lm. Example:
 
   alma-stream --stream STREAM --learner sm --wait 1 --run RUN -- \\
@@ -16,8 +19,15 @@ Everything after -- is handed to fairseq-train, and what the evaluation needs of
       --optimizer adam --lr 0.002 --lr-scheduler polynomial_decay --warmup-updates 50 --total-num-update 500 \\
       --max-update 500 --batch-size 16 --tokens-per-sample 128
 
+Images: nothing need stand after --; the paper's settings are the defaults. --arch, --width, --channels, --optimizer,
+--lr, --max-epoch, --batch-size, --patience, --gate, ... change them. Example:
+
+  alma-stream --stream STREAM --learner gmoe --wait 10 --grow-every 50 --run RUN -- --width 64 --gate soft
+
 Learners: sm, one model; ens, N models with N seeds; gens, N new models in each stage, the others stay as they are;
-gmoe, one model that gets more experts before stages (--grow-schedule); umix, N models trained jointly as one.
+gmoe, one model that gets more experts before stages (text: --grow-schedule; images: --grow-every); umix, N models
+trained jointly as one. Of images also: moe, a fixed number of experts; bagging, an ensemble on bootstrap samples;
+firefly, a VGG network whose layers get more neurons.
 A killed run goes on with the same command and ends with the same figures. Logs are in RUN/stage-NNN/*.log.
 """
 
@@ -29,7 +39,7 @@ def build_parser() -> argparse.ArgumentParser:
         description="Train on one mega-batch after the other and test after each update (Algorithm 1 of the paper).",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        usage="alma-stream --stream STREAM --run RUN [options] -- fairseq-train options",
+        usage="alma-stream --stream STREAM --run RUN [options] [-- fairseq-train options]",
         allow_abbrev=False,
     )
     _add_run(parser)
@@ -39,7 +49,13 @@ def build_parser() -> argparse.ArgumentParser:
 
 def _add_run(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--stream", type=Path, required=True, metavar="DIR", help="the stream, written by alma-prep-text")
+    add(
+        "--stream",
+        type=Path,
+        required=True,
+        metavar="DIR",
+        help="the stream, written by alma-prep-text or alma-prep-images",
+    )
     add("--run", type=Path, required=True, metavar="DIR", help="folder of this run; made if it is not there")
     add(
         "--wait", type=int, default=1, metavar="W", help="mega-batches gathered before an update (default: %(default)s)"
@@ -65,19 +81,29 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
     add(
         "--save-every",
         type=int,
-        default=500,
         metavar="N",
-        help="updates between two checkpoints within a stage: what a kill can cost (default: %(default)s)",
+        help=f"text: updates between two checkpoints within a stage: what a kill can cost (default: {SAVE_EVERY}); "
+        "images are saved every 20 seconds",
     )
     add(
         "--keep-checkpoints", action="store_true", help="keep all; default: only what a later stage and the report need"
     )
-    add("--validate", action="store_true", help="let fairseq-train validate whenever it saves; for its log alone")
+    add(
+        "--validate",
+        action="store_true",
+        default=None,
+        help="text: let fairseq-train validate whenever it saves; for its log alone",
+    )
 
 
 def _add_learner(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--learner", choices=sorted(LEARNERS), default="sm", help="how the model learns (default: %(default)s)")
+    add(
+        "--learner",
+        choices=sorted({*LEARNERS, *IMAGE_LEARNERS}),
+        default="sm",
+        help="how the model learns (default: %(default)s)",
+    )
     add(
         "--init",
         choices=("previous", "scratch", "fresh"),
@@ -88,27 +114,46 @@ def _add_learner(parser: argparse.ArgumentParser) -> None:
         "--num-members",
         type=int,
         metavar="N",
-        help="ens, umix: models that predict together (default: 2); gens: new ones in each stage (default: 1)",
+        help="ens, bagging, umix: models that predict together (default: 2 for text, 5 for images); gens: new ones in "
+        "each stage (default: 1)",
     )
     add(
         "--member",
         type=int,
         metavar="I",
-        help="ens, gens: train member I alone, from 0, in --stage or in all stages; several calls may run at the same "
-        "time; a call without --member completes the stages",
+        help="text, ens or gens: train member I alone, from 0, in --stage or in all stages; several calls may run at "
+        "the same time; a call without --member completes the stages",
     )
     add(
         "--grow-schedule",
         metavar="E0,E1,...",
-        help="gmoe: experts in each Switch layer during stage 0, 1, ...; the paper: 4,6,8,12",
+        help="text, gmoe: experts in each Switch layer during stage 0, 1, ...; the paper: 4,6,8,12",
     )
     add(
         "--grow-method",
         choices=("copy", "split", "scratch"),
-        help="gmoe: as alma-grow --method; copy is the paper's, split is smooth (default: copy)",
+        help="text, gmoe: as alma-grow --method; copy is the paper's, split is smooth (default: copy)",
     )
     add(
         "--grow-select",
         choices=("loss", "usage", "random"),
-        help="gmoe: which experts are copied or split, as alma-grow --select (default: loss)",
+        help="text, gmoe: which experts are copied or split, as alma-grow --select (default: loss)",
+    )
+    add(
+        "--grow-every",
+        type=int,
+        metavar="N",
+        help="images, gmoe and firefly: grow when N more mega-batches have arrived (default: before each stage)",
+    )
+    add(
+        "--grow-share",
+        type=float,
+        metavar="X",
+        help=f"images, firefly: neurons added by a growth step, as a share of the first size (default: {GROW_SHARE})",
+    )
+    add(
+        "--combine",
+        choices=("probabilities", "vote"),
+        help="images, ens, bagging and gens: predict with the mean of the members' probabilities, or what most of them "
+        "find (default: probabilities)",
     )

@@ -64,7 +64,7 @@ class _GrowingModel:
         return StagePlan(stage, (Training(model, seed, Model(stage.index - 1, 0), growth),), (model,))
 
     def _is_due(self, stage: Stage) -> bool:
-        """Tell whether a multiple of ``grow_every`` arrivals lies between the first arrivals of this stage and the last.
+        """Tell whether a multiple of ``grow_every`` has been reached since the stage before, counted in first arrivals.
 
         With waiting time 10 and growth every 50 arrivals the model grows before stages 5, 10, …; with waiting time 100
         before each.

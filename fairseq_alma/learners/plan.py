@@ -111,7 +111,7 @@ class NeededModels:
             starts = [training.start for training in plan.trainings if training.start is not None]
             # What a stage starts from must be there when the stage before is complete: a use one stage earlier.
             self.last_use.update({start: max(self.last_use.get(start, 0), index - 1) for start in starts})
-            self.last_use.update({model: index for model in plan.predictors})
+            self.last_use.update(dict.fromkeys(plan.predictors, index))
 
     def after(self, done: int) -> list[Model]:
         """Return what predicts after stage ``done``, and what later stages start from or predict with, in order."""

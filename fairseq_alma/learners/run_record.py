@@ -4,11 +4,13 @@ import platform
 from importlib import metadata
 from typing import Any, Mapping, Optional
 
+from fairseq_alma.data.manifest import canonical_sha256
 from fairseq_alma.data.stream import Split, Stream
 from fairseq_alma.errors import AlmaError
+from fairseq_alma.learners.live_log import LIVE_OPTIONS
 
 # They change what is kept and shown, not what comes out.
-FREE_OPTIONS = ("keep_checkpoints", "save_every", "validate")
+FREE_OPTIONS = ("keep_checkpoints", "save_every", "validate", "--log-interval", *LIVE_OPTIONS)
 _DISTRIBUTIONS = {"torch": ("torch",), "fairseq": ("ve-fairseq", "fairseq"), "fairseq_alma": ("fairseq-alma",)}
 
 
@@ -35,6 +37,7 @@ def describe_run(
             "kind": stream.kind,
             "num_megabatches": stream.num_megabatches,
             "vocab_size": stream.tokenizer.vocab_size if stream.tokenizer else None,
+            **_describe_images(stream),
             "valid": _count(stream.split("valid")),
             "test": _count(stream.split("test")),
         },
@@ -110,6 +113,18 @@ def _spell(value: Any) -> str:
     if value is None:
         return "not given"
     return str(value) if value != "" else "given"
+
+
+def _describe_images(stream: Stream) -> dict[str, Any]:
+    """Return what a report needs of a stream of images; streams of one ``source`` differ by their order alone."""
+    if stream.images is None:
+        return {}
+    return {
+        "dataset": stream.images.dataset,
+        "num_classes": stream.images.num_classes,
+        "source": canonical_sha256([file.sha256 for file in stream.images.files]),
+        "seed": stream.seed,
+    }
 
 
 def _count(split: Split) -> dict[str, int]:

@@ -7,6 +7,8 @@ import shlex
 from copy import copy
 from typing import Mapping, Optional, Sequence
 
+from fairseq_alma.learners.live_log import LiveLog
+
 Option = tuple[str, tuple[str, ...]]
 
 # What alma-stream decides, and how a user says it instead.
@@ -91,11 +93,12 @@ class TrainOptions:
 
     def __init__(self, words: Sequence[str], owned: Mapping[str, str] = {}) -> None:
         self.owned = {**OWNED, **owned}
-        self.options = _group(words)
+        self.options = group_words(words)
         for name, _ in self.options:
             _refuse_owned(name, self.owned)
         if self.last("--arch") is None:
             raise ValueError("no --arch after the --; choose an architecture, for instance --arch alma_switch_lm_tiny")
+        self.live = LiveLog.from_options(self.as_dict())
         self.max_update = self._positive("--max-update")
         self.max_epoch = self._positive("--max-epoch")
         if self.max_update is None and self.max_epoch is None:
@@ -162,7 +165,7 @@ def _is_option(word: str) -> bool:
     return word.startswith("-") and not word[1:2].isdigit() and not word.startswith("-.") and word != "-"
 
 
-def _group(words: Sequence[str]) -> list[Option]:
+def group_words(words: Sequence[str]) -> list[Option]:
     """Group words into options with their values; ``--name=value`` is split."""
     options: list[Option] = []
     for word in words:

@@ -1,6 +1,7 @@
-"""UMix: several language models trained jointly, on the mean of their logits (the paper's uniform mixture).
+"""UMix: several models trained jointly, on the mean of their logits (the paper's uniform mixture).
 
     --arch alma_umix --num-members 2 --member-arch alma_switch_lm_tiny --member-options "--num-experts 4 --dropout 0.1"
+    --arch alma_umix --num-members 5 --member-arch alma_mlp --member-options "--width 64"
 
 The members are of one architecture and differ by their random initial weights alone.
 
@@ -106,6 +107,8 @@ class AlmaUMix(FairseqLanguageModel):
         if cfg.num_members < 1:
             raise AlmaError(f"--num-members {cfg.num_members}: must be at least 1")
         model, config = build_member_config(cfg)
+        if hasattr(model, "build_joint"):
+            return model.build_joint(config, task, cfg.num_members)
         members = [model.build_model(config, task) for _ in range(cfg.num_members)]
         return cls(UMixDecoder(task.source_dictionary, members))
 

@@ -51,12 +51,20 @@ def build_member_config(cfg: DictConfig) -> tuple[Any, FairseqDataclass]:
 
 
 def _model_of(arch: str) -> Any:
-    """Return the class of an architecture whose logits are a product of features and output embeddings."""
+    """Return the class of an architecture of this package that can be a member.
+
+    Of language models, those whose logits are a product of features and output embeddings; and what builds several
+    members by itself, as models of images do.
+    """
     possible = sorted(
         name
         for name, model in ARCH_MODEL_NAME_REGISTRY.items()
-        if name.startswith("alma_") and hasattr(MODEL_REGISTRY[model], "output_factors") and model != "alma_umix"
+        if name.startswith("alma_") and model != "alma_umix" and _can_be_joined(MODEL_REGISTRY[model])
     )
     if arch not in possible:
         raise AlmaError(f"--member-arch {arch}: cannot be a member; choose from {', '.join(possible)}")
     return MODEL_REGISTRY[ARCH_MODEL_NAME_REGISTRY[arch]]
+
+
+def _can_be_joined(model: Any) -> bool:
+    return hasattr(model, "output_factors") or hasattr(model, "build_joint")

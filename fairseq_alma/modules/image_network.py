@@ -3,7 +3,7 @@
 Letters: N members, B images, C channels, H and W height and width, K classes.
 """
 
-from typing import Iterator, Mapping, Optional, Sequence
+from typing import Any, Iterator, Mapping, Optional, Sequence
 
 import torch
 from torch import Generator, Tensor, nn
@@ -82,8 +82,9 @@ class SideBySide(ImageNetwork):
 def reset_children(module: nn.Module, generators: Sequence[Generator]) -> None:
     """Draw the initial weights of what a module consists of, in order; a child that knows how does it by itself."""
     for child in module.children():
+        reset: Any = child  # its own method, which mypy takes for a tensor
         if hasattr(child, "reset_parameters"):
-            child.reset_parameters(generators)
+            reset.reset_parameters(generators)
         else:
             reset_children(child, generators)
 

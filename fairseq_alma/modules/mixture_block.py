@@ -64,7 +64,7 @@ class MixtureBlock(nn.Module):
         """Draw initial weights, those of the experts one after the other; there is one generator, for one member."""
         self.gate.reset_parameters(generators)
         for module in self.expert_modules():
-            if hasattr(module, "reset_parameters"):
+            if isinstance(module, (MemberLinear, MemberConv2d)):
                 module.reset_parameters([*generators] * self.num_experts)
 
     def shares(self) -> Tensor:

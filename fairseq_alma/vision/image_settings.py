@@ -1,0 +1,125 @@
+"""What the options of a run on images come to: architecture, training, and what its checkpoints say of them.
+
+They are read by fairseq's own parser, so that fairseq's commands train and test the same models.
+"""
+
+import argparse
+import shlex
+import warnings
+from typing import Any, Mapping, NoReturn, Optional
+
+import torch
+from fairseq import options as fairseq_options
+from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+from fairseq.models import ARCH_MODEL_NAME_REGISTRY, MODEL_REGISTRY
+from fairseq.optim import build_optimizer
+from omegaconf import OmegaConf
+
+from fairseq_alma.data.image_stream import ImageStream
+from fairseq_alma.errors import AlmaError
+from fairseq_alma.growth.model_facts import JOINT_MODEL
+from fairseq_alma.learners.image_train_options import ImageTrainOptions
+from fairseq_alma.models.image_classifier import ImageClassifier
+from fairseq_alma.modules.image_network import ImageNetwork
+from fairseq_alma.vision.stage_training import TrainingSettings
+
+
+class ImageSettings:
+    """Settings of a run.
+
+    Args:
+        stream: the images.
+        options: what stands after ``--``, and the paper's values.
+        num_joint: members that are trained as one.
+
+    Attributes:
+        device: the GPU, if there is one and --cpu was not given.
+        is_joint: whether members are trained as one.
+    """
+
+    def __init__(self, stream: ImageStream, options: ImageTrainOptions, num_joint: int = 1) -> None:
+        self.stream, self.options = stream, options
+        self.num_joint, self.is_joint = num_joint, num_joint > 1
+        words = [str(stream.stream.root), "--task", "alma_image_classification"]
+        words += ["--criterion", "alma_image_cross_entropy", *options.words()]
+        parser = fairseq_options.get_training_parser()
+        parser.error = _refuse
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # fairseq uses parts of hydra that hydra would have it replace
+            self.cfg = convert_namespace_to_omegaconf(fairseq_options.parse_args_and_arch(parser, words))
+        self.model_class = _image_model(options.arch)
+        use_gpu = torch.cuda.is_available() and not self.cfg.common.cpu
+        self.device = torch.device("cuda" if use_gpu else "cpu")
+
+    def training(self) -> TrainingSettings:
+        """Return how a stage is trained."""
+        return TrainingSettings(
+            max_epoch=int(self.cfg.optimization.max_epoch),
+            batch_size=int(self.cfg.dataset.batch_size),
+            patience=self.cfg.checkpoint.patience if self.cfg.checkpoint.patience > 0 else None,
+            build_optimizer=lambda parameters: build_optimizer(self.cfg.optimizer, parameters).optimizer,
+            is_joint=self.is_joint,
+        )
+
+    def build(self, num_members: int, grown: Optional[Mapping[str, Any]] = None) -> ImageNetwork:
+        """Build members side by side, without initial weights, on the CPU.
+
+        Args:
+            num_members: N.
+            grown: options that growth has changed; see `ImageClassifier.options_of`.
+        """
+        config = OmegaConf.merge(self.cfg.model, dict(grown or {}))
+        return self.model_class.build_members(config, self.stream.shape, self.stream.num_classes, num_members)
+
+    def options_of(self, network: ImageNetwork) -> dict[str, Any]:
+        """Return the options that growth has changed."""
+        return dict(self.model_class.options_of(network))
+
+    def checkpoint_config(self, grown: Mapping[str, Any]) -> dict[str, Any]:
+        """Return ``cfg`` of a checkpoint: plain dictionaries, from which fairseq builds the model again.
+
+        Args:
+            grown: options that growth has changed.
+        """
+        content = OmegaConf.to_container(self.cfg, resolve=True)
+        assert isinstance(content, dict)
+        plain = {name: vars(part) if isinstance(part, argparse.Namespace) else part for name, part in content.items()}
+        if self.is_joint:
+            members = shlex.join(self.options.model_words())
+            plain["model"] = {
+                "_name": JOINT_MODEL,
+                "num_members": self.num_joint,
+                "member_arch": self.options.arch,
+                "member_options": members,
+            }
+        else:
+            plain["model"] = {**plain["model"], **grown}
+        return _without_objects(plain)
+
+
+def _image_model(arch: str) -> type[ImageClassifier]:
+    """Return the class of an architecture. Raises AlmaError if it takes no images."""
+    model = MODEL_REGISTRY[ARCH_MODEL_NAME_REGISTRY[arch]]
+    if not (isinstance(model, type) and issubclass(model, ImageClassifier)):
+        possible = [name for name, key in ARCH_MODEL_NAME_REGISTRY.items() if _takes_images(MODEL_REGISTRY[key])]
+        raise AlmaError(f"--arch {arch}: takes no images; choose from {', '.join(sorted(possible))}")
+    return model
+
+
+def _takes_images(model: Any) -> bool:
+    return isinstance(model, type) and issubclass(model, ImageClassifier)
+
+
+def _without_objects(content: Any) -> Any:
+    """Return plain data with everything else, such as the values of an enumeration, as text."""
+    if isinstance(content, dict):
+        return {name: _without_objects(value) for name, value in content.items()}
+    if isinstance(content, (list, tuple)):
+        return [_without_objects(value) for value in content]
+    if content is None or type(content) in (bool, int, float, str):
+        return content
+    return str(content)
+
+
+def _refuse(message: str) -> NoReturn:
+    raise AlmaError(f"options after the --: {message}")
