@@ -10,7 +10,8 @@ from fairseq_alma.data.manifest import MANIFEST, ImagesEntry, Split, StreamFile
 from fairseq_alma.data.stream import Stream, megabatch_name, megabatch_valid_name, write_manifest
 from fairseq_alma.errors import AlmaError
 
-FINGERPRINT = "66ade178b965f2882799e589a83ae4a7ac1f7a4eeed9d4065d0be1aff08c8b4c"  # of the stream below, by the version before streams of images
+# Of the stream below, by the version before there were streams of images.
+FINGERPRINT = "66ade178b965f2882799e589a83ae4a7ac1f7a4eeed9d4065d0be1aff08c8b4c"
 NAMES = (megabatch_name(0), megabatch_name(1), "valid", "test")
 
 
