@@ -19,9 +19,9 @@ class Forecast:
         self.work = 0.0
         self.seconds = 0.0
 
-    def finish(self, model: Model, seconds: float) -> None:
-        """Note that a training took this long."""
-        self.work += self.ahead.pop(model, 0.0)
+    def finish(self, models: Iterable[Model], seconds: float) -> None:
+        """Note that the trainings of some models took this long."""
+        self.work += sum(self.ahead.pop(model, 0.0) for model in models)
         self.seconds += seconds
 
     def add(self, seconds: float) -> None:
@@ -34,20 +34,20 @@ class Forecast:
             self.ahead.pop(model, None)
 
     def seconds_left(
-        self, now: Optional[Model] = None, whole: Optional[float] = None, rest: Optional[float] = None
+        self, now: Iterable[Model] = (), whole: Optional[float] = None, rest: Optional[float] = None
     ) -> Optional[float]:
         """Return the seconds that remain.
 
         Args:
-            now: the training that runs.
-            whole: seconds that it takes in all; None: not known.
-            rest: seconds that remain of it; None: not known.
+            now: the models that are trained at this time.
+            whole: seconds that their training takes in all; None: not known.
+            rest: seconds that remain of that; None: not known.
 
         Returns:
             The forecast; None if nothing is known yet.
         """
         ahead = sum(self.ahead.values())
-        if now is None or whole is None or rest is None or now not in self.ahead:
+        here = sum(self.ahead.get(model, 0.0) for model in now)
+        if whole is None or rest is None or not here:
             return self.seconds / self.work * ahead if self.work else None
-        here = self.ahead[now]
         return rest + (self.seconds + whole) / (self.work + here) * (ahead - here)

@@ -10,9 +10,9 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Callable, Optional, Sequence
+from typing import Callable, Mapping, Optional, Sequence
 
 from fairseq_alma.errors import AlmaError
 
@@ -31,10 +31,12 @@ class Command:
     Attributes:
         program: name of an installed command.
         groups: its arguments, grouped as they are printed: one group a line.
+        environment: variables that it gets beside those of this process.
     """
 
     program: str
     groups: tuple[tuple[str, ...], ...]
+    environment: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def arguments(self) -> list[str]:
@@ -43,7 +45,8 @@ class Command:
 
     def shell(self) -> str:
         """Spell the command for a shell, in lines; the words of a group stay together."""
-        lines = [self.program]
+        variables = [f"{name}={shlex.quote(value)}" for name, value in self.environment.items()]
+        lines = [" ".join([*variables, self.program])]
         for words in (shlex.join(group) for group in self.groups if group):
             if len(lines) > 1 and len(lines[-1]) + len(words) < LINE_LENGTH:
                 lines[-1] += " " + words
@@ -81,6 +84,7 @@ def run_logged(command: Command, log: Path, watch: Callable[[str], None], keep_o
         tail = _Tail(log, output.tell(), watch)
         child = subprocess.Popen(
             [program, *command.arguments],
+            env={**os.environ, **command.environment},
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,

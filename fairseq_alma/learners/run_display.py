@@ -8,6 +8,7 @@ import time
 from functools import partial
 from typing import Any, Callable, Iterator, Mapping, Optional, Sequence
 
+from fairseq_alma.learners.arrival_log import ArrivalLog
 from fairseq_alma.learners.forecast import Forecast
 from fairseq_alma.learners.plan import StagePlan, Training
 from fairseq_alma.learners.progress import Screen, StageProgress, spell_duration
@@ -68,6 +69,7 @@ class RunDisplay:
         work: of a training in a stage, in any unit, to forecast the time left.
         only: the one stage that is run; None: all.
         member: the one member that is trained; None: all.
+        log: shows the complete stages elsewhere too.
     """
 
     def __init__(
@@ -77,6 +79,7 @@ class RunDisplay:
         work: Callable[[StagePlan], float] = lambda plan: 1.0,
         only: Optional[int] = None,
         member: Optional[int] = None,
+        log: Optional[ArrivalLog] = None,
     ) -> None:
         self.num_stages = len(plans)
         self.unit = unit
@@ -88,36 +91,43 @@ class RunDisplay:
                 if only in (None, plan.stage.index) and member in (None, training.model.member)
             }
         )
+        self.log = log
         self.screen = Screen()
         self.results = HeldLines()
         self.counted = time.monotonic()
 
     def __enter__(self) -> "RunDisplay":
+        if self.log is not None:
+            self.log.begin()
         return self
 
-    def __exit__(self, *exception: object) -> None:
+    def __exit__(self, kind: Optional[type[BaseException]], *exception: object) -> None:
         self.screen.clear()
         self.results.flush()
+        # Whoever interrupts does not want to wait; the next launch draws what is missing.
+        if self.log is not None and (kind is None or issubclass(kind, Exception)):
+            self.log.end()
 
     @contextlib.contextmanager
     def training(
-        self, plan: StagePlan, training: Training, max_update: Optional[int], done: int = 0
+        self, plan: StagePlan, training: Optional[Training], max_update: Optional[int], done: int = 0
     ) -> Iterator[StageProgress]:
         """Show one training.
 
         Args:
             plan: of the stage.
-            training: of the model.
+            training: of one of its models; None: of all at once.
             max_update: updates in all; None: not known.
             done: updates that an earlier launch has done.
         """
         self._release()
-        left = partial(self.forecast.seconds_left, training.model) if len(self.forecast.ahead) > 1 else None
+        models = [each.model for each in plan.trainings if training in (None, each)]
+        left = partial(self.forecast.seconds_left, models) if self.forecast.ahead.keys() - models else None
         with StageProgress(self._title(plan, training), self.unit, max_update, done, self.screen, left) as progress:
             yield progress
         whole, _ = progress.seconds()
         earlier = max(0.0, whole - (time.monotonic() - progress.began)) if whole is not None else 0.0
-        self.forecast.finish(training.model, self._count_seconds() + earlier)
+        self.forecast.finish(models, self._count_seconds() + earlier)
 
     def say(self, plan: StagePlan, text: str, training: Optional[Training] = None) -> None:
         """Say what is done now beside training."""
@@ -127,8 +137,7 @@ class RunDisplay:
 
     def skipped(self, plan: StagePlan, record: Mapping[str, Any]) -> None:
         """Say that a stage was complete already."""
-        for training in plan.trainings:
-            self.forecast.finish(training.model, record["wall_seconds"] / len(plan.trainings))
+        self.forecast.finish([training.model for training in plan.trainings], record["wall_seconds"])
         self._tell(plan, f"complete already, {_result(record)}")
 
     def trained(self, plan: StagePlan, training: Training) -> None:
@@ -148,6 +157,8 @@ class RunDisplay:
         )
         left = self.forecast.seconds_left() if self.forecast.ahead else None
         self._tell(plan, text if left is None else f"{text}, {spell_duration(left)} left in the run")
+        if self.log is not None:
+            self.log.stage_completed()
 
     def _title(self, plan: StagePlan, training: Optional[Training] = None) -> str:
         title = describe_stage(plan, self.num_stages)

@@ -2,6 +2,7 @@
 
 import math
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Callable, Mapping, Optional, Sequence
 
@@ -75,7 +76,7 @@ class TextBackend:
         max_update, max_epoch = self._limits
         with self.display.training(plan, training, max_update, before.num_updates) as progress:
             watch = watch_fairseq(progress, self.words_per_token, max_epoch)
-            run_logged(self.commands.train(plan, training), log, watch, locks)
+            run_logged(self._training(plan, training, begins=last is None), log, watch, locks)
         return self._require_end(folder, log)
 
     def is_trained(self, model: Model) -> bool:
@@ -163,6 +164,14 @@ class TextBackend:
                 "--lr, more --warmup-updates or --clip-norm"
             )
         return {"loss": results[0], "ppl": round(2 ** results[0], 4)}
+
+    def _training(self, plan: StagePlan, training: Training, begins: bool) -> Command:
+        """Return the command that trains a model, as one whose curves go on or begin."""
+        command, live = self.commands.train(plan, training), self.commands.live
+        if begins:
+            live.clear_curves(self.folder, training.model)
+        identity = live.wandb_identity(self.folder, training.model)
+        return replace(command, environment={**command.environment, **identity})
 
     @property
     def _limits(self) -> tuple[Optional[int], Optional[int]]:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import fairseq_alma
 from fairseq_alma.learners.checkpoints import LAST
+from fairseq_alma.learners.live_log import TENSORBOARD, LiveLog
 from fairseq_alma.learners.plan import Growth, Model, StagePlan, Training
 from fairseq_alma.learners.process import Command
 from fairseq_alma.learners.run_folder import RunFolder
@@ -54,6 +55,11 @@ class TextCommands:
         commands += [self.join(plan)] if plan.combine != "single" else []
         return commands + [self.test(plan, split) for split in TEST_SPLITS]
 
+    @property
+    def live(self) -> LiveLog:
+        """The curves that the user wants to watch."""
+        return self.options.live
+
     def grow(self, training: Training) -> Command:
         """Return the command that adds experts to the weights that a training starts from."""
         start, growth = training.start, training.growth
@@ -80,7 +86,8 @@ class TextCommands:
             path = self.grown(training.model) if training.growth else self.checkpoint(training.start)
             groups.append(("--finetune-from-model", str(path)))
         groups += [*self._saving(), *self._reporting()]
-        return Command("fairseq-train", (*groups, *((name, *values) for name, values in self._model(training))))
+        groups += [self._own_curves(training.model, option) for option in self._model(training)]
+        return Command("fairseq-train", tuple(groups), self.live.wandb_environment(self.folder, training.model))
 
     def join(self, plan: StagePlan) -> Command:
         """Return the command that makes one checkpoint of all that predicts after the stage."""
@@ -120,6 +127,11 @@ class TextCommands:
         ]
         evaluation = self.options.for_evaluation()
         return Command("fairseq-eval-lm", (*groups, *((name, *values) for name, values in evaluation)))
+
+    def _own_curves(self, model: Model, option: Option) -> tuple[str, ...]:
+        """Return an option as one group; the curves of each model go into a folder of their own."""
+        name, values = option
+        return (name, str(self.live.curves(self.folder, model))) if name == TENSORBOARD else (name, *values)
 
     def _model(self, training: Training) -> list[Option]:
         """Return the user's options, with those of the model as the training wants it."""

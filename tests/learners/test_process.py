@@ -100,3 +100,12 @@ def test_the_child_dies_with_its_parent(tmp_path, number):
     parent.send_signal(number)
     parent.wait(timeout=20)
     assert wait_until(lambda: not is_alive(child))
+
+
+def test_a_command_has_its_variables_beside_those_of_this_process(tmp_path, monkeypatch):
+    monkeypatch.setenv("OURS", "1")
+    code = "import os; print(os.environ['OURS'], os.environ['ITS'])"
+    command = Command(os.path.basename(sys.executable), (("-c", code),), {"ITS": "a b"})
+    run_logged(command, tmp_path / "log", lambda line: None)
+    assert (tmp_path / "log").read_text().endswith("\n1 a b\n")
+    assert command.shell().startswith("ITS='a b' python")

@@ -4,9 +4,8 @@ import sys
 import pytest
 
 from fairseq_alma.learners import run_display
-from fairseq_alma.learners.plan import Model, StagePlan, Training
 from fairseq_alma.learners.run_display import HeldLines, RunDisplay, describe_stage
-from fairseq_alma.learners.schedule import stages
+from tests.learners.runs import make_plans
 
 RECORD = {
     "test": {"loss": 2.0, "ppl": 4.0}, "valid": {"loss": 3.0, "ppl": 8.0}, "num_updates": 1500, "num_params": 1721088,
@@ -27,23 +26,14 @@ def clock(monkeypatch):
     return now
 
 
-def plans(num_stages, wait=1, replay=False, num_members=1):
-    """Plans of a learner that trains some members in each stage."""
-    planned = []
-    for stage in stages(num_stages * wait, wait, replay):
-        models = tuple(Model(stage.index, member) for member in range(num_members))
-        planned.append(StagePlan(stage, tuple(Training(model, seed=1) for model in models), models))
-    return planned
-
-
 def test_a_stage_is_named_with_its_arrival_and_its_megabatches():
-    assert describe_stage(plans(4)[3], 4) == "stage 3/3, arrival 3 (mega-batch 3)"
-    assert describe_stage(plans(2, wait=3)[1], 2) == "stage 1/1, arrival 5 (mega-batches 3-5)"
-    assert describe_stage(plans(4, replay=True)[2], 4) == "stage 2/3, arrival 2 (mega-batches 0-2)"
+    assert describe_stage(make_plans(4)[3], 4) == "stage 3/3, arrival 3 (mega-batch 3)"
+    assert describe_stage(make_plans(2, wait=3)[1], 2) == "stage 1/1, arrival 5 (mega-batches 3-5)"
+    assert describe_stage(make_plans(4, replay=True)[2], 4) == "stage 2/3, arrival 2 (mega-batches 0-2)"
 
 
 def test_a_completed_stage_is_one_line_on_standard_output(capsys):
-    (plan,) = plans(1)
+    (plan,) = make_plans(1)
     RunDisplay([plan], "word").completed(plan, RECORD)
     assert capsys.readouterr().out == (
         "stage 0/0, arrival 0 (mega-batch 0): perplexity 4.00 on test, 8.00 on valid, "
@@ -52,7 +42,7 @@ def test_a_completed_stage_is_one_line_on_standard_output(capsys):
 
 
 def test_a_stage_of_images_is_told_with_its_error(capsys):
-    (plan,) = plans(1)
+    (plan,) = make_plans(1)
     record = {**RECORD, "test": {"loss": 0.1, "error": 0.0312}, "valid": {"loss": 0.1, "error": 0.03}}
     RunDisplay([plan], "image").completed(plan, record)
     assert "error 3.12% on test, 3.00% on valid" in capsys.readouterr().out
@@ -71,7 +61,7 @@ def run_through(display, planned, clock, seconds_of_a_stage):
 
 
 def test_five_hundred_short_stages_do_not_flood_a_log_and_the_last_is_told(capsys, clock):
-    planned = plans(500)
+    planned = make_plans(500)
     run_through(RunDisplay(planned, "image"), planned, clock, 0.1)
     out, err = capsys.readouterr()
     results = out.splitlines()
@@ -81,7 +71,7 @@ def test_five_hundred_short_stages_do_not_flood_a_log_and_the_last_is_told(capsy
 
 
 def test_long_stages_are_all_told_with_the_time_left(capsys, clock):
-    planned = plans(3)
+    planned = make_plans(3)
     run_through(RunDisplay(planned, "word"), planned, clock, 100)
     out, err = capsys.readouterr()
     ends = [line.split(", ")[-1] for line in out.splitlines()]
@@ -92,7 +82,7 @@ def test_long_stages_are_all_told_with_the_time_left(capsys, clock):
 
 
 def test_stages_of_an_earlier_launch_forecast_the_rest(capsys, clock):
-    planned = plans(3)
+    planned = make_plans(3)
     display = RunDisplay(planned, "word")
     display.skipped(planned[0], {**RECORD, "wall_seconds": 50.0})
     with display.training(planned[1], planned[1].trainings[0], 10):
@@ -103,7 +93,7 @@ def test_stages_of_an_earlier_launch_forecast_the_rest(capsys, clock):
 
 
 def test_members_are_named_where_a_stage_trains_several(capsys, clock):
-    planned = plans(1, num_members=2)
+    planned = make_plans(1, num_members=2)
     display = RunDisplay(planned, "word")
     for training in planned[0].trainings:
         clock[0] += 20
@@ -112,8 +102,25 @@ def test_members_are_named_where_a_stage_trains_several(capsys, clock):
     assert [line.split(": ")[0][-8:] for line in capsys.readouterr().err.splitlines()] == ["member 0", "member 1"]
 
 
+def test_members_that_are_trained_at_once_are_one_training(capsys, clock):
+    planned = make_plans(3, num_members=5)
+    display = RunDisplay(planned, "image")
+    for plan in planned[:2]:
+        with display.training(plan, None, 10) as progress:
+            progress.update(0)
+            clock[0] += 50
+            progress.update(5)
+            clock[0] += 50
+            progress.update(10)
+    assert capsys.readouterr().err.splitlines()[:2] == [
+        "stage 0/2, arrival 0 (mega-batch 0): 0/10 updates",
+        "stage 0/2, arrival 0 (mega-batch 0): 5/10 updates, 0:50 left, 4:10 left in the run",
+    ]
+    assert display.forecast.seconds_left() == 100.0
+
+
 def test_the_rest_of_the_run_is_only_what_this_command_does():
-    planned = plans(4, num_members=3)
+    planned = make_plans(4, num_members=3)
     assert len(RunDisplay(planned, "word").forecast.ahead) == 12
     assert len(RunDisplay(planned, "word", only=2).forecast.ahead) == 3
     assert len(RunDisplay(planned, "word", member=1).forecast.ahead) == 4
@@ -122,7 +129,7 @@ def test_the_rest_of_the_run_is_only_what_this_command_does():
 def test_a_terminal_has_one_live_line_that_gives_way_to_results(monkeypatch, capsys):
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
-    (plan,) = plans(1)
+    (plan,) = make_plans(1)
     display = RunDisplay([plan], "word")
     display.say(plan, "testing on valid")
     display.say(plan, "testing on test")
@@ -147,3 +154,32 @@ def test_a_line_held_back_is_printed_when_its_time_has_come(capsys, clock):
     lines.flush()
     lines.flush()
     assert capsys.readouterr().out == "first\nthird\n"
+
+
+class Log:
+    def __init__(self):
+        self.told = []
+
+    def begin(self):
+        self.told.append("begin")
+
+    def stage_completed(self):
+        self.told.append("stage")
+
+    def end(self):
+        self.told.append("end")
+
+
+def test_curves_are_drawn_at_the_begin_after_stages_and_at_the_end():
+    log, (plan,) = Log(), make_plans(1)
+    with RunDisplay([plan], "word", log=log) as display:
+        display.completed(plan, RECORD)
+    assert log.told == ["begin", "stage", "end"]
+
+
+@pytest.mark.parametrize(("error", "told"), [(ValueError, ["begin", "end"]), (KeyboardInterrupt, ["begin"])])
+def test_who_interrupts_does_not_wait_for_curves(error, told):
+    log = Log()
+    with pytest.raises(error), RunDisplay(make_plans(1), "word", log=log):
+        raise error
+    assert log.told == told

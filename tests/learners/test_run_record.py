@@ -39,7 +39,8 @@ def test_other_options_are_refused_naming_the_one_that_differs(tmp_path, change,
 
 def test_what_changes_no_result_may_change(tmp_path):
     stream = write_manifest(tmp_path, 4)
-    now = describe(stream, options={**OPTIONS, "keep_checkpoints": True})
+    shown = {"--tensorboard-logdir": "tb", "--wandb-project": "p", "--log-interval": "5"}
+    now = describe(stream, options={**OPTIONS, "keep_checkpoints": True}, train={**TRAIN, **shown})
     assert require_same_run("run.json", describe(stream), now, stream) == []
 
 

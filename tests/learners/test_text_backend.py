@@ -21,22 +21,27 @@ FACTS = SimpleNamespace(num_params=11, num_experts=4, train_flops_per_token=6, t
 RESULT = "2026-01-01 00:00:00 | INFO | fairseq_cli.eval_lm | Loss (base 2): {}, Perplexity: 1.00"
 
 
-@pytest.fixture
-def backend(tmp_path):
-    options = TrainOptions(["--arch", "a", "--max-update", "10"])
-    folder = RunFolder(tmp_path)
+def make_backend(folder, *words):
+    options = TrainOptions(["--arch", "a", "--max-update", "10", *words])
+    folder = RunFolder(folder)
     commands = TextCommands(Path("S"), folder, options, wait=1, replay=False, save_every=5, validate=False,
                             keep_checkpoints=False)  # fmt: skip
     return TextBackend(commands, RunDisplay([PLAN], "word"), describe=lambda path: FACTS, words_per_token=0.8)
 
 
 @pytest.fixture
+def backend(tmp_path):
+    return make_backend(tmp_path)
+
+
+@pytest.fixture
 def launched(monkeypatch):
     """Programs launched so far; each prints the lines that the test has put into ``launched.lines``."""
-    record = SimpleNamespace(programs=[], lines=[])
+    record = SimpleNamespace(programs=[], lines=[], environments=[])
 
     def run(command, log, watch, keep_open):
         record.programs.append(command.program)
+        record.environments.append(command.environment)
         for line in record.lines:
             watch(line)
 
@@ -167,3 +172,20 @@ def test_the_perplexity_right_after_growth_is_recorded(backend, launched):
     launched.lines = [RESULT.format("3.0")]
     assert backend.test(plan, 0)["after_growth"] == {"valid": {"loss": 3.0, "ppl": 8.0}}
     assert "after_growth" not in backend.test(plans_of("gmoe", grow_schedule=(4, 6))[0], 0)
+
+
+def test_curves_go_on_after_a_kill_and_begin_anew_with_a_training_that_begins(launched, monkeypatch, tmp_path):
+    backend = make_backend(tmp_path / "R", "--tensorboard-logdir", str(tmp_path / "tb"), "--wandb-project", "p")
+    curve = tmp_path / "tb" / "R" / "stage-000" / "member-0" / "train" / "events.out.tfevents.1"
+    curve.parent.mkdir(parents=True)
+    curve.touch()
+    pretend(monkeypatch, Progress(5, 0, 500), Progress(10, 0, 1000), Progress(5, 0, 500), Progress(10, 0, 1000))
+    backend.train(PLAN, 0)
+    backend.train(PLAN, 0)
+    assert curve.exists()
+    pretend(monkeypatch, Progress(10, 0, 1000))
+    monkeypatch.setattr(checkpoints, "repair_last", lambda folder: None)
+    backend.train(PLAN, 0)
+    assert not curve.exists()
+    first, second, third = (environment["WANDB_RUN_ID"] for environment in launched.environments)
+    assert first == second != third

@@ -120,3 +120,19 @@ def test_models_that_are_trained_jointly_become_members_of_one():
     assert "--member-options=--num-experts 4 --decoder-sinusoidal-pos --dropout 0.1" in arguments
     assert not {"--num-experts", "--dropout"} & set(arguments)
     assert has(arguments, "--max-update", "7") and has(arguments, "--cpu", "--batch-size", "4")
+
+
+def test_the_curves_of_each_training_have_a_folder_of_their_own():
+    plan = learner_plans("ens", num_members=2)[1]
+    with_curves = commands(("--max-update", "7", "--tensorboard-logdir=tb"), wait=1)
+    first, second = (with_curves.train(plan, training).arguments for training in plan.trainings)
+    assert has(first, "--tensorboard-logdir", "tb/R/stage-001/member-0")
+    assert has(second, "--tensorboard-logdir", "tb/R/stage-001/member-1")
+    assert "--tensorboard-logdir" not in with_curves.test(plan, "valid").arguments
+
+
+def test_weights_and_biases_is_told_the_name_of_each_training():
+    plan = learner_plans("sm")[1]
+    train = commands(("--max-update", "7", "--wandb-project", "p"), wait=1).train(plan, plan.trainings[0])
+    assert train.environment == {"WANDB_NAME": "R/stage-001/member-0", "WANDB_RUN_GROUP": "R"}
+    assert commands(wait=1).train(plan, plan.trainings[0]).environment == {}
