@@ -1,4 +1,4 @@
-"""``alma-report``: tables of perplexity per mega-batch, over any number of runs."""
+"""``alma-report``: tables, figures, findings and one page, over any number of runs."""
 
 import argparse
 import sys
@@ -8,44 +8,72 @@ from typing import Optional, Sequence
 from fairseq_alma.cli.entry import command
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.report.read_run import read_figures
-from fairseq_alma.report.run_figures import RunFigures
-from fairseq_alma.report.tables import all_tables
+from fairseq_alma.report.run_figures import RunFigures, experiment_of
+
+REFRESH_SECONDS = 15
 
 
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser."""
     parser = argparse.ArgumentParser(
         prog="alma-report",
-        description="Print the test perplexity of runs after each mega-batch, with size and cost; where runs differ by "
-        "their seeds alone, their mean; where models grew, the perplexity right before and after.",
+        description="Print test perplexity or error of runs, text or images, finished or still going: after each "
+        "mega-batch, over the whole stream, over seeds; what growth does, what learning sequentially costs, and which "
+        "of the paper's findings these runs bear out. With --out, write all of it with figures and one page.",
     )
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="a folder that alma-stream wrote (--run)")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="also write the tables there: perplexity.md, .csv")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        metavar="DIR",
+        help="write there index.html, the tables (.md, .csv, .tex), findings.md and figures/ (.png, .pdf)",
+    )
     parser.add_argument(
         "--mix", action="store_true", help="put runs on different streams into one table; bits per byte compare"
+    )
+    parser.add_argument(
+        "--paper", action="store_true", help="set the paper's own numbers beside those of the runs (language)"
+    )
+    parser.add_argument(
+        "--watch",
+        action="store_true",
+        help="with --out: write the report anew each time that a stage is complete, until all runs are (or Ctrl-C)",
     )
     return parser
 
 
-def _read_runs(paths: Sequence[Path]) -> tuple[list[RunFigures], int]:
-    """Read the runs; name those that cannot be read, and count them."""
-    runs, num_damaged = [], 0
-    for path in paths:
-        try:
-            runs.append(read_figures(path))
-        except AlmaError as error:
+class _Faults:
+    """Names what cannot be read, each fault once, and remembers that there was one."""
+
+    def __init__(self) -> None:
+        self.told: set[str] = set()
+
+    def __call__(self, error: AlmaError) -> None:
+        if str(error) not in self.told:
             print(error, file=sys.stderr)
-            num_damaged += 1
-    return runs, num_damaged
+        self.told.add(str(error))
+
+
+def _read_runs(paths: Sequence[Path], faults: _Faults) -> list[RunFigures]:
+    """Read the runs, each once."""
+    runs = []
+    given: dict[Path, Path] = {}
+    for path in paths:
+        given.setdefault(path.resolve(), path)
+    for path in given.values():
+        try:
+            runs.append(read_figures(path, faults))
+        except AlmaError as error:
+            faults(error)
+    return runs
 
 
 def _require_one_stream(runs: Sequence[RunFigures]) -> None:
     for run in runs[1:]:
-        if run.stream["fingerprint"] != runs[0].stream["fingerprint"]:
+        if experiment_of(run.stream) != experiment_of(runs[0].stream):
             raise AlmaError(
-                f"{run.path}: its stream ({_name_stream(run)}) is not that of {runs[0].path}"
-                f" ({_name_stream(runs[0])}), "
-                "so perplexities do not compare; report them apart, or give --mix"
+                f"{run.path}: its stream ({_name_stream(run)}) is not that of {runs[0].path} "
+                f"({_name_stream(runs[0])}), so their figures do not compare; report them apart, or give --mix"
             )
 
 
@@ -53,21 +81,52 @@ def _name_stream(run: RunFigures) -> str:
     return f"{run.stream['path']}, fingerprint {run.stream['fingerprint'][:12]}"
 
 
+def _report(arguments: argparse.Namespace, faults: _Faults) -> list[RunFigures]:
+    """Read the runs, print and write what there is to say, and return them."""
+    # Here, as --help needs none of it.
+    from fairseq_alma.report.write_report import Report
+
+    runs = _read_runs(arguments.runs, faults)
+    if not runs:
+        return runs
+    if not arguments.mix:
+        _require_one_stream(runs)
+    report = Report(runs, arguments.paper)
+    if not arguments.watch:
+        print(report.text(), end="")
+    if arguments.out is not None:
+        going = arguments.watch and not _all_complete(runs, arguments)
+        page = report.write(arguments.out, REFRESH_SECONDS if going else None)
+        stages = f"{sum(len(run.value) for run in runs):,} of {sum(len(run.planned) for run in runs):,} stages"
+        print(f"\nwritten: {page}" + (f", {stages}" if arguments.watch else ""), flush=True)
+    return runs
+
+
+def _all_complete(runs: Sequence[RunFigures], arguments: argparse.Namespace) -> bool:
+    return len(runs) == len({path.resolve() for path in arguments.runs}) and all(run.is_complete for run in runs)
+
+
+def _watch(arguments: argparse.Namespace, faults: _Faults) -> None:
+    """Report anew whenever a run has got further, until all are complete."""
+    from fairseq_alma.report.watch import changes
+
+    for _ in changes(arguments.runs):
+        if _all_complete(_report(arguments, faults), arguments):
+            return
+
+
 @command
 def main(argv: Optional[Sequence[str]] = None) -> int:
     """Run the command."""
-    arguments = build_parser().parse_args(argv)
-    runs, num_damaged = _read_runs(arguments.runs)
-    if not runs:
-        return 1
-    if not arguments.mix:
-        _require_one_stream(runs)
-    tables = all_tables(runs)
-    texts = {table.name: table.markdown() for table in tables}
-    print("\n".join(texts.values()), end="")
-    if arguments.out is not None:
-        arguments.out.mkdir(parents=True, exist_ok=True)
-        for table in tables:
-            (arguments.out / f"{table.name}.md").write_text(texts[table.name], encoding="utf-8")
-            (arguments.out / f"{table.name}.csv").write_text(table.csv(), encoding="utf-8")
-    return 1 if num_damaged else 0
+    parser = build_parser()
+    arguments = parser.parse_args(argv)
+    if arguments.watch and arguments.out is None:
+        parser.error("--watch: needs --out DIR, the folder that is written anew")
+    if arguments.out is not None and arguments.out.exists() and not arguments.out.is_dir():
+        raise AlmaError(f"--out {arguments.out}: a file; give the name of a folder")
+    faults = _Faults()
+    if arguments.watch:
+        _watch(arguments, faults)
+    else:
+        _report(arguments, faults)
+    return 1 if faults.told else 0

@@ -6,10 +6,11 @@ the backbone, any other option) is worked out from the whole set.
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Callable, Iterator, Optional, Sequence
+from typing import Any, Callable, Iterator, Optional, Sequence
 
 from fairseq_alma.learners.run_record import FREE_OPTIONS
-from fairseq_alma.report.run_figures import RunFigures, experiment_of
+from fairseq_alma.report.run_figures import NAMES, RunFigures, experiment_of
+from fairseq_alma.report.sizes import sizes_in_order
 from fairseq_alma.report.spread import Spread
 
 MAX_UPDATE = "--max-update"
@@ -60,7 +61,7 @@ class Experiment:
 
 
 def experiments(runs: Sequence[RunFigures]) -> list[Experiment]:
-    """Gather runs into experiments, in the order of their first runs.
+    """Gather runs into experiments, ordered by size, learner, waiting time and number of experts.
 
     Args:
         runs: any; of two runs with the same settings and seeds, the one counts that has got further.
@@ -80,7 +81,17 @@ def experiments(runs: Sequence[RunFigures]) -> list[Experiment]:
         times = 1.0 if updates is None else updates / least[first.size]
         size = first.size if several_sizes else ""
         found.append(Experiment(tuple(furthest_first), first.label + _steps(times), times, size))
+    sizes = {size: rank for rank, size in enumerate(sizes_in_order(runs))}
+    found.sort(key=lambda experiment: (sizes[experiment.first.size], *_order(experiment)))
     return list(_with_notes(found))
+
+
+def _order(experiment: Experiment) -> tuple[Any, ...]:
+    """Return what experiments over one backbone are sorted by."""
+    run, learners = experiment.first, list(NAMES)
+    rank = learners.index(run.learner) if run.learner in learners else len(learners)
+    counts = max(run.num_members.values(), default=0), max(run.num_experts.values(), default=0)
+    return rank, run.replay, run.iid or 0, run.wait, experiment.times, *counts, experiment.label
 
 
 def _least_updates(runs: Sequence[RunFigures]) -> dict[str, int]:

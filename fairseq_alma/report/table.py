@@ -3,7 +3,7 @@
 import math
 import textwrap
 from dataclasses import dataclass, field, replace
-from typing import Iterable, Optional
+from typing import Iterable, Optional, Sequence
 
 from fairseq_alma.metrics.table import NOT_YET, Cell, is_missing, render_csv, render_latex, render_markdown
 
@@ -23,6 +23,11 @@ class TableCell:
     text: str
     value: Cell = None
     is_best: bool = False
+
+    @property
+    def is_name(self) -> bool:
+        """Whether the cell holds a name rather than a number."""
+        return isinstance(self.value, str)
 
     @property
     def number(self) -> Optional[float]:
@@ -84,15 +89,24 @@ def number_cell(text: str, value: Optional[float]) -> TableCell:
 NOTHING = TableCell(NOT_YET, math.nan)
 
 
-def mark_best(rows: list[list[TableCell]], columns: Iterable[int]) -> list[list[TableCell]]:
-    """Mark the smallest number of each of these columns, where there are at least two; also those spelled the same."""
+def mark_best(
+    rows: list[list[TableCell]], columns: Iterable[int], counts: Optional[Sequence[bool]] = None
+) -> list[list[TableCell]]:
+    """Mark the smallest number of each of these columns, where there are at least two; also those spelled the same.
+
+    Args:
+        rows: of the table.
+        columns: their numbers.
+        counts: for each row whether it takes part; None: all do.
+    """
     marked = [list(row) for row in rows]
+    taking_part = [row for row, count in zip(marked, counts or [True] * len(rows), strict=True) if count]
     for column in columns:
-        numbers = [(number, row[column].text) for row in rows if (number := row[column].number) is not None]
+        numbers = [(number, row[column].text) for row in taking_part if (number := row[column].number) is not None]
         if len(numbers) < 2:
             continue
         _, best = min(numbers)
-        for row in marked:
+        for row in taking_part:
             if row[column].text == best:
                 row[column] = replace(row[column], is_best=True)
     return marked

@@ -37,7 +37,7 @@ def rows(out):
     """The cells of the first printed table, by the run's name."""
     first = out.split("\n\n")[0].replace("**", "")
     header, _, *found = [[cell.strip() for cell in line.strip("|").split("|")] for line in first.splitlines()]
-    return {row[1].rsplit("/", 1)[-1]: dict(zip(header, row, strict=True)) for row in found}
+    return {row[-1].rsplit("/", 1)[-1]: dict(zip(header, row, strict=True)) for row in found}
 
 
 def test_the_table_has_a_row_for_each_run_with_size_and_cost(tmp_path, capsys):
@@ -91,7 +91,10 @@ def test_what_cannot_be_read_is_named_and_the_rest_is_reported(tmp_path, capsys)
     no_run = tmp_path / "S1"
     assert main([str(good), str(damaged), str(incomplete), str(no_run), str(tmp_path / "nowhere")]) == 1
     captured = capsys.readouterr()
-    assert list(rows(captured.out)) == ["good"]
+    table = rows(captured.out)
+    assert set(table) == {"good", "damaged", "incomplete"}
+    assert [table["damaged"][f"t{t}"] for t in range(4)] == ["30.00", "–", "–", "–"]
+    assert table["incomplete"]["t0"] == "–"
     errors = captured.err.splitlines()
     assert len(errors) == 4
     assert "damaged/stage-001/stage.json: damaged, not JSON" in errors[0]

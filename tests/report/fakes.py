@@ -67,6 +67,8 @@ def write_run(
     stream = dict(stream or text_stream())
     is_text = stream["kind"] == "text"
     chosen = {**OPTIONS, **({"init": "scratch"} if learner == "gens" else {}), **options}
+    if learner in ("ens", "bagging", "umix", "gens"):
+        chosen["num_members"] = num_members[0]
     planned = stages(stream["num_megabatches"], chosen["wait"], chosen["replay"], chosen["drop_rest"])
     if chosen["iid"] is not None:
         planned = stages(stream["num_megabatches"], chosen["iid"])[:1]

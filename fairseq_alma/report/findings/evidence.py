@@ -39,7 +39,7 @@ class Evidence:
     @cached_property
     def sizes(self) -> list[str]:
         """The sizes of backbone, the smallest first."""
-        return sizes_in_order(self.complete)
+        return sizes_in_order([run for experiment in self.complete for run in experiment.complete])
 
     @cached_property
     def complete(self) -> list[Experiment]:
@@ -77,7 +77,13 @@ class Evidence:
         return next((each for each in found if (each.label, each.first.experts) == wanted), None)
 
     def lower(self, one: Experiment, other: Experiment, ties_count: bool = False) -> list[Comparison]:
-        """Compare CER or average perplexity, of which the claim says that the first one's is lower."""
+        """Compare CER or average perplexity, of which the claim says that the first one's is lower.
+
+        Of text learners that both wait the final values are compared: their averages hardly tell anything but how long
+        they waited, as the perplexity of an untrained model is that high.
+        """
+        if one.first.is_text and min(one.first.wait, other.first.wait) > 1:
+            return self.lower_final(one, other)
         low, high = anytime_of(one), anytime_of(other)
         if low is None or high is None:
             return []

@@ -102,14 +102,19 @@ class Finding:
         if not self.comparisons:
             return f"Needs {self.needed}."
         outcomes = [comparison.outcome for comparison in self.comparisons]
-        parts = [f"{outcomes.count(1)} of {len(outcomes)} comparisons bear it out"]
+        parts = [f"{outcomes.count(1)} of {len(outcomes)} comparisons bear{_s(outcomes.count(1))} it out"]
         if outcomes.count(-1):
-            parts.append(f"{outcomes.count(-1)} contradict it")
+            parts.append(f"{outcomes.count(-1)} contradict{_s(outcomes.count(-1))} it")
         if outcomes.count(0):
-            parts.append(f"{outcomes.count(0)} are too close to tell")
+            parts.append(f"{outcomes.count(0)} {'is' if outcomes.count(0) == 1 else 'are'} too close to tell")
         single = sum(not comparison.has_seeds for comparison in self.comparisons)
         if single == len(outcomes):
             parts.append("there is one seed of each")
         elif single:
-            parts.append(f"{single} rest on one seed")
+            parts.append(f"{single} rest{_s(single)} on one seed")
         return ", ".join(parts) + "." + (f" {self.remark}" if self.remark else "")
+
+
+def _s(count: int) -> str:
+    """Return the ending of a verb in the third person."""
+    return "s" if count == 1 else ""

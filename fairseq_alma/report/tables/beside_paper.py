@@ -90,7 +90,7 @@ def paper_controls(groups: Sequence[Experiment]) -> Table:
 
 def _paper_sizes(groups: Sequence[Experiment]) -> dict[str, str]:
     """Return the paper's size that each of ours stands for: the smallest for base, the next one for large."""
-    return dict(zip(sizes_in_order(groups), PAPER_SIZES, strict=False))
+    return dict(zip(sizes_in_order([experiment.first for experiment in groups]), PAPER_SIZES, strict=False))
 
 
 def _say(sizes: Mapping[str, str]) -> str:

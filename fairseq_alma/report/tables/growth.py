@@ -24,25 +24,27 @@ def growth_table(runs: Sequence[RunFigures], groups: Sequence[Experiment]) -> Ta
     measure, experiment_of_settings = MEASURES[runs[0].kind], by_settings(groups)
     steps: list[list[TableCell]] = []
     means: list[list[TableCell]] = []
-    for run in runs:
+    ranks = {experiment.first.settings: rank for rank, experiment in enumerate(groups)}
+    for run in sorted(runs, key=lambda run: (ranks[run.settings], run.seed)):
         label = experiment_of_settings[run.settings].label
         found = _steps(run)
-        head = [name_cell(label), name_cell(str(run.path))]
+        head, path = [name_cell(label)], [name_cell(str(run.path))]
         for at, experts, figures in found:
-            steps.append([*head, name_cell(at), name_cell(experts), *_cells(measure, figures)])
+            steps.append([*head, name_cell(at), name_cell(experts), *_cells(measure, figures), *path])
         if found:
             columns = zip(*(figures for _, _, figures in found), strict=True)
             many = [f"{len(found)} steps", f"{run.experts}"]
-            means.append([*head, *map(name_cell, many), *_cells(measure, [statistics.fmean(each) for each in columns])])
+            cells = _cells(measure, [statistics.fmean(each) for each in columns])
+            means.append([*head, *map(name_cell, many), *cells, *path])
     shown = steps if len(steps) <= MAX_ROWS else means
     notes = NOTES.format(
         name=measure.name.capitalize(),
         unit="" if measure.scale == 1 else " in percent",
         many="" if shown is steps else "; means over the steps of a run, each step is in the CSV file",
     )
-    header = ["learner", "run", "at", "experts", *FIGURES]
+    header = ["learner", "at", "experts", *FIGURES, "run"]
     plain = [[cell.value for cell in row] for row in steps]
-    return Table("growth", "What growth does", header, shown, notes, 4, header, plain)
+    return Table("growth", "What growth does", header, shown, notes, 3, header, plain)
 
 
 def _steps(run: RunFigures) -> list[tuple[str, str, list[float]]]:

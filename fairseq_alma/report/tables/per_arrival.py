@@ -42,30 +42,34 @@ def arrival_table(runs: Sequence[RunFigures], groups: Sequence[Experiment]) -> T
     num_arrivals = max(run.num_arrivals for run in runs)
     chosen = shown_arrivals(num_arrivals)
     ends = [measure.anytime, measure.final, *(["bits per byte"] if is_text else [])]
-    num_names = len(names.header) + 1
-    header = [*names.header[:1], "run", *names.header[1:], "params", *(f"t{t}" for t in chosen), *ends, "train FLOPs"]
-    plain_header = [
-        *header[: num_names + 1], *(f"t{t}" for t in range(num_arrivals)), *ends, "train FLOPs",
-    ]  # fmt: skip
+    header = [*names.header, "params", *(f"t{t}" for t in chosen), *ends, "train FLOPs", "run"]
+    plain_header = [*names.header, "params", *(f"t{t}" for t in range(num_arrivals)), *ends, "train FLOPs", "run"]
+    ranks = {experiment.first.settings: rank for rank, experiment in enumerate(groups)}
+    runs = sorted(runs, key=lambda run: (ranks[run.settings], run.seed))
     rows: list[list[TableCell]] = []
     plain: list[list[Cell]] = []
     for run in runs:
-        learner, *others = names.cells(experiment_of_settings[run.settings])
-        head = [learner, name_cell(str(run.path)), *others[:-1], name_cell(run.experts)]
-        values = _cells(run, num_arrivals)
-        last = _ends(run)
+        head = [*names.cells(experiment_of_settings[run.settings])[:-1], name_cell(run.experts)]
+        values, last = _cells(run, num_arrivals), _ends(run)
         cells = [number_cell(measure.show(values[t]), values[t]) for t in chosen]
         shown_ends = [show_number(last[0], measure.anytime_digits), measure.show(last[1]), show_number(last[2], 3)]
         cells += [number_cell(text, value) for text, value in zip(shown_ends, last, strict=True)][: len(ends)]
-        params = anytime.final(run.num_params)
+        params, path = anytime.final(run.num_params), str(run.path)
         flops = number_cell(show_power(run.computation), run.computation)
-        rows.append([*head, number_cell(show_params(run), params), *cells, flops])
-        plain.append([*(cell.text for cell in head), params, *values, *last[: len(ends)], run.computation])
-    first_value = num_names + 1
-    rows = mark_best(rows, range(first_value, first_value + len(chosen) + len(ends)))
+        rows.append([*head, number_cell(show_params(run), params), *cells, flops, name_cell(path)])
+        plain.append([*(cell.text for cell in head), params, *values, *last[: len(ends)], run.computation, path])
+    first = len(names.header) + 1
+    rows = mark_best(rows, range(first, first + len(chosen) + len(ends)), [run.iid is None for run in runs])
     notes = (TEXT_NOTES if is_text else IMAGE_NOTES) + NOTES
     return Table(
-        measure.name, f"Test {measure.name} after each mega-batch", header, rows, notes, num_names, plain_header, plain
+        measure.name,
+        f"Test {measure.name} after each mega-batch",
+        header,
+        rows,
+        notes,
+        len(names.header),
+        plain_header,
+        plain,
     )
 
 

@@ -30,6 +30,7 @@ def summary_table(groups: Sequence[Experiment]) -> Table:
         groups: of one kind of data.
     """
     measure, names = MEASURES[groups[0].first.kind], NameColumns(groups)
+    groups = [experiment for experiment in groups if experiment.first.iid is None]  # they learn from no stream
     columns = _columns(measure)
     header = [*names.header, "seeds", *(title for title, _, _ in columns)]
     rows: list[list[TableCell]] = []
