@@ -12,6 +12,8 @@ from fairseq_alma.cli.stream_options import check_learner, plan_run, read_argume
 from fairseq_alma.cli.stream_text import TextJob
 from fairseq_alma.data.stream import Stream
 from fairseq_alma.errors import AlmaError
+from fairseq_alma.learners.arrival_log import ArrivalLog, sinks_of
+from fairseq_alma.learners.live_log import LiveLog
 from fairseq_alma.learners.loop import Backend, run_stages, train_member
 from fairseq_alma.learners.plan import StagePlan
 from fairseq_alma.learners.run_display import RunDisplay
@@ -60,6 +62,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     check_learner(parser, arguments, kind)
     job_class: type[Job] = TextJob if kind == "text" else ImageJob
     job = job_class(parser, arguments, words, stream)
+    live = _live_log(parser, job)
     plans = plan_run(parser, arguments, arguments.megabatches if stream is None else stream.num_megabatches, kind)
     if arguments.dry_run:
         job.print_plan(plans)
@@ -68,7 +71,8 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     folder = RunFolder(arguments.run)
     signal.signal(signal.SIGTERM, _terminate)
     _begin(folder, arguments, job, stream)
-    with RunDisplay(plans, job.unit, job.work(), arguments.stage, arguments.member) as display:
+    log = ArrivalLog(folder, plans, sinks_of(folder, live))
+    with RunDisplay(plans, job.unit, job.work(), arguments.stage, arguments.member, log) as display:
         backend = job.backend(display, plans)
         if arguments.member is not None:
             train_member(folder, plans, arguments.member, backend, display, arguments.stage)
@@ -92,6 +96,14 @@ def _open_stream(arguments: argparse.Namespace) -> Optional[Stream]:
             f"{arguments.megabatches}; prepare more data, or give a smaller number"
         )
     return stream
+
+
+def _live_log(parser: argparse.ArgumentParser, job: Job) -> LiveLog:
+    """Return the curves that the user wants to watch."""
+    try:
+        return LiveLog.from_options(job.train_options())
+    except ValueError as error:
+        parser.error(str(error))
 
 
 def _begin(folder: RunFolder, arguments: argparse.Namespace, job: Job, stream: Stream) -> None:

@@ -6,6 +6,7 @@ AdaDelta, CIFAR a VGG network and SGD.
 
 from typing import Mapping, Sequence
 
+from fairseq_alma.learners.live_log import LIVE_OPTIONS
 from fairseq_alma.learners.train_options import Option, group_words
 
 MLP_STUDY: Mapping[str, str] = {"--optimizer": "adadelta", "--lr": "1.0"}
@@ -30,7 +31,6 @@ MODEL_OPTIONS = (
     "--gate-trees",
 )
 TRAINING_OPTIONS = ("--optimizer", "--lr", "--max-epoch", "--batch-size", "--patience", "--cpu")
-DISPLAY_OPTIONS = ("--tensorboard-logdir", "--wandb-project")
 ARCHITECTURES = {"gmoe": "alma_moe", "moe": "alma_moe", "firefly": "alma_firefly"}
 """Learners that need an architecture of their own: the beginning of its name."""
 
@@ -76,7 +76,7 @@ class ImageTrainOptions:
 
     def words(self) -> list[str]:
         """Return all as words for fairseq-train."""
-        return _flatten([option for option in self.values.items() if option[0] not in DISPLAY_OPTIONS])
+        return _flatten([option for option in self.values.items() if option[0] not in LIVE_OPTIONS])
 
     def last(self, name: str) -> "tuple[str, ...] | None":
         """Return the values of an option, or None."""
@@ -90,7 +90,7 @@ class ImageTrainOptions:
     @staticmethod
     def _refuse_unknown(given: Mapping[str, tuple[str, ...]]) -> None:
         of_optimizers = {name for names in OPTIMIZERS.values() for name in names}
-        known = {*MODEL_OPTIONS, *TRAINING_OPTIONS, *DISPLAY_OPTIONS, *of_optimizers}
+        known = {*MODEL_OPTIONS, *TRAINING_OPTIONS, *LIVE_OPTIONS, *of_optimizers}
         for name in given:
             if name not in known:
                 raise ValueError(

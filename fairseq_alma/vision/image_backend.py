@@ -145,8 +145,7 @@ class ImageBackend:
 
     def _run(self, plan: StagePlan, training: StageTraining) -> None:
         """Run all epochs, and save now and then what it takes to go on."""
-        first, *others = plan.trainings
-        unfinished = self.folder.model_folder(first.model) / UNFINISHED
+        unfinished = self.folder.model_folder(plan.trainings[0].model) / UNFINISHED
         before = read_unfinished(unfinished)
         if before is not None:
             training.load_state_dict(before)
@@ -154,8 +153,7 @@ class ImageBackend:
         saved = began = time.monotonic()
         done = training.epoch
         max_update = training.settings.max_epoch * per_epoch
-        self.display.forecast.drop(other.model for other in others)
-        with self.display.training(plan, first, max_update, training.epoch * per_epoch) as progress:
+        with self.display.training(plan, None, max_update, training.epoch * per_epoch) as progress:
             while not training.is_over:
                 loss = training.run_epoch()
                 now = time.monotonic()
