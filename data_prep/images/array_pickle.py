@@ -5,6 +5,7 @@ stand for the classes below, which do nothing but take note, and every other nam
 not called either, as they trust what they are given: a forged type would make them take bytes for pointers.
 """
 
+import io
 import pickle
 from pathlib import Path
 from typing import Any
@@ -73,11 +74,10 @@ def read_array_pickle(path: Path) -> dict[str, Any]:
     Raises:
         AlmaError: the file is no pickle, or holds anything else; nothing of it has been run.
     """
+    with open_plain_or_gz(path) as file:
+        pickled = io.BytesIO(file.read())
     try:
-        with open_plain_or_gz(path) as file:
-            content = _ArrayUnpickler(file, encoding="bytes").load()
-    except (AlmaError, OSError):
-        raise
+        content = _ArrayUnpickler(pickled, encoding="bytes").load()
     except Exception as error:  # a damaged pickle may raise whatever its wrong opcodes lead to
         raise AlmaError(
             f"{path}: no pickle of arrays and nothing else ({error or type(error).__name__}), so it was not read; "

@@ -4,6 +4,7 @@ Only the table is read: neither package is imported, nor what it would import. N
 """
 
 import importlib.util
+import io
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
@@ -93,12 +94,12 @@ def _folder_of(table: DigitTable, dataset: str) -> Path:
 
 def _read_table(path: Path) -> np.ndarray:
     """Return the rows of a table of whole numbers separated by commas, ``(n, columns)``, int64; n is at least 2."""
+    with open_plain_or_gz(path) as file:
+        content = io.BytesIO(file.read())
     try:
-        with open_plain_or_gz(path) as file, warnings.catch_warnings():
+        with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that the file is empty, which is said below
-            rows = np.loadtxt(file, delimiter=",", ndmin=2)
-    except AlmaError:
-        raise
+            rows = np.loadtxt(content, delimiter=",", ndmin=2)
     except ValueError as error:
         raise AlmaError(f"{path}: no table of numbers ({error}); give another file") from error
     if len(rows) < 2 or (rows != np.rint(rows)).any():
