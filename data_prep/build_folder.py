@@ -7,11 +7,15 @@ lock on it ends with the process that holds it, however that ends.
 import fcntl
 import os
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from fairseq_alma.data.file_errors import naming
 from fairseq_alma.data.manifest import MANIFEST
 from fairseq_alma.data.stream import Stream, write_manifest
 from fairseq_alma.errors import AlmaError
+
+_SYNCED_AT_ONCE = 16
 
 
 class BuildFolder:
@@ -62,7 +66,7 @@ class BuildFolder:
         if self._out.is_dir():
             self._out.rmdir()  # an empty one; `stream_at` has refused any other
         os.rename(self.path, self._out)
-        _sync_folder(self._out.absolute().parent)
+        _sync(self._out.absolute().parent)
 
     def publish_additions(self, stream: Stream) -> None:
         """Move every entry of the folder into the existing stream, its new manifest last.
@@ -77,20 +81,21 @@ class BuildFolder:
         _sync_tree(self._out)
         write_manifest(stream, self.path / MANIFEST)
         os.replace(self.path / MANIFEST, self._out / MANIFEST)
-        _sync_folder(self._out)
+        _sync(self._out)
 
 
 def _sync_tree(root: Path) -> None:
-    for folder, _, names in os.walk(root):
-        for name in names:
-            with open(Path(folder) / name, "rb") as file:
-                os.fsync(file.fileno())
-        _sync_folder(Path(folder))
+    """Have all files and folders on the disk; many at once, as the disk then writes its journal less often."""
+    paths = [root, *root.rglob("*")]
+    with ThreadPoolExecutor(_SYNCED_AT_ONCE) as pool:
+        list(pool.map(_sync, paths))
 
 
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
+def _sync(path: Path) -> None:
+    """Have a file or the entries of a folder on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(descriptor)
+        with naming(path):
+            os.fsync(descriptor)
     finally:
         os.close(descriptor)
