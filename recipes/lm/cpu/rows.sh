@@ -4,7 +4,7 @@
 # Table 1: Ens 4@2, i.i.d. on the first k mega-batches against the sequential learner after k of them (Ens_w1).
 table1_rows() {
   local size seed
-  TABLE=table1
+  table table1
   for size in $SIZES; do
     for seed in $(seeds_of "$size"); do
       row ens-4@2-w1 "$size" "$seed" 1 4 --learner ens --num-members 2
@@ -17,7 +17,7 @@ table1_rows() {
 # Table 2: what the findings rest on with all seeds, the rest with the first.
 table2_rows() {
   local size seed experts
-  TABLE=table2
+  table table2
   for size in $SIZES; do
     for seed in $(seeds_of "$size"); do
       for experts in 4 8 12; do row "sm-$experts-w1" "$size" "$seed" 1 "$experts" --learner sm; done
@@ -41,7 +41,7 @@ table2_rows() {
 # Growth by copies (the paper's) and by splits (smooth), the same experts at the same time; SM_w1 with 12 starts larger.
 growth_rows() {
   local size seed
-  TABLE=growth
+  table growth
   for size in $SIZES; do
     for seed in $(seeds_of "$size"); do
       row sm-12-w1 "$size" "$seed" 1 12 --learner sm

@@ -20,6 +20,7 @@
 # shellcheck shell=bash disable=SC2153
 cd "$(dirname "${BASH_SOURCE[0]}")/../../.."
 source recipes/lib/environment.sh
+source recipes/lib/jobs.sh
 
 : "${TEXT:=corpora/wikipedia-2015.articles.txt}"
 : "${WORDS:=1000000}"
@@ -37,16 +38,11 @@ source recipes/lib/environment.sh
 : "${SIZES:=base large}"
 : "${SEEDS:=1 2 3}"
 : "${LARGE_SEEDS:=1}"
-: "${JOBS:=2}"
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
 
 OPTIONS=("$@") # of alma-stream
 DRY_RUN=0
 case " $* " in *" --dry-run "*) DRY_RUN=1 ;; esac
-TABLE=                 # the table whose rows are being started
-declare -A TABLE_RUNS  # table: its runs
-declare -A PIDS        # run: its process
-trap 'kill $(jobs -pr) 2>/dev/null || true' EXIT
 
 # The first documents, WORDS or a few more in all. awk reads on to the end, because xz complains where a pipe breaks.
 if [ "$DRY_RUN" = 0 ] && [ ! -e "$STREAM/stream.json" ]; then
@@ -88,30 +84,5 @@ row() {
     --total-num-update "$updates" --max-update "$updates"
     --batch-size "$BATCH" --num-workers 0 --cpu
   )
-  TABLE_RUNS[$TABLE]="${TABLE_RUNS[$TABLE]:-} $RUNS/$name"
-  [ -z "${PIDS[$name]:-}" ] || return 0 # a row of two tables
-  PIDS[$name]=none
-  if [ "$DRY_RUN" = 1 ]; then
-    "${command[@]}"
-    return
-  fi
-  while (($(jobs -pr | wc -l) >= JOBS)); do sleep 0.5; done
-  echo "$(date +%T) $name: $RUNS/$name.log"
-  "${command[@]}" >>"$RUNS/$name.log" 2>&1 &
-  PIDS[$name]=$!
-}
-
-# finish: waits for all rows, says which failed, and shows every table.
-finish() {
-  local name table status=0
-  [ "$DRY_RUN" = 0 ] || return 0
-  for name in "${!PIDS[@]}"; do
-    wait "${PIDS[$name]}" || { echo "$name failed: $(tail -n 1 "$RUNS/$name.log")" >&2 && status=1; }
-  done
-  for table in "${!TABLE_RUNS[@]}"; do
-    echo "## $table"
-    # shellcheck disable=SC2086  # several runs
-    alma-report ${TABLE_RUNS[$table]} --out "$RUNS/report/$table" || status=1
-  done
-  return "$status"
+  start "$name" "${command[@]}"
 }

@@ -1,0 +1,20 @@
+#!/usr/bin/env bash
+# EMNIST in 50 mega-batches, as in the appendix of the paper's first version.
+#
+# Hardware:  two CPU cores (two rows at a time), 6 GB of memory
+# Time:      hours with the defaults (not measured); EPOCHS=10 a tenth of it
+#
+#   recipes/vision/emnist.sh                              # fetches EMNIST, the balanced split, into corpora/emnist
+#   LEARNERS="sm gmoe" SIZES=32 recipes/vision/emnist.sh
+#
+# Knobs: see recipes/vision/common.sh.
+set -euo pipefail
+DATASET=emnist MEGABATCHES=50 SIZE_OPTION=--width
+: "${LEARNERS:=sm moe gmoe}"
+: "${SIZES:=4 8 32}"
+: "${WAITS:=1 5 50}"
+: "${GROW_EVERY:=5}"
+source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+
+grid
+finish

@@ -1,0 +1,22 @@
+#!/usr/bin/env bash
+# MNIST in 500 mega-batches: Figure 7 (CER against compute and size) and the lower half of Figure 3 (error over time).
+#
+# Hardware:  two CPU cores (two rows at a time), 4 GB of memory
+# Time:      TBD
+#
+#   recipes/vision/mnist.sh                               # fetches MNIST into corpora/mnist
+#   SOURCE=FOLDER recipes/vision/mnist.sh                 # the four files are there
+#   LEARNERS=sm SIZES=64 WAITS="1 25" recipes/vision/mnist.sh
+#
+# The paper's grid is SIZES="4 8 16 32 64" WAITS="1 10 25 50 500". gMoE grows every 50 arrivals, to 10 experts at most,
+# at whatever waiting time. Knobs: see recipes/vision/common.sh.
+set -euo pipefail
+DATASET=mnist MEGABATCHES=500 SIZE_OPTION=--width
+: "${LEARNERS:=sm ens umix gens gmoe}"
+: "${SIZES:=4 64}"
+: "${WAITS:=1 10 50 500}"
+: "${GROW_EVERY:=50}"
+source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+
+grid
+finish

@@ -1,0 +1,22 @@
+#!/usr/bin/env bash
+# MNIST with and without replay, at the waiting times where replay is affordable.
+#
+# Hardware:  two CPU cores (two rows at a time), 4 GB of memory
+# Time:      about 25 minutes with the defaults (estimated: a run with waiting time 50 and replay trains on 5.5 times
+#            the images of one without)
+#
+#   recipes/vision/mnist_replay.sh
+#
+# Knobs: see recipes/vision/common.sh.
+set -euo pipefail
+DATASET=mnist MEGABATCHES=500 SIZE_OPTION=--width
+: "${LEARNERS:=sm ens}"
+: "${SIZES:=4 64}"
+: "${WAITS:=50}"
+: "${REPLAY:=0 1}"
+: "${SEEDS:=1}"
+: "${GROW_EVERY:=50}"
+source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+
+grid
+finish
