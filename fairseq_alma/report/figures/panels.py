@@ -1,0 +1,157 @@
+"""Panels of figures that compare curves: a column for each size of the backbone, rows where one would be crowded.
+
+Source of the arrangement: Figure 3 of the paper (columns: sizes) and Figure 9 (rows: learners).
+"""
+
+from dataclasses import dataclass
+from typing import Callable, Hashable, Optional, Sequence
+
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from fairseq_alma.report.figures import style
+from fairseq_alma.report.figures.run_groups import RunGroup, by_size, names_of
+from fairseq_alma.report.run_figures import RunFigures
+
+CROWDED = 8
+MOST_COLUMNS = 4
+
+
+@dataclass(frozen=True)
+class Panel:
+    """What is drawn into one pair of axes.
+
+    Attributes:
+        title: the size of the backbone, where there are several; in the first row.
+        groups: the runs, by the names of their curves.
+    """
+
+    title: str
+    groups: dict[str, RunGroup]
+
+
+@dataclass(frozen=True)
+class Row:
+    """Panels beside each other that share their legend.
+
+    Attributes:
+        title: what its panels have in common, where there are several rows.
+        panels: from left to right; None is a place without runs.
+        styles: of each curve, by its name.
+    """
+
+    title: str
+    panels: list[Optional[Panel]]
+    styles: dict[str, "CurveStyle"]
+
+
+@dataclass(frozen=True)
+class CurveStyle:
+    """Colour (as hexadecimal digits), marker and dashes of a curve."""
+
+    colour: str
+    marker: str
+    dash: object
+
+    def handle(self, name: str, marker: bool = True) -> Line2D:
+        """Return the curve's sample for a legend."""
+        drawn = self.marker if marker else ""
+        return Line2D([], [], color=self.colour, marker=drawn, linestyle=self.dash, label=name)  # type: ignore[arg-type]
+
+
+def learner_of(run: RunFigures) -> str:
+    """Name the learner of a run."""
+    return run.name
+
+
+def wait_of(run: RunFigures) -> str:
+    """Name the waiting time of a run."""
+    return f"wait {run.wait}" if run.iid is None else "i.i.d."
+
+
+def lay_out(groups: Sequence[RunGroup], apart: Callable[[RunFigures], str] = learner_of) -> list[Row]:
+    """Put groups into rows and columns of panels.
+
+    A column is a size of the backbone; of more than four sizes, four that cover the range are shown. There is one row
+    unless that makes it crowded with several learners that wait for different times.
+
+    Args:
+        groups: at least one.
+        apart: what runs of different rows differ in where one would be crowded; titles the row.
+    """
+    sizes = by_size(groups)
+    shown = _cover(list(sizes))
+    named = {size: dict(zip(names_of(sizes[size]), sizes[size], strict=True)) for size in shown}
+    first = [group.first for size in shown for group in sizes[size]]
+    varied = len({learner_of(run) for run in first}) > 1 and len({run.wait for run in first}) > 1
+    is_crowded = max(len(each) for each in named.values()) > CROWDED and varied
+    rows: list[Row] = []
+    for name in dict.fromkeys(apart(run) for run in first) if is_crowded else [""]:
+        panels: list[Optional[Panel]] = []
+        for size in shown:
+            chosen = {each: group for each, group in named[size].items() if name in ("", apart(group.first))}
+            title = size if len(sizes) > 1 and not rows else ""
+            panels.append(Panel(title, chosen) if chosen else None)
+        rows.append(Row(name, panels, _styles_of(panels)))
+    return rows
+
+
+def left_out(groups: Sequence[RunGroup]) -> list[str]:
+    """Return the sizes that `lay_out` does not show."""
+    sizes = list(by_size(groups))
+    shown = _cover(sizes)
+    return [size for size in sizes if size not in shown]
+
+
+def legend_width(rows: Sequence[Row]) -> float:
+    """Return the inches that the legends beside the rows take."""
+    return 0.55 + 0.062 * max(len(name) for row in rows for name in row.styles)
+
+
+def title_rows(figure: Figure, rows: Sequence[Row]) -> None:
+    """Write each row's title, where it has one, into the figure's first panel of that row."""
+    axes = iter(figure.axes)
+    for row in rows:
+        first = next(axes)
+        for _ in row.panels[1:]:
+            next(axes)
+        if row.title:
+            first.annotate(
+                row.title, (0, 0.5), xytext=(-38, 0), xycoords="axes fraction", textcoords="offset points",
+                ha="center", va="center", rotation=90, weight="bold",
+            )  # fmt: skip
+
+
+def _cover(sizes: Sequence[str]) -> list[str]:
+    """Choose sizes from the smallest to the largest, evenly."""
+    if len(sizes) <= MOST_COLUMNS:
+        return list(sizes)
+    return [sizes[round(place * (len(sizes) - 1) / (MOST_COLUMNS - 1))] for place in range(MOST_COLUMNS)]
+
+
+def _styles_of(panels: Sequence[Optional[Panel]]) -> dict[str, CurveStyle]:
+    """Choose how the curves of a row look: colour for the learner, marker for the wait, dashes for the rest.
+
+    With one learner, colour has nothing to tell and stands for the waiting time, dark to light; with one waiting time
+    too, for whatever else tells the runs apart.
+    """
+    curves = {name: group for panel in panels if panel is not None for name, group in panel.groups.items()}
+    markers = style.wait_markers(group.first.wait for group in curves.values())
+    learners = {group.first.learner for group in curves.values()}
+    waits = sorted({group.first.wait for group in curves.values() if group.first.iid is None})
+    chosen: dict[str, CurveStyle] = {}
+    taken: dict[Hashable, int] = {}
+    for index, (name, group) in enumerate(curves.items()):
+        run = group.first
+        marker = markers[run.wait] if run.iid is None else style.IID_MARKER
+        if len(learners) > 1 or len(curves) == 1:
+            colour = style.colour_of(run.learner)
+        elif len(waits) > 1 and run.iid is None:
+            colour = style.shades(len(waits))[waits.index(run.wait)]
+        else:
+            colour = style.shades(len(curves))[index]
+        used = taken.get((colour, marker), 0)
+        taken[colour, marker] = used + 1
+        dash = style.DASHES[used % len(style.DASHES)]
+        chosen[name] = CurveStyle(style.lighter(colour, min(used, 3)), marker, dash)
+    return chosen
