@@ -15,7 +15,7 @@ LAYERS = (
     ("models",),
     ("criterions",),
     ("tasks",),
-    ("evaluation",),
+    ("evaluation", "vision"),
     ("report",),
     ("cli",),
 )
