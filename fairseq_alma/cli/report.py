@@ -43,20 +43,23 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 class _Faults:
-    """Names what cannot be read, each fault once, and remembers that there was one."""
+    """Names what cannot be read, each fault once however often it is met, and counts those of the last reading."""
 
     def __init__(self) -> None:
         self.told: set[str] = set()
+        self.num_now = 0
 
     def __call__(self, error: AlmaError) -> None:
         if str(error) not in self.told:
             print(error, file=sys.stderr)
         self.told.add(str(error))
+        self.num_now += 1
 
 
 def _read_runs(paths: Sequence[Path], faults: _Faults) -> list[RunFigures]:
     """Read the runs, each once."""
     runs = []
+    faults.num_now = 0
     given: dict[Path, Path] = {}
     for path in paths:
         given.setdefault(path.resolve(), path)
@@ -98,7 +101,7 @@ def _report(arguments: argparse.Namespace, faults: _Faults) -> list[RunFigures]:
         going = arguments.watch and not _all_complete(runs, arguments)
         page = report.write(arguments.out, REFRESH_SECONDS if going else None)
         stages = f"{sum(len(run.value) for run in runs):,} of {sum(len(run.planned) for run in runs):,} stages"
-        print(f"\nwritten: {page}" + (f", {stages}" if arguments.watch else ""), flush=True)
+        print(f"written: {page}, {stages}" if arguments.watch else f"\nwritten: {page}", flush=True)
     return runs
 
 
@@ -129,4 +132,4 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         _watch(arguments, faults)
     else:
         _report(arguments, faults)
-    return 1 if faults.told else 0
+    return 1 if faults.num_now else 0

@@ -116,10 +116,9 @@ def _steps(times: float) -> str:
 
 def _parts(run: RunFigures) -> str:
     """Spell what a model is made of: ``4 experts``, ``4@1 to 4@4 experts``, ``5 models``; empty for a single one."""
-    sizes = run.experts.split(", ")
-    unit = "experts"
-    if all(size.startswith("1@") for size in sizes):
-        sizes, unit = [size.removeprefix("1@") for size in sizes], "models"
+    sizes, unit = run.experts.removesuffix(" models").split(", "), "experts"
+    if run.experts.endswith(" models"):
+        unit = "models"
     text = sizes[0] if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]}"
     return "" if text in ("1", "–") else f"{text} {unit}"
 

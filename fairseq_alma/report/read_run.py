@@ -66,7 +66,7 @@ def _figures(path: Path, run: Mapping[str, Any], records: list[Mapping[str, Any]
         learner=run["learner"],
         label=_label(run),
         size=_size(run["train_options"]),
-        seed=run["seed"],
+        seed=int(run["seed"]),
         settings=_settings(run),
         kind=stream["kind"],
         stream=stream,

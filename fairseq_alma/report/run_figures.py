@@ -12,6 +12,7 @@ from fairseq_alma.metrics import anytime
 
 TEXT = "text"
 IMAGES = "images"
+MAX_SIZES = 5  # of a model that grows, to be listed
 NAMES = {
     "sm": "SM",
     "moe": "MoE",
@@ -166,15 +167,19 @@ class RunFigures:
 
     @property
     def experts(self) -> str:
-        """Experts as the paper spells them: ``4``, two models with 4 each ``4@2``; all sizes in turn, at most five."""
-        sizes: list[str] = []
+        """Experts as the paper spells them: ``4``, or two models with 4 each ``4@2``; all sizes in turn.
+
+        Of many sizes the first and the last; of models without experts only their number: ``5 models``.
+        """
         several = any(members > 1 for members in self.num_members.values())
+        only_models = several and all(experts == 1 for experts in self.num_experts.values())
+        sizes: list[str] = []
         for arrival, experts in sorted(self.num_experts.items()):
             size = f"{experts}@{self.num_members[arrival]}" if several else f"{experts}"
+            size = size.removeprefix("1@") if only_models else size
             sizes += [size] if size not in sizes[-1:] else []
-        if len(sizes) > 5:
-            sizes = [*sizes[:2], "…", *sizes[-2:]]
-        return ", ".join(sizes) or "–"
+        text = ", ".join(sizes) if len(sizes) <= MAX_SIZES else f"{sizes[0]} to {sizes[-1]}"
+        return f"{text} models" if only_models else text or "–"
 
 
 def experiment_of(stream: Mapping[str, Any]) -> list[Any]:

@@ -16,7 +16,7 @@ class Spread:
 
     Attributes:
         mean: over the seeds.
-        deviation: standard deviation with n - 1; NaN for one seed.
+        deviation: standard deviation with n - 1; NaN for one seed, or where a value is infinite.
         by_seed: the figure of each seed.
     """
 
@@ -36,7 +36,8 @@ class Spread:
         if not found:
             return None
         values = list(found.values())
-        deviation = statistics.stdev(values) if len(values) > 1 else math.nan
+        is_known = len(values) > 1 and all(map(math.isfinite, values))  # a model that diverged has an infinite one
+        deviation = statistics.stdev(values) if is_known else math.nan
         return Spread(statistics.fmean(values), deviation, found)
 
     def show(self, digits: int, scale: float = 1.0) -> str:

@@ -2,26 +2,24 @@
 
 import time
 from pathlib import Path
-from typing import Callable, Iterator, Sequence
+from typing import Iterator, Sequence
 
 from fairseq_alma.learners.run_folder import RUN_RECORD, STAGE_RECORD
 
 POLL_SECONDS = 2.0
-Sleep = Callable[[float], None]
 
 
-def changes(paths: Sequence[Path], sleep: Sleep = time.sleep) -> Iterator[None]:
+def changes(paths: Sequence[Path]) -> Iterator[None]:
     """Yield at once, and then each time that a stage has become complete or a run has begun; without end.
 
     Args:
         paths: folders of runs, which need not exist yet.
-        sleep: waits for that many seconds.
     """
     while True:
         seen = _state(paths)
         yield
         while _state(paths) == seen:
-            sleep(POLL_SECONDS)
+            time.sleep(POLL_SECONDS)
 
 
 def _state(paths: Sequence[Path]) -> list[tuple[bool, int, int]]:

@@ -1,5 +1,8 @@
 import csv
 import json
+import re
+import shutil
+import sys
 
 import pytest
 
@@ -7,6 +10,7 @@ from fairseq_alma.cli.report import main
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.learners.run_record import describe_run
 from tests.learners.fakes import write_manifest
+from tests.report import fakes
 
 
 def write_run(root, perplexities, wait=1, num_megabatches=4, seed=1, learner="sm", run_seed=1, sizes=(), **options):
@@ -31,6 +35,12 @@ def write_run(root, perplexities, wait=1, num_megabatches=4, seed=1, learner="sm
         (root / f"stage-00{index}").mkdir()
         (root / f"stage-00{index}" / "stage.json").write_text(json.dumps(record))
     return root
+
+
+@pytest.fixture
+def no_figures(monkeypatch):
+    """Spare a test the seconds that drawing takes."""
+    monkeypatch.setattr("fairseq_alma.report.write_report.draw_all", lambda *_: [])
 
 
 def rows(out):
@@ -73,7 +83,7 @@ def test_a_run_under_way_shows_what_it_has(tmp_path, capsys):
     assert table["N"]["final PPL"] == "–"
 
 
-def test_tables_are_written_for_people_and_for_programs(tmp_path):
+def test_tables_are_written_for_people_and_for_programs(tmp_path, no_figures):
     run = write_run(tmp_path / "R", {3: 24.123456}, wait=4)
     main([str(run), "--out", str(tmp_path / "out")])
     assert "| SM_w4" in (tmp_path / "out" / "perplexity.md").read_text()
@@ -147,7 +157,7 @@ def test_the_iid_control_has_one_figure_where_the_sequential_learner_has_it_too(
     assert [row["learner"], *(row[f"t{t}"] for t in range(4))] == ["Ens iid k3", "*", "*", "24.30", "*"]
 
 
-def test_runs_that_differ_by_their_seeds_alone_are_averaged(tmp_path, capsys):
+def test_runs_that_differ_by_their_seeds_alone_are_averaged(tmp_path, capsys, no_figures):
     runs = [
         write_run(tmp_path / f"R{seed}", {0: 30.0 + seed, 1: 20.0 + 2 * seed}, num_megabatches=2, run_seed=seed)
         for seed in (1, 2, 3)
@@ -161,7 +171,7 @@ def test_runs_that_differ_by_their_seeds_alone_are_averaged(tmp_path, capsys):
     assert (row["seeds"], row["t1 mean"], row["t1 deviation"]) == ("3", "24.0", "2.0")
 
 
-def test_the_jump_at_growth_is_shown(tmp_path, capsys):
+def test_the_jump_at_growth_is_shown(tmp_path, capsys, no_figures):
     sizes = [(4, 1), (6, 1), (6, 1)]
     run = write_run(tmp_path / "R", {0: 30.0, 1: 29.0, 2: 28.0}, num_megabatches=3, learner="gmoe", sizes=sizes)
     main([str(run), "--out", str(tmp_path / "out")])
@@ -176,3 +186,78 @@ def test_a_run_from_before_the_newer_options_is_read(tmp_path, capsys):
     run = write_run(tmp_path / "R", {3: 24.0}, wait=4)
     assert "iid" not in json.loads((run / "run.json").read_text())["options"]
     assert main([str(run)]) == 0
+
+
+def test_the_whole_report_is_written(tmp_path, capsys):
+    pytest.importorskip("matplotlib")
+    runs = [
+        write_run(tmp_path / name, {0: ppl, 1: 20.0}, num_megabatches=2) for name, ppl in (("A", 30.0), ("B", 31.0))
+    ]
+    out = tmp_path / "deep" / "report"
+    assert main([*map(str, runs), "--out", str(out)]) == 0
+    names = {path.name for path in out.iterdir()}
+    assert {"index.html", "findings.md", "figures", "perplexity.md", "perplexity.csv", "perplexity.tex"} <= names
+    assert not [name for name in names if name.startswith(".")]
+    assert {path.suffix for path in (out / "figures").iterdir()} >= {".png", ".pdf"}
+    assert "data:image/" in (out / "index.html").read_text()
+    assert f"written: {out}/index.html" in capsys.readouterr().out
+
+
+def test_without_matplotlib_everything_but_the_figures_is_written(tmp_path, monkeypatch, capsys):
+    for name in [name for name in sys.modules if name.startswith(("matplotlib", "fairseq_alma.report.figures."))]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    run = write_run(tmp_path / "R", {0: 30.0, 1: 29.0}, num_megabatches=2)
+    assert main([str(run), "--out", str(tmp_path / "out")]) == 0
+    assert "matplotlib" in capsys.readouterr().err
+    assert {path.name for path in (tmp_path / "out").iterdir()} >= {"index.html", "perplexity.csv", "summary.tex"}
+
+
+def test_a_run_that_is_given_twice_counts_once(tmp_path, capsys):
+    run = write_run(tmp_path / "R", {0: 30.0, 1: 29.0}, num_megabatches=2)
+    main([str(run), str(run.parent / "." / "R"), f"{run}/"])
+    assert capsys.readouterr().out.split("\n\n")[0].count("SM_w1") == 1
+
+
+def test_watching_ends_when_all_runs_are_complete(tmp_path, capsys, monkeypatch, no_figures):
+    first = write_run(tmp_path / "A", {0: 30.0}, num_megabatches=2)
+    late = tmp_path / "B"
+
+    def work(seconds):
+        if not late.exists():
+            write_run(late, {0: 31.0, 1: 28.0}, num_megabatches=2, run_seed=2)
+        else:
+            shutil.copytree(late / "stage-001", first / "stage-001")
+
+    monkeypatch.setattr("fairseq_alma.report.watch.time.sleep", work)
+    assert main([str(first), str(late), "--out", str(tmp_path / "out"), "--watch"]) == 0
+    captured = capsys.readouterr()
+    assert captured.out.splitlines() == [
+        f"written: {tmp_path}/out/index.html, {stages} of {planned} stages"
+        for stages, planned in ((1, 2), (3, 4), (4, 4))
+    ]
+    assert captured.err.count("no run.json in it") == 1
+    assert "refresh" not in (tmp_path / "out" / "index.html").read_text()
+
+
+@pytest.mark.parametrize("arguments,message", [(["R", "--watch"], "--watch: needs --out DIR"), ([], "RUN")])
+def test_a_wrong_use_is_a_usage_error(arguments, message, capsys):
+    with pytest.raises(SystemExit) as end:
+        main(arguments)
+    assert end.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_an_output_that_is_a_file_is_refused(tmp_path):
+    run = write_run(tmp_path / "R", {0: 30.0}, num_megabatches=1)
+    with pytest.raises(AlmaError, match=r"--out .*run\.json: a file; give the name of a folder"):
+        main([str(run), "--out", str(run / "run.json")])
+
+
+def test_orders_of_the_same_images_are_one_stream(tmp_path, capsys):
+    runs = [fakes.write_run(tmp_path / f"R{seed}", stream=fakes.image_stream(seed=seed)) for seed in (1, 2)]
+    assert main([*map(str, runs)]) == 0
+    assert re.search(r"SM_w1 +\| +4 \| +1k \| +2 \|", capsys.readouterr().out)
+    other = fakes.write_run(tmp_path / "other", stream=fakes.image_stream(dataset="mnist"))
+    with pytest.raises(AlmaError, match="--mix"):
+        main([*map(str, runs), str(other)])

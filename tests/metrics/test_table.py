@@ -1,7 +1,7 @@
 import csv
 import io
 
-from fairseq_alma.metrics.table import render_csv, render_markdown, show_count, show_number, show_power
+from fairseq_alma.metrics.table import render_csv, render_latex, render_markdown, show_count, show_number, show_power
 
 
 def test_a_markdown_table_is_aligned():
@@ -25,3 +25,19 @@ def test_numbers_are_spelled_for_people():
         "12", "1.72M", "65.4M", "436M", "1.2G", "–",
     ]  # fmt: skip
     assert (show_power(3.616e11), show_power(0)) == ("3.62e+11", "0")
+
+
+def test_a_latex_table_escapes_what_latex_would_read_as_a_command():
+    text = render_latex(
+        ["a_b", "%"], [[("SM_w1 & \\x", False), ("24.3 ± 0.1", True)], [("*", False), ("3.62e+11", False)]]
+    )
+    assert text.splitlines() == [
+        r"\begin{tabular}{lr}",
+        r"\toprule",
+        r"a\_b & \% \\",
+        r"\midrule",
+        r"SM\_w1 \& \textbackslash{}x & \textbf{24.3 $\pm$ 0.1} \\",
+        r"$\ast$ & $3.62\times 10^{11}$ \\",
+        r"\bottomrule",
+        r"\end{tabular}",
+    ]

@@ -25,7 +25,7 @@ def larger_is_better(evidence: Evidence) -> Finding:
                 comparisons += evidence.lower(more, fewer)
     return Finding(
         f"Larger models are better: a larger backbone, or more experts, has the lower {evidence.measure.anytime}.",
-        "v5, sections 6.1 and 6.2",
+        "paper v5, sections 6.1 and 6.2",
         "complete runs of one learner with two sizes of backbone or two numbers of experts",
         comparisons,
     )
@@ -42,8 +42,8 @@ def larger_learns_faster(evidence: Evidence) -> Finding:
                 comparisons += evidence.lower_final(experiment, goal, early)
     after = "one mega-batch" if early == 0 else "a tenth of the stream"
     return Finding(
-        f"Larger models are more sample efficient: after {after} they are ahead of all smaller ones at its end.",
-        "v5, sections 6.1 and 6.2",
+        f"Larger models are more sample efficient: after {after} they are ahead of all smaller ones after all of it.",
+        "paper v5, sections 6.1 and 6.2",
         f"complete runs with two sizes of backbone, the larger one updated within {after}",
         comparisons,
     )
@@ -61,7 +61,7 @@ def waiting_for_everything(evidence: Evidence) -> Finding:
     return Finding(
         "Waiting for all data ends best and is worst until then: the lowest final value, the highest "
         f"{evidence.measure.anytime}.",
-        "v5, section 1 and Figure 1; v1, section 5.1",
+        "paper v5, section 1 and Figure 1; paper v1, section 5.1",
         "complete runs of one learner that waits for nothing and for everything, with as many updates in all",
         comparisons,
     )
@@ -80,7 +80,7 @@ def growth_is_smooth(evidence: Evidence) -> Finding:
             comparisons.append(Comparison(experiment.name, "limit", change, limit, what, 2, 100))
     return Finding(
         "Growth of a tree of experts is smooth: the loss right after a split is that right before.",
-        "v5, section 4.2 and appendix A",
+        "paper v5, section 4.2 and appendix A",
         "a complete run of gMoE that splits experts",
         comparisons,
     )

@@ -9,6 +9,7 @@ from fairseq_alma.metrics import anytime
 from fairseq_alma.report.experiment import Experiment
 from fairseq_alma.report.findings.finding import Comparison
 from fairseq_alma.report.measure import MEASURES, Measure
+from fairseq_alma.report.run_figures import RunFigures
 from fairseq_alma.report.sizes import sizes_in_order
 from fairseq_alma.report.spread import Spread
 
@@ -79,10 +80,10 @@ class Evidence:
     def lower(self, one: Experiment, other: Experiment, ties_count: bool = False) -> list[Comparison]:
         """Compare CER or average perplexity, of which the claim says that the first one's is lower.
 
-        Of text learners that both wait the final values are compared: their averages hardly tell anything but how long
-        they waited, as the perplexity of an untrained model is that high.
+        Of learners that both wait long the final values are compared: what they sum up to hardly tells anything but how
+        long the untrained model counted.
         """
-        if one.first.is_text and min(one.first.wait, other.first.wait) > 1:
+        if _waits_long(one.first) and _waits_long(other.first):
             return self.lower_final(one, other)
         low, high = anytime_of(one), anytime_of(other)
         if low is None or high is None:
@@ -109,6 +110,11 @@ class Evidence:
         """Return the candidate with the lowest CER or average perplexity."""
         spreads = [(spread.mean, index) for index, each in enumerate(candidates) if (spread := anytime_of(each))]
         return candidates[min(spreads)[1]] if spreads else None
+
+
+def _waits_long(run: RunFigures) -> bool:
+    """Tell whether the untrained model decides a run's sum over all arrivals; with text it does after one of them."""
+    return run.planned[0] > 0 if run.is_text else 2 * run.planned[0] >= run.num_arrivals
 
 
 def anytime_of(experiment: Experiment) -> Optional[Spread]:

@@ -8,7 +8,7 @@ from fairseq_alma.report.findings.evidence import NO_MORE, Evidence, computation
 from fairseq_alma.report.findings.finding import Comparison, Finding
 from fairseq_alma.report.spread import Spread
 
-SOURCE = "v5, section 6.1"
+SOURCE = "paper v5, section 6.1"
 Budget = Callable[[Experiment], float]
 
 
@@ -90,7 +90,7 @@ def growing_beats_fixed_mixture(evidence: Evidence) -> Finding:
             comparisons += evidence.lower(growing, fixed)
     return Finding(
         "A mixture that grows beats one that keeps the number of experts that both start with.",
-        "v1, section 5.2 and Figure 5",
+        "paper v1, section 5.2 and Figure 5",
         "MoE, and gMoE that starts with as many experts, with the same waiting time",
         comparisons,
     )

@@ -8,7 +8,7 @@ from fairseq_alma.report.findings.finding import Comparison, Finding
 from fairseq_alma.report.spread import Spread
 from fairseq_alma.report.tables.iid import Control, controls
 
-SOURCE = "v5, section 6.2"
+SOURCE = "paper v5, section 6.2"
 # A growing learner, and the fixed one that is made of the same parts.
 FIXED_TWIN = {"gmoe": "sm", "gens": "ens"}
 

@@ -33,7 +33,7 @@ def growth_table(runs: Sequence[RunFigures], groups: Sequence[Experiment]) -> Ta
             steps.append([*head, name_cell(at), name_cell(experts), *_cells(measure, figures), *path])
         if found:
             columns = zip(*(figures for _, _, figures in found), strict=True)
-            many = [f"{len(found)} steps", f"{run.experts}"]
+            many = [f"{len(found)} steps", run.experts]
             cells = _cells(measure, [statistics.fmean(each) for each in columns])
             means.append([*head, *map(name_cell, many), *cells, *path])
     shown = steps if len(steps) <= MAX_ROWS else means

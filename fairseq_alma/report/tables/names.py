@@ -22,7 +22,7 @@ class NameColumns:
         self._optional = [
             (title, text) for title, text in _OPTIONAL if len({text(experiment) for experiment in groups}) > 1
         ]
-        self.header = ["learner", *(title for title, _ in self._optional), "experts"]
+        self.header = ["learner", *(title for title, _ in self._optional), _parts(groups)]
 
     def cells(self, experiment: Experiment) -> list[TableCell]:
         """Return the cells of an experiment."""
@@ -32,6 +32,11 @@ class NameColumns:
     def plain(self, experiment: Experiment) -> list[str]:
         """Return the same for programs."""
         return [cell.text for cell in self.cells(experiment)]
+
+
+def _parts(groups: Sequence[Experiment]) -> str:
+    """Name the column that says what a model is made of."""
+    return "experts" if all(experiment.first.is_text for experiment in groups) else "experts or models"
 
 
 def by_settings(groups: Sequence[Experiment]) -> dict[str, Experiment]:

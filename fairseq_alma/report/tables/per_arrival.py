@@ -22,7 +22,8 @@ TEXT_NOTES = (
 IMAGE_NOTES = (
     "t0, t1, ...: test error in percent after the arrival of that mega-batch; *: the learner is waiting; –: not run "
     f"yet. CER: sum of the test error over all arrivals, in percent points; {WHILE_WAITING}which is right once in as "
-    "many cases as there are classes. final error: after the last update. experts: in each mixture layer, @ models. "
+    "many cases as there are classes. final error: after the last update. experts: in each mixture layer; models: that "
+    "predict together. "
 )
 NOTES = (
     "params (|θ|): of all that predicts, from the first update to the last. train FLOPs: of all updates together. "

@@ -1,0 +1,103 @@
+import json
+
+import pytest
+
+from fairseq_alma.errors import AlmaError
+from fairseq_alma.report.read_run import read_figures
+from tests.report.fakes import image_stream, text_stream, write_run
+
+
+def test_a_run_of_images_is_read(tmp_path):
+    options = {"--arch": "alma_moe_mlp", "--width": "64"}
+    run = read_figures(
+        write_run(
+            tmp_path / "R", [0.5, 0.25, 0.125], "gmoe", image_stream(6), num_experts=(2, 3, 4), wait=2,
+            train_options=options, stage_extras=[{"expert_usage": [1]}, {}, {"expert_usage": [3]}],
+        )
+    )  # fmt: skip
+    assert (run.label, run.kind, run.size, run.untrained) == ("gMoE_w2", "images", "mlp, width 64", 0.9)
+    assert run.value == {1: 0.5, 3: 0.25, 5: 0.125}
+    assert run.curve == [0.9, 0.5, 0.5, 0.25, 0.25, 0.125]
+    assert run.anytime == pytest.approx(100 * (0.9 + 0.5 + 0.5 + 0.25 + 0.25 + 0.125))
+    assert run.memory == 6000
+    assert run.before_growth == {3: pytest.approx(0.3), 5: pytest.approx(0.15)}
+    assert run.grown == {3: 0.3125, 5: 0.15625}
+    assert run.extras == {"expert_usage": {1: [1], 5: [3]}}
+
+
+def test_text_takes_what_was_before_growth_from_the_stage_before(tmp_path):
+    run = read_figures(write_run(tmp_path / "R", [40.0, 30.0], "gmoe", text_stream(2), num_experts=(4, 6)))
+    assert run.before_growth == {1: 42.0}
+    assert run.grown == {1: 37.5}
+    assert run.anytime == 35.0
+
+
+def test_an_unfinished_run_has_a_curve_as_far_as_it_is_known_and_no_sums(tmp_path):
+    run = read_figures(write_run(tmp_path / "R", [40.0], stream=text_stream(6), wait=2))
+    assert run.curve == [50.0, 40.0, 40.0]
+    assert (run.is_complete, run.anytime, run.memory, run.final) == (False, None, None, 40.0)
+
+
+def test_the_iid_control_learns_from_no_stream(tmp_path):
+    run = read_figures(write_run(tmp_path / "R", [40.0], "ens", iid=3))
+    assert (run.label, run.is_complete, run.anytime, run.memory) == ("Ens iid k3", True, None, None)
+
+
+def test_a_damaged_stage_is_named_and_the_others_are_read(tmp_path):
+    root = write_run(tmp_path / "R", [40.0, 30.0, 25.0, 22.0])
+    (root / "stage-001" / "stage.json").write_text('{"stage": 1')
+    (root / "stage-002" / "stage.json").write_text('{"stage": 2, "megabatches": ["x"]}')
+    faults = []
+    run = read_figures(root, faults.append)
+    assert run.value == {0: 40.0, 3: 22.0}
+    assert not run.is_complete
+    assert "stage-001/stage.json: damaged, not JSON" in str(faults[0])
+    assert "stage-002/stage.json: damaged, num_params" in str(faults[1])
+    with pytest.raises(AlmaError, match="stage-001"):
+        read_figures(root)
+
+
+@pytest.mark.parametrize(
+    "change", [{"options": {}}, {"stream": {"kind": "images"}}, {"seed": None, "stream": None}, {"train_options": 3}]
+)
+def test_a_damaged_run_record_is_named(change, tmp_path):
+    root = write_run(tmp_path / "R", num_stages=0)
+    record = json.loads((root / "run.json").read_text())
+    (root / "run.json").write_text(json.dumps({**record, **change}))
+    with pytest.raises(AlmaError, match=r"R/run\.json: damaged"):
+        read_figures(root)
+
+
+def test_a_kind_of_data_that_is_not_known_is_named(tmp_path):
+    with pytest.raises(AlmaError, match=r"R/run\.json: a run on 'sound'; .* text and images"):
+        read_figures(write_run(tmp_path / "R", stream={**text_stream(), "kind": "sound"}))
+
+
+def test_streams_of_images_that_differ_by_their_seeds_alone_are_one_experiment(tmp_path):
+    runs = [read_figures(write_run(tmp_path / f"R{seed}", stream=image_stream(seed=seed))) for seed in (1, 2)]
+    assert runs[0].settings == runs[1].settings
+    assert runs[0].seeds != runs[1].seeds
+    other = read_figures(write_run(tmp_path / "other", stream=image_stream(dataset="mnist")))
+    assert other.settings != runs[0].settings
+
+
+@pytest.mark.parametrize(
+    "train_options,size",
+    [
+        ({"--arch": "alma_switch_lm_base"}, "base"),
+        ({"--arch": "alma_switch_lm", "--decoder-layers": "2", "--decoder-embed-dim": "64"}, "2 layers, width 64"),
+        ({"--arch": "alma_vgg", "--channels": "8"}, "vgg, 8 channels"),
+        ({"--arch": "alma_moe_vgg", "--channels": "8"}, "vgg, 8 channels"),
+        ({}, ""),
+    ],
+)
+def test_the_size_of_the_backbone_is_spelled_the_same_for_all_learners(train_options, size, tmp_path):
+    assert read_figures(write_run(tmp_path / "R", train_options=train_options)).size == size
+
+
+def test_many_sizes_of_a_growing_learner_are_shortened(tmp_path):
+    run = read_figures(write_run(tmp_path / "E", learner="gens", stream=image_stream(), num_experts=(1,),
+                                 num_members=range(1, 11)))  # fmt: skip
+    assert run.experts == "1 to 10 models"
+    run = read_figures(write_run(tmp_path / "T", learner="gens", stream=text_stream(), num_members=(1, 2, 3, 4)))
+    assert run.experts == "4@1, 4@2, 4@3, 4@4"
