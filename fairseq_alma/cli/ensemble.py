@@ -8,10 +8,15 @@ from typing import Any, Optional, Sequence
 from fairseq_alma.cli.entry import command, refuse_existing
 
 EPILOG = """\
-The ensemble's probability of a token is the weighted mean of its members' probabilities. Example:
+The ensemble's probability of a token, or of a class of an image, is the weighted mean of its members' probabilities.
+Examples:
 
   alma-ensemble RUN/stage-003/member-0/checkpoint_last.pt RUN/stage-003/member-1/checkpoint_last.pt --out E.pt
   fairseq-eval-lm STREAM --user-dir fairseq_alma --task alma_lm --path E.pt --gen-subset test --tokens-per-sample 128
+
+  alma-ensemble RUN/stage-000/member-*/checkpoint_last.pt --out E.pt
+  fairseq-validate STREAM --user-dir fairseq_alma --task alma_image_classification --path E.pt --valid-subset test \\
+    --batch-size 500
 
 Without --embed the members stay where they are, and must stay as they are: E.pt has their paths, relative to its own
 folder, and their checksums.
@@ -22,7 +27,7 @@ def build_parser() -> argparse.ArgumentParser:
     """Return the command's parser."""
     parser = argparse.ArgumentParser(
         prog="alma-ensemble",
-        description="Write one checkpoint that stands for several language models with the same dictionary.",
+        description="Write one checkpoint that stands for several language models, or models of images.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,

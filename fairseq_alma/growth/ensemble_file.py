@@ -1,8 +1,8 @@
 """Checkpoints that stand for several models: what is in them, and how their members are found again.
 
-Such a file is a checkpoint of fairseq whose ``cfg.model`` is ``{"_name": "alma_ensemble", "vocab_size": V,
-"members": [...]}``, one entry per member. An entry has the member's ``weight`` (they sum to 1), the ``sha256`` of the
-file it came from, and
+Such a file is a checkpoint of fairseq whose ``cfg.model`` is ``{"_name": "alma_ensemble", …, "members": [...]}``. In
+place of the dots stands what the members share (`shared_outputs.SHARED`). There is one entry per member, with its
+``weight`` (they sum to 1), the ``sha256`` of the file it came from, and
 
 - by reference: ``path``, relative to the ensemble's own folder, and ``absolute_path``, where to look second;
 - embedded: ``origin``, the file that it came from, and ``config``, its ``cfg.model``; its weights are in ``model``

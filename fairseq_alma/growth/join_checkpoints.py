@@ -11,9 +11,7 @@ from fairseq_alma.data.manifest import file_sha256
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.growth.checkpoint_file import DICTIONARY_KEY, Checkpoint, read_checkpoint
 from fairseq_alma.growth.ensemble_file import ENSEMBLE, Config, Weights, member_prefix, members_of
-
-EMBEDDING = "embed_tokens.weight"
-"""Ends the name of the input embeddings, a row for each unit of the vocabulary, in every language model here."""
+from fairseq_alma.growth.shared_outputs import shared_dictionary, shared_outputs
 
 
 def join_checkpoints(paths: Sequence[Path], weights: Sequence[float], out: Path, embed: bool) -> Checkpoint:
@@ -29,13 +27,14 @@ def join_checkpoints(paths: Sequence[Path], weights: Sequence[float], out: Path,
         What `write_checkpoint` takes; what is not the ensemble's own is the first member's.
 
     Raises:
-        AlmaError: if a member is no checkpoint of a language model, has another dictionary than the others, is the
-            file to be written, or has members itself that are missing or changed.
+        AlmaError: if a member is no checkpoint of a model here, predicts something else than the others, is the file
+            to be written, or has members itself that are missing or changed.
     """
     checkpoints = [read_checkpoint(path) for path in paths]
     for path, checkpoint in zip(paths, checkpoints, strict=True):
         _refuse_to_replace(path, checkpoint, out)
-    vocab_size, dictionary = _common_vocabulary(paths, checkpoints)
+    outputs = shared_outputs(paths, checkpoints)
+    dictionary = shared_dictionary(paths, checkpoints)
     entries: list[dict[str, Any]] = []
     joined: dict[str, Tensor] = {}
     for index, (path, checkpoint) in enumerate(zip(paths, checkpoints, strict=True)):
@@ -48,7 +47,7 @@ def join_checkpoints(paths: Sequence[Path], weights: Sequence[float], out: Path,
             place = path.parent.resolve() / path.name
             entry.update(path=os.path.relpath(place, out.parent.resolve()), absolute_path=str(place))
         entries.append(entry)
-    config = {"_name": ENSEMBLE, "vocab_size": vocab_size, "members": entries}
+    config = {"_name": ENSEMBLE, **outputs, "members": entries}
     return _checkpoint(checkpoints[0], config, joined, dictionary)
 
 
@@ -103,33 +102,3 @@ def _referred_files(config: Config, weights: Weights, folder: Path) -> Iterator[
         if member.file is not None:
             yield member.file
         yield from _referred_files(member.config, member.weights, folder)
-
-
-def _common_vocabulary(paths: Sequence[Path], checkpoints: Sequence[Checkpoint]) -> tuple[int, Optional[str]]:
-    """Return the number of units that all members have, and their dictionary's sha256 if one of them knows it."""
-    sizes = [_vocab_size(path, checkpoint) for path, checkpoint in zip(paths, checkpoints, strict=True)]
-    known: Optional[tuple[Path, str]] = None
-    for path, checkpoint, size in zip(paths, checkpoints, sizes, strict=True):
-        remedy = "the members of an ensemble must share their dictionary; train them on streams with one tokenizer"
-        if size != sizes[0]:
-            raise AlmaError(f"{path}: a vocabulary of {size} units, {paths[0]} has {sizes[0]}; {remedy}")
-        sha256 = checkpoint.get("task_state", {}).get(DICTIONARY_KEY)
-        if sha256 is None:
-            continue
-        if known is None:
-            known = path, sha256
-        elif sha256 != known[1]:
-            raise AlmaError(
-                f"{path}: trained with another dictionary ({sha256[:12]}…) than {known[0]} ({known[1][:12]}…); {remedy}"
-            )
-    return sizes[0], None if known is None else known[1]
-
-
-def _vocab_size(path: Path, checkpoint: Checkpoint) -> int:
-    config = checkpoint["cfg"]["model"]
-    if config["_name"] == ENSEMBLE:
-        return config["vocab_size"]
-    for name, tensor in checkpoint["model"].items():
-        if name.endswith(EMBEDDING):
-            return tensor.size(0)
-    raise AlmaError(f"{path}: architecture {config['_name']} has no input embeddings; give language models")

@@ -1,7 +1,7 @@
-"""An ensemble of language models that predicts with the mean of its members' probabilities (the paper's Ens and gEns).
+"""An ensemble that predicts with the mean of its members' probabilities (the paper's Ens and gEns).
 
-Its members were trained one by one; ``alma-ensemble`` writes the one checkpoint that stands for all of them, which the
-stock commands then read. From Python:
+Its members, language models or models of images, were trained one by one; ``alma-ensemble`` writes the one checkpoint
+that stands for all of them, which the stock commands then read. From Python:
 
     FairseqLanguageModel.from_pretrained(
         FOLDER, "ensemble.pt", data_name_or_path=STREAM, bpe="alma", path=f"{FOLDER}/ensemble.pt"
@@ -11,22 +11,22 @@ Letters: B sequences, T positions, V units of the vocabulary.
 """
 
 import argparse
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Mapping, Optional, Sequence
+from typing import Any, Optional, Sequence
 
-import torch
 from fairseq import models
 from fairseq.data import Dictionary
 from fairseq.dataclass import FairseqDataclass
-from fairseq.models import FairseqLanguageModel, register_model
-from fairseq.tasks import FairseqTask
+from fairseq.models import BaseFairseqModel, FairseqLanguageModel, register_model
 from omegaconf import OmegaConf
-from torch import Tensor
+from torch import Tensor, nn
 
 from fairseq_alma.errors import AlmaError
-from fairseq_alma.growth.ensemble_file import ENSEMBLE, members_of, weights_of_member
+from fairseq_alma.growth.ensemble_file import ENSEMBLE, members_of
 from fairseq_alma.models.member_decoder import MemberDecoder
+from fairseq_alma.models.trained_members import TrainedMembers, log_of_mean
 from fairseq_alma.modules.causal_self_attention import IncrementalState
 
 
@@ -36,6 +36,9 @@ class AlmaEnsembleConfig(FairseqDataclass):
 
     members: Any = field(default=None, metadata={"help": "list of the members"})
     vocab_size: int = field(default=0, metadata={"help": "units that all members know, fairseq's four included"})
+    num_classes: int = field(default=0, metadata={"help": "classes that all members know"})
+    image_pixels: int = field(default=0, metadata={"help": "pixels, over all channels, of what members take; 0: any"})
+    image_channels: int = field(default=0, metadata={"help": "channels of what members take; 0: any"})
 
 
 class EnsembleDecoder(MemberDecoder):
@@ -51,8 +54,7 @@ class EnsembleDecoder(MemberDecoder):
         self, dictionary: Dictionary, members: Sequence[FairseqLanguageModel], weights: Sequence[float]
     ) -> None:
         super().__init__(dictionary, members)
-        # Python floats, as --fp16 would round a tensor of the model
-        self.log_weights = torch.tensor(weights, dtype=torch.float64).log().tolist()
+        self.weights = list(weights)
 
     def forward(
         self,
@@ -70,21 +72,20 @@ class EnsembleDecoder(MemberDecoder):
             unused: further arguments of fairseq's generator (``src_lengths``).
 
         Returns:
-            (B, T, V) fp32 log-probabilities, in any precision of the members; they serve as logits, as their softmax
-            is the mean itself. Beside them a dictionary that says that there is no attention to report.
+            (B, T, V) fp32 log-probabilities, which serve as logits. Beside them a dictionary that says that there is no
+            attention to report.
         """
-        total: Optional[Tensor] = None
-        for member, log_weight in zip(self.members, self.log_weights, strict=True):
-            output = member(prev_output_tokens, incremental_state=incremental_state)
-            log_probs = member.get_normalized_probs(output, log_probs=True).float().add_(log_weight)
-            del output  # its logits: not one (B, T, V) array more than needed lives while the next member computes
-            total = log_probs if total is None else torch.logaddexp(total, log_probs, out=total)
-        assert total is not None
-        return total, {"attn": [None]}
+        each = (self._log_probs(member, prev_output_tokens, incremental_state) for member in self.members)
+        return log_of_mean(each, self.weights), {"attn": [None]}
+
+    @staticmethod
+    def _log_probs(member: Any, tokens: Tensor, incremental_state: Optional[IncrementalState]) -> Tensor:
+        """Return (B, T, V); the member's logits are gone then."""
+        return member.get_normalized_probs(member(tokens, incremental_state=incremental_state), log_probs=True)
 
 
 @register_model(ENSEMBLE, dataclass=AlmaEnsembleConfig)
-class AlmaEnsemble(FairseqLanguageModel):
+class AlmaEnsemble(TrainedMembers, FairseqLanguageModel):
     """Several trained language models as one, for every stock command that does not train.
 
     Args:
@@ -102,24 +103,24 @@ class AlmaEnsemble(FairseqLanguageModel):
         """Add no options: ``alma-ensemble`` decides what the members are."""
 
     @classmethod
-    def build_model(cls, cfg: AlmaEnsembleConfig, task: FairseqTask) -> "AlmaEnsemble":
+    def build_model(cls, cfg: AlmaEnsembleConfig, task: Any) -> BaseFairseqModel:
         """Build the members, and load those that are in files of their own.
 
+        Returns:
+            An ensemble of language models, or what the members' own class makes of them.
+
         Raises:
-            AlmaError: if a member is missing or changed or knows another vocabulary, or if this is to be trained.
+            AlmaError: if a member is missing or changed or knows other units or classes, or if this is to be trained.
         """
         if cfg.members is None:
             raise AlmaError(
                 f"--arch {ENSEMBLE}: an ensemble is not trained as one; train its members one by one and join them "
                 "with alma-ensemble, or train several jointly with --arch alma_umix"
             )
-        if cfg.vocab_size != len(task.source_dictionary):
-            raise AlmaError(
-                f"the ensemble's members know {cfg.vocab_size} units, the stream's dict.txt has "
-                f"{len(task.source_dictionary)} with fairseq's four; give the stream that they were trained on"
-            )
+        _check_task(cfg, task)
         entries = [OmegaConf.to_container(entry) for entry in cfg.members]
-        members, embedded = [], []
+        members: list[Any] = []
+        embedded = []
         for index, found in enumerate(members_of({"members": entries}, {}, _folder(task))):
             member = models.build_model(OmegaConf.create(found.config), task, from_checkpoint=True)
             if found.file is None:
@@ -128,26 +129,34 @@ class AlmaEnsemble(FairseqLanguageModel):
                 member.load_state_dict(dict(found.weights))
             members.append(member)
         weights = [entry.weight for entry in cfg.members]
+        if hasattr(members[0], "build_ensemble"):
+            return members[0].build_ensemble(members, weights, embedded)
         return cls(EnsembleDecoder(task.source_dictionary, members, weights), embedded)
 
-    def load_state_dict(
-        self, state_dict: Mapping[str, Tensor], strict: bool = True, model_cfg: Any = None, args: Any = None
-    ) -> None:
-        """Load the embedded members; the others have their weights since they were built.
-
-        Args:
-            state_dict: the checkpoint's ``model``.
-            strict: every weight of an embedded member must be there, and none beside.
-            model_cfg: unused; each member has a configuration of its own.
-            args: unused, as before.
-        """
-        for index, member in enumerate(self.decoder.members):
-            weights = weights_of_member(state_dict, index)
-            if weights or index in self.embedded:
-                member.load_state_dict(weights, strict)
+    def trained_members(self) -> Sequence[nn.Module]:
+        """Return the members."""
+        return self.decoder.members
 
 
-def _folder(task: FairseqTask) -> Optional[Path]:
+def _check_task(cfg: AlmaEnsembleConfig, task: Any) -> None:
+    """Raise AlmaError unless the stream has the members' units, or their classes and images of their shape."""
+    remedy = "give the stream that they were trained on"
+    if not cfg.num_classes:
+        if cfg.vocab_size != len(task.source_dictionary):
+            raise AlmaError(
+                f"the ensemble's members know {cfg.vocab_size} units, the stream's dict.txt has "
+                f"{len(task.source_dictionary)} with fairseq's four; {remedy}"
+            )
+        return
+    shape = task.image_shape
+    given = (task.num_classes, math.prod(shape), shape[0])
+    known = (cfg.num_classes, cfg.image_pixels, cfg.image_channels)
+    for what, needed, found in zip(("classes", "pixels per image", "channels"), known, given, strict=True):
+        if needed not in (0, found):
+            raise AlmaError(f"the ensemble's members know {needed} {what}, the stream has {found}; {remedy}")
+
+
+def _folder(task: Any) -> Optional[Path]:
     """Return the ensemble's own folder, where a task knows it; stock tasks do not."""
     path = task.checkpoint_path if hasattr(task, "checkpoint_path") else None
     return None if path is None else Path(path).parent

@@ -10,6 +10,8 @@ import torch
 from fairseq.models import BaseFairseqModel
 from torch import Generator, Tensor
 
+from fairseq_alma.errors import AlmaError
+from fairseq_alma.models.image_ensemble import ImageEnsemble
 from fairseq_alma.modules.image_network import ImageNetwork, SideBySide
 
 
@@ -74,6 +76,30 @@ class ImageClassifier(BaseFairseqModel):
     def options_of(cls, network: ImageNetwork) -> Mapping[str, Any]:
         """Return the options that growth has changed, so that a network of this form can be built again."""
         return {}
+
+    @classmethod
+    def build_ensemble(
+        cls, members: Sequence[BaseFairseqModel], weights: Sequence[float], embedded: Sequence[int]
+    ) -> ImageEnsemble:
+        """Build an ensemble of trained models, which need not be of one class; see `ImageEnsemble`."""
+        return ImageEnsemble(members, weights, embedded)
+
+    def load_state_dict(
+        self, state_dict: Mapping[str, Tensor], strict: bool = True, model_cfg: Any = None, args: Any = None
+    ) -> None:
+        """Load weights, as every fairseq model does.
+
+        Raises:
+            AlmaError: a weight has another shape than here.
+        """
+        here = self.state_dict()
+        for name, tensor in state_dict.items():
+            if name in here and tensor.shape != here[name].shape:
+                raise AlmaError(
+                    f"{name} is {tuple(tensor.shape)} in the checkpoint, {tuple(here[name].shape)} is needed for the "
+                    "images of this stream; give the stream that the model was trained on"
+                )
+        super().load_state_dict(state_dict, strict, model_cfg, args)
 
     def forward(self, images: Tensor, generator: Optional[Generator] = None) -> Tensor:
         """Classify (B, C, H, W) normalised images. Returns (B, K) logits."""

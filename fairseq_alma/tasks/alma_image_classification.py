@@ -89,6 +89,28 @@ class ImageDataset(FairseqDataset):
         with data_utils.numpy_seed(self.seed, self.epoch):
             return np.random.permutation(len(self))
 
+    def batch_by_size(
+        self,
+        indices: np.ndarray,
+        max_tokens: Optional[int] = None,
+        max_sentences: Optional[int] = None,
+        required_batch_size_multiple: int = 1,
+    ) -> list[np.ndarray]:
+        """Cut an epoch into batches, all images of it.
+
+        Args:
+            indices: their order.
+            max_tokens: images of a batch.
+            max_sentences: the same, of which fairseq's commands need one.
+            required_batch_size_multiple: ignored. fairseq's own version drops a last batch that is no multiple of it,
+                by default 8: images would not be trained on, or not be counted in a test.
+        """
+        size = min(limit for limit in (max_tokens, max_sentences) if limit is not None)
+        batches = np.split(indices, range(size, len(indices), size))
+        if self.is_training and len(batches) > 1 and len(batches[-1]) == 1:  # batch norm needs more than one number
+            batches[-2:] = [np.concatenate(batches[-2:])]
+        return batches
+
     def collater(self, samples: Sequence[dict[str, Any]]) -> dict[str, Any]:
         """Make a batch: (B, C, H, W) normalised images and (B) labels."""
         if not samples:
