@@ -32,19 +32,14 @@ class Job(Protocol):
     unit: str
     recorded: tuple[str, ...]
 
-    def __init__(
-        self,
-        parser: argparse.ArgumentParser,
-        arguments: argparse.Namespace,
-        words: Sequence[str],
-        stream: Optional[Stream],
-    ) -> None: ...
-
     def train_options(self) -> dict[str, Any]:
         """Return what run.json says of the options after ``--``."""
 
     def print_plan(self, plans: Sequence[StagePlan]) -> None:
         """Print what the stages that were asked for would do."""
+
+    def check(self) -> None:
+        """Raise AlmaError if the options make no model, as far as can be told before anything is written."""
 
     def work(self) -> Callable[[StagePlan], float]:
         """Return a function that tells how long a stage's training is, in any unit."""
@@ -60,8 +55,11 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     stream = _open_stream(arguments)
     kind = "text" if stream is None else stream.kind
     check_learner(parser, arguments, kind)
-    job_class: type[Job] = TextJob if kind == "text" else ImageJob
-    job = job_class(parser, arguments, words, stream)
+    job: Job
+    if kind == "text":
+        job = TextJob(parser, arguments, words, stream)
+    else:
+        job = ImageJob(parser, arguments, words, stream)
     live = _live_log(parser, job)
     plans = plan_run(parser, arguments, arguments.megabatches if stream is None else stream.num_megabatches, kind)
     if arguments.dry_run:
@@ -70,6 +68,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     assert stream is not None
     folder = RunFolder(arguments.run)
     signal.signal(signal.SIGTERM, _terminate)
+    job.check()
     _begin(folder, arguments, job, stream)
     log = ArrivalLog(folder, plans, sinks_of(folder, live))
     with RunDisplay(plans, job.unit, job.work(), arguments.stage, arguments.member, log) as display:

@@ -27,7 +27,7 @@ class ImageJob:
     """
 
     unit = "image"
-    recorded = (
+    recorded: tuple[str, ...] = (
         "wait",
         "replay",
         "drop_rest",
@@ -77,20 +77,21 @@ class ImageJob:
         """Return how the trainings of two stages compare: by their images."""
         return lambda plan: float(len(plan.stage.megabatches))
 
-    def backend(self, display: RunDisplay, plans: Sequence[StagePlan]) -> "ImageBackend":
-        """Return what trains and tests."""
-        # Before torch is imported: networks this small are slower with several threads than with one.
+    def check(self) -> None:
+        """Read the options as fairseq does, and build a network."""
+        # Before torch is imported: networks this small, on a machine that is not idle, are slower with several threads.
         if "mlp" in self.options.arch:
-            os.environ.setdefault("OMP_NUM_THREADS", str(MLP_THREADS))
-        from fairseq_alma.vision.image_backend import ImageBackend
+            os.environ.setdefault("OMP_NUM_THREADS", "1")
         from fairseq_alma.vision.image_settings import ImageSettings
 
         num_joint = self.arguments.num_members if self.arguments.learner == "umix" else 1
-        settings = ImageSettings(self.images, self.options, num_joint)
-        return ImageBackend(settings, RunFolder(self.arguments.run), display, len(plans))
+        self.settings = ImageSettings(self.images, self.options, num_joint)
 
+    def backend(self, display: RunDisplay, plans: Sequence[StagePlan]) -> "ImageBackend":
+        """Return what trains and tests."""
+        from fairseq_alma.vision.image_backend import ImageBackend
 
-MLP_THREADS = 2
+        return ImageBackend(self.settings, RunFolder(self.arguments.run), display, len(plans))
 
 
 def _describe_trainings(plan: StagePlan) -> str:

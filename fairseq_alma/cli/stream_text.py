@@ -28,7 +28,7 @@ class TextJob:
     """
 
     unit = "word"
-    recorded = (
+    recorded: tuple[str, ...] = (
         "wait",
         "replay",
         "drop_rest",
@@ -90,6 +90,9 @@ class TextJob:
                 print(f"# {describe_stage(plan, len(plans))}")
             for each in chosen:
                 print(each.shell())
+
+    def check(self) -> None:
+        """Leave the options to fairseq-train, whose message the log has."""
 
     def work(self) -> Callable[[StagePlan], float]:
         """Return how the trainings of two stages compare: --max-update ends them alike, epochs by their data."""

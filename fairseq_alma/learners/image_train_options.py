@@ -102,6 +102,10 @@ class ImageTrainOptions:
         optimizer = " ".join(self.values["--optimizer"])
         if optimizer not in OPTIMIZERS:
             raise ValueError(f"--optimizer {optimizer} after the --: choose from {', '.join(OPTIMIZERS)}")
+        for name in ("--max-epoch", "--batch-size", "--patience"):
+            value = " ".join(self.values.get(name, ("1",)))
+            if not value.isdecimal() or int(value) < 1:
+                raise ValueError(f"{name} {value} after the --: a whole number of at least 1 is needed")
         needed = ARCHITECTURES.get(learner)
         if needed is not None and not self.arch.startswith(needed):
             raise ValueError(f"--arch {self.arch}: --learner {learner} needs an architecture {needed}_…")

@@ -1,11 +1,12 @@
 """Models under their registered names.
 
 Language: ``alma_switch_lm`` with ``_tiny``, ``_base``, ``_large``. Images: ``alma_mlp``, ``alma_vgg``,
-``alma_moe_mlp``, ``alma_moe_vgg``. Both: ``alma_ensemble`` and ``alma_umix``, which consist of others.
+``alma_moe_mlp``, ``alma_moe_vgg``, ``alma_firefly_vgg``. Both: ``alma_ensemble`` and ``alma_umix``, which consist of others.
 """
 
 from fairseq_alma.models import (
     alma_ensemble,
+    alma_firefly_vgg,
     alma_mlp,
     alma_moe_mlp,
     alma_moe_vgg,
@@ -16,6 +17,7 @@ from fairseq_alma.models import (
 
 __all__ = [
     "alma_ensemble",
+    "alma_firefly_vgg",
     "alma_mlp",
     "alma_moe_mlp",
     "alma_moe_vgg",

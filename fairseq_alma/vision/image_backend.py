@@ -16,9 +16,10 @@ from fairseq_alma.errors import AlmaError
 from fairseq_alma.learners.plan import Growth, Model, StagePlan, Training, member_seed
 from fairseq_alma.learners.run_display import RunDisplay
 from fairseq_alma.learners.run_folder import RunFolder
+from fairseq_alma.modules.firefly import grow_firefly
 from fairseq_alma.modules.image_input import ImageInput
 from fairseq_alma.modules.image_network import ImageNetwork
-from fairseq_alma.modules.vgg import NUM_CONVOLUTIONS
+from fairseq_alma.modules.vgg import NUM_CONVOLUTIONS, VGG
 from fairseq_alma.vision import seeds
 from fairseq_alma.vision.image_checkpoints import (
     LAST,
@@ -204,11 +205,12 @@ class ImageBackend:
             for _ in range(growth.num_new):
                 split_losing_experts(network, valid_images, valid_labels, generator)
             return network
-        from fairseq_alma.modules.firefly import grow_firefly
-
+        assert isinstance(network, VGG)  # the learner needs alma_firefly_vgg
         rows = self.stream.train_indices(plan.stage.megabatches)
+        size = self.settings.training().batch_size
+        batches = zip(self._images(rows).split(size), self._labels(rows).split(size), strict=True)
         first = [self.settings.cfg.model.channels] * NUM_CONVOLUTIONS
-        return grow_firefly(network, (self._images(rows), self._labels(rows)), first, growth.share, generator)
+        return grow_firefly(network, list(batches), first, growth.share, generator)
 
     def _initial_seeds(self, plan: StagePlan) -> list[int]:
         if self.settings.is_joint:

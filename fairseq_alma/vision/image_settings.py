@@ -40,6 +40,7 @@ class ImageSettings:
     def __init__(self, stream: ImageStream, options: ImageTrainOptions, num_joint: int = 1) -> None:
         self.stream, self.options = stream, options
         self.num_joint, self.is_joint = num_joint, num_joint > 1
+        self.model_class = _image_model(options.arch)
         words = [str(stream.stream.root), "--task", "alma_image_classification"]
         words += ["--criterion", "alma_image_cross_entropy", *options.words()]
         parser = fairseq_options.get_training_parser()
@@ -47,9 +48,9 @@ class ImageSettings:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # fairseq uses parts of hydra that hydra would have it replace
             self.cfg = convert_namespace_to_omegaconf(fairseq_options.parse_args_and_arch(parser, words))
-        self.model_class = _image_model(options.arch)
         use_gpu = torch.cuda.is_available() and not self.cfg.common.cpu
         self.device = torch.device("cuda" if use_gpu else "cpu")
+        self.build(1)  # refuses options that make no network, before anything is written
 
     def training(self) -> TrainingSettings:
         """Return how a stage is trained."""
@@ -99,8 +100,8 @@ class ImageSettings:
 
 def _image_model(arch: str) -> type[ImageClassifier]:
     """Return the class of an architecture. Raises AlmaError if it takes no images."""
-    model = MODEL_REGISTRY[ARCH_MODEL_NAME_REGISTRY[arch]]
-    if not (isinstance(model, type) and issubclass(model, ImageClassifier)):
+    model: Any = MODEL_REGISTRY.get(ARCH_MODEL_NAME_REGISTRY.get(arch))
+    if not _takes_images(model):
         possible = [name for name, key in ARCH_MODEL_NAME_REGISTRY.items() if _takes_images(MODEL_REGISTRY[key])]
         raise AlmaError(f"--arch {arch}: takes no images; choose from {', '.join(sorted(possible))}")
     return model

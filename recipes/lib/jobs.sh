@@ -10,6 +10,7 @@
 TABLE=                # the table whose rows are being started
 declare -A TABLE_RUNS # table: its runs
 declare -A PIDS       # run: its process
+declare -A OUTCOMES   # run: done or failed, once it has ended
 trap 'kill $(jobs -pr) 2>/dev/null || true' EXIT
 
 table() { TABLE=$1; }
@@ -19,22 +20,33 @@ start() {
   shift
   TABLE_RUNS[$TABLE]="${TABLE_RUNS[$TABLE]:-} $RUNS/$name"
   [ -z "${PIDS[$name]:-}" ] || return 0 # a row of two tables
-  PIDS[$name]=none
   if [ "$DRY_RUN" = 1 ]; then
+    PIDS[$name]=none
     "$@"
     return
   fi
-  while (($(jobs -pr | wc -l) >= JOBS)); do sleep 0.5; done
+  while reap && (($(jobs -pr | wc -l) >= JOBS)); do sleep 0.5; done
   echo "$(date +%T) $name: $RUNS/$name.log"
   "$@" >>"$RUNS/$name.log" 2>&1 &
   PIDS[$name]=$!
 }
 
+# Notes how the rows ended that have: bash forgets it of a job that nobody waits for until many others have ended.
+reap() {
+  local name running
+  running=" $(jobs -pr | tr '\n' ' ') "
+  for name in "${!PIDS[@]}"; do
+    case $running in *" ${PIDS[$name]} "*) continue ;; esac
+    [ -n "${OUTCOMES[$name]:-}" ] || { wait "${PIDS[$name]}" && OUTCOMES[$name]=done || OUTCOMES[$name]=failed; }
+  done
+}
+
 finish() {
   local name table status=0
   [ "$DRY_RUN" = 0 ] || return 0
+  while reap && [ -n "$(jobs -pr)" ]; do sleep 0.5; done
   for name in "${!PIDS[@]}"; do
-    wait "${PIDS[$name]}" || { echo "$name failed: $(tail -n 1 "$RUNS/$name.log")" >&2 && status=1; }
+    [ "${OUTCOMES[$name]}" = done ] || { echo "$name failed: $(tail -n 1 "$RUNS/$name.log")" >&2 && status=1; }
   done
   for table in "${!TABLE_RUNS[@]}"; do
     echo "## $table"

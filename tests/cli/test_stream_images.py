@@ -1,0 +1,239 @@
+"""``alma-stream`` on images, from the command line to the files."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+
+from fairseq_alma.cli.stream import main
+from fairseq_alma.errors import AlmaError
+from fairseq_alma.vision import image_backend
+from tests.vision.image_streams import make_stream
+
+WORDS = ("--", "--width", "6", "--max-epoch", "4", "--cpu")
+
+
+@pytest.fixture(scope="module")
+def stream(tmp_path_factory):
+    return make_stream(tmp_path_factory.mktemp("images") / "S")
+
+
+def run(stream, folder, *options, words=WORDS):
+    assert main(["--stream", str(stream), "--run", str(folder), *options, *words]) == 0
+    return records(folder)
+
+
+def records(folder):
+    found = [json.loads(path.read_text()) for path in sorted(folder.glob("stage-*/stage.json"))]
+    for record in found:
+        del record["wall_seconds"]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("options", "members", "stages"),
+    [
+        (["--learner", "sm"], 1, 6),
+        (["--learner", "moe", "--wait", "3"], 1, 2),
+        (["--learner", "ens", "--wait", "2"], 5, 3),
+        (["--learner", "ens", "--combine", "vote", "--num-members", "3", "--wait", "3"], 3, 2),
+        (["--learner", "bagging", "--wait", "3"], 5, 2),
+        (["--learner", "umix", "--wait", "3"], 5, 2),
+        (["--learner", "sm", "--replay", "--wait", "3", "--init", "scratch"], 1, 2),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else None,
+)
+def test_a_learner_goes_through_a_stream(options, members, stages, stream, tmp_path):
+    found = run(stream, tmp_path / "R", *options)
+    assert len(found) == stages
+    assert {record["num_members"] for record in found} == {members}
+    for record in found:
+        assert set(record["test"]) == set(record["valid"]) == {"loss", "error"}
+        assert 0 <= record["test"]["error"] <= 1
+    assert found[-1]["megabatches"][-1] == 5
+
+
+def test_a_learner_learns(stream, tmp_path):
+    found = run(stream, tmp_path / "R", words=("--", "--width", "16", "--max-epoch", "30", "--cpu"))
+    assert found[-1]["test"]["error"] < 0.1 < 0.75 - found[0]["test"]["error"]
+
+
+def test_a_growing_ensemble_adds_a_model_per_stage_and_keeps_the_others(stream, tmp_path):
+    found = run(stream, tmp_path / "R", "--learner", "gens", "--wait", "2")
+    assert [record["num_members"] for record in found] == [1, 2, 3]
+    assert [record["num_params"] for record in found] == [found[0]["num_params"] * n for n in (1, 2, 3)]
+    assert len({record["train_flops"] for record in found}) == 1
+    kept = sorted(path.relative_to(tmp_path / "R").as_posix() for path in tmp_path.glob("R/*/member-*/*.pt"))
+    assert kept == [f"stage-00{n}/member-{n}/checkpoint_last.pt" for n in range(3)]
+
+
+@pytest.mark.parametrize("gate", ["soft", "hard"])
+def test_a_growing_mixture_adds_an_expert_per_layer_without_a_jump(gate, stream, tmp_path):
+    found = run(stream, tmp_path / "R", "--learner", "gmoe", "--grow-every", "2", words=(*WORDS, "--gate", gate))
+    assert [record["num_experts"] for record in found] == [1, 1, 2, 2, 3, 3]
+    grown = [record for record in found if "after_growth" in record]
+    assert [record["stage"] for record in grown] == [2, 4]
+    for record in grown:
+        before, after = (record[name]["valid"] for name in ("before_growth", "after_growth"))
+        assert after["loss"] == pytest.approx(before["loss"], rel=1e-6)
+    assert [len(shares) for shares in found[-1]["expert_usage"]] == [3, 3]
+    assert all(sum(shares) == pytest.approx(1, abs=1e-3) for shares in found[-1]["expert_usage"])
+    assert len(found[-1]["gate_trees"]) == 2
+    assert (tmp_path / "R" / "stage-005" / "test-experts.npz").is_file()
+
+
+def test_seeds_and_orders_make_other_runs_and_the_same_seed_the_same(stream, tmp_path):
+    first, again, other = (
+        run(stream, tmp_path / name, "--seed", seed) for name, seed in (("a", "1"), ("b", "1"), ("c", "2"))
+    )
+    assert first == again != other
+
+
+def test_the_members_of_an_ensemble_are_the_single_models_of_their_seeds(stream, tmp_path):
+    run(stream, tmp_path / "sm", "--learner", "sm", "--wait", "3")
+    run(stream, tmp_path / "ens", "--learner", "ens", "--num-members", "2", "--wait", "3")
+    single, member = (
+        torch.load(tmp_path / name / "stage-001/member-0/checkpoint_last.pt", weights_only=True)["model"]
+        for name in ("sm", "ens")
+    )
+    assert single.keys() == member.keys()
+    for name, tensor in single.items():
+        torch.testing.assert_close(member[name], tensor, rtol=1e-3, atol=1e-4)
+
+
+def test_i_i_d_training_is_one_stage_on_the_first_mega_batches(stream, tmp_path):
+    (record,) = run(stream, tmp_path / "R", "--iid", "4")
+    assert record["megabatches"] == [0, 1, 2, 3]
+
+
+def test_a_killed_run_ends_with_the_same_figures_and_weights(stream, tmp_path):
+    options = ("--learner", "gmoe", "--wait", "2", "--run")
+    words = ("--", "--width", "6", "--max-epoch", "60", "--cpu")
+    whole = run(stream, tmp_path / "whole", *options[:-1], words=words)
+    command = [
+        sys.executable,
+        "-m",
+        "tests.cli.saving_stream",
+        "--stream",
+        str(stream),
+        *options,
+        str(tmp_path / "cut"),
+    ]
+    chance = random.Random(1)
+    for _ in range(6):
+        process = subprocess.Popen([*command, *words], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        deadline = time.monotonic() + 60
+        before = set((tmp_path / "cut").rglob("*"))
+        while set((tmp_path / "cut").rglob("*")) == before and process.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.01)
+        time.sleep(chance.uniform(0, 0.4))
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    assert subprocess.run([*command, *words], capture_output=True, timeout=120).returncode == 0
+    assert records(tmp_path / "cut") == whole
+    checkpoints = [tmp_path / name / "stage-002/member-0/checkpoint_last.pt" for name in ("whole", "cut")]
+    first, second = (torch.load(path, weights_only=True)["model"] for path in checkpoints)
+    assert all(torch.equal(second[name], tensor) for name, tensor in first.items())
+
+
+def test_a_second_call_does_nothing(stream, tmp_path, capsys):
+    run(stream, tmp_path / "R", "--wait", "3")
+    capsys.readouterr()
+    run(stream, tmp_path / "R", "--wait", "3")
+    assert "nothing to do" in capsys.readouterr().out
+
+
+def test_one_stage_can_run_alone(stream, tmp_path):
+    whole = run(stream, tmp_path / "whole", "--wait", "2")
+    for stage in range(3):
+        run(stream, tmp_path / "R", "--wait", "2", "--stage", str(stage))
+    assert records(tmp_path / "R") == whole
+
+
+def test_a_dry_run_prints_the_stages_and_leaves_nothing(stream, tmp_path, capsys):
+    assert (
+        main(["--stream", str(stream), "--run", str(tmp_path / "R"), "--learner", "gmoe", "--wait", "3", "--dry-run"])
+        == 0
+    )
+    out = capsys.readouterr().out
+    assert "after growth (split)" in out
+    assert out.count("fairseq-train") == 2
+    assert "--arch alma_moe_mlp" in out and "--optimizer adadelta --lr 1.0" in out
+    assert not (tmp_path / "R").exists()
+
+
+def test_the_checkpoint_of_a_run_is_tested_by_the_stock_command(stream, tmp_path):
+    (*_, last) = run(stream, tmp_path / "R", "--wait", "3")
+    done = subprocess.run(
+        [
+            "fairseq-validate", str(stream), "--user-dir", "fairseq_alma", "--task", "alma_image_classification",
+            "--path", str(tmp_path / "R/stage-001/member-0/checkpoint_last.pt"), "--valid-subset", "test",
+            "--batch-size", "50", "--required-batch-size-multiple", "1", "--cpu", "--num-workers", "0",
+        ],
+        capture_output=True, text=True, env={**os.environ, "PYTHONWARNINGS": "ignore"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    result = next(line for line in (done.stdout + done.stderr).splitlines() if "valid on 'test' subset" in line)
+    assert f"error {last['test']['error']:.4g}" in result
+
+
+@pytest.mark.parametrize(
+    ("options", "words", "said"),
+    [
+        (["--learner", "firefly"], ["--arch", "alma_mlp"], "needs an architecture alma_firefly"),
+        (["--learner", "gmoe"], ["--arch", "alma_mlp"], "needs an architecture alma_moe"),
+        (["--learner", "sm"], ["--fp16"], "--fp16 after the --"),
+        (["--learner", "sm"], ["--optimizer", "lamb", "--lr", "1"], "choose from adadelta, sgd, adam"),
+        (["--learner", "sm"], ["--optimizer", "sgd"], "give --lr too"),
+        (["--learner", "sm", "--grow-every", "2"], [], "--grow-every goes with"),
+        (["--learner", "sm", "--combine", "vote"], [], "--combine goes with"),
+        (["--learner", "sm", "--save-every", "5"], [], "--save-every has no meaning on streams of images"),
+        (["--learner", "ens", "--member", "0"], [], "--member has no meaning on streams of images"),
+        (["--learner", "gmoe", "--grow-schedule", "4,6"], [], "--grow-schedule has no meaning"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else None,
+)  # fmt: skip
+def test_a_wrong_use_is_refused_and_leaves_nothing(options, words, said, stream, tmp_path, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        main(["--stream", str(stream), "--run", str(tmp_path / "R"), *options, "--", *words])
+    assert stopped.value.code == 2
+    assert said in capsys.readouterr().err
+    assert not (tmp_path / "R").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--width", "0"], "--width 0"),
+        (["--width", "many"], "width"),
+        (["--arch", "alma_vgg"], "at least 16 by 16"),
+        (["--arch", "alma_switch_lm"], "takes no images"),
+        (["--max-epoch", "0"], "--max-epoch 0"),
+    ],
+)
+def test_options_that_make_no_model_get_one_line_and_leave_nothing(words, said, stream, tmp_path, capsys):
+    with pytest.raises((AlmaError, SystemExit)) as stopped:
+        main(["--stream", str(stream), "--run", str(tmp_path / "R"), "--", *words])
+    assert said in f"{stopped.value}{capsys.readouterr().err}"
+    assert not (tmp_path / "R").exists()
+
+
+def test_a_checkpoint_that_is_gone_is_named(stream, tmp_path):
+    run(stream, tmp_path / "R", "--wait", "2", "--stage", "0")
+    (tmp_path / "R/stage-000/member-0/checkpoint_last.pt").unlink()
+    with pytest.raises(AlmaError, match=r"checkpoint_last\.pt: not there, but a later stage needs it"):
+        run(stream, tmp_path / "R", "--wait", "2")
+
+
+def test_an_unfinished_training_is_saved_now_and_then(stream, tmp_path, monkeypatch):
+    monkeypatch.setattr(image_backend, "SAVE_EVERY_SECONDS", 0.0)
+    written = []
+    monkeypatch.setattr(image_backend, "write_unfinished", lambda path, state: written.append(state["epoch"]))
+    run(stream, tmp_path / "R", "--wait", "6")
+    assert written == [1, 2, 3]
