@@ -91,7 +91,7 @@ def _order(experiment: Experiment) -> tuple[Any, ...]:
     run, learners = experiment.first, list(NAMES)
     rank = learners.index(run.learner) if run.learner in learners else len(learners)
     counts = max(run.num_members.values(), default=0), max(run.num_experts.values(), default=0)
-    return rank, run.replay, run.iid or 0, run.wait, experiment.times, *counts, experiment.label
+    return rank, run.replay, run.iid or 0, run.wait, experiment.times, experiment.label, *counts
 
 
 def _least_updates(runs: Sequence[RunFigures]) -> dict[str, int]:

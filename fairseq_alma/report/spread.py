@@ -17,7 +17,7 @@ class Spread:
     Attributes:
         mean: over the seeds.
         deviation: standard deviation with n - 1; NaN for one seed, or where a value is infinite.
-        by_seed: the figure of each seed.
+        by_seed: the figure of each seed; empty for a constant.
     """
 
     mean: float
@@ -28,6 +28,11 @@ class Spread:
     def num_seeds(self) -> int:
         """How many seeds there are."""
         return len(self.by_seed)
+
+    @staticmethod
+    def exactly(value: float) -> "Spread":
+        """Return a constant, which no seed changes."""
+        return Spread(value, 0.0, {})
 
     @staticmethod
     def of(by_seed: Mapping[Hashable, Optional[float]]) -> Optional["Spread"]:
@@ -43,7 +48,7 @@ class Spread:
     def show(self, digits: int, scale: float = 1.0) -> str:
         """Spell it: ``24.35 ± 0.12``, or ``24.35`` for one seed."""
         mean = f"{self.mean * scale:,.{digits}f}"
-        return mean if self.num_seeds == 1 else f"{mean} ± {self.deviation * scale:,.{digits}f}"
+        return mean if self.num_seeds < 2 else f"{mean} ± {self.deviation * scale:,.{digits}f}"
 
 
 def difference(one: Spread, other: Spread) -> Optional[Spread]:
@@ -72,6 +77,8 @@ def is_close(one: Spread, other: Spread) -> bool:
     if not known:
         return apart < SINGLE_SEED_SHARE * max(abs(one.mean), abs(other.mean))
     variances = [
-        (spread.deviation if spread.num_seeds > 1 else known[0]) ** 2 / spread.num_seeds for spread in (one, other)
+        (spread.deviation if spread.num_seeds > 1 else known[0]) ** 2 / spread.num_seeds
+        for spread in (one, other)
+        if spread.num_seeds
     ]
     return apart <= NUM_ERRORS * math.sqrt(sum(variances))

@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Iterator, Optional, Sequence
+from typing import Callable, Iterator, Optional, Sequence
 
 from fairseq_alma.metrics import anytime
 from fairseq_alma.report.experiment import Experiment
@@ -14,7 +14,9 @@ from fairseq_alma.report.sizes import sizes_in_order
 from fairseq_alma.report.spread import Spread
 
 ABOUT_EQUAL = 1.25  # factor between two numbers of parameters that pass for the same budget
+COMPARABLE = 2.0  # factor between two budgets at which who gets less out of the smaller one has shown something
 NO_MORE = 1.02  # factor by which a budget may be exceeded: the gates of a mixture cost that little
+Budget = Callable[[Experiment], float]
 
 
 @dataclass(frozen=True)
@@ -110,6 +112,22 @@ class Evidence:
         """Return the candidate with the lowest CER or average perplexity."""
         spreads = [(spread.mean, index) for index, each in enumerate(candidates) if (spread := anytime_of(each))]
         return candidates[min(spreads)[1]] if spreads else None
+
+    def within_budget(
+        self, candidates: Sequence[Experiment], other: Experiment, budget: Budget, ties_count: bool = False
+    ) -> list[Comparison]:
+        """Compare the best candidate that costs no more with another experiment; the claim says that it is lower.
+
+        A candidate that is far cheaper and loses says nothing about the budget, so it is left out; one that wins does.
+        """
+        limit = budget(other)
+        best = self.best([each for each in candidates if budget(each) <= NO_MORE * limit])
+        if best is None:
+            return []
+        comparisons = self.lower(best, other, ties_count)
+        if budget(best) < limit / COMPARABLE:
+            return [comparison for comparison in comparisons if comparison.outcome > 0]
+        return comparisons
 
 
 def _waits_long(run: RunFigures) -> bool:

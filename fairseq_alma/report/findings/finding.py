@@ -50,8 +50,8 @@ class Comparison:
 
     @property
     def has_seeds(self) -> bool:
-        """Whether at least one of the two figures is of several seeds."""
-        return max(self.low.num_seeds, self.high.num_seeds) > 1
+        """Whether both figures are of several seeds, or constants."""
+        return 1 not in (self.low.num_seeds, self.high.num_seeds)
 
     def show(self) -> str:
         """Spell both figures and which is lower: ``Ens_w1 24.35 < SM_w1 24.40``."""
@@ -109,7 +109,7 @@ class Finding:
             parts.append(f"{outcomes.count(0)} {'is' if outcomes.count(0) == 1 else 'are'} too close to tell")
         single = sum(not comparison.has_seeds for comparison in self.comparisons)
         if single == len(outcomes):
-            parts.append("there is one seed of each")
+            parts.append("each rests on one seed")
         elif single:
             parts.append(f"{single} rest{_s(single)} on one seed")
         return ", ".join(parts) + "." + (f" {self.remark}" if self.remark else "")

@@ -1,15 +1,14 @@
 """What the paper found with classifiers of images: section 6.1, Figures 2 to 4 and 7; of v1, section 5.2."""
 
 import math
-from typing import Callable, Iterator, Optional
+from typing import Iterator, Optional
 
 from fairseq_alma.report.experiment import Experiment
-from fairseq_alma.report.findings.evidence import NO_MORE, Evidence, computation, memory
+from fairseq_alma.report.findings.evidence import Budget, Evidence, computation, memory
 from fairseq_alma.report.findings.finding import Comparison, Finding
 from fairseq_alma.report.spread import Spread
 
 SOURCE = "paper v5, section 6.1"
-Budget = Callable[[Experiment], float]
 
 
 def intermediate_wait_is_best(evidence: Evidence) -> Finding:
@@ -100,12 +99,8 @@ def replay_gives_no_better_trade_off(evidence: Evidence) -> Finding:
     """For the compute that replay costs, the same learner without it gets as far."""
     comparisons: list[Comparison] = []
     for replay in evidence.select(replay=True):
-        without = [
-            each for each in evidence.select(replay.first.learner) if computation(each) <= NO_MORE * computation(replay)
-        ]
-        best = evidence.best(without)
-        if best is not None:
-            comparisons += evidence.lower(best, replay, ties_count=True)
+        without = evidence.select(replay.first.learner)
+        comparisons += evidence.within_budget(without, replay, computation, ties_count=True)
     return Finding(
         "Replay gives no better trade-off: for its compute, the same learner without it reaches at least as low a CER.",
         f"{SOURCE}, Figure 4",
@@ -183,12 +178,6 @@ def _against_growing(evidence: Evidence, budget: Budget, winner: str, losers: tu
     """Compare each loser with the best winner of the same waiting time that costs no more, over any backbone."""
     comparisons: list[Comparison] = []
     for loser in evidence.select(*losers):
-        affordable = [
-            each
-            for each in evidence.select(winner)
-            if each.first.wait == loser.first.wait and budget(each) <= NO_MORE * budget(loser)
-        ]
-        best = evidence.best(affordable)
-        if best is not None:
-            comparisons += evidence.lower(best, loser)
+        candidates = [each for each in evidence.select(winner) if each.first.wait == loser.first.wait]
+        comparisons += evidence.within_budget(candidates, loser, budget)
     return comparisons

@@ -26,7 +26,8 @@ def growth_table(runs: Sequence[RunFigures], groups: Sequence[Experiment]) -> Ta
     means: list[list[TableCell]] = []
     ranks = {experiment.first.settings: rank for rank, experiment in enumerate(groups)}
     for run in sorted(runs, key=lambda run: (ranks[run.settings], run.seed)):
-        label = experiment_of_settings[run.settings].label
+        experiment = experiment_of_settings[run.settings]
+        label = f"{experiment.label}, {experiment.size}".removesuffix(", ")
         found = _steps(run)
         head, path = [name_cell(label)], [name_cell(str(run.path))]
         for at, experts, figures in found:
