@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Callable, Iterator, Sequence
 
@@ -37,8 +38,8 @@ def drawings(runs: Sequence[RunFigures], paper: bool, complain: Callable[[AlmaEr
 def _figures(paper: bool) -> list[Draw]:
     return [
         anytime_curve.draw,
-        trade_off.draw,
-        experts.draw,
+        partial(trade_off.draw, paper=paper),
+        partial(experts.draw, paper=paper),
         replay.draw,
         radar.draw,
         expert_usage.draw,

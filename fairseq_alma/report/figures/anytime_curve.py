@@ -41,9 +41,9 @@ def draw(runs: Sequence[RunFigures]) -> list[Drawing]:
                 continue
             _draw_panel(axes, panel, row.styles, limits)
         _label_row(row, list(line), groups[0].first)
+    limits.note_cut(grid[0, -1])
     for axes in grid[-1]:
         axes.set_xlabel("arrival (mega-batch)")
-    panels.title_rows(figure, rows)
     return [Drawing(NAME, TITLE, _caption(groups, limits.is_cut), figure)]
 
 
@@ -67,6 +67,9 @@ class _Limits:
             logarithmic(axes.yaxis, shown, plain, least_span=NARROW)
         else:
             linear(axes.yaxis, shown)
+
+    def note_cut(self, axes: Axes) -> None:
+        """Say above the axes what is left above them."""
         if self.waits_first and self.is_cut:
             axes.annotate(
                 f"untrained: {plain(self.untrained)} ↑", (1, 1), xytext=(0, 2), xycoords="axes fraction",
@@ -114,13 +117,7 @@ def _draw_curve(axes: Axes, group: RunGroup, look: CurveStyle, shift: float) -> 
 def _label_row(row: Row, line: Sequence[Axes], run: RunFigures) -> None:
     shown = [axes for axes, panel in zip(line, row.panels, strict=True) if panel is not None]
     shown[0].set_ylabel(value_label(run))
-    handles = []
-    for name, look in row.styles.items():
-        handle = look.handle(name)
-        if look.marker == style.IID_MARKER:
-            handle.set_linestyle("none")
-        handles.append(handle)
-    shown[-1].legend(handles=handles, loc="upper left", bbox_to_anchor=(1.02, 1.02), borderaxespad=0, alignment="left")
+    panels.write_legend(shown[-1], row, (1.03, 1.02))
 
 
 def _caption(groups: Sequence[RunGroup], is_cut: bool) -> str:

@@ -5,8 +5,10 @@ from typing import Any, Mapping, Sequence
 
 import numpy
 from matplotlib.axes import Axes
+from matplotlib.figure import FigureBase
 from matplotlib.ticker import MaxNLocator
 
+from fairseq_alma.errors import AlmaError
 from fairseq_alma.report.figures import style
 from fairseq_alma.report.figures.run_groups import RunGroup, groups_of, names_of
 from fairseq_alma.report.figures.style import Drawing
@@ -22,7 +24,11 @@ FEW_ARRIVALS = 12
 
 
 def draw(runs: Sequence[RunFigures]) -> list[Drawing]:
-    """Draw a row of panels for each kind of run that says which experts it used, four rows at most."""
+    """Draw a row of panels for each experiment that says which experts it used, four rows at most.
+
+    Raises:
+        AlmaError: what a run says of its experts is damaged; names the run.
+    """
     groups = [group for group in groups_of(runs) if _usage(group.first)]
     shown = sorted(groups, key=_interest)[:MOST_RUNS]
     if not shown:
@@ -30,37 +36,52 @@ def draw(runs: Sequence[RunFigures]) -> list[Drawing]:
     usages = [_usage(group.first) for group in shown]
     columns = min(max(len(layers) for usage in usages for layers in usage.values()), MOST_LAYERS)
     figure = style.new_figure(max(0.8 + 1.7 * columns, 3.4), 0.5 + 1.7 * len(shown))
-    grid = figure.subplots(len(shown), columns, squeeze=False, sharex="row", sharey=True)
     names = names_of(shown)
-    for row, (group, usage, name) in enumerate(zip(shown, usages, names, strict=True)):
-        for layer in range(columns):
-            axes = grid[row, layer]
-            shares = {arrival: layers[layer] for arrival, layers in usage.items() if layer < len(layers)}
-            if not shares:
-                style.hide(axes)
-                continue
-            _draw_layer(axes, shares, len(group.first.curve))
-            axes.set_title(f"{name}, layer {layer}" if layer == 0 and len(shown) > 1 else f"layer {layer}")
-            if row == len(shown) - 1:
-                axes.set_xlabel("arrival (mega-batch)")
-        grid[row, 0].set_ylabel("share of the test set (%)")
+    parts = figure.subfigures(len(shown), 1, squeeze=False)[:, 0]
+    for part, group, usage, name in zip(parts, shown, usages, names, strict=True):
+        _draw_run(part, usage, columns, len(group.first.curve))
+        if len(shown) > 1:
+            part.suptitle(name, fontsize=8.5, weight="bold")
+    for axes in parts[-1].axes:
+        axes.set_xlabel("arrival (mega-batch)")
     return [Drawing(NAME, TITLE, _caption(names, len(groups) - len(shown)), figure)]
 
 
-def _usage(run: RunFigures) -> Mapping[int, Any]:
+def _usage(run: RunFigures) -> Mapping[int, list[list[float]]]:
     """Return the shares of each layer's experts by arrival, where some layer has more than one expert."""
-    usage = {
-        arrival: layers
-        for arrival, layers in run.extras.get(EXTRA, {}).items()
-        if arrival < len(run.curve) and isinstance(layers, list) and all(isinstance(each, list) for each in layers)
-    }
+    usage = {arrival: layers for arrival, layers in run.extras.get(EXTRA, {}).items() if arrival < len(run.curve)}
+    for arrival, layers in usage.items():
+        if not _are_shares(layers):
+            raise AlmaError(
+                f"{run.path}: {EXTRA} after arrival t{arrival} is damaged: {str(layers)[:60]} is no list of shares for "
+                "each layer; remove it from that stage.json, and the usage of experts is drawn again"
+            )
     return usage if any(len(shares) > 1 for layers in usage.values() for shares in layers) else {}
+
+
+def _are_shares(layers: Any) -> bool:
+    return isinstance(layers, list) and all(
+        isinstance(shares, list) and all(isinstance(share, (int, float)) for share in shares) for shares in layers
+    )
 
 
 def _interest(group: RunGroup) -> tuple[bool, int]:
     """Order runs: those that grow first, then those that update most often."""
     sizes = set(group.first.num_experts.values())
     return len(sizes) < 2, -len(group.updates)
+
+
+def _draw_run(figure: FigureBase, usage: Mapping[int, Any], columns: int, num_arrivals: int) -> None:
+    """Draw the layers of a run beside each other."""
+    grid = figure.subplots(1, columns, squeeze=False, sharex=True, sharey=True)[0]
+    for layer, axes in enumerate(grid):
+        shares = {arrival: layers[layer] for arrival, layers in usage.items() if layer < len(layers) and layers[layer]}
+        if shares:
+            _draw_layer(axes, shares, num_arrivals)
+            axes.set_title(f"layer {layer}")
+        else:
+            style.hide(axes)
+    grid[0].set_ylabel("share of test set (%)")
 
 
 def _draw_layer(axes: Axes, shares: Mapping[int, Sequence[float]], num_arrivals: int) -> None:

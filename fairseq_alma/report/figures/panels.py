@@ -6,7 +6,7 @@ Source of the arrangement: Figure 3 of the paper (columns: sizes) and Figure 9 (
 from dataclasses import dataclass
 from typing import Callable, Hashable, Optional, Sequence
 
-from matplotlib.figure import Figure
+from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
 from fairseq_alma.report.figures import style
@@ -53,10 +53,10 @@ class CurveStyle:
     marker: str
     dash: object
 
-    def handle(self, name: str, marker: bool = True) -> Line2D:
-        """Return the curve's sample for a legend."""
-        drawn = self.marker if marker else ""
-        return Line2D([], [], color=self.colour, marker=drawn, linestyle=self.dash, label=name)  # type: ignore[arg-type]
+    def handle(self, name: str) -> Line2D:
+        """Return the curve's sample for a legend; the i.i.d. control has no curve, only a marker."""
+        dash = "none" if self.marker == style.IID_MARKER else self.dash
+        return Line2D([], [], color=self.colour, marker=self.marker, linestyle=dash, label=name)  # type: ignore[arg-type]
 
 
 def learner_of(run: RunFigures) -> str:
@@ -85,6 +85,8 @@ def lay_out(groups: Sequence[RunGroup], apart: Callable[[RunFigures], str] = lea
     first = [group.first for size in shown for group in sizes[size]]
     varied = len({learner_of(run) for run in first}) > 1 and len({run.wait for run in first}) > 1
     is_crowded = max(len(each) for each in named.values()) > CROWDED and varied
+    waits = sorted({run.wait for run in first if run.iid is None})
+    has_learner_colours = len({learner_of(run) for run in first}) > 1 and not (is_crowded and apart is learner_of)
     rows: list[Row] = []
     for name in dict.fromkeys(apart(run) for run in first) if is_crowded else [""]:
         panels: list[Optional[Panel]] = []
@@ -92,7 +94,7 @@ def lay_out(groups: Sequence[RunGroup], apart: Callable[[RunFigures], str] = lea
             chosen = {each: group for each, group in named[size].items() if name in ("", apart(group.first))}
             title = size if len(sizes) > 1 and not rows else ""
             panels.append(Panel(title, chosen) if chosen else None)
-        rows.append(Row(name, panels, _styles_of(panels)))
+        rows.append(Row(name, panels, _styles_of(panels, has_learner_colours, waits)))
     return rows
 
 
@@ -105,21 +107,22 @@ def left_out(groups: Sequence[RunGroup]) -> list[str]:
 
 def legend_width(rows: Sequence[Row]) -> float:
     """Return the inches that the legends beside the rows take."""
-    return 0.55 + 0.062 * max(len(name) for row in rows for name in row.styles)
+    return 0.75 + 0.062 * max(len(name) for row in rows for name in row.styles)
 
 
-def title_rows(figure: Figure, rows: Sequence[Row]) -> None:
-    """Write each row's title, where it has one, into the figure's first panel of that row."""
-    axes = iter(figure.axes)
-    for row in rows:
-        first = next(axes)
-        for _ in row.panels[1:]:
-            next(axes)
-        if row.title:
-            first.annotate(
-                row.title, (0, 0.5), xytext=(-38, 0), xycoords="axes fraction", textcoords="offset points",
-                ha="center", va="center", rotation=90, weight="bold",
-            )  # fmt: skip
+def write_legend(axes: Axes, row: Row, place: tuple[float, float]) -> None:
+    """Write a row's legend, under its title, to the right of its last panel.
+
+    Args:
+        axes: of that panel.
+        row: what the legend is for.
+        place: of its upper left corner, in shares of the axes.
+    """
+    handles = [look.handle(name) for name, look in row.styles.items()]
+    legend = axes.legend(
+        handles=handles, title=row.title, loc="upper left", bbox_to_anchor=place, borderaxespad=0, alignment="left"
+    )
+    legend.get_title().set_fontweight("bold")
 
 
 def _cover(sizes: Sequence[str]) -> list[str]:
@@ -129,22 +132,22 @@ def _cover(sizes: Sequence[str]) -> list[str]:
     return [sizes[round(place * (len(sizes) - 1) / (MOST_COLUMNS - 1))] for place in range(MOST_COLUMNS)]
 
 
-def _styles_of(panels: Sequence[Optional[Panel]]) -> dict[str, CurveStyle]:
+def _styles_of(
+    panels: Sequence[Optional[Panel]], has_learner_colours: bool, waits: Sequence[int]
+) -> dict[str, CurveStyle]:
     """Choose how the curves of a row look: colour for the learner, marker for the wait, dashes for the rest.
 
-    With one learner, colour has nothing to tell and stands for the waiting time, dark to light; with one waiting time
-    too, for whatever else tells the runs apart.
+    Without learners to tell apart, colour stands for the waiting time, dark to light; with one waiting time too, for
+    whatever else tells the runs apart.
     """
     curves = {name: group for panel in panels if panel is not None for name, group in panel.groups.items()}
     markers = style.wait_markers(group.first.wait for group in curves.values())
-    learners = {group.first.learner for group in curves.values()}
-    waits = sorted({group.first.wait for group in curves.values() if group.first.iid is None})
     chosen: dict[str, CurveStyle] = {}
     taken: dict[Hashable, int] = {}
     for index, (name, group) in enumerate(curves.items()):
         run = group.first
         marker = markers[run.wait] if run.iid is None else style.IID_MARKER
-        if len(learners) > 1 or len(curves) == 1:
+        if has_learner_colours or len(curves) == len(waits) == 1:
             colour = style.colour_of(run.learner)
         elif len(waits) > 1 and run.iid is None:
             colour = style.shades(len(waits))[waits.index(run.wait)]

@@ -41,9 +41,7 @@ def draw(runs: Sequence[RunFigures]) -> list[Drawing]:
                 continue
             _draw_panel(axes, panel, row, most[column])
             shown.append(axes)
-        handles = [look.handle(name) for name, look in row.styles.items()]
-        shown[-1].legend(handles=handles, loc="upper left", bbox_to_anchor=(1.22, 1.05), alignment="left")
-    panels.title_rows(figure, rows)
+        panels.write_legend(shown[-1], row, (1.25, 1.05))
     return [Drawing(NAME, TITLE, _caption(groups[0].first, without != groups), figure)]
 
 
@@ -101,8 +99,9 @@ def _caption(first: RunFigures, is_without_replay: bool) -> str:
     result = "the logarithm of the average test perplexity" if first.is_text else "cumulative error rate (CER)"
     words = [
         f"Four costs of each learner over the stream: {result}, memory (Mem: parameters summed over arrivals), "
-        "training compute, and compute of a prediction summed over arrivals. Each axis goes from 0 to the largest value "
-        "in the column, so that learners of one size compare; rings stand at quarters, nearer to the centre is better. "
+        "training compute, and compute of a prediction summed over arrivals. Each axis goes from 0 to the largest "
+        "value in the column, so that learners of one size compare; rings stand at quarters, nearer to the centre is "
+        "better. "
         "Complete runs, means over seeds."
     ]
     if is_without_replay:

@@ -10,7 +10,7 @@ from fairseq_alma.report.figures.cost_panels import CostPanels
 from fairseq_alma.report.figures.number_axes import logarithmic, show_tflops
 from fairseq_alma.report.figures.run_groups import RunGroup, anytime_label, complete_groups
 from fairseq_alma.report.figures.style import Drawing
-from fairseq_alma.report.figures.traces import Look
+from fairseq_alma.report.figures.traces import Look, write_legend
 from fairseq_alma.report.figures.trajectory import TERA
 from fairseq_alma.report.run_figures import RunFigures
 
@@ -56,7 +56,7 @@ def draw(runs: Sequence[RunFigures]) -> list[Drawing]:
             panels.upper(column).set_title(name)
             if row == num_rows - 1 or column >= len(columns) - (row + 1) * num_columns:
                 panels.lower(column).set_xlabel("training TFLOPs")
-    look.legend(figure, groups)
+    write_legend(figure, [look], [groups])
     return [Drawing(NAME, TITLE, _caption(pairs), figure)]
 
 

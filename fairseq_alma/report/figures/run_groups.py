@@ -1,5 +1,6 @@
 """What is drawn as one: the runs of an experiment, which differ by their seeds alone, and the values that are shown."""
 
+import math
 import statistics
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -69,8 +70,8 @@ class RunGroup:
 
 
 def deviation_of(values: Sequence[float]) -> float:
-    """Return the standard deviation (n - 1); 0 for one value."""
-    return statistics.stdev(values) if len(values) > 1 else 0.0
+    """Return the standard deviation (n - 1); 0 for one value, and where a run diverged to no number."""
+    return statistics.stdev(values) if len(values) > 1 and all(map(math.isfinite, values)) else 0.0
 
 
 def shown_curve(run: RunFigures) -> list[float]:

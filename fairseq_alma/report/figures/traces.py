@@ -58,28 +58,29 @@ class Look:
             elinewidth=0.8, capsize=1.5, zorder=3,
         )  # fmt: skip
 
-    def legend(self, figure: Figure, groups: Sequence[RunGroup], more: Sequence[Line2D] = ()) -> None:
-        """Write the legend beside a figure's panels: learners, then what else tells the groups apart.
 
-        Args:
-            figure: has its panels already.
-            groups: all that it shows.
-            more: samples of what else it shows.
-        """
-        learners = dict.fromkeys((group.first.learner, group.first.name) for group in groups)
-        found = [marker_sample(name, style.colour_of(learner), "o") for learner, name in learners]
-        waits = sorted({group.first.wait for group in groups})
-        if len(waits) > 1:
-            found += [marker_sample(f"wait {wait}", style.GREY, self.markers[wait]) for wait in waits]
-        if any(group.first.replay for group in groups):
-            found.append(marker_sample("with replay", style.GREY, "o", is_hollow=True))
-        if len(self.dashes) > 1:
-            found += [
-                Line2D([], [], color=style.GREY, linewidth=0.9, linestyle=dash, label=size)  # type: ignore[arg-type]
-                for size, dash in self.dashes.items()
-            ]
-        length = 2.4 if len(self.dashes) > 1 else 1.0
-        figure.legend(handles=[*found, *more], loc="outside right upper", alignment="left", handlelength=length)
+def write_legend(figure: Figure, looks: Sequence[Look], groups: Sequence[Sequence[RunGroup]]) -> None:
+    """Write the legend beside a figure: learners, then what else tells the groups apart.
+
+    Args:
+        figure: has its panels already.
+        looks: of each part of the figure.
+        groups: what each part shows.
+    """
+    runs = [group.first for part in groups for group in part]
+    learners = dict.fromkeys((run.learner, run.name) for run in runs)
+    found = [marker_sample(name, style.colour_of(learner), "o") for learner, name in learners]
+    waits = sorted({run.wait for run in runs})
+    if len(waits) > 1:
+        markers = {wait: marker for look in looks for wait, marker in look.markers.items()}
+        found += [marker_sample(f"wait {wait}", style.GREY, markers[wait]) for wait in waits]
+    if any(run.replay for run in runs):
+        found.append(marker_sample("with replay", style.GREY, "o", is_hollow=True))
+    sizes = [(size, dash) for look in looks if len(look.dashes) > 1 for size, dash in look.dashes.items()]
+    for size, dash in sizes:
+        line = Line2D([], [], color=style.GREY, linewidth=0.9, linestyle=dash, label=size)  # type: ignore[arg-type]
+        found.append(line)
+    figure.legend(handles=found, loc="outside right upper", alignment="left", handlelength=2.4 if sizes else 1.0)
 
 
 def marker_sample(label: str, colour: str, marker: str, is_hollow: bool = False) -> Line2D:

@@ -8,7 +8,9 @@ import statistics
 from dataclasses import dataclass
 from typing import Sequence
 
-from fairseq_alma.report.figures import style
+from matplotlib.figure import FigureBase
+
+from fairseq_alma.report.figures import paper_runs, style
 from fairseq_alma.report.figures.cost_panels import CostPanels
 from fairseq_alma.report.figures.number_axes import logarithmic, show_params, show_tflops
 from fairseq_alma.report.figures.run_groups import (
@@ -20,7 +22,7 @@ from fairseq_alma.report.figures.run_groups import (
     names_of,
 )
 from fairseq_alma.report.figures.style import Drawing
-from fairseq_alma.report.figures.traces import Look
+from fairseq_alma.report.figures.traces import Look, write_legend
 from fairseq_alma.report.figures.trajectory import TERA, trajectory
 from fairseq_alma.report.run_figures import RunFigures
 
@@ -48,41 +50,61 @@ class Trace:
     label: str
 
 
-def draw(runs: Sequence[RunFigures]) -> list[Drawing]:
-    """Draw the two trade-offs of complete runs on one stream; nothing where there is none."""
+def draw(runs: Sequence[RunFigures], paper: bool = False) -> list[Drawing]:
+    """Draw the two trade-offs of complete runs on one stream; nothing where there is none.
+
+    Args:
+        runs: on one stream.
+        paper: for text, draw the paper's results below.
+    """
     complete = complete_groups(runs)
     groups = [group for group in complete if not group.first.replay] or complete
     if not groups:
         return []
-    is_text = groups[0].first.is_text
-    traces = text_traces(groups) if is_text else image_traces(groups)
-    figure = style.new_figure(style.FULL_WIDTH, 3.3)
-    panels = CostPanels(figure, [result for trace in traces for result in trace.results], 2, anytime_label(runs[0]))
-    look = Look.of(groups, by_size(groups) if is_text else ())
-    for column, label in enumerate(_cost_labels(is_text)):
-        for trace in traces:
-            draw_trace(panels, column, trace.costs[column], trace, look)
+    parts = [("", groups)]
+    if paper and groups[0].first.is_text:
+        parts.append((paper_runs.TITLE, complete_groups(paper_runs.paper_runs())))
+    figure = style.new_figure(style.FULL_WIDTH, 3.3 * len(parts))
+    looks = [
+        _draw_part(part, title, shown)
+        for part, (title, shown) in zip(figure.subfigures(len(parts), 1, squeeze=False)[:, 0], parts, strict=True)
+    ]
+    write_legend(figure, looks, [shown for _, shown in parts])
+    caption = _caption(groups, runs) + (paper_runs.CAPTION if len(parts) > 1 else "")
+    return [Drawing(NAME, TITLE, caption, figure)]
+
+
+def _draw_part(figure: FigureBase, title: str, groups: Sequence[RunGroup]) -> Look:
+    """Draw two panels and return how the groups look in them."""
+    first = groups[0].first
+    traces = _text_traces(groups) if first.is_text else _image_traces(groups)
+    panels = CostPanels(figure, [result for trace in traces for result in trace.results], 2, anytime_label(first))
+    look = Look.of(groups, by_size(groups) if first.is_text else ())
+    for column, label in enumerate(_cost_labels(first.is_text)):
         costs = [cost for trace in traces for cost in trace.costs[column]]
         logarithmic(panels.lower(column).xaxis, costs, show_tflops(costs) if column == 0 else show_params)
         panels.lower(column).set_xlabel(label)
-        panels.write(column, labels_of(traces, column))
-    look.legend(figure, groups)
-    return [Drawing(NAME, TITLE, _caption(groups, runs), figure)]
+        for trace in traces:
+            _draw_trace(panels, column, trace, look)
+        panels.write(column, _labels_of(traces, column))
+    panels.upper(0).set_title(title, loc="left")
+    return look
 
 
-def text_traces(groups: Sequence[RunGroup]) -> list[Trace]:
+def _text_traces(groups: Sequence[RunGroup]) -> list[Trace]:
     """Return the way of each group through the stream."""
     traces = []
-    for group, name in zip(groups, names_of(groups), strict=True):
-        points = trajectory(group)
-        costs = tuple(point.tflops for point in points), tuple(point.params for point in points)
-        results = tuple(point.average for point in points)
-        label = detail_of(group, name).removesuffix(" experts")
-        traces.append(Trace((group,), costs, results, (len(points) - 1,), label))
+    for size in by_size(groups).values():
+        for group, name in zip(size, names_of(size), strict=True):
+            points = trajectory(group)
+            costs = tuple(point.tflops for point in points), tuple(point.params for point in points)
+            results = tuple(point.average for point in points)
+            label = detail_of(group, name).removesuffix(" experts")
+            traces.append(Trace((group,), costs, results, (len(points) - 1,), label))
     return traces
 
 
-def image_traces(groups: Sequence[RunGroup]) -> list[Trace]:
+def _image_traces(groups: Sequence[RunGroup]) -> list[Trace]:
     """Return for each learner, waiting time and variant its sizes."""
     kin: dict[str, list[RunGroup]] = {}
     for same in by_size(groups).values():
@@ -98,8 +120,9 @@ def image_traces(groups: Sequence[RunGroup]) -> list[Trace]:
     return traces
 
 
-def draw_trace(panels: CostPanels, column: int, costs: Sequence[float], trace: Trace, look: Look) -> None:
+def _draw_trace(panels: CostPanels, column: int, trace: Trace, look: Look) -> None:
     """Draw a line with its dots and full markers into a column."""
+    costs = trace.costs[column]
     for axes in panels.axes_of(column):
         look.line(axes, costs, trace.results, trace.groups[-1])
         if len(trace.marks) < len(costs):
@@ -108,7 +131,7 @@ def draw_trace(panels: CostPanels, column: int, costs: Sequence[float], trace: T
             look.mark(axes, costs[place], trace.results[place], group.anytime[1], group)
 
 
-def labels_of(traces: Sequence[Trace], column: int) -> list[tuple[float, float, str, str]]:
+def _labels_of(traces: Sequence[Trace], column: int) -> list[tuple[float, float, str, str]]:
     """Return what `CostPanels.write` writes beside the last points."""
     return [
         (trace.costs[column][-1], trace.results[-1], trace.label[:LONGEST_LABEL], _colour(trace))
