@@ -1,7 +1,8 @@
 """Models under their registered names.
 
 Language: ``alma_switch_lm`` with ``_tiny``, ``_base``, ``_large``. Images: ``alma_mlp``, ``alma_vgg``,
-``alma_moe_mlp``, ``alma_moe_vgg``, ``alma_firefly_vgg``. Both: ``alma_ensemble`` and ``alma_umix``, which consist of others.
+``alma_moe_mlp``, ``alma_moe_vgg``, ``alma_firefly_vgg``. Both:
+``alma_ensemble`` and ``alma_umix``, which consist of others.
 """
 
 from fairseq_alma.models import (

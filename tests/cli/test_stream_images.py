@@ -126,7 +126,7 @@ def test_a_killed_run_ends_with_the_same_figures_and_weights(stream, tmp_path):
         str(tmp_path / "cut"),
     ]
     chance = random.Random(1)
-    for _ in range(6):
+    for _ in range(3):
         process = subprocess.Popen([*command, *words], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         deadline = time.monotonic() + 60
         before = set((tmp_path / "cut").rglob("*"))

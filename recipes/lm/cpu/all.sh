@@ -2,7 +2,7 @@
 # All small tables: Table 1, Table 2, and growth by copies against growth by splits.
 #
 # Hardware:  two CPU cores (two rows at a time), 4 GB of memory
-# Time:      about an hour and a half with the defaults, 50 minutes with SIZES=base (estimated from single stages)
+# Time:      about two hours with the defaults (two and a half on cores that other work shared)
 #
 #   TEXT="wiki.00.txt.xz" recipes/lm/cpu/all.sh    # a second call goes on, or shows the table again
 #   recipes/lm/cpu/all.sh --dry-run                # print the commands

@@ -2,7 +2,7 @@
 # Table 1 in small: i.i.d. against sequential learning, Ens 4@2.
 #
 # Hardware:  two CPU cores (two rows at a time), 4 GB of memory
-# Time:      about 25 minutes with the defaults (estimated from single stages)
+# Time:      about 25 minutes with the defaults
 #
 #   TEXT="wiki.00.txt.xz" recipes/lm/cpu/table1.sh    # a second call goes on, or shows the table again
 #   recipes/lm/cpu/table1.sh --dry-run                # print the commands

@@ -2,7 +2,7 @@
 # Table 2 in small: SM, Ens, gEns and gMoE with waiting 1, 3 and 4, two sizes of model.
 #
 # Hardware:  two CPU cores (two rows at a time), 4 GB of memory
-# Time:      about 70 minutes with the defaults (estimated from single stages)
+# Time:      about 90 minutes with the defaults
 #
 #   TEXT="wiki.00.txt.xz" recipes/lm/cpu/table2.sh    # a second call goes on, or shows the table again
 #   recipes/lm/cpu/table2.sh --dry-run                # print the commands
