@@ -71,13 +71,20 @@ def _read_runs(paths: Sequence[Path], faults: _Faults) -> list[RunFigures]:
     return runs
 
 
-def _require_one_stream(runs: Sequence[RunFigures]) -> None:
-    for run in runs[1:]:
-        if experiment_of(run.stream) != experiment_of(runs[0].stream):
-            raise AlmaError(
-                f"{run.path}: its stream ({_name_stream(run)}) is not that of {runs[0].path} "
-                f"({_name_stream(runs[0])}), so their figures do not compare; report them apart, or give --mix"
+def _on_one_stream(runs: Sequence[RunFigures], faults: _Faults) -> list[RunFigures]:
+    """Keep the runs on the stream of the first one; name the others."""
+    kept = []
+    for run in runs:
+        if experiment_of(run.stream) == experiment_of(runs[0].stream):
+            kept.append(run)
+        else:
+            faults(
+                AlmaError(
+                    f"{run.path}: its stream ({_name_stream(run)}) is not that of {runs[0].path} "
+                    f"({_name_stream(runs[0])}), so their figures do not compare; report it apart, or give --mix"
+                )
             )
+    return kept
 
 
 def _name_stream(run: RunFigures) -> str:
@@ -92,15 +99,14 @@ def _report(arguments: argparse.Namespace, faults: _Faults) -> list[RunFigures]:
     runs = _read_runs(arguments.runs, faults)
     if not runs:
         return runs
-    if not arguments.mix:
-        _require_one_stream(runs)
-    report = Report(runs, arguments.paper)
+    chosen = runs if arguments.mix else _on_one_stream(runs, faults)
+    report = Report(chosen, arguments.paper)
     if not arguments.watch:
         print(report.text(), end="")
     if arguments.out is not None:
         going = arguments.watch and not _all_complete(runs, arguments)
         page = report.write(arguments.out, REFRESH_SECONDS if going else None)
-        stages = f"{sum(len(run.value) for run in runs):,} of {sum(len(run.planned) for run in runs):,} stages"
+        stages = f"{sum(len(run.value) for run in chosen):,} of {sum(len(run.planned) for run in chosen):,} stages"
         print(f"written: {page}, {stages}" if arguments.watch else f"\nwritten: {page}", flush=True)
     return runs
 

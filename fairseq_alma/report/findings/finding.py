@@ -102,17 +102,21 @@ class Finding:
         if not self.comparisons:
             return f"Needs {self.needed}."
         outcomes = [comparison.outcome for comparison in self.comparisons]
-        parts = [f"{outcomes.count(1)} of {len(outcomes)} comparisons bear{_s(outcomes.count(1))} it out"]
-        if outcomes.count(-1):
-            parts.append(f"{outcomes.count(-1)} contradict{_s(outcomes.count(-1))} it")
-        if outcomes.count(0):
-            parts.append(f"{outcomes.count(0)} {'is' if outcomes.count(0) == 1 else 'are'} too close to tell")
+        held, contradicted, close = outcomes.count(1), outcomes.count(-1), outcomes.count(0)
+        parts = [f"{held} of {len(outcomes)} comparisons bear{_s(held)} it out"]
+        if contradicted:
+            parts.append(f"{contradicted} contradict{_s(contradicted)} it")
+        if close:
+            parts.append(f"{close} {'is' if close == 1 else 'are'} too close to tell")
+        if len(outcomes) == 1:
+            parts = ["the one comparison " + {1: "bears it out", -1: "contradicts it", 0: "is too close"}[outcomes[0]]]
         single = sum(not comparison.has_seeds for comparison in self.comparisons)
         if single == len(outcomes):
-            parts.append("each rests on one seed")
+            parts.append("each rests on one seed" if len(outcomes) > 1 else "it rests on one seed")
         elif single:
             parts.append(f"{single} rest{_s(single)} on one seed")
-        return ", ".join(parts) + "." + (f" {self.remark}" if self.remark else "")
+        text = ", ".join(parts)
+        return f"{text[0].upper()}{text[1:]}." + (f" {self.remark}" if self.remark else "")
 
 
 def _s(count: int) -> str:

@@ -105,8 +105,10 @@ def command_of(run: RunFigures) -> str:
 
 
 def stream_name(run: RunFigures) -> str:
-    """Name the stream in a word or two."""
-    return str(run.stream.get("dataset") or Path(run.stream["path"]).name)
+    """Name the stream in a word or two: its data set, or its folder, with the one above where that says nothing."""
+    path = Path(run.stream["path"])
+    folder = "/".join(path.parts[-2:]) if path.name == "stream" else path.name
+    return str(run.stream.get("dataset") or folder)
 
 
 def _option(name: str, value: Any) -> list[str]:

@@ -80,7 +80,7 @@ def test_a_finding_that_runs_contradict_did_not_hold(tmp_path):
     many = write_run(tmp_path / "many", [25.0] * 4, num_experts=(8,), train_options={"--num-experts": "8"})
     finding = about(verdicts([few, many]), "Larger models are better")
     assert finding.verdict is Verdict.NOT_HELD
-    assert finding.decided_by == "0 of 1 comparisons bear it out, 1 contradicts it, each rests on one seed."
+    assert finding.decided_by == "The one comparison contradicts it, it rests on one seed."
     assert finding.comparisons[0].show() == "avg PPL: SM_w1, 8 experts 25.00 > SM_w1, 4 experts 20.00"
 
 
