@@ -25,7 +25,7 @@ class Sink(Protocol):
     """Takes the points of a run."""
 
     def require(self) -> None:
-        """Raise AlmaError, with what to install, unless points can be written."""
+        """Raise AlmaError, with what to do, unless points can be written."""
 
     def write(self, points: Sequence[Point]) -> None:
         """Show these points in place of those shown before. Raises AlmaError or OSError."""
@@ -44,23 +44,25 @@ class ArrivalLog:
         self.run = run
         self.plans = plans
         self.sinks = sinks
-        self.is_behind = False
+        self.is_behind = True  # what is complete already
         self.next = 0.0
 
     def begin(self) -> None:
-        """Show what is complete already. Raises AlmaError where that cannot be."""
+        """Make sure that points can be shown; they are when there is time. Raises AlmaError where they cannot."""
         for sink in self.sinks:
             sink.require()
-        self._write()
 
-    def stage_completed(self) -> None:
-        """Show what is complete now, unless that was done just before; what goes wrong is said, and tried again."""
+    def note_stage(self) -> None:
+        """Note that a stage is complete now."""
         self.is_behind = True
+
+    def catch_up(self) -> None:
+        """Show what is complete and not shown yet, unless something was shown just before."""
         if time.monotonic() >= self.next:
             self.end()
 
     def end(self) -> None:
-        """Show what is not shown yet."""
+        """Show what is complete and not shown yet; what goes wrong is said, and tried again."""
         if not self.is_behind:
             return
         began = time.monotonic()

@@ -15,6 +15,7 @@ from fairseq_alma.errors import AlmaError
 from fairseq_alma.learners.json_files import read_json_object, write_json_atomically
 from fairseq_alma.learners.plan import Model
 from fairseq_alma.learners.run_folder import RUN_RECORD, RunFolder
+from fairseq_alma.learners.tensorboard_files import rewind_curves
 
 TENSORBOARD = "--tensorboard-logdir"
 WANDB = "--wandb-project"
@@ -78,12 +79,18 @@ class LiveLog:
         owner.parent.mkdir(parents=True, exist_ok=True)
         owner.write_text(f"{me}\n", encoding="utf-8")
 
-    def clear_curves(self, run: RunFolder, model: Model) -> None:
-        """Remove the curves of a training that begins from its start, so that none is drawn twice."""
+    def rewind(self, run: RunFolder, model: Model, num_updates: int) -> None:
+        """Take the curves of a training back to its last checkpoint, so that nothing is drawn twice.
+
+        Args:
+            run: the run.
+            model: that is trained.
+            num_updates: updates at the checkpoint; 0: the training begins from its start.
+        """
         if self.tensorboard is not None:
-            for file in self.curves(run, model).rglob("events.out.tfevents.*"):
-                file.unlink()
-        _training_record(run, model).unlink(missing_ok=True)
+            rewind_curves(self.curves(run, model), num_updates)
+        if num_updates == 0:
+            _training_record(run, model).unlink(missing_ok=True)
 
     def wandb_environment(self, run: RunFolder, model: Model) -> dict[str, str]:
         """Return the environment that names a training to Weights & Biases."""

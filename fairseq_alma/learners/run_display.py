@@ -94,7 +94,9 @@ class RunDisplay:
         self.log = log
         self.screen = Screen()
         self.results = HeldLines()
-        self.counted = time.monotonic()
+        # Up to when the forecast knows what the time went into; what is done once, before the first training, is no
+        # part of it.
+        self.counted: Optional[float] = None
 
     def __enter__(self) -> "RunDisplay":
         if self.log is not None:
@@ -121,6 +123,10 @@ class RunDisplay:
             done: updates that an earlier launch has done.
         """
         self._release()
+        if self.log is not None:
+            self.log.catch_up()
+        if self.counted is None:
+            self.counted = time.monotonic()
         models = [each.model for each in plan.trainings if training in (None, each)]
         left = partial(self.forecast.seconds_left, models) if self.forecast.ahead.keys() - models else None
         with StageProgress(self._title(plan, training), self.unit, max_update, done, self.screen, left) as progress:
@@ -158,7 +164,8 @@ class RunDisplay:
         left = self.forecast.seconds_left() if self.forecast.ahead else None
         self._tell(plan, text if left is None else f"{text}, {spell_duration(left)} left in the run")
         if self.log is not None:
-            self.log.stage_completed()
+            self.log.note_stage()
+            self.log.catch_up()
 
     def _title(self, plan: StagePlan, training: Optional[Training] = None) -> str:
         title = describe_stage(plan, self.num_stages)
@@ -172,8 +179,9 @@ class RunDisplay:
 
     def _count_seconds(self) -> float:
         """Return the seconds since the last call."""
-        before, self.counted = self.counted, time.monotonic()
-        return self.counted - before
+        now = time.monotonic()
+        before, self.counted = self.counted, now
+        return 0.0 if before is None else now - before
 
     def _release(self) -> None:
         """Print the result that is held back, if its time has come."""

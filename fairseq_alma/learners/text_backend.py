@@ -76,7 +76,7 @@ class TextBackend:
         max_update, max_epoch = self._limits
         with self.display.training(plan, training, max_update, before.num_updates) as progress:
             watch = watch_fairseq(progress, self.words_per_token, max_epoch)
-            run_logged(self._training(plan, training, begins=last is None), log, watch, locks)
+            run_logged(self._training(plan, training, before.num_updates), log, watch, locks)
         return self._require_end(folder, log)
 
     def is_trained(self, model: Model) -> bool:
@@ -165,11 +165,10 @@ class TextBackend:
             )
         return {"loss": results[0], "ppl": round(2 ** results[0], 4)}
 
-    def _training(self, plan: StagePlan, training: Training, begins: bool) -> Command:
-        """Return the command that trains a model, as one whose curves go on or begin."""
+    def _training(self, plan: StagePlan, training: Training, done: int) -> Command:
+        """Return the command that trains a model; its curves go on from the updates that are done."""
         command, live = self.commands.train(plan, training), self.commands.live
-        if begins:
-            live.clear_curves(self.folder, training.model)
+        live.rewind(self.folder, training.model, done)
         identity = live.wandb_identity(self.folder, training.model)
         return replace(command, environment={**command.environment, **identity})
 

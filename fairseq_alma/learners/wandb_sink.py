@@ -32,6 +32,8 @@ class WandbSink:
             raise AlmaError(
                 f"{WANDB} {self.project}: Weights & Biases is not installed; pip install wandb, or leave the option out"
             )
+        # Is there a login?
+        self.write([])
 
     def write(self, points: Sequence[Point]) -> None:
         """See `arrival_log.Sink`."""

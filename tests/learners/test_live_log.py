@@ -64,7 +64,7 @@ def test_a_training_that_begins_anew_loses_its_old_curves_and_no_others(run, tmp
         path.parent.mkdir(parents=True)
         path.touch()
     before = live.wandb_identity(run, MODEL)
-    live.clear_curves(run, MODEL)
+    live.rewind(run, MODEL, 0)
     assert not old.exists() and other.exists()
     assert live.wandb_identity(run, MODEL) != before
 

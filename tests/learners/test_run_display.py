@@ -105,6 +105,7 @@ def test_members_are_named_where_a_stage_trains_several(capsys, clock):
 def test_members_that_are_trained_at_once_are_one_training(capsys, clock):
     planned = make_plans(3, num_members=5)
     display = RunDisplay(planned, "image")
+    clock[0] += 1000  # loading, once
     for plan in planned[:2]:
         with display.training(plan, None, 10) as progress:
             progress.update(0)
@@ -163,18 +164,23 @@ class Log:
     def begin(self):
         self.told.append("begin")
 
-    def stage_completed(self):
+    def note_stage(self):
         self.told.append("stage")
+
+    def catch_up(self):
+        self.told.append("show")
 
     def end(self):
         self.told.append("end")
 
 
-def test_curves_are_drawn_at_the_begin_after_stages_and_at_the_end():
+def test_curves_are_drawn_before_and_after_stages_and_at_the_end():
     log, (plan,) = Log(), make_plans(1)
     with RunDisplay([plan], "word", log=log) as display:
+        with display.training(plan, None, 10):
+            pass
         display.completed(plan, RECORD)
-    assert log.told == ["begin", "stage", "end"]
+    assert log.told == ["begin", "show", "stage", "show", "end"]
 
 
 @pytest.mark.parametrize(("error", "told"), [(ValueError, ["begin", "end"]), (KeyboardInterrupt, ["begin"])])

@@ -175,6 +175,7 @@ def test_the_perplexity_right_after_growth_is_recorded(backend, launched):
 
 
 def test_curves_go_on_after_a_kill_and_begin_anew_with_a_training_that_begins(launched, monkeypatch, tmp_path):
+    pytest.importorskip("tensorboard")
     backend = make_backend(tmp_path / "R", "--tensorboard-logdir", str(tmp_path / "tb"), "--wandb-project", "p")
     curve = tmp_path / "tb" / "R" / "stage-000" / "member-0" / "train" / "events.out.tfevents.1"
     curve.parent.mkdir(parents=True)
