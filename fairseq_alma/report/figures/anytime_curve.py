@@ -115,9 +115,8 @@ def _draw_curve(axes: Axes, group: RunGroup, look: CurveStyle, shift: float) -> 
 
 
 def _label_row(row: Row, line: Sequence[Axes], run: RunFigures) -> None:
-    shown = [axes for axes, panel in zip(line, row.panels, strict=True) if panel is not None]
-    shown[0].set_ylabel(value_label(run))
-    panels.write_legend(shown[-1], row, (1.03, 1.02))
+    next(axes for axes, panel in zip(line, row.panels, strict=True) if panel is not None).set_ylabel(value_label(run))
+    panels.write_legend(line[-1], row, (1.03, 1.02))
 
 
 def _caption(groups: Sequence[RunGroup], is_cut: bool) -> str:

@@ -19,6 +19,7 @@ TITLE = "Usage of experts"
 EXTRA = "expert_usage"
 MOST_RUNS = 4
 MOST_LAYERS = 6
+MOST_STEPS = 100  # updates that a panel has room for
 LEAST_LABELLED = 0.06  # of all
 FEW_ARRIVALS = 12
 
@@ -87,6 +88,7 @@ def _draw_run(figure: FigureBase, usage: Mapping[int, Any], columns: int, num_ar
 def _draw_layer(axes: Axes, shares: Mapping[int, Sequence[float]], num_arrivals: int) -> None:
     """Draw areas of shares above each other; each holds until the next update."""
     arrivals = sorted(shares)
+    arrivals = [*arrivals[: -1 : 1 + len(arrivals) // MOST_STEPS], arrivals[-1]]
     num_experts = max(len(each) for each in shares.values())
     places = numpy.array([*arrivals, num_arrivals])
     table = numpy.zeros((len(places), num_experts))
@@ -97,10 +99,11 @@ def _draw_layer(axes: Axes, shares: Mapping[int, Sequence[float]], num_arrivals:
     for expert in range(num_experts):
         below = tops[:, expert - 1] if expert else numpy.zeros(len(places))
         axes.fill_between(places, below, tops[:, expert], step="post", color=style.expert_colour(expert), linewidth=0)
-        axes.step(places, tops[:, expert], where="post", color="white", linewidth=0.5)
+        axes.step(places, tops[:, expert], where="post", color="white", linewidth=0.5 if len(arrivals) <= 30 else 0.25)
     _number_experts(axes, table[-1], num_arrivals)
     axes.set_xlim(arrivals[0], num_arrivals)
     axes.set_ylim(0, 100)
+    axes.set_yticks(range(0, 101, 25))
     axes.grid(False)
     if num_arrivals <= FEW_ARRIVALS:
         axes.set_xticks(arrivals, [f"$t_{{{arrival}}}$" for arrival in arrivals])
@@ -121,10 +124,10 @@ def _number_experts(axes: Axes, shares: Sequence[float], end: int) -> None:
 
 def _caption(names: Sequence[str], num_left_out: int) -> str:
     words = [
-        "Share of the test set that each expert of a layer predicts, after each update, for "
-        f"{', '.join(names)}; numbers beside the areas are experts. Even areas: balanced use; a thin one: an expert "
+        "Share of the test set that each expert of a layer predicts, after each update (of very many, some), for "
+        f"{'; '.join(names)}. Numbers beside the areas are experts. Even areas: balanced use; a thin one: an expert "
         "that hardly any input reaches."
     ]
     if num_left_out:
-        words.append(f"{num_left_out} more kinds of runs with experts are not shown.")
+        words.append(f"{num_left_out} more experiments with experts not shown.")
     return " ".join(words)

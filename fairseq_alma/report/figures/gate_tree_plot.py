@@ -21,7 +21,7 @@ def draw_tree(axes: Axes, tree: GateTree, experts: numpy.ndarray, labels: Option
         experts: the expert that each image goes to, (N,), integers; gives the leaves' shares.
         labels: class of each image, (N,), integers; None: leave out which classes go to a leaf.
     """
-    nested = tree.to_nested()
+    nested = _without_single_children(tree.to_nested())
     leaves = _leaves(nested)
     columns = {expert: float(column) for column, expert in enumerate(leaves)}
     depth = _depth(nested)
@@ -68,6 +68,15 @@ def _describe_leaf(
             "\n".join(lines), place, xytext=(0, -10), textcoords="offset points", ha="center", va="top", fontsize=6.5,
             linespacing=1.25,
         )  # fmt: skip
+
+
+def _without_single_children(nested: Nested) -> Nested:
+    """Leave out choices that have nothing to choose: a gate that began with one expert has one as its root."""
+    if isinstance(nested, int):
+        return nested
+    if len(nested) == 1 and isinstance(nested[0], list):
+        return _without_single_children(nested[0])
+    return [_without_single_children(child) for child in nested]
 
 
 def _leaves(nested: Nested) -> list[int]:

@@ -31,7 +31,6 @@ def draw(runs: Sequence[RunFigures]) -> list[Drawing]:
     figure = style.new_figure(2.2 * columns + 0.75 + panels.legend_width(rows), 0.3 + 2.0 * len(rows))
     most = [_most_in_column(rows, column) for column in range(columns)]
     for number, row in enumerate(rows):
-        shown: list[PolarAxes] = []
         for column, panel in enumerate(row.panels):
             place = number * columns + column + 1
             axes = figure.add_subplot(len(rows), columns, place, projection="polar")
@@ -40,8 +39,7 @@ def draw(runs: Sequence[RunFigures]) -> list[Drawing]:
                 style.hide(axes)
                 continue
             _draw_panel(axes, panel, row, most[column])
-            shown.append(axes)
-        panels.write_legend(shown[-1], row, (1.25, 1.05))
+        panels.write_legend(axes, row, (1.25, 1.05))
     return [Drawing(NAME, TITLE, _caption(groups[0].first, without != groups), figure)]
 
 
@@ -86,7 +84,7 @@ def _draw_panel(axes: PolarAxes, panel: Panel, row: Row, most: Sequence[float]) 
             [*angles, angles[0]], [*shares, shares[0]], color=look.colour, linestyle=look.dash, marker=look.marker,
             markersize=3,
         )  # fmt: skip
-    axes.set_rlim(-CENTRE, 1.0)
+    axes.set_rlim(-CENTRE, 1.04)  # room for the markers on the outer ring
     axes.set_rgrids(RINGS, [])
     axes.set_thetagrids(numpy.degrees(angles), names, fontsize=7)
     axes.tick_params(axis="x", pad=2)

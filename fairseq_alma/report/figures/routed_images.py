@@ -1,8 +1,8 @@
 """Test images and the experts that they went to, as a run leaves them, and their places on a map."""
 
+import hashlib
 import zipfile
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import Any, Optional
 
@@ -15,7 +15,12 @@ from fairseq_alma.report.run_figures import RunFigures
 FILE = "test-experts.npz"
 TREES = "gate_trees"
 MOST_IMAGES = 2000
+LEAST_IMAGES = 5  # fewer have no neighbours to speak of
 MOST_FEATURES = 50  # t-SNE takes long in more dimensions, and its authors advise to reduce them first
+
+# Maps by the digest of their features. A map takes seconds; runs over the same pixels share one, and a report that is
+# drawn again as stages finish need not wait for it.
+_maps: dict[str, numpy.ndarray] = {}
 
 
 @dataclass(frozen=True)
@@ -52,30 +57,36 @@ def last_routed_images(run: RunFigures) -> Optional[RoutedImages]:
 
 
 def embed(path: Path) -> numpy.ndarray:
-    """Return the place of each image on a map by t-SNE, (N, 2); the same file gives the same map.
+    """Return the place of each image on a map by t-SNE, (N, 2); the same features give the same map.
 
     Raises:
         AlmaError: scikit-learn is not installed.
     """
-    return _embed(path, path.stat().st_mtime_ns)
-
-
-@lru_cache(maxsize=8)  # a report that is drawn again as stages finish need not wait for the same map
-def _embed(path: Path, changed: int) -> numpy.ndarray:
-    try:
-        from sklearn.decomposition import PCA
-        from sklearn.manifold import TSNE
-    except ModuleNotFoundError as error:
-        raise AlmaError(
-            f"{path}: its map needs scikit-learn, which is not installed; pip install 'fairseq-alma[report]' brings it"
-        ) from error
     features, _, _ = _read(path)
-    if features.shape[1] > MOST_FEATURES and len(features) > MOST_FEATURES:
-        features = PCA(MOST_FEATURES, random_state=0).fit_transform(features)
-    if len(features) < 4:
+    digest = hashlib.sha256(features.tobytes()).hexdigest()
+    if digest not in _maps:
+        try:
+            _maps[digest] = _embed(features)
+        except ModuleNotFoundError as error:
+            raise AlmaError(
+                f"{path}: its map needs {error.name}, which is not installed; pip install 'fairseq-alma[report]' "
+                "brings it"
+            ) from error
+    return _maps[digest]
+
+
+def _embed(features: numpy.ndarray) -> numpy.ndarray:
+    from sklearn.decomposition import PCA
+    from sklearn.manifold import TSNE
+
+    num_images, num_features = features.shape
+    if num_images < LEAST_IMAGES:
         return numpy.pad(features, ((0, 0), (0, 2)))[:, :2]
-    perplexity = min(30.0, (len(features) - 1) / 3)
-    return TSNE(init="pca", perplexity=perplexity, max_iter=500, random_state=0).fit_transform(features)
+    if num_features > MOST_FEATURES and num_images > MOST_FEATURES:
+        features = PCA(MOST_FEATURES, random_state=0).fit_transform(features)
+    start = "pca" if num_features > 1 else "random"
+    perplexity = min(30.0, (num_images - 1) / 3)
+    return TSNE(init=start, perplexity=perplexity, max_iter=500, random_state=0).fit_transform(features)
 
 
 def _read(path: Path) -> tuple[numpy.ndarray, numpy.ndarray, numpy.ndarray]:

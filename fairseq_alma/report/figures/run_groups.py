@@ -131,6 +131,7 @@ def _spellings(experiment: Experiment) -> tuple[str, ...]:
     return (
         experiment.label,
         replace(experiment, size="", note="").name,
+        f"{experiment.label}, {experiment.size}".removesuffix(", "),
         replace(experiment, size="").name,
         experiment.name,
     )

@@ -25,7 +25,10 @@ LEARNER_COLOURS = {
     "bagging": "#882255",
     "firefly": "#333333",
 }
-EXPERT_COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#888888")
+EXPERT_COLOURS = (
+    "#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#888888", "#882255", "#332288",
+    "#999933", "#8C510A",
+)  # fmt: skip
 GREY = "#666666"
 TREE = "#B2182B"
 IID_MARKER = "*"
@@ -164,5 +167,5 @@ def _overlap(lower: Sequence[float], upper: Sequence[float], gap: float) -> bool
 
 
 def hide(axes: Axes) -> None:
-    """Leave the place of a panel empty."""
-    axes.set_visible(False)
+    """Leave the place of a panel empty, but for a legend that hangs on it."""
+    axes.set_axis_off()
