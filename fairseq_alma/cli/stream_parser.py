@@ -29,6 +29,9 @@ gmoe, one model that gets more experts before stages (text: --grow-schedule; ima
 trained jointly as one. Of images also: moe, a fixed number of experts; bagging, an ensemble on bootstrap samples;
 firefly, a VGG network whose layers get more neurons.
 A killed run goes on with the same command and ends with the same figures. Logs are in RUN/stage-NNN/*.log.
+
+Behind --, --tensorboard-logdir DIR and --wandb-project NAME draw test and valid figures, parameters and FLOPs over
+arrivals while the run goes on (DIR/RUN/arrivals), and for text the curves of each training (DIR/RUN/stage-NNN/...).
 """
 
 

@@ -1,5 +1,6 @@
 """A stream from raw text to the table, with the real commands: also killed in the middle, which must change nothing."""
 
+import importlib.util
 import json
 import os
 import random
@@ -9,6 +10,8 @@ import subprocess
 import time
 
 import pytest
+
+from tests.learners.curves import Curves
 
 pytest.importorskip("fairseq")
 
@@ -36,6 +39,7 @@ def write_text(path):
 
 
 def alma_stream(folder, *options):
+    curves = ["--tensorboard-logdir", f"{folder}/curves"] if importlib.util.find_spec("tensorboard") else []
     return [
         "alma-stream",
         "--stream",
@@ -47,6 +51,7 @@ def alma_stream(folder, *options):
         *options,
         "--",
         *TRAIN,
+        *curves,
     ]
 
 
@@ -90,17 +95,23 @@ def printed_training(folder):
     )
     training = dry_run.stdout[: dry_run.stdout.index("\nfairseq-eval-lm")]
     training = training.replace(f"{folder}/R/stage-001/member-0", f"{folder}/uninterrupted")
+    training = training.replace(f"{folder}/curves/R", f"{folder}/curves/uninterrupted")
     return training.replace(f"{folder}/R/stage-000", f"{folder}/before")
 
 
+def wait_for(folder, pattern):
+    deadline = time.monotonic() + 120
+    while not list(folder.glob(pattern)) and time.monotonic() < deadline:
+        time.sleep(0.005)
+
+
 def kill_in_training(folder):
-    """Kill alma-stream after the first checkpoints of stage 1; while it lives, a second one must be refused."""
+    """Kill alma-stream after the first checkpoints of stage 1; a second one, while it starts, must be refused."""
     process = subprocess.Popen(alma_stream(folder), stderr=subprocess.PIPE, stdout=subprocess.PIPE)
     stage = folder / "R" / "stage-001"
-    deadline = time.monotonic() + 120
-    while not list(stage.glob("member-0/checkpoint_1_*.pt")) and time.monotonic() < deadline:
-        time.sleep(0.005)
+    wait_for(stage, "train-member-0.log")
     second = subprocess.run(alma_stream(folder), capture_output=True, text=True)
+    wait_for(stage, "member-0/checkpoint_1_*.pt")
     os.kill(process.pid, signal.SIGKILL)
     process.communicate()
     assert second.returncode == 1
@@ -134,6 +145,25 @@ def test_a_stage_killed_in_training_ends_with_the_same_weights_bit_for_bit(folde
     counted = expected["extra_state"]["AlmaLMTask"]["train_tokens"]
     assert stage_record(folder, 1)["train_tokens"] == counted
     assert (NUM_UPDATES - 10) * 4 * 16 < counted <= NUM_UPDATES * 4 * 16
+
+
+def read_curve(folder, tag):
+    """Read a curve as TensorBoard does: step and value."""
+    return [(step, value) for step, value, _ in Curves(folder).read(tag)]
+
+
+def test_tensorboard_has_the_perplexity_of_each_arrival_once_in_spite_of_a_kill(folder):
+    expected = [(stage, pytest.approx(stage_record(folder, stage)["test"]["ppl"])) for stage in (0, 1)]
+    assert read_curve(folder / "curves" / "R" / "arrivals", "test/ppl") == expected
+
+
+def test_tensorboard_has_the_updates_of_each_stage_in_a_folder_of_their_own(folder):
+    expected = read_curve(folder / "curves" / "uninterrupted" / "stage-001" / "member-0" / "train_inner", "nll_loss")
+    stages = folder / "curves" / "R"
+    found = [read_curve(stages / f"stage-00{stage}" / "member-0" / "train_inner", "nll_loss") for stage in (0, 1)]
+    assert [step for step, _ in expected] == list(range(1, NUM_UPDATES + 1))
+    assert found[1] == expected != found[0]
+    assert len(found[0]) == NUM_UPDATES
 
 
 def test_the_report_shows_the_run(folder):
