@@ -12,6 +12,7 @@ from fairseq.tasks import FairseqTask
 from omegaconf import II
 from torch import Tensor
 
+from fairseq_alma.errors import AlmaError
 from fairseq_alma.modules.linear_cross_entropy import linear_cross_entropy
 from fairseq_alma.modules.switch_layer import SwitchStatistics
 
@@ -56,6 +57,11 @@ class AlmaSwitchCrossEntropy(FairseqCriterion):
         """
         if not reduce:
             raise ValueError("alma_switch_cross_entropy computes sums only; per-token losses: modules.token_losses")
+        if not hasattr(model, "output_factors"):
+            raise AlmaError(
+                "--criterion alma_switch_cross_entropy: made for alma_switch_lm and alma_umix of language models; give "
+                "--criterion cross_entropy for other language models, alma_image_cross_entropy for images"
+            )
         features, extra = model(**sample["net_input"], features_only=True)
         target = model.get_targets(sample, (features, extra)).flatten()
         factors, weight = model.output_factors(features)

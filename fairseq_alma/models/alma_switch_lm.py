@@ -73,8 +73,9 @@ class AlmaSwitchLMConfig(FairseqDataclass):
         default=False, metadata={"help": "recompute layers in the backward pass: less memory, more time"}
     )
     # The longest sequence is the task's sample length unless the task sets another limit, as in transformer_lm.
-    tokens_per_sample: int = II("task.tokens_per_sample")
-    max_target_positions: Optional[int] = II("task.max_target_positions")
+    # None where the task has no such option, which build_model refuses.
+    tokens_per_sample: Optional[int] = II("oc.select:task.tokens_per_sample")
+    max_target_positions: Optional[int] = II("oc.select:task.max_target_positions")
     finetune_from_model: Optional[str] = II("checkpoint.finetune_from_model")
     restore_file: str = II("checkpoint.restore_file")
 
@@ -102,6 +103,10 @@ class AlmaSwitchLM(FairseqLanguageModel):
         adopt_experts(cfg)
         _check_options(cfg)
         max_positions = cfg.max_target_positions or cfg.tokens_per_sample
+        if max_positions is None:
+            raise AlmaError(
+                "--tokens-per-sample: the task has none, and a language model needs it; give --task alma_lm"
+            )
         decoder = SwitchDecoder(
             task.source_dictionary,
             layer_shape(cfg),

@@ -37,9 +37,9 @@ class AlmaUMixConfig(FairseqDataclass):
         default="",
         metadata={"help": "options of the members' architecture in one string, as '--num-experts 8 --dropout 0'"},
     )
-    # What members take from elsewhere in the command, by the same names.
-    tokens_per_sample: int = II("task.tokens_per_sample")
-    max_target_positions: Optional[int] = II("task.max_target_positions")
+    # What members take from elsewhere in the command, by the same names; None where the task has no such option.
+    tokens_per_sample: Optional[int] = II("oc.select:task.tokens_per_sample")
+    max_target_positions: Optional[int] = II("oc.select:task.max_target_positions")
 
 
 class UMixDecoder(MemberDecoder, FeatureDecoder):

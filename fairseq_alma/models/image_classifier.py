@@ -46,6 +46,8 @@ class ImageClassifier(BaseFairseqModel):
     @classmethod
     def build_joint(cls, cfg: Any, task: ImageTask, num_members: int) -> "ImageClassifier":
         """Build models that predict as one, by the mean of their logits."""
+        if not hasattr(task, "image_shape"):
+            raise AlmaError(f"{cls.__name__} classifies images; give --task alma_image_classification")
         network = cls.build_members(cfg, task.image_shape, task.num_classes, num_members)
         network.reset_parameters([torch.default_generator] * num_members)
         return ImageClassifier(network) if num_members > 1 else cls(network)

@@ -6,21 +6,26 @@
 """
 
 import argparse
+import os
 from dataclasses import dataclass, field
 from typing import Any, Optional, Sequence
 
 import numpy as np
 import torch
-from fairseq.data import FairseqDataset, data_utils
 from fairseq.dataclass import FairseqDataclass
+from fairseq.models import ARCH_MODEL_NAME_REGISTRY, MODEL_REGISTRY, BaseFairseqModel
 from fairseq.tasks import FairseqTask, register_task
 from omegaconf import II, MISSING
-from torch import Tensor
 
 from fairseq_alma.data.image_stream import ImageStream
 from fairseq_alma.errors import AlmaError
+from fairseq_alma.growth.checkpoint_file import read_checkpoint, starting_checkpoint
+from fairseq_alma.growth.ensemble_file import ENSEMBLE
+from fairseq_alma.growth.model_facts import JOINT_MODEL
 from fairseq_alma.learners.schedule import stage_ending_with
 from fairseq_alma.modules.image_input import ImageInput
+from fairseq_alma.tasks.checkpoint_checks import check_architecture, check_weights
+from fairseq_alma.tasks.image_dataset import ImageDataset
 
 # fairseq keeps the options of AdaDelta and SGD in its checkpoints as a Namespace, and cannot load them again since
 # torch.load takes nothing but what is known to be harmless.
@@ -40,106 +45,12 @@ class AlmaImageClassificationConfig(FairseqDataclass):
         default=False, metadata={"help": "train on all mega-batches so far, not on the new ones alone"}
     )
     seed: int = II("common.seed")
-    # Not an option: which checkpoint the command was told to load; ensembles look for their members beside it.
+    # Not options: which checkpoint a test was told to load, as ensembles look for their members beside it; and where
+    # training starts from, so that a checkpoint that does not fit gets one line before it is loaded.
     path: Optional[str] = II("common_eval.path")
-
-
-class ImageDataset(FairseqDataset):
-    """Images of a stream under their indices.
-
-    Args:
-        stream: where they are.
-        indices: (n) int64, which of them.
-        source: normalises, and in training crops and flips.
-        seed: of the order, the crops and the flips of each epoch.
-        is_training: draw another order in each epoch, and augment where the data set says so.
-    """
-
-    def __init__(
-        self, stream: ImageStream, indices: np.ndarray, source: ImageInput, seed: int, is_training: bool
-    ) -> None:
-        super().__init__()
-        self.stream, self.indices, self.source = stream, indices, source
-        self.seed, self.is_training, self.epoch = seed, is_training, 1
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        """Return one image as bytes, with its label."""
-        row = self.indices[index]
-        return {"id": index, "image": self.stream.images[row], "label": int(self.stream.labels[row])}
-
-    def __len__(self) -> int:
-        return len(self.indices)
-
-    def num_tokens(self, index: int) -> int:
-        """Return 1: an image counts as one token."""
-        return 1
-
-    def size(self, index: int) -> int:
-        """Return 1, as `num_tokens`."""
-        return 1
-
-    def num_tokens_vec(self, indices: Sequence[int]) -> np.ndarray:
-        """Return a 1 for each image."""
-        return np.ones(len(indices), dtype=np.int64)
-
-    def ordered_indices(self) -> np.ndarray:
-        """Return the order of an epoch, another one for each in training."""
-        if not self.is_training:
-            return np.arange(len(self))
-        with data_utils.numpy_seed(self.seed, self.epoch):
-            return np.random.permutation(len(self))
-
-    def batch_by_size(
-        self,
-        indices: np.ndarray,
-        max_tokens: Optional[int] = None,
-        max_sentences: Optional[int] = None,
-        required_batch_size_multiple: int = 1,
-    ) -> list[np.ndarray]:
-        """Cut an epoch into batches, all images of it.
-
-        Args:
-            indices: their order.
-            max_tokens: images of a batch.
-            max_sentences: the same, of which fairseq's commands need one.
-            required_batch_size_multiple: ignored. fairseq's own version drops a last batch that is no multiple of it,
-                by default 8: images would not be trained on, or not be counted in a test.
-        """
-        size = min(limit for limit in (max_tokens, max_sentences) if limit is not None)
-        batches = np.split(indices, range(size, len(indices), size))
-        if self.is_training and len(batches) > 1 and len(batches[-1]) == 1:  # batch norm needs more than one number
-            batches[-2:] = [np.concatenate(batches[-2:])]
-        return batches
-
-    def collater(self, samples: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        """Make a batch: (B, C, H, W) normalised images and (B) labels."""
-        if not samples:
-            return {}
-        images = torch.from_numpy(np.stack([sample["image"] for sample in samples]))
-        return {
-            "id": torch.tensor([sample["id"] for sample in samples]),
-            "nsentences": len(samples),
-            "ntokens": len(samples),
-            "net_input": {"images": self._prepare(images, first=samples[0]["id"])},
-            "target": torch.tensor([sample["label"] for sample in samples]),
-        }
-
-    def set_epoch(self, epoch: int) -> None:
-        """Begin an epoch."""
-        super().set_epoch(epoch)
-        self.epoch = epoch
-
-    @property
-    def can_reuse_epoch_itr_across_epochs(self) -> bool:
-        """Whether all epochs have the same batches."""
-        return not self.is_training
-
-    def _prepare(self, images: Tensor, first: int) -> Tensor:
-        if not (self.is_training and self.source.augment):
-            return self.source.normalised(images)
-        # By what is in the batch, so that a worker process that starts in the middle of an epoch draws the same.
-        seeds = np.random.SeedSequence([self.seed, self.epoch, first]).generate_state(1, np.uint64)
-        return self.source.augmented(images, torch.Generator().manual_seed(int(seeds[0] >> 1)))
+    finetune_from_model: Optional[str] = II("checkpoint.finetune_from_model")
+    restore_file: str = II("checkpoint.restore_file")
+    save_dir: str = II("checkpoint.save_dir")
 
 
 @register_task("alma_image_classification", dataclass=AlmaImageClassificationConfig)
@@ -169,6 +80,22 @@ class AlmaImageClassificationTask(FairseqTask):
             self.stream, self._indices(split), self.source, self.cfg.seed, is_training=split == "train"
         )
 
+    def build_model(self, cfg: Any, from_checkpoint: bool = False) -> BaseFairseqModel:
+        """Build the model, after a look whether it takes images and whether the checkpoint to start from fits it.
+
+        Raises:
+            AlmaError: it does not.
+        """
+        _require_image_model(cfg)
+        start = None if from_checkpoint else self._start()
+        if start is None:
+            return super().build_model(cfg, from_checkpoint)
+        checkpoint = read_checkpoint(start)
+        check_architecture(checkpoint, start, cfg)
+        model = super().build_model(cfg, from_checkpoint)
+        check_weights(checkpoint, start, model)
+        return model
+
     @property
     def checkpoint_path(self) -> Optional[str]:
         """The checkpoint that the command loads, or None."""
@@ -188,6 +115,13 @@ class AlmaImageClassificationTask(FairseqTask):
         """None, as `source_dictionary`."""
         return None
 
+    def _start(self) -> Optional[str]:
+        """Return the checkpoint that training goes on or starts from, or None."""
+        last = os.path.join(self.cfg.save_dir, self.cfg.restore_file)
+        if os.path.isfile(last):
+            return last
+        return starting_checkpoint(self.cfg.finetune_from_model, self.cfg.restore_file)
+
     def _indices(self, split: str) -> np.ndarray:
         cfg = self.cfg
         if split == "test":
@@ -202,3 +136,14 @@ class AlmaImageClassificationTask(FairseqTask):
         if split == "train":
             return self.stream.train_indices(stage.megabatches)
         return self.stream.valid_indices(stage.megabatches)
+
+
+def _require_image_model(cfg: Any) -> None:
+    """Raise AlmaError if an architecture, or that of a model's members, takes no images."""
+    possible = [name for name, key in ARCH_MODEL_NAME_REGISTRY.items() if hasattr(MODEL_REGISTRY[key], "build_joint")]
+    option, arch = "--member-arch", cfg.get("member_arch")
+    if arch is None:
+        option, arch = "--arch", cfg._name
+        possible.append(JOINT_MODEL)
+    if arch not in (ENSEMBLE, *possible):
+        raise AlmaError(f"{option} {arch}: takes no images; choose from {', '.join(sorted(possible))}")

@@ -19,6 +19,10 @@ SHAPE_OPTIONS = (
     "decoder_embed_dim",
     "decoder_ffn_embed_dim",
     "decoder_attention_heads",
+    "width",
+    "hidden_layers",
+    "channels",
+    "layer_channels",
 )
 """Options of the model that a checkpoint to start from must share."""
 
@@ -44,6 +48,11 @@ def check_start(checkpoint: Checkpoint, path: str, model_cfg: Any, stream: Strea
         stream: the stream that it will be trained on.
     """
     check_dictionary(checkpoint, path, stream)
+    check_architecture(checkpoint, path, model_cfg)
+
+
+def check_architecture(checkpoint: Checkpoint, path: str, model_cfg: Any) -> None:
+    """Raise AlmaError if a checkpoint to start from has another architecture or other sizes; as `check_start`."""
     found = checkpoint["cfg"]["model"]
     kinds = [ARCH_MODEL_NAME_REGISTRY.get(config["_name"]) for config in (found, model_cfg)]
     if kinds[0] != kinds[1]:
@@ -61,7 +70,7 @@ def check_start(checkpoint: Checkpoint, path: str, model_cfg: Any, stream: Strea
 def check_weights(checkpoint: Checkpoint, path: str, model: torch.nn.Module) -> None:
     """Raise AlmaError if a model of this package differs from that of a checkpoint to start from in any weight's size.
 
-    `check_start` knows which option to name; this is for what it does not see, such as options of a model's members.
+    `check_architecture` knows which option to name; this is for what it does not see, as options of a model's members.
     """
     if not checkpoint["cfg"]["model"]["_name"].startswith("alma_"):
         return
