@@ -1,6 +1,6 @@
 """Firefly: a VGG network becomes wider, where its gradients ask for it (Wu et al. 2020; paper v5, section 4, "FF").
 
-One step, as in sections 2.1 and 2.2 of Wu et al.:
+One step, after section 2 of Wu et al.:
 
 1. every channel of every layer may be split and every layer may get new channels: `CandidateVGG`;
 2. all directions are tuned together on the images of the stage, the network itself left as it is;
@@ -83,7 +83,6 @@ def tune_directions(candidates: CandidateVGG, batches: Batches, rate: float = TU
         batches: see `grow_firefly`.
         rate: length of an update.
     """
-    candidates.train()
     directions = [direction for direction in candidates.parameters() if len(direction)]
     for images, labels in batches:
         gradients = torch.autograd.grad(_loss(candidates, images, labels), directions)
@@ -102,7 +101,6 @@ def score_candidates(candidates: CandidateVGG, batches: Batches) -> list[LayerSc
     Raises:
         AlmaError: the loss is not a number.
     """
-    candidates.train()
     paths: list[Tensor] = []
     for layer in candidates.layers():
         layer.new_norm.reset_running_stats()
