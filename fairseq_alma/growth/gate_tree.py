@@ -1,6 +1,6 @@
 """The tree of choices behind a gate, as plain Python data.
 
-A Switch layer starts with one softmax over its experts: a *flat* tree, ``[0, 1, 2, 3]``. Splitting expert 2 into
+A layer of experts starts with one softmax over its experts: a *flat* tree, ``[0, 1, 2, 3]``. Splitting expert 2 into
 itself and a new expert 4 turns its leaf into a choice of its own: ``[0, 1, [2, 4], 3]`` (paper v5, Appendix A). The
 nested list is the tree's written form, in a model's configuration and in checkpoints.
 
@@ -13,8 +13,11 @@ first, so that the rows of one choice are adjacent. For ``[0, 1, [2, 4], 3]``:
 """
 
 import json
+import sys
+from bisect import bisect_right
+from collections import deque
 from dataclasses import dataclass
-from typing import Optional, Union
+from typing import Any, Optional, Union
 
 from fairseq_alma.errors import AlmaError
 
@@ -34,13 +37,13 @@ class Choice:
 class GateTree:
     """Choices and leaves of a gate.
 
+    Nothing here calls itself: after 500 growth steps an expert may lie below 500 choices.
+
     Attributes:
-        nested: the tree as nested lists of expert numbers.
         choices: every choice, root first, parents before children.
         row_expert: for every row the expert that it leads to, or None where it leads to a further choice.
     """
 
-    nested: tuple
     choices: tuple[Choice, ...]
     row_expert: tuple[Optional[int], ...]
 
@@ -58,22 +61,23 @@ class GateTree:
         """
         choices: list[Choice] = []
         row_expert: list[Optional[int]] = []
-        pending: list[tuple[Nested, Optional[int]]] = [(nested, None)]
+        pending: deque[tuple[Nested, Optional[int]]] = deque([(nested, None)])
         while pending:
-            children, parent_row = pending.pop(0)
+            children, parent_row = pending.popleft()
             if not isinstance(children, list) or not children:
-                raise AlmaError(f"gate tree {json.dumps(nested)}: every choice must be a list of at least one child")
+                raise AlmaError(f"gate tree {_shown(nested)}: every choice must be a list of at least one child")
             start = len(row_expert)
             choices.append(Choice(start, start + len(children), parent_row))
             for row, child in enumerate(children, start):
-                is_leaf = isinstance(child, int)
-                row_expert.append(child if isinstance(child, int) else None)
-                if not is_leaf:
+                if type(child) is int:  # not a bool, which JSON has too
+                    row_expert.append(child)
+                else:
+                    row_expert.append(None)
                     pending.append((child, row))
         leaves = sorted(expert for expert in row_expert if expert is not None)
         if leaves != list(range(len(leaves))):
-            raise AlmaError(f"gate tree {json.dumps(nested)}: experts must be 0 to n-1, each once, found {leaves}")
-        return cls(_freeze(nested), tuple(choices), tuple(row_expert))
+            raise AlmaError(f"gate tree {_shown(nested)}: experts must be 0 to n-1, each once")
+        return cls(tuple(choices), tuple(row_expert))
 
     @property
     def num_experts(self) -> int:
@@ -88,7 +92,7 @@ class GateTree:
     @property
     def is_flat(self) -> bool:
         """Whether row i leads to expert i, as in a plain Switch layer."""
-        return self.nested == tuple(range(self.num_experts))
+        return self.row_expert == tuple(range(self.num_rows))
 
     def row_of(self, expert: int) -> int:
         """Return the row that leads to an expert."""
@@ -96,38 +100,51 @@ class GateTree:
 
     def with_split(self, expert: int, new_expert: int) -> "GateTree":
         """Turn an expert's leaf into a choice between it and a new expert: 2 becomes [2, 4]."""
-        return GateTree.from_nested(_replace(self.to_nested(), expert, [expert, new_expert]))
+        lists, (choice, position) = self._lists(), self._place_of(expert)
+        lists[choice][position] = [expert, new_expert]
+        return GateTree.from_nested(lists[0])
 
     def with_sibling(self, expert: int, new_expert: int) -> "GateTree":
         """Put a new expert at the end of the choice that an expert belongs to: [0, 1] becomes [0, 1, 2]."""
-        return GateTree.from_nested(_add_sibling(self.to_nested(), expert, new_expert))
+        lists, (choice, _) = self._lists(), self._place_of(expert)
+        lists[choice].append(new_expert)
+        return GateTree.from_nested(lists[0])
 
     def paths(self) -> dict[tuple[int, ...], int]:
         """Return the row at every path; (2, 0) is the first child of the root's third child."""
-        found: dict[tuple[int, ...], int] = {}
-        pending: list[tuple[Nested, tuple[int, ...]]] = [(self.to_nested(), ())]
-        row = 0
-        while pending:
-            children, path = pending.pop(0)
-            assert isinstance(children, list)
-            for position, child in enumerate(children):
-                found[(*path, position)] = row
-                row += 1
-                if isinstance(child, list):
-                    pending.append((child, (*path, position)))
-        return found
+        found: list[tuple[int, ...]] = []
+        for choice in self.choices:
+            above = () if choice.parent_row is None else found[choice.parent_row]
+            found += [(*above, position) for position in range(choice.stop - choice.start)]
+        return {path: row for row, path in enumerate(found)}
 
     def to_nested(self) -> list[Nested]:
         """Return the tree as nested lists."""
-        return _thaw(self.nested)
+        return self._lists()[0]
+
+    def _place_of(self, expert: int) -> tuple[int, int]:
+        """Return the number of the choice that an expert belongs to, and its position in it."""
+        row = self.row_of(expert)
+        choice = bisect_right(self.choices, row, key=lambda choice: choice.start) - 1
+        return choice, row - self.choices[choice].start
+
+    def _lists(self) -> list[list[Nested]]:
+        """Return every choice as a list that holds those below it."""
+        lists: list[list[Any]] = [list(self.row_expert[choice.start : choice.stop]) for choice in self.choices]
+        places = [(here, position) for here in lists for position in range(len(here))]  # of each row
+        for choice, here in zip(self.choices, lists, strict=True):
+            if choice.parent_row is not None:
+                above, position = places[choice.parent_row]
+                above[position] = here
+        return lists
 
 
 def parse_gate_trees(text: Optional[str], num_layers: int, num_experts: Optional[int]) -> list[GateTree]:
-    """Read the trees of all Switch layers from the option ``--gate-trees``.
+    """Read the trees of all layers of experts from the option ``--gate-trees``.
 
     Args:
-        text: JSON list with one nested list per Switch layer; empty for flat gates.
-        num_layers: number of Switch layers.
+        text: JSON list with one nested list per layer; empty for flat gates.
+        num_layers: number of layers of experts.
         num_experts: number of experts that each must have.
 
     Raises:
@@ -137,46 +154,49 @@ def parse_gate_trees(text: Optional[str], num_layers: int, num_experts: Optional
         raise AlmaError("--num-experts is not known yet; give it")
     if not text:
         return [GateTree.flat(num_experts) for _ in range(num_layers)]
+    shown = _beginning(text)
     try:
         nested = json.loads(text)
     except json.JSONDecodeError as error:
-        raise AlmaError(f"--gate-trees {text!r}: not JSON ({error}); take it from the output of alma-grow") from error
+        raise AlmaError(f"--gate-trees '{shown}': not JSON ({error}); take it as growth printed it") from error
+    except RecursionError as error:
+        raise AlmaError(f"--gate-trees: {_TOO_DEEP}") from error
     if not isinstance(nested, list) or len(nested) != num_layers:
-        raise AlmaError(f"--gate-trees {text!r}: needs a list of {num_layers} trees, one for each Switch layer")
+        raise AlmaError(f"--gate-trees '{shown}': needs a list of {num_layers} trees, one for each layer of experts")
     trees = [GateTree.from_nested(layer) for layer in nested]
     for layer, tree in enumerate(trees):
         if tree.num_experts != num_experts:
             raise AlmaError(
-                f"--gate-trees: Switch layer {layer} has {tree.num_experts} experts, --num-experts says {num_experts}; "
-                "give both as alma-grow printed them"
+                f"--gate-trees: layer {layer} has {tree.num_experts} experts, --num-experts says {num_experts}; give "
+                "both as growth printed them"
             )
     return trees
 
 
 def format_gate_trees(trees: list[GateTree]) -> str:
-    """Write the trees of all Switch layers as the value of ``--gate-trees``: empty if all are flat."""
+    """Write the trees of all layers of experts as the value of ``--gate-trees``: empty if all are flat.
+
+    Raises:
+        AlmaError: a tree is nested deeper than JSON can be.
+    """
     if all(tree.is_flat for tree in trees):
         return ""
-    return json.dumps([tree.to_nested() for tree in trees], separators=(",", ":"))
+    try:
+        return json.dumps([tree.to_nested() for tree in trees], separators=(",", ":"))
+    except RecursionError as error:
+        raise AlmaError(f"gate trees: {_TOO_DEEP}") from error
 
 
-def _freeze(nested: Nested) -> tuple:
-    return tuple(_freeze(child) if isinstance(child, list) else child for child in nested)  # type: ignore[union-attr]
+_TOO_DEEP = f"choices nested deeper than JSON can be, about {sys.getrecursionlimit():,} levels; grow in fewer steps"
 
 
-def _thaw(nested: tuple) -> list[Nested]:
-    return [_thaw(child) if isinstance(child, tuple) else child for child in nested]
+def _shown(nested: Any) -> str:
+    """Return the beginning of a tree as JSON, for messages."""
+    try:
+        return _beginning(json.dumps(nested))
+    except RecursionError:
+        return "(nested too deep to be shown)"
 
 
-def _replace(nested: list[Nested], expert: int, replacement: Nested) -> list[Nested]:
-    """Return nested lists with one leaf replaced."""
-    return [
-        _replace(child, expert, replacement) if isinstance(child, list) else replacement if child == expert else child
-        for child in nested
-    ]
-
-
-def _add_sibling(nested: list[Nested], expert: int, new_expert: int) -> list[Nested]:
-    """Return nested lists with a leaf appended to the list that holds another."""
-    children = [_add_sibling(child, expert, new_expert) if isinstance(child, list) else child for child in nested]
-    return [*children, new_expert] if expert in nested else children
+def _beginning(text: str) -> str:
+    return text if len(text) <= 200 else f"{text[:200]}…"
