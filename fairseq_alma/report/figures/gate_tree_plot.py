@@ -9,6 +9,7 @@ from fairseq_alma.growth.gate_tree import GateTree, Nested
 from fairseq_alma.report.figures import style
 
 MAIN_CLASS = 0.1  # share of an expert's images from which on a class is named
+MOST_LEAVES = 50  # of a tree that a page has room for
 MOST_NAMED = 10  # leaves that leave room for what goes to them
 
 
@@ -21,6 +22,10 @@ def draw_tree(axes: Axes, tree: GateTree, experts: numpy.ndarray, labels: Option
         experts: the expert that each image goes to, (N,), integers; gives the leaves' shares.
         labels: class of each image, (N,), integers; None: leave out which classes go to a leaf.
     """
+    axes.set_axis_off()
+    if tree.num_experts > MOST_LEAVES:
+        axes.text(0.5, 0.5, f"{tree.num_experts} experts:\ntoo many to draw", ha="center", transform=axes.transAxes)
+        return
     nested = _without_single_children(tree.to_nested())
     leaves = _leaves(nested)
     columns = {expert: float(column) for column, expert in enumerate(leaves)}
@@ -30,7 +35,6 @@ def draw_tree(axes: Axes, tree: GateTree, experts: numpy.ndarray, labels: Option
         _describe_leaf(axes, expert, (columns[expert], -_level(nested, expert)), experts, labels, len(leaves))
     axes.set_xlim(-0.6, len(leaves) - 0.4)
     axes.set_ylim(-depth - 0.95, 0.3)
-    axes.set_axis_off()
 
 
 def _draw_choice(axes: Axes, nested: Nested, level: int, columns: dict[int, float]) -> float:

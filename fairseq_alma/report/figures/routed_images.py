@@ -115,8 +115,11 @@ def _trees(run: RunFigures, arrival: int, path: Path, experts: numpy.ndarray) ->
         return tuple(GateTree.flat(max(int(each.max()) + 1, run.num_experts[arrival])) for each in experts)
     try:
         trees = tuple(GateTree.from_nested(each) for each in nested)
-    except TypeError as error:
-        raise AlmaError(f"{path.with_name('stage.json')}: {TREES} is damaged ({error}); no map is drawn") from error
+    except (TypeError, AlmaError) as error:
+        raise AlmaError(
+            f"{path.with_name('stage.json')}: {TREES} is damaged ({error}); remove {path.name} beside it, and the "
+            "report leaves out the map of this run"
+        ) from error
     if len(trees) != len(experts) or any(
         int(each.max()) >= tree.num_experts for tree, each in zip(trees, experts, strict=True)
     ):

@@ -1,0 +1,26 @@
+"""Runs for the tests of figures, and the look that figures are drawn with."""
+
+from importlib.util import find_spec
+
+import pytest
+
+from fairseq_alma.report.read_run import read_figures
+from tests.report.fakes import write_run
+
+# Figures need the extra [report]; without it there is nothing here that could be tested.
+collect_ignore_glob = [] if find_spec("matplotlib") else ["test_*.py"]
+
+
+@pytest.fixture
+def make(tmp_path):
+    """Writes a run and reads it: ``make("name", values, learner="ens")``."""
+    return lambda name, *values, **options: read_figures(write_run(tmp_path / name, *values, **options))
+
+
+@pytest.fixture
+def styled():
+    """Lets a test draw with the look of all figures."""
+    from fairseq_alma.report.figures.style import applied
+
+    with applied():
+        yield

@@ -1,0 +1,43 @@
+import math
+
+import pytest
+
+from fairseq_alma.report.figures.radar import draw
+from tests.report.fakes import image_stream
+
+pytestmark = pytest.mark.usefixtures("styled")
+
+
+def shapes(axes):
+    return [[float(value) for value in line.get_ydata()] for line in axes.lines]
+
+
+def test_each_axis_is_a_share_of_the_largest_value(make):
+    stream = image_stream(2)
+    runs = [
+        make("a", [0.5, 0.5], stream=stream, num_params=[100], train_flops=1e12),
+        make("b", [0.25, 0.25], learner="ens", stream=stream, num_params=[400], train_flops=1e12, num_members=[2]),
+    ]
+    (drawing,) = draw(runs)
+    single, ensemble = shapes(drawing.figure.axes[0])
+    assert single == pytest.approx([1, 0.25, 0.5, 0.25, 1])
+    assert ensemble == pytest.approx([0.5, 1, 1, 1, 0.5])
+
+
+def test_perplexity_counts_by_its_logarithm(make):
+    (drawing,) = draw([make("a", [16.0] * 4), make("b", [4.0] * 4, learner="ens")])
+    first, second = shapes(drawing.figure.axes[0])
+    assert (first[0], second[0]) == (1, pytest.approx(math.log(4) / math.log(16)))
+    assert "logarithm" in drawing.caption
+
+
+def test_a_model_that_waits_has_a_size_and_a_cost_of_predicting_from_the_beginning(make):
+    stream = image_stream(4)
+    (drawing,) = draw([make("a", stream=stream, num_params=[100]), make("b", stream=stream, wait=4, num_params=[100])])
+    greedy, tardy = shapes(drawing.figure.axes[0])
+    assert (greedy[1], greedy[3]) == (tardy[1], tardy[3]) == (1, 1)
+
+
+def test_one_run_has_nothing_to_be_compared_with(make):
+    assert draw([make("a")]) == []
+    assert draw([make("b"), make("c", [30, 20], learner="ens")]) == []
