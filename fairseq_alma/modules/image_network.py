@@ -25,7 +25,8 @@ class ImageNetwork(nn.Module):
 
         Args:
             images: (N, B, C, H, W), other images for each member, or (B, C, H, W), the same for all; normalised.
-            generator: of random choices, which only training with hard gates makes; None: torch's global one.
+            generator: of random choices, which only training with hard gates makes, on the CPU; None: torch's global
+                one.
 
         Returns:
             (N, B, K) logits.

@@ -47,7 +47,7 @@ class MixtureBlock(nn.Module):
         return self.gate.tree.num_experts
 
     def forward(self, x: Tensor, generator: Optional[Generator] = None) -> Tensor:
-        """Map a batch; see `all_experts` for the shapes."""
+        """Map a batch; see `all_experts` for the shapes, `ImageNetwork.forward` for the generator."""
         features = self.gate_features(x)
         routing = self.gate(features)
         self.routing = TreeRouting(routing.probs.detach(), routing.expert)
@@ -55,8 +55,7 @@ class MixtureBlock(nn.Module):
         if not self.is_hard:
             return self.mix(self.all_experts(x), routing.probs)
         if self.training:
-            drawn = torch.multinomial(routing.probs.detach(), 1, generator=generator)[:, 0]
-            one_hot = F.one_hot(drawn, self.num_experts).to(routing.probs.dtype)
+            one_hot = F.one_hot(draw(routing.probs, generator), self.num_experts).to(routing.probs.dtype)
             return self.mix(self.all_experts(x), one_hot + routing.probs - routing.probs.detach())
         return self._chosen_experts(x, routing.expert)
 
@@ -79,7 +78,7 @@ class MixtureBlock(nn.Module):
 
         Args:
             expert: number of the expert; the new one becomes expert E.
-            generator: of the new choice's weights.
+            generator: of the new choice's weights, on the CPU.
         """
         self.gate.split(expert, generator)
         for module in self.expert_modules():
@@ -116,6 +115,21 @@ class MixtureBlock(nn.Module):
         parts = x[order].split(counts)
         outputs = [self.one_expert(part, number) for number, part in enumerate(parts) if part.size(0)]
         return torch.cat(outputs)[order.argsort()]
+
+
+@torch.no_grad()
+def draw(probs: Tensor, generator: Optional[Generator]) -> Tensor:
+    """Draw one expert for each image.
+
+    Args:
+        probs: (B, E), on any device; rows sum to 1.
+        generator: on the CPU, so that all devices draw the same; None: torch's global one.
+
+    Returns:
+        (B) int64.
+    """
+    noise = torch.rand(probs.size(0), 1, generator=generator).to(probs.device)
+    return (probs.float().cumsum(dim=1) <= noise).sum(dim=1).clamp(max=probs.size(1) - 1)
 
 
 class MixtureLinear(MixtureBlock):

@@ -68,14 +68,19 @@ class TreeGate(nn.Module):
 
         Every other row stays as it is, so that the two share what the one had: its probability, and as long as they
         compute the same, its output.
+
+        Args:
+            expert: number of the expert.
+            generator: of the new rows, on the CPU.
         """
         old_tree, old_weight, old_bias = self.tree, self.weight.data, self.bias.data
         tree = old_tree.with_split(expert, old_tree.num_experts)
-        weight, bias = old_weight.new_empty(tree.num_rows, old_weight.size(1)), old_bias.new_empty(tree.num_rows)
+        weight, bias = torch.empty(tree.num_rows, old_weight.size(1)), torch.empty(tree.num_rows)
         draw_as_linear(weight, bias, generator)
-        rows = tree.paths()
-        for path, row in old_tree.paths().items():
-            weight[rows[path]], bias[rows[path]] = old_weight[row], old_bias[row]
+        weight, bias = weight.to(old_weight), bias.to(old_bias)
+        paths, old_paths = tree.paths(), old_tree.paths()
+        rows, old_rows = [paths[path] for path in old_paths], list(old_paths.values())
+        weight[rows], bias[rows] = old_weight[old_rows], old_bias[old_rows]
         self.weight, self.bias = nn.Parameter(weight), nn.Parameter(bias)
         self._set_tree(tree)
 
