@@ -7,6 +7,7 @@ here needs fairseq or torch.
 import json
 import os
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Iterable, Mapping, Optional, Union
 
@@ -102,7 +103,7 @@ class Stream:
         del content["root"]
         return {"format_version": FORMAT_VERSION, "num_megabatches": self.num_megabatches, **content}
 
-    @property
+    @cached_property
     def num_megabatches(self) -> int:
         """Number of mega-batches B."""
         return sum(split.name.startswith("megabatch-") and split.name.endswith("/train") for split in self.splits)

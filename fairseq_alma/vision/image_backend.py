@@ -59,6 +59,7 @@ class ImageBackend:
         self.models: dict[Model, TrainedModel] = {}
         self.flops: dict[str, NetworkFlops] = {}
         self.kept: Optional[set[Model]] = None
+        self.built: Optional[tuple[list[Model], ImageNetwork]] = None
         test = stream.test_indices()
         self.predictions = Predictions(self._images(test), self._labels(test))
 
@@ -223,7 +224,12 @@ class ImageBackend:
         return bootstrap(num_images, seeds.seeded(training.seed, plan.stage.index, seeds.BOOTSTRAP))
 
     def _network_of(self, models: Sequence[Model]) -> ImageNetwork:
-        """Build the network of trained models side by side."""
+        """Build the network of trained models side by side, unless it is the one that was asked for last."""
+        if self.built is None or self.built[0] != [*models]:
+            self.built = ([*models], self._build(models))
+        return self.built[1]
+
+    def _build(self, models: Sequence[Model]) -> ImageNetwork:
         trained = [self._model(model) for model in models]
         if self.settings.is_joint:
             network = self.settings.build(self.settings.num_joint, trained[0].grown)

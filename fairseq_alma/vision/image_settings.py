@@ -50,6 +50,12 @@ class ImageSettings:
             self.cfg = convert_namespace_to_omegaconf(fairseq_options.parse_args_and_arch(parser, words))
         use_gpu = torch.cuda.is_available() and not self.cfg.common.cpu
         self.device = torch.device("cuda" if use_gpu else "cpu")
+        content = OmegaConf.to_container(self.cfg, resolve=True)
+        assert isinstance(content, dict)
+        self._plain = _without_objects(
+            {name: vars(part) if isinstance(part, argparse.Namespace) else part for name, part in content.items()}
+        )
+        self._optimizer = build_optimizer(self.cfg.optimizer, [torch.nn.Parameter(torch.zeros(1))]).optimizer
         self.build(1)  # refuses options that make no network, before anything is written
 
     def training(self) -> TrainingSettings:
@@ -58,9 +64,13 @@ class ImageSettings:
             max_epoch=int(self.cfg.optimization.max_epoch),
             batch_size=int(self.cfg.dataset.batch_size),
             patience=self.cfg.checkpoint.patience if self.cfg.checkpoint.patience > 0 else None,
-            build_optimizer=lambda parameters: build_optimizer(self.cfg.optimizer, parameters).optimizer,
+            build_optimizer=self._build_optimizer,
             is_joint=self.is_joint,
         )
+
+    def _build_optimizer(self, parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
+        """Build one as fairseq has built the first, without its milliseconds of reading options for each stage."""
+        return type(self._optimizer)(parameters, **self._optimizer.defaults)
 
     def build(self, num_members: int, grown: Optional[Mapping[str, Any]] = None) -> ImageNetwork:
         """Build members side by side, without initial weights, on the CPU.
@@ -69,7 +79,7 @@ class ImageSettings:
             num_members: N.
             grown: options that growth has changed; see `ImageClassifier.options_of`.
         """
-        config = OmegaConf.merge(self.cfg.model, dict(grown or {}))
+        config = OmegaConf.merge(self.cfg.model, dict(grown)) if grown else self.cfg.model
         return self.model_class.build_members(config, self.stream.shape, self.stream.num_classes, num_members)
 
     def options_of(self, network: ImageNetwork) -> dict[str, Any]:
@@ -82,20 +92,16 @@ class ImageSettings:
         Args:
             grown: options that growth has changed.
         """
-        content = OmegaConf.to_container(self.cfg, resolve=True)
-        assert isinstance(content, dict)
-        plain = {name: vars(part) if isinstance(part, argparse.Namespace) else part for name, part in content.items()}
         if self.is_joint:
-            members = shlex.join(self.options.model_words())
-            plain["model"] = {
+            model: dict[str, Any] = {
                 "_name": JOINT_MODEL,
                 "num_members": self.num_joint,
                 "member_arch": self.options.arch,
-                "member_options": members,
+                "member_options": shlex.join(self.options.model_words()),
             }
         else:
-            plain["model"] = {**plain["model"], **grown}
-        return _without_objects(plain)
+            model = {**self._plain["model"], **_without_objects(dict(grown))}
+        return {**self._plain, "model": model}
 
 
 def _image_model(arch: str) -> type[ImageClassifier]:

@@ -35,25 +35,26 @@ class Predictions:
     def __init__(self, images: Tensor, labels: Tensor) -> None:
         self.images, self.labels = images, labels
         self.usage: list[list[float]] = []
-        self.tally = Tally()
+        self.tally = Tally("single")
         self.counted: list[Model] = []
         self.network: Optional[ImageNetwork] = None
         self.networks: dict[Model, ImageNetwork] = {}
 
     def on_test(self, plan: StagePlan, network_of: NetworkOf, is_joint: bool) -> dict[str, float]:
         """Return loss (nats) and error (0 to 1) on the test set."""
-        if self.counted != list(plan.predictors[: len(self.counted)]) or plan.combine == "single":
-            self.tally, self.counted = Tally(), []
+        is_longer = self.counted and self.counted == list(plan.predictors[: len(self.counted)])
+        if not is_longer or plan.combine == "single":
+            self.tally, self.counted = Tally(plan.combine), []
         for models in self._groups(plan, plan.predictors[len(self.counted) :]):
             self.tally.add(self._logits(network_of(models), self.images, is_joint))
             self.counted += models
-        return self.tally.result(self.labels, plan.combine)
+        return self.tally.result(self.labels)
 
     def on_valid(
         self, plan: StagePlan, network_of: NetworkOf, is_joint: bool, images: Tensor, labels: Tensor
     ) -> dict[str, float]:
         """Return loss and error on the stage's validation set."""
-        tally = Tally()
+        tally = Tally(plan.combine)
         known = set(plan.predictors)
         self.networks = {model: network for model, network in self.networks.items() if model in known}
         for models in self._groups(plan, plan.predictors):
@@ -62,13 +63,13 @@ class Predictions:
             else:
                 network = self.networks.setdefault(models[0], self.networks.get(models[0]) or network_of(models))
             tally.add(self._logits(network, images, is_joint))
-        return tally.result(labels, plan.combine)
+        return tally.result(labels)
 
     def measure(self, network: ImageNetwork, images: Tensor, labels: Tensor) -> dict[str, float]:
         """Return loss and error of a network of one member."""
-        tally = Tally()
+        tally = Tally("single")
         tally.add(self._logits(network, images, is_joint=False))
-        return tally.result(labels, "single")
+        return tally.result(labels)
 
     @torch.no_grad()
     def write_experts(self, folder: Path) -> None:

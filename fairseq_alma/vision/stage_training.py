@@ -82,7 +82,7 @@ class StageTraining:
         self.valid_images, self.valid_labels = valid_images, valid_labels
         self.generators = list(generators)
         self.parameters = FlatParameters(network)
-        self.optimizer = settings.build_optimizer([self.parameters.flat])
+        self.optimizer = settings.build_optimizer(self.parameters.parts)
         self.epoch = 0
         self.states = [network.state_dict()] if settings.is_joint else _member_states(network)  # views
         self.best = [{name: tensor.clone() for name, tensor in state.items()} for state in self.states]

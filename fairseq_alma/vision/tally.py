@@ -16,9 +16,14 @@ class Tally:
     """Predictions of several models for the same images.
 
     Models are added in their order, so that a sum that is built again after a restart is the same to the last bit.
+
+    Args:
+        combine: ``single`` or ``probabilities``: predict the class of the largest mean probability; ``vote``: the class
+            that most models find most likely, of several such classes the one of the largest mean probability.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, combine: str) -> None:
+        self.combine = combine
         self.num_models = 0
         self.log_sum: Optional[Tensor] = None
         self.votes: Optional[Tensor] = None
@@ -26,27 +31,25 @@ class Tally:
     def add(self, logits: Tensor) -> None:
         """Add the (N, B, K) logits of N more models."""
         log_probs = F.log_softmax(logits, dim=-1)
-        num_classes = logits.size(-1)
         for each in log_probs:
-            vote = F.one_hot(each.argmax(dim=-1), num_classes)
             self.log_sum = each if self.log_sum is None else torch.logaddexp(self.log_sum, each)
-            self.votes = vote if self.votes is None else self.votes + vote
+            if self.combine == "vote":
+                vote = F.one_hot(each.argmax(dim=-1), logits.size(-1))
+                self.votes = vote if self.votes is None else self.votes + vote
         self.num_models += len(log_probs)
 
-    def result(self, labels: Tensor, combine: str) -> dict[str, float]:
+    def result(self, labels: Tensor) -> dict[str, float]:
         """Return loss and error.
 
         Args:
             labels: (B) int64.
-            combine: ``single`` or ``probabilities``: the class of the largest mean probability; ``vote``: the class
-                that most models find most likely, of several such classes the one of the largest mean probability.
 
         Returns:
             ``loss``, of the mean of probabilities, in nats, and ``error``, 0 to 1.
         """
-        assert self.log_sum is not None and self.votes is not None
+        assert self.log_sum is not None  # a model was added
         log_probs = self.log_sum - torch.log(torch.tensor(float(self.num_models)))
         # The mean of probabilities, at most 1, decides between equal votes and no others.
-        scores = self.votes + log_probs.exp() / 2 if combine == "vote" else log_probs
+        scores = log_probs if self.votes is None else self.votes + log_probs.exp() / 2
         wrong = (scores.argmax(dim=-1) != labels).sum().item()
         return {"loss": F.nll_loss(log_probs, labels).item(), "error": wrong / len(labels)}

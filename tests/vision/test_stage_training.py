@@ -7,6 +7,7 @@ from fairseq_alma.errors import AlmaError
 from fairseq_alma.modules.image_input import ImageInput
 from fairseq_alma.modules.mlp import MLP
 from fairseq_alma.modules.vgg import NUM_CONVOLUTIONS, VGG
+from fairseq_alma.vision import flat_parameters
 from fairseq_alma.vision.seeds import seeded
 from fairseq_alma.vision.stage_images import TrainingImages, bootstrap
 from fairseq_alma.vision.stage_training import StageTraining, TrainingSettings
@@ -93,7 +94,9 @@ def test_patience_stops_a_training_so_many_epochs_after_its_best_one():
     assert training.epochs_of(0) == training.units[0].best_epoch + 3 < 200
 
 
-def test_an_update_is_that_of_a_plain_loop():
+@pytest.mark.parametrize("part", [50, flat_parameters.PART])
+def test_an_update_is_that_of_a_plain_loop(part, monkeypatch):
+    monkeypatch.setattr(flat_parameters, "PART", part)
     training = training_of(build_mlp, [0], max_epoch=1, batch_size=37)
     plain = torch.nn.Sequential(
         torch.nn.Flatten(), torch.nn.Linear(64, 6), torch.nn.ReLU(), torch.nn.Linear(6, 6), torch.nn.ReLU(),
@@ -139,7 +142,8 @@ def test_joint_members_are_trained_on_the_mean_of_their_logits():
 
 def test_a_training_without_a_finite_validation_loss_is_reported():
     training = training_of(build_mlp, [0], max_epoch=2)
-    training.parameters.flat.data.fill_(float("nan"))
+    for part in training.parameters.parts:
+        part.data.fill_(float("nan"))
     with pytest.raises(AlmaError, match="diverged"):
         run(training)
 
