@@ -2,6 +2,7 @@
 
 import argparse
 import itertools
+import math
 import sys
 from typing import Mapping, Optional, Sequence
 
@@ -29,7 +30,7 @@ def read_arguments(argv: Optional[Sequence[str]]) -> tuple[argparse.ArgumentPars
         value = vars(arguments)[name]
         if value is not None and value < 1:
             parser.error(f"{_flag(name)} {value}: a number of at least 1 is needed")
-    if arguments.grow_share is not None and not arguments.grow_share > 0:
+    if arguments.grow_share is not None and not 0 < arguments.grow_share < math.inf:
         parser.error(f"--grow-share {arguments.grow_share}: a number above 0 is needed")
     if not 0 <= arguments.seed <= MAX_SEED:
         parser.error(f"--seed {arguments.seed}: a number from 0 to {MAX_SEED} is needed")

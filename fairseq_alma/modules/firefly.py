@@ -27,6 +27,7 @@ from fairseq_alma.modules.widen_vgg import widen_vgg
 DEFAULT_STEPS = Steps()
 TUNING_RATE = 0.1
 FEWEST_NEW = 4  # candidates for a layer's new channels, however narrow it is
+NUM_PASSES = 2  # forward and backward of the candidates over the images: one tunes directions, one scores
 
 Batches = Iterable[tuple[Tensor, Tensor]]
 
@@ -59,18 +60,25 @@ def grow_firefly(
     (image_channels, *_), num_classes = outer_sizes(network)
     first_size = num_chain_parameters(image_channels, first_channels, num_classes)
     if not 0 < share < math.inf:
-        raise AlmaError(f"share {share} of the first size to add: a number above 0 is needed; the paper: 0.25")
-    num_new = [max(FEWEST_NEW, math.ceil(share * channels)) for channels in first_channels]
-    candidates = CandidateVGG(network, num_new, steps, generator)
+        raise AlmaError(f"--grow-share {share}: a number above 0 is needed; the paper: 0.25")
+    candidates = candidates_of(network, first_channels, share, generator, steps)
     tune_directions(candidates, batches)
     scores = score_candidates(candidates, batches)
     growth = select_candidates(scores, image_channels, num_classes, share * first_size)
     if not any(layer.split or layer.new for layer in growth):
         raise AlmaError(
-            f"share {share} of the first size to add: {share * first_size:.0f} of {first_size} parameters, less than "
+            f"--grow-share {share}: {share * first_size:.0f} of the first {first_size} parameters to add, less than "
             "one channel has; give a larger share; the paper: 0.25"
         )
     return widen_vgg(network, candidates, growth)
+
+
+def candidates_of(
+    network: VGG, first_channels: Sequence[int], share: float, generator: Generator, steps: Steps = DEFAULT_STEPS
+) -> CandidateVGG:
+    """Return the network with all candidates of one step; see `grow_firefly`."""
+    num_new = [max(FEWEST_NEW, math.ceil(share * channels)) for channels in first_channels]
+    return CandidateVGG(network, num_new, steps, generator)
 
 
 def tune_directions(candidates: CandidateVGG, batches: Batches, rate: float = TUNING_RATE) -> None:

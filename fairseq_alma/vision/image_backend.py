@@ -16,11 +16,11 @@ from fairseq_alma.errors import AlmaError
 from fairseq_alma.learners.plan import Growth, Model, StagePlan, Training, member_seed
 from fairseq_alma.learners.run_display import RunDisplay
 from fairseq_alma.learners.run_folder import RunFolder
-from fairseq_alma.modules.firefly import grow_firefly
 from fairseq_alma.modules.image_input import ImageInput
 from fairseq_alma.modules.image_network import ImageNetwork
 from fairseq_alma.modules.vgg import NUM_CONVOLUTIONS, VGG
 from fairseq_alma.vision import seeds
+from fairseq_alma.vision.firefly_growth import grow_on_images
 from fairseq_alma.vision.image_checkpoints import (
     LAST,
     UNFINISHED,
@@ -39,6 +39,7 @@ from fairseq_alma.vision.stage_images import TrainingImages, bootstrap
 from fairseq_alma.vision.stage_training import StageTraining
 
 SAVE_EVERY_SECONDS = 20.0
+GROWTH_FLOPS = "growth_flops"  # in stage.json: the part of train_flops that Firefly's growth step took
 
 
 class ImageBackend:
@@ -74,7 +75,10 @@ class ImageBackend:
         return {
             "num_updates": max(model.num_updates for model in models),
             "train_images": sum(model.num_images for model in models),
-            "train_flops": sum(model.num_images * self._flops(model.grown).train for model in models),
+            "train_flops": sum(
+                model.num_images * self._flops(model.grown).train + model.growth.get(GROWTH_FLOPS, 0)
+                for model in models
+            ),
         }
 
     def train_member(self, plan: StagePlan, training: Training, locks: Sequence[int]) -> Any:
@@ -192,26 +196,32 @@ class ImageBackend:
         if growth is None:
             return network, dict(before.grown), {}
         measure = lambda grown: self.predictions.measure(grown, valid_images, valid_labels)  # noqa: E731
-        figures = {"before_growth": {"valid": measure(network)}}
-        network = self._grow(network, growth, plan, valid_images, valid_labels)
-        figures["after_growth"] = {"valid": measure(network)}
+        before_growth = {"valid": measure(network)}
+        network, cost = self._grow(network, growth, plan, valid_images, valid_labels)
+        figures = {"before_growth": before_growth, "after_growth": {"valid": measure(network)}, **cost}
         return network, self.settings.options_of(network), figures
 
     def _grow(
         self, network: ImageNetwork, growth: Growth, plan: StagePlan, valid_images: Tensor, valid_labels: Tensor
-    ) -> ImageNetwork:
-        """Carry out a growth step."""
+    ) -> tuple[ImageNetwork, dict[str, int]]:
+        """Carry out a growth step. Returns the network, and what stage.json says of the step's cost."""
         generator = seeds.seeded(growth.seed, plan.stage.index, seeds.GROWTH)
         if growth.method == "split":
             for _ in range(growth.num_new):
                 split_losing_experts(network, valid_images, valid_labels, generator)
-            return network
+            return network, {}
         assert isinstance(network, VGG)  # the learner needs alma_firefly_vgg
         rows = self.stream.train_indices(plan.stage.megabatches)
-        size = self.settings.training().batch_size
-        batches = zip(self._images(rows).split(size), self._labels(rows).split(size), strict=True)
-        first = [self.settings.cfg.model.channels] * NUM_CONVOLUTIONS
-        return grow_firefly(network, list(batches), first, growth.share, generator)
+        network, flops = grow_on_images(
+            network,
+            self._images(rows),
+            self._labels(rows),
+            self.settings.training().batch_size,
+            [self.settings.cfg.model.channels] * NUM_CONVOLUTIONS,
+            growth.share,
+            generator,
+        )
+        return network, {GROWTH_FLOPS: flops}
 
     def _initial_seeds(self, plan: StagePlan) -> list[int]:
         if self.settings.is_joint:

@@ -52,15 +52,3 @@ def split_losing_experts(network: ImageNetwork, images: Tensor, labels: Tensor, 
     for block, expert in zip(mixture_blocks(network), losing, strict=True):
         block.split(expert, generator)
     return losing
-
-
-def expert_usage(network: ImageNetwork, images: Tensor) -> list[list[float]]:
-    """Return, for each layer, the share of the images that goes through each expert; shares sum to 1."""
-    blocks = mixture_blocks(network)
-    totals = [torch.zeros(block.num_experts, device=images.device) for block in blocks]
-    network.eval()
-    with torch.no_grad():
-        for some in images.split(CHUNK):
-            network(some)
-            totals = [total + block.shares().sum(dim=0) for total, block in zip(totals, blocks, strict=True)]
-    return [[round(share, 4) for share in (total / len(images)).tolist()] for total in totals]
