@@ -86,6 +86,8 @@ class ImageJob:
 
         num_joint = self.arguments.num_members if self.arguments.learner == "umix" else 1
         self.settings = ImageSettings(self.images, self.options, num_joint)
+        if self.arguments.learner == "firefly":
+            self.settings.check_share(self.arguments.grow_share)
 
     def backend(self, display: RunDisplay, plans: Sequence[StagePlan]) -> "ImageBackend":
         """Return what trains and tests."""

@@ -58,19 +58,36 @@ def grow_firefly(
         AlmaError: the share is not above 0 or less than a channel, or the network's loss is not a number.
     """
     (image_channels, *_), num_classes = outer_sizes(network)
-    first_size = num_chain_parameters(image_channels, first_channels, num_classes)
-    if not 0 < share < math.inf:
-        raise AlmaError(f"--grow-share {share}: a number above 0 is needed; the paper: 0.25")
+    num_added = parameters_to_add(image_channels, first_channels, num_classes, share)
     candidates = candidates_of(network, first_channels, share, generator, steps)
     tune_directions(candidates, batches)
     scores = score_candidates(candidates, batches)
-    growth = select_candidates(scores, image_channels, num_classes, share * first_size)
+    growth = select_candidates(scores, image_channels, num_classes, num_added)
     if not any(layer.split or layer.new for layer in growth):
-        raise AlmaError(
-            f"--grow-share {share}: {share * first_size:.0f} of the first {first_size} parameters to add, less than "
-            "one channel has; give a larger share; the paper: 0.25"
-        )
+        raise _too_small(share, num_added)
     return widen_vgg(network, candidates, growth)
+
+
+def parameters_to_add(image_channels: int, first_channels: Sequence[int], num_classes: int, share: float) -> float:
+    """Return how many parameters a share is.
+
+    Args:
+        image_channels: C.
+        first_channels: see `grow_firefly`.
+        num_classes: K.
+        share: see `grow_firefly`.
+
+    Raises:
+        AlmaError: the share is not above 0, or too small for any channel of the network before its growth.
+    """
+    if not 0 < share < math.inf:
+        raise AlmaError(f"--grow-share {share}: a number above 0 is needed; the paper: 0.25")
+    first_size = num_chain_parameters(image_channels, first_channels, num_classes)
+    wider = ([size + (layer == one) for layer, size in enumerate(first_channels)] for one in range(len(first_channels)))
+    smallest = min(num_chain_parameters(image_channels, each, num_classes) for each in wider) - first_size
+    if smallest > 2 * share * first_size:  # nothing would be nearer to what is asked
+        raise _too_small(share, share * first_size)
+    return share * first_size
 
 
 def candidates_of(
@@ -129,3 +146,10 @@ def score_candidates(candidates: CandidateVGG, batches: Batches) -> list[LayerSc
 
 def _loss(candidates: CandidateVGG, images: Tensor, labels: Tensor) -> Tensor:
     return F.cross_entropy(candidates(images)[0], labels.flatten())
+
+
+def _too_small(share: float, num_added: float) -> AlmaError:
+    return AlmaError(
+        f"--grow-share {share}: {num_added:.0f} parameters to add, less than one channel has; give a larger share; the "
+        "paper: 0.25"
+    )

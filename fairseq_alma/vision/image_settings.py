@@ -20,7 +20,9 @@ from fairseq_alma.errors import AlmaError
 from fairseq_alma.growth.model_facts import JOINT_MODEL
 from fairseq_alma.learners.image_train_options import ImageTrainOptions
 from fairseq_alma.models.image_classifier import ImageClassifier
+from fairseq_alma.modules.firefly import parameters_to_add
 from fairseq_alma.modules.image_network import ImageNetwork
+from fairseq_alma.modules.vgg import NUM_CONVOLUTIONS
 from fairseq_alma.vision.stage_training import TrainingSettings
 
 
@@ -81,6 +83,11 @@ class ImageSettings:
         """
         config = OmegaConf.merge(self.cfg.model, dict(grown)) if grown else self.cfg.model
         return self.model_class.build_members(config, self.stream.shape, self.stream.num_classes, num_members)
+
+    def check_share(self, share: float) -> None:
+        """Raise AlmaError if Firefly cannot grow by a share of the first size; the architecture is one that grows."""
+        first = [int(self.cfg.model.channels)] * NUM_CONVOLUTIONS
+        parameters_to_add(self.stream.shape[0], first, self.stream.num_classes, share)
 
     def options_of(self, network: ImageNetwork) -> dict[str, Any]:
         """Return the options that growth has changed."""

@@ -1,0 +1,74 @@
+"""``alma-stream --learner firefly`` from the command line to the files: a tiny VGG network grows and goes on."""
+
+import json
+
+import pytest
+import torch
+
+from fairseq_alma.cli.stream import main
+from fairseq_alma.errors import AlmaError
+from fairseq_alma.growth.firefly_selection import num_chain_parameters
+from fairseq_alma.modules.vgg import NUM_CONVOLUTIONS, VGG
+from fairseq_alma.vision.firefly_growth import growth_flops
+from fairseq_alma.vision.network_flops import count_flops
+from tests.vision.image_streams import NUM_CLASSES, make_stream
+
+SHAPE, FIRST = (3, 16, 16), [3] * NUM_CONVOLUTIONS
+WORDS = ("--", "--arch", "alma_firefly_vgg", "--channels", "3", "--max-epoch", "2", "--batch-size", "16", "--cpu")
+
+
+@pytest.fixture(scope="module")
+def stream(tmp_path_factory):
+    return make_stream(tmp_path_factory.mktemp("images") / "S", num_megabatches=2, num_train=80, shape=SHAPE)
+
+
+@pytest.fixture(scope="module")
+def run(stream, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs") / "R"
+    assert main(["--stream", str(stream), "--run", str(folder), "--learner", "firefly", *WORDS]) == 0
+    return folder
+
+
+def record_of(run, stage):
+    return json.loads((run / f"stage-{stage:03d}/stage.json").read_text())
+
+
+def channels_of(run):
+    config = torch.load(run / "stage-001/member-0/checkpoint_last.pt", weights_only=True)["cfg"]["model"]
+    return [int(number) for number in config["layer_channels"].split(",")]
+
+
+def test_the_second_stage_has_a_quarter_more_parameters_and_says_what_growth_did_to_the_loss(run):
+    first, second = record_of(run, 0), record_of(run, 1)
+    size = num_chain_parameters(SHAPE[0], FIRST, NUM_CLASSES)
+    assert first["num_params"] == size and "after_growth" not in first
+    assert second["num_params"] == num_chain_parameters(SHAPE[0], channels_of(run), NUM_CLASSES)
+    assert second["num_params"] == pytest.approx(1.25 * size, rel=0.05)
+    before, after = (second[name]["valid"]["loss"] for name in ("before_growth", "after_growth"))
+    assert after == pytest.approx(before, rel=0.1)
+
+
+def test_the_work_of_a_stage_is_its_training_and_its_growth(run):
+    first, second = record_of(run, 0), record_of(run, 1)
+    per_image = [count_flops(VGG(SHAPE, NUM_CLASSES, channels), SHAPE).train for channels in (FIRST, channels_of(run))]
+    assert first["train_flops"] == first["train_images"] * per_image[0] and "growth_flops" not in first
+    grown = growth_flops(VGG(SHAPE, NUM_CLASSES, FIRST), FIRST, 0.25, second["train_images"] // 2, SHAPE)  # 2 epochs
+    assert second["growth_flops"] == grown > 0
+    assert second["train_flops"] == second["train_images"] * per_image[1] + grown
+
+
+def test_a_share_of_less_than_a_channel_names_the_flag_and_leaves_nothing(stream, tmp_path):
+    command = ["--stream", str(stream), "--run", str(tmp_path / "R"), "--learner", "firefly", "--grow-share", "0.0001"]
+    with pytest.raises(AlmaError, match=r"^--grow-share 0\.0001: .* give a larger share") as error:
+        main([*command, *WORDS])
+    assert "\n" not in str(error.value)
+    assert not (tmp_path / "R").exists()
+
+
+@pytest.mark.parametrize("share", ["0", "-1", "nan", "inf"])
+def test_a_share_that_is_no_positive_number_is_refused_before_anything_is_written(share, stream, tmp_path, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        main(["--stream", str(stream), "--run", str(tmp_path / "R"), "--learner", "firefly", "--grow-share", share])
+    assert stopped.value.code == 2
+    assert f"--grow-share {float(share)}: a number above 0" in capsys.readouterr().err
+    assert not (tmp_path / "R").exists()
