@@ -2,10 +2,12 @@
 
 import errno
 import functools
+import logging
 import os
 import select
 import signal
 import sys
+import warnings
 from pathlib import Path
 from typing import Callable, Optional, Sequence
 
@@ -23,10 +25,12 @@ def command(main: Main) -> Main:
     Returns:
         The same function; `AlmaError` passes through (one line, status 1), an ``OSError`` becomes one,
         Ctrl-C gives status 130, and a reader that closed the pipe (``| head``) ends the command silently.
+        Libraries are kept quiet, see `quiet_libraries`.
     """
 
     @functools.wraps(main)
     def wrapped(argv: Optional[Sequence[str]] = None) -> Optional[int]:
+        quiet_libraries()
         try:
             status = main(argv)
             sys.stdout.flush()  # here, as a fault that shows only when the interpreter ends is a traceback
@@ -47,6 +51,20 @@ def command(main: Main) -> Main:
             raise AlmaError(describe_os_error(error)) from error
 
     return wrapped
+
+
+def quiet_libraries() -> None:
+    """Keep from users what libraries say to their developers; warnings and errors of fairseq are shown as before.
+
+    fairseq sets up logging while it is imported, down to hydra's debug lines, unless somebody has done so before.
+    """
+    root = logging.getLogger()
+    if not root.handlers:
+        handler = logging.StreamHandler()
+        handler.setLevel(logging.WARNING)
+        handler.setFormatter(logging.Formatter("%(name)s: %(message)s"))
+        root.addHandler(handler)
+    warnings.filterwarnings("ignore", category=FutureWarning, module="fairscale")
 
 
 def reader_has_gone() -> bool:

@@ -122,3 +122,14 @@ def test_a_usage_error_keeps_status_2(tmp_path: Path) -> None:
     ended = run_command("import argparse; argparse.ArgumentParser().parse_args(['--unknown'])", cwd=tmp_path)
     assert ended.returncode == 2
     assert "--unknown" in ended.stderr
+
+
+def test_users_see_warnings_of_fairseq_but_no_notes_to_developers() -> None:
+    body = (
+        "import logging, fairseq.tasks, fairscale.experimental.nn.offload\n"
+        "    logging.getLogger('hydra.core.utils').debug('a job runtime is set')\n"
+        "    logging.getLogger('fairseq.trainer').warning('the loss is not finite')"
+    )
+    finished = run_command(body)
+    assert finished.returncode == 0
+    assert finished.stderr.splitlines() == ["fairseq.trainer: the loss is not finite"]
