@@ -1,10 +1,11 @@
 """``alma-stream``: run a whole stream of mega-batches, go on with it, or run one stage of it."""
 
 import argparse
+import contextlib
 import signal
 import sys
 from types import FrameType
-from typing import Any, Callable, Optional, Protocol, Sequence
+from typing import Any, Callable, Mapping, Optional, Protocol, Sequence
 
 from fairseq_alma.cli.entry import command
 from fairseq_alma.cli.stream_images import ImageJob
@@ -14,7 +15,7 @@ from fairseq_alma.data.stream import Stream
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.learners.arrival_log import ArrivalLog, sinks_of
 from fairseq_alma.learners.live_log import LiveLog
-from fairseq_alma.learners.loop import Backend, run_stages, train_member
+from fairseq_alma.learners.loop import Backend, each_stage, in_step, train_member
 from fairseq_alma.learners.plan import StagePlan
 from fairseq_alma.learners.run_display import RunDisplay
 from fairseq_alma.learners.run_folder import RUN_RECORD, RunFolder
@@ -44,8 +45,8 @@ class Job(Protocol):
     def work(self) -> Callable[[StagePlan], float]:
         """Return a function that tells how long a stage's training is, in any unit."""
 
-    def backend(self, display: RunDisplay, plans: Sequence[StagePlan]) -> Backend:
-        """Return what trains and tests."""
+    def backends(self, runs: Sequence[tuple[RunFolder, RunDisplay, Sequence[StagePlan]]]) -> Sequence[Backend]:
+        """Return what trains and tests the run of each seed."""
 
 
 @command
@@ -61,27 +62,57 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     else:
         job = ImageJob(parser, arguments, words, stream)
     live = _live_log(parser, job)
-    plans = plan_run(parser, arguments, arguments.megabatches if stream is None else stream.num_megabatches, kind)
+    num_megabatches = arguments.megabatches if stream is None else stream.num_megabatches
+    plans = {seed: plan_run(parser, arguments, num_megabatches, kind, seed) for seed in arguments.seed}
     if arguments.dry_run:
-        job.print_plan(plans)
+        for planned in plans.values():
+            job.print_plan(planned)
         return 0
     assert stream is not None
-    folder = RunFolder(arguments.run)
     signal.signal(signal.SIGTERM, _terminate)
     job.check()
-    _begin(folder, arguments, job, stream)
-    log = ArrivalLog(folder, plans, sinks_of(folder, live))
-    with RunDisplay(plans, job.unit, job.work(), arguments.stage, arguments.member, log) as display:
-        backend = job.backend(display, plans)
-        if arguments.member is not None:
-            train_member(folder, plans, arguments.member, backend, display, arguments.stage)
-            return 0
-        num_run = run_stages(folder, plans, backend, display, arguments.stage, arguments.keep_checkpoints)
-    if not num_run:
-        print(
-            f"{folder.root}: nothing to do, " + ("the run" if arguments.stage is None else "the stage") + " is complete"
-        )
+    _run(arguments, job, plans, stream, live)
     return 0
+
+
+def _run(
+    arguments: argparse.Namespace,
+    job: Job,
+    plans: Mapping[int, Sequence[StagePlan]],
+    stream: Stream,
+    live: LiveLog,
+) -> None:
+    """Run the plans of every seed, in step."""
+    folders = {seed: _folder_of(arguments, seed) for seed in plans}
+    for seed, folder in folders.items():
+        _begin(folder, arguments, seed, job, stream)
+    with contextlib.ExitStack() as displays:
+        runs = []
+        for seed, folder in folders.items():
+            log = ArrivalLog(folder, plans[seed], sinks_of(folder, live))
+            name = f"seed {seed}, " if len(plans) > 1 else ""
+            display = RunDisplay(plans[seed], job.unit, job.work(), arguments.stage, arguments.member, log, name)
+            runs.append((folder, displays.enter_context(display), plans[seed]))
+        backends = job.backends(runs)
+        if arguments.member is not None:
+            folder, display, planned = runs[0]
+            train_member(folder, planned, arguments.member, backends[0], display, arguments.stage)
+            return
+        num_run = in_step(
+            [
+                each_stage(folder, planned, backend, display, arguments.stage, arguments.keep_checkpoints)
+                for (folder, display, planned), backend in zip(runs, backends, strict=True)
+            ]
+        )
+    what = "the run" if arguments.stage is None else "the stage"
+    for folder, number in zip(folders.values(), num_run, strict=True):
+        if not number:
+            print(f"{folder.root}: nothing to do, {what} is complete")
+
+
+def _folder_of(arguments: argparse.Namespace, seed: int) -> RunFolder:
+    """Return the folder of a seed's run: what --run says, or where there are several seeds a folder in it."""
+    return RunFolder(arguments.run if len(arguments.seed) == 1 else arguments.run / f"seed-{seed}")
 
 
 def _open_stream(arguments: argparse.Namespace) -> Optional[Stream]:
@@ -105,10 +136,10 @@ def _live_log(parser: argparse.ArgumentParser, job: Job) -> LiveLog:
         parser.error(str(error))
 
 
-def _begin(folder: RunFolder, arguments: argparse.Namespace, job: Job, stream: Stream) -> None:
+def _begin(folder: RunFolder, arguments: argparse.Namespace, seed: int, job: Job, stream: Stream) -> None:
     """Write run.json, or make sure that the one that is there describes the same run."""
     chosen = {name: vars(arguments)[name] for name in job.recorded}
-    record = describe_run(arguments.learner, arguments.seed, chosen, job.train_options(), stream)
+    record = describe_run(arguments.learner, seed, chosen, job.train_options(), stream)
     with folder.lock_run():
         before = folder.read_run()
         if before is None:

@@ -89,11 +89,15 @@ class ImageJob:
         if self.arguments.learner == "firefly":
             self.settings.check_share(self.arguments.grow_share)
 
-    def backend(self, display: RunDisplay, plans: Sequence[StagePlan]) -> "ImageBackend":
-        """Return what trains and tests."""
+    def backends(self, runs: Sequence[tuple[RunFolder, RunDisplay, Sequence[StagePlan]]]) -> "list[ImageBackend]":
+        """Return what trains and tests; those of several seeds train side by side."""
         from fairseq_alma.vision.image_backend import ImageBackend
 
-        return ImageBackend(self.settings, RunFolder(self.arguments.run), display, len(plans))
+        backends = [ImageBackend(self.settings, folder, display, len(plans)) for folder, display, plans in runs]
+        everyone = [(backend, plans) for backend, (_, _, plans) in zip(backends, runs, strict=True)]
+        for number, backend in enumerate(backends):
+            backend.companions = everyone[:number] + everyone[number + 1 :]
+        return backends
 
 
 def _describe_trainings(plan: StagePlan) -> str:

@@ -6,7 +6,7 @@ import math
 import sys
 from typing import Mapping, Optional, Sequence
 
-from fairseq_alma.cli.stream_parser import GROW_SHARE, MAX_SEED, SAVE_EVERY, build_parser
+from fairseq_alma.cli.stream_parser import GROW_SHARE, MAX_SEED, SAVE_EVERY, SIDE_BY_SIDE, build_parser
 from fairseq_alma.learners.image_strategy import IMAGE_LEARNERS
 from fairseq_alma.learners.plan import MAX_MEMBERS, StagePlan
 from fairseq_alma.learners.schedule import Stage, stages
@@ -32,8 +32,11 @@ def read_arguments(argv: Optional[Sequence[str]]) -> tuple[argparse.ArgumentPars
             parser.error(f"{_flag(name)} {value}: a number of at least 1 is needed")
     if arguments.grow_share is not None and not 0 < arguments.grow_share < math.inf:
         parser.error(f"--grow-share {arguments.grow_share}: a number above 0 is needed")
-    if not 0 <= arguments.seed <= MAX_SEED:
-        parser.error(f"--seed {arguments.seed}: a number from 0 to {MAX_SEED} is needed")
+    for number, seed in enumerate(arguments.seed):
+        if not 0 <= seed <= MAX_SEED:
+            parser.error(f"--seed {seed}: a number from 0 to {MAX_SEED} is needed")
+        if seed in arguments.seed[:number]:
+            parser.error(f"--seed {seed}: given twice")
     return parser, arguments, words[cut + 1 :]
 
 
@@ -57,6 +60,10 @@ def check_learner(parser: argparse.ArgumentParser, arguments: argparse.Namespace
     if arguments.init == "scratch" and learner in ("gmoe", "firefly"):
         parser.error(
             f"--init scratch: {learner} grows the model of the stage before; use --learner sm, or --init previous"
+        )
+    if len(arguments.seed) > 1 and (kind == "text" or learner not in SIDE_BY_SIDE):
+        parser.error(
+            f"--seed: several go with streams of images and --learner {', '.join(SIDE_BY_SIDE)}; give one call for each"
         )
     if arguments.iid is not None and (arguments.wait != 1 or arguments.replay or arguments.drop_rest):
         parser.error("--iid is one stage: it does not go with --wait, --replay or --drop-rest")
@@ -139,9 +146,9 @@ def read_schedule(parser: argparse.ArgumentParser, arguments: argparse.Namespace
 
 
 def plan_run(
-    parser: argparse.ArgumentParser, arguments: argparse.Namespace, num_megabatches: int, kind: str
+    parser: argparse.ArgumentParser, arguments: argparse.Namespace, num_megabatches: int, kind: str, seed: int
 ) -> list[StagePlan]:
-    """Plan all stages of the run on a stream of that many mega-batches of text or images."""
+    """Plan all stages of the run of one seed on a stream of that many mega-batches of text or images."""
     planned = _stages(parser, arguments, num_megabatches)
     if arguments.stage is not None and not 0 <= arguments.stage < len(planned):
         parser.error(f"--stage {arguments.stage}: the run has stages 0 to {len(planned) - 1}")
@@ -158,7 +165,7 @@ def plan_run(
             f"--num-members {num_members}: {total} models in the whole run, at most {MAX_MEMBERS} are possible"
         )
     options = LearnerOptions(
-        seed=arguments.seed,
+        seed=seed,
         from_previous=arguments.init == "previous",
         num_members=num_members,
         grow_schedule=schedule,

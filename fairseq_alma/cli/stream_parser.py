@@ -9,6 +9,8 @@ from fairseq_alma.learners.strategy import LEARNERS
 MAX_SEED = 9_999_999
 SAVE_EVERY = 500
 GROW_SHARE = 0.25
+SIDE_BY_SIDE = ("sm", "ens", "bagging", "gens")
+"""Learners whose models of several seeds make one stack: neither growth nor joint training ties them to each other."""
 
 EPILOG = """\
 Text: everything after -- is handed to fairseq-train, and what the evaluation needs of it (--cpu, --fp16, --bf16,
@@ -72,7 +74,15 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
         help="instead of a stream: one stage on the shuffled union of the first K mega-batches, with K times "
         "--max-update and --total-num-update, to compare with K stages of one mega-batch each",
     )
-    add("--seed", type=int, default=1, metavar="N", help=f"0 to {MAX_SEED:,} (default: %(default)s)")
+    add(
+        "--seed",
+        type=int,
+        nargs="+",
+        default=[1],
+        metavar="N",
+        help=f"0 to {MAX_SEED:,} (default: 1); images, {', '.join(SIDE_BY_SIDE)}: several are trained side by side, "
+        "faster than one after the other, each as a run of its own, RUN/seed-N",
+    )
     add("--stage", type=int, metavar="N", help="run this stage alone, from 0; the one before must be complete")
     add(
         "--megabatches",

@@ -101,10 +101,11 @@ class TextJob:
         by_updates = self.commands.options.max_update
         return lambda plan: 1.0 if by_updates else sum(sizes[t] for t in plan.stage.megabatches)
 
-    def backend(self, display: RunDisplay, plans: Sequence[StagePlan]) -> TextBackend:
+    def backends(self, runs: Sequence[tuple[RunFolder, RunDisplay, Sequence[StagePlan]]]) -> list[TextBackend]:
         """Return what trains and tests."""
         assert self.stream is not None
-        return TextBackend(self.commands, display, _describe, self.stream.words_per_token)
+        ((_, display, _),) = runs  # of the one seed
+        return [TextBackend(self.commands, display, _describe, self.stream.words_per_token)]
 
 
 def _describe(path: Path) -> "ModelFacts":

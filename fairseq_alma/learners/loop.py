@@ -4,7 +4,7 @@ Source: Algorithm 1 of the paper. What is trained and what predicts comes as pla
 tested is the back end's: commands in processes of their own for text, a training loop in this process for images.
 """
 
-from typing import Any, Mapping, Optional, Protocol, Sequence
+from typing import Any, Iterator, Mapping, Optional, Protocol, Sequence
 
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.learners.plan import Model, NeededModels, StagePlan, Training
@@ -53,14 +53,14 @@ class Reporter(Protocol):
         """Say that one member of a stage is trained, and that the stage waits for the others."""
 
 
-def run_stages(
+def each_stage(
     folder: RunFolder,
     plans: Sequence[StagePlan],
     backend: Backend,
     reporter: Reporter,
     only: Optional[int] = None,
     keep_checkpoints: bool = False,
-) -> int:
+) -> Iterator[bool]:
     """Run the stages that are not complete yet, in order.
 
     Args:
@@ -71,10 +71,9 @@ def run_stages(
         only: run this stage alone; None: all.
         keep_checkpoints: remove nothing.
 
-    Returns:
-        Number of stages that ran.
+    Yields:
+        After each stage whether it ran; False: it was complete.
     """
-    num_run = 0
     needed = None if keep_checkpoints else NeededModels(plans)
     complete: set[int] = set()
     for plan in plans:
@@ -82,12 +81,23 @@ def run_stages(
             continue
         record, ran = _finish_stage(folder, plan, backend, needed, complete)
         complete.add(plan.stage.index)
-        num_run += ran
         if ran:
             reporter.completed(plan, record)
         else:
             reporter.skipped(plan, record)
-    return num_run
+        yield ran
+
+
+def in_step(runs: Sequence[Iterator[bool]]) -> list[int]:
+    """Run a stage of each run in turn, then the next stage: so that a stage can be trained for all of them at once.
+
+    Args:
+        runs: what `each_stage` returns for runs with the same stages.
+
+    Returns:
+        Number of stages that ran, of each run.
+    """
+    return [sum(ran) for ran in zip(*zip(*runs, strict=True), strict=True)]
 
 
 def train_member(
@@ -100,7 +110,7 @@ def train_member(
 ) -> None:
     """Train one member alone, in the stages that are not complete yet; other members may be trained at the same time.
 
-    No stage becomes complete by it: that takes `run_stages`, which finds all members there.
+    No stage becomes complete by it: that takes `each_stage`, which finds all members there.
 
     Args:
         folder: the run; its run.json is there already.

@@ -70,6 +70,7 @@ class RunDisplay:
         only: the one stage that is run; None: all.
         member: the one member that is trained; None: all.
         log: shows the complete stages elsewhere too.
+        name: what every line begins with, of runs that are shown together.
     """
 
     def __init__(
@@ -80,9 +81,11 @@ class RunDisplay:
         only: Optional[int] = None,
         member: Optional[int] = None,
         log: Optional[ArrivalLog] = None,
+        name: str = "",
     ) -> None:
         self.num_stages = len(plans)
         self.unit = unit
+        self.name = name
         self.forecast = Forecast(
             {
                 training.model: work(plan)
@@ -168,13 +171,13 @@ class RunDisplay:
             self.log.catch_up()
 
     def _title(self, plan: StagePlan, training: Optional[Training] = None) -> str:
-        title = describe_stage(plan, self.num_stages)
+        title = self.name + describe_stage(plan, self.num_stages)
         if training is None or len(plan.trainings) == 1:
             return title
         return f"{title}, member {training.model.member}"
 
     def _tell(self, plan: StagePlan, text: str) -> None:
-        self.results.hold(f"{describe_stage(plan, self.num_stages)}: {text}")
+        self.results.hold(f"{self._title(plan)}: {text}")
         self._release()
 
     def _count_seconds(self) -> float:

@@ -1,8 +1,10 @@
 """Trains and tests on images in this process: the back end of ``alma-stream`` for streams of images.
 
-All members that a stage trains are trained side by side in one network; models that are done stay in memory.
+All members that a stage trains are trained side by side in one network, those of runs that differ by their seeds as
+well; models that are done stay in memory.
 """
 
+import contextlib
 import json
 import time
 from pathlib import Path
@@ -39,6 +41,8 @@ from fairseq_alma.vision.stage_images import TrainingImages, bootstrap
 from fairseq_alma.vision.stage_training import StageTraining
 
 SAVE_EVERY_SECONDS = 20.0
+SEEDS = "seeds"
+"""Key in the file of an unfinished training: the seeds of what is trained."""
 GROWTH_FLOPS = "growth_flops"  # in stage.json: the part of train_flops that Firefly's growth step took
 
 
@@ -50,6 +54,10 @@ class ImageBackend:
         folder: the run.
         display: shows what is done.
         num_stages: of the run; the last one leaves what a picture of its experts needs.
+
+    Attributes:
+        companions: back ends and plans of runs that go through the same stages in step with this one; whichever
+            trains first trains for all of them.
     """
 
     def __init__(self, settings: ImageSettings, folder: RunFolder, display: RunDisplay, num_stages: int) -> None:
@@ -60,6 +68,7 @@ class ImageBackend:
         self.models: dict[Model, TrainedModel] = {}
         self.flops: dict[str, NetworkFlops] = {}
         self.kept: Optional[set[Model]] = None
+        self.companions: Sequence[tuple[ImageBackend, Sequence[StagePlan]]] = ()
         self.built: Optional[tuple[list[Model], ImageNetwork]] = None
         test = stream.test_indices()
         self.predictions = Predictions(self._images(test), self._labels(test))
@@ -68,10 +77,8 @@ class ImageBackend:
         """Train all models of the stage side by side; see `loop.Backend`."""
         trained = [self._find(training.model) for training in plan.trainings]
         if any(model is None for model in trained):
-            trained = list(self._train_stage(plan))
-        models = [model for model in trained if model is not None]
-        for training, model in zip(plan.trainings, models, strict=True):
-            self.models[training.model] = model
+            self._train_together(plan)
+        models = [self._model(training.model) for training in plan.trainings]
         return {
             "num_updates": max(model.num_updates for model in models),
             "train_images": sum(model.num_images for model in models),
@@ -123,39 +130,58 @@ class ImageBackend:
             self.models.pop(model, None)
         self.kept = {*needed}
 
-    def _train_stage(self, plan: StagePlan) -> Sequence[TrainedModel]:
-        """Train the network of a stage, from its beginning or from where it was cut off."""
+    def _train_together(self, plan: StagePlan) -> None:
+        """Train a stage of this run and of all companions that have not completed theirs."""
+        stage = plan.stage.index
+        group = [(self, training) for training in plan.trainings]
+        with contextlib.ExitStack() as locks:
+            clocks = []
+            for companion, plans in self.companions:
+                if companion.folder.read_stage(stage) is None:
+                    locks.enter_context(companion.folder.lock_stage(stage))
+                    group += [(companion, training) for training in plans[stage].trainings]
+                    clocks.append(companion.folder.start_clock(stage, plans[stage].trainings[0].model.member))
+            self._train_stage(plan, group)
+            for clock in clocks:
+                clock.stop()
+
+    def _train_stage(self, plan: StagePlan, group: "Sequence[tuple[ImageBackend, Training]]") -> None:
+        """Train the network of a stage, from its beginning or from where it was cut off.
+
+        Args:
+            plan: of this run.
+            group: what is trained, and for which run.
+        """
         train, valid = (self.stream.train_indices, self.stream.valid_indices)
         rows, held_out = train(plan.stage.megabatches), valid(plan.stage.megabatches)
         valid_images, valid_labels = self._images(held_out), self._labels(held_out)
-        network, grown, growth = self._starting_network(plan, valid_images, valid_labels)
+        network, grown, growth = self._starting_network(plan, group, valid_images, valid_labels)
         data = TrainingImages.of(
             self._bytes(rows),
             self._labels(rows),
-            [self._bootstrap(training, plan, len(rows)) for training in plan.trainings],
+            [self._bootstrap(training, plan, len(rows)) for _, training in group],
             self.source,
         )
-        orders = [seeds.seeded(training.seed, plan.stage.index, seeds.ORDER) for training in plan.trainings]
+        orders = [seeds.seeded(training.seed, plan.stage.index, seeds.ORDER) for _, training in group]
         training = StageTraining(network, data, valid_images, valid_labels, self.settings.training(), orders)
-        self._run(plan, training)
+        self._run(plan, training, [each.seed for _, each in group])
         training.finish()
-        models = []
-        for unit, each in enumerate(plan.trainings):
+        # Own models last: while one of them is missing, all are trained again from the same file, to the same bits.
+        for unit, (backend, each) in reversed([*enumerate(group)]):
             epochs = training.epochs_of(unit)
             num_updates, num_images = epochs * training.updates_per_epoch, epochs * data.num_images
             model = TrainedModel(training.states[unit], grown, num_updates, num_images, growth)
-            write_model(self._path(each.model), model, self.settings.checkpoint_config(grown))
-            models.append(model)
+            write_model(backend._path(each.model), model, self.settings.checkpoint_config(grown))
+            backend.models[each.model] = model
         (self.folder.model_folder(plan.trainings[0].model) / UNFINISHED).unlink(missing_ok=True)
-        return models
 
-    def _run(self, plan: StagePlan, training: StageTraining) -> None:
+    def _run(self, plan: StagePlan, training: StageTraining, of_seeds: list[int]) -> None:
         """Run all epochs, and save now and then what it takes to go on."""
         unfinished = self.folder.model_folder(plan.trainings[0].model) / UNFINISHED
         before = read_unfinished(unfinished)
-        if before is not None:
+        if before is not None and before.pop(SEEDS) == of_seeds:  # else it is that of other runs side by side
             training.load_state_dict(before)
-        per_epoch, num_images = training.updates_per_epoch, training.data.num_images * len(plan.trainings)
+        per_epoch, num_images = training.updates_per_epoch, training.data.num_images * len(of_seeds)
         saved = began = time.monotonic()
         done = training.epoch
         max_update = training.settings.max_epoch * per_epoch
@@ -166,11 +192,15 @@ class ImageBackend:
                 rate = (training.epoch - done) * num_images / max(now - began, 1e-9)
                 progress.update(training.epoch * per_epoch, loss, rate)
                 if now - saved >= SAVE_EVERY_SECONDS and not training.is_over:
-                    write_unfinished(unfinished, training.state_dict())
+                    write_unfinished(unfinished, {**training.state_dict(), SEEDS: of_seeds})
                     saved = time.monotonic()
 
     def _starting_network(
-        self, plan: StagePlan, valid_images: Tensor, valid_labels: Tensor
+        self,
+        plan: StagePlan,
+        group: "Sequence[tuple[ImageBackend, Training]]",
+        valid_images: Tensor,
+        valid_labels: Tensor,
     ) -> tuple[ImageNetwork, dict[str, Any], dict[str, Any]]:
         """Return the network with the weights that the stage starts from, grown if it grows.
 
@@ -178,19 +208,19 @@ class ImageBackend:
             The network; the options that growth has changed up to now; the figures of this growth step.
         """
         start = plan.trainings[0].start
-        num_members = self.settings.num_joint if self.settings.is_joint else len(plan.trainings)
+        num_members = self.settings.num_joint if self.settings.is_joint else len(group)
         if start is None:
             network = self.settings.build(num_members)
-            network.reset_parameters([seeds.seeded(seed, seeds.INITIAL_WEIGHTS) for seed in self._initial_seeds(plan)])
+            network.reset_parameters([seeds.seeded(seed, seeds.INITIAL_WEIGHTS) for seed in self._initial_seeds(group)])
             return network.to(self.settings.device), self.settings.options_of(network), {}
         before = self._model(start)
         network = self.settings.build(num_members, before.grown)
         if self.settings.is_joint:
             network.load_state_dict(dict(before.state))
         else:
-            for member, training in enumerate(plan.trainings):
+            for member, (backend, training) in enumerate(group):
                 assert training.start is not None
-                network.load_member_state(member, self._model(training.start).state)
+                network.load_member_state(member, backend._model(training.start).state)
         network = network.to(self.settings.device)
         growth = plan.trainings[0].growth
         if growth is None:
@@ -223,10 +253,11 @@ class ImageBackend:
         )
         return network, {GROWTH_FLOPS: flops}
 
-    def _initial_seeds(self, plan: StagePlan) -> list[int]:
+    def _initial_seeds(self, group: "Sequence[tuple[ImageBackend, Training]]") -> list[int]:
+        seeds_of_group = [training.seed for _, training in group]
         if self.settings.is_joint:
-            return [member_seed(plan.trainings[0].seed, member) for member in range(self.settings.num_joint)]
-        return [training.seed for training in plan.trainings]
+            return [member_seed(seeds_of_group[0], member) for member in range(self.settings.num_joint)]
+        return seeds_of_group
 
     def _bootstrap(self, training: Training, plan: StagePlan, num_images: int) -> Optional[Tensor]:
         if not training.bootstrap:

@@ -112,22 +112,19 @@ def test_i_i_d_training_is_one_stage_on_the_first_mega_batches(stream, tmp_path)
     assert record["megabatches"] == [0, 1, 2, 3]
 
 
-def test_a_killed_run_ends_with_the_same_figures_and_weights(stream, tmp_path):
-    options = ("--learner", "gmoe", "--wait", "2", "--run")
+@pytest.mark.parametrize(
+    ("options", "runs"),
+    [(["--learner", "gmoe"], ["."]), (["--seed", "4", "5"], ["seed-4", "seed-5"])],
+    ids=["gmoe", "two seeds"],
+)
+def test_a_killed_run_ends_with_the_same_figures_and_weights(options, runs, stream, tmp_path):
     words = ("--", "--width", "6", "--max-epoch", "60", "--cpu")
-    whole = run(stream, tmp_path / "whole", *options[:-1], words=words)
-    command = [
-        sys.executable,
-        "-m",
-        "tests.cli.saving_stream",
-        "--stream",
-        str(stream),
-        *options,
-        str(tmp_path / "cut"),
-    ]
+    run(stream, tmp_path / "whole", *options, "--wait", "2", words=words)
+    command = [sys.executable, "-m", "tests.cli.saving_stream", "--stream", str(stream), *options, "--wait", "2"]
+    command += ["--run", str(tmp_path / "cut"), *words]
     chance = random.Random(1)
     for _ in range(3):
-        process = subprocess.Popen([*command, *words], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         deadline = time.monotonic() + 60
         before = set((tmp_path / "cut").rglob("*"))
         while set((tmp_path / "cut").rglob("*")) == before and process.poll() is None and time.monotonic() < deadline:
@@ -135,11 +132,45 @@ def test_a_killed_run_ends_with_the_same_figures_and_weights(stream, tmp_path):
         time.sleep(chance.uniform(0, 0.4))
         process.send_signal(signal.SIGKILL)
         process.wait()
-    assert subprocess.run([*command, *words], capture_output=True, timeout=120).returncode == 0
-    assert records(tmp_path / "cut") == whole
-    checkpoints = [tmp_path / name / "stage-002/member-0/checkpoint_last.pt" for name in ("whole", "cut")]
-    first, second = (torch.load(path, weights_only=True)["model"] for path in checkpoints)
-    assert all(torch.equal(second[name], tensor) for name, tensor in first.items())
+    assert subprocess.run(command, capture_output=True, timeout=120).returncode == 0
+    for name in runs:
+        whole, cut = tmp_path / "whole" / name, tmp_path / "cut" / name
+        assert records(cut) == records(whole)
+        first, second = (weights_of(folder / "stage-002/member-0/checkpoint_last.pt") for folder in (whole, cut))
+        assert all(torch.equal(second[weight], tensor) for weight, tensor in first.items())
+
+
+def weights_of(checkpoint):
+    return torch.load(checkpoint, weights_only=True)["model"]
+
+
+@pytest.mark.parametrize("learner", ["sm", "bagging", "gens"])
+def test_runs_of_several_seeds_side_by_side_end_as_each_alone(learner, stream, tmp_path):
+    options = ("--learner", learner, "--wait", "3")
+    run(stream, tmp_path / "R", *options, "--seed", "1", "7")
+    for seed in (1, 7):
+        together = records(tmp_path / "R" / f"seed-{seed}")
+        alone = run(stream, tmp_path / f"alone-{seed}", *options, "--seed", str(seed))
+        assert len(together) == 2
+        for ours, theirs in zip(together, alone, strict=True):
+            assert ours["test"] == pytest.approx(theirs["test"], rel=1e-4)
+            assert {**ours, "test": 0, "valid": 0} == {**theirs, "test": 0, "valid": 0}
+    # Each is a run like any other: it can be gone on with alone, and together with others.
+    assert records(tmp_path / "R" / "seed-7") == run(stream, tmp_path / "R" / "seed-7", *options, "--seed", "7")
+    run(stream, tmp_path / "R", *options, "--seed", "7", "8")
+    assert len(records(tmp_path / "R" / "seed-8")) == 2
+
+
+def test_an_unfinished_training_of_other_seeds_is_begun_anew(stream, tmp_path, monkeypatch):
+    monkeypatch.setattr(image_backend, "SAVE_EVERY_SECONDS", 0.0)
+    monkeypatch.setattr(image_backend.StageTraining, "finish", lambda self: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        run(stream, tmp_path / "R", "--wait", "6", "--seed", "1", "2")
+    assert list((tmp_path / "R").rglob(image_backend.UNFINISHED))
+    monkeypatch.undo()
+    run(stream, tmp_path / "R", "--wait", "6", "--seed", "1", "2", "3")
+    alone = run(stream, tmp_path / "alone", "--wait", "6", "--seed", "1")
+    assert records(tmp_path / "R/seed-1")[0]["test"] == pytest.approx(alone[0]["test"], rel=1e-4)
 
 
 def test_a_second_call_does_nothing(stream, tmp_path, capsys):
@@ -196,6 +227,8 @@ def test_the_checkpoint_of_a_run_is_tested_by_the_stock_command(stream, tmp_path
         (["--learner", "sm", "--save-every", "5"], [], "--save-every has no meaning on streams of images"),
         (["--learner", "ens", "--member", "0"], [], "--member has no meaning on streams of images"),
         (["--learner", "gmoe", "--grow-schedule", "4,6"], [], "--grow-schedule has no meaning"),
+        (["--learner", "gmoe", "--seed", "1", "2"], [], "--seed: several go with"),
+        (["--seed", "3", "3"], [], "--seed 3: given twice"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )  # fmt: skip

@@ -3,7 +3,7 @@ import json
 import pytest
 
 from fairseq_alma.errors import AlmaError
-from fairseq_alma.learners.loop import run_stages, train_member
+from fairseq_alma.learners.loop import each_stage, train_member
 from fairseq_alma.learners.plan import Model
 from fairseq_alma.learners.run_folder import RunFolder
 from fairseq_alma.learners.schedule import stages
@@ -17,7 +17,7 @@ def plan(num_megabatches=3, wait=1, from_previous=True):
 
 def run(root, backend, plans=None, **options):
     reporter = FakeReporter()
-    num_run = run_stages(RunFolder(root), plans or plan(), backend, reporter, **options)
+    num_run = sum(each_stage(RunFolder(root), plans or plan(), backend, reporter, **options))
     return num_run, reporter.told
 
 
