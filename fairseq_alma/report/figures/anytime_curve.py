@@ -5,6 +5,7 @@ from typing import Sequence
 
 import numpy
 from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from fairseq_alma.report.figures import panels, style
@@ -40,8 +41,7 @@ def draw(runs: Sequence[RunFigures]) -> list[Drawing]:
                 style.hide(axes)
                 continue
             _draw_panel(axes, panel, row.styles, limits)
-        _label_row(row, list(line), groups[0].first)
-    limits.note_cut(grid[0, -1])
+        _label_row(row, list(line), groups[0].first, limits.cut_note() if row is rows[0] else ())
     for axes in grid[-1]:
         axes.set_xlabel("arrival (mega-batch)")
     return [Drawing(NAME, TITLE, _caption(groups, limits.is_cut), figure)]
@@ -68,13 +68,12 @@ class _Limits:
         else:
             linear(axes.yaxis, shown)
 
-    def note_cut(self, axes: Axes) -> None:
-        """Say above the axes what is left above them."""
-        if self.waits_first and self.is_cut:
-            axes.annotate(
-                f"untrained: {plain(self.untrained)} ↑", (1, 1), xytext=(0, 2), xycoords="axes fraction",
-                textcoords="offset points", ha="right", va="bottom", fontsize=6.5, color=style.GREY,
-            )  # fmt: skip
+    def cut_note(self) -> list[Line2D]:
+        """Return the legend's entry for what is left above the axes."""
+        if not (self.waits_first and self.is_cut):
+            return []
+        label = f"untrained: {plain(self.untrained)}"
+        return [Line2D([], [], color=style.GREY, marker="$\\uparrow$", linestyle="none", label=label)]
 
 
 def _draw_panel(axes: Axes, panel: Panel, styles: dict[str, CurveStyle], limits: _Limits) -> None:
@@ -114,9 +113,9 @@ def _draw_curve(axes: Axes, group: RunGroup, look: CurveStyle, shift: float) -> 
     axes.plot(updates, curve[updates], linestyle="none", marker=look.marker, color=look.colour)
 
 
-def _label_row(row: Row, line: Sequence[Axes], run: RunFigures) -> None:
+def _label_row(row: Row, line: Sequence[Axes], run: RunFigures, notes: Sequence[Line2D]) -> None:
     next(axes for axes, panel in zip(line, row.panels, strict=True) if panel is not None).set_ylabel(value_label(run))
-    panels.write_legend(line[-1], row, (1.03, 1.02))
+    panels.write_legend(line[-1], row, (1.03, 1.02), notes)
 
 
 def _caption(groups: Sequence[RunGroup], is_cut: bool) -> str:

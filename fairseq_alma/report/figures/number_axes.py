@@ -14,7 +14,7 @@ WIDE = 4.0  # a span of costs on a logarithmic axis: less would make much of sma
 NARROW = 1.02  # the same of results
 _MANY_POWERS = 300.0
 _EVEN = 3.0  # below this factor evenly spaced ticks read better, on a logarithmic axis too
-_STEPS = ((1.0,), (1.0, 3.0), (1.0, 2.0, 5.0))
+_STEPS = ((1.0,), (1.0, 3.0), (1.0, 2.0, 5.0), (1.0, 1.5, 2.0, 3.0, 5.0, 7.0))
 
 
 def plain(value: float) -> str:

@@ -110,15 +110,16 @@ def legend_width(rows: Sequence[Row]) -> float:
     return 0.75 + 0.062 * max(len(name) for row in rows for name in row.styles)
 
 
-def write_legend(axes: Axes, row: Row, place: tuple[float, float]) -> None:
+def write_legend(axes: Axes, row: Row, place: tuple[float, float], notes: Sequence[Line2D] = ()) -> None:
     """Write a row's legend, under its title, to the right of its last panel.
 
     Args:
         axes: of that panel.
         row: what the legend is for.
         place: of its upper left corner, in shares of the axes.
+        notes: samples that stand below those of the curves.
     """
-    handles = [look.handle(name) for name, look in row.styles.items()]
+    handles = [*(look.handle(name) for name, look in row.styles.items()), *notes]
     legend = axes.legend(
         handles=handles, title=row.title, loc="upper left", bbox_to_anchor=place, borderaxespad=0, alignment="left"
     )

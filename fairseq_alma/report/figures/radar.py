@@ -2,7 +2,7 @@
 
 import math
 import statistics
-from typing import Callable, Optional, Sequence
+from typing import Callable, Sequence
 
 import numpy
 from matplotlib.projections.polar import PolarAxes
@@ -29,7 +29,6 @@ def draw(runs: Sequence[RunFigures]) -> list[Drawing]:
         return []
     columns = len(rows[0].panels)
     figure = style.new_figure(2.2 * columns + 0.75 + panels.legend_width(rows), 0.3 + 2.0 * len(rows))
-    most = [_most_in_column(rows, column) for column in range(columns)]
     for number, row in enumerate(rows):
         for column, panel in enumerate(row.panels):
             place = number * columns + column + 1
@@ -38,7 +37,7 @@ def draw(runs: Sequence[RunFigures]) -> list[Drawing]:
             if panel is None:
                 style.hide(axes)
                 continue
-            _draw_panel(axes, panel, row, most[column])
+            _draw_panel(axes, panel, row)
         panels.write_legend(axes, row, (1.25, 1.05))
     return [Drawing(NAME, TITLE, _caption(groups[0].first, without != groups), figure)]
 
@@ -64,21 +63,17 @@ def _values(group: RunGroup) -> list[float]:
     return [statistics.fmean(measure(run) for run in group.experiment.complete) for measure in measures]
 
 
-def _most_in_column(rows: Sequence[Row], column: int) -> list[float]:
-    """Return the largest value on each axis over all panels of one size."""
-    found: list[Optional[Panel]] = [row.panels[column] for row in rows]
-    values = [_values(group) for panel in found if panel is not None for group in panel.groups.values()]
-    return [max(each) or 1.0 for each in zip(*values, strict=True)]
-
-
-def _draw_panel(axes: PolarAxes, panel: Panel, row: Row, most: Sequence[float]) -> None:
+def _draw_panel(axes: PolarAxes, panel: Panel, row: Row) -> None:
     first = next(iter(panel.groups.values())).first
     names = list(_measures(first.is_text))
     angles = numpy.linspace(0, 2 * math.pi, len(names), endpoint=False)
     axes.set_theta_zero_location("N")
     axes.set_theta_direction(-1)
-    for name, group in panel.groups.items():
-        shares = [value / largest for value, largest in zip(_values(group), most, strict=True)]
+    values = {name: _values(group) for name, group in panel.groups.items()}
+    # Not shared between panels: one learner of extreme cost would press all others into the centre.
+    most = [max(each) or 1.0 for each in zip(*values.values(), strict=True)]
+    for name, found in values.items():
+        shares = [value / largest for value, largest in zip(found, most, strict=True)]
         look = row.styles[name]
         axes.plot(
             [*angles, angles[0]], [*shares, shares[0]], color=look.colour, linestyle=look.dash, marker=look.marker,
@@ -98,8 +93,7 @@ def _caption(first: RunFigures, is_without_replay: bool) -> str:
     words = [
         f"Four costs of each learner over the stream: {result}, memory (Mem: parameters summed over arrivals), "
         "training compute, and compute of a prediction summed over arrivals. Each axis goes from 0 to the largest "
-        "value in the column, so that learners of one size compare; rings stand at quarters, nearer to the centre is "
-        "better. "
+        "value in its panel, so panels do not compare; rings stand at quarters, nearer to the centre is better. "
         "Complete runs, means over seeds."
     ]
     if is_without_replay:

@@ -76,11 +76,23 @@ def write_legend(figure: Figure, looks: Sequence[Look], groups: Sequence[Sequenc
         found += [marker_sample(f"wait {wait}", style.GREY, markers[wait]) for wait in waits]
     if any(run.replay for run in runs):
         found.append(marker_sample("with replay", style.GREY, "o", is_hollow=True))
-    sizes = [(size, dash) for look in looks if len(look.dashes) > 1 for size, dash in look.dashes.items()]
-    for size, dash in sizes:
-        line = Line2D([], [], color=style.GREY, linewidth=0.9, linestyle=dash, label=size)  # type: ignore[arg-type]
-        found.append(line)
+    sizes = _size_samples(looks)
+    found += sizes
     figure.legend(handles=found, loc="outside right upper", alignment="left", handlelength=2.4 if sizes else 1.0)
+
+
+def _size_samples(looks: Sequence[Look]) -> list[Line2D]:
+    """Return a sample for each kind of dashes; sizes of the runs and of the paper's results below share them."""
+    labels: dict[str, list[str]] = {}
+    dashes: dict[str, object] = {}
+    for index, look in enumerate(looks):
+        for size, dash in look.dashes.items() if len(look.dashes) > 1 else ():
+            labels.setdefault(str(dash), []).append(size if index == 0 else f"{size} (paper)")
+            dashes[str(dash)] = dash
+    return [
+        Line2D([], [], color=style.GREY, linewidth=0.9, linestyle=dashes[key], label="\n".join(names))  # type: ignore[arg-type]
+        for key, names in labels.items()
+    ]
 
 
 def marker_sample(label: str, colour: str, marker: str, is_hollow: bool = False) -> Line2D:

@@ -34,13 +34,23 @@ def test_an_untrained_model_that_is_far_above_does_not_press_the_curves_flat(mak
     (drawing,) = draw([make("a", [30, 20], wait=2, stream=stream), make("b", [40, 30, 20, 18], stream=stream)])
     (axes,) = drawing.figure.axes
     assert axes.get_ylim()[1] < 60
-    assert [note.get_text() for note in axes.texts] == ["untrained: 50,000 ↑"]
+    assert axes.get_legend().get_texts()[-1].get_text() == "untrained: 50,000"
     assert "ends below the untrained model" in drawing.caption
+
+
+def test_a_note_on_the_untrained_model_stands_clear_of_the_titles_of_panels(make):
+    stream = text_stream(4, vocab_size=50_000)
+    runs = [make(f"{width}", [30, 20], wait=2, stream=stream, train_options={"--decoder-embed-dim": width})
+            for width in ("64", "96")]  # fmt: skip
+    (drawing,) = draw(runs)
+    assert [axes.get_title() for axes in drawing.figure.axes] == ["width 64", "width 96"]
+    assert not any(axes.texts for axes in drawing.figure.axes)
+    assert drawing.figure.axes[-1].get_legend().get_texts()[-1].get_text() == "untrained: 50,000"
 
 
 def test_one_run_that_waits_for_nothing_needs_no_note(make):
     (drawing,) = draw([make("a", stream=text_stream(4, vocab_size=50_000))])
-    assert not drawing.figure.axes[0].texts
+    assert "untrained" not in str([text.get_text() for text in drawing.figure.axes[0].get_legend().get_texts()])
 
 
 def test_seeds_are_a_mean_with_a_band(make):

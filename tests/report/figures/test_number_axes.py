@@ -33,6 +33,13 @@ def test_a_logarithmic_axis_shows_all_values_and_at_least_two_ticks(seed):
     assert sum(low <= tick <= high for tick in axes.get_yticks()) >= 2
 
 
+def test_a_span_of_three_has_more_ticks_than_its_ends():
+    axes = Figure().subplots()
+    logarithmic(axes.yaxis, [96, 306], least_span=NARROW)
+    low, high = axes.get_ylim()
+    assert [tick for tick in axes.get_yticks() if low <= tick <= high] == [100, 150, 200, 300]
+
+
 @pytest.mark.parametrize("values", [[], [math.nan], [math.inf, -1, 0], [5, math.inf]])
 @pytest.mark.parametrize("scale", [linear, logarithmic])
 def test_an_axis_has_sensible_limits_whatever_a_run_wrote(scale, values):

@@ -41,3 +41,17 @@ def test_a_model_that_waits_has_a_size_and_a_cost_of_predicting_from_the_beginni
 def test_one_run_has_nothing_to_be_compared_with(make):
     assert draw([make("a")]) == []
     assert draw([make("b"), make("c", [30, 20], learner="ens")]) == []
+
+
+def test_a_learner_of_extreme_cost_leaves_the_other_panels_as_they_are(make):
+    stream = image_stream(4)
+    costs = {"sm": 1e12, "ens": 2e12, "umix": 2e12, "gmoe": 3e12, "gens": 1e15}
+    runs = [
+        make(f"{learner}{wait}", learner=learner, stream=stream, wait=wait, train_flops=cost if wait == 1 else 1e12)
+        for learner, cost in costs.items()
+        for wait in (1, 2)
+    ]
+    (drawing,) = draw(runs)
+    eager, tardy = (shapes(axes) for axes in drawing.figure.axes)
+    assert max(shape[2] for shape in eager) == 1 and sorted(shape[2] for shape in eager)[3] < 0.01
+    assert [shape[2] for shape in tardy] == [1] * 5

@@ -88,6 +88,13 @@ def test_the_papers_results_stand_below_on_axes_of_their_own(make):
     assert "Table 2" in drawing.caption
 
 
+def test_sizes_of_runs_and_of_the_paper_share_dashes_and_their_samples_in_the_legend(make):
+    runs = [make(f"{width}", num_params=[width], train_options={"--decoder-embed-dim": str(width)})
+            for width in (64, 96)]  # fmt: skip
+    (drawing,) = draw(runs, paper=True)
+    assert legend(drawing)[-2:] == ["width 64\nbase (paper)", "width 96\nlarge (paper)"]
+
+
 def test_the_paper_has_no_table_of_images_to_set_beside(make):
     (drawing,) = draw([make("a", stream=image_stream())], paper=True)
     assert len(drawing.figure.axes) == 2
