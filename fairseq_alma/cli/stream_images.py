@@ -94,7 +94,7 @@ class ImageJob:
         from fairseq_alma.vision.image_backend import ImageBackend
 
         backends = [ImageBackend(self.settings, folder, display, len(plans)) for folder, display, plans in runs]
-        everyone = [(backend, plans) for backend, (_, _, plans) in zip(backends, runs, strict=True)]
+        everyone = [(backend.models, plans) for backend, (_, _, plans) in zip(backends, runs, strict=True)]
         for number, backend in enumerate(backends):
             backend.companions = everyone[:number] + everyone[number + 1 :]
         return backends
