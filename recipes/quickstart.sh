@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # The package in small: text to a stream of 4 mega-batches, four learners trained on one after the other with
-# fairseq-train and tested after each with fairseq-eval-lm, and the table of perplexity at the end. The learners: a
-# Switch Transformer with 4 experts (SM), an ensemble of two (Ens), an ensemble that grows by a model per mega-batch
-# (gEns), and a Switch Transformer that grows from 4 to 12 experts (gMoE).
+# fairseq-train and tested after each with fairseq-eval-lm, and the table and a picture of perplexity at the end. The
+# learners: a Switch Transformer with 4 experts (SM), an ensemble of two (Ens), an ensemble that grows by a model per
+# mega-batch (gEns), and a Switch Transformer that grows from 4 to 12 experts (gMoE).
 #
 # Text:      the King James Version, 0.8 million words, which pip installs
 # Hardware:  two CPU cores, 3 GB of memory
@@ -69,3 +69,4 @@ for learner in $LEARNERS; do
 done
 ((status == 0)) || exit "$status"
 alma-report "${runs[@]}" --out "$OUT/report"
+echo "all of it on one page: $OUT/report/index.html; the perplexity over time: $OUT/report/figures/anytime-curve.png"

@@ -33,4 +33,4 @@ for learner in $LEARNERS; do
     --run "$RUNS/$learner" "${OPTIONS[@]}" -- --width "$WIDTH" --cpu
 done
 finish
-[ "$DRY_RUN" = 1 ] || echo "the error over time as a picture: $RUNS/report/report/figures/anytime-curve.png"
+[ "$DRY_RUN" = 1 ] || echo "all of it on one page: $RUNS/report/report/index.html; the error over time: $RUNS/report/report/figures/anytime-curve.png"

@@ -102,3 +102,18 @@ def test_the_quickstart_runs_four_learners(tmp_path):
     assert out.count("fairseq-train ") == 4 + 8 + 4 + 4
     assert out.count("alma-grow ") == 3
     assert out.count("alma-ensemble ") == 4 + 3
+
+
+def test_every_picture_of_the_readme_is_there_small_and_shown():
+    root = RECIPES.parent
+    shown = set(re.findall(r"!\[[^]]+\]\(([^)]+)\)", (root / "README.md").read_text(encoding="utf-8")))
+    stored = {path.relative_to(root).as_posix() for path in (RECIPES / "figures").iterdir()}
+    assert shown == stored
+    assert all((root / path).stat().st_size < 150_000 for path in shown)
+
+
+@pytest.mark.parametrize("recipe", ["quickstart.sh", "quickstart_images.sh", "lm/cpu/sm_waits.sh"])
+def test_a_recipe_for_newcomers_shows_its_table_and_names_its_picture(recipe):
+    text = (RECIPES / recipe).read_text(encoding="utf-8")
+    assert "alma-report" in text or "finish" in text
+    assert "figures/anytime-curve.png" in text

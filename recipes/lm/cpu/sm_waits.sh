@@ -48,3 +48,4 @@ done
 while (($(jobs -rp | wc -l) > 0)); do wait -n; done
 [ "$DRY_RUN" = 0 ] || exit 0
 alma-report "$RUNS/sm-w1" "$RUNS/sm-w2" "$RUNS/sm-w4" --out "$RUNS/report"
+echo "the perplexity over time as a picture: $RUNS/report/figures/anytime-curve.png"
