@@ -80,7 +80,7 @@ def read_array_pickle(path: Path) -> dict[str, Any]:
         content = _ArrayUnpickler(pickled, encoding="bytes").load()
     except Exception as error:  # a damaged pickle may raise whatever its wrong opcodes lead to
         raise AlmaError(
-            f"{path}: no pickle of arrays and nothing else ({error or type(error).__name__}), so it was not read; "
+            f"{path}: no pickle of arrays and nothing else ({str(error) or type(error).__name__}), so it was not read; "
             "fetch the file again"
         ) from error
     if not isinstance(content, dict):

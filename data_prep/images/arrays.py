@@ -86,12 +86,16 @@ def _read_pair(
             "convert it and save it again"
         )
     check_pair(images, labels, images_path, labels_path)
-    labels = labels.astype(np.int64)
     check_labels(labels_path, labels, given.num_classes or _MOST_CLASSES)
-    return images, labels
+    return images, labels.astype(np.int64)
 
 
 def _read_array(path: Path, flag: str) -> np.ndarray:
+    with open(path, "rb") as file:
+        start = file.read(6)
+    if not start.startswith((b"\x93NUMPY", b"PK")):  # else NumPy takes it for a pickle, and advises to trust it
+        found = start.hex(" ") or "nothing"
+        raise AlmaError(f"{flag} {path}: no .npy file of numbers (begins with {found}); save it with numpy.save")
     try:
         array = np.load(path, mmap_mode="r", allow_pickle=False)
     except (ValueError, EOFError, OverflowError, zipfile.BadZipFile) as error:

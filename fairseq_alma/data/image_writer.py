@@ -93,9 +93,10 @@ def deal_images(
     """
     size = num_train // num_megabatches
     if size < 2:
+        remedy = f"at most {num_train // 2}" if num_train > 1 else "more images"
         raise AlmaError(
             f"--megabatches {num_megabatches}: {num_train} training images give {size} per mega-batch, 2 are needed "
-            f"(one to train, one to validate); give at most {num_train // 2}"
+            f"(one to train, one to validate); give {remedy}"
         )
     num_valid = min(max(round(valid_fraction * size), 1), size - 1)
     order = np.random.Generator(np.random.PCG64(seed)).permutation(num_train)

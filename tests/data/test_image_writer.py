@@ -126,3 +126,8 @@ def test_arrays_that_do_not_fit_together_are_a_fault_of_the_caller(tmp_path, cha
     with pytest.raises(ValueError, match=message):
         write_image_stream(tmp_path / "s", dataset="tiny", num_megabatches=4, seed=1, **arguments)
     assert not (tmp_path / "s").exists()
+
+
+def test_one_training_image_is_too_few_for_any_number_of_megabatches():
+    with pytest.raises(AlmaError, match=r"1 training images .* give more images"):
+        deal_images(1, 2, 1, 0.1)

@@ -96,6 +96,12 @@ def test_array_shorter_than_its_shape_is_refused(tmp_path):
         read_array_pickle(tmp_path / "batch")
 
 
+def test_a_fault_without_words_is_called_by_its_name(tmp_path):
+    (tmp_path / "batch").write_bytes(b"")
+    with pytest.raises(AlmaError, match=r"nothing else \(EOFError\), so"):
+        read_array_pickle(tmp_path / "batch")
+
+
 @pytest.mark.parametrize("content", [b"", b"garbage", b"\x80\x02}(", b".", b"\x80\xff."])
 def test_file_that_is_no_pickle_is_refused(tmp_path, content):
     (tmp_path / "batch").write_bytes(content)
