@@ -1,6 +1,7 @@
 """Reads RUN/ into the figures that a report shows. Quick: a run of images may have hundreds of stages."""
 
 import json
+import math
 from pathlib import Path
 from typing import Any, Callable, Mapping, Optional
 
@@ -138,14 +139,21 @@ def _by_arrival(kind: str, records: list[Mapping[str, Any]]) -> dict[str, Any]:
     grown = {arrival: record for arrival, record in by_arrival.items() if "after_growth" in record}
     figures["grown"] = {arrival: record["after_growth"]["valid"][value] for arrival, record in grown.items()}
     by_stage = {record["stage"]: record for record in records}
-    figures["before_growth"] = {}
+    figures["before_growth"], figures["growth_jumps"] = {}, {}
     for arrival, record in grown.items():
         # Text has one validation set, so what the stage before ended with is what this one began with.
         before = record["before_growth"] if "before_growth" in record else by_stage.get(record["stage"] - 1)
         if before is not None:
             figures["before_growth"][arrival] = before["valid"][value]
+            nats = _nats(kind, record["after_growth"]["valid"]) - _nats(kind, before["valid"])
+            figures["growth_jumps"][arrival] = nats
     extras = {name: {a: record[name] for a, record in by_arrival.items() if name in record} for name in EXTRAS}
     return {**figures, "extras": {name: found for name, found in extras.items() if found}}
+
+
+def _nats(kind: str, result: Mapping[str, float]) -> float:
+    """Return a loss in nats; that of text is logged with few digits, so it is taken from the perplexity."""
+    return math.log(result["ppl"]) if kind == TEXT else result["loss"]
 
 
 def _label(run: Mapping[str, Any]) -> str:

@@ -57,6 +57,7 @@ class RunFigures:
         valid: ``value`` on the validation set.
         before_growth: the same right before growth, where the model grew.
         grown: the same right after growth, before training.
+        growth_jumps: by how much growth itself changed the loss on the validation set, in nats.
         wall_seconds: time that the stage took.
         extras: what only some runs have (``expert_usage``, ``gate_trees``): name -> arrival -> what stage.json says.
     """
@@ -88,6 +89,7 @@ class RunFigures:
     valid: Mapping[int, float]
     before_growth: Mapping[int, float]
     grown: Mapping[int, float]
+    growth_jumps: Mapping[int, float]
     wall_seconds: Mapping[int, float]
     extras: Mapping[str, Mapping[int, Any]]
 

@@ -45,10 +45,11 @@ class Spread:
         deviation = statistics.stdev(values) if is_known else math.nan
         return Spread(statistics.fmean(values), deviation, found)
 
-    def show(self, digits: int, scale: float = 1.0) -> str:
-        """Spell it: ``24.35 ± 0.12``, or ``24.35`` for one seed."""
-        mean = f"{self.mean * scale:,.{digits}f}"
-        return mean if self.num_seeds < 2 else f"{mean} ± {self.deviation * scale:,.{digits}f}"
+    def show(self, digits: Optional[int], scale: float = 1.0) -> str:
+        """Spell it: ``24.35 ± 0.12``, or ``24.35`` for one seed; without decimals to keep to as ``3e-08``."""
+        form = ".2g" if digits is None else f",.{digits}f"
+        mean = format(self.mean * scale, form)
+        return mean if self.num_seeds < 2 else f"{mean} ± {format(self.deviation * scale, form)}"
 
 
 def difference(one: Spread, other: Spread) -> Optional[Spread]:

@@ -1,4 +1,5 @@
 import json
+import math
 
 import pytest
 
@@ -22,6 +23,7 @@ def test_a_run_of_images_is_read(tmp_path):
     assert run.memory == 6000
     assert run.before_growth == {3: pytest.approx(0.3), 5: pytest.approx(0.15)}
     assert run.grown == {3: 0.3125, 5: 0.15625}
+    assert run.growth_jumps[3] == pytest.approx(math.log(0.7 / 0.6875))
     assert run.extras == {"expert_usage": {1: [1], 5: [3]}}
 
 
@@ -29,6 +31,7 @@ def test_text_takes_what_was_before_growth_from_the_stage_before(tmp_path):
     run = read_figures(write_run(tmp_path / "R", [40.0, 30.0], "gmoe", text_stream(2), num_experts=(4, 6)))
     assert run.before_growth == {1: 42.0}
     assert run.grown == {1: 37.5}
+    assert run.growth_jumps == {1: pytest.approx(math.log(37.5 / 42.0))}
     assert run.anytime == 35.0
 
 

@@ -68,6 +68,7 @@ def _run(row: PaperRow) -> RunFigures:
         valid={},
         before_growth={},
         grown={},
+        growth_jumps={},
         wall_seconds={},
         extras={},
     )

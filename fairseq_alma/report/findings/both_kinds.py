@@ -1,23 +1,25 @@
 """Findings of the paper about text and images alike: size, waiting for everything, smooth growth."""
 
 import itertools
-from typing import Mapping, Optional
+from typing import Optional
 
 from fairseq_alma.report.experiment import Experiment
 from fairseq_alma.report.findings.evidence import Evidence
 from fairseq_alma.report.findings.finding import Comparison, Finding
+from fairseq_alma.report.run_figures import RunFigures
 from fairseq_alma.report.spread import Spread
 
-SMOOTH = 1e-3  # a relative change of the validation value at a growth step that passes for none
+SMOOTH = (
+    1e-3  # nats: a change of the validation loss at a growth step that passes for none; of perplexity, a thousandth
+)
 
 
 def larger_is_better(evidence: Evidence) -> Finding:
     """Larger models generalise better."""
     comparisons: list[Comparison] = []
-    for smaller, larger in evidence.neighbouring_sizes():
-        for experiment in evidence.select(size=smaller, times=None):
-            other = evidence.same_at(experiment, larger)
-            comparisons += evidence.lower(other, experiment) if other is not None else []
+    for experiment in evidence.select(times=None):
+        larger = evidence.next_larger(experiment)
+        comparisons += evidence.lower(larger, experiment) if larger is not None else []
     for size in evidence.sizes:
         singles = sorted(evidence.select("sm", "moe", size=size), key=_experts)
         for fewer, more in itertools.pairwise(singles):
@@ -34,16 +36,18 @@ def larger_is_better(evidence: Evidence) -> Finding:
 def larger_learns_faster(evidence: Evidence) -> Finding:
     """Larger models learn more from less data: of text than all smaller ones, of images than the same learner."""
     early = max(0, evidence.num_arrivals // 10 - 1)
-    comparisons: list[Comparison] = []
+    pairs: list[tuple[Optional[Experiment], Optional[Experiment]]] = []
     for smaller, larger in evidence.neighbouring_sizes():
-        best = evidence.best(evidence.select(size=smaller))
-        for experiment in evidence.select(size=larger):
-            goal = best if experiment.first.is_text else evidence.same_at(experiment, smaller)
-            if goal is not None and experiment.first.planned[0] <= early:
-                comparisons += evidence.lower_final(experiment, goal, early)
+        best = evidence.best([each for each in evidence.select(size=smaller) if each.first.is_text])
+        pairs += [(each, best) for each in evidence.select(size=larger)]
+    pairs += [(evidence.next_larger(each), each) for each in evidence.select() if not each.first.is_text]
+    comparisons: list[Comparison] = []
+    for more, goal in pairs:
+        if more is not None and goal is not None and more.first.planned[0] <= early:
+            comparisons += evidence.lower_final(more, goal, early)
     after = "one mega-batch" if early == 0 else "a tenth of the stream"
     return Finding(
-        f"Larger models are more sample efficient: after {after} they are ahead of smaller ones after all of it.",
+        f"Larger models are more sample efficient: after {after} they are ahead of smaller ones after all of the data.",
         "paper v5, sections 6.1 and 6.2",
         f"complete runs with two sizes of backbone, the larger one updated within {after}",
         comparisons,
@@ -71,24 +75,30 @@ def waiting_for_everything(evidence: Evidence) -> Finding:
 def growth_is_smooth(evidence: Evidence) -> Finding:
     """Splitting an expert changes no loss."""
     comparisons: list[Comparison] = []
+    jumps_of_copies: list[float] = []
     for experiment in evidence.select("gmoe"):
-        if experiment.first.is_text and experiment.first.options.get("grow_method") != "split":
+        change = experiment.spread(_largest_jump)
+        if change is None:
             continue
-        change = Spread.of({run.seeds: _largest_change(run.before_growth, run.grown) for run in experiment.complete})
-        if change is not None:
-            what, limit = "largest change at a growth step, percent", Spread.exactly(SMOOTH)
-            comparisons.append(Comparison(experiment.name, "limit", change, limit, what, 2, 100))
+        if experiment.first.is_text and experiment.first.options.get("grow_method") != "split":
+            jumps_of_copies.append(change.mean)
+        else:
+            what, limit = "largest change of the validation loss at a growth step, nats", Spread.exactly(SMOOTH)
+            comparisons.append(Comparison(experiment.name, "limit", change, limit, what, None))
     return Finding(
         "Growth of a tree of experts is smooth: the loss right after a split is that right before.",
         "paper v5, section 4.2 and appendix A",
         "a complete run of gMoE that splits experts",
         comparisons,
+        f"Growth of a flat mixture, as by copies, changes it by up to {max(jumps_of_copies):.2g}."
+        if jumps_of_copies
+        else "",
     )
 
 
-def _largest_change(before: Mapping[int, float], after: Mapping[int, float]) -> Optional[float]:
-    """Return the largest relative change over all growth steps, or None without any."""
-    return max((abs(after[arrival] / value - 1) for arrival, value in before.items() if value), default=None)
+def _largest_jump(run: RunFigures) -> Optional[float]:
+    """Return the largest change of the loss over all growth steps, or None without any."""
+    return max(map(abs, run.growth_jumps.values()), default=None)
 
 
 def _experts(experiment: Experiment) -> tuple[int, int]:

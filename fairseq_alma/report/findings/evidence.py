@@ -1,7 +1,7 @@
 """The experiments on one stream, and how findings pick pairs from them and compare these."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Callable, Iterator, Optional, Sequence
 
@@ -79,6 +79,11 @@ class Evidence:
         found = (each for each in self.complete if each.first.size == size)
         return next((each for each in found if (each.label, each.first.experts) == wanted), None)
 
+    def next_larger(self, experiment: Experiment) -> Optional[Experiment]:
+        """Return the same learner over the next larger backbone that it was run with."""
+        larger = self.sizes[self.sizes.index(experiment.first.size) + 1 :]
+        return next((found for size in larger if (found := self.same_at(experiment, size)) is not None), None)
+
     def lower(self, one: Experiment, other: Experiment, ties_count: bool = False) -> list[Comparison]:
         """Compare CER or average perplexity, of which the claim says that the first one's is lower.
 
@@ -118,16 +123,15 @@ class Evidence:
     ) -> list[Comparison]:
         """Compare the best candidate that costs no more with another experiment; the claim says that it is lower.
 
-        A candidate that is far cheaper and loses says nothing about the budget, so it is left out; one that wins does.
+        A candidate that is far cheaper and loses says nothing about the budget; one that wins does.
         """
         limit = budget(other)
         best = self.best([each for each in candidates if budget(each) <= NO_MORE * limit])
         if best is None:
             return []
         comparisons = self.lower(best, other, ties_count)
-        if budget(best) < limit / COMPARABLE:
-            return [comparison for comparison in comparisons if comparison.outcome > 0]
-        return comparisons
+        is_far_cheaper = budget(best) < limit / COMPARABLE
+        return [replace(each, decides=not is_far_cheaper or each.outcome > 0) for each in comparisons]
 
 
 def _waits_long(run: RunFigures) -> bool:

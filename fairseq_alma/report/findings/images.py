@@ -9,6 +9,7 @@ from fairseq_alma.report.findings.finding import Comparison, Finding
 from fairseq_alma.report.spread import Spread
 
 SOURCE = "paper v5, section 6.1"
+GROWING = ("gmoe", "firefly", "gens")
 
 
 def intermediate_wait_is_best(evidence: Evidence) -> Finding:
@@ -35,7 +36,7 @@ def larger_waits_less(evidence: Evidence) -> Finding:
             {waits[0].first.learner: waits for waits in _waits(evidence, size) if len(waits) > 1}
             for size in (evidence.sizes[0], evidence.sizes[-1])
         )
-        for learner in small.keys() & large.keys():
+        for learner in sorted(small.keys() & large.keys()):
             best = [evidence.best(waits[learner]) for waits in (large, small)]
             if best[0] is not None and best[1] is not None:
                 spreads = [Spread(each.first.wait, math.nan, {None: each.first.wait}) for each in best if each]
@@ -175,9 +176,18 @@ def _same_wait(evidence: Evidence, one: str, other: str) -> Iterator[tuple[Exper
 
 
 def _against_growing(evidence: Evidence, budget: Budget, winner: str, losers: tuple[str, ...]) -> list[Comparison]:
-    """Compare each loser with the best winner of the same waiting time that costs no more, over any backbone."""
+    """Compare each loser with the best winner of the same waiting time that costs no more, over any backbone.
+
+    A learner that would grow, and waits for so long that it never does, has not shown what growth is worth.
+    """
     comparisons: list[Comparison] = []
-    for loser in evidence.select(*losers):
+    for loser in filter(_grows_if_it_can, evidence.select(*losers)):
         candidates = [each for each in evidence.select(winner) if each.first.wait == loser.first.wait]
+        candidates = list(filter(_grows_if_it_can, candidates))
         comparisons += evidence.within_budget(candidates, loser, budget)
     return comparisons
+
+
+def _grows_if_it_can(experiment: Experiment) -> bool:
+    run = experiment.first
+    return run.learner not in GROWING or len(set(run.num_params.values())) > 1

@@ -81,7 +81,7 @@ def test_a_finding_that_runs_contradict_did_not_hold(tmp_path):
     finding = about(verdicts([few, many]), "Larger models are better")
     assert finding.verdict is Verdict.NOT_HELD
     assert finding.decided_by == "The one comparison contradicts it, it rests on one seed."
-    assert finding.comparisons[0].show() == "avg PPL: SM_w1, 8 experts 25.00 > SM_w1, 4 experts 20.00"
+    assert finding.comparisons[0].show() == "avg PPL: SM_w1 (8 experts) 25.00 > SM_w1 (4 experts) 20.00"
 
 
 def test_seeds_decide_whether_a_difference_is_too_close_to_tell(tmp_path):
@@ -119,8 +119,21 @@ def test_the_best_wait_is_found_for_small_and_large_models(tmp_path):
     assert about(found, "intermediate waiting time").verdict is Verdict.HELD
     smaller = about(found, "Smaller waiting times")
     assert smaller.verdict is Verdict.HELD
-    assert smaller.comparisons[0].show().startswith("best waiting time, mega-batches: SM_w1, mlp, width 64 1 < SM_w2")
+    assert smaller.comparisons[0].show().startswith("best waiting time, mega-batches: SM_w1 (mlp, width 64) 1 < SM_w2")
     assert about(found, "Waiting for all data").verdict is Verdict.HELD
+
+
+def test_a_learner_is_compared_with_the_next_size_that_it_was_run_with(tmp_path):
+    runs = [image_run(tmp_path, "sm", width, 1, 1 / width) for width in (4, 8, 64)]
+    runs += [image_run(tmp_path, "ens", width, 1, 1 / width) for width in (4, 64)]
+    found = verdicts(runs)
+    for claim in ("Larger models are better", "sample efficient"):
+        pairs = [(each.higher, each.lower) for each in about(found, claim).comparisons]
+        assert pairs == [
+            ("SM_w1, mlp, width 4", "SM_w1, mlp, width 8"),
+            ("Ens_w1, 5 models, mlp, width 4", "Ens_w1, 5 models, mlp, width 64"),
+            ("SM_w1, mlp, width 8", "SM_w1, mlp, width 64"),
+        ]
 
 
 def test_growing_learners_are_compared_at_the_same_budget(tmp_path):
@@ -166,6 +179,51 @@ def test_growth_is_smooth_if_a_split_changes_nothing(after, verdict, tmp_path):
     run = write_run(tmp_path / "R", [9.0, 8.0], "gmoe", text_stream(2), num_experts=(4, 6), grow_method="split",
                     stage_extras=grown)  # fmt: skip
     assert about(verdicts([run]), "smooth").verdict is verdict
+
+
+def test_smoothness_of_image_mixtures_is_told_by_the_loss_not_by_the_error(tmp_path):
+    def grown(name, after):
+        splits = [{}, {"before_growth": {"valid": {"loss": 0.3, "error": 0.05}},
+                       "after_growth": {"valid": {"loss": after, "error": 0.05}}}]  # fmt: skip
+        return write_run(tmp_path / name, [0.1, 0.05], "gmoe", image_stream(2), num_experts=(1, 2), stage_extras=splits)
+
+    finding = about(verdicts([grown("smooth", 0.30000003)]), "smooth")
+    assert finding.verdict is Verdict.HELD
+    assert "nats: gMoE_w1 (1 to 2 experts) 3e-08 < limit 0.001" in finding.comparisons[0].show()
+    assert about(verdicts([grown("jump", 0.35)]), "smooth").verdict is Verdict.NOT_HELD
+
+
+def test_what_growth_by_copies_does_stands_beside_what_splits_do(tmp_path):
+    roots = [write_run(tmp_path / method, [9.0, 8.0], "gmoe", text_stream(2), num_experts=(4, 6), grow_method=method,
+                       stage_extras=[{}, {"before_growth": {"valid": {"loss": 3.0, "ppl": 10.0}},
+                                          "after_growth": {"valid": {"loss": 3.0, "ppl": after}}}])
+             for method, after in (("split", 10.0), ("copy", 10.5))]  # fmt: skip
+    finding = about(verdicts(roots), "smooth")
+    assert finding.verdict is Verdict.HELD
+    assert finding.decided_by.endswith("Growth of a flat mixture, as by copies, changes it by up to 0.049.")
+
+
+def test_a_growing_learner_that_waits_too_long_to_grow_says_nothing_of_growth(tmp_path):
+    runs = [image_run(tmp_path, "sm", 8, 20, 0.2), image_run(tmp_path, "gmoe", 8, 20, 0.3)]
+    found = verdicts(runs)
+    for budget in ("For a given memory", "For a given training compute it is"):
+        assert about(found, budget).verdict is Verdict.NOT_ENOUGH
+
+
+def test_losing_for_far_less_compute_decides_nothing_and_is_not_hidden(tmp_path):
+    def pair(wait, growing, fixed):
+        grows = {"num_params": (400, 800, 1200), "train_flops": 1e12}
+        return [image_run(tmp_path, "gens", 4, wait, growing, **grows), image_run(tmp_path, "ens", 4, wait, fixed)]
+
+    claim = "gEns beats Ens"
+    runs = pair(1, 0.2, 0.3) + pair(2, 0.3, 0.2) + pair(4, 0.3, 0.2)
+    finding = about(verdicts(runs), claim)
+    assert finding.verdict is Verdict.NOT_ENOUGH
+    assert finding.decided_by.startswith(
+        "1 of 3 comparisons bears it out, 2 decide nothing, it rests on one seed. Needs"
+    )
+    assert "decides nothing, the first one costs less" in finding.comparisons[-1].show()
+    assert about(verdicts(runs[:4]), claim).verdict is Verdict.HELD
 
 
 def test_streams_are_not_compared_with_each_other(tmp_path):
