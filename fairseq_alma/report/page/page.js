@@ -22,6 +22,16 @@ for (const table of document.querySelectorAll("table")) {
   });
 }
 
+// Where a table is wider than its place, its right edge is shaded until one has scrolled there.
+for (const scroll of document.querySelectorAll(".scroll")) {
+  const shade = () => {
+    const hidden = scroll.scrollWidth - scroll.clientWidth - scroll.scrollLeft;
+    scroll.parentElement.classList.toggle("more", hidden > 2);
+  };
+  scroll.addEventListener("scroll", shade, { passive: true });
+  new ResizeObserver(shade).observe(scroll);
+}
+
 // A click on a figure shows it large.
 const large = document.getElementById("large");
 for (const button of document.querySelectorAll(".enlarge")) {

@@ -43,14 +43,24 @@ def arrival_table(runs: Sequence[RunFigures], groups: Sequence[Experiment]) -> T
     num_arrivals = max(run.num_arrivals for run in runs)
     chosen = shown_arrivals(num_arrivals)
     ends = [measure.anytime, measure.final, *(["bits per byte"] if is_text else [])]
-    header = [*names.header, "params", *(f"t{t}" for t in chosen), *ends, "train FLOPs", "run"]
-    plain_header = [*names.header, "params", *(f"t{t}" for t in range(num_arrivals)), *ends, "train FLOPs", "run"]
+    seeds = ["seed"] if len({run.seed for run in runs}) > 1 else []
+    header = [*names.header, *seeds, "params", *(f"t{t}" for t in chosen), *ends, "train FLOPs", "run"]
+    plain_header = [
+        *names.header,
+        *seeds,
+        "params",
+        *(f"t{t}" for t in range(num_arrivals)),
+        *ends,
+        "train FLOPs",
+        "run",
+    ]
     ranks = {experiment.first.settings: rank for rank, experiment in enumerate(groups)}
     runs = sorted(runs, key=lambda run: (ranks[run.settings], run.seed))
     rows: list[list[TableCell]] = []
     plain: list[list[Cell]] = []
     for run in runs:
         head = [*names.cells(experiment_of_settings[run.settings])[:-1], name_cell(run.experts)]
+        head += [number_cell(str(run.seed), run.seed)] if seeds else []
         values, last = _cells(run, num_arrivals), _ends(run)
         cells = [number_cell(measure.show(values[t]), values[t]) for t in chosen]
         shown_ends = [show_number(last[0], measure.anytime_digits), measure.show(last[1]), show_number(last[2], 3)]
@@ -59,7 +69,7 @@ def arrival_table(runs: Sequence[RunFigures], groups: Sequence[Experiment]) -> T
         flops = number_cell(show_power(run.computation), run.computation)
         rows.append([*head, number_cell(show_params(run), params), *cells, flops, name_cell(path)])
         plain.append([*(cell.text for cell in head), params, *values, *last[: len(ends)], run.computation, path])
-    first = len(names.header) + 1
+    first = len(names.header) + len(seeds) + 1
     rows = mark_best(rows, range(first, first + len(chosen) + len(ends)), [run.iid is None for run in runs])
     notes = (TEXT_NOTES if is_text else IMAGE_NOTES) + NOTES
     return Table(

@@ -39,6 +39,14 @@ def test_errors_are_shown_in_percent_and_summed_in_percent_points(tmp_path):
     assert row[:-1] == ["SM_w1", "1", "1k", "50.00", "25.00", "75.0", "25.00", "2.00e+12"]
 
 
+def test_rows_that_differ_by_their_seeds_say_so(tmp_path):
+    runs = [write_run(tmp_path / f"R{seed}", [30.0, 20.0 + seed], stream=text_stream(2), seed=seed) for seed in (1, 2)]
+    assert "seed" not in tables(runs[:1])["perplexity"].header
+    found = tables(runs)["perplexity"]
+    assert [(row["seed"], row["t1"]) for row in rows(found)] == [("1", "21.0"), ("2", "22.0")]
+    assert "**21.00**" in found.markdown() and "**1**" not in found.markdown()
+
+
 def test_the_best_of_each_column_is_marked_where_there_are_two(tmp_path):
     runs = [write_run(tmp_path / "A", [30.0, 20.0], stream=text_stream(2))]
     assert "**" not in tables(runs)["perplexity"].markdown()
