@@ -4,9 +4,11 @@ They are read by fairseq's own parser, so that fairseq's commands train and test
 """
 
 import argparse
+import ast
+import math
 import shlex
 import warnings
-from typing import Any, Mapping, NoReturn, Optional
+from typing import Any, Mapping, NoReturn, Optional, Sequence
 
 import torch
 from fairseq import options as fairseq_options
@@ -57,8 +59,35 @@ class ImageSettings:
         self._plain = _without_objects(
             {name: vars(part) if isinstance(part, argparse.Namespace) else part for name, part in content.items()}
         )
-        self._optimizer = build_optimizer(self.cfg.optimizer, [torch.nn.Parameter(torch.zeros(1))]).optimizer
-        self.build(1)  # refuses options that make no network, before anything is written
+        self._optimizer = self._first_optimizer()
+        self._try_build()
+
+    def _first_optimizer(self) -> torch.optim.Optimizer:
+        """Build an optimizer as fairseq does. Raises AlmaError if it takes no such options."""
+        rates = list(self.cfg.optimization.lr)
+        given = {name: " ".join(self.options.last(name) or ()) for name in ("--optimizer", "--lr")}
+        if len(rates) != 1 or not 0 < rates[0] < math.inf:
+            raise AlmaError(f"--lr {given['--lr']} after the --: one number above 0 is needed, the same for all epochs")
+        _check_betas(self.options.last("--adam-betas"))
+        try:
+            return build_optimizer(self.cfg.optimizer, [torch.nn.Parameter(torch.zeros(1))]).optimizer
+        except (ValueError, TypeError) as error:
+            raise AlmaError(
+                f"options after the --: --optimizer {given['--optimizer']} refuses its options "
+                f"({error}); correct them, or leave them out"
+            ) from error
+
+    def _try_build(self) -> None:
+        """Raise AlmaError if the options make no network, before anything is written."""
+        try:
+            self.build(1)
+        except RuntimeError as error:
+            if not any(word in str(error) for word in ("memory", "overflow")):
+                raise
+            sizes = " ".join(self.options.model_words())
+            raise AlmaError(
+                f"options after the --: {self.options.arch} {sizes} does not fit into memory; give smaller sizes"
+            ) from error
 
     def training(self) -> TrainingSettings:
         """Return how a stage is trained."""
@@ -124,6 +153,20 @@ def _takes_images(model: Any) -> bool:
     return isinstance(model, type) and issubclass(model, ImageClassifier)
 
 
+def _check_betas(words: Optional[Sequence[str]]) -> None:
+    """Raise AlmaError unless --adam-betas is a pair of numbers: fairseq would evaluate whatever stands there."""
+    if words is None:
+        return
+    given = " ".join(words)
+    try:
+        first, second = ast.literal_eval(given)
+        fits = 0 <= first < 1 and 0 <= second < 1
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+        fits = False
+    if not fits:
+        raise AlmaError(f"--adam-betas {given} after the --: two numbers from 0 to 1 are needed, such as '(0.9, 0.98)'")
+
+
 def _without_objects(content: Any) -> Any:
     """Return plain data with everything else, such as the values of an enumeration, as text."""
     if isinstance(content, dict):
@@ -136,4 +179,4 @@ def _without_objects(content: Any) -> Any:
 
 
 def _refuse(message: str) -> NoReturn:
-    raise AlmaError(f"options after the --: {message}")
+    raise AlmaError(f"options after the --: {message.replace('invalid <lambda> value', 'invalid value')}")
