@@ -10,7 +10,7 @@ from typing import Mapping, Optional, Sequence, Union
 import numpy as np
 
 from fairseq_alma.data.manifest import MANIFEST, ImagesEntry, StreamFile
-from fairseq_alma.data.stream import Stream, megabatch_valid_name
+from fairseq_alma.data.stream import Stream, megabatch_name, megabatch_valid_name
 from fairseq_alma.errors import AlmaError
 
 _REMEDY = "prepare the stream again, or copy this file again from where it is whole"
@@ -46,6 +46,10 @@ class ImageStream:
         files = [*entry.files, *(file for split in stream.splits for file in split.files)] if entry else []
         if entry is None or len(files) != 2 + len(stream.splits):
             raise AlmaError(f"{stream.root / MANIFEST}: damaged, a stream of images without them; prepare it again")
+        names = [name(t) for t in range(stream.num_megabatches) for name in (megabatch_name, megabatch_valid_name)]
+        missing = {*names, "test"} - {split.name for split in stream.splits}
+        if missing:
+            raise AlmaError(f"{stream.root / MANIFEST}: damaged, no {', '.join(sorted(missing))}; prepare it again")
         images = _load(stream.root, entry.files[0], np.dtype(np.uint8), (None, *entry.shape), mapped=True)
         labels = _load(stream.root, entry.files[1], np.dtype(np.int64), (len(images),))
         _check_range(stream.root, entry.files[1], labels, entry.num_classes)
@@ -133,7 +137,9 @@ def _load(
     try:
         array = np.load(path, mmap_mode="r" if mapped else None, allow_pickle=False)
     except (ValueError, EOFError, OverflowError) as error:
-        raise AlmaError(f"{path}: damaged, no .npy file ({error}); {_REMEDY}") from error
+        # NumPy takes what it does not know for a pickle, and advises to trust it.
+        reason = "it does not begin as one" if "you trust" in str(error) else error
+        raise AlmaError(f"{path}: damaged, no .npy file ({reason}); {_REMEDY}") from error
     fits = array.ndim == len(shape) and all(need in (None, size) for need, size in zip(shape, array.shape, strict=True))
     if array.dtype != dtype or not fits:
         needed = ", ".join("any" if size is None else str(size) for size in shape)

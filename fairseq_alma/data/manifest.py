@@ -5,6 +5,7 @@ The manifest names every file with its size and sha256, so that whoever trains o
 
 import hashlib
 import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Iterable, Mapping
@@ -27,6 +28,10 @@ class StreamFile:
     path: str
     size: int
     sha256: str
+
+    def __post_init__(self) -> None:
+        if (type(self.path), type(self.size), type(self.sha256)) != (str, int, str):
+            raise TypeError(f"file {self.path!r} of size {self.size!r} and sha256 {self.sha256!r}")
 
     @classmethod
     def describe(cls, root: Path, path: str) -> "StreamFile":
@@ -74,6 +79,8 @@ class Split:
     def from_json(cls, content: Mapping[str, Any]) -> "Split":
         """Build a split from its entry in the manifest."""
         counts = {key: value for key, value in content.items() if key != "files"}
+        if not all(type(value) is int for key, value in counts.items() if key != "name"):
+            raise TypeError(f"counts {counts}")
         return cls(files=tuple(StreamFile(**entry) for entry in content["files"]), **counts)
 
 
@@ -131,14 +138,22 @@ class ImagesEntry:
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> "ImagesEntry":
-        """Build the entry from the manifest's JSON."""
+        """Build the entry from the manifest's JSON. Raises ValueError or TypeError if it cannot be one."""
         channels, height, width = content["shape"]
+        sizes = (channels, height, width, content["num_classes"])
+        if not all(type(size) is int and size > 0 for size in sizes):
+            raise ValueError(f"shape {content['shape']} and {content['num_classes']} classes")
+        mean, std = tuple(content["mean"]), tuple(content["std"])  # as they are: the fingerprint is over their spelling
+        if {len(mean), len(std)} != {channels} or not all(map(math.isfinite, mean + std)) or min(std) <= 0:
+            raise ValueError(f"mean {content['mean']} and std {content['std']} of {channels} channels")
+        if not isinstance(content["augment"], bool):
+            raise ValueError(f"augment {content['augment']!r}")
         return cls(
             dataset=content["dataset"],
             shape=(channels, height, width),
             num_classes=content["num_classes"],
-            mean=tuple(content["mean"]),
-            std=tuple(content["std"]),
+            mean=mean,
+            std=std,
             augment=content["augment"],
             files=tuple(StreamFile(**entry) for entry in content["files"]),
         )

@@ -219,7 +219,7 @@ def _read_json(manifest: Path) -> dict[str, Any]:
         )
     try:
         content = json.loads(manifest.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise AlmaError(f"{manifest}: damaged, not JSON ({error}); prepare the stream again") from error
     if not isinstance(content, dict):
         raise AlmaError(f"{manifest}: damaged, a {type(content).__name__} found where a JSON object is needed")

@@ -91,6 +91,56 @@ def test_manifest_without_a_whole_entry_of_images_is_refused(stream, entry):
         ImageStream.open(stream.stream.root)
 
 
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [
+        (("images", "shape"), ["a", 4, 5]),
+        (("images", "shape"), [0, 4, 5]),
+        (("images", "num_classes"), "7"),
+        (("images", "num_classes"), -1),
+        (("images", "mean"), "x"),
+        (("images", "mean"), []),
+        (("images", "mean"), [None]),
+        (("images", "mean"), [0.1, 0.2]),
+        (("images", "std"), [0]),
+        (("images", "std"), [float("nan")]),
+        (("images", "augment"), "maybe"),
+        (("images", "files", 0, "path"), 5),
+        (("images", "files", 1, "size"), "big"),
+        (("splits", 0, "num_images"), None),
+        (("splits", 0, "name"), "megabatch-009/train"),
+        (("splits", 1, "name"), "megabatch-000/train"),
+        (("splits", -1, "name"), "exam"),
+    ],
+    ids=str,
+)
+def test_a_manifest_with_something_else_in_a_place_is_refused_in_one_line(stream, place, value):
+    manifest = stream.stream.root / "stream.json"
+    content = json.loads(manifest.read_text())
+    *above, last = place
+    inner = content
+    for key in above:
+        inner = inner[key]
+    inner[last] = value
+    manifest.write_text(json.dumps(content))
+    with pytest.raises(AlmaError, match=r"stream\.json: damaged.* prepare (it|the stream) again") as error:
+        ImageStream.open(stream.stream.root)
+    assert "\n" not in str(error.value)
+
+
+def test_a_manifest_whose_lists_never_end_is_refused(stream):
+    (stream.stream.root / "stream.json").write_text("[" * 100_000)
+    with pytest.raises(AlmaError, match=r"stream\.json: damaged, not JSON"):
+        ImageStream.open(stream.stream.root)
+
+
+def test_what_numpy_takes_for_a_pickle_is_not_recommended_for_trust(stream):
+    path = stream.stream.root / "images.npy"
+    path.write_bytes(b"x" * path.stat().st_size)
+    with pytest.raises(AlmaError, match=r"damaged, no \.npy file \(it does not begin as one\)"):
+        ImageStream.open(stream.stream.root)
+
+
 @pytest.mark.parametrize("name", ["images.npy", "labels.npy", "megabatch-002/valid.npy", "test.npy"])
 @pytest.mark.parametrize("damage", ["missing", "cut", "no array"])
 def test_damaged_file_is_named(stream, name, damage):
