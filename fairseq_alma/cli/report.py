@@ -50,10 +50,14 @@ class _Faults:
         self.num_now = 0
 
     def __call__(self, error: AlmaError) -> None:
-        if str(error) not in self.told:
-            print(error, file=sys.stderr)
-        self.told.add(str(error))
+        self.tell(str(error))
         self.num_now += 1
+
+    def tell(self, line: str) -> None:
+        """Print a line on standard error, once."""
+        if line not in self.told:
+            print(line, file=sys.stderr)
+        self.told.add(line)
 
 
 def _read_runs(paths: Sequence[Path], faults: _Faults) -> list[RunFigures]:
@@ -101,6 +105,11 @@ def _report(arguments: argparse.Namespace, faults: _Faults) -> list[RunFigures]:
         return runs
     chosen = runs if arguments.mix else _on_one_stream(runs, faults)
     report = Report(chosen, arguments.paper)
+    if arguments.paper and not any(table.name.startswith("paper") for table in report.tables):
+        faults.tell(
+            "--paper: ignored for the tables, as none of these runs is a row of the paper's Tables 1 and 2, which are "
+            "of text (SM, Ens, gEns and gMoE that copies, with waiting 1, 3 or 4)"
+        )
     if not arguments.watch:
         print(report.text(), end="")
     if arguments.out is not None:

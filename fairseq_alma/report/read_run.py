@@ -39,11 +39,10 @@ def read_figures(path: Path, complain: Optional[Complain] = None) -> RunFigures:
         AlmaError: the folder is no run, or one of its records is damaged; names the file.
     """
     folder = RunFolder(path)
-    run = folder.read_run()
+    run = folder.read_run() if path.is_dir() else None
     if run is None:
-        raise AlmaError(
-            f"{path}: no {RUN_RECORD} in it, so this is no run; give a folder that alma-stream wrote (--run)"
-        )
+        found = f"no {RUN_RECORD} in it" if path.is_dir() else "a file" if path.exists() else "no such folder"
+        raise AlmaError(f"{path}: {found}, so this is no run; give a folder that alma-stream wrote (--run)")
     try:
         kind = run["stream"]["kind"]
         if kind not in RESULT:
@@ -52,7 +51,8 @@ def read_figures(path: Path, complain: Optional[Complain] = None) -> RunFigures:
     except (KeyError, TypeError, ValueError, AttributeError, ZeroDivisionError) as error:
         if isinstance(error, AlmaError):
             raise
-        raise AlmaError(f"{path / RUN_RECORD}: damaged ({error!r}); give another folder") from error
+        what = f"{error} missing" if isinstance(error, KeyError) else str(error)
+        raise AlmaError(f"{path / RUN_RECORD}: damaged, {what}; leave this folder out, or run it anew") from error
 
 
 def _figures(path: Path, run: Mapping[str, Any], records: list[Mapping[str, Any]]) -> RunFigures:

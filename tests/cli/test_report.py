@@ -98,26 +98,35 @@ def test_what_cannot_be_read_is_named_and_the_rest_is_reported(tmp_path, capsys)
     (damaged / "stage-001" / "stage.json").write_text('{"stage": 1, "megabatches": [1]')
     incomplete = write_run(tmp_path / "incomplete", {0: 30.0})
     (incomplete / "stage-000" / "stage.json").write_text('{"stage": 0, "megabatches": [0], "test": {"loss": 1}}')
-    no_run = tmp_path / "S1"
-    assert main([str(good), str(damaged), str(incomplete), str(no_run), str(tmp_path / "nowhere")]) == 1
+    no_run, file = tmp_path / "S1", good / "run.json"
+    assert main([str(good), str(damaged), str(incomplete), str(no_run), str(tmp_path / "nowhere"), str(file)]) == 1
     captured = capsys.readouterr()
     table = rows(captured.out)
     assert set(table) == {"good", "damaged", "incomplete"}
     assert [table["damaged"][f"t{t}"] for t in range(4)] == ["30.00", "–", "–", "–"]
     assert table["incomplete"]["t0"] == "–"
     errors = captured.err.splitlines()
-    assert len(errors) == 4
+    assert len(errors) == 5
     assert "damaged/stage-001/stage.json: damaged, not JSON" in errors[0]
     assert "incomplete/stage-000/stage.json: damaged, num_params, num_experts" in errors[1]
     assert "S1: no run.json in it" in errors[2]
-    assert "nowhere: no run.json in it" in errors[3]
+    assert "nowhere: no such folder, so this is no run" in errors[3]
+    assert "good/run.json: a file, so this is no run" in errors[4]
 
 
 def test_a_damaged_run_record_is_named(tmp_path, capsys):
     run = write_run(tmp_path / "R", {0: 30.0})
     (run / "run.json").write_text('{"learner": "sm"}')
     assert main([str(run)]) == 1
-    assert "R/run.json: damaged" in capsys.readouterr().err
+    assert "R/run.json: damaged, 'stream' missing; leave this folder out" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("stream", [fakes.image_stream(4), fakes.text_stream()], ids=["images", "text"])
+def test_an_option_for_the_papers_numbers_that_does_nothing_says_so(stream, tmp_path, capsys):
+    run = fakes.write_run(tmp_path / "R", learner="ens", stream=stream, wait=2)
+    assert main([str(run), "--paper"]) == 0
+    (note,) = capsys.readouterr().err.splitlines()
+    assert note.startswith("--paper: ignored for the tables")
 
 
 def test_runs_on_different_streams_are_refused_unless_mixed(tmp_path, capsys):
@@ -238,7 +247,7 @@ def test_watching_ends_when_all_runs_are_complete(tmp_path, capsys, monkeypatch,
         f"written: {tmp_path}/out/index.html, {stages} of {planned} stages"
         for stages, planned in ((1, 2), (3, 4), (4, 4))
     ]
-    assert captured.err.count("no run.json in it") == 1
+    assert captured.err.count("no such folder") == 1
     assert "refresh" not in (tmp_path / "out" / "index.html").read_text()
 
 
