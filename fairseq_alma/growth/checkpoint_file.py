@@ -15,13 +15,16 @@ Checkpoint = dict[str, Any]
 DICTIONARY_KEY = "alma_dictionary_sha256"
 """Key in a checkpoint's ``task_state``: identifies the vocabulary that the model was trained with."""
 
+_REMEDY = "give a checkpoint that fairseq-train or alma-grow wrote"
 
-def read_checkpoint(path: Union[str, Path], mmap: bool = True) -> Checkpoint:
+
+def read_checkpoint(path: Union[str, Path], mmap: bool = True, remedy: str = _REMEDY) -> Checkpoint:
     """Load a checkpoint on the CPU, without executing anything that a pickle could contain.
 
     Args:
         path: the file.
         mmap: leave tensors on disk until they are used; then reading only the configuration costs next to nothing.
+        remedy: what to do if it cannot be read, for messages.
 
     Returns:
         The dictionary that fairseq saved: ``cfg``, ``model``, ``extra_state`` and so on.
@@ -30,7 +33,6 @@ def read_checkpoint(path: Union[str, Path], mmap: bool = True) -> Checkpoint:
         AlmaError: if the file is missing, truncated, or no checkpoint of fairseq.
     """
     path = Path(path)
-    remedy = "give a checkpoint that fairseq-train or alma-grow wrote"
     if not path.is_file():
         raise AlmaError(f"{path}: no such checkpoint file; {remedy}")
     if not zipfile.is_zipfile(path):
@@ -39,8 +41,10 @@ def read_checkpoint(path: Union[str, Path], mmap: bool = True) -> Checkpoint:
     try:
         checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
     except (RuntimeError, pickle.UnpicklingError, EOFError, KeyError, ValueError) as error:
-        first_line = str(error).splitlines()[0]
-        raise AlmaError(f"{path}: cannot be loaded as a checkpoint ({first_line}); {remedy}") from error
+        reason = str(error).partition("\n")[0] or type(error).__name__
+        if isinstance(error, pickle.UnpicklingError):  # whose first line advises to run whatever the file holds
+            reason = "damaged, or it holds more than weights and plain data"
+        raise AlmaError(f"{path}: cannot be loaded as a checkpoint ({reason}); {remedy}") from error
     if not isinstance(checkpoint, dict) or "model" not in checkpoint or not _has_config(checkpoint):
         raise AlmaError(f"{path}: no checkpoint of fairseq, it lacks 'model' or 'cfg'; {remedy}")
     return checkpoint

@@ -147,8 +147,8 @@ class ImageBackend:
     def _run(self, plan: StagePlan, training: StageTraining, unfinished: Path, of_seeds: list[int]) -> None:
         """Run all epochs, and save now and then what it takes to go on."""
         before = read_unfinished(unfinished)
-        if before is not None and before.pop(SEEDS) == of_seeds:  # else it is that of other runs side by side
-            training.load_state_dict(before)
+        if before is not None and before.get(SEEDS) == of_seeds:  # else it is that of other runs side by side
+            _go_on(training, before, unfinished)
         per_epoch, num_images = training.updates_per_epoch, training.data.num_images * len(of_seeds)
         saved = began = time.monotonic()
         done = training.epoch
@@ -171,6 +171,16 @@ class ImageBackend:
 
     def _labels(self, rows: Any) -> Tensor:
         return torch.from_numpy(self.stream.labels[rows]).to(self.settings.device)
+
+
+def _go_on(training: StageTraining, before: Mapping[str, Any], path: Path) -> None:
+    """Go on from where a training was cut off. Raises AlmaError if the file is not of this training."""
+    try:
+        training.load_state_dict(before)
+    except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+        raise AlmaError(
+            f"{path}: not of this training ({error}); remove it to train the stage from its beginning"
+        ) from error
 
 
 def _bootstrap(training: Training, plan: StagePlan, num_images: int) -> Optional[Tensor]:

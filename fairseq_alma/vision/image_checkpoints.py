@@ -15,6 +15,7 @@ LAST = "checkpoint_last.pt"
 UNFINISHED = "training.pt"
 TRAINING_KEY = "alma_image_training"
 """Key in a checkpoint's ``extra_state``: what `TrainedModel` says beside weights and configuration."""
+_FACTS = {"grown": dict, "num_updates": int, "num_images": int, "growth": dict}
 _PREFIX = "network."
 
 
@@ -71,12 +72,17 @@ def read_model(path: Path) -> TrainedModel:
     Raises:
         AlmaError: it is missing, damaged, or another command's.
     """
-    checkpoint = read_checkpoint(path, mmap=False)
-    facts = checkpoint.get("extra_state", {}).get(TRAINING_KEY)
+    remedy = f"remove {path.parent.parent} to train that stage again"
+    checkpoint = read_checkpoint(path, mmap=False, remedy=remedy)
+    extra = checkpoint.get("extra_state")
+    facts = extra.get(TRAINING_KEY) if isinstance(extra, dict) else None
     if not isinstance(facts, dict):
-        raise AlmaError(f"{path}: not written by alma-stream; remove it to train the stage again")
-    state = {name.removeprefix(_PREFIX): tensor for name, tensor in checkpoint["model"].items()}
-    return TrainedModel(state, **facts)
+        raise AlmaError(f"{path}: not written by alma-stream; {remedy}")
+    weights = checkpoint["model"]
+    whole = facts.keys() == _FACTS.keys() and all(isinstance(facts[name], kind) for name, kind in _FACTS.items())
+    if not whole or not isinstance(weights, dict) or not all(isinstance(each, Tensor) for each in weights.values()):
+        raise AlmaError(f"{path}: damaged, it is not what alma-stream writes; {remedy}")
+    return TrainedModel({name.removeprefix(_PREFIX): tensor for name, tensor in weights.items()}, **facts)
 
 
 def write_unfinished(path: Path, state: Mapping[str, Any]) -> None:
@@ -92,9 +98,12 @@ def read_unfinished(path: Path) -> Optional[dict[str, Any]]:
     if not path.is_file():
         return None
     try:
-        return torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:
-        raise AlmaError(f"{path}: damaged ({error}); remove it to train the stage from its beginning") from error
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # of many kinds
+        raise AlmaError(f"{path}: damaged; remove it to train the stage from its beginning") from error
+    if not isinstance(state, dict):
+        raise AlmaError(f"{path}: damaged; remove it to train the stage from its beginning")
+    return state
 
 
 def remove_model(folder: Path) -> None:

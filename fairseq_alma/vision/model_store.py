@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any, Mapping, Optional, Sequence
 
 import torch
+from omegaconf.errors import OmegaConfBaseException
 
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.learners.plan import Model
@@ -42,7 +43,7 @@ class ModelStore:
                     f"{self._path(model)}: not there, but a later stage needs it; remove "
                     f"{self.folder.stage_folder(model.stage)} to train that stage again"
                 )
-            self.models[model] = read_model(self._path(model))
+            self.models[model] = self._read(model)
         return self.models[model]
 
     def __setitem__(self, model: Model, trained: TrainedModel) -> None:
@@ -77,6 +78,18 @@ class ModelStore:
                 torch.nn.init.zeros_(parameter)
             self.flops = {key: count_flops(network, self.settings.stream.shape)}
         return self.flops[key]
+
+    def _read(self, model: Model) -> TrainedModel:
+        """Read a checkpoint. Raises AlmaError if its weights are not those of this run's network."""
+        trained = read_model(self._path(model))
+        try:
+            build_network(self.settings, [trained])
+        except (KeyError, RuntimeError, OmegaConfBaseException, AlmaError) as error:
+            raise AlmaError(
+                f"{self._path(model)}: not the weights of this run's network ({error}); remove "
+                f"{self.folder.stage_folder(model.stage)} to train that stage again"
+            ) from error
+        return trained
 
     def _path(self, model: Model) -> Path:
         return self.folder.model_folder(model) / LAST

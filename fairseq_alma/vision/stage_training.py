@@ -9,7 +9,7 @@ B images, K classes.
 
 import math
 from dataclasses import dataclass
-from typing import Any, Callable, Optional, Sequence
+from typing import Any, Callable, Mapping, Optional, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -131,7 +131,7 @@ class StageTraining:
             "units": [vars(unit) for unit in self.units],
         }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a `state_dict`. Raises KeyError or RuntimeError if it is another training's."""
         load_exactly(self.network.state_dict(), state["network"])
         self.optimizer.load_state_dict(state["optimizer"])

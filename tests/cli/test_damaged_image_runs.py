@@ -1,0 +1,88 @@
+"""What ``alma-stream`` answers where the weights that a stage goes on from are not what it has written."""
+
+import json
+import shutil
+
+import pytest
+import torch
+
+from fairseq_alma.cli.stream import main
+from fairseq_alma.errors import AlmaError
+from tests.vision.image_streams import make_stream
+
+WORDS = ("--", "--width", "6", "--max-epoch", "2", "--cpu")
+CHECKPOINT, UNFINISHED = "stage-000/member-0/checkpoint_last.pt", "stage-001/member-0/training.pt"
+
+
+@pytest.fixture(scope="module")
+def stream(tmp_path_factory):
+    return make_stream(tmp_path_factory.mktemp("images") / "S", num_megabatches=2, num_train=60)
+
+
+@pytest.fixture(scope="module")
+def begun(stream, tmp_path_factory):
+    """A run whose first stage is complete."""
+    folder = tmp_path_factory.mktemp("runs") / "R"
+    go_on(stream, folder, "--stage", "0")
+    return folder
+
+
+@pytest.fixture
+def run(begun, tmp_path):
+    return shutil.copytree(begun, tmp_path / "R")
+
+
+def go_on(stream, folder, *options):
+    assert main(["--stream", str(stream), "--run", str(folder), *options, *WORDS]) == 0
+
+
+def refused(stream, folder):
+    """Return the one line that the next stage is refused with."""
+    with pytest.raises(AlmaError) as error:
+        go_on(stream, folder)
+    assert "\n" not in str(error.value)
+    assert not (folder / "stage-001/stage.json").exists()
+    return str(error.value)
+
+
+def change_weights(path, change):
+    checkpoint = torch.load(path, weights_only=True)
+    change(checkpoint["model"])
+    torch.save(checkpoint, path)
+
+
+def remove_one(weights):
+    del weights["network.layers.1.bias"]
+
+
+def reshape_one(weights):
+    weights["network.layers.0.weight"] = torch.zeros(1, 9, 64)
+
+
+@pytest.mark.parametrize("change", [remove_one, reshape_one])
+def test_weights_of_another_network_are_named_with_the_stage_to_remove(change, stream, run):
+    change_weights(run / CHECKPOINT, change)
+    said = refused(stream, run)
+    assert f"{run / CHECKPOINT}: not the weights of this run's network" in said
+    assert f"remove {run / 'stage-000'} to train that stage again" in said
+
+
+def test_what_the_message_advises_brings_the_run_to_its_end(stream, run, tmp_path):
+    whole = shutil.copytree(run, tmp_path / "whole")
+    go_on(stream, whole)
+    (run / CHECKPOINT).write_bytes((run / CHECKPOINT).read_bytes()[:-300])
+    assert f"remove {run / 'stage-000'} to train that stage again" in refused(stream, run)
+    shutil.rmtree(run / "stage-000")
+    go_on(stream, run)
+    found, expected = (json.loads((folder / "stage-001/stage.json").read_text()) for folder in (run, whole))
+    assert found["test"] == expected["test"]
+
+
+@pytest.mark.parametrize("content", [{"seeds": [1]}, {"seeds": [1], "epoch": 1, "network": {}}], ids=str)
+def test_an_unfinished_training_of_something_else_is_named_with_what_to_do(content, stream, run):
+    (run / UNFINISHED).parent.mkdir(parents=True)
+    torch.save(content, run / UNFINISHED)
+    said = refused(stream, run)
+    assert f"{run / UNFINISHED}: not of this training" in said and "remove it to train the stage from" in said
+    (run / UNFINISHED).unlink()
+    go_on(stream, run)
