@@ -4,14 +4,18 @@ For any training: a loop in this process calls `StageProgress.update`; for fairs
 """
 
 import math
+import os
+import re
 import sys
 import time
-from typing import Callable, Optional, SupportsFloat
+from typing import Callable, Optional, Sequence, SupportsFloat
 
 from tqdm import tqdm
 
 LINE_EVERY_SECONDS = 15.0
 BAR_EVERY_SECONDS = 0.1
+BAR_COLUMNS = 12  # at least, where there is a bar
+USUAL_COLUMNS = 100
 LOSS_UNITS = {"word": "bits", "image": "nats"}
 
 # Seconds of the training in all and those that remain, or None twice -> those that remain of the run.
@@ -39,24 +43,42 @@ class Screen:
         self.next = now + self.every
         return True
 
-    def show(self, text: str, done: int = 0, total: Optional[int] = None) -> None:
-        """Show a text, on a terminal with a bar beside it if there is a total."""
+    def show(self, text: str, done: int = 0, total: Optional[int] = None, shorter: Sequence[str] = ()) -> None:
+        """Show a text, on a terminal with a bar beside it if there is a total.
+
+        Args:
+            text: all of it.
+            done: updates, for the bar.
+            total: updates in all; None: no bar.
+            shorter: the same in fewer words each, for a terminal that is too narrow.
+        """
         if not self.is_terminal:
             print(text, file=sys.stderr, flush=True)
             return
         if self.bar is None:
             # tqdm's monitor would be a thread, and forking with threads around asks for trouble.
             tqdm.monitor_interval = 0
-            self.bar = tqdm(bar_format="{desc}", leave=False, dynamic_ncols=True, file=sys.stderr)
+            self.bar = tqdm(bar_format="{desc}", leave=False, ncols=USUAL_COLUMNS, file=sys.stderr)
+        self.bar.ncols = _columns()
+        room = self.bar.ncols - (0 if total is None else BAR_COLUMNS)
+        fitting = (each for each in (text, *shorter) if len(each) <= room)
         self.bar.bar_format = "{desc}" if total is None else "{desc} |{bar}|"
         self.bar.n, self.bar.total = done, total
-        self.bar.set_description_str(text)
+        self.bar.set_description_str(next(fitting, [text, *shorter][-1]))
 
     def clear(self) -> None:
         """Leave the terminal's line to somebody else."""
         if self.bar is not None:
             self.bar.close()
             self.bar = None
+
+
+def _columns() -> int:
+    """Return the width of the terminal that standard error is, as far as it says."""
+    try:
+        return os.get_terminal_size(sys.stderr.fileno()).columns or USUAL_COLUMNS
+    except (OSError, ValueError):
+        return USUAL_COLUMNS
 
 
 class StageProgress:
@@ -140,7 +162,13 @@ class StageProgress:
         figures += [f"{spell_duration(rest)} left"] if rest is not None else []
         run = self.run_left(whole, rest) if self.run_left else None
         figures += [f"{spell_duration(run)} left in the run"] if run is not None else []
-        self.screen.show(f"{self.title}: {', '.join(figures)}", self.num_updates, self.max_update)
+        # Without the mega-batches; then without the words that the figures explain themselves; then without the run.
+        title = re.sub(r" \([^)]*\)", "", self.title)
+        brief = [self._count().removesuffix(" updates"), *spell_figures(self.unit, loss, rate)]
+        brief += [f"{spell_duration(rest)} left"] if rest is not None else []
+        whole_run = [f"run {spell_duration(run)}"] if run is not None else []
+        shorter = [f"{title}: {', '.join(each)}" for each in (figures, [*brief, *whole_run], brief)]
+        self.screen.show(f"{self.title}: {', '.join(figures)}", self.num_updates, self.max_update, shorter)
 
     def _count(self) -> str:
         if self.max_update is None:

@@ -1,4 +1,5 @@
 import io
+import os
 import sys
 import time
 
@@ -108,6 +109,34 @@ def test_a_terminal_shows_one_line_that_is_written_over(monkeypatch, clock):
     assert "stage 1/3: 20/40 updates, loss 0.250 nats, 99 images/s, 0:02 left |" in shown
     # Gone at the end, for what is printed next.
     assert shown.split("\r")[-2].strip() == ""
+
+
+@pytest.mark.parametrize(
+    ("columns", "text"),
+    [
+        (150, "stage 1/3, arrival 5 (mega-batches 4-5): 20/40 updates, loss 0.250 nats, 99 images/s, 0:02 left, "
+              "1:00 left in the run |"),
+        (120, "stage 1/3, arrival 5: 20/40 updates, loss 0.250 nats, 99 images/s, 0:02 left, 1:00 left in the run |"),
+        (100, "stage 1/3, arrival 5: 20/40, loss 0.250 nats, 99 images/s, 0:02 left, run 1:00 |"),
+        (80, "stage 1/3, arrival 5: 20/40, loss 0.250 nats, 99 images/s, 0:02 left |"),
+    ],
+)  # fmt: skip
+def test_the_time_left_is_shown_on_a_narrow_terminal_too(columns, text, monkeypatch, clock):
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setattr(progress_module, "_columns", lambda: columns)
+    left = lambda whole, rest: rest and 60.0  # noqa: E731
+    with StageProgress("stage 1/3, arrival 5 (mega-batches 4-5)", "image", 40, run_left=left) as progress:
+        for update in (10, 20):
+            clock[0] += 1
+            progress.update(update, loss=0.25, rate=99.0)
+    assert f"\r{text}" in terminal.getvalue()
+    assert max(len(line) for line in terminal.getvalue().split("\r")) <= columns
+
+
+def test_a_terminal_that_does_not_know_its_width_shows_the_line_all_the_same(monkeypatch):
+    monkeypatch.setattr(progress_module.os, "get_terminal_size", lambda descriptor: os.terminal_size((0, 0)))
+    assert progress_module._columns() == progress_module.USUAL_COLUMNS
 
 
 @pytest.mark.parametrize(("seconds", "spelled"), [(0.4, "0:00"), (65, "1:05"), (3725.4, "1:02:05")])
