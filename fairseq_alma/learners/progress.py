@@ -158,17 +158,16 @@ class StageProgress:
 
     def _show(self, loss: Optional[SupportsFloat], rate: Optional[SupportsFloat]) -> None:
         whole, rest = self.seconds()
-        figures = [self._count(), *spell_figures(self.unit, loss, rate)]
-        figures += [f"{spell_duration(rest)} left"] if rest is not None else []
         run = self.run_left(whole, rest) if self.run_left else None
-        figures += [f"{spell_duration(run)} left in the run"] if run is not None else []
-        # Without the mega-batches; then without the words that the figures explain themselves; then without the run.
+        count, known = self._count(), spell_figures(self.unit, loss, rate)
+        known += [f"{spell_duration(rest)} left"] if rest is not None else []
+        full = [count, *known, *([f"{spell_duration(run)} left in the run"] if run is not None else [])]
+        brief = [count.removesuffix(" updates"), *known]
+        # Without the mega-batches; then without words that the figures explain themselves; then without the run.
         title = re.sub(r" \([^)]*\)", "", self.title)
-        brief = [self._count().removesuffix(" updates"), *spell_figures(self.unit, loss, rate)]
-        brief += [f"{spell_duration(rest)} left"] if rest is not None else []
-        whole_run = [f"run {spell_duration(run)}"] if run is not None else []
-        shorter = [f"{title}: {', '.join(each)}" for each in (figures, [*brief, *whole_run], brief)]
-        self.screen.show(f"{self.title}: {', '.join(figures)}", self.num_updates, self.max_update, shorter)
+        some = [*brief, *([f"run {spell_duration(run)}"] if run is not None else [])]
+        shorter = [f"{title}: {', '.join(each)}" for each in (full, some, brief)]
+        self.screen.show(f"{self.title}: {', '.join(full)}", self.num_updates, self.max_update, shorter)
 
     def _count(self) -> str:
         if self.max_update is None:
