@@ -29,7 +29,7 @@ def read_json_object(path: Path, remedy: str) -> dict[str, Any]:
     """Read a JSON object, or raise AlmaError that ends with ``remedy``."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise AlmaError(f"{path}: damaged, not JSON ({error}); {remedy}") from error
     if not isinstance(content, dict):
         raise AlmaError(f"{path}: damaged, a {type(content).__name__} found where a JSON object is needed; {remedy}")

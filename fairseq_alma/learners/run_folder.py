@@ -62,11 +62,16 @@ class RunFolder:
 
     def write_run(self, record: Mapping[str, Any]) -> None:
         """Make the folder a run. Raises AlmaError if it holds something else."""
-        if self.root.exists() and any(not entry.name.startswith(".") for entry in self.root.iterdir()):
+        self._refuse_other_folder()
+        write_json_atomically(self.root / RUN_RECORD, record)
+
+    def _refuse_other_folder(self) -> None:
+        """Raise AlmaError if the folder holds something else than a run."""
+        holds_something = self.root.is_dir() and any(not entry.name.startswith(".") for entry in self.root.iterdir())
+        if holds_something and not (self.root / RUN_RECORD).is_file():  # in this order: a run begins with its record
             raise AlmaError(
                 f"{self.root}: the folder is not empty and holds no {RUN_RECORD}; give a new folder as --run"
             )
-        write_json_atomically(self.root / RUN_RECORD, record)
 
     def read_stage(self, stage: int) -> Optional[dict[str, Any]]:
         """Return the record of a stage, or None while it is not complete."""
@@ -107,7 +112,8 @@ class RunFolder:
 
     @contextlib.contextmanager
     def lock_run(self) -> Iterator[None]:
-        """Hold the lock of run.json for a moment; whoever comes second waits."""
+        """Hold the lock of run.json for a moment; whoever comes second waits. Nothing is left in a folder of others."""
+        self._refuse_other_folder()
         self.root.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(self.root / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
         try:

@@ -8,6 +8,7 @@ from fairseq.data import FairseqDataset, data_utils
 from torch import Tensor
 
 from fairseq_alma.data.image_stream import ImageStream
+from fairseq_alma.errors import AlmaError
 from fairseq_alma.modules.image_input import ImageInput
 
 
@@ -71,8 +72,13 @@ class ImageDataset(FairseqDataset):
             max_sentences: the same, of which fairseq's commands need one.
             required_batch_size_multiple: ignored. fairseq's own version drops a last batch that is no multiple of it,
                 by default 8: images would not be trained on, or not be counted in a test.
+
+        Raises:
+            AlmaError: a batch would have no image.
         """
         size = min(limit for limit in (max_tokens, max_sentences) if limit is not None)
+        if size < 1:
+            raise AlmaError(f"--batch-size {size}: images of a batch, a number of at least 1 is needed")
         batches = np.split(indices, range(size, len(indices), size))
         if self.is_training and len(batches) > 1 and len(batches[-1]) == 1:  # batch norm needs more than one number
             batches[-2:] = [np.concatenate(batches[-2:])]

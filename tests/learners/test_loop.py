@@ -98,6 +98,17 @@ def test_a_damaged_record_is_named(tmp_path):
         run(tmp_path, FakeBackend())
 
 
+@pytest.mark.parametrize("name", ["megabatches", "test", "valid", "num_params", "train_flops", "wall_seconds"])
+def test_a_record_that_lacks_a_figure_is_named(name, tmp_path):
+    run(tmp_path, FakeBackend())
+    path = tmp_path / "stage-001" / "stage.json"
+    record = json.loads(path.read_text())
+    del record[name]
+    path.write_text(json.dumps(record))
+    with pytest.raises(AlmaError, match=rf"stage-001/stage\.json: damaged, no {name} in it; remove the file"):
+        run(tmp_path, FakeBackend())
+
+
 def ensemble(learner="ens", num_megabatches=2):
     return plan_stages(learner, LearnerOptions(seed=1, num_members=2), stages(num_megabatches, 1))
 

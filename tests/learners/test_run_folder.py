@@ -31,12 +31,15 @@ def test_a_folder_that_holds_something_else_does_not_become_a_run(tmp_path):
     (tmp_path / "thesis.tex").write_text("x")
     with pytest.raises(AlmaError, match=r"not empty and holds no run.json; give a new folder"):
         RunFolder(tmp_path).write_run({})
-    assert not (tmp_path / "run.json").exists()
+    with pytest.raises(AlmaError, match=r"not empty and holds no run.json"), RunFolder(tmp_path).lock_run():
+        pass
+    assert os.listdir(tmp_path) == ["thesis.tex"]
 
 
-def test_a_damaged_run_record_is_named(tmp_path):
-    (tmp_path / "run.json").write_text("[1]")
-    with pytest.raises(AlmaError, match=r"run.json: damaged, a list found"):
+@pytest.mark.parametrize(("content", "said"), [("[1]", "a list found"), ("[" * 100_000, "not JSON")])
+def test_a_damaged_run_record_is_named(content, said, tmp_path):
+    (tmp_path / "run.json").write_text(content)
+    with pytest.raises(AlmaError, match=rf"run.json: damaged, {said}"):
         RunFolder(tmp_path).read_run()
 
 

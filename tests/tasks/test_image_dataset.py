@@ -3,6 +3,7 @@ import pytest
 import torch
 
 from fairseq_alma.data.image_stream import ImageStream
+from fairseq_alma.errors import AlmaError
 from fairseq_alma.modules.image_input import ImageInput
 from fairseq_alma.tasks.image_dataset import ImageDataset
 from tests.vision.image_streams import make_stream
@@ -81,3 +82,9 @@ def test_crops_depend_on_the_epoch_and_not_on_which_worker_makes_the_batch(strea
 
 def stream_bytes(stream):
     return torch.from_numpy(stream.images[stream.train_indices([1])[3:8]])
+
+
+def test_a_batch_without_images_is_refused(stream):
+    dataset = dataset_of(stream)
+    with pytest.raises(AlmaError, match=r"--batch-size 0: .* at least 1 is needed"):
+        dataset.batch_by_size(dataset.ordered_indices(), max_sentences=0)
