@@ -107,7 +107,8 @@ class ImageTrainOptions:
             if not value.isdecimal() or int(value) < 1:
                 raise ValueError(f"{name} {value} after the --: a whole number of at least 1 is needed")
         if len(self.values["--arch"]) != 1:
-            raise ValueError(f"--arch {' '.join(self.values['--arch'])} after the --: one name is needed")
+            given = " ".join(("--arch", *self.values["--arch"]))
+            raise ValueError(f"{given} after the --: one name is needed")
         needed = ARCHITECTURES.get(learner)
         if needed is not None and not self.arch.startswith(needed):
             raise ValueError(f"--arch {self.arch}: --learner {learner} needs an architecture {needed}_…")

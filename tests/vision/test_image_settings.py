@@ -56,7 +56,7 @@ def test_what_stands_in_adam_betas_is_not_run(images, tmp_path):
 
 
 def test_an_architecture_without_a_name_is_refused():
-    with pytest.raises(ValueError, match="--arch  after the --: one name is needed"):
+    with pytest.raises(ValueError, match="--arch after the --: one name is needed"):
         ImageTrainOptions(["--arch"], "sm", for_photographs=False)
 
 
