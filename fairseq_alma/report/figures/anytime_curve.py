@@ -42,8 +42,10 @@ def draw(runs: Sequence[RunFigures]) -> list[Drawing]:
                 continue
             _draw_panel(axes, panel, row.styles, limits)
         _label_row(row, list(line), groups[0].first, limits.cut_note() if row is rows[0] else ())
-    for axes in grid[-1]:
-        axes.set_xlabel("arrival (mega-batch)")
+    for column, line in enumerate(grid.T):
+        lowest = max(index for index, row in enumerate(rows) if row.panels[column] is not None)
+        line[lowest].set_xlabel("arrival (mega-batch)")
+        line[lowest].tick_params(labelbottom=True)
     return [Drawing(NAME, TITLE, _caption(groups, limits.is_cut), figure)]
 
 

@@ -26,7 +26,7 @@ class CostPanels:
 
         Args:
             figure: an empty one, or an empty part of one.
-            results: all that will be drawn.
+            results: all that will be drawn, with the ends of bars.
             columns: number of panels.
             label: of the vertical axis.
         """

@@ -44,6 +44,7 @@ def _draw_part(figure: FigureBase, title: str, groups: Sequence[RunGroup]) -> Lo
     """Draw one panel and return how the groups look in it."""
     ways = [(group, trajectory(group)) for group in groups]
     results = [point.average for _, way in ways for point in way]
+    results += [end for group in groups for end in group.bar]
     panels = CostPanels(figure, results, 1, anytime_label(groups[0].first))
     look = Look.of(groups, by_size(groups))
     for group, way in ways:

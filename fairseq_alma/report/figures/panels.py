@@ -22,7 +22,7 @@ class Panel:
     """What is drawn into one pair of axes.
 
     Attributes:
-        title: the size of the backbone, where there are several; in the first row.
+        title: the size of the backbone, where there are several; on the first panel of a column.
         groups: the runs, by the names of their curves.
     """
 
@@ -92,7 +92,8 @@ def lay_out(groups: Sequence[RunGroup], apart: Callable[[RunFigures], str] = lea
         panels: list[Optional[Panel]] = []
         for size in shown:
             chosen = {each: group for each, group in named[size].items() if name in ("", apart(group.first))}
-            title = size if len(sizes) > 1 and not rows else ""
+            is_first = not any(row.panels[shown.index(size)] for row in rows)
+            title = size if len(sizes) > 1 and is_first else ""
             panels.append(Panel(title, chosen) if chosen else None)
         rows.append(Row(name, panels, _styles_of(panels, has_learner_colours, waits)))
     return rows

@@ -2,6 +2,7 @@
 
 import math
 import statistics
+from collections import Counter
 from typing import Callable, Sequence
 
 import numpy
@@ -24,8 +25,8 @@ def draw(runs: Sequence[RunFigures]) -> list[Drawing]:
     """Draw the complete runs of each size that has at least two of them to compare."""
     groups = complete_groups(runs)
     without = [group for group in groups if not group.first.replay]
-    rows = panels.lay_out(without if len(without) > 1 else groups, panels.wait_of) if groups else []
-    if not any(panel is not None and len(panel.groups) > 1 for row in rows for panel in row.panels):
+    rows = _comparing(without if len(without) > 1 else groups)
+    if not rows:
         return []
     columns = len(rows[0].panels)
     figure = style.new_figure(2.2 * columns + 0.75 + panels.legend_width(rows), 0.3 + 2.0 * len(rows))
@@ -40,6 +41,18 @@ def draw(runs: Sequence[RunFigures]) -> list[Drawing]:
             _draw_panel(axes, panel, row)
         panels.write_legend(axes, row, (1.25, 1.05))
     return [Drawing(NAME, TITLE, _caption(groups[0].first, without != groups), figure)]
+
+
+def _comparing(groups: Sequence[RunGroup]) -> list[Row]:
+    """Lay out what can be compared: a panel of one run would show nothing but that it is all there is."""
+    is_parted = len(panels.lay_out(groups, panels.wait_of)) > 1 if groups else False
+
+    def panel_of(group: RunGroup) -> tuple[str, int]:
+        return group.size, group.first.wait if is_parted else 0
+
+    sizes = Counter(map(panel_of, groups))
+    chosen = [group for group in groups if sizes[panel_of(group)] > 1]
+    return panels.lay_out(chosen, panels.wait_of) if chosen else []
 
 
 def _measures(is_text: bool) -> dict[str, Callable[[RunFigures], float]]:

@@ -40,7 +40,7 @@ def draw(runs: Sequence[RunFigures]) -> list[Drawing]:
     look = Look.of(groups)
     width = 4.6 if num_columns == 1 else 1.2 + 1.95 * num_columns
     figure = style.new_figure(width, 3.2 if num_rows == 1 and num_columns < 3 else 0.4 + 2.1 * num_rows)
-    results = [group.anytime[0] for group in groups]
+    results = [end for group in groups for end in group.bar]
     costs = [_tflops(group) for group in groups]
     for row, part in enumerate(figure.subfigures(num_rows, 1, squeeze=False)[:, 0]):
         shown = list(columns.items())[row * num_columns : (row + 1) * num_columns]

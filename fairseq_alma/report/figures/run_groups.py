@@ -65,6 +65,12 @@ class RunGroup:
         return statistics.fmean(values), deviation_of(values)
 
     @property
+    def bar(self) -> tuple[float, float]:
+        """The ends of the bar that shows the deviation of `anytime`."""
+        mean, deviation = self.anytime
+        return mean - deviation, mean + deviation
+
+    @property
     def _curves(self) -> list[tuple[float, ...]]:
         return list(zip(*(shown_curve(run) for run in self.furthest), strict=True))
 

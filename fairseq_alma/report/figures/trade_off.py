@@ -78,7 +78,9 @@ def _draw_part(figure: FigureBase, title: str, groups: Sequence[RunGroup]) -> Lo
     """Draw two panels and return how the groups look in them."""
     first = groups[0].first
     traces = _text_traces(groups) if first.is_text else _image_traces(groups)
-    panels = CostPanels(figure, [result for trace in traces for result in trace.results], 2, anytime_label(first))
+    results = [result for trace in traces for result in trace.results]
+    results += [end for group in groups for end in group.bar]
+    panels = CostPanels(figure, results, 2, anytime_label(first))
     look = Look.of(groups, by_size(groups) if first.is_text else ())
     for column, label in enumerate(_cost_labels(first.is_text)):
         costs = [cost for trace in traces for cost in trace.costs[column]]

@@ -5,7 +5,7 @@ from importlib.util import find_spec
 import pytest
 
 from fairseq_alma.report.read_run import read_figures
-from tests.report.fakes import write_run
+from tests.report.fakes import image_stream, write_run
 
 # Figures need the extra [report]; without it there is nothing here that could be tested.
 collect_ignore_glob = [] if find_spec("matplotlib") else ["test_*.py"]
@@ -24,3 +24,17 @@ def styled():
 
     with applied():
         yield
+
+
+@pytest.fixture
+def make_sized(make):
+    """Make a run on images by its learner, the width of its backbone and its waiting time."""
+
+    def make_one(learner, width, wait):
+        options = {"--arch": "alma_mlp", "--width": str(width)}
+        return make(
+            f"{learner}-{width}-{wait}", learner=learner, wait=wait, num_params=[width], stream=image_stream(20),
+            train_options=options,
+        )  # fmt: skip
+
+    return make_one

@@ -94,3 +94,13 @@ def test_panels_of_all_sizes_share_their_axes(make):
     small, large = drawing.figure.axes
     assert (small.get_title(), large.get_title()) == ("mlp, width 2", "mlp, width 4")
     assert small.get_ylim() == large.get_ylim()
+
+
+def test_each_column_has_its_arrivals_below_its_lowest_panel(make_sized):
+    runs = [make_sized(learner, 4, wait) for learner in ("sm", "ens", "umix") for wait in (1, 2, 5)]
+    (drawing,) = draw([*runs, make_sized("sm", 8, 1)])
+    drawing.figure.draw_without_rendering()
+    labelled = [axes for axes in drawing.figure.axes if axes.axison and axes.get_xlabel()]
+    assert len(labelled) == 2
+    for axes in labelled:
+        assert any(tick.label1.get_visible() and tick.label1.get_text() for tick in axes.xaxis.get_major_ticks())

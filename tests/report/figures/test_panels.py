@@ -68,3 +68,10 @@ def test_all_curves_of_a_row_look_different(make):
 def test_the_same_waiting_time_has_the_same_colour_in_all_rows(make):
     rows = lay_out(many(make))
     assert rows[0].styles["SM_w2"].colour == rows[2].styles["UMix_w2"].colour
+
+
+def test_a_column_is_titled_where_its_first_panel_stands(make_sized):
+    runs = [make_sized(learner, 4, wait) for learner in ("sm", "ens", "umix") for wait in (1, 2, 5)]
+    rows = lay_out(groups_of([*runs, make_sized("ens", 8, 1), make_sized("umix", 8, 1)]))
+    titles = [[panel and panel.title for panel in row.panels] for row in rows]
+    assert titles == [["mlp, width 4", None], ["", "mlp, width 8"], ["", ""]]

@@ -55,3 +55,10 @@ def test_a_learner_of_extreme_cost_leaves_the_other_panels_as_they_are(make):
     eager, tardy = (shapes(axes) for axes in drawing.figure.axes)
     assert max(shape[2] for shape in eager) == 1 and sorted(shape[2] for shape in eager)[3] < 0.01
     assert [shape[2] for shape in tardy] == [1] * 5
+
+
+def test_sizes_and_waits_of_one_learner_alone_get_no_panel(make_sized):
+    runs = [make_sized(learner, 4, wait) for learner in ("sm", "ens", "umix", "gmoe") for wait in (1, 2, 5)]
+    runs += [make_sized("sm", width, 1) for width in (8, 16)] + [make_sized("sm", 4, 10)]
+    (drawing,) = draw(runs)
+    assert [len(axes.lines) for axes in drawing.figure.axes] == [4, 4, 4]

@@ -35,3 +35,11 @@ def test_many_pairs_have_a_panel_for_each_learner(make):
 
 def test_nothing_is_drawn_without_a_pair(make):
     assert draw([make("a"), make("b", replay=True, wait=2), make("c", [30], replay=True)]) == []
+
+
+def test_bars_of_the_deviation_are_not_cut(make):
+    stream = image_stream(2)
+    runs = [make(f"a{seed}", [error, error], stream=stream, seed=seed) for seed, error in enumerate((0.3, 0.5, 0.7))]
+    (drawing,) = draw([*runs, make("b", [0.5, 0.4], stream=stream, replay=True)])
+    low, high = drawing.figure.axes[0].get_ylim()
+    assert low < 100 - 40 and high > 100 + 40
