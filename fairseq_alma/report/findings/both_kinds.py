@@ -90,7 +90,7 @@ def growth_is_smooth(evidence: Evidence) -> Finding:
         "paper v5, section 4.2 and appendix A",
         "a complete run of gMoE that splits experts",
         comparisons,
-        f"Growth of a flat mixture, as by copies, changes it by up to {max(jumps_of_copies):.2g}."
+        f"Growth of a flat mixture, as by copies, changes it by up to {max(jumps_of_copies):.2g} nats."
         if jumps_of_copies
         else "",
     )

@@ -200,7 +200,7 @@ def test_what_growth_by_copies_does_stands_beside_what_splits_do(tmp_path):
              for method, after in (("split", 10.0), ("copy", 10.5))]  # fmt: skip
     finding = about(verdicts(roots), "smooth")
     assert finding.verdict is Verdict.HELD
-    assert finding.decided_by.endswith("Growth of a flat mixture, as by copies, changes it by up to 0.049.")
+    assert finding.decided_by.endswith("Growth of a flat mixture, as by copies, changes it by up to 0.049 nats.")
 
 
 def test_a_growing_learner_that_waits_too_long_to_grow_says_nothing_of_growth(tmp_path):
