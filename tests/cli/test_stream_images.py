@@ -132,7 +132,7 @@ def test_a_killed_run_ends_with_the_same_figures_and_weights(options, runs, stre
         time.sleep(chance.uniform(0, 0.4))
         process.send_signal(signal.SIGKILL)
         process.wait()
-    assert subprocess.run(command, capture_output=True, timeout=120).returncode == 0
+    assert subprocess.run(command, capture_output=True, timeout=400).returncode == 0
     for name in runs:
         whole, cut = tmp_path / "whole" / name, tmp_path / "cut" / name
         assert records(cut) == records(whole)
