@@ -171,13 +171,10 @@ class StageTraining:
 @torch.no_grad()
 def validation_losses(network: ImageNetwork, images: Tensor, labels: Tensor, is_joint: bool) -> list[float]:
     """Return the mean cross entropy of each unit, nats."""
-    network.eval()
     logits = member_logits(network, images)
     if is_joint:
         logits = logits.mean(dim=0, keepdim=True)
-    repeated = labels.expand(len(logits), -1)
-    losses = F.cross_entropy(logits.flatten(0, 1), repeated.flatten(), reduction="none").view_as(repeated)
-    return losses.mean(dim=1).tolist()
+    return torch.stack([F.cross_entropy(each, labels) for each in logits]).tolist()
 
 
 CHUNK = 500  # images that are predicted at a time: bounds the memory, not the result
@@ -186,7 +183,8 @@ CHUNK = 500  # images that are predicted at a time: bounds the memory, not the r
 @torch.no_grad()
 def member_logits(network: ImageNetwork, images: Tensor) -> Tensor:
     """Return the (N, B, K) logits for (B, C, H, W) images, in evaluation mode."""
-    network.eval()
+    if network.training:
+        network.eval()
     if len(images) <= CHUNK:
         return network(images)
     return torch.cat([network(chunk) for chunk in images.split(CHUNK)], dim=1)
