@@ -143,9 +143,9 @@ def joint_training_helps_small_models(evidence: Evidence) -> Finding:
 
 
 def ensembles_win_when_large(evidence: Evidence) -> Finding:
-    """Ens has the lowest CER of all learners over the largest backbone."""
+    """Ens has the lowest CER of all learners over the largest backbone, if there are several."""
     comparisons: list[Comparison] = []
-    largest = evidence.sizes[-1] if evidence.sizes else ""
+    largest = evidence.sizes[-1] if len(evidence.sizes) > 1 else None
     for learner in sorted({each.first.learner for each in evidence.complete} - {"ens", "bagging"}):
         for ensemble, other in _same_wait(evidence, "ens", learner):
             if ensemble.first.size == largest:
@@ -153,9 +153,8 @@ def ensembles_win_when_large(evidence: Evidence) -> Finding:
     return Finding(
         "Ens is the best learner with large models.",
         SOURCE,
-        "Ens and other learners with the same waiting time",
+        "Ens and other learners with the same waiting time, over two sizes of backbone",
         comparisons,
-        "" if len(evidence.sizes) > 1 else "There is one size of backbone; whether it is large nobody can tell.",
     )
 
 

@@ -48,19 +48,16 @@ def growing_ensemble_against_growing_mixture(evidence: Evidence) -> Finding:
 
 
 def ensembles_win_when_large(evidence: Evidence) -> Finding:
-    """In the larger setting Ens beats SM of as many parameters."""
-    size = evidence.sizes[-1] if evidence.sizes else None
-    comparisons = [
-        comparison
-        for ensemble, single in _about_equal(evidence, size)
-        for comparison in evidence.lower(ensemble, single)
-    ]
+    """In the larger setting Ens beats SM of as many parameters, if there are several settings."""
+    comparisons: list[Comparison] = []
+    if len(evidence.sizes) > 1:
+        for ensemble, single in _about_equal(evidence, evidence.sizes[-1]):
+            comparisons += evidence.lower(ensemble, single)
     return Finding(
         "Ensembles perform best with large models: Ens is ahead of SM of about as many parameters.",
         f"{SOURCE}, Table 2",
-        "Ens and SM with the same waiting time and about as many parameters",
+        "Ens and SM with the same waiting time and about as many parameters, over two sizes of backbone",
         comparisons,
-        "" if len(evidence.sizes) > 1 else "There is one size of backbone; whether it is large nobody can tell.",
     )
 
 

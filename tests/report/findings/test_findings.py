@@ -123,6 +123,13 @@ def test_the_best_wait_is_found_for_small_and_large_models(tmp_path):
     assert about(found, "Waiting for all data").verdict is Verdict.HELD
 
 
+def test_no_single_size_is_called_large(tmp_path):
+    runs = [image_run(tmp_path, learner, 64, 1, final) for learner, final in (("sm", 0.2), ("ens", 0.1))]
+    assert about(verdicts(runs), "Ens is the best learner").verdict is Verdict.NOT_ENOUGH
+    runs.append(image_run(tmp_path, "sm", 4, 1, 0.3))
+    assert about(verdicts(runs), "Ens is the best learner").verdict is Verdict.HELD
+
+
 def test_a_learner_is_compared_with_the_next_size_that_it_was_run_with(tmp_path):
     runs = [image_run(tmp_path, "sm", width, 1, 1 / width) for width in (4, 8, 64)]
     runs += [image_run(tmp_path, "ens", width, 1, 1 / width) for width in (4, 64)]
