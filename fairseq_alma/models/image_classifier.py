@@ -7,7 +7,7 @@ commands train and test the models around them.
 from typing import Any, Mapping, Optional, Protocol, Sequence
 
 import torch
-from fairseq.models import BaseFairseqModel
+from fairseq.models import ARCH_MODEL_NAME_REGISTRY, MODEL_REGISTRY, BaseFairseqModel
 from torch import Generator, Tensor
 
 from fairseq_alma.errors import AlmaError
@@ -106,3 +106,13 @@ class ImageClassifier(BaseFairseqModel):
     def forward(self, images: Tensor, generator: Optional[Generator] = None) -> Tensor:
         """Classify (B, C, H, W) normalised images. Returns (B, K) logits."""
         return self.network(images, generator).mean(dim=0)
+
+
+def image_architectures() -> list[str]:
+    """Return the names of the registered architectures of single models of images, in order."""
+    names = (name for name, key in ARCH_MODEL_NAME_REGISTRY.items() if _classifies_images(MODEL_REGISTRY[key]))
+    return sorted(names)
+
+
+def _classifies_images(model: Any) -> bool:
+    return isinstance(model, type) and issubclass(model, ImageClassifier)

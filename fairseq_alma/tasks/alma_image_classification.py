@@ -13,7 +13,7 @@ from typing import Any, Optional, Sequence
 import numpy as np
 import torch
 from fairseq.dataclass import FairseqDataclass
-from fairseq.models import ARCH_MODEL_NAME_REGISTRY, MODEL_REGISTRY, BaseFairseqModel
+from fairseq.models import BaseFairseqModel
 from fairseq.tasks import FairseqTask, register_task
 from omegaconf import II, MISSING
 
@@ -23,6 +23,7 @@ from fairseq_alma.growth.checkpoint_file import read_checkpoint, starting_checkp
 from fairseq_alma.growth.ensemble_file import ENSEMBLE
 from fairseq_alma.growth.model_facts import JOINT_MODEL
 from fairseq_alma.learners.schedule import stage_ending_with
+from fairseq_alma.models.image_classifier import image_architectures
 from fairseq_alma.modules.image_input import ImageInput
 from fairseq_alma.tasks.checkpoint_checks import check_architecture, check_weights
 from fairseq_alma.tasks.image_dataset import ImageDataset
@@ -140,7 +141,7 @@ class AlmaImageClassificationTask(FairseqTask):
 
 def _require_image_model(cfg: Any) -> None:
     """Raise AlmaError if an architecture, or that of a model's members, takes no images."""
-    possible = [name for name, key in ARCH_MODEL_NAME_REGISTRY.items() if hasattr(MODEL_REGISTRY[key], "build_joint")]
+    possible = image_architectures()
     option, arch = "--member-arch", cfg.get("member_arch")
     if arch is None:
         option, arch = "--arch", cfg._name

@@ -21,7 +21,7 @@ from fairseq_alma.data.image_stream import ImageStream
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.growth.model_facts import JOINT_MODEL
 from fairseq_alma.learners.image_train_options import ImageTrainOptions
-from fairseq_alma.models.image_classifier import ImageClassifier
+from fairseq_alma.models.image_classifier import ImageClassifier, image_architectures
 from fairseq_alma.modules.firefly import parameters_to_add
 from fairseq_alma.modules.image_network import ImageNetwork
 from fairseq_alma.modules.vgg import NUM_CONVOLUTIONS
@@ -142,15 +142,10 @@ class ImageSettings:
 
 def _image_model(arch: str) -> type[ImageClassifier]:
     """Return the class of an architecture. Raises AlmaError if it takes no images."""
-    model: Any = MODEL_REGISTRY.get(ARCH_MODEL_NAME_REGISTRY.get(arch))
-    if not _takes_images(model):
-        possible = [name for name, key in ARCH_MODEL_NAME_REGISTRY.items() if _takes_images(MODEL_REGISTRY[key])]
-        raise AlmaError(f"--arch {arch}: takes no images; choose from {', '.join(sorted(possible))}")
-    return model
-
-
-def _takes_images(model: Any) -> bool:
-    return isinstance(model, type) and issubclass(model, ImageClassifier)
+    possible = image_architectures()
+    if arch not in possible:
+        raise AlmaError(f"--arch {arch}: takes no images; choose from {', '.join(possible)}")
+    return MODEL_REGISTRY[ARCH_MODEL_NAME_REGISTRY[arch]]
 
 
 def _check_betas(words: Optional[Sequence[str]]) -> None:
