@@ -2,11 +2,12 @@
 
 Packages, each importing only what stands above it:
 
-- ``metrics``, ``data``, ``growth``: figures, files, plain tensors; no fairseq
-- ``learners``: Algorithm 1 and the strategies over it; no fairseq either, it starts fairseq's commands
-- ``modules``: layers (Switch layer, attention)
+- ``metrics``, ``data``, ``checkpoints``, ``growth``: figures, files, plain tensors; no fairseq
+- ``learners``: what a learner decides: the schedule of stages and the plan of each
+- ``modules``: layers, by kind: ``moe``, ``text``, ``images``
+- ``runs``: Algorithm 1, once: the loop, the run folder and its records, what a user sees of it
 - ``models``, ``criterions``, ``tasks``: what fairseq finds under their registered names
-- ``evaluation``: measurements that fairseq has no command for
+- ``backends``: what trains and tests, ``text`` by fairseq's commands in processes, ``images`` in this one
 - ``report``: what the files of runs say, as tables, findings and figures; needs neither torch nor fairseq
 - ``cli``: the ``alma-*`` commands
 """

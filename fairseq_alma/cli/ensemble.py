@@ -67,8 +67,8 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     arguments = parser.parse_intermixed_args(argv)
     _check(parser, arguments)
     # These import torch, which takes seconds; --help and usage errors need none of it.
-    from fairseq_alma.growth.checkpoint_file import write_checkpoint
-    from fairseq_alma.growth.join_checkpoints import join_checkpoints
+    from fairseq_alma.checkpoints.checkpoint_file import write_checkpoint
+    from fairseq_alma.checkpoints.join_checkpoints import join_checkpoints
 
     weights = arguments.weights or [1.0] * len(arguments.members)
     ensemble = join_checkpoints(arguments.members, weights, arguments.out, arguments.embed)

@@ -13,13 +13,13 @@ from fairseq_alma.cli.stream_options import check_learner, plan_run, read_argume
 from fairseq_alma.cli.stream_text import TextJob
 from fairseq_alma.data.stream import Stream
 from fairseq_alma.errors import AlmaError
-from fairseq_alma.learners.arrival_log import ArrivalLog, sinks_of
-from fairseq_alma.learners.live_log import LiveLog
-from fairseq_alma.learners.loop import Backend, each_stage, in_step, train_member
 from fairseq_alma.learners.plan import StagePlan
-from fairseq_alma.learners.run_display import RunDisplay
-from fairseq_alma.learners.run_folder import RUN_RECORD, RunFolder
-from fairseq_alma.learners.run_record import describe_run, require_same_run
+from fairseq_alma.runs.arrival_log import ArrivalLog, sinks_of
+from fairseq_alma.runs.live_log import LiveLog
+from fairseq_alma.runs.loop import Backend, each_stage, in_step, train_member
+from fairseq_alma.runs.run_display import RunDisplay
+from fairseq_alma.runs.run_folder import RUN_RECORD, RunFolder
+from fairseq_alma.runs.run_record import describe_run, require_same_run
 
 
 class Job(Protocol):

@@ -5,15 +5,15 @@ import os
 import shlex
 from typing import TYPE_CHECKING, Any, Callable, Optional, Sequence
 
+from fairseq_alma.backends.images.image_train_options import ImageTrainOptions
 from fairseq_alma.data.image_stream import ImageStream
 from fairseq_alma.data.stream import Stream
-from fairseq_alma.learners.image_train_options import ImageTrainOptions
 from fairseq_alma.learners.plan import StagePlan
-from fairseq_alma.learners.run_display import RunDisplay, describe_stage
-from fairseq_alma.learners.run_folder import RunFolder
+from fairseq_alma.runs.run_display import RunDisplay, describe_stage
+from fairseq_alma.runs.run_folder import RunFolder
 
 if TYPE_CHECKING:
-    from fairseq_alma.vision.image_backend import ImageBackend
+    from fairseq_alma.backends.images.image_backend import ImageBackend
 
 
 class ImageJob:
@@ -82,7 +82,7 @@ class ImageJob:
         # Before torch is imported: networks this small, on a machine that is not idle, are slower with several threads.
         if "mlp" in self.options.arch:
             os.environ.setdefault("OMP_NUM_THREADS", "1")
-        from fairseq_alma.vision.image_settings import ImageSettings
+        from fairseq_alma.backends.images.image_settings import ImageSettings
 
         num_joint = self.arguments.num_members if self.arguments.learner == "umix" else 1
         self.settings = ImageSettings(self.images, self.options, num_joint)
@@ -91,7 +91,7 @@ class ImageJob:
 
     def backends(self, runs: Sequence[tuple[RunFolder, RunDisplay, Sequence[StagePlan]]]) -> "list[ImageBackend]":
         """Return what trains and tests; those of several seeds train side by side."""
-        from fairseq_alma.vision.image_backend import ImageBackend
+        from fairseq_alma.backends.images.image_backend import ImageBackend
 
         backends = [ImageBackend(self.settings, folder, display, len(plans)) for folder, display, plans in runs]
         everyone = [(backend.models, plans) for backend, (_, _, plans) in zip(backends, runs, strict=True)]

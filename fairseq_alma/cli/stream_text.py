@@ -4,17 +4,17 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Callable, Optional, Sequence
 
+from fairseq_alma.backends.text.text_backend import TextBackend
+from fairseq_alma.backends.text.text_commands import TextCommands
+from fairseq_alma.backends.text.train_options import TrainOptions
 from fairseq_alma.data.stream import Stream
 from fairseq_alma.learners.plan import StagePlan
-from fairseq_alma.learners.run_display import RunDisplay, describe_stage
-from fairseq_alma.learners.run_folder import RunFolder
 from fairseq_alma.learners.strategy import LEARNERS
-from fairseq_alma.learners.text_backend import TextBackend
-from fairseq_alma.learners.text_commands import TextCommands
-from fairseq_alma.learners.train_options import TrainOptions
+from fairseq_alma.runs.run_display import RunDisplay, describe_stage
+from fairseq_alma.runs.run_folder import RunFolder
 
 if TYPE_CHECKING:
-    from fairseq_alma.growth.model_facts import ModelFacts
+    from fairseq_alma.checkpoints.model_facts import ModelFacts
 
 
 class TextJob:
@@ -110,6 +110,6 @@ class TextJob:
 
 def _describe(path: Path) -> "ModelFacts":
     # Imports torch, which takes seconds; a dry run needs none of it.
-    from fairseq_alma.growth.model_facts import describe_checkpoint
+    from fairseq_alma.checkpoints.model_facts import describe_checkpoint
 
     return describe_checkpoint(path)

@@ -13,8 +13,8 @@ from omegaconf import II
 from torch import Tensor
 
 from fairseq_alma.errors import AlmaError
-from fairseq_alma.modules.linear_cross_entropy import linear_cross_entropy
-from fairseq_alma.modules.switch_layer import SwitchStatistics
+from fairseq_alma.modules.moe.switch_layer import SwitchStatistics
+from fairseq_alma.modules.text.linear_cross_entropy import linear_cross_entropy
 
 LayerLog = dict[str, Any]
 

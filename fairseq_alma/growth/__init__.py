@@ -1,1 +1,1 @@
-"""How models grow: gate trees and operations on plain tensors and checkpoint files. No fairseq."""
+"""How models grow: gate trees, plans, and operations on plain tensors. No fairseq."""

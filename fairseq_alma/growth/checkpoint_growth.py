@@ -6,8 +6,8 @@ from typing import Any, Mapping, Optional, Sequence
 import torch
 from torch import Size, Tensor
 
+from fairseq_alma.checkpoints.checkpoint_file import Checkpoint
 from fairseq_alma.errors import AlmaError
-from fairseq_alma.growth.checkpoint_file import Checkpoint
 from fairseq_alma.growth.gate_tree import format_gate_trees
 from fairseq_alma.growth.optimizer_state import grow_optimizer_state
 from fairseq_alma.growth.plan import LayerGrowth

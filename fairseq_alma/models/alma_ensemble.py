@@ -23,11 +23,11 @@ from fairseq.models import BaseFairseqModel, FairseqLanguageModel, register_mode
 from omegaconf import OmegaConf
 from torch import Tensor, nn
 
+from fairseq_alma.checkpoints.ensemble_file import ENSEMBLE, members_of
 from fairseq_alma.errors import AlmaError
-from fairseq_alma.growth.ensemble_file import ENSEMBLE, members_of
 from fairseq_alma.models.member_decoder import MemberDecoder
 from fairseq_alma.models.trained_members import TrainedMembers, log_of_mean
-from fairseq_alma.modules.causal_self_attention import IncrementalState
+from fairseq_alma.modules.text.causal_self_attention import IncrementalState
 
 
 @dataclass

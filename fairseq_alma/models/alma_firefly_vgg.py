@@ -1,7 +1,7 @@
 """``alma_firefly_vgg``: the VGG network that Firefly widens, each layer by as much as its gradients ask for.
 
 What it computes is a VGG network (``alma_vgg``) with a number of channels for each layer; growing it is the matter of
-`fairseq_alma.modules.firefly`.
+`fairseq_alma.modules.images.firefly`.
 """
 
 from dataclasses import dataclass, field
@@ -14,8 +14,8 @@ from fairseq_alma.errors import AlmaError
 from fairseq_alma.models.alma_mlp import require_positive
 from fairseq_alma.models.alma_vgg import require_large_enough
 from fairseq_alma.models.image_classifier import ImageClassifier
-from fairseq_alma.modules.image_network import ImageNetwork
-from fairseq_alma.modules.vgg import NUM_CONVOLUTIONS, VGG, ConvBlock
+from fairseq_alma.modules.images.image_network import ImageNetwork
+from fairseq_alma.modules.images.vgg import NUM_CONVOLUTIONS, VGG, ConvBlock
 
 
 @dataclass

@@ -8,8 +8,8 @@ from fairseq.models import register_model
 
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.models.image_classifier import ImageClassifier
-from fairseq_alma.modules.image_network import ImageNetwork
-from fairseq_alma.modules.mlp import MLP
+from fairseq_alma.modules.images.image_network import ImageNetwork
+from fairseq_alma.modules.images.mlp import MLP
 
 
 @dataclass

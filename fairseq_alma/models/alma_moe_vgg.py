@@ -9,9 +9,9 @@ from fairseq_alma.models.alma_mlp import require_positive
 from fairseq_alma.models.alma_vgg import require_large_enough
 from fairseq_alma.models.image_classifier import ImageClassifier
 from fairseq_alma.models.moe_options import MixtureConfig, mixture_options, trees_of
-from fairseq_alma.modules.image_mixtures import MixtureVGG
-from fairseq_alma.modules.image_network import ImageNetwork
-from fairseq_alma.modules.vgg import NUM_CONVOLUTIONS
+from fairseq_alma.modules.images.image_network import ImageNetwork
+from fairseq_alma.modules.images.vgg import NUM_CONVOLUTIONS
+from fairseq_alma.modules.moe.image_mixtures import MixtureVGG
 
 
 @dataclass

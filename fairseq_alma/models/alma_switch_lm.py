@@ -14,11 +14,11 @@ from fairseq.models import FairseqLanguageModel, register_model, register_model_
 from fairseq.tasks import FairseqTask
 from omegaconf import II
 
+from fairseq_alma.checkpoints.checkpoint_file import read_checkpoint, starting_checkpoint
 from fairseq_alma.errors import AlmaError
-from fairseq_alma.growth.checkpoint_file import read_checkpoint, starting_checkpoint
 from fairseq_alma.growth.gate_tree import GateTree, parse_gate_trees
 from fairseq_alma.models.switch_decoder import SwitchDecoder
-from fairseq_alma.modules.decoder_layer import LayerShape
+from fairseq_alma.modules.text.decoder_layer import LayerShape
 
 DEFAULT_NUM_EXPERTS = 4
 

@@ -19,12 +19,12 @@ from fairseq.tasks import FairseqTask
 from omegaconf import II
 from torch import Tensor
 
+from fairseq_alma.checkpoints.model_facts import JOINT_MODEL
 from fairseq_alma.errors import AlmaError
-from fairseq_alma.growth.model_facts import JOINT_MODEL
 from fairseq_alma.models.feature_decoder import FeatureDecoder
 from fairseq_alma.models.member_decoder import MemberDecoder
 from fairseq_alma.models.member_options import build_member_config
-from fairseq_alma.modules.causal_self_attention import IncrementalState
+from fairseq_alma.modules.text.causal_self_attention import IncrementalState
 
 
 @dataclass

@@ -9,8 +9,8 @@ from fairseq.models import register_model
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.models.alma_mlp import require_positive
 from fairseq_alma.models.image_classifier import ImageClassifier
-from fairseq_alma.modules.image_network import ImageNetwork
-from fairseq_alma.modules.vgg import NUM_CONVOLUTIONS, SMALLEST_IMAGE, VGG
+from fairseq_alma.modules.images.image_network import ImageNetwork
+from fairseq_alma.modules.images.vgg import NUM_CONVOLUTIONS, SMALLEST_IMAGE, VGG
 
 
 @dataclass

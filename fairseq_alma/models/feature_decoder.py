@@ -8,7 +8,7 @@ from typing import Any, Optional
 from fairseq.models import FairseqIncrementalDecoder
 from torch import Tensor
 
-from fairseq_alma.modules.causal_self_attention import IncrementalState
+from fairseq_alma.modules.text.causal_self_attention import IncrementalState
 
 
 class FeatureDecoder(FairseqIncrementalDecoder):

@@ -12,7 +12,7 @@ from torch import Generator, Tensor
 
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.models.image_ensemble import ImageEnsemble
-from fairseq_alma.modules.image_network import ImageNetwork, SideBySide
+from fairseq_alma.modules.images.image_network import ImageNetwork, SideBySide
 
 
 class ImageTask(Protocol):

@@ -7,9 +7,9 @@ from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 
 from fairseq_alma.growth.gate_tree import GateTree, format_gate_trees, parse_gate_trees
 from fairseq_alma.models.alma_mlp import require_positive
-from fairseq_alma.modules.image_mixtures import mixture_blocks
-from fairseq_alma.modules.image_network import ImageNetwork
-from fairseq_alma.modules.mixture_block import GATES
+from fairseq_alma.modules.images.image_network import ImageNetwork
+from fairseq_alma.modules.moe.image_mixtures import mixture_blocks
+from fairseq_alma.modules.moe.mixture_block import GATES
 
 
 @dataclass

@@ -8,7 +8,7 @@ from fairseq.data import Dictionary
 from torch import Size, nn
 
 from fairseq_alma.models.alma_switch_lm import AlmaSwitchLM, AlmaSwitchLMConfig
-from fairseq_alma.modules.switch_layer import SwitchLayer
+from fairseq_alma.modules.moe.switch_layer import SwitchLayer
 
 
 def build_from_config(config: Mapping[str, Any], vocab_size: int, device: str = "meta") -> AlmaSwitchLM:

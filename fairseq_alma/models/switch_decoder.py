@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from fairseq_alma.growth.gate_tree import GateTree
 from fairseq_alma.models.feature_decoder import FeatureDecoder
-from fairseq_alma.modules.causal_self_attention import IncrementalState
-from fairseq_alma.modules.decoder_layer import DecoderLayer, LayerShape
+from fairseq_alma.modules.text.causal_self_attention import IncrementalState
+from fairseq_alma.modules.text.decoder_layer import DecoderLayer, LayerShape
 
 
 class SwitchDecoder(FeatureDecoder):

@@ -8,7 +8,7 @@ from typing import Any, Iterable, Mapping, Optional, Sequence
 import torch
 from torch import Tensor, nn
 
-from fairseq_alma.growth.ensemble_file import weights_of_member
+from fairseq_alma.checkpoints.ensemble_file import weights_of_member
 
 
 class TrainedMembers:

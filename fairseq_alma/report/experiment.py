@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Callable, Iterator, Optional, Sequence
 
-from fairseq_alma.learners.run_record import FREE_OPTIONS
 from fairseq_alma.report.run_figures import NAMES, RunFigures, experiment_of
 from fairseq_alma.report.sizes import sizes_in_order
 from fairseq_alma.report.spread import Spread
+from fairseq_alma.runs.run_record import FREE_OPTIONS
 
 MAX_UPDATE = "--max-update"
 # They follow from other options, or say where and how fast something runs, not what comes out.

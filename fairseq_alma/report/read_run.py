@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any, Callable, Mapping, Optional
 
 from fairseq_alma.errors import AlmaError
-from fairseq_alma.learners.run_folder import RUN_RECORD, STAGE_RECORD, RunFolder
-from fairseq_alma.learners.run_record import FREE_OPTIONS
 from fairseq_alma.learners.schedule import stages
 from fairseq_alma.report.run_figures import IMAGES, NAMES, TEXT, RunFigures, experiment_of
+from fairseq_alma.runs.run_folder import RUN_RECORD, STAGE_RECORD, RunFolder
+from fairseq_alma.runs.run_record import FREE_OPTIONS
 
 RESULT = {TEXT: ("loss", "ppl"), IMAGES: ("loss", "error")}
 TEST_FLOPS = {TEXT: "test_flops_per_token", IMAGES: "test_flops_per_image"}

@@ -4,7 +4,7 @@ import time
 from pathlib import Path
 from typing import Iterator, Sequence
 
-from fairseq_alma.learners.run_folder import RUN_RECORD, STAGE_RECORD
+from fairseq_alma.runs.run_folder import RUN_RECORD, STAGE_RECORD
 
 POLL_SECONDS = 2.0
 

@@ -17,14 +17,14 @@ from fairseq.models import BaseFairseqModel
 from fairseq.tasks import FairseqTask, register_task
 from omegaconf import II, MISSING
 
+from fairseq_alma.checkpoints.checkpoint_file import read_checkpoint, starting_checkpoint
+from fairseq_alma.checkpoints.ensemble_file import ENSEMBLE
+from fairseq_alma.checkpoints.model_facts import JOINT_MODEL
 from fairseq_alma.data.image_stream import ImageStream
 from fairseq_alma.errors import AlmaError
-from fairseq_alma.growth.checkpoint_file import read_checkpoint, starting_checkpoint
-from fairseq_alma.growth.ensemble_file import ENSEMBLE
-from fairseq_alma.growth.model_facts import JOINT_MODEL
 from fairseq_alma.learners.schedule import stage_ending_with
 from fairseq_alma.models.image_classifier import image_architectures
-from fairseq_alma.modules.image_input import ImageInput
+from fairseq_alma.modules.images.image_input import ImageInput
 from fairseq_alma.tasks.checkpoint_checks import check_architecture, check_weights
 from fairseq_alma.tasks.image_dataset import ImageDataset
 

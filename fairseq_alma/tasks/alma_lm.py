@@ -23,9 +23,9 @@ from fairseq.tasks import register_task
 from fairseq.tasks.language_modeling import LanguageModelingConfig, LanguageModelingTask
 from omegaconf import II, DictConfig
 
+from fairseq_alma.checkpoints.checkpoint_file import DICTIONARY_KEY, read_checkpoint, starting_checkpoint
 from fairseq_alma.data.stream import Stream
 from fairseq_alma.errors import AlmaError
-from fairseq_alma.growth.checkpoint_file import DICTIONARY_KEY, read_checkpoint, starting_checkpoint
 from fairseq_alma.learners.schedule import stage_ending_with
 from fairseq_alma.models.alma_switch_lm import adopt_experts
 from fairseq_alma.tasks.alma_bpe import AlmaBPE, AlmaBPEConfig

@@ -5,9 +5,9 @@ from typing import Any, Optional
 import torch
 from fairseq.models import ARCH_MODEL_NAME_REGISTRY
 
+from fairseq_alma.checkpoints.checkpoint_file import DICTIONARY_KEY, Checkpoint
 from fairseq_alma.data.stream import Stream
 from fairseq_alma.errors import AlmaError
-from fairseq_alma.growth.checkpoint_file import DICTIONARY_KEY, Checkpoint
 
 SHAPE_OPTIONS = (
     "num_members",

@@ -35,7 +35,7 @@ LARGE = {
 
 def write_source(path: Path, num_experts: int) -> None:
     """Write a checkpoint of the large model with random weights."""
-    from fairseq_alma.growth.checkpoint_file import write_checkpoint
+    from fairseq_alma.checkpoints.checkpoint_file import write_checkpoint
     from fairseq_alma.models.structure import build_from_config
 
     config = {**LARGE, "num_experts": num_experts}
@@ -48,9 +48,9 @@ def write_source(path: Path, num_experts: int) -> None:
 
 def run_job(job: str, source: Path, out: Path, add: int, method: str) -> None:
     """Do one measurement in this process and print seconds and MiB."""
+    from fairseq_alma.backends.text.grow import grow
+    from fairseq_alma.checkpoints.checkpoint_file import read_checkpoint, write_checkpoint
     from fairseq_alma.cli.grow import parser
-    from fairseq_alma.evaluation.grow import grow
-    from fairseq_alma.growth.checkpoint_file import read_checkpoint, write_checkpoint
 
     base = peak_mib()
     begun = time.perf_counter()

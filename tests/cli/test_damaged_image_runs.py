@@ -8,7 +8,7 @@ import torch
 
 from fairseq_alma.cli.stream import main
 from fairseq_alma.errors import AlmaError
-from tests.vision.image_streams import make_stream
+from tests.backends.images.image_streams import make_stream
 
 WORDS = ("--", "--width", "6", "--max-epoch", "2", "--cpu")
 CHECKPOINT, UNFINISHED = "stage-000/member-0/checkpoint_last.pt", "stage-001/member-0/training.pt"

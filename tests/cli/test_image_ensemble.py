@@ -11,7 +11,7 @@ import fairseq_alma
 from fairseq_alma.cli.ensemble import main as ensemble
 from fairseq_alma.cli.stream import main as stream_command
 from fairseq_alma.errors import AlmaError
-from tests.vision.image_streams import make_stream
+from tests.backends.images.image_streams import make_stream
 
 
 @pytest.fixture(scope="module")

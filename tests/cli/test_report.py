@@ -8,9 +8,9 @@ import pytest
 
 from fairseq_alma.cli.report import main
 from fairseq_alma.errors import AlmaError
-from fairseq_alma.learners.run_record import describe_run
-from tests.learners.fakes import write_manifest
+from fairseq_alma.runs.run_record import describe_run
 from tests.report import fakes
+from tests.runs.fakes import write_manifest
 
 
 def write_run(root, perplexities, wait=1, num_megabatches=4, seed=1, learner="sm", run_seed=1, sizes=(), **options):

@@ -6,8 +6,8 @@ import pytest
 
 from fairseq_alma.cli.stream import main
 from fairseq_alma.errors import AlmaError
-from fairseq_alma.learners.run_folder import RunFolder
-from tests.learners.fakes import write_manifest
+from fairseq_alma.runs.run_folder import RunFolder
+from tests.runs.fakes import write_manifest
 
 TRAIN = ["--arch", "alma_switch_lm_tiny", "--max-update", "10", "--adam-betas", "(0.9, 0.98)"]
 
@@ -129,7 +129,7 @@ def no_commands(monkeypatch):
     def refuse(command, *arguments, **options):
         raise AlmaError(f"{command.program} was called")
 
-    monkeypatch.setattr("fairseq_alma.learners.text_backend.run_logged", refuse)
+    monkeypatch.setattr("fairseq_alma.backends.text.text_backend.run_logged", refuse)
 
 
 def test_a_finished_run_says_so_and_does_nothing(stream, tmp_path, capsys, no_commands):

@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from tests.learners.curves import Curves
+from tests.runs.curves import Curves
 
 pytest.importorskip("fairseq")
 

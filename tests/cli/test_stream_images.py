@@ -11,10 +11,10 @@ import time
 import pytest
 import torch
 
+from fairseq_alma.backends.images import image_backend
 from fairseq_alma.cli.stream import main
 from fairseq_alma.errors import AlmaError
-from fairseq_alma.vision import image_backend
-from tests.vision.image_streams import make_stream
+from tests.backends.images.image_streams import make_stream
 
 WORDS = ("--", "--width", "6", "--max-epoch", "4", "--cpu")
 

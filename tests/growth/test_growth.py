@@ -1,14 +1,14 @@
 import pytest
 import torch
 
+from fairseq_alma.checkpoints.checkpoint_file import read_checkpoint, write_checkpoint
 from fairseq_alma.errors import AlmaError
-from fairseq_alma.growth.checkpoint_file import read_checkpoint, write_checkpoint
 from fairseq_alma.growth.checkpoint_growth import GrowthStep, grow_checkpoint
 from fairseq_alma.growth.gate_tree import GateTree
 from fairseq_alma.growth.optimizer_state import grow_optimizer_state
 from fairseq_alma.growth.plan import grow_layer, select_experts
 from fairseq_alma.growth.tensors import EXPERT_TENSORS, GATE_TENSOR, grow_tensor
-from fairseq_alma.modules.switch_layer import SwitchLayer
+from fairseq_alma.modules.moe.switch_layer import SwitchLayer
 
 NAMES = (*EXPERT_TENSORS, GATE_TENSOR)
 

@@ -8,8 +8,8 @@ from fairseq import models
 from fairseq.models import MODEL_DATACLASS_REGISTRY
 from omegaconf import OmegaConf
 
-from fairseq_alma.growth.checkpoint_file import DICTIONARY_KEY, read_checkpoint, write_checkpoint
-from fairseq_alma.growth.join_checkpoints import join_checkpoints
+from fairseq_alma.checkpoints.checkpoint_file import DICTIONARY_KEY, read_checkpoint, write_checkpoint
+from fairseq_alma.checkpoints.join_checkpoints import join_checkpoints
 from tests.models.conftest import config_of, dictionary_of
 
 NUM_UNITS = 46  # beside fairseq's four

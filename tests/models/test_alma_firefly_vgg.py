@@ -7,7 +7,7 @@ from fairseq.models import ARCH_MODEL_REGISTRY
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.models.alma_firefly_vgg import AlmaFireflyVGG, AlmaFireflyVGGConfig
 from fairseq_alma.models.alma_vgg import AlmaVGG, AlmaVGGConfig
-from fairseq_alma.modules.firefly import grow_firefly
+from fairseq_alma.modules.images.firefly import grow_firefly
 
 TASK = SimpleNamespace(image_shape=(3, 16, 16), num_classes=10)
 GROWN = "4,4,5,4,4,4,4,4,6,4,4,4,4,4,4,7"

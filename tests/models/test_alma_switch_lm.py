@@ -3,8 +3,8 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
+from fairseq_alma.checkpoints.model_facts import shape_from_weights
 from fairseq_alma.errors import AlmaError
-from fairseq_alma.growth.model_facts import shape_from_weights
 
 PAD, EOS = 1, 2
 

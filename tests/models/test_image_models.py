@@ -8,22 +8,22 @@ from fairseq import checkpoint_utils
 from fairseq.models import ARCH_MODEL_REGISTRY
 
 import fairseq_alma
+from fairseq_alma.backends.images.image_checkpoints import TrainedModel, write_model
+from fairseq_alma.backends.images.image_settings import ImageSettings
+from fairseq_alma.backends.images.image_train_options import ImageTrainOptions
+from fairseq_alma.backends.images.network_flops import count_flops
+from fairseq_alma.backends.images.seeds import seeded
 from fairseq_alma.data.image_stream import ImageStream
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.growth.gate_tree import GateTree
-from fairseq_alma.learners.image_train_options import ImageTrainOptions
 from fairseq_alma.models.alma_mlp import AlmaMLP, AlmaMLPConfig
 from fairseq_alma.models.alma_moe_mlp import AlmaMoEMLP, AlmaMoEMLPConfig
 from fairseq_alma.models.alma_moe_vgg import AlmaMoEVGG, AlmaMoEVGGConfig
 from fairseq_alma.models.alma_vgg import AlmaVGG, AlmaVGGConfig
 from fairseq_alma.models.image_classifier import ImageClassifier
-from fairseq_alma.modules.image_mixtures import mixture_blocks
-from fairseq_alma.modules.image_network import SideBySide
-from fairseq_alma.vision.image_checkpoints import TrainedModel, write_model
-from fairseq_alma.vision.image_settings import ImageSettings
-from fairseq_alma.vision.network_flops import count_flops
-from fairseq_alma.vision.seeds import seeded
-from tests.vision.image_streams import make_stream
+from fairseq_alma.modules.images.image_network import SideBySide
+from fairseq_alma.modules.moe.image_mixtures import mixture_blocks
+from tests.backends.images.image_streams import make_stream
 
 fairseq_alma.register()
 

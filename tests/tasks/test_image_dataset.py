@@ -4,9 +4,9 @@ import torch
 
 from fairseq_alma.data.image_stream import ImageStream
 from fairseq_alma.errors import AlmaError
-from fairseq_alma.modules.image_input import ImageInput
+from fairseq_alma.modules.images.image_input import ImageInput
 from fairseq_alma.tasks.image_dataset import ImageDataset
-from tests.vision.image_streams import make_stream
+from tests.backends.images.image_streams import make_stream
 
 
 @pytest.fixture(scope="module")

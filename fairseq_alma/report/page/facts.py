@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Iterable, Mapping, Sequence
 
-from fairseq_alma.learners.run_record import FREE_OPTIONS
 from fairseq_alma.metrics.table import show_count, show_power
 from fairseq_alma.report.experiment import Experiment
 from fairseq_alma.report.measure import MEASURES
 from fairseq_alma.report.run_figures import RunFigures, experiment_of
+from fairseq_alma.runs.run_record import FREE_OPTIONS
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,114 @@
+"""Checkpoints of models of images: plain fairseq checkpoints, and the file that an unfinished training goes on from."""
+
+import os
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Mapping, Optional
+
+import torch
+from torch import Tensor
+
+from fairseq_alma.checkpoints.checkpoint_file import read_checkpoint, write_checkpoint
+from fairseq_alma.errors import AlmaError
+
+LAST = "checkpoint_last.pt"
+UNFINISHED = "training.pt"
+TRAINING_KEY = "alma_image_training"
+"""Key in a checkpoint's ``extra_state``: what `TrainedModel` says beside weights and configuration."""
+_FACTS = {"grown": dict, "num_updates": int, "num_images": int, "growth": dict}
+_PREFIX = "network."
+
+
+@dataclass(frozen=True)
+class TrainedModel:
+    """One model that is trained to its end.
+
+    Attributes:
+        state: its weights, by the names that its network gives them.
+        grown: options that growth has changed.
+        num_updates: updates of its last stage.
+        num_images: images that these updates trained on, each pass counted.
+        growth: what the growth step before its last stage did; empty where it did not grow.
+    """
+
+    state: Mapping[str, Tensor]
+    grown: Mapping[str, Any]
+    num_updates: int
+    num_images: int
+    growth: Mapping[str, Any] = field(default_factory=dict)
+
+
+def write_model(path: Path, model: TrainedModel, config: Mapping[str, Any]) -> None:
+    """Write a checkpoint that fairseq's commands read.
+
+    Args:
+        path: the file.
+        model: the model.
+        config: ``cfg``, see `ImageSettings.checkpoint_config`.
+    """
+    facts = asdict(TrainedModel({}, model.grown, model.num_updates, model.num_images, model.growth))
+    del facts["state"]
+    checkpoint = {
+        "args": None,
+        "cfg": dict(config),
+        "model": {_PREFIX + name: tensor.detach().cpu().clone() for name, tensor in model.state.items()},
+        "optimizer_history": [
+            {
+                "criterion_name": "AlmaImageCrossEntropy",
+                "optimizer_name": str(config["optimizer"]["_name"]),
+                "lr_scheduler_state": {},
+                "num_updates": model.num_updates,
+            }
+        ],
+        "task_state": {},
+        "extra_state": {TRAINING_KEY: facts},
+    }
+    write_checkpoint(checkpoint, path)
+
+
+def read_model(path: Path) -> TrainedModel:
+    """Read a checkpoint that `write_model` wrote.
+
+    Raises:
+        AlmaError: it is missing, damaged, or another command's.
+    """
+    remedy = f"remove {path.parent.parent} to train that stage again"
+    checkpoint = read_checkpoint(path, mmap=False, remedy=remedy)
+    extra = checkpoint.get("extra_state")
+    facts = extra.get(TRAINING_KEY) if isinstance(extra, dict) else None
+    if not isinstance(facts, dict):
+        raise AlmaError(f"{path}: not written by alma-stream; {remedy}")
+    weights = checkpoint["model"]
+    whole = facts.keys() == _FACTS.keys() and all(isinstance(facts[name], kind) for name, kind in _FACTS.items())
+    if not whole or not isinstance(weights, dict) or not all(isinstance(each, Tensor) for each in weights.values()):
+        raise AlmaError(f"{path}: damaged, it is not what alma-stream writes; {remedy}")
+    return TrainedModel({name.removeprefix(_PREFIX): tensor for name, tensor in weights.items()}, **facts)
+
+
+def write_unfinished(path: Path, state: Mapping[str, Any]) -> None:
+    """Save a training that goes on; the file before stays until the new one is whole."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.tmp")
+    torch.save(dict(state), temporary)
+    os.replace(temporary, path)
+
+
+def read_unfinished(path: Path) -> Optional[dict[str, Any]]:
+    """Return the training that was cut off, or None where there is none."""
+    if not path.is_file():
+        return None
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # of many kinds
+        raise AlmaError(f"{path}: damaged; remove it to train the stage from its beginning") from error
+    if not isinstance(state, dict):
+        raise AlmaError(f"{path}: damaged; remove it to train the stage from its beginning")
+    return state
+
+
+def remove_model(folder: Path) -> None:
+    """Remove what is kept of a model, and its folder if nothing else is in it."""
+    for name in (LAST, UNFINISHED):
+        (folder / name).unlink(missing_ok=True)
+    if folder.is_dir() and not any(folder.iterdir()):
+        folder.rmdir()

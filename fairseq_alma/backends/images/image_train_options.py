@@ -1,0 +1,120 @@
+"""The options after ``--`` of alma-stream for images: those of fairseq-train that mean something to its own loop.
+
+What is not given has the value of the paper's study (Appendix B.1): MNIST and its like a fully connected network and
+AdaDelta, CIFAR a VGG network and SGD.
+"""
+
+from typing import Mapping, Sequence
+
+from fairseq_alma.backends.option_words import Option, group_words
+from fairseq_alma.runs.live_log import LIVE_OPTIONS
+
+MLP_STUDY: Mapping[str, str] = {"--optimizer": "adadelta", "--lr": "1.0"}
+VGG_STUDY: Mapping[str, str] = {"--optimizer": "sgd", "--lr": "0.01", "--momentum": "0.9", "--weight-decay": "0.0001"}
+BOTH: Mapping[str, str] = {"--max-epoch": "100", "--batch-size": "128"}
+NUM_EXPERTS = "4"  # of MoE, whose number the paper leaves open
+
+OPTIMIZERS: Mapping[str, tuple[str, ...]] = {
+    "adadelta": ("--adadelta-rho", "--adadelta-eps", "--weight-decay"),
+    "sgd": ("--momentum", "--weight-decay"),
+    "adam": ("--adam-betas", "--adam-eps", "--weight-decay"),
+}
+"""Optimizers that treat each weight by itself, so that members side by side do not mix; and their options."""
+MODEL_OPTIONS = (
+    "--arch",
+    "--width",
+    "--hidden-layers",
+    "--channels",
+    "--layer-channels",
+    "--num-experts",
+    "--gate",
+    "--gate-trees",
+)
+TRAINING_OPTIONS = ("--optimizer", "--lr", "--max-epoch", "--batch-size", "--patience", "--cpu")
+ARCHITECTURES = {"gmoe": "alma_moe", "moe": "alma_moe", "firefly": "alma_firefly"}
+"""Learners that need an architecture of their own: the beginning of its name."""
+
+
+class ImageTrainOptions:
+    """Options of a run on images, with the paper's where none are given.
+
+    Args:
+        words: the words after ``--``.
+        learner: its name.
+        for_photographs: whether the images are photographs, as CIFAR's, rather than digits.
+
+    Raises:
+        ValueError: an option that has no meaning here, or an architecture that the learner cannot use.
+    """
+
+    def __init__(self, words: Sequence[str], learner: str, for_photographs: bool) -> None:
+        given = dict(group_words(words))
+        self._refuse_unknown(given)
+        study = VGG_STUDY if for_photographs else MLP_STUDY
+        defaults = {"--arch": self._default_arch(learner, for_photographs), **study, **BOTH}
+        if "--optimizer" in given and given["--optimizer"] != (defaults["--optimizer"],):
+            defaults = {name: defaults[name] for name in ("--arch", *BOTH)}
+            if "--lr" not in given:
+                raise ValueError(f"--optimizer {' '.join(given['--optimizer'])} after the --: give --lr too")
+        if learner == "moe":
+            defaults["--num-experts"] = NUM_EXPERTS
+        self.values = {**{name: (value,) for name, value in defaults.items()}, **given}
+        self._check(learner)
+
+    @property
+    def arch(self) -> str:
+        """The architecture."""
+        return self.values["--arch"][0]
+
+    def as_dict(self) -> dict[str, str]:
+        """Return option and value, empty for a flag: for run.json."""
+        return {name: " ".join(values) for name, values in self.values.items()}
+
+    def model_words(self) -> list[str]:
+        """Return the options of the architecture, without its name."""
+        return _flatten([option for option in self.values.items() if option[0] in MODEL_OPTIONS[1:]])
+
+    def words(self) -> list[str]:
+        """Return all as words for fairseq-train."""
+        return _flatten([option for option in self.values.items() if option[0] not in LIVE_OPTIONS])
+
+    def last(self, name: str) -> "tuple[str, ...] | None":
+        """Return the values of an option, or None."""
+        return self.values.get(name)
+
+    @staticmethod
+    def _default_arch(learner: str, for_photographs: bool) -> str:
+        kind = "vgg" if for_photographs or learner == "firefly" else "mlp"
+        return f"{ARCHITECTURES.get(learner, 'alma')}_{kind}"
+
+    @staticmethod
+    def _refuse_unknown(given: Mapping[str, tuple[str, ...]]) -> None:
+        of_optimizers = {name for names in OPTIMIZERS.values() for name in names}
+        known = {*MODEL_OPTIONS, *TRAINING_OPTIONS, *LIVE_OPTIONS, *of_optimizers}
+        for name in given:
+            if name not in known:
+                raise ValueError(
+                    f"{name} after the --: alma-stream trains on images by itself; choose from "
+                    f"{', '.join(sorted(known))}, or use fairseq-train"
+                )
+
+    def _check(self, learner: str) -> None:
+        optimizer = " ".join(self.values["--optimizer"])
+        if optimizer not in OPTIMIZERS:
+            raise ValueError(f"--optimizer {optimizer} after the --: choose from {', '.join(OPTIMIZERS)}")
+        for name in ("--max-epoch", "--batch-size", "--patience"):
+            value = " ".join(self.values.get(name, ("1",)))
+            if not value.isdecimal() or int(value) < 1:
+                raise ValueError(f"{name} {value} after the --: a whole number of at least 1 is needed")
+        if len(self.values["--arch"]) != 1:
+            given = " ".join(("--arch", *self.values["--arch"]))
+            raise ValueError(f"{given} after the --: one name is needed")
+        needed = ARCHITECTURES.get(learner)
+        if needed is not None and not self.arch.startswith(needed):
+            raise ValueError(f"--arch {self.arch}: --learner {learner} needs an architecture {needed}_…")
+        if learner == "gmoe" and self.values.get("--gate-trees"):
+            raise ValueError("--gate-trees after the --: gmoe grows its trees by itself")
+
+
+def _flatten(options: Sequence[Option]) -> list[str]:
+    return [word for name, values in options for word in (name, *values)]

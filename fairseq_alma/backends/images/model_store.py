@@ -1,0 +1,112 @@
+"""The trained models of a run: on disk, where a restart finds them, and in memory for the next stage."""
+
+import json
+from pathlib import Path
+from typing import Any, Mapping, Optional, Sequence
+
+import torch
+from omegaconf.errors import OmegaConfBaseException
+
+from fairseq_alma.backends.images.image_checkpoints import LAST, TrainedModel, read_model, remove_model, write_model
+from fairseq_alma.backends.images.image_settings import ImageSettings
+from fairseq_alma.backends.images.network_flops import NetworkFlops, count_flops
+from fairseq_alma.errors import AlmaError
+from fairseq_alma.learners.plan import Model
+from fairseq_alma.modules.images.image_network import ImageNetwork
+from fairseq_alma.runs.run_folder import RunFolder
+
+
+class ModelStore:
+    """Trained models.
+
+    Args:
+        folder: the run.
+        settings: of the run.
+    """
+
+    def __init__(self, folder: RunFolder, settings: ImageSettings) -> None:
+        self.folder, self.settings = folder, settings
+        self.models: dict[Model, TrainedModel] = {}
+        self.flops: dict[str, NetworkFlops] = {}
+        self.kept: Optional[set[Model]] = None
+        self.built: Optional[tuple[list[Model], ImageNetwork]] = None
+
+    def __contains__(self, model: Model) -> bool:
+        """Tell whether a model is trained to its end."""
+        return self._path(model).is_file()
+
+    def __getitem__(self, model: Model) -> TrainedModel:
+        """Return a model. Raises AlmaError if it is gone."""
+        if model not in self.models:
+            if model not in self:
+                raise AlmaError(
+                    f"{self._path(model)}: not there, but a later stage needs it; remove "
+                    f"{self.folder.stage_folder(model.stage)} to train that stage again"
+                )
+            self.models[model] = self._read(model)
+        return self.models[model]
+
+    def __setitem__(self, model: Model, trained: TrainedModel) -> None:
+        """Take in a model, and write its checkpoint."""
+        write_model(self._path(model), trained, self.settings.checkpoint_config(trained.grown))
+        self.models[model] = trained
+
+    def keep_only(self, stage: int, needed: Sequence[Model]) -> None:
+        """Remove the models of the stages up to ``stage``, except what ``needed`` names."""
+        if self.kept is None:
+            folders = self.folder.root.glob("stage-*/member-*")
+            self.kept = {Model(_number(folder.parent), _number(folder)) for folder in folders}
+        gone = {model for model in self.kept | self.models.keys() if model.stage <= stage} - set(needed)
+        for model in gone:
+            remove_model(self.folder.model_folder(model))
+            self.models.pop(model, None)
+        self.kept = {*needed}
+
+    def network_of(self, models: Sequence[Model]) -> ImageNetwork:
+        """Build the network of trained models side by side, unless it is the one that was asked for last."""
+        if self.built is None or self.built[0] != [*models]:
+            network = build_network(self.settings, [self[model] for model in models])
+            self.built = ([*models], network)
+        return self.built[1]
+
+    def flops_of(self, grown: Mapping[str, Any]) -> NetworkFlops:
+        """Return the operations of one model whose growth has changed these options."""
+        key = json.dumps(grown, sort_keys=True)
+        if key not in self.flops:
+            network = self.settings.build(self.settings.num_joint, grown)
+            for parameter in network.parameters():
+                torch.nn.init.zeros_(parameter)
+            self.flops = {key: count_flops(network, self.settings.stream.shape)}
+        return self.flops[key]
+
+    def _read(self, model: Model) -> TrainedModel:
+        """Read a checkpoint. Raises AlmaError if its weights are not those of this run's network."""
+        trained = read_model(self._path(model))
+        try:
+            build_network(self.settings, [trained])
+        except (KeyError, RuntimeError, OmegaConfBaseException, AlmaError) as error:
+            raise AlmaError(
+                f"{self._path(model)}: not the weights of this run's network ({error}); remove "
+                f"{self.folder.stage_folder(model.stage)} to train that stage again"
+            ) from error
+        return trained
+
+    def _path(self, model: Model) -> Path:
+        return self.folder.model_folder(model) / LAST
+
+
+def build_network(settings: ImageSettings, models: Sequence[TrainedModel]) -> ImageNetwork:
+    """Build models of the same architecture side by side, or the members of a joint one, on the run's device."""
+    if settings.is_joint:
+        network = settings.build(settings.num_joint, models[0].grown)
+        network.load_state_dict(dict(models[0].state))
+    else:
+        network = settings.build(len(models), models[0].grown)
+        for member, model in enumerate(models):
+            network.load_member_state(member, model.state)
+    return network.to(settings.device)
+
+
+def _number(folder: Path) -> int:
+    """``stage-012`` and ``member-012`` are 12."""
+    return int(folder.name.rpartition("-")[2])

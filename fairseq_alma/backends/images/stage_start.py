@@ -1,0 +1,94 @@
+"""The network that a stage starts from: new, or as the stage before has left it, grown if the learner grows."""
+
+from dataclasses import dataclass
+from typing import Any, Callable, Mapping, Sequence
+
+from torch import Generator, Tensor
+
+from fairseq_alma.backends.images import seeds
+from fairseq_alma.backends.images.firefly_growth import grow_on_images
+from fairseq_alma.backends.images.image_settings import ImageSettings
+from fairseq_alma.backends.images.mixture_growth import split_losing_experts
+from fairseq_alma.backends.images.model_store import ModelStore, build_network
+from fairseq_alma.learners.plan import Growth, StagePlan, Training, member_seed
+from fairseq_alma.modules.images.image_network import ImageNetwork
+from fairseq_alma.modules.images.vgg import NUM_CONVOLUTIONS, VGG
+
+GROWTH_FLOPS = "growth_flops"
+"""Key in stage.json: the part of train_flops that Firefly's growth step took."""
+Group = Sequence[tuple[ModelStore, Training]]
+"""What is trained side by side, each with the models of its run."""
+Examples = tuple[Tensor, Tensor]
+"""(B, C, H, W) normalised images and (B) labels."""
+
+
+@dataclass(frozen=True)
+class Start:
+    """What a stage starts from.
+
+    Attributes:
+        network: on the run's device.
+        grown: options that growth has changed up to now.
+        growth: what stage.json says of the growth step before this stage; empty without one.
+    """
+
+    network: ImageNetwork
+    grown: Mapping[str, Any]
+    growth: Mapping[str, Any]
+
+
+def start_stage(
+    plan: StagePlan,
+    group: Group,
+    settings: ImageSettings,
+    examples: Callable[[], Examples],
+    valid: Examples,
+    measure: Callable[[ImageNetwork], Mapping[str, float]],
+) -> Start:
+    """Return what a stage starts from.
+
+    Args:
+        plan: of the stage.
+        group: what is trained; the first of it is the plan's.
+        settings: of the run.
+        examples: returns the stage's training examples.
+        valid: the stage's validation examples.
+        measure: returns loss and error on them.
+    """
+    first = group[0][1]
+    if first.start is None:
+        initial = [training.seed for _, training in group]
+        if settings.is_joint:
+            initial = [member_seed(first.seed, member) for member in range(settings.num_joint)]
+        network = settings.build(len(initial))
+        network.reset_parameters([seeds.seeded(seed, seeds.INITIAL_WEIGHTS) for seed in initial])
+        return Start(network.to(settings.device), settings.options_of(network), {})
+    before = [models[training.start] for models, training in group if training.start is not None]
+    network = build_network(settings, before)
+    if first.growth is None:
+        return Start(network, before[0].grown, {})
+    generator = seeds.seeded(first.growth.seed, plan.stage.index, seeds.GROWTH)
+    before_growth = {"valid": measure(network)}
+    network, cost = _grow(network, first.growth, settings, examples, valid, generator)
+    figures = {"before_growth": before_growth, "after_growth": {"valid": measure(network)}, **cost}
+    return Start(network, settings.options_of(network), figures)
+
+
+def _grow(
+    network: ImageNetwork,
+    growth: Growth,
+    settings: ImageSettings,
+    examples: Callable[[], Examples],
+    valid: Examples,
+    generator: Generator,
+) -> tuple[ImageNetwork, dict[str, int]]:
+    """Carry out a growth step. Returns the network, and what stage.json says of the step's cost."""
+    if growth.method == "split":
+        for _ in range(growth.num_new):
+            split_losing_experts(network, *valid, generator)
+        return network, {}
+    assert isinstance(network, VGG)  # the learner needs alma_firefly_vgg
+    first_channels = [settings.cfg.model.channels] * NUM_CONVOLUTIONS
+    batch_size = settings.training().batch_size
+    network, flops = grow_on_images(network, *examples(), batch_size, first_channels, growth.share, generator)
+    return network, {GROWTH_FLOPS: flops}

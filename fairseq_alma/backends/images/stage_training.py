@@ -1,0 +1,194 @@
+"""Trains one network on the images of one stage: all epochs, best epoch by validation (paper v1, section 5).
+
+The members of the network are independent of each other, unless they are trained jointly: each has its own order of
+the images, its own best epoch and its own early stop, and ends with the weights that it would end with alone.
+
+Letters: N members, U units (what is selected by itself: the members, or all of them together if they are joint),
+B images, K classes.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any, Callable, Mapping, Optional, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Generator, Tensor
+
+from fairseq_alma.backends.images.flat_parameters import FlatParameters
+from fairseq_alma.backends.images.stage_images import TrainingImages
+from fairseq_alma.errors import AlmaError
+from fairseq_alma.modules.images.image_network import ImageNetwork, load_exactly
+
+BuildOptimizer = Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer]
+
+
+@dataclass(frozen=True)
+class TrainingSettings:
+    """How a stage is trained.
+
+    Attributes:
+        max_epoch: epochs.
+        batch_size: images of an update.
+        patience: stop after so many epochs without a better validation loss; None: never.
+        build_optimizer: makes the optimizer of a list of parameters.
+        is_joint: train the members as one, on the mean of their logits.
+    """
+
+    max_epoch: int
+    batch_size: int
+    patience: Optional[int]
+    build_optimizer: BuildOptimizer
+    is_joint: bool = False
+
+
+@dataclass
+class UnitProgress:
+    """How far one unit is.
+
+    Attributes:
+        best_loss: lowest validation loss so far, nats.
+        best_epoch: the epoch that had it, from 1.
+        stopped_after: epochs that count; None: it goes on.
+    """
+
+    best_loss: float = math.inf
+    best_epoch: int = 0
+    stopped_after: Optional[int] = None
+
+
+class StageTraining:
+    """One training; `state_dict` after any epoch is all that is needed to go on from there.
+
+    Args:
+        network: with the weights that it starts from, on its device.
+        data: of the stage.
+        valid_images: (B, C, H, W), normalised.
+        valid_labels: (B) int64.
+        settings: how to train.
+        generators: of each member's order, crops and choices, on the CPU; a joint network has one.
+    """
+
+    def __init__(
+        self,
+        network: ImageNetwork,
+        data: TrainingImages,
+        valid_images: Tensor,
+        valid_labels: Tensor,
+        settings: TrainingSettings,
+        generators: Sequence[Generator],
+    ) -> None:
+        self.network, self.data, self.settings = network, data, settings
+        self.valid_images, self.valid_labels = valid_images, valid_labels
+        self.generators = list(generators)
+        self.parameters = FlatParameters(network)
+        self.optimizer = settings.build_optimizer(self.parameters.parts)
+        self.epoch = 0
+        self.states = [network.state_dict()] if settings.is_joint else _member_states(network)  # views
+        self.best = [{name: tensor.clone() for name, tensor in state.items()} for state in self.states]
+        self.units = [UnitProgress() for _ in self.states]
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no unit has an epoch left."""
+        return self.epoch >= self.settings.max_epoch or all(unit.stopped_after is not None for unit in self.units)
+
+    def epochs_of(self, unit: int) -> int:
+        """Return the epochs that one unit was trained for."""
+        stopped = self.units[unit].stopped_after
+        return self.epoch if stopped is None else stopped
+
+    @property
+    def updates_per_epoch(self) -> int:
+        """Number of updates in an epoch."""
+        return len(self.data.sizes(self.settings.batch_size))
+
+    def run_epoch(self) -> Tensor:
+        """Train for an epoch and note whether it is the best. Returns the last update's mean loss, nats."""
+        self.network.train()
+        for images, labels in self.data.epoch(self.settings.batch_size, self.generators):
+            self.parameters.zero_grad()
+            loss = self._loss(images, labels)
+            loss.backward()
+            self.optimizer.step()
+        self.epoch += 1
+        self._select()
+        return loss.detach() / len(self.units)
+
+    def finish(self) -> None:
+        """Give the network the weights of each unit's best epoch."""
+        for state, best in zip(self.states, self.best, strict=True):
+            load_exactly(state, best)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return everything that changes during the training."""
+        return {
+            "epoch": self.epoch,
+            "network": self.network.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "generators": [generator.get_state() for generator in self.generators],
+            "best": self.best,
+            "units": [vars(unit) for unit in self.units],
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a `state_dict`. Raises KeyError or RuntimeError if it is another training's."""
+        load_exactly(self.network.state_dict(), state["network"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        for generator, before in zip(self.generators, state["generators"], strict=True):
+            generator.set_state(before)
+        for best, before in zip(self.best, state["best"], strict=True):
+            load_exactly(best, before)
+        self.units = [UnitProgress(**unit) for unit in state["units"]]
+        self.epoch = state["epoch"]
+
+    def _loss(self, images: Tensor, labels: Tensor) -> Tensor:
+        """Return the sum over the units of the mean cross entropy, so that each gets its own gradient."""
+        if self.settings.is_joint:
+            shared = images[0] if images.dim() == 5 else images
+            return F.cross_entropy(self.network(shared, self.generators[0]).mean(dim=0), labels[0])
+        logits = self.network(images, self.generators[0])
+        return F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum") / labels.size(1)
+
+    def _select(self) -> None:
+        """Keep the weights of the units for which this epoch is the best."""
+        losses = validation_losses(self.network, self.valid_images, self.valid_labels, self.settings.is_joint)
+        for unit, loss, best, state in zip(self.units, losses, self.best, self.states, strict=True):
+            if unit.stopped_after is not None:
+                continue
+            if loss < unit.best_loss:
+                unit.best_loss, unit.best_epoch = loss, self.epoch
+                load_exactly(best, state)
+            elif not unit.best_epoch and self.epoch == self.settings.max_epoch:
+                raise AlmaError(
+                    f"the validation loss is {loss} after {self.epoch} epochs, so the training diverged; start a new "
+                    "--run with a lower --lr"
+                )
+            elif self.settings.patience is not None and self.epoch - unit.best_epoch >= self.settings.patience:
+                unit.stopped_after = self.epoch
+
+
+@torch.no_grad()
+def validation_losses(network: ImageNetwork, images: Tensor, labels: Tensor, is_joint: bool) -> list[float]:
+    """Return the mean cross entropy of each unit, nats."""
+    logits = member_logits(network, images)
+    if is_joint:
+        logits = logits.mean(dim=0, keepdim=True)
+    return torch.stack([F.cross_entropy(each, labels) for each in logits]).tolist()
+
+
+CHUNK = 500  # images that are predicted at a time: bounds the memory, not the result
+
+
+@torch.no_grad()
+def member_logits(network: ImageNetwork, images: Tensor) -> Tensor:
+    """Return the (N, B, K) logits for (B, C, H, W) images, in evaluation mode."""
+    if network.training:
+        network.eval()
+    if len(images) <= CHUNK:
+        return network(images)
+    return torch.cat([network(chunk) for chunk in images.split(CHUNK)], dim=1)
+
+
+def _member_states(network: ImageNetwork) -> list[dict[str, Tensor]]:
+    return [network.member_state(member) for member in range(network.num_members)]

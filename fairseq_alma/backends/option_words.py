@@ -1,0 +1,26 @@
+"""The words after ``--`` of alma-stream as options with their values; fairseq's parser takes seconds to import."""
+
+from typing import Sequence
+
+Option = tuple[str, tuple[str, ...]]
+
+SHORT = {"-a": "--arch", "--max-sentences": "--batch-size", "--max-sentences-valid": "--batch-size-valid"}
+
+
+def _is_option(word: str) -> bool:
+    """Tell an option from a value; a negative number is a value."""
+    return word.startswith("-") and not word[1:2].isdigit() and not word.startswith("-.") and word != "-"
+
+
+def group_words(words: Sequence[str]) -> list[Option]:
+    """Group words into options with their values; ``--name=value`` is split."""
+    options: list[Option] = []
+    for word in words:
+        if _is_option(word):
+            name, equals, value = word.partition("=")
+            options.append((SHORT.get(name, name), (value,) if equals else ()))
+        elif options:
+            options[-1] = (options[-1][0], (*options[-1][1], word))
+        else:
+            raise ValueError(f"{word!r} after the -- belongs to no option; give options of fairseq-train")
+    return options

@@ -1,0 +1,1 @@
+"""Language models, through fairseq's own commands in processes, and growth between stages."""

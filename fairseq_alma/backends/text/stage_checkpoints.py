@@ -1,0 +1,138 @@
+"""Checkpoint files between two launches: which one is whole, how far it is, and what of it must stay.
+
+Fairseq writes ``checkpoint_E_U.pt`` atomically and then copies it to ``checkpoint_last.pt``, where it looks first after
+a restart. A kill during the copy leaves a truncated ``checkpoint_last.pt`` that no launch gets past.
+"""
+
+import os
+import re
+import shutil
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Optional
+
+from fairseq_alma.errors import AlmaError
+
+LAST = "checkpoint_last.pt"
+# Where the task alma_lm counts what it trained on (fairseq's get_checkpoint_dict): extra_state[task class][this key].
+TRAIN_TOKENS = "train_tokens"
+_INTERVAL = re.compile(r"checkpoint_\d+_(\d+)\.pt")
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a checkpoint is.
+
+    Attributes:
+        num_updates: updates since the stage began.
+        num_epochs: epochs that are complete.
+        train_tokens: tokens that these updates trained on, each pass counted.
+    """
+
+    num_updates: int
+    num_epochs: int
+    train_tokens: int
+
+    def has_reached(self, max_update: Optional[int], max_epoch: Optional[int]) -> bool:
+        """Tell whether training to one of these limits is over.
+
+        Fairseq must not be launched on a finished checkpoint: it would do one more update.
+        """
+        return (max_update is not None and self.num_updates >= max_update) or (
+            max_epoch is not None and self.num_epochs >= max_epoch
+        )
+
+
+def is_whole(path: Path) -> bool:
+    """Tell whether a file was written to its end: what torch saves is a zip file, its directory stands last."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return bool(archive.namelist())
+    except (OSError, zipfile.BadZipFile):
+        return False
+
+
+def repair_last(folder: Path) -> Optional[Path]:
+    """Make ``checkpoint_last.pt`` whole again after a kill, from the newest whole checkpoint beside it.
+
+    Args:
+        folder: the save directory of one model; it need not exist.
+
+    Returns:
+        The checkpoint that the next launch goes on from, or None if it starts the stage again.
+    """
+    for unfinished in folder.glob("*.tmp"):
+        unfinished.unlink()
+    last = folder / LAST
+    if is_whole(last):
+        return last
+    last.unlink(missing_ok=True)
+    found = [(int(match[1]), path) for path in folder.glob("*.pt") if (match := _INTERVAL.fullmatch(path.name))]
+    for _, path in sorted(found, reverse=True):
+        if is_whole(path):
+            # A copy, not a link: fairseq writes over checkpoint_last.pt in place.
+            copy = last.with_name(f"{LAST}.tmp")
+            shutil.copyfile(path, copy)
+            os.replace(copy, last)
+            return last
+    return None
+
+
+def read_progress(path: Path) -> Progress:
+    """Read how far a checkpoint is."""
+    # Imports torch, which takes seconds; a dry run or a finished run needs none of it.
+    from fairseq_alma.checkpoints.checkpoint_file import read_checkpoint
+
+    state = read_checkpoint(path)
+    iterator = state["extra_state"]["train_iterator"]
+    counts = [entry[TRAIN_TOKENS] for entry in state["extra_state"].values() if _counts_tokens(entry)]
+    if len(counts) != 1:
+        raise AlmaError(
+            f"{path}: the checkpoint does not count the tokens it was trained on; it must come from "
+            "fairseq-train --task alma_lm of this package; remove its folder to train the stage again"
+        )
+    return Progress(
+        num_updates=int(state["optimizer_history"][-1]["num_updates"]),
+        # The iterator names the epoch that the next update belongs to, from 1.
+        num_epochs=int(iterator["epoch"]) - 1,
+        train_tokens=int(counts[0]),
+    )
+
+
+def drop_optimizer_state(path: Path) -> None:
+    """Take the optimizer's moments, two thirds of the file, out of a checkpoint that is trained to its end.
+
+    The stage that follows begins with a new optimizer. All other keys stay as fairseq wrote them.
+    """
+    from fairseq_alma.checkpoints.checkpoint_file import read_checkpoint, write_checkpoint
+
+    state = read_checkpoint(path)
+    if state.pop("last_optimizer_state", None) is not None:
+        write_checkpoint(state, path)
+
+
+def keep_only_last(folder: Path) -> None:
+    """Remove every checkpoint of a save directory but the last."""
+    for path in _files(folder):
+        if path.name != LAST:
+            path.unlink()
+
+
+def remove_all(folder: Path) -> None:
+    """Remove every checkpoint of a save directory, and the directory when nothing else is in it."""
+    if not folder.is_dir():
+        return
+    for path in _files(folder):
+        path.unlink()
+    if not any(folder.iterdir()):
+        folder.rmdir()
+
+
+def _files(folder: Path) -> list[Path]:
+    """Return a save directory's checkpoints, those that were cut off included."""
+    return [*folder.glob("checkpoint*.pt*"), *folder.glob(".checkpoint*.tmp")]
+
+
+def _counts_tokens(entry: Any) -> bool:
+    return isinstance(entry, dict) and TRAIN_TOKENS in entry

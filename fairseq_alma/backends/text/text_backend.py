@@ -1,0 +1,180 @@
+"""Trains and tests language models through the stock commands, each in a process of its own."""
+
+import math
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Callable, Mapping, Optional, Sequence
+
+from fairseq_alma.backends.text import stage_checkpoints as checkpoints
+from fairseq_alma.backends.text.fairseq_log import watch_fairseq
+from fairseq_alma.backends.text.process import Command, run_logged
+from fairseq_alma.backends.text.text_commands import ENSEMBLE, GROWN, TEST_SPLITS, TextCommands
+from fairseq_alma.errors import AlmaError
+from fairseq_alma.learners.plan import Model, StagePlan, Training
+from fairseq_alma.runs.run_display import RunDisplay
+
+if TYPE_CHECKING:
+    from fairseq_alma.checkpoints.model_facts import ModelFacts
+
+_EVAL_RESULT = re.compile(r"Loss \(base 2\): (\S+), Perplexity: (\S+)")
+
+
+class TextBackend:
+    """The back end of ``alma-stream`` for streams of text.
+
+    Args:
+        commands: builds the command lines.
+        display: shows what is done.
+        describe: computes the facts of a checkpoint; given from outside because it needs torch.
+        words_per_token: of the stream, to show words per second.
+    """
+
+    def __init__(
+        self,
+        commands: TextCommands,
+        display: RunDisplay,
+        describe: "Callable[[Path], ModelFacts]",
+        words_per_token: float,
+    ) -> None:
+        self.commands = commands
+        self.folder = commands.folder
+        self.display = display
+        self.describe = describe
+        self.words_per_token = words_per_token
+
+    def train(self, plan: StagePlan, lock: int) -> Mapping[str, Any]:
+        """Train the stage's models one after the other; see `loop.Backend`."""
+        done = [self.train_member(plan, training, [lock]) for training in plan.trainings]
+        facts = [self.describe(self.commands.checkpoint(training.model)) for training in plan.trainings]
+        return {
+            "num_updates": max(progress.num_updates for progress in done),
+            "train_tokens": sum(progress.train_tokens for progress in done),
+            "train_flops": sum(
+                progress.train_tokens * fact.train_flops_per_token for progress, fact in zip(done, facts, strict=True)
+            ),
+        }
+
+    def train_member(self, plan: StagePlan, training: Training, locks: Sequence[int]) -> checkpoints.Progress:
+        """Train one model of a stage to its end, unless it is there; see `loop.Backend`."""
+        folder = self.folder.model_folder(training.model)
+        last = checkpoints.repair_last(folder)
+        before = checkpoints.read_progress(last) if last else checkpoints.Progress(0, 0, 0)
+        if before.has_reached(*self._limits):
+            return before
+        if training.start is not None and not self.commands.checkpoint(training.start).is_file():
+            raise AlmaError(
+                f"{self.commands.checkpoint(training.start)}: not there, and stage {plan.stage.index} starts from it; "
+                f"remove {self.folder.stage_folder(training.start.stage)} to train that stage again"
+            )
+        # Written in one go: if it is there, it is whole. fairseq-train looks at it again when it goes on.
+        if training.growth is not None and not self.commands.grown(training.model).is_file():
+            growth = f"adding {training.growth.num_new} experts ({training.growth.method})"
+            self.display.say(plan, growth, training)
+            run_logged(self.commands.grow(training), self._log(plan, "grow"), lambda line: None, locks)
+        log = self._log(plan, f"train-member-{training.model.member}")
+        max_update, max_epoch = self._limits
+        with self.display.training(plan, training, max_update, before.num_updates) as progress:
+            watch = watch_fairseq(progress, self.words_per_token, max_epoch)
+            run_logged(self._training(plan, training, before.num_updates), log, watch, locks)
+        return self._require_end(folder, log)
+
+    def is_trained(self, model: Model) -> bool:
+        """Tell whether a model is trained to its end; see `loop.Backend`."""
+        last = self.commands.checkpoint(model)
+        return checkpoints.is_whole(last) and checkpoints.read_progress(last).has_reached(*self._limits)
+
+    def test(self, plan: StagePlan, lock: int) -> Mapping[str, Any]:
+        """Test what predicts after the stage; see `loop.Backend`.
+
+        ``after_growth`` in the result has the figures on ``valid`` of a model that grew, before it was trained.
+        """
+        grown = [training for training in plan.trainings if training.growth is not None]
+        results: dict[str, Any] = {}
+        for training in grown:
+            command, log = self.commands.test_grown(training), self._log(plan, "valid-after-growth")
+            results["after_growth"] = {"valid": self._evaluate(plan, command, "valid right after growth", log, lock)}
+        if plan.combine != "single":
+            self._join(plan, lock)
+        for split in TEST_SPLITS:
+            results[split] = self._evaluate(plan, self.commands.test(plan, split), split, self._log(plan, split), lock)
+        facts = [self.describe(self.commands.checkpoint(model)) for model in plan.predictors]
+        return {
+            "num_params": sum(fact.num_params for fact in facts),
+            "num_experts": max(fact.num_experts for fact in facts),
+            "num_members": sum(fact.num_members for fact in facts),
+            "test_flops_per_token": sum(fact.test_flops_per_token for fact in facts),
+            **results,
+        }
+
+    def keep_only(self, stage: int, needed: Sequence[Model]) -> None:
+        """Remove checkpoints that neither a later stage nor the report needs; see `loop.Backend`."""
+        for index in range(stage + 1):
+            here = self.folder.stage_folder(index)
+            for folder in sorted(here.glob("member-*")):
+                model = Model(index, int(folder.name.removeprefix("member-")))
+                if model in needed:
+                    self._strip(model)
+                else:
+                    checkpoints.remove_all(folder)
+            (here / GROWN).unlink(missing_ok=True)
+            if index < stage:
+                # Its members may be gone, and a later stage has one of its own.
+                (here / ENSEMBLE).unlink(missing_ok=True)
+
+    def _join(self, plan: StagePlan, lock: int) -> None:
+        """Make the ensemble's checkpoint, which has its members' checksums: they must have their final form before."""
+        if not self.commands.keep_checkpoints:
+            for model in plan.predictors:
+                self._strip(model)
+        run_logged(self.commands.join(plan), self._log(plan, "ensemble"), lambda line: None, [lock])
+
+    def _strip(self, model: Model) -> None:
+        """Reduce what is kept of a trained model to its weights."""
+        checkpoints.keep_only_last(self.folder.model_folder(model))
+        checkpoints.drop_optimizer_state(self.commands.checkpoint(model))
+
+    def _require_end(self, folder: Path, log: Path) -> checkpoints.Progress:
+        """Return how far a training got; raise AlmaError unless that is its end."""
+        if not checkpoints.is_whole(folder / checkpoints.LAST):
+            raise AlmaError(f"{log}: fairseq-train ended without a checkpoint; read the log")
+        after = checkpoints.read_progress(folder / checkpoints.LAST)
+        if not after.has_reached(*self._limits):
+            raise AlmaError(
+                f"{log}: fairseq-train ended after {after.num_updates} updates and {after.num_epochs} epochs, before "
+                "--max-update or --max-epoch; read the log"
+            )
+        return after
+
+    def _evaluate(self, plan: StagePlan, command: Command, what: str, log: Path, lock: int) -> dict[str, float]:
+        """Return loss (bits per token, 4 decimals as fairseq prints them) and perplexity."""
+        self.display.say(plan, f"testing on {what}")
+        results = []
+
+        def watch(line: str) -> None:
+            if match := _EVAL_RESULT.search(line):
+                results.append(float(match[1]))
+
+        run_logged(command, log, watch, [lock])
+        if len(results) != 1:
+            raise AlmaError(f"{log}: fairseq-eval-lm printed {len(results)} results, one is needed; read the log")
+        if not math.isfinite(results[0]):
+            raise AlmaError(
+                f"{log}: the loss on {what} is {results[0]}, so the training diverged; start a new --run with a lower "
+                "--lr, more --warmup-updates or --clip-norm"
+            )
+        return {"loss": results[0], "ppl": round(2 ** results[0], 4)}
+
+    def _training(self, plan: StagePlan, training: Training, done: int) -> Command:
+        """Return the command that trains a model; its curves go on from the updates that are done."""
+        command, live = self.commands.train(plan, training), self.commands.live
+        live.rewind(self.folder, training.model, done)
+        identity = live.wandb_identity(self.folder, training.model)
+        return replace(command, environment={**command.environment, **identity})
+
+    @property
+    def _limits(self) -> tuple[Optional[int], Optional[int]]:
+        return self.commands.options.max_update, self.commands.options.max_epoch
+
+    def _log(self, plan: StagePlan, name: str) -> Path:
+        return self.folder.stage_folder(plan.stage.index) / f"{name}.log"

@@ -1,0 +1,105 @@
+"""What a checkpoint's model is: parameters, experts, operations per token. Reads the file, builds no model.
+
+An ensemble, or a model of several that were trained jointly, has the sum of its members' figures.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Iterable, Mapping, Union
+
+from fairseq_alma.checkpoints.checkpoint_file import read_checkpoint
+from fairseq_alma.checkpoints.ensemble_file import ENSEMBLE, Weights, members_of, weights_of_member
+from fairseq_alma.errors import AlmaError
+from fairseq_alma.metrics.flops import SwitchLMShape
+
+JOINT_MODEL = "alma_umix"
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """Figures of one model.
+
+    Attributes:
+        num_params: parameters that the checkpoint holds, shared ones once.
+        num_experts: experts in each Switch layer; 1 for a dense model.
+        train_flops_per_token: operations of a forward and a backward pass, per token.
+        test_flops_per_token: operations of a forward pass, per token.
+        num_members: single models that it consists of.
+    """
+
+    num_params: int
+    num_experts: int
+    train_flops_per_token: int
+    test_flops_per_token: int
+    num_members: int = 1
+
+
+def describe_checkpoint(path: Union[str, Path]) -> ModelFacts:
+    """Return the facts of the model in a checkpoint file.
+
+    Raises:
+        AlmaError: if it is no checkpoint, of an architecture without a formula here, or an ensemble with a member that
+            is missing or changed.
+    """
+    checkpoint = read_checkpoint(path)
+    return describe_model(checkpoint["cfg"]["model"], checkpoint["model"], Path(path))
+
+
+def describe_model(config: Mapping[str, Any], weights: Weights, path: Path) -> ModelFacts:
+    """Return the facts of a model.
+
+    Args:
+        config: its ``cfg.model``.
+        weights: its ``model``.
+        path: the file that holds it, for messages; paths of an ensemble's members start in its folder.
+    """
+    name = config["_name"]
+    if name == ENSEMBLE:
+        members = members_of(config, weights, path.parent)
+        return _sum(describe_model(member.config, member.weights, member.file or path) for member in members)
+    if name == JOINT_MODEL:
+        members_weights = (weights_of_member(weights, index) for index in range(config["num_members"]))
+        return _sum(_facts(shape_from_weights(each, config["tokens_per_sample"])) for each in members_weights)
+    if not name.startswith("alma_switch_lm"):
+        raise AlmaError(f"{path}: architecture {name} has no formula for FLOPs here; use --arch alma_switch_lm…")
+    return _facts(shape_from_weights(weights, config["tokens_per_sample"]))
+
+
+def _facts(shape: SwitchLMShape) -> ModelFacts:
+    return ModelFacts(
+        num_params=shape.num_params,
+        num_experts=max(shape.num_experts, default=1),
+        train_flops_per_token=shape.train_flops_per_token,
+        test_flops_per_token=shape.forward_flops_per_token,
+    )
+
+
+def _sum(members: Iterable[ModelFacts]) -> ModelFacts:
+    facts = list(members)
+    return ModelFacts(
+        num_params=sum(each.num_params for each in facts),
+        num_experts=max(each.num_experts for each in facts),
+        train_flops_per_token=sum(each.train_flops_per_token for each in facts),
+        test_flops_per_token=sum(each.test_flops_per_token for each in facts),
+        num_members=sum(each.num_members for each in facts),
+    )
+
+
+def shape_from_weights(weights: Weights, tokens_per_sample: int) -> SwitchLMShape:
+    """Return the sizes of a Switch language model, whose weights say all but the length of a sequence."""
+    positions = weights.get("decoder.embed_positions.weight")
+    vocab_size, model_dim = weights["decoder.embed_tokens.weight"].shape
+    layers = {name.split(".")[2] for name in weights if name.startswith("decoder.layers.")}
+    gates = [weights[name] for name in weights if name.endswith(".switch.gate.weight")]
+    experts = [weights[name] for name in weights if name.endswith(".switch.experts.fc1_weight")]
+    ffns = [weights[name] for name in weights if name.endswith(".fc1.weight")]
+    return SwitchLMShape(
+        model_dim=model_dim,
+        ffn_dim=ffns[0].size(0) if ffns else experts[0].size(1),
+        num_layers=len(layers),
+        vocab_size=vocab_size,
+        tokens_per_sample=tokens_per_sample,
+        gate_rows=tuple(gate.size(0) for gate in gates),
+        num_experts=tuple(expert.size(0) for expert in experts),
+        learned_positions=0 if positions is None else positions.size(0),
+    )

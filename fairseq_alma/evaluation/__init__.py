@@ -1,1 +1,0 @@
-"""Measurements on trained models that fairseq has no command for."""

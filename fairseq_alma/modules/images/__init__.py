@@ -1,0 +1,1 @@
+"""Layers and networks of image models."""

@@ -1,0 +1,123 @@
+"""The experts of a Switch layer: feed-forward networks of one shape, their weights stacked.
+
+Three ways to compute the same thing (figures: README, "Speed"):
+
+- *looped*, on a CPU: one product per expert over just the rows it takes (`LoopedGroupedLinear`);
+- *grouped*, on CUDA in bf16: all experts in one kernel (``torch.nn.functional.grouped_mm``), no wait for their counts;
+- *padded*, elsewhere on a GPU: a batched product over equally many rows per expert.
+
+Letters: S tokens, E experts, C capacity, M model dim, F feed-forward dim.
+"""
+
+from typing import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fairseq_alma.modules.moe.dispatch import Dispatch
+from fairseq_alma.modules.moe.grouped_linear import LoopedGroupedLinear
+
+
+class Experts(nn.Module):
+    """Apply to each token the feed-forward network of the expert that takes it.
+
+    Args:
+        num_experts: E.
+        model_dim: M.
+        ffn_dim: F.
+        activation: the function between the two maps.
+        activation_dropout: probability of dropping a hidden unit.
+    """
+
+    def __init__(
+        self,
+        num_experts: int,
+        model_dim: int,
+        ffn_dim: int,
+        activation: Callable[[Tensor], Tensor] = F.relu,
+        activation_dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        self.fc1_weight = nn.Parameter(torch.empty(num_experts, ffn_dim, model_dim))
+        self.fc1_bias = nn.Parameter(torch.zeros(num_experts, ffn_dim))
+        self.fc2_weight = nn.Parameter(torch.empty(num_experts, model_dim, ffn_dim))
+        self.fc2_bias = nn.Parameter(torch.zeros(num_experts, model_dim))
+        self.activation = activation
+        self.activation_dropout = activation_dropout
+        for expert in range(num_experts):  # each expert as fairseq initialises the linear maps of a dense layer
+            nn.init.xavier_uniform_(self.fc1_weight[expert])
+            nn.init.xavier_uniform_(self.fc2_weight[expert])
+
+    @property
+    def num_experts(self) -> int:
+        """E."""
+        return self.fc1_weight.size(0)
+
+    def forward(self, x: Tensor, places: Dispatch) -> Tensor:
+        """Apply the experts.
+
+        Args:
+            x: (S, M) tokens.
+            places: which expert takes which token.
+
+        Returns:
+            (S, M); rows that no expert takes are zero, or, where ``grouped`` serves, any finite number:
+            the caller's factor of zero removes them.
+        """
+        if x.device.type == "cpu":
+            return self._looped(x, places)
+        if x.dtype == torch.bfloat16 and hasattr(F, "grouped_mm"):
+            return self._grouped(x, places)
+        return self._padded(x, places)
+
+    def _hidden(self, pre_activation: Tensor) -> Tensor:
+        return F.dropout(self.activation(pre_activation), self.activation_dropout, self.training)
+
+    def _looped(self, x: Tensor, places: Dispatch) -> Tensor:
+        counts = places.counts.tolist()
+        taken = places.order[: sum(counts)]
+        hidden = self._hidden(_looped_linear(x[taken], self.fc1_weight, self.fc1_bias, counts))
+        out = _looped_linear(hidden, self.fc2_weight, self.fc2_bias, counts).to(x.dtype)
+        return x.new_zeros(x.shape).index_copy(0, taken, out)
+
+    def _grouped(self, x: Tensor, places: Dispatch) -> Tensor:
+        num_experts = self.num_experts
+        ends = places.counts.cumsum(0)
+        expert = torch.searchsorted(ends, torch.arange(len(x), device=x.device), right=True)
+        # Rows that nobody takes stand last; the last expert computes them too, which costs no more than a full
+        # capacity would and keeps uninitialised memory out of the gradients. Their factor is zero.
+        expert = expert.clamp(max=num_experts - 1)
+        ends = torch.cat([ends[:-1], ends.new_full((1,), len(x))]).int()
+        rows = F.grouped_mm(x[places.order], self.fc1_weight.transpose(1, 2), offs=ends)
+        hidden = self._hidden(rows + self.fc1_bias[expert])
+        out = F.grouped_mm(hidden, self.fc2_weight.transpose(1, 2), offs=ends) + self.fc2_bias[expert]
+        return torch.empty_like(x).index_copy(0, places.order, out)
+
+    def _padded(self, x: Tensor, places: Dispatch) -> Tensor:
+        num_experts, model_dim = self.num_experts, x.size(1)
+        capacity = places.capacity if places.capacity is not None else max(1, int(places.counts.max()))
+        ends = places.counts.cumsum(0)
+        position = torch.arange(len(x), device=x.device)
+        expert = torch.searchsorted(ends, position, right=True)  # E for rows that nobody takes
+        starts = torch.cat([ends - places.counts, ends[-1:]])
+        slot = (expert * capacity + position - starts[expert]).clamp(max=num_experts * capacity)
+        slots = x.new_zeros(num_experts * capacity + 1, model_dim).index_copy(0, slot, x[places.order])
+        rows = slots[:-1].view(num_experts, capacity, model_dim)
+        hidden = self._hidden(torch.baddbmm(self.fc1_bias[:, None], rows, self.fc1_weight.transpose(1, 2)))
+        out = torch.baddbmm(self.fc2_bias[:, None], hidden, self.fc2_weight.transpose(1, 2)).flatten(0, 1)
+        out = torch.cat([out, out.new_zeros(1, model_dim)])
+        return torch.empty_like(x).index_copy(0, places.order, out[slot])
+
+    def extra_repr(self) -> str:
+        """Show E, M and F."""
+        num_experts, ffn_dim, model_dim = self.fc1_weight.shape
+        return f"num_experts={num_experts}, model_dim={model_dim}, ffn_dim={ffn_dim}"
+
+
+def _looped_linear(x: Tensor, weight: Tensor, bias: Tensor, counts: list[int]) -> Tensor:
+    """Apply each expert's map to its rows, in autocast's precision where that is on, as ``F.linear`` would."""
+    if torch.is_autocast_enabled("cpu"):
+        dtype = torch.get_autocast_dtype("cpu")
+        x, weight, bias = x.to(dtype), weight.to(dtype), bias.to(dtype)
+    return LoopedGroupedLinear.apply(x, weight, bias, counts)

@@ -1,0 +1,200 @@
+"""What a user sees of a whole run: the training at hand, and a line for each complete stage.
+
+A stage may take a tenth of a second or a day: no more lines are written than one can read.
+"""
+
+import contextlib
+import time
+from functools import partial
+from typing import Any, Callable, Iterator, Mapping, Optional, Sequence
+
+from fairseq_alma.learners.plan import StagePlan, Training
+from fairseq_alma.runs.arrival_log import ArrivalLog
+from fairseq_alma.runs.forecast import Forecast
+from fairseq_alma.runs.progress import Screen, StageProgress, spell_duration
+
+NUM_AT_ONCE = 10
+RESULT_EVERY_SECONDS = 5.0
+
+
+def describe_stage(plan: StagePlan, num_stages: int) -> str:
+    """Name a stage for people: ``stage 0/1, arrival 2 (mega-batches 0-2)``; all count from 0, as in the files."""
+    data = plan.stage.megabatches
+    span = f"mega-batch {data[0]}" if len(data) == 1 else f"mega-batches {data[0]}-{data[-1]}"
+    return f"stage {plan.stage.index}/{num_stages - 1}, arrival {plan.stage.last_arrival} ({span})"
+
+
+class HeldLines:
+    """Lines at a bearable rate: the first few at once, then one now and then, and always the last.
+
+    Args:
+        num_at_once: lines that may come at once.
+        seconds: that earn one more line.
+    """
+
+    def __init__(self, num_at_once: int = NUM_AT_ONCE, seconds: float = RESULT_EVERY_SECONDS) -> None:
+        self.num_at_once = num_at_once
+        self.seconds = seconds
+        self.earned = float(num_at_once)
+        self.since = time.monotonic()
+        self.held: Optional[str] = None
+
+    def hold(self, line: str) -> None:
+        """Take a line; it takes the place of one that is held back."""
+        self.held = line
+
+    def is_due(self) -> bool:
+        """Tell whether the line that is held back may be printed now; if so, it counts as printed."""
+        now = time.monotonic()
+        self.earned = min(self.num_at_once, self.earned + (now - self.since) / self.seconds)
+        self.since = now
+        if self.held is None or self.earned < 1:
+            return False
+        self.earned -= 1
+        return True
+
+    def flush(self) -> None:
+        """Print the line that is held back, if there is one."""
+        if self.held is not None:
+            print(self.held, flush=True)
+        self.held = None
+
+
+class RunDisplay:
+    """Shows a run; a context manager, whose end prints what is held back. It is the loop's `Reporter`.
+
+    Args:
+        plans: of all stages of the run.
+        unit: ``word`` or ``image``.
+        work: of a training in a stage, in any unit, to forecast the time left.
+        only: the one stage that is run; None: all.
+        member: the one member that is trained; None: all.
+        log: shows the complete stages elsewhere too.
+        name: what every line begins with, of runs that are shown together.
+    """
+
+    def __init__(
+        self,
+        plans: Sequence[StagePlan],
+        unit: str,
+        work: Callable[[StagePlan], float] = lambda plan: 1.0,
+        only: Optional[int] = None,
+        member: Optional[int] = None,
+        log: Optional[ArrivalLog] = None,
+        name: str = "",
+    ) -> None:
+        self.num_stages = len(plans)
+        self.unit = unit
+        self.name = name
+        self.forecast = Forecast(
+            {
+                training.model: work(plan)
+                for plan in plans
+                for training in plan.trainings
+                if only in (None, plan.stage.index) and member in (None, training.model.member)
+            }
+        )
+        self.log = log
+        self.screen = Screen()
+        self.results = HeldLines()
+        # Up to when the forecast knows what the time went into; what is done once, before the first training, is no
+        # part of it.
+        self.counted: Optional[float] = None
+
+    def __enter__(self) -> "RunDisplay":
+        if self.log is not None:
+            self.log.begin()
+        return self
+
+    def __exit__(self, kind: Optional[type[BaseException]], *exception: object) -> None:
+        self.screen.clear()
+        self.results.flush()
+        # Whoever interrupts does not want to wait; the next launch draws what is missing.
+        if self.log is not None and (kind is None or issubclass(kind, Exception)):
+            self.log.end()
+
+    @contextlib.contextmanager
+    def training(
+        self, plan: StagePlan, training: Optional[Training], max_update: Optional[int], done: int = 0
+    ) -> Iterator[StageProgress]:
+        """Show one training.
+
+        Args:
+            plan: of the stage.
+            training: of one of its models; None: of all at once.
+            max_update: updates in all; None: not known.
+            done: updates that an earlier launch has done.
+        """
+        self._release()
+        if self.log is not None:
+            self.log.catch_up()
+        if self.counted is None:
+            self.counted = time.monotonic()
+        models = [each.model for each in plan.trainings if training in (None, each)]
+        left = partial(self.forecast.seconds_left, models) if self.forecast.ahead.keys() - models else None
+        with StageProgress(self._title(plan, training), self.unit, max_update, done, self.screen, left) as progress:
+            yield progress
+        whole, _ = progress.seconds()
+        earlier = max(0.0, whole - (time.monotonic() - progress.began)) if whole is not None else 0.0
+        self.forecast.finish(models, self._count_seconds() + earlier)
+
+    def say(self, plan: StagePlan, text: str, training: Optional[Training] = None) -> None:
+        """Say what is done now beside training."""
+        self._release()
+        if self.screen.is_due() or self.screen.is_terminal:
+            self.screen.show(f"{self._title(plan, training)}: {text}")
+
+    def skipped(self, plan: StagePlan, record: Mapping[str, Any]) -> None:
+        """Say that a stage was complete already."""
+        self.forecast.finish([training.model for training in plan.trainings], record["wall_seconds"])
+        self._tell(plan, f"complete already, {_result(record)}")
+
+    def trained(self, plan: StagePlan, training: Training) -> None:
+        """Say that one member of a stage is trained, and that the stage waits for the others."""
+        self.forecast.drop([training.model])
+        self._tell(
+            plan, f"member {training.model.member} is trained; the stage is complete after a call without --member"
+        )
+
+    def completed(self, plan: StagePlan, record: Mapping[str, Any]) -> None:
+        """Say that a stage is complete now."""
+        self.forecast.add(self._count_seconds())
+        self.forecast.drop(training.model for training in plan.trainings)
+        text = (
+            f"{_result(record)}, {record['num_updates']:,} updates, {record['num_params']:,} parameters, "
+            f"{spell_duration(record['wall_seconds'])}"
+        )
+        left = self.forecast.seconds_left() if self.forecast.ahead else None
+        self._tell(plan, text if left is None else f"{text}, {spell_duration(left)} left in the run")
+        if self.log is not None:
+            self.log.note_stage()
+            self.log.catch_up()
+
+    def _title(self, plan: StagePlan, training: Optional[Training] = None) -> str:
+        title = self.name + describe_stage(plan, self.num_stages)
+        if training is None or len(plan.trainings) == 1:
+            return title
+        return f"{title}, member {training.model.member}"
+
+    def _tell(self, plan: StagePlan, text: str) -> None:
+        self.results.hold(f"{self._title(plan)}: {text}")
+        self._release()
+
+    def _count_seconds(self) -> float:
+        """Return the seconds since the last call."""
+        now = time.monotonic()
+        before, self.counted = self.counted, now
+        return 0.0 if before is None else now - before
+
+    def _release(self) -> None:
+        """Print the result that is held back, if its time has come."""
+        if self.results.is_due():
+            self.screen.clear()
+            self.results.flush()
+
+
+def _result(record: Mapping[str, Any]) -> str:
+    test, valid = record["test"], record["valid"]
+    if "ppl" in test:
+        return f"perplexity {test['ppl']:.2f} on test, {valid['ppl']:.2f} on valid"
+    return f"error {test['error']:.2%} on test, {valid['error']:.2%} on valid"

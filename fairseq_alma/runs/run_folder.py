@@ -1,0 +1,190 @@
+"""RUN/: the record of a run and of each stage, its clock and its locks.
+
+``run.json`` is written first and says what the run is; ``stage-NNN/stage.json`` is written last and says that a stage
+is complete. Whatever is not in a ``stage.json`` never happened. See DESIGN.md, "Contract: files".
+"""
+
+import contextlib
+import fcntl
+import os
+import socket
+import time
+from pathlib import Path
+from typing import Any, Iterator, Mapping, Optional
+
+from fairseq_alma.errors import AlmaError
+from fairseq_alma.learners.plan import Model
+from fairseq_alma.runs.json_files import read_json_object, write_json_atomically
+from fairseq_alma.runs.stage_clock import CLOCK_REMEDY, StageClock
+
+RUN_RECORD = "run.json"
+STAGE_RECORD = "stage.json"
+CLOCK = "clock.json"
+MEMBER_CLOCK = "clock-member-{}.json"
+LOCK_PATIENCE_SECONDS = 30.0
+
+
+class RunFolder:
+    """One run on disk.
+
+    Args:
+        root: RUN/; it need not exist yet.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def stage_folder(self, stage: int) -> Path:
+        """Return RUN/stage-NNN."""
+        return self.root / f"stage-{stage:03d}"
+
+    def model_folder(self, model: Model) -> Path:
+        """Return RUN/stage-NNN/member-M, which holds the model's checkpoints."""
+        return self.stage_folder(model.stage) / f"member-{model.member}"
+
+    def read_run(self) -> Optional[dict[str, Any]]:
+        """Return run.json, or None where the folder is no run."""
+        path = self.root / RUN_RECORD
+        if not path.is_file():
+            return None
+        return read_json_object(path, "give another --run folder, or remove this one")
+
+    def has_begun(self) -> bool:
+        """Tell whether anything was trained yet; a run that failed at its first command has not begun."""
+        return any(self.root.glob(f"stage-*/{STAGE_RECORD}")) or any(self.root.glob("stage-*/member-*/*.pt"))
+
+    def replace_run(self, record: Mapping[str, Any]) -> None:
+        """Write run.json anew where nothing was trained yet. Raises AlmaError if another alma-stream is at work."""
+        with contextlib.ExitStack() as locks:
+            for folder in sorted(self.root.glob("stage-*")):
+                locks.enter_context(self.lock_stage(int(folder.name.removeprefix("stage-"))))
+            write_json_atomically(self.root / RUN_RECORD, record)
+
+    def write_run(self, record: Mapping[str, Any]) -> None:
+        """Make the folder a run. Raises AlmaError if it holds something else."""
+        self._refuse_other_folder()
+        write_json_atomically(self.root / RUN_RECORD, record)
+
+    def _refuse_other_folder(self) -> None:
+        """Raise AlmaError if the folder holds something else than a run."""
+        holds_something = self.root.is_dir() and any(not entry.name.startswith(".") for entry in self.root.iterdir())
+        if holds_something and not (self.root / RUN_RECORD).is_file():  # in this order: a run begins with its record
+            raise AlmaError(
+                f"{self.root}: the folder is not empty and holds no {RUN_RECORD}; give a new folder as --run"
+            )
+
+    def read_stage(self, stage: int) -> Optional[dict[str, Any]]:
+        """Return the record of a stage, or None while it is not complete."""
+        path = self.stage_folder(stage) / STAGE_RECORD
+        if not path.is_file():
+            return None
+        return read_json_object(path, "remove the file, and the same alma-stream command runs the stage again")
+
+    def write_stage(self, stage: int, record: Mapping[str, Any]) -> None:
+        """Declare a stage complete."""
+        write_json_atomically(self.stage_folder(stage) / STAGE_RECORD, record)
+
+    @contextlib.contextmanager
+    def lock_stage(self, stage: int) -> Iterator[int]:
+        """Hold the lock of a stage; a second alma-stream on the same stage is refused.
+
+        Yields:
+            A file descriptor. A child process that inherits it keeps the lock as long as it lives, so that a stage
+            whose alma-stream was killed is free again only when nothing writes to its checkpoints any more.
+        """
+        folder = self.stage_folder(stage)
+        with _locked(folder / ".lock", f"{folder}") as descriptor:
+            yield descriptor
+
+    @contextlib.contextmanager
+    def lock_member(self, model: Model) -> Iterator[list[int]]:
+        """Hold the lock of one member of a stage; other members are free, the stage as a whole is not.
+
+        Yields:
+            File descriptors, as in `lock_stage`.
+        """
+        folder = self.stage_folder(model.stage)
+        with (
+            _locked(folder / ".lock", f"{folder}", shared=True) as stage,
+            _locked(folder / f".lock-member-{model.member}", f"{self.model_folder(model)}") as member,
+        ):
+            yield [stage, member]
+
+    @contextlib.contextmanager
+    def lock_run(self) -> Iterator[None]:
+        """Hold the lock of run.json for a moment; whoever comes second waits. Nothing is left in a folder of others."""
+        self._refuse_other_folder()
+        self.root.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(self.root / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(descriptor)
+
+    def is_tidy(self, stage: int) -> bool:
+        """Tell whether nothing is left to remove after a complete stage."""
+        return not (self.stage_folder(stage) / CLOCK).exists()
+
+    def mark_tidy(self, stage: int) -> None:
+        """Note that nothing is left to remove: the clock, of no more use, goes last."""
+        for clock in self.stage_folder(stage).glob(MEMBER_CLOCK.format("*")):
+            clock.unlink()
+        (self.stage_folder(stage) / CLOCK).unlink(missing_ok=True)
+
+    def start_clock(self, stage: int, member: Optional[int] = None) -> StageClock:
+        """Go on counting the time that a stage takes, or one member of it that is trained alone."""
+        folder = self.stage_folder(stage)
+        if member is None:
+            return StageClock(folder / CLOCK, folder)
+        return StageClock(folder / MEMBER_CLOCK.format(member), self.model_folder(Model(stage, member)))
+
+    def seconds_of_members(self, stage: int) -> float:
+        """Return the seconds that members took that were trained alone, one after the other or not."""
+        clocks = sorted(self.stage_folder(stage).glob(MEMBER_CLOCK.format("*")))
+        return sum(float(read_json_object(clock, CLOCK_REMEDY)["spent"]) for clock in clocks)
+
+
+@contextlib.contextmanager
+def _locked(path: Path, what: str, shared: bool = False) -> Iterator[int]:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        _lock(descriptor, what, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _lock(descriptor: int, what: str, kind: int) -> None:
+    """Take a lock and sign it; wait for the children of a killed run to end, but for no living one."""
+    deadline = time.monotonic() + LOCK_PATIENCE_SECONDS
+    me = f"{os.getpid()} on {socket.gethostname()}"
+    while True:
+        try:
+            fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, me.encode(), 0)
+            return
+        except BlockingIOError:
+            owner = os.pread(descriptor, 1000, 0).decode(errors="replace")
+            if not _has_ended(owner) or time.monotonic() > deadline:
+                raise AlmaError(
+                    f"{what}: another alma-stream (process {owner}) is working on it; wait until it ends, or give "
+                    "another --run"
+                ) from None
+            time.sleep(0.1)
+
+
+def _has_ended(owner: str) -> bool:
+    """Tell whether the process that signed a lock is known to have ended; one on another host is not."""
+    number, _, host = owner.partition(" on ")
+    if host != socket.gethostname() or not number.isdecimal():
+        return False
+    try:
+        os.kill(int(number), 0)
+    except ProcessLookupError:
+        return True
+    except PermissionError:
+        pass
+    return False

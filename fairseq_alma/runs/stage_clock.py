@@ -1,0 +1,39 @@
+"""The wall time of a stage, over all its launches."""
+
+import time
+from pathlib import Path
+
+from fairseq_alma.runs.json_files import read_json_object, write_json_atomically
+
+CLOCK_REMEDY = "remove the file; only the stage's wall time is lost with it"
+
+
+class StageClock:
+    """Wall time of a stage over all launches, lost work included, the pauses between them not.
+
+    A launch that was killed left no note of its end; the last change of a file in a folder stands for it.
+
+    Args:
+        path: the clock's file.
+        folder: where the launches write.
+    """
+
+    def __init__(self, path: Path, folder: Path) -> None:
+        self.path = path
+        self.spent = 0.0
+        if self.path.is_file():
+            before = read_json_object(self.path, CLOCK_REMEDY)
+            self.spent = float(before["spent"])
+            if before["started"] is not None:
+                ended = max((entry.stat().st_mtime for entry in folder.rglob("*") if entry.is_file()), default=0.0)
+                self.spent += max(0.0, ended - float(before["started"]))
+        self.started = time.time()
+        write_json_atomically(self.path, {"spent": self.spent, "started": self.started})
+
+    def seconds(self) -> float:
+        """Return the seconds up to now."""
+        return self.spent + max(0.0, time.time() - self.started)
+
+    def stop(self) -> None:
+        """Note that this launch has ended."""
+        write_json_atomically(self.path, {"spent": self.seconds(), "started": None})

@@ -1,0 +1,105 @@
+import os
+
+import pytest
+import torch
+
+from fairseq_alma.backends.images.image_checkpoints import (
+    TRAINING_KEY,
+    TrainedModel,
+    read_model,
+    read_unfinished,
+    write_model,
+    write_unfinished,
+)
+from fairseq_alma.errors import AlmaError
+
+CONFIG = {"model": {"_name": "alma_mlp"}, "optimizer": {"_name": "adadelta"}}
+MODEL = TrainedModel({"layers.0.weight": torch.ones(1, 2, 3)}, {"num_experts": 2}, 5, 60, {"growth_flops": 7})
+
+
+@pytest.fixture
+def path(tmp_path):
+    path = tmp_path / "stage-003/member-0/checkpoint_last.pt"
+    write_model(path, MODEL, CONFIG)
+    return path
+
+
+def test_a_model_is_read_as_it_was_written(path):
+    found = read_model(path)
+    assert vars(found).keys() == vars(MODEL).keys()
+    assert torch.equal(found.state["layers.0.weight"], MODEL.state["layers.0.weight"]) and len(found.state) == 1
+    assert (found.grown, found.num_updates, found.num_images, found.growth) == (
+        {"num_experts": 2},
+        5,
+        60,
+        {"growth_flops": 7},
+    )
+
+
+class Runs:
+    """Pickles to a call of a function."""
+
+    def __init__(self, *arguments):
+        self.arguments = arguments
+
+    def __reduce__(self):
+        return os.mkdir, self.arguments
+
+
+def with_facts(checkpoint, facts):
+    return {**checkpoint, "extra_state": {TRAINING_KEY: facts}}
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (lambda whole: {**whole, "extra_state": None}, "not written by alma-stream"),
+        (lambda whole: {**whole, "extra_state": {}}, "not written by alma-stream"),
+        (lambda whole: with_facts(whole, {"x": 1}), "damaged"),
+        (lambda whole: with_facts(whole, {**whole["extra_state"][TRAINING_KEY], "num_updates": "many"}), "damaged"),
+        (lambda whole: with_facts(whole, {**whole["extra_state"][TRAINING_KEY], "grown": 5}), "damaged"),
+        (lambda whole: {**whole, "model": [1]}, "damaged"),
+        (lambda whole: {**whole, "model": {"layers.0.weight": "x"}}, "damaged"),
+        (lambda whole: {"model": whole["model"]}, "lacks 'model' or 'cfg'"),
+        (lambda whole: torch.zeros(3), "lacks 'model' or 'cfg'"),
+    ],
+)
+def test_a_checkpoint_that_is_not_what_was_written_is_named_with_the_stage_to_remove(path, damage, said):
+    torch.save(damage(torch.load(path, weights_only=True)), path)
+    with pytest.raises(AlmaError, match=rf"checkpoint_last\.pt: .*{said}.*; remove .*/stage-003 to train") as error:
+        read_model(path)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("size", [0, 5, 500, -100])
+def test_a_truncated_checkpoint_is_named_with_the_stage_to_remove(path, size):
+    path.write_bytes(path.read_bytes()[:size])
+    with pytest.raises(AlmaError, match=r"checkpoint_last\.pt: .*truncated.*; remove .*/stage-003 to train"):
+        read_model(path)
+
+
+def test_what_a_checkpoint_would_run_is_not_run_nor_recommended(path, tmp_path):
+    torch.save({**torch.load(path, weights_only=True), "model": Runs(str(tmp_path / "was-here"))}, path)
+    with pytest.raises(AlmaError, match="more than weights and plain data") as error:
+        read_model(path)
+    assert not (tmp_path / "was-here").exists() and "weights_only" not in str(error.value)
+
+
+def test_an_unfinished_training_is_read_as_it_was_written_and_none_where_there_is_none(tmp_path):
+    path = tmp_path / "stage-000/member-0/training.pt"
+    assert read_unfinished(path) is None
+    write_unfinished(path, {"epoch": 3, "best": [{"w": torch.ones(2)}]})
+    found = read_unfinished(path)
+    assert found["epoch"] == 3 and torch.equal(found["best"][0]["w"], torch.ones(2))
+    assert os.listdir(path.parent) == ["training.pt"]
+
+
+@pytest.mark.parametrize("content", [b"", b"hello", [1], torch.zeros(2)], ids=["empty", "text", "list", "tensor"])
+def test_a_damaged_unfinished_training_is_named_with_what_to_do(tmp_path, content):
+    path = tmp_path / "training.pt"
+    if isinstance(content, bytes):
+        path.write_bytes(content)
+    else:
+        torch.save(content, path)
+    with pytest.raises(AlmaError, match=r"training\.pt: damaged; remove it to train the stage from its beginning"):
+        read_unfinished(path)

@@ -1,0 +1,59 @@
+import pytest
+import torch
+
+from fairseq_alma.backends.images.mixture_growth import expert_losses, split_losing_experts
+from fairseq_alma.backends.images.seeds import seeded
+from fairseq_alma.growth.gate_tree import GateTree
+from fairseq_alma.modules.moe.image_mixtures import MixtureMLP, mixture_blocks
+
+from .image_streams import NUM_CLASSES, make_images
+
+SHAPE = (1, 8, 8)
+
+
+def images_and_labels(num_images=60):
+    images, labels = make_images(num_images, 1, SHAPE)
+    return torch.from_numpy(images).float() / 100 - 1, torch.from_numpy(labels)
+
+
+def network_of(gate, num_experts=3):
+    network = MixtureMLP(SHAPE, NUM_CLASSES, 5, [GateTree.flat(num_experts)] * 2, gate)
+    network.reset_parameters([seeded(1)])
+    return network
+
+
+@pytest.mark.parametrize("gate", ["soft", "hard"])
+def test_the_losses_of_experts_are_those_of_the_images_routed_to_them(gate):
+    network = network_of(gate)
+    images, labels = images_and_labels()
+    expected = [torch.zeros(3), torch.zeros(3)]
+    network.eval()
+    for image, label in zip(images, labels, strict=True):
+        logits = network(image[None])[0]
+        loss = torch.nn.functional.cross_entropy(logits, label[None]).detach()
+        for total, block in zip(expected, mixture_blocks(network), strict=True):
+            probs = block.routing.probs[0]
+            if gate == "soft":
+                total += loss * probs
+            else:
+                total[probs.argmax()] += loss
+    for found, wanted in zip(expert_losses(network, images, labels), expected, strict=True):
+        torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("gate", ["soft", "hard"])
+def test_the_expert_with_the_largest_loss_of_each_layer_is_split_and_the_loss_stays(gate):
+    network = network_of(gate, num_experts=2)
+    images, labels = images_and_labels()
+    for step in range(6):
+        network.eval()
+        before = torch.nn.functional.cross_entropy(network(images)[0], labels).item()
+        largest = [int(losses.argmax()) for losses in expert_losses(network, images, labels)]
+        assert split_losing_experts(network, images, labels, seeded(step)) == largest
+        after = torch.nn.functional.cross_entropy(network(images)[0], labels).item()
+        assert after == pytest.approx(before, rel=1e-6)
+        assert [block.num_experts for block in mixture_blocks(network)] == [step + 3] * 2
+    network.train()
+    torch.nn.functional.cross_entropy(network(images, seeded(9))[0], labels).backward()
+    for block in mixture_blocks(network):
+        assert (block.gate.weight.grad.abs().sum(dim=1)[-2:] > 0).all()

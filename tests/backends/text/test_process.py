@@ -1,0 +1,111 @@
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from fairseq_alma.backends.text.process import Command, run_logged
+from fairseq_alma.errors import AlmaError
+
+
+def python(code, *arguments):
+    return Command(os.path.basename(sys.executable), (("-c", code), arguments))
+
+
+def is_alive(pid):
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def wait_until(condition, seconds=10):
+    deadline = time.monotonic() + seconds
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return condition()
+
+
+def test_a_command_is_spelled_for_the_shell_in_lines_of_bearable_length():
+    command = Command(
+        "fairseq-train", (("S T",), ("--betas", "(0.9, 0.98)"), *((f"--option-{i}", "x" * 20) for i in range(9)))
+    )
+    lines = command.shell().split(" \\\n")
+    assert lines[0] == "fairseq-train"
+    assert max(map(len, lines)) < 115
+    assert shlex.split(command.shell().replace("\\\n", " "))[1:] == command.arguments
+
+
+def test_all_output_goes_to_the_log_after_what_was_there_and_is_watched(tmp_path):
+    log, seen = tmp_path / "x" / "a.log", []
+    for word in ("one", "two"):
+        run_logged(python(f"import sys; print('{word}'); sys.stderr.write('{word} aside')"), log, seen.append)
+    content = log.read_text()
+    assert content.count("$ ") == 2
+    assert content.index("one aside") < content.index("two")
+    assert "one" in seen and "two" in seen
+
+
+def test_a_failure_names_the_log_and_the_reason(tmp_path):
+    log = tmp_path / "a.log"
+    code = "print('fine so far', flush=True); raise ValueError('no such thing')"
+    with pytest.raises(AlmaError, match=r"a.log: python\S* failed \(exit status 1\): ValueError: no such thing"):
+        run_logged(python(code), log, lambda line: None)
+
+
+def test_a_one_line_failure_is_passed_on(tmp_path):
+    with pytest.raises(AlmaError, match=r"\(exit status 1\): stream.json: not there"):
+        run_logged(python("raise SystemExit('stream.json: not there')"), tmp_path / "a.log", lambda line: None)
+
+
+def test_a_very_long_reason_is_cut(tmp_path):
+    with pytest.raises(AlmaError, match=r"invalid choice: x+…$") as raised:
+        run_logged(python("raise SystemExit('invalid choice: ' + 'x' * 9999)"), tmp_path / "a.log", lambda line: None)
+    assert len(str(raised.value)) < 700
+
+
+def test_a_command_that_is_killed_says_so(tmp_path):
+    with pytest.raises(AlmaError, match="ended by SIGKILL, perhaps for want of memory"):
+        run_logged(python("import os; os.kill(os.getpid(), 9)"), tmp_path / "a.log", lambda line: None)
+
+
+def test_a_command_that_is_not_installed_is_named(tmp_path):
+    with pytest.raises(AlmaError, match="fairseq-nothing: command not found"):
+        run_logged(Command("fairseq-nothing", ()), tmp_path / "a.log", lambda line: None)
+
+
+RUNNER = """
+import signal, sys
+from pathlib import Path
+from fairseq_alma.backends.text.process import Command, run_logged
+signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(143))
+code = "import os, time; print('pid', os.getpid(), flush=True); time.sleep(60)"
+run_logged(Command(Path(sys.executable).name, (("-c", code),)), Path(sys.argv[1]), lambda line: None)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_the_child_dies_with_its_parent(tmp_path, number):
+    log = tmp_path / "a.log"
+    parent = subprocess.Popen([sys.executable, "-c", RUNNER, str(log)], stderr=subprocess.DEVNULL)
+    pattern = re.compile(r"^pid (\d+)$", re.MULTILINE)
+    assert wait_until(lambda: log.exists() and pattern.search(log.read_text()))
+    child = int(pattern.search(log.read_text())[1])
+    assert is_alive(child)
+    parent.send_signal(number)
+    parent.wait(timeout=20)
+    assert wait_until(lambda: not is_alive(child))
+
+
+def test_a_command_has_its_variables_beside_those_of_this_process(tmp_path, monkeypatch):
+    monkeypatch.setenv("OURS", "1")
+    code = "import os; print(os.environ['OURS'], os.environ['ITS'])"
+    command = Command(os.path.basename(sys.executable), (("-c", code),), {"ITS": "a b"})
+    run_logged(command, tmp_path / "log", lambda line: None)
+    assert (tmp_path / "log").read_text().endswith("\n1 a b\n")
+    assert command.shell().startswith("ITS='a b' python")

@@ -1,0 +1,104 @@
+import pytest
+
+from fairseq_alma.backends.text import stage_checkpoints as checkpoints
+from fairseq_alma.backends.text.stage_checkpoints import Progress
+from fairseq_alma.errors import AlmaError
+
+torch = pytest.importorskip("torch")
+
+
+def save(path, num_updates=10, epoch=2, tokens=640, **more):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    state = {
+        "cfg": {"model": {"_name": "x"}},
+        "model": {"w": torch.ones(3)},
+        "optimizer_history": [{"num_updates": num_updates}],
+        "last_optimizer_state": {"moments": torch.ones(1000)},
+        "extra_state": {"train_iterator": {"epoch": epoch}, "AlmaLMTask": {"train_tokens": tokens}},
+        **more,
+    }
+    torch.save(state, path)
+    return path
+
+
+def truncate(path):
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def test_progress_is_read_from_the_checkpoint(tmp_path):
+    path = save(tmp_path / "checkpoint_last.pt", num_updates=10, epoch=3, tokens=640)
+    assert checkpoints.read_progress(path) == Progress(num_updates=10, num_epochs=2, train_tokens=640)
+
+
+def test_a_checkpoint_without_a_count_of_tokens_is_refused(tmp_path):
+    path = save(tmp_path / "checkpoint_last.pt", extra_state={"train_iterator": {"epoch": 1}})
+    with pytest.raises(AlmaError, match=r"checkpoint_last.pt: .*does not count the tokens"):
+        checkpoints.read_progress(path)
+
+
+@pytest.mark.parametrize(
+    "max_update,max_epoch,over", [(10, None, True), (11, None, False), (None, 2, True), (None, 3, False), (11, 2, True)]
+)
+def test_training_is_over_at_either_limit(max_update, max_epoch, over):
+    assert Progress(10, 2, 0).has_reached(max_update, max_epoch) is over
+
+
+def test_a_whole_last_checkpoint_is_gone_on_from(tmp_path):
+    last = save(tmp_path / "checkpoint_last.pt", num_updates=10)
+    save(tmp_path / "checkpoint_1_5.pt", num_updates=5)
+    assert checkpoints.repair_last(tmp_path) == last
+    assert checkpoints.read_progress(last).num_updates == 10
+
+
+def test_a_truncated_last_checkpoint_is_replaced_by_the_newest_whole_one(tmp_path):
+    for updates in (5, 9, 10):
+        save(tmp_path / f"checkpoint_1_{updates}.pt", num_updates=updates)
+    truncate(tmp_path / "checkpoint_1_10.pt")
+    last = save(tmp_path / "checkpoint_last.pt")
+    truncate(last)
+    assert checkpoints.repair_last(tmp_path) == last
+    assert checkpoints.read_progress(last).num_updates == 9
+    assert (tmp_path / "checkpoint_1_9.pt").stat().st_ino != last.stat().st_ino
+
+
+def test_without_a_whole_checkpoint_the_stage_starts_again(tmp_path):
+    truncate(save(tmp_path / "checkpoint_last.pt"))
+    (tmp_path / "checkpoint_last.pt.tmp").write_bytes(b"half")
+    assert checkpoints.repair_last(tmp_path) is None
+    assert list(tmp_path.iterdir()) == []
+    assert checkpoints.repair_last(tmp_path / "never made") is None
+
+
+def test_every_truncation_of_a_checkpoint_is_seen(tmp_path):
+    path = save(tmp_path / "checkpoint_last.pt")
+    content = path.read_bytes()
+    assert checkpoints.is_whole(path)
+    for length in range(0, len(content) - 1, 97):
+        path.write_bytes(content[:length])
+        assert not checkpoints.is_whole(path)
+
+
+def test_dropping_the_optimizer_state_leaves_all_else(tmp_path):
+    path = save(tmp_path / "checkpoint_last.pt")
+    before, size = torch.load(path, weights_only=True), path.stat().st_size
+    checkpoints.drop_optimizer_state(path)
+    checkpoints.drop_optimizer_state(path)
+    after = torch.load(path, weights_only=True)
+    assert set(before) - set(after) == {"last_optimizer_state"}
+    assert torch.equal(after["model"]["w"], before["model"]["w"])
+    assert path.stat().st_size < size
+    assert [entry.name for entry in tmp_path.iterdir()] == ["checkpoint_last.pt"]
+
+
+def test_what_is_not_needed_is_removed_and_what_is_not_ours_stays(tmp_path):
+    folder = tmp_path / "member-0"
+    for name in ("checkpoint_last.pt", "checkpoint_1_5.pt", "checkpoint_best.pt", "checkpoint_1_9.pt.tmp"):
+        save(folder / name)
+    checkpoints.keep_only_last(folder)
+    assert [entry.name for entry in folder.iterdir()] == ["checkpoint_last.pt"]
+    (folder / "notes.txt").write_text("mine")
+    checkpoints.remove_all(folder)
+    assert [entry.name for entry in folder.iterdir()] == ["notes.txt"]
+    (folder / "notes.txt").unlink()
+    checkpoints.remove_all(folder)
+    assert not folder.exists()

@@ -1,0 +1,83 @@
+import pytest
+
+from fairseq_alma.backends.text.train_options import MODEL_OPTIONS, OWNED, TrainOptions
+from fairseq_alma.learners.strategy import GrowingMixture
+
+BASE = ["--arch", "alma_switch_lm_tiny", "--max-update", "10"]
+
+
+def test_options_are_grouped_with_their_values():
+    options = TrainOptions([*BASE, "--adam-betas", "(0.9, 0.98)", "--cpu", "--lr=0.1", "--stop-at", "-1", "--x", "-.5"])
+    assert options.as_dict() == {
+        "--arch": "alma_switch_lm_tiny", "--max-update": "10", "--adam-betas": "(0.9, 0.98)", "--cpu": "",
+        "--lr": "0.1", "--stop-at": "-1", "--x": "-.5",
+    }  # fmt: skip
+
+
+def test_the_last_of_two_values_counts():
+    assert TrainOptions([*BASE, "--max-update", "20"]).max_update == 20
+
+
+@pytest.mark.parametrize("name", sorted(OWNED))
+def test_what_alma_stream_decides_is_refused(name):
+    with pytest.raises(ValueError, match=f"{name} may not stand after the --"):
+        TrainOptions([*BASE, name, "x"])
+
+
+@pytest.mark.parametrize("name", ["--save-d", "--mega", "--finetune-from", "--save-interval=5"])
+def test_abbreviations_of_it_are_refused_too(name):
+    with pytest.raises(ValueError, match="may not stand after the --"):
+        TrainOptions([*BASE, name, "x"])
+
+
+@pytest.mark.parametrize(
+    "words,message",
+    [
+        (["--max-update", "5"], "no --arch"),
+        (["--arch", "x"], "neither --max-update nor --max-epoch"),
+        (["--arch", "x", "--max-update", "many"], "--max-update many .*whole number"),
+        (["--arch", "x", "--max-update", "0"], "--max-update 0 .*at least 1"),
+        (["--arch", "x", "--max-epoch"], "whole number"),
+        (["stream", "--arch", "x"], "'stream' after the -- belongs to no option"),
+    ],
+)
+def test_what_cannot_work_is_said_before_anything_runs(words, message):
+    with pytest.raises(ValueError, match=message):
+        TrainOptions(words)
+
+
+def test_the_evaluation_gets_what_it_needs_and_nothing_else():
+    options = TrainOptions([*BASE, "--cpu", "--lr", "0.1", "--batch-size", "8", "--tokens-per-sample", "64", "--bf16"])
+    assert options.for_evaluation() == [
+        ("--cpu", ()), ("--bf16", ()), ("--tokens-per-sample", ("64",)), ("--batch-size", ("8",)),
+    ]  # fmt: skip
+
+
+def test_the_evaluation_prefers_the_batch_size_of_validation():
+    options = TrainOptions([*BASE, "--batch-size", "8", "--max-sentences-valid", "2", "--max-tokens", "100"])
+    assert options.for_evaluation() == [("--batch-size", ("2",)), ("--max-tokens", ("100",))]
+
+
+def test_short_names_are_understood():
+    assert TrainOptions(["-a", "x", "--max-epoch", "3"]).max_epoch == 3
+
+
+def test_lengthened_options_have_more_updates_and_the_same_warm_up():
+    words = ["--arch", "a", "--max-update=10", "--total-num-update", "12", "--warmup-updates", "3", "--lr", "1"]
+    longer = TrainOptions(words).lengthened(3)
+    assert longer.as_dict() == {
+        "--arch": "a", "--max-update": "30", "--total-num-update": "36", "--warmup-updates": "3", "--lr": "1"
+    }  # fmt: skip
+    assert longer.max_update == 30
+
+
+def test_what_the_learner_decides_is_refused_with_the_way_to_say_it():
+    with pytest.raises(ValueError, match=r"--num-experts may not stand after the --: give --grow-schedule"):
+        TrainOptions(["--arch", "a", "--max-update", "1", "--num-experts", "4"], GrowingMixture.owned)
+
+
+def test_the_options_of_a_joint_models_members_are_all_options_of_the_language_models():
+    fairseq_model = pytest.importorskip("fairseq_alma.models.alma_switch_lm")
+    fields = fairseq_model.AlmaSwitchLMConfig.__dataclass_fields__
+    elsewhere = {"_name", "tokens_per_sample", "max_target_positions", "finetune_from_model", "restore_file"}
+    assert set(MODEL_OPTIONS) == {f"--{name.replace('_', '-')}" for name in fields if name not in elsewhere}

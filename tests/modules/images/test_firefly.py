@@ -1,0 +1,247 @@
+import copy
+from itertools import pairwise
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from fairseq_alma.errors import AlmaError
+from fairseq_alma.growth.firefly_selection import LayerGrowth, num_chain_parameters
+from fairseq_alma.modules.images.firefly import grow_firefly, score_candidates, tune_directions
+from fairseq_alma.modules.images.firefly_candidates import CandidateVGG, Steps
+from fairseq_alma.modules.images.vgg import NUM_CONVOLUTIONS, VGG
+from fairseq_alma.modules.images.widen_vgg import widen_vgg
+
+FIRST = [4] * NUM_CONVOLUTIONS
+FIRST_SIZE = num_chain_parameters(3, FIRST, 10)
+
+
+def seeded(seed):
+    return torch.Generator().manual_seed(seed)
+
+
+def batches_of(num_batches=2, seed=0, dtype=torch.float32):
+    """Noise whose mean colour tells its class."""
+    generator = seeded(seed)
+    labels = torch.randint(10, (num_batches, 24), generator=generator)
+    images = torch.randn(num_batches, 24, 3, 16, 16, generator=generator)
+    colours = torch.randn(10, 3, 1, 1, generator=seeded(99))
+    return list(zip((images + colours[labels]).to(dtype), labels, strict=True))
+
+
+def trained_network(dtype=torch.float32, channels=FIRST, updates=8):
+    """A network that has learned a little, so that no two channels and no statistics are alike."""
+    network = VGG((3, 16, 16), 10, channels)
+    network.reset_parameters([seeded(1)])
+    network.to(dtype)
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.05, momentum=0.9)
+    for images, labels in batches_of(updates, dtype=dtype):
+        optimizer.zero_grad()
+        F.cross_entropy(network(images)[0], labels).backward()
+        optimizer.step()
+    return network
+
+
+def grown(network, seed=3, share=0.25, batches=None):
+    return grow_firefly(network, batches or batches_of(), FIRST, share, seeded(seed))
+
+
+def num_params(network):
+    return sum(parameter.numel() for parameter in network.parameters())
+
+
+def channels_of(network):
+    return [block.conv.weight.size(1) for block in network.blocks]
+
+
+def mean_loss(network, batches, training):
+    network = copy.deepcopy(network).train(training)
+    with torch.no_grad():
+        return sum(F.cross_entropy(network(images)[0], labels).item() for images, labels in batches) / len(batches)
+
+
+@pytest.fixture(scope="module")
+def network():
+    return trained_network()
+
+
+@pytest.fixture(scope="module")
+def exact_network():
+    return trained_network(torch.float64)
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_splits_whose_halves_are_equal_change_no_output(exact_network, training):
+    candidates = CandidateVGG(exact_network, [1] * NUM_CONVOLUTIONS, Steps(split=0.0), seeded(0))
+    splits = [LayerGrowth([0, 3], []) if layer % 3 else LayerGrowth([1, 2, 3], []) for layer in range(NUM_CONVOLUTIONS)]
+    wide = widen_vgg(exact_network, candidates, splits)
+    assert channels_of(wide) == [7 - (layer % 3 > 0) for layer in range(NUM_CONVOLUTIONS)]
+    (images, _), *_ = batches_of(1, seed=5, dtype=torch.float64)
+    outputs = [copy.deepcopy(each).train(training)(images) for each in (exact_network, wide)]
+    torch.testing.assert_close(*outputs, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("position", [0.0, 1.0])
+def test_candidates_lead_from_the_network_to_the_one_that_has_them_all(exact_network, position):
+    candidates = CandidateVGG(exact_network, [2, 3] * 8, Steps(), seeded(0))
+    for layer in candidates.layers():
+        layer.set_path(position)
+    everything = [LayerGrowth([0, 1, 2, 3], list(range(num_new))) for num_new in [2, 3] * 8]
+    end = widen_vgg(exact_network, candidates, everything) if position else copy.deepcopy(exact_network)
+    (images, _), *_ = batches_of(1, seed=5, dtype=torch.float64)
+    torch.testing.assert_close(candidates(images), end.train()(images), rtol=0, atol=1e-10)
+
+
+def test_scores_add_up_to_what_all_candidates_together_change(exact_network):
+    batches = batches_of(dtype=torch.float64)
+    candidates = CandidateVGG(exact_network, [2] * NUM_CONVOLUTIONS, Steps(0.01, 0.001), seeded(0))
+    tune_directions(candidates, batches * 4)  # else gains and losses cancel each other, and rounding is what is left
+    scores = score_candidates(candidates, batches)
+    everything = [LayerGrowth([0, 1, 2, 3], [0, 1])] * NUM_CONVOLUTIONS
+    wide = widen_vgg(exact_network, candidates, everything)
+    change = mean_loss(wide, batches, training=True) - mean_loss(exact_network, batches, training=True)
+    assert sum(sum(layer.split) + sum(layer.new) for layer in scores) == pytest.approx(change, rel=0.05)
+
+
+def test_a_new_channel_with_opposite_outgoing_weights_scores_the_opposite(exact_network):
+    batches = batches_of(dtype=torch.float64)
+    candidates = CandidateVGG(exact_network, [1] * NUM_CONVOLUTIONS, Steps(1e-6, 1e-6), seeded(0))
+    before = score_candidates(candidates, batches)
+    with torch.no_grad():
+        for layer in candidates.layers():
+            layer.outgoing.neg_()
+    after = score_candidates(candidates, batches)
+    for old, new in zip(before[:-1], after[:-1], strict=True):
+        assert new.new[0] == pytest.approx(-old.new[0], rel=1e-2, abs=1e-12)
+
+
+def test_tuned_directions_score_better_than_random_ones_and_keep_their_length(network):
+    batches = batches_of(1) * 8
+    candidates = CandidateVGG(network, [1] * NUM_CONVOLUTIONS, Steps(0.05, 0.01), seeded(0))
+    first = score_candidates(candidates, batches)
+    tune_directions(candidates, batches)
+    tuned = score_candidates(candidates, batches)
+    for kind in (0, 1):
+        assert sum(sum(layer[kind]) for layer in tuned) < min(0, sum(sum(layer[kind]) for layer in first))
+    for layer in candidates.layers():
+        torch.testing.assert_close(layer.split.flatten(1).norm(dim=1), torch.ones(4))
+
+
+def test_every_step_adds_the_share_of_the_first_size_so_that_growth_is_linear(network):
+    sizes = [num_params(network)]
+    for step in range(4):
+        network = grown(network, seed=step)
+        sizes.append(num_params(network))
+        largest_channel = 18 * max(channels_of(network)) + 12
+        assert sizes[-1] == num_chain_parameters(3, channels_of(network), 10)
+        assert abs(sizes[-1] - sizes[-2] - 0.25 * FIRST_SIZE) <= largest_channel / 2
+    assert all(before < after for before, after in pairwise(sizes))
+    assert sizes[-1] == pytest.approx(2 * FIRST_SIZE, rel=0.1)
+
+
+@pytest.mark.parametrize("share", [0.1, 1.0, 3.0])
+def test_any_share_can_be_added_in_one_step(network, share):
+    assert num_params(grown(network, share=share)) == pytest.approx((1 + share) * FIRST_SIZE, rel=0.03)
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_right_after_growth_the_loss_is_nearly_what_it_was(network, training):
+    batches = batches_of(4, seed=7)
+    before = mean_loss(network, batches, training)
+    after = mean_loss(grown(network, batches=batches), batches, training)
+    assert abs(after - before) < 0.05 * before
+
+
+def test_smaller_candidates_change_less(network):
+    batches = batches_of()
+    (images, _), *_ = batches
+    changes = []
+    for scale in (1.0, 0.1, 0.01):
+        steps = Steps(0.2 * scale, 0.05 * scale)
+        wide = grow_firefly(network, batches, FIRST, 0.25, seeded(3), steps)
+        changes.append((wide.eval()(images) - copy.deepcopy(network).eval()(images)).abs().max().item())
+    assert changes[1] < 0.3 * changes[0] and changes[2] < 0.3 * changes[1]
+
+
+def test_gradients_reach_all_channels_and_differ_between_the_halves_of_a_split(network):
+    candidates = CandidateVGG(network, [2] * NUM_CONVOLUTIONS, Steps(), seeded(0))
+    wide = widen_vgg(network, candidates, [LayerGrowth([1], [0, 1])] * NUM_CONVOLUTIONS).train()
+    images, labels = batches_of(1)[0]
+    F.cross_entropy(wide(images)[0], labels).backward()
+    for number, block in enumerate(wide.blocks):
+        gradient = block.conv.weight.grad[0]  # (7, 7 or 3, 3, 3): four old channels, a second half, two new ones
+        assert (gradient.flatten(2).abs().sum(dim=2) > 0).all(), number
+        assert not torch.allclose(gradient[1], gradient[4], rtol=1e-4, atol=0)
+        assert not torch.equal(block.conv.weight[0, 1], block.conv.weight[0, 4])
+    assert (wide.classifier.weight.grad != 0).all()
+
+
+def test_batch_norm_of_halves_is_that_of_the_whole_and_of_new_channels_is_measured(network):
+    batches = batches_of()
+    candidates = CandidateVGG(network, [2] * NUM_CONVOLUTIONS, Steps(), seeded(0))
+    score_candidates(candidates, batches)
+    wide = widen_vgg(network, candidates, [LayerGrowth([1, 2], [1])] * NUM_CONVOLUTIONS)
+    for old, new in zip(network.blocks, wide.blocks, strict=True):
+        for name, values in old.norm.state_dict().items():
+            assert torch.equal(new.norm.state_dict()[name][0, :6], values[0, [0, 1, 2, 3, 1, 2]])
+    block = wide.blocks[0]
+    responses = [F.conv2d(images, block.conv.weight[0, 6:], padding=1) for images, _ in batches]
+    mean = torch.stack([response.mean() for response in responses]).mean()
+    variance = torch.stack([response.var() for response in responses]).mean()
+    torch.testing.assert_close(block.norm.running_mean[0, 6], mean)
+    torch.testing.assert_close(block.norm.running_var[0, 6], variance)
+
+
+def test_growth_leaves_the_network_as_it_was_and_keeps_its_mode(network):
+    for training in (False, True):
+        network.train(training)
+        state = copy.deepcopy(network.state_dict())
+        wide = grown(network)
+        assert wide.training is training and all(block.training is training for block in wide.blocks)
+        assert all(torch.equal(network.state_dict()[name], values) for name, values in state.items())
+        assert all(parameter.requires_grad for parameter in [*network.parameters(), *wide.parameters()])
+
+
+def test_the_generator_decides_everything(network):
+    first, again, other = (grown(network, seed=seed).state_dict() for seed in (3, 3, 4))
+    assert all(torch.equal(first[name], values) for name, values in again.items())
+    assert any(
+        first[name].shape != values.shape or not torch.equal(first[name], values) for name, values in other.items()
+    )
+
+
+def test_batches_may_have_the_members_first(network):
+    stacked = [(images[None], labels[None]) for images, labels in batches_of()]
+    plain, same = grown(network).state_dict(), grown(network, batches=stacked).state_dict()
+    assert all(torch.equal(plain[name], values) for name, values in same.items())
+
+
+@pytest.mark.parametrize(
+    ("share", "part"),
+    [(0, "above 0"), (-0.25, "above 0"), (float("nan"), "above 0"), (float("inf"), "above 0"), (1e-4, "one channel")],
+)
+def test_a_share_that_adds_nothing_is_refused_in_one_line(network, share, part):
+    with pytest.raises(AlmaError, match=part) as error:
+        grown(network, share=share)
+    assert f"share {share}" in str(error.value) and "\n" not in str(error.value)
+
+
+def test_a_network_that_has_diverged_is_refused(network):
+    broken = copy.deepcopy(network)
+    broken.classifier.weight.data.fill_(float("nan"))
+    with pytest.raises(AlmaError, match="not a number"):
+        grown(broken)
+
+
+def test_batches_that_are_gone_after_one_pass_are_refused(network):
+    with pytest.raises(ValueError, match="twice"):
+        grown(network, batches=iter(batches_of()))
+
+
+@pytest.mark.gpu
+def test_a_network_on_a_gpu_grows_there(network):
+    device = torch.device("cuda")
+    batches = [(images.to(device), labels.to(device)) for images, labels in batches_of()]
+    wide = grown(copy.deepcopy(network).to(device), batches=batches)
+    assert all(tensor.is_cuda for tensor in wide.state_dict().values())
+    assert num_params(wide) == pytest.approx(1.25 * FIRST_SIZE, rel=0.03)

@@ -1,0 +1,28 @@
+"""Plans and complete stages of runs that nothing has trained."""
+
+from typing import Any
+
+from fairseq_alma.learners.plan import Model, StagePlan, Training
+from fairseq_alma.learners.schedule import stages
+from fairseq_alma.runs.run_folder import RunFolder
+
+
+def make_plans(num_stages: int, wait: int = 1, replay: bool = False, num_members: int = 1) -> list[StagePlan]:
+    """Plan a learner that trains some members in each stage."""
+    planned = []
+    for stage in stages(num_stages * wait, wait, replay):
+        models = tuple(Model(stage.index, member) for member in range(num_members))
+        planned.append(StagePlan(stage, tuple(Training(model, seed=1) for model in models), models))
+    return planned
+
+
+def complete(run: RunFolder, plan: StagePlan, ppl: float, **changes: Any) -> None:
+    """Declare a stage complete."""
+    if run.read_run() is None:
+        run.write_run({"learner": "sm", "seed": 1})
+    record = {
+        "stage": plan.stage.index, "megabatches": list(plan.stage.megabatches), "num_updates": 10, "train_tokens": 1000,
+        "train_flops": 5000.0, "num_params": 7, "wall_seconds": 2.5, "valid": {"loss": 3.0, "ppl": 8.0},
+        "test": {"loss": 2.0, "ppl": ppl}, **changes,
+    }  # fmt: skip
+    run.write_stage(plan.stage.index, record)

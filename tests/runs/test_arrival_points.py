@@ -1,0 +1,59 @@
+import os
+
+import pytest
+
+from fairseq_alma.runs.arrival_points import arrival_points
+from fairseq_alma.runs.run_folder import RunFolder
+from tests.runs.runs import complete, make_plans
+
+
+@pytest.fixture
+def run(tmp_path):
+    return RunFolder(tmp_path / "R")
+
+
+def figure(points, name):
+    return {point.arrival: point.figures[name] for point in points}
+
+
+def test_each_complete_stage_is_a_point_at_the_arrival_that_began_it(run):
+    plans = make_plans(3)
+    complete(run, plans[0], ppl=40.0)
+    complete(run, plans[1], ppl=30.0, train_flops=7000)
+    os.utime(run.stage_folder(0) / "stage.json", (1000.0, 1000.0))
+    points = arrival_points(run, plans)
+    assert figure(points, "test/ppl") == {0: 40.0, 1: 30.0}
+    assert figure(points, "stage/train_flops") == {0: 5000.0, 1: 7000.0}
+    assert figure(points, "total/train_flops") == {0: 5000.0, 1: 12000.0}
+    assert points[0].seconds == 1000.0
+    assert set(points[0].figures) == {
+        "test/loss", "test/ppl", "valid/loss", "valid/ppl", "stage/num_params", "stage/num_updates",
+        "stage/train_tokens", "stage/train_flops", "stage/wall_seconds", "total/train_flops",
+    }  # fmt: skip
+
+
+def test_while_a_learner_waits_the_model_of_its_last_update_counts_and_costs_nothing(run):
+    plans = make_plans(2, wait=3)
+    complete(run, plans[0], ppl=40.0)
+    assert figure(arrival_points(run, plans), "test/ppl") == {2: 40.0}
+    complete(run, plans[1], ppl=30.0)
+    points = arrival_points(run, plans)
+    assert figure(points, "test/ppl") == {2: 40.0, 3: 40.0, 4: 40.0, 5: 30.0}
+    assert figure(points, "stage/num_params") == {2: 7.0, 3: 7.0, 4: 7.0, 5: 7.0}
+    assert figure(points, "stage/train_flops") == {2: 5000.0, 3: 0.0, 4: 0.0, 5: 5000.0}
+    assert figure(points, "total/train_flops") == {2: 5000.0, 3: 5000.0, 4: 5000.0, 5: 10000.0}
+
+
+def test_nothing_is_carried_over_a_stage_that_is_missing(run):
+    plans = make_plans(3, wait=2)
+    complete(run, plans[0], ppl=40.0)
+    complete(run, plans[2], ppl=20.0)
+    assert figure(arrival_points(run, plans), "test/ppl") == {1: 40.0, 5: 20.0}
+
+
+def test_figures_right_after_growth_and_of_images_keep_their_names(run):
+    (plan,) = make_plans(1)
+    complete(run, plan, ppl=4.0, test={"loss": 0.1, "error": 0.03}, after_growth={"valid": {"loss": 5.0}})
+    (point,) = arrival_points(run, [plan])
+    assert point.figures["test/error"] == 0.03
+    assert point.figures["after_growth/valid/loss"] == 5.0

@@ -1,0 +1,168 @@
+import json
+
+import pytest
+
+from fairseq_alma.errors import AlmaError
+from fairseq_alma.learners.plan import Model
+from fairseq_alma.learners.schedule import stages
+from fairseq_alma.learners.strategy import LearnerOptions, plan_stages
+from fairseq_alma.runs.loop import each_stage, train_member
+from fairseq_alma.runs.run_folder import RunFolder
+from tests.runs.fakes import FakeBackend, FakeReporter
+
+
+def plan(num_megabatches=3, wait=1, from_previous=True):
+    return plan_stages("sm", LearnerOptions(seed=1, from_previous=from_previous), stages(num_megabatches, wait))
+
+
+def run(root, backend, plans=None, **options):
+    reporter = FakeReporter()
+    num_run = sum(each_stage(RunFolder(root), plans or plan(), backend, reporter, **options))
+    return num_run, reporter.told
+
+
+def test_stages_run_in_order_and_each_leaves_a_record(tmp_path):
+    backend = FakeBackend()
+    assert run(tmp_path, backend) == (3, [("completed", 0), ("completed", 1), ("completed", 2)])
+    assert backend.calls == [(step, stage) for stage in range(3) for step in ("train", "test")]
+    record = json.loads((tmp_path / "stage-001" / "stage.json").read_text())
+    assert set(record) == {
+        "stage", "megabatches", "num_params", "num_experts", "num_members", "num_updates", "train_tokens",
+        "train_flops", "test_flops_per_token", "wall_seconds", "valid", "test",
+    }  # fmt: skip
+    assert (record["stage"], record["megabatches"]) == (1, [1])
+
+
+def test_a_complete_run_runs_nothing(tmp_path):
+    run(tmp_path, FakeBackend())
+    backend = FakeBackend()
+    assert run(tmp_path, backend) == (0, [("skipped", 0), ("skipped", 1), ("skipped", 2)])
+    assert backend.calls == []
+    assert backend.kept == {}
+
+
+def test_an_interrupted_stage_never_happened_and_is_run_again(tmp_path):
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path, FakeBackend(fail_in_test_of=1))
+    assert not (tmp_path / "stage-001" / "stage.json").exists()
+    backend = FakeBackend()
+    assert run(tmp_path, backend)[1] == [("skipped", 0), ("completed", 1), ("completed", 2)]
+
+
+def test_tidying_that_was_cut_off_is_done_by_the_next_call(tmp_path):
+    class CutOff(FakeBackend):
+        def keep_only(self, stage, needed):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path, CutOff())
+    backend = FakeBackend()
+    assert run(tmp_path, backend)[1] == [("skipped", 0), ("completed", 1), ("completed", 2)]
+    assert backend.kept == {0: [Model(0, 0)], 1: [Model(1, 0)], 2: [Model(2, 0)]}
+
+
+def test_one_stage_can_run_alone_once_the_one_before_is_complete(tmp_path):
+    with pytest.raises(AlmaError, match=r"stage-000/stage.json.*stage 1 starts.*run that stage first"):
+        run(tmp_path, FakeBackend(), only=1)
+    assert run(tmp_path, FakeBackend(), only=0)[0] == 1
+    assert run(tmp_path, FakeBackend(), only=1) == (1, [("completed", 1)])
+
+
+def test_from_scratch_any_stage_can_run_first(tmp_path):
+    assert run(tmp_path, FakeBackend(), plan(from_previous=False), only=2)[0] == 1
+
+
+def test_nothing_is_removed_when_all_checkpoints_are_to_be_kept(tmp_path):
+    backend = FakeBackend()
+    run(tmp_path, backend, keep_checkpoints=True)
+    assert backend.kept == {}
+
+
+def test_a_record_of_other_megabatches_is_refused(tmp_path):
+    run(tmp_path, FakeBackend(), plan(num_megabatches=4, wait=3))
+    with pytest.raises(AlmaError, match=r"stage-001/stage.json: trained on mega-batches \[3\].*\[3, 4, 5\]"):
+        run(tmp_path, FakeBackend(), plan(num_megabatches=6, wait=3))
+
+
+def test_a_run_goes_on_when_its_stream_has_grown(tmp_path):
+    run(tmp_path, FakeBackend(), plan(num_megabatches=2))
+    backend = FakeBackend()
+    assert run(tmp_path, backend, plan(num_megabatches=3))[0] == 1
+    assert backend.calls == [("train", 2), ("test", 2)]
+
+
+def test_a_damaged_record_is_named(tmp_path):
+    run(tmp_path, FakeBackend())
+    (tmp_path / "stage-001" / "stage.json").write_text('{"stage": 1')
+    with pytest.raises(AlmaError, match=r"stage-001/stage.json: damaged, not JSON.*remove the file"):
+        run(tmp_path, FakeBackend())
+
+
+@pytest.mark.parametrize("name", ["megabatches", "test", "valid", "num_params", "train_flops", "wall_seconds"])
+def test_a_record_that_lacks_a_figure_is_named(name, tmp_path):
+    run(tmp_path, FakeBackend())
+    path = tmp_path / "stage-001" / "stage.json"
+    record = json.loads(path.read_text())
+    del record[name]
+    path.write_text(json.dumps(record))
+    with pytest.raises(AlmaError, match=rf"stage-001/stage\.json: damaged, no {name} in it; remove the file"):
+        run(tmp_path, FakeBackend())
+
+
+def ensemble(learner="ens", num_megabatches=2):
+    return plan_stages(learner, LearnerOptions(seed=1, num_members=2), stages(num_megabatches, 1))
+
+
+def train_alone(root, member, backend, learner="ens", only=None):
+    reporter = FakeReporter()
+    train_member(RunFolder(root), ensemble(learner), member, backend, reporter, only)
+    return reporter.told
+
+
+def test_a_member_can_be_trained_alone_and_completes_no_stage(tmp_path):
+    backend = FakeBackend()
+    assert train_alone(tmp_path, 1, backend) == [("trained member 1", 0), ("trained member 1", 1)]
+    assert backend.members == [Model(0, 1), Model(1, 1)]
+    assert not list(tmp_path.glob("stage-*/stage.json"))
+    assert run(tmp_path, FakeBackend(), ensemble())[0] == 2
+    assert not list(tmp_path.glob("stage-*/clock*"))
+    assert train_alone(tmp_path, 1, backend) == [("skipped", 0), ("skipped", 1)]
+
+
+def test_a_member_needs_its_own_weights_of_the_stage_before(tmp_path):
+    backend = FakeBackend()
+    train_alone(tmp_path, 0, backend, only=0)
+    with pytest.raises(AlmaError, match=r"stage-000/member-1: not trained.*run --stage 0 --member 1 first"):
+        train_alone(tmp_path, 1, backend, only=1)
+    assert train_alone(tmp_path, 0, backend, only=1) == [("trained member 0", 1)]
+
+
+def test_a_member_of_a_growing_ensemble_is_trained_in_its_own_stage(tmp_path):
+    backend = FakeBackend()
+    run(tmp_path, backend, ensemble("gens"), only=0)
+    assert train_alone(tmp_path, 3, backend, "gens") == [("trained member 3", 1)]
+
+
+def test_members_of_a_stage_can_be_trained_at_the_same_time_but_none_twice(tmp_path):
+    folder = RunFolder(tmp_path)
+    with folder.lock_member(Model(0, 0)), folder.lock_member(Model(0, 1)):
+        with pytest.raises(AlmaError, match="stage-000/member-1: another alma-stream"):
+            train_alone(tmp_path, 1, FakeBackend())
+        with pytest.raises(AlmaError, match="stage-000: another alma-stream"):
+            run(tmp_path, FakeBackend(), ensemble())
+    with folder.lock_stage(0), pytest.raises(AlmaError, match="stage-000: another alma-stream"):
+        train_alone(tmp_path, 1, FakeBackend())
+
+
+def test_the_time_of_members_that_were_trained_alone_counts(tmp_path):
+    train_alone(tmp_path, 0, FakeBackend(), only=0)
+    clock = tmp_path / "stage-000" / "clock-member-0.json"
+    clock.write_text(json.dumps({"spent": 1000.0, "started": None}))
+    run(tmp_path, FakeBackend(), ensemble(), only=0)
+    assert json.loads((tmp_path / "stage-000" / "stage.json").read_text())["wall_seconds"] >= 1000
+
+
+def test_a_stage_that_predicts_with_earlier_models_waits_for_them(tmp_path):
+    fresh = plan_stages("gens", LearnerOptions(seed=1, from_previous=False), stages(2, 1))
+    with pytest.raises(AlmaError, match=r"stage-000/stage.json: not there, and stage 1 predicts with"):
+        run(tmp_path, FakeBackend(), fresh, only=1)

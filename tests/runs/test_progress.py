@@ -1,0 +1,144 @@
+import io
+import os
+import sys
+import time
+
+import pytest
+
+from fairseq_alma.runs import progress as progress_module
+from fairseq_alma.runs.progress import Screen, StageProgress, spell_duration
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """A clock that only the test moves."""
+    now = [100.0]
+    monkeypatch.setattr(progress_module.time, "monotonic", lambda: now[0])
+    return now
+
+
+def lines(capsys):
+    return capsys.readouterr().err.splitlines()
+
+
+def test_progress_away_from_a_terminal_is_a_line_now_and_then(capsys, clock):
+    with StageProgress("stage 0/0", "word", max_update=120) as progress:
+        for seconds in range(0, 41, 2):
+            progress.update(seconds, loss=7.012, rate=1234.5)
+            clock[0] += 2
+    assert lines(capsys) == [
+        "stage 0/0: 0/120 updates",
+        "stage 0/0: 16/120 updates, loss 7.012 bits, 1,234 words/s, 1:44 left",
+        "stage 0/0: 32/120 updates, loss 7.012 bits, 1,234 words/s, 1:28 left",
+    ]
+
+
+def test_images_are_counted_in_nats_and_images_per_second(capsys):
+    progress = StageProgress("s", "image", max_update=10, screen=Screen(every=0.0))
+    progress.update(4, loss=0.5, rate=20_000)
+    assert lines(capsys)[1] == "s: 4/10 updates, loss 0.500 nats, 20,000 images/s"
+
+
+def test_an_unknown_rate_or_loss_is_left_out(capsys):
+    progress = StageProgress("s", "image", screen=Screen(every=0.0))
+    progress.update(4, rate=float("inf"))
+    assert lines(capsys) == ["s: 0 updates", "s: 4 updates"]
+
+
+def test_trainings_that_share_a_screen_share_the_lines(capsys, clock):
+    screen = Screen()
+    for stage in range(500):
+        with StageProgress(f"stage {stage}", "image", 3, screen=screen) as progress:
+            for update in range(1, 4):
+                clock[0] += 0.04
+                progress.update(update, loss=1.0, rate=100.0)
+    assert 4 <= len(lines(capsys)) <= 1 + 500 * 0.12 / 15
+
+
+def test_a_loss_that_is_not_shown_is_not_looked_at():
+    class Tensor:
+        def __float__(self):
+            raise AssertionError("fetched from the device")
+
+    progress = StageProgress("s", "image", 3)
+    progress.update(1, loss=Tensor(), rate=Tensor())
+    assert progress.num_updates == 1
+
+
+def test_a_call_that_shows_nothing_takes_microseconds():
+    progress = StageProgress("s", "image", 100_000)
+    began = time.perf_counter()
+    for update in range(10_000):
+        progress.update(update, loss=1.0, rate=1.0)
+    assert (time.perf_counter() - began) / 10_000 < 50e-6
+
+
+def test_the_seconds_of_a_training_include_those_of_earlier_launches(clock):
+    progress = StageProgress("s", "word", max_update=100, done=20)
+    assert progress.seconds() == (None, None)
+    clock[0] += 10
+    progress.update(20)
+    clock[0] += 30
+    progress.update(50)
+    # One second for each update: 10 of a start, 30 now, 20 before, 50 to come.
+    assert progress.seconds() == (110.0, 50.0)
+
+
+def test_the_rest_of_the_run_is_shown_beside_that_of_the_stage(capsys, clock):
+    progress = StageProgress("s", "word", 10, screen=Screen(every=0.0), run_left=lambda whole, rest: rest and 10 * rest)
+    progress.update(0)
+    clock[0] += 5
+    progress.update(5)
+    assert lines(capsys)[-1] == "s: 5/10 updates, 0:05 left, 0:50 left in the run"
+
+
+def test_a_terminal_shows_one_line_that_is_written_over(monkeypatch, clock):
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    with StageProgress("stage 1/3", "image", 40) as progress:
+        for update in (10, 20):
+            clock[0] += 1
+            progress.update(update, loss=0.25, rate=99.0)
+    shown = terminal.getvalue()
+    assert "\n" not in shown
+    assert "stage 1/3: 20/40 updates, loss 0.250 nats, 99 images/s, 0:02 left |" in shown
+    # Gone at the end, for what is printed next.
+    assert shown.split("\r")[-2].strip() == ""
+
+
+@pytest.mark.parametrize(
+    ("columns", "text"),
+    [
+        (150, "stage 1/3, arrival 5 (mega-batches 4-5): 20/40 updates, loss 0.250 nats, 99 images/s, 0:02 left, "
+              "1:00 left in the run |"),
+        (120, "stage 1/3, arrival 5: 20/40 updates, loss 0.250 nats, 99 images/s, 0:02 left, 1:00 left in the run |"),
+        (100, "stage 1/3, arrival 5: 20/40, loss 0.250 nats, 99 images/s, 0:02 left, run 1:00 |"),
+        (80, "stage 1/3, arrival 5: 20/40, loss 0.250 nats, 99 images/s, 0:02 left |"),
+    ],
+)  # fmt: skip
+def test_the_time_left_is_shown_on_a_narrow_terminal_too(columns, text, monkeypatch, clock):
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setattr(progress_module, "_columns", lambda: columns)
+    left = lambda whole, rest: rest and 60.0  # noqa: E731
+    with StageProgress("stage 1/3, arrival 5 (mega-batches 4-5)", "image", 40, run_left=left) as progress:
+        for update in (10, 20):
+            clock[0] += 1
+            progress.update(update, loss=0.25, rate=99.0)
+    assert f"\r{text}" in terminal.getvalue()
+    assert max(len(line) for line in terminal.getvalue().split("\r")) <= columns
+
+
+def test_a_terminal_that_does_not_know_its_width_shows_the_line_all_the_same(monkeypatch):
+    monkeypatch.setattr(progress_module.os, "get_terminal_size", lambda descriptor: os.terminal_size((0, 0)))
+    assert progress_module._columns() == progress_module.USUAL_COLUMNS
+
+
+@pytest.mark.parametrize(("seconds", "spelled"), [(0.4, "0:00"), (65, "1:05"), (3725.4, "1:02:05")])
+def test_durations_are_spelled_with_hours_where_there_are_any(seconds, spelled):
+    assert spell_duration(seconds) == spelled

@@ -1,0 +1,81 @@
+import json
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+
+from fairseq_alma.errors import AlmaError
+from fairseq_alma.learners.plan import Model
+from fairseq_alma.runs.json_files import write_json_atomically
+from fairseq_alma.runs.run_folder import RunFolder
+from fairseq_alma.runs.stage_clock import StageClock
+
+
+def test_files_are_where_the_contract_says(tmp_path):
+    folder = RunFolder(tmp_path)
+    assert folder.stage_folder(7) == tmp_path / "stage-007"
+    assert folder.model_folder(Model(7, 2)) == tmp_path / "stage-007" / "member-2"
+
+
+def test_a_file_is_replaced_whole_and_nothing_else_is_left(tmp_path):
+    path = tmp_path / "a" / "x.json"
+    write_json_atomically(path, {"a": 1})
+    write_json_atomically(path, {"a": 2})
+    assert json.loads(path.read_text()) == {"a": 2}
+    assert [entry.name for entry in path.parent.iterdir()] == ["x.json"]
+
+
+def test_a_folder_that_holds_something_else_does_not_become_a_run(tmp_path):
+    (tmp_path / "thesis.tex").write_text("x")
+    with pytest.raises(AlmaError, match=r"not empty and holds no run.json; give a new folder"):
+        RunFolder(tmp_path).write_run({})
+    with pytest.raises(AlmaError, match=r"not empty and holds no run.json"), RunFolder(tmp_path).lock_run():
+        pass
+    assert os.listdir(tmp_path) == ["thesis.tex"]
+
+
+@pytest.mark.parametrize(("content", "said"), [("[1]", "a list found"), ("[" * 100_000, "not JSON")])
+def test_a_damaged_run_record_is_named(content, said, tmp_path):
+    (tmp_path / "run.json").write_text(content)
+    with pytest.raises(AlmaError, match=rf"run.json: damaged, {said}"):
+        RunFolder(tmp_path).read_run()
+
+
+def test_a_second_alma_stream_on_a_stage_is_refused_at_once(tmp_path):
+    folder = RunFolder(tmp_path)
+    with folder.lock_stage(0):
+        started = time.monotonic()
+        with pytest.raises(AlmaError, match=rf"another alma-stream \(process {os.getpid()} on .*wait until it ends"):
+            folder.lock_stage(0).__enter__()
+        assert time.monotonic() - started < 2
+        with folder.lock_stage(1):
+            pass
+    with folder.lock_stage(0):
+        pass
+
+
+def test_a_lock_is_free_once_the_children_of_a_killed_run_have_ended(tmp_path):
+    code = (
+        "import os, subprocess, sys\n"
+        "from pathlib import Path\n"
+        "from fairseq_alma.runs.run_folder import RunFolder\n"
+        "with RunFolder(Path(sys.argv[1])).lock_stage(0) as lock:\n"
+        "    subprocess.Popen(['sleep', '1.5'], pass_fds=[lock])\n"
+        "    os.kill(os.getpid(), 9)\n"
+    )
+    subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=False)
+    started = time.monotonic()
+    with RunFolder(tmp_path).lock_stage(0):
+        assert 0.3 < time.monotonic() - started < 10
+
+
+def test_wall_time_adds_up_over_launches_without_the_pauses(tmp_path):
+    now = time.time()
+    log = tmp_path / "train.log"
+    log.write_text("x")
+    write_json_atomically(tmp_path / "clock.json", {"spent": 100.0, "started": now - 5000})
+    for path in (log, tmp_path / "clock.json"):
+        os.utime(path, (now - 4000, now - 4000))  # killed 1000 s after its start
+    assert StageClock(tmp_path / "clock.json", tmp_path).seconds() == pytest.approx(1100, abs=5)

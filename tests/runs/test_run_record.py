@@ -1,0 +1,76 @@
+import pytest
+
+from fairseq_alma.errors import AlmaError
+from fairseq_alma.runs.run_record import describe_run, require_same_run
+from tests.runs.fakes import write_manifest
+
+OPTIONS = {"wait": 1, "replay": False, "keep_checkpoints": False}
+TRAIN = {"--lr": "0.1", "--cpu": ""}
+
+
+def describe(stream, learner="sm", seed=1, options=OPTIONS, train=TRAIN):
+    return describe_run(learner, seed, options, train, stream)
+
+
+def test_the_record_says_what_a_report_needs(tmp_path):
+    record = describe(write_manifest(tmp_path, 4))
+    assert record["stream"]["num_megabatches"] == 4
+    assert record["stream"]["vocab_size"] == 50
+    assert record["stream"]["test"] == {"num_tokens": 100, "num_bytes": 400, "num_images": 0}
+    assert set(record["versions"]) == {"python", "torch", "fairseq", "fairseq_alma"}
+    assert all(record["versions"].values())
+
+
+@pytest.mark.parametrize(
+    "change,message",
+    [
+        ({"seed": 2}, r"--seed 1 then, 2 now"),
+        ({"options": {**OPTIONS, "wait": 3}}, r"--wait 1 then, 3 now"),
+        ({"train": {**TRAIN, "--lr": "0.2"}}, r"--lr 0.1 then, 0.2 now"),
+        ({"train": {"--lr": "0.1"}}, r"--cpu given then, not given now"),
+        ({"train": {**TRAIN, "--bf16": ""}}, r"--bf16 not given then, given now"),
+    ],
+)
+def test_other_options_are_refused_naming_the_one_that_differs(tmp_path, change, message):
+    stream = write_manifest(tmp_path, 4)
+    with pytest.raises(AlmaError, match=message):
+        require_same_run("run.json", describe(stream), describe(stream, **change), stream)
+
+
+def test_what_changes_no_result_may_change(tmp_path):
+    stream = write_manifest(tmp_path, 4)
+    shown = {"--tensorboard-logdir": "tb", "--wandb-project": "p", "--log-interval": "5"}
+    now = describe(stream, options={**OPTIONS, "keep_checkpoints": True}, train={**TRAIN, **shown})
+    assert require_same_run("run.json", describe(stream), now, stream) == []
+
+
+def test_another_stream_is_refused(tmp_path):
+    stream, other = write_manifest(tmp_path / "a", 4), write_manifest(tmp_path / "b", 4, seed=2)
+    with pytest.raises(AlmaError, match="begun on another stream"):
+        require_same_run("run.json", describe(stream), describe(other), other)
+
+
+def test_a_stream_that_was_moved_is_the_same(tmp_path):
+    stream, moved = write_manifest(tmp_path / "a", 4), write_manifest(tmp_path / "b", 4)
+    assert require_same_run("run.json", describe(stream), describe(moved), moved) == []
+
+
+def test_a_stream_with_appended_megabatches_goes_on_one_with_fewer_does_not(tmp_path):
+    short, long = write_manifest(tmp_path / "a", 2), write_manifest(tmp_path / "b", 3)
+    assert require_same_run("run.json", describe(short), describe(long), long) == []
+    with pytest.raises(AlmaError, match="begun on another stream"):
+        require_same_run("run.json", describe(long), describe(short), short)
+
+
+def test_other_versions_are_told(tmp_path):
+    stream = write_manifest(tmp_path, 4)
+    before = describe(stream)
+    before["versions"] = {**before["versions"], "torch": "1.0"}
+    (note,) = require_same_run("run.json", before, describe(stream), stream)
+    assert "torch 1.0" in note
+
+
+def test_a_record_with_parts_missing_is_damaged(tmp_path):
+    stream = write_manifest(tmp_path, 4)
+    with pytest.raises(AlmaError, match=r"run.json: damaged"):
+        require_same_run("run.json", {"learner": "sm"}, describe(stream), stream)
