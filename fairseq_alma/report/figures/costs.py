@@ -1,0 +1,368 @@
+"""Learners in a plane of cost and result: the trade-off, the number of experts, the effect of replay.
+
+Colour stands for the learner, the marker for its waiting time, hollow for replay. A learner that waits counts as
+untrained until its first update, so its average perplexity may be a hundred times that of the others. Where one axis
+has no room for both, it is broken: a flat strip on top holds what is far above.
+Source: Figures 2, 4, 5, 7 and 8 of the paper.
+"""
+
+import json
+import math
+from dataclasses import dataclass
+from typing import Any, Iterable, Mapping, Sequence
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import MaxNLocator
+from numpy import ndarray
+
+from fairseq_alma.report import paper as paper_numbers
+from fairseq_alma.report.experiment import Experiment, by_size, completed, names_of
+from fairseq_alma.report.figures import style
+from fairseq_alma.report.figures.style import Drawing
+from fairseq_alma.report.read_run import TERA, RunTable
+from fairseq_alma.report.spelling import show_count
+
+LONGEST_LABEL = 16
+MOST_COLUMNS = 3
+CROWDED = 12  # pairs with and without replay in one panel
+_FAR_APART = 4.0  # from this factor on, results need a logarithmic axis
+_PARTS = (1.0, 3.2)  # heights of the parts of a broken axis
+_LABEL_GAP = 0.052  # of the height of the axes
+_LABEL_REACH = (0.05, 0.02)  # of their width, and that for each letter: labels that are nearer overlap
+SEEDS = "Mean over seeds, bars: standard deviation."
+
+
+@dataclass(frozen=True, eq=False)
+class Trace:
+    """A line: an experiment's way through the stream, one learner in several sizes, or without and with replay.
+
+    Attributes:
+        groups: that of each full marker; the last one's looks are the line's.
+        costs: in each column of panels, at each point.
+        results: at each point.
+        label: what tells the trace from others of its learner and wait.
+    """
+
+    groups: Sequence[Experiment]
+    costs: Sequence[ndarray]
+    results: ndarray
+    label: str = ""
+
+    @classmethod
+    def way(cls, group: Experiment, costs: Sequence[str], label: str = "") -> "Trace":
+        """Return an experiment's way through the stream: averages so far over these columns of its course."""
+        course = group.course[group.course.done.cummax()]
+        return cls([group], [course[cost].to_numpy() for cost in costs], course.average.to_numpy(), label)
+
+    @classmethod
+    def through(cls, groups: Sequence[Experiment], costs: Sequence[str]) -> "Trace":
+        """Return a line that joins what experiments come to over the whole stream."""
+        means = [
+            [group.complete[cost].mean() / scale for group in groups] for cost, scale in TOTALS.items() if cost in costs
+        ]
+        return cls(groups, means, [_anytime(group)[0] for group in groups])
+
+
+TOTALS = {"computation": TERA, "memory": 1}
+
+
+def draw_trade_off(runs: RunTable, groups: Sequence[Experiment], paper: bool = False) -> list[Drawing]:
+    """Draw average perplexity or CER of complete runs against compute and size (Figures 2, 5 and 7).
+
+    Text, as in Figure 5: each line is a learner's way through the stream, from the first update to the last arrival.
+    Images, as in Figures 2 and 7: a marker for the whole stream, a line through the sizes of one learner.
+    """
+    complete = completed(groups)
+    shown = [group for group in complete if not group.first.replay] or complete
+    if not shown:
+        return []
+    is_text = shown[0].first.is_text
+    labels = ["cumulative training compute (TFLOPs)", "parameters" if is_text else "cumulative parameters"]
+    parts = _parts(shown, paper and is_text)
+    figure = style.new_figure(style.FULL_WIDTH, 3.3 * len(parts))
+    looks = []
+    for part, (title, each) in zip(figure.subfigures(len(parts), 1, squeeze=False)[:, 0], parts.items(), strict=True):
+        traces, look = (
+            _text_traces(each) if is_text else _image_traces(each),
+            Look(each, by_size(each) if is_text else ()),
+        )
+        grid = _grid(part, each, traces, 2)
+        for column, label in enumerate(labels):
+            costs = [cost for trace in traces for cost in trace.costs[column]]
+            spell = show_count if column else style.show_tflops(costs)
+            style.logarithmic(grid[-1, column].xaxis, costs, spell)
+            grid[-1, column].set_xlabel(label)
+            for trace in traces:
+                look.draw(grid[:, column], trace, column)
+            _write_labels(grid[:, column], traces, column)
+        grid[0, 0].set_title(title, loc="left")
+        looks.append(look)
+    _write_legend(figure, looks, parts.values())
+    caption = _trade_off_caption(shown, runs.facts) + (paper_numbers.FIGURE_CAPTION if len(parts) > 1 else "")
+    return [Drawing("trade-off", "Trade-off of result, compute and size", caption, figure)]
+
+
+def _parts(groups: Sequence[Experiment], paper: bool) -> dict[str, Sequence[Experiment]]:
+    """Return what is drawn above each other: the runs, and the paper's results where they are asked for."""
+    from fairseq_alma.report.experiment import begun
+
+    return {"": groups, **({paper_numbers.FIGURE_TITLE: completed(begun(paper_numbers.paper_runs()))} if paper else {})}
+
+
+def _text_traces(groups: Sequence[Experiment]) -> list[Trace]:
+    traces = []
+    for size in by_size(groups).values():
+        for group, name in zip(size, names_of(size), strict=True):
+            label = name.removeprefix(group.label).removeprefix(", ").removesuffix(" experts")
+            traces.append(Trace.way(group, ["tflops", "params"], label))
+    return traces
+
+
+def _image_traces(groups: Sequence[Experiment]) -> list[Trace]:
+    """Return for each learner, waiting time and variant its sizes."""
+    kin: dict[str, list[Experiment]] = {}
+    for same in by_size(groups).values():
+        for group, name in zip(same, names_of(same), strict=True):
+            kin.setdefault(name, []).append(group)
+    return [Trace.through(sizes, list(TOTALS)) for sizes in kin.values()]
+
+
+def _trade_off_caption(groups: Sequence[Experiment], facts: Any) -> str:
+    if groups[0].first.is_text:
+        words = [
+            "Average test perplexity over the arrivals so far against training compute so far and against the "
+            "parameters of what predicts. Each line is a learner's way through the stream, a dot for each arrival "
+            "from its first update on, the marker at the end; numbers are experts."
+        ]
+    else:
+        words = [
+            "Cumulative error rate over the whole stream against training compute and parameters, both summed over "
+            "all arrivals. Lines join the sizes of one learner's backbone."
+        ]
+    words.append("Down and to the left is better; 1 TFLOP is 10^12 operations.")
+    words += [SEEDS] if _has_seeds(groups) else []
+    words += ["Without replay."] if not groups[0].first.replay and facts.replay.any() else []
+    missing = len(facts) - facts.is_complete.sum()
+    words += [f"{missing} run{'s that are' if missing > 1 else ' that is'} not complete left out."] if missing else []
+    return " ".join(words)
+
+
+def draw_experts(runs: RunTable, groups: Sequence[Experiment], paper: bool = False) -> list[Drawing]:
+    """Draw average perplexity against the number of experts (Figure 5, right). Language only, as there.
+
+    Complete runs without replay; nothing where all have equally many experts.
+    """
+    shown = [group for group in completed(groups) if group.first.is_text and not group.first.replay]
+    if len({count for group in shown for count in Trace.way(group, ["experts"]).costs[0]}) < 2:
+        return []
+    parts = _parts(shown, paper)
+    figure = style.new_figure(4.6, 3.2 * len(parts))
+    looks = []
+    for part, (title, each) in zip(figure.subfigures(len(parts), 1, squeeze=False)[:, 0], parts.items(), strict=True):
+        traces, look = [Trace.way(group, ["experts"]) for group in each], Look(each, by_size(each))
+        grid = _grid(part, each, traces, 1)
+        for trace in traces:
+            look.draw(grid[:, 0], trace, 0)
+        style.linear(grid[-1, 0].xaxis, [count for trace in traces for count in trace.costs[0]])
+        grid[-1, 0].xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True))
+        grid[-1, 0].set_xlabel("experts in a layer, over all models that predict together")
+        grid[0, 0].set_title(title, loc="left")
+        looks.append(look)
+    _write_legend(figure, looks, parts.values())
+    caption = (
+        "Average test perplexity over the arrivals so far against the experts in each layer, counted over all models "
+        "that predict together. Each line is a learner's way through the stream, the marker its end; a learner that "
+        "does not grow goes straight down."
+    )
+    caption += (f" {SEEDS}" if _has_seeds(shown) else "") + (paper_numbers.FIGURE_CAPTION if paper else "")
+    return [Drawing("experts", "Perplexity against the number of experts", caption, figure)]
+
+
+def draw_replay(runs: RunTable, groups: Sequence[Experiment], paper: bool = False) -> list[Drawing]:
+    """Draw a segment from each learner without replay to the same learner with it (Figures 4 and 8).
+
+    Complete runs that are alike but for replay; nothing where there are none.
+    """
+    pairs = replay_pairs(completed(groups))
+    if not pairs:
+        return []
+    # Each learner has a panel of its own, as in Figure 8, where one panel would be crowded.
+    columns: dict[str, list[Trace]] = {}
+    for pair in pairs:
+        columns.setdefault(pair[0].first.name if len(pairs) > CROWDED else "", []).append(
+            Trace.through(pair, ["computation"])
+        )
+    num_rows = -(-len(columns) // MOST_COLUMNS)
+    num_columns = -(-len(columns) // num_rows)
+    both = [group for pair in pairs for group in pair]
+    look, costs = Look(both), [cost for traces in columns.values() for trace in traces for cost in trace.costs[0]]
+    width = 4.6 if num_columns == 1 else 1.2 + 1.95 * num_columns
+    figure = style.new_figure(width, 3.2 if num_rows == 1 and num_columns < 3 else 0.4 + 2.1 * num_rows)
+    panels = list(columns.items())
+    for row, part in enumerate(figure.subfigures(num_rows, 1, squeeze=False)[:, 0]):
+        grid = _grid(part, both, [], num_columns)
+        for column in range(num_columns):
+            place = row * num_columns + column
+            if place >= len(panels):
+                for axes in grid[:, column]:
+                    axes.set_axis_off()
+                continue
+            for trace in panels[place][1]:
+                look.draw(grid[:, column], trace, 0)
+            style.logarithmic(grid[-1, column].xaxis, costs, style.show_tflops(costs))
+            grid[0, column].set_title(panels[place][0])
+            if place + num_columns >= len(panels):
+                grid[-1, column].set_xlabel("training TFLOPs")
+    _write_legend(figure, [look], [both])
+    value = "Average test perplexity" if both[0].first.is_text else "Cumulative error rate"
+    caption = (
+        f"{value} against all training compute (1 TFLOP is 10^12 operations). Each segment goes from a learner without "
+        "replay (filled) to the same learner trained on everything that has arrived so far (hollow)."
+    ) + (f" {SEEDS}" if _has_seeds(both) else "")
+    return [Drawing("replay", "Effect of replay", caption, figure)]
+
+
+def replay_pairs(groups: Sequence[Experiment]) -> list[tuple[Experiment, Experiment]]:
+    """Find experiments that are alike but for replay; the one without comes first."""
+
+    def but_replay(group: Experiment) -> str:
+        learner, options, *rest = json.loads(group.first.settings)
+        return json.dumps([learner, {**options, "replay": None}, *rest], sort_keys=True)
+
+    without = {but_replay(group): group for group in groups if not group.first.replay}
+    return [(without[key], group) for group in groups if group.first.replay and (key := but_replay(group)) in without]
+
+
+def _has_seeds(groups: Sequence[Experiment]) -> bool:
+    return any(len(group.complete) > 1 for group in groups)
+
+
+def _anytime(group: Experiment) -> tuple[float, float]:
+    """Return mean and deviation over the seeds of average perplexity or CER; a deviation of 0 where there is none."""
+    found = group.spread("anytime")
+    if found is None:
+        return math.nan, 0.0
+    return found.mean, 0.0 if math.isnan(found.deviation) else found.deviation
+
+
+def _grid(figure: Any, groups: Sequence[Experiment], traces: Sequence[Trace], columns: int) -> ndarray:
+    """Lay out panels beside each other that share a vertical axis of results, of two rows where it is broken.
+
+    Args:
+        figure: an empty one, or an empty part of one.
+        groups: whose bars of deviation are drawn.
+        traces: what else is drawn.
+        columns: number of panels.
+    """
+    ends = [mean + sign * deviation for mean, deviation in map(_anytime, groups) for sign in (-1, 1)]
+    results = [*ends, *(result for trace in traces for result in trace.results)]
+    gap = style.gap_in(results)
+    rows = 1 if gap is None else 2
+    grid = figure.subplots(
+        rows, columns, squeeze=False, sharex="col", sharey="row", gridspec_kw={"height_ratios": _PARTS[-rows:]}
+    )
+    near = [value for value in results if gap is None or value < gap]
+    if max(near, default=1) > _FAR_APART * min(near, default=1) > 0:
+        style.logarithmic(grid[-1, 0].yaxis, near, least_span=style.NARROW)
+    else:
+        style.linear(grid[-1, 0].yaxis, near)
+    if gap is not None:
+        style.logarithmic(grid[0, 0].yaxis, [value for value in results if value > gap])
+        for upper, lower in grid.T:
+            _break_between(upper, lower)
+    is_text = groups[0].first.is_text
+    grid[-1, 0].set_ylabel("average test perplexity" if is_text else "cumulative error rate (% points)")
+    return grid
+
+
+def _break_between(upper: Axes, lower: Axes) -> None:
+    """Show that two axes above each other are one with a part left out."""
+    upper.spines["bottom"].set_visible(False)
+    upper.tick_params(axis="x", which="both", bottom=False, labelbottom=False)
+    for axes, end in ((upper, 0), (lower, 1)):
+        axes.plot(
+            [0], [end], transform=axes.transAxes, marker=[(-1, -0.6), (1, 0.6)], markersize=6, linestyle="none",
+            color="black", clip_on=False,
+        )  # fmt: skip
+
+
+def _write_labels(parts: Sequence[Axes], traces: Sequence[Trace], column: int) -> None:
+    """Write labels beside last points, moved apart where they are close; the horizontal axis has its limits."""
+    for axes in parts:
+        gap = _LABEL_GAP if axes is parts[-1] else _LABEL_GAP * _PARTS[1] / _PARTS[0]
+        to_axes = axes.transScale + axes.transLimits
+        placed = [
+            (*to_axes.transform((each.costs[column][-1], each.results[-1])), each) for each in traces if each.label
+        ]
+        inside = sorted((each for each in placed if 0 <= each[1] <= 1), key=lambda each: each[0])
+        while inside:
+            reach = _LABEL_REACH[0] + _LABEL_REACH[1] * len(inside[0][2].label[:LONGEST_LABEL])
+            near = [each for each in inside if each[0] - inside[0][0] < reach]
+            inside = inside[len(near) :]
+            for (x, _, trace), height in zip(near, style.spread([each[1] for each in near], gap), strict=True):
+                axes.text(
+                    x + 0.025, height, trace.label[:LONGEST_LABEL], fontsize=6.5, va="center", transform=axes.transAxes,
+                    color=style.colour_of(trace.groups[-1].first.learner),
+                )  # fmt: skip
+
+
+class Look:
+    """How everything of a figure looks that stands for an experiment.
+
+    Args:
+        groups: all of the figure.
+        sizes: of the backbone, those that have lines of their own.
+    """
+
+    def __init__(self, groups: Sequence[Experiment], sizes: Iterable[str] = ()) -> None:
+        self.markers = style.wait_markers(group.first.wait for group in groups)
+        self.dashes: Mapping[str, Any] = {
+            size: style.DASHES[index % len(style.DASHES)] for index, size in enumerate(sizes)
+        }
+
+    def draw(self, parts: Sequence[Axes], trace: Trace, column: int) -> None:
+        """Draw a thin line, small dots for what was before, and full markers with the deviation over seeds."""
+        run, xs, ys = trace.groups[-1].first, trace.costs[column], trace.results
+        colour, count = style.colour_of(run.learner), len(trace.groups)
+        for axes in parts:
+            dash = self.dashes.get(run.backbone, "-")
+            axes.plot(xs, ys, color=colour, linestyle=dash, linewidth=0.9, alpha=0.75)
+            if count < len(xs):
+                axes.plot(xs, ys, ".", color=colour, markersize=3.5)
+            for x, y, group in zip(xs[-count:], ys[-count:], trace.groups, strict=True):
+                hollow, deviation = group.first.replay, _anytime(group)[1]
+                axes.errorbar(
+                    [x], [y], yerr=[deviation] if deviation else None, color=colour, marker=self.markers[group.first.wait],
+                    markersize=6.3, markerfacecolor="white" if hollow else colour, elinewidth=0.8, capsize=1.5, zorder=3,
+                    markeredgecolor=colour if hollow else "white", markeredgewidth=1.0 if hollow else 0.4,
+                )  # fmt: skip
+
+
+def _write_legend(figure: Figure, looks: Sequence[Look], parts: Iterable[Sequence[Experiment]]) -> None:
+    """Write the legend beside a figure: learners, then what else tells the experiments of its parts apart."""
+    runs = [group.first for part in parts for group in part]
+    learners = dict.fromkeys((run.learner, run.name) for run in runs)
+    found = [_sample(name, style.colour_of(learner), "o") for learner, name in learners]
+    waits = sorted({run.wait for run in runs})
+    markers = {wait: marker for look in looks for wait, marker in look.markers.items()}
+    found += [_sample(f"wait {wait}", style.GREY, markers[wait]) for wait in waits if len(waits) > 1]
+    if any(run.replay for run in runs):
+        found.append(_sample("with replay", style.GREY, "o", is_hollow=True))
+    # A sample for each kind of dashes; sizes of the runs and of the paper's results below share them.
+    dashes: dict[Any, list[str]] = {}
+    for index, look in enumerate(looks):
+        for size, dash in look.dashes.items() if len(look.dashes) > 1 else ():
+            dashes.setdefault(dash, []).append(f"{size} (paper)" if index else size)
+    for dash, sizes in dashes.items():
+        found.append(Line2D([], [], color=style.GREY, linewidth=0.9, linestyle=dash, label="\n".join(sizes)))
+    figure.legend(handles=found, loc="outside right upper", alignment="left", handlelength=2.4 if dashes else 1.0)
+
+
+def _sample(label: str, colour: str, marker: str, is_hollow: bool = False) -> Line2D:
+    """Return a marker as a sample for a legend."""
+    face = "white" if is_hollow else colour
+    return Line2D(
+        [], [], color=colour, marker=marker, linestyle="none", markersize=5.5, label=label, markerfacecolor=face
+    )
