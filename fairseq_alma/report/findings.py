@@ -76,8 +76,8 @@ def _findings(runs: RunTable) -> list[Finding]:
         if kind in claim["kinds"]:
             comparisons = [each for rule in claim["compare"] for each in _compare(evidence, pairs, **rule)]
             remark = claim["remark"].format(max(copies)) if "remark" in claim and copies else ""
-            texts = (claim[name].format(**words) for name in ("claim", "source", "needed"))
-            findings.append(Finding(*texts, comparisons, remark))
+            texts = {name: claim[name].format(**words) for name in ("claim", "source", "needed")}
+            findings.append(Finding(**texts, comparisons=comparisons, remark=remark))
     return findings
 
 
@@ -193,43 +193,40 @@ def _waits_long(run: Any) -> bool:
     return run.first_planned > 0 if run.is_text else 2 * run.first_planned >= run.num_arrivals
 
 
-def _facts(
-    evidence: Evidence, low: int, high: int, what: str, digits: int, scale: float = 1.0, fact: str = "anytime"
-) -> list[Comparison]:
-    one, other = evidence.groups[low], evidence.groups[high]
-    figures = one.spread(fact), other.spread(fact)
-    if figures[0] is None or figures[1] is None:
-        return []
-    return [Comparison(one.name, other.name, figures[0], figures[1], what, digits, scale)]
+def _compared(
+    one: Experiment, other: Experiment, low: Optional[Spread], high: Optional[Spread], what: str, digits: Optional[int],
+    scale: float = 1.0,
+) -> list[Comparison]:  # fmt: skip
+    return [] if low is None or high is None else [Comparison(one.name, other.name, low, high, what, digits, scale)]
 
 
 def _anytime(evidence: Evidence, low: int, high: int) -> list[Comparison]:
     """CER or average perplexity; of learners that both wait long, which it hardly tells apart, the final values."""
-    if _waits_long(evidence.groups[low].first) and _waits_long(evidence.groups[high].first):
+    one, other, measure = evidence.groups[low], evidence.groups[high], evidence.measure
+    if _waits_long(one.first) and _waits_long(other.first):
         return _final(evidence, low, high)
-    return _facts(evidence, low, high, evidence.measure.anytime, evidence.measure.anytime_digits)
+    spreads = one.spread("anytime"), other.spread("anytime")
+    return _compared(one, other, *spreads, measure.anytime, measure.anytime_digits)
 
 
 def _final(evidence: Evidence, low: int, high: int) -> list[Comparison]:
-    return _facts(evidence, low, high, evidence.measure.final, 2, evidence.measure.scale, "final")
+    one, other, measure = evidence.groups[low], evidence.groups[high], evidence.measure
+    return _compared(one, other, one.spread("final"), other.spread("final"), measure.final, 2, measure.scale)
 
 
 def _early(evidence: Evidence, low: int, high: int) -> list[Comparison]:
     """The value in force early in the stream against the final one."""
     one, other, measure = evidence.groups[low], evidence.groups[high], evidence.measure
-    complete = one.arrivals[one.arrivals.run.isin(one.complete.index) & (one.arrivals.arrival == evidence.early)]
-    early = Spread.of({one.runs.seeds[row.run]: row.curve / measure.scale for row in complete.itertuples()})
-    final = other.spread("final")
-    if early is None or final is None:
-        return []
+    curve = one.arrivals[one.arrivals.arrival == evidence.early].set_index("run").curve[one.complete.index]
+    early = Spread.of({one.runs.seeds[run]: value / measure.scale for run, value in curve.items()})
     what = f"{measure.name} after t{evidence.early} against the final one"
-    return [Comparison(one.name, other.name, early, final, what, 2, measure.scale)]
+    return _compared(one, other, early, other.spread("final"), what, 2, measure.scale)
 
 
 def _wait(evidence: Evidence, low: int, high: int) -> list[Comparison]:
     one, other = evidence.groups[low], evidence.groups[high]
-    spreads = [Spread(each.first.wait, math.nan, {None: each.first.wait}) for each in (one, other)]
-    return [Comparison(one.name, other.name, *spreads, "best waiting time, mega-batches", 0)]
+    waits = [Spread(each.first.wait, math.nan, {None: each.first.wait}) for each in (one, other)]
+    return _compared(one, other, waits[0], waits[1], "best waiting time, mega-batches", 0)
 
 
 def _iid(evidence: Evidence, low: int, high: int) -> list[Comparison]:
@@ -249,21 +246,16 @@ def _gap(evidence: Evidence, low: int, high: int) -> list[Comparison]:
         for rank in (low, high):
             iid, sequential = (spread.by_seed for spread in evidence.controls[rank][k])
             gaps.append(Spread.of({seed: sequential[seed] / iid[seed] - 1 for seed in iid if seed in sequential}))
-        if gaps[0] is not None and gaps[1] is not None:
-            names, what = (evidence.groups[rank].name for rank in (low, high)), f"percent lost after {k} mega-batches"
-            found.append(Comparison(*names, gaps[0], gaps[1], what, 2, 100))
+        one, other = evidence.groups[low], evidence.groups[high]
+        found += _compared(one, other, gaps[0], gaps[1], f"percent lost after {k} mega-batches", 2, 100)
     return found
 
 
 def _jump(evidence: Evidence, low: int, high: int) -> list[Comparison]:
     """The largest change of the loss over all growth steps against none."""
-    change, what = (
-        evidence.groups[low].spread("max_jump"),
-        "largest change of the validation loss at a growth step, nats",
-    )
-    return (
-        [] if change is None else [Comparison(evidence.groups[low].name, "limit", change, Spread(SMOOTH), what, None)]
-    )
+    one, what = evidence.groups[low], "largest change of the validation loss at a growth step, nats"
+    change = one.spread("max_jump")
+    return [] if change is None else [Comparison(one.name, "limit", change, Spread(SMOOTH), what, None)]
 
 
 FIGURES: dict[str, Callable[[Evidence, int, int], list[Comparison]]] = {

@@ -37,9 +37,9 @@ SCALE = {TEXT: 1, IMAGES: 100}  # what people are shown values in units of: erro
 TEST_FLOPS = {TEXT: "test_flops_per_token", IMAGES: "test_flops_per_image"}
 COUNTS = ("num_params", "num_experts", "num_members", "num_updates", "train_flops")
 EXTRAS = ("expert_usage", "gate_trees")  # what only some runs have
-ARRIVAL_COLUMNS = (
-    "run", "arrival", "stage", "planned", "done", "curve", "value", "loss", "valid", "before_growth", "after_growth",
-    "growth_jump", *COUNTS, "test_flops", "wall_seconds", *EXTRAS,
+FIGURES = (
+    "stage", "curve", "value", "loss", "valid", "before_growth", "after_growth", "growth_jump", *COUNTS, "test_flops",
+    "wall_seconds",
 )  # fmt: skip
 
 
@@ -65,7 +65,8 @@ class RunTable:
         """Join what `read_run` returns."""
         found = list(runs)
         rows = [{"run": index, **row} for index, (_, rows) in enumerate(found) for row in rows]
-        arrivals = DataFrame(rows, columns=list(ARRIVAL_COLUMNS))
+        arrivals = DataFrame(rows, columns=["run", "arrival", "planned", "done", *FIGURES, *EXTRAS])
+        arrivals = arrivals.astype(dict.fromkeys(FIGURES, float))
         runs_of = arrivals.groupby("run")
         arrivals["average"] = runs_of.curve.cumsum() / (arrivals.arrival + 1)
         arrivals["tflops"] = (arrivals.train_flops.fillna(0.0) / TERA).groupby(arrivals.run).cumsum()
@@ -115,7 +116,7 @@ def _read_records(
         found = f"no {RUN_RECORD} in it" if path.is_dir() else "a file" if path.exists() else "no such folder"
         raise AlmaError(f"{path}: {found}, so this is no run; give a folder that alma-stream wrote (--run)")
     stream = run.get("stream")
-    kind = stream.get("kind") if isinstance(stream, dict) else None
+    kind: Any = stream.get("kind") if isinstance(stream, dict) else None
     if isinstance(kind, str) and kind not in RESULT:
         raise AlmaError(f"{path / RUN_RECORD}: a run on {kind!r}; this version reports on {' and '.join(RESULT)}")
     records = []

@@ -1,11 +1,11 @@
-"""The tables of a report: test values after each mega-batch, over the stream, over seeds; growth; i.i.d. controls; paper."""
+"""The tables of a report: test values by arrival, over the stream and over seeds; growth; i.i.d. controls; the paper."""
 
 import json
 import math
 import statistics
 from collections import defaultdict
 from dataclasses import dataclass, replace
-from typing import Any, Callable, Optional, Sequence
+from typing import Any, Callable, Mapping, Optional, Sequence
 
 from pandas import DataFrame
 
@@ -162,7 +162,7 @@ def arrival_table(runs: RunTable, groups: Sequence[Experiment], measure: Measure
     """Lay out the test value of each run after each mega-batch, a row for each run, as in the paper's Table 2."""
     naming, has_seeds = _naming(groups), runs.facts.seed.nunique() > 1
     titles, hidden = _arrival_titles(runs.facts.num_arrivals.max())
-    values = {run: rows for run, rows in runs.arrivals.groupby("run")}
+    values = dict(iter(runs.arrivals.groupby("run")))
     ends = {measure.anytime: "anytime", measure.final: "final", "bits per byte": "bits_per_byte"}
     rows = []
     for experiment, run in _in_order(runs, groups):
@@ -185,7 +185,7 @@ def arrival_table(runs: RunTable, groups: Sequence[Experiment], measure: Measure
 
 
 def summary_table(groups: Sequence[Experiment], measure: Measure) -> Table:
-    """Lay out what each experiment comes to over the whole stream: CER or average perplexity, Mem, Comp, final value."""
+    """Lay out what each experiment comes to over the stream: CER or average perplexity, Mem, Comp, final value."""
     naming = _naming(groups)
     columns: dict[str, tuple[str, Callable[[Spread], str]]] = {
         measure.anytime: ("anytime", lambda spread: spread.show(measure.anytime_digits)),
@@ -288,18 +288,22 @@ def growth_table(runs: RunTable, groups: Sequence[Experiment], measure: Measure)
     steps, means = [], []
     for experiment, run in _in_order(runs, groups):
         own = grown[grown.run == run.Index]
-        head = {"learner": name_cell(f"{experiment.label}, {experiment.size}".removesuffix(", "))}
-        path = {"run": name_cell(run.shown_path)}
+        name, path = f"{experiment.label}, {experiment.size}".removesuffix(", "), run.shown_path
+
+        def row(
+            what: tuple[str, str], values: Mapping[str, float], name: str = name, path: str = path
+        ) -> dict[str, Cell]:
+            cells = {title: Cell(measure.show(value), value) for title, value in values.items()}
+            head = dict(zip(("learner", "at", "experts"), map(name_cell, (name, *what)), strict=True))
+            return head | cells | {"run": name_cell(path)}
+
         for step in own.itertuples():
-            what = {"at": f"t{step.arrival}", "experts": f"{step.earlier:.0f} to {step.num_experts:.0f}"}
             values = {title: getattr(step, column) for title, column in titles.items()}
-            cells = {title: Cell(measure.show(value), value) for title, value in values.items()}
-            steps.append(head | {title: name_cell(text) for title, text in what.items()} | cells | path)
+            what = f"t{step.arrival}", f"{step.earlier:.0f} to {step.num_experts:.0f}"
+            steps.append(row(what, values))
         if len(own):
-            what = {"at": name_cell(f"{len(own)} steps"), "experts": name_cell(run.experts)}
             values = {title: statistics.fmean(own[column]) for title, column in titles.items()}
-            cells = {title: Cell(measure.show(value), value) for title, value in values.items()}
-            means.append(head | what | cells | path)
+            means.append(row((f"{len(own)} steps", run.experts), values))
     shown = steps if len(steps) <= MAX_GROWTH_ROWS else means
     many = "" if shown is steps else "; means over the steps of a run, each step is in the CSV file"
     notes = GROWTH_NOTES.format(name=measure.name.capitalize(), unit=measure.in_percent(" in percent"), many=many)

@@ -1,4 +1,4 @@
-"""Writes a whole report into a folder: tables, findings, figures and the page that holds them all; when to do so anew."""
+"""Writes a whole report into a folder: tables, findings, figures and the page that holds them; notices news."""
 
 import os
 import sys

@@ -240,7 +240,7 @@ def test_watching_ends_when_all_runs_are_complete(tmp_path, capsys, monkeypatch,
         else:
             shutil.copytree(late / "stage-001", first / "stage-001")
 
-    monkeypatch.setattr("fairseq_alma.report.watch.time.sleep", work)
+    monkeypatch.setattr("fairseq_alma.report.write_report.time.sleep", work)
     assert main([str(first), str(late), "--out", str(tmp_path / "out"), "--watch"]) == 0
     captured = capsys.readouterr()
     assert captured.out.splitlines() == [

@@ -9,16 +9,17 @@ Source: Figures 2, 4, 5, 7 and 8 of the paper.
 import json
 import math
 from dataclasses import dataclass
-from typing import Any, Iterable, Mapping, Sequence
+from typing import Any, Callable, Iterable, Mapping, Sequence
 
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 from numpy import ndarray
 
 from fairseq_alma.report import paper as paper_numbers
-from fairseq_alma.report.experiment import Experiment, by_size, completed, names_of
+from fairseq_alma.report.experiment import Experiment, begun, by_size, completed, names_of
 from fairseq_alma.report.figures import style
 from fairseq_alma.report.figures.style import Drawing
 from fairseq_alma.report.read_run import TERA, RunTable
@@ -46,8 +47,8 @@ class Trace:
     """
 
     groups: Sequence[Experiment]
-    costs: Sequence[ndarray]
-    results: ndarray
+    costs: Sequence[Sequence[float]]
+    results: Sequence[float]
     label: str = ""
 
     @classmethod
@@ -57,15 +58,15 @@ class Trace:
         return cls([group], [course[cost].to_numpy() for cost in costs], course.average.to_numpy(), label)
 
     @classmethod
-    def through(cls, groups: Sequence[Experiment], costs: Sequence[str]) -> "Trace":
-        """Return a line that joins what experiments come to over the whole stream."""
-        means = [
-            [group.complete[cost].mean() / scale for group in groups] for cost, scale in TOTALS.items() if cost in costs
-        ]
-        return cls(groups, means, [_anytime(group)[0] for group in groups])
+    def through(cls, groups: Sequence[Experiment]) -> "Trace":
+        """Return a line that joins what experiments come to over the whole stream, by compute and by memory."""
+        tflops = [group.complete.computation.mean() / TERA for group in groups]
+        memory = [group.complete.memory.mean() for group in groups]
+        return cls(groups, [tflops, memory], [_anytime(group)[0] for group in groups])
 
 
-TOTALS = {"computation": TERA, "memory": 1}
+TracesOf = Callable[[Sequence[Experiment]], list[Trace]]
+Columns = Mapping[str, Callable[[Axis, Sequence[float]], None]]  # of costs: label, and what scales the axis
 
 
 def draw_trade_off(runs: RunTable, groups: Sequence[Experiment], paper: bool = False) -> list[Drawing]:
@@ -79,36 +80,44 @@ def draw_trade_off(runs: RunTable, groups: Sequence[Experiment], paper: bool = F
     if not shown:
         return []
     is_text = shown[0].first.is_text
-    labels = ["cumulative training compute (TFLOPs)", "parameters" if is_text else "cumulative parameters"]
+    columns: Columns = {
+        "cumulative training compute (TFLOPs)": lambda axis, costs: style.logarithmic(
+            axis, costs, style.show_tflops(costs)
+        ),
+        "parameters" if is_text else "cumulative parameters": lambda axis, costs: style.logarithmic(
+            axis, costs, show_count
+        ),
+    }
     parts = _parts(shown, paper and is_text)
-    figure = style.new_figure(style.FULL_WIDTH, 3.3 * len(parts))
-    looks = []
-    for part, (title, each) in zip(figure.subfigures(len(parts), 1, squeeze=False)[:, 0], parts.items(), strict=True):
-        traces, look = (
-            _text_traces(each) if is_text else _image_traces(each),
-            Look(each, by_size(each) if is_text else ()),
-        )
-        grid = _grid(part, each, traces, 2)
-        for column, label in enumerate(labels):
-            costs = [cost for trace in traces for cost in trace.costs[column]]
-            spell = show_count if column else style.show_tflops(costs)
-            style.logarithmic(grid[-1, column].xaxis, costs, spell)
-            grid[-1, column].set_xlabel(label)
-            for trace in traces:
-                look.draw(grid[:, column], trace, column)
-            _write_labels(grid[:, column], traces, column)
-        grid[0, 0].set_title(title, loc="left")
-        looks.append(look)
-    _write_legend(figure, looks, parts.values())
+    figure = _draw_parts(style.FULL_WIDTH, 3.3, parts, _text_traces if is_text else _image_traces, columns)
     caption = _trade_off_caption(shown, runs.facts) + (paper_numbers.FIGURE_CAPTION if len(parts) > 1 else "")
     return [Drawing("trade-off", "Trade-off of result, compute and size", caption, figure)]
 
 
 def _parts(groups: Sequence[Experiment], paper: bool) -> dict[str, Sequence[Experiment]]:
     """Return what is drawn above each other: the runs, and the paper's results where they are asked for."""
-    from fairseq_alma.report.experiment import begun
+    theirs = {paper_numbers.FIGURE_TITLE: completed(begun(paper_numbers.paper_runs()))} if paper else {}
+    return {"": groups, **theirs}
 
-    return {"": groups, **({paper_numbers.FIGURE_TITLE: completed(begun(paper_numbers.paper_runs()))} if paper else {})}
+
+def _draw_parts(
+    width: float, height: float, parts: Mapping[str, Sequence[Experiment]], traces_of: TracesOf, columns: Columns
+) -> Figure:
+    """Draw parts of a figure below each other, a panel for each column of costs; size in inches, of each part."""
+    figure, looks = style.new_figure(width, height * len(parts)), []
+    for part, (title, groups) in zip(figure.subfigures(len(parts), 1, squeeze=False)[:, 0], parts.items(), strict=True):
+        traces, look = traces_of(groups), Look(groups, by_size(groups) if groups[0].first.is_text else ())
+        grid = _grid(part, groups, traces, len(columns))
+        for column, (label, scale) in enumerate(columns.items()):
+            for trace in traces:
+                look.draw(grid[:, column], trace, column)
+            scale(grid[-1, column].xaxis, [cost for trace in traces for cost in trace.costs[column]])
+            grid[-1, column].set_xlabel(label)
+            _write_labels(grid[:, column], traces, column)
+        grid[0, 0].set_title(title, loc="left")
+        looks.append(look)
+    _write_legend(figure, looks, parts.values())
+    return figure
 
 
 def _text_traces(groups: Sequence[Experiment]) -> list[Trace]:
@@ -126,7 +135,7 @@ def _image_traces(groups: Sequence[Experiment]) -> list[Trace]:
     for same in by_size(groups).values():
         for group, name in zip(same, names_of(same), strict=True):
             kin.setdefault(name, []).append(group)
-    return [Trace.through(sizes, list(TOTALS)) for sizes in kin.values()]
+    return [Trace.through(sizes) for sizes in kin.values()]
 
 
 def _trade_off_caption(groups: Sequence[Experiment], facts: Any) -> str:
@@ -157,20 +166,15 @@ def draw_experts(runs: RunTable, groups: Sequence[Experiment], paper: bool = Fal
     shown = [group for group in completed(groups) if group.first.is_text and not group.first.replay]
     if len({count for group in shown for count in Trace.way(group, ["experts"]).costs[0]}) < 2:
         return []
-    parts = _parts(shown, paper)
-    figure = style.new_figure(4.6, 3.2 * len(parts))
-    looks = []
-    for part, (title, each) in zip(figure.subfigures(len(parts), 1, squeeze=False)[:, 0], parts.items(), strict=True):
-        traces, look = [Trace.way(group, ["experts"]) for group in each], Look(each, by_size(each))
-        grid = _grid(part, each, traces, 1)
-        for trace in traces:
-            look.draw(grid[:, 0], trace, 0)
-        style.linear(grid[-1, 0].xaxis, [count for trace in traces for count in trace.costs[0]])
-        grid[-1, 0].xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True))
-        grid[-1, 0].set_xlabel("experts in a layer, over all models that predict together")
-        grid[0, 0].set_title(title, loc="left")
-        looks.append(look)
-    _write_legend(figure, looks, parts.values())
+
+    def scale(axis: Axis, costs: Sequence[float]) -> None:
+        style.linear(axis, costs)
+        axis.set_major_locator(MaxNLocator(nbins=8, integer=True))
+
+    columns: Columns = {"experts in a layer, over all models that predict together": scale}
+    figure = _draw_parts(
+        4.6, 3.2, _parts(shown, paper), lambda each: [Trace.way(x, ["experts"]) for x in each], columns
+    )
     caption = (
         "Average test perplexity over the arrivals so far against the experts in each layer, counted over all models "
         "that predict together. Each line is a learner's way through the stream, the marker its end; a learner that "
@@ -191,9 +195,7 @@ def draw_replay(runs: RunTable, groups: Sequence[Experiment], paper: bool = Fals
     # Each learner has a panel of its own, as in Figure 8, where one panel would be crowded.
     columns: dict[str, list[Trace]] = {}
     for pair in pairs:
-        columns.setdefault(pair[0].first.name if len(pairs) > CROWDED else "", []).append(
-            Trace.through(pair, ["computation"])
-        )
+        columns.setdefault(pair[0].first.name if len(pairs) > CROWDED else "", []).append(Trace.through(pair))
     num_rows = -(-len(columns) // MOST_COLUMNS)
     num_columns = -(-len(columns) // num_rows)
     both = [group for pair in pairs for group in pair]
@@ -288,7 +290,7 @@ def _break_between(upper: Axes, lower: Axes) -> None:
         )  # fmt: skip
 
 
-def _write_labels(parts: Sequence[Axes], traces: Sequence[Trace], column: int) -> None:
+def _write_labels(parts: ndarray, traces: Sequence[Trace], column: int) -> None:
     """Write labels beside last points, moved apart where they are close; the horizontal axis has its limits."""
     for axes in parts:
         gap = _LABEL_GAP if axes is parts[-1] else _LABEL_GAP * _PARTS[1] / _PARTS[0]
@@ -322,7 +324,7 @@ class Look:
             size: style.DASHES[index % len(style.DASHES)] for index, size in enumerate(sizes)
         }
 
-    def draw(self, parts: Sequence[Axes], trace: Trace, column: int) -> None:
+    def draw(self, parts: ndarray, trace: Trace, column: int) -> None:
         """Draw a thin line, small dots for what was before, and full markers with the deviation over seeds."""
         run, xs, ys = trace.groups[-1].first, trace.costs[column], trace.results
         colour, count = style.colour_of(run.learner), len(trace.groups)

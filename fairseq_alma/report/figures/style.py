@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Callable, Iterable, Mapping, Optional, Sequence
 
 import matplotlib
+from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
@@ -161,9 +162,11 @@ def show_tflops(values: Sequence[float]) -> Callable[[float], str]:
 
 
 def _set_limits(axis: Axis, low: float, high: float, scale: str) -> None:
-    letter = axis.axis_name
-    axis.axes.set(**{f"{letter}scale": scale})
-    axis.axes.set(**{f"{letter}lim": (low, high)})
+    axes = axis.axes
+    assert isinstance(axes, Axes)
+    letter = "x" if axis is axes.xaxis else "y"
+    axes.set(**{f"{letter}scale": scale})
+    axes.set(**{f"{letter}lim": (low, high)})
 
 
 def logarithmic(
