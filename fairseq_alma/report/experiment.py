@@ -4,6 +4,8 @@ The paper names learner and waiting time (``SM_w3``); what else tells the experi
 the backbone, any other option) is worked out from the whole set.
 """
 
+import json
+from collections import defaultdict
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -26,6 +28,7 @@ class Experiment:
 
     Attributes:
         runs: their facts, with distinct seeds, the furthest one first.
+        first: the facts of that one; what all seeds share can be read off it.
         arrivals: of these runs.
         label: the learner and its variant: ``SM_w3 (3x steps)``.
         times: updates per stage, of the fewest that an experiment with this backbone has; 1 where nothing is said.
@@ -34,16 +37,12 @@ class Experiment:
     """
 
     runs: DataFrame
+    first: Any
     arrivals: DataFrame
     label: str
     times: float = 1.0
     size: str = ""
     note: str = ""
-
-    @cached_property
-    def first(self) -> Any:
-        """The facts of the run that has got furthest; what all seeds share can be read off it."""
-        return next(self.runs.itertuples())
 
     @cached_property
     def complete(self) -> DataFrame:
@@ -115,15 +114,16 @@ def experiments(table: RunTable) -> list[Experiment]:
     furthest_first = table.facts.sort_values("num_done", ascending=False, kind="stable")
     kept = furthest_first.drop_duplicates(["settings", "seeds"])
     least, several_sizes = table.facts.groupby("backbone").max_update.min(), table.facts.backbone.nunique() > 1
-    arrivals = dict(list(table.arrivals.groupby("run")))
+    arrivals, seeds_of = dict(iter(table.arrivals.groupby("run"))), dict(iter(kept.groupby("settings")))
+    facts = {run.Index: run for run in table.facts.itertuples()}
     found = []
     for settings in table.facts.settings.unique():
-        runs = kept[kept.settings == settings]
-        first = next(runs.itertuples())
+        runs = seeds_of[settings]
+        first = facts[runs.index[0]]
         times = 1.0 if first.max_update != first.max_update else first.max_update / least[first.backbone]
         rows = arrivals[first.Index] if len(runs) == 1 else concat([arrivals[index] for index in runs.index])
         label = first.label + ("" if times == 1 else f" ({times:.3g}x steps)")  # as Table 2 spells it
-        found.append(Experiment(runs, rows, label, times, first.backbone if several_sizes else ""))
+        found.append(Experiment(runs, first, rows, label, times, first.backbone if several_sizes else ""))
     sizes = {size: rank for rank, size in enumerate(sizes_in_order(table.facts))}
     found.sort(key=lambda experiment: (sizes[experiment.first.backbone], *_order(experiment)))
     return list(_with_notes(found))
@@ -147,7 +147,8 @@ def _with_notes(found: Sequence[Experiment]) -> Iterator[Experiment]:
         facts = [_options(other.first) for other in groups[experiment.name]]
         own = _options(experiment.first)
         differing = [name for name in own if len({fact.get(name) for fact in facts}) > 1]
-        yield replace(experiment, note=", ".join(_spell(name, own[name]) for name in differing))
+        note = ", ".join(_spell(name, own[name]) for name in differing)
+        yield replace(experiment, note=note) if note else experiment
 
 
 def _options(run: Any) -> dict[str, str]:
@@ -192,3 +193,24 @@ def begun(runs: RunTable) -> list[Experiment]:
 def completed(groups: Sequence[Experiment]) -> list[Experiment]:
     """Return the experiments that learned from a whole stream, which the i.i.d. controls do not."""
     return [group for group in groups if len(group.complete) and not group.first.iid]
+
+
+def controls(groups: Sequence[Experiment]) -> list[tuple[Experiment, dict[int, tuple[Spread, Spread]]]]:
+    """Find what waits for nothing and has i.i.d. controls (``--iid K``): test values i.i.d. and sequential, by k."""
+    sequential = {
+        _shared(each): each for each in groups if not each.first.iid and each.first.wait == 1 and not each.first.replay
+    }
+    found: dict[str, dict[int, tuple[Spread, Spread]]] = defaultdict(dict)
+    for control in groups:
+        k, key = control.first.iid, _shared(control)
+        if k and key in sequential:
+            iid, other = control.at(k - 1), sequential[key].at(k - 1)
+            found[key] |= {k: (iid, other)} if iid is not None and other is not None else {}
+    return [(each, dict(sorted(found[key].items()))) for key, each in sequential.items() if key in found]
+
+
+def _shared(experiment: Experiment) -> str:
+    """Spell what a learner and its control have in common."""
+    learner, options, *others = json.loads(experiment.first.settings)
+    own = {name: value for name, value in options.items() if name not in ("iid", "wait", "drop_rest")}
+    return json.dumps([learner, own, *others], sort_keys=True)

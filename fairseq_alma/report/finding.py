@@ -71,16 +71,9 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Finding:
-    """A claim of the paper against these runs.
+    """A claim of the paper, where it makes it, the runs needed to decide it, and what these runs say.
 
     Where most comparisons decide nothing, there are not enough runs.
-
-    Attributes:
-        claim: one sentence.
-        source: where the paper makes it.
-        needed: the runs that would decide it.
-        comparisons: what these runs say.
-        remark: more to say.
     """
 
     claim: str
@@ -111,24 +104,24 @@ class Finding:
     def decided_by(self) -> str:
         """The counts behind the verdict, and how far they can be trusted, in one sentence; what runs are needed."""
         outcomes, total = self._outcomes, len(self.comparisons)
-        single = sum(each.decides and not each.has_seeds for each in self.comparisons)
+        held, contradicted, close = outcomes.count(1), outcomes.count(-1), outcomes.count(0)
+        single, idle = sum(each.decides and not each.has_seeds for each in self.comparisons), total - len(outcomes)
+        parts = [f"{held} of {total} comparisons bear{_s(held)} it out"]
         if total == len(outcomes) == 1:
             verb = {1: "bears it out", -1: "contradicts it", 0: "is too close"}[outcomes[0]]
-            parts = [f"the one comparison {verb}"]
-        else:
-            parts = [_counted(outcomes.count(1), "bear", "it out").replace(" ", f" of {total} comparisons ", 1)]
-            parts += [_counted(outcomes.count(-1), "contradict", "it")] if -1 in outcomes else []
-            close = outcomes.count(0)
-            parts += [f"{close} {'is' if close == 1 else 'are'} too close to tell"] if close else []
-            parts += [_counted(total - len(outcomes), "decide", "nothing")] if total > len(outcomes) else []
-        if single == len(outcomes):
-            parts += [] if not single else ["each rests on one seed" if single > 1 else "it rests on one seed"]
-        elif single:
-            parts.append(_counted(single, "rest", "on one seed"))
+            parts, contradicted, close = [f"the one comparison {verb}"], 0, 0
+        parts += [f"{contradicted} contradict{_s(contradicted)} it"] if contradicted else []
+        parts += [f"{close} {'is' if close == 1 else 'are'} too close to tell"] if close else []
+        parts += [f"{idle} decide{_s(idle)} nothing"] if idle else []
+        if single:
+            each = (
+                f"{single} rest{_s(single)}" if single < len(outcomes) else "it rests" if single == 1 else "each rests"
+            )
+            parts.append(f"{each} on one seed")
         text = ", ".join(parts)
-        told = [f"{text[0].upper()}{text[1:]}."] if self.comparisons else []
+        told = [f"{text[0].upper()}{text[1:]}."] if total else []
         told += [f"Needs {self.needed}."] if self.verdict is Verdict.NOT_ENOUGH else []
-        return " ".join([*told, *([self.remark] if self.remark and self.comparisons else [])])
+        return " ".join([*told, *([self.remark] if self.remark and total else [])])
 
 
 def _bracketed(name: str) -> str:
@@ -137,6 +130,6 @@ def _bracketed(name: str) -> str:
     return f"{label} ({rest})" if rest else label
 
 
-def _counted(count: int, verb: str, rest: str) -> str:
-    """Put a verb into the third person: ``1 decides nothing``, ``2 decide nothing``."""
-    return f"{count} {verb}{'s' if count == 1 else ''} {rest}"
+def _s(count: int) -> str:
+    """Return the ending of a verb in the third person."""
+    return "s" if count == 1 else ""

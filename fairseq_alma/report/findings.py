@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from importlib import resources
 from typing import Any, Callable, Mapping, Optional, Sequence
 
-from pandas import DataFrame
+from pandas import DataFrame, concat
 
 from fairseq_alma.report.experiment import Experiment, experiments, sizes_in_order
 from fairseq_alma.report.finding import Comparison, Finding
@@ -30,7 +30,7 @@ FACTS = (
 
 @dataclass(frozen=True, eq=False)
 class Evidence:
-    """What findings are worked out from: the experiments of one kind of data on one stream, and those with a control."""
+    """What findings are worked out from: the experiments on one stream, and the values of those with a control."""
 
     groups: Sequence[Experiment]
     measure: Measure
@@ -43,14 +43,7 @@ class Evidence:
 
 
 def all_findings(runs: RunTable) -> list[tuple[Any, list[Finding]]]:
-    """Put the paper's findings to the test.
-
-    Args:
-        runs: any; those on different streams are not compared with each other.
-
-    Returns:
-        For each stream the facts of a run on it, which say what stream it is, and the findings about its kind of data.
-    """
+    """Put the paper's findings to the test on each stream, for which the facts of a run on it stand."""
     return [(next(each.facts.itertuples()), _findings(each)) for each in runs.by("stream_key")]
 
 
@@ -103,8 +96,8 @@ def _experiments(evidence: Evidence) -> DataFrame:
     sizes only. ``params``, ``anytime``, ``memory`` and ``computation`` are means over seeds.
     """
     groups = evidence.groups
-    counting = [run for each in groups if _counts(each) for run in each.complete.itertuples()]
-    ranks = {size: rank for rank, size in enumerate(sizes_in_order(DataFrame(counting)) if counting else [])}
+    counting = [each.complete for each in groups if _counts(each)]
+    ranks = {size: rank for rank, size in enumerate(sizes_in_order(concat(counting)) if counting else [])}
     frame = DataFrame([{name: getattr(each.first, name) for name in FACTS} for each in groups])
     frame["label"], frame["times"] = [each.label for each in groups], [each.times for each in groups]
     for column, fact in {

@@ -19,13 +19,7 @@ from fairseq_alma.report.table import Table
 from fairseq_alma.runs.run_record import FREE_OPTIONS
 
 MAX_SVG_BYTES = 600_000  # a drawing of more is heavier than its picture
-MARKS = {
-    Verdict.HELD: "held",
-    Verdict.IN_PART: "part",
-    Verdict.NOT_HELD: "not",
-    Verdict.TOO_CLOSE: "close",
-    Verdict.NOT_ENOUGH: "few",
-}
+MARKS = dict(zip(Verdict, ("held", "part", "not", "close", "few"), strict=True))
 
 
 def build_page(
@@ -36,16 +30,7 @@ def build_page(
     out: Path,
     refresh_seconds: Optional[int] = None,
 ) -> str:
-    """Return the page.
-
-    Args:
-        runs: what is reported.
-        tables: in the order in which they are shown.
-        findings: of each stream, with the facts of a run on it.
-        figures: in the order in which they are shown.
-        out: folder that the page is written to; its links start there.
-        refresh_seconds: how often the page loads itself anew; None: never.
-    """
+    """Return the page, whose links start in ``out``; it may load itself anew every so many seconds."""
     environment = jinja2.Environment(
         autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
     )
@@ -97,12 +82,7 @@ def _picture(figure: FigureFile, out: Path) -> tuple[FigureFile, str, list[tuple
 
 
 def _head(facts: Any, firsts: Sequence[Any]) -> dict[str, list[str]]:
-    """Return the lines of the page's head: what each is about, and what there is to say.
-
-    Args:
-        facts: of all runs.
-        firsts: those of a run of each experiment, in order.
-    """
+    """Return the lines of the page's head, from the facts of all runs and those of one run of each experiment."""
     stages = f"{facts.num_done.sum():,} of {facts.num_planned.sum():,} stages"
     versions = [", ".join(f"{name} {version}" for name, version in each.items()) for each in facts.versions]
     head = {

@@ -9,7 +9,7 @@ import math
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Callable, Iterable, Mapping, Optional
+from typing import Any, Callable, Iterable, Mapping, Optional, Sequence
 
 from pandas import DataFrame, Series
 
@@ -43,25 +43,27 @@ FIGURES = (
 )  # fmt: skip
 
 
+RunRows = tuple[dict[str, Any], list[dict[str, Any]]]  # facts, and a row for each arrival
+
+
 @dataclass(frozen=True, eq=False)
 class RunTable:
     """Runs, text or images, finished or still going.
 
     Attributes:
         facts: a row for each run, of what it is and what it comes to (see `_facts`).
-        arrivals: a row for each run and arrival (0 to B-1). ``planned``: an update belongs there; ``done``: it was made;
-            then the figures of its stage.json, NaN where it has none: ``value`` is the test perplexity, or error from
-            0 to 1, ``valid``, ``before_growth`` and ``after_growth`` the same on the validation set, ``growth_jump``
-            the change of the validation loss by growth in nats. As people read them, as far as they are known:
-            ``curve``, the value in force; ``average``, its mean over the arrivals so far (equation 1); ``tflops``
-            spent so far; ``params`` and ``experts`` (per layer, over all models) of what predicts.
+        arrivals: a row for each run and arrival (0 to B-1). ``planned``: an update belongs there; ``done``: it is made.
+            Then the figures of its stage.json, NaN where there are none: ``value`` is the test perplexity, or error
+            from 0 to 1; ``valid``, ``before_growth``, ``after_growth`` the same on the validation set; ``growth_jump``
+            in nats. As people read them, as far as is known: ``curve``, the value in force; ``average``, its mean so
+            far (equation 1); ``tflops`` so far; ``params`` and ``experts`` (per layer, over all models) that predict.
     """
 
     facts: DataFrame
     arrivals: DataFrame
 
     @classmethod
-    def of(cls, runs: Iterable[tuple[dict[str, Any], list[dict[str, Any]]]]) -> "RunTable":
+    def of(cls, runs: Iterable[RunRows]) -> "RunTable":
         """Join what `read_run` returns."""
         found = list(runs)
         rows = [{"run": index, **row} for index, (_, rows) in enumerate(found) for row in rows]
@@ -84,9 +86,7 @@ class RunTable:
         return [self.where(self.facts[column] == value) for value in self.facts[column].unique()]
 
 
-def read_run(
-    path: Path, complain: Optional[Callable[[AlmaError], None]] = None
-) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+def read_run(path: Path, complain: Optional[Callable[[AlmaError], None]] = None) -> RunRows:
     """Read a run's records, all of them before anything is made of them, into its facts and its rows of arrivals.
 
     Args:
@@ -99,7 +99,7 @@ def read_run(
     run, records = _read_records(path, complain)
     try:
         return rows_of(path, run, records)
-    except (KeyError, TypeError, ValueError, AttributeError, ZeroDivisionError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
         if isinstance(error, AlmaError):
             raise
         what = f"{error} missing" if isinstance(error, KeyError) else str(error)
@@ -155,37 +155,28 @@ def _check_record(path: Path, record: Mapping[str, Any], kind: str) -> None:
         )
 
 
-def rows_of(
-    path: Path, run: Mapping[str, Any], records: list[dict[str, Any]]
-) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Return a run's facts and its rows of arrivals.
-
-    Args:
-        path: of the run.
-        run: what run.json says.
-        records: what each stage.json says, in order.
-    """
+def rows_of(path: Path, run: Mapping[str, Any], records: Sequence[Mapping[str, Any]]) -> RunRows:
+    """Return a run's facts and its rows of arrivals from what its run.json and its stage.json, in order, say."""
     stream, options = run["stream"], run["options"]
+    kind, by_stage = stream["kind"], {record["stage"]: record for record in records}
     by_arrival = {max(record["megabatches"]): record for record in records}
     num_arrivals = max(stream["num_megabatches"], *(arrival + 1 for arrival in by_arrival), 1)
-    iid = options.get("iid")  # runs from before there was the option lack it
     planned = stages(num_arrivals, options["wait"], options["replay"], options["drop_rest"])
-    if iid is not None:
-        planned = stages(num_arrivals, iid)[:1]
+    if options.get("iid") is not None:  # runs from before there was the option lack it
+        planned = stages(num_arrivals, options["iid"])[:1]
     ends = tuple(stage.last_arrival for stage in planned)
-    facts = _facts(run, by_arrival, num_arrivals, ends)
-    curve = anytime.in_force(_figures(by_arrival, "value", stream["kind"]), facts["num_known"], facts["untrained"])
     rows: list[dict[str, Any]] = [
         {"arrival": arrival, "planned": arrival in ends, "done": arrival in by_arrival}
         for arrival in range(num_arrivals)
     ]
-    for row, value in zip(rows, curve, strict=False):
-        row["curve"] = value * SCALE[stream["kind"]]
-    by_stage = {record["stage"]: record for record in records}
     for arrival, record in by_arrival.items():
-        rows[arrival].update(_row(stream["kind"], record, by_stage.get(record["stage"] - 1)))
-    jumps = [abs(row["growth_jump"]) for row in rows if "growth_jump" in row]
-    return {**facts, "path": path, "shown_path": printable(str(path)), "max_jump": max(jumps, default=math.nan)}, rows
+        rows[arrival].update(_row(kind, record, by_stage.get(record["stage"] - 1)))
+        float(max(record[name] for name in COUNTS))  # of a damaged record, rather in here than in a table
+    facts = {"path": path, "shown_path": printable(str(path)), **_facts(run, rows, ends)}
+    curve = anytime.in_force(_figure(rows, "value"), facts["num_known"], facts["untrained"])
+    for row, value in zip(rows, curve, strict=False):
+        row["curve"] = float(value * SCALE[kind])
+    return facts, rows
 
 
 def _row(kind: str, record: Mapping[str, Any], earlier: Optional[Mapping[str, Any]]) -> dict[str, Any]:
@@ -195,13 +186,12 @@ def _row(kind: str, record: Mapping[str, Any], earlier: Optional[Mapping[str, An
     row.update(test_flops=record[TEST_FLOPS[kind]], wall_seconds=record.get("wall_seconds", 0.0))
     row.update(value=record["test"][value], loss=record["test"][loss], valid=record["valid"][value])
     if "after_growth" in record:
-        after = record["after_growth"]["valid"]
-        row["after_growth"] = after[value]
+        row["after_growth"] = record["after_growth"]["valid"][value]
         # Text has one validation set, so what the stage before ended with is what this one began with.
         before = record.get("before_growth", earlier)
         if before is not None:
             row["before_growth"] = before["valid"][value]
-            row["growth_jump"] = _nats(kind, after) - _nats(kind, before["valid"])
+            row["growth_jump"] = _nats(kind, record["after_growth"]["valid"]) - _nats(kind, before["valid"])
     return row
 
 
@@ -210,15 +200,12 @@ def _nats(kind: str, result: Mapping[str, float]) -> float:
     return math.log(result["ppl"]) if kind == TEXT else result["loss"]
 
 
-def _figures(by_arrival: Mapping[int, Mapping[str, Any]], name: str, kind: str) -> dict[int, Any]:
-    if name == "value":
-        return {arrival: record["test"][RESULT[kind][1]] for arrival, record in by_arrival.items()}
-    return {arrival: record.get(name, 0.0) for arrival, record in by_arrival.items()}
+def _figure(rows: Sequence[Mapping[str, Any]], name: str) -> dict[int, Any]:
+    """Return a figure of the updates, by their arrivals."""
+    return {row["arrival"]: row[name] for row in rows if name in row}
 
 
-def _facts(
-    run: Mapping[str, Any], by_arrival: Mapping[int, Mapping[str, Any]], num_arrivals: int, planned: tuple[int, ...]
-) -> dict[str, Any]:
+def _facts(run: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], planned: tuple[int, ...]) -> dict[str, Any]:
     """Return what a run is, and what it comes to so far; NaN for what it does not come to.
 
     ``anytime`` is average perplexity or CER, ``memory`` and ``computation`` are Mem and Comp: the first two of complete
@@ -226,52 +213,46 @@ def _facts(
     ``num_params`` are those after the last update. ``seeds``, of the run and of the order of its stream, are what
     differs between runs of one experiment, ``settings`` what does not. ``num_known``: length of the curve.
     """
-    options, train_options, stream, kind = run["options"], run["train_options"], run["stream"], run["stream"]["kind"]
-    value, params = _figures(by_arrival, "value", kind), _figures(by_arrival, "num_params", kind)
-    experts, members = (_figures(by_arrival, name, kind) for name in ("num_experts", "num_members"))
-    is_complete, is_text = set(planned) <= set(value), kind == TEXT
-    total = average = math.nan
+    options, train_options, stream = run["options"], run["train_options"], run["stream"]
+    value, loss, params, experts, members, flops = (
+        _figure(rows, name) for name in ("value", "loss", "num_params", "num_experts", "num_members", "test_flops")
+    )
+    seed, num_arrivals = int(run["seed"]), len(rows)
+    is_text, is_complete = stream["kind"] == TEXT, set(planned) <= set(value)
+    memory = average = math.nan
     if is_complete and options.get("iid") is None:
-        total = anytime.cumulative_memory(params, num_arrivals)
+        memory = anytime.cumulative_memory(params, num_arrivals)
         if is_text:
             average = anytime.average_perplexity(value, num_arrivals, stream["vocab_size"])
         else:
             average = anytime.cumulative_error_rate(value, num_arrivals, stream["num_classes"])
-    flops = _figures(by_arrival, TEST_FLOPS[kind], kind)
-    steps = str(train_options.get(MAX_UPDATE, ""))
-    stream_key = experiment_key(stream)
+    test, steps, key = stream.get("test") or {}, str(train_options.get(MAX_UPDATE, "")), experiment_key(stream)
     settings = {name: each for name, each in options.items() if name not in FREE_OPTIONS and each is not None}
+    bits = anytime.bits_per_byte(_last(loss), test.get("num_tokens", 0), test.get("num_bytes", 0)) if is_text else None
     return {
         "learner": run["learner"], "name": NAMES.get(run["learner"], run["learner"]), "label": label_of(run),
-        "backbone": backbone_of(train_options), "seed": int(run["seed"]),
-        "seeds": (int(run["seed"]), stream.get("seed")),
-        "settings": json.dumps([run["learner"], settings, train_options, stream_key], sort_keys=True),
-        "kind": kind, "is_text": is_text, "stream": stream, "stream_key": json.dumps([kind, stream_key]),
+        "backbone": backbone_of(train_options), "seed": seed, "seeds": (seed, stream.get("seed")),
+        "settings": json.dumps([run["learner"], settings, train_options, key], sort_keys=True),
+        "kind": stream["kind"], "is_text": is_text, "stream": stream, "stream_key": json.dumps([stream["kind"], key]),
         "versions": run.get("versions") or {}, "options": options, "train_options": train_options,
         "num_arrivals": num_arrivals, "wait": options["wait"], "replay": bool(options["replay"]),
-        "iid": options.get("iid") or 0, "planned": planned, "first_planned": planned[0] if planned else num_arrivals,
+        "iid": options.get("iid") or 0, "first_planned": min(planned, default=num_arrivals),
         "num_planned": len(planned), "num_done": len(value), "first_done": min(value, default=num_arrivals),
         "num_known": min((each for each in planned if each not in value), default=num_arrivals),
         "is_complete": is_complete, "max_update": int(steps) if steps.isdecimal() and int(steps) > 0 else math.nan,
         "untrained": float(stream["vocab_size"]) if is_text else 1 - 1 / stream["num_classes"],
-        "anytime": average, "final": _last(value), "memory": total,
-        "computation": anytime.cumulative_computation(_figures(by_arrival, "train_flops", kind)),
-        "bits_per_byte": _bits_per_byte(stream, _last({a: r["test"]["loss"] for a, r in by_arrival.items()})),
-        "hours": sum(_figures(by_arrival, "wall_seconds", kind).values()) / 3600,
+        "anytime": average, "final": _last(value), "memory": memory,
+        "computation": anytime.cumulative_computation(_figure(rows, "train_flops")),
+        "bits_per_byte": math.nan if bits is None else bits,
+        "hours": sum(_figure(rows, "wall_seconds").values()) / 3600,
         "test_flops": _last(flops), "test_memory": anytime.cumulative_memory(flops, num_arrivals),
         "num_params": _last(params), "min_params": min(params.values(), default=math.nan),
         "max_params": max(params.values(), default=math.nan), "shown_params": show_params(params),
         "experts": show_experts(experts, members), "min_experts": min(experts.values(), default=0),
         "max_experts": max(experts.values(), default=0), "max_members": max(members.values(), default=0),
+        "max_jump": max(map(abs, _figure(rows, "growth_jump").values()), default=math.nan),
     }  # fmt: skip
 
 
-def _bits_per_byte(stream: Mapping[str, Any], loss: float) -> float:
-    test = stream.get("test") or {}
-    bits = anytime.bits_per_byte(loss, test.get("num_tokens", 0), test.get("num_bytes", 0))
-    return math.nan if bits is None or stream["kind"] != TEXT else bits
-
-
 def _last(values: Mapping[int, float]) -> float:
-    found = anytime.final(values)
-    return math.nan if found is None else found
+    return values[max(values)] if values else math.nan

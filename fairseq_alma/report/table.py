@@ -60,6 +60,11 @@ def name_cell(text: str) -> Cell:
     return Cell(text, text)
 
 
+def count_cell(text: str, value: float) -> Cell:
+    """Return a cell that holds a whole number, or NaN."""
+    return Cell(text, value if math.isnan(value) else int(value))
+
+
 @dataclass(frozen=True, eq=False)
 class Table:
     """A table.

@@ -1,34 +1,29 @@
-"""The tables of a report: test values by arrival, over the stream and over seeds; growth; i.i.d. controls; the paper."""
+"""The tables of a report: test values by arrival, over the stream and over seeds; growth; i.i.d. controls."""
 
-import json
-import math
 import statistics
-from collections import defaultdict
 from dataclasses import dataclass, replace
 from typing import Any, Callable, Mapping, Optional, Sequence
 
 from pandas import DataFrame
 
-from fairseq_alma.report.experiment import Experiment, experiments, sizes_in_order
-from fairseq_alma.report.paper import CITATION, control_rows, perplexity_rows
+from fairseq_alma.report.experiment import Experiment, controls, experiments
+from fairseq_alma.report.paper import paper_controls, paper_perplexities
 from fairseq_alma.report.read_run import SCALE, RunTable
 from fairseq_alma.report.spelling import IMAGES, NOT_YET, TEXT, WAITING, show_count, show_number, show_power
 from fairseq_alma.report.spread import Spread
-from fairseq_alma.report.table import NO_SPREAD, NOTHING, Cell, Table, mark_best, name_cell
+from fairseq_alma.report.table import NO_SPREAD, NOTHING, Cell, Table, count_cell, mark_best, name_cell
 
 MAX_COLUMNS, FEW_COLUMNS = 20, 10
 MAX_GROWTH_ROWS = 30
-PAPER_SIZES = ("base", "large")
-REFERENCE = ("SM_w1", "4")
 WHILE_WAITING = "while waiting, the model of the last update counts, before the first update an untrained one, "
 ARRIVAL_NOTES = {
     TEXT: "t0, t1, ...: test perplexity after the arrival of that mega-batch; *: the learner is waiting; –: not run "
     f"yet. avg PPL: mean over all arrivals; {WHILE_WAITING}whose perplexity is the vocabulary size. final PPL and bits "
     "per byte: after the last update. experts: in each Switch layer, @ models. ",
-    IMAGES: "t0, t1, ...: test error in percent after the arrival of that mega-batch; *: the learner is waiting; –: not "
-    f"run yet. CER: sum of the test error over all arrivals, in percent points; {WHILE_WAITING}which is right once in as "
-    "many cases as there are classes. final error: after the last update. experts: in each mixture layer; models: that "
-    "predict together. ",
+    IMAGES: "t0, t1, ...: test error in percent after the arrival of that mega-batch; *: the learner is waiting; –: "
+    f"not run yet. CER: sum of the test error over all arrivals, in percent points; {WHILE_WAITING}which is right "
+    "once in as many cases as there are classes. final error: after the last update. experts: in each mixture layer; "
+    "models: that predict together. ",
 }
 COST_NOTES = (
     "params (|θ|): of all that predicts, from the first update to the last. train FLOPs: of all updates together. "
@@ -47,13 +42,6 @@ IID_NOTES = (
 GROWTH_NOTES = (
     "{name}{unit} on the validation set before growth, right after it, and after the training that follows{many}."
 )
-PAPER_NOTES = (
-    f"Paper: {CITATION}, Table 2, test perplexity after each of its four mega-batches. Ours: test perplexity after the "
-    "last update of the same learner with as many experts and steps, seed mean ± std. The paper's texts and models are "
-    "of another scale, so compare the columns 'of SM_w1': the final perplexity divided by that of SM_w1 with 4 "
-    "experts. "
-)
-PAPER_IID_NOTES = f"Paper: {CITATION}, Table 1. Test perplexity after k mega-batches, i.i.d. and sequential. "
 
 
 @dataclass(frozen=True)
@@ -93,12 +81,7 @@ MEASURES = {
 
 
 def all_tables(runs: RunTable, paper: bool = False) -> list[Table]:
-    """Return every table that the runs allow; text and images have tables of their own.
-
-    Args:
-        runs: any.
-        paper: set the paper's own numbers beside those of the runs.
-    """
+    """Return every table that the runs allow; text and images have tables of their own, the paper's numbers too."""
     tables: dict[str, Table] = {}
     for kind, measure in MEASURES.items():
         of_kind = runs.where(runs.facts.kind == kind)
@@ -108,7 +91,7 @@ def all_tables(runs: RunTable, paper: bool = False) -> list[Table]:
         found = [arrival_table(of_kind, groups, measure), summary_table(groups, measure), seed_table(groups, measure)]
         found += [iid_table(groups, measure), growth_table(of_kind, groups, measure)]
         if paper and kind == TEXT:
-            found += [paper_perplexities(groups, measure), paper_controls(groups, measure)]
+            found += [paper_perplexities(groups), paper_controls(groups)]
         for table in found:
             name = table.name if table.name not in tables else f"{table.name}_{kind}"
             if len(table.cells):
@@ -116,10 +99,7 @@ def all_tables(runs: RunTable, paper: bool = False) -> list[Table]:
     return list(tables.values())
 
 
-Naming = Callable[[Experiment], dict[str, Cell]]
-
-
-def _naming(groups: Sequence[Experiment]) -> Naming:
+def _naming(groups: Sequence[Experiment]) -> Callable[[Experiment], dict[str, Cell]]:
     """Return what names an experiment in a table: without columns that would say the same in every row."""
     fields = {"learner": "label", "size": "size", "options": "note"}
     told = {
@@ -139,10 +119,6 @@ def _in_order(runs: RunTable, groups: Sequence[Experiment]) -> list[tuple[Experi
     ranks = {each.first.settings: rank for rank, each in enumerate(groups)}
     ordered = sorted(runs.facts.itertuples(), key=lambda run: (ranks[run.settings], run.seed))
     return [(groups[ranks[run.settings]], run) for run in ordered]
-
-
-def _count_cell(text: str, value: float) -> Cell:
-    return Cell(text, value if math.isnan(value) else int(value))
 
 
 def shown_arrivals(num_arrivals: int) -> list[int]:
@@ -169,10 +145,11 @@ def arrival_table(runs: RunTable, groups: Sequence[Experiment], measure: Measure
         names = naming(experiment)
         row = {**names, list(names)[-1]: name_cell(run.experts)}
         row |= {"seed": Cell(str(run.seed), run.seed)} if has_seeds else {}
-        row["params"] = _count_cell(run.shown_params, run.num_params)
+        row["params"] = count_cell(run.shown_params, run.num_params)
         row |= dict.fromkeys(titles, NOTHING)
-        for title, each in zip(titles, values[run.Index].itertuples(), strict=False):
-            row[title] = Cell(measure.show(each.value if each.planned or each.done else None), each.value)
+        own = values[run.Index]
+        for title, value, is_update in zip(titles, own.value, own.planned | own.done, strict=False):
+            row[title] = Cell(measure.show(value if is_update else None), value)
         row[measure.anytime] = Cell(show_number(run.anytime, measure.anytime_digits), run.anytime)
         row[measure.final] = Cell(measure.show(run.final), run.final)
         row |= {"bits per byte": Cell(show_number(run.bits_per_byte, 3), run.bits_per_byte)} if run.is_text else {}
@@ -220,7 +197,7 @@ def seed_table(groups: Sequence[Experiment], measure: Measure) -> Table:
     titles, hidden = _arrival_titles(max(experiment.first.num_arrivals for experiment in groups))
     rows = []
     for experiment in several:
-        params, complete = _count_cell(experiment.first.shown_params, experiment.first.num_params), experiment.complete
+        params, complete = count_cell(experiment.first.shown_params, experiment.first.num_params), experiment.complete
         row = {**naming(experiment), "params": params, "seeds": Cell(str(len(complete)), len(complete))}
         done = experiment.arrivals[experiment.arrivals.run.isin(complete.index) & experiment.arrivals.done]
         found = {
@@ -233,31 +210,6 @@ def seed_table(groups: Sequence[Experiment], measure: Measure) -> Table:
     num_names = len(naming(several[0])) if several else 1
     title = f"Test {measure.name} over seeds"
     return Table("seeds", title, DataFrame(rows), notes, num_names, hidden, mean="{} mean")
-
-
-def controls(groups: Sequence[Experiment]) -> list[tuple[Experiment, dict[int, tuple[Spread, Spread]]]]:
-    """Find the experiments that wait for nothing and have an i.i.d. control (``--iid K``).
-
-    Returns:
-        Each with the test values after k mega-batches, i.i.d. and sequential, by k.
-    """
-    sequential = {
-        _shared(each): each for each in groups if not each.first.iid and each.first.wait == 1 and not each.first.replay
-    }
-    found: dict[str, dict[int, tuple[Spread, Spread]]] = defaultdict(dict)
-    for control in groups:
-        k, key = control.first.iid, _shared(control)
-        if k and key in sequential:
-            iid, other = control.at(k - 1), sequential[key].at(k - 1)
-            found[key] |= {k: (iid, other)} if iid is not None and other is not None else {}
-    return [(each, dict(sorted(found[key].items()))) for key, each in sequential.items() if key in found]
-
-
-def _shared(experiment: Experiment) -> str:
-    """Spell what a learner and its control have in common."""
-    learner, options, *others = json.loads(experiment.first.settings)
-    own = {name: value for name, value in options.items() if name not in ("iid", "wait", "drop_rest")}
-    return json.dumps([learner, own, *others], sort_keys=True)
 
 
 def iid_table(groups: Sequence[Experiment], measure: Measure) -> Table:
@@ -285,9 +237,10 @@ def growth_table(runs: RunTable, groups: Sequence[Experiment], measure: Measure)
     done = done.assign(earlier=done.groupby("run").num_experts.shift())
     grown = done[done.after_growth.notna() & done.before_growth.notna() & done.earlier.notna()]
     titles = {"before": "before_growth", "after growth": "after_growth", "after training": "valid"}
+    grown_of = dict(iter(grown.groupby("run")))
     steps, means = [], []
     for experiment, run in _in_order(runs, groups):
-        own = grown[grown.run == run.Index]
+        own = grown_of.get(run.Index, grown[:0])
         name, path = f"{experiment.label}, {experiment.size}".removesuffix(", "), run.shown_path
 
         def row(
@@ -308,67 +261,3 @@ def growth_table(runs: RunTable, groups: Sequence[Experiment], measure: Measure)
     many = "" if shown is steps else "; means over the steps of a run, each step is in the CSV file"
     notes = GROWTH_NOTES.format(name=measure.name.capitalize(), unit=measure.in_percent(" in percent"), many=many)
     return Table("growth", "What growth does", DataFrame(shown), notes, 3, plain=DataFrame(steps))
-
-
-def _paper_sizes(groups: Sequence[Experiment]) -> tuple[dict[str, str], str]:
-    """Return the paper's size that each of ours stands for, the smallest for base, the next for large; and in words."""
-    ours = sizes_in_order(DataFrame([each.first for each in groups]))
-    sizes = dict(zip(ours, PAPER_SIZES, strict=False))
-    return sizes, "; ".join(f"{theirs}: ours is {size or 'the default size'}" for size, theirs in sizes.items()) + "."
-
-
-def paper_perplexities(groups: Sequence[Experiment], measure: Measure) -> Table:
-    """Lay out the paper's Table 2 beside what the experiments came to, for the sizes and learners that both have.
-
-    Its perplexities are of models and texts of another scale; what compares is the ratio to one learner of each: the
-    single model with the fewest experts.
-    """
-    sizes, said = _paper_sizes(groups)
-    ours = {
-        (sizes[each.first.backbone], each.label, each.first.experts): each
-        for each in groups
-        if each.first.backbone in sizes
-    }
-    theirs = {(row.size, row.learner, row.experts): row for row in perplexity_rows()}
-    final = {key: spread for key, each in ours.items() if (spread := each.spread("final")) is not None}
-    rows = []
-    for key, row in theirs.items() if ours.keys() & theirs.keys() else ():
-        if key[0] not in sizes.values():
-            continue
-        experiment, own, reference = ours.get(key), final.get(key), final.get((key[0], *REFERENCE))
-        params = math.nan if experiment is None else experiment.first.num_params
-        first, last = show_count(row.num_params[0]), show_count(row.num_params[-1])
-        share = own.mean / reference.mean if own and reference else math.nan
-        paper_share = row.final / theirs[(key[0], *REFERENCE)].final
-        rows.append({
-            **dict(zip(("size", "learner", "experts"), map(name_cell, key), strict=True)),
-            "paper |θ|": Cell(last if first == last else f"{first} to {last}", row.num_params[-1]),
-            **{f"paper t{t}": Cell(show_number(ppl, 2), ppl) for t, ppl in enumerate(row.ppl)},
-            "our |θ|": _count_cell(show_count(params), params),
-            "our final PPL": NOTHING if own is None else Cell(own.show(2), own.mean),
-            "paper, of SM_w1": Cell(show_number(paper_share, 3), paper_share),
-            "ours, of SM_w1": Cell(show_number(share, 3), share),
-        })  # fmt: skip
-    return Table("paper", "Beside the paper's Table 2", DataFrame(rows), PAPER_NOTES + said, 3)
-
-
-def paper_controls(groups: Sequence[Experiment], measure: Measure) -> Table:
-    """Lay out the paper's Table 1 beside the controls of the experiments."""
-    sizes, said = _paper_sizes(groups)
-    rows = []
-    for sequential, pairs in controls(groups):
-        run = sequential.first
-        for row in control_rows():
-            if (row.size, row.learner, row.experts) != (sizes.get(run.backbone), run.name, run.experts):
-                continue
-            for k in [k for k in pairs if k in row.iid]:
-                names = {"size": row.size, "learner": row.learner, "experts": row.experts, "k": f"{k}"}
-                cells = {title: name_cell(text) for title, text in names.items()}
-                for whose, (iid, other) in (("paper", (row.iid[k], row.sequential[k])), ("our", pairs[k])):
-                    iid, other = (each if isinstance(each, Spread) else Spread(each) for each in (iid, other))
-                    gap = other.mean / iid.mean - 1
-                    cells[f"{whose} iid"] = Cell(iid.show(2), iid.mean)
-                    cells[f"{whose} seq."] = Cell(other.show(2), other.mean)
-                    cells[f"{whose} gap"] = Cell(f"{gap:+.1%}", gap)
-                rows.append(cells)
-    return Table("paper_iid", "Beside the paper's Table 1", DataFrame(rows), PAPER_IID_NOTES + said, 4)

@@ -22,12 +22,7 @@ Findings = Sequence[tuple[Any, Sequence[Finding]]]
 
 
 class Report:
-    """Everything that is said of a set of runs.
-
-    Args:
-        runs: at least one.
-        paper: set the paper's own numbers beside those of the runs.
-    """
+    """Everything that is said of a set of runs, at least one; with the paper's own numbers beside it, or without."""
 
     def __init__(self, runs: RunTable, paper: bool = False) -> None:
         self.runs = runs
@@ -44,11 +39,8 @@ class Report:
     def write(self, out: Path, refresh_seconds: Optional[int] = None) -> Path:
         """Write the report and return its page; each file is there whole or not at all.
 
-        Where matplotlib is missing, there are no figures, and a line on standard error says what to install.
-
-        Args:
-            out: folder; made where it is missing.
-            refresh_seconds: how often the page loads itself anew; None: never.
+        Where matplotlib is missing, there are no figures, and a line on standard error says what to install. The page
+        loads itself anew every ``refresh_seconds``; None: never.
         """
         texts = {
             f"{table.name}.{ending}": text

@@ -8,6 +8,7 @@ from typing import Mapping
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.report.experiment import begun
 from fairseq_alma.report.read_run import RunTable
+from fairseq_alma.report.spelling import printable
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,7 @@ def draw_all(runs: RunTable, out: Path, paper: bool = False) -> list[FigureFile]
         AlmaError: matplotlib is not installed.
     """
     try:
-        from fairseq_alma.report.figures import anytime_curve, costs, expert_map, expert_usage, radar
+        from fairseq_alma.report.figures import anytime_curve, expert_map, expert_usage, radar, trade_off
         from fairseq_alma.report.figures.style import applied, save
     except ModuleNotFoundError as error:
         if error.name != "matplotlib":
@@ -46,7 +47,7 @@ def draw_all(runs: RunTable, out: Path, paper: bool = False) -> list[FigureFile]
         ) from error
     out.mkdir(parents=True, exist_ok=True)
     streams, files = runs.by("stream_key") if len(runs.facts) else [], []
-    draws = [anytime_curve.draw, costs.draw_trade_off, costs.draw_experts, costs.draw_replay, radar.draw]
+    draws = [anytime_curve.draw, trade_off.draw_trade_off, trade_off.draw_experts, trade_off.draw_replay, radar.draw]
     with applied():
         for number, same in enumerate(streams, 1):
             groups, stream = begun(same), next(same.facts.itertuples()).stream
@@ -57,7 +58,7 @@ def draw_all(runs: RunTable, out: Path, paper: bool = False) -> list[FigureFile]
                 try:
                     drawings = draw(same, groups, paper)
                 except AlmaError as error:
-                    print(error, file=sys.stderr)
+                    print(printable(str(error)), file=sys.stderr)
                     continue
                 for drawing in drawings:
                     name = f"{drawing.name}{ending}"

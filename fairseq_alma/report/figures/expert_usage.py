@@ -69,8 +69,8 @@ def _usage(group: Experiment) -> Mapping[int, list[list[float]]]:
     for arrival, layers in usage.items():
         if not isinstance(layers, list) or not all(_are_shares(shares) for shares in layers):
             raise AlmaError(
-                f"{run.path}: expert_usage after arrival t{arrival} is damaged: {str(layers)[:60]} is no list of shares "
-                "for each layer; remove it from that stage.json, and the usage of experts is drawn again"
+                f"{run.path}: expert_usage after arrival t{arrival} is damaged: {str(layers)[:60]} is no list of "
+                "shares for each layer; remove it from that stage.json, and the usage of experts is drawn again"
             )
     return usage if any(len(shares) > 1 for layers in usage.values() for shares in layers) else {}
 

@@ -31,7 +31,7 @@ class CurveStyle(NamedTuple):
 
 @dataclass(frozen=True)
 class Panel:
-    """One pair of axes: the size of the backbone, on the first of a column; experiments by the names of their curves."""
+    """One pair of axes: the size of the backbone, on the first of a column; experiments by names of their curves."""
 
     title: str
     groups: dict[str, Experiment]
@@ -63,11 +63,8 @@ def lay_out(groups: Sequence[Experiment], apart: Callable[[Any], str] = learner_
     """Put experiments into rows and columns of panels.
 
     A column is a size of the backbone; of more than four sizes, four that cover the range are shown. There is one row
-    unless that makes it crowded with several learners that wait for different times.
-
-    Args:
-        groups: at least one.
-        apart: what runs of different rows differ in where one would be crowded; titles the row.
+    unless that makes it crowded with several learners that wait for different times; then runs in different rows differ
+    in ``apart``, which titles the row.
     """
     sizes = by_size(groups)
     shown = _cover(list(sizes))
@@ -100,14 +97,7 @@ def legend_width(rows: Sequence[Row]) -> float:
 
 
 def write_legend(axes: Axes, row: Row, place: tuple[float, float], notes: Sequence[Line2D] = ()) -> None:
-    """Write a row's legend to the right of its last panel: title, curves, then other samples.
-
-    Args:
-        axes: of that panel.
-        row: what the legend is for.
-        place: of its upper left corner, in shares of the axes.
-        notes: samples that stand below those of the curves.
-    """
+    """Write a row's legend at a place in shares of its last panel's axes: title, curves, then other samples."""
     handles = [*(look.handle(name) for name, look in row.styles.items()), *notes]
     legend = axes.legend(
         handles=handles, title=row.title, loc="upper left", bbox_to_anchor=place, borderaxespad=0, alignment="left"

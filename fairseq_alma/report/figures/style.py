@@ -172,11 +172,11 @@ def _set_limits(axis: Axis, low: float, high: float, scale: str) -> None:
 def logarithmic(
     axis: Axis, values: Sequence[float], label: Callable[[float], str] = plain, least_span: float = WIDE
 ) -> None:
-    """Make an axis logarithmic, with limits around the values and three ticks or more that have plain labels.
+    """Make an axis logarithmic, with limits around the positive finite values and three ticks or more.
 
     Args:
         axis: x or y.
-        values: what it must show; those that are not positive and finite cannot be shown.
+        values: what it must show.
         label: spells a tick.
         least_span: smallest factor between both ends.
     """
@@ -216,11 +216,9 @@ def arrival_axis(axis: Axis, arrivals: Sequence[int], end: int, nbins: int) -> N
 
 
 def gap_in(values: Sequence[float], least: float = 3.0) -> Optional[float]:
-    """Return where an axis had better be broken: within the widest gap between neighbours, if it is a wide one.
+    """Return where an axis had better be broken: within the widest gap between positive finite neighbours.
 
-    Args:
-        values: those that are not positive and finite do not count.
-        least: factor between two neighbours from which on they leave no sensible common axis.
+    None where no two are apart by ``least`` as a factor: they have a sensible common axis.
     """
     ordered = sorted(value for value in values if 0 < value < math.inf)
     steps = [(after / before, math.sqrt(after * before)) for before, after in pairwise(ordered)]

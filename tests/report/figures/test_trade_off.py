@@ -1,8 +1,9 @@
 import pytest
 
 from fairseq_alma.report.experiment import begun
-from fairseq_alma.report.figures import costs
-from fairseq_alma.report.figures.costs import Trace, replay_pairs
+from fairseq_alma.report.figures import trade_off
+from fairseq_alma.report.figures.costs import Trace
+from fairseq_alma.report.figures.trade_off import replay_pairs
 from fairseq_alma.report.read_run import RunTable
 from tests.report.fakes import drawn, image_stream, text_stream
 
@@ -10,15 +11,15 @@ pytestmark = pytest.mark.usefixtures("styled")
 
 
 def draw_trade_off(runs, paper=False):
-    return drawn(costs.draw_trade_off, runs, paper)
+    return drawn(trade_off.draw_trade_off, runs, paper)
 
 
 def draw_experts(runs, paper=False):
-    return drawn(costs.draw_experts, runs, paper)
+    return drawn(trade_off.draw_experts, runs, paper)
 
 
 def draw_replay(runs):
-    return drawn(costs.draw_replay, runs)
+    return drawn(trade_off.draw_replay, runs)
 
 
 def marks(axes):
