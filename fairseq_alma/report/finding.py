@@ -101,6 +101,11 @@ class Finding:
         return Verdict.HELD if held else Verdict.NOT_HELD
 
     @property
+    def is_told(self) -> bool:
+        """Whether these runs say something about it."""
+        return self.verdict is not Verdict.NOT_ENOUGH
+
+    @property
     def decided_by(self) -> str:
         """The counts behind the verdict, and how far they can be trusted, in one sentence; what runs are needed."""
         outcomes, total = self._outcomes, len(self.comparisons)
@@ -120,7 +125,7 @@ class Finding:
             parts.append(f"{each} on one seed")
         text = ", ".join(parts)
         told = [f"{text[0].upper()}{text[1:]}."] if total else []
-        told += [f"Needs {self.needed}."] if self.verdict is Verdict.NOT_ENOUGH else []
+        told += [f"Needs {self.needed}."] if not self.is_told else []
         return " ".join([*told, *([self.remark] if self.remark and total else [])])
 
 

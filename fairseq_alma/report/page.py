@@ -46,7 +46,7 @@ def build_page(
         kinds=kinds,
         learners=_distinct(group.first.name for group in groups),
         facts=_head(facts, [group.first for group in groups]),
-        streams=[(stream_name(run), *_split(found)) for run, found in findings],
+        streams=[(stream_name(run), found) for run, found in findings],
         marks=MARKS,
         outcomes={1: "✓", 0: "≈", -1: "✗"},
         pictures=[_picture(figure, out) for figure in figures],
@@ -63,12 +63,6 @@ def build_page(
 
 def _resource(name: str) -> str:
     return resources.files(__package__).joinpath(name).read_text(encoding="utf-8")
-
-
-def _split(findings: Sequence[Finding]) -> tuple[list[Finding], list[Finding]]:
-    """Part those that these runs say something about from those that need other runs."""
-    told = [finding for finding in findings if finding.verdict is not Verdict.NOT_ENOUGH]
-    return told, [finding for finding in findings if finding.verdict is Verdict.NOT_ENOUGH]
 
 
 def _picture(figure: FigureFile, out: Path) -> tuple[FigureFile, str, list[tuple[str, str]]]:

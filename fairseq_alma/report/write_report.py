@@ -33,7 +33,7 @@ class Report:
     def text(self) -> str:
         """Return what a terminal shows: the tables, and the findings on which these runs say something."""
         tables = "\n".join(table.markdown() for table in self.tables)
-        are_told = any(each.verdict is not Verdict.NOT_ENOUGH for _, found in self.findings for each in found)
+        are_told = any(each.is_told for _, found in self.findings for each in found)
         return f"{tables}\n{findings_text(self.findings)}" if are_told else tables
 
     def write(self, out: Path, refresh_seconds: Optional[int] = None) -> Path:
@@ -69,7 +69,7 @@ def findings_text(findings: Findings) -> str:
     for run, found in findings:
         several = f" on {stream_name(run)}" if len(findings) > 1 else ""
         lines.append(f"What the paper found, and these runs{several}:")
-        told = [finding for finding in found if finding.verdict is not Verdict.NOT_ENOUGH]
+        told = [finding for finding in found if finding.is_told]
         lines += [f"- {finding.verdict.value}: {finding.claim} {finding.decided_by}" for finding in told]
         if len(told) < len(found):
             lines.append(f"- {Verdict.NOT_ENOUGH.value} for {len(found) - len(told)} more")
