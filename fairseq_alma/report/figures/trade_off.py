@@ -62,9 +62,9 @@ def _draw_parts(
         traces, look = traces_of(groups), Look(groups, by_size(groups) if groups[0].first.is_text else ())
         axes = grid(part, groups, traces, len(columns))
         for column, (label, scale) in enumerate(columns.items()):
+            scale(axes[-1, column].xaxis, [cost for trace in traces for cost in trace.costs[column]])
             for trace in traces:
                 look.draw(axes[:, column], trace, column)
-            scale(axes[-1, column].xaxis, [cost for trace in traces for cost in trace.costs[column]])
             axes[-1, column].set_xlabel(label)
             write_labels(axes[:, column], traces, column)
         axes[0, 0].set_title(title, loc="left")
