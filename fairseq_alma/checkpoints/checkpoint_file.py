@@ -8,6 +8,7 @@ from typing import Any, Mapping, Optional, Union
 
 import torch
 
+from fairseq_alma.checkpoints import LAST_CHECKPOINT
 from fairseq_alma.errors import AlmaError
 
 Checkpoint = dict[str, Any]
@@ -63,7 +64,7 @@ def starting_checkpoint(finetune_from_model: Optional[str], restore_file: str) -
     """
     if finetune_from_model is not None:
         return finetune_from_model
-    return None if restore_file == "checkpoint_last.pt" else restore_file
+    return None if restore_file == LAST_CHECKPOINT else restore_file
 
 
 def write_checkpoint(checkpoint: Checkpoint, path: Union[str, Path]) -> None:

@@ -7,12 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Iterable, Mapping, Union
 
+from fairseq_alma.checkpoints import JOINT_MODEL
 from fairseq_alma.checkpoints.checkpoint_file import read_checkpoint
 from fairseq_alma.checkpoints.ensemble_file import ENSEMBLE, Weights, members_of, weights_of_member
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.metrics.flops import SwitchLMShape
-
-JOINT_MODEL = "alma_umix"
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from fairseq.tasks import FairseqTask
 from omegaconf import II
 from torch import Tensor
 
-from fairseq_alma.checkpoints.model_facts import JOINT_MODEL
+from fairseq_alma.checkpoints import JOINT_MODEL
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.models.feature_decoder import FeatureDecoder
 from fairseq_alma.models.member_decoder import MemberDecoder

@@ -2,7 +2,7 @@
 
 from typing import Iterable, Mapping, Optional
 
-from fairseq_alma.learners.plan import Model
+from fairseq_alma.learners.plan import ModelId
 
 
 class Forecast:
@@ -14,12 +14,12 @@ class Forecast:
         work: of each training that lies ahead, in any unit: updates, images, words.
     """
 
-    def __init__(self, work: Mapping[Model, float]) -> None:
+    def __init__(self, work: Mapping[ModelId, float]) -> None:
         self.ahead = dict(work)
         self.work = 0.0
         self.seconds = 0.0
 
-    def finish(self, models: Iterable[Model], seconds: float) -> None:
+    def finish(self, models: Iterable[ModelId], seconds: float) -> None:
         """Note that the trainings of some models took this long."""
         self.work += sum(self.ahead.pop(model, 0.0) for model in models)
         self.seconds += seconds
@@ -28,13 +28,13 @@ class Forecast:
         """Note the seconds of something beside the trainings."""
         self.seconds += seconds
 
-    def drop(self, models: Iterable[Model]) -> None:
+    def drop(self, models: Iterable[ModelId]) -> None:
         """Leave out trainings that turned out to be there already."""
         for model in models:
             self.ahead.pop(model, None)
 
     def seconds_left(
-        self, now: Iterable[Model] = (), whole: Optional[float] = None, rest: Optional[float] = None
+        self, now: Iterable[ModelId] = (), whole: Optional[float] = None, rest: Optional[float] = None
     ) -> Optional[float]:
         """Return the seconds that remain.
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Mapping, Optional
 
 from fairseq_alma.errors import AlmaError
-from fairseq_alma.learners.plan import Model
+from fairseq_alma.learners.plan import ModelId
 from fairseq_alma.runs.json_files import read_json_object, write_json_atomically
 from fairseq_alma.runs.run_folder import RUN_RECORD, RunFolder
 from fairseq_alma.runs.tensorboard_files import rewind_curves
@@ -58,7 +58,7 @@ class LiveLog:
         assert self.tensorboard is not None
         return self.tensorboard / run_name(run)
 
-    def curves(self, run: RunFolder, model: Model) -> Path:
+    def curves(self, run: RunFolder, model: ModelId) -> Path:
         """Return the folder for the curves of one training."""
         return self.folder(run) / run.model_folder(model).relative_to(run.root)
 
@@ -79,7 +79,7 @@ class LiveLog:
         owner.parent.mkdir(parents=True, exist_ok=True)
         owner.write_text(f"{me}\n", encoding="utf-8")
 
-    def rewind(self, run: RunFolder, model: Model, num_updates: int) -> None:
+    def rewind(self, run: RunFolder, model: ModelId, num_updates: int) -> None:
         """Take the curves of a training back to its last checkpoint, so that nothing is drawn twice.
 
         Args:
@@ -92,14 +92,14 @@ class LiveLog:
         if num_updates == 0:
             _training_record(run, model).unlink(missing_ok=True)
 
-    def wandb_environment(self, run: RunFolder, model: Model) -> dict[str, str]:
+    def wandb_environment(self, run: RunFolder, model: ModelId) -> dict[str, str]:
         """Return the environment that names a training to Weights & Biases."""
         if self.wandb_project is None:
             return {}
         name = f"{run_name(run)}/{run.model_folder(model).relative_to(run.root)}"
         return {"WANDB_NAME": name, "WANDB_RUN_GROUP": run_name(run)}
 
-    def wandb_identity(self, run: RunFolder, model: Model) -> dict[str, str]:
+    def wandb_identity(self, run: RunFolder, model: ModelId) -> dict[str, str]:
         """Return the environment by which a training that was cut off goes on with its curves."""
         if self.wandb_project is None:
             return {}
@@ -122,5 +122,5 @@ def wandb_id(path: Path) -> str:
     return str(read_json_object(path, "remove the file; its curves begin anew")["id"])
 
 
-def _training_record(run: RunFolder, model: Model) -> Path:
+def _training_record(run: RunFolder, model: ModelId) -> Path:
     return run.stage_folder(model.stage) / f"wandb-member-{model.member}.json"

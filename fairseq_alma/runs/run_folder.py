@@ -7,13 +7,15 @@ is complete. Whatever is not in a ``stage.json`` never happened. See DESIGN.md, 
 import contextlib
 import fcntl
 import os
+import re
 import socket
 import time
 from pathlib import Path
 from typing import Any, Iterator, Mapping, Optional
 
+from fairseq_alma.checkpoints import LAST_CHECKPOINT
 from fairseq_alma.errors import AlmaError
-from fairseq_alma.learners.plan import Model
+from fairseq_alma.learners.plan import ModelId
 from fairseq_alma.runs.json_files import read_json_object, write_json_atomically
 from fairseq_alma.runs.stage_clock import CLOCK_REMEDY, StageClock
 
@@ -22,6 +24,8 @@ STAGE_RECORD = "stage.json"
 CLOCK = "clock.json"
 MEMBER_CLOCK = "clock-member-{}.json"
 LOCK_PATIENCE_SECONDS = 30.0
+_STAGE = re.compile(r"stage-(\d{3,})")
+_MEMBER = re.compile(r"member-(\d+)")
 
 
 class RunFolder:
@@ -38,9 +42,23 @@ class RunFolder:
         """Return RUN/stage-NNN."""
         return self.root / f"stage-{stage:03d}"
 
-    def model_folder(self, model: Model) -> Path:
+    def model_folder(self, model: ModelId) -> Path:
         """Return RUN/stage-NNN/member-M, which holds the model's checkpoints."""
         return self.stage_folder(model.stage) / f"member-{model.member}"
+
+    def checkpoint(self, model: ModelId) -> Path:
+        """Return the checkpoint that holds a model once it is trained."""
+        return self.model_folder(model) / LAST_CHECKPOINT
+
+    def models_of(self, stage: int) -> list[ModelId]:
+        """Return the models that have a folder in a stage."""
+        found = [_MEMBER.fullmatch(folder.name) for folder in self.stage_folder(stage).glob("member-*")]
+        return sorted(ModelId(stage, int(match[1])) for match in found if match is not None)
+
+    def stages_begun(self) -> list[int]:
+        """Return the stages that have a folder, in order."""
+        found = [_STAGE.fullmatch(folder.name) for folder in self.root.glob("stage-*")]
+        return sorted(int(match[1]) for match in found if match is not None)
 
     def read_run(self) -> Optional[dict[str, Any]]:
         """Return run.json, or None where the folder is no run."""
@@ -56,8 +74,8 @@ class RunFolder:
     def replace_run(self, record: Mapping[str, Any]) -> None:
         """Write run.json anew where nothing was trained yet. Raises AlmaError if another alma-stream is at work."""
         with contextlib.ExitStack() as locks:
-            for folder in sorted(self.root.glob("stage-*")):
-                locks.enter_context(self.lock_stage(int(folder.name.removeprefix("stage-"))))
+            for stage in self.stages_begun():
+                locks.enter_context(self.lock_stage(stage))
             write_json_atomically(self.root / RUN_RECORD, record)
 
     def write_run(self, record: Mapping[str, Any]) -> None:
@@ -97,7 +115,7 @@ class RunFolder:
             yield descriptor
 
     @contextlib.contextmanager
-    def lock_member(self, model: Model) -> Iterator[list[int]]:
+    def lock_member(self, model: ModelId) -> Iterator[list[int]]:
         """Hold the lock of one member of a stage; other members are free, the stage as a whole is not.
 
         Yields:
@@ -137,7 +155,7 @@ class RunFolder:
         folder = self.stage_folder(stage)
         if member is None:
             return StageClock(folder / CLOCK, folder)
-        return StageClock(folder / MEMBER_CLOCK.format(member), self.model_folder(Model(stage, member)))
+        return StageClock(folder / MEMBER_CLOCK.format(member), self.model_folder(ModelId(stage, member)))
 
     def seconds_of_members(self, stage: int) -> float:
         """Return the seconds that members took that were trained alone, one after the other or not."""

@@ -16,6 +16,7 @@ from fairseq_alma.backends.images.seeds import seeded
 from fairseq_alma.data.image_stream import ImageStream
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.growth.gate_tree import GateTree
+from fairseq_alma.learners.learner import LEARNERS
 from fairseq_alma.models.alma_mlp import AlmaMLP, AlmaMLPConfig
 from fairseq_alma.models.alma_moe_mlp import AlmaMoEMLP, AlmaMoEMLPConfig
 from fairseq_alma.models.alma_moe_vgg import AlmaMoEVGG, AlmaMoEVGGConfig
@@ -200,7 +201,7 @@ def stream(tmp_path_factory):
 )
 def test_the_checkpoint_of_a_trained_network_is_the_same_model_to_fairseq(learner, words, stream, tmp_path):
     num_joint = 2 if learner == "umix" else 1
-    options = ImageTrainOptions([*words, "--cpu"], learner, for_photographs=False)
+    options = ImageTrainOptions([*words, "--cpu"], LEARNERS["images"][learner], for_photographs=False)
     settings = ImageSettings(ImageStream.open(stream), options, num_joint)
     network = settings.build(num_joint)
     network.reset_parameters([seeded(seed) for seed in range(num_joint)])

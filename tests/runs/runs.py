@@ -1,17 +1,25 @@
 """Plans and complete stages of runs that nothing has trained."""
 
-from typing import Any
+from typing import Any, Sequence
 
-from fairseq_alma.learners.plan import Model, StagePlan, Training
-from fairseq_alma.learners.schedule import stages
+from fairseq_alma.learners.learner import LEARNERS, build_learner, plan_stages
+from fairseq_alma.learners.plan import ModelId, StagePlan, Training
+from fairseq_alma.learners.schedule import Stage, stages
 from fairseq_alma.runs.run_folder import RunFolder
+
+
+def plan_learner(
+    name: str, planned: Sequence[Stage], kind: str = "text", seed: int = 1, **options: Any
+) -> list[StagePlan]:
+    """Plan stages for the learner of that name."""
+    return plan_stages(build_learner(LEARNERS[kind][name], kind, seed, len(planned[0].arrivals), options), planned)
 
 
 def make_plans(num_stages: int, wait: int = 1, replay: bool = False, num_members: int = 1) -> list[StagePlan]:
     """Plan a learner that trains some members in each stage."""
     planned = []
     for stage in stages(num_stages * wait, wait, replay):
-        models = tuple(Model(stage.index, member) for member in range(num_members))
+        models = tuple(ModelId(stage.index, member) for member in range(num_members))
         planned.append(StagePlan(stage, tuple(Training(model, seed=1) for model in models), models))
     return planned
 

@@ -4,11 +4,11 @@ from pathlib import Path
 import pytest
 
 from fairseq_alma.errors import AlmaError
-from fairseq_alma.learners.plan import Model
+from fairseq_alma.learners.plan import ModelId
 from fairseq_alma.runs.live_log import LiveLog
 from fairseq_alma.runs.run_folder import RunFolder
 
-MODEL = Model(2, 1)
+MODEL = ModelId(2, 1)
 
 
 @pytest.fixture
@@ -59,7 +59,7 @@ def test_two_runs_of_one_name_do_not_share_a_folder(run, tmp_path):
 def test_a_training_that_begins_anew_loses_its_old_curves_and_no_others(run, tmp_path):
     live = LiveLog(tmp_path / "tb", "p")
     old = live.curves(run, MODEL) / "train_inner" / "events.out.tfevents.1.host.1.0"
-    other = live.curves(run, Model(2, 0)) / "train_inner" / "events.out.tfevents.1.host.1.0"
+    other = live.curves(run, ModelId(2, 0)) / "train_inner" / "events.out.tfevents.1.host.1.0"
     for path in (old, other):
         path.parent.mkdir(parents=True)
         path.touch()
@@ -73,7 +73,7 @@ def test_a_training_that_goes_on_keeps_its_identity(run):
     live = LiveLog(None, "p")
     assert live.wandb_identity(run, MODEL) == live.wandb_identity(run, MODEL)
     assert live.wandb_identity(run, MODEL)["WANDB_RESUME"] == "allow"
-    assert live.wandb_identity(run, MODEL) != live.wandb_identity(run, Model(2, 0))
+    assert live.wandb_identity(run, MODEL) != live.wandb_identity(run, ModelId(2, 0))
     assert live.wandb_environment(run, MODEL) == {"WANDB_NAME": "sm/stage-002/member-1", "WANDB_RUN_GROUP": "sm"}
 
 

@@ -8,10 +8,10 @@ from typing import Any, Mapping, Optional
 import torch
 from torch import Tensor
 
+from fairseq_alma.checkpoints import LAST_CHECKPOINT
 from fairseq_alma.checkpoints.checkpoint_file import read_checkpoint, write_checkpoint
 from fairseq_alma.errors import AlmaError
 
-LAST = "checkpoint_last.pt"
 UNFINISHED = "training.pt"
 TRAINING_KEY = "alma_image_training"
 """Key in a checkpoint's ``extra_state``: what `TrainedModel` says beside weights and configuration."""
@@ -108,7 +108,7 @@ def read_unfinished(path: Path) -> Optional[dict[str, Any]]:
 
 def remove_model(folder: Path) -> None:
     """Remove what is kept of a model, and its folder if nothing else is in it."""
-    for name in (LAST, UNFINISHED):
+    for name in (LAST_CHECKPOINT, UNFINISHED):
         (folder / name).unlink(missing_ok=True)
     if folder.is_dir() and not any(folder.iterdir()):
         folder.rmdir()

@@ -19,9 +19,10 @@ from omegaconf import OmegaConf
 
 from fairseq_alma.backends.images.image_train_options import ImageTrainOptions
 from fairseq_alma.backends.images.stage_training import TrainingSettings
-from fairseq_alma.checkpoints.model_facts import JOINT_MODEL
+from fairseq_alma.checkpoints import JOINT_MODEL
 from fairseq_alma.data.image_stream import ImageStream
 from fairseq_alma.errors import AlmaError
+from fairseq_alma.learners.plan import Growth
 from fairseq_alma.models.image_classifier import ImageClassifier, image_architectures
 from fairseq_alma.modules.images.firefly import parameters_to_add
 from fairseq_alma.modules.images.image_network import ImageNetwork
@@ -113,10 +114,11 @@ class ImageSettings:
         config = OmegaConf.merge(self.cfg.model, dict(grown)) if grown else self.cfg.model
         return self.model_class.build_members(config, self.stream.shape, self.stream.num_classes, num_members)
 
-    def check_share(self, share: float) -> None:
-        """Raise AlmaError if Firefly cannot grow by a share of the first size; the architecture is one that grows."""
-        first = [int(self.cfg.model.channels)] * NUM_CONVOLUTIONS
-        parameters_to_add(self.stream.shape[0], first, self.stream.num_classes, share)
+    def check_growth(self, growth: Growth) -> None:
+        """Raise AlmaError if the first network cannot grow so."""
+        if growth.method == "firefly":
+            first = [int(self.cfg.model.channels)] * NUM_CONVOLUTIONS
+            parameters_to_add(self.stream.shape[0], first, self.stream.num_classes, growth.share)
 
     def options_of(self, network: ImageNetwork) -> dict[str, Any]:
         """Return the options that growth has changed."""

@@ -7,11 +7,11 @@ from typing import Any, Mapping, Optional, Sequence
 import torch
 from omegaconf.errors import OmegaConfBaseException
 
-from fairseq_alma.backends.images.image_checkpoints import LAST, TrainedModel, read_model, remove_model, write_model
+from fairseq_alma.backends.images.image_checkpoints import TrainedModel, read_model, remove_model, write_model
 from fairseq_alma.backends.images.image_settings import ImageSettings
 from fairseq_alma.backends.images.network_flops import NetworkFlops, count_flops
 from fairseq_alma.errors import AlmaError
-from fairseq_alma.learners.plan import Model
+from fairseq_alma.learners.plan import ModelId
 from fairseq_alma.modules.images.image_network import ImageNetwork
 from fairseq_alma.runs.run_folder import RunFolder
 
@@ -26,16 +26,16 @@ class ModelStore:
 
     def __init__(self, folder: RunFolder, settings: ImageSettings) -> None:
         self.folder, self.settings = folder, settings
-        self.models: dict[Model, TrainedModel] = {}
+        self.models: dict[ModelId, TrainedModel] = {}
         self.flops: dict[str, NetworkFlops] = {}
-        self.kept: Optional[set[Model]] = None
-        self.built: Optional[tuple[list[Model], ImageNetwork]] = None
+        self.kept: Optional[set[ModelId]] = None
+        self.built: Optional[tuple[list[ModelId], ImageNetwork]] = None
 
-    def __contains__(self, model: Model) -> bool:
+    def __contains__(self, model: ModelId) -> bool:
         """Tell whether a model is trained to its end."""
         return self._path(model).is_file()
 
-    def __getitem__(self, model: Model) -> TrainedModel:
+    def __getitem__(self, model: ModelId) -> TrainedModel:
         """Return a model. Raises AlmaError if it is gone."""
         if model not in self.models:
             if model not in self:
@@ -46,23 +46,23 @@ class ModelStore:
             self.models[model] = self._read(model)
         return self.models[model]
 
-    def __setitem__(self, model: Model, trained: TrainedModel) -> None:
+    def __setitem__(self, model: ModelId, trained: TrainedModel) -> None:
         """Take in a model, and write its checkpoint."""
         write_model(self._path(model), trained, self.settings.checkpoint_config(trained.grown))
         self.models[model] = trained
 
-    def keep_only(self, stage: int, needed: Sequence[Model]) -> None:
+    def keep_only(self, stage: int, needed: Sequence[ModelId]) -> None:
         """Remove the models of the stages up to ``stage``, except what ``needed`` names."""
         if self.kept is None:
-            folders = self.folder.root.glob("stage-*/member-*")
-            self.kept = {Model(_number(folder.parent), _number(folder)) for folder in folders}
+            stages = self.folder.stages_begun()
+            self.kept = {model for index in stages for model in self.folder.models_of(index)}
         gone = {model for model in self.kept | self.models.keys() if model.stage <= stage} - set(needed)
         for model in gone:
             remove_model(self.folder.model_folder(model))
             self.models.pop(model, None)
         self.kept = {*needed}
 
-    def network_of(self, models: Sequence[Model]) -> ImageNetwork:
+    def network_of(self, models: Sequence[ModelId]) -> ImageNetwork:
         """Build the network of trained models side by side, unless it is the one that was asked for last."""
         if self.built is None or self.built[0] != [*models]:
             network = build_network(self.settings, [self[model] for model in models])
@@ -79,7 +79,7 @@ class ModelStore:
             self.flops = {key: count_flops(network, self.settings.stream.shape)}
         return self.flops[key]
 
-    def _read(self, model: Model) -> TrainedModel:
+    def _read(self, model: ModelId) -> TrainedModel:
         """Read a checkpoint. Raises AlmaError if its weights are not those of this run's network."""
         trained = read_model(self._path(model))
         try:
@@ -91,8 +91,8 @@ class ModelStore:
             ) from error
         return trained
 
-    def _path(self, model: Model) -> Path:
-        return self.folder.model_folder(model) / LAST
+    def _path(self, model: ModelId) -> Path:
+        return self.folder.checkpoint(model)
 
 
 def build_network(settings: ImageSettings, models: Sequence[TrainedModel]) -> ImageNetwork:
@@ -105,8 +105,3 @@ def build_network(settings: ImageSettings, models: Sequence[TrainedModel]) -> Im
         for member, model in enumerate(models):
             network.load_member_state(member, model.state)
     return network.to(settings.device)
-
-
-def _number(folder: Path) -> int:
-    """``stage-012`` and ``member-012`` are 12."""
-    return int(folder.name.rpartition("-")[2])

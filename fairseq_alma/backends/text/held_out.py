@@ -5,6 +5,7 @@ from typing import Any, Iterator
 
 from omegaconf import OmegaConf
 
+from fairseq_alma.checkpoints import LAST_CHECKPOINT
 from fairseq_alma.checkpoints.checkpoint_file import Checkpoint
 from fairseq_alma.data.stream import Stream
 from fairseq_alma.tasks.alma_lm import AlmaLMConfig, AlmaLMTask, check_dictionary
@@ -40,7 +41,7 @@ def held_out_batches(checkpoint: Checkpoint, args: argparse.Namespace) -> HeldOu
     check_dictionary(checkpoint, args.path, Stream.open(args.stream))
     length = args.tokens_per_sample or checkpoint["cfg"]["model"]["tokens_per_sample"]
     config = AlmaLMConfig(data=args.stream, tokens_per_sample=length)
-    for name, value in {"path": None, "finetune_from_model": None, "restore_file": "checkpoint_last.pt"}.items():
+    for name, value in {"path": None, "finetune_from_model": None, "restore_file": LAST_CHECKPOINT}.items():
         setattr(config, name, value)
     config.seed, config.dataset_impl, config.use_plasma_view = 1, None, False
     config.plasma_path, config.max_target_positions = "", None
