@@ -19,7 +19,7 @@ from fairseq_alma.learners.learner import (
 )
 
 SAVE_EVERY = 500
-USER_DIR = "--user-dir"
+LEARNERS_FROM = "--learners-from"  # not --user-dir: fairseq's parser looks for that in the command line of any process
 # Options of alma-stream that mean something to some learners alone: option -> kinds of data, attribute of the learner.
 OF_SOME: Mapping[str, tuple[tuple[str, ...], Optional[str]]] = {
     "member": (("text",), "trains_members_alone"),
@@ -64,7 +64,7 @@ def read_arguments(
     """
     words = list(sys.argv[1:] if argv is None else argv)
     cut = words.index("--") if "--" in words else len(words)
-    _import_user_dir(words[:cut])
+    _import_learners(words[:cut])
     parser = build_parser()
     arguments = parser.parse_args(words[:cut])
     for name in AT_LEAST_1:
@@ -193,7 +193,9 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
         default=None,
         help="text: let fairseq-train validate whenever it saves; for its log alone",
     )
-    add(USER_DIR, metavar="DIR", help="a folder or file of Python that registers further learners; imported first")
+    add(
+        LEARNERS_FROM, metavar="PATH", help="a folder or file of Python that registers further learners; imported first"
+    )
 
 
 def _add_declared(group: Any, name: str, declared: Mapping[tuple[str, str], type[Learner]]) -> None:
@@ -284,15 +286,15 @@ def _describe_learners() -> Iterable[str]:
         yield f"  {name:<9} {text}" + ("" if len(kinds) == len(KINDS) else f" [{', '.join(kinds)}]")
 
 
-def _import_user_dir(words: Sequence[str]) -> None:
-    """Import what ``--user-dir`` names, before the options of its learners are needed."""
+def _import_learners(words: Sequence[str]) -> None:
+    """Import what ``--learners-from`` names, before the options of its learners are needed."""
     reader = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    reader.add_argument(USER_DIR, default=None)
-    found = reader.parse_known_args(words)[0].user_dir
+    reader.add_argument(LEARNERS_FROM, default=None)
+    found = reader.parse_known_args(words)[0].learners_from
     if found is None:
         return
     path = Path(found).resolve()
     if not path.exists():
-        reader.error(f"{USER_DIR} {found}: no such folder or file of Python")
+        reader.error(f"{LEARNERS_FROM} {found}: no such folder or file of Python")
     sys.path.insert(0, str(path.parent))
     importlib.import_module(path.stem)

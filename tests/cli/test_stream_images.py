@@ -214,7 +214,7 @@ def test_the_commands_of_a_dry_run_are_what_the_whole_run_does(stream, tmp_path,
 
 
 def test_a_learner_from_outside_is_one_class_with_an_option_of_its_own(stream, tmp_path):
-    outside = ["--user-dir", str(Path(__file__).parents[1] / "learners" / "resetting_learner.py")]
+    outside = ["--learners-from", str(Path(__file__).parents[1] / "learners" / "resetting_learner.py")]
     help_page = subprocess.run(["alma-stream", *outside, "--help"], capture_output=True, text=True, check=True).stdout
     assert "reset     One model that begins with random weights again" in help_page
     assert "--reset-every N reset: stages from one beginning to the next (default: 2)" in " ".join(help_page.split())

@@ -1,4 +1,4 @@
-"""A learner from outside the package, for ``alma-stream --user-dir``: one class, nothing else."""
+"""A learner from outside the package, for ``alma-stream --learners-from``: one class, nothing else."""
 
 from dataclasses import dataclass, replace
 
