@@ -1,6 +1,6 @@
 """What a learner decides: the schedule of stages, the plan of each; one file per learner. No fairseq.
 
-A new learner is a class under `learner.register_learner`, here or in a folder that ``alma-stream --learners-from`` names.
+A new learner is a class under `learner.register_learner`, here or where ``alma-stream --learners-from`` looks.
 """
 
 from fairseq_alma.learners import ensemble, firefly, growing_ensemble, growing_mixture, single_model, uniform_mixture

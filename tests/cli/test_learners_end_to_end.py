@@ -68,7 +68,7 @@ def test_an_ensemble_is_one_checkpoint_that_still_works_when_all_is_tidied_up(fo
     assert left == [
         "stage-000/ensemble.pt", "stage-000/member-0/checkpoint_last.pt", "stage-000/member-1/checkpoint_last.pt"
     ]  # fmt: skip
-    evaluate = ["fairseq-eval-lm", f"{folder}/S", "--learners-from", "fairseq_alma", "--task", "alma_lm", "--cpu"]
+    evaluate = ["fairseq-eval-lm", f"{folder}/S", "--user-dir", "fairseq_alma", "--task", "alma_lm", "--cpu"]
     evaluate += ["--path", f"{folder}/ens/stage-000/ensemble.pt", "--gen-subset", "test", "--tokens-per-sample", "16"]
     done = subprocess.run(evaluate, capture_output=True, text=True)
     loss = float(re.search(r"Loss \(base 2\): (\S+),", done.stdout + done.stderr)[1])
