@@ -1,7 +1,7 @@
 """Runs of the version before are gone on with, recognised, reported, tested and repeated, with the figures of then.
 
 Commands of text take seconds each to start: by default one stage of two of its runs is gone on with. All of them, from
-every state and from the beginning: ``ALMA_COMPATIBILITY=all python -m pytest tests/compatibility`` (about ten minutes).
+every state and from the beginning: ``ALMA_COMPATIBILITY=all python -m pytest tests/compatibility``, many minutes.
 """
 
 import json
