@@ -11,6 +11,7 @@ import warnings
 from pathlib import Path
 from typing import Callable, Optional, Sequence
 
+from fairseq_alma.atomic_file import refuse_irregular
 from fairseq_alma.errors import AlmaError
 
 Main = Callable[[Optional[Sequence[str]]], Optional[int]]
@@ -101,5 +102,6 @@ def refuse_existing(out: Path, force: bool) -> None:
     """
     if out.is_dir():
         raise AlmaError(f"--out {out}: a folder; give the name of a file in it")
+    refuse_irregular(out, "--out ")
     if out.exists() and not force:
         raise AlmaError(f"--out {out}: exists already; give another name, or --force to replace it")

@@ -5,13 +5,12 @@ here needs fairseq or torch.
 """
 
 import json
-import os
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Iterable, Mapping, Optional, Union
 
-from fairseq_alma.data.file_errors import naming
+from fairseq_alma.atomic_file import open_atomically
 from fairseq_alma.data.manifest import MANIFEST, ImagesEntry, Split, StreamFile, TokenizerEntry, canonical_sha256
 from fairseq_alma.errors import AlmaError
 
@@ -197,17 +196,15 @@ class Stream:
 
 
 def write_manifest(stream: Stream, path: Path) -> None:
-    """Write a stream's manifest and have it on the disk.
+    """Write a stream's manifest atomically and have it on the disk.
 
     Args:
         stream: what to write; its ``root`` is left out.
         path: the file, ``stream.json`` in the stream's folder or on its way there.
     """
-    with naming(path), open(path, "w", encoding="utf-8") as file:
+    with open_atomically(path, "w") as file:
         json.dump(stream.to_json(), file, indent=1, ensure_ascii=False)
         file.write("\n")
-        file.flush()
-        os.fsync(file.fileno())
 
 
 def _read_json(manifest: Path) -> dict[str, Any]:

@@ -1,28 +1,18 @@
 """Small JSON files that are there whole or not at all."""
 
 import json
-import os
 from pathlib import Path
 from typing import Any, Mapping
 
+from fairseq_alma.atomic_file import open_atomically
 from fairseq_alma.errors import AlmaError
 
 
 def write_json_atomically(path: Path, content: Mapping[str, Any]) -> None:
     """Write a file that is either there whole or not at all, also after a crash of the machine."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.tmp")
-    with open(temporary, "w", encoding="utf-8") as file:
+    with open_atomically(path, "w") as file:
         json.dump(content, file, indent=2)
         file.write("\n")
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
 
 
 def read_json_object(path: Path, remedy: str) -> dict[str, Any]:

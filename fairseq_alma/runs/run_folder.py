@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 from typing import Any, Iterator, Mapping, Optional
 
+from fairseq_alma.atomic_file import sweep
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.learners.plan import Model
 from fairseq_alma.runs.json_files import read_json_object, write_json_atomically
@@ -22,6 +23,7 @@ STAGE_RECORD = "stage.json"
 CLOCK = "clock.json"
 MEMBER_CLOCK = "clock-member-{}.json"
 LOCK_PATIENCE_SECONDS = 30.0
+_LOCK_FILE = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW  # it is written into: never into what a link points to
 
 
 class RunFolder:
@@ -94,6 +96,8 @@ class RunFolder:
         """
         folder = self.stage_folder(stage)
         with _locked(folder / ".lock", f"{folder}") as descriptor:
+            for abandoned in (folder, *folder.glob("member-*")):
+                sweep(abandoned)
             yield descriptor
 
     @contextlib.contextmanager
@@ -108,6 +112,7 @@ class RunFolder:
             _locked(folder / ".lock", f"{folder}", shared=True) as stage,
             _locked(folder / f".lock-member-{model.member}", f"{self.model_folder(model)}") as member,
         ):
+            sweep(self.model_folder(model))
             yield [stage, member]
 
     @contextlib.contextmanager
@@ -115,7 +120,7 @@ class RunFolder:
         """Hold the lock of run.json for a moment; whoever comes second waits. Nothing is left in a folder of others."""
         self._refuse_other_folder()
         self.root.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(self.root / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
+        descriptor = os.open(self.root / ".lock", _LOCK_FILE, 0o644)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
             yield
@@ -148,7 +153,7 @@ class RunFolder:
 @contextlib.contextmanager
 def _locked(path: Path, what: str, shared: bool = False) -> Iterator[int]:
     path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    descriptor = os.open(path, _LOCK_FILE, 0o644)
     try:
         _lock(descriptor, what, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
         yield descriptor
