@@ -10,8 +10,7 @@ from typing import Iterator, Union
 
 import numpy as np
 
-from fairseq_alma.data.file_errors import naming
-from fairseq_alma.errors import AlmaError
+from fairseq_alma.errors import AlmaError, naming
 
 NUM_FAIRSEQ_SYMBOLS = 4  # fairseq's Dictionary begins with <s> <pad> </s> <unk>, so unit u has id u + 4
 EOS = 2
