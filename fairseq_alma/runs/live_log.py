@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Mapping, Optional
 
 from fairseq_alma.errors import AlmaError
+from fairseq_alma.json_files import read_json_object, write_json_atomically
 from fairseq_alma.learners.plan import Model
-from fairseq_alma.runs.json_files import read_json_object, write_json_atomically
 from fairseq_alma.runs.run_folder import RUN_RECORD, RunFolder
 from fairseq_alma.runs.tensorboard_files import rewind_curves
 

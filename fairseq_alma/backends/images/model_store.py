@@ -54,8 +54,7 @@ class ModelStore:
     def keep_only(self, stage: int, needed: Sequence[Model]) -> None:
         """Remove the models of the stages up to ``stage``, except what ``needed`` names."""
         if self.kept is None:
-            folders = self.folder.root.glob("stage-*/member-*")
-            self.kept = {Model(_number(folder.parent), _number(folder)) for folder in folders}
+            self.kept = {model for each in self.folder.stages() for model in self.folder.members(each)}
         gone = {model for model in self.kept | self.models.keys() if model.stage <= stage} - set(needed)
         for model in gone:
             remove_model(self.folder.model_folder(model))
@@ -105,8 +104,3 @@ def build_network(settings: ImageSettings, models: Sequence[TrainedModel]) -> Im
         for member, model in enumerate(models):
             network.load_member_state(member, model.state)
     return network.to(settings.device)
-
-
-def _number(folder: Path) -> int:
-    """``stage-012`` and ``member-012`` are 12."""
-    return int(folder.name.rpartition("-")[2])

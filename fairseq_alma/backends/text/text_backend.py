@@ -111,12 +111,11 @@ class TextBackend:
         """Remove checkpoints that neither a later stage nor the report needs; see `loop.Backend`."""
         for index in range(stage + 1):
             here = self.folder.stage_folder(index)
-            for folder in sorted(here.glob("member-*")):
-                model = Model(index, int(folder.name.removeprefix("member-")))
+            for model in self.folder.members(index):
                 if model in needed:
                     self._strip(model)
                 else:
-                    checkpoints.remove_all(folder)
+                    checkpoints.remove_all(self.folder.model_folder(model))
             (here / GROWN).unlink(missing_ok=True)
             if index < stage:
                 # Its members may be gone, and a later stage has one of its own.
