@@ -17,12 +17,10 @@ from data_prep.text.source import SPOOLED, STANDARD_INPUT, Source, find_sources,
 from data_prep.text.survey import Survey, survey_documents
 from data_prep.text.writing import TrainingJob, choose_sample, write_sets
 from fairseq_alma.data.manifest import Split, StreamFile, TokenizerEntry
-from fairseq_alma.data.stream import Stream, megabatch_name
+from fairseq_alma.data.stream import DICTIONARY, Stream, megabatch_name
 from fairseq_alma.data.token_file import NUM_FAIRSEQ_SYMBOLS, TokenFile
 from fairseq_alma.data.tokenizer import FILE_NAMES, TOKENIZER_FOLDER, StreamTokenizer
 from fairseq_alma.errors import AlmaError, naming
-
-DICTIONARY = "dict.txt"
 
 
 def prepare(options: PrepOptions) -> Optional[Stream]:
