@@ -51,7 +51,7 @@ class ImageJob:
         self.arguments = arguments
         self.images = ImageStream.open(stream.root)
         try:
-            self.options = ImageTrainOptions(words, arguments.learner, self.images.augment)
+            self.options = ImageTrainOptions(words, arguments.learner, self.images.has_photographs)
         except ValueError as error:
             parser.error(str(error))
 

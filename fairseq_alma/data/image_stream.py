@@ -14,6 +14,7 @@ from fairseq_alma.data.npy_file import read_npy
 from fairseq_alma.data.stream import Stream, megabatch_valid_name
 from fairseq_alma.errors import AlmaError
 
+_SMALLEST_PHOTOGRAPH = 16  # pixels a side; less would leave nothing after the poolings of a VGG
 _REMEDY = "prepare the stream again, or copy this file again from where it is whole"
 
 
@@ -82,6 +83,11 @@ class ImageStream:
     def augment(self) -> bool:
         """Whether training crops and flips at random."""
         return self._entry.augment
+
+    @property
+    def has_photographs(self) -> bool:
+        """Whether the images are photographs, as CIFAR's, rather than digits: three channels, 16 pixels a side or more."""
+        return self.shape[0] == 3 and min(self.shape[1:]) >= _SMALLEST_PHOTOGRAPH
 
     @property
     def dataset(self) -> str:

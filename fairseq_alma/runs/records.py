@@ -126,6 +126,12 @@ class ImageStage(StageRecord, frozen=True, kw_only=True):
     after_growth: Optional[ImageGrowth] = None
 
 
+class WandbRecord(Struct, frozen=True):
+    """``wandb.json``: what Weights & Biases knows a run or a training by."""
+
+    id: Name
+
+
 class ClockRecord(Struct, frozen=True):
     """``clock.json``: seconds of the launches before, and since when the present one runs (seconds since 1970)."""
 
