@@ -86,7 +86,7 @@ class ImageStream:
 
     @property
     def has_photographs(self) -> bool:
-        """Whether the images are photographs, as CIFAR's, rather than digits: three channels, 16 pixels a side or more."""
+        """Whether the images are photographs as CIFAR's rather than digits: three channels, 16 x 16 pixels or more."""
         return self.shape[0] == 3 and min(self.shape[1:]) >= _SMALLEST_PHOTOGRAPH
 
     @property
