@@ -1,7 +1,11 @@
-"""The one exception that tells a user what to correct.
+"""The one exception that tells a user what to correct, and the file's name for faults of the disk.
 
-It stands here because every layer raises it: data files, the fairseq plugins and the commands.
+They stand here because every layer raises them: data files, the fairseq plugins and the commands.
 """
+
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Iterator
 
 
 class AlmaError(SystemExit, ValueError):
@@ -17,3 +21,14 @@ class AlmaError(SystemExit, ValueError):
 
     def __str__(self) -> str:
         return str(self.code)
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Put the path into an ``OSError`` that names no file: Python names it when opening fails, but not when writing."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None:
+            error.filename = str(path)
+        raise

@@ -39,7 +39,7 @@ def read_figures(path: Path, complain: Optional[Complain] = None) -> RunFigures:
         AlmaError: the folder is no run, or one of its records is damaged; names the file.
     """
     folder = RunFolder(path)
-    run = folder.read_run() if path.is_dir() else None
+    run = folder.read_run("leave this folder out, or run it anew") if path.is_dir() else None
     if run is None:
         found = f"no {RUN_RECORD} in it" if path.is_dir() else "a file" if path.exists() else "no such folder"
         raise AlmaError(f"{path}: {found}, so this is no run; give a folder that alma-stream wrote (--run)")
@@ -87,9 +87,8 @@ def _figures(path: Path, run: Mapping[str, Any], records: list[Mapping[str, Any]
 
 def _read_records(folder: RunFolder, kind: str, complain: Optional[Complain]) -> list[Mapping[str, Any]]:
     """Read the records of all complete stages, in order."""
-    numbers = sorted(int(path.parent.name.removeprefix("stage-")) for path in folder.root.glob("stage-*/stage.json"))
     records: list[Mapping[str, Any]] = []
-    for number in numbers:
+    for number in folder.stages():
         try:
             record = folder.read_stage(number)
             if record is not None:

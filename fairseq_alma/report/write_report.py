@@ -1,10 +1,10 @@
 """Writes a whole report into a folder: tables, findings, figures and the page that holds them all."""
 
-import os
 import sys
 from pathlib import Path
 from typing import Optional, Sequence
 
+from fairseq_alma.atomic_file import open_atomically
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.report.figures import FigureFile, draw_all
 from fairseq_alma.report.findings import Finding, Verdict, all_findings
@@ -98,6 +98,5 @@ def _are_told(findings: Findings) -> bool:
 
 
 def _write(path: Path, text: str) -> None:
-    temporary = path.with_name(f".{path.name}.tmp")
-    temporary.write_text(text, encoding="utf-8")
-    os.replace(temporary, path)
+    with open_atomically(path, "w") as file:
+        file.write(text)

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Mapping, Optional
 
 from fairseq_alma.errors import AlmaError
+from fairseq_alma.json_files import as_record, read_json_object, write_json_atomically
 from fairseq_alma.learners.plan import ModelId
-from fairseq_alma.runs.json_files import read_json_object, write_json_atomically
+from fairseq_alma.runs.records import WandbRecord
 from fairseq_alma.runs.run_folder import RUN_RECORD, RunFolder
 from fairseq_alma.runs.tensorboard_files import rewind_curves
 
@@ -119,7 +120,8 @@ def wandb_id(path: Path) -> str:
     """
     if not path.is_file():
         write_json_atomically(path, {"id": secrets.token_hex(4)})
-    return str(read_json_object(path, "remove the file; its curves begin anew")["id"])
+    remedy = "remove the file; its curves begin anew"
+    return as_record(read_json_object(path, remedy), WandbRecord, path, remedy).id
 
 
 def _training_record(run: RunFolder, model: ModelId) -> Path:

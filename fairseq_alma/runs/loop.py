@@ -14,9 +14,6 @@ from fairseq_alma.runs.retention import NeededModels
 from fairseq_alma.runs.run_display import RunDisplay
 from fairseq_alma.runs.run_folder import STAGE_RECORD, RunFolder
 
-_READ = ("num_params", "num_updates", "train_flops", "wall_seconds", "valid", "test")
-"""What is read of the records of stages that were complete before."""
-
 
 @dataclass(frozen=True)
 class Run:
@@ -216,15 +213,9 @@ def _complete_record(folder: RunFolder, plan: StagePlan) -> Optional[dict[str, A
     if record is None:
         return None
     path = folder.stage_folder(plan.stage.index) / STAGE_RECORD
-    missing = [name for name in ("megabatches", *_READ) if name not in record]
-    if missing:
+    if record["megabatches"] != list(plan.stage.megabatches):
         raise AlmaError(
-            f"{path}: damaged, no {', '.join(missing)} in it; remove the file, and the same alma-stream command runs "
-            "the stage again"
-        )
-    if record.get("megabatches") != list(plan.stage.megabatches):
-        raise AlmaError(
-            f"{path}: trained on mega-batches {record.get('megabatches')}, but the stream as it is now gives this "
+            f"{path}: trained on mega-batches {record['megabatches']}, but the stream as it is now gives this "
             f"stage {list(plan.stage.megabatches)}; a stream that is to grow needs --drop-rest; give another --run"
         )
     return record

@@ -58,7 +58,7 @@ def require_same_run(path: str, before: Mapping[str, Any], now: Mapping[str, Any
 
     Args:
         path: of run.json, for messages.
-        before: its content.
+        before: its content, as `RunFolder.read_run` returns it.
         now: the content that the command would write.
         stream: as it is now; mega-batches may have been appended since the run began.
 
@@ -68,18 +68,16 @@ def require_same_run(path: str, before: Mapping[str, Any], now: Mapping[str, Any
     Raises:
         AlmaError: an option or the stream differs; names it.
     """
-    try:
-        differences = _differences(before, now)
-        known = int(before["stream"]["num_megabatches"])
-        fingerprint = before["stream"]["fingerprint"]
-        notes = [
-            f"note: {path} was begun with {name} {before['versions'].get(name)}, this is {version}; the figures may "
-            "differ in their last digits"
-            for name, version in now["versions"].items()
-            if before["versions"].get(name) != version
-        ]
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
-        raise AlmaError(f"{path}: damaged ({error!r}); give another --run folder, or remove this one") from error
+    differences = _differences(before, now)
+    known = before["stream"]["num_megabatches"]
+    fingerprint = before["stream"]["fingerprint"]
+    then = before.get("versions", {})
+    notes = [
+        f"note: {path} was begun with {name} {then.get(name)}, this is {version}; the figures may differ in their last "
+        "digits"
+        for name, version in now["versions"].items()
+        if then.get(name) != version
+    ]
     if differences:
         raise AlmaError(
             f"{path}: the run was begun with other options ({'; '.join(differences)}); give the same options, "

@@ -118,6 +118,42 @@ def test_an_interruption_is_one_line_and_status_130() -> None:
     assert complaints == "interrupted; nothing half-written is left, and the same command goes on or begins again\n"
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_to_end_tidies_up_and_gives_status_128_and_its_number(number: signal.Signals) -> None:
+    process = subprocess.Popen(
+        as_command(
+            "import time\n    try:\n        print('ready', flush=True); time.sleep(60)\n"
+            "    finally:\n        print('tidy', flush=True)"
+        ),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout.readline() == "ready\n"
+    process.send_signal(number)
+    out, complaints = process.communicate(timeout=60)
+    assert (process.returncode, out) == (128 + number, "tidy\n")
+    assert complaints.count("\n") == 1
+    assert complaints.startswith(f"{number.name}: ended; nothing half-written is left")
+
+
+def test_signals_are_the_callers_again_after_a_command() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does
+    try:
+        seen = []
+
+        @command
+        def main(argv=None):
+            seen.extend(signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGHUP))
+
+        main([])
+        assert seen[0] is not signal.SIG_DFL
+        assert seen[1] is signal.SIG_IGN
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
 def test_a_usage_error_keeps_status_2(tmp_path: Path) -> None:
     ended = run_command("import argparse; argparse.ArgumentParser().parse_args(['--unknown'])", cwd=tmp_path)
     assert ended.returncode == 2

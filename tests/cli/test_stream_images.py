@@ -61,6 +61,15 @@ def test_a_learner_goes_through_a_stream(options, members, stages, stream, tmp_p
     assert found[-1]["megabatches"][-1] == 5
 
 
+@pytest.mark.parametrize("augment", [False, True])
+@pytest.mark.parametrize(("shape", "arch"), [((1, 32, 32), "mlp"), ((3, 16, 16), "vgg"), ((3, 8, 8), "mlp")])
+def test_the_shape_decides_the_default_network_and_augmenting_does_not(shape, arch, augment, tmp_path, capsys):
+    small = make_stream(tmp_path / "S", num_megabatches=2, num_train=40, shape=shape, augment=augment)
+    assert main(["--stream", str(small), "--run", str(tmp_path / "R"), "--dry-run"]) == 0
+    out = capsys.readouterr().out
+    assert f"--arch alma_{arch} --optimizer {'sgd' if arch == 'vgg' else 'adadelta'} " in out
+
+
 def test_a_learner_learns(stream, tmp_path):
     found = run(stream, tmp_path / "R", words=("--", "--width", "16", "--max-epoch", "30", "--cpu"))
     assert found[-1]["test"]["error"] < 0.1 < 0.75 - found[0]["test"]["error"]

@@ -15,7 +15,8 @@ SHA = "0" * 64
 def write_manifest(root: Path, num_megabatches: int, seed: int = 1) -> Stream:
     """Write a stream.json of text whose files are not there."""
     names = [*(megabatch_name(t) for t in range(num_megabatches)), "valid", "test"]
-    splits = tuple(Split(name, (StreamFile(f"{name}.bin", 8, SHA),), 2, 40, 100, 400) for name in names)
+    files = {name: tuple(StreamFile(f"{name}{suffix}", 8, SHA) for suffix in (".bin", ".idx")) for name in names}
+    splits = tuple(Split(name, files[name], 2, 40, 100, 400) for name in names)
     tokenizer = TokenizerEntry.describe("tokenizers", 50, [StreamFile("tokenizer/tokenizer.json", 3, SHA)])
     stream = Stream(root, "text", seed, splits, tokenizer, StreamFile("dict.txt", 3, SHA))
     root.mkdir(parents=True, exist_ok=True)

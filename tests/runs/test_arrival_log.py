@@ -5,7 +5,7 @@ from fairseq_alma.runs import arrival_log
 from fairseq_alma.runs.arrival_log import ArrivalLog, sinks_of
 from fairseq_alma.runs.live_log import LiveLog
 from fairseq_alma.runs.run_folder import RunFolder
-from tests.runs.runs import complete, make_plans
+from tests.runs.runs import RUN, complete, make_plans
 
 
 class MemorySink:
@@ -37,7 +37,7 @@ def clock(monkeypatch):
 @pytest.fixture
 def run(tmp_path):
     run = RunFolder(tmp_path / "R")
-    run.write_run({})
+    run.write_run(RUN)
     return run
 
 

@@ -27,8 +27,9 @@ def test_each_complete_stage_is_a_point_at_the_arrival_that_began_it(run):
     assert figure(points, "total/train_flops") == {0: 5000.0, 1: 12000.0}
     assert points[0].seconds == 1000.0
     assert set(points[0].figures) == {
-        "test/loss", "test/ppl", "valid/loss", "valid/ppl", "stage/num_params", "stage/num_updates",
-        "stage/train_tokens", "stage/train_flops", "stage/wall_seconds", "total/train_flops",
+        "test/loss", "test/ppl", "valid/loss", "valid/ppl", "stage/num_params", "stage/num_experts",
+        "stage/num_members", "stage/num_updates", "stage/train_tokens", "stage/train_flops",
+        "stage/test_flops_per_token", "stage/wall_seconds", "total/train_flops",
     }  # fmt: skip
 
 
@@ -53,7 +54,9 @@ def test_nothing_is_carried_over_a_stage_that_is_missing(run):
 
 def test_figures_right_after_growth_and_of_images_keep_their_names(run):
     (plan,) = make_plans(1)
-    complete(run, plan, ppl=4.0, test={"loss": 0.1, "error": 0.03}, after_growth={"valid": {"loss": 5.0}})
+    of_images = {"train_images": 1000, "test_flops_per_image": 3, "valid": {"loss": 0.2, "error": 0.05}}
+    grown = {"valid": {"loss": 5.0, "error": 0.5}}
+    complete(run, plan, ppl=4.0, test={"loss": 0.1, "error": 0.03}, after_growth=grown, **of_images)
     (point,) = arrival_points(run, [plan])
     assert point.figures["test/error"] == 0.03
     assert point.figures["after_growth/valid/loss"] == 5.0

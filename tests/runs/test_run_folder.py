@@ -7,8 +7,8 @@ import time
 import pytest
 
 from fairseq_alma.errors import AlmaError
+from fairseq_alma.json_files import write_json_atomically
 from fairseq_alma.learners.plan import ModelId
-from fairseq_alma.runs.json_files import write_json_atomically
 from fairseq_alma.runs.run_folder import RunFolder
 from fairseq_alma.runs.stage_clock import StageClock
 

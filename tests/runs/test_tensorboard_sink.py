@@ -9,6 +9,7 @@ from fairseq_alma.runs.live_log import LiveLog
 from fairseq_alma.runs.run_folder import RunFolder
 from fairseq_alma.runs.tensorboard_sink import TensorBoardSink
 from tests.runs.curves import Curves
+from tests.runs.runs import RUN
 
 POINTS = [Point(2, 1000.0, {"test/ppl": 40.0}), Point(3, 2000.0, {"test/ppl": 30.0, "stage/train_flops": 1e15})]
 
@@ -16,7 +17,7 @@ POINTS = [Point(2, 1000.0, {"test/ppl": 40.0}), Point(3, 2000.0, {"test/ppl": 30
 @pytest.fixture
 def run(tmp_path):
     run = RunFolder(tmp_path / "R")
-    run.write_run({"learner": "sm"})
+    run.write_run(RUN)
     return run
 
 

@@ -1,6 +1,5 @@
 """Checkpoints of models of images: plain fairseq checkpoints, and the file that an unfinished training goes on from."""
 
-import os
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Mapping, Optional
@@ -8,6 +7,7 @@ from typing import Any, Mapping, Optional
 import torch
 from torch import Tensor
 
+from fairseq_alma.atomic_file import open_atomically
 from fairseq_alma.checkpoints import LAST_CHECKPOINT
 from fairseq_alma.checkpoints.checkpoint_file import read_checkpoint, write_checkpoint
 from fairseq_alma.errors import AlmaError
@@ -87,10 +87,8 @@ def read_model(path: Path) -> TrainedModel:
 
 def write_unfinished(path: Path, state: Mapping[str, Any]) -> None:
     """Save a training that goes on; the file before stays until the new one is whole."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.tmp")
-    torch.save(dict(state), temporary)
-    os.replace(temporary, path)
+    with open_atomically(path) as file:
+        torch.save(dict(state), file)
 
 
 def read_unfinished(path: Path) -> Optional[dict[str, Any]]:

@@ -40,7 +40,7 @@ class ImageJob:
         assert stream is not None  # of text, where there is none
         self.request, self.own_words = request, own_words
         self.images = ImageStream.open(stream.root)
-        self.options = ImageTrainOptions(words, request.learner, self.images.augment)
+        self.options = ImageTrainOptions(words, request.learner, self.images.has_photographs)
 
     def train_options(self) -> dict[str, str]:
         """Return what run.json says of the options after ``--``, the paper's values included."""

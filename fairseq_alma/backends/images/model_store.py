@@ -54,8 +54,7 @@ class ModelStore:
     def keep_only(self, stage: int, needed: Sequence[ModelId]) -> None:
         """Remove the models of the stages up to ``stage``, except what ``needed`` names."""
         if self.kept is None:
-            stages = self.folder.stages_begun()
-            self.kept = {model for index in stages for model in self.folder.models_of(index)}
+            self.kept = {model for each in self.folder.stages() for model in self.folder.members(each)}
         gone = {model for model in self.kept | self.models.keys() if model.stage <= stage} - set(needed)
         for model in gone:
             remove_model(self.folder.model_folder(model))

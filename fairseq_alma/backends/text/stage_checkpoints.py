@@ -4,7 +4,6 @@ Fairseq writes ``checkpoint_E_U.pt`` atomically and then copies it to ``checkpoi
 a restart. A kill during the copy leaves a truncated ``checkpoint_last.pt`` that no launch gets past.
 """
 
-import os
 import re
 import shutil
 import zipfile
@@ -12,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Optional
 
+from fairseq_alma.atomic_file import open_atomically
 from fairseq_alma.checkpoints import LAST_CHECKPOINT
 from fairseq_alma.errors import AlmaError
 
@@ -72,9 +72,8 @@ def repair_last(folder: Path) -> Optional[Path]:
     for _, path in sorted(found, reverse=True):
         if is_whole(path):
             # A copy, not a link: fairseq writes over checkpoint_last.pt in place.
-            copy = last.with_name(f"{LAST_CHECKPOINT}.tmp")
-            shutil.copyfile(path, copy)
-            os.replace(copy, last)
+            with open_atomically(last) as copy, open(path, "rb") as whole:
+                shutil.copyfileobj(whole, copy)
             return last
     return None
 

@@ -114,7 +114,7 @@ class TextBackend:
     def keep_only(self, folder: RunFolder, stage: int, needed: Sequence[ModelId]) -> None:
         """Remove checkpoints that neither a later stage nor the report needs; see `loop.Backend`."""
         for index in range(stage + 1):
-            for model in folder.models_of(index):
+            for model in folder.members(index):
                 if model in needed:
                     self._strip(model)
                 else:

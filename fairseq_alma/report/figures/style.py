@@ -15,6 +15,8 @@ from matplotlib.axes import Axes
 from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
 
+from fairseq_alma.atomic_file import open_atomically
+
 LEARNER_COLOURS = {
     "sm": "#0072B2",
     "ens": "#D55E00",
@@ -102,9 +104,8 @@ def save(figure: Figure, stem: Path) -> tuple[Path, Path, Path]:
     paths = []
     for ending, metadata in _METADATA.items():
         path = stem.with_name(f"{stem.name}.{ending}")
-        partial = stem.with_name(f"{stem.name}.partial.{ending}")
-        figure.savefig(partial, dpi=200, metadata=dict(metadata))
-        partial.replace(path)
+        with open_atomically(path) as file:
+            figure.savefig(file, format=ending, dpi=200, metadata=dict(metadata))
         paths.append(path)
     return paths[0], paths[1], paths[2]
 
