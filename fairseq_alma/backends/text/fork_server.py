@@ -10,6 +10,7 @@ in its own way (a traceback of its own, no exit handlers).
 """
 
 import atexit
+import contextlib
 import ctypes
 import gc
 import importlib
@@ -24,7 +25,7 @@ from argparse import Namespace
 from multiprocessing.connection import Connection, Pipe
 from multiprocessing.reduction import recv_handle, send_handle
 from pathlib import Path
-from types import CodeType, ModuleType, TracebackType
+from types import FrameType, ModuleType, TracebackType
 from typing import Any, Callable, Mapping, NamedTuple, Optional, Sequence
 
 import fairseq_alma
@@ -46,12 +47,12 @@ PRELOADED = (
 _LOGS_AS_IMPORTED = "fairseq-eval-lm"
 # Where an import asks for a GPU, the question must not start CUDA, which does not survive a fork.
 _ASK_WITHOUT_CUDA = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
-# The script is executed here, where next to nothing is beneath it on the stack: libraries look there for whom they warn.
+# The script is executed here, where next to nothing is beneath it on the stack: libraries look there for who is warned.
 _MAIN = """\
 import {0} as server
-code, variables = server.serve({1})
+path, script = server.serve({1})
 try:
-    exec(code, variables)
+    exec(compile(path.read_bytes(), path, "exec"), script)
 except SystemExit as ending:
     server.leave(ending)
 """
@@ -80,6 +81,7 @@ class ForkServer:
 
     def __init__(self) -> None:
         self.surroundings = _surroundings()
+        self.command: Optional[ForkedCommand] = None
         self.connection, theirs = Pipe()
         with theirs:
             self.process = subprocess.Popen(
@@ -90,7 +92,7 @@ class ForkServer:
                 stderr=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,
-                preexec_fn=die_with_parent(),
+                preexec_fn=die_with_parent(signal.SIGTERM),
             )
 
     def is_like_here(self) -> bool:
@@ -98,23 +100,26 @@ class ForkServer:
         return self.surroundings == _surroundings()
 
     def begin(self, request: Request, files: Sequence[int]) -> "Optional[ForkedCommand]":
-        """Begin a command; None if the server has ended, because fairseq cannot be imported, say."""
+        """Begin a command; None if the server is busy, or has ended: because fairseq cannot be imported, say."""
+        if self.command is not None and self.command.poll() is None:
+            return None
         try:
             self.connection.send(tuple(request))
             for file in files:
                 send_handle(self.connection, file, self.process.pid)
-            return ForkedCommand(self.connection.recv(), self.connection)
+            self.command = ForkedCommand(self.connection.recv(), self.connection)
+            return self.command
         except (OSError, EOFError):
             return None
         except BaseException:
-            # Interrupted: nobody knows whether the command has begun; it ends with the server.
-            self.process.kill()
+            self.close()  # interrupted: nobody knows whether the command has begun
             raise
 
     def close(self) -> None:
-        """End the process."""
-        self.connection.close()
+        """End the process, and what is left of a command."""
+        self.process.kill()
         self.process.wait()
+        self.connection.close()
 
 
 _server: Optional[ForkServer] = None
@@ -182,7 +187,7 @@ def is_script_of_this_python(program: str) -> bool:
     return not start and path.parent == ours.parent and path.is_file() and path.samefile(ours)
 
 
-def die_with_parent() -> Optional[Callable[[], None]]:
+def die_with_parent(by: signal.Signals = signal.SIGKILL) -> Optional[Callable[[], None]]:
     """Return what a child does before it begins, so that ``kill -9`` on us ends it too (Linux)."""
     if not sys.platform.startswith("linux"):
         return None
@@ -190,7 +195,7 @@ def die_with_parent() -> Optional[Callable[[], None]]:
     parent = os.getpid()
 
     def prepare() -> None:
-        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        libc.prctl(_PR_SET_PDEATHSIG, by)
         if os.getppid() != parent:
             os._exit(1)
 
@@ -202,14 +207,14 @@ def _surroundings() -> tuple[dict[str, str], int, int]:
     return dict(os.environ), folder.st_dev, folder.st_ino
 
 
-def serve(file: int) -> tuple[CodeType, dict[str, Any]]:
+def serve(file: int) -> tuple[Path, dict[str, Any]]:
     """Be the server; return in a child of it, ready to be the command.
 
     Args:
         file: descriptor of a connection to alma-stream.
 
     Returns:
-        Code and variables of the command's script.
+        Path and variables of the command's script.
     """
     _import_all()
     with Connection(file) as connection:
@@ -217,7 +222,7 @@ def serve(file: int) -> tuple[CodeType, dict[str, Any]]:
     _become(request, files)
     script = sys.modules["__main__"] = ModuleType("__main__")
     script.__file__ = request.program
-    return compile(Path(request.program).read_bytes(), request.program, "exec"), vars(script)
+    return Path(request.program), vars(script)
 
 
 def _import_all() -> None:
@@ -240,7 +245,15 @@ def _import_all() -> None:
 
 def _await_request(connection: "Connection") -> tuple[Request, list[int]]:
     """Fork for each request; return in the child, with the request and its file descriptors."""
-    die = die_with_parent()
+    die, group = die_with_parent(), None
+
+    def end(number: int, frame: Optional[FrameType]) -> None:
+        if group is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(group, signal.SIGKILL)  # workers of the command too
+        os._exit(1)
+
+    before = signal.signal(signal.SIGTERM, end)
     while True:
         try:
             request = Request(*connection.recv())
@@ -249,15 +262,18 @@ def _await_request(connection: "Connection") -> tuple[Request, list[int]]:
         files = [recv_handle(connection) for _ in range(request.num_files)]
         child = os.fork()
         if child == 0:
+            signal.signal(signal.SIGTERM, before)
             if die is not None:
                 die()
             os.setsid()
             # From here, because alma-stream sends its signals to the group.
             connection.send(os.getpid())
             return request, files
+        group = child
         for file in files:
             os.close(file)
         _, status = os.waitpid(child, 0)
+        group = None
         connection.send(os.waitstatus_to_exitcode(status))
 
 
