@@ -3,6 +3,18 @@
 It stands here because every layer raises it: data files, the fairseq plugins and the commands.
 """
 
+import unicodedata
+
+
+def printable(text: str) -> str:
+    r"""Spell out what would steer a terminal: ``\x1b`` for an escape, as file names and tampered files may hold any."""
+    if text.isprintable():
+        return text
+    return "".join(
+        char if char.isprintable() or unicodedata.category(char) == "Zs" else char.encode("unicode_escape").decode()
+        for char in text
+    )
+
 
 class AlmaError(SystemExit, ValueError):
     """Report bad input in one line: the file or flag, what was found, the rule, the next step.
@@ -13,7 +25,7 @@ class AlmaError(SystemExit, ValueError):
     """
 
     def __init__(self, message: str) -> None:
-        super().__init__(" ".join(message.split()))
+        super().__init__(printable(" ".join(message.split())))
 
     def __str__(self) -> str:
         return str(self.code)

@@ -8,7 +8,7 @@ import pytest
 
 # A layer may import itself and what stands before it; layers in one tuple stand side by side.
 LAYERS = (
-    ("errors",),
+    ("errors", "terminal"),
     ("metrics", "data", "checkpoints", "growth"),
     ("learners",),  # the schedule of Algorithm 1, which the task asks for, and what a learner decides
     ("modules", "runs"),
@@ -20,8 +20,8 @@ LAYERS = (
     ("cli",),
 )
 LEVELS = {layer: level for level, layers in enumerate(LAYERS) for layer in layers}
-WITHOUT_FAIRSEQ = ("errors", "metrics", "data", "checkpoints", "growth", "learners", "runs", "report")
-FOR_DATA_PREP = ("fairseq_alma.data", "fairseq_alma.errors", "fairseq_alma.cli.entry")
+WITHOUT_FAIRSEQ = ("errors", "terminal", "metrics", "data", "checkpoints", "growth", "learners", "runs", "report")
+FOR_DATA_PREP = ("fairseq_alma.data", "fairseq_alma.errors", "fairseq_alma.terminal", "fairseq_alma.cli.entry")
 LANGUAGE_WORDS = {"language", "text", "lm", "switch", "tokenizer", "token", "tokens"}
 VISION_WORDS = {"image", "images", "vision", "vgg", "mlp", "firefly"}
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Callable, Optional, Sequence
 
 from fairseq_alma.errors import AlmaError
+from fairseq_alma.terminal import discard
 
 Main = Callable[[Optional[Sequence[str]]], Optional[int]]
 
@@ -30,6 +31,7 @@ def command(main: Main) -> Main:
 
     @functools.wraps(main)
     def wrapped(argv: Optional[Sequence[str]] = None) -> Optional[int]:
+        open_closed_streams()
         quiet_libraries()
         try:
             status = main(argv)
@@ -51,6 +53,16 @@ def command(main: Main) -> Main:
             raise AlmaError(describe_os_error(error)) from error
 
     return wrapped
+
+
+def open_closed_streams() -> None:
+    """Point standard streams that were closed (``>&-``) at nothing, before another file gets their number."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # it gets the lowest number that is free
+            setattr(sys, name, os.fdopen(number, "r" if number == 0 else "w", closefd=False))
 
 
 def quiet_libraries() -> None:
@@ -79,7 +91,7 @@ def discard_unwritable_output() -> None:
     try:
         sys.stdout.flush()
     except OSError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        discard(sys.stdout)
 
 
 def describe_os_error(error: OSError) -> str:

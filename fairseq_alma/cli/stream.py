@@ -14,12 +14,13 @@ from fairseq_alma.cli.stream_text import TextJob
 from fairseq_alma.data.stream import Stream
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.learners.plan import StagePlan
-from fairseq_alma.runs.arrival_log import ArrivalLog, sinks_of
-from fairseq_alma.runs.live_log import LiveLog
+from fairseq_alma.runs.arrival_curves import ArrivalCurves
+from fairseq_alma.runs.curve_options import CurveOptions
 from fairseq_alma.runs.loop import Backend, each_stage, in_step, train_member
 from fairseq_alma.runs.run_display import RunDisplay
 from fairseq_alma.runs.run_folder import RUN_RECORD, RunFolder
 from fairseq_alma.runs.run_record import describe_run, require_same_run
+from fairseq_alma.terminal import tell
 
 
 class Job(Protocol):
@@ -61,7 +62,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         job = TextJob(parser, arguments, words, stream)
     else:
         job = ImageJob(parser, arguments, words, stream)
-    live = _live_log(parser, job)
+    curves = _curve_options(parser, job)
     num_megabatches = arguments.megabatches if stream is None else stream.num_megabatches
     plans = {seed: plan_run(parser, arguments, num_megabatches, kind, seed) for seed in arguments.seed}
     if arguments.dry_run:
@@ -71,7 +72,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     assert stream is not None
     signal.signal(signal.SIGTERM, _terminate)
     job.check()
-    _run(arguments, job, plans, stream, live)
+    _run(arguments, job, plans, stream, curves)
     return 0
 
 
@@ -80,7 +81,7 @@ def _run(
     job: Job,
     plans: Mapping[int, Sequence[StagePlan]],
     stream: Stream,
-    live: LiveLog,
+    curves: CurveOptions,
 ) -> None:
     """Run the plans of every seed, in step."""
     folders = {seed: _folder_of(arguments, seed) for seed in plans}
@@ -89,9 +90,9 @@ def _run(
     with contextlib.ExitStack() as displays:
         runs = []
         for seed, folder in folders.items():
-            log = ArrivalLog(folder, plans[seed], sinks_of(folder, live))
+            shown = ArrivalCurves(folder, plans[seed], curves.sinks(folder))
             name = f"seed {seed}, " if len(plans) > 1 else ""
-            display = RunDisplay(plans[seed], job.unit, job.work(), arguments.stage, arguments.member, log, name)
+            display = RunDisplay(plans[seed], job.unit, job.work(), arguments.stage, arguments.member, shown, name)
             runs.append((folder, displays.enter_context(display), plans[seed]))
         backends = job.backends(runs)
         if arguments.member is not None:
@@ -107,7 +108,7 @@ def _run(
     what = "the run" if arguments.stage is None else "the stage"
     for folder, number in zip(folders.values(), num_run, strict=True):
         if not number:
-            print(f"{folder.root}: nothing to do, {what} is complete")
+            tell(f"{folder.root}: nothing to do, {what} is complete", sys.stdout)
 
 
 def _folder_of(arguments: argparse.Namespace, seed: int) -> RunFolder:
@@ -128,10 +129,10 @@ def _open_stream(arguments: argparse.Namespace) -> Optional[Stream]:
     return stream
 
 
-def _live_log(parser: argparse.ArgumentParser, job: Job) -> LiveLog:
+def _curve_options(parser: argparse.ArgumentParser, job: Job) -> CurveOptions:
     """Return the curves that the user wants to watch."""
     try:
-        return LiveLog.from_options(job.train_options())
+        return CurveOptions.from_options(job.train_options())
     except ValueError as error:
         parser.error(str(error))
 
@@ -149,9 +150,9 @@ def _begin(folder: RunFolder, arguments: argparse.Namespace, seed: int, job: Job
             folder.replace_run(record)
         elif before != record:
             for note in require_same_run(str(folder.root / RUN_RECORD), before, record, stream):
-                print(note, file=sys.stderr)
+                tell(note, sys.stderr)
 
 
 def _terminate(number: int, frame: Optional[FrameType]) -> None:
-    print("terminated; the same command goes on from what is complete", file=sys.stderr)
+    tell("terminated; the same command resumes from what is complete", sys.stderr)
     raise SystemExit(128 + number)
