@@ -42,7 +42,7 @@ setup(
         "sentencepiece>=0.2",
         "tokenizers>=0.20",
         "numpy>=1.26",
-        "tqdm>=4.60",
+        "rich>=13.7",
         "jinja2>=3.1",
         "msgspec>=0.19",
     ],

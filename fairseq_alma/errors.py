@@ -3,9 +3,20 @@
 They stand here because every layer raises them: data files, the fairseq plugins and the commands.
 """
 
+import unicodedata
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Iterator
+
+
+def printable(text: str) -> str:
+    r"""Spell out what would steer a terminal: ``\x1b`` for an escape, as file names and tampered files may hold any."""
+    if text.isprintable():
+        return text
+    return "".join(
+        char if char.isprintable() or unicodedata.category(char) == "Zs" else char.encode("unicode_escape").decode()
+        for char in text
+    )
 
 
 class AlmaError(SystemExit, ValueError):
@@ -17,7 +28,7 @@ class AlmaError(SystemExit, ValueError):
     """
 
     def __init__(self, message: str) -> None:
-        super().__init__(" ".join(message.split()))
+        super().__init__(printable(" ".join(message.split())))
 
     def __str__(self) -> str:
         return str(self.code)

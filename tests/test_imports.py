@@ -8,7 +8,7 @@ import pytest
 
 # A layer may import itself and what stands before it; layers in one tuple stand side by side.
 LAYERS = (
-    ("errors", "atomic_file"),
+    ("errors", "atomic_file", "json_files", "terminal"),
     ("metrics", "data", "checkpoints", "growth"),
     ("learners",),  # the schedule of Algorithm 1, which the task asks for, and what a learner decides
     ("modules", "runs"),
@@ -20,8 +20,9 @@ LAYERS = (
     ("cli",),
 )
 LEVELS = {layer: level for level, layers in enumerate(LAYERS) for layer in layers}
-WITHOUT_FAIRSEQ = ("errors", "atomic_file", "metrics", "data", "checkpoints", "growth", "learners", "runs", "report")
-FOR_DATA_PREP = ("fairseq_alma.data", "fairseq_alma.errors", "fairseq_alma.atomic_file", "fairseq_alma.cli.entry")
+BASE = ("errors", "atomic_file", "json_files", "terminal")
+WITHOUT_FAIRSEQ = (*BASE, "metrics", "data", "checkpoints", "growth", "learners", "runs", "report")
+FOR_DATA_PREP = tuple(f"fairseq_alma.{name}" for name in (*BASE, "data", "cli.entry"))
 LANGUAGE_WORDS = {"language", "text", "lm", "switch", "tokenizer", "token", "tokens"}
 VISION_WORDS = {"image", "images", "vision", "vgg", "mlp", "firefly"}
 

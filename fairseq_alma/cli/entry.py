@@ -16,6 +16,7 @@ from typing import Callable, Iterator, Optional, Sequence
 
 from fairseq_alma.atomic_file import refuse_irregular
 from fairseq_alma.errors import AlmaError
+from fairseq_alma.terminal import discard
 
 Main = Callable[[Optional[Sequence[str]]], Optional[int]]
 
@@ -34,6 +35,7 @@ def command(main: Main) -> Main:
 
     @functools.wraps(main)
     def wrapped(argv: Optional[Sequence[str]] = None) -> Optional[int]:
+        open_closed_streams()
         quiet_libraries()
         try:
             with _signals_raise():
@@ -93,6 +95,16 @@ def _raise_signalled(number: int, frame: Optional[FrameType]) -> None:
     raise _Signalled(number)
 
 
+def open_closed_streams() -> None:
+    """Point standard streams that were closed (``>&-``) at nothing, before another file gets their number."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # it gets the lowest number that is free
+            setattr(sys, name, os.fdopen(number, "r" if number == 0 else "w", closefd=False))
+
+
 def quiet_libraries() -> None:
     """Keep from users what libraries say to their developers; warnings and errors of fairseq are shown as before.
 
@@ -119,7 +131,7 @@ def discard_unwritable_output() -> None:
     try:
         sys.stdout.flush()
     except OSError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        discard(sys.stdout)
 
 
 def describe_os_error(error: OSError) -> str:

@@ -2,9 +2,7 @@
 
 import argparse
 import contextlib
-import signal
 import sys
-from types import FrameType
 from typing import Optional, Sequence
 
 from fairseq_alma.backends.images.image_job import ImageJob
@@ -15,13 +13,14 @@ from fairseq_alma.data.stream import Stream
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.learners.learner import Learner
 from fairseq_alma.learners.plan import StagePlan
-from fairseq_alma.runs.arrival_log import ArrivalLog, sinks_of
-from fairseq_alma.runs.live_log import LiveLog
+from fairseq_alma.runs.arrival_curves import ArrivalCurves
+from fairseq_alma.runs.curve_options import CurveOptions
 from fairseq_alma.runs.loop import Run, run_stages, train_member
 from fairseq_alma.runs.request import OF_EVERY_RUN, Job, RunRequest
 from fairseq_alma.runs.run_display import RunDisplay
 from fairseq_alma.runs.run_folder import RUN_RECORD, RunFolder
 from fairseq_alma.runs.run_record import describe_run, require_same_run
+from fairseq_alma.terminal import tell
 
 
 @command
@@ -35,7 +34,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     try:
         learners = {seed: request.build_learner(kind, seed) for seed in request.seeds}
         job: Job = ImageJob(request, own_words, words, stream) if kind == "images" else TextJob(request, words, stream)
-        live = LiveLog.from_options(job.train_options())
+        curves = CurveOptions.from_options(job.train_options())
         num_megabatches = arguments.megabatches if stream is None else stream.num_megabatches
         plans = {seed: request.plan(each, kind, num_megabatches) for seed, each in learners.items()}
     except ValueError as error:
@@ -45,8 +44,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
             job.print_plan(planned)
         return 0
     assert stream is not None
-    signal.signal(signal.SIGTERM, _terminate)
-    _run(request, job, learners, plans, stream, live)
+    _run(request, job, learners, plans, stream, curves)
     return 0
 
 
@@ -56,7 +54,7 @@ def _run(
     learners: dict[int, Learner],
     plans: dict[int, list[StagePlan]],
     stream: Stream,
-    live: LiveLog,
+    curves: CurveOptions,
 ) -> None:
     """Run the plans of every seed, in step."""
     first = plans[request.seeds[0]]
@@ -67,9 +65,9 @@ def _run(
         runs = []
         for seed, planned in plans.items():
             folder = request.folder(seed)
-            log = ArrivalLog(folder, planned, sinks_of(folder, live))
+            shown = ArrivalCurves(folder, planned, curves.sinks(folder))
             name = f"seed {seed}, " if len(plans) > 1 else ""
-            display = RunDisplay(planned, job.unit, job.work(), request.stage, request.member, log, name)
+            display = RunDisplay(planned, job.unit, job.work(), request.stage, request.member, shown, name)
             runs.append(Run(folder, planned, displays.enter_context(display)))
         backend = build_backend(runs)
         if request.member is not None:
@@ -79,7 +77,7 @@ def _run(
     what = "the run" if request.stage is None else "the stage"
     for run, number in zip(runs, num_run, strict=True):
         if not number:
-            print(f"{run.folder.root}: nothing to do, {what} is complete")
+            tell(f"{run.folder.root}: nothing to do, {what} is complete", sys.stdout)
 
 
 def _open_stream(arguments: argparse.Namespace) -> Optional[Stream]:
@@ -110,9 +108,4 @@ def _begin(request: RunRequest, learner: Learner, seed: int, job: Job, stream: S
             folder.replace_run(record)
         elif before != record:
             for note in require_same_run(str(folder.root / RUN_RECORD), before, record, stream):
-                print(note, file=sys.stderr)
-
-
-def _terminate(number: int, frame: Optional[FrameType]) -> None:
-    print("terminated; the same command resumes from what is complete", file=sys.stderr)
-    raise SystemExit(128 + number)
+                tell(note, sys.stderr)

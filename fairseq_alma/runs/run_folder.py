@@ -43,6 +43,11 @@ class RunFolder:
     def __init__(self, root: Path) -> None:
         self.root = root
 
+    @property
+    def name(self) -> str:
+        """What the run is called where it is shown beside others: the name of its folder."""
+        return self.root.resolve().name
+
     def stage_folder(self, stage: int) -> Path:
         """Return RUN/stage-NNN."""
         return self.root / f"stage-{stage:03d}"

@@ -7,10 +7,10 @@ from typing import Any, Mapping, Optional
 from fairseq_alma.data.manifest import canonical_sha256
 from fairseq_alma.data.stream import Split, Stream
 from fairseq_alma.errors import AlmaError
-from fairseq_alma.runs.live_log import LIVE_OPTIONS
+from fairseq_alma.runs.curve_options import CURVE_OPTIONS
 
 # They change what is kept and shown, not what comes out.
-FREE_OPTIONS = ("keep_checkpoints", "save_every", "validate", "--log-interval", *LIVE_OPTIONS)
+FREE_OPTIONS = ("keep_checkpoints", "save_every", "validate", "--log-interval", *CURVE_OPTIONS)
 _DISTRIBUTIONS = {"torch": ("torch",), "fairseq": ("ve-fairseq", "fairseq"), "fairseq_alma": ("fairseq-alma",)}
 
 

@@ -97,6 +97,15 @@ def test_a_reader_that_has_gone_ends_the_command_silently(body: str) -> None:
     assert process.wait(timeout=60) == 0
 
 
+@pytest.mark.parametrize("number", [0, 1, 2])
+def test_a_stream_that_is_closed_from_the_begin_is_done_without(number: int, tmp_path: Path) -> None:
+    body = f"file = open({str(tmp_path / 'a')!r}, 'w'); print('text'); print('text', file=sys.stderr); file.close()"
+    ended = run_command(body, stdout=subprocess.PIPE, preexec_fn=lambda: os.close(number))
+    assert ended.returncode == 0
+    assert ended.stdout + ended.stderr == "text\n" * (2 if number == 0 else 1)
+    assert (tmp_path / "a").read_text() == ""
+
+
 def test_a_worker_process_that_has_gone_is_not_taken_for_a_reader() -> None:
     ended = run_command("r, w = os.pipe(); os.close(r); os.write(w, b'task')", stdout=subprocess.PIPE)
     assert ended.returncode == 1

@@ -75,6 +75,21 @@ def test_a_learner_learns(stream, tmp_path):
     assert found[-1]["test"]["error"] < 0.1 < 0.75 - found[0]["test"]["error"]
 
 
+def test_a_run_whose_output_nobody_reads_is_trained_to_its_end(stream, tmp_path, monkeypatch):
+    expected = run(stream, tmp_path / "read")
+    for name in ("stdout", "stderr"):
+        reader, writer = os.pipe()
+        os.close(reader)
+        monkeypatch.setattr(sys, name, os.fdopen(writer, "w"))
+    assert run(stream, tmp_path / "R") == expected
+
+
+def test_the_name_of_a_run_does_not_steer_the_terminal(stream, tmp_path, capsys):
+    for _ in range(2):
+        run(stream, tmp_path / "R\x1b[2J", "--wait", "6")
+    assert capsys.readouterr().out.splitlines()[-1].endswith(r"R\x1b[2J: nothing to do, the run is complete")
+
+
 def test_a_growing_ensemble_adds_a_model_per_stage_and_keeps_the_others(stream, tmp_path):
     found = run(stream, tmp_path / "R", "--learner", "gens", "--wait", "2")
     assert [record["num_members"] for record in found] == [1, 2, 3]

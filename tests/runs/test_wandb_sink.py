@@ -6,7 +6,7 @@ import types
 import pytest
 
 from fairseq_alma.errors import AlmaError
-from fairseq_alma.runs.arrival_points import Point
+from fairseq_alma.runs.arrival_curves import Point
 from fairseq_alma.runs.run_folder import RunFolder
 from fairseq_alma.runs.wandb_sink import WandbSink
 from tests.runs.runs import RUN

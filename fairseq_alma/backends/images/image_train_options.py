@@ -8,7 +8,7 @@ from typing import Mapping, Sequence
 
 from fairseq_alma.backends.option_words import Option, group_words
 from fairseq_alma.learners.learner import Learner
-from fairseq_alma.runs.live_log import LIVE_OPTIONS
+from fairseq_alma.runs.curve_options import CURVE_OPTIONS
 
 MLP_STUDY: Mapping[str, str] = {"--optimizer": "adadelta", "--lr": "1.0"}
 VGG_STUDY: Mapping[str, str] = {"--optimizer": "sgd", "--lr": "0.01", "--momentum": "0.9", "--weight-decay": "0.0001"}
@@ -77,7 +77,7 @@ class ImageTrainOptions:
 
     def words(self) -> list[str]:
         """Return all that fairseq's parser of a training needs."""
-        return _flatten([option for option in self.values.items() if option[0] not in LIVE_OPTIONS])
+        return _flatten([option for option in self.values.items() if option[0] not in CURVE_OPTIONS])
 
     def last(self, name: str) -> "tuple[str, ...] | None":
         """Return the values of an option, or None."""
@@ -86,7 +86,7 @@ class ImageTrainOptions:
     @staticmethod
     def _refuse_unknown(given: Mapping[str, tuple[str, ...]]) -> None:
         of_optimizers = {name for names in OPTIMIZERS.values() for name in names}
-        known = {*MODEL_OPTIONS, *TRAINING_OPTIONS, *LIVE_OPTIONS, *of_optimizers}
+        known = {*MODEL_OPTIONS, *TRAINING_OPTIONS, *CURVE_OPTIONS, *of_optimizers}
         for name in given:
             if name not in known:
                 raise ValueError(

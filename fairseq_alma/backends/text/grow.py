@@ -4,7 +4,6 @@ import argparse
 from typing import Any, Optional
 
 import torch
-from tqdm import tqdm
 
 import fairseq_alma
 from fairseq_alma.backends.text.expert_losses import ExpertLosses, measure_expert_losses
@@ -17,6 +16,7 @@ from fairseq_alma.growth.gate_tree import parse_gate_trees
 from fairseq_alma.growth.plan import grow_layer, select_experts
 from fairseq_alma.models.alma_switch_lm import AlmaSwitchLM
 from fairseq_alma.models.structure import build_from_config, parameter_shapes, switch_layer_names
+from fairseq_alma.terminal import track
 
 
 def grow(args: argparse.Namespace) -> str:
@@ -83,7 +83,7 @@ def _measure(checkpoint: Checkpoint, args: argparse.Namespace) -> ExpertLosses:
     torch.nn.Module.load_state_dict(model, checkpoint["model"], strict=True, assign=True)
     model = model.float() if device.type == "cpu" else model  # products in fp16 are slow there, or missing
     return measure_expert_losses(
-        model.to(device), tqdm(batches, desc=f"losses on {args.split}", unit="batch"), batches.pad
+        model.to(device), track(batches, len(batches), f"losses on {args.split}", "batches"), batches.pad
     )
 
 

@@ -7,7 +7,7 @@ import fairseq_alma
 from fairseq_alma.backends.text.process import Command
 from fairseq_alma.backends.text.train_options import Option, TrainOptions
 from fairseq_alma.learners.plan import Growth, ModelId, StagePlan, Training
-from fairseq_alma.runs.live_log import TENSORBOARD, LiveLog
+from fairseq_alma.runs.curve_options import TENSORBOARD, CurveOptions
 from fairseq_alma.runs.run_folder import RunFolder
 
 NEVER = 1_000_000_000
@@ -55,7 +55,7 @@ class TextCommands:
         return commands + [self.test(plan, split) for split in TEST_SPLITS]
 
     @property
-    def live(self) -> LiveLog:
+    def live(self) -> CurveOptions:
         """The curves that the user wants to watch."""
         return self.options.live
 

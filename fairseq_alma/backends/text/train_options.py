@@ -9,7 +9,7 @@ from typing import Mapping, Optional, Sequence
 
 from fairseq_alma.backends.option_words import Option, group_words
 from fairseq_alma.checkpoints import JOINT_MODEL
-from fairseq_alma.runs.live_log import LiveLog
+from fairseq_alma.runs.curve_options import CurveOptions
 
 # What alma-stream decides, and how a user says it instead.
 OWNED: dict[str, str] = {
@@ -97,7 +97,7 @@ class TrainOptions:
             _refuse_owned(name, self.owned)
         if self.last("--arch") is None:
             raise ValueError("no --arch after the --; choose an architecture, for instance --arch alma_switch_lm_tiny")
-        self.live = LiveLog.from_options(self.as_dict())
+        self.live = CurveOptions.from_options(self.as_dict())
         self.max_update = self._positive("--max-update")
         self.max_epoch = self._positive("--max-epoch")
         if self.max_update is None and self.max_epoch is None:

@@ -6,19 +6,34 @@ can be drawn when it is complete.
 
 import sys
 import time
-from typing import Protocol, Sequence
+from dataclasses import dataclass
+from typing import Any, Mapping, Optional, Protocol, Sequence
 
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.learners.plan import StagePlan
-from fairseq_alma.runs.arrival_points import Point, arrival_points
-from fairseq_alma.runs.live_log import LiveLog
-from fairseq_alma.runs.run_folder import RunFolder
-from fairseq_alma.runs.tensorboard_sink import TensorBoardSink
-from fairseq_alma.runs.wandb_sink import WandbSink
+from fairseq_alma.runs.run_folder import STAGE_RECORD, RunFolder
+from fairseq_alma.terminal import tell
 
 WRITE_EVERY_SECONDS = 10.0
 # At most this part of the time goes into writing.
 SHARE = 0.05
+# What an update costs; a learner that waits spends none of it.
+SPENT = ("num_updates", "train_tokens", "train_images", "train_flops", "wall_seconds")
+
+
+@dataclass(frozen=True)
+class Point:
+    """What is known at one arrival.
+
+    Attributes:
+        arrival: number of the mega-batch that arrived, from 0.
+        seconds: when its figures were known, in seconds since 1970.
+        figures: name -> value; a slash groups names.
+    """
+
+    arrival: int
+    seconds: float
+    figures: Mapping[str, float]
 
 
 class Sink(Protocol):
@@ -31,7 +46,7 @@ class Sink(Protocol):
         """Show these points in place of those shown before. Raises AlmaError or OSError."""
 
 
-class ArrivalLog:
+class ArrivalCurves:
     """Keeps what is shown of a run's arrivals up to date.
 
     Args:
@@ -70,7 +85,7 @@ class ArrivalLog:
             self._write()
         except (AlmaError, OSError) as error:
             # A training of days does not end for want of a picture.
-            print(f"note: {error}; the run goes on, and its curves are drawn again later", file=sys.stderr, flush=True)
+            tell(f"note: {error}; training continues, and its curves are drawn again later", sys.stderr)
         now = time.monotonic()
         self.next = now + max(WRITE_EVERY_SECONDS, (now - began) / SHARE)
 
@@ -83,11 +98,39 @@ class ArrivalLog:
         self.is_behind = False
 
 
-def sinks_of(run: RunFolder, live: LiveLog) -> list[Sink]:
-    """Return where the user wants to see the points."""
-    sinks: list[Sink] = []
-    if live.tensorboard is not None:
-        sinks.append(TensorBoardSink(run, live))
-    if live.wandb_project is not None:
-        sinks.append(WandbSink(run, live.wandb_project))
-    return sinks
+def arrival_points(run: RunFolder, plans: Sequence[StagePlan]) -> list[Point]:
+    """Return what is known of a run: one point for each arrival from the first update on.
+
+    While a learner waits, the model of its last update counts, as in the paper's section 3.1.
+
+    Args:
+        run: its folder.
+        plans: of all its stages.
+    """
+    points = []
+    before: Optional[dict[str, float]] = None
+    total = 0.0
+    for plan in plans:
+        record = run.read_stage(plan.stage.index)
+        if record is None:
+            before = None
+            continue
+        seconds = (run.stage_folder(plan.stage.index) / STAGE_RECORD).stat().st_mtime
+        if before is not None:
+            waiting = {**before, **{f"stage/{name}": 0.0 for name in SPENT if f"stage/{name}" in before}}
+            points += [Point(arrival, seconds, waiting) for arrival in plan.stage.arrivals[:-1]]
+        total += float(record["train_flops"])
+        before = {**_flatten(record), "total/train_flops": total}
+        points.append(Point(plan.stage.last_arrival, seconds, before))
+    return points
+
+
+def _flatten(record: Mapping[str, Any], group: str = "") -> dict[str, float]:
+    """Return the numbers of a stage's record: ``test/loss``, ``stage/num_params``, …"""
+    figures: dict[str, float] = {}
+    for name, value in record.items():
+        if isinstance(value, Mapping):
+            figures.update(_flatten(value, f"{group}{name}/"))
+        elif isinstance(value, (int, float)) and name != "stage":
+            figures[f"{group or 'stage/'}{name}"] = float(value)
+    return figures
