@@ -5,7 +5,6 @@ well; models that are done stay in memory.
 """
 
 import contextlib
-import json
 import time
 from functools import partial
 from pathlib import Path
@@ -23,6 +22,7 @@ from fairseq_alma.backends.images.stage_images import TrainingImages, bootstrap
 from fairseq_alma.backends.images.stage_start import GROWTH_FLOPS, Examples, Group, start_stage
 from fairseq_alma.backends.images.stage_training import StageTraining
 from fairseq_alma.errors import AlmaError
+from fairseq_alma.growth.gate_tree import nested_gate_trees
 from fairseq_alma.learners.plan import Model, StagePlan, Training
 from fairseq_alma.modules.images.image_input import ImageInput
 from fairseq_alma.runs.run_display import RunDisplay
@@ -82,10 +82,9 @@ class ImageBackend:
         valid = self._examples(self.stream.valid_indices(plan.stage.megabatches))
         models = [self.models[model] for model in plan.predictors]
         network_of, is_joint = self.models.network_of, self.settings.is_joint
-        num_experts = self.settings.cfg.model.get("num_experts", 1)
         figures: dict[str, Any] = {
             "num_params": sum(_num_params(model.state) for model in models),
-            "num_experts": max(model.grown.get("num_experts", num_experts) for model in models),
+            "num_experts": max(model.grown.num_experts for model in models),
             "num_members": self.settings.num_joint * len(models),
             "test_flops_per_image": sum(self.models.flops_of(model.grown).test for model in models),
             "valid": self.predictions.on_valid(plan, network_of, is_joint, *valid),
@@ -93,8 +92,8 @@ class ImageBackend:
         }
         for model in models[-len(plan.trainings) :]:
             figures.update(model.growth)
-            if "gate_trees" in model.grown:
-                figures["gate_trees"] = json.loads(model.grown["gate_trees"] or "null")
+            if model.grown.trees:
+                figures["gate_trees"] = nested_gate_trees(model.grown.trees)
                 figures["expert_usage"] = self.predictions.usage
         if plan.stage.index == self.num_stages - 1:
             self.predictions.write_experts(self.folder.stage_folder(plan.stage.index))
