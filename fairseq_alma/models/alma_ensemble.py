@@ -27,7 +27,7 @@ from fairseq_alma.checkpoints.ensemble_file import ENSEMBLE_ARCH, members_of
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.models.language_decoders import MemberDecoder
 from fairseq_alma.models.trained_members import TrainedMembers, log_of_mean
-from fairseq_alma.modules.text.causal_self_attention import IncrementalState
+from fairseq_alma.modules.text.decoder_layer import IncrementalState
 
 
 @dataclass

@@ -31,7 +31,7 @@ from torch import Tensor
 from fairseq_alma.checkpoints.model_facts import JOINT_MODEL
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.models.language_decoders import FeatureDecoder, MemberDecoder
-from fairseq_alma.modules.text.causal_self_attention import IncrementalState
+from fairseq_alma.modules.text.decoder_layer import IncrementalState
 
 
 @dataclass

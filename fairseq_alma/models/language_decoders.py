@@ -15,8 +15,7 @@ from fairseq.modules import LayerNorm, PositionalEmbedding
 from torch import Tensor, nn
 
 from fairseq_alma.growth.gate_tree import GateTree
-from fairseq_alma.modules.text.causal_self_attention import IncrementalState
-from fairseq_alma.modules.text.decoder_layer import DecoderLayer, LayerShape
+from fairseq_alma.modules.text.decoder_layer import DecoderLayer, IncrementalState, LayerShape
 
 
 class FeatureDecoder(FairseqIncrementalDecoder):

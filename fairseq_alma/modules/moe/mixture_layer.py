@@ -52,7 +52,8 @@ class MixtureLayer(nn.Module):
         """Map a batch; see `all_experts` for the shapes, `ImageNetwork.forward` for the generator."""
         features = self.gate_features(x)
         routing = self.gate(features)
-        self.routing = Routing(routing.expert, routing.probs.detach(), routing.combine_weights.detach())
+        probs = routing.probs.detach()
+        self.routing = Routing(routing.expert, probs, combine_weights=probs)
         self.gate_input = features.detach()
         if not self.is_hard:
             return self.combine(self.all_experts(x), routing.combine_weights)
