@@ -4,7 +4,6 @@ All members that a stage trains are trained side by side in one network, those o
 well; models that are done stay in memory.
 """
 
-import json
 import time
 from functools import cached_property
 from pathlib import Path
@@ -22,6 +21,7 @@ from fairseq_alma.backends.images.stage_images import TrainingImages, bootstrap
 from fairseq_alma.backends.images.stage_start import GROWTH_FLOPS, Group, start_stage
 from fairseq_alma.backends.images.stage_training import StageTraining
 from fairseq_alma.errors import AlmaError
+from fairseq_alma.growth.gate_tree import nested_gate_trees
 from fairseq_alma.learners.plan import ModelId, StagePlan, Training
 from fairseq_alma.modules.images.image_input import ImageInput
 from fairseq_alma.runs.loop import Run, StageWork
@@ -96,10 +96,9 @@ class ImageBackend:
         valid = run.predictions.on_valid(plan, self._examples(self.stream.valid_indices(plan.stage.megabatches)))
         test, usage = run.predictions.on_test(plan)
         models = [store[model] for model in plan.predictors]
-        num_experts = self.settings.cfg.model.get("num_experts", 1)
         figures: dict[str, Any] = {
             "num_params": sum(_num_params(model.state) for model in models),
-            "num_experts": max(model.grown.get("num_experts", num_experts) for model in models),
+            "num_experts": max(model.grown.num_experts for model in models),
             "num_members": self.settings.num_joint * len(models),
             "test_flops_per_image": sum(store.flops_of(model.grown).test for model in models),
             "valid": valid,
@@ -108,8 +107,8 @@ class ImageBackend:
         trained = len(plan.trainings)
         for model in models[-trained:]:
             figures.update(model.growth)
-            if "gate_trees" in model.grown:
-                figures["gate_trees"] = json.loads(model.grown["gate_trees"] or "null")
+            if model.grown.trees:
+                figures["gate_trees"] = nested_gate_trees(model.grown.trees)
                 figures["expert_usage"] = usage
         if plan.stage.index == run.last_stage:
             network = store.network_of(plan.predictors[-trained:])

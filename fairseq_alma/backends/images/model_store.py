@@ -1,17 +1,16 @@
 """The trained models of a run: on disk, where a restart finds them, and in memory for the next stage."""
 
-import json
 from pathlib import Path
-from typing import Any, Mapping, Optional, Sequence
+from typing import Optional, Sequence
 
 import torch
-from omegaconf.errors import OmegaConfBaseException
 
 from fairseq_alma.backends.images.image_checkpoints import TrainedModel, read_model, remove_model, write_model
 from fairseq_alma.backends.images.image_settings import ImageSettings
 from fairseq_alma.backends.images.network_flops import NetworkFlops, count_flops
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.learners.plan import ModelId
+from fairseq_alma.models.image_classifier import GrownLayers
 from fairseq_alma.modules.images.image_network import ImageNetwork
 from fairseq_alma.runs.run_folder import RunFolder
 
@@ -27,7 +26,7 @@ class ModelStore:
     def __init__(self, folder: RunFolder, settings: ImageSettings) -> None:
         self.folder, self.settings = folder, settings
         self.models: dict[ModelId, TrainedModel] = {}
-        self.flops: dict[str, NetworkFlops] = {}
+        self.flops: dict[GrownLayers, NetworkFlops] = {}
         self.kept: Optional[set[ModelId]] = None
         self.built: Optional[tuple[list[ModelId], ImageNetwork]] = None
 
@@ -68,22 +67,21 @@ class ModelStore:
             self.built = ([*models], network)
         return self.built[1]
 
-    def flops_of(self, grown: Mapping[str, Any]) -> NetworkFlops:
-        """Return the operations of one model whose growth has changed these options."""
-        key = json.dumps(grown, sort_keys=True)
-        if key not in self.flops:
+    def flops_of(self, grown: GrownLayers) -> NetworkFlops:
+        """Return the operations of one model that has grown so."""
+        if grown not in self.flops:
             network = self.settings.build(self.settings.num_joint, grown)
             for parameter in network.parameters():
                 torch.nn.init.zeros_(parameter)
-            self.flops = {key: count_flops(network, self.settings.stream.shape)}
-        return self.flops[key]
+            self.flops = {grown: count_flops(network, self.settings.stream.shape)}
+        return self.flops[grown]
 
     def _read(self, model: ModelId) -> TrainedModel:
         """Read a checkpoint. Raises AlmaError if its weights are not those of this run's network."""
-        trained = read_model(self._path(model))
+        trained = read_model(self._path(model), self.settings.read_grown)
         try:
             build_network(self.settings, [trained])
-        except (KeyError, RuntimeError, OmegaConfBaseException, AlmaError) as error:
+        except (KeyError, RuntimeError, AlmaError) as error:
             raise AlmaError(
                 f"{self._path(model)}: not the weights of this run's network ({error}); remove "
                 f"{self.folder.stage_folder(model.stage)} to train that stage again"

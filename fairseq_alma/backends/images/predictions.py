@@ -14,7 +14,7 @@ from fairseq_alma.backends.images.stage_training import CHUNK
 from fairseq_alma.backends.images.tally import Tally
 from fairseq_alma.learners.plan import ModelId, StagePlan
 from fairseq_alma.modules.images.image_network import ImageNetwork
-from fairseq_alma.modules.moe.image_mixtures import mixture_blocks
+from fairseq_alma.modules.images.mixtures import mixture_layers
 
 EXPERTS_FILE = "test-experts.npz"
 NUM_SHOWN = 2000
@@ -40,13 +40,13 @@ class Predicted(NamedTuple):
 def predict(network: ImageNetwork, images: Tensor, is_joint: bool = False) -> Predicted:
     """Predict (B, C, H, W) normalised images."""
     network.eval()
-    blocks = mixture_blocks(network)
-    totals: list[Tensor] = [torch.zeros(block.num_experts, device=images.device) for block in blocks]
+    layers = mixture_layers(network)
+    totals: list[Tensor] = [torch.zeros(layer.num_experts, device=images.device) for layer in layers]
     parts = []
     for some in images.split(CHUNK):
         logits = network(some)
         parts.append(logits.mean(dim=0, keepdim=True) if is_joint else logits)
-        totals = [total + block.shares().sum(dim=0) for total, block in zip(totals, blocks, strict=True)]
+        totals = [total + layer.shares().sum(dim=0) for total, layer in zip(totals, layers, strict=True)]
     usage = [[round(share, 4) for share in (total / len(images)).tolist()] for total in totals]
     return Predicted(torch.cat(parts, dim=1), usage)
 
@@ -65,15 +65,15 @@ def write_experts(folder: Path, network: ImageNetwork, examples: Examples) -> No
     ``test-experts.npz`` has ``features`` (n, d), what the first layer's gate sees, ``labels`` (n) and ``expert``
     (layers, n).
     """
-    blocks = mixture_blocks(network)
-    if not blocks:
+    layers = mixture_layers(network)
+    if not layers:
         return
     images, labels = examples
     network.eval()
     network(images[:NUM_SHOWN])
-    features = blocks[0].gate_input
+    features = layers[0].gate_input
     assert features is not None
-    experts = torch.stack([block.shares().argmax(dim=-1) for block in blocks])
+    experts = torch.stack([layer.shares().argmax(dim=-1) for layer in layers])
     np.savez_compressed(
         folder / EXPERTS_FILE,
         features=features.cpu().numpy(),

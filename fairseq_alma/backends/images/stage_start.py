@@ -12,6 +12,7 @@ from fairseq_alma.backends.images.mixture_growth import split_losing_experts
 from fairseq_alma.backends.images.model_store import ModelStore, build_network
 from fairseq_alma.backends.images.predictions import Examples, measure
 from fairseq_alma.learners.plan import Growth, StagePlan, Training, member_seed
+from fairseq_alma.models.image_classifier import GrownLayers
 from fairseq_alma.modules.images.image_network import ImageNetwork
 from fairseq_alma.modules.images.vgg import NUM_CONVOLUTIONS, VGG
 
@@ -27,12 +28,12 @@ class Start:
 
     Attributes:
         network: on the run's device.
-        grown: options that growth has changed up to now.
+        grown: what growth has changed up to now.
         growth: what stage.json says of the growth step before this stage; empty without one.
     """
 
     network: ImageNetwork
-    grown: Mapping[str, Any]
+    grown: GrownLayers
     growth: Mapping[str, Any]
 
 
@@ -59,7 +60,7 @@ def start_stage(
             initial = [member_seed(first.seed, member) for member in range(settings.num_joint)]
         network = settings.build(len(initial))
         network.reset_parameters([seeds.seeded(seed, seeds.INITIAL_WEIGHTS) for seed in initial])
-        return Start(network.to(settings.device), settings.options_of(network), {})
+        return Start(network.to(settings.device), settings.grown_layers(network), {})
     before = [models[training.start] for models, training in group if training.start is not None]
     network = build_network(settings, before)
     if first.growth is None:
@@ -68,7 +69,7 @@ def start_stage(
     before_growth = {"valid": measure(network, *valid)}
     network, cost = _grow(network, first.growth, settings, examples, valid, generator)
     figures = {"before_growth": before_growth, "after_growth": {"valid": measure(network, *valid)}, **cost}
-    return Start(network, settings.options_of(network), figures)
+    return Start(network, settings.grown_layers(network), figures)
 
 
 def _grow(

@@ -6,7 +6,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from fairseq_alma.growth.gate_tree import GateTree
-from fairseq_alma.modules.moe.mixture_block import MixtureConv, MixtureLinear, draw
+from fairseq_alma.modules.images.mixtures import MixtureConv, MixtureLinear
+from fairseq_alma.modules.moe.mixture_layer import draw
 
 TREE = [0, [1, [3, 4]], 2]
 NUM_EXPERTS, INPUTS, OUTPUTS, BATCH, SIDE = 5, 6, 4, 24, 5
@@ -21,14 +22,14 @@ def noise(*shape, seed=0):
     return torch.randn(*shape, generator=seeded(seed))
 
 
-def block_of(kind, gate, nested=TREE):
-    block = kind(INPUTS, OUTPUTS, GateTree.from_nested(nested), gate)
-    block.reset_parameters([seeded(1)])
+def layer_of(kind, gate, nested=TREE):
+    layer = kind(INPUTS, OUTPUTS, GateTree.from_nested(nested), gate)
+    layer.reset_parameters([seeded(1)])
     if kind is MixtureConv:  # each expert with norms of its own, as training makes them
-        for number, tensor in enumerate((block.norm.weight, block.norm.bias, block.norm.running_mean)):
+        for number, tensor in enumerate((layer.norm.weight, layer.norm.bias, layer.norm.running_mean)):
             tensor.data.copy_(1 + 0.3 * noise(*tensor.shape, seed=10 + number))
-        block.norm.running_var.copy_(0.5 + torch.rand(block.norm.running_var.shape, generator=seeded(20)))
-    return block
+        layer.norm.running_var.copy_(0.5 + torch.rand(layer.norm.running_var.shape, generator=seeded(20)))
+    return layer
 
 
 def inputs_of(kind, seed=2):
@@ -37,67 +38,67 @@ def inputs_of(kind, seed=2):
     )
 
 
-def experts_of(block):
-    """Return each expert as layers of torch with the block's weights."""
+def experts_of(layer):
+    """Return each expert as layers of torch with the mixture's weights."""
     experts = []
-    for number in range(block.num_experts):
-        if isinstance(block, MixtureLinear):
-            parts, layers = [block.linear], [nn.Linear(INPUTS, OUTPUTS)]
+    for number in range(layer.num_experts):
+        if isinstance(layer, MixtureLinear):
+            parts, layers = [layer.linear], [nn.Linear(INPUTS, OUTPUTS)]
         else:
-            parts = [block.conv, block.norm]
+            parts = [layer.conv, layer.norm]
             layers = [nn.Conv2d(INPUTS, OUTPUTS, 3, padding=1, bias=False), nn.BatchNorm2d(OUTPUTS)]
-        for part, layer in zip(parts, layers, strict=True):
+        for part, expert_part in zip(parts, layers, strict=True):
             own = {name: tensor[number] for name, tensor in part.state_dict().items()}
-            missing, unknown = layer.load_state_dict(own, strict=False)
+            missing, unknown = expert_part.load_state_dict(own, strict=False)
             assert not unknown and set(missing) <= {"num_batches_tracked"}
-        experts.append(nn.Sequential(*layers, nn.ReLU()).train(block.training))
+        experts.append(nn.Sequential(*layers, nn.ReLU()).train(layer.training))
     return experts
 
 
-def looped(block, x, weights):
+def looped(layer, x, weights):
     """Sum over the experts, one after the other, with (B, E) weights."""
     shape = (-1, *[1] * (x.dim() - 1))
     return sum(
-        expert(x) * weight.view(shape) for expert, weight in zip(experts_of(block), weights.unbind(1), strict=True)
+        expert(x) * weight.view(shape) for expert, weight in zip(experts_of(layer), weights.unbind(1), strict=True)
     )
 
 
-def probs_of(block, x):
-    return block.gate(x.mean(dim=(2, 3)) if x.dim() == 4 else x).probs.detach()
+def probs_of(layer, x):
+    return layer.gate(x.mean(dim=(2, 3)) if x.dim() == 4 else x).probs.detach()
 
 
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_soft_mixture_is_the_mean_of_its_experts_weighted_by_their_probabilities(kind, training):
-    block, x = block_of(kind, "soft").train(training), inputs_of(kind)
-    expected = looped(block, x, probs_of(block, x))
-    torch.testing.assert_close(block(x), expected, rtol=1e-4, atol=1e-5)
+    layer, x = layer_of(kind, "soft").train(training), inputs_of(kind)
+    expected = looped(layer, x, probs_of(layer, x))
+    torch.testing.assert_close(layer(x), expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_hard_mixture_in_training_gives_each_image_to_the_expert_that_is_drawn_for_it(kind):
-    block, x = block_of(kind, "hard").train(), inputs_of(kind)
-    drawn = draw(probs_of(block, x), seeded(5))
-    expected = looped(block, x, F.one_hot(drawn, NUM_EXPERTS).float())
-    torch.testing.assert_close(block(x, seeded(5)), expected, rtol=1e-4, atol=1e-5)
+    layer, x = layer_of(kind, "hard").train(), inputs_of(kind)
+    drawn = draw(probs_of(layer, x), seeded(5))
+    expected = looped(layer, x, F.one_hot(drawn, NUM_EXPERTS).float())
+    torch.testing.assert_close(layer(x, seeded(5)), expected, rtol=1e-4, atol=1e-5)
     assert len(drawn.unique()) > 2
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_gate_of_a_hard_mixture_gets_the_gradient_of_probabilities_and_experts_that_of_their_own_images(kind):
-    block, x = block_of(kind, "hard").train(), inputs_of(kind)
-    output = block(x, seeded(5))
+    layer, x = layer_of(kind, "hard").train(), inputs_of(kind)
+    output = layer(x, seeded(5))
     rewards = noise(*output.shape, seed=6)
     (output * rewards).sum().backward()
-    found = {name: parameter.grad.clone() for name, parameter in block.named_parameters()}
-    block.zero_grad()
+    found = {name: parameter.grad.clone() for name, parameter in layer.named_parameters()}
+    layer.zero_grad()
     # Straight-through: d loss / d probability of an expert is the loss's change per unit of that expert's output.
-    each = torch.stack([expert(x).detach() for expert in experts_of(block)], dim=1)  # (B, E, ...)
+    each = torch.stack([expert(x).detach() for expert in experts_of(layer)], dim=1)  # (B, E, ...)
     worth = (each * rewards[:, None]).flatten(2).sum(dim=2)
-    (block.gate(x.mean(dim=(2, 3)) if x.dim() == 4 else x).probs * worth).sum().backward()
+    (layer.gate(x.mean(dim=(2, 3)) if x.dim() == 4 else x).probs * worth).sum().backward()
     for name in ("weight", "bias"):
-        torch.testing.assert_close(found[f"gate.{name}"], block.gate.get_parameter(name).grad, rtol=1e-3, atol=1e-4)
-    experts, drawn = experts_of(block), draw(probs_of(block, x), seeded(5))
+        torch.testing.assert_close(found[f"gate.{name}"], layer.gate.get_parameter(name).grad, rtol=1e-3, atol=1e-4)
+    experts, drawn = experts_of(layer), draw(probs_of(layer, x), seeded(5))
     for number, expert in enumerate(experts):
         chosen = (drawn == number).float().view(-1, *[1] * (x.dim() - 1))
         (expert(x) * chosen * rewards).sum().backward()
@@ -110,42 +111,42 @@ def test_the_gate_of_a_hard_mixture_gets_the_gradient_of_probabilities_and_exper
 @pytest.mark.parametrize("kind", KINDS)
 @torch.no_grad()
 def test_at_test_a_hard_mixture_computes_what_all_experts_would_give_the_chosen_one(kind, nested, num_images):
-    block, x = block_of(kind, "hard", nested).eval(), inputs_of(kind)[:num_images]
-    found = block(x)
-    every = block.all_experts(x)
-    assert every.shape[:2] == (num_images, block.num_experts)
-    torch.testing.assert_close(found, every[torch.arange(num_images), block.routing.expert], rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(found, looped(block, x, block.shares()), rtol=1e-4, atol=1e-5)
+    layer, x = layer_of(kind, "hard", nested).eval(), inputs_of(kind)[:num_images]
+    found = layer(x)
+    every = layer.all_experts(x)
+    assert every.shape[:2] == (num_images, layer.num_experts)
+    torch.testing.assert_close(found, every[torch.arange(num_images), layer.routing.expert], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(found, looped(layer, x, layer.shares()), rtol=1e-4, atol=1e-5)
 
 
 @torch.no_grad()
 def test_images_at_test_do_not_depend_on_their_neighbours():
     for kind in KINDS:
         for gate in ("soft", "hard"):
-            block, x = block_of(kind, gate).eval(), inputs_of(kind)
-            together = block(x)
-            alone = torch.cat([block(image[None]) for image in x])
+            layer, x = layer_of(kind, gate).eval(), inputs_of(kind)
+            together = layer(x)
+            alone = torch.cat([layer(image[None]) for image in x])
             torch.testing.assert_close(together, alone, rtol=1e-4, atol=1e-5)
 
 
 @torch.no_grad()
 def test_batch_norm_of_one_expert_is_that_of_torch():
-    block, x = block_of(MixtureConv, "hard").eval(), inputs_of(MixtureConv)
-    for number, expert in enumerate(experts_of(block)):
-        torch.testing.assert_close(block.one_expert(x, number), expert(x), rtol=1e-4, atol=1e-5)
+    layer, x = layer_of(MixtureConv, "hard").eval(), inputs_of(MixtureConv)
+    for number, expert in enumerate(experts_of(layer)):
+        torch.testing.assert_close(layer.one_expert(x, number), expert(x), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("gate", ["soft", "hard"])
 @pytest.mark.parametrize("kind", KINDS)
 @torch.no_grad()
 def test_a_split_leaves_the_output_at_test_as_it_was(kind, gate):
-    block, x = block_of(kind, gate).eval(), inputs_of(kind)
-    before = block(x)
+    layer, x = layer_of(kind, gate).eval(), inputs_of(kind)
+    before = layer(x)
     for step, expert in enumerate([3, 0, NUM_EXPERTS]):
-        block.split(expert, seeded(step))
-        assert block.num_experts == NUM_EXPERTS + step + 1
-        torch.testing.assert_close(block(x), before, rtol=1e-4, atol=1e-5)
-        for module in block.expert_modules():
+        layer.split(expert, seeded(step))
+        assert layer.num_experts == NUM_EXPERTS + step + 1
+        torch.testing.assert_close(layer(x), before, rtol=1e-4, atol=1e-5)
+        for module in layer.expert_modules():
             for tensor in module.state_dict().values():
                 assert torch.equal(tensor[-1], tensor[expert])
 
@@ -153,26 +154,26 @@ def test_a_split_leaves_the_output_at_test_as_it_was(kind, gate):
 @pytest.mark.parametrize("gate", ["soft", "hard"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_after_a_split_every_row_of_the_gate_and_both_halves_learn(kind, gate):
-    block, x = block_of(kind, gate, [0, 1]).train(), inputs_of(kind)
-    block.split(1, seeded(1))
-    optimizer = torch.optim.SGD(block.parameters(), lr=0.1)
+    layer, x = layer_of(kind, gate, [0, 1]).train(), inputs_of(kind)
+    layer.split(1, seeded(1))
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
     for step in range(2):  # equal halves differ after the first update, and the gate between them from the second on
         optimizer.zero_grad()
-        output = block(x, seeded(step))
+        output = layer(x, seeded(step))
         (output * noise(*output.shape, seed=8)).sum().backward()
         optimizer.step()
-    weight = (block.linear if kind is MixtureLinear else block.conv).weight
+    weight = (layer.linear if kind is MixtureLinear else layer.conv).weight
     assert not torch.equal(weight[1], weight[2])
-    assert (block.gate.weight.grad.abs().sum(dim=1) > 0).all()
+    assert (layer.gate.weight.grad.abs().sum(dim=1) > 0).all()
 
 
 @pytest.mark.parametrize("gate", ["soft", "hard"])
 def test_shares_are_probabilities_or_the_best_path(gate):
-    block, x = block_of(MixtureLinear, gate).eval(), inputs_of(MixtureLinear)
-    block(x)
-    shares = block.shares()
+    layer, x = layer_of(MixtureLinear, gate).eval(), inputs_of(MixtureLinear)
+    layer(x)
+    shares = layer.shares()
     torch.testing.assert_close(shares.sum(dim=1), torch.ones(BATCH))
-    routing = block.gate(x)
+    routing = layer.gate(x)
     expected = routing.probs if gate == "soft" else F.one_hot(routing.expert, NUM_EXPERTS).float()
     torch.testing.assert_close(shares, expected.detach())
 

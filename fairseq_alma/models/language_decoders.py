@@ -1,22 +1,74 @@
-"""The decoder of the Switch language model: embeddings, layers, output projection.
+"""Decoders of language models: what all of them have in common, and that of the Switch language model.
 
-Letters: B sequences, T positions, M model dim, V units of the vocabulary.
+Letters: B sequences, T positions, M model dim, V vocabulary size.
 """
 
 import math
-from typing import Any, Optional
+from typing import Any, Optional, Sequence
 
 import torch
 import torch.nn.functional as F
 from fairseq.data import Dictionary
+from fairseq.models import FairseqIncrementalDecoder, FairseqLanguageModel
 from fairseq.models.transformer import Embedding
 from fairseq.modules import LayerNorm, PositionalEmbedding
 from torch import Tensor, nn
 
 from fairseq_alma.growth.gate_tree import GateTree
-from fairseq_alma.models.feature_decoder import FeatureDecoder
-from fairseq_alma.modules.text.causal_self_attention import IncrementalState
-from fairseq_alma.modules.text.decoder_layer import DecoderLayer, LayerShape
+from fairseq_alma.modules.text.decoder_layer import DecoderLayer, IncrementalState, LayerShape
+
+
+class FeatureDecoder(FairseqIncrementalDecoder):
+    """A decoder that computes features first, then the output layer, which the criterion leaves out.
+
+    A subclass defines ``extract_features`` and ``output_layer``.
+    """
+
+    def forward(
+        self,
+        prev_output_tokens: Tensor,
+        encoder_out: Any = None,
+        incremental_state: Optional[IncrementalState] = None,
+        features_only: bool = False,
+        **unused: Any,
+    ) -> tuple[Tensor, dict[str, Any]]:
+        """Predict the next token at every position.
+
+        Args:
+            prev_output_tokens: (B, T) int64, padded on the right.
+            encoder_out: unused; fairseq passes it to every decoder.
+            incremental_state: cache of earlier positions; then only the newest position is computed (T = 1).
+            features_only: return the (B, T, M) input of the output layer rather than its (B, T, V) output.
+            unused: further arguments of fairseq's generator (``src_lengths``).
+
+        Returns:
+            Logits or features, and a dictionary with ``routing`` and ``switch`` (`SwitchStatistics`), one entry for
+            each Switch layer.
+        """
+        features, extra = self.extract_features(prev_output_tokens, encoder_out, incremental_state)
+        return (features if features_only else self.output_layer(features)), extra
+
+
+class MemberDecoder(FairseqIncrementalDecoder):
+    """Several language models behind one decoder.
+
+    fairseq keeps the cache of decoding step by step in one dictionary, under keys that belong to one module each, so
+    all members share it; and it reorders the cache by walking over all modules.
+
+    Args:
+        dictionary: the vocabulary that all members share.
+        members: the models.
+    """
+
+    members: Any  # an nn.ModuleList, which hides from mypy that these modules are language models
+
+    def __init__(self, dictionary: Dictionary, members: Sequence[FairseqLanguageModel]) -> None:
+        super().__init__(dictionary)
+        self.members = nn.ModuleList(members)
+
+    def max_positions(self) -> int:
+        """Return the longest sequence that every member can take, in tokens."""
+        return min(member.max_positions() for member in self.members)
 
 
 class SwitchDecoder(FeatureDecoder):

@@ -1,4 +1,4 @@
-"""The gate over a tree of choices, against a loop that walks down the tree image by image."""
+"""Both kernels of the gate, against each other and against loops that walk down the tree token by token."""
 
 import math
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fairseq_alma.growth.gate_tree import GateTree
-from fairseq_alma.modules.moe.tree_gate import TreeGate
+from fairseq_alma.modules.moe.gate import DescendingGate, ParallelGate
 
 FEATURES, BATCH = 6, 40
 TREES = [
@@ -20,7 +20,7 @@ TREES = [
 
 
 def gate_of(nested, seed=1):
-    gate = TreeGate(FEATURES, GateTree.from_nested(nested))
+    gate = ParallelGate(FEATURES, GateTree.from_nested(nested))
     gate.reset_parameters([torch.Generator().manual_seed(seed)])
     return gate
 
@@ -129,3 +129,67 @@ def test_the_new_rows_are_the_generators_and_the_old_ones_stay():
 
 def test_a_gates_state_is_its_rows_alone():
     assert gate_of(TREES[3]).state_dict().keys() == {"weight", "bias"}
+
+
+@pytest.mark.parametrize("nested", TREES, ids=str)
+def test_both_kernels_decide_the_same(nested):
+    parallel = gate_of(nested)
+    descending = DescendingGate(FEATURES, parallel.tree)
+    descending.weight.data.copy_(parallel.weight.data)
+    parallel.bias.data.zero_()
+    x = features()
+    at_once, one_by_one = parallel(x), descending(x)
+    assert torch.equal(at_once.expert, one_by_one.expert)
+    torch.testing.assert_close(at_once.probs, one_by_one.probs)
+    rewards = torch.randn(BATCH, parallel.tree.num_experts, generator=torch.Generator().manual_seed(3))
+    for routing in (at_once, one_by_one):
+        (routing.probs * rewards).sum().backward()
+    torch.testing.assert_close(parallel.weight.grad, descending.weight.grad, rtol=1e-4, atol=1e-5)
+
+
+def test_the_gate_works_in_fp32_whatever_the_model_s_precision():
+    gate = DescendingGate(8, GateTree.flat(4)).bfloat16()
+    routing = gate(torch.randn(10, 8).bfloat16())
+    assert routing.probs.dtype == routing.combine_weights.dtype == torch.float32
+    x = torch.randn(10, 8)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        probs = gate(x).probs
+    torch.testing.assert_close(probs, torch.softmax(x @ gate.weight.float().t(), -1), rtol=1e-6, atol=1e-7)
+
+
+def descending_gate(nested, model_dim=8, seed=0):
+    torch.manual_seed(seed)
+    return DescendingGate(model_dim, GateTree.from_nested(nested))
+
+
+def test_a_tree_s_probabilities_are_products_along_the_path():
+    gate = descending_gate([0, [1, 2], 3])
+    x = torch.randn(6, 8)
+    logits = x @ gate.weight.t()
+    root = torch.softmax(logits[:, :3], -1)
+    inner = torch.softmax(logits[:, 3:], -1)
+    want = torch.stack([root[:, 0], root[:, 1] * inner[:, 0], root[:, 1] * inner[:, 1], root[:, 2]], dim=1)
+    torch.testing.assert_close(gate(x).probs, want)
+
+
+def test_a_tree_descends_to_the_best_child_and_weighs_by_the_root_alone():
+    gate = descending_gate([0, [1, [2, 4]], 3])
+    x = torch.randn(200, 8)
+    routing = gate(x)
+    logits = x @ gate.weight.t()
+    root = torch.softmax(logits[:, :3], -1)
+    for s in range(200):
+        expert = [0, None, 3][int(root[s].argmax())]
+        if expert is None:
+            expert = [1, None][int(logits[s, 3:5].argmax())]
+        if expert is None:
+            expert = [2, 4][int(logits[s, 5:7].argmax())]
+        assert routing.expert[s] == expert
+    torch.testing.assert_close(routing.combine_weights, root.max(-1).values)
+    assert set(routing.expert.tolist()) == {0, 1, 2, 3, 4}
+
+
+def test_every_choice_of_a_tree_has_a_gradient():
+    gate = descending_gate([0, [1, [2, 4]], 3])
+    (gate(torch.randn(200, 8)).combine_weights * torch.randn(200)).sum().backward()
+    assert (gate.weight.grad.abs().sum(1) > 0).all()
