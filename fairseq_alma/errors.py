@@ -1,7 +1,22 @@
-"""The one exception that tells a user what to correct.
+"""The one exception that tells a user what to correct, and the file's name for faults of the disk.
 
-It stands here because every layer raises it: data files, the fairseq plugins and the commands.
+They stand here because every layer raises them: data files, the fairseq plugins and the commands.
 """
+
+import unicodedata
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Iterator
+
+
+def printable(text: str) -> str:
+    r"""Spell out what would steer a terminal: ``\x1b`` for an escape, as file names and tampered files may hold any."""
+    if text.isprintable():
+        return text
+    return "".join(
+        char if char.isprintable() or unicodedata.category(char) == "Zs" else char.encode("unicode_escape").decode()
+        for char in text
+    )
 
 
 class AlmaError(SystemExit, ValueError):
@@ -13,7 +28,18 @@ class AlmaError(SystemExit, ValueError):
     """
 
     def __init__(self, message: str) -> None:
-        super().__init__(" ".join(message.split()))
+        super().__init__(printable(" ".join(message.split())))
 
     def __str__(self) -> str:
         return str(self.code)
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Put the path into an ``OSError`` that names no file: Python names it when opening fails, but not when writing."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None:
+            error.filename = str(path)
+        raise

@@ -3,8 +3,11 @@
 import os
 import signal
 from pathlib import Path
+from typing import Any, Iterator
 
 import pytest
+
+from fairseq_alma.backends.text import fork_server
 
 # The tests' models are tiny: one thread computes them fastest, and threads that wait for each other on a busy machine
 # are many times slower. Before torch is imported, and for the commands that tests start.
@@ -14,6 +17,20 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 CHECKOUT = Path(__file__).parent.parent
+
+
+@pytest.fixture(autouse=True, scope="session")
+def one_server_for_all_tests() -> Iterator[None]:
+    """Let the variable that pytest sets anew for each test be no reason to import fairseq again in a new server."""
+    surroundings = fork_server._surroundings
+
+    def without_test() -> Any:
+        variables, *folder = surroundings()
+        return {name: value for name, value in variables.items() if name != "PYTEST_CURRENT_TEST"}, *folder
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fork_server, "_surroundings", without_test)
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from fairseq_alma.errors import AlmaError
+from fairseq_alma.errors import AlmaError, printable
 
 RAISE = (
     "from fairseq_alma.errors import AlmaError\nraise AlmaError('--wait 0: a stage\\n needs 1 or more;  give --wait 1')"
@@ -33,3 +33,23 @@ def test_it_crosses_from_a_worker_process_unchanged() -> None:
     error = pickle.loads(pickle.dumps(AlmaError("a.txt: is empty")))
     assert isinstance(error, AlmaError)
     assert str(error) == "a.txt: is empty"
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        ("runs/ä 漢　字", "runs/ä 漢　字"),
+        ("a\x1b[2Jb\x07", r"a\x1b[2Jb\x07"),
+        ("\x9b31m", r"\x9b31m"),
+        ("a\rb\nc", r"a\rb\nc"),
+        ("gpj.\u202eexe", r"gpj.\u202eexe"),
+        ("not-utf8-\udcff", r"not-utf8-\udcff"),
+    ],
+)
+def test_what_would_steer_a_terminal_is_spelled_out(name: str, shown: str) -> None:
+    assert printable(name) == shown
+    assert printable(shown) == shown
+
+
+def test_a_message_with_such_a_name_is_spelled_out_too() -> None:
+    assert str(AlmaError("\x1b[2J.txt: is\n empty")) == r"\x1b[2J.txt: is empty"

@@ -8,6 +8,7 @@ from data_prep.images.options import parse_options
 from data_prep.images.prepare import prepare
 from fairseq_alma.cli.entry import command
 from fairseq_alma.data.stream import Stream, megabatch_valid_name
+from fairseq_alma.terminal import tell
 
 
 @command
@@ -16,7 +17,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     options = parse_options(argv)
     prepared = prepare(options)
     if prepared is None:
-        print(f"{options.out}: this very command has been completed before; nothing to do")
+        tell(f"{options.out}: this very command has been completed before; nothing to do", sys.stdout)
     else:
         _describe(*prepared)
     return 0

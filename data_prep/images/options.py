@@ -171,5 +171,11 @@ def _add_array_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--num-classes", type=positive, metavar="K", help="number of classes (default: the largest label plus 1)"
     )
-    parser.add_argument("--augment", action="store_true", help="let training crop and flip the images at random")
+    parser.add_argument(
+        "--augment",
+        action="store_true",
+        help="let training crop and flip the images at random. What alma-stream trains by default does not depend on "
+        "it: VGG with SGD, as for CIFAR, on images of three channels and at least 16 x 16 pixels, else an MLP with "
+        "AdaDelta, as for MNIST",
+    )
     parser.add_argument("--name", default="arrays", help="of the data set, in the manifest (default: %(default)s)")

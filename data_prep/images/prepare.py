@@ -24,8 +24,9 @@ def prepare(options: ImagePrepOptions) -> Optional[tuple[Stream, ImageSet]]:
     Raises:
         AlmaError: the files, the options or what stands at ``--out`` do not allow it.
     """
-    there = stream_at(options.out, "images")
+    stream_at(options.out, "images")  # what cannot be shows before the input is read
     with BuildFolder(options.out, "alma-prep-images") as build:
+        there = stream_at(options.out, "images")  # as it is under the lock
         files = InputFiles()
         images = load(options, files)
         record = {"command": "create", "options": options.that_decide(), "inputs": files.records}

@@ -8,6 +8,7 @@ from data_prep.text.options import parse_options
 from data_prep.text.prepare import prepare
 from fairseq_alma.cli.entry import command
 from fairseq_alma.data.stream import Stream
+from fairseq_alma.terminal import tell
 
 
 @command
@@ -17,7 +18,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     start = time.monotonic()
     stream = prepare(options)
     if stream is None:
-        print(f"{options.out}: this very command has been completed before; nothing to do")
+        tell(f"{options.out}: this very command has been completed before; nothing to do", sys.stdout)
     else:
         _describe(stream, time.monotonic() - start)
     return 0

@@ -62,9 +62,15 @@ def _map_in_processes(
         for _ in range(num_workers):
             here, there = context.Pipe()
             process = context.Process(target=_work, args=(function, there))
-            process.start()
+            # Ctrl-C and the end of a terminal are the main process's to answer, from the first moment on: a new
+            # process inherits which signals are held back.
+            before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGHUP))
+            try:
+                process.start()
+                workers[here] = process
+            finally:
+                signal.pthread_sigmask(signal.SIG_SETMASK, before)
             there.close()
-            workers[here] = process
         yield from _exchange(workers, iter(tasks))
     finally:
         for connection, process in workers.items():
@@ -132,7 +138,6 @@ def _killed(process: Any) -> AlmaError:
 
 def _work(function: Callable[[Any], Any], connection: Connection) -> None:
     """Serve one worker's tasks until the main process closes the connection or ends."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the main process's to answer
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     while True:
         try:

@@ -16,14 +16,11 @@ from data_prep.text.record import completed_before, record_of
 from data_prep.text.source import SPOOLED, STANDARD_INPUT, Source, find_sources, spool_standard_input
 from data_prep.text.survey import Survey, survey_documents
 from data_prep.text.writing import TrainingJob, choose_sample, write_sets
-from fairseq_alma.data.file_errors import naming
 from fairseq_alma.data.manifest import Split, StreamFile, TokenizerEntry
-from fairseq_alma.data.stream import Stream, megabatch_name
+from fairseq_alma.data.stream import DICTIONARY, Stream, megabatch_name
 from fairseq_alma.data.token_file import NUM_FAIRSEQ_SYMBOLS, TokenFile
 from fairseq_alma.data.tokenizer import FILE_NAMES, TOKENIZER_FOLDER, StreamTokenizer
-from fairseq_alma.errors import AlmaError
-
-DICTIONARY = "dict.txt"
+from fairseq_alma.errors import AlmaError, naming
 
 
 def prepare(options: PrepOptions) -> Optional[Stream]:
@@ -35,12 +32,11 @@ def prepare(options: PrepOptions) -> Optional[Stream]:
     Raises:
         AlmaError: the input, the options or what stands at ``--out`` do not allow it.
     """
-    there = stream_at(options.out, "text")
-    if there is None and options.append:
-        raise AlmaError(f"--out {options.out}: no stream there to append to; leave --append out to make one")
+    _stream_at(options)  # what cannot be shows before the input is read
     if options.tokenizer is not None:
         StreamTokenizer(options.tokenizer)  # a broken one shows now, not after the first pass
     with BuildFolder(options.out, "alma-prep-text") as build:
+        there = _stream_at(options)  # as it is under the lock
         spooled = build.path / SPOOLED
         if STANDARD_INPUT in options.inputs:
             spool_standard_input(spooled)
@@ -54,7 +50,7 @@ def prepare(options: PrepOptions) -> Optional[Stream]:
         if there is None:
             stream = _create(options, sources, survey, record, build.path)
         else:
-            stream = _append(options, sources, survey, record, build.path, there)
+            stream = _append(options, sources, survey, record, build, there)
         for source, stamp in zip(sources, before, strict=True):
             if _stamp(source) != stamp:
                 raise AlmaError(f"{source.label}: changed while it was being read; give the command again")
@@ -64,6 +60,14 @@ def prepare(options: PrepOptions) -> Optional[Stream]:
         else:
             build.publish_additions(stream)
     return stream
+
+
+def _stream_at(options: PrepOptions) -> Optional[Stream]:
+    """Return the stream that is there; None where one is to be made."""
+    there = stream_at(options.out, "text")
+    if there is None and options.append:
+        raise AlmaError(f"--out {options.out}: no stream there to append to; leave --append out to make one")
+    return there
 
 
 def _create(
@@ -96,15 +100,22 @@ def _create(
 
 
 def _append(
-    options: PrepOptions, sources: Sequence[Source], survey: Survey, record: dict[str, Any], root: Path, there: Stream
+    options: PrepOptions,
+    sources: Sequence[Source],
+    survey: Survey,
+    record: dict[str, Any],
+    build: BuildFolder,
+    there: Stream,
 ) -> Stream:
-    """Build the new mega-batches of a stream under ``root``."""
+    """Build the new mega-batches of a stream in the build folder."""
+    root = build.path
     there.verify([])
     drop = None if options.keep_duplicates else _hashes_of(there)
     shares = Shares(options.megabatches, by_argument=options.one_per_input, held_out=False)
     deal = deal_documents(survey, shares, options.seed, drop)
     first = there.num_megabatches
     names = [megabatch_name(first + number) for number in range(options.megabatches)]
+    build.refuse_links(map(Path, names))
     tokenizer = StreamTokenizer.open(there.root)
     splits = write_sets(sources, survey, deal, names, tokenizer, root, options.workers)
     hashes = _write_hashes(survey, deal, root, len(there.history))

@@ -1,16 +1,13 @@
-"""Show how far a pass is: a bar on a terminal, a line now and then elsewhere."""
+"""Show how far a pass over the input is."""
 
 import sys
 import time
 from typing import Optional
 
-from tqdm import tqdm
-
-_SECONDS_BETWEEN_LINES = 10.0
-_STEPS = 1000
+from fairseq_alma.terminal import LiveLine, spell_duration, tell
 
 
-class Progress:
+class PassProgress:
     """Words per second and time left of one pass.
 
     Args:
@@ -19,39 +16,30 @@ class Progress:
 
     def __init__(self, title: str) -> None:
         self._title = title
-        self._start = self._last_line = time.monotonic()
-        self._fraction = 0.0
+        self._start = time.monotonic()
         self._words = 0
-        self._bar: Optional[tqdm] = None
-        if sys.stderr.isatty():
-            layout = "{desc}: {percentage:3.0f}%|{bar}| {postfix} [{elapsed}, {remaining} left]"
-            self._bar = tqdm(total=_STEPS, desc=title, bar_format=layout, file=sys.stderr, leave=False)
+        self._line = LiveLine()
+        self._line.is_due()  # nothing is known yet
 
-    def __enter__(self) -> "Progress":
+    def __enter__(self) -> "PassProgress":
         return self
 
     def __exit__(self, kind: Optional[type], *exception: object) -> None:
-        if self._bar is not None:
-            self._bar.close()
+        self._line.clear()
         if kind is None:
-            seconds = time.monotonic() - self._start
-            print(f"{self._title}: {self._pace()}, {seconds:.1f} s", file=sys.stderr)
+            tell(f"{self._title}: {self._pace()}, {self._seconds():.1f} s", sys.stderr)
 
     def update(self, fraction: float, words: int) -> None:
         """Report that ``words`` words more are done, and which fraction of the pass (0 to 1) by now."""
-        self._fraction = fraction
         self._words += words
-        if self._bar is not None:
-            self._bar.set_postfix_str(self._pace(), refresh=False)
-            self._bar.update(int(fraction * _STEPS) - self._bar.n)
-        elif time.monotonic() - self._last_line > _SECONDS_BETWEEN_LINES:
-            self._last_line = time.monotonic()
-            print(f"{self._title}: {100 * fraction:.0f} %, {self._pace()}, {self._time_left()} left", file=sys.stderr)
+        if self._line.is_due():
+            left = spell_duration(self._seconds() / max(fraction, 1e-9) * (1 - fraction))
+            done = f"{self._title}: {100 * fraction:.0f} %"
+            shorter = f"{done}, {left} left"
+            self._line.show(f"{done}, {self._pace()}, {left} left", fraction, 1.0, [shorter])
+
+    def _seconds(self) -> float:
+        return max(time.monotonic() - self._start, 1e-9)
 
     def _pace(self) -> str:
-        seconds = max(time.monotonic() - self._start, 1e-9)
-        return f"{self._words:,} words, {self._words / seconds:,.0f} words/s"
-
-    def _time_left(self) -> str:
-        seconds = time.monotonic() - self._start
-        return tqdm.format_interval(seconds / max(self._fraction, 1e-9) * (1 - self._fraction))
+        return f"{self._words:,} words, {self._words / self._seconds():,.0f} words/s"

@@ -9,8 +9,7 @@ from typing import Iterator, Optional, Sequence
 
 from data_prep.text.compression import DecompressedFile, strip_compression_suffix
 from data_prep.text.document import Block
-from fairseq_alma.data.file_errors import naming
-from fairseq_alma.errors import AlmaError
+from fairseq_alma.errors import AlmaError, naming
 
 STANDARD_INPUT = "-"
 SPOOLED = "standard-input"  # name of the file that stands for it

@@ -8,7 +8,7 @@ import numpy as np
 
 from data_prep.text.document import Block, documents_of
 from data_prep.text.pool import ordered_map
-from data_prep.text.progress import Progress
+from data_prep.text.progress import PassProgress
 from data_prep.text.source import Source
 from fairseq_alma.errors import AlmaError
 
@@ -44,7 +44,7 @@ def survey_documents(sources: Sequence[Source], num_workers: int) -> Survey:
     arguments: list[np.ndarray] = []
     block_sizes: list[int] = []
     blocks = _BlockReader(sources)
-    with Progress("counting words") as progress:
+    with PassProgress("counting words") as progress:
         for block_hashes, block_words in ordered_map(_examine, blocks, num_workers):
             block = len(block_sizes)
             hashes.append(block_hashes)

@@ -11,7 +11,7 @@ from data_prep.text.deal import DROPPED, Deal
 from data_prep.text.document import Block, documents_of
 from data_prep.text.encoder import DocumentEncoder
 from data_prep.text.pool import ordered_map
-from data_prep.text.progress import Progress
+from data_prep.text.progress import PassProgress
 from data_prep.text.source import Source
 from data_prep.text.survey import Survey
 from data_prep.text.training import train_tokenizer
@@ -47,10 +47,10 @@ class TrainingJob:
 
     def run(self) -> bytes:
         """Return the content of the tokenizer's file."""
-        with Progress("training the tokenizer") as progress:
+        with PassProgress("training the tokenizer") as progress:
             return train_tokenizer(self.kind, self._batches(progress), self.vocab_size, self.num_workers)
 
-    def _batches(self, progress: Progress) -> Iterator[list[str]]:
+    def _batches(self, progress: PassProgress) -> Iterator[list[str]]:
         total = int(self.words[self.chosen].sum(dtype=np.int64))
         done = 0
         tasks = _tasks(self.sources, self.words, self.block_sizes, self.chosen)
@@ -103,7 +103,7 @@ def write_sets(
     words = np.bincount(deal.sets[deal.order], survey.words[deal.order], minlength=len(names)).astype(np.int64)
     num_bytes = [0] * len(names)
     encode = _EncodeBlock(tokenizer.file, dtype, _CACHED_CHUNKS // num_workers)
-    with Progress("encoding") as progress:
+    with PassProgress("encoding") as progress:
         done = 0
         for block_words, pieces in ordered_map(
             encode, _tasks(sources, survey.words, survey.block_sizes, deal.sets), num_workers

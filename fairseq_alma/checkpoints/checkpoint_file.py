@@ -1,6 +1,5 @@
 """Read and write checkpoint files, fairseq's or ours, with one line for a file that is none. No fairseq."""
 
-import os
 import pickle
 import zipfile
 from pathlib import Path
@@ -8,6 +7,8 @@ from typing import Any, Mapping, Optional, Union
 
 import torch
 
+from fairseq_alma.atomic_file import open_atomically
+from fairseq_alma.checkpoints import LAST_CHECKPOINT
 from fairseq_alma.errors import AlmaError
 
 Checkpoint = dict[str, Any]
@@ -63,7 +64,7 @@ def starting_checkpoint(finetune_from_model: Optional[str], restore_file: str) -
     """
     if finetune_from_model is not None:
         return finetune_from_model
-    return None if restore_file == "checkpoint_last.pt" else restore_file
+    return None if restore_file == LAST_CHECKPOINT else restore_file
 
 
 def write_checkpoint(checkpoint: Checkpoint, path: Union[str, Path]) -> None:
@@ -73,14 +74,5 @@ def write_checkpoint(checkpoint: Checkpoint, path: Union[str, Path]) -> None:
         checkpoint: what `read_checkpoint` returns.
         path: the file; replaced if it exists.
     """
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with open(unfinished, "wb") as file:
-            torch.save(checkpoint, file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(unfinished, path)
-    finally:
-        unfinished.unlink(missing_ok=True)
+    with open_atomically(Path(path)) as file:
+        torch.save(checkpoint, file)

@@ -8,6 +8,7 @@ from typing import Any, Mapping
 import torch
 from torch import Tensor
 
+from fairseq_alma.checkpoints import LAST_CHECKPOINT
 from fairseq_alma.checkpoints.checkpoint_file import Checkpoint
 from fairseq_alma.errors import AlmaError
 
@@ -81,7 +82,7 @@ def _convert_config(config: Mapping[str, Any], moe_freq: int) -> dict[str, Any]:
         "gate_trees": "",
         "checkpoint_activations": False,
         "finetune_from_model": None,
-        "restore_file": "checkpoint_last.pt",
+        "restore_file": LAST_CHECKPOINT,
     }
 
 

@@ -21,7 +21,7 @@ from fairseq_alma.checkpoints.checkpoint_file import read_checkpoint
 from fairseq_alma.data.manifest import file_sha256
 from fairseq_alma.errors import AlmaError
 
-ENSEMBLE = "alma_ensemble"
+ENSEMBLE_ARCH = "alma_ensemble"
 Weights = Mapping[str, Tensor]
 Config = dict[str, Any]
 
@@ -92,7 +92,7 @@ def _locate(entry: Mapping[str, Any], folder: Optional[Path]) -> Path:
 
 def with_absolute_paths(config: Config, folder: Path) -> Config:
     """Return a model's configuration that means the same members wherever it is read; other models' as they are."""
-    if config["_name"] != ENSEMBLE:
+    if config["_name"] != ENSEMBLE_ARCH:
         return config
     root = folder.resolve()
     entries = config["members"]

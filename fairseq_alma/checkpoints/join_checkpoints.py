@@ -8,7 +8,7 @@ from typing import Any, Iterator, Optional, Sequence
 from torch import Tensor
 
 from fairseq_alma.checkpoints.checkpoint_file import DICTIONARY_KEY, Checkpoint, read_checkpoint
-from fairseq_alma.checkpoints.ensemble_file import ENSEMBLE, Config, Weights, member_prefix, members_of
+from fairseq_alma.checkpoints.ensemble_file import ENSEMBLE_ARCH, Config, Weights, member_prefix, members_of
 from fairseq_alma.checkpoints.shared_outputs import shared_dictionary, shared_outputs
 from fairseq_alma.data.manifest import file_sha256
 from fairseq_alma.errors import AlmaError
@@ -47,7 +47,7 @@ def join_checkpoints(paths: Sequence[Path], weights: Sequence[float], out: Path,
             place = path.parent.resolve() / path.name
             entry.update(path=os.path.relpath(place, out.parent.resolve()), absolute_path=str(place))
         entries.append(entry)
-    config = {"_name": ENSEMBLE, **outputs, "members": entries}
+    config = {"_name": ENSEMBLE_ARCH, **outputs, "members": entries}
     return _checkpoint(checkpoints[0], config, joined, dictionary)
 
 
@@ -71,7 +71,7 @@ def _checkpoint(first: Checkpoint, config: Config, weights: Weights, dictionary:
 
 def _embed(config: Config, weights: Weights, folder: Path) -> tuple[Config, Weights]:
     """Return a model's configuration and weights without any reference to another file."""
-    if config["_name"] != ENSEMBLE:
+    if config["_name"] != ENSEMBLE_ARCH:
         return config, weights
     entries: list[dict[str, Any]] = []
     joined: dict[str, Tensor] = {}
@@ -96,7 +96,7 @@ def _refuse_to_replace(path: Path, checkpoint: Checkpoint, out: Path) -> None:
 
 def _referred_files(config: Config, weights: Weights, folder: Path) -> Iterator[Path]:
     """Look up all files that an ensemble needs, its members' members included."""
-    if config["_name"] != ENSEMBLE:
+    if config["_name"] != ENSEMBLE_ARCH:
         return
     for member in members_of(config, weights, folder):
         if member.file is not None:

@@ -7,12 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Iterable, Mapping, Union
 
+from fairseq_alma.checkpoints import JOINT_MODEL
 from fairseq_alma.checkpoints.checkpoint_file import read_checkpoint
-from fairseq_alma.checkpoints.ensemble_file import ENSEMBLE, Weights, members_of, weights_of_member
+from fairseq_alma.checkpoints.ensemble_file import ENSEMBLE_ARCH, Weights, members_of, weights_of_member
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.metrics.flops import SwitchLMShape
-
-JOINT_MODEL = "alma_umix"
 
 
 @dataclass(frozen=True)
@@ -54,7 +53,7 @@ def describe_model(config: Mapping[str, Any], weights: Weights, path: Path) -> M
         path: the file that holds it, for messages; paths of an ensemble's members start in its folder.
     """
     name = config["_name"]
-    if name == ENSEMBLE:
+    if name == ENSEMBLE_ARCH:
         members = members_of(config, weights, path.parent)
         return _sum(describe_model(member.config, member.weights, member.file or path) for member in members)
     if name == JOINT_MODEL:

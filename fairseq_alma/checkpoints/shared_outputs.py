@@ -1,22 +1,22 @@
 """What the members of an ensemble must share: the things whose probabilities are averaged, and what they look at.
 
-Language models share a vocabulary, models of images their classes and the shape of the images. All but the dictionary
-is read from weights: a checkpoint of a model of images does not say which images it was trained on. No fairseq here.
+Language models share a vocabulary, image models their classes and the shape of the images. All but the dictionary
+is read from weights: a checkpoint of an image model does not say which images it was trained on. No fairseq here.
 """
 
 from pathlib import Path
 from typing import Mapping, Optional, Sequence
 
 from fairseq_alma.checkpoints.checkpoint_file import DICTIONARY_KEY, Checkpoint
-from fairseq_alma.checkpoints.ensemble_file import ENSEMBLE, Weights
+from fairseq_alma.checkpoints.ensemble_file import ENSEMBLE_ARCH, Weights
 from fairseq_alma.errors import AlmaError
 
 EMBEDDING = "embed_tokens.weight"
-"""Ends the name of the input embeddings, a row for each unit of the vocabulary, in every language model here."""
+"""Ends the name of the input embeddings, a row for each token of the vocabulary, in every language model here."""
 NETWORK = "network."
-"""Begins the name of each weight of a model of images; linear maps are (N, O, I), convolutions (N, O, I, 3, 3)."""
+"""Begins the name of each weight of an image model; linear maps are (N, O, I), convolutions (N, O, I, 3, 3)."""
 SHARED = {
-    "vocab_size": "a vocabulary of {} units",
+    "vocab_size": "a vocabulary of {} tokens",
     "num_classes": "{} classes",
     "image_pixels": "images of {} pixels in all channels",
     "image_channels": "images of {} channels",
@@ -72,7 +72,7 @@ def shared_dictionary(paths: Sequence[Path], checkpoints: Sequence[Checkpoint]) 
 
 def _outputs(path: Path, checkpoint: Checkpoint) -> dict[str, int]:
     config, weights = checkpoint["cfg"]["model"], checkpoint["model"]
-    if config["_name"] == ENSEMBLE:
+    if config["_name"] == ENSEMBLE_ARCH:
         return {name: config[name] for name in SHARED if config.get(name)}
     for name, tensor in weights.items():
         if name.endswith(EMBEDDING):
@@ -81,7 +81,7 @@ def _outputs(path: Path, checkpoint: Checkpoint) -> dict[str, int]:
     if not outputs:
         raise AlmaError(
             f"{path}: architecture {config['_name']} has neither input embeddings nor a network for images; give "
-            "language models, or models of images"
+            "language models, or image models"
         )
     return outputs
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, Optional, Sequence
 
 from fairseq_alma.cli.entry import command, refuse_existing
+from fairseq_alma.errors import printable
 
 EPILOG = """\
 The ensemble's probability of a token, or of a class of an image, is the weighted mean of its members' probabilities.
@@ -79,7 +80,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
 
 def _report(arguments: argparse.Namespace, entries: Sequence[dict[str, Any]]) -> None:
     for path, entry in zip(arguments.members, entries, strict=True):
-        print(f"{entry['weight']:.4f}  {path}")
+        print(f"{entry['weight']:.4f}  {printable(str(path))}")
     how = "their weights inside" if arguments.embed else "referring to their files"
     size = arguments.out.stat().st_size / 1e6
-    print(f"{arguments.out}: an ensemble of {len(entries)}, {how}, {size:,.1f} MB")
+    print(f"{printable(str(arguments.out))}: an ensemble of {len(entries)}, {how}, {size:,.1f} MB")

@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Optional, Sequence
 
 from fairseq_alma.cli.entry import command
-from fairseq_alma.errors import AlmaError
-from fairseq_alma.report.spelling import printable
+from fairseq_alma.errors import AlmaError, printable
 
 if TYPE_CHECKING:
     from fairseq_alma.report.read_run import RunTable
@@ -57,7 +56,6 @@ class _Faults:
 
     def tell(self, line: str) -> None:
         """Print a line on standard error, once."""
-        line = printable(line)
         if line not in self.told:
             print(line, file=sys.stderr)
         self.told.add(line)

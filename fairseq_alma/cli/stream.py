@@ -1,118 +1,83 @@
-"""``alma-stream``: run a whole stream of mega-batches, go on with it, or run one stage of it."""
+"""``alma-stream``: run a whole stream of mega-batches, resume it, or run one stage of it."""
 
 import argparse
 import contextlib
-import signal
 import sys
-from types import FrameType
-from typing import Any, Callable, Mapping, Optional, Protocol, Sequence
+from typing import Optional, Sequence
 
+from fairseq_alma.backends.images.image_job import ImageJob
+from fairseq_alma.backends.text.text_job import TextJob
 from fairseq_alma.cli.entry import command
-from fairseq_alma.cli.stream_images import ImageJob
-from fairseq_alma.cli.stream_options import check_learner, plan_run, read_arguments
-from fairseq_alma.cli.stream_text import TextJob
+from fairseq_alma.cli.stream_parser import learner_options, read_arguments
 from fairseq_alma.data.stream import Stream
 from fairseq_alma.errors import AlmaError
+from fairseq_alma.learners.learner import Learner
 from fairseq_alma.learners.plan import StagePlan
-from fairseq_alma.runs.arrival_log import ArrivalLog, sinks_of
-from fairseq_alma.runs.live_log import LiveLog
-from fairseq_alma.runs.loop import Backend, each_stage, in_step, train_member
+from fairseq_alma.runs.arrival_curves import ArrivalCurves
+from fairseq_alma.runs.curve_options import CurveOptions
+from fairseq_alma.runs.loop import Run, run_stages, train_member
+from fairseq_alma.runs.request import OF_EVERY_RUN, Job, RunRequest
 from fairseq_alma.runs.run_display import RunDisplay
 from fairseq_alma.runs.run_folder import RUN_RECORD, RunFolder
 from fairseq_alma.runs.run_record import describe_run, require_same_run
-
-
-class Job(Protocol):
-    """What differs between text and images.
-
-    Attributes:
-        unit: of the data, ``word`` or ``image``.
-        recorded: options that run.json names, beside learner and seed.
-    """
-
-    unit: str
-    recorded: tuple[str, ...]
-
-    def train_options(self) -> dict[str, Any]:
-        """Return what run.json says of the options after ``--``."""
-
-    def print_plan(self, plans: Sequence[StagePlan]) -> None:
-        """Print what the stages that were asked for would do."""
-
-    def check(self) -> None:
-        """Raise AlmaError if the options make no model, as far as can be told before anything is written."""
-
-    def work(self) -> Callable[[StagePlan], float]:
-        """Return a function that tells how long a stage's training is, in any unit."""
-
-    def backends(self, runs: Sequence[tuple[RunFolder, RunDisplay, Sequence[StagePlan]]]) -> Sequence[Backend]:
-        """Return what trains and tests the run of each seed."""
+from fairseq_alma.terminal import tell
 
 
 @command
 def main(argv: Optional[Sequence[str]] = None) -> int:
     """Run the command."""
-    parser, arguments, words = read_arguments(argv)
+    parser, arguments, own_words, words = read_arguments(argv)
     stream = _open_stream(arguments)
     kind = "text" if stream is None else stream.kind
-    check_learner(parser, arguments, kind)
-    job: Job
-    if kind == "text":
-        job = TextJob(parser, arguments, words, stream)
-    else:
-        job = ImageJob(parser, arguments, words, stream)
-    live = _live_log(parser, job)
-    num_megabatches = arguments.megabatches if stream is None else stream.num_megabatches
-    plans = {seed: plan_run(parser, arguments, num_megabatches, kind, seed) for seed in arguments.seed}
+    learner, given = learner_options(parser, arguments, kind)
+    request = RunRequest.of(arguments, learner, given)
+    try:
+        learners = {seed: request.build_learner(kind, seed) for seed in request.seeds}
+        job: Job = ImageJob(request, own_words, words, stream) if kind == "images" else TextJob(request, words, stream)
+        curves = CurveOptions.from_options(job.train_options())
+        num_megabatches = arguments.megabatches if stream is None else stream.num_megabatches
+        plans = {seed: request.plan(each, kind, num_megabatches) for seed, each in learners.items()}
+    except ValueError as error:
+        parser.error(str(error))
     if arguments.dry_run:
         for planned in plans.values():
             job.print_plan(planned)
         return 0
     assert stream is not None
-    signal.signal(signal.SIGTERM, _terminate)
-    job.check()
-    _run(arguments, job, plans, stream, live)
+    _run(request, job, learners, plans, stream, curves)
     return 0
 
 
 def _run(
-    arguments: argparse.Namespace,
+    request: RunRequest,
     job: Job,
-    plans: Mapping[int, Sequence[StagePlan]],
+    learners: dict[int, Learner],
+    plans: dict[int, list[StagePlan]],
     stream: Stream,
-    live: LiveLog,
+    curves: CurveOptions,
 ) -> None:
     """Run the plans of every seed, in step."""
-    folders = {seed: _folder_of(arguments, seed) for seed in plans}
-    for seed, folder in folders.items():
-        _begin(folder, arguments, seed, job, stream)
+    first = plans[request.seeds[0]]
+    build_backend = job.prepare(first)
+    for seed, learner in learners.items():
+        _begin(request, learner, seed, job, stream)
     with contextlib.ExitStack() as displays:
         runs = []
-        for seed, folder in folders.items():
-            log = ArrivalLog(folder, plans[seed], sinks_of(folder, live))
+        for seed, planned in plans.items():
+            folder = request.folder(seed)
+            shown = ArrivalCurves(folder, planned, curves.sinks(folder))
             name = f"seed {seed}, " if len(plans) > 1 else ""
-            display = RunDisplay(plans[seed], job.unit, job.work(), arguments.stage, arguments.member, log, name)
-            runs.append((folder, displays.enter_context(display), plans[seed]))
-        backends = job.backends(runs)
-        if arguments.member is not None:
-            folder, display, planned = runs[0]
-            train_member(folder, planned, arguments.member, backends[0], display, arguments.stage)
+            display = RunDisplay(planned, job.unit, job.work(), request.stage, request.member, shown, name)
+            runs.append(Run(folder, planned, displays.enter_context(display)))
+        backend = build_backend(runs)
+        if request.member is not None:
+            train_member(runs[0], request.member, backend, request.stage)
             return
-        num_run = in_step(
-            [
-                each_stage(folder, planned, backend, display, arguments.stage, arguments.keep_checkpoints)
-                for (folder, display, planned), backend in zip(runs, backends, strict=True)
-            ]
-        )
-    what = "the run" if arguments.stage is None else "the stage"
-    for folder, number in zip(folders.values(), num_run, strict=True):
+        num_run = run_stages(runs, backend, request.stage, request.keep_checkpoints)
+    what = "the run" if request.stage is None else "the stage"
+    for run, number in zip(runs, num_run, strict=True):
         if not number:
-            print(f"{folder.root}: nothing to do, {what} is complete")
-
-
-def _folder_of(arguments: argparse.Namespace, seed: int) -> RunFolder:
-    """Return the folder of a seed's run: what --run says, or where there are several seeds a folder in it."""
-    return RunFolder(arguments.run if len(arguments.seed) == 1 else arguments.run / f"seed-{seed}")
+            tell(f"{run.folder.root}: nothing to do, {what} is complete", sys.stdout)
 
 
 def _open_stream(arguments: argparse.Namespace) -> Optional[Stream]:
@@ -128,18 +93,12 @@ def _open_stream(arguments: argparse.Namespace) -> Optional[Stream]:
     return stream
 
 
-def _live_log(parser: argparse.ArgumentParser, job: Job) -> LiveLog:
-    """Return the curves that the user wants to watch."""
-    try:
-        return LiveLog.from_options(job.train_options())
-    except ValueError as error:
-        parser.error(str(error))
-
-
-def _begin(folder: RunFolder, arguments: argparse.Namespace, seed: int, job: Job, stream: Stream) -> None:
+def _begin(request: RunRequest, learner: Learner, seed: int, job: Job, stream: Stream) -> None:
     """Write run.json, or make sure that the one that is there describes the same run."""
-    chosen = {name: vars(arguments)[name] for name in job.recorded}
-    record = describe_run(arguments.learner, seed, chosen, job.train_options(), stream)
+    folder: RunFolder = request.folder(seed)
+    chosen = {name: vars(request)[name] for name in (*OF_EVERY_RUN, *job.recorded)}
+    options = {**chosen, **learner.as_record(stream.kind)}
+    record = describe_run(learner.name, seed, options, job.train_options(), stream)
     with folder.lock_run():
         before = folder.read_run()
         if before is None:
@@ -149,9 +108,4 @@ def _begin(folder: RunFolder, arguments: argparse.Namespace, seed: int, job: Job
             folder.replace_run(record)
         elif before != record:
             for note in require_same_run(str(folder.root / RUN_RECORD), before, record, stream):
-                print(note, file=sys.stderr)
-
-
-def _terminate(number: int, frame: Optional[FrameType]) -> None:
-    print("terminated; the same command goes on from what is complete", file=sys.stderr)
-    raise SystemExit(128 + number)
+                tell(note, sys.stderr)

@@ -1,20 +1,37 @@
-"""The options of ``alma-stream`` that stand before ``--``."""
+"""The options of ``alma-stream`` that stand before ``--``: its own, and those that the learners declare."""
 
 import argparse
+import importlib
+import sys
 from pathlib import Path
+from typing import Any, Iterable, Mapping, Optional, Sequence, get_type_hints
 
-from fairseq_alma.learners.image_strategy import IMAGE_LEARNERS
-from fairseq_alma.learners.strategy import LEARNERS
+from fairseq_alma.learners.learner import (
+    KINDS,
+    LEARNERS,
+    MAX_SEED,
+    Learner,
+    Option,
+    default_of,
+    flag,
+    options_of,
+    read_value,
+)
 
-MAX_SEED = 9_999_999
 SAVE_EVERY = 500
-GROW_SHARE = 0.25
-SIDE_BY_SIDE = ("sm", "ens", "bagging", "gens")
-"""Learners whose models of several seeds make one stack: neither growth nor joint training ties them to each other."""
+LEARNERS_FROM = "--learners-from"  # not --user-dir: fairseq's parser looks for that in the command line of any process
+# Options of alma-stream that mean something to some learners alone: option -> kinds of data, attribute of the learner.
+OF_SOME: Mapping[str, tuple[tuple[str, ...], Optional[str]]] = {
+    "member": (("text",), "trains_members_alone"),
+    "iid": (KINDS, "has_iid_control"),
+    "save_every": (("text",), None),
+    "validate": (("text",), None),
+}
+AT_LEAST_1 = ("wait", "megabatches", "save_every", "iid")
 
 EPILOG = """\
-Text: everything after -- is handed to fairseq-train, and what the evaluation needs of it (--cpu, --fp16, --bf16,
---tokens-per-sample, --batch-size, ...) to fairseq-eval-lm. Example:
+Text: everything after -- is handed to fairseq-train, and what the evaluation needs of it (--cpu, --tokens-per-sample,
+--batch-size, ...) to fairseq-eval-lm. Example:
 
   alma-stream --stream STREAM --learner sm --wait 1 --run RUN -- \\
       --arch alma_switch_lm_tiny --num-experts 4 --criterion alma_switch_cross_entropy --cpu \\
@@ -26,11 +43,10 @@ Images: nothing need stand after --; the paper's settings are the defaults. --ar
 
   alma-stream --stream STREAM --learner gmoe --wait 10 --grow-every 50 --run RUN -- --width 64 --gate soft
 
-Learners: sm, one model; ens, N models with N seeds; gens, N new models in each stage, the others stay as they are;
-gmoe, one model that gets more experts before stages (text: --grow-schedule; images: --grow-every); umix, N models
-trained jointly as one. Of images also: moe, a fixed number of experts; bagging, an ensemble on bootstrap samples;
-firefly, a VGG network whose layers get more neurons.
-A killed run goes on with the same command and ends with the same figures. Logs are in RUN/stage-NNN/*.log.
+Learners:
+{learners}
+
+A killed run resumes with the same command and ends with the same figures. Logs are in RUN/stage-NNN/*.log.
 
 Behind --, --tensorboard-logdir DIR and --wandb-project NAME draw test and valid figures, parameters and FLOPs over
 arrivals while the run goes on (DIR/RUN/arrivals), and for text the curves of each training (DIR/RUN/stage-NNN/...).
@@ -38,18 +54,80 @@ TensorBoard comes with the extra [report]; Weights & Biases needs pip install wa
 """
 
 
+def read_arguments(
+    argv: Optional[Sequence[str]],
+) -> tuple[argparse.ArgumentParser, argparse.Namespace, list[str], list[str]]:
+    """Read the command line; what is wrong ends the program as a usage error.
+
+    Returns:
+        The parser, for further errors; what stands before ``--``; its words; the words after it.
+    """
+    words = list(sys.argv[1:] if argv is None else argv)
+    cut = words.index("--") if "--" in words else len(words)
+    _import_learners(words[:cut])
+    parser = build_parser()
+    arguments = parser.parse_args(words[:cut])
+    for name in AT_LEAST_1:
+        value = vars(arguments)[name]
+        if value is not None and value < 1:
+            parser.error(f"{flag(name)} {value}: a number of at least 1 is needed")
+    for number, seed in enumerate(arguments.seed):
+        if not 0 <= seed <= MAX_SEED:
+            parser.error(f"--seed {seed}: a number from 0 to {MAX_SEED} is needed")
+        if seed in arguments.seed[:number]:
+            parser.error(f"--seed {seed}: given twice")
+    return parser, arguments, words[:cut], words[cut + 1 :]
+
+
+def learner_options(
+    parser: argparse.ArgumentParser, arguments: argparse.Namespace, kind: str
+) -> tuple[type[Learner], dict[str, Any]]:
+    """Return the learner, and what the user gave of its options; refuse what means nothing to it on this kind of data.
+
+    Args:
+        parser: for errors.
+        arguments: what stands before ``--``.
+        kind: ``text`` or ``images``.
+    """
+    learners = LEARNERS[kind]
+    if arguments.learner not in learners:
+        parser.error(f"--learner {arguments.learner}: not for streams of {kind}; choose from {', '.join(learners)}")
+    learner = learners[arguments.learner]
+    for name in {**_declared(), **OF_SOME}:
+        value = vars(arguments)[name]
+        meant = sorted(each for each in learners if _means(learners[each], name, kind))
+        if value is not None and learner.name not in meant:
+            use = f"goes with --learner {', '.join(meant)}, not with {learner.name}" if meant else "has no meaning"
+            parser.error(f"{flag(name)} {use} on streams of {kind}")
+    given = {name: vars(arguments)[name] for name in options_of(learner) if vars(arguments)[name] is not None}
+    for name, value in given.items():
+        _check_value(parser, learner, kind, name, value)
+    if len(arguments.seed) > 1 and not (kind == "images" and learner.stacks_seeds):
+        possible = ", ".join(sorted(name for name, each in LEARNERS["images"].items() if each.stacks_seeds))
+        parser.error(f"--seed: several go with streams of images and --learner {possible}; give one call for each")
+    if arguments.iid is not None and (arguments.wait != 1 or arguments.replay or arguments.drop_rest):
+        parser.error("--iid is one stage: it does not go with --wait, --replay or --drop-rest")
+    arguments.save_every = arguments.save_every or SAVE_EVERY
+    arguments.validate = bool(arguments.validate)
+    return learner, given
+
+
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser of what stands before ``--``."""
     parser = argparse.ArgumentParser(
         prog="alma-stream",
         description="Train on one mega-batch after the other and test after each update (Algorithm 1 of the paper).",
-        epilog=EPILOG,
+        epilog=EPILOG.format(learners="\n".join(_describe_learners())),
         formatter_class=argparse.RawDescriptionHelpFormatter,
         usage="alma-stream --stream STREAM --run RUN [options] [-- fairseq-train options]",
         allow_abbrev=False,
     )
     _add_run(parser)
-    _add_learner(parser)
+    group = parser.add_argument_group("learner")
+    names = sorted({name for learners in LEARNERS.values() for name in learners})
+    group.add_argument("--learner", choices=names, default="sm", help="how the model learns (default: %(default)s)")
+    for name, declared in _declared().items():
+        _add_declared(group, name, declared)
     return parser
 
 
@@ -81,10 +159,17 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         default=[1],
         metavar="N",
-        help=f"0 to {MAX_SEED:,} (default: 1); images, {', '.join(SIDE_BY_SIDE)}: several are trained side by side, "
+        help=f"0 to {MAX_SEED:,} (default: 1); images: several are trained side by side by some learners, "
         "faster than one after the other, each as a run of its own, RUN/seed-N",
     )
     add("--stage", type=int, metavar="N", help="run this stage alone, from 0; the one before must be complete")
+    add(
+        "--member",
+        type=int,
+        metavar="I",
+        help=f"text, {_names_with('text', 'trains_members_alone')}: train member I alone, from 0, in --stage or in all "
+        "stages; several calls may run at the same time; a call without --member completes the stages",
+    )
     add(
         "--megabatches",
         type=int,
@@ -108,66 +193,108 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
         default=None,
         help="text: let fairseq-train validate whenever it saves; for its log alone",
     )
+    add(
+        LEARNERS_FROM, metavar="PATH", help="a folder or file of Python that registers further learners; imported first"
+    )
 
 
-def _add_learner(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add(
-        "--learner",
-        choices=sorted({*LEARNERS, *IMAGE_LEARNERS}),
-        default="sm",
-        help="how the model learns (default: %(default)s)",
-    )
-    add(
-        "--init",
-        choices=("previous", "scratch", "fresh"),
-        help="begin each stage with the weights of the stage before, or with random ones: scratch, or fresh, as "
-        "gens calls it (default: fresh for gens, where previous means the last member; else previous)",
-    )
-    add(
-        "--num-members",
-        type=int,
-        metavar="N",
-        help="ens, bagging, umix: models that predict together (default: 2 for text, 5 for images); gens: new ones in "
-        "each stage (default: 1)",
-    )
-    add(
-        "--member",
-        type=int,
-        metavar="I",
-        help="text, ens or gens: train member I alone, from 0, in --stage or in all stages; several calls may run at "
-        "the same time; a call without --member completes the stages",
-    )
-    add(
-        "--grow-schedule",
-        metavar="E0,E1,...",
-        help="text, gmoe: experts in each Switch layer during stage 0, 1, ...; the paper: 4,6,8,12",
-    )
-    add(
-        "--grow-method",
-        choices=("copy", "split", "scratch"),
-        help="text, gmoe: as alma-grow --method; copy is the paper's, split is smooth (default: copy)",
-    )
-    add(
-        "--grow-select",
-        choices=("loss", "usage", "random"),
-        help="text, gmoe: which experts are copied or split, as alma-grow --select (default: loss)",
-    )
-    add(
-        "--grow-every",
-        type=int,
-        metavar="N",
-        help="images, gmoe and firefly: grow when N more mega-batches have arrived (default: before each stage)",
-    )
-    add(
-        "--grow-share",
-        type=float,
-        metavar="X",
-        help=f"images, firefly: neurons added by a growth step, as a share of the first size (default: {GROW_SHARE})",
-    )
-    add(
-        "--combine",
-        choices=("probabilities", "vote"),
-        help="images, ens, bagging and gens: predict with the mean of the members' probabilities, or what most of them "
-        "find (default: probabilities)",
-    )
+def _add_declared(group: Any, name: str, declared: Mapping[tuple[str, str], type[Learner]]) -> None:
+    """Add an option that learners declare; all that declare it must agree on its type.
+
+    Args:
+        group: of the parser.
+        name: of the field.
+        declared: kind and name -> the learner.
+    """
+    first = next(iter(declared.values()))
+    meaning = options_of(first)[name][1]
+    choices = [word for learner in declared.values() for word in options_of(learner)[name][1].choices or ()]
+    words: dict[str, Any] = {"help": "; ".join(_help(name, declared)), "default": None}
+    kind_of_value = get_type_hints(first)[name]
+    if kind_of_value is bool:
+        group.add_argument(flag(name), action="store_true", **words)
+        return
+    numbers = [each for each in (int, float) if each in (kind_of_value, *getattr(kind_of_value, "__args__", ()))]
+    words["type"] = str if meaning.parse is not None or not numbers else numbers[0]
+    words.update({"choices": [*dict.fromkeys(choices)]} if choices else {"metavar": meaning.metavar})
+    group.add_argument(flag(name), **words)
+
+
+def _help(name: str, declared: Mapping[tuple[str, str], type[Learner]]) -> Iterable[str]:
+    """Say what an option means to whom: learners with the same words share them."""
+    shared: dict[str, list[tuple[str, str]]] = {}
+    for (kind, learner), each in declared.items():
+        text, default = options_of(each)[name][1].help, default_of(each, name, kind)
+        shown = "" if "default:" in text or default in (None, False) else f" (default: {default})"
+        shared.setdefault(text + shown, []).append((kind, learner))
+    for text, users in shared.items():
+        kinds = {kind for kind, _ in users}
+        of_one_kind = f"{users[0][0]}, " if len(kinds) == 1 else ""
+        yield f"{of_one_kind}{', '.join(dict.fromkeys(learner for _, learner in users))}: {text}".replace("%", "%%")
+
+
+def _check_value(parser: argparse.ArgumentParser, learner: type[Learner], kind: str, name: str, value: Any) -> None:
+    """Refuse a choice that other learners have, and a number out of range."""
+    meaning = options_of(learner)[name][1]
+    if meaning.choices is not None and value not in meaning.choices:
+        others = [
+            each
+            for each, other in LEARNERS[kind].items()
+            if name in options_of(other) and value in (options_of(other)[name][1].choices or ())
+        ]
+        parser.error(
+            f"{flag(name)} {value} goes with --learner {', '.join(others)}; for {learner.name} choose from "
+            f"{', '.join(meaning.choices)}"
+        )
+    try:
+        read_value(name, value, meaning)
+    except ValueError as error:
+        parser.error(str(error))
+
+
+def _declared() -> dict[str, dict[tuple[str, str], type[Learner]]]:
+    """Return the options that learners declare: name -> kind of data and learner's name -> learner."""
+    found: dict[str, dict[tuple[str, str], type[Learner]]] = {}
+    for kind, learners in LEARNERS.items():
+        for each, learner in learners.items():
+            for name, (_, meaning) in options_of(learner).items():
+                if kind in meaning.kinds:
+                    found.setdefault(name, {})[kind, each] = learner
+    return found
+
+
+def _means(learner: type[Learner], name: str, kind: str) -> bool:
+    """Tell whether an option has a meaning for a learner on a kind of data."""
+    if name not in OF_SOME:
+        options: Mapping[str, tuple[Any, Option]] = options_of(learner)
+        return name in options and kind in options[name][1].kinds
+    kinds, attribute = OF_SOME[name]
+    return kind in kinds and (attribute is None or getattr(learner, attribute))
+
+
+def _names_with(kind: str, attribute: str) -> str:
+    return ", ".join(name for name, learner in LEARNERS[kind].items() if getattr(learner, attribute))
+
+
+def _describe_learners() -> Iterable[str]:
+    """Return a line for each learner: the first line of its docstring."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for kind, learners in LEARNERS.items():
+        for name, learner in learners.items():
+            found.setdefault((name, (learner.__doc__ or "").partition("\n")[0]), []).append(kind)
+    for (name, text), kinds in found.items():
+        yield f"  {name:<9} {text}" + ("" if len(kinds) == len(KINDS) else f" [{', '.join(kinds)}]")
+
+
+def _import_learners(words: Sequence[str]) -> None:
+    """Import what ``--learners-from`` names, before the options of its learners are needed."""
+    reader = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    reader.add_argument(LEARNERS_FROM, default=None)
+    found = reader.parse_known_args(words)[0].learners_from
+    if found is None:
+        return
+    path = Path(found).resolve()
+    if not path.exists():
+        reader.error(f"{LEARNERS_FROM} {found}: no such folder or file of Python")
+    sys.path.insert(0, str(path.parent))
+    importlib.import_module(path.stem)

@@ -56,7 +56,7 @@ class AlmaSwitchCrossEntropy(FairseqCriterion):
             Loss summed over tokens in nats; the sample size that it will be divided by; what to log.
         """
         if not reduce:
-            raise ValueError("alma_switch_cross_entropy computes sums only; per-token losses: modules.token_losses")
+            raise ValueError("alma_switch_cross_entropy computes sums only; for per-token losses call token_losses")
         if not hasattr(model, "output_factors"):
             raise AlmaError(
                 "--criterion alma_switch_cross_entropy: made for alma_switch_lm and alma_umix of language models; give "

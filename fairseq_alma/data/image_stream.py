@@ -10,9 +10,11 @@ from typing import Mapping, Optional, Sequence, Union
 import numpy as np
 
 from fairseq_alma.data.manifest import MANIFEST, ImagesEntry, StreamFile
-from fairseq_alma.data.stream import Stream, megabatch_name, megabatch_valid_name
+from fairseq_alma.data.npy_file import read_npy
+from fairseq_alma.data.stream import Stream, megabatch_valid_name
 from fairseq_alma.errors import AlmaError
 
+_SMALLEST_PHOTOGRAPH = 16  # pixels a side; less would leave nothing after the poolings of a VGG
 _REMEDY = "prepare the stream again, or copy this file again from where it is whole"
 
 
@@ -34,7 +36,9 @@ class ImageStream:
 
     @classmethod
     def open(cls, path: Union[str, Path]) -> "ImageStream":
-        """Open a stream and hold its arrays against the manifest: sizes, shapes, ranges (content: `Stream.verify`).
+        """Open a stream and hold its arrays against the manifest: sizes, shapes, ranges, and the sha256 of each file.
+
+        That reads everything once, as the task of a stream of text does: 0.1 s for CIFAR's 184 MB.
 
         Raises:
             AlmaError: no stream of images is there, or a file is missing or damaged.
@@ -43,21 +47,16 @@ class ImageStream:
         if stream.kind != "images":
             raise AlmaError(f"{path}: a stream of {stream.kind}; images need one made by alma-prep-images")
         entry = stream.images
-        files = [*entry.files, *(file for split in stream.splits for file in split.files)] if entry else []
-        if entry is None or len(files) != 2 + len(stream.splits):
-            raise AlmaError(f"{stream.root / MANIFEST}: damaged, a stream of images without them; prepare it again")
-        names = [name(t) for t in range(stream.num_megabatches) for name in (megabatch_name, megabatch_valid_name)]
-        missing = {*names, "test"} - {split.name for split in stream.splits}
-        if missing:
-            raise AlmaError(f"{stream.root / MANIFEST}: damaged, no {', '.join(sorted(missing))}; prepare it again")
-        images = _load(stream.root, entry.files[0], np.dtype(np.uint8), (None, *entry.shape), mapped=True)
-        labels = _load(stream.root, entry.files[1], np.dtype(np.int64), (len(images),))
+        assert entry is not None  # `Stream.open` has seen to it, and to the lists of files
+        images = _load(stream.root, entry.files[0], np.dtype(np.uint8), (None, *entry.shape))
+        labels = np.array(_load(stream.root, entry.files[1], np.dtype(np.int64), (len(images),)))
         _check_range(stream.root, entry.files[1], labels, entry.num_classes)
         indices = {}
         for split in stream.splits:
-            array = _load(stream.root, split.files[0], np.dtype(np.int64), (split.num_images,))
+            array = np.array(_load(stream.root, split.files[0], np.dtype(np.int64), (split.num_images,)))
             _check_range(stream.root, split.files[0], array, len(images))
             indices[split.name] = array
+        stream.verify([split.name for split in stream.splits])
         return cls(stream, images, labels, entry, indices)
 
     @property
@@ -84,6 +83,11 @@ class ImageStream:
     def augment(self) -> bool:
         """Whether training crops and flips at random."""
         return self._entry.augment
+
+    @property
+    def has_photographs(self) -> bool:
+        """Whether the images are photographs as CIFAR's rather than digits: three channels, 16 x 16 pixels or more."""
+        return self.shape[0] == 3 and min(self.shape[1:]) >= _SMALLEST_PHOTOGRAPH
 
     @property
     def dataset(self) -> str:
@@ -117,17 +121,14 @@ class ImageStream:
         return np.concatenate([np.empty(0, np.int64), *(self._indices[name] for name in names)])
 
 
-def _load(
-    root: Path, file: StreamFile, dtype: np.dtype, shape: tuple[Optional[int], ...], mapped: bool = False
-) -> np.ndarray:
-    """Return the array in a file of the stream.
+def _load(root: Path, file: StreamFile, dtype: np.dtype, shape: tuple[Optional[int], ...]) -> np.ndarray:
+    """Return the array in a file of the stream, mapped.
 
     Args:
         root: the stream's folder.
         file: the manifest's entry.
         dtype: type that it must have.
         shape: shape that it must have; None where any number will do.
-        mapped: leave it on the disk.
     """
     path = root / file.path
     if not path.is_file():
@@ -135,11 +136,9 @@ def _load(
     if path.stat().st_size != file.size:
         raise AlmaError(f"{path}: {path.stat().st_size} bytes found, {MANIFEST} says {file.size}; {_REMEDY}")
     try:
-        array = np.load(path, mmap_mode="r" if mapped else None, allow_pickle=False)
-    except (ValueError, EOFError, OverflowError) as error:
-        # NumPy takes what it does not know for a pickle, and advises to trust it.
-        reason = "it does not begin as one" if "you trust" in str(error) else error
-        raise AlmaError(f"{path}: damaged, no .npy file ({reason}); {_REMEDY}") from error
+        array = read_npy(path)
+    except ValueError as error:
+        raise AlmaError(f"{path}: damaged, no .npy file ({error}); {_REMEDY}") from error
     fits = array.ndim == len(shape) and all(need in (None, size) for need, size in zip(shape, array.shape, strict=True))
     if array.dtype != dtype or not fits:
         needed = ", ".join("any" if size is None else str(size) for size in shape)

@@ -11,13 +11,9 @@ from typing import Any, Mapping, Sequence
 
 import numpy as np
 
-from fairseq_alma.data.file_errors import naming
-from fairseq_alma.data.manifest import MANIFEST, ImagesEntry, Split, StreamFile
+from fairseq_alma.data.manifest import IMAGES, LABELS, MANIFEST, ImagesEntry, Split, StreamFile
 from fairseq_alma.data.stream import Stream, megabatch_name, megabatch_valid_name, write_manifest
-from fairseq_alma.errors import AlmaError
-
-IMAGES = "images.npy"
-LABELS = "labels.npy"
+from fairseq_alma.errors import AlmaError, naming
 
 _WHOLE_NUMBERS = np.dtype("<i8")
 _ROWS_AT_ONCE = 10_000

@@ -1,18 +1,27 @@
 """What the manifest of a stream is made of: files, splits, the entries of the tokenizer and of the images.
 
 The manifest names every file with its size and sha256, so that whoever trains on a stream can tell that it is whole.
+The types below are also what `stream.Stream.open` holds a manifest against: types, ranges, and paths within the folder.
 """
 
 import hashlib
 import json
-import math
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Iterable, Mapping
+from pathlib import Path, PurePosixPath
+from typing import Annotated, Any, Iterable, Mapping, Union
+
+from msgspec import Meta, Struct
 
 from fairseq_alma.errors import AlmaError
+from fairseq_alma.json_files import Amount, Count, Name, Positive, Sha256
 
 MANIFEST = "stream.json"
+IMAGES = "images.npy"
+LABELS = "labels.npy"
+TOKEN_SUFFIXES = (".bin", ".idx")
+INDEX_SUFFIXES = (".npy",)
+
+Side = Annotated[int, Meta(ge=1, le=1 << 20)]
 
 
 def file_sha256(path: Path) -> str:
@@ -23,15 +32,16 @@ def file_sha256(path: Path) -> str:
 
 @dataclass(frozen=True)
 class StreamFile:
-    """One file of a stream: path relative to the stream's folder, size in bytes, sha256 of the content."""
+    """One file of a stream: path within the stream's folder, size in bytes, sha256 of the content."""
 
-    path: str
-    size: int
-    sha256: str
+    path: Name
+    size: Count
+    sha256: Sha256
 
     def __post_init__(self) -> None:
-        if (type(self.path), type(self.size), type(self.sha256)) != (str, int, str):
-            raise TypeError(f"file {self.path!r} of size {self.size!r} and sha256 {self.sha256!r}")
+        path = PurePosixPath(self.path)
+        if not path.name or path.is_absolute() or ".." in path.parts or str(path) != self.path or "\0" in self.path:
+            raise ValueError(f"path {self.path!r} found, one within the stream's folder is needed")
 
     @classmethod
     def describe(cls, root: Path, path: str) -> "StreamFile":
@@ -67,21 +77,13 @@ class Split:
         num_images: images, in a stream of images.
     """
 
-    name: str
+    name: Name
     files: tuple[StreamFile, ...]
-    num_documents: int = 0
-    num_words: int = 0
-    num_tokens: int = 0
-    num_bytes: int = 0
-    num_images: int = 0
-
-    @classmethod
-    def from_json(cls, content: Mapping[str, Any]) -> "Split":
-        """Build a split from its entry in the manifest."""
-        counts = {key: value for key, value in content.items() if key != "files"}
-        if not all(type(value) is int for key, value in counts.items() if key != "name"):
-            raise TypeError(f"counts {counts}")
-        return cls(files=tuple(StreamFile(**entry) for entry in content["files"]), **counts)
+    num_documents: Count = 0
+    num_words: Count = 0
+    num_tokens: Count = 0
+    num_bytes: Count = 0
+    num_images: Count = 0
 
 
 @dataclass(frozen=True)
@@ -90,14 +92,14 @@ class TokenizerEntry:
 
     Attributes:
         kind: ``tokenizers`` (a ``tokenizer.json``) or ``sentencepiece`` (a ``.model``).
-        vocab_size: number of units, that is lines of ``dict.txt``; fairseq adds four symbols of its own.
+        vocab_size: number of tokens, that is lines of ``dict.txt``; fairseq adds four symbols of its own.
         sha256: identifies the tokenizer: over its files' paths and content.
         files: what ``tokenizer/`` holds.
     """
 
-    kind: str
-    vocab_size: int
-    sha256: str
+    kind: Annotated[str, Meta(pattern="^(tokenizers|sentencepiece)$")]
+    vocab_size: Positive
+    sha256: Sha256
     files: tuple[StreamFile, ...]
 
     @classmethod
@@ -105,12 +107,6 @@ class TokenizerEntry:
         """Build the entry of the tokenizer that consists of these files."""
         files = tuple(files)
         return cls(kind, vocab_size, canonical_sha256([[file.path, file.sha256] for file in files]), files)
-
-    @classmethod
-    def from_json(cls, content: Mapping[str, Any]) -> "TokenizerEntry":
-        """Build the entry from the manifest's JSON."""
-        files = tuple(StreamFile(**entry) for entry in content["files"])
-        return cls(content["kind"], content["vocab_size"], content["sha256"], files)
 
 
 @dataclass(frozen=True)
@@ -128,35 +124,27 @@ class ImagesEntry:
             published training images come first, then the test images.
     """
 
-    dataset: str
-    shape: tuple[int, int, int]
-    num_classes: int
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
+    dataset: Name
+    shape: tuple[Side, Side, Side]
+    num_classes: Positive
+    mean: tuple[Union[int, float], ...]
+    std: tuple[Amount, ...]
     augment: bool
     files: tuple[StreamFile, ...]
 
-    @classmethod
-    def from_json(cls, content: Mapping[str, Any]) -> "ImagesEntry":
-        """Build the entry from the manifest's JSON. Raises ValueError or TypeError if it cannot be one."""
-        channels, height, width = content["shape"]
-        sizes = (channels, height, width, content["num_classes"])
-        if not all(type(size) is int and size > 0 for size in sizes):
-            raise ValueError(f"shape {content['shape']} and {content['num_classes']} classes")
-        mean, std = tuple(content["mean"]), tuple(content["std"])  # as they are: the fingerprint is over their spelling
-        if {len(mean), len(std)} != {channels} or not all(map(math.isfinite, mean + std)) or min(std) <= 0:
-            raise ValueError(f"mean {content['mean']} and std {content['std']} of {channels} channels")
-        if not isinstance(content["augment"], bool):
-            raise ValueError(f"augment {content['augment']!r}")
-        return cls(
-            dataset=content["dataset"],
-            shape=(channels, height, width),
-            num_classes=content["num_classes"],
-            mean=mean,
-            std=std,
-            augment=content["augment"],
-            files=tuple(StreamFile(**entry) for entry in content["files"]),
-        )
+    def __post_init__(self) -> None:
+        if {len(self.mean), len(self.std)} != {self.shape[0]}:
+            raise ValueError(f"{len(self.mean)} mean and {len(self.std)} std found, {self.shape[0]} channels need each")
+        if not all(-1e6 < each < 1e6 for each in self.mean) or min(self.std) <= 0:
+            raise ValueError("numbers for mean and numbers above 0 for std are needed")
+
+
+class CommandRecord(Struct, frozen=True):
+    """What the manifest's history says of each command that made the stream; what it counted stands beside."""
+
+    command: Name
+    options: dict[str, Any]
+    inputs: tuple[Mapping[str, Any], ...]
 
 
 def canonical_sha256(content: Any) -> str:

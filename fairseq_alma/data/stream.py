@@ -5,18 +5,34 @@ here needs fairseq or torch.
 """
 
 import json
-import os
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Iterable, Mapping, Optional, Union
+from typing import Annotated, Any, Iterable, Mapping, Optional, Sequence, Union
 
-from fairseq_alma.data.file_errors import naming
-from fairseq_alma.data.manifest import MANIFEST, ImagesEntry, Split, StreamFile, TokenizerEntry, canonical_sha256
+from msgspec import Meta
+
+from fairseq_alma.atomic_file import open_atomically
+from fairseq_alma.data.manifest import (
+    IMAGES,
+    INDEX_SUFFIXES,
+    LABELS,
+    MANIFEST,
+    TOKEN_SUFFIXES,
+    CommandRecord,
+    ImagesEntry,
+    Split,
+    StreamFile,
+    TokenizerEntry,
+    canonical_sha256,
+)
 from fairseq_alma.errors import AlmaError
+from fairseq_alma.json_files import MAX_MEGABATCHES, Count, as_record, read_json_object
 
 FORMAT_VERSION = 1
 KINDS = ("text", "images")
+DICTIONARY = "dict.txt"
+_REMEDY = "prepare the stream again"
 
 
 def megabatch_name(megabatch: int) -> str:
@@ -47,8 +63,8 @@ class Stream:
     """
 
     root: Path
-    kind: str
-    seed: int
+    kind: Annotated[str, Meta(pattern="^(text|images)$")]
+    seed: Count
     splits: tuple[Split, ...]
     tokenizer: Optional[TokenizerEntry] = None
     dictionary: Optional[StreamFile] = None
@@ -61,11 +77,16 @@ class Stream:
         """Read and check ``path/stream.json``.
 
         Raises:
-            AlmaError: there is no manifest, or it is damaged or of another format version.
+            AlmaError: there is no manifest, or it is damaged, of another format version, or leaves out a file.
         """
         root = Path(path)
         manifest = root / MANIFEST
-        content = _read_json(manifest)
+        if not manifest.is_file():
+            raise AlmaError(
+                f"{root}: there is no {MANIFEST}, so this is not a stream; "
+                "give a folder that alma-prep-text or alma-prep-images has written (its --out)"
+            )
+        content = read_json_object(manifest, _REMEDY)
         version = content.get("format_version")
         if version != FORMAT_VERSION:
             raise AlmaError(
@@ -73,29 +94,45 @@ class Stream:
                 "prepare the stream again, or install the version that wrote it"
             )
         if content.get("kind") not in KINDS:
-            raise AlmaError(f"{manifest}: kind {content.get('kind')!r} found, it must be one of {', '.join(KINDS)}")
-        try:
-            return cls._from_json(root, content)
-        except (KeyError, TypeError, AttributeError, ValueError) as error:
-            raise AlmaError(f"{manifest}: damaged ({error}); prepare the stream again") from error
-
-    @classmethod
-    def _from_json(cls, root: Path, content: Mapping[str, Any]) -> "Stream":
-        stream = cls(
-            root=root,
-            kind=content["kind"],
-            seed=content["seed"],
-            splits=tuple(Split.from_json(entry) for entry in content["splits"]),
-            tokenizer=TokenizerEntry.from_json(content["tokenizer"]) if content["tokenizer"] else None,
-            dictionary=StreamFile(**content["dictionary"]) if content["dictionary"] else None,
-            # streams of text from before there were streams of images have no such key
-            images=ImagesEntry.from_json(content["images"]) if content.get("images") else None,
-            other_files=tuple(StreamFile(**entry) for entry in content["other_files"]),
-            history=tuple(content["history"]),
-        )
-        if stream.num_megabatches != content["num_megabatches"]:
-            raise KeyError(f"{content['num_megabatches']} mega-batches announced, {stream.num_megabatches} listed")
+            raise AlmaError(f"{manifest}: kind {content.get('kind')!r:.60} found, it must be one of {', '.join(KINDS)}")
+        stream = as_record({**content, "root": root}, cls, manifest, _REMEDY)
+        for entry in stream.history:
+            as_record(entry, CommandRecord, manifest, _REMEDY)
+        fault = stream._fault(content.get("num_megabatches"))
+        if fault:
+            raise AlmaError(f"{manifest}: damaged, {fault}; {_REMEDY}")
         return stream
+
+    def _fault(self, announced: object) -> Optional[str]:
+        """Say what is wrong with the lists of a manifest, whose parts are each right; None: nothing.
+
+        Args:
+            announced: B as the manifest gives it.
+        """
+        if announced != self.num_megabatches:
+            return f"{announced!r:.60} mega-batches announced, {self.num_megabatches} listed"
+        if not 1 <= self.num_megabatches <= MAX_MEGABATCHES:
+            return f"{self.num_megabatches} mega-batches found, 1 to {MAX_MEGABATCHES} are needed"
+        names = _split_names(self.kind, self.num_megabatches)
+        found = [split.name for split in self.splits]
+        if found != names:
+            missing = [name for name in names if name not in {*found}]
+            return f"no {', '.join(missing[:3])}" if missing else "splits out of order, or more of them than needed"
+        suffixes = TOKEN_SUFFIXES if self.kind == "text" else INDEX_SUFFIXES
+        for split in self.splits:
+            if fault := _missing(split.name, [f"{split.name}{suffix}" for suffix in suffixes], split.files):
+                return fault
+        return self._fault_of_text() if self.kind == "text" else self._fault_of_images()
+
+    def _fault_of_text(self) -> Optional[str]:
+        if self.tokenizer is None or not self.tokenizer.files:
+            return "a stream of text without a tokenizer"
+        return _missing("dictionary", [DICTIONARY], [self.dictionary] if self.dictionary else [])
+
+    def _fault_of_images(self) -> Optional[str]:
+        if self.images is None:
+            return "a stream of images without them"
+        return _missing("images", [IMAGES, LABELS], self.images.files)
 
     def to_json(self) -> dict[str, Any]:
         """Return the manifest's content."""
@@ -197,30 +234,26 @@ class Stream:
 
 
 def write_manifest(stream: Stream, path: Path) -> None:
-    """Write a stream's manifest and have it on the disk.
+    """Write a stream's manifest atomically and have it on the disk.
 
     Args:
         stream: what to write; its ``root`` is left out.
         path: the file, ``stream.json`` in the stream's folder or on its way there.
     """
-    with naming(path), open(path, "w", encoding="utf-8") as file:
+    with open_atomically(path, "w") as file:
         json.dump(stream.to_json(), file, indent=1, ensure_ascii=False)
         file.write("\n")
-        file.flush()
-        os.fsync(file.fileno())
 
 
-def _read_json(manifest: Path) -> dict[str, Any]:
-    """Return the JSON object that a manifest holds."""
-    if not manifest.is_file():
-        raise AlmaError(
-            f"{manifest.parent}: there is no {MANIFEST}, so this is not a stream; "
-            "give a folder that alma-prep-text or alma-prep-images has written (its --out)"
-        )
-    try:
-        content = json.loads(manifest.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise AlmaError(f"{manifest}: damaged, not JSON ({error}); prepare the stream again") from error
-    if not isinstance(content, dict):
-        raise AlmaError(f"{manifest}: damaged, a {type(content).__name__} found where a JSON object is needed")
-    return content
+def _split_names(kind: str, num_megabatches: int) -> list[str]:
+    """Return the names of a stream's splits in the order of the manifest."""
+    of_one = (megabatch_name,) if kind == "text" else (megabatch_name, megabatch_valid_name)
+    return [*(name(t) for t in range(num_megabatches) for name in of_one), "valid", "test"]
+
+
+def _missing(what: str, needed: Sequence[str], files: Sequence[StreamFile]) -> Optional[str]:
+    """Say so if the list of files is another one than is needed."""
+    found = [file.path for file in files]
+    if found == [*needed]:
+        return None
+    return f"the files of {what} are {', '.join(found[:3])[:200] or 'none'}, {', '.join(needed)} is needed"

@@ -10,10 +10,9 @@ from typing import Iterator, Union
 
 import numpy as np
 
-from fairseq_alma.data.file_errors import naming
-from fairseq_alma.errors import AlmaError
+from fairseq_alma.errors import AlmaError, naming
 
-NUM_FAIRSEQ_SYMBOLS = 4  # fairseq's Dictionary begins with <s> <pad> </s> <unk>, so unit u has id u + 4
+NUM_FAIRSEQ_SYMBOLS = 4  # fairseq's Dictionary begins with <s> <pad> </s> <unk>, so token u has id u + 4
 EOS = 2
 
 _MAGIC = b"MMIDIDX\x00\x00"
@@ -25,11 +24,12 @@ _DTYPE_CODES: dict[int, np.dtype] = {
     4: np.dtype("int32"),
 }
 _HEADER = struct.Struct("<9sQBQ")
+_ENTRY_SIZE = 4 + 8  # bytes of a sequence in the index: how many ids it has, and where they begin
 _POINTERS_AT_ONCE = 1 << 20
 
 
 def id_dtype(vocab_size: int) -> np.dtype:
-    """Return the type that fairseq chooses for a dictionary of ``vocab_size`` units and its own four symbols."""
+    """Return the type that fairseq chooses for a dictionary of ``vocab_size`` tokens and its own four symbols."""
     return np.dtype("uint16") if vocab_size + NUM_FAIRSEQ_SYMBOLS < 65500 else np.dtype("uint32")
 
 
@@ -99,13 +99,19 @@ class TokenFile:
 
     def __init__(self, prefix: Union[str, Path]) -> None:
         idx, bin_ = Path(f"{prefix}.idx"), Path(f"{prefix}.bin")
+        self._bin = bin_
         with open(idx, "rb") as file:
             header = file.read(_HEADER.size)
-        if len(header) < _HEADER.size or _HEADER.unpack(header)[:2] != (_MAGIC, _VERSION):
+        magic, version, code, num_sequences = _HEADER.unpack(header.ljust(_HEADER.size, b"\0"))
+        if (magic, version) != (_MAGIC, _VERSION) or code not in _DTYPE_CODES:
             raise AlmaError(f"{idx}: not an index of fairseq's mmap format; prepare the stream again")
-        _, _, code, num_sequences = _HEADER.unpack(header)
         dtype = _DTYPE_CODES[code]
+        size = _HEADER.size + num_sequences * _ENTRY_SIZE
+        if idx.stat().st_size != size:
+            raise AlmaError(f"{idx}: {idx.stat().st_size} bytes found, {size} needed; prepare the stream again")
         self.sizes = np.fromfile(idx, dtype="<i4", count=num_sequences, offset=_HEADER.size)
+        if num_sequences and self.sizes.min() < 0:
+            raise AlmaError(f"{idx}: a sequence of {self.sizes.min()} ids; prepare the stream again")
         needed = int(self.sizes.sum(dtype=np.int64)) * dtype.itemsize
         found = bin_.stat().st_size
         if found != needed:
@@ -119,5 +125,8 @@ class TokenFile:
         """Return how often each id from 0 to ``num_ids - 1`` occurs, ``(num_ids,)``."""
         counts = np.zeros(num_ids, dtype=np.int64)
         for start in range(0, len(self.ids), _POINTERS_AT_ONCE):
-            counts += np.bincount(self.ids[start : start + _POINTERS_AT_ONCE], minlength=num_ids)
+            ids = self.ids[start : start + _POINTERS_AT_ONCE]
+            if not 0 <= ids.min() <= ids.max() < num_ids:
+                raise AlmaError(f"{self._bin}: ids {ids.min()} to {ids.max()} found, 0 to {num_ids - 1} is needed")
+            counts += np.bincount(ids, minlength=num_ids)
         return counts

@@ -9,9 +9,8 @@ from torch import Size, Tensor
 from fairseq_alma.checkpoints.checkpoint_file import Checkpoint
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.growth.gate_tree import format_gate_trees
-from fairseq_alma.growth.optimizer_state import grow_optimizer_state
-from fairseq_alma.growth.plan import LayerGrowth
-from fairseq_alma.growth.tensors import EXPERT_TENSORS, GATE_TENSOR, grow_state, grow_tensor
+from fairseq_alma.growth.plan import MixtureGrowth
+from fairseq_alma.growth.tensors import EXPERT_TENSORS, GATE_TENSOR, grow_optimizer_state, grow_state, grow_tensor
 
 RECORD_KEY = "alma_growth"
 """Key of a grown checkpoint: a list of records, one per growth step, plain numbers and strings."""
@@ -28,7 +27,7 @@ class GrowthStep:
         keep_optimizer: grow the optimizer's state too, rather than drop it.
     """
 
-    layers: Mapping[str, LayerGrowth]
+    layers: Mapping[str, MixtureGrowth]
     seed: int
     noise: float = 0.0
     keep_optimizer: bool = False

@@ -20,7 +20,7 @@ class LayerScores(NamedTuple):
     new: Sequence[float]
 
 
-class LayerGrowth(NamedTuple):
+class KeptCandidates(NamedTuple):
     """The candidates of one layer that are kept.
 
     Attributes:
@@ -47,7 +47,7 @@ def num_chain_parameters(image_channels: int, channels: Sequence[int], num_class
 
 def select_candidates(
     scores: Sequence[LayerScores], image_channels: int, num_classes: int, num_added: float
-) -> list[LayerGrowth]:
+) -> list[KeptCandidates]:
     """Take candidates in the order of their scores until the next one would miss the asked size by more.
 
     Wu et al. 2020 choose in the same way ("greedy selection"), with a number of neurons as the limit.
@@ -67,7 +67,7 @@ def select_candidates(
         for kind, of_kind in enumerate(of_layer)
         for index, score in enumerate(of_kind)
     )
-    growth = [LayerGrowth([], []) for _ in scores]
+    growth = [KeptCandidates([], []) for _ in scores]
     channels = [len(layer.split) for layer in scores]
     size = num_chain_parameters(image_channels, channels, num_classes)
     goal = size + num_added
@@ -78,4 +78,4 @@ def select_candidates(
             break
         size = next_size
         growth[layer][kind].append(index)
-    return [LayerGrowth(sorted(layer.split), sorted(layer.new)) for layer in growth]
+    return [KeptCandidates(sorted(layer.split), sorted(layer.new)) for layer in growth]

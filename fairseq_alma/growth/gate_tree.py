@@ -17,7 +17,7 @@ import sys
 from bisect import bisect_right
 from collections import deque
 from dataclasses import dataclass
-from typing import Any, Optional, Union
+from typing import Any, Optional, Sequence, Union
 
 from fairseq_alma.errors import AlmaError
 
@@ -173,16 +173,20 @@ def parse_gate_trees(text: Optional[str], num_layers: int, num_experts: Optional
     return trees
 
 
-def format_gate_trees(trees: list[GateTree]) -> str:
+def nested_gate_trees(trees: Sequence[GateTree]) -> Optional[list[list[Nested]]]:
+    """Return the trees of all layers of experts as nested lists, as ``stage.json`` has them: None if all are flat."""
+    return None if all(tree.is_flat for tree in trees) else [tree.to_nested() for tree in trees]
+
+
+def format_gate_trees(trees: Sequence[GateTree]) -> str:
     """Write the trees of all layers of experts as the value of ``--gate-trees``: empty if all are flat.
 
     Raises:
         AlmaError: a tree is nested deeper than JSON can be.
     """
-    if all(tree.is_flat for tree in trees):
-        return ""
+    nested = nested_gate_trees(trees)
     try:
-        return json.dumps([tree.to_nested() for tree in trees], separators=(",", ":"))
+        return "" if nested is None else json.dumps(nested, separators=(",", ":"))
     except RecursionError as error:
         raise AlmaError(f"gate trees: {_TOO_DEEP}") from error
 

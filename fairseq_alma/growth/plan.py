@@ -1,4 +1,4 @@
-"""What one growth step does to one Switch layer: which experts become parents, and where every row comes from.
+"""What one growth step does to one mixture of experts: which experts become parents, and where every row comes from.
 
 The methods (paper v5, sections 4.2 and 5, appendix A):
 
@@ -18,13 +18,10 @@ from torch import Tensor
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.growth.gate_tree import GateTree
 
-METHODS = ("copy", "split", "scratch")
-SELECTIONS = ("loss", "usage", "random")
-
 
 @dataclass(frozen=True)
-class LayerGrowth:
-    """How a Switch layer grows.
+class MixtureGrowth:
+    """How a mixture of experts grows.
 
     Attributes:
         old: its tree before.
@@ -44,12 +41,12 @@ class LayerGrowth:
         return [row for row, source in enumerate(self.row_source) if source in self.row_source[:row]]
 
 
-def grow_layer(tree: GateTree, method: str, parents: Sequence[Optional[int]]) -> LayerGrowth:
-    """Plan the growth of one layer by one expert per parent.
+def grow_mixture(tree: GateTree, method: str, parents: Sequence[Optional[int]]) -> MixtureGrowth:
+    """Plan the growth of one mixture by one expert per parent.
 
     Args:
-        tree: the layer's tree.
-        method: one of `METHODS`.
+        tree: the mixture's tree.
+        method: ``copy``, ``split`` or ``scratch``.
         parents: the experts to copy or to split, all different; for ``scratch`` one None for each new expert.
     """
     new, sources = tree, list(range(tree.num_experts))
@@ -61,7 +58,7 @@ def grow_layer(tree: GateTree, method: str, parents: Sequence[Optional[int]]) ->
             new = new.with_split(parent, new_expert)
         else:
             new = new.with_sibling(parent, new_expert)
-    return LayerGrowth(tree, new, tuple(expert_source), _row_sources(tree, new, method, expert_source))
+    return MixtureGrowth(tree, new, tuple(expert_source), _row_sources(tree, new, method, expert_source))
 
 
 def _row_sources(
@@ -84,7 +81,7 @@ def select_experts(losses: Tensor, counts: Tensor, num_new: int, select: str, ge
     """Choose the experts that become parents.
 
     Args:
-        losses: (E,) sum of the losses of the tokens that each expert got, on held-out text (any unit).
+        losses: (E,) sum of the losses of the tokens that each expert got, on held-out data (any unit).
         counts: (E,) number of those tokens.
         num_new: how many to choose, at most E.
         select: ``loss`` (largest sums, the paper's rule), ``usage`` (most tokens) or ``random``.

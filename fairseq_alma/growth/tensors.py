@@ -1,42 +1,49 @@
-"""A growth step on plain tensors: stacked experts, gate rows, and the optimizer's state of both."""
+"""A growth step on plain tensors: stacked experts, gate rows, and the optimizer's state of both.
 
-from typing import Callable, Optional, Sequence
+fairseq numbers an optimizer's parameters in the order of ``model.parameters()``. With ``--fp16`` or ``--bf16`` it keeps
+one flat fp32 vector for all of them (unless ``--fp16-no-flatten-grads``), and its optimizer sees that vector as a
+single parameter.
+"""
+
+from typing import Any, Callable, Mapping, Optional, Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import Size, Tensor, nn
 
-from fairseq_alma.growth.plan import LayerGrowth
+from fairseq_alma.errors import AlmaError
+from fairseq_alma.growth.plan import MixtureGrowth
 
 EXPERT_TENSORS = ("experts.fc1_weight", "experts.fc1_bias", "experts.fc2_weight", "experts.fc2_bias")
 GATE_TENSOR = "gate.weight"
 
-Filler = Callable[[Tensor], object]
-"""Sets the content of one new slice, given in fp32."""
+NewSlice = Callable[[int], Tensor]
+"""Returns the content of the slice at a position, on the CPU."""
+GrowState = Callable[[str, Tensor], Tensor]
+"""Takes a parameter's name and one of its moments, in the parameter's shape, and returns the grown moment."""
 
 
-def gather_slices(old: Tensor, source: Sequence[Optional[int]], fill: Filler) -> Tensor:
+def gather_slices(old: Tensor, source: Sequence[Optional[int]], new_slice: Optional[NewSlice] = None) -> Tensor:
     """Stack slices of a tensor in a new order.
 
     Args:
         old: (E, …).
         source: for each slice of the result the slice of ``old``, or None.
-        fill: sets the slices that have no source.
+        new_slice: gives the slices that have no source; called in ascending order of their positions.
 
     Returns:
-        (len(source), …), same precision.
+        (len(source), …), same precision and device.
     """
-    new = old.new_empty((len(source), *old.shape[1:]))
+    grown = old[[0 if origin is None else origin for origin in source]]
     for position, origin in enumerate(source):
-        if origin is not None:
-            new[position] = old[origin]
-        else:
-            content = torch.empty(old.shape[1:], dtype=torch.float32)
-            fill(content)
-            new[position] = content
-    return new
+        if origin is None:
+            assert new_slice is not None
+            grown[position] = new_slice(position)
+    return grown
 
 
-def grow_tensor(name: str, old: Tensor, growth: LayerGrowth, generator: torch.Generator, noise: float = 0.0) -> Tensor:
+def grow_tensor(
+    name: str, old: Tensor, growth: MixtureGrowth, generator: torch.Generator, noise: float = 0.0
+) -> Tensor:
     """Grow one parameter of a Switch layer.
 
     Args:
@@ -47,24 +54,72 @@ def grow_tensor(name: str, old: Tensor, growth: LayerGrowth, generator: torch.Ge
         noise: standard deviation of normal noise on copied gate rows.
     """
     if name != GATE_TENSOR:
-        return gather_slices(old, growth.expert_source, lambda expert: _initialize(expert, generator))
+        return gather_slices(old, growth.expert_source, lambda _: _new_expert(old.shape[1:], generator))
     num_rows, model_dim = growth.new.num_rows, old.size(1)
     bound = (6 / (num_rows + model_dim)) ** 0.5  # as a new gate of this size starts: Xavier's uniform distribution
-    new = gather_slices(old, growth.row_source, lambda row: nn.init.uniform_(row, -bound, bound, generator))
+    new = gather_slices(
+        old, growth.row_source, lambda _: nn.init.uniform_(torch.empty(model_dim), -bound, bound, generator)
+    )
     for row in growth.copied_rows if noise > 0 else ():
         new[row] += noise * torch.randn(model_dim, generator=generator).to(new.dtype)
     return new
 
 
-def grow_state(name: str, old: Tensor, growth: LayerGrowth) -> Tensor:
+def _new_expert(shape: Size, generator: torch.Generator) -> Tensor:
+    """Initialise one new expert's weights or bias as a new layer has them."""
+    if len(shape) == 1:
+        return torch.zeros(shape)
+    return nn.init.xavier_uniform_(torch.empty(shape), generator=generator)
+
+
+def grow_state(name: str, old: Tensor, growth: MixtureGrowth) -> Tensor:
     """Grow the optimizer's moments of one parameter: copies keep their source's, new slices start from zero."""
     source = growth.row_source if name == GATE_TENSOR else growth.expert_source
-    return gather_slices(old, source, nn.init.zeros_)
+    return gather_slices(old, source, lambda _: torch.zeros(old.shape[1:]))
 
 
-def _initialize(content: Tensor, generator: torch.Generator) -> None:
-    """Initialise one new expert's weights or bias as a new layer has them."""
-    if content.dim() == 1:
-        content.zero_()
+def grow_optimizer_state(state: Mapping[str, Any], shapes: Mapping[str, Size], grow: GrowState) -> dict[str, Any]:
+    """Grow the moments of every parameter.
+
+    Args:
+        state: ``last_optimizer_state`` of the checkpoint.
+        shapes: names and shapes of the old model's parameters, in its order.
+        grow: grows one moment.
+
+    Returns:
+        The same structure for the grown model, whose parameters have the same order.
+
+    Raises:
+        AlmaError: if the state belongs to other parameters.
+    """
+    entries = state.get("state", {})
+    if len(entries) == len(shapes):
+        names: Sequence[Sequence[str]] = [[name] for name in shapes]
+    elif len(entries) == 1:
+        names = [list(shapes)]
     else:
-        nn.init.xavier_uniform_(content, generator=generator)
+        raise AlmaError(
+            f"--optimizer copy: the checkpoint's optimizer has {len(entries)} parameters, its model {len(shapes)}; "
+            "use --optimizer reset"
+        )
+    grown = {
+        key: {field: _grow_field(value, names[index], shapes, grow) for field, value in entry.items()}
+        for index, (key, entry) in enumerate(sorted(entries.items()))
+    }
+    return {**state, "state": grown}
+
+
+def _grow_field(value: Any, names: Sequence[str], shapes: Mapping[str, Size], grow: GrowState) -> Any:
+    """Grow one field of one entry; the number of steps, for instance, is no moment and stays."""
+    if not torch.is_tensor(value) or value.dim() == 0:
+        return value
+    numels = [shapes[name].numel() for name in names]
+    if value.numel() != sum(numels):
+        raise AlmaError(
+            f"--optimizer copy: a moment of {value.numel()} values found for parameters of {sum(numels)}; "
+            "use --optimizer reset"
+        )
+    moments = [
+        grow(name, part.view(shapes[name])) for name, part in zip(names, value.flatten().split(numels), strict=True)
+    ]
+    return moments[0] if len(names) == 1 else torch.cat([moment.flatten() for moment in moments])

@@ -5,7 +5,7 @@ files that no later stage needs can be told from those that one does.
 """
 
 from dataclasses import dataclass
-from typing import Iterable, Optional
+from typing import Optional
 
 from fairseq_alma.learners.schedule import Stage
 
@@ -14,8 +14,8 @@ MAX_MEMBERS = 200
 
 
 @dataclass(frozen=True, order=True)
-class Model:
-    """Name of one trained model: the stage that trained it last, and its member number."""
+class ModelId:
+    """Which trained model: the stage that trained it last, and its member number."""
 
     stage: int
     member: int
@@ -54,9 +54,9 @@ class Training:
         bootstrap: train on a sample of the stage's examples, drawn with replacement.
     """
 
-    model: Model
+    model: ModelId
     seed: int
-    start: Optional[Model] = None
+    start: Optional[ModelId] = None
     growth: Optional[Growth] = None
     num_experts: Optional[int] = None
     num_joint: int = 1
@@ -76,7 +76,7 @@ class StagePlan:
 
     stage: Stage
     trainings: tuple[Training, ...]
-    predictors: tuple[Model, ...]
+    predictors: tuple[ModelId, ...]
     combine: str = "single"
 
     def training_of(self, member: int) -> Optional[Training]:
@@ -95,24 +95,3 @@ def member_seed(seed: int, member: int) -> int:
         member: number of the member over the whole run, 0 to 199.
     """
     return seed + MEMBER_SEED_STEP * member
-
-
-class NeededModels:
-    """Which models' weights must stay on disk after a stage.
-
-    Args:
-        plans: all plans of the run.
-    """
-
-    def __init__(self, plans: Iterable[StagePlan]) -> None:
-        self.last_use: dict[Model, int] = {}
-        for plan in plans:  # in order, so that later uses replace earlier ones
-            index = plan.stage.index
-            starts = [training.start for training in plan.trainings if training.start is not None]
-            # What a stage starts from must be there when the stage before is complete: a use one stage earlier.
-            self.last_use.update({start: max(self.last_use.get(start, 0), index - 1) for start in starts})
-            self.last_use.update(dict.fromkeys(plan.predictors, index))
-
-    def after(self, done: int) -> list[Model]:
-        """Return what predicts after stage ``done``, and what later stages start from or predict with, in order."""
-        return sorted(model for model, last in self.last_use.items() if model.stage <= done <= last)

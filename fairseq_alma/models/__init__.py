@@ -1,28 +1,10 @@
 """Models under their registered names.
 
-Language: ``alma_switch_lm`` with ``_tiny``, ``_base``, ``_large``. Images: ``alma_mlp``, ``alma_vgg``,
-``alma_moe_mlp``, ``alma_moe_vgg``, ``alma_firefly_vgg``. Both:
-``alma_ensemble`` and ``alma_umix``, which consist of others.
+Language: ``alma_switch_lm`` with ``_tiny``, ``_base``, ``_large``. Images, all in ``image_models``: ``alma_mlp``,
+``alma_vgg``, ``alma_moe_mlp``, ``alma_moe_vgg``, ``alma_firefly_vgg``. Both: ``alma_ensemble`` and ``alma_umix``, which
+consist of others.
 """
 
-from fairseq_alma.models import (
-    alma_ensemble,
-    alma_firefly_vgg,
-    alma_mlp,
-    alma_moe_mlp,
-    alma_moe_vgg,
-    alma_switch_lm,
-    alma_umix,
-    alma_vgg,
-)
+from fairseq_alma.models import alma_ensemble, alma_switch_lm, alma_umix, image_models
 
-__all__ = [
-    "alma_ensemble",
-    "alma_firefly_vgg",
-    "alma_mlp",
-    "alma_moe_mlp",
-    "alma_moe_vgg",
-    "alma_switch_lm",
-    "alma_umix",
-    "alma_vgg",
-]
+__all__ = ["alma_ensemble", "alma_switch_lm", "alma_umix", "image_models"]

@@ -1,13 +1,13 @@
 """An ensemble that predicts with the mean of its members' probabilities (the paper's Ens and gEns).
 
-Its members, language models or models of images, were trained one by one; ``alma-ensemble`` writes the one checkpoint
+Its members, language models or image models, were trained one by one; ``alma-ensemble`` writes the one checkpoint
 that stands for all of them, which the stock commands then read. From Python:
 
     FairseqLanguageModel.from_pretrained(
         FOLDER, "ensemble.pt", data_name_or_path=STREAM, bpe="alma", path=f"{FOLDER}/ensemble.pt"
     ).sample("The", beam=1, sampling=True, max_len_b=30)
 
-Letters: B sequences, T positions, V units of the vocabulary.
+Letters: B sequences, T positions, V vocabulary size.
 """
 
 import argparse
@@ -23,19 +23,19 @@ from fairseq.models import BaseFairseqModel, FairseqLanguageModel, register_mode
 from omegaconf import OmegaConf
 from torch import Tensor, nn
 
-from fairseq_alma.checkpoints.ensemble_file import ENSEMBLE, members_of
+from fairseq_alma.checkpoints.ensemble_file import ENSEMBLE_ARCH, members_of
 from fairseq_alma.errors import AlmaError
-from fairseq_alma.models.member_decoder import MemberDecoder
+from fairseq_alma.models.language_decoders import MemberDecoder
 from fairseq_alma.models.trained_members import TrainedMembers, log_of_mean
-from fairseq_alma.modules.text.causal_self_attention import IncrementalState
+from fairseq_alma.modules.text.decoder_layer import IncrementalState
 
 
 @dataclass
 class AlmaEnsembleConfig(FairseqDataclass):
-    """What a checkpoint says of its members; not options of a command. `growth.ensemble_file` describes them."""
+    """What a checkpoint says of its members; not options of a command. `checkpoints.ensemble_file` describes them."""
 
     members: Any = field(default=None, metadata={"help": "list of the members"})
-    vocab_size: int = field(default=0, metadata={"help": "units that all members know, fairseq's four included"})
+    vocab_size: int = field(default=0, metadata={"help": "tokens that all members know, fairseq's four included"})
     num_classes: int = field(default=0, metadata={"help": "classes that all members know"})
     image_pixels: int = field(default=0, metadata={"help": "pixels, over all channels, of what members take; 0: any"})
     image_channels: int = field(default=0, metadata={"help": "channels of what members take; 0: any"})
@@ -84,7 +84,7 @@ class EnsembleDecoder(MemberDecoder):
         return member.get_normalized_probs(member(tokens, incremental_state=incremental_state), log_probs=True)
 
 
-@register_model(ENSEMBLE, dataclass=AlmaEnsembleConfig)
+@register_model(ENSEMBLE_ARCH, dataclass=AlmaEnsembleConfig)
 class AlmaEnsemble(TrainedMembers, FairseqLanguageModel):
     """Several trained language models as one, for every stock command that does not train.
 
@@ -110,12 +110,12 @@ class AlmaEnsemble(TrainedMembers, FairseqLanguageModel):
             An ensemble of language models, or what the members' own class makes of them.
 
         Raises:
-            AlmaError: if a member is missing or changed or knows other units or classes, or if this is to be trained.
+            AlmaError: if a member is missing or changed or knows other tokens or classes, or if this is to be trained.
         """
         if cfg.members is None:
             raise AlmaError(
-                f"--arch {ENSEMBLE}: an ensemble is not trained as one; train its members one by one and join them "
-                "with alma-ensemble, or train several jointly with --arch alma_umix"
+                f"--arch {ENSEMBLE_ARCH}: an ensemble is not trained as one; train its members one by one and join "
+                "them with alma-ensemble, or train several jointly with --arch alma_umix"
             )
         _check_task(cfg, task)
         entries = [OmegaConf.to_container(entry) for entry in cfg.members]
@@ -139,12 +139,12 @@ class AlmaEnsemble(TrainedMembers, FairseqLanguageModel):
 
 
 def _check_task(cfg: AlmaEnsembleConfig, task: Any) -> None:
-    """Raise AlmaError unless the stream has the members' units, or their classes and images of their shape."""
+    """Raise AlmaError unless the stream has the members' tokens, or their classes and images of their shape."""
     remedy = "give the stream that they were trained on"
     if not cfg.num_classes:
         if cfg.vocab_size != len(task.source_dictionary):
             raise AlmaError(
-                f"the ensemble's members know {cfg.vocab_size} units, the stream's dict.txt has "
+                f"the ensemble's members know {cfg.vocab_size} tokens, the stream's dict.txt has "
                 f"{len(task.source_dictionary)} with fairseq's four; {remedy}"
             )
         return

@@ -5,19 +5,23 @@ The paper's SM for text (v5, section 5): a *base* model of 6 layers and width 51
 
 import argparse
 from dataclasses import dataclass, field
-from typing import Any, Optional
+from types import SimpleNamespace
+from typing import Any, Mapping, Optional
 
 import torch
 from fairseq import utils
+from fairseq.data import Dictionary
 from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 from fairseq.models import FairseqLanguageModel, register_model, register_model_architecture
 from fairseq.tasks import FairseqTask
 from omegaconf import II
+from torch import Size, nn
 
 from fairseq_alma.checkpoints.checkpoint_file import read_checkpoint, starting_checkpoint
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.growth.gate_tree import GateTree, parse_gate_trees
-from fairseq_alma.models.switch_decoder import SwitchDecoder
+from fairseq_alma.models.language_decoders import SwitchDecoder
+from fairseq_alma.modules.moe.switch_layer import SwitchLayer
 from fairseq_alma.modules.text.decoder_layer import LayerShape
 
 DEFAULT_NUM_EXPERTS = 4
@@ -150,7 +154,7 @@ def layer_trees(cfg: AlmaSwitchLMConfig) -> list[Optional[GateTree]]:
 def adopt_experts(cfg: AlmaSwitchLMConfig) -> None:
     """Fill in the number of experts and the gates' trees where the command line left them open.
 
-    They are those of the checkpoint that training starts from, so that a grown model goes on without further options.
+    They are those of the checkpoint that training starts from, so that a grown model trains on without further options.
     """
     if cfg.num_experts is not None and cfg.gate_trees is not None:
         return
@@ -174,6 +178,33 @@ def _check_options(cfg: AlmaSwitchLMConfig) -> None:
         )
     if cfg.gate_trees and cfg.moe_freq == 0:
         raise AlmaError("--gate-trees is given but --moe-freq 0 leaves no Switch layer; drop one of the two")
+
+
+def build_from_config(config: Mapping[str, Any], vocab_size: int, device: str = "meta") -> AlmaSwitchLM:
+    """Build a Switch language model with random weights, or, on ``meta``, one that holds no memory.
+
+    Args:
+        config: ``cfg["model"]`` of a checkpoint.
+        vocab_size: tokens of the vocabulary, fairseq's four included.
+        device: where its weights are.
+    """
+    dictionary = Dictionary()
+    for token in range(vocab_size - len(dictionary)):
+        dictionary.add_symbol(f"token{token}")
+    known = AlmaSwitchLMConfig.__dataclass_fields__
+    options = AlmaSwitchLMConfig(**{name: value for name, value in config.items() if name in known})
+    with torch.device(device):
+        return AlmaSwitchLM.build_model(options, SimpleNamespace(source_dictionary=dictionary))
+
+
+def parameter_shapes(model: nn.Module) -> dict[str, Size]:
+    """Return names and shapes of all parameters, shared ones once, in the order in which the optimizer numbers them."""
+    return {name: parameter.shape for name, parameter in model.named_parameters()}
+
+
+def gate_trees_of(model: nn.Module) -> dict[str, GateTree]:
+    """Return the names of all Switch layers, in order, and their gates' trees."""
+    return {name: module.gate.tree for name, module in model.named_modules() if isinstance(module, SwitchLayer)}
 
 
 def _set_defaults(args: argparse.Namespace, **defaults: Any) -> None:

@@ -5,26 +5,33 @@
 
 The members are of one architecture and differ by their random initial weights alone.
 
-Letters: N members, B sequences, T positions, M model dim, V units of the vocabulary.
+Letters: N members, B sequences, T positions, M model dim, V vocabulary size.
 """
 
+import argparse
+import shlex
 from dataclasses import dataclass, field
-from typing import Any, Optional, Sequence
+from typing import Any, NoReturn, Optional, Sequence
 
 import torch
 from fairseq.data import Dictionary
 from fairseq.dataclass import FairseqDataclass
-from fairseq.models import FairseqLanguageModel, register_model
+from fairseq.models import (
+    ARCH_CONFIG_REGISTRY,
+    ARCH_MODEL_NAME_REGISTRY,
+    MODEL_DATACLASS_REGISTRY,
+    MODEL_REGISTRY,
+    FairseqLanguageModel,
+    register_model,
+)
 from fairseq.tasks import FairseqTask
-from omegaconf import II
+from omegaconf import II, DictConfig
 from torch import Tensor
 
-from fairseq_alma.checkpoints.model_facts import JOINT_MODEL
+from fairseq_alma.checkpoints import JOINT_MODEL
 from fairseq_alma.errors import AlmaError
-from fairseq_alma.models.feature_decoder import FeatureDecoder
-from fairseq_alma.models.member_decoder import MemberDecoder
-from fairseq_alma.models.member_options import build_member_config
-from fairseq_alma.modules.text.causal_self_attention import IncrementalState
+from fairseq_alma.models.language_decoders import FeatureDecoder, MemberDecoder
+from fairseq_alma.modules.text.decoder_layer import IncrementalState
 
 
 @dataclass
@@ -116,3 +123,60 @@ class AlmaUMix(FairseqLanguageModel):
         """Return two tensors whose product is the logits: features (…, N M) / N and output embeddings (V, N M)."""
         weights = [member.decoder.output_projection.weight for member in self.decoder.members]
         return features / len(weights), torch.cat(weights, dim=1)
+
+
+class _MemberParser(argparse.ArgumentParser):
+    """Names the option that has the members' options in it, in one line."""
+
+    def error(self, message: str) -> NoReturn:
+        raise AlmaError(f"--member-options: {message}; give options of the architecture that --member-arch names")
+
+
+def build_member_config(cfg: DictConfig) -> tuple[Any, FairseqDataclass]:
+    """Read the members' options as fairseq-train reads those of ``--arch``.
+
+    Args:
+        cfg: has ``member_arch`` and ``member_options``; and, by their own names, the options that the members'
+            architecture takes from elsewhere in the command, such as ``tokens_per_sample``; what it lacks is None.
+
+    Returns:
+        The class of the members and their configuration.
+
+    Raises:
+        AlmaError: if the architecture cannot be a member, or an option is not one of its own.
+    """
+    model = _model_of(cfg.member_arch)
+    config_class = MODEL_DATACLASS_REGISTRY[ARCH_MODEL_NAME_REGISTRY[cfg.member_arch]]
+    parser = _MemberParser(argument_default=argparse.SUPPRESS, allow_abbrev=False, add_help=False)
+    model.add_args(parser)
+    try:
+        words = shlex.split(cfg.member_options)
+    except ValueError as error:
+        parser.error(f"{cfg.member_options!r}: {error}")
+    options = parser.parse_args(words)
+    ARCH_CONFIG_REGISTRY[cfg.member_arch](options)
+    config = config_class.from_namespace(options)
+    for name, value in vars(config).items():
+        if isinstance(value, str) and value.startswith("${"):
+            setattr(config, name, cfg.get(name))
+    return model, config
+
+
+def _model_of(arch: str) -> Any:
+    """Return the class of an architecture of this package that can be a member.
+
+    Of language models, those whose logits are a product of features and output embeddings; and what builds several
+    members by itself, as image models do.
+    """
+    possible = sorted(
+        name
+        for name, model in ARCH_MODEL_NAME_REGISTRY.items()
+        if name.startswith("alma_") and model != JOINT_MODEL and _can_be_joined(MODEL_REGISTRY[model])
+    )
+    if arch not in possible:
+        raise AlmaError(f"--member-arch {arch}: cannot be a member; choose from {', '.join(possible)}")
+    return MODEL_REGISTRY[ARCH_MODEL_NAME_REGISTRY[arch]]
+
+
+def _can_be_joined(model: Any) -> bool:
+    return hasattr(model, "output_factors") or hasattr(model, "build_joint")

@@ -2,16 +2,21 @@
 
 A subclass says how its network is built from its options. The ``alma-stream`` back end trains networks; fairseq's
 commands train and test the models around them.
+
+Letters: N members, B images, C channels, H and W height and width, K classes.
 """
 
+from dataclasses import dataclass
 from typing import Any, Mapping, Optional, Protocol, Sequence
 
 import torch
+import torch.nn.functional as F
 from fairseq.models import ARCH_MODEL_NAME_REGISTRY, MODEL_REGISTRY, BaseFairseqModel
-from torch import Generator, Tensor
+from torch import Generator, Tensor, nn
 
 from fairseq_alma.errors import AlmaError
-from fairseq_alma.models.image_ensemble import ImageEnsemble
+from fairseq_alma.growth.gate_tree import GateTree, format_gate_trees
+from fairseq_alma.models.trained_members import TrainedMembers, log_of_mean
 from fairseq_alma.modules.images.image_network import ImageNetwork, SideBySide
 
 
@@ -25,6 +30,37 @@ class ImageTask(Protocol):
 
     image_shape: Sequence[int]
     num_classes: int
+
+
+@dataclass(frozen=True)
+class GrownLayers:
+    """What growth changes of a network, layer by layer; empty for an architecture that does not grow.
+
+    Attributes:
+        trees: the gate's tree of each mixture.
+        channels: of each convolution.
+    """
+
+    trees: tuple[GateTree, ...] = ()
+    channels: tuple[int, ...] = ()
+
+    @property
+    def num_experts(self) -> int:
+        """Experts of each mixture; 1 for a network without mixtures."""
+        return self.trees[0].num_experts if self.trees else 1
+
+    def options(self) -> dict[str, Any]:
+        """Return it as options of the model, as checkpoints have it; `ImageClassifier.read_grown` reads them.
+
+        Raises:
+            AlmaError: a tree is nested deeper than JSON can be.
+        """
+        options: dict[str, Any] = {}
+        if self.trees:
+            options.update(num_experts=self.num_experts, gate_trees=format_gate_trees(self.trees))
+        if self.channels:
+            options.update(layer_channels=",".join(map(str, self.channels)))
+        return options
 
 
 class ImageClassifier(BaseFairseqModel):
@@ -53,7 +89,14 @@ class ImageClassifier(BaseFairseqModel):
         return ImageClassifier(network) if num_members > 1 else cls(network)
 
     @classmethod
-    def build_members(cls, cfg: Any, image_shape: Sequence[int], num_classes: int, num_members: int) -> ImageNetwork:
+    def build_members(
+        cls,
+        cfg: Any,
+        image_shape: Sequence[int],
+        num_classes: int,
+        num_members: int,
+        grown: Optional[GrownLayers] = None,
+    ) -> ImageNetwork:
         """Build members side by side, without initial weights.
 
         Args:
@@ -61,28 +104,36 @@ class ImageClassifier(BaseFairseqModel):
             image_shape: (C, H, W).
             num_classes: K.
             num_members: N.
+            grown: what growth has changed; None: what the options say of it.
 
         Raises:
             AlmaError: the options do not go with each other or with the images.
         """
         if num_members == 1:
-            return cls.build_network(cfg, image_shape, num_classes)
-        return SideBySide([cls.build_network(cfg, image_shape, num_classes) for _ in range(num_members)])
+            return cls.build_network(cfg, image_shape, num_classes, grown)
+        return SideBySide([cls.build_network(cfg, image_shape, num_classes, grown) for _ in range(num_members)])
 
     @classmethod
-    def build_network(cls, cfg: Any, image_shape: Sequence[int], num_classes: int) -> ImageNetwork:
+    def build_network(
+        cls, cfg: Any, image_shape: Sequence[int], num_classes: int, grown: Optional[GrownLayers] = None
+    ) -> ImageNetwork:
         """Build one member, without initial weights; see `build_members`."""
         raise NotImplementedError
 
     @classmethod
-    def options_of(cls, network: ImageNetwork) -> Mapping[str, Any]:
-        """Return the options that growth has changed, so that a network of this form can be built again."""
-        return {}
+    def read_grown(cls, cfg: Any) -> GrownLayers:
+        """Read from the options of a model what growth has changed. Raises AlmaError if they say no such thing."""
+        return GrownLayers()
+
+    @classmethod
+    def grown_layers(cls, network: ImageNetwork) -> GrownLayers:
+        """Return what growth has changed of a network, the same for all its members."""
+        return GrownLayers()
 
     @classmethod
     def build_ensemble(
         cls, members: Sequence[BaseFairseqModel], weights: Sequence[float], embedded: Sequence[int]
-    ) -> ImageEnsemble:
+    ) -> "ImageEnsemble":
         """Build an ensemble of trained models, which need not be of one class; see `ImageEnsemble`."""
         return ImageEnsemble(members, weights, embedded)
 
@@ -108,8 +159,43 @@ class ImageClassifier(BaseFairseqModel):
         return self.network(images, generator).mean(dim=0)
 
 
+class ImageEnsemble(TrainedMembers, BaseFairseqModel):
+    """Several trained image models as one, for every stock command that does not train.
+
+    Args:
+        members: the models; they map (B, C, H, W) images to (B, K) logits.
+        weights: what each member counts, at least 0, in all 1.
+        embedded: the members whose weights are in the ensemble's own checkpoint.
+    """
+
+    members: Any  # an nn.ModuleList, which hides from mypy what is in it
+
+    def __init__(self, members: Sequence[BaseFairseqModel], weights: Sequence[float], embedded: Sequence[int]) -> None:
+        super().__init__()
+        self.members = nn.ModuleList(members)
+        self.weights = list(weights)
+        self.embedded = frozenset(embedded)
+        self.requires_grad_(False)
+
+    @classmethod
+    def build_ensemble(
+        cls, members: Sequence[BaseFairseqModel], weights: Sequence[float], embedded: Sequence[int]
+    ) -> "ImageEnsemble":
+        """Build an ensemble; what `alma_ensemble` looks for in its members, which may be ensembles themselves."""
+        return cls(members, weights, embedded)
+
+    def trained_members(self) -> Sequence[nn.Module]:
+        """Return the members."""
+        return self.members
+
+    def forward(self, images: Tensor, generator: Optional[Generator] = None) -> Tensor:
+        """Classify (B, C, H, W) normalised images. Returns (B, K) log-probabilities in fp32, which serve as logits."""
+        logits = (member(images, generator) for member in self.members)
+        return log_of_mean((F.log_softmax(each.float(), dim=-1) for each in logits), self.weights)
+
+
 def image_architectures() -> list[str]:
-    """Return the names of the registered architectures of single models of images, in order."""
+    """Return the names of the registered architectures of single image models, in order."""
     names = (name for name, key in ARCH_MODEL_NAME_REGISTRY.items() if _classifies_images(MODEL_REGISTRY[key]))
     return sorted(names)
 

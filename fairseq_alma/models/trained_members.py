@@ -1,4 +1,4 @@
-"""What ensembles of language models and of models of images have in common: members that were trained one by one.
+"""What ensembles of language models and of image models have in common: members that were trained one by one.
 
 Letters: N members.
 """

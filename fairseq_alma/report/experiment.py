@@ -14,7 +14,7 @@ from typing import Any, Iterator, Optional, Sequence
 from pandas import DataFrame, concat
 
 from fairseq_alma.report.read_run import RunTable
-from fairseq_alma.report.spelling import MAX_UPDATE, NAMES, experiment_key
+from fairseq_alma.report.spelling import LEARNER_COLOURS, MAX_UPDATE, experiment_key
 from fairseq_alma.report.spread import Spread
 from fairseq_alma.runs.run_record import FREE_OPTIONS
 
@@ -131,7 +131,7 @@ def experiments(table: RunTable) -> list[Experiment]:
 
 def _order(experiment: Experiment) -> tuple[Any, ...]:
     """Return what experiments over one backbone are sorted by."""
-    run, learners = experiment.first, list(NAMES)
+    run, learners = experiment.first, list(LEARNER_COLOURS)
     rank = learners.index(run.learner) if run.learner in learners else len(learners)
     return (
         rank, run.replay, run.iid, run.wait, experiment.times, experiment.label, run.max_members, run.max_experts,

@@ -10,11 +10,12 @@ from typing import Any, Iterable, Optional, Sequence
 
 import jinja2
 
+from fairseq_alma.errors import printable
 from fairseq_alma.report.experiment import experiments
 from fairseq_alma.report.figures import FigureFile
 from fairseq_alma.report.finding import Finding, Verdict
 from fairseq_alma.report.read_run import RunTable
-from fairseq_alma.report.spelling import IMAGES, TEXT, experiment_key, printable, show_count, show_power
+from fairseq_alma.report.spelling import IMAGES, TEXT, experiment_key, show_count, show_power
 from fairseq_alma.report.table import Table
 from fairseq_alma.runs.run_record import FREE_OPTIONS
 

@@ -13,9 +13,10 @@ from typing import Any, Mapping, NamedTuple, Optional, Sequence
 
 from pandas import DataFrame
 
+from fairseq_alma.learners.learner import LEARNERS
 from fairseq_alma.report.experiment import Experiment, controls, sizes_in_order
 from fairseq_alma.report.read_run import TERA, RunRows, RunTable, rows_of
-from fairseq_alma.report.spelling import NAMES, TEXT, show_count, show_number
+from fairseq_alma.report.spelling import TEXT, show_count, show_number
 from fairseq_alma.report.spread import Spread
 from fairseq_alma.report.table import NOTHING, Cell, Table, count_cell, name_cell
 
@@ -99,7 +100,7 @@ def paper_runs() -> RunTable:
 
 def _run(row: PerplexityRow) -> RunRows:
     name = row.learner.partition("_")[0]
-    learner = next(each for each, spelled in NAMES.items() if spelled == name)
+    learner = next(each for each, known in LEARNERS[TEXT].items() if known.label == name)
     stages = row.experts.split(", ")
     predicting = _TFLOPS_PER_SEQUENCE[row.size] * TERA
     training = _TRAINING_OVER_PREDICTING * predicting * _SEQUENCES_PER_MEGABATCH

@@ -6,32 +6,32 @@ Source of the sums over a stream: section 3.1 of the paper.
 
 import json
 import math
-import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Callable, Iterable, Mapping, Optional, Sequence
 
 from pandas import DataFrame, Series
 
-from fairseq_alma.errors import AlmaError
+from fairseq_alma.errors import AlmaError, printable
 from fairseq_alma.learners.schedule import stages
 from fairseq_alma.metrics import anytime
 from fairseq_alma.report.spelling import (
     IMAGES,
     MAX_UPDATE,
-    NAMES,
     TEXT,
     backbone_of,
     experiment_key,
     label_of,
-    printable,
+    name_of,
+    printable_record,
     show_experts,
     show_params,
 )  # fmt: skip
-from fairseq_alma.runs.run_folder import RUN_RECORD, STAGE_RECORD, RunFolder
+from fairseq_alma.runs.run_folder import RUN_RECORD, STAGE_RECORD, STAGE_REMEDY, RunFolder
 from fairseq_alma.runs.run_record import FREE_OPTIONS
 
 TERA = 1e12
+REMEDY = "leave this folder out, or run it anew"
 RESULT = {TEXT: ("loss", "ppl"), IMAGES: ("loss", "error")}
 SCALE = {TEXT: 1, IMAGES: 100}  # what people are shown values in units of: errors in percent
 TEST_FLOPS = {TEXT: "test_flops_per_token", IMAGES: "test_flops_per_image"}
@@ -103,7 +103,7 @@ def read_run(path: Path, complain: Optional[Callable[[AlmaError], None]] = None)
         if isinstance(error, AlmaError):
             raise
         what = f"{error} missing" if isinstance(error, KeyError) else str(error)
-        raise AlmaError(f"{path / RUN_RECORD}: damaged, {what}; leave this folder out, or run it anew") from error
+        raise AlmaError(f"{path / RUN_RECORD}: damaged, {what}; {REMEDY}") from error
 
 
 def _read_records(
@@ -111,48 +111,26 @@ def _read_records(
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Read run.json and the stage.json of all complete stages: the one place where a report meets a run's files."""
     folder = RunFolder(path)
-    run = folder.read_run() if path.is_dir() else None
+    run = folder.read_run(REMEDY) if path.is_dir() else None
     if run is None:
         found = f"no {RUN_RECORD} in it" if path.is_dir() else "a file" if path.exists() else "no such folder"
         raise AlmaError(f"{path}: {found}, so this is no run; give a folder that alma-stream wrote (--run)")
-    stream = run.get("stream")
-    kind: Any = stream.get("kind") if isinstance(stream, dict) else None
-    if isinstance(kind, str) and kind not in RESULT:
+    kind = run["stream"]["kind"]
+    if kind not in RESULT:
         raise AlmaError(f"{path / RUN_RECORD}: a run on {kind!r}; this version reports on {' and '.join(RESULT)}")
     records = []
-    names = [re.fullmatch(r"stage-(\d{3,})", each.parent.name) for each in path.glob(f"stage-*/{STAGE_RECORD}")]
-    for number in sorted(int(name[1]) for name in names if name and isinstance(kind, str)):
+    for number in folder.stages():
         try:
             record = folder.read_stage(number)
-            if record is not None:
-                _check_record(folder.stage_folder(number) / STAGE_RECORD, record, kind)
-                records.append(record)
+            if record is not None and TEST_FLOPS[kind] not in record:
+                damaged = folder.stage_folder(number) / STAGE_RECORD
+                raise AlmaError(f"{damaged}: damaged, no {TEST_FLOPS[kind]} in it; {STAGE_REMEDY}")
+            records += [record] if record is not None else []
         except AlmaError as error:
             if complain is None:
                 raise
             complain(error)
-    return printable(run), records
-
-
-def _check_record(path: Path, record: Mapping[str, Any], kind: str) -> None:
-    """Raise AlmaError unless a stage.json has all that a report needs."""
-    results = {"test": record.get("test"), "valid": record.get("valid")}
-    for name in ("before_growth", "after_growth"):
-        if name in record:
-            results[name] = record[name].get("valid") if isinstance(record[name], dict) else None
-    numbers = (*COUNTS, TEST_FLOPS[kind], "stage", *(["wall_seconds"] if "wall_seconds" in record else []))
-    wrong = [name for name in numbers if not isinstance(record.get(name), (int, float))]
-    for split, result in results.items():
-        if not isinstance(result, dict) or not all(isinstance(result.get(name), (int, float)) for name in RESULT[kind]):
-            wrong.append(split)
-    megabatches = record.get("megabatches")
-    if not isinstance(megabatches, list) or not megabatches or not all(isinstance(each, int) for each in megabatches):
-        wrong.append("megabatches")
-    if wrong:
-        raise AlmaError(
-            f"{path}: damaged, {', '.join(wrong)} missing or of another type; remove the file, and the same "
-            "alma-stream command runs the stage again"
-        )
+    return printable_record(run), records
 
 
 def rows_of(path: Path, run: Mapping[str, Any], records: Sequence[Mapping[str, Any]]) -> RunRows:
@@ -171,7 +149,6 @@ def rows_of(path: Path, run: Mapping[str, Any], records: Sequence[Mapping[str, A
     ]
     for arrival, record in by_arrival.items():
         rows[arrival].update(_row(kind, record, by_stage.get(record["stage"] - 1)))
-        float(max(record[name] for name in COUNTS))  # of a damaged record, rather in here than in a table
     facts = {"path": path, "shown_path": printable(str(path)), **_facts(run, rows, ends)}
     curve = anytime.in_force(_figure(rows, "value"), facts["num_known"], facts["untrained"])
     for row, value in zip(rows, curve, strict=False):
@@ -230,7 +207,7 @@ def _facts(run: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], planned: t
     settings = {name: each for name, each in options.items() if name not in FREE_OPTIONS and each is not None}
     bits = anytime.bits_per_byte(_last(loss), test.get("num_tokens", 0), test.get("num_bytes", 0)) if is_text else None
     return {
-        "learner": run["learner"], "name": NAMES.get(run["learner"], run["learner"]), "label": label_of(run),
+        "learner": run["learner"], "name": name_of(run["learner"], stream["kind"]), "label": label_of(run),
         "backbone": backbone_of(train_options), "seed": seed, "seeds": (seed, stream.get("seed")),
         "settings": json.dumps([run["learner"], settings, train_options, key], sort_keys=True),
         "kind": stream["kind"], "is_text": is_text, "stream": stream, "stream_key": json.dumps([stream["kind"], key]),

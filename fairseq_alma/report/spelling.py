@@ -1,14 +1,17 @@
 """How a report spells runs, learners, sizes and numbers; quick to import."""
 
 import math
-import re
 from typing import Any, Mapping, Optional
+
+from fairseq_alma.errors import printable
+from fairseq_alma.learners.learner import LEARNERS
 
 TEXT, IMAGES = "text", "images"
 MAX_UPDATE = "--max-update"
-NAMES = {
-    "sm": "SM", "moe": "MoE", "ens": "Ens", "bagging": "Bagging", "umix": "UMix", "gens": "gEns", "gmoe": "gMoE",
-    "firefly": "FF",
+# The paper's learners in the order in which they are listed, with the colour that always stands for each.
+LEARNER_COLOURS = {
+    "sm": "#0072B2", "moe": "#56B4E9", "ens": "#D55E00", "bagging": "#882255", "umix": "#009E73", "gens": "#E69F00",
+    "gmoe": "#CC79A7", "firefly": "#333333",
 }  # fmt: skip
 # Options of fairseq-train that say how large a model is, and how the size of the backbone spells them.
 SIZES = {
@@ -19,8 +22,6 @@ SIZES = {
 SIZE_WORDS = ("tiny", "base", "large", "mlp", "vgg")
 WAITING, NOT_YET = "*", "–"
 MAX_SIZES = 5  # of a model that grows, to be listed
-# Control characters, what turns the direction of writing, and bytes of names that are no text.
-UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 def experiment_key(stream: Mapping[str, Any]) -> list[Any]:
@@ -34,19 +35,25 @@ def experiment_key(stream: Mapping[str, Any]) -> list[Any]:
     return [stream["fingerprint"]]
 
 
-def printable(value: Any) -> Any:
-    """Spell out, in all texts of a JSON value, what would act on a terminal or break a line: ESC as ``\\x1b``."""
-    if isinstance(value, str):
-        return UNPRINTABLE.sub(lambda found: found[0].encode("unicode_escape").decode("ascii"), value)
+def printable_record(value: Any) -> Any:
+    """Spell out what would steer a terminal, or break a line, in all texts of a JSON value."""
     if isinstance(value, dict):
-        return {printable(name): printable(each) for name, each in value.items()}
-    return [printable(each) for each in value] if isinstance(value, list) else value
+        return {printable(name): printable_record(each) for name, each in value.items()}
+    if isinstance(value, list):
+        return [printable_record(each) for each in value]
+    return printable(value) if isinstance(value, str) else value
+
+
+def name_of(learner: str, kind: str) -> str:
+    """Return what the paper calls a learner: the label that it declares; of one that is not registered its name."""
+    known = LEARNERS[kind].get(learner)
+    return known.label or learner if known else learner
 
 
 def label_of(run: Mapping[str, Any]) -> str:
     """Name learner and variant as the paper's tables do: what is not the default there is added."""
     options, learner = run["options"], run["learner"]
-    label = NAMES.get(learner, learner)
+    label = name_of(learner, run["stream"]["kind"])
     # Runs from before there were the options lack them.
     if options.get("iid") is not None:
         return f"{label} iid k{options['iid']}"

@@ -1,11 +1,11 @@
 """Writes a whole report into a folder: tables, findings, figures and the page that holds them; notices news."""
 
-import os
 import sys
 import time
 from pathlib import Path
 from typing import Any, Iterator, Optional, Sequence
 
+from fairseq_alma.atomic_file import open_atomically
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.report.figures import FigureFile, draw_all
 from fairseq_alma.report.finding import Finding, Verdict
@@ -90,9 +90,8 @@ def findings_markdown(findings: Findings) -> str:
 
 
 def _write(path: Path, text: str) -> None:
-    temporary = path.with_name(f".{path.name}.tmp")
-    temporary.write_text(text, encoding="utf-8")
-    os.replace(temporary, path)
+    with open_atomically(path, "w") as file:
+        file.write(text)
 
 
 def changes(paths: Sequence[Path]) -> Iterator[None]:

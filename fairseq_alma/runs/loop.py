@@ -1,37 +1,70 @@
 """Algorithm 1, once, for every learner and every kind of data.
 
-Source: Algorithm 1 of the paper. What is trained and what predicts comes as plans (``strategy``); how it is trained and
+Source: Algorithm 1 of the paper. What is trained and what predicts comes as plans (`learners`); how it is trained and
 tested is the back end's: commands in processes of their own for text, a training loop in this process for images.
 """
 
-from typing import Any, Iterator, Mapping, Optional, Protocol, Sequence
+import contextlib
+from dataclasses import dataclass
+from typing import Any, Mapping, Optional, Protocol, Sequence
 
 from fairseq_alma.errors import AlmaError
-from fairseq_alma.learners.plan import Model, NeededModels, StagePlan, Training
+from fairseq_alma.learners.plan import ModelId, StagePlan, Training
+from fairseq_alma.runs.retention import NeededModels
+from fairseq_alma.runs.run_display import RunDisplay
 from fairseq_alma.runs.run_folder import STAGE_RECORD, RunFolder
 
-_READ = ("num_params", "num_updates", "train_flops", "wall_seconds", "valid", "test")
-"""What is read of the records of stages that were complete before."""
+
+@dataclass(frozen=True)
+class Run:
+    """One run: of one learner and one seed.
+
+    Attributes:
+        folder: its run.json is there already.
+        plans: of all stages of the stream.
+        display: is told of every stage.
+    """
+
+    folder: RunFolder
+    plans: Sequence[StagePlan]
+    display: RunDisplay
+
+
+@dataclass(frozen=True)
+class StageWork:
+    """One stage of one run that is to be completed, under its lock.
+
+    Attributes:
+        folder: of the run.
+        plan: of the stage.
+        display: shows what is done.
+        lock: a file descriptor; a process that inherits it keeps the stage locked as long as it lives.
+    """
+
+    folder: RunFolder
+    plan: StagePlan
+    display: RunDisplay
+    lock: int
 
 
 class Backend(Protocol):
     """Carries out the parts of a stage. Every step can be repeated: after a kill it goes on where it can."""
 
-    def train(self, plan: StagePlan, lock: int) -> Mapping[str, Any]:
-        """Train the plan's models to their end.
+    def train(self, works: Sequence[StageWork]) -> Sequence[Mapping[str, Any]]:
+        """Train the models of a stage to their end, those of all runs that are in step.
 
         Returns:
-            ``num_updates``, those of each trained model (all get as many); ``train_tokens`` (or ``train_images``) and
-            ``train_flops``, summed over the trained models.
+            For each run ``num_updates``, those of each trained model (all get as many); ``train_tokens`` (or
+            ``train_images``) and ``train_flops``, summed over the trained models.
         """
 
-    def train_member(self, plan: StagePlan, training: Training, locks: Sequence[int]) -> Any:
+    def train_member(self, work: StageWork, training: Training, locks: Sequence[int]) -> None:
         """Train one of the plan's models to its end, unless it is there already."""
 
-    def is_trained(self, model: Model) -> bool:
+    def is_trained(self, folder: RunFolder, model: ModelId) -> bool:
         """Tell whether a model is trained to its end."""
 
-    def test(self, plan: StagePlan, lock: int) -> Mapping[str, Any]:
+    def test(self, work: StageWork) -> Mapping[str, Any]:
         """Test what predicts after the stage.
 
         Returns:
@@ -39,158 +72,139 @@ class Backend(Protocol):
             ``valid`` and ``test``.
         """
 
-    def keep_only(self, stage: int, needed: Sequence[Model]) -> None:
+    def keep_only(self, folder: RunFolder, stage: int, needed: Sequence[ModelId]) -> None:
         """Remove the weights of the stages up to ``stage``, except what ``needed`` names."""
 
 
-class Reporter(Protocol):
-    """Tells the user about whole stages."""
-
-    def skipped(self, plan: StagePlan, record: Mapping[str, Any]) -> None:
-        """Say that a stage was complete already."""
-
-    def completed(self, plan: StagePlan, record: Mapping[str, Any]) -> None:
-        """Say that a stage is complete now."""
-
-    def trained(self, plan: StagePlan, training: Training) -> None:
-        """Say that one member of a stage is trained, and that the stage waits for the others."""
-
-
-def each_stage(
-    folder: RunFolder,
-    plans: Sequence[StagePlan],
-    backend: Backend,
-    reporter: Reporter,
-    only: Optional[int] = None,
-    keep_checkpoints: bool = False,
-) -> Iterator[bool]:
+def run_stages(
+    runs: Sequence[Run], backend: Backend, only: Optional[int] = None, keep_checkpoints: bool = False
+) -> list[int]:
     """Run the stages that are not complete yet, in order.
 
     Args:
-        folder: the run; its run.json is there already.
-        plans: of all stages of the stream.
+        runs: with the same stages; a stage is trained for all of them, then the next one.
         backend: trains and tests.
-        reporter: is told of every stage.
         only: run this stage alone; None: all.
         keep_checkpoints: remove nothing.
-
-    Yields:
-        After each stage whether it ran; False: it was complete.
-    """
-    needed = None if keep_checkpoints else NeededModels(plans)
-    complete: set[int] = set()
-    for plan in plans:
-        if only is not None and plan.stage.index != only:
-            continue
-        record, ran = _finish_stage(folder, plan, backend, needed, complete)
-        complete.add(plan.stage.index)
-        if ran:
-            reporter.completed(plan, record)
-        else:
-            reporter.skipped(plan, record)
-        yield ran
-
-
-def in_step(runs: Sequence[Iterator[bool]]) -> list[int]:
-    """Run a stage of each run in turn, then the next stage: so that a stage can be trained for all of them at once.
-
-    Args:
-        runs: what `each_stage` returns for runs with the same stages.
 
     Returns:
         Number of stages that ran, of each run.
     """
-    return [sum(ran) for ran in zip(*zip(*runs, strict=True), strict=True)]
+    needed = [None if keep_checkpoints else NeededModels(run.plans) for run in runs]
+    complete: list[set[int]] = [set() for _ in runs]
+    num_run = [0] * len(runs)
+    for stage in [plan.stage.index for plan in runs[0].plans if only in (None, plan.stage.index)]:
+        ran = _finish_stage(runs, stage, backend, needed, complete)
+        for number, did_run in enumerate(ran):
+            complete[number].add(stage)
+            num_run[number] += did_run
+    return num_run
 
 
-def train_member(
-    folder: RunFolder,
-    plans: Sequence[StagePlan],
-    member: int,
-    backend: Backend,
-    reporter: Reporter,
-    only: Optional[int] = None,
-) -> None:
+def train_member(run: Run, member: int, backend: Backend, only: Optional[int] = None) -> None:
     """Train one member alone, in the stages that are not complete yet; other members may be trained at the same time.
 
-    No stage becomes complete by it: that takes `each_stage`, which finds all members there.
+    No stage becomes complete by it: that takes `run_stages`, which finds all members there.
 
     Args:
-        folder: the run; its run.json is there already.
-        plans: of all stages of the stream.
+        run: of the member.
         member: its number; stages that do not train it are passed over.
         backend: trains.
-        reporter: is told of every stage.
         only: train it in this stage alone; None: in all.
     """
-    for plan in plans:
+    for plan in run.plans:
         training = plan.training_of(member)
-        if training is None or (only is not None and plan.stage.index != only):
+        if training is None or only not in (None, plan.stage.index):
             continue
-        record = _complete_record(folder, plan)
+        record = _complete_record(run.folder, plan)
         if record is not None:
-            reporter.skipped(plan, record)
+            run.display.skipped(plan, record)
             continue
-        start = training.start
-        if start is not None and folder.read_stage(start.stage) is None and not backend.is_trained(start):
-            raise AlmaError(
-                f"{folder.model_folder(start)}: not trained to its end, and member {member} of stage "
-                f"{plan.stage.index} starts from there; run --stage {start.stage} --member {start.member} first"
-            )
-        with folder.lock_member(training.model) as locks:
-            clock = folder.start_clock(plan.stage.index, member)
-            backend.train_member(plan, training, locks)
+        _require_trained(run.folder, plan, training, backend)
+        with run.folder.lock_member(training.model) as locks:
+            clock = run.folder.start_clock(plan.stage.index, member)
+            backend.train_member(StageWork(run.folder, plan, run.display, locks[0]), training, locks)
             clock.stop()
-        reporter.trained(plan, training)
+        run.display.trained(plan, training)
+
+
+def _require_trained(folder: RunFolder, plan: StagePlan, training: Training, backend: Backend) -> None:
+    """Raise AlmaError unless the model that a member starts from is trained."""
+    start = training.start
+    if start is None or folder.read_stage(start.stage) is not None or backend.is_trained(folder, start):
+        return
+    raise AlmaError(
+        f"{folder.model_folder(start)}: not trained to its end, and member {training.model.member} of stage "
+        f"{plan.stage.index} starts from there; run --stage {start.stage} --member {start.member} first"
+    )
 
 
 def _finish_stage(
-    folder: RunFolder, plan: StagePlan, backend: Backend, needed: Optional[NeededModels], complete: set[int]
-) -> tuple[dict[str, Any], bool]:
-    """Bring a stage to its end: run it unless it is complete, then tidy up.
+    runs: Sequence[Run],
+    stage: int,
+    backend: Backend,
+    needed: Sequence[Optional[NeededModels]],
+    complete: Sequence[set[int]],
+) -> list[bool]:
+    """Bring a stage to its end in every run: run it unless it is complete, then tidy up.
 
     Args:
-        folder: the run.
-        plan: of the stage.
+        runs: see `run_stages`.
+        stage: its number.
         backend: trains and tests.
-        needed: which weights must stay; None: all.
-        complete: stages that are known to be complete.
+        needed: for each run which weights must stay; None: all.
+        complete: for each run the stages that are known to be complete.
 
     Returns:
-        The stage's record, and whether it ran.
+        For each run whether the stage ran.
     """
-    stage = plan.stage.index
-    record = _complete_record(folder, plan)
-    if record is not None and folder.is_tidy(stage):
-        return record, False
-    if record is None:
-        _require_starts(folder, plan, complete)
-    with folder.lock_stage(stage) as lock:
-        # Another alma-stream may have completed it in the meantime.
-        record = _complete_record(folder, plan)
-        ran = record is None
+    records = [_complete_record(run.folder, run.plans[stage]) for run in runs]
+    for run, record, known in zip(runs, records, complete, strict=True):
         if record is None:
-            record = _run_stage(folder, plan, backend, lock)
-        if needed is not None:
-            backend.keep_only(stage, needed.after(stage))
-        folder.mark_tidy(stage)
-    return record, ran
+            _require_starts(run.folder, run.plans[stage], known)
+    ran = [False] * len(runs)
+    with contextlib.ExitStack() as locks:
+        works: dict[int, StageWork] = {}
+        for number, run in enumerate(runs):
+            if records[number] is not None and run.folder.is_tidy(stage):
+                continue
+            lock = locks.enter_context(run.folder.lock_stage(stage))
+            # Another alma-stream may have completed it in the meantime.
+            records[number] = _complete_record(run.folder, run.plans[stage])
+            if records[number] is None:
+                works[number] = StageWork(run.folder, run.plans[stage], run.display, lock)
+        for number, record in zip(works, _run_stage([*works.values()], backend), strict=True):
+            records[number], ran[number] = record, True
+        for run, record, keeps, did_run in zip(runs, records, needed, ran, strict=True):
+            assert record is not None  # read, or made just now
+            if not run.folder.is_tidy(stage):
+                if keeps is not None:
+                    backend.keep_only(run.folder, stage, keeps.after(stage))
+                run.folder.mark_tidy(stage)
+            tell = run.display.completed if did_run else run.display.skipped
+            tell(run.plans[stage], record)
+    return ran
 
 
-def _run_stage(folder: RunFolder, plan: StagePlan, backend: Backend, lock: int) -> dict[str, Any]:
-    """Train and test one stage, and write its record last."""
-    clock = folder.start_clock(plan.stage.index)
-    trained = backend.train(plan, lock)
-    tested = backend.test(plan, lock)
-    record = {
-        "stage": plan.stage.index,
-        "megabatches": list(plan.stage.megabatches),
-        **trained,
-        **tested,
-        "wall_seconds": round(clock.seconds() + folder.seconds_of_members(plan.stage.index), 1),
-    }
-    folder.write_stage(plan.stage.index, record)
-    return record
+def _run_stage(works: Sequence[StageWork], backend: Backend) -> list[dict[str, Any]]:
+    """Train and test one stage of some runs, and write the record of each last."""
+    if not works:
+        return []
+    clocks = [work.folder.start_clock(work.plan.stage.index) for work in works]
+    records = []
+    for work, clock, trained in zip(works, clocks, backend.train(works), strict=True):
+        stage = work.plan.stage
+        tested = backend.test(work)
+        record = {
+            "stage": stage.index,
+            "megabatches": list(stage.megabatches),
+            **trained,
+            **tested,
+            "wall_seconds": round(clock.seconds() + work.folder.seconds_of_members(stage.index), 1),
+        }
+        work.folder.write_stage(stage.index, record)
+        records.append(record)
+    return records
 
 
 def _complete_record(folder: RunFolder, plan: StagePlan) -> Optional[dict[str, Any]]:
@@ -199,15 +213,9 @@ def _complete_record(folder: RunFolder, plan: StagePlan) -> Optional[dict[str, A
     if record is None:
         return None
     path = folder.stage_folder(plan.stage.index) / STAGE_RECORD
-    missing = [name for name in ("megabatches", *_READ) if name not in record]
-    if missing:
+    if record["megabatches"] != list(plan.stage.megabatches):
         raise AlmaError(
-            f"{path}: damaged, no {', '.join(missing)} in it; remove the file, and the same alma-stream command runs "
-            "the stage again"
-        )
-    if record.get("megabatches") != list(plan.stage.megabatches):
-        raise AlmaError(
-            f"{path}: trained on mega-batches {record.get('megabatches')}, but the stream as it is now gives this "
+            f"{path}: trained on mega-batches {record['megabatches']}, but the stream as it is now gives this "
             f"stage {list(plan.stage.megabatches)}; a stream that is to grow needs --drop-rest; give another --run"
         )
     return record

@@ -1,84 +1,22 @@
-"""One training while it runs: a bar where standard error is a terminal, a line now and then elsewhere.
+"""One training while it runs, and how long it and the rest of the run take.
 
 For any training: a loop in this process calls `StageProgress.update`; for fairseq-train, `fairseq_log` reads its log.
+The time left is ours, not rich's: rich knows the last steps of one task, while stages differ in their work (with
+``--replay`` each is longer than the one before), and earlier launches have done a part of it.
 """
 
 import math
-import os
 import re
-import sys
 import time
-from typing import Callable, Optional, Sequence, SupportsFloat
+from typing import Callable, Iterable, Mapping, Optional, SupportsFloat
 
-from tqdm import tqdm
+from fairseq_alma.learners.plan import ModelId
+from fairseq_alma.terminal import LiveLine, spell_duration
 
-LINE_EVERY_SECONDS = 15.0
-BAR_EVERY_SECONDS = 0.1
-BAR_COLUMNS = 12  # at least, where there is a bar
-USUAL_COLUMNS = 100
 LOSS_UNITS = {"word": "bits", "image": "nats"}
 
 # Seconds of the training in all and those that remain, or None twice -> those that remain of the run.
 RunLeft = Callable[[Optional[float], Optional[float]], Optional[float]]
-
-
-class Screen:
-    """Where progress is shown: a line of the terminal that is written over, or a line of a log now and then.
-
-    Args:
-        every: seconds between two times; None: what suits a terminal or a log.
-    """
-
-    def __init__(self, every: Optional[float] = None) -> None:
-        self.is_terminal = sys.stderr.isatty()
-        self.every = every if every is not None else BAR_EVERY_SECONDS if self.is_terminal else LINE_EVERY_SECONDS
-        self.next = -math.inf
-        self.bar: Optional[tqdm] = None
-
-    def is_due(self) -> bool:
-        """Tell whether something may be shown now; if so, it counts as shown."""
-        now = time.monotonic()
-        if now < self.next:
-            return False
-        self.next = now + self.every
-        return True
-
-    def show(self, text: str, done: int = 0, total: Optional[int] = None, shorter: Sequence[str] = ()) -> None:
-        """Show a text, on a terminal with a bar beside it if there is a total.
-
-        Args:
-            text: all of it.
-            done: updates, for the bar.
-            total: updates in all; None: no bar.
-            shorter: the same in fewer words each, for a terminal that is too narrow.
-        """
-        if not self.is_terminal:
-            print(text, file=sys.stderr, flush=True)
-            return
-        if self.bar is None:
-            # tqdm's monitor would be a thread, and forking with threads around asks for trouble.
-            tqdm.monitor_interval = 0
-            self.bar = tqdm(bar_format="{desc}", leave=False, ncols=USUAL_COLUMNS, file=sys.stderr)
-        self.bar.ncols = _columns()
-        room = self.bar.ncols - (0 if total is None else BAR_COLUMNS)
-        fitting = (each for each in (text, *shorter) if len(each) <= room)
-        self.bar.bar_format = "{desc}" if total is None else "{desc} |{bar}|"
-        self.bar.n, self.bar.total = done, total
-        self.bar.set_description_str(next(fitting, [text, *shorter][-1]))
-
-    def clear(self) -> None:
-        """Leave the terminal's line to somebody else."""
-        if self.bar is not None:
-            self.bar.close()
-            self.bar = None
-
-
-def _columns() -> int:
-    """Return the width of the terminal that standard error is, as far as it says."""
-    try:
-        return os.get_terminal_size(sys.stderr.fileno()).columns or USUAL_COLUMNS
-    except (OSError, ValueError):
-        return USUAL_COLUMNS
 
 
 class StageProgress:
@@ -91,7 +29,7 @@ class StageProgress:
         unit: what the learner reads, ``word`` or ``image``; decides what loss and rate are counted in.
         max_update: updates in all; None: not known (yet; the attribute may be set later).
         done: updates that an earlier launch has done.
-        screen: where it is shown, after other things and before others; None: one of its own.
+        line: where it is shown, after other things and before others; None: one of its own.
         run_left: forecasts the rest of the run; None: nothing is said of it.
     """
 
@@ -101,7 +39,7 @@ class StageProgress:
         unit: str,
         max_update: Optional[int] = None,
         done: int = 0,
-        screen: Optional[Screen] = None,
+        line: Optional[LiveLine] = None,
         run_left: Optional[RunLeft] = None,
     ) -> None:
         self.title = title
@@ -112,18 +50,18 @@ class StageProgress:
         self.run_left = run_left
         self.began = time.monotonic()
         self.first: Optional[tuple[int, float]] = None
-        self.owns_screen = screen is None
-        self.screen = screen or Screen()
+        self.owns_line = line is None
+        self.line = line or LiveLine()
         # A training may be long in starting.
-        if self.screen.is_due() or self.screen.is_terminal:
+        if self.line.is_due():
             self._show(None, None)
 
     def __enter__(self) -> "StageProgress":
         return self
 
     def __exit__(self, *exception: object) -> None:
-        if self.owns_screen:
-            self.screen.clear()
+        if self.owns_line:
+            self.line.clear()
 
     def update(
         self, num_updates: int, loss: Optional[SupportsFloat] = None, rate: Optional[SupportsFloat] = None
@@ -138,7 +76,7 @@ class StageProgress:
         self.num_updates = num_updates
         if self.first is None:
             self.first = num_updates, time.monotonic()
-        if self.screen.is_due():
+        if self.line.is_due():
             self._show(loss, rate)
 
     def seconds(self) -> tuple[Optional[float], Optional[float]]:
@@ -159,20 +97,25 @@ class StageProgress:
     def _show(self, loss: Optional[SupportsFloat], rate: Optional[SupportsFloat]) -> None:
         whole, rest = self.seconds()
         run = self.run_left(whole, rest) if self.run_left else None
-        count, known = self._count(), spell_figures(self.unit, loss, rate)
-        known += [f"{spell_duration(rest)} left"] if rest is not None else []
-        full = [count, *known, *([f"{spell_duration(run)} left in the run"] if run is not None else [])]
-        brief = [count.removesuffix(" updates"), *known]
-        # Without the mega-batches; then without words that the figures explain themselves; then without the run.
-        title = re.sub(r" \([^)]*\)", "", self.title)
-        some = [*brief, *([f"run {spell_duration(run)}"] if run is not None else [])]
-        shorter = [f"{title}: {', '.join(each)}" for each in (full, some, brief)]
-        self.screen.show(f"{self.title}: {', '.join(full)}", self.num_updates, self.max_update, shorter)
-
-    def _count(self) -> str:
-        if self.max_update is None:
-            return f"{self.num_updates:,} updates"
-        return f"{self.num_updates:,}/{self.max_update:,} updates"
+        count = f"{self.num_updates:,}" + ("" if self.max_update is None else f"/{self.max_update:,}")
+        figures = spell_figures(self.unit, loss, rate)
+        left = [f"{spell_duration(rest)} left"] if rest is not None else []
+        full = [f"{count} updates", *figures, *left]
+        full += [f"{spell_duration(run)} left in the run"] if run is not None else []
+        some = [f"run {spell_duration(run)}"] if run is not None else []
+        # Without the mega-batches, then without the arrival.
+        brief = re.sub(r" \([^)]*\)", "", self.title)
+        bare = re.sub(r", arrival \d+", "", brief)
+        shorter = [
+            (brief, full),
+            (brief, [count, *figures, *left, *some]),
+            (brief, [count, *figures, *left]),
+            (bare, [count, *figures, *left]),
+            (bare, [count, *figures[:1], *left]),
+            (bare, [count, *left]),
+        ]
+        text, *others = [f"{title}: {', '.join(words)}" for title, words in ((self.title, full), *shorter)]
+        self.line.show(text, self.num_updates, self.max_update, others)
 
 
 def spell_figures(unit: str, loss: Optional[SupportsFloat], rate: Optional[SupportsFloat]) -> list[str]:
@@ -183,8 +126,49 @@ def spell_figures(unit: str, loss: Optional[SupportsFloat], rate: Optional[Suppo
     return shown
 
 
-def spell_duration(seconds: float) -> str:
-    """Spell a duration: ``1:02:05`` for an hour, two minutes and five seconds."""
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+class Forecast:
+    """Forecasts the seconds that remain of a run.
+
+    Trainings are taken to last as long as their work says, and what comes with them (growth, tests) likewise.
+
+    Args:
+        work: of each training that lies ahead, in any unit: updates, images, words.
+    """
+
+    def __init__(self, work: Mapping[ModelId, float]) -> None:
+        self.ahead = dict(work)
+        self.work = 0.0
+        self.seconds = 0.0
+
+    def finish(self, models: Iterable[ModelId], seconds: float) -> None:
+        """Note that the trainings of some models took this long."""
+        self.work += sum(self.ahead.pop(model, 0.0) for model in models)
+        self.seconds += seconds
+
+    def add(self, seconds: float) -> None:
+        """Note the seconds of something beside the trainings."""
+        self.seconds += seconds
+
+    def drop(self, models: Iterable[ModelId]) -> None:
+        """Leave out trainings that turned out to be there already."""
+        for model in models:
+            self.ahead.pop(model, None)
+
+    def seconds_left(
+        self, now: Iterable[ModelId] = (), whole: Optional[float] = None, rest: Optional[float] = None
+    ) -> Optional[float]:
+        """Return the seconds that remain.
+
+        Args:
+            now: the models that are trained at this time.
+            whole: seconds that their training takes in all; None: not known.
+            rest: seconds that remain of that; None: not known.
+
+        Returns:
+            The forecast; None if nothing is known yet.
+        """
+        ahead = sum(self.ahead.values())
+        here = sum(self.ahead.get(model, 0.0) for model in now)
+        if whole is None or rest is None or not here:
+            return self.seconds / self.work * ahead if self.work else None
+        return rest + (self.seconds + whole) / (self.work + here) * (ahead - here)

@@ -4,14 +4,15 @@ A stage may take a tenth of a second or a day: no more lines are written than on
 """
 
 import contextlib
+import sys
 import time
 from functools import partial
 from typing import Any, Callable, Iterator, Mapping, Optional, Sequence
 
 from fairseq_alma.learners.plan import StagePlan, Training
-from fairseq_alma.runs.arrival_log import ArrivalLog
-from fairseq_alma.runs.forecast import Forecast
-from fairseq_alma.runs.progress import Screen, StageProgress, spell_duration
+from fairseq_alma.runs.arrival_curves import ArrivalCurves
+from fairseq_alma.runs.progress import Forecast, StageProgress
+from fairseq_alma.terminal import LiveLine, spell_duration, tell
 
 NUM_AT_ONCE = 10
 RESULT_EVERY_SECONDS = 5.0
@@ -43,20 +44,15 @@ class HeldLines:
         """Take a line; it takes the place of one that is held back."""
         self.held = line
 
-    def is_due(self) -> bool:
-        """Tell whether the line that is held back may be printed now; if so, it counts as printed."""
+    def release(self, at_end: bool = False) -> None:
+        """Print the line that is held back on standard output, if its time has come or nothing comes after it."""
         now = time.monotonic()
         self.earned = min(self.num_at_once, self.earned + (now - self.since) / self.seconds)
         self.since = now
-        if self.held is None or self.earned < 1:
-            return False
+        if self.held is None or (self.earned < 1 and not at_end):
+            return
         self.earned -= 1
-        return True
-
-    def flush(self) -> None:
-        """Print the line that is held back, if there is one."""
-        if self.held is not None:
-            print(self.held, flush=True)
+        tell(self.held, sys.stdout)
         self.held = None
 
 
@@ -69,7 +65,7 @@ class RunDisplay:
         work: of a training in a stage, in any unit, to forecast the time left.
         only: the one stage that is run; None: all.
         member: the one member that is trained; None: all.
-        log: shows the complete stages elsewhere too.
+        curves: show the complete stages elsewhere too.
         name: what every line begins with, of runs that are shown together.
     """
 
@@ -80,7 +76,7 @@ class RunDisplay:
         work: Callable[[StagePlan], float] = lambda plan: 1.0,
         only: Optional[int] = None,
         member: Optional[int] = None,
-        log: Optional[ArrivalLog] = None,
+        curves: Optional[ArrivalCurves] = None,
         name: str = "",
     ) -> None:
         self.num_stages = len(plans)
@@ -94,24 +90,24 @@ class RunDisplay:
                 if only in (None, plan.stage.index) and member in (None, training.model.member)
             }
         )
-        self.log = log
-        self.screen = Screen()
+        self.curves = curves
+        self.line = LiveLine()
         self.results = HeldLines()
         # Up to when the forecast knows what the time went into; what is done once, before the first training, is no
         # part of it.
         self.counted: Optional[float] = None
 
     def __enter__(self) -> "RunDisplay":
-        if self.log is not None:
-            self.log.begin()
+        if self.curves is not None:
+            self.curves.begin()
         return self
 
     def __exit__(self, kind: Optional[type[BaseException]], *exception: object) -> None:
-        self.screen.clear()
-        self.results.flush()
+        self.line.clear()
+        self.results.release(at_end=True)
         # Whoever interrupts does not want to wait; the next launch draws what is missing.
-        if self.log is not None and (kind is None or issubclass(kind, Exception)):
-            self.log.end()
+        if self.curves is not None and (kind is None or issubclass(kind, Exception)):
+            self.curves.end()
 
     @contextlib.contextmanager
     def training(
@@ -125,14 +121,14 @@ class RunDisplay:
             max_update: updates in all; None: not known.
             done: updates that an earlier launch has done.
         """
-        self._release()
-        if self.log is not None:
-            self.log.catch_up()
+        self.results.release()
+        if self.curves is not None:
+            self.curves.catch_up()
         if self.counted is None:
             self.counted = time.monotonic()
         models = [each.model for each in plan.trainings if training in (None, each)]
         left = partial(self.forecast.seconds_left, models) if self.forecast.ahead.keys() - models else None
-        with StageProgress(self._title(plan, training), self.unit, max_update, done, self.screen, left) as progress:
+        with StageProgress(self._title(plan, training), self.unit, max_update, done, self.line, left) as progress:
             yield progress
         whole, _ = progress.seconds()
         earlier = max(0.0, whole - (time.monotonic() - progress.began)) if whole is not None else 0.0
@@ -140,9 +136,10 @@ class RunDisplay:
 
     def say(self, plan: StagePlan, text: str, training: Optional[Training] = None) -> None:
         """Say what is done now beside training."""
-        self._release()
-        if self.screen.is_due() or self.screen.is_terminal:
-            self.screen.show(f"{self._title(plan, training)}: {text}")
+        self.results.release()
+        # What is done beside training takes long, and may say nothing for as long.
+        if self.line.is_due() or self.line.is_terminal:
+            self.line.show(f"{self._title(plan, training)}: {text}")
 
     def skipped(self, plan: StagePlan, record: Mapping[str, Any]) -> None:
         """Say that a stage was complete already."""
@@ -166,9 +163,9 @@ class RunDisplay:
         )
         left = self.forecast.seconds_left() if self.forecast.ahead else None
         self._tell(plan, text if left is None else f"{text}, {spell_duration(left)} left in the run")
-        if self.log is not None:
-            self.log.note_stage()
-            self.log.catch_up()
+        if self.curves is not None:
+            self.curves.note_stage()
+            self.curves.catch_up()
 
     def _title(self, plan: StagePlan, training: Optional[Training] = None) -> str:
         title = self.name + describe_stage(plan, self.num_stages)
@@ -178,19 +175,13 @@ class RunDisplay:
 
     def _tell(self, plan: StagePlan, text: str) -> None:
         self.results.hold(f"{self._title(plan)}: {text}")
-        self._release()
+        self.results.release()
 
     def _count_seconds(self) -> float:
         """Return the seconds since the last call."""
         now = time.monotonic()
         before, self.counted = self.counted, now
         return 0.0 if before is None else now - before
-
-    def _release(self) -> None:
-        """Print the result that is held back, if its time has come."""
-        if self.results.is_due():
-            self.screen.clear()
-            self.results.flush()
 
 
 def _result(record: Mapping[str, Any]) -> str:

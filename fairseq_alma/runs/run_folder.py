@@ -7,21 +7,30 @@ is complete. Whatever is not in a ``stage.json`` never happened. See DESIGN.md, 
 import contextlib
 import fcntl
 import os
+import re
 import socket
 import time
 from pathlib import Path
 from typing import Any, Iterator, Mapping, Optional
 
+from fairseq_alma.atomic_file import sweep
+from fairseq_alma.checkpoints import LAST_CHECKPOINT
 from fairseq_alma.errors import AlmaError
-from fairseq_alma.learners.plan import Model
-from fairseq_alma.runs.json_files import read_json_object, write_json_atomically
-from fairseq_alma.runs.stage_clock import CLOCK_REMEDY, StageClock
+from fairseq_alma.json_files import as_record, read_json_object, write_json_atomically
+from fairseq_alma.learners.plan import ModelId
+from fairseq_alma.runs.records import RunRecord, stage_type
+from fairseq_alma.runs.stage_clock import StageClock, read_clock
 
 RUN_RECORD = "run.json"
 STAGE_RECORD = "stage.json"
 CLOCK = "clock.json"
 MEMBER_CLOCK = "clock-member-{}.json"
+RUN_REMEDY = "give another --run folder, or remove this one"
+STAGE_REMEDY = "remove the file, and the same alma-stream command runs the stage again"
 LOCK_PATIENCE_SECONDS = 30.0
+_STAGE = re.compile("stage-([0-9]{3}|[1-9][0-9]{3,})")
+_MEMBER = re.compile("member-(0|[1-9][0-9]*)")
+_LOCK_FILE = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW  # it is written into: never into what a link points to
 
 
 class RunFolder:
@@ -34,30 +43,59 @@ class RunFolder:
     def __init__(self, root: Path) -> None:
         self.root = root
 
+    @property
+    def name(self) -> str:
+        """What the run is called where it is shown beside others: the name of its folder."""
+        return self.root.resolve().name
+
     def stage_folder(self, stage: int) -> Path:
         """Return RUN/stage-NNN."""
         return self.root / f"stage-{stage:03d}"
 
-    def model_folder(self, model: Model) -> Path:
+    def model_folder(self, model: ModelId) -> Path:
         """Return RUN/stage-NNN/member-M, which holds the model's checkpoints."""
         return self.stage_folder(model.stage) / f"member-{model.member}"
 
-    def read_run(self) -> Optional[dict[str, Any]]:
-        """Return run.json, or None where the folder is no run."""
+    def checkpoint(self, model: ModelId) -> Path:
+        """Return the checkpoint that holds a model once it is trained."""
+        return self.model_folder(model) / LAST_CHECKPOINT
+
+    def stages(self) -> list[int]:
+        """Return the numbers of the stages that have a folder, ascending; ``stage-001.bak`` is none."""
+        return sorted(int(match[1]) for folder in _folders(self.root) if (match := _STAGE.fullmatch(folder.name)))
+
+    def members(self, stage: int) -> list[ModelId]:
+        """Return the models of a stage that have a folder, ascending; ``member-0.bak`` and links are none."""
+        folders = [folder for folder in _folders(self.stage_folder(stage)) if not folder.is_symlink()]
+        numbers = sorted(int(match[1]) for folder in folders if (match := _MEMBER.fullmatch(folder.name)))
+        return [ModelId(stage, number) for number in numbers]
+
+    def read_run(self, remedy: str = RUN_REMEDY) -> Optional[dict[str, Any]]:
+        """Return run.json, see `RunRecord`, or None where the folder is no run.
+
+        Raises:
+            AlmaError: it is damaged; ends with ``remedy``.
+        """
         path = self.root / RUN_RECORD
         if not path.is_file():
             return None
-        return read_json_object(path, "give another --run folder, or remove this one")
+        content = read_json_object(path, remedy)
+        as_record(content, RunRecord, path, remedy)
+        return content
 
     def has_begun(self) -> bool:
         """Tell whether anything was trained yet; a run that failed at its first command has not begun."""
-        return any(self.root.glob(f"stage-*/{STAGE_RECORD}")) or any(self.root.glob("stage-*/member-*/*.pt"))
+        return any(
+            (self.stage_folder(stage) / STAGE_RECORD).exists()
+            or any(any(self.model_folder(model).glob("*.pt")) for model in self.members(stage))
+            for stage in self.stages()
+        )
 
     def replace_run(self, record: Mapping[str, Any]) -> None:
         """Write run.json anew where nothing was trained yet. Raises AlmaError if another alma-stream is at work."""
         with contextlib.ExitStack() as locks:
-            for folder in sorted(self.root.glob("stage-*")):
-                locks.enter_context(self.lock_stage(int(folder.name.removeprefix("stage-"))))
+            for stage in self.stages():
+                locks.enter_context(self.lock_stage(stage))
             write_json_atomically(self.root / RUN_RECORD, record)
 
     def write_run(self, record: Mapping[str, Any]) -> None:
@@ -74,11 +112,19 @@ class RunFolder:
             )
 
     def read_stage(self, stage: int) -> Optional[dict[str, Any]]:
-        """Return the record of a stage, or None while it is not complete."""
+        """Return the record of a stage, see `StageRecord`, or None while it is not complete.
+
+        Raises:
+            AlmaError: it is damaged.
+        """
         path = self.stage_folder(stage) / STAGE_RECORD
         if not path.is_file():
             return None
-        return read_json_object(path, "remove the file, and the same alma-stream command runs the stage again")
+        content = read_json_object(path, STAGE_REMEDY)
+        found = as_record(content, stage_type(content), path, STAGE_REMEDY).stage
+        if found != stage:
+            raise AlmaError(f"{path}: damaged, it is the record of stage {found}; {STAGE_REMEDY}")
+        return content
 
     def write_stage(self, stage: int, record: Mapping[str, Any]) -> None:
         """Declare a stage complete."""
@@ -94,10 +140,12 @@ class RunFolder:
         """
         folder = self.stage_folder(stage)
         with _locked(folder / ".lock", f"{folder}") as descriptor:
+            for where in (folder, *map(self.model_folder, self.members(stage))):
+                sweep(where)
             yield descriptor
 
     @contextlib.contextmanager
-    def lock_member(self, model: Model) -> Iterator[list[int]]:
+    def lock_member(self, model: ModelId) -> Iterator[list[int]]:
         """Hold the lock of one member of a stage; other members are free, the stage as a whole is not.
 
         Yields:
@@ -108,6 +156,7 @@ class RunFolder:
             _locked(folder / ".lock", f"{folder}", shared=True) as stage,
             _locked(folder / f".lock-member-{model.member}", f"{self.model_folder(model)}") as member,
         ):
+            sweep(self.model_folder(model))
             yield [stage, member]
 
     @contextlib.contextmanager
@@ -115,7 +164,7 @@ class RunFolder:
         """Hold the lock of run.json for a moment; whoever comes second waits. Nothing is left in a folder of others."""
         self._refuse_other_folder()
         self.root.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(self.root / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
+        descriptor = os.open(self.root / ".lock", _LOCK_FILE, 0o644)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
             yield
@@ -137,18 +186,22 @@ class RunFolder:
         folder = self.stage_folder(stage)
         if member is None:
             return StageClock(folder / CLOCK, folder)
-        return StageClock(folder / MEMBER_CLOCK.format(member), self.model_folder(Model(stage, member)))
+        return StageClock(folder / MEMBER_CLOCK.format(member), self.model_folder(ModelId(stage, member)))
 
     def seconds_of_members(self, stage: int) -> float:
         """Return the seconds that members took that were trained alone, one after the other or not."""
         clocks = sorted(self.stage_folder(stage).glob(MEMBER_CLOCK.format("*")))
-        return sum(float(read_json_object(clock, CLOCK_REMEDY)["spent"]) for clock in clocks)
+        return float(sum(read_clock(clock).spent for clock in clocks))
+
+
+def _folders(root: Path) -> list[Path]:
+    return [entry for entry in root.iterdir() if entry.is_dir()] if root.is_dir() else []
 
 
 @contextlib.contextmanager
 def _locked(path: Path, what: str, shared: bool = False) -> Iterator[int]:
     path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    descriptor = os.open(path, _LOCK_FILE, 0o644)
     try:
         _lock(descriptor, what, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
         yield descriptor

@@ -7,10 +7,10 @@ from typing import Any, Mapping, Optional
 from fairseq_alma.data.manifest import canonical_sha256
 from fairseq_alma.data.stream import Split, Stream
 from fairseq_alma.errors import AlmaError
-from fairseq_alma.runs.live_log import LIVE_OPTIONS
+from fairseq_alma.runs.curve_options import CURVE_OPTIONS
 
 # They change what is kept and shown, not what comes out.
-FREE_OPTIONS = ("keep_checkpoints", "save_every", "validate", "--log-interval", *LIVE_OPTIONS)
+FREE_OPTIONS = ("keep_checkpoints", "save_every", "validate", "--log-interval", *CURVE_OPTIONS)
 _DISTRIBUTIONS = {"torch": ("torch",), "fairseq": ("ve-fairseq", "fairseq"), "fairseq_alma": ("fairseq-alma",)}
 
 
@@ -58,7 +58,7 @@ def require_same_run(path: str, before: Mapping[str, Any], now: Mapping[str, Any
 
     Args:
         path: of run.json, for messages.
-        before: its content.
+        before: its content, as `RunFolder.read_run` returns it.
         now: the content that the command would write.
         stream: as it is now; mega-batches may have been appended since the run began.
 
@@ -68,18 +68,16 @@ def require_same_run(path: str, before: Mapping[str, Any], now: Mapping[str, Any
     Raises:
         AlmaError: an option or the stream differs; names it.
     """
-    try:
-        differences = _differences(before, now)
-        known = int(before["stream"]["num_megabatches"])
-        fingerprint = before["stream"]["fingerprint"]
-        notes = [
-            f"note: {path} was begun with {name} {before['versions'].get(name)}, this is {version}; the figures may "
-            "differ in their last digits"
-            for name, version in now["versions"].items()
-            if before["versions"].get(name) != version
-        ]
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
-        raise AlmaError(f"{path}: damaged ({error!r}); give another --run folder, or remove this one") from error
+    differences = _differences(before, now)
+    known = before["stream"]["num_megabatches"]
+    fingerprint = before["stream"]["fingerprint"]
+    then = before.get("versions", {})
+    notes = [
+        f"note: {path} was begun with {name} {then.get(name)}, this is {version}; the figures may differ in their last "
+        "digits"
+        for name, version in now["versions"].items()
+        if then.get(name) != version
+    ]
     if differences:
         raise AlmaError(
             f"{path}: the run was begun with other options ({'; '.join(differences)}); give the same options, "

@@ -3,9 +3,10 @@
 import time
 from pathlib import Path
 
-from fairseq_alma.runs.json_files import read_json_object, write_json_atomically
+from fairseq_alma.json_files import as_record, read_json_object, write_json_atomically
+from fairseq_alma.runs.records import ClockRecord
 
-CLOCK_REMEDY = "remove the file; only the stage's wall time is lost with it"
+_REMEDY = "remove the file; only the stage's wall time is lost with it"
 
 
 class StageClock:
@@ -22,11 +23,11 @@ class StageClock:
         self.path = path
         self.spent = 0.0
         if self.path.is_file():
-            before = read_json_object(self.path, CLOCK_REMEDY)
-            self.spent = float(before["spent"])
-            if before["started"] is not None:
+            before = read_clock(self.path)
+            self.spent = float(before.spent)
+            if before.started is not None:
                 ended = max((entry.stat().st_mtime for entry in folder.rglob("*") if entry.is_file()), default=0.0)
-                self.spent += max(0.0, ended - float(before["started"]))
+                self.spent += max(0.0, ended - before.started)
         self.started = time.time()
         write_json_atomically(self.path, {"spent": self.spent, "started": self.started})
 
@@ -37,3 +38,8 @@ class StageClock:
     def stop(self) -> None:
         """Note that this launch has ended."""
         write_json_atomically(self.path, {"spent": self.seconds(), "started": None})
+
+
+def read_clock(path: Path) -> ClockRecord:
+    """Read a clock's file. Raises AlmaError if it is damaged."""
+    return as_record(read_json_object(path, _REMEDY), ClockRecord, path, _REMEDY)

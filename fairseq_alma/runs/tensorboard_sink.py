@@ -1,14 +1,19 @@
-"""Points of a run for TensorBoard."""
+"""Points of a run for TensorBoard, and its event files, through the package that fairseq uses itself."""
 
+import importlib
+import importlib.util
 import shutil
 from pathlib import Path
-from typing import Optional, Sequence
+from typing import Any, Optional, Sequence
 
 from fairseq_alma.errors import AlmaError
-from fairseq_alma.runs.arrival_points import Point
-from fairseq_alma.runs.live_log import TENSORBOARD, LiveLog
+from fairseq_alma.runs.arrival_curves import Point
 from fairseq_alma.runs.run_folder import RUN_RECORD, RunFolder
-from fairseq_alma.runs.tensorboard_files import EVENTS, can_write_events, open_events
+
+TENSORBOARD = "--tensorboard-logdir"
+EVENTS = "events.out.tfevents.*"
+PACKAGES = {"tensorboard": "torch.utils.tensorboard", "tensorboardX": "tensorboardX"}
+OWNER = "run.txt"
 
 
 class TensorBoardSink:
@@ -18,29 +23,30 @@ class TensorBoardSink:
 
     Args:
         run: the run.
-        live: says where to.
+        logdir: of TensorBoard, shared by as many runs as one likes.
     """
 
-    def __init__(self, run: RunFolder, live: LiveLog) -> None:
+    def __init__(self, run: RunFolder, logdir: Path) -> None:
         self.run = run
-        self.live = live
+        self.logdir = logdir
+        self.folder = logdir / run.name
         self.file: Optional[Path] = None
         self.shown: list[Point] = []
 
     def require(self) -> None:
-        """See `arrival_log.Sink`."""
+        """See `arrival_curves.Sink`."""
         if not can_write_events():
             raise AlmaError(
-                f"{TENSORBOARD} {self.live.tensorboard}: TensorBoard is not installed; pip install tensorboard, or "
+                f"{TENSORBOARD} {self.logdir}: TensorBoard is not installed; pip install tensorboard, or "
                 "leave the option out"
             )
         try:
-            self.live.claim_folder(self.run)
+            self._claim_folder()
         except OSError as error:
-            raise AlmaError(f"{TENSORBOARD} {self.live.tensorboard}: {error}; give a folder to write to") from error
+            raise AlmaError(f"{TENSORBOARD} {self.logdir}: {error}; give a folder to write to") from error
 
     def write(self, points: Sequence[Point]) -> None:
-        """See `arrival_log.Sink`."""
+        """See `arrival_curves.Sink`."""
         num_same = _num_same(self.shown, points)
         if self.file is not None and num_same == len(points):
             return
@@ -57,9 +63,22 @@ class TensorBoardSink:
         shutil.rmtree(temporary)
         self.shown = list(points)
 
+    def _claim_folder(self) -> None:
+        """Make the log folder the run's own. Raises AlmaError if another run of the same name uses it."""
+        owner, me = self.folder / OWNER, str(self.run.root.resolve())
+        before = owner.read_text(encoding="utf-8").strip() if owner.is_file() else me
+        # A run that was moved or removed has no claim.
+        if before != me and (Path(before) / RUN_RECORD).is_file():
+            raise AlmaError(
+                f"{TENSORBOARD} {self.logdir}: {self.folder} shows another run, {before}; "
+                "give another folder, or the run's folder another name"
+            )
+        self.folder.mkdir(parents=True, exist_ok=True)
+        owner.write_text(f"{me}\n", encoding="utf-8")
+
     def _add_file(self, new: Path) -> Path:
         """Put an event file beside that of the launch before, which a TensorBoard that is open still reads."""
-        folder = self.live.folder(self.run) / "arrivals"
+        folder = self.folder / "arrivals"
         folder.mkdir(parents=True, exist_ok=True)
         for old in sorted(folder.glob(EVENTS))[:-1]:
             old.unlink()
@@ -76,6 +95,41 @@ class TensorBoardSink:
             for name, value in point.figures.items():
                 writer.add_scalar(name, value, point.arrival, walltime=point.seconds)
         writer.close()
+
+
+def can_write_events() -> bool:
+    """Tell whether one of the packages is installed."""
+    return any(importlib.util.find_spec(package) for package in PACKAGES)
+
+
+def open_events(folder: Path, first_step: int) -> Any:
+    """Return a ``SummaryWriter`` with a new event file.
+
+    Args:
+        folder: where the file goes.
+        first_step: what TensorBoard has read from this step on, in older files of the folder, it forgets.
+    """
+    # Imported when it is needed: it takes seconds. fairseq takes the first of these that is there, too.
+    installed = next(module for package, module in PACKAGES.items() if importlib.util.find_spec(package))
+    return importlib.import_module(installed).SummaryWriter(str(folder), purge_step=first_step)
+
+
+def rewind_curves(folder: Path, num_updates: int) -> None:
+    """Take back what the curves of a training show beyond its last checkpoint: it will be done, and drawn, again.
+
+    Args:
+        folder: with the event files of the training, in whatever subfolders.
+        num_updates: updates at that checkpoint; 0: the training begins from its start.
+    """
+    files = list(folder.rglob(EVENTS))
+    if num_updates == 0:
+        for file in files:
+            file.unlink()
+        return
+    for parent in sorted({file.parent for file in files}):
+        # Twice, because TensorBoard takes the first such note in a folder for the begin of it all.
+        for _ in range(2):
+            open_events(parent, num_updates + 1).close()
 
 
 def _num_same(before: Sequence[Point], now: Sequence[Point]) -> int:

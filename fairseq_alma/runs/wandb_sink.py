@@ -2,14 +2,19 @@
 
 import importlib.util
 import os
+import secrets
 import shutil
 from pathlib import Path
 from typing import Sequence
 
 from fairseq_alma.errors import AlmaError
-from fairseq_alma.runs.arrival_points import Point
-from fairseq_alma.runs.live_log import WANDB, WANDB_RECORD, run_name, wandb_id
+from fairseq_alma.json_files import as_record, read_json_object, write_json_atomically
+from fairseq_alma.runs.arrival_curves import Point
+from fairseq_alma.runs.records import WandbRecord
 from fairseq_alma.runs.run_folder import RunFolder
+
+WANDB = "--wandb-project"
+WANDB_RECORD = "wandb.json"
 
 
 class WandbSink:
@@ -25,7 +30,7 @@ class WandbSink:
         self.project = project
 
     def require(self) -> None:
-        """See `arrival_log.Sink`."""
+        """See `arrival_curves.Sink`."""
         found = importlib.util.find_spec("wandb")
         # Weights & Biases makes a folder of its own name, which can be imported, and is of no use.
         if found is None or found.origin is None:
@@ -36,7 +41,7 @@ class WandbSink:
         self.write([])
 
     def write(self, points: Sequence[Point]) -> None:
-        """See `arrival_log.Sink`."""
+        """See `arrival_curves.Sink`."""
         import wandb
 
         identity = wandb_id(self.run.root / WANDB_RECORD)
@@ -45,8 +50,8 @@ class WandbSink:
                 project=self.project,
                 id=identity,
                 resume="allow",
-                name=os.environ.get("WANDB_NAME", run_name(self.run)),
-                group=run_name(self.run),
+                name=os.environ.get("WANDB_NAME", self.run.name),
+                group=self.run.name,
                 job_type="arrivals",
                 config=self.run.read_run(),
                 settings=wandb.Settings(silent=True, console="off"),
@@ -70,6 +75,18 @@ class WandbSink:
             # Its threads and its service would be handed on to the processes that are started here.
             wandb.teardown()
         _remove_older(files, identity)
+
+
+def wandb_id(path: Path) -> str:
+    """Return the identity that Weights & Biases knows something by, drawn when it is asked for first.
+
+    Args:
+        path: the file that keeps it.
+    """
+    if not path.is_file():
+        write_json_atomically(path, {"id": secrets.token_hex(4)})
+    remedy = "remove the file; its curves begin anew"
+    return as_record(read_json_object(path, remedy), WandbRecord, path, remedy).id
 
 
 def _remove_older(files: Path, identity: str) -> None:

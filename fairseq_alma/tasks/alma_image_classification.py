@@ -17,9 +17,9 @@ from fairseq.models import BaseFairseqModel
 from fairseq.tasks import FairseqTask, register_task
 from omegaconf import II, MISSING
 
+from fairseq_alma.checkpoints import JOINT_MODEL
 from fairseq_alma.checkpoints.checkpoint_file import read_checkpoint, starting_checkpoint
-from fairseq_alma.checkpoints.ensemble_file import ENSEMBLE
-from fairseq_alma.checkpoints.model_facts import JOINT_MODEL
+from fairseq_alma.checkpoints.ensemble_file import ENSEMBLE_ARCH
 from fairseq_alma.data.image_stream import ImageStream
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.learners.schedule import stage_ending_with
@@ -146,5 +146,5 @@ def _require_image_model(cfg: Any) -> None:
     if arch is None:
         option, arch = "--arch", cfg._name
         possible.append(JOINT_MODEL)
-    if arch not in (ENSEMBLE, *possible):
+    if arch not in (ENSEMBLE_ARCH, *possible):
         raise AlmaError(f"{option} {arch}: takes no images; choose from {', '.join(sorted(possible))}")

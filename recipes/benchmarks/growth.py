@@ -36,7 +36,7 @@ LARGE = {
 def write_source(path: Path, num_experts: int) -> None:
     """Write a checkpoint of the large model with random weights."""
     from fairseq_alma.checkpoints.checkpoint_file import write_checkpoint
-    from fairseq_alma.models.structure import build_from_config
+    from fairseq_alma.models.alma_switch_lm import build_from_config
 
     config = {**LARGE, "num_experts": num_experts}
     weights = build_from_config(config, 50_004).state_dict()

@@ -92,8 +92,8 @@ def test_members_that_do_not_fit_are_named_in_one_line(members, tmp_path):
     out = ["--out", f"{tmp_path}/E.pt"]
     other = str(save_member(tmp_path / "other.pt", switch_config(**SIZES), 2, dictionary="e" * 64))
     assert "other.pt: trained with another dictionary (eeee" in refused(tmp_path, members[0], other, *out)
-    larger = str(save_member(tmp_path / "larger.pt", switch_config(**SIZES), 2, dictionary=None, num_units=50))
-    assert "larger.pt: a vocabulary of 54 units" in refused(tmp_path, members[0], larger, *out)
+    larger = str(save_member(tmp_path / "larger.pt", switch_config(**SIZES), 2, dictionary=None, num_tokens=50))
+    assert "larger.pt: a vocabulary of 54 tokens" in refused(tmp_path, members[0], larger, *out)
     (tmp_path / "text.pt").write_text("no checkpoint")
     assert "text.pt: no checkpoint" in refused(tmp_path, members[0], f"{tmp_path}/text.pt", *out)
     assert "none.pt: no such checkpoint file" in refused(tmp_path, members[0], f"{tmp_path}/none.pt", *out)
@@ -176,8 +176,8 @@ def probabilities_of_targets(model, tokens):
 def test_fairseq_eval_lm_prints_the_perplexity_of_the_mean_probabilities(trained, checkout):
     stream = Stream.open(trained / "S")
     tokens = torch.from_numpy(TokenFile(stream.prefix(stream.split("test"))).ids.astype("int64"))
-    num_units = 300
-    members = [load(trained / name / "checkpoint_last.pt", num_units) for name in "ab"]
+    num_tokens = 300
+    members = [load(trained / name / "checkpoint_last.pt", num_tokens) for name in "ab"]
     mean = sum(probabilities_of_targets(member, tokens) for member in members) / 2
     want = -mean.log2().mean().item()
     for batch_size in ("1", "7"):

@@ -97,6 +97,15 @@ def test_a_reader_that_has_gone_ends_the_command_silently(body: str) -> None:
     assert process.wait(timeout=60) == 0
 
 
+@pytest.mark.parametrize("number", [0, 1, 2])
+def test_a_stream_that_is_closed_from_the_begin_is_done_without(number: int, tmp_path: Path) -> None:
+    body = f"file = open({str(tmp_path / 'a')!r}, 'w'); print('text'); print('text', file=sys.stderr); file.close()"
+    ended = run_command(body, stdout=subprocess.PIPE, preexec_fn=lambda: os.close(number))
+    assert ended.returncode == 0
+    assert ended.stdout + ended.stderr == "text\n" * (2 if number == 0 else 1)
+    assert (tmp_path / "a").read_text() == ""
+
+
 def test_a_worker_process_that_has_gone_is_not_taken_for_a_reader() -> None:
     ended = run_command("r, w = os.pipe(); os.close(r); os.write(w, b'task')", stdout=subprocess.PIPE)
     assert ended.returncode == 1
@@ -116,6 +125,42 @@ def test_an_interruption_is_one_line_and_status_130() -> None:
     _, complaints = process.communicate(timeout=60)
     assert process.returncode == 130
     assert complaints == "interrupted; nothing half-written is left, and the same command goes on or begins again\n"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_to_end_tidies_up_and_gives_status_128_and_its_number(number: signal.Signals) -> None:
+    process = subprocess.Popen(
+        as_command(
+            "import time\n    try:\n        print('ready', flush=True); time.sleep(60)\n"
+            "    finally:\n        print('tidy', flush=True)"
+        ),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout.readline() == "ready\n"
+    process.send_signal(number)
+    out, complaints = process.communicate(timeout=60)
+    assert (process.returncode, out) == (128 + number, "tidy\n")
+    assert complaints.count("\n") == 1
+    assert complaints.startswith(f"{number.name}: ended; nothing half-written is left")
+
+
+def test_signals_are_the_callers_again_after_a_command() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does
+    try:
+        seen = []
+
+        @command
+        def main(argv=None):
+            seen.extend(signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGHUP))
+
+        main([])
+        assert seen[0] is not signal.SIG_DFL
+        assert seen[1] is signal.SIG_IGN
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_a_usage_error_keeps_status_2(tmp_path: Path) -> None:

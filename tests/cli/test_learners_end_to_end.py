@@ -5,6 +5,7 @@ import os
 import random
 import re
 import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -15,9 +16,11 @@ TRAIN = [
     "32", "--decoder-attention-heads", "2", "--criterion", "alma_switch_cross_entropy", "--cpu", "--optimizer", "adam",
     "--lr", "0.01", "--max-update", "5", "--batch-size", "4", "--tokens-per-sample", "16", "--num-workers", "0",
 ]  # fmt: skip
+OUTSIDE = str(Path(__file__).parents[1] / "learners" / "resetting_learner.py")
 LEARNERS = {
     "ens": (["--iid", "2"], ["--num-experts", "3"]),
     "gmoe": (["--grow-schedule", "2,4", "--grow-method", "split"], []),
+    "reset": (["--learners-from", OUTSIDE, "--reset-every", "1"], ["--num-experts", "2"]),
 }
 
 
@@ -45,6 +48,12 @@ def folder(tmp_path_factory):
         error = run.communicate()[1]
         assert run.returncode == 0, error
     return folder
+
+
+def test_a_learner_from_outside_the_package_goes_through_a_stream_of_text(folder):
+    assert [stage_record(folder, "reset", stage)["megabatches"] for stage in range(2)] == [[0], [1]]
+    log = (folder / "reset" / "stage-001" / "train-member-0.log").read_text()
+    assert "--finetune-from-model" not in log
 
 
 def stage_record(folder, learner, stage):

@@ -110,7 +110,7 @@ def test_what_cannot_be_read_is_named_and_the_rest_is_reported(tmp_path, capsys)
     errors = captured.err.splitlines()
     assert len(errors) == 5
     assert "damaged/stage-001/stage.json: damaged, not JSON" in errors[0]
-    assert "incomplete/stage-000/stage.json: damaged, num_params, num_experts" in errors[1]
+    assert "incomplete/stage-000/stage.json: damaged, no num_params, num_experts" in errors[1]
     assert "S1: no run.json in it" in errors[2]
     assert "nowhere: no such folder, so this is no run" in errors[3]
     assert "good/run.json: a file, so this is no run" in errors[4]
@@ -120,7 +120,10 @@ def test_a_damaged_run_record_is_named(tmp_path, capsys):
     run = write_run(tmp_path / "R", {0: 30.0})
     (run / "run.json").write_text('{"learner": "sm"}')
     assert main([str(run)]) == 1
-    assert "R/run.json: damaged, 'stream' missing; leave this folder out" in capsys.readouterr().err
+    assert (
+        "R/run.json: damaged, no seed, options, train_options, stream in it; leave this folder out"
+        in capsys.readouterr().err
+    )
 
 
 @pytest.mark.parametrize("stream", [fakes.image_stream(4), fakes.text_stream()], ids=["images", "text"])

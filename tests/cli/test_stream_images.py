@@ -3,10 +3,12 @@
 import json
 import os
 import random
+import shlex
 import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -59,9 +61,33 @@ def test_a_learner_goes_through_a_stream(options, members, stages, stream, tmp_p
     assert found[-1]["megabatches"][-1] == 5
 
 
+@pytest.mark.parametrize("augment", [False, True])
+@pytest.mark.parametrize(("shape", "arch"), [((1, 32, 32), "mlp"), ((3, 16, 16), "vgg"), ((3, 8, 8), "mlp")])
+def test_the_shape_decides_the_default_network_and_augmenting_does_not(shape, arch, augment, tmp_path, capsys):
+    small = make_stream(tmp_path / "S", num_megabatches=2, num_train=40, shape=shape, augment=augment)
+    assert main(["--stream", str(small), "--run", str(tmp_path / "R"), "--dry-run"]) == 0
+    out = capsys.readouterr().out
+    assert f"--arch alma_{arch} --optimizer {'sgd' if arch == 'vgg' else 'adadelta'} " in out
+
+
 def test_a_learner_learns(stream, tmp_path):
     found = run(stream, tmp_path / "R", words=("--", "--width", "16", "--max-epoch", "30", "--cpu"))
     assert found[-1]["test"]["error"] < 0.1 < 0.75 - found[0]["test"]["error"]
+
+
+def test_a_run_whose_output_nobody_reads_is_trained_to_its_end(stream, tmp_path, monkeypatch):
+    expected = run(stream, tmp_path / "read")
+    for name in ("stdout", "stderr"):
+        reader, writer = os.pipe()
+        os.close(reader)
+        monkeypatch.setattr(sys, name, os.fdopen(writer, "w"))
+    assert run(stream, tmp_path / "R") == expected
+
+
+def test_the_name_of_a_run_does_not_steer_the_terminal(stream, tmp_path, capsys):
+    for _ in range(2):
+        run(stream, tmp_path / "R\x1b[2J", "--wait", "6")
+    assert capsys.readouterr().out.splitlines()[-1].endswith(r"R\x1b[2J: nothing to do, the run is complete")
 
 
 def test_a_growing_ensemble_adds_a_model_per_stage_and_keeps_the_others(stream, tmp_path):
@@ -166,7 +192,7 @@ def test_an_unfinished_training_of_other_seeds_is_begun_anew(stream, tmp_path, m
     monkeypatch.setattr(image_backend.StageTraining, "finish", lambda self: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         run(stream, tmp_path / "R", "--wait", "6", "--seed", "1", "2")
-    assert list((tmp_path / "R").rglob(image_backend.UNFINISHED))
+    assert list((tmp_path / "R").rglob(f"*{image_backend.UNFINISHED}"))
     monkeypatch.undo()
     run(stream, tmp_path / "R", "--wait", "6", "--seed", "1", "2", "3")
     alone = run(stream, tmp_path / "alone", "--wait", "6", "--seed", "1")
@@ -194,9 +220,36 @@ def test_a_dry_run_prints_the_stages_and_leaves_nothing(stream, tmp_path, capsys
     )
     out = capsys.readouterr().out
     assert "after growth (split)" in out
-    assert out.count("fairseq-train") == 2
     assert "--arch alma_moe_mlp" in out and "--optimizer adadelta --lr 1.0" in out
     assert not (tmp_path / "R").exists()
+
+
+def test_the_commands_of_a_dry_run_are_what_the_whole_run_does(stream, tmp_path, capsys):
+    options = ["--stream", str(stream), "--run", str(tmp_path / "R"), "--wait", "3", "--stage", "1", "--dry-run"]
+    for words in (options, [word for word in options if word not in ("--stage", "1")]):
+        capsys.readouterr()
+        assert main([*words, *WORDS]) == 0
+    commands = [line for line in capsys.readouterr().out.splitlines() if not line.startswith("#")]
+    assert len(commands) == 2
+    for command in commands:
+        program, *words = shlex.split(command)
+        assert (program, main(words)) == ("alma-stream", 0)
+    assert records(tmp_path / "R") == run(stream, tmp_path / "whole", "--wait", "3")
+
+
+def test_a_learner_from_outside_is_one_class_with_an_option_of_its_own(stream, tmp_path):
+    outside = ["--learners-from", str(Path(__file__).parents[1] / "learners" / "resetting_learner.py")]
+    help_page = subprocess.run(["alma-stream", *outside, "--help"], capture_output=True, text=True, check=True).stdout
+    assert "reset     One model that begins with random weights again" in help_page
+    assert "--reset-every N reset: stages from one beginning to the next (default: 2)" in " ".join(help_page.split())
+    words = ["alma-stream", *outside, "--stream", stream, "--wait", "2", "--learner", "reset"]
+    subprocess.run([*words, "--run", tmp_path / "R", "--reset-every", "1", *WORDS], check=True)
+    assert json.loads((tmp_path / "R" / "run.json").read_text())["options"]["reset_every"] == 1
+    assert records(tmp_path / "R") == run(stream, tmp_path / "scratch", "--wait", "2", "--init", "scratch")
+    refused = subprocess.run([*words, "--run", tmp_path / "R2", "--reset-every", "0"], capture_output=True, text=True)
+    assert (refused.returncode, refused.stderr.splitlines()[-1]) == (
+        2, "alma-stream: error: --reset-every 0: a number of at least 1 is needed"
+    )  # fmt: skip
 
 
 def test_the_checkpoint_of_a_run_is_tested_by_the_stock_command(stream, tmp_path):

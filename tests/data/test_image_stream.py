@@ -9,6 +9,7 @@ import pytest
 from fairseq_alma.data.image_stream import ImageStream
 from fairseq_alma.data.image_writer import write_image_stream
 from fairseq_alma.errors import AlmaError
+from tests.runs.fakes import write_manifest
 
 IMAGES = np.random.default_rng(0).integers(0, 256, (50, 1, 4, 5), dtype=np.uint8)
 LABELS = np.arange(50) % 7
@@ -69,11 +70,10 @@ def test_megabatch_out_of_range_is_refused(stream, megabatch):
             indices([0, megabatch])
 
 
-def test_stream_of_text_is_refused(stream):
-    manifest = stream.stream.root / "stream.json"
-    manifest.write_text(manifest.read_text().replace('"kind": "images"', '"kind": "text"'))
+def test_stream_of_text_is_refused(tmp_path):
+    write_manifest(tmp_path, num_megabatches=2)
     with pytest.raises(AlmaError, match="a stream of text; images need one made by alma-prep-images"):
-        ImageStream.open(stream.stream.root)
+        ImageStream.open(tmp_path)
 
 
 def test_folder_without_a_stream_is_refused(tmp_path):

@@ -2,7 +2,7 @@ import random
 
 import pytest
 
-from fairseq_alma.growth.firefly_selection import LayerGrowth, LayerScores, num_chain_parameters, select_candidates
+from fairseq_alma.growth.firefly_selection import KeptCandidates, LayerScores, num_chain_parameters, select_candidates
 
 # Two layers of 2 and 3 channels behind images of 1 channel, 2 classes: 18 + 54 weights, 10 of batch norm, 8 at the end.
 FIRST = LayerScores(split=[-5.0, 0.1], new=[-1.0])
@@ -25,7 +25,7 @@ def test_parameters_of_a_chain_are_counted_as_by_hand():
     ],
 )
 def test_candidates_are_taken_by_score_over_all_layers(num_added, first, second):
-    assert select_candidates([FIRST, SECOND], 1, 2, num_added) == [LayerGrowth(*first), LayerGrowth(*second)]
+    assert select_candidates([FIRST, SECOND], 1, 2, num_added) == [KeptCandidates(*first), KeptCandidates(*second)]
 
 
 @pytest.mark.parametrize(("num_added", "taken"), [(18, 0), (19, 1), (38, 1), (53, 1), (54, 2), (69, 2)])

@@ -1,13 +1,12 @@
 import pytest
 import torch
 
-from fairseq_alma.checkpoints.checkpoint_file import read_checkpoint, write_checkpoint
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.growth.checkpoint_growth import GrowthStep, grow_checkpoint
 from fairseq_alma.growth.gate_tree import GateTree
-from fairseq_alma.growth.optimizer_state import grow_optimizer_state
-from fairseq_alma.growth.plan import grow_layer, select_experts
-from fairseq_alma.growth.tensors import EXPERT_TENSORS, GATE_TENSOR, grow_tensor
+from fairseq_alma.growth.plan import grow_mixture, select_experts
+from fairseq_alma.growth.tensors import EXPERT_TENSORS, GATE_TENSOR, gather_slices, grow_optimizer_state, grow_tensor
+from fairseq_alma.modules.moe.gate import ParallelGate
 from fairseq_alma.modules.moe.switch_layer import SwitchLayer
 
 NAMES = (*EXPERT_TENSORS, GATE_TENSOR)
@@ -35,25 +34,25 @@ def test_a_split_changes_no_output_also_repeatedly_and_over_the_same_expert(nest
     x = torch.randn(300, 8)
     want = layer(x)[0]
     for parents in ([1], [1, 0], [1, 2]):
-        growth = grow_layer(layer.gate.tree, "split", parents)
+        growth = grow_mixture(layer.gate.tree, "split", parents)
         layer = grown_layer(layer, growth)
         torch.testing.assert_close(layer(x)[0], want)
 
 
 def test_the_gate_between_the_children_of_a_split_has_a_gradient_from_the_first_update_on():
-    layer = grown_layer(layer_of(GateTree.flat(2)), grow_layer(GateTree.flat(2), "split", [0])).train()
+    layer = grown_layer(layer_of(GateTree.flat(2)), grow_mixture(GateTree.flat(2), "split", [0])).train()
     layer(torch.randn(300, 8))[0].square().sum().backward()
     assert (layer.gate.weight.grad[2:].abs().sum(1) > 0).all()
 
 
 def test_both_children_of_a_split_get_tokens():
-    layer = grown_layer(layer_of(GateTree.flat(1)), grow_layer(GateTree.flat(1), "split", [0]))
+    layer = grown_layer(layer_of(GateTree.flat(1)), grow_mixture(GateTree.flat(1), "split", [0]))
     assert (layer(torch.randn(300, 8))[2].routed > 0).all()
 
 
 def test_a_copy_repeats_weights_and_gate_row_and_stays_flat():
     layer = layer_of(GateTree.flat(3))
-    growth = grow_layer(GateTree.flat(3), "copy", [2, 0])
+    growth = grow_mixture(GateTree.flat(3), "copy", [2, 0])
     grown = grown_layer(layer, growth)
     assert growth.new.is_flat
     torch.testing.assert_close(grown.gate.weight, layer.gate.weight[[0, 1, 2, 2, 0]])
@@ -62,7 +61,7 @@ def test_a_copy_repeats_weights_and_gate_row_and_stays_flat():
 
 def test_noise_falls_on_copied_rows_alone():
     layer = layer_of(GateTree.flat(3))
-    grown = grown_layer(layer, grow_layer(GateTree.flat(3), "copy", [1]), noise=0.1)
+    grown = grown_layer(layer, grow_mixture(GateTree.flat(3), "copy", [1]), noise=0.1)
     torch.testing.assert_close(grown.gate.weight[:3], layer.gate.weight)
     difference = grown.gate.weight[3] - layer.gate.weight[1]
     assert 0.02 < difference.abs().mean() < 0.3
@@ -70,7 +69,7 @@ def test_noise_falls_on_copied_rows_alone():
 
 def test_new_experts_from_scratch_leave_the_old_ones_as_they_are():
     layer = layer_of(GateTree.flat(3))
-    grown = grown_layer(layer, grow_layer(GateTree.flat(3), "scratch", [None] * 4))
+    grown = grown_layer(layer, grow_mixture(GateTree.flat(3), "scratch", [None] * 4))
     assert grown.experts.num_experts == 7
     torch.testing.assert_close(grown.experts.fc1_weight[:3], layer.experts.fc1_weight)
     torch.testing.assert_close(grown.gate.weight[:3], layer.gate.weight)
@@ -80,7 +79,7 @@ def test_new_experts_from_scratch_leave_the_old_ones_as_they_are():
 def test_methods_may_follow_each_other():
     tree = GateTree.flat(2)
     for method, parents in (("split", [1]), ("copy", [1, 2]), ("scratch", [None]), ("split", [5])):
-        tree = grow_layer(tree, method, parents).new
+        tree = grow_mixture(tree, method, parents).new
     assert tree.to_nested() == [0, [1, 2, 3, 4], [5, 6]]
 
 
@@ -104,7 +103,7 @@ def moments_of(layer):
 @pytest.mark.parametrize("flat", [False, True])
 def test_moments_of_copies_are_copied_and_those_of_new_gates_start_from_zero(flat):
     layer = layer_of(GateTree.flat(2))
-    growth = grow_layer(GateTree.flat(2), "split", [1])
+    growth = grow_mixture(GateTree.flat(2), "split", [1])
     shapes = {name: parameter.shape for name, parameter in layer.named_parameters()}
     moments = moments_of(layer)
     entries = {index: {"step": 7, "exp_avg": moment} for index, moment in enumerate(moments.values())}
@@ -139,33 +138,23 @@ def test_an_optimizer_of_other_parameters_is_refused():
         grow_optimizer_state(state, shapes, lambda name, moment: moment)
 
 
-def test_a_checkpoint_appears_only_when_it_is_complete(tmp_path, monkeypatch):
-    def fail(*_):
-        raise OSError(28, "No space left on device", "x")
-
-    monkeypatch.setattr(torch, "save", fail)
-    with pytest.raises(OSError):
-        write_checkpoint({}, tmp_path / "a.pt")
-    assert list(tmp_path.iterdir()) == []
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_slices_come_from_their_sources_and_new_ones_from_their_positions(dtype):
+    old = torch.randn(3, 2).to(dtype)
+    grown = gather_slices(old, (2, None, 0, 2, None), lambda position: torch.full((2,), float(position)))
+    assert grown.dtype == dtype
+    assert torch.equal(grown, torch.stack([old[2], torch.ones(2), old[0], old[2], torch.full((2,), 4.0)]).to(dtype))
 
 
-@pytest.mark.parametrize("content", [b"", b"no checkpoint", b"PK\x03\x04 half an archive"])
-def test_what_is_no_checkpoint_is_named_in_one_line(tmp_path, content):
-    path = tmp_path / "bad.pt"
-    path.write_bytes(content)
-    with pytest.raises(AlmaError, match=r"bad\.pt"):
-        read_checkpoint(path)
-
-
-def test_a_saved_tensor_that_is_no_checkpoint_is_named(tmp_path):
-    torch.save({"weights": torch.zeros(3)}, tmp_path / "other.pt")
-    with pytest.raises(AlmaError, match="lacks 'model' or 'cfg'"):
-        read_checkpoint(tmp_path / "other.pt")
-
-
-def test_a_truncated_checkpoint_is_named(tmp_path):
-    torch.save({"model": {"a": torch.zeros(1000)}, "cfg": {"model": {}}}, tmp_path / "whole.pt")
-    whole = (tmp_path / "whole.pt").read_bytes()
-    (tmp_path / "cut.pt").write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(AlmaError, match="truncated"):
-        read_checkpoint(tmp_path / "cut.pt")
+@pytest.mark.parametrize("nested", [[0], [0, [1, 2]], [[[0, 3], 1], 2]], ids=str)
+def test_a_gate_that_splits_in_place_has_the_rows_that_the_plan_of_a_checkpoint_says(nested):
+    tree = GateTree.from_nested(nested)
+    for expert in range(tree.num_experts):
+        gate = ParallelGate(8, tree)
+        gate.reset_parameters([torch.Generator().manual_seed(1)])
+        before = gate.weight.detach().clone()
+        growth = grow_mixture(tree, "split", [expert])
+        assert gate.split(expert, torch.Generator().manual_seed(2)) == growth and gate.tree == growth.new
+        planned = grow_tensor(GATE_TENSOR, before, growth, torch.Generator().manual_seed(3))
+        kept = [row for row, source in enumerate(growth.row_source) if source is not None]
+        assert torch.equal(gate.weight[kept], planned[kept]) and len(kept) == tree.num_rows

@@ -12,10 +12,10 @@ from fairseq_alma.models.alma_switch_lm import AlmaSwitchLM, AlmaSwitchLMConfig
 fairseq_alma.register()
 
 
-def dictionary_of(num_units):
+def dictionary_of(num_tokens):
     dictionary = Dictionary()
-    for unit in range(num_units):
-        dictionary.add_symbol(f"unit{unit}")
+    for token in range(num_tokens):
+        dictionary.add_symbol(f"token{token}")
     return dictionary
 
 
@@ -33,9 +33,9 @@ def config_of(**options):
     return config
 
 
-def model_of(num_units=46, seed=0, **options):
+def model_of(num_tokens=46, seed=0, **options):
     torch.manual_seed(seed)
-    return AlmaSwitchLM.build_model(config_of(**options), SimpleNamespace(source_dictionary=dictionary_of(num_units)))
+    return AlmaSwitchLM.build_model(config_of(**options), SimpleNamespace(source_dictionary=dictionary_of(num_tokens)))
 
 
 @pytest.fixture

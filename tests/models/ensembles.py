@@ -12,11 +12,11 @@ from fairseq_alma.checkpoints.checkpoint_file import DICTIONARY_KEY, read_checkp
 from fairseq_alma.checkpoints.join_checkpoints import join_checkpoints
 from tests.models.conftest import config_of, dictionary_of
 
-NUM_UNITS = 46  # beside fairseq's four
+NUM_TOKENS = 46  # beside fairseq's four
 
 
-def task_of(path=None, num_units=NUM_UNITS):
-    dictionary = dictionary_of(num_units)
+def task_of(path=None, num_tokens=NUM_TOKENS):
+    dictionary = dictionary_of(num_tokens)
     return SimpleNamespace(
         source_dictionary=dictionary, target_dictionary=dictionary, checkpoint_path=None if path is None else str(path)
     )
@@ -47,10 +47,10 @@ def transformer_config():
     return {**config, **settings, "decoder_input_dim": 16, "decoder_output_dim": 16}
 
 
-def save_member(path, config, seed, dictionary="d" * 64, num_units=NUM_UNITS):
+def save_member(path, config, seed, dictionary="d" * 64, num_tokens=NUM_TOKENS):
     """Write the checkpoint of an untrained model; return the path."""
     torch.manual_seed(seed)
-    weights = models.build_model(OmegaConf.create(config), task_of(num_units=num_units)).state_dict()
+    weights = models.build_model(OmegaConf.create(config), task_of(num_tokens=num_tokens)).state_dict()
     state = {} if dictionary is None else {DICTIONARY_KEY: dictionary}
     cfg = {"model": config, "task": {"_name": "alma_lm"}}
     write_checkpoint({"cfg": cfg, "model": weights, "task_state": state}, path)
@@ -63,10 +63,10 @@ def save_ensemble(out, paths, weights=None, embed=False):
     return out
 
 
-def load(path: Path, num_units=NUM_UNITS):
+def load(path: Path, num_tokens=NUM_TOKENS):
     """Load a checkpoint's model as fairseq's commands do."""
     checkpoint = read_checkpoint(path)
     config = OmegaConf.create(checkpoint["cfg"]["model"])
-    model = models.build_model(config, task_of(path, num_units), from_checkpoint=True)
+    model = models.build_model(config, task_of(path, num_tokens), from_checkpoint=True)
     model.load_state_dict(checkpoint["model"], strict=True, model_cfg=config)
     return model.eval()

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from fairseq_alma.checkpoints.model_facts import describe_checkpoint
 from fairseq_alma.errors import AlmaError
 from tests.models.ensembles import (
-    NUM_UNITS,
+    NUM_TOKENS,
     load,
     save_ensemble,
     save_member,
@@ -49,7 +49,7 @@ def folder(paths, tmp_path_factory):
 
 
 def tokens_of(*shape):
-    return torch.randint(4, NUM_UNITS + 4, shape, generator=torch.Generator().manual_seed(5))
+    return torch.randint(4, NUM_TOKENS + 4, shape, generator=torch.Generator().manual_seed(5))
 
 
 @torch.no_grad()
@@ -124,7 +124,7 @@ class LargestTensor(TorchDispatchMode):
 
 def test_no_array_is_larger_than_tokens_times_vocabulary(tmp_path):
     configs = [switch_config(decoder_layers=1, decoder_embed_dim=2)] * 4
-    paths = [save_member(tmp_path / f"{i}.pt", config, i, num_units=996) for i, config in enumerate(configs)]
+    paths = [save_member(tmp_path / f"{i}.pt", config, i, num_tokens=996) for i, config in enumerate(configs)]
     model, tokens = load(save_ensemble(tmp_path / "E.pt", paths), 996), tokens_of(4, 16)
     with LargestTensor() as largest, torch.no_grad():
         model.get_normalized_probs(model(tokens), log_probs=True)
@@ -203,8 +203,8 @@ def test_an_ensemble_can_be_neither_trained_nor_read_with_another_vocabulary(fol
     config = OmegaConf.create({"_name": "alma_ensemble", "members": None, "vocab_size": 0})
     with pytest.raises(AlmaError, match="not trained as one"):
         models.build_model(config, task_of())
-    with pytest.raises(AlmaError, match=r"know 50 units, .* has 60"):
-        load(folder / "referring.pt", num_units=56)
+    with pytest.raises(AlmaError, match=r"know 50 tokens, .* has 60"):
+        load(folder / "referring.pt", num_tokens=56)
 
 
 def test_a_task_that_does_not_know_the_file_finds_members_by_their_absolute_paths(paths, tmp_path):

@@ -5,8 +5,7 @@ import torch
 from fairseq.models import ARCH_MODEL_REGISTRY
 
 from fairseq_alma.errors import AlmaError
-from fairseq_alma.models.alma_firefly_vgg import AlmaFireflyVGG, AlmaFireflyVGGConfig
-from fairseq_alma.models.alma_vgg import AlmaVGG, AlmaVGGConfig
+from fairseq_alma.models.image_models import AlmaFireflyVGG, AlmaFireflyVGGConfig, AlmaVGG, AlmaVGGConfig
 from fairseq_alma.modules.images.firefly import grow_firefly
 
 TASK = SimpleNamespace(image_shape=(3, 16, 16), num_classes=10)
@@ -33,14 +32,14 @@ def test_each_layer_has_the_channels_that_growth_wrote():
     model = built(layer_channels=GROWN)
     assert [block.conv.weight.size(1) for block in model.network.blocks] == [int(word) for word in GROWN.split(",")]
     assert model(torch.randn(2, 3, 16, 16)).shape == (2, 10)
-    assert AlmaFireflyVGG.options_of(model.network) == {"layer_channels": GROWN}
+    assert AlmaFireflyVGG.grown_layers(model.network).options() == {"layer_channels": GROWN}
 
 
 def test_a_grown_network_is_built_again_from_its_options():
     generator = torch.Generator().manual_seed(0)
     images, labels = torch.randn(32, 3, 16, 16, generator=generator), torch.arange(32) % 10
     grown = grow_firefly(built().network, [(images, labels)], [4] * 16, 0.25, generator).eval()
-    options = AlmaFireflyVGG.options_of(grown)
+    options = AlmaFireflyVGG.grown_layers(grown).options()
     again = AlmaFireflyVGG.build_members(AlmaFireflyVGGConfig(channels=4, **options), TASK.image_shape, 10, 1).eval()
     assert options != {"layer_channels": ",".join(["4"] * 16)}
     again.load_state_dict(grown.state_dict())
@@ -51,7 +50,7 @@ def test_members_stand_in_one_stack():
     network = AlmaFireflyVGG.build_members(AlmaFireflyVGGConfig(channels=4, layer_channels=GROWN), (3, 16, 16), 10, 3)
     network.reset_parameters([torch.Generator().manual_seed(seed) for seed in range(3)])
     assert network(torch.randn(2, 3, 16, 16)).shape == (3, 2, 10)
-    assert AlmaFireflyVGG.options_of(network) == {"layer_channels": GROWN}
+    assert AlmaFireflyVGG.grown_layers(network).options() == {"layer_channels": GROWN}
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from fairseq_alma.errors import AlmaError
 
 PAD, EOS = 1, 2
 
-# Table 2 of the paper: experts -> parameters in millions, with 50,000 units
+# Table 2 of the paper: experts -> parameters in millions, with a vocabulary of 50,000
 PAPER = {"base": {4: 65, 8: 91, 12: 116}, "large": {4: 210, 8: 323, 12: 436}}
 SIZES = {
     "base": {
@@ -35,7 +35,7 @@ def shape_of(model, config):
 def test_parameters_are_within_three_percent_of_the_paper_s(build_config, build_model, size, num_experts):
     options = {**SIZES[size], "num_experts": num_experts, "tokens_per_sample": 512}
     with torch.device("meta"):  # no weight is allocated
-        model = build_model(num_units=50_000, **options)
+        model = build_model(num_tokens=50_000, **options)
     num_params = sum(p.numel() for p in model.parameters())
     assert num_params == pytest.approx(PAPER[size][num_experts] * 1e6, rel=0.03)
     assert shape_of(model, build_config(**options)).num_params == num_params

@@ -16,8 +16,8 @@ from tests.models.conftest import dictionary_of
 SMALL = "--decoder-layers 2 --decoder-embed-dim 16 --decoder-ffn-embed-dim 32 --decoder-attention-heads 2 --dropout 0"
 
 
-def task_of(num_units=46):
-    dictionary = dictionary_of(num_units)
+def task_of(num_tokens=46):
+    dictionary = dictionary_of(num_tokens)
     return SimpleNamespace(source_dictionary=dictionary, target_dictionary=dictionary)
 
 

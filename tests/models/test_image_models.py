@@ -16,13 +16,20 @@ from fairseq_alma.backends.images.seeds import seeded
 from fairseq_alma.data.image_stream import ImageStream
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.growth.gate_tree import GateTree
-from fairseq_alma.models.alma_mlp import AlmaMLP, AlmaMLPConfig
-from fairseq_alma.models.alma_moe_mlp import AlmaMoEMLP, AlmaMoEMLPConfig
-from fairseq_alma.models.alma_moe_vgg import AlmaMoEVGG, AlmaMoEVGGConfig
-from fairseq_alma.models.alma_vgg import AlmaVGG, AlmaVGGConfig
+from fairseq_alma.learners.learner import LEARNERS
 from fairseq_alma.models.image_classifier import ImageClassifier
+from fairseq_alma.models.image_models import (
+    AlmaMLP,
+    AlmaMLPConfig,
+    AlmaMoEMLP,
+    AlmaMoEMLPConfig,
+    AlmaMoEVGG,
+    AlmaMoEVGGConfig,
+    AlmaVGG,
+    AlmaVGGConfig,
+)
 from fairseq_alma.modules.images.image_network import SideBySide
-from fairseq_alma.modules.moe.image_mixtures import mixture_blocks
+from fairseq_alma.modules.images.mixtures import mixture_layers
 from tests.backends.images.image_streams import make_stream
 
 fairseq_alma.register()
@@ -131,7 +138,7 @@ def test_a_mixture_of_one_expert_is_the_plain_network():
     mixture = AlmaMoEMLP.build_network(AlmaMoEMLPConfig(width=7), SHAPE, NUM_CLASSES)
     plain.reset_parameters([seeded(1)])
     mixture.reset_parameters([seeded(2)])
-    layers = [*(block.linear for block in mixture_blocks(mixture)), mixture.classifier]
+    layers = [*(layer.linear for layer in mixture_layers(mixture)), mixture.classifier]
     for ours, theirs in zip(layers, plain.layers, strict=True):
         ours.load_state_dict(theirs.state_dict())
     images = torch.randn(5, *SHAPE)
@@ -166,22 +173,30 @@ def test_images_too_small_for_the_poolings_are_refused(arch):
         model_class.build_model(config, SimpleNamespace(image_shape=(1, 8, 16), num_classes=3))
 
 
-def test_options_that_growth_has_changed_build_the_grown_network_again():
+def test_what_growth_has_changed_builds_the_grown_network_again_typed_or_as_options():
     network = AlmaMoEMLP.build_network(AlmaMoEMLPConfig(width=7, num_experts=2), SHAPE, NUM_CLASSES)
     network.reset_parameters([seeded(1)])
-    assert AlmaMoEMLP.options_of(network) == {"num_experts": 2, "gate_trees": ""}
-    for layer, block in enumerate(mixture_blocks(network)):
-        block.split(layer, seeded(layer))
-    options = AlmaMoEMLP.options_of(network)
+    assert AlmaMoEMLP.grown_layers(network).options() == {"num_experts": 2, "gate_trees": ""}
+    for number, layer in enumerate(mixture_layers(network)):
+        layer.split(number, seeded(number))
+    grown = AlmaMoEMLP.grown_layers(network)
+    options = grown.options()
     assert options == {"num_experts": 3, "gate_trees": "[[[0,2],1],[0,[1,2]]]"}
-    again = AlmaMoEMLP.build_network(AlmaMoEMLPConfig(width=7, **options), SHAPE, NUM_CLASSES)
-    again.load_state_dict(network.state_dict())
+    assert grown.trees == (GateTree.from_nested([[0, 2], 1]), GateTree.from_nested([0, [1, 2]]))
+    written = AlmaMoEMLPConfig(width=7, **options)
+    assert AlmaMoEMLP.read_grown(written) == grown
     images = torch.randn(5, *SHAPE)
-    assert torch.equal(again.eval()(images), network.eval()(images))
-    assert [block.gate.tree for block in mixture_blocks(again)] == [
-        GateTree.from_nested([[0, 2], 1]),
-        GateTree.from_nested([0, [1, 2]]),
-    ]
+    for config, given in ((written, None), (AlmaMoEMLPConfig(width=7, num_experts=2), grown)):
+        again = AlmaMoEMLP.build_network(config, SHAPE, NUM_CLASSES, given)
+        again.load_state_dict(network.state_dict())
+        assert torch.equal(again.eval()(images), network.eval()(images))
+        assert AlmaMoEMLP.grown_layers(again) == grown
+
+
+def test_members_side_by_side_have_the_trees_of_one_of_them():
+    model_class, config = BUILT["alma_moe_mlp"]
+    network = model_class.build_members(config, SHAPE, NUM_CLASSES, 3)
+    assert model_class.grown_layers(network) == model_class.read_grown(config)
 
 
 @pytest.fixture(scope="module")
@@ -200,13 +215,13 @@ def stream(tmp_path_factory):
 )
 def test_the_checkpoint_of_a_trained_network_is_the_same_model_to_fairseq(learner, words, stream, tmp_path):
     num_joint = 2 if learner == "umix" else 1
-    options = ImageTrainOptions([*words, "--cpu"], learner, for_photographs=False)
+    options = ImageTrainOptions([*words, "--cpu"], LEARNERS["images"][learner], for_photographs=False)
     settings = ImageSettings(ImageStream.open(stream), options, num_joint)
     network = settings.build(num_joint)
     network.reset_parameters([seeded(seed) for seed in range(num_joint)])
-    for block in mixture_blocks(network):
-        block.split(0, seeded(7))
-    grown = settings.options_of(network)
+    for layer in mixture_layers(network):
+        layer.split(0, seeded(7))
+    grown = settings.grown_layers(network)
     path = tmp_path / "checkpoint_last.pt"
     write_model(path, TrainedModel(network.state_dict(), grown, 1, 1), settings.checkpoint_config(grown))
     (model,), config, task = checkpoint_utils.load_model_ensemble_and_task([str(path)])

@@ -66,7 +66,7 @@ def test_a_damaged_stage_is_named_and_the_others_are_read(tmp_path):
     assert run.value == {0: 40.0, 3: 22.0}
     assert not run.is_complete
     assert "stage-001/stage.json: damaged, not JSON" in str(faults[0])
-    assert "stage-002/stage.json: damaged, num_params" in str(faults[1])
+    assert "stage-002/stage.json: damaged, no num_params" in str(faults[1])
     with pytest.raises(AlmaError, match="stage-001"):
         read_figures(root)
 

@@ -5,7 +5,9 @@ from pathlib import Path
 from typing import Any, Mapping, Sequence
 
 from fairseq_alma.data.stream import Split, Stream, StreamFile, TokenizerEntry, megabatch_name
-from fairseq_alma.learners.plan import Model, StagePlan, Training
+from fairseq_alma.learners.plan import ModelId, StagePlan, Training
+from fairseq_alma.runs.loop import StageWork
+from fairseq_alma.runs.run_folder import RunFolder
 
 SHA = "0" * 64
 
@@ -13,7 +15,8 @@ SHA = "0" * 64
 def write_manifest(root: Path, num_megabatches: int, seed: int = 1) -> Stream:
     """Write a stream.json of text whose files are not there."""
     names = [*(megabatch_name(t) for t in range(num_megabatches)), "valid", "test"]
-    splits = tuple(Split(name, (StreamFile(f"{name}.bin", 8, SHA),), 2, 40, 100, 400) for name in names)
+    files = {name: tuple(StreamFile(f"{name}{suffix}", 8, SHA) for suffix in (".bin", ".idx")) for name in names}
+    splits = tuple(Split(name, files[name], 2, 40, 100, 400) for name in names)
     tokenizer = TokenizerEntry.describe("tokenizers", 50, [StreamFile("tokenizer/tokenizer.json", 3, SHA)])
     stream = Stream(root, "text", seed, splits, tokenizer, StreamFile("dict.txt", 3, SHA))
     root.mkdir(parents=True, exist_ok=True)
@@ -26,28 +29,28 @@ class FakeBackend:
 
     def __init__(self, fail_in_test_of: int = -1) -> None:
         self.calls: list[tuple[str, int]] = []
-        self.members: list[Model] = []
-        self.kept: dict[int, list[Model]] = {}
+        self.members: list[ModelId] = []
+        self.kept: dict[int, list[ModelId]] = {}
         self.fail_in_test_of = fail_in_test_of
 
-    def train(self, plan: StagePlan, lock: int) -> Mapping[str, Any]:
-        self.calls.append(("train", plan.stage.index))
-        return {"num_updates": 10, "train_tokens": 1000, "train_flops": 5000}
+    def train(self, works: Sequence[StageWork]) -> list[Mapping[str, Any]]:
+        self.calls += [("train", work.plan.stage.index) for work in works]
+        return [{"num_updates": 10, "train_tokens": 1000, "train_flops": 5000} for _ in works]
 
-    def train_member(self, plan: StagePlan, training: Training, locks: Sequence[int]) -> None:
+    def train_member(self, work: StageWork, training: Training, locks: Sequence[int]) -> None:
         self.members.append(training.model)
 
-    def is_trained(self, model: Model) -> bool:
+    def is_trained(self, folder: RunFolder, model: ModelId) -> bool:
         return model in self.members
 
-    def test(self, plan: StagePlan, lock: int) -> Mapping[str, Any]:
-        self.calls.append(("test", plan.stage.index))
-        if plan.stage.index == self.fail_in_test_of:
+    def test(self, work: StageWork) -> Mapping[str, Any]:
+        self.calls.append(("test", work.plan.stage.index))
+        if work.plan.stage.index == self.fail_in_test_of:
             raise KeyboardInterrupt
         facts = {"num_params": 7, "num_experts": 4, "num_members": 1, "test_flops_per_token": 3}
         return {**facts, "valid": {"loss": 3.0, "ppl": 8.0}, "test": {"loss": 2.0, "ppl": 4.0}}
 
-    def keep_only(self, stage: int, needed: Sequence[Model]) -> None:
+    def keep_only(self, folder: RunFolder, stage: int, needed: Sequence[ModelId]) -> None:
         self.kept[stage] = list(needed)
 
 

@@ -1,17 +1,35 @@
 """Plans and complete stages of runs that nothing has trained."""
 
-from typing import Any
+from typing import Any, Mapping, Sequence
 
-from fairseq_alma.learners.plan import Model, StagePlan, Training
-from fairseq_alma.learners.schedule import stages
+from fairseq_alma.learners.learner import LEARNERS, build_learner, plan_stages
+from fairseq_alma.learners.plan import ModelId, StagePlan, Training
+from fairseq_alma.learners.schedule import Stage, stages
 from fairseq_alma.runs.run_folder import RunFolder
+
+COUNTS = {"num_tokens": 100, "num_bytes": 400, "num_images": 0}
+RUN: Mapping[str, Any] = {
+    "learner": "sm", "seed": 1, "train_options": {}, "versions": {},
+    "options": {"wait": 1, "replay": False, "drop_rest": False, "init": "previous"},
+    "stream": {
+        "path": "S", "fingerprint": "f" * 64, "kind": "text", "num_megabatches": 3, "valid": COUNTS, "test": COUNTS,
+    },
+}  # fmt: skip
+"""A run.json."""
+
+
+def plan_learner(
+    name: str, planned: Sequence[Stage], kind: str = "text", seed: int = 1, **options: Any
+) -> list[StagePlan]:
+    """Plan stages for the learner of that name."""
+    return plan_stages(build_learner(LEARNERS[kind][name], kind, seed, len(planned[0].arrivals), options), planned)
 
 
 def make_plans(num_stages: int, wait: int = 1, replay: bool = False, num_members: int = 1) -> list[StagePlan]:
     """Plan a learner that trains some members in each stage."""
     planned = []
     for stage in stages(num_stages * wait, wait, replay):
-        models = tuple(Model(stage.index, member) for member in range(num_members))
+        models = tuple(ModelId(stage.index, member) for member in range(num_members))
         planned.append(StagePlan(stage, tuple(Training(model, seed=1) for model in models), models))
     return planned
 
@@ -19,10 +37,10 @@ def make_plans(num_stages: int, wait: int = 1, replay: bool = False, num_members
 def complete(run: RunFolder, plan: StagePlan, ppl: float, **changes: Any) -> None:
     """Declare a stage complete."""
     if run.read_run() is None:
-        run.write_run({"learner": "sm", "seed": 1})
+        run.write_run(RUN)
     record = {
         "stage": plan.stage.index, "megabatches": list(plan.stage.megabatches), "num_updates": 10, "train_tokens": 1000,
-        "train_flops": 5000.0, "num_params": 7, "wall_seconds": 2.5, "valid": {"loss": 3.0, "ppl": 8.0},
-        "test": {"loss": 2.0, "ppl": ppl}, **changes,
+        "train_flops": 5000.0, "num_params": 7, "num_experts": 4, "num_members": 1, "test_flops_per_token": 3,
+        "wall_seconds": 2.5, "valid": {"loss": 3.0, "ppl": 8.0}, "test": {"loss": 2.0, "ppl": ppl}, **changes,
     }  # fmt: skip
     run.write_stage(plan.stage.index, record)

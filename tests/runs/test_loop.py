@@ -3,21 +3,21 @@ import json
 import pytest
 
 from fairseq_alma.errors import AlmaError
-from fairseq_alma.learners.plan import Model
+from fairseq_alma.learners.plan import ModelId
 from fairseq_alma.learners.schedule import stages
-from fairseq_alma.learners.strategy import LearnerOptions, plan_stages
-from fairseq_alma.runs.loop import each_stage, train_member
+from fairseq_alma.runs.loop import Run, run_stages, train_member
 from fairseq_alma.runs.run_folder import RunFolder
 from tests.runs.fakes import FakeBackend, FakeReporter
+from tests.runs.runs import plan_learner
 
 
-def plan(num_megabatches=3, wait=1, from_previous=True):
-    return plan_stages("sm", LearnerOptions(seed=1, from_previous=from_previous), stages(num_megabatches, wait))
+def plan(num_megabatches=3, wait=1, init="previous"):
+    return plan_learner("sm", stages(num_megabatches, wait), init=init)
 
 
 def run(root, backend, plans=None, **options):
     reporter = FakeReporter()
-    num_run = sum(each_stage(RunFolder(root), plans or plan(), backend, reporter, **options))
+    (num_run,) = run_stages([Run(RunFolder(root), plans or plan(), reporter)], backend, **options)
     return num_run, reporter.told
 
 
@@ -51,14 +51,14 @@ def test_an_interrupted_stage_never_happened_and_is_run_again(tmp_path):
 
 def test_tidying_that_was_cut_off_is_done_by_the_next_call(tmp_path):
     class CutOff(FakeBackend):
-        def keep_only(self, stage, needed):
+        def keep_only(self, folder, stage, needed):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         run(tmp_path, CutOff())
     backend = FakeBackend()
     assert run(tmp_path, backend)[1] == [("skipped", 0), ("completed", 1), ("completed", 2)]
-    assert backend.kept == {0: [Model(0, 0)], 1: [Model(1, 0)], 2: [Model(2, 0)]}
+    assert backend.kept == {0: [ModelId(0, 0)], 1: [ModelId(1, 0)], 2: [ModelId(2, 0)]}
 
 
 def test_one_stage_can_run_alone_once_the_one_before_is_complete(tmp_path):
@@ -69,7 +69,7 @@ def test_one_stage_can_run_alone_once_the_one_before_is_complete(tmp_path):
 
 
 def test_from_scratch_any_stage_can_run_first(tmp_path):
-    assert run(tmp_path, FakeBackend(), plan(from_previous=False), only=2)[0] == 1
+    assert run(tmp_path, FakeBackend(), plan(init="scratch"), only=2)[0] == 1
 
 
 def test_nothing_is_removed_when_all_checkpoints_are_to_be_kept(tmp_path):
@@ -110,19 +110,19 @@ def test_a_record_that_lacks_a_figure_is_named(name, tmp_path):
 
 
 def ensemble(learner="ens", num_megabatches=2):
-    return plan_stages(learner, LearnerOptions(seed=1, num_members=2), stages(num_megabatches, 1))
+    return plan_learner(learner, stages(num_megabatches, 1), num_members=2)
 
 
 def train_alone(root, member, backend, learner="ens", only=None):
     reporter = FakeReporter()
-    train_member(RunFolder(root), ensemble(learner), member, backend, reporter, only)
+    train_member(Run(RunFolder(root), ensemble(learner), reporter), member, backend, only)
     return reporter.told
 
 
 def test_a_member_can_be_trained_alone_and_completes_no_stage(tmp_path):
     backend = FakeBackend()
     assert train_alone(tmp_path, 1, backend) == [("trained member 1", 0), ("trained member 1", 1)]
-    assert backend.members == [Model(0, 1), Model(1, 1)]
+    assert backend.members == [ModelId(0, 1), ModelId(1, 1)]
     assert not list(tmp_path.glob("stage-*/stage.json"))
     assert run(tmp_path, FakeBackend(), ensemble())[0] == 2
     assert not list(tmp_path.glob("stage-*/clock*"))
@@ -145,7 +145,7 @@ def test_a_member_of_a_growing_ensemble_is_trained_in_its_own_stage(tmp_path):
 
 def test_members_of_a_stage_can_be_trained_at_the_same_time_but_none_twice(tmp_path):
     folder = RunFolder(tmp_path)
-    with folder.lock_member(Model(0, 0)), folder.lock_member(Model(0, 1)):
+    with folder.lock_member(ModelId(0, 0)), folder.lock_member(ModelId(0, 1)):
         with pytest.raises(AlmaError, match="stage-000/member-1: another alma-stream"):
             train_alone(tmp_path, 1, FakeBackend())
         with pytest.raises(AlmaError, match="stage-000: another alma-stream"):
@@ -163,6 +163,6 @@ def test_the_time_of_members_that_were_trained_alone_counts(tmp_path):
 
 
 def test_a_stage_that_predicts_with_earlier_models_waits_for_them(tmp_path):
-    fresh = plan_stages("gens", LearnerOptions(seed=1, from_previous=False), stages(2, 1))
+    fresh = plan_learner("gens", stages(2, 1), init="scratch")
     with pytest.raises(AlmaError, match=r"stage-000/stage.json: not there, and stage 1 predicts with"):
         run(tmp_path, FakeBackend(), fresh, only=1)

@@ -1,17 +1,13 @@
 import io
-import os
 import sys
 import time
 
 import pytest
 
+from fairseq_alma.learners.plan import ModelId
 from fairseq_alma.runs import progress as progress_module
-from fairseq_alma.runs.progress import Screen, StageProgress, spell_duration
-
-
-class Terminal(io.StringIO):
-    def isatty(self):
-        return True
+from fairseq_alma.runs.progress import Forecast, StageProgress
+from fairseq_alma.terminal import ERASE, LiveLine
 
 
 @pytest.fixture
@@ -20,6 +16,19 @@ def clock(monkeypatch):
     now = [100.0]
     monkeypatch.setattr(progress_module.time, "monotonic", lambda: now[0])
     return now
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def open_terminal(monkeypatch, columns):
+    """Put a terminal in place of standard error; in the test, as pytest replaces it between set-up and test."""
+    for name, value in (("TERM", "xterm"), ("NO_COLOR", "1"), ("COLUMNS", str(columns))):
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    return sys.stderr
 
 
 def lines(capsys):
@@ -39,21 +48,21 @@ def test_progress_away_from_a_terminal_is_a_line_now_and_then(capsys, clock):
 
 
 def test_images_are_counted_in_nats_and_images_per_second(capsys):
-    progress = StageProgress("s", "image", max_update=10, screen=Screen(every=0.0))
+    progress = StageProgress("s", "image", max_update=10, line=LiveLine(every=0.0))
     progress.update(4, loss=0.5, rate=20_000)
     assert lines(capsys)[1] == "s: 4/10 updates, loss 0.500 nats, 20,000 images/s"
 
 
 def test_an_unknown_rate_or_loss_is_left_out(capsys):
-    progress = StageProgress("s", "image", screen=Screen(every=0.0))
+    progress = StageProgress("s", "image", line=LiveLine(every=0.0))
     progress.update(4, rate=float("inf"))
     assert lines(capsys) == ["s: 0 updates", "s: 4 updates"]
 
 
-def test_trainings_that_share_a_screen_share_the_lines(capsys, clock):
-    screen = Screen()
+def test_trainings_that_share_a_line_share_the_lines(capsys, clock):
+    line = LiveLine()
     for stage in range(500):
-        with StageProgress(f"stage {stage}", "image", 3, screen=screen) as progress:
+        with StageProgress(f"stage {stage}", "image", 3, line=line) as progress:
             for update in range(1, 4):
                 clock[0] += 0.04
                 progress.update(update, loss=1.0, rate=100.0)
@@ -90,7 +99,7 @@ def test_the_seconds_of_a_training_include_those_of_earlier_launches(clock):
 
 
 def test_the_rest_of_the_run_is_shown_beside_that_of_the_stage(capsys, clock):
-    progress = StageProgress("s", "word", 10, screen=Screen(every=0.0), run_left=lambda whole, rest: rest and 10 * rest)
+    progress = StageProgress("s", "word", 10, line=LiveLine(every=0.0), run_left=lambda whole, rest: rest and 10 * rest)
     progress.update(0)
     clock[0] += 5
     progress.update(5)
@@ -98,47 +107,70 @@ def test_the_rest_of_the_run_is_shown_beside_that_of_the_stage(capsys, clock):
 
 
 def test_a_terminal_shows_one_line_that_is_written_over(monkeypatch, clock):
-    terminal = Terminal()
-    monkeypatch.setattr(sys, "stderr", terminal)
+    terminal = open_terminal(monkeypatch, 100)
     with StageProgress("stage 1/3", "image", 40) as progress:
         for update in (10, 20):
             clock[0] += 1
             progress.update(update, loss=0.25, rate=99.0)
     shown = terminal.getvalue()
     assert "\n" not in shown
-    assert "stage 1/3: 20/40 updates, loss 0.250 nats, 99 images/s, 0:02 left |" in shown
-    # Gone at the end, for what is printed next.
-    assert shown.split("\r")[-2].strip() == ""
+    frames = shown.split(ERASE)
+    assert frames[-2].startswith("stage 1/3: 20/40 updates, loss 0.250 nats, 99 images/s, 0:02 left ━")
+    assert frames[-1] == ""  # for what is printed next
 
 
 @pytest.mark.parametrize(
     ("columns", "text"),
     [
         (150, "stage 1/3, arrival 5 (mega-batches 4-5): 20/40 updates, loss 0.250 nats, 99 images/s, 0:02 left, "
-              "1:00 left in the run |"),
-        (120, "stage 1/3, arrival 5: 20/40 updates, loss 0.250 nats, 99 images/s, 0:02 left, 1:00 left in the run |"),
-        (100, "stage 1/3, arrival 5: 20/40, loss 0.250 nats, 99 images/s, 0:02 left, run 1:00 |"),
-        (80, "stage 1/3, arrival 5: 20/40, loss 0.250 nats, 99 images/s, 0:02 left |"),
+              "1:00 left in the run ━"),
+        (120, "stage 1/3, arrival 5: 20/40 updates, loss 0.250 nats, 99 images/s, 0:02 left, 1:00 left in the run ━"),
+        (100, "stage 1/3, arrival 5: 20/40, loss 0.250 nats, 99 images/s, 0:02 left, run 1:00 ━"),
+        (80, "stage 1/3, arrival 5: 20/40, loss 0.250 nats, 99 images/s, 0:02 left ━"),
+        (70, "stage 1/3: 20/40, loss 0.250 nats, 99 images/s, 0:02 left ━"),
+        (60, "stage 1/3: 20/40, loss 0.250 nats, 0:02 left ━"),
+        (40, "stage 1/3: 20/40, 0:02 left ━"),
+        (20, "stage 1/3: 20/40, 0"),
     ],
 )  # fmt: skip
 def test_the_time_left_is_shown_on_a_narrow_terminal_too(columns, text, monkeypatch, clock):
-    terminal = Terminal()
-    monkeypatch.setattr(sys, "stderr", terminal)
-    monkeypatch.setattr(progress_module, "_columns", lambda: columns)
+    terminal = open_terminal(monkeypatch, columns)
     left = lambda whole, rest: rest and 60.0  # noqa: E731
     with StageProgress("stage 1/3, arrival 5 (mega-batches 4-5)", "image", 40, run_left=left) as progress:
         for update in (10, 20):
             clock[0] += 1
             progress.update(update, loss=0.25, rate=99.0)
-    assert f"\r{text}" in terminal.getvalue()
-    assert max(len(line) for line in terminal.getvalue().split("\r")) <= columns
+    frames = terminal.getvalue().split(ERASE)
+    assert frames[-2].startswith(text)
+    assert max(len(frame) for frame in frames) < columns
 
 
-def test_a_terminal_that_does_not_know_its_width_shows_the_line_all_the_same(monkeypatch):
-    monkeypatch.setattr(progress_module.os, "get_terminal_size", lambda descriptor: os.terminal_size((0, 0)))
-    assert progress_module._columns() == progress_module.USUAL_COLUMNS
+def test_nothing_is_forecast_before_anything_is_known():
+    assert Forecast({ModelId(0, 0): 1.0}).seconds_left([ModelId(0, 0)]) is None
 
 
-@pytest.mark.parametrize(("seconds", "spelled"), [(0.4, "0:00"), (65, "1:05"), (3725.4, "1:02:05")])
-def test_durations_are_spelled_with_hours_where_there_are_any(seconds, spelled):
-    assert spell_duration(seconds) == spelled
+def test_trainings_ahead_are_taken_to_last_as_long_as_those_that_are_over():
+    forecast = Forecast({ModelId(stage, 0): 1.0 for stage in range(4)})
+    forecast.finish([ModelId(0, 0)], 50.0)
+    forecast.add(10.0)  # a test
+    assert forecast.seconds_left() == 180.0
+    # The second training takes 30 in all: the mean of both, its test apart, is 45.
+    assert forecast.seconds_left([ModelId(1, 0)], whole=30.0, rest=10.0) == 10.0 + 2 * 45.0
+
+
+def test_the_first_training_forecasts_the_others():
+    forecast = Forecast({ModelId(stage, 0): 1.0 for stage in range(3)})
+    assert forecast.seconds_left([ModelId(0, 0)], whole=100.0, rest=60.0) == 260.0
+
+
+def test_more_data_takes_longer():
+    forecast = Forecast({ModelId(0, 0): 10.0, ModelId(1, 0): 20.0, ModelId(2, 0): 30.0})
+    forecast.finish([ModelId(0, 0)], 5.0)
+    assert forecast.seconds_left() == pytest.approx(25.0)
+
+
+def test_trainings_that_are_there_already_cost_nothing():
+    forecast = Forecast({ModelId(0, member): 1.0 for member in range(3)})
+    forecast.drop([ModelId(0, 1)])
+    forecast.finish([ModelId(0, 0)], 7.0)
+    assert forecast.seconds_left() == 7.0

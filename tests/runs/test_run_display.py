@@ -5,6 +5,7 @@ import pytest
 
 from fairseq_alma.runs import run_display
 from fairseq_alma.runs.run_display import HeldLines, RunDisplay, describe_stage
+from fairseq_alma.terminal import ERASE
 from tests.runs.runs import make_plans
 
 RECORD = {
@@ -130,31 +131,31 @@ def test_the_rest_of_the_run_is_only_what_this_command_does():
 def test_a_terminal_has_one_live_line_that_gives_way_to_results(monkeypatch, capsys):
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setenv("TERM", "xterm")
     (plan,) = make_plans(1)
-    display = RunDisplay([plan], "word")
-    display.say(plan, "testing on valid")
-    display.say(plan, "testing on test")
-    display.completed(plan, RECORD)
+    with RunDisplay([plan], "word") as display:
+        display.say(plan, "testing on valid")
+        display.say(plan, "testing on test")
+        display.completed(plan, RECORD)
     shown = terminal.getvalue()
     assert "\n" not in shown
     assert "testing on valid" in shown and "testing on test" in shown
-    assert shown.split("\r")[-2].strip() == ""
+    assert shown.endswith(ERASE)
     assert "perplexity 4.00" in capsys.readouterr().out
 
 
 def test_a_line_held_back_is_printed_when_its_time_has_come(capsys, clock):
     lines = HeldLines(num_at_once=1, seconds=5.0)
     lines.hold("first")
-    assert lines.is_due()
-    lines.flush()
+    lines.release()
     lines.hold("second")
     lines.hold("third")
-    assert not lines.is_due()
+    lines.release()
+    assert capsys.readouterr().out == "first\n"
     clock[0] += 6
-    assert lines.is_due()
-    lines.flush()
-    lines.flush()
-    assert capsys.readouterr().out == "first\nthird\n"
+    lines.release()
+    lines.release(at_end=True)
+    assert capsys.readouterr().out == "third\n"
 
 
 class Log:
@@ -176,7 +177,7 @@ class Log:
 
 def test_curves_are_drawn_before_and_after_stages_and_at_the_end():
     log, (plan,) = Log(), make_plans(1)
-    with RunDisplay([plan], "word", log=log) as display:
+    with RunDisplay([plan], "word", curves=log) as display:
         with display.training(plan, None, 10):
             pass
         display.completed(plan, RECORD)
@@ -186,6 +187,6 @@ def test_curves_are_drawn_before_and_after_stages_and_at_the_end():
 @pytest.mark.parametrize(("error", "told"), [(ValueError, ["begin", "end"]), (KeyboardInterrupt, ["begin"])])
 def test_who_interrupts_does_not_wait_for_curves(error, told):
     log = Log()
-    with pytest.raises(error), RunDisplay(make_plans(1), "word", log=log):
+    with pytest.raises(error), RunDisplay(make_plans(1), "word", curves=log):
         raise error
     assert log.told == told

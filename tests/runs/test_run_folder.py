@@ -7,8 +7,8 @@ import time
 import pytest
 
 from fairseq_alma.errors import AlmaError
-from fairseq_alma.learners.plan import Model
-from fairseq_alma.runs.json_files import write_json_atomically
+from fairseq_alma.json_files import write_json_atomically
+from fairseq_alma.learners.plan import ModelId
 from fairseq_alma.runs.run_folder import RunFolder
 from fairseq_alma.runs.stage_clock import StageClock
 
@@ -16,7 +16,7 @@ from fairseq_alma.runs.stage_clock import StageClock
 def test_files_are_where_the_contract_says(tmp_path):
     folder = RunFolder(tmp_path)
     assert folder.stage_folder(7) == tmp_path / "stage-007"
-    assert folder.model_folder(Model(7, 2)) == tmp_path / "stage-007" / "member-2"
+    assert folder.model_folder(ModelId(7, 2)) == tmp_path / "stage-007" / "member-2"
 
 
 def test_a_file_is_replaced_whole_and_nothing_else_is_left(tmp_path):

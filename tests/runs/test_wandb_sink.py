@@ -6,9 +6,10 @@ import types
 import pytest
 
 from fairseq_alma.errors import AlmaError
-from fairseq_alma.runs.arrival_points import Point
+from fairseq_alma.runs.arrival_curves import Point
 from fairseq_alma.runs.run_folder import RunFolder
 from fairseq_alma.runs.wandb_sink import WandbSink
+from tests.runs.runs import RUN
 
 POINTS = [Point(2, 1000.0, {"test/ppl": 40.0}), Point(3, 2000.0, {"test/ppl": 30.0})]
 
@@ -61,7 +62,7 @@ class FakeWandb(types.ModuleType):
 @pytest.fixture
 def run(tmp_path):
     run = RunFolder(tmp_path / "sm")
-    run.write_run({"learner": "sm"})
+    run.write_run(RUN)
     return run
 
 
@@ -79,7 +80,7 @@ def test_points_are_steps_of_one_run_over_all_launches(run, server):
     first, second = server.options
     assert first["id"] == second["id"] == json.loads((run.root / "wandb.json").read_text())["id"]
     assert (first["project"], first["name"], first["resume"]) == ("p", "sm", "allow")
-    assert first["config"] == {"learner": "sm"}
+    assert first["config"] == RUN
 
 
 def test_no_service_is_left_behind_for_the_processes_that_follow(run, server):

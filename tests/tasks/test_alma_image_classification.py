@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 import fairseq_alma
 from fairseq_alma.data.image_stream import ImageStream
 from fairseq_alma.errors import AlmaError
-from fairseq_alma.models.alma_mlp import AlmaMLPConfig
+from fairseq_alma.models.image_models import AlmaMLPConfig
 from fairseq_alma.tasks.alma_image_classification import AlmaImageClassificationConfig, AlmaImageClassificationTask
 from tests.backends.images.image_streams import NUM_CLASSES, make_stream
 

@@ -4,10 +4,8 @@ All members that a stage trains are trained side by side in one network, those o
 well; models that are done stay in memory.
 """
 
-import contextlib
-import json
 import time
-from functools import partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Mapping, Optional, Sequence
 
@@ -18,14 +16,15 @@ from fairseq_alma.backends.images import seeds
 from fairseq_alma.backends.images.image_checkpoints import UNFINISHED, TrainedModel, read_unfinished, write_unfinished
 from fairseq_alma.backends.images.image_settings import ImageSettings
 from fairseq_alma.backends.images.model_store import ModelStore
-from fairseq_alma.backends.images.predictions import Predictions
+from fairseq_alma.backends.images.predictions import Examples, Predictions, write_experts
 from fairseq_alma.backends.images.stage_images import TrainingImages, bootstrap
-from fairseq_alma.backends.images.stage_start import GROWTH_FLOPS, Examples, Group, start_stage
+from fairseq_alma.backends.images.stage_start import GROWTH_FLOPS, Group, start_stage
 from fairseq_alma.backends.images.stage_training import StageTraining
 from fairseq_alma.errors import AlmaError
-from fairseq_alma.learners.plan import Model, StagePlan, Training
+from fairseq_alma.growth.gate_tree import nested_gate_trees
+from fairseq_alma.learners.plan import ModelId, StagePlan, Training
 from fairseq_alma.modules.images.image_input import ImageInput
-from fairseq_alma.runs.run_display import RunDisplay
+from fairseq_alma.runs.loop import Run, StageWork
 from fairseq_alma.runs.run_folder import RunFolder
 
 SAVE_EVERY_SECONDS = 20.0
@@ -33,127 +32,135 @@ SEEDS = "seeds"
 """Key in the file of an unfinished training: the seeds of what is trained."""
 
 
+class RunModels:
+    """Models and predictions of one run.
+
+    Args:
+        run: the run.
+        settings: of all runs.
+        test: examples of the test set.
+    """
+
+    def __init__(self, run: Run, settings: ImageSettings, test: Examples) -> None:
+        self.store = ModelStore(run.folder, settings)
+        self.predictions = Predictions(test, self.store.network_of, settings.is_joint)
+        self.last_stage = len(run.plans) - 1
+
+
 class ImageBackend:
     """The back end of ``alma-stream`` for streams of images; see `loop.Backend`.
 
     Args:
-        settings: of the run.
-        folder: the run.
-        display: shows what is done.
-        num_stages: of the run; the last one leaves what a picture of its experts needs.
-
-    Attributes:
-        companions: models and plans of runs that go through the same stages in step with this one; whichever trains
-            first trains for all of them.
+        settings: of the runs, which differ by their seeds alone.
+        runs: that go through the same stages in step.
+        shared_folder: where several runs keep the training that they share.
     """
 
-    def __init__(self, settings: ImageSettings, folder: RunFolder, display: RunDisplay, num_stages: int) -> None:
-        self.settings, self.folder, self.display, self.num_stages = settings, folder, display, num_stages
+    def __init__(self, settings: ImageSettings, runs: Sequence[Run], shared_folder: Path) -> None:
+        self.settings, self.shared_folder = settings, shared_folder
         self.stream = settings.stream
         self.source = ImageInput(self.stream.mean, self.stream.std, self.stream.augment).to(settings.device)
-        self.models = ModelStore(folder, settings)
-        self.companions: Sequence[tuple[ModelStore, Sequence[StagePlan]]] = ()
-        self.predictions = Predictions(*self._examples(self.stream.test_indices()))
+        self.models = {run.folder.root: RunModels(run, settings, self._test_examples) for run in runs}
 
-    def train(self, plan: StagePlan, lock: int) -> Mapping[str, Any]:
+    def train(self, works: Sequence[StageWork]) -> list[Mapping[str, Any]]:
         """Train all models of the stage side by side; see `loop.Backend`."""
-        if any(training.model not in self.models for training in plan.trainings):
-            self._train_together(plan)
-        models = [self.models[training.model] for training in plan.trainings]
-        flops_of = self.models.flops_of
+        group = [(self._store(work.folder), training) for work in works for training in work.plan.trainings]
+        if any(training.model not in store for store, training in group):
+            self._train_stage(works, group)
+        return [self._cost(work) for work in works]
+
+    def _cost(self, work: StageWork) -> Mapping[str, Any]:
+        store = self._store(work.folder)
+        models = [store[training.model] for training in work.plan.trainings]
         return {
             "num_updates": max(model.num_updates for model in models),
             "train_images": sum(model.num_images for model in models),
             "train_flops": sum(
-                model.num_images * flops_of(model.grown).train + model.growth.get(GROWTH_FLOPS, 0) for model in models
+                model.num_images * store.flops_of(model.grown).train + model.growth.get(GROWTH_FLOPS, 0)
+                for model in models
             ),
         }
 
-    def train_member(self, plan: StagePlan, training: Training, locks: Sequence[int]) -> Any:
+    def train_member(self, work: StageWork, training: Training, locks: Sequence[int]) -> None:
         """Refuse: members of image models are trained side by side."""
         raise AlmaError("--member: alma-stream trains the members on images side by side; leave the option out")
 
-    def is_trained(self, model: Model) -> bool:
+    def is_trained(self, folder: RunFolder, model: ModelId) -> bool:
         """Tell whether a model is trained to its end; see `loop.Backend`."""
-        return model in self.models
+        return model in self._store(folder)
 
-    def test(self, plan: StagePlan, lock: int) -> Mapping[str, Any]:
+    def test(self, work: StageWork) -> Mapping[str, Any]:
         """Test what predicts after the stage; see `loop.Backend`."""
-        valid = self._examples(self.stream.valid_indices(plan.stage.megabatches))
-        models = [self.models[model] for model in plan.predictors]
-        network_of, is_joint = self.models.network_of, self.settings.is_joint
-        num_experts = self.settings.cfg.model.get("num_experts", 1)
+        plan, run = work.plan, self.models[work.folder.root]
+        store = run.store
+        valid = run.predictions.on_valid(plan, self._examples(self.stream.valid_indices(plan.stage.megabatches)))
+        test, usage = run.predictions.on_test(plan)
+        models = [store[model] for model in plan.predictors]
         figures: dict[str, Any] = {
             "num_params": sum(_num_params(model.state) for model in models),
-            "num_experts": max(model.grown.get("num_experts", num_experts) for model in models),
+            "num_experts": max(model.grown.num_experts for model in models),
             "num_members": self.settings.num_joint * len(models),
-            "test_flops_per_image": sum(self.models.flops_of(model.grown).test for model in models),
-            "valid": self.predictions.on_valid(plan, network_of, is_joint, *valid),
-            "test": self.predictions.on_test(plan, network_of, is_joint),
+            "test_flops_per_image": sum(store.flops_of(model.grown).test for model in models),
+            "valid": valid,
+            "test": test,
         }
-        for model in models[-len(plan.trainings) :]:
+        trained = len(plan.trainings)
+        for model in models[-trained:]:
             figures.update(model.growth)
-            if "gate_trees" in model.grown:
-                figures["gate_trees"] = json.loads(model.grown["gate_trees"] or "null")
-                figures["expert_usage"] = self.predictions.usage
-        if plan.stage.index == self.num_stages - 1:
-            self.predictions.write_experts(self.folder.stage_folder(plan.stage.index))
+            if model.grown.trees:
+                figures["gate_trees"] = nested_gate_trees(model.grown.trees)
+                figures["expert_usage"] = usage
+        if plan.stage.index == run.last_stage:
+            network = store.network_of(plan.predictors[-trained:])
+            write_experts(work.folder.stage_folder(plan.stage.index), network, self._test_examples)
         return figures
 
-    def keep_only(self, stage: int, needed: Sequence[Model]) -> None:
+    def keep_only(self, folder: RunFolder, stage: int, needed: Sequence[ModelId]) -> None:
         """Remove the weights that no later stage needs; see `loop.Backend`."""
-        self.models.keep_only(stage, needed)
+        self._store(folder).keep_only(stage, needed)
 
-    def _train_together(self, plan: StagePlan) -> None:
-        """Train a stage of this run and of all companions that have not completed theirs."""
-        stage = plan.stage.index
-        group = [(self.models, training) for training in plan.trainings]
-        with contextlib.ExitStack() as locks:
-            clocks = []
-            for models, plans in self.companions:
-                if models.folder.read_stage(stage) is None:
-                    locks.enter_context(models.folder.lock_stage(stage))
-                    group += [(models, training) for training in plans[stage].trainings]
-                    clocks.append(models.folder.start_clock(stage, plans[stage].trainings[0].model.member))
-            self._train_stage(plan, group)
-            for clock in clocks:
-                clock.stop()
-
-    def _train_stage(self, plan: StagePlan, group: Group) -> None:
+    def _train_stage(self, works: Sequence[StageWork], group: Group) -> None:
         """Train the network of a stage, from its beginning or from where it was cut off.
 
         Args:
-            plan: of this run.
-            group: what is trained, this run's first.
+            works: of all runs.
+            group: what is trained for them, each with the models of its run.
         """
+        plan = works[0].plan
         rows = self.stream.train_indices(plan.stage.megabatches)
         valid = self._examples(self.stream.valid_indices(plan.stage.megabatches))
-        measure = partial(self.predictions.measure, images=valid[0], labels=valid[1])
-        start = start_stage(plan, group, self.settings, lambda: self._examples(rows), valid, measure)
+        start = start_stage(plan, group, self.settings, lambda: self._examples(rows), valid)
         bootstraps = [_bootstrap(training, plan, len(rows)) for _, training in group]
         data = TrainingImages.of(self._bytes(rows), self._labels(rows), bootstraps, self.source)
         orders = [seeds.seeded(training.seed, plan.stage.index, seeds.ORDER) for _, training in group]
         training = StageTraining(start.network, data, *valid, self.settings.training(), orders)
-        unfinished = self.folder.model_folder(plan.trainings[0].model) / UNFINISHED
-        self._run(plan, training, unfinished, [each.seed for _, each in group])
+        unfinished = self._unfinished(works)
+        self._run(works[0], training, unfinished, [each.seed for _, each in group])
         training.finish()
-        # Own models last: while one of them is missing, all are trained again from the same file, to the same bits.
-        for unit, (models, each) in reversed([*enumerate(group)]):
+        # While one of them is missing, all are trained again from the same file, to the same bits.
+        for unit, (store, each) in enumerate(group):
             epochs = training.epochs_of(unit)
             num_updates, num_images = epochs * training.updates_per_epoch, epochs * data.num_images
-            models[each.model] = TrainedModel(training.states[unit], start.grown, num_updates, num_images, start.growth)
+            store[each.model] = TrainedModel(training.states[unit], start.grown, num_updates, num_images, start.growth)
         unfinished.unlink(missing_ok=True)
 
-    def _run(self, plan: StagePlan, training: StageTraining, unfinished: Path, of_seeds: list[int]) -> None:
-        """Run all epochs, and save now and then what it takes to go on."""
+    def _unfinished(self, works: Sequence[StageWork]) -> Path:
+        """Return where a training that is cut off is resumed from."""
+        plan = works[0].plan
+        if len(works) == 1:
+            return works[0].folder.model_folder(plan.trainings[0].model) / UNFINISHED
+        return self.shared_folder / f"stage-{plan.stage.index:03d}-{UNFINISHED}"
+
+    def _run(self, work: StageWork, training: StageTraining, unfinished: Path, of_seeds: list[int]) -> None:
+        """Run all epochs, and save now and then what it takes to resume."""
         before = read_unfinished(unfinished)
         if before is not None and before.get(SEEDS) == of_seeds:  # else it is that of other runs side by side
-            _go_on(training, before, unfinished)
+            _resume(training, before, unfinished)
         per_epoch, num_images = training.updates_per_epoch, training.data.num_images * len(of_seeds)
         saved = began = time.monotonic()
         done = training.epoch
         max_update = training.settings.max_epoch * per_epoch
-        with self.display.training(plan, None, max_update, training.epoch * per_epoch) as progress:
+        with work.display.training(work.plan, None, max_update, training.epoch * per_epoch) as progress:
             while not training.is_over:
                 loss = training.run_epoch()
                 now = time.monotonic()
@@ -162,6 +169,13 @@ class ImageBackend:
                 if now - saved >= SAVE_EVERY_SECONDS and not training.is_over:
                     write_unfinished(unfinished, {**training.state_dict(), SEEDS: of_seeds})
                     saved = time.monotonic()
+
+    def _store(self, folder: RunFolder) -> ModelStore:
+        return self.models[folder.root].store
+
+    @cached_property
+    def _test_examples(self) -> Examples:
+        return self._examples(self.stream.test_indices())
 
     def _examples(self, rows: Any) -> Examples:
         return self.source.normalised(self._bytes(rows)), self._labels(rows)
@@ -173,8 +187,8 @@ class ImageBackend:
         return torch.from_numpy(self.stream.labels[rows]).to(self.settings.device)
 
 
-def _go_on(training: StageTraining, before: Mapping[str, Any], path: Path) -> None:
-    """Go on from where a training was cut off. Raises AlmaError if the file is not of this training."""
+def _resume(training: StageTraining, before: Mapping[str, Any], path: Path) -> None:
+    """Resume a training that was cut off. Raises AlmaError if the file is not of this training."""
     try:
         training.load_state_dict(before)
     except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:

@@ -1,17 +1,19 @@
 """Checkpoints of models of images: plain fairseq checkpoints, and the file that an unfinished training goes on from."""
 
-import os
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Mapping, Optional
+from typing import Any, Callable, Mapping, Optional
 
 import torch
+from omegaconf.errors import OmegaConfBaseException
 from torch import Tensor
 
+from fairseq_alma.atomic_file import open_atomically
+from fairseq_alma.checkpoints import LAST_CHECKPOINT
 from fairseq_alma.checkpoints.checkpoint_file import read_checkpoint, write_checkpoint
 from fairseq_alma.errors import AlmaError
+from fairseq_alma.models.image_classifier import GrownLayers
 
-LAST = "checkpoint_last.pt"
 UNFINISHED = "training.pt"
 TRAINING_KEY = "alma_image_training"
 """Key in a checkpoint's ``extra_state``: what `TrainedModel` says beside weights and configuration."""
@@ -25,14 +27,14 @@ class TrainedModel:
 
     Attributes:
         state: its weights, by the names that its network gives them.
-        grown: options that growth has changed.
+        grown: what growth has changed; its file has it as options of the model.
         num_updates: updates of its last stage.
         num_images: images that these updates trained on, each pass counted.
         growth: what the growth step before its last stage did; empty where it did not grow.
     """
 
     state: Mapping[str, Tensor]
-    grown: Mapping[str, Any]
+    grown: GrownLayers
     num_updates: int
     num_images: int
     growth: Mapping[str, Any] = field(default_factory=dict)
@@ -46,8 +48,12 @@ def write_model(path: Path, model: TrainedModel, config: Mapping[str, Any]) -> N
         model: the model.
         config: ``cfg``, see `ImageSettings.checkpoint_config`.
     """
-    facts = asdict(TrainedModel({}, model.grown, model.num_updates, model.num_images, model.growth))
-    del facts["state"]
+    facts = {
+        "grown": model.grown.options(),
+        "num_updates": model.num_updates,
+        "num_images": model.num_images,
+        "growth": dict(model.growth),
+    }
     checkpoint = {
         "args": None,
         "cfg": dict(config),
@@ -66,8 +72,12 @@ def write_model(path: Path, model: TrainedModel, config: Mapping[str, Any]) -> N
     write_checkpoint(checkpoint, path)
 
 
-def read_model(path: Path) -> TrainedModel:
+def read_model(path: Path, read_grown: Callable[[Mapping[str, Any]], GrownLayers]) -> TrainedModel:
     """Read a checkpoint that `write_model` wrote.
+
+    Args:
+        path: the file.
+        read_grown: see `ImageSettings.read_grown`.
 
     Raises:
         AlmaError: it is missing, damaged, or another command's.
@@ -82,15 +92,18 @@ def read_model(path: Path) -> TrainedModel:
     whole = facts.keys() == _FACTS.keys() and all(isinstance(facts[name], kind) for name, kind in _FACTS.items())
     if not whole or not isinstance(weights, dict) or not all(isinstance(each, Tensor) for each in weights.values()):
         raise AlmaError(f"{path}: damaged, it is not what alma-stream writes; {remedy}")
-    return TrainedModel({name.removeprefix(_PREFIX): tensor for name, tensor in weights.items()}, **facts)
+    try:
+        grown = read_grown(facts["grown"])
+    except (OmegaConfBaseException, AlmaError) as error:
+        raise AlmaError(f"{path}: not the weights of this run's network ({error}); {remedy}") from error
+    state = {name.removeprefix(_PREFIX): tensor for name, tensor in weights.items()}
+    return TrainedModel(state, grown, facts["num_updates"], facts["num_images"], facts["growth"])
 
 
 def write_unfinished(path: Path, state: Mapping[str, Any]) -> None:
     """Save a training that goes on; the file before stays until the new one is whole."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.tmp")
-    torch.save(dict(state), temporary)
-    os.replace(temporary, path)
+    with open_atomically(path) as file:
+        torch.save(dict(state), file)
 
 
 def read_unfinished(path: Path) -> Optional[dict[str, Any]]:
@@ -108,7 +121,7 @@ def read_unfinished(path: Path) -> Optional[dict[str, Any]]:
 
 def remove_model(folder: Path) -> None:
     """Remove what is kept of a model, and its folder if nothing else is in it."""
-    for name in (LAST, UNFINISHED):
+    for name in (LAST_CHECKPOINT, UNFINISHED):
         (folder / name).unlink(missing_ok=True)
     if folder.is_dir() and not any(folder.iterdir()):
         folder.rmdir()

@@ -19,10 +19,11 @@ from omegaconf import OmegaConf
 
 from fairseq_alma.backends.images.image_train_options import ImageTrainOptions
 from fairseq_alma.backends.images.stage_training import TrainingSettings
-from fairseq_alma.checkpoints.model_facts import JOINT_MODEL
+from fairseq_alma.checkpoints import JOINT_MODEL
 from fairseq_alma.data.image_stream import ImageStream
 from fairseq_alma.errors import AlmaError
-from fairseq_alma.models.image_classifier import ImageClassifier, image_architectures
+from fairseq_alma.learners.plan import Growth
+from fairseq_alma.models.image_classifier import GrownLayers, ImageClassifier, image_architectures
 from fairseq_alma.modules.images.firefly import parameters_to_add
 from fairseq_alma.modules.images.image_network import ImageNetwork
 from fairseq_alma.modules.images.vgg import NUM_CONVOLUTIONS
@@ -103,31 +104,37 @@ class ImageSettings:
         """Build one as fairseq has built the first, without its milliseconds of reading options for each stage."""
         return type(self._optimizer)(parameters, **self._optimizer.defaults)
 
-    def build(self, num_members: int, grown: Optional[Mapping[str, Any]] = None) -> ImageNetwork:
+    def build(self, num_members: int, grown: Optional[GrownLayers] = None) -> ImageNetwork:
         """Build members side by side, without initial weights, on the CPU.
 
         Args:
             num_members: N.
-            grown: options that growth has changed; see `ImageClassifier.options_of`.
+            grown: what growth has changed; None: what the options say of it.
         """
-        config = OmegaConf.merge(self.cfg.model, dict(grown)) if grown else self.cfg.model
-        return self.model_class.build_members(config, self.stream.shape, self.stream.num_classes, num_members)
+        return self.model_class.build_members(
+            self.cfg.model, self.stream.shape, self.stream.num_classes, num_members, grown
+        )
 
-    def check_share(self, share: float) -> None:
-        """Raise AlmaError if Firefly cannot grow by a share of the first size; the architecture is one that grows."""
-        first = [int(self.cfg.model.channels)] * NUM_CONVOLUTIONS
-        parameters_to_add(self.stream.shape[0], first, self.stream.num_classes, share)
+    def check_growth(self, growth: Growth) -> None:
+        """Raise AlmaError if the first network cannot grow so."""
+        if growth.method == "firefly":
+            first = [int(self.cfg.model.channels)] * NUM_CONVOLUTIONS
+            parameters_to_add(self.stream.shape[0], first, self.stream.num_classes, growth.share)
 
-    def options_of(self, network: ImageNetwork) -> dict[str, Any]:
-        """Return the options that growth has changed."""
-        return dict(self.model_class.options_of(network))
+    def grown_layers(self, network: ImageNetwork) -> GrownLayers:
+        """Return what growth has changed of a network."""
+        return self.model_class.grown_layers(network)
 
-    def checkpoint_config(self, grown: Mapping[str, Any]) -> dict[str, Any]:
-        """Return ``cfg`` of a checkpoint: plain dictionaries, from which fairseq builds the model again.
+    def read_grown(self, options: Mapping[str, Any]) -> GrownLayers:
+        """Read what growth has changed from a checkpoint's options of it; see `GrownLayers.options`.
 
-        Args:
-            grown: options that growth has changed.
+        Raises:
+            AlmaError: or an error of OmegaConf, if the run's architecture knows no such options.
         """
+        return self.model_class.read_grown(OmegaConf.merge(self.cfg.model, dict(options)))
+
+    def checkpoint_config(self, grown: GrownLayers) -> dict[str, Any]:
+        """Return ``cfg`` of a checkpoint: plain dictionaries, from which fairseq builds the model again."""
         if self.is_joint:
             model: dict[str, Any] = {
                 "_name": JOINT_MODEL,
@@ -136,7 +143,7 @@ class ImageSettings:
                 "member_options": shlex.join(self.options.model_words()),
             }
         else:
-            model = {**self._plain["model"], **_without_objects(dict(grown))}
+            model = {**self._plain["model"], **grown.options()}
         return {**self._plain, "model": model}
 
 

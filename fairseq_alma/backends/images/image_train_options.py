@@ -7,12 +7,12 @@ AdaDelta, CIFAR a VGG network and SGD.
 from typing import Mapping, Sequence
 
 from fairseq_alma.backends.option_words import Option, group_words
-from fairseq_alma.runs.live_log import LIVE_OPTIONS
+from fairseq_alma.learners.learner import Learner
+from fairseq_alma.runs.curve_options import CURVE_OPTIONS
 
 MLP_STUDY: Mapping[str, str] = {"--optimizer": "adadelta", "--lr": "1.0"}
 VGG_STUDY: Mapping[str, str] = {"--optimizer": "sgd", "--lr": "0.01", "--momentum": "0.9", "--weight-decay": "0.0001"}
 BOTH: Mapping[str, str] = {"--max-epoch": "100", "--batch-size": "128"}
-NUM_EXPERTS = "4"  # of MoE, whose number the paper leaves open
 
 OPTIMIZERS: Mapping[str, tuple[str, ...]] = {
     "adadelta": ("--adadelta-rho", "--adadelta-eps", "--weight-decay"),
@@ -31,8 +31,6 @@ MODEL_OPTIONS = (
     "--gate-trees",
 )
 TRAINING_OPTIONS = ("--optimizer", "--lr", "--max-epoch", "--batch-size", "--patience", "--cpu")
-ARCHITECTURES = {"gmoe": "alma_moe", "moe": "alma_moe", "firefly": "alma_firefly"}
-"""Learners that need an architecture of their own: the beginning of its name."""
 
 
 class ImageTrainOptions:
@@ -40,24 +38,23 @@ class ImageTrainOptions:
 
     Args:
         words: the words after ``--``.
-        learner: its name.
+        learner: its class.
         for_photographs: whether the images are photographs, as CIFAR's, rather than digits.
 
     Raises:
         ValueError: an option that has no meaning here, or an architecture that the learner cannot use.
     """
 
-    def __init__(self, words: Sequence[str], learner: str, for_photographs: bool) -> None:
+    def __init__(self, words: Sequence[str], learner: type[Learner], for_photographs: bool) -> None:
         given = dict(group_words(words))
         self._refuse_unknown(given)
         study = VGG_STUDY if for_photographs else MLP_STUDY
-        defaults = {"--arch": self._default_arch(learner, for_photographs), **study, **BOTH}
+        defaults = {"--arch": learner.image_architectures[for_photographs], **study, **BOTH}
         if "--optimizer" in given and given["--optimizer"] != (defaults["--optimizer"],):
             defaults = {name: defaults[name] for name in ("--arch", *BOTH)}
             if "--lr" not in given:
                 raise ValueError(f"--optimizer {' '.join(given['--optimizer'])} after the --: give --lr too")
-        if learner == "moe":
-            defaults["--num-experts"] = NUM_EXPERTS
+        defaults.update(learner.train_defaults)
         self.values = {**{name: (value,) for name, value in defaults.items()}, **given}
         self._check(learner)
 
@@ -74,23 +71,22 @@ class ImageTrainOptions:
         """Return the options of the architecture, without its name."""
         return _flatten([option for option in self.values.items() if option[0] in MODEL_OPTIONS[1:]])
 
+    def all_words(self) -> list[str]:
+        """Return all as words for alma-stream."""
+        return _flatten([*self.values.items()])
+
     def words(self) -> list[str]:
-        """Return all as words for fairseq-train."""
-        return _flatten([option for option in self.values.items() if option[0] not in LIVE_OPTIONS])
+        """Return all that fairseq's parser of a training needs."""
+        return _flatten([option for option in self.values.items() if option[0] not in CURVE_OPTIONS])
 
     def last(self, name: str) -> "tuple[str, ...] | None":
         """Return the values of an option, or None."""
         return self.values.get(name)
 
     @staticmethod
-    def _default_arch(learner: str, for_photographs: bool) -> str:
-        kind = "vgg" if for_photographs or learner == "firefly" else "mlp"
-        return f"{ARCHITECTURES.get(learner, 'alma')}_{kind}"
-
-    @staticmethod
     def _refuse_unknown(given: Mapping[str, tuple[str, ...]]) -> None:
         of_optimizers = {name for names in OPTIMIZERS.values() for name in names}
-        known = {*MODEL_OPTIONS, *TRAINING_OPTIONS, *LIVE_OPTIONS, *of_optimizers}
+        known = {*MODEL_OPTIONS, *TRAINING_OPTIONS, *CURVE_OPTIONS, *of_optimizers}
         for name in given:
             if name not in known:
                 raise ValueError(
@@ -98,7 +94,7 @@ class ImageTrainOptions:
                     f"{', '.join(sorted(known))}, or use fairseq-train"
                 )
 
-    def _check(self, learner: str) -> None:
+    def _check(self, learner: type[Learner]) -> None:
         optimizer = " ".join(self.values["--optimizer"])
         if optimizer not in OPTIMIZERS:
             raise ValueError(f"--optimizer {optimizer} after the --: choose from {', '.join(OPTIMIZERS)}")
@@ -109,11 +105,12 @@ class ImageTrainOptions:
         if len(self.values["--arch"]) != 1:
             given = " ".join(("--arch", *self.values["--arch"]))
             raise ValueError(f"{given} after the --: one name is needed")
-        needed = ARCHITECTURES.get(learner)
-        if needed is not None and not self.arch.startswith(needed):
-            raise ValueError(f"--arch {self.arch}: --learner {learner} needs an architecture {needed}_…")
-        if learner == "gmoe" and self.values.get("--gate-trees"):
-            raise ValueError("--gate-trees after the --: gmoe grows its trees by itself")
+        prefix = learner.arch_prefix
+        if prefix is not None and not self.arch.startswith(prefix):
+            raise ValueError(f"--arch {self.arch}: --learner {learner.name} needs an architecture {prefix}_…")
+        for name, instead in learner.owned.items():
+            if any(self.values.get(name, ())):
+                raise ValueError(f"{name} after the --: {instead}")
 
 
 def _flatten(options: Sequence[Option]) -> list[str]:

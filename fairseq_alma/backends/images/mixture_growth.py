@@ -12,11 +12,12 @@ from torch import Generator, Tensor
 
 from fairseq_alma.backends.images.stage_training import CHUNK
 from fairseq_alma.modules.images.image_network import ImageNetwork
-from fairseq_alma.modules.moe.image_mixtures import mixture_blocks
+from fairseq_alma.modules.images.mixtures import mixture_layers
+from fairseq_alma.modules.moe.expert_losses import ExpertLosses
 
 
 @torch.no_grad()
-def expert_losses(network: ImageNetwork, images: Tensor, labels: Tensor) -> list[Tensor]:
+def measure_expert_losses(network: ImageNetwork, images: Tensor, labels: Tensor) -> ExpertLosses:
     """Sum up the losses of the images that went through each expert.
 
     Args:
@@ -25,15 +26,14 @@ def expert_losses(network: ImageNetwork, images: Tensor, labels: Tensor) -> list
         labels: (B) int64.
 
     Returns:
-        For each layer (E) nats: with soft gates an image's loss is shared out by the experts' probabilities.
+        Sums for each layer: with soft gates an image's loss is shared out by the experts' probabilities.
     """
     network.eval()
-    totals: list[Tensor] = []
+    sums = ExpertLosses()
     for some, classes in zip(images.split(CHUNK), labels.split(CHUNK), strict=True):
         losses = F.cross_entropy(network(some)[0], classes, reduction="none")
-        sums = [losses @ block.shares() for block in mixture_blocks(network)]
-        totals = [before + now for before, now in zip(totals, sums, strict=True)] if totals else sums
-    return totals
+        sums.add_shared(losses, [layer.shares() for layer in mixture_layers(network)])
+    return sums
 
 
 def split_losing_experts(network: ImageNetwork, images: Tensor, labels: Tensor, generator: Generator) -> list[int]:
@@ -48,7 +48,7 @@ def split_losing_experts(network: ImageNetwork, images: Tensor, labels: Tensor, 
     Returns:
         The expert that was split in each layer; of several with the same loss the first.
     """
-    losing = [int(losses.argmax()) for losses in expert_losses(network, images, labels)]
-    for block, expert in zip(mixture_blocks(network), losing, strict=True):
-        block.split(expert, generator)
+    losing = [int(losses.argmax()) for losses in measure_expert_losses(network, images, labels).losses]
+    for layer, expert in zip(mixture_layers(network), losing, strict=True):
+        layer.split(expert, generator)
     return losing

@@ -1,17 +1,16 @@
 """The trained models of a run: on disk, where a restart finds them, and in memory for the next stage."""
 
-import json
 from pathlib import Path
-from typing import Any, Mapping, Optional, Sequence
+from typing import Optional, Sequence
 
 import torch
-from omegaconf.errors import OmegaConfBaseException
 
-from fairseq_alma.backends.images.image_checkpoints import LAST, TrainedModel, read_model, remove_model, write_model
+from fairseq_alma.backends.images.image_checkpoints import TrainedModel, read_model, remove_model, write_model
 from fairseq_alma.backends.images.image_settings import ImageSettings
 from fairseq_alma.backends.images.network_flops import NetworkFlops, count_flops
 from fairseq_alma.errors import AlmaError
-from fairseq_alma.learners.plan import Model
+from fairseq_alma.learners.plan import ModelId
+from fairseq_alma.models.image_classifier import GrownLayers
 from fairseq_alma.modules.images.image_network import ImageNetwork
 from fairseq_alma.runs.run_folder import RunFolder
 
@@ -26,16 +25,16 @@ class ModelStore:
 
     def __init__(self, folder: RunFolder, settings: ImageSettings) -> None:
         self.folder, self.settings = folder, settings
-        self.models: dict[Model, TrainedModel] = {}
-        self.flops: dict[str, NetworkFlops] = {}
-        self.kept: Optional[set[Model]] = None
-        self.built: Optional[tuple[list[Model], ImageNetwork]] = None
+        self.models: dict[ModelId, TrainedModel] = {}
+        self.flops: dict[GrownLayers, NetworkFlops] = {}
+        self.kept: Optional[set[ModelId]] = None
+        self.built: Optional[tuple[list[ModelId], ImageNetwork]] = None
 
-    def __contains__(self, model: Model) -> bool:
+    def __contains__(self, model: ModelId) -> bool:
         """Tell whether a model is trained to its end."""
         return self._path(model).is_file()
 
-    def __getitem__(self, model: Model) -> TrainedModel:
+    def __getitem__(self, model: ModelId) -> TrainedModel:
         """Return a model. Raises AlmaError if it is gone."""
         if model not in self.models:
             if model not in self:
@@ -46,53 +45,51 @@ class ModelStore:
             self.models[model] = self._read(model)
         return self.models[model]
 
-    def __setitem__(self, model: Model, trained: TrainedModel) -> None:
+    def __setitem__(self, model: ModelId, trained: TrainedModel) -> None:
         """Take in a model, and write its checkpoint."""
         write_model(self._path(model), trained, self.settings.checkpoint_config(trained.grown))
         self.models[model] = trained
 
-    def keep_only(self, stage: int, needed: Sequence[Model]) -> None:
+    def keep_only(self, stage: int, needed: Sequence[ModelId]) -> None:
         """Remove the models of the stages up to ``stage``, except what ``needed`` names."""
         if self.kept is None:
-            folders = self.folder.root.glob("stage-*/member-*")
-            self.kept = {Model(_number(folder.parent), _number(folder)) for folder in folders}
+            self.kept = {model for each in self.folder.stages() for model in self.folder.members(each)}
         gone = {model for model in self.kept | self.models.keys() if model.stage <= stage} - set(needed)
         for model in gone:
             remove_model(self.folder.model_folder(model))
             self.models.pop(model, None)
         self.kept = {*needed}
 
-    def network_of(self, models: Sequence[Model]) -> ImageNetwork:
+    def network_of(self, models: Sequence[ModelId]) -> ImageNetwork:
         """Build the network of trained models side by side, unless it is the one that was asked for last."""
         if self.built is None or self.built[0] != [*models]:
             network = build_network(self.settings, [self[model] for model in models])
             self.built = ([*models], network)
         return self.built[1]
 
-    def flops_of(self, grown: Mapping[str, Any]) -> NetworkFlops:
-        """Return the operations of one model whose growth has changed these options."""
-        key = json.dumps(grown, sort_keys=True)
-        if key not in self.flops:
+    def flops_of(self, grown: GrownLayers) -> NetworkFlops:
+        """Return the operations of one model that has grown so."""
+        if grown not in self.flops:
             network = self.settings.build(self.settings.num_joint, grown)
             for parameter in network.parameters():
                 torch.nn.init.zeros_(parameter)
-            self.flops = {key: count_flops(network, self.settings.stream.shape)}
-        return self.flops[key]
+            self.flops = {grown: count_flops(network, self.settings.stream.shape)}
+        return self.flops[grown]
 
-    def _read(self, model: Model) -> TrainedModel:
+    def _read(self, model: ModelId) -> TrainedModel:
         """Read a checkpoint. Raises AlmaError if its weights are not those of this run's network."""
-        trained = read_model(self._path(model))
+        trained = read_model(self._path(model), self.settings.read_grown)
         try:
             build_network(self.settings, [trained])
-        except (KeyError, RuntimeError, OmegaConfBaseException, AlmaError) as error:
+        except (KeyError, RuntimeError, AlmaError) as error:
             raise AlmaError(
                 f"{self._path(model)}: not the weights of this run's network ({error}); remove "
                 f"{self.folder.stage_folder(model.stage)} to train that stage again"
             ) from error
         return trained
 
-    def _path(self, model: Model) -> Path:
-        return self.folder.model_folder(model) / LAST
+    def _path(self, model: ModelId) -> Path:
+        return self.folder.checkpoint(model)
 
 
 def build_network(settings: ImageSettings, models: Sequence[TrainedModel]) -> ImageNetwork:
@@ -105,8 +102,3 @@ def build_network(settings: ImageSettings, models: Sequence[TrainedModel]) -> Im
         for member, model in enumerate(models):
             network.load_member_state(member, model.state)
     return network.to(settings.device)
-
-
-def _number(folder: Path) -> int:
-    """``stage-012`` and ``member-012`` are 12."""
-    return int(folder.name.rpartition("-")[2])

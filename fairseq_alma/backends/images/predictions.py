@@ -4,7 +4,7 @@ A growing ensemble has as many models as stages before; all but the new ones pre
 """
 
 from pathlib import Path
-from typing import Callable, Optional, Sequence
+from typing import Callable, NamedTuple, Sequence
 
 import numpy as np
 import torch
@@ -12,106 +12,122 @@ from torch import Tensor
 
 from fairseq_alma.backends.images.stage_training import CHUNK
 from fairseq_alma.backends.images.tally import Tally
-from fairseq_alma.learners.plan import Model, StagePlan
+from fairseq_alma.learners.plan import ModelId, StagePlan
 from fairseq_alma.modules.images.image_network import ImageNetwork
-from fairseq_alma.modules.moe.image_mixtures import mixture_blocks
+from fairseq_alma.modules.images.mixtures import mixture_layers
 
 EXPERTS_FILE = "test-experts.npz"
 NUM_SHOWN = 2000
-NetworkOf = Callable[[Sequence[Model]], ImageNetwork]
+NetworkOf = Callable[[Sequence[ModelId]], ImageNetwork]
+Metrics = dict[str, float]
+Examples = tuple[Tensor, Tensor]
+"""(B, C, H, W) normalised images and (B) labels."""
+
+
+class Predicted(NamedTuple):
+    """What a network says of B images.
+
+    Attributes:
+        logits: (N, B, K), of a joint network (1, B, K).
+        usage: for each mixture the share of the images that each expert got; empty without mixtures.
+    """
+
+    logits: Tensor
+    usage: list[list[float]]
+
+
+@torch.no_grad()
+def predict(network: ImageNetwork, images: Tensor, is_joint: bool = False) -> Predicted:
+    """Predict (B, C, H, W) normalised images."""
+    network.eval()
+    layers = mixture_layers(network)
+    totals: list[Tensor] = [torch.zeros(layer.num_experts, device=images.device) for layer in layers]
+    parts = []
+    for some in images.split(CHUNK):
+        logits = network(some)
+        parts.append(logits.mean(dim=0, keepdim=True) if is_joint else logits)
+        totals = [total + layer.shares().sum(dim=0) for total, layer in zip(totals, layers, strict=True)]
+    usage = [[round(share, 4) for share in (total / len(images)).tolist()] for total in totals]
+    return Predicted(torch.cat(parts, dim=1), usage)
+
+
+def measure(network: ImageNetwork, images: Tensor, labels: Tensor) -> Metrics:
+    """Return loss (nats) and error (0 to 1) of a network of one member."""
+    tally = Tally("single")
+    tally.add(predict(network, images).logits)
+    return tally.result(labels)
+
+
+@torch.no_grad()
+def write_experts(folder: Path, network: ImageNetwork, examples: Examples) -> None:
+    """Write which expert each of the first test images goes to, for a picture; nothing without mixtures.
+
+    ``test-experts.npz`` has ``features`` (n, d), what the first layer's gate sees, ``labels`` (n) and ``expert``
+    (layers, n).
+    """
+    layers = mixture_layers(network)
+    if not layers:
+        return
+    images, labels = examples
+    network.eval()
+    network(images[:NUM_SHOWN])
+    features = layers[0].gate_input
+    assert features is not None
+    experts = torch.stack([layer.shares().argmax(dim=-1) for layer in layers])
+    np.savez_compressed(
+        folder / EXPERTS_FILE,
+        features=features.cpu().numpy(),
+        labels=labels[:NUM_SHOWN].cpu().numpy(),
+        expert=experts.cpu().numpy(),
+    )
 
 
 class Predictions:
-    """Predictions for the test set of a stream.
+    """Predictions of one run's models; what frozen models predict on the test set is computed once.
 
     Args:
-        images: (B, C, H, W), normalised.
-        labels: (B) int64.
-
-    Attributes:
-        usage: of the last network with mixtures, for each layer the shares of the test images of each expert.
+        test: examples of the test set.
+        network_of: builds the network of some models.
+        is_joint: whether a network's members are one model.
     """
 
-    def __init__(self, images: Tensor, labels: Tensor) -> None:
-        self.images, self.labels = images, labels
-        self.usage: list[list[float]] = []
-        self.tally = Tally("single")
-        self.counted: list[Model] = []
-        self.network: Optional[ImageNetwork] = None
-        self.networks: dict[Model, ImageNetwork] = {}
+    def __init__(self, test: Examples, network_of: NetworkOf, is_joint: bool) -> None:
+        self.test, self.network_of, self.is_joint = test, network_of, is_joint
+        self._tally = Tally("single")
+        self._counted: list[ModelId] = []
+        self._frozen: dict[ModelId, ImageNetwork] = {}
 
-    def on_test(self, plan: StagePlan, network_of: NetworkOf, is_joint: bool) -> dict[str, float]:
-        """Return loss (nats) and error (0 to 1) on the test set."""
-        is_longer = self.counted and self.counted == list(plan.predictors[: len(self.counted)])
+    def on_test(self, plan: StagePlan) -> tuple[Metrics, list[list[float]]]:
+        """Return loss and error on the test set, and the use of experts in the last network; see `Predicted`."""
+        images, labels = self.test
+        is_longer = self._counted and self._counted == list(plan.predictors[: len(self._counted)])
         if not is_longer or plan.combine == "single":
-            self.tally, self.counted = Tally(plan.combine), []
-        for models in self._groups(plan, plan.predictors[len(self.counted) :]):
-            self.tally.add(self._logits(network_of(models), self.images, is_joint))
-            self.counted += models
-        return self.tally.result(self.labels)
+            self._tally, self._counted = Tally(plan.combine), []
+        usage: list[list[float]] = []
+        for models in _groups(plan, plan.predictors[len(self._counted) :]):
+            logits, usage = predict(self.network_of(models), images, self.is_joint)
+            self._tally.add(logits)
+            self._counted += models
+        return self._tally.result(labels), usage
 
-    def on_valid(
-        self, plan: StagePlan, network_of: NetworkOf, is_joint: bool, images: Tensor, labels: Tensor
-    ) -> dict[str, float]:
+    def on_valid(self, plan: StagePlan, valid: Examples) -> Metrics:
         """Return loss and error on the stage's validation set."""
         tally = Tally(plan.combine)
         known = set(plan.predictors)
-        self.networks = {model: network for model, network in self.networks.items() if model in known}
-        for models in self._groups(plan, plan.predictors):
+        self._frozen = {model: network for model, network in self._frozen.items() if model in known}
+        for models in _groups(plan, plan.predictors):
             if plan.stage.index == models[0].stage:
-                network = network_of(models)
+                network = self.network_of(models)
             else:
-                network = self.networks.setdefault(models[0], self.networks.get(models[0]) or network_of(models))
-            tally.add(self._logits(network, images, is_joint))
-        return tally.result(labels)
+                network = self._frozen.get(models[0]) or self.network_of(models)
+                self._frozen[models[0]] = network
+            tally.add(predict(network, valid[0], self.is_joint).logits)
+        return tally.result(valid[1])
 
-    def measure(self, network: ImageNetwork, images: Tensor, labels: Tensor) -> dict[str, float]:
-        """Return loss and error of a network of one member."""
-        tally = Tally("single")
-        tally.add(self._logits(network, images, is_joint=False))
-        return tally.result(labels)
 
-    @torch.no_grad()
-    def write_experts(self, folder: Path) -> None:
-        """Write which expert each of the first test images goes to, for a picture; nothing without mixtures.
-
-        ``test-experts.npz`` has ``features`` (n, d), what the first layer's gate sees, ``labels`` (n) and ``expert``
-        (layers, n).
-        """
-        blocks = mixture_blocks(self.network) if self.network is not None else []
-        if not blocks or self.network is None:
-            return
-        self.network.eval()
-        self.network(self.images[:NUM_SHOWN])
-        features = blocks[0].gate_input
-        assert features is not None
-        experts = torch.stack([block.shares().argmax(dim=-1) for block in blocks])
-        np.savez_compressed(
-            folder / EXPERTS_FILE,
-            features=features.cpu().numpy(),
-            labels=self.labels[:NUM_SHOWN].cpu().numpy(),
-            expert=experts.cpu().numpy(),
-        )
-
-    @torch.no_grad()
-    def _logits(self, network: ImageNetwork, images: Tensor, is_joint: bool) -> Tensor:
-        """Return (N, B, K) logits, of a joint network (1, B, K); notes the use of experts."""
-        network.eval()
-        blocks = mixture_blocks(network)
-        totals: list[Tensor] = [torch.zeros(block.num_experts, device=images.device) for block in blocks]
-        parts = []
-        for some in images.split(CHUNK):
-            logits = network(some)
-            parts.append(logits.mean(dim=0, keepdim=True) if is_joint else logits)
-            totals = [total + block.shares().sum(dim=0) for total, block in zip(totals, blocks, strict=True)]
-        self.usage = [[round(share, 4) for share in (total / len(images)).tolist()] for total in totals]
-        self.network = network
-        return torch.cat(parts, dim=1)
-
-    @staticmethod
-    def _groups(plan: StagePlan, models: Sequence[Model]) -> list[list[Model]]:
-        """Put the models that the stage trained into one group, computed together; each other stands alone."""
-        new = {training.model for training in plan.trainings}
-        groups = [[model] for model in models if model not in new]
-        together = [model for model in models if model in new]
-        return [*groups, together] if together else groups
+def _groups(plan: StagePlan, models: Sequence[ModelId]) -> list[list[ModelId]]:
+    """Put the models that the stage trained into one group, computed together; each other stands alone."""
+    new = {training.model for training in plan.trainings}
+    groups = [[model] for model in models if model not in new]
+    together = [model for model in models if model in new]
+    return [*groups, together] if together else groups

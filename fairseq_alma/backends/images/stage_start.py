@@ -3,14 +3,16 @@
 from dataclasses import dataclass
 from typing import Any, Callable, Mapping, Sequence
 
-from torch import Generator, Tensor
+from torch import Generator
 
 from fairseq_alma.backends.images import seeds
 from fairseq_alma.backends.images.firefly_growth import grow_on_images
 from fairseq_alma.backends.images.image_settings import ImageSettings
 from fairseq_alma.backends.images.mixture_growth import split_losing_experts
 from fairseq_alma.backends.images.model_store import ModelStore, build_network
+from fairseq_alma.backends.images.predictions import Examples, measure
 from fairseq_alma.learners.plan import Growth, StagePlan, Training, member_seed
+from fairseq_alma.models.image_classifier import GrownLayers
 from fairseq_alma.modules.images.image_network import ImageNetwork
 from fairseq_alma.modules.images.vgg import NUM_CONVOLUTIONS, VGG
 
@@ -18,8 +20,6 @@ GROWTH_FLOPS = "growth_flops"
 """Key in stage.json: the part of train_flops that Firefly's growth step took."""
 Group = Sequence[tuple[ModelStore, Training]]
 """What is trained side by side, each with the models of its run."""
-Examples = tuple[Tensor, Tensor]
-"""(B, C, H, W) normalised images and (B) labels."""
 
 
 @dataclass(frozen=True)
@@ -28,12 +28,12 @@ class Start:
 
     Attributes:
         network: on the run's device.
-        grown: options that growth has changed up to now.
+        grown: what growth has changed up to now.
         growth: what stage.json says of the growth step before this stage; empty without one.
     """
 
     network: ImageNetwork
-    grown: Mapping[str, Any]
+    grown: GrownLayers
     growth: Mapping[str, Any]
 
 
@@ -43,7 +43,6 @@ def start_stage(
     settings: ImageSettings,
     examples: Callable[[], Examples],
     valid: Examples,
-    measure: Callable[[ImageNetwork], Mapping[str, float]],
 ) -> Start:
     """Return what a stage starts from.
 
@@ -53,7 +52,6 @@ def start_stage(
         settings: of the run.
         examples: returns the stage's training examples.
         valid: the stage's validation examples.
-        measure: returns loss and error on them.
     """
     first = group[0][1]
     if first.start is None:
@@ -62,16 +60,16 @@ def start_stage(
             initial = [member_seed(first.seed, member) for member in range(settings.num_joint)]
         network = settings.build(len(initial))
         network.reset_parameters([seeds.seeded(seed, seeds.INITIAL_WEIGHTS) for seed in initial])
-        return Start(network.to(settings.device), settings.options_of(network), {})
+        return Start(network.to(settings.device), settings.grown_layers(network), {})
     before = [models[training.start] for models, training in group if training.start is not None]
     network = build_network(settings, before)
     if first.growth is None:
         return Start(network, before[0].grown, {})
     generator = seeds.seeded(first.growth.seed, plan.stage.index, seeds.GROWTH)
-    before_growth = {"valid": measure(network)}
+    before_growth = {"valid": measure(network, *valid)}
     network, cost = _grow(network, first.growth, settings, examples, valid, generator)
-    figures = {"before_growth": before_growth, "after_growth": {"valid": measure(network)}, **cost}
-    return Start(network, settings.options_of(network), figures)
+    figures = {"before_growth": before_growth, "after_growth": {"valid": measure(network, *valid)}, **cost}
+    return Start(network, settings.grown_layers(network), figures)
 
 
 def _grow(

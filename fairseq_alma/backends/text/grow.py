@@ -1,22 +1,20 @@
 """The job of ``alma-grow``: measure, choose, grow, write."""
 
 import argparse
-from typing import Any, Optional
+from typing import Any, Iterable, Mapping, Optional
 
 import torch
-from tqdm import tqdm
 
 import fairseq_alma
-from fairseq_alma.backends.text.expert_losses import ExpertLosses, measure_expert_losses
-from fairseq_alma.backends.text.held_out import held_out_batches
+from fairseq_alma.backends.text.held_out import HeldOutLosses, held_out_batches, measure_expert_losses
 from fairseq_alma.checkpoints.checkpoint_file import Checkpoint, read_checkpoint, write_checkpoint
 from fairseq_alma.checkpoints.dense_checkpoint import from_transformer_lm
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.growth.checkpoint_growth import GrowthStep, check_complete, grow_checkpoint, growth_table
-from fairseq_alma.growth.gate_tree import parse_gate_trees
-from fairseq_alma.growth.plan import grow_layer, select_experts
-from fairseq_alma.models.alma_switch_lm import AlmaSwitchLM
-from fairseq_alma.models.structure import build_from_config, parameter_shapes, switch_layer_names
+from fairseq_alma.growth.gate_tree import GateTree
+from fairseq_alma.growth.plan import grow_mixture, select_experts
+from fairseq_alma.models.alma_switch_lm import AlmaSwitchLM, build_from_config, gate_trees_of, parameter_shapes
+from fairseq_alma.terminal import track
 
 
 def grow(args: argparse.Namespace) -> str:
@@ -34,13 +32,12 @@ def grow(args: argparse.Namespace) -> str:
     checkpoint = _read(args, mmap=True)
     model = _build(checkpoint, args.path)
     check_complete(checkpoint["model"], model.state_dict(), args.path)
-    layers = switch_layer_names(model)
-    if not layers:
+    trees = gate_trees_of(model)
+    if not trees:
         raise AlmaError(f"{args.path}: its model has no Switch layer (--moe-freq 0), so there is nothing to grow")
     measured = _measure(checkpoint, args) if args.stream is not None else None
-    step = _plan(checkpoint, layers, measured, args)
-    losses = {} if measured is None else dict(zip(layers, map(torch.Tensor.tolist, measured.losses), strict=True))
-    counts = {} if measured is None else dict(zip(layers, map(torch.Tensor.tolist, measured.counts), strict=True))
+    step = _plan(trees, measured, args)
+    losses, counts = ({}, {}) if measured is None else _by_layer(trees, measured)
     record = _record(step, losses, counts, measured, args)
     # Read anew, into memory that is given back tensor by tensor as the model grows; a mapped file is all or nothing.
     del checkpoint
@@ -74,7 +71,7 @@ def _build(checkpoint: Checkpoint, path: str, device: str = "meta") -> AlmaSwitc
     return build_from_config(config, checkpoint["model"]["decoder.embed_tokens.weight"].size(0), device)
 
 
-def _measure(checkpoint: Checkpoint, args: argparse.Namespace) -> ExpertLosses:
+def _measure(checkpoint: Checkpoint, args: argparse.Namespace) -> HeldOutLosses:
     """Run the model over the held-out split."""
     device = torch.device("cuda" if torch.cuda.is_available() and not args.cpu else "cpu")
     batches = held_out_batches(checkpoint, args)
@@ -83,28 +80,35 @@ def _measure(checkpoint: Checkpoint, args: argparse.Namespace) -> ExpertLosses:
     torch.nn.Module.load_state_dict(model, checkpoint["model"], strict=True, assign=True)
     model = model.float() if device.type == "cpu" else model  # products in fp16 are slow there, or missing
     return measure_expert_losses(
-        model.to(device), tqdm(batches, desc=f"losses on {args.split}", unit="batch"), batches.pad
+        model.to(device), track(batches, len(batches), f"losses on {args.split}", "batches"), batches.pad
     )
 
 
-def _plan(
-    checkpoint: Checkpoint, layers: list[str], measured: Optional[ExpertLosses], args: argparse.Namespace
-) -> GrowthStep:
-    config = checkpoint["cfg"]["model"]
+def _by_layer(layers: Iterable[str], measured: HeldOutLosses) -> tuple[dict[str, list[float]], dict[str, list[int]]]:
+    """Return losses and counts of each layer's experts as plain numbers."""
+    losses, counts = measured.experts.losses, measured.experts.counts
+    return (
+        {layer: tensor.tolist() for layer, tensor in zip(layers, losses, strict=True)},
+        {layer: tensor.tolist() for layer, tensor in zip(layers, counts, strict=True)},
+    )
+
+
+def _plan(trees: Mapping[str, GateTree], measured: Optional[HeldOutLosses], args: argparse.Namespace) -> GrowthStep:
     generator = torch.Generator().manual_seed(args.seed)
     plans = {}
-    for index, tree in enumerate(parse_gate_trees(config["gate_trees"], len(layers), config["num_experts"])):
-        zeros = torch.zeros(tree.num_experts)
-        losses, counts = (zeros, zeros) if measured is None else (measured.losses[index], measured.counts[index])
+    for index, (layer, tree) in enumerate(trees.items()):
+        losses = counts = torch.zeros(tree.num_experts)
+        if measured is not None:
+            losses, counts = measured.experts.losses[index], measured.experts.counts[index]
         parents: list[Any] = [None] * args.experts
         if args.method != "scratch":
             parents = select_experts(losses, counts, args.experts, args.select, generator)
-        plans[layers[index]] = grow_layer(tree, args.method, parents)
+        plans[layer] = grow_mixture(tree, args.method, parents)
     return GrowthStep(plans, args.seed, args.noise, keep_optimizer=args.optimizer == "copy")
 
 
 def _record(
-    step: GrowthStep, losses: Any, counts: Any, measured: Optional[ExpertLosses], args: argparse.Namespace
+    step: GrowthStep, losses: Any, counts: Any, measured: Optional[HeldOutLosses], args: argparse.Namespace
 ) -> dict[str, Any]:
     """Return what the grown checkpoint remembers of this step: plain numbers, strings, lists and dictionaries."""
     layers = {

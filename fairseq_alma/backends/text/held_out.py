@@ -1,17 +1,24 @@
-"""Batches of a stream's held-out split for a checkpoint's model, through the task that trained it."""
+"""One pass of a Switch language model over a stream's held-out split: its loss, and each expert's part in it."""
 
 import argparse
-from typing import Any, Iterator
+from dataclasses import dataclass
+from typing import Any, Iterable, Iterator
 
+import torch
+from fairseq import utils
+from fairseq.models import BaseFairseqModel
 from omegaconf import OmegaConf
 
+from fairseq_alma.checkpoints import LAST_CHECKPOINT
 from fairseq_alma.checkpoints.checkpoint_file import Checkpoint
 from fairseq_alma.data.stream import Stream
+from fairseq_alma.modules.moe.expert_losses import ExpertLosses
+from fairseq_alma.modules.text.linear_cross_entropy import token_losses
 from fairseq_alma.tasks.alma_lm import AlmaLMConfig, AlmaLMTask, check_dictionary
 
 
 class HeldOutBatches:
-    """An iterable of batches with a length.
+    """Batches of a held-out split for a checkpoint's model, through the task that trained it.
 
     Attributes:
         pad: index of the padding symbol.
@@ -40,8 +47,49 @@ def held_out_batches(checkpoint: Checkpoint, args: argparse.Namespace) -> HeldOu
     check_dictionary(checkpoint, args.path, Stream.open(args.stream))
     length = args.tokens_per_sample or checkpoint["cfg"]["model"]["tokens_per_sample"]
     config = AlmaLMConfig(data=args.stream, tokens_per_sample=length)
-    for name, value in {"path": None, "finetune_from_model": None, "restore_file": "checkpoint_last.pt"}.items():
+    for name, value in {"path": None, "finetune_from_model": None, "restore_file": LAST_CHECKPOINT}.items():
         setattr(config, name, value)
     config.seed, config.dataset_impl, config.use_plasma_view = 1, None, False
     config.plasma_path, config.max_target_positions = "", None
     return HeldOutBatches(AlmaLMTask.setup_task(OmegaConf.structured(config)), args.split, args.batch_size)
+
+
+@dataclass(frozen=True)
+class HeldOutLosses:
+    """What one pass has measured.
+
+    Attributes:
+        experts: sums in fp64 and int64, on the CPU.
+        num_tokens: tokens in all.
+        loss: mean loss per token, in nats.
+    """
+
+    experts: ExpertLosses
+    num_tokens: int
+    loss: float
+
+
+@torch.no_grad()
+def measure_expert_losses(model: BaseFairseqModel, batches: Iterable[dict[str, Any]], pad: int) -> HeldOutLosses:
+    """Sum up, for every expert of every Switch layer, the losses of the tokens that are routed to it.
+
+    Args:
+        model: a Switch language model.
+        batches: batches of fairseq's language modeling data.
+        pad: index of the padding symbol, whose targets do not count.
+    """
+    model.eval()
+    device = next(model.parameters()).device
+    experts = ExpertLosses()
+    total, num_tokens = 0.0, 0
+    for batch in batches:
+        batch = utils.move_to_cuda(batch, device=device) if device.type == "cuda" else batch
+        features, extra = model(**batch["net_input"], features_only=True)
+        target = batch["target"].flatten()
+        is_real = target != pad
+        factors, weight = model.output_factors(features)
+        losses = token_losses(factors.flatten(0, -2), weight, target).masked_fill(~is_real, 0.0).double()
+        experts.add_routed(losses, extra["routing"], is_real)
+        total += losses.sum().item()
+        num_tokens += int(is_real.sum())
+    return HeldOutLosses(experts, num_tokens, total / max(num_tokens, 1))

@@ -1,7 +1,6 @@
 """Run a stock command in a process of its own: all output to a log, watched line by line, dead when we are."""
 
 import contextlib
-import ctypes
 import os
 import re
 import shlex
@@ -12,15 +11,21 @@ import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Callable, Mapping, Optional, Sequence
+from typing import Callable, Mapping, Sequence, Union
 
+from fairseq_alma.backends.text.fork_server import (
+    ForkedCommand,
+    Request,
+    begin_forked,
+    die_with_parent,
+    is_script_of_this_python,
+)
 from fairseq_alma.errors import AlmaError
 
 POLL_SECONDS = 0.2
 LINE_LENGTH = 110
 MAX_REASON = 400
 PATIENCE_SECONDS = 10.0
-_PR_SET_PDEATHSIG = 1
 _ERROR_LINE = re.compile(r"(\w+\.)*\w*(Error|Exception)\b.*")
 
 
@@ -82,17 +87,7 @@ def run_logged(command: Command, log: Path, watch: Callable[[str], None], keep_o
         output.write(f"$ {command.shell()}\n".encode())
         output.flush()
         tail = _Tail(log, output.tell(), watch)
-        child = subprocess.Popen(
-            [program, *command.arguments],
-            env={**os.environ, **command.environment},
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            pass_fds=tuple(keep_open),
-            # A group of its own: Ctrl-C reaches us, and we end the child and its workers.
-            start_new_session=True,
-            preexec_fn=_die_with_parent(),
-        )
+        child = _begin(command, program, output.fileno(), keep_open)
     try:
         while True:
             try:
@@ -105,6 +100,28 @@ def run_logged(command: Command, log: Path, watch: Callable[[str], None], keep_o
     tail.read()
     if status != 0:
         raise AlmaError(f"{log}: {command.program} failed ({_describe(status)}): {tail.last_error()}")
+
+
+def _begin(
+    command: Command, program: str, output: int, keep_open: Sequence[int]
+) -> "Union[ForkedCommand, subprocess.Popen[bytes]]":
+    """Begin a command, forked from a process that has imported fairseq where that can be."""
+    if sys.platform.startswith("linux") and is_script_of_this_python(program):
+        request = Request(program, command.arguments, dict(command.environment), 1 + len(keep_open))
+        forked = begin_forked(request, [output, *keep_open])
+        if forked is not None:
+            return forked
+    return subprocess.Popen(
+        [program, *command.arguments],
+        env={**os.environ, **command.environment},
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=subprocess.STDOUT,
+        pass_fds=tuple(keep_open),
+        # A group of its own: Ctrl-C reaches us, and we end the child and its workers.
+        start_new_session=True,
+        preexec_fn=die_with_parent(),
+    )
 
 
 class _Tail:
@@ -147,7 +164,7 @@ def _describe(status: int) -> str:
     return f"ended by {name}" + (", perhaps for want of memory" if name == "SIGKILL" else "")
 
 
-def _end(child: "subprocess.Popen[bytes]") -> None:
+def _end(child: "Union[ForkedCommand, subprocess.Popen[bytes]]") -> None:
     """End the command and whatever it started, politely first."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         if child.poll() is not None:
@@ -163,18 +180,3 @@ def _end(child: "subprocess.Popen[bytes]") -> None:
 def _signal_group(group: int, number: signal.Signals) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(group, number)
-
-
-def _die_with_parent() -> Optional[Callable[[], None]]:
-    """Return what a child does before it begins, so that ``kill -9`` on us ends it too (Linux)."""
-    if not sys.platform.startswith("linux"):
-        return None
-    libc = ctypes.CDLL(None, use_errno=True)
-    parent = os.getpid()
-
-    def prepare() -> None:
-        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:
-            os._exit(1)
-
-    return prepare

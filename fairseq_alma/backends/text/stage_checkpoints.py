@@ -4,7 +4,6 @@ Fairseq writes ``checkpoint_E_U.pt`` atomically and then copies it to ``checkpoi
 a restart. A kill during the copy leaves a truncated ``checkpoint_last.pt`` that no launch gets past.
 """
 
-import os
 import re
 import shutil
 import zipfile
@@ -12,9 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Optional
 
+from fairseq_alma.atomic_file import open_atomically
+from fairseq_alma.checkpoints import LAST_CHECKPOINT
 from fairseq_alma.errors import AlmaError
 
-LAST = "checkpoint_last.pt"
 # Where the task alma_lm counts what it trained on (fairseq's get_checkpoint_dict): extra_state[task class][this key].
 TRAIN_TOKENS = "train_tokens"
 _INTERVAL = re.compile(r"checkpoint_\d+_(\d+)\.pt")
@@ -64,7 +64,7 @@ def repair_last(folder: Path) -> Optional[Path]:
     """
     for unfinished in folder.glob("*.tmp"):
         unfinished.unlink()
-    last = folder / LAST
+    last = folder / LAST_CHECKPOINT
     if is_whole(last):
         return last
     last.unlink(missing_ok=True)
@@ -72,9 +72,8 @@ def repair_last(folder: Path) -> Optional[Path]:
     for _, path in sorted(found, reverse=True):
         if is_whole(path):
             # A copy, not a link: fairseq writes over checkpoint_last.pt in place.
-            copy = last.with_name(f"{LAST}.tmp")
-            shutil.copyfile(path, copy)
-            os.replace(copy, last)
+            with open_atomically(last) as copy, open(path, "rb") as whole:
+                shutil.copyfileobj(whole, copy)
             return last
     return None
 
@@ -115,7 +114,7 @@ def drop_optimizer_state(path: Path) -> None:
 def keep_only_last(folder: Path) -> None:
     """Remove every checkpoint of a save directory but the last."""
     for path in _files(folder):
-        if path.name != LAST:
+        if path.name != LAST_CHECKPOINT:
             path.unlink()
 
 

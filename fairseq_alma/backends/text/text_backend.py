@@ -6,13 +6,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Callable, Mapping, Optional, Sequence
 
-from fairseq_alma.backends.text import stage_checkpoints as checkpoints
+from fairseq_alma.backends.text import stage_checkpoints
 from fairseq_alma.backends.text.fairseq_log import watch_fairseq
 from fairseq_alma.backends.text.process import Command, run_logged
 from fairseq_alma.backends.text.text_commands import ENSEMBLE, GROWN, TEST_SPLITS, TextCommands
+from fairseq_alma.checkpoints import LAST_CHECKPOINT
 from fairseq_alma.errors import AlmaError
-from fairseq_alma.learners.plan import Model, StagePlan, Training
-from fairseq_alma.runs.run_display import RunDisplay
+from fairseq_alma.learners.plan import ModelId, StagePlan, Training
+from fairseq_alma.runs.loop import StageWork
+from fairseq_alma.runs.run_folder import RunFolder
 
 if TYPE_CHECKING:
     from fairseq_alma.checkpoints.model_facts import ModelFacts
@@ -21,84 +23,86 @@ _EVAL_RESULT = re.compile(r"Loss \(base 2\): (\S+), Perplexity: (\S+)")
 
 
 class TextBackend:
-    """The back end of ``alma-stream`` for streams of text.
+    """The back end of ``alma-stream`` for streams of text: one run at a time.
 
     Args:
         commands: builds the command lines.
-        display: shows what is done.
         describe: computes the facts of a checkpoint; given from outside because it needs torch.
         words_per_token: of the stream, to show words per second.
     """
 
     def __init__(
-        self,
-        commands: TextCommands,
-        display: RunDisplay,
-        describe: "Callable[[Path], ModelFacts]",
-        words_per_token: float,
+        self, commands: TextCommands, describe: "Callable[[Path], ModelFacts]", words_per_token: float
     ) -> None:
         self.commands = commands
         self.folder = commands.folder
-        self.display = display
         self.describe = describe
         self.words_per_token = words_per_token
 
-    def train(self, plan: StagePlan, lock: int) -> Mapping[str, Any]:
+    def train(self, works: Sequence[StageWork]) -> list[Mapping[str, Any]]:
         """Train the stage's models one after the other; see `loop.Backend`."""
-        done = [self.train_member(plan, training, [lock]) for training in plan.trainings]
-        facts = [self.describe(self.commands.checkpoint(training.model)) for training in plan.trainings]
+        return [self._train(work) for work in works]
+
+    def _train(self, work: StageWork) -> Mapping[str, Any]:
+        done = [self._train_model(work, training, [work.lock]) for training in work.plan.trainings]
+        facts = [self.describe(self.folder.checkpoint(training.model)) for training in work.plan.trainings]
         return {
-            "num_updates": max(progress.num_updates for progress in done),
-            "train_tokens": sum(progress.train_tokens for progress in done),
+            "num_updates": max(position.num_updates for position in done),
+            "train_tokens": sum(position.train_tokens for position in done),
             "train_flops": sum(
-                progress.train_tokens * fact.train_flops_per_token for progress, fact in zip(done, facts, strict=True)
+                position.train_tokens * fact.train_flops_per_token for position, fact in zip(done, facts, strict=True)
             ),
         }
 
-    def train_member(self, plan: StagePlan, training: Training, locks: Sequence[int]) -> checkpoints.Progress:
+    def train_member(self, work: StageWork, training: Training, locks: Sequence[int]) -> None:
         """Train one model of a stage to its end, unless it is there; see `loop.Backend`."""
-        folder = self.folder.model_folder(training.model)
-        last = checkpoints.repair_last(folder)
-        before = checkpoints.read_progress(last) if last else checkpoints.Progress(0, 0, 0)
+        self._train_model(work, training, locks)
+
+    def _train_model(self, work: StageWork, training: Training, locks: Sequence[int]) -> stage_checkpoints.Progress:
+        """Train one model of a stage to its end, unless it is there, and return how far that is."""
+        plan, folder = work.plan, self.folder.model_folder(training.model)
+        last = stage_checkpoints.repair_last(folder)
+        before = stage_checkpoints.read_progress(last) if last else stage_checkpoints.Progress(0, 0, 0)
         if before.has_reached(*self._limits):
             return before
-        if training.start is not None and not self.commands.checkpoint(training.start).is_file():
+        if training.start is not None and not self.folder.checkpoint(training.start).is_file():
             raise AlmaError(
-                f"{self.commands.checkpoint(training.start)}: not there, and stage {plan.stage.index} starts from it; "
+                f"{self.folder.checkpoint(training.start)}: not there, and stage {plan.stage.index} starts from it; "
                 f"remove {self.folder.stage_folder(training.start.stage)} to train that stage again"
             )
         # Written in one go: if it is there, it is whole. fairseq-train looks at it again when it goes on.
         if training.growth is not None and not self.commands.grown(training.model).is_file():
             growth = f"adding {training.growth.num_new} experts ({training.growth.method})"
-            self.display.say(plan, growth, training)
+            work.display.say(plan, growth, training)
             run_logged(self.commands.grow(training), self._log(plan, "grow"), lambda line: None, locks)
         log = self._log(plan, f"train-member-{training.model.member}")
         max_update, max_epoch = self._limits
-        with self.display.training(plan, training, max_update, before.num_updates) as progress:
+        with work.display.training(plan, training, max_update, before.num_updates) as progress:
             watch = watch_fairseq(progress, self.words_per_token, max_epoch)
             run_logged(self._training(plan, training, before.num_updates), log, watch, locks)
         return self._require_end(folder, log)
 
-    def is_trained(self, model: Model) -> bool:
+    def is_trained(self, folder: RunFolder, model: ModelId) -> bool:
         """Tell whether a model is trained to its end; see `loop.Backend`."""
-        last = self.commands.checkpoint(model)
-        return checkpoints.is_whole(last) and checkpoints.read_progress(last).has_reached(*self._limits)
+        last = folder.checkpoint(model)
+        return stage_checkpoints.is_whole(last) and stage_checkpoints.read_progress(last).has_reached(*self._limits)
 
-    def test(self, plan: StagePlan, lock: int) -> Mapping[str, Any]:
+    def test(self, work: StageWork) -> Mapping[str, Any]:
         """Test what predicts after the stage; see `loop.Backend`.
 
         ``after_growth`` in the result has the figures on ``valid`` of a model that grew, before it was trained.
         """
-        grown = [training for training in plan.trainings if training.growth is not None]
+        plan = work.plan
         results: dict[str, Any] = {}
-        for training in grown:
-            command, log = self.commands.test_grown(training), self._log(plan, "valid-after-growth")
-            results["after_growth"] = {"valid": self._evaluate(plan, command, "valid right after growth", log, lock)}
+        for training in plan.trainings:
+            if training.growth is not None:
+                command, log = self.commands.test_grown(training), self._log(plan, "valid-after-growth")
+                results["after_growth"] = {"valid": self._evaluate(work, command, "valid right after growth", log)}
         if plan.combine != "single":
-            self._join(plan, lock)
+            self._join(plan, work.lock)
         for split in TEST_SPLITS:
-            results[split] = self._evaluate(plan, self.commands.test(plan, split), split, self._log(plan, split), lock)
-        facts = [self.describe(self.commands.checkpoint(model)) for model in plan.predictors]
+            results[split] = self._evaluate(work, self.commands.test(plan, split), split, self._log(plan, split))
+        facts = [self.describe(self.folder.checkpoint(model)) for model in plan.predictors]
         return {
             "num_params": sum(fact.num_params for fact in facts),
             "num_experts": max(fact.num_experts for fact in facts),
@@ -107,16 +111,15 @@ class TextBackend:
             **results,
         }
 
-    def keep_only(self, stage: int, needed: Sequence[Model]) -> None:
+    def keep_only(self, folder: RunFolder, stage: int, needed: Sequence[ModelId]) -> None:
         """Remove checkpoints that neither a later stage nor the report needs; see `loop.Backend`."""
         for index in range(stage + 1):
-            here = self.folder.stage_folder(index)
-            for folder in sorted(here.glob("member-*")):
-                model = Model(index, int(folder.name.removeprefix("member-")))
+            for model in folder.members(index):
                 if model in needed:
                     self._strip(model)
                 else:
-                    checkpoints.remove_all(folder)
+                    stage_checkpoints.remove_all(folder.model_folder(model))
+            here = folder.stage_folder(index)
             (here / GROWN).unlink(missing_ok=True)
             if index < stage:
                 # Its members may be gone, and a later stage has one of its own.
@@ -129,16 +132,16 @@ class TextBackend:
                 self._strip(model)
         run_logged(self.commands.join(plan), self._log(plan, "ensemble"), lambda line: None, [lock])
 
-    def _strip(self, model: Model) -> None:
+    def _strip(self, model: ModelId) -> None:
         """Reduce what is kept of a trained model to its weights."""
-        checkpoints.keep_only_last(self.folder.model_folder(model))
-        checkpoints.drop_optimizer_state(self.commands.checkpoint(model))
+        stage_checkpoints.keep_only_last(self.folder.model_folder(model))
+        stage_checkpoints.drop_optimizer_state(self.folder.checkpoint(model))
 
-    def _require_end(self, folder: Path, log: Path) -> checkpoints.Progress:
+    def _require_end(self, folder: Path, log: Path) -> stage_checkpoints.Progress:
         """Return how far a training got; raise AlmaError unless that is its end."""
-        if not checkpoints.is_whole(folder / checkpoints.LAST):
+        if not stage_checkpoints.is_whole(folder / LAST_CHECKPOINT):
             raise AlmaError(f"{log}: fairseq-train ended without a checkpoint; read the log")
-        after = checkpoints.read_progress(folder / checkpoints.LAST)
+        after = stage_checkpoints.read_progress(folder / LAST_CHECKPOINT)
         if not after.has_reached(*self._limits):
             raise AlmaError(
                 f"{log}: fairseq-train ended after {after.num_updates} updates and {after.num_epochs} epochs, before "
@@ -146,16 +149,16 @@ class TextBackend:
             )
         return after
 
-    def _evaluate(self, plan: StagePlan, command: Command, what: str, log: Path, lock: int) -> dict[str, float]:
+    def _evaluate(self, work: StageWork, command: Command, what: str, log: Path) -> dict[str, float]:
         """Return loss (bits per token, 4 decimals as fairseq prints them) and perplexity."""
-        self.display.say(plan, f"testing on {what}")
+        work.display.say(work.plan, f"testing on {what}")
         results = []
 
         def watch(line: str) -> None:
             if match := _EVAL_RESULT.search(line):
                 results.append(float(match[1]))
 
-        run_logged(command, log, watch, [lock])
+        run_logged(command, log, watch, [work.lock])
         if len(results) != 1:
             raise AlmaError(f"{log}: fairseq-eval-lm printed {len(results)} results, one is needed; read the log")
         if not math.isfinite(results[0]):

@@ -5,10 +5,9 @@ from pathlib import Path
 
 import fairseq_alma
 from fairseq_alma.backends.text.process import Command
-from fairseq_alma.backends.text.stage_checkpoints import LAST
 from fairseq_alma.backends.text.train_options import Option, TrainOptions
-from fairseq_alma.learners.plan import Growth, Model, StagePlan, Training
-from fairseq_alma.runs.live_log import TENSORBOARD, LiveLog
+from fairseq_alma.learners.plan import Growth, ModelId, StagePlan, Training
+from fairseq_alma.runs.curve_options import TENSORBOARD, CurveOptions
 from fairseq_alma.runs.run_folder import RunFolder
 
 NEVER = 1_000_000_000
@@ -56,7 +55,7 @@ class TextCommands:
         return commands + [self.test(plan, split) for split in TEST_SPLITS]
 
     @property
-    def live(self) -> LiveLog:
+    def live(self) -> CurveOptions:
         """The curves that the user wants to watch."""
         return self.options.live
 
@@ -65,7 +64,7 @@ class TextCommands:
         start, growth = training.start, training.growth
         assert start is not None and growth is not None, training
         groups: Groups = [
-            ("--path", str(self.checkpoint(start)), "--out", str(self.grown(training.model))),
+            ("--path", str(self.folder.checkpoint(start)), "--out", str(self.grown(training.model))),
             ("--method", growth.method, "--experts", str(growth.num_new), "--seed", str(growth.seed)),
         ]
         if growth.method != "scratch":
@@ -83,7 +82,7 @@ class TextCommands:
             tuple(model),
         ]
         if training.start is not None:
-            path = self.grown(training.model) if training.growth else self.checkpoint(training.start)
+            path = self.grown(training.model) if training.growth else self.folder.checkpoint(training.start)
             groups.append(("--finetune-from-model", str(path)))
         groups += [*self._saving(), *self._reporting()]
         groups += [self._own_curves(training.model, option) for option in self._model(training)]
@@ -91,7 +90,7 @@ class TextCommands:
 
     def join(self, plan: StagePlan) -> Command:
         """Return the command that makes one checkpoint of all that predicts after the stage."""
-        members = tuple(str(self.checkpoint(model)) for model in plan.predictors)
+        members = tuple(str(self.folder.checkpoint(model)) for model in plan.predictors)
         return Command("alma-ensemble", (members, ("--out", str(self.predictor(plan)), "--force")))
 
     def test(self, plan: StagePlan, split: str) -> Command:
@@ -102,19 +101,15 @@ class TextCommands:
         """Return the command that tests a model right after growth, before its training, on ``valid``."""
         return self._evaluate(self.grown(training.model), "valid")
 
-    def grown(self, model: Model) -> Path:
+    def grown(self, model: ModelId) -> Path:
         """Return the checkpoint of a model that has grown and is not trained yet."""
         return self.folder.stage_folder(model.stage) / GROWN
-
-    def checkpoint(self, model: Model) -> Path:
-        """Return the checkpoint that holds a model once it is trained."""
-        return self.folder.model_folder(model) / LAST
 
     def predictor(self, plan: StagePlan) -> Path:
         """Return the one checkpoint that stands for everything that predicts after the stage."""
         if plan.combine == "single":
             (model,) = plan.predictors
-            return self.checkpoint(model)
+            return self.folder.checkpoint(model)
         if plan.combine == "probabilities":
             return self.folder.stage_folder(plan.stage.index) / ENSEMBLE
         raise NotImplementedError(f"combining by {plan.combine}")
@@ -128,7 +123,7 @@ class TextCommands:
         evaluation = self.options.for_evaluation()
         return Command("fairseq-eval-lm", (*groups, *((name, *values) for name, values in evaluation)))
 
-    def _own_curves(self, model: Model, option: Option) -> tuple[str, ...]:
+    def _own_curves(self, model: ModelId, option: Option) -> tuple[str, ...]:
         """Return an option as one group; the curves of each model go into a folder of their own."""
         name, values = option
         return (name, str(self.live.curves(self.folder, model))) if name == TENSORBOARD else (name, *values)

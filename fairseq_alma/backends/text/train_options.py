@@ -8,7 +8,8 @@ from copy import copy
 from typing import Mapping, Optional, Sequence
 
 from fairseq_alma.backends.option_words import Option, group_words
-from fairseq_alma.runs.live_log import LiveLog
+from fairseq_alma.checkpoints import JOINT_MODEL
+from fairseq_alma.runs.curve_options import CurveOptions
 
 # What alma-stream decides, and how a user says it instead.
 OWNED: dict[str, str] = {
@@ -96,7 +97,7 @@ class TrainOptions:
             _refuse_owned(name, self.owned)
         if self.last("--arch") is None:
             raise ValueError("no --arch after the --; choose an architecture, for instance --arch alma_switch_lm_tiny")
-        self.live = LiveLog.from_options(self.as_dict())
+        self.live = CurveOptions.from_options(self.as_dict())
         self.max_update = self._positive("--max-update")
         self.max_epoch = self._positive("--max-epoch")
         if self.max_update is None and self.max_epoch is None:
@@ -121,13 +122,19 @@ class TrainOptions:
         return chosen
 
     def joint(self, num_members: int) -> list[Option]:
-        """Return the options of a model of several that are trained jointly, each as these options describe one."""
+        """Return the options of a model of several that are trained jointly, each as these options describe one.
+
+        Raises:
+            ValueError: they describe such a model already.
+        """
         arch = self.last("--arch")
         assert arch is not None
+        if arch == (JOINT_MODEL,):
+            raise ValueError(f"--arch {JOINT_MODEL} after the --: give the members' architecture; alma-stream wraps it")
         members = [(name, *values) for name, values in self.options if name in MODEL_OPTIONS]
         words = shlex.join(word for option in members for word in option)
         model: list[Option] = [
-            ("--arch", ("alma_umix",)),
+            ("--arch", (JOINT_MODEL,)),
             ("--num-members", (str(num_members),)),
             ("--member-arch", arch),
         ]

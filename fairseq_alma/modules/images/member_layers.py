@@ -6,12 +6,13 @@ the case N = 1, so that models and stacks of models are the same code.
 Letters: N members, B images, I input and O output features or channels, H and W height and width.
 """
 
-import math
 from typing import Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor, nn
+
+from fairseq_alma.modules.initial_weights import draw_as_linear
 
 BATCH_NORM_EPS = 1e-5
 BATCH_NORM_MOMENTUM = 0.1
@@ -103,10 +104,3 @@ class MemberBatchNorm2d(nn.Module):
             momentum=BATCH_NORM_MOMENTUM,
             eps=BATCH_NORM_EPS,
         )
-
-
-def draw_as_linear(weight: Tensor, bias: Tensor, generator: Generator) -> None:
-    """Draw a linear map's (O, I) weight and (O) bias in place, both uniform within ±1 / sqrt(I)."""
-    bound = 1 / math.sqrt(weight.size(-1))
-    nn.init.uniform_(weight, -bound, bound, generator=generator)
-    nn.init.uniform_(bias, -bound, bound, generator=generator)

@@ -10,7 +10,7 @@ from typing import Sequence
 import torch
 from torch import Tensor
 
-from fairseq_alma.growth.firefly_selection import LayerGrowth
+from fairseq_alma.growth.firefly_selection import KeptCandidates
 from fairseq_alma.modules.images.firefly_candidates import (
     CandidateBlock,
     CandidateClassifier,
@@ -21,11 +21,11 @@ from fairseq_alma.modules.images.firefly_candidates import (
 from fairseq_alma.modules.images.member_layers import MemberBatchNorm2d
 from fairseq_alma.modules.images.vgg import VGG
 
-_NOTHING = LayerGrowth([], [])
+_NOTHING = KeptCandidates([], [])
 
 
 @torch.no_grad()
-def widen_vgg(network: VGG, candidates: CandidateVGG, growth: Sequence[LayerGrowth]) -> VGG:
+def widen_vgg(network: VGG, candidates: CandidateVGG, growth: Sequence[KeptCandidates]) -> VGG:
     """Return a network with some of its candidates in it.
 
     Args:
@@ -50,7 +50,7 @@ def widen_vgg(network: VGG, candidates: CandidateVGG, growth: Sequence[LayerGrow
     return grown.train(network.training)
 
 
-def _wider_convolution(block: CandidateBlock, before: LayerGrowth, kept: LayerGrowth) -> Tensor:
+def _wider_convolution(block: CandidateBlock, before: KeptCandidates, kept: KeptCandidates) -> Tensor:
     """Return the (O + S + Q, I + T + P, 3, 3) weight."""
     change = block.split_change()[kept.split]
     first_halves = block.weight.index_add(0, _rows(kept.split, block.weight), change)
@@ -61,7 +61,7 @@ def _wider_convolution(block: CandidateBlock, before: LayerGrowth, kept: LayerGr
     return _wider_inputs(weight, torch.cat([outgoing, outgoing[kept.split], silent]), before)
 
 
-def _wider_inputs(weight: Tensor, outgoing: Tensor, before: LayerGrowth) -> Tensor:
+def _wider_inputs(weight: Tensor, outgoing: Tensor, before: KeptCandidates) -> Tensor:
     """Return a weight for the inputs of a layer whose layer before has grown.
 
     Args:
@@ -77,7 +77,7 @@ def _wider_inputs(weight: Tensor, outgoing: Tensor, before: LayerGrowth) -> Tens
     return torch.cat([first_halves, halves, outgoing[:, before.new]], dim=1)
 
 
-def _wider_norm(old: MemberBatchNorm2d, block: CandidateBlock, kept: LayerGrowth) -> dict[str, Tensor]:
+def _wider_norm(old: MemberBatchNorm2d, block: CandidateBlock, kept: KeptCandidates) -> dict[str, Tensor]:
     """Return parameters and statistics of O + S + Q channels; halves have those of the whole, new ones measured."""
     new = block.new_norm
     assert new.running_mean is not None and new.running_var is not None

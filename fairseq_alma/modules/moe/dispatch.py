@@ -35,7 +35,7 @@ def expert_capacity(num_tokens: int, num_experts: int, capacity_factor: float) -
     return max(1, math.ceil(round(capacity_factor * num_tokens / num_experts, 6)))
 
 
-def dispatch(routing: Routing, capacity_factor: float, padding: Optional[Tensor] = None) -> Dispatch:
+def dispatch_tokens(routing: Routing, capacity_factor: float, padding: Optional[Tensor] = None) -> Dispatch:
     """Give every token its place, in token order, until its expert is full.
 
     Args:

@@ -6,17 +6,16 @@ Three ways to compute the same thing (figures: README, "Speed"):
 - *grouped*, on CUDA in bf16: all experts in one kernel (``torch.nn.functional.grouped_mm``), no wait for their counts;
 - *padded*, elsewhere on a GPU: a batched product over equally many rows per expert.
 
-Letters: S tokens, E experts, C capacity, M model dim, F feed-forward dim.
+Letters: S tokens, E experts, C capacity, M model dim, F feed-forward dim, I input and O output features of one map.
 """
 
-from typing import Callable
+from typing import Any, Callable
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fairseq_alma.modules.moe.dispatch import Dispatch
-from fairseq_alma.modules.moe.grouped_linear import LoopedGroupedLinear
 
 
 class Experts(nn.Module):
@@ -27,7 +26,7 @@ class Experts(nn.Module):
         model_dim: M.
         ffn_dim: F.
         activation: the function between the two maps.
-        activation_dropout: probability of dropping a hidden unit.
+        activation_dropout: probability of dropping a hidden value.
     """
 
     def __init__(
@@ -54,60 +53,60 @@ class Experts(nn.Module):
         """E."""
         return self.fc1_weight.size(0)
 
-    def forward(self, x: Tensor, places: Dispatch) -> Tensor:
+    def forward(self, x: Tensor, dispatch: Dispatch) -> Tensor:
         """Apply the experts.
 
         Args:
             x: (S, M) tokens.
-            places: which expert takes which token.
+            dispatch: which expert takes which token.
 
         Returns:
             (S, M); rows that no expert takes are zero, or, where ``grouped`` serves, any finite number:
             the caller's factor of zero removes them.
         """
         if x.device.type == "cpu":
-            return self._looped(x, places)
+            return self._looped(x, dispatch)
         if x.dtype == torch.bfloat16 and hasattr(F, "grouped_mm"):
-            return self._grouped(x, places)
-        return self._padded(x, places)
+            return self._grouped(x, dispatch)
+        return self._padded(x, dispatch)
 
     def _hidden(self, pre_activation: Tensor) -> Tensor:
         return F.dropout(self.activation(pre_activation), self.activation_dropout, self.training)
 
-    def _looped(self, x: Tensor, places: Dispatch) -> Tensor:
-        counts = places.counts.tolist()
-        taken = places.order[: sum(counts)]
+    def _looped(self, x: Tensor, dispatch: Dispatch) -> Tensor:
+        counts = dispatch.counts.tolist()
+        taken = dispatch.order[: sum(counts)]
         hidden = self._hidden(_looped_linear(x[taken], self.fc1_weight, self.fc1_bias, counts))
         out = _looped_linear(hidden, self.fc2_weight, self.fc2_bias, counts).to(x.dtype)
         return x.new_zeros(x.shape).index_copy(0, taken, out)
 
-    def _grouped(self, x: Tensor, places: Dispatch) -> Tensor:
+    def _grouped(self, x: Tensor, dispatch: Dispatch) -> Tensor:
         num_experts = self.num_experts
-        ends = places.counts.cumsum(0)
+        ends = dispatch.counts.cumsum(0)
         expert = torch.searchsorted(ends, torch.arange(len(x), device=x.device), right=True)
         # Rows that nobody takes stand last; the last expert computes them too, which costs no more than a full
         # capacity would and keeps uninitialised memory out of the gradients. Their factor is zero.
         expert = expert.clamp(max=num_experts - 1)
         ends = torch.cat([ends[:-1], ends.new_full((1,), len(x))]).int()
-        rows = F.grouped_mm(x[places.order], self.fc1_weight.transpose(1, 2), offs=ends)
+        rows = F.grouped_mm(x[dispatch.order], self.fc1_weight.transpose(1, 2), offs=ends)
         hidden = self._hidden(rows + self.fc1_bias[expert])
         out = F.grouped_mm(hidden, self.fc2_weight.transpose(1, 2), offs=ends) + self.fc2_bias[expert]
-        return torch.empty_like(x).index_copy(0, places.order, out)
+        return torch.empty_like(x).index_copy(0, dispatch.order, out)
 
-    def _padded(self, x: Tensor, places: Dispatch) -> Tensor:
+    def _padded(self, x: Tensor, dispatch: Dispatch) -> Tensor:
         num_experts, model_dim = self.num_experts, x.size(1)
-        capacity = places.capacity if places.capacity is not None else max(1, int(places.counts.max()))
-        ends = places.counts.cumsum(0)
+        capacity = dispatch.capacity if dispatch.capacity is not None else max(1, int(dispatch.counts.max()))
+        ends = dispatch.counts.cumsum(0)
         position = torch.arange(len(x), device=x.device)
         expert = torch.searchsorted(ends, position, right=True)  # E for rows that nobody takes
-        starts = torch.cat([ends - places.counts, ends[-1:]])
+        starts = torch.cat([ends - dispatch.counts, ends[-1:]])
         slot = (expert * capacity + position - starts[expert]).clamp(max=num_experts * capacity)
-        slots = x.new_zeros(num_experts * capacity + 1, model_dim).index_copy(0, slot, x[places.order])
+        slots = x.new_zeros(num_experts * capacity + 1, model_dim).index_copy(0, slot, x[dispatch.order])
         rows = slots[:-1].view(num_experts, capacity, model_dim)
         hidden = self._hidden(torch.baddbmm(self.fc1_bias[:, None], rows, self.fc1_weight.transpose(1, 2)))
         out = torch.baddbmm(self.fc2_bias[:, None], hidden, self.fc2_weight.transpose(1, 2)).flatten(0, 1)
         out = torch.cat([out, out.new_zeros(1, model_dim)])
-        return torch.empty_like(x).index_copy(0, places.order, out[slot])
+        return torch.empty_like(x).index_copy(0, dispatch.order, out[slot])
 
     def extra_repr(self) -> str:
         """Show E, M and F."""
@@ -121,3 +120,52 @@ def _looped_linear(x: Tensor, weight: Tensor, bias: Tensor, counts: list[int]) -
         dtype = torch.get_autocast_dtype("cpu")
         x, weight, bias = x.to(dtype), weight.to(dtype), bias.to(dtype)
     return LoopedGroupedLinear.apply(x, weight, bias, counts)
+
+
+class LoopedGroupedLinear(torch.autograd.Function):
+    """Apply expert e's map to its slice of the rows, one expert after the other; rows are sorted by expert.
+
+    The gradients are written by hand: each product goes straight into its slice of the stacked gradient, where
+    autograd would build a full-sized zero tensor per expert and add them all up.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, counts: list[int]) -> Tensor:
+        """Compute ``x @ weight[e].T + bias[e]`` for each slice.
+
+        Args:
+            ctx: autograd's context.
+            x: (S, I) rows sorted by expert.
+            weight: (E, O, I).
+            bias: (E, O).
+            counts: number of rows of each expert; they sum to S.
+
+        Returns:
+            (S, O).
+        """
+        ctx.save_for_backward(x, weight)
+        ctx.counts = counts
+        out = x.new_empty(x.size(0), weight.size(1))
+        for expert, rows in _slices(counts):
+            torch.addmm(bias[expert], x[rows], weight[expert].t(), out=out[rows])
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+        """Compute the gradients of rows, weights and biases, each product straight into its place."""
+        x, weight = ctx.saved_tensors
+        (grad,) = grads
+        grad_x = torch.empty_like(x)
+        grad_weight = torch.empty_like(weight)
+        grad_bias = weight.new_zeros(weight.shape[:2])
+        for expert, rows in _slices(ctx.counts):
+            torch.mm(grad[rows], weight[expert], out=grad_x[rows])
+            torch.mm(grad[rows].t(), x[rows], out=grad_weight[expert])
+            torch.sum(grad[rows], dim=0, out=grad_bias[expert])
+        return grad_x, grad_weight, grad_bias, None
+
+
+def _slices(counts: list[int]) -> list[tuple[int, slice]]:
+    """Return (expert, its slice of the rows); [2, 0, 3] gives (0, 0:2), (1, 2:2), (2, 2:5)."""
+    ends = [sum(counts[: e + 1]) for e in range(len(counts))]
+    return [(expert, slice(end - count, end)) for expert, (end, count) in enumerate(zip(ends, counts, strict=True))]

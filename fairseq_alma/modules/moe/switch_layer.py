@@ -12,9 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fairseq_alma.growth.gate_tree import GateTree
-from fairseq_alma.modules.moe.dispatch import Dispatch, dispatch
+from fairseq_alma.modules.moe.dispatch import Dispatch, dispatch_tokens
 from fairseq_alma.modules.moe.experts import Experts
-from fairseq_alma.modules.moe.gate import Gate, Routing
+from fairseq_alma.modules.moe.gate import DescendingGate, Routing
 
 
 class SwitchStatistics(NamedTuple):
@@ -46,7 +46,7 @@ class SwitchLayer(nn.Module):
         capacity_factor: places per expert in training, as a multiple of an even share of the tokens; 0: no limit.
         eval_capacity_factor: the same at test; the default 0 drops no token, so results do not depend on the batch.
         activation: the experts' activation function.
-        activation_dropout: probability of dropping a hidden unit of an expert.
+        activation_dropout: probability of dropping a hidden value of an expert.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class SwitchLayer(nn.Module):
         activation_dropout: float = 0.0,
     ) -> None:
         super().__init__()
-        self.gate = Gate(model_dim, tree)
+        self.gate = DescendingGate(model_dim, tree)
         self.experts = Experts(tree.num_experts, model_dim, ffn_dim, activation, activation_dropout)
         self.capacity_factor = capacity_factor
         self.eval_capacity_factor = eval_capacity_factor
@@ -77,19 +77,20 @@ class SwitchLayer(nn.Module):
         """
         routing = self.gate(x)
         factor = self.capacity_factor if self.training else self.eval_capacity_factor
-        places = dispatch(routing, factor, padding)
-        out = self.experts(x, places)
+        dispatch = dispatch_tokens(routing, factor, padding)
+        out = self.experts(x, dispatch)
         # Zero for every row that nobody takes: rows stand in `order`, the taken ones first.
-        is_taken = torch.arange(len(x), device=x.device) < places.counts.sum()
-        weight = torch.zeros_like(routing.weight).index_copy(0, places.order, routing.weight[places.order] * is_taken)
-        return out * weight.unsqueeze(-1).to(out.dtype), routing, self._statistics(routing, places, padding)
+        is_taken = torch.arange(len(x), device=x.device) < dispatch.counts.sum()
+        taken = routing.combine_weights[dispatch.order] * is_taken
+        combine_weights = torch.zeros_like(routing.combine_weights).index_copy(0, dispatch.order, taken)
+        return out * combine_weights.unsqueeze(-1).to(out.dtype), routing, self._statistics(routing, dispatch, padding)
 
-    def _statistics(self, routing: Routing, places: Dispatch, padding: Optional[Tensor]) -> SwitchStatistics:
+    def _statistics(self, routing: Routing, dispatch: Dispatch, padding: Optional[Tensor]) -> SwitchStatistics:
         num_experts = routing.probs.size(1)
-        num_tokens = places.routed.sum()
+        num_tokens = dispatch.routed.sum()
         probs = routing.probs if padding is None else routing.probs.masked_fill(padding.unsqueeze(-1), 0.0)
         per_token = 1.0 / num_tokens.clamp(min=1)
-        balance_loss = num_experts * torch.dot(places.routed * per_token, probs.sum(0) * per_token)
+        balance_loss = num_experts * torch.dot(dispatch.routed * per_token, probs.sum(0) * per_token)
         with torch.no_grad():
             entropy = -torch.xlogy(probs, probs).sum()
-        return SwitchStatistics(balance_loss, num_tokens, num_tokens - places.counts.sum(), places.routed, entropy)
+        return SwitchStatistics(balance_loss, num_tokens, num_tokens - dispatch.counts.sum(), dispatch.routed, entropy)

@@ -1,10 +1,10 @@
 """Cross entropy of a projection onto a large vocabulary, chunk by chunk.
 
-The fp32 logits of a whole batch (32,768 tokens x 50,000 units: 6.6 GB) would be the largest thing in memory. Here only
-one chunk of them lives at a time; its gradient is taken at once, so nothing is computed twice.
+The fp32 logits of a whole batch (32,768 tokens, vocabulary size 50,000: 6.6 GB) would be the largest thing in memory.
+Here only one chunk of them lives at a time; its gradient is taken at once, so nothing is computed twice.
 PyTorch 2.13 brings ``linear_cross_entropy`` for this; older versions, which we support, do not.
 
-Letters: S tokens, M model dim, V units.
+Letters: S tokens, M model dim, V vocabulary size.
 """
 
 from typing import Any, Iterator

@@ -8,7 +8,6 @@ from typing import Mapping
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.report.experiment import begun
 from fairseq_alma.report.read_run import RunTable
-from fairseq_alma.report.spelling import printable
 
 
 @dataclass(frozen=True)
@@ -58,7 +57,7 @@ def draw_all(runs: RunTable, out: Path, paper: bool = False) -> list[FigureFile]
                 try:
                     drawings = draw(same, groups, paper)
                 except AlmaError as error:
-                    print(printable(str(error)), file=sys.stderr)
+                    print(error, file=sys.stderr)
                     continue
                 for drawing in drawings:
                     name = f"{drawing.name}{ending}"

@@ -19,10 +19,9 @@ from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
 
-LEARNER_COLOURS = {
-    "sm": "#0072B2", "ens": "#D55E00", "gens": "#E69F00", "gmoe": "#CC79A7", "umix": "#009E73", "moe": "#56B4E9",
-    "bagging": "#882255", "firefly": "#333333",
-}  # fmt: skip
+from fairseq_alma.atomic_file import open_atomically
+from fairseq_alma.report.spelling import LEARNER_COLOURS
+
 EXPERT_COLOURS = (
     "#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#888888", "#882255", "#332288",
     "#999933", "#8C510A",
@@ -87,11 +86,10 @@ def save(figure: Figure, stem: Path) -> dict[str, Path]:
     """Write a figure as PNG, PDF and SVG and return the paths; each file appears at once and whole."""
     figure.draw_without_rendering()  # lays it out; once is enough for three files
     figure.set_layout_engine("none")
-    paths = {}
-    for ending, left_out in _METADATA.items():
-        partial = stem.with_name(f"{stem.name}.partial.{ending}")
-        figure.savefig(partial, dpi=200, metadata={left_out: None})
-        paths[ending] = partial.replace(stem.with_name(f"{stem.name}.{ending}"))
+    paths = {ending: stem.with_name(f"{stem.name}.{ending}") for ending in _METADATA}
+    for ending, path in paths.items():
+        with open_atomically(path) as file:
+            figure.savefig(file, format=ending, dpi=200, metadata={_METADATA[ending]: None})
     return paths
 
 

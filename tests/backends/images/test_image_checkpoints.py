@@ -12,9 +12,17 @@ from fairseq_alma.backends.images.image_checkpoints import (
     write_unfinished,
 )
 from fairseq_alma.errors import AlmaError
+from fairseq_alma.growth.gate_tree import GateTree, parse_gate_trees
+from fairseq_alma.models.image_classifier import GrownLayers
 
 CONFIG = {"model": {"_name": "alma_mlp"}, "optimizer": {"_name": "adadelta"}}
-MODEL = TrainedModel({"layers.0.weight": torch.ones(1, 2, 3)}, {"num_experts": 2}, 5, 60, {"growth_flops": 7})
+GROWN = GrownLayers(trees=(GateTree.from_nested([0, [1, 2]]), GateTree.flat(3)))
+MODEL = TrainedModel({"layers.0.weight": torch.ones(1, 2, 3)}, GROWN, 5, 60, {"growth_flops": 7})
+
+
+def read_grown(options):
+    """What a network of two mixtures makes of its options."""
+    return GrownLayers(trees=tuple(parse_gate_trees(options["gate_trees"], 2, options["num_experts"])))
 
 
 @pytest.fixture
@@ -25,15 +33,15 @@ def path(tmp_path):
 
 
 def test_a_model_is_read_as_it_was_written(path):
-    found = read_model(path)
+    found = read_model(path, read_grown)
     assert vars(found).keys() == vars(MODEL).keys()
     assert torch.equal(found.state["layers.0.weight"], MODEL.state["layers.0.weight"]) and len(found.state) == 1
-    assert (found.grown, found.num_updates, found.num_images, found.growth) == (
-        {"num_experts": 2},
-        5,
-        60,
-        {"growth_flops": 7},
-    )
+    assert (found.grown, found.num_updates, found.num_images, found.growth) == (GROWN, 5, 60, {"growth_flops": 7})
+
+
+def test_what_growth_has_changed_is_in_the_file_as_options_of_the_model(path):
+    facts = torch.load(path, weights_only=True)["extra_state"][TRAINING_KEY]
+    assert facts["grown"] == {"num_experts": 3, "gate_trees": "[[0,[1,2]],[0,1,2]]"}
 
 
 class Runs:
@@ -58,6 +66,12 @@ def with_facts(checkpoint, facts):
         (lambda whole: with_facts(whole, {"x": 1}), "damaged"),
         (lambda whole: with_facts(whole, {**whole["extra_state"][TRAINING_KEY], "num_updates": "many"}), "damaged"),
         (lambda whole: with_facts(whole, {**whole["extra_state"][TRAINING_KEY], "grown": 5}), "damaged"),
+        (
+            lambda whole: with_facts(
+                whole, {**whole["extra_state"][TRAINING_KEY], "grown": {"num_experts": 3, "gate_trees": "[[0]]"}}
+            ),
+            "not the weights of this run's network",
+        ),
         (lambda whole: {**whole, "model": [1]}, "damaged"),
         (lambda whole: {**whole, "model": {"layers.0.weight": "x"}}, "damaged"),
         (lambda whole: {"model": whole["model"]}, "lacks 'model' or 'cfg'"),
@@ -67,7 +81,7 @@ def with_facts(checkpoint, facts):
 def test_a_checkpoint_that_is_not_what_was_written_is_named_with_the_stage_to_remove(path, damage, said):
     torch.save(damage(torch.load(path, weights_only=True)), path)
     with pytest.raises(AlmaError, match=rf"checkpoint_last\.pt: .*{said}.*; remove .*/stage-003 to train") as error:
-        read_model(path)
+        read_model(path, read_grown)
     assert "\n" not in str(error.value)
 
 
@@ -75,13 +89,13 @@ def test_a_checkpoint_that_is_not_what_was_written_is_named_with_the_stage_to_re
 def test_a_truncated_checkpoint_is_named_with_the_stage_to_remove(path, size):
     path.write_bytes(path.read_bytes()[:size])
     with pytest.raises(AlmaError, match=r"checkpoint_last\.pt: .*truncated.*; remove .*/stage-003 to train"):
-        read_model(path)
+        read_model(path, read_grown)
 
 
 def test_what_a_checkpoint_would_run_is_not_run_nor_recommended(path, tmp_path):
     torch.save({**torch.load(path, weights_only=True), "model": Runs(str(tmp_path / "was-here"))}, path)
     with pytest.raises(AlmaError, match="more than weights and plain data") as error:
-        read_model(path)
+        read_model(path, read_grown)
     assert not (tmp_path / "was-here").exists() and "weights_only" not in str(error.value)
 
 

@@ -8,6 +8,7 @@ from fairseq_alma.backends.images.image_settings import ImageSettings
 from fairseq_alma.backends.images.image_train_options import ImageTrainOptions
 from fairseq_alma.data.image_stream import ImageStream
 from fairseq_alma.errors import AlmaError
+from fairseq_alma.learners.single_model import SingleModel
 
 from .image_streams import make_stream
 
@@ -22,7 +23,7 @@ def images(tmp_path_factory):
 
 
 def settings_of(images, *words):
-    return ImageSettings(images, ImageTrainOptions([*words, "--cpu"], "sm", for_photographs=False))
+    return ImageSettings(images, ImageTrainOptions([*words, "--cpu"], SingleModel, for_photographs=False))
 
 
 @pytest.mark.parametrize(
@@ -57,7 +58,7 @@ def test_what_stands_in_adam_betas_is_not_run(images, tmp_path):
 
 def test_an_architecture_without_a_name_is_refused():
     with pytest.raises(ValueError, match="--arch after the --: one name is needed"):
-        ImageTrainOptions(["--arch"], "sm", for_photographs=False)
+        ImageTrainOptions(["--arch"], SingleModel, for_photographs=False)
 
 
 def test_the_optimizer_of_a_stage_is_the_one_that_fairseq_builds(images):

@@ -1,10 +1,10 @@
 import pytest
 import torch
 
-from fairseq_alma.backends.images.mixture_growth import expert_losses, split_losing_experts
+from fairseq_alma.backends.images.mixture_growth import measure_expert_losses, split_losing_experts
 from fairseq_alma.backends.images.seeds import seeded
 from fairseq_alma.growth.gate_tree import GateTree
-from fairseq_alma.modules.moe.image_mixtures import MixtureMLP, mixture_blocks
+from fairseq_alma.modules.images.mixtures import MixtureMLP, mixture_layers
 
 from .image_streams import NUM_CLASSES, make_images
 
@@ -31,13 +31,13 @@ def test_the_losses_of_experts_are_those_of_the_images_routed_to_them(gate):
     for image, label in zip(images, labels, strict=True):
         logits = network(image[None])[0]
         loss = torch.nn.functional.cross_entropy(logits, label[None]).detach()
-        for total, block in zip(expected, mixture_blocks(network), strict=True):
-            probs = block.routing.probs[0]
+        for total, layer in zip(expected, mixture_layers(network), strict=True):
+            probs = layer.routing.probs[0]
             if gate == "soft":
                 total += loss * probs
             else:
                 total[probs.argmax()] += loss
-    for found, wanted in zip(expert_losses(network, images, labels), expected, strict=True):
+    for found, wanted in zip(measure_expert_losses(network, images, labels).losses, expected, strict=True):
         torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
 
 
@@ -48,12 +48,12 @@ def test_the_expert_with_the_largest_loss_of_each_layer_is_split_and_the_loss_st
     for step in range(6):
         network.eval()
         before = torch.nn.functional.cross_entropy(network(images)[0], labels).item()
-        largest = [int(losses.argmax()) for losses in expert_losses(network, images, labels)]
+        largest = [int(losses.argmax()) for losses in measure_expert_losses(network, images, labels).losses]
         assert split_losing_experts(network, images, labels, seeded(step)) == largest
         after = torch.nn.functional.cross_entropy(network(images)[0], labels).item()
         assert after == pytest.approx(before, rel=1e-6)
-        assert [block.num_experts for block in mixture_blocks(network)] == [step + 3] * 2
+        assert [layer.num_experts for layer in mixture_layers(network)] == [step + 3] * 2
     network.train()
     torch.nn.functional.cross_entropy(network(images, seeded(9))[0], labels).backward()
-    for block in mixture_blocks(network):
-        assert (block.gate.weight.grad.abs().sum(dim=1)[-2:] > 0).all()
+    for layer in mixture_layers(network):
+        assert (layer.gate.weight.grad.abs().sum(dim=1)[-2:] > 0).all()

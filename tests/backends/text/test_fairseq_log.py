@@ -1,7 +1,8 @@
 import pytest
 
 from fairseq_alma.backends.text.fairseq_log import parse_log_line, watch_fairseq
-from fairseq_alma.runs.progress import Screen, StageProgress
+from fairseq_alma.runs.progress import StageProgress
+from fairseq_alma.terminal import LiveLine
 
 LINE = (
     '2026-01-01 00:00:00 | INFO | train_inner | {"epoch": 1, "update": 0.25, "loss": "7.1", "nll_loss": "7.012", '
@@ -17,7 +18,7 @@ def test_figures_are_read_from_fairseqs_lines_and_from_no_others():
 
 
 def test_bits_per_token_and_words_per_second_are_shown(capsys):
-    progress = StageProgress("s", "word", 120, screen=Screen(every=0.0))
+    progress = StageProgress("s", "word", 120, line=LiveLine(every=0.0))
     watch = watch_fairseq(progress, words_per_token=0.5)
     watch("nothing of interest")
     watch(LINE)

@@ -5,19 +5,19 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from fairseq_alma.backends.text import stage_checkpoints as checkpoints
-from fairseq_alma.backends.text import text_backend
+from fairseq_alma.backends.text import stage_checkpoints, text_backend
 from fairseq_alma.backends.text.stage_checkpoints import Progress
 from fairseq_alma.backends.text.text_backend import TextBackend
 from fairseq_alma.backends.text.text_commands import TextCommands
 from fairseq_alma.backends.text.train_options import TrainOptions
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.learners.schedule import stages
-from fairseq_alma.learners.strategy import LearnerOptions, plan_stages
+from fairseq_alma.runs.loop import StageWork
 from fairseq_alma.runs.run_display import RunDisplay
 from fairseq_alma.runs.run_folder import RunFolder
+from tests.runs.runs import plan_learner
 
-PLAN = plan_stages("sm", LearnerOptions(seed=1), stages(1, 1))[0]
+PLAN = plan_learner("sm", stages(1, 1))[0]
 FACTS = SimpleNamespace(num_params=11, num_experts=4, train_flops_per_token=6, test_flops_per_token=2, num_members=1)
 RESULT = "2026-01-01 00:00:00 | INFO | fairseq_cli.eval_lm | Loss (base 2): {}, Perplexity: 1.00"
 
@@ -27,7 +27,16 @@ def make_backend(folder, *words):
     folder = RunFolder(folder)
     commands = TextCommands(Path("S"), folder, options, wait=1, replay=False, save_every=5, validate=False,
                             keep_checkpoints=False)  # fmt: skip
-    return TextBackend(commands, RunDisplay([PLAN], "word"), describe=lambda path: FACTS, words_per_token=0.8)
+    return TextBackend(commands, describe=lambda path: FACTS, words_per_token=0.8)
+
+
+def train(backend, plan):
+    (figures,) = backend.train([work(backend, plan)])
+    return figures
+
+
+def work(backend, plan):
+    return StageWork(backend.folder, plan, RunDisplay([plan], "word"), 0)
 
 
 @pytest.fixture
@@ -53,40 +62,40 @@ def launched(monkeypatch):
 def pretend(monkeypatch, *progress):
     """Let the checkpoint be there, and be this far at each look."""
     looks = iter(progress)
-    monkeypatch.setattr(checkpoints, "repair_last", lambda folder: folder / "checkpoint_last.pt")
-    monkeypatch.setattr(checkpoints, "is_whole", lambda path: True)
-    monkeypatch.setattr(checkpoints, "read_progress", lambda path: next(looks))
+    monkeypatch.setattr(stage_checkpoints, "repair_last", lambda folder: folder / "checkpoint_last.pt")
+    monkeypatch.setattr(stage_checkpoints, "is_whole", lambda path: True)
+    monkeypatch.setattr(stage_checkpoints, "read_progress", lambda path: next(looks))
 
 
 def test_a_training_that_was_cut_off_goes_on_and_counts_each_token_once(backend, launched, monkeypatch):
     pretend(monkeypatch, Progress(5, 0, 500), Progress(10, 0, 1000))
-    assert backend.train(PLAN, 0) == {"num_updates": 10, "train_tokens": 1000, "train_flops": 6000}
+    assert train(backend, PLAN) == {"num_updates": 10, "train_tokens": 1000, "train_flops": 6000}
     assert launched.programs == ["fairseq-train"]
 
 
 def test_a_finished_training_is_not_launched_again_for_it_would_do_one_more_update(backend, launched, monkeypatch):
     pretend(monkeypatch, Progress(10, 0, 1000))
-    assert backend.train(PLAN, 0)["num_updates"] == 10
+    assert train(backend, PLAN)["num_updates"] == 10
     assert launched.programs == []
 
 
 def test_a_training_that_ends_early_is_an_error(backend, launched, monkeypatch):
     pretend(monkeypatch, Progress(5, 0, 500), Progress(7, 0, 700))
     with pytest.raises(AlmaError, match=r"train-member-0.log: fairseq-train ended after 7 updates"):
-        backend.train(PLAN, 0)
+        train(backend, PLAN)
 
 
 def test_a_stage_whose_start_is_gone_says_which_stage_to_run(backend, launched):
-    second = plan_stages("sm", LearnerOptions(seed=1), stages(2, 1))[1]
+    second = plan_learner("sm", stages(2, 1))[1]
     with pytest.raises(
         AlmaError, match=r"stage-000/member-0/checkpoint_last.pt: not there, and stage 1 starts from it"
     ):
-        backend.train(second, 0)
+        train(backend, second)
 
 
 def test_perplexity_is_computed_from_the_printed_loss(backend, launched):
     launched.lines = ["something else", RESULT.format("5.1234")]
-    record = backend.test(PLAN, 0)
+    record = backend.test(work(backend, PLAN))
     assert record["test"] == record["valid"] == {"loss": 5.1234, "ppl": pytest.approx(2**5.1234, abs=1e-4)}
     assert (record["num_params"], record["num_experts"], record["num_members"]) == (11, 4, 1)
     assert record["test_flops_per_token"] == 2
@@ -94,22 +103,22 @@ def test_perplexity_is_computed_from_the_printed_loss(backend, launched):
 
 def test_an_evaluation_without_a_result_is_an_error(backend, launched):
     with pytest.raises(AlmaError, match=r"valid.log: fairseq-eval-lm printed 0 results"):
-        backend.test(PLAN, 0)
+        backend.test(work(backend, PLAN))
 
 
 @pytest.mark.parametrize("loss", [math.nan, math.inf])
 def test_a_diverged_training_is_an_error(backend, launched, loss):
     launched.lines = [RESULT.format(loss)]
     with pytest.raises(AlmaError, match=r"valid.log: the loss on valid is (nan|inf).*diverged.*--lr"):
-        backend.test(PLAN, 0)
+        backend.test(work(backend, PLAN))
 
 
 def plans_of(learner, **options):
-    return plan_stages(learner, LearnerOptions(seed=1, **options), stages(2, 1))
+    return plan_learner(learner, stages(2, 1), **options)
 
 
 def write_checkpoint(backend, model):
-    path = backend.commands.checkpoint(model)
+    path = backend.folder.checkpoint(model)
     path.parent.mkdir(parents=True, exist_ok=True)
     torch.save({"cfg": {"model": {}}, "model": {}, "last_optimizer_state": {"m": 1}}, path)
     return path
@@ -120,11 +129,11 @@ def test_the_figures_of_an_ensemble_are_sums_but_updates_and_experts_are_those_o
 ):
     plan = plans_of("ens", num_members=2)[0]
     pretend(monkeypatch, Progress(10, 0, 1000), Progress(10, 0, 900))
-    assert backend.train(plan, 0) == {"num_updates": 10, "train_tokens": 1900, "train_flops": 6 * 1900}
+    assert train(backend, plan) == {"num_updates": 10, "train_tokens": 1900, "train_flops": 6 * 1900}
     launched.lines = [RESULT.format("5.0")]
     for model in plan.predictors:
         write_checkpoint(backend, model)
-    record = backend.test(plan, 0)
+    record = backend.test(work(backend, plan))
     assert (record["num_params"], record["num_experts"], record["num_members"]) == (22, 4, 2)
     assert record["test_flops_per_token"] == 4
 
@@ -133,46 +142,46 @@ def test_members_have_their_final_form_before_the_ensemble_takes_their_checksums
     plan = plans_of("ens", num_members=2)[0]
     paths = [write_checkpoint(backend, model) for model in plan.predictors]
     launched.lines = [RESULT.format("5.0")]
-    backend.test(plan, 0)
+    backend.test(work(backend, plan))
     before = [path.read_bytes() for path in paths]
     assert "last_optimizer_state" not in torch.load(paths[1], weights_only=True)
-    backend.keep_only(0, plan.predictors)
+    backend.keep_only(backend.folder, 0, plan.predictors)
     assert [path.read_bytes() for path in paths] == before
     assert launched.programs == ["alma-ensemble", "fairseq-eval-lm", "fairseq-eval-lm"]
 
 
 def test_what_predicts_stays_and_what_nobody_needs_goes(backend):
-    second = plans_of("gens", from_previous=False)[1]
+    second = plans_of("gens")[1]
     paths = [write_checkpoint(backend, model) for model in second.predictors]
     leftovers = [backend.folder.stage_folder(0) / "ensemble.pt", backend.folder.stage_folder(1) / "grown.pt"]
     last = backend.folder.stage_folder(1) / "ensemble.pt"
     for path in (*leftovers, last):
         path.touch()
-    backend.keep_only(1, second.predictors)
+    backend.keep_only(backend.folder, 1, second.predictors)
     assert all(path.is_file() for path in (*paths, last))
     assert not any(path.exists() for path in leftovers)
-    backend.keep_only(1, second.predictors[1:])
+    backend.keep_only(backend.folder, 1, second.predictors[1:])
     assert [path.is_file() for path in paths] == [False, True]
 
 
 def test_growth_comes_before_training_and_is_not_done_twice(backend, launched, monkeypatch):
-    plan = plans_of("gmoe", grow_schedule=(4, 6))[1]
+    plan = plans_of("gmoe", grow_schedule="4,6")[1]
     write_checkpoint(backend, plan.trainings[0].start)
     looks = iter([Progress(0, 0, 0), Progress(10, 0, 1000), Progress(0, 0, 0), Progress(10, 0, 1000)])
     pretend(monkeypatch, *looks)
-    backend.train(plan, 0)
+    train(backend, plan)
     assert launched.programs == ["alma-grow", "fairseq-train"]
     backend.commands.grown(plan.trainings[0].model).parent.mkdir(exist_ok=True)
     backend.commands.grown(plan.trainings[0].model).touch()
-    backend.train(plan, 0)
+    train(backend, plan)
     assert launched.programs == ["alma-grow", "fairseq-train", "fairseq-train"]
 
 
 def test_the_perplexity_right_after_growth_is_recorded(backend, launched):
-    plan = plans_of("gmoe", grow_schedule=(4, 6))[1]
+    plan = plans_of("gmoe", grow_schedule="4,6")[1]
     launched.lines = [RESULT.format("3.0")]
-    assert backend.test(plan, 0)["after_growth"] == {"valid": {"loss": 3.0, "ppl": 8.0}}
-    assert "after_growth" not in backend.test(plans_of("gmoe", grow_schedule=(4, 6))[0], 0)
+    assert backend.test(work(backend, plan))["after_growth"] == {"valid": {"loss": 3.0, "ppl": 8.0}}
+    assert "after_growth" not in backend.test(work(backend, plans_of("gmoe", grow_schedule="4,6")[0]))
 
 
 def test_curves_go_on_after_a_kill_and_begin_anew_with_a_training_that_begins(launched, monkeypatch, tmp_path):
@@ -182,12 +191,12 @@ def test_curves_go_on_after_a_kill_and_begin_anew_with_a_training_that_begins(la
     curve.parent.mkdir(parents=True)
     curve.touch()
     pretend(monkeypatch, Progress(5, 0, 500), Progress(10, 0, 1000), Progress(5, 0, 500), Progress(10, 0, 1000))
-    backend.train(PLAN, 0)
-    backend.train(PLAN, 0)
+    train(backend, PLAN)
+    train(backend, PLAN)
     assert curve.exists()
     pretend(monkeypatch, Progress(10, 0, 1000))
-    monkeypatch.setattr(checkpoints, "repair_last", lambda folder: None)
-    backend.train(PLAN, 0)
+    monkeypatch.setattr(stage_checkpoints, "repair_last", lambda folder: None)
+    train(backend, PLAN)
     assert not curve.exists()
     first, second, third = (environment["WANDB_RUN_ID"] for environment in launched.environments)
     assert first == second != third

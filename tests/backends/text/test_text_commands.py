@@ -3,8 +3,8 @@ from pathlib import Path
 from fairseq_alma.backends.text.text_commands import TextCommands
 from fairseq_alma.backends.text.train_options import TrainOptions
 from fairseq_alma.learners.schedule import stages
-from fairseq_alma.learners.strategy import LearnerOptions, plan_stages
 from fairseq_alma.runs.run_folder import RunFolder
+from tests.runs.runs import plan_learner
 
 TRAIN = ["--arch", "a", "--cpu", "--batch-size", "4"]
 
@@ -15,7 +15,7 @@ def commands(options=("--max-update", "1000"), **changes):
 
 
 def plans(wait=3):
-    return plan_stages("sm", LearnerOptions(seed=5), stages(4, wait))
+    return plan_learner("sm", stages(4, wait), seed=5)
 
 
 def has(arguments, *expected):
@@ -70,7 +70,7 @@ def test_validation_in_training_is_off_unless_asked_for():
 
 
 def learner_plans(learner, num_megabatches=2, **options):
-    return plan_stages(learner, LearnerOptions(seed=5, **options), stages(num_megabatches, 1))
+    return plan_learner(learner, stages(num_megabatches, 1), seed=5, **options)
 
 
 def programs(plan):
@@ -90,7 +90,7 @@ def test_an_ensemble_trains_its_members_and_tests_the_one_checkpoint_that_stands
 
 
 def test_a_mixture_grows_before_it_is_trained_and_is_tested_right_after_growth_too():
-    plan = learner_plans("gmoe", grow_schedule=(4, 6))[1]
+    plan = learner_plans("gmoe", grow_schedule="4,6")[1]
     assert programs(plan) == ["alma-grow", "fairseq-train", "fairseq-eval-lm", "fairseq-eval-lm", "fairseq-eval-lm"]
     grow, train, grown, _, _ = commands(wait=1).all_of(plan)
     assert has(grow.arguments, "--path", "R/stage-000/member-0/checkpoint_last.pt", "--out", "R/stage-001/grown.pt")
@@ -102,12 +102,12 @@ def test_a_mixture_grows_before_it_is_trained_and_is_tested_right_after_growth_t
 
 
 def test_a_mixture_begins_with_the_experts_of_its_schedule():
-    plan = learner_plans("gmoe", grow_schedule=(4, 6))[0]
+    plan = learner_plans("gmoe", grow_schedule="4,6")[0]
     assert commands(wait=1).train(plan, plan.trainings[0]).arguments[-2:] == ["--num-experts", "4"]
 
 
 def test_new_random_experts_need_no_measuring():
-    plan = learner_plans("gmoe", grow_schedule=(4, 6), grow_method="scratch")[1]
+    plan = learner_plans("gmoe", grow_schedule="4,6", grow_method="scratch")[1]
     grow = commands(wait=1).grow(plan.trainings[0])
     assert "--select" not in grow.arguments and "--stream" not in grow.arguments
 

@@ -1,7 +1,7 @@
 import pytest
 
 from fairseq_alma.backends.text.train_options import MODEL_OPTIONS, OWNED, TrainOptions
-from fairseq_alma.learners.strategy import GrowingMixture
+from fairseq_alma.learners.growing_mixture import ScheduledMixture
 
 BASE = ["--arch", "alma_switch_lm_tiny", "--max-update", "10"]
 
@@ -73,7 +73,7 @@ def test_lengthened_options_have_more_updates_and_the_same_warm_up():
 
 def test_what_the_learner_decides_is_refused_with_the_way_to_say_it():
     with pytest.raises(ValueError, match=r"--num-experts may not stand after the --: give --grow-schedule"):
-        TrainOptions(["--arch", "a", "--max-update", "1", "--num-experts", "4"], GrowingMixture.owned)
+        TrainOptions(["--arch", "a", "--max-update", "1", "--num-experts", "4"], ScheduledMixture.owned)
 
 
 def test_the_options_of_a_joint_models_members_are_all_options_of_the_language_models():

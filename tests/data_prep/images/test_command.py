@@ -23,6 +23,7 @@ from tests.data_prep.images.published import (
     write_cifar100,
     write_mnist,
 )
+from tests.runs.fakes import write_manifest
 
 
 def run(*arguments: object) -> int:
@@ -105,9 +106,7 @@ def test_folder_that_holds_something_else_is_refused_and_left_alone(tmp_path):
 
 
 def test_stream_of_text_is_not_replaced(tmp_path):
-    create(tmp_path)
-    manifest = tmp_path / "stream/stream.json"
-    manifest.write_text(manifest.read_text().replace('"kind": "images"', '"kind": "text"'))
+    write_manifest(tmp_path / "stream", num_megabatches=2)
     with pytest.raises(AlmaError, match="a stream of text is there; choose another folder"):
         create(tmp_path)
 

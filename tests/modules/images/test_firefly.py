@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 
 from fairseq_alma.errors import AlmaError
-from fairseq_alma.growth.firefly_selection import LayerGrowth, num_chain_parameters
+from fairseq_alma.growth.firefly_selection import KeptCandidates, num_chain_parameters
 from fairseq_alma.modules.images.firefly import grow_firefly, score_candidates, tune_directions
 from fairseq_alma.modules.images.firefly_candidates import CandidateVGG, Steps
 from fairseq_alma.modules.images.vgg import NUM_CONVOLUTIONS, VGG
@@ -73,7 +73,9 @@ def exact_network():
 @pytest.mark.parametrize("training", [False, True])
 def test_splits_whose_halves_are_equal_change_no_output(exact_network, training):
     candidates = CandidateVGG(exact_network, [1] * NUM_CONVOLUTIONS, Steps(split=0.0), seeded(0))
-    splits = [LayerGrowth([0, 3], []) if layer % 3 else LayerGrowth([1, 2, 3], []) for layer in range(NUM_CONVOLUTIONS)]
+    splits = [
+        KeptCandidates([0, 3], []) if layer % 3 else KeptCandidates([1, 2, 3], []) for layer in range(NUM_CONVOLUTIONS)
+    ]
     wide = widen_vgg(exact_network, candidates, splits)
     assert channels_of(wide) == [7 - (layer % 3 > 0) for layer in range(NUM_CONVOLUTIONS)]
     (images, _), *_ = batches_of(1, seed=5, dtype=torch.float64)
@@ -86,7 +88,7 @@ def test_candidates_lead_from_the_network_to_the_one_that_has_them_all(exact_net
     candidates = CandidateVGG(exact_network, [2, 3] * 8, Steps(), seeded(0))
     for layer in candidates.layers():
         layer.set_path(position)
-    everything = [LayerGrowth([0, 1, 2, 3], list(range(num_new))) for num_new in [2, 3] * 8]
+    everything = [KeptCandidates([0, 1, 2, 3], list(range(num_new))) for num_new in [2, 3] * 8]
     end = widen_vgg(exact_network, candidates, everything) if position else copy.deepcopy(exact_network)
     (images, _), *_ = batches_of(1, seed=5, dtype=torch.float64)
     torch.testing.assert_close(candidates(images), end.train()(images), rtol=0, atol=1e-10)
@@ -97,7 +99,7 @@ def test_scores_add_up_to_what_all_candidates_together_change(exact_network):
     candidates = CandidateVGG(exact_network, [2] * NUM_CONVOLUTIONS, Steps(0.01, 0.001), seeded(0))
     tune_directions(candidates, batches * 4)  # else gains and losses cancel each other, and rounding is what is left
     scores = score_candidates(candidates, batches)
-    everything = [LayerGrowth([0, 1, 2, 3], [0, 1])] * NUM_CONVOLUTIONS
+    everything = [KeptCandidates([0, 1, 2, 3], [0, 1])] * NUM_CONVOLUTIONS
     wide = widen_vgg(exact_network, candidates, everything)
     change = mean_loss(wide, batches, training=True) - mean_loss(exact_network, batches, training=True)
     assert sum(sum(layer.split) + sum(layer.new) for layer in scores) == pytest.approx(change, rel=0.05)
@@ -165,7 +167,7 @@ def test_smaller_candidates_change_less(network):
 
 def test_gradients_reach_all_channels_and_differ_between_the_halves_of_a_split(network):
     candidates = CandidateVGG(network, [2] * NUM_CONVOLUTIONS, Steps(), seeded(0))
-    wide = widen_vgg(network, candidates, [LayerGrowth([1], [0, 1])] * NUM_CONVOLUTIONS).train()
+    wide = widen_vgg(network, candidates, [KeptCandidates([1], [0, 1])] * NUM_CONVOLUTIONS).train()
     images, labels = batches_of(1)[0]
     F.cross_entropy(wide(images)[0], labels).backward()
     for number, block in enumerate(wide.blocks):
@@ -180,7 +182,7 @@ def test_batch_norm_of_halves_is_that_of_the_whole_and_of_new_channels_is_measur
     batches = batches_of()
     candidates = CandidateVGG(network, [2] * NUM_CONVOLUTIONS, Steps(), seeded(0))
     score_candidates(candidates, batches)
-    wide = widen_vgg(network, candidates, [LayerGrowth([1, 2], [1])] * NUM_CONVOLUTIONS)
+    wide = widen_vgg(network, candidates, [KeptCandidates([1, 2], [1])] * NUM_CONVOLUTIONS)
     for old, new in zip(network.blocks, wide.blocks, strict=True):
         for name, values in old.norm.state_dict().items():
             assert torch.equal(new.norm.state_dict()[name][0, :6], values[0, [0, 1, 2, 3, 1, 2]])

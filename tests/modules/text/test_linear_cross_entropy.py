@@ -8,7 +8,7 @@ from fairseq_alma.modules.text.linear_cross_entropy import linear_cross_entropy,
 
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch):
-    monkeypatch.setattr(module, "CHUNK_ELEMENTS_CPU", 3 * 11)  # three tokens of eleven units
+    monkeypatch.setattr(module, "CHUNK_ELEMENTS_CPU", 3 * 11)  # three tokens, vocabulary size eleven
 
 
 def inputs(dtype=torch.double):

@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 
 from fairseq_alma.report.figures import style
 from fairseq_alma.report.figures.style import NARROW, gap_in, linear, logarithmic, plain, scientific, show_tflops
-from fairseq_alma.report.spelling import NAMES
+from fairseq_alma.report.spelling import LEARNER_COLOURS
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -24,7 +24,7 @@ def test_labels_that_have_room_stay_where_they_are():
 
 
 def test_every_learner_has_a_colour_of_its_own():
-    assert len({style.colour_of(learner) for learner in NAMES}) == len(NAMES)
+    assert len({style.colour_of(learner) for learner in LEARNER_COLOURS}) == len(LEARNER_COLOURS)
     assert style.colour_of("a learner of tomorrow") == style.GREY
 
 

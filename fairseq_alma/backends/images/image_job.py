@@ -1,0 +1,95 @@
+"""``alma-stream`` on streams of images: training and tests in this process."""
+
+import os
+import shlex
+from typing import TYPE_CHECKING, Callable, Optional, Sequence
+
+from fairseq_alma.backends.images.image_train_options import ImageTrainOptions
+from fairseq_alma.data.image_stream import ImageStream
+from fairseq_alma.data.stream import Stream
+from fairseq_alma.learners.plan import StagePlan
+from fairseq_alma.runs.loop import Run
+from fairseq_alma.runs.request import RunRequest
+from fairseq_alma.runs.run_display import describe_stage
+
+if TYPE_CHECKING:
+    from fairseq_alma.backends.images.image_backend import ImageBackend
+
+ONE_STAGE = ("--dry-run", "--stage")
+
+
+class ImageJob:
+    """What alma-stream does with images; see `request.Job`.
+
+    Args:
+        request: what stands before ``--``.
+        own_words: the same as it was typed.
+        words: what stands after it.
+        stream: the data.
+
+    Raises:
+        ValueError: an option after ``--`` is wrong.
+    """
+
+    unit = "image"
+    recorded: tuple[str, ...] = ()
+
+    def __init__(
+        self, request: RunRequest, own_words: Sequence[str], words: Sequence[str], stream: Optional[Stream]
+    ) -> None:
+        assert stream is not None  # of text, where there is none
+        self.request, self.own_words = request, own_words
+        self.images = ImageStream.open(stream.root)
+        self.options = ImageTrainOptions(words, request.learner, self.images.has_photographs)
+
+    def train_options(self) -> dict[str, str]:
+        """Return what run.json says of the options after ``--``, the paper's values included."""
+        return self.options.as_dict()
+
+    def print_plan(self, plans: Sequence[StagePlan]) -> None:
+        """Print the commands that run the stages one by one, with every option of the training."""
+        print("# the stages run in one process; each of these commands runs one of them, in this order")
+        for plan in self.request.chosen(plans):
+            print(f"# {describe_stage(plan, len(plans))}: {_describe_trainings(plan)}")
+            own = shlex.join(["alma-stream", *_without_stage(self.own_words), "--stage", str(plan.stage.index)])
+            print(f"{own} -- {shlex.join(self.options.all_words())}")
+
+    def work(self) -> Callable[[StagePlan], float]:
+        """Return how the trainings of two stages compare: by their images."""
+        return lambda plan: float(len(plan.stage.megabatches))
+
+    def prepare(self, plans: Sequence[StagePlan]) -> "Callable[[Sequence[Run]], ImageBackend]":
+        """Read the options as fairseq does, and build a network; see `request.Job`."""
+        # Before torch is imported: networks this small, on a machine that is not idle, are slower with several threads.
+        if "mlp" in self.options.arch:
+            os.environ.setdefault("OMP_NUM_THREADS", "1")
+        from fairseq_alma.backends.images.image_backend import ImageBackend
+        from fairseq_alma.backends.images.image_settings import ImageSettings
+
+        trainings = [training for plan in plans for training in plan.trainings]
+        settings = ImageSettings(self.images, self.options, trainings[0].num_joint)
+        for growth in {training.growth for training in trainings if training.growth is not None}:
+            settings.check_growth(growth)
+        return lambda runs: ImageBackend(settings, runs, self.request.run)
+
+
+def _without_stage(words: Sequence[str]) -> list[str]:
+    """Leave out what chooses stages, and that nothing is to run."""
+    kept: list[str] = []
+    skip = False
+    for word in words:
+        if not skip and word.partition("=")[0] not in ONE_STAGE:
+            kept.append(word)
+        skip = word == "--stage"
+    return kept
+
+
+def _describe_trainings(plan: StagePlan) -> str:
+    """Say what is trained, from where, and what grows."""
+    first = plan.trainings[0]
+    text = "train" if first.start is None else f"resume from stage {first.start.stage} with"
+    number = len(plan.trainings) * first.num_joint
+    text += f" {number} models" if number > 1 else " a model"
+    if first.growth is not None:
+        text += f", after growth ({first.growth.method})"
+    return text + (f"; {len(plan.predictors)} predict" if len(plan.predictors) > 1 else "")

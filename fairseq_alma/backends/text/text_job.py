@@ -1,0 +1,87 @@
+"""``alma-stream`` on streams of text: stock commands in processes of their own."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Callable, Optional, Sequence
+
+from fairseq_alma.backends.text.text_backend import TextBackend
+from fairseq_alma.backends.text.text_commands import TextCommands
+from fairseq_alma.backends.text.train_options import TrainOptions
+from fairseq_alma.data.stream import Stream
+from fairseq_alma.learners.plan import StagePlan
+from fairseq_alma.runs.loop import Run
+from fairseq_alma.runs.request import RunRequest
+from fairseq_alma.runs.run_display import describe_stage
+
+if TYPE_CHECKING:
+    from fairseq_alma.checkpoints.model_facts import ModelFacts
+
+
+class TextJob:
+    """What alma-stream does with text; see `request.Job`.
+
+    Args:
+        request: what stands before ``--``.
+        words: what stands after it.
+        stream: the data; None: a dry run does without.
+
+    Raises:
+        ValueError: an option after ``--`` is wrong.
+    """
+
+    unit = "word"
+    recorded: tuple[str, ...] = ("save_every", "validate")
+
+    def __init__(self, request: RunRequest, words: Sequence[str], stream: Optional[Stream]) -> None:
+        self.request, self.stream = request, stream
+        self.options = TrainOptions(words, request.learner.owned)
+        if request.learner.trains_jointly:
+            self.options.joint(1)  # refuses what cannot be
+        self.commands = TextCommands(
+            stream=request.stream,
+            folder=request.folder(request.seeds[0]),
+            options=self.options if request.iid is None else self.options.lengthened(request.iid),
+            wait=request.iid or request.wait,
+            replay=request.replay,
+            save_every=request.save_every,
+            validate=request.validate,
+            keep_checkpoints=request.keep_checkpoints,
+        )
+
+    def train_options(self) -> dict[str, str]:
+        """Return what run.json says of the options after ``--``."""
+        return self.options.as_dict()
+
+    def print_plan(self, plans: Sequence[StagePlan]) -> None:
+        """Print the commands of the stages that were asked for."""
+        iid, member = self.request.iid, self.request.member
+        if iid is not None:
+            print(f"# --iid {iid}: --max-update and --total-num-update are {iid} times those given")
+        for plan in self.request.chosen(plans):
+            commands = self.commands.all_of(plan)
+            if member is not None:
+                training = plan.training_of(member)
+                commands = [self.commands.train(plan, training)] if training is not None else []
+            if commands:
+                print(f"# {describe_stage(plan, len(plans))}")
+            for each in commands:
+                print(each.shell())
+
+    def work(self) -> Callable[[StagePlan], float]:
+        """Return how the trainings of two stages compare: --max-update ends them alike, epochs by their data."""
+        assert self.stream is not None
+        sizes = [self.stream.megabatch(t).num_words for t in range(self.stream.num_megabatches)]
+        by_updates = self.commands.options.max_update
+        return lambda plan: 1.0 if by_updates else sum(sizes[t] for t in plan.stage.megabatches)
+
+    def prepare(self, plans: Sequence[StagePlan]) -> Callable[[Sequence[Run]], TextBackend]:
+        """Leave the options to fairseq-train, whose message the log has; see `request.Job`."""
+        assert self.stream is not None
+        words_per_token = self.stream.words_per_token
+        return lambda runs: TextBackend(self.commands, _describe, words_per_token)
+
+
+def _describe(path: Path) -> "ModelFacts":
+    # Imports torch, which takes seconds; a dry run needs none of it.
+    from fairseq_alma.checkpoints.model_facts import describe_checkpoint
+
+    return describe_checkpoint(path)

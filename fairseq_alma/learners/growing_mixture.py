@@ -1,0 +1,121 @@
+"""gMoE: one model whose layers get more experts between the stages (paper, section 4.2 and Appendix A)."""
+
+import itertools
+from dataclasses import dataclass
+from typing import Any, ClassVar, Mapping, Optional, Sequence
+
+from fairseq_alma.learners.learner import GrowingModel, is_growth_due, option, register_learner
+from fairseq_alma.learners.plan import Growth
+from fairseq_alma.learners.schedule import Stage
+
+
+def read_schedule(word: str) -> tuple[int, ...]:
+    """Read the experts of each stage, ``4,6,8,12``. Raises ValueError if they are no growing whole numbers."""
+    numbers = word.split(",")
+    if not all(number.strip().isdecimal() and 0 < int(number) <= 10_000 for number in numbers):
+        raise ValueError("whole numbers of at least 1 with commas are needed, such as 4,6,8,12")
+    schedule = tuple(int(number) for number in numbers)
+    for stage, (before, now) in enumerate(itertools.pairwise(schedule), 1):
+        if now < before:
+            raise ValueError(f"shrinks from {before} to {now} experts before stage {stage}; a model only grows")
+    return schedule
+
+
+def grow_every_option() -> Any:
+    """Declare ``--grow-every``."""
+    return option(1, "grow when N more mega-batches have arrived (default: before each stage)", at_least=1)
+
+
+@register_learner("gmoe", "text")
+@dataclass(frozen=True)
+class ScheduledMixture(GrowingModel):
+    """One Switch model that gets more experts between the stages."""
+
+    label: ClassVar[Optional[str]] = "gMoE"
+    owned: ClassVar[Mapping[str, str]] = {
+        "--num-experts": "give --grow-schedule before the --",
+        "--gate-trees": "alma-grow decides the gates; give --grow-method before the --",
+    }
+
+    grow_schedule: Optional[tuple[int, ...]] = option(
+        None,
+        "experts in each Switch layer during stage 0, 1, ...; the paper: 4,6,8,12",
+        parse=read_schedule,
+        metavar="E0,E1,...",
+    )
+    grow_method: str = option(
+        "copy",
+        "as alma-grow --method; copy is the paper's, split is smooth",
+        choices=("copy", "split", "scratch"),
+    )
+    grow_select: Optional[str] = option(
+        None,
+        "which experts are copied or split, as alma-grow --select (default: loss)",
+        choices=("loss", "usage", "random"),
+    )
+
+    def __post_init__(self) -> None:
+        if self.grow_select is None and self.grow_method != "scratch":
+            object.__setattr__(self, "grow_select", "loss")  # the default depends on the method
+
+    def check(self) -> None:
+        """Refuse schedules that cannot be grown."""
+        super().check()
+        if self.grow_schedule is None:
+            raise ValueError(
+                f"--learner {self.name} needs --grow-schedule, the experts of each stage; the paper: 4,6,8,12"
+            )
+        if self.grow_method == "scratch":
+            if self.grow_select is not None:
+                raise ValueError("--grow-select has no meaning with --grow-method scratch, which copies no expert")
+            return
+        for stage, (before, now) in enumerate(itertools.pairwise(self.grow_schedule), 1):
+            if now > 2 * before:
+                raise ValueError(
+                    f"--grow-schedule {self._shown}: from {before} to {now} experts before stage {stage}, but each of "
+                    f"the {before} can be copied or split once; give at most {2 * before}, or --grow-method scratch"
+                )
+
+    def check_stages(self, planned: Sequence[Stage]) -> None:
+        """Refuse a schedule for another number of stages."""
+        if len(self._schedule) != len(planned):
+            raise ValueError(
+                f"--grow-schedule {self._shown}: {len(self._schedule)} numbers, the run has {len(planned)} stages; "
+                "give one for each"
+            )
+
+    @property
+    def first_num_experts(self) -> Optional[int]:
+        """Experts of the first stage's model."""
+        return self._schedule[0]
+
+    def growth_before(self, stage: Stage, seed: int) -> Optional[Growth]:
+        """Grow to the schedule's size."""
+        num_new = self._schedule[stage.index] - self._schedule[stage.index - 1]
+        return Growth(num_new, self.grow_method, self.grow_select or "loss", seed) if num_new > 0 else None
+
+    @property
+    def _schedule(self) -> tuple[int, ...]:
+        assert self.grow_schedule is not None  # `check` has seen it
+        return self.grow_schedule
+
+    @property
+    def _shown(self) -> str:
+        return ",".join(map(str, self._schedule))
+
+
+@register_learner("gmoe", "images")
+@dataclass(frozen=True)
+class TreeMixture(GrowingModel):
+    """One model: in each layer the expert with the largest validation loss becomes two, under a new gate."""
+
+    label: ClassVar[Optional[str]] = "gMoE"
+    arch_prefix: ClassVar[Optional[str]] = "alma_moe"
+    image_architectures: ClassVar[tuple[str, str]] = ("alma_moe_mlp", "alma_moe_vgg")
+    owned: ClassVar[Mapping[str, str]] = {"--gate-trees": "gmoe grows its trees by itself"}
+
+    grow_every: int = grow_every_option()
+
+    def growth_before(self, stage: Stage, seed: int) -> Optional[Growth]:
+        """Split one expert of each layer."""
+        return Growth(1, "split", "loss", seed) if is_growth_due(stage, self.wait, self.grow_every) else None

@@ -1,0 +1,150 @@
+"""What ``run.json``, ``stage.json`` and ``clock.json`` hold, declared once and checked where they are read.
+
+Keys that are not declared here are kept as they are: those of one learner (``gate_trees``, ``expert_usage``), and those
+of a version to come. See DESIGN.md, "Contract: files".
+"""
+
+from typing import Annotated, Any, Mapping, Optional, Union
+
+from msgspec import Meta, Struct
+
+from fairseq_alma.json_files import Amount, Count, Name, NumMegabatches, Positive
+
+Megabatch = Annotated[int, Meta(ge=0, le=9_999)]
+_ROUNDING = 1e-3  # the mean of probabilities that are all 1 may have a loss a little below 0
+
+
+class Counts(Struct, frozen=True):
+    """What a split of the stream has."""
+
+    num_tokens: Count = 0
+    num_bytes: Count = 0
+    num_images: Count = 0
+
+
+class StreamRecord(Struct, frozen=True):
+    """The stream that a run learns from; the last four are of a stream of images."""
+
+    path: Annotated[str, Meta(max_length=4096)]
+    fingerprint: Name
+    kind: Name
+    num_megabatches: NumMegabatches
+    valid: Counts
+    test: Counts
+    vocab_size: Optional[Positive] = None
+    dataset: Optional[Name] = None
+    num_classes: Optional[Positive] = None
+    source: Optional[Name] = None
+    seed: Optional[Count] = None
+
+
+class RunOptions(Struct, frozen=True):
+    """The options of alma-stream that every run has; others are kept beside them."""
+
+    wait: Annotated[int, Meta(ge=1)]
+    replay: bool
+    drop_rest: bool
+    init: Name
+    iid: Optional[Annotated[int, Meta(ge=1)]] = None
+
+
+class RunRecord(Struct, frozen=True):
+    """``run.json``: what a run is."""
+
+    learner: Name
+    seed: Count
+    options: RunOptions
+    train_options: dict[str, Union[str, int, float, bool, None]]
+    stream: StreamRecord
+    versions: dict[str, Optional[str]] = {}
+
+
+class TextResult(Struct, frozen=True):
+    """A test on text: loss in bits per token, perplexity. Both are infinite or NaN where a model diverged."""
+
+    loss: float
+    ppl: float
+
+    def __post_init__(self) -> None:
+        _refuse_below(0, self.loss, self.ppl)
+
+
+class ImageResult(Struct, frozen=True):
+    """A test on images: loss in nats, infinite or NaN where a model diverged; error from 0 to 1."""
+
+    loss: float
+    error: Annotated[float, Meta(ge=0, le=1)]
+
+    def __post_init__(self) -> None:
+        _refuse_below(0, self.loss)
+
+
+class TextGrowth(Struct, frozen=True):
+    """What a growth step did to the loss on the validation set."""
+
+    valid: TextResult
+
+
+class ImageGrowth(Struct, frozen=True):
+    """See `TextGrowth`."""
+
+    valid: ImageResult
+
+
+class StageRecord(Struct, frozen=True):
+    """``stage.json``: what one stage cost and what came of it; see `TextStage` and `ImageStage`."""
+
+    stage: Count
+    megabatches: Annotated[list[Megabatch], Meta(min_length=1, max_length=10_000)]
+    num_params: Amount
+    num_experts: Count
+    num_members: Count
+    num_updates: Count
+    train_flops: Amount
+    wall_seconds: Amount
+
+
+class TextStage(StageRecord, frozen=True, kw_only=True):
+    """A stage of a run on text."""
+
+    train_tokens: Count
+    test_flops_per_token: Amount
+    valid: TextResult
+    test: TextResult
+    before_growth: Optional[TextGrowth] = None
+    after_growth: Optional[TextGrowth] = None
+
+
+class ImageStage(StageRecord, frozen=True, kw_only=True):
+    """A stage of a run on images."""
+
+    train_images: Count
+    test_flops_per_image: Amount
+    valid: ImageResult
+    test: ImageResult
+    before_growth: Optional[ImageGrowth] = None
+    after_growth: Optional[ImageGrowth] = None
+
+
+class WandbRecord(Struct, frozen=True):
+    """``wandb.json``: what Weights & Biases knows a run or a training by."""
+
+    id: Name
+
+
+class ClockRecord(Struct, frozen=True):
+    """``clock.json``: seconds of the launches before, and since when the present one runs (seconds since 1970)."""
+
+    spent: Amount
+    started: Optional[Amount]
+
+
+def stage_type(content: Mapping[str, Any]) -> type[StageRecord]:
+    """Return the type that a ``stage.json`` must have, by the kind of data that it says it is about."""
+    return ImageStage if "train_images" in content or "test_flops_per_image" in content else TextStage
+
+
+def _refuse_below(least: float, *numbers: float) -> None:
+    for number in numbers:
+        if number < least - _ROUNDING:
+            raise ValueError(f"{number!r} found, a number of at least {least} is needed")

@@ -1,0 +1,131 @@
+"""What ``alma-stream`` was asked for, in types, and what each kind of data makes of it."""
+
+import argparse
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Callable, Mapping, Optional, Protocol, Sequence
+
+from fairseq_alma.learners.learner import Learner, build_learner, plan_stages
+from fairseq_alma.learners.plan import MAX_MEMBERS, StagePlan
+from fairseq_alma.learners.schedule import Stage, stages
+from fairseq_alma.runs.loop import Backend, Run
+from fairseq_alma.runs.run_folder import RunFolder
+
+OF_EVERY_RUN = ("wait", "replay", "drop_rest", "iid", "keep_checkpoints")
+"""Options that run.json names whatever the data are, beside those of the learner."""
+
+
+@dataclass(frozen=True)
+class RunRequest:
+    """Options of alma-stream, checked one by one.
+
+    Attributes:
+        stream: folder of the stream.
+        run: folder of the run.
+        learner: the class.
+        learner_options: what the user gave of the learner's own options.
+        seeds: of the runs; several are trained side by side.
+        wait: mega-batches gathered before an update.
+        replay: train on all mega-batches so far.
+        drop_rest: leave the last mega-batches where fewer than ``wait`` are left.
+        iid: one stage on the union of so many mega-batches; None: a stream.
+        stage: the one stage that is run; None: all.
+        member: the one member that is trained; None: all.
+        keep_checkpoints: remove nothing.
+        save_every: text: updates between two checkpoints within a stage.
+        validate: text: let fairseq-train validate whenever it saves.
+    """
+
+    stream: Path
+    run: Path
+    learner: type[Learner]
+    learner_options: Mapping[str, Any]
+    seeds: tuple[int, ...]
+    wait: int
+    replay: bool
+    drop_rest: bool
+    iid: Optional[int]
+    stage: Optional[int]
+    member: Optional[int]
+    keep_checkpoints: bool
+    save_every: int
+    validate: bool
+
+    @classmethod
+    def of(cls, arguments: argparse.Namespace, learner: type[Learner], options: Mapping[str, Any]) -> "RunRequest":
+        """Take the arguments of the same names."""
+        own: dict[str, Any] = {"learner": learner, "learner_options": options, "seeds": tuple(arguments.seed)}
+        return cls(**own, **{name: vars(arguments)[name] for name in cls.__dataclass_fields__ if name not in own})
+
+    def folder(self, seed: int) -> RunFolder:
+        """Return the folder of a seed's run: what --run says, or where there are several seeds a folder in it."""
+        return RunFolder(self.run if len(self.seeds) == 1 else self.run / f"seed-{seed}")
+
+    def build_learner(self, kind: str, seed: int) -> Learner:
+        """Make the learner of one seed. Raises ValueError that begins with the option that is wrong."""
+        return build_learner(self.learner, kind, seed, self.wait, self.learner_options)
+
+    def plan(self, learner: Learner, kind: str, num_megabatches: int) -> list[StagePlan]:
+        """Plan all stages of one run. Raises ValueError that begins with the option that is wrong."""
+        planned = self._stages(num_megabatches)
+        if self.stage is not None and not 0 <= self.stage < len(planned):
+            raise ValueError(f"--stage {self.stage}: the run has stages 0 to {len(planned) - 1}")
+        plans = plan_stages(learner, planned, MAX_MEMBERS if kind == "text" else None)
+        self._check_member(plans)
+        return plans
+
+    def chosen(self, plans: Sequence[StagePlan]) -> list[StagePlan]:
+        """Return the plans of the stages that are run."""
+        return [plan for plan in plans if self.stage in (None, plan.stage.index)]
+
+    def _stages(self, num_megabatches: int) -> list[Stage]:
+        if self.iid is not None:
+            if self.iid > num_megabatches:
+                raise ValueError(f"--iid {self.iid}: the stream has {num_megabatches} mega-batches; give at most that")
+            return stages(num_megabatches, self.iid)[:1]
+        planned = stages(num_megabatches, self.wait, self.replay, self.drop_rest)
+        if not planned:
+            raise ValueError(
+                f"--wait {self.wait} --drop-rest: the stream has {num_megabatches} mega-batches, so no stage is left; "
+                "give a smaller --wait"
+            )
+        return planned
+
+    def _check_member(self, plans: Sequence[StagePlan]) -> None:
+        if self.member is None:
+            return
+        members = sorted({training.model.member for plan in self.chosen(plans) for training in plan.trainings})
+        if self.member not in members:
+            where = "the run trains" if self.stage is None else f"stage {self.stage} trains"
+            raise ValueError(f"--member {self.member}: {where} members {', '.join(map(str, members))}")
+
+
+class Job(Protocol):
+    """What differs between text and images. Made from the request, the stream and the words after ``--``.
+
+    Attributes:
+        unit: of the data, ``word`` or ``image``.
+        recorded: options that run.json names, beside those of every run and of the learner.
+    """
+
+    unit: str
+    recorded: tuple[str, ...]
+
+    def train_options(self) -> dict[str, str]:
+        """Return what run.json says of the options after ``--``."""
+
+    def print_plan(self, plans: Sequence[StagePlan]) -> None:
+        """Print what the stages that were asked for would run."""
+
+    def work(self) -> Callable[[StagePlan], float]:
+        """Return a function that tells how long a stage's training is, in any unit."""
+
+    def prepare(self, plans: Sequence[StagePlan]) -> Callable[[Sequence[Run]], Backend]:
+        """Check that the options make a model, before anything is written.
+
+        Returns:
+            A function that makes what trains and tests, for the run of each seed.
+
+        Raises:
+            AlmaError: they make none.
+        """

@@ -1,0 +1,110 @@
+import itertools
+
+from fairseq_alma.learners.learner import LEARNERS
+from fairseq_alma.learners.plan import Growth, ModelId, StagePlan, Training, member_seed
+from fairseq_alma.learners.schedule import stages
+from fairseq_alma.runs.retention import NeededModels
+from tests.runs.runs import plan_learner
+
+
+def test_the_single_model_goes_on_from_the_stage_before():
+    plans = plan_learner("sm", stages(3, 1), seed=5)
+    assert [plan.trainings for plan in plans] == [
+        (Training(ModelId(0, 0), 5, None),),
+        (Training(ModelId(1, 0), 5, ModelId(0, 0)),),
+        (Training(ModelId(2, 0), 5, ModelId(1, 0)),),
+    ]
+    assert [plan.predictors for plan in plans] == [(ModelId(0, 0),), (ModelId(1, 0),), (ModelId(2, 0),)]
+
+
+def test_from_scratch_no_stage_needs_another():
+    plans = plan_learner("sm", stages(3, 1), seed=5, init="scratch")
+    assert all(training.start is None for plan in plans for training in plan.trainings)
+
+
+def test_every_learner_trains_something_and_predicts_with_what_is_trained():
+    for kind, name in [(kind, name) for kind, learners in LEARNERS.items() for name in learners]:
+        trained = set()
+        for plan in plan_learner(name, stages(5, 2), kind, **({"grow_schedule": "4,6,8"} if name == "gmoe" else {})):
+            trained |= {training.model for training in plan.trainings}
+            assert plan.trainings
+            assert set(plan.predictors) <= trained
+
+
+def test_member_zero_has_the_seed_of_the_run_and_no_two_updates_share_one():
+    assert member_seed(3, 0) == 3
+    updates = 1_000_000
+    used = [range(member_seed(3, member), member_seed(3, member) + updates) for member in range(5)]
+    assert all(a.stop <= b.start for a, b in itertools.pairwise(used))
+    assert member_seed(9_999_999, 199) + updates < 2**32
+
+
+def test_only_the_weights_that_a_later_stage_starts_from_are_needed():
+    plans = plan_learner("sm", stages(3, 1))
+    assert set(NeededModels(plans).after(0)) == {ModelId(0, 0)}
+    assert set(NeededModels(plans).after(1)) == {ModelId(1, 0)}
+
+
+def test_the_last_weights_of_a_run_are_needed():
+    plans = plan_learner("sm", stages(3, 1))
+    assert set(NeededModels(plans).after(2)) == {ModelId(2, 0)}
+
+
+def test_models_that_predict_without_being_trained_again_are_needed():
+    first, second = stages(2, 1)
+    old, new = ModelId(0, 0), ModelId(1, 1)
+    plans = [
+        StagePlan(first, (Training(old, 1),), (old,)),
+        StagePlan(second, (Training(new, 2),), (old, new), "probabilities"),
+    ]
+    assert set(NeededModels(plans).after(0)) == {old}
+    assert set(NeededModels(plans).after(1)) == {old, new}
+
+
+def ensemble_plans(**options):
+    return plan_learner("ens", stages(3, 1), seed=5, num_members=2, **options)
+
+
+def test_each_member_of_an_ensemble_goes_on_from_its_own_weights():
+    plans = ensemble_plans()
+    assert plans[2].trainings == (
+        Training(ModelId(2, 0), 5, ModelId(1, 0)),
+        Training(ModelId(2, 1), member_seed(5, 1), ModelId(1, 1)),
+    )
+    assert plans[2].predictors == (ModelId(2, 0), ModelId(2, 1))
+    assert {plan.combine for plan in plans} == {"probabilities"}
+
+
+def test_an_ensemble_of_one_is_the_single_model():
+    assert plan_learner("ens", stages(3, 1), seed=5, num_members=1) == plan_learner("sm", stages(3, 1), seed=5)
+
+
+def test_a_growing_ensemble_trains_new_members_only_and_predicts_with_all():
+    plans = plan_learner("gens", stages(3, 1), seed=5, init="scratch", num_members=2)
+    assert [training.model for training in plans[1].trainings] == [ModelId(1, 2), ModelId(1, 3)]
+    assert all(training.start is None for plan in plans for training in plan.trainings)
+    assert plans[1].predictors == (ModelId(0, 0), ModelId(0, 1), ModelId(1, 2), ModelId(1, 3))
+    seeds = [training.seed for plan in plans for training in plan.trainings]
+    assert len(set(seeds)) == 6
+    assert set(NeededModels(plans).after(1)) == set(plans[1].predictors)
+
+
+def test_a_growing_ensemble_may_start_from_its_last_member():
+    plans = plan_learner("gens", stages(3, 1), seed=5, init="previous", num_members=2)
+    assert [training.start for training in plans[2].trainings] == [ModelId(1, 3), ModelId(1, 3)]
+
+
+def test_a_growing_mixture_follows_its_schedule():
+    options = {"grow_schedule": "4,6,6,12", "grow_method": "split", "grow_select": "usage"}
+    trainings = [plan.trainings[0] for plan in plan_learner("gmoe", stages(4, 1), seed=5, **options)]
+    assert [training.num_experts for training in trainings] == [4, None, None, None]
+    assert [training.growth for training in trainings] == [
+        None, Growth(2, "split", "usage", 6), None, Growth(6, "split", "usage", 8)
+    ]  # fmt: skip
+    assert [training.start for training in trainings] == [None, ModelId(0, 0), ModelId(1, 0), ModelId(2, 0)]
+
+
+def test_a_uniform_mixture_is_one_model_of_several():
+    plan = plan_learner("umix", stages(2, 1), seed=5, num_members=3)[1]
+    assert plan.trainings == (Training(ModelId(1, 0), 5, ModelId(0, 0), num_joint=3),)
+    assert plan.predictors == (ModelId(1, 0),)

@@ -1,0 +1,195 @@
+"""Both kernels of the gate, against each other and against loops that walk down the tree token by token."""
+
+import math
+
+import pytest
+import torch
+
+from fairseq_alma.growth.gate_tree import GateTree
+from fairseq_alma.modules.moe.gate import DescendingGate, ParallelGate
+
+FEATURES, BATCH = 6, 40
+TREES = [
+    [0],
+    [0, 1, 2],
+    [0, 1, [2, 4], 3],
+    [[0, [3, 5]], [1, [2, [4, 6]]]],
+    [[[[[[0, 6], 5], 4], 3], 2], 1],
+    [[0], [1, 2, 3, 4]],
+]
+
+
+def gate_of(nested, seed=1):
+    gate = ParallelGate(FEATURES, GateTree.from_nested(nested))
+    gate.reset_parameters([torch.Generator().manual_seed(seed)])
+    return gate
+
+
+def features(seed=2):
+    return 3 * torch.randn(BATCH, FEATURES, generator=torch.Generator().manual_seed(seed))
+
+
+def walk(nested, position, path, gate, image):
+    """Yield expert, probability and whether it is where the best choices lead, for everything below a choice.
+
+    The rows of a choice are found by its path, as a dictionary of the tree says: no row arithmetic is shared with the
+    layer, which numbers them breadth first.
+    """
+    rows = gate.tree.paths()
+    logits = [
+        float(gate.weight[rows[(*path, child)]] @ image + gate.bias[rows[(*path, child)]])
+        for child in range(len(nested))
+    ]
+    total = sum(math.exp(logit) for logit in logits)
+    best = logits.index(max(logits))
+    for child, (below, logit) in enumerate(zip(nested, logits, strict=True)):
+        prob, is_best = position[0] * math.exp(logit) / total, position[1] and child == best
+        if isinstance(below, list):
+            yield from walk(below, (prob, is_best), (*path, child), gate, image)
+        else:
+            yield below, prob, is_best
+
+
+@pytest.mark.parametrize("nested", TREES, ids=str)
+@torch.no_grad()
+def test_probabilities_and_the_best_path_are_those_of_a_walk_down_the_tree(nested):
+    gate, x = gate_of(nested), features()
+    routing = gate(x)
+    assert routing.probs.shape == (BATCH, gate.tree.num_experts)
+    torch.testing.assert_close(routing.probs.sum(dim=1), torch.ones(BATCH))
+    for image, probs, expert in zip(x, routing.probs, routing.expert, strict=True):
+        walked = list(walk(nested, (1.0, True), (), gate, image))
+        for one, prob, is_best in walked:
+            assert probs[one].item() == pytest.approx(prob, rel=1e-4, abs=1e-7)
+            assert is_best == (one == expert)
+        assert len(walked) == gate.tree.num_experts
+
+
+def test_the_best_path_need_not_lead_to_the_expert_of_largest_probability():
+    gate = gate_of([0, [1, 2]])
+    gate.weight.data.zero_()
+    gate.bias.data.copy_(torch.tensor([0.0, 0.1, 0.0, 0.0]))  # the pair has more than half, each of the two less
+    routing = gate(features())
+    assert set(routing.probs.argmax(dim=1).tolist()) == {0}
+    assert set(routing.expert.tolist()) == {1}
+
+
+@pytest.mark.parametrize("nested", TREES, ids=str)
+def test_a_gradient_reaches_every_row_of_every_choice_with_more_than_one_child(nested):
+    gate = gate_of(nested)
+    rewards = torch.randn(gate.tree.num_experts, generator=torch.Generator().manual_seed(3))
+    (gate(features()).probs @ rewards).sum().backward()
+    for choice in gate.tree.choices:
+        rows = slice(choice.start, choice.stop)
+        moves = gate.weight.grad[rows].abs().sum(dim=1) > 0
+        assert moves.all() if choice.stop - choice.start > 1 else not moves.any()
+
+
+@pytest.mark.parametrize("nested", TREES, ids=str)
+@torch.no_grad()
+def test_a_split_shares_what_the_expert_had_and_leaves_all_others_as_they_were(nested):
+    x = features()
+    for expert in range(GateTree.from_nested(nested).num_experts):
+        gate = gate_of(nested)
+        before, new = gate(x), gate.tree.num_experts
+        gate.split(expert, torch.Generator().manual_seed(7))
+        after = gate(x)
+        others = [other for other in range(new) if other != expert]
+        torch.testing.assert_close(after.probs[:, others], before.probs[:, others])
+        torch.testing.assert_close(after.probs[:, expert] + after.probs[:, new], before.probs[:, expert])
+        merged = torch.where(after.expert == new, expert, after.expert)
+        assert torch.equal(merged, before.expert)
+
+
+@torch.no_grad()
+def test_splits_one_after_the_other_go_on_leaving_the_other_experts_alone():
+    gate, x = gate_of([0, 1]), features()
+    before = gate(x).probs
+    origin = [0, 1]
+    for step in range(30):
+        expert = step * 7 % gate.tree.num_experts
+        gate.split(expert, torch.Generator().manual_seed(step))
+        origin.append(origin[expert])
+    after = gate(x).probs
+    for first in (0, 1):
+        descendants = [expert for expert, came_from in enumerate(origin) if came_from == first]
+        torch.testing.assert_close(after[:, descendants].sum(dim=1), before[:, first])
+
+
+def test_the_new_rows_are_the_generators_and_the_old_ones_stay():
+    first, same, other = gate_of([0, 1, 2]), gate_of([0, 1, 2]), gate_of([0, 1, 2])
+    old = first.weight.detach().clone()
+    for gate, seed in ((first, 1), (same, 1), (other, 2)):
+        gate.split(1, torch.Generator().manual_seed(seed))
+    assert torch.equal(first.weight, same.weight) and not torch.equal(first.weight, other.weight)
+    rows = first.tree.paths()
+    assert torch.equal(first.weight[[rows[(child,)] for child in range(3)]], old)
+    assert first.weight[[rows[(1, 0)], rows[(1, 1)]]].abs().min() > 0
+
+
+def test_a_gates_state_is_its_rows_alone():
+    assert gate_of(TREES[3]).state_dict().keys() == {"weight", "bias"}
+
+
+@pytest.mark.parametrize("nested", TREES, ids=str)
+def test_both_kernels_decide_the_same(nested):
+    parallel = gate_of(nested)
+    descending = DescendingGate(FEATURES, parallel.tree)
+    descending.weight.data.copy_(parallel.weight.data)
+    parallel.bias.data.zero_()
+    x = features()
+    at_once, one_by_one = parallel(x), descending(x)
+    assert torch.equal(at_once.expert, one_by_one.expert)
+    torch.testing.assert_close(at_once.probs, one_by_one.probs)
+    rewards = torch.randn(BATCH, parallel.tree.num_experts, generator=torch.Generator().manual_seed(3))
+    for routing in (at_once, one_by_one):
+        (routing.probs * rewards).sum().backward()
+    torch.testing.assert_close(parallel.weight.grad, descending.weight.grad, rtol=1e-4, atol=1e-5)
+
+
+def test_the_gate_works_in_fp32_whatever_the_model_s_precision():
+    gate = DescendingGate(8, GateTree.flat(4)).bfloat16()
+    routing = gate(torch.randn(10, 8).bfloat16())
+    assert routing.probs.dtype == routing.combine_weights.dtype == torch.float32
+    x = torch.randn(10, 8)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        probs = gate(x).probs
+    torch.testing.assert_close(probs, torch.softmax(x @ gate.weight.float().t(), -1), rtol=1e-6, atol=1e-7)
+
+
+def descending_gate(nested, model_dim=8, seed=0):
+    torch.manual_seed(seed)
+    return DescendingGate(model_dim, GateTree.from_nested(nested))
+
+
+def test_a_tree_s_probabilities_are_products_along_the_path():
+    gate = descending_gate([0, [1, 2], 3])
+    x = torch.randn(6, 8)
+    logits = x @ gate.weight.t()
+    root = torch.softmax(logits[:, :3], -1)
+    inner = torch.softmax(logits[:, 3:], -1)
+    want = torch.stack([root[:, 0], root[:, 1] * inner[:, 0], root[:, 1] * inner[:, 1], root[:, 2]], dim=1)
+    torch.testing.assert_close(gate(x).probs, want)
+
+
+def test_a_tree_descends_to_the_best_child_and_weighs_by_the_root_alone():
+    gate = descending_gate([0, [1, [2, 4]], 3])
+    x = torch.randn(200, 8)
+    routing = gate(x)
+    logits = x @ gate.weight.t()
+    root = torch.softmax(logits[:, :3], -1)
+    for s in range(200):
+        expert = [0, None, 3][int(root[s].argmax())]
+        if expert is None:
+            expert = [1, None][int(logits[s, 3:5].argmax())]
+        if expert is None:
+            expert = [2, 4][int(logits[s, 5:7].argmax())]
+        assert routing.expert[s] == expert
+    torch.testing.assert_close(routing.combine_weights, root.max(-1).values)
+    assert set(routing.expert.tolist()) == {0, 1, 2, 3, 4}
+
+
+def test_every_choice_of_a_tree_has_a_gradient():
+    gate = descending_gate([0, [1, [2, 4]], 3])
+    (gate(torch.randn(200, 8)).combine_weights * torch.randn(200)).sum().backward()
+    assert (gate.weight.grad.abs().sum(1) > 0).all()

@@ -1,0 +1,149 @@
+"""A file appears whole or not at all; nothing else is touched, and nothing stays behind."""
+
+import errno
+import os
+import signal
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fairseq_alma.atomic_file import open_atomically, sweep
+from fairseq_alma.errors import AlmaError
+
+WRITE_AND_HANG = """
+import sys, time
+from pathlib import Path
+from fairseq_alma.atomic_file import open_atomically
+with open_atomically(Path(sys.argv[1])) as file:
+    file.write(b"half")
+    file.flush()
+    print("writing", flush=True)
+    time.sleep(60)
+"""
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def write(path: Path, content: bytes = b"new") -> None:
+    with open_atomically(path) as file:
+        file.write(content)
+
+
+def test_the_file_before_stays_until_the_new_one_is_whole(tmp_path: Path) -> None:
+    path = tmp_path / "deep/er/file"
+    write(path, b"old")
+    with open_atomically(path) as file:
+        file.write(b"new" * 100_000)
+        assert path.read_bytes() == b"old"
+    assert path.read_bytes() == b"new" * 100_000
+    assert names(path.parent) == ["file"]
+
+
+def test_text_is_utf_8_and_the_mode_is_that_of_any_new_file(tmp_path: Path) -> None:
+    with open_atomically(tmp_path / "text", "w") as file:
+        file.write("gîte\n")
+    (tmp_path / "other").write_text("")
+    assert (tmp_path / "text").read_bytes() == "gîte\n".encode()
+    assert (tmp_path / "text").stat().st_mode == (tmp_path / "other").stat().st_mode
+
+
+@pytest.mark.parametrize("error", [RuntimeError("no"), KeyboardInterrupt(), SystemExit(143)])
+def test_whatever_is_raised_leaves_the_file_before_and_nothing_else(error: BaseException, tmp_path: Path) -> None:
+    write(tmp_path / "file", b"old")
+    with pytest.raises(type(error)) as raised, open_atomically(tmp_path / "file") as file:
+        file.write(b"half")
+        raise error
+    assert raised.value is error
+    assert (tmp_path / "file").read_bytes() == b"old"
+    assert names(tmp_path) == ["file"]
+
+
+def limit_file_size(path: Path, body: str) -> subprocess.CompletedProcess:
+    """Run a block of `open_atomically` in a process that may write 64 KiB into a file."""
+    code = (
+        "import resource, signal, sys, torch\nfrom pathlib import Path\n"
+        "from fairseq_alma.atomic_file import open_atomically\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, 1 << 16))\n"
+        "try:\n"
+        f"    with open_atomically(Path({str(path)!r})) as file:\n        {body}\n"
+        "except OSError as error:\n    print(error.errno, error.filename)\n"
+    )
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+
+
+@pytest.mark.parametrize("body", ["file.write(b'x' * (1 << 20))", "torch.save({'a': torch.zeros(1 << 20)}, file)"])
+def test_a_disk_that_takes_no_more_is_an_os_error_of_that_file_whoever_writes(body: str, tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"old")
+    ended = limit_file_size(path, body)
+    assert (ended.stdout, ended.stderr) == (f"{errno.EFBIG} {path}\n", "")
+    assert path.read_bytes() == b"old"
+    assert names(tmp_path) == ["file"]
+
+
+def test_a_folder_that_may_not_be_written_to_is_an_error_of_the_file(tmp_path: Path, monkeypatch) -> None:
+    def refuse(name, *_, **__):
+        raise PermissionError(errno.EACCES, "Permission denied", name)
+
+    with monkeypatch.context() as context:
+        context.setattr(os, "open", refuse)
+        with pytest.raises(PermissionError) as raised:
+            write(tmp_path / "file")
+    assert raised.value.filename == str(tmp_path / "file")
+
+
+@pytest.mark.parametrize("make", [lambda path: path.symlink_to("precious"), os.mkfifo, os.mkdir])
+def test_only_a_regular_file_is_replaced(make, tmp_path: Path) -> None:
+    (tmp_path / "precious").write_bytes(b"mine")
+    make(tmp_path / "file")
+    before = (tmp_path / "file").lstat()
+    with pytest.raises(AlmaError, match=r"file: (a symbolic link|no regular file|a folder), which is not replaced"):
+        write(tmp_path / "file")
+    assert (tmp_path / "file").lstat().st_ino == before.st_ino
+    assert (tmp_path / "precious").read_bytes() == b"mine"
+
+
+def test_devices_are_not_replaced() -> None:
+    with pytest.raises(AlmaError, match="/dev/null: no regular file"):
+        write(Path("/dev/null"))
+    assert stat.S_ISCHR(os.stat("/dev/null").st_mode)
+
+
+def test_what_a_killed_writer_left_is_removed_and_what_a_living_one_writes_is_not(tmp_path: Path) -> None:
+    def hang(name: str) -> subprocess.Popen:
+        writer = subprocess.Popen([sys.executable, "-c", WRITE_AND_HANG, tmp_path / name], stdout=subprocess.PIPE)
+        assert writer.stdout.readline() == b"writing\n"
+        return writer
+
+    killed, living = hang("a"), hang("b")
+    try:
+        assert len(names(tmp_path)) == 2
+        killed.kill()
+        killed.wait()
+        (tmp_path / ".a.0123456789abcdef.tmp.bak").write_text("another's")
+        (tmp_path / ".a.fedcba9876543210.tmp").symlink_to("elsewhere")
+        sweep(tmp_path)
+        sweep(tmp_path / "no folder")
+        left = names(tmp_path)
+        assert left[:2] == [".a.0123456789abcdef.tmp.bak", ".a.fedcba9876543210.tmp"]
+        assert len(left) == 3
+        assert left[2].startswith(".b.")
+        living.send_signal(signal.SIGKILL)
+        living.wait()
+        write(tmp_path / "b")
+        assert names(tmp_path) == [*left[:2], "b"]
+    finally:
+        for writer in (killed, living):
+            writer.kill()
+            writer.wait()
+
+
+def test_a_name_of_any_length_that_the_file_system_takes_will_do(tmp_path: Path) -> None:
+    path = tmp_path / ("é" * 127)
+    write(path)
+    assert names(tmp_path) == ["é" * 127]
