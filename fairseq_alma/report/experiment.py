@@ -58,9 +58,9 @@ class Experiment:
     def _parts(self) -> str:
         """What a model is made of: ``4 experts``, ``4@1 to 4@4 experts``, ``5 models``; empty for a single one."""
         experts = self.first.experts
-        sizes, unit = (
-            experts.removesuffix(" models").split(", "),
+        unit, sizes = (
             "models" if experts.endswith(" models") else "experts",
+            experts.removesuffix(" models").split(", "),
         )
         text = sizes[0] if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]}"
         return "" if text in ("1", "–") else f"{text} {unit}"
@@ -82,9 +82,8 @@ class Experiment:
         0 for one seed, and where a run diverged.
         """
         furthest = self.runs[self.runs.num_known == self.runs.num_known.max()]
-        rows = self.arrivals[
-            self.arrivals.run.isin(furthest.index) & (self.arrivals.arrival < self.runs.num_known.max())
-        ]
+        is_known = self.arrivals.arrival < self.runs.num_known.max()
+        rows = self.arrivals[self.arrivals.run.isin(furthest.index) & is_known]
         by_arrival = rows.groupby("arrival")
         course = by_arrival[["curve", "average", "tflops", "params", "experts"]].mean()
         spread = rows.curve.where(abs(rows.curve) < float("inf")).groupby(rows.arrival)
@@ -140,15 +139,13 @@ def _order(experiment: Experiment) -> tuple[Any, ...]:
 
 def _with_notes(found: Sequence[Experiment]) -> Iterator[Experiment]:
     """Tell apart experiments that would have the same name by the options in which they differ."""
-    groups: dict[str, list[Experiment]] = {}
+    facts = defaultdict(list)
     for experiment in found:
-        groups.setdefault(experiment.name, []).append(experiment)
+        facts[experiment.name].append(_options(experiment.first))
     for experiment in found:
-        facts = [_options(other.first) for other in groups[experiment.name]]
-        own = _options(experiment.first)
-        differing = [name for name in own if len({fact.get(name) for fact in facts}) > 1]
-        note = ", ".join(_spell(name, own[name]) for name in differing)
-        yield replace(experiment, note=note) if note else experiment
+        own, others = _options(experiment.first), facts[experiment.name]
+        differing = [name for name in own if len({other.get(name) for other in others}) > 1]
+        yield replace(experiment, note=", ".join(_spell(name, own[name]) for name in differing))
 
 
 def _options(run: Any) -> dict[str, str]:

@@ -99,9 +99,7 @@ def read_run(path: Path, complain: Optional[Callable[[AlmaError], None]] = None)
     run, records = _read_records(path, complain)
     try:
         return rows_of(path, run, records)
-    except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
-        if isinstance(error, AlmaError):
-            raise
+    except (KeyError, TypeError, ValueError, ArithmeticError) as error:
         what = f"{error} missing" if isinstance(error, KeyError) else str(error)
         raise AlmaError(f"{path / RUN_RECORD}: damaged, {what}; {REMEDY}") from error
 

@@ -46,30 +46,29 @@ def draw(runs: RunTable, groups: Sequence[Experiment], paper: bool = False) -> l
 
 
 class _Limits:
-    """What the vertical axis shows, the same in all panels."""
+    """What the vertical axis shows, the same in all panels; ``is_cut``: not the untrained model, which is far above."""
 
     def __init__(self, groups: Sequence[Experiment]) -> None:
         first = groups[0].first
         values = [value for group in groups for value in group.course.curve[group.course.done.idxmax() :]]
-        self.trained = [value for value in values if math.isfinite(value)] or [1.0]
+        trained = [value for value in values if math.isfinite(value)] or [1.0]
         self.untrained = max(group.first.untrained * SCALE[group.first.kind] for group in groups)
-        self.is_cut = self.untrained > FAR * max(self.trained)
-        self.is_logarithmic = first.is_text or max(self.trained) > WIDE_ERRORS * max(min(self.trained), 1e-9)
+        self.is_cut = self.untrained > FAR * max(trained)
         self.waits_first = any(not group.course.done[0] for group in groups)
+        self.shown = [*trained, *([self.untrained] if self.waits_first and not self.is_cut else [])]
+        is_wide = first.is_text or max(trained) > WIDE_ERRORS * max(min(trained), 1e-9)
+        self.is_logarithmic = is_wide and min(self.shown) > 0
 
     def apply(self, axes: Axes) -> None:
-        shown = [*self.trained, *([self.untrained] if self.waits_first and not self.is_cut else [])]
-        if self.is_logarithmic and min(shown) > 0:
-            style.logarithmic(axes.yaxis, shown, style.plain, least_span=style.NARROW)
+        if self.is_logarithmic:
+            style.logarithmic(axes.yaxis, self.shown, least_span=style.NARROW)
         else:
-            style.linear(axes.yaxis, shown)
+            style.linear(axes.yaxis, self.shown)
 
     def cut_note(self) -> list[Line2D]:
         """Return the legend's entry for what is left above the axes."""
-        if not (self.waits_first and self.is_cut):
-            return []
         label = f"untrained: {style.plain(self.untrained)}"
-        return [Line2D([], [], color=style.GREY, marker="$\\uparrow$", linestyle="none", label=label)]
+        return [style.sample(label, style.GREY, "$\\uparrow$")] if self.waits_first and self.is_cut else []
 
 
 def _draw_panel(axes: Axes, panel: Panel, styles: dict[str, CurveStyle], limits: _Limits) -> None:

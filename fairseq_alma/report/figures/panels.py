@@ -25,8 +25,8 @@ class CurveStyle(NamedTuple):
 
     def handle(self, name: str) -> Line2D:
         """Return the curve's sample for a legend; the i.i.d. control has no curve, only a marker."""
-        dash: Any = "none" if self.marker == style.IID_MARKER else self.dash
-        return Line2D([], [], color=self.colour, marker=self.marker, linestyle=dash, label=name)
+        dash = "none" if self.marker == style.IID_MARKER else self.dash
+        return style.sample(name, self.colour, self.marker, dash)
 
 
 @dataclass(frozen=True)

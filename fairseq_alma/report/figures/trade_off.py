@@ -34,17 +34,21 @@ def draw_trade_off(runs: RunTable, groups: Sequence[Experiment], paper: bool = F
         return []
     is_text = shown[0].first.is_text
     columns: Columns = {
-        "cumulative training compute (TFLOPs)": lambda axis, costs: style.logarithmic(
-            axis, costs, style.show_tflops(costs)
-        ),
-        "parameters" if is_text else "cumulative parameters": lambda axis, costs: style.logarithmic(
-            axis, costs, show_count
-        ),
+        "cumulative training compute (TFLOPs)": _scale_tflops,
+        "parameters" if is_text else "cumulative parameters": _scale_counts,
     }
     parts = _parts(shown, paper and is_text)
     figure = _draw_parts(style.FULL_WIDTH, 3.3, parts, _text_traces if is_text else _image_traces, columns)
     caption = _trade_off_caption(shown, runs.facts) + (paper_numbers.FIGURE_CAPTION if len(parts) > 1 else "")
     return [Drawing("trade-off", "Trade-off of result, compute and size", caption, figure)]
+
+
+def _scale_tflops(axis: Axis, costs: Sequence[float]) -> None:
+    style.logarithmic(axis, costs, style.show_tflops(costs))
+
+
+def _scale_counts(axis: Axis, costs: Sequence[float]) -> None:
+    style.logarithmic(axis, costs, show_count)
 
 
 def _parts(groups: Sequence[Experiment], paper: bool) -> dict[str, Sequence[Experiment]]:
@@ -166,7 +170,7 @@ def draw_replay(runs: RunTable, groups: Sequence[Experiment], paper: bool = Fals
                 continue
             for trace in panels[place][1]:
                 look.draw(axes[:, column], trace, 0)
-            style.logarithmic(axes[-1, column].xaxis, costs, style.show_tflops(costs))
+            _scale_tflops(axes[-1, column].xaxis, costs)
             axes[0, column].set_title(panels[place][0])
             if place + num_columns >= len(panels):
                 axes[-1, column].set_xlabel("training TFLOPs")
