@@ -69,10 +69,15 @@ class Experiment:
         """Return mean and deviation of a fact over the complete runs, or None where none has it."""
         return Spread.of(dict(zip(self.complete.seeds, self.complete[column], strict=True)))
 
-    def at(self, arrival: int, column: str = "value") -> Optional[Spread]:
-        """Return mean and deviation of the test value right after the update at an arrival, or of another column."""
-        rows = self.arrivals[self.arrivals.arrival == arrival].set_index("run")[column]
-        return Spread.of({self.runs.seeds[run]: value for run, value in rows.items()})
+    def at(self, arrival: int) -> Optional[Spread]:
+        """Return mean and deviation of the test value right after the update at an arrival."""
+        rows = self.arrivals[self.arrivals.arrival == arrival]
+        return Spread.of({self.runs.seeds[run]: value for run, value in zip(rows.run, rows.value, strict=True)})
+
+    def settings_but(self, *names: str) -> str:
+        """Spell what it shares with experiments that differ in these options alone."""
+        learner, options, *others = json.loads(self.first.settings)
+        return json.dumps([learner, {name: each for name, each in options.items() if name not in names}, *others])
 
     @cached_property
     def course(self) -> DataFrame:
@@ -194,20 +199,12 @@ def completed(groups: Sequence[Experiment]) -> list[Experiment]:
 
 def controls(groups: Sequence[Experiment]) -> list[tuple[Experiment, dict[int, tuple[Spread, Spread]]]]:
     """Find what waits for nothing and has i.i.d. controls (``--iid K``): test values i.i.d. and sequential, by k."""
-    sequential = {
-        _shared(each): each for each in groups if not each.first.iid and each.first.wait == 1 and not each.first.replay
-    }
+    eager = [each for each in groups if not each.first.iid and each.first.wait == 1 and not each.first.replay]
+    sequential = {each.settings_but("iid", "wait", "drop_rest"): each for each in eager}
     found: dict[str, dict[int, tuple[Spread, Spread]]] = defaultdict(dict)
     for control in groups:
-        k, key = control.first.iid, _shared(control)
+        k, key = control.first.iid, control.settings_but("iid", "wait", "drop_rest")
         if k and key in sequential:
             iid, other = control.at(k - 1), sequential[key].at(k - 1)
             found[key] |= {k: (iid, other)} if iid is not None and other is not None else {}
     return [(each, dict(sorted(found[key].items()))) for key, each in sequential.items() if key in found]
-
-
-def _shared(experiment: Experiment) -> str:
-    """Spell what a learner and its control have in common."""
-    learner, options, *others = json.loads(experiment.first.settings)
-    own = {name: value for name, value in options.items() if name not in ("iid", "wait", "drop_rest")}
-    return json.dumps([learner, own, *others], sort_keys=True)

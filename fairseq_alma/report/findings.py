@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from importlib import resources
 from typing import Any, Mapping, Optional, Sequence
 
+import numpy
 from pandas import DataFrame, concat
 
 from fairseq_alma.report.experiment import Experiment, experiments, sizes_in_order
@@ -22,10 +23,6 @@ COMPARABLE = 2.0  # factor between two budgets at which who gets less out of the
 NO_MORE = 1.02  # factor by which a budget may be exceeded: the gates of a mixture cost that little
 SMOOTH = 1e-3  # nats: a change of the validation loss by growth that passes for none; of perplexity, a thousandth
 GROWING = ("gmoe", "firefly", "gens")
-FACTS = (
-    "learner", "backbone", "wait", "replay", "is_text", "num_arrivals", "first_planned", "experts", "min_experts",
-    "max_experts", "min_params", "max_params",
-)  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,10 +71,6 @@ def _findings(runs: RunTable) -> list[Finding]:
     return findings
 
 
-def _mean(spread: Optional[Spread]) -> float:
-    return math.nan if spread is None else spread.mean
-
-
 def _counts(experiment: Experiment) -> bool:
     """Tell whether it is a learner on the stream, not an i.i.d. control, with at least one complete run."""
     return len(experiment.complete) > 0 and not experiment.first.iid
@@ -93,18 +86,17 @@ def _experiments(evidence: Evidence) -> DataFrame:
     """Return a row for each experiment: what conditions in ``findings.toml`` may ask for, as ``low_...``, ``high_...``.
 
     ``rank`` is that of the backbone's size among complete runs; ``smallest`` and ``largest`` are there of several
-    sizes only. ``params``, ``anytime``, ``memory`` and ``computation`` are means over seeds.
+    sizes only. ``num_params``, ``anytime``, ``memory`` and ``computation`` are means over seeds, other facts those of
+    the furthest run.
     """
     groups = evidence.groups
     counting = [each.complete for each in groups if _counts(each)]
     ranks = {size: rank for rank, size in enumerate(sizes_in_order(concat(counting)) if counting else [])}
-    frame = DataFrame([{name: getattr(each.first, name) for name in FACTS} for each in groups])
+    frame = DataFrame([each.first for each in groups]).drop(columns="Index")
     frame["label"], frame["times"] = [each.label for each in groups], [each.times for each in groups]
-    for column, fact in {
-        "params": "num_params",
-        **{name: name for name in ("anytime", "memory", "computation")},
-    }.items():
-        frame[column] = [_mean(each.spread(fact)) for each in groups]
+    for fact in ("num_params", "anytime", "memory", "computation"):
+        spreads = [each.spread(fact) for each in groups]
+        frame[fact] = [math.nan if spread is None else spread.mean for spread in spreads]
     frame["counts"] = [_counts(each) for each in groups]
     frame["rank"] = frame.backbone.map(ranks).astype(float)
     frame["smallest"] = (frame["rank"] == 0) & (len(ranks) > 1)
@@ -144,7 +136,8 @@ def _pairs(evidence: Evidence) -> DataFrame:
         is_text=is_text, early=early, twins=pairs.same_label & pairs.same_experts,
         usual_steps=counts & (pairs.low_times == 1) & (pairs.high_times == 1),
         without_replay=counts & ~pairs.low_replay & ~pairs.high_replay,
-        ratio=pairs[["low_params", "high_params"]].max(axis=1) / pairs[["low_params", "high_params"]].min(axis=1),
+        ratio=numpy.maximum(pairs.low_num_params, pairs.high_num_params)
+        / numpy.minimum(pairs.low_num_params, pairs.high_num_params),
         grown_from_low=(pairs.low_learner + pairs.high_learner).isin(["smgmoe", "ensgens"]),
     )  # fmt: skip
     pairs["plain"] = pairs.usual_steps & pairs.without_replay

@@ -117,7 +117,7 @@ class Table:
         """Return the table as CSV, numbers in full; a missing value is an empty cell."""
         columns: dict[str, list[Any]] = {}
         for title, cells in (self.cells if self.plain is None else self.plain).items():
-            values = [_as_cell(cell).value for cell in cells]
+            values: list[Any] = [_as_cell(cell).value for cell in cells]
             if any(isinstance(value, Spread) for value in values):
                 columns[self.mean.format(title)] = [value.mean for value in values]
                 columns[f"{title} deviation"] = [value.deviation for value in values]

@@ -1,6 +1,5 @@
 """Result against cost, the number of experts, and the effect of replay (Figures 2, 4, 5, 7 and 8 of the paper)."""
 
-import json
 from typing import Any, Callable, Mapping, Sequence
 
 from matplotlib.axis import Axis
@@ -185,13 +184,9 @@ def draw_replay(runs: RunTable, groups: Sequence[Experiment], paper: bool = Fals
 
 def replay_pairs(groups: Sequence[Experiment]) -> list[tuple[Experiment, Experiment]]:
     """Find experiments that are alike but for replay; the one without comes first."""
-
-    def but_replay(group: Experiment) -> str:
-        learner, options, *rest = json.loads(group.first.settings)
-        return json.dumps([learner, {**options, "replay": None}, *rest], sort_keys=True)
-
-    without = {but_replay(group): group for group in groups if not group.first.replay}
-    return [(without[key], group) for group in groups if group.first.replay and (key := but_replay(group)) in without]
+    without = {group.settings_but("replay"): group for group in groups if not group.first.replay}
+    pairs = [(without.get(group.settings_but("replay")), group) for group in groups if group.first.replay]
+    return [(one, other) for one, other in pairs if one is not None]
 
 
 def _has_seeds(groups: Sequence[Experiment]) -> bool:
