@@ -22,7 +22,7 @@ SPENT = ("num_updates", "train_tokens", "train_images", "train_flops", "wall_sec
 
 
 @dataclass(frozen=True)
-class Point:
+class ArrivalPoint:
     """What is known at one arrival.
 
     Attributes:
@@ -42,7 +42,7 @@ class Sink(Protocol):
     def require(self) -> None:
         """Raise AlmaError, with what to do, unless points can be written."""
 
-    def write(self, points: Sequence[Point]) -> None:
+    def write(self, points: Sequence[ArrivalPoint]) -> None:
         """Show these points in place of those shown before. Raises AlmaError or OSError."""
 
 
@@ -98,7 +98,7 @@ class ArrivalCurves:
         self.is_behind = False
 
 
-def arrival_points(run: RunFolder, plans: Sequence[StagePlan]) -> list[Point]:
+def arrival_points(run: RunFolder, plans: Sequence[StagePlan]) -> list[ArrivalPoint]:
     """Return what is known of a run: one point for each arrival from the first update on.
 
     While a learner waits, the model of its last update counts, as in the paper's section 3.1.
@@ -118,10 +118,10 @@ def arrival_points(run: RunFolder, plans: Sequence[StagePlan]) -> list[Point]:
         seconds = (run.stage_folder(plan.stage.index) / STAGE_RECORD).stat().st_mtime
         if before is not None:
             waiting = {**before, **{f"stage/{name}": 0.0 for name in SPENT if f"stage/{name}" in before}}
-            points += [Point(arrival, seconds, waiting) for arrival in plan.stage.arrivals[:-1]]
+            points += [ArrivalPoint(arrival, seconds, waiting) for arrival in plan.stage.arrivals[:-1]]
         total += float(record["train_flops"])
         before = {**_flatten(record), "total/train_flops": total}
-        points.append(Point(plan.stage.last_arrival, seconds, before))
+        points.append(ArrivalPoint(plan.stage.last_arrival, seconds, before))
     return points
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Optional, Sequence
 
 from fairseq_alma.errors import AlmaError
-from fairseq_alma.runs.arrival_curves import Point
+from fairseq_alma.runs.arrival_curves import ArrivalPoint
 from fairseq_alma.runs.run_folder import RUN_RECORD, RunFolder
 
 TENSORBOARD = "--tensorboard-logdir"
@@ -31,7 +31,7 @@ class TensorBoardSink:
         self.logdir = logdir
         self.folder = logdir / run.name
         self.file: Optional[Path] = None
-        self.shown: list[Point] = []
+        self.shown: list[ArrivalPoint] = []
 
     def require(self) -> None:
         """See `arrival_curves.Sink`."""
@@ -45,7 +45,7 @@ class TensorBoardSink:
         except OSError as error:
             raise AlmaError(f"{TENSORBOARD} {self.logdir}: {error}; give a folder to write to") from error
 
-    def write(self, points: Sequence[Point]) -> None:
+    def write(self, points: Sequence[ArrivalPoint]) -> None:
         """See `arrival_curves.Sink`."""
         num_same = _num_same(self.shown, points)
         if self.file is not None and num_same == len(points):
@@ -85,7 +85,7 @@ class TensorBoardSink:
         shutil.move(new, folder / new.name)
         return folder / new.name
 
-    def _write_events(self, folder: Path, points: Sequence[Point], first_step: int) -> None:
+    def _write_events(self, folder: Path, points: Sequence[ArrivalPoint], first_step: int) -> None:
         writer = open_events(folder, first_step)
         if self.file is None:
             record = (self.run.root / RUN_RECORD).read_text(encoding="utf-8")
@@ -132,7 +132,7 @@ def rewind_curves(folder: Path, num_updates: int) -> None:
             open_events(parent, num_updates + 1).close()
 
 
-def _num_same(before: Sequence[Point], now: Sequence[Point]) -> int:
+def _num_same(before: Sequence[ArrivalPoint], now: Sequence[ArrivalPoint]) -> int:
     """Return how many points at the begin are the same."""
     num_same = 0
     for old, new in zip(before, now, strict=False):
