@@ -82,20 +82,17 @@ class ArrivalCurves:
             return
         began = time.monotonic()
         try:
-            self._write()
+            if self.sinks:
+                with self.run.lock_run():
+                    points = arrival_points(self.run, self.plans)
+                    for sink in self.sinks:
+                        sink.write(points)
+            self.is_behind = False
         except (AlmaError, OSError) as error:
             # A training of days does not end for want of a picture.
             tell(f"note: {error}; training continues, and its curves are drawn again later", sys.stderr)
         now = time.monotonic()
         self.next = now + max(WRITE_EVERY_SECONDS, (now - began) / SHARE)
-
-    def _write(self) -> None:
-        if self.sinks:
-            with self.run.lock_run():
-                points = arrival_points(self.run, self.plans)
-                for sink in self.sinks:
-                    sink.write(points)
-        self.is_behind = False
 
 
 def arrival_points(run: RunFolder, plans: Sequence[StagePlan]) -> list[ArrivalPoint]:

@@ -35,7 +35,7 @@ class TensorBoardSink:
 
     def require(self) -> None:
         """See `arrival_curves.Sink`."""
-        if not can_write_events():
+        if event_writer() is None:
             raise AlmaError(
                 f"{TENSORBOARD} {self.logdir}: TensorBoard is not installed; pip install tensorboard, or "
                 "leave the option out"
@@ -97,9 +97,9 @@ class TensorBoardSink:
         writer.close()
 
 
-def can_write_events() -> bool:
-    """Tell whether one of the packages is installed."""
-    return any(importlib.util.find_spec(package) for package in PACKAGES)
+def event_writer() -> Optional[str]:
+    """Return the module that writes event files; None: none is installed. fairseq takes the first of these, too."""
+    return next((module for package, module in PACKAGES.items() if importlib.util.find_spec(package)), None)
 
 
 def open_events(folder: Path, first_step: int) -> Any:
@@ -109,9 +109,9 @@ def open_events(folder: Path, first_step: int) -> Any:
         folder: where the file goes.
         first_step: what TensorBoard has read from this step on, in older files of the folder, it forgets.
     """
-    # Imported when it is needed: it takes seconds. fairseq takes the first of these that is there, too.
-    installed = next(module for package, module in PACKAGES.items() if importlib.util.find_spec(package))
-    return importlib.import_module(installed).SummaryWriter(str(folder), purge_step=first_step)
+    # Imported when it is needed: it takes seconds.
+    module = importlib.import_module(event_writer() or PACKAGES["tensorboard"])
+    return module.SummaryWriter(str(folder), purge_step=first_step)
 
 
 def rewind_curves(folder: Path, num_updates: int) -> None:
