@@ -152,7 +152,7 @@ def _tokenizer(
 
 
 def _write_dictionary(tokenizer: StreamTokenizer, first_megabatch: Path, path: Path) -> None:
-    """Write ``dict.txt``: per unit its symbol and how often it occurs in the first mega-batch."""
+    """Write ``dict.txt``: per token its symbol and how often it occurs in the first mega-batch."""
     counts = TokenFile(first_megabatch).count_ids(tokenizer.vocab_size + NUM_FAIRSEQ_SYMBOLS)[NUM_FAIRSEQ_SYMBOLS:]
     with naming(path), open(path, "w", encoding="utf-8", newline="\n") as file:
         file.writelines(f"{symbol} {count}\n" for symbol, count in zip(tokenizer.symbols, counts, strict=True))
