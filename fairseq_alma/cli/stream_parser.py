@@ -49,7 +49,7 @@ Learners:
 A killed run resumes with the same command and ends with the same figures. Logs are in RUN/stage-NNN/*.log.
 
 Behind --, --tensorboard-logdir DIR and --wandb-project NAME draw test and valid figures, parameters and FLOPs over
-arrivals while the run goes on (DIR/RUN/arrivals), and for text the curves of each training (DIR/RUN/stage-NNN/...).
+arrivals while it runs (DIR/RUN/arrivals), and for text the curves of each training (DIR/RUN/stage-NNN/...).
 TensorBoard comes with the extra [report]; Weights & Biases needs pip install wandb, and a login or WANDB_MODE=offline.
 """
 

@@ -3,7 +3,7 @@
 # Source: the paper (v5), section 5 and appendix B.2; the rows of Tables 1 and 2.
 #
 # Knobs (environment variables), beside those of each recipe:
-#   STREAM     the stream: 4 mega-batches of text, 50,000 units             (default: runs/lm/stream)
+#   STREAM     the stream: 4 mega-batches of text, 50,000 tokens            (default: runs/lm/stream)
 #   RUNS       runs go under this folder                                    (default: runs/lm)
 #   EXPERTS    experts in each Switch layer; the paper: 4, 8, 12            (default: 4)
 #   WAIT       mega-batches gathered before an update; the paper: 1, 3, 4   (default: 1)

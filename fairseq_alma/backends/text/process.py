@@ -161,7 +161,7 @@ def _describe(status: int) -> str:
     if status >= 0:
         return f"exit status {status}"
     name = signal.Signals(-status).name
-    return f"ended by {name}" + (", perhaps for want of memory" if name == "SIGKILL" else "")
+    return f"ended by {name}" + (", perhaps out of memory" if name == "SIGKILL" else "")
 
 
 def _end(child: "Union[ForkedCommand, subprocess.Popen[bytes]]") -> None:

@@ -72,7 +72,7 @@ class TextCommands:
         return Command("alma-grow", tuple(groups))
 
     def train(self, plan: StagePlan, training: Training) -> Command:
-        """Return the command that trains one model; given again after a kill, it goes on."""
+        """Return the command that trains one model; given again after a kill, it resumes."""
         stage = plan.stage
         data = ["--megabatch", str(stage.last_arrival), "--wait", str(self.wait)]
         model = ["--seed", str(training.seed), "--save-dir", str(self.folder.model_folder(training.model))]

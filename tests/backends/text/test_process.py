@@ -70,7 +70,7 @@ def test_a_very_long_reason_is_cut(tmp_path):
 
 
 def test_a_command_that_is_killed_says_so(tmp_path):
-    with pytest.raises(AlmaError, match="ended by SIGKILL, perhaps for want of memory"):
+    with pytest.raises(AlmaError, match="ended by SIGKILL, perhaps out of memory"):
         run_logged(python("import os; os.kill(os.getpid(), 9)"), tmp_path / "a.log", lambda line: None)
 
 
