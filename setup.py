@@ -34,7 +34,7 @@ setup(
     keywords=["fairseq", "language model", "mixture of experts", "anytime learning", "continual learning"],
     python_requires=">=3.11,<3.13",
     packages=find_packages(include=["fairseq_alma", "fairseq_alma.*", "data_prep", "data_prep.*"]),
-    package_data={"fairseq_alma.report": ["*.json"], "fairseq_alma.report.page": ["*.jinja", "*.css", "*.js"]},
+    package_data={"fairseq_alma.report": ["*.json", "*.toml", "*.jinja", "*.css", "*.js"]},
     install_requires=[
         *FAIRSEQ,
         "torch>=2.6",
@@ -44,6 +44,7 @@ setup(
         "numpy>=1.26",
         "rich>=13.7",
         "jinja2>=3.1",
+        "pandas>=2.2",
         "msgspec>=0.19",
     ],
     extras_require={

@@ -1,6 +1,11 @@
+from fairseq_alma.report.experiment import begun
 from fairseq_alma.report.figures import panels
 from fairseq_alma.report.figures.panels import lay_out, left_out
-from fairseq_alma.report.figures.run_groups import groups_of
+from fairseq_alma.report.read_run import RunTable
+
+
+def groups_of(runs):
+    return begun(RunTable.of(runs))
 
 
 def sized(width):

@@ -6,8 +6,13 @@ import numpy
 import pytest
 
 from fairseq_alma.errors import AlmaError
-from fairseq_alma.report.figures import draw_all
+from fairseq_alma.report import figures
+from fairseq_alma.report.read_run import RunTable
 from tests.report.fakes import image_stream, text_stream
+
+
+def draw_all(runs, out, paper=False):
+    return figures.draw_all(RunTable.of(runs), out, paper)
 
 
 def names(files):
@@ -17,10 +22,8 @@ def names(files):
 def test_each_figure_is_there_in_three_formats_with_title_and_caption(make, tmp_path):
     (file, *others) = draw_all([make("a"), make("b", learner="ens")], tmp_path / "out")
     assert names([file, *others]) == ["anytime-curve", "trade-off", "radar"]
-    assert [path.name for path in (file.png, file.pdf, file.svg)] == [
-        f"anytime-curve.{e}" for e in ("png", "pdf", "svg")
-    ]
-    assert all(path.stat().st_size > 1000 for each in (file, *others) for path in (each.png, each.pdf, each.svg))
+    assert [path.name for path in file.files.values()] == [f"anytime-curve.{e}" for e in ("png", "pdf", "svg")]
+    assert all(path.stat().st_size > 1000 for each in (file, *others) for path in each.files.values())
     assert all(each.title and each.caption.endswith(".") for each in (file, *others))
 
 
@@ -62,7 +65,7 @@ def test_odd_runs_are_drawn_without_a_warning(options, make, tmp_path, recwarn):
 
 def test_what_is_damaged_is_named_and_the_rest_is_drawn(make, tmp_path, capsys):
     run = make("a", learner="gmoe", stream=image_stream(4), stage_extras=[{"expert_usage": "x"}])
-    (run.path / "stage-003" / "test-experts.npz").write_bytes(b"no archive")
+    (run[0]["path"] / "stage-003" / "test-experts.npz").write_bytes(b"no archive")
     assert names(draw_all([run], tmp_path / "out")) == ["anytime-curve", "trade-off"]
     usage, experts = capsys.readouterr().err.splitlines()
     assert "a: expert_usage after arrival t0 is damaged" in usage
@@ -90,7 +93,9 @@ def test_a_mixture_of_images_has_all_figures_that_it_allows(make, tmp_path):
     run = make("a", learner="gmoe", num_experts=[2], stream=image_stream(4), stage_extras=extras)
     generator, halves = numpy.random.default_rng(0), numpy.repeat([0, 1], 10)
     features = generator.normal(size=(20, 4)).astype("float32")
-    numpy.savez(run.path / "stage-003" / "test-experts.npz", features=features, labels=halves, expert=halves[None])
+    numpy.savez(
+        run[0]["path"] / "stage-003" / "test-experts.npz", features=features, labels=halves, expert=halves[None]
+    )
     others = [make("b", stream=image_stream(4)), make("c", stream=image_stream(4), replay=True)]
     assert names(draw_all([run, *others], tmp_path / "out")) == [
         "anytime-curve", "trade-off", "replay", "radar", "expert-usage", "expert-map-gmoe-w1",

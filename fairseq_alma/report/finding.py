@@ -1,7 +1,7 @@
 """What a finding is: a claim of the paper, the comparisons that put it to the test here, and a verdict from them."""
 
 import enum
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Optional, Sequence
 
 from fairseq_alma.report.spread import Spread, difference, is_close
@@ -61,39 +61,36 @@ class Comparison:
         """Spell both figures and which is lower: ``final PPL: Ens_w1 (width 64) 24.35 < SM_w1 (width 64) 24.40``."""
         low, high = (spread.show(self.digits, self.scale) for spread in (self.low, self.high))
         sign = "≈" if is_close(self.low, self.high) else "<" if self.low.mean < self.high.mean else ">"
+        text = f"{self.what}: {_bracketed(self.lower)} {low} {sign} {_bracketed(self.higher)} {high}"
         gap = difference(self.low, self.high)
-        by = ""
         if gap is not None:
-            apart = replace(gap, mean=abs(gap.mean))
-            by = f" (by {apart.show(self.digits, self.scale)} over {gap.num_seeds} shared seeds)"
-        text = f"{self.what}: {_bracketed(self.lower)} {low} {sign} {_bracketed(self.higher)} {high}{by}"
+            apart = replace(gap, mean=abs(gap.mean)).show(self.digits, self.scale)
+            text += f" (by {apart} over {gap.num_seeds} shared seeds)"
         return text if self.decides else f"{text}; decides nothing, the first one costs less than half as much"
 
 
 @dataclass(frozen=True)
 class Finding:
-    """A claim of the paper against these runs.
+    """A claim of the paper, where it makes it, the runs needed to decide it, and what these runs say.
 
     Where most comparisons decide nothing, there are not enough runs.
-
-    Attributes:
-        claim: one sentence.
-        source: where the paper makes it.
-        needed: the runs that would decide it.
-        comparisons: what these runs say.
-        remark: more to say, such as that only one size was there.
     """
 
     claim: str
     source: str
     needed: str
-    comparisons: Sequence[Comparison] = field(default=())
+    comparisons: Sequence[Comparison] = ()
     remark: str = ""
+
+    @property
+    def _outcomes(self) -> list[int]:
+        """What the comparisons that decide anything come to."""
+        return [comparison.outcome for comparison in self.comparisons if comparison.decides]
 
     @property
     def verdict(self) -> Verdict:
         """What the comparisons come to: a claim holds where none contradicts it and at least half bear it out."""
-        outcomes = self._outcomes()
+        outcomes = self._outcomes
         if not outcomes or 2 * len(outcomes) < len(self.comparisons):
             return Verdict.NOT_ENOUGH
         held, contradicted = outcomes.count(1), outcomes.count(-1)
@@ -104,37 +101,32 @@ class Finding:
         return Verdict.HELD if held else Verdict.NOT_HELD
 
     @property
+    def is_told(self) -> bool:
+        """Whether these runs say something about it."""
+        return self.verdict is not Verdict.NOT_ENOUGH
+
+    @property
     def decided_by(self) -> str:
-        """The counts behind the verdict, and how far they can be trusted, in one sentence."""
-        outcomes = self._outcomes()
+        """The counts behind the verdict, and how far they can be trusted, in one sentence; what runs are needed."""
+        outcomes, total = self._outcomes, len(self.comparisons)
         held, contradicted, close = outcomes.count(1), outcomes.count(-1), outcomes.count(0)
-        idle = len(self.comparisons) - len(outcomes)
-        parts = [f"{held} of {len(self.comparisons)} comparisons bear{_s(held)} it out"]
-        if contradicted:
-            parts.append(f"{contradicted} contradict{_s(contradicted)} it")
-        if close:
-            parts.append(f"{close} {'is' if close == 1 else 'are'} too close to tell")
-        if idle:
-            parts.append(f"{idle} decide{_s(idle)} nothing")
-        if len(self.comparisons) == len(outcomes) == 1:
-            parts = ["the one comparison " + {1: "bears it out", -1: "contradicts it", 0: "is too close"}[outcomes[0]]]
-        parts += self._trust()
+        single, idle = sum(each.decides and not each.has_seeds for each in self.comparisons), total - len(outcomes)
+        parts = [f"{held} of {total} comparisons bear{_s(held)} it out"]
+        if total == len(outcomes) == 1:
+            verb = {1: "bears it out", -1: "contradicts it", 0: "is too close"}[outcomes[0]]
+            parts, contradicted, close = [f"the one comparison {verb}"], 0, 0
+        parts += [f"{contradicted} contradict{_s(contradicted)} it"] if contradicted else []
+        parts += [f"{close} {'is' if close == 1 else 'are'} too close to tell"] if close else []
+        parts += [f"{idle} decide{_s(idle)} nothing"] if idle else []
+        if single:
+            each = (
+                f"{single} rest{_s(single)}" if single < len(outcomes) else "it rests" if single == 1 else "each rests"
+            )
+            parts.append(f"{each} on one seed")
         text = ", ".join(parts)
-        told = [f"{text[0].upper()}{text[1:]}."] if self.comparisons else []
-        told += [f"Needs {self.needed}."] if self.verdict is Verdict.NOT_ENOUGH else []
-        return " ".join([*told, *([self.remark] if self.remark and self.comparisons else [])])
-
-    def _outcomes(self) -> list[int]:
-        """Return what the comparisons that decide anything come to."""
-        return [comparison.outcome for comparison in self.comparisons if comparison.decides]
-
-    def _trust(self) -> list[str]:
-        """Say how many comparisons rest on a single seed."""
-        deciding = [comparison for comparison in self.comparisons if comparison.decides]
-        single = sum(not comparison.has_seeds for comparison in deciding)
-        if single and single == len(deciding):
-            return ["each rests on one seed" if single > 1 else "it rests on one seed"]
-        return [f"{single} rest{_s(single)} on one seed"] if single else []
+        told = [f"{text[0].upper()}{text[1:]}."] if total else []
+        told += [f"Needs {self.needed}."] if not self.is_told else []
+        return " ".join([*told, *([self.remark] if self.remark and total else [])])
 
 
 def _bracketed(name: str) -> str:

@@ -1,29 +1,16 @@
 import base64
 import re
-from dataclasses import dataclass
 from html.parser import HTMLParser
-from pathlib import Path
 
 import pytest
 
+from fairseq_alma.report.figures import FigureFile
 from fairseq_alma.report.findings import all_findings
-from fairseq_alma.report.page import build_page
-from fairseq_alma.report.page.facts import command_of
-from fairseq_alma.report.read_run import read_figures
+from fairseq_alma.report.page import build_page, command_of
 from fairseq_alma.report.tables import all_tables
-from tests.report.fakes import image_stream, text_stream, write_run
+from tests.report.fakes import image_stream, table_of, text_stream, write_run
 
 VOID = {"meta", "img", "br", "link", "input"}
-
-
-@dataclass(frozen=True)
-class Drawing:
-    name: str
-    title: str
-    caption: str
-    png: Path
-    pdf: Path
-    svg: Path | None
 
 
 class Reader(HTMLParser):
@@ -53,7 +40,7 @@ class Reader(HTMLParser):
 
 
 def build(roots, out, figures=(), **options):
-    runs = [read_figures(root) for root in roots]
+    runs = table_of(roots)
     return build_page(runs, all_tables(runs), all_findings(runs), figures, out, **options)
 
 
@@ -68,7 +55,7 @@ def roots(tmp_path):
 def test_the_page_says_what_the_runs_are(roots, tmp_path):
     page = Reader(build(roots, tmp_path))
     assert "SM and Ens" in page.text
-    assert "text: 2 mega-batches, 50 units, 100 tokens in the test set (aaaaaaaaaaaa)" in page.text
+    assert "text: 2 mega-batches, vocabulary of 50 tokens, 100 tokens in the test set (aaaaaaaaaaaa)" in page.text
     assert "1 of 2 complete, 3 of 4 stages" in page.text
     assert "torch 2.13.0" in page.text
     assert "alma-stream --stream streams/text --learner sm" in page.text
@@ -84,12 +71,11 @@ def test_names_of_folders_cannot_break_the_page(roots, tmp_path):
 
 
 def test_the_page_needs_nothing_from_elsewhere(roots, tmp_path):
-    files = []
-    for name, content in (("f.png", b"png"), ("f.pdf", b"pdf"), ("f.svg", b"<svg/>")):
-        (tmp_path / "figures").mkdir(exist_ok=True)
-        (tmp_path / "figures" / name).write_bytes(content)
-        files.append(tmp_path / "figures" / name)
-    page = build(roots, tmp_path, [Drawing("f", "A figure", "What it shows.", *files)])
+    files = {ending: tmp_path / "figures" / f"f.{ending}" for ending in ("png", "pdf", "svg")}
+    (tmp_path / "figures").mkdir()
+    for path, content in zip(files.values(), (b"png", b"pdf", b"<svg/>"), strict=True):
+        path.write_bytes(content)
+    page = build(roots, tmp_path, [FigureFile("f", "A figure", "What it shows.", files)])
     tags = Reader(page).tags
     sources = [attributes["src"] for tag, attributes in tags if "src" in attributes]
     assert sources == [f"data:image/svg+xml;base64,{base64.b64encode(b'<svg/>').decode()}"]
@@ -101,7 +87,7 @@ def test_the_page_needs_nothing_from_elsewhere(roots, tmp_path):
 
 def test_a_drawing_that_is_too_heavy_or_missing_is_shown_as_a_picture(roots, tmp_path):
     (tmp_path / "f.png").write_bytes(b"png")
-    page = build(roots, tmp_path, [Drawing("f", "A", "B", tmp_path / "f.png", tmp_path / "f.pdf", None)])
+    page = build(roots, tmp_path, [FigureFile("f", "A", "B", {"png": tmp_path / "f.png", "pdf": tmp_path / "f.pdf"})])
     assert "data:image/png;base64,cG5n" in page
 
 
@@ -127,9 +113,8 @@ def test_text_and_images_stand_on_one_page(roots, tmp_path):
 
 def test_a_run_names_the_command_that_makes_it(tmp_path):
     options = {"--arch": "alma_switch_lm", "--adam-betas": "(0.9, 0.98)", "--cpu": ""}
-    run = read_figures(
-        write_run(tmp_path / "R", learner="ens", num_members=(2,), replay=True, wait=2, train_options=options)
-    )
+    root = write_run(tmp_path / "R", learner="ens", num_members=(2,), replay=True, wait=2, train_options=options)
+    (run,) = table_of([root]).facts.itertuples()
     assert command_of(run) == (
         f"alma-stream --stream streams/text --learner ens --run {tmp_path}/R --seed 1 --wait 2 --replay "
         "--init previous --num-members 2 -- --arch alma_switch_lm --adam-betas '(0.9, 0.98)' --cpu"

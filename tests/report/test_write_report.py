@@ -1,6 +1,6 @@
 import itertools
 
-from fairseq_alma.report import watch
+from fairseq_alma.report import write_report
 from tests.report.fakes import write_run
 
 
@@ -16,6 +16,6 @@ def test_a_new_stage_and_a_new_run_are_noticed_and_nothing_else(tmp_path, monkey
             (first / "stage-001").mkdir()
             (first / "stage-001" / "stage.json").write_text("{}")
 
-    monkeypatch.setattr(watch.time, "sleep", sleep)
-    noticed = [len(slept) for _ in itertools.islice(watch.changes([first, tmp_path / "B"]), 3)]
+    monkeypatch.setattr(write_report.time, "sleep", sleep)
+    noticed = [len(slept) for _ in itertools.islice(write_report.changes([first, tmp_path / "B"]), 3)]
     assert noticed == [0, 2, 5]

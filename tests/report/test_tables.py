@@ -3,15 +3,12 @@ import io
 
 import pytest
 
-from fairseq_alma.report.read_run import read_figures
-from fairseq_alma.report.table import TableCell, mark_best
-from fairseq_alma.report.tables import all_tables
-from fairseq_alma.report.tables.per_arrival import shown_arrivals
-from tests.report.fakes import image_stream, text_stream, write_run
+from fairseq_alma.report.tables import all_tables, shown_arrivals
+from tests.report.fakes import image_stream, table_of, text_stream, write_run
 
 
 def tables(runs, **options):
-    return {table.name: table for table in all_tables([read_figures(run) for run in runs], **options)}
+    return {table.name: table for table in all_tables(table_of(runs), **options)}
 
 
 def rows(table):
@@ -55,12 +52,6 @@ def test_the_best_of_each_column_is_marked_where_there_are_two(tmp_path):
     assert "**29.00** |     21.00" in found.markdown()
     assert r"\textbf{20.00}" in found.latex()
     assert r"SM\_w1" in found.latex()
-
-
-def test_cells_that_read_the_same_are_best_together():
-    cells = [[TableCell("1.00", 1.001)], [TableCell("1.00", 1.0)], [TableCell("2.00", 2.0)], [TableCell("0.50", 0.5)]]
-    marked = mark_best(cells, [0], [True, True, True, False])
-    assert [row[0].is_best for row in marked] == [True, True, False, False]
 
 
 def test_the_summary_has_mean_and_deviation_of_complete_runs(tmp_path):

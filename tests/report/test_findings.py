@@ -1,16 +1,15 @@
 import pytest
 
-from fairseq_alma.report.findings import Verdict, all_findings
-from fairseq_alma.report.findings.evidence import Evidence
-from fairseq_alma.report.paper_numbers import table1, table2
-from fairseq_alma.report.read_run import read_figures
-from tests.report.fakes import image_stream, text_stream, write_run
+from fairseq_alma.report.finding import Verdict
+from fairseq_alma.report.findings import all_findings
+from fairseq_alma.report.paper import control_rows, perplexity_rows
+from tests.report.fakes import image_stream, table_of, text_stream, write_run
 
 WIDTHS = {"base": "512", "large": "768"}
 
 
 def verdicts(roots):
-    ((_, found),) = all_findings([read_figures(root) for root in roots])
+    ((_, found),) = all_findings(table_of(roots))
     return {finding.claim: finding for finding in found}
 
 
@@ -23,7 +22,7 @@ def about(found, words):
 def write_paper(folder):
     """Runs with the figures of the paper's Tables 1 and 2."""
     stream, roots = text_stream(vocab_size=50000), []
-    for row in table2():
+    for row in perplexity_rows():
         name, _, steps = row.learner.partition(" (")
         learner, wait = name.split("_w")
         times = int(steps[0]) if steps else 1
@@ -37,7 +36,7 @@ def write_paper(folder):
                 train_options=options if learner == "gMoE" else {**options, "--num-experts": sizes[0][0]},
             )
         )  # fmt: skip
-    for control in table1():
+    for control in control_rows():
         for k, ppl in control.iid.items():
             options = {"--arch": "alma_switch_lm", "--decoder-embed-dim": WIDTHS[control.size], "--max-update": "100"}
             roots.append(
@@ -237,7 +236,7 @@ def test_streams_are_not_compared_with_each_other(tmp_path):
     few = write_run(tmp_path / "few", train_options={"--num-experts": "4"})
     other = text_stream(fingerprint="b" * 64)
     many = write_run(tmp_path / "many", stream=other, num_experts=(8,), train_options={"--num-experts": "8"})
-    found = all_findings([read_figures(few), read_figures(many)])
+    found = all_findings(table_of([few, many]))
     assert len(found) == 2
     assert {each.verdict for _, findings in found for each in findings} == {Verdict.NOT_ENOUGH}
 
@@ -245,4 +244,3 @@ def test_streams_are_not_compared_with_each_other(tmp_path):
 def test_runs_without_an_update_are_no_evidence(tmp_path):
     found = verdicts([write_run(tmp_path / "A", []), write_run(tmp_path / "B", [], "ens")])
     assert {each.verdict for each in found.values()} == {Verdict.NOT_ENOUGH}
-    assert Evidence(()).complete == []
