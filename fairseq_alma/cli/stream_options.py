@@ -26,7 +26,7 @@ def read_arguments(argv: Optional[Sequence[str]]) -> tuple[argparse.ArgumentPars
     cut = words.index("--") if "--" in words else len(words)
     parser = build_parser()
     arguments = parser.parse_args(words[:cut])
-    for name in ("wait", "megabatches", "save_every", "iid", "num_members", "grow_every"):
+    for name in ("wait", "megabatches", "save_every", "iid", "num_members", "grow_every", "num_procs"):
         value = vars(arguments)[name]
         if value is not None and value < 1:
             parser.error(f"{_flag(name)} {value}: a number of at least 1 is needed")
@@ -90,6 +90,7 @@ def _meant_for(kind: str) -> dict[str, tuple[str, ...]]:
         "combine": _only(of_images, "ens", "bagging", "gens"),
         "iid": tuple(name for name in everyone if name not in GROWING),
         "save_every": of_text,
+        "num_procs": of_text,
         "validate": of_text,
     }
 
@@ -100,6 +101,7 @@ def _only(possible: Sequence[str], *names: str) -> tuple[str, ...]:
 
 def _fill_in_text(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
     arguments.save_every = arguments.save_every or SAVE_EVERY
+    arguments.num_procs = arguments.num_procs or 1
     arguments.validate = bool(arguments.validate)
     if arguments.learner != "gmoe":
         return

@@ -13,7 +13,7 @@ SIDE_BY_SIDE = ("sm", "ens", "bagging", "gens")
 """Learners whose models of several seeds make one stack: neither growth nor joint training ties them to each other."""
 
 EPILOG = """\
-Text: everything after -- is handed to fairseq-train, and what the evaluation needs of it (--cpu, --fp16, --bf16,
+Text: everything after -- is handed to fairseq-train, and what the evaluation needs of it (--cpu, --autocast,
 --tokens-per-sample, --batch-size, ...) to fairseq-eval-lm. Example:
 
   alma-stream --stream STREAM --learner sm --wait 1 --run RUN -- \\
@@ -98,6 +98,14 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help=f"text: updates between two checkpoints within a stage: what a kill can cost (default: {SAVE_EVERY}); "
         "images are saved every 20 seconds",
+    )
+    add(
+        "--num-procs",
+        type=int,
+        metavar="N",
+        help="text: processes that train a model together, on a GPU each or with --cpu; they share the batches of an "
+        "update (--update-freq, a multiple of N), so N changes no figure but by rounding, and the resumed run may have "
+        "another (default: 1)",
     )
     add(
         "--keep-checkpoints", action="store_true", help="keep all; default: only what a later stage and the report need"

@@ -57,17 +57,19 @@ class TextJob:
                 raise ValueError(
                     "--arch alma_umix after the --: give the members' architecture; --learner umix wraps it"
                 )
+            options = self.options if arguments.num_procs == 1 else self.options.shared(arguments.num_procs)
         except ValueError as error:
             parser.error(str(error))
         self.commands = TextCommands(
             stream=arguments.stream,
             folder=RunFolder(arguments.run),
-            options=self.options if arguments.iid is None else self.options.lengthened(arguments.iid),
+            options=options if arguments.iid is None else options.lengthened(arguments.iid),
             wait=arguments.iid or arguments.wait,
             replay=arguments.replay,
             save_every=arguments.save_every,
             validate=arguments.validate,
             keep_checkpoints=arguments.keep_checkpoints,
+            num_procs=arguments.num_procs,
         )
 
     def train_options(self) -> dict[str, Any]:

@@ -33,7 +33,7 @@ from fairseq_alma.models.alma_switch_lm import adopt_experts
 from fairseq_alma.tasks.alma_bpe import AlmaBPE, AlmaBPEConfig
 from fairseq_alma.tasks.checkpoint_checks import check_dictionary, check_start, check_weights
 from fairseq_alma.tasks.precision import AutocastSteps, refuse_inexact_precision, require_bf16
-from fairseq_alma.tasks.processes import prepare_group, runs_on_cpu, set_process_defaults
+from fairseq_alma.tasks.processes import is_first, prepare_group, runs_on_cpu, set_process_defaults
 from fairseq_alma.tasks.shared_batches import SharedBatches
 from fairseq_alma.tasks.train_token_count import TrainTokenCount
 from fairseq_alma.tasks.whole_split import WholeSplit
@@ -73,9 +73,8 @@ class AlmaLMTask(WholeSplit, AutocastSteps, TrainTokenCount, LanguageModelingTas
     def add_args(cls, parser: argparse.ArgumentParser) -> None:
         """Add the task's options to those of a stock command, and refuse or preset some of the latter."""
         if isinstance(parser, argparse.ArgumentParser):  # not so when fairseq lists the options of all tasks
-            evaluates = hasattr(parser.parse_known_args([])[0], "path")
-            refuse_inexact_precision(parser, evaluates)
-            set_process_defaults(parser, evaluates)
+            refuse_inexact_precision(parser, evaluates=hasattr(parser.parse_known_args([])[0], "path"))
+            set_process_defaults(parser)
         super().add_args(parser)
 
     @classmethod
@@ -198,7 +197,8 @@ class AlmaLMTask(WholeSplit, AutocastSteps, TrainTokenCount, LanguageModelingTas
                 f"--tokens-per-sample {length}: the model takes sequences of {max_positions} tokens at most; give "
                 f"--tokens-per-sample {max_positions} or less"
             )
-        ensure_printed(logging.getLogger("fairseq_cli.eval_lm"))
+        if is_first():
+            ensure_printed(logging.getLogger("fairseq_cli.eval_lm"))
         return super().eval_lm_dataloader(*args, max_positions=max_positions, context_window=context_window, **kwargs)
 
     def state_dict(self) -> dict[str, Any]:

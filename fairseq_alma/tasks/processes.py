@@ -23,19 +23,15 @@ LOCAL = ("tcp://localhost:", "tcp://127.0.0.1:")
 """What an ``--distributed-init-method`` begins with where all processes are on one machine and started by hand."""
 
 
-def set_process_defaults(parser: argparse.ArgumentParser, evaluates: bool) -> None:
-    """Give the options for distributed work defaults that fit how the command was started.
-
-    Args:
-        parser: of a stock command.
-        evaluates: the command does not train.
-    """
+def set_process_defaults(parser: argparse.ArgumentParser) -> None:
+    """Give the options for distributed work of a stock command defaults that fit how it was started."""
     sys.excepthook = report_in_one_line
     if any(word.startswith(LOCAL) for word in sys.argv):
         require_joining()
-    if evaluates:
-        # What fairseq means to do ("default_world_size=1"), but its dataclass takes the number of GPUs.
-        parser.set_defaults(distributed_world_size=1)
+    # One unless the command says otherwise: what is visible here must not change a figure.
+    parser.set_defaults(distributed_world_size=1)
+    # Each reads its checkpoint itself: what fairseq broadcasts instead, torch no longer unpickles.
+    parser.set_defaults(load_checkpoint_on_all_dp_ranks=True)
     if runs_on_cpu():
         parser.set_defaults(distributed_backend="gloo", ddp_backend="legacy_ddp")
     if not started_by_torchrun():
@@ -66,6 +62,11 @@ def started_by_torchrun() -> bool:
 def world_size() -> int:
     """Return the number of processes that work together."""
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+
+
+def is_first() -> bool:
+    """Tell whether this process is the one that prints, or works alone."""
+    return world_size() == 1 or dist.get_rank() == 0
 
 
 def refuse(message: str) -> NoReturn:

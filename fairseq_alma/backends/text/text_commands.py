@@ -34,6 +34,7 @@ class TextCommands:
         save_every: updates between two checkpoints within a stage.
         validate: let fairseq-train validate when it saves.
         keep_checkpoints: keep each of these checkpoints.
+        num_procs: processes that train a model together; they share the batches of an update (``--update-freq``).
     """
 
     stream: Path
@@ -44,6 +45,7 @@ class TextCommands:
     save_every: int
     validate: bool
     keep_checkpoints: bool
+    num_procs: int = 1
 
     def all_of(self, plan: StagePlan) -> list[Command]:
         """Return the commands of a stage in order."""
@@ -87,7 +89,8 @@ class TextCommands:
             groups.append(("--finetune-from-model", str(path)))
         groups += [*self._saving(), *self._reporting()]
         groups += [self._own_curves(training.model, option) for option in self._model(training)]
-        return Command("fairseq-train", tuple(groups), self.live.wandb_environment(self.folder, training.model))
+        environment = self.live.wandb_environment(self.folder, training.model)
+        return Command("fairseq-train", tuple(groups), environment, self.num_procs)
 
     def join(self, plan: StagePlan) -> Command:
         """Return the command that makes one checkpoint of all that predicts after the stage."""

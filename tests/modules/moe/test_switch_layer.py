@@ -83,10 +83,11 @@ def test_every_way_to_compute_the_experts_gives_the_same(path, capacity_factor):
         torch.testing.assert_close(a, b)
 
 
-def test_grouped_products_equal_the_loop_over_experts():
+@pytest.mark.parametrize("weights", [torch.bfloat16, torch.float32])  # fp32: as under autocast
+def test_grouped_products_equal_the_loop_over_experts(weights):
     if not hasattr(F, "grouped_mm"):
         pytest.skip("this torch has no grouped_mm")
-    layer = switch_layer(4, model_dim=16, ffn_dim=32).bfloat16()
+    layer = switch_layer(4, model_dim=16, ffn_dim=32).to(weights)
     x = torch.randn(64, 16).bfloat16()
     places = dispatch(layer.gate(x), 1.0)
     taken = torch.zeros(64, dtype=torch.bool).index_fill(0, places.order[: places.counts.sum()], True).unsqueeze(1)
@@ -102,7 +103,10 @@ def test_grouped_products_equal_the_loop_over_experts():
         got = run(layer.experts._grouped)
     except (NotImplementedError, RuntimeError) as error:
         pytest.skip(f"this torch has no grouped_mm on a CPU: {error}")
-    for a, b in zip(got, run(layer.experts._looped), strict=True):
+    with torch.autocast("cpu", torch.bfloat16, enabled=weights == torch.float32):
+        want = run(layer.experts._looped)
+    for a, b in zip(got, want, strict=True):
+        assert a.dtype == b.dtype
         torch.testing.assert_close(a, b, rtol=2e-2, atol=2e-2)
 
 
