@@ -26,6 +26,8 @@ MEANINGS = {
     "EADDRINUSE": "the port of the process group is in use; end what uses it or give another (torchrun --master-port, "
     "--distributed-init-method)",
     "onnection closed by peer": f"another process of this run has died; {RESUME}",
+    "terminated with signal": f"another process of this run has died; {RESUME}",
+    "terminated with exit code": f"another process of this run has failed; {RESUME}",
     "onnection reset by peer": f"another process of this run has died; {RESUME}",
     "NCCL": f"another process of this run has died, or the network between them failed; {RESUME}",
     "imed out": f"another process of this run does not answer; {RESUME}",

@@ -53,7 +53,8 @@ class Command:
         """Spell the command for a shell, in lines; the words of a group stay together."""
         variables = [f"{name}={shlex.quote(value)}" for name, value in self.environment.items()]
         launcher = f"torchrun --standalone --nproc-per-node {self.num_procs} --no-python".split()
-        lines = [" ".join([*variables, *(launcher if self.num_procs > 1 else ()), self.program])]
+        by_hand = self.num_procs > 1 and "--cpu" in self.arguments  # on GPUs fairseq starts the processes itself
+        lines = [" ".join([*variables, *(launcher if by_hand else ()), self.program])]
         for words in (shlex.join(group) for group in self.groups if group):
             if len(lines) > 1 and len(lines[-1]) + len(words) < LINE_LENGTH:
                 lines[-1] += " " + words

@@ -84,6 +84,8 @@ class TextCommands:
             (*data, "--replay") if self.replay else tuple(data),
             tuple(model),
         ]
+        if self.num_procs > 1:
+            groups.append(("--distributed-world-size", str(self.num_procs)))
         if training.start is not None:
             path = self.grown(training.model) if training.growth else self.checkpoint(training.start)
             groups.append(("--finetune-from-model", str(path)))

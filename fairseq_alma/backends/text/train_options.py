@@ -156,9 +156,11 @@ class TrainOptions:
                 f"--num-procs {num_procs}: the processes share the batches of an update, and {BATCHES_PER_UPDATE} "
                 f"{words} after the -- is no multiple of it; give one, with a --batch-size that is as much smaller"
             )
-        each = (BATCHES_PER_UPDATE, (",".join(str(count // num_procs) for count in counts),))
+        each = ",".join(str(count // num_procs) for count in counts)
         shared = copy(self)
-        shared.options = [option for option in self.options if option[0] != BATCHES_PER_UPDATE] + [each]
+        shared.options = [
+            (name, (each,)) if name == BATCHES_PER_UPDATE else (name, values) for name, values in self.options
+        ]
         return shared
 
     def _lengthen(self, name: str, values: tuple[str, ...], times: int) -> Option:

@@ -137,7 +137,12 @@ def test_several_processes_have_the_variables_of_torchrun(tmp_path):
     text = (tmp_path / "log").read_text()
     assert sorted(re.findall(r"^(\d) (\d) 3 localhost$", text, re.MULTILINE)) == [("0", "0"), ("1", "1"), ("2", "2")]
     assert len(set(re.findall(r"port (\d+)", text))) == 1
-    assert text.startswith("$ torchrun --standalone --nproc-per-node 3 --no-python python")
+
+
+def test_a_shell_starts_several_processes_by_torchrun_without_gpus_and_leaves_it_to_fairseq_with_them():
+    on_cpu, on_gpus = (Command("fairseq-train", (("S", *words),), num_procs=2) for words in (["--cpu"], []))
+    assert on_cpu.shell().startswith("torchrun --standalone --nproc-per-node 2 --no-python fairseq-train ")
+    assert on_gpus.shell().startswith("fairseq-train ")
 
 
 def test_when_one_of_several_is_killed_all_end_and_it_is_named(tmp_path):
