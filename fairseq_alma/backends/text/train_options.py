@@ -73,6 +73,7 @@ MODEL_OPTIONS = (
     "--balance-loss-weight",
     "--gate-trees",
     "--checkpoint-activations",
+    "--compile",
 )
 BATCHES_PER_UPDATE = "--update-freq"
 # Options that count updates over the whole of a stage.
