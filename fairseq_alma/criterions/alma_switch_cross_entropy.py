@@ -33,7 +33,8 @@ class AlmaSwitchCrossEntropy(FairseqCriterion):
     Logged in base 2, as fairseq does: ``loss`` (what is minimised), ``nll_loss`` (the cross entropy alone), ``ppl``
     (from ``nll_loss`` alone). Logged as they are: ``balance_loss`` (mean over Switch layers, 1 when balanced,
     unweighted), and per Switch layer n ``switch{n}_dropped`` and ``switch{n}_expert{e}`` (shares of the tokens) and
-    ``switch{n}_entropy`` (mean entropy of the gate's probabilities, nats).
+    ``switch{n}_entropy`` (mean entropy of the gate's probabilities, nats). All of them are means over the tokens of an
+    update, whatever batches and processes had them; the balance loss, as capacity, is that of each batch.
 
     Args:
         task: gives the padding index.

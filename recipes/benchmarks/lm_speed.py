@@ -229,9 +229,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         data = Path(folder)
         (data / "dict.txt").write_text("".join(f"unit{unit} 1\n" for unit in range(NUM_UNITS)))
-        print(
-            f"batches of {args.batch_size} x {args.tokens_per_sample} tokens, {args.optimizer}, torch {torch.__version__}"
-        )
+        shape = f"{args.batch_size} x {args.tokens_per_sample}"
+        print(f"batches of {shape} tokens, {args.optimizer}, torch {torch.__version__}")
         print(f"ratio: speed over stock in the same precision, and over stock in {args.precision[0]}, in the same run")
         print(
             "size  | architecture       | experts | prec | params   | per update  | tokens/s    | TFLOP/s | of peak "
