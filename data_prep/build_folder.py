@@ -1,4 +1,6 @@
-"""Build a stream beside its place and move it there when it is complete: all or nothing.
+"""What stands at ``--out``: a stream of an earlier command, or the place for a new one, which appears all or nothing.
+
+A stream is built beside its place and moved there when it is complete.
 
 The build folder is hidden and has a fixed name, so what a killed run left is found and cleared by the next one. The
 lock on it ends with the process that holds it, however that ends. Nothing is written or removed through symbolic links.
@@ -10,7 +12,7 @@ import os
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Iterable
+from typing import Any, Iterable, Mapping, Optional, Sequence
 
 from fairseq_alma.data.manifest import MANIFEST
 from fairseq_alma.data.stream import Stream, write_manifest
@@ -139,3 +141,57 @@ def _sync(path: Path) -> None:
             os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def stream_at(out: Path, kind: str) -> Optional[Stream]:
+    """Return the stream that ``--out`` holds, or None where there is nothing or an empty folder.
+
+    Args:
+        out: the folder.
+        kind: ``text`` or ``images``.
+
+    Raises:
+        AlmaError: something else is there.
+    """
+    if (out / MANIFEST).exists():
+        there = Stream.open(out)
+        if there.kind != kind:
+            raise AlmaError(f"--out {out}: a stream of {there.kind} is there; choose another folder")
+        return there
+    if out.exists() and not (out.is_dir() and not any(out.iterdir())):
+        raise AlmaError(f"--out {out}: exists and is no stream; choose another folder, or remove what is there")
+    return None
+
+
+def refuse_other_command(out: Path, history: Sequence[Mapping[str, Any]], now: Mapping[str, Any], advice: str) -> None:
+    """Raise AlmaError unless the command that made a stream is the one that is given now.
+
+    Args:
+        out: the stream's folder.
+        history: what the manifest records of commands, the one that made it first: ``options`` by their flags, and
+            ``inputs``, each with ``name`` and digest.
+        now: the same of the command that is given now.
+        advice: what to do if they differ.
+    """
+    if not history:
+        raise AlmaError(f"--out {out}: the stream there does not say which command made it; {advice}")
+    before = history[0]
+    for flag in {**before["options"], **now["options"]}:
+        old, new = (entry["options"].get(flag) for entry in (before, now))
+        if old != new:
+            raise AlmaError(
+                f"--out {out}: the stream there was made with {flag} {_shown(old)}, not {_shown(new)}; {advice}"
+            )
+    if before["inputs"] != now["inputs"]:
+        changed = [str(new["name"]) for new in now["inputs"] if new not in before["inputs"]]
+        which = f"{', '.join(changed[:3])} is not what it was made from" if changed else "files are missing or moved"
+        raise AlmaError(f"--out {out}: the stream there was made from other input: {which}; {advice}")
+
+
+def _shown(value: object) -> str:
+    return "left to its default" if value is None else str(value)
+
+
+def recorded_name(path: Path) -> str:
+    """Return a file's name as a manifest can hold it: bytes that are not UTF-8 become ``\\xff``."""
+    return os.fsencode(path.name).decode("utf-8", "backslashreplace")

@@ -8,6 +8,8 @@ def positive(text: str) -> int:
     number = int(text.replace("_", ""))
     if number < 1:
         raise argparse.ArgumentTypeError(f"{text} found, a number of at least 1 is needed")
+    if number >= 2**63:
+        raise argparse.ArgumentTypeError(f"{text} found, a number below 2^63 is needed")
     return number
 
 
@@ -23,6 +25,15 @@ def share(text: str) -> float:
 
 
 share.__name__ = "number"
+
+
+def utf8(text: str) -> str:
+    """Return a name that a manifest can hold."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} found, a name in UTF-8 is needed") from error
+    return text
 
 
 def check_seed(parser: argparse.ArgumentParser, seed: int) -> None:

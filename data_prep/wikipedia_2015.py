@@ -15,8 +15,8 @@ from typing import Iterable, Iterator, Optional, Sequence
 
 from data_prep.download import check_sha256, fetch
 from data_prep.text.command import main as prep_text
+from fairseq_alma.atomic_file import open_atomically
 from fairseq_alma.cli.entry import command
-from fairseq_alma.errors import naming
 
 URL = "https://raw.githubusercontent.com/jason-feng/wikiVisual/1c0fac92f29f17c1603bfffbe864e0dfdff66897/text/{name}"
 NAMES = [f"{folder}/wiki_{number:02d}" for folder in ("AA", "AB", "AC", "AD") for number in range(100)]
@@ -38,7 +38,7 @@ def main(argv: Optional[Sequence[str]] = None) -> Optional[int]:
     paths = [fetch(URL.format(name=name), args.source / name) for name in NAMES]
     check_sha256(paths, SHA256, str(args.source))
     articles = args.source.with_name(f"{args.source.name}.articles.txt")
-    with naming(articles), open(articles, "w", encoding="utf-8") as file:
+    with open_atomically(articles, "w") as file:
         for path in paths:
             with open(path, encoding="utf-8") as lines:
                 file.writelines("\n".join(article) + "\n\n" for article in articles_of(lines))

@@ -16,8 +16,9 @@ from typing import Iterator, Optional, Sequence, TextIO
 
 from data_prep.download import check_sha256, fetch
 from data_prep.text.command import main as prep_text
+from fairseq_alma.atomic_file import open_atomically
 from fairseq_alma.cli.entry import command
-from fairseq_alma.errors import AlmaError, naming
+from fairseq_alma.errors import AlmaError
 
 URL = "https://wikitext.smerity.com/wikitext-{size}-v1.zip"
 SHA256 = {
@@ -60,8 +61,7 @@ def _unpack(archive: Path, member: str, articles: Path) -> None:
 
 def write_articles(tokens: TextIO, path: Path) -> None:
     """Write the articles of ``wiki.train.tokens`` with an empty line between them and none within."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with naming(path), open(path, "w", encoding="utf-8") as file:
+    with open_atomically(path, "w") as file:
         for article in articles_of(tokens):
             file.write("\n".join(article) + "\n\n")
 

@@ -13,7 +13,7 @@ LAYERS = (
     ("learners",),  # the schedule of Algorithm 1, which the task asks for, and what a learner decides
     ("modules", "runs"),
     ("models",),
-    ("criterions",),
+    ("criterions", "optim"),
     ("tasks",),
     ("backends",),
     ("report",),
@@ -80,7 +80,7 @@ def upward_imports(root: Path) -> list[str]:
 
 def fairseq_imports(root: Path) -> list[str]:
     """Imports of fairseq where it has no place, itself or by way of a layer that needs it."""
-    needs_fairseq = tuple(f"fairseq_alma.{layer}" for layer in ("modules", "models", "criterions", "tasks"))
+    needs_fairseq = tuple(f"fairseq_alma.{layer}" for layer in ("modules", "models", "criterions", "optim", "tasks"))
     files = [(path, module) for path, module in modules_of(root, "fairseq_alma") if layer_of(module) in WITHOUT_FAIRSEQ]
     return [
         f"{module} -> {other}"

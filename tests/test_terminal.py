@@ -67,6 +67,12 @@ def test_a_live_line_fits_the_terminal_and_gives_way_to_results(columns):
         assert any(frame.startswith(text) for frame in live)
 
 
+def test_a_terminal_that_is_made_narrower_gets_a_shorter_line():
+    narrower = "import fcntl, struct, termios; fcntl.ioctl(2, termios.TIOCSWINSZ, struct.pack('HHHH', 24, 30, 0, 0))"
+    frames = run_in_terminal(f"{SHOW}{narrower}{SHOW}").split("result 2")[1:]
+    assert max(len(frame) for frame in re.split(r"[\r\n]+", ESCAPES.sub("", frames[0]))) == 29
+
+
 def test_colors_are_left_out_where_they_are_not_wanted():
     assert "\x1b[38;" in run_in_terminal(SHOW)
     assert set(ESCAPES.findall(run_in_terminal(SHOW, NO_COLOR="1"))) == {"\x1b[2K"}

@@ -8,11 +8,11 @@ not called either, as they trust what they are given: a forged type would make t
 import io
 import pickle
 from pathlib import Path
-from typing import Any
+from typing import Any, Callable, ClassVar
 
 import numpy as np
 
-from data_prep.gzip_file import open_plain_or_gz
+from data_prep.compression import read_plain_or_gz
 from fairseq_alma.errors import AlmaError
 
 _TYPES = {"u1": "u1", "i8": "<i8", "i4": "<i4"}  # what is read, by the code that a pickle gives
@@ -26,8 +26,11 @@ class _Type:
         self.code = code.decode("latin1") if isinstance(code, bytes) else code
 
     def __setstate__(self, state: tuple) -> None:
+        # Compared and shown only where it is short: tuples of the same two tuples, and so on, never end in print.
+        if not isinstance(self.code, str):
+            raise pickle.UnpicklingError(f"it has an array of a type that is a {type(self.code).__name__}")
         if self.code not in _TYPES or state[1] not in _LITTLE_ENDIAN or state[2:5] != (None, None, None):
-            raise pickle.UnpicklingError(f"it has an array of type {self.code!r} {state!r}")
+            raise pickle.UnpicklingError(f"it has an array of type {self.code!r:.20}, or in another order of bytes")
 
 
 class _Array:
@@ -43,6 +46,8 @@ class _Array:
         self.array = np.frombuffer(content, dtype=_TYPES[type_.code]).reshape(shape, order="F" if in_columns else "C")
 
 
+_FILLS_DICTIONARY = {code[0] for code in (pickle.SETITEM, pickle.SETITEMS, pickle.DICT)}
+_FILLS_SET = {code[0] for code in (pickle.EMPTY_SET, pickle.ADDITEMS, pickle.FROZENSET)}
 _STANDS_FOR = {
     ("numpy.core.multiarray", "_reconstruct"): _Array,
     ("numpy._core.multiarray", "_reconstruct"): _Array,
@@ -51,12 +56,30 @@ _STANDS_FOR = {
 }
 
 
+def _refuse_odd_keys(load: Callable[[Any], None]) -> Callable[[Any], None]:
+    """Let a step that fills dictionaries refuse keys beside text and numbers: to hash nested tuples may never end."""
+
+    def checked(unpickler: Any) -> None:
+        keys = unpickler.stack[-2:-1] if load is pickle._Unpickler.load_setitem else unpickler.stack[::2]  # type: ignore
+        if not all(isinstance(key, (str, bytes, int)) for key in keys):
+            raise pickle.UnpicklingError("it has a dictionary with keys beside text and numbers")
+        load(unpickler)
+
+    return checked
+
+
 class _ArrayUnpickler(pickle._Unpickler):
     """Knows the names above and no other.
 
     The one that is written in Python: in a damaged file the one in C takes four bytes for the size of a table and fills
     gigabytes. It is fast enough, as nearly all of such a file is one array.
     """
+
+    dispatch: ClassVar = {
+        code: _refuse_odd_keys(load) if code in _FILLS_DICTIONARY else load
+        for code, load in pickle._Unpickler.dispatch.items()
+        if code not in _FILLS_SET
+    }
 
     def find_class(self, module: str, name: str) -> Any:
         """Return what a name stands for."""
@@ -74,8 +97,7 @@ def read_array_pickle(path: Path) -> dict[str, Any]:
     Raises:
         AlmaError: the file is no pickle, or holds anything else; nothing of it has been run.
     """
-    with open_plain_or_gz(path) as file:
-        pickled = io.BytesIO(file.read())
+    pickled = io.BytesIO(read_plain_or_gz(path))
     try:
         content = _ArrayUnpickler(pickled, encoding="bytes").load()
     except Exception as error:  # a damaged pickle may raise whatever its wrong opcodes lead to

@@ -9,6 +9,7 @@ import numpy as np
 
 from data_prep.images.image_set import ImageSet, check_labels, check_pair, with_test_held_out
 from data_prep.images.input_files import InputFiles
+from fairseq_alma.data.npy_file import read_npy
 from fairseq_alma.errors import AlmaError
 
 _MOST_CHANNELS = 4
@@ -96,13 +97,12 @@ def _read_array(path: Path, flag: str) -> np.ndarray:
     if not start.startswith((b"\x93NUMPY", b"PK")):  # else NumPy takes it for a pickle, and advises to trust it
         found = start.hex(" ") or "nothing"
         raise AlmaError(f"{flag} {path}: no .npy file of numbers (begins with {found}); save it with numpy.save")
-    try:
-        array = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (ValueError, EOFError, OverflowError, zipfile.BadZipFile) as error:
-        raise AlmaError(f"{flag} {path}: no .npy file of numbers ({error}); save it with numpy.save") from error
-    if not isinstance(array, np.ndarray):
+    if start.startswith(b"PK") and zipfile.is_zipfile(path):
         raise AlmaError(f"{flag} {path}: an archive of arrays found, a .npy file of one is needed; use numpy.save")
-    return array
+    try:
+        return read_npy(path)
+    except ValueError as error:
+        raise AlmaError(f"{flag} {path}: no .npy file of numbers ({error}); save it with numpy.save") from error
 
 
 def _num_classes(given: ArrayFiles, labels: np.ndarray) -> int:

@@ -9,7 +9,7 @@ from typing import Any, Sequence
 
 import numpy as np
 
-from data_prep.gzip_file import open_plain_or_gz
+from data_prep.compression import read_plain_or_gz
 from data_prep.images.array_pickle import read_array_pickle
 from data_prep.images.image_set import ImageSet, check_labels, check_pair
 from data_prep.images.input_files import InputFiles, advice, holds
@@ -99,8 +99,7 @@ def _read_binary(path: Path, layout: CifarLayout, labels: str) -> tuple[np.ndarr
     """Return pixels ``(n, 3072)``, uint8, and labels ``(n,)``, int64, of records of label bytes and pixels."""
     kinds = list(layout.label_keys)
     record = len(kinds) + NUM_PIXELS
-    with open_plain_or_gz(path) as file:
-        content = file.read()
+    content = read_plain_or_gz(path)
     if not content or len(content) % record:
         raise AlmaError(
             f"{path}: {len(content)} bytes found, a multiple of {record} is needed ({len(kinds)} for labels and "

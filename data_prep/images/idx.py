@@ -9,9 +9,9 @@ from pathlib import Path
 
 import numpy as np
 
-from data_prep.gzip_file import open_plain_or_gz
+from data_prep.compression import open_plain_or_gz, read_at_most
 from data_prep.images.image_set import ImageSet, check_labels, check_pair
-from data_prep.images.input_files import InputFiles, read_at_most
+from data_prep.images.input_files import InputFiles
 from fairseq_alma.errors import AlmaError
 
 MNIST_NAMES = (
@@ -25,6 +25,7 @@ SIDE = 28  # pixels, in all these data sets
 EMNIST_CLASSES = {"balanced": 47, "letters": 26, "digits": 10, "byclass": 62, "bymerge": 47, "mnist": 10}
 EMNIST_FOLDERS = ("gzip",)  # within the published archive
 
+_LARGEST = 1 << 30  # bytes, half of it is EMNIST's largest file
 _UNSIGNED_BYTES = 8  # code of the type in the magic number
 
 
@@ -48,7 +49,7 @@ def read_idx(path: Path, num_dimensions: int) -> np.ndarray:
             )
         sizes = header_format.unpack(header)[1:]
         needed = math.prod(sizes)
-        content = read_at_most(file, needed + 1)
+        content = read_at_most(file, min(needed, _LARGEST) + 1)
     if len(content) != needed:
         found = f"{len(content)}" if len(content) < needed else "more"
         says = " x ".join(map(str, sizes))

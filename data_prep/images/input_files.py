@@ -1,12 +1,11 @@
 """Find the published files under ``--source`` and record what was read, by content."""
 
 from pathlib import Path
-from typing import Any, BinaryIO, Optional, Sequence
+from typing import Any, Optional, Sequence
 
+from data_prep.build_folder import recorded_name
 from fairseq_alma.data.manifest import file_sha256
 from fairseq_alma.errors import AlmaError
-
-_PIECE = 1 << 20
 
 
 class InputFiles:
@@ -26,9 +25,9 @@ class InputFiles:
             AlmaError: it is not there.
         """
         if not path.is_file():
-            found = "a folder" if path.is_dir() else "no such file"
+            found = "a folder" if path.is_dir() else "no regular file" if path.exists() else "no such file"
             raise AlmaError(f"{flag} {path}: {found}; give a file")
-        self.records.append({"name": path.name, "size": path.stat().st_size, "sha256": file_sha256(path)})
+        self.records.append({"name": recorded_name(path), "size": path.stat().st_size, "sha256": file_sha256(path)})
         return path
 
     def find(self, source: Path, names: Sequence[str], folders: Sequence[str] = ()) -> list[Path]:
@@ -75,11 +74,3 @@ def _look_for(source: Path, name: str, folders: Sequence[str]) -> Optional[Path]
             if path.is_file():
                 return path
     return None
-
-
-def read_at_most(file: BinaryIO, limit: int) -> bytearray:
-    """Return what is left of a file, but no more than ``limit`` bytes; a header's word costs no memory in advance."""
-    content = bytearray()
-    while len(content) < limit and (piece := file.read(min(_PIECE, limit - len(content)))):
-        content += piece
-    return content

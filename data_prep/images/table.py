@@ -12,7 +12,7 @@ from typing import Optional
 
 import numpy as np
 
-from data_prep.gzip_file import open_plain_or_gz
+from data_prep.compression import read_plain_or_gz
 from data_prep.images.image_set import ImageSet, check_labels, with_test_held_out
 from data_prep.images.input_files import InputFiles
 from fairseq_alma.errors import AlmaError
@@ -94,8 +94,7 @@ def _folder_of(table: DigitTable, dataset: str) -> Path:
 
 def _read_table(path: Path) -> np.ndarray:
     """Return the rows of a table of whole numbers separated by commas, ``(n, columns)``, int64; n is at least 2."""
-    with open_plain_or_gz(path) as file:
-        content = io.BytesIO(file.read())
+    content = io.BytesIO(read_plain_or_gz(path))
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that the file is empty, which is said below

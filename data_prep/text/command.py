@@ -34,10 +34,11 @@ def _describe(stream: Stream, seconds: float) -> None:
             f"{split.num_bytes:>17,}"
         )
     last = stream.history[-1]
-    print(f"{last['num_duplicates']:,} duplicates dropped, {stream.tokenizer.vocab_size:,} units, {seconds:.1f} s")
+    vocab_size = stream.tokenizer.vocab_size
+    print(f"{last['num_duplicates']:,} duplicates dropped, vocabulary size {vocab_size:,}, {seconds:.1f} s")
     wanted = last["options"].get("--vocab-size")
-    if wanted is not None and wanted != stream.tokenizer.vocab_size:
-        print(f"--vocab-size {wanted}: the first mega-batch gives {stream.tokenizer.vocab_size} units only")
+    if wanted is not None and wanted != vocab_size:
+        print(f"--vocab-size {wanted}: the first mega-batch gives {vocab_size} tokens only")
 
 
 if __name__ == "__main__":

@@ -38,7 +38,7 @@ class DocumentEncoder:
     """Turn documents into the bytes of a token file.
 
     Args:
-        tokenizer: what a document's units are.
+        tokenizer: what a document's tokens are.
         dtype: type of an id.
         cache_size: how many chunks are remembered at most (about 200 bytes each).
     """
@@ -62,7 +62,7 @@ class DocumentEncoder:
         return [encoded[number] for number in range(len(documents))]
 
     def _encode_whole(self, documents: Sequence[str]) -> list[bytes]:
-        return [self._ids(units) + self._eos for units in self._tokenizer.encode_batch(documents)]
+        return [self._ids(tokens) + self._eos for tokens in self._tokenizer.encode_batch(documents)]
 
     def _encode_by_chunks(self, documents: Sequence[str]) -> list[bytes]:
         chunked = [_CHUNK.findall(document) for document in documents]
@@ -76,8 +76,8 @@ class DocumentEncoder:
             del self._cache[chunk]
         return encoded
 
-    def _ids(self, units: list[int]) -> bytes:
-        return (np.array(units, dtype=self._dtype) + self._dtype.type(NUM_FAIRSEQ_SYMBOLS)).tobytes()
+    def _ids(self, tokens: list[int]) -> bytes:
+        return (np.array(tokens, dtype=self._dtype) + self._dtype.type(NUM_FAIRSEQ_SYMBOLS)).tobytes()
 
 
 def _needs_tokenizer(tokenizer_json: Path) -> Optional[re.Pattern]:

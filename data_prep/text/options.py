@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Optional, Sequence
 
-from data_prep.option_types import check_seed, positive
+from data_prep.option_types import check_seed, positive, utf8
 from data_prep.text.deal import MAX_MEGABATCHES
 from data_prep.text.pool import default_workers
 from data_prep.text.source import STANDARD_INPUT
@@ -13,6 +13,9 @@ from data_prep.text.training import DEFAULT_WORDS, NUM_BYTES
 
 DEFAULT_VOCAB_SIZE = 50_000
 DEFAULT_FIELD = "text"
+MAX_INPUTS = 65_535  # they are numbered in 16 bits
+MAX_WORKERS = 1024
+MAX_VOCAB_SIZE = 2**24
 _TOKENIZER_TYPES = {"byte-level-bpe": "tokenizers", "sentencepiece": "sentencepiece"}
 
 _EPILOG = """examples:
@@ -110,7 +113,7 @@ def _parser() -> argparse.ArgumentParser:
         nargs="+",
         metavar="INPUT",
         help="text, JSON lines or Parquet; plain, .gz, .bz2, .xz or .zst; a folder stands for all files in it "
-        "(recursively, sorted, hidden ones left out), - for standard input",
+        "(recursively, sorted, hidden ones left out), - for standard input; a pipe will do: <(command)",
     )
     parser.add_argument("--out", type=Path, required=True, metavar="STREAM", help="folder of the stream")
     _add_reading_options(parser.add_argument_group("reading"))
@@ -137,6 +140,7 @@ def _add_reading_options(group: Any) -> None:
     )
     group.add_argument(
         "--field",
+        type=utf8,
         default=DEFAULT_FIELD,
         metavar="NAME",
         help="field (jsonl) or column (parquet) that holds the text (default: %(default)s)",
@@ -186,7 +190,8 @@ def _add_tokenizer_options(group: Any) -> None:
         "--vocab-size",
         type=positive,
         metavar="V",
-        help=f"units to train, in number (default: {DEFAULT_VOCAB_SIZE}; at least {NUM_BYTES})",
+        help=f"vocabulary size of the tokenizer to train, in tokens (default: {DEFAULT_VOCAB_SIZE}; at least "
+        f"{NUM_BYTES})",
     )
     group.add_argument(
         "--tokenizer-type",
@@ -229,10 +234,16 @@ def _check(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
         parser.error(f"--megabatches {args.megabatches}: --one-per-input makes {num_megabatches}; leave it out")
     if num_megabatches > MAX_MEGABATCHES:
         parser.error(f"--megabatches {num_megabatches}: at most {MAX_MEGABATCHES}; give fewer")
+    if len(args.inputs) > MAX_INPUTS:
+        parser.error(f"INPUT: {len(args.inputs)} given, at most {MAX_INPUTS}; put them into a folder and give that")
+    if args.workers > MAX_WORKERS:
+        parser.error(f"--workers {args.workers}: at most {MAX_WORKERS}; give fewer")
     if args.inputs.count(STANDARD_INPUT) > 1:
         parser.error("INPUT -: standard input can be read only once; give it once")
     if args.vocab_size is not None and args.vocab_size < NUM_BYTES:
         parser.error(f"--vocab-size {args.vocab_size}: at least {NUM_BYTES}, one per byte; give more")
+    if args.vocab_size is not None and args.vocab_size > MAX_VOCAB_SIZE:
+        parser.error(f"--vocab-size {args.vocab_size}: at most {MAX_VOCAB_SIZE}; give less")
     check_seed(parser, args.seed)
 
 

@@ -131,7 +131,7 @@ def _receive(connection: Connection, process: Any) -> Any:
 def _killed(process: Any) -> AlmaError:
     process.join(timeout=5)
     return AlmaError(
-        f"--workers: a worker process ended by itself (exit status {process.exitcode}), most likely for want of "
+        f"--workers: a worker process ended by itself (exit status {process.exitcode}), most likely out of "
         "memory; give the command again with fewer --workers"
     )
 

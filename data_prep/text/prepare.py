@@ -7,19 +7,17 @@ from typing import Any, Optional, Sequence
 
 import numpy as np
 
-from data_prep.build_folder import BuildFolder
-from data_prep.existing_stream import stream_at
+from data_prep.build_folder import BuildFolder, refuse_other_command, stream_at
 from data_prep.text.deal import Deal, Shares, deal_documents
 from data_prep.text.options import PrepOptions
 from data_prep.text.pool import run_apart
-from data_prep.text.record import completed_before, record_of
-from data_prep.text.source import SPOOLED, STANDARD_INPUT, Source, find_sources, spool_standard_input
+from data_prep.text.source import Source, find_sources
 from data_prep.text.survey import Survey, survey_documents
 from data_prep.text.writing import TrainingJob, choose_sample, write_sets
-from fairseq_alma.data.manifest import Split, StreamFile, TokenizerEntry
+from fairseq_alma.data.manifest import Split, StreamFile, TokenizerEntry, file_sha256
 from fairseq_alma.data.stream import DICTIONARY, Stream, megabatch_name
 from fairseq_alma.data.token_file import NUM_FAIRSEQ_SYMBOLS, TokenFile
-from fairseq_alma.data.tokenizer import FILE_NAMES, TOKENIZER_FOLDER, StreamTokenizer
+from fairseq_alma.data.tokenizer import FILE_NAMES, TOKENIZER_FOLDER, StreamTokenizer, find_tokenizer_file
 from fairseq_alma.errors import AlmaError, naming
 
 
@@ -37,14 +35,11 @@ def prepare(options: PrepOptions) -> Optional[Stream]:
         StreamTokenizer(options.tokenizer)  # a broken one shows now, not after the first pass
     with BuildFolder(options.out, "alma-prep-text") as build:
         there = _stream_at(options)  # as it is under the lock
-        spooled = build.path / SPOOLED
-        if STANDARD_INPUT in options.inputs:
-            spool_standard_input(spooled)
-        sources = find_sources(options.inputs, options.form, options.field, spooled)
+        sources = find_sources(options.inputs, options.form, options.field, build.path)
         _refuse_own_output(options, sources)
         before = [_stamp(source) for source in sources]
-        record = record_of(options, sources)
-        if there is not None and completed_before(options, there, record):
+        record = _record_of(options, sources)
+        if there is not None and _completed_before(options, there, record):
             return None
         survey = survey_documents(sources, options.workers)
         if there is None:
@@ -54,7 +49,9 @@ def prepare(options: PrepOptions) -> Optional[Stream]:
         for source, stamp in zip(sources, before, strict=True):
             if _stamp(source) != stamp:
                 raise AlmaError(f"{source.label}: changed while it was being read; give the command again")
-        spooled.unlink(missing_ok=True)
+        for source in sources:
+            if source.is_copy:
+                source.path.unlink()
         if there is None:
             build.publish(stream)
         else:
@@ -155,7 +152,7 @@ def _tokenizer(
 
 
 def _write_dictionary(tokenizer: StreamTokenizer, first_megabatch: Path, path: Path) -> None:
-    """Write ``dict.txt``: per unit its symbol and how often it occurs in the first mega-batch."""
+    """Write ``dict.txt``: per token its symbol and how often it occurs in the first mega-batch."""
     counts = TokenFile(first_megabatch).count_ids(tokenizer.vocab_size + NUM_FAIRSEQ_SYMBOLS)[NUM_FAIRSEQ_SYMBOLS:]
     with naming(path), open(path, "w", encoding="utf-8", newline="\n") as file:
         file.writelines(f"{symbol} {count}\n" for symbol, count in zip(tokenizer.symbols, counts, strict=True))
@@ -190,3 +187,33 @@ def _refuse_own_output(options: PrepOptions, sources: Sequence[Source]) -> None:
 def _stamp(source: Source) -> tuple[int, int]:
     status = source.path.stat()
     return status.st_size, status.st_mtime_ns
+
+
+def _completed_before(options: PrepOptions, there: Stream, record: dict[str, Any]) -> bool:
+    """Tell whether the stream has come about by this command too.
+
+    Raises:
+        AlmaError: it was made by a command that differs, and this one does not append.
+    """
+    if options.append:
+        return any(all(entry[key] == record[key] for key in record) for entry in there.history)
+    advice = "choose another --out, remove the stream, or use --append for what arrived later"
+    refuse_other_command(options.out, there.history, record, advice)
+    return True
+
+
+def _record_of(options: PrepOptions, sources: Sequence[Source]) -> dict[str, Any]:
+    """Describe a command by all that decides its result."""
+    tokenizer = None if options.tokenizer is None else file_sha256(find_tokenizer_file(options.tokenizer))
+    inputs = [
+        {
+            "argument": source.argument,
+            "name": source.name,
+            "format": source.form,
+            "size": source.size,
+            "sha256": file_sha256(source.path),
+        }
+        for source in sources
+    ]
+    command = "append" if options.append else "create"
+    return {"command": command, "options": options.that_decide(tokenizer), "inputs": inputs}

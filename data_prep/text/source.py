@@ -1,13 +1,16 @@
-"""The inputs of a command: files, folders and standard input, cut into blocks."""
+"""The inputs of a command: files, folders, pipes and standard input, cut into blocks."""
 
+import os
 import re
 import shutil
+import stat
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Iterator, Optional, Sequence
 
-from data_prep.text.compression import DecompressedFile, strip_compression_suffix
+from data_prep.build_folder import recorded_name
+from data_prep.compression import DecompressedFile, strip_compression_suffix
 from data_prep.text.document import Block
 from fairseq_alma.errors import AlmaError, naming
 
@@ -31,6 +34,7 @@ class Source:
         argument: number of the command's argument that named it or its folder, from 0.
         form: how documents stand in it (see `Block`).
         field: where the text is in a record.
+        is_copy: it is the copy of what came through standard input or a pipe.
     """
 
     path: Path
@@ -38,6 +42,12 @@ class Source:
     argument: int
     form: str
     field: str
+    is_copy: bool = False
+
+    @property
+    def name(self) -> str:
+        """What the manifest calls it."""
+        return "-" if self.is_copy else recorded_name(self.path)
 
     @property
     def size(self) -> int:
@@ -53,54 +63,98 @@ class Source:
         yield from _parquet_blocks(self) if self.form == "parquet" else _byte_blocks(self)
 
 
-def spool_standard_input(path: Path) -> None:
-    """Copy standard input to a file, because it must be read more than once."""
-    with naming(path), open(path, "wb") as file:
-        shutil.copyfileobj(sys.stdin.buffer, file, BLOCK_SIZE)
-
-
-def find_sources(inputs: Sequence[str], form: Optional[str], field: str, spooled: Path) -> list[Source]:
+def find_sources(inputs: Sequence[str], form: Optional[str], field: str, folder: Path) -> list[Source]:
     """Return every file that the inputs mean: folders recursively, in the order of their names.
 
+    Standard input and pipes are copied to files first, because every input is read more than once.
+
     Args:
-        inputs: files, folders, or ``-``.
-        form: how documents stand in all of them; None to go by each file's name.
+        inputs: files, folders, pipes (``<(zcat a.gz)``, ``/dev/stdin``), or ``-``.
+        form: how documents stand in all of them; None to go by each file's name and content.
         field: where the text is in a record.
-        spooled: where `spool_standard_input` has put standard input.
+        folder: where the copies go.
 
     Raises:
-        AlmaError: an input does not exist, or a folder holds no file.
+        AlmaError: an input does not exist or cannot be read, or a folder holds no file, or something that is none.
     """
+    # What cannot be read shows before a pipe is waited for.
+    found = [None if given == STANDARD_INPUT else _files_of(Path(given)) for given in inputs]
     sources = []
-    for argument, given in enumerate(inputs):
-        if given == STANDARD_INPUT:
-            sources.append(Source(spooled, "standard input", argument, form or "text", field))
-            continue
-        for path in _files_of(Path(given)):
-            sources.append(Source(path, str(path), argument, form or _form_of(path), field))
+    for argument, (given, files) in enumerate(zip(inputs, found, strict=True)):
+        if files is None:
+            copy = _spool(given, folder / (SPOOLED if given == STANDARD_INPUT else f"pipe-{argument}"))
+            label = "standard input" if given == STANDARD_INPUT else given
+            sources.append(Source(copy, label, argument, form or _form_of(copy), field, is_copy=True))
+        else:
+            sources += [Source(path, str(path), argument, form or _form_of(path), field) for path in files]
     return sources
 
 
-def _files_of(given: Path) -> list[Path]:
-    if not given.exists():
-        raise AlmaError(f"{given}: no such file or folder; give the text to prepare, or - for standard input")
-    if not given.is_dir():
-        return [given]
-    visible = [
-        path
-        for path in sorted(given.rglob("*"))
-        if path.is_file() and not any(part.startswith(".") for part in path.relative_to(given).parts)
-    ]
-    if not visible:
-        raise AlmaError(f"{given}: no file in this folder; give a folder that holds the text")
-    return visible
+def _spool(given: str, path: Path) -> Path:
+    """Copy what comes through standard input or a pipe to a file and return it."""
+    if given != STANDARD_INPUT:
+        with open(given, "rb") as pipe, naming(path), open(path, "wb") as file:
+            shutil.copyfileobj(pipe, file, BLOCK_SIZE)
+    elif sys.stdin is None:
+        raise AlmaError("INPUT -: standard input is closed; give a file, or pipe the text into the command")
+    else:
+        with naming(path), open(path, "wb") as file:
+            shutil.copyfileobj(sys.stdin.buffer, file, BLOCK_SIZE)
+    return path
+
+
+def _files_of(given: Path) -> Optional[list[Path]]:
+    """Return the files that an input means; None: it is a pipe."""
+    try:
+        mode = given.stat().st_mode
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise AlmaError(
+            f"{given}: no such file or folder; give the text to prepare, or - for standard input"
+        ) from error
+    except PermissionError as error:
+        raise _unreadable(given) from error
+    if stat.S_ISDIR(mode):
+        return _files_in(given)
+    if stat.S_ISFIFO(mode):
+        return None
+    if not stat.S_ISREG(mode):
+        raise AlmaError(f"{given}: a device or a socket; give a file, a folder, a pipe, or - for standard input")
+    return [given]
+
+
+def _files_in(folder: Path) -> list[Path]:
+    """Return the files in a folder and the folders in it, hidden ones left out, in the order of their names."""
+
+    def refuse(error: OSError) -> None:
+        raise _unreadable(Path(error.filename)) from error
+
+    files = []
+    for root, folders, names in os.walk(folder, onerror=refuse):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        for name in folders:
+            if os.path.islink(os.path.join(root, name)):
+                print(f"note: {Path(root, name)}: a link to a folder, which is not followed", file=sys.stderr)
+        files += [Path(root, name) for name in names if not name.startswith(".")]
+    for path in files:
+        if not path.is_file():
+            raise AlmaError(f"{path}: no regular file, or a link to none; remove it, or name the files that hold text")
+    if not files:
+        raise AlmaError(f"{folder}: no file in this folder; give a folder that holds the text")
+    return sorted(files)
 
 
 def _form_of(path: Path) -> str:
-    with open(path, "rb") as file:
-        if file.read(4) == b"PAR1":
-            return "parquet"
+    try:
+        with open(path, "rb") as file:
+            if file.read(4) == b"PAR1":
+                return "parquet"
+    except PermissionError as error:
+        raise _unreadable(path) from error
     return _FORMS.get(Path(strip_compression_suffix(path.name)).suffix, "text")
+
+
+def _unreadable(path: Path) -> AlmaError:
+    return AlmaError(f"{path}: permission denied; make it readable (chmod), or leave it out")
 
 
 def _byte_blocks(source: Source) -> Iterator[tuple[Block, int]]:

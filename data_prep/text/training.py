@@ -6,12 +6,12 @@ from typing import Iterable, Iterator
 
 from fairseq_alma.errors import AlmaError
 
-NUM_BYTES = 256  # byte-level BPE begins with one unit per byte
-# More text hardly changes the units, and what training needs in memory grows with the number of distinct words.
+NUM_BYTES = 256  # byte-level BPE begins with one token per byte
+# More text hardly changes the vocabulary, and what training needs in memory grows with the number of distinct words.
 DEFAULT_WORDS = {"tokenizers": 30_000_000, "sentencepiece": 3_000_000}
 
 _SENTENCE_BYTES = 1 << 16  # a longer line is cut: sentencepiece would leave it out
-_SENTENCEPIECE_THREADS = 2  # fixed: its sums, and so its units, depend on this number
+_SENTENCEPIECE_THREADS = 2  # fixed: its sums, and so its vocabulary, depend on this number
 
 
 def train_tokenizer(kind: str, batches: Iterable[list[str]], vocab_size: int, num_threads: int) -> bytes:
@@ -20,7 +20,7 @@ def train_tokenizer(kind: str, batches: Iterable[list[str]], vocab_size: int, nu
     Args:
         kind: ``tokenizers`` (byte-level BPE) or ``sentencepiece`` (unigram with bytes for what is rare).
         batches: documents, a list at a time.
-        vocab_size: number of units wanted; a small text may give fewer.
+        vocab_size: vocabulary size wanted, in tokens; a small text may give fewer.
         num_threads: threads to use where the result does not depend on it.
 
     Returns:

@@ -33,7 +33,7 @@ class TrainingJob:
         block_sizes: documents in each block.
         chosen: ``(documents,)``, bool.
         kind: see `train_tokenizer`; so are the following.
-        vocab_size: units.
+        vocab_size: tokens wanted.
         num_workers: processes that read, and threads that train.
     """
 

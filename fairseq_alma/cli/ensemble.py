@@ -28,7 +28,7 @@ def build_parser() -> argparse.ArgumentParser:
     """Return the command's parser."""
     parser = argparse.ArgumentParser(
         prog="alma-ensemble",
-        description="Write one checkpoint that stands for several language models, or models of images.",
+        description="Write one checkpoint that stands for several language models, or several image models.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,

@@ -16,7 +16,7 @@ def parser() -> argparse.ArgumentParser:
     options = argparse.ArgumentParser(
         prog="alma-grow",
         description="Add experts to every Switch layer of a language model's checkpoint. The result is a checkpoint "
-        "that fairseq-train goes on from (--finetune-from-model) and fairseq-eval-lm tests.",
+        "that fairseq-train trains further (--finetune-from-model) and fairseq-eval-lm tests.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     options.add_argument("--path", required=True, help="checkpoint to grow: alma_switch_lm, or a dense transformer_lm")

@@ -25,13 +25,14 @@ OF_SOME: Mapping[str, tuple[tuple[str, ...], Optional[str]]] = {
     "member": (("text",), "trains_members_alone"),
     "iid": (KINDS, "has_iid_control"),
     "save_every": (("text",), None),
+    "num_procs": (("text",), None),
     "validate": (("text",), None),
 }
-AT_LEAST_1 = ("wait", "megabatches", "save_every", "iid")
+AT_LEAST_1 = ("wait", "megabatches", "save_every", "iid", "num_procs")
 
 EPILOG = """\
-Text: everything after -- is handed to fairseq-train, and what the evaluation needs of it (--cpu, --tokens-per-sample,
---batch-size, ...) to fairseq-eval-lm. Example:
+Text: everything after -- is handed to fairseq-train, and what the evaluation needs of it (--cpu, --autocast,
+--tokens-per-sample, --batch-size, ...) to fairseq-eval-lm. Example:
 
   alma-stream --stream STREAM --learner sm --wait 1 --run RUN -- \\
       --arch alma_switch_lm_tiny --num-experts 4 --criterion alma_switch_cross_entropy --cpu \\
@@ -49,7 +50,7 @@ Learners:
 A killed run resumes with the same command and ends with the same figures. Logs are in RUN/stage-NNN/*.log.
 
 Behind --, --tensorboard-logdir DIR and --wandb-project NAME draw test and valid figures, parameters and FLOPs over
-arrivals while the run goes on (DIR/RUN/arrivals), and for text the curves of each training (DIR/RUN/stage-NNN/...).
+arrivals while it runs (DIR/RUN/arrivals), and for text the curves of each training (DIR/RUN/stage-NNN/...).
 TensorBoard comes with the extra [report]; Weights & Biases needs pip install wandb, and a login or WANDB_MODE=offline.
 """
 
@@ -108,6 +109,7 @@ def learner_options(
     if arguments.iid is not None and (arguments.wait != 1 or arguments.replay or arguments.drop_rest):
         parser.error("--iid is one stage: it does not go with --wait, --replay or --drop-rest")
     arguments.save_every = arguments.save_every or SAVE_EVERY
+    arguments.num_procs = arguments.num_procs or 1
     arguments.validate = bool(arguments.validate)
     return learner, given
 
@@ -183,6 +185,14 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help=f"text: updates between two checkpoints within a stage: what a kill can cost (default: {SAVE_EVERY}); "
         "images are saved every 20 seconds",
+    )
+    add(
+        "--num-procs",
+        type=int,
+        metavar="N",
+        help="text: processes that train a model together, on a GPU each or with --cpu; they share the batches of an "
+        "update (--update-freq, a multiple of N), so N changes no figure but by rounding, and the resumed run may have "
+        "another (default: 1)",
     )
     add(
         "--keep-checkpoints", action="store_true", help="keep all; default: only what a later stage and the report need"

@@ -26,4 +26,6 @@ def read_npy(path: Path) -> np.ndarray:
         if isinstance(error, OSError) and error.errno is not None:
             raise
         reason = str(error).partition("\n")[0] or type(error).__name__
-        raise ValueError("Object arrays are not read" if "Python objects" in reason else reason) from error
+        raise ValueError(
+            "Python objects found, Object arrays are not read" if "Python objects" in reason else reason
+        ) from error

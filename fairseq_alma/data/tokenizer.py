@@ -1,4 +1,4 @@
-"""The tokenizer of a text stream: text to units and back, and the symbols that stand for the units in ``dict.txt``.
+"""The tokenizer of a text stream: text to tokens and back, and the symbols that stand for the tokens in ``dict.txt``.
 
 Two kinds of file are read as they are: a ``tokenizer.json`` of the ``tokenizers`` package and a sentencepiece
 ``.model``. Each package is imported only when its kind is used.
@@ -19,13 +19,13 @@ _WHITE_SPACE = re.compile(r"\s")
 
 
 class _Backend(Protocol):
-    """What a package's tokenizer is asked for; units are numbered from 0."""
+    """What a package's tokenizer is asked for; tokens are numbered from 0."""
 
     pieces: list[str]
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]: ...
 
-    def decode(self, units: list[int]) -> str: ...
+    def decode(self, tokens: list[int]) -> str: ...
 
 
 class _TokenizersBackend:
@@ -42,14 +42,14 @@ class _TokenizersBackend:
         self._tokenizer.encode_special_tokens = True
         vocabulary = self._tokenizer.get_vocab(with_added_tokens=True)
         self.pieces = [""] * (max(vocabulary.values(), default=-1) + 1)
-        for piece, unit in vocabulary.items():
-            self.pieces[unit] = piece
+        for piece, token in vocabulary.items():
+            self.pieces[token] = piece
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         return [encoding.ids for encoding in self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
 
-    def decode(self, units: list[int]) -> str:
-        return self._tokenizer.decode(units, skip_special_tokens=False)
+    def decode(self, tokens: list[int]) -> str:
+        return self._tokenizer.decode(tokens, skip_special_tokens=False)
 
 
 class _SentencepieceBackend:
@@ -59,13 +59,13 @@ class _SentencepieceBackend:
         from sentencepiece import SentencePieceProcessor
 
         self._processor = SentencePieceProcessor(model_file=str(path))
-        self.pieces = [self._processor.id_to_piece(unit) for unit in range(self._processor.get_piece_size())]
+        self.pieces = [self._processor.id_to_piece(token) for token in range(self._processor.get_piece_size())]
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         return [self._processor.encode(text) for text in texts]
 
-    def decode(self, units: list[int]) -> str:
-        return self._processor.decode(units)
+    def decode(self, tokens: list[int]) -> str:
+        return self._processor.decode(tokens)
 
 
 class StreamTokenizer:
@@ -77,7 +77,7 @@ class StreamTokenizer:
     Attributes:
         file: the file that was read.
         kind: ``tokenizers`` or ``sentencepiece``.
-        symbols: one per unit, in the order of the units: the piece as the tokenizer spells it (``Ġthe``), or
+        symbols: one per token, in the order of the tokens: the piece as the tokenizer spells it (``Ġthe``), or
             ``<unit:17>`` where that would not survive in a ``dict.txt`` (white space, a name of fairseq's own).
 
     Raises:
@@ -93,7 +93,7 @@ class StreamTokenizer:
         except Exception as error:  # both packages raise bare Exception or RuntimeError for any damaged file
             raise AlmaError(f"{self.file}: not a {self.kind} tokenizer ({error}); give another file") from error
         if not backend.pieces:
-            raise AlmaError(f"{self.file}: a tokenizer without units found; give one that has been trained")
+            raise AlmaError(f"{self.file}: a tokenizer without tokens found; give one that has been trained")
         self._backend = backend
         self.symbols = _dictionary_symbols(backend.pieces)
 
@@ -104,20 +104,20 @@ class StreamTokenizer:
 
     @property
     def vocab_size(self) -> int:
-        """Number of units."""
+        """Number of tokens."""
         return len(self.symbols)
 
     @cached_property
-    def _unit_of(self) -> dict[str, int]:
-        return {symbol: unit for unit, symbol in enumerate(self.symbols)}
+    def _token_of(self) -> dict[str, int]:
+        return {symbol: token for token, symbol in enumerate(self.symbols)}
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """Return the units of each text; the id in a token file is the unit plus 4."""
+        """Return the tokens of each text; the id in a token file is the token's number plus 4."""
         return self._backend.encode_batch(texts)
 
     def encode(self, text: str) -> list[str]:
         """Return the symbols of a text; joined by spaces they are what fairseq's ``Dictionary.encode_line`` takes."""
-        return [self.symbols[unit] for unit in self.encode_batch([text])[0]]
+        return [self.symbols[token] for token in self.encode_batch([text])[0]]
 
     def decode(self, symbols: Iterable[str]) -> str:
         """Return the text of symbols; fairseq's own four (such as ``</s>``) and empty ones are left out.
@@ -125,14 +125,14 @@ class StreamTokenizer:
         Raises:
             AlmaError: a symbol is not one of this tokenizer.
         """
-        units = []
+        tokens = []
         for symbol in symbols:
             if not symbol or symbol in FAIRSEQ_SYMBOLS:
                 continue
-            if symbol not in self._unit_of:
+            if symbol not in self._token_of:
                 raise AlmaError(f"{self.file}: {symbol!r} is no symbol of it; decode with the tokenizer that encoded")
-            units.append(self._unit_of[symbol])
-        return self._backend.decode(units)
+            tokens.append(self._token_of[symbol])
+        return self._backend.decode(tokens)
 
 
 def find_tokenizer_file(path: Path) -> Path:
@@ -157,12 +157,12 @@ def find_tokenizer_file(path: Path) -> Path:
 
 
 def _dictionary_symbols(pieces: Sequence[str]) -> list[str]:
-    """Spell each unit so that fairseq's Dictionary keeps it apart: no white space, no repetition, none of its own."""
+    """Spell each token so that fairseq's Dictionary keeps it apart: no white space, no repetition, none of its own."""
     taken = set(FAIRSEQ_SYMBOLS)
     symbols = []
-    for unit, piece in enumerate(pieces):
+    for number, piece in enumerate(pieces):
         if not piece or _WHITE_SPACE.search(piece) or piece in taken or piece.startswith("#fairseq:"):
-            piece = f"<unit:{unit}>"
+            piece = f"<unit:{number}>"
         taken.add(piece)
         symbols.append(piece)
     return symbols

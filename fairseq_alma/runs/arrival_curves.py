@@ -22,7 +22,7 @@ SPENT = ("num_updates", "train_tokens", "train_images", "train_flops", "wall_sec
 
 
 @dataclass(frozen=True)
-class Point:
+class ArrivalPoint:
     """What is known at one arrival.
 
     Attributes:
@@ -42,7 +42,7 @@ class Sink(Protocol):
     def require(self) -> None:
         """Raise AlmaError, with what to do, unless points can be written."""
 
-    def write(self, points: Sequence[Point]) -> None:
+    def write(self, points: Sequence[ArrivalPoint]) -> None:
         """Show these points in place of those shown before. Raises AlmaError or OSError."""
 
 
@@ -82,23 +82,20 @@ class ArrivalCurves:
             return
         began = time.monotonic()
         try:
-            self._write()
+            if self.sinks:
+                with self.run.lock_run():
+                    points = arrival_points(self.run, self.plans)
+                    for sink in self.sinks:
+                        sink.write(points)
+            self.is_behind = False
         except (AlmaError, OSError) as error:
             # A training of days does not end for want of a picture.
             tell(f"note: {error}; training continues, and its curves are drawn again later", sys.stderr)
         now = time.monotonic()
         self.next = now + max(WRITE_EVERY_SECONDS, (now - began) / SHARE)
 
-    def _write(self) -> None:
-        if self.sinks:
-            with self.run.lock_run():
-                points = arrival_points(self.run, self.plans)
-                for sink in self.sinks:
-                    sink.write(points)
-        self.is_behind = False
 
-
-def arrival_points(run: RunFolder, plans: Sequence[StagePlan]) -> list[Point]:
+def arrival_points(run: RunFolder, plans: Sequence[StagePlan]) -> list[ArrivalPoint]:
     """Return what is known of a run: one point for each arrival from the first update on.
 
     While a learner waits, the model of its last update counts, as in the paper's section 3.1.
@@ -118,10 +115,10 @@ def arrival_points(run: RunFolder, plans: Sequence[StagePlan]) -> list[Point]:
         seconds = (run.stage_folder(plan.stage.index) / STAGE_RECORD).stat().st_mtime
         if before is not None:
             waiting = {**before, **{f"stage/{name}": 0.0 for name in SPENT if f"stage/{name}" in before}}
-            points += [Point(arrival, seconds, waiting) for arrival in plan.stage.arrivals[:-1]]
+            points += [ArrivalPoint(arrival, seconds, waiting) for arrival in plan.stage.arrivals[:-1]]
         total += float(record["train_flops"])
         before = {**_flatten(record), "total/train_flops": total}
-        points.append(Point(plan.stage.last_arrival, seconds, before))
+        points.append(ArrivalPoint(plan.stage.last_arrival, seconds, before))
     return points
 
 

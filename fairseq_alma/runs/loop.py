@@ -48,7 +48,7 @@ class StageWork:
 
 
 class Backend(Protocol):
-    """Carries out the parts of a stage. Every step can be repeated: after a kill it goes on where it can."""
+    """Carries out the parts of a stage. Every step can be repeated: after a kill it resumes where it can."""
 
     def train(self, works: Sequence[StageWork]) -> Sequence[Mapping[str, Any]]:
         """Train the models of a stage to their end, those of all runs that are in step.

@@ -50,18 +50,10 @@ class StageProgress:
         self.run_left = run_left
         self.began = time.monotonic()
         self.first: Optional[tuple[int, float]] = None
-        self.owns_line = line is None
         self.line = line or LiveLine()
         # A training may be long in starting.
         if self.line.is_due():
             self._show(None, None)
-
-    def __enter__(self) -> "StageProgress":
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        if self.owns_line:
-            self.line.clear()
 
     def update(
         self, num_updates: int, loss: Optional[SupportsFloat] = None, rate: Optional[SupportsFloat] = None
@@ -141,12 +133,8 @@ class Forecast:
         self.seconds = 0.0
 
     def finish(self, models: Iterable[ModelId], seconds: float) -> None:
-        """Note that the trainings of some models took this long."""
+        """Note that the trainings of some models took this long; of none: what comes beside trainings."""
         self.work += sum(self.ahead.pop(model, 0.0) for model in models)
-        self.seconds += seconds
-
-    def add(self, seconds: float) -> None:
-        """Note the seconds of something beside the trainings."""
         self.seconds += seconds
 
     def drop(self, models: Iterable[ModelId]) -> None:

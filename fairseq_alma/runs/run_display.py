@@ -128,8 +128,8 @@ class RunDisplay:
             self.counted = time.monotonic()
         models = [each.model for each in plan.trainings if training in (None, each)]
         left = partial(self.forecast.seconds_left, models) if self.forecast.ahead.keys() - models else None
-        with StageProgress(self._title(plan, training), self.unit, max_update, done, self.line, left) as progress:
-            yield progress
+        progress = StageProgress(self._title(plan, training), self.unit, max_update, done, self.line, left)
+        yield progress
         whole, _ = progress.seconds()
         earlier = max(0.0, whole - (time.monotonic() - progress.began)) if whole is not None else 0.0
         self.forecast.finish(models, self._count_seconds() + earlier)
@@ -155,7 +155,7 @@ class RunDisplay:
 
     def completed(self, plan: StagePlan, record: Mapping[str, Any]) -> None:
         """Say that a stage is complete now."""
-        self.forecast.add(self._count_seconds())
+        self.forecast.finish([], self._count_seconds())
         self.forecast.drop(training.model for training in plan.trainings)
         text = (
             f"{_result(record)}, {record['num_updates']:,} updates, {record['num_params']:,} parameters, "

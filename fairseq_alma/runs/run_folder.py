@@ -182,7 +182,7 @@ class RunFolder:
         (self.stage_folder(stage) / CLOCK).unlink(missing_ok=True)
 
     def start_clock(self, stage: int, member: Optional[int] = None) -> StageClock:
-        """Go on counting the time that a stage takes, or one member of it that is trained alone."""
+        """Resume counting the time that a stage takes, or one member of it that is trained alone."""
         folder = self.stage_folder(stage)
         if member is None:
             return StageClock(folder / CLOCK, folder)

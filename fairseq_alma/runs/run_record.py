@@ -1,4 +1,4 @@
-"""What run.json says, and whether a command may go on with the run that it describes."""
+"""What run.json says, and whether a command may resume the run that it describes."""
 
 import platform
 from importlib import metadata
@@ -54,7 +54,7 @@ def versions() -> dict[str, Optional[str]]:
 
 
 def require_same_run(path: str, before: Mapping[str, Any], now: Mapping[str, Any], stream: Stream) -> list[str]:
-    """Check that a command may go on with a run.
+    """Check that a command may resume a run.
 
     Args:
         path: of run.json, for messages.

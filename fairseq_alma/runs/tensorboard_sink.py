@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Optional, Sequence
 
 from fairseq_alma.errors import AlmaError
-from fairseq_alma.runs.arrival_curves import Point
+from fairseq_alma.runs.arrival_curves import ArrivalPoint
 from fairseq_alma.runs.run_folder import RUN_RECORD, RunFolder
 
 TENSORBOARD = "--tensorboard-logdir"
@@ -31,11 +31,11 @@ class TensorBoardSink:
         self.logdir = logdir
         self.folder = logdir / run.name
         self.file: Optional[Path] = None
-        self.shown: list[Point] = []
+        self.shown: list[ArrivalPoint] = []
 
     def require(self) -> None:
         """See `arrival_curves.Sink`."""
-        if not can_write_events():
+        if event_writer() is None:
             raise AlmaError(
                 f"{TENSORBOARD} {self.logdir}: TensorBoard is not installed; pip install tensorboard, or "
                 "leave the option out"
@@ -45,7 +45,7 @@ class TensorBoardSink:
         except OSError as error:
             raise AlmaError(f"{TENSORBOARD} {self.logdir}: {error}; give a folder to write to") from error
 
-    def write(self, points: Sequence[Point]) -> None:
+    def write(self, points: Sequence[ArrivalPoint]) -> None:
         """See `arrival_curves.Sink`."""
         num_same = _num_same(self.shown, points)
         if self.file is not None and num_same == len(points):
@@ -85,7 +85,7 @@ class TensorBoardSink:
         shutil.move(new, folder / new.name)
         return folder / new.name
 
-    def _write_events(self, folder: Path, points: Sequence[Point], first_step: int) -> None:
+    def _write_events(self, folder: Path, points: Sequence[ArrivalPoint], first_step: int) -> None:
         writer = open_events(folder, first_step)
         if self.file is None:
             record = (self.run.root / RUN_RECORD).read_text(encoding="utf-8")
@@ -97,9 +97,9 @@ class TensorBoardSink:
         writer.close()
 
 
-def can_write_events() -> bool:
-    """Tell whether one of the packages is installed."""
-    return any(importlib.util.find_spec(package) for package in PACKAGES)
+def event_writer() -> Optional[str]:
+    """Return the module that writes event files; None: none is installed. fairseq takes the first of these, too."""
+    return next((module for package, module in PACKAGES.items() if importlib.util.find_spec(package)), None)
 
 
 def open_events(folder: Path, first_step: int) -> Any:
@@ -109,9 +109,9 @@ def open_events(folder: Path, first_step: int) -> Any:
         folder: where the file goes.
         first_step: what TensorBoard has read from this step on, in older files of the folder, it forgets.
     """
-    # Imported when it is needed: it takes seconds. fairseq takes the first of these that is there, too.
-    installed = next(module for package, module in PACKAGES.items() if importlib.util.find_spec(package))
-    return importlib.import_module(installed).SummaryWriter(str(folder), purge_step=first_step)
+    # Imported when it is needed: it takes seconds.
+    module = importlib.import_module(event_writer() or PACKAGES["tensorboard"])
+    return module.SummaryWriter(str(folder), purge_step=first_step)
 
 
 def rewind_curves(folder: Path, num_updates: int) -> None:
@@ -132,7 +132,7 @@ def rewind_curves(folder: Path, num_updates: int) -> None:
             open_events(parent, num_updates + 1).close()
 
 
-def _num_same(before: Sequence[Point], now: Sequence[Point]) -> int:
+def _num_same(before: Sequence[ArrivalPoint], now: Sequence[ArrivalPoint]) -> int:
     """Return how many points at the begin are the same."""
     num_same = 0
     for old, new in zip(before, now, strict=False):

@@ -9,7 +9,7 @@ from typing import Sequence
 
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.json_files import as_record, read_json_object, write_json_atomically
-from fairseq_alma.runs.arrival_curves import Point
+from fairseq_alma.runs.arrival_curves import ArrivalPoint
 from fairseq_alma.runs.records import WandbRecord
 from fairseq_alma.runs.run_folder import RunFolder
 
@@ -40,7 +40,7 @@ class WandbSink:
         # Is there a login?
         self.write([])
 
-    def write(self, points: Sequence[Point]) -> None:
+    def write(self, points: Sequence[ArrivalPoint]) -> None:
         """See `arrival_curves.Sink`."""
         import wandb
 

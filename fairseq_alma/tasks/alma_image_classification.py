@@ -27,6 +27,8 @@ from fairseq_alma.models.image_classifier import image_architectures
 from fairseq_alma.modules.images.image_input import ImageInput
 from fairseq_alma.tasks.checkpoint_checks import check_architecture, check_weights
 from fairseq_alma.tasks.image_dataset import ImageDataset
+from fairseq_alma.tasks.processes import prepare_group, set_process_defaults
+from fairseq_alma.tasks.whole_split import WholeSplit
 
 # fairseq keeps the options of AdaDelta and SGD in its checkpoints as a Namespace, and cannot load them again since
 # torch.load takes nothing but what is known to be harmless.
@@ -55,7 +57,7 @@ class AlmaImageClassificationConfig(FairseqDataclass):
 
 
 @register_task("alma_image_classification", dataclass=AlmaImageClassificationConfig)
-class AlmaImageClassificationTask(FairseqTask):
+class AlmaImageClassificationTask(WholeSplit, FairseqTask):
     """Classify the images of a stream.
 
     Attributes:
@@ -71,9 +73,18 @@ class AlmaImageClassificationTask(FairseqTask):
         self.source = ImageInput(stream.mean, stream.std, stream.augment)
 
     @classmethod
+    def add_args(cls, parser: argparse.ArgumentParser) -> None:
+        """Add the task's options to those of a stock command, and preset some of the latter."""
+        if isinstance(parser, argparse.ArgumentParser):  # not so when fairseq lists the options of all tasks
+            set_process_defaults(parser)
+        super().add_args(parser)
+
+    @classmethod
     def setup_task(cls, cfg: AlmaImageClassificationConfig, **unused: Any) -> "AlmaImageClassificationTask":
         """Open the stream."""
-        return cls(cfg, ImageStream.open(cfg.data))
+        stream = ImageStream.open(cfg.data)
+        prepare_group({f"{cfg.data}/stream.json": stream.stream.fingerprint})
+        return cls(cfg, stream)
 
     def load_dataset(self, split: str, combine: bool = False, **unused: Any) -> None:
         """Load ``train``, ``valid`` (both of the stage) or ``test``; without --megabatch ``valid`` is that of all."""

@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -239,6 +240,25 @@ def test_standard_input_gives_the_same_stream_as_a_file(text, tmp_path):
     assert files_of(tmp_path / "piped") == files_of(tmp_path / "file")
 
 
+def test_pipes_of_a_shell_give_the_same_stream_as_files(text, tmp_path):
+    create(text, tmp_path / "file")
+    command = f"{sys.executable} -m data_prep.text.command --out {tmp_path}/piped --megabatches 3 --vocab-size 300 "
+    for source, redirect in ((f"<(cat {text})", ""), ("/dev/stdin", f"< {text}"), ("/dev/stdin", f"< <(cat {text})")):
+        subprocess.run(["bash", "-c", f"{command} {source} {redirect}"], check=True, capture_output=True)
+        assert files_of(tmp_path / "piped") == files_of(tmp_path / "file")
+        again = subprocess.run(["bash", "-c", f"{command} {source} {redirect}"], check=True, capture_output=True)
+        assert b"nothing to do" in again.stdout
+        shutil.rmtree(tmp_path / "piped")
+
+
+def test_a_name_that_is_not_utf_8_is_recorded_as_it_can_be_shown(text, tmp_path):
+    odd = os.fsencode(tmp_path) + b"/a\xff.txt"
+    shutil.copyfile(text, odd)
+    stream = create(Path(os.fsdecode(odd)), tmp_path / "stream")
+    assert stream.history[0]["inputs"][0]["name"] == "a\\xff.txt"
+    create(Path(os.fsdecode(odd)), tmp_path / "stream")
+
+
 def test_units_beyond_what_the_text_gives_are_announced(tmp_path, capsys):
     (tmp_path / "a.txt").write_text("\n\n".join(f"only {number}" for number in range(50)))
     assert run(tmp_path / "a.txt", "--out", tmp_path / "s", "--megabatches", 2) == 0
@@ -302,6 +322,11 @@ def test_killed_run_does_not_hinder_the_next_one(text, tmp_path):
         (["-", "-", "--out", "s", "--megabatches", "3"], "give it once"),
         (["a", "--out", "s", "--megabatches", "1", "--seed", "-1"], "--seed -1"),
         (["a", "--megabatches", "1"], "--out"),
+        (["a"] * 65_536 + ["--out", "s", "--megabatches", "1"], "at most 65535; put them into a folder"),
+        (["a", "--out", "s", "--megabatches", "1", "--workers", "1000000000"], "--workers 1000000000: at most 1024"),
+        (["a", "--out", "s", "--megabatches", "1", "--vocab-size", "9223372036854775808"], "a number below 2^63"),
+        (["a", "--out", "s", "--megabatches", "1", "--vocab-size", "9223372036854775807"], "at most 16777216"),
+        (["a", "--out", "s", "--megabatches", "1", "--field", "\udcff"], "a name in UTF-8 is needed"),
     ],
 )
 def test_usage_errors_end_with_status_2(arguments, message, capsys):

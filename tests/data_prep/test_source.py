@@ -4,10 +4,15 @@ import bz2
 import gzip
 import json
 import lzma
+import os
+import threading
+import tracemalloc
+import zlib
 from pathlib import Path
 
 import pytest
 
+from data_prep.compression import DecompressedFile
 from data_prep.text.document import documents_of
 from data_prep.text.source import find_sources
 from fairseq_alma.errors import AlmaError
@@ -64,6 +69,50 @@ def test_compressed_file_with_a_damaged_middle_is_refused(tmp_path, suffix):
         read(file)
 
 
+@pytest.mark.parametrize("suffix", COMPRESSIONS)
+@pytest.mark.parametrize("damage", ["damaged", "cut off", "something else"])
+def test_a_second_part_that_is_no_whole_one_is_refused_and_not_left_out(tmp_path, suffix, damage):
+    half = len(TEXT) // 2
+    first, second = COMPRESSIONS[suffix](TEXT[:half]), COMPRESSIONS[suffix](TEXT[half:])
+    second = {"damaged": b"\1" + second[1:], "cut off": second[:20], "something else": b"notes of mine"}[damage]
+    file = tmp_path / f"a.txt.{suffix}"
+    file.write_bytes(first + second)
+    with pytest.raises(AlmaError, match=rf"a\.txt\.{suffix}: broken \w+ data after "):
+        read(file)
+
+
+@pytest.mark.parametrize("suffix", COMPRESSIONS)
+def test_padding_between_and_behind_the_parts_is_no_damage(tmp_path, suffix):
+    half = len(TEXT) // 2
+    padding = bytes(4) * 100
+    file = tmp_path / f"a.txt.{suffix}"
+    file.write_bytes(COMPRESSIONS[suffix](TEXT[:half]) + padding + COMPRESSIONS[suffix](TEXT[half:]) + padding)
+    assert read(file) == DOCUMENTS
+
+
+@pytest.mark.parametrize("suffix", ["bz2", "xz", "zst"])
+def test_what_unpacks_to_thousands_of_times_its_size_takes_little_memory(tmp_path, suffix):
+    zeros = bytes(1 << 25)
+    file = tmp_path / f"a.txt.{suffix}"
+    file.write_bytes(COMPRESSIONS[suffix](zeros) * 8)
+    tracemalloc.start()
+    with DecompressedFile(file, "a") as content:
+        size = sum(len(piece) for piece in iter(lambda: content.read(1 << 20), b""))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert size == 8 * len(zeros)
+    assert peak < 3 * len(zeros)
+
+
+def test_xz_that_asks_for_gigabytes_is_refused(tmp_path):
+    content = bytearray(lzma.compress(b"text", filters=[{"id": lzma.FILTER_LZMA2, "dict_size": 1 << 16}]))
+    content[16] = 40  # of the block's header: a dictionary of 4 GiB
+    content[20:24] = zlib.crc32(content[12:20]).to_bytes(4, "little")
+    (tmp_path / "a.txt.xz").write_bytes(content)
+    with pytest.raises(AlmaError, match=r"broken xz data after 0 bytes of text \(Memory usage limit exceeded\)"):
+        read(tmp_path / "a.txt.xz")
+
+
 @pytest.mark.parametrize("content", [b"plain text", b""])
 def test_file_that_is_not_compressed_as_its_name_says_is_refused(tmp_path, content):
     (tmp_path / "a.txt.xz").write_bytes(content)
@@ -101,3 +150,59 @@ def test_folder_without_files_and_missing_file_are_refused(tmp_path):
         read(tmp_path)
     with pytest.raises(AlmaError, match="no such file or folder"):
         read(tmp_path / "nothing")
+
+
+def test_a_pipe_is_copied_and_read_like_a_file(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    writer = threading.Thread(target=(tmp_path / "pipe").write_bytes, args=(gzip.compress(TEXT),))
+    writer.start()
+    (source,) = find_sources([str(tmp_path / "pipe")], None, "text", tmp_path)
+    writer.join()
+    assert (source.name, source.form, source.is_copy) == ("-", "text", True)
+    for _ in range(2):
+        assert [document for block, _ in source.blocks() for document in documents_of(block)] == DOCUMENTS
+
+
+def test_a_missing_input_shows_before_a_pipe_is_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(AlmaError, match="nothing: no such file or folder"):
+        find_sources([str(tmp_path / "pipe"), str(tmp_path / "nothing")], None, "text", tmp_path)
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("nothing")])
+def test_what_is_no_file_in_a_folder_is_refused(make, tmp_path):
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in/a.txt").write_text("text")
+    make(tmp_path / "in/b.txt")
+    with pytest.raises(AlmaError, match=r"in/b\.txt: no regular file, or a link to none; remove it"):
+        read(tmp_path / "in")
+
+
+def test_a_device_is_refused():
+    with pytest.raises(AlmaError, match="/dev/zero: a device or a socket; give a file"):
+        read(Path("/dev/zero"))
+
+
+def test_a_folder_that_cannot_be_read_is_named_and_not_left_out(tmp_path, monkeypatch):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a/1.txt").write_text("text")
+    (tmp_path / "b").mkdir()
+    scandir = os.scandir
+
+    def refuse(path):
+        if str(path).endswith("b"):  # root may read whatever its mode says
+            raise PermissionError(13, "Permission denied", str(path))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    with pytest.raises(AlmaError, match="b: permission denied; make it readable"):
+        read(tmp_path)
+
+
+def test_a_link_to_a_folder_is_said_not_to_be_followed(tmp_path, capsys):
+    (tmp_path / "in").mkdir()
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "in/a.txt").write_text("text")
+    (tmp_path / "in/more").symlink_to(tmp_path / "elsewhere")
+    assert read(tmp_path / "in") == ["text"]
+    assert "in/more: a link to a folder, which is not followed" in capsys.readouterr().err

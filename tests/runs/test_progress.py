@@ -36,10 +36,10 @@ def lines(capsys):
 
 
 def test_progress_away_from_a_terminal_is_a_line_now_and_then(capsys, clock):
-    with StageProgress("stage 0/0", "word", max_update=120) as progress:
-        for seconds in range(0, 41, 2):
-            progress.update(seconds, loss=7.012, rate=1234.5)
-            clock[0] += 2
+    progress = StageProgress("stage 0/0", "word", max_update=120)
+    for seconds in range(0, 41, 2):
+        progress.update(seconds, loss=7.012, rate=1234.5)
+        clock[0] += 2
     assert lines(capsys) == [
         "stage 0/0: 0/120 updates",
         "stage 0/0: 16/120 updates, loss 7.012 bits, 1,234 words/s, 1:44 left",
@@ -62,10 +62,10 @@ def test_an_unknown_rate_or_loss_is_left_out(capsys):
 def test_trainings_that_share_a_line_share_the_lines(capsys, clock):
     line = LiveLine()
     for stage in range(500):
-        with StageProgress(f"stage {stage}", "image", 3, line=line) as progress:
-            for update in range(1, 4):
-                clock[0] += 0.04
-                progress.update(update, loss=1.0, rate=100.0)
+        progress = StageProgress(f"stage {stage}", "image", 3, line=line)
+        for update in range(1, 4):
+            clock[0] += 0.04
+            progress.update(update, loss=1.0, rate=100.0)
     assert 4 <= len(lines(capsys)) <= 1 + 500 * 0.12 / 15
 
 
@@ -108,10 +108,11 @@ def test_the_rest_of_the_run_is_shown_beside_that_of_the_stage(capsys, clock):
 
 def test_a_terminal_shows_one_line_that_is_written_over(monkeypatch, clock):
     terminal = open_terminal(monkeypatch, 100)
-    with StageProgress("stage 1/3", "image", 40) as progress:
-        for update in (10, 20):
-            clock[0] += 1
-            progress.update(update, loss=0.25, rate=99.0)
+    progress = StageProgress("stage 1/3", "image", 40)
+    for update in (10, 20):
+        clock[0] += 1
+        progress.update(update, loss=0.25, rate=99.0)
+    progress.line.clear()
     shown = terminal.getvalue()
     assert "\n" not in shown
     frames = shown.split(ERASE)
@@ -136,10 +137,11 @@ def test_a_terminal_shows_one_line_that_is_written_over(monkeypatch, clock):
 def test_the_time_left_is_shown_on_a_narrow_terminal_too(columns, text, monkeypatch, clock):
     terminal = open_terminal(monkeypatch, columns)
     left = lambda whole, rest: rest and 60.0  # noqa: E731
-    with StageProgress("stage 1/3, arrival 5 (mega-batches 4-5)", "image", 40, run_left=left) as progress:
-        for update in (10, 20):
-            clock[0] += 1
-            progress.update(update, loss=0.25, rate=99.0)
+    progress = StageProgress("stage 1/3, arrival 5 (mega-batches 4-5)", "image", 40, run_left=left)
+    for update in (10, 20):
+        clock[0] += 1
+        progress.update(update, loss=0.25, rate=99.0)
+    progress.line.clear()
     frames = terminal.getvalue().split(ERASE)
     assert frames[-2].startswith(text)
     assert max(len(frame) for frame in frames) < columns
@@ -152,7 +154,7 @@ def test_nothing_is_forecast_before_anything_is_known():
 def test_trainings_ahead_are_taken_to_last_as_long_as_those_that_are_over():
     forecast = Forecast({ModelId(stage, 0): 1.0 for stage in range(4)})
     forecast.finish([ModelId(0, 0)], 50.0)
-    forecast.add(10.0)  # a test
+    forecast.finish([], 10.0)  # a test
     assert forecast.seconds_left() == 180.0
     # The second training takes 30 in all: the mean of both, its test apart, is 45.
     assert forecast.seconds_left([ModelId(1, 0)], whole=30.0, rest=10.0) == 10.0 + 2 * 45.0

@@ -5,13 +5,16 @@ import time
 import pytest
 
 from fairseq_alma.errors import AlmaError
-from fairseq_alma.runs.arrival_curves import Point
+from fairseq_alma.runs.arrival_curves import ArrivalPoint
 from fairseq_alma.runs.run_folder import RunFolder
 from fairseq_alma.runs.tensorboard_sink import EVENTS, TensorBoardSink, rewind_curves
 from tests.runs.curves import Curves
 from tests.runs.runs import RUN
 
-POINTS = [Point(2, 1000.0, {"test/ppl": 40.0}), Point(3, 2000.0, {"test/ppl": 30.0, "stage/train_flops": 1e15})]
+POINTS = [
+    ArrivalPoint(2, 1000.0, {"test/ppl": 40.0}),
+    ArrivalPoint(3, 2000.0, {"test/ppl": 30.0, "stage/train_flops": 1e15}),
+]
 
 
 @pytest.fixture

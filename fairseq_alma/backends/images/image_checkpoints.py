@@ -1,4 +1,4 @@
-"""Checkpoints of models of images: plain fairseq checkpoints, and the file that an unfinished training goes on from."""
+"""Checkpoints of image models: plain fairseq checkpoints, and the file that an unfinished training resumes from."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -101,7 +101,7 @@ def read_model(path: Path, read_grown: Callable[[Mapping[str, Any]], GrownLayers
 
 
 def write_unfinished(path: Path, state: Mapping[str, Any]) -> None:
-    """Save a training that goes on; the file before stays until the new one is whole."""
+    """Save an unfinished training; the file before stays until the new one is whole."""
     with open_atomically(path) as file:
         torch.save(dict(state), file)
 

@@ -60,7 +60,7 @@ def repair_last(folder: Path) -> Optional[Path]:
         folder: the save directory of one model; it need not exist.
 
     Returns:
-        The checkpoint that the next launch goes on from, or None if it starts the stage again.
+        The checkpoint that the next launch resumes from, or None if it starts the stage again.
     """
     for unfinished in folder.glob("*.tmp"):
         unfinished.unlink()

@@ -70,7 +70,7 @@ class TextBackend:
                 f"{self.folder.checkpoint(training.start)}: not there, and stage {plan.stage.index} starts from it; "
                 f"remove {self.folder.stage_folder(training.start.stage)} to train that stage again"
             )
-        # Written in one go: if it is there, it is whole. fairseq-train looks at it again when it goes on.
+        # Written in one go: if it is there, it is whole. fairseq-train looks at it again when it resumes.
         if training.growth is not None and not self.commands.grown(training.model).is_file():
             growth = f"adding {training.growth.num_new} experts ({training.growth.method})"
             work.display.say(plan, growth, training)
@@ -169,7 +169,7 @@ class TextBackend:
         return {"loss": results[0], "ppl": round(2 ** results[0], 4)}
 
     def _training(self, plan: StagePlan, training: Training, done: int) -> Command:
-        """Return the command that trains a model; its curves go on from the updates that are done."""
+        """Return the command that trains a model; its curves resume from the updates that are done."""
         command, live = self.commands.train(plan, training), self.commands.live
         live.rewind(self.folder, training.model, done)
         identity = live.wandb_identity(self.folder, training.model)

@@ -21,8 +21,8 @@ OWNED: dict[str, str] = {
     "--train-subset": "a stage trains on its mega-batches",
     "--seed": "give --seed before the --",
     "--save-dir": "give --run before the --",
-    "--restore-file": "alma-stream goes on from the stage's own last checkpoint",
-    "--continue-once": "alma-stream goes on from the stage's own last checkpoint",
+    "--restore-file": "alma-stream resumes from the stage's own last checkpoint",
+    "--continue-once": "alma-stream resumes from the stage's own last checkpoint",
     "--finetune-from-model": "give --init before the --",
     "--reset-optimizer": "a stage begins with a new optimizer",
     "--reset-lr-scheduler": "a stage begins with a new schedule",
@@ -49,8 +49,8 @@ OWNED: dict[str, str] = {
     "--stop-min-lr": "a stage ends by --max-update or --max-epoch alone",
 }
 
-EVAL_FLAGS = ("--cpu", "--fp16", "--bf16")
-EVAL_VALUES = ("--tokens-per-sample", "--sample-break-mode", "--num-workers")
+EVAL_FLAGS = ("--cpu",)
+EVAL_VALUES = ("--autocast", "--tokens-per-sample", "--sample-break-mode", "--num-workers")
 # The evaluation's option: the training's options that it is taken from, the first that is given.
 EVAL_BATCH = {
     "--batch-size": ("--batch-size-valid", "--batch-size"),
@@ -74,7 +74,9 @@ MODEL_OPTIONS = (
     "--balance-loss-weight",
     "--gate-trees",
     "--checkpoint-activations",
+    "--compile",
 )
+BATCHES_PER_UPDATE = "--update-freq"
 # Options that count updates over the whole of a stage.
 LENGTHS = ("--max-update", "--total-num-update")
 
@@ -148,6 +150,26 @@ class TrainOptions:
         longer.options = [self._lengthen(name, values, times) for name, values in self.options]
         longer.max_update = longer._positive("--max-update")
         return longer
+
+    def shared(self, num_procs: int) -> "TrainOptions":
+        """Return the options of each of several processes that share the batches of an update.
+
+        Raises:
+            ValueError: they cannot have equally many each.
+        """
+        (words,) = self.last(BATCHES_PER_UPDATE) or ("1",)
+        counts = [int(word) if word.isdecimal() else 0 for word in words.split(",")]
+        if any(count == 0 or count % num_procs for count in counts):
+            raise ValueError(
+                f"--num-procs {num_procs}: the processes share the batches of an update, and {BATCHES_PER_UPDATE} "
+                f"{words} after the -- is no multiple of it; give one, with a --batch-size that is as much smaller"
+            )
+        each = ",".join(str(count // num_procs) for count in counts)
+        shared = copy(self)
+        shared.options = [
+            (name, (each,)) if name == BATCHES_PER_UPDATE else (name, values) for name, values in self.options
+        ]
+        return shared
 
     def _lengthen(self, name: str, values: tuple[str, ...], times: int) -> Option:
         if name not in LENGTHS:

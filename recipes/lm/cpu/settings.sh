@@ -7,7 +7,7 @@
 #   WORDS        how much of it, from its beginning                              (default: 1,000,000)
 #   RUNS         everything is written under this folder                         (default: runs/lm-cpu)
 #   STREAM       prepared from TEXT unless it is there                           (default: $RUNS/stream)
-#   VOCAB        units                                                           (default: 2000)
+#   VOCAB        vocabulary size in tokens                                       (default: 2000)
 #   UPDATES      per mega-batch and model                                        (default: 250)
 #   BATCH, SAMPLE   sequences per update, tokens per sequence                    (default: 16, 128)
 #   LR, WARMUP, DROPOUT                                                          (default: 0.003, 25, 0)

@@ -2,7 +2,7 @@
 # Waiting at a size for a CPU: the tiny Switch Transformer (SM, 4 experts) through 4 mega-batches of Wikipedia text,
 # updated after every 1, 2 and 4 of them, with the same number of updates in all.
 #
-# Size:      4 layers, width 128; 2.6 million parameters with 8,000 units
+# Size:      4 layers, width 128; 2.6 million parameters with 8,000 tokens of vocabulary
 # Hardware:  two CPU cores (two runs side by side, a thread each), 4 GB of memory
 # Time:      about 35 minutes with the default of 200 updates of 4,096 tokens per mega-batch
 #

@@ -88,6 +88,29 @@ def test_array_whose_type_pretends_not_to_hold_objects_is_refused(tmp_path):
         read_array_pickle(tmp_path / "batch")
 
 
+def nested_pairs(depth: int = 60) -> bytes:
+    """The pickle of a pair of the same two pairs, and so on: short, but to print or hash it takes 2^60 steps."""
+    return b")" + b"2\x86" * depth
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"\x80\x02}" + nested_pairs() + b"K\x01s.",
+        b"\x80\x02}(" + nested_pairs() + b"K\x01u.",
+        b"\x80\x02(" + nested_pairs() + b"K\x01d.",
+        b"\x80\x04\x8f(" + nested_pairs() + b"\x90.",
+        b"\x80\x04(" + nested_pairs() + b"\x91.",
+        b"\x80\x02cnumpy\ndtype\n" + nested_pairs() + b"\x85R" + nested_pairs() + b"b.",
+        b"\x80\x02cnumpy\ndtype\nX\x02\x00\x00\x00u1\x85R" + nested_pairs() + b"b.",
+    ],
+)
+def test_what_would_never_end_in_print_or_as_a_key_is_refused_at_once(tmp_path, content):
+    (tmp_path / "batch").write_bytes(content)
+    with pytest.raises(AlmaError, match="batch: no pickle of arrays and nothing else"):
+        read_array_pickle(tmp_path / "batch")
+
+
 def test_array_shorter_than_its_shape_is_refused(tmp_path):
     (tmp_path / "batch").write_bytes(
         python2_pickle(data=np.zeros((4, 2), np.uint8)).replace(b"J\4\0\0\0", b"J\5\0\0\0")

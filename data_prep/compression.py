@@ -1,0 +1,236 @@
+"""Open plain and compressed files alike, and say clearly when one is broken.
+
+The kind is told by the file's first bytes, so that standard input and misnamed files work too. Ours rather than xopen
+or fsspec: both read bzip2 and xz through the standard library's file classes, which end without a word where the second
+of several streams in a file is damaged (half of a corpus, then), and neither limits the memory that a file may ask for.
+"""
+
+import bz2
+import gzip
+import io
+import lzma
+import zlib
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO, Callable, Iterator, Optional, Protocol, cast
+
+from fairseq_alma.errors import AlmaError
+
+_SUFFIXES = {".gz": "gzip", ".bz2": "bzip2", ".xz": "xz", ".zst": "zstandard", ".zstd": "zstandard"}
+_MAGIC = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ\x00": "xz", b"\x28\xb5\x2f\xfd": "zstandard"}
+_READ_SIZE = 1 << 17
+_ZSTANDARD_READ_SIZE = 1 << 12  # its frames unpack to 30,000 times their size at most, all at once
+_XZ_MEMORY = 1 << 29  # bytes; xz -9 needs 65 MiB
+_LARGEST_CONTENT = 1 << 30  # bytes of published data
+
+
+class _Readable(Protocol):
+    def read(self, size: int, /) -> bytes: ...
+
+
+def strip_compression_suffix(name: str) -> str:
+    """Return a file's name without ``.gz`` and its like."""
+    path = Path(name)
+    return path.stem if path.suffix in _SUFFIXES else path.name
+
+
+@contextmanager
+def open_plain_or_gz(path: Path) -> Iterator[BinaryIO]:
+    """Open a file of published data for reading, through gzip if its content begins so.
+
+    Raises:
+        AlmaError: the gzip data are broken; that may show only while they are read.
+    """
+    with open(path, "rb") as plain:
+        start = plain.read(2)
+        plain.seek(0)
+        if _MAGIC.get(start) != "gzip":
+            yield plain
+            return
+        try:
+            with gzip.GzipFile(fileobj=plain) as unpacked:
+                yield cast(BinaryIO, unpacked)
+        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+            raise AlmaError(f"{path}: broken gzip data ({error}); fetch the file again") from error
+
+
+def read_plain_or_gz(path: Path, limit: int = _LARGEST_CONTENT) -> bytes:
+    """Return the whole content of a file of published data. Raises AlmaError if it is broken, or above the limit."""
+    with open_plain_or_gz(path) as file:
+        content = read_at_most(file, limit + 1)
+    if len(content) > limit:
+        raise AlmaError(f"{path}: more than {limit >> 20} MiB found, it is no such file; fetch the file again")
+    return bytes(content)
+
+
+def read_at_most(file: BinaryIO, limit: int) -> bytearray:
+    """Return what is left of a file, but no more than ``limit`` bytes; a header's word costs no memory in advance."""
+    content = bytearray()
+    while len(content) < limit and (piece := file.read(min(1 << 20, limit - len(content)))):
+        content += piece
+    return content
+
+
+class DecompressedFile:
+    """A file's content as bytes, whatever it is compressed with.
+
+    Args:
+        path: the file.
+        label: how messages call it.
+
+    Raises:
+        AlmaError: the name says compressed but the content is something else, or zstandard is not installed.
+    """
+
+    def __init__(self, path: Path, label: str) -> None:
+        self._label = label
+        self._raw = open(path, "rb")  # noqa: SIM115 (closed by close)
+        self._kind = self._detect(path)
+        self._file = self._open()
+        self._num_bytes = 0
+
+    def __enter__(self) -> "DecompressedFile":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._raw.close()
+
+    @property
+    def position(self) -> int:
+        """Bytes of the file itself, compressed as it is, that have been read so far."""
+        return self._raw.tell()
+
+    def read(self, size: int) -> bytes:
+        """Return the next ``size`` bytes of content, fewer only at the end.
+
+        Raises:
+            AlmaError: the compressed data is broken or cut off.
+        """
+        try:
+            content = self._file.read(size)
+        except (EOFError, zlib.error, lzma.LZMAError, OSError) as error:
+            if isinstance(error, OSError) and error.errno is not None:
+                raise
+            raise AlmaError(
+                f"{self._label}: broken {self._kind} data after {self._num_bytes:,} bytes of text ({error}); "
+                "fetch or compress the file again"
+            ) from error
+        self._num_bytes += len(content)
+        return content
+
+    def _detect(self, path: Path) -> Optional[str]:
+        start = self._raw.read(6)
+        self._raw.seek(0)
+        kind = next((kind for magic, kind in _MAGIC.items() if start.startswith(magic)), None)
+        promised = _SUFFIXES.get(path.suffix)
+        if promised is not None and kind is None:
+            found = f"its content begins with {start!r}" if start else "the file is empty"
+            raise AlmaError(f"{self._label}: not {promised} data as its name says, {found}; fetch the file again")
+        return kind
+
+    def _open(self) -> _Readable:
+        if self._kind == "gzip":
+            return gzip.GzipFile(fileobj=self._raw)
+        if self._kind == "bzip2":
+            return _StreamReader.buffered(self._raw, bz2.BZ2Decompressor)
+        if self._kind == "xz":
+            return _StreamReader.buffered(self._raw, lambda: lzma.LZMADecompressor(memlimit=_XZ_MEMORY))
+        if self._kind == "zstandard":
+            zstandard = _import_zstandard(self._label)
+            return _StreamReader.buffered(self._raw, lambda: _ZstandardFrame(zstandard))
+        return self._raw
+
+
+class _StreamReader(io.RawIOBase):
+    """The content of compressed streams, one after the other; NUL bytes between them and at the end are padding.
+
+    Args:
+        raw: the file.
+        new: makes what decompresses one stream, as ``bz2.BZ2Decompressor``.
+    """
+
+    def __init__(self, raw: BinaryIO, new: Callable[[], Any]) -> None:
+        self._raw = raw
+        self._new = new
+        self._stream: Any = None
+        self._rest = b""  # of what was read
+        self._ready = memoryview(b"")
+
+    @classmethod
+    def buffered(cls, raw: BinaryIO, new: Callable[[], Any]) -> io.BufferedReader:
+        """Return the reader with a buffer before it."""
+        return io.BufferedReader(cls(raw, new), _READ_SIZE)
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer) -> int:
+        while not self._ready:
+            if self._stream is not None and self._stream.eof:
+                self._rest, self._stream = self._stream.unused_data, None
+            if self._stream is None:
+                if not self._next_stream():
+                    return 0
+            elif self._stream.needs_input and not self._fill():
+                raise EOFError("the file ends within a stream")
+            piece, self._rest = self._rest, b""
+            self._ready = memoryview(self._stream.decompress(piece, _READ_SIZE))
+        size = min(len(buffer), len(self._ready))
+        buffer[:size] = self._ready[:size]
+        self._ready = self._ready[size:]
+        return size
+
+    def _next_stream(self) -> bool:
+        """Begin the next stream; False at the end of the file."""
+        while not self._rest.lstrip(b"\0"):
+            if not self._fill():
+                return False
+        self._rest = self._rest.lstrip(b"\0")
+        self._stream = self._new()
+        return True
+
+    def _fill(self) -> bool:
+        self._rest = self._raw.read(_READ_SIZE)
+        return bool(self._rest)
+
+
+class _ZstandardFrame:
+    """One zstandard frame, with the methods of the standard library's decompressors."""
+
+    def __init__(self, zstandard: Any) -> None:
+        self._error = zstandard.ZstdError
+        self._frame = zstandard.ZstdDecompressor().decompressobj()
+        self._rest = b""
+
+    @property
+    def eof(self) -> bool:
+        return self._frame.eof
+
+    @property
+    def needs_input(self) -> bool:
+        return not self._rest
+
+    @property
+    def unused_data(self) -> bytes:
+        return self._frame.unused_data + self._rest
+
+    def decompress(self, piece: bytes, most: int) -> bytes:
+        """Take in a piece and return content, ``most`` bytes of it or somewhat more."""
+        self._rest += piece
+        parts, size = [], 0
+        while self._rest and size < most and not self._frame.eof:
+            piece, self._rest = self._rest[:_ZSTANDARD_READ_SIZE], self._rest[_ZSTANDARD_READ_SIZE:]
+            try:
+                parts.append(self._frame.decompress(piece))
+            except self._error as error:
+                raise EOFError(str(error)) from error
+            size += len(parts[-1])
+        return b"".join(parts)
+
+
+def _import_zstandard(label: str) -> Any:
+    try:
+        import zstandard
+    except ImportError as error:
+        raise AlmaError(f"{label}: zstandard data, which the package zstandard reads; pip install zstandard") from error
+    return zstandard
