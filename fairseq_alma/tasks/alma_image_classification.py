@@ -24,6 +24,7 @@ from fairseq_alma.data.image_stream import ImageStream
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.learners.schedule import stage_ending_with
 from fairseq_alma.models.image_classifier import image_architectures
+from fairseq_alma.models.option_checks import check_whole_config
 from fairseq_alma.modules.images.image_input import ImageInput
 from fairseq_alma.tasks.checkpoint_checks import check_architecture, check_weights
 from fairseq_alma.tasks.image_dataset import ImageDataset
@@ -72,7 +73,8 @@ class AlmaImageClassificationTask(FairseqTask):
 
     @classmethod
     def setup_task(cls, cfg: AlmaImageClassificationConfig, **unused: Any) -> "AlmaImageClassificationTask":
-        """Open the stream."""
+        """Open the stream, once no option of the command is out of range."""
+        check_whole_config(cfg)
         return cls(cfg, ImageStream.open(cfg.data))
 
     def load_dataset(self, split: str, combine: bool = False, **unused: Any) -> None:

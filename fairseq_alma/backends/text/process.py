@@ -3,7 +3,6 @@
 import contextlib
 import os
 import re
-import shlex
 import shutil
 import signal
 import subprocess
@@ -21,6 +20,7 @@ from fairseq_alma.backends.text.fork_server import (
     is_script_of_this_python,
 )
 from fairseq_alma.errors import AlmaError
+from fairseq_alma.terminal import shell_words
 
 POLL_SECONDS = 0.2
 LINE_LENGTH = 110
@@ -50,9 +50,9 @@ class Command:
 
     def shell(self) -> str:
         """Spell the command for a shell, in lines; the words of a group stay together."""
-        variables = [f"{name}={shlex.quote(value)}" for name, value in self.environment.items()]
+        variables = [f"{name}={shell_words([value])}" for name, value in self.environment.items()]
         lines = [" ".join([*variables, self.program])]
-        for words in (shlex.join(group) for group in self.groups if group):
+        for words in (shell_words(group) for group in self.groups if group):
             if len(lines) > 1 and len(lines[-1]) + len(words) < LINE_LENGTH:
                 lines[-1] += " " + words
             else:
