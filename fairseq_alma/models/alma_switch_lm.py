@@ -21,6 +21,7 @@ from fairseq_alma.checkpoints.checkpoint_file import read_checkpoint, starting_c
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.growth.gate_tree import GateTree, parse_gate_trees
 from fairseq_alma.models.language_decoders import SwitchDecoder
+from fairseq_alma.models.option_checks import check_options
 from fairseq_alma.modules.moe.switch_layer import SwitchLayer
 from fairseq_alma.modules.text.decoder_layer import LayerShape
 
@@ -172,10 +173,7 @@ def adopt_experts(cfg: AlmaSwitchLMConfig) -> None:
 
 
 def _check_options(cfg: AlmaSwitchLMConfig) -> None:
-    if cfg.num_experts is None or cfg.num_experts < 1:
-        raise AlmaError(f"--num-experts {cfg.num_experts}: must be at least 1")
-    if cfg.moe_freq < 0:
-        raise AlmaError(f"--moe-freq {cfg.moe_freq}: must be 0 (no Switch layer) or more")
+    check_options(cfg)
     if cfg.decoder_embed_dim % cfg.decoder_attention_heads:
         raise AlmaError(
             f"--decoder-attention-heads {cfg.decoder_attention_heads}: must divide --decoder-embed-dim "

@@ -24,6 +24,7 @@ from fairseq_alma.data.image_stream import ImageStream
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.learners.schedule import stage_ending_with
 from fairseq_alma.models.image_classifier import image_architectures
+from fairseq_alma.models.option_checks import check_whole_config
 from fairseq_alma.modules.images.image_input import ImageInput
 from fairseq_alma.tasks.checkpoint_checks import check_architecture, check_weights
 from fairseq_alma.tasks.image_dataset import ImageDataset
@@ -81,7 +82,8 @@ class AlmaImageClassificationTask(WholeSplit, FairseqTask):
 
     @classmethod
     def setup_task(cls, cfg: AlmaImageClassificationConfig, **unused: Any) -> "AlmaImageClassificationTask":
-        """Open the stream."""
+        """Open the stream, once no option of the command is out of range."""
+        check_whole_config(cfg)
         stream = ImageStream.open(cfg.data)
         prepare_group({f"{cfg.data}/stream.json": stream.stream.fingerprint})
         return cls(cfg, stream)

@@ -30,6 +30,7 @@ from fairseq_alma.data.stream import Stream
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.learners.schedule import stage_ending_with
 from fairseq_alma.models.alma_switch_lm import adopt_experts
+from fairseq_alma.models.option_checks import check_whole_config
 from fairseq_alma.tasks.alma_bpe import AlmaBPE, AlmaBPEConfig
 from fairseq_alma.tasks.checkpoint_checks import check_dictionary, check_start, check_weights
 from fairseq_alma.tasks.precision import AutocastSteps, refuse_inexact_precision, require_bf16
@@ -86,9 +87,10 @@ class AlmaLMTask(WholeSplit, AutocastSteps, TrainTokenCount, LanguageModelingTas
             kwargs: passed on.
 
         Raises:
-            AlmaError: if the folder is no stream of text, its dictionary or tokenizer is not the manifest's, or the
-                checkpoint that the command names is none.
+            AlmaError: if a number is out of its option's range, the folder is no stream of text, its dictionary or
+                tokenizer is not the manifest's, or the checkpoint that the command names is none.
         """
+        check_whole_config(cfg)
         stream = Stream.open(cfg.data)
         if stream.kind != "text":
             raise AlmaError(f"{cfg.data}: a stream of {stream.kind}; --task alma_lm needs one made by alma-prep-text")

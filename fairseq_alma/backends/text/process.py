@@ -4,7 +4,6 @@ import contextlib
 import math
 import os
 import re
-import shlex
 import shutil
 import signal
 import socket
@@ -23,6 +22,7 @@ from fairseq_alma.backends.text.fork_server import (
     is_script_of_this_python,
 )
 from fairseq_alma.errors import AlmaError
+from fairseq_alma.terminal import shell_words
 
 POLL_SECONDS = 0.2
 LINE_LENGTH = 110
@@ -58,11 +58,11 @@ class Command:
 
     def shell(self) -> str:
         """Spell the command for a shell, in lines; the words of a group stay together."""
-        variables = [f"{name}={shlex.quote(value)}" for name, value in self.environment.items()]
+        variables = [f"{name}={shell_words([value])}" for name, value in self.environment.items()]
         launcher = f"torchrun --standalone --nproc-per-node {self.num_procs} --no-python".split()
         by_hand = self.num_procs > 1 and "--cpu" in self.arguments  # on GPUs fairseq starts the processes itself
         lines = [" ".join([*variables, *(launcher if by_hand else ()), self.program])]
-        for words in (shlex.join(group) for group in self.groups if group):
+        for words in (shell_words(group) for group in self.groups if group):
             if len(lines) > 1 and len(lines[-1]) + len(words) < LINE_LENGTH:
                 lines[-1] += " " + words
             else:

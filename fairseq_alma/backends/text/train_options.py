@@ -9,6 +9,7 @@ from typing import Mapping, Optional, Sequence
 
 from fairseq_alma.backends.option_words import Option, group_words
 from fairseq_alma.checkpoints import JOINT_MODEL
+from fairseq_alma.option_ranges import check_words
 from fairseq_alma.runs.curve_options import CurveOptions
 
 # What alma-stream decides, and how a user says it instead.
@@ -89,7 +90,7 @@ class TrainOptions:
         owned: options that the learner decides beside `OWNED`, and how a user says it instead.
 
     Raises:
-        ValueError: an option that alma-stream decides, or one that is missing.
+        ValueError: an option that alma-stream decides, one that is missing, or a number out of range.
     """
 
     def __init__(self, words: Sequence[str], owned: Mapping[str, str] = {}) -> None:
@@ -104,6 +105,7 @@ class TrainOptions:
         self.max_epoch = self._positive("--max-epoch")
         if self.max_update is None and self.max_epoch is None:
             raise ValueError("neither --max-update nor --max-epoch after the --; a stage must end")
+        check_words(self.options)
 
     def last(self, name: str) -> Optional[tuple[str, ...]]:
         """Return the values of the last occurrence of an option, or None."""
