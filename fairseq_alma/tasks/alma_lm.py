@@ -30,6 +30,7 @@ from fairseq_alma.learners.schedule import stage_ending_with
 from fairseq_alma.models.alma_switch_lm import adopt_experts
 from fairseq_alma.tasks.alma_bpe import AlmaBPE, AlmaBPEConfig
 from fairseq_alma.tasks.checkpoint_checks import check_dictionary, check_start, check_weights
+from fairseq_alma.tasks.resumable_batches import ResumableBatches
 from fairseq_alma.tasks.train_token_count import TrainTokenCount
 
 
@@ -57,7 +58,7 @@ class AlmaLMConfig(LanguageModelingConfig):
 
 
 @register_task("alma_lm", dataclass=AlmaLMConfig)
-class AlmaLMTask(TrainTokenCount, LanguageModelingTask):
+class AlmaLMTask(ResumableBatches, TrainTokenCount, LanguageModelingTask):
     """Train on the mega-batches of one stage, validate on ``valid``, test on ``test``."""
 
     @classmethod
