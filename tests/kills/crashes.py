@@ -124,5 +124,3 @@ def _resolved(path: Any, folder: int) -> str:
 def _copy_half(source: str, target: str) -> None:
     shutil.copyfile(source, target)
     os.truncate(target, os.path.getsize(target) // 2)
-
-

@@ -10,7 +10,7 @@ from tests.compatibility.make_archives import write_images, write_text
 TEXT = [
     "--arch", "alma_switch_lm_tiny", "--decoder-layers", "2", "--decoder-embed-dim", "8", "--decoder-ffn-embed-dim",
     "16", "--decoder-attention-heads", "2", "--criterion", "alma_switch_cross_entropy", "--cpu", "--optimizer", "adam",
-    "--lr", "0.01", "--max-epoch", "2", "--batch-size", "4", "--tokens-per-sample", "32", "--num-workers", "0",
+    "--lr", "0.01", "--max-epoch", "2", "--batch-size", "8", "--tokens-per-sample", "32", "--num-workers", "0",
 ]  # fmt: skip
 EXPERTS = ["--num-experts", "2"]
 MLP = ["--width", "4", "--max-epoch", "3", "--batch-size", "16", "--cpu"]
