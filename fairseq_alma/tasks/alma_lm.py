@@ -35,6 +35,7 @@ from fairseq_alma.tasks.alma_bpe import AlmaBPE, AlmaBPEConfig
 from fairseq_alma.tasks.checkpoint_checks import check_dictionary, check_start, check_weights
 from fairseq_alma.tasks.precision import AutocastSteps, refuse_inexact_precision, require_bf16
 from fairseq_alma.tasks.processes import is_first, prepare_group, runs_on_cpu, set_process_defaults
+from fairseq_alma.tasks.resumable_batches import ResumableBatches
 from fairseq_alma.tasks.shared_batches import SharedBatches
 from fairseq_alma.tasks.train_token_count import TrainTokenCount
 from fairseq_alma.tasks.whole_split import WholeSplit
@@ -67,7 +68,7 @@ class AlmaLMConfig(LanguageModelingConfig):
 
 
 @register_task("alma_lm", dataclass=AlmaLMConfig)
-class AlmaLMTask(WholeSplit, AutocastSteps, TrainTokenCount, LanguageModelingTask):
+class AlmaLMTask(WholeSplit, AutocastSteps, ResumableBatches, TrainTokenCount, LanguageModelingTask):
     """Train on the mega-batches of one stage, validate on ``valid``, test on ``test``."""
 
     @classmethod

@@ -16,6 +16,8 @@ MAX_LOG_INTERVAL = 25
 TEST_SPLITS = ("valid", "test")
 GROWN = "grown.pt"
 ENSEMBLE = "ensemble.pt"
+GROWTH_RECORD = "growth.json"
+"""What was measured right after growth: when the weights before growth are gone, it cannot be measured again."""
 
 Groups = list[tuple[str, ...]]
 

@@ -44,6 +44,7 @@ OWNED: dict[str, str] = {
     "--no-save-optimizer-state": "a stage that was cut off needs it",
     "--write-checkpoints-asynchronously": "a stage that was cut off needs whole checkpoints",
     "--checkpoint-suffix": "alma-stream names the checkpoints",
+    "--update-ordered-indices-seed": "a stage that was cut off needs the batches that it had",
     "--disable-validation": "it is the default; --validate before the -- switches validation on",
     "--patience": "a stage ends by --max-update or --max-epoch alone",
     "--stop-time-hours": "a stage ends by --max-update or --max-epoch alone",
