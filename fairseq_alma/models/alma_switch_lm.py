@@ -18,6 +18,7 @@ from omegaconf import II
 from torch import Size, nn
 
 from fairseq_alma.checkpoints.checkpoint_file import read_checkpoint, starting_checkpoint
+from fairseq_alma.checkpoints.model_options import SWITCH_SIZES
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.growth.gate_tree import GateTree, parse_gate_trees
 from fairseq_alma.models.language_decoders import SwitchDecoder
@@ -210,27 +211,25 @@ def gate_trees_of(model: nn.Module) -> dict[str, GateTree]:
     return {name: module.gate.tree for name, module in model.named_modules() if isinstance(module, SwitchLayer)}
 
 
-def _set_defaults(args: argparse.Namespace, **defaults: Any) -> None:
+def _set_sizes(args: argparse.Namespace, arch: str) -> None:
     """Fill in what the command line left open, as every fairseq architecture does."""
-    for name, value in defaults.items():
-        setattr(args, name, utils.safe_getattr(args, name, value))
+    for name, size in SWITCH_SIZES[arch].items():
+        setattr(args, f"decoder_{name}", utils.safe_getattr(args, f"decoder_{name}", size))
 
 
 @register_model_architecture("alma_switch_lm", "alma_switch_lm_tiny")
 def alma_switch_lm_tiny(args: argparse.Namespace) -> None:
     """4 layers, model 128, FFN 512, 4 heads: for two CPU cores."""
-    _set_defaults(args, decoder_layers=4, decoder_embed_dim=128, decoder_ffn_embed_dim=512, decoder_attention_heads=4)
+    _set_sizes(args, "alma_switch_lm_tiny")
 
 
 @register_model_architecture("alma_switch_lm", "alma_switch_lm_base")
 def alma_switch_lm_base(args: argparse.Namespace) -> None:
     """The paper's base model: 6 layers, model 512, FFN 2048, 8 heads."""
-    _set_defaults(args, decoder_layers=6, decoder_embed_dim=512, decoder_ffn_embed_dim=2048, decoder_attention_heads=8)
+    _set_sizes(args, "alma_switch_lm_base")
 
 
 @register_model_architecture("alma_switch_lm", "alma_switch_lm_large")
 def alma_switch_lm_large(args: argparse.Namespace) -> None:
     """The paper's large model: 12 layers, model 768, FFN 3072, 12 heads."""
-    _set_defaults(
-        args, decoder_layers=12, decoder_embed_dim=768, decoder_ffn_embed_dim=3072, decoder_attention_heads=12
-    )
+    _set_sizes(args, "alma_switch_lm_large")

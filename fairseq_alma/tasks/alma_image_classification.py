@@ -5,13 +5,11 @@
         --batch-size 128 --cpu
 """
 
-import argparse
 import os
 from dataclasses import dataclass, field
 from typing import Any, Optional, Sequence
 
 import numpy as np
-import torch
 from fairseq.dataclass import FairseqDataclass
 from fairseq.models import BaseFairseqModel
 from fairseq.tasks import FairseqTask, register_task
@@ -30,10 +28,6 @@ from fairseq_alma.tasks.checkpoint_checks import check_architecture, check_weigh
 from fairseq_alma.tasks.image_dataset import ImageDataset
 from fairseq_alma.tasks.processes import prepare_group, set_process_defaults
 from fairseq_alma.tasks.whole_split import WholeSplit
-
-# fairseq keeps the options of AdaDelta and SGD in its checkpoints as a Namespace, and cannot load them again since
-# torch.load takes nothing but what is known to be harmless.
-torch.serialization.add_safe_globals([argparse.Namespace])
 
 
 @dataclass
