@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import Any, Callable, Optional
 
 import torch.distributed as dist
+from torch.multiprocessing.spawn import ProcessException
 
 JOIN_SECONDS = 50.0
 """In which processes on one machine must have found each other; torch's own limit is 30 minutes."""
@@ -39,7 +40,8 @@ MEANINGS = {
 
 def report_in_one_line(kind: type[BaseException], error: BaseException, trace: Optional[TracebackType]) -> None:
     """Serve as ``sys.excepthook``: a line from the first process where another one is the reason, else as ever."""
-    meaning = explain(str(error))
+    of_several = dist.is_initialized() or isinstance(error, (dist.DistError, ProcessException, AssertionError))
+    meaning = explain(str(error)) if of_several else None
     if meaning is None:
         sys.__excepthook__(kind, error, trace)
     elif _speaks():

@@ -79,8 +79,9 @@ def test_what_torch_and_fairseq_say_becomes_one_line(text, meaning):
 
 def test_other_errors_are_shown_as_they_are(capsys):
     assert explain("mat1 and mat2 shapes cannot be multiplied") is None
-    lost_processes.report_in_one_line(ValueError, ValueError("of something else"), None)
-    assert "ValueError: of something else" in capsys.readouterr().err
+    for alone in (ValueError("of something else"), OSError("timed out")):
+        lost_processes.report_in_one_line(type(alone), alone, None)
+        assert f"{type(alone).__name__}: {alone}" in capsys.readouterr().err
 
 
 class Store(dict):
