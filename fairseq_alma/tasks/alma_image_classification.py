@@ -5,6 +5,7 @@
         --batch-size 128 --cpu
 """
 
+import argparse
 import os
 from dataclasses import dataclass, field
 from typing import Any, Optional, Sequence
