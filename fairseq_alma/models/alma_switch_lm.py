@@ -175,7 +175,7 @@ def adopt_experts(cfg: AlmaSwitchLMConfig) -> None:
 
 
 def _add_later_options(cfg: Any) -> None:
-    """Give options that came after a checkpoint was written their defaults, which fairseq does for some models alone."""
+    """Give options that came after a checkpoint was written their defaults, as fairseq gives some models alone."""
     if not isinstance(cfg, DictConfig):
         return  # made of the class, and so whole
     with open_dict(cfg):
