@@ -34,7 +34,7 @@ from fairseq_alma.models.option_checks import check_whole_config
 from fairseq_alma.tasks.alma_bpe import AlmaBPE, AlmaBPEConfig
 from fairseq_alma.tasks.checkpoint_checks import check_dictionary, check_start, check_weights
 from fairseq_alma.tasks.precision import AutocastSteps, refuse_inexact_precision, require_bf16
-from fairseq_alma.tasks.processes import is_first, prepare_group, runs_on_cpu, set_process_defaults
+from fairseq_alma.tasks.processes import is_first, prepare_group, set_process_defaults
 from fairseq_alma.tasks.resumable_batches import ResumableBatches
 from fairseq_alma.tasks.shared_batches import SharedBatches
 from fairseq_alma.tasks.train_token_count import TrainTokenCount
@@ -65,6 +65,7 @@ class AlmaLMConfig(LanguageModelingConfig):
     path: Optional[str] = II("common_eval.path")
     finetune_from_model: Optional[str] = II("checkpoint.finetune_from_model")
     restore_file: str = II("checkpoint.restore_file")
+    cpu: bool = II("common.cpu")
 
 
 @register_task("alma_lm", dataclass=AlmaLMConfig)
@@ -104,7 +105,7 @@ class AlmaLMTask(WholeSplit, AutocastSteps, ResumableBatches, TrainTokenCount, L
                 )
             read_checkpoint(cfg.path)
         if cfg.cpu_bf16 or cfg.autocast == "bf16":
-            require_bf16("--cpu-bf16" if cfg.cpu_bf16 else "--autocast bf16", runs_on_cpu())
+            require_bf16("--cpu-bf16" if cfg.cpu_bf16 else "--autocast bf16", cfg.cpu or not torch.cuda.is_available())
         prepare_group({f"{cfg.data}/stream.json": stream.fingerprint})
         task = super().setup_task(cfg, **kwargs)
         task.stream = stream

@@ -19,8 +19,21 @@ from fairseq_alma.tasks.lost_processes import report_in_one_line, require_joinin
 
 TORCHRUN = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "LOCAL_RANK")
 """Variables that ``torchrun`` sets for each process that it starts."""
+CPU_DEFAULTS = {"distributed_backend": ("nccl", "gloo"), "ddp_backend": ("pytorch_ddp", "legacy_ddp")}
+"""fairseq's default for GPUs, and what works without them; its other wrapper demands a device of torch's."""
 LOCAL = ("tcp://localhost:", "tcp://127.0.0.1:")
 """What an ``--distributed-init-method`` begins with where all processes are on one machine and started by hand."""
+
+
+class OnCpu(argparse.Action):
+    """``--cpu``, which also turns the defaults for distributed work to what a CPU has."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: Any = None) -> None:
+        """Set the options; what the command line gives behind it still counts."""
+        namespace.cpu = True
+        for name, (on_gpu, on_cpu) in CPU_DEFAULTS.items():
+            if getattr(namespace, name, None) == on_gpu:
+                setattr(namespace, name, on_cpu)
 
 
 def set_process_defaults(parser: argparse.ArgumentParser) -> None:
@@ -32,26 +45,27 @@ def set_process_defaults(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(distributed_world_size=1)
     # Each reads its checkpoint itself: what fairseq broadcasts instead, torch no longer unpickles.
     parser.set_defaults(load_checkpoint_on_all_dp_ranks=True)
-    if runs_on_cpu():
-        parser.set_defaults(distributed_backend="gloo", ddp_backend="legacy_ddp")
-    if not started_by_torchrun():
-        return
-    world_size, local_rank = int(os.environ["WORLD_SIZE"]), int(os.environ["LOCAL_RANK"])
+    group = parser.add_argument_group("device", conflict_handler="resolve")  # takes the option from fairseq's own
+    group.add_argument("--cpu", action=OnCpu, nargs=0, default=False, help="use the CPU, whatever GPUs there are")
+    if not torch.cuda.is_available():
+        parser.set_defaults(**{name: on_cpu for name, (_, on_cpu) in CPU_DEFAULTS.items()})
+    if started_by_torchrun() and int(os.environ["WORLD_SIZE"]) > 1:
+        _take_place(parser, int(os.environ["LOCAL_RANK"]))
+
+
+def _take_place(parser: argparse.ArgumentParser, local_rank: int) -> None:
+    """Take rank and device from the environment, as fairseq does where the number of GPUs is not 0."""
+    if torch.cuda.is_available():
+        parser.set_defaults(device_id=local_rank)
+        if "--cpu" not in sys.argv and local_rank >= torch.cuda.device_count():
+            num_local = os.environ.get("LOCAL_WORLD_SIZE", str(local_rank + 1))
+            refuse(f"{num_local} processes on a machine with {torch.cuda.device_count()} GPUs; start one for each GPU")
     parser.set_defaults(
-        distributed_world_size=world_size,
+        distributed_world_size=int(os.environ["WORLD_SIZE"]),
         distributed_rank=int(os.environ["RANK"]),
-        distributed_init_method="env://" if world_size > 1 else None,
-        distributed_no_spawn=world_size > 1,
-        device_id=0 if runs_on_cpu() else local_rank,
+        distributed_init_method="env://",
+        distributed_no_spawn=True,
     )
-    if not runs_on_cpu() and local_rank >= torch.cuda.device_count():
-        num_local = os.environ.get("LOCAL_WORLD_SIZE", str(local_rank + 1))
-        refuse(f"{num_local} processes on this machine: it has {torch.cuda.device_count()} GPUs; start one for each")
-
-
-def runs_on_cpu() -> bool:
-    """Tell whether the command line leaves the GPUs alone, or there are none."""
-    return "--cpu" in sys.argv or not torch.cuda.is_available()
 
 
 def started_by_torchrun() -> bool:

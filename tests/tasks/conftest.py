@@ -58,8 +58,8 @@ def prepare_stream(folder, vocab_size=300, seed=0):
     return folder / "stream"
 
 
-def training_config(stream, *arguments):
-    command = [str(stream), "--task", "alma_lm", "--tokens-per-sample", str(TOKENS_PER_SAMPLE), "--cpu"]
+def training_config(stream, *arguments, device=("--cpu",)):
+    command = [str(stream), "--task", "alma_lm", "--tokens-per-sample", str(TOKENS_PER_SAMPLE), *device]
     command += ["--arch", "alma_switch_lm_tiny", "--decoder-layers", "2", "--decoder-embed-dim", "16"]
     command += ["--decoder-ffn-embed-dim", "32", "--decoder-attention-heads", "2", "--optimizer", "adam"]
     command += ["--criterion", "alma_switch_cross_entropy", "--lr", "0.01", "--max-update", "20", "--batch-size", "4"]

@@ -95,16 +95,14 @@ def faked_gpu(monkeypatch):
         "CudaEnvironment", (), {"total_memory_in_GB": 80, "pretty_print_cuda_env_list": lambda *args: None}
     )
     monkeypatch.setattr(utils, "CudaEnvironment", environment)
-    monkeypatch.setattr("sys.argv", ["fairseq-train"])
 
 
 @needs_bf16
 def test_the_trainer_of_a_gpu_computes_in_bf16_with_the_plain_optimizer_on_fp32_weights(trained, faked_gpu):
-    cfg = training_config(trained.stream, *STAGE, "--autocast", "bf16")
+    cfg = training_config(trained.stream, *STAGE, "--autocast", "bf16", device=())
     assert not (cfg.common.tpu or cfg.common.bf16 or cfg.common.fp16 or cfg.common.amp)
     assert cfg.distributed_training.distributed_backend == "nccl"
     assert cfg.distributed_training.ddp_backend == "pytorch_ddp"
-    cfg.common.cpu = False
     task = tasks.setup_task(cfg.task)
     task.load_dataset("train")
     trainer = Trainer(cfg, task, task.build_model(cfg.model), task.build_criterion(cfg.criterion))
@@ -127,9 +125,8 @@ def test_the_trainer_of_a_gpu_computes_in_bf16_with_the_plain_optimizer_on_fp32_
 @pytest.mark.gpu
 def test_on_a_gpu_a_run_resumes_to_the_last_bit_and_learns_what_a_processor_does(trained, tmp_path):
     def train_on_gpu(folder, *words):
-        cfg = training_config(trained.stream, *STAGE, "--autocast", "bf16", "--save-dir", str(folder), *words)
-        cfg.common.cpu = False
-        train.main(cfg)
+        words = [*STAGE, "--autocast", "bf16", "--save-dir", str(folder), *words]
+        train.main(training_config(trained.stream, *words, device=()))
         return torch.load(folder / "checkpoint_last.pt", map_location="cpu")["model"]
 
     through = train_on_gpu(tmp_path / "through")

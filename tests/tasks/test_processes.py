@@ -46,14 +46,21 @@ def test_more_processes_than_gpus_are_refused(trained, by_torchrun, monkeypatch,
     monkeypatch.setattr("sys.argv", ["fairseq-train"])
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **kwargs: True)
     with pytest.raises(SystemExit) as silent:  # the other processes leave it to the first to say why
-        training_config(trained.stream)
+        training_config(trained.stream, device=())
     assert silent.value.code == 1
-    monkeypatch.setenv("LOCAL_RANK", "1")
     monkeypatch.setenv("RANK", "0")
-    with pytest.raises(AlmaError, match="2 processes on this machine: it has 1 GPUs"):
-        training_config(trained.stream)
+    with pytest.raises(AlmaError, match="2 processes on a machine with 1 GPUs"):
+        training_config(trained.stream, device=())
+
+
+@pytest.mark.parametrize("device", [[], ["--cpu"]])
+def test_a_cpu_beside_gpus_takes_what_works_there(trained, by_torchrun, monkeypatch, device):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    place = training_config(trained.stream, device=device).distributed_training
+    found = (place.distributed_world_size, place.distributed_backend, place.ddp_backend)
+    assert found == ((2, "gloo", "legacy_ddp") if device else (2, "nccl", "pytorch_ddp"))
 
 
 @pytest.mark.parametrize(
