@@ -12,7 +12,7 @@ import socket
 import time
 import weakref
 from pathlib import Path
-from typing import Any, Iterator, Mapping, Optional
+from typing import Any, Callable, Iterator, Mapping, Optional
 
 from fairseq_alma.atomic_file import sweep, synchronise
 from fairseq_alma.checkpoints import LAST_CHECKPOINT
@@ -178,9 +178,8 @@ class RunFolder:
         self._hold()
         folder = self.stage_folder(stage)
         with _locked(folder / ".lock", f"{folder}") as descriptor:
-            for where in (folder, *map(self.model_folder, self.members(stage))):
-                _sweep_all(where)
-            yield descriptor
+            with _swept(lambda: [folder, *map(self.model_folder, self.members(stage))]):
+                yield descriptor
 
     @contextlib.contextmanager
     def lock_member(self, model: ModelId) -> Iterator[list[int]]:
@@ -195,8 +194,8 @@ class RunFolder:
             _locked(folder / ".lock", f"{folder}", shared=True) as stage,
             _locked(folder / f".lock-member-{model.member}", f"{self.model_folder(model)}") as member,
         ):
-            _sweep_all(self.model_folder(model))
-            yield [stage, member]
+            with _swept(lambda: [self.model_folder(model)]):
+                yield [stage, member]
 
     @contextlib.contextmanager
     def lock_run(self) -> Iterator[None]:
@@ -239,12 +238,24 @@ def _folders(root: Path) -> list[Path]:
     return [entry for entry in root.iterdir() if entry.is_dir()] if root.is_dir() else []
 
 
-def _sweep_all(folder: Path) -> None:
-    """Remove the temporary files in a folder that nobody else writes to, those of fairseq included."""
-    sweep(folder)
-    for entry in folder.glob("*.tmp"):
-        if _UNFINISHED.fullmatch(entry.name) and entry.is_file() and not entry.is_symlink():
-            entry.unlink()
+@contextlib.contextmanager
+def _swept(folders: Callable[[], list[Path]]) -> Iterator[None]:
+    """Remove the temporary files in folders that nobody else writes to: before the block, and if it fails."""
+    _sweep_all(folders())
+    try:
+        yield
+    except BaseException:
+        _sweep_all(folders())
+        raise
+
+
+def _sweep_all(folders: list[Path]) -> None:
+    """Remove what this package and fairseq have not written to its end."""
+    for folder in folders:
+        sweep(folder)
+        for entry in folder.glob("*.tmp"):
+            if _UNFINISHED.fullmatch(entry.name) and entry.is_file() and not entry.is_symlink():
+                entry.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager

@@ -5,19 +5,24 @@ out: its server would outlive an ``alma-stream`` that is killed. What it does wi
 """
 
 import contextlib
+import hashlib
 import importlib
 import logging
 import os
+import pickle
 import runpy
 import signal
 import subprocess
 import sys
 import time
 import traceback
+from argparse import Namespace
 from pathlib import Path
-from typing import Callable, Optional, Sequence
+from typing import Any, Callable, Optional, Sequence
 
-from fairseq_alma.backends.images import image_backend
+import fairseq.dataclass.utils
+
+from fairseq_alma.backends.images import image_backend, image_settings
 from fairseq_alma.backends.text import process
 from fairseq_alma.cli.stream import main as alma_stream
 from tests.kills.crashes import Crash
@@ -25,13 +30,36 @@ from tests.kills.crashes import Crash
 TIMEOUT = 180.0
 
 
-def preload(text: bool) -> None:
-    """Import what the commands of text need."""
-    if text:
-        for name in ("fairseq", "fairseq.data.data_utils_fast", "fairseq.data.token_block_utils_fast", "torch._dynamo"):
-            importlib.import_module(name)
-        for name in ("backends.text.grow", "checkpoints.join_checkpoints", "checkpoints.model_facts"):
-            importlib.import_module(f"fairseq_alma.{name}")
+PRELOADED = (
+    "fairseq.data.data_utils_fast",
+    "fairseq.data.token_block_utils_fast",
+    "fairseq_alma.backends.text.grow",
+    "fairseq_alma.checkpoints.join_checkpoints",
+    "fairseq_alma.checkpoints.model_facts",
+    "torch._dynamo",
+)
+
+
+def prepare(cache: Path) -> None:
+    """Import what the commands need, and let them share what takes most of a small run: to parse the same options.
+
+    Args:
+        cache: folder in which parsed options stay.
+    """
+    for name in PRELOADED:
+        importlib.import_module(name)
+    cache.mkdir(exist_ok=True)
+    parse = fairseq.dataclass.utils.convert_namespace_to_omegaconf
+
+    def parse_once(options: Namespace) -> Any:
+        key = hashlib.sha256(repr(sorted(vars(options).items())).encode()).hexdigest()
+        if not (cache / key).exists():
+            (cache / f"{key}.new").write_bytes(pickle.dumps(parse(options)))
+            (cache / f"{key}.new").rename(cache / key)
+        return pickle.loads((cache / key).read_bytes())
+
+    for module in (fairseq.dataclass.utils, image_settings):
+        module.convert_namespace_to_omegaconf = parse_once
 
 
 def launch(arguments: Sequence[str], log: Path, crash: Crash) -> int:

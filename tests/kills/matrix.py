@@ -10,6 +10,7 @@ equal in the end: figures, weights, and which files there are.
 
 import argparse
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -20,8 +21,10 @@ from typing import Any, Iterator, NamedTuple, Optional, Sequence
 
 from tests.compatibility.archives import stage_records, weight_sums
 from tests.kills.crashes import Crash, Operation
-from tests.kills.launch import launch, preload
+from tests.kills.launch import launch, prepare
 from tests.kills.learners import LEARNERS, Learner, make_stream
+
+MEMORY = "/dev/shm"  # where fsync costs nothing
 
 
 class Outcome(NamedTuple):
@@ -132,7 +135,7 @@ def chosen_steps(arguments: argparse.Namespace, number: int) -> list[int]:
 def run_matrices(arguments: argparse.Namespace, root: Path) -> Iterator[tuple[str, int, list[dict[str, Any]]]]:
     """Yield for each learner its name, the number of its operations, and the results."""
     chosen = [learner for learner in LEARNERS if str(learner) in arguments.learner]
-    preload(any(learner.kind == "text" for learner in chosen))
+    prepare(root / "options")
     for kind in {learner.kind: None for learner in chosen}:
         if not (root / f"{kind}-stream").exists():
             make_stream(kind, root)
@@ -148,7 +151,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     """Run the command; the exit status is 1 if anything deviates."""
     arguments = parse(argv)
     counts: Counter[str] = Counter()
-    with tempfile.TemporaryDirectory() as temporary:
+    with tempfile.TemporaryDirectory(dir=MEMORY if os.access(MEMORY, os.W_OK) else None) as temporary:
         root = Path(temporary) if arguments.work is None else arguments.work
         root.mkdir(parents=True, exist_ok=True)
         rows = []
