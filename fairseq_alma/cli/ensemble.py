@@ -56,6 +56,8 @@ def _check(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> No
             parser.error(f"--weights {shown}: {len(weights)} given, {len(arguments.members)} members; one for each")
         if not all(math.isfinite(weight) and weight >= 0 for weight in weights):
             parser.error(f"--weights {shown}: every weight must be a number of at least 0")
+        if not math.isfinite(sum(weights)):
+            parser.error(f"--weights {shown}: their sum is no number that a computer has; give smaller ones")
         if sum(weights) == 0:
             parser.error(f"--weights {shown}: at least one must be greater than 0")
     refuse_existing(arguments.out, arguments.force)
