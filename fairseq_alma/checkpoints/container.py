@@ -19,6 +19,10 @@ LARGEST_PICKLE = 1 << 26
 _SETTLED_SECONDS = 0.1  # a file that was changed so recently may change again within one tick of its clock
 _MORE_THAN_DATA = "damaged, or it holds more than weights and plain data"
 
+# fairseq keeps the options of AdaDelta and SGD in its checkpoints as a Namespace, and cannot load them again since
+# torch.load takes nothing but what is known to be harmless.
+torch.serialization.add_safe_globals([Namespace])
+
 _verified: set[tuple[int, ...]] = set()
 
 
@@ -41,9 +45,7 @@ def load_archive(path: Path, mmap: bool) -> Any:
     try:
         # Mapped in any case, as sizes that a pickle announces then end with the file.
         where: Any = "cpu" if mmap else _copied
-        # fairseq keeps the options of some optimizers in its checkpoints as a Namespace, which is plain data too.
-        with torch.serialization.safe_globals([Namespace]):
-            return torch.load(path, map_location=where, weights_only=True, mmap=True)
+        return torch.load(path, map_location=where, weights_only=True, mmap=True)
     except OSError:
         raise
     except pickle.UnpicklingError as error:  # torch's own text advises to run whatever the file holds

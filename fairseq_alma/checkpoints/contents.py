@@ -18,7 +18,7 @@ from fairseq_alma.json_files import Amount, Count
 SCALARS = (type(None), bool, int, float, str)
 FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 MAX_DEPTH = 50
-MAX_VALUES = 1_000_000
+MAX_VALUES = 300_000
 """How deep ``cfg`` is nested at most, and how many values it has; one that stands in two places counts twice."""
 _MAX_SHARED = 4  # a tensor may have two names, as input and output embeddings; all tensors are at most so many files
 _SMALL = 1 << 20  # bytes

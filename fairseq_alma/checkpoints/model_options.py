@@ -182,7 +182,8 @@ def read_options(config: Any) -> Any:
     name = config.get("_name") if isinstance(config, dict) else None
     if not isinstance(name, str) or name not in OPTIONS:
         raise UnfitCheckpoint(
-            f"architecture {str(name)[:60]} is not built from a checkpoint here, only alma_… and transformer_lm… are"
+            f"architecture {str(name)[:60]}, but models here are alma_… or transformer_lm…: {str(name)[:60]!r} cannot "
+            "grow, and is not built from a file"
         )
     return convert_options(config, OPTIONS[name], name)
 

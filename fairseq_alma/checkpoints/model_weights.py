@@ -131,12 +131,19 @@ def _check_switch(options: SwitchOptions, weights: Weights) -> None:
         _check_table(options)
     needed = switch_shapes(options, embeddings.size(0))
     found = {name: tuple(tensor.shape) for name, tensor in weights.items() if name not in _IGNORED}
-    differing = sorted(name for name in needed.keys() | found.keys() if needed.get(name) != found.get(name))
-    if differing:
-        name = differing[0]
-        here, there = (shapes.get(name, "missing") for shapes in (found, needed))
-        count = f" (the first of {len(differing)})" if len(differing) > 1 else ""
-        raise UnfitCheckpoint(f"not the weights that its configuration describes: {name}{count} is {here}, not {there}")
+    if differing := other_shapes(found, needed):
+        raise UnfitCheckpoint(differing)
+
+
+def other_shapes(found: Mapping[str, Any], needed: Mapping[str, Any]) -> str:
+    """Say how the shapes of a checkpoint's tensors differ from those of its model; empty if they do not."""
+    missing, left_over = sorted(needed.keys() - found.keys()), sorted(found.keys() - needed.keys())
+    wrong = sorted(name for name in needed.keys() & found.keys() if tuple(needed[name]) != tuple(found[name]))
+    for problem, names in (("lacks", missing), ("has beyond its configuration", left_over), ("has misshapen", wrong)):
+        if names:
+            shapes = f" ({tuple(found[names[0]])}, not {tuple(needed[names[0]])})" if names is wrong else ""
+            return f"the checkpoint {problem} {len(names)} tensor(s), {names[0]} the first{shapes}"
+    return ""
 
 
 def switch_shapes(options: SwitchOptions, vocab_size: int) -> Shapes:
@@ -257,4 +264,6 @@ def _look_for(option: str, size: int, weights: Weights) -> None:
 
 def _compare(option: str, announced: int, found: int) -> None:
     if announced != found:
-        raise UnfitCheckpoint(f"its configuration has {option} = {announced:,}, its weights have {found:,}")
+        raise UnfitCheckpoint(
+            f"its weights are misshapen: {option} is {announced:,} in its configuration, {found:,} there"
+        )

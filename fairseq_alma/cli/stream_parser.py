@@ -40,8 +40,8 @@ RANGES = {
 }
 
 EPILOG = """\
-Text: everything after -- is handed to fairseq-train, and what the evaluation needs of it (--cpu, --autocast,
---tokens-per-sample, --batch-size, ...) to fairseq-eval-lm. Example:
+Text: everything after -- is handed to fairseq-train, and what the evaluation needs of it (--cpu, --tokens-per-sample,
+--batch-size, ...) to fairseq-eval-lm; tests are in fp32. Example:
 
   alma-stream --stream STREAM --learner sm --wait 1 --run RUN -- \\
       --arch alma_switch_lm_tiny --num-experts 4 --criterion alma_switch_cross_entropy --cpu \\

@@ -23,9 +23,11 @@ from fairseq_alma.data.image_stream import ImageStream
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.learners.schedule import stage_ending_with
 from fairseq_alma.models.image_classifier import image_architectures
+from fairseq_alma.models.loading import refuse_other_weights
 from fairseq_alma.models.option_checks import check_whole_config
 from fairseq_alma.modules.images.image_input import ImageInput
 from fairseq_alma.tasks.checkpoint_checks import check_architecture, check_weights
+from fairseq_alma.tasks.checkpoint_gate import note_task
 from fairseq_alma.tasks.image_dataset import ImageDataset
 from fairseq_alma.tasks.processes import prepare_group, set_process_defaults
 from fairseq_alma.tasks.whole_split import WholeSplit
@@ -81,6 +83,7 @@ class AlmaImageClassificationTask(WholeSplit, FairseqTask):
         check_whole_config(cfg)
         stream = ImageStream.open(cfg.data)
         prepare_group({f"{cfg.data}/stream.json": stream.stream.fingerprint})
+        note_task("alma_image_classification")
         return cls(cfg, stream)
 
     def load_dataset(self, split: str, combine: bool = False, **unused: Any) -> None:
@@ -98,7 +101,9 @@ class AlmaImageClassificationTask(WholeSplit, FairseqTask):
         _require_image_model(cfg)
         start = None if from_checkpoint else self._start()
         if start is None:
-            return super().build_model(cfg, from_checkpoint)
+            model = super().build_model(cfg, from_checkpoint)
+            refuse_other_weights(model, str(self.cfg.path))
+            return model
         checkpoint = read_checkpoint(start)
         check_architecture(checkpoint, start, cfg)
         model = super().build_model(cfg, from_checkpoint)

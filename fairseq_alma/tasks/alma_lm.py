@@ -30,9 +30,11 @@ from fairseq_alma.data.stream import Stream
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.learners.schedule import stage_ending_with
 from fairseq_alma.models.alma_switch_lm import adopt_experts
+from fairseq_alma.models.loading import refuse_other_weights
 from fairseq_alma.models.option_checks import check_whole_config
 from fairseq_alma.tasks.alma_bpe import AlmaBPE, AlmaBPEConfig
 from fairseq_alma.tasks.checkpoint_checks import check_dictionary, check_start, check_weights
+from fairseq_alma.tasks.checkpoint_gate import note_task
 from fairseq_alma.tasks.precision import AutocastSteps, refuse_inexact_precision, require_bf16
 from fairseq_alma.tasks.processes import is_first, prepare_group, set_process_defaults
 from fairseq_alma.tasks.resumable_batches import ResumableBatches
@@ -66,6 +68,7 @@ class AlmaLMConfig(LanguageModelingConfig):
     finetune_from_model: Optional[str] = II("checkpoint.finetune_from_model")
     restore_file: str = II("checkpoint.restore_file")
     cpu: bool = II("common.cpu")
+    save_dir: str = II("checkpoint.save_dir")
 
 
 @register_task("alma_lm", dataclass=AlmaLMConfig)
@@ -109,6 +112,7 @@ class AlmaLMTask(WholeSplit, AutocastSteps, ResumableBatches, TrainTokenCount, L
         prepare_group({f"{cfg.data}/stream.json": stream.fingerprint})
         task = super().setup_task(cfg, **kwargs)
         task.stream = stream
+        note_task("alma_lm")
         return task
 
     def load_dataset(self, split: str, epoch: int = 1, combine: bool = False, **kwargs: Any) -> None:
@@ -139,14 +143,20 @@ class AlmaLMTask(WholeSplit, AutocastSteps, ResumableBatches, TrainTokenCount, L
         """Build the model, after a look whether the checkpoint to start from fits it."""
         if not from_checkpoint and "gate_trees" in cfg:
             adopt_experts(cfg)  # here too: fairseq hands models without a named architecture a copy, which is not saved
-        start = starting_checkpoint(self.args.finetune_from_model, self.args.restore_file)
-        if start is not None and not from_checkpoint:
-            checkpoint = read_checkpoint(start)
-            check_start(checkpoint, start, cfg, self.stream)
+        if from_checkpoint:
             model = super().build_model(cfg, from_checkpoint)
-            check_weights(checkpoint, start, model)
+            refuse_other_weights(model, str(self.args.path))
             return model
-        return super().build_model(cfg, from_checkpoint)
+        last = os.path.join(self.args.save_dir, self.args.restore_file)
+        start = starting_checkpoint(self.args.finetune_from_model, self.args.restore_file)
+        start = last if os.path.isfile(last) else start
+        if start is None:
+            return super().build_model(cfg, from_checkpoint)
+        checkpoint = read_checkpoint(start)
+        check_start(checkpoint, start, cfg, self.stream)
+        model = super().build_model(cfg, from_checkpoint)
+        check_weights(checkpoint, start, model)
+        return model
 
     @property
     def checkpoint_path(self) -> Optional[str]:
