@@ -153,6 +153,9 @@ RANGES: Mapping[str, Range] = {
 }
 """Option of a fairseq command -> its range. An option that is not here has no numbers, or any is fine."""
 
+_OF_ONE: Mapping[tuple[str, str], Range] = {("inverse_sqrt", "--warmup-updates"): _POSITIVE}
+"""Name of a schedule and option -> its range, where it is not that of the others."""
+
 BREAK_MODE = "--sample-break-mode"
 
 
@@ -162,11 +165,13 @@ def check_words(options: Iterable[tuple[str, Sequence[str]]]) -> None:
     Args:
         options: each with its values.
     """
+    options = [*options]
+    schedule = next((" ".join(values) for name, values in reversed(options) if name == "--lr-scheduler"), "")
     for name, values in options:
         given = " ".join(values)
         if name == BREAK_MODE:
             _check_break_mode(given)
-        bounds = RANGES.get(name)
+        bounds = _OF_ONE.get((schedule, name), RANGES.get(name))
         if bounds is None:
             continue
         try:
@@ -190,8 +195,9 @@ def check_config(config: Mapping[str, Any]) -> None:
             if flag == BREAK_MODE and value is not None:
                 _check_break_mode(str(value))
             if flag in RANGES:
+                bounds = _OF_ONE.get((str(config.get("_name")), flag), RANGES[flag])
                 for number in _numbers(value):
-                    RANGES[flag].check(number)
+                    bounds.check(number)
         except ValueError as error:
             message = str(error)
             raise AlmaError(message if message.startswith("--") else f"{flag} {value}: {message}") from error

@@ -1,11 +1,12 @@
 """Holds fairseq's configurations against the ranges of options, whatever form they have."""
 
-from argparse import Namespace
+from argparse import ArgumentParser, Namespace
 from typing import Any, Mapping, cast
 
 from omegaconf import DictConfig, OmegaConf
 
-from fairseq_alma.option_ranges import check_config
+from fairseq_alma.number_range import InRange
+from fairseq_alma.option_ranges import RANGES, check_config
 
 
 def check_options(cfg: Any) -> None:
@@ -28,6 +29,19 @@ def check_whole_config(cfg: Any) -> None:
     for group in _plain(root).values():
         if isinstance(group, (Mapping, Namespace)):
             check_options(group)
+
+
+def bound_options(parser: ArgumentParser) -> None:
+    """Let fairseq's parser refuse numbers out of range: of a seed it makes use before there is a task.
+
+    Args:
+        parser: has all options but those of the optimizer, the schedule and the criterion, which `check_whole_config`
+            sees.
+    """
+    for action in parser._actions:
+        flags = [flag for flag in action.option_strings if flag in RANGES]
+        if flags and action.type in (int, float):
+            action.type = InRange(RANGES[flags[0]])
 
 
 def _plain(cfg: Any) -> Mapping[str, Any]:

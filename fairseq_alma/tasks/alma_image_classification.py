@@ -24,7 +24,7 @@ from fairseq_alma.data.image_stream import ImageStream
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.learners.schedule import stage_ending_with
 from fairseq_alma.models.image_classifier import image_architectures
-from fairseq_alma.models.option_checks import check_whole_config
+from fairseq_alma.models.option_checks import bound_options, check_whole_config
 from fairseq_alma.modules.images.image_input import ImageInput
 from fairseq_alma.tasks.checkpoint_checks import check_architecture, check_weights
 from fairseq_alma.tasks.image_dataset import ImageDataset
@@ -70,6 +70,12 @@ class AlmaImageClassificationTask(FairseqTask):
         self.image_shape: Sequence[int] = stream.shape
         self.num_classes = stream.num_classes
         self.source = ImageInput(stream.mean, stream.std, stream.augment)
+
+    @classmethod
+    def add_args(cls, parser: argparse.ArgumentParser) -> None:
+        """Add the task's options, and let the parser refuse numbers that no option can be; fairseq calls this."""
+        super().add_args(parser)
+        bound_options(parser)
 
     @classmethod
     def setup_task(cls, cfg: AlmaImageClassificationConfig, **unused: Any) -> "AlmaImageClassificationTask":

@@ -1,5 +1,6 @@
 """Language modeling on a stream of mega-batches: fairseq's own task, fed one stage of Algorithm 1."""
 
+import argparse
 import logging
 import os
 import sys
@@ -28,7 +29,7 @@ from fairseq_alma.data.stream import Stream
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.learners.schedule import stage_ending_with
 from fairseq_alma.models.alma_switch_lm import adopt_experts
-from fairseq_alma.models.option_checks import check_whole_config
+from fairseq_alma.models.option_checks import bound_options, check_whole_config
 from fairseq_alma.tasks.alma_bpe import AlmaBPE, AlmaBPEConfig
 from fairseq_alma.tasks.checkpoint_checks import check_dictionary, check_start, check_weights
 from fairseq_alma.tasks.train_token_count import TrainTokenCount
@@ -60,6 +61,12 @@ class AlmaLMConfig(LanguageModelingConfig):
 @register_task("alma_lm", dataclass=AlmaLMConfig)
 class AlmaLMTask(TrainTokenCount, LanguageModelingTask):
     """Train on the mega-batches of one stage, validate on ``valid``, test on ``test``."""
+
+    @classmethod
+    def add_args(cls, parser: argparse.ArgumentParser) -> None:
+        """Add the task's options, and let the parser refuse numbers that no option can be; fairseq calls this."""
+        super().add_args(parser)
+        bound_options(parser)
 
     @classmethod
     def setup_task(cls, cfg: DictConfig, **kwargs: Any) -> "AlmaLMTask":
