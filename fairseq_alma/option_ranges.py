@@ -167,6 +167,8 @@ def check_words(options: Iterable[tuple[str, Sequence[str]]]) -> None:
     """
     options = [*options]
     schedule = next((" ".join(values) for name, values in reversed(options) if name == "--lr-scheduler"), "")
+    if schedule == "polynomial_decay" and all(name != "--total-num-update" for name, _ in options):
+        raise ValueError(f"--lr-scheduler {schedule} after the --: give --total-num-update too")
     for name, values in options:
         given = " ".join(values)
         if name == BREAK_MODE:
@@ -212,7 +214,4 @@ def _numbers(value: Any) -> Iterator[Number]:
 def _check_break_mode(mode: str) -> None:
     """Raise ValueError for the mode that fairseq has written for NumPy 1 alone (``np.compat``)."""
     if mode == "eos" and not hasattr(np, "compat"):
-        raise ValueError(
-            f"{BREAK_MODE} eos: fairseq cannot do it with NumPy 2; give none, complete or complete_doc, or install "
-            "numpy<2"
-        )
+        raise ValueError(f"{BREAK_MODE} eos: fairseq cannot do it with NumPy 2; give none, or install numpy<2")

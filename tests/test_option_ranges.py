@@ -85,6 +85,12 @@ def test_a_schedule_that_divides_by_the_warm_up_needs_one() -> None:
             wrong()
 
 
+def test_a_schedule_that_needs_an_end_is_refused_without_one() -> None:
+    with pytest.raises(ValueError, match=r"--lr-scheduler polynomial_decay after the --: give --total-num-update too"):
+        check_words([("--lr-scheduler", ("polynomial_decay",))])
+    check_words([("--lr-scheduler", ("polynomial_decay",)), ("--total-num-update", ("9",))])
+
+
 def test_every_default_of_fairseq_and_of_this_package_is_in_its_range() -> None:
     for parser in (options.get_training_parser(), options.get_eval_lm_parser(), options.get_generation_parser()):
         for action in parser._actions:
@@ -133,6 +139,12 @@ def test_a_task_sees_the_options_of_the_whole_command() -> None:
         check_whole_config(whole_config("--lr", "-1").task)
 
 
+def test_a_window_that_leaves_nothing_of_a_sequence_is_named_itself() -> None:
+    config = OmegaConf.create({"task": {"tokens_per_sample": 32 - 100}, "eval_lm": {"context_window": 100}})
+    with pytest.raises(AlmaError, match=r"^--context-window 100: must be smaller than --tokens-per-sample 32$"):
+        check_whole_config(config.task)
+
+
 @pytest.mark.parametrize("task", ["alma_lm", "alma_image_classification"])
 @pytest.mark.parametrize("words", [("--seed", "-1"), ("--wait", "0"), ("--batch-size", "0"), ("--max-epoch", HUGE)])
 def test_numbers_that_no_option_can_be_are_usage_errors_of_fairseqs_commands(task, words, capsys) -> None:
@@ -162,7 +174,7 @@ def test_the_break_mode_that_the_engine_cannot_do_is_refused(monkeypatch) -> Non
         monkeypatch.delattr("numpy.compat", raising=False)
         with pytest.raises(ValueError, match=r"^--sample-break-mode eos: fairseq cannot do it with NumPy 2; give none"):
             wrong()
-    check_words([("--sample-break-mode", ("complete_doc",))])
+    check_words([("--sample-break-mode", ("complete",))])
     monkeypatch.setattr("numpy.compat", object(), raising=False)  # as NumPy 1 has it
     check_words([("--sample-break-mode", ("eos",))])
 

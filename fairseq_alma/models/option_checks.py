@@ -5,6 +5,7 @@ from typing import Any, Mapping, cast
 
 from omegaconf import DictConfig, OmegaConf
 
+from fairseq_alma.errors import AlmaError
 from fairseq_alma.number_range import InRange
 from fairseq_alma.option_ranges import RANGES, check_config
 
@@ -24,9 +25,14 @@ def check_whole_config(cfg: Any) -> None:
     Args:
         cfg: the task's; where it is part of the whole configuration, as in fairseq's commands, all groups are checked.
     """
-    root = cfg._get_root() if isinstance(cfg, DictConfig) else cfg
+    root = _plain(cfg._get_root() if isinstance(cfg, DictConfig) else cfg)
+    window = (root.get("eval_lm") or {}).get("context_window") or 0
+    if window > 0 and cfg.tokens_per_sample < 1:  # fairseq has taken the window off
+        raise AlmaError(
+            f"--context-window {window}: must be smaller than --tokens-per-sample {cfg.tokens_per_sample + window}"
+        )
     check_options(cfg)
-    for group in _plain(root).values():
+    for group in root.values():
         if isinstance(group, (Mapping, Namespace)):
             check_options(group)
 

@@ -122,6 +122,16 @@ class AlmaLMTask(TrainTokenCount, LanguageModelingTask):
             self.args.megabatch, self.stream.num_megabatches, self.args.wait, self.args.replay
         ).megabatches
 
+    def filter_indices_by_size(self, indices: np.ndarray, *args: Any, **kwargs: Any) -> np.ndarray:
+        """Leave out sequences that the model cannot take, as fairseq does. Raises AlmaError if none would be left."""
+        kept = super().filter_indices_by_size(indices, *args, **kwargs)
+        if len(indices) and not len(kept):
+            raise AlmaError(
+                f"--tokens-per-sample {self.args.tokens_per_sample}: with --sample-break-mode "
+                f"{self.args.sample_break_mode} every sequence is longer; give more, or --sample-break-mode none"
+            )
+        return kept
+
     def build_model(self, cfg: Any, from_checkpoint: bool = False) -> torch.nn.Module:
         """Build the model, after a look whether the checkpoint to start from fits it."""
         if not from_checkpoint and "gate_trees" in cfg:
