@@ -166,8 +166,9 @@ def describe_fault(error: Exception) -> Optional[str]:
 
 def describe_os_error(error: OSError) -> str:
     """Say in one line which file failed, why, and what to do."""
-    where = error.filename if error.filename is not None else "writing"
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+    is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+    where = error.filename if error.filename is not None else "writing" if is_full else "reading or writing"
+    if is_full:
         return f"{where}: the disk is full; free some space or choose another folder, then give the same command again"
     if error.errno in (errno.EACCES, errno.EPERM) and error.filename is not None:
         return describe_missing_right(Path(os.fsdecode(error.filename)))
@@ -198,6 +199,27 @@ def _may(path: Path, right: int) -> bool:
         return not path.exists() or os.access(path, right, effective_ids=True)
     except OSError:  # the folder that holds it may not be entered, which is told of that
         return True
+
+
+def refuse_no_file(path: Path, flag: str, advice: str) -> None:
+    """Raise AlmaError, before any work, if what a command is to read is there but no file that it may read.
+
+    Args:
+        path: what should be a file. One that is missing passes: whoever reads it says more of what is needed.
+        flag: that names it.
+        advice: what to do.
+    """
+    if path.exists() and not path.is_file():
+        raise AlmaError(f"{flag} {path}: {'a folder' if path.is_dir() else 'a pipe or a device'}, no file; {advice}")
+    if not _may(path, os.R_OK):
+        raise AlmaError(f"{flag} {path}: permission denied; make it readable (chmod), or {advice}")
+
+
+def refuse_no_folder(out: Path, flag: str) -> None:
+    """Raise AlmaError, before any work, if a command cannot write into a folder or make it."""
+    if out.exists() and not out.is_dir():
+        raise AlmaError(f"{flag} {out}: a file; give the name of a folder")
+    refuse_unwritable(out, flag)
 
 
 def refuse_unwritable(out: Path, flag: str) -> None:
