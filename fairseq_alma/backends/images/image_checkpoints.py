@@ -11,6 +11,7 @@ from torch import Tensor
 from fairseq_alma.atomic_file import open_atomically
 from fairseq_alma.checkpoints import LAST_CHECKPOINT
 from fairseq_alma.checkpoints.checkpoint_file import read_checkpoint, write_checkpoint
+from fairseq_alma.checkpoints.container import load_archive
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.models.image_classifier import GrownLayers
 
@@ -111,7 +112,7 @@ def read_unfinished(path: Path) -> Optional[dict[str, Any]]:
     if not path.is_file():
         return None
     try:
-        state = torch.load(path, map_location="cpu", weights_only=True)
+        state = load_archive(path, mmap=False)
     except Exception as error:  # of many kinds
         raise AlmaError(f"{path}: damaged; remove it to train the stage from its beginning") from error
     if not isinstance(state, dict):
