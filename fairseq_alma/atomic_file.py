@@ -92,6 +92,18 @@ def sweep(folder: Path, name: Optional[str] = None) -> None:
                 _remove_if_abandoned(entry.path)
 
 
+def synchronise(path: Path) -> None:
+    """Have a file that another program has written, and its name, on the disk."""
+    for each in (path, path.parent):
+        descriptor = os.open(each, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.fsync(descriptor)
+        except OSError as error:
+            raise _named(error, each) from error
+        finally:
+            os.close(descriptor)
+
+
 class _RecordingFile(io.FileIO):
     """A file that remembers why it could not be written: torch says only that it could not."""
 

@@ -9,7 +9,7 @@
 # Time:      within 10 minutes after installing (the first call makes .venv where no environment with the package is
 #            active)
 #
-#   bash recipes/quickstart.sh              # all of it; a second call goes on, or shows the table again
+#   bash recipes/quickstart.sh              # all of it; a second call resumes, or shows the table again
 #   bash recipes/quickstart.sh --dry-run    # print the commands (after preparing the text)
 #   LEARNERS=sm bash recipes/quickstart.sh  # one learner
 set -euo pipefail

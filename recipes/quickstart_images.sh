@@ -7,7 +7,7 @@
 # Hardware:  two CPU cores, 2 GB of memory
 # Time:      under 3 minutes after installing
 #
-#   bash recipes/quickstart_images.sh              # all of it; a second call goes on, or shows the table again
+#   bash recipes/quickstart_images.sh              # all of it; a second call resumes, or shows the table again
 #   LEARNERS=sm bash recipes/quickstart_images.sh  # one learner
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -15,7 +15,7 @@ source recipes/lib/environment.sh
 
 : "${RUNS:=runs/quickstart-images}" # everything is written under this folder
 : "${LEARNERS:=ens gmoe sm}"
-: "${WIDTH:=32}"                    # units of each layer
+: "${WIDTH:=32}"                    # neurons of each layer
 : "${SEED:=1}"
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
 OPTIONS=("$@") # of alma-stream

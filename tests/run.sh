@@ -4,4 +4,5 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source recipes/lib/environment.sh
-exec python -m pytest "$@"
+# A worker for each core, each file by one worker; -n 0 among the options runs everything in one process.
+exec python -m pytest -n auto --dist loadfile "$@"

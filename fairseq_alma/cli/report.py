@@ -3,19 +3,22 @@
 import argparse
 import sys
 from pathlib import Path
-from typing import Optional, Sequence
+from typing import TYPE_CHECKING, Any, Optional, Sequence
 
-from fairseq_alma.cli.entry import command
-from fairseq_alma.errors import AlmaError
-from fairseq_alma.report.read_run import read_figures
-from fairseq_alma.report.run_figures import RunFigures, experiment_of
+from fairseq_alma.cli.entry import command, refuse_unwritable
+from fairseq_alma.cli.parser import Parser
+from fairseq_alma.errors import AlmaError, printable
+from fairseq_alma.terminal import tell
+
+if TYPE_CHECKING:
+    from fairseq_alma.report.read_run import RunTable
 
 REFRESH_SECONDS = 15
 
 
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="alma-report",
         description="Print test perplexity or error of runs, text or images, finished or still going: after each "
         "mega-batch, over the whole stream, over seeds; what growth does, what learning sequentially costs, and which "
@@ -56,12 +59,14 @@ class _Faults:
     def tell(self, line: str) -> None:
         """Print a line on standard error, once."""
         if line not in self.told:
-            print(line, file=sys.stderr)
+            tell(line, sys.stderr)
         self.told.add(line)
 
 
-def _read_runs(paths: Sequence[Path], faults: _Faults) -> list[RunFigures]:
+def _read_runs(paths: Sequence[Path], faults: _Faults) -> "RunTable":
     """Read the runs, each once."""
+    from fairseq_alma.report.read_run import RunTable, read_run
+
     runs = []
     faults.num_now = 0
     given: dict[Path, Path] = {}
@@ -69,40 +74,38 @@ def _read_runs(paths: Sequence[Path], faults: _Faults) -> list[RunFigures]:
         given.setdefault(path.resolve(), path)
     for path in given.values():
         try:
-            runs.append(read_figures(path, faults))
+            runs.append(read_run(path, faults))
         except AlmaError as error:
             faults(error)
-    return runs
+    return RunTable.of(runs)
 
 
-def _on_one_stream(runs: Sequence[RunFigures], faults: _Faults) -> list[RunFigures]:
+def _on_one_stream(runs: "RunTable", faults: _Faults) -> "RunTable":
     """Keep the runs on the stream of the first one; name the others."""
-    kept = []
-    for run in runs:
-        if experiment_of(run.stream) == experiment_of(runs[0].stream):
-            kept.append(run)
-        else:
+    first, *others = runs.facts.itertuples()
+    for run in others:
+        if run.stream_key != first.stream_key:
             faults(
                 AlmaError(
-                    f"{run.path}: its stream ({_name_stream(run)}) is not that of {runs[0].path} "
-                    f"({_name_stream(runs[0])}), so their figures do not compare; report it apart, or give --mix"
+                    f"{run.path}: its stream ({_name_stream(run)}) is not that of {first.path} "
+                    f"({_name_stream(first)}), so their figures do not compare; report it apart, or give --mix"
                 )
             )
-    return kept
+    return runs.where(runs.facts.stream_key == first.stream_key)
 
 
-def _name_stream(run: RunFigures) -> str:
+def _name_stream(run: Any) -> str:
     return f"{run.stream['path']}, fingerprint {run.stream['fingerprint'][:12]}"
 
 
-def _report(arguments: argparse.Namespace, faults: _Faults) -> list[RunFigures]:
-    """Read the runs, print and write what there is to say, and return them."""
+def _report(arguments: argparse.Namespace, faults: _Faults) -> bool:
+    """Read the runs, print and write what there is to say, and tell whether all of them are complete."""
     # Here, as --help needs none of it.
     from fairseq_alma.report.write_report import Report
 
     runs = _read_runs(arguments.runs, faults)
-    if not runs:
-        return runs
+    if not len(runs.facts):
+        return False
     chosen = runs if arguments.mix else _on_one_stream(runs, faults)
     report = Report(chosen, arguments.paper)
     if arguments.paper and not any(table.name.startswith("paper") for table in report.tables):
@@ -112,24 +115,21 @@ def _report(arguments: argparse.Namespace, faults: _Faults) -> list[RunFigures]:
         )
     if not arguments.watch:
         print(report.text(), end="")
+    are_complete = len(runs.facts) == len({path.resolve() for path in arguments.runs}) and runs.facts.is_complete.all()
     if arguments.out is not None:
-        going = arguments.watch and not _all_complete(runs, arguments)
-        page = report.write(arguments.out, REFRESH_SECONDS if going else None)
-        stages = f"{sum(len(run.value) for run in chosen):,} of {sum(len(run.planned) for run in chosen):,} stages"
-        print(f"written: {page}, {stages}" if arguments.watch else f"\nwritten: {page}", flush=True)
-    return runs
-
-
-def _all_complete(runs: Sequence[RunFigures], arguments: argparse.Namespace) -> bool:
-    return len(runs) == len({path.resolve() for path in arguments.runs}) and all(run.is_complete for run in runs)
+        page = report.write(arguments.out, REFRESH_SECONDS if arguments.watch and not are_complete else None)
+        stages = f"{chosen.facts.num_done.sum():,} of {chosen.facts.num_planned.sum():,} stages"
+        shown = printable(str(page))
+        print(f"written: {shown}, {stages}" if arguments.watch else f"\nwritten: {shown}", flush=True)
+    return bool(are_complete)
 
 
 def _watch(arguments: argparse.Namespace, faults: _Faults) -> None:
     """Report anew whenever a run has got further, until all are complete."""
-    from fairseq_alma.report.watch import changes
+    from fairseq_alma.report.write_report import changes
 
     for _ in changes(arguments.runs):
-        if _all_complete(_report(arguments, faults), arguments):
+        if _report(arguments, faults):
             return
 
 
@@ -142,6 +142,8 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         parser.error("--watch: needs --out DIR, the folder that is written anew")
     if arguments.out is not None and arguments.out.exists() and not arguments.out.is_dir():
         raise AlmaError(f"--out {arguments.out}: a file; give the name of a folder")
+    if arguments.out is not None:
+        refuse_unwritable(arguments.out, "--out")
     faults = _Faults()
     if arguments.watch:
         _watch(arguments, faults)

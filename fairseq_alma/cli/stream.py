@@ -59,16 +59,16 @@ def _run(
     """Run the plans of every seed, in step."""
     first = plans[request.seeds[0]]
     build_backend = job.prepare(first)
+    folders = {seed: request.folder(seed) for seed in learners}
     for seed, learner in learners.items():
-        _begin(request, learner, seed, job, stream)
+        _begin(request, folders[seed], learner, seed, job, stream)
     with contextlib.ExitStack() as displays:
         runs = []
         for seed, planned in plans.items():
-            folder = request.folder(seed)
-            shown = ArrivalCurves(folder, planned, curves.sinks(folder))
+            shown = ArrivalCurves(folders[seed], planned, curves.sinks(folders[seed]))
             name = f"seed {seed}, " if len(plans) > 1 else ""
             display = RunDisplay(planned, job.unit, job.work(), request.stage, request.member, shown, name)
-            runs.append(Run(folder, planned, displays.enter_context(display)))
+            runs.append(Run(folders[seed], planned, displays.enter_context(display)))
         backend = build_backend(runs)
         if request.member is not None:
             train_member(runs[0], request.member, backend, request.stage)
@@ -93,9 +93,8 @@ def _open_stream(arguments: argparse.Namespace) -> Optional[Stream]:
     return stream
 
 
-def _begin(request: RunRequest, learner: Learner, seed: int, job: Job, stream: Stream) -> None:
+def _begin(request: RunRequest, folder: RunFolder, learner: Learner, seed: int, job: Job, stream: Stream) -> None:
     """Write run.json, or make sure that the one that is there describes the same run."""
-    folder: RunFolder = request.folder(seed)
     chosen = {name: vars(request)[name] for name in (*OF_EVERY_RUN, *job.recorded)}
     options = {**chosen, **learner.as_record(stream.kind)}
     record = describe_run(learner.name, seed, options, job.train_options(), stream)

@@ -4,151 +4,207 @@ The paper names learner and waiting time (``SM_w3``); what else tells the experi
 the backbone, any other option) is worked out from the whole set.
 """
 
+import json
+from collections import defaultdict
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
-from typing import Any, Callable, Iterator, Optional, Sequence
+from typing import Any, Iterator, Optional, Sequence
 
-from fairseq_alma.report.run_figures import NAMES, RunFigures, experiment_of
-from fairseq_alma.report.sizes import sizes_in_order
+from pandas import DataFrame, concat
+
+from fairseq_alma.report.read_run import RunTable
+from fairseq_alma.report.spelling import LEARNER_COLOURS, MAX_UPDATE, experiment_key
 from fairseq_alma.report.spread import Spread
 from fairseq_alma.runs.run_record import FREE_OPTIONS
 
-MAX_UPDATE = "--max-update"
 # They follow from other options, or say where and how fast something runs, not what comes out.
 UNTOLD_OPTIONS = (MAX_UPDATE, "--total-num-update", "--num-workers", "--cpu")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Experiment:
     """One learner with all its settings, over any number of seeds.
 
     Attributes:
-        runs: with distinct seeds, the furthest one first.
+        runs: their facts, with distinct seeds, the furthest one first.
+        first: the facts of that one; what all seeds share can be read off it.
+        arrivals: of these runs.
         label: the learner and its variant: ``SM_w3 (3x steps)``.
         times: updates per stage, of the fewest that an experiment with this backbone has; 1 where nothing is said.
         size: of the backbone; empty where all experiments of the report have the same.
         note: what else tells it from others of the same label, size and experts; mostly empty.
     """
 
-    runs: tuple[RunFigures, ...]
+    runs: DataFrame
+    first: Any
+    arrivals: DataFrame
     label: str
     times: float = 1.0
     size: str = ""
     note: str = ""
 
-    @property
-    def first(self) -> RunFigures:
-        """The run that has got furthest; what all seeds share can be read off it."""
-        return self.runs[0]
-
-    @property
-    def complete(self) -> tuple[RunFigures, ...]:
+    @cached_property
+    def complete(self) -> DataFrame:
         """The runs that made all their updates."""
-        return tuple(run for run in self.runs if run.is_complete)
+        return self.runs[self.runs.is_complete]
 
-    @property
+    @cached_property
     def name(self) -> str:
         """Everything that tells it apart: ``SM_w1, 4 experts, width 64``."""
-        return ", ".join(part for part in (self.label, _parts(self.first), self.size, self.note) if part)
+        return ", ".join(part for part in (self.label, self._parts, self.size, self.note) if part)
 
-    def spread(self, figure: Callable[[RunFigures], Optional[float]]) -> Optional[Spread]:
-        """Return mean and deviation of a figure over the complete runs, or None where none has it."""
-        return Spread.of({run.seeds: figure(run) for run in self.complete})
+    @property
+    def _parts(self) -> str:
+        """What a model is made of: ``4 experts``, ``4@1 to 4@4 experts``, ``5 models``; empty for a single one."""
+        experts = self.first.experts
+        unit, sizes = (
+            "models" if experts.endswith(" models") else "experts",
+            experts.removesuffix(" models").split(", "),
+        )
+        text = sizes[0] if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]}"
+        return "" if text in ("1", "–") else f"{text} {unit}"
+
+    def spread(self, column: str) -> Optional[Spread]:
+        """Return mean and deviation of a fact over the complete runs, or None where none has it."""
+        return Spread.of(dict(zip(self.complete.seeds, self.complete[column], strict=True)))
 
     def at(self, arrival: int) -> Optional[Spread]:
         """Return mean and deviation of the test value right after the update at an arrival."""
-        return Spread.of({run.seeds: run.value.get(arrival) for run in self.runs})
+        rows = self.arrivals[self.arrivals.arrival == arrival]
+        return Spread.of({self.runs.seeds[run]: value for run, value in zip(rows.run, rows.value, strict=True)})
+
+    def settings_but(self, *names: str) -> str:
+        """Spell what it shares with experiments that differ in these options alone."""
+        learner, options, *others = json.loads(self.first.settings)
+        return json.dumps([learner, {name: each for name, each in options.items() if name not in names}, *others])
+
+    @cached_property
+    def course(self) -> DataFrame:
+        """Means over the runs that got furthest, as far as they got: a row for each arrival.
+
+        Means over runs that end at different arrivals would jump where one ends. ``deviation`` (n - 1) of the curve is
+        0 for one seed, and where a run diverged.
+        """
+        furthest = self.runs[self.runs.num_known == self.runs.num_known.max()]
+        is_known = self.arrivals.arrival < self.runs.num_known.max()
+        rows = self.arrivals[self.arrivals.run.isin(furthest.index) & is_known]
+        by_arrival = rows.groupby("arrival")
+        course = by_arrival[["curve", "average", "tflops", "params", "experts"]].mean()
+        spread = rows.curve.where(abs(rows.curve) < float("inf")).groupby(rows.arrival)
+        course["deviation"] = spread.std().where(spread.count() == len(furthest)).fillna(0.0)
+        return course.assign(done=rows[rows.run == furthest.index[0]].set_index("arrival").done)
 
 
-def experiments(runs: Sequence[RunFigures]) -> list[Experiment]:
+def sizes_in_order(runs: DataFrame) -> list[str]:
+    """Return the sizes of backbone from the smallest to the largest; those of runs without an update come first.
+
+    By the parameters of their smallest single models, where each size has one; else of their smallest models.
+    """
+    begun = runs[runs.num_done > 0]
+    smallest = begun.groupby("backbone", sort=False).min_params.min()
+    singles = begun[begun.learner == "sm"].groupby("backbone", sort=False).min_params.min()
+    chosen = singles if len(singles) == len(smallest) else smallest
+    return [*sorted(set(runs.backbone) - set(chosen.index)), *chosen.sort_values(kind="stable").index]
+
+
+def experiments(table: RunTable) -> list[Experiment]:
     """Gather runs into experiments, ordered by size, learner, waiting time and number of experts.
 
-    Args:
-        runs: any; of two runs with the same settings and seeds, the one counts that has got further.
+    Of two runs with the same settings and seeds, the one counts that has got further.
     """
-    groups: dict[str, dict[object, RunFigures]] = {}
-    for run in runs:
-        group = groups.setdefault(run.settings, {})
-        known = group.get(run.seeds)
-        if known is None or len(known.value) < len(run.value):
-            group[run.seeds] = run
-    least, several_sizes = _least_updates(runs), len({run.size for run in runs}) > 1
+    if not len(table.facts):
+        return []
+    furthest_first = table.facts.sort_values("num_done", ascending=False, kind="stable")
+    kept = furthest_first.drop_duplicates(["settings", "seeds"])
+    least, several_sizes = table.facts.groupby("backbone").max_update.min(), table.facts.backbone.nunique() > 1
+    arrivals, seeds_of = dict(iter(table.arrivals.groupby("run"))), dict(iter(kept.groupby("settings")))
+    facts = {run.Index: run for run in table.facts.itertuples()}
     found = []
-    for group in groups.values():
-        furthest_first = sorted(group.values(), key=lambda run: -len(run.value))
-        first = furthest_first[0]
-        updates = _max_update(first)
-        times = 1.0 if updates is None else updates / least[first.size]
-        size = first.size if several_sizes else ""
-        found.append(Experiment(tuple(furthest_first), first.label + _steps(times), times, size))
-    sizes = {size: rank for rank, size in enumerate(sizes_in_order(runs))}
-    found.sort(key=lambda experiment: (sizes[experiment.first.size], *_order(experiment)))
+    for settings in table.facts.settings.unique():
+        runs = seeds_of[settings]
+        first = facts[runs.index[0]]
+        times = 1.0 if first.max_update != first.max_update else first.max_update / least[first.backbone]
+        rows = arrivals[first.Index] if len(runs) == 1 else concat([arrivals[index] for index in runs.index])
+        label = first.label + ("" if times == 1 else f" ({times:.3g}x steps)")  # as Table 2 spells it
+        found.append(Experiment(runs, first, rows, label, times, first.backbone if several_sizes else ""))
+    sizes = {size: rank for rank, size in enumerate(sizes_in_order(table.facts))}
+    found.sort(key=lambda experiment: (sizes[experiment.first.backbone], *_order(experiment)))
     return list(_with_notes(found))
 
 
 def _order(experiment: Experiment) -> tuple[Any, ...]:
     """Return what experiments over one backbone are sorted by."""
-    run, learners = experiment.first, list(NAMES)
+    run, learners = experiment.first, list(LEARNER_COLOURS)
     rank = learners.index(run.learner) if run.learner in learners else len(learners)
-    counts = max(run.num_members.values(), default=0), max(run.num_experts.values(), default=0)
-    return rank, run.replay, run.iid or 0, run.wait, experiment.times, experiment.label, *counts
-
-
-def _least_updates(runs: Sequence[RunFigures]) -> dict[str, int]:
-    """Return the smallest ``--max-update`` at each size of backbone."""
-    least: dict[str, int] = {}
-    for run in runs:
-        updates = _max_update(run)
-        if updates is not None:
-            least[run.size] = min(updates, least.get(run.size, updates))
-    return least
-
-
-def _max_update(run: RunFigures) -> Optional[int]:
-    given = str(run.train_options.get(MAX_UPDATE, ""))
-    return int(given) if given.isdecimal() and int(given) > 0 else None
-
-
-def _steps(times: float) -> str:
-    """Spell a multiple of the updates per stage as Table 2 does: `` (3x steps)``."""
-    return "" if times == 1 else f" ({times:.3g}x steps)"
-
-
-def _parts(run: RunFigures) -> str:
-    """Spell what a model is made of: ``4 experts``, ``4@1 to 4@4 experts``, ``5 models``; empty for a single one."""
-    sizes, unit = run.experts.removesuffix(" models").split(", "), "experts"
-    if run.experts.endswith(" models"):
-        unit = "models"
-    text = sizes[0] if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]}"
-    return "" if text in ("1", "–") else f"{text} {unit}"
+    return (
+        rank, run.replay, run.iid, run.wait, experiment.times, experiment.label, run.max_members, run.max_experts,
+    )  # fmt: skip
 
 
 def _with_notes(found: Sequence[Experiment]) -> Iterator[Experiment]:
     """Tell apart experiments that would have the same name by the options in which they differ."""
-    groups: dict[str, list[Experiment]] = {}
+    facts = defaultdict(list)
     for experiment in found:
-        groups.setdefault(experiment.name, []).append(experiment)
+        facts[experiment.name].append(_options(experiment.first))
     for experiment in found:
-        others = groups[experiment.name]
-        if len(others) == 1:
-            yield experiment
-            continue
-        facts = [_facts(other.first) for other in others]
-        differing = [name for name in _facts(experiment.first) if len({fact.get(name) for fact in facts}) > 1]
-        own = _facts(experiment.first)
+        own, others = _options(experiment.first), facts[experiment.name]
+        differing = [name for name in own if len({other.get(name) for other in others}) > 1]
         yield replace(experiment, note=", ".join(_spell(name, own[name]) for name in differing))
 
 
-def _facts(run: RunFigures) -> dict[str, str]:
+def _options(run: Any) -> dict[str, str]:
     options = {f"--{name.replace('_', '-')}": value for name, value in run.options.items() if name not in FREE_OPTIONS}
     chosen = {**options, **run.train_options}
-    facts = {name: str(value) for name, value in chosen.items() if name not in UNTOLD_OPTIONS}
     # Where streams are mixed; seeds of a stream of images are no difference.
-    name = run.stream.get("dataset") or Path(run.stream["path"]).name
-    return {**facts, "stream": f"{name} {str(experiment_of(run.stream)[0])[:8]}"}
+    stream = f"{run.stream.get('dataset') or Path(run.stream['path']).name} {str(experiment_key(run.stream)[0])[:8]}"
+    return {name: str(value) for name, value in chosen.items() if name not in UNTOLD_OPTIONS} | {"stream": stream}
 
 
 def _spell(name: str, value: str) -> str:
-    if value in ("None", "False"):
-        return f"no {name}"
-    return f"{name} {value}".removesuffix(" True").strip()
+    return f"no {name}" if value in ("None", "False") else f"{name} {value}".removesuffix(" True").strip()
+
+
+def names_of(groups: Sequence[Experiment]) -> list[str]:
+    """Name experiments as briefly as tells them apart: by learner and wait, or with their experts, or by everything."""
+    spelled = [
+        (
+            each.label, replace(each, size="", note="").name, f"{each.label}, {each.size}".removesuffix(", "),
+            replace(each, size="").name, each.name,
+        )
+        for each in groups
+    ]  # fmt: skip
+    names = []
+    for own in spelled:
+        brief = (name for name, *others in zip(*[own, *spelled], strict=True) if others.count(name) == 1)
+        names.append(next(brief, own[-1]))
+    return names
+
+
+def by_size(groups: Sequence[Experiment]) -> dict[str, list[Experiment]]:
+    """Sort experiments by the size of their backbone, the smallest first."""
+    sizes = sizes_in_order(concat([group.runs for group in groups])) if groups else []
+    return {size: [group for group in groups if group.first.backbone == size] for size in sizes}
+
+
+def begun(runs: RunTable) -> list[Experiment]:
+    """Return the experiments whose curve has begun: those of runs with a first update."""
+    return experiments(runs.where(runs.facts.first_done < runs.facts.num_known))
+
+
+def completed(groups: Sequence[Experiment]) -> list[Experiment]:
+    """Return the experiments that learned from a whole stream, which the i.i.d. controls do not."""
+    return [group for group in groups if len(group.complete) and not group.first.iid]
+
+
+def controls(groups: Sequence[Experiment]) -> list[tuple[Experiment, dict[int, tuple[Spread, Spread]]]]:
+    """Find what waits for nothing and has i.i.d. controls (``--iid K``): test values i.i.d. and sequential, by k."""
+    eager = [each for each in groups if not each.first.iid and each.first.wait == 1 and not each.first.replay]
+    sequential = {each.settings_but("iid", "wait", "drop_rest"): each for each in eager}
+    found: dict[str, dict[int, tuple[Spread, Spread]]] = defaultdict(dict)
+    for control in groups:
+        k, key = control.first.iid, control.settings_but("iid", "wait", "drop_rest")
+        if k and key in sequential:
+            iid, other = control.at(k - 1), sequential[key].at(k - 1)
+            found[key] |= {k: (iid, other)} if iid is not None and other is not None else {}
+    return [(each, dict(sorted(found[key].items()))) for key, each in sequential.items() if key in found]

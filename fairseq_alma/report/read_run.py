@@ -1,35 +1,93 @@
-"""Reads RUN/ into the figures that a report shows. Quick: a run of images may have hundreds of stages."""
+"""Reads the records of runs into one table: a row for each run and arrival, beside it a row of facts for each run.
+
+Everything a report says comes from these two frames. Quick: a run of images may have hundreds of stages.
+Source of the sums over a stream: section 3.1 of the paper.
+"""
 
 import json
 import math
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Callable, Mapping, Optional
+from typing import Any, Callable, Iterable, Mapping, Optional, Sequence
 
-from fairseq_alma.errors import AlmaError
+from pandas import DataFrame, Series
+
+from fairseq_alma.errors import AlmaError, printable
 from fairseq_alma.learners.schedule import stages
-from fairseq_alma.report.run_figures import IMAGES, NAMES, TEXT, RunFigures, experiment_of
-from fairseq_alma.runs.run_folder import RUN_RECORD, STAGE_RECORD, RunFolder
+from fairseq_alma.metrics import anytime
+from fairseq_alma.report.spelling import (
+    IMAGES,
+    MAX_UPDATE,
+    TEXT,
+    backbone_of,
+    experiment_key,
+    label_of,
+    name_of,
+    printable_record,
+    show_experts,
+    show_params,
+)  # fmt: skip
+from fairseq_alma.runs.run_folder import RUN_RECORD, STAGE_RECORD, STAGE_REMEDY, RunFolder
 from fairseq_alma.runs.run_record import FREE_OPTIONS
 
+TERA = 1e12
+REMEDY = "leave this folder out, or run it anew"
 RESULT = {TEXT: ("loss", "ppl"), IMAGES: ("loss", "error")}
+SCALE = {TEXT: 1, IMAGES: 100}  # what people are shown values in units of: errors in percent
 TEST_FLOPS = {TEXT: "test_flops_per_token", IMAGES: "test_flops_per_image"}
 COUNTS = ("num_params", "num_experts", "num_members", "num_updates", "train_flops")
-EXTRAS = ("expert_usage", "gate_trees")
-# Options of fairseq-train that say how large a model is, and how `RunFigures.size` spells them.
-SIZES = {
-    "--decoder-layers": "{} layers",
-    "--decoder-embed-dim": "width {}",
-    "--width": "width {}",
-    "--channels": "{} channels",
-}
-# Words of an architecture's name that say something about its size, whichever learner it is for.
-SIZE_WORDS = ("tiny", "base", "large", "mlp", "vgg")
-
-Complain = Callable[[AlmaError], None]
+EXTRAS = ("expert_usage", "gate_trees")  # what only some runs have
+FIGURES = (
+    "stage", "curve", "value", "loss", "valid", "before_growth", "after_growth", "growth_jump", *COUNTS, "test_flops",
+    "wall_seconds",
+)  # fmt: skip
 
 
-def read_figures(path: Path, complain: Optional[Complain] = None) -> RunFigures:
-    """Read a run.
+RunRows = tuple[dict[str, Any], list[dict[str, Any]]]  # facts, and a row for each arrival
+
+
+@dataclass(frozen=True, eq=False)
+class RunTable:
+    """Runs, text or images, finished or still going.
+
+    Attributes:
+        facts: a row for each run, of what it is and what it comes to (see `_facts`).
+        arrivals: a row for each run and arrival (0 to B-1). ``planned``: an update belongs there; ``done``: it is made.
+            Then the figures of its stage.json, NaN where there are none: ``value`` is the test perplexity, or error
+            from 0 to 1; ``valid``, ``before_growth``, ``after_growth`` the same on the validation set; ``growth_jump``
+            in nats. As people read them, as far as is known: ``curve``, the value in force; ``average``, its mean so
+            far (equation 1); ``tflops`` so far; ``params`` and ``experts`` (per layer, over all models) that predict.
+    """
+
+    facts: DataFrame
+    arrivals: DataFrame
+
+    @classmethod
+    def of(cls, runs: Iterable[RunRows]) -> "RunTable":
+        """Join what `read_run` returns."""
+        found = list(runs)
+        rows = [{"run": index, **row} for index, (_, rows) in enumerate(found) for row in rows]
+        arrivals = DataFrame(rows, columns=["run", "arrival", "planned", "done", *FIGURES, *EXTRAS])
+        arrivals = arrivals.astype(dict.fromkeys(FIGURES, float))
+        runs_of = arrivals.groupby("run")
+        arrivals["average"] = runs_of.curve.cumsum() / (arrivals.arrival + 1)
+        arrivals["tflops"] = (arrivals.train_flops.fillna(0.0) / TERA).groupby(arrivals.run).cumsum()
+        arrivals["params"] = runs_of.num_params.ffill()
+        arrivals["experts"] = (arrivals.num_experts * arrivals.num_members).groupby(arrivals.run).ffill()
+        return cls(DataFrame([facts for facts, _ in found]), arrivals)
+
+    def where(self, chosen: Series) -> "RunTable":
+        """Return some of the runs."""
+        facts = self.facts[chosen]
+        return RunTable(facts, self.arrivals[self.arrivals.run.isin(facts.index)])
+
+    def by(self, column: str) -> list["RunTable"]:
+        """Return the runs apart that differ in a fact, in the order in which they come."""
+        return [self.where(self.facts[column] == value) for value in self.facts[column].unique()]
+
+
+def read_run(path: Path, complain: Optional[Callable[[AlmaError], None]] = None) -> RunRows:
+    """Read a run's records, all of them before anything is made of them, into its facts and its rows of arrivals.
 
     Args:
         path: its folder.
@@ -38,116 +96,78 @@ def read_figures(path: Path, complain: Optional[Complain] = None) -> RunFigures:
     Raises:
         AlmaError: the folder is no run, or one of its records is damaged; names the file.
     """
+    run, records = _read_records(path, complain)
+    try:
+        return rows_of(path, run, records)
+    except (KeyError, TypeError, ValueError, ArithmeticError) as error:
+        what = f"{error} missing" if isinstance(error, KeyError) else str(error)
+        raise AlmaError(f"{path / RUN_RECORD}: damaged, {what}; {REMEDY}") from error
+
+
+def _read_records(
+    path: Path, complain: Optional[Callable[[AlmaError], None]]
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Read run.json and the stage.json of all complete stages: the one place where a report meets a run's files."""
     folder = RunFolder(path)
-    run = folder.read_run("leave this folder out, or run it anew") if path.is_dir() else None
+    run = folder.read_run(REMEDY) if path.is_dir() else None
     if run is None:
         found = f"no {RUN_RECORD} in it" if path.is_dir() else "a file" if path.exists() else "no such folder"
         raise AlmaError(f"{path}: {found}, so this is no run; give a folder that alma-stream wrote (--run)")
-    try:
-        kind = run["stream"]["kind"]
-        if kind not in RESULT:
-            raise AlmaError(f"{path / RUN_RECORD}: a run on {kind!r}; this version reports on {' and '.join(RESULT)}")
-        return _figures(path, run, _read_records(folder, kind, complain))
-    except (KeyError, TypeError, ValueError, AttributeError, ZeroDivisionError) as error:
-        if isinstance(error, AlmaError):
-            raise
-        what = f"{error} missing" if isinstance(error, KeyError) else str(error)
-        raise AlmaError(f"{path / RUN_RECORD}: damaged, {what}; leave this folder out, or run it anew") from error
-
-
-def _figures(path: Path, run: Mapping[str, Any], records: list[Mapping[str, Any]]) -> RunFigures:
-    options, stream = run["options"], run["stream"]
-    num_arrivals = max(stream["num_megabatches"], *(max(record["megabatches"]) + 1 for record in records), 1)
-    iid = options.get("iid")  # runs from before there was the option lack it
-    planned = stages(num_arrivals, options["wait"], options["replay"], options["drop_rest"])
-    if iid is not None:
-        planned = stages(num_arrivals, iid)[:1]
-    figures = RunFigures(
-        path=path,
-        learner=run["learner"],
-        label=_label(run),
-        size=_size(run["train_options"]),
-        seed=int(run["seed"]),
-        settings=_settings(run),
-        kind=stream["kind"],
-        stream=stream,
-        versions=run.get("versions") or {},
-        num_arrivals=num_arrivals,
-        planned=tuple(stage.last_arrival for stage in planned),
-        wait=options["wait"],
-        replay=options["replay"],
-        iid=iid,
-        options=options,
-        train_options=run["train_options"],
-        **_by_arrival(stream["kind"], records),
-    )
-    float(figures.untrained)  # of a damaged record, rather in here than in a table
-    return figures
-
-
-def _read_records(folder: RunFolder, kind: str, complain: Optional[Complain]) -> list[Mapping[str, Any]]:
-    """Read the records of all complete stages, in order."""
-    records: list[Mapping[str, Any]] = []
+    kind = run["stream"]["kind"]
+    if kind not in RESULT:
+        raise AlmaError(f"{path / RUN_RECORD}: a run on {kind!r}; this version reports on {' and '.join(RESULT)}")
+    records = []
     for number in folder.stages():
         try:
             record = folder.read_stage(number)
-            if record is not None:
-                _check_record(folder.stage_folder(number) / STAGE_RECORD, record, kind)
-                records.append(record)
+            if record is not None and TEST_FLOPS[kind] not in record:
+                damaged = folder.stage_folder(number) / STAGE_RECORD
+                raise AlmaError(f"{damaged}: damaged, no {TEST_FLOPS[kind]} in it; {STAGE_REMEDY}")
+            records += [record] if record is not None else []
         except AlmaError as error:
             if complain is None:
                 raise
             complain(error)
-    return records
+    return printable_record(run), records
 
 
-def _check_record(path: Path, record: Mapping[str, Any], kind: str) -> None:
-    """Raise AlmaError unless a record has all that a report needs."""
-    results = {"test": record.get("test"), "valid": record.get("valid")}
-    for name in ("before_growth", "after_growth"):
-        if name in record:
-            grown = record[name]
-            results[name] = grown.get("valid") if isinstance(grown, dict) else None
-    wrong = [name for name in (*COUNTS, TEST_FLOPS[kind], "stage") if not isinstance(record.get(name), (int, float))]
-    for split, result in results.items():
-        if not isinstance(result, dict) or not all(isinstance(result.get(name), (int, float)) for name in RESULT[kind]):
-            wrong.append(split)
-    megabatches = record.get("megabatches")
-    if not isinstance(megabatches, list) or not megabatches or not all(isinstance(each, int) for each in megabatches):
-        wrong.append("megabatches")
-    if wrong:
-        raise AlmaError(
-            f"{path}: damaged, {', '.join(wrong)} missing or of another type; remove the file, and the same "
-            "alma-stream command runs the stage again"
-        )
-
-
-def _by_arrival(kind: str, records: list[Mapping[str, Any]]) -> dict[str, Any]:
+def rows_of(path: Path, run: Mapping[str, Any], records: Sequence[Mapping[str, Any]]) -> RunRows:
+    """Return a run's facts and its rows of arrivals from what its run.json and its stage.json, in order, say."""
+    stream, options = run["stream"], run["options"]
+    kind, by_stage = stream["kind"], {record["stage"]: record for record in records}
     by_arrival = {max(record["megabatches"]): record for record in records}
+    num_arrivals = max(stream["num_megabatches"], *(arrival + 1 for arrival in by_arrival), 1)
+    planned = stages(num_arrivals, options["wait"], options["replay"], options["drop_rest"])
+    if options.get("iid") is not None:  # runs from before there was the option lack it
+        planned = stages(num_arrivals, options["iid"])[:1]
+    ends = tuple(stage.last_arrival for stage in planned)
+    rows: list[dict[str, Any]] = [
+        {"arrival": arrival, "planned": arrival in ends, "done": arrival in by_arrival}
+        for arrival in range(num_arrivals)
+    ]
+    for arrival, record in by_arrival.items():
+        rows[arrival].update(_row(kind, record, by_stage.get(record["stage"] - 1)))
+    facts = {"path": path, "shown_path": printable(str(path)), **_facts(run, rows, ends)}
+    curve = anytime.in_force(_figure(rows, "value"), facts["num_known"], facts["untrained"])
+    for row, value in zip(rows, curve, strict=False):
+        row["curve"] = float(value * SCALE[kind])
+    return facts, rows
+
+
+def _row(kind: str, record: Mapping[str, Any], earlier: Optional[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the figures of an update: what stage.json says, with what growth did."""
     loss, value = RESULT[kind]
-
-    def numbers(name: str) -> dict[int, Any]:
-        return {arrival: record[name] for arrival, record in by_arrival.items()}
-
-    figures = {name: numbers(name) for name in COUNTS}
-    figures["test_flops"] = numbers(TEST_FLOPS[kind])
-    figures["wall_seconds"] = {arrival: record.get("wall_seconds", 0.0) for arrival, record in by_arrival.items()}
-    figures["value"] = {arrival: record["test"][value] for arrival, record in by_arrival.items()}
-    figures["loss"] = {arrival: record["test"][loss] for arrival, record in by_arrival.items()}
-    figures["valid"] = {arrival: record["valid"][value] for arrival, record in by_arrival.items()}
-    grown = {arrival: record for arrival, record in by_arrival.items() if "after_growth" in record}
-    figures["grown"] = {arrival: record["after_growth"]["valid"][value] for arrival, record in grown.items()}
-    by_stage = {record["stage"]: record for record in records}
-    figures["before_growth"], figures["growth_jumps"] = {}, {}
-    for arrival, record in grown.items():
+    row = {name: record[name] for name in ("stage", *COUNTS, *EXTRAS) if name in record}
+    row.update(test_flops=record[TEST_FLOPS[kind]], wall_seconds=record.get("wall_seconds", 0.0))
+    row.update(value=record["test"][value], loss=record["test"][loss], valid=record["valid"][value])
+    if "after_growth" in record:
+        row["after_growth"] = record["after_growth"]["valid"][value]
         # Text has one validation set, so what the stage before ended with is what this one began with.
-        before = record["before_growth"] if "before_growth" in record else by_stage.get(record["stage"] - 1)
+        before = record.get("before_growth", earlier)
         if before is not None:
-            figures["before_growth"][arrival] = before["valid"][value]
-            nats = _nats(kind, record["after_growth"]["valid"]) - _nats(kind, before["valid"])
-            figures["growth_jumps"][arrival] = nats
-    extras = {name: {a: record[name] for a, record in by_arrival.items() if name in record} for name in EXTRAS}
-    return {**figures, "extras": {name: found for name, found in extras.items() if found}}
+            row["before_growth"] = before["valid"][value]
+            row["growth_jump"] = _nats(kind, record["after_growth"]["valid"]) - _nats(kind, before["valid"])
+    return row
 
 
 def _nats(kind: str, result: Mapping[str, float]) -> float:
@@ -155,34 +175,60 @@ def _nats(kind: str, result: Mapping[str, float]) -> float:
     return math.log(result["ppl"]) if kind == TEXT else result["loss"]
 
 
-def _label(run: Mapping[str, Any]) -> str:
-    """Name learner and variant as the paper's tables do: what is not the default there is added."""
-    options, learner = run["options"], run["learner"]
-    label = NAMES.get(learner, learner)
-    # Runs from before there were the options lack them.
-    if options.get("iid") is not None:
-        return f"{label} iid k{options['iid']}"
-    label += f"_w{options['wait']}"
-    if options["replay"]:
-        label += " replay"
-    if run["stream"]["kind"] == TEXT and options.get("grow_method") not in (None, "copy"):
-        label += f" {options['grow_method']}"
-    if options.get("grow_select") not in (None, "loss"):
-        label += f" {options['grow_select']}"
-    if options.get("combine") not in (None, "probabilities"):
-        label += f" {options['combine']}"
-    usual = "scratch" if learner == "gens" else "previous"
-    return label if options["init"] == usual else f"{label} {options['init']}"
+def _figure(rows: Sequence[Mapping[str, Any]], name: str) -> dict[int, Any]:
+    """Return a figure of the updates, by their arrivals."""
+    return {row["arrival"]: row[name] for row in rows if name in row}
 
 
-def _size(train_options: Mapping[str, Any]) -> str:
-    """Spell the size of the backbone, the same for all learners over it: ``mlp, width 64``."""
-    words = [word for word in str(train_options.get("--arch", "")).split("_") if word in SIZE_WORDS]
-    words += [spelling.format(train_options[name]) for name, spelling in SIZES.items() if train_options.get(name)]
-    return ", ".join(words)
+def _facts(run: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], planned: tuple[int, ...]) -> dict[str, Any]:
+    """Return what a run is, and what it comes to so far; NaN for what it does not come to.
+
+    ``anytime`` is average perplexity or CER, ``memory`` and ``computation`` are Mem and Comp: the first two of complete
+    runs that learn from a stream, which the i.i.d. controls (``iid`` k, else 0) do not. ``final``, ``test_flops`` and
+    ``num_params`` are those after the last update. ``seeds``, of the run and of the order of its stream, are what
+    differs between runs of one experiment, ``settings`` what does not. ``num_known``: length of the curve.
+    """
+    options, train_options, stream = run["options"], run["train_options"], run["stream"]
+    value, loss, params, experts, members, flops = (
+        _figure(rows, name) for name in ("value", "loss", "num_params", "num_experts", "num_members", "test_flops")
+    )
+    seed, num_arrivals = int(run["seed"]), len(rows)
+    is_text, is_complete = stream["kind"] == TEXT, set(planned) <= set(value)
+    memory = average = math.nan
+    if is_complete and options.get("iid") is None:
+        memory = anytime.cumulative_memory(params, num_arrivals)
+        if is_text:
+            average = anytime.average_perplexity(value, num_arrivals, stream["vocab_size"])
+        else:
+            average = anytime.cumulative_error_rate(value, num_arrivals, stream["num_classes"])
+    test, steps, key = stream.get("test") or {}, str(train_options.get(MAX_UPDATE, "")), experiment_key(stream)
+    settings = {name: each for name, each in options.items() if name not in FREE_OPTIONS and each is not None}
+    bits = anytime.bits_per_byte(_last(loss), test.get("num_tokens", 0), test.get("num_bytes", 0)) if is_text else None
+    return {
+        "learner": run["learner"], "name": name_of(run["learner"], stream["kind"]), "label": label_of(run),
+        "backbone": backbone_of(train_options), "seed": seed, "seeds": (seed, stream.get("seed")),
+        "settings": json.dumps([run["learner"], settings, train_options, key], sort_keys=True),
+        "kind": stream["kind"], "is_text": is_text, "stream": stream, "stream_key": json.dumps([stream["kind"], key]),
+        "versions": run.get("versions") or {}, "options": options, "train_options": train_options,
+        "num_arrivals": num_arrivals, "wait": options["wait"], "replay": bool(options["replay"]),
+        "shown_wait": f"wait {options['wait']}" if options.get("iid") is None else "i.i.d.",
+        "iid": options.get("iid") or 0, "first_planned": min(planned, default=num_arrivals),
+        "num_planned": len(planned), "num_done": len(value), "first_done": min(value, default=num_arrivals),
+        "num_known": min((each for each in planned if each not in value), default=num_arrivals),
+        "is_complete": is_complete, "max_update": int(steps) if steps.isdecimal() and int(steps) > 0 else math.nan,
+        "untrained": float(stream["vocab_size"]) if is_text else 1 - 1 / stream["num_classes"],
+        "anytime": average, "final": _last(value), "memory": memory,
+        "computation": anytime.cumulative_computation(_figure(rows, "train_flops")),
+        "bits_per_byte": math.nan if bits is None else bits,
+        "hours": sum(_figure(rows, "wall_seconds").values()) / 3600,
+        "test_flops": _last(flops), "test_memory": anytime.cumulative_memory(flops, num_arrivals),
+        "num_params": _last(params), "min_params": min(params.values(), default=math.nan),
+        "max_params": max(params.values(), default=math.nan), "shown_params": show_params(params),
+        "experts": show_experts(experts, members), "min_experts": min(experts.values(), default=0),
+        "max_experts": max(experts.values(), default=0), "max_members": max(members.values(), default=0),
+        "max_jump": max(map(abs, _figure(rows, "growth_jump").values()), default=math.nan),
+    }  # fmt: skip
 
 
-def _settings(run: Mapping[str, Any]) -> str:
-    """Spell all that a run's figures depend on but the seeds."""
-    options = {name: value for name, value in run["options"].items() if name not in FREE_OPTIONS and value is not None}
-    return json.dumps([run["learner"], options, run["train_options"], experiment_of(run["stream"])], sort_keys=True)
+def _last(values: Mapping[int, float]) -> float:
+    return values[max(values)] if values else math.nan

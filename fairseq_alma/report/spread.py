@@ -21,18 +21,13 @@ class Spread:
     """
 
     mean: float
-    deviation: float
-    by_seed: Mapping[Hashable, float] = field(repr=False)
+    deviation: float = 0.0
+    by_seed: Mapping[Hashable, float] = field(default_factory=dict, repr=False)
 
     @property
     def num_seeds(self) -> int:
-        """How many seeds there are."""
+        """0 for a constant."""
         return len(self.by_seed)
-
-    @staticmethod
-    def exactly(value: float) -> "Spread":
-        """Return a constant, which no seed changes."""
-        return Spread(value, 0.0, {})
 
     @staticmethod
     def of(by_seed: Mapping[Hashable, Optional[float]]) -> Optional["Spread"]:
@@ -42,8 +37,7 @@ class Spread:
             return None
         values = list(found.values())
         is_known = len(values) > 1 and all(map(math.isfinite, values))  # a model that diverged has an infinite one
-        deviation = statistics.stdev(values) if is_known else math.nan
-        return Spread(statistics.fmean(values), deviation, found)
+        return Spread(statistics.fmean(values), statistics.stdev(values) if is_known else math.nan, found)
 
     def show(self, digits: Optional[int], scale: float = 1.0) -> str:
         """Spell it: ``24.35 ± 0.12``, or ``24.35`` for one seed; without decimals to keep to as ``3e-08``."""
@@ -58,9 +52,7 @@ def difference(one: Spread, other: Spread) -> Optional[Spread]:
     Runs with the same seed share initial weights or the order of the data, so the difference spreads less than either.
     """
     shared = [seed for seed in one.by_seed if seed in other.by_seed]
-    if len(shared) < 2:
-        return None
-    return Spread.of({seed: other.by_seed[seed] - one.by_seed[seed] for seed in shared})
+    return Spread.of({seed: other.by_seed[seed] - one.by_seed[seed] for seed in shared}) if len(shared) > 1 else None
 
 
 def is_close(one: Spread, other: Spread) -> bool:
@@ -77,9 +69,9 @@ def is_close(one: Spread, other: Spread) -> bool:
     known = [spread.deviation for spread in (one, other) if spread.num_seeds > 1]
     if not known:
         return apart < SINGLE_SEED_SHARE * max(abs(one.mean), abs(other.mean))
-    variances = [
-        (spread.deviation if spread.num_seeds > 1 else known[0]) ** 2 / spread.num_seeds
+    errors = [
+        (spread.deviation if spread.num_seeds > 1 else known[0]) / math.sqrt(spread.num_seeds)
         for spread in (one, other)
         if spread.num_seeds
     ]
-    return apart <= NUM_ERRORS * math.sqrt(sum(variances))
+    return apart <= NUM_ERRORS * math.hypot(*errors)

@@ -1,60 +1,57 @@
-"""Writes a whole report into a folder: tables, findings, figures and the page that holds them all."""
+"""Writes a whole report into a folder: tables, findings, figures and the page that holds them; notices news."""
 
 import sys
+import time
 from pathlib import Path
-from typing import Optional, Sequence
+from typing import Any, Iterator, Optional, Sequence
 
 from fairseq_alma.atomic_file import open_atomically
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.report.figures import FigureFile, draw_all
-from fairseq_alma.report.findings import Finding, Verdict, all_findings
-from fairseq_alma.report.page import build_page
-from fairseq_alma.report.page.facts import stream_name
-from fairseq_alma.report.run_figures import RunFigures
-from fairseq_alma.report.table import Table
+from fairseq_alma.report.finding import Finding, Verdict
+from fairseq_alma.report.findings import all_findings
+from fairseq_alma.report.page import build_page, stream_name
+from fairseq_alma.report.read_run import RunTable
 from fairseq_alma.report.tables import all_tables
+from fairseq_alma.runs.run_folder import RUN_RECORD, STAGE_RECORD
+from fairseq_alma.terminal import tell
 
 PAGE = "index.html"
 FIGURES = "figures"
-Findings = Sequence[tuple[RunFigures, Sequence[Finding]]]
+POLL_SECONDS = 2.0
+Findings = Sequence[tuple[Any, Sequence[Finding]]]
 
 
 class Report:
-    """Everything that is said of a set of runs.
+    """Everything that is said of a set of runs, at least one; with the paper's own numbers beside it, or without."""
 
-    Args:
-        runs: at least one.
-        paper: set the paper's own numbers beside those of the runs.
-    """
-
-    def __init__(self, runs: Sequence[RunFigures], paper: bool = False) -> None:
+    def __init__(self, runs: RunTable, paper: bool = False) -> None:
         self.runs = runs
         self.paper = paper
-        self.tables: list[Table] = all_tables(runs, paper)
+        self.tables = all_tables(runs, paper)
         self.findings: Findings = all_findings(runs)
 
     def text(self) -> str:
         """Return what a terminal shows: the tables, and the findings on which these runs say something."""
         tables = "\n".join(table.markdown() for table in self.tables)
-        return f"{tables}\n{findings_text(self.findings)}" if _are_told(self.findings) else tables
+        are_told = any(each.is_told for _, found in self.findings for each in found)
+        return f"{tables}\n{findings_text(self.findings)}" if are_told else tables
 
     def write(self, out: Path, refresh_seconds: Optional[int] = None) -> Path:
-        """Write the report; each file is there whole or not at all.
+        """Write the report and return its page; each file is there whole or not at all.
 
-        Where matplotlib is missing, there are no figures, and a line on standard error says what to install.
-
-        Args:
-            out: folder; made where it is missing.
-            refresh_seconds: how often the page loads itself anew; None: never.
-
-        Returns:
-            The page.
+        Where matplotlib is missing, there are no figures, and a line on standard error says what to install. The page
+        loads itself anew every ``refresh_seconds``; None: never.
         """
+        texts = {
+            f"{table.name}.{ending}": text
+            for table in self.tables
+            for ending, text in (("md", table.markdown()), ("csv", table.csv()), ("tex", table.latex()))
+        }
+        texts["findings.md"] = findings_markdown(self.findings)
         out.mkdir(parents=True, exist_ok=True)
-        for table in self.tables:
-            for ending, text in (("md", table.markdown()), ("csv", table.csv()), ("tex", table.latex())):
-                _write(out / f"{table.name}.{ending}", text)
-        _write(out / "findings.md", findings_markdown(self.findings))
+        for name, text in texts.items():
+            _write(out / name, text)
         page = build_page(self.runs, self.tables, self.findings, self._figures(out), out, refresh_seconds)
         _write(out / PAGE, page)
         return out / PAGE
@@ -63,7 +60,7 @@ class Report:
         try:
             return draw_all(self.runs, out / FIGURES, self.paper)
         except AlmaError as error:
-            print(error, file=sys.stderr)
+            tell(str(error), sys.stderr)
             return []
 
 
@@ -73,7 +70,7 @@ def findings_text(findings: Findings) -> str:
     for run, found in findings:
         several = f" on {stream_name(run)}" if len(findings) > 1 else ""
         lines.append(f"What the paper found, and these runs{several}:")
-        told = [finding for finding in found if finding.verdict is not Verdict.NOT_ENOUGH]
+        told = [finding for finding in found if finding.is_told]
         lines += [f"- {finding.verdict.value}: {finding.claim} {finding.decided_by}" for finding in told]
         if len(told) < len(found):
             lines.append(f"- {Verdict.NOT_ENOUGH.value} for {len(found) - len(told)} more")
@@ -93,10 +90,28 @@ def findings_markdown(findings: Findings) -> str:
     return "\n".join(lines)
 
 
-def _are_told(findings: Findings) -> bool:
-    return any(finding.verdict is not Verdict.NOT_ENOUGH for _, found in findings for finding in found)
-
-
 def _write(path: Path, text: str) -> None:
     with open_atomically(path, "w") as file:
         file.write(text)
+
+
+def changes(paths: Sequence[Path]) -> Iterator[None]:
+    """Yield at once, and then each time that a stage has become complete or a run has begun; without end.
+
+    Args:
+        paths: folders of runs, which need not exist yet.
+    """
+    while True:
+        seen = _state(paths)
+        yield
+        while _state(paths) == seen:
+            time.sleep(POLL_SECONDS)
+
+
+def _state(paths: Sequence[Path]) -> list[tuple[bool, int, int]]:
+    """Return for each run whether it has begun, how many stages are complete, and when the last one was."""
+    state = []
+    for path in paths:
+        stamps = [record.stat().st_mtime_ns for record in path.glob(f"stage-*/{STAGE_RECORD}")]
+        state.append(((path / RUN_RECORD).is_file(), len(stamps), max(stamps, default=0)))
+    return state

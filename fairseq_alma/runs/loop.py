@@ -5,14 +5,17 @@ tested is the back end's: commands in processes of their own for text, a trainin
 """
 
 import contextlib
+import sys
 from dataclasses import dataclass
 from typing import Any, Mapping, Optional, Protocol, Sequence
 
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.learners.plan import ModelId, StagePlan, Training
+from fairseq_alma.runs.lost_models import require_models
 from fairseq_alma.runs.retention import NeededModels
 from fairseq_alma.runs.run_display import RunDisplay
 from fairseq_alma.runs.run_folder import STAGE_RECORD, RunFolder
+from fairseq_alma.terminal import tell
 
 
 @dataclass(frozen=True)
@@ -48,7 +51,7 @@ class StageWork:
 
 
 class Backend(Protocol):
-    """Carries out the parts of a stage. Every step can be repeated: after a kill it goes on where it can."""
+    """Carries out the parts of a stage. Every step can be repeated: after a kill it resumes where it can."""
 
     def train(self, works: Sequence[StageWork]) -> Sequence[Mapping[str, Any]]:
         """Train the models of a stage to their end, those of all runs that are in step.
@@ -63,6 +66,9 @@ class Backend(Protocol):
 
     def is_trained(self, folder: RunFolder, model: ModelId) -> bool:
         """Tell whether a model is trained to its end."""
+
+    def has_weights(self, folder: RunFolder, model: ModelId) -> bool:
+        """Tell whether the weights that a model had at the end of its training are there, whole."""
 
     def test(self, work: StageWork) -> Mapping[str, Any]:
         """Test what predicts after the stage.
@@ -162,6 +168,7 @@ def _finish_stage(
     for run, record, known in zip(runs, records, complete, strict=True):
         if record is None:
             _require_starts(run.folder, run.plans[stage], known)
+            require_models(run.folder, run.plans, stage, backend)
     ran = [False] * len(runs)
     with contextlib.ExitStack() as locks:
         works: dict[int, StageWork] = {}
@@ -170,7 +177,7 @@ def _finish_stage(
                 continue
             lock = locks.enter_context(run.folder.lock_stage(stage))
             # Another alma-stream may have completed it in the meantime.
-            records[number] = _complete_record(run.folder, run.plans[stage])
+            records[number] = _sound_record(run, stage, backend)
             if records[number] is None:
                 works[number] = StageWork(run.folder, run.plans[stage], run.display, lock)
         for number, record in zip(works, _run_stage([*works.values()], backend), strict=True):
@@ -178,11 +185,12 @@ def _finish_stage(
         for run, record, keeps, did_run in zip(runs, records, needed, ran, strict=True):
             assert record is not None  # read, or made just now
             if not run.folder.is_tidy(stage):
+                run.folder.require_in_place()
                 if keeps is not None:
                     backend.keep_only(run.folder, stage, keeps.after(stage))
                 run.folder.mark_tidy(stage)
-            tell = run.display.completed if did_run else run.display.skipped
-            tell(run.plans[stage], record)
+            show = run.display.completed if did_run else run.display.skipped
+            show(run.plans[stage], record)
     return ran
 
 
@@ -205,6 +213,22 @@ def _run_stage(works: Sequence[StageWork], backend: Backend) -> list[dict[str, A
         work.folder.write_stage(stage.index, record)
         records.append(record)
     return records
+
+
+def _sound_record(run: Run, stage: int, backend: Backend) -> Optional[dict[str, Any]]:
+    """Return the record of a complete stage that is not tidy yet, once it is sure that its weights are there.
+
+    A crash of the machine may have cut them in half. What they were trained from is there still: the stage runs again.
+    """
+    plan, folder = run.plans[stage], run.folder
+    record = _complete_record(folder, plan)
+    if record is not None and not folder.is_tidy(stage):
+        lost = [each.model for each in plan.trainings if not backend.has_weights(folder, each.model)]
+        if lost:
+            tell(f"note: {folder.checkpoint(lost[0])}: gone or damaged, stage {stage} runs again", sys.stderr)
+            folder.discard_stage(stage)
+            return None
+    return record
 
 
 def _complete_record(folder: RunFolder, plan: StagePlan) -> Optional[dict[str, Any]]:

@@ -10,10 +10,11 @@ import os
 import re
 import socket
 import time
+import weakref
 from pathlib import Path
-from typing import Any, Iterator, Mapping, Optional
+from typing import Any, Callable, Iterator, Mapping, Optional
 
-from fairseq_alma.atomic_file import sweep
+from fairseq_alma.atomic_file import sweep, synchronise
 from fairseq_alma.checkpoints import LAST_CHECKPOINT
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.json_files import as_record, read_json_object, write_json_atomically
@@ -30,6 +31,11 @@ STAGE_REMEDY = "remove the file, and the same alma-stream command runs the stage
 LOCK_PATIENCE_SECONDS = 30.0
 _STAGE = re.compile("stage-([0-9]{3}|[1-9][0-9]{3,})")
 _MEMBER = re.compile("member-(0|[1-9][0-9]*)")
+# What versions before, and fairseq, call a file that they have not written to its end.
+_UNFINISHED = re.compile(
+    r"\.?(checkpoint.*\.pt|training\.pt|grown\.pt|ensemble\.pt|stage\.json|clock.*\.json)(\.[0-9]+)?\.tmp"
+)
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _LOCK_FILE = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW  # it is written into: never into what a link points to
 
 
@@ -42,6 +48,7 @@ class RunFolder:
 
     def __init__(self, root: Path) -> None:
         self.root = root
+        self._place: Optional[int] = None
 
     @property
     def name(self) -> str:
@@ -128,7 +135,37 @@ class RunFolder:
 
     def write_stage(self, stage: int, record: Mapping[str, Any]) -> None:
         """Declare a stage complete."""
+        self.require_in_place()
         write_json_atomically(self.stage_folder(stage) / STAGE_RECORD, record)
+
+    def discard_stage(self, stage: int) -> None:
+        """Declare that a stage is not complete after all."""
+        path = self.stage_folder(stage) / STAGE_RECORD
+        path.unlink()
+        synchronise(path.parent)
+
+    def require_in_place(self) -> None:
+        """Raise AlmaError if the folder is not where it was when this process first locked something in it.
+
+        Whoever goes on by its name would write another run there, without the stages up to now.
+        """
+        if self._place is None:
+            return
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            if os.path.samestat(os.stat(self.root), os.fstat(self._place)):
+                return
+        raise AlmaError(
+            f"{self.root}: the folder was moved, or replaced, while the run was at work in it; give the same command "
+            "with --run and the folder's name of now, and it resumes there"
+        )
+
+    def _hold(self) -> None:
+        """Remember which folder this is, from the first lock on."""
+        if self._place is None:
+            self.root.mkdir(parents=True, exist_ok=True)
+            self._place = os.open(self.root, _FOLDER)
+            weakref.finalize(self, os.close, self._place)
+        self.require_in_place()
 
     @contextlib.contextmanager
     def lock_stage(self, stage: int) -> Iterator[int]:
@@ -138,10 +175,12 @@ class RunFolder:
             A file descriptor. A child process that inherits it keeps the lock as long as it lives, so that a stage
             whose alma-stream was killed is free again only when nothing writes to its checkpoints any more.
         """
+        self._hold()
         folder = self.stage_folder(stage)
-        with _locked(folder / ".lock", f"{folder}") as descriptor:
-            for where in (folder, *map(self.model_folder, self.members(stage))):
-                sweep(where)
+        with (
+            _locked(folder / ".lock", f"{folder}") as descriptor,
+            _swept(lambda: [folder, *map(self.model_folder, self.members(stage))]),
+        ):
             yield descriptor
 
     @contextlib.contextmanager
@@ -151,22 +190,24 @@ class RunFolder:
         Yields:
             File descriptors, as in `lock_stage`.
         """
+        self._hold()
         folder = self.stage_folder(model.stage)
         with (
             _locked(folder / ".lock", f"{folder}", shared=True) as stage,
             _locked(folder / f".lock-member-{model.member}", f"{self.model_folder(model)}") as member,
+            _swept(lambda: [self.model_folder(model)]),
         ):
-            sweep(self.model_folder(model))
             yield [stage, member]
 
     @contextlib.contextmanager
     def lock_run(self) -> Iterator[None]:
         """Hold the lock of run.json for a moment; whoever comes second waits. Nothing is left in a folder of others."""
         self._refuse_other_folder()
-        self.root.mkdir(parents=True, exist_ok=True)
+        self._hold()
         descriptor = os.open(self.root / ".lock", _LOCK_FILE, 0o644)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
+            sweep(self.root)
             yield
         finally:
             os.close(descriptor)
@@ -177,12 +218,13 @@ class RunFolder:
 
     def mark_tidy(self, stage: int) -> None:
         """Note that nothing is left to remove: the clock, of no more use, goes last."""
+        self.require_in_place()
         for clock in self.stage_folder(stage).glob(MEMBER_CLOCK.format("*")):
             clock.unlink()
         (self.stage_folder(stage) / CLOCK).unlink(missing_ok=True)
 
     def start_clock(self, stage: int, member: Optional[int] = None) -> StageClock:
-        """Go on counting the time that a stage takes, or one member of it that is trained alone."""
+        """Resume counting the time that a stage takes, or one member of it that is trained alone."""
         folder = self.stage_folder(stage)
         if member is None:
             return StageClock(folder / CLOCK, folder)
@@ -196,6 +238,26 @@ class RunFolder:
 
 def _folders(root: Path) -> list[Path]:
     return [entry for entry in root.iterdir() if entry.is_dir()] if root.is_dir() else []
+
+
+@contextlib.contextmanager
+def _swept(folders: Callable[[], list[Path]]) -> Iterator[None]:
+    """Remove the temporary files in folders that nobody else writes to: before the block, and if it fails."""
+    _sweep_all(folders())
+    try:
+        yield
+    except BaseException:
+        _sweep_all(folders())
+        raise
+
+
+def _sweep_all(folders: list[Path]) -> None:
+    """Remove what this package and fairseq have not written to its end."""
+    for folder in folders:
+        sweep(folder)
+        for entry in folder.glob("*.tmp"):
+            if _UNFINISHED.fullmatch(entry.name) and entry.is_file() and not entry.is_symlink():
+                entry.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager

@@ -1,12 +1,12 @@
 """The wall time of a stage, over all its launches."""
 
+import contextlib
 import time
 from pathlib import Path
 
+from fairseq_alma.errors import AlmaError
 from fairseq_alma.json_files import as_record, read_json_object, write_json_atomically
 from fairseq_alma.runs.records import ClockRecord
-
-_REMEDY = "remove the file; only the stage's wall time is lost with it"
 
 
 class StageClock:
@@ -41,5 +41,7 @@ class StageClock:
 
 
 def read_clock(path: Path) -> ClockRecord:
-    """Read a clock's file. Raises AlmaError if it is damaged."""
-    return as_record(read_json_object(path, _REMEDY), ClockRecord, path, _REMEDY)
+    """Read a clock's file; one that is damaged has not run, as nothing but wall time is lost with it."""
+    with contextlib.suppress(AlmaError):
+        return as_record(read_json_object(path, ""), ClockRecord, path, "")
+    return ClockRecord(spent=0.0, started=None)

@@ -6,7 +6,7 @@
 #   SOURCE    folder of the published files; fetched into it where they are missing   (default: corpora/$DATASET)
 #   RUNS      everything is written under this folder                                 (default: runs/$DATASET)
 #   LEARNERS  sm, ens, umix, gens, gmoe, moe, bagging; of VGG networks also firefly
-#   SIZES     units or channels of each layer
+#   SIZES     neurons or channels of each layer
 #   WAITS     mega-batches gathered before an update
 #   REPLAY    1: train on all mega-batches so far; "0 1": both                        (default: 0)
 #   SEEDS     of SM, and of the order of the stream; all others have the first        (default: 1 2 3)
@@ -16,7 +16,7 @@
 #   JOBS      rows at a time                                                          (default: 2)
 #   OMP_NUM_THREADS   of each; two rows with a thread each are faster than one with two           (default: 1)
 #
-# A second call goes on, or shows the table again. --dry-run prints the commands; the stream must be there.
+# A second call resumes, or shows the table again. --dry-run prints the commands; the stream must be there.
 # shellcheck shell=bash disable=SC2153
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 source recipes/lib/environment.sh

@@ -1,8 +1,45 @@
-"""``alma-stream`` that saves an unfinished training after every epoch, for tests that kill it."""
+"""``alma-stream`` on images that saves an unfinished training after every epoch, and is killed at a save."""
 
-from fairseq_alma.backends.images import image_backend
+import os
+import signal
+import sys
+
+from fairseq_alma.backends.images import image_backend, model_store
 from fairseq_alma.cli.stream import main
 
-if __name__ == "__main__":
+
+def run_saving(argv=None, kill_at=0):
+    """Run the command; with ``kill_at`` SIGKILL this process right after so many saves.
+
+    A save is one of an unfinished training or of a trained model.
+    """
+    left = [kill_at]
+
+    def killing(save):
+        def save_and_count(*arguments):
+            save(*arguments)
+            left[0] -= 1
+            if left[0] == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        return save_and_count
+
     image_backend.SAVE_EVERY_SECONDS = 0.0
-    raise SystemExit(main())
+    image_backend.write_unfinished = killing(image_backend.write_unfinished)
+    model_store.write_model = killing(model_store.write_model)
+    return main(argv)
+
+
+def run_forked(argv, kill_at=0):
+    """Run the command in a process forked from this one, which has imported all; return its exit status as Popen's."""
+    child = os.fork()
+    if child == 0:
+        try:
+            os._exit(run_saving(argv, kill_at))
+        finally:
+            os._exit(1)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+if __name__ == "__main__":
+    sys.exit(run_saving())

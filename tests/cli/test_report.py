@@ -1,8 +1,10 @@
 import csv
 import json
+import os
 import re
 import shutil
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -233,6 +235,33 @@ def test_a_run_that_is_given_twice_counts_once(tmp_path, capsys):
     assert capsys.readouterr().out.split("\n\n")[0].count("SM_w1") == 1
 
 
+def test_names_of_runs_act_neither_on_a_terminal_nor_on_a_spreadsheet(tmp_path, monkeypatch, capsys, no_figures):
+    monkeypatch.chdir(tmp_path)
+    for name in ("=1+1", "a\x1b[31m\nb", os.fsdecode(b"bad\xff")):
+        fakes.write_run(Path(name), [30.0, 20.0, 10.0, 9.0], stream={**fakes.text_stream(), "path": "s\x1b[2J"})
+    damaged = fakes.write_run(Path("d\x1b[0m"), [30.0])
+    (damaged / "stage-000" / "stage.json").write_text("{")
+    assert main([*map(str, sorted(Path().glob("*"))), "--out", "out\x07"]) == 1
+    captured = capsys.readouterr()
+    texts = [captured.out, captured.err, *(path.read_text() for path in Path("out\x07").glob("*.*"))]
+    assert len(texts) > 5 and not any(mark in text for mark in "\x1b\x07" for text in texts)
+    assert "a\\x1b[31m\\nb" in captured.out and "d\\x1b[0m" in captured.err
+    with open("out\x07/perplexity.csv") as file:
+        assert {row["run"] for row in csv.DictReader(file)} >= {"'=1+1", "a\\x1b[31m\\nb", "bad\\udcff"}
+
+
+def test_a_damaged_run_leaves_no_half_report(tmp_path, capsys, no_figures):
+    good, damaged = write_run(tmp_path / "A", {0: 30.0}), write_run(tmp_path / "B", {0: 31.0}, run_seed=2)
+    record = json.loads((damaged / "run.json").read_text())
+    (damaged / "run.json").write_text(json.dumps({**record, "train_options": [1]}))
+    assert main([str(good), str(damaged), "--out", str(tmp_path / "out")]) == 1
+    assert "B/run.json: damaged" in capsys.readouterr().err
+    names = {path.name for path in (tmp_path / "out").iterdir()}
+    assert names >= {"index.html", "findings.md", *(f"perplexity.{ending}" for ending in ("md", "csv", "tex"))}
+    assert main([str(damaged), "--out", str(tmp_path / "other")]) == 1
+    assert not (tmp_path / "other").exists()
+
+
 def test_watching_ends_when_all_runs_are_complete(tmp_path, capsys, monkeypatch, no_figures):
     first = write_run(tmp_path / "A", {0: 30.0}, num_megabatches=2)
     late = tmp_path / "B"
@@ -243,7 +272,7 @@ def test_watching_ends_when_all_runs_are_complete(tmp_path, capsys, monkeypatch,
         else:
             shutil.copytree(late / "stage-001", first / "stage-001")
 
-    monkeypatch.setattr("fairseq_alma.report.watch.time.sleep", work)
+    monkeypatch.setattr("fairseq_alma.report.write_report.time.sleep", work)
     assert main([str(first), str(late), "--out", str(tmp_path / "out"), "--watch"]) == 0
     captured = capsys.readouterr()
     assert captured.out.splitlines() == [

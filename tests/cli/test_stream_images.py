@@ -2,12 +2,10 @@
 
 import json
 import os
-import random
 import shlex
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -17,8 +15,10 @@ from fairseq_alma.backends.images import image_backend
 from fairseq_alma.cli.stream import main
 from fairseq_alma.errors import AlmaError
 from tests.backends.images.image_streams import make_stream
+from tests.cli.saving_stream import run_forked
 
 WORDS = ("--", "--width", "6", "--max-epoch", "4", "--cpu")
+CHANCE = 0.75  # four classes
 
 
 @pytest.fixture(scope="module")
@@ -52,13 +52,13 @@ def records(folder):
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )
 def test_a_learner_goes_through_a_stream(options, members, stages, stream, tmp_path):
-    found = run(stream, tmp_path / "R", *options)
+    found = run(stream, tmp_path / "R", *options, words=("--", "--width", "6", "--max-epoch", "12", "--cpu"))
     assert len(found) == stages
     assert {record["num_members"] for record in found} == {members}
     for record in found:
         assert set(record["test"]) == set(record["valid"]) == {"loss", "error"}
-        assert 0 <= record["test"]["error"] <= 1
     assert found[-1]["megabatches"][-1] == 5
+    assert found[-1]["test"]["error"] < CHANCE - 0.1
 
 
 @pytest.mark.parametrize("augment", [False, True])
@@ -144,21 +144,13 @@ def test_i_i_d_training_is_one_stage_on_the_first_mega_batches(stream, tmp_path)
     ids=["gmoe", "two seeds"],
 )
 def test_a_killed_run_ends_with_the_same_figures_and_weights(options, runs, stream, tmp_path):
-    words = ("--", "--width", "6", "--max-epoch", "60", "--cpu")
+    words = ("--", "--width", "6", "--max-epoch", "12", "--cpu")
     run(stream, tmp_path / "whole", *options, "--wait", "2", words=words)
-    command = [sys.executable, "-m", "tests.cli.saving_stream", "--stream", str(stream), *options, "--wait", "2"]
-    command += ["--run", str(tmp_path / "cut"), *words]
-    chance = random.Random(1)
-    for _ in range(3):
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        deadline = time.monotonic() + 60
-        before = set((tmp_path / "cut").rglob("*"))
-        while set((tmp_path / "cut").rglob("*")) == before and process.poll() is None and time.monotonic() < deadline:
-            time.sleep(0.01)
-        time.sleep(chance.uniform(0, 0.4))
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-    assert subprocess.run(command, capture_output=True, timeout=400).returncode == 0
+    command = ["--stream", str(stream), *options, "--wait", "2", "--run", str(tmp_path / "cut"), *words]
+    # In the middle of a stage; before its last epoch; between two models of a stage, or after its only one.
+    for saves in (5, 4, 12 if len(runs) == 1 else 2):
+        assert run_forked(command, kill_at=saves) == -signal.SIGKILL
+    assert run_forked(command) == 0
     for name in runs:
         whole, cut = tmp_path / "whole" / name, tmp_path / "cut" / name
         assert records(cut) == records(whole)

@@ -1,27 +1,42 @@
+import math
+
 import pytest
 
-from fairseq_alma.report.experiment import experiments
-from fairseq_alma.report.read_run import read_figures
-from fairseq_alma.report.sizes import sizes_in_order
+from fairseq_alma.report import experiment as experiment_module
+from fairseq_alma.report.experiment import begun, by_size, completed, names_of, sizes_in_order
+from fairseq_alma.report.read_run import RunTable, read_run
 from tests.report.fakes import image_stream, write_run
 
 
 def read(root, *args, **options):
-    return read_figures(write_run(root, *args, **options))
+    return read_run(write_run(root, *args, **options))
+
+
+def experiments(runs):
+    return experiment_module.experiments(RunTable.of(runs))
+
+
+def groups_of(runs):
+    return begun(RunTable.of(runs))
+
+
+@pytest.fixture
+def make(tmp_path):
+    return lambda name, *values, **options: read(tmp_path / name, *values, **options)
 
 
 def test_runs_that_differ_by_their_seeds_alone_are_one_experiment(tmp_path):
     runs = [read(tmp_path / f"R{seed}", [30.0 + seed] * 4, seed=seed) for seed in (1, 2, 3)]
     (experiment,) = experiments([*runs, read(tmp_path / "again", [40.0], seed=1)])
     assert len(experiment.runs) == 3  # a second run with the same seed is no further evidence
-    assert experiment.spread(lambda run: run.final).show(2) == "32.00 ± 1.00"
+    assert experiment.spread("final").show(2) == "32.00 ± 1.00"
     assert experiment.at(1).mean == 32.0
 
 
 def test_runs_under_way_do_not_count_for_means(tmp_path):
     runs = [read(tmp_path / "A", [30.0] * 4), read(tmp_path / "B", [90.0], seed=2)]
     (experiment,) = experiments(runs)
-    assert experiment.spread(lambda run: run.final).mean == 30.0
+    assert experiment.spread("final").mean == 30.0
 
 
 def test_a_multiple_of_the_updates_is_spelled_as_in_table_2(tmp_path):
@@ -58,7 +73,7 @@ def test_the_size_is_named_where_experiments_differ_in_it(tmp_path):
         "SM_w1, mlp, width 4", "Ens_w1, 5 models, mlp, width 4", "SM_w1, mlp, width 64",
     ]  # fmt: skip
     assert [each.name for each in experiments([large])] == ["SM_w1"]
-    assert sizes_in_order([large, small, ensemble]) == ["mlp, width 4", "mlp, width 64"]
+    assert sizes_in_order(RunTable.of([large, small, ensemble]).facts) == ["mlp, width 4", "mlp, width 64"]
 
 
 def test_a_size_of_which_nothing_is_known_yet_has_its_place(tmp_path):
@@ -70,4 +85,54 @@ def test_a_size_of_which_nothing_is_known_yet_has_its_place(tmp_path):
 def test_orders_of_the_same_images_are_seeds_of_one_experiment(seeds, tmp_path):
     runs = [read(tmp_path / f"R{seed}", stream=image_stream(seed=seed)) for seed in seeds]
     (experiment,) = experiments(runs)
-    assert experiment.spread(lambda run: run.final).num_seeds == 2
+    assert experiment.spread("final").num_seeds == 2
+
+
+def test_runs_that_differ_by_their_seeds_alone_are_drawn_as_their_mean(make):
+    runs = [make("a", [30, 20, 10, 6]), make("b", [34, 22, 12, 8], seed=2), make("c", learner="ens")]
+    group, other = groups_of(runs)
+    assert (list(group.course.curve), other.first.learner) == ([32, 21, 11, 7], "ens")
+    assert list(group.course.deviation) == pytest.approx([math.sqrt(8), math.sqrt(2), math.sqrt(2), math.sqrt(2)])
+
+
+def test_a_seed_that_is_behind_does_not_count_towards_the_mean(make):
+    (group,) = groups_of([make("a", [30, 20, 10, 6]), make("b", [90, 80], seed=2)])
+    assert list(group.course.curve) == [30, 20, 10, 6]
+    assert len(group.complete) == 1
+
+
+def test_errors_are_shown_in_percent(make):
+    (group,) = groups_of([make("a", [0.5, 0.25], stream=image_stream(4), wait=2)])
+    assert list(group.course.curve) == [90, 50, 50, 25]
+    assert list(group.course.index[group.course.done]) == [1, 3]
+
+
+def test_a_run_that_diverged_has_no_deviation_rather_than_a_traceback(make):
+    (group,) = groups_of([make("a", [math.inf, 20, 10, 6]), make("b", [30, 20, 10, 6], seed=2)])
+    assert group.course.deviation[0] == 0
+    assert group.course.curve[0] == math.inf
+
+
+def test_runs_without_a_first_update_are_left_out(make):
+    assert groups_of([make("a", num_stages=0), make("b", [], wait=4)]) == []
+
+
+def test_the_iid_control_and_unfinished_runs_do_not_count_as_complete(make):
+    runs = [make("a", [20.0], iid=3, learner="ens"), make("b", [30, 20]), make("c", learner="umix")]
+    assert [group.first.learner for group in completed(groups_of(runs))] == ["umix"]
+
+
+def test_sizes_are_sorted_by_their_parameters(make):
+    runs = [
+        make(f"w{width}", train_options={"--arch": "alma_mlp", "--width": str(width)}, num_params=[width * 100])
+        for width in (64, 8, 16)
+    ]
+    assert list(by_size(groups_of(runs))) == ["mlp, width 8", "mlp, width 16", "mlp, width 64"]
+
+
+def test_names_are_as_short_as_tells_groups_apart(make):
+    def experts(number):
+        return make(f"{number}", num_experts=[number], train_options={"--num-experts": f"{number}"})
+
+    runs = [experts(4), experts(8), make("c", wait=2), make("d", iid=3)]
+    assert names_of(groups_of(runs)) == ["SM_w1, 4 experts", "SM_w1, 8 experts", "SM_w2", "SM iid k3"]

@@ -31,6 +31,7 @@ class FakeBackend:
         self.calls: list[tuple[str, int]] = []
         self.members: list[ModelId] = []
         self.kept: dict[int, list[ModelId]] = {}
+        self.lost: list[ModelId] = []
         self.fail_in_test_of = fail_in_test_of
 
     def train(self, works: Sequence[StageWork]) -> list[Mapping[str, Any]]:
@@ -42,6 +43,9 @@ class FakeBackend:
 
     def is_trained(self, folder: RunFolder, model: ModelId) -> bool:
         return model in self.members
+
+    def has_weights(self, folder: RunFolder, model: ModelId) -> bool:
+        return model not in self.lost
 
     def test(self, work: StageWork) -> Mapping[str, Any]:
         self.calls.append(("test", work.plan.stage.index))

@@ -13,7 +13,13 @@ import torch
 from torch import Tensor
 
 from fairseq_alma.backends.images import seeds
-from fairseq_alma.backends.images.image_checkpoints import UNFINISHED, TrainedModel, read_unfinished, write_unfinished
+from fairseq_alma.backends.images.image_checkpoints import (
+    UNFINISHED,
+    TrainedModel,
+    read_unfinished,
+    remove_unfinished,
+    write_unfinished,
+)
 from fairseq_alma.backends.images.image_settings import ImageSettings
 from fairseq_alma.backends.images.model_store import ModelStore
 from fairseq_alma.backends.images.predictions import Examples, Predictions, write_experts
@@ -67,6 +73,8 @@ class ImageBackend:
         group = [(self._store(work.folder), training) for work in works for training in work.plan.trainings]
         if any(training.model not in store for store, training in group):
             self._train_stage(works, group)
+        # While one of them is missing, all are trained again from the same file, to the same bits.
+        remove_unfinished(self._unfinished(works))
         return [self._cost(work) for work in works]
 
     def _cost(self, work: StageWork) -> Mapping[str, Any]:
@@ -88,6 +96,10 @@ class ImageBackend:
     def is_trained(self, folder: RunFolder, model: ModelId) -> bool:
         """Tell whether a model is trained to its end; see `loop.Backend`."""
         return model in self._store(folder)
+
+    def has_weights(self, folder: RunFolder, model: ModelId) -> bool:
+        """Tell whether a model's checkpoint is there, whole; see `loop.Backend`."""
+        return self._store(folder).is_whole(model)
 
     def test(self, work: StageWork) -> Mapping[str, Any]:
         """Test what predicts after the stage; see `loop.Backend`."""
@@ -134,15 +146,12 @@ class ImageBackend:
         data = TrainingImages.of(self._bytes(rows), self._labels(rows), bootstraps, self.source)
         orders = [seeds.seeded(training.seed, plan.stage.index, seeds.ORDER) for _, training in group]
         training = StageTraining(start.network, data, *valid, self.settings.training(), orders)
-        unfinished = self._unfinished(works)
-        self._run(works[0], training, unfinished, [each.seed for _, each in group])
+        self._run(works, training, [each.seed for _, each in group])
         training.finish()
-        # While one of them is missing, all are trained again from the same file, to the same bits.
         for unit, (store, each) in enumerate(group):
             epochs = training.epochs_of(unit)
             num_updates, num_images = epochs * training.updates_per_epoch, epochs * data.num_images
             store[each.model] = TrainedModel(training.states[unit], start.grown, num_updates, num_images, start.growth)
-        unfinished.unlink(missing_ok=True)
 
     def _unfinished(self, works: Sequence[StageWork]) -> Path:
         """Return where a training that is cut off is resumed from."""
@@ -151,8 +160,9 @@ class ImageBackend:
             return works[0].folder.model_folder(plan.trainings[0].model) / UNFINISHED
         return self.shared_folder / f"stage-{plan.stage.index:03d}-{UNFINISHED}"
 
-    def _run(self, work: StageWork, training: StageTraining, unfinished: Path, of_seeds: list[int]) -> None:
+    def _run(self, works: Sequence[StageWork], training: StageTraining, of_seeds: list[int]) -> None:
         """Run all epochs, and save now and then what it takes to resume."""
+        work, unfinished = works[0], self._unfinished(works)
         before = read_unfinished(unfinished)
         if before is not None and before.get(SEEDS) == of_seeds:  # else it is that of other runs side by side
             _resume(training, before, unfinished)
@@ -167,6 +177,7 @@ class ImageBackend:
                 rate = (training.epoch - done) * num_images / max(now - began, 1e-9)
                 progress.update(training.epoch * per_epoch, loss, rate)
                 if now - saved >= SAVE_EVERY_SECONDS and not training.is_over:
+                    work.folder.require_in_place()
                     write_unfinished(unfinished, {**training.state_dict(), SEEDS: of_seeds})
                     saved = time.monotonic()
 

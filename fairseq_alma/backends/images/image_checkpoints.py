@@ -1,5 +1,7 @@
-"""Checkpoints of models of images: plain fairseq checkpoints, and the file that an unfinished training goes on from."""
+"""Checkpoints of image models: plain fairseq checkpoints, and the file that an unfinished training resumes from."""
 
+import contextlib
+import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Callable, Mapping, Optional
@@ -8,12 +10,13 @@ import torch
 from omegaconf.errors import OmegaConfBaseException
 from torch import Tensor
 
-from fairseq_alma.atomic_file import open_atomically
+from fairseq_alma.atomic_file import open_atomically, sweep
 from fairseq_alma.checkpoints import LAST_CHECKPOINT
 from fairseq_alma.checkpoints.checkpoint_file import read_checkpoint, write_checkpoint
 from fairseq_alma.checkpoints.container import load_archive
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.models.image_classifier import GrownLayers
+from fairseq_alma.terminal import tell
 
 UNFINISHED = "training.pt"
 TRAINING_KEY = "alma_image_training"
@@ -102,22 +105,28 @@ def read_model(path: Path, read_grown: Callable[[Mapping[str, Any]], GrownLayers
 
 
 def write_unfinished(path: Path, state: Mapping[str, Any]) -> None:
-    """Save a training that goes on; the file before stays until the new one is whole."""
+    """Save an unfinished training; the file before stays until the new one is whole."""
     with open_atomically(path) as file:
         torch.save(dict(state), file)
 
 
 def read_unfinished(path: Path) -> Optional[dict[str, Any]]:
-    """Return the training that was cut off, or None where there is none."""
+    """Return the training that was cut off, or None where there is none or nothing to resume from."""
     if not path.is_file():
         return None
-    try:
+    state = None
+    with contextlib.suppress(Exception):  # of many kinds
         state = load_archive(path, mmap=False)
-    except Exception as error:  # of many kinds
-        raise AlmaError(f"{path}: damaged; remove it to train the stage from its beginning") from error
     if not isinstance(state, dict):
-        raise AlmaError(f"{path}: damaged; remove it to train the stage from its beginning")
+        tell(f"note: {path}: damaged, the stage is trained from its beginning", sys.stderr)
+        return None
     return state
+
+
+def remove_unfinished(path: Path) -> None:
+    """Remove what a training that is done was to be resumed from, with what a kill left of it."""
+    path.unlink(missing_ok=True)
+    sweep(path.parent, path.name)
 
 
 def remove_model(folder: Path) -> None:

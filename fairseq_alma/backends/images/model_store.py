@@ -1,5 +1,6 @@
 """The trained models of a run: on disk, where a restart finds them, and in memory for the next stage."""
 
+import zipfile
 from pathlib import Path
 from typing import Optional, Sequence
 
@@ -34,6 +35,10 @@ class ModelStore:
         """Tell whether a model is trained to its end."""
         return self._path(model).is_file()
 
+    def is_whole(self, model: ModelId) -> bool:
+        """Tell whether a model's file has its end: what torch saves is a zip file, its directory stands last."""
+        return zipfile.is_zipfile(self._path(model))
+
     def __getitem__(self, model: ModelId) -> TrainedModel:
         """Return a model. Raises AlmaError if it is gone."""
         if model not in self.models:
@@ -47,6 +52,7 @@ class ModelStore:
 
     def __setitem__(self, model: ModelId, trained: TrainedModel) -> None:
         """Take in a model, and write its checkpoint."""
+        self.folder.require_in_place()
         write_model(self._path(model), trained, self.settings.checkpoint_config(trained.grown))
         self.models[model] = trained
 

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fairseq_alma.atomic_file import open_atomically
 from fairseq_alma.backends.images.stage_training import CHUNK
 from fairseq_alma.backends.images.tally import Tally
 from fairseq_alma.learners.plan import ModelId, StagePlan
@@ -74,12 +75,13 @@ def write_experts(folder: Path, network: ImageNetwork, examples: Examples) -> No
     features = layers[0].gate_input
     assert features is not None
     experts = torch.stack([layer.shares().argmax(dim=-1) for layer in layers])
-    np.savez_compressed(
-        folder / EXPERTS_FILE,
-        features=features.cpu().numpy(),
-        labels=labels[:NUM_SHOWN].cpu().numpy(),
-        expert=experts.cpu().numpy(),
-    )
+    with open_atomically(folder / EXPERTS_FILE) as file:
+        np.savez_compressed(
+            file,
+            features=features.cpu().numpy(),
+            labels=labels[:NUM_SHOWN].cpu().numpy(),
+            expert=experts.cpu().numpy(),
+        )
 
 
 class Predictions:

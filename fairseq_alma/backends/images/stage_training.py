@@ -49,7 +49,7 @@ class UnitProgress:
     Attributes:
         best_loss: lowest validation loss so far, nats.
         best_epoch: the epoch that had it, from 1.
-        stopped_after: epochs that count; None: it goes on.
+        stopped_after: epochs that count; None: it is still trained.
     """
 
     best_loss: float = math.inf
@@ -58,7 +58,7 @@ class UnitProgress:
 
 
 class StageTraining:
-    """One training; `state_dict` after any epoch is all that is needed to go on from there.
+    """One training; `state_dict` after any epoch is all that is needed to resume from there.
 
     Args:
         network: with the weights that it starts from, on its device.
@@ -132,7 +132,7 @@ class StageTraining:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a `state_dict`. Raises KeyError or RuntimeError if it is another training's."""
+        """Resume from a `state_dict`. Raises KeyError or RuntimeError if it is another training's."""
         load_exactly(self.network.state_dict(), state["network"])
         self.optimizer.load_state_dict(state["optimizer"])
         for generator, before in zip(self.generators, state["generators"], strict=True):

@@ -7,11 +7,12 @@ a restart. A kill during the copy leaves a truncated ``checkpoint_last.pt`` that
 import re
 import shutil
 import zipfile
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Optional
 
-from fairseq_alma.atomic_file import open_atomically
+from fairseq_alma.atomic_file import open_atomically, synchronise
 from fairseq_alma.checkpoints import LAST_CHECKPOINT
 from fairseq_alma.errors import AlmaError
 
@@ -53,6 +54,15 @@ def is_whole(path: Path) -> bool:
         return False
 
 
+def is_sound(path: Path) -> bool:
+    """Tell whether a file is whole and has no damage inside, as a crash of the machine may leave; reads all of it."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return archive.testzip() is None
+    except (OSError, zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError, EOFError):
+        return False
+
+
 def repair_last(folder: Path) -> Optional[Path]:
     """Make ``checkpoint_last.pt`` whole again after a kill, from the newest whole checkpoint beside it.
 
@@ -60,17 +70,17 @@ def repair_last(folder: Path) -> Optional[Path]:
         folder: the save directory of one model; it need not exist.
 
     Returns:
-        The checkpoint that the next launch goes on from, or None if it starts the stage again.
+        The checkpoint that the next launch resumes from, or None if it starts the stage again.
     """
     for unfinished in folder.glob("*.tmp"):
         unfinished.unlink()
     last = folder / LAST_CHECKPOINT
-    if is_whole(last):
+    if is_sound(last):
         return last
     last.unlink(missing_ok=True)
     found = [(int(match[1]), path) for path in folder.glob("*.pt") if (match := _INTERVAL.fullmatch(path.name))]
     for _, path in sorted(found, reverse=True):
-        if is_whole(path):
+        if is_sound(path):
             # A copy, not a link: fairseq writes over checkpoint_last.pt in place.
             with open_atomically(last) as copy, open(path, "rb") as whole:
                 shutil.copyfileobj(whole, copy)
@@ -112,7 +122,8 @@ def drop_optimizer_state(path: Path) -> None:
 
 
 def keep_only_last(folder: Path) -> None:
-    """Remove every checkpoint of a save directory but the last."""
+    """Remove every checkpoint of a save directory but the last, once that is sure to outlive them."""
+    synchronise(folder / LAST_CHECKPOINT)
     for path in _files(folder):
         if path.name != LAST_CHECKPOINT:
             path.unlink()

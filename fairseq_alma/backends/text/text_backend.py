@@ -1,5 +1,6 @@
 """Trains and tests language models through the stock commands, each in a process of its own."""
 
+import contextlib
 import math
 import re
 from dataclasses import replace
@@ -9,11 +10,13 @@ from typing import TYPE_CHECKING, Any, Callable, Mapping, Optional, Sequence
 from fairseq_alma.backends.text import stage_checkpoints
 from fairseq_alma.backends.text.fairseq_log import watch_fairseq
 from fairseq_alma.backends.text.process import Command, run_logged
-from fairseq_alma.backends.text.text_commands import ENSEMBLE, GROWN, TEST_SPLITS, TextCommands
+from fairseq_alma.backends.text.text_commands import ENSEMBLE, GROWN, GROWTH_RECORD, TEST_SPLITS, TextCommands
 from fairseq_alma.checkpoints import LAST_CHECKPOINT
 from fairseq_alma.errors import AlmaError
+from fairseq_alma.json_files import as_record, read_json_object, write_json_atomically
 from fairseq_alma.learners.plan import ModelId, StagePlan, Training
 from fairseq_alma.runs.loop import StageWork
+from fairseq_alma.runs.records import TextGrowth
 from fairseq_alma.runs.run_folder import RunFolder
 
 if TYPE_CHECKING:
@@ -63,29 +66,54 @@ class TextBackend:
         plan, folder = work.plan, self.folder.model_folder(training.model)
         last = stage_checkpoints.repair_last(folder)
         before = stage_checkpoints.read_progress(last) if last else stage_checkpoints.Progress(0, 0, 0)
-        if before.has_reached(*self._limits):
+        if last and before.has_reached(*self._limits):
+            stage_checkpoints.synchronise(last)  # before any stage.json says that it is there
             return before
-        if training.start is not None and not self.folder.checkpoint(training.start).is_file():
-            raise AlmaError(
-                f"{self.folder.checkpoint(training.start)}: not there, and stage {plan.stage.index} starts from it; "
-                f"remove {self.folder.stage_folder(training.start.stage)} to train that stage again"
-            )
-        # Written in one go: if it is there, it is whole. fairseq-train looks at it again when it goes on.
-        if training.growth is not None and not self.commands.grown(training.model).is_file():
-            growth = f"adding {training.growth.num_new} experts ({training.growth.method})"
-            work.display.say(plan, growth, training)
-            run_logged(self.commands.grow(training), self._log(plan, "grow"), lambda line: None, locks)
+        self._require_start(training)
+        self._grow(work, training, locks)  # fairseq-train looks at the file again when it resumes
         log = self._log(plan, f"train-member-{training.model.member}")
         max_update, max_epoch = self._limits
         with work.display.training(plan, training, max_update, before.num_updates) as progress:
             watch = watch_fairseq(progress, self.words_per_token, max_epoch)
-            run_logged(self._training(plan, training, before.num_updates), log, watch, locks)
+            self._launch(work, self._training(plan, training, before.num_updates), log, watch, locks)
         return self._require_end(folder, log)
+
+    def _require_start(self, training: Training) -> None:
+        """Raise AlmaError unless the weights that a training starts from are there."""
+        if training.start is not None and not self.folder.checkpoint(training.start).is_file():
+            raise AlmaError(
+                f"{self.folder.checkpoint(training.start)}: not there, and stage {training.model.stage} starts from "
+                f"it; remove {self.folder.stage_folder(training.start.stage)} to train that stage again"
+            )
+
+    def _grow(self, work: StageWork, training: Training, locks: Sequence[int]) -> None:
+        """Add experts to what a training starts from, if it is to grow and has not. What is there is whole."""
+        if training.growth is None or self.commands.grown(training.model).is_file():
+            return
+        self._require_start(training)
+        growth = f"adding {training.growth.num_new} experts ({training.growth.method})"
+        work.display.say(work.plan, growth, training)
+        self._launch(work, self.commands.grow(training), self._log(work.plan, "grow"), _ignore, locks)
+
+    def _launch(
+        self, work: StageWork, command: Command, log: Path, watch: Callable[[str], None], locks: Sequence[int]
+    ) -> None:
+        """Run a command to its end; if the run's folder is moved away meanwhile, that is the error."""
+        work.folder.require_in_place()
+        try:
+            run_logged(command, log, watch, locks)
+        except (AlmaError, OSError):
+            work.folder.require_in_place()
+            raise
 
     def is_trained(self, folder: RunFolder, model: ModelId) -> bool:
         """Tell whether a model is trained to its end; see `loop.Backend`."""
         last = folder.checkpoint(model)
         return stage_checkpoints.is_whole(last) and stage_checkpoints.read_progress(last).has_reached(*self._limits)
+
+    def has_weights(self, folder: RunFolder, model: ModelId) -> bool:
+        """Tell whether a model's last checkpoint is there, whole; see `loop.Backend`."""
+        return self.is_trained(folder, model)
 
     def test(self, work: StageWork) -> Mapping[str, Any]:
         """Test what predicts after the stage; see `loop.Backend`.
@@ -96,10 +124,9 @@ class TextBackend:
         results: dict[str, Any] = {}
         for training in plan.trainings:
             if training.growth is not None:
-                command, log = self.commands.test_grown(training), self._log(plan, "valid-after-growth")
-                results["after_growth"] = {"valid": self._evaluate(work, command, "valid right after growth", log)}
+                results["after_growth"] = self._test_grown(work, training)
         if plan.combine != "single":
-            self._join(plan, work.lock)
+            self._join(work)
         for split in TEST_SPLITS:
             results[split] = self._evaluate(work, self.commands.test(plan, split), split, self._log(plan, split))
         facts = [self.describe(self.folder.checkpoint(model)) for model in plan.predictors]
@@ -113,29 +140,45 @@ class TextBackend:
 
     def keep_only(self, folder: RunFolder, stage: int, needed: Sequence[ModelId]) -> None:
         """Remove checkpoints that neither a later stage nor the report needs; see `loop.Backend`."""
+        models = [model for index in range(stage + 1) for model in folder.members(index)]
+        for model in models:
+            if model in needed:
+                self._strip(model)
+        for model in models:  # only now, when what stays is sure to be on the disk
+            if model not in needed:
+                stage_checkpoints.remove_all(folder.model_folder(model))
         for index in range(stage + 1):
-            for model in folder.members(index):
-                if model in needed:
-                    self._strip(model)
-                else:
-                    stage_checkpoints.remove_all(folder.model_folder(model))
             here = folder.stage_folder(index)
             (here / GROWN).unlink(missing_ok=True)
             if index < stage:
                 # Its members may be gone, and a later stage has one of its own.
                 (here / ENSEMBLE).unlink(missing_ok=True)
 
-    def _join(self, plan: StagePlan, lock: int) -> None:
+    def _test_grown(self, work: StageWork, training: Training) -> dict[str, dict[str, float]]:
+        """Return the figures right after growth, measured once: a stage that runs again may have lost what grew."""
+        path = self.folder.stage_folder(work.plan.stage.index) / GROWTH_RECORD
+        with contextlib.suppress(AlmaError, FileNotFoundError):
+            found = as_record(read_json_object(path, ""), TextGrowth, path, "").valid
+            return {"valid": {"loss": found.loss, "ppl": found.ppl}}
+        self._grow(work, training, [work.lock])
+        log = self._log(work.plan, "valid-after-growth")
+        command = self.commands.test_grown(training)
+        figures = {"valid": self._evaluate(work, command, "valid right after growth", log)}
+        write_json_atomically(path, figures)
+        return figures
+
+    def _join(self, work: StageWork) -> None:
         """Make the ensemble's checkpoint, which has its members' checksums: they must have their final form before."""
+        plan = work.plan
         if not self.commands.keep_checkpoints:
             for model in plan.predictors:
                 self._strip(model)
-        run_logged(self.commands.join(plan), self._log(plan, "ensemble"), lambda line: None, [lock])
+        self._launch(work, self.commands.join(plan), self._log(plan, "ensemble"), _ignore, [work.lock])
 
     def _strip(self, model: ModelId) -> None:
         """Reduce what is kept of a trained model to its weights."""
-        stage_checkpoints.keep_only_last(self.folder.model_folder(model))
         stage_checkpoints.drop_optimizer_state(self.folder.checkpoint(model))
+        stage_checkpoints.keep_only_last(self.folder.model_folder(model))
 
     def _require_end(self, folder: Path, log: Path) -> stage_checkpoints.Progress:
         """Return how far a training got; raise AlmaError unless that is its end."""
@@ -147,6 +190,7 @@ class TextBackend:
                 f"{log}: fairseq-train ended after {after.num_updates} updates and {after.num_epochs} epochs, before "
                 "--max-update or --max-epoch; read the log"
             )
+        stage_checkpoints.synchronise(folder / LAST_CHECKPOINT)
         return after
 
     def _evaluate(self, work: StageWork, command: Command, what: str, log: Path) -> dict[str, float]:
@@ -158,7 +202,7 @@ class TextBackend:
             if match := _EVAL_RESULT.search(line):
                 results.append(float(match[1]))
 
-        run_logged(command, log, watch, [work.lock])
+        self._launch(work, command, log, watch, [work.lock])
         if len(results) != 1:
             raise AlmaError(f"{log}: fairseq-eval-lm printed {len(results)} results, one is needed; read the log")
         if not math.isfinite(results[0]):
@@ -169,7 +213,7 @@ class TextBackend:
         return {"loss": results[0], "ppl": round(2 ** results[0], 4)}
 
     def _training(self, plan: StagePlan, training: Training, done: int) -> Command:
-        """Return the command that trains a model; its curves go on from the updates that are done."""
+        """Return the command that trains a model; its curves resume from the updates that are done."""
         command, live = self.commands.train(plan, training), self.commands.live
         live.rewind(self.folder, training.model, done)
         identity = live.wandb_identity(self.folder, training.model)
@@ -181,3 +225,7 @@ class TextBackend:
 
     def _log(self, plan: StagePlan, name: str) -> Path:
         return self.folder.stage_folder(plan.stage.index) / f"{name}.log"
+
+
+def _ignore(line: str) -> None:
+    """Take no notice of a line in a log."""

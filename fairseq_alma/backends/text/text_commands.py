@@ -16,6 +16,8 @@ MAX_LOG_INTERVAL = 25
 TEST_SPLITS = ("valid", "test")
 GROWN = "grown.pt"
 ENSEMBLE = "ensemble.pt"
+GROWTH_RECORD = "growth.json"
+"""What was measured right after growth: when the weights before growth are gone, it cannot be measured again."""
 
 Groups = list[tuple[str, ...]]
 
@@ -33,6 +35,7 @@ class TextCommands:
         save_every: updates between two checkpoints within a stage.
         validate: let fairseq-train validate when it saves.
         keep_checkpoints: keep each of these checkpoints.
+        num_procs: processes that train a model together; they share the batches of an update (``--update-freq``).
     """
 
     stream: Path
@@ -43,6 +46,7 @@ class TextCommands:
     save_every: int
     validate: bool
     keep_checkpoints: bool
+    num_procs: int = 1
 
     def all_of(self, plan: StagePlan) -> list[Command]:
         """Return the commands of a stage in order."""
@@ -72,7 +76,7 @@ class TextCommands:
         return Command("alma-grow", tuple(groups))
 
     def train(self, plan: StagePlan, training: Training) -> Command:
-        """Return the command that trains one model; given again after a kill, it goes on."""
+        """Return the command that trains one model; given again after a kill, it resumes."""
         stage = plan.stage
         data = ["--megabatch", str(stage.last_arrival), "--wait", str(self.wait)]
         model = ["--seed", str(training.seed), "--save-dir", str(self.folder.model_folder(training.model))]
@@ -81,12 +85,15 @@ class TextCommands:
             (*data, "--replay") if self.replay else tuple(data),
             tuple(model),
         ]
+        if self.num_procs > 1:
+            groups.append(("--distributed-world-size", str(self.num_procs)))
         if training.start is not None:
             path = self.grown(training.model) if training.growth else self.folder.checkpoint(training.start)
             groups.append(("--finetune-from-model", str(path)))
         groups += [*self._saving(), *self._reporting()]
         groups += [self._own_curves(training.model, option) for option in self._model(training)]
-        return Command("fairseq-train", tuple(groups), self.live.wandb_environment(self.folder, training.model))
+        environment = self.live.wandb_environment(self.folder, training.model)
+        return Command("fairseq-train", tuple(groups), environment, self.num_procs)
 
     def join(self, plan: StagePlan) -> Command:
         """Return the command that makes one checkpoint of all that predicts after the stage."""

@@ -1,71 +1,241 @@
 """The map of test images coloured by expert, and the gating tree beside it (v1 of the paper, Figure 8)."""
 
+import hashlib
 import re
-from typing import Sequence
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Optional, Sequence
 
 import numpy
 from matplotlib.axes import Axes
 
+from fairseq_alma.errors import AlmaError
+from fairseq_alma.growth.gate_tree import GateTree, Nested
+from fairseq_alma.report.experiment import Experiment, names_of
 from fairseq_alma.report.figures import style
-from fairseq_alma.report.figures.gate_tree_plot import draw_tree
-from fairseq_alma.report.figures.routed_images import RoutedImages, embed, last_routed_images
-from fairseq_alma.report.figures.run_groups import groups_of, names_of
 from fairseq_alma.report.figures.style import Drawing
-from fairseq_alma.report.run_figures import RunFigures
+from fairseq_alma.report.read_run import RunTable
 
-NAME = "expert-map"
-TITLE = "Map of test images by expert"
+FILE = "test-experts.npz"
 MOST_MAPS = 2
 LAYER = 0
 MOST_DIGITS = 10  # classes that have a digit of their own as a marker
+MOST_IMAGES = 2000
+LEAST_IMAGES = 5  # fewer have no neighbours to speak of
+MOST_FEATURES = 50  # t-SNE takes long in more dimensions, and its authors advise to reduce them first
+MAIN_CLASS = 0.1  # share of an expert's images from which on a class is named
+MOST_LEAVES = 50  # of a tree that a page has room for
+MOST_NAMED = 10  # leaves that leave room for what goes to them
+REMEDY = "remove it, and the report leaves out the map of this run"
+
+# Maps by the digest of their features. A map takes seconds; runs over the same pixels share one, and a report that is
+# drawn again as stages finish need not wait for it.
+_maps: dict[str, numpy.ndarray] = {}
 
 
-def draw(runs: Sequence[RunFigures]) -> list[Drawing]:
-    """Draw the map of the last stage of runs that left one; one run of each kind, two kinds at most.
+@dataclass(frozen=True, eq=False)
+class RoutedImages:
+    """What a stage left of its test in a file.
+
+    Attributes:
+        path: of the file.
+        arrival: of the stage.
+        features: of each image, (N, D).
+        labels: class of each image, (N,), integers.
+        experts: the expert that it went to in each layer, (layers, N), integers.
+        trees: the gate of each layer.
+    """
+
+    path: Path
+    arrival: int
+    features: numpy.ndarray
+    labels: numpy.ndarray
+    experts: numpy.ndarray
+    trees: tuple[GateTree, ...]
+
+
+def draw(runs: RunTable, groups: Sequence[Experiment], paper: bool = False) -> list[Drawing]:
+    """Draw the map of the last stage of runs that left one; one run of each experiment, two maps at most.
 
     Raises:
         AlmaError: the file of a run is damaged, or scikit-learn is not installed.
     """
-    groups = [group for group in groups_of(runs) if not group.first.is_text]
+    mixtures = [group for group in groups if not group.first.is_text]
     drawn: list[Drawing] = []
-    for group, name in zip(groups, names_of(groups), strict=True):
-        found = [images for run in group.experiment.runs if (images := last_routed_images(run)) is not None][:1]
-        if found and len(drawn) < MOST_MAPS:
+    for group, name in zip(mixtures, names_of(mixtures), strict=True):
+        found = next((each for run in group.runs.index if (each := last_routed_images(group, run)) is not None), None)
+        if found is not None and len(drawn) < MOST_MAPS:
             slug = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
-            drawn.append(_draw_map(found[0], f"{NAME}-{slug}", name))
+            drawn.append(_draw_map(found, f"expert-map-{slug}", name))
     return drawn
 
 
 def _draw_map(images: RoutedImages, file: str, name: str) -> Drawing:
     figure = style.new_figure(style.FULL_WIDTH, 3.7)
     left, right = figure.subplots(1, 2, width_ratios=[1.35, 1.0])
-    experts = images.experts[LAYER]
-    _draw_points(left, embed(images.path), images.labels, experts)
-    draw_tree(right, images.trees[LAYER], experts, images.labels if _has_digits(images.labels) else None)
-    left.set_title(f"t-SNE of {len(experts):,} test images")
-    right.set_title(f"gating tree of expert layer {LAYER}")
-    marks = "Digits are the classes" if _has_digits(images.labels) else "Each dot is an image"
-    caption = (
-        f"{name} after arrival t{images.arrival}: t-SNE of {len(experts):,} test images, as the gate of expert layer "
-        f"{LAYER} sees them. {marks}, colours the experts that the images go to. Beside it the gating tree: red "
-        "squares choose, leaves are experts with their share of the images"
-        + (" and the classes that make up a tenth of them or more." if _has_digits(images.labels) else ".")
-    )
-    return Drawing(file, f"{TITLE}: {name}", caption, figure)
-
-
-def _has_digits(labels: numpy.ndarray) -> bool:
-    return int(labels.max(initial=0)) < MOST_DIGITS
-
-
-def _draw_points(axes: Axes, places: numpy.ndarray, labels: numpy.ndarray, experts: numpy.ndarray) -> None:
+    experts, labels, places = images.experts[LAYER], images.labels, embed(images)
+    has_digits = int(labels.max(initial=0)) < MOST_DIGITS
     for expert in numpy.unique(experts):
         for label in numpy.unique(labels):
             chosen = places[(experts == expert) & (labels == label)]
-            marker = f"${label}$" if _has_digits(labels) else "."
-            axes.plot(
-                chosen[:, 0], chosen[:, 1], marker=marker, linestyle="none", color=style.expert_colour(int(expert)),
-                markersize=3.6, markeredgewidth=0,
+            left.plot(
+                chosen[:, 0], chosen[:, 1], marker=f"${label}$" if has_digits else ".", linestyle="none",
+                color=style.expert_colour(int(expert)), markersize=3.6, markeredgewidth=0,
             )  # fmt: skip
+    left.set_axis_off()
+    left.set_aspect("equal", adjustable="datalim")
+    draw_tree(right, images.trees[LAYER], experts, labels if has_digits else None)
+    left.set_title(f"t-SNE of {len(experts):,} test images")
+    right.set_title(f"gating tree of expert layer {LAYER}")
+    caption = (
+        f"{name} after arrival t{images.arrival}: t-SNE of {len(experts):,} test images, as the gate of expert layer "
+        f"{LAYER} sees them. {'Digits are the classes' if has_digits else 'Each dot is an image'}, colours the experts "
+        "that the images go to. Beside it the gating tree: red squares choose, leaves are experts with their share of "
+        "the images" + (" and the classes that make up a tenth of them or more." if has_digits else ".")
+    )
+    return Drawing(file, f"Map of test images by expert: {name}", caption, figure)
+
+
+def last_routed_images(group: Experiment, run: int) -> Optional[RoutedImages]:
+    """Read what a run's last complete stage that left such a file says, or return None where none did.
+
+    Raises:
+        AlmaError: the file is damaged, or does not fit its stage.json.
+    """
+    done = group.arrivals[(group.arrivals.run == run) & group.arrivals.done & group.arrivals.planned]
+    for stage in done[::-1].itertuples():
+        path = group.runs.path[run] / f"stage-{int(stage.stage):03d}" / FILE
+        if path.is_file():
+            features, labels, experts = _read(path)
+            trees = _trees(stage.gate_trees, int(stage.num_experts), path, experts)
+            return RoutedImages(path, stage.arrival, features, labels, experts, trees)
+    return None
+
+
+def _read(path: Path) -> tuple[numpy.ndarray, numpy.ndarray, numpy.ndarray]:
+    """Return features (N, D), labels (N,) and experts (layers, N) of at most that many images."""
+    try:
+        with numpy.load(path, allow_pickle=False) as file:
+            features, labels, experts = (file[name] for name in ("features", "labels", "expert"))
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+        raise AlmaError(f"{path}: damaged ({error}); {REMEDY}") from error
+    sizes = len(features), *labels.shape, *experts.shape[1:]
+    fits = features.ndim == 2 and experts.ndim == 2 and labels.ndim == 1 and len(set(sizes)) == 1 and sizes[0] > 0
+    if not fits or not numpy.isfinite(features).all():
+        raise AlmaError(
+            f"{path}: features {features.shape}, labels {labels.shape} and expert {experts.shape} do not belong "
+            f"together, or are not finite; {REMEDY}"
+        )
+    return features[:MOST_IMAGES], labels[:MOST_IMAGES].astype(int), experts[:, :MOST_IMAGES].astype(int)
+
+
+def _trees(nested: object, num_experts: int, path: Path, experts: numpy.ndarray) -> tuple[GateTree, ...]:
+    """Return the gate of each layer from stage.json; flat ones where it says nothing."""
+    if nested is None or nested != nested:
+        return tuple(GateTree.flat(max(int(each.max()) + 1, num_experts)) for each in experts)
+    record = path.with_name("stage.json")
+    try:
+        trees = tuple(GateTree.from_nested(each) for each in nested)  # type: ignore[attr-defined]
+    except (TypeError, AlmaError) as error:
+        raise AlmaError(
+            f"{record}: gate_trees is damaged ({error}); remove {path.name} beside it, and the report leaves out the "
+            "map of this run"
+        ) from error
+    if len(trees) != len(experts) or any(
+        int(each.max()) >= tree.num_experts for tree, each in zip(trees, experts, strict=True)
+    ):
+        raise AlmaError(f"{path}: its experts do not belong to the gate_trees in {record}; {REMEDY}")
+    return trees
+
+
+def embed(images: RoutedImages) -> numpy.ndarray:
+    """Return the place of each image on a map by t-SNE, (N, 2); the same features give the same map.
+
+    Raises:
+        AlmaError: scikit-learn is not installed.
+    """
+    digest = hashlib.sha256(images.features.tobytes()).hexdigest()
+    try:
+        _maps[digest] = _maps[digest] if digest in _maps else _embed(images.features)
+    except ModuleNotFoundError as error:
+        raise AlmaError(
+            f"{images.path}: its map needs {error.name}, which is not installed; pip install 'fairseq-alma[report]' "
+            "brings it"
+        ) from error
+    return _maps[digest]
+
+
+def _embed(features: numpy.ndarray) -> numpy.ndarray:
+    from sklearn.decomposition import PCA
+    from sklearn.manifold import TSNE
+
+    num_images, num_features = features.shape
+    if num_images < LEAST_IMAGES:
+        return numpy.pad(features, ((0, 0), (0, 2)))[:, :2]
+    if num_features > MOST_FEATURES and num_images > MOST_FEATURES:
+        features = PCA(MOST_FEATURES, random_state=0).fit_transform(features)
+    start = "pca" if num_features > 1 else "random"
+    perplexity = min(30.0, (num_images - 1) / 3)
+    return TSNE(init=start, perplexity=perplexity, max_iter=500, random_state=0).fit_transform(features)
+
+
+def draw_tree(axes: Axes, tree: GateTree, experts: numpy.ndarray, labels: Optional[numpy.ndarray]) -> None:
+    """Draw a tree with its root on top: choices as red squares, experts as leaves.
+
+    Args:
+        axes: empty ones.
+        tree: the gate.
+        experts: the expert that each image goes to, (N,), integers; gives the leaves' shares.
+        labels: class of each image, (N,), integers; None: leave out which classes go to a leaf.
+    """
     axes.set_axis_off()
-    axes.set_aspect("equal", adjustable="datalim")
+    if tree.num_experts > MOST_LEAVES:
+        axes.text(0.5, 0.5, f"{tree.num_experts} experts:\ntoo many to draw", ha="center", transform=axes.transAxes)
+        return
+    leaves: dict[int, int] = {}  # expert: level, from left to right
+    _draw_choice(axes, _without_single_children(tree.to_nested()), 0, leaves)
+    for column, (expert, level) in enumerate(leaves.items()):
+        colour = style.expert_colour(expert)
+        axes.plot([column], [-level], marker="o", markersize=13, color=colour, zorder=2)
+        ink = style.ink_on(colour)
+        axes.text(column, -level, str(expert), ha="center", va="center", fontsize=7, color=ink, zorder=3)
+        if len(leaves) <= MOST_NAMED:
+            axes.annotate(
+                _describe(experts == expert, labels), (column, -level), xytext=(0, -10), textcoords="offset points",
+                ha="center", va="top", fontsize=6.5, linespacing=1.25,
+            )  # fmt: skip
+    axes.set_xlim(-0.6, len(leaves) - 0.4)
+    axes.set_ylim(-max(leaves.values()) - 0.95, 0.3)
+
+
+def _draw_choice(axes: Axes, nested: Nested, level: int, leaves: dict[int, int]) -> float:
+    """Draw a choice with all below it and return its column; note a leaf and return the column alone."""
+    if isinstance(nested, int):
+        leaves[nested] = level
+        return len(leaves) - 1.0
+    below = [_draw_choice(axes, child, level + 1, leaves) for child in nested]
+    middle = (min(below) + max(below)) / 2
+    for column in below:
+        axes.plot([middle, column], [-level, -level - 1], color=style.TREE, linewidth=1.2, zorder=1)
+    axes.plot([middle], [-level], marker="s", color=style.TREE, markersize=6, zorder=2)
+    return middle
+
+
+def _describe(own: numpy.ndarray, labels: Optional[numpy.ndarray]) -> str:
+    """Spell what goes to a leaf: its share of the images, and the main classes among them, three in a line."""
+    lines = [f"{100 * own.mean():.0f} %"]
+    if labels is not None and own.any():
+        classes, counts = numpy.unique(labels[own], return_counts=True)
+        main = [str(label) for label, count in zip(classes, counts, strict=True) if count >= MAIN_CLASS * own.sum()]
+        lines += [" ".join(main[start : start + 3]) for start in range(0, len(main), 3)]
+    return "\n".join(lines)
+
+
+def _without_single_children(nested: Nested) -> Nested:
+    """Leave out choices that have nothing to choose: a gate that began with one expert has one as its root."""
+    if isinstance(nested, int):
+        return nested
+    if len(nested) == 1 and isinstance(nested[0], list):
+        return _without_single_children(nested[0])
+    return [_without_single_children(child) for child in nested]

@@ -4,106 +4,82 @@ Source of the arrangement: Figure 3 of the paper (columns: sizes) and Figure 9 (
 """
 
 from dataclasses import dataclass
-from typing import Callable, Hashable, Optional, Sequence
+from typing import Any, Callable, Hashable, NamedTuple, Optional, Sequence
 
-from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from numpy import ndarray
 
+from fairseq_alma.report.experiment import Experiment, by_size, names_of
 from fairseq_alma.report.figures import style
-from fairseq_alma.report.figures.run_groups import RunGroup, by_size, names_of
-from fairseq_alma.report.run_figures import RunFigures
 
 CROWDED = 8
 MOST_COLUMNS = 4
 
 
-@dataclass(frozen=True)
-class Panel:
-    """What is drawn into one pair of axes.
-
-    Attributes:
-        title: the size of the backbone, where there are several; on the first panel of a column.
-        groups: the runs, by the names of their curves.
-    """
-
-    title: str
-    groups: dict[str, RunGroup]
-
-
-@dataclass(frozen=True)
-class Row:
-    """Panels beside each other that share their legend.
-
-    Attributes:
-        title: what its panels have in common, where there are several rows.
-        panels: from left to right; None is a place without runs.
-        styles: of each curve, by its name.
-    """
-
-    title: str
-    panels: list[Optional[Panel]]
-    styles: dict[str, "CurveStyle"]
-
-
-@dataclass(frozen=True)
-class CurveStyle:
+class CurveStyle(NamedTuple):
     """Colour (as hexadecimal digits), marker and dashes of a curve."""
 
     colour: str
     marker: str
-    dash: object
+    dash: Any
 
     def handle(self, name: str) -> Line2D:
         """Return the curve's sample for a legend; the i.i.d. control has no curve, only a marker."""
         dash = "none" if self.marker == style.IID_MARKER else self.dash
-        return Line2D([], [], color=self.colour, marker=self.marker, linestyle=dash, label=name)  # type: ignore[arg-type]
+        return style.sample(name, self.colour, self.marker, dash)
 
 
-def learner_of(run: RunFigures) -> str:
-    """Name the learner of a run."""
-    return run.name
+@dataclass(frozen=True)
+class Panel:
+    """One pair of axes: the size of the backbone, on the first of a column; experiments by names of their curves."""
+
+    title: str
+    groups: dict[str, Experiment]
 
 
-def wait_of(run: RunFigures) -> str:
-    """Name the waiting time of a run."""
-    return f"wait {run.wait}" if run.iid is None else "i.i.d."
+@dataclass(frozen=True)
+class Row:
+    """Panels beside each other, None where there are no runs, that share a legend.
+
+    ``title`` is what they have in common, where there are several rows; ``styles`` those of the curves, by name.
+    """
+
+    title: str
+    panels: list[Optional[Panel]]
+    styles: dict[str, CurveStyle]
 
 
-def lay_out(groups: Sequence[RunGroup], apart: Callable[[RunFigures], str] = learner_of) -> list[Row]:
-    """Put groups into rows and columns of panels.
+def lay_out(groups: Sequence[Experiment], apart: str = "name") -> list[Row]:
+    """Put experiments into rows and columns of panels.
 
     A column is a size of the backbone; of more than four sizes, four that cover the range are shown. There is one row
-    unless that makes it crowded with several learners that wait for different times.
-
-    Args:
-        groups: at least one.
-        apart: what runs of different rows differ in where one would be crowded; titles the row.
+    unless that makes it crowded with several learners that wait for different times; then runs in different rows differ
+    in the fact ``apart`` (of the learner its name), which titles the row.
     """
     sizes = by_size(groups)
     shown = _cover(list(sizes))
     named = {size: dict(zip(names_of(sizes[size]), sizes[size], strict=True)) for size in shown}
     first = [group.first for size in shown for group in sizes[size]]
-    varied = len({learner_of(run) for run in first}) > 1 and len({run.wait for run in first}) > 1
-    is_crowded = max(len(each) for each in named.values()) > CROWDED and varied
-    waits = sorted({run.wait for run in first if run.iid is None})
-    has_learner_colours = len({learner_of(run) for run in first}) > 1 and not (is_crowded and apart is learner_of)
+    several_learners = len({run.name for run in first}) > 1
+    is_crowded = max(map(len, named.values())) > CROWDED and several_learners and len({run.wait for run in first}) > 1
+    waits = sorted({run.wait for run in first if not run.iid})
+    has_learner_colours = several_learners and not (is_crowded and apart == "name")
     rows: list[Row] = []
-    for name in dict.fromkeys(apart(run) for run in first) if is_crowded else [""]:
+    for name in dict.fromkeys(getattr(run, apart) for run in first) if is_crowded else [""]:
         panels: list[Optional[Panel]] = []
-        for size in shown:
-            chosen = {each: group for each, group in named[size].items() if name in ("", apart(group.first))}
-            is_first = not any(row.panels[shown.index(size)] for row in rows)
-            title = size if len(sizes) > 1 and is_first else ""
-            panels.append(Panel(title, chosen) if chosen else None)
+        for column, size in enumerate(shown):
+            chosen = {each: group for each, group in named[size].items() if name in ("", getattr(group.first, apart))}
+            is_first = len(sizes) > 1 and not any(row.panels[column] for row in rows)
+            panels.append(Panel(size if is_first else "", chosen) if chosen else None)
         rows.append(Row(name, panels, _styles_of(panels, has_learner_colours, waits)))
     return rows
 
 
-def left_out(groups: Sequence[RunGroup]) -> list[str]:
+def left_out(groups: Sequence[Experiment]) -> list[str]:
     """Return the sizes that `lay_out` does not show."""
     sizes = list(by_size(groups))
-    shown = _cover(sizes)
-    return [size for size in sizes if size not in shown]
+    return [size for size in sizes if size not in _cover(sizes)]
 
 
 def legend_width(rows: Sequence[Row]) -> float:
@@ -111,20 +87,33 @@ def legend_width(rows: Sequence[Row]) -> float:
     return 0.75 + 0.062 * max(len(name) for row in rows for name in row.styles)
 
 
-def write_legend(axes: Axes, row: Row, place: tuple[float, float], notes: Sequence[Line2D] = ()) -> None:
-    """Write a row's legend, under its title, to the right of its last panel.
+def draw_rows(
+    figure: Figure, rows: Sequence[Row], draw_panel: Callable[[Any, Panel, Row], None], place: tuple[float, float],
+    notes: Sequence[Line2D] = (), **layout: Any,
+) -> ndarray:  # fmt: skip
+    """Draw panels with a legend beside each row, and return their axes, (rows, columns).
 
     Args:
-        axes: of that panel.
-        row: what the legend is for.
-        place: of its upper left corner, in shares of the axes.
-        notes: samples that stand below those of the curves.
+        figure: an empty one.
+        rows: see `lay_out`.
+        draw_panel: draws what a panel holds.
+        place: of a legend, in shares of its row's last axes.
+        notes: samples below the curves of the first row.
+        layout: of ``Figure.subplots``.
     """
-    handles = [*(look.handle(name) for name, look in row.styles.items()), *notes]
-    legend = axes.legend(
-        handles=handles, title=row.title, loc="upper left", bbox_to_anchor=place, borderaxespad=0, alignment="left"
-    )
-    legend.get_title().set_fontweight("bold")
+    grid = figure.subplots(len(rows), len(rows[0].panels), squeeze=False, **layout)
+    for row, line in zip(rows, grid, strict=True):
+        for axes, panel in zip(line, row.panels, strict=True):
+            if panel is None:
+                axes.set_axis_off()
+            else:
+                draw_panel(axes, panel, row)
+        handles = [*(look.handle(name) for name, look in row.styles.items()), *(notes if row is rows[0] else ())]
+        legend = line[-1].legend(
+            handles=handles, title=row.title, loc="upper left", bbox_to_anchor=place, borderaxespad=0, alignment="left"
+        )
+        legend.get_title().set_fontweight("bold")
+    return grid
 
 
 def _cover(sizes: Sequence[str]) -> list[str]:
@@ -142,21 +131,18 @@ def _styles_of(
     Without learners to tell apart, colour stands for the waiting time, dark to light; with one waiting time too, for
     whatever else tells the runs apart.
     """
-    curves = {name: group for panel in panels if panel is not None for name, group in panel.groups.items()}
-    markers = style.wait_markers(group.first.wait for group in curves.values())
+    curves = {name: group.first for panel in panels if panel is not None for name, group in panel.groups.items()}
+    markers = style.wait_markers(run.wait for run in curves.values())
     chosen: dict[str, CurveStyle] = {}
     taken: dict[Hashable, int] = {}
-    for index, (name, group) in enumerate(curves.items()):
-        run = group.first
-        marker = markers[run.wait] if run.iid is None else style.IID_MARKER
+    for index, (name, run) in enumerate(curves.items()):
+        marker = style.IID_MARKER if run.iid else markers[run.wait]
         if has_learner_colours or len(curves) == len(waits) == 1:
             colour = style.colour_of(run.learner)
-        elif len(waits) > 1 and run.iid is None:
+        elif len(waits) > 1 and not run.iid:
             colour = style.shades(len(waits))[waits.index(run.wait)]
         else:
             colour = style.shades(len(curves))[index]
-        used = taken.get((colour, marker), 0)
-        taken[colour, marker] = used + 1
-        dash = style.DASHES[used % len(style.DASHES)]
-        chosen[name] = CurveStyle(style.lighter(colour, min(used, 3)), marker, dash)
+        used = taken[colour, marker] = taken.get((colour, marker), -1) + 1
+        chosen[name] = CurveStyle(style.lighter(colour, min(used, 3)), marker, style.DASHES[used % len(style.DASHES)])
     return chosen

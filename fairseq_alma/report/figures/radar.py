@@ -1,95 +1,66 @@
 """The radar: result, memory, training and test compute of each learner at a glance (v1 of the paper, Figure 3)."""
 
-import math
-import statistics
 from collections import Counter
-from typing import Callable, Sequence
+from typing import Sequence
 
 import numpy
 from matplotlib.projections.polar import PolarAxes
 
-from fairseq_alma.metrics.anytime import cumulative_memory
+from fairseq_alma.report.experiment import Experiment, completed
 from fairseq_alma.report.figures import panels, style
 from fairseq_alma.report.figures.panels import Panel, Row
-from fairseq_alma.report.figures.run_groups import RunGroup, complete_groups
 from fairseq_alma.report.figures.style import Drawing
-from fairseq_alma.report.run_figures import RunFigures
+from fairseq_alma.report.read_run import RunTable
 
-NAME = "radar"
-TITLE = "Result, memory and compute"
 CENTRE = 0.12  # where the axes start, so that small values do not all meet in one point
 RINGS = (0.25, 0.5, 0.75, 1.0)
+# Clockwise from the top; each is better where it is smaller.
+MEASURES = {"Mem": "memory", "Comp\ntrain": "computation", "Comp\ntest": "test_memory"}
 
 
-def draw(runs: Sequence[RunFigures]) -> list[Drawing]:
+def draw(runs: RunTable, groups: Sequence[Experiment], paper: bool = False) -> list[Drawing]:
     """Draw the complete runs of each size that has at least two of them to compare."""
-    groups = complete_groups(runs)
-    without = [group for group in groups if not group.first.replay]
-    rows = _comparing(without if len(without) > 1 else groups)
+    complete = completed(groups)
+    without = [group for group in complete if not group.first.replay]
+    rows = _comparing(without if len(without) > 1 else complete)
     if not rows:
         return []
     columns = len(rows[0].panels)
     figure = style.new_figure(2.2 * columns + 0.75 + panels.legend_width(rows), 0.3 + 2.0 * len(rows))
-    for number, row in enumerate(rows):
-        for column, panel in enumerate(row.panels):
-            place = number * columns + column + 1
-            axes = figure.add_subplot(len(rows), columns, place, projection="polar")
-            assert isinstance(axes, PolarAxes)
-            if panel is None:
-                style.hide(axes)
-                continue
-            _draw_panel(axes, panel, row)
-        panels.write_legend(axes, row, (1.25, 1.05))
-    return [Drawing(NAME, TITLE, _caption(groups[0].first, without != groups), figure)]
+    panels.draw_rows(figure, rows, _draw_panel, (1.25, 1.05), subplot_kw={"projection": "polar"})
+    caption = _caption(complete[0].first.is_text, len(without) < len(complete))
+    return [Drawing("radar", "Result, memory and compute", caption, figure)]
 
 
-def _comparing(groups: Sequence[RunGroup]) -> list[Row]:
+def _comparing(groups: Sequence[Experiment]) -> list[Row]:
     """Lay out what can be compared: a panel of one run would show nothing but that it is all there is."""
-    is_parted = len(panels.lay_out(groups, panels.wait_of)) > 1 if groups else False
-
-    def panel_of(group: RunGroup) -> tuple[str, int]:
-        return group.size, group.first.wait if is_parted else 0
-
-    sizes = Counter(map(panel_of, groups))
-    chosen = [group for group in groups if sizes[panel_of(group)] > 1]
-    return panels.lay_out(chosen, panels.wait_of) if chosen else []
-
-
-def _measures(is_text: bool) -> dict[str, Callable[[RunFigures], float]]:
-    """Return the axes, clockwise from the top; each is better where it is smaller."""
-    return {
-        "log avg\nPPL" if is_text else "CER": lambda run: _result(run),
-        "Mem": lambda run: run.memory or 0.0,
-        "Comp\ntrain": lambda run: run.computation,
-        "Comp\ntest": lambda run: cumulative_memory(run.test_flops, run.num_arrivals),
-    }
-
-
-def _result(run: RunFigures) -> float:
-    """Return CER, or the logarithm of the average perplexity: zero stands for a perfect model on both."""
-    assert run.anytime is not None
-    return math.log(run.anytime) if run.is_text else run.anytime
-
-
-def _values(group: RunGroup) -> list[float]:
-    measures = _measures(group.first.is_text).values()
-    return [statistics.fmean(measure(run) for run in group.experiment.complete) for measure in measures]
+    is_parted = len(panels.lay_out(groups, "shown_wait")) > 1 if groups else False
+    places = [(group.first.backbone, group.first.wait if is_parted else 0) for group in groups]
+    sizes = Counter(places)
+    chosen = [group for group, place in zip(groups, places, strict=True) if sizes[place] > 1]
+    return panels.lay_out(chosen, "shown_wait") if chosen else []
 
 
 def _draw_panel(axes: PolarAxes, panel: Panel, row: Row) -> None:
-    first = next(iter(panel.groups.values())).first
-    names = list(_measures(first.is_text))
-    angles = numpy.linspace(0, 2 * math.pi, len(names), endpoint=False)
+    is_text = next(iter(panel.groups.values())).first.is_text
+    names = ["log avg\nPPL" if is_text else "CER", *MEASURES]
+    angles = numpy.linspace(0, 2 * numpy.pi, len(names), endpoint=False)
     axes.set_theta_zero_location("N")
     axes.set_theta_direction(-1)
-    values = {name: _values(group) for name, group in panel.groups.items()}
+    values = []
+    for group in panel.groups.values():
+        anytime = group.complete.anytime
+        # Zero stands for a perfect model on both.
+        means = [(numpy.log(anytime) if is_text else anytime).mean()]
+        values.append([*means, *(group.complete[column].mean() for column in MEASURES.values())])
     # Not shared between panels: one learner of extreme cost would press all others into the centre.
-    most = [max(each) or 1.0 for each in zip(*values.values(), strict=True)]
-    for name, found in values.items():
-        shares = [value / largest for value, largest in zip(found, most, strict=True)]
+    table = numpy.array(values, dtype=float)
+    most = table.max(axis=0)
+    shares = table / numpy.where(most == 0, 1.0, most)
+    for name, share in zip(panel.groups, shares, strict=True):
         look = row.styles[name]
         axes.plot(
-            [*angles, angles[0]], [*shares, shares[0]], color=look.colour, linestyle=look.dash, marker=look.marker,
+            [*angles, angles[0]], [*share, share[0]], color=look.colour, linestyle=look.dash, marker=look.marker,
             markersize=3,
         )  # fmt: skip
     axes.set_rlim(-CENTRE, 1.04)  # room for the markers on the outer ring
@@ -101,14 +72,12 @@ def _draw_panel(axes: PolarAxes, panel: Panel, row: Row) -> None:
         axes.set_title(panel.title, pad=10)
 
 
-def _caption(first: RunFigures, is_without_replay: bool) -> str:
-    result = "the logarithm of the average test perplexity" if first.is_text else "cumulative error rate (CER)"
-    words = [
+def _caption(is_text: bool, is_without_replay: bool) -> str:
+    result = "the logarithm of the average test perplexity" if is_text else "cumulative error rate (CER)"
+    words = (
         f"Four costs of each learner over the stream: {result}, memory (Mem: parameters summed over arrivals), "
         "training compute, and compute of a prediction summed over arrivals. Each axis goes from 0 to the largest "
         "value in its panel, so panels do not compare; rings stand at quarters, nearer to the centre is better. "
         "Complete runs, means over seeds."
-    ]
-    if is_without_replay:
-        words.append("Without replay.")
-    return " ".join(words)
+    )
+    return words + (" Without replay." if is_without_replay else "")

@@ -1,55 +1,48 @@
-"""How all figures look: colours, markers, sizes, number formats, and how they become files.
+"""How all figures look: colours, markers, sizes, axes whose numbers people can read, and how they become files.
 
 Colours are those of Okabe and Ito (2008), which colour-blind readers can tell apart, with two more for learners that
 only images have. A colour always means a learner, a marker a waiting time; nothing is told by colour
 alone where two learners may stand in one panel.
 """
 
+import math
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
-from typing import Iterable, Mapping, Sequence
+from typing import Any, Callable, Iterable, Mapping, Optional, Sequence
 
 import matplotlib
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
 
 from fairseq_alma.atomic_file import open_atomically
+from fairseq_alma.report.spelling import LEARNER_COLOURS
 
-LEARNER_COLOURS = {
-    "sm": "#0072B2",
-    "ens": "#D55E00",
-    "gens": "#E69F00",
-    "gmoe": "#CC79A7",
-    "umix": "#009E73",
-    "moe": "#56B4E9",
-    "bagging": "#882255",
-    "firefly": "#333333",
-}
 EXPERT_COLOURS = (
     "#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#888888", "#882255", "#332288",
     "#999933", "#8C510A",
 )  # fmt: skip
-GREY = "#666666"
-TREE = "#B2182B"
+GREY, TREE = "#666666", "#B2182B"
 IID_MARKER = "*"
 _WAIT_MARKERS = {1: "o", 2: "s", 3: "^", 4: "D", 5: "v", 10: "P", 25: "X", 50: "<", 100: ">", 500: "h"}
 _OTHER_MARKERS = ("p", "d", "8", "H", "$\\mathbf{w}$")
 DASHES = ("-", (0, (4, 1.5)), (0, (1, 1.2)), (0, (5, 1.2, 1, 1.2)), (0, (8, 2)), (0, (3, 1, 1, 1, 1, 1)))
-
 FULL_WIDTH = 6.8  # inches: the text width of a page
-PANEL = (2.3, 2.0)  # inches of a panel among several, without what stands around it
-
+FEW_ARRIVALS = 12  # named t0, t1, … as in the tables
+WIDE = 4.0  # a span of costs on a logarithmic axis: less would make much of small differences
+NARROW = 1.02  # the same of results
+_EVEN = 3.0  # below this factor evenly spaced ticks read better, on a logarithmic axis too
+_STEPS = ((1.0,), (1.0, 3.0), (1.0, 2.0, 5.0), (1.0, 1.5, 2.0, 3.0, 5.0, 7.0))
 _SETTINGS = {
     "font.family": "DejaVu Sans",  # comes with matplotlib, so figures look the same everywhere
     "font.size": 8.5,
-    "axes.titlesize": 8.5,
-    "axes.labelsize": 8.5,
-    "xtick.labelsize": 7.5,
-    "ytick.labelsize": 7.5,
-    "legend.fontsize": 7.5,
-    "legend.title_fontsize": 7.5,
+    **dict.fromkeys(("axes.titlesize", "axes.labelsize"), 8.5),
+    **dict.fromkeys(("xtick.labelsize", "ytick.labelsize", "legend.fontsize", "legend.title_fontsize"), 7.5),
     "legend.frameon": False,
     "legend.handlelength": 2.8,
     "axes.spines.top": False,
@@ -67,16 +60,12 @@ _SETTINGS = {
     "svg.fonttype": "path",
     "svg.hashsalt": "fairseq_alma",  # the same figure is the same file
 }
-_METADATA: Mapping[str, Mapping[str, None]] = {
-    "png": {"Software": None},
-    "pdf": {"CreationDate": None},
-    "svg": {"Date": None},
-}
+_METADATA: Mapping[str, str] = {"png": "Software", "pdf": "CreationDate", "svg": "Date"}  # what is left out
 
 
 @dataclass(frozen=True)
 class Drawing:
-    """A figure that was drawn but not written yet; see `figure_files.FigureFile`."""
+    """A figure that was drawn but not written yet."""
 
     name: str
     title: str
@@ -94,20 +83,20 @@ def new_figure(width: float, height: float) -> Figure:
     return Figure(figsize=(width, height), layout="constrained")
 
 
-def save(figure: Figure, stem: Path) -> tuple[Path, Path, Path]:
-    """Write a figure as PNG, PDF and SVG and return the three paths.
-
-    Each file appears at once and whole, so that a page that is open meanwhile never shows half of one.
-    """
+def save(figure: Figure, stem: Path) -> dict[str, Path]:
+    """Write a figure as PNG, PDF and SVG and return the paths; each file appears at once and whole."""
     figure.draw_without_rendering()  # lays it out; once is enough for three files
     figure.set_layout_engine("none")
-    paths = []
-    for ending, metadata in _METADATA.items():
-        path = stem.with_name(f"{stem.name}.{ending}")
+    paths = {ending: stem.with_name(f"{stem.name}.{ending}") for ending in _METADATA}
+    for ending, path in paths.items():
         with open_atomically(path) as file:
-            figure.savefig(file, format=ending, dpi=200, metadata=dict(metadata))
-        paths.append(path)
-    return paths[0], paths[1], paths[2]
+            figure.savefig(file, format=ending, dpi=200, metadata={_METADATA[ending]: None})
+    return paths
+
+
+def sample(label: str, colour: str, marker: str = "", dash: Any = "none", **look: Any) -> Line2D:
+    """Return a line or a marker as a sample for a legend."""
+    return Line2D([], [], color=colour, marker=marker, linestyle=dash, label=label, **look)
 
 
 def colour_of(learner: str) -> str:
@@ -134,8 +123,7 @@ def wait_markers(waits: Iterable[int]) -> dict[int, str]:
 
 def shades(count: int) -> list[str]:
     """Return colours from dark to light for that many steps of one quantity."""
-    scale = matplotlib.colormaps["viridis"]
-    return [to_hex(scale(0.82 * index / max(count - 1, 1))) for index in range(count)]
+    return [to_hex(matplotlib.colormaps["viridis"](0.82 * index / max(count - 1, 1))) for index in range(count)]
 
 
 def lighter(colour: str, step: int) -> str:
@@ -146,27 +134,97 @@ def lighter(colour: str, step: int) -> str:
 
 
 def spread(places: Sequence[float], gap: float) -> list[float]:
-    """Move places apart, as little as can be, until neighbours are a gap apart: where labels stand.
-
-    Args:
-        places: wanted places, in any order.
-        gap: smallest distance that labels need, in the same unit.
-    """
+    """Move places apart, as little as can be, until neighbours are a gap apart: where labels stand."""
     order = sorted(range(len(places)), key=lambda index: places[index])
-    clusters: list[list[float]] = []  # centre, number of labels
+    clusters: list[tuple[float, int]] = []  # centre, number of labels
     for index in order:
-        clusters.append([places[index], 1])
-        while len(clusters) > 1 and _overlap(clusters[-2], clusters[-1], gap):
-            (centre, count), (other, more) = clusters.pop(-2), clusters.pop()
-            clusters.append([(centre * count + other * more) / (count + more), count + more])
-    spaced = [centre + (step - (count - 1) / 2) * gap for centre, count in clusters for step in range(int(count))]
+        clusters.append((places[index], 1))
+        while len(clusters) > 1:
+            (centre, count), (other, more) = clusters[-2:]
+            if other - centre >= (count + more) / 2 * gap:
+                break
+            clusters[-2:] = [((centre * count + other * more) / (count + more), count + more)]
+    spaced = [centre + (step - (count - 1) / 2) * gap for centre, count in clusters for step in range(count)]
     return [spaced[order.index(index)] for index in range(len(places))]
 
 
-def _overlap(lower: Sequence[float], upper: Sequence[float], gap: float) -> bool:
-    return upper[0] - lower[0] < (lower[1] + upper[1]) / 2 * gap
+def plain(value: float) -> str:
+    """Spell a number for a tick: ``0.5``, ``1,000``, ``2×10⁷`` (as mathematics) where that is shorter."""
+    return f"{value:,.10g}" if value == 0 or 1e-3 <= abs(value) < 1e5 else scientific(value)
 
 
-def hide(axes: Axes) -> None:
-    """Leave the place of a panel empty, but for a legend that hangs on it."""
-    axes.set_axis_off()
+def scientific(value: float) -> str:
+    """Spell a number as a power of ten, as mathematics: ``2×10⁷``."""
+    power = math.floor(math.log10(abs(value)) + 1e-9)
+    digits = f"{value / 10**power:.3g}"
+    return f"$10^{{{power}}}$" if digits == "1" else f"${digits}{{\\times}}10^{{{power}}}$"
+
+
+def show_tflops(values: Sequence[float]) -> Callable[[float], str]:
+    """Choose how ticks spell costs: over a wide range, which leaves little room for each, as powers of ten."""
+    return scientific if max(values) > 300 * min(values) > 0 else plain
+
+
+def _set_limits(axis: Axis, low: float, high: float, scale: str) -> None:
+    axes = axis.axes
+    assert isinstance(axes, Axes)
+    letter = "x" if axis is axes.xaxis else "y"
+    axes.set(**{f"{letter}scale": scale})
+    axes.set(**{f"{letter}lim": (low, high)})
+
+
+def logarithmic(
+    axis: Axis, values: Sequence[float], label: Callable[[float], str] = plain, least_span: float = WIDE
+) -> None:
+    """Make an axis logarithmic, with limits around the positive finite values and three ticks or more.
+
+    Args:
+        axis: x or y.
+        values: what it must show.
+        label: spells a tick.
+        least_span: smallest factor between both ends.
+    """
+    shown = [value for value in values if 0 < value < math.inf] or [1.0, WIDE]
+    low, high = min(shown), max(shown)
+    grow = math.sqrt(max(least_span * low / high, 1.0)) * (max(high / low, least_span)) ** 0.06
+    low, high = low / grow, high * grow
+    _set_limits(axis, low, high, "log")
+    if high / low < _EVEN:
+        axis.set_major_locator(MaxNLocator(nbins=5, steps=[1, 2, 2.5, 5, 10]))
+    else:
+        powers = range(math.floor(math.log10(low)) - 1, math.ceil(math.log10(high)) + 1)
+        counts = [sum(low <= step * 10.0**power <= high for power in powers for step in each) for each in _STEPS]
+        steps = next((each for each, count in zip(_STEPS, counts, strict=True) if count >= 3), _STEPS[-1])
+        axis.set_major_locator(LogLocator(subs=steps, numticks=12))
+    axis.set_minor_locator(NullLocator())
+    axis.set_minor_formatter(NullFormatter())
+    axis.set_major_formatter(FuncFormatter(lambda value, _: label(value)))
+
+
+def linear(axis: Axis, values: Sequence[float]) -> None:
+    """Give an axis limits around the finite ones of the values, and ticks with plain labels."""
+    finite = [value for value in values if math.isfinite(value)] or [0.0]
+    low, high = min(finite), max(finite)
+    room = 0.06 * ((high - low) or abs(high) or 1.0)
+    _set_limits(axis, low - room, high + room, "linear")
+    axis.set_major_locator(MaxNLocator(nbins=6))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: plain(value)))
+
+
+def arrival_axis(axis: Axis, arrivals: Sequence[int], end: int, nbins: int) -> None:
+    """Name a few arrivals as the tables do, number many."""
+    if end <= FEW_ARRIVALS:
+        axis.set_ticks(arrivals, [f"$t_{{{arrival}}}$" for arrival in arrivals])
+    else:
+        axis.set_major_locator(MaxNLocator(nbins=nbins, integer=True))
+
+
+def gap_in(values: Sequence[float], least: float = 3.0) -> Optional[float]:
+    """Return where an axis had better be broken: within the widest gap between positive finite neighbours.
+
+    None where no two are apart by ``least`` as a factor: they have a sensible common axis.
+    """
+    ordered = sorted(value for value in values if 0 < value < math.inf)
+    steps = [(after / before, math.sqrt(after * before)) for before, after in pairwise(ordered)]
+    factor, middle = max(steps, default=(1.0, 0.0))
+    return middle if factor >= least else None

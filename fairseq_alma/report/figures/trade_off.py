@@ -1,159 +1,101 @@
-"""The trade-off: average perplexity or CER against what it cost (Figures 2, 5 and 7 of the paper).
+"""Result against cost, the number of experts, and the effect of replay (Figures 2, 4, 5, 7 and 8 of the paper)."""
 
-Text, as in Figure 5: each line is a learner's way through the stream, from the first update to the last arrival.
-Images, as in Figures 2 and 7: a marker for the whole stream, a line through the sizes of one learner.
-"""
+from typing import Any, Callable, Mapping, Sequence
 
-import statistics
-from dataclasses import dataclass
-from typing import Sequence
+from matplotlib.axis import Axis
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
-from matplotlib.figure import FigureBase
-
-from fairseq_alma.report.figures import paper_runs, style
-from fairseq_alma.report.figures.cost_panels import CostPanels
-from fairseq_alma.report.figures.number_axes import logarithmic, show_params, show_tflops
-from fairseq_alma.report.figures.run_groups import (
-    RunGroup,
-    anytime_label,
-    by_size,
-    complete_groups,
-    detail_of,
-    names_of,
-)
+from fairseq_alma.report import paper as paper_numbers
+from fairseq_alma.report.experiment import Experiment, begun, by_size, completed, names_of
+from fairseq_alma.report.figures import style
+from fairseq_alma.report.figures.costs import Look, Trace, grid, write_labels, write_legend
 from fairseq_alma.report.figures.style import Drawing
-from fairseq_alma.report.figures.traces import Look, write_legend
-from fairseq_alma.report.figures.trajectory import TERA, trajectory
-from fairseq_alma.report.run_figures import RunFigures
+from fairseq_alma.report.read_run import RunTable
+from fairseq_alma.report.spelling import show_count
 
-NAME = "trade-off"
-TITLE = "Trade-off of result, compute and size"
-LONGEST_LABEL = 16
+MOST_COLUMNS = 3
+CROWDED = 12  # pairs with and without replay in one panel
+SEEDS = "Mean over seeds, bars: standard deviation."
+TracesOf = Callable[[Sequence[Experiment]], list[Trace]]
+Columns = Mapping[str, Callable[[Axis, Sequence[float]], None]]  # of costs: label, and what scales the axis
 
 
-@dataclass(frozen=True)
-class Trace:
-    """What is drawn of one group, or of one learner in several sizes.
+def draw_trade_off(runs: RunTable, groups: Sequence[Experiment], paper: bool = False) -> list[Drawing]:
+    """Draw average perplexity or CER of complete runs against compute and size (Figures 2, 5 and 7).
 
-    Attributes:
-        groups: that of each marker; the last one's looks are the line's.
-        costs: for each panel, the cost at each point of the line.
-        results: at each point of the line.
-        marks: places on the line that get the full marker, one for each of the groups.
-        label: what tells the trace from others of its learner and wait.
+    Text, as in Figure 5: each line is a learner's way through the stream, from the first update to the last arrival.
+    Images, as in Figures 2 and 7: a marker for the whole stream, a line through the sizes of one learner.
     """
-
-    groups: tuple[RunGroup, ...]
-    costs: tuple[tuple[float, ...], tuple[float, ...]]
-    results: tuple[float, ...]
-    marks: tuple[int, ...]
-    label: str
-
-
-def draw(runs: Sequence[RunFigures], paper: bool = False) -> list[Drawing]:
-    """Draw the two trade-offs of complete runs on one stream; nothing where there is none.
-
-    Args:
-        runs: on one stream.
-        paper: for text, draw the paper's results below.
-    """
-    complete = complete_groups(runs)
-    groups = [group for group in complete if not group.first.replay] or complete
-    if not groups:
+    complete = completed(groups)
+    shown = [group for group in complete if not group.first.replay] or complete
+    if not shown:
         return []
-    parts = [("", groups)]
-    if paper and groups[0].first.is_text:
-        parts.append((paper_runs.TITLE, complete_groups(paper_runs.paper_runs())))
-    figure = style.new_figure(style.FULL_WIDTH, 3.3 * len(parts))
-    looks = [
-        _draw_part(part, title, shown)
-        for part, (title, shown) in zip(figure.subfigures(len(parts), 1, squeeze=False)[:, 0], parts, strict=True)
-    ]
-    write_legend(figure, looks, [shown for _, shown in parts])
-    caption = _caption(groups, runs) + (paper_runs.CAPTION if len(parts) > 1 else "")
-    return [Drawing(NAME, TITLE, caption, figure)]
+    is_text = shown[0].first.is_text
+    columns: Columns = {
+        "cumulative training compute (TFLOPs)": _scale_tflops,
+        "parameters" if is_text else "cumulative parameters": _scale_counts,
+    }
+    parts = _parts(shown, paper and is_text)
+    figure = _draw_parts(style.FULL_WIDTH, 3.3, parts, _text_traces if is_text else _image_traces, columns)
+    caption = _trade_off_caption(shown, runs.facts) + (paper_numbers.FIGURE_CAPTION if len(parts) > 1 else "")
+    return [Drawing("trade-off", "Trade-off of result, compute and size", caption, figure)]
 
 
-def _draw_part(figure: FigureBase, title: str, groups: Sequence[RunGroup]) -> Look:
-    """Draw two panels and return how the groups look in them."""
-    first = groups[0].first
-    traces = _text_traces(groups) if first.is_text else _image_traces(groups)
-    results = [result for trace in traces for result in trace.results]
-    results += [end for group in groups for end in group.bar]
-    panels = CostPanels(figure, results, 2, anytime_label(first))
-    look = Look.of(groups, by_size(groups) if first.is_text else ())
-    for column, label in enumerate(_cost_labels(first.is_text)):
-        costs = [cost for trace in traces for cost in trace.costs[column]]
-        logarithmic(panels.lower(column).xaxis, costs, show_tflops(costs) if column == 0 else show_params)
-        panels.lower(column).set_xlabel(label)
-        for trace in traces:
-            _draw_trace(panels, column, trace, look)
-        panels.write(column, _labels_of(traces, column))
-    panels.upper(0).set_title(title, loc="left")
-    return look
+def _scale_tflops(axis: Axis, costs: Sequence[float]) -> None:
+    style.logarithmic(axis, costs, style.show_tflops(costs))
 
 
-def _text_traces(groups: Sequence[RunGroup]) -> list[Trace]:
-    """Return the way of each group through the stream."""
+def _scale_counts(axis: Axis, costs: Sequence[float]) -> None:
+    style.logarithmic(axis, costs, show_count)
+
+
+def _parts(groups: Sequence[Experiment], paper: bool) -> dict[str, Sequence[Experiment]]:
+    """Return what is drawn above each other: the runs, and the paper's results where they are asked for."""
+    theirs = {paper_numbers.FIGURE_TITLE: completed(begun(paper_numbers.paper_runs()))} if paper else {}
+    return {"": groups, **theirs}
+
+
+def _draw_parts(
+    width: float, height: float, parts: Mapping[str, Sequence[Experiment]], traces_of: TracesOf, columns: Columns
+) -> Figure:
+    """Draw parts of a figure below each other, a panel for each column of costs; size in inches, of each part."""
+    figure, looks = style.new_figure(width, height * len(parts)), []
+    for part, (title, groups) in zip(figure.subfigures(len(parts), 1, squeeze=False)[:, 0], parts.items(), strict=True):
+        traces, look = traces_of(groups), Look(groups, by_size(groups) if groups[0].first.is_text else ())
+        axes = grid(part, groups, traces, len(columns))
+        for column, (label, scale) in enumerate(columns.items()):
+            scale(axes[-1, column].xaxis, [cost for trace in traces for cost in trace.costs[column]])
+            for trace in traces:
+                look.draw(axes[:, column], trace, column)
+            axes[-1, column].set_xlabel(label)
+            write_labels(axes[:, column], traces, column)
+        axes[0, 0].set_title(title, loc="left")
+        looks.append(look)
+    write_legend(figure, looks, parts.values())
+    return figure
+
+
+def _text_traces(groups: Sequence[Experiment]) -> list[Trace]:
     traces = []
     for size in by_size(groups).values():
         for group, name in zip(size, names_of(size), strict=True):
-            points = trajectory(group)
-            costs = tuple(point.tflops for point in points), tuple(point.params for point in points)
-            results = tuple(point.average for point in points)
-            label = detail_of(group, name).removesuffix(" experts")
-            traces.append(Trace((group,), costs, results, (len(points) - 1,), label))
+            label = name.removeprefix(group.label).removeprefix(", ").removesuffix(" experts")
+            traces.append(Trace.way(group, ["tflops", "params"], label))
     return traces
 
 
-def _image_traces(groups: Sequence[RunGroup]) -> list[Trace]:
+def _image_traces(groups: Sequence[Experiment]) -> list[Trace]:
     """Return for each learner, waiting time and variant its sizes."""
-    kin: dict[str, list[RunGroup]] = {}
+    kin: dict[str, list[Experiment]] = {}
     for same in by_size(groups).values():
         for group, name in zip(same, names_of(same), strict=True):
             kin.setdefault(name, []).append(group)
-    traces = []
-    for sizes in kin.values():
-        complete = [group.experiment.complete for group in sizes]
-        tflops = tuple(statistics.fmean(run.computation / TERA for run in same) for same in complete)
-        memory = tuple(statistics.fmean(run.memory or 0.0 for run in same) for same in complete)
-        results = tuple(group.anytime[0] for group in sizes)
-        traces.append(Trace(tuple(sizes), (tflops, memory), results, tuple(range(len(sizes))), ""))
-    return traces
+    return [Trace.through(sizes) for sizes in kin.values()]
 
 
-def _draw_trace(panels: CostPanels, column: int, trace: Trace, look: Look) -> None:
-    """Draw a line with its dots and full markers into a column."""
-    costs = trace.costs[column]
-    for axes in panels.axes_of(column):
-        look.line(axes, costs, trace.results, trace.groups[-1])
-        if len(trace.marks) < len(costs):
-            look.dots(axes, costs, trace.results, trace.groups[-1])
-        for place, group in zip(trace.marks, trace.groups, strict=True):
-            look.mark(axes, costs[place], trace.results[place], group.anytime[1], group)
-
-
-def _labels_of(traces: Sequence[Trace], column: int) -> list[tuple[float, float, str, str]]:
-    """Return what `CostPanels.write` writes beside the last points."""
-    return [
-        (trace.costs[column][-1], trace.results[-1], trace.label[:LONGEST_LABEL], _colour(trace))
-        for trace in traces
-        if trace.label
-    ]
-
-
-def _colour(trace: Trace) -> str:
-    return style.colour_of(trace.groups[-1].first.learner)
-
-
-def _cost_labels(is_text: bool) -> tuple[str, str]:
-    compute = "cumulative training compute (TFLOPs)"
-    return compute, "parameters" if is_text else "cumulative parameters"
-
-
-def _caption(groups: Sequence[RunGroup], runs: Sequence[RunFigures]) -> str:
-    first = groups[0].first
-    if first.is_text:
+def _trade_off_caption(groups: Sequence[Experiment], facts: Any) -> str:
+    if groups[0].first.is_text:
         words = [
             "Average test perplexity over the arrivals so far against training compute so far and against the "
             "parameters of what predicts. Each line is a learner's way through the stream, a dot for each arrival "
@@ -165,11 +107,87 @@ def _caption(groups: Sequence[RunGroup], runs: Sequence[RunFigures]) -> str:
             "all arrivals. Lines join the sizes of one learner's backbone."
         ]
     words.append("Down and to the left is better; 1 TFLOP is 10^12 operations.")
-    if any(len(group.experiment.complete) > 1 for group in groups):
-        words.append("Mean over seeds, bars: standard deviation.")
-    if not first.replay and any(run.replay for run in runs):
-        words.append("Without replay.")
-    missing = sum(not run.is_complete for run in runs)
-    if missing:
-        words.append(f"{missing} run{'s that are' if missing > 1 else ' that is'} not complete left out.")
+    words += [SEEDS] if _has_seeds(groups) else []
+    words += ["Without replay."] if not groups[0].first.replay and facts.replay.any() else []
+    missing = len(facts) - facts.is_complete.sum()
+    words += [f"{missing} run{'s that are' if missing > 1 else ' that is'} not complete left out."] if missing else []
     return " ".join(words)
+
+
+def draw_experts(runs: RunTable, groups: Sequence[Experiment], paper: bool = False) -> list[Drawing]:
+    """Draw average perplexity against the number of experts (Figure 5, right). Language only, as there.
+
+    Complete runs without replay; nothing where all have equally many experts.
+    """
+    shown = [group for group in completed(groups) if group.first.is_text and not group.first.replay]
+    if len({count for group in shown for count in Trace.way(group, ["experts"]).costs[0]}) < 2:
+        return []
+
+    def scale(axis: Axis, costs: Sequence[float]) -> None:
+        style.linear(axis, costs)
+        axis.set_major_locator(MaxNLocator(nbins=8, integer=True))
+
+    columns: Columns = {"experts in a layer, over all models that predict together": scale}
+    figure = _draw_parts(
+        4.6, 3.2, _parts(shown, paper), lambda each: [Trace.way(x, ["experts"]) for x in each], columns
+    )
+    caption = (
+        "Average test perplexity over the arrivals so far against the experts in each layer, counted over all models "
+        "that predict together. Each line is a learner's way through the stream, the marker its end; a learner that "
+        "does not grow goes straight down."
+    )
+    caption += (f" {SEEDS}" if _has_seeds(shown) else "") + (paper_numbers.FIGURE_CAPTION if paper else "")
+    return [Drawing("experts", "Perplexity against the number of experts", caption, figure)]
+
+
+def draw_replay(runs: RunTable, groups: Sequence[Experiment], paper: bool = False) -> list[Drawing]:
+    """Draw a segment from each learner without replay to the same learner with it (Figures 4 and 8).
+
+    Complete runs that are alike but for replay; nothing where there are none.
+    """
+    pairs = replay_pairs(completed(groups))
+    if not pairs:
+        return []
+    # Each learner has a panel of its own, as in Figure 8, where one panel would be crowded.
+    columns: dict[str, list[Trace]] = {}
+    for pair in pairs:
+        columns.setdefault(pair[0].first.name if len(pairs) > CROWDED else "", []).append(Trace.through(pair))
+    num_rows = -(-len(columns) // MOST_COLUMNS)
+    num_columns = -(-len(columns) // num_rows)
+    both = [group for pair in pairs for group in pair]
+    look, costs = Look(both), [cost for traces in columns.values() for trace in traces for cost in trace.costs[0]]
+    width = 4.6 if num_columns == 1 else 1.2 + 1.95 * num_columns
+    figure = style.new_figure(width, 3.2 if num_rows == 1 and num_columns < 3 else 0.4 + 2.1 * num_rows)
+    panels = list(columns.items())
+    for row, part in enumerate(figure.subfigures(num_rows, 1, squeeze=False)[:, 0]):
+        axes = grid(part, both, [], num_columns)
+        for column in range(num_columns):
+            place = row * num_columns + column
+            if place >= len(panels):
+                for each in axes[:, column]:
+                    each.set_axis_off()
+                continue
+            for trace in panels[place][1]:
+                look.draw(axes[:, column], trace, 0)
+            _scale_tflops(axes[-1, column].xaxis, costs)
+            axes[0, column].set_title(panels[place][0])
+            if place + num_columns >= len(panels):
+                axes[-1, column].set_xlabel("training TFLOPs")
+    write_legend(figure, [look], [both])
+    value = "Average test perplexity" if both[0].first.is_text else "Cumulative error rate"
+    caption = (
+        f"{value} against all training compute (1 TFLOP is 10^12 operations). Each segment goes from a learner without "
+        "replay (filled) to the same learner trained on everything that has arrived so far (hollow)."
+    ) + (f" {SEEDS}" if _has_seeds(both) else "")
+    return [Drawing("replay", "Effect of replay", caption, figure)]
+
+
+def replay_pairs(groups: Sequence[Experiment]) -> list[tuple[Experiment, Experiment]]:
+    """Find experiments that are alike but for replay; the one without comes first."""
+    without = {group.settings_but("replay"): group for group in groups if not group.first.replay}
+    pairs = [(without.get(group.settings_but("replay")), group) for group in groups if group.first.replay]
+    return [(one, other) for one, other in pairs if one is not None]
+
+
+def _has_seeds(groups: Sequence[Experiment]) -> bool:
+    return any(len(group.complete) > 1 for group in groups)

@@ -66,6 +66,7 @@ def pretend(monkeypatch, *progress):
     monkeypatch.setattr(stage_checkpoints, "repair_last", lambda folder: folder / "checkpoint_last.pt")
     monkeypatch.setattr(stage_checkpoints, "is_whole", lambda path: True)
     monkeypatch.setattr(stage_checkpoints, "read_progress", lambda path: next(looks))
+    monkeypatch.setattr(stage_checkpoints, "synchronise", lambda path: None)
 
 
 def test_a_training_that_was_cut_off_goes_on_and_counts_each_token_once(backend, launched, monkeypatch):
@@ -180,6 +181,7 @@ def test_growth_comes_before_training_and_is_not_done_twice(backend, launched, m
 
 def test_the_perplexity_right_after_growth_is_recorded(backend, launched):
     plan = plans_of("gmoe", grow_schedule="4,6")[1]
+    write_checkpoint(backend, plan.trainings[0].start)
     launched.lines = [RESULT.format("3.0")]
     assert backend.test(work(backend, plan))["after_growth"] == {"valid": {"loss": 3.0, "ppl": 8.0}}
     assert "after_growth" not in backend.test(work(backend, plans_of("gmoe", grow_schedule="4,6")[0]))

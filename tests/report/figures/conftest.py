@@ -4,7 +4,7 @@ from importlib.util import find_spec
 
 import pytest
 
-from fairseq_alma.report.read_run import read_figures
+from fairseq_alma.report.read_run import read_run
 from tests.report.fakes import image_stream, write_run
 
 # Figures need the extra [report]; without it there is nothing here that could be tested.
@@ -14,7 +14,7 @@ collect_ignore_glob = [] if find_spec("matplotlib") else ["test_*.py"]
 @pytest.fixture
 def make(tmp_path):
     """Writes a run and reads it: ``make("name", values, learner="ens")``."""
-    return lambda name, *values, **options: read_figures(write_run(tmp_path / name, *values, **options))
+    return lambda name, *values, **options: read_run(write_run(tmp_path / name, *values, **options))
 
 
 @pytest.fixture

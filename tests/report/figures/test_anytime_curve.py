@@ -1,10 +1,14 @@
 import numpy
 import pytest
 
-from fairseq_alma.report.figures.anytime_curve import draw
-from tests.report.fakes import image_stream, text_stream
+from fairseq_alma.report.figures import anytime_curve
+from tests.report.fakes import drawn, image_stream, text_stream
 
 pytestmark = pytest.mark.usefixtures("styled")
+
+
+def draw(runs):
+    return drawn(anytime_curve.draw, runs)
 
 
 def stairs(axes):

@@ -1,11 +1,15 @@
 import pytest
 
 from fairseq_alma.errors import AlmaError
-from fairseq_alma.report.figures.expert_usage import draw
-from tests.report.fakes import image_stream
+from fairseq_alma.report.figures import expert_usage
+from tests.report.fakes import drawn, image_stream
 
 pytestmark = pytest.mark.usefixtures("styled")
 GROWING = [{"expert_usage": [[0.25, 0.75]]}, {"expert_usage": [[0.25, 0.25, 0.5]]}]
+
+
+def draw(runs):
+    return drawn(expert_usage.draw, runs)
 
 
 def test_areas_stand_above_each_other_and_hold_until_the_next_update(make):

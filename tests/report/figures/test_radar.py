@@ -2,10 +2,14 @@ import math
 
 import pytest
 
-from fairseq_alma.report.figures.radar import draw
-from tests.report.fakes import image_stream
+from fairseq_alma.report.figures import radar
+from tests.report.fakes import drawn, image_stream
 
 pytestmark = pytest.mark.usefixtures("styled")
+
+
+def draw(runs):
+    return drawn(radar.draw, runs)
 
 
 def shapes(axes):

@@ -1,0 +1,140 @@
+"""What a finding is: a claim of the paper, the comparisons that put it to the test here, and a verdict from them."""
+
+import enum
+from dataclasses import dataclass, replace
+from typing import Optional, Sequence
+
+from fairseq_alma.report.spread import Spread, difference, is_close
+
+
+class Verdict(enum.Enum):
+    """Whether these runs bear a finding out."""
+
+    HELD = "held"
+    IN_PART = "held in part"
+    NOT_HELD = "did not hold"
+    TOO_CLOSE = "too close to tell"
+    NOT_ENOUGH = "not enough runs"
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two figures of which the claim says that the first is the lower one.
+
+    Attributes:
+        lower: what is to be lower, named.
+        higher: what it is compared with, named.
+        low: its figure over seeds.
+        high: the figure of the other.
+        what: the figure's name.
+        digits: decimals to show; None: two digits that count.
+        scale: what it is shown in units of.
+        ties_count: whether the claim is borne out too by figures that are too close to tell apart.
+        decides: whether it says anything of the claim; not if the first one is behind, but for a far smaller budget.
+    """
+
+    lower: str
+    higher: str
+    low: Spread
+    high: Spread
+    what: str
+    digits: Optional[int] = 2
+    scale: float = 1.0
+    ties_count: bool = False
+    decides: bool = True
+
+    @property
+    def outcome(self) -> int:
+        """1 where the claim is borne out, -1 where it is contradicted, 0 where nobody can tell."""
+        if not self.decides:
+            return 0
+        if is_close(self.low, self.high):
+            return 1 if self.ties_count else 0
+        return 1 if self.low.mean < self.high.mean else -1
+
+    @property
+    def has_seeds(self) -> bool:
+        """Whether both figures are of several seeds, or constants."""
+        return 1 not in (self.low.num_seeds, self.high.num_seeds)
+
+    def show(self) -> str:
+        """Spell both figures and which is lower: ``final PPL: Ens_w1 (width 64) 24.35 < SM_w1 (width 64) 24.40``."""
+        low, high = (spread.show(self.digits, self.scale) for spread in (self.low, self.high))
+        sign = "≈" if is_close(self.low, self.high) else "<" if self.low.mean < self.high.mean else ">"
+        text = f"{self.what}: {_bracketed(self.lower)} {low} {sign} {_bracketed(self.higher)} {high}"
+        gap = difference(self.low, self.high)
+        if gap is not None:
+            apart = replace(gap, mean=abs(gap.mean)).show(self.digits, self.scale)
+            text += f" (by {apart} over {gap.num_seeds} shared seeds)"
+        return text if self.decides else f"{text}; decides nothing, the first one costs less than half as much"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A claim of the paper, where it makes it, the runs needed to decide it, and what these runs say.
+
+    Where most comparisons decide nothing, there are not enough runs.
+    """
+
+    claim: str
+    source: str
+    needed: str
+    comparisons: Sequence[Comparison] = ()
+    remark: str = ""
+
+    @property
+    def _outcomes(self) -> list[int]:
+        """What the comparisons that decide anything come to."""
+        return [comparison.outcome for comparison in self.comparisons if comparison.decides]
+
+    @property
+    def verdict(self) -> Verdict:
+        """What the comparisons come to: a claim holds where none contradicts it and at least half bear it out."""
+        outcomes = self._outcomes
+        if not outcomes or 2 * len(outcomes) < len(self.comparisons):
+            return Verdict.NOT_ENOUGH
+        held, contradicted = outcomes.count(1), outcomes.count(-1)
+        if held and contradicted:
+            return Verdict.IN_PART
+        if 2 * max(held, contradicted) < len(outcomes):
+            return Verdict.TOO_CLOSE
+        return Verdict.HELD if held else Verdict.NOT_HELD
+
+    @property
+    def is_told(self) -> bool:
+        """Whether these runs say something about it."""
+        return self.verdict is not Verdict.NOT_ENOUGH
+
+    @property
+    def decided_by(self) -> str:
+        """The counts behind the verdict, and how far they can be trusted, in one sentence; what runs are needed."""
+        outcomes, total = self._outcomes, len(self.comparisons)
+        held, contradicted, close = outcomes.count(1), outcomes.count(-1), outcomes.count(0)
+        single, idle = sum(each.decides and not each.has_seeds for each in self.comparisons), total - len(outcomes)
+        parts = [f"{held} of {total} comparisons bear{_s(held)} it out"]
+        if total == len(outcomes) == 1:
+            verb = {1: "bears it out", -1: "contradicts it", 0: "is too close"}[outcomes[0]]
+            parts, contradicted, close = [f"the one comparison {verb}"], 0, 0
+        parts += [f"{contradicted} contradict{_s(contradicted)} it"] if contradicted else []
+        parts += [f"{close} {'is' if close == 1 else 'are'} too close to tell"] if close else []
+        parts += [f"{idle} decide{_s(idle)} nothing"] if idle else []
+        if single:
+            each = (
+                f"{single} rest{_s(single)}" if single < len(outcomes) else "it rests" if single == 1 else "each rests"
+            )
+            parts.append(f"{each} on one seed")
+        text = ", ".join(parts)
+        told = [f"{text[0].upper()}{text[1:]}."] if total else []
+        told += [f"Needs {self.needed}."] if not self.is_told else []
+        return " ".join([*told, *([self.remark] if self.remark and total else [])])
+
+
+def _bracketed(name: str) -> str:
+    """Spell ``SM_w1, 4 experts, width 64`` as ``SM_w1 (4 experts, width 64)``, to stand before a number."""
+    label, _, rest = name.partition(", ")
+    return f"{label} ({rest})" if rest else label
+
+
+def _s(count: int) -> str:
+    """Return the ending of a verb in the third person."""
+    return "s" if count == 1 else ""

@@ -1,0 +1,219 @@
+"""The paper's findings: for each, whether a set of runs bears it out, and the numbers that decide.
+
+What they are stands in ``findings.toml``; here are the pairs of experiments that they choose from, and the figures.
+"""
+
+import functools
+import math
+import tomllib
+from dataclasses import dataclass, replace
+from importlib import resources
+from typing import Any, Mapping, Optional, Sequence
+
+import numpy
+from pandas import DataFrame, concat
+
+from fairseq_alma.report.experiment import Experiment, experiments, sizes_in_order
+from fairseq_alma.report.finding import Comparison, Finding
+from fairseq_alma.report.read_run import RunTable
+from fairseq_alma.report.spread import Spread
+from fairseq_alma.report.tables import MEASURES, Measure, controls
+
+COMPARABLE = 2.0  # factor between two budgets at which who gets less out of the smaller one has shown something
+NO_MORE = 1.02  # factor by which a budget may be exceeded: the gates of a mixture cost that little
+SMOOTH = 1e-3  # nats: a change of the validation loss by growth that passes for none; of perplexity, a thousandth
+GROWING = ("gmoe", "firefly", "gens")
+
+
+@dataclass(frozen=True, eq=False)
+class Evidence:
+    """What findings are worked out from: the experiments on one stream, and the values of those with a control."""
+
+    groups: Sequence[Experiment]
+    measure: Measure
+    controls: Mapping[int, Mapping[int, tuple[Spread, Spread]]]
+
+    @property
+    def early(self) -> int:
+        """The arrival that ends the first tenth of the stream."""
+        return max(0, max(each.first.num_arrivals for each in self.groups) // 10 - 1)
+
+
+def all_findings(runs: RunTable) -> list[tuple[Any, list[Finding]]]:
+    """Put the paper's findings to the test on each stream, for which the facts of a run on it stand."""
+    return [(next(each.facts.itertuples()), _findings(each)) for each in runs.by("stream_key")]
+
+
+@functools.cache
+def _claims() -> list[dict[str, Any]]:
+    text = resources.files(__package__).joinpath("findings.toml").read_text(encoding="utf-8")
+    return tomllib.loads(text)["finding"]
+
+
+def _findings(runs: RunTable) -> list[Finding]:
+    groups = experiments(runs)
+    kind = groups[0].first.kind
+    found = {id(sequential): pairs for sequential, pairs in controls(groups)}
+    evidence = Evidence(
+        groups, MEASURES[kind], {rank: found[id(each)] for rank, each in enumerate(groups) if id(each) in found}
+    )
+    pairs = _pairs(evidence)
+    early = "one mega-batch" if evidence.early == 0 else "a tenth of the stream"
+    words = {"anytime": evidence.measure.anytime, "early": early}
+    copies = [spread.mean for each in groups if _copies(each) and (spread := each.spread("max_jump"))]
+    findings = []
+    for claim in _claims():
+        if kind in claim["kinds"]:
+            comparisons = [each for rule in claim["compare"] for each in _compare(evidence, pairs, **rule)]
+            remark = claim["remark"].format(max(copies)) if "remark" in claim and copies else ""
+            texts = {name: claim[name].format(**words) for name in ("claim", "source", "needed")}
+            findings.append(Finding(**texts, comparisons=comparisons, remark=remark))
+    return findings
+
+
+def _counts(experiment: Experiment) -> bool:
+    """Tell whether it is a learner on the stream, not an i.i.d. control, with at least one complete run."""
+    return len(experiment.complete) > 0 and not experiment.first.iid
+
+
+def _copies(experiment: Experiment) -> bool:
+    run = experiment.first
+    is_plain = _counts(experiment) and not run.replay and experiment.times == 1
+    return is_plain and run.learner == "gmoe" and run.is_text and run.options.get("grow_method") != "split"
+
+
+def _experiments(evidence: Evidence) -> DataFrame:
+    """Return a row for each experiment: what conditions in ``findings.toml`` may ask for, as ``low_...``, ``high_...``.
+
+    ``rank`` is that of the backbone's size among complete runs; ``smallest`` and ``largest`` are there of several
+    sizes only. ``num_params``, ``anytime``, ``memory`` and ``computation`` are means over seeds, other facts those of
+    the furthest run.
+    """
+    groups = evidence.groups
+    counting = [each.complete for each in groups if _counts(each)]
+    ranks = {size: rank for rank, size in enumerate(sizes_in_order(concat(counting)) if counting else [])}
+    frame = DataFrame([each.first for each in groups]).drop(columns="Index")
+    frame["label"], frame["times"] = [each.label for each in groups], [each.times for each in groups]
+    for fact in ("num_params", "anytime", "memory", "computation"):
+        spreads = [each.spread(fact) for each in groups]
+        frame[fact] = [math.nan if spread is None else spread.mean for spread in spreads]
+    frame["counts"] = [_counts(each) for each in groups]
+    frame["rank"] = frame.backbone.map(ranks).astype(float)
+    frame["smallest"] = (frame["rank"] == 0) & (len(ranks) > 1)
+    frame["largest"] = (frame["rank"] == len(ranks) - 1) & (len(ranks) > 1)
+    frame["has_control"] = [rank in evidence.controls for rank in range(len(groups))]
+    frame["splits"] = [each.first.learner == "gmoe" and not _copies(each) for each in groups]
+    # A learner that would grow, and waits for so long that it never does, has not shown what growth is worth.
+    frame["grows_if_it_can"] = ~frame.learner.isin(GROWING) | (frame.min_params < frame.max_params)
+    waits = frame[frame.counts & ~frame.replay & (frame.times == 1)].drop_duplicates(["backbone", "learner", "wait"])
+    others = waits.groupby(["backbone", "learner"])
+    least, most = others.wait.transform("min"), others.wait.transform("max")
+    frame["wait_place"] = (
+        (waits.wait > least)
+        .map({True: "most", False: "least"})
+        .where((waits.wait == least) | (waits.wait == most), "middle")
+    )
+    best = waits[others.anytime.transform("min") == waits.anytime].drop_duplicates(["backbone", "learner"])
+    frame["is_best_wait"] = frame.index.isin(best.index) & frame.index.isin(waits[least < most].index)
+    return frame
+
+
+def _pairs(evidence: Evidence) -> DataFrame:
+    """Return all pairs of experiments, with what both have in common.
+
+    ``usual_steps``: with as many updates in a stage as the fewest that a backbone has; ``plain``: also without replay;
+    ``alike``: also of one size and waiting time; ``twins``: the same learner with as many experts.
+    """
+    frame = _experiments(evidence)
+    high, low = (frame.assign(**{"": frame.index}).add_prefix(f"{side}_") for side in ("high", "low"))
+    pairs = high.merge(low, how="cross").rename(columns={"high_": "high", "low_": "low"})
+    is_text, early = evidence.measure.per == "token", evidence.early
+    for name in ("learner", "size", "wait", "label", "experts"):
+        column = "backbone" if name == "size" else name
+        pairs[f"same_{name}"] = pairs[f"low_{column}"] == pairs[f"high_{column}"]
+    counts = pairs.low_counts & pairs.high_counts
+    pairs = pairs.assign(
+        is_text=is_text, early=early, twins=pairs.same_label & pairs.same_experts,
+        usual_steps=counts & (pairs.low_times == 1) & (pairs.high_times == 1),
+        without_replay=counts & ~pairs.low_replay & ~pairs.high_replay,
+        ratio=numpy.maximum(pairs.low_num_params, pairs.high_num_params)
+        / numpy.minimum(pairs.low_num_params, pairs.high_num_params),
+        grown_from_low=(pairs.low_learner + pairs.high_learner).isin(["smgmoe", "ensgens"]),
+    )  # fmt: skip
+    pairs["plain"] = pairs.usual_steps & pairs.without_replay
+    pairs["alike"] = pairs.plain & pairs.same_size & pairs.same_wait
+    pairs["grow_if_they_can"] = pairs.plain & pairs.same_wait & pairs.low_grows_if_it_can & pairs.high_grows_if_it_can
+    same = pairs.without_replay & pairs.same_learner & pairs.same_size & pairs.same_experts
+    for eager, tardy in (("low", "high"), ("high", "low")):  # makes as many updates in all
+        updates = pairs[f"{eager}_times"] * pairs[f"{eager}_num_arrivals"]
+        waits_for_all = pairs[f"{tardy}_wait"] >= pairs[f"{eager}_num_arrivals"]
+        begins = (pairs[f"{eager}_wait"] == 1) & (pairs[f"{eager}_times"] == 1)
+        as_many = (pairs[f"{tardy}_times"] == updates) | (not is_text)
+        pairs[f"{tardy}_waits_for_{eager}"] = same & begins & waits_for_all & as_many
+    return pairs
+
+
+def _compare(
+    evidence: Evidence, pairs: DataFrame, where: str, least: str = "", per: str = "high", figure: str = "anytime",
+    ties: bool = False, budget: str = "",
+) -> list[Comparison]:  # fmt: skip
+    """Evaluate an entry of ``compare`` in ``findings.toml``, which explains the arguments."""
+    chosen = pairs.query(where)
+    if budget:
+        chosen = chosen[chosen[f"low_{budget}"] <= NO_MORE * chosen[f"high_{budget}"]]
+    if least:
+        chosen = chosen.sort_values(least, kind="stable").drop_duplicates(per).sort_index()
+    found = []
+    for pair in chosen.itertuples():
+        for comparison in _compared(evidence, figure, pair.low, pair.high):
+            comparison = replace(comparison, ties_count=ties)
+            if budget and getattr(pair, f"low_{budget}") < getattr(pair, f"high_{budget}") / COMPARABLE:
+                # A candidate that is far cheaper and loses says nothing about the budget; one that wins does.
+                comparison = replace(comparison, decides=comparison.outcome > 0)
+            found.append(comparison)
+    return found
+
+
+def _waits_long(run: Any) -> bool:
+    """Tell whether the untrained model decides a run's sum over all arrivals; with text it does after one of them."""
+    return run.first_planned > 0 if run.is_text else 2 * run.first_planned >= run.num_arrivals
+
+
+def _compared(evidence: Evidence, figure: str, low: int, high: int) -> list[Comparison]:
+    """Compare two experiments by a figure, where both have it.
+
+    ``anytime``: CER or average perplexity; of learners that both wait long, which it hardly tells apart, ``final``, the
+    last value. ``early``: the value in force early in the stream against the last one. ``wait``: the waiting times.
+    ``iid``: an i.i.d. control against its learner. ``gap``: by what share of the i.i.d. value the sequential one is
+    higher, over seeds that both have. ``jump``: the largest change of the loss over all growth steps against none.
+    """
+    one, other, measure = evidence.groups[low], evidence.groups[high], evidence.measure
+    names, found = (one.name, other.name), list[tuple[Any, ...]]()
+    if figure == "anytime" and not (_waits_long(one.first) and _waits_long(other.first)):
+        found = [(one.spread(figure), other.spread(figure), measure.anytime, measure.anytime_digits)]
+    elif figure in ("anytime", "final"):
+        found = [(one.spread("final"), other.spread("final"), measure.final, 2, measure.scale)]
+    elif figure == "early":
+        curve = one.arrivals[one.arrivals.arrival == evidence.early].set_index("run").curve[one.complete.index]
+        early = Spread.of({one.runs.seeds[run]: value / measure.scale for run, value in curve.items()})
+        what = f"{measure.name} after t{evidence.early} against the final one"
+        found = [(early, other.spread("final"), what, 2, measure.scale)]
+    elif figure == "wait":
+        waits = [Spread(wait, math.nan, {None: wait}) for wait in (one.first.wait, other.first.wait)]
+        found = [(*waits, "best waiting time, mega-batches", 0)]
+    elif figure == "iid":
+        names, what = (f"{one.name}, i.i.d.", "sequential"), f"{measure.name} after {{}} mega-batches"
+        found = [(*pair, what.format(k), 2, measure.scale) for k, pair in evidence.controls[low].items()]
+    elif figure == "gap":
+        shared = sorted(evidence.controls[low].keys() & evidence.controls[high].keys())
+        gaps = [[_share_lost(*evidence.controls[rank][k]) for rank in (low, high)] for k in shared]
+        found = [(*gap, f"percent lost after {k} mega-batches", 2, 100) for k, gap in zip(shared, gaps, strict=True)]
+    elif figure == "jump":
+        what = "largest change of the validation loss at a growth step, nats"
+        names, found = (one.name, "limit"), [(one.spread("max_jump"), Spread(SMOOTH), what, None)]
+    return [Comparison(*names, *each) for each in found if None not in each[:2]]
+
+
+def _share_lost(iid: Spread, sequential: Spread) -> Optional[Spread]:
+    both = [seed for seed in iid.by_seed if seed in sequential.by_seed]
+    return Spread.of({seed: sequential.by_seed[seed] / iid.by_seed[seed] - 1 for seed in both})

@@ -1,0 +1,177 @@
+"""The paper's own numbers, Tables 1 and 2 of arXiv:2106.09563v5: beside those of runs, and in the form of runs.
+
+The paper has no table of its image experiments, so there are none for images here. Table 2 gives no compute: it follows
+from what the text says, 42 and 126 GFLOPs to predict a sequence of 512 tokens (section 6.2), 192 sequences in a batch
+and 120,000 updates at each of the four mega-batches (Appendix B, section 5); training costs three times as much.
+"""
+
+import functools
+import math
+from importlib import resources
+from pathlib import Path
+from typing import Any, Mapping, Optional, Sequence
+
+import msgspec
+from msgspec import Struct
+from pandas import DataFrame
+
+from fairseq_alma.learners.learner import LEARNERS
+from fairseq_alma.report.experiment import Experiment, controls, sizes_in_order
+from fairseq_alma.report.read_run import TERA, RunRows, RunTable, rows_of
+from fairseq_alma.report.spelling import TEXT, show_count, show_params
+from fairseq_alma.report.spread import Spread
+from fairseq_alma.report.table import NOTHING, Cell, Table, count_cell, number_cell
+
+CITATION = "Caccia et al., On Anytime Learning at Macroscale (arXiv:2106.09563v5)"
+FIGURE_TITLE = "the paper's results (Table 2)"
+FIGURE_CAPTION = (
+    " Below: the paper's own results, of learners that do not wait, in both of its sizes (Table 2; compute worked out "
+    "from the costs that the paper states). Its text and its tokenizer are others, so perplexities do not compare."
+)
+SIZES = ("base", "large")
+REFERENCE = ("SM_w1", "4")
+PAPER_NOTES = (
+    f"Paper: {CITATION}, Table 2, test perplexity after each of its four mega-batches. Ours: test perplexity after the "
+    "last update of the same learner with as many experts and steps, seed mean ± std. The paper's texts and models are "
+    "of another scale, so compare the columns 'of SM_w1': the final perplexity divided by that of SM_w1 with 4 "
+    "experts. "
+)
+PAPER_IID_NOTES = f"Paper: {CITATION}, Table 1. Test perplexity after k mega-batches, i.i.d. and sequential. "
+VOCAB_SIZE = 50_000
+TOKENS_PER_SEQUENCE = 512
+_TFLOPS_PER_SEQUENCE: Mapping[str, float] = {"base": 0.042, "large": 0.126}
+_SEQUENCES_PER_MEGABATCH = 192 * 120_000
+_TRAINING_OVER_PREDICTING = 3
+
+
+class PerplexityRow(Struct, frozen=True):
+    """A row of Table 2: size (``base``, ``large``), learner with its variant, experts, what came of four mega-batches.
+
+    ``experts``: in each Switch layer, ``@`` models; ``params``: in millions, one for all or one for each;
+    ``ppl``: test perplexity, None while the learner waits.
+    """
+
+    size: str
+    learner: str
+    experts: str
+    params: tuple[int, ...]
+    ppl: tuple[Optional[float], ...]
+
+    @property
+    def num_params(self) -> tuple[int, ...]:
+        """Parameters after each mega-batch."""
+        millions = self.params if len(self.params) > 1 else self.params * len(self.ppl)
+        return tuple(1_000_000 * each for each in millions)
+
+    @property
+    def final(self) -> float:
+        """The last perplexity."""
+        return [ppl for ppl in self.ppl if ppl is not None][-1]
+
+
+class ControlRow(Struct, frozen=True):
+    """A row of Table 1: test perplexity on k mega-batches at once (i.i.d.) and one after the other, by k."""
+
+    size: str
+    learner: str
+    experts: str
+    iid: dict[int, float]
+    sequential: dict[int, float]
+
+
+class PaperTables(Struct, frozen=True):
+    """``paper_tables.json``: both tables, row by row."""
+
+    table1: list[ControlRow]
+    table2: list[PerplexityRow]
+
+
+@functools.cache
+def paper_tables() -> PaperTables:
+    """Return the paper's numbers."""
+    return msgspec.json.decode(
+        resources.files(__package__).joinpath("paper_tables.json").read_bytes(), type=PaperTables
+    )
+
+
+def paper_runs() -> RunTable:
+    """Return the rows of Table 2 without waiting as runs, so that they are drawn as runs are (Figure 5)."""
+    return RunTable.of(_run(row) for row in paper_tables().table2 if None not in row.ppl)
+
+
+def _run(row: PerplexityRow) -> RunRows:
+    name = row.learner.partition("_")[0]
+    learner = next(each for each, known in LEARNERS[TEXT].items() if known.label == name)
+    stages = row.experts.split(", ")
+    predicting = _TFLOPS_PER_SEQUENCE[row.size] * TERA
+    training = _TRAINING_OVER_PREDICTING * predicting * _SEQUENCES_PER_MEGABATCH
+    records = []
+    for arrival, ppl in enumerate(row.ppl):
+        experts, members = map(int, f"{stages[arrival] if len(stages) > 1 else stages[0]}@1".split("@")[:2])
+        result = {"loss": math.log2(ppl or math.nan), "ppl": ppl}
+        records.append({
+            "stage": arrival, "megabatches": [arrival], "num_params": row.num_params[arrival], "num_experts": experts,
+            "num_members": members, "num_updates": 120_000, "valid": result, "test": result,
+            # An update of a growing ensemble trains the new model alone.
+            "train_flops": training * (1 if learner == "gens" else members),
+            "test_flops_per_token": predicting * members / TOKENS_PER_SEQUENCE,
+        })  # fmt: skip
+    stream = {"kind": TEXT, "path": "paper", "fingerprint": "paper", "vocab_size": VOCAB_SIZE, "num_megabatches": 4}
+    options = {"wait": 1, "replay": False, "drop_rest": False, "init": "scratch" if learner == "gens" else "previous"}
+    train_options = {"--arch": f"alma_switch_lm_{row.size}", "--num-experts": row.experts}
+    run = {"learner": learner, "seed": 0, "options": options, "train_options": train_options, "stream": stream}
+    return rows_of(Path(f"{row.size}-{name}-{row.experts}"), run, records)
+
+
+def _sizes(groups: Sequence[Experiment]) -> tuple[dict[str, str], str]:
+    """Return the paper's size that each of ours stands for, the smallest for base, the next for large; and in words."""
+    ours = sizes_in_order(DataFrame([each.first for each in groups]))
+    sizes = dict(zip(ours, SIZES, strict=False))
+    return sizes, "; ".join(f"{theirs}: ours is {size or 'the default size'}" for size, theirs in sizes.items()) + "."
+
+
+def paper_perplexities(groups: Sequence[Experiment]) -> Table:
+    """Lay out the paper's Table 2 beside what the experiments came to, for the sizes and learners that both have.
+
+    Its perplexities are of models and texts of another scale; what compares is the ratio to one learner of each: the
+    single model with the fewest experts.
+    """
+    sizes, said = _sizes(groups)
+    ours = {(sizes.get(each.first.backbone), each.label, each.first.experts): each for each in groups}
+    theirs = {(row.size, row.learner, row.experts): row for row in paper_tables().table2}
+    final = {key: spread for key, each in ours.items() if (spread := each.spread("final")) is not None}
+    rows = []
+    for key, row in theirs.items() if ours.keys() & theirs.keys() else ():
+        if row.size not in sizes.values():
+            continue
+        own, reference = final.get(key), final.get((row.size, *REFERENCE))
+        params = ours[key].first.num_params if key in ours else math.nan
+        rows.append({
+            "size": row.size, "learner": row.learner, "experts": row.experts,
+            "paper |θ|": Cell(show_params(dict(enumerate(row.num_params))), row.num_params[-1]),
+            **{f"paper t{t}": number_cell(ppl, 2) for t, ppl in enumerate(row.ppl)},
+            "our |θ|": count_cell(show_count(params), params),
+            "our final PPL": NOTHING if own is None else Cell(own.show(2), own.mean),
+            "paper, of SM_w1": number_cell(row.final / theirs[row.size, *REFERENCE].final, 3),
+            "ours, of SM_w1": number_cell(own.mean / reference.mean if own and reference else math.nan, 3),
+        })  # fmt: skip
+    return Table("paper", "Beside the paper's Table 2", DataFrame(rows), PAPER_NOTES + said, 3)
+
+
+def paper_controls(groups: Sequence[Experiment]) -> Table:
+    """Lay out the paper's Table 1 beside the controls of the experiments."""
+    sizes, said = _sizes(groups)
+    theirs = {(row.size, row.learner, row.experts): row for row in paper_tables().table1}
+    rows = []
+    for sequential, pairs in controls(groups):
+        key = sizes.get(sequential.first.backbone, ""), sequential.first.name, sequential.first.experts
+        for k in [k for k in pairs if key in theirs and k in theirs[key].iid]:
+            cells: dict[str, Any] = dict(zip(("size", "learner", "experts", "k"), (*key, f"{k}"), strict=True))
+            paper = Spread(theirs[key].iid[k]), Spread(theirs[key].sequential[k])
+            for whose, (iid, other) in (("paper", paper), ("our", pairs[k])):
+                gap = other.mean / iid.mean - 1
+                cells[f"{whose} iid"] = Cell(iid.show(2), iid.mean)
+                cells[f"{whose} seq."] = Cell(other.show(2), other.mean)
+                cells[f"{whose} gap"] = Cell(f"{gap:+.1%}", gap)
+            rows.append(cells)
+    return Table("paper_iid", "Beside the paper's Table 1", DataFrame(rows), PAPER_IID_NOTES + said, 4)

@@ -1,0 +1,120 @@
+"""How a report spells runs, learners, sizes and numbers; quick to import."""
+
+import math
+from typing import Any, Mapping, Optional
+
+from fairseq_alma.errors import printable
+from fairseq_alma.learners.learner import LEARNERS
+
+TEXT, IMAGES = "text", "images"
+MAX_UPDATE = "--max-update"
+# The paper's learners in the order in which they are listed, with the colour that always stands for each.
+LEARNER_COLOURS = {
+    "sm": "#0072B2", "moe": "#56B4E9", "ens": "#D55E00", "bagging": "#882255", "umix": "#009E73", "gens": "#E69F00",
+    "gmoe": "#CC79A7", "firefly": "#333333",
+}  # fmt: skip
+# Options of fairseq-train that say how large a model is, and how the size of the backbone spells them.
+SIZES = {
+    "--decoder-layers": "{} layers", "--decoder-embed-dim": "width {}", "--width": "width {}",
+    "--channels": "{} channels",
+}  # fmt: skip
+# Words of an architecture's name that say something about its size, whichever learner it is for.
+SIZE_WORDS = ("tiny", "base", "large", "mlp", "vgg")
+WAITING, NOT_YET = "*", "–"
+MAX_SIZES = 5  # of a model that grows, to be listed
+
+
+def experiment_key(stream: Mapping[str, Any]) -> list[Any]:
+    """Return what two streams share whose results compare.
+
+    Streams of images that differ by their own seed alone (the same images in another order) belong to one experiment;
+    of text, only a stream and itself do.
+    """
+    if stream["kind"] == IMAGES and stream.get("source") is not None:
+        return [stream["source"], stream.get("dataset"), stream["num_megabatches"]]
+    return [stream["fingerprint"]]
+
+
+def printable_record(value: Any) -> Any:
+    """Spell out what would steer a terminal, or break a line, in all texts of a JSON value."""
+    if isinstance(value, dict):
+        return {printable(name): printable_record(each) for name, each in value.items()}
+    if isinstance(value, list):
+        return [printable_record(each) for each in value]
+    return printable(value) if isinstance(value, str) else value
+
+
+def name_of(learner: str, kind: str) -> str:
+    """Return what the paper calls a learner: the label that it declares; of one that is not registered its name."""
+    known = LEARNERS[kind].get(learner)
+    return known.label or learner if known else learner
+
+
+def label_of(run: Mapping[str, Any]) -> str:
+    """Name learner and variant as the paper's tables do: what is not the default there is added."""
+    options, learner = run["options"], run["learner"]
+    label = name_of(learner, run["stream"]["kind"])
+    # Runs from before there were the options lack them.
+    if options.get("iid") is not None:
+        return f"{label} iid k{options['iid']}"
+    label += f"_w{options['wait']}"
+    if options["replay"]:
+        label += " replay"
+    usual = {"grow_method": "copy", "grow_select": "loss", "combine": "probabilities"}
+    for name, default in usual.items():
+        told = name != "grow_method" or run["stream"]["kind"] == TEXT
+        label += f" {options[name]}" if told and options.get(name) not in (None, default) else ""
+    return (
+        label if options["init"] == ("scratch" if learner == "gens" else "previous") else f"{label} {options['init']}"
+    )
+
+
+def backbone_of(train_options: Mapping[str, Any]) -> str:
+    """Spell the size of the backbone, the same for all learners over it: ``mlp, width 64``; empty if it is not said."""
+    words = [word for word in str(train_options.get("--arch", "")).split("_") if word in SIZE_WORDS]
+    words += [spelling.format(train_options[name]) for name, spelling in SIZES.items() if train_options.get(name)]
+    return ", ".join(words)
+
+
+def show_params(params: Mapping[int, int]) -> str:
+    """Spell the number of parameters; of a learner that grows, the first and the last."""
+    if not params:
+        return show_count(None)
+    first, last = show_count(params[min(params)]), show_count(params[max(params)])
+    return last if first == last else f"{first} to {last}"
+
+
+def show_experts(num_experts: Mapping[int, int], num_members: Mapping[int, int]) -> str:
+    """Spell experts as the paper does: ``4``, or two models with 4 each ``4@2``; all sizes in turn.
+
+    Of many sizes the first and the last; of models without experts only their number: ``5 models``.
+    """
+    several = any(members > 1 for members in num_members.values())
+    only_models = several and all(experts == 1 for experts in num_experts.values())
+    sizes: list[str] = []
+    for arrival, experts in sorted(num_experts.items()):
+        size = f"{experts}@{num_members[arrival]}" if several else f"{experts}"
+        size = size.removeprefix("1@") if only_models else size
+        sizes += [size] if size not in sizes[-1:] else []
+    text = ", ".join(sizes) if len(sizes) <= MAX_SIZES else f"{sizes[0]} to {sizes[-1]}"
+    return f"{text} models" if only_models else text or "–"
+
+
+def show_number(value: Optional[float], digits: int) -> str:
+    """Spell a number with that many decimals; `WAITING` for None, `NOT_YET` for NaN."""
+    return WAITING if value is None else NOT_YET if math.isnan(value) else f"{value:,.{digits}f}"
+
+
+def show_count(value: Optional[float]) -> str:
+    """Spell a large count in three digits: ``65.4M``."""
+    if value is None or math.isnan(value):
+        return NOT_YET
+    for limit, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if value >= limit:
+            return f"{value / limit:.3g}{unit}" if value < 1000 * limit else f"{value / limit:,.0f}{unit}"
+    return f"{value:g}"
+
+
+def show_power(value: float) -> str:
+    """Spell a very large number in scientific notation: ``3.62e+11``."""
+    return f"{value:.2e}" if value else "0"

@@ -1,0 +1,257 @@
+"""The tables of a report: test values by arrival, over the stream and over seeds; growth; i.i.d. controls."""
+
+from dataclasses import dataclass, replace
+from typing import Any, Callable, Optional, Sequence
+
+from pandas import DataFrame
+
+from fairseq_alma.report.experiment import Experiment, controls, experiments
+from fairseq_alma.report.paper import paper_controls, paper_perplexities
+from fairseq_alma.report.read_run import SCALE, RunTable
+from fairseq_alma.report.spelling import IMAGES, NOT_YET, TEXT, WAITING, show_count, show_number, show_power
+from fairseq_alma.report.spread import Spread
+from fairseq_alma.report.table import NO_SPREAD, NOTHING, Cell, Table, count_cell, mark_best, number_cell
+
+MAX_COLUMNS, FEW_COLUMNS = 20, 10
+MAX_GROWTH_ROWS = 30
+BITS = "bits per byte"
+WHILE_WAITING = "while waiting, the model of the last update counts, before the first update an untrained one, "
+ARRIVAL_NOTES = {
+    TEXT: "t0, t1, ...: test perplexity after the arrival of that mega-batch; *: the learner is waiting; –: not run "
+    f"yet. avg PPL: mean over all arrivals; {WHILE_WAITING}whose perplexity is the vocabulary size. final PPL and bits "
+    "per byte: after the last update. experts: in each Switch layer, @ models. ",
+    IMAGES: "t0, t1, ...: test error in percent after the arrival of that mega-batch; *: the learner is waiting; –: "
+    f"not run yet. CER: sum of the test error over all arrivals, in percent points; {WHILE_WAITING}which is right "
+    "once in as many cases as there are classes. final error: after the last update. experts: in each mixture layer; "
+    "models: that predict together. ",
+}
+COST_NOTES = (
+    "params (|θ|): of all that predicts, from the first update to the last. train FLOPs: of all updates together. "
+    "Bold: the lowest of a column."
+)
+SUMMARY_NOTES = (
+    "Seed mean ± std (n - 1), of complete runs. {anytime}: {meaning}. Mem: parameters summed over all arrivals. Comp: "
+    "training FLOPs of all updates. test FLOPs: to predict one {per} after the last update. hours: time that the "
+    "updates took. Bold: the lowest of a column."
+)
+SEED_NOTES = "Test {name}, seed mean ± std (n - 1), over complete runs that differ by their seeds alone{unit}."
+IID_NOTES = (
+    "Test {name}{unit} of the same learner after k mega-batches, with as many updates in all: i.i.d. on the k "
+    "mega-batches at once, and sequentially on one after the other. Seed mean ± std."
+)
+GROWTH_NOTES = (
+    "{name}{unit} on the validation set before growth, right after it, and after the training that follows{many}."
+)
+
+
+@dataclass(frozen=True)
+class Measure:
+    """How a kind of data is reported: the test value and its sum over arrivals, their titles, decimals and units."""
+
+    name: str
+    final: str
+    anytime: str
+    anytime_digits: int
+    scale: float
+    per: str
+    meaning: str
+
+    def show(self, value: Optional[float]) -> str:
+        """Spell a value; ``*`` for None (waiting), ``–`` for NaN (not run yet)."""
+        return show_number(None if value is None else value * self.scale, 2)
+
+    def spread_cell(self, spread: Optional[Spread], missing: str = NOT_YET) -> Cell:
+        """Return a cell with seed mean ± std of a value."""
+        return NO_SPREAD._replace(text=missing) if spread is None else Cell(spread.show(2, self.scale), spread)
+
+    def in_percent(self, text: str) -> str:
+        """Return a text where values are in percent."""
+        return "" if self.scale == 1 else text
+
+
+MEASURES = {
+    TEXT: Measure(
+        "perplexity", "final PPL", "avg PPL", 2, SCALE[TEXT], "token", "mean test perplexity over all arrivals"
+    ),
+    IMAGES: Measure(
+        "error", "final error", "CER", 1, SCALE[IMAGES], "image",
+        "sum of the test error over all arrivals, in percent points; final error in percent",
+    ),
+}  # fmt: skip
+
+
+def all_tables(runs: RunTable, paper: bool = False) -> list[Table]:
+    """Return every table that the runs allow; text and images have tables of their own, the paper's numbers too."""
+    tables: dict[str, Table] = {}
+    for kind, measure in MEASURES.items():
+        of_kind = runs.where(runs.facts.kind == kind)
+        groups = experiments(of_kind)
+        if not groups:
+            continue
+        found = [arrival_table(of_kind, groups, measure), summary_table(groups, measure), seed_table(groups, measure)]
+        found += [iid_table(groups, measure), growth_table(of_kind, groups, measure)]
+        if paper and kind == TEXT:
+            found += [paper_perplexities(groups), paper_controls(groups)]
+        for table in found:
+            name = table.name if table.name not in tables else f"{table.name}_{kind}"
+            if len(table.cells):
+                tables[name] = replace(table, name=name)
+    return list(tables.values())
+
+
+def _naming(groups: Sequence[Experiment]) -> Callable[[Experiment], dict[str, Any]]:
+    """Return what names an experiment in a table: without columns that would say the same in every row."""
+    told = {"learner": "label"}
+    told |= {title: column for title, column in (("size", "size"), ("options", "note")) if _differ(groups, column)}
+    last = "experts" if all(each.first.is_text for each in groups) else "experts or models"
+    return lambda experiment: {
+        **{title: getattr(experiment, column) for title, column in told.items()},
+        last: experiment.first.experts,
+    }
+
+
+def _differ(groups: Sequence[Experiment], column: str) -> bool:
+    return len({getattr(each, column) for each in groups}) > 1
+
+
+def _in_order(runs: RunTable, groups: Sequence[Experiment]) -> list[tuple[Experiment, Any]]:
+    """Return all runs with the experiments that they belong to, in the order of these, then of their seeds."""
+    ranks = {each.first.settings: rank for rank, each in enumerate(groups)}
+    ordered = sorted(runs.facts.itertuples(), key=lambda run: (ranks[run.settings], run.seed))
+    return [(groups[ranks[run.settings]], run) for run in ordered]
+
+
+def shown_arrivals(num_arrivals: int) -> list[int]:
+    """Return the arrivals that people are shown: all of a few, the last of each tenth of many."""
+    if num_arrivals <= MAX_COLUMNS:
+        return list(range(num_arrivals))
+    return [round(num_arrivals * part / FEW_COLUMNS) - 1 for part in range(1, FEW_COLUMNS + 1)]
+
+
+def _arrival_titles(num_arrivals: int) -> tuple[list[str], set[str]]:
+    """Return the titles of all arrivals, and those that only programs get."""
+    titles, shown = [f"t{arrival}" for arrival in range(num_arrivals)], shown_arrivals(num_arrivals)
+    return titles, set(titles) - {titles[arrival] for arrival in shown}
+
+
+def arrival_table(runs: RunTable, groups: Sequence[Experiment], measure: Measure) -> Table:
+    """Lay out the test value of each run after each mega-batch, a row for each run, as in the paper's Table 2."""
+    naming, has_seeds = _naming(groups), runs.facts.seed.nunique() > 1
+    titles, hidden = _arrival_titles(runs.facts.num_arrivals.max())
+    values = dict(iter(runs.arrivals.groupby("run")))
+    rows, on_streams = [], []
+    for experiment, run in _in_order(runs, groups):
+        names = naming(experiment)
+        row = {**names, list(names)[-1]: run.experts}
+        row |= {"seed": Cell(str(run.seed), run.seed)} if has_seeds else {}
+        row["params"] = count_cell(run.shown_params, run.num_params)
+        row |= dict.fromkeys(titles, NOTHING)
+        own = values[run.Index]
+        for title, value, is_update in zip(titles, own.value, own.planned | own.done, strict=False):
+            row[title] = Cell(measure.show(value if is_update else None), value)
+        row[measure.anytime] = number_cell(run.anytime, measure.anytime_digits)
+        row[measure.final] = Cell(measure.show(run.final), run.final)
+        row |= {BITS: number_cell(run.bits_per_byte, 3)} if run.is_text else {}
+        row["train FLOPs"] = Cell(show_power(run.computation), run.computation)
+        rows.append(row | {"run": run.shown_path})
+        on_streams += [] if run.iid else rows[-1:]
+    ends = [measure.anytime, measure.final, *([BITS] if BITS in rows[0] else [])]
+    mark_best(on_streams, [*(set(titles) - hidden), *ends])
+    cells, notes = DataFrame(rows), ARRIVAL_NOTES[groups[0].first.kind] + COST_NOTES
+    num_names = len(naming(groups[0]))
+    return Table(measure.name, f"Test {measure.name} after each mega-batch", cells, notes, num_names, hidden)
+
+
+def summary_table(groups: Sequence[Experiment], measure: Measure) -> Table:
+    """Lay out what each experiment comes to over the stream: CER or average perplexity, Mem, Comp, final value.
+
+    An i.i.d. control, which learns from no stream, is left out.
+    """
+    naming = _naming(groups)
+    columns: dict[str, tuple[str, Callable[[Spread], str]]] = {
+        measure.anytime: ("anytime", lambda spread: spread.show(measure.anytime_digits)),
+        measure.final: ("final", lambda spread: spread.show(2, measure.scale)),
+        "Mem": ("memory", lambda spread: show_count(spread.mean)),
+        "Comp": ("computation", lambda spread: show_power(spread.mean)),
+        f"test FLOPs/{measure.per}": ("test_flops", lambda spread: show_count(spread.mean)),
+        "hours": ("hours", lambda spread: spread.show(2)),
+    }
+    rows = []
+    for experiment in [each for each in groups if not each.first.iid]:
+        complete, total = len(experiment.complete), len(experiment.runs)
+        seeds = Cell(f"{total}" if complete == total else f"{complete} of {total}", complete)
+        row = {**naming(experiment), "seeds": seeds}
+        for title, (column, show) in columns.items():
+            spread = experiment.spread(column)
+            row[title] = NO_SPREAD if spread is None else Cell(show(spread), spread)
+        rows.append(row)
+    mark_best(rows, list(columns)[:-1])
+    notes = SUMMARY_NOTES.format(anytime=measure.anytime, meaning=measure.meaning, per=measure.per)
+    return Table("summary", "Over the whole stream", DataFrame(rows), notes, len(naming(groups[0])))
+
+
+def seed_table(groups: Sequence[Experiment], measure: Measure) -> Table:
+    """Lay out seed mean ± std after each mega-batch, a row for each experiment with two complete runs or more."""
+    several = [experiment for experiment in groups if len(experiment.complete) > 1]
+    naming = _naming(several)
+    titles, hidden = _arrival_titles(max(experiment.first.num_arrivals for experiment in groups))
+    rows = []
+    for experiment in several:
+        params, complete = count_cell(experiment.first.shown_params, experiment.first.num_params), experiment.complete
+        row = {**naming(experiment), "params": params, "seeds": Cell(str(len(complete)), len(complete))}
+        done = experiment.arrivals[experiment.arrivals.run.isin(complete.index) & experiment.arrivals.done]
+        found = done.assign(seeds=done.run.map(complete.seeds)).groupby("arrival")
+        spreads = {t: Spread.of(dict(zip(at.seeds, at.value, strict=True))) for t, at in found}
+        cells = {title: measure.spread_cell(spreads.get(t), WAITING) for t, title in enumerate(titles)}
+        rows.append(row | cells)
+    mark_best(rows, set(titles) - hidden)
+    notes = SEED_NOTES.format(name=measure.name, unit=measure.in_percent(", in percent"))
+    num_names = len(naming(several[0])) if several else 1
+    title = f"Test {measure.name} over seeds"
+    return Table("seeds", title, DataFrame(rows), notes, num_names, hidden, mean="{} mean")
+
+
+def iid_table(groups: Sequence[Experiment], measure: Measure) -> Table:
+    """Lay out what learning sequentially costs, as in the paper's Table 1: a row for each learner with a control."""
+    found = controls(groups)
+    naming = _naming([sequential for sequential, _ in found])
+    rows = []
+    for sequential, pairs in found:
+        row = naming(sequential)
+        for k in sorted({k for _, each in found for k in each}):
+            for how, spread in zip(("iid", "seq."), pairs.get(k, (None, None)), strict=True):
+                row[f"k={k} {how}"] = measure.spread_cell(spread)
+        rows.append(row)
+    notes = IID_NOTES.format(name=measure.name, unit=measure.in_percent(", in percent,"))
+    num_names = len(naming(found[0][0])) if found else 1
+    return Table("iid", "Learning sequentially against i.i.d.", DataFrame(rows), notes, num_names)
+
+
+def growth_table(runs: RunTable, groups: Sequence[Experiment], measure: Measure) -> Table:
+    """Lay out what growth did to the value on the validation set, and the training that followed.
+
+    A row for each growth step; where there are many, one for each run with the means over its steps.
+    """
+    done = runs.arrivals[runs.arrivals.done]
+    done = done.assign(earlier=done.groupby("run").num_experts.shift())
+    grown = done[done.after_growth.notna() & done.before_growth.notna() & done.earlier.notna()]
+    titles = {"before": "before_growth", "after growth": "after_growth", "after training": "valid"}
+    grown_of = dict(iter(grown.groupby("run")))
+    steps, means = [], []
+
+    def row(experiment: Experiment, run: Any, at: str, experts: str, values: Any) -> dict[str, Any]:
+        name = f"{experiment.label}, {experiment.size}".removesuffix(", ")
+        cells = {title: Cell(measure.show(values[column]), values[column]) for title, column in titles.items()}
+        return {"learner": name, "at": at, "experts": experts, **cells, "run": run.shown_path}
+
+    for experiment, run in _in_order(runs, groups):
+        own = grown_of.get(run.Index, grown[:0])
+        for step in own.to_dict("records"):
+            experts = f"{step['earlier']:.0f} to {step['num_experts']:.0f}"
+            steps.append(row(experiment, run, f"t{step['arrival']}", experts, step))
+        if len(own):
+            means.append(row(experiment, run, f"{len(own)} steps", run.experts, own[list(titles.values())].mean()))
+    shown = steps if len(steps) <= MAX_GROWTH_ROWS else means
+    many = "" if shown is steps else "; means over the steps of a run, each step is in the CSV file"
+    notes = GROWTH_NOTES.format(name=measure.name.capitalize(), unit=measure.in_percent(" in percent"), many=many)
+    return Table("growth", "What growth does", DataFrame(shown), notes, 3, plain=DataFrame(steps))

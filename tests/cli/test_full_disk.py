@@ -1,0 +1,94 @@
+"""A disk that is full ends a command in one line; nothing half-written is left, and the same command then resumes."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from fairseq_alma.backends.images import image_backend
+from fairseq_alma.cli.ensemble import main as alma_ensemble
+from fairseq_alma.cli.grow import main as alma_grow
+from fairseq_alma.cli.stream import main as alma_stream
+from fairseq_alma.errors import AlmaError
+from tests.backends.images.image_streams import make_stream
+from tests.cli.full_disk import fill_disk
+from tests.compatibility.archives import stage_records, weight_sums
+from tests.tasks.conftest import loggers_as_they_were, trained  # noqa: F401  fixtures
+
+WORDS = ["--", "--width", "6", "--max-epoch", "3", "--cpu"]
+
+
+def names(folder: Path) -> set[str]:
+    return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+
+
+def refused(main, arguments: list[str]) -> str:
+    """Return the one line that a command ends with."""
+    with pytest.raises(AlmaError) as error:
+        main(arguments)
+    assert "\n" not in str(error.value)
+    assert "the disk is full; free some space" in str(error.value)
+    return str(error.value)
+
+
+@pytest.fixture(scope="module")
+def stream(tmp_path_factory) -> Path:
+    return make_stream(tmp_path_factory.mktemp("images") / "S", num_megabatches=2, num_train=60)
+
+
+@pytest.fixture(scope="module")
+def whole(stream: Path, tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("runs") / "R"
+    assert alma_stream(["--stream", str(stream), "--run", str(folder), *WORDS]) == 0
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("name", "num_bytes"),
+    [
+        ("run.json", 0),
+        ("clock.json", 0),
+        ("training.pt", 5_000),
+        ("checkpoint_last.pt", 0),
+        ("checkpoint_last.pt", 5_000),
+        ("stage.json", 0),
+    ],
+)
+def test_an_image_run_resumes_where_the_disk_was_full(name, num_bytes, whole, stream, tmp_path, monkeypatch):
+    monkeypatch.setattr(image_backend, "SAVE_EVERY_SECONDS", 0.0)
+    command = ["--stream", str(stream), "--run", str(tmp_path / "R"), *WORDS]
+    with monkeypatch.context() as full:
+        fill_disk(full, name, num_bytes)
+        assert Path(refused(alma_stream, command).partition(": ")[0]).name == name
+    assert not [left for left in names(tmp_path) if ".tmp" in left]
+    assert alma_stream(command) == 0
+    assert stage_records(tmp_path / "R") == stage_records(whole)
+    assert weight_sums(tmp_path / "R") == weight_sums(whole)
+    assert names(tmp_path / "R") == names(whole)
+
+
+@pytest.mark.parametrize("num_bytes", [0, 5_000])
+def test_alma_ensemble_leaves_the_file_before_where_the_disk_is_full(num_bytes, whole, tmp_path, monkeypatch, capsys):
+    member = str(whole / "stage-001/member-0/checkpoint_last.pt")
+    command = [member, member, "--embed", "--force", "--out", str(tmp_path / "E.pt")]
+    (tmp_path / "E.pt").write_bytes(b"before")
+    with monkeypatch.context() as full:
+        fill_disk(full, "E.pt", num_bytes)
+        assert refused(alma_ensemble, command).startswith(f"{tmp_path / 'E.pt'}: the disk")
+    assert (tmp_path / "E.pt").read_bytes() == b"before"
+    assert names(tmp_path) == {"E.pt"}
+    assert alma_ensemble(command) == 0
+    assert len(torch.load(tmp_path / "E.pt", weights_only=True)["cfg"]["model"]["members"]) == 2
+
+
+@pytest.mark.parametrize("num_bytes", [0, 5_000])
+def test_alma_grow_leaves_nothing_where_the_disk_is_full(num_bytes, trained, tmp_path, monkeypatch):  # noqa: F811
+    out = tmp_path / "grown.pt"
+    command = ["--path", str(trained.checkpoint), "--out", str(out), "--method", "split", "--experts", "1"]
+    command += ["--select", "random"]
+    with monkeypatch.context() as full:
+        fill_disk(full, "grown.pt", num_bytes)
+        assert refused(alma_grow, command).startswith(f"{out}: the disk")
+    assert names(tmp_path) == set()
+    assert alma_grow(command) == 0
+    assert torch.load(out, weights_only=True)["cfg"]["model"]["num_experts"] == 5

@@ -1,0 +1,126 @@
+"""Ends a process right before its n-th file operation below a folder, as a kill or a crash of the machine would.
+
+Counted are, in this process and in those that are forked from it: opening a file for writing, renaming, removing,
+making and removing a folder, fsync, and a copy twice: before it and in the middle of it. Locks are left out.
+"""
+
+import mmap
+import os
+import re
+import shutil
+import signal
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple, Optional
+
+WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+TEMPORARY = re.compile(r"\..+\.tmp")  # of `atomic_file`, which opens them in a folder's descriptor
+KEPT = (".pt", ".json", ".npz")  # what a power failure may cut: logs are for people
+_PATHS = {  # how many paths the arguments of an event begin with, and where their folders' descriptors are
+    "os.rename": ((0, 2), (1, 3)),
+    "os.remove": ((0, 1),),
+    "os.mkdir": ((0, 2),),
+    "os.rmdir": ((0, 1),),
+    "shutil.copyfile": ((0, None), (1, None)),
+}
+
+
+class Operation(NamedTuple):
+    """One operation: its name, and the path that it makes, changes or removes."""
+
+    name: str
+    path: str
+
+
+class Crash:
+    """Where and how a run ends, and what it has done until then.
+
+    Args:
+        root: operations below it count.
+        journal: file that gets a line for each operation.
+        step: number of the operation that is not done any more, from 1; 0: none.
+        is_power_failure: cut every file in half that was written and not synchronised with the disk.
+    """
+
+    def __init__(self, root: Path, journal: Path, step: int = 0, is_power_failure: bool = False) -> None:
+        self.root, self.journal, self.step, self.is_power_failure = str(root), journal, step, is_power_failure
+        self.count = mmap.mmap(-1, 8)  # shared with what is forked
+        self.main = 0
+        self.is_busy = False
+
+    def arm(self) -> None:
+        """Watch this process, and those that it forks, from now on."""
+        self.main = os.getpid()
+        self.lines = os.open(self.journal, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o644)
+        sys.addaudithook(self._watch)
+        fsync = os.fsync
+
+        def fsync_counted(file: Any) -> None:
+            number = file if isinstance(file, int) else file.fileno()
+            self._operation("fsync", os.readlink(f"/proc/self/fd/{number}"))
+            fsync(file)
+
+        os.fsync = fsync_counted  # it is no event of an audit
+
+    def operations(self) -> list[Operation]:
+        """Return what was done."""
+        lines = self.journal.read_text().splitlines() if self.journal.exists() else []
+        return [Operation(*line.split("\t", 1)) for line in lines]
+
+    def _watch(self, event: str, arguments: tuple[Any, ...]) -> None:
+        if self.is_busy:
+            return
+        if event == "open":
+            path, _, flags = arguments
+            if isinstance(path, (str, bytes)) and flags & WRITING:
+                self._operation("open", os.fsdecode(path))
+        elif event in _PATHS:
+            paths = [_resolved(arguments[at], arguments[folder] if folder else -1) for at, folder in _PATHS[event]]
+            if event == "shutil.copyfile":
+                self._operation("copy", paths[1])
+                self._operation("half a copy", paths[1], copied=paths[0])
+            else:
+                self._operation(event.removeprefix("os."), "\t".join(reversed(paths)))
+
+    def _operation(self, name: str, path: str, copied: Optional[str] = None) -> None:
+        """Count an operation, if it is one of the run's; end everything if its turn has come."""
+        temporary = not os.path.isabs(path) and TEMPORARY.fullmatch(path)
+        if ".lock" in path or not (temporary or f"{path}/".startswith(f"{self.root}/")):
+            return
+        number = int.from_bytes(self.count[:8], "little") + 1
+        self.count[:8] = number.to_bytes(8, "little")
+        os.write(self.lines, f"{name}\t{path}\n".encode())
+        if number == self.step:
+            self.is_busy = True
+            if copied is not None:
+                _copy_half(copied, path)
+            if self.is_power_failure:
+                self._cut()
+            os.kill(self.main, signal.SIGKILL)
+            os._exit(137)
+
+    def _cut(self) -> None:
+        """Cut in half what was written and not synchronised. The operation at hand did not happen."""
+        unsafe: set[str] = set()
+        for name, path in self.operations()[:-1]:
+            first, _, source = path.partition("\t")
+            if name in ("open", "half a copy"):
+                unsafe.add(first if os.path.isabs(first) else os.path.basename(first))
+            elif name == "fsync":
+                unsafe -= {first, os.path.basename(first)}
+            elif name == "rename" and unsafe & {source, os.path.basename(source)}:
+                unsafe.add(first)
+        for path in unsafe:
+            if os.path.isabs(path) and path.endswith(KEPT) and os.path.isfile(path):
+                os.truncate(path, os.path.getsize(path) // 2)
+
+
+def _resolved(path: Any, folder: int) -> str:
+    """Return an absolute path, whatever folder it starts in."""
+    start = os.getcwd() if folder in (-1, None) else os.readlink(f"/proc/self/fd/{folder}")
+    return os.path.join(start, os.fsdecode(path))
+
+
+def _copy_half(source: str, target: str) -> None:
+    shutil.copyfile(source, target)
+    os.truncate(target, os.path.getsize(target) // 2)

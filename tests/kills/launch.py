@@ -1,0 +1,159 @@
+"""Runs ``alma-stream`` in a process forked from this one, and the commands of its stages in processes forked from that.
+
+All of them find fairseq imported, which is what makes thousands of launches possible. `fork_server` itself is left
+out: its server would outlive an ``alma-stream`` that is killed. What it does with a command is done here in short.
+"""
+
+import contextlib
+import hashlib
+import importlib
+import logging
+import os
+import pickle
+import runpy
+import signal
+import subprocess
+import sys
+import time
+import traceback
+from argparse import Namespace
+from pathlib import Path
+from typing import Any, Callable, Optional, Sequence
+
+import fairseq.dataclass.utils
+
+from fairseq_alma.backends.images import image_backend, image_settings
+from fairseq_alma.backends.text import process
+from fairseq_alma.cli.stream import main as alma_stream
+from tests.kills.crashes import Crash
+
+TIMEOUT = 180.0
+
+
+PRELOADED = (
+    "fairseq.data.data_utils_fast",
+    "fairseq.data.token_block_utils_fast",
+    "fairseq_alma.backends.text.grow",
+    "fairseq_alma.checkpoints.join_checkpoints",
+    "fairseq_alma.checkpoints.model_facts",
+    "torch._dynamo",
+)
+
+
+def prepare(cache: Path) -> None:
+    """Import what the commands need, and let them share what takes most of a small run: to parse the same options.
+
+    Args:
+        cache: folder in which parsed options stay.
+    """
+    for name in PRELOADED:
+        importlib.import_module(name)
+    cache.mkdir(exist_ok=True)
+    parse = fairseq.dataclass.utils.convert_namespace_to_omegaconf
+
+    def parse_once(options: Namespace) -> Any:
+        key = hashlib.sha256(repr(sorted(vars(options).items())).encode()).hexdigest()
+        if not (cache / key).exists():
+            (cache / f"{key}.new").write_bytes(pickle.dumps(parse(options)))
+            (cache / f"{key}.new").rename(cache / key)
+        return pickle.loads((cache / key).read_bytes())
+
+    for module in (fairseq.dataclass.utils, image_settings):
+        module.convert_namespace_to_omegaconf = parse_once
+
+
+def launch(arguments: Sequence[str], log: Path, crash: Crash) -> int:
+    """Run ``alma-stream`` to its end, or to where it crashes.
+
+    Args:
+        arguments: of the command.
+        log: gets what it prints.
+        crash: where.
+
+    Returns:
+        Exit status as `subprocess.Popen.returncode` has it.
+    """
+    child = os.fork()
+    if child == 0:
+        _end_with(lambda: _run_stream(arguments, log, crash))
+    return Forked(child).wait(TIMEOUT)
+
+
+class Forked:
+    """A forked process, to be used as a `subprocess.Popen`."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self.returncode: Optional[int] = None
+
+    def poll(self) -> Optional[int]:
+        if self.returncode is None:
+            found, status = os.waitpid(self.pid, os.WNOHANG)
+            if found:
+                self.returncode = os.waitstatus_to_exitcode(status)
+        return self.returncode
+
+    def wait(self, timeout: float) -> int:
+        deadline = time.monotonic() + timeout
+        while self.poll() is None:
+            if time.monotonic() > deadline:
+                if timeout == TIMEOUT:
+                    os.kill(self.pid, signal.SIGKILL)
+                raise subprocess.TimeoutExpired(str(self.pid), timeout)
+            time.sleep(0.005)
+        assert self.returncode is not None
+        return self.returncode
+
+
+def _end_with(body: Callable[[], Optional[int]]) -> None:
+    """End this process with the status of what it is to do."""
+    status: object = 1
+    try:
+        status = body()
+    except SystemExit as ending:
+        status = ending.code
+        if isinstance(status, str):
+            print(status, file=sys.stderr)
+            status = 1
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        with contextlib.suppress(OSError):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(int(status or 0))  # type: ignore[call-overload]
+
+
+def _run_stream(arguments: Sequence[str], log: Path, crash: Crash) -> Optional[int]:
+    _print_to(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644))
+    image_backend.SAVE_EVERY_SECONDS = 0.0
+    process._begin = _begin
+    crash.arm()
+    return alma_stream(arguments)
+
+
+def _begin(command: process.Command, program: str, output: int, keep_open: Sequence[int]) -> Forked:
+    die = process.die_with_parent()
+    child = os.fork()
+    if child == 0:
+        if die is not None:
+            die()
+        os.setsid()
+        _end_with(lambda: _run_command(command, program, output))
+    return Forked(child)
+
+
+def _run_command(command: process.Command, program: str, output: int) -> None:
+    _print_to(output)
+    os.environ.update(command.environment)
+    sys.argv = [program, *command.arguments]
+    logging.root.handlers.clear()
+    logging.root.setLevel(logging.WARNING)
+    runpy.run_path(program, run_name="__main__")
+
+
+def _print_to(file: int) -> None:
+    for standard in (1, 2):
+        os.dup2(file, standard)
+    sys.stdout = os.fdopen(1, "w", buffering=1, closefd=False)
+    sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)

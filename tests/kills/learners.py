@@ -1,0 +1,73 @@
+"""One small run of each learner, on text and on images: two stages, of several checkpoints and epochs each."""
+
+from pathlib import Path
+from typing import NamedTuple
+
+from data_prep.images.command import main as prepare_images
+from data_prep.text.command import main as prepare_text
+from tests.compatibility.make_archives import write_images, write_text
+
+TEXT = [
+    "--arch", "alma_switch_lm_tiny", "--decoder-layers", "2", "--decoder-embed-dim", "8", "--decoder-ffn-embed-dim",
+    "16", "--decoder-attention-heads", "2", "--criterion", "alma_switch_cross_entropy", "--cpu", "--optimizer", "adam",
+    "--lr", "0.01", "--max-epoch", "2", "--batch-size", "8", "--tokens-per-sample", "32", "--num-workers", "0",
+]  # fmt: skip
+EXPERTS = ["--num-experts", "2"]
+MLP = ["--width", "4", "--max-epoch", "3", "--batch-size", "16", "--cpu"]
+VGG = ["--channels", "3", "--max-epoch", "2", "--batch-size", "16", "--cpu"]
+GROWTH = ["--learner", "gmoe", "--grow-schedule", "2,3", "--grow-method"]
+PAIR = ["--num-members", "2", "--learner"]
+COMMANDS: dict[str, dict[str, tuple[list[str], list[str]]]] = {
+    "images": {
+        "sm": (["--learner", "sm"], MLP),
+        "moe": (["--learner", "moe"], MLP),
+        "ens": ([*PAIR, "ens"], MLP),
+        "bagging": ([*PAIR, "bagging"], MLP),
+        "umix": ([*PAIR, "umix"], MLP),
+        "gens": (["--learner", "gens"], MLP),
+        "gmoe": (["--learner", "gmoe"], MLP),
+        "firefly": (["--learner", "firefly"], VGG),
+        "seeds": (["--learner", "sm", "--seed", "1", "2"], MLP),
+    },
+    "text": {
+        "sm": (["--learner", "sm"], [*TEXT, *EXPERTS]),
+        "ens": ([*PAIR, "ens"], [*TEXT, *EXPERTS]),
+        "gens": (["--learner", "gens"], [*TEXT, *EXPERTS]),
+        "gmoe-copy": ([*GROWTH, "copy"], TEXT),
+        "gmoe-split": ([*GROWTH, "split"], TEXT),
+        "umix": ([*PAIR, "umix"], [*TEXT, *EXPERTS]),
+    },
+}
+
+
+class Learner(NamedTuple):
+    """One run of the matrix."""
+
+    kind: str
+    name: str
+
+    def arguments(self, stream: Path, run: Path) -> list[str]:
+        """Return those of ``alma-stream``."""
+        options, words = COMMANDS[self.kind][self.name]
+        own = [] if self.kind == "images" else ["--save-every", "4"]
+        return ["--stream", str(stream), "--run", str(run), "--wait", "1", *options, *own, "--", *words]
+
+    def __str__(self) -> str:
+        return f"{self.kind}-{self.name}"
+
+
+LEARNERS = [Learner(kind, name) for kind, names in COMMANDS.items() for name in names]
+
+
+def make_stream(kind: str, root: Path) -> Path:
+    """Make the stream of a kind, unless it is there already."""
+    stream = root / f"{kind}-stream"
+    if kind == "images":
+        write_images(root)
+        data = ["arrays", "--images", str(root / "images.npy"), "--labels", str(root / "labels.npy")]
+        prepare_images([*data, "--out", str(stream), "--megabatches", "2", "--test-fraction", "0.25"])
+    else:
+        write_text(root)
+        sizes = ["--vocab-size", "256", "--valid-words", "100", "--test-words", "100", "--workers", "1"]
+        prepare_text([str(root / "text.txt"), "--out", str(stream), "--megabatches", "2", *sizes])
+    return stream

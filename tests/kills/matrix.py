@@ -1,0 +1,171 @@
+"""Kill one small run of each learner at each of its file operations, resume it, and compare it with the whole run.
+
+    python -m tests.kills.matrix                                    all of it, hours; results are kept and resumed from
+    python -m tests.kills.matrix --learner images-gmoe --every 5
+    python -m tests.kills.matrix --learner text-sm --step 17 23 --power
+
+With ``--power`` every file that was written and not synchronised with the disk is cut in half as well. What must be
+equal in the end: figures, weights, and which files there are.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from pathlib import Path
+from typing import Any, Iterator, NamedTuple, Optional, Sequence
+
+from tests.compatibility.archives import stage_records, weight_sums
+from tests.kills.crashes import Crash, Operation
+from tests.kills.launch import launch, prepare
+from tests.kills.learners import LEARNERS, Learner, make_stream
+
+MEMORY = "/dev/shm"  # where fsync costs nothing
+
+
+class Outcome(NamedTuple):
+    """What a run left, as far as it must not depend on kills."""
+
+    records: dict[str, Any]
+    weights: dict[str, str]
+    files: list[str]
+
+    @classmethod
+    def of(cls, run: Path) -> "Outcome":
+        places = sorted({path.parent.relative_to(run) for path in run.rglob("run.json")})
+        files = [path for path in run.rglob("*") if path.is_file() and not path.name.startswith(".lock")]
+        return cls(
+            {str(place): stage_records(run / place) for place in places},
+            weight_sums(run),
+            sorted(str(path.relative_to(run)) for path in files),
+        )
+
+    def difference(self, other: "Outcome") -> str:
+        """Say what differs, or nothing."""
+        differing = [name for name in self._fields[:2] if getattr(self, name) != getattr(other, name)]
+        more = sorted({*self.files} ^ {*other.files})
+        return " ".join([*differing, *(["files"] if more else []), *more])
+
+
+class Matrix:
+    """The kills of one learner.
+
+    Args:
+        learner: whose run.
+        root: folder to work in; results stay there.
+        power: cut unsynchronised files, too.
+    """
+
+    def __init__(self, learner: Learner, root: Path, power: bool) -> None:
+        self.learner, self.root, self.power = learner, root, power
+        self.name = f"{learner}{'-power' if power else ''}"
+        self.results = root / f"{self.name}.jsonl"
+        self.stream = root / f"{learner.kind}-stream"
+        self.run, self.log = root / f"{self.name}-run", root / f"{self.name}.log"
+
+    def measure(self) -> None:
+        """Run once without a kill: that is what all others are compared with."""
+        operations, status = self._launch(fresh=True)
+        if status != 0:
+            raise SystemExit(f"{self.learner}: the run fails without a kill; see {self.log}")
+        self.operations = operations
+        self.whole = Outcome.of(self.run)
+
+    def done(self) -> dict[int, dict[str, Any]]:
+        """Return the results up to now, by step."""
+        lines = self.results.read_text().splitlines() if self.results.exists() else []
+        return {result["step"]: result for result in map(json.loads, lines)}
+
+    def kill(self, step: int) -> dict[str, Any]:
+        """Kill the run at a step, resume it, compare and keep the result."""
+        operations, killed = self._launch(step, fresh=True)
+        try:
+            _, status = self._launch()
+            difference = self.whole.difference(Outcome.of(self.run)) if status == 0 else f"exit status {status}"
+        except subprocess.TimeoutExpired:
+            difference = "hangs"
+        if killed == 0:
+            difference = f"was not killed, {difference}"
+        operation = " ".join(operations[-1]).replace(str(self.run), "").replace("\t", " ") if operations else ""
+        result = {"step": step, "operation": operation, "difference": difference}
+        with open(self.results, "a") as file:
+            file.write(json.dumps(result) + "\n")
+        if difference:
+            print(f"{self.name} step {step} ({operation}): {difference}", flush=True)
+            kept = self.root / "deviations" / f"{self.name}-{step}"
+            shutil.rmtree(kept, ignore_errors=True)
+            shutil.copytree(self.run, kept)
+            shutil.copy(self.log, kept / "alma-stream.log")
+        return result
+
+    def _launch(self, step: int = 0, fresh: bool = False) -> tuple[list[Operation], int]:
+        if fresh:
+            shutil.rmtree(self.run, ignore_errors=True)
+            self.log.unlink(missing_ok=True)
+        crash = Crash(self.run, self.root / f"{self.name}.journal", step, self.power)
+        status = launch(self.learner.arguments(self.stream, self.run), self.log, crash)
+        return crash.operations(), status
+
+
+def parse(argv: Optional[Sequence[str]] = None) -> argparse.Namespace:
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    names = [str(learner) for learner in LEARNERS]
+    options.add_argument("--learner", nargs="+", choices=names, default=names, metavar="L", help=", ".join(names))
+    options.add_argument("--step", type=int, nargs="+", help="kill at these operations, from 1 (default: at each)")
+    options.add_argument("--every", type=int, default=1, metavar="N", help="kill at every N-th operation")
+    options.add_argument("--sample", type=int, metavar="N", help="kill at N operations of each learner, spread evenly")
+    options.add_argument("--power", action="store_true", help="a power failure in place of a kill")
+    options.add_argument("--work", type=Path, help="folder for runs and results (default: a new one that goes)")
+    return options.parse_args(argv)
+
+
+def chosen_steps(arguments: argparse.Namespace, number: int) -> list[int]:
+    """Return the steps to kill at, of so many."""
+    if arguments.step is not None:
+        return [step for step in arguments.step if 1 <= step <= number]
+    if arguments.sample is not None:
+        return sorted({max(1, round((part + 0.5) * number / arguments.sample)) for part in range(arguments.sample)})
+    return list(range(1, number + 1, arguments.every))
+
+
+def run_matrices(arguments: argparse.Namespace, root: Path) -> Iterator[tuple[str, int, list[dict[str, Any]]]]:
+    """Yield for each learner its name, the number of its operations, and the results."""
+    chosen = [learner for learner in LEARNERS if str(learner) in arguments.learner]
+    prepare(root / "options")
+    for kind in {learner.kind: None for learner in chosen}:
+        if not (root / f"{kind}-stream").exists():
+            make_stream(kind, root)
+    for learner in chosen:
+        matrix = Matrix(learner, root, arguments.power)
+        matrix.measure()
+        done = matrix.done()
+        steps = chosen_steps(arguments, len(matrix.operations))
+        yield matrix.name, len(matrix.operations), [done[step] if step in done else matrix.kill(step) for step in steps]
+
+
+def main(argv: Optional[Sequence[str]] = None) -> int:
+    """Run the command; the exit status is 1 if anything deviates."""
+    arguments = parse(argv)
+    counts: Counter[str] = Counter()
+    with tempfile.TemporaryDirectory(dir=MEMORY if os.access(MEMORY, os.W_OK) else None) as temporary:
+        root = Path(temporary) if arguments.work is None else arguments.work
+        root.mkdir(parents=True, exist_ok=True)
+        rows = []
+        for name, number, results in run_matrices(arguments, root.resolve()):
+            deviating = sum(bool(result["difference"]) for result in results)
+            counts.update(operations=number, kills=len(results), deviations=deviating)
+            rows.append((name, number, len(results), deviating))
+            print(f"{name}: {number} operations, {len(results)} kills, {deviating} deviations", flush=True)
+    rows.append(("all", counts["operations"], counts["kills"], counts["deviations"]))
+    print(f"\n{'run':<24}{'operations':>12}{'kills':>8}{'deviations':>12}")
+    for row in rows:
+        print(f"{row[0]:<24}{row[1]:>12,}{row[2]:>8,}{row[3]:>12,}")
+    return int(counts["deviations"] > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

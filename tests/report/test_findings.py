@@ -1,0 +1,246 @@
+import pytest
+
+from fairseq_alma.report.finding import Verdict
+from fairseq_alma.report.findings import all_findings
+from fairseq_alma.report.paper import paper_tables
+from tests.report.fakes import image_stream, table_of, text_stream, write_run
+
+WIDTHS = {"base": "512", "large": "768"}
+
+
+def verdicts(roots):
+    ((_, found),) = all_findings(table_of(roots))
+    return {finding.claim: finding for finding in found}
+
+
+def about(found, words):
+    """The one finding whose claim has these words."""
+    (finding,) = [finding for claim, finding in found.items() if words in claim]
+    return finding
+
+
+def write_paper(folder):
+    """Runs with the figures of the paper's Tables 1 and 2."""
+    stream, roots = text_stream(vocab_size=50000), []
+    for row in paper_tables().table2:
+        name, _, steps = row.learner.partition(" (")
+        learner, wait = name.split("_w")
+        times = int(steps[0]) if steps else 1
+        sizes = [(*size.split("@"), "1")[:2] for size in row.experts.split(", ")]
+        options = {"--arch": "alma_switch_lm", "--decoder-embed-dim": WIDTHS[row.size], "--max-update": f"{times}00"}
+        roots.append(
+            write_run(
+                folder / f"{row.size} {row.learner} {row.experts}", [ppl for ppl in row.ppl if ppl is not None],
+                learner.lower(), stream, num_params=row.num_params, num_experts=[int(size[0]) for size in sizes],
+                num_members=[int(size[1]) for size in sizes], wait=int(wait), drop_rest=wait == "3",
+                train_options=options if learner == "gMoE" else {**options, "--num-experts": sizes[0][0]},
+            )
+        )  # fmt: skip
+    for control in paper_tables().table1:
+        for k, ppl in control.iid.items():
+            options = {"--arch": "alma_switch_lm", "--decoder-embed-dim": WIDTHS[control.size], "--max-update": "100"}
+            roots.append(
+                write_run(folder / f"{control.size} iid {k}", [ppl], "ens", stream, num_members=(2,), iid=k,
+                          train_options={**options, "--num-experts": "4"})
+            )  # fmt: skip
+    return roots
+
+
+@pytest.fixture(scope="module")
+def paper(tmp_path_factory):
+    return verdicts(write_paper(tmp_path_factory.mktemp("paper")))
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["Larger models are better", "sample efficient", "Growing does not improve", "gEns is ahead of gMoE",
+     "Ensembles perform best", "With small models", "Learning sequentially is harder", "The larger the model",
+     "Waiting for all data"],
+)  # fmt: skip
+def test_the_papers_own_numbers_bear_its_findings_out(words, paper):
+    finding = about(paper, words)
+    assert finding.verdict is Verdict.HELD
+    assert not [comparison for comparison in finding.comparisons if comparison.outcome < 0]
+    assert "one seed" in finding.decided_by
+
+
+def test_what_the_runs_cannot_decide_says_what_is_missing(paper):
+    finding = about(paper, "smooth")
+    assert finding.verdict is Verdict.NOT_ENOUGH
+    assert finding.decided_by == "Needs a complete run of gMoE that splits experts."
+
+
+def test_a_single_run_decides_nothing(tmp_path):
+    assert {each.verdict for each in verdicts([write_run(tmp_path / "R")]).values()} == {Verdict.NOT_ENOUGH}
+
+
+def test_a_finding_that_runs_contradict_did_not_hold(tmp_path):
+    few = write_run(tmp_path / "few", [20.0] * 4, train_options={"--num-experts": "4"})
+    many = write_run(tmp_path / "many", [25.0] * 4, num_experts=(8,), train_options={"--num-experts": "8"})
+    finding = about(verdicts([few, many]), "Larger models are better")
+    assert finding.verdict is Verdict.NOT_HELD
+    assert finding.decided_by == "The one comparison contradicts it, it rests on one seed."
+    assert finding.comparisons[0].show() == "avg PPL: SM_w1 (8 experts) 25.00 > SM_w1 (4 experts) 20.00"
+
+
+def test_seeds_decide_whether_a_difference_is_too_close_to_tell(tmp_path):
+    def runs(name, values, experts):
+        options = {"--num-experts": f"{experts}"}
+        return [
+            write_run(tmp_path / f"{name}{seed}", [value] * 4, seed=seed, num_experts=(experts,), train_options=options)
+            for seed, value in enumerate(values)
+        ]
+
+    few, many = runs("few", [30.0, 31.0, 32.0], 4), runs("many", [29.0, 33.0, 30.0], 8)
+    assert about(verdicts([*few, *many]), "Larger models are better").verdict is Verdict.TOO_CLOSE
+    better = runs("better", [29.9, 30.8, 31.9], 12)
+    finding = about(verdicts([*few, *better]), "Larger models are better")
+    assert finding.verdict is Verdict.HELD
+    assert "(by 0.13 ± 0.06 over 3 shared seeds)" in finding.comparisons[0].show()
+
+
+def image_run(folder, learner, width, wait, final, **options):
+    """A complete run whose error falls at once to what it ends with."""
+    stream = image_stream(20)
+    members = 5 if learner in ("ens", "umix") else 1
+    num_params = options.pop("num_params", (100 * width * members,))
+    return write_run(
+        folder / f"{learner}-{width}-w{wait}-{options.get('replay', False)}", [final] * 20, learner, stream, wait=wait,
+        num_experts=options.pop("num_experts", (1,)), num_members=(members,), num_params=num_params,
+        train_options={"--arch": "alma_mlp", "--width": f"{width}"}, **options,
+    )  # fmt: skip
+
+
+def test_the_best_wait_is_found_for_small_and_large_models(tmp_path):
+    runs = [image_run(tmp_path, "sm", 4, wait, final) for wait, final in ((1, 0.5), (2, 0.3), (20, 0.25))]
+    runs += [image_run(tmp_path, "sm", 64, wait, final) for wait, final in ((1, 0.1), (2, 0.099), (20, 0.09))]
+    found = verdicts(runs)
+    assert about(found, "intermediate waiting time").verdict is Verdict.HELD
+    smaller = about(found, "Smaller waiting times")
+    assert smaller.verdict is Verdict.HELD
+    assert smaller.comparisons[0].show().startswith("best waiting time, mega-batches: SM_w1 (mlp, width 64) 1 < SM_w2")
+    assert about(found, "Waiting for all data").verdict is Verdict.HELD
+
+
+def test_no_single_size_is_called_large(tmp_path):
+    runs = [image_run(tmp_path, learner, 64, 1, final) for learner, final in (("sm", 0.2), ("ens", 0.1))]
+    assert about(verdicts(runs), "Ens is the best learner").verdict is Verdict.NOT_ENOUGH
+    runs.append(image_run(tmp_path, "sm", 4, 1, 0.3))
+    assert about(verdicts(runs), "Ens is the best learner").verdict is Verdict.HELD
+
+
+def test_a_learner_is_compared_with_the_next_size_that_it_was_run_with(tmp_path):
+    runs = [image_run(tmp_path, "sm", width, 1, 1 / width) for width in (4, 8, 64)]
+    runs += [image_run(tmp_path, "ens", width, 1, 1 / width) for width in (4, 64)]
+    found = verdicts(runs)
+    for claim in ("Larger models are better", "sample efficient"):
+        pairs = [(each.higher, each.lower) for each in about(found, claim).comparisons]
+        assert pairs == [
+            ("SM_w1, mlp, width 4", "SM_w1, mlp, width 8"),
+            ("Ens_w1, 5 models, mlp, width 4", "Ens_w1, 5 models, mlp, width 64"),
+            ("SM_w1, mlp, width 8", "SM_w1, mlp, width 64"),
+        ]
+
+
+def test_growing_learners_are_compared_at_the_same_budget(tmp_path):
+    runs = [
+        image_run(tmp_path, "sm", 8, 1, 0.20),
+        image_run(tmp_path, "gmoe", 4, 1, 0.25, num_params=(400, 800, 1200), num_experts=(1, 2, 3)),
+        image_run(tmp_path, "sm", 64, 1, 0.01),  # too large to be compared with
+    ]
+    (comparison,) = about(verdicts(runs), "For a given memory").comparisons
+    assert (comparison.lower, comparison.outcome) == ("SM_w1, mlp, width 8", 1)
+
+
+def test_the_operating_point_matters(tmp_path):
+    runs = [image_run(tmp_path, "umix", 4, 1, 0.30), image_run(tmp_path, "ens", 4, 1, 0.35)]
+    runs += [image_run(tmp_path, "umix", 64, 1, 0.20), image_run(tmp_path, "ens", 64, 1, 0.10)]
+    found = verdicts(runs)
+    assert about(found, "operating point").verdict is Verdict.HELD
+    assert about(found, "Ens is the best learner").verdict is Verdict.HELD
+    found = verdicts([*runs[:3], image_run(tmp_path / "other", "ens", 64, 1, 0.25)])
+    assert about(found, "operating point").verdict is Verdict.IN_PART
+
+
+def test_replay_is_weighed_against_what_its_compute_buys_without(tmp_path):
+    runs = [
+        image_run(tmp_path, "sm", 8, 1, 0.30),
+        image_run(tmp_path, "sm", 8, 1, 0.25, replay=True),
+        image_run(tmp_path, "sm", 64, 1, 0.20, train_flops=8e12),
+    ]
+    found = verdicts(runs)
+    assert about(found, "Replay lowers the CER").verdict is Verdict.HELD
+    trade_off = about(found, "Replay gives no better")
+    assert (trade_off.verdict, trade_off.comparisons[0].lower) == (Verdict.HELD, "SM_w1, mlp, width 64")
+    # Without replay for a tenth of its compute a higher error shows nothing; for as much, it does.
+    assert about(verdicts(runs[:2]), "Replay gives no better").verdict is Verdict.NOT_ENOUGH
+    runs[2] = image_run(tmp_path, "sm", 32, 1, 0.28, train_flops=8e12)
+    assert about(verdicts(runs), "Replay gives no better").verdict is Verdict.NOT_HELD
+
+
+@pytest.mark.parametrize("after,verdict", [(10.0, Verdict.HELD), (10.001, Verdict.HELD), (10.5, Verdict.NOT_HELD)])
+def test_growth_is_smooth_if_a_split_changes_nothing(after, verdict, tmp_path):
+    before = {"valid": {"loss": 3.0, "ppl": 10.0}}
+    grown = [{}, {"before_growth": before, "after_growth": {"valid": {"loss": 3.0, "ppl": after}}}]
+    run = write_run(tmp_path / "R", [9.0, 8.0], "gmoe", text_stream(2), num_experts=(4, 6), grow_method="split",
+                    stage_extras=grown)  # fmt: skip
+    assert about(verdicts([run]), "smooth").verdict is verdict
+
+
+def test_smoothness_of_image_mixtures_is_told_by_the_loss_not_by_the_error(tmp_path):
+    def grown(name, after):
+        splits = [{}, {"before_growth": {"valid": {"loss": 0.3, "error": 0.05}},
+                       "after_growth": {"valid": {"loss": after, "error": 0.05}}}]  # fmt: skip
+        return write_run(tmp_path / name, [0.1, 0.05], "gmoe", image_stream(2), num_experts=(1, 2), stage_extras=splits)
+
+    finding = about(verdicts([grown("smooth", 0.30000003)]), "smooth")
+    assert finding.verdict is Verdict.HELD
+    assert "nats: gMoE_w1 (1 to 2 experts) 3e-08 < limit 0.001" in finding.comparisons[0].show()
+    assert about(verdicts([grown("jump", 0.35)]), "smooth").verdict is Verdict.NOT_HELD
+
+
+def test_what_growth_by_copies_does_stands_beside_what_splits_do(tmp_path):
+    roots = [write_run(tmp_path / method, [9.0, 8.0], "gmoe", text_stream(2), num_experts=(4, 6), grow_method=method,
+                       stage_extras=[{}, {"before_growth": {"valid": {"loss": 3.0, "ppl": 10.0}},
+                                          "after_growth": {"valid": {"loss": 3.0, "ppl": after}}}])
+             for method, after in (("split", 10.0), ("copy", 10.5))]  # fmt: skip
+    finding = about(verdicts(roots), "smooth")
+    assert finding.verdict is Verdict.HELD
+    assert finding.decided_by.endswith("Growth of a flat mixture, as by copies, changes it by up to 0.049 nats.")
+
+
+def test_a_growing_learner_that_waits_too_long_to_grow_says_nothing_of_growth(tmp_path):
+    runs = [image_run(tmp_path, "sm", 8, 20, 0.2), image_run(tmp_path, "gmoe", 8, 20, 0.3)]
+    found = verdicts(runs)
+    for budget in ("For a given memory", "For a given training compute it is"):
+        assert about(found, budget).verdict is Verdict.NOT_ENOUGH
+
+
+def test_losing_for_far_less_compute_decides_nothing_and_is_not_hidden(tmp_path):
+    def pair(wait, growing, fixed):
+        grows = {"num_params": (400, 800, 1200), "train_flops": 1e12}
+        return [image_run(tmp_path, "gens", 4, wait, growing, **grows), image_run(tmp_path, "ens", 4, wait, fixed)]
+
+    claim = "gEns beats Ens"
+    runs = pair(1, 0.2, 0.3) + pair(2, 0.3, 0.2) + pair(4, 0.3, 0.2)
+    finding = about(verdicts(runs), claim)
+    assert finding.verdict is Verdict.NOT_ENOUGH
+    assert finding.decided_by.startswith(
+        "1 of 3 comparisons bears it out, 2 decide nothing, it rests on one seed. Needs"
+    )
+    assert "decides nothing, the first one costs less" in finding.comparisons[-1].show()
+    assert about(verdicts(runs[:4]), claim).verdict is Verdict.HELD
+
+
+def test_streams_are_not_compared_with_each_other(tmp_path):
+    few = write_run(tmp_path / "few", train_options={"--num-experts": "4"})
+    other = text_stream(fingerprint="b" * 64)
+    many = write_run(tmp_path / "many", stream=other, num_experts=(8,), train_options={"--num-experts": "8"})
+    found = all_findings(table_of([few, many]))
+    assert len(found) == 2
+    assert {each.verdict for _, findings in found for each in findings} == {Verdict.NOT_ENOUGH}
+
+
+def test_runs_without_an_update_are_no_evidence(tmp_path):
+    found = verdicts([write_run(tmp_path / "A", []), write_run(tmp_path / "B", [], "ens")])
+    assert {each.verdict for each in found.values()} == {Verdict.NOT_ENOUGH}
