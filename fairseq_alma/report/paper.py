@@ -18,7 +18,7 @@ from pandas import DataFrame
 from fairseq_alma.learners.learner import LEARNERS
 from fairseq_alma.report.experiment import Experiment, controls, sizes_in_order
 from fairseq_alma.report.read_run import TERA, RunRows, RunTable, rows_of
-from fairseq_alma.report.spelling import TEXT, show_count, show_params
+from fairseq_alma.report.spelling import TEXT, show_count, show_params, usual_init
 from fairseq_alma.report.spread import Spread
 from fairseq_alma.report.table import NOTHING, Cell, Table, count_cell, number_cell
 
@@ -117,7 +117,7 @@ def _run(row: PerplexityRow) -> RunRows:
             "test_flops_per_token": predicting * members / TOKENS_PER_SEQUENCE,
         })  # fmt: skip
     stream = {"kind": TEXT, "path": "paper", "fingerprint": "paper", "vocab_size": VOCAB_SIZE, "num_megabatches": 4}
-    options = {"wait": 1, "replay": False, "drop_rest": False, "init": "scratch" if learner == "gens" else "previous"}
+    options = {"wait": 1, "replay": False, "drop_rest": False, "init": usual_init(learner, "text")}
     train_options = {"--arch": f"alma_switch_lm_{row.size}", "--num-experts": row.experts}
     run = {"learner": learner, "seed": 0, "options": options, "train_options": train_options, "stream": stream}
     return rows_of(Path(f"{row.size}-{name}-{row.experts}"), run, records)
