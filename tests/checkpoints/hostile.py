@@ -69,7 +69,8 @@ def options_namespace(checkpoint, folder):
 def joined(members, checkpoint, folder):
     """Make an ensemble of it; ``members`` are its entries beside what all have."""
     entries = [{"weight": 1 / len(members), "sha256": "0" * 64, **entry} for entry in members]
-    checkpoint["cfg"]["model"] = {"_name": "alma_ensemble", "vocab_size": 8, "members": entries}
+    num_tokens = next(len(tensor) for name, tensor in checkpoint["model"].items() if name.endswith(EMBEDDINGS))
+    checkpoint["cfg"]["model"] = {"_name": "alma_ensemble", "vocab_size": num_tokens, "members": entries}
 
 
 def embedded(change, checkpoint, folder, depth=1):
