@@ -177,9 +177,11 @@ class RunFolder:
         """
         self._hold()
         folder = self.stage_folder(stage)
-        with _locked(folder / ".lock", f"{folder}") as descriptor:
-            with _swept(lambda: [folder, *map(self.model_folder, self.members(stage))]):
-                yield descriptor
+        with (
+            _locked(folder / ".lock", f"{folder}") as descriptor,
+            _swept(lambda: [folder, *map(self.model_folder, self.members(stage))]),
+        ):
+            yield descriptor
 
     @contextlib.contextmanager
     def lock_member(self, model: ModelId) -> Iterator[list[int]]:
@@ -193,9 +195,9 @@ class RunFolder:
         with (
             _locked(folder / ".lock", f"{folder}", shared=True) as stage,
             _locked(folder / f".lock-member-{model.member}", f"{self.model_folder(model)}") as member,
+            _swept(lambda: [self.model_folder(model)]),
         ):
-            with _swept(lambda: [self.model_folder(model)]):
-                yield [stage, member]
+            yield [stage, member]
 
     @contextlib.contextmanager
     def lock_run(self) -> Iterator[None]:
