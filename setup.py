@@ -56,12 +56,12 @@ setup(
     },
     entry_points={
         "console_scripts": [
-            "alma-prep-text=data_prep.text.command:main",
-            "alma-prep-images=data_prep.images.command:main",
-            "alma-grow=fairseq_alma.cli.grow:main",
-            "alma-ensemble=fairseq_alma.cli.ensemble:main",
-            "alma-stream=fairseq_alma.cli.stream:main",
-            "alma-report=fairseq_alma.cli.report:main",
+            "alma-prep-text=fairseq_alma.cli.start:prep_text",
+            "alma-prep-images=fairseq_alma.cli.start:prep_images",
+            "alma-grow=fairseq_alma.cli.start:grow",
+            "alma-ensemble=fairseq_alma.cli.start:ensemble",
+            "alma-stream=fairseq_alma.cli.start:stream",
+            "alma-report=fairseq_alma.cli.start:report",
         ]
     },
     classifiers=[

@@ -8,6 +8,7 @@ from typing import Optional, Sequence
 from data_prep.download import check_sha256, fetch, unpack
 from data_prep.images.cifar import CifarLayout
 from data_prep.images.command import main as prep_images
+from fairseq_alma.cli.parser import Parser
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,7 @@ def prepare_cifar(archive: CifarArchive, description: Optional[str], argv: Optio
     Raises:
         AlmaError: the archive cannot be fetched, or is not the published one.
     """
-    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         "--archive",
         type=Path,

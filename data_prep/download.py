@@ -20,6 +20,7 @@ from typing import IO, Iterable, Union
 from data_prep.compression import open_plain_or_gz
 from fairseq_alma.atomic_file import open_atomically
 from fairseq_alma.errors import AlmaError
+from fairseq_alma.terminal import tell
 
 _TIMEOUT_SECONDS = 60
 
@@ -33,7 +34,7 @@ def fetch(url: str, path: Path) -> Path:
     if path.exists():
         return path
     path.parent.mkdir(parents=True, exist_ok=True)
-    print(f"fetching {url}", file=sys.stderr)
+    tell(f"fetching {url}", sys.stderr)
     try:
         answer = urllib.request.urlopen(url, timeout=_TIMEOUT_SECONDS)
     except (urllib.error.URLError, http.client.HTTPException, TimeoutError) as error:

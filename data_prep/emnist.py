@@ -14,6 +14,7 @@ from data_prep.download import check_sha256, fetch, unpack
 from data_prep.images.command import main as prep_images
 from data_prep.images.idx import EMNIST_CLASSES, emnist_names
 from fairseq_alma.cli.entry import command
+from fairseq_alma.cli.parser import Parser
 
 URL = "https://biometrics.nist.gov/cs_links/EMNIST/gzip.zip"
 # As several public repositories quote it for this address, beside the MD5 sum 58c8d27c78d21e728a6bc7b3cc06412e.
@@ -23,7 +24,7 @@ SHA256 = "fb9bb67e33772a9cc0b895e4ecf36d2cf35be8b709693c3564cea2a019fcda8e"
 @command
 def main(argv: Optional[Sequence[str]] = None) -> Optional[int]:
     """Fetch the archive unless it is there, check it, unpack a split and hand it on."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--split", choices=tuple(EMNIST_CLASSES), default="balanced", help="default: %(default)s")
     parser.add_argument(
         "--archive",

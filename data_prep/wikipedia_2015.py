@@ -17,6 +17,7 @@ from data_prep.download import check_sha256, fetch
 from data_prep.text.command import main as prep_text
 from fairseq_alma.atomic_file import open_atomically
 from fairseq_alma.cli.entry import command
+from fairseq_alma.cli.parser import Parser
 
 URL = "https://raw.githubusercontent.com/jason-feng/wikiVisual/1c0fac92f29f17c1603bfffbe864e0dfdff66897/text/{name}"
 NAMES = [f"{folder}/wiki_{number:02d}" for folder in ("AA", "AB", "AC", "AD") for number in range(100)]
@@ -27,7 +28,7 @@ _TAG = re.compile(r"^<doc [^>]*>$|^</doc>$")
 @command
 def main(argv: Optional[Sequence[str]] = None) -> Optional[int]:
     """Fetch what is not there, check the whole, write one text of articles and hand it on."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         "--source",
         type=Path,

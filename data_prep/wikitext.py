@@ -18,6 +18,7 @@ from data_prep.download import check_sha256, fetch
 from data_prep.text.command import main as prep_text
 from fairseq_alma.atomic_file import open_atomically
 from fairseq_alma.cli.entry import command
+from fairseq_alma.cli.parser import Parser
 from fairseq_alma.errors import AlmaError
 
 URL = "https://wikitext.smerity.com/wikitext-{size}-v1.zip"
@@ -31,7 +32,7 @@ _TITLE = re.compile(r"^ = [^=].*[^=] = $")
 @command
 def main(argv: Optional[Sequence[str]] = None) -> Optional[int]:
     """Fetch the archive unless it is there, check it, write one text of articles and hand it on."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("size", choices=tuple(SHA256), help="millions of words")
     parser.add_argument("--archive", type=Path, help="wikitext-SIZE-v1.zip; fetched to corpora/ if not there")
     parser.add_argument(

@@ -6,7 +6,7 @@ Packages, each importing only what stands above it:
 - ``learners``: what a learner decides: the schedule of stages and the plan of each
 - ``modules``: layers, by kind: ``moe``, ``text``, ``images``
 - ``runs``: Algorithm 1, once: the loop, the run folder and its records, what a user sees of it
-- ``models``, ``criterions``, ``tasks``: what fairseq finds under their registered names
+- ``models``, ``optim``, ``criterions``, ``tasks``: what fairseq finds under their registered names
 - ``backends``: what trains and tests, ``text`` by fairseq's commands in processes, ``images`` in this one
 - ``report``: what the files of runs say, as tables, findings and figures; needs neither torch nor fairseq
 - ``cli``: the ``alma-*`` commands

@@ -34,6 +34,14 @@ class AlmaError(SystemExit, ValueError):
         return str(self.code)
 
 
+def is_out_of_memory(error: BaseException) -> bool:
+    """Tell whether memory ran out, that of a GPU too; torch has a ``RuntimeError`` for it."""
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return True
+    text = str(error)
+    return isinstance(error, RuntimeError) and ("can't allocate memory" in text or "not enough memory" in text)
+
+
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
     """Put the path into an ``OSError`` that names no file: Python names it when opening fails, but not when writing."""

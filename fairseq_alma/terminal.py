@@ -8,6 +8,7 @@ rich is imported with the first live line: 50 ms that a log need not pay.
 import errno
 import math
 import os
+import shlex
 import sys
 import time
 from typing import TYPE_CHECKING, Iterable, Iterator, Optional, Sequence, TextIO, TypeVar
@@ -116,16 +117,31 @@ def tell(line: str, stream: Optional[TextIO]) -> None:
 
 
 def write(stream: Optional[TextIO], text: str) -> None:
-    """Write at once; where nobody reads any more (``| head``, a terminal that is closed), work continues unseen."""
+    """Write at once; where nobody reads any more (``| head``, a terminal that is closed), work continues unseen.
+
+    So it does where standard error cannot be written for another reason: no result is lost.
+    """
     if stream is None:
         return
     try:
         stream.write(text)
         stream.flush()
     except OSError as error:
-        if error.errno not in (errno.EPIPE, errno.EIO):
+        if error.errno not in (errno.EPIPE, errno.EIO) and stream is not sys.stderr:
             raise
         discard(stream)
+
+
+def shell_words(words: Iterable[str]) -> str:
+    """Spell words for a shell as ``shlex.join`` does, but what is no text as ``$'\\x1b'``: it steers no terminal."""
+    return " ".join(shlex.quote(word) if word.isprintable() else f"$'{_in_hex(word)}'" for word in words)
+
+
+def _in_hex(word: str) -> str:
+    return "".join(
+        char if char.isprintable() and char not in "\\'" else "".join(f"\\x{byte:02x}" for byte in os.fsencode(char))
+        for char in word
+    )
 
 
 def discard(stream: TextIO) -> None:

@@ -17,7 +17,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source recipes/lib/environment.sh
 
 : "${OUT:=runs/quickstart}"          # everything is written under this folder
-: "${LEARNERS:=ens sm gens gmoe}"    # the longest first
+: "${LEARNERS:=ens gens gmoe sm}"    # the longest first
 : "${UPDATES:=100}"                  # per mega-batch and model
 : "${SEED:=1}"
 : "${JOBS:=2}"                       # learners at a time

@@ -29,12 +29,13 @@ def _describe(stream: Stream, images: ImageSet) -> None:
         stream.split(name).num_images for name in (stream.megabatch(0).name, megabatch_valid_name(0))
     )
     num_test, size = stream.split("test").num_images, " x ".join(map(str, images.images.shape[1:]))
-    print(
+    tell(
         f"{images.dataset}: {images.num_train:,} training and {num_test:,} test images of {size}, "
-        f"{images.num_classes} classes"
+        f"{images.num_classes} classes",
+        sys.stdout,
     )
     for remark in images.remarks:
-        print(remark)
+        tell(remark, sys.stdout)
     print(f"{stream.num_megabatches} mega-batches, each {num_train:,} images to train and {num_valid:,} to validate")
     left_out = images.num_train - stream.num_megabatches * (num_train + num_valid)
     if left_out:

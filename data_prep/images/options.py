@@ -8,6 +8,7 @@ from typing import Any, Optional, Sequence
 from data_prep.images.arrays import ArrayFiles
 from data_prep.images.idx import EMNIST_CLASSES
 from data_prep.option_types import check_seed, positive, share, utf8
+from fairseq_alma.cli.parser import Parser
 
 _EPILOG = """examples:
   alma-prep-images mnist --source mnist/ --out stream --megabatches 500
@@ -96,7 +97,7 @@ def parse_options(argv: Optional[Sequence[str]]) -> ImagePrepOptions:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="alma-prep-images",
         description="Turn published images into a stream: B mega-batches of equal size, each with a validation part, "
         "and the published test set.",

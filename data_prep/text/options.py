@@ -10,6 +10,7 @@ from data_prep.text.deal import MAX_MEGABATCHES
 from data_prep.text.pool import default_workers
 from data_prep.text.source import STANDARD_INPUT
 from data_prep.text.training import DEFAULT_WORDS, NUM_BYTES
+from fairseq_alma.cli.parser import Parser
 
 DEFAULT_VOCAB_SIZE = 50_000
 DEFAULT_FIELD = "text"
@@ -102,7 +103,7 @@ def parse_options(argv: Optional[Sequence[str]]) -> PrepOptions:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="alma-prep-text",
         description="Turn raw text into a stream: B mega-batches, a validation set and a test set of token files.",
         epilog=_EPILOG,

@@ -13,6 +13,7 @@ from data_prep.build_folder import recorded_name
 from data_prep.compression import DecompressedFile, strip_compression_suffix
 from data_prep.text.document import Block
 from fairseq_alma.errors import AlmaError, naming
+from fairseq_alma.terminal import tell
 
 STANDARD_INPUT = "-"
 SPOOLED = "standard-input"  # name of the file that stands for it
@@ -133,7 +134,7 @@ def _files_in(folder: Path) -> list[Path]:
         folders[:] = [name for name in folders if not name.startswith(".")]
         for name in folders:
             if os.path.islink(os.path.join(root, name)):
-                print(f"note: {Path(root, name)}: a link to a folder, which is not followed", file=sys.stderr)
+                tell(f"note: {Path(root, name)}: a link to a folder, which is not followed", sys.stderr)
         files += [Path(root, name) for name in names if not name.startswith(".")]
     for path in files:
         if not path.is_file():

@@ -1,14 +1,20 @@
-"""Read and write checkpoint files, fairseq's or ours, with one line for a file that is none. No fairseq."""
+"""The one gate for checkpoints, fairseq's or ours: every command reads them here, and writes them here. No fairseq.
 
-import pickle
-import zipfile
+What comes from a file is never run and never evaluated, has the declared types and bounded sizes, and its weights are
+finite numbers; anything else is refused in one line. `container`, `contents` and `model_weights` look, one after the
+other.
+"""
+
 from pathlib import Path
-from typing import Any, Mapping, Optional, Union
+from typing import Any, Collection, Mapping, Optional, Union
 
 import torch
 
 from fairseq_alma.atomic_file import open_atomically
 from fairseq_alma.checkpoints import LAST_CHECKPOINT
+from fairseq_alma.checkpoints.container import UnfitCheckpoint, is_verified, load_archive, remember_verified
+from fairseq_alma.checkpoints.contents import check_contents, check_finite
+from fairseq_alma.checkpoints.model_weights import check_model
 from fairseq_alma.errors import AlmaError
 
 Checkpoint = dict[str, Any]
@@ -19,35 +25,41 @@ DICTIONARY_KEY = "alma_dictionary_sha256"
 _REMEDY = "give a checkpoint that fairseq-train or alma-grow wrote"
 
 
-def read_checkpoint(path: Union[str, Path], mmap: bool = True, remedy: str = _REMEDY) -> Checkpoint:
+def read_checkpoint(
+    path: Union[str, Path], mmap: bool = True, remedy: str = _REMEDY, needed: Collection[str] = ()
+) -> Checkpoint:
     """Load a checkpoint on the CPU, without executing anything that a pickle could contain.
+
+    Its checksums and its weights are looked at once for each file and process.
 
     Args:
         path: the file.
-        mmap: leave tensors on disk until they are used; then reading only the configuration costs next to nothing.
+        mmap: leave tensors on disk until they are used; then they take memory only once they are.
         remedy: what to do if it cannot be read, for messages.
+        needed: further keys that it must have.
 
     Returns:
         The dictionary that fairseq saved: ``cfg``, ``model``, ``extra_state`` and so on.
 
     Raises:
-        AlmaError: if the file is missing, truncated, or no checkpoint of fairseq.
+        AlmaError: if the file is missing, truncated, damaged, altered, or no checkpoint of a model that is built here.
     """
     path = Path(path)
     if not path.is_file():
         raise AlmaError(f"{path}: no such checkpoint file; {remedy}")
-    if not zipfile.is_zipfile(path):
-        size = path.stat().st_size
-        raise AlmaError(f"{path}: no checkpoint, or a truncated one ({size:,} bytes, not a zip archive); {remedy}")
     try:
-        checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
-    except (RuntimeError, pickle.UnpicklingError, EOFError, KeyError, ValueError) as error:
-        reason = str(error).partition("\n")[0] or type(error).__name__
-        if isinstance(error, pickle.UnpicklingError):  # whose first line advises to run whatever the file holds
-            reason = "damaged, or it holds more than weights and plain data"
-        raise AlmaError(f"{path}: cannot be loaded as a checkpoint ({reason}); {remedy}") from error
-    if not isinstance(checkpoint, dict) or "model" not in checkpoint or not _has_config(checkpoint):
-        raise AlmaError(f"{path}: no checkpoint of fairseq, it lacks 'model' or 'cfg'; {remedy}")
+        checkpoint = load_archive(path, mmap)
+        if not isinstance(checkpoint, dict) or "model" not in checkpoint or not _has_config(checkpoint):
+            raise UnfitCheckpoint("no checkpoint of fairseq, it lacks 'model' or 'cfg'")
+        check_contents(checkpoint, path.stat().st_size)
+        check_model(checkpoint["cfg"]["model"], checkpoint["model"])
+        if lacking := [name for name in needed if checkpoint.get(name) is None]:
+            raise UnfitCheckpoint(f"no checkpoint that fairseq-train wrote, it lacks {', '.join(lacking)}")
+        if not is_verified(path):
+            check_finite(checkpoint)
+            remember_verified(path)
+    except UnfitCheckpoint as error:
+        raise AlmaError(f"{path}: {error}; {remedy}") from error
     return checkpoint
 
 

@@ -18,10 +18,10 @@ from typing import Any, Iterator, Mapping, Optional
 from torch import Tensor
 
 from fairseq_alma.checkpoints.checkpoint_file import read_checkpoint
+from fairseq_alma.checkpoints.model_options import ENSEMBLE_ARCH
 from fairseq_alma.data.manifest import file_sha256
 from fairseq_alma.errors import AlmaError
 
-ENSEMBLE_ARCH = "alma_ensemble"
 Weights = Mapping[str, Tensor]
 Config = dict[str, Any]
 

@@ -1,13 +1,14 @@
 """``alma-ensemble``: one checkpoint file that stands for several models."""
 
 import argparse
-import math
 from pathlib import Path
 from typing import Any, Optional, Sequence
 
 from fairseq_alma.cli.entry import command, refuse_existing
+from fairseq_alma.cli.parser import Parser
 from fairseq_alma.errors import printable
 
+MAX_WEIGHT = 1e30  # so that their sum is finite
 EPILOG = """\
 The ensemble's probability of a token, or of a class of an image, is the weighted mean of its members' probabilities.
 Examples:
@@ -26,7 +27,7 @@ folder, and their checksums.
 
 def build_parser() -> argparse.ArgumentParser:
     """Return the command's parser."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="alma-ensemble",
         description="Write one checkpoint that stands for several language models, or several image models.",
         epilog=EPILOG,
@@ -54,8 +55,8 @@ def _check(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> No
         shown = " ".join(f"{weight:g}" for weight in weights)
         if len(weights) != len(arguments.members):
             parser.error(f"--weights {shown}: {len(weights)} given, {len(arguments.members)} members; one for each")
-        if not all(math.isfinite(weight) and weight >= 0 for weight in weights):
-            parser.error(f"--weights {shown}: every weight must be a number of at least 0")
+        if not all(0 <= weight <= MAX_WEIGHT for weight in weights):
+            parser.error(f"--weights {shown}: every weight must be a number of at least 0, and at most {MAX_WEIGHT:g}")
         if sum(weights) == 0:
             parser.error(f"--weights {shown}: at least one must be greater than 0")
     refuse_existing(arguments.out, arguments.force)

@@ -1,10 +1,15 @@
 """``alma-grow``: add experts to every Switch layer of a checkpoint."""
 
 import argparse
+import sys
 from pathlib import Path
 from typing import Optional, Sequence
 
 from fairseq_alma.cli.entry import command, refuse_existing
+from fairseq_alma.cli.parser import InRange, Parser
+from fairseq_alma.number_range import real, whole
+from fairseq_alma.option_ranges import MAX_EXPERTS, RANGES
+from fairseq_alma.terminal import tell
 
 METHOD_HELP = """copy: the expert's weights and gate row are copied, the mixture stays flat (the paper's method for
 text; the loss jumps); split: the expert becomes two equal ones under a new gate (the loss stays); scratch: new random
@@ -13,7 +18,7 @@ experts"""
 
 def parser() -> argparse.ArgumentParser:
     """Build the command's options."""
-    options = argparse.ArgumentParser(
+    options = Parser(
         prog="alma-grow",
         description="Add experts to every Switch layer of a language model's checkpoint. The result is a checkpoint "
         "that fairseq-train trains further (--finetune-from-model) and fairseq-eval-lm tests.",
@@ -22,7 +27,13 @@ def parser() -> argparse.ArgumentParser:
     options.add_argument("--path", required=True, help="checkpoint to grow: alma_switch_lm, or a dense transformer_lm")
     options.add_argument("--out", required=True, help="checkpoint to write")
     options.add_argument("--method", required=True, choices=("copy", "split", "scratch"), help=METHOD_HELP)
-    options.add_argument("--experts", required=True, type=int, metavar="K", help="experts to add to each Switch layer")
+    options.add_argument(
+        "--experts",
+        required=True,
+        type=InRange(whole(1, MAX_EXPERTS)),
+        metavar="K",
+        help="experts to add to each Switch layer",
+    )
     options.add_argument(
         "--select",
         choices=("loss", "usage", "random"),
@@ -32,7 +43,9 @@ def parser() -> argparse.ArgumentParser:
     )
     options.add_argument("--stream", help="stream whose held-out split is measured; not needed with --select random")
     options.add_argument("--split", default="valid", help="held-out split; a learner has no access to test")
-    options.add_argument("--noise", type=float, default=0.0, help="copy: standard deviation of noise on the gate rows")
+    options.add_argument(
+        "--noise", type=InRange(real(0, 1e6)), default=0.0, help="copy: standard deviation of noise on the gate rows"
+    )
     options.add_argument(
         "--optimizer",
         choices=("reset", "copy"),
@@ -40,10 +53,26 @@ def parser() -> argparse.ArgumentParser:
         help="optimizer state: none (as --finetune-from-model does anyway), or that of old parameters kept and of "
         "copies copied, for --restore-file",
     )
-    options.add_argument("--moe-freq", type=int, default=2, help="dense transformer_lm: every n-th layer gets experts")
-    options.add_argument("--batch-size", type=int, default=16, help="sequences per batch of the held-out pass")
-    options.add_argument("--tokens-per-sample", type=int, help="tokens per sequence; default: as the model was trained")
-    options.add_argument("--seed", type=int, default=1, help="of new weights, noise and random choice")
+    options.add_argument(
+        "--moe-freq",
+        type=InRange(RANGES["--moe-freq"]),
+        default=2,
+        help="dense transformer_lm: every n-th layer gets experts",
+    )
+    options.add_argument(
+        "--batch-size",
+        type=InRange(RANGES["--batch-size"]),
+        default=16,
+        help="sequences per batch of the held-out pass",
+    )
+    options.add_argument(
+        "--tokens-per-sample",
+        type=InRange(RANGES["--tokens-per-sample"]),
+        help="tokens per sequence; default: as the model was trained",
+    )
+    options.add_argument(
+        "--seed", type=InRange(whole(0, 2**63 - 1)), default=1, help="of new weights, noise and random choice"
+    )
     options.add_argument("--cpu", action="store_true", help="measure on the CPU even where a GPU is")
     options.add_argument("--force", action="store_true", help="replace --out if it exists")
     return options
@@ -58,17 +87,15 @@ def main(argv: Optional[Sequence[str]] = None) -> Optional[int]:
     # fairseq takes seconds to import; a wrong option should not wait for it
     from fairseq_alma.backends.text.grow import grow
 
-    print(grow(args))
+    for line in grow(args).split("\n"):
+        tell(line, sys.stdout)
     return 0
 
 
 def _check(options: argparse.ArgumentParser, args: argparse.Namespace) -> None:
     """Refuse what can be refused from the command line alone."""
-    for flag, value, least in (("--experts", args.experts, 1), ("--batch-size", args.batch_size, 1)):
-        if value < least:
-            options.error(f"{flag} {value}: must be at least {least}; a model can only grow")
-    if args.noise < 0 or (args.noise > 0 and args.method != "copy"):
-        options.error(f"--noise {args.noise}: must be 0 or more, and goes with --method copy alone")
+    if args.noise > 0 and args.method != "copy":
+        options.error(f"--noise {args.noise}: goes with --method copy alone")
     if args.select != "random" and args.method != "scratch" and args.stream is None:
         options.error(f"--stream is missing: --select {args.select} measures the experts on its held-out split")
     if args.method == "scratch" and args.select != "loss":

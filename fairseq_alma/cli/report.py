@@ -5,8 +5,10 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Optional, Sequence
 
-from fairseq_alma.cli.entry import command
+from fairseq_alma.cli.entry import command, refuse_unwritable
+from fairseq_alma.cli.parser import Parser
 from fairseq_alma.errors import AlmaError, printable
+from fairseq_alma.terminal import tell
 
 if TYPE_CHECKING:
     from fairseq_alma.report.read_run import RunTable
@@ -16,7 +18,7 @@ REFRESH_SECONDS = 15
 
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="alma-report",
         description="Print test perplexity or error of runs, text or images, finished or still going: after each "
         "mega-batch, over the whole stream, over seeds; what growth does, what learning sequentially costs, and which "
@@ -57,7 +59,7 @@ class _Faults:
     def tell(self, line: str) -> None:
         """Print a line on standard error, once."""
         if line not in self.told:
-            print(line, file=sys.stderr)
+            tell(line, sys.stderr)
         self.told.add(line)
 
 
@@ -140,6 +142,8 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         parser.error("--watch: needs --out DIR, the folder that is written anew")
     if arguments.out is not None and arguments.out.exists() and not arguments.out.is_dir():
         raise AlmaError(f"--out {arguments.out}: a file; give the name of a folder")
+    if arguments.out is not None:
+        refuse_unwritable(arguments.out, "--out")
     faults = _Faults()
     if arguments.watch:
         _watch(arguments, faults)

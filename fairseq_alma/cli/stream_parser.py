@@ -6,6 +6,8 @@ import sys
 from pathlib import Path
 from typing import Any, Iterable, Mapping, Optional, Sequence, get_type_hints
 
+from fairseq_alma.cli.parser import Parser, utf8_path
+from fairseq_alma.json_files import MAX_MEGABATCHES
 from fairseq_alma.learners.learner import (
     KINDS,
     LEARNERS,
@@ -17,6 +19,7 @@ from fairseq_alma.learners.learner import (
     options_of,
     read_value,
 )
+from fairseq_alma.number_range import whole
 
 SAVE_EVERY = 500
 LEARNERS_FROM = "--learners-from"  # not --user-dir: fairseq's parser looks for that in the command line of any process
@@ -25,13 +28,20 @@ OF_SOME: Mapping[str, tuple[tuple[str, ...], Optional[str]]] = {
     "member": (("text",), "trains_members_alone"),
     "iid": (KINDS, "has_iid_control"),
     "save_every": (("text",), None),
+    "num_procs": (("text",), None),
     "validate": (("text",), None),
 }
-AT_LEAST_1 = ("wait", "megabatches", "save_every", "iid")
+RANGES = {
+    "wait": whole(1),
+    "megabatches": whole(1, MAX_MEGABATCHES),
+    "save_every": whole(1),
+    "iid": whole(1),
+    "num_procs": whole(1, 1024),
+}
 
 EPILOG = """\
 Text: everything after -- is handed to fairseq-train, and what the evaluation needs of it (--cpu, --tokens-per-sample,
---batch-size, ...) to fairseq-eval-lm. Example:
+--batch-size, ...) to fairseq-eval-lm; tests are in fp32. Example:
 
   alma-stream --stream STREAM --learner sm --wait 1 --run RUN -- \\
       --arch alma_switch_lm_tiny --num-experts 4 --criterion alma_switch_cross_entropy --cpu \\
@@ -67,10 +77,12 @@ def read_arguments(
     _import_learners(words[:cut])
     parser = build_parser()
     arguments = parser.parse_args(words[:cut])
-    for name in AT_LEAST_1:
-        value = vars(arguments)[name]
-        if value is not None and value < 1:
-            parser.error(f"{flag(name)} {value}: a number of at least 1 is needed")
+    for name, bounds in RANGES.items():
+        try:
+            if (value := vars(arguments)[name]) is not None:
+                bounds.check(value)
+        except ValueError as error:
+            parser.error(f"{flag(name)} {value}: {error}")
     for number, seed in enumerate(arguments.seed):
         if not 0 <= seed <= MAX_SEED:
             parser.error(f"--seed {seed}: a number from 0 to {MAX_SEED} is needed")
@@ -108,13 +120,14 @@ def learner_options(
     if arguments.iid is not None and (arguments.wait != 1 or arguments.replay or arguments.drop_rest):
         parser.error("--iid is one stage: it does not go with --wait, --replay or --drop-rest")
     arguments.save_every = arguments.save_every or SAVE_EVERY
+    arguments.num_procs = arguments.num_procs or 1
     arguments.validate = bool(arguments.validate)
     return learner, given
 
 
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser of what stands before ``--``."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="alma-stream",
         description="Train on one mega-batch after the other and test after each update (Algorithm 1 of the paper).",
         epilog=EPILOG.format(learners="\n".join(_describe_learners())),
@@ -135,12 +148,12 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add(
         "--stream",
-        type=Path,
+        type=utf8_path,
         required=True,
         metavar="DIR",
         help="the stream, written by alma-prep-text or alma-prep-images",
     )
-    add("--run", type=Path, required=True, metavar="DIR", help="folder of this run; made if it is not there")
+    add("--run", type=utf8_path, required=True, metavar="DIR", help="folder of this run; made if it is not there")
     add(
         "--wait", type=int, default=1, metavar="W", help="mega-batches gathered before an update (default: %(default)s)"
     )
@@ -183,6 +196,14 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help=f"text: updates between two checkpoints within a stage: what a kill can cost (default: {SAVE_EVERY}); "
         "images are saved every 20 seconds",
+    )
+    add(
+        "--num-procs",
+        type=int,
+        metavar="N",
+        help="text: processes that train a model together, on a GPU each or with --cpu; they share the batches of an "
+        "update (--update-freq, a multiple of N), so N changes no figure but by rounding, and the resumed run may have "
+        "another (default: 1)",
     )
     add(
         "--keep-checkpoints", action="store_true", help="keep all; default: only what a later stage and the report need"
@@ -288,7 +309,7 @@ def _describe_learners() -> Iterable[str]:
 
 def _import_learners(words: Sequence[str]) -> None:
     """Import what ``--learners-from`` names, before the options of its learners are needed."""
-    reader = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    reader = Parser(add_help=False, allow_abbrev=False, exit_on_error=False)
     reader.add_argument(LEARNERS_FROM, default=None)
     found = reader.parse_known_args(words)[0].learners_from
     if found is None:

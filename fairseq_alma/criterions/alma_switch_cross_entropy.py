@@ -33,7 +33,8 @@ class AlmaSwitchCrossEntropy(FairseqCriterion):
     Logged in base 2, as fairseq does: ``loss`` (what is minimised), ``nll_loss`` (the cross entropy alone), ``ppl``
     (from ``nll_loss`` alone). Logged as they are: ``balance_loss`` (mean over Switch layers, 1 when balanced,
     unweighted), and per Switch layer n ``switch{n}_dropped`` and ``switch{n}_expert{e}`` (shares of the tokens) and
-    ``switch{n}_entropy`` (mean entropy of the gate's probabilities, nats).
+    ``switch{n}_entropy`` (mean entropy of the gate's probabilities, nats). All of them are means over the tokens of an
+    update, whatever batches and processes had them; the balance loss, as capacity, is that of each batch.
 
     Args:
         task: gives the padding index.
@@ -49,7 +50,7 @@ class AlmaSwitchCrossEntropy(FairseqCriterion):
 
         Args:
             model: a language model of this package.
-            sample: ``net_input``, ``target`` (B, T) and ``ntokens``.
+            sample: ``net_input``, ``target`` (B, T), ``ntokens`` and ``nsentences``.
             reduce: must be True; sums are all that is computed.
 
         Returns:
@@ -66,7 +67,9 @@ class AlmaSwitchCrossEntropy(FairseqCriterion):
         target = model.get_targets(sample, (features, extra)).flatten()
         factors, weight = model.output_factors(features)
         nll_loss = linear_cross_entropy(factors.flatten(0, -2), weight, target, self.padding_idx)
-        sample_size = sample["target"].size(0) if self.sentence_avg else sample["ntokens"]
+        # not the rows of a batch: a process that has none left for an update gets one of padding
+        nsentences = sample.get("nsentences", len(sample["target"]))
+        sample_size = nsentences if self.sentence_avg else sample["ntokens"]
         switch: list[SwitchStatistics] = extra["switch"]
         loss = nll_loss
         if switch:
@@ -77,7 +80,7 @@ class AlmaSwitchCrossEntropy(FairseqCriterion):
             "loss": loss.detach(),
             "nll_loss": nll_loss.detach(),
             "ntokens": sample["ntokens"],
-            "nsentences": sample["target"].size(0),
+            "nsentences": nsentences,
             "sample_size": sample_size,
         }
         for layer, statistics in enumerate(switch):

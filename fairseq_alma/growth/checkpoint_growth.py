@@ -7,6 +7,7 @@ import torch
 from torch import Size, Tensor
 
 from fairseq_alma.checkpoints.checkpoint_file import Checkpoint
+from fairseq_alma.checkpoints.model_weights import other_shapes
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.growth.gate_tree import format_gate_trees
 from fairseq_alma.growth.plan import MixtureGrowth
@@ -41,14 +42,9 @@ def check_complete(weights: Mapping[str, Tensor], expected: Mapping[str, Tensor]
         expected: the tensors of a model built from the checkpoint's configuration.
         path: for the message.
     """
-    missing, left_over = sorted(expected.keys() - weights.keys()), sorted(weights.keys() - expected.keys())
-    wrong = [name for name in expected.keys() & weights.keys() if expected[name].shape != weights[name].shape]
-    for problem, names in (("lacks", missing), ("has beyond its configuration", left_over), ("has misshapen", wrong)):
-        if names:
-            raise AlmaError(
-                f"{path}: the checkpoint {problem} {len(names)} tensor(s), {names[0]} the first; "
-                "nothing was written; give an unaltered checkpoint"
-            )
+    shapes = ({name: tensor.shape for name, tensor in each.items()} for each in (weights, expected))
+    if differing := other_shapes(*shapes):
+        raise AlmaError(f"{path}: {differing}; nothing was written; give an unaltered checkpoint")
 
 
 def grow_checkpoint(

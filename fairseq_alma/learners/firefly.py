@@ -20,7 +20,7 @@ class Firefly(GrowingModel):
 
     grow_every: int = grow_every_option()
     grow_share: float = option(
-        0.25, "neurons added by a growth step, as a share of the first size", above=0.0, metavar="X"
+        0.25, "neurons added by a growth step, as a share of the first size", above=0.0, at_most=1000, metavar="X"
     )
 
     def growth_before(self, stage: Stage, seed: int) -> Optional[Growth]:

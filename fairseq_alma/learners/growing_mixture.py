@@ -23,7 +23,9 @@ def read_schedule(word: str) -> tuple[int, ...]:
 
 def grow_every_option() -> Any:
     """Declare ``--grow-every``."""
-    return option(1, "grow when N more mega-batches have arrived (default: before each stage)", at_least=1)
+    return option(
+        1, "grow when N more mega-batches have arrived (default: before each stage)", at_least=1, at_most=10_000
+    )
 
 
 @register_learner("gmoe", "text")

@@ -60,7 +60,7 @@ def average_perplexity(perplexities: Mapping[int, float], num_arrivals: int, voc
     Args:
         perplexities: arrival of an update -> test perplexity after it.
         num_arrivals: B.
-        vocab_size: perplexity of an untrained model, which finds every unit equally likely.
+        vocab_size: perplexity of an untrained model, which finds every token equally likely.
     """
     return sum(in_force(perplexities, num_arrivals, untrained=vocab_size)) / num_arrivals
 

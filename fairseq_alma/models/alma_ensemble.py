@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from fairseq_alma.checkpoints.ensemble_file import ENSEMBLE_ARCH, members_of
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.models.language_decoders import MemberDecoder
+from fairseq_alma.models.loading import refuse_other_weights
 from fairseq_alma.models.trained_members import TrainedMembers, log_of_mean
 from fairseq_alma.modules.text.decoder_layer import IncrementalState
 
@@ -123,6 +124,7 @@ class AlmaEnsemble(TrainedMembers, FairseqLanguageModel):
         embedded = []
         for index, found in enumerate(members_of({"members": entries}, {}, _folder(task))):
             member = models.build_model(OmegaConf.create(found.config), task, from_checkpoint=True)
+            refuse_other_weights(member, str(found.file or f"member {index} of the ensemble"))
             if found.file is None:
                 embedded.append(index)
             else:

@@ -14,13 +14,15 @@ from fairseq.data import Dictionary
 from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 from fairseq.models import FairseqLanguageModel, register_model, register_model_architecture
 from fairseq.tasks import FairseqTask
-from omegaconf import II
+from omegaconf import II, DictConfig, open_dict
 from torch import Size, nn
 
 from fairseq_alma.checkpoints.checkpoint_file import read_checkpoint, starting_checkpoint
+from fairseq_alma.checkpoints.model_options import SWITCH_SIZES
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.growth.gate_tree import GateTree, parse_gate_trees
 from fairseq_alma.models.language_decoders import SwitchDecoder
+from fairseq_alma.models.option_checks import check_options
 from fairseq_alma.modules.moe.switch_layer import SwitchLayer
 from fairseq_alma.modules.text.decoder_layer import LayerShape
 
@@ -76,6 +78,10 @@ class AlmaSwitchLMConfig(FairseqDataclass):
     checkpoint_activations: bool = field(
         default=False, metadata={"help": "recompute layers in the backward pass: less memory, more time"}
     )
+    compile: bool = field(
+        default=False,
+        metadata={"help": "let torch.compile fuse what each layer does in training: faster on a GPU, after a minute"},
+    )
     # The longest sequence is the task's sample length unless the task sets another limit, as in transformer_lm.
     # None where the task has no such option, which build_model refuses.
     tokens_per_sample: Optional[int] = II("oc.select:task.tokens_per_sample")
@@ -104,6 +110,7 @@ class AlmaSwitchLM(FairseqLanguageModel):
         Raises:
             AlmaError: if options do not fit together, or the checkpoint to start from is none.
         """
+        _add_later_options(cfg)
         adopt_experts(cfg)
         _check_options(cfg)
         max_positions = cfg.max_target_positions or cfg.tokens_per_sample
@@ -118,6 +125,7 @@ class AlmaSwitchLM(FairseqLanguageModel):
             max_positions,
             not cfg.decoder_sinusoidal_pos,
             cfg.checkpoint_activations,
+            cfg.compile,
         )
         return cls(decoder, cfg.balance_loss_weight)
 
@@ -166,11 +174,18 @@ def adopt_experts(cfg: AlmaSwitchLMConfig) -> None:
         cfg.gate_trees = found.get("gate_trees", "")
 
 
+def _add_later_options(cfg: Any) -> None:
+    """Give options that came after a checkpoint was written their defaults, as fairseq gives some models alone."""
+    if not isinstance(cfg, DictConfig):
+        return  # made of the class, and so whole
+    with open_dict(cfg):
+        for name in ("compile",):
+            if name not in cfg:
+                cfg[name] = AlmaSwitchLMConfig.__dataclass_fields__[name].default
+
+
 def _check_options(cfg: AlmaSwitchLMConfig) -> None:
-    if cfg.num_experts is None or cfg.num_experts < 1:
-        raise AlmaError(f"--num-experts {cfg.num_experts}: must be at least 1")
-    if cfg.moe_freq < 0:
-        raise AlmaError(f"--moe-freq {cfg.moe_freq}: must be 0 (no Switch layer) or more")
+    check_options(cfg)
     if cfg.decoder_embed_dim % cfg.decoder_attention_heads:
         raise AlmaError(
             f"--decoder-attention-heads {cfg.decoder_attention_heads}: must divide --decoder-embed-dim "
@@ -207,27 +222,25 @@ def gate_trees_of(model: nn.Module) -> dict[str, GateTree]:
     return {name: module.gate.tree for name, module in model.named_modules() if isinstance(module, SwitchLayer)}
 
 
-def _set_defaults(args: argparse.Namespace, **defaults: Any) -> None:
+def _set_sizes(args: argparse.Namespace, arch: str) -> None:
     """Fill in what the command line left open, as every fairseq architecture does."""
-    for name, value in defaults.items():
-        setattr(args, name, utils.safe_getattr(args, name, value))
+    for name, size in SWITCH_SIZES[arch].items():
+        setattr(args, f"decoder_{name}", utils.safe_getattr(args, f"decoder_{name}", size))
 
 
 @register_model_architecture("alma_switch_lm", "alma_switch_lm_tiny")
 def alma_switch_lm_tiny(args: argparse.Namespace) -> None:
     """4 layers, model 128, FFN 512, 4 heads: for two CPU cores."""
-    _set_defaults(args, decoder_layers=4, decoder_embed_dim=128, decoder_ffn_embed_dim=512, decoder_attention_heads=4)
+    _set_sizes(args, "alma_switch_lm_tiny")
 
 
 @register_model_architecture("alma_switch_lm", "alma_switch_lm_base")
 def alma_switch_lm_base(args: argparse.Namespace) -> None:
     """The paper's base model: 6 layers, model 512, FFN 2048, 8 heads."""
-    _set_defaults(args, decoder_layers=6, decoder_embed_dim=512, decoder_ffn_embed_dim=2048, decoder_attention_heads=8)
+    _set_sizes(args, "alma_switch_lm_base")
 
 
 @register_model_architecture("alma_switch_lm", "alma_switch_lm_large")
 def alma_switch_lm_large(args: argparse.Namespace) -> None:
     """The paper's large model: 12 layers, model 768, FFN 3072, 12 heads."""
-    _set_defaults(
-        args, decoder_layers=12, decoder_embed_dim=768, decoder_ffn_embed_dim=3072, decoder_attention_heads=12
-    )
+    _set_sizes(args, "alma_switch_lm_large")

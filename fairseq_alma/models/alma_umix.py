@@ -31,6 +31,7 @@ from torch import Tensor
 from fairseq_alma.checkpoints import JOINT_MODEL
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.models.language_decoders import FeatureDecoder, MemberDecoder
+from fairseq_alma.models.option_checks import check_options
 from fairseq_alma.modules.text.decoder_layer import IncrementalState
 
 
@@ -111,8 +112,7 @@ class AlmaUMix(FairseqLanguageModel):
         Raises:
             AlmaError: if there is no such architecture, or the members' options are not its own or do not fit together.
         """
-        if cfg.num_members < 1:
-            raise AlmaError(f"--num-members {cfg.num_members}: must be at least 1")
+        check_options(cfg)
         model, config = build_member_config(cfg)
         if hasattr(model, "build_joint"):
             return model.build_joint(config, task, cfg.num_members)

@@ -16,6 +16,7 @@ from torch import Generator, Tensor, nn
 
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.growth.gate_tree import GateTree, format_gate_trees
+from fairseq_alma.models.option_checks import check_options
 from fairseq_alma.models.trained_members import TrainedMembers, log_of_mean
 from fairseq_alma.modules.images.image_network import ImageNetwork, SideBySide
 
@@ -84,6 +85,7 @@ class ImageClassifier(BaseFairseqModel):
         """Build models that predict as one, by the mean of their logits."""
         if not hasattr(task, "image_shape"):
             raise AlmaError(f"{cls.__name__} classifies images; give --task alma_image_classification")
+        check_options(cfg)
         network = cls.build_members(cfg, task.image_shape, task.num_classes, num_members)
         network.reset_parameters([torch.default_generator] * num_members)
         return ImageClassifier(network) if num_members > 1 else cls(network)

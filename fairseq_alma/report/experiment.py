@@ -58,9 +58,9 @@ class Experiment:
     def _parts(self) -> str:
         """What a model is made of: ``4 experts``, ``4@1 to 4@4 experts``, ``5 models``; empty for a single one."""
         experts = self.first.experts
-        sizes, unit = (
-            experts.removesuffix(" models").split(", "),
+        unit, sizes = (
             "models" if experts.endswith(" models") else "experts",
+            experts.removesuffix(" models").split(", "),
         )
         text = sizes[0] if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]}"
         return "" if text in ("1", "–") else f"{text} {unit}"
@@ -69,10 +69,15 @@ class Experiment:
         """Return mean and deviation of a fact over the complete runs, or None where none has it."""
         return Spread.of(dict(zip(self.complete.seeds, self.complete[column], strict=True)))
 
-    def at(self, arrival: int, column: str = "value") -> Optional[Spread]:
-        """Return mean and deviation of the test value right after the update at an arrival, or of another column."""
-        rows = self.arrivals[self.arrivals.arrival == arrival].set_index("run")[column]
-        return Spread.of({self.runs.seeds[run]: value for run, value in rows.items()})
+    def at(self, arrival: int) -> Optional[Spread]:
+        """Return mean and deviation of the test value right after the update at an arrival."""
+        rows = self.arrivals[self.arrivals.arrival == arrival]
+        return Spread.of({self.runs.seeds[run]: value for run, value in zip(rows.run, rows.value, strict=True)})
+
+    def settings_but(self, *names: str) -> str:
+        """Spell what it shares with experiments that differ in these options alone."""
+        learner, options, *others = json.loads(self.first.settings)
+        return json.dumps([learner, {name: each for name, each in options.items() if name not in names}, *others])
 
     @cached_property
     def course(self) -> DataFrame:
@@ -82,9 +87,8 @@ class Experiment:
         0 for one seed, and where a run diverged.
         """
         furthest = self.runs[self.runs.num_known == self.runs.num_known.max()]
-        rows = self.arrivals[
-            self.arrivals.run.isin(furthest.index) & (self.arrivals.arrival < self.runs.num_known.max())
-        ]
+        is_known = self.arrivals.arrival < self.runs.num_known.max()
+        rows = self.arrivals[self.arrivals.run.isin(furthest.index) & is_known]
         by_arrival = rows.groupby("arrival")
         course = by_arrival[["curve", "average", "tflops", "params", "experts"]].mean()
         spread = rows.curve.where(abs(rows.curve) < float("inf")).groupby(rows.arrival)
@@ -140,15 +144,13 @@ def _order(experiment: Experiment) -> tuple[Any, ...]:
 
 def _with_notes(found: Sequence[Experiment]) -> Iterator[Experiment]:
     """Tell apart experiments that would have the same name by the options in which they differ."""
-    groups: dict[str, list[Experiment]] = {}
+    facts = defaultdict(list)
     for experiment in found:
-        groups.setdefault(experiment.name, []).append(experiment)
+        facts[experiment.name].append(_options(experiment.first))
     for experiment in found:
-        facts = [_options(other.first) for other in groups[experiment.name]]
-        own = _options(experiment.first)
-        differing = [name for name in own if len({fact.get(name) for fact in facts}) > 1]
-        note = ", ".join(_spell(name, own[name]) for name in differing)
-        yield replace(experiment, note=note) if note else experiment
+        own, others = _options(experiment.first), facts[experiment.name]
+        differing = [name for name in own if len({other.get(name) for other in others}) > 1]
+        yield replace(experiment, note=", ".join(_spell(name, own[name]) for name in differing))
 
 
 def _options(run: Any) -> dict[str, str]:
@@ -197,20 +199,12 @@ def completed(groups: Sequence[Experiment]) -> list[Experiment]:
 
 def controls(groups: Sequence[Experiment]) -> list[tuple[Experiment, dict[int, tuple[Spread, Spread]]]]:
     """Find what waits for nothing and has i.i.d. controls (``--iid K``): test values i.i.d. and sequential, by k."""
-    sequential = {
-        _shared(each): each for each in groups if not each.first.iid and each.first.wait == 1 and not each.first.replay
-    }
+    eager = [each for each in groups if not each.first.iid and each.first.wait == 1 and not each.first.replay]
+    sequential = {each.settings_but("iid", "wait", "drop_rest"): each for each in eager}
     found: dict[str, dict[int, tuple[Spread, Spread]]] = defaultdict(dict)
     for control in groups:
-        k, key = control.first.iid, _shared(control)
+        k, key = control.first.iid, control.settings_but("iid", "wait", "drop_rest")
         if k and key in sequential:
             iid, other = control.at(k - 1), sequential[key].at(k - 1)
             found[key] |= {k: (iid, other)} if iid is not None and other is not None else {}
     return [(each, dict(sorted(found[key].items()))) for key, each in sequential.items() if key in found]
-
-
-def _shared(experiment: Experiment) -> str:
-    """Spell what a learner and its control have in common."""
-    learner, options, *others = json.loads(experiment.first.settings)
-    own = {name: value for name, value in options.items() if name not in ("iid", "wait", "drop_rest")}
-    return json.dumps([learner, own, *others], sort_keys=True)

@@ -8,8 +8,9 @@ import math
 import tomllib
 from dataclasses import dataclass, replace
 from importlib import resources
-from typing import Any, Callable, Mapping, Optional, Sequence
+from typing import Any, Mapping, Optional, Sequence
 
+import numpy
 from pandas import DataFrame, concat
 
 from fairseq_alma.report.experiment import Experiment, experiments, sizes_in_order
@@ -22,10 +23,6 @@ COMPARABLE = 2.0  # factor between two budgets at which who gets less out of the
 NO_MORE = 1.02  # factor by which a budget may be exceeded: the gates of a mixture cost that little
 SMOOTH = 1e-3  # nats: a change of the validation loss by growth that passes for none; of perplexity, a thousandth
 GROWING = ("gmoe", "firefly", "gens")
-FACTS = (
-    "learner", "backbone", "wait", "replay", "is_text", "num_arrivals", "first_planned", "experts", "min_experts",
-    "max_experts", "min_params", "max_params",
-)  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,10 +71,6 @@ def _findings(runs: RunTable) -> list[Finding]:
     return findings
 
 
-def _mean(spread: Optional[Spread]) -> float:
-    return math.nan if spread is None else spread.mean
-
-
 def _counts(experiment: Experiment) -> bool:
     """Tell whether it is a learner on the stream, not an i.i.d. control, with at least one complete run."""
     return len(experiment.complete) > 0 and not experiment.first.iid
@@ -93,18 +86,17 @@ def _experiments(evidence: Evidence) -> DataFrame:
     """Return a row for each experiment: what conditions in ``findings.toml`` may ask for, as ``low_...``, ``high_...``.
 
     ``rank`` is that of the backbone's size among complete runs; ``smallest`` and ``largest`` are there of several
-    sizes only. ``params``, ``anytime``, ``memory`` and ``computation`` are means over seeds.
+    sizes only. ``num_params``, ``anytime``, ``memory`` and ``computation`` are means over seeds, other facts those of
+    the furthest run.
     """
     groups = evidence.groups
     counting = [each.complete for each in groups if _counts(each)]
     ranks = {size: rank for rank, size in enumerate(sizes_in_order(concat(counting)) if counting else [])}
-    frame = DataFrame([{name: getattr(each.first, name) for name in FACTS} for each in groups])
+    frame = DataFrame([each.first for each in groups]).drop(columns="Index")
     frame["label"], frame["times"] = [each.label for each in groups], [each.times for each in groups]
-    for column, fact in {
-        "params": "num_params",
-        **{name: name for name in ("anytime", "memory", "computation")},
-    }.items():
-        frame[column] = [_mean(each.spread(fact)) for each in groups]
+    for fact in ("num_params", "anytime", "memory", "computation"):
+        spreads = [each.spread(fact) for each in groups]
+        frame[fact] = [math.nan if spread is None else spread.mean for spread in spreads]
     frame["counts"] = [_counts(each) for each in groups]
     frame["rank"] = frame.backbone.map(ranks).astype(float)
     frame["smallest"] = (frame["rank"] == 0) & (len(ranks) > 1)
@@ -144,7 +136,8 @@ def _pairs(evidence: Evidence) -> DataFrame:
         is_text=is_text, early=early, twins=pairs.same_label & pairs.same_experts,
         usual_steps=counts & (pairs.low_times == 1) & (pairs.high_times == 1),
         without_replay=counts & ~pairs.low_replay & ~pairs.high_replay,
-        ratio=pairs[["low_params", "high_params"]].max(axis=1) / pairs[["low_params", "high_params"]].min(axis=1),
+        ratio=numpy.maximum(pairs.low_num_params, pairs.high_num_params)
+        / numpy.minimum(pairs.low_num_params, pairs.high_num_params),
         grown_from_low=(pairs.low_learner + pairs.high_learner).isin(["smgmoe", "ensgens"]),
     )  # fmt: skip
     pairs["plain"] = pairs.usual_steps & pairs.without_replay
@@ -172,7 +165,7 @@ def _compare(
         chosen = chosen.sort_values(least, kind="stable").drop_duplicates(per).sort_index()
     found = []
     for pair in chosen.itertuples():
-        for comparison in FIGURES[figure](evidence, pair.low, pair.high):
+        for comparison in _compared(evidence, figure, pair.low, pair.high):
             comparison = replace(comparison, ties_count=ties)
             if budget and getattr(pair, f"low_{budget}") < getattr(pair, f"high_{budget}") / COMPARABLE:
                 # A candidate that is far cheaper and loses says nothing about the budget; one that wins does.
@@ -186,71 +179,41 @@ def _waits_long(run: Any) -> bool:
     return run.first_planned > 0 if run.is_text else 2 * run.first_planned >= run.num_arrivals
 
 
-def _compared(
-    one: Experiment, other: Experiment, low: Optional[Spread], high: Optional[Spread], what: str, digits: Optional[int],
-    scale: float = 1.0,
-) -> list[Comparison]:  # fmt: skip
-    return [] if low is None or high is None else [Comparison(one.name, other.name, low, high, what, digits, scale)]
+def _compared(evidence: Evidence, figure: str, low: int, high: int) -> list[Comparison]:
+    """Compare two experiments by a figure, where both have it.
 
-
-def _anytime(evidence: Evidence, low: int, high: int) -> list[Comparison]:
-    """CER or average perplexity; of learners that both wait long, which it hardly tells apart, the final values."""
+    ``anytime``: CER or average perplexity; of learners that both wait long, which it hardly tells apart, ``final``, the
+    last value. ``early``: the value in force early in the stream against the last one. ``wait``: the waiting times.
+    ``iid``: an i.i.d. control against its learner. ``gap``: by what share of the i.i.d. value the sequential one is
+    higher, over seeds that both have. ``jump``: the largest change of the loss over all growth steps against none.
+    """
     one, other, measure = evidence.groups[low], evidence.groups[high], evidence.measure
-    if _waits_long(one.first) and _waits_long(other.first):
-        return _final(evidence, low, high)
-    spreads = one.spread("anytime"), other.spread("anytime")
-    return _compared(one, other, *spreads, measure.anytime, measure.anytime_digits)
+    names, found = (one.name, other.name), list[tuple[Any, ...]]()
+    if figure == "anytime" and not (_waits_long(one.first) and _waits_long(other.first)):
+        found = [(one.spread(figure), other.spread(figure), measure.anytime, measure.anytime_digits)]
+    elif figure in ("anytime", "final"):
+        found = [(one.spread("final"), other.spread("final"), measure.final, 2, measure.scale)]
+    elif figure == "early":
+        curve = one.arrivals[one.arrivals.arrival == evidence.early].set_index("run").curve[one.complete.index]
+        early = Spread.of({one.runs.seeds[run]: value / measure.scale for run, value in curve.items()})
+        what = f"{measure.name} after t{evidence.early} against the final one"
+        found = [(early, other.spread("final"), what, 2, measure.scale)]
+    elif figure == "wait":
+        waits = [Spread(wait, math.nan, {None: wait}) for wait in (one.first.wait, other.first.wait)]
+        found = [(*waits, "best waiting time, mega-batches", 0)]
+    elif figure == "iid":
+        names, what = (f"{one.name}, i.i.d.", "sequential"), f"{measure.name} after {{}} mega-batches"
+        found = [(*pair, what.format(k), 2, measure.scale) for k, pair in evidence.controls[low].items()]
+    elif figure == "gap":
+        shared = sorted(evidence.controls[low].keys() & evidence.controls[high].keys())
+        gaps = [[_share_lost(*evidence.controls[rank][k]) for rank in (low, high)] for k in shared]
+        found = [(*gap, f"percent lost after {k} mega-batches", 2, 100) for k, gap in zip(shared, gaps, strict=True)]
+    elif figure == "jump":
+        what = "largest change of the validation loss at a growth step, nats"
+        names, found = (one.name, "limit"), [(one.spread("max_jump"), Spread(SMOOTH), what, None)]
+    return [Comparison(*names, *each) for each in found if None not in each[:2]]
 
 
-def _final(evidence: Evidence, low: int, high: int) -> list[Comparison]:
-    one, other, measure = evidence.groups[low], evidence.groups[high], evidence.measure
-    return _compared(one, other, one.spread("final"), other.spread("final"), measure.final, 2, measure.scale)
-
-
-def _early(evidence: Evidence, low: int, high: int) -> list[Comparison]:
-    """The value in force early in the stream against the final one."""
-    one, other, measure = evidence.groups[low], evidence.groups[high], evidence.measure
-    curve = one.arrivals[one.arrivals.arrival == evidence.early].set_index("run").curve[one.complete.index]
-    early = Spread.of({one.runs.seeds[run]: value / measure.scale for run, value in curve.items()})
-    what = f"{measure.name} after t{evidence.early} against the final one"
-    return _compared(one, other, early, other.spread("final"), what, 2, measure.scale)
-
-
-def _wait(evidence: Evidence, low: int, high: int) -> list[Comparison]:
-    one, other = evidence.groups[low], evidence.groups[high]
-    waits = [Spread(each.first.wait, math.nan, {None: each.first.wait}) for each in (one, other)]
-    return _compared(one, other, waits[0], waits[1], "best waiting time, mega-batches", 0)
-
-
-def _iid(evidence: Evidence, low: int, high: int) -> list[Comparison]:
-    """Its i.i.d. control against a learner."""
-    measure, name = evidence.measure, f"{evidence.groups[low].name}, i.i.d."
-    return [
-        Comparison(name, "sequential", *pair, f"{measure.name} after {k} mega-batches", 2, measure.scale)
-        for k, pair in evidence.controls[low].items()
-    ]
-
-
-def _gap(evidence: Evidence, low: int, high: int) -> list[Comparison]:
-    """By what share of the i.i.d. value the sequential one is higher, over seeds that both have."""
-    found = []
-    for k in sorted(evidence.controls[low].keys() & evidence.controls[high].keys()):
-        gaps = []
-        for rank in (low, high):
-            iid, sequential = (spread.by_seed for spread in evidence.controls[rank][k])
-            gaps.append(Spread.of({seed: sequential[seed] / iid[seed] - 1 for seed in iid if seed in sequential}))
-        one, other = evidence.groups[low], evidence.groups[high]
-        found += _compared(one, other, gaps[0], gaps[1], f"percent lost after {k} mega-batches", 2, 100)
-    return found
-
-
-def _jump(evidence: Evidence, low: int, high: int) -> list[Comparison]:
-    """The largest change of the loss over all growth steps against none."""
-    one, what = evidence.groups[low], "largest change of the validation loss at a growth step, nats"
-    change = one.spread("max_jump")
-    return [] if change is None else [Comparison(one.name, "limit", change, Spread(SMOOTH), what, None)]
-
-
-FIGURES: dict[str, Callable[[Evidence, int, int], list[Comparison]]] = {
-    "anytime": _anytime, "final": _final, "early": _early, "wait": _wait, "iid": _iid, "gap": _gap, "jump": _jump,
-}  # fmt: skip
+def _share_lost(iid: Spread, sequential: Spread) -> Optional[Spread]:
+    both = [seed for seed in iid.by_seed if seed in sequential.by_seed]
+    return Spread.of({seed: sequential.by_seed[seed] / iid.by_seed[seed] - 1 for seed in both})

@@ -5,20 +5,22 @@ from what the text says, 42 and 126 GFLOPs to predict a sequence of 512 tokens (
 and 120,000 updates at each of the four mega-batches (Appendix B, section 5); training costs three times as much.
 """
 
-import json
+import functools
 import math
 from importlib import resources
 from pathlib import Path
-from typing import Any, Mapping, NamedTuple, Optional, Sequence
+from typing import Any, Mapping, Optional, Sequence
 
+import msgspec
+from msgspec import Struct
 from pandas import DataFrame
 
 from fairseq_alma.learners.learner import LEARNERS
 from fairseq_alma.report.experiment import Experiment, controls, sizes_in_order
 from fairseq_alma.report.read_run import TERA, RunRows, RunTable, rows_of
-from fairseq_alma.report.spelling import TEXT, show_count, show_number
+from fairseq_alma.report.spelling import TEXT, show_count, show_params, usual_init
 from fairseq_alma.report.spread import Spread
-from fairseq_alma.report.table import NOTHING, Cell, Table, count_cell, name_cell
+from fairseq_alma.report.table import NOTHING, Cell, Table, count_cell, number_cell
 
 CITATION = "Caccia et al., On Anytime Learning at Macroscale (arXiv:2106.09563v5)"
 FIGURE_TITLE = "the paper's results (Table 2)"
@@ -42,17 +44,24 @@ _SEQUENCES_PER_MEGABATCH = 192 * 120_000
 _TRAINING_OVER_PREDICTING = 3
 
 
-class PerplexityRow(NamedTuple):
+class PerplexityRow(Struct, frozen=True):
     """A row of Table 2: size (``base``, ``large``), learner with its variant, experts, what came of four mega-batches.
 
-    ``experts``: in each Switch layer, ``@`` models; ``ppl``: test perplexity, None while the learner waits.
+    ``experts``: in each Switch layer, ``@`` models; ``params``: in millions, one for all or one for each;
+    ``ppl``: test perplexity, None while the learner waits.
     """
 
     size: str
     learner: str
     experts: str
-    num_params: tuple[int, ...]
+    params: tuple[int, ...]
     ppl: tuple[Optional[float], ...]
+
+    @property
+    def num_params(self) -> tuple[int, ...]:
+        """Parameters after each mega-batch."""
+        millions = self.params if len(self.params) > 1 else self.params * len(self.ppl)
+        return tuple(1_000_000 * each for each in millions)
 
     @property
     def final(self) -> float:
@@ -60,42 +69,34 @@ class PerplexityRow(NamedTuple):
         return [ppl for ppl in self.ppl if ppl is not None][-1]
 
 
-class ControlRow(NamedTuple):
+class ControlRow(Struct, frozen=True):
     """A row of Table 1: test perplexity on k mega-batches at once (i.i.d.) and one after the other, by k."""
 
     size: str
     learner: str
     experts: str
-    iid: Mapping[int, float]
-    sequential: Mapping[int, float]
+    iid: dict[int, float]
+    sequential: dict[int, float]
 
 
-def _tables() -> Mapping[str, Any]:
-    return json.loads(resources.files(__package__).joinpath("paper_tables.json").read_text(encoding="utf-8"))
+class PaperTables(Struct, frozen=True):
+    """``paper_tables.json``: both tables, row by row."""
+
+    table1: list[ControlRow]
+    table2: list[PerplexityRow]
 
 
-def perplexity_rows() -> list[PerplexityRow]:
-    """Return Table 2, row by row."""
-    rows = []
-    for row in _tables()["table2"]:
-        millions = row["params"] * (len(row["ppl"]) if len(row["params"]) == 1 else 1)
-        params = tuple(1_000_000 * each for each in millions)
-        rows.append(PerplexityRow(row["size"], row["learner"], row["experts"], params, tuple(row["ppl"])))
-    return rows
-
-
-def control_rows() -> list[ControlRow]:
-    """Return Table 1, row by row."""
-    rows = []
-    for row in _tables()["table1"]:
-        iid, sequential = ({k: row[f"k{k}"][how] for k in (3, 4)} for how in ("iid", "seq"))
-        rows.append(ControlRow(row["size"], row["learner"], row["experts"], iid, sequential))
-    return rows
+@functools.cache
+def paper_tables() -> PaperTables:
+    """Return the paper's numbers."""
+    return msgspec.json.decode(
+        resources.files(__package__).joinpath("paper_tables.json").read_bytes(), type=PaperTables
+    )
 
 
 def paper_runs() -> RunTable:
     """Return the rows of Table 2 without waiting as runs, so that they are drawn as runs are (Figure 5)."""
-    return RunTable.of(_run(row) for row in perplexity_rows() if None not in row.ppl)
+    return RunTable.of(_run(row) for row in paper_tables().table2 if None not in row.ppl)
 
 
 def _run(row: PerplexityRow) -> RunRows:
@@ -116,7 +117,7 @@ def _run(row: PerplexityRow) -> RunRows:
             "test_flops_per_token": predicting * members / TOKENS_PER_SEQUENCE,
         })  # fmt: skip
     stream = {"kind": TEXT, "path": "paper", "fingerprint": "paper", "vocab_size": VOCAB_SIZE, "num_megabatches": 4}
-    options = {"wait": 1, "replay": False, "drop_rest": False, "init": "scratch" if learner == "gens" else "previous"}
+    options = {"wait": 1, "replay": False, "drop_rest": False, "init": usual_init(learner, "text")}
     train_options = {"--arch": f"alma_switch_lm_{row.size}", "--num-experts": row.experts}
     run = {"learner": learner, "seed": 0, "options": options, "train_options": train_options, "stream": stream}
     return rows_of(Path(f"{row.size}-{name}-{row.experts}"), run, records)
@@ -136,30 +137,23 @@ def paper_perplexities(groups: Sequence[Experiment]) -> Table:
     single model with the fewest experts.
     """
     sizes, said = _sizes(groups)
-    ours = {
-        (sizes[each.first.backbone], each.label, each.first.experts): each
-        for each in groups
-        if each.first.backbone in sizes
-    }
-    theirs = {(row.size, row.learner, row.experts): row for row in perplexity_rows()}
+    ours = {(sizes.get(each.first.backbone), each.label, each.first.experts): each for each in groups}
+    theirs = {(row.size, row.learner, row.experts): row for row in paper_tables().table2}
     final = {key: spread for key, each in ours.items() if (spread := each.spread("final")) is not None}
     rows = []
     for key, row in theirs.items() if ours.keys() & theirs.keys() else ():
-        if key[0] not in sizes.values():
+        if row.size not in sizes.values():
             continue
-        experiment, own, reference = ours.get(key), final.get(key), final.get((key[0], *REFERENCE))
-        params = math.nan if experiment is None else experiment.first.num_params
-        first, last = show_count(row.num_params[0]), show_count(row.num_params[-1])
-        share = own.mean / reference.mean if own and reference else math.nan
-        paper_share = row.final / theirs[(key[0], *REFERENCE)].final
+        own, reference = final.get(key), final.get((row.size, *REFERENCE))
+        params = ours[key].first.num_params if key in ours else math.nan
         rows.append({
-            **dict(zip(("size", "learner", "experts"), map(name_cell, key), strict=True)),
-            "paper |θ|": Cell(last if first == last else f"{first} to {last}", row.num_params[-1]),
-            **{f"paper t{t}": Cell(show_number(ppl, 2), ppl) for t, ppl in enumerate(row.ppl)},
+            "size": row.size, "learner": row.learner, "experts": row.experts,
+            "paper |θ|": Cell(show_params(dict(enumerate(row.num_params))), row.num_params[-1]),
+            **{f"paper t{t}": number_cell(ppl, 2) for t, ppl in enumerate(row.ppl)},
             "our |θ|": count_cell(show_count(params), params),
             "our final PPL": NOTHING if own is None else Cell(own.show(2), own.mean),
-            "paper, of SM_w1": Cell(show_number(paper_share, 3), paper_share),
-            "ours, of SM_w1": Cell(show_number(share, 3), share),
+            "paper, of SM_w1": number_cell(row.final / theirs[row.size, *REFERENCE].final, 3),
+            "ours, of SM_w1": number_cell(own.mean / reference.mean if own and reference else math.nan, 3),
         })  # fmt: skip
     return Table("paper", "Beside the paper's Table 2", DataFrame(rows), PAPER_NOTES + said, 3)
 
@@ -167,20 +161,17 @@ def paper_perplexities(groups: Sequence[Experiment]) -> Table:
 def paper_controls(groups: Sequence[Experiment]) -> Table:
     """Lay out the paper's Table 1 beside the controls of the experiments."""
     sizes, said = _sizes(groups)
+    theirs = {(row.size, row.learner, row.experts): row for row in paper_tables().table1}
     rows = []
     for sequential, pairs in controls(groups):
-        run = sequential.first
-        for row in control_rows():
-            if (row.size, row.learner, row.experts) != (sizes.get(run.backbone), run.name, run.experts):
-                continue
-            for k in [k for k in pairs if k in row.iid]:
-                names = {"size": row.size, "learner": row.learner, "experts": row.experts, "k": f"{k}"}
-                cells = {title: name_cell(text) for title, text in names.items()}
-                for whose, (iid, other) in (("paper", (row.iid[k], row.sequential[k])), ("our", pairs[k])):
-                    iid, other = (each if isinstance(each, Spread) else Spread(each) for each in (iid, other))
-                    gap = other.mean / iid.mean - 1
-                    cells[f"{whose} iid"] = Cell(iid.show(2), iid.mean)
-                    cells[f"{whose} seq."] = Cell(other.show(2), other.mean)
-                    cells[f"{whose} gap"] = Cell(f"{gap:+.1%}", gap)
-                rows.append(cells)
+        key = sizes.get(sequential.first.backbone, ""), sequential.first.name, sequential.first.experts
+        for k in [k for k in pairs if key in theirs and k in theirs[key].iid]:
+            cells: dict[str, Any] = dict(zip(("size", "learner", "experts", "k"), (*key, f"{k}"), strict=True))
+            paper = Spread(theirs[key].iid[k]), Spread(theirs[key].sequential[k])
+            for whose, (iid, other) in (("paper", paper), ("our", pairs[k])):
+                gap = other.mean / iid.mean - 1
+                cells[f"{whose} iid"] = Cell(iid.show(2), iid.mean)
+                cells[f"{whose} seq."] = Cell(other.show(2), other.mean)
+                cells[f"{whose} gap"] = Cell(f"{gap:+.1%}", gap)
+            rows.append(cells)
     return Table("paper_iid", "Beside the paper's Table 1", DataFrame(rows), PAPER_IID_NOTES + said, 4)

@@ -99,9 +99,7 @@ def read_run(path: Path, complain: Optional[Callable[[AlmaError], None]] = None)
     run, records = _read_records(path, complain)
     try:
         return rows_of(path, run, records)
-    except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
-        if isinstance(error, AlmaError):
-            raise
+    except (KeyError, TypeError, ValueError, ArithmeticError) as error:
         what = f"{error} missing" if isinstance(error, KeyError) else str(error)
         raise AlmaError(f"{path / RUN_RECORD}: damaged, {what}; {REMEDY}") from error
 
@@ -213,6 +211,7 @@ def _facts(run: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], planned: t
         "kind": stream["kind"], "is_text": is_text, "stream": stream, "stream_key": json.dumps([stream["kind"], key]),
         "versions": run.get("versions") or {}, "options": options, "train_options": train_options,
         "num_arrivals": num_arrivals, "wait": options["wait"], "replay": bool(options["replay"]),
+        "shown_wait": f"wait {options['wait']}" if options.get("iid") is None else "i.i.d.",
         "iid": options.get("iid") or 0, "first_planned": min(planned, default=num_arrivals),
         "num_planned": len(planned), "num_done": len(value), "first_done": min(value, default=num_arrivals),
         "num_known": min((each for each in planned if each not in value), default=num_arrivals),

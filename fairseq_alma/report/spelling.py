@@ -4,7 +4,7 @@ import math
 from typing import Any, Mapping, Optional
 
 from fairseq_alma.errors import printable
-from fairseq_alma.learners.learner import LEARNERS
+from fairseq_alma.learners.learner import LEARNERS, default_of
 
 TEXT, IMAGES = "text", "images"
 MAX_UPDATE = "--max-update"
@@ -64,9 +64,13 @@ def label_of(run: Mapping[str, Any]) -> str:
     for name, default in usual.items():
         told = name != "grow_method" or run["stream"]["kind"] == TEXT
         label += f" {options[name]}" if told and options.get(name) not in (None, default) else ""
-    return (
-        label if options["init"] == ("scratch" if learner == "gens" else "previous") else f"{label} {options['init']}"
-    )
+    return label if options["init"] == usual_init(learner, run["stream"]["kind"]) else f"{label} {options['init']}"
+
+
+def usual_init(learner: str, kind: str) -> str:
+    """Return what a learner's stages begin with unless the user says otherwise; ``previous`` for one that is not here."""
+    known = LEARNERS.get(kind, {}).get(learner)
+    return "previous" if known is None else str(default_of(known, "init", kind))
 
 
 def backbone_of(train_options: Mapping[str, Any]) -> str:

@@ -11,7 +11,7 @@ from typing import Any, Collection, Iterable, NamedTuple, Optional, Sequence, Un
 
 from pandas import DataFrame
 
-from fairseq_alma.report.spelling import NOT_YET
+from fairseq_alma.report.spelling import NOT_YET, show_number
 from fairseq_alma.report.spread import Spread
 
 Value = Union[str, int, float, Spread, None]
@@ -55,14 +55,18 @@ NOTHING = Cell(NOT_YET)
 NO_SPREAD = Cell(NOT_YET, Spread(math.nan, math.nan))
 
 
-def name_cell(text: str) -> Cell:
-    """Return a cell that holds a name."""
-    return Cell(text, text)
-
-
 def count_cell(text: str, value: float) -> Cell:
     """Return a cell that holds a whole number, or NaN."""
     return Cell(text, value if math.isnan(value) else int(value))
+
+
+def number_cell(value: Optional[float], digits: int) -> Cell:
+    """Return a cell that shows so many decimals of a number; None: the learner is waiting."""
+    return Cell(show_number(value, digits), value)
+
+
+def _as_cell(cell: Union[Cell, str]) -> Cell:
+    return Cell(cell, cell) if isinstance(cell, str) else cell
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,7 +76,7 @@ class Table:
     Attributes:
         name: of its files.
         title: what it shows.
-        cells: a `Cell` in each place; the names of the columns are the header.
+        cells: a `Cell` in each place, or a name; the names of the columns are the header.
         notes: what the columns mean, one paragraph.
         num_names: columns at the left that hold names rather than numbers.
         hidden: columns that only programs get.
@@ -97,7 +101,9 @@ class Table:
     @property
     def rows(self) -> list[list[Cell]]:
         """The cells that people are shown."""
-        return self.cells[self.header].to_numpy().tolist() if len(self.cells) else []
+        return (
+            [list(map(_as_cell, row)) for row in self.cells[self.header].to_numpy().tolist()] if len(self.cells) else []
+        )
 
     def markdown(self) -> str:
         """Return the table as Markdown, the best values in bold, and its notes."""
@@ -111,7 +117,7 @@ class Table:
         """Return the table as CSV, numbers in full; a missing value is an empty cell."""
         columns: dict[str, list[Any]] = {}
         for title, cells in (self.cells if self.plain is None else self.plain).items():
-            values = [cell.value for cell in cells]
+            values: list[Any] = [_as_cell(cell).value for cell in cells]
             if any(isinstance(value, Spread) for value in values):
                 columns[self.mean.format(title)] = [value.mean for value in values]
                 columns[f"{title} deviation"] = [value.deviation for value in values]

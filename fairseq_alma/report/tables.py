@@ -1,8 +1,7 @@
 """The tables of a report: test values by arrival, over the stream and over seeds; growth; i.i.d. controls."""
 
-import statistics
 from dataclasses import dataclass, replace
-from typing import Any, Callable, Mapping, Optional, Sequence
+from typing import Any, Callable, Optional, Sequence
 
 from pandas import DataFrame
 
@@ -11,10 +10,11 @@ from fairseq_alma.report.paper import paper_controls, paper_perplexities
 from fairseq_alma.report.read_run import SCALE, RunTable
 from fairseq_alma.report.spelling import IMAGES, NOT_YET, TEXT, WAITING, show_count, show_number, show_power
 from fairseq_alma.report.spread import Spread
-from fairseq_alma.report.table import NO_SPREAD, NOTHING, Cell, Table, count_cell, mark_best, name_cell
+from fairseq_alma.report.table import NO_SPREAD, NOTHING, Cell, Table, count_cell, mark_best, number_cell
 
 MAX_COLUMNS, FEW_COLUMNS = 20, 10
 MAX_GROWTH_ROWS = 30
+BITS = "bits per byte"
 WHILE_WAITING = "while waiting, the model of the last update counts, before the first update an untrained one, "
 ARRIVAL_NOTES = {
     TEXT: "t0, t1, ...: test perplexity after the arrival of that mega-batch; *: the learner is waiting; –: not run "
@@ -99,19 +99,19 @@ def all_tables(runs: RunTable, paper: bool = False) -> list[Table]:
     return list(tables.values())
 
 
-def _naming(groups: Sequence[Experiment]) -> Callable[[Experiment], dict[str, Cell]]:
+def _naming(groups: Sequence[Experiment]) -> Callable[[Experiment], dict[str, Any]]:
     """Return what names an experiment in a table: without columns that would say the same in every row."""
-    fields = {"learner": "label", "size": "size", "options": "note"}
-    told = {
-        title: field
-        for title, field in fields.items()
-        if field == "label" or len({getattr(each, field) for each in groups}) > 1
-    }
+    told = {"learner": "label"}
+    told |= {title: column for title, column in (("size", "size"), ("options", "note")) if _differ(groups, column)}
     last = "experts" if all(each.first.is_text for each in groups) else "experts or models"
     return lambda experiment: {
-        **{title: name_cell(getattr(experiment, field)) for title, field in told.items()},
-        last: name_cell(experiment.first.experts),
+        **{title: getattr(experiment, column) for title, column in told.items()},
+        last: experiment.first.experts,
     }
+
+
+def _differ(groups: Sequence[Experiment], column: str) -> bool:
+    return len({getattr(each, column) for each in groups}) > 1
 
 
 def _in_order(runs: RunTable, groups: Sequence[Experiment]) -> list[tuple[Experiment, Any]]:
@@ -139,30 +139,34 @@ def arrival_table(runs: RunTable, groups: Sequence[Experiment], measure: Measure
     naming, has_seeds = _naming(groups), runs.facts.seed.nunique() > 1
     titles, hidden = _arrival_titles(runs.facts.num_arrivals.max())
     values = dict(iter(runs.arrivals.groupby("run")))
-    ends = {measure.anytime: "anytime", measure.final: "final", "bits per byte": "bits_per_byte"}
-    rows = []
+    rows, on_streams = [], []
     for experiment, run in _in_order(runs, groups):
         names = naming(experiment)
-        row = {**names, list(names)[-1]: name_cell(run.experts)}
+        row = {**names, list(names)[-1]: run.experts}
         row |= {"seed": Cell(str(run.seed), run.seed)} if has_seeds else {}
         row["params"] = count_cell(run.shown_params, run.num_params)
         row |= dict.fromkeys(titles, NOTHING)
         own = values[run.Index]
         for title, value, is_update in zip(titles, own.value, own.planned | own.done, strict=False):
             row[title] = Cell(measure.show(value if is_update else None), value)
-        row[measure.anytime] = Cell(show_number(run.anytime, measure.anytime_digits), run.anytime)
+        row[measure.anytime] = number_cell(run.anytime, measure.anytime_digits)
         row[measure.final] = Cell(measure.show(run.final), run.final)
-        row |= {"bits per byte": Cell(show_number(run.bits_per_byte, 3), run.bits_per_byte)} if run.is_text else {}
+        row |= {BITS: number_cell(run.bits_per_byte, 3)} if run.is_text else {}
         row["train FLOPs"] = Cell(show_power(run.computation), run.computation)
-        rows.append((row | {"run": name_cell(run.shown_path)}, run.iid))
-    mark_best([row for row, iid in rows if not iid], [*(set(titles) - hidden), *(set(ends) & set(rows[0][0]))])
-    cells, notes = DataFrame([row for row, _ in rows]), ARRIVAL_NOTES[groups[0].first.kind] + COST_NOTES
+        rows.append(row | {"run": run.shown_path})
+        on_streams += [] if run.iid else rows[-1:]
+    ends = [measure.anytime, measure.final, *([BITS] if BITS in rows[0] else [])]
+    mark_best(on_streams, [*(set(titles) - hidden), *ends])
+    cells, notes = DataFrame(rows), ARRIVAL_NOTES[groups[0].first.kind] + COST_NOTES
     num_names = len(naming(groups[0]))
     return Table(measure.name, f"Test {measure.name} after each mega-batch", cells, notes, num_names, hidden)
 
 
 def summary_table(groups: Sequence[Experiment], measure: Measure) -> Table:
-    """Lay out what each experiment comes to over the stream: CER or average perplexity, Mem, Comp, final value."""
+    """Lay out what each experiment comes to over the stream: CER or average perplexity, Mem, Comp, final value.
+
+    An i.i.d. control, which learns from no stream, is left out.
+    """
     naming = _naming(groups)
     columns: dict[str, tuple[str, Callable[[Spread], str]]] = {
         measure.anytime: ("anytime", lambda spread: spread.show(measure.anytime_digits)),
@@ -173,14 +177,10 @@ def summary_table(groups: Sequence[Experiment], measure: Measure) -> Table:
         "hours": ("hours", lambda spread: spread.show(2)),
     }
     rows = []
-    for experiment in groups:
-        if experiment.first.iid:
-            continue  # it learns from no stream
+    for experiment in [each for each in groups if not each.first.iid]:
         complete, total = len(experiment.complete), len(experiment.runs)
-        row = {
-            **naming(experiment),
-            "seeds": Cell(f"{total}" if complete == total else f"{complete} of {total}", complete),
-        }
+        seeds = Cell(f"{total}" if complete == total else f"{complete} of {total}", complete)
+        row = {**naming(experiment), "seeds": seeds}
         for title, (column, show) in columns.items():
             spread = experiment.spread(column)
             row[title] = NO_SPREAD if spread is None else Cell(show(spread), spread)
@@ -200,10 +200,9 @@ def seed_table(groups: Sequence[Experiment], measure: Measure) -> Table:
         params, complete = count_cell(experiment.first.shown_params, experiment.first.num_params), experiment.complete
         row = {**naming(experiment), "params": params, "seeds": Cell(str(len(complete)), len(complete))}
         done = experiment.arrivals[experiment.arrivals.run.isin(complete.index) & experiment.arrivals.done]
-        found = {
-            t: Spread.of(dict(zip(complete.seeds[at.run], at.value, strict=True))) for t, at in done.groupby("arrival")
-        }
-        cells = {title: measure.spread_cell(found.get(arrival), WAITING) for arrival, title in enumerate(titles)}
+        found = done.assign(seeds=done.run.map(complete.seeds)).groupby("arrival")
+        spreads = {t: Spread.of(dict(zip(at.seeds, at.value, strict=True))) for t, at in found}
+        cells = {title: measure.spread_cell(spreads.get(t), WAITING) for t, title in enumerate(titles)}
         rows.append(row | cells)
     mark_best(rows, set(titles) - hidden)
     notes = SEED_NOTES.format(name=measure.name, unit=measure.in_percent(", in percent"))
@@ -239,24 +238,19 @@ def growth_table(runs: RunTable, groups: Sequence[Experiment], measure: Measure)
     titles = {"before": "before_growth", "after growth": "after_growth", "after training": "valid"}
     grown_of = dict(iter(grown.groupby("run")))
     steps, means = [], []
+
+    def row(experiment: Experiment, run: Any, at: str, experts: str, values: Any) -> dict[str, Any]:
+        name = f"{experiment.label}, {experiment.size}".removesuffix(", ")
+        cells = {title: Cell(measure.show(values[column]), values[column]) for title, column in titles.items()}
+        return {"learner": name, "at": at, "experts": experts, **cells, "run": run.shown_path}
+
     for experiment, run in _in_order(runs, groups):
         own = grown_of.get(run.Index, grown[:0])
-        name, path = f"{experiment.label}, {experiment.size}".removesuffix(", "), run.shown_path
-
-        def row(
-            what: tuple[str, str], values: Mapping[str, float], name: str = name, path: str = path
-        ) -> dict[str, Cell]:
-            cells = {title: Cell(measure.show(value), value) for title, value in values.items()}
-            head = dict(zip(("learner", "at", "experts"), map(name_cell, (name, *what)), strict=True))
-            return head | cells | {"run": name_cell(path)}
-
-        for step in own.itertuples():
-            values = {title: getattr(step, column) for title, column in titles.items()}
-            what = f"t{step.arrival}", f"{step.earlier:.0f} to {step.num_experts:.0f}"
-            steps.append(row(what, values))
+        for step in own.to_dict("records"):
+            experts = f"{step['earlier']:.0f} to {step['num_experts']:.0f}"
+            steps.append(row(experiment, run, f"t{step['arrival']}", experts, step))
         if len(own):
-            values = {title: statistics.fmean(own[column]) for title, column in titles.items()}
-            means.append(row((f"{len(own)} steps", run.experts), values))
+            means.append(row(experiment, run, f"{len(own)} steps", run.experts, own[list(titles.values())].mean()))
     shown = steps if len(steps) <= MAX_GROWTH_ROWS else means
     many = "" if shown is steps else "; means over the steps of a run, each step is in the CSV file"
     notes = GROWTH_NOTES.format(name=measure.name.capitalize(), unit=measure.in_percent(" in percent"), many=many)

@@ -14,6 +14,7 @@ from fairseq_alma.report.page import build_page, stream_name
 from fairseq_alma.report.read_run import RunTable
 from fairseq_alma.report.tables import all_tables
 from fairseq_alma.runs.run_folder import RUN_RECORD, STAGE_RECORD
+from fairseq_alma.terminal import tell
 
 PAGE = "index.html"
 FIGURES = "figures"
@@ -59,7 +60,7 @@ class Report:
         try:
             return draw_all(self.runs, out / FIGURES, self.paper)
         except AlmaError as error:
-            print(error, file=sys.stderr)
+            tell(str(error), sys.stderr)
             return []
 
 

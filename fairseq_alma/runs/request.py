@@ -34,6 +34,7 @@ class RunRequest:
         keep_checkpoints: remove nothing.
         save_every: text: updates between two checkpoints within a stage.
         validate: text: let fairseq-train validate whenever it saves.
+        num_procs: text: processes that train a model together.
     """
 
     stream: Path
@@ -50,6 +51,7 @@ class RunRequest:
     keep_checkpoints: bool
     save_every: int
     validate: bool
+    num_procs: int
 
     @classmethod
     def of(cls, arguments: argparse.Namespace, learner: type[Learner], options: Mapping[str, Any]) -> "RunRequest":

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from typing import Any, Optional, Sequence
 
 import numpy as np
-import torch
 from fairseq.dataclass import FairseqDataclass
 from fairseq.models import BaseFairseqModel
 from fairseq.tasks import FairseqTask, register_task
@@ -24,13 +23,14 @@ from fairseq_alma.data.image_stream import ImageStream
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.learners.schedule import stage_ending_with
 from fairseq_alma.models.image_classifier import image_architectures
+from fairseq_alma.models.loading import refuse_other_weights
+from fairseq_alma.models.option_checks import check_whole_config
 from fairseq_alma.modules.images.image_input import ImageInput
 from fairseq_alma.tasks.checkpoint_checks import check_architecture, check_weights
+from fairseq_alma.tasks.checkpoint_gate import note_task
 from fairseq_alma.tasks.image_dataset import ImageDataset
-
-# fairseq keeps the options of AdaDelta and SGD in its checkpoints as a Namespace, and cannot load them again since
-# torch.load takes nothing but what is known to be harmless.
-torch.serialization.add_safe_globals([argparse.Namespace])
+from fairseq_alma.tasks.processes import prepare_group, set_process_defaults
+from fairseq_alma.tasks.whole_split import WholeSplit
 
 
 @dataclass
@@ -55,7 +55,7 @@ class AlmaImageClassificationConfig(FairseqDataclass):
 
 
 @register_task("alma_image_classification", dataclass=AlmaImageClassificationConfig)
-class AlmaImageClassificationTask(FairseqTask):
+class AlmaImageClassificationTask(WholeSplit, FairseqTask):
     """Classify the images of a stream.
 
     Attributes:
@@ -71,9 +71,20 @@ class AlmaImageClassificationTask(FairseqTask):
         self.source = ImageInput(stream.mean, stream.std, stream.augment)
 
     @classmethod
+    def add_args(cls, parser: argparse.ArgumentParser) -> None:
+        """Add the task's options to those of a stock command, and preset some of the latter."""
+        if isinstance(parser, argparse.ArgumentParser):  # not so when fairseq lists the options of all tasks
+            set_process_defaults(parser)
+        super().add_args(parser)
+
+    @classmethod
     def setup_task(cls, cfg: AlmaImageClassificationConfig, **unused: Any) -> "AlmaImageClassificationTask":
-        """Open the stream."""
-        return cls(cfg, ImageStream.open(cfg.data))
+        """Open the stream, once no option of the command is out of range."""
+        check_whole_config(cfg)
+        stream = ImageStream.open(cfg.data)
+        prepare_group({f"{cfg.data}/stream.json": stream.stream.fingerprint})
+        note_task("alma_image_classification")
+        return cls(cfg, stream)
 
     def load_dataset(self, split: str, combine: bool = False, **unused: Any) -> None:
         """Load ``train``, ``valid`` (both of the stage) or ``test``; without --megabatch ``valid`` is that of all."""
@@ -90,7 +101,9 @@ class AlmaImageClassificationTask(FairseqTask):
         _require_image_model(cfg)
         start = None if from_checkpoint else self._start()
         if start is None:
-            return super().build_model(cfg, from_checkpoint)
+            model = super().build_model(cfg, from_checkpoint)
+            refuse_other_weights(model, str(self.cfg.path))
+            return model
         checkpoint = read_checkpoint(start)
         check_architecture(checkpoint, start, cfg)
         model = super().build_model(cfg, from_checkpoint)

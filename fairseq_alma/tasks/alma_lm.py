@@ -1,5 +1,6 @@
 """Language modeling on a stream of mega-batches: fairseq's own task, fed one stage of Algorithm 1."""
 
+import argparse
 import logging
 import os
 import sys
@@ -19,6 +20,7 @@ from fairseq.data import (
     PrependTokenDataset,
     StripTokenDataset,
 )
+from fairseq.dataclass import ChoiceEnum
 from fairseq.tasks import register_task
 from fairseq.tasks.language_modeling import LanguageModelingConfig, LanguageModelingTask
 from omegaconf import II, DictConfig
@@ -28,10 +30,17 @@ from fairseq_alma.data.stream import Stream
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.learners.schedule import stage_ending_with
 from fairseq_alma.models.alma_switch_lm import adopt_experts
+from fairseq_alma.models.loading import refuse_other_weights
+from fairseq_alma.models.option_checks import check_whole_config
 from fairseq_alma.tasks.alma_bpe import AlmaBPE, AlmaBPEConfig
 from fairseq_alma.tasks.checkpoint_checks import check_dictionary, check_start, check_weights
+from fairseq_alma.tasks.checkpoint_gate import note_task
+from fairseq_alma.tasks.precision import AutocastSteps, refuse_inexact_precision, require_bf16
+from fairseq_alma.tasks.processes import is_first, prepare_group, set_process_defaults
 from fairseq_alma.tasks.resumable_batches import ResumableBatches
+from fairseq_alma.tasks.shared_batches import SharedBatches
 from fairseq_alma.tasks.train_token_count import TrainTokenCount
+from fairseq_alma.tasks.whole_split import WholeSplit
 
 
 @dataclass
@@ -44,22 +53,35 @@ class AlmaLMConfig(LanguageModelingConfig):
     )
     wait: int = field(default=1, metadata={"help": "waiting time: mega-batches that are gathered for one stage"})
     replay: bool = field(default=False, metadata={"help": "train on all mega-batches up to this one"})
-    cpu_bf16: bool = field(
-        default=False,
+    autocast: ChoiceEnum(["none", "bf16"]) = field(  # type: ignore[valid-type]
+        default="none",
         metadata={
-            "help": "on a CPU: train with matrix products in bf16 and weights in fp32; the processor must have bf16 "
-            "(fairseq's own --bf16 needs a GPU or a TPU)"
+            "help": "bf16: matrix products in bf16, weights in model, optimizer and checkpoint in fp32; for a GPU, or "
+            "with --cpu a processor, that has bf16. fairseq's own --bf16, --fp16 and --amp do not resume exactly"
         },
+    )
+    cpu_bf16: bool = field(
+        default=False, metadata={"help": "the former name of --autocast bf16; held-out losses are in fp32"}
     )
     # Not options: what the command was told elsewhere, so that a bad checkpoint gets one line before it is loaded.
     path: Optional[str] = II("common_eval.path")
     finetune_from_model: Optional[str] = II("checkpoint.finetune_from_model")
     restore_file: str = II("checkpoint.restore_file")
+    cpu: bool = II("common.cpu")
+    save_dir: str = II("checkpoint.save_dir")
 
 
 @register_task("alma_lm", dataclass=AlmaLMConfig)
-class AlmaLMTask(ResumableBatches, TrainTokenCount, LanguageModelingTask):
+class AlmaLMTask(WholeSplit, AutocastSteps, ResumableBatches, TrainTokenCount, LanguageModelingTask):
     """Train on the mega-batches of one stage, validate on ``valid``, test on ``test``."""
+
+    @classmethod
+    def add_args(cls, parser: argparse.ArgumentParser) -> None:
+        """Add the task's options to those of a stock command, and refuse or preset some of the latter."""
+        if isinstance(parser, argparse.ArgumentParser):  # not so when fairseq lists the options of all tasks
+            refuse_inexact_precision(parser, evaluates=hasattr(parser.parse_known_args([])[0], "path"))
+            set_process_defaults(parser)
+        super().add_args(parser)
 
     @classmethod
     def setup_task(cls, cfg: DictConfig, **kwargs: Any) -> "AlmaLMTask":
@@ -70,9 +92,10 @@ class AlmaLMTask(ResumableBatches, TrainTokenCount, LanguageModelingTask):
             kwargs: passed on.
 
         Raises:
-            AlmaError: if the folder is no stream of text, its dictionary or tokenizer is not the manifest's, or the
-                checkpoint that the command names is none.
+            AlmaError: if a number is out of its option's range, the folder is no stream of text, its dictionary or
+                tokenizer is not the manifest's, or the checkpoint that the command names is none.
         """
+        check_whole_config(cfg)
         stream = Stream.open(cfg.data)
         if stream.kind != "text":
             raise AlmaError(f"{cfg.data}: a stream of {stream.kind}; --task alma_lm needs one made by alma-prep-text")
@@ -84,10 +107,12 @@ class AlmaLMTask(ResumableBatches, TrainTokenCount, LanguageModelingTask):
                     "them with alma-ensemble"
                 )
             read_checkpoint(cfg.path)
-        if cfg.cpu_bf16 and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
-            raise AlmaError("--cpu-bf16: this processor has no bf16 arithmetic; train without the option")
+        if cfg.cpu_bf16 or cfg.autocast == "bf16":
+            require_bf16("--cpu-bf16" if cfg.cpu_bf16 else "--autocast bf16", cfg.cpu or not torch.cuda.is_available())
+        prepare_group({f"{cfg.data}/stream.json": stream.fingerprint})
         task = super().setup_task(cfg, **kwargs)
         task.stream = stream
+        note_task("alma_lm")
         return task
 
     def load_dataset(self, split: str, epoch: int = 1, combine: bool = False, **kwargs: Any) -> None:
@@ -118,14 +143,20 @@ class AlmaLMTask(ResumableBatches, TrainTokenCount, LanguageModelingTask):
         """Build the model, after a look whether the checkpoint to start from fits it."""
         if not from_checkpoint and "gate_trees" in cfg:
             adopt_experts(cfg)  # here too: fairseq hands models without a named architecture a copy, which is not saved
-        start = starting_checkpoint(self.args.finetune_from_model, self.args.restore_file)
-        if start is not None and not from_checkpoint:
-            checkpoint = read_checkpoint(start)
-            check_start(checkpoint, start, cfg, self.stream)
+        if from_checkpoint:
             model = super().build_model(cfg, from_checkpoint)
-            check_weights(checkpoint, start, model)
+            refuse_other_weights(model, str(self.args.path))
             return model
-        return super().build_model(cfg, from_checkpoint)
+        last = os.path.join(self.args.save_dir, self.args.restore_file)
+        start = starting_checkpoint(self.args.finetune_from_model, self.args.restore_file)
+        start = last if os.path.isfile(last) else start
+        if start is None:
+            return super().build_model(cfg, from_checkpoint)
+        checkpoint = read_checkpoint(start)
+        check_start(checkpoint, start, cfg, self.stream)
+        model = super().build_model(cfg, from_checkpoint)
+        check_weights(checkpoint, start, model)
+        return model
 
     @property
     def checkpoint_path(self) -> Optional[str]:
@@ -153,10 +184,11 @@ class AlmaLMTask(ResumableBatches, TrainTokenCount, LanguageModelingTask):
         target = PadDataset(AppendTokenDataset(prompts, pad), pad, left_pad=False)
         return NestedDictionaryDataset({"id": IdDataset(), "net_input": inputs, "target": target}, sizes=[lengths])
 
-    def train_step(self, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, int, dict[str, Any]]:
-        """Compute loss and gradients of one batch; fairseq calls this."""
-        with torch.autocast("cpu", torch.bfloat16, enabled=self.args.cpu_bf16):
-            return super().train_step(*args, **kwargs)
+    def get_batch_iterator(self, *args: Any, **kwargs: Any) -> SharedBatches:
+        """Return the batches of a split, those of this process where there are several."""
+        iterator = super().get_batch_iterator(*args, **kwargs)
+        SharedBatches.take_over(iterator, self.source_dictionary.pad())
+        return iterator
 
     def build_bpe(self, args: Any) -> Any:
         """Return the stream's own tokenizer unless ``--bpe`` names another; fairseq-interactive calls this."""
@@ -179,7 +211,8 @@ class AlmaLMTask(ResumableBatches, TrainTokenCount, LanguageModelingTask):
                 f"--tokens-per-sample {length}: the model takes sequences of {max_positions} tokens at most; give "
                 f"--tokens-per-sample {max_positions} or less"
             )
-        ensure_printed(logging.getLogger("fairseq_cli.eval_lm"))
+        if is_first():
+            ensure_printed(logging.getLogger("fairseq_cli.eval_lm"))
         return super().eval_lm_dataloader(*args, max_positions=max_positions, context_window=context_window, **kwargs)
 
     def state_dict(self) -> dict[str, Any]:

@@ -1,10 +1,12 @@
 """Time training updates of the Switch language models beside stock fairseq's ``transformer_lm_gpt``.
 
-    python recipes/benchmarks/lm_speed.py                      # on a GPU: bf16, batches that fill it
-    python recipes/benchmarks/lm_speed.py --cpu --sizes tiny --batch-size 4 --updates 3     # tries the command itself
+    python recipes/benchmarks/lm_speed.py                      # on a GPU: bf16, base and large, 8 experts; 5 minutes
+    python recipes/benchmarks/lm_speed.py --cpu                # fp32 and bf16, base, 4, 8 and 12 experts; 5 minutes
+    python recipes/benchmarks/lm_speed.py --cpu --sizes tiny --seconds 5     # tries the command itself
 
 Each measurement is fairseq's own ``Trainer.train_step`` (forward, backward, gradient norm, Adam, logging) on sequences
-of 512 random tokens, 50,000 units. Both models have the same active parameters (one expert per token) and take turns.
+of 512 random tokens, 50,000 units. All models have the same active parameters (one expert per token) and take turns, so
+that a ratio compares what ran at the same time. Weights are fp32; bf16 is ``--autocast bf16``, for stock as well.
 Model FLOPs are those of `fairseq_alma.metrics.flops`, without recomputation.
 """
 
@@ -15,17 +17,20 @@ import statistics
 import tempfile
 import time
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any, NamedTuple, Optional
 
 import numpy as np
 import torch
-from fairseq import options, tasks
+from fairseq import options
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.logging import metrics
+from fairseq.tasks.language_modeling import LanguageModelingTask
 from fairseq.trainer import Trainer
+from omegaconf import open_dict
 
 import fairseq_alma
 from fairseq_alma.metrics.flops import SwitchLMShape
+from fairseq_alma.tasks.precision import AutocastSteps
 
 NUM_UNITS = 50_000
 # layers, model dimension, feed-forward dimension, heads
@@ -34,30 +39,49 @@ SIZES = {"tiny": (4, 128, 512, 4), "base": (6, 512, 2048, 8), "large": (12, 768,
 PEAKS = {"H100": 989.4, "H200": 989.4, "A100": 312.0}
 
 
-def build_trainer(arch: str, size: str, data: Path, args: argparse.Namespace) -> Trainer:
-    """Build what fairseq-train would build for this architecture and size."""
+STOCK, OURS = "transformer_lm_gpt", "alma_switch_lm"
+
+
+class SpeedTask(AutocastSteps, LanguageModelingTask):
+    """Stock language modeling with the precision of ``alma_lm``, without a stream."""
+
+
+class Row(NamedTuple):
+    """What is measured: a model, 1 expert standing for stock, in a precision."""
+
+    num_experts: int
+    precision: str
+
+    @property
+    def arch(self) -> str:
+        """Name of the architecture."""
+        return OURS if self.num_experts > 1 else STOCK
+
+
+def build_trainer(num_experts: int, size: str, data: Path, args: argparse.Namespace) -> Trainer:
+    """Build what fairseq-train would build for this size and number of experts."""
     layers, model_dim, ffn_dim, heads = SIZES[size]
     command = [str(data), "--task", "language_modeling", "--tokens-per-sample", str(args.tokens_per_sample)]
     command += ["--decoder-layers", str(layers), "--decoder-embed-dim", str(model_dim)]
     command += ["--decoder-ffn-embed-dim", str(ffn_dim), "--decoder-attention-heads", str(heads)]
-    command += ["--dropout", "0.1", "--attention-dropout", "0.1", "--batch-size", str(args.batch_size)]
-    command += ["--optimizer", "adam", "--adam-betas", "(0.9,0.98)", "--clip-norm", "1.0", "--lr", "1e-4"]
+    command += ["--dropout", "0.1", "--attention-dropout", str(args.attention_dropout)]
+    command += ["--batch-size", str(args.batch_size)]
+    command += ["--optimizer", args.optimizer, "--adam-betas", "(0.9,0.98)", "--clip-norm", "1.0", "--lr", "1e-4"]
     command += ["--lr-scheduler", "polynomial_decay", "--total-num-update", "10000", "--max-update", "10000"]
-    command += ["--cpu"] if args.cpu else ["--bf16"]
-    if arch == "transformer_lm_gpt":
-        command += ["--arch", arch, "--criterion", "cross_entropy", "--share-decoder-input-output-embed"]
-        command += [
-            "--decoder-input-dim",
-            str(model_dim),
-            "--decoder-output-dim",
-            str(model_dim),
-            "--decoder-learned-pos",
-        ]
+    command += ["--cpu"] if args.cpu else []
+    if num_experts == 1:
+        command += ["--arch", STOCK, "--criterion", "cross_entropy", "--share-decoder-input-output-embed"]
+        dims = ["--decoder-input-dim", str(model_dim), "--decoder-output-dim", str(model_dim)]
+        command += [*dims, "--decoder-learned-pos"]
     else:
         command += ["--arch", "alma_switch_lm_base", "--criterion", "alma_switch_cross_entropy"]
-        command += ["--num-experts", str(args.experts), "--activation-fn", "gelu"]
+        command += ["--num-experts", str(num_experts), "--activation-fn", "gelu"]
+        command += ["--compile"] if args.compile else []
     cfg = convert_namespace_to_omegaconf(options.parse_args_and_arch(options.get_training_parser(), command))
-    task = tasks.setup_task(cfg.task)
+    cfg.distributed_training.distributed_world_size = 1
+    with open_dict(cfg.task):
+        cfg.task.autocast, cfg.task.cpu_bf16 = "none", False
+    task = SpeedTask.setup_task(cfg.task)
     return Trainer(cfg, task, task.build_model(cfg.model), task.build_criterion(cfg.criterion))
 
 
@@ -116,18 +140,31 @@ def profile(trainer: Trainer, sample: dict[str, Any], rows: int) -> None:
 
 
 def parse_args() -> argparse.Namespace:
-    """Read the command line."""
+    """Read the command line; what fits the device fills in what is not given."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--sizes", nargs="+", default=["base", "large"], choices=SIZES, help="model sizes")
-    parser.add_argument("--experts", type=int, default=8, help="experts per Switch layer (default: %(default)s)")
-    parser.add_argument("--batch-size", type=int, default=128, help="sequences per update (default: %(default)s)")
-    parser.add_argument("--tokens-per-sample", type=int, default=512, help="tokens per sequence (default: %(default)s)")
-    parser.add_argument("--updates", type=int, default=10, help="updates per round (default: %(default)s)")
-    parser.add_argument("--rounds", type=int, default=5, help="counted rounds, after one more (default: %(default)s)")
-    parser.add_argument("--peak-tflops", type=float, help="the card's peak; known for " + ", ".join(PEAKS))
-    parser.add_argument("--profile", type=int, default=0, metavar="ROWS", help="also print this many rows of a profile")
-    parser.add_argument("--cpu", action="store_true", help="run in fp32 on the CPU")
-    return parser.parse_args()
+    add = parser.add_argument
+    add("--sizes", nargs="+", choices=SIZES, help="model sizes (default: base large; --cpu: base)")
+    add("--experts", type=int, nargs="+", help="experts per Switch layer (default: 8; --cpu: 4 8 12)")
+    add("--precision", nargs="+", choices=("fp32", "bf16"), help="(default: bf16; --cpu: fp32, and bf16 if it has it)")
+    add("--batch-size", type=int, help="sequences per update (default: 128; --cpu: 4)")
+    add("--tokens-per-sample", type=int, default=512, help="tokens per sequence (default: %(default)s)")
+    add("--attention-dropout", type=float, default=0.1, help="(default: %(default)s)")
+    add("--optimizer", default="fused_adam", choices=("adam", "fused_adam"), help="of all (default: %(default)s)")
+    add("--compile", action="store_true", help="torch.compile the layers of ours")
+    add("--updates", type=int, help="updates per round (default: 10; --cpu: 1)")
+    add("--rounds", type=int, default=20, help="counted rounds at most, after one more (default: %(default)s)")
+    add("--seconds", type=float, default=240.0, help="begin no further round after this (default: %(default)s)")
+    add("--peak-tflops", type=float, help="the card's peak; known for " + ", ".join(PEAKS))
+    add("--profile", type=int, default=0, metavar="ROWS", help="also print this many rows of a profile")
+    add("--cpu", action="store_true", help="run on the CPU")
+    args = parser.parse_args()
+    has_bf16 = torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    args.sizes = args.sizes or (["base"] if args.cpu else ["base", "large"])
+    args.experts = args.experts or ([4, 8, 12] if args.cpu else [8])
+    args.precision = args.precision or (["fp32", *["bf16"] * has_bf16] if args.cpu else ["bf16"])
+    args.batch_size = args.batch_size or (4 if args.cpu else 128)
+    args.updates = args.updates or (1 if args.cpu else 10)
+    return args
 
 
 def peak_tflops(args: argparse.Namespace) -> Optional[float]:
@@ -143,30 +180,44 @@ def measure(size: str, args: argparse.Namespace, data: Path, peak: Optional[floa
     """Print the rows of one size."""
     generator = np.random.default_rng(0)
     samples = [random_sample(args, generator) for _ in range(args.updates)]
-    experts = {"transformer_lm_gpt": 1, "alma_switch_lm": args.experts}
-    trainers = {arch: build_trainer(arch, size, data, args) for arch in experts}
-    times: dict[str, list[float]] = {arch: [] for arch in experts}
-    for counted in [False] + [True] * args.rounds:
-        for arch, trainer in trainers.items():
-            spent = seconds_per_update(trainer, samples, trainer.cuda)
-            if counted:
-                times[arch].append(spent)
-    tokens = args.batch_size * args.tokens_per_sample
-    for arch, spent_in_rounds in times.items():
-        spent = statistics.median(spent_in_rounds)
-        ratio = statistics.median(a / b for a, b in zip(times["transformer_lm_gpt"], spent_in_rounds, strict=True))
-        shape = shape_of(size, experts[arch], args)
-        tflops = shape.train_flops_per_token * tokens / spent / 1e12
-        share = f"{tflops / peak:.1%}" if peak else "unknown"
-        print(
-            f"{size:5} | {arch:18} | {shape.num_params / 1e6:6.0f} M | {1000 * spent:8.1f} ms "
-            f"| {tokens / spent:11,.0f} | {tflops:7.1f} | {share:>7} | {ratio:5.2f}",
-            flush=True,
-        )
+    trainers = {num_experts: build_trainer(num_experts, size, data, args) for num_experts in (1, *args.experts)}
+    times: dict[Row, list[float]] = {
+        Row(num_experts, precision): [] for precision in args.precision for num_experts in trainers
+    }
+    deadline = time.perf_counter() + args.seconds / len(args.sizes)
+    for round in range(args.rounds + 1):
+        if round > 1 and time.perf_counter() > deadline:
+            break
+        for row, spent in times.items():
+            trainer = trainers[row.num_experts]
+            trainer.task.args.autocast = "bf16" if row.precision == "bf16" else "none"
+            seconds = seconds_per_update(trainer, samples, trainer.cuda)
+            spent.extend([seconds] if round else [])
+    for row, spent in times.items():
+        print_row(size, row, spent, times, peak, args)
     if args.profile:
-        for arch, trainer in trainers.items():
-            print(f"\nprofile of {size} {arch}")
+        for num_experts, trainer in trainers.items():
+            print(f"\nprofile of {size} {Row(num_experts, args.precision[-1])}")
             profile(trainer, samples[0], args.profile)
+
+
+def print_row(
+    size: str, row: Row, spent: list[float], times: dict[Row, list[float]], peak: Optional[float], args: Any
+) -> None:
+    """Print the medians over rounds; ratios are taken within each round."""
+    seconds, tokens = statistics.median(spent), args.batch_size * args.tokens_per_sample
+    shape = shape_of(size, row.num_experts, args)
+    tflops = shape.train_flops_per_token * tokens / seconds / 1e12
+    ratios = [
+        f"{statistics.median(a / b for a, b in zip(times[Row(1, precision)], spent, strict=True)):5.2f}"
+        for precision in (row.precision, args.precision[0])
+    ]
+    print(
+        f"{size:5} | {row.arch:18} | {row.num_experts:7} | {row.precision:4} | {shape.num_params / 1e6:6.0f} M "
+        f"| {1000 * seconds:8.1f} ms | {tokens / seconds:11,.0f} | {tflops:7.2f} "
+        f"| {f'{tflops / peak:.1%}' if peak else 'unknown':>7} | {ratios[0]} | {ratios[1]}",
+        flush=True,
+    )
 
 
 def main() -> None:
@@ -178,10 +229,13 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         data = Path(folder)
         (data / "dict.txt").write_text("".join(f"unit{unit} 1\n" for unit in range(NUM_UNITS)))
+        shape = f"{args.batch_size} x {args.tokens_per_sample}"
+        print(f"batches of {shape} tokens, {args.optimizer}, torch {torch.__version__}")
+        print(f"ratio: speed over stock in the same precision, and over stock in {args.precision[0]}, in the same run")
         print(
-            f"batches of {args.batch_size} x {args.tokens_per_sample} tokens; ratio: speed over stock, in the same run"
+            "size  | architecture       | experts | prec | params   | per update  | tokens/s    | TFLOP/s | of peak "
+            "| ratio | ratio"
         )
-        print("size  | architecture       | params   | per update  | tokens/s    | TFLOP/s | of peak | ratio")
         for size in args.sizes:
             measure(size, args, data, peak)
             with contextlib.suppress(RuntimeError):

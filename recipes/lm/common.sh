@@ -9,9 +9,9 @@
 #   WAIT       mega-batches gathered before an update; the paper: 1, 3, 4   (default: 1)
 #   IID        k, instead of WAIT: i.i.d. on the first k mega-batches, as in Table 1; not for growing learners
 #   STEPS      times 120,000 updates per stage; the paper: 1, and 3 for WAIT=3, 4 for WAIT=4   (default: 1)
-#   GPUS       devices; 24 sequences in each update come from each of 8     (default: 8)
+#   GPUS       processes, one for each device; 192 sequences make an update, 8 at a time, on 1, 2, 4 or 8   (default: 8)
 #   LR, WARMUP, DROPOUT   the paper tuned them on the validation set: 2e-4 to 5e-3, 500 to 4000 updates
-#   PRECISION  bf16, fp16 or fp32; the paper does not say                   (default: bf16)
+#   PRECISION  bf16 (products; weights in fp32) or fp32; the paper does not say   (default: bf16)
 #   SEED       of the run                                                   (default: 1)
 #   SMOKE      1: the same commands at a size that a CPU runs in about a minute, on text that pip installs
 #
@@ -62,6 +62,7 @@ if ((GLOBAL_BATCH % (LOCAL_BATCH * GPUS))); then
 fi
 
 STREAM_OPTIONS=(--stream "$STREAM" --megabatches "$MEGABATCHES" --seed "$SEED" --save-every "$SAVE_EVERY")
+((GPUS == 1)) || STREAM_OPTIONS+=(--num-procs "$GPUS")
 if [ -n "$IID" ]; then STREAM_OPTIONS+=(--iid "$IID"); else STREAM_OPTIONS+=(--wait "$WAIT" --drop-rest); fi
 MODEL=("${SIZE[@]}")
 [ "$GROWS" = 1 ] || MODEL+=(--num-experts "$EXPERTS")
@@ -71,8 +72,8 @@ OPTIMIZER=(--optimizer adam --adam-betas '(0.9, 0.98)' --adam-eps 1e-8)
 SCHEDULE=(--lr "$LR" --lr-scheduler polynomial_decay --warmup-updates "$WARMUP"
   --total-num-update "$UPDATES" --max-update "$UPDATES")
 DATA=(--tokens-per-sample "$TOKENS_PER_SAMPLE" --batch-size "$LOCAL_BATCH"
-  --update-freq "$((GLOBAL_BATCH / (LOCAL_BATCH * GPUS)))")
-[ "$PRECISION" = fp32 ] || DATA+=("--$PRECISION")
+  --update-freq "$((GLOBAL_BATCH / LOCAL_BATCH))")
+[ "$PRECISION" = fp32 ] || DATA+=(--autocast "$PRECISION")
 TRAIN=("${MODEL[@]}" "${CRITERION[@]}" "${OPTIMIZER[@]}" "${SCHEDULE[@]}" "${DATA[@]}")
 
 # Names a run after its row of Table 2, for instance runs/lm/sm-base-8-w3-x3.

@@ -7,10 +7,11 @@ import random
 import shutil
 import signal
 import subprocess
-import time
+from pathlib import Path
 
 import pytest
 
+from fairseq_alma.runs.run_folder import RunFolder
 from tests.runs.curves import Curves
 
 pytest.importorskip("fairseq")
@@ -99,23 +100,19 @@ def printed_training(folder):
     return training.replace(f"{folder}/R/stage-000", f"{folder}/before")
 
 
-def wait_for(folder, pattern):
-    deadline = time.monotonic() + 120
-    while not list(folder.glob(pattern)) and time.monotonic() < deadline:
-        time.sleep(0.005)
-
-
 def kill_in_training(folder):
-    """Kill alma-stream after the first checkpoints of stage 1; a second one, while it starts, must be refused."""
-    process = subprocess.Popen(alma_stream(folder), stderr=subprocess.PIPE, stdout=subprocess.PIPE)
+    """Kill alma-stream after two checkpoints of stage 1; before, while another has its lock, it must be refused."""
     stage = folder / "R" / "stage-001"
-    wait_for(stage, "train-member-0.log")
-    second = subprocess.run(alma_stream(folder), capture_output=True, text=True)
-    wait_for(stage, "member-0/checkpoint_1_*.pt")
-    os.kill(process.pid, signal.SIGKILL)
-    process.communicate()
+    with RunFolder(folder / "R").lock_stage(1):
+        second = subprocess.run(alma_stream(folder), capture_output=True, text=True)
     assert second.returncode == 1
     assert "stage-001: another alma-stream" in second.stderr
+    hook = str(Path(__file__).parent / "killed_at_a_save")
+    path = os.pathsep.join([hook, *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = {**os.environ, "PYTHONPATH": path, "ALMA_KILL_AT": f"2:{stage / 'member-0'}"}
+    killed = subprocess.run(alma_stream(folder), capture_output=True, env=environment)
+    assert killed.returncode == -signal.SIGKILL
+    assert list(stage.glob("member-0/checkpoint_1_*.pt"))
     assert not (stage / "stage.json").exists()
 
 

@@ -1,3 +1,5 @@
+import functools
+
 import pytest
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -121,6 +123,22 @@ def test_recomputing_layers_changes_no_gradient(build_model):
 
     for a, b in zip(gradients(checkpoint_activations=True), gradients(), strict=True):
         torch.testing.assert_close(a, b)
+
+
+def test_compiled_layers_compute_the_same_under_the_same_names(build_model, monkeypatch):
+    compiled = []
+    compile_with = functools.partial(torch.compile, backend="eager")
+    monkeypatch.setattr(torch, "compile", lambda function: compiled.append(function) or compile_with(function))
+    tokens = torch.randint(4, 50, (2, 12))
+    plain, twin = build_model(), build_model(compile=True)
+    assert plain.state_dict().keys() == twin.state_dict().keys()
+    for model in (plain, twin):
+        model.train()(tokens)[0].square().mean().backward()
+    assert len(compiled) == 4
+    for (name, one), other in zip(plain.named_parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(one.grad, other.grad, msg=name)
+    twin.eval()(tokens)
+    assert len(compiled) == 4
 
 
 def test_the_model_runs_in_bf16_on_a_cpu(build_model):

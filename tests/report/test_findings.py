@@ -2,7 +2,7 @@ import pytest
 
 from fairseq_alma.report.finding import Verdict
 from fairseq_alma.report.findings import all_findings
-from fairseq_alma.report.paper import control_rows, perplexity_rows
+from fairseq_alma.report.paper import paper_tables
 from tests.report.fakes import image_stream, table_of, text_stream, write_run
 
 WIDTHS = {"base": "512", "large": "768"}
@@ -22,7 +22,7 @@ def about(found, words):
 def write_paper(folder):
     """Runs with the figures of the paper's Tables 1 and 2."""
     stream, roots = text_stream(vocab_size=50000), []
-    for row in perplexity_rows():
+    for row in paper_tables().table2:
         name, _, steps = row.learner.partition(" (")
         learner, wait = name.split("_w")
         times = int(steps[0]) if steps else 1
@@ -36,7 +36,7 @@ def write_paper(folder):
                 train_options=options if learner == "gMoE" else {**options, "--num-experts": sizes[0][0]},
             )
         )  # fmt: skip
-    for control in control_rows():
+    for control in paper_tables().table1:
         for k, ppl in control.iid.items():
             options = {"--arch": "alma_switch_lm", "--decoder-embed-dim": WIDTHS[control.size], "--max-update": "100"}
             roots.append(

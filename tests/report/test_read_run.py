@@ -71,6 +71,13 @@ def test_a_damaged_stage_is_named_and_the_others_are_read(tmp_path):
         read_figures(root)
 
 
+def test_a_stage_of_images_in_a_run_on_text_is_named(tmp_path):
+    root, images = write_run(tmp_path / "R"), write_run(tmp_path / "I", stream=image_stream(4))
+    (root / "stage-001" / "stage.json").write_bytes((images / "stage-001" / "stage.json").read_bytes())
+    with pytest.raises(AlmaError, match=r"R/stage-001/stage.json: damaged, no test_flops_per_token in it; remove"):
+        read_figures(root)
+
+
 def test_the_table_has_a_row_for_each_run_and_arrival(tmp_path):
     roots = [
         write_run(tmp_path / "A", [40.0, 30.0], wait=2, num_params=(1000, 3000)),

@@ -5,7 +5,7 @@ from pandas import DataFrame
 
 from fairseq_alma.report.spelling import show_count, show_number, show_power
 from fairseq_alma.report.spread import Spread
-from fairseq_alma.report.table import Cell, Table, mark_best, name_cell, render_latex, render_markdown
+from fairseq_alma.report.table import Cell, Table, mark_best, render_latex, render_markdown
 
 
 def test_a_markdown_table_is_aligned():
@@ -19,7 +19,7 @@ def test_a_markdown_table_is_aligned():
 
 
 def test_a_csv_table_has_full_numbers_and_empty_cells_for_missing_ones():
-    row = {"a": name_cell("x, y"), "b": Cell("1.2", 1.23456789), "c": Cell("*"), "d": Cell("–", float("nan"))}
+    row = {"a": "x, y", "b": Cell("1.2", 1.23456789), "c": Cell("*"), "d": Cell("–", float("nan"))}
     text = Table("name", "title", DataFrame([row]), "notes").csv()
     assert list(csv.reader(io.StringIO(text))) == [["a", "b", "c", "d"], ["x, y", "1.23456789", "", ""]]
 
@@ -63,7 +63,7 @@ def test_a_deviation_has_a_column_of_its_own_in_a_csv_table():
 
 
 def test_a_name_that_a_spreadsheet_would_compute_is_kept_from_it_and_a_number_stays():
-    row = {"run": name_cell("=1+1"), "options": name_cell("@x"), "gap": Cell("-2.0%", -0.02)}
+    row = {"run": "=1+1", "options": "@x", "gap": Cell("-2.0%", -0.02)}
     text = Table("name", "title", DataFrame([row]), "notes").csv()
     assert list(csv.reader(io.StringIO(text)))[1] == ["'=1+1", "'@x", "-0.02"]
 

@@ -58,8 +58,8 @@ def prepare_stream(folder, vocab_size=300, seed=0):
     return folder / "stream"
 
 
-def training_config(stream, *arguments):
-    command = [str(stream), "--task", "alma_lm", "--tokens-per-sample", str(TOKENS_PER_SAMPLE), "--cpu"]
+def training_config(stream, *arguments, device=("--cpu",)):
+    command = [str(stream), "--task", "alma_lm", "--tokens-per-sample", str(TOKENS_PER_SAMPLE), *device]
     command += ["--arch", "alma_switch_lm_tiny", "--decoder-layers", "2", "--decoder-embed-dim", "16"]
     command += ["--decoder-ffn-embed-dim", "32", "--decoder-attention-heads", "2", "--optimizer", "adam"]
     command += ["--criterion", "alma_switch_cross_entropy", "--lr", "0.01", "--max-update", "20", "--batch-size", "4"]
@@ -73,11 +73,15 @@ def train_model(stream, folder, *arguments):
     return folder / "checkpoint_last.pt"
 
 
-def evaluate(stream, checkpoint, *arguments):
+def evaluation_config(stream, checkpoint, *arguments):
     command = [str(stream), "--task", "alma_lm", "--tokens-per-sample", str(TOKENS_PER_SAMPLE), "--cpu"]
     command += ["--path", str(checkpoint), "--gen-subset", "test", "--num-workers", "0", "--no-progress-bar"]
     arguments = options.parse_args_and_arch(options.get_eval_lm_parser(), [*command, *arguments])
-    return eval_lm.main(convert_namespace_to_omegaconf(arguments))
+    return convert_namespace_to_omegaconf(arguments)
+
+
+def evaluate(stream, checkpoint, *arguments):
+    return eval_lm.main(evaluation_config(stream, checkpoint, *arguments))
 
 
 @pytest.fixture(scope="session")

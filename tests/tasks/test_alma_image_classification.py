@@ -1,5 +1,6 @@
 """The task behind fairseq's own commands, on a small stream of images."""
 
+import argparse
 import os
 import re
 import subprocess
@@ -50,7 +51,8 @@ def trained(stream, tmp_path_factory):
 
 def plain_network(checkpoint):
     """Return a function that computes the network from its weights by nothing but matrix products."""
-    weights = list(torch.load(checkpoint, weights_only=True)["model"].values())
+    with torch.serialization.safe_globals([argparse.Namespace]):  # where fairseq keeps the options of AdaDelta
+        weights = list(torch.load(checkpoint, weights_only=True)["model"].values())
 
     def forward(images):
         x = images.flatten(1)

@@ -1,7 +1,6 @@
 """``alma-stream`` on streams of images: training and tests in this process."""
 
 import os
-import shlex
 from typing import TYPE_CHECKING, Callable, Optional, Sequence
 
 from fairseq_alma.backends.images.image_train_options import ImageTrainOptions
@@ -11,6 +10,7 @@ from fairseq_alma.learners.plan import StagePlan
 from fairseq_alma.runs.loop import Run
 from fairseq_alma.runs.request import RunRequest
 from fairseq_alma.runs.run_display import describe_stage
+from fairseq_alma.terminal import shell_words
 
 if TYPE_CHECKING:
     from fairseq_alma.backends.images.image_backend import ImageBackend
@@ -51,8 +51,8 @@ class ImageJob:
         print("# the stages run in one process; each of these commands runs one of them, in this order")
         for plan in self.request.chosen(plans):
             print(f"# {describe_stage(plan, len(plans))}: {_describe_trainings(plan)}")
-            own = shlex.join(["alma-stream", *_without_stage(self.own_words), "--stage", str(plan.stage.index)])
-            print(f"{own} -- {shlex.join(self.options.all_words())}")
+            own = shell_words(["alma-stream", *_without_stage(self.own_words), "--stage", str(plan.stage.index)])
+            print(f"{own} -- {shell_words(self.options.all_words())}")
 
     def work(self) -> Callable[[StagePlan], float]:
         """Return how the trainings of two stages compare: by their images."""

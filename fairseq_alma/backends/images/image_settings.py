@@ -27,6 +27,7 @@ from fairseq_alma.models.image_classifier import GrownLayers, ImageClassifier, i
 from fairseq_alma.modules.images.firefly import parameters_to_add
 from fairseq_alma.modules.images.image_network import ImageNetwork
 from fairseq_alma.modules.images.vgg import NUM_CONVOLUTIONS
+from fairseq_alma.option_ranges import check_words
 
 
 class ImageSettings:
@@ -62,6 +63,14 @@ class ImageSettings:
         )
         self._optimizer = self._first_optimizer()
         self._try_build()
+        self._check_numbers()
+
+    def _check_numbers(self) -> None:
+        """Raise AlmaError if a number is out of its option's range, of those that the optimizer takes."""
+        try:
+            check_words(self.options.values.items())
+        except ValueError as error:
+            raise AlmaError(str(error)) from error
 
     def _first_optimizer(self) -> torch.optim.Optimizer:
         """Build an optimizer as fairseq does. Raises AlmaError if it takes no such options."""

@@ -8,6 +8,7 @@ from typing import Mapping, Sequence
 
 from fairseq_alma.backends.option_words import Option, group_words
 from fairseq_alma.learners.learner import Learner
+from fairseq_alma.option_ranges import check_words
 from fairseq_alma.runs.curve_options import CURVE_OPTIONS
 
 MLP_STUDY: Mapping[str, str] = {"--optimizer": "adadelta", "--lr": "1.0"}
@@ -30,6 +31,7 @@ MODEL_OPTIONS = (
     "--gate",
     "--gate-trees",
 )
+COUNTS = ("--hidden-layers", "--num-experts", "--max-epoch", "--batch-size", "--patience")  # so many steps each
 TRAINING_OPTIONS = ("--optimizer", "--lr", "--max-epoch", "--batch-size", "--patience", "--cpu")
 
 
@@ -102,6 +104,7 @@ class ImageTrainOptions:
             value = " ".join(self.values.get(name, ("1",)))
             if not value.isdecimal() or int(value) < 1:
                 raise ValueError(f"{name} {value} after the --: a whole number of at least 1 is needed")
+        check_words((name, self.values[name]) for name in COUNTS if name in self.values)
         if len(self.values["--arch"]) != 1:
             given = " ".join(("--arch", *self.values["--arch"]))
             raise ValueError(f"{given} after the --: one name is needed")

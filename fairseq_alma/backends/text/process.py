@@ -1,17 +1,18 @@
 """Run a stock command in a process of its own: all output to a log, watched line by line, dead when we are."""
 
 import contextlib
+import math
 import os
 import re
-import shlex
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Callable, Mapping, Sequence, Union
+from typing import Callable, Mapping, Optional, Sequence, Union
 
 from fairseq_alma.backends.text.fork_server import (
     ForkedCommand,
@@ -21,11 +22,16 @@ from fairseq_alma.backends.text.fork_server import (
     is_script_of_this_python,
 )
 from fairseq_alma.errors import AlmaError
+from fairseq_alma.terminal import shell_words
 
 POLL_SECONDS = 0.2
 LINE_LENGTH = 110
 MAX_REASON = 400
 PATIENCE_SECONDS = 10.0
+LAST_WORDS_SECONDS = 5.0
+"""In which the processes that are left say why, once one of several has failed."""
+_PR_SET_PDEATHSIG = 1
+Child = Union[ForkedCommand, "subprocess.Popen[bytes]"]
 _ERROR_LINE = re.compile(r"(\w+\.)*\w*(Error|Exception)\b.*")
 
 
@@ -37,11 +43,13 @@ class Command:
         program: name of an installed command.
         groups: its arguments, grouped as they are printed: one group a line.
         environment: variables that it gets beside those of this process.
+        num_procs: so many processes run it together, each with the variables that ``torchrun`` sets.
     """
 
     program: str
     groups: tuple[tuple[str, ...], ...]
     environment: Mapping[str, str] = field(default_factory=dict)
+    num_procs: int = 1
 
     @property
     def arguments(self) -> list[str]:
@@ -50,9 +58,11 @@ class Command:
 
     def shell(self) -> str:
         """Spell the command for a shell, in lines; the words of a group stay together."""
-        variables = [f"{name}={shlex.quote(value)}" for name, value in self.environment.items()]
-        lines = [" ".join([*variables, self.program])]
-        for words in (shlex.join(group) for group in self.groups if group):
+        variables = [f"{name}={shell_words([value])}" for name, value in self.environment.items()]
+        launcher = f"torchrun --standalone --nproc-per-node {self.num_procs} --no-python".split()
+        by_hand = self.num_procs > 1 and "--cpu" in self.arguments  # on GPUs fairseq starts the processes itself
+        lines = [" ".join([*variables, *(launcher if by_hand else ()), self.program])]
+        for words in (shell_words(group) for group in self.groups if group):
             if len(lines) > 1 and len(lines[-1]) + len(words) < LINE_LENGTH:
                 lines[-1] += " " + words
             else:
@@ -87,33 +97,68 @@ def run_logged(command: Command, log: Path, watch: Callable[[str], None], keep_o
         output.write(f"$ {command.shell()}\n".encode())
         output.flush()
         tail = _Tail(log, output.tell(), watch)
-        child = _begin(command, program, output.fileno(), keep_open)
+        children = [_begin(command, place, program, output.fileno(), keep_open) for place in _places(command.num_procs)]
     try:
-        while True:
-            try:
-                status = child.wait(timeout=POLL_SECONDS)
-                break
-            except subprocess.TimeoutExpired:
-                tail.read()
+        failure = _wait(children, tail.read)
     finally:
-        _end(child)
+        _end(children)
     tail.read()
-    if status != 0:
-        raise AlmaError(f"{log}: {command.program} failed ({_describe(status)}): {tail.last_error()}")
+    if failure is not None:
+        raise AlmaError(f"{log}: {command.program} failed ({failure}): {tail.last_error()}")
 
 
-def _begin(
-    command: Command, program: str, output: int, keep_open: Sequence[int]
-) -> "Union[ForkedCommand, subprocess.Popen[bytes]]":
-    """Begin a command, forked from a process that has imported fairseq where that can be."""
+def _places(num_procs: int) -> list[dict[str, str]]:
+    """Return for each of several processes the variables by which they find each other; as ``torchrun`` sets them."""
+    if num_procs == 1:
+        return [{}]
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    together = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
+    together |= {name: str(num_procs) for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE")}
+    together["OMP_NUM_THREADS"] = os.environ.get("OMP_NUM_THREADS", "1")
+    return [{**together, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(num_procs)]
+
+
+def _wait(children: Sequence[Child], watch: Callable[[], None]) -> Optional[str]:
+    """Wait until all children have ended, or for a moment after one has failed.
+
+    Returns:
+        What became of the one that failed, first of all one that was killed; None if all is well.
+    """
+    deadline = math.inf
+    while any(child.poll() is None for child in children) and time.monotonic() < deadline:
+        waiting = next(child for child in children if child.poll() is None)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            waiting.wait(timeout=POLL_SECONDS)
+        watch()
+        if deadline == math.inf and any(child.poll() for child in children):
+            deadline = time.monotonic() + LAST_WORDS_SECONDS
+    status, rank = min((child.poll() or 0, rank) for rank, child in enumerate(children))
+    if status == 0:
+        status, rank = max((child.poll() or 0, rank) for rank, child in enumerate(children))
+    return (f"process {rank}, " if len(children) > 1 else "") + _describe(status) if status else None
+
+
+def _begin(command: Command, place: Mapping[str, str], program: str, output: int, keep_open: Sequence[int]) -> Child:
+    """Begin a command, forked from a process that has imported fairseq where that can be.
+
+    Args:
+        command: what to run.
+        place: variables that tell one of several processes its rank; see `_places`.
+        program: the command's path.
+        output: file descriptor of the log.
+        keep_open: file descriptors that the command inherits.
+    """
+    environment = {**place, **command.environment}
     if sys.platform.startswith("linux") and is_script_of_this_python(program):
-        request = Request(program, command.arguments, dict(command.environment), 1 + len(keep_open))
+        request = Request(program, command.arguments, environment, 1 + len(keep_open))
         forked = begin_forked(request, [output, *keep_open])
         if forked is not None:
             return forked
     return subprocess.Popen(
         [program, *command.arguments],
-        env={**os.environ, **command.environment},
+        env={**os.environ, **environment},
         stdin=subprocess.DEVNULL,
         stdout=output,
         stderr=subprocess.STDOUT,
@@ -164,17 +209,18 @@ def _describe(status: int) -> str:
     return f"ended by {name}" + (", perhaps out of memory" if name == "SIGKILL" else "")
 
 
-def _end(child: "Union[ForkedCommand, subprocess.Popen[bytes]]") -> None:
-    """End the command and whatever it started, politely first."""
+def _end(children: Sequence[Child]) -> None:
+    """End the processes and whatever they started, politely first."""
     for number in (signal.SIGTERM, signal.SIGKILL):
-        if child.poll() is not None:
-            break
-        _signal_group(child.pid, number)
+        running = [child for child in children if child.poll() is None]
+        for child in running:
+            _signal_group(child.pid, number)
         deadline = time.monotonic() + PATIENCE_SECONDS
-        while child.poll() is None and time.monotonic() < deadline:
+        while any(child.poll() is None for child in running) and time.monotonic() < deadline:
             time.sleep(0.05)
     # Workers of a command that has ended by itself.
-    _signal_group(child.pid, signal.SIGKILL)
+    for child in children:
+        _signal_group(child.pid, signal.SIGKILL)
 
 
 def _signal_group(group: int, number: signal.Signals) -> None:

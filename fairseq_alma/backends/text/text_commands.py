@@ -35,6 +35,7 @@ class TextCommands:
         save_every: updates between two checkpoints within a stage.
         validate: let fairseq-train validate when it saves.
         keep_checkpoints: keep each of these checkpoints.
+        num_procs: processes that train a model together; they share the batches of an update (``--update-freq``).
     """
 
     stream: Path
@@ -45,6 +46,7 @@ class TextCommands:
     save_every: int
     validate: bool
     keep_checkpoints: bool
+    num_procs: int = 1
 
     def all_of(self, plan: StagePlan) -> list[Command]:
         """Return the commands of a stage in order."""
@@ -83,12 +85,15 @@ class TextCommands:
             (*data, "--replay") if self.replay else tuple(data),
             tuple(model),
         ]
+        if self.num_procs > 1:
+            groups.append(("--distributed-world-size", str(self.num_procs)))
         if training.start is not None:
             path = self.grown(training.model) if training.growth else self.folder.checkpoint(training.start)
             groups.append(("--finetune-from-model", str(path)))
         groups += [*self._saving(), *self._reporting()]
         groups += [self._own_curves(training.model, option) for option in self._model(training)]
-        return Command("fairseq-train", tuple(groups), self.live.wandb_environment(self.folder, training.model))
+        environment = self.live.wandb_environment(self.folder, training.model)
+        return Command("fairseq-train", tuple(groups), environment, self.num_procs)
 
     def join(self, plan: StagePlan) -> Command:
         """Return the command that makes one checkpoint of all that predicts after the stage."""

@@ -36,15 +36,17 @@ class TextJob:
         self.options = TrainOptions(words, request.learner.owned)
         if request.learner.trains_jointly:
             self.options.joint(1)  # refuses what cannot be
+        options = self.options if request.num_procs == 1 else self.options.shared(request.num_procs)
         self.commands = TextCommands(
             stream=request.stream,
             folder=request.folder(request.seeds[0]),
-            options=self.options if request.iid is None else self.options.lengthened(request.iid),
+            options=options if request.iid is None else options.lengthened(request.iid),
             wait=request.iid or request.wait,
             replay=request.replay,
             save_every=request.save_every,
             validate=request.validate,
             keep_checkpoints=request.keep_checkpoints,
+            num_procs=request.num_procs,
         )
 
     def train_options(self) -> dict[str, str]:

@@ -9,6 +9,7 @@ from typing import Mapping, Optional, Sequence
 
 from fairseq_alma.backends.option_words import Option, group_words
 from fairseq_alma.checkpoints import JOINT_MODEL
+from fairseq_alma.option_ranges import check_words
 from fairseq_alma.runs.curve_options import CurveOptions
 
 # What alma-stream decides, and how a user says it instead.
@@ -50,7 +51,8 @@ OWNED: dict[str, str] = {
     "--stop-min-lr": "a stage ends by --max-update or --max-epoch alone",
 }
 
-EVAL_FLAGS = ("--cpu", "--fp16", "--bf16")
+EVAL_FLAGS = ("--cpu",)
+# Not --autocast: tests are in fp32, whose rounding leaves no trace of the batch in a perplexity.
 EVAL_VALUES = ("--tokens-per-sample", "--sample-break-mode", "--num-workers")
 # The evaluation's option: the training's options that it is taken from, the first that is given.
 EVAL_BATCH = {
@@ -75,7 +77,9 @@ MODEL_OPTIONS = (
     "--balance-loss-weight",
     "--gate-trees",
     "--checkpoint-activations",
+    "--compile",
 )
+BATCHES_PER_UPDATE = "--update-freq"
 # Options that count updates over the whole of a stage.
 LENGTHS = ("--max-update", "--total-num-update")
 
@@ -88,7 +92,7 @@ class TrainOptions:
         owned: options that the learner decides beside `OWNED`, and how a user says it instead.
 
     Raises:
-        ValueError: an option that alma-stream decides, or one that is missing.
+        ValueError: an option that alma-stream decides, one that is missing, or a number out of range.
     """
 
     def __init__(self, words: Sequence[str], owned: Mapping[str, str] = {}) -> None:
@@ -103,6 +107,7 @@ class TrainOptions:
         self.max_epoch = self._positive("--max-epoch")
         if self.max_update is None and self.max_epoch is None:
             raise ValueError("neither --max-update nor --max-epoch after the --; a stage must end")
+        check_words(self.options)
 
     def last(self, name: str) -> Optional[tuple[str, ...]]:
         """Return the values of the last occurrence of an option, or None."""
@@ -149,6 +154,26 @@ class TrainOptions:
         longer.options = [self._lengthen(name, values, times) for name, values in self.options]
         longer.max_update = longer._positive("--max-update")
         return longer
+
+    def shared(self, num_procs: int) -> "TrainOptions":
+        """Return the options of each of several processes that share the batches of an update.
+
+        Raises:
+            ValueError: they cannot have equally many each.
+        """
+        (words,) = self.last(BATCHES_PER_UPDATE) or ("1",)
+        counts = [int(word) if word.isdecimal() else 0 for word in words.split(",")]
+        if any(count == 0 or count % num_procs for count in counts):
+            raise ValueError(
+                f"--num-procs {num_procs}: the processes share the batches of an update, and {BATCHES_PER_UPDATE} "
+                f"{words} after the -- is no multiple of it; give one, with a --batch-size that is as much smaller"
+            )
+        each = ",".join(str(count // num_procs) for count in counts)
+        shared = copy(self)
+        shared.options = [
+            (name, (each,)) if name == BATCHES_PER_UPDATE else (name, values) for name, values in self.options
+        ]
+        return shared
 
     def _lengthen(self, name: str, values: tuple[str, ...], times: int) -> Option:
         if name not in LENGTHS:

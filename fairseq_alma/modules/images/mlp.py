@@ -20,7 +20,7 @@ class MLP(ImageNetwork):
     Args:
         image_shape: (C, H, W).
         num_classes: K.
-        width: units of each hidden layer.
+        width: neurons of each hidden layer.
         num_hidden: hidden layers.
         num_members: N.
     """

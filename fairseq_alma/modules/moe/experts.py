@@ -3,7 +3,8 @@
 Three ways to compute the same thing (figures: README, "Speed"):
 
 - *looped*, on a CPU: one product per expert over just the rows it takes (`LoopedGroupedLinear`);
-- *grouped*, on CUDA in bf16: all experts in one kernel (``torch.nn.functional.grouped_mm``), no wait for their counts;
+- *grouped*, on CUDA in bf16, by weights or ``--autocast bf16``: all experts in one kernel
+  (``torch.nn.functional.grouped_mm``), no wait for their counts;
 - *padded*, elsewhere on a GPU: a batched product over equally many rows per expert.
 
 Letters: S tokens, E experts, C capacity, M model dim, F feed-forward dim, I input and O output features of one map.
@@ -66,6 +67,8 @@ class Experts(nn.Module):
         """
         if x.device.type == "cpu":
             return self._looped(x, dispatch)
+        if torch.is_autocast_enabled(x.device.type):
+            x = x.to(torch.get_autocast_dtype(x.device.type))
         if x.dtype == torch.bfloat16 and hasattr(F, "grouped_mm"):
             return self._grouped(x, dispatch)
         return self._padded(x, dispatch)
@@ -88,9 +91,12 @@ class Experts(nn.Module):
         # capacity would and keeps uninitialised memory out of the gradients. Their factor is zero.
         expert = expert.clamp(max=num_experts - 1)
         ends = torch.cat([ends[:-1], ends.new_full((1,), len(x))]).int()
-        rows = F.grouped_mm(x[dispatch.order], self.fc1_weight.transpose(1, 2), offs=ends)
-        hidden = self._hidden(rows + self.fc1_bias[expert])
-        out = F.grouped_mm(hidden, self.fc2_weight.transpose(1, 2), offs=ends) + self.fc2_bias[expert]
+        # As autocast would, which does not know this product; without it they are in this precision already.
+        weights = (self.fc1_weight, self.fc1_bias, self.fc2_weight, self.fc2_bias)
+        fc1_weight, fc1_bias, fc2_weight, fc2_bias = (weight.to(x.dtype) for weight in weights)
+        rows = F.grouped_mm(x[dispatch.order], fc1_weight.transpose(1, 2), offs=ends)
+        hidden = self._hidden(rows + fc1_bias[expert])
+        out = F.grouped_mm(hidden, fc2_weight.transpose(1, 2), offs=ends) + fc2_bias[expert]
         return torch.empty_like(x).index_copy(0, dispatch.order, out)
 
     def _padded(self, x: Tensor, dispatch: Dispatch) -> Tensor:

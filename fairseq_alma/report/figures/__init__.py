@@ -8,6 +8,7 @@ from typing import Mapping
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.report.experiment import begun
 from fairseq_alma.report.read_run import RunTable
+from fairseq_alma.terminal import tell
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ def draw_all(runs: RunTable, out: Path, paper: bool = False) -> list[FigureFile]
                 try:
                     drawings = draw(same, groups, paper)
                 except AlmaError as error:
-                    print(error, file=sys.stderr)
+                    tell(str(error), sys.stderr)
                     continue
                 for drawing in drawings:
                     name = f"{drawing.name}{ending}"

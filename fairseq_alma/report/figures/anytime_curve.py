@@ -1,6 +1,7 @@
 """The anytime curve: the value of what predicts after each arrival (Figures 1, 3 and 9 of the paper)."""
 
 import math
+from functools import partial
 from typing import Sequence
 
 import numpy
@@ -9,7 +10,7 @@ from matplotlib.lines import Line2D
 
 from fairseq_alma.report.experiment import Experiment
 from fairseq_alma.report.figures import panels, style
-from fairseq_alma.report.figures.panels import CurveStyle, Panel
+from fairseq_alma.report.figures.panels import CurveStyle, Panel, Row
 from fairseq_alma.report.figures.style import Drawing
 from fairseq_alma.report.read_run import SCALE, RunTable
 
@@ -27,60 +28,55 @@ def draw(runs: RunTable, groups: Sequence[Experiment], paper: bool = False) -> l
     columns = len(rows[0].panels)
     width, height = (3.6, 3.2) if columns * len(rows) == 1 else (1.95 * columns + 0.3, 1.9 if len(rows) <= 3 else 1.45)
     figure = style.new_figure(width + panels.legend_width(rows), height * len(rows) + (0.5 if len(rows) > 1 else 0.1))
-    grid = figure.subplots(len(rows), columns, squeeze=False, sharex=True, sharey=True)
     limits = _Limits(groups)
-    for row, line in zip(rows, grid, strict=True):
-        for axes, panel in zip(line, row.panels, strict=True):
-            if panel is None:
-                axes.set_axis_off()
-            else:
-                _draw_panel(axes, panel, row.styles, limits)
-        first = next(axes for axes, panel in zip(line, row.panels, strict=True) if panel is not None)
+    draw_panel = partial(_draw_panel, limits)
+    grid = panels.draw_rows(figure, rows, draw_panel, (1.03, 1.02), limits.cut_note(), sharex=True, sharey=True)
+    for line in grid:
+        first = next(axes for axes in line if axes.axison)
         first.set_ylabel("test perplexity" if groups[0].first.is_text else "test error (%)")
-        panels.write_legend(line[-1], row, (1.03, 1.02), limits.cut_note() if row is rows[0] else ())
-    for column, line in enumerate(grid.T):
-        lowest = max(index for index, row in enumerate(rows) if row.panels[column] is not None)
-        line[lowest].set_xlabel("arrival (mega-batch)")
-        line[lowest].tick_params(labelbottom=True)
+    for column in grid.T:
+        lowest = [axes for axes in column if axes.axison][-1]
+        lowest.set_xlabel("arrival (mega-batch)")
+        lowest.tick_params(labelbottom=True)
     return [Drawing("anytime-curve", "Anytime curves", _caption(groups, limits.is_cut), figure)]
 
 
 class _Limits:
-    """What the vertical axis shows, the same in all panels."""
+    """What the vertical axis shows, the same in all panels; ``is_cut``: not the untrained model, which is far above."""
 
     def __init__(self, groups: Sequence[Experiment]) -> None:
         first = groups[0].first
         values = [value for group in groups for value in group.course.curve[group.course.done.idxmax() :]]
-        self.trained = [value for value in values if math.isfinite(value)] or [1.0]
+        trained = [value for value in values if math.isfinite(value)] or [1.0]
         self.untrained = max(group.first.untrained * SCALE[group.first.kind] for group in groups)
-        self.is_cut = self.untrained > FAR * max(self.trained)
-        self.is_logarithmic = first.is_text or max(self.trained) > WIDE_ERRORS * max(min(self.trained), 1e-9)
+        self.is_cut = self.untrained > FAR * max(trained)
         self.waits_first = any(not group.course.done[0] for group in groups)
+        self.shown = [*trained, *([self.untrained] if self.waits_first and not self.is_cut else [])]
+        is_wide = first.is_text or max(trained) > WIDE_ERRORS * max(min(trained), 1e-9)
+        self.is_logarithmic = is_wide and min(self.shown) > 0
 
     def apply(self, axes: Axes) -> None:
-        shown = [*self.trained, *([self.untrained] if self.waits_first and not self.is_cut else [])]
-        if self.is_logarithmic and min(shown) > 0:
-            style.logarithmic(axes.yaxis, shown, style.plain, least_span=style.NARROW)
+        if self.is_logarithmic:
+            style.logarithmic(axes.yaxis, self.shown, least_span=style.NARROW)
         else:
-            style.linear(axes.yaxis, shown)
+            style.linear(axes.yaxis, self.shown)
 
     def cut_note(self) -> list[Line2D]:
         """Return the legend's entry for what is left above the axes."""
-        if not (self.waits_first and self.is_cut):
-            return []
         label = f"untrained: {style.plain(self.untrained)}"
-        return [Line2D([], [], color=style.GREY, marker="$\\uparrow$", linestyle="none", label=label)]
+        return [style.sample(label, style.GREY, "$\\uparrow$")] if self.waits_first and self.is_cut else []
 
 
-def _draw_panel(axes: Axes, panel: Panel, styles: dict[str, CurveStyle], limits: _Limits) -> None:
+def _draw_panel(limits: _Limits, axes: Axes, panel: Panel, row: Row) -> None:
     num_arrivals = max(group.first.num_arrivals for group in panel.groups.values())
     for index, (name, group) in enumerate(panel.groups.items()):
+        look = row.styles[name]
         if not group.first.iid:
-            _draw_curve(axes, group, styles[name], shift=index / len(panel.groups))
+            _draw_curve(axes, group, look, shift=index / len(panel.groups))
         else:
-            updates, colour = group.course[group.course.done], styles[name].colour
+            updates = group.course[group.course.done]
             axes.plot(
-                updates.index, updates.curve, linestyle="none", markersize=8, marker=styles[name].marker, color=colour,
+                updates.index, updates.curve, linestyle="none", markersize=8, marker=look.marker, color=look.colour,
                 markeredgecolor="white", markeredgewidth=0.4,
             )  # fmt: skip
     limits.apply(axes)

@@ -6,13 +6,13 @@ has no room for both, it is broken: a flat strip on top holds what is far above.
 Source: Figures 2, 4, 5, 7 and 8 of the paper.
 """
 
+import itertools
 import math
 from dataclasses import dataclass
 from typing import Any, Iterable, Mapping, Sequence
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 from numpy import ndarray
 
 from fairseq_alma.report.experiment import Experiment
@@ -132,9 +132,7 @@ class Look:
 
     def __init__(self, groups: Sequence[Experiment], sizes: Iterable[str] = ()) -> None:
         self.markers = style.wait_markers(group.first.wait for group in groups)
-        self.dashes: Mapping[str, Any] = {
-            size: style.DASHES[index % len(style.DASHES)] for index, size in enumerate(sizes)
-        }
+        self.dashes: Mapping[str, Any] = dict(zip(sizes, itertools.cycle(style.DASHES)))
 
     def draw(self, parts: ndarray, trace: Trace, column: int) -> None:
         """Draw a thin line, small dots for what was before, and full markers with the deviation over seeds."""
@@ -157,26 +155,16 @@ class Look:
 def write_legend(figure: Figure, looks: Sequence[Look], parts: Iterable[Sequence[Experiment]]) -> None:
     """Write the legend beside a figure: learners, then what else tells the experiments of its parts apart."""
     runs = [group.first for part in parts for group in part]
-    learners = dict.fromkeys((run.learner, run.name) for run in runs)
-    found = [_sample(name, style.colour_of(learner), "o") for learner, name in learners]
+    found = [(run.name, style.colour_of(run.learner), "o", style.colour_of(run.learner)) for run in runs]
     waits = sorted({run.wait for run in runs})
     markers = {wait: marker for look in looks for wait, marker in look.markers.items()}
-    found += [_sample(f"wait {wait}", style.GREY, markers[wait]) for wait in waits if len(waits) > 1]
-    if any(run.replay for run in runs):
-        found.append(_sample("with replay", style.GREY, "o", is_hollow=True))
+    found += [(f"wait {wait}", style.GREY, markers[wait], style.GREY) for wait in waits if len(waits) > 1]
+    found += [("with replay", style.GREY, "o", "white")] if any(run.replay for run in runs) else []
+    handles = [style.sample(*each, markersize=5.5, markerfacecolor=face) for *each, face in dict.fromkeys(found)]
     # A sample for each kind of dashes; sizes of the runs and of the paper's results below share them.
     dashes: dict[Any, list[str]] = {}
     for index, look in enumerate(looks):
         for size, dash in look.dashes.items() if len(look.dashes) > 1 else ():
             dashes.setdefault(dash, []).append(f"{size} (paper)" if index else size)
-    for dash, sizes in dashes.items():
-        found.append(Line2D([], [], color=style.GREY, linewidth=0.9, linestyle=dash, label="\n".join(sizes)))
-    figure.legend(handles=found, loc="outside right upper", alignment="left", handlelength=2.4 if dashes else 1.0)
-
-
-def _sample(label: str, colour: str, marker: str, is_hollow: bool = False) -> Line2D:
-    """Return a marker as a sample for a legend."""
-    face = "white" if is_hollow else colour
-    return Line2D(
-        [], [], color=colour, marker=marker, linestyle="none", markersize=5.5, label=label, markerfacecolor=face
-    )
+    handles += [style.sample("\n".join(sizes), style.GREY, dash=dash, linewidth=0.9) for dash, sizes in dashes.items()]
+    figure.legend(handles=handles, loc="outside right upper", alignment="left", handlelength=2.4 if dashes else 1.0)

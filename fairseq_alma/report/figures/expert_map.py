@@ -156,14 +156,13 @@ def embed(images: RoutedImages) -> numpy.ndarray:
         AlmaError: scikit-learn is not installed.
     """
     digest = hashlib.sha256(images.features.tobytes()).hexdigest()
-    if digest not in _maps:
-        try:
-            _maps[digest] = _embed(images.features)
-        except ModuleNotFoundError as error:
-            raise AlmaError(
-                f"{images.path}: its map needs {error.name}, which is not installed; pip install "
-                "'fairseq-alma[report]' brings it"
-            ) from error
+    try:
+        _maps[digest] = _maps[digest] if digest in _maps else _embed(images.features)
+    except ModuleNotFoundError as error:
+        raise AlmaError(
+            f"{images.path}: its map needs {error.name}, which is not installed; pip install 'fairseq-alma[report]' "
+            "brings it"
+        ) from error
     return _maps[digest]
 
 

@@ -1,8 +1,9 @@
 """Which experts were used, after each update: shares of the test set, one panel for each expert layer."""
 
-from itertools import accumulate
+from itertools import pairwise
 from typing import Any, Mapping, Sequence
 
+import msgspec
 import numpy
 from matplotlib.axes import Axes
 
@@ -67,16 +68,14 @@ def _usage(group: Experiment) -> Mapping[int, list[list[float]]]:
     told = rows[(rows.run == run.Index) & rows.expert_usage.notna() & (rows.index < run.num_known)]
     usage: dict[int, Any] = told.expert_usage.to_dict()
     for arrival, layers in usage.items():
-        if not isinstance(layers, list) or not all(_are_shares(shares) for shares in layers):
+        try:
+            usage[arrival] = msgspec.convert(layers, list[list[float]])
+        except msgspec.ValidationError as error:
             raise AlmaError(
                 f"{run.path}: expert_usage after arrival t{arrival} is damaged: {str(layers)[:60]} is no list of "
                 "shares for each layer; remove it from that stage.json, and the usage of experts is drawn again"
-            )
+            ) from error
     return usage if any(len(shares) > 1 for layers in usage.values() for shares in layers) else {}
-
-
-def _are_shares(shares: Any) -> bool:
-    return isinstance(shares, list) and all(isinstance(share, (int, float)) for share in shares)
 
 
 def _draw_layer(axes: Axes, shares: Mapping[int, Sequence[float]], num_arrivals: int) -> None:
@@ -88,14 +87,12 @@ def _draw_layer(axes: Axes, shares: Mapping[int, Sequence[float]], num_arrivals:
     for row, arrival in enumerate([*arrivals, arrivals[-1]]):
         table[row, : len(shares[arrival])] = shares[arrival]
     tops = 100 * table.cumsum(axis=1)
-    for expert, top in enumerate(tops.T):
-        below = tops[:, expert - 1] if expert else numpy.zeros(len(places))
+    for expert, (below, top) in enumerate(pairwise(numpy.pad(tops, ((0, 0), (1, 0))).T)):
         axes.fill_between(places, below, top, step="post", color=style.expert_colour(expert), linewidth=0)
         axes.step(places, top, where="post", color="white", linewidth=0.5 if len(arrivals) <= 30 else 0.25)
-    for expert, (share, top) in enumerate(zip(table[-1], accumulate(table[-1]), strict=True)):
-        if share >= LEAST_LABELLED:
+        if table[-1, expert] >= LEAST_LABELLED:
             axes.annotate(
-                str(expert), (num_arrivals, 100 * (top - share / 2)), xytext=(2, 0), textcoords="offset points",
+                str(expert), (num_arrivals, (below[-1] + top[-1]) / 2), xytext=(2, 0), textcoords="offset points",
                 fontsize=6.5, va="center", annotation_clip=False,
             )  # fmt: skip
     axes.set_xlim(arrivals[0], num_arrivals)

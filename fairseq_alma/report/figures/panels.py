@@ -6,8 +6,9 @@ Source of the arrangement: Figure 3 of the paper (columns: sizes) and Figure 9 (
 from dataclasses import dataclass
 from typing import Any, Callable, Hashable, NamedTuple, Optional, Sequence
 
-from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from numpy import ndarray
 
 from fairseq_alma.report.experiment import Experiment, by_size, names_of
 from fairseq_alma.report.figures import style
@@ -25,8 +26,8 @@ class CurveStyle(NamedTuple):
 
     def handle(self, name: str) -> Line2D:
         """Return the curve's sample for a legend; the i.i.d. control has no curve, only a marker."""
-        dash: Any = "none" if self.marker == style.IID_MARKER else self.dash
-        return Line2D([], [], color=self.colour, marker=self.marker, linestyle=dash, label=name)
+        dash = "none" if self.marker == style.IID_MARKER else self.dash
+        return style.sample(name, self.colour, self.marker, dash)
 
 
 @dataclass(frozen=True)
@@ -49,22 +50,12 @@ class Row:
     styles: dict[str, CurveStyle]
 
 
-def learner_of(run: Any) -> str:
-    """Name the learner of a run."""
-    return run.name
-
-
-def wait_of(run: Any) -> str:
-    """Name the waiting time of a run."""
-    return "i.i.d." if run.iid else f"wait {run.wait}"
-
-
-def lay_out(groups: Sequence[Experiment], apart: Callable[[Any], str] = learner_of) -> list[Row]:
+def lay_out(groups: Sequence[Experiment], apart: str = "name") -> list[Row]:
     """Put experiments into rows and columns of panels.
 
     A column is a size of the backbone; of more than four sizes, four that cover the range are shown. There is one row
     unless that makes it crowded with several learners that wait for different times; then runs in different rows differ
-    in ``apart``, which titles the row.
+    in the fact ``apart`` (of the learner its name), which titles the row.
     """
     sizes = by_size(groups)
     shown = _cover(list(sizes))
@@ -73,12 +64,12 @@ def lay_out(groups: Sequence[Experiment], apart: Callable[[Any], str] = learner_
     several_learners = len({run.name for run in first}) > 1
     is_crowded = max(map(len, named.values())) > CROWDED and several_learners and len({run.wait for run in first}) > 1
     waits = sorted({run.wait for run in first if not run.iid})
-    has_learner_colours = several_learners and not (is_crowded and apart is learner_of)
+    has_learner_colours = several_learners and not (is_crowded and apart == "name")
     rows: list[Row] = []
-    for name in dict.fromkeys(apart(run) for run in first) if is_crowded else [""]:
+    for name in dict.fromkeys(getattr(run, apart) for run in first) if is_crowded else [""]:
         panels: list[Optional[Panel]] = []
         for column, size in enumerate(shown):
-            chosen = {each: group for each, group in named[size].items() if name in ("", apart(group.first))}
+            chosen = {each: group for each, group in named[size].items() if name in ("", getattr(group.first, apart))}
             is_first = len(sizes) > 1 and not any(row.panels[column] for row in rows)
             panels.append(Panel(size if is_first else "", chosen) if chosen else None)
         rows.append(Row(name, panels, _styles_of(panels, has_learner_colours, waits)))
@@ -96,13 +87,33 @@ def legend_width(rows: Sequence[Row]) -> float:
     return 0.75 + 0.062 * max(len(name) for row in rows for name in row.styles)
 
 
-def write_legend(axes: Axes, row: Row, place: tuple[float, float], notes: Sequence[Line2D] = ()) -> None:
-    """Write a row's legend at a place in shares of its last panel's axes: title, curves, then other samples."""
-    handles = [*(look.handle(name) for name, look in row.styles.items()), *notes]
-    legend = axes.legend(
-        handles=handles, title=row.title, loc="upper left", bbox_to_anchor=place, borderaxespad=0, alignment="left"
-    )
-    legend.get_title().set_fontweight("bold")
+def draw_rows(
+    figure: Figure, rows: Sequence[Row], draw_panel: Callable[[Any, Panel, Row], None], place: tuple[float, float],
+    notes: Sequence[Line2D] = (), **layout: Any,
+) -> ndarray:  # fmt: skip
+    """Draw panels with a legend beside each row, and return their axes, (rows, columns).
+
+    Args:
+        figure: an empty one.
+        rows: see `lay_out`.
+        draw_panel: draws what a panel holds.
+        place: of a legend, in shares of its row's last axes.
+        notes: samples below the curves of the first row.
+        layout: of ``Figure.subplots``.
+    """
+    grid = figure.subplots(len(rows), len(rows[0].panels), squeeze=False, **layout)
+    for row, line in zip(rows, grid, strict=True):
+        for axes, panel in zip(line, row.panels, strict=True):
+            if panel is None:
+                axes.set_axis_off()
+            else:
+                draw_panel(axes, panel, row)
+        handles = [*(look.handle(name) for name, look in row.styles.items()), *(notes if row is rows[0] else ())]
+        legend = line[-1].legend(
+            handles=handles, title=row.title, loc="upper left", bbox_to_anchor=place, borderaxespad=0, alignment="left"
+        )
+        legend.get_title().set_fontweight("bold")
+    return grid
 
 
 def _cover(sizes: Sequence[str]) -> list[str]:

@@ -27,27 +27,18 @@ def draw(runs: RunTable, groups: Sequence[Experiment], paper: bool = False) -> l
         return []
     columns = len(rows[0].panels)
     figure = style.new_figure(2.2 * columns + 0.75 + panels.legend_width(rows), 0.3 + 2.0 * len(rows))
-    for number, row in enumerate(rows):
-        for column, panel in enumerate(row.panels):
-            place = number * columns + column + 1
-            axes = figure.add_subplot(len(rows), columns, place, projection="polar")
-            assert isinstance(axes, PolarAxes)
-            if panel is None:
-                axes.set_axis_off()
-            else:
-                _draw_panel(axes, panel, row)
-        panels.write_legend(axes, row, (1.25, 1.05))
+    panels.draw_rows(figure, rows, _draw_panel, (1.25, 1.05), subplot_kw={"projection": "polar"})
     caption = _caption(complete[0].first.is_text, len(without) < len(complete))
     return [Drawing("radar", "Result, memory and compute", caption, figure)]
 
 
 def _comparing(groups: Sequence[Experiment]) -> list[Row]:
     """Lay out what can be compared: a panel of one run would show nothing but that it is all there is."""
-    is_parted = len(panels.lay_out(groups, panels.wait_of)) > 1 if groups else False
+    is_parted = len(panels.lay_out(groups, "shown_wait")) > 1 if groups else False
     places = [(group.first.backbone, group.first.wait if is_parted else 0) for group in groups]
     sizes = Counter(places)
     chosen = [group for group, place in zip(groups, places, strict=True) if sizes[place] > 1]
-    return panels.lay_out(chosen, panels.wait_of) if chosen else []
+    return panels.lay_out(chosen, "shown_wait") if chosen else []
 
 
 def _draw_panel(axes: PolarAxes, panel: Panel, row: Row) -> None:

@@ -10,13 +10,14 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Callable, Iterable, Mapping, Optional, Sequence
+from typing import Any, Callable, Iterable, Mapping, Optional, Sequence
 
 import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
 
 from fairseq_alma.atomic_file import open_atomically
@@ -91,6 +92,11 @@ def save(figure: Figure, stem: Path) -> dict[str, Path]:
         with open_atomically(path) as file:
             figure.savefig(file, format=ending, dpi=200, metadata={_METADATA[ending]: None})
     return paths
+
+
+def sample(label: str, colour: str, marker: str = "", dash: Any = "none", **look: Any) -> Line2D:
+    """Return a line or a marker as a sample for a legend."""
+    return Line2D([], [], color=colour, marker=marker, linestyle=dash, label=label, **look)
 
 
 def colour_of(learner: str) -> str:

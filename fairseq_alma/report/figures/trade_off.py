@@ -1,6 +1,5 @@
 """Result against cost, the number of experts, and the effect of replay (Figures 2, 4, 5, 7 and 8 of the paper)."""
 
-import json
 from typing import Any, Callable, Mapping, Sequence
 
 from matplotlib.axis import Axis
@@ -34,17 +33,21 @@ def draw_trade_off(runs: RunTable, groups: Sequence[Experiment], paper: bool = F
         return []
     is_text = shown[0].first.is_text
     columns: Columns = {
-        "cumulative training compute (TFLOPs)": lambda axis, costs: style.logarithmic(
-            axis, costs, style.show_tflops(costs)
-        ),
-        "parameters" if is_text else "cumulative parameters": lambda axis, costs: style.logarithmic(
-            axis, costs, show_count
-        ),
+        "cumulative training compute (TFLOPs)": _scale_tflops,
+        "parameters" if is_text else "cumulative parameters": _scale_counts,
     }
     parts = _parts(shown, paper and is_text)
     figure = _draw_parts(style.FULL_WIDTH, 3.3, parts, _text_traces if is_text else _image_traces, columns)
     caption = _trade_off_caption(shown, runs.facts) + (paper_numbers.FIGURE_CAPTION if len(parts) > 1 else "")
     return [Drawing("trade-off", "Trade-off of result, compute and size", caption, figure)]
+
+
+def _scale_tflops(axis: Axis, costs: Sequence[float]) -> None:
+    style.logarithmic(axis, costs, style.show_tflops(costs))
+
+
+def _scale_counts(axis: Axis, costs: Sequence[float]) -> None:
+    style.logarithmic(axis, costs, show_count)
 
 
 def _parts(groups: Sequence[Experiment], paper: bool) -> dict[str, Sequence[Experiment]]:
@@ -166,7 +169,7 @@ def draw_replay(runs: RunTable, groups: Sequence[Experiment], paper: bool = Fals
                 continue
             for trace in panels[place][1]:
                 look.draw(axes[:, column], trace, 0)
-            style.logarithmic(axes[-1, column].xaxis, costs, style.show_tflops(costs))
+            _scale_tflops(axes[-1, column].xaxis, costs)
             axes[0, column].set_title(panels[place][0])
             if place + num_columns >= len(panels):
                 axes[-1, column].set_xlabel("training TFLOPs")
@@ -181,13 +184,9 @@ def draw_replay(runs: RunTable, groups: Sequence[Experiment], paper: bool = Fals
 
 def replay_pairs(groups: Sequence[Experiment]) -> list[tuple[Experiment, Experiment]]:
     """Find experiments that are alike but for replay; the one without comes first."""
-
-    def but_replay(group: Experiment) -> str:
-        learner, options, *rest = json.loads(group.first.settings)
-        return json.dumps([learner, {**options, "replay": None}, *rest], sort_keys=True)
-
-    without = {but_replay(group): group for group in groups if not group.first.replay}
-    return [(without[key], group) for group in groups if group.first.replay and (key := but_replay(group)) in without]
+    without = {group.settings_but("replay"): group for group in groups if not group.first.replay}
+    pairs = [(without.get(group.settings_but("replay")), group) for group in groups if group.first.replay]
+    return [(one, other) for one, other in pairs if one is not None]
 
 
 def _has_seeds(groups: Sequence[Experiment]) -> bool:

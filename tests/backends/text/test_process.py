@@ -109,3 +109,55 @@ def test_a_command_has_its_variables_beside_those_of_this_process(tmp_path, monk
     run_logged(command, tmp_path / "log", lambda line: None)
     assert (tmp_path / "log").read_text().endswith("\n1 a b\n")
     assert command.shell().startswith("ITS='a b' python")
+
+
+TOGETHER = """
+import os, signal, sys, time
+print(*(os.environ[name] for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR")), flush=True)
+print("port", os.environ["MASTER_PORT"], "pid", os.getpid(), flush=True)
+time.sleep(0.5)
+if sys.argv[1] == "killed" and os.environ["RANK"] == "1":
+    os.kill(os.getpid(), signal.SIGKILL)
+if sys.argv[1] == "killed" and os.environ["RANK"] == "0":
+    time.sleep(1)
+    sys.exit("another one has died")
+if sys.argv[1] != "well":
+    signal.signal(signal.SIGTERM, signal.SIG_IGN) if sys.argv[1] == "deaf" else None
+    sys.exit(3) if os.environ["RANK"] == "0" and sys.argv[1] == "deaf" else time.sleep(60)
+"""
+
+
+def run_together(log, how, num_procs=3):
+    command = python(TOGETHER, how)
+    run_logged(Command(command.program, command.groups, num_procs=num_procs), log, lambda line: None)
+
+
+def test_several_processes_have_the_variables_of_torchrun(tmp_path):
+    run_together(tmp_path / "log", "well")
+    text = (tmp_path / "log").read_text()
+    assert sorted(re.findall(r"^(\d) (\d) 3 localhost$", text, re.MULTILINE)) == [("0", "0"), ("1", "1"), ("2", "2")]
+    assert len(set(re.findall(r"port (\d+)", text))) == 1
+
+
+def test_a_shell_starts_several_processes_by_torchrun_without_gpus_and_leaves_it_to_fairseq_with_them():
+    on_cpu, on_gpus = (Command("fairseq-train", (("S", *words),), num_procs=2) for words in (["--cpu"], []))
+    assert on_cpu.shell().startswith("torchrun --standalone --nproc-per-node 2 --no-python fairseq-train ")
+    assert on_gpus.shell().startswith("fairseq-train ")
+
+
+def test_when_one_of_several_is_killed_all_end_and_it_is_named(tmp_path):
+    log = tmp_path / "log"
+    begun = time.monotonic()
+    with pytest.raises(AlmaError, match=r"process 1, ended by SIGKILL, .*\): another one has died"):
+        run_together(log, "killed")
+    assert time.monotonic() - begun < 30
+    assert not any(is_alive(int(pid)) for pid in re.findall(r"pid (\d+)", log.read_text()))
+
+
+def test_who_does_not_listen_is_killed_when_another_has_failed(tmp_path, monkeypatch):
+    monkeypatch.setattr("fairseq_alma.backends.text.process.PATIENCE_SECONDS", 1.0)
+    monkeypatch.setattr("fairseq_alma.backends.text.process.LAST_WORDS_SECONDS", 1.0)
+    log = tmp_path / "log"
+    with pytest.raises(AlmaError, match=r"\(process 0, exit status 3\)"):
+        run_together(log, "deaf", 2)
+    assert not any(is_alive(int(pid)) for pid in re.findall(r"pid (\d+)", log.read_text()))

@@ -3,20 +3,15 @@ import pytest
 from fairseq_alma.backends.text import stage_checkpoints as checkpoints
 from fairseq_alma.backends.text.stage_checkpoints import Progress
 from fairseq_alma.errors import AlmaError
+from tests.checkpoints.small import small_checkpoint
 
 torch = pytest.importorskip("torch")
 
 
 def save(path, num_updates=10, epoch=2, tokens=640, **more):
     path.parent.mkdir(parents=True, exist_ok=True)
-    state = {
-        "cfg": {"model": {"_name": "x"}},
-        "model": {"w": torch.ones(3)},
-        "optimizer_history": [{"num_updates": num_updates}],
-        "last_optimizer_state": {"moments": torch.ones(1000)},
-        "extra_state": {"train_iterator": {"epoch": epoch}, "AlmaLMTask": {"train_tokens": tokens}},
-        **more,
-    }
+    extra_state = {"train_iterator": {"epoch": epoch}, "AlmaLMTask": {"train_tokens": tokens}}
+    state = small_checkpoint(num_updates, **{"extra_state": extra_state, **more})
     torch.save(state, path)
     return path
 
@@ -85,7 +80,7 @@ def test_dropping_the_optimizer_state_leaves_all_else(tmp_path):
     checkpoints.drop_optimizer_state(path)
     after = torch.load(path, weights_only=True)
     assert set(before) - set(after) == {"last_optimizer_state"}
-    assert torch.equal(after["model"]["w"], before["model"]["w"])
+    assert torch.equal(after["model"]["network.w"], before["model"]["network.w"])
     assert path.stat().st_size < size
     assert [entry.name for entry in tmp_path.iterdir()] == ["checkpoint_last.pt"]
 

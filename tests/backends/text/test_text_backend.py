@@ -15,6 +15,7 @@ from fairseq_alma.learners.schedule import stages
 from fairseq_alma.runs.loop import StageWork
 from fairseq_alma.runs.run_display import RunDisplay
 from fairseq_alma.runs.run_folder import RunFolder
+from tests.checkpoints.small import small_checkpoint
 from tests.runs.runs import plan_learner
 
 PLAN = plan_learner("sm", stages(1, 1))[0]
@@ -121,7 +122,7 @@ def plans_of(learner, **options):
 def write_checkpoint(backend, model):
     path = backend.folder.checkpoint(model)
     path.parent.mkdir(parents=True, exist_ok=True)
-    torch.save({"cfg": {"model": {}}, "model": {}, "last_optimizer_state": {"m": 1}}, path)
+    torch.save(small_checkpoint(), path)
     return path
 
 

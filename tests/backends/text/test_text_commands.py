@@ -136,3 +136,11 @@ def test_weights_and_biases_is_told_the_name_of_each_training():
     train = commands(("--max-update", "7", "--wandb-project", "p"), wait=1).train(plan, plan.trainings[0])
     assert train.environment == {"WANDB_NAME": "R/stage-001/member-0", "WANDB_RUN_GROUP": "R"}
     assert commands(wait=1).train(plan, plan.trainings[0]).environment == {}
+
+
+def test_several_processes_train_together_and_one_tests():
+    options = ("--max-update", "7", "--update-freq", "4")
+    train, *tests = commands(options, num_procs=2).all_of(plans()[0])
+    assert train.num_procs == 2
+    assert has(train.arguments, "--distributed-world-size", "2")
+    assert all(test.num_procs == 1 and "--distributed-world-size" not in test.arguments for test in tests)

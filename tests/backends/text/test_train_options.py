@@ -47,10 +47,22 @@ def test_what_cannot_work_is_said_before_anything_runs(words, message):
 
 
 def test_the_evaluation_gets_what_it_needs_and_nothing_else():
-    options = TrainOptions([*BASE, "--cpu", "--lr", "0.1", "--batch-size", "8", "--tokens-per-sample", "64", "--bf16"])
-    assert options.for_evaluation() == [
-        ("--cpu", ()), ("--bf16", ()), ("--tokens-per-sample", ("64",)), ("--batch-size", ("8",)),
+    words = ["--cpu", "--lr", "0.1", "--batch-size", "8", "--tokens-per-sample", "64", "--autocast", "bf16"]
+    assert TrainOptions([*BASE, *words]).for_evaluation() == [
+        ("--cpu", ()), ("--tokens-per-sample", ("64",)), ("--batch-size", ("8",)),
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("given", "num_procs", "each"), [("4", 2, "2"), ("8,4", 4, "2,1"), ("3", 3, "1")])
+def test_processes_share_the_batches_of_an_update(given, num_procs, each):
+    options = TrainOptions([*BASE, "--update-freq", given])
+    assert options.shared(num_procs).as_dict() == {**options.as_dict(), "--update-freq": each}
+
+
+@pytest.mark.parametrize("given", [[], ["--update-freq", "3"], ["--update-freq", "2,1"]])
+def test_batches_that_processes_cannot_share_are_refused(given):
+    with pytest.raises(ValueError, match=r"--num-procs 2: .*--update-freq \S+ after the -- is no multiple"):
+        TrainOptions([*BASE, *given]).shared(2)
 
 
 def test_the_evaluation_prefers_the_batch_size_of_validation():
@@ -81,3 +93,8 @@ def test_the_options_of_a_joint_models_members_are_all_options_of_the_language_m
     fields = fairseq_model.AlmaSwitchLMConfig.__dataclass_fields__
     elsewhere = {"_name", "tokens_per_sample", "max_target_positions", "finetune_from_model", "restore_file"}
     assert set(MODEL_OPTIONS) == {f"--{name.replace('_', '-')}" for name in fields if name not in elsewhere}
+
+
+def test_an_update_frequency_that_is_no_number_is_refused():
+    with pytest.raises(ValueError, match="--update-freq x after the --: a whole number is needed"):
+        TrainOptions([*BASE, "--update-freq", "x"]).shared(2)

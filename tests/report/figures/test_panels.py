@@ -1,5 +1,4 @@
 from fairseq_alma.report.experiment import begun
-from fairseq_alma.report.figures import panels
 from fairseq_alma.report.figures.panels import lay_out, left_out
 from fairseq_alma.report.read_run import RunTable
 
@@ -50,7 +49,7 @@ def test_a_crowded_panel_becomes_a_row_for_each_learner(make):
 
 
 def test_rows_may_hold_waiting_times_instead(make):
-    rows = lay_out(many(make), panels.wait_of)
+    rows = lay_out(many(make), "shown_wait")
     assert [row.title for row in rows] == ["wait 1", "wait 2", "wait 4"]
     assert list(rows[2].panels[0].groups) == ["SM_w4", "Ens_w4", "UMix_w4"]
 

@@ -1,0 +1,54 @@
+"""Where the installed commands begin: before their own modules are imported, so that Ctrl-C then is no traceback.
+
+Importing a command takes a quarter of a second; `entry.command` can answer only what happens after it.
+"""
+
+import importlib
+import sys
+from typing import Optional
+
+
+def prep_text() -> Optional[int]:
+    """Run ``alma-prep-text``."""
+    return start("data_prep.text.command")
+
+
+def prep_images() -> Optional[int]:
+    """Run ``alma-prep-images``."""
+    return start("data_prep.images.command")
+
+
+def grow() -> Optional[int]:
+    """Run ``alma-grow``."""
+    return start("fairseq_alma.cli.grow")
+
+
+def ensemble() -> Optional[int]:
+    """Run ``alma-ensemble``."""
+    return start("fairseq_alma.cli.ensemble")
+
+
+def stream() -> Optional[int]:
+    """Run ``alma-stream``."""
+    return start("fairseq_alma.cli.stream")
+
+
+def report() -> Optional[int]:
+    """Run ``alma-report``."""
+    return start("fairseq_alma.cli.report")
+
+
+def start(module: str) -> Optional[int]:
+    """Import a module and run its ``main``; Ctrl-C meanwhile is one line and status 130, as afterwards.
+
+    Args:
+        module: name of the module.
+
+    Returns:
+        Its exit status.
+    """
+    try:
+        return importlib.import_module(module).main()
+    except KeyboardInterrupt:
+        print("interrupted; nothing has begun", file=sys.stderr)
+        return 130

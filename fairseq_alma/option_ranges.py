@@ -1,0 +1,212 @@
+"""The ranges of fairseq's options, and of those that this package adds, which fairseq itself accepts unchecked.
+
+``alma-stream`` looks at the words after ``--`` before anything is written, the tasks at the whole configuration before
+fairseq does its work, and the models at their own options, which a checkpoint may bring too. No fairseq and no torch
+here: a dry run imports neither.
+"""
+
+from typing import Any, Iterable, Iterator, Mapping, Sequence
+
+import numpy as np
+
+from fairseq_alma.errors import AlmaError
+from fairseq_alma.number_range import Number, Range, real, whole
+
+MAX_LAYERS = 1000
+MAX_EXPERTS = 10_000
+MAX_SIZE = 1_000_000  # of a layer, in any direction
+_COUNT, _POSITIVE, _SIZE = whole(0), whole(1), whole(1, MAX_SIZE)
+_SEED = whole(0, 2**32 - 1)  # what NumPy takes
+_SHARE, _AMOUNT, _ABOVE_0 = real(0, 1), real(0), real(0, above=True)
+_COUNT_OR_NONE = whole(-1)  # fairseq says -1 for none
+_PROCESSES = whole(1, 65_536)
+
+MODEL_RANGES: Mapping[str, Range] = {
+    "--dropout": _SHARE,
+    "--attention-dropout": _SHARE,
+    "--activation-dropout": _SHARE,
+    "--decoder-embed-dim": _SIZE,
+    "--decoder-ffn-embed-dim": _SIZE,
+    "--decoder-layers": whole(1, MAX_LAYERS),
+    "--decoder-attention-heads": _SIZE,
+    "--num-experts": whole(1, MAX_EXPERTS),
+    "--moe-freq": whole(0, MAX_SIZE),
+    "--capacity-factor": real(0, 1e6),
+    "--eval-capacity-factor": real(0, 1e6),
+    "--balance-loss-weight": real(0, 1e6),
+    "--num-members": whole(1, 10_000),
+    "--width": _SIZE,
+    "--hidden-layers": whole(1, MAX_LAYERS),
+    "--channels": _SIZE,
+    "--tokens-per-sample": _SIZE,
+    "--max-target-positions": _SIZE,
+}
+"""Options of the models; the last two are the task's, from which the models take them."""
+
+RANGES: Mapping[str, Range] = {
+    **MODEL_RANGES,
+    # tasks
+    "--megabatch": whole(0, 9_999),
+    "--wait": _POSITIVE,
+    # data
+    "--batch-size": _POSITIVE,
+    "--batch-size-valid": _POSITIVE,
+    "--max-tokens": _POSITIVE,
+    "--max-tokens-valid": _POSITIVE,
+    "--required-batch-size-multiple": _POSITIVE,
+    "--required-seq-len-multiple": _POSITIVE,
+    "--num-workers": whole(0, 1024),
+    "--num-workers-valid": whole(0, 1024),
+    "--data-buffer-size": _COUNT,
+    "--validate-interval": _POSITIVE,
+    "--validate-interval-updates": _COUNT,
+    "--validate-after-updates": _COUNT,
+    "--fixed-validation-seed": _SEED,
+    "--max-valid-steps": _COUNT,
+    "--curriculum": _COUNT,
+    "--num-shards": _POSITIVE,
+    "--shard-id": _COUNT,
+    "--context-window": whole(0, MAX_SIZE),
+    "--softmax-batch": whole(1, 2**63 - 1),
+    # length and speed of a training
+    "--max-epoch": _COUNT,
+    "--max-update": _COUNT,
+    "--stop-time-hours": _AMOUNT,
+    "--stop-min-lr": real(-1),
+    "--clip-norm": _AMOUNT,
+    "--update-freq": Range(1, is_list=True),
+    "--lr": Range(0, 1e30, is_whole=False, is_list=True),
+    "--seed": _SEED,
+    "--log-interval": _POSITIVE,
+    "--empty-cache-freq": _COUNT,
+    "--all-gather-list-size": _POSITIVE,
+    # numbers of 16 bits
+    "--fp16-init-scale": _POSITIVE,
+    "--fp16-scale-window": _POSITIVE,
+    "--fp16-scale-tolerance": _SHARE,
+    "--min-loss-scale": _AMOUNT,
+    "--threshold-loss-scale": _AMOUNT,
+    "--amp-batch-retries": _COUNT,
+    "--amp-init-scale": _POSITIVE,
+    "--amp-scale-window": _POSITIVE,
+    # processes
+    "--distributed-world-size": _PROCESSES,
+    "--distributed-num-procs": _PROCESSES,
+    "--distributed-rank": whole(0, 65_535),
+    "--distributed-port": whole(-1, 65_535),
+    "--device-id": whole(0, 65_535),
+    "--nprocs-per-node": _PROCESSES,
+    "--bucket-cap-mb": _POSITIVE,
+    "--heartbeat-timeout": _COUNT_OR_NONE,
+    # checkpoints
+    "--save-interval": _POSITIVE,
+    "--save-interval-updates": _COUNT,
+    "--keep-interval-updates": _COUNT_OR_NONE,
+    "--keep-interval-updates-pattern": _COUNT_OR_NONE,
+    "--keep-last-epochs": _COUNT_OR_NONE,
+    "--keep-best-checkpoints": _COUNT_OR_NONE,
+    "--patience": _COUNT_OR_NONE,
+    "--checkpoint-shard-count": _POSITIVE,
+    "--ema-decay": _SHARE,
+    "--ema-start-update": _COUNT,
+    "--ema-update-freq": _POSITIVE,
+    # optimizers
+    "--weight-decay": _AMOUNT,
+    "--momentum": _SHARE,
+    "--adam-eps": _AMOUNT,
+    "--adadelta-rho": _SHARE,
+    "--adadelta-eps": _AMOUNT,
+    "--adamax-eps": _AMOUNT,
+    "--lamb-eps": _AMOUNT,
+    "--clip-threshold": _ABOVE_0,
+    # learning-rate schedules
+    "--warmup-updates": _COUNT,
+    "--warmup-init-lr": real(-1),
+    "--end-learning-rate": _AMOUNT,
+    "--total-num-update": _ABOVE_0,
+    "--power": _AMOUNT,
+    "--force-anneal": _COUNT,
+    "--min-lr": real(-1),
+    "--max-lr": _AMOUNT,
+    "--t-mult": _ABOVE_0,
+    "--lr-period-updates": real(-1),
+    "--lr-shrink": _SHARE,
+    "--lr-threshold": _AMOUNT,
+    "--lr-patience": _COUNT,
+    "--lr-decay": _SHARE,
+    "--warmup-steps": _COUNT,
+    "--hold-steps": _COUNT,
+    "--decay-steps": _COUNT,
+    "--init-lr-scale": _AMOUNT,
+    "--final-lr-scale": _AMOUNT,
+    # generation
+    "--beam": whole(1, 10_000),
+    "--nbest": whole(1, 10_000),
+    "--min-len": _COUNT,
+    "--max-len-a": _AMOUNT,
+    "--max-len-b": _COUNT,
+    "--temperature": _ABOVE_0,
+    "--sampling-topk": _COUNT_OR_NONE,
+    "--sampling-topp": real(-1, 1),
+    "--prefix-size": _COUNT,
+    "--no-repeat-ngram-size": _COUNT,
+}
+"""Option of a fairseq command -> its range. An option that is not here has no numbers, or any is fine."""
+
+BREAK_MODE = "--sample-break-mode"
+
+
+def check_words(options: Iterable[tuple[str, Sequence[str]]]) -> None:
+    """Raise ValueError, which begins with the option, if words after ``--`` are no numbers in its range.
+
+    Args:
+        options: each with its values.
+    """
+    for name, values in options:
+        given = " ".join(values)
+        if name == BREAK_MODE:
+            _check_break_mode(given)
+        bounds = RANGES.get(name)
+        if bounds is None:
+            continue
+        try:
+            if len(values) != 1:
+                raise ValueError("one number is needed")
+            bounds.read_all(given) if bounds.is_list else bounds.read(given)
+        except ValueError as error:
+            raise ValueError(f"{name} {given:.200} after the --: {error}") from error
+
+
+def check_config(config: Mapping[str, Any]) -> None:
+    """Raise AlmaError if a group of fairseq's configuration has a number out of its option's range.
+
+    Args:
+        config: plain values by their names, ``max_epoch`` being ``--max-epoch``; what is no number is passed over, as
+            groups may have a name in another meaning.
+    """
+    for name, value in config.items():
+        flag = f"--{str(name).replace('_', '-')}"
+        try:
+            if flag == BREAK_MODE and value is not None:
+                _check_break_mode(str(value))
+            if flag in RANGES:
+                for number in _numbers(value):
+                    RANGES[flag].check(number)
+        except ValueError as error:
+            message = str(error)
+            raise AlmaError(message if message.startswith("--") else f"{flag} {value}: {message}") from error
+
+
+def _numbers(value: Any) -> Iterator[Number]:
+    for each in value if isinstance(value, (list, tuple)) else (value,):
+        if isinstance(each, (int, float)) and not isinstance(each, bool):
+            yield each
+
+
+def _check_break_mode(mode: str) -> None:
+    """Raise ValueError for the mode that fairseq has written for NumPy 1 alone (``np.compat``)."""
+    if mode == "eos" and not hasattr(np, "compat"):
+        raise ValueError(
+            f"{BREAK_MODE} eos: fairseq cannot do it with NumPy 2; give none, complete or complete_doc, or install "
+            "numpy<2"
+        )

@@ -1,0 +1,73 @@
+"""An epoch's batches dealt to several processes, so that the same samples make the same update on any number of them.
+
+Process r of W takes the batches r, W + r, 2W + r, … of the epoch's one order, so ``W`` processes with ``--update-freq
+U`` train as one with ``--update-freq W x U``. Two cases need care beside fairseq's own iterator:
+
+- the last update of an epoch, for which some processes have no batch left. fairseq then drops what the process had for
+  this update from loss, tokens and divisor, but not from the gradient. Here it gets a batch of padding;
+- a resume with another W. fairseq counts the batches of each process; here the checkpoint says among how many
+  processes (``extra_state["train_iterator"]["num_shards"]``).
+"""
+
+import functools
+from typing import Any, Callable
+
+from fairseq.data.iterators import EpochBatchIterator
+
+from fairseq_alma.errors import AlmaError
+
+NUM_SHARDS = "num_shards"
+
+Batch = dict[str, Any]
+
+
+class SharedBatches(EpochBatchIterator):
+    """fairseq's iterator over batches of text, as above."""
+
+    @classmethod
+    def take_over(cls, iterator: EpochBatchIterator, pad: int) -> None:
+        """Turn fairseq's iterator, which its task builds, into one of this class.
+
+        Args:
+            iterator: not yet begun.
+            pad: index of the padding symbol.
+        """
+        if isinstance(iterator, cls):
+            return  # fairseq keeps an iterator for the next epoch
+        iterator.__class__ = cls
+        if iterator.num_shards > 1:
+            iterator.collate_fn = functools.partial(
+                collate_or_pad, iterator.collate_fn, iterator.dataset, iterator.frozen_batches[0][:1], pad
+            )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return fairseq's state, and among how many processes the batches are dealt."""
+        return {**super().state_dict(), NUM_SHARDS: self.num_shards}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Continue behind the batches that all processes have had, however many those were.
+
+        Raises:
+            AlmaError: if the processes cannot share what is left of the epoch evenly.
+        """
+        before, batches = state_dict.get(NUM_SHARDS, self.num_shards), state_dict.get("iterations_in_epoch", 0)
+        if before * batches % self.num_shards:
+            raise AlmaError(
+                f"the checkpoint is in the middle of an epoch, {before * batches} batches behind its beginning, which "
+                f"is no multiple of {self.num_shards} processes; resume with {before}, or with any other number whose "
+                "product with --update-freq is the same"
+            )
+        super().load_state_dict({**state_dict, "iterations_in_epoch": before * batches // self.num_shards})
+
+
+def collate_or_pad(
+    collate: Callable[[list[Any]], Batch], dataset: Any, example: list[int], pad: int, samples: list[Any]
+) -> Batch:
+    """Collate samples, or make a batch that has no token and no target of an example where there are none."""
+    if samples:
+        return collate(samples)
+    batch = collate([dataset[index] for index in example])
+    batch["net_input"]["src_tokens"].fill_(pad)
+    batch["target"].fill_(pad)
+    batch["ntokens"] = batch["nsentences"] = 0
+    return batch

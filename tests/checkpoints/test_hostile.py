@@ -1,0 +1,145 @@
+"""Every reader answers every hostile checkpoint with one line, and nothing in it runs."""
+
+import os
+import subprocess
+import time
+from functools import partial
+
+import pytest
+import torch
+from fairseq import models, options
+from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+from fairseq_cli import generate, interactive, validate
+from omegaconf import OmegaConf
+
+from fairseq_alma.backends.text.stage_checkpoints import read_progress
+from fairseq_alma.checkpoints.checkpoint_file import DICTIONARY_KEY, read_checkpoint
+from fairseq_alma.checkpoints.model_facts import describe_checkpoint
+from fairseq_alma.cli.ensemble import main as alma_ensemble
+from fairseq_alma.cli.grow import main as alma_grow
+from fairseq_alma.data.stream import Stream
+from fairseq_alma.errors import AlmaError
+from fairseq_alma.tasks.checkpoint_gate import load_state
+from tests.checkpoints import hostile
+from tests.checkpoints.small import small_checkpoint
+from tests.models.ensembles import switch_config, task_of
+from tests.tasks.conftest import TOKENS_PER_SAMPLE, evaluate, prepare_stream, train_model
+
+PATIENCE = 5.0  # seconds; a file that keeps a reader longer than that is one that hangs it
+OF_COMMANDS = ("fconv_lm", "flipped in a tensor")
+OF_EVAL_LM = (
+    *("args", "calls", "character_filters", "member character_filters", "adaptive_softmax", "environment", "layers"),
+    *("deep tree", "nan", "missing expert", "nan weight", "link"),
+)
+
+
+@pytest.fixture(scope="module")
+def stream(tmp_path_factory):
+    return prepare_stream(tmp_path_factory.mktemp("hostile"))
+
+
+@pytest.fixture(scope="module")
+def good(stream):
+    """A checkpoint of an untrained model, as fairseq-train writes them."""
+    config = {**switch_config(decoder_layers=2, num_experts=2), "tokens_per_sample": TOKENS_PER_SAMPLE}
+    num_tokens = 4 + len((stream / "dict.txt").read_text().splitlines())
+    model = models.build_model(OmegaConf.create(config), task_of(num_tokens=num_tokens - 4))
+    path = stream.parent / "good.pt"
+    task = {"_name": "alma_lm", "data": str(stream), "tokens_per_sample": TOKENS_PER_SAMPLE}
+    cfg = {"model": config, "task": task, "criterion": {"_name": "alma_switch_cross_entropy", "sentence_avg": False}}
+    content = small_checkpoint(cfg=cfg, model=model.state_dict(), last_optimizer_state=None)
+    content["task_state"] = {DICTIONARY_KEY: Stream.open(stream).dictionary_sha256}
+    content["extra_state"]["AlmaLMTask"] = {"train_tokens": 1}
+    torch.save(content, path)
+    return path
+
+
+def answer(read, path):
+    """Return the one line that a reader answers a file with."""
+    began = time.monotonic()
+    with pytest.raises(AlmaError) as error:
+        read(path)
+    line = str(error.value)
+    assert time.monotonic() - began < PATIENCE
+    assert "\n" not in line and "weights_only" not in line and len(line) < 2000
+    assert not (path.parent / hostile.CANARY).exists()
+    return line
+
+
+READERS = {
+    "gate": read_checkpoint,
+    "fairseq": load_state,
+    "progress": read_progress,
+    "facts": describe_checkpoint,
+    "alma-grow": lambda path: alma_grow(
+        ["--path", str(path), "--out", f"{path}.out", "--method", "copy", "--experts", "1", "--select", "random"]
+    ),
+    "alma-ensemble": lambda path: alma_ensemble([str(path), "--out", f"{path}.out"]),
+}
+
+
+@pytest.mark.parametrize("kind", [*hostile.FILES, *hostile.CONTENTS])
+def test_every_reader_answers_in_one_line(good, tmp_path, kind):
+    path = hostile.make(kind, good, tmp_path)
+    for read in READERS.values():
+        assert str(path) in answer(read, path)
+    assert [each.name for each in tmp_path.iterdir()] == [path.name]
+
+
+@pytest.mark.parametrize("kind", hostile.REFERRING)
+def test_an_ensemble_of_other_files_than_those_that_were_joined_is_refused(good, tmp_path, kind):
+    path = hostile.make(kind, good, tmp_path)
+    for name in ("facts", "alma-ensemble"):
+        answer(READERS[name], path)
+
+
+@pytest.mark.parametrize("kind", hostile.BUILT)
+def test_what_fairseq_would_set_up_or_look_for_is_checked(good, tmp_path, kind):
+    answer(load_state, hostile.make(kind, good, tmp_path))
+
+
+@pytest.mark.parametrize("kind", [*OF_EVAL_LM, *hostile.REFERRING])
+def test_fairseq_eval_lm_builds_nothing(stream, good, tmp_path, kind):
+    path = hostile.make(kind, good, tmp_path)
+    answer(lambda path: evaluate(stream, path), path)
+
+
+def run(stream, parser, main, more, path):
+    words = [str(stream), "--task", "alma_lm", "--path", str(path), "--cpu", "--num-workers", "0", *more]
+    arguments = options.parse_args_and_arch(parser, words)
+    main(convert_namespace_to_omegaconf(arguments), *([arguments] if main is validate.main else []))
+
+
+@pytest.mark.parametrize("kind", OF_COMMANDS)
+def test_every_command_of_fairseq_answers_in_one_line(stream, good, tmp_path, kind):
+    path = hostile.make(kind, good, tmp_path)
+    batch = ["--batch-size", "4"]
+    for parser, main, more in (
+        (options.get_validation_parser(), validate.main, [*batch, "--valid-subset", "test"]),
+        (options.get_generation_parser(), generate.main, [*batch, "--gen-subset", "test"]),
+        (options.get_interactive_generation_parser(), interactive.main, []),
+    ):
+        answer(partial(run, stream, parser, main, more), path)
+    for start in (["--restore-file", str(path)], ["--finetune-from-model", str(path)], []):
+        folder = tmp_path / f"save-{len(start) and start[0].strip('-')}"
+        folder.mkdir()
+        if not start:
+            path.rename(folder / "checkpoint_last.pt")
+        arguments = ["--megabatch", "0", "--num-experts", "2", "--decoder-layers", "2", *start]
+        answer(lambda _, folder=folder, arguments=arguments: train_model(stream, folder, *arguments), path)
+
+
+def test_the_good_checkpoint_that_they_were_made_of_is_taken(stream, good):
+    assert evaluate(stream, good)["loss"] > 0
+    assert read_progress(good).num_updates == 10
+
+
+@pytest.mark.parametrize("kind", ["fconv_lm", "flipped in a tensor"])
+def test_the_stock_command_itself_ends_with_status_1_and_one_line(stream, good, tmp_path, kind):
+    path = hostile.make(kind, good, tmp_path)
+    command = ["fairseq-eval-lm", str(stream), "--user-dir", "fairseq_alma", "--task", "alma_lm", "--cpu"]
+    done = subprocess.run([*command, "--path", str(path)], capture_output=True, text=True, env=os.environ)
+    assert done.returncode == 1
+    assert str(path) in done.stderr.splitlines()[-1]
+    assert "Traceback" not in done.stderr + done.stdout and "weights_only" not in done.stderr + done.stdout
+    assert not (tmp_path / hostile.CANARY).exists()
