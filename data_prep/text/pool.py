@@ -9,6 +9,7 @@ import os
 import signal
 import traceback
 from collections import deque
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from typing import Any, Callable, Generator, Iterable, Iterator, TypeVar, cast
 
@@ -58,6 +59,8 @@ def _map_in_processes(
 ) -> Generator[Result, None, None]:
     context = multiprocessing.get_context("spawn")  # forking would copy the threads of tokenizers half
     workers: dict[Connection, Any] = {}
+    # Now, because it lets go of the signals that are held back below when it is started.
+    resource_tracker.ensure_running()
     try:
         for _ in range(num_workers):
             here, there = context.Pipe()

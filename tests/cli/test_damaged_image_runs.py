@@ -6,9 +6,11 @@ import shutil
 import pytest
 import torch
 
+from fairseq_alma.backends.images import image_backend
 from fairseq_alma.cli.stream import main
 from fairseq_alma.errors import AlmaError
 from tests.backends.images.image_streams import make_stream
+from tests.compatibility.archives import stage_records
 
 WORDS = ("--", "--width", "6", "--max-epoch", "2", "--cpu")
 CHECKPOINT, UNFINISHED = "stage-000/member-0/checkpoint_last.pt", "stage-001/member-0/training.pt"
@@ -76,6 +78,31 @@ def test_what_the_message_advises_brings_the_run_to_its_end(stream, run, tmp_pat
     go_on(stream, run)
     found, expected = (json.loads((folder / "stage-001/stage.json").read_text()) for folder in (run, whole))
     assert found["test"] == expected["test"]
+
+
+def test_an_unfinished_training_that_is_damaged_counts_as_absent(stream, run, begun, tmp_path, capsys):
+    go_on(stream, shutil.copytree(begun, tmp_path / "whole"))
+    (run / UNFINISHED).parent.mkdir(parents=True)
+    (run / UNFINISHED).write_bytes(b"half")
+    go_on(stream, run)
+    assert f"note: {run / UNFINISHED}: damaged, the stage is trained from its beginning" in capsys.readouterr().err
+    assert stage_records(run) == stage_records(tmp_path / "whole")
+    assert not (run / UNFINISHED).exists()
+
+
+def test_a_run_that_is_moved_while_it_trains_is_not_split_in_two(stream, run, tmp_path, monkeypatch):
+    def save_and_move(path, state):
+        write_unfinished(path, state)
+        run.rename(tmp_path / "moved")
+
+    write_unfinished = image_backend.write_unfinished
+    monkeypatch.setattr(image_backend, "SAVE_EVERY_SECONDS", 0.0)
+    monkeypatch.setattr(image_backend, "write_unfinished", save_and_move)
+    assert "the folder was moved, or replaced" in refused(stream, run)
+    assert not run.exists()
+    monkeypatch.undo()
+    go_on(stream, tmp_path / "moved")
+    assert len(stage_records(tmp_path / "moved")) == 2
 
 
 @pytest.mark.parametrize("content", [{"seeds": [1]}, {"seeds": [1], "epoch": 1, "network": {}}], ids=str)

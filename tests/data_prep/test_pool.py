@@ -3,6 +3,8 @@
 import multiprocessing
 import os
 import signal
+import subprocess
+import sys
 import time
 
 import pytest
@@ -69,3 +71,17 @@ def test_process_apart_may_have_workers_of_its_own():
     assert process != os.getpid()
     assert squares == [0, 1, 4, 9, 16]
     assert not multiprocessing.active_children()
+
+
+def holds_interruptions_back(number: int) -> bool:
+    return signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, [])
+
+
+def test_ctrl_c_is_the_main_processs_to_answer_from_the_first_worker_on():
+    code = (
+        "from data_prep.text.pool import ordered_map\n"
+        "from tests.data_prep.test_pool import holds_interruptions_back\n"
+        "print(list(ordered_map(holds_interruptions_back, range(20), 2)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == f"{[True] * 20}\n"

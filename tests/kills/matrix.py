@@ -25,6 +25,7 @@ from tests.kills.launch import launch, prepare
 from tests.kills.learners import LEARNERS, Learner, make_stream
 
 MEMORY = "/dev/shm"  # where fsync costs nothing
+GOLDEN = 0.618034
 
 
 class Outcome(NamedTuple):
@@ -123,12 +124,13 @@ def parse(argv: Optional[Sequence[str]] = None) -> argparse.Namespace:
     return options.parse_args(argv)
 
 
-def chosen_steps(arguments: argparse.Namespace, number: int) -> list[int]:
-    """Return the steps to kill at, of so many."""
+def chosen_steps(arguments: argparse.Namespace, learner: Learner, number: int) -> list[int]:
+    """Return the steps to kill at, of so many; samples of different learners hit different operations."""
     if arguments.step is not None:
         return [step for step in arguments.step if 1 <= step <= number]
     if arguments.sample is not None:
-        return sorted({max(1, round((part + 0.5) * number / arguments.sample)) for part in range(arguments.sample)})
+        shift = LEARNERS.index(learner) * GOLDEN % 1
+        return sorted({1 + int((part + shift) * number / arguments.sample) for part in range(arguments.sample)})
     return list(range(1, number + 1, arguments.every))
 
 
@@ -143,7 +145,7 @@ def run_matrices(arguments: argparse.Namespace, root: Path) -> Iterator[tuple[st
         matrix = Matrix(learner, root, arguments.power)
         matrix.measure()
         done = matrix.done()
-        steps = chosen_steps(arguments, len(matrix.operations))
+        steps = chosen_steps(arguments, learner, len(matrix.operations))
         yield matrix.name, len(matrix.operations), [done[step] if step in done else matrix.kill(step) for step in steps]
 
 

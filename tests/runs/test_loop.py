@@ -166,3 +166,54 @@ def test_a_stage_that_predicts_with_earlier_models_waits_for_them(tmp_path):
     fresh = plan_learner("gens", stages(2, 1), init="scratch")
     with pytest.raises(AlmaError, match=r"stage-000/stage.json: not there, and stage 1 predicts with"):
         run(tmp_path, FakeBackend(), fresh, only=1)
+
+
+def test_a_stage_whose_weights_a_crash_has_cut_runs_again_as_long_as_it_is_not_tidy(tmp_path, capsys):
+    class CutOff(FakeBackend):
+        def keep_only(self, folder, stage, needed):
+            if stage == 1:
+                raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path, CutOff())
+    backend = FakeBackend()
+    backend.lost = [ModelId(1, 0)]
+    train = backend.train
+
+    def train_anew(works):
+        backend.lost = []
+        return train(works)
+
+    backend.train = train_anew
+    assert run(tmp_path, backend)[1] == [("skipped", 0), ("completed", 1), ("completed", 2)]
+    assert backend.calls[0] == ("train", 1)
+    assert "stage-001/member-0/checkpoint_last.pt: gone or damaged, stage 1 runs again" in capsys.readouterr().err
+
+
+def test_weights_that_are_lost_are_named_with_all_stages_that_must_run_again(tmp_path):
+    plans = plan(num_megabatches=4)
+    run(tmp_path, FakeBackend(), plans, only=0)
+    run(tmp_path, FakeBackend(), plans, only=1)
+    run(tmp_path, FakeBackend(), plans, only=2)
+    backend = FakeBackend()
+    backend.lost = [ModelId(stage, 0) for stage in (0, 1, 2, 3)]
+    folders = ", ".join(str(tmp_path / f"stage-00{stage}") for stage in (0, 1, 2))
+    with pytest.raises(AlmaError, match=rf"stage-002/member-0/.*not there.*; remove {folders} to train those stages"):
+        run(tmp_path, backend, plans)
+    backend.lost = [ModelId(2, 0), ModelId(3, 0)]
+    with pytest.raises(AlmaError, match=rf"; remove {tmp_path / 'stage-002'} to train that stage again"):
+        run(tmp_path, backend, plans)
+    assert backend.calls == []
+
+
+def test_a_run_that_is_moved_while_it_runs_ends_there_and_resumes_where_it_is_now(tmp_path):
+    class Moved(FakeBackend):
+        def test(self, work):
+            if work.plan.stage.index == 1:
+                (tmp_path / "R").rename(tmp_path / "moved")
+            return super().test(work)
+
+    with pytest.raises(AlmaError, match=r"R: the folder was moved"):
+        run(tmp_path / "R", Moved())
+    assert not (tmp_path / "R").exists()
+    assert run(tmp_path / "moved", FakeBackend())[1] == [("skipped", 0), ("completed", 1), ("completed", 2)]

@@ -79,3 +79,71 @@ def test_wall_time_adds_up_over_launches_without_the_pauses(tmp_path):
     for path in (log, tmp_path / "clock.json"):
         os.utime(path, (now - 4000, now - 4000))  # killed 1000 s after its start
     assert StageClock(tmp_path / "clock.json", tmp_path).seconds() == pytest.approx(1100, abs=5)
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"spent": -1}', '{"spent": "many", "started": null}'])
+def test_a_damaged_clock_counts_as_one_that_has_not_run(content, tmp_path):
+    (tmp_path / "clock.json").write_text(content)
+    clock = StageClock(tmp_path / "clock.json", tmp_path)
+    assert clock.seconds() < 5
+    clock.stop()
+    assert json.loads((tmp_path / "clock.json").read_text())["spent"] < 5
+
+
+def begun(root):
+    folder = RunFolder(root)
+    folder.write_run({})
+    with folder.lock_run(), folder.lock_stage(0):
+        pass
+    return folder
+
+
+@pytest.mark.parametrize("replaced", [False, True])
+def test_a_folder_that_is_moved_is_noticed_and_nothing_is_written_in_its_place(replaced, tmp_path):
+    folder = begun(tmp_path / "R")
+    folder.require_in_place()
+    (tmp_path / "R").rename(tmp_path / "elsewhere")
+    if replaced:
+        (tmp_path / "R").mkdir()
+    with pytest.raises(AlmaError, match=r"R: the folder was moved, or replaced.*--run"):
+        folder.write_stage(0, {})
+    with pytest.raises(AlmaError, match="moved, or replaced"):
+        folder.lock_stage(1).__enter__()
+    assert [path.name for path in tmp_path.rglob("*")].count("stage-001") == 0
+    assert (tmp_path / "R").exists() is replaced
+    with RunFolder(tmp_path / "elsewhere").lock_stage(1):
+        pass
+
+
+LEFT = [
+    ".grown.pt.4711.tmp", ".ensemble.pt.4711.tmp", ".stage.json.tmp", ".clock.json.0123456789abcdef.tmp",
+    "member-0/checkpoint_1_5.pt.tmp", "member-0/checkpoint_last.pt.tmp", "member-0/.training.pt.tmp",
+    "member-0/.checkpoint_last.pt.4711.tmp",
+]  # fmt: skip
+
+
+def test_what_killed_writers_left_goes_under_the_stage_s_lock_and_nothing_else(tmp_path):
+    stage = RunFolder(tmp_path).stage_folder(0)
+    others = [
+        "notes.tmp",
+        "member-0/checkpoint_1_5.pt",
+        "member-0/.mine.pt.4711.tmp",
+        "member-0.bak/checkpoint_1.pt.tmp",
+    ]
+    for name in (*LEFT, *others):
+        (stage / name).parent.mkdir(parents=True, exist_ok=True)
+        (stage / name).write_text("x")
+    (stage / "grown.pt.tmp").symlink_to("notes.tmp")
+    with RunFolder(tmp_path).lock_stage(0):
+        found = {str(path.relative_to(stage)) for path in stage.rglob("*") if path.is_file() and path.name != ".lock"}
+    assert found == {*others, "grown.pt.tmp"}
+
+
+def test_what_a_stage_that_fails_was_writing_goes_at_once(tmp_path):
+    folder = RunFolder(tmp_path)
+    with pytest.raises(KeyError), folder.lock_member(ModelId(0, 0)):
+        half = folder.model_folder(ModelId(0, 0)) / "checkpoint_1_5.pt.tmp"
+        half.parent.mkdir()
+        half.write_text("x")
+        raise KeyError
+    assert not half.exists()

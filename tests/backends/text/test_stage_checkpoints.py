@@ -97,3 +97,14 @@ def test_what_is_not_needed_is_removed_and_what_is_not_ours_stays(tmp_path):
     (folder / "notes.txt").unlink()
     checkpoints.remove_all(folder)
     assert not folder.exists()
+
+
+def test_damage_inside_a_last_checkpoint_is_seen_before_a_training_resumes_from_it(tmp_path):
+    save(tmp_path / "checkpoint_1_9.pt", num_updates=9)
+    last = save(tmp_path / "checkpoint_last.pt", num_updates=10)
+    content = bytearray(last.read_bytes())
+    content[len(content) // 2 : len(content) // 2 + 64] = bytes(64)  # as a page that was never written
+    last.write_bytes(content)
+    assert checkpoints.is_whole(last)
+    assert checkpoints.repair_last(tmp_path) == last
+    assert checkpoints.read_progress(last).num_updates == 9

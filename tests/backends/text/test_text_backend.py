@@ -203,3 +203,63 @@ def test_curves_go_on_after_a_kill_and_begin_anew_with_a_training_that_begins(la
     assert not curve.exists()
     first, second, third = (environment["WANDB_RUN_ID"] for environment in launched.environments)
     assert first == second != third
+
+
+def test_nothing_is_removed_before_what_stays_is_on_the_disk(backend, monkeypatch):
+    second = plans_of("sm")[1]
+    before, after = (write_checkpoint(backend, model) for model in (second.trainings[0].start, *second.predictors))
+
+    def fail(path):
+        assert path == after
+        raise OSError("the disk is gone")
+
+    monkeypatch.setattr(stage_checkpoints, "synchronise", fail)
+    with pytest.raises(OSError, match="the disk is gone"):
+        backend.keep_only(backend.folder, 1, second.predictors)
+    assert before.is_file()
+
+
+def test_a_finished_training_is_on_the_disk_before_its_stage_is_complete(backend, launched, monkeypatch):
+    synchronised = []
+    for looks in ([Progress(10, 0, 1000)], [Progress(5, 0, 500), Progress(10, 0, 1000)]):
+        pretend(monkeypatch, *looks)
+        monkeypatch.setattr(stage_checkpoints, "synchronise", synchronised.append)
+        train(backend, PLAN)
+    assert synchronised == [backend.folder.checkpoint(PLAN.trainings[0].model)] * 2
+
+
+def test_a_stage_json_that_is_removed_comes_back_without_what_grew(backend, launched):
+    plan = plans_of("gmoe", grow_schedule="4,6")[1]
+    start = write_checkpoint(backend, plan.trainings[0].start)
+    launched.lines = [RESULT.format("3.0")]
+    record = backend.test(work(backend, plan))
+    assert launched.programs[:2] == ["alma-grow", "fairseq-eval-lm"]
+    start.unlink()
+    launched.programs.clear()
+    assert backend.test(work(backend, plan)) == record
+    assert launched.programs == ["fairseq-eval-lm"] * 2
+
+
+def test_a_stage_without_a_note_of_its_growth_grows_again_or_says_what_it_takes(backend, launched):
+    plan = plans_of("gmoe", grow_schedule="4,6")[1]
+    note = backend.folder.stage_folder(1) / "growth.json"
+    launched.lines = [RESULT.format("3.0")]
+    with pytest.raises(AlmaError, match=r"stage-000/member-0/.*not there, and stage 1 starts from it; remove"):
+        backend.test(work(backend, plan))
+    write_checkpoint(backend, plan.trainings[0].start)
+    note.parent.mkdir()
+    note.write_text('{"valid": {"loss": ')
+    assert backend.test(work(backend, plan))["after_growth"] == {"valid": {"loss": 3.0, "ppl": 8.0}}
+    assert launched.programs[0] == "alma-grow"
+
+
+def test_a_run_that_is_moved_while_a_command_runs_says_so(backend, monkeypatch, tmp_path):
+    def move(command, log, watch, keep_open):
+        (tmp_path / "R").rename(tmp_path / "moved")
+        raise FileNotFoundError(log)
+
+    backend = make_backend(tmp_path / "R")
+    with backend.folder.lock_stage(0):
+        monkeypatch.setattr(text_backend, "run_logged", move)
+        with pytest.raises(AlmaError, match=r"R: the folder was moved, or replaced"):
+            train(backend, PLAN)
