@@ -102,6 +102,11 @@ def test_what_fairseq_would_set_up_or_look_for_is_checked(good, tmp_path, kind):
     answer(load_state, hostile.make(kind, good, tmp_path))
 
 
+@pytest.mark.parametrize("kind", hostile.COUNTS)
+def test_a_stage_that_resumes_knows_how_far_it_was(good, tmp_path, kind):
+    assert "remove" in answer(read_progress, hostile.make(kind, good, tmp_path))
+
+
 @pytest.mark.parametrize("kind", [*OF_EVAL_LM, *hostile.REFERRING])
 def test_fairseq_eval_lm_builds_nothing(stream, good, tmp_path, kind):
     path = hostile.make(kind, good, tmp_path)
