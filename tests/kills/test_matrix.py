@@ -1,4 +1,4 @@
-"""A sample of the kill matrix; all of it is ``python -m tests.kills.matrix``, also with ``--power``."""
+"""A sample of the kill matrix; all of it is ``python -m tests.kills.matrix``, also with ``--how power``."""
 
 import subprocess
 import sys
@@ -14,7 +14,7 @@ IMAGES = [str(learner) for learner in LEARNERS if learner.kind == "images"]
     ("options", "num_kills"),
     [
         (["--learner", *IMAGES, "text-gmoe-split", "--sample", "2"], 20),
-        (["--learner", "text-sm", "--step", "130", "--power"], 1),
+        (["--learner", "text-sm", "--step", "130", "--how", "power"], 1),
     ],
 )
 def test_runs_that_are_killed_at_an_operation_end_as_if_they_were_not(options, num_kills):
