@@ -15,6 +15,11 @@ from typing import Any, NamedTuple, Optional
 
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 TEMPORARY = re.compile(r"\..+\.tmp")  # of `atomic_file`, which opens them in a folder's descriptor
+HOW = {
+    "kill": "SIGKILL for alma-stream, and for the command of the stage with it",
+    "process": "SIGKILL for the one process at hand, as for want of memory; alma-stream sees its command fail",
+    "power": "a power failure: also, every file that was written and not synchronised with the disk is cut in half",
+}
 KEPT = (".pt", ".json", ".npz")  # what a power failure may cut: logs are for people
 _PATHS = {  # how many paths the arguments of an event begin with, and where their folders' descriptors are
     "os.rename": ((0, 2), (1, 3)),
@@ -39,11 +44,11 @@ class Crash:
         root: operations below it count.
         journal: file that gets a line for each operation.
         step: number of the operation that is not done any more, from 1; 0: none.
-        is_power_failure: cut every file in half that was written and not synchronised with the disk.
+        how: one of `HOW`.
     """
 
-    def __init__(self, root: Path, journal: Path, step: int = 0, is_power_failure: bool = False) -> None:
-        self.root, self.journal, self.step, self.is_power_failure = str(root), journal, step, is_power_failure
+    def __init__(self, root: Path, journal: Path, step: int = 0, how: str = "kill") -> None:
+        self.root, self.journal, self.step, self.how = str(root), journal, step, how
         self.count = mmap.mmap(-1, 8)  # shared with what is forked
         self.main = 0
         self.is_busy = False
@@ -94,9 +99,10 @@ class Crash:
             self.is_busy = True
             if copied is not None:
                 _copy_half(copied, path)
-            if self.is_power_failure:
+            if self.how == "power":
                 self._cut()
-            os.kill(self.main, signal.SIGKILL)
+            if self.how != "process":
+                os.kill(self.main, signal.SIGKILL)
             os._exit(137)
 
     def _cut(self) -> None:

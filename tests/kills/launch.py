@@ -18,7 +18,7 @@ import time
 import traceback
 from argparse import Namespace
 from pathlib import Path
-from typing import Any, Callable, Optional, Sequence
+from typing import Any, Callable, Mapping, Optional, Sequence
 
 import fairseq.dataclass.utils
 
@@ -132,20 +132,22 @@ def _run_stream(arguments: Sequence[str], log: Path, crash: Crash) -> Optional[i
     return alma_stream(arguments)
 
 
-def _begin(command: process.Command, program: str, output: int, keep_open: Sequence[int]) -> Forked:
+def _begin(
+    command: process.Command, place: Mapping[str, str], program: str, output: int, keep_open: Sequence[int]
+) -> Forked:
     die = process.die_with_parent()
     child = os.fork()
     if child == 0:
         if die is not None:
             die()
         os.setsid()
-        _end_with(lambda: _run_command(command, program, output))
+        _end_with(lambda: _run_command(command, place, program, output))
     return Forked(child)
 
 
-def _run_command(command: process.Command, program: str, output: int) -> None:
+def _run_command(command: process.Command, place: Mapping[str, str], program: str, output: int) -> None:
     _print_to(output)
-    os.environ.update(command.environment)
+    os.environ.update({**place, **command.environment})
     sys.argv = [program, *command.arguments]
     logging.root.handlers.clear()
     logging.root.setLevel(logging.WARNING)

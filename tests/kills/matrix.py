@@ -2,10 +2,9 @@
 
     python -m tests.kills.matrix                                    all of it, hours; results are kept and resumed from
     python -m tests.kills.matrix --learner images-gmoe --every 5
-    python -m tests.kills.matrix --learner text-sm --step 17 23 --power
+    python -m tests.kills.matrix --learner text-sm --step 17 23 --how power --twice
 
-With ``--power`` every file that was written and not synchronised with the disk is cut in half as well. What must be
-equal in the end: figures, weights, and which files there are.
+What must be equal in the end: figures, weights, and which files there are.
 """
 
 import argparse
@@ -20,12 +19,13 @@ from pathlib import Path
 from typing import Any, Iterator, NamedTuple, Optional, Sequence
 
 from tests.compatibility.archives import stage_records, weight_sums
-from tests.kills.crashes import Crash, Operation
+from tests.kills.crashes import HOW, Crash, Operation
 from tests.kills.launch import launch, prepare
 from tests.kills.learners import LEARNERS, Learner, make_stream
 
 MEMORY = "/dev/shm"  # where fsync costs nothing
 GOLDEN = 0.618034
+NUM_SECOND = 17  # the second kill is at one of so many operations
 
 
 class Outcome(NamedTuple):
@@ -58,12 +58,13 @@ class Matrix:
     Args:
         learner: whose run.
         root: folder to work in; results stay there.
-        power: cut unsynchronised files, too.
+        how: see `crashes.HOW`.
+        is_twice: kill the resumed run, too.
     """
 
-    def __init__(self, learner: Learner, root: Path, power: bool) -> None:
-        self.learner, self.root, self.power = learner, root, power
-        self.name = f"{learner}{'-power' if power else ''}"
+    def __init__(self, learner: Learner, root: Path, how: str, is_twice: bool) -> None:
+        self.learner, self.root, self.how, self.is_twice = learner, root, how, is_twice
+        self.name = "-".join([str(learner), *([how] if how != "kill" else []), *(["twice"] if is_twice else [])])
         self.results = root / f"{self.name}.jsonl"
         self.stream = root / f"{learner.kind}-stream"
         self.run, self.log = root / f"{self.name}-run", root / f"{self.name}.log"
@@ -85,6 +86,8 @@ class Matrix:
         """Kill the run at a step, resume it, compare and keep the result."""
         operations, killed = self._launch(step, fresh=True)
         try:
+            if self.is_twice:
+                self._launch(1 + step % NUM_SECOND)
             _, status = self._launch()
             difference = self.whole.difference(Outcome.of(self.run)) if status == 0 else f"exit status {status}"
         except subprocess.TimeoutExpired:
@@ -107,7 +110,7 @@ class Matrix:
         if fresh:
             shutil.rmtree(self.run, ignore_errors=True)
             self.log.unlink(missing_ok=True)
-        crash = Crash(self.run, self.root / f"{self.name}.journal", step, self.power)
+        crash = Crash(self.run, self.root / f"{self.name}.journal", step, self.how)
         status = launch(self.learner.arguments(self.stream, self.run), self.log, crash)
         return crash.operations(), status
 
@@ -119,7 +122,8 @@ def parse(argv: Optional[Sequence[str]] = None) -> argparse.Namespace:
     options.add_argument("--step", type=int, nargs="+", help="kill at these operations, from 1 (default: at each)")
     options.add_argument("--every", type=int, default=1, metavar="N", help="kill at every N-th operation")
     options.add_argument("--sample", type=int, metavar="N", help="kill at N operations of each learner, spread evenly")
-    options.add_argument("--power", action="store_true", help="a power failure in place of a kill")
+    options.add_argument("--how", choices=HOW, default="kill", help="; ".join(f"{how}: {HOW[how]}" for how in HOW))
+    options.add_argument("--twice", action="store_true", help="kill the resumed run as well, near its beginning")
     options.add_argument("--work", type=Path, help="folder for runs and results (default: a new one that goes)")
     return options.parse_args(argv)
 
@@ -142,7 +146,7 @@ def run_matrices(arguments: argparse.Namespace, root: Path) -> Iterator[tuple[st
         if not (root / f"{kind}-stream").exists():
             make_stream(kind, root)
     for learner in chosen:
-        matrix = Matrix(learner, root, arguments.power)
+        matrix = Matrix(learner, root, arguments.how, arguments.twice)
         matrix.measure()
         done = matrix.done()
         steps = chosen_steps(arguments, learner, len(matrix.operations))

@@ -1,4 +1,4 @@
-"""A sample of the kill matrix; all of it is ``python -m tests.kills.matrix``, also with ``--power``."""
+"""A sample of the kill matrix; all of it is ``python -m tests.kills.matrix``, also with ``--how power``."""
 
 import subprocess
 import sys
@@ -13,8 +13,8 @@ IMAGES = [str(learner) for learner in LEARNERS if learner.kind == "images"]
 @pytest.mark.parametrize(
     ("options", "num_kills"),
     [
-        (["--learner", *IMAGES, "text-gmoe-split", "--sample", "2"], 20),
-        (["--learner", "text-sm", "--step", "130", "--power"], 1),
+        (["--learner", *IMAGES, "--sample", "2"], 18),
+        (["--learner", "text-sm", "--step", "47", "62", "--how", "power"], 2),
     ],
 )
 def test_runs_that_are_killed_at_an_operation_end_as_if_they_were_not(options, num_kills):

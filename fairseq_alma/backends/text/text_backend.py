@@ -112,8 +112,10 @@ class TextBackend:
         return stage_checkpoints.is_whole(last) and stage_checkpoints.read_progress(last).has_reached(*self._limits)
 
     def has_weights(self, folder: RunFolder, model: ModelId) -> bool:
-        """Tell whether a model's last checkpoint is there, whole; see `loop.Backend`."""
-        return self.is_trained(folder, model)
+        """Tell whether a model's last checkpoint is there, undamaged; see `loop.Backend`."""
+        with contextlib.suppress(AlmaError):
+            return self.is_trained(folder, model)
+        return False
 
     def test(self, work: StageWork) -> Mapping[str, Any]:
         """Test what predicts after the stage; see `loop.Backend`.
