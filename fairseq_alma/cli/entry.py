@@ -16,7 +16,7 @@ from types import FrameType
 from typing import Callable, Iterator, Optional, Sequence
 
 from fairseq_alma.atomic_file import refuse_irregular
-from fairseq_alma.errors import AlmaError, is_out_of_memory
+from fairseq_alma.errors import AlmaError, causes, is_out_of_memory
 from fairseq_alma.terminal import discard, tell
 
 Main = Callable[[Optional[Sequence[str]]], Optional[int]]
@@ -47,8 +47,7 @@ def command(main: Main) -> Main:
             sys.stdout.flush()  # here, as a fault that shows only when the interpreter ends is a traceback
             return status
         except KeyboardInterrupt:
-            tell("interrupted; nothing half-written is left, and the same command goes on or begins again", sys.stderr)
-            return 128 + signal.SIGINT
+            return tell_of_interruption()
         except _Signalled as signalled:
             tell(
                 f"{signalled.number.name}: ended; nothing half-written is left, and the same command resumes or "
@@ -61,6 +60,8 @@ def command(main: Main) -> Main:
                 return 0
             raise AlmaError(describe_os_error(error)) from error
         except Exception as error:
+            if any(isinstance(each, KeyboardInterrupt) for each in causes(error)):
+                return tell_of_interruption()
             message = describe_fault(error)
             if message is None:
                 raise
@@ -69,6 +70,12 @@ def command(main: Main) -> Main:
             discard_unwritable_output()
 
     return wrapped
+
+
+def tell_of_interruption() -> int:
+    """Say that the command was interrupted, and return the exit status."""
+    tell("interrupted; nothing half-written is left, and the same command goes on or begins again", sys.stderr)
+    return 128 + signal.SIGINT
 
 
 class _Signalled(SystemExit):
@@ -150,14 +157,14 @@ def discard_unwritable_output() -> None:
 
 def describe_fault(error: Exception) -> Optional[str]:
     """Say in one line what of the outside world a command met: files, memory, names; None: it is a defect of ours."""
-    if isinstance(error, OSError):
-        return describe_os_error(error)
     if is_out_of_memory(error):
         wanted = str(error).strip().partition("\n")[0]
         return (
             f"out of memory{': ' if wanted else ''}{wanted}; give smaller sizes or fewer processes, or use a machine "
             "that has more"
         )
+    if isinstance(error, OSError):
+        return describe_os_error(error)
     if isinstance(error, UnicodeEncodeError) and isinstance(error.object, str):
         shown = error.object[: error.start][-100:] + error.object[error.start : error.end][:100]
         return f"{shown}: not UTF-8, and what is written here must be; rename it"

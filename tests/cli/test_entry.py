@@ -130,6 +130,18 @@ def test_an_interruption_is_one_line_and_status_130() -> None:
     assert complaints == "interrupted; nothing half-written is left, and the same command goes on or begins again\n"
 
 
+def test_an_interruption_that_a_library_makes_an_error_of_is_one(capsys) -> None:
+    @command
+    def main(argv=None):
+        try:
+            raise KeyboardInterrupt
+        except KeyboardInterrupt as error:
+            raise ImportError("initialization failed") from error
+
+    assert main([]) == 130
+    assert capsys.readouterr().err.startswith("interrupted; ")
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_to_end_tidies_up_and_gives_status_128_and_its_number(number: signal.Signals) -> None:
     process = subprocess.Popen(
@@ -173,6 +185,8 @@ def test_signals_are_the_callers_again_after_a_command() -> None:
         (MemoryError("Unable to allocate 7 GiB"), "out of memory: Unable to allocate 7 GiB; give smaller sizes"),
         (RuntimeError("DefaultCPUAllocator: can't allocate memory"), "out of memory: DefaultCPUAllocator: can't"),
         (type("OutOfMemoryError", (RuntimeError,), {})("CUDA out of it.\nTried"), "out of memory: CUDA out of it.;"),
+        (OSError(errno.ENOMEM, "Cannot allocate memory"), "out of memory: [Errno 12] Cannot allocate memory"),
+        (ImportError("x.so: failed to map segment from shared object"), "out of memory: x.so: failed"),
         (UnicodeEncodeError("utf-8", "a/caf\udce9", 5, 6, "surrogates not allowed"), "a/caf\\udce9: not UTF-8"),
     ],
 )  # fmt: skip

@@ -48,3 +48,17 @@ def test_ctrl_c_in_a_library_that_is_imported_is_no_traceback():
 def test_the_installation_begins_each_command_here(checkout):
     declared = re.findall(r'"alma-([a-z-]+)=fairseq_alma\.cli\.start:([a-z_]+)"', (checkout / "setup.py").read_text())
     assert declared == [(name.replace("_", "-"), name) for name in COMMANDS]
+
+
+def test_memory_that_runs_out_while_a_command_is_imported_is_one_line(monkeypatch, capsys):
+    def fails(module):
+        raise ImportError("libtorch_cpu.so: failed to map segment from shared object")
+
+    monkeypatch.setattr(start, "importlib", SimpleNamespace(import_module=fails))
+    assert start.report() == 1
+    assert capsys.readouterr() == ("", "out of memory before anything has begun; give the command more\n")
+
+
+def test_a_module_that_is_not_there_stays_a_defect(monkeypatch):
+    with pytest.raises(ModuleNotFoundError):
+        start.start("fairseq_alma.cli.nothing")
