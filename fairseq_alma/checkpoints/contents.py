@@ -13,7 +13,7 @@ from msgspec import Meta, Struct
 from torch import Tensor, nn
 
 from fairseq_alma.checkpoints.container import UnfitCheckpoint
-from fairseq_alma.json_files import Amount, Count
+from fairseq_alma.json_files import Count
 
 SCALARS = (type(None), bool, int, float, str)
 FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
@@ -47,7 +47,7 @@ class ExtraState(Struct):
 
     train_iterator: Optional[Position] = None
     metrics: Optional[dict[str, list[Meter]]] = None
-    previous_training_time: Amount = 0
+    previous_training_time: Any = 0  # of several processes a tensor; `_check_tensor` has seen what it holds
     val_loss: Optional[float] = None
     best: Optional[float] = None
 

@@ -288,7 +288,7 @@ def test_a_wrong_use_is_refused_and_leaves_nothing(options, words, said, stream,
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--width", "0"], "--width 0"),
+        (["--width", "0"], "--width: 0 found, a number of at least 1 is needed"),
         (["--width", "many"], "width"),
         (["--arch", "alma_vgg"], "at least 16 by 16"),
         (["--arch", "alma_switch_lm"], "takes no images"),

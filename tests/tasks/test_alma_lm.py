@@ -61,12 +61,17 @@ def test_sequences_of_equal_length_come_in_random_order(trained):
         ([], "--megabatch is missing"),
         (["--megabatch", "4"], "no mega-batch 4, the stream has 4"),
         (["--megabatch", "0", "--wait", "2"], "--megabatch 0 --wait 2: no stage ends there"),
-        (["--megabatch", "0", "--wait", "0"], "--wait 0"),
     ],
 )
 def test_a_stage_that_does_not_exist_is_named(trained, arguments, message):
     with pytest.raises(AlmaError, match=message):
         task_of(trained, *arguments).load_dataset("train")
+
+
+def test_a_waiting_time_of_no_mega_batch_is_refused(trained, capsys):
+    with pytest.raises(SystemExit):
+        task_of(trained, "--megabatch", "0", "--wait", "0")
+    assert "--wait: 0 found, a number of at least 1 is needed" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("damage", ["truncated", "altered", "missing"])

@@ -40,7 +40,8 @@ def settings_of(images, *words):
         ([*ADAM, "--adam-betas", "oops"], "--adam-betas oops after the --: two numbers"),
         ([*ADAM, "--adam-betas", "(2,3)"], r"--adam-betas \(2,3\) after the --: two numbers from 0 to 1"),
         ([*ADAM, "--adam-betas", "0.9"], r"--adam-betas 0\.9 after the --: two numbers"),
-        (["--width", "1000000000"], "alma_mlp --width 1000000000 does not fit into memory"),
+        (["--width", "1000000"], "alma_mlp --width 1000000 does not fit into memory"),
+        (["--width", "1000000000"], "--width: 1000000000 found, a number of at most 1,000,000 is needed"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )
