@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Iterable, Mapping, Optional, Sequence
 
+from fairseq_alma.cli.entry import refuse_unwritable
 from fairseq_alma.data.manifest import MANIFEST
 from fairseq_alma.data.stream import Stream, write_manifest
 from fairseq_alma.errors import AlmaError, naming
@@ -42,6 +43,7 @@ class BuildFolder:
     def __enter__(self) -> "BuildFolder":
         if os.path.ismount(self._out):
             raise AlmaError(f"--out {self._given}: a file system is mounted there; choose a folder in it")
+        refuse_unwritable(self._given, "--out")
         while not self._take():
             pass  # another process was at its end: the folder that it held is gone
         for entry in self.path.iterdir():  # what a run that was killed left here

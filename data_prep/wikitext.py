@@ -17,7 +17,7 @@ from typing import Iterator, Optional, Sequence, TextIO
 from data_prep.download import check_sha256, fetch
 from data_prep.text.command import main as prep_text
 from fairseq_alma.atomic_file import open_atomically
-from fairseq_alma.cli.entry import command
+from fairseq_alma.cli.entry import command, refuse_no_file
 from fairseq_alma.cli.parser import Parser
 from fairseq_alma.errors import AlmaError
 
@@ -41,6 +41,7 @@ def main(argv: Optional[Sequence[str]] = None) -> Optional[int]:
     args, rest = parser.parse_known_args(argv)
     articles = Path("corpora") / f"wikitext-{args.size}.articles.txt"
     if args.tokens is not None:
+        refuse_no_file(args.tokens, "--tokens", "give wiki.train.tokens, unpacked")
         articles = args.tokens.with_name(f"{args.tokens.name}.articles.txt")
         with open(args.tokens, encoding="utf-8") as tokens:
             write_articles(tokens, articles)

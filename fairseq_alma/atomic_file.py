@@ -129,7 +129,7 @@ def _temporary(folder: int, path: Path) -> Iterator[tuple[str, _RecordingFile]]:
             with contextlib.suppress(OSError):
                 os.unlink(temporary, dir_fd=folder)
         cause = raw.failure if raw is not None and isinstance(error, RuntimeError) else error
-        if isinstance(cause, OSError) and (cause.filename in (None, temporary) or cause is not error):
+        if isinstance(cause, OSError) and (not temporary or cause.filename in (None, temporary) or cause is not error):
             raise _named(cause, path) from error
         raise
 

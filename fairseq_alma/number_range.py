@@ -1,5 +1,6 @@
 """Ranges of numbers: what an option may be, said in the same words wherever it is checked."""
 
+import argparse
 import math
 from dataclasses import dataclass
 from typing import Union
@@ -49,6 +50,24 @@ class Range:
             raise ValueError(f"a number {'above' if self.above else 'of at least'} {spell(self.least)} is needed")
         if value > self.most or (self.below and value == self.most):
             raise ValueError(f"a number {'below' if self.below else 'of at most'} {spell(self.most)} is needed")
+
+
+class InRange:
+    """The type of an option that is a number of a range, for ``add_argument(type=...)``.
+
+    Args:
+        bounds: the range.
+    """
+
+    def __init__(self, bounds: Range) -> None:
+        self.bounds = bounds
+
+    def __call__(self, text: str) -> Number:
+        """Return the number that a text stands for."""
+        try:
+            return self.bounds.read(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(f"{text} found, {error}") from error
 
 
 def spell(number: Number) -> str:

@@ -153,6 +153,9 @@ RANGES: Mapping[str, Range] = {
 }
 """Option of a fairseq command -> its range. An option that is not here has no numbers, or any is fine."""
 
+_OF_ONE: Mapping[tuple[str, str], Range] = {("inverse_sqrt", "--warmup-updates"): _POSITIVE}
+"""Name of a schedule and option -> its range, where it is not that of the others."""
+
 BREAK_MODE = "--sample-break-mode"
 
 
@@ -162,11 +165,15 @@ def check_words(options: Iterable[tuple[str, Sequence[str]]]) -> None:
     Args:
         options: each with its values.
     """
+    options = [*options]
+    schedule = next((" ".join(values) for name, values in reversed(options) if name == "--lr-scheduler"), "")
+    if schedule == "polynomial_decay" and all(name != "--total-num-update" for name, _ in options):
+        raise ValueError(f"--lr-scheduler {schedule} after the --: give --total-num-update too")
     for name, values in options:
         given = " ".join(values)
         if name == BREAK_MODE:
             _check_break_mode(given)
-        bounds = RANGES.get(name)
+        bounds = _OF_ONE.get((schedule, name), RANGES.get(name))
         if bounds is None:
             continue
         try:
@@ -190,8 +197,9 @@ def check_config(config: Mapping[str, Any]) -> None:
             if flag == BREAK_MODE and value is not None:
                 _check_break_mode(str(value))
             if flag in RANGES:
+                bounds = _OF_ONE.get((str(config.get("_name")), flag), RANGES[flag])
                 for number in _numbers(value):
-                    RANGES[flag].check(number)
+                    bounds.check(number)
         except ValueError as error:
             message = str(error)
             raise AlmaError(message if message.startswith("--") else f"{flag} {value}: {message}") from error
@@ -206,7 +214,4 @@ def _numbers(value: Any) -> Iterator[Number]:
 def _check_break_mode(mode: str) -> None:
     """Raise ValueError for the mode that fairseq has written for NumPy 1 alone (``np.compat``)."""
     if mode == "eos" and not hasattr(np, "compat"):
-        raise ValueError(
-            f"{BREAK_MODE} eos: fairseq cannot do it with NumPy 2; give none, complete or complete_doc, or install "
-            "numpy<2"
-        )
+        raise ValueError(f"{BREAK_MODE} eos: fairseq cannot do it with NumPy 2; give none, or install numpy<2")

@@ -11,7 +11,7 @@ import termios
 
 import pytest
 
-from fairseq_alma.terminal import spell_duration
+from fairseq_alma.terminal import shell_words, spell_duration
 
 SHOW = """
 import sys
@@ -150,3 +150,11 @@ def test_names_cannot_steer_the_terminal():
 @pytest.mark.parametrize(("seconds", "spelled"), [(0.4, "0:00"), (65, "1:05"), (3725.4, "1:02:05")])
 def test_durations_are_spelled_with_hours_where_there_are_any(seconds, spelled):
     assert spell_duration(seconds) == spelled
+
+
+def test_words_for_a_shell_are_what_they_were_and_steer_no_terminal():
+    words = ["a b", "it's", "\x1b[31m0", "caf\udce9", "tab\t'\\\\x", "é→", ""]
+    spelled = shell_words(words)
+    assert spelled.isprintable()
+    done = subprocess.run(["bash", "-c", f"printf '%s\\0' {spelled}"], capture_output=True, check=True)
+    assert done.stdout.split(b"\0")[:-1] == [os.fsencode(word) for word in words]

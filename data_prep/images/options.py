@@ -8,7 +8,7 @@ from typing import Any, Optional, Sequence
 from data_prep.images.arrays import ArrayFiles
 from data_prep.images.idx import EMNIST_CLASSES
 from data_prep.option_types import check_seed, positive, share, utf8
-from fairseq_alma.cli.parser import Parser
+from fairseq_alma.cli.parser import Parser, utf8_path
 
 _EPILOG = """examples:
   alma-prep-images mnist --source mnist/ --out stream --megabatches 500
@@ -128,7 +128,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _add_common_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--out", type=Path, required=True, metavar="STREAM", help="folder of the stream")
+    parser.add_argument("--out", type=utf8_path, required=True, metavar="STREAM", help="folder of the stream")
     parser.add_argument(
         "--megabatches",
         type=positive,

@@ -10,7 +10,7 @@ from data_prep.text.deal import MAX_MEGABATCHES
 from data_prep.text.pool import default_workers
 from data_prep.text.source import STANDARD_INPUT
 from data_prep.text.training import DEFAULT_WORDS, NUM_BYTES
-from fairseq_alma.cli.parser import Parser
+from fairseq_alma.cli.parser import Parser, utf8_path
 
 DEFAULT_VOCAB_SIZE = 50_000
 DEFAULT_FIELD = "text"
@@ -116,7 +116,7 @@ def _parser() -> argparse.ArgumentParser:
         help="text, JSON lines or Parquet; plain, .gz, .bz2, .xz or .zst; a folder stands for all files in it "
         "(recursively, sorted, hidden ones left out), - for standard input; a pipe will do: <(command)",
     )
-    parser.add_argument("--out", type=Path, required=True, metavar="STREAM", help="folder of the stream")
+    parser.add_argument("--out", type=utf8_path, required=True, metavar="STREAM", help="folder of the stream")
     _add_reading_options(parser.add_argument_group("reading"))
     _add_dealing_options(parser.add_argument_group("dealing"))
     _add_tokenizer_options(parser.add_argument_group("tokenizer"))
@@ -208,7 +208,7 @@ def _add_tokenizer_options(group: Any) -> None:
     )
     group.add_argument(
         "--tokenizer",
-        type=Path,
+        type=utf8_path,
         metavar="PATH",
         help="use this tokenizer.json or sentencepiece .model (or the one in this folder) instead of training",
     )

@@ -19,10 +19,6 @@ LARGEST_PICKLE = 1 << 26
 _SETTLED_SECONDS = 0.1  # a file that was changed so recently may change again within one tick of its clock
 _MORE_THAN_DATA = "damaged, or it holds more than weights and plain data"
 
-# fairseq keeps the options of AdaDelta and SGD in its checkpoints as a Namespace, and cannot load them again since
-# torch.load takes nothing but what is known to be harmless.
-torch.serialization.add_safe_globals([Namespace])
-
 _verified: set[tuple[int, ...]] = set()
 
 
@@ -42,6 +38,9 @@ def load_archive(path: Path, mmap: bool) -> Any:
     """
     if not is_verified(path):
         _check_archive(path)
+    # fairseq keeps the options of AdaDelta and SGD in its checkpoints as a Namespace. Here, each time, because torch
+    # forgets it for all where somebody allows it for a while.
+    torch.serialization.add_safe_globals([Namespace])
     try:
         # Mapped in any case, as sizes that a pickle announces then end with the file.
         where: Any = "cpu" if mmap else _copied

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from fairseq_alma.checkpoints.checkpoint_file import read_checkpoint
 from fairseq_alma.checkpoints.model_options import ENSEMBLE_ARCH
+from fairseq_alma.checkpoints.model_weights import MAX_NESTING
 from fairseq_alma.data.manifest import file_sha256
 from fairseq_alma.errors import AlmaError
 
@@ -64,6 +65,8 @@ def members_of(config: Mapping[str, Any], weights: Weights, folder: Optional[Pat
         AlmaError: if a member's file is missing or is not the one that the ensemble was made of.
     """
     for index, entry in enumerate(config["members"]):
+        if entry.get("depth", 0) > MAX_NESTING:
+            raise AlmaError(f"{entry['path']}: a member of a member of an ensemble, more than {MAX_NESTING} deep")
         if "config" in entry:
             yield MemberModel(entry["config"], weights_of_member(weights, index), None)
             continue
@@ -74,7 +77,8 @@ def members_of(config: Mapping[str, Any], weights: Weights, folder: Optional[Pat
                 f"{entry['sha256'][:12]}; restore the file, or make the ensemble again with alma-ensemble"
             )
         checkpoint = read_checkpoint(path)
-        yield MemberModel(with_absolute_paths(checkpoint["cfg"]["model"], path.parent), checkpoint["model"], path)
+        found = with_absolute_paths(checkpoint["cfg"]["model"], path.parent, entry.get("depth", 0) + 1)
+        yield MemberModel(found, checkpoint["model"], path)
 
 
 def _locate(entry: Mapping[str, Any], folder: Optional[Path]) -> Path:
@@ -90,11 +94,19 @@ def _locate(entry: Mapping[str, Any], folder: Optional[Path]) -> Path:
     )
 
 
-def with_absolute_paths(config: Config, folder: Path) -> Config:
-    """Return a model's configuration that means the same members wherever it is read; other models' as they are."""
+def with_absolute_paths(config: Config, folder: Path, depth: int = 0) -> Config:
+    """Return a model's configuration that means the same members wherever it is read; other models' as they are.
+
+    Args:
+        config: ``cfg.model``.
+        folder: of its file.
+        depth: ensembles that it is a member of; noted with each of its own members.
+    """
     if config["_name"] != ENSEMBLE_ARCH:
         return config
     root = folder.resolve()
-    entries = config["members"]
-    members = [{**entry, "path": str(root / entry["path"])} if "path" in entry else entry for entry in entries]
+    members = [
+        {**entry, "path": str(root / entry["path"]), "depth": depth} if "path" in entry else entry
+        for entry in config["members"]
+    ]
     return {**config, "members": members}

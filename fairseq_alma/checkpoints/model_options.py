@@ -53,6 +53,7 @@ class SwitchOptions(Transformer, kw_only=True):
     balance_loss_weight: Factor = 0.01
     gate_trees: Optional[Trees] = None
     checkpoint_activations: bool = False
+    compile: bool = False
     finetune_from_model: Optional[str] = None
     restore_file: Optional[str] = None
 

@@ -72,7 +72,7 @@ def _check_ensemble(options: EnsembleOptions, weights: Weights, depth: int) -> N
         else:
             check_model(member.config, parts.get(index, {}), depth + 1)
     if parts.keys() - range(len(options.members)):
-        raise UnfitCheckpoint(f"weights of {len(parts)} members, the ensemble has {len(options.members)}")
+        raise UnfitCheckpoint(f"weights of member {max(parts)}, the ensemble has {len(options.members)} from 0")
 
 
 def _check_joint(options: JointOptions, weights: Weights) -> None:

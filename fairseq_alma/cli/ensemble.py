@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 from typing import Any, Optional, Sequence
 
-from fairseq_alma.cli.entry import command, refuse_existing
+from fairseq_alma.cli.entry import command, refuse_existing, refuse_no_file
 from fairseq_alma.cli.parser import Parser
 from fairseq_alma.errors import printable
 
@@ -59,6 +59,8 @@ def _check(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> No
             parser.error(f"--weights {shown}: every weight must be a number of at least 0, and at most {MAX_WEIGHT:g}")
         if sum(weights) == 0:
             parser.error(f"--weights {shown}: at least one must be greater than 0")
+    for member in arguments.members:
+        refuse_no_file(member, "CKPT", "give checkpoints that fairseq-train or alma-ensemble wrote")
     refuse_existing(arguments.out, arguments.force)
 
 

@@ -16,7 +16,7 @@ from types import FrameType
 from typing import Callable, Iterator, Optional, Sequence
 
 from fairseq_alma.atomic_file import refuse_irregular
-from fairseq_alma.errors import AlmaError, is_out_of_memory
+from fairseq_alma.errors import AlmaError, causes, is_out_of_memory
 from fairseq_alma.terminal import discard, tell
 
 Main = Callable[[Optional[Sequence[str]]], Optional[int]]
@@ -47,8 +47,7 @@ def command(main: Main) -> Main:
             sys.stdout.flush()  # here, as a fault that shows only when the interpreter ends is a traceback
             return status
         except KeyboardInterrupt:
-            tell("interrupted; nothing half-written is left, and the same command goes on or begins again", sys.stderr)
-            return 128 + signal.SIGINT
+            return tell_of_interruption()
         except _Signalled as signalled:
             tell(
                 f"{signalled.number.name}: ended; nothing half-written is left, and the same command resumes or "
@@ -61,6 +60,8 @@ def command(main: Main) -> Main:
                 return 0
             raise AlmaError(describe_os_error(error)) from error
         except Exception as error:
+            if any(isinstance(each, KeyboardInterrupt) for each in causes(error)):
+                return tell_of_interruption()
             message = describe_fault(error)
             if message is None:
                 raise
@@ -69,6 +70,12 @@ def command(main: Main) -> Main:
             discard_unwritable_output()
 
     return wrapped
+
+
+def tell_of_interruption() -> int:
+    """Say that the command was interrupted, and return the exit status."""
+    tell("interrupted; nothing half-written is left, and the same command goes on or begins again", sys.stderr)
+    return 128 + signal.SIGINT
 
 
 class _Signalled(SystemExit):
@@ -150,14 +157,14 @@ def discard_unwritable_output() -> None:
 
 def describe_fault(error: Exception) -> Optional[str]:
     """Say in one line what of the outside world a command met: files, memory, names; None: it is a defect of ours."""
-    if isinstance(error, OSError):
-        return describe_os_error(error)
     if is_out_of_memory(error):
         wanted = str(error).strip().partition("\n")[0]
         return (
             f"out of memory{': ' if wanted else ''}{wanted}; give smaller sizes or fewer processes, or use a machine "
             "that has more"
         )
+    if isinstance(error, OSError):
+        return describe_os_error(error)
     if isinstance(error, UnicodeEncodeError) and isinstance(error.object, str):
         shown = error.object[: error.start][-100:] + error.object[error.start : error.end][:100]
         return f"{shown}: not UTF-8, and what is written here must be; rename it"
@@ -166,8 +173,9 @@ def describe_fault(error: Exception) -> Optional[str]:
 
 def describe_os_error(error: OSError) -> str:
     """Say in one line which file failed, why, and what to do."""
-    where = error.filename if error.filename is not None else "writing"
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+    is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+    where = error.filename if error.filename is not None else "writing" if is_full else "reading or writing"
+    if is_full:
         return f"{where}: the disk is full; free some space or choose another folder, then give the same command again"
     if error.errno in (errno.EACCES, errno.EPERM) and error.filename is not None:
         return describe_missing_right(Path(os.fsdecode(error.filename)))
@@ -198,6 +206,27 @@ def _may(path: Path, right: int) -> bool:
         return not path.exists() or os.access(path, right, effective_ids=True)
     except OSError:  # the folder that holds it may not be entered, which is told of that
         return True
+
+
+def refuse_no_file(path: Path, flag: str, advice: str) -> None:
+    """Raise AlmaError, before any work, if what a command is to read is there but no file that it may read.
+
+    Args:
+        path: what should be a file. One that is missing passes: whoever reads it says more of what is needed.
+        flag: that names it.
+        advice: what to do.
+    """
+    if path.exists() and not path.is_file():
+        raise AlmaError(f"{flag} {path}: {'a folder' if path.is_dir() else 'a pipe or a device'}, no file; {advice}")
+    if not _may(path, os.R_OK):
+        raise AlmaError(f"{flag} {path}: permission denied; make it readable (chmod), or {advice}")
+
+
+def refuse_no_folder(out: Path, flag: str) -> None:
+    """Raise AlmaError, before any work, if a command cannot write into a folder or make it."""
+    if out.exists() and not out.is_dir():
+        raise AlmaError(f"{flag} {out}: a file; give the name of a folder")
+    refuse_unwritable(out, flag)
 
 
 def refuse_unwritable(out: Path, flag: str) -> None:

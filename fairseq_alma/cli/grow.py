@@ -5,12 +5,13 @@ import sys
 from pathlib import Path
 from typing import Optional, Sequence
 
-from fairseq_alma.cli.entry import command, refuse_existing
-from fairseq_alma.cli.parser import InRange, Parser
-from fairseq_alma.number_range import real, whole
+from fairseq_alma.cli.entry import command, refuse_existing, refuse_no_file
+from fairseq_alma.cli.parser import Parser
+from fairseq_alma.number_range import InRange, real, whole
 from fairseq_alma.option_ranges import MAX_EXPERTS, RANGES
 from fairseq_alma.terminal import tell
 
+CHECKPOINT_NEEDED = "give a checkpoint that fairseq-train or alma-grow wrote"
 METHOD_HELP = """copy: the expert's weights and gate row are copied, the mixture stays flat (the paper's method for
 text; the loss jumps); split: the expert becomes two equal ones under a new gate (the loss stays); scratch: new random
 experts"""
@@ -100,4 +101,5 @@ def _check(options: argparse.ArgumentParser, args: argparse.Namespace) -> None:
         options.error(f"--stream is missing: --select {args.select} measures the experts on its held-out split")
     if args.method == "scratch" and args.select != "loss":
         options.error(f"--select {args.select}: has no meaning with --method scratch, which copies no expert")
+    refuse_no_file(Path(args.path), "--path", CHECKPOINT_NEEDED)
     refuse_existing(Path(args.out), args.force)

@@ -1,12 +1,12 @@
 """What every command's parser is: argparse's, with messages that a terminal can show whatever was typed."""
 
 import argparse
+import os
 import re
 from pathlib import Path
 from typing import NoReturn
 
 from fairseq_alma.errors import printable
-from fairseq_alma.number_range import Range
 
 _LONGEST_WORD = 1000  # characters of what was typed that a message repeats
 
@@ -25,23 +25,16 @@ def utf8_path(text: str) -> Path:
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise argparse.ArgumentTypeError(f"{text!r} found, a name in UTF-8 is needed") from error
+        needed = "a name in UTF-8 is needed"
+        if _is_utf8(os.fsencode(text)):
+            needed = "which a locale of ASCII cannot name; set LC_ALL=C.UTF-8"
+        raise argparse.ArgumentTypeError(f"{text!r} found, {needed}") from error
     return Path(text)
 
 
-class InRange:
-    """The type of an option that is a number of a range, for ``add_argument(type=...)``.
-
-    Args:
-        bounds: the range.
-    """
-
-    def __init__(self, bounds: Range) -> None:
-        self.bounds = bounds
-
-    def __call__(self, text: str) -> float:
-        """Return the number that a text stands for."""
-        try:
-            return self.bounds.read(text)
-        except ValueError as error:
-            raise argparse.ArgumentTypeError(f"{text} found, {error}") from error
+def _is_utf8(content: bytes) -> bool:
+    try:
+        content.decode()
+    except UnicodeDecodeError:
+        return False
+    return True

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Optional, Sequence
 
-from fairseq_alma.cli.entry import command, refuse_unwritable
+from fairseq_alma.cli.entry import command, refuse_no_folder
 from fairseq_alma.cli.parser import Parser
 from fairseq_alma.errors import AlmaError, printable
 from fairseq_alma.terminal import tell
@@ -140,10 +140,8 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     arguments = parser.parse_args(argv)
     if arguments.watch and arguments.out is None:
         parser.error("--watch: needs --out DIR, the folder that is written anew")
-    if arguments.out is not None and arguments.out.exists() and not arguments.out.is_dir():
-        raise AlmaError(f"--out {arguments.out}: a file; give the name of a folder")
     if arguments.out is not None:
-        refuse_unwritable(arguments.out, "--out")
+        refuse_no_folder(arguments.out, "--out")
     faults = _Faults()
     if arguments.watch:
         _watch(arguments, faults)

@@ -7,6 +7,8 @@ import importlib
 import sys
 from typing import Optional
 
+from fairseq_alma.errors import is_out_of_memory
+
 
 def prep_text() -> Optional[int]:
     """Run ``alma-prep-text``."""
@@ -52,3 +54,8 @@ def start(module: str) -> Optional[int]:
     except KeyboardInterrupt:
         print("interrupted; nothing has begun", file=sys.stderr)
         return 130
+    except (MemoryError, ImportError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        print("out of memory before anything has begun; give the command more", file=sys.stderr)
+        return 1

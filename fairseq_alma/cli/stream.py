@@ -7,7 +7,7 @@ from typing import Optional, Sequence
 
 from fairseq_alma.backends.images.image_job import ImageJob
 from fairseq_alma.backends.text.text_job import TextJob
-from fairseq_alma.cli.entry import command
+from fairseq_alma.cli.entry import command, refuse_no_folder
 from fairseq_alma.cli.stream_parser import learner_options, read_arguments
 from fairseq_alma.data.stream import Stream
 from fairseq_alma.errors import AlmaError
@@ -44,6 +44,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
             job.print_plan(planned)
         return 0
     assert stream is not None
+    refuse_no_folder(request.run, "--run")
     _run(request, job, learners, plans, stream, curves)
     return 0
 

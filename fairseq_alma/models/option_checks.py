@@ -1,11 +1,13 @@
 """Holds fairseq's configurations against the ranges of options, whatever form they have."""
 
-from argparse import Namespace
+from argparse import ArgumentParser, Namespace
 from typing import Any, Mapping, cast
 
 from omegaconf import DictConfig, OmegaConf
 
-from fairseq_alma.option_ranges import check_config
+from fairseq_alma.errors import AlmaError
+from fairseq_alma.number_range import InRange
+from fairseq_alma.option_ranges import RANGES, check_config
 
 
 def check_options(cfg: Any) -> None:
@@ -23,11 +25,29 @@ def check_whole_config(cfg: Any) -> None:
     Args:
         cfg: the task's; where it is part of the whole configuration, as in fairseq's commands, all groups are checked.
     """
-    root = cfg._get_root() if isinstance(cfg, DictConfig) else cfg
+    root = _plain(cfg._get_root() if isinstance(cfg, DictConfig) else cfg)
+    window = (root.get("eval_lm") or {}).get("context_window") or 0
+    if window > 0 and cfg.tokens_per_sample < 1:  # fairseq has taken the window off
+        raise AlmaError(
+            f"--context-window {window}: must be smaller than --tokens-per-sample {cfg.tokens_per_sample + window}"
+        )
     check_options(cfg)
-    for group in _plain(root).values():
+    for group in root.values():
         if isinstance(group, (Mapping, Namespace)):
             check_options(group)
+
+
+def bound_options(parser: ArgumentParser) -> None:
+    """Let fairseq's parser refuse numbers out of range: of a seed it makes use before there is a task.
+
+    Args:
+        parser: has all options but those of the optimizer, the schedule and the criterion, which `check_whole_config`
+            sees.
+    """
+    for action in parser._actions:
+        flags = [flag for flag in action.option_strings if flag in RANGES]
+        if flags and action.type in (int, float):
+            action.type = InRange(RANGES[flags[0]])
 
 
 def _plain(cfg: Any) -> Mapping[str, Any]:

@@ -68,7 +68,7 @@ def label_of(run: Mapping[str, Any]) -> str:
 
 
 def usual_init(learner: str, kind: str) -> str:
-    """Return what a learner's stages begin with unless the user says otherwise; ``previous`` for one that is not here."""
+    """Return what a learner's stages begin with unless the user says otherwise; an unknown one: ``previous``."""
     known = LEARNERS.get(kind, {}).get(learner)
     return "previous" if known is None else str(default_of(known, "init", kind))
 

@@ -24,7 +24,7 @@ from fairseq_alma.errors import AlmaError
 from fairseq_alma.learners.schedule import stage_ending_with
 from fairseq_alma.models.image_classifier import image_architectures
 from fairseq_alma.models.loading import refuse_other_weights
-from fairseq_alma.models.option_checks import check_whole_config
+from fairseq_alma.models.option_checks import bound_options, check_whole_config
 from fairseq_alma.modules.images.image_input import ImageInput
 from fairseq_alma.tasks.checkpoint_checks import check_architecture, check_weights
 from fairseq_alma.tasks.checkpoint_gate import note_task
@@ -76,6 +76,7 @@ class AlmaImageClassificationTask(WholeSplit, FairseqTask):
         if isinstance(parser, argparse.ArgumentParser):  # not so when fairseq lists the options of all tasks
             set_process_defaults(parser)
         super().add_args(parser)
+        bound_options(parser)
 
     @classmethod
     def setup_task(cls, cfg: AlmaImageClassificationConfig, **unused: Any) -> "AlmaImageClassificationTask":

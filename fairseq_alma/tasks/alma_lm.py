@@ -31,7 +31,7 @@ from fairseq_alma.errors import AlmaError
 from fairseq_alma.learners.schedule import stage_ending_with
 from fairseq_alma.models.alma_switch_lm import adopt_experts
 from fairseq_alma.models.loading import refuse_other_weights
-from fairseq_alma.models.option_checks import check_whole_config
+from fairseq_alma.models.option_checks import bound_options, check_whole_config
 from fairseq_alma.tasks.alma_bpe import AlmaBPE, AlmaBPEConfig
 from fairseq_alma.tasks.checkpoint_checks import check_dictionary, check_start, check_weights
 from fairseq_alma.tasks.checkpoint_gate import note_task
@@ -82,6 +82,7 @@ class AlmaLMTask(WholeSplit, AutocastSteps, ResumableBatches, TrainTokenCount, L
             refuse_inexact_precision(parser, evaluates=hasattr(parser.parse_known_args([])[0], "path"))
             set_process_defaults(parser)
         super().add_args(parser)
+        bound_options(parser)
 
     @classmethod
     def setup_task(cls, cfg: DictConfig, **kwargs: Any) -> "AlmaLMTask":
@@ -138,6 +139,16 @@ class AlmaLMTask(WholeSplit, AutocastSteps, ResumableBatches, TrainTokenCount, L
         return stage_ending_with(
             self.args.megabatch, self.stream.num_megabatches, self.args.wait, self.args.replay
         ).megabatches
+
+    def filter_indices_by_size(self, indices: np.ndarray, *args: Any, **kwargs: Any) -> np.ndarray:
+        """Leave out sequences that the model cannot take, as fairseq does. Raises AlmaError if none would be left."""
+        kept = super().filter_indices_by_size(indices, *args, **kwargs)
+        if len(indices) and not len(kept):
+            raise AlmaError(
+                f"--tokens-per-sample {self.args.tokens_per_sample}: with --sample-break-mode "
+                f"{self.args.sample_break_mode} every sequence is longer; give more, or --sample-break-mode none"
+            )
+        return kept
 
     def build_model(self, cfg: Any, from_checkpoint: bool = False) -> torch.nn.Module:
         """Build the model, after a look whether the checkpoint to start from fits it."""

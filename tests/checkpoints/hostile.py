@@ -69,7 +69,8 @@ def options_namespace(checkpoint, folder):
 def joined(members, checkpoint, folder):
     """Make an ensemble of it; ``members`` are its entries beside what all have."""
     entries = [{"weight": 1 / len(members), "sha256": "0" * 64, **entry} for entry in members]
-    checkpoint["cfg"]["model"] = {"_name": "alma_ensemble", "vocab_size": 8, "members": entries}
+    num_tokens = next(len(tensor) for name, tensor in checkpoint["model"].items() if name.endswith(EMBEDDINGS))
+    checkpoint["cfg"]["model"] = {"_name": "alma_ensemble", "vocab_size": num_tokens, "members": entries}
 
 
 def embedded(change, checkpoint, folder, depth=1):
@@ -220,6 +221,15 @@ BUILT = {
     "no state": partial(without, None, "extra_state"),
 }
 """Refused where fairseq's commands would use it."""
+COUNTS = {
+    "no state": BUILT["no state"],
+    "no position": partial(replaced, "extra_state", {"AlmaLMTask": {"train_tokens": 1}}),
+    "no count": partial(replaced, "extra_state", {"train_iterator": {"epoch": 1}}),
+    "text for a count": partial(
+        replaced, "extra_state", {"train_iterator": {"epoch": 1}, "AlmaLMTask": {"train_tokens": "many"}}
+    ),
+}
+"""Refused where a stage resumes."""
 
 
 def cut(good, out):
@@ -279,7 +289,7 @@ def make(kind, good, folder):
         FILES[kind](good, out)
         return out
     checkpoint = deepcopy(torch.load(good, weights_only=True))
-    {**CONTENTS, **REFERRING, **BUILT}[kind](checkpoint, folder)
+    {**CONTENTS, **REFERRING, **BUILT, **COUNTS}[kind](checkpoint, folder)
     torch.save(checkpoint, out)
     return out
 
@@ -288,5 +298,5 @@ if __name__ == "__main__":
     folder = Path(sys.argv[2]).resolve()
     folder.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(sys.argv[1], folder / "good.pt")
-    for each in (*CONTENTS, *REFERRING, *BUILT, *FILES):
+    for each in (*CONTENTS, *REFERRING, *BUILT, *COUNTS, *FILES):
         print(make(each, folder / "good.pt", folder))

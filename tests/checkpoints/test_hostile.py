@@ -4,6 +4,7 @@ import os
 import subprocess
 import time
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq_cli import generate, interactive, validate
 from omegaconf import OmegaConf
 
+from fairseq_alma.backends.images.image_checkpoints import read_model
 from fairseq_alma.backends.text.stage_checkpoints import read_progress
 from fairseq_alma.checkpoints.checkpoint_file import DICTIONARY_KEY, read_checkpoint
 from fairseq_alma.checkpoints.model_facts import describe_checkpoint
@@ -19,6 +21,8 @@ from fairseq_alma.cli.ensemble import main as alma_ensemble
 from fairseq_alma.cli.grow import main as alma_grow
 from fairseq_alma.data.stream import Stream
 from fairseq_alma.errors import AlmaError
+from fairseq_alma.models.image_classifier import GrownLayers
+from fairseq_alma.models.loading import refuse_other_weights
 from fairseq_alma.tasks.checkpoint_gate import load_state
 from tests.checkpoints import hostile
 from tests.checkpoints.small import small_checkpoint
@@ -98,6 +102,11 @@ def test_what_fairseq_would_set_up_or_look_for_is_checked(good, tmp_path, kind):
     answer(load_state, hostile.make(kind, good, tmp_path))
 
 
+@pytest.mark.parametrize("kind", hostile.COUNTS)
+def test_a_stage_that_resumes_knows_how_far_it_was(good, tmp_path, kind):
+    assert "remove" in answer(read_progress, hostile.make(kind, good, tmp_path))
+
+
 @pytest.mark.parametrize("kind", [*OF_EVAL_LM, *hostile.REFERRING])
 def test_fairseq_eval_lm_builds_nothing(stream, good, tmp_path, kind):
     path = hostile.make(kind, good, tmp_path)
@@ -143,3 +152,63 @@ def test_the_stock_command_itself_ends_with_status_1_and_one_line(stream, good, 
     assert str(path) in done.stderr.splitlines()[-1]
     assert "Traceback" not in done.stderr + done.stdout and "weights_only" not in done.stderr + done.stdout
     assert not (tmp_path / hostile.CANARY).exists()
+
+
+def test_ensembles_that_refer_to_ensembles_without_end_are_refused(good, tmp_path):
+    def join_again_and_again(path):
+        for level in range(20):
+            alma_ensemble([str(path), "--out", str(tmp_path / f"{level}.pt")])
+            path = tmp_path / f"{level}.pt"
+
+    assert "more than 16 deep" in answer(join_again_and_again, good)
+    describe_checkpoint(tmp_path / "16.pt")
+
+
+@pytest.fixture
+def image_model():
+    config = {
+        "_name": "alma_moe_mlp",
+        "width": 4,
+        "hidden_layers": 2,
+        "num_experts": 2,
+        "gate_trees": "[[0,1],[[0,1]]]",
+    }
+    return config, models.build_model(OmegaConf.create(config), SimpleNamespace(image_shape=(1, 3, 3), num_classes=5))
+
+
+@pytest.mark.parametrize(
+    ("options", "change"),
+    [
+        ({"hidden_layers": 10_000_000}, {}),
+        ({"hidden_layers": 3}, {}),
+        ({"width": 5_000}, {}),
+        ({"num_experts": 1 << 24}, {}),
+        ({"gate_trees": "[" * 50_000}, {}),
+        ({"_name": "alma_firefly_vgg", "layer_channels": ",".join(["16000000"] * 16)}, {}),
+        ({"_name": "alma_umix", "num_members": 1000, "member_arch": "alma_mlp", "member_options": "--width 4"}, {}),
+        ({}, {"network.blocks.0.linear.weight": lambda old: old * float("inf")}),
+        ({}, {"network.blocks.0.linear.weight": lambda old: old.long()}),
+        ({}, {"network.blocks.0.linear.weight": lambda old: old[:1].clone()}),
+    ],
+)
+def test_checkpoints_of_image_models_are_looked_at_before_anything_is_built(image_model, tmp_path, options, change):
+    config, built = image_model
+    path = tmp_path / "stage-000/member-0/checkpoint_last.pt"
+    path.parent.mkdir(parents=True)
+    weights = dict(built.state_dict())
+    torch.save(small_checkpoint(cfg={"model": config}, model=weights), path)
+    assert load_state(path)["cfg"].model.width == 4
+    weights.update({name: alter(weights[name]) for name, alter in change.items()})
+    torch.save(small_checkpoint(cfg={"model": {**config, **options}}, model=weights), path)
+    for read in (read_checkpoint, load_state, partial(read_model, read_grown=GrownLayers), READERS["alma-ensemble"]):
+        assert str(path) in answer(read, path)
+
+
+def test_weights_that_a_model_does_not_have_are_named_when_they_are_loaded(image_model):
+    _, built = image_model
+    refuse_other_weights(built, "E.pt")
+    weights = built.state_dict()
+    built.load_state_dict(weights)
+    del weights["network.classifier.bias"]
+    with pytest.raises(AlmaError, match=r"E\.pt: the checkpoint lacks 1 tensor\(s\), network\.classifier\.bias"):
+        built.load_state_dict(weights)

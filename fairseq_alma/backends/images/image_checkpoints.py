@@ -13,6 +13,7 @@ from torch import Tensor
 from fairseq_alma.atomic_file import open_atomically, sweep
 from fairseq_alma.checkpoints import LAST_CHECKPOINT
 from fairseq_alma.checkpoints.checkpoint_file import read_checkpoint, write_checkpoint
+from fairseq_alma.checkpoints.container import load_archive
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.models.image_classifier import GrownLayers
 from fairseq_alma.terminal import tell
@@ -115,7 +116,7 @@ def read_unfinished(path: Path) -> Optional[dict[str, Any]]:
         return None
     state = None
     with contextlib.suppress(Exception):  # of many kinds
-        state = torch.load(path, map_location="cpu", weights_only=True)
+        state = load_archive(path, mmap=False)
     if not isinstance(state, dict):
         tell(f"note: {path}: damaged, the stage is trained from its beginning", sys.stderr)
         return None

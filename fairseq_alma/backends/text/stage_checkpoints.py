@@ -93,10 +93,11 @@ def read_progress(path: Path) -> Progress:
     # Imports torch, which takes seconds; a dry run or a finished run needs none of it.
     from fairseq_alma.checkpoints.checkpoint_file import read_checkpoint
 
-    state = read_checkpoint(path)
-    iterator = state["extra_state"]["train_iterator"]
+    remedy = "remove it, and the stage resumes from the checkpoint before it, or from its beginning"
+    state = read_checkpoint(path, remedy=remedy, needed=("extra_state", "optimizer_history"))
+    iterator = state["extra_state"].get("train_iterator")
     counts = [entry[TRAIN_TOKENS] for entry in state["extra_state"].values() if _counts_tokens(entry)]
-    if len(counts) != 1:
+    if len(counts) != 1 or iterator is None:
         raise AlmaError(
             f"{path}: the checkpoint does not count the tokens it was trained on; it must come from "
             "fairseq-train --task alma_lm of this package; remove its folder to train the stage again"
@@ -145,4 +146,4 @@ def _files(folder: Path) -> list[Path]:
 
 
 def _counts_tokens(entry: Any) -> bool:
-    return isinstance(entry, dict) and TRAIN_TOKENS in entry
+    return isinstance(entry, dict) and isinstance(entry.get(TRAIN_TOKENS), int)

@@ -1,0 +1,64 @@
+import re
+import signal
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from fairseq_alma.cli import start
+
+COMMANDS = ("prep_text", "prep_images", "grow", "ensemble", "stream", "report")
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_prints_its_help(name, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", [name, "--help"])
+    with pytest.raises(SystemExit) as raised:
+        getattr(start, name)()
+    assert raised.value.code == 0
+    assert f"usage: alma-{name.replace('_', '-')}" in capsys.readouterr().out
+
+
+def test_ctrl_c_while_a_command_is_imported_is_one_line_and_status_130(monkeypatch, capsys):
+    def interrupted(module):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(start, "importlib", SimpleNamespace(import_module=interrupted))
+    assert start.report() == 130
+    assert capsys.readouterr() == ("", "interrupted; nothing has begun\n")
+
+
+def test_ctrl_c_in_a_library_that_is_imported_is_no_traceback():
+    code = (
+        "import sys, types, time; from fairseq_alma.cli import start\n"
+        "class Slow:\n"
+        "    def find_spec(self, name, path, target=None):\n"
+        "        if name == 'fairseq_alma.cli.report': print('ready', flush=True); time.sleep(60)\n"
+        "sys.meta_path.insert(0, Slow())\n"
+        "sys.exit(start.report())"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout.readline() == "ready\n"
+    process.send_signal(signal.SIGINT)
+    assert process.communicate(timeout=60)[1] == "interrupted; nothing has begun\n"
+    assert process.returncode == 130
+
+
+def test_the_installation_begins_each_command_here(checkout):
+    declared = re.findall(r'"alma-([a-z-]+)=fairseq_alma\.cli\.start:([a-z_]+)"', (checkout / "setup.py").read_text())
+    assert declared == [(name.replace("_", "-"), name) for name in COMMANDS]
+
+
+def test_memory_that_runs_out_while_a_command_is_imported_is_one_line(monkeypatch, capsys):
+    def fails(module):
+        raise ImportError("libtorch_cpu.so: failed to map segment from shared object")
+
+    monkeypatch.setattr(start, "importlib", SimpleNamespace(import_module=fails))
+    assert start.report() == 1
+    assert capsys.readouterr() == ("", "out of memory before anything has begun; give the command more\n")
+
+
+def test_a_module_that_is_not_there_stays_a_defect(monkeypatch):
+    with pytest.raises(ModuleNotFoundError):
+        start.start("fairseq_alma.cli.nothing")
