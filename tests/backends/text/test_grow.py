@@ -128,7 +128,7 @@ def test_more_copies_than_experts_are_refused(trained, tmp_path):  # noqa: F811
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--method", "split", "--experts", "0"], "--experts 0"),
+        (["--method", "split", "--experts", "0"], "--experts: 0 found, a number of at least 1 is needed"),
         (["--method", "split", "--experts", "1", "--noise", "0.1"], "--noise"),
         (["--method", "scratch", "--experts", "1", "--select", "usage"], "--select usage"),
     ],
