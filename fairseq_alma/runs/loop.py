@@ -187,11 +187,20 @@ def _finish_stage(
             if not run.folder.is_tidy(stage):
                 run.folder.require_in_place()
                 if keeps is not None:
-                    backend.keep_only(run.folder, stage, keeps.after(stage))
+                    done = _last_in_a_row(run, stage)
+                    backend.keep_only(run.folder, done, keeps.after(done))
                 run.folder.mark_tidy(stage)
             show = run.display.completed if did_run else run.display.skipped
             show(run.plans[stage], record)
     return ran
+
+
+def _last_in_a_row(run: Run, stage: int) -> int:
+    """Return the last of the stages that are complete from this one on; a stage that runs again has some behind it."""
+    with contextlib.suppress(AlmaError):  # of a damaged record, which tells nothing
+        while stage + 1 < len(run.plans) and run.folder.read_stage(stage + 1) is not None:
+            stage += 1
+    return stage
 
 
 def _run_stage(works: Sequence[StageWork], backend: Backend) -> list[dict[str, Any]]:

@@ -61,6 +61,16 @@ def test_tidying_that_was_cut_off_is_done_by_the_next_call(tmp_path):
     assert backend.kept == {0: [ModelId(0, 0)], 1: [ModelId(1, 0)], 2: [ModelId(2, 0)]}
 
 
+def test_a_stage_that_runs_again_leaves_no_weights_that_nobody_needs_any_more(tmp_path):
+    run(tmp_path, FakeBackend(), plan(num_megabatches=4), only=0)
+    for stage in (1, 2):
+        run(tmp_path, FakeBackend(), plan(num_megabatches=4), only=stage)
+    (tmp_path / "stage-000" / "stage.json").unlink()
+    backend = FakeBackend()
+    run(tmp_path, backend, plan(num_megabatches=4), only=0)
+    assert backend.kept == {2: [ModelId(2, 0)]}
+
+
 def test_one_stage_can_run_alone_once_the_one_before_is_complete(tmp_path):
     with pytest.raises(AlmaError, match=r"stage-000/stage.json.*stage 1 starts.*run that stage first"):
         run(tmp_path, FakeBackend(), only=1)
