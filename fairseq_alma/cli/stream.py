@@ -63,6 +63,8 @@ def _run(
     folders = {seed: request.folder(seed) for seed in learners}
     for seed, learner in learners.items():
         _begin(request, folders[seed], learner, seed, job, stream)
+    if request.preset is not None and (given := [*request.overridden, *job.overridden]):
+        tell(f"note: --preset {request.preset.name}: {', '.join(given)} as given here, not as it has them", sys.stderr)
     with contextlib.ExitStack() as displays:
         runs = []
         for seed, planned in plans.items():
@@ -99,6 +101,8 @@ def _begin(request: RunRequest, folder: RunFolder, learner: Learner, seed: int, 
     chosen = {name: vars(request)[name] for name in (*OF_EVERY_RUN, *job.recorded)}
     options = {**chosen, **learner.as_record(stream.kind)}
     record = describe_run(learner.name, seed, options, job.train_options(), stream)
+    if request.preset is not None:
+        record["preset"] = {"name": request.preset.name, "overridden": [*request.overridden, *job.overridden]}
     with folder.lock_run():
         before = folder.read_run()
         if before is None:

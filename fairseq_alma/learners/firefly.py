@@ -22,9 +22,15 @@ class Firefly(GrowingModel):
     grow_share: float = option(
         0.25, "neurons added by a growth step, as a share of the first size", above=0.0, at_most=1000, metavar="X"
     )
+    grow_share_of: Optional[str] = option(
+        None,
+        "what --grow-share counts: parameters, as the paper's Appendix B.1 has it, or neurons, as its released code "
+        "does (default: parameters)",
+        choices=("parameters", "neurons"),
+    )
 
     def growth_before(self, stage: Stage, seed: int) -> Optional[Growth]:
         """Add neurons."""
         if not is_growth_due(stage, self.wait, self.grow_every):
             return None
-        return Growth(1, "firefly", "loss", seed, self.grow_share)
+        return Growth(1, "firefly", "loss", seed, self.grow_share, self.grow_share_of or "parameters")

@@ -55,6 +55,14 @@ class ScheduledMixture(GrowingModel):
         "which experts are copied or split, as alma-grow --select (default: loss)",
         choices=("loss", "usage", "random"),
     )
+    grow_noise: Optional[float] = option(
+        None,
+        "as alma-grow --noise: standard deviation of noise on the gate rows of copies, which without it tie with their "
+        "originals and get no token until training breaks the tie (default: 0)",
+        at_least=0,
+        at_most=1_000_000,
+        metavar="X",
+    )
 
     def __post_init__(self) -> None:
         if self.grow_select is None and self.grow_method != "scratch":
@@ -67,6 +75,8 @@ class ScheduledMixture(GrowingModel):
             raise ValueError(
                 f"--learner {self.name} needs --grow-schedule, the experts of each stage; the paper: 4,6,8,12"
             )
+        if self.grow_noise and self.grow_method != "copy":
+            raise ValueError(f"--grow-noise {self.grow_noise}: goes with --grow-method copy alone")
         if self.grow_method == "scratch":
             if self.grow_select is not None:
                 raise ValueError("--grow-select has no meaning with --grow-method scratch, which copies no expert")
@@ -94,7 +104,9 @@ class ScheduledMixture(GrowingModel):
     def growth_before(self, stage: Stage, seed: int) -> Optional[Growth]:
         """Grow to the schedule's size."""
         num_new = self._schedule[stage.index] - self._schedule[stage.index - 1]
-        return Growth(num_new, self.grow_method, self.grow_select or "loss", seed) if num_new > 0 else None
+        if num_new == 0:
+            return None
+        return Growth(num_new, self.grow_method, self.grow_select or "loss", seed, noise=self.grow_noise or 0.0)
 
     @property
     def _schedule(self) -> tuple[int, ...]:

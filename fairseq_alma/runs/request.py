@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Callable, Mapping, Optional, Protocol, Sequence
 
-from fairseq_alma.learners.learner import Learner, build_learner, plan_stages
+from fairseq_alma.learners.learner import Learner, build_learner, flag, plan_stages
 from fairseq_alma.learners.plan import MAX_MEMBERS, StagePlan
+from fairseq_alma.learners.presets import PRESETS, Preset, filled
 from fairseq_alma.learners.schedule import Stage, stages
 from fairseq_alma.runs.loop import Backend, Run
 from fairseq_alma.runs.run_folder import RunFolder
@@ -35,6 +36,8 @@ class RunRequest:
         save_every: text: updates between two checkpoints within a stage.
         validate: text: let fairseq-train validate whenever it saves.
         num_procs: text: processes that train a model together.
+        preset: images: the named settings that fill in what the user did not give; None: none was named.
+        overridden: options of the learner that the preset sets and that the user gave with another value.
     """
 
     stream: Path
@@ -52,11 +55,19 @@ class RunRequest:
     save_every: int
     validate: bool
     num_procs: int
+    preset: Optional[Preset]
+    overridden: tuple[str, ...]
 
     @classmethod
     def of(cls, arguments: argparse.Namespace, learner: type[Learner], options: Mapping[str, Any]) -> "RunRequest":
         """Take the arguments of the same names."""
+        preset = PRESETS[arguments.preset] if arguments.preset is not None else None
+        overridden: list[str] = []
+        if preset is not None:
+            options, names = filled(options, preset.learner_options(learner.name))
+            overridden = [flag(name) for name in names]
         own: dict[str, Any] = {"learner": learner, "learner_options": options, "seeds": tuple(arguments.seed)}
+        own |= {"preset": preset, "overridden": tuple(overridden)}
         return cls(**own, **{name: vars(arguments)[name] for name in cls.__dataclass_fields__ if name not in own})
 
     def folder(self, seed: int) -> RunFolder:
@@ -108,10 +119,12 @@ class Job(Protocol):
     Attributes:
         unit: of the data, ``word`` or ``image``.
         recorded: options that run.json names, beside those of every run and of the learner.
+        overridden: options after ``--`` that the preset sets and that were given with another value.
     """
 
     unit: str
     recorded: tuple[str, ...]
+    overridden: tuple[str, ...]
 
     def train_options(self) -> dict[str, str]:
         """Return what run.json says of the options after ``--``."""

@@ -88,5 +88,7 @@ def _grow(
     assert isinstance(network, VGG)  # the learner needs alma_firefly_vgg
     first_channels = [settings.cfg.model.channels] * NUM_CONVOLUTIONS
     batch_size = settings.training().batch_size
-    network, flops = grow_on_images(network, *examples(), batch_size, first_channels, growth.share, generator)
+    network, flops = grow_on_images(
+        network, *examples(), batch_size, first_channels, growth.share, generator, growth.share_of
+    )
     return network, {GROWTH_FLOPS: flops}

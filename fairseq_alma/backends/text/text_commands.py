@@ -73,6 +73,8 @@ class TextCommands:
         ]
         if growth.method != "scratch":
             groups.append(("--select", growth.select, *self._measuring(growth)))
+        if growth.noise:
+            groups.append(("--noise", repr(growth.noise)))
         return Command("alma-grow", tuple(groups))
 
     def train(self, plan: StagePlan, training: Training) -> Command:
