@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Optional
 
 from fairseq_alma.learners.growing_mixture import grow_every_option
-from fairseq_alma.learners.learner import GrowingModel, is_growth_due, option, register_learner
+from fairseq_alma.learners.learner import GrowingModel, is_growth_due, option, register_learner, unless
 from fairseq_alma.learners.plan import Growth
 from fairseq_alma.learners.schedule import Stage
 
@@ -27,6 +27,7 @@ class Firefly(GrowingModel):
         "what --grow-share counts: parameters, as the paper's Appendix B.1 has it, or neurons, as its released code "
         "does (default: parameters)",
         choices=("parameters", "neurons"),
+        parse=unless("parameters"),
     )
 
     def growth_before(self, stage: Stage, seed: int) -> Optional[Growth]:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Mapping, Optional
 
 from fairseq_alma.learners.ensemble import num_members_option
-from fairseq_alma.learners.learner import Learner, option, register_learner
+from fairseq_alma.learners.learner import Learner, option, register_learner, unless
 from fairseq_alma.learners.plan import StagePlan
 from fairseq_alma.learners.schedule import Stage
 
@@ -28,6 +28,7 @@ class UniformMixture(Learner):
         "train and predict with the mean of the members' logits, as the paper's text has it, or with their sum, as its "
         "released code does (default: mean)",
         choices=("mean", "sum"),
+        parse=unless("mean"),
         kinds=("images",),
     )
 
