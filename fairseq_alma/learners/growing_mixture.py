@@ -4,7 +4,7 @@ import itertools
 from dataclasses import dataclass
 from typing import Any, ClassVar, Mapping, Optional, Sequence
 
-from fairseq_alma.learners.learner import GrowingModel, is_growth_due, option, register_learner
+from fairseq_alma.learners.learner import GrowingModel, is_growth_due, option, register_learner, unless
 from fairseq_alma.learners.plan import Growth
 from fairseq_alma.learners.schedule import Stage
 
@@ -121,7 +121,7 @@ class ScheduledMixture(GrowingModel):
 @register_learner("gmoe", "images")
 @dataclass(frozen=True)
 class TreeMixture(GrowingModel):
-    """One model: in each layer the expert with the largest validation loss becomes two, under a new gate."""
+    """One model: in each layer the expert with the largest validation loss becomes two (a tree, or flat)."""
 
     label: ClassVar[Optional[str]] = "gMoE"
     arch_prefix: ClassVar[Optional[str]] = "alma_moe"
@@ -129,7 +129,16 @@ class TreeMixture(GrowingModel):
     owned: ClassVar[Mapping[str, str]] = {"--gate-trees": "gmoe grows its trees by itself"}
 
     grow_every: int = grow_every_option()
+    grow_method: Optional[str] = option(
+        None,
+        "split an expert under a new gate of two, smoothly, or copy it with its row of one flat gate, as v1's ablation "
+        "(default: split)",
+        choices=("split", "copy"),
+        parse=unless("split"),
+    )
 
     def growth_before(self, stage: Stage, seed: int) -> Optional[Growth]:
-        """Split one expert of each layer."""
-        return Growth(1, "split", "loss", seed) if is_growth_due(stage, self.wait, self.grow_every) else None
+        """Split or copy one expert of each layer."""
+        if not is_growth_due(stage, self.wait, self.grow_every):
+            return None
+        return Growth(1, self.grow_method or "split", "loss", seed)

@@ -88,7 +88,8 @@ def _counts(experiment: Experiment) -> bool:
 def _copies(experiment: Experiment) -> bool:
     run = experiment.first
     is_plain = _counts(experiment) and not run.replay and experiment.times == 1
-    return is_plain and run.learner == "gmoe" and run.is_text and run.options.get("grow_method") != "split"
+    method = run.options.get("grow_method") or ("copy" if run.is_text else "split")
+    return is_plain and run.learner == "gmoe" and method != "split"
 
 
 def _experiments(evidence: Evidence) -> DataFrame:
@@ -223,7 +224,8 @@ def _compared(evidence: Evidence, figure: str, low: int, high: int) -> list[Comp
     elif figure == "jump":
         what = "largest change of the validation loss at a growth step, nats"
         names, found = (one.name, "limit"), [(one.spread("max_jump"), Spread(SMOOTH), what, None)]
-    return [Comparison(*names, *each, is_exact=figure == "jump") for each in found if None not in each[:2]]
+    comparisons = [Comparison(*names, *each) for each in found if None not in each[:2]]
+    return [replace(each, is_exact=figure == "jump") for each in comparisons]
 
 
 def _best_waits(evidence: Evidence, best: int) -> Optional[Spread]:
@@ -232,9 +234,10 @@ def _best_waits(evidence: Evidence, best: int) -> Optional[Spread]:
         evidence.groups[rank].first.wait: evidence.groups[rank].spread("anytime") for rank in evidence.waits[best]
     }
     of_seeds = [spread.by_seed for spread in spreads.values() if spread is not None]
-    shared = set(of_seeds[0]).intersection(*of_seeds[1:]) if len(of_seeds) == len(spreads) else set()
+    complete = len(of_seeds) == len(spreads)
+    shared = [seed for seed in of_seeds[0] if complete and all(seed in each for each in of_seeds)]
     values = {wait: spread.by_seed for wait, spread in spreads.items() if spread is not None}
-    return Spread.of({seed: min(values, key=lambda wait: values[wait][seed]) for seed in sorted(shared)})
+    return Spread.of({seed: min(values, key=lambda wait: values[wait][seed]) for seed in shared})
 
 
 def _share_lost(iid: Spread, sequential: Spread) -> Optional[Spread]:

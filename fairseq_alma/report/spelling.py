@@ -68,10 +68,14 @@ def label_of(run: Mapping[str, Any]) -> str:
     given = set((run.get("preset") or {}).get("overridden", ()))
     said = {} if known is None else known.learner_options(learner)
     told_by_preset = {name for name in said if f"--{name.replace('_', '-')}" not in given}
-    usual = {"grow_method": "copy", "grow_select": "loss", "combine": "probabilities"}
+    usual = {
+        "grow_method": "copy" if run["stream"]["kind"] == TEXT else "split",
+        "grow_select": "loss",
+        "combine": "probabilities",
+    }
     for name, default in usual.items():
-        told = (name != "grow_method" or run["stream"]["kind"] == TEXT) and name not in told_by_preset
-        label += f" {options[name]}" if told and options.get(name) not in (None, default) else ""
+        told = name not in told_by_preset and options.get(name) not in (None, default)
+        label += f" {options[name]}" if told else ""
     if options["init"] != usual_init(learner, run["stream"]["kind"]) and "init" not in told_by_preset:
         label += f" {options['init']}"
     return f"{label} ({preset})" if preset else label
