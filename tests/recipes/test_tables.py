@@ -73,12 +73,12 @@ def test_kept_records_make_the_table_again(tmp_path, monkeypatch):
         for name, size, error in (("sm", "4", 0.4), ("sm", "64", 0.2)) for seed in (1, 2)
     ]  # fmt: skip
     tables.keep("small", roots)
-    text = "Before\n<!-- table small -->\nold\n<!-- end -->\n<!-- findings small -->\n<!-- end -->\nAfter\n"
+    text = "Before\n<!-- table small -->\nyesterday\n<!-- end -->\n<!-- findings small -->\n<!-- end -->\nAfter\n"
     page = tmp_path / "README.md"
     page.write_text(text)
     monkeypatch.setattr(tables, "PAGES", (page,))
     readme, findings = tables.everything(["small"]).values()
     assert readme.startswith("Before\n<!-- table small -->\n| learner |") and readme.endswith("<!-- end -->\nAfter\n")
-    assert "| SM_w1   | mlp, width 64 |" in readme and "old" not in readme
+    assert "| SM_w1   | mlp, width 64 |" in readme and "yesterday" not in readme
     assert "- **held**: Larger models are better" in readme
     assert unfounded(readme, [findings]) == []
