@@ -61,10 +61,13 @@ class ImageBackend:
         settings: of the runs, which differ by their seeds alone.
         runs: that go through the same stages in step.
         shared_folder: where several runs keep the training that they share.
+        keep_maps: leave which experts test images go to after every stage, not after the last one alone.
     """
 
-    def __init__(self, settings: ImageSettings, runs: Sequence[Run], shared_folder: Path) -> None:
-        self.settings, self.shared_folder = settings, shared_folder
+    def __init__(
+        self, settings: ImageSettings, runs: Sequence[Run], shared_folder: Path, keep_maps: bool = False
+    ) -> None:
+        self.settings, self.shared_folder, self.keep_maps = settings, shared_folder, keep_maps
         self.stream = settings.stream
         self.source = ImageInput(self.stream.mean, self.stream.std, self.stream.augment).to(settings.device)
         self.models = {run.folder.root: RunModels(run, settings, self._test_examples) for run in runs}
@@ -123,7 +126,7 @@ class ImageBackend:
             if model.grown.trees:
                 figures["gate_trees"] = nested_gate_trees(model.grown.trees)
                 figures["expert_usage"] = usage
-        if plan.stage.index == run.last_stage:
+        if self.keep_maps or plan.stage.index == run.last_stage:
             network = store.network_of(plan.predictors[-trained:])
             write_experts(work.folder.stage_folder(plan.stage.index), network, self._test_examples)
         return figures

@@ -71,7 +71,7 @@ class ImageJob:
         settings = ImageSettings(self.images, self.options, trainings[0].num_joint, trainings[0].joint_logits)
         for growth in {training.growth for training in trainings if training.growth is not None}:
             settings.check_growth(growth)
-        return lambda runs: ImageBackend(settings, runs, self.request.run)
+        return lambda runs: ImageBackend(settings, runs, self.request.run, self.request.keep_checkpoints)
 
 
 def _without_stage(words: Sequence[str]) -> list[str]:
