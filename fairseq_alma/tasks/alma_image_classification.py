@@ -131,7 +131,7 @@ class AlmaImageClassificationTask(WholeSplit, FairseqTask):
         return None
 
     def _start(self) -> Optional[str]:
-        """Return the checkpoint that training goes on or starts from, or None."""
+        """Return the checkpoint that training resumes or starts from, or None."""
         last = os.path.join(self.cfg.save_dir, self.cfg.restore_file)
         if os.path.isfile(last):
             return last
