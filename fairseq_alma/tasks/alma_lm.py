@@ -67,7 +67,7 @@ class AlmaLMConfig(LanguageModelingConfig):
     expert_parallel: bool = field(
         default=False,
         metadata={
-            "help": "with several processes: each has 1/processes of the experts of every layer, for the tokens of all; "
+            "help": "with several processes: each has 1/processes of every layer's experts, for the tokens of all; "
             "the losses are those of one process up to rounding. Checkpoints hold the whole model. Needs --optimizer "
             "fused_adam"
         },
