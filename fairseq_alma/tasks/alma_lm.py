@@ -35,10 +35,10 @@ from fairseq_alma.models.option_checks import bound_options, check_whole_config
 from fairseq_alma.tasks.alma_bpe import AlmaBPE, AlmaBPEConfig
 from fairseq_alma.tasks.checkpoint_checks import check_dictionary, check_start, check_weights
 from fairseq_alma.tasks.checkpoint_gate import note_task
-from fairseq_alma.tasks.expert_parallel import ExpertParallel
 from fairseq_alma.tasks.precision import AutocastSteps, refuse_inexact_precision, require_bf16
 from fairseq_alma.tasks.processes import is_first, prepare_group, set_process_defaults
 from fairseq_alma.tasks.resumable_batches import ResumableBatches
+from fairseq_alma.tasks.sharding import Sharding
 from fairseq_alma.tasks.shared_batches import SharedBatches
 from fairseq_alma.tasks.train_token_count import TrainTokenCount
 from fairseq_alma.tasks.whole_split import WholeSplit
@@ -72,16 +72,24 @@ class AlmaLMConfig(LanguageModelingConfig):
             "fused_adam"
         },
     )
+    fully_shard: bool = field(
+        default=False,
+        metadata={
+            "help": "with several processes: each has 1/processes of all weights, gradients and moments (torch's "
+            "fully_shard); otherwise as --expert-parallel"
+        },
+    )
     # Not options: what the command was told elsewhere, so that a bad checkpoint gets one line before it is loaded.
     path: Optional[str] = II("common_eval.path")
     finetune_from_model: Optional[str] = II("checkpoint.finetune_from_model")
     restore_file: str = II("checkpoint.restore_file")
     cpu: bool = II("common.cpu")
     save_dir: str = II("checkpoint.save_dir")
+    optimizer: Optional[str] = II("optimizer._name")
 
 
 @register_task("alma_lm", dataclass=AlmaLMConfig)
-class AlmaLMTask(WholeSplit, AutocastSteps, ExpertParallel, ResumableBatches, TrainTokenCount, LanguageModelingTask):
+class AlmaLMTask(WholeSplit, AutocastSteps, Sharding, ResumableBatches, TrainTokenCount, LanguageModelingTask):
     """Train on the mega-batches of one stage, validate on ``valid``, test on ``test``."""
 
     @classmethod

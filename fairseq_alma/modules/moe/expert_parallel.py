@@ -7,7 +7,7 @@ it, so that losses are those of one process up to rounding.
 Letters: S tokens, E experts, R processes, M model dim.
 """
 
-from typing import Any, Callable, Iterator, Optional
+from typing import Any, Callable, Optional
 
 import torch
 import torch.distributed as dist
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from fairseq_alma.modules.moe.dispatch import Dispatch
 from fairseq_alma.modules.moe.experts import Experts
+from fairseq_alma.modules.spread_parameters import Slice, keep_checkpoints_whole, spread_of
 
 Compute = Callable[[Tensor, Dispatch], Tensor]
 
@@ -83,38 +84,8 @@ class _Nothing:
     """In the place of autograd's context where nothing is differentiated again."""
 
 
-class Share:
-    """Where a parameter lies in the whole one, whose first dimension is dealt to the processes of a group.
-
-    Attributes:
-        whole: of the last call of `gather`, on the CPU of the first process; None elsewhere.
-    """
-
-    def __init__(self, parameter: nn.Parameter, group: Optional[dist.ProcessGroup] = None) -> None:
-        self.parameter, self.group = parameter, group
-        self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
-        self.whole: Optional[Tensor] = None
-
-    def take(self, whole: Tensor) -> Tensor:
-        """Return this process's part of a tensor of the whole parameter's shape; what is a part already stays."""
-        return whole.chunk(self.size)[self.rank].clone() if len(whole) != len(self.parameter) else whole
-
-    def gather(self, part: Tensor) -> Optional[Tensor]:
-        """Return the whole tensor in the first process, on the CPU, and None in the others; all must call this."""
-        parts = [torch.empty_like(part) for _ in range(self.size)] if self.rank == 0 else None
-        dist.gather(part.contiguous(), parts, group=self.group, group_dst=0)
-        return None if parts is None else torch.cat([each.cpu() for each in parts])
-
-
-def share_of(parameter: Any) -> Optional[Share]:
-    """Return where a parameter lies, or None if each process has all of it."""
-    return getattr(parameter, "share", None)
-
-
 def spread_experts(model: nn.Module, group: Optional[dist.ProcessGroup] = None) -> int:
-    """Leave each process its share of the experts of all Switch layers; weights are loaded and saved as whole ones.
-
-    The parameters get the attribute ``expert``, by which fairseq and torch leave them out of their reduction.
+    """Leave each process its share of the experts of all Switch layers; checkpoints hold all of them.
 
     Args:
         model: the same in every process.
@@ -126,38 +97,16 @@ def spread_experts(model: nn.Module, group: Optional[dist.ProcessGroup] = None) 
     Raises:
         ValueError: the number of processes does not divide that of the experts.
     """
-    layers = list(_experts(model))
+    layers = {name: module for name, module in model.named_modules() if isinstance(module, Experts)}
     size = dist.get_world_size(group)
-    for name, experts in layers:
+    for name, experts in layers.items():
         if experts.num_experts % size:
             raise ValueError(f"{name} has {experts.num_experts} experts, which {size} processes cannot share evenly")
-    for _, experts in layers:
-        for name, parameter in list(experts.named_parameters(recurse=False)):
-            part = nn.Parameter(parameter.detach().chunk(size)[dist.get_rank(group)].clone())
-            part.share = Share(part, group)  # type: ignore[attr-defined]
-            part.expert = True  # type: ignore[attr-defined]
-            setattr(experts, name, part)
+    for experts in layers.values():
+        for name, whole in list(experts.named_parameters(recurse=False)):
+            setattr(experts, name, Slice(whole, group).parameter)
         experts.exchange = ExpertExchange(group)
-        experts.register_load_state_dict_pre_hook(_take_shares)
-        experts.register_state_dict_post_hook(_put_wholes)
-    spread = [f"{name}.{own}" for name, experts in layers for own, _ in experts.named_parameters(recurse=False)]
-    model._ddp_params_and_buffers_to_ignore = spread  # type: ignore[assignment]
+    keep_checkpoints_whole(model)
+    spread: Any = [name for name, parameter in model.named_parameters() if spread_of(parameter) is not None]
+    model._ddp_params_and_buffers_to_ignore = spread  # by torch's data parallel
     return len(layers)
-
-
-def _experts(model: nn.Module) -> Iterator[tuple[str, Experts]]:
-    return ((name, module) for name, module in model.named_modules() if isinstance(module, Experts))
-
-
-def _take_shares(experts: nn.Module, state: dict[str, Tensor], prefix: str, *_: Any) -> None:
-    for name, parameter in experts.named_parameters(recurse=False):
-        if prefix + name in state:
-            state[prefix + name] = parameter.share.take(state[prefix + name])  # type: ignore[attr-defined]
-
-
-def _put_wholes(experts: nn.Module, state: dict[str, Tensor], prefix: str, *_: Any) -> None:
-    for name, parameter in experts.named_parameters(recurse=False):
-        whole = parameter.share.whole  # type: ignore[attr-defined]
-        if whole is None:
-            raise RuntimeError(f"{prefix}{name}: the shares of all processes were not gathered before")
-        state[prefix + name] = whole
