@@ -22,6 +22,7 @@ from fairseq_alma.checkpoints.checkpoint_file import read_checkpoint, starting_c
 from fairseq_alma.checkpoints.ensemble_file import ENSEMBLE_ARCH
 from fairseq_alma.data.image_stream import ImageStream
 from fairseq_alma.errors import AlmaError
+from fairseq_alma.faults import in_one_line
 from fairseq_alma.learners.schedule import stage_ending_with
 from fairseq_alma.models.image_classifier import image_architectures
 from fairseq_alma.models.option_checks import bound_options, check_whole_config
@@ -78,17 +79,20 @@ class AlmaImageClassificationTask(FairseqTask):
         bound_options(parser)
 
     @classmethod
+    @in_one_line()
     def setup_task(cls, cfg: AlmaImageClassificationConfig, **unused: Any) -> "AlmaImageClassificationTask":
         """Open the stream, once no option of the command is out of range."""
         check_whole_config(cfg)
         return cls(cfg, ImageStream.open(cfg.data))
 
+    @in_one_line()
     def load_dataset(self, split: str, combine: bool = False, **unused: Any) -> None:
         """Load ``train``, ``valid`` (both of the stage) or ``test``; without --megabatch ``valid`` is that of all."""
         self.datasets[split] = ImageDataset(
             self.stream, self._indices(split), self.source, self.cfg.seed, is_training=split == "train"
         )
 
+    @in_one_line()
     def build_model(self, cfg: Any, from_checkpoint: bool = False) -> BaseFairseqModel:
         """Build the model, after a look whether it takes images and whether the checkpoint to start from fits it.
 

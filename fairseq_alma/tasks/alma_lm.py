@@ -27,6 +27,7 @@ from omegaconf import II, DictConfig
 from fairseq_alma.checkpoints.checkpoint_file import DICTIONARY_KEY, read_checkpoint, starting_checkpoint
 from fairseq_alma.data.stream import Stream
 from fairseq_alma.errors import AlmaError
+from fairseq_alma.faults import in_one_line
 from fairseq_alma.learners.schedule import stage_ending_with
 from fairseq_alma.models.alma_switch_lm import adopt_experts
 from fairseq_alma.models.option_checks import bound_options, check_whole_config
@@ -69,6 +70,7 @@ class AlmaLMTask(TrainTokenCount, LanguageModelingTask):
         bound_options(parser)
 
     @classmethod
+    @in_one_line()
     def setup_task(cls, cfg: DictConfig, **kwargs: Any) -> "AlmaLMTask":
         """Open the stream.
 
@@ -98,6 +100,7 @@ class AlmaLMTask(TrainTokenCount, LanguageModelingTask):
         task.stream = stream
         return task
 
+    @in_one_line()
     def load_dataset(self, split: str, epoch: int = 1, combine: bool = False, **kwargs: Any) -> None:
         """Load a split; ``train`` is the union of the stage's mega-batches.
 
@@ -132,6 +135,7 @@ class AlmaLMTask(TrainTokenCount, LanguageModelingTask):
             )
         return kept
 
+    @in_one_line()
     def build_model(self, cfg: Any, from_checkpoint: bool = False) -> torch.nn.Module:
         """Build the model, after a look whether the checkpoint to start from fits it."""
         if not from_checkpoint and "gate_trees" in cfg:

@@ -79,3 +79,24 @@ def test_wall_time_adds_up_over_launches_without_the_pauses(tmp_path):
     for path in (log, tmp_path / "clock.json"):
         os.utime(path, (now - 4000, now - 4000))  # killed 1000 s after its start
     assert StageClock(tmp_path / "clock.json", tmp_path).seconds() == pytest.approx(1100, abs=5)
+
+
+@pytest.mark.parametrize(
+    "link", ["stage-000", "stage-000/member-0", "stage-000/member-0/checkpoint_last.pt", "stage-000/a"]
+)
+def test_no_stage_is_written_through_a_symbolic_link(link, tmp_path):
+    (tmp_path / "precious").mkdir()
+    (tmp_path / "R" / link).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / "R" / link).symlink_to(tmp_path / "precious")
+    folder = RunFolder(tmp_path / "R")
+    for lock in (folder.lock_stage(0), folder.lock_member(ModelId(0, 0))):
+        with pytest.raises(AlmaError, match=rf"R/{link}: a symbolic link, which a stage is not written through"), lock:
+            pass
+    assert list((tmp_path / "precious").iterdir()) == []
+
+
+def test_a_run_that_is_a_symbolic_link_itself_is_one(tmp_path):
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "R").symlink_to(tmp_path / "elsewhere")
+    with RunFolder(tmp_path / "R").lock_stage(0):
+        assert (tmp_path / "elsewhere" / "stage-000" / ".lock").exists()
