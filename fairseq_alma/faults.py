@@ -12,7 +12,13 @@ from typing import Iterator, Optional
 from fairseq_alma.atomic_file import refuse_irregular
 from fairseq_alma.errors import AlmaError
 
-_NO_MEMORY = ("can't allocate memory", "not enough memory", "failed to map segment", "can't start new thread")
+_NO_MEMORY = (
+    "can't allocate memory",
+    "not enough memory",
+    "failed to map segment",
+    "can't start new thread",
+    "Storage size calculation overflowed",
+)
 
 
 @contextlib.contextmanager
