@@ -6,12 +6,20 @@ from pathlib import Path
 from typing import Optional, Sequence
 
 from fairseq_alma.cli.entry import command
-from fairseq_alma.cli.parser import Parser
+from fairseq_alma.cli.parser import Parser, check_ranges
 from fairseq_alma.faults import refuse_existing, refuse_no_file
-from fairseq_alma.number_range import InRange, real, whole
-from fairseq_alma.option_ranges import MAX_EXPERTS, RANGES
+from fairseq_alma.learners.learner import flag
+from fairseq_alma.number_range import real, whole
+from fairseq_alma.option_ranges import MAX_EXPERTS
+from fairseq_alma.option_ranges import RANGES as OF_FAIRSEQ
 from fairseq_alma.terminal import tell
 
+RANGES = {
+    "experts": whole(1, MAX_EXPERTS),
+    "noise": real(0, 1e6),
+    "seed": whole(0, 2**63 - 1),
+    **{name: OF_FAIRSEQ[flag(name)] for name in ("moe_freq", "batch_size", "tokens_per_sample")},
+}
 CHECKPOINT_NEEDED = "give a checkpoint that fairseq-train or alma-grow wrote"
 METHOD_HELP = """copy: the expert's weights and gate row are copied, the mixture stays flat (the paper's method for
 text; the loss jumps); split: the expert becomes two equal ones under a new gate (the loss stays); scratch: new random
@@ -32,7 +40,7 @@ def parser() -> argparse.ArgumentParser:
     options.add_argument(
         "--experts",
         required=True,
-        type=InRange(whole(1, MAX_EXPERTS)),
+        type=int,
         metavar="K",
         help="experts to add to each Switch layer",
     )
@@ -45,9 +53,7 @@ def parser() -> argparse.ArgumentParser:
     )
     options.add_argument("--stream", help="stream whose held-out split is measured; not needed with --select random")
     options.add_argument("--split", default="valid", help="held-out split; a learner has no access to test")
-    options.add_argument(
-        "--noise", type=InRange(real(0, 1e6)), default=0.0, help="copy: standard deviation of noise on the gate rows"
-    )
+    options.add_argument("--noise", type=float, default=0.0, help="copy: standard deviation of noise on the gate rows")
     options.add_argument(
         "--optimizer",
         choices=("reset", "copy"),
@@ -57,24 +63,22 @@ def parser() -> argparse.ArgumentParser:
     )
     options.add_argument(
         "--moe-freq",
-        type=InRange(RANGES["--moe-freq"]),
+        type=int,
         default=2,
         help="dense transformer_lm: every n-th layer gets experts",
     )
     options.add_argument(
         "--batch-size",
-        type=InRange(RANGES["--batch-size"]),
+        type=int,
         default=16,
         help="sequences per batch of the held-out pass",
     )
     options.add_argument(
         "--tokens-per-sample",
-        type=InRange(RANGES["--tokens-per-sample"]),
+        type=int,
         help="tokens per sequence; default: as the model was trained",
     )
-    options.add_argument(
-        "--seed", type=InRange(whole(0, 2**63 - 1)), default=1, help="of new weights, noise and random choice"
-    )
+    options.add_argument("--seed", type=int, default=1, help="of new weights, noise and random choice")
     options.add_argument("--cpu", action="store_true", help="measure on the CPU even where a GPU is")
     options.add_argument("--force", action="store_true", help="replace --out if it exists")
     return options
@@ -96,6 +100,7 @@ def main(argv: Optional[Sequence[str]] = None) -> Optional[int]:
 
 def _check(options: argparse.ArgumentParser, args: argparse.Namespace) -> None:
     """Refuse what can be refused from the command line alone."""
+    check_ranges(options, args, RANGES)
     if args.noise > 0 and args.method != "copy":
         options.error(f"--noise {args.noise}: goes with --method copy alone")
     if args.select != "random" and args.method != "scratch" and args.stream is None:

@@ -4,9 +4,10 @@ import argparse
 import os
 import re
 from pathlib import Path
-from typing import NoReturn
+from typing import Mapping, NoReturn
 
 from fairseq_alma.errors import printable
+from fairseq_alma.number_range import Range
 
 _LONGEST_WORD = 1000  # characters of what was typed that a message repeats
 
@@ -18,6 +19,23 @@ class Parser(argparse.ArgumentParser):
         """Print how the command is used and a message, and end the program."""
         cut = re.sub(rf"(\S{{100}})\S{{{_LONGEST_WORD},}}", r"\1…", message)
         super().error(printable(cut))
+
+
+def check_ranges(parser: argparse.ArgumentParser, arguments: argparse.Namespace, ranges: Mapping[str, Range]) -> None:
+    """End the program with a usage error if an option that is a number is out of its range; None is in every range.
+
+    Args:
+        parser: for errors.
+        arguments: what it has read.
+        ranges: name of an option with underscores -> its range.
+    """
+    for name, bounds in ranges.items():
+        value = getattr(arguments, name)
+        try:
+            if value is not None:
+                bounds.check(value)
+        except ValueError as error:
+            parser.error(f"--{name.replace('_', '-')} {value}: {error}")
 
 
 def utf8_path(text: str) -> Path:

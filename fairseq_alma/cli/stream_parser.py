@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any, Iterable, Mapping, Optional, Sequence, get_type_hints
 
-from fairseq_alma.cli.parser import Parser, utf8_path
+from fairseq_alma.cli.parser import Parser, check_ranges, utf8_path
 from fairseq_alma.json_files import MAX_MEGABATCHES
 from fairseq_alma.learners.learner import (
     KINDS,
@@ -70,12 +70,7 @@ def read_arguments(
     _import_learners(words[:cut])
     parser = build_parser()
     arguments = parser.parse_args(words[:cut])
-    for name, bounds in RANGES.items():
-        try:
-            if (value := vars(arguments)[name]) is not None:
-                bounds.check(value)
-        except ValueError as error:
-            parser.error(f"{flag(name)} {value}: {error}")
+    check_ranges(parser, arguments, RANGES)
     for number, seed in enumerate(arguments.seed):
         if not 0 <= seed <= MAX_SEED:
             parser.error(f"--seed {seed}: a number from 0 to {MAX_SEED} is needed")
