@@ -5,52 +5,53 @@ Importing a command takes a quarter of a second; `entry.command` can answer only
 
 import importlib
 import sys
-from typing import Optional
+from typing import Optional, Sequence
 
 from fairseq_alma.faults import is_out_of_memory
 
 
-def prep_text() -> Optional[int]:
+def prep_text(argv: Optional[Sequence[str]] = None) -> Optional[int]:
     """Run ``alma-prep-text``."""
-    return start("data_prep.text.command")
+    return start("data_prep.text.command", argv)
 
 
-def prep_images() -> Optional[int]:
+def prep_images(argv: Optional[Sequence[str]] = None) -> Optional[int]:
     """Run ``alma-prep-images``."""
-    return start("data_prep.images.command")
+    return start("data_prep.images.command", argv)
 
 
-def grow() -> Optional[int]:
+def grow(argv: Optional[Sequence[str]] = None) -> Optional[int]:
     """Run ``alma-grow``."""
-    return start("fairseq_alma.cli.grow")
+    return start("fairseq_alma.cli.grow", argv)
 
 
-def ensemble() -> Optional[int]:
+def ensemble(argv: Optional[Sequence[str]] = None) -> Optional[int]:
     """Run ``alma-ensemble``."""
-    return start("fairseq_alma.cli.ensemble")
+    return start("fairseq_alma.cli.ensemble", argv)
 
 
-def stream() -> Optional[int]:
+def stream(argv: Optional[Sequence[str]] = None) -> Optional[int]:
     """Run ``alma-stream``."""
-    return start("fairseq_alma.cli.stream")
+    return start("fairseq_alma.cli.stream", argv)
 
 
-def report() -> Optional[int]:
+def report(argv: Optional[Sequence[str]] = None) -> Optional[int]:
     """Run ``alma-report``."""
-    return start("fairseq_alma.cli.report")
+    return start("fairseq_alma.cli.report", argv)
 
 
-def start(module: str) -> Optional[int]:
+def start(module: str, argv: Optional[Sequence[str]] = None) -> Optional[int]:
     """Import a module and run its ``main``; Ctrl-C meanwhile is one line and status 130, as afterwards.
 
     Args:
         module: name of the module.
+        argv: the words of the command; None: those of the process.
 
     Returns:
         Its exit status.
     """
     try:
-        return importlib.import_module(module).main()
+        return importlib.import_module(module).main(argv)
     except KeyboardInterrupt:
         print("interrupted; nothing has begun", file=sys.stderr)
         return 130
