@@ -28,6 +28,7 @@ from omegaconf import II, DictConfig
 from fairseq_alma.checkpoints.checkpoint_file import DICTIONARY_KEY, read_checkpoint, starting_checkpoint
 from fairseq_alma.data.stream import Stream
 from fairseq_alma.errors import AlmaError
+from fairseq_alma.faults import in_one_line
 from fairseq_alma.learners.schedule import stage_ending_with
 from fairseq_alma.models.alma_switch_lm import adopt_experts
 from fairseq_alma.models.loading import refuse_other_weights
@@ -102,6 +103,7 @@ class AlmaLMTask(WholeSplit, AutocastSteps, Sharding, ResumableBatches, TrainTok
         bound_options(parser)
 
     @classmethod
+    @in_one_line()
     def setup_task(cls, cfg: DictConfig, **kwargs: Any) -> "AlmaLMTask":
         """Open the stream.
 
@@ -133,6 +135,7 @@ class AlmaLMTask(WholeSplit, AutocastSteps, Sharding, ResumableBatches, TrainTok
         note_task("alma_lm")
         return task
 
+    @in_one_line()
     def load_dataset(self, split: str, epoch: int = 1, combine: bool = False, **kwargs: Any) -> None:
         """Load a split; ``train`` is the union of the stage's mega-batches.
 
@@ -169,6 +172,10 @@ class AlmaLMTask(WholeSplit, AutocastSteps, Sharding, ResumableBatches, TrainTok
 
     def build_model(self, cfg: Any, from_checkpoint: bool = False) -> torch.nn.Module:
         """Build the model, after a look whether the checkpoint to start from fits it."""
+        with in_one_line():  # no decorator: fairseq looks at the names of the arguments
+            return self._build_checked(cfg, from_checkpoint)
+
+    def _build_checked(self, cfg: Any, from_checkpoint: bool) -> torch.nn.Module:
         if not from_checkpoint and "gate_trees" in cfg:
             adopt_experts(cfg)  # here too: fairseq hands models without a named architecture a copy, which is not saved
         if from_checkpoint:
