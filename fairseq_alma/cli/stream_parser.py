@@ -25,7 +25,9 @@ SAVE_EVERY = 500
 LEARNERS_FROM = "--learners-from"  # not --user-dir: fairseq's parser looks for that in the command line of any process
 # Options of alma-stream that mean something to some learners alone: option -> kinds of data, attribute of the learner.
 OF_SOME: Mapping[str, tuple[tuple[str, ...], Optional[str]]] = {
-    "member": (("text",), "trains_members_alone"),
+    "member": (KINDS, "trains_members_alone"),
+    "jobs": (KINDS, "trains_members_alone"),
+    "progress_to": (KINDS, "trains_members_alone"),
     "iid": (KINDS, "has_iid_control"),
     "save_every": (("text",), None),
     "num_procs": (("text",), None),
@@ -37,6 +39,7 @@ RANGES = {
     "save_every": whole(1),
     "iid": whole(1),
     "num_procs": whole(1, 1024),
+    "jobs": whole(1, 1024),
 }
 
 EPILOG = """\
@@ -117,6 +120,11 @@ def learner_options(
     if len(arguments.seed) > 1 and not (kind == "images" and learner.stacks_seeds):
         possible = ", ".join(sorted(name for name, each in LEARNERS["images"].items() if each.stacks_seeds))
         parser.error(f"--seed: several go with streams of images and --learner {possible}; give one call for each")
+    for name in ("member", "jobs"):
+        if vars(arguments)[name] is not None and len(arguments.seed) > 1:
+            parser.error(f"{flag(name)} goes with one --seed; give one call for each seed")
+    if arguments.member is not None and arguments.jobs is not None:
+        parser.error("--jobs trains all members, --member some; give one of them")
     if arguments.iid is not None and (arguments.wait != 1 or arguments.replay or arguments.drop_rest):
         parser.error("--iid is one stage: it does not go with --wait, --replay or --drop-rest")
     arguments.save_every = arguments.save_every or SAVE_EVERY
@@ -179,10 +187,21 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
     add(
         "--member",
         type=int,
+        nargs="+",
         metavar="I",
-        help=f"text, {_names_with('text', 'trains_members_alone')}: train member I alone, from 0, in --stage or in all "
-        "stages; several calls may run at the same time; a call without --member completes the stages",
+        help=f"{_names_with('images', 'trains_members_alone')}: train these members, from 0, in --stage or in all "
+        "stages; several calls may run at the same time; a call without --member (images: with --jobs) completes the "
+        "stages",
     )
+    add(
+        "--jobs",
+        type=int,
+        metavar="N",
+        help=f"{_names_with('images', 'trains_members_alone')}: train members in N processes at the same time, on "
+        "--num-procs GPUs each where there are GPUs; any N gives the same files (images: the same for any N, also 1; "
+        "without it all members are trained side by side in one network, equal but for rounding)",
+    )
+    add("--progress-to", type=int, metavar="FD", help=argparse.SUPPRESS)  # given by --jobs to the calls that it starts
     add(
         "--megabatches",
         type=int,

@@ -4,8 +4,6 @@ import contextlib
 import math
 import os
 import re
-import shutil
-import signal
 import socket
 import subprocess
 import sys
@@ -14,11 +12,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Callable, Mapping, Optional, Sequence, Union
 
+from fairseq_alma.backends.child_processes import describe_status, die_with_parent, end_processes, find_program
 from fairseq_alma.backends.text.fork_server import (
     ForkedCommand,
     Request,
     begin_forked,
-    die_with_parent,
     is_script_of_this_python,
 )
 from fairseq_alma.errors import AlmaError
@@ -27,10 +25,8 @@ from fairseq_alma.terminal import shell_words
 POLL_SECONDS = 0.2
 LINE_LENGTH = 110
 MAX_REASON = 400
-PATIENCE_SECONDS = 10.0
 LAST_WORDS_SECONDS = 5.0
 """In which the processes that are left say why, once one of several has failed."""
-_PR_SET_PDEATHSIG = 1
 Child = Union[ForkedCommand, "subprocess.Popen[bytes]"]
 _ERROR_LINE = re.compile(r"(\w+\.)*\w*(Error|Exception)\b.*")
 
@@ -70,15 +66,6 @@ class Command:
         return " \\\n".join(lines)
 
 
-def find_program(name: str) -> str:
-    """Return the path of a command: the one beside this Python first, so that it belongs to the same environment."""
-    beside = Path(sys.executable).with_name(name)
-    found = str(beside) if beside.is_file() else shutil.which(name)
-    if found is None:
-        raise AlmaError(f"{name}: command not found beside {sys.executable}; install fairseq into this environment")
-    return found
-
-
 def run_logged(command: Command, log: Path, watch: Callable[[str], None], keep_open: Sequence[int] = ()) -> None:
     """Run a command to its end.
 
@@ -101,7 +88,7 @@ def run_logged(command: Command, log: Path, watch: Callable[[str], None], keep_o
     try:
         failure = _wait(children, tail.read)
     finally:
-        _end(children)
+        end_processes(children)
     tail.read()
     if failure is not None:
         raise AlmaError(f"{log}: {command.program} failed ({failure}): {tail.last_error()}")
@@ -137,7 +124,7 @@ def _wait(children: Sequence[Child], watch: Callable[[], None]) -> Optional[str]
     status, rank = min((child.poll() or 0, rank) for rank, child in enumerate(children))
     if status == 0:
         status, rank = max((child.poll() or 0, rank) for rank, child in enumerate(children))
-    return (f"process {rank}, " if len(children) > 1 else "") + _describe(status) if status else None
+    return (f"process {rank}, " if len(children) > 1 else "") + describe_status(status) if status else None
 
 
 def _begin(command: Command, place: Mapping[str, str], program: str, output: int, keep_open: Sequence[int]) -> Child:
@@ -200,29 +187,3 @@ class _Tail:
         reason = (errors or lines or ["it printed nothing"])[-1]
         # argparse lists all choices; they are in the log.
         return reason if len(reason) <= MAX_REASON else reason[:MAX_REASON] + "…"
-
-
-def _describe(status: int) -> str:
-    if status >= 0:
-        return f"exit status {status}"
-    name = signal.Signals(-status).name
-    return f"ended by {name}" + (", perhaps out of memory" if name == "SIGKILL" else "")
-
-
-def _end(children: Sequence[Child]) -> None:
-    """End the processes and whatever they started, politely first."""
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        running = [child for child in children if child.poll() is None]
-        for child in running:
-            _signal_group(child.pid, number)
-        deadline = time.monotonic() + PATIENCE_SECONDS
-        while any(child.poll() is None for child in running) and time.monotonic() < deadline:
-            time.sleep(0.05)
-    # Workers of a command that has ended by itself.
-    for child in children:
-        _signal_group(child.pid, signal.SIGKILL)
-
-
-def _signal_group(group: int, number: signal.Signals) -> None:
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(group, number)
