@@ -7,6 +7,7 @@ from typing import Optional, Sequence
 
 from fairseq_alma.backends.images.image_job import ImageJob
 from fairseq_alma.backends.member_workers import MemberWorkers, devices_of_jobs
+from fairseq_alma.backends.slurm_jobs import SlurmChain, complete_stages, plan_jobs, require_slurm
 from fairseq_alma.backends.text.text_job import TextJob
 from fairseq_alma.cli.entry import command, refuse_no_folder
 from fairseq_alma.cli.stream_parser import learner_options, read_arguments
@@ -41,6 +42,11 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         plans = {seed: request.plan(each, kind, num_megabatches) for seed, each in learners.items()}
     except ValueError as error:
         parser.error(str(error))
+    if request.slurm is not None:
+        require_slurm(arguments.dry_run)
+    if arguments.dry_run and request.slurm is not None:
+        _chain(request, plans, (own_words, words)).print()
+        return 0
     if arguments.dry_run:
         for planned in plans.values():
             job.print_plan(planned)
@@ -62,6 +68,11 @@ def _run(
 ) -> None:
     """Run the plans of every seed, in step."""
     first = plans[request.seeds[0]]
+    if request.slurm is not None:
+        job.prepare(first)
+        _begin(request, request.folder(request.seeds[0]), learners[request.seeds[0]], request.seeds[0], job, stream)
+        _chain(request, plans, words).submit()
+        return
     devices = devices_of_jobs(request.jobs or 1, request.num_procs, request.jobs is None or "--cpu" in words[1])
     build_backend = job.prepare(first)
     folders = {seed: request.folder(seed) for seed in learners}
@@ -88,6 +99,15 @@ def _run(
     for run, number in zip(runs, num_run, strict=True):
         if not number:
             tell(f"{run.folder.root}: nothing to do, {what} is complete", sys.stdout)
+
+
+def _chain(request: RunRequest, plans: dict[int, list[StagePlan]], words: tuple[list[str], list[str]]) -> SlurmChain:
+    """Return the jobs of what is not complete yet."""
+    (seed,) = request.seeds
+    folder, chosen = request.folder(seed), request.chosen(plans[seed])
+    assert request.slurm is not None
+    jobs = plan_jobs(chosen, complete_stages(folder, chosen))
+    return SlurmChain(folder, words, jobs, request.slurm, request.nodes, request.learner.trains_members_alone)
 
 
 def _open_stream(arguments: argparse.Namespace) -> Optional[Stream]:

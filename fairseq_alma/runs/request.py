@@ -36,6 +36,8 @@ class RunRequest:
         save_every: text: updates between two checkpoints within a stage.
         validate: text: let fairseq-train validate whenever it saves.
         num_procs: text: processes that train a model together.
+        nodes: text: of a cluster, that these processes are dealt to.
+        slurm: queue jobs, with these options of sbatch; None: run here.
         progress_to: file descriptor that is told how far the members are; None: the user is.
     """
 
@@ -55,6 +57,8 @@ class RunRequest:
     save_every: int
     validate: bool
     num_procs: int
+    nodes: int
+    slurm: Optional[Mapping[str, str]]
     progress_to: Optional[int]
 
     @classmethod
@@ -67,7 +71,8 @@ class RunRequest:
     @property
     def trains_members_alone(self) -> bool:
         """Whether each member is trained by itself, as processes for some of them make it necessary."""
-        return self.jobs is not None or self.member is not None
+        cluster = self.slurm is not None and self.learner.trains_members_alone
+        return cluster or self.jobs is not None or self.member is not None
 
     def folder(self, seed: int) -> RunFolder:
         """Return the folder of a seed's run: what --run says, or where there are several seeds a folder in it."""
