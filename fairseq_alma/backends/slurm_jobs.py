@@ -4,10 +4,12 @@ A job is a call of ``alma-stream --stage N [--member I]`` that waits for the job
 is preempted, or reaches its time limit, is queued again and resumes: what it did stands in the run's folder.
 """
 
+import os
 import shutil
 import signal
 import subprocess
 import sys
+import time
 from dataclasses import dataclass
 from typing import Any, Iterable, Mapping, Optional, Sequence
 
@@ -25,6 +27,8 @@ SUBMITTED = "submitted.json"
 """In that folder: the ids of the jobs, by which a second call finds out that they are still in the queue."""
 DEFAULTS = {"time": "1440"}
 MAX_NUM_TIMEOUT = 1000
+GRACE_SECONDS = 3600.0
+"""The longest time from SLURM's first signal to its last."""
 OWNED = ("dependency", "job_name", "ntasks", "ntasks_per_node", "nodes", "output", "error", "array", "signal")
 _LEFT_OUT = {"--slurm": None, "--dry-run": 0, "--stage": 1, "--jobs": 1}
 
@@ -91,6 +95,8 @@ class StreamCall:
     def __call__(self) -> None:
         """Run the command; an error fails the job, so that those that wait for it do not begin."""
         dies = die_with_parent()
+        ended = []
+        signal.signal(signal.SIGTERM, lambda number, frame: ended.append(number))
 
         def prepare() -> None:
             # SLURM sends submitit's signal to every process of a job; the command goes on until submitit ends it.
@@ -105,6 +111,10 @@ class StreamCall:
             status = child.wait()
         finally:
             end_processes([child])
+        if status and ended:
+            # A preemption, or scancel. Whoever ends by himself has failed, and is not queued again.
+            tell("SLURM ends this job; it is queued again if it was preempted", sys.stderr)
+            time.sleep(GRACE_SECONDS)
         if status:
             raise SystemExit(f"alma-stream failed ({describe_status(status)}); what it said stands above")
 
@@ -245,6 +255,17 @@ def require_slurm(dry: bool) -> None:
         raise AlmaError("--slurm: submitit is not installed; pip install 'fairseq-alma[slurm]'") from error
     if not dry and shutil.which("sbatch") is None:
         raise AlmaError("--slurm: sbatch not found, so this is no machine of a cluster; --dry-run prints the scripts")
+
+
+def require_nodes(nodes: int) -> None:
+    """Raise AlmaError unless there are so many nodes for one training here."""
+    given = os.environ.get("SLURM_JOB_NUM_NODES")
+    if nodes > 1 and given is None:
+        raise AlmaError(
+            f"--nodes {nodes}: not within an allocation of SLURM; give --slurm, or begin by salloc or sbatch"
+        )
+    if nodes > 1 and given is not None and int(given) < nodes:
+        raise AlmaError(f"--nodes {nodes}: the allocation of SLURM has {given}; ask salloc or sbatch for more")
 
 
 def complete_stages(folder: RunFolder, plans: Iterable[StagePlan]) -> list[int]:

@@ -7,7 +7,7 @@ from typing import Optional, Sequence
 
 from fairseq_alma.backends.images.image_job import ImageJob
 from fairseq_alma.backends.member_workers import MemberWorkers, devices_of_jobs
-from fairseq_alma.backends.slurm_jobs import SlurmChain, complete_stages, plan_jobs, require_slurm
+from fairseq_alma.backends.slurm_jobs import SlurmChain, complete_stages, plan_jobs, require_nodes, require_slurm
 from fairseq_alma.backends.text.text_job import TextJob
 from fairseq_alma.cli.entry import command, refuse_no_folder
 from fairseq_alma.cli.stream_parser import learner_options, read_arguments
@@ -73,6 +73,7 @@ def _run(
         _begin(request, request.folder(request.seeds[0]), learners[request.seeds[0]], request.seeds[0], job, stream)
         _chain(request, plans, words).submit()
         return
+    require_nodes(request.nodes)
     devices = devices_of_jobs(request.jobs or 1, request.num_procs, request.jobs is None or "--cpu" in words[1])
     build_backend = job.prepare(first)
     folders = {seed: request.folder(seed) for seed in learners}

@@ -40,12 +40,14 @@ class Command:
         groups: its arguments, grouped as they are printed: one group a line.
         environment: variables that it gets beside those of this process.
         num_procs: so many processes run it together, each with the variables that ``torchrun`` sets.
+        nodes: of a SLURM allocation, that they are dealt to.
     """
 
     program: str
     groups: tuple[tuple[str, ...], ...]
     environment: Mapping[str, str] = field(default_factory=dict)
     num_procs: int = 1
+    nodes: int = 1
 
     @property
     def arguments(self) -> list[str]:
@@ -57,6 +59,9 @@ class Command:
         variables = [f"{name}={shell_words([value])}" for name, value in self.environment.items()]
         launcher = f"torchrun --standalone --nproc-per-node {self.num_procs} --no-python".split()
         by_hand = self.num_procs > 1 and "--cpu" in self.arguments  # on GPUs fairseq starts the processes itself
+        if self.nodes > 1:
+            variables += [f"MASTER_ADDR=$(hostname) MASTER_PORT=29500 {_spell(_sizes(self.num_procs, self.nodes))}"]
+            by_hand, launcher = True, [shell_words(_srun(self.num_procs, self.nodes))]
         lines = [" ".join([*variables, *(launcher if by_hand else ()), self.program])]
         for words in (shell_words(group) for group in self.groups if group):
             if len(lines) > 1 and len(lines[-1]) + len(words) < LINE_LENGTH:
@@ -78,6 +83,8 @@ def run_logged(command: Command, log: Path, watch: Callable[[str], None], keep_o
     Raises:
         AlmaError: the command failed; says how, and where the log is.
     """
+    if command.nodes > 1:
+        command = _over_nodes(command)
     program = find_program(command.program)
     log.parent.mkdir(parents=True, exist_ok=True)
     with open(log, "ab") as output:
@@ -98,13 +105,40 @@ def _places(num_procs: int) -> list[dict[str, str]]:
     """Return for each of several processes the variables by which they find each other; as ``torchrun`` sets them."""
     if num_procs == 1:
         return [{}]
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        port = free.getsockname()[1]
-    together = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
-    together |= {name: str(num_procs) for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE")}
+    together = {"MASTER_ADDR": "localhost", "MASTER_PORT": _free_port(), **_sizes(num_procs, 1)}
     together["OMP_NUM_THREADS"] = os.environ.get("OMP_NUM_THREADS", "1")
     return [{**together, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(num_procs)]
+
+
+def _free_port() -> str:
+    with socket.socket() as free:
+        free.bind(("", 0))
+        return str(free.getsockname()[1])
+
+
+def _sizes(num_procs: int, nodes: int) -> dict[str, str]:
+    return {"WORLD_SIZE": str(num_procs), "LOCAL_WORLD_SIZE": str(num_procs // nodes)}
+
+
+def _spell(variables: Mapping[str, str]) -> str:
+    return " ".join(f"{name}={value}" for name, value in variables.items())
+
+
+def _srun(num_procs: int, nodes: int) -> list[str]:
+    """Return what starts a command on some nodes, each process with the variables that ``torchrun`` sets."""
+    # --overlap: within the step of alma-stream itself. --wait: the others end by themselves when one is lost.
+    srun = ["srun", "--overlap", "--unbuffered", "--input=none", "--wait=60", f"--nodes={nodes}"]
+    srun += [f"--ntasks={num_procs}", f"--ntasks-per-node={num_procs // nodes}"]
+    return [*srun, "bash", "-c", 'RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID exec "$@"', "-"]
+
+
+def _over_nodes(command: Command) -> Command:
+    """Return the command that starts a command on the nodes of this allocation."""
+    srun, *words = _srun(command.num_procs, command.nodes)
+    together = {"MASTER_ADDR": socket.gethostname(), "MASTER_PORT": _free_port()}
+    together |= _sizes(command.num_procs, command.nodes)
+    program = find_program(command.program)
+    return Command(srun, ((*words, program), *command.groups), {**together, **command.environment})
 
 
 def _wait(children: Sequence[Child], watch: Callable[[], None]) -> Optional[str]:

@@ -46,6 +46,7 @@ class TextJob:
             validate=request.validate,
             keep_checkpoints=request.keep_checkpoints,
             num_procs=request.num_procs,
+            nodes=request.nodes,
         )
 
     def recorded(self) -> dict[str, Any]:
