@@ -112,7 +112,11 @@ def check_finite(checkpoint: Mapping[str, Any]) -> None:
     """Refuse weights, and what the optimizer remembers of them, that are infinite or no numbers."""
     moments = (checkpoint.get("last_optimizer_state") or {}).get("state", {}).items()
     remembered = [(f"the optimizer's {name}", value) for _, entry in moments for name, value in entry.items()]
-    for name, tensor in [*checkpoint["model"].items(), *remembered]:
+    averages = [entry.get("average") for entry in (checkpoint.get("extra_state") or {}).values() if type(entry) is dict]
+    averaged = [
+        (f"the average of {name}", value) for each in averages if type(each) is dict for name, value in each.items()
+    ]
+    for name, tensor in [*checkpoint["model"].items(), *remembered, *averaged]:
         if isinstance(tensor, Tensor) and not _is_finite(tensor):
             raise UnfitCheckpoint(
                 f"{name} has values that are infinite or no numbers: the training diverged, or it is damaged"

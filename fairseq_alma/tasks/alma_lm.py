@@ -32,14 +32,18 @@ from fairseq_alma.learners.schedule import stage_ending_with
 from fairseq_alma.models.alma_switch_lm import adopt_experts
 from fairseq_alma.models.loading import refuse_other_weights
 from fairseq_alma.models.option_checks import bound_options, check_whole_config
+from fairseq_alma.runs.anytime_options import HALF_LIVES, SHAPES
 from fairseq_alma.tasks.alma_bpe import AlmaBPE, AlmaBPEConfig
 from fairseq_alma.tasks.checkpoint_checks import check_dictionary, check_start, check_weights
-from fairseq_alma.tasks.checkpoint_gate import note_task
+from fairseq_alma.tasks.checkpoint_gate import change_when_loaded, note_task
+from fairseq_alma.tasks.lr_branch import LRBranch
 from fairseq_alma.tasks.precision import AutocastSteps, refuse_inexact_precision, require_bf16
 from fairseq_alma.tasks.processes import is_first, prepare_group, set_process_defaults
 from fairseq_alma.tasks.resumable_batches import ResumableBatches
 from fairseq_alma.tasks.shared_batches import SharedBatches
+from fairseq_alma.tasks.stage_start import RESUME, WAYS, how_to_begin
 from fairseq_alma.tasks.train_token_count import TrainTokenCount
+from fairseq_alma.tasks.weight_average import WeightAverage
 from fairseq_alma.tasks.whole_split import WholeSplit
 
 
@@ -63,16 +67,37 @@ class AlmaLMConfig(LanguageModelingConfig):
     cpu_bf16: bool = field(
         default=False, metadata={"help": "the former name of --autocast bf16; held-out losses are in fp32"}
     )
+    continue_as: ChoiceEnum(WAYS) = field(  # type: ignore[valid-type]
+        default=RESUME,
+        metadata={
+            "help": "what --continue-once means: resume (fairseq's), begin a new stage with its optimizer, number of "
+            "updates and schedule on new data (stage), or the same on the batches that come next (branch)"
+        },
+    )
+    ema_half_life: ChoiceEnum(["none", *HALF_LIVES]) = field(  # type: ignore[valid-type]
+        default="none",
+        metadata={"help": "average the weights, in fp32; half-life as a share of the updates so far"},
+    )
+    branch_from: Optional[int] = field(
+        default=None, metadata={"help": "decay the learning rate from this update on, whatever the schedule says"}
+    )
+    branch_until: Optional[int] = field(default=None, metadata={"help": "to zero at this update"})
+    branch_shape: ChoiceEnum(SHAPES) = field(  # type: ignore[valid-type]
+        default=SHAPES[0], metadata={"help": "of that decay: 1 - sqrt of the progress, or linear"}
+    )
     # Not options: what the command was told elsewhere, so that a bad checkpoint gets one line before it is loaded.
     path: Optional[str] = II("common_eval.path")
     finetune_from_model: Optional[str] = II("checkpoint.finetune_from_model")
     restore_file: str = II("checkpoint.restore_file")
+    continue_once: Optional[str] = II("checkpoint.continue_once")
     cpu: bool = II("common.cpu")
     save_dir: str = II("checkpoint.save_dir")
 
 
 @register_task("alma_lm", dataclass=AlmaLMConfig)
-class AlmaLMTask(WholeSplit, AutocastSteps, ResumableBatches, TrainTokenCount, LanguageModelingTask):
+class AlmaLMTask(
+    WholeSplit, AutocastSteps, ResumableBatches, WeightAverage, LRBranch, TrainTokenCount, LanguageModelingTask
+):
     """Train on the mega-batches of one stage, validate on ``valid``, test on ``test``."""
 
     @classmethod
@@ -114,6 +139,8 @@ class AlmaLMTask(WholeSplit, AutocastSteps, ResumableBatches, TrainTokenCount, L
         task = super().setup_task(cfg, **kwargs)
         task.stream = stream
         note_task("alma_lm")
+        start = how_to_begin(cfg.continue_as, cfg.continue_once, cls.__name__)
+        change_when_loaded(str(cfg.continue_once), start)
         return task
 
     def load_dataset(self, split: str, epoch: int = 1, combine: bool = False, **kwargs: Any) -> None:
@@ -153,13 +180,15 @@ class AlmaLMTask(WholeSplit, AutocastSteps, ResumableBatches, TrainTokenCount, L
     def build_model(self, cfg: Any, from_checkpoint: bool = False) -> torch.nn.Module:
         """Build the model, after a look whether the checkpoint to start from fits it."""
         if not from_checkpoint and "gate_trees" in cfg:
-            adopt_experts(cfg)  # here too: fairseq hands models without a named architecture a copy, which is not saved
+            adopt_experts(
+                cfg, self.args.continue_once
+            )  # here too: fairseq hands models without a named architecture a copy, which is not saved
         if from_checkpoint:
             model = super().build_model(cfg, from_checkpoint)
             refuse_other_weights(model, str(self.args.path))
             return model
         last = os.path.join(self.args.save_dir, self.args.restore_file)
-        start = starting_checkpoint(self.args.finetune_from_model, self.args.restore_file)
+        start = starting_checkpoint(self.args.finetune_from_model, self.args.restore_file, self.args.continue_once)
         start = last if os.path.isfile(last) else start
         if start is None:
             return super().build_model(cfg, from_checkpoint)

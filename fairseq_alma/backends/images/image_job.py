@@ -42,6 +42,9 @@ class ImageJob:
         self.images = ImageStream.open(stream.root)
         self.options = ImageTrainOptions(words, request.learner, self.images.has_photographs)
 
+    def check(self, plans: Sequence[StagePlan]) -> None:
+        """Leave it to the options themselves; see `request.Job`."""
+
     def train_options(self) -> dict[str, str]:
         """Return what run.json says of the options after ``--``, the paper's values included."""
         return self.options.as_dict()

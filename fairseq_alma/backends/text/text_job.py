@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Callable, Optional, Sequence
 
+from fairseq_alma.backends.text.anytime_checks import check_schedule
 from fairseq_alma.backends.text.text_backend import TextBackend
 from fairseq_alma.backends.text.text_commands import TextCommands
 from fairseq_alma.backends.text.train_options import TrainOptions
@@ -47,7 +48,12 @@ class TextJob:
             validate=request.validate,
             keep_checkpoints=request.keep_checkpoints,
             num_procs=request.num_procs,
+            anytime=request.anytime,
         )
+
+    def check(self, plans: Sequence[StagePlan]) -> None:
+        """Refuse options after ``--`` that contradict those before it; see `request.Job`."""
+        check_schedule(self.request.anytime, self.commands.options, plans)
 
     def train_options(self) -> dict[str, str]:
         """Return what run.json says of the options after ``--``."""
@@ -62,7 +68,7 @@ class TextJob:
             commands = self.commands.all_of(plan)
             if member is not None:
                 training = plan.training_of(member)
-                commands = [self.commands.train(plan, training)] if training is not None else []
+                commands = self.commands.trainings(plan, training) if training is not None else []
             if commands:
                 print(f"# {describe_stage(plan, len(plans))}")
             for each in commands:
