@@ -21,7 +21,7 @@ from fairseq_alma.learners.learner import (
     read_value,
 )
 from fairseq_alma.number_range import whole
-from fairseq_alma.runs.anytime_options import HALF_LIVES, SHAPES, AnytimeOptions
+from fairseq_alma.runs.anytime_options import HALF_LIVES, REWARMS, SHAPES, AnytimeOptions
 from fairseq_alma.runs.anytime_options import RANGES as ANYTIME_RANGES
 
 SAVE_EVERY = 500
@@ -253,6 +253,26 @@ def _add_anytime(group: Any) -> None:
         action="store_true",
         default=None,
         help="with --branch-decay: decay the model itself and go on from there",
+    )
+    add(
+        "--best-checkpoint",
+        action="store_true",
+        default=None,
+        help="test the checkpoint of a stage with the lowest loss on valid, of those that --save-every makes and the "
+        "last; the next stage begins with it, unless the optimizer is carried on",
+    )
+    add(
+        "--replay-share",
+        type=float,
+        metavar="R",
+        help="share of a stage's sequences that come from earlier mega-batches, drawn uniformly; the updates do not "
+        "grow",
+    )
+    add(
+        "--rewarm",
+        choices=REWARMS,
+        help="what the learning rate of each stage warms up to: --lr, or what one schedule over all stages so far "
+        f"would have (default: {REWARMS[0]})",
     )
 
 

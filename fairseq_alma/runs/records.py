@@ -97,6 +97,7 @@ class AnytimeStage(Struct, frozen=True):
     first_update: Count
     predicts_with: Name
     branch_updates: Count = 0
+    peak_lr: Optional[Amount] = None
 
 
 class StageRecord(Struct, frozen=True):

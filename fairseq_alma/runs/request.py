@@ -78,7 +78,7 @@ class RunRequest:
             raise ValueError(f"--stage {self.stage}: the run has stages 0 to {len(planned) - 1}")
         plans = plan_stages(learner, planned, MAX_MEMBERS if kind == "text" else None)
         self._check_member(plans)
-        self.anytime.check_plans(plans)
+        self.anytime.check_plans(plans, self.replay)
         return plans
 
     def chosen(self, plans: Sequence[StagePlan]) -> list[StagePlan]:

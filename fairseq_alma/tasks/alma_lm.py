@@ -5,13 +5,14 @@ import logging
 import os
 import sys
 from dataclasses import dataclass, field
-from typing import Any, Iterator, Optional
+from typing import Any, Iterable, Iterator, Optional
 
 import numpy as np
 import torch
 from fairseq.data import (
     AppendTokenDataset,
     ConcatDataset,
+    FairseqDataset,
     IdDataset,
     ListDataset,
     NestedDictionaryDataset,
@@ -21,6 +22,7 @@ from fairseq.data import (
     StripTokenDataset,
 )
 from fairseq.dataclass import ChoiceEnum
+from fairseq.optim import OPTIMIZER_REGISTRY
 from fairseq.tasks import register_task
 from fairseq.tasks.language_modeling import LanguageModelingConfig, LanguageModelingTask
 from omegaconf import II, DictConfig
@@ -39,6 +41,7 @@ from fairseq_alma.tasks.checkpoint_gate import change_when_loaded, note_task
 from fairseq_alma.tasks.lr_branch import LRBranch
 from fairseq_alma.tasks.precision import AutocastSteps, refuse_inexact_precision, require_bf16
 from fairseq_alma.tasks.processes import is_first, prepare_group, set_process_defaults
+from fairseq_alma.tasks.replayed_sequences import ReplayedSequences, draw_uniformly, num_replayed
 from fairseq_alma.tasks.resumable_batches import ResumableBatches
 from fairseq_alma.tasks.shared_batches import SharedBatches
 from fairseq_alma.tasks.stage_start import RESUME, WAYS, how_to_begin
@@ -57,6 +60,13 @@ class AlmaLMConfig(LanguageModelingConfig):
     )
     wait: int = field(default=1, metadata={"help": "waiting time: mega-batches that are gathered for one stage"})
     replay: bool = field(default=False, metadata={"help": "train on all mega-batches up to this one"})
+    replay_share: float = field(
+        default=0.0,
+        metadata={
+            "help": "share of the sequences of a pass that come from mega-batches before the stage, drawn uniformly; "
+            "--max-update bounds what is trained"
+        },
+    )
     autocast: ChoiceEnum(["none", "bf16"]) = field(  # type: ignore[valid-type]
         default="none",
         metadata={
@@ -139,7 +149,7 @@ class AlmaLMTask(
         task = super().setup_task(cfg, **kwargs)
         task.stream = stream
         note_task("alma_lm")
-        start = how_to_begin(cfg.continue_as, cfg.continue_once, cls.__name__)
+        start = how_to_begin(cfg.continue_as, cfg.continue_once, cls.__name__, _optimizer_class(cfg))
         change_when_loaded(str(cfg.continue_once), start)
         return task
 
@@ -153,11 +163,24 @@ class AlmaLMTask(
             self.stream.verify([self.stream.split(split).name])
             super().load_dataset(split, epoch, combine, **kwargs)
             return
-        names = [self.stream.megabatch(t).name for t in self._megabatches()]
+        megabatches = self._megabatches()
+        new = self._load_megabatches(megabatches, epoch, combine, **kwargs)
+        if self.args.replay_share > 0 and megabatches[0] > 0:
+            earlier = ShuffledConcatDataset(self._load_megabatches(range(megabatches[0]), epoch, combine, **kwargs))
+            count = num_replayed(sum(map(len, new)), self.args.replay_share)
+            drawn = draw_uniformly(len(earlier), count, (self.args.seed, self.args.megabatch))
+            new.append(ReplayedSequences(earlier, drawn))
+        self.datasets["train"] = ShuffledConcatDataset(new)
+
+    def _load_megabatches(
+        self, megabatches: Iterable[int], epoch: int, combine: bool, **kwargs: Any
+    ) -> list[FairseqDataset]:
+        """Load some mega-batches as fairseq loads a split."""
+        names = [self.stream.megabatch(t).name for t in megabatches]
         self.stream.verify(names)
         for name in names:
             super().load_dataset(name, epoch, combine, **kwargs)
-        self.datasets["train"] = ShuffledConcatDataset([self.datasets.pop(name) for name in names])
+        return [self.datasets.pop(name) for name in names]
 
     def _megabatches(self) -> tuple[int, ...]:
         if self.args.megabatch is None:
@@ -267,6 +290,12 @@ class AlmaLMTask(
         """
         check_dictionary({"task_state": state_dict}, self.args.path, self.stream)
         super().load_state_dict(state_dict)
+
+
+def _optimizer_class(cfg: DictConfig) -> Optional[str]:
+    """Return the class of the optimizer that a command trains with; None: it does not train."""
+    name = getattr(cfg._get_root().get("optimizer"), "_name", None)  # of a Namespace, or of a configuration
+    return OPTIMIZER_REGISTRY[name].__name__ if name in OPTIMIZER_REGISTRY else None
 
 
 class ShuffledConcatDataset(ConcatDataset):

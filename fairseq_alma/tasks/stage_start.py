@@ -18,13 +18,14 @@ WAYS = (RESUME, STAGE, BRANCH)
 Change = Callable[[Checkpoint], None]
 
 
-def how_to_begin(way: str, path: Optional[str], task: str) -> Optional[Change]:
+def how_to_begin(way: str, path: Optional[str], task: str, optimizer: Optional[str]) -> Optional[Change]:
     """Return what is to be done to a checkpoint that ``--continue-once`` names; None: nothing.
 
     Args:
         way: one of `WAYS`.
         path: value of ``--continue-once``.
         task: class of the task, under whose name it counts.
+        optimizer: class of the command's optimizer; None: it does not train.
 
     Raises:
         AlmaError: there is no such checkpoint named.
@@ -35,6 +36,7 @@ def how_to_begin(way: str, path: Optional[str], task: str) -> Optional[Change]:
         raise AlmaError(f"--continue-as {way}: give the checkpoint to begin with as --continue-once")
 
     def change(checkpoint: Checkpoint) -> None:
+        _require_same_optimizer(checkpoint, path, optimizer)
         begin(checkpoint, path, task, with_new_data=way == STAGE)
 
     return change
@@ -65,3 +67,12 @@ def begin(checkpoint: Checkpoint, path: str, task: str, with_new_data: bool) -> 
     if with_new_data:
         state["train_iterator"] = {"version": 2, "epoch": 1, "iterations_in_epoch": 0, "shuffle": True}
         state["previous_training_time"] = 0
+
+
+def _require_same_optimizer(checkpoint: Checkpoint, path: str, optimizer: Optional[str]) -> None:
+    found = checkpoint["optimizer_history"][-1]["optimizer_name"]
+    if optimizer not in (None, found):
+        raise AlmaError(
+            f"{path}: trained with {found}, the command trains with {optimizer}, which cannot carry its state on; give "
+            "the same --optimizer, or the checkpoint as --finetune-from-model"
+        )

@@ -9,10 +9,10 @@
 #   RUNS         everything is written under this folder                         (default: runs/anytime/$REGIME)
 #   VOCAB        vocabulary size in tokens                                       (default: 1000)
 #   MEGABATCHES  of the stream                                                   (default: 4)
-#   UPDATES      per mega-batch                                                  (default: 100)
+#   UPDATES      per mega-batch                                                  (default: 200)
 #   BATCH, SAMPLE   sequences per update, tokens per sequence                    (default: 8, 128)
-#   WARMUP       updates: of each stage in the paper's way, of the stream where it is carried on   (default: 10)
-#   LRS          learning rates to choose from, the same for all arms            (default: 0.004 0.008)
+#   WARMUP       updates: of each stage in the paper's way, of the stream where it is carried on   (default: 20)
+#   LRS          learning rates to choose from, the same for all arms            (default: 0.008 0.016 0.032)
 #   TUNE_SEED    the seed with which each arm tries all of them; the lowest mean loss on valid is taken   (default: 1)
 #   SEEDS        the others, with the chosen rate                                (default: 2 3)
 #   SIZE         options of alma_switch_lm
@@ -20,6 +20,7 @@
 # shellcheck shell=bash disable=SC2153
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 source recipes/lib/environment.sh
+: "${JOBS:=1}"
 source recipes/lib/jobs.sh
 
 : "${TEXT:=corpora/wikipedia-2015.articles.txt}"
@@ -27,11 +28,11 @@ source recipes/lib/jobs.sh
 : "${RUNS:=runs/anytime/$REGIME}"
 : "${VOCAB:=1000}"
 : "${MEGABATCHES:=4}"
-: "${UPDATES:=100}"
+: "${UPDATES:=200}"
 : "${BATCH:=8}"
 : "${SAMPLE:=128}"
-: "${WARMUP:=10}"
-: "${LRS:=0.004 0.008}"
+: "${WARMUP:=20}"
+: "${LRS:=0.008 0.016 0.032}"
 : "${TUNE_SEED:=1}"
 : "${SEEDS:=2 3}"
 : "${SIZE:=--decoder-layers 2 --decoder-embed-dim 64 --decoder-ffn-embed-dim 256 --decoder-attention-heads 4}"

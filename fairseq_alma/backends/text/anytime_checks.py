@@ -17,6 +17,10 @@ def check_schedule(anytime: AnytimeOptions, options: TrainOptions, plans: Sequen
     if anytime.branch_decay is not None:
         _require_updates("--branch-decay", options)
         _require_endless(f"--branch-decay {anytime.branch_decay:g}", options)
+    if anytime.replay_share is not None:
+        _require_updates(f"--replay-share {anytime.replay_share:g}", options)
+    if anytime.rewarm == "one-schedule":
+        _require_one_decay(options)
     if anytime.carry_optimizer:
         _require_updates("--carry-optimizer", options)
         _require_whole_stream(options, len(plans))
@@ -68,6 +72,20 @@ def _require_whole_stream(options: TrainOptions, num_stages: int) -> None:
             f"--carry-optimizer: --total-num-update {'' if total is None else f'{total:g} '}after the --, and the "
             f"{num_stages} stages make {needed:,} updates in all; give at least that, or --lr-scheduler fixed"
         )
+
+
+def _require_one_decay(options: TrainOptions) -> None:
+    """Refuse schedules of whose value at an update nothing is known here."""
+    flag = "--rewarm one-schedule"
+    _require_updates(flag, options)
+    total = _number(options.last("--total-num-update"))
+    if _schedule(options) != "polynomial_decay" or total != options.max_update:
+        raise ValueError(
+            f"{flag}: needs --lr-scheduler polynomial_decay after the --, with a --total-num-update of --max-update"
+        )
+    if (_number(options.last("--end-learning-rate")) or 0.0) > 0 or len(options.last("--lr") or ()) != 1:
+        raise ValueError(f"{flag}: needs one --lr after the --, and an --end-learning-rate of 0")
+    _refuse_rates_by_epoch(flag, options)
 
 
 def _require_growable(options: TrainOptions, plans: Sequence[StagePlan]) -> None:

@@ -64,15 +64,17 @@ class TextBackend:
             "num_updates": max(position.num_updates for position in done),
             "train_tokens": sum(tokens),
             "train_flops": sum(count * fact.train_flops_per_token for count, fact in zip(tokens, facts, strict=True)),
-            **self._describe_anytime(done[0]),
+            **self._describe_anytime(work.plan.stage.index, done[0]),
         }
 
-    def _describe_anytime(self, done: stage_checkpoints.Progress) -> dict[str, Any]:
+    def _describe_anytime(self, stage: int, done: stage_checkpoints.Progress) -> dict[str, Any]:
         """Return what stage.json says of how the stage began and of what is tested; nothing for the paper's way."""
         options = self.commands.anytime
         if not options.as_record():
             return {}
         described = {"first_update": done.first_update, "predicts_with": options.predicts_with}
+        if options.rewarm == "one-schedule":
+            described["peak_lr"] = self.commands.peak(stage)
         if options.branch_decay is not None:
             described["branch_updates"] = options.branch_updates(done.num_updates)
         return {"anytime": described}
@@ -126,10 +128,12 @@ class TextBackend:
 
     def _require_start(self, training: Training) -> None:
         """Raise AlmaError unless the weights that a training starts from are there."""
-        if training.start is not None and not self.folder.checkpoint(training.start).is_file():
+        if training.start is None:
+            return
+        if not (path := self.commands.begins_from(training.start)).is_file():
             raise AlmaError(
-                f"{self.folder.checkpoint(training.start)}: not there, and stage {training.model.stage} starts from "
-                f"it; remove {self.folder.stage_folder(training.start.stage)} to train that stage again"
+                f"{path}: not there, and stage {training.model.stage} starts from it; remove "
+                f"{self.folder.stage_folder(training.start.stage)} to train that stage again"
             )
 
     def _grow(self, work: StageWork, training: Training, locks: Sequence[int]) -> None:
@@ -233,6 +237,8 @@ class TextBackend:
         if not self.commands.anytime.carry_optimizer:
             stage_checkpoints.drop_optimizer_state(self.folder.checkpoint(model))
         stage_checkpoints.keep_only_last(self.folder.model_folder(model), [self.commands.predicting(model).name])
+        if self.commands.anytime.best_checkpoint:
+            stage_checkpoints.drop_optimizer_state(self.commands.predicting(model))
         if self.commands.anytime.copies_branch:
             stage_checkpoints.drop_optimizer_state(self.commands.branch(model))
             stage_checkpoints.keep_only_last(self.commands.branch_folder(model))

@@ -21,6 +21,8 @@ GROWN = "grown.pt"
 ENSEMBLE = "ensemble.pt"
 AVERAGE = "checkpoint_average.pt"
 """The averaged weights of a trained model, as a checkpoint of their own."""
+BEST = "checkpoint_best.pt"
+"""Where fairseq-train keeps the checkpoint with the lowest loss on ``valid``."""
 WHOLE, UP_TO_BRANCH, BRANCH = "whole", "up to branch", "branch"
 """Parts of a training; the last is also the folder of what branches off."""
 GROWTH_RECORD = "growth.json"
@@ -77,7 +79,7 @@ class TextCommands:
         start, growth = training.start, training.growth
         assert start is not None and growth is not None, training
         groups: Groups = [
-            ("--path", str(self.folder.checkpoint(start)), "--out", str(self.grown(training.model))),
+            ("--path", str(self.begins_from(start)), "--out", str(self.grown(training.model))),
             ("--method", growth.method, "--experts", str(growth.num_new), "--seed", str(growth.seed)),
         ]
         if self.anytime.carry_optimizer:
@@ -147,8 +149,14 @@ class TextCommands:
 
     def predicting(self, model: ModelId) -> Path:
         """Return the checkpoint by which a trained model predicts."""
-        files = {"average": self.folder.model_folder(model) / AVERAGE, "branch": self.branch(model)}
+        folder = self.folder.model_folder(model)
+        files = {"average": folder / AVERAGE, "best": folder / BEST, "branch": self.branch(model)}
         return files.get(self.anytime.predicts_with, self.folder.checkpoint(model))
+
+    def begins_from(self, model: ModelId) -> Path:
+        """Return the checkpoint of a trained model that a later stage starts from; a best one has its own optimizer."""
+        is_best = self.anytime.best_checkpoint and not self.anytime.carry_optimizer
+        return self.predicting(model) if is_best else self.folder.checkpoint(model)
 
     def save_folder(self, model: ModelId, part: str) -> Path:
         """Return the save directory of a part of a training."""
@@ -179,13 +187,21 @@ class TextCommands:
         branch = self.anytime.branch_updates(whole)
         return branch if part == BRANCH else whole - branch
 
+    def peak(self, stage: int) -> float:
+        """Return the learning rate that a stage warms up to."""
+        (lr,) = self.options.last("--lr") or ("0",)
+        (warmup,) = self.options.last("--warmup-updates") or ("0",)
+        (power,) = self.options.last("--power") or ("1",)
+        assert self.options.max_update is not None
+        return float(lr) * self.anytime.peak(stage, self.options.max_update, int(warmup), float(power))
+
     def _start(self, training: Training, part: str) -> Groups:
         """Return the options that name what a training begins with."""
         if part == BRANCH:
             return [("--continue-once", str(self.folder.checkpoint(training.model)), "--continue-as", "branch")]
         if training.start is None:
             return []
-        path = self.grown(training.model) if training.growth else self.folder.checkpoint(training.start)
+        path = self.grown(training.model) if training.growth else self.begins_from(training.start)
         if self.anytime.carry_optimizer:
             return [("--continue-once", str(path), "--continue-as", "stage")]
         return [("--finetune-from-model", str(path))]
@@ -193,6 +209,10 @@ class TextCommands:
     def _anytime(self, training: Training, part: str) -> Groups:
         """Return the options of the average, and of a decay within the training at hand."""
         groups: Groups = []
+        if self.anytime.replay_share is not None:
+            groups.append(("--replay-share", f"{self.anytime.replay_share:g}"))
+        if self.anytime.best_checkpoint:
+            groups.append(("--best-checkpoint-metric", "nll_loss"))
         if self.anytime.ema_half_life is not None:
             groups.append(("--ema-half-life", self.anytime.ema_half_life))
         if self.anytime.branch_decay is not None and (part == BRANCH or not self.anytime.copies_branch):
@@ -223,6 +243,8 @@ class TextCommands:
         if num_updates is not None and (self.anytime.carry_optimizer or part != WHOLE):
             end = self.first_update(training, part) + num_updates
             options = replace_option(options, "--max-update", str(end))
+        if self.anytime.rewarm == "one-schedule" and training.start is not None:
+            options = replace_option(options, "--lr", f"{self.peak(training.model.stage):.6g}")
         if part == BRANCH:  # it would be drawn over what it branches off from
             options = [option for option in options if option[0] not in CURVE_OPTIONS]
         if training.num_joint > 1:
@@ -256,4 +278,5 @@ class TextCommands:
         if self.options.max_update is not None:
             interval = min(MAX_LOG_INTERVAL, max(1, self.options.max_update // NUM_LOG_LINES))
         log: Groups = [("--log-format", "json", "--log-interval", str(interval))]
-        return log if self.validate else [*log, ("--disable-validation",)]
+        is_validated = self.validate or self.anytime.best_checkpoint
+        return log if is_validated else [*log, ("--disable-validation",)]

@@ -26,6 +26,7 @@ OWNED: dict[str, str] = {
     "--continue-once": "alma-stream resumes from the stage's own last checkpoint",
     "--continue-as": "give --carry-optimizer before the --",
     "--ema-half-life": "give it before the --",
+    "--replay-share": "give it before the --",
     "--branch-from": "give --branch-decay before the --",
     "--branch-until": "give --branch-decay before the --",
     "--branch-shape": "give it before the --",
