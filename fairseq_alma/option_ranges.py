@@ -48,6 +48,9 @@ RANGES: Mapping[str, Range] = {
     # tasks
     "--megabatch": whole(0, 9_999),
     "--wait": _POSITIVE,
+    "--replay-share": real(0, 1, below=True),
+    "--branch-from": _COUNT,
+    "--branch-until": _POSITIVE,
     # data
     "--batch-size": _POSITIVE,
     "--batch-size-valid": _POSITIVE,

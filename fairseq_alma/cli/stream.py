@@ -41,6 +41,8 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         curves = CurveOptions.from_options(job.train_options())
         num_megabatches = arguments.megabatches if stream is None else stream.num_megabatches
         plans = {seed: request.plan(each, kind, num_megabatches) for seed, each in learners.items()}
+        request.anytime.check()
+        job.check(plans[request.seeds[0]])
     except ValueError as error:
         parser.error(str(error))
     if request.slurm is not None:
@@ -128,7 +130,9 @@ def _open_stream(arguments: argparse.Namespace) -> Optional[Stream]:
 def _begin(request: RunRequest, folder: RunFolder, learner: Learner, seed: int, job: Job, stream: Stream) -> None:
     """Write run.json, or make sure that the one that is there describes the same run."""
     chosen = {name: vars(request)[name] for name in OF_EVERY_RUN}
-    options = {**chosen, **job.recorded(), **learner.as_record(stream.kind)}
+    options = {**chosen, **job.recorded(), **learner.as_record(stream.kind), **request.anytime.as_record()}
+    if request.anytime.best_checkpoint:
+        options["best_every"] = request.save_every  # which weights are looked at
     record = describe_run(learner.name, seed, options, job.train_options(), stream)
     with folder.lock_run():
         before = folder.read_run()

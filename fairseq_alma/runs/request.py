@@ -8,6 +8,7 @@ from typing import Any, Callable, Mapping, Optional, Protocol, Sequence
 from fairseq_alma.learners.learner import Learner, build_learner, plan_stages
 from fairseq_alma.learners.plan import MAX_MEMBERS, StagePlan
 from fairseq_alma.learners.schedule import Stage, stages
+from fairseq_alma.runs.anytime_options import PAPERS_WAY, AnytimeOptions
 from fairseq_alma.runs.loop import Backend, Run
 from fairseq_alma.runs.run_folder import RunFolder
 
@@ -39,6 +40,7 @@ class RunRequest:
         nodes: text: of a cluster, that these processes are dealt to.
         slurm: queue jobs, with these options of sbatch; None: run here.
         progress_to: file descriptor that is told how far the members are; None: the user is.
+        anytime: text: what runs on from stage to stage, and which model is tested.
     """
 
     stream: Path
@@ -60,12 +62,14 @@ class RunRequest:
     nodes: int
     slurm: Optional[Mapping[str, str]]
     progress_to: Optional[int]
+    anytime: AnytimeOptions = PAPERS_WAY
 
     @classmethod
     def of(cls, arguments: argparse.Namespace, learner: type[Learner], options: Mapping[str, Any]) -> "RunRequest":
         """Take the arguments of the same names."""
         own: dict[str, Any] = {"learner": learner, "learner_options": options, "seeds": tuple(arguments.seed)}
         own["member"] = None if arguments.member is None else tuple(arguments.member)
+        own["anytime"] = AnytimeOptions.of(arguments)
         return cls(**own, **{name: vars(arguments)[name] for name in cls.__dataclass_fields__ if name not in own})
 
     @property
@@ -89,6 +93,7 @@ class RunRequest:
             raise ValueError(f"--stage {self.stage}: the run has stages 0 to {len(planned) - 1}")
         plans = plan_stages(learner, planned, MAX_MEMBERS if kind == "text" else None)
         self._check_member(plans)
+        self.anytime.check_plans(plans, self.replay)
         return plans
 
     def chosen(self, plans: Sequence[StagePlan]) -> list[StagePlan]:
@@ -132,6 +137,9 @@ class Job(Protocol):
 
     def train_options(self) -> dict[str, str]:
         """Return what run.json says of the options after ``--``."""
+
+    def check(self, plans: Sequence[StagePlan]) -> None:
+        """Raise ValueError, which begins with the option, if options before and after ``--`` contradict each other."""
 
     def print_plan(self, plans: Sequence[StagePlan]) -> None:
         """Print what the stages that were asked for would run."""

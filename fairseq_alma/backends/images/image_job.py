@@ -44,6 +44,9 @@ class ImageJob:
         """Return the options that run.json names: what is trained by itself differs in its last digits."""
         return {"jobs": "given"} if self.request.trains_members_alone else {}
 
+    def check(self, plans: Sequence[StagePlan]) -> None:
+        """Leave it to the options themselves; see `request.Job`."""
+
     def train_options(self) -> dict[str, str]:
         """Return what run.json says of the options after ``--``, the paper's values included."""
         return self.options.as_dict()
