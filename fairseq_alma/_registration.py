@@ -5,12 +5,17 @@ printing a plan, a report) should not pay for. So importing this package does no
 where fairseq is loaded already (always so under ``--user-dir``), and otherwise right after fairseq has been imported.
 """
 
+from __future__ import annotations
+
 import importlib
 import sys
-from importlib.abc import MetaPathFinder
-from importlib.machinery import ModuleSpec, PathFinder
-from types import ModuleType
-from typing import Optional, Sequence
+from importlib.machinery import PathFinder
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:  # each command imports this before it can answer Ctrl-C
+    from importlib.machinery import ModuleSpec
+    from types import ModuleType
+    from typing import Optional, Sequence
 
 PLUGIN_PACKAGES = ("fairseq_alma.criterions", "fairseq_alma.models", "fairseq_alma.optim", "fairseq_alma.tasks")
 
@@ -21,7 +26,7 @@ def register() -> None:
         importlib.import_module(package)
 
 
-class _RegisterAfterFairseq(MetaPathFinder):
+class _RegisterAfterFairseq:
     """Find the module ``fairseq`` as Python would, and call `register` once it has been executed."""
 
     def find_spec(
