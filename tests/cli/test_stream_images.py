@@ -11,11 +11,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from fairseq_alma.backends import member_workers
 from fairseq_alma.backends.images import image_backend
 from fairseq_alma.cli.stream import main
 from fairseq_alma.errors import AlmaError
 from tests.backends.images.image_streams import make_stream
 from tests.cli.saving_stream import run_forked
+from tests.kills.launch import Forked
 
 WORDS = ("--", "--width", "6", "--max-epoch", "4", "--cpu")
 CHANCE = 0.75  # four classes
@@ -191,7 +193,21 @@ def test_an_unfinished_training_of_other_seeds_is_begun_anew(stream, tmp_path, m
     assert records(tmp_path / "R/seed-1")[0]["test"] == pytest.approx(alone[0]["test"], rel=1e-4)
 
 
-def test_members_are_trained_by_several_processes_or_calls_to_the_same_files(stream, tmp_path, capsys):
+def fork_stream(command, pass_fds, **options):
+    """Begin ``alma-stream`` as `subprocess.Popen` does, but where all is imported already."""
+    child = os.fork()
+    if child == 0:
+        os.setsid()
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        try:
+            os._exit(main(command[1:]))
+        finally:
+            os._exit(1)
+    return Forked(child)
+
+
+def test_members_are_trained_by_several_processes_or_calls_to_the_same_files(stream, tmp_path, monkeypatch):
+    monkeypatch.setattr(member_workers.subprocess, "Popen", fork_stream)
     bagging = ("--learner", "bagging", "--num-members", "3", "--wait", "3")
     run(stream, tmp_path / "one", *bagging, "--jobs", "1")
     assert main(["--stream", str(stream), "--run", str(tmp_path / "R"), *bagging, "--member", "1", *WORDS]) == 0
