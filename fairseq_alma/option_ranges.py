@@ -110,6 +110,7 @@ RANGES: Mapping[str, Range] = {
     "--keep-last-epochs": _COUNT_OR_NONE,
     "--keep-best-checkpoints": _COUNT_OR_NONE,
     "--patience": _COUNT_OR_NONE,
+    "--least-gain": _SHARE,
     "--checkpoint-shard-count": _POSITIVE,
     "--ema-decay": _SHARE,
     "--ema-start-update": _COUNT,

@@ -82,6 +82,8 @@ def _run(
     folders = {seed: request.folder(seed) for seed in learners}
     for seed, learner in learners.items():
         _begin(request, folders[seed], learner, seed, job, stream)
+    if request.preset is not None and (given := [*request.overridden, *job.overridden]):
+        tell(f"note: --preset {request.preset.name}: {', '.join(given)} as given here, not as it has them", sys.stderr)
     with contextlib.ExitStack() as displays:
         runs = []
         for seed, planned in plans.items():
@@ -134,6 +136,8 @@ def _begin(request: RunRequest, folder: RunFolder, learner: Learner, seed: int, 
     if request.anytime.best_checkpoint:
         options["best_every"] = request.save_every  # which weights are looked at
     record = describe_run(learner.name, seed, options, job.train_options(), stream)
+    if request.preset is not None:
+        record["preset"] = {"name": request.preset.name, "overridden": [*request.overridden, *job.overridden]}
     with folder.lock_run():
         before = folder.read_run()
         if before is None:

@@ -21,6 +21,7 @@ from fairseq_alma.learners.learner import (
     options_of,
     read_value,
 )
+from fairseq_alma.learners.presets import PRESETS
 from fairseq_alma.number_range import whole
 from fairseq_alma.runs.anytime_options import HALF_LIVES, REWARMS, SHAPES, AnytimeOptions
 from fairseq_alma.runs.anytime_options import RANGES as ANYTIME_RANGES
@@ -38,6 +39,7 @@ OF_SOME: Mapping[str, tuple[tuple[str, ...], Optional[str]]] = {
     "nodes": (("text",), None),
     "validate": (("text",), None),
     **{field.name: (("text",), None) for field in fields(AnytimeOptions)},
+    "preset": (("images",), None),
 }
 RANGES = {
     "wait": whole(1),
@@ -60,7 +62,11 @@ Text: everything after -- is handed to fairseq-train, and what the evaluation ne
       --max-update 500 --batch-size 16 --tokens-per-sample 128
 
 Images: nothing need stand after --; the paper's settings are the defaults. --arch, --width, --channels, --optimizer,
---lr, --max-epoch, --batch-size, --patience, --gate, ... change them. Example:
+--lr, --max-epoch, --batch-size, --select loss|accuracy (which epoch of a stage counts: the one with the lowest
+validation loss, or with the best accuracy; default: loss), --least-gain X (by how much it must be better: nats, or a
+share of the images from 0 to 1; default: 0), --patience N (stop after N epochs without a better one; default: never),
+--gate, --last-pool, --initial-weights, ... change them; --preset sets those in which the paper's text and its released
+code differ. Example:
 
   alma-stream --stream STREAM --learner gmoe --wait 10 --grow-every 50 --run RUN -- --width 64 --gate soft
 
@@ -264,6 +270,12 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
         help="text: processes that train a model together, on a GPU each or with --cpu; they share the batches of an "
         "update (--update-freq, a multiple of N), so N changes no figure but by rounding, and the resumed run may have "
         "another (default: 1)",
+    )
+    add(
+        "--preset",
+        choices=list(PRESETS),
+        help="images: fill in what is not given here and after the --: "
+        + "; ".join(f"{preset.name}, {preset.help}" for preset in PRESETS.values()),
     )
     add(
         "--keep-checkpoints", action="store_true", help="keep all; default: only what a later stage and the report need"

@@ -48,6 +48,13 @@ class RunOptions(Struct, frozen=True):
     iid: Optional[Annotated[int, Meta(ge=1)]] = None
 
 
+class PresetRecord(Struct, frozen=True):
+    """The named settings of a run, and the options that the user gave with other values."""
+
+    name: Name
+    overridden: list[Name] = []
+
+
 class RunRecord(Struct, frozen=True):
     """``run.json``: what a run is."""
 
@@ -57,6 +64,7 @@ class RunRecord(Struct, frozen=True):
     train_options: dict[str, Union[str, int, float, bool, None]]
     stream: StreamRecord
     versions: dict[str, Optional[str]] = {}
+    preset: Optional[PresetRecord] = None
 
 
 class TextResult(Struct, frozen=True):

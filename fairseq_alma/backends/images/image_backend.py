@@ -50,7 +50,8 @@ class RunModels:
 
     def __init__(self, run: Run, settings: ImageSettings, test: Examples) -> None:
         self.store = ModelStore(run.folder, settings)
-        self.predictions = Predictions(test, self.store.network_of, settings.is_joint)
+        joint_logits = settings.joint_logits if settings.is_joint else None
+        self.predictions = Predictions(test, self.store.network_of, joint_logits)
         self.last_stage = len(run.plans) - 1
 
 

@@ -38,7 +38,8 @@ class ImageJob:
         assert stream is not None  # of text, where there is none
         self.request, self.own_words = request, own_words
         self.images = ImageStream.open(stream.root)
-        self.options = ImageTrainOptions(words, request.learner, self.images.has_photographs)
+        self.options = ImageTrainOptions(words, request.learner, self.images.has_photographs, request.preset)
+        self.overridden: tuple[str, ...] = self.options.overridden
 
     def recorded(self) -> dict[str, Any]:
         """Return the options that run.json names: what is trained by itself differs in its last digits."""
@@ -79,7 +80,7 @@ class ImageJob:
         from fairseq_alma.backends.images.image_settings import ImageSettings
 
         trainings = [training for plan in plans for training in plan.trainings]
-        settings = ImageSettings(self.images, self.options, trainings[0].num_joint)
+        settings = ImageSettings(self.images, self.options, trainings[0].num_joint, trainings[0].joint_logits)
         for growth in {training.growth for training in trainings if training.growth is not None}:
             settings.check_growth(growth)
         alone = self.request.trains_members_alone

@@ -88,6 +88,8 @@ class TextCommands:
             groups.append(("--optimizer", "share" if growth.method == "split" else "copy"))
         if growth.method != "scratch":
             groups.append(("--select", growth.select, *self._measuring(growth)))
+        if growth.noise:
+            groups.append(("--noise", repr(growth.noise)))
         return Command("alma-grow", tuple(groups))
 
     @property

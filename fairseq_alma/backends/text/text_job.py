@@ -30,6 +30,7 @@ class TextJob:
     """
 
     unit = "word"
+    overridden: tuple[str, ...] = ()
 
     def __init__(self, request: RunRequest, words: Sequence[str], stream: Optional[Stream]) -> None:
         self.request, self.stream = request, stream
