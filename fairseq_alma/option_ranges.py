@@ -35,9 +35,9 @@ MODEL_RANGES: Mapping[str, Range] = {
     "--eval-capacity-factor": real(0, 1e6),
     "--balance-loss-weight": real(0, 1e6),
     "--num-members": whole(1, 10_000),
-    "--width": _SIZE,
+    "--width": _POSITIVE,  # what does not fit into memory is told so
     "--hidden-layers": whole(1, MAX_LAYERS),
-    "--channels": _SIZE,
+    "--channels": _POSITIVE,
     "--tokens-per-sample": _SIZE,
     "--max-target-positions": _SIZE,
 }

@@ -7,7 +7,7 @@ import importlib
 import sys
 from typing import Optional, Sequence
 
-from fairseq_alma.errors import is_out_of_memory
+from fairseq_alma.faults import is_out_of_memory
 
 
 def prep_text(argv: Optional[Sequence[str]] = None) -> Optional[int]:

@@ -7,10 +7,11 @@ from typing import Optional, Sequence
 
 from fairseq_alma.backends.images.image_job import ImageJob
 from fairseq_alma.backends.text.text_job import TextJob
-from fairseq_alma.cli.entry import command, refuse_no_folder
+from fairseq_alma.cli.entry import command
 from fairseq_alma.cli.stream_parser import learner_options, read_arguments
 from fairseq_alma.data.stream import Stream
 from fairseq_alma.errors import AlmaError
+from fairseq_alma.faults import refuse_no_folder
 from fairseq_alma.learners.learner import Learner
 from fairseq_alma.learners.plan import StagePlan
 from fairseq_alma.runs.arrival_curves import ArrivalCurves

@@ -28,6 +28,7 @@ from omegaconf import II, DictConfig
 from fairseq_alma.checkpoints.checkpoint_file import DICTIONARY_KEY, read_checkpoint, starting_checkpoint
 from fairseq_alma.data.stream import Stream
 from fairseq_alma.errors import AlmaError
+from fairseq_alma.faults import in_one_line
 from fairseq_alma.learners.schedule import stage_ending_with
 from fairseq_alma.models.alma_switch_lm import adopt_experts
 from fairseq_alma.models.loading import refuse_other_weights
@@ -38,6 +39,7 @@ from fairseq_alma.tasks.checkpoint_gate import note_task
 from fairseq_alma.tasks.precision import AutocastSteps, refuse_inexact_precision, require_bf16
 from fairseq_alma.tasks.processes import is_first, prepare_group, set_process_defaults
 from fairseq_alma.tasks.resumable_batches import ResumableBatches
+from fairseq_alma.tasks.sharding import Sharding
 from fairseq_alma.tasks.shared_batches import SharedBatches
 from fairseq_alma.tasks.train_token_count import TrainTokenCount
 from fairseq_alma.tasks.whole_split import WholeSplit
@@ -63,16 +65,32 @@ class AlmaLMConfig(LanguageModelingConfig):
     cpu_bf16: bool = field(
         default=False, metadata={"help": "the former name of --autocast bf16; held-out losses are in fp32"}
     )
+    expert_parallel: bool = field(
+        default=False,
+        metadata={
+            "help": "with several processes: each has 1/processes of every layer's experts, for the tokens of all; "
+            "the losses are those of one process up to rounding. Checkpoints hold the whole model. Needs --optimizer "
+            "fused_adam"
+        },
+    )
+    fully_shard: bool = field(
+        default=False,
+        metadata={
+            "help": "with several processes: each has 1/processes of all weights, gradients and moments (torch's "
+            "fully_shard); otherwise as --expert-parallel"
+        },
+    )
     # Not options: what the command was told elsewhere, so that a bad checkpoint gets one line before it is loaded.
     path: Optional[str] = II("common_eval.path")
     finetune_from_model: Optional[str] = II("checkpoint.finetune_from_model")
     restore_file: str = II("checkpoint.restore_file")
     cpu: bool = II("common.cpu")
     save_dir: str = II("checkpoint.save_dir")
+    optimizer: Optional[str] = II("optimizer._name")
 
 
 @register_task("alma_lm", dataclass=AlmaLMConfig)
-class AlmaLMTask(WholeSplit, AutocastSteps, ResumableBatches, TrainTokenCount, LanguageModelingTask):
+class AlmaLMTask(WholeSplit, AutocastSteps, Sharding, ResumableBatches, TrainTokenCount, LanguageModelingTask):
     """Train on the mega-batches of one stage, validate on ``valid``, test on ``test``."""
 
     @classmethod
@@ -85,6 +103,7 @@ class AlmaLMTask(WholeSplit, AutocastSteps, ResumableBatches, TrainTokenCount, L
         bound_options(parser)
 
     @classmethod
+    @in_one_line()
     def setup_task(cls, cfg: DictConfig, **kwargs: Any) -> "AlmaLMTask":
         """Open the stream.
 
@@ -116,6 +135,7 @@ class AlmaLMTask(WholeSplit, AutocastSteps, ResumableBatches, TrainTokenCount, L
         note_task("alma_lm")
         return task
 
+    @in_one_line()
     def load_dataset(self, split: str, epoch: int = 1, combine: bool = False, **kwargs: Any) -> None:
         """Load a split; ``train`` is the union of the stage's mega-batches.
 
@@ -152,6 +172,10 @@ class AlmaLMTask(WholeSplit, AutocastSteps, ResumableBatches, TrainTokenCount, L
 
     def build_model(self, cfg: Any, from_checkpoint: bool = False) -> torch.nn.Module:
         """Build the model, after a look whether the checkpoint to start from fits it."""
+        with in_one_line():  # no decorator: fairseq looks at the names of the arguments
+            return self._build_checked(cfg, from_checkpoint)
+
+    def _build_checked(self, cfg: Any, from_checkpoint: bool) -> torch.nn.Module:
         if not from_checkpoint and "gate_trees" in cfg:
             adopt_experts(cfg)  # here too: fairseq hands models without a named architecture a copy, which is not saved
         if from_checkpoint:
@@ -162,12 +186,12 @@ class AlmaLMTask(WholeSplit, AutocastSteps, ResumableBatches, TrainTokenCount, L
         start = starting_checkpoint(self.args.finetune_from_model, self.args.restore_file)
         start = last if os.path.isfile(last) else start
         if start is None:
-            return super().build_model(cfg, from_checkpoint)
+            return self.spread(super().build_model(cfg, from_checkpoint))
         checkpoint = read_checkpoint(start)
         check_start(checkpoint, start, cfg, self.stream)
         model = super().build_model(cfg, from_checkpoint)
         check_weights(checkpoint, start, model)
-        return model
+        return self.spread(model)
 
     @property
     def checkpoint_path(self) -> Optional[str]:

@@ -1,6 +1,6 @@
 """Counts the tokens that a model was trained on, in its checkpoint, so that an interrupted stage counts each one once.
 
-fairseq's own meters do not serve: they begin anew when a training goes on at the start of an epoch.
+fairseq's own meters do not serve: they begin anew when a training is resumed at the start of an epoch.
 """
 
 from typing import Any
@@ -26,5 +26,5 @@ class TrainTokenCount:
         return {type(self).__name__: {TRAIN_TOKENS: int(self.num_train_tokens)}}
 
     def set_checkpoint_dict(self, state: dict[str, Any]) -> None:
-        """Go on counting where an interrupted training was; not called when a new stage begins."""
+        """Resume the count of an interrupted training; not called when a new stage begins."""
         self.num_train_tokens = state[TRAIN_TOKENS]

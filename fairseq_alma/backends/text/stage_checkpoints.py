@@ -72,7 +72,7 @@ def repair_last(folder: Path) -> Optional[Path]:
     Returns:
         The checkpoint that the next launch resumes from, or None if it starts the stage again.
     """
-    for unfinished in folder.glob("*.tmp"):
+    for unfinished in folder.glob("checkpoint*.pt.tmp"):
         unfinished.unlink()
     last = folder / LAST_CHECKPOINT
     if is_sound(last):

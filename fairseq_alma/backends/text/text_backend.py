@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Callable, Mapping, Optional, Sequence
 from fairseq_alma.backends.text import stage_checkpoints
 from fairseq_alma.backends.text.fairseq_log import watch_fairseq
 from fairseq_alma.backends.text.process import Command, run_logged
-from fairseq_alma.backends.text.text_commands import ENSEMBLE, GROWN, GROWTH_RECORD, TEST_SPLITS, TextCommands
+from fairseq_alma.backends.text.text_commands import ENSEMBLE_FILE, GROWN_FILE, GROWTH_RECORD, TEST_SPLITS, TextCommands
 from fairseq_alma.checkpoints import LAST_CHECKPOINT
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.json_files import as_record, read_json_object, write_json_atomically
@@ -151,10 +151,10 @@ class TextBackend:
                 stage_checkpoints.remove_all(folder.model_folder(model))
         for index in range(stage + 1):
             here = folder.stage_folder(index)
-            (here / GROWN).unlink(missing_ok=True)
+            (here / GROWN_FILE).unlink(missing_ok=True)
             if index < stage:
                 # Its members may be gone, and a later stage has one of its own.
-                (here / ENSEMBLE).unlink(missing_ok=True)
+                (here / ENSEMBLE_FILE).unlink(missing_ok=True)
 
     def _test_grown(self, work: StageWork, training: Training) -> dict[str, dict[str, float]]:
         """Return the figures right after growth, measured once: a stage that runs again may have lost what grew."""

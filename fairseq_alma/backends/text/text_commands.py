@@ -14,8 +14,8 @@ NEVER = 1_000_000_000
 NUM_LOG_LINES = 100
 MAX_LOG_INTERVAL = 25
 TEST_SPLITS = ("valid", "test")
-GROWN = "grown.pt"
-ENSEMBLE = "ensemble.pt"
+GROWN_FILE = "grown.pt"
+ENSEMBLE_FILE = "ensemble.pt"
 GROWTH_RECORD = "growth.json"
 """What was measured right after growth: when the weights before growth are gone, it cannot be measured again."""
 
@@ -110,7 +110,7 @@ class TextCommands:
 
     def grown(self, model: ModelId) -> Path:
         """Return the checkpoint of a model that has grown and is not trained yet."""
-        return self.folder.stage_folder(model.stage) / GROWN
+        return self.folder.stage_folder(model.stage) / GROWN_FILE
 
     def predictor(self, plan: StagePlan) -> Path:
         """Return the one checkpoint that stands for everything that predicts after the stage."""
@@ -118,7 +118,7 @@ class TextCommands:
             (model,) = plan.predictors
             return self.folder.checkpoint(model)
         if plan.combine == "probabilities":
-            return self.folder.stage_folder(plan.stage.index) / ENSEMBLE
+            return self.folder.stage_folder(plan.stage.index) / ENSEMBLE_FILE
         raise NotImplementedError(f"combining by {plan.combine}")
 
     def _evaluate(self, path: Path, split: str) -> Command:
