@@ -45,6 +45,11 @@ def export(argv: Optional[Sequence[str]] = None) -> Optional[int]:
     return start("fairseq_alma.cli.export", argv)
 
 
+def import_model(argv: Optional[Sequence[str]] = None) -> Optional[int]:
+    """Run ``alma-import``."""
+    return start("fairseq_alma.cli.import_model", argv)
+
+
 def start(module: str, argv: Optional[Sequence[str]] = None) -> Optional[int]:
     """Import a module and run its ``main``; Ctrl-C meanwhile is one line and status 130, as afterwards.
 

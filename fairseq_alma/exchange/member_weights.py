@@ -87,7 +87,7 @@ def member_sizes(options: SwitchOptions) -> dict[str, Any]:
         "activation": ACTIVATIONS.get(options.activation_fn, options.activation_fn),
         "positions": "sinusoidal" if options.decoder_sinusoidal_pos else "learned",
         "max_positions": options.max_target_positions or options.tokens_per_sample,
-        "scale_embedding": True,
+        "scale_embedding": not options.no_scale_embedding,
         "dropout": options.dropout,
         "attention_dropout": options.attention_dropout,
         "activation_dropout": options.activation_dropout,

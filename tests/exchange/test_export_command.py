@@ -11,11 +11,11 @@ from fairseq_alma.exchange import model_folder
 from tests.models.ensembles import save_member, transformer_config
 
 
-def refused(tmp_path, *words):
+def refused(tmp_path, *words, run=main):
     """Return the one line that the command ends with, having written nothing."""
     before = sorted(tmp_path.rglob("*"))
     with pytest.raises(AlmaError) as error:
-        main([str(word) for word in words])
+        run([str(word) for word in words])
     assert "\n" not in str(error.value)
     assert sorted(tmp_path.rglob("*")) == before
     return str(error.value)
