@@ -77,6 +77,8 @@ setup(
             "alma-report=fairseq_alma.cli.start:report",
             "alma-export=fairseq_alma.cli.start:export",
             "alma-import=fairseq_alma.cli.start:import_model",
+            "alma-score=fairseq_alma.cli.start:score",
+            "alma-generate=fairseq_alma.cli.start:generate",
         ]
     },
     classifiers=[

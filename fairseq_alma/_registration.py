@@ -26,8 +26,11 @@ def register_with_transformers() -> None:
     """Let ``AutoConfig`` and ``AutoModelForCausalLM`` know exported models without ``trust_remote_code``."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    from fairseq_alma.exchange.modeling_alma import AlmaConfig, AlmaForCausalLM
+    from fairseq_alma.exchange import modeling_alma
 
+    if not hasattr(modeling_alma, "AlmaForCausalLM"):
+        raise ImportError("import transformers before fairseq_alma.exchange.modeling_alma, which is registered with it")
+    AlmaConfig, AlmaForCausalLM = modeling_alma.AlmaConfig, modeling_alma.AlmaForCausalLM
     AutoConfig.register(AlmaConfig.model_type, AlmaConfig, exist_ok=True)
     AutoModelForCausalLM.register(AlmaConfig, AlmaForCausalLM, exist_ok=True)
 

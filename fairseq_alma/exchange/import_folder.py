@@ -20,12 +20,11 @@ from fairseq_alma.checkpoints.checkpoint_file import DICTIONARY_KEY, Checkpoint
 from fairseq_alma.checkpoints.container import UnfitCheckpoint
 from fairseq_alma.checkpoints.contents import check_finite
 from fairseq_alma.checkpoints.model_options import Size
-from fairseq_alma.checkpoints.model_weights import check_model
+from fairseq_alma.checkpoints.model_weights import EXTRA_POSITIONS, check_model
 from fairseq_alma.data.stream import Stream
 from fairseq_alma.data.token_file import NUM_FAIRSEQ_SYMBOLS
 from fairseq_alma.data.tokenizer import StreamTokenizer
 from fairseq_alma.errors import AlmaError
-from fairseq_alma.exchange.modeling_alma import EXTRA_POSITIONS
 from fairseq_alma.exchange.tensors_file import read_tensors
 from fairseq_alma.json_files import as_record, read_json_object
 

@@ -58,15 +58,15 @@ def export_model(path: Path, out: Path, stream_folder: Optional[Path] = None) ->
     checkpoint = read_checkpoint(path)
     config, weights = checkpoint["cfg"]["model"], checkpoint["model"]
     groups = list(groups_of(config, weights, path))
-    stream = _stream_of(checkpoint, path, stream_folder)
-    tokenizer = _tokenizer_of(stream, groups, path)
-    config_json = _config(checkpoint, groups)
+    stream = stream_of(checkpoint, path, stream_folder)
+    tokenizer = tokenizer_of(stream, groups, path)
+    config_json = config_of(checkpoint, groups)
     longest = config_json["max_position_embeddings"]
     files = tokenizer_files(tokenizer, longest, config_json["bos_token_id"] == BOS)
     check_same_ids(files["tokenizer.json"], tokenizer, _texts(stream, tokenizer))
     facts = describe_model(config, weights, path)
     with new_folder(out, "--out ") as folder:
-        write_tensors(dict(_tensors(groups, path)), folder / "model.safetensors")
+        write_tensors(dict(tensors_of(groups, path)), folder / "model.safetensors")
         files["config.json"] = json.dumps(config_json, indent=2) + "\n"
         files["generation_config.json"] = json.dumps(_generation(config_json), indent=2) + "\n"
         files["README.md"] = model_card(path, stream, facts, longest)
@@ -83,7 +83,8 @@ def is_image_checkpoint(config: Mapping[str, Any], path: Path) -> bool:
     return config["_name"] in IMAGE_MODELS or config.get("member_arch") in IMAGE_MODELS
 
 
-def _stream_of(checkpoint: Checkpoint, path: Path, given: Optional[Path]) -> Stream:
+def stream_of(checkpoint: Checkpoint, path: Path, given: Optional[Path]) -> Stream:
+    """Return the stream that a model was trained on, or a given one; raise AlmaError if it has another dictionary."""
     if given is None:
         trained_on = (checkpoint["cfg"].get("task") or {}).get("data")
         if not isinstance(trained_on, str):
@@ -104,7 +105,8 @@ def _stream_of(checkpoint: Checkpoint, path: Path, given: Optional[Path]) -> Str
     return stream
 
 
-def _tokenizer_of(stream: Stream, groups: Sequence[Group], path: Path) -> StreamTokenizer:
+def tokenizer_of(stream: Stream, groups: Sequence[Group], path: Path) -> StreamTokenizer:
+    """Return a stream's tokenizer; raise AlmaError if it has more or fewer tokens than a model."""
     tokenizer = StreamTokenizer.open(stream.root)
     needed = tokenizer.vocab_size + NUM_FAIRSEQ_SYMBOLS
     for group in groups:
@@ -130,7 +132,8 @@ def _texts(stream: Stream, tokenizer: StreamTokenizer) -> Iterator[str]:
             return
 
 
-def _config(checkpoint: Checkpoint, groups: Sequence[Group]) -> dict[str, Any]:
+def config_of(checkpoint: Checkpoint, groups: Sequence[Group]) -> dict[str, Any]:
+    """Return the content of ``config.json``, see `modeling_alma.AlmaConfig`."""
     members: list[dict[str, Any]] = []
     combined = []
     for group in groups:
@@ -165,7 +168,8 @@ def _generation(config: Mapping[str, Any]) -> dict[str, Any]:
     return {**ids, "suppress_tokens": [0, 1, 3]}
 
 
-def _tensors(groups: Sequence[Group], path: Path) -> Iterator[tuple[str, Tensor]]:
+def tensors_of(groups: Sequence[Group], path: Path) -> Iterator[tuple[str, Tensor]]:
+    """Yield the weights under their names in a folder; they stay where they are."""
     number = 0
     for group in groups:
         for weights in group.members:

@@ -8,7 +8,8 @@ import pytest
 
 from fairseq_alma.cli import start
 
-COMMANDS = ("prep_text", "prep_images", "grow", "ensemble", "stream", "report", "export", "import_model")
+COMMANDS = ("prep_text", "prep_images", "grow", "ensemble", "stream", "report")
+COMMANDS += ("export", "import_model", "score", "generate")
 
 
 def installed(name):

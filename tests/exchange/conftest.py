@@ -25,8 +25,8 @@ TREES = "[[0,1,[2,3]],[[0,3],[1,[2]]]]"
 def write_stream(folder: Path, tokenizer: str) -> Path:
     """Prepare a stream of a few hundred small documents; return its folder."""
     generator = torch.Generator().manual_seed(0)
-    picks = torch.randint(len(WORDS), (300, 30), generator=generator).tolist()
-    documents = [" ".join(WORDS[pick] for pick in row[: 5 + row[0]]) for row in picks]
+    picks = torch.randint(len(WORDS), (600, 11), generator=generator).tolist()
+    documents = [" ".join(WORDS[pick] for pick in row[: 3 + row[0] % 8]) for row in picks]
     (folder / "text.txt").write_text("\n\n".join(documents), encoding="utf-8")
     words = [f"{folder}/text.txt", "--out", f"{folder}/S", "--megabatches", "2", "--vocab-size", "340"]
     words += ["--valid-words", "300", "--test-words", "300", "--workers", "1", "--tokenizer-type", tokenizer]
