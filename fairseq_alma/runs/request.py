@@ -30,11 +30,15 @@ class RunRequest:
         drop_rest: leave the last mega-batches where fewer than ``wait`` are left.
         iid: one stage on the union of so many mega-batches; None: a stream.
         stage: the one stage that is run; None: all.
-        member: the one member that is trained; None: all.
+        member: the members that are trained, and no stage completed; None: all.
+        jobs: processes that train members at the same time; None: as many as the kind of data takes by itself.
         keep_checkpoints: remove nothing.
         save_every: text: updates between two checkpoints within a stage.
         validate: text: let fairseq-train validate whenever it saves.
         num_procs: text: processes that train a model together.
+        nodes: text: of a cluster, that these processes are dealt to.
+        slurm: queue jobs, with these options of sbatch; None: run here.
+        progress_to: file descriptor that is told how far the members are; None: the user is.
     """
 
     stream: Path
@@ -47,17 +51,28 @@ class RunRequest:
     drop_rest: bool
     iid: Optional[int]
     stage: Optional[int]
-    member: Optional[int]
+    member: Optional[tuple[int, ...]]
+    jobs: Optional[int]
     keep_checkpoints: bool
     save_every: int
     validate: bool
     num_procs: int
+    nodes: int
+    slurm: Optional[Mapping[str, str]]
+    progress_to: Optional[int]
 
     @classmethod
     def of(cls, arguments: argparse.Namespace, learner: type[Learner], options: Mapping[str, Any]) -> "RunRequest":
         """Take the arguments of the same names."""
         own: dict[str, Any] = {"learner": learner, "learner_options": options, "seeds": tuple(arguments.seed)}
+        own["member"] = None if arguments.member is None else tuple(arguments.member)
         return cls(**own, **{name: vars(arguments)[name] for name in cls.__dataclass_fields__ if name not in own})
+
+    @property
+    def trains_members_alone(self) -> bool:
+        """Whether each member is trained by itself, as processes for some of them make it necessary."""
+        cluster = self.slurm is not None and self.learner.trains_members_alone
+        return cluster or self.jobs is not None or self.member is not None
 
     def folder(self, seed: int) -> RunFolder:
         """Return the folder of a seed's run: what --run says, or where there are several seeds a folder in it."""
@@ -97,9 +112,10 @@ class RunRequest:
         if self.member is None:
             return
         members = sorted({training.model.member for plan in self.chosen(plans) for training in plan.trainings})
-        if self.member not in members:
-            where = "the run trains" if self.stage is None else f"stage {self.stage} trains"
-            raise ValueError(f"--member {self.member}: {where} members {', '.join(map(str, members))}")
+        for member in self.member:
+            if member not in members:
+                where = "the run trains" if self.stage is None else f"stage {self.stage} trains"
+                raise ValueError(f"--member {member}: {where} members {', '.join(map(str, members))}")
 
 
 class Job(Protocol):
@@ -107,11 +123,12 @@ class Job(Protocol):
 
     Attributes:
         unit: of the data, ``word`` or ``image``.
-        recorded: options that run.json names, beside those of every run and of the learner.
     """
 
     unit: str
-    recorded: tuple[str, ...]
+
+    def recorded(self) -> dict[str, Any]:
+        """Return options of alma-stream that run.json names, beside those of every run and of the learner."""
 
     def train_options(self) -> dict[str, str]:
         """Return what run.json says of the options after ``--``."""

@@ -191,6 +191,29 @@ def test_an_unfinished_training_of_other_seeds_is_begun_anew(stream, tmp_path, m
     assert records(tmp_path / "R/seed-1")[0]["test"] == pytest.approx(alone[0]["test"], rel=1e-4)
 
 
+def test_members_are_trained_by_several_processes_or_calls_to_the_same_files(stream, tmp_path, capsys):
+    bagging = ("--learner", "bagging", "--num-members", "3", "--wait", "3")
+    run(stream, tmp_path / "one", *bagging, "--jobs", "1")
+    assert main(["--stream", str(stream), "--run", str(tmp_path / "R"), *bagging, "--member", "1", *WORDS]) == 0
+    run(stream, tmp_path / "R", *bagging, "--jobs", "2")
+    assert contents(tmp_path / "R") == contents(tmp_path / "one")
+    side_by_side = run(stream, tmp_path / "side by side", *bagging)
+    for ours, theirs in zip(records(tmp_path / "R"), side_by_side, strict=True):
+        assert ours["test"] == pytest.approx(theirs["test"], rel=1e-3)
+    with pytest.raises(AlmaError, match="--jobs given then, not given now"):
+        run(stream, tmp_path / "R", *bagging)
+
+
+def contents(run):
+    """Return all files of a run, but for what a lock says and the time that a stage took."""
+    files = {path.relative_to(run): path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    return {
+        path: content if path.name != "stage.json" else {**json.loads(content), "wall_seconds": 0}
+        for path, content in files.items()
+        if not path.name.startswith(".lock")
+    }
+
+
 def test_a_second_call_does_nothing(stream, tmp_path, capsys):
     run(stream, tmp_path / "R", "--wait", "3")
     capsys.readouterr()
@@ -270,7 +293,11 @@ def test_the_checkpoint_of_a_run_is_tested_by_the_stock_command(stream, tmp_path
         (["--learner", "sm", "--grow-every", "2"], [], "--grow-every goes with"),
         (["--learner", "sm", "--combine", "vote"], [], "--combine goes with"),
         (["--learner", "sm", "--save-every", "5"], [], "--save-every has no meaning on streams of images"),
-        (["--learner", "ens", "--member", "0"], [], "--member has no meaning on streams of images"),
+        (["--learner", "sm", "--member", "0"], [], "--member goes with --learner bagging, ens, gens, not with sm"),
+        (["--learner", "umix", "--jobs", "2"], [], "--jobs goes with --learner bagging, ens, gens, not with umix"),
+        (["--learner", "ens", "--jobs", "0"], [], "--jobs 0: a number of at least 1 is needed"),
+        (["--learner", "ens", "--jobs", "2", "--seed", "1", "2"], [], "--jobs goes with one --seed"),
+        (["--learner", "ens", "--jobs", "2", "--member", "0"], [], "--jobs trains all members, --member some"),
         (["--learner", "gmoe", "--grow-schedule", "4,6"], [], "--grow-schedule has no meaning"),
         (["--learner", "gmoe", "--seed", "1", "2"], [], "--seed: several go with"),
         (["--seed", "3", "3"], [], "--seed 3: given twice"),

@@ -36,6 +36,7 @@ class TextCommands:
         validate: let fairseq-train validate when it saves.
         keep_checkpoints: keep each of these checkpoints.
         num_procs: processes that train a model together; they share the batches of an update (``--update-freq``).
+        nodes: of a SLURM allocation, that these processes are dealt to.
     """
 
     stream: Path
@@ -47,6 +48,7 @@ class TextCommands:
     validate: bool
     keep_checkpoints: bool
     num_procs: int = 1
+    nodes: int = 1
 
     def all_of(self, plan: StagePlan) -> list[Command]:
         """Return the commands of a stage in order."""
@@ -93,7 +95,7 @@ class TextCommands:
         groups += [*self._saving(), *self._reporting()]
         groups += [self._own_curves(training.model, option) for option in self._model(training)]
         environment = self.live.wandb_environment(self.folder, training.model)
-        return Command("fairseq-train", tuple(groups), environment, self.num_procs)
+        return Command("fairseq-train", tuple(groups), environment, self.num_procs, self.nodes)
 
     def join(self, plan: StagePlan) -> Command:
         """Return the command that makes one checkpoint of all that predicts after the stage."""

@@ -1,7 +1,7 @@
 """``alma-stream`` on streams of text: stock commands in processes of their own."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Callable, Optional, Sequence
+from typing import TYPE_CHECKING, Any, Callable, Optional, Sequence
 
 from fairseq_alma.backends.text.text_backend import TextBackend
 from fairseq_alma.backends.text.text_commands import TextCommands
@@ -29,7 +29,6 @@ class TextJob:
     """
 
     unit = "word"
-    recorded: tuple[str, ...] = ("save_every", "validate")
 
     def __init__(self, request: RunRequest, words: Sequence[str], stream: Optional[Stream]) -> None:
         self.request, self.stream = request, stream
@@ -47,7 +46,12 @@ class TextJob:
             validate=request.validate,
             keep_checkpoints=request.keep_checkpoints,
             num_procs=request.num_procs,
+            nodes=request.nodes,
         )
+
+    def recorded(self) -> dict[str, Any]:
+        """Return the options that run.json names; see `request.Job`."""
+        return {"save_every": self.request.save_every, "validate": self.request.validate}
 
     def train_options(self) -> dict[str, str]:
         """Return what run.json says of the options after ``--``."""
@@ -61,8 +65,7 @@ class TextJob:
         for plan in self.request.chosen(plans):
             commands = self.commands.all_of(plan)
             if member is not None:
-                training = plan.training_of(member)
-                commands = [self.commands.train(plan, training)] if training is not None else []
+                commands = [self.commands.train(plan, each) for each in plan.trainings if each.model.member in member]
             if commands:
                 print(f"# {describe_stage(plan, len(plans))}")
             for each in commands:
