@@ -43,6 +43,26 @@ def report(argv: Optional[Sequence[str]] = None) -> Optional[int]:
     return start("fairseq_alma.cli.report", argv)
 
 
+def export(argv: Optional[Sequence[str]] = None) -> Optional[int]:
+    """Run ``alma-export``."""
+    return start("fairseq_alma.cli.export", argv)
+
+
+def import_model(argv: Optional[Sequence[str]] = None) -> Optional[int]:
+    """Run ``alma-import``."""
+    return start("fairseq_alma.cli.import_model", argv)
+
+
+def score(argv: Optional[Sequence[str]] = None) -> Optional[int]:
+    """Run ``alma-score``."""
+    return start("fairseq_alma.cli.score", argv)
+
+
+def generate(argv: Optional[Sequence[str]] = None) -> Optional[int]:
+    """Run ``alma-generate``."""
+    return start("fairseq_alma.cli.generate", argv)
+
+
 def start(module: str, argv: Optional[Sequence[str]] = None) -> Optional[int]:
     """Import a module and run its ``main``; Ctrl-C meanwhile is one line and status 130, as afterwards.
 

@@ -50,6 +50,9 @@ class AlmaSwitchLMConfig(FairseqDataclass):
     decoder_sinusoidal_pos: bool = field(
         default=False, metadata={"help": "use sinusoidal rather than learned positional embeddings"}
     )
+    no_scale_embedding: bool = field(
+        default=False, metadata={"help": "do not multiply embeddings by the square root of the model dimension"}
+    )
     num_experts: Optional[int] = field(
         default=None,
         metadata={
@@ -126,6 +129,7 @@ class AlmaSwitchLM(FairseqLanguageModel):
             not cfg.decoder_sinusoidal_pos,
             cfg.checkpoint_activations,
             cfg.compile,
+            not cfg.no_scale_embedding,
         )
         return cls(decoder, cfg.balance_loss_weight)
 
@@ -183,7 +187,7 @@ def _add_later_options(cfg: Any) -> None:
     if not isinstance(cfg, DictConfig):
         return  # made of the class, and so whole
     with open_dict(cfg):
-        for name in ("compile",):
+        for name in ("compile", "no_scale_embedding"):
             if name not in cfg:
                 cfg[name] = AlmaSwitchLMConfig.__dataclass_fields__[name].default
 
