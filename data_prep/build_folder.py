@@ -14,10 +14,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Iterable, Mapping, Optional, Sequence
 
-from fairseq_alma.cli.entry import refuse_unwritable
 from fairseq_alma.data.manifest import MANIFEST
 from fairseq_alma.data.stream import Stream, write_manifest
 from fairseq_alma.errors import AlmaError, naming
+from fairseq_alma.faults import refuse_unwritable
 
 _SYNCED_AT_ONCE = 16
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC

@@ -17,9 +17,10 @@ from typing import Iterator, Optional, Sequence, TextIO
 from data_prep.download import check_sha256, fetch
 from data_prep.text.command import main as prep_text
 from fairseq_alma.atomic_file import open_atomically
-from fairseq_alma.cli.entry import command, refuse_no_file
+from fairseq_alma.cli.entry import command
 from fairseq_alma.cli.parser import Parser
 from fairseq_alma.errors import AlmaError
+from fairseq_alma.faults import refuse_no_file
 
 URL = "https://wikitext.smerity.com/wikitext-{size}-v1.zip"
 SHA256 = {

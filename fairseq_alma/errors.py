@@ -3,11 +3,10 @@
 They stand here because every layer raises them: data files, the fairseq plugins and the commands.
 """
 
-import errno
 import unicodedata
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Iterator, Optional
+from typing import Iterator
 
 
 def printable(text: str) -> str:
@@ -18,9 +17,6 @@ def printable(text: str) -> str:
         char if char.isprintable() or unicodedata.category(char) == "Zs" else char.encode("unicode_escape").decode()
         for char in text
     )
-
-
-_NO_MEMORY = ("can't allocate memory", "not enough memory", "failed to map segment", "can't start new thread")
 
 
 class AlmaError(SystemExit, ValueError):
@@ -36,24 +32,6 @@ class AlmaError(SystemExit, ValueError):
 
     def __str__(self) -> str:
         return str(self.code)
-
-
-def causes(error: Optional[BaseException]) -> Iterator[BaseException]:
-    """Yield an error and what is behind it: a library in C that fails while it is imported has an error of its own."""
-    while error is not None:
-        yield error
-        error = error.__cause__ or error.__context__
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Tell whether memory ran out, that of a GPU too: torch, threads and the loader of libraries have other errors."""
-    return any(
-        isinstance(each, MemoryError)
-        or type(each).__name__ == "OutOfMemoryError"
-        or (isinstance(each, OSError) and each.errno == errno.ENOMEM)
-        or (isinstance(each, (RuntimeError, ImportError)) and any(words in str(each) for words in _NO_MEMORY))
-        for each in causes(error)
-    )
 
 
 @contextmanager

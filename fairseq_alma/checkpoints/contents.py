@@ -28,9 +28,15 @@ Epoch = Annotated[int, Meta(ge=0, le=2**31)]
 Meter = tuple[
     int,
     Word,
-    Literal["AverageMeter", "SumMeter", "TimeMeter", "StopwatchMeter", "ConcatTensorMeter"],
+    Literal["AverageMeter", "SumMeter", "TimeMeter", "StopwatchMeter"],
     dict[str, Any],
 ]
+_OF_METERS = {
+    "AverageMeter": ("val", "sum", "count"),
+    "SumMeter": ("sum",),
+    "TimeMeter": ("init", "n"),
+    "StopwatchMeter": ("sum", "n"),
+}
 
 
 class Position(Struct):
@@ -42,6 +48,12 @@ class Position(Struct):
     version: Literal[1, 2] = 1
 
 
+class TokenCount(Struct):
+    """What the task alma_lm counts."""
+
+    train_tokens: Count
+
+
 class ExtraState(Struct):
     """How far training was. Meters are made of their class's name, which is therefore one of a few."""
 
@@ -50,6 +62,7 @@ class ExtraState(Struct):
     previous_training_time: Any = 0  # of several processes a tensor; `_check_tensor` has seen what it holds
     val_loss: Optional[float] = None
     best: Optional[float] = None
+    counted: Optional[TokenCount] = msgspec.field(default=None, name="AlmaLMTask")
 
 
 class History(Struct):
@@ -103,8 +116,11 @@ def check_contents(checkpoint: Mapping[str, Any], size: int) -> None:
     _check_config(checkpoint["cfg"])
     try:
         msgspec.convert(checkpoint, Contents)
-    except msgspec.ValidationError as error:
+    except (msgspec.ValidationError, AttributeError, TypeError) as error:  # the latter: a tensor for a dictionary
         raise UnfitCheckpoint(f"damaged or altered: {str(error).replace('`', '')}") from error
+    for meters in ((checkpoint.get("extra_state") or {}).get("metrics") or {}).values():
+        for _, name, kind, state in meters:
+            _check_meter(name, _OF_METERS[kind], state)
     _check_weights(checkpoint["model"], size)
 
 
@@ -112,11 +128,29 @@ def check_finite(checkpoint: Mapping[str, Any]) -> None:
     """Refuse weights, and what the optimizer remembers of them, that are infinite or no numbers."""
     moments = (checkpoint.get("last_optimizer_state") or {}).get("state", {}).items()
     remembered = [(f"the optimizer's {name}", value) for _, entry in moments for name, value in entry.items()]
-    for name, tensor in [*checkpoint["model"].items(), *remembered]:
+    for name, tensor in remembered:
+        if isinstance(tensor, Tensor) and tensor.dtype not in FLOATS:  # torch would turn them into some
+            raise UnfitCheckpoint(f"damaged or altered: {name} is {tensor.dtype}, floating-point numbers are needed")
+    averages = [entry.get("average") for entry in (checkpoint.get("extra_state") or {}).values() if type(entry) is dict]
+    averaged = [
+        (f"the average of {name}", value) for each in averages if type(each) is dict for name, value in each.items()
+    ]
+    for name, tensor in [*checkpoint["model"].items(), *remembered, *averaged]:
         if isinstance(tensor, Tensor) and not _is_finite(tensor):
             raise UnfitCheckpoint(
                 f"{name} has values that are infinite or no numbers: the training diverged, or it is damaged"
             )
+
+
+def _check_meter(name: str, needed: Iterable[str], state: Mapping[str, Any]) -> None:
+    """Refuse the state of a meter that has not the numbers of its kind; sums are numbers or tensors of one number."""
+    for part in (*needed, "round"):
+        value = state.get(part)
+        is_tensor = isinstance(value, Tensor) and value.dim() == 0 and part not in ("count", "round")
+        kinds = (int, type(None)) if part == "round" else (int, float)
+        is_unset = part == "val" and value is None and part in state
+        if not (is_tensor or is_unset or isinstance(value, kinds)):
+            raise UnfitCheckpoint(f"damaged or altered: {part} of the meter {name} is no number")
 
 
 def _is_finite(tensor: Tensor) -> bool:

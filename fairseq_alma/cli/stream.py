@@ -6,16 +6,20 @@ import sys
 from typing import Optional, Sequence
 
 from fairseq_alma.backends.images.image_job import ImageJob
+from fairseq_alma.backends.member_workers import MemberWorkers, devices_of_jobs
+from fairseq_alma.backends.slurm_jobs import SlurmChain, complete_stages, plan_jobs, require_nodes, require_slurm
 from fairseq_alma.backends.text.text_job import TextJob
-from fairseq_alma.cli.entry import command, refuse_no_folder
+from fairseq_alma.cli.entry import command
 from fairseq_alma.cli.stream_parser import learner_options, read_arguments
 from fairseq_alma.data.stream import Stream
 from fairseq_alma.errors import AlmaError
+from fairseq_alma.faults import refuse_no_folder
 from fairseq_alma.learners.learner import Learner
 from fairseq_alma.learners.plan import StagePlan
 from fairseq_alma.runs.arrival_curves import ArrivalCurves
 from fairseq_alma.runs.curve_options import CurveOptions
-from fairseq_alma.runs.loop import Run, run_stages, train_member
+from fairseq_alma.runs.loop import Run, nothing_to_await, run_stages, train_members
+from fairseq_alma.runs.member_report import MemberDisplay
 from fairseq_alma.runs.request import OF_EVERY_RUN, Job, RunRequest
 from fairseq_alma.runs.run_display import RunDisplay
 from fairseq_alma.runs.run_folder import RUN_RECORD, RunFolder
@@ -37,15 +41,22 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         curves = CurveOptions.from_options(job.train_options())
         num_megabatches = arguments.megabatches if stream is None else stream.num_megabatches
         plans = {seed: request.plan(each, kind, num_megabatches) for seed, each in learners.items()}
+        request.anytime.check()
+        job.check(plans[request.seeds[0]])
     except ValueError as error:
         parser.error(str(error))
+    if request.slurm is not None:
+        require_slurm(arguments.dry_run)
+    if arguments.dry_run and request.slurm is not None:
+        _chain(request, plans, (own_words, words)).print()
+        return 0
     if arguments.dry_run:
         for planned in plans.values():
             job.print_plan(planned)
         return 0
     assert stream is not None
     refuse_no_folder(request.run, "--run")
-    _run(request, job, learners, plans, stream, curves)
+    _run(request, job, learners, plans, stream, curves, (own_words, words))
     return 0
 
 
@@ -56,9 +67,17 @@ def _run(
     plans: dict[int, list[StagePlan]],
     stream: Stream,
     curves: CurveOptions,
+    words: tuple[list[str], list[str]],
 ) -> None:
     """Run the plans of every seed, in step."""
     first = plans[request.seeds[0]]
+    if request.slurm is not None:
+        job.prepare(first)
+        _begin(request, request.folder(request.seeds[0]), learners[request.seeds[0]], request.seeds[0], job, stream)
+        _chain(request, plans, words).submit()
+        return
+    require_nodes(request.nodes)
+    devices = devices_of_jobs(request.jobs or 1, request.num_procs, request.jobs is None or "--cpu" in words[1])
     build_backend = job.prepare(first)
     folders = {seed: request.folder(seed) for seed in learners}
     for seed, learner in learners.items():
@@ -70,17 +89,31 @@ def _run(
         for seed, planned in plans.items():
             shown = ArrivalCurves(folders[seed], planned, curves.sinks(folders[seed]))
             name = f"seed {seed}, " if len(plans) > 1 else ""
-            display = RunDisplay(planned, job.unit, job.work(), request.stage, request.member, shown, name)
+            how = (planned, job.unit, job.work(), request.stage, request.member)
+            display = RunDisplay(*how, shown, name)
+            if request.progress_to is not None:
+                display = MemberDisplay(request.progress_to, *how)
             runs.append(Run(folders[seed], planned, displays.enter_context(display)))
         backend = build_backend(runs)
         if request.member is not None:
-            train_member(runs[0], request.member, backend, request.stage)
+            train_members(runs[0], request.member, backend, request.stage, request.progress_to is not None)
             return
-        num_run = run_stages(runs, backend, request.stage, request.keep_checkpoints)
+        workers = displays.enter_context(MemberWorkers(words, request.chosen(first), devices))
+        awaited = workers.await_models if len(devices) > 1 else nothing_to_await
+        num_run = run_stages(runs, backend, request.stage, request.keep_checkpoints, awaited)
     what = "the run" if request.stage is None else "the stage"
     for run, number in zip(runs, num_run, strict=True):
         if not number:
             tell(f"{run.folder.root}: nothing to do, {what} is complete", sys.stdout)
+
+
+def _chain(request: RunRequest, plans: dict[int, list[StagePlan]], words: tuple[list[str], list[str]]) -> SlurmChain:
+    """Return the jobs of what is not complete yet."""
+    (seed,) = request.seeds
+    folder, chosen = request.folder(seed), request.chosen(plans[seed])
+    assert request.slurm is not None
+    jobs = plan_jobs(chosen, complete_stages(folder, chosen))
+    return SlurmChain(folder, words, jobs, request.slurm, request.nodes, request.learner.trains_members_alone)
 
 
 def _open_stream(arguments: argparse.Namespace) -> Optional[Stream]:
@@ -98,8 +131,10 @@ def _open_stream(arguments: argparse.Namespace) -> Optional[Stream]:
 
 def _begin(request: RunRequest, folder: RunFolder, learner: Learner, seed: int, job: Job, stream: Stream) -> None:
     """Write run.json, or make sure that the one that is there describes the same run."""
-    chosen = {name: vars(request)[name] for name in (*OF_EVERY_RUN, *job.recorded)}
-    options = {**chosen, **learner.as_record(stream.kind)}
+    chosen = {name: vars(request)[name] for name in OF_EVERY_RUN}
+    options = {**chosen, **job.recorded(), **learner.as_record(stream.kind), **request.anytime.as_record()}
+    if request.anytime.best_checkpoint:
+        options["best_every"] = request.save_every  # which weights are looked at
     record = describe_run(learner.name, seed, options, job.train_options(), stream)
     if request.preset is not None:
         record["preset"] = {"name": request.preset.name, "overridden": [*request.overridden, *job.overridden]}

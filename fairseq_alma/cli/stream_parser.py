@@ -3,9 +3,11 @@
 import argparse
 import importlib
 import sys
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, Iterable, Mapping, Optional, Sequence, get_type_hints
 
+from fairseq_alma.backends.slurm_jobs import read_parameters
 from fairseq_alma.cli.parser import Parser, utf8_path
 from fairseq_alma.json_files import MAX_MEGABATCHES
 from fairseq_alma.learners.learner import (
@@ -21,16 +23,22 @@ from fairseq_alma.learners.learner import (
 )
 from fairseq_alma.learners.presets import PRESETS
 from fairseq_alma.number_range import whole
+from fairseq_alma.runs.anytime_options import HALF_LIVES, REWARMS, SHAPES, AnytimeOptions
+from fairseq_alma.runs.anytime_options import RANGES as ANYTIME_RANGES
 
 SAVE_EVERY = 500
 LEARNERS_FROM = "--learners-from"  # not --user-dir: fairseq's parser looks for that in the command line of any process
 # Options of alma-stream that mean something to some learners alone: option -> kinds of data, attribute of the learner.
 OF_SOME: Mapping[str, tuple[tuple[str, ...], Optional[str]]] = {
-    "member": (("text",), "trains_members_alone"),
+    "member": (KINDS, "trains_members_alone"),
+    "jobs": (KINDS, "trains_members_alone"),
+    "progress_to": (KINDS, "trains_members_alone"),
     "iid": (KINDS, "has_iid_control"),
     "save_every": (("text",), None),
     "num_procs": (("text",), None),
+    "nodes": (("text",), None),
     "validate": (("text",), None),
+    **{field.name: (("text",), None) for field in fields(AnytimeOptions)},
     "preset": (("images",), None),
 }
 RANGES = {
@@ -39,6 +47,9 @@ RANGES = {
     "save_every": whole(1),
     "iid": whole(1),
     "num_procs": whole(1, 1024),
+    "jobs": whole(1, 1024),
+    "nodes": whole(1, 1024),
+    **ANYTIME_RANGES,
 }
 
 EPILOG = """\
@@ -123,12 +134,34 @@ def learner_options(
     if len(arguments.seed) > 1 and not (kind == "images" and learner.stacks_seeds):
         possible = ", ".join(sorted(name for name, each in LEARNERS["images"].items() if each.stacks_seeds))
         parser.error(f"--seed: several go with streams of images and --learner {possible}; give one call for each")
+    for name in ("member", "jobs"):
+        if vars(arguments)[name] is not None and len(arguments.seed) > 1:
+            parser.error(f"{flag(name)} goes with one --seed; give one call for each seed")
+    if arguments.member is not None and arguments.jobs is not None:
+        parser.error("--jobs trains all members, --member some; give one of them")
     if arguments.iid is not None and (arguments.wait != 1 or arguments.replay or arguments.drop_rest):
         parser.error("--iid is one stage: it does not go with --wait, --replay or --drop-rest")
     arguments.save_every = arguments.save_every or SAVE_EVERY
-    arguments.num_procs = arguments.num_procs or 1
+    arguments.num_procs, arguments.nodes = arguments.num_procs or 1, arguments.nodes or 1
+    if arguments.num_procs % arguments.nodes:
+        parser.error(f"--nodes {arguments.nodes}: each needs as many processes; give --num-procs a multiple of it")
+    _check_slurm(parser, arguments)
     arguments.validate = bool(arguments.validate)
     return learner, given
+
+
+def _check_slurm(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
+    if arguments.slurm is None:
+        return
+    for name in ("member", "jobs"):
+        if vars(arguments)[name] is not None:
+            parser.error(f"--slurm makes a job of each member; leave {flag(name)} out")
+    if len(arguments.seed) > 1:
+        parser.error("--slurm goes with one --seed; give one call for each seed")
+    try:
+        arguments.slurm = read_parameters(arguments.slurm)
+    except ValueError as error:
+        parser.error(str(error))
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -142,6 +175,7 @@ def build_parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     _add_run(parser)
+    _add_anytime(parser.add_argument_group("anytime training (text)"))
     group = parser.add_argument_group("learner")
     names = sorted({name for learners in LEARNERS.values() for name in learners})
     group.add_argument("--learner", choices=names, default="sm", help="how the model learns (default: %(default)s)")
@@ -185,10 +219,36 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
     add(
         "--member",
         type=int,
+        nargs="+",
         metavar="I",
-        help=f"text, {_names_with('text', 'trains_members_alone')}: train member I alone, from 0, in --stage or in all "
-        "stages; several calls may run at the same time; a call without --member completes the stages",
+        help=f"{_names_with('images', 'trains_members_alone')}: train these members, from 0, in --stage or in all "
+        "stages; several calls may run at the same time; a call without --member (images: with --jobs) completes the "
+        "stages",
     )
+    add(
+        "--jobs",
+        type=int,
+        metavar="N",
+        help=f"{_names_with('images', 'trains_members_alone')}: train members in N processes at the same time, on "
+        "--num-procs GPUs each where there are GPUs; any N gives the same files (images: the same for any N, also 1; "
+        "without it all members are trained side by side in one network, equal but for rounding)",
+    )
+    add(
+        "--nodes",
+        type=int,
+        metavar="K",
+        help="text: nodes of a cluster that --num-procs are dealt to, by srun; with --slurm, or within an allocation "
+        "(default: 1)",
+    )
+    add(
+        "--slurm",
+        nargs="*",
+        metavar="OPTION=VALUE",
+        help="queue a SLURM job for each stage, and for each member of a stage, with these options of sbatch "
+        "(partition=gpu gpus-per-node=8 time=MINUTES ...; default: time=1440); each waits for what it starts from and "
+        "resumes when it is queued again; --dry-run prints the scripts; needs pip install 'fairseq-alma[slurm]'",
+    )
+    add("--progress-to", type=int, metavar="FD", help=argparse.SUPPRESS)  # given by --jobs to the calls that it starts
     add(
         "--megabatches",
         type=int,
@@ -231,6 +291,57 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
     )
     add(
         LEARNERS_FROM, metavar="PATH", help="a folder or file of Python that registers further learners; imported first"
+    )
+
+
+def _add_anytime(group: Any) -> None:
+    add = group.add_argument
+    add(
+        "--carry-optimizer",
+        action="store_true",
+        default=None,
+        help="optimizer state, number of updates and learning-rate schedule run on through the stages, each of which "
+        "makes --max-update more; with --lr-scheduler fixed or inverse_sqrt (default: each stage begins anew)",
+    )
+    add(
+        "--ema-half-life",
+        choices=HALF_LIVES,
+        help="test a moving average of the weights; its half-life is this share of the updates so far "
+        "(default: test the weights)",
+    )
+    add(
+        "--branch-decay",
+        type=float,
+        metavar="D",
+        help="test a copy whose learning rate decays to zero over the last share D of a stage's updates; training goes "
+        "on from weights that did not decay",
+    )
+    add("--branch-shape", choices=SHAPES, help=f"of that decay: 1 - sqrt, or linear (default: {SHAPES[0]})")
+    add(
+        "--branch-continue",
+        action="store_true",
+        default=None,
+        help="with --branch-decay: decay the model itself and go on from there",
+    )
+    add(
+        "--best-checkpoint",
+        action="store_true",
+        default=None,
+        help="test the checkpoint of a stage with the lowest loss on valid, of those that --save-every makes and the "
+        "last; the next stage begins with it, unless the optimizer is carried on",
+    )
+    add(
+        "--replay-share",
+        type=float,
+        metavar="R",
+        help="share of a stage's sequences that come from earlier mega-batches, drawn uniformly; the updates do not "
+        "grow",
+    )
+    add(
+        "--rewarm",
+        choices=REWARMS,
+        help="what the learning rate of each stage warms up to: --lr, or what one schedule over all stages so far "
+        f"would have (default: {REWARMS[0]})",
     )
 
 

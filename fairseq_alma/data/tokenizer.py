@@ -87,6 +87,8 @@ class StreamTokenizer:
     def __init__(self, path: Union[str, Path]) -> None:
         self.file = find_tokenizer_file(Path(path))
         self.kind = "tokenizers" if self.file.suffix == ".json" else "sentencepiece"
+        with open(self.file, "rb"):
+            pass  # a right to read that is missing is no damage
         try:
             backend: _Backend
             backend = _TokenizersBackend(self.file) if self.kind == "tokenizers" else _SentencepieceBackend(self.file)

@@ -51,7 +51,6 @@ class Bagging(Ensemble):
     """An ensemble whose members each draw a bootstrap sample of a stage's images (Breiman 1996)."""
 
     label: ClassVar[Optional[str]] = "Bagging"
-    trains_members_alone: ClassVar[bool] = False
 
     def plan(self, stage: Stage) -> StagePlan:
         """Plan as for an ensemble, each member with a sample of its own."""

@@ -92,7 +92,7 @@ class Learner:
         train_defaults: image models: options of the training with a default of this learner.
         trains_jointly: whether several models are trained as one.
         has_iid_control: whether one stage on the union of mega-batches is a control (``--iid``): not of what grows.
-        trains_members_alone: whether members may be trained by calls of their own (``--member``; text).
+        trains_members_alone: whether members may be trained by themselves (``--member``, ``--jobs``).
         stacks_seeds: whether models of several seeds can be trained side by side: neither growth nor joint training
             ties them to each other (images).
         seed: of the run, 0 to 9,999,999.

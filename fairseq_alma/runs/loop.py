@@ -6,8 +6,9 @@ tested is the back end's: commands in processes of their own for text, a trainin
 
 import contextlib
 import sys
+import time
 from dataclasses import dataclass
-from typing import Any, Mapping, Optional, Protocol, Sequence
+from typing import Any, Callable, Mapping, Optional, Protocol, Sequence
 
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.learners.plan import ModelId, StagePlan, Training
@@ -16,6 +17,8 @@ from fairseq_alma.runs.retention import NeededModels
 from fairseq_alma.runs.run_display import RunDisplay
 from fairseq_alma.runs.run_folder import STAGE_RECORD, RunFolder
 from fairseq_alma.terminal import tell
+
+START_POLL_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
@@ -82,8 +85,16 @@ class Backend(Protocol):
         """Remove the weights of the stages up to ``stage``, except what ``needed`` names."""
 
 
+def nothing_to_await(plan: StagePlan) -> None:
+    """Return: no other process trains models."""
+
+
 def run_stages(
-    runs: Sequence[Run], backend: Backend, only: Optional[int] = None, keep_checkpoints: bool = False
+    runs: Sequence[Run],
+    backend: Backend,
+    only: Optional[int] = None,
+    keep_checkpoints: bool = False,
+    await_models: Callable[[StagePlan], None] = nothing_to_await,
 ) -> list[int]:
     """Run the stages that are not complete yet, in order.
 
@@ -92,6 +103,7 @@ def run_stages(
         backend: trains and tests.
         only: run this stage alone; None: all.
         keep_checkpoints: remove nothing.
+        await_models: returns when other processes have trained the models of a stage, as far as they do.
 
     Returns:
         Number of stages that ran, of each run.
@@ -100,44 +112,55 @@ def run_stages(
     complete: list[set[int]] = [set() for _ in runs]
     num_run = [0] * len(runs)
     for stage in [plan.stage.index for plan in runs[0].plans if only in (None, plan.stage.index)]:
-        ran = _finish_stage(runs, stage, backend, needed, complete)
+        ran = _finish_stage(runs, stage, backend, needed, complete, await_models)
         for number, did_run in enumerate(ran):
             complete[number].add(stage)
             num_run[number] += did_run
     return num_run
 
 
-def train_member(run: Run, member: int, backend: Backend, only: Optional[int] = None) -> None:
-    """Train one member alone, in the stages that are not complete yet; other members may be trained at the same time.
+def train_members(
+    run: Run, members: Sequence[int], backend: Backend, only: Optional[int] = None, are_others_trained: bool = False
+) -> None:
+    """Train some members, in the stages that are not complete yet; others may be trained at the same time.
 
     No stage becomes complete by it: that takes `run_stages`, which finds all members there.
 
     Args:
-        run: of the member.
-        member: its number; stages that do not train it are passed over.
+        run: of the members.
+        members: their numbers; stages that train none of them are passed over.
         backend: trains.
-        only: train it in this stage alone; None: in all.
+        only: train them in this stage alone; None: in all.
+        are_others_trained: another process trains what they start from, and it is waited for.
     """
     for plan in run.plans:
-        training = plan.training_of(member)
-        if training is None or only not in (None, plan.stage.index):
+        trainings = [training for training in plan.trainings if training.model.member in members]
+        if not trainings or only not in (None, plan.stage.index):
             continue
         record = _complete_record(run.folder, plan)
         if record is not None:
             run.display.skipped(plan, record)
             continue
-        _require_trained(run.folder, plan, training, backend)
-        with run.folder.lock_member(training.model) as locks:
-            clock = run.folder.start_clock(plan.stage.index, member)
-            backend.train_member(StageWork(run.folder, plan, run.display, locks[0]), training, locks)
-            clock.stop()
-        run.display.trained(plan, training)
+        for training in trainings:
+            while are_others_trained and not _is_start_trained(run.folder, training, backend):
+                time.sleep(START_POLL_SECONDS)
+            _require_trained(run.folder, plan, training, backend)
+            with run.folder.lock_member(training.model) as locks:
+                clock = run.folder.start_clock(plan.stage.index, training.model.member)
+                backend.train_member(StageWork(run.folder, plan, run.display, locks[0]), training, locks)
+                clock.stop()
+            run.display.trained(plan, training)
+
+
+def _is_start_trained(folder: RunFolder, training: Training, backend: Backend) -> bool:
+    start = training.start
+    return start is None or folder.read_stage(start.stage) is not None or backend.is_trained(folder, start)
 
 
 def _require_trained(folder: RunFolder, plan: StagePlan, training: Training, backend: Backend) -> None:
     """Raise AlmaError unless the model that a member starts from is trained."""
     start = training.start
-    if start is None or folder.read_stage(start.stage) is not None or backend.is_trained(folder, start):
+    if start is None or _is_start_trained(folder, training, backend):
         return
     raise AlmaError(
         f"{folder.model_folder(start)}: not trained to its end, and member {training.model.member} of stage "
@@ -151,6 +174,7 @@ def _finish_stage(
     backend: Backend,
     needed: Sequence[Optional[NeededModels]],
     complete: Sequence[set[int]],
+    await_models: Callable[[StagePlan], None],
 ) -> list[bool]:
     """Bring a stage to its end in every run: run it unless it is complete, then tidy up.
 
@@ -160,6 +184,7 @@ def _finish_stage(
         backend: trains and tests.
         needed: for each run which weights must stay; None: all.
         complete: for each run the stages that are known to be complete.
+        await_models: see `run_stages`.
 
     Returns:
         For each run whether the stage ran.
@@ -169,6 +194,7 @@ def _finish_stage(
         if record is None:
             _require_starts(run.folder, run.plans[stage], known)
             require_models(run.folder, run.plans, stage, backend)
+            await_models(run.plans[stage])
     ran = [False] * len(runs)
     with contextlib.ExitStack() as locks:
         works: dict[int, StageWork] = {}

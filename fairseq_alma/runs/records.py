@@ -99,6 +99,15 @@ class ImageGrowth(Struct, frozen=True):
     valid: ImageResult
 
 
+class AnytimeStage(Struct, frozen=True):
+    """How a stage of anytime training began, and what was tested; see `AnytimeOptions`."""
+
+    first_update: Count
+    predicts_with: Name
+    branch_updates: Count = 0
+    peak_lr: Optional[Amount] = None
+
+
 class StageRecord(Struct, frozen=True):
     """``stage.json``: what one stage cost and what came of it; see `TextStage` and `ImageStage`."""
 
@@ -119,6 +128,7 @@ class TextStage(StageRecord, frozen=True, kw_only=True):
     test_flops_per_token: Amount
     valid: TextResult
     test: TextResult
+    anytime: Optional[AnytimeStage] = None
     before_growth: Optional[TextGrowth] = None
     after_growth: Optional[TextGrowth] = None
 

@@ -9,6 +9,7 @@ from fairseq_alma.learners.learner import Learner, build_learner, flag, plan_sta
 from fairseq_alma.learners.plan import MAX_MEMBERS, StagePlan
 from fairseq_alma.learners.presets import PRESETS, Preset, filled
 from fairseq_alma.learners.schedule import Stage, stages
+from fairseq_alma.runs.anytime_options import PAPERS_WAY, AnytimeOptions
 from fairseq_alma.runs.loop import Backend, Run
 from fairseq_alma.runs.run_folder import RunFolder
 
@@ -31,11 +32,16 @@ class RunRequest:
         drop_rest: leave the last mega-batches where fewer than ``wait`` are left.
         iid: one stage on the union of so many mega-batches; None: a stream.
         stage: the one stage that is run; None: all.
-        member: the one member that is trained; None: all.
+        member: the members that are trained, and no stage completed; None: all.
+        jobs: processes that train members at the same time; None: as many as the kind of data takes by itself.
         keep_checkpoints: remove nothing.
         save_every: text: updates between two checkpoints within a stage.
         validate: text: let fairseq-train validate whenever it saves.
         num_procs: text: processes that train a model together.
+        nodes: text: of a cluster, that these processes are dealt to.
+        slurm: queue jobs, with these options of sbatch; None: run here.
+        progress_to: file descriptor that is told how far the members are; None: the user is.
+        anytime: text: what runs on from stage to stage, and which model is tested.
         preset: images: the named settings that fill in what the user did not give; None: none was named.
         overridden: options of the learner that the preset sets and that the user gave with another value.
     """
@@ -50,13 +56,18 @@ class RunRequest:
     drop_rest: bool
     iid: Optional[int]
     stage: Optional[int]
-    member: Optional[int]
+    member: Optional[tuple[int, ...]]
+    jobs: Optional[int]
     keep_checkpoints: bool
     save_every: int
     validate: bool
     num_procs: int
+    nodes: int
+    slurm: Optional[Mapping[str, str]]
+    progress_to: Optional[int]
     preset: Optional[Preset]
     overridden: tuple[str, ...]
+    anytime: AnytimeOptions = PAPERS_WAY
 
     @classmethod
     def of(cls, arguments: argparse.Namespace, learner: type[Learner], options: Mapping[str, Any]) -> "RunRequest":
@@ -67,8 +78,16 @@ class RunRequest:
             options, names = filled(options, preset.learner_options(learner.name))
             overridden = [flag(name) for name in names]
         own: dict[str, Any] = {"learner": learner, "learner_options": options, "seeds": tuple(arguments.seed)}
+        own["member"] = None if arguments.member is None else tuple(arguments.member)
+        own["anytime"] = AnytimeOptions.of(arguments)
         own |= {"preset": preset, "overridden": tuple(overridden)}
         return cls(**own, **{name: vars(arguments)[name] for name in cls.__dataclass_fields__ if name not in own})
+
+    @property
+    def trains_members_alone(self) -> bool:
+        """Whether each member is trained by itself, as processes for some of them make it necessary."""
+        cluster = self.slurm is not None and self.learner.trains_members_alone
+        return cluster or self.jobs is not None or self.member is not None
 
     def folder(self, seed: int) -> RunFolder:
         """Return the folder of a seed's run: what --run says, or where there are several seeds a folder in it."""
@@ -85,6 +104,7 @@ class RunRequest:
             raise ValueError(f"--stage {self.stage}: the run has stages 0 to {len(planned) - 1}")
         plans = plan_stages(learner, planned, MAX_MEMBERS if kind == "text" else None)
         self._check_member(plans)
+        self.anytime.check_plans(plans, self.replay)
         return plans
 
     def chosen(self, plans: Sequence[StagePlan]) -> list[StagePlan]:
@@ -108,9 +128,10 @@ class RunRequest:
         if self.member is None:
             return
         members = sorted({training.model.member for plan in self.chosen(plans) for training in plan.trainings})
-        if self.member not in members:
-            where = "the run trains" if self.stage is None else f"stage {self.stage} trains"
-            raise ValueError(f"--member {self.member}: {where} members {', '.join(map(str, members))}")
+        for member in self.member:
+            if member not in members:
+                where = "the run trains" if self.stage is None else f"stage {self.stage} trains"
+                raise ValueError(f"--member {member}: {where} members {', '.join(map(str, members))}")
 
 
 class Job(Protocol):
@@ -118,16 +139,20 @@ class Job(Protocol):
 
     Attributes:
         unit: of the data, ``word`` or ``image``.
-        recorded: options that run.json names, beside those of every run and of the learner.
         overridden: options after ``--`` that the preset sets and that were given with another value.
     """
 
     unit: str
-    recorded: tuple[str, ...]
     overridden: tuple[str, ...]
+
+    def recorded(self) -> dict[str, Any]:
+        """Return options of alma-stream that run.json names, beside those of every run and of the learner."""
 
     def train_options(self) -> dict[str, str]:
         """Return what run.json says of the options after ``--``."""
+
+    def check(self, plans: Sequence[StagePlan]) -> None:
+        """Raise ValueError, which begins with the option, if options before and after ``--`` contradict each other."""
 
     def print_plan(self, plans: Sequence[StagePlan]) -> None:
         """Print what the stages that were asked for would run."""

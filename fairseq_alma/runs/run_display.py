@@ -64,9 +64,10 @@ class RunDisplay:
         unit: ``word`` or ``image``.
         work: of a training in a stage, in any unit, to forecast the time left.
         only: the one stage that is run; None: all.
-        member: the one member that is trained; None: all.
+        members: those that are trained; None: all.
         curves: show the complete stages elsewhere too.
         name: what every line begins with, of runs that are shown together.
+        line: where the training at hand is shown; None: on standard error.
     """
 
     def __init__(
@@ -75,11 +76,13 @@ class RunDisplay:
         unit: str,
         work: Callable[[StagePlan], float] = lambda plan: 1.0,
         only: Optional[int] = None,
-        member: Optional[int] = None,
+        members: Optional[Sequence[int]] = None,
         curves: Optional[ArrivalCurves] = None,
         name: str = "",
+        line: Optional[LiveLine] = None,
     ) -> None:
         self.num_stages = len(plans)
+        self.num_trainings = {plan.stage.index: len(plan.trainings) for plan in plans}
         self.unit = unit
         self.name = name
         self.forecast = Forecast(
@@ -87,11 +90,11 @@ class RunDisplay:
                 training.model: work(plan)
                 for plan in plans
                 for training in plan.trainings
-                if only in (None, plan.stage.index) and member in (None, training.model.member)
+                if only in (None, plan.stage.index) and (members is None or training.model.member in members)
             }
         )
         self.curves = curves
-        self.line = LiveLine()
+        self.line = line or LiveLine()
         self.results = HeldLines()
         # Up to when the forecast knows what the time went into; what is done once, before the first training, is no
         # part of it.
@@ -169,7 +172,7 @@ class RunDisplay:
 
     def _title(self, plan: StagePlan, training: Optional[Training] = None) -> str:
         title = self.name + describe_stage(plan, self.num_stages)
-        if training is None or len(plan.trainings) == 1:
+        if training is None or self.num_trainings[plan.stage.index] == 1:
             return title
         return f"{title}, member {training.model.member}"
 

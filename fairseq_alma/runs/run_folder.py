@@ -177,6 +177,7 @@ class RunFolder:
         """
         self._hold()
         folder = self.stage_folder(stage)
+        _refuse_links(folder)
         with (
             _locked(folder / ".lock", f"{folder}") as descriptor,
             _swept(lambda: [folder, *map(self.model_folder, self.members(stage))]),
@@ -192,6 +193,7 @@ class RunFolder:
         """
         self._hold()
         folder = self.stage_folder(model.stage)
+        _refuse_links(folder)
         with (
             _locked(folder / ".lock", f"{folder}", shared=True) as stage,
             _locked(folder / f".lock-member-{model.member}", f"{self.model_folder(model)}") as member,
@@ -238,6 +240,20 @@ class RunFolder:
 
 def _folders(root: Path) -> list[Path]:
     return [entry for entry in root.iterdir() if entry.is_dir()] if root.is_dir() else []
+
+
+def _refuse_links(folder: Path) -> None:
+    """Raise AlmaError if a stage's folder is a symbolic link or has one in it: checkpoints and logs are replaced there.
+
+    fairseq writes and removes its checkpoints through links.
+    """
+    paths = (Path(where, name) for where, folders, files in os.walk(folder) for name in (*folders, *files))
+    for path in (folder, *paths):
+        if path.is_symlink():
+            raise AlmaError(
+                f"{path}: a symbolic link, which a stage is not written through; put what it points to in its place, "
+                "or remove it"
+            )
 
 
 @contextlib.contextmanager

@@ -1,5 +1,5 @@
 """Tasks under their registered names: ``alma_lm``, ``alma_image_classification``."""
 
-from fairseq_alma.tasks import alma_bpe, alma_image_classification, alma_lm
+from fairseq_alma.tasks import alma_bpe, alma_image_classification, alma_lm, resumed_training
 
-__all__ = ["alma_bpe", "alma_image_classification", "alma_lm"]
+__all__ = ["alma_bpe", "alma_image_classification", "alma_lm", "resumed_training"]

@@ -21,6 +21,7 @@ from fairseq_alma.checkpoints.checkpoint_file import read_checkpoint, starting_c
 from fairseq_alma.checkpoints.ensemble_file import ENSEMBLE_ARCH
 from fairseq_alma.data.image_stream import ImageStream
 from fairseq_alma.errors import AlmaError
+from fairseq_alma.faults import in_one_line
 from fairseq_alma.learners.schedule import stage_ending_with
 from fairseq_alma.models.image_classifier import image_architectures
 from fairseq_alma.models.loading import refuse_other_weights
@@ -79,6 +80,7 @@ class AlmaImageClassificationTask(WholeSplit, FairseqTask):
         bound_options(parser)
 
     @classmethod
+    @in_one_line()
     def setup_task(cls, cfg: AlmaImageClassificationConfig, **unused: Any) -> "AlmaImageClassificationTask":
         """Open the stream, once no option of the command is out of range."""
         check_whole_config(cfg)
@@ -87,6 +89,7 @@ class AlmaImageClassificationTask(WholeSplit, FairseqTask):
         note_task("alma_image_classification")
         return cls(cfg, stream)
 
+    @in_one_line()
     def load_dataset(self, split: str, combine: bool = False, **unused: Any) -> None:
         """Load ``train``, ``valid`` (both of the stage) or ``test``; without --megabatch ``valid`` is that of all."""
         self.datasets[split] = ImageDataset(
@@ -99,6 +102,10 @@ class AlmaImageClassificationTask(WholeSplit, FairseqTask):
         Raises:
             AlmaError: it does not.
         """
+        with in_one_line():  # no decorator: fairseq looks at the names of the arguments
+            return self._build_checked(cfg, from_checkpoint)
+
+    def _build_checked(self, cfg: Any, from_checkpoint: bool) -> BaseFairseqModel:
         _require_image_model(cfg)
         start = None if from_checkpoint else self._start()
         if start is None:
@@ -131,7 +138,7 @@ class AlmaImageClassificationTask(WholeSplit, FairseqTask):
         return None
 
     def _start(self) -> Optional[str]:
-        """Return the checkpoint that training goes on or starts from, or None."""
+        """Return the checkpoint that training resumes or starts from, or None."""
         last = os.path.join(self.cfg.save_dir, self.cfg.restore_file)
         if os.path.isfile(last):
             return last

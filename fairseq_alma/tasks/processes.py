@@ -49,6 +49,8 @@ def set_process_defaults(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--cpu", action=OnCpu, nargs=0, default=False, help="use the CPU, whatever GPUs there are")
     if not torch.cuda.is_available():
         parser.set_defaults(**{name: on_cpu for name, (_, on_cpu) in CPU_DEFAULTS.items()})
+    if "--fully-shard" in sys.argv:  # which reduces all gradients itself; torch's wrapper refuses to have nothing to do
+        parser.set_defaults(ddp_backend="legacy_ddp")
     if started_by_torchrun() and int(os.environ["WORLD_SIZE"]) > 1:
         _take_place(parser, int(os.environ["LOCAL_RANK"]))
 

@@ -13,9 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from fairseq_alma.cli.entry import command, describe_os_error, refuse_no_file, refuse_no_folder
+from fairseq_alma.cli.entry import command
 from fairseq_alma.cli.parser import Parser, utf8_path
 from fairseq_alma.errors import AlmaError
+from fairseq_alma.faults import describe_os_error, refuse_no_file, refuse_no_folder
 
 IMPORTS = "import os, sys\nfrom fairseq_alma.cli.entry import command\nfrom fairseq_alma.errors import AlmaError\n"
 HEAD = f"{IMPORTS}@command\ndef main(argv=None):\n"
@@ -127,7 +128,7 @@ def test_an_interruption_is_one_line_and_status_130() -> None:
     process.send_signal(signal.SIGINT)
     _, complaints = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert complaints == "interrupted; nothing half-written is left, and the same command goes on or begins again\n"
+    assert complaints == "interrupted; nothing half-written is left, and the same command resumes or starts over\n"
 
 
 def test_an_interruption_that_a_library_makes_an_error_of_is_one(capsys) -> None:
@@ -217,7 +218,7 @@ def as_somebody_else(monkeypatch):
     def access(path, right, effective_ids=False):
         return os.stat(path).st_mode & rights[right] == rights[right]
 
-    monkeypatch.setattr("fairseq_alma.cli.entry.os.access", access)
+    monkeypatch.setattr("fairseq_alma.faults.os.access", access)
 
 
 @pytest.mark.parametrize(

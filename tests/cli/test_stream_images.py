@@ -12,12 +12,14 @@ import numpy as np
 import pytest
 import torch
 
+from fairseq_alma.backends import member_workers
 from fairseq_alma.backends.images import image_backend
 from fairseq_alma.cli.stream import main
 from fairseq_alma.data.image_stream import ImageStream
 from fairseq_alma.errors import AlmaError
 from tests.backends.images.image_streams import make_stream
 from tests.cli.saving_stream import run_forked
+from tests.kills.launch import Forked
 
 WORDS = ("--", "--width", "6", "--max-epoch", "4", "--cpu")
 CHANCE = 0.75  # four classes
@@ -236,6 +238,43 @@ def test_an_unfinished_training_of_other_seeds_is_begun_anew(stream, tmp_path, m
     assert records(tmp_path / "R/seed-1")[0]["test"] == pytest.approx(alone[0]["test"], rel=1e-4)
 
 
+def fork_stream(command, pass_fds, **options):
+    """Begin ``alma-stream`` as `subprocess.Popen` does, but where all is imported already."""
+    child = os.fork()
+    if child == 0:
+        os.setsid()
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        try:
+            os._exit(main(command[1:]))
+        finally:
+            os._exit(1)
+    return Forked(child)
+
+
+def test_members_are_trained_by_several_processes_or_calls_to_the_same_files(stream, tmp_path, monkeypatch):
+    monkeypatch.setattr(member_workers.subprocess, "Popen", fork_stream)
+    bagging = ("--learner", "bagging", "--num-members", "3", "--wait", "3")
+    run(stream, tmp_path / "one", *bagging, "--jobs", "1")
+    assert main(["--stream", str(stream), "--run", str(tmp_path / "R"), *bagging, "--member", "1", *WORDS]) == 0
+    run(stream, tmp_path / "R", *bagging, "--jobs", "2")
+    assert contents(tmp_path / "R") == contents(tmp_path / "one")
+    side_by_side = run(stream, tmp_path / "side by side", *bagging)
+    for ours, theirs in zip(records(tmp_path / "R"), side_by_side, strict=True):
+        assert ours["test"] == pytest.approx(theirs["test"], rel=1e-3)
+    with pytest.raises(AlmaError, match="--jobs given then, not given now"):
+        run(stream, tmp_path / "R", *bagging)
+
+
+def contents(run):
+    """Return all files of a run, but for what a lock says and the time that a stage took."""
+    files = {path.relative_to(run): path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    return {
+        path: content if path.name != "stage.json" else {**json.loads(content), "wall_seconds": 0}
+        for path, content in files.items()
+        if not path.name.startswith(".lock")
+    }
+
+
 def test_a_second_call_does_nothing(stream, tmp_path, capsys):
     run(stream, tmp_path / "R", "--wait", "3")
     capsys.readouterr()
@@ -315,7 +354,11 @@ def test_the_checkpoint_of_a_run_is_tested_by_the_stock_command(stream, tmp_path
         (["--learner", "sm", "--grow-every", "2"], [], "--grow-every goes with"),
         (["--learner", "sm", "--combine", "vote"], [], "--combine goes with"),
         (["--learner", "sm", "--save-every", "5"], [], "--save-every has no meaning on streams of images"),
-        (["--learner", "ens", "--member", "0"], [], "--member has no meaning on streams of images"),
+        (["--learner", "sm", "--member", "0"], [], "--member goes with --learner bagging, ens, gens, not with sm"),
+        (["--learner", "umix", "--jobs", "2"], [], "--jobs goes with --learner bagging, ens, gens, not with umix"),
+        (["--learner", "ens", "--jobs", "0"], [], "--jobs 0: a number of at least 1 is needed"),
+        (["--learner", "ens", "--jobs", "2", "--seed", "1", "2"], [], "--jobs goes with one --seed"),
+        (["--learner", "ens", "--jobs", "2", "--member", "0"], [], "--jobs trains all members, --member some"),
         (["--learner", "gmoe", "--grow-schedule", "4,6"], [], "--grow-schedule has no meaning"),
         (["--learner", "gmoe", "--seed", "1", "2"], [], "--seed: several go with"),
         (["--seed", "3", "3"], [], "--seed 3: given twice"),

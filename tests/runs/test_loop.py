@@ -5,7 +5,7 @@ import pytest
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.learners.plan import ModelId
 from fairseq_alma.learners.schedule import stages
-from fairseq_alma.runs.loop import Run, run_stages, train_member
+from fairseq_alma.runs.loop import Run, run_stages, train_members
 from fairseq_alma.runs.run_folder import RunFolder
 from tests.runs.fakes import FakeBackend, FakeReporter
 from tests.runs.runs import plan_learner
@@ -125,7 +125,7 @@ def ensemble(learner="ens", num_megabatches=2):
 
 def train_alone(root, member, backend, learner="ens", only=None):
     reporter = FakeReporter()
-    train_member(Run(RunFolder(root), ensemble(learner), reporter), member, backend, only)
+    train_members(Run(RunFolder(root), ensemble(learner), reporter), [member], backend, only)
     return reporter.told
 
 

@@ -125,7 +125,7 @@ def test_the_rest_of_the_run_is_only_what_this_command_does():
     planned = make_plans(4, num_members=3)
     assert len(RunDisplay(planned, "word").forecast.ahead) == 12
     assert len(RunDisplay(planned, "word", only=2).forecast.ahead) == 3
-    assert len(RunDisplay(planned, "word", member=1).forecast.ahead) == 4
+    assert len(RunDisplay(planned, "word", members=[1]).forecast.ahead) == 4
 
 
 def test_a_terminal_has_one_live_line_that_gives_way_to_results(monkeypatch, capsys):

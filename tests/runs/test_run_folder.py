@@ -133,10 +133,9 @@ def test_what_killed_writers_left_goes_under_the_stage_s_lock_and_nothing_else(t
     for name in (*LEFT, *others):
         (stage / name).parent.mkdir(parents=True, exist_ok=True)
         (stage / name).write_text("x")
-    (stage / "grown.pt.tmp").symlink_to("notes.tmp")
     with RunFolder(tmp_path).lock_stage(0):
         found = {str(path.relative_to(stage)) for path in stage.rglob("*") if path.is_file() and path.name != ".lock"}
-    assert found == {*others, "grown.pt.tmp"}
+    assert found == {*others}
 
 
 def test_what_a_stage_that_fails_was_writing_goes_at_once(tmp_path):
@@ -147,3 +146,32 @@ def test_what_a_stage_that_fails_was_writing_goes_at_once(tmp_path):
         half.write_text("x")
         raise KeyError
     assert not half.exists()
+
+
+@pytest.mark.parametrize(
+    "link",
+    [
+        "stage-000",
+        "stage-000/member-0",
+        "stage-000/member-0/checkpoint_last.pt",
+        "stage-000/grown.pt.tmp",
+        "stage-000/a",
+    ],
+)
+def test_no_stage_is_written_through_a_symbolic_link(link, tmp_path):
+    (tmp_path / "precious").mkdir()
+    (tmp_path / "R" / link).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / "R" / link).symlink_to(tmp_path / "precious")
+    folder = RunFolder(tmp_path / "R")
+    for lock in (folder.lock_stage(0), folder.lock_member(ModelId(0, 0))):
+        with pytest.raises(AlmaError, match=rf"R/{link}: a symbolic link, which a stage is not written through"), lock:
+            pass
+    assert list((tmp_path / "precious").iterdir()) == []
+    assert (tmp_path / "R" / link).is_symlink()
+
+
+def test_a_run_that_is_a_symbolic_link_itself_is_one(tmp_path):
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "R").symlink_to(tmp_path / "elsewhere")
+    with RunFolder(tmp_path / "R").lock_stage(0):
+        assert (tmp_path / "elsewhere" / "stage-000" / ".lock").exists()

@@ -5,6 +5,7 @@ well; models that are done stay in memory.
 """
 
 import time
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Mapping, Optional, Sequence
@@ -61,19 +62,31 @@ class ImageBackend:
         settings: of the runs, which differ by their seeds alone.
         runs: that go through the same stages in step.
         shared_folder: where several runs keep the training that they share.
+        members_alone: train each member by itself; its last digits do not depend on the others then.
         keep_maps: leave which experts test images go to after every stage, not after the last one alone.
     """
 
     def __init__(
-        self, settings: ImageSettings, runs: Sequence[Run], shared_folder: Path, keep_maps: bool = False
+        self,
+        settings: ImageSettings,
+        runs: Sequence[Run],
+        shared_folder: Path,
+        members_alone: bool = False,
+        keep_maps: bool = False,
     ) -> None:
-        self.settings, self.shared_folder, self.keep_maps = settings, shared_folder, keep_maps
+        self.settings, self.shared_folder = settings, shared_folder
+        self.members_alone, self.keep_maps = members_alone, keep_maps
         self.stream = settings.stream
         self.source = ImageInput(self.stream.mean, self.stream.std, self.stream.augment).to(settings.device)
         self.models = {run.folder.root: RunModels(run, settings, self._test_examples) for run in runs}
 
     def train(self, works: Sequence[StageWork]) -> list[Mapping[str, Any]]:
-        """Train all models of the stage side by side; see `loop.Backend`."""
+        """Train all models of the stage side by side, or one after the other; see `loop.Backend`."""
+        if self.members_alone:
+            for work in works:
+                for training in work.plan.trainings:
+                    self._train_alone(work, training)
+            return [self._cost(work) for work in works]
         group = [(self._store(work.folder), training) for work in works for training in work.plan.trainings]
         if any(training.model not in store for store, training in group):
             self._train_stage(works, group)
@@ -94,8 +107,15 @@ class ImageBackend:
         }
 
     def train_member(self, work: StageWork, training: Training, locks: Sequence[int]) -> None:
-        """Refuse: members of image models are trained side by side."""
-        raise AlmaError("--member: alma-stream trains the members on images side by side; leave the option out")
+        """Train one model of a stage to its end, unless it is there; see `loop.Backend`."""
+        self._train_alone(work, training)
+
+    def _train_alone(self, work: StageWork, training: Training) -> None:
+        store = self._store(work.folder)
+        alone = replace(work, plan=replace(work.plan, trainings=(training,)))
+        if training.model not in store:
+            self._train_stage([alone], [(store, training)])
+        remove_unfinished(self._unfinished([alone]))
 
     def is_trained(self, folder: RunFolder, model: ModelId) -> bool:
         """Tell whether a model is trained to its end; see `loop.Backend`."""
@@ -174,7 +194,8 @@ class ImageBackend:
         saved = began = time.monotonic()
         done = training.epoch
         max_update = training.settings.max_epoch * per_epoch
-        with work.display.training(work.plan, None, max_update, training.epoch * per_epoch) as progress:
+        of_one = work.plan.trainings[0] if self.members_alone else None
+        with work.display.training(work.plan, of_one, max_update, training.epoch * per_epoch) as progress:
             while not training.is_over:
                 loss = training.run_epoch()
                 now = time.monotonic()

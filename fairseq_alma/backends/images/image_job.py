@@ -1,9 +1,10 @@
 """``alma-stream`` on streams of images: training and tests in this process."""
 
 import os
-from typing import TYPE_CHECKING, Callable, Optional, Sequence
+from typing import TYPE_CHECKING, Any, Callable, Optional, Sequence
 
 from fairseq_alma.backends.images.image_train_options import ImageTrainOptions
+from fairseq_alma.backends.option_words import without
 from fairseq_alma.data.image_stream import ImageStream
 from fairseq_alma.data.stream import Stream
 from fairseq_alma.learners.plan import StagePlan
@@ -14,8 +15,6 @@ from fairseq_alma.terminal import shell_words
 
 if TYPE_CHECKING:
     from fairseq_alma.backends.images.image_backend import ImageBackend
-
-ONE_STAGE = ("--dry-run", "--stage")
 
 
 class ImageJob:
@@ -32,7 +31,6 @@ class ImageJob:
     """
 
     unit = "image"
-    recorded: tuple[str, ...] = ()
 
     def __init__(
         self, request: RunRequest, own_words: Sequence[str], words: Sequence[str], stream: Optional[Stream]
@@ -43,6 +41,13 @@ class ImageJob:
         self.options = ImageTrainOptions(words, request.learner, self.images.has_photographs, request.preset)
         self.overridden: tuple[str, ...] = self.options.overridden
 
+    def recorded(self) -> dict[str, Any]:
+        """Return the options that run.json names: what is trained by itself differs in its last digits."""
+        return {"jobs": "given"} if self.request.trains_members_alone else {}
+
+    def check(self, plans: Sequence[StagePlan]) -> None:
+        """Leave it to the options themselves; see `request.Job`."""
+
     def train_options(self) -> dict[str, str]:
         """Return what run.json says of the options after ``--``, the paper's values included."""
         return self.options.as_dict()
@@ -52,7 +57,14 @@ class ImageJob:
         print("# the stages run in one process; each of these commands runs one of them, in this order")
         for plan in self.request.chosen(plans):
             print(f"# {describe_stage(plan, len(plans))}: {_describe_trainings(plan)}")
-            own = shell_words(["alma-stream", *_without_stage(self.own_words), "--stage", str(plan.stage.index)])
+            own = shell_words(
+                [
+                    "alma-stream",
+                    *without(self.own_words, {"--dry-run": 0, "--stage": 1}),
+                    "--stage",
+                    str(plan.stage.index),
+                ]
+            )
             print(f"{own} -- {shell_words(self.options.all_words())}")
 
     def work(self) -> Callable[[StagePlan], float]:
@@ -71,18 +83,8 @@ class ImageJob:
         settings = ImageSettings(self.images, self.options, trainings[0].num_joint, trainings[0].joint_logits)
         for growth in {training.growth for training in trainings if training.growth is not None}:
             settings.check_growth(growth)
-        return lambda runs: ImageBackend(settings, runs, self.request.run, self.request.keep_checkpoints)
-
-
-def _without_stage(words: Sequence[str]) -> list[str]:
-    """Leave out what chooses stages, and that nothing is to run."""
-    kept: list[str] = []
-    skip = False
-    for word in words:
-        if not skip and word.partition("=")[0] not in ONE_STAGE:
-            kept.append(word)
-        skip = word == "--stage"
-    return kept
+        alone, keep_maps = self.request.trains_members_alone, self.request.keep_checkpoints
+        return lambda runs: ImageBackend(settings, runs, self.request.run, alone, keep_maps)
 
 
 def _describe_trainings(plan: StagePlan) -> str:

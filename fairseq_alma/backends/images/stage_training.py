@@ -17,6 +17,7 @@ from torch import Generator, Tensor
 
 from fairseq_alma.backends.images.flat_parameters import FlatParameters
 from fairseq_alma.backends.images.stage_images import TrainingImages
+from fairseq_alma.checkpoints.optimizer_state import check_optimizer
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.modules.images.image_network import ImageNetwork, join_logits, load_exactly
 
@@ -143,9 +144,10 @@ class StageTraining:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Resume from a `state_dict`. Raises KeyError or RuntimeError if it is another training's."""
+        """Resume from a `state_dict`. Raises one of several errors if it is another training's."""
         load_exactly(self.network.state_dict(), state["network"])
         self.optimizer.load_state_dict(state["optimizer"])
+        check_optimizer(self.optimizer)
         for generator, before in zip(self.generators, state["generators"], strict=True):
             generator.set_state(before)
         for best, before in zip(self.best, state["best"], strict=True):

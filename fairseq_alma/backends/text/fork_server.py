@@ -10,7 +10,6 @@ in its own way (a traceback of its own, no exit handlers).
 """
 
 import atexit
-import ctypes
 import os
 import signal
 import subprocess
@@ -18,7 +17,9 @@ import sys
 from multiprocessing.connection import Connection, Pipe
 from multiprocessing.reduction import send_handle
 from pathlib import Path
-from typing import Callable, Mapping, NamedTuple, Optional, Sequence
+from typing import Mapping, NamedTuple, Optional, Sequence
+
+from fairseq_alma.backends.child_processes import die_with_parent
 
 # The script is executed here, where next to nothing is beneath it on the stack: libraries look there for who is warned.
 _MAIN = """\
@@ -29,7 +30,6 @@ try:
 except SystemExit as ending:
     forked_command.leave(ending)
 """
-_PR_SET_PDEATHSIG = 1
 
 
 class Request(NamedTuple):
@@ -157,21 +157,6 @@ def is_script_of_this_python(program: str) -> bool:
         start, _, interpreter = file.readline().rstrip().partition(b"#!")
     path, ours = Path(os.fsdecode(interpreter)), Path(sys.executable)
     return not start and path.parent == ours.parent and path.is_file() and path.samefile(ours)
-
-
-def die_with_parent(by: signal.Signals = signal.SIGKILL) -> Optional[Callable[[], None]]:
-    """Return what a child does before it begins, so that ``kill -9`` on us ends it too (Linux)."""
-    if not sys.platform.startswith("linux"):
-        return None
-    libc = ctypes.CDLL(None, use_errno=True)
-    parent = os.getpid()
-
-    def prepare() -> None:
-        libc.prctl(_PR_SET_PDEATHSIG, by)
-        if os.getppid() != parent:
-            os._exit(1)
-
-    return prepare
 
 
 def _surroundings() -> tuple[dict[str, str], int, int]:

@@ -19,7 +19,8 @@ from types import FrameType, ModuleType, TracebackType
 from typing import Any, Optional, Sequence
 
 import fairseq_alma
-from fairseq_alma.backends.text.fork_server import Request, die_with_parent
+from fairseq_alma.backends.child_processes import die_with_parent
+from fairseq_alma.backends.text.fork_server import Request
 
 # fairseq_cli's own modules are left to the child: they set up logging, each in its own way, as they are imported.
 PRELOADED = (

@@ -4,8 +4,6 @@ import contextlib
 import math
 import os
 import re
-import shutil
-import signal
 import socket
 import subprocess
 import sys
@@ -14,11 +12,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Callable, Mapping, Optional, Sequence, Union
 
+from fairseq_alma.backends.child_processes import describe_status, die_with_parent, end_processes, find_program
 from fairseq_alma.backends.text.fork_server import (
     ForkedCommand,
     Request,
     begin_forked,
-    die_with_parent,
     is_script_of_this_python,
 )
 from fairseq_alma.errors import AlmaError
@@ -27,10 +25,8 @@ from fairseq_alma.terminal import shell_words
 POLL_SECONDS = 0.2
 LINE_LENGTH = 110
 MAX_REASON = 400
-PATIENCE_SECONDS = 10.0
 LAST_WORDS_SECONDS = 5.0
 """In which the processes that are left say why, once one of several has failed."""
-_PR_SET_PDEATHSIG = 1
 Child = Union[ForkedCommand, "subprocess.Popen[bytes]"]
 _ERROR_LINE = re.compile(r"(\w+\.)*\w*(Error|Exception)\b.*")
 
@@ -44,12 +40,14 @@ class Command:
         groups: its arguments, grouped as they are printed: one group a line.
         environment: variables that it gets beside those of this process.
         num_procs: so many processes run it together, each with the variables that ``torchrun`` sets.
+        nodes: of a SLURM allocation, that they are dealt to.
     """
 
     program: str
     groups: tuple[tuple[str, ...], ...]
     environment: Mapping[str, str] = field(default_factory=dict)
     num_procs: int = 1
+    nodes: int = 1
 
     @property
     def arguments(self) -> list[str]:
@@ -61,6 +59,9 @@ class Command:
         variables = [f"{name}={shell_words([value])}" for name, value in self.environment.items()]
         launcher = f"torchrun --standalone --nproc-per-node {self.num_procs} --no-python".split()
         by_hand = self.num_procs > 1 and "--cpu" in self.arguments  # on GPUs fairseq starts the processes itself
+        if self.nodes > 1:
+            variables += [f"MASTER_ADDR=$(hostname) MASTER_PORT=29500 {_spell(_sizes(self.num_procs, self.nodes))}"]
+            by_hand, launcher = True, [shell_words(_srun(self.num_procs, self.nodes))]
         lines = [" ".join([*variables, *(launcher if by_hand else ()), self.program])]
         for words in (shell_words(group) for group in self.groups if group):
             if len(lines) > 1 and len(lines[-1]) + len(words) < LINE_LENGTH:
@@ -68,15 +69,6 @@ class Command:
             else:
                 lines.append("    " + words)
         return " \\\n".join(lines)
-
-
-def find_program(name: str) -> str:
-    """Return the path of a command: the one beside this Python first, so that it belongs to the same environment."""
-    beside = Path(sys.executable).with_name(name)
-    found = str(beside) if beside.is_file() else shutil.which(name)
-    if found is None:
-        raise AlmaError(f"{name}: command not found beside {sys.executable}; install fairseq into this environment")
-    return found
 
 
 def run_logged(command: Command, log: Path, watch: Callable[[str], None], keep_open: Sequence[int] = ()) -> None:
@@ -91,6 +83,8 @@ def run_logged(command: Command, log: Path, watch: Callable[[str], None], keep_o
     Raises:
         AlmaError: the command failed; says how, and where the log is.
     """
+    if command.nodes > 1:
+        command = _over_nodes(command)
     program = find_program(command.program)
     log.parent.mkdir(parents=True, exist_ok=True)
     with open(log, "ab") as output:
@@ -101,7 +95,7 @@ def run_logged(command: Command, log: Path, watch: Callable[[str], None], keep_o
     try:
         failure = _wait(children, tail.read)
     finally:
-        _end(children)
+        end_processes(children)
     tail.read()
     if failure is not None:
         raise AlmaError(f"{log}: {command.program} failed ({failure}): {tail.last_error()}")
@@ -111,13 +105,40 @@ def _places(num_procs: int) -> list[dict[str, str]]:
     """Return for each of several processes the variables by which they find each other; as ``torchrun`` sets them."""
     if num_procs == 1:
         return [{}]
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        port = free.getsockname()[1]
-    together = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
-    together |= {name: str(num_procs) for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE")}
+    together = {"MASTER_ADDR": "localhost", "MASTER_PORT": _free_port(), **_sizes(num_procs, 1)}
     together["OMP_NUM_THREADS"] = os.environ.get("OMP_NUM_THREADS", "1")
     return [{**together, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(num_procs)]
+
+
+def _free_port() -> str:
+    with socket.socket() as free:
+        free.bind(("", 0))
+        return str(free.getsockname()[1])
+
+
+def _sizes(num_procs: int, nodes: int) -> dict[str, str]:
+    return {"WORLD_SIZE": str(num_procs), "LOCAL_WORLD_SIZE": str(num_procs // nodes)}
+
+
+def _spell(variables: Mapping[str, str]) -> str:
+    return " ".join(f"{name}={value}" for name, value in variables.items())
+
+
+def _srun(num_procs: int, nodes: int) -> list[str]:
+    """Return what starts a command on some nodes, each process with the variables that ``torchrun`` sets."""
+    # --overlap: within the step of alma-stream itself. --wait: the others end by themselves when one is lost.
+    srun = ["srun", "--overlap", "--unbuffered", "--input=none", "--wait=60", f"--nodes={nodes}"]
+    srun += [f"--ntasks={num_procs}", f"--ntasks-per-node={num_procs // nodes}"]
+    return [*srun, "bash", "-c", 'RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID exec "$@"', "-"]
+
+
+def _over_nodes(command: Command) -> Command:
+    """Return the command that starts a command on the nodes of this allocation."""
+    srun, *words = _srun(command.num_procs, command.nodes)
+    together = {"MASTER_ADDR": socket.gethostname(), "MASTER_PORT": _free_port()}
+    together |= _sizes(command.num_procs, command.nodes)
+    program = find_program(command.program)
+    return Command(srun, ((*words, program), *command.groups), {**together, **command.environment})
 
 
 def _wait(children: Sequence[Child], watch: Callable[[], None]) -> Optional[str]:
@@ -127,8 +148,9 @@ def _wait(children: Sequence[Child], watch: Callable[[], None]) -> Optional[str]
         What became of the one that failed, first of all one that was killed; None if all is well.
     """
     deadline = math.inf
-    while any(child.poll() is None for child in children) and time.monotonic() < deadline:
-        waiting = next(child for child in children if child.poll() is None)
+    while waiting := next((child for child in children if child.poll() is None), None):
+        if time.monotonic() >= deadline:
+            break
         with contextlib.suppress(subprocess.TimeoutExpired):
             waiting.wait(timeout=POLL_SECONDS)
         watch()
@@ -137,7 +159,7 @@ def _wait(children: Sequence[Child], watch: Callable[[], None]) -> Optional[str]
     status, rank = min((child.poll() or 0, rank) for rank, child in enumerate(children))
     if status == 0:
         status, rank = max((child.poll() or 0, rank) for rank, child in enumerate(children))
-    return (f"process {rank}, " if len(children) > 1 else "") + _describe(status) if status else None
+    return (f"process {rank}, " if len(children) > 1 else "") + describe_status(status) if status else None
 
 
 def _begin(command: Command, place: Mapping[str, str], program: str, output: int, keep_open: Sequence[int]) -> Child:
@@ -200,29 +222,3 @@ class _Tail:
         reason = (errors or lines or ["it printed nothing"])[-1]
         # argparse lists all choices; they are in the log.
         return reason if len(reason) <= MAX_REASON else reason[:MAX_REASON] + "…"
-
-
-def _describe(status: int) -> str:
-    if status >= 0:
-        return f"exit status {status}"
-    name = signal.Signals(-status).name
-    return f"ended by {name}" + (", perhaps out of memory" if name == "SIGKILL" else "")
-
-
-def _end(children: Sequence[Child]) -> None:
-    """End the processes and whatever they started, politely first."""
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        running = [child for child in children if child.poll() is None]
-        for child in running:
-            _signal_group(child.pid, number)
-        deadline = time.monotonic() + PATIENCE_SECONDS
-        while any(child.poll() is None for child in running) and time.monotonic() < deadline:
-            time.sleep(0.05)
-    # Workers of a command that has ended by itself.
-    for child in children:
-        _signal_group(child.pid, signal.SIGKILL)
-
-
-def _signal_group(group: int, number: signal.Signals) -> None:
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(group, number)

@@ -1,8 +1,9 @@
 """``alma-stream`` on streams of text: stock commands in processes of their own."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Callable, Optional, Sequence
+from typing import TYPE_CHECKING, Any, Callable, Optional, Sequence
 
+from fairseq_alma.backends.text.anytime_checks import check_schedule
 from fairseq_alma.backends.text.text_backend import TextBackend
 from fairseq_alma.backends.text.text_commands import TextCommands
 from fairseq_alma.backends.text.train_options import TrainOptions
@@ -29,7 +30,6 @@ class TextJob:
     """
 
     unit = "word"
-    recorded: tuple[str, ...] = ("save_every", "validate")
     overridden: tuple[str, ...] = ()
 
     def __init__(self, request: RunRequest, words: Sequence[str], stream: Optional[Stream]) -> None:
@@ -48,7 +48,17 @@ class TextJob:
             validate=request.validate,
             keep_checkpoints=request.keep_checkpoints,
             num_procs=request.num_procs,
+            nodes=request.nodes,
+            anytime=request.anytime,
         )
+
+    def recorded(self) -> dict[str, Any]:
+        """Return the options that run.json names; see `request.Job`."""
+        return {"save_every": self.request.save_every, "validate": self.request.validate}
+
+    def check(self, plans: Sequence[StagePlan]) -> None:
+        """Refuse options after ``--`` that contradict those before it; see `request.Job`."""
+        check_schedule(self.request.anytime, self.commands.options, plans)
 
     def train_options(self) -> dict[str, str]:
         """Return what run.json says of the options after ``--``."""
@@ -62,8 +72,8 @@ class TextJob:
         for plan in self.request.chosen(plans):
             commands = self.commands.all_of(plan)
             if member is not None:
-                training = plan.training_of(member)
-                commands = [self.commands.train(plan, training)] if training is not None else []
+                chosen = [each for each in plan.trainings if each.model.member in member]
+                commands = [command for each in chosen for command in self.commands.trainings(plan, each)]
             if commands:
                 print(f"# {describe_stage(plan, len(plans))}")
             for each in commands:

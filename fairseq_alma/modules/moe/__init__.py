@@ -3,6 +3,7 @@
 - ``gate``: the gate, a tree of choices, and its decision (`Routing`); two kernels compute it
 - ``dispatch``: which tokens an expert takes, under a capacity
 - ``experts``: the experts of a Switch layer, and three ways to compute them
+- ``expert_parallel``: the experts of a layer over several processes
 - ``switch_layer``: one expert for each token (``modules/text`` builds on it)
 - ``mixture_layer``: all experts weighted, or one of them, for each image (``modules/images`` builds on it)
 - ``expert_losses``: which expert is responsible for how much of the loss, for the choice of the one that grows

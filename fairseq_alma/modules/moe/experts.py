@@ -10,7 +10,7 @@ Three ways to compute the same thing (figures: README, "Speed"):
 Letters: S tokens, E experts, C capacity, M model dim, F feed-forward dim, I input and O output features of one map.
 """
 
-from typing import Any, Callable
+from typing import Any, Callable, Optional
 
 import torch
 import torch.nn.functional as F
@@ -28,7 +28,13 @@ class Experts(nn.Module):
         ffn_dim: F.
         activation: the function between the two maps.
         activation_dropout: probability of dropping a hidden value.
+
+    Attributes:
+        exchange: brings tokens to the experts of other processes, where each has but a share of them (see
+            ``expert_parallel``).
     """
+
+    exchange: Optional[Callable[[Tensor, Dispatch, Callable[[Tensor, Dispatch], Tensor]], Tensor]] = None
 
     def __init__(
         self,
@@ -51,7 +57,7 @@ class Experts(nn.Module):
 
     @property
     def num_experts(self) -> int:
-        """E."""
+        """E, of this process."""
         return self.fc1_weight.size(0)
 
     def forward(self, x: Tensor, dispatch: Dispatch) -> Tensor:
@@ -65,6 +71,10 @@ class Experts(nn.Module):
             (S, M); rows that no expert takes are zero, or, where ``grouped`` serves, any finite number:
             the caller's factor of zero removes them.
         """
+        return self._own(x, dispatch) if self.exchange is None else self.exchange(x, dispatch, self._own)
+
+    def _own(self, x: Tensor, dispatch: Dispatch) -> Tensor:
+        """Apply the experts of this process."""
         if x.device.type == "cpu":
             return self._looped(x, dispatch)
         if torch.is_autocast_enabled(x.device.type):

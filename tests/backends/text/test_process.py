@@ -155,7 +155,7 @@ def test_when_one_of_several_is_killed_all_end_and_it_is_named(tmp_path):
 
 
 def test_who_does_not_listen_is_killed_when_another_has_failed(tmp_path, monkeypatch):
-    monkeypatch.setattr("fairseq_alma.backends.text.process.PATIENCE_SECONDS", 1.0)
+    monkeypatch.setattr("fairseq_alma.backends.child_processes.PATIENCE_SECONDS", 1.0)
     monkeypatch.setattr("fairseq_alma.backends.text.process.LAST_WORDS_SECONDS", 1.0)
     log = tmp_path / "log"
     with pytest.raises(AlmaError, match=r"\(process 0, exit status 3\)"):

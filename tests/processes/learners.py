@@ -1,0 +1,173 @@
+"""Every learner of text through ``alma-stream --num-procs``: killed, resumed with other numbers of processes, compared.
+
+    python -m tests.processes.learners                       # all learners, two processes: some minutes
+    python -m tests.processes.learners --learner gmoe-split --procs 2 4 1
+
+For each learner: a run of one process to its end; then one that begins with the first number of processes, loses one of
+them in its first stage (SIGKILL), resumes with the next number, is killed as a whole in its last stage, and resumes
+with the one after that (the first follows the last). Both must end with the same figures to the digits of a table, and
+the same updates, tokens, parameters and experts; after each kill nothing may be left running, after at most a minute.
+"""
+
+import argparse
+import itertools
+import json
+import os
+import re
+import signal
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any, Iterator, Optional, Sequence
+
+from tests.kills.crashes import Crash
+from tests.kills.launch import TIMEOUT, Forked, _end_with, _run_stream, prepare
+from tests.kills.learners import COMMANDS, make_stream
+
+# Two batches make an update, for two processes one each. Adam turns a gradient of nothing but rounding into a whole
+# step unless its eps is large; dropout draws other masks in other processes.
+SHARED = ["--batch-size", "4", "--update-freq", "4", "--dropout", "0", "--adam-eps", "1e-3"]
+LEARNERS = list(COMMANDS["text"])
+CLOSE = 2e-3
+"""How far a loss may be off, relatively: rounding of sums in another order, carried through the updates."""
+SECONDS = 60.0
+
+
+def arguments_of(learner: str, stream: Path, run: Path, num_procs: int) -> list[str]:
+    """Return those of ``alma-stream``."""
+    options, words = COMMANDS["text"][learner]
+    own = ["--stream", str(stream), "--run", str(run), "--save-every", "2", "--num-procs", str(num_procs)]
+    return [*own, *options, "--", *words, *SHARED]
+
+
+class Launched:
+    """An ``alma-stream`` that runs in a process forked from this one, and its processes forked from that."""
+
+    def __init__(self, arguments: Sequence[str], log: Path) -> None:
+        self.run, self.log = Path(arguments[3]), log
+        log.unlink(missing_ok=True)
+        self.pid = os.fork()
+        if self.pid == 0:
+            _end_with(lambda: _run_stream(arguments, log, Crash(self.run, log.with_suffix(".journal"))))
+        self.process = Forked(self.pid)
+
+    def children(self) -> list[int]:
+        """Return its processes, in the order of their ranks where they train."""
+        path = Path(f"/proc/{self.pid}/task/{self.pid}/children")
+        return sorted(map(int, path.read_text().split())) if path.exists() else []
+
+    def await_checkpoint(self, stage: int, num_procs: int) -> list[int]:
+        """Wait until a training of a stage has saved a checkpoint; return its processes."""
+        deadline = time.monotonic() + TIMEOUT
+        while time.monotonic() < deadline and self.process.poll() is None:
+            children = self.children()
+            saved = list(self.run.glob(f"stage-{stage:03d}/member-*/checkpoint_[0-9]*.pt"))
+            if saved and len(children) == num_procs:
+                return children
+            time.sleep(0.01)
+        raise AssertionError(f"no checkpoint in stage {stage}: {self.said()}")
+
+    def await_end(self) -> int:
+        """Return the exit status."""
+        return self.process.wait(TIMEOUT)
+
+    def said(self) -> str:
+        """Return the last line that it printed."""
+        return ["", *self.log.read_text().splitlines()][-1]
+
+
+def is_running(pid: int) -> bool:
+    """Tell whether a process has not ended."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def kill(launched: Launched, stage: int, num_procs: int, of_all: bool) -> float:
+    """Kill one process of a training, or ``alma-stream`` itself; return the seconds until nothing was left of it."""
+    ranks = launched.await_checkpoint(stage, num_procs)
+    begun = time.monotonic()
+    os.kill(launched.pid if of_all else ranks[-1], signal.SIGKILL)
+    status = launched.await_end()
+    assert status == (-signal.SIGKILL if of_all else 1), f"ended with {status}: {launched.said()}"
+    assert of_all or "SIGKILL" in launched.said(), launched.said()
+    while any(map(is_running, ranks)):
+        assert time.monotonic() - begun < SECONDS, "a process is left"
+        time.sleep(0.05)
+    return time.monotonic() - begun
+
+
+def records(run: Path) -> list[dict[str, Any]]:
+    """Return the records of a run's stages."""
+    return [json.loads(path.read_text()) for path in sorted(run.glob("stage-*/stage.json"))]
+
+
+def differences(whole: list[dict[str, Any]], found: list[dict[str, Any]]) -> Iterator[str]:
+    """Yield what is not the same in two runs; losses may differ in their last digits."""
+    if len(whole) != len(found):
+        yield f"{len(found)} stages, not {len(whole)}"
+    for one, other in zip(whole, found):  # noqa: B905 - said above
+        for name in one.keys() - {"wall_seconds"}:
+            for split, here, there in _pairs(one[name], other.get(name)):
+                if here != there and not (split and abs(here - there) <= CLOSE * abs(here)):
+                    yield f"stage {one['stage']}, {name} {split}: {there}, not {here}"
+
+
+def _pairs(one: Any, other: Any) -> Iterator[tuple[str, Any, Any]]:
+    if isinstance(one, dict) and isinstance(other, dict):
+        for key in one:
+            for name, here, there in _pairs(one[key], other.get(key)):
+                yield f"{key} {name}".strip(), here, there
+    else:
+        yield "", one, other
+
+
+def try_learner(learner: str, procs: Sequence[int], root: Path, stream: Path) -> str:
+    """Carry out all that is said above for one learner; return what was found, in a line. Raises AssertionError."""
+    number = itertools.cycle(procs)
+    whole, run, log = root / f"{learner}-whole", root / f"{learner}-run", root / f"{learner}.log"
+    alone = Launched(arguments_of(learner, stream, whole, 1), log)
+    assert alone.await_end() == 0, alone.said()
+    seconds = []
+    for stage, of_all in ((0, False), (1, True)):
+        num_procs = next(number)
+        launched = Launched(arguments_of(learner, stream, run, num_procs), log)
+        seconds.append(kill(launched, stage, num_procs, of_all or num_procs == 1))
+    last = Launched(arguments_of(learner, stream, run, next(number)), log)
+    assert last.await_end() == 0, last.said()
+    found = list(differences(records(whole), records(run)))
+    assert not found, "; ".join(found)
+    (*_, one), (*_, other) = records(whole), records(run)
+    resumed = sum(map(len, (re.findall("Loaded checkpoint", path.read_text()) for path in run.glob("*/*.log"))))
+    assert resumed >= 2, "nothing was resumed"
+    ends = " and ".join(f"{each:.1f}" for each in seconds)
+    return f"perplexity {one['test']['ppl']:.2f}, {other['test']['ppl']:.2f}; ended in {ends} s"
+
+
+def main(argv: Optional[Sequence[str]] = None) -> int:
+    """Run the command; the exit status is 1 if anything deviates."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--learner", nargs="+", choices=LEARNERS, default=LEARNERS, metavar="L")
+    parser.add_argument(
+        "--procs", nargs="+", type=int, default=[2, 2, 1], metavar="N", help="1, 2 or 4 (default: 2 2 1)"
+    )
+    arguments = parser.parse_args(argv)
+    failed = 0
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder)
+        prepare(root / "options")
+        stream = make_stream("text", root)
+        for learner in arguments.learner:
+            try:
+                result = try_learner(learner, arguments.procs, root, stream)
+            except AssertionError as error:
+                failed += 1
+                result = f"FAILED: {error}"
+            print(f"{learner:<12} processes {', '.join(map(str, arguments.procs))}: {result}", flush=True)
+    return int(failed > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
