@@ -221,7 +221,8 @@ class TextBackend:
         path = self.folder.stage_folder(work.plan.stage.index) / GROWTH_RECORD
         with contextlib.suppress(AlmaError, FileNotFoundError):
             found = as_record(read_json_object(path, ""), TextGrowth, path, "")
-            return _growth_figures(to_builtins(found.valid), found.before and to_builtins(found.before))
+            before = None if found.before is None else to_builtins(found.before)
+            return _growth_figures(to_builtins(found.valid), before)
         self._grow(work, training, [work.lock])
         figures, plan = {}, work.plan
         for name, when, command in (
