@@ -7,6 +7,8 @@ from typing import Hashable, Mapping, Optional
 
 # Without several seeds nobody knows how far a figure would move; a gap below this share of it decides nothing.
 SINGLE_SEED_SHARE = 0.01
+STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.16, 2.145, 2.131)
+"""Student's t at 97.5 %, by degrees of freedom from 1; the last one for more, which is on the safe side."""
 NUM_ERRORS = 2  # standard errors within which a difference decides nothing
 
 
@@ -53,6 +55,14 @@ def difference(one: Spread, other: Spread) -> Optional[Spread]:
     """
     shared = [seed for seed in one.by_seed if seed in other.by_seed]
     return Spread.of({seed: other.by_seed[seed] - one.by_seed[seed] for seed in shared}) if len(shared) > 1 else None
+
+
+def half_width(spread: Spread) -> Optional[float]:
+    """Return half of the 95 % interval of a mean over seeds, by Student's t; None: there are fewer than two."""
+    if spread.num_seeds < 2:
+        return None
+    quantile = STUDENT[min(spread.num_seeds - 1, len(STUDENT)) - 1]
+    return quantile * spread.deviation / math.sqrt(spread.num_seeds)
 
 
 def is_close(one: Spread, other: Spread) -> bool:

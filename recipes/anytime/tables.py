@@ -9,7 +9,6 @@ arrival minus that of the oracle of the same seed, in nats per token. Intervals:
 """
 
 import argparse
-import itertools
 import json
 import lzma
 import math
@@ -20,11 +19,12 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any, NamedTuple, Optional, Sequence
 
+from fairseq_alma.metrics.anytime import updates_for_loss
+from fairseq_alma.report.spread import Spread, half_width
+
 NAME = re.compile(r"(?P<arm>.+?)(-k(?P<k>\d+))?-lr(?P<lr>[\d.]+)-seed(?P<seed>\d+)")
 ORACLE, PAPER = "oracle", "paper"
 MARGIN = math.log(1.01)  # 1 % of perplexity, in nats
-# Student's t, 97.5 %, by degrees of freedom
-STUDENT = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262}
 
 
 class Run(NamedTuple):
@@ -82,20 +82,13 @@ def best_lr(arms: dict[Key, Run], arm: str, seed: int) -> str:
 def interval(values: Sequence[float]) -> str:
     """Spell a mean with its half-width."""
     mean = statistics.fmean(values)
-    half = half_width(values)
+    half = half_width(Spread.of(dict(enumerate(values))) or Spread(0))
     return f"{mean:+.4f}" + ("" if half is None else f" ± {half:.4f}")
-
-
-def half_width(values: Sequence[float]) -> Optional[float]:
-    """Return half of the 95 % interval of the mean; None: one value."""
-    if len(values) < 2:
-        return None
-    return STUDENT[min(9, len(values) - 1)] * statistics.stdev(values) / math.sqrt(len(values))
 
 
 def verdict(values: Sequence[float]) -> str:
     """Say whether a regret is below the margin, above it, or neither for certain."""
-    half = half_width(values)
+    half = half_width(Spread.of(dict(enumerate(values))) or Spread(0))
     if half is None:
         return "one seed"
     mean = statistics.fmean(values)
@@ -105,12 +98,9 @@ def verdict(values: Sequence[float]) -> str:
 
 
 def oracle_updates(oracle: Run, per_arrival: int, loss: float) -> float:
-    """Return how many updates the oracle needs for a loss, between and beyond its own points on a log-log line."""
-    points = [((arrival + 1) * per_arrival, oracle.test[arrival]) for arrival in sorted(oracle.test)]
-    pairs = list(itertools.pairwise(points))
-    (x0, y0), (x1, y1) = next((pair for pair in pairs if loss >= pair[1][1]), pairs[-1])
-    share = (math.log(loss) - math.log(y0)) / (math.log(y1) - math.log(y0))
-    return math.exp(math.log(x0) + share * (math.log(x1) - math.log(x0)))
+    """Return how many updates the oracle needs for a loss."""
+    points = [((arrival + 1.0) * per_arrival, oracle.test[arrival]) for arrival in sorted(oracle.test)]
+    return updates_for_loss(points, loss)
 
 
 def tables(arms: dict[Key, Run], tune_seed: int) -> str:
