@@ -1,8 +1,8 @@
 """Regret: what a learner that learns sequentially loses, at each arrival, against retraining on all so far.
 
 The oracle of arrival t is an i.i.d. control (``--iid``) on the first t + 1 mega-batches; of several over the same
-backbone, with other learning rates for instance, the one with the lowest figure on valid. Regrets are differences of test
-losses in nats over seeds that both have.
+backbone, with other learning rates for instance, the one with the lowest figure on valid. Regrets are differences of
+test losses in nats over seeds that both have.
 """
 
 import math
@@ -18,9 +18,8 @@ from fairseq_alma.report.table import NOTHING, Cell, Table
 NOTES = (
     "Test loss minus that of the i.i.d. control on all mega-batches so far (--iid, the best by valid of those with the "
     "same backbone), in nats, mean over the seeds that both have; ±: half of the 95 % interval (Student's t), which "
-    "one seed has not. sum: over the arrivals shown. compute multiplier: updates with which the controls reach the last "
-    "loss, between or beyond their own on a line in logarithms, over the updates made in all. Bold: the lowest of a "
-    "column."
+    "one seed has not. sum: over the arrivals shown. compute multiplier: updates with which the controls reach the "
+    "last loss, between or beyond their own on a line in logarithms, over the updates made in all."
 )
 Naming = Callable[[Experiment], dict[str, Any]]
 

@@ -90,6 +90,12 @@ arm() {
     row paper "$2" "$3" decay --stage 0 # the oracle of the first arrival
     ;;
   paper) row paper "$2" "$3" decay ;;
+  oracle-ema)
+    for ((k = 2; k <= MEGABATCHES; k++)); do
+      row "oracle-ema-k$k" "$2" "$3" constant --iid "$k" --ema-half-life 1/16
+    done
+    row ema "$2" "$3" constant --carry-optimizer --ema-half-life 1/16 --stage 0 # the oracle of the first arrival
+    ;;
   ema) row ema "$2" "$3" constant --carry-optimizer --ema-half-life 1/16 ;;
   branch) row branch "$2" "$3" constant --carry-optimizer --branch-decay 0.2 ;;
   wsd-s) row wsd-s "$2" "$3" constant --carry-optimizer --branch-decay 0.2 --branch-continue ;;

@@ -11,7 +11,7 @@
 set -euo pipefail
 REGIME=many-passes
 : "${WORDS:=28500}"
-: "${ARMS:=paper ema oracle}"
+: "${ARMS:=paper ema oracle oracle-ema}"
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 experiment

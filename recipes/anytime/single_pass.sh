@@ -12,7 +12,7 @@
 set -euo pipefail
 REGIME=single-pass
 : "${WORDS:=220000}"
-: "${ARMS:=paper ema oracle branch}"
+: "${ARMS:=paper ema oracle oracle-ema branch}"
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 experiment
