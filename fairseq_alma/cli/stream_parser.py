@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Iterable, Mapping, Optional, Sequence, get_type_hints
 
 from fairseq_alma.backends.slurm_jobs import read_parameters
+from fairseq_alma.cli.anytime_parser import add_anytime
 from fairseq_alma.cli.parser import Parser, utf8_path
 from fairseq_alma.json_files import MAX_MEGABATCHES
 from fairseq_alma.learners.learner import (
@@ -23,8 +24,8 @@ from fairseq_alma.learners.learner import (
 )
 from fairseq_alma.learners.presets import PRESETS
 from fairseq_alma.number_range import whole
-from fairseq_alma.runs.anytime_options import HALF_LIVES, REWARMS, SHAPES, AnytimeOptions
 from fairseq_alma.runs.anytime_options import RANGES as ANYTIME_RANGES
+from fairseq_alma.runs.anytime_options import AnytimeOptions
 
 SAVE_EVERY = 500
 LEARNERS_FROM = "--learners-from"  # not --user-dir: fairseq's parser looks for that in the command line of any process
@@ -175,7 +176,7 @@ def build_parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     _add_run(parser)
-    _add_anytime(parser.add_argument_group("anytime training (text)"))
+    add_anytime(parser.add_argument_group("anytime training (text)"))
     group = parser.add_argument_group("learner")
     names = sorted({name for learners in LEARNERS.values() for name in learners})
     group.add_argument("--learner", choices=names, default="sm", help="how the model learns (default: %(default)s)")
@@ -288,57 +289,6 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
     )
     add(
         LEARNERS_FROM, metavar="PATH", help="a folder or file of Python that registers further learners; imported first"
-    )
-
-
-def _add_anytime(group: Any) -> None:
-    add = group.add_argument
-    add(
-        "--carry-optimizer",
-        action="store_true",
-        default=None,
-        help="optimizer state, number of updates and learning-rate schedule run on through the stages, each of which "
-        "makes --max-update more; with --lr-scheduler fixed or inverse_sqrt (default: each stage begins anew)",
-    )
-    add(
-        "--ema-half-life",
-        choices=HALF_LIVES,
-        help="test a moving average of the weights; its half-life is this share of the updates so far "
-        "(default: test the weights)",
-    )
-    add(
-        "--branch-decay",
-        type=float,
-        metavar="D",
-        help="test a copy whose learning rate decays to zero over the last share D of a stage's updates; training goes "
-        "on from weights that did not decay",
-    )
-    add("--branch-shape", choices=SHAPES, help=f"of that decay: 1 - sqrt, or linear (default: {SHAPES[0]})")
-    add(
-        "--branch-continue",
-        action="store_true",
-        default=None,
-        help="with --branch-decay: decay the model itself and go on from there",
-    )
-    add(
-        "--best-checkpoint",
-        action="store_true",
-        default=None,
-        help="test the checkpoint of a stage with the lowest loss on valid, of those that --save-every makes and the "
-        "last; the next stage begins with it, unless the optimizer is carried on",
-    )
-    add(
-        "--replay-share",
-        type=float,
-        metavar="R",
-        help="share of a stage's sequences that come from earlier mega-batches, drawn uniformly; the updates do not "
-        "grow",
-    )
-    add(
-        "--rewarm",
-        choices=REWARMS,
-        help="what the learning rate of each stage warms up to: --lr, or what one schedule over all stages so far "
-        f"would have (default: {REWARMS[0]})",
     )
 
 

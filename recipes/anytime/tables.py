@@ -9,7 +9,6 @@ arrival minus that of the oracle of the same seed, in nats per token. Intervals:
 """
 
 import argparse
-import itertools
 import json
 import lzma
 import math
@@ -20,11 +19,14 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any, NamedTuple, Optional, Sequence
 
+from fairseq_alma.metrics.anytime import updates_for_loss
+from fairseq_alma.report.spread import Spread, half_width
+
 NAME = re.compile(r"(?P<arm>.+?)(-k(?P<k>\d+))?-lr(?P<lr>[\d.]+)-seed(?P<seed>\d+)")
-ORACLE, PAPER = "oracle", "paper"
+PAPER = "paper"
+FIRST_OF = {"oracle": "paper", "oracle-ema": "ema"}
+"""The oracles -> the arm that is the same training at the first arrival, before which there is nothing to differ by."""
 MARGIN = math.log(1.01)  # 1 % of perplexity, in nats
-# Student's t, 97.5 %, by degrees of freedom
-STUDENT = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262}
 
 
 class Run(NamedTuple):
@@ -62,36 +64,32 @@ def arms_of(records: dict[str, Any]) -> dict[Key, Run]:
             run.test[arrival] = stage["test"]["loss"] * math.log(2)
             run.updates[arrival] = stage["num_updates"]
             run.flops[arrival] = stage["train_flops"]
+    for (name, lr, seed), run in list(arms.items()):
+        if name in FIRST_OF and 0 not in run.test and (first := arms.get((FIRST_OF[name], lr, seed))):
+            for own, same in zip(run, first, strict=True):
+                own[0] = same[0]
     return dict(arms)
 
 
 def best_lr(arms: dict[Key, Run], arm: str, seed: int) -> str:
     """Return the learning rate with the lowest loss on valid, its mean over the arrivals."""
-    tried = {
-        lr: statistics.fmean(run.valid.values()) for (name, lr, of), run in arms.items() if (name, of) == (arm, seed)
-    }
+    tried = {lr: run.valid.values() for (name, lr, of), run in arms.items() if (name, of) == (arm, seed)}
     if not tried:
         raise SystemExit(f"--best-lr {arm}: no run of this arm with seed {seed}")
-    return min(tried, key=lambda lr: tried[lr])
+    furthest = max(map(len, tried.values()))
+    return min((lr for lr in tried if len(tried[lr]) == furthest), key=lambda lr: statistics.fmean(tried[lr]))
 
 
 def interval(values: Sequence[float]) -> str:
     """Spell a mean with its half-width."""
     mean = statistics.fmean(values)
-    half = half_width(values)
+    half = half_width(Spread.of(dict(enumerate(values))) or Spread(0))
     return f"{mean:+.4f}" + ("" if half is None else f" ± {half:.4f}")
-
-
-def half_width(values: Sequence[float]) -> Optional[float]:
-    """Return half of the 95 % interval of the mean; None: one value."""
-    if len(values) < 2:
-        return None
-    return STUDENT[min(9, len(values) - 1)] * statistics.stdev(values) / math.sqrt(len(values))
 
 
 def verdict(values: Sequence[float]) -> str:
     """Say whether a regret is below the margin, above it, or neither for certain."""
-    half = half_width(values)
+    half = half_width(Spread.of(dict(enumerate(values))) or Spread(0))
     if half is None:
         return "one seed"
     mean = statistics.fmean(values)
@@ -101,12 +99,9 @@ def verdict(values: Sequence[float]) -> str:
 
 
 def oracle_updates(oracle: Run, per_arrival: int, loss: float) -> float:
-    """Return how many updates the oracle needs for a loss, between and beyond its own points on a log-log line."""
-    points = [((arrival + 1) * per_arrival, oracle.test[arrival]) for arrival in sorted(oracle.test)]
-    pairs = list(itertools.pairwise(points))
-    (x0, y0), (x1, y1) = next((pair for pair in pairs if loss >= pair[1][1]), pairs[-1])
-    share = (math.log(loss) - math.log(y0)) / (math.log(y1) - math.log(y0))
-    return math.exp(math.log(x0) + share * (math.log(x1) - math.log(x0)))
+    """Return how many updates the oracle needs for a loss."""
+    points = [((arrival + 1.0) * per_arrival, oracle.test[arrival]) for arrival in sorted(oracle.test)]
+    return updates_for_loss(points, loss)
 
 
 def tables(arms: dict[Key, Run], tune_seed: int) -> str:
@@ -129,23 +124,28 @@ def tables(arms: dict[Key, Run], tune_seed: int) -> str:
         lines.append(
             f"| {name} | {chosen[name]} | {len(own)} | " + " | ".join(f"{p:.2f}" for p in ppl) + f" | {flops:.2e} |"
         )
-    lines += ["", *_regret_table(runs, [n for n in sorted(chosen) if n != ORACLE], arrivals, titles)]
-    return "\n".join(lines)
+    complete = {key: run for key, run in runs.items() if len(run.test) == len(arrivals)}
+    valid = {name: complete[name, tune_seed].valid.values() for name in FIRST_OF if (name, tune_seed) in complete}
+    if not valid:
+        return "\n".join([*lines, "", "no oracle is complete yet"])
+    oracle = min(valid, key=lambda name: statistics.fmean(valid[name]))
+    others = [name for name in sorted(chosen) if name != oracle]
+    return "\n".join([*lines, "", *_regret_table(complete, others, oracle, arrivals, titles)])
 
 
 def _regret_table(
-    runs: dict[tuple[str, int], Run], names: Sequence[str], arrivals: list[int], titles: list[str]
+    runs: dict[tuple[str, int], Run], names: Sequence[str], oracle: str, arrivals: list[int], titles: list[str]
 ) -> list[str]:
     head = (
-        "| regret, nats | seeds | "
+        f"| regret against {oracle}, nats | seeds | "
         + " | ".join(titles)
         + " | sum | share of the gap closed | compute multiplier at the end |"
     )
     lines = [head, "|---" * 2 + "|---:" * (len(arrivals) + 3) + "|"]
-    oracles = {seed: run for (name, seed), run in runs.items() if name == ORACLE and len(run.test) == len(arrivals)}
-    papers = {seed: run for (name, seed), run in runs.items() if name == PAPER and len(run.test) == len(arrivals)}
+    oracles = {seed: run for (name, seed), run in runs.items() if name == oracle}
+    papers = {seed: run for (name, seed), run in runs.items() if name == PAPER}
     for name in names:
-        own = {s: run for (n, s), run in runs.items() if n == name and s in oracles and len(run.test) == len(arrivals)}
+        own = {s: run for (n, s), run in runs.items() if n == name and s in oracles}
         if not own:
             continue
         regrets = [[run.test[a] - oracles[s].test[a] for s, run in own.items()] for a in arrivals]
