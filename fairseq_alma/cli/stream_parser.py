@@ -279,7 +279,10 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
         + "; ".join(f"{preset.name}, {preset.help}" for preset in PRESETS.values()),
     )
     add(
-        "--keep-checkpoints", action="store_true", help="keep all; default: only what a later stage and the report need"
+        "--keep-checkpoints",
+        action="store_true",
+        help="keep all, and of mixtures on images which expert test images go to after each stage; default: only what "
+        "a later stage and the report need",
     )
     add(
         "--validate",

@@ -151,6 +151,16 @@ def test_a_patience_needs_validation_images(stream, tmp_path, monkeypatch):
     assert not (tmp_path / "R").exists()
 
 
+def test_a_mixture_that_keeps_its_checkpoints_keeps_the_map_of_every_stage(stream, tmp_path):
+    options = ("--learner", "gmoe", "--wait", "2", "--grow-every", "2", "--grow-method", "copy")
+    found = run(stream, tmp_path / "R", *options, "--keep-checkpoints")
+    assert [record["num_experts"] for record in found] == [1, 2, 3]
+    assert found[-1]["gate_trees"] is None  # flat
+    assert len([*(tmp_path / "R").glob("stage-*/test-experts.npz")]) == 3
+    assert found == run(stream, tmp_path / "last", *options)
+    assert len([*(tmp_path / "last").glob("stage-*/test-experts.npz")]) == 1
+
+
 def test_seeds_and_orders_make_other_runs_and_the_same_seed_the_same(stream, tmp_path):
     first, again, other = (
         run(stream, tmp_path / name, "--seed", seed) for name, seed in (("a", "1"), ("b", "1"), ("c", "2"))

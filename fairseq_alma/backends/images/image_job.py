@@ -83,8 +83,8 @@ class ImageJob:
         settings = ImageSettings(self.images, self.options, trainings[0].num_joint, trainings[0].joint_logits)
         for growth in {training.growth for training in trainings if training.growth is not None}:
             settings.check_growth(growth)
-        alone = self.request.trains_members_alone
-        return lambda runs: ImageBackend(settings, runs, self.request.run, alone)
+        alone, keep_maps = self.request.trains_members_alone, self.request.keep_checkpoints
+        return lambda runs: ImageBackend(settings, runs, self.request.run, alone, keep_maps)
 
 
 def _describe_trainings(plan: StagePlan) -> str:
