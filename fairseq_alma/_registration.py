@@ -5,13 +5,17 @@ printing a plan, a report) should not pay for. So importing this package imports
 loaded already (fairseq always is under ``--user-dir``), and otherwise right after it has been imported.
 """
 
+from __future__ import annotations
+
 import importlib
-import importlib.util
 import sys
-from importlib.abc import MetaPathFinder
-from importlib.machinery import ModuleSpec, PathFinder
-from types import ModuleType
-from typing import Callable, Optional, Sequence
+from importlib.machinery import PathFinder
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:  # each command imports this before it can answer Ctrl-C
+    from importlib.machinery import ModuleSpec
+    from types import ModuleType
+    from typing import Callable, Optional, Sequence
 
 PLUGIN_PACKAGES = ("fairseq_alma.criterions", "fairseq_alma.models", "fairseq_alma.optim", "fairseq_alma.tasks")
 
@@ -40,6 +44,8 @@ def _hide_torchaudio_that_fails() -> None:
 
     fairseq for Python 3.11 brings a build for CUDA, which cannot be imported beside a torch for CPUs.
     """
+    import importlib.util
+
     if "torchaudio" in sys.modules or importlib.util.find_spec("torchaudio") is None:
         return
     try:
@@ -50,7 +56,7 @@ def _hide_torchaudio_that_fails() -> None:
         sys.modules["torchaudio"] = None  # type: ignore[assignment]
 
 
-class _RegisterAfter(MetaPathFinder):
+class _RegisterAfter:
     """Find a module as Python would, and call functions around its execution.
 
     Args:

@@ -3,11 +3,14 @@
 Importing a command takes a quarter of a second; `entry.command` can answer only what happens after it.
 """
 
+from __future__ import annotations
+
 import importlib
 import sys
-from typing import Optional, Sequence
 
-from fairseq_alma.faults import is_out_of_memory
+TYPE_CHECKING = False
+if TYPE_CHECKING:  # nothing is imported here that takes time, as nobody answers Ctrl-C meanwhile
+    from typing import Optional, Sequence
 
 
 def prep_text(argv: Optional[Sequence[str]] = None) -> Optional[int]:
@@ -76,6 +79,8 @@ def start(module: str, argv: Optional[Sequence[str]] = None) -> Optional[int]:
         print("interrupted; nothing has begun", file=sys.stderr)
         return 130
     except (MemoryError, ImportError, RuntimeError) as error:
+        from fairseq_alma.faults import is_out_of_memory
+
         if not is_out_of_memory(error):
             raise
         print("out of memory before anything has begun; give the command more", file=sys.stderr)

@@ -21,7 +21,8 @@ class GrowingEnsemble(Learner):
 
     init: str = option(
         "scratch",
-        "begin new models with random weights (scratch, or fresh), or with those of the last member (previous)",
+        "begin new models with random weights (scratch, or fresh), as the paper's text has it, or with those of the "
+        "last member (previous), as its released code does",
         choices=("previous", "scratch", "fresh"),
         parse=lambda word: "scratch" if word == "fresh" else word,
     )

@@ -163,14 +163,18 @@ def layer_trees(cfg: AlmaSwitchLMConfig) -> list[Optional[GateTree]]:
     return [next(trees) if switch else None for switch in is_switch]
 
 
-def adopt_experts(cfg: AlmaSwitchLMConfig) -> None:
+def adopt_experts(cfg: AlmaSwitchLMConfig, continue_once: Optional[str] = None) -> None:
     """Fill in the number of experts and the gates' trees where the command line left them open.
 
     They are those of the checkpoint that training starts from, so that a grown model trains on without further options.
+
+    Args:
+        cfg: filled in here.
+        continue_once: value of ``--continue-once``, which models do not see.
     """
     if cfg.num_experts is not None and cfg.gate_trees is not None:
         return
-    start = starting_checkpoint(cfg.finetune_from_model, cfg.restore_file)
+    start = starting_checkpoint(cfg.finetune_from_model, cfg.restore_file, continue_once)
     found = read_checkpoint(start)["cfg"]["model"] if start is not None else {}
     if cfg.num_experts is None:
         cfg.num_experts = found.get("num_experts", DEFAULT_NUM_EXPERTS)

@@ -9,7 +9,8 @@
 #   WAIT       mega-batches gathered before an update; the paper: 1, 3, 4   (default: 1)
 #   IID        k, instead of WAIT: i.i.d. on the first k mega-batches, as in Table 1; not for growing learners
 #   STEPS      times 120,000 updates per stage; the paper: 1, and 3 for WAIT=3, 4 for WAIT=4   (default: 1)
-#   GPUS       processes, one for each device; 192 sequences make an update, 8 at a time, on 1, 2, 4 or 8   (default: 8)
+#   GPUS       processes, one for each device; 192 sequences make an update on 1, 2, 4 or 8   (default: 8)
+#   LOCAL_BATCH   sequences that a device computes at a time, and thus capacity's; less takes less memory  (default: 8)
 #   LR, WARMUP, DROPOUT   the paper tuned them on the validation set: 2e-4 to 5e-3, 500 to 4000 updates
 #   PRECISION  bf16 (products; weights in fp32) or fp32; the paper does not say   (default: bf16)
 #   SEED       of the run                                                   (default: 1)
@@ -28,7 +29,8 @@ source recipes/lib/environment.sh
 : "${STEPS:=1}"
 : "${IID:=}"
 : "${GROWS:=0}"
-: "${GPUS:=8}"
+: "${GPUS:=$([ "$SMOKE" = 1 ] && echo 1 || echo 8)}"
+: "${LOCAL_BATCH:=8}"
 : "${LR:=1e-3}"
 : "${WARMUP:=2000}"
 : "${DROPOUT:=0.1}"
@@ -37,28 +39,35 @@ source recipes/lib/environment.sh
 
 MEGABATCHES=4
 UPDATES=$((120000 * STEPS))
-LOCAL_BATCH=8
 GLOBAL_BATCH=192
 TOKENS_PER_SAMPLE=512
 SAVE_EVERY=2000
 SIZE=(--arch "alma_switch_lm_$MODEL_SIZE")
+
+for knob in GPUS LOCAL_BATCH; do
+  [[ ${!knob} =~ ^[1-9][0-9]{0,3}$ ]] || { echo "$knob=${!knob}: a whole number of at least 1 is needed" >&2 && exit 2; }
+done
 
 # Small in everything; learns nothing worth reading.
 if [ "$SMOKE" = 1 ]; then
   RUNS=$RUNS/smoke
   MEGABATCHES=$((WAIT > 1 ? WAIT : ${IID:-2}))
   STREAM=$RUNS/stream-$MEGABATCHES
-  UPDATES=$((4 * STEPS)) WARMUP=2 GPUS=1 LOCAL_BATCH=4 GLOBAL_BATCH=4 TOKENS_PER_SAMPLE=32 SAVE_EVERY=2 PRECISION=fp32
+  UPDATES=$((4 * STEPS)) WARMUP=2 LOCAL_BATCH=1 GLOBAL_BATCH=4 TOKENS_PER_SAMPLE=32 SAVE_EVERY=2 PRECISION=fp32
   SIZE+=(--decoder-layers 2 --decoder-embed-dim 32 --decoder-ffn-embed-dim 64 --decoder-attention-heads 2 --cpu)
+fi
+
+if ((GLOBAL_BATCH % (LOCAL_BATCH * GPUS))); then
+  echo "GPUS=$GPUS: $GLOBAL_BATCH sequences cannot be dealt to them in batches of $LOCAL_BATCH; give GPUS=1, 2, 4 or 8" \
+    "(GPUS times LOCAL_BATCH must divide $GLOBAL_BATCH)" >&2
+  exit 2
+fi
+
+if [ "$SMOKE" = 1 ]; then
   mkdir -p "$RUNS"
   python -m data_prep.kjv "$RUNS/kjv.txt"
   alma-prep-text "$RUNS/kjv.txt" --out "$STREAM" \
     --megabatches "$MEGABATCHES" --vocab-size 1000 --valid-words 1000 --test-words 2000
-fi
-
-if ((GLOBAL_BATCH % (LOCAL_BATCH * GPUS))); then
-  echo "GPUS=$GPUS: $GLOBAL_BATCH sequences cannot be dealt to them in batches of $LOCAL_BATCH; give 1, 2, 4 or 8" >&2
-  exit 2
 fi
 
 STREAM_OPTIONS=(--stream "$STREAM" --megabatches "$MEGABATCHES" --seed "$SEED" --save-every "$SAVE_EVERY")

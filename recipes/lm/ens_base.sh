@@ -2,7 +2,8 @@
 # Table 2, rows Ens_w1, Ens_w3, Ens_w4, and Table 1, base model: N Switch Transformers with 4 experts, N seeds.
 #
 # Size:      6 layers, width 512; 130 million parameters with 2 members, 260 with 4
-# Hardware:  8 GPUs with 32 GB or more (the paper: V100); GPUS=1, 2, 4 give the same updates more slowly
+# Hardware:  8 GPUs (the paper: V100, 32 GB); GPUS=1, 2, 4 give the same updates more slowly
+# Memory:    of each GPU about 1.9 GB, one member at a time (an estimate: recipes/benchmarks/memory.py)
 # Time:      days; 120,000 updates of 192 sequences of 512 tokens per stage and model. SMOKE=1: minutes on a CPU
 #
 #   MEMBERS=4 recipes/lm/ens_base.sh             # Ens_w1, 4@4
@@ -10,6 +11,8 @@
 #   IID=3 recipes/lm/ens_base.sh                 # Table 1: i.i.d., k = 3
 #   recipes/lm/ens_base.sh --stage 0 --member 1  # one member of one mega-batch, for a queue
 #   recipes/lm/ens_base.sh --stage 0             # tests the stage once all members are there
+#   GPUS=4 recipes/lm/ens_base.sh --jobs 2         # two members at the same time, on 4 GPUs each
+#   recipes/lm/ens_base.sh --slurm partition=gpu gpus-per-node=8   # a SLURM job for each member and stage
 #
 # The stream: alma-prep-text YOUR_TEXT --out runs/lm/stream --megabatches 4   (the paper: 440 million words each)
 # Knobs: see recipes/lm/common.sh; MEMBERS: models in the ensemble (default: 2).

@@ -2,13 +2,15 @@
 # Table 2, row gEns_w1, large model: a new Switch Transformer with 4 experts for each mega-batch, all of them predict.
 #
 # Size:      12 layers, width 768; 210, 420, 630 and 840 million parameters after the four mega-batches
-# Hardware:  8 GPUs with 32 GB or more (the paper: V100); GPUS=1, 2, 4 give the same updates more slowly
+# Hardware:  8 GPUs (the paper: V100, 32 GB); GPUS=1, 2, 4 give the same updates more slowly
+# Memory:    of each GPU about 5.9 GB, the new member alone (an estimate: recipes/benchmarks/memory.py)
 # Time:      weeks; 120,000 updates of 192 sequences of 512 tokens per stage and model. SMOKE=1: minutes on a CPU
 #
 #   recipes/lm/gens_large.sh                  # gEns_w1
 #   recipes/lm/gens_large.sh --init previous  # new members start from the last one
 #   recipes/lm/gens_large.sh --dry-run        # print the commands
 #   recipes/lm/gens_large.sh --stage 2        # one mega-batch, for a queue
+#   recipes/lm/gens_large.sh --slurm partition=gpu gpus-per-node=8   # a SLURM job for each mega-batch
 #
 # The stream: alma-prep-text YOUR_TEXT --out runs/lm/stream --megabatches 4   (the paper: 440 million words each)
 # Knobs: see recipes/lm/common.sh.

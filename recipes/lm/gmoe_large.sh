@@ -2,13 +2,15 @@
 # Table 2, row gMoE_w1, large model: one Switch Transformer that gets more experts before each mega-batch.
 #
 # Size:      12 layers, width 768; 210, 266, 323 and 436 million parameters in the four stages
-# Hardware:  8 GPUs with 32 GB or more (the paper: V100); GPUS=1, 2, 4 give the same updates more slowly
+# Hardware:  8 GPUs (the paper: V100, 32 GB); GPUS=1, 2, 4 give the same updates more slowly
+# Memory:    of each GPU about 5.9 to 9.8 GB with 4 to 12 experts (an estimate: recipes/benchmarks/memory.py)
 # Time:      weeks; 120,000 updates of 192 sequences of 512 tokens per stage and model. SMOKE=1: minutes on a CPU
 #
 #   recipes/lm/gmoe_large.sh               # gMoE_w1, as in the paper
 #   METHOD=split recipes/lm/gmoe_large.sh  # the smooth growth step
 #   recipes/lm/gmoe_large.sh --dry-run     # print the commands, alma-grow among them
 #   recipes/lm/gmoe_large.sh --stage 2     # one mega-batch, for a queue
+#   recipes/lm/gmoe_large.sh --slurm partition=gpu gpus-per-node=8   # a SLURM job for each mega-batch
 #
 # The stream: alma-prep-text YOUR_TEXT --out runs/lm/stream --megabatches 4   (the paper: 440 million words each)
 # Knobs: see recipes/lm/common.sh; EXPERTS: in each stage (default: 4,6,8,12);

@@ -2,13 +2,15 @@
 # Table 2, rows SM_w1, SM_w3, SM_w4, base model: one Switch Transformer, fine-tuned on one mega-batch after the other.
 #
 # Size:      6 layers, width 512; 65, 91 and 116 million parameters with 4, 8 and 12 experts
-# Hardware:  8 GPUs with 32 GB or more (the paper: V100); GPUS=1, 2, 4 give the same updates more slowly
+# Hardware:  8 GPUs (the paper: V100, 32 GB); GPUS=1, 2, 4 give the same updates more slowly
+# Memory:    of each GPU about 1.9, 2.3 and 2.8 GB with 4, 8 and 12 experts (an estimate: recipes/benchmarks/memory.py)
 # Time:      days; 4 stages of 120,000 updates of 192 sequences of 512 tokens. SMOKE=1: about a minute on a CPU
 #
 #   EXPERTS=8 recipes/lm/sm_base.sh                 # SM_w1, 8 experts
 #   EXPERTS=8 WAIT=3 STEPS=3 recipes/lm/sm_base.sh  # SM_w3 (3x steps)
 #   recipes/lm/sm_base.sh --dry-run                 # print the fairseq commands
 #   recipes/lm/sm_base.sh --stage 2                 # one mega-batch, for a queue
+#   recipes/lm/sm_base.sh --slurm partition=gpu gpus-per-node=8   # a SLURM job for each mega-batch
 #
 # The stream: alma-prep-text YOUR_TEXT --out runs/lm/stream --megabatches 4   (the paper: 440 million words each)
 # Knobs: see recipes/lm/common.sh.

@@ -67,3 +67,14 @@ def test_memory_that_runs_out_while_a_command_is_imported_is_one_line(monkeypatc
 def test_a_module_that_is_not_there_stays_a_defect(monkeypatch):
     with pytest.raises(ModuleNotFoundError):
         start.start("fairseq_alma.cli.nothing")
+
+
+def test_nothing_slow_is_imported_before_ctrl_c_can_be_answered(checkout):
+    code = "import sys; before = {*sys.modules}; import fairseq_alma.cli.start; print(*sorted({*sys.modules} - before))"
+    done = subprocess.run([sys.executable, "-S", "-c", code], cwd=checkout, stdout=subprocess.PIPE, text=True)
+    assert {name.partition(".")[0] for name in done.stdout.split()} <= {
+        "__future__",
+        "fairseq_alma",
+        "importlib",
+        "warnings",
+    }

@@ -178,7 +178,7 @@ def test_what_growth_has_changed_builds_the_grown_network_again_typed_or_as_opti
     network.reset_parameters([seeded(1)])
     assert AlmaMoEMLP.grown_layers(network).options() == {"num_experts": 2, "gate_trees": ""}
     for number, layer in enumerate(mixture_layers(network)):
-        layer.split(number, seeded(number))
+        layer.grow(number, seeded(number))
     grown = AlmaMoEMLP.grown_layers(network)
     options = grown.options()
     assert options == {"num_experts": 3, "gate_trees": "[[[0,2],1],[0,[1,2]]]"}
@@ -220,7 +220,7 @@ def test_the_checkpoint_of_a_trained_network_is_the_same_model_to_fairseq(learne
     network = settings.build(num_joint)
     network.reset_parameters([seeded(seed) for seed in range(num_joint)])
     for layer in mixture_layers(network):
-        layer.split(0, seeded(7))
+        layer.grow(0, seeded(7))
     grown = settings.grown_layers(network)
     path = tmp_path / "checkpoint_last.pt"
     write_model(path, TrainedModel(network.state_dict(), grown, 1, 1), settings.checkpoint_config(grown))

@@ -1,3 +1,4 @@
+import json
 import os
 import re
 import subprocess
@@ -39,9 +40,46 @@ def test_the_single_model_is_trained_with_the_papers_settings(recipe, tmp_path):
         assert all(option in line for line in training), option
 
 
-@pytest.mark.parametrize("gpus,update_freq", [("8", "3"), ("4", "6"), ("1", "24")])
-def test_an_update_has_192_sequences_on_any_number_of_devices(gpus, update_freq, tmp_path):
-    assert f"--batch-size 8 --update-freq {update_freq} " in dry_run(SINGLE_MODELS[0], tmp_path, GPUS=gpus)
+@pytest.mark.parametrize(("gpus", "local", "update_freq"), [(8, 8, 3), (4, 8, 6), (2, 8, 12), (1, 8, 24), (16, 4, 3)])
+def test_an_update_has_192_sequences_on_any_number_of_devices(gpus, local, update_freq, tmp_path):
+    assert gpus * local * update_freq == 192
+    knobs = {"GPUS": str(gpus), "LOCAL_BATCH": str(local)}
+    trainings = [line for line in dry_run(SINGLE_MODELS[0], tmp_path, **knobs).splitlines() if "-train " in line]
+    assert trainings
+    for training in trainings:
+        assert f"--tokens-per-sample 512 --batch-size {local} --update-freq {update_freq} " in training
+        assert (f"--distributed-world-size {gpus} " in training) == (gpus > 1)
+
+
+@pytest.mark.parametrize(
+    ("knobs", "said"),
+    [
+        ({"GPUS": "5"}, "GPUS=5: 192 sequences cannot be dealt to them in batches of 8; give GPUS=1, 2, 4 or 8"),
+        ({"GPUS": "8", "LOCAL_BATCH": "48"}, "GPUS=8: 192 sequences cannot be dealt to them in batches of 48"),
+        ({"GPUS": "0"}, "GPUS=0: a whole number of at least 1 is needed"),
+        ({"LOCAL_BATCH": "half"}, "LOCAL_BATCH=half: a whole number of at least 1 is needed"),
+        ({"SMOKE": "1", "GPUS": "3"}, "GPUS=3: 4 sequences cannot be dealt to them in batches of 1"),
+    ],
+)
+def test_devices_that_cannot_share_an_update_are_one_line(knobs, said, tmp_path):
+    command = ["bash", str(SINGLE_MODELS[0]), "--dry-run"]
+    environment = {**os.environ, "STREAM": str(tmp_path / "S"), "RUNS": str(tmp_path / "runs"), **knobs}
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment)
+    assert done.returncode == 2 and done.stdout == ""
+    (line,) = done.stderr.splitlines()
+    assert said in line
+    assert not (tmp_path / "runs").exists()
+
+
+def test_the_smallest_recipe_runs_with_two_processes(tmp_path):
+    environment = {**os.environ, "RUNS": str(tmp_path / "runs"), "SMOKE": "1", "GPUS": "2"}
+    command = ["bash", str(SINGLE_MODELS[0]), "--stage", "0"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment)
+    assert done.returncode == 0, done.stderr
+    (record,) = tmp_path.glob("runs/smoke/*/stage-000/stage.json")
+    assert json.loads(record.read_text())["num_updates"] == 4
+    log = (record.parent / "train-member-0.log").read_text()
+    assert "--distributed-world-size 2 " in log and "training on 2 devices" in log
 
 
 def test_waiting_leaves_the_rest_and_takes_more_steps_as_in_table_2(tmp_path):
