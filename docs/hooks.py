@@ -20,14 +20,19 @@ MODULES = re.compile(r'def (\w+)\(argv.*?return start\("([\w.]+)", argv\)', re.D
 
 def on_files(files: Files, config: Any) -> Files:
     """Add the generated pages, and the figures of the results."""
+    recipes = CHECKOUT / "recipes"
+    results = (recipes / "README.md").read_text(encoding="utf-8")
     pages = {
         "reference/commands.md": commands_page(),
-        "results.md": (CHECKOUT / "recipes" / "README.md").read_text(encoding="utf-8"),
+        "results.md": results.replace("[records/](records)", "`recipes/records/`"),  # a folder is no page
         "changelog.md": (CHECKOUT / "CHANGELOG.md").read_text(encoding="utf-8"),
     }
+    for page in [*recipes.glob("*.md"), *recipes.glob("records/*.md")]:
+        if page.name != "README.md":
+            pages[page.relative_to(recipes).as_posix()] = page.read_text(encoding="utf-8")
     for name, content in pages.items():
         files.append(File.generated(config, name, content=content))
-    for figure in sorted((CHECKOUT / "recipes" / "figures").iterdir()):
+    for figure in sorted((recipes / "figures").iterdir()):
         files.append(File.generated(config, f"figures/{figure.name}", abs_src_path=str(figure)))
     return files
 
