@@ -29,7 +29,8 @@ def on_files(files: Files, config: Any) -> Files:
     }
     for page in [*recipes.glob("*.md"), *recipes.glob("records/*.md")]:
         if page.name != "README.md":
-            pages[page.relative_to(recipes).as_posix()] = page.read_text(encoding="utf-8")
+            content = page.read_text(encoding="utf-8").replace("](README.md", "](results.md")
+            pages[page.relative_to(recipes).as_posix()] = content
     for name, content in pages.items():
         files.append(File.generated(config, name, content=content))
     for figure in sorted((recipes / "figures").iterdir()):
