@@ -66,6 +66,11 @@ def half_interval(deviation: float, num_seeds: int) -> float:
     return point * deviation / math.sqrt(num_seeds)
 
 
+def half_width(spread: Spread) -> Optional[float]:
+    """Return half of the 95 % interval of a mean over seeds; None: there are fewer than two."""
+    return half_interval(spread.deviation, spread.num_seeds) if spread.num_seeds > 1 else None
+
+
 def is_close(one: Spread, other: Spread) -> bool:
     """Tell whether two figures are too close to say which is smaller: 0 is in the 95 % interval of their difference.
 

@@ -88,9 +88,10 @@ class ImageResult(Struct, frozen=True):
 
 
 class TextGrowth(Struct, frozen=True):
-    """What a growth step did to the loss on the validation set."""
+    """What a growth step did to the loss on the validation set; ``before`` it, where another model had been tested."""
 
     valid: TextResult
+    before: Optional[TextResult] = None
 
 
 class ImageGrowth(Struct, frozen=True):

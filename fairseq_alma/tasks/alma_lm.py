@@ -11,7 +11,6 @@ import numpy as np
 import torch
 from fairseq.data import (
     AppendTokenDataset,
-    ConcatDataset,
     FairseqDataset,
     IdDataset,
     ListDataset,
@@ -42,10 +41,10 @@ from fairseq_alma.tasks.checkpoint_gate import change_when_loaded, note_task
 from fairseq_alma.tasks.lr_branch import LRBranch
 from fairseq_alma.tasks.precision import AutocastSteps, refuse_inexact_precision, require_bf16
 from fairseq_alma.tasks.processes import is_first, prepare_group, set_process_defaults
-from fairseq_alma.tasks.replayed_sequences import ReplayedSequences, draw_uniformly, num_replayed
 from fairseq_alma.tasks.resumable_batches import ResumableBatches
 from fairseq_alma.tasks.sharding import Sharding
 from fairseq_alma.tasks.shared_batches import SharedBatches
+from fairseq_alma.tasks.stage_sequences import add_replay
 from fairseq_alma.tasks.stage_start import RESUME, WAYS, how_to_begin
 from fairseq_alma.tasks.train_token_count import TrainTokenCount
 from fairseq_alma.tasks.weight_average import WeightAverage
@@ -192,12 +191,10 @@ class AlmaLMTask(
             return
         megabatches = self._megabatches()
         new = self._load_megabatches(megabatches, epoch, combine, **kwargs)
-        if self.args.replay_share > 0 and megabatches[0] > 0:
-            earlier = ShuffledConcatDataset(self._load_megabatches(range(megabatches[0]), epoch, combine, **kwargs))
-            count = num_replayed(sum(map(len, new)), self.args.replay_share)
-            drawn = draw_uniformly(len(earlier), count, (self.args.seed, self.args.megabatch))
-            new.append(ReplayedSequences(earlier, drawn))
-        self.datasets["train"] = ShuffledConcatDataset(new)
+        replayed = range(megabatches[0]) if self.args.replay_share > 0 else ()
+        earlier = self._load_megabatches(replayed, epoch, combine, **kwargs)
+        seed = (self.args.seed, self.args.megabatch)
+        self.datasets["train"] = add_replay(new, earlier, self.args.replay_share, seed)
 
     def _load_megabatches(
         self, megabatches: Iterable[int], epoch: int, combine: bool, **kwargs: Any
@@ -324,21 +321,9 @@ class AlmaLMTask(
 
 def _optimizer_class(cfg: DictConfig) -> Optional[str]:
     """Return the class of the optimizer that a command trains with; None: it does not train."""
-    command: Any = cfg._get_root()
-    name = getattr(command.get("optimizer"), "_name", None)  # of a Namespace, or of a configuration
+    root: Any = cfg._get_root()
+    name = getattr(root.get("optimizer"), "_name", None)  # of a Namespace, or of a configuration
     return OPTIMIZER_REGISTRY[name].__name__ if name in OPTIMIZER_REGISTRY else None
-
-
-class ShuffledConcatDataset(ConcatDataset):
-    """The union of several mega-batches, its sequences in random order within one length.
-
-    fairseq's own ``ConcatDataset`` orders by length alone, which leaves neighbouring sequences of a document in one
-    batch; ``MonolingualDataset`` shuffles first, and so does this. fairseq seeds NumPy around the call.
-    """
-
-    def ordered_indices(self) -> np.ndarray:
-        """Return all indices, sorted by length, in random order where lengths are equal."""
-        return np.lexsort([np.random.permutation(len(self)), self.sizes])
 
 
 def ensure_printed(logger: logging.Logger) -> None:

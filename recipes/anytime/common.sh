@@ -9,10 +9,10 @@
 #   RUNS         everything is written under this folder                         (default: runs/anytime/$REGIME)
 #   VOCAB        vocabulary size in tokens                                       (default: 1000)
 #   MEGABATCHES  of the stream                                                   (default: 4)
-#   UPDATES      per mega-batch                                                  (default: 200)
+#   UPDATES      per mega-batch                                                  (default: 100)
 #   BATCH, SAMPLE   sequences per update, tokens per sequence                    (default: 8, 128)
-#   WARMUP       updates: of each stage in the paper's way, of the stream where it is carried on   (default: 20)
-#   LRS          learning rates to choose from, the same for all arms            (default: 0.008 0.016 0.032)
+#   WARMUP       updates: of each stage in the paper's way, of the stream where it is carried on   (default: 10)
+#   LRS          learning rates to choose from, the same for all arms            (default: 0.01 0.025)
 #   TUNE_SEED    the seed with which each arm tries all of them; the lowest mean loss on valid is taken   (default: 1)
 #   SEEDS        the others, with the chosen rate                                (default: 2 3)
 #   SIZE         options of alma_switch_lm
@@ -28,11 +28,11 @@ source recipes/lib/jobs.sh
 : "${RUNS:=runs/anytime/$REGIME}"
 : "${VOCAB:=1000}"
 : "${MEGABATCHES:=4}"
-: "${UPDATES:=200}"
+: "${UPDATES:=100}"
 : "${BATCH:=8}"
 : "${SAMPLE:=128}"
-: "${WARMUP:=20}"
-: "${LRS:=0.008 0.016 0.032}"
+: "${WARMUP:=10}"
+: "${LRS:=0.01 0.025}"
 : "${TUNE_SEED:=1}"
 : "${SEEDS:=2 3}"
 : "${SIZE:=--decoder-layers 2 --decoder-embed-dim 64 --decoder-ffn-embed-dim 256 --decoder-attention-heads 4}"
@@ -54,7 +54,7 @@ if [ "$DRY_RUN" = 0 ] && [ ! -e "$STREAM/stream.json" ]; then
     awk -v skip="$SKIP" -v limit="$WORDS" '{ seen += NF } seen > skip && words < limit { words += NF; print }' \
       >"$RUNS/text.txt"
   alma-prep-text "$RUNS/text.txt" --format lines --out "$STREAM" --megabatches "$MEGABATCHES" --vocab-size "$VOCAB" \
-    --valid-words 8000 --test-words 15000 --workers 1
+    --valid-words 6000 --test-words 10000 --workers 1
 fi
 
 # row ARM LR SEED SCHEDULE OPTION...: starts one run, once a place is free.
@@ -85,8 +85,17 @@ row() {
 arm() {
   local k
   case $1 in
-  oracle) for ((k = 1; k <= MEGABATCHES; k++)); do row "oracle-k$k" "$2" "$3" decay --iid "$k"; done ;;
+  oracle)
+    for ((k = 2; k <= MEGABATCHES; k++)); do row "oracle-k$k" "$2" "$3" decay --iid "$k"; done
+    row paper "$2" "$3" decay --stage 0 # the oracle of the first arrival
+    ;;
   paper) row paper "$2" "$3" decay ;;
+  oracle-ema)
+    for ((k = 2; k <= MEGABATCHES; k++)); do
+      row "oracle-ema-k$k" "$2" "$3" constant --iid "$k" --ema-half-life 1/16
+    done
+    row ema "$2" "$3" constant --carry-optimizer --ema-half-life 1/16 --stage 0 # the oracle of the first arrival
+    ;;
   ema) row ema "$2" "$3" constant --carry-optimizer --ema-half-life 1/16 ;;
   branch) row branch "$2" "$3" constant --carry-optimizer --branch-decay 0.2 ;;
   wsd-s) row wsd-s "$2" "$3" constant --carry-optimizer --branch-decay 0.2 --branch-continue ;;

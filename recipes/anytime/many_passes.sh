@@ -10,8 +10,8 @@
 # Knobs: see recipes/anytime/common.sh.
 set -euo pipefail
 REGIME=many-passes
-: "${WORDS:=44000}"
-: "${ARMS:=paper ema oracle branch}"
+: "${WORDS:=28500}"
+: "${ARMS:=paper ema oracle oracle-ema}"
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 experiment

@@ -11,8 +11,8 @@
 # Knobs: see recipes/anytime/common.sh.
 set -euo pipefail
 REGIME=single-pass
-: "${WORDS:=360000}"
-: "${ARMS:=paper ema oracle branch wsd-s}"
+: "${WORDS:=220000}"
+: "${ARMS:=paper ema oracle oracle-ema branch}"
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 experiment

@@ -9,7 +9,6 @@ arrival minus that of the oracle of the same seed, in nats per token. Intervals:
 """
 
 import argparse
-import itertools
 import json
 import lzma
 import math
@@ -20,11 +19,17 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any, NamedTuple, Optional, Sequence
 
+from fairseq_alma.metrics.anytime import updates_for_loss
+from fairseq_alma.report.spread import Spread, half_width
+
 NAME = re.compile(r"(?P<arm>.+?)(-k(?P<k>\d+))?-lr(?P<lr>[\d.]+)-seed(?P<seed>\d+)")
-ORACLE, PAPER = "oracle", "paper"
+PAPER = "paper"
+FIRST_OF = {"oracle": "paper", "oracle-ema": "ema"}
+"""The oracles -> the arm that is the same training at the first arrival, before which there is nothing to differ by."""
 MARGIN = math.log(1.01)  # 1 % of perplexity, in nats
-# Student's t, 97.5 %, by degrees of freedom
-STUDENT = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262}
+
+
+SHOWN = {"paper": "the paper's way", "branch": "carried on, decayed branch", "ema": "carried on, average"}
 
 
 class Run(NamedTuple):
@@ -62,36 +67,32 @@ def arms_of(records: dict[str, Any]) -> dict[Key, Run]:
             run.test[arrival] = stage["test"]["loss"] * math.log(2)
             run.updates[arrival] = stage["num_updates"]
             run.flops[arrival] = stage["train_flops"]
+    for (name, lr, seed), run in list(arms.items()):
+        if name in FIRST_OF and 0 not in run.test and (first := arms.get((FIRST_OF[name], lr, seed))):
+            for own, same in zip(run, first, strict=True):
+                own[0] = same[0]
     return dict(arms)
 
 
 def best_lr(arms: dict[Key, Run], arm: str, seed: int) -> str:
     """Return the learning rate with the lowest loss on valid, its mean over the arrivals."""
-    tried = {
-        lr: statistics.fmean(run.valid.values()) for (name, lr, of), run in arms.items() if (name, of) == (arm, seed)
-    }
+    tried = {lr: run.valid.values() for (name, lr, of), run in arms.items() if (name, of) == (arm, seed)}
     if not tried:
         raise SystemExit(f"--best-lr {arm}: no run of this arm with seed {seed}")
-    return min(tried, key=lambda lr: tried[lr])
+    furthest = max(map(len, tried.values()))
+    return min((lr for lr in tried if len(tried[lr]) == furthest), key=lambda lr: statistics.fmean(tried[lr]))
 
 
 def interval(values: Sequence[float]) -> str:
     """Spell a mean with its half-width."""
     mean = statistics.fmean(values)
-    half = half_width(values)
+    half = half_width(Spread.of(dict(enumerate(values))) or Spread(0))
     return f"{mean:+.4f}" + ("" if half is None else f" ± {half:.4f}")
-
-
-def half_width(values: Sequence[float]) -> Optional[float]:
-    """Return half of the 95 % interval of the mean; None: one value."""
-    if len(values) < 2:
-        return None
-    return STUDENT[min(9, len(values) - 1)] * statistics.stdev(values) / math.sqrt(len(values))
 
 
 def verdict(values: Sequence[float]) -> str:
     """Say whether a regret is below the margin, above it, or neither for certain."""
-    half = half_width(values)
+    half = half_width(Spread.of(dict(enumerate(values))) or Spread(0))
     if half is None:
         return "one seed"
     mean = statistics.fmean(values)
@@ -101,51 +102,89 @@ def verdict(values: Sequence[float]) -> str:
 
 
 def oracle_updates(oracle: Run, per_arrival: int, loss: float) -> float:
-    """Return how many updates the oracle needs for a loss, between and beyond its own points on a log-log line."""
-    points = [((arrival + 1) * per_arrival, oracle.test[arrival]) for arrival in sorted(oracle.test)]
-    pairs = list(itertools.pairwise(points))
-    (x0, y0), (x1, y1) = next((pair for pair in pairs if loss >= pair[1][1]), pairs[-1])
-    share = (math.log(loss) - math.log(y0)) / (math.log(y1) - math.log(y0))
-    return math.exp(math.log(x0) + share * (math.log(x1) - math.log(x0)))
+    """Return how many updates the oracle needs for a loss."""
+    points = [((arrival + 1.0) * per_arrival, oracle.test[arrival]) for arrival in sorted(oracle.test)]
+    return updates_for_loss(points, loss)
+
+
+class Chosen(NamedTuple):
+    """The complete runs with each arm's best learning rate, and the oracle that regret counts against."""
+
+    rates: dict[str, str]
+    runs: dict[tuple[str, int], Run]
+    arrivals: list[int]
+    oracle: Optional[str]
+
+
+def choose(arms: dict[Key, Run], tune_seed: int) -> Chosen:
+    """Choose learning rates and the oracle by the losses on valid of one seed."""
+    rates = {
+        name: best_lr(arms, name, tune_seed) for name in sorted({name for name, _, seed in arms if seed == tune_seed})
+    }
+    best = {(name, seed): run for (name, lr, seed), run in arms.items() if rates.get(name) == lr}
+    arrivals = sorted({arrival for run in best.values() for arrival in run.test})
+    runs = {key: run for key, run in best.items() if len(run.test) == len(arrivals)}
+    valid = {
+        name: statistics.fmean(runs[name, tune_seed].valid.values()) for name in FIRST_OF if (name, tune_seed) in runs
+    }
+    return Chosen(rates, runs, arrivals, min(valid, key=lambda name: valid[name]) if valid else None)
 
 
 def tables(arms: dict[Key, Run], tune_seed: int) -> str:
     """Write all tables in Markdown."""
-    names = list(dict.fromkeys(name for name, _, _ in arms))
-    chosen = {
-        name: best_lr(arms, name, tune_seed) for name in names if any(k[0] == name and k[2] == tune_seed for k in arms)
-    }
-    runs = {(name, seed): run for (name, lr, seed), run in arms.items() if chosen.get(name) == lr}
-    arrivals = sorted({arrival for run in runs.values() for arrival in run.test})
+    rates, runs, arrivals, oracle = choose(arms, tune_seed)
     titles = [f"t{arrival}" for arrival in arrivals]
     lines = ["| arm | learning rate | seeds | " + " | ".join(f"{t} ppl" for t in titles) + " | FLOPs |"]
     lines += ["|---" * 3 + "|---:" * (len(arrivals) + 1) + "|"]
-    for name in sorted(chosen):
-        own = {seed: run for (each, seed), run in runs.items() if each == name and len(run.test) == len(arrivals)}
+    for name, rate in rates.items():
+        own = [run for (each, _), run in runs.items() if each == name]
         if not own:
             continue
-        ppl = [statistics.fmean(math.exp(run.test[a]) for run in own.values()) for a in arrivals]
-        flops = statistics.fmean(sum(run.flops.values()) for run in own.values())
-        lines.append(
-            f"| {name} | {chosen[name]} | {len(own)} | " + " | ".join(f"{p:.2f}" for p in ppl) + f" | {flops:.2e} |"
-        )
-    lines += ["", *_regret_table(runs, [n for n in sorted(chosen) if n != ORACLE], arrivals, titles)]
-    return "\n".join(lines)
+        ppl = [Spread.of(dict(enumerate(math.exp(run.test[a]) for run in own))) or Spread(math.nan) for a in arrivals]
+        flops = statistics.fmean(sum(run.flops.values()) for run in own)
+        lines.append(f"| {name} | {rate} | {len(own)} | " + " | ".join(p.show(2) for p in ppl) + f" | {flops:.2e} |")
+    if oracle is None:
+        return "\n".join([*lines, "", "no oracle is complete yet"])
+    others = [name for name in rates if name != oracle]
+    return "\n".join([*lines, "", *_regret_table(runs, others, oracle, arrivals, titles)])
+
+
+def draw(arms: dict[Key, Run], tune_seed: int, path: Path) -> None:
+    """Draw the regret at each arrival with its intervals."""
+    from matplotlib import pyplot
+
+    _, runs, arrivals, oracle = choose(arms, tune_seed)
+    assert oracle is not None
+    figure, axes = pyplot.subplots(figsize=(6, 3.2), layout="constrained")
+    for shift, (name, label) in enumerate(SHOWN.items()):
+        seeds = [seed for each, seed in runs if each == name and (oracle, seed) in runs]
+        if not seeds:
+            continue
+        gaps = [[runs[name, seed].test[a] - runs[oracle, seed].test[a] for seed in seeds] for a in arrivals]
+        means = [statistics.fmean(gap) for gap in gaps]
+        halves = [half_width(Spread.of(dict(enumerate(gap))) or Spread(0)) or 0.0 for gap in gaps]
+        places = [a + 0.06 * (shift - 1) for a in arrivals]
+        axes.errorbar(places, means, yerr=halves, marker="o", capsize=3, label=label)
+    axes.axhspan(0, MARGIN, color="0.9", label="1 % of perplexity")
+    axes.axhline(0, color="0.5", linewidth=0.8)
+    axes.set(xlabel="arrival", ylabel="regret against retraining, nats", xticks=arrivals)
+    axes.legend(frameon=False, fontsize=8)
+    figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
 
 
 def _regret_table(
-    runs: dict[tuple[str, int], Run], names: Sequence[str], arrivals: list[int], titles: list[str]
+    runs: dict[tuple[str, int], Run], names: Sequence[str], oracle: str, arrivals: list[int], titles: list[str]
 ) -> list[str]:
     head = (
-        "| regret, nats | seeds | "
+        f"| regret against {oracle}, nats | seeds | "
         + " | ".join(titles)
         + " | sum | share of the gap closed | compute multiplier at the end |"
     )
     lines = [head, "|---" * 2 + "|---:" * (len(arrivals) + 3) + "|"]
-    oracles = {seed: run for (name, seed), run in runs.items() if name == ORACLE and len(run.test) == len(arrivals)}
-    papers = {seed: run for (name, seed), run in runs.items() if name == PAPER and len(run.test) == len(arrivals)}
+    oracles = {seed: run for (name, seed), run in runs.items() if name == oracle}
+    papers = {seed: run for (name, seed), run in runs.items() if name == PAPER}
     for name in names:
-        own = {s: run for (n, s), run in runs.items() if n == name and s in oracles and len(run.test) == len(arrivals)}
+        own = {s: run for (n, s), run in runs.items() if n == name and s in oracles}
         if not own:
             continue
         regrets = [[run.test[a] - oracles[s].test[a] for s, run in own.items()] for a in arrivals]
@@ -177,12 +216,15 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     options.add_argument(
         "--best-lr", metavar="ARM", help="print the learning rate that was best for an arm, nothing else"
     )
+    options.add_argument("--figure", type=Path, help="draw the regret at each arrival into this file (.svg)")
     options.add_argument("--seed", type=int, default=1, help="with which all learning rates were tried (default: 1)")
     args = options.parse_args(argv)
     records = read_records(args.runs) if args.runs else json.loads(lzma.decompress(args.records.read_bytes()))
     if args.keep:
         args.keep.write_bytes(lzma.compress(json.dumps(records, sort_keys=True).encode()))
     arms = arms_of(records)
+    if args.figure:
+        draw(arms, args.seed, args.figure)
     print(best_lr(arms, args.best_lr, args.seed) if args.best_lr else tables(arms, args.seed))
     return 0
 

@@ -7,6 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Callable, Mapping, Optional, Sequence
 
+from msgspec import to_builtins
+
 from fairseq_alma.backends.text import stage_checkpoints
 from fairseq_alma.backends.text.fairseq_log import watch_fairseq
 from fairseq_alma.backends.text.process import Command, run_logged
@@ -180,7 +182,7 @@ class TextBackend:
         results: dict[str, Any] = {}
         for training in plan.trainings:
             if training.growth is not None:
-                results["after_growth"] = self._test_grown(work, training)
+                results |= self._test_grown(work, training)
         if plan.combine != "single":
             self._join(work)
         for split in TEST_SPLITS:
@@ -211,18 +213,27 @@ class TextBackend:
                 # Its members may be gone, and a later stage has one of its own.
                 (here / ENSEMBLE_FILE).unlink(missing_ok=True)
 
-    def _test_grown(self, work: StageWork, training: Training) -> dict[str, dict[str, float]]:
-        """Return the figures right after growth, measured once: a stage that runs again may have lost what grew."""
+    def _test_grown(self, work: StageWork, training: Training) -> dict[str, dict[str, dict[str, float]]]:
+        """Return the figures right after growth, measured once: a stage that runs again may have lost what grew.
+
+        Where other weights are tested at an arrival than those that grow, the figures of these before growth too.
+        """
         path = self.folder.stage_folder(work.plan.stage.index) / GROWTH_RECORD
         with contextlib.suppress(AlmaError, FileNotFoundError):
-            found = as_record(read_json_object(path, ""), TextGrowth, path, "").valid
-            return {"valid": {"loss": found.loss, "ppl": found.ppl}}
+            found = as_record(read_json_object(path, ""), TextGrowth, path, "")
+            before = None if found.before is None else to_builtins(found.before)
+            return _growth_figures(to_builtins(found.valid), before)
         self._grow(work, training, [work.lock])
-        log = self._log(work.plan, "valid-after-growth")
-        command = self.commands.test_grown(training)
-        figures = {"valid": self._evaluate(work, command, "valid right after growth", log)}
+        figures, plan = {}, work.plan
+        for name, when, command in (
+            ("valid", "after", self.commands.test_grown(training)),
+            ("before", "before", self.commands.test_ungrown(training)),
+        ):
+            if command is not None:
+                log = self._log(plan, f"valid-{when}-growth")
+                figures[name] = self._evaluate(work, command, f"valid right {when} growth", log)
         write_json_atomically(path, figures)
-        return figures
+        return _growth_figures(figures["valid"], figures.get("before"))
 
     def _join(self, work: StageWork) -> None:
         """Make the ensemble's checkpoint, which has its members' checksums: they must have their final form before."""
@@ -297,6 +308,14 @@ class TextBackend:
 def _own_tokens(parts: Sequence[stage_checkpoints.Progress]) -> list[int]:
     """Return the tokens that a training took: those of its last part, which counts the first too, and of a branch."""
     return [parts[-1].train_tokens, *(part.train_tokens for part in parts[1:-1])]
+
+
+def _growth_figures(
+    after: dict[str, float], before: Optional[dict[str, float]]
+) -> dict[str, dict[str, dict[str, float]]]:
+    """Return what stage.json says of growth."""
+    shown = {"after_growth": {"valid": after}}
+    return shown if before is None else {"before_growth": {"valid": before}, **shown}
 
 
 def _ignore(line: str) -> None:

@@ -67,7 +67,10 @@ class TextCommands:
         for training in plan.trainings:
             commands += [self.grow(training)] if training.growth else []
             commands += self.trainings(plan, training)
-        commands += [self.test_grown(training) for training in plan.trainings if training.growth]
+        for training in plan.trainings:
+            if training.growth:
+                before = self.test_ungrown(training)
+                commands += [self.test_grown(training), *([before] if before is not None else [])]
         commands += [self.join(plan)] if plan.combine != "single" else []
         return commands + [self.test(plan, split) for split in TEST_SPLITS]
 
@@ -137,6 +140,12 @@ class TextCommands:
     def test_grown(self, training: Training) -> Command:
         """Return the command that tests a model right after growth, before its training, on ``valid``."""
         return self._evaluate(self.grown(training.model), "valid")
+
+    def test_ungrown(self, training: Training) -> Optional[Command]:
+        """Return the command that tests the weights that grow as they were before; None: the stage before has."""
+        assert training.start is not None, training
+        path = self.begins_from(training.start)
+        return None if path == self.predicting(training.start) else self._evaluate(path, "valid")
 
     def grown(self, model: ModelId) -> Path:
         """Return the checkpoint of a model that has grown and is not trained yet."""

@@ -1,7 +1,24 @@
-"""Sequences of earlier mega-batches for a stage whose number of updates does not grow by them."""
+"""The sequences that a stage trains on: those of its mega-batches, and a share of earlier ones.
+
+The number of updates does not grow by the latter, as ``--max-update`` bounds it.
+"""
+
+from typing import Sequence
 
 import numpy as np
-from fairseq.data import BaseWrapperDataset, FairseqDataset
+from fairseq.data import BaseWrapperDataset, ConcatDataset, FairseqDataset
+
+
+class ShuffledConcatDataset(ConcatDataset):
+    """The union of several mega-batches, its sequences in random order within one length.
+
+    fairseq's own ``ConcatDataset`` orders by length alone, which leaves neighbouring sequences of a document in one
+    batch; ``MonolingualDataset`` shuffles first, and so does this. fairseq seeds NumPy around the call.
+    """
+
+    def ordered_indices(self) -> np.ndarray:
+        """Return all indices, sorted by length, in random order where lengths are equal."""
+        return np.lexsort([np.random.permutation(len(self)), self.sizes])
 
 
 class ReplayedSequences(BaseWrapperDataset):
@@ -38,6 +55,24 @@ class ReplayedSequences(BaseWrapperDataset):
     def ordered_indices(self) -> np.ndarray:
         """Return all indices; who joins data sets shuffles them."""
         return np.arange(len(self))
+
+
+def add_replay(
+    new: Sequence[FairseqDataset], earlier: Sequence[FairseqDataset], share: float, seed: tuple[int, ...]
+) -> ShuffledConcatDataset:
+    """Join a stage's mega-batches, and as many sequences of earlier ones as make up a share of the whole.
+
+    Args:
+        new: mega-batches of the stage.
+        earlier: those before it; empty: there is nothing to replay.
+        share: from 0 to below 1.
+        seed: what the draw depends on.
+    """
+    if not earlier or share == 0:
+        return ShuffledConcatDataset(new)
+    pool = ShuffledConcatDataset(earlier)
+    drawn = draw_uniformly(len(pool), num_replayed(sum(map(len, new)), share), seed)
+    return ShuffledConcatDataset([*new, ReplayedSequences(pool, drawn)])
 
 
 def num_replayed(num_new: int, share: float) -> int:
