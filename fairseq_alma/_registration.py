@@ -1,16 +1,21 @@
-"""Register the plugins with fairseq, as soon as fairseq itself is there.
+"""Register the plugins with fairseq, and the models with transformers, as soon as these are there.
 
 ``import fairseq`` takes seconds and prints warnings of its own, which commands that only touch files (preparing text,
-printing a plan, a report) should not pay for. So importing this package does not import fairseq: it registers at once
-where fairseq is loaded already (always so under ``--user-dir``), and otherwise right after fairseq has been imported.
+printing a plan, a report) should not pay for. So importing this package imports neither: it registers at once what is
+loaded already (fairseq always is under ``--user-dir``), and otherwise right after it has been imported.
 """
+
+from __future__ import annotations
 
 import importlib
 import sys
-from importlib.abc import MetaPathFinder
-from importlib.machinery import ModuleSpec, PathFinder
-from types import ModuleType
-from typing import Optional, Sequence
+from importlib.machinery import PathFinder
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:  # each command imports this before it can answer Ctrl-C
+    from importlib.machinery import ModuleSpec
+    from types import ModuleType
+    from typing import Callable, Optional, Sequence
 
 PLUGIN_PACKAGES = ("fairseq_alma.criterions", "fairseq_alma.models", "fairseq_alma.optim", "fairseq_alma.tasks")
 
@@ -21,13 +26,54 @@ def register() -> None:
         importlib.import_module(package)
 
 
-class _RegisterAfterFairseq(MetaPathFinder):
-    """Find the module ``fairseq`` as Python would, and call `register` once it has been executed."""
+def register_with_transformers() -> None:
+    """Let ``AutoConfig`` and ``AutoModelForCausalLM`` know exported models without ``trust_remote_code``."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    from fairseq_alma.exchange import modeling_alma
+
+    if not hasattr(modeling_alma, "AlmaForCausalLM"):
+        raise ImportError("import transformers before fairseq_alma.exchange.modeling_alma, which is registered with it")
+    AlmaConfig, AlmaForCausalLM = modeling_alma.AlmaConfig, modeling_alma.AlmaForCausalLM
+    AutoConfig.register(AlmaConfig.model_type, AlmaConfig, exist_ok=True)
+    AutoModelForCausalLM.register(AlmaConfig, AlmaForCausalLM, exist_ok=True)
+
+
+def _hide_torchaudio_that_fails() -> None:
+    """Let transformers find no torchaudio where importing it fails: it imports what is installed, even for text.
+
+    fairseq for Python 3.11 brings a build for CUDA, which cannot be imported beside a torch for CPUs.
+    """
+    import importlib.util
+
+    if "torchaudio" in sys.modules or importlib.util.find_spec("torchaudio") is None:
+        return
+    try:
+        importlib.import_module("torchaudio")
+    except Exception:  # of many kinds: OSError for a library that is missing, RuntimeError for another CUDA
+        for name in [name for name in sys.modules if name.partition(".")[0] == "torchaudio"]:
+            del sys.modules[name]
+        sys.modules["torchaudio"] = None  # type: ignore[assignment]
+
+
+class _RegisterAfter:
+    """Find a module as Python would, and call functions around its execution.
+
+    Args:
+        name: of the module.
+        then: called after it.
+        first: called before it.
+    """
+
+    def __init__(self, name: str, then: Callable[[], None], first: Callable[[], None] = lambda: None) -> None:
+        self.name = name
+        self.then = then
+        self.first = first
 
     def find_spec(
         self, fullname: str, path: Optional[Sequence[str]], target: Optional[ModuleType] = None
     ) -> Optional[ModuleSpec]:
-        if fullname != "fairseq":
+        if fullname != self.name:
             return None
         sys.meta_path.remove(self)
         spec = PathFinder.find_spec(fullname, path, target)
@@ -36,16 +82,21 @@ class _RegisterAfterFairseq(MetaPathFinder):
         execute = spec.loader.exec_module
 
         def execute_and_register(module: ModuleType) -> None:
+            self.first()
             execute(module)
-            register()
+            self.then()
 
         spec.loader.exec_module = execute_and_register  # type: ignore[method-assign]
         return spec
 
 
-def register_when_fairseq_is_loaded() -> None:
-    """Register now if fairseq is loaded, else when it gets loaded."""
-    if "fairseq" in sys.modules:
-        register()
-    else:
-        sys.meta_path.insert(0, _RegisterAfterFairseq())
+def register_when_loaded() -> None:
+    """Register now what is loaded, the rest when it gets loaded."""
+    for finder in (
+        _RegisterAfter("fairseq", register),
+        _RegisterAfter("transformers", register_with_transformers, _hide_torchaudio_that_fails),
+    ):
+        if finder.name in sys.modules:
+            finder.then()
+        else:
+            sys.meta_path.insert(0, finder)

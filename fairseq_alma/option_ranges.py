@@ -5,6 +5,7 @@ fairseq does its work, and the models at their own options, which a checkpoint m
 here: a dry run imports neither.
 """
 
+import ast
 from typing import Any, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
@@ -35,9 +36,9 @@ MODEL_RANGES: Mapping[str, Range] = {
     "--eval-capacity-factor": real(0, 1e6),
     "--balance-loss-weight": real(0, 1e6),
     "--num-members": whole(1, 10_000),
-    "--width": _POSITIVE,  # what does not fit into memory is told so
+    "--width": _SIZE,
     "--hidden-layers": whole(1, MAX_LAYERS),
-    "--channels": _POSITIVE,
+    "--channels": _SIZE,
     "--tokens-per-sample": _SIZE,
     "--max-target-positions": _SIZE,
 }
@@ -48,6 +49,9 @@ RANGES: Mapping[str, Range] = {
     # tasks
     "--megabatch": whole(0, 9_999),
     "--wait": _POSITIVE,
+    "--replay-share": real(0, 1, below=True),
+    "--branch-from": _COUNT,
+    "--branch-until": _POSITIVE,
     # data
     "--batch-size": _POSITIVE,
     "--batch-size-valid": _POSITIVE,
@@ -106,6 +110,7 @@ RANGES: Mapping[str, Range] = {
     "--keep-last-epochs": _COUNT_OR_NONE,
     "--keep-best-checkpoints": _COUNT_OR_NONE,
     "--patience": _COUNT_OR_NONE,
+    "--least-gain": _SHARE,
     "--checkpoint-shard-count": _POSITIVE,
     "--ema-decay": _SHARE,
     "--ema-start-update": _COUNT,
@@ -156,6 +161,12 @@ RANGES: Mapping[str, Range] = {
 _OF_ONE: Mapping[tuple[str, str], Range] = {("inverse_sqrt", "--warmup-updates"): _POSITIVE}
 """Name of a schedule and option -> its range, where it is not that of the others."""
 
+_PAIRS: Mapping[str, Range] = {
+    **dict.fromkeys(("--adam-betas", "--adamax-betas", "--lamb-betas"), real(0, 1, below=True)),
+    "--adafactor-eps": real(0),
+}
+"""Option of two numbers, which fairseq would evaluate whatever stands there -> the range of each."""
+
 BREAK_MODE = "--sample-break-mode"
 
 
@@ -174,9 +185,12 @@ def check_words(options: Iterable[tuple[str, Sequence[str]]]) -> None:
         if name == BREAK_MODE:
             _check_break_mode(given)
         bounds = _OF_ONE.get((schedule, name), RANGES.get(name))
-        if bounds is None:
+        if bounds is None and name not in _PAIRS:
             continue
         try:
+            if bounds is None:
+                check_pair(name, given)
+                continue
             if len(values) != 1:
                 raise ValueError("one number is needed")
             bounds.read_all(given) if bounds.is_list else bounds.read(given)
@@ -196,6 +210,8 @@ def check_config(config: Mapping[str, Any]) -> None:
         try:
             if flag == BREAK_MODE and value is not None:
                 _check_break_mode(str(value))
+            if flag in _PAIRS and value is not None:
+                check_pair(flag, str(value))
             if flag in RANGES:
                 bounds = _OF_ONE.get((str(config.get("_name")), flag), RANGES[flag])
                 for number in _numbers(value):
@@ -203,6 +219,17 @@ def check_config(config: Mapping[str, Any]) -> None:
         except ValueError as error:
             message = str(error)
             raise AlmaError(message if message.startswith("--") else f"{flag} {value}: {message}") from error
+
+
+def check_pair(flag: str, given: str) -> None:
+    """Raise ValueError with what is needed if the value of an option of two numbers is no such pair."""
+    try:
+        first, second = ast.literal_eval(given)
+        _PAIRS[flag].check(first)
+        _PAIRS[flag].check(second)
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError) as error:
+        most = "from 0 to 1" if _PAIRS[flag].below else "of at least 0"
+        raise ValueError(f"two numbers {most} are needed, such as '(0.9, 0.98)'") from error
 
 
 def _numbers(value: Any) -> Iterator[Number]:

@@ -75,6 +75,18 @@ def test_the_same_numbers_are_refused_in_a_configuration(option: str, word: str)
         check_config({option[2:].replace("-", "_"): value})
 
 
+@pytest.mark.parametrize(
+    "given", ["(2,2)", "(0.9,nan)", "0.9", "(0.9,)", "(0.9,1)", "exit()", "[[]]", "((" * 999, "('a','b')"]
+)
+def test_pairs_of_numbers_are_read_and_not_evaluated(given: str) -> None:
+    with pytest.raises(ValueError, match=r"^--adam-betas .* after the --: two numbers from 0 to 1 are needed"):
+        check_words([("--adam-betas", (given,))])
+    with pytest.raises(AlmaError, match=r"^--adam-betas .*: two numbers from 0 to 1 are needed"):
+        check_config({"_name": "adam", "adam_betas": given})
+    check_words([("--adam-betas", ("(0.9, 0.98)",)), ("--adafactor-eps", ("(1e-30, 1e-3)",))])
+    check_config({"adam_betas": "[0.9, 0.98]"})
+
+
 def test_a_schedule_that_divides_by_the_warm_up_needs_one() -> None:
     check_words([("--warmup-updates", ("0",))])
     for wrong in (

@@ -7,7 +7,9 @@ import stat
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Iterator, Optional, Sequence
+from queue import Empty, Queue
+from threading import Thread
+from typing import IO, Iterator, Optional, Sequence
 
 from data_prep.build_folder import recorded_name
 from data_prep.compression import DecompressedFile, strip_compression_suffix
@@ -19,6 +21,7 @@ STANDARD_INPUT = "-"
 SPOOLED = "standard-input"  # name of the file that stands for it
 BLOCK_SIZE = 1 << 20
 MAX_DOCUMENT_SIZE = 1 << 28
+PIPE_PATIENCE_SECONDS = 10.0
 
 _FORMS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl", ".parquet": "parquet"}
 _BLANK_LINE = re.compile(rb"\n[ \t\r\f\v]*\n")
@@ -94,7 +97,7 @@ def find_sources(inputs: Sequence[str], form: Optional[str], field: str, folder:
 def _spool(given: str, path: Path) -> Path:
     """Copy what comes through standard input or a pipe to a file and return it."""
     if given != STANDARD_INPUT:
-        with open(given, "rb") as pipe, naming(path), open(path, "wb") as file:
+        with _open_pipe(given) as pipe, naming(path), open(path, "wb") as file:
             shutil.copyfileobj(pipe, file, BLOCK_SIZE)
     elif sys.stdin is None:
         raise AlmaError("INPUT -: standard input is closed; give a file, or pipe the text into the command")
@@ -102,6 +105,29 @@ def _spool(given: str, path: Path) -> Path:
         with naming(path), open(path, "wb") as file:
             shutil.copyfileobj(sys.stdin.buffer, file, BLOCK_SIZE)
     return path
+
+
+def _open_pipe(given: str) -> IO[bytes]:
+    """Open a pipe, which takes until somebody opens it for writing. Raises AlmaError if nobody does."""
+    opened: Queue = Queue()
+
+    def wait() -> None:
+        try:
+            opened.put(open(given, "rb"))  # noqa: SIM115  whoever gets it closes it
+        except OSError as error:
+            opened.put(error)
+
+    Thread(target=wait, daemon=True).start()
+    try:
+        pipe = opened.get(timeout=PIPE_PATIENCE_SECONDS)
+    except Empty:
+        raise AlmaError(
+            f"{given}: a pipe that nobody has opened for writing in {PIPE_PATIENCE_SECONDS:g} seconds; start what "
+            "writes to it first, or give a file"
+        ) from None
+    if isinstance(pipe, OSError):
+        raise pipe
+    return pipe
 
 
 def _files_of(given: Path) -> Optional[list[Path]]:

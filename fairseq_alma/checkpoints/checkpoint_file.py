@@ -67,13 +67,18 @@ def _has_config(checkpoint: Mapping[str, Any]) -> bool:
     return isinstance(checkpoint.get("cfg"), dict) and isinstance(checkpoint["cfg"].get("model"), dict)
 
 
-def starting_checkpoint(finetune_from_model: Optional[str], restore_file: str) -> Optional[str]:
+def starting_checkpoint(
+    finetune_from_model: Optional[str], restore_file: str, continue_once: Optional[str] = None
+) -> Optional[str]:
     """Return the checkpoint that fairseq-train was told to start from, or None.
 
     Args:
         finetune_from_model: value of ``--finetune-from-model``.
         restore_file: value of ``--restore-file``; its default names the run's own last checkpoint.
+        continue_once: value of ``--continue-once``, which counts as long as that is not there.
     """
+    if continue_once is not None:
+        return continue_once
     if finetune_from_model is not None:
         return finetune_from_model
     return None if restore_file == LAST_CHECKPOINT else restore_file

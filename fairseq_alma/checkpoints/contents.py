@@ -131,7 +131,11 @@ def check_finite(checkpoint: Mapping[str, Any]) -> None:
     for name, tensor in remembered:
         if isinstance(tensor, Tensor) and tensor.dtype not in FLOATS:  # torch would turn them into some
             raise UnfitCheckpoint(f"damaged or altered: {name} is {tensor.dtype}, floating-point numbers are needed")
-    for name, tensor in [*checkpoint["model"].items(), *remembered]:
+    averages = [entry.get("average") for entry in (checkpoint.get("extra_state") or {}).values() if type(entry) is dict]
+    averaged = [
+        (f"the average of {name}", value) for each in averages if type(each) is dict for name, value in each.items()
+    ]
+    for name, tensor in [*checkpoint["model"].items(), *remembered, *averaged]:
         if isinstance(tensor, Tensor) and not _is_finite(tensor):
             raise UnfitCheckpoint(
                 f"{name} has values that are infinite or no numbers: the training diverged, or it is damaged"

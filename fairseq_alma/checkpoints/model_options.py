@@ -46,6 +46,7 @@ class SwitchOptions(Transformer, kw_only=True):
     """Options of ``alma_switch_lm``."""
 
     decoder_sinusoidal_pos: bool = False
+    no_scale_embedding: bool = False
     num_experts: Size
     moe_freq: Annotated[int, Meta(ge=0, le=2**24)] = 2
     capacity_factor: Factor = 1.0

@@ -33,7 +33,7 @@ MAX_NESTING = 16
 _MAX_TABLE = 1 << 26  # numbers of sinusoidal positions, which stand in no file: 256 MiB
 _POSITIONS = "decoder.embed_positions."
 _IGNORED = (f"{_POSITIONS}_float_tensor", f"{_POSITIONS}weights", "decoder.version")  # as fairseq does
-_EXTRA_POSITIONS = 2  # fairseq counts positions from behind the padding symbol's number
+EXTRA_POSITIONS = 2  # fairseq counts positions from behind the padding symbol's number
 
 
 def check_model(config: Any, weights: Weights, depth: int = 0) -> None:
@@ -82,16 +82,26 @@ def _check_joint(options: JointOptions, weights: Weights) -> None:
             convert_options(words, ImageOptions, options.member_arch, strict=False), weights, options.num_members
         )
         return
+    member = joint_member_options(options)
+    parts = _by_member(weights, "decoder.members.")
+    _compare("num_members", options.num_members, len(parts))
+    for part in parts.values():
+        _check_switch(member, part)
+
+
+def joint_member_options(options: JointOptions) -> SwitchOptions:
+    """Return the options of the language models that were trained jointly.
+
+    Raises:
+        UnfitCheckpoint: they are of an architecture that cannot be a member.
+    """
+    words = _member_options(options.member_options)
     if options.member_arch not in SWITCH_SIZES:
         raise UnfitCheckpoint(f"members of architecture {options.member_arch!r}, which cannot be members")
     defaults = {f"decoder_{name}": size for name, size in SWITCH_SIZES[options.member_arch].items()}
     lengths = {name: getattr(options, name) for name in ("tokens_per_sample", "max_target_positions")}
     given = {"num_experts": 4, **defaults, **words, **lengths}
-    member = convert_options(given, SwitchOptions, options.member_arch, strict=False)
-    parts = _by_member(weights, "decoder.members.")
-    _compare("num_members", options.num_members, len(parts))
-    for part in parts.values():
-        _check_switch(member, part)
+    return convert_options(given, SwitchOptions, options.member_arch, strict=False)
 
 
 def _member_options(text: str) -> dict[str, Any]:
@@ -158,7 +168,7 @@ def switch_shapes(options: SwitchOptions, vocab_size: int) -> Shapes:
     if not options.decoder_sinusoidal_pos:
         if positions is None:
             raise UnfitCheckpoint("its configuration does not say how long sequences are (tokens_per_sample)")
-        shapes[f"{_POSITIONS}weight"] = (positions + _EXTRA_POSITIONS, dim)
+        shapes[f"{_POSITIONS}weight"] = (positions + EXTRA_POSITIONS, dim)
     trees = _trees(options, [layer for layer in range(options.decoder_layers) if _is_switch(options, layer)])
     for layer in range(options.decoder_layers):
         here = f"decoder.layers.{layer}."
@@ -200,7 +210,7 @@ def _check_transformer(options: TransformerLMOptions, weights: Weights) -> None:
     if positions is None:
         raise UnfitCheckpoint("its configuration does not say how long sequences are (tokens_per_sample)")
     if options.decoder_learned_pos and not options.no_token_positional_embeddings:
-        _compare("tokens_per_sample", positions + _EXTRA_POSITIONS, _find(weights, f"{_POSITIONS}weight").size(0))
+        _compare("tokens_per_sample", positions + EXTRA_POSITIONS, _find(weights, f"{_POSITIONS}weight").size(0))
     else:
         _check_table(options)
 
@@ -242,7 +252,7 @@ def _check_experts(options: Any, weights: Weights, *endings: str) -> None:
 
 def _check_table(options: Transformer) -> None:
     positions = options.max_target_positions or options.tokens_per_sample or 0
-    if (positions + _EXTRA_POSITIONS) * options.decoder_embed_dim > _MAX_TABLE:
+    if (positions + EXTRA_POSITIONS) * options.decoder_embed_dim > _MAX_TABLE:
         raise UnfitCheckpoint(f"sinusoidal positions of sequences of {positions:,} tokens take too much memory")
 
 

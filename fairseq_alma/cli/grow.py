@@ -50,10 +50,11 @@ def parser() -> argparse.ArgumentParser:
     )
     options.add_argument(
         "--optimizer",
-        choices=("reset", "copy"),
+        choices=("reset", "copy", "share"),
         default="reset",
         help="optimizer state: none (as --finetune-from-model does anyway), or that of old parameters kept and of "
-        "copies copied, for --restore-file",
+        "copies copied, for --restore-file or --continue-once; share: Adam's moments of an expert that is split are "
+        "those of half of its tokens",
     )
     options.add_argument(
         "--moe-freq",
@@ -100,6 +101,8 @@ def _check(options: argparse.ArgumentParser, args: argparse.Namespace) -> None:
         options.error(f"--noise {args.noise}: goes with --method copy alone")
     if args.select != "random" and args.method != "scratch" and args.stream is None:
         options.error(f"--stream is missing: --select {args.select} measures the experts on its held-out split")
+    if args.optimizer == "share" and args.method != "split":
+        options.error(f"--optimizer share: goes with --method split, whose experts share tokens, not {args.method}")
     if args.method == "scratch" and args.select != "loss":
         options.error(f"--select {args.select}: has no meaning with --method scratch, which copies no expert")
     refuse_no_file(Path(args.path), "--path", CHECKPOINT_NEEDED)

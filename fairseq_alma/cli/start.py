@@ -3,11 +3,14 @@
 Importing a command takes a quarter of a second; `entry.command` can answer only what happens after it.
 """
 
+from __future__ import annotations
+
 import importlib
 import sys
-from typing import Optional, Sequence
 
-from fairseq_alma.faults import is_out_of_memory
+TYPE_CHECKING = False
+if TYPE_CHECKING:  # nothing is imported here that takes time, as nobody answers Ctrl-C meanwhile
+    from typing import Optional, Sequence
 
 
 def prep_text(argv: Optional[Sequence[str]] = None) -> Optional[int]:
@@ -40,6 +43,26 @@ def report(argv: Optional[Sequence[str]] = None) -> Optional[int]:
     return start("fairseq_alma.cli.report", argv)
 
 
+def export(argv: Optional[Sequence[str]] = None) -> Optional[int]:
+    """Run ``alma-export``."""
+    return start("fairseq_alma.cli.export", argv)
+
+
+def import_model(argv: Optional[Sequence[str]] = None) -> Optional[int]:
+    """Run ``alma-import``."""
+    return start("fairseq_alma.cli.import_model", argv)
+
+
+def score(argv: Optional[Sequence[str]] = None) -> Optional[int]:
+    """Run ``alma-score``."""
+    return start("fairseq_alma.cli.score", argv)
+
+
+def generate(argv: Optional[Sequence[str]] = None) -> Optional[int]:
+    """Run ``alma-generate``."""
+    return start("fairseq_alma.cli.generate", argv)
+
+
 def start(module: str, argv: Optional[Sequence[str]] = None) -> Optional[int]:
     """Import a module and run its ``main``; Ctrl-C meanwhile is one line and status 130, as afterwards.
 
@@ -56,6 +79,8 @@ def start(module: str, argv: Optional[Sequence[str]] = None) -> Optional[int]:
         print("interrupted; nothing has begun", file=sys.stderr)
         return 130
     except (MemoryError, ImportError, RuntimeError) as error:
+        from fairseq_alma.faults import is_out_of_memory
+
         if not is_out_of_memory(error):
             raise
         print("out of memory before anything has begun; give the command more", file=sys.stderr)

@@ -41,6 +41,8 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         curves = CurveOptions.from_options(job.train_options())
         num_megabatches = arguments.megabatches if stream is None else stream.num_megabatches
         plans = {seed: request.plan(each, kind, num_megabatches) for seed, each in learners.items()}
+        request.anytime.check()
+        job.check(plans[request.seeds[0]])
     except ValueError as error:
         parser.error(str(error))
     if request.slurm is not None:
@@ -80,6 +82,8 @@ def _run(
     folders = {seed: request.folder(seed) for seed in learners}
     for seed, learner in learners.items():
         _begin(request, folders[seed], learner, seed, job, stream)
+    if request.preset is not None and (given := [*request.overridden, *job.overridden]):
+        tell(f"note: --preset {request.preset.name}: {', '.join(given)} as given here, not as it has them", sys.stderr)
     with contextlib.ExitStack() as displays:
         runs = []
         for seed, planned in plans.items():
@@ -128,8 +132,12 @@ def _open_stream(arguments: argparse.Namespace) -> Optional[Stream]:
 def _begin(request: RunRequest, folder: RunFolder, learner: Learner, seed: int, job: Job, stream: Stream) -> None:
     """Write run.json, or make sure that the one that is there describes the same run."""
     chosen = {name: vars(request)[name] for name in OF_EVERY_RUN}
-    options = {**chosen, **job.recorded(), **learner.as_record(stream.kind)}
+    options = {**chosen, **job.recorded(), **learner.as_record(stream.kind), **request.anytime.as_record()}
+    if request.anytime.best_checkpoint:
+        options["best_every"] = request.save_every  # which weights are looked at
     record = describe_run(learner.name, seed, options, job.train_options(), stream)
+    if request.preset is not None:
+        record["preset"] = {"name": request.preset.name, "overridden": [*request.overridden, *job.overridden]}
     with folder.lock_run():
         before = folder.read_run()
         if before is None:

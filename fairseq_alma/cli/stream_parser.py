@@ -3,11 +3,21 @@
 import argparse
 import importlib
 import sys
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, Iterable, Mapping, Optional, Sequence, get_type_hints
 
 from fairseq_alma.backends.slurm_jobs import read_parameters
-from fairseq_alma.cli.parser import Parser, utf8_path
+from fairseq_alma.cli.parser import Parser
+from fairseq_alma.cli.run_options import (
+    LEARNERS_FROM,
+    SAVE_EVERY,
+    add_anytime,
+    add_parts,
+    add_processes,
+    add_run,
+    add_training,
+)
 from fairseq_alma.json_files import MAX_MEGABATCHES
 from fairseq_alma.learners.learner import (
     KINDS,
@@ -21,9 +31,9 @@ from fairseq_alma.learners.learner import (
     read_value,
 )
 from fairseq_alma.number_range import whole
+from fairseq_alma.runs.anytime_options import RANGES as ANYTIME_RANGES
+from fairseq_alma.runs.anytime_options import AnytimeOptions
 
-SAVE_EVERY = 500
-LEARNERS_FROM = "--learners-from"  # not --user-dir: fairseq's parser looks for that in the command line of any process
 # Options of alma-stream that mean something to some learners alone: option -> kinds of data, attribute of the learner.
 OF_SOME: Mapping[str, tuple[tuple[str, ...], Optional[str]]] = {
     "member": (KINDS, "trains_members_alone"),
@@ -34,6 +44,8 @@ OF_SOME: Mapping[str, tuple[tuple[str, ...], Optional[str]]] = {
     "num_procs": (("text",), None),
     "nodes": (("text",), None),
     "validate": (("text",), None),
+    **{field.name: (("text",), None) for field in fields(AnytimeOptions)},
+    "preset": (("images",), None),
 }
 RANGES = {
     "wait": whole(1),
@@ -43,6 +55,7 @@ RANGES = {
     "num_procs": whole(1, 1024),
     "jobs": whole(1, 1024),
     "nodes": whole(1, 1024),
+    **ANYTIME_RANGES,
 }
 
 EPILOG = """\
@@ -55,7 +68,11 @@ Text: everything after -- is handed to fairseq-train, and what the evaluation ne
       --max-update 500 --batch-size 16 --tokens-per-sample 128
 
 Images: nothing need stand after --; the paper's settings are the defaults. --arch, --width, --channels, --optimizer,
---lr, --max-epoch, --batch-size, --patience, --gate, ... change them. Example:
+--lr, --max-epoch, --batch-size, --select loss|accuracy (which epoch of a stage counts: the one with the lowest
+validation loss, or with the best accuracy; default: loss), --least-gain X (by how much it must be better: nats, or a
+share of the images from 0 to 1; default: 0), --patience N (stop after N epochs without a better one; default: never),
+--gate, --last-pool, --initial-weights, ... change them; --preset sets those in which the paper's text and its released
+code differ. Example:
 
   alma-stream --stream STREAM --learner gmoe --wait 10 --grow-every 50 --run RUN -- --width 64 --gate soft
 
@@ -163,114 +180,17 @@ def build_parser() -> argparse.ArgumentParser:
         usage="alma-stream --stream STREAM --run RUN [options] [-- fairseq-train options]",
         allow_abbrev=False,
     )
-    _add_run(parser)
+    add_run(parser)
+    add_training(parser)
     group = parser.add_argument_group("learner")
     names = sorted({name for learners in LEARNERS.values() for name in learners})
     group.add_argument("--learner", choices=names, default="sm", help="how the model learns (default: %(default)s)")
     for name, declared in _declared().items():
         _add_declared(group, name, declared)
+    add_parts(parser.add_argument_group("a part of the run"))
+    add_processes(parser.add_argument_group("several processes"))
+    add_anytime(parser.add_argument_group("anytime training (text)"))
     return parser
-
-
-def _add_run(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add(
-        "--stream",
-        type=utf8_path,
-        required=True,
-        metavar="DIR",
-        help="the stream, written by alma-prep-text or alma-prep-images",
-    )
-    add("--run", type=utf8_path, required=True, metavar="DIR", help="folder of this run; made if it is not there")
-    add(
-        "--wait", type=int, default=1, metavar="W", help="mega-batches gathered before an update (default: %(default)s)"
-    )
-    add("--replay", action="store_true", help="train on all mega-batches so far, not on the new ones alone")
-    add("--drop-rest", action="store_true", help="leave the last mega-batches where fewer than W are left")
-    add(
-        "--iid",
-        type=int,
-        metavar="K",
-        help="instead of a stream: one stage on the shuffled union of the first K mega-batches, with K times "
-        "--max-update and --total-num-update, to compare with K stages of one mega-batch each",
-    )
-    add(
-        "--seed",
-        type=int,
-        nargs="+",
-        default=[1],
-        metavar="N",
-        help=f"0 to {MAX_SEED:,} (default: 1); images: several are trained side by side by some learners, "
-        "faster than one after the other, each as a run of its own, RUN/seed-N",
-    )
-    add("--stage", type=int, metavar="N", help="run this stage alone, from 0; the one before must be complete")
-    add(
-        "--member",
-        type=int,
-        nargs="+",
-        metavar="I",
-        help=f"{_names_with('images', 'trains_members_alone')}: train these members, from 0, in --stage or in all "
-        "stages; several calls may run at the same time; a call without --member (images: with --jobs) completes the "
-        "stages",
-    )
-    add(
-        "--jobs",
-        type=int,
-        metavar="N",
-        help=f"{_names_with('images', 'trains_members_alone')}: train members in N processes at the same time, on "
-        "--num-procs GPUs each where there are GPUs; any N gives the same files (images: the same for any N, also 1; "
-        "without it all members are trained side by side in one network, equal but for rounding)",
-    )
-    add(
-        "--nodes",
-        type=int,
-        metavar="K",
-        help="text: nodes of a cluster that --num-procs are dealt to, by srun; with --slurm, or within an allocation "
-        "(default: 1)",
-    )
-    add(
-        "--slurm",
-        nargs="*",
-        metavar="OPTION=VALUE",
-        help="queue a SLURM job for each stage, and for each member of a stage, with these options of sbatch "
-        "(partition=gpu gpus-per-node=8 time=MINUTES ...; default: time=1440); each waits for what it starts from and "
-        "resumes when it is queued again; --dry-run prints the scripts; needs pip install 'fairseq-alma[slurm]'",
-    )
-    add("--progress-to", type=int, metavar="FD", help=argparse.SUPPRESS)  # given by --jobs to the calls that it starts
-    add(
-        "--megabatches",
-        type=int,
-        metavar="B",
-        help="what the stream must have at least; with it, a dry run needs no stream (default: any number)",
-    )
-    add("--dry-run", action="store_true", help="print the commands of each stage and run nothing")
-    add(
-        "--save-every",
-        type=int,
-        metavar="N",
-        help=f"text: updates between two checkpoints within a stage: what a kill can cost (default: {SAVE_EVERY}); "
-        "images are saved every 20 seconds",
-    )
-    add(
-        "--num-procs",
-        type=int,
-        metavar="N",
-        help="text: processes that train a model together, on a GPU each or with --cpu; they share the batches of an "
-        "update (--update-freq, a multiple of N), so N changes no figure but by rounding, and the resumed run may have "
-        "another (default: 1)",
-    )
-    add(
-        "--keep-checkpoints", action="store_true", help="keep all; default: only what a later stage and the report need"
-    )
-    add(
-        "--validate",
-        action="store_true",
-        default=None,
-        help="text: let fairseq-train validate whenever it saves; for its log alone",
-    )
-    add(
-        LEARNERS_FROM, metavar="PATH", help="a folder or file of Python that registers further learners; imported first"
-    )
 
 
 def _add_declared(group: Any, name: str, declared: Mapping[tuple[str, str], type[Learner]]) -> None:
@@ -345,10 +265,6 @@ def _means(learner: type[Learner], name: str, kind: str) -> bool:
         return name in options and kind in options[name][1].kinds
     kinds, attribute = OF_SOME[name]
     return kind in kinds and (attribute is None or getattr(learner, attribute))
-
-
-def _names_with(kind: str, attribute: str) -> str:
-    return ", ".join(name for name, learner in LEARNERS[kind].items() if getattr(learner, attribute))
 
 
 def _describe_learners() -> Iterable[str]:

@@ -28,6 +28,10 @@ class _Backend(Protocol):
     def decode(self, tokens: list[int]) -> str: ...
 
 
+MAX_TOKENS = 1 << 24
+"""More than any vocabulary; a file of a few bytes may number its tokens up to 2^32."""
+
+
 class _TokenizersBackend:
     """A ``tokenizer.json``."""
 
@@ -41,7 +45,10 @@ class _TokenizersBackend:
         self._tokenizer.no_padding()
         self._tokenizer.encode_special_tokens = True
         vocabulary = self._tokenizer.get_vocab(with_added_tokens=True)
-        self.pieces = [""] * (max(vocabulary.values(), default=-1) + 1)
+        size = max(vocabulary.values(), default=-1) + 1
+        if size > MAX_TOKENS:
+            raise ValueError(f"a token of number {size - 1:,}, at most {MAX_TOKENS:,} can be told apart")
+        self.pieces = [""] * size
         for piece, token in vocabulary.items():
             self.pieces[token] = piece
 
@@ -115,7 +122,10 @@ class StreamTokenizer:
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the tokens of each text; the id in a token file is the token's number plus 4."""
-        return self._backend.encode_batch(texts)
+        try:
+            return self._backend.encode_batch(texts)
+        except Exception as error:  # bare ones, as of a vocabulary without the token for what it does not know
+            raise AlmaError(f"{self.file}: cannot encode a text ({error}); give another tokenizer") from error
 
     def encode(self, text: str) -> list[str]:
         """Return the symbols of a text; joined by spaces they are what fairseq's ``Dictionary.encode_line`` takes."""

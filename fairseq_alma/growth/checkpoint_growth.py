@@ -6,12 +6,20 @@ from typing import Any, Mapping, Optional, Sequence
 import torch
 from torch import Size, Tensor
 
+from fairseq_alma.checkpoints.averaged_weights import AVERAGE, find_average
 from fairseq_alma.checkpoints.checkpoint_file import Checkpoint
 from fairseq_alma.checkpoints.model_weights import other_shapes
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.growth.gate_tree import format_gate_trees
 from fairseq_alma.growth.plan import MixtureGrowth
-from fairseq_alma.growth.tensors import EXPERT_TENSORS, GATE_TENSOR, grow_optimizer_state, grow_state, grow_tensor
+from fairseq_alma.growth.tensors import (
+    EXPERT_TENSORS,
+    GATE_TENSOR,
+    grow_optimizer_state,
+    grow_state,
+    grow_tensor,
+    share_moments,
+)
 
 RECORD_KEY = "alma_growth"
 """Key of a grown checkpoint: a list of records, one per growth step, plain numbers and strings."""
@@ -26,12 +34,14 @@ class GrowthStep:
         seed: of new weights and noise.
         noise: standard deviation of the noise on copied gate rows.
         keep_optimizer: grow the optimizer's state too, rather than drop it.
+        shares_moments: give the halves of an expert that is split the moments of half of its tokens, not all of them.
     """
 
     layers: Mapping[str, MixtureGrowth]
     seed: int
     noise: float = 0.0
     keep_optimizer: bool = False
+    shares_moments: bool = False
 
 
 def check_complete(weights: Mapping[str, Tensor], expected: Mapping[str, Tensor], path: str) -> None:
@@ -59,18 +69,22 @@ def grow_checkpoint(
         shapes: names and shapes of the source model's parameters, in its order.
         record: what to note of this step under `RECORD_KEY`.
     """
-    generator = torch.Generator().manual_seed(step.seed)
     owners = {
         f"{layer}.{name}": (name, growth)
         for layer, growth in step.layers.items()
         for name in (*EXPERT_TENSORS, GATE_TENSOR)
     }
 
-    def grow(name: str, tensor: Tensor) -> Tensor:
-        if name not in owners:
-            return tensor
-        part, growth = owners[name]
-        return grow_tensor(part, tensor, growth, generator, step.noise)
+    def grow_weights(weights: dict[str, Tensor], order: Sequence[str]) -> dict[str, Tensor]:
+        generator = torch.Generator().manual_seed(step.seed)  # the same new weights for the model and its average
+        grown = {}
+        for name in order:
+            tensor = weights.pop(name)
+            if name in owners:
+                part, growth = owners[name]
+                tensor = grow_tensor(part, tensor, growth, generator, step.noise)
+            grown[name] = tensor
+        return grown
 
     def grow_moment(name: str, moment: Tensor) -> Tensor:
         if name not in owners:
@@ -78,15 +92,24 @@ def grow_checkpoint(
         part, growth = owners[name]
         return grow_state(part, moment, growth)
 
-    weights = checkpoint["model"]
-    grown = {**checkpoint, "model": {name: grow(name, weights.pop(name)) for name in list(weights)}}
+    def share_parents(name: str, entry: Mapping[str, Any]) -> dict[str, Any]:
+        if name not in owners:
+            return dict(entry)
+        part, growth = owners[name]
+        return share_moments(part, entry, growth)
+
+    order = list(checkpoint["model"])
+    grown = {**checkpoint, "model": grow_weights(checkpoint["model"], order)}
+    if (entry := find_average(checkpoint)) is not None:
+        entry[AVERAGE] = grow_weights(entry[AVERAGE], [name for name in order if name in entry[AVERAGE]])
     grown["cfg"] = {**checkpoint["cfg"], "model": _grown_config(checkpoint["cfg"]["model"], step)}
     grown[RECORD_KEY] = [*checkpoint.get(RECORD_KEY, []), dict(record)]
     state: Optional[Mapping[str, Any]] = grown.pop("last_optimizer_state", None)
     if step.keep_optimizer:
         if state is None:
             raise AlmaError("--optimizer copy: the checkpoint has no optimizer state; use --optimizer reset")
-        grown["last_optimizer_state"] = grow_optimizer_state(state, shapes, grow_moment)
+        share = share_parents if step.shares_moments else None
+        grown["last_optimizer_state"] = grow_optimizer_state(state, shapes, grow_moment, share)
     return grown
 
 

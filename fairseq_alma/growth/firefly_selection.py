@@ -61,12 +61,7 @@ def select_candidates(
     Returns:
         What to keep in each layer; nothing at all if one channel is more than twice what is asked.
     """
-    ranked = sorted(
-        (score, layer, kind, index)
-        for layer, of_layer in enumerate(scores)
-        for kind, of_kind in enumerate(of_layer)
-        for index, score in enumerate(of_kind)
-    )
+    ranked = _ranked(scores)
     growth = [KeptCandidates([], []) for _ in scores]
     channels = [len(layer.split) for layer in scores]
     size = num_chain_parameters(image_channels, channels, num_classes)
@@ -78,4 +73,31 @@ def select_candidates(
             break
         size = next_size
         growth[layer][kind].append(index)
+    return _in_order(growth)
+
+
+def select_neurons(scores: Sequence[LayerScores], num_added: int) -> list[KeptCandidates]:
+    """Take a number of candidates in the order of their scores, as the paper's released code does.
+
+    Args:
+        scores: of each layer.
+        num_added: neurons to add over all layers.
+    """
+    growth = [KeptCandidates([], []) for _ in scores]
+    for _, layer, kind, index in _ranked(scores)[:num_added]:
+        growth[layer][kind].append(index)
+    return _in_order(growth)
+
+
+def _ranked(scores: Sequence[LayerScores]) -> list[tuple[float, int, int, int]]:
+    """Return score, layer, kind and index of all candidates, the best first."""
+    return sorted(
+        (score, layer, kind, index)
+        for layer, of_layer in enumerate(scores)
+        for kind, of_kind in enumerate(of_layer)
+        for index, score in enumerate(of_kind)
+    )
+
+
+def _in_order(growth: Sequence[KeptCandidates]) -> list[KeptCandidates]:
     return [KeptCandidates(sorted(layer.split), sorted(layer.new)) for layer in growth]

@@ -16,10 +16,15 @@ from fairseq_alma.growth.plan import MixtureGrowth
 EXPERT_TENSORS = ("experts.fc1_weight", "experts.fc1_bias", "experts.fc2_weight", "experts.fc2_bias")
 GATE_TENSOR = "gate.weight"
 
+ADAM_MOMENTS = ("exp_avg", "exp_avg_sq")
+
 NewSlice = Callable[[int], Tensor]
 """Returns the content of the slice at a position, on the CPU."""
 GrowState = Callable[[str, Tensor], Tensor]
 """Takes a parameter's name and one of its moments, in the parameter's shape, and returns the grown moment."""
+
+ShareMoments = Callable[[str, Mapping[str, Any]], dict[str, Any]]
+"""Takes a parameter's name and all that the optimizer remembers of it, and returns that with other moments."""
 
 
 def gather_slices(old: Tensor, source: Sequence[Optional[int]], new_slice: Optional[NewSlice] = None) -> Tensor:
@@ -73,18 +78,66 @@ def _new_expert(shape: Size, generator: torch.Generator) -> Tensor:
 
 
 def grow_state(name: str, old: Tensor, growth: MixtureGrowth) -> Tensor:
-    """Grow the optimizer's moments of one parameter: copies keep their source's, new slices start from zero."""
+    """Grow the optimizer's moments of one parameter: copies keep their source's, new slices start from zero.
+
+    Adam counts its steps for the whole tensor, and so corrects a new slice's moments as little as the old ones': the
+    slice's first step is (1 - beta1) / sqrt(1 - beta2) times the learning rate, 0.7 times with betas of 0.9 and 0.98.
+    """
     source = growth.row_source if name == GATE_TENSOR else growth.expert_source
     return gather_slices(old, source, lambda _: torch.zeros(old.shape[1:]))
 
 
-def grow_optimizer_state(state: Mapping[str, Any], shapes: Mapping[str, Size], grow: GrowState) -> dict[str, Any]:
+def share_moments(name: str, entry: Mapping[str, Any], growth: MixtureGrowth) -> dict[str, Any]:
+    """Return Adam's moments of one parameter as they are for experts that will share their tokens with a sibling.
+
+    An expert's gradient is a sum over its tokens, G = g_1 + … + g_k. After a split each token goes to either half with
+    probability 1/2, so that for a half H, over the choice of its tokens,
+
+        E[H] = G / 2,    E[H²] = G² / 4 + (g_1² + … + g_k²) / 4.
+
+    The first moment m, a mean of G, is therefore halved. The second, v, a mean of G² = signal² + noise, becomes
+    signal² / 4 + noise / 2, because the sum of the g_i² is the noise where tokens are independent, and small beside G²
+    where they agree. Adam knows both: signal² is about m² (a little less, as m still has some noise in it), so that
+
+        m -> m / 2,    v -> v / 2 - min(m², v) / 4,
+
+    which lies between v / 4 (all signal: the halves go on with the step that the expert made) and v / 2 (all noise:
+    their steps are smaller by the root of 2, as is right for half of a batch). Experts that are not split, and rows of
+    gates, keep theirs.
+
+    Args:
+        name: of the parameter within the layer.
+        entry: the optimizer's fields; ``exp_avg`` and ``exp_avg_sq`` have the parameter's old shape.
+        growth: the plan.
+
+    Raises:
+        AlmaError: these are not Adam's moments.
+    """
+    if name == GATE_TENSOR:
+        return dict(entry)
+    if not all(torch.is_tensor(entry.get(field)) for field in ADAM_MOMENTS):
+        raise AlmaError(
+            "--optimizer share: the checkpoint's optimizer has no moments of Adam's; train with --optimizer adam, or "
+            "use --optimizer reset"
+        )
+    halved = [source for source in set(growth.expert_source) if growth.expert_source.count(source) > 1]
+    first, second = (entry[field].clone() for field in ADAM_MOMENTS)
+    m, v = first[halved], second[halved]
+    first[halved] = m / 2
+    second[halved] = v / 2 - torch.minimum(m * m, v) / 4
+    return {**entry, **dict(zip(ADAM_MOMENTS, (first, second), strict=True))}
+
+
+def grow_optimizer_state(
+    state: Mapping[str, Any], shapes: Mapping[str, Size], grow: GrowState, share: Optional[ShareMoments] = None
+) -> dict[str, Any]:
     """Grow the moments of every parameter.
 
     Args:
         state: ``last_optimizer_state`` of the checkpoint.
         shapes: names and shapes of the old model's parameters, in its order.
         grow: grows one moment.
+        share: changes the moments of one parameter before they grow; None: nothing.
 
     Returns:
         The same structure for the grown model, whose parameters have the same order.
@@ -102,10 +155,12 @@ def grow_optimizer_state(state: Mapping[str, Any], shapes: Mapping[str, Size], g
             f"--optimizer copy: the checkpoint's optimizer has {len(entries)} parameters, its model {len(shapes)}; "
             "use --optimizer reset"
         )
-    grown = {
-        key: {field: _grow_field(value, names[index], shapes, grow) for field, value in entry.items()}
-        for index, (key, entry) in enumerate(sorted(entries.items()))
-    }
+    if share is not None and len(entries) != len(shapes):
+        raise AlmaError("--optimizer share: the checkpoint has one vector for all parameters; use --optimizer copy")
+    grown = {}
+    for index, (key, entry) in enumerate(sorted(entries.items())):
+        before = entry if share is None else share(names[index][0], entry)
+        grown[key] = {field: _grow_field(value, names[index], shapes, grow) for field, value in before.items()}
     return {**state, "state": grown}
 
 

@@ -21,8 +21,9 @@ def combine_option() -> Any:
     """Declare ``--combine``; language models predict by the mean of probabilities."""
     return option(
         "probabilities",
-        "predict with the mean of the members' probabilities, or with what most of them find (vote)",
-        choices=("probabilities", "vote"),
+        "predict with the mean of the members' probabilities, with what most of them find (vote), or with the mean of "
+        "their logits, as gEns in the paper's released code",
+        choices=("probabilities", "vote", "logits"),
         kinds=("images",),
     )
 

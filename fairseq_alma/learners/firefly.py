@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Optional
 
 from fairseq_alma.learners.growing_mixture import grow_every_option
-from fairseq_alma.learners.learner import GrowingModel, is_growth_due, option, register_learner
+from fairseq_alma.learners.learner import GrowingModel, is_growth_due, option, register_learner, unless
 from fairseq_alma.learners.plan import Growth
 from fairseq_alma.learners.schedule import Stage
 
@@ -22,9 +22,16 @@ class Firefly(GrowingModel):
     grow_share: float = option(
         0.25, "neurons added by a growth step, as a share of the first size", above=0.0, at_most=1000, metavar="X"
     )
+    grow_share_of: Optional[str] = option(
+        None,
+        "what --grow-share counts: parameters, as the paper's Appendix B.1 has it, or neurons, as its released code "
+        "does (default: parameters)",
+        choices=("parameters", "neurons"),
+        parse=unless("parameters"),
+    )
 
     def growth_before(self, stage: Stage, seed: int) -> Optional[Growth]:
         """Add neurons."""
         if not is_growth_due(stage, self.wait, self.grow_every):
             return None
-        return Growth(1, "firefly", "loss", seed, self.grow_share)
+        return Growth(1, "firefly", "loss", seed, self.grow_share, self.grow_share_of or "parameters")

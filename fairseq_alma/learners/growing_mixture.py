@@ -4,7 +4,7 @@ import itertools
 from dataclasses import dataclass
 from typing import Any, ClassVar, Mapping, Optional, Sequence
 
-from fairseq_alma.learners.learner import GrowingModel, is_growth_due, option, register_learner
+from fairseq_alma.learners.learner import GrowingModel, is_growth_due, option, register_learner, unless
 from fairseq_alma.learners.plan import Growth
 from fairseq_alma.learners.schedule import Stage
 
@@ -55,6 +55,14 @@ class ScheduledMixture(GrowingModel):
         "which experts are copied or split, as alma-grow --select (default: loss)",
         choices=("loss", "usage", "random"),
     )
+    grow_noise: Optional[float] = option(
+        None,
+        "as alma-grow --noise: standard deviation of noise on the gate rows of copies, which without it tie with their "
+        "originals and get no token until training breaks the tie (default: 0)",
+        at_least=0,
+        at_most=1_000_000,
+        metavar="X",
+    )
 
     def __post_init__(self) -> None:
         if self.grow_select is None and self.grow_method != "scratch":
@@ -67,6 +75,8 @@ class ScheduledMixture(GrowingModel):
             raise ValueError(
                 f"--learner {self.name} needs --grow-schedule, the experts of each stage; the paper: 4,6,8,12"
             )
+        if self.grow_noise and self.grow_method != "copy":
+            raise ValueError(f"--grow-noise {self.grow_noise}: goes with --grow-method copy alone")
         if self.grow_method == "scratch":
             if self.grow_select is not None:
                 raise ValueError("--grow-select has no meaning with --grow-method scratch, which copies no expert")
@@ -94,7 +104,9 @@ class ScheduledMixture(GrowingModel):
     def growth_before(self, stage: Stage, seed: int) -> Optional[Growth]:
         """Grow to the schedule's size."""
         num_new = self._schedule[stage.index] - self._schedule[stage.index - 1]
-        return Growth(num_new, self.grow_method, self.grow_select or "loss", seed) if num_new > 0 else None
+        if num_new == 0:
+            return None
+        return Growth(num_new, self.grow_method, self.grow_select or "loss", seed, noise=self.grow_noise or 0.0)
 
     @property
     def _schedule(self) -> tuple[int, ...]:
@@ -109,7 +121,7 @@ class ScheduledMixture(GrowingModel):
 @register_learner("gmoe", "images")
 @dataclass(frozen=True)
 class TreeMixture(GrowingModel):
-    """One model: in each layer the expert with the largest validation loss becomes two, under a new gate."""
+    """One model: in each layer the expert with the largest validation loss becomes two (a tree, or flat)."""
 
     label: ClassVar[Optional[str]] = "gMoE"
     arch_prefix: ClassVar[Optional[str]] = "alma_moe"
@@ -117,7 +129,16 @@ class TreeMixture(GrowingModel):
     owned: ClassVar[Mapping[str, str]] = {"--gate-trees": "gmoe grows its trees by itself"}
 
     grow_every: int = grow_every_option()
+    grow_method: Optional[str] = option(
+        None,
+        "split an expert under a new gate of two, smoothly, or copy it with its row of one flat gate, as v1's ablation "
+        "(default: split)",
+        choices=("split", "copy"),
+        parse=unless("split"),
+    )
 
     def growth_before(self, stage: Stage, seed: int) -> Optional[Growth]:
-        """Split one expert of each layer."""
-        return Growth(1, "split", "loss", seed) if is_growth_due(stage, self.wait, self.grow_every) else None
+        """Split or copy one expert of each layer."""
+        if not is_growth_due(stage, self.wait, self.grow_every):
+            return None
+        return Growth(1, self.grow_method or "split", "loss", seed)

@@ -281,6 +281,11 @@ def read_value(name: str, value: Any, meaning: Option) -> Any:
     return value
 
 
+def unless(default: Any) -> Callable[[Any], Any]:
+    """Return a `parse` that reads the default as None, so that run.json is that of runs older than the option."""
+    return lambda value: None if value == default else value
+
+
 def flag(name: str) -> str:
     """Spell an option as a user gives it."""
     return f"--{name.replace('_', '-')}"

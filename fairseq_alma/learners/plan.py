@@ -31,6 +31,8 @@ class Growth:
         select: which experts are copied or split: ``loss``, ``usage`` or ``random``.
         seed: of new weights and random choices.
         share: of the first size that is added as neurons.
+        share_of: what ``share`` counts: ``parameters`` or ``neurons``.
+        noise: copies of experts: standard deviation of the noise on their gate rows.
     """
 
     num_new: int
@@ -38,6 +40,8 @@ class Growth:
     select: str
     seed: int
     share: float = 0.0
+    share_of: str = "parameters"
+    noise: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -50,7 +54,8 @@ class Training:
         start: the model whose weights it starts from; None: random ones.
         growth: what is done to these weights first; None: nothing.
         num_experts: experts in each Switch layer of a model that starts from random weights; None: the user says.
-        num_joint: models that are trained jointly as this one, on the mean of their logits.
+        num_joint: models that are trained jointly as this one.
+        joint_logits: what these are trained on and predict with: the ``mean`` of their logits, or the ``sum`` (images).
         bootstrap: train on a sample of the stage's examples, drawn with replacement.
     """
 
@@ -60,6 +65,7 @@ class Training:
     growth: Optional[Growth] = None
     num_experts: Optional[int] = None
     num_joint: int = 1
+    joint_logits: str = "mean"
     bootstrap: bool = False
 
 
@@ -71,7 +77,8 @@ class StagePlan:
         stage: the data.
         trainings: models to train, independent of each other.
         predictors: models that predict afterwards; those that are not trained in this stage stay as they are.
-        combine: how their predictions become one: ``single`` for one model, else ``probabilities`` (mean) or ``vote``.
+        combine: how their predictions become one: ``single`` for one model, else ``probabilities`` (mean), ``logits``
+            (mean) or ``vote``.
     """
 
     stage: Stage

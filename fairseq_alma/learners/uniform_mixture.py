@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Mapping, Optional
 
 from fairseq_alma.learners.ensemble import num_members_option
-from fairseq_alma.learners.learner import Learner, register_learner
+from fairseq_alma.learners.learner import Learner, option, register_learner, unless
 from fairseq_alma.learners.plan import StagePlan
 from fairseq_alma.learners.schedule import Stage
 
@@ -12,7 +12,7 @@ from fairseq_alma.learners.schedule import Stage
 @register_learner("umix")
 @dataclass(frozen=True)
 class UniformMixture(Learner):
-    """N models trained jointly as one, on the mean of their logits."""
+    """N models trained jointly as one, on the mean of their logits (images: or the sum)."""
 
     label: ClassVar[Optional[str]] = "UMix"
     trains_jointly: ClassVar[bool] = True
@@ -23,7 +23,16 @@ class UniformMixture(Learner):
     }
 
     num_members: int = num_members_option("models that predict together")
+    joint_logits: Optional[str] = option(
+        None,
+        "train and predict with the mean of the members' logits, as the paper's text has it, or with their sum, as its "
+        "released code does (default: mean)",
+        choices=("mean", "sum"),
+        parse=unless("mean"),
+        kinds=("images",),
+    )
 
     def plan(self, stage: Stage) -> StagePlan:
         """Train the one joint model of the stage before, or a new one."""
-        return self.train_each(stage, num_members=1, num_joint=self.num_members)
+        logits = self.joint_logits or "mean"
+        return self.train_each(stage, num_members=1, num_joint=self.num_members, joint_logits=logits)

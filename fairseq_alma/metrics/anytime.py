@@ -4,6 +4,8 @@ Source: section 3.1 of the paper, equations 1 and 2 (CER, Mem, Comp). While a le
 update counts; before the first update, an untrained one.
 """
 
+import itertools
+import math
 from typing import Mapping, Optional, Sequence
 
 
@@ -96,3 +98,17 @@ def table_cells(values: Mapping[int, float], planned: Sequence[int], num_arrival
         The figure; None where the learner is waiting; NaN where an update belongs that has not been run yet.
     """
     return [values.get(t, float("nan") if t in planned else None) for t in range(num_arrivals)]
+
+
+def updates_for_loss(points: Sequence[tuple[float, float]], loss: float) -> float:
+    """Return the updates that a loss takes, on lines in logarithms through what is known, and beyond on the nearest.
+
+    Args:
+        points: updates and the loss after them, at least two, in the order of the updates; losses above 0.
+        loss: above 0.
+    """
+    pairs = list(itertools.pairwise(points))
+    (x0, y0), (x1, y1) = next((pair for pair in pairs if loss >= pair[1][1]), pairs[-1])
+    if y0 == y1:
+        return x1
+    return x0 * (x1 / x0) ** (math.log(loss / y0) / math.log(y1 / y0))

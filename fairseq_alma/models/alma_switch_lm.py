@@ -50,6 +50,9 @@ class AlmaSwitchLMConfig(FairseqDataclass):
     decoder_sinusoidal_pos: bool = field(
         default=False, metadata={"help": "use sinusoidal rather than learned positional embeddings"}
     )
+    no_scale_embedding: bool = field(
+        default=False, metadata={"help": "do not multiply embeddings by the square root of the model dimension"}
+    )
     num_experts: Optional[int] = field(
         default=None,
         metadata={
@@ -126,6 +129,7 @@ class AlmaSwitchLM(FairseqLanguageModel):
             not cfg.decoder_sinusoidal_pos,
             cfg.checkpoint_activations,
             cfg.compile,
+            not cfg.no_scale_embedding,
         )
         return cls(decoder, cfg.balance_loss_weight)
 
@@ -159,14 +163,18 @@ def layer_trees(cfg: AlmaSwitchLMConfig) -> list[Optional[GateTree]]:
     return [next(trees) if switch else None for switch in is_switch]
 
 
-def adopt_experts(cfg: AlmaSwitchLMConfig) -> None:
+def adopt_experts(cfg: AlmaSwitchLMConfig, continue_once: Optional[str] = None) -> None:
     """Fill in the number of experts and the gates' trees where the command line left them open.
 
     They are those of the checkpoint that training starts from, so that a grown model trains on without further options.
+
+    Args:
+        cfg: filled in here.
+        continue_once: value of ``--continue-once``, which models do not see.
     """
     if cfg.num_experts is not None and cfg.gate_trees is not None:
         return
-    start = starting_checkpoint(cfg.finetune_from_model, cfg.restore_file)
+    start = starting_checkpoint(cfg.finetune_from_model, cfg.restore_file, continue_once)
     found = read_checkpoint(start)["cfg"]["model"] if start is not None else {}
     if cfg.num_experts is None:
         cfg.num_experts = found.get("num_experts", DEFAULT_NUM_EXPERTS)
@@ -179,7 +187,7 @@ def _add_later_options(cfg: Any) -> None:
     if not isinstance(cfg, DictConfig):
         return  # made of the class, and so whole
     with open_dict(cfg):
-        for name in ("compile",):
+        for name in ("compile", "no_scale_embedding"):
             if name not in cfg:
                 cfg[name] = AlmaSwitchLMConfig.__dataclass_fields__[name].default
 

@@ -1,4 +1,4 @@
-"""UMix: several models trained jointly, on the mean of their logits (the paper's uniform mixture).
+"""UMix: several models trained jointly, on the mean of their logits (the paper's uniform mixture); images: or the sum.
 
     --arch alma_umix --num-members 2 --member-arch alma_switch_lm_tiny --member-options "--num-experts 4 --dropout 0.1"
     --arch alma_umix --num-members 5 --member-arch alma_mlp --member-options "--width 64"
@@ -15,7 +15,7 @@ from typing import Any, NoReturn, Optional, Sequence
 
 import torch
 from fairseq.data import Dictionary
-from fairseq.dataclass import FairseqDataclass
+from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 from fairseq.models import (
     ARCH_CONFIG_REGISTRY,
     ARCH_MODEL_NAME_REGISTRY,
@@ -44,6 +44,10 @@ class AlmaUMixConfig(FairseqDataclass):
     member_options: str = field(
         default="",
         metadata={"help": "options of the members' architecture in one string, as '--num-experts 8 --dropout 0'"},
+    )
+    joint_logits: ChoiceEnum(("mean", "sum")) = field(  # type: ignore[valid-type]
+        default="mean",
+        metadata={"help": "the model's logits are the mean of its members', or (image models) their sum"},
     )
     # What members take from elsewhere in the command, by the same names; None where the task has no such option.
     tokens_per_sample: Optional[int] = II("oc.select:task.tokens_per_sample")
@@ -115,7 +119,9 @@ class AlmaUMix(FairseqLanguageModel):
         check_options(cfg)
         model, config = build_member_config(cfg)
         if hasattr(model, "build_joint"):
-            return model.build_joint(config, task, cfg.num_members)
+            return model.build_joint(config, task, cfg.num_members, str(cfg.joint_logits))
+        if str(cfg.joint_logits) != "mean":
+            raise AlmaError(f"--joint-logits {cfg.joint_logits}: is for image models; language models have the mean")
         members = [model.build_model(config, task) for _ in range(cfg.num_members)]
         return cls(UMixDecoder(task.source_dictionary, members))
 

@@ -18,7 +18,7 @@ from fairseq_alma.errors import AlmaError
 from fairseq_alma.growth.gate_tree import GateTree, format_gate_trees
 from fairseq_alma.models.option_checks import check_options
 from fairseq_alma.models.trained_members import TrainedMembers, log_of_mean
-from fairseq_alma.modules.images.image_network import ImageNetwork, SideBySide
+from fairseq_alma.modules.images.image_network import ImageNetwork, SideBySide, join_logits
 
 
 class ImageTask(Protocol):
@@ -65,15 +65,16 @@ class GrownLayers:
 
 
 class ImageClassifier(BaseFairseqModel):
-    """A model that classifies images; with several members, by the mean of their logits.
+    """A model that classifies images; with several members, by the mean or the sum of their logits.
 
     Args:
         network: its members.
+        joint_logits: ``mean`` or ``sum``.
     """
 
-    def __init__(self, network: ImageNetwork) -> None:
+    def __init__(self, network: ImageNetwork, joint_logits: str = "mean") -> None:
         super().__init__()
-        self.network = network
+        self.network, self.joint_logits = network, joint_logits
 
     @classmethod
     def build_model(cls, cfg: Any, task: ImageTask) -> "ImageClassifier":
@@ -81,14 +82,14 @@ class ImageClassifier(BaseFairseqModel):
         return cls.build_joint(cfg, task, num_members=1)
 
     @classmethod
-    def build_joint(cls, cfg: Any, task: ImageTask, num_members: int) -> "ImageClassifier":
-        """Build models that predict as one, by the mean of their logits."""
+    def build_joint(cls, cfg: Any, task: ImageTask, num_members: int, joint_logits: str = "mean") -> "ImageClassifier":
+        """Build models that predict as one, by the ``mean`` or the ``sum`` of their logits."""
         if not hasattr(task, "image_shape"):
             raise AlmaError(f"{cls.__name__} classifies images; give --task alma_image_classification")
         check_options(cfg)
         network = cls.build_members(cfg, task.image_shape, task.num_classes, num_members)
         network.reset_parameters([torch.default_generator] * num_members)
-        return ImageClassifier(network) if num_members > 1 else cls(network)
+        return ImageClassifier(network, joint_logits) if num_members > 1 else cls(network)
 
     @classmethod
     def build_members(
@@ -158,7 +159,7 @@ class ImageClassifier(BaseFairseqModel):
 
     def forward(self, images: Tensor, generator: Optional[Generator] = None) -> Tensor:
         """Classify (B, C, H, W) normalised images. Returns (B, K) logits."""
-        return self.network(images, generator).mean(dim=0)
+        return join_logits(self.network(images, generator), self.joint_logits)
 
 
 class ImageEnsemble(TrainedMembers, BaseFairseqModel):

@@ -16,9 +16,10 @@ from fairseq_alma.errors import AlmaError
 from fairseq_alma.growth.gate_tree import parse_gate_trees
 from fairseq_alma.models.image_classifier import GrownLayers, ImageClassifier
 from fairseq_alma.modules.images.image_network import ImageNetwork
+from fairseq_alma.modules.images.member_layers import INITIAL_WEIGHTS
 from fairseq_alma.modules.images.mixtures import MixtureMLP, MixtureVGG, mixture_layers
 from fairseq_alma.modules.images.mlp import MLP
-from fairseq_alma.modules.images.vgg import NUM_CONVOLUTIONS, SMALLEST_IMAGE, VGG, ConvBlock
+from fairseq_alma.modules.images.vgg import LAST_POOLS, NUM_CONVOLUTIONS, SMALLEST_IMAGE, VGG, ConvBlock, Variant
 from fairseq_alma.modules.moe.mixture_layer import GATES
 
 
@@ -50,7 +51,24 @@ class AlmaMLP(ImageClassifier):
 
 
 @dataclass
-class AlmaVGGConfig(FairseqDataclass):
+class VGGVariantConfig(FairseqDataclass):
+    """Options in which the VGG network here and that of the paper's released code differ; the text leaves them open."""
+
+    last_pool: ChoiceEnum(LAST_POOLS) = field(  # type: ignore[valid-type]
+        default="mean",
+        metadata={
+            "help": "behind the last convolution: mean over the image; max: a fifth max pooling, as in the paper's "
+            "released code"
+        },
+    )
+    initial_weights: ChoiceEnum(INITIAL_WEIGHTS) = field(  # type: ignore[valid-type]
+        default="he",
+        metadata={"help": "of convolutions: he, fan-out, as VGG; default: torch's, as the paper's released code"},
+    )
+
+
+@dataclass
+class AlmaVGGConfig(VGGVariantConfig):
     """Options of a VGG network."""
 
     channels: int = field(default=32, metadata={"help": "feature maps of every layer; the paper: 4 to 64"})
@@ -71,8 +89,8 @@ class AlmaVGG(ImageClassifier):
     ) -> ImageNetwork:
         """Build members in one stack; see `ImageClassifier`."""
         require_positive("--channels", cfg.channels)
-        require_large_enough("alma_vgg", image_shape)
-        return VGG(image_shape, num_classes, [cfg.channels] * NUM_CONVOLUTIONS, num_members)
+        require_large_enough("alma_vgg", image_shape, cfg)
+        return VGG(image_shape, num_classes, [cfg.channels] * NUM_CONVOLUTIONS, num_members, variant=_variant(cfg))
 
 
 @dataclass
@@ -139,7 +157,7 @@ class AlmaMoEMLP(MixtureClassifier):
 
 
 @dataclass
-class AlmaMoEVGGConfig(MixtureConfig):
+class AlmaMoEVGGConfig(MixtureConfig, VGGVariantConfig):
     """Options of a VGG network of mixtures."""
 
     channels: int = field(default=32, metadata={"help": "feature maps of each expert; the paper: 4 to 64"})
@@ -155,9 +173,9 @@ class AlmaMoEVGG(MixtureClassifier):
     ) -> ImageNetwork:
         """Build the network; see `ImageClassifier`."""
         require_positive("--channels", cfg.channels)
-        require_large_enough("alma_moe_vgg", image_shape)
+        require_large_enough("alma_moe_vgg", image_shape, cfg)
         trees = (grown or cls.read_grown(cfg)).trees
-        return MixtureVGG(image_shape, num_classes, cfg.channels, trees, str(cfg.gate))
+        return MixtureVGG(image_shape, num_classes, cfg.channels, trees, str(cfg.gate), variant=_variant(cfg))
 
     @classmethod
     def num_mixtures(cls, cfg: Any) -> int:
@@ -166,7 +184,7 @@ class AlmaMoEVGG(MixtureClassifier):
 
 
 @dataclass
-class AlmaFireflyVGGConfig(FairseqDataclass):
+class AlmaFireflyVGGConfig(VGGVariantConfig):
     """Options of a VGG network that grows."""
 
     channels: int = field(
@@ -195,8 +213,8 @@ class AlmaFireflyVGG(ImageClassifier):
     ) -> ImageNetwork:
         """Build members in one stack; see `ImageClassifier`."""
         channels = (grown or cls.read_grown(cfg)).channels
-        require_large_enough("alma_firefly_vgg", image_shape)
-        return VGG(image_shape, num_classes, channels, num_members)
+        require_large_enough("alma_firefly_vgg", image_shape, cfg)
+        return VGG(image_shape, num_classes, channels, num_members, variant=_variant(cfg))
 
     @classmethod
     def read_grown(cls, cfg: AlmaFireflyVGGConfig) -> GrownLayers:
@@ -241,11 +259,18 @@ def require_positive(option: str, value: int) -> None:
         raise AlmaError(f"{option} {value}: a number of at least 1 is needed")
 
 
-def require_large_enough(arch: str, image_shape: Sequence[int]) -> None:
+def require_large_enough(arch: str, image_shape: Sequence[int], cfg: VGGVariantConfig) -> None:
     """Raise AlmaError if nothing would be left of an image after all poolings."""
     _, height, width = image_shape
-    if min(height, width) < SMALLEST_IMAGE:
+    has_fifth = str(cfg.last_pool) == "max"
+    smallest = 2 * SMALLEST_IMAGE if has_fifth else SMALLEST_IMAGE
+    if min(height, width) < smallest:
+        option = " --last-pool max" if has_fifth else ""
         raise AlmaError(
-            f"--arch {arch}: images of {height} by {width} pixels, at least {SMALLEST_IMAGE} by {SMALLEST_IMAGE} are "
-            "needed; give --arch alma_mlp"
+            f"--arch {arch}{option}: images of {height} by {width} pixels, at least {smallest} by {smallest} are "
+            f"needed; give {'--last-pool mean, or ' if has_fifth else ''}--arch alma_mlp"
         )
+
+
+def _variant(cfg: VGGVariantConfig) -> Variant:
+    return Variant(str(cfg.last_pool), str(cfg.initial_weights))

@@ -82,6 +82,7 @@ class SwitchDecoder(FeatureDecoder):
         learned_pos: learned positions rather than sinusoidal ones.
         checkpoint_activations: recompute the layers in the backward pass to save memory.
         compile_layers: let ``torch.compile`` fuse what each layer does, in training.
+        scale_embedding: multiply embeddings by the square root of M.
     """
 
     def __init__(
@@ -93,13 +94,14 @@ class SwitchDecoder(FeatureDecoder):
         learned_pos: bool = True,
         checkpoint_activations: bool = False,
         compile_layers: bool = False,
+        scale_embedding: bool = True,
     ) -> None:
         super().__init__(dictionary)
         self.padding_idx = dictionary.pad()
         self.dropout = shape.dropout
         self.max_target_positions = max_positions
         self.checkpoint_activations = checkpoint_activations
-        self.embed_scale = math.sqrt(shape.model_dim)
+        self.embed_scale = math.sqrt(shape.model_dim) if scale_embedding else 1.0
         self.embed_tokens = Embedding(len(dictionary), shape.model_dim, self.padding_idx)
         self.embed_positions = PositionalEmbedding(max_positions, shape.model_dim, self.padding_idx, learned_pos)
         self.layers = nn.ModuleList(DecoderLayer(shape, tree) for tree in trees)

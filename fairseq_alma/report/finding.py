@@ -4,7 +4,7 @@ import enum
 from dataclasses import dataclass, replace
 from typing import Optional, Sequence
 
-from fairseq_alma.report.spread import Spread, difference, is_close
+from fairseq_alma.report.spread import Spread, difference, half_interval, is_close
 
 
 class Verdict(enum.Enum):
@@ -15,6 +15,7 @@ class Verdict(enum.Enum):
     NOT_HELD = "did not hold"
     TOO_CLOSE = "too close to tell"
     NOT_ENOUGH = "not enough runs"
+    ONE_SEED = "one seed, no verdict"
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,8 @@ class Comparison:
         digits: decimals to show; None: two digits that count.
         scale: what it is shown in units of.
         ties_count: whether the claim is borne out too by figures that are too close to tell apart.
-        decides: whether it says anything of the claim; not if the first one is behind, but for a far smaller budget.
+        is_matched: whether it says anything of the claim; not if the first one is behind, but for a far smaller budget.
+        is_exact: whether the figures are the same for every seed, so that one of them will do.
     """
 
     lower: str
@@ -41,21 +43,30 @@ class Comparison:
     digits: Optional[int] = 2
     scale: float = 1.0
     ties_count: bool = False
-    decides: bool = True
+    is_matched: bool = True
+    is_exact: bool = False
 
     @property
     def outcome(self) -> int:
         """1 where the claim is borne out, -1 where it is contradicted, 0 where nobody can tell."""
-        if not self.decides:
-            return 0
+        return self.points if self.decides else 0
+
+    @property
+    def points(self) -> int:
+        """Where the figures point, be it by one seed: as `outcome`."""
         if is_close(self.low, self.high):
             return 1 if self.ties_count else 0
         return 1 if self.low.mean < self.high.mean else -1
 
     @property
     def has_seeds(self) -> bool:
-        """Whether both figures are of several seeds, or constants."""
-        return 1 not in (self.low.num_seeds, self.high.num_seeds)
+        """Whether both figures are of several seeds, or the same for every seed."""
+        return self.is_exact or 1 not in (self.low.num_seeds, self.high.num_seeds)
+
+    @property
+    def decides(self) -> bool:
+        """Whether it counts for a verdict: one seed never does."""
+        return self.is_matched and self.has_seeds
 
     def show(self) -> str:
         """Spell both figures and which is lower: ``final PPL: Ens_w1 (width 64) 24.35 < SM_w1 (width 64) 24.40``."""
@@ -64,16 +75,20 @@ class Comparison:
         text = f"{self.what}: {_bracketed(self.lower)} {low} {sign} {_bracketed(self.higher)} {high}"
         gap = difference(self.low, self.high)
         if gap is not None:
-            apart = replace(gap, mean=abs(gap.mean)).show(self.digits, self.scale)
-            text += f" (by {apart} over {gap.num_seeds} shared seeds)"
-        return text if self.decides else f"{text}; decides nothing, the first one costs less than half as much"
+            half = replace(gap, mean=half_interval(gap.deviation, gap.num_seeds), by_seed={})
+            apart = replace(gap, mean=abs(gap.mean), by_seed={})
+            interval = " ± ".join(each.show(self.digits, self.scale) for each in (apart, half))
+            text += f" (by {interval}, 95 % over {gap.num_seeds} shared seeds)"
+        if not self.has_seeds:
+            return f"{text}; one seed decides nothing"
+        return text if self.is_matched else f"{text}; decides nothing, the first one costs less than half as much"
 
 
 @dataclass(frozen=True)
 class Finding:
     """A claim of the paper, where it makes it, the runs needed to decide it, and what these runs say.
 
-    Where most comparisons decide nothing, there are not enough runs.
+    Where most comparisons at hand decide nothing, there are not enough runs; those of one seed only point somewhere.
     """
 
     claim: str
@@ -90,13 +105,15 @@ class Finding:
     @property
     def verdict(self) -> Verdict:
         """What the comparisons come to: a claim holds where none contradicts it and at least half bear it out."""
-        outcomes = self._outcomes
-        if not outcomes or 2 * len(outcomes) < len(self.comparisons):
+        outcomes, with_seeds = self._outcomes, [each for each in self.comparisons if each.has_seeds]
+        if not with_seeds and any(each.is_matched for each in self.comparisons):
+            return Verdict.ONE_SEED
+        if not outcomes or 2 * len(outcomes) < len(with_seeds):
             return Verdict.NOT_ENOUGH
         held, contradicted = outcomes.count(1), outcomes.count(-1)
-        if held and contradicted:
+        if held and (contradicted or 2 * held < len(outcomes)):
             return Verdict.IN_PART
-        if 2 * max(held, contradicted) < len(outcomes):
+        if not held and not contradicted:
             return Verdict.TOO_CLOSE
         return Verdict.HELD if held else Verdict.NOT_HELD
 
@@ -110,8 +127,9 @@ class Finding:
         """The counts behind the verdict, and how far they can be trusted, in one sentence; what runs are needed."""
         outcomes, total = self._outcomes, len(self.comparisons)
         held, contradicted, close = outcomes.count(1), outcomes.count(-1), outcomes.count(0)
-        single, idle = sum(each.decides and not each.has_seeds for each in self.comparisons), total - len(outcomes)
-        parts = [f"{held} of {total} comparisons bear{_s(held)} it out"]
+        single = [each for each in self.comparisons if not each.has_seeds]
+        idle = total - len(outcomes) - len(single)
+        parts = [f"{held} of {total} comparisons bear{_s(held)} it out"] if outcomes else []
         if total == len(outcomes) == 1:
             verb = {1: "bears it out", -1: "contradicts it", 0: "is too close"}[outcomes[0]]
             parts, contradicted, close = [f"the one comparison {verb}"], 0, 0
@@ -119,10 +137,8 @@ class Finding:
         parts += [f"{close} {'is' if close == 1 else 'are'} too close to tell"] if close else []
         parts += [f"{idle} decide{_s(idle)} nothing"] if idle else []
         if single:
-            each = (
-                f"{single} rest{_s(single)}" if single < len(outcomes) else "it rests" if single == 1 else "each rests"
-            )
-            parts.append(f"{each} on one seed")
+            each, points = len(single), sum(comparison.points > 0 for comparison in single)
+            parts.append(f"{each} rest{_s(each)} on one seed, {points} of which point{_s(points)} to it")
         text = ", ".join(parts)
         told = [f"{text[0].upper()}{text[1:]}."] if total else []
         told += [f"Needs {self.needed}."] if not self.is_told else []

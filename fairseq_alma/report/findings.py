@@ -6,7 +6,7 @@ What they are stands in ``findings.toml``; here are the pairs of experiments tha
 import functools
 import math
 import tomllib
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from importlib import resources
 from typing import Any, Mapping, Optional, Sequence
 
@@ -27,11 +27,19 @@ GROWING = ("gmoe", "firefly", "gens")
 
 @dataclass(frozen=True, eq=False)
 class Evidence:
-    """What findings are worked out from: the experiments on one stream, and the values of those with a control."""
+    """What findings are worked out from.
+
+    Attributes:
+        groups: the experiments on one stream, in one setting.
+        measure: what their values are.
+        controls: number of an experiment with i.i.d. controls -> the values of both, see `tables.controls`.
+        waits: number of the best experiment of a learner and size -> those of all its waiting times.
+    """
 
     groups: Sequence[Experiment]
     measure: Measure
     controls: Mapping[int, Mapping[int, tuple[Spread, Spread]]]
+    waits: dict[int, list[int]] = field(default_factory=dict)
 
     @property
     def early(self) -> int:
@@ -40,8 +48,9 @@ class Evidence:
 
 
 def all_findings(runs: RunTable) -> list[tuple[Any, list[Finding]]]:
-    """Put the paper's findings to the test on each stream, for which the facts of a run on it stand."""
-    return [(next(each.facts.itertuples()), _findings(each)) for each in runs.by("stream_key")]
+    """Put the paper's findings to the test on each stream and for each setting, for which the facts of a run stand."""
+    apart = [each for on_stream in runs.by("stream_key") for each in on_stream.by("setting")]
+    return [(next(each.facts.itertuples()), _findings(each)) for each in apart]
 
 
 @functools.cache
@@ -79,7 +88,8 @@ def _counts(experiment: Experiment) -> bool:
 def _copies(experiment: Experiment) -> bool:
     run = experiment.first
     is_plain = _counts(experiment) and not run.replay and experiment.times == 1
-    return is_plain and run.learner == "gmoe" and run.is_text and run.options.get("grow_method") != "split"
+    method = run.options.get("grow_method") or ("copy" if run.is_text else "split")
+    return is_plain and run.learner == "gmoe" and method != "split"
 
 
 def _experiments(evidence: Evidence) -> DataFrame:
@@ -115,6 +125,7 @@ def _experiments(evidence: Evidence) -> DataFrame:
     )
     best = waits[others.anytime.transform("min") == waits.anytime].drop_duplicates(["backbone", "learner"])
     frame["is_best_wait"] = frame.index.isin(best.index) & frame.index.isin(waits[least < most].index)
+    evidence.waits.update({rank: [*others.groups[waits.backbone[rank], waits.learner[rank]]] for rank in best.index})
     return frame
 
 
@@ -144,12 +155,13 @@ def _pairs(evidence: Evidence) -> DataFrame:
     pairs["alike"] = pairs.plain & pairs.same_size & pairs.same_wait
     pairs["grow_if_they_can"] = pairs.plain & pairs.same_wait & pairs.low_grows_if_it_can & pairs.high_grows_if_it_can
     same = pairs.without_replay & pairs.same_learner & pairs.same_size & pairs.same_experts
-    for eager, tardy in (("low", "high"), ("high", "low")):  # makes as many updates in all
-        updates = pairs[f"{eager}_times"] * pairs[f"{eager}_num_arrivals"]
+    # Against every waiting time that is shorter than the stream; who waits for all makes as many updates.
+    for eager, tardy in (("low", "high"), ("high", "low")):
+        updates = pairs[f"{eager}_times"] * pairs[f"{eager}_num_planned"]
         waits_for_all = pairs[f"{tardy}_wait"] >= pairs[f"{eager}_num_arrivals"]
-        begins = (pairs[f"{eager}_wait"] == 1) & (pairs[f"{eager}_times"] == 1)
+        sooner = (pairs[f"{eager}_wait"] < pairs[f"{eager}_num_arrivals"]) & (pairs[f"{eager}_times"] == 1)
         as_many = (pairs[f"{tardy}_times"] == updates) | (not is_text)
-        pairs[f"{tardy}_waits_for_{eager}"] = same & begins & waits_for_all & as_many
+        pairs[f"{tardy}_waits_for_{eager}"] = same & sooner & waits_for_all & as_many
     return pairs
 
 
@@ -169,7 +181,7 @@ def _compare(
             comparison = replace(comparison, ties_count=ties)
             if budget and getattr(pair, f"low_{budget}") < getattr(pair, f"high_{budget}") / COMPARABLE:
                 # A candidate that is far cheaper and loses says nothing about the budget; one that wins does.
-                comparison = replace(comparison, decides=comparison.outcome > 0)
+                comparison = replace(comparison, is_matched=comparison.points > 0)
             found.append(comparison)
     return found
 
@@ -183,7 +195,8 @@ def _compared(evidence: Evidence, figure: str, low: int, high: int) -> list[Comp
     """Compare two experiments by a figure, where both have it.
 
     ``anytime``: CER or average perplexity; of learners that both wait long, which it hardly tells apart, ``final``, the
-    last value. ``early``: the value in force early in the stream against the last one. ``wait``: the waiting times.
+    last value. ``early``: the value in force early in the stream against the last one. ``wait``: of all its waiting
+    times the one with the lowest sum over the stream, seed by seed.
     ``iid``: an i.i.d. control against its learner. ``gap``: by what share of the i.i.d. value the sequential one is
     higher, over seeds that both have. ``jump``: the largest change of the loss over all growth steps against none.
     """
@@ -199,8 +212,8 @@ def _compared(evidence: Evidence, figure: str, low: int, high: int) -> list[Comp
         what = f"{measure.name} after t{evidence.early} against the final one"
         found = [(early, other.spread("final"), what, 2, measure.scale)]
     elif figure == "wait":
-        waits = [Spread(wait, math.nan, {None: wait}) for wait in (one.first.wait, other.first.wait)]
-        found = [(*waits, "best waiting time, mega-batches", 0)]
+        names = (f"{one.label.partition('_w')[0]}, {one.size}", f"{other.label.partition('_w')[0]}, {other.size}")
+        found = [(_best_waits(evidence, low), _best_waits(evidence, high), "best waiting time, mega-batches", 0)]
     elif figure == "iid":
         names, what = (f"{one.name}, i.i.d.", "sequential"), f"{measure.name} after {{}} mega-batches"
         found = [(*pair, what.format(k), 2, measure.scale) for k, pair in evidence.controls[low].items()]
@@ -211,7 +224,20 @@ def _compared(evidence: Evidence, figure: str, low: int, high: int) -> list[Comp
     elif figure == "jump":
         what = "largest change of the validation loss at a growth step, nats"
         names, found = (one.name, "limit"), [(one.spread("max_jump"), Spread(SMOOTH), what, None)]
-    return [Comparison(*names, *each) for each in found if None not in each[:2]]
+    comparisons = [Comparison(*names, *each) for each in found if None not in each[:2]]
+    return [replace(each, is_exact=figure == "jump") for each in comparisons]
+
+
+def _best_waits(evidence: Evidence, best: int) -> Optional[Spread]:
+    """Return for each seed that all waiting times of a learner have the one with the lowest anytime value."""
+    spreads = {
+        evidence.groups[rank].first.wait: evidence.groups[rank].spread("anytime") for rank in evidence.waits[best]
+    }
+    of_seeds = [spread.by_seed for spread in spreads.values() if spread is not None]
+    complete = len(of_seeds) == len(spreads)
+    shared = [seed for seed in of_seeds[0] if complete and all(seed in each for each in of_seeds)]
+    values = {wait: spread.by_seed for wait, spread in spreads.items() if spread is not None}
+    return Spread.of({seed: min(values, key=lambda wait: values[wait][seed]) for seed in shared})
 
 
 def _share_lost(iid: Spread, sequential: Spread) -> Optional[Spread]:

@@ -20,7 +20,7 @@ from fairseq_alma.report.table import Table
 from fairseq_alma.runs.run_record import FREE_OPTIONS
 
 MAX_SVG_BYTES = 600_000  # a drawing of more is heavier than its picture
-MARKS = dict(zip(Verdict, ("held", "part", "not", "close", "few"), strict=True))
+MARKS = dict(zip(Verdict, ("held", "part", "not", "close", "few", "few"), strict=True))
 
 
 def build_page(
@@ -47,7 +47,7 @@ def build_page(
         kinds=kinds,
         learners=_distinct(group.first.name for group in groups),
         facts=_head(facts, [group.first for group in groups]),
-        streams=[(stream_name(run), found) for run, found in findings],
+        streams=[(findings_title(run), found) for run, found in findings],
         marks=MARKS,
         outcomes={1: "✓", 0: "≈", -1: "✗"},
         pictures=[_picture(figure, out) for figure in figures],
@@ -111,6 +111,11 @@ def stream_name(run: Any) -> str:
     path = Path(run.stream["path"])
     folder = "/".join(path.parts[-2:]) if path.name == "stream" else path.name
     return str(run.stream.get("dataset") or folder)
+
+
+def findings_title(run: Any) -> str:
+    """Name what findings are about: the stream, and the settings of the runs where they are not the usual ones."""
+    return f"{stream_name(run)}, {run.setting}" if run.setting else stream_name(run)
 
 
 def _describe_stream(run: Any) -> str:

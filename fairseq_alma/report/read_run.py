@@ -24,6 +24,7 @@ from fairseq_alma.report.spelling import (
     label_of,
     name_of,
     printable_record,
+    setting_of,
     show_experts,
     show_params,
 )  # fmt: skip
@@ -205,7 +206,8 @@ def _facts(run: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], planned: t
     settings = {name: each for name, each in options.items() if name not in FREE_OPTIONS and each is not None}
     bits = anytime.bits_per_byte(_last(loss), test.get("num_tokens", 0), test.get("num_bytes", 0)) if is_text else None
     return {
-        "learner": run["learner"], "name": name_of(run["learner"], stream["kind"]), "label": label_of(run),
+        "setting": setting_of(run), "learner": run["learner"],
+        "name": name_of(run["learner"], stream["kind"]), "label": label_of(run),
         "backbone": backbone_of(train_options), "seed": seed, "seeds": (seed, stream.get("seed")),
         "settings": json.dumps([run["learner"], settings, train_options, key], sort_keys=True),
         "kind": stream["kind"], "is_text": is_text, "stream": stream, "stream_key": json.dumps([stream["kind"], key]),

@@ -5,6 +5,7 @@ from typing import Any, Mapping, Optional
 
 from fairseq_alma.errors import printable
 from fairseq_alma.learners.learner import LEARNERS, default_of
+from fairseq_alma.learners.presets import PRESETS
 
 TEXT, IMAGES = "text", "images"
 MAX_UPDATE = "--max-update"
@@ -20,6 +21,8 @@ SIZES = {
 }  # fmt: skip
 # Words of an architecture's name that say something about its size, whichever learner it is for.
 SIZE_WORDS = ("tiny", "base", "large", "mlp", "vgg")
+_USUAL = {"--max-epoch": "100", "--select": "loss"}
+_SETTING = ("--select", "--least-gain", "--patience", "--max-epoch", "--last-pool", "--initial-weights")
 WAITING, NOT_YET = "*", "–"
 MAX_SIZES = 5  # of a model that grows, to be listed
 
@@ -60,11 +63,39 @@ def label_of(run: Mapping[str, Any]) -> str:
     label += f"_w{options['wait']}"
     if options["replay"]:
         label += " replay"
-    usual = {"grow_method": "copy", "grow_select": "loss", "combine": "probabilities"}
+    preset = preset_of(run)
+    known = PRESETS.get(preset.replace(" ", "-"))
+    given = set((run.get("preset") or {}).get("overridden", ()))
+    said = {} if known is None else known.learner_options(learner)
+    told_by_preset = {name for name in said if f"--{name.replace('_', '-')}" not in given}
+    usual = {
+        "grow_method": "copy" if run["stream"]["kind"] == TEXT else "split",
+        "grow_select": "loss",
+        "combine": "probabilities",
+    }
     for name, default in usual.items():
-        told = name != "grow_method" or run["stream"]["kind"] == TEXT
-        label += f" {options[name]}" if told and options.get(name) not in (None, default) else ""
-    return label if options["init"] == usual_init(learner, run["stream"]["kind"]) else f"{label} {options['init']}"
+        told = name not in told_by_preset and options.get(name) not in (None, default)
+        label += f" {options[name]}" if told else ""
+    if options["init"] != usual_init(learner, run["stream"]["kind"]) and "init" not in told_by_preset:
+        label += f" {options['init']}"
+    return f"{label} ({preset})" if preset else label
+
+
+def preset_of(run: Mapping[str, Any]) -> str:
+    """Name the preset that a run was made with; empty for the paper's, which is the default."""
+    name = str((run.get("preset") or {}).get("name", ""))
+    return "" if name == "paper" else name.replace("-", " ")
+
+
+def setting_of(run: Mapping[str, Any]) -> str:
+    """Spell how images are trained on, which learners that are compared must share; empty for the paper's way."""
+    if run["stream"]["kind"] == TEXT:
+        return ""
+    preset = preset_of(run)
+    told = (*(run.get("preset") or {}).get("overridden", ()), "--max-epoch") if preset else _SETTING
+    given = {name: run["train_options"][name] for name in _SETTING if name in told and name in run["train_options"]}
+    parts = [f"{name} {value}" for name, value in given.items() if value != _USUAL.get(name)]
+    return ", ".join([preset, *parts] if preset else parts)
 
 
 def usual_init(learner: str, kind: str) -> str:

@@ -5,9 +5,13 @@ import statistics
 from dataclasses import dataclass, field
 from typing import Hashable, Mapping, Optional
 
-# Without several seeds nobody knows how far a figure would move; a gap below this share of it decides nothing.
+# Without several seeds nobody knows how far a figure would move; a gap below this share of it is not even a hint.
 SINGLE_SEED_SHARE = 0.01
-NUM_ERRORS = 2  # standard errors within which a difference decides nothing
+# 97.5 % points of Student's t distribution with 1, 2, ... degrees of freedom: intervals of 95 % over few seeds.
+_T_POINTS = (
+    12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131, 2.120,
+    2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042,
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -55,16 +59,29 @@ def difference(one: Spread, other: Spread) -> Optional[Spread]:
     return Spread.of({seed: other.by_seed[seed] - one.by_seed[seed] for seed in shared}) if len(shared) > 1 else None
 
 
-def is_close(one: Spread, other: Spread) -> bool:
-    """Tell whether two figures are too close to say which is smaller: within two standard errors of the difference.
+def half_interval(deviation: float, num_seeds: int) -> float:
+    """Return half the width of the 95 % interval of a mean over seeds (Student's t)."""
+    freedom = num_seeds - 1
+    point = _T_POINTS[freedom - 1] if freedom <= len(_T_POINTS) else 1.96 + 2.4 / freedom
+    return point * deviation / math.sqrt(num_seeds)
 
-    The error is that of the mean difference over shared seeds. Where no two seeds are shared, it comes from the
-    deviations of both, the deviation of the one counting for both if the other has a single seed. With one seed each
-    there is none: then figures are close that differ by less than one percent.
+
+def half_width(spread: Spread) -> Optional[float]:
+    """Return half of the 95 % interval of a mean over seeds; None: there are fewer than two."""
+    return half_interval(spread.deviation, spread.num_seeds) if spread.num_seeds > 1 else None
+
+
+def is_close(one: Spread, other: Spread) -> bool:
+    """Tell whether two figures are too close to say which is smaller: 0 is in the 95 % interval of their difference.
+
+    The interval is that of the mean difference over shared seeds. Where no two seeds are shared, its width comes from
+    the deviations of both, with as many degrees of freedom as the smaller of the two has, the deviation of the one
+    counting for both if the other has a single seed. With one seed each there is none: then figures are close that
+    differ by less than one percent.
     """
     gap = difference(one, other)
     if gap is not None:
-        return abs(gap.mean) <= NUM_ERRORS * gap.deviation / math.sqrt(gap.num_seeds)
+        return abs(gap.mean) <= half_interval(gap.deviation, gap.num_seeds)
     apart = abs(one.mean - other.mean)
     known = [spread.deviation for spread in (one, other) if spread.num_seeds > 1]
     if not known:
@@ -74,4 +91,5 @@ def is_close(one: Spread, other: Spread) -> bool:
         for spread in (one, other)
         if spread.num_seeds
     ]
-    return apart <= NUM_ERRORS * math.hypot(*errors)
+    seeds = min(spread.num_seeds for spread in (one, other) if spread.num_seeds > 1)
+    return apart <= half_interval(math.hypot(*errors) * math.sqrt(seeds), seeds)

@@ -8,6 +8,7 @@ from pandas import DataFrame
 from fairseq_alma.report.experiment import Experiment, controls, experiments
 from fairseq_alma.report.paper import paper_controls, paper_perplexities
 from fairseq_alma.report.read_run import SCALE, RunTable
+from fairseq_alma.report.regret import regret_table
 from fairseq_alma.report.spelling import IMAGES, NOT_YET, TEXT, WAITING, show_count, show_number, show_power
 from fairseq_alma.report.spread import Spread
 from fairseq_alma.report.table import NO_SPREAD, NOTHING, Cell, Table, count_cell, mark_best, number_cell
@@ -89,7 +90,7 @@ def all_tables(runs: RunTable, paper: bool = False) -> list[Table]:
         if not groups:
             continue
         found = [arrival_table(of_kind, groups, measure), summary_table(groups, measure), seed_table(groups, measure)]
-        found += [iid_table(groups, measure), growth_table(of_kind, groups, measure)]
+        found += [iid_table(groups, measure), regret_table(groups, _naming), growth_table(of_kind, groups, measure)]
         if paper and kind == TEXT:
             found += [paper_perplexities(groups), paper_controls(groups)]
         for table in found:

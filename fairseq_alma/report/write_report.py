@@ -10,7 +10,7 @@ from fairseq_alma.errors import AlmaError
 from fairseq_alma.report.figures import FigureFile, draw_all
 from fairseq_alma.report.finding import Finding, Verdict
 from fairseq_alma.report.findings import all_findings
-from fairseq_alma.report.page import build_page, stream_name
+from fairseq_alma.report.page import build_page, findings_title
 from fairseq_alma.report.read_run import RunTable
 from fairseq_alma.report.tables import all_tables
 from fairseq_alma.runs.run_folder import RUN_RECORD, STAGE_RECORD
@@ -68,7 +68,7 @@ def findings_text(findings: Findings) -> str:
     """Return the verdicts as lines for a terminal; those that need other runs are only counted."""
     lines = []
     for run, found in findings:
-        several = f" on {stream_name(run)}" if len(findings) > 1 else ""
+        several = f" on {findings_title(run)}" if len(findings) > 1 else ""
         lines.append(f"What the paper found, and these runs{several}:")
         told = [finding for finding in found if finding.is_told]
         lines += [f"- {finding.verdict.value}: {finding.claim} {finding.decided_by}" for finding in told]
@@ -82,7 +82,7 @@ def findings_markdown(findings: Findings) -> str:
     lines = ["# What the paper found, and these runs", ""]
     for run, found in findings:
         if len(findings) > 1:
-            lines += [f"## {stream_name(run)}", ""]
+            lines += [f"## {findings_title(run)}", ""]
         for finding in found:
             lines.append(f"- **{finding.verdict.value}**: {finding.claim} ({finding.source}) {finding.decided_by}")
             lines += [f"  - {comparison.show()}" for comparison in finding.comparisons]

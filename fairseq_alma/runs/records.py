@@ -48,6 +48,13 @@ class RunOptions(Struct, frozen=True):
     iid: Optional[Annotated[int, Meta(ge=1)]] = None
 
 
+class PresetRecord(Struct, frozen=True):
+    """The named settings of a run, and the options that the user gave with other values."""
+
+    name: Name
+    overridden: list[Name] = []
+
+
 class RunRecord(Struct, frozen=True):
     """``run.json``: what a run is."""
 
@@ -57,6 +64,7 @@ class RunRecord(Struct, frozen=True):
     train_options: dict[str, Union[str, int, float, bool, None]]
     stream: StreamRecord
     versions: dict[str, Optional[str]] = {}
+    preset: Optional[PresetRecord] = None
 
 
 class TextResult(Struct, frozen=True):
@@ -80,15 +88,25 @@ class ImageResult(Struct, frozen=True):
 
 
 class TextGrowth(Struct, frozen=True):
-    """What a growth step did to the loss on the validation set."""
+    """What a growth step did to the loss on the validation set; ``before`` it, where another model had been tested."""
 
     valid: TextResult
+    before: Optional[TextResult] = None
 
 
 class ImageGrowth(Struct, frozen=True):
     """See `TextGrowth`."""
 
     valid: ImageResult
+
+
+class AnytimeStage(Struct, frozen=True):
+    """How a stage of anytime training began, and what was tested; see `AnytimeOptions`."""
+
+    first_update: Count
+    predicts_with: Name
+    branch_updates: Count = 0
+    peak_lr: Optional[Amount] = None
 
 
 class StageRecord(Struct, frozen=True):
@@ -111,6 +129,7 @@ class TextStage(StageRecord, frozen=True, kw_only=True):
     test_flops_per_token: Amount
     valid: TextResult
     test: TextResult
+    anytime: Optional[AnytimeStage] = None
     before_growth: Optional[TextGrowth] = None
     after_growth: Optional[TextGrowth] = None
 

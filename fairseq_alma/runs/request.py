@@ -5,9 +5,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Callable, Mapping, Optional, Protocol, Sequence
 
-from fairseq_alma.learners.learner import Learner, build_learner, plan_stages
+from fairseq_alma.learners.learner import Learner, build_learner, flag, plan_stages
 from fairseq_alma.learners.plan import MAX_MEMBERS, StagePlan
+from fairseq_alma.learners.presets import PRESETS, Preset, filled
 from fairseq_alma.learners.schedule import Stage, stages
+from fairseq_alma.runs.anytime_options import PAPERS_WAY, AnytimeOptions
 from fairseq_alma.runs.loop import Backend, Run
 from fairseq_alma.runs.run_folder import RunFolder
 
@@ -39,6 +41,9 @@ class RunRequest:
         nodes: text: of a cluster, that these processes are dealt to.
         slurm: queue jobs, with these options of sbatch; None: run here.
         progress_to: file descriptor that is told how far the members are; None: the user is.
+        anytime: text: what runs on from stage to stage, and which model is tested.
+        preset: images: the named settings that fill in what the user did not give; None: none was named.
+        overridden: options of the learner that the preset sets and that the user gave with another value.
     """
 
     stream: Path
@@ -60,12 +65,22 @@ class RunRequest:
     nodes: int
     slurm: Optional[Mapping[str, str]]
     progress_to: Optional[int]
+    preset: Optional[Preset]
+    overridden: tuple[str, ...]
+    anytime: AnytimeOptions = PAPERS_WAY
 
     @classmethod
     def of(cls, arguments: argparse.Namespace, learner: type[Learner], options: Mapping[str, Any]) -> "RunRequest":
         """Take the arguments of the same names."""
+        preset = PRESETS[arguments.preset] if arguments.preset is not None else None
+        overridden: list[str] = []
+        if preset is not None:
+            options, names = filled(options, preset.learner_options(learner.name))
+            overridden = [flag(name) for name in names]
         own: dict[str, Any] = {"learner": learner, "learner_options": options, "seeds": tuple(arguments.seed)}
         own["member"] = None if arguments.member is None else tuple(arguments.member)
+        own["anytime"] = AnytimeOptions.of(arguments)
+        own |= {"preset": preset, "overridden": tuple(overridden)}
         return cls(**own, **{name: vars(arguments)[name] for name in cls.__dataclass_fields__ if name not in own})
 
     @property
@@ -89,6 +104,7 @@ class RunRequest:
             raise ValueError(f"--stage {self.stage}: the run has stages 0 to {len(planned) - 1}")
         plans = plan_stages(learner, planned, MAX_MEMBERS if kind == "text" else None)
         self._check_member(plans)
+        self.anytime.check_plans(plans, self.replay)
         return plans
 
     def chosen(self, plans: Sequence[StagePlan]) -> list[StagePlan]:
@@ -123,15 +139,20 @@ class Job(Protocol):
 
     Attributes:
         unit: of the data, ``word`` or ``image``.
+        overridden: options after ``--`` that the preset sets and that were given with another value.
     """
 
     unit: str
+    overridden: tuple[str, ...]
 
     def recorded(self) -> dict[str, Any]:
         """Return options of alma-stream that run.json names, beside those of every run and of the learner."""
 
     def train_options(self) -> dict[str, str]:
         """Return what run.json says of the options after ``--``."""
+
+    def check(self, plans: Sequence[StagePlan]) -> None:
+        """Raise ValueError, which begins with the option, if options before and after ``--`` contradict each other."""
 
     def print_plan(self, plans: Sequence[StagePlan]) -> None:
         """Print what the stages that were asked for would run."""

@@ -5,13 +5,13 @@ import logging
 import os
 import sys
 from dataclasses import dataclass, field
-from typing import Any, Iterator, Optional
+from typing import Any, Iterable, Iterator, Optional
 
 import numpy as np
 import torch
 from fairseq.data import (
     AppendTokenDataset,
-    ConcatDataset,
+    FairseqDataset,
     IdDataset,
     ListDataset,
     NestedDictionaryDataset,
@@ -21,6 +21,7 @@ from fairseq.data import (
     StripTokenDataset,
 )
 from fairseq.dataclass import ChoiceEnum
+from fairseq.optim import OPTIMIZER_REGISTRY
 from fairseq.tasks import register_task
 from fairseq.tasks.language_modeling import LanguageModelingConfig, LanguageModelingTask
 from omegaconf import II, DictConfig
@@ -33,15 +34,20 @@ from fairseq_alma.learners.schedule import stage_ending_with
 from fairseq_alma.models.alma_switch_lm import adopt_experts
 from fairseq_alma.models.loading import refuse_other_weights
 from fairseq_alma.models.option_checks import bound_options, check_whole_config
+from fairseq_alma.runs.anytime_options import HALF_LIVES, SHAPES
 from fairseq_alma.tasks.alma_bpe import AlmaBPE, AlmaBPEConfig
 from fairseq_alma.tasks.checkpoint_checks import check_dictionary, check_start, check_weights
-from fairseq_alma.tasks.checkpoint_gate import note_task
+from fairseq_alma.tasks.checkpoint_gate import change_when_loaded, note_task
+from fairseq_alma.tasks.lr_branch import LRBranch
 from fairseq_alma.tasks.precision import AutocastSteps, refuse_inexact_precision, require_bf16
 from fairseq_alma.tasks.processes import is_first, prepare_group, set_process_defaults
 from fairseq_alma.tasks.resumable_batches import ResumableBatches
 from fairseq_alma.tasks.sharding import Sharding
 from fairseq_alma.tasks.shared_batches import SharedBatches
+from fairseq_alma.tasks.stage_sequences import add_replay
+from fairseq_alma.tasks.stage_start import RESUME, WAYS, how_to_begin
 from fairseq_alma.tasks.train_token_count import TrainTokenCount
+from fairseq_alma.tasks.weight_average import WeightAverage
 from fairseq_alma.tasks.whole_split import WholeSplit
 
 
@@ -55,6 +61,13 @@ class AlmaLMConfig(LanguageModelingConfig):
     )
     wait: int = field(default=1, metadata={"help": "waiting time: mega-batches that are gathered for one stage"})
     replay: bool = field(default=False, metadata={"help": "train on all mega-batches up to this one"})
+    replay_share: float = field(
+        default=0.0,
+        metadata={
+            "help": "share of the sequences of a pass that come from mega-batches before the stage, drawn uniformly; "
+            "--max-update bounds what is trained"
+        },
+    )
     autocast: ChoiceEnum(["none", "bf16"]) = field(  # type: ignore[valid-type]
         default="none",
         metadata={
@@ -80,17 +93,44 @@ class AlmaLMConfig(LanguageModelingConfig):
             "fully_shard); otherwise as --expert-parallel"
         },
     )
+    continue_as: ChoiceEnum(WAYS) = field(  # type: ignore[valid-type]
+        default=RESUME,
+        metadata={
+            "help": "what --continue-once means: resume (fairseq's), begin a new stage with its optimizer, number of "
+            "updates and schedule on new data (stage), or the same on the batches that come next (branch)"
+        },
+    )
+    ema_half_life: ChoiceEnum(["none", *HALF_LIVES]) = field(  # type: ignore[valid-type]
+        default="none",
+        metadata={"help": "average the weights, in fp32; half-life as a share of the updates so far"},
+    )
+    branch_from: Optional[int] = field(
+        default=None, metadata={"help": "decay the learning rate from this update on, whatever the schedule says"}
+    )
+    branch_until: Optional[int] = field(default=None, metadata={"help": "to zero at this update"})
+    branch_shape: ChoiceEnum(SHAPES) = field(  # type: ignore[valid-type]
+        default=SHAPES[0], metadata={"help": "of that decay: 1 - sqrt of the progress, or linear"}
+    )
     # Not options: what the command was told elsewhere, so that a bad checkpoint gets one line before it is loaded.
     path: Optional[str] = II("common_eval.path")
     finetune_from_model: Optional[str] = II("checkpoint.finetune_from_model")
     restore_file: str = II("checkpoint.restore_file")
+    continue_once: Optional[str] = II("checkpoint.continue_once")
     cpu: bool = II("common.cpu")
     save_dir: str = II("checkpoint.save_dir")
-    optimizer: Optional[str] = II("optimizer._name")
 
 
 @register_task("alma_lm", dataclass=AlmaLMConfig)
-class AlmaLMTask(WholeSplit, AutocastSteps, Sharding, ResumableBatches, TrainTokenCount, LanguageModelingTask):
+class AlmaLMTask(
+    WholeSplit,
+    AutocastSteps,
+    Sharding,
+    ResumableBatches,
+    WeightAverage,
+    LRBranch,
+    TrainTokenCount,
+    LanguageModelingTask,
+):
     """Train on the mega-batches of one stage, validate on ``valid``, test on ``test``."""
 
     @classmethod
@@ -132,7 +172,10 @@ class AlmaLMTask(WholeSplit, AutocastSteps, Sharding, ResumableBatches, TrainTok
         prepare_group({f"{cfg.data}/stream.json": stream.fingerprint})
         task = super().setup_task(cfg, **kwargs)
         task.stream = stream
+        task.optimizer_class = _optimizer_class(cfg)
         note_task("alma_lm")
+        start = how_to_begin(cfg.continue_as, cfg.continue_once, cls.__name__, task.optimizer_class)
+        change_when_loaded(str(cfg.continue_once), start)
         return task
 
     @in_one_line()
@@ -146,11 +189,22 @@ class AlmaLMTask(WholeSplit, AutocastSteps, Sharding, ResumableBatches, TrainTok
             self.stream.verify([self.stream.split(split).name])
             super().load_dataset(split, epoch, combine, **kwargs)
             return
-        names = [self.stream.megabatch(t).name for t in self._megabatches()]
+        megabatches = self._megabatches()
+        new = self._load_megabatches(megabatches, epoch, combine, **kwargs)
+        replayed = range(megabatches[0]) if self.args.replay_share > 0 else ()
+        earlier = self._load_megabatches(replayed, epoch, combine, **kwargs)
+        seed = (self.args.seed, self.args.megabatch)
+        self.datasets["train"] = add_replay(new, earlier, self.args.replay_share, seed)
+
+    def _load_megabatches(
+        self, megabatches: Iterable[int], epoch: int, combine: bool, **kwargs: Any
+    ) -> list[FairseqDataset]:
+        """Load some mega-batches as fairseq loads a split."""
+        names = [self.stream.megabatch(t).name for t in megabatches]
         self.stream.verify(names)
         for name in names:
             super().load_dataset(name, epoch, combine, **kwargs)
-        self.datasets["train"] = ShuffledConcatDataset([self.datasets.pop(name) for name in names])
+        return [self.datasets.pop(name) for name in names]
 
     def _megabatches(self) -> tuple[int, ...]:
         if self.args.megabatch is None:
@@ -177,13 +231,14 @@ class AlmaLMTask(WholeSplit, AutocastSteps, Sharding, ResumableBatches, TrainTok
 
     def _build_checked(self, cfg: Any, from_checkpoint: bool) -> torch.nn.Module:
         if not from_checkpoint and "gate_trees" in cfg:
-            adopt_experts(cfg)  # here too: fairseq hands models without a named architecture a copy, which is not saved
+            # here too: fairseq hands models without a named architecture a copy, which is not saved
+            adopt_experts(cfg, self.args.continue_once)
         if from_checkpoint:
             model = super().build_model(cfg, from_checkpoint)
             refuse_other_weights(model, str(self.args.path))
             return model
         last = os.path.join(self.args.save_dir, self.args.restore_file)
-        start = starting_checkpoint(self.args.finetune_from_model, self.args.restore_file)
+        start = starting_checkpoint(self.args.finetune_from_model, self.args.restore_file, self.args.continue_once)
         start = last if os.path.isfile(last) else start
         if start is None:
             return self.spread(super().build_model(cfg, from_checkpoint))
@@ -264,16 +319,11 @@ class AlmaLMTask(WholeSplit, AutocastSteps, Sharding, ResumableBatches, TrainTok
         super().load_state_dict(state_dict)
 
 
-class ShuffledConcatDataset(ConcatDataset):
-    """The union of several mega-batches, its sequences in random order within one length.
-
-    fairseq's own ``ConcatDataset`` orders by length alone, which leaves neighbouring sequences of a document in one
-    batch; ``MonolingualDataset`` shuffles first, and so does this. fairseq seeds NumPy around the call.
-    """
-
-    def ordered_indices(self) -> np.ndarray:
-        """Return all indices, sorted by length, in random order where lengths are equal."""
-        return np.lexsort([np.random.permutation(len(self)), self.sizes])
+def _optimizer_class(cfg: DictConfig) -> Optional[str]:
+    """Return the class of the optimizer that a command trains with; None: it does not train."""
+    root: Any = cfg._get_root()
+    name = getattr(root.get("optimizer"), "_name", None)  # of a Namespace, or of a configuration
+    return OPTIMIZER_REGISTRY[name].__name__ if name in OPTIMIZER_REGISTRY else None
 
 
 def ensure_printed(logger: logging.Logger) -> None:

@@ -19,6 +19,8 @@ SHAPE_OPTIONS = (
     "decoder_embed_dim",
     "decoder_ffn_embed_dim",
     "decoder_attention_heads",
+    "no_scale_embedding",
+    "activation_fn",
     "width",
     "hidden_layers",
     "channels",
@@ -63,8 +65,13 @@ def check_architecture(checkpoint: Checkpoint, path: str, model_cfg: Any) -> Non
     given = {name: model_cfg[name] for name in SHAPE_OPTIONS if name in model_cfg and model_cfg[name] is not None}
     differing = [name for name, value in given.items() if name in found and found[name] != value]
     if differing:
-        flags = " ".join(f"--{name.replace('_', '-')} {found[name]!r}" for name in differing)
+        flags = " ".join(_flag(name, found[name]) for name in differing)
         raise AlmaError(f"{path}: its model has other sizes than the command; give {flags}")
+
+
+def _flag(name: str, value: Any) -> str:
+    option = f"--{name.replace('_', '-')}"
+    return f"{'' if value else 'no '}{option}" if isinstance(value, bool) else f"{option} {value!r}"
 
 
 def check_weights(checkpoint: Checkpoint, path: str, model: torch.nn.Module) -> None:

@@ -7,7 +7,7 @@ Under other tasks it does what it did.
 
 import functools
 import sys
-from typing import Any, Mapping, Optional
+from typing import Any, Callable, Mapping, Optional
 
 from fairseq import checkpoint_utils
 from fairseq.dataclass.utils import overwrite_args_by_name
@@ -29,11 +29,19 @@ _BUILT = {
     ),
 }
 _set_up: set[str] = set()
+_changes: dict[str, Callable[[Checkpoint], None]] = {}
 
 
 def note_task(name: str) -> None:
     """Note that a task of this package is set up: whatever this process loads from now on goes through the gate."""
     _set_up.add(name)
+
+
+def change_when_loaded(path: str, change: Optional[Callable[[Checkpoint], None]]) -> None:
+    """Note what this process does to a checkpoint when it loads it to begin a training with; None: nothing."""
+    _changes.clear()
+    if change is not None:
+        _changes[path] = change
 
 
 def load_state(path: str, arg_overrides: Optional[Mapping[str, Any]] = None) -> Checkpoint:
@@ -55,6 +63,8 @@ def load_state(path: str, arg_overrides: Optional[Mapping[str, Any]] = None) -> 
                 f"{path}: {part} {str(name)[:60]} is not set up from a checkpoint here, only {', '.join(known)} are; "
                 "give a checkpoint that fairseq-train or alma-grow wrote"
             )
+    if path in _changes:
+        _changes[path](state)
     state["cfg"] = OmegaConf.create(state["cfg"], flags={"allow_objects": True})
     if arg_overrides is not None:
         overwrite_args_by_name(state["cfg"], arg_overrides)

@@ -6,6 +6,7 @@ they do what they did.
 """
 
 import functools
+import os
 from typing import Any, Callable
 
 from fairseq import checkpoint_utils
@@ -43,8 +44,9 @@ def _replaced(function: Callable, by: Callable) -> Callable:
 
 def _load_state(load: Callable, trainer: Trainer, filename: str, *arguments: Any, **more: Any) -> Any:
     """Stand in for ``Trainer.load_checkpoint``."""
-    if not _is_ours(trainer):
+    if not _is_ours(trainer) or not os.path.isfile(filename):
         return load(trainer, filename, *arguments, **more)
+    _ = trainer.optimizer  # built here, as wrong options are no fault of the file
     try:
         extra_state = load(trainer, filename, *arguments, **more)
         check_optimizer(trainer.optimizer.optimizer)

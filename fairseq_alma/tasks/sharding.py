@@ -1,6 +1,6 @@
 """``--expert-parallel`` and ``--fully-shard``: a model over the processes that train it."""
 
-from typing import Any
+from typing import Any, Optional
 
 import torch
 from torch import nn
@@ -8,6 +8,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from fairseq_alma.modules.moe.expert_parallel import spread_experts
 from fairseq_alma.modules.text.fully_sharded import shard_decoder
+from fairseq_alma.optim.fused_adam import FusedAdam
 from fairseq_alma.tasks.processes import refuse, world_size
 
 
@@ -15,6 +16,7 @@ class Sharding:
     """Mixed into a task, in front of fairseq's class."""
 
     args: Any
+    optimizer_class: Optional[str]
 
     def spread(self, model: nn.Module) -> nn.Module:
         """Return a model that is to be trained, of which each process has a part if the options say so.
@@ -24,10 +26,12 @@ class Sharding:
         """
         if world_size() == 1 or self._option is None:
             return model
-        if self.args.optimizer != "fused_adam":
+        if self.optimizer_class != FusedAdam.__name__:
             refuse(
                 f"{self._option}: goes with --optimizer fused_adam, whose checkpoints hold the state of all processes"
             )
+        if self.args.ema_half_life != "none":
+            refuse(f"{self._option}: the average of weights needs all of them in one process; leave out one of the two")
         if self.args.expert_parallel and self.args.fully_shard:
             refuse(
                 "--expert-parallel: does not go with --fully-shard, which spreads experts too; leave out one of the two"

@@ -5,18 +5,21 @@
 Whole commands are timed, from their start to their end, in a folder that is removed afterwards:
 
 - sm, ens: alma-stream with one model and with five, B = 500; each epoch is validated, each stage tested and recorded;
+- seeds: alma-stream with one model, for one seed and for three side by side;
 - plain: this file's own loop over the same mega-batches, the updates of sm and nothing else;
 - gmoe: alma-stream with a growing mixture with soft gates, B = 50, one expert more in each layer at each stage;
 - looped: the updates of gmoe and nothing else, by a model that loops over its experts.
 
-Commands that are compared take turns, and ratios are taken round by round. Only an otherwise idle machine tells
-anything: OpenMP threads that wait for a busy core cost factors.
+Commands that are compared take turns, and ratios are taken round by round, of wall time and of the processor's time in
+user mode. On a machine that other work shares only the latter tells anything, with one thread: OpenMP threads that wait
+for a busy core cost factors.
 """
 
 import argparse
 import copy
 import math
 import os
+import resource
 import statistics
 import subprocess
 import sys
@@ -91,15 +94,15 @@ def plain(stream: ImageStream, width: int, epochs: int, is_growing: bool) -> Non
                 optimizer.step()
 
 
-def seconds(command: list[str], threads: int) -> float:
-    """Run a command and return its wall time."""
-    began = time.perf_counter()
+def seconds(command: list[str], threads: int) -> tuple[float, float]:
+    """Run a command and return its wall time and its user time."""
+    began, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
     done = subprocess.run(
         command, env={**os.environ, "OMP_NUM_THREADS": str(threads)}, capture_output=True, text=True, check=False
     )
     if done.returncode:
         sys.exit(f"{' '.join(command)}: exit {done.returncode}\n{done.stderr[-2000:]}")
-    return time.perf_counter() - began
+    return time.perf_counter() - began, resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - before
 
 
 def compare(args: argparse.Namespace, folder: Path) -> None:
@@ -118,10 +121,14 @@ def compare(args: argparse.Namespace, folder: Path) -> None:
         words = ["--stream", str(stream), "--learner", learner, "--run", run, *options]
         return ["alma-stream", *words, "--", "--width", str(args.width), "--max-epoch", str(epochs), "--cpu"]
 
-    times: dict[str, list[float]] = {}
+    times: dict[str, list[tuple[float, float]]] = {}
     for number in range(args.rounds):
         for what in args.what:
-            if what == "sm":
+            if what == "seeds":
+                stream = streams["sm"]
+                seeds = {"one": ["1"], "three": ["1", "2", "3"]}
+                commands = {name: alma("sm", stream, args.epochs, "--seed", *each) for name, each in seeds.items()}
+            elif what == "sm":
                 stream = streams["sm"]
                 commands = {
                     "plain": own_loop(stream, args.epochs),
@@ -135,18 +142,20 @@ def compare(args: argparse.Namespace, folder: Path) -> None:
                     "gmoe": alma("gmoe", stream, args.growing_epochs, "--grow-every", "1"),
                 }
             for name, command in commands.items():
-                times.setdefault(name, []).append(seconds(command, args.threads))
-                print(f"round {number}, {name}: {times[name][-1]:.1f} s", flush=True)
+                wall, user = seconds(command, args.threads)
+                times.setdefault(name, []).append((wall, user))
+                print(f"round {number}, {name}: {wall:.1f} s, {user:.1f} s user", flush=True)
     print(f"width {args.width}, {args.epochs} epochs (gmoe: {args.growing_epochs}), {args.threads} threads; medians")
     for name, base, what in (
         ("sm", "plain", "alma-stream with one model, over the plain loop"),
         ("ens", "sm", "alma-stream with five models, over one"),
+        ("three", "one", "alma-stream with three seeds side by side, over one"),
         ("looped", "gmoe", "the loop over experts, over alma-stream"),
     ):
-        if name in times:
-            ratio = statistics.median(a / b for a, b in zip(times[name], times[base], strict=True))
-            here, there = statistics.median(times[name]), statistics.median(times[base])
-            print(f"{what}: {ratio:.2f} ({here:.1f} s, {there:.1f} s)")
+        for kind, of in enumerate(("", ", user time")) if name in times else ():
+            here, there = ([each[kind] for each in times[side]] for side in (name, base))
+            ratio = statistics.median(a / b for a, b in zip(here, there, strict=True))
+            print(f"{what}{of}: {ratio:.2f} ({statistics.median(here):.1f} s, {statistics.median(there):.1f} s)")
 
 
 def main() -> None:
@@ -158,7 +167,9 @@ def main() -> None:
     parser.add_argument("--growing-epochs", type=int, default=10, help="of the stages of gmoe (default: %(default)s)")
     parser.add_argument("--rounds", type=int, default=1, help="turns (default: %(default)s)")
     parser.add_argument("--threads", type=int, default=os.cpu_count(), help="of all commands (default: all cores)")
-    parser.add_argument("--what", nargs="+", default=["sm", "gmoe"], choices=["sm", "gmoe"], help="default: both")
+    parser.add_argument(
+        "--what", nargs="+", default=["sm", "gmoe"], choices=["sm", "seeds", "gmoe"], help="default: sm gmoe"
+    )
     parser.add_argument("--plain", type=Path, metavar="STREAM", help="do the updates of a plain loop and nothing else")
     parser.add_argument("--growing", action="store_true", help="with --plain: those of gmoe")
     args = parser.parse_args()

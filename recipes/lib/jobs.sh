@@ -2,6 +2,7 @@
 #
 #   table NAME            the rows that follow belong to this table
 #   start NAME COMMAND... starts a row once a place is free; its log is $RUNS/NAME.log, its run $RUNS/NAME.
+#                         ROW_RUNS, where set, names the runs of that one command.
 #                         With DRY_RUN=1 it runs the command at once (which has --dry-run among its options)
 #   finish                waits for all rows, says which failed, and shows every table
 # shellcheck shell=bash disable=SC2153
@@ -18,7 +19,7 @@ table() { TABLE=$1; }
 start() {
   local name=$1
   shift
-  TABLE_RUNS[$TABLE]="${TABLE_RUNS[$TABLE]:-} $RUNS/$name"
+  TABLE_RUNS[$TABLE]="${TABLE_RUNS[$TABLE]:-} ${ROW_RUNS:-$RUNS/$name}"
   [ -z "${PIDS[$name]:-}" ] || return 0 # a row of two tables
   if [ "$DRY_RUN" = 1 ]; then
     PIDS[$name]=none

@@ -9,13 +9,17 @@
 #   SIZES     neurons or channels of each layer
 #   WAITS     mega-batches gathered before an update
 #   REPLAY    1: train on all mega-batches so far; "0 1": both                        (default: 0)
-#   SEEDS     of SM, and of the order of the stream; all others have the first        (default: 1 2 3)
+#   PRESETS   paper, released-code: which settings where the paper's text and its code differ     (default: paper)
+#   SEEDS     of the initial weights and of the batches, for every learner            (default: 1 2 3)
+#   ORDER     seed of the order of the stream, one for all runs                       (default: 1)
+#   GROW_EVERY, GATE, NUM_EXPERTS   of gmoe, firefly; of gmoe and moe; of moe: where set, as --grow-every, --gate, ...
 #   EPOCHS    of each stage                                                           (default: 100, the paper's)
-#   GROW_EVERY  arrivals between two growth steps of gmoe and firefly
 #   GPU       1: train on the GPU where there is one; small networks are faster without           (default: 0)
 #   JOBS      rows at a time                                                          (default: 2)
 #   OMP_NUM_THREADS   of each; two rows with a thread each are faster than one with two           (default: 1)
 #
+# Learners that can be trained side by side, one process for all seeds, are. A run is $RUNS/LEARNER-SIZE-wWAIT-PRESET/seed-N
+# with `-replay` and `-g…` (GROW_EVERY, GATE, NUM_EXPERTS, METHOD where not the default) in its name.
 # A second call resumes, or shows the table again. --dry-run prints the commands; the stream must be there.
 # shellcheck shell=bash disable=SC2153
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
@@ -26,6 +30,11 @@ source recipes/lib/jobs.sh
 : "${RUNS:=runs/$DATASET}"
 : "${REPLAY:=0}"
 : "${SEEDS:=1 2 3}"
+: "${ORDER:=1}"
+: "${PRESETS:=paper}"
+: "${GATE:=}"
+: "${NUM_EXPERTS:=}"
+: "${METHOD:=}"
 : "${EPOCHS:=100}"
 : "${GPU:=0}"
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
@@ -43,38 +52,51 @@ stream_of() {
   echo "$stream"
 }
 
-# row LEARNER SIZE WAIT REPLAY SEED OPTION...: starts one run.
+# row LEARNER SIZE WAIT REPLAY PRESET: starts one row, all of its seeds.
 row() {
-  local learner=$1 size=$2 wait=$3 replay=$4 seed=$5 stream name
-  shift 5
-  name=$learner-$size-w$wait-seed$seed
-  local -a replaying=()
-  if [ "$replay" = 1 ]; then name=$learner-$size-w$wait-replay-seed$seed replaying=(--replay); fi
-  stream=$(stream_of "$seed")
-  local -a command=(
-    alma-stream --stream "$stream" --learner "$learner" --wait "$wait" "${replaying[@]}" --seed "$seed"
-    --run "$RUNS/$name" "$@" "${OPTIONS[@]}" -- "$SIZE_OPTION" "$size" --max-epoch "$EPOCHS"
-  )
-  [ "$GPU" = 1 ] || command+=(--cpu)
-  start "$name" "${command[@]}"
+  local learner=$1 size=$2 wait=$3 replay=$4 preset=$5 stream name seed
+  local kind=${learner/vote/ens}
+  name=$learner-$size-w$wait-$preset
+  stream=$(stream_of "$ORDER")
+  local -a command=(alma-stream --stream "$stream" --learner "$kind" --wait "$wait" --preset "$preset")
+  local -a training=("$SIZE_OPTION" "$size" --max-epoch "$EPOCHS")
+  if [ "$replay" = 1 ]; then name+=-replay command+=(--replay); fi
+  case $learner in gmoe | firefly) name+=-g$GROW_EVERY command+=(--grow-every "$GROW_EVERY") ;; esac
+  case $learner in
+    gmoe | moe)
+      if [ -n "$GATE" ]; then name+=-$GATE training+=(--gate "$GATE"); fi
+      if [ -n "$NUM_EXPERTS" ]; then name+=-e$NUM_EXPERTS training+=(--num-experts "$NUM_EXPERTS"); fi
+      ;;
+    vote) command+=(--combine vote) ;;
+  esac
+  if [ "$learner" = gmoe ] && [ -n "$METHOD" ]; then name+=-$METHOD command+=(--grow-method "$METHOD"); fi
+  [ "$GPU" = 1 ] || training+=(--cpu)
+  case $learner in
+    sm | ens | gens | bagging | vote) run_of "$name" $SEEDS ;;
+    *) for seed in $SEEDS; do run_of "$name/seed-$seed" "$seed"; done ;;
+  esac
 }
 
-# grid: all rows of LEARNERS, SIZES, WAITS and REPLAY.
+# run_of NAME SEED...: starts one process, with the command that `row` has put together.
+run_of() {
+  local name=$1 run=$RUNS/${1%%/*}
+  shift
+  ROW_RUNS=$(printf " $run/seed-%s" "$@")
+  [ $# -gt 1 ] || run=$run/seed-$1
+  [ "$DRY_RUN" = 1 ] || mkdir -p "$(dirname "$run")"
+  start "$name" "${command[@]}" --seed "$@" --run "$run" "${OPTIONS[@]}" -- "${training[@]}"
+}
+
+# grid: all rows of LEARNERS, SIZES, WAITS, REPLAY and PRESETS.
 grid() {
-  local learner size wait replay seed
+  local learner size wait replay preset
   mkdir -p "$RUNS"
   table "$DATASET"
   for size in $SIZES; do
     for wait in $WAITS; do
       for replay in $REPLAY; do
-        for learner in $LEARNERS; do
-          local seeds=${SEEDS%% *}
-          local -a growth=()
-          case $learner in
-            sm) seeds=$SEEDS ;;
-            gmoe | firefly) growth=(--grow-every "$GROW_EVERY") ;;
-          esac
-          for seed in $seeds; do row "$learner" "$size" "$wait" "$replay" "$seed" "${growth[@]}"; done
+        for preset in $PRESETS; do
+          for learner in $LEARNERS; do row "$learner" "$size" "$wait" "$replay" "$preset"; done
         done
       done
     done

@@ -12,7 +12,8 @@
 # at whatever waiting time. Knobs: see recipes/vision/common.sh.
 set -euo pipefail
 DATASET=mnist MEGABATCHES=500 SIZE_OPTION=--width
-: "${LEARNERS:=sm ens umix gens gmoe}"
+: "${LEARNERS:=sm ens gens umix gmoe moe bagging vote}"
+: "${PRESETS:=paper released-code}"
 : "${SIZES:=4 64}"
 : "${WAITS:=1 10 50 500}"
 : "${GROW_EVERY:=50}"

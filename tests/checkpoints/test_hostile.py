@@ -60,11 +60,11 @@ def good(stream):
 
 def answer(read, path):
     """Return the one line that a reader answers a file with."""
-    began = time.monotonic()
+    began = time.process_time()  # not the time of day: other work must not decide
     with pytest.raises(AlmaError) as error:
         read(path)
     line = str(error.value)
-    assert time.monotonic() - began < PATIENCE
+    assert time.process_time() - began < PATIENCE
     assert "\n" not in line and "weights_only" not in line and len(line) < 2000
     assert not (path.parent / hostile.CANARY).exists()
     return line

@@ -8,12 +8,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from fairseq_alma.backends import member_workers
 from fairseq_alma.backends.images import image_backend
 from fairseq_alma.cli.stream import main
+from fairseq_alma.data.image_stream import ImageStream
 from fairseq_alma.errors import AlmaError
 from tests.backends.images.image_streams import make_stream
 from tests.cli.saving_stream import run_forked
@@ -114,6 +116,49 @@ def test_a_growing_mixture_adds_an_expert_per_layer_without_a_jump(gate, stream,
     assert all(sum(shares) == pytest.approx(1, abs=1e-3) for shares in found[-1]["expert_usage"])
     assert len(found[-1]["gate_trees"]) == 2
     assert (tmp_path / "R" / "stage-005" / "test-experts.npz").is_file()
+
+
+def test_the_papers_preset_changes_no_figure_and_the_released_code_does(stream, tmp_path):
+    plain, paper, code = (
+        run(
+            stream, tmp_path / (preset or "plain"), "--learner", "gens", "--wait", "3", *preset and ("--preset", preset)
+        )
+        for preset in ("", "paper", "released-code")
+    )
+    assert paper == plain != code
+    first, second = (json.loads((tmp_path / name / "run.json").read_text()) for name in ("plain", "paper"))
+    assert second.pop("preset") == {"name": "paper", "overridden": []}
+    assert first == second
+
+
+def test_an_option_wins_over_the_preset_and_run_json_says_so(stream, tmp_path, capsys):
+    options = ("--learner", "umix", "--wait", "6", "--preset", "released-code", "--joint-logits", "mean")
+    words = (*WORDS, "--patience", "2")
+    run(stream, tmp_path / "R", *options, words=words)
+    record = json.loads((tmp_path / "R" / "run.json").read_text())
+    assert record["preset"] == {"name": "released-code", "overridden": ["--joint-logits", "--patience"]}
+    assert (record["options"]["joint_logits"], record["train_options"]["--patience"]) == (None, "2")
+    assert "note: --preset released-code: --joint-logits, --patience as given here" in capsys.readouterr().err
+    # The same settings without the preset are the same run.
+    run(stream, tmp_path / "R", "--learner", "umix", "--wait", "6", words=(*words, "--select", "accuracy"))
+    assert "nothing to do" in capsys.readouterr().out
+
+
+def test_a_patience_needs_validation_images(stream, tmp_path, monkeypatch):
+    monkeypatch.setattr(ImageStream, "valid_indices", lambda self, megabatches: np.empty(0, np.int64))
+    with pytest.raises(AlmaError, match="--patience 3 after the --: needs validation images, and mega-batch 0 of"):
+        run(stream, tmp_path / "R", words=(*WORDS, "--patience", "3"))
+    assert not (tmp_path / "R").exists()
+
+
+def test_a_mixture_that_keeps_its_checkpoints_keeps_the_map_of_every_stage(stream, tmp_path):
+    options = ("--learner", "gmoe", "--wait", "2", "--grow-every", "2", "--grow-method", "copy")
+    found = run(stream, tmp_path / "R", *options, "--keep-checkpoints")
+    assert [record["num_experts"] for record in found] == [1, 2, 3]
+    assert found[-1]["gate_trees"] is None  # flat
+    assert len([*(tmp_path / "R").glob("stage-*/test-experts.npz")]) == 3
+    assert found == run(stream, tmp_path / "last", *options)
+    assert len([*(tmp_path / "last").glob("stage-*/test-experts.npz")]) == 1
 
 
 def test_seeds_and_orders_make_other_runs_and_the_same_seed_the_same(stream, tmp_path):
@@ -317,6 +362,14 @@ def test_the_checkpoint_of_a_run_is_tested_by_the_stock_command(stream, tmp_path
         (["--learner", "gmoe", "--grow-schedule", "4,6"], [], "--grow-schedule has no meaning"),
         (["--learner", "gmoe", "--seed", "1", "2"], [], "--seed: several go with"),
         (["--seed", "3", "3"], [], "--seed 3: given twice"),
+        (["--learner", "ens", "--joint-logits", "sum"], [], "--joint-logits goes with --learner umix"),
+        (["--learner", "gmoe", "--grow-noise", "1"], [], "--grow-noise has no meaning"),
+        ([], ["--select", "speed"], "--select speed after the --: choose from loss, accuracy"),
+        ([], ["--least-gain", "1.5"], "--least-gain 1.5 after the --: a number of at most 1 is needed"),
+        ([], ["--least-gain", "-0.1"], "--least-gain -0.1 after the --: a number of at least 0 is needed"),
+        ([], ["--least-gain", "nan"], "--least-gain nan after the --: a number is needed"),
+        ([], ["--least-gain"], "one number is needed"),
+        ([], ["--patience", "0"], "--patience 0 after the --"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )  # fmt: skip
@@ -334,6 +387,8 @@ def test_a_wrong_use_is_refused_and_leaves_nothing(options, words, said, stream,
         (["--width", "0"], "--width: 0 found, a number of at least 1 is needed"),
         (["--width", "many"], "width"),
         (["--arch", "alma_vgg"], "at least 16 by 16"),
+        (["--arch", "alma_vgg", "--last-pool", "max"], "at least 32 by 32 are needed; give --last-pool mean"),
+        (["--arch", "alma_vgg", "--last-pool", "least"], "--last-pool"),
         (["--arch", "alma_switch_lm"], "takes no images"),
         (["--max-epoch", "0"], "--max-epoch 0"),
     ],

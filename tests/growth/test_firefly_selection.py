@@ -2,7 +2,13 @@ import random
 
 import pytest
 
-from fairseq_alma.growth.firefly_selection import KeptCandidates, LayerScores, num_chain_parameters, select_candidates
+from fairseq_alma.growth.firefly_selection import (
+    KeptCandidates,
+    LayerScores,
+    num_chain_parameters,
+    select_candidates,
+    select_neurons,
+)
 
 # Two layers of 2 and 3 channels behind images of 1 channel, 2 classes: 18 + 54 weights, 10 of batch norm, 8 at the end.
 FIRST = LayerScores(split=[-5.0, 0.1], new=[-1.0])
@@ -32,6 +38,14 @@ def test_candidates_are_taken_by_score_over_all_layers(num_added, first, second)
 def test_selection_stops_as_near_to_the_asked_size_as_whole_channels_allow(num_added, taken):
     growth = select_candidates([FIRST, SECOND], 1, 2, num_added)
     assert sum(len(layer.split) + len(layer.new) for layer in growth) == taken
+
+
+@pytest.mark.parametrize(
+    ("num_added", "first", "second"),
+    [(0, ([], []), ([], [])), (3, ([0], []), ([0], [0])), (5, ([0], [0]), ([0, 1], [0]))],
+)
+def test_a_number_of_neurons_is_taken_by_score_over_all_layers(num_added, first, second):
+    assert select_neurons([FIRST, SECOND], num_added) == [KeptCandidates(*first), KeptCandidates(*second)]
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -154,7 +154,7 @@ def test_a_gate_that_splits_in_place_has_the_rows_that_the_plan_of_a_checkpoint_
         gate.reset_parameters([torch.Generator().manual_seed(1)])
         before = gate.weight.detach().clone()
         growth = grow_mixture(tree, "split", [expert])
-        assert gate.split(expert, torch.Generator().manual_seed(2)) == growth and gate.tree == growth.new
+        assert gate.grow(expert, torch.Generator().manual_seed(2)) == growth and gate.tree == growth.new
         planned = grow_tensor(GATE_TENSOR, before, growth, torch.Generator().manual_seed(3))
         kept = [row for row, source in enumerate(growth.row_source) if source is not None]
         assert torch.equal(gate.weight[kept], planned[kept]) and len(kept) == tree.num_rows

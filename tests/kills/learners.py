@@ -12,6 +12,8 @@ TEXT = [
     "16", "--decoder-attention-heads", "2", "--criterion", "alma_switch_cross_entropy", "--cpu", "--optimizer", "adam",
     "--lr", "0.01", "--max-epoch", "2", "--batch-size", "8", "--tokens-per-sample", "32", "--num-workers", "0",
 ]  # fmt: skip
+UPDATES = ["--max-update" if word == "--max-epoch" else word for word in TEXT]
+UPDATES[UPDATES.index("--max-update") + 1] = "13"
 EXPERTS = ["--num-experts", "2"]
 MLP = ["--width", "4", "--max-epoch", "3", "--batch-size", "16", "--cpu"]
 VGG = ["--channels", "3", "--max-epoch", "2", "--batch-size", "16", "--cpu"]
@@ -36,6 +38,9 @@ COMMANDS: dict[str, dict[str, tuple[list[str], list[str]]]] = {
         "gmoe-copy": ([*GROWTH, "copy"], TEXT),
         "gmoe-split": ([*GROWTH, "split"], TEXT),
         "umix": ([*PAIR, "umix"], [*TEXT, *EXPERTS]),
+        "carried": ([*GROWTH, "split", "--carry-optimizer", "--ema-half-life", "1/8"], UPDATES),
+        "branch": (["--carry-optimizer", "--branch-decay", "0.4", "--replay-share", "0.3"], [*UPDATES, *EXPERTS]),
+        "best": (["--best-checkpoint"], [*TEXT, *EXPERTS]),
     },
 }
 

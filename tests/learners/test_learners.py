@@ -1,5 +1,7 @@
 import itertools
 
+import pytest
+
 from fairseq_alma.learners.learner import LEARNERS
 from fairseq_alma.learners.plan import Growth, ModelId, StagePlan, Training, member_seed
 from fairseq_alma.learners.schedule import stages
@@ -102,6 +104,13 @@ def test_a_growing_mixture_follows_its_schedule():
         None, Growth(2, "split", "usage", 6), None, Growth(6, "split", "usage", 8)
     ]  # fmt: skip
     assert [training.start for training in trainings] == [None, ModelId(0, 0), ModelId(1, 0), ModelId(2, 0)]
+
+
+def test_copies_of_experts_may_get_noise_on_their_gate_rows():
+    plan = plan_learner("gmoe", stages(2, 1), seed=5, grow_schedule="4,6", grow_noise=0.01)[1]
+    assert plan.trainings[0].growth == Growth(2, "copy", "loss", 6, noise=0.01)
+    with pytest.raises(ValueError, match=r"--grow-noise 0\.01: goes with --grow-method copy alone"):
+        plan_learner("gmoe", stages(2, 1), seed=5, grow_schedule="4,6", grow_noise=0.01, grow_method="split")
 
 
 def test_a_uniform_mixture_is_one_model_of_several():

@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from fairseq_alma.report.spread import Spread, difference, is_close
+from fairseq_alma.report.spread import Spread, difference, half_interval, is_close
 
 
 def spread(*values, first_seed=1):
@@ -36,7 +36,18 @@ def test_seeds_that_are_not_shared_are_compared_by_their_deviations():
     assert is_close(one, spread(10.5, 20.5, 30.5, first_seed=10))
     assert not is_close(one, spread(60.0, 70.0, 80.0, first_seed=10))
     assert is_close(spread(10.0, 12.0), spread(13.0, first_seed=10))  # its one seed may be as far off
-    assert not is_close(spread(10.0, 12.0), spread(16.0, first_seed=10))
+    assert is_close(spread(10.0, 12.0), spread(16.0, first_seed=10))  # two seeds tell little: 12.7 standard errors
+    assert not is_close(spread(10.0, 11.0, 12.0), spread(20.0, first_seed=10))
+
+
+@pytest.mark.parametrize(("num_seeds", "half"), [(2, 12.706 / 2**0.5), (3, 4.303 / 3**0.5), (31, 2.042 / 31**0.5)])
+def test_an_interval_is_students(num_seeds, half):
+    assert half_interval(1.0, num_seeds) == pytest.approx(half)
+
+
+def test_the_interval_of_many_seeds_is_that_of_a_normal_distribution():
+    assert half_interval(1.0, 62) == pytest.approx(2.0 / 62**0.5, rel=1e-3)  # t(61) is 1.9996
+    assert half_interval(1.0, 10_001) == pytest.approx(1.9602 / 10_001**0.5, rel=1e-4)
 
 
 def test_single_seeds_are_close_within_one_percent():

@@ -110,6 +110,7 @@ def refused_rank(rank, num_processes, folder, stream, *arguments):
         ((EXPERTS, "--moe-freq", "0"), "the model has no Switch layer; leave the option out"),
         ((EXPERTS, "--optimizer", "adam"), "--expert-parallel: goes with --optimizer fused_adam"),
         ((ALL, "--optimizer", "adam"), "--fully-shard: goes with --optimizer fused_adam"),
+        ((ALL, "--ema-half-life", "1/16"), "the average of weights"),
         ((ALL, EXPERTS), "leave out one of the two"),
         ((ALL, "--compile"), "without --compile"),
     ],

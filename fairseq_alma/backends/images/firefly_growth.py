@@ -18,6 +18,7 @@ def grow_on_images(
     first_channels: Sequence[int],
     share: float,
     generator: Generator,
+    share_of: str = "parameters",
 ) -> tuple[VGG, int]:
     """Return a wider network, and the operations that growing it took.
 
@@ -27,12 +28,13 @@ def grow_on_images(
         labels: (B) int64.
         batch_size: images of a pass at a time.
         first_channels: of each convolution, before any growth.
-        share: parameters to add, as a part of those before any growth.
+        share: of what is there before any growth, to be added.
         generator: see `grow_firefly`.
+        share_of: see `grow_firefly`.
     """
     flops = growth_flops(network, first_channels, share, len(images), images.shape[1:])
     batches = list(zip(images.split(batch_size), labels.split(batch_size), strict=True))
-    return grow_firefly(network, batches, first_channels, share, generator), flops
+    return grow_firefly(network, batches, first_channels, share, generator, share_of=share_of), flops
 
 
 def growth_flops(

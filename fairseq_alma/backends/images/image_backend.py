@@ -50,7 +50,8 @@ class RunModels:
 
     def __init__(self, run: Run, settings: ImageSettings, test: Examples) -> None:
         self.store = ModelStore(run.folder, settings)
-        self.predictions = Predictions(test, self.store.network_of, settings.is_joint)
+        joint_logits = settings.joint_logits if settings.is_joint else None
+        self.predictions = Predictions(test, self.store.network_of, joint_logits)
         self.last_stage = len(run.plans) - 1
 
 
@@ -62,12 +63,19 @@ class ImageBackend:
         runs: that go through the same stages in step.
         shared_folder: where several runs keep the training that they share.
         members_alone: train each member by itself; its last digits do not depend on the others then.
+        keep_maps: leave which experts test images go to after every stage, not after the last one alone.
     """
 
     def __init__(
-        self, settings: ImageSettings, runs: Sequence[Run], shared_folder: Path, members_alone: bool = False
+        self,
+        settings: ImageSettings,
+        runs: Sequence[Run],
+        shared_folder: Path,
+        members_alone: bool = False,
+        keep_maps: bool = False,
     ) -> None:
-        self.settings, self.shared_folder, self.members_alone = settings, shared_folder, members_alone
+        self.settings, self.shared_folder = settings, shared_folder
+        self.members_alone, self.keep_maps = members_alone, keep_maps
         self.stream = settings.stream
         self.source = ImageInput(self.stream.mean, self.stream.std, self.stream.augment).to(settings.device)
         self.models = {run.folder.root: RunModels(run, settings, self._test_examples) for run in runs}
@@ -138,7 +146,7 @@ class ImageBackend:
             if model.grown.trees:
                 figures["gate_trees"] = nested_gate_trees(model.grown.trees)
                 figures["expert_usage"] = usage
-        if plan.stage.index == run.last_stage:
+        if self.keep_maps or plan.stage.index == run.last_stage:
             network = store.network_of(plan.predictors[-trained:])
             write_experts(work.folder.stage_folder(plan.stage.index), network, self._test_examples)
         return figures

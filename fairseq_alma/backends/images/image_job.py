@@ -38,11 +38,15 @@ class ImageJob:
         assert stream is not None  # of text, where there is none
         self.request, self.own_words = request, own_words
         self.images = ImageStream.open(stream.root)
-        self.options = ImageTrainOptions(words, request.learner, self.images.has_photographs)
+        self.options = ImageTrainOptions(words, request.learner, self.images.has_photographs, request.preset)
+        self.overridden: tuple[str, ...] = self.options.overridden
 
     def recorded(self) -> dict[str, Any]:
         """Return the options that run.json names: what is trained by itself differs in its last digits."""
         return {"jobs": "given"} if self.request.trains_members_alone else {}
+
+    def check(self, plans: Sequence[StagePlan]) -> None:
+        """Leave it to the options themselves; see `request.Job`."""
 
     def train_options(self) -> dict[str, str]:
         """Return what run.json says of the options after ``--``, the paper's values included."""
@@ -76,11 +80,11 @@ class ImageJob:
         from fairseq_alma.backends.images.image_settings import ImageSettings
 
         trainings = [training for plan in plans for training in plan.trainings]
-        settings = ImageSettings(self.images, self.options, trainings[0].num_joint)
+        settings = ImageSettings(self.images, self.options, trainings[0].num_joint, trainings[0].joint_logits)
         for growth in {training.growth for training in trainings if training.growth is not None}:
             settings.check_growth(growth)
-        alone = self.request.trains_members_alone
-        return lambda runs: ImageBackend(settings, runs, self.request.run, alone)
+        alone, keep_maps = self.request.trains_members_alone, self.request.keep_checkpoints
+        return lambda runs: ImageBackend(settings, runs, self.request.run, alone, keep_maps)
 
 
 def _describe_trainings(plan: StagePlan) -> str:

@@ -4,11 +4,10 @@ They are read by fairseq's own parser, so that fairseq's commands train and test
 """
 
 import argparse
-import ast
 import math
 import shlex
 import warnings
-from typing import Any, Mapping, NoReturn, Optional, Sequence
+from typing import Any, Mapping, NoReturn, Optional
 
 import torch
 from fairseq import options as fairseq_options
@@ -24,7 +23,7 @@ from fairseq_alma.data.image_stream import ImageStream
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.learners.plan import Growth
 from fairseq_alma.models.image_classifier import GrownLayers, ImageClassifier, image_architectures
-from fairseq_alma.modules.images.firefly import parameters_to_add
+from fairseq_alma.modules.images.firefly import amount_to_add
 from fairseq_alma.modules.images.image_network import ImageNetwork
 from fairseq_alma.modules.images.vgg import NUM_CONVOLUTIONS
 from fairseq_alma.option_ranges import check_words
@@ -37,15 +36,18 @@ class ImageSettings:
         stream: the images.
         options: what stands after ``--``, and the paper's values.
         num_joint: members that are trained as one.
+        joint_logits: what these are trained on: the ``mean`` of their logits, or the ``sum``.
 
     Attributes:
         device: the GPU, if there is one and --cpu was not given.
         is_joint: whether members are trained as one.
     """
 
-    def __init__(self, stream: ImageStream, options: ImageTrainOptions, num_joint: int = 1) -> None:
+    def __init__(
+        self, stream: ImageStream, options: ImageTrainOptions, num_joint: int = 1, joint_logits: str = "mean"
+    ) -> None:
         self.stream, self.options = stream, options
-        self.num_joint, self.is_joint = num_joint, num_joint > 1
+        self.num_joint, self.is_joint, self.joint_logits = num_joint, num_joint > 1, joint_logits
         self.model_class = _image_model(options.arch)
         words = [str(stream.stream.root), "--task", "alma_image_classification"]
         words += ["--criterion", "alma_image_cross_entropy", *options.words()]
@@ -63,14 +65,27 @@ class ImageSettings:
         )
         self._optimizer = self._first_optimizer()
         self._try_build()
-        self._check_numbers()
+        self._check_numbers(*self.options.values)
+        self._check_validation()
 
-    def _check_numbers(self) -> None:
+    def _check_numbers(self, *names: str) -> None:
         """Raise AlmaError if a number is out of its option's range, of those that the optimizer takes."""
         try:
-            check_words(self.options.values.items())
+            check_words((name, values) for name, values in self.options.values.items() if name in names)
         except ValueError as error:
             raise AlmaError(str(error)) from error
+
+    def _check_validation(self) -> None:
+        """Raise AlmaError if a training is to stop by images that a mega-batch does not have."""
+        if self.options.last("--patience") is None:
+            return
+        for megabatch in range(self.stream.num_megabatches):
+            if not len(self.stream.valid_indices([megabatch])):
+                raise AlmaError(
+                    f"--patience {' '.join(self.options.values['--patience'])} after the --: needs validation images, "
+                    f"and mega-batch {megabatch} of {self.stream.stream.root} has none; leave --patience out, or "
+                    "prepare the stream with fewer mega-batches"
+                )
 
     def _first_optimizer(self) -> torch.optim.Optimizer:
         """Build an optimizer as fairseq does. Raises AlmaError if it takes no such options."""
@@ -78,7 +93,7 @@ class ImageSettings:
         given = {name: " ".join(self.options.last(name) or ()) for name in ("--optimizer", "--lr")}
         if len(rates) != 1 or not 0 < rates[0] < math.inf:
             raise AlmaError(f"--lr {given['--lr']} after the --: one number above 0 is needed, the same for all epochs")
-        _check_betas(self.options.last("--adam-betas"))
+        self._check_numbers("--adam-betas")  # before they are evaluated
         try:
             return build_optimizer(self.cfg.optimizer, [torch.nn.Parameter(torch.zeros(1))]).optimizer
         except (ValueError, TypeError) as error:
@@ -107,6 +122,9 @@ class ImageSettings:
             patience=self.cfg.checkpoint.patience if self.cfg.checkpoint.patience > 0 else None,
             build_optimizer=self._build_optimizer,
             is_joint=self.is_joint,
+            joint_logits=self.joint_logits,
+            select=self.options.select,
+            least_gain=self.options.least_gain,
         )
 
     def _build_optimizer(self, parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
@@ -128,7 +146,7 @@ class ImageSettings:
         """Raise AlmaError if the first network cannot grow so."""
         if growth.method == "firefly":
             first = [int(self.cfg.model.channels)] * NUM_CONVOLUTIONS
-            parameters_to_add(self.stream.shape[0], first, self.stream.num_classes, growth.share)
+            amount_to_add(self.stream.shape[0], first, self.stream.num_classes, growth.share, growth.share_of)
 
     def grown_layers(self, network: ImageNetwork) -> GrownLayers:
         """Return what growth has changed of a network."""
@@ -150,6 +168,7 @@ class ImageSettings:
                 "num_members": self.num_joint,
                 "member_arch": self.options.arch,
                 "member_options": shlex.join(self.options.model_words()),
+                "joint_logits": self.joint_logits,
             }
         else:
             model = {**self._plain["model"], **grown.options()}
@@ -162,20 +181,6 @@ def _image_model(arch: str) -> type[ImageClassifier]:
     if arch not in possible:
         raise AlmaError(f"--arch {arch}: takes no images; choose from {', '.join(possible)}")
     return MODEL_REGISTRY[ARCH_MODEL_NAME_REGISTRY[arch]]
-
-
-def _check_betas(words: Optional[Sequence[str]]) -> None:
-    """Raise AlmaError unless --adam-betas is a pair of numbers: fairseq would evaluate whatever stands there."""
-    if words is None:
-        return
-    given = " ".join(words)
-    try:
-        first, second = ast.literal_eval(given)
-        fits = 0 <= first < 1 and 0 <= second < 1
-    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
-        fits = False
-    if not fits:
-        raise AlmaError(f"--adam-betas {given} after the --: two numbers from 0 to 1 are needed, such as '(0.9, 0.98)'")
 
 
 def _without_objects(content: Any) -> Any:

@@ -1,7 +1,8 @@
-"""The growth step of a mixture with a tree of gates (paper v5, Appendix A, Algorithm 2).
+"""The growth step of a mixture with a tree of gates (paper v5, Appendix A, Algorithm 2), or with a flat one.
 
 In each layer the expert that is responsible for the largest part of the validation loss becomes two equal ones under
-a new random choice. The loss stays as it is.
+a new random choice: the loss stays as it is. Or it is copied with its row of the gate, which stays flat (v1, section
+5.2, ablations): the loss jumps.
 
 Letters: B images, E experts.
 """
@@ -36,19 +37,22 @@ def measure_expert_losses(network: ImageNetwork, images: Tensor, labels: Tensor)
     return sums
 
 
-def split_losing_experts(network: ImageNetwork, images: Tensor, labels: Tensor, generator: Generator) -> list[int]:
-    """Split the losing expert of each layer, in place.
+def grow_losing_experts(
+    network: ImageNetwork, images: Tensor, labels: Tensor, generator: Generator, method: str = "split"
+) -> list[int]:
+    """Make two of the losing expert of each layer, in place.
 
     Args:
         network: a network with mixtures.
         images: (B, C, H, W), normalised; of a validation set.
         labels: (B) int64.
         generator: of the new choices' weights.
+        method: ``split`` or ``copy``, see `MixtureLayer.grow`.
 
     Returns:
-        The expert that was split in each layer; of several with the same loss the first.
+        The expert that became two in each layer; of several with the same loss the first.
     """
     losing = [int(losses.argmax()) for losses in measure_expert_losses(network, images, labels).losses]
     for layer, expert in zip(mixture_layers(network), losing, strict=True):
-        layer.split(expert, generator)
+        layer.grow(expert, generator, method)
     return losing

@@ -4,7 +4,7 @@ A growing ensemble has as many models as stages before; all but the new ones pre
 """
 
 from pathlib import Path
-from typing import Callable, NamedTuple, Sequence
+from typing import Callable, NamedTuple, Optional, Sequence
 
 import numpy as np
 import torch
@@ -14,7 +14,7 @@ from fairseq_alma.atomic_file import open_atomically
 from fairseq_alma.backends.images.stage_training import CHUNK
 from fairseq_alma.backends.images.tally import Tally
 from fairseq_alma.learners.plan import ModelId, StagePlan
-from fairseq_alma.modules.images.image_network import ImageNetwork
+from fairseq_alma.modules.images.image_network import ImageNetwork, join_logits
 from fairseq_alma.modules.images.mixtures import mixture_layers
 
 EXPERTS_FILE = "test-experts.npz"
@@ -38,15 +38,15 @@ class Predicted(NamedTuple):
 
 
 @torch.no_grad()
-def predict(network: ImageNetwork, images: Tensor, is_joint: bool = False) -> Predicted:
-    """Predict (B, C, H, W) normalised images."""
+def predict(network: ImageNetwork, images: Tensor, joint_logits: Optional[str] = None) -> Predicted:
+    """Predict (B, C, H, W) normalised images; members that are one model by the ``mean`` or ``sum`` of their logits."""
     network.eval()
     layers = mixture_layers(network)
     totals: list[Tensor] = [torch.zeros(layer.num_experts, device=images.device) for layer in layers]
     parts = []
     for some in images.split(CHUNK):
         logits = network(some)
-        parts.append(logits.mean(dim=0, keepdim=True) if is_joint else logits)
+        parts.append(logits if joint_logits is None else join_logits(logits, joint_logits)[None])
         totals = [total + layer.shares().sum(dim=0) for total, layer in zip(totals, layers, strict=True)]
     usage = [[round(share, 4) for share in (total / len(images)).tolist()] for total in totals]
     return Predicted(torch.cat(parts, dim=1), usage)
@@ -90,11 +90,11 @@ class Predictions:
     Args:
         test: examples of the test set.
         network_of: builds the network of some models.
-        is_joint: whether a network's members are one model.
+        joint_logits: of networks whose members are one model, what they predict with; None: of others.
     """
 
-    def __init__(self, test: Examples, network_of: NetworkOf, is_joint: bool) -> None:
-        self.test, self.network_of, self.is_joint = test, network_of, is_joint
+    def __init__(self, test: Examples, network_of: NetworkOf, joint_logits: Optional[str]) -> None:
+        self.test, self.network_of, self.joint_logits = test, network_of, joint_logits
         self._tally = Tally("single")
         self._counted: list[ModelId] = []
         self._frozen: dict[ModelId, ImageNetwork] = {}
@@ -107,7 +107,7 @@ class Predictions:
             self._tally, self._counted = Tally(plan.combine), []
         usage: list[list[float]] = []
         for models in _groups(plan, plan.predictors[len(self._counted) :]):
-            logits, usage = predict(self.network_of(models), images, self.is_joint)
+            logits, usage = predict(self.network_of(models), images, self.joint_logits)
             self._tally.add(logits)
             self._counted += models
         return self._tally.result(labels), usage
@@ -123,7 +123,7 @@ class Predictions:
             else:
                 network = self._frozen.get(models[0]) or self.network_of(models)
                 self._frozen[models[0]] = network
-            tally.add(predict(network, valid[0], self.is_joint).logits)
+            tally.add(predict(network, valid[0], self.joint_logits).logits)
         return tally.result(valid[1])
 
 

@@ -8,7 +8,7 @@ from torch import Generator
 from fairseq_alma.backends.images import seeds
 from fairseq_alma.backends.images.firefly_growth import grow_on_images
 from fairseq_alma.backends.images.image_settings import ImageSettings
-from fairseq_alma.backends.images.mixture_growth import split_losing_experts
+from fairseq_alma.backends.images.mixture_growth import grow_losing_experts
 from fairseq_alma.backends.images.model_store import ModelStore, build_network
 from fairseq_alma.backends.images.predictions import Examples, measure
 from fairseq_alma.learners.plan import Growth, StagePlan, Training, member_seed
@@ -81,12 +81,14 @@ def _grow(
     generator: Generator,
 ) -> tuple[ImageNetwork, dict[str, int]]:
     """Carry out a growth step. Returns the network, and what stage.json says of the step's cost."""
-    if growth.method == "split":
+    if growth.method != "firefly":
         for _ in range(growth.num_new):
-            split_losing_experts(network, *valid, generator)
+            grow_losing_experts(network, *valid, generator, growth.method)
         return network, {}
     assert isinstance(network, VGG)  # the learner needs alma_firefly_vgg
     first_channels = [settings.cfg.model.channels] * NUM_CONVOLUTIONS
     batch_size = settings.training().batch_size
-    network, flops = grow_on_images(network, *examples(), batch_size, first_channels, growth.share, generator)
+    network, flops = grow_on_images(
+        network, *examples(), batch_size, first_channels, growth.share, generator, growth.share_of
+    )
     return network, {GROWTH_FLOPS: flops}

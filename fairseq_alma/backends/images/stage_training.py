@@ -19,8 +19,9 @@ from fairseq_alma.backends.images.flat_parameters import FlatParameters
 from fairseq_alma.backends.images.stage_images import TrainingImages
 from fairseq_alma.checkpoints.optimizer_state import check_optimizer
 from fairseq_alma.errors import AlmaError
-from fairseq_alma.modules.images.image_network import ImageNetwork, load_exactly
+from fairseq_alma.modules.images.image_network import ImageNetwork, join_logits, load_exactly
 
+ROUNDING = 1e-9  # of a difference between two shares
 BuildOptimizer = Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer]
 
 
@@ -31,9 +32,12 @@ class TrainingSettings:
     Attributes:
         max_epoch: epochs.
         batch_size: images of an update.
-        patience: stop after so many epochs without a better validation loss; None: never.
+        patience: stop after so many epochs without a better one; None: never.
         build_optimizer: makes the optimizer of a list of parameters.
-        is_joint: train the members as one, on the mean of their logits.
+        is_joint: train the members as one.
+        joint_logits: what these are trained on: the ``mean`` of their logits, or the ``sum``.
+        select: which epoch is the best: that of the lowest validation ``loss`` or of the best validation ``accuracy``.
+        least_gain: by how much an epoch must be better than the best one before, in nats, or as a share of the images.
     """
 
     max_epoch: int
@@ -41,6 +45,13 @@ class TrainingSettings:
     patience: Optional[int]
     build_optimizer: BuildOptimizer
     is_joint: bool = False
+    joint_logits: str = "mean"
+    select: str = "loss"
+    least_gain: float = 0.0
+
+    def is_better(self, score: float, best: float) -> bool:
+        """Tell whether a score, of which lower is better, makes an epoch the best one so far."""
+        return score < best and score <= best - self.least_gain + ROUNDING
 
 
 @dataclass
@@ -48,7 +59,7 @@ class UnitProgress:
     """How far one unit is.
 
     Attributes:
-        best_loss: lowest validation loss so far, nats.
+        best_loss: lowest validation loss so far, nats; where epochs are selected by accuracy, lowest error, 0 to 1.
         best_epoch: the epoch that had it, from 1.
         stopped_after: epochs that count; None: it is still trained.
     """
@@ -148,22 +159,23 @@ class StageTraining:
         """Return the sum over the units of the mean cross entropy, so that each gets its own gradient."""
         if self.settings.is_joint:
             shared = images[0] if images.dim() == 5 else images
-            return F.cross_entropy(self.network(shared, self.generators[0]).mean(dim=0), labels[0])
+            logits = join_logits(self.network(shared, self.generators[0]), self.settings.joint_logits)
+            return F.cross_entropy(logits, labels[0])
         logits = self.network(images, self.generators[0])
         return F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum") / labels.size(1)
 
     def _select(self) -> None:
         """Keep the weights of the units for which this epoch is the best."""
-        losses = validation_losses(self.network, self.valid_images, self.valid_labels, self.settings.is_joint)
-        for unit, loss, best, state in zip(self.units, losses, self.best, self.states, strict=True):
+        scores = validation_scores(self.network, self.valid_images, self.valid_labels, self.settings)
+        for unit, score, best, state in zip(self.units, scores, self.best, self.states, strict=True):
             if unit.stopped_after is not None:
                 continue
-            if loss < unit.best_loss:
-                unit.best_loss, unit.best_epoch = loss, self.epoch
+            if self.settings.is_better(score, unit.best_loss):
+                unit.best_loss, unit.best_epoch = score, self.epoch
                 load_exactly(best, state)
             elif not unit.best_epoch and self.epoch == self.settings.max_epoch:
                 raise AlmaError(
-                    f"the validation loss is {loss} after {self.epoch} epochs, so the training diverged; start a new "
+                    f"the validation loss is {score} after {self.epoch} epochs, so the training diverged; start a new "
                     "--run with a lower --lr"
                 )
             elif self.settings.patience is not None and self.epoch - unit.best_epoch >= self.settings.patience:
@@ -171,11 +183,17 @@ class StageTraining:
 
 
 @torch.no_grad()
-def validation_losses(network: ImageNetwork, images: Tensor, labels: Tensor, is_joint: bool) -> list[float]:
-    """Return the mean cross entropy of each unit, nats."""
+def validation_scores(network: ImageNetwork, images: Tensor, labels: Tensor, settings: TrainingSettings) -> list[float]:
+    """Return for each unit what its epochs are selected by: the mean cross entropy in nats, or the error from 0 to 1.
+
+    A unit whose logits are no numbers has no error: NaN.
+    """
     logits = member_logits(network, images)
-    if is_joint:
-        logits = logits.mean(dim=0, keepdim=True)
+    if settings.is_joint:
+        logits = join_logits(logits, settings.joint_logits)[None]
+    if settings.select == "accuracy":
+        errors = (logits.argmax(dim=-1) != labels).double().mean(dim=1)
+        return errors.where(logits.isfinite().all(dim=2).all(dim=1), torch.nan).tolist()
     return torch.stack([F.cross_entropy(each, labels) for each in logits]).tolist()
 
 

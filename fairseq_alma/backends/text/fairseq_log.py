@@ -18,7 +18,7 @@ def parse_log_line(line: str) -> Optional[dict[str, Any]]:
 
 
 def watch_fairseq(
-    progress: StageProgress, words_per_token: float, max_epoch: Optional[int] = None
+    progress: StageProgress, words_per_token: float, max_epoch: Optional[int] = None, first_update: int = 0
 ) -> Callable[[str], None]:
     """Return what takes the lines of a log and shows them.
 
@@ -26,6 +26,7 @@ def watch_fairseq(
         progress: of the training.
         words_per_token: of the data; fairseq counts tokens.
         max_epoch: passes over the data after which the training ends, if updates do not end it before.
+        first_update: updates that the optimizer had made when the stage began; fairseq counts them too.
     """
     limit = progress.max_update
 
@@ -33,7 +34,7 @@ def watch_fairseq(
         figures = parse_log_line(line)
         if figures is None or "num_updates" not in figures:
             return
-        num_updates, epochs = int(figures["num_updates"]), float(figures.get("update") or 0)
+        num_updates, epochs = int(figures["num_updates"]) - first_update, float(figures.get("update") or 0)
         if max_epoch is not None and epochs > 0:
             # fairseq's "update" counts passes over the data, with a fraction.
             by_epochs = max(num_updates, round(num_updates * max_epoch / epochs))

@@ -104,7 +104,8 @@ def _plan(trees: Mapping[str, GateTree], measured: Optional[HeldOutLosses], args
         if args.method != "scratch":
             parents = select_experts(losses, counts, args.experts, args.select, generator)
         plans[layer] = grow_mixture(tree, args.method, parents)
-    return GrowthStep(plans, args.seed, args.noise, keep_optimizer=args.optimizer == "copy")
+    keeps, shares = args.optimizer != "reset", args.optimizer == "share"
+    return GrowthStep(plans, args.seed, args.noise, keep_optimizer=keeps, shares_moments=shares)
 
 
 def _record(

@@ -47,7 +47,13 @@ def held_out_batches(checkpoint: Checkpoint, args: argparse.Namespace) -> HeldOu
     check_dictionary(checkpoint, args.path, Stream.open(args.stream))
     length = args.tokens_per_sample or checkpoint["cfg"]["model"]["tokens_per_sample"]
     config = AlmaLMConfig(data=args.stream, tokens_per_sample=length)
-    elsewhere = {"path": None, "finetune_from_model": None, "restore_file": LAST_CHECKPOINT, "save_dir": ""}
+    elsewhere = {
+        "path": None,
+        "finetune_from_model": None,
+        "restore_file": LAST_CHECKPOINT,
+        "save_dir": "",
+        "continue_once": None,
+    }
     for name, value in elsewhere.items():
         setattr(config, name, value)
     config.seed, config.dataset_impl, config.use_plasma_view = 1, None, False

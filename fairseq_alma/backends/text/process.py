@@ -148,8 +148,9 @@ def _wait(children: Sequence[Child], watch: Callable[[], None]) -> Optional[str]
         What became of the one that failed, first of all one that was killed; None if all is well.
     """
     deadline = math.inf
-    while any(child.poll() is None for child in children) and time.monotonic() < deadline:
-        waiting = next(child for child in children if child.poll() is None)
+    while waiting := next((child for child in children if child.poll() is None), None):
+        if time.monotonic() >= deadline:
+            break
         with contextlib.suppress(subprocess.TimeoutExpired):
             waiting.wait(timeout=POLL_SECONDS)
         watch()

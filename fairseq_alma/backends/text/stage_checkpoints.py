@@ -10,14 +10,14 @@ import zipfile
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any, Collection, Optional
 
 from fairseq_alma.atomic_file import open_atomically, synchronise
 from fairseq_alma.checkpoints import LAST_CHECKPOINT
 from fairseq_alma.errors import AlmaError
 
 # Where the task alma_lm counts what it trained on (fairseq's get_checkpoint_dict): extra_state[task class][this key].
-TRAIN_TOKENS = "train_tokens"
+TRAIN_TOKENS, FIRST_UPDATE = "train_tokens", "first_update"
 _INTERVAL = re.compile(r"checkpoint_\d+_(\d+)\.pt")
 
 
@@ -29,11 +29,13 @@ class Progress:
         num_updates: updates since the stage began.
         num_epochs: epochs that are complete.
         train_tokens: tokens that these updates trained on, each pass counted.
+        first_update: updates that the optimizer had made when the stage began.
     """
 
     num_updates: int
     num_epochs: int
     train_tokens: int
+    first_update: int = 0
 
     def has_reached(self, max_update: Optional[int], max_epoch: Optional[int]) -> bool:
         """Tell whether training to one of these limits is over.
@@ -96,17 +98,19 @@ def read_progress(path: Path) -> Progress:
     remedy = "remove it, and the stage resumes from the checkpoint before it, or from its beginning"
     state = read_checkpoint(path, remedy=remedy, needed=("extra_state", "optimizer_history"))
     iterator = state["extra_state"].get("train_iterator")
-    counts = [entry[TRAIN_TOKENS] for entry in state["extra_state"].values() if _counts_tokens(entry)]
+    counts = [entry for entry in state["extra_state"].values() if _counts_tokens(entry)]
     if len(counts) != 1 or iterator is None:
         raise AlmaError(
             f"{path}: the checkpoint does not count the tokens it was trained on; it must come from "
             "fairseq-train --task alma_lm of this package; remove its folder to train the stage again"
         )
+    first_update = int(counts[0].get(FIRST_UPDATE, 0))
     return Progress(
-        num_updates=int(state["optimizer_history"][-1]["num_updates"]),
+        num_updates=int(state["optimizer_history"][-1]["num_updates"]) - first_update,
         # The iterator names the epoch that the next update belongs to, from 1.
         num_epochs=int(iterator["epoch"]) - 1,
-        train_tokens=int(counts[0]),
+        train_tokens=int(counts[0][TRAIN_TOKENS]),
+        first_update=first_update,
     )
 
 
@@ -122,11 +126,24 @@ def drop_optimizer_state(path: Path) -> None:
         write_checkpoint(state, path)
 
 
-def keep_only_last(folder: Path) -> None:
-    """Remove every checkpoint of a save directory but the last, once that is sure to outlive them."""
+def write_average(path: Path, out: Path) -> None:
+    """Write the averaged weights in a checkpoint as a checkpoint of their own, for tests alone."""
+    from fairseq_alma.checkpoints.averaged_weights import averaged_model
+    from fairseq_alma.checkpoints.checkpoint_file import read_checkpoint, write_checkpoint
+
+    write_checkpoint(averaged_model(read_checkpoint(path), path), out)
+
+
+def keep_only_last(folder: Path, others: Collection[str] = ()) -> None:
+    """Remove every checkpoint of a save directory but the last, once that is sure to outlive them.
+
+    Args:
+        folder: the save directory.
+        others: names of further files that stay.
+    """
     synchronise(folder / LAST_CHECKPOINT)
     for path in _files(folder):
-        if path.name != LAST_CHECKPOINT:
+        if path.name not in (LAST_CHECKPOINT, *others):
             path.unlink()
 
 

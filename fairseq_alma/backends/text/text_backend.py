@@ -7,10 +7,21 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Callable, Mapping, Optional, Sequence
 
+from msgspec import to_builtins
+
 from fairseq_alma.backends.text import stage_checkpoints
 from fairseq_alma.backends.text.fairseq_log import watch_fairseq
 from fairseq_alma.backends.text.process import Command, run_logged
-from fairseq_alma.backends.text.text_commands import ENSEMBLE_FILE, GROWN_FILE, GROWTH_RECORD, TEST_SPLITS, TextCommands
+from fairseq_alma.backends.text.text_commands import (
+    BRANCH,
+    ENSEMBLE_FILE,
+    GROWN_FILE,
+    GROWTH_RECORD,
+    TEST_SPLITS,
+    UP_TO_BRANCH,
+    WHOLE,
+    TextCommands,
+)
 from fairseq_alma.checkpoints import LAST_CHECKPOINT
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.json_files import as_record, read_json_object, write_json_atomically
@@ -47,43 +58,84 @@ class TextBackend:
         return [self._train(work) for work in works]
 
     def _train(self, work: StageWork) -> Mapping[str, Any]:
-        done = [self._train_model(work, training, [work.lock]) for training in work.plan.trainings]
+        trained = [self._train_model(work, training, [work.lock]) for training in work.plan.trainings]
+        done = [parts[-1] for parts in trained]
+        tokens = [sum(_own_tokens(parts)) for parts in trained]
         facts = [self.describe(self.folder.checkpoint(training.model)) for training in work.plan.trainings]
         return {
             "num_updates": max(position.num_updates for position in done),
-            "train_tokens": sum(position.train_tokens for position in done),
-            "train_flops": sum(
-                position.train_tokens * fact.train_flops_per_token for position, fact in zip(done, facts, strict=True)
-            ),
+            "train_tokens": sum(tokens),
+            "train_flops": sum(count * fact.train_flops_per_token for count, fact in zip(tokens, facts, strict=True)),
+            **self._describe_anytime(work.plan.stage.index, done[0]),
         }
+
+    def _describe_anytime(self, stage: int, done: stage_checkpoints.Progress) -> dict[str, Any]:
+        """Return what stage.json says of how the stage began and of what is tested; nothing for the paper's way."""
+        options = self.commands.anytime
+        if not options.as_record():
+            return {}
+        described = {"first_update": done.first_update, "predicts_with": options.predicts_with}
+        if options.rewarm == "one-schedule":
+            described["peak_lr"] = self.commands.peak(stage)
+        if options.branch_decay is not None:
+            described["branch_updates"] = options.branch_updates(done.num_updates)
+        return {"anytime": described}
 
     def train_member(self, work: StageWork, training: Training, locks: Sequence[int]) -> None:
         """Train one model of a stage to its end, unless it is there; see `loop.Backend`."""
         self._train_model(work, training, locks)
 
-    def _train_model(self, work: StageWork, training: Training, locks: Sequence[int]) -> stage_checkpoints.Progress:
-        """Train one model of a stage to its end, unless it is there, and return how far that is."""
-        plan, folder = work.plan, self.folder.model_folder(training.model)
+    def _train_model(
+        self, work: StageWork, training: Training, locks: Sequence[int]
+    ) -> list[stage_checkpoints.Progress]:
+        """Train one model of a stage to its end, unless it is there, and return how far each part of that is."""
+        self._forget_lost_branch(training.model)
+        parts = [self._train_part(work, training, part, locks) for part in self.commands.parts]
+        average = self.commands.predicting(training.model)
+        if self.commands.anytime.predicts_with == "average" and not stage_checkpoints.is_sound(average):
+            stage_checkpoints.write_average(self.folder.checkpoint(training.model), average)
+        return parts
+
+    def _train_part(
+        self, work: StageWork, training: Training, part: str, locks: Sequence[int]
+    ) -> stage_checkpoints.Progress:
+        """Make one part of a training, unless it is there, and return how far that is."""
+        plan, limits = work.plan, self._limits(part)
+        folder = self.commands.save_folder(training.model, part)
         last = stage_checkpoints.repair_last(folder)
         before = stage_checkpoints.read_progress(last) if last else stage_checkpoints.Progress(0, 0, 0)
-        if last and before.has_reached(*self._limits):
+        if last and before.has_reached(*limits):
             stage_checkpoints.synchronise(last)  # before any stage.json says that it is there
             return before
         self._require_start(training)
         self._grow(work, training, locks)  # fairseq-train looks at the file again when it resumes
-        log = self._log(plan, f"train-member-{training.model.member}")
-        max_update, max_epoch = self._limits
-        with work.display.training(plan, training, max_update, before.num_updates) as progress:
-            watch = watch_fairseq(progress, self.words_per_token, max_epoch)
-            self._launch(work, self._training(plan, training, before.num_updates), log, watch, locks)
-        return self._require_end(folder, log)
+        log = self._log(plan, f"train-member-{training.model.member}" + ("-branch" if part == BRANCH else ""))
+        first_update = self.commands.first_update(training, part)
+        with work.display.training(plan, training, limits[0], before.num_updates) as progress:
+            watch = watch_fairseq(progress, self.words_per_token, limits[1], first_update)
+            self._launch(work, self._training(plan, training, part, before), log, watch, locks)
+        return self._require_end(folder, log, limits)
+
+    def _forget_lost_branch(self, model: ModelId) -> None:
+        """Begin a training anew that is past the place where a copy had branched off, if that copy is not there."""
+        last = stage_checkpoints.repair_last(self.folder.model_folder(model))
+        if not self.commands.anytime.copies_branch or last is None:
+            return
+        copy = stage_checkpoints.repair_last(self.commands.branch_folder(model))
+        done = copy is not None and stage_checkpoints.read_progress(copy).has_reached(*self._limits(BRANCH))
+        split = self.commands.num_updates(UP_TO_BRANCH)
+        if not done and split is not None and stage_checkpoints.read_progress(last).num_updates > split:
+            stage_checkpoints.remove_all(self.commands.branch_folder(model))
+            stage_checkpoints.remove_all(self.folder.model_folder(model))
 
     def _require_start(self, training: Training) -> None:
         """Raise AlmaError unless the weights that a training starts from are there."""
-        if training.start is not None and not self.folder.checkpoint(training.start).is_file():
+        if training.start is None:
+            return
+        if not (path := self.commands.begins_from(training.start)).is_file():
             raise AlmaError(
-                f"{self.folder.checkpoint(training.start)}: not there, and stage {training.model.stage} starts from "
-                f"it; remove {self.folder.stage_folder(training.start.stage)} to train that stage again"
+                f"{path}: not there, and stage {training.model.stage} starts from it; remove "
+                f"{self.folder.stage_folder(training.start.stage)} to train that stage again"
             )
 
     def _grow(self, work: StageWork, training: Training, locks: Sequence[int]) -> None:
@@ -109,7 +161,11 @@ class TextBackend:
     def is_trained(self, folder: RunFolder, model: ModelId) -> bool:
         """Tell whether a model is trained to its end; see `loop.Backend`."""
         last = folder.checkpoint(model)
-        return stage_checkpoints.is_whole(last) and stage_checkpoints.read_progress(last).has_reached(*self._limits)
+        return (
+            stage_checkpoints.is_whole(last)
+            and stage_checkpoints.read_progress(last).has_reached(*self._limits(WHOLE))
+            and stage_checkpoints.is_whole(self.commands.predicting(model))
+        )
 
     def has_weights(self, folder: RunFolder, model: ModelId) -> bool:
         """Tell whether a model's last checkpoint is there, undamaged; see `loop.Backend`."""
@@ -126,7 +182,7 @@ class TextBackend:
         results: dict[str, Any] = {}
         for training in plan.trainings:
             if training.growth is not None:
-                results["after_growth"] = self._test_grown(work, training)
+                results |= self._test_grown(work, training)
         if plan.combine != "single":
             self._join(work)
         for split in TEST_SPLITS:
@@ -148,6 +204,7 @@ class TextBackend:
                 self._strip(model)
         for model in models:  # only now, when what stays is sure to be on the disk
             if model not in needed:
+                stage_checkpoints.remove_all(self.commands.branch_folder(model))
                 stage_checkpoints.remove_all(folder.model_folder(model))
         for index in range(stage + 1):
             here = folder.stage_folder(index)
@@ -156,18 +213,27 @@ class TextBackend:
                 # Its members may be gone, and a later stage has one of its own.
                 (here / ENSEMBLE_FILE).unlink(missing_ok=True)
 
-    def _test_grown(self, work: StageWork, training: Training) -> dict[str, dict[str, float]]:
-        """Return the figures right after growth, measured once: a stage that runs again may have lost what grew."""
+    def _test_grown(self, work: StageWork, training: Training) -> dict[str, dict[str, dict[str, float]]]:
+        """Return the figures right after growth, measured once: a stage that runs again may have lost what grew.
+
+        Where other weights are tested at an arrival than those that grow, the figures of these before growth too.
+        """
         path = self.folder.stage_folder(work.plan.stage.index) / GROWTH_RECORD
         with contextlib.suppress(AlmaError, FileNotFoundError):
-            found = as_record(read_json_object(path, ""), TextGrowth, path, "").valid
-            return {"valid": {"loss": found.loss, "ppl": found.ppl}}
+            found = as_record(read_json_object(path, ""), TextGrowth, path, "")
+            before = None if found.before is None else to_builtins(found.before)
+            return _growth_figures(to_builtins(found.valid), before)
         self._grow(work, training, [work.lock])
-        log = self._log(work.plan, "valid-after-growth")
-        command = self.commands.test_grown(training)
-        figures = {"valid": self._evaluate(work, command, "valid right after growth", log)}
+        figures, plan = {}, work.plan
+        for name, when, command in (
+            ("valid", "after", self.commands.test_grown(training)),
+            ("before", "before", self.commands.test_ungrown(training)),
+        ):
+            if command is not None:
+                log = self._log(plan, f"valid-{when}-growth")
+                figures[name] = self._evaluate(work, command, f"valid right {when} growth", log)
         write_json_atomically(path, figures)
-        return figures
+        return _growth_figures(figures["valid"], figures.get("before"))
 
     def _join(self, work: StageWork) -> None:
         """Make the ensemble's checkpoint, which has its members' checksums: they must have their final form before."""
@@ -178,16 +244,24 @@ class TextBackend:
         self._launch(work, self.commands.join(plan), self._log(plan, "ensemble"), _ignore, [work.lock])
 
     def _strip(self, model: ModelId) -> None:
-        """Reduce what is kept of a trained model to its weights."""
-        stage_checkpoints.drop_optimizer_state(self.folder.checkpoint(model))
-        stage_checkpoints.keep_only_last(self.folder.model_folder(model))
+        """Reduce what is kept of a trained model to its weights, and to what a later stage carries on."""
+        if not self.commands.anytime.carry_optimizer:
+            stage_checkpoints.drop_optimizer_state(self.folder.checkpoint(model))
+        stage_checkpoints.keep_only_last(self.folder.model_folder(model), [self.commands.predicting(model).name])
+        if self.commands.anytime.best_checkpoint:
+            stage_checkpoints.drop_optimizer_state(self.commands.predicting(model))
+        if self.commands.anytime.copies_branch:
+            stage_checkpoints.drop_optimizer_state(self.commands.branch(model))
+            stage_checkpoints.keep_only_last(self.commands.branch_folder(model))
 
-    def _require_end(self, folder: Path, log: Path) -> stage_checkpoints.Progress:
+    def _require_end(
+        self, folder: Path, log: Path, limits: tuple[Optional[int], Optional[int]]
+    ) -> stage_checkpoints.Progress:
         """Return how far a training got; raise AlmaError unless that is its end."""
         if not stage_checkpoints.is_whole(folder / LAST_CHECKPOINT):
             raise AlmaError(f"{log}: fairseq-train ended without a checkpoint; read the log")
         after = stage_checkpoints.read_progress(folder / LAST_CHECKPOINT)
-        if not after.has_reached(*self._limits):
+        if not after.has_reached(*limits):
             raise AlmaError(
                 f"{log}: fairseq-train ended after {after.num_updates} updates and {after.num_epochs} epochs, before "
                 "--max-update or --max-epoch; read the log"
@@ -214,19 +288,34 @@ class TextBackend:
             )
         return {"loss": results[0], "ppl": round(2 ** results[0], 4)}
 
-    def _training(self, plan: StagePlan, training: Training, done: int) -> Command:
+    def _training(self, plan: StagePlan, training: Training, part: str, done: stage_checkpoints.Progress) -> Command:
         """Return the command that trains a model; its curves resume from the updates that are done."""
-        command, live = self.commands.train(plan, training), self.commands.live
-        live.rewind(self.folder, training.model, done)
+        command, live = self.commands.train(plan, training, part), self.commands.live
+        if part == BRANCH:
+            return command
+        live.rewind(self.folder, training.model, done.num_updates and done.first_update + done.num_updates)
         identity = live.wandb_identity(self.folder, training.model)
         return replace(command, environment={**command.environment, **identity})
 
-    @property
-    def _limits(self) -> tuple[Optional[int], Optional[int]]:
-        return self.commands.options.max_update, self.commands.options.max_epoch
+    def _limits(self, part: str) -> tuple[Optional[int], Optional[int]]:
+        """Return how many updates and epochs end a part of a training, counted from its own beginning."""
+        return self.commands.num_updates(part), self.commands.options.max_epoch
 
     def _log(self, plan: StagePlan, name: str) -> Path:
         return self.folder.stage_folder(plan.stage.index) / f"{name}.log"
+
+
+def _own_tokens(parts: Sequence[stage_checkpoints.Progress]) -> list[int]:
+    """Return the tokens that a training took: those of its last part, which counts the first too, and of a branch."""
+    return [parts[-1].train_tokens, *(part.train_tokens for part in parts[1:-1])]
+
+
+def _growth_figures(
+    after: dict[str, float], before: Optional[dict[str, float]]
+) -> dict[str, dict[str, dict[str, float]]]:
+    """Return what stage.json says of growth."""
+    shown = {"after_growth": {"valid": after}}
+    return shown if before is None else {"before_growth": {"valid": before}, **shown}
 
 
 def _ignore(line: str) -> None:

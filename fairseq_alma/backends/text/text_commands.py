@@ -2,12 +2,15 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Optional
 
 import fairseq_alma
 from fairseq_alma.backends.text.process import Command
-from fairseq_alma.backends.text.train_options import Option, TrainOptions
+from fairseq_alma.backends.text.train_options import Option, TrainOptions, replace_option
+from fairseq_alma.checkpoints import LAST_CHECKPOINT
 from fairseq_alma.learners.plan import Growth, ModelId, StagePlan, Training
-from fairseq_alma.runs.curve_options import TENSORBOARD, CurveOptions
+from fairseq_alma.runs.anytime_options import PAPERS_WAY, AnytimeOptions
+from fairseq_alma.runs.curve_options import CURVE_OPTIONS, TENSORBOARD, CurveOptions
 from fairseq_alma.runs.run_folder import RunFolder
 
 NEVER = 1_000_000_000
@@ -16,6 +19,12 @@ MAX_LOG_INTERVAL = 25
 TEST_SPLITS = ("valid", "test")
 GROWN_FILE = "grown.pt"
 ENSEMBLE_FILE = "ensemble.pt"
+AVERAGE = "checkpoint_average.pt"
+"""The averaged weights of a trained model, as a checkpoint of their own."""
+BEST = "checkpoint_best.pt"
+"""Where fairseq-train keeps the checkpoint with the lowest loss on ``valid``."""
+WHOLE, UP_TO_BRANCH, BRANCH = "whole", "up to branch", "branch"
+"""Parts of a training; the last is also the folder of what branches off."""
 GROWTH_RECORD = "growth.json"
 """What was measured right after growth: when the weights before growth are gone, it cannot be measured again."""
 
@@ -37,6 +46,7 @@ class TextCommands:
         keep_checkpoints: keep each of these checkpoints.
         num_procs: processes that train a model together; they share the batches of an update (``--update-freq``).
         nodes: of a SLURM allocation, that these processes are dealt to.
+        anytime: what runs on from stage to stage, and what is tested.
     """
 
     stream: Path
@@ -49,14 +59,18 @@ class TextCommands:
     keep_checkpoints: bool
     num_procs: int = 1
     nodes: int = 1
+    anytime: AnytimeOptions = PAPERS_WAY
 
     def all_of(self, plan: StagePlan) -> list[Command]:
         """Return the commands of a stage in order."""
         commands = []
         for training in plan.trainings:
             commands += [self.grow(training)] if training.growth else []
-            commands += [self.train(plan, training)]
-        commands += [self.test_grown(training) for training in plan.trainings if training.growth]
+            commands += self.trainings(plan, training)
+        for training in plan.trainings:
+            if training.growth:
+                before = self.test_ungrown(training)
+                commands += [self.test_grown(training), *([before] if before is not None else [])]
         commands += [self.join(plan)] if plan.combine != "single" else []
         return commands + [self.test(plan, split) for split in TEST_SPLITS]
 
@@ -70,18 +84,37 @@ class TextCommands:
         start, growth = training.start, training.growth
         assert start is not None and growth is not None, training
         groups: Groups = [
-            ("--path", str(self.folder.checkpoint(start)), "--out", str(self.grown(training.model))),
+            ("--path", str(self.begins_from(start)), "--out", str(self.grown(training.model))),
             ("--method", growth.method, "--experts", str(growth.num_new), "--seed", str(growth.seed)),
         ]
+        if self.anytime.carry_optimizer:
+            groups.append(("--optimizer", "share" if growth.method == "split" else "copy"))
         if growth.method != "scratch":
             groups.append(("--select", growth.select, *self._measuring(growth)))
+        if growth.noise:
+            groups.append(("--noise", repr(growth.noise)))
         return Command("alma-grow", tuple(groups))
 
-    def train(self, plan: StagePlan, training: Training) -> Command:
-        """Return the command that trains one model; given again after a kill, it resumes."""
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """The parts of each training, in order."""
+        return (UP_TO_BRANCH, BRANCH, WHOLE) if self.anytime.copies_branch else (WHOLE,)
+
+    def trainings(self, plan: StagePlan, training: Training) -> list[Command]:
+        """Return the commands that train one model in a stage, in order: its own, and those around a branch."""
+        return [self.train(plan, training, part) for part in self.parts]
+
+    def train(self, plan: StagePlan, training: Training, part: str = WHOLE) -> Command:
+        """Return the command that trains one model; given again after a kill, it resumes.
+
+        Args:
+            plan: of the stage.
+            training: of the model.
+            part: ``WHOLE``: to its end; ``UP_TO_BRANCH``: to where a copy branches off; ``BRANCH``: that copy.
+        """
         stage = plan.stage
         data = ["--megabatch", str(stage.last_arrival), "--wait", str(self.wait)]
-        model = ["--seed", str(training.seed), "--save-dir", str(self.folder.model_folder(training.model))]
+        model = ["--seed", str(training.seed), "--save-dir", str(self.save_folder(training.model, part))]
         groups: Groups = [
             *self._engine(),
             (*data, "--replay") if self.replay else tuple(data),
@@ -89,17 +122,15 @@ class TextCommands:
         ]
         if self.num_procs > 1:
             groups.append(("--distributed-world-size", str(self.num_procs)))
-        if training.start is not None:
-            path = self.grown(training.model) if training.growth else self.folder.checkpoint(training.start)
-            groups.append(("--finetune-from-model", str(path)))
+        groups += [*self._start(training, part), *self._anytime(training, part)]
         groups += [*self._saving(), *self._reporting()]
-        groups += [self._own_curves(training.model, option) for option in self._model(training)]
+        groups += [self._own_curves(training.model, option) for option in self._model(training, part)]
         environment = self.live.wandb_environment(self.folder, training.model)
         return Command("fairseq-train", tuple(groups), environment, self.num_procs, self.nodes)
 
     def join(self, plan: StagePlan) -> Command:
         """Return the command that makes one checkpoint of all that predicts after the stage."""
-        members = tuple(str(self.folder.checkpoint(model)) for model in plan.predictors)
+        members = tuple(str(self.predicting(model)) for model in plan.predictors)
         return Command("alma-ensemble", (members, ("--out", str(self.predictor(plan)), "--force")))
 
     def test(self, plan: StagePlan, split: str) -> Command:
@@ -110,6 +141,12 @@ class TextCommands:
         """Return the command that tests a model right after growth, before its training, on ``valid``."""
         return self._evaluate(self.grown(training.model), "valid")
 
+    def test_ungrown(self, training: Training) -> Optional[Command]:
+        """Return the command that tests the weights that grow as they were before; None: the stage before has."""
+        assert training.start is not None, training
+        path = self.begins_from(training.start)
+        return None if path == self.predicting(training.start) else self._evaluate(path, "valid")
+
     def grown(self, model: ModelId) -> Path:
         """Return the checkpoint of a model that has grown and is not trained yet."""
         return self.folder.stage_folder(model.stage) / GROWN_FILE
@@ -118,10 +155,85 @@ class TextCommands:
         """Return the one checkpoint that stands for everything that predicts after the stage."""
         if plan.combine == "single":
             (model,) = plan.predictors
-            return self.folder.checkpoint(model)
+            return self.predicting(model)
         if plan.combine == "probabilities":
             return self.folder.stage_folder(plan.stage.index) / ENSEMBLE_FILE
         raise NotImplementedError(f"combining by {plan.combine}")
+
+    def predicting(self, model: ModelId) -> Path:
+        """Return the checkpoint by which a trained model predicts."""
+        folder = self.folder.model_folder(model)
+        files = {"average": folder / AVERAGE, "best": folder / BEST, "branch": self.branch(model)}
+        return files.get(self.anytime.predicts_with, self.folder.checkpoint(model))
+
+    def begins_from(self, model: ModelId) -> Path:
+        """Return the checkpoint of a trained model that a later stage starts from; a best one has its own optimizer."""
+        is_best = self.anytime.best_checkpoint and not self.anytime.carry_optimizer
+        return self.predicting(model) if is_best else self.folder.checkpoint(model)
+
+    def save_folder(self, model: ModelId, part: str) -> Path:
+        """Return the save directory of a part of a training."""
+        return self.branch_folder(model) if part == BRANCH else self.folder.model_folder(model)
+
+    def branch_folder(self, model: ModelId) -> Path:
+        """Return the save directory of the copy of a model whose learning rate decays."""
+        return self.folder.model_folder(model) / BRANCH
+
+    def branch(self, model: ModelId) -> Path:
+        """Return that copy's checkpoint."""
+        return self.branch_folder(model) / LAST_CHECKPOINT
+
+    def first_update(self, training: Training, part: str = WHOLE) -> int:
+        """Return how many updates the optimizer has made when a part of a training begins."""
+        is_carried = self.anytime.carry_optimizer and training.start is not None
+        before = training.model.stage * (self.options.max_update or 0) if is_carried else 0
+        return before + ((self.num_updates(UP_TO_BRANCH) or 0) if part == BRANCH else 0)
+
+    def num_updates(self, part: str) -> Optional[int]:
+        """Return the updates that a part of a training has counted when it ends, a branch its own alone.
+
+        None: epochs end it.
+        """
+        whole = self.options.max_update
+        if whole is None or part == WHOLE:
+            return whole
+        branch = self.anytime.branch_updates(whole)
+        return branch if part == BRANCH else whole - branch
+
+    def peak(self, stage: int) -> float:
+        """Return the learning rate that a stage warms up to."""
+        (lr,) = self.options.last("--lr") or ("0",)
+        (warmup,) = self.options.last("--warmup-updates") or ("0",)
+        (power,) = self.options.last("--power") or ("1",)
+        assert self.options.max_update is not None
+        return float(lr) * self.anytime.peak(stage, self.options.max_update, int(warmup), float(power))
+
+    def _start(self, training: Training, part: str) -> Groups:
+        """Return the options that name what a training begins with."""
+        if part == BRANCH:
+            return [("--continue-once", str(self.folder.checkpoint(training.model)), "--continue-as", "branch")]
+        if training.start is None:
+            return []
+        path = self.grown(training.model) if training.growth else self.begins_from(training.start)
+        if self.anytime.carry_optimizer:
+            return [("--continue-once", str(path), "--continue-as", "stage")]
+        return [("--finetune-from-model", str(path))]
+
+    def _anytime(self, training: Training, part: str) -> Groups:
+        """Return the options of the average, and of a decay within the training at hand."""
+        groups: Groups = []
+        if self.anytime.replay_share is not None:
+            groups.append(("--replay-share", f"{self.anytime.replay_share:g}"))
+        if self.anytime.best_checkpoint:
+            groups.append(("--best-checkpoint-metric", "nll_loss"))
+        if self.anytime.ema_half_life is not None:
+            groups.append(("--ema-half-life", self.anytime.ema_half_life))
+        if self.anytime.branch_decay is not None and (part == BRANCH or not self.anytime.copies_branch):
+            assert self.options.max_update is not None  # `check_schedule` has seen to it
+            first, end = self.first_update(training, BRANCH), self.first_update(training) + self.options.max_update
+            window = ("--branch-from", str(first), "--branch-until", str(end))
+            groups.append((*window, "--branch-shape", self.anytime.shape))
+        return groups
 
     def _evaluate(self, path: Path, split: str) -> Command:
         groups: Groups = [
@@ -137,11 +249,19 @@ class TextCommands:
         name, values = option
         return (name, str(self.live.curves(self.folder, model))) if name == TENSORBOARD else (name, *values)
 
-    def _model(self, training: Training) -> list[Option]:
+    def _model(self, training: Training, part: str) -> list[Option]:
         """Return the user's options, with those of the model as the training wants it."""
         options = self.options.options
+        num_updates = self.num_updates(part)
+        if num_updates is not None and (self.anytime.carry_optimizer or part != WHOLE):
+            end = self.first_update(training, part) + num_updates
+            options = replace_option(options, "--max-update", str(end))
+        if self.anytime.rewarm == "one-schedule" and training.start is not None:
+            options = replace_option(options, "--lr", f"{self.peak(training.model.stage):.6g}")
+        if part == BRANCH:  # it would be drawn over what it branches off from
+            options = [option for option in options if option[0] not in CURVE_OPTIONS]
         if training.num_joint > 1:
-            options = self.options.joint(training.num_joint)
+            options = self.options.joint(training.num_joint, options)
         if training.num_experts is not None:
             options = [*options, ("--num-experts", (str(training.num_experts),))]
         return options
@@ -171,4 +291,5 @@ class TextCommands:
         if self.options.max_update is not None:
             interval = min(MAX_LOG_INTERVAL, max(1, self.options.max_update // NUM_LOG_LINES))
         log: Groups = [("--log-format", "json", "--log-interval", str(interval))]
-        return log if self.validate else [*log, ("--disable-validation",)]
+        is_validated = self.validate or self.anytime.best_checkpoint
+        return log if is_validated else [*log, ("--disable-validation",)]

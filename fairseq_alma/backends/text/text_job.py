@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Callable, Optional, Sequence
 
+from fairseq_alma.backends.text.anytime_checks import check_schedule
 from fairseq_alma.backends.text.text_backend import TextBackend
 from fairseq_alma.backends.text.text_commands import TextCommands
 from fairseq_alma.backends.text.train_options import TrainOptions
@@ -29,6 +30,7 @@ class TextJob:
     """
 
     unit = "word"
+    overridden: tuple[str, ...] = ()
 
     def __init__(self, request: RunRequest, words: Sequence[str], stream: Optional[Stream]) -> None:
         self.request, self.stream = request, stream
@@ -47,11 +49,16 @@ class TextJob:
             keep_checkpoints=request.keep_checkpoints,
             num_procs=request.num_procs,
             nodes=request.nodes,
+            anytime=request.anytime,
         )
 
     def recorded(self) -> dict[str, Any]:
         """Return the options that run.json names; see `request.Job`."""
         return {"save_every": self.request.save_every, "validate": self.request.validate}
+
+    def check(self, plans: Sequence[StagePlan]) -> None:
+        """Refuse options after ``--`` that contradict those before it; see `request.Job`."""
+        check_schedule(self.request.anytime, self.commands.options, plans)
 
     def train_options(self) -> dict[str, str]:
         """Return what run.json says of the options after ``--``."""
@@ -65,7 +72,8 @@ class TextJob:
         for plan in self.request.chosen(plans):
             commands = self.commands.all_of(plan)
             if member is not None:
-                commands = [self.commands.train(plan, each) for each in plan.trainings if each.model.member in member]
+                chosen = [each for each in plan.trainings if each.model.member in member]
+                commands = [command for each in chosen for command in self.commands.trainings(plan, each)]
             if commands:
                 print(f"# {describe_stage(plan, len(plans))}")
             for each in commands:

@@ -24,6 +24,12 @@ OWNED: dict[str, str] = {
     "--save-dir": "give --run before the --",
     "--restore-file": "alma-stream resumes from the stage's own last checkpoint",
     "--continue-once": "alma-stream resumes from the stage's own last checkpoint",
+    "--continue-as": "give --carry-optimizer before the --",
+    "--ema-half-life": "give it before the --",
+    "--replay-share": "give it before the --",
+    "--branch-from": "give --branch-decay before the --",
+    "--branch-until": "give --branch-decay before the --",
+    "--branch-shape": "give it before the --",
     "--finetune-from-model": "give --init before the --",
     "--reset-optimizer": "a stage begins with a new optimizer",
     "--reset-lr-scheduler": "a stage begins with a new schedule",
@@ -127,8 +133,12 @@ class TrainOptions:
             chosen += [(name, given[0])] if given else []
         return chosen
 
-    def joint(self, num_members: int) -> list[Option]:
+    def joint(self, num_members: int, options: Optional[Sequence[Option]] = None) -> list[Option]:
         """Return the options of a model of several that are trained jointly, each as these options describe one.
+
+        Args:
+            num_members: how many.
+            options: to take instead of these.
 
         Raises:
             ValueError: they describe such a model already.
@@ -137,7 +147,8 @@ class TrainOptions:
         assert arch is not None
         if arch == (JOINT_MODEL,):
             raise ValueError(f"--arch {JOINT_MODEL} after the --: give the members' architecture; alma-stream wraps it")
-        members = [(name, *values) for name, values in self.options if name in MODEL_OPTIONS]
+        options = self.options if options is None else options
+        members = [(name, *values) for name, values in options if name in MODEL_OPTIONS]
         words = shlex.join(word for option in members for word in option)
         model: list[Option] = [
             ("--arch", (JOINT_MODEL,)),
@@ -146,7 +157,7 @@ class TrainOptions:
         ]
         # The form with an equals sign, because argparse takes a value that begins with a dash for an option.
         model += [(f"--member-options={words}", ())] if words else []
-        return model + [option for option in self.options if option[0] not in ("--arch", *MODEL_OPTIONS)]
+        return model + [option for option in options if option[0] not in ("--arch", *MODEL_OPTIONS)]
 
     def lengthened(self, times: int) -> "TrainOptions":
         """Return the options of a stage with that many times the updates; epochs, and the warm-up, stay as they are."""
@@ -170,9 +181,7 @@ class TrainOptions:
             )
         each = ",".join(str(count // num_procs) for count in counts)
         shared = copy(self)
-        shared.options = [
-            (name, (each,)) if name == BATCHES_PER_UPDATE else (name, values) for name, values in self.options
-        ]
+        shared.options = replace_option(self.options, BATCHES_PER_UPDATE, each)
         return shared
 
     def _lengthen(self, name: str, values: tuple[str, ...], times: int) -> Option:
@@ -189,6 +198,11 @@ class TrainOptions:
         if len(values) != 1 or not values[0].isdecimal() or int(values[0]) < 1:
             raise ValueError(f"{name} {' '.join(values)} after the --: a whole number of at least 1 is needed")
         return int(values[0])
+
+
+def replace_option(options: Sequence[Option], name: str, value: str) -> list[Option]:
+    """Return options with another value of one that is among them."""
+    return [(each, (value,)) if each == name else (each, values) for each, values in options]
 
 
 def _refuse_owned(name: str, all_owned: Mapping[str, str]) -> None:

@@ -6,7 +6,8 @@ One step, after section 2 of Wu et al.:
 2. all directions are tuned together on the images of the stage, the network itself left as it is;
 3. a candidate's score is the change of the loss along its path, from the gradient at the middle of it. At its start
    the gradient of a split is 0, as its two halves cancel each other: what it gains is of second order;
-4. the best candidates over all layers are kept, until the asked number of parameters is added (`select_candidates`).
+4. the best candidates over all layers are kept, until the asked number of parameters is added (`select_candidates`),
+   or of neurons, as in the paper's released code (`select_neurons`).
 
 Wu et al. also try new layers. That is left out here: the architecture keeps its sixteen convolutions.
 """
@@ -19,7 +20,12 @@ import torch.nn.functional as F
 from torch import Generator, Tensor
 
 from fairseq_alma.errors import AlmaError
-from fairseq_alma.growth.firefly_selection import LayerScores, num_chain_parameters, select_candidates
+from fairseq_alma.growth.firefly_selection import (
+    LayerScores,
+    num_chain_parameters,
+    select_candidates,
+    select_neurons,
+)
 from fairseq_alma.modules.images.firefly_candidates import CandidateVGG, Steps, outer_sizes, unit_length
 from fairseq_alma.modules.images.vgg import VGG
 from fairseq_alma.modules.images.widen_vgg import widen_vgg
@@ -39,6 +45,7 @@ def grow_firefly(
     share: float,
     generator: Generator,
     steps: Steps = DEFAULT_STEPS,
+    share_of: str = "parameters",
 ) -> VGG:
     """Return a wider network that computes nearly the same.
 
@@ -47,9 +54,10 @@ def grow_firefly(
         batches: images, (B, C, H, W) or (1, B, C, H, W), normalised, and their labels, (B) or (1, B) int64, on the
             network's device. They are gone through twice, so a list will do and a generator will not.
         first_channels: of each convolution, before any growth.
-        share: parameters to add, as a part of those of the network before any growth; the paper: 0.25.
+        share: parameters or neurons to add, as a part of those of the network before any growth; the paper: 0.25.
         generator: of the first directions, on the CPU.
         steps: how large candidates are.
+        share_of: what ``share`` counts, ``parameters`` or ``neurons``.
 
     Returns:
         The grown network, on the same device, in the same mode. Its parameters are new ones: it needs a new optimizer.
@@ -58,30 +66,43 @@ def grow_firefly(
         AlmaError: the share is not above 0 or less than a channel, or the network's loss is not a number.
     """
     (image_channels, *_), num_classes = outer_sizes(network)
-    num_added = parameters_to_add(image_channels, first_channels, num_classes, share)
+    num_added = amount_to_add(image_channels, first_channels, num_classes, share, share_of)
     candidates = candidates_of(network, first_channels, share, generator, steps)
     tune_directions(candidates, batches)
     scores = score_candidates(candidates, batches)
-    growth = select_candidates(scores, image_channels, num_classes, num_added)
+    if share_of == "neurons":
+        growth = select_neurons(scores, round(num_added))
+    else:
+        growth = select_candidates(scores, image_channels, num_classes, num_added)
     if not any(layer.split or layer.new for layer in growth):
         raise _too_small(share, num_added)
     return widen_vgg(network, candidates, growth)
 
 
-def parameters_to_add(image_channels: int, first_channels: Sequence[int], num_classes: int, share: float) -> float:
-    """Return how many parameters a share is.
+def amount_to_add(
+    image_channels: int, first_channels: Sequence[int], num_classes: int, share: float, share_of: str = "parameters"
+) -> float:
+    """Return how many parameters or neurons a share is.
 
     Args:
         image_channels: C.
         first_channels: see `grow_firefly`.
         num_classes: K.
         share: see `grow_firefly`.
+        share_of: see `grow_firefly`.
 
     Raises:
         AlmaError: the share is not above 0, or too small for any channel of the network before its growth.
     """
     if not 0 < share < math.inf:
         raise AlmaError(f"--grow-share {share}: a number above 0 is needed; the paper: 0.25")
+    if share_of == "neurons":
+        num_neurons = share * sum(first_channels)
+        if round(num_neurons) < 1:
+            raise AlmaError(
+                f"--grow-share {share}: less than one of {sum(first_channels)} neurons; give a larger share"
+            )
+        return num_neurons
     first_size = num_chain_parameters(image_channels, first_channels, num_classes)
     wider = ([size + (layer == one) for layer, size in enumerate(first_channels)] for one in range(len(first_channels)))
     smallest = min(num_chain_parameters(image_channels, each, num_classes) for each in wider) - first_size

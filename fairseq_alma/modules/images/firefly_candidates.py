@@ -139,6 +139,7 @@ class CandidateVGG(VGG):
             make_block=lambda layer, _before, _after: CandidateBlock(
                 old[layer], num_new[layer - 1] if layer else 0, num_new[layer], steps, generator
             ),
+            variant=network.variant,
         )
         self.add_module("classifier", CandidateClassifier(network.classifier, num_new[-1], steps, generator))
 

@@ -80,6 +80,11 @@ class SideBySide(ImageNetwork):
             yield network
 
 
+def join_logits(logits: Tensor, how: str) -> Tensor:
+    """Join the (N, B, K) logits of members that are one model to (B, K): their ``mean`` or their ``sum``."""
+    return logits.mean(dim=0) if how == "mean" else logits.sum(dim=0)
+
+
 def reset_children(module: nn.Module, generators: Sequence[Generator]) -> None:
     """Draw the initial weights of what a module consists of, in order; a child that knows how does it by itself."""
     for child in module.children():

@@ -6,6 +6,7 @@ the case N = 1, so that models and stacks of models are the same code.
 Letters: N members, B images, I input and O output features or channels, H and W height and width.
 """
 
+import math
 from typing import Sequence
 
 import torch
@@ -14,6 +15,7 @@ from torch import Generator, Tensor, nn
 
 from fairseq_alma.modules.initial_weights import draw_as_linear
 
+INITIAL_WEIGHTS = ("he", "default")
 BATCH_NORM_EPS = 1e-5
 BATCH_NORM_MOMENTUM = 0.1
 
@@ -59,12 +61,21 @@ class MemberConv2d(nn.Module):
 
     def __init__(self, num_members: int, in_channels: int, out_channels: int) -> None:
         super().__init__()
+        self.initial_weights = "he"
         self.weight = nn.Parameter(torch.empty(num_members, out_channels, in_channels, 3, 3))
 
     def reset_parameters(self, generators: Sequence[Generator]) -> None:
-        """Draw initial weights from a normal distribution of variance 2 / (9 O), as VGG does (He et al. 2015)."""
+        """Draw initial weights; ``initial_weights`` says how.
+
+        ``he``: from a normal distribution of variance 2 / (9 O), as VGG does (He et al. 2015); ``default``: as
+        ``torch.nn.Conv2d`` does, uniform in ±1 / sqrt(9 I).
+        """
         for weight, generator in zip(self.weight, generators, strict=True):
-            nn.init.kaiming_normal_(weight, mode="fan_out", nonlinearity="relu", generator=generator)
+            if self.initial_weights == "he":
+                nn.init.kaiming_normal_(weight, mode="fan_out", nonlinearity="relu", generator=generator)
+            else:
+                bound = 1 / math.sqrt(weight[0].numel())
+                nn.init.uniform_(weight, -bound, bound, generator=generator)
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (B, N I, H, W), or (B, I, H, W) that all members share, to (B, N O, H, W)."""

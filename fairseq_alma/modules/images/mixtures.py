@@ -16,7 +16,7 @@ from torch import Generator, Tensor, nn
 from fairseq_alma.growth.gate_tree import GateTree
 from fairseq_alma.modules.images.image_network import ImageNetwork
 from fairseq_alma.modules.images.member_layers import BATCH_NORM_EPS, MemberBatchNorm2d, MemberConv2d, MemberLinear
-from fairseq_alma.modules.images.vgg import NUM_CONVOLUTIONS, VGG
+from fairseq_alma.modules.images.vgg import NUM_CONVOLUTIONS, USUAL, VGG, Variant
 from fairseq_alma.modules.moe.mixture_layer import MixtureLayer
 
 
@@ -124,16 +124,24 @@ class MixtureVGG(VGG):
         channels: of each expert.
         trees: of each of the sixteen convolutions.
         gate: ``soft`` or ``hard``.
+        variant: see `VGG`.
     """
 
     def __init__(
-        self, image_shape: Sequence[int], num_classes: int, channels: int, trees: Sequence[GateTree], gate: str
+        self,
+        image_shape: Sequence[int],
+        num_classes: int,
+        channels: int,
+        trees: Sequence[GateTree],
+        gate: str,
+        variant: Variant = USUAL,
     ) -> None:
         super().__init__(
             image_shape,
             num_classes,
             [channels] * NUM_CONVOLUTIONS,
             make_block=lambda layer, before, after: MixtureConv(before, after, trees[layer], gate),
+            variant=variant,
         )
 
     def forward(self, images: Tensor, generator: Optional[Generator] = None) -> Tensor:

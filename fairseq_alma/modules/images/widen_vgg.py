@@ -45,7 +45,7 @@ def widen_vgg(network: VGG, candidates: CandidateVGG, growth: Sequence[KeptCandi
     state["classifier.weight"] = _wider_inputs(head.weight, head.outgoing_weight(), growth[-1])
     state["classifier.bias"] = head.bias
     channels = [len(state[f"blocks.{number}.norm.weight"]) for number in range(len(growth))]
-    grown = VGG(*outer_sizes(network), channels).to(network.classifier.weight)
+    grown = VGG(*outer_sizes(network), channels, variant=network.variant).to(network.classifier.weight)
     grown.load_member_state(0, {name: tensor[None] for name, tensor in state.items()})
     return grown.train(network.training)
 

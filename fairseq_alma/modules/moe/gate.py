@@ -153,20 +153,22 @@ class ParallelGate(Gate):
         probs = (log_probs @ self.paths).exp()
         return Routing(on_best_path.int().argmax(dim=-1), probs, probs)
 
-    def split(self, expert: int, generator: Generator) -> MixtureGrowth:
-        """Turn an expert's leaf into a choice between it and a new expert E, with new random rows.
+    def grow(self, expert: int, generator: Generator, method: str = "split") -> MixtureGrowth:
+        """Add a new expert E beside an expert.
 
-        Every other row stays as it is, so that the two share what the one had: its probability, and as long as they
-        compute the same, its output.
+        ``split``: its leaf becomes a choice between the two, with new random rows. Every other row stays as it is, so
+        that the two share what the one had: its probability, and as long as they compute the same, its output.
+        ``copy``: the new expert gets a row like the other's in the same choice.
 
         Args:
             expert: number of the expert.
-            generator: of the new rows, on the CPU.
+            generator: of new rows, on the CPU.
+            method: ``split`` or ``copy``.
 
         Returns:
             Where the experts and the rows come from.
         """
-        growth = grow_mixture(self.tree, "split", [expert])
+        growth = grow_mixture(self.tree, method, [expert])
         weight, bias = torch.empty(growth.new.num_rows, self.weight.size(1)), torch.empty(growth.new.num_rows)
         draw_as_linear(weight, bias, generator)
         self.weight = nn.Parameter(gather_slices(self.weight.detach(), growth.row_source, weight.__getitem__))

@@ -77,14 +77,16 @@ class MixtureLayer(nn.Module):
             return F.one_hot(self.routing.expert, self.num_experts).to(self.routing.probs.dtype)
         return self.routing.probs
 
-    def split(self, expert: int, generator: Generator) -> None:
-        """Make two equal experts of one, under a new random choice; the layer's output stays the same.
+    def grow(self, expert: int, generator: Generator, method: str = "split") -> None:
+        """Make two equal experts of one.
 
         Args:
             expert: number of the expert; the new one becomes expert E.
             generator: of the new choice's weights, on the CPU.
+            method: ``split``: under a new random choice; the layer's output stays the same. ``copy``: with a copy of
+                its row of the gate, so that the two together get more than the one had.
         """
-        growth = self.gate.split(expert, generator)
+        growth = self.gate.grow(expert, generator, method)
         for module in self.expert_modules():
             for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
                 grown = gather_slices(tensor.detach(), growth.expert_source)

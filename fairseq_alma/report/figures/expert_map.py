@@ -5,7 +5,7 @@ import re
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Optional, Sequence
+from typing import Iterator, Optional, Sequence
 
 import numpy
 from matplotlib.axes import Axes
@@ -74,17 +74,9 @@ def draw(runs: RunTable, groups: Sequence[Experiment], paper: bool = False) -> l
 def _draw_map(images: RoutedImages, file: str, name: str) -> Drawing:
     figure = style.new_figure(style.FULL_WIDTH, 3.7)
     left, right = figure.subplots(1, 2, width_ratios=[1.35, 1.0])
-    experts, labels, places = images.experts[LAYER], images.labels, embed(images)
+    experts, labels = images.experts[LAYER], images.labels
     has_digits = int(labels.max(initial=0)) < MOST_DIGITS
-    for expert in numpy.unique(experts):
-        for label in numpy.unique(labels):
-            chosen = places[(experts == expert) & (labels == label)]
-            left.plot(
-                chosen[:, 0], chosen[:, 1], marker=f"${label}$" if has_digits else ".", linestyle="none",
-                color=style.expert_colour(int(expert)), markersize=3.6, markeredgewidth=0,
-            )  # fmt: skip
-    left.set_axis_off()
-    left.set_aspect("equal", adjustable="datalim")
+    draw_places(left, images)
     draw_tree(right, images.trees[LAYER], experts, labels if has_digits else None)
     left.set_title(f"t-SNE of {len(experts):,} test images")
     right.set_title(f"gating tree of expert layer {LAYER}")
@@ -97,20 +89,39 @@ def _draw_map(images: RoutedImages, file: str, name: str) -> Drawing:
     return Drawing(file, f"Map of test images by expert: {name}", caption, figure)
 
 
+def draw_places(axes: Axes, images: RoutedImages) -> None:
+    """Draw the map: each image at its place, with its class as the marker and its expert as the colour."""
+    experts, labels, places = images.experts[LAYER], images.labels, embed(images)
+    has_digits = int(labels.max(initial=0)) < MOST_DIGITS
+    for expert in numpy.unique(experts):
+        for label in numpy.unique(labels):
+            chosen = places[(experts == expert) & (labels == label)]
+            axes.plot(
+                chosen[:, 0], chosen[:, 1], marker=f"${label}$" if has_digits else ".", linestyle="none",
+                color=style.expert_colour(int(expert)), markersize=3.6, markeredgewidth=0,
+            )  # fmt: skip
+    axes.set_axis_off()
+    axes.set_aspect("equal", adjustable="datalim")
+
+
 def last_routed_images(group: Experiment, run: int) -> Optional[RoutedImages]:
     """Read what a run's last complete stage that left such a file says, or return None where none did.
 
     Raises:
         AlmaError: the file is damaged, or does not fit its stage.json.
     """
+    return next(routed_images(group, run), None)
+
+
+def routed_images(group: Experiment, run: int) -> Iterator[RoutedImages]:
+    """Read what a run's complete stages that left such a file say, the last one first; see `last_routed_images`."""
     done = group.arrivals[(group.arrivals.run == run) & group.arrivals.done & group.arrivals.planned]
     for stage in done[::-1].itertuples():
         path = group.runs.path[run] / f"stage-{int(stage.stage):03d}" / FILE
         if path.is_file():
             features, labels, experts = _read(path)
             trees = _trees(stage.gate_trees, int(stage.num_experts), path, experts)
-            return RoutedImages(path, stage.arrival, features, labels, experts, trees)
-    return None
+            yield RoutedImages(path, stage.arrival, features, labels, experts, trees)
 
 
 def _read(path: Path) -> tuple[numpy.ndarray, numpy.ndarray, numpy.ndarray]:

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from fairseq_alma.backends.images.mixture_growth import measure_expert_losses, split_losing_experts
+from fairseq_alma.backends.images.mixture_growth import grow_losing_experts, measure_expert_losses
 from fairseq_alma.backends.images.seeds import seeded
 from fairseq_alma.growth.gate_tree import GateTree
 from fairseq_alma.modules.images.mixtures import MixtureMLP, mixture_layers
@@ -49,7 +49,7 @@ def test_the_expert_with_the_largest_loss_of_each_layer_is_split_and_the_loss_st
         network.eval()
         before = torch.nn.functional.cross_entropy(network(images)[0], labels).item()
         largest = [int(losses.argmax()) for losses in measure_expert_losses(network, images, labels).losses]
-        assert split_losing_experts(network, images, labels, seeded(step)) == largest
+        assert grow_losing_experts(network, images, labels, seeded(step)) == largest
         after = torch.nn.functional.cross_entropy(network(images)[0], labels).item()
         assert after == pytest.approx(before, rel=1e-6)
         assert [layer.num_experts for layer in mixture_layers(network)] == [step + 3] * 2
@@ -57,3 +57,20 @@ def test_the_expert_with_the_largest_loss_of_each_layer_is_split_and_the_loss_st
     torch.nn.functional.cross_entropy(network(images, seeded(9))[0], labels).backward()
     for layer in mixture_layers(network):
         assert (layer.gate.weight.grad.abs().sum(dim=1)[-2:] > 0).all()
+
+
+@pytest.mark.parametrize("gate", ["soft", "hard"])
+def test_a_copy_shares_a_flat_gate_and_changes_the_loss(gate):
+    network = network_of(gate, num_experts=3)
+    images, labels = images_and_labels()
+    network.eval()
+    before = [(layer.gate.weight.clone(), layer.gate.bias.clone()) for layer in mixture_layers(network)]
+    parents = grow_losing_experts(network, images, labels, seeded(1), "copy")
+    for layer, parent, (weight, bias) in zip(mixture_layers(network), parents, before, strict=True):
+        assert layer.gate.tree.to_nested() == [0, 1, 2, 3] or layer.gate.tree.is_flat
+        rows = [layer.gate.tree.row_of(expert) for expert in range(4)]
+        assert torch.equal(layer.gate.weight[rows], torch.cat([weight, weight[parent : parent + 1]]))
+        assert torch.equal(layer.gate.bias[rows], torch.cat([bias, bias[parent : parent + 1]]))
+        network(images)
+        probs = layer.routing.probs
+        assert torch.equal(probs[:, parent], probs[:, 3])

@@ -1,9 +1,11 @@
+import math
 from functools import partial
 
 import pytest
 import torch
 
 from fairseq_alma.backends.images import flat_parameters
+from fairseq_alma.backends.images.predictions import predict
 from fairseq_alma.backends.images.seeds import seeded
 from fairseq_alma.backends.images.stage_images import TrainingImages, bootstrap
 from fairseq_alma.backends.images.stage_training import StageTraining, TrainingSettings
@@ -94,6 +96,38 @@ def test_patience_stops_a_training_so_many_epochs_after_its_best_one():
     assert training.epochs_of(0) == training.units[0].best_epoch + 3 < 200
 
 
+@pytest.mark.parametrize("least_gain", [0.0, 0.1])
+def test_epochs_are_selected_by_accuracy_as_a_plain_loop_does(least_gain):
+    """The rule of the paper's released code: a better accuracy by so much, or the end after so many epochs without."""
+    selection = {"select": "accuracy", "least_gain": least_gain, "patience": 4, "max_epoch": 40}
+    training = training_of(build_mlp, [0], **selection)
+    best, best_epoch, without, epoch, kept = None, 0, 0, 0, None
+    while without < 4:
+        training.run_epoch()
+        epoch += 1
+        classes = training.network(training.valid_images)[0].argmax(dim=-1)
+        accuracy = int((classes == training.valid_labels).sum()) / 20
+        if best is None or (accuracy > best and accuracy - best > least_gain - 1e-6):
+            best, best_epoch, without = accuracy, epoch, 0
+            kept = {name: tensor.clone() for name, tensor in training.network.state_dict().items()}
+        else:
+            without += 1
+    assert training.is_over and training.epochs_of(0) == epoch < 40
+    assert training.units[0].best_epoch == best_epoch > 1
+    training.finish()
+    assert all(torch.equal(tensor, kept[name]) for name, tensor in training.network.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    ("score", "best", "gain", "better"),
+    [(0.5, math.inf, 0.0, True), (0.5, 0.5, 0.0, False), (0.4999, 0.5, 0.0, True), (0.4999, 0.5, 0.001, False),
+     (0.1, 0.101, 0.001, True), (0.899, 0.9, 0.001, True), (math.nan, math.inf, 0.0, False), (0.3, math.inf, 1, True)],
+)  # fmt: skip
+def test_an_epoch_is_better_by_the_least_gain_or_more(score, best, gain, better):
+    settings = TrainingSettings(1, 1, None, OPTIMIZERS["sgd"], least_gain=gain)
+    assert settings.is_better(score, best) is better
+
+
 @pytest.mark.parametrize("part", [50, flat_parameters.PART])
 def test_an_update_is_that_of_a_plain_loop(part, monkeypatch):
     monkeypatch.setattr(flat_parameters, "PART", part)
@@ -140,8 +174,21 @@ def test_joint_members_are_trained_on_the_mean_of_their_logits():
         torch.testing.assert_close(ours.grad, theirs.grad)
 
 
-def test_a_training_without_a_finite_validation_loss_is_reported():
-    training = training_of(build_mlp, [0], max_epoch=2)
+def test_joint_members_may_be_trained_on_the_sum_of_their_logits():
+    mean, total = (
+        training_of(build_mlp, [0, 1, 2], is_joint=True, joint_logits=how, max_epoch=1, batch_size=37)
+        for how in ("mean", "sum")
+    )
+    logits = mean.network(mean.data.images).sum(dim=0)
+    loss = total._loss(total.data.images, total.data.labels.expand(3, -1))
+    torch.testing.assert_close(loss, torch.nn.functional.cross_entropy(logits, mean.data.labels))
+    assert predict(total.network, total.data.images, "sum").logits.allclose(logits[None])
+    assert predict(mean.network, mean.data.images, "mean").logits.allclose(logits[None] / 3)
+
+
+@pytest.mark.parametrize("select", ["loss", "accuracy"])
+def test_a_training_without_a_finite_validation_loss_is_reported(select):
+    training = training_of(build_mlp, [0], max_epoch=2, select=select)
     for part in training.parameters.parts:
         part.data.fill_(float("nan"))
     with pytest.raises(AlmaError, match="diverged"):

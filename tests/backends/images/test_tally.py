@@ -30,7 +30,18 @@ def test_the_mean_of_probabilities_decides_between_equal_votes():
     assert tally.result(torch.tensor([0]))["error"] == 0
 
 
-@pytest.mark.parametrize("combine", ["probabilities", "vote"])
+def test_the_mean_of_logits_decides_where_it_is_asked_for():
+    logits = torch.tensor([[[9.0, 0.0]], [[0.0, 4.0]], [[0.0, 4.0]]])
+    for combine, error in (("logits", 0), ("probabilities", 1)):
+        tally = Tally(combine)
+        tally.add(logits)
+        result = tally.result(torch.tensor([0]))
+        assert result["error"] == error
+        if combine == "logits":
+            assert result["loss"] == pytest.approx(math.log1p(math.exp(-1 / 3)))
+
+
+@pytest.mark.parametrize("combine", ["probabilities", "vote", "logits"])
 def test_models_may_be_added_one_by_one(combine):
     logits = torch.randn(5, 20, 3, generator=torch.Generator().manual_seed(1))
     labels = torch.arange(20) % 3

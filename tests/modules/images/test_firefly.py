@@ -46,6 +46,16 @@ def grown(network, seed=3, share=0.25, batches=None):
     return grow_firefly(network, batches or batches_of(), FIRST, share, seeded(seed))
 
 
+def test_a_share_of_neurons_adds_as_many_at_each_step():
+    """64 neurons and a quarter of them: 16 more, then 16 more, as in the paper's released code."""
+    network = trained_network()
+    for num_neurons in (80, 96):
+        network = grow_firefly(network, batches_of(), FIRST, 0.25, seeded(3), share_of="neurons")
+        assert sum(channels_of(network)) == num_neurons
+    with pytest.raises(AlmaError, match=r"--grow-share 0\.001: less than one of 64 neurons"):
+        grow_firefly(network, batches_of(), FIRST, 0.001, seeded(3), share_of="neurons")
+
+
 def num_params(network):
     return sum(parameter.numel() for parameter in network.parameters())
 

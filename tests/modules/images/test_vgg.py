@@ -6,7 +6,7 @@ from torch import nn
 
 from fairseq_alma.growth.firefly_selection import num_chain_parameters
 from fairseq_alma.modules.images.member_layers import MemberConv2d, MemberLinear
-from fairseq_alma.modules.images.vgg import NUM_CONVOLUTIONS, VGG
+from fairseq_alma.modules.images.vgg import NUM_CONVOLUTIONS, VGG, Variant
 
 NUM_CLASSES = 5
 COLUMN_E = [2, 2, 4, 4, 4]  # Simonyan and Zisserman 2015, table 1, column E, without its three linear layers
@@ -16,8 +16,8 @@ def seeded(seed):
     return torch.Generator().manual_seed(seed)
 
 
-def torch_vgg(channels, image_channels=3):
-    """Nothing shared with the package but the paper's description."""
+def torch_vgg(channels, image_channels=3, last_pool="mean"):
+    """Nothing shared with the package but the paper's description, or that of its released code."""
     layers, inputs = [], image_channels
     remaining = list(channels)
     for number, group in enumerate(COLUMN_E):
@@ -26,6 +26,8 @@ def torch_vgg(channels, image_channels=3):
         for outputs in [remaining.pop(0) for _ in range(group)]:
             layers += [nn.Conv2d(inputs, outputs, 3, padding=1, bias=False), nn.BatchNorm2d(outputs), nn.ReLU()]
             inputs = outputs
+    if last_pool == "max":
+        return nn.Sequential(*layers, nn.MaxPool2d(2, 2), nn.Flatten(), nn.Linear(inputs, NUM_CLASSES))
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(inputs, NUM_CLASSES))
 
 
@@ -54,6 +56,19 @@ def test_it_computes_what_an_independent_vgg19_computes_in_training_and_at_test(
         assert found.shape == (num_members, 7, NUM_CLASSES)
         for logits, one in zip(found, plain, strict=True):
             torch.testing.assert_close(logits, one.train(training)(images), rtol=1e-3, atol=1e-4)
+
+
+def test_the_network_of_the_released_code_ends_in_a_fifth_max_pooling_and_has_torchs_initial_weights():
+    channels = [4] * NUM_CONVOLUTIONS
+    network = VGG((3, 32, 32), NUM_CLASSES, channels, variant=Variant("max", "default"))
+    network.reset_parameters([seeded(1)])
+    plain = copy_member(network, 0, torch_vgg(channels, last_pool="max"))
+    images = torch.randn(7, 3, 32, 32, generator=seeded(1))
+    torch.testing.assert_close(network(images)[0], plain(images), rtol=1e-3, atol=1e-4)
+    for block in network.blocks:
+        weight = block.conv.weight[0]
+        bound = weight[0].numel() ** -0.5  # as torch.nn.Conv2d: kaiming_uniform_ with a = sqrt(5)
+        assert 0.8 * bound < weight.abs().max() <= bound
 
 
 def test_members_may_have_images_of_their_own():

@@ -92,7 +92,7 @@ def test_a_split_shares_what_the_expert_had_and_leaves_all_others_as_they_were(n
     for expert in range(GateTree.from_nested(nested).num_experts):
         gate = gate_of(nested)
         before, new = gate(x), gate.tree.num_experts
-        gate.split(expert, torch.Generator().manual_seed(7))
+        gate.grow(expert, torch.Generator().manual_seed(7))
         after = gate(x)
         others = [other for other in range(new) if other != expert]
         torch.testing.assert_close(after.probs[:, others], before.probs[:, others])
@@ -108,7 +108,7 @@ def test_splits_one_after_the_other_go_on_leaving_the_other_experts_alone():
     origin = [0, 1]
     for step in range(30):
         expert = step * 7 % gate.tree.num_experts
-        gate.split(expert, torch.Generator().manual_seed(step))
+        gate.grow(expert, torch.Generator().manual_seed(step))
         origin.append(origin[expert])
     after = gate(x).probs
     for first in (0, 1):
@@ -120,7 +120,7 @@ def test_the_new_rows_are_the_generators_and_the_old_ones_stay():
     first, same, other = gate_of([0, 1, 2]), gate_of([0, 1, 2]), gate_of([0, 1, 2])
     old = first.weight.detach().clone()
     for gate, seed in ((first, 1), (same, 1), (other, 2)):
-        gate.split(1, torch.Generator().manual_seed(seed))
+        gate.grow(1, torch.Generator().manual_seed(seed))
     assert torch.equal(first.weight, same.weight) and not torch.equal(first.weight, other.weight)
     rows = first.tree.paths()
     assert torch.equal(first.weight[[rows[(child,)] for child in range(3)]], old)

@@ -143,7 +143,7 @@ def test_a_split_leaves_the_output_at_test_as_it_was(kind, gate):
     layer, x = layer_of(kind, gate).eval(), inputs_of(kind)
     before = layer(x)
     for step, expert in enumerate([3, 0, NUM_EXPERTS]):
-        layer.split(expert, seeded(step))
+        layer.grow(expert, seeded(step))
         assert layer.num_experts == NUM_EXPERTS + step + 1
         torch.testing.assert_close(layer(x), before, rtol=1e-4, atol=1e-5)
         for module in layer.expert_modules():
@@ -155,7 +155,7 @@ def test_a_split_leaves_the_output_at_test_as_it_was(kind, gate):
 @pytest.mark.parametrize("kind", KINDS)
 def test_after_a_split_every_row_of_the_gate_and_both_halves_learn(kind, gate):
     layer, x = layer_of(kind, gate, [0, 1]).train(), inputs_of(kind)
-    layer.split(1, seeded(1))
+    layer.grow(1, seeded(1))
     optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
     for step in range(2):  # equal halves differ after the first update, and the gate between them from the second on
         optimizer.zero_grad()

@@ -1,0 +1,72 @@
+"""``alma-export``: a checkpoint as a folder that the rest of the field reads."""
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Optional, Sequence
+
+from fairseq_alma.atomic_folder import refuse_occupied
+from fairseq_alma.cli.entry import command
+from fairseq_alma.cli.parser import Parser, utf8_path
+from fairseq_alma.faults import refuse_no_file, refuse_unwritable
+from fairseq_alma.terminal import tell
+
+EPILOG = """\
+The folder has config.json, model.safetensors, tokenizer.json, generation_config.json, a model card (README.md) and
+modeling_alma.py. It needs torch, transformers and safetensors, not this package:
+
+  alma-export RUN/stage-003/member-0/checkpoint_last.pt --out FOLDER
+  python -c "from transformers import pipeline; print(pipeline(model='FOLDER', trust_remote_code=True)('The'))"
+
+Of a model of images the folder has config.json and model.safetensors, which
+fairseq_alma.models.exported_images.load_exported_images reads.
+"""
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Return the command's parser."""
+    parser = Parser(
+        prog="alma-export",
+        description="Write a checkpoint, of one model or an ensemble, as a folder that transformers reads.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "path", type=Path, metavar="CKPT", help="checkpoint of alma_switch_lm, alma_umix or an ensemble"
+    )
+    parser.add_argument("--out", type=utf8_path, required=True, metavar="DIR", help="the folder to write; a new one")
+    parser.add_argument(
+        "--stream",
+        type=utf8_path,
+        metavar="STREAM",
+        help="stream whose tokenizer the model knows (default: the one that it was trained on)",
+    )
+    return parser
+
+
+@command
+def main(argv: Optional[Sequence[str]] = None) -> Optional[int]:
+    """Run ``alma-export``."""
+    args = build_parser().parse_args(argv)
+    refuse_no_file(args.path, "CKPT", "give a checkpoint that fairseq-train, alma-grow or alma-ensemble wrote")
+    refuse_occupied(args.out, "--out ")
+    refuse_unwritable(args.out, "--out")
+    # These import torch, which takes seconds; --help and usage errors need none of it.
+    from fairseq_alma.checkpoints.checkpoint_file import read_checkpoint
+    from fairseq_alma.exchange.image_folder import export_images
+    from fairseq_alma.exchange.model_folder import export_model, is_image_checkpoint
+
+    if is_image_checkpoint(read_checkpoint(args.path)["cfg"]["model"]):
+        size = export_images(args.path, args.out, args.stream)
+        tell(f"{args.out}: a model of images, {size / 1e6:,.1f} MB of weights", sys.stdout)
+        return 0
+    exported = export_model(args.path, args.out, args.stream)
+    facts = exported.facts
+    models = f"{facts.num_members} model{'s' if facts.num_members > 1 else ''}"
+    tell(
+        f"{args.out}: {models}, {facts.num_params:,} parameters, "
+        f"{facts.num_experts} experts, {exported.num_tokens:,} tokens, {exported.size / 1e6:,.1f} MB",
+        sys.stdout,
+    )
+    return 0

@@ -1,0 +1,140 @@
+"""``alma-generate``: text from a prompt."""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any, Iterator, Optional, Sequence
+
+from fairseq_alma.cli.entry import command
+from fairseq_alma.cli.parser import Parser, utf8_path
+from fairseq_alma.errors import AlmaError
+from fairseq_alma.faults import refuse_no_file
+from fairseq_alma.number_range import InRange, real, whole
+from fairseq_alma.terminal import tell, write
+
+EPILOG = """\
+  alma-generate RUN/stage-003/ensemble.pt --prompt "In the beginning" --seed 1
+  alma-generate FOLDER --prompts prompts.txt --seed 1 > texts.jsonl
+"""
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Return the command's parser."""
+    parser = Parser(
+        prog="alma-generate",
+        description="Write text that follows a prompt, token by token. One model or an ensemble.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("model", type=utf8_path, metavar="MODEL", help="checkpoint, or a folder that alma-export wrote")
+    prompts = parser.add_mutually_exclusive_group()
+    prompts.add_argument("--prompt", default="", metavar="TEXT", help="what the text begins with (default: nothing)")
+    prompts.add_argument(
+        "--prompts", type=Path, metavar="FILE", help="batch mode: a prompt per line; prints a JSON line for each"
+    )
+    add("--max-tokens", type=InRange(whole(1)), default=100, metavar="N", help="new tokens (default: %(default)s)")
+    add("--greedy", action="store_true", help="take the most probable token each time (default: sample)")
+    add("--temperature", type=InRange(real(0, 1e3, above=True)), default=1.0, help="of sampling (default: %(default)s)")
+    add(
+        "--top-p",
+        type=InRange(real(0, 1, above=True)),
+        default=0.9,
+        metavar="P",
+        help="sample from the most probable tokens that have P of the probability together (default: %(default)s)",
+    )
+    add("--seed", type=InRange(whole(0, 2**63 - 1)), default=1, help="of sampling (default: %(default)s)")
+    add("--batch-size", type=InRange(whole(1)), default=16, help="prompts at a time (default: %(default)s)")
+    add("--stream", type=utf8_path, help="stream whose tokenizer a checkpoint knows (default: that of its training)")
+    return parser
+
+
+@command
+def main(argv: Optional[Sequence[str]] = None) -> Optional[int]:
+    """Run ``alma-generate``."""
+    args = build_parser().parse_args(argv)
+    if args.prompts is not None:
+        if not args.prompts.exists():
+            raise AlmaError(f"--prompts {args.prompts}: no such file; give a text file, a prompt per line")
+        refuse_no_file(args.prompts, "--prompts", "give a text file, a prompt per line")
+    # These import torch, which takes seconds; --help and usage errors need none of it.
+    import torch
+
+    from fairseq_alma.exchange.load_model import load_model
+
+    loaded = load_model(args.model, args.stream)
+    torch.manual_seed(args.seed)
+    if args.prompts is None:
+        _show(args, loaded)
+        return 0
+    prompts = _read_prompts(args.prompts)
+    for prompt, text in zip(prompts, _continue(args, loaded, prompts), strict=True):
+        print(json.dumps({"prompt": prompt, "text": text}, ensure_ascii=False), flush=True)
+    return 0
+
+
+def _read_prompts(path: Path) -> list[str]:
+    try:
+        return path.read_text(encoding="utf-8").splitlines()
+    except UnicodeDecodeError as error:
+        raise AlmaError(f"--prompts {path}: not UTF-8 ({error}); give a text file, a prompt per line") from error
+
+
+def _options(args: argparse.Namespace, room: int) -> dict[str, Any]:
+    options: dict[str, Any] = {"max_new_tokens": min(args.max_tokens, room), "do_sample": not args.greedy}
+    return options if args.greedy else {**options, "temperature": args.temperature, "top_p": args.top_p, "top_k": 0}
+
+
+def _ids(loaded: Any, prompts: Sequence[str]) -> list[list[int]]:
+    rows = [[loaded.first, *ids] for ids in loaded.tokens.encode(list(prompts))]
+    for prompt, ids in zip(prompts, rows, strict=True):
+        if len(ids) >= loaded.longest:
+            raise AlmaError(
+                f"prompt {prompt[:40]!r}: {len(ids)} tokens, the model takes {loaded.longest} with what follows; "
+                "give a shorter one"
+            )
+    return rows
+
+
+def _show(args: argparse.Namespace, loaded: Any) -> None:
+    """Print the text while it is written, as far as characters are whole."""
+    import torch
+
+    shown = ""
+
+    class Streamer:
+        """What transformers' generate calls with each new token."""
+
+        def __init__(self) -> None:
+            self.ids: list[int] = []
+
+        def put(self, value: Any) -> None:
+            nonlocal shown
+            self.ids = [*self.ids, *value.flatten().tolist()]
+            text = loaded.tokens.decode(self.ids)
+            if text.startswith(shown) and not text.endswith("\ufffd"):
+                write(sys.stdout, text[len(shown) :])
+                shown = text
+
+        def end(self) -> None:
+            text = loaded.tokens.decode(self.ids)
+            tell(text[len(shown) :] if text.startswith(shown) else f"\n{text}", sys.stdout)
+
+    ids = torch.tensor(_ids(loaded, [args.prompt]))
+    loaded.model.generate(ids, streamer=Streamer(), **_options(args, loaded.longest - ids.size(1)))
+
+
+def _continue(args: argparse.Namespace, loaded: Any, prompts: Sequence[str]) -> Iterator[str]:
+    """Yield the text of each prompt; shorter ones of a batch are padded on the left."""
+    import torch
+
+    for start in range(0, len(prompts), args.batch_size):
+        rows = _ids(loaded, prompts[start : start + args.batch_size])
+        longest = max(map(len, rows))
+        pad = loaded.model.config.pad_token_id
+        ids = torch.tensor([[pad] * (longest - len(row)) + row for row in rows])
+        mask = torch.tensor([[0] * (longest - len(row)) + [1] * len(row) for row in rows])
+        found = loaded.model.generate(ids, attention_mask=mask, **_options(args, loaded.longest - longest))
+        yield from (loaded.tokens.decode(row) for row in found.tolist())

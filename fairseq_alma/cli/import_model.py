@@ -1,0 +1,79 @@
+"""``alma-import``: a dense folder of transformers as a checkpoint that can grow."""
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Optional, Sequence
+
+from fairseq_alma.cli.entry import command
+from fairseq_alma.cli.parser import Parser, utf8_path
+from fairseq_alma.errors import AlmaError
+from fairseq_alma.faults import refuse_existing
+from fairseq_alma.number_range import InRange
+from fairseq_alma.option_ranges import RANGES
+from fairseq_alma.terminal import tell
+
+EPILOG = """\
+From a dense model to a mixture that learns from a stream of text in its own tokens:
+
+  alma-prep-text TEXT --out STREAM --megabatches 4 --tokenizer FOLDER/tokenizer.json
+  alma-import FOLDER --out dense.pt --stream STREAM
+  alma-grow --path dense.pt --out grown.pt --method split --experts 1 --stream STREAM
+  fairseq-train STREAM --user-dir fairseq_alma --task alma_lm --megabatch 0 --finetune-from-model grown.pt …
+
+What cannot be expressed: untied output embeddings, other layer norms than with epsilon 1e-5, attention that is not
+scaled by the root of a head's size, rotary or relative positions, other activations than GELU and ReLU.
+"""
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Return the command's parser."""
+    parser = Parser(
+        prog="alma-import",
+        description="Convert a folder of transformers with a model of type gpt2 to a checkpoint of alma_switch_lm. No "
+        "code of the folder is run.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("folder", type=Path, metavar="DIR", help="folder with config.json and model.safetensors")
+    parser.add_argument("--out", type=Path, required=True, metavar="CKPT", help="the checkpoint to write")
+    parser.add_argument(
+        "--stream",
+        type=utf8_path,
+        metavar="STREAM",
+        help="stream made with the folder's tokenizer (alma-prep-text --tokenizer DIR/tokenizer.json); the checkpoint "
+        "then knows its dictionary (default: none is checked)",
+    )
+    parser.add_argument(
+        "--moe-freq",
+        type=InRange(RANGES["--moe-freq"]),
+        default=2,
+        metavar="N",
+        help="make every n-th layer a Switch layer of one expert: it computes the same; 0: none (default: %(default)s)",
+    )
+    parser.add_argument("--force", action="store_true", help="replace CKPT if it exists")
+    return parser
+
+
+@command
+def main(argv: Optional[Sequence[str]] = None) -> Optional[int]:
+    """Run ``alma-import``."""
+    args = build_parser().parse_args(argv)
+    if not args.folder.is_dir():
+        raise AlmaError(f"{args.folder}: no such folder; give one that transformers' save_pretrained has written")
+    refuse_existing(args.out, args.force)
+    # These import torch, which takes seconds; --help and usage errors need none of it.
+    from fairseq_alma.checkpoints.checkpoint_file import write_checkpoint
+    from fairseq_alma.data.stream import Stream
+    from fairseq_alma.exchange.import_folder import import_folder, training_flags
+
+    stream = None if args.stream is None else Stream.open(args.stream)
+    if stream is not None and stream.kind != "text":
+        raise AlmaError(f"--stream {args.stream}: a stream of {stream.kind}; give one of text")
+    checkpoint = import_folder(args.folder, stream, args.moe_freq)
+    write_checkpoint(checkpoint, args.out)
+    options, rows = checkpoint["cfg"]["model"], len(checkpoint["model"]["decoder.embed_tokens.weight"])
+    tell(f"{args.out}: {options['decoder_layers']} layers, {rows:,} tokens, fairseq's four included", sys.stdout)
+    tell(f"fairseq-train --finetune-from-model {args.out} needs {training_flags(options)}", sys.stdout)
+    return 0

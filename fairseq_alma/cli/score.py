@@ -1,0 +1,118 @@
+"""``alma-score``: the loss of each document under a model."""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any, Iterator, Optional, Sequence
+
+from fairseq_alma.atomic_file import open_atomically
+from fairseq_alma.cli.entry import command
+from fairseq_alma.cli.parser import Parser, utf8_path
+from fairseq_alma.errors import AlmaError
+from fairseq_alma.faults import refuse_existing, refuse_no_file
+from fairseq_alma.number_range import InRange, whole
+
+EPILOG = """\
+One JSON line for each: its number, its "id" if it has one, num_tokens and num_bytes of its text, bits (sum over the
+tokens of the text), end_bits (of the document's end), bits_per_token (both, over tokens and end: what fairseq-eval-lm
+counts, whose windows --joined gives) and bits_per_byte (of the text alone: what lm_eval counts).
+
+  alma-score RUN/stage-003/member-0/checkpoint_last.pt documents.jsonl --out losses.jsonl
+"""
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Return the command's parser."""
+    parser = Parser(
+        prog="alma-score",
+        description="Print the loss of each document of a file of JSON lines, in bits.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("model", type=utf8_path, metavar="MODEL", help="checkpoint, or a folder that alma-export wrote")
+    add("input", type=Path, nargs="?", metavar="INPUT", help="JSON lines (default: standard input)")
+    add("--field", default="text", help="key of the text (default: %(default)s)")
+    add("--out", type=Path, metavar="FILE", help="file to write (default: standard output)")
+    add("--stream", type=utf8_path, help="stream whose tokenizer a checkpoint knows (default: that of its training)")
+    add(
+        "--window",
+        type=InRange(whole(1)),
+        default=0,
+        metavar="N",
+        help="tokens of a window, context included (default: as many as the model takes)",
+    )
+    add(
+        "--context-window",
+        type=InRange(whole(0)),
+        default=0,
+        metavar="N",
+        help="tokens of context before each window, which do not count: a sliding window (default: %(default)s)",
+    )
+    add(
+        "--joined",
+        action="store_true",
+        help="cut windows out of all documents one behind the other, as fairseq-eval-lm does",
+    )
+    add("--batch-size", type=InRange(whole(1)), default=16, help="windows at a time (default: %(default)s)")
+    add("--force", action="store_true", help="replace FILE if it exists")
+    return parser
+
+
+@command
+def main(argv: Optional[Sequence[str]] = None) -> Optional[int]:
+    """Run ``alma-score``."""
+    args = build_parser().parse_args(argv)
+    if args.input is not None:
+        if not args.input.exists():
+            raise AlmaError(f"{args.input}: no such file; give JSON lines, or leave it out for standard input")
+        refuse_no_file(args.input, "INPUT", "give a file of JSON lines")
+    if args.out is not None:
+        refuse_existing(args.out, args.force)
+    # These import torch, which takes seconds; --help and usage errors need none of it.
+    from fairseq_alma.exchange.load_model import load_model
+
+    loaded = load_model(args.model, args.stream)
+    window = args.window or loaded.longest
+    if window > loaded.longest:
+        raise AlmaError(f"--window {window}: the model takes {loaded.longest} tokens at most; give that or less")
+    if args.context_window >= window:
+        raise AlmaError(f"--context-window {args.context_window}: must be smaller than the window of {window} tokens")
+    if args.out is None:
+        _write(args, loaded, sys.stdout)
+        return 0
+    with open_atomically(args.out, "w") as file:
+        _write(args, loaded, file)
+    return 0
+
+
+def _write(args: argparse.Namespace, loaded: Any, file: Any) -> None:
+    from fairseq_alma.exchange.score import score_texts
+
+    identities: list[dict[str, Any]] = []
+    texts = _texts(args, identities)
+    scores = score_texts(loaded, texts, args.window, args.context_window, args.batch_size, args.joined)
+    for number, score in enumerate(scores):
+        record = {"document": number, **identities[number], **score.as_record()}
+        file.write(json.dumps(record, ensure_ascii=False) + "\n")
+
+
+def _texts(args: argparse.Namespace, identities: list[dict[str, Any]]) -> Iterator[str]:
+    """Yield the texts, and note what each document is called."""
+    where = args.input or "standard input"
+    with open(args.input, "rb") if args.input else sys.stdin.buffer as file:
+        for number, line in enumerate(file, start=1):
+            if not line.strip():
+                continue
+            try:
+                document = json.loads(line)
+                text = document[args.field]
+                text.encode()
+            except (ValueError, RecursionError) as error:
+                raise AlmaError(f"{where}, line {number}: not JSON ({error}); give one object per line") from error
+            except (KeyError, TypeError, IndexError, AttributeError) as error:
+                raise AlmaError(f"{where}, line {number}: no text under {args.field!r}; give --field") from error
+            identities.append({"id": document["id"]} if "id" in document else {})
+            yield text

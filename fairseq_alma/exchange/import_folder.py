@@ -1,0 +1,222 @@
+"""``alma-import``: a GPT-2-like folder of transformers becomes a checkpoint of ``alma_switch_lm``. No fairseq.
+
+Only ``config.json``, ``model.safetensors`` and ``tokenizer.json`` are read; no code of the folder is run. Feed-forward
+networks of every n-th layer become the one expert of a Switch layer, whose gate always gives it the weight 1: the model
+computes the same, and can grow.
+
+fairseq's four symbols come before the folder's tokens, and take the row of its end-of-text token. So that token counts
+five times in every softmax; relative to each other, all other tokens keep their probabilities.
+"""
+
+from pathlib import Path
+from typing import Annotated, Any, Mapping, Optional
+
+import torch
+from msgspec import Meta, Struct
+from torch import Tensor
+
+from fairseq_alma.checkpoints import LAST_CHECKPOINT
+from fairseq_alma.checkpoints.checkpoint_file import DICTIONARY_KEY, Checkpoint
+from fairseq_alma.checkpoints.container import UnfitCheckpoint
+from fairseq_alma.checkpoints.contents import check_finite
+from fairseq_alma.checkpoints.model_options import Size
+from fairseq_alma.checkpoints.model_weights import EXTRA_POSITIONS, check_model
+from fairseq_alma.data.stream import Stream
+from fairseq_alma.data.token_file import NUM_FAIRSEQ_SYMBOLS
+from fairseq_alma.data.tokenizer import StreamTokenizer
+from fairseq_alma.errors import AlmaError
+from fairseq_alma.exchange.tensors_file import read_tensors
+from fairseq_alma.json_files import as_record, read_json_object
+
+CONFIG, WEIGHTS, TOKENIZER = "config.json", "model.safetensors", "tokenizer.json"
+ACTIVATIONS = {"gelu_new": "gelu_accurate", "gelu_pytorch_tanh": "gelu_accurate", "gelu": "gelu", "relu": "relu"}
+_REMEDY = "give a folder with a model of type gpt2"
+Share = Annotated[float, Meta(ge=0, le=1)]
+
+
+class GPT2(Struct, kw_only=True):
+    """``config.json`` of a GPT-2 model, as far as it is used; defaults as transformers has them."""
+
+    model_type: str
+    vocab_size: Size = 50257
+    n_positions: Size = 1024
+    n_embd: Size = 768
+    n_layer: Annotated[int, Meta(ge=1, le=10_000)] = 12
+    n_head: Size = 12
+    n_inner: Optional[Size] = None
+    activation_function: str = "gelu_new"
+    resid_pdrop: Share = 0.1
+    attn_pdrop: Share = 0.1
+    layer_norm_epsilon: float = 1e-5
+    scale_attn_weights: bool = True
+    scale_attn_by_inverse_layer_idx: bool = False
+    add_cross_attention: bool = False
+    tie_word_embeddings: bool = True
+    eos_token_id: Any = 50256
+
+
+def import_folder(folder: Path, stream: Optional[Stream], moe_freq: int) -> Checkpoint:
+    """Convert a folder.
+
+    Args:
+        folder: of a model of type ``gpt2``.
+        stream: that it will be trained on, made with its tokenizer; None: not known yet.
+        moe_freq: make every n-th layer a Switch layer with one expert; 0: none.
+
+    Raises:
+        AlmaError: the model has parts that ``alma_switch_lm`` has not, files are missing or damaged, or the stream has
+            another tokenizer.
+    """
+    for name in (CONFIG, WEIGHTS):
+        if not (folder / name).is_file():
+            raise AlmaError(f"{folder}: there is no {name}; {_REMEDY}, whose weights are in one file of safetensors")
+    content = read_json_object(folder / CONFIG, _REMEDY)
+    if content.get("model_type") != "gpt2":
+        raise AlmaError(f"{folder / CONFIG}: model_type {content.get('model_type')!r:.60} found; {_REMEDY}")
+    config = as_record(content, GPT2, folder / CONFIG, _REMEDY)
+    _refuse_other_parts(config, folder / CONFIG)
+    num_tokens = _num_tokens(folder, config, stream)
+    tensors = {name.removeprefix("transformer."): each for name, each in read_tensors(folder / WEIGHTS).items()}
+    options = _options(config, moe_freq)
+    try:
+        weights = _weights(tensors, config, num_tokens, moe_freq)
+        check_model(options, weights)
+        checkpoint = _checkpoint(options, weights, stream)
+        check_finite(checkpoint)
+    except KeyError as error:
+        raise AlmaError(f"{folder / WEIGHTS}: there is no {error.args[0]} in it; {_REMEDY}") from error
+    except (UnfitCheckpoint, RuntimeError, IndexError) as error:
+        raise AlmaError(f"{folder / WEIGHTS}: not the weights of its {CONFIG} ({error}); {_REMEDY}") from error
+    return checkpoint
+
+
+def training_flags(options: Mapping[str, Any]) -> str:
+    """Return the options of fairseq-train that build the same model."""
+    flags = [f"--arch {options['_name']}", "--no-scale-embedding", f"--activation-fn {options['activation_fn']}"]
+    for name in ("layers", "embed_dim", "ffn_embed_dim", "attention_heads"):
+        flags.append(f"--decoder-{name.replace('_', '-')} {options[f'decoder_{name}']}")
+    return " ".join(
+        [*flags, f"--moe-freq {options['moe_freq']}", f"--tokens-per-sample {options['tokens_per_sample']}"]
+    )
+
+
+def _refuse_other_parts(config: GPT2, path: Path) -> None:
+    needed = {
+        "layer_norm_epsilon": 1e-5,
+        "scale_attn_weights": True,
+        "scale_attn_by_inverse_layer_idx": False,
+        "add_cross_attention": False,
+        "tie_word_embeddings": True,
+    }
+    for name, value in needed.items():
+        if getattr(config, name) != value:
+            raise AlmaError(
+                f"{path}: {name} {getattr(config, name)!r} found; alma_switch_lm has {value!r}, so this model cannot "
+                "be expressed"
+            )
+    if config.activation_function not in ACTIVATIONS:
+        raise AlmaError(
+            f"{path}: activation_function {config.activation_function!r:.60} found; {', '.join(ACTIVATIONS)} can be "
+            "expressed"
+        )
+    if config.n_embd % config.n_head:
+        raise AlmaError(f"{path}: n_head {config.n_head} does not divide n_embd {config.n_embd}; {_REMEDY}")
+
+
+def _num_tokens(folder: Path, config: GPT2, stream: Optional[Stream]) -> int:
+    """Return how many of the embeddings' rows are tokens: some models have more rows than tokens."""
+    own = StreamTokenizer(folder / TOKENIZER) if (folder / TOKENIZER).is_file() else None
+    if stream is not None:
+        there = StreamTokenizer.open(stream.root)
+        if own is not None and there.symbols != own.symbols:
+            raise AlmaError(
+                f"--stream {stream.root}: its tokenizer is not that of {folder}; prepare it with alma-prep-text "
+                f"--tokenizer {folder / TOKENIZER}"
+            )
+        own = there
+    found = config.vocab_size if own is None else own.vocab_size
+    if found > config.vocab_size:
+        raise AlmaError(f"{folder}: the tokenizer has {found:,} tokens, the model {config.vocab_size:,}; {_REMEDY}")
+    return found
+
+
+def _options(config: GPT2, moe_freq: int) -> dict[str, Any]:
+    return {
+        "_name": "alma_switch_lm",
+        "activation_fn": ACTIVATIONS[config.activation_function],
+        "dropout": float(config.resid_pdrop),
+        "attention_dropout": float(config.attn_pdrop),
+        "activation_dropout": 0.0,
+        "decoder_embed_dim": config.n_embd,
+        "decoder_ffn_embed_dim": config.n_inner or 4 * config.n_embd,
+        "decoder_layers": config.n_layer,
+        "decoder_attention_heads": config.n_head,
+        "decoder_sinusoidal_pos": False,
+        "no_scale_embedding": True,
+        "num_experts": 1,
+        "moe_freq": moe_freq,
+        "capacity_factor": 1.0,
+        "eval_capacity_factor": 0.0,
+        "balance_loss_weight": 0.01,
+        "gate_trees": "",
+        "checkpoint_activations": False,
+        "compile": False,
+        "tokens_per_sample": config.n_positions,
+        "max_target_positions": None,
+        "finetune_from_model": None,
+        "restore_file": LAST_CHECKPOINT,
+    }
+
+
+def _weights(tensors: Mapping[str, Tensor], config: GPT2, num_tokens: int, moe_freq: int) -> dict[str, Tensor]:
+    """Rename, and turn maps: GPT-2's are (in, out), as its Conv1D has them."""
+    table, positions = tensors["wte.weight"], tensors["wpe.weight"]
+    end = config.eos_token_id
+    is_row = isinstance(end, int) and 0 <= end < len(table)
+    end_row = table[end] if is_row else table[:num_tokens].float().mean(dim=0).to(table.dtype)
+    symbols = end_row.expand(NUM_FAIRSEQ_SYMBOLS, -1)
+    embeddings = torch.cat([symbols, table[:num_tokens]])
+    new = {
+        "decoder.embed_tokens.weight": embeddings,
+        "decoder.output_projection.weight": embeddings,
+        "decoder.embed_positions.weight": torch.cat([positions.new_zeros(EXTRA_POSITIONS, config.n_embd), positions]),
+        "decoder.layer_norm.weight": tensors["ln_f.weight"].clone(),
+        "decoder.layer_norm.bias": tensors["ln_f.bias"].clone(),
+    }
+    for layer in range(config.n_layer):
+        here, there = f"decoder.layers.{layer}.", f"h.{layer}."
+        for name, source in (("self_attn_layer_norm", "ln_1"), ("final_layer_norm", "ln_2")):
+            for kind in ("weight", "bias"):
+                new[f"{here}{name}.{kind}"] = tensors[f"{there}{source}.{kind}"].clone()
+        maps = {"self_attn.qkv_proj": "attn.c_attn", "self_attn.out_proj": "attn.c_proj"}
+        for name, source in {**maps, "fc1": "mlp.c_fc", "fc2": "mlp.c_proj"}.items():
+            weight = tensors[f"{there}{source}.weight"].t().contiguous()
+            bias = tensors[f"{there}{source}.bias"].clone()
+            if name in maps or not moe_freq or (layer + 1) % moe_freq:
+                new |= {f"{here}{name}.weight": weight, f"{here}{name}.bias": bias}
+            else:
+                stack = f"{here}switch.experts.{name}"
+                new |= {f"{stack}_weight": weight.unsqueeze(0), f"{stack}_bias": bias.unsqueeze(0)}
+        if moe_freq and (layer + 1) % moe_freq == 0:
+            # One row decides nothing; growth by splitting puts new rows below it.
+            new[f"{here}switch.gate.weight"] = table.new_zeros(1, config.n_embd)
+    return new
+
+
+def _checkpoint(options: dict[str, Any], weights: dict[str, Tensor], stream: Optional[Stream]) -> Checkpoint:
+    state = {} if stream is None else {DICTIONARY_KEY: stream.dictionary_sha256}
+    task: dict[str, Any] = {"_name": "alma_lm", "tokens_per_sample": options["tokens_per_sample"]}
+    if stream is not None:
+        task["data"] = str(stream.root)
+    return {
+        "args": None,
+        "cfg": {"_name": None, "model": options, "task": task},
+        "model": weights,
+        "criterion": None,
+        # fairseq expects this of every checkpoint, though nothing was trained here
+        "optimizer_history": [
+            {"criterion_name": "", "optimizer_name": "", "lr_scheduler_state": {"best": None}, "num_updates": 0}
+        ],
+        "task_state": state,
+        "extra_state": {"train_iterator": {"epoch": 1, "iterations_in_epoch": 0}},
+    }

@@ -1,0 +1,158 @@
+"""A checkpoint, of one model or an ensemble, or an exported folder, as a model in memory with its tokenizer.
+
+It is that of `modeling_alma`: nothing of a folder's code is run, and fairseq is not needed. transformers is.
+"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Optional, Union
+
+import torch
+from torch import nn
+
+from fairseq_alma.checkpoints.checkpoint_file import read_checkpoint
+from fairseq_alma.data.token_file import EOS, NUM_FAIRSEQ_SYMBOLS
+from fairseq_alma.data.tokenizer import StreamTokenizer
+from fairseq_alma.errors import AlmaError
+from fairseq_alma.exchange.member_weights import groups_of
+from fairseq_alma.exchange.model_folder import config_of, stream_of, tensors_of, tokenizer_of
+from fairseq_alma.exchange.tensors_file import read_tensors
+from fairseq_alma.json_files import read_json_object
+
+
+class Tokens:
+    """Text to the ids of a model and back.
+
+    Args:
+        tokenizer: the stream's; its token u has id u + 4.
+    """
+
+    def __init__(self, tokenizer: StreamTokenizer) -> None:
+        self.tokenizer = tokenizer
+
+    def encode(self, texts: list[str]) -> list[list[int]]:
+        """Return the ids of each text, without any special token."""
+        return [[token + NUM_FAIRSEQ_SYMBOLS for token in each] for each in self.tokenizer.encode_batch(texts)]
+
+    def decode(self, ids: list[int]) -> str:
+        """Return the text of ids; fairseq's four symbols are left out."""
+        symbols = self.tokenizer.symbols
+        return self.tokenizer.decode(symbols[each - NUM_FAIRSEQ_SYMBOLS] for each in ids if each >= NUM_FAIRSEQ_SYMBOLS)
+
+
+class FolderTokens:
+    """The same for an exported folder.
+
+    Args:
+        path: its ``tokenizer.json``.
+    """
+
+    def __init__(self, path: Path) -> None:
+        from tokenizers import Tokenizer
+
+        try:
+            self.tokenizer = Tokenizer.from_file(str(path))
+        except Exception as error:  # the package raises bare Exception for any damaged file
+            raise AlmaError(f"{path}: not a tokenizer ({error}); give a folder that alma-export wrote") from error
+        self.tokenizer.encode_special_tokens = True
+
+    def encode(self, texts: list[str]) -> list[list[int]]:
+        """Return the ids of each text, without any special token."""
+        return [each.ids for each in self.tokenizer.encode_batch(texts, add_special_tokens=False)]
+
+    def decode(self, ids: list[int]) -> str:
+        """Return the text of ids; special tokens are left out."""
+        return self.tokenizer.decode(ids, skip_special_tokens=True)
+
+
+@dataclass
+class LoadedModel:
+    """A model that predicts, and its tokenizer.
+
+    Attributes:
+        model: `modeling_alma.AlmaForCausalLM`, without dropout.
+        tokens: text to ids and back.
+        first: id that every sequence begins with: that of ``</s>``, or of ``<s>``.
+        longest: tokens that a sequence may have.
+    """
+
+    model: Any
+    tokens: Union[Tokens, FolderTokens]
+    first: int = EOS
+    longest: int = 0
+
+    def generate(self, prompt: str = "", max_new_tokens: int = 50, seed: Optional[int] = None, **options: Any) -> str:
+        """Return a prompt and the text that follows it.
+
+        Args:
+            prompt: text.
+            max_new_tokens: tokens to write at most.
+            seed: of sampling; None: the most probable token each time.
+            options: of transformers' ``generate``: ``temperature``, ``top_p``, ``num_beams``, ….
+        """
+        ids = torch.tensor([[self.first, *self.tokens.encode([prompt])[0]]])
+        room = self.longest - ids.size(1)
+        if room < 1:
+            raise AlmaError(f"the prompt has {ids.size(1)} tokens, the model takes {self.longest}; give a shorter one")
+        if seed is not None:
+            torch.manual_seed(seed)
+        found = self.model.generate(
+            ids, do_sample=seed is not None, max_new_tokens=min(max_new_tokens, room), **options
+        )
+        return self.tokens.decode(found[0].tolist())
+
+
+def load_model(path: Union[str, Path], stream: Union[str, Path, None] = None) -> LoadedModel:
+    """Load a checkpoint or an exported folder on the CPU.
+
+    Args:
+        path: a checkpoint of a language model or an ensemble, or a folder that ``alma-export`` wrote.
+        stream: whose tokenizer a checkpoint's model knows; None: the one that it was trained on.
+
+    Raises:
+        AlmaError: it is neither, or transformers is not installed.
+    """
+    path = Path(path)
+    try:
+        import transformers  # noqa: F401  first, as this package registers with it at the end of its import
+
+        from fairseq_alma.exchange.modeling_alma import AlmaConfig, AlmaForCausalLM
+    except ImportError as error:
+        raise AlmaError(
+            "transformers is not installed, and this needs it; pip install 'fairseq-alma[export]'"
+        ) from error
+    tokens: Union[Tokens, FolderTokens]
+    if path.is_dir():
+        config = _read_folder(path)
+        weights = read_tensors(path / "model.safetensors")
+        tokens = FolderTokens(path / "tokenizer.json")
+    else:
+        checkpoint = read_checkpoint(path)
+        groups = list(groups_of(checkpoint["cfg"]["model"], checkpoint["model"], path))
+        tokens = Tokens(
+            tokenizer_of(stream_of(checkpoint, path, None if stream is None else Path(stream)), groups, path)
+        )
+        config = config_of(checkpoint, groups)
+        weights = dict(tensors_of(groups, path))
+    try:
+        with torch.device("meta"):
+            model = AlmaForCausalLM(AlmaConfig(**config))
+        # Assigned tensors stay where they are, in a checkpoint's mapped memory for one.
+        nn.Module.load_state_dict(model, weights, strict=True, assign=True)
+    except (RuntimeError, KeyError, TypeError, IndexError) as error:
+        first = str(error).strip().split("\n")[0][:200]
+        raise AlmaError(f"{path}: config.json and weights do not go together ({first}); export it again") from error
+    model.generation_config.suppress_tokens = [0, 1, 3]
+    model.requires_grad_(False)
+    return LoadedModel(model.float().eval(), tokens, config["bos_token_id"], config["max_position_embeddings"])
+
+
+def _read_folder(path: Path) -> dict[str, Any]:
+    remedy = "give a folder that alma-export wrote"
+    if not (path / "config.json").is_file():
+        raise AlmaError(f"{path}: there is no config.json in it; {remedy}, or a checkpoint")
+    config = read_json_object(path / "config.json", remedy)
+    if config.get("model_type") != "alma_lm":
+        raise AlmaError(f"{path}: model_type {json.dumps(config.get('model_type')):.60} found; {remedy}")
+    return config

@@ -1,0 +1,177 @@
+"""``alma-export``: a checkpoint becomes a folder that ``transformers`` reads, without this package. No fairseq."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Iterator, Mapping, Optional, Sequence
+
+import torch
+from torch import Tensor
+
+from fairseq_alma.atomic_folder import new_folder
+from fairseq_alma.checkpoints.checkpoint_file import DICTIONARY_KEY, Checkpoint, read_checkpoint
+from fairseq_alma.checkpoints.ensemble_file import ENSEMBLE_ARCH
+from fairseq_alma.checkpoints.model_facts import ModelFacts, describe_model
+from fairseq_alma.checkpoints.model_options import IMAGE_MODELS
+from fairseq_alma.data.stream import Stream
+from fairseq_alma.data.token_file import NUM_FAIRSEQ_SYMBOLS, TokenFile
+from fairseq_alma.data.tokenizer import FAIRSEQ_SYMBOLS, StreamTokenizer
+from fairseq_alma.errors import AlmaError
+from fairseq_alma.exchange.member_weights import Group, groups_of, member_sizes, named_weights
+from fairseq_alma.exchange.model_card import model_card
+from fairseq_alma.exchange.tensors_file import write_tensors
+from fairseq_alma.exchange.tokenizer_files import check_same_ids, tokenizer_files
+
+MODELING_FILE = "modeling_alma.py"
+CHECKED_TOKENS = 200_000  # of the test set, on which both forms of a tokenizer are compared
+BOS, EOS = 0, 2
+_DTYPES = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16", torch.float64: "float64"}
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What was written.
+
+    Attributes:
+        facts: of the model.
+        num_tokens: tokens of its vocabulary, fairseq's four included.
+        size: of the weights' file, in bytes.
+    """
+
+    facts: ModelFacts
+    num_tokens: int
+    size: int
+
+
+def export_model(path: Path, out: Path, stream_folder: Optional[Path] = None) -> Exported:
+    """Write a language model's checkpoint as a folder for ``transformers``.
+
+    Args:
+        path: the checkpoint, of one model or an ensemble.
+        out: the folder, which must not be there.
+        stream_folder: the stream whose tokenizer the model knows; None: the one that it was trained on.
+
+    Raises:
+        AlmaError: it is no language model of this package, or the stream has another dictionary or tokenizer; nothing
+            is written then.
+    """
+    checkpoint = read_checkpoint(path)
+    config, weights = checkpoint["cfg"]["model"], checkpoint["model"]
+    groups = list(groups_of(config, weights, path))
+    stream = stream_of(checkpoint, path, stream_folder)
+    tokenizer = tokenizer_of(stream, groups, path)
+    config_json = config_of(checkpoint, groups)
+    longest = config_json["max_position_embeddings"]
+    files = tokenizer_files(tokenizer, longest, config_json["bos_token_id"] == BOS)
+    check_same_ids(files["tokenizer.json"], tokenizer, _texts(stream, tokenizer))
+    facts = describe_model(config, weights, path)
+    with new_folder(out, "--out ") as folder:
+        write_tensors(dict(tensors_of(groups, path)), folder / "model.safetensors")
+        files["config.json"] = json.dumps(config_json, indent=2) + "\n"
+        files["generation_config.json"] = json.dumps(_generation(config_json), indent=2) + "\n"
+        files["README.md"] = model_card(path, stream, facts, longest)
+        files[MODELING_FILE] = (Path(__file__).parent / MODELING_FILE).read_text(encoding="utf-8")
+        for name, content in files.items():
+            (folder / name).write_text(content, encoding="utf-8")
+    return Exported(facts, config_json["vocab_size"], (out / "model.safetensors").stat().st_size)
+
+
+def is_image_checkpoint(config: Mapping[str, Any]) -> bool:
+    """Tell whether ``cfg.model`` is that of an image model, or of several."""
+    if config["_name"] == ENSEMBLE_ARCH:
+        return bool(config.get("num_classes"))
+    return config["_name"] in IMAGE_MODELS or config.get("member_arch") in IMAGE_MODELS
+
+
+def stream_of(checkpoint: Checkpoint, path: Path, given: Optional[Path]) -> Stream:
+    """Return the stream that a model was trained on, or a given one; raise AlmaError if it has another dictionary."""
+    if given is None:
+        trained_on = (checkpoint["cfg"].get("task") or {}).get("data")
+        if not isinstance(trained_on, str):
+            raise AlmaError(f"{path}: does not say which stream it was trained on; give --stream")
+        if not Path(trained_on).is_dir():
+            raise AlmaError(f"{path}: trained on {trained_on}, which is not there any more; give --stream")
+        given = Path(trained_on)
+    stream = Stream.open(given)
+    if stream.kind != "text":
+        raise AlmaError(f"--stream {stream.root}: a stream of {stream.kind}; give the stream of text it was trained on")
+    found = checkpoint.get("task_state", {}).get(DICTIONARY_KEY, stream.dictionary_sha256)
+    if found != stream.dictionary_sha256:
+        raise AlmaError(
+            f"{path}: trained with another tokenizer (dict.txt {found[:12]}…) than {stream.root} has "
+            f"({stream.dictionary_sha256[:12]}…); give the stream it was trained on as --stream"
+        )
+    stream.verify(["test"])
+    return stream
+
+
+def tokenizer_of(stream: Stream, groups: Sequence[Group], path: Path) -> StreamTokenizer:
+    """Return a stream's tokenizer; raise AlmaError if it has more or fewer tokens than a model."""
+    tokenizer = StreamTokenizer.open(stream.root)
+    needed = tokenizer.vocab_size + NUM_FAIRSEQ_SYMBOLS
+    for group in groups:
+        found = group.members[0]["decoder.embed_tokens.weight"].size(0)
+        if found != needed:
+            raise AlmaError(
+                f"{path}: a vocabulary of {found:,} tokens, the stream {stream.root} has {needed:,} with fairseq's "
+                "four; give the stream it was trained on as --stream"
+            )
+    return tokenizer
+
+
+def _texts(stream: Stream, tokenizer: StreamTokenizer) -> Iterator[str]:
+    """Yield documents of the test set, and one that looks like special tokens."""
+    yield f"{' '.join(FAIRSEQ_SYMBOLS)} {''.join(FAIRSEQ_SYMBOLS)}"
+    file = TokenFile(stream.prefix(stream.split("test")))
+    start = 0
+    for size in file.sizes.tolist():
+        tokens = [token - NUM_FAIRSEQ_SYMBOLS for token in file.ids[start : start + size].tolist()]
+        yield tokenizer.decode(tokenizer.symbols[token] for token in tokens if token >= 0)
+        start += size
+        if start > CHECKED_TOKENS:
+            return
+
+
+def config_of(checkpoint: Checkpoint, groups: Sequence[Group]) -> dict[str, Any]:
+    """Return the content of ``config.json``, see `modeling_alma.AlmaConfig`."""
+    members: list[dict[str, Any]] = []
+    combined = []
+    for group in groups:
+        first = len(members)
+        members += [member_sizes(group.options)] * len(group.members)
+        combined.append({"members": list(range(first, len(members))), "weight": group.weight})
+    table = groups[0].members[0]["decoder.embed_tokens.weight"]
+    return {
+        "architectures": ["AlmaForCausalLM"],
+        "auto_map": {
+            "AutoConfig": f"{Path(MODELING_FILE).stem}.AlmaConfig",
+            "AutoModelForCausalLM": f"{Path(MODELING_FILE).stem}.AlmaForCausalLM",
+        },
+        "model_type": "alma_lm",
+        "dtype": _DTYPES[table.dtype],
+        "vocab_size": table.size(0),
+        "max_position_embeddings": min(member["max_positions"] for member in members),
+        "router_aux_loss_coef": groups[0].options.balance_loss_weight,
+        "output_router_logits": False,
+        "pad_token_id": 1,
+        "bos_token_id": BOS if (checkpoint["cfg"].get("task") or {}).get("add_bos_token") else EOS,
+        "eos_token_id": EOS,
+        "tie_word_embeddings": False,  # there is no other matrix than the input embeddings
+        "groups": combined,
+        "members": members,
+    }
+
+
+def _generation(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Text ends with </s>; fairseq's other symbols are never written."""
+    ids = {name: config[name] for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
+    return {**ids, "suppress_tokens": [0, 1, 3]}
+
+
+def tensors_of(groups: Sequence[Group], path: Path) -> Iterator[tuple[str, Tensor]]:
+    """Yield the weights under their names in a folder; they stay where they are."""
+    number = 0
+    for group in groups:
+        for weights in group.members:
+            yield from named_weights(weights, number, path)
+            number += 1

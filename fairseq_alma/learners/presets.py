@@ -1,0 +1,90 @@
+"""Named settings of the image study: what the paper's text says, and what its released code does where that differs.
+
+Both change the order of learners, so a run says by which of them it went. An option that the user gives wins over a
+preset, and run.json names it. Sources: the paper (v1, section 5; v5, sections 4 and 5 and Appendix B.1); the released
+code, github.com/facebookresearch/alma, its configurations for MNIST and CIFAR-10 and its folder of learners.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any, Mapping, Optional
+
+POOLING = ("--last-pool", "--initial-weights")
+
+
+@dataclass(frozen=True)
+class Preset:
+    """Values of options; None: the option is not given.
+
+    Attributes:
+        name: of ``--preset``.
+        help: what it stands for.
+        learners: name of a learner -> its own options, by their fields' names.
+        training: options after ``--`` for every learner.
+        least_gain: name of a learner -> another ``--least-gain``.
+        vgg: further options after ``--`` for VGG networks.
+    """
+
+    name: str
+    help: str
+    learners: Mapping[str, Mapping[str, Optional[str]]]
+    training: Mapping[str, Optional[str]]
+    least_gain: Mapping[str, Optional[str]] = field(default_factory=dict)
+    vgg: Mapping[str, Optional[str]] = field(default_factory=dict)
+
+    def learner_options(self, learner: str) -> Mapping[str, Optional[str]]:
+        """Return what it says of a learner's own options."""
+        return self.learners.get(learner, {})
+
+    def train_options(self, learner: str, arch: str) -> dict[str, Optional[str]]:
+        """Return what it says of the options after ``--``."""
+        options = {**self.training, **(self.vgg if "vgg" in arch else {})}
+        if learner in self.least_gain:
+            options["--least-gain"] = self.least_gain[learner]
+        return options
+
+
+PAPER = Preset(
+    "paper",
+    "the paper's text: lowest validation loss, no early stop",
+    learners={
+        "gens": {"init": "scratch", "combine": "probabilities"},
+        "umix": {"joint_logits": "mean"},
+        "firefly": {"grow_share_of": "parameters"},
+    },
+    training={"--select": "loss", "--least-gain": "0", "--patience": None},
+    vgg={"--last-pool": "mean", "--initial-weights": "he"},
+)
+RELEASED_CODE = Preset(
+    "released-code",
+    "the released code where it differs: best validation accuracy, stop after 25 epochs without a better one, and more",
+    learners={
+        "gens": {"init": "previous", "combine": "logits"},
+        "umix": {"joint_logits": "sum"},
+        "firefly": {"grow_share_of": "neurons"},
+    },
+    training={"--select": "accuracy", "--least-gain": "0.001", "--patience": "25"},
+    least_gain={"ens": "0", "umix": "0"},  # k_ensemble.py and agg_ensemble.py take any gain
+    vgg={"--last-pool": "max", "--initial-weights": "default"},
+)
+PRESETS: Mapping[str, Preset] = {preset.name: preset for preset in (PAPER, RELEASED_CODE)}
+
+
+_DEFAULTS = {
+    **PAPER.training, **PAPER.vgg, **{name: value for each in PAPER.learners.values() for name, value in each.items()},
+}  # fmt: skip
+"""What run.json says nothing of, so that a run with the paper's preset and one without any are the same run."""
+
+
+def filled(given: Mapping[str, Any], said: Mapping[str, Optional[Any]]) -> tuple[dict[str, Any], list[str]]:
+    """Fill in what a preset says.
+
+    Args:
+        given: option -> value, as the user gave them.
+        said: option -> value of the preset.
+
+    Returns:
+        The options with those of the preset that were not given; the names of those that were, with another value.
+    """
+    overridden = [name for name, value in said.items() if name in given and given[name] != value]
+    needed = {name: value for name, value in said.items() if value != _DEFAULTS.get(name)}
+    return {**needed, **given}, overridden

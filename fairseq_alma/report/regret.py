@@ -1,0 +1,120 @@
+"""Regret: what a learner that learns sequentially loses, at each arrival, against retraining on all so far.
+
+The oracle of arrival t is an i.i.d. control (``--iid``) on the first t + 1 mega-batches; of several over the same
+backbone, with other learning rates for instance, the one with the lowest figure on valid. Regrets are differences of
+test losses in nats over seeds that both have.
+"""
+
+import math
+from typing import Any, Callable, Mapping, Optional, Sequence
+
+from pandas import DataFrame
+
+from fairseq_alma.metrics.anytime import updates_for_loss
+from fairseq_alma.report.experiment import Experiment
+from fairseq_alma.report.spread import Spread, difference, half_width
+from fairseq_alma.report.table import NOTHING, Cell, Table
+
+NOTES = (
+    "Test loss minus that of the i.i.d. control on all mega-batches so far (--iid, the best by valid of those with the "
+    "same backbone), in nats, mean over the seeds that both have; ±: half of the 95 % interval (Student's t), which "
+    "one seed has not. sum: over the arrivals shown. compute multiplier: updates with which the controls reach the "
+    "last loss, between or beyond their own on a line in logarithms, over the updates made in all."
+)
+Naming = Callable[[Experiment], dict[str, Any]]
+
+
+def regret_table(groups: Sequence[Experiment], naming_of: Callable[[Sequence[Experiment]], Naming]) -> Table:
+    """Lay out the regret of each sequential learner that has an oracle, a row for each.
+
+    Args:
+        groups: experiments over one kind of data.
+        naming_of: makes what names an experiment in a row.
+    """
+    oracles = [each for each in groups if each.first.iid]
+    found = [(each, pairs) for each in groups if not each.first.iid and (pairs := _pairs(each, oracles))]
+    naming = naming_of([each for each, _ in found])
+    arrivals = sorted({arrival for _, pairs in found for arrival in pairs})
+    rows = []
+    for each, pairs in found:
+        gaps = {arrival: gap for arrival, (own, best) in pairs.items() if (gap := _gap(best, own)) is not None}
+        cells = {f"t{arrival}": _cell(gaps.get(arrival)) for arrival in arrivals}
+        multiplier = _multiplier(each, pairs, oracles)
+        last = NOTHING if multiplier is None else Cell(f"{multiplier:.2f}", multiplier)
+        rows.append({**naming(each), **cells, "sum": _cell(_sum(list(gaps.values()))), "compute multiplier": last})
+    num_names = len(naming(found[0][0])) if found else 1
+    return Table("regret", "Regret against retraining", DataFrame(rows), NOTES, num_names)
+
+
+def _losses(experiment: Experiment, arrival: int, column: str) -> Optional[Spread]:
+    """Return a loss at an arrival, in nats, over seeds; of text from perplexities, which have more digits."""
+    rows = experiment.arrivals[(experiment.arrivals.arrival == arrival) & experiment.arrivals.done]
+    is_text = experiment.first.is_text
+    values = rows[{"test": "value", "valid": "valid"}[column] if is_text else "loss"]
+    return Spread.of(
+        {
+            experiment.runs.seeds[run]: math.log(value) if is_text else value
+            for run, value in zip(rows.run, values, strict=True)
+        }
+    )
+
+
+def _pairs(each: Experiment, oracles: Sequence[Experiment]) -> dict[int, tuple[Spread, Spread]]:
+    """Return the test losses of an experiment and of its oracle, by arrival."""
+    found = {}
+    for arrival in sorted({oracle.first.iid - 1 for oracle in oracles}):
+        own, oracle = _losses(each, arrival, "test"), _oracle(each, arrival, oracles)
+        best = None if oracle is None else _losses(oracle, arrival, "test")
+        if own is not None and best is not None:
+            found[arrival] = own, best
+    return found
+
+
+def _oracle(each: Experiment, arrival: int, oracles: Sequence[Experiment]) -> Optional[Experiment]:
+    """Return the best of the controls at an arrival that are over the same backbone and stream."""
+    same = [
+        (valid.mean, rank, oracle)
+        for rank, oracle in enumerate(oracles)
+        if oracle.first.iid == arrival + 1
+        and (oracle.first.backbone, oracle.first.stream["fingerprint"])
+        == (each.first.backbone, each.first.stream["fingerprint"])
+        and (valid := _losses(oracle, arrival, "valid")) is not None
+    ]
+    return min(same)[2] if same else None
+
+
+def _gap(best: Spread, own: Spread) -> Optional[Spread]:
+    """Return the regret over shared seeds; of a single one too, if both have it."""
+    gap = difference(best, own)
+    if gap is not None:
+        return gap
+    return Spread.of({seed: own.by_seed[seed] - best.by_seed[seed] for seed in own.by_seed if seed in best.by_seed})
+
+
+def _sum(gaps: Sequence[Spread]) -> Optional[Spread]:
+    """Return the sum over arrivals for each seed that has all of them."""
+    seeds = [seed for seed in (gaps[0].by_seed if gaps else ()) if all(seed in gap.by_seed for gap in gaps)]
+    return Spread.of({seed: sum(gap.by_seed[seed] for gap in gaps) for seed in seeds})
+
+
+def _cell(gap: Optional[Spread]) -> Cell:
+    if gap is None:
+        return NOTHING
+    half = half_width(gap)
+    return Cell(f"{gap.mean:+.4f}" + ("" if half is None else f" ± {half:.4f}"), gap)
+
+
+def _multiplier(
+    each: Experiment, pairs: Mapping[int, tuple[Spread, Spread]], oracles: Sequence[Experiment]
+) -> Optional[float]:
+    """Return how many times its own updates the oracles need for an experiment's last loss."""
+    points = []
+    for arrival, (_, best) in pairs.items():
+        oracle = _oracle(each, arrival, oracles)
+        assert oracle is not None
+        points.append((float(oracle.arrivals[oracle.arrivals.done].num_updates.iloc[0]), best.mean))
+    if len(points) < 2:
+        return None
+    rows = each.arrivals[each.arrivals.done & (each.arrivals.run == each.runs.index[0])]
+    last = max(pairs)
+    return updates_for_loss(points, pairs[last][0].mean) / rows[rows.arrival <= last].num_updates.sum()

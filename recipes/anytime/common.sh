@@ -1,0 +1,125 @@
+# Settings of the anytime experiments, and how their arms are run. Sourced by the recipes beside it, which set REGIME,
+# WORDS and ARMS first.
+#
+# Knobs (environment variables):
+#   TEXT         files of text or .xz, separated by spaces, one paragraph per line
+#                (default: corpora/wikipedia-2015.articles.txt, which `python -m data_prep.wikipedia_2015
+#                --out runs/wikipedia --megabatches 4` leaves)
+#   SKIP         words of it that are passed over, for text that nothing was tuned on   (default: 0)
+#   RUNS         everything is written under this folder                         (default: runs/anytime/$REGIME)
+#   VOCAB        vocabulary size in tokens                                       (default: 1000)
+#   MEGABATCHES  of the stream                                                   (default: 4)
+#   UPDATES      per mega-batch                                                  (default: 100)
+#   BATCH, SAMPLE   sequences per update, tokens per sequence                    (default: 8, 128)
+#   WARMUP       updates: of each stage in the paper's way, of the stream where it is carried on   (default: 10)
+#   LRS          learning rates to choose from, the same for all arms            (default: 0.01 0.025)
+#   TUNE_SEED    the seed with which each arm tries all of them; the lowest mean loss on valid is taken   (default: 1)
+#   SEEDS        the others, with the chosen rate                                (default: 2 3)
+#   SIZE         options of alma_switch_lm
+#   JOBS         runs at a time                                                  (default: 1)
+# shellcheck shell=bash disable=SC2153
+cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+source recipes/lib/environment.sh
+: "${JOBS:=1}"
+source recipes/lib/jobs.sh
+
+: "${TEXT:=corpora/wikipedia-2015.articles.txt}"
+: "${SKIP:=0}"
+: "${RUNS:=runs/anytime/$REGIME}"
+: "${VOCAB:=1000}"
+: "${MEGABATCHES:=4}"
+: "${UPDATES:=100}"
+: "${BATCH:=8}"
+: "${SAMPLE:=128}"
+: "${WARMUP:=10}"
+: "${LRS:=0.01 0.025}"
+: "${TUNE_SEED:=1}"
+: "${SEEDS:=2 3}"
+: "${SIZE:=--decoder-layers 2 --decoder-embed-dim 64 --decoder-ffn-embed-dim 256 --decoder-attention-heads 4}"
+export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
+
+STREAM=$RUNS/stream
+OPTIONS=("$@") # of alma-stream
+DRY_RUN=0
+case " $* " in *" --dry-run "*) DRY_RUN=1 ;; esac
+
+# Paragraphs are dealt to the mega-batches one by one, so that these are exchangeable.
+if [ "$DRY_RUN" = 0 ] && [ ! -e "$STREAM/stream.json" ]; then
+  for file in $TEXT; do
+    [ -f "$file" ] || { echo "TEXT: no file $file; recipes/anytime/common.sh says how to get the text" >&2; exit 2; }
+  done
+  mkdir -p "$RUNS"
+  # shellcheck disable=SC2086  # several files
+  xz --decompress --stdout --force --quiet -- $TEXT |
+    awk -v skip="$SKIP" -v limit="$WORDS" '{ seen += NF } seen > skip && words < limit { words += NF; print }' \
+      >"$RUNS/text.txt"
+  alma-prep-text "$RUNS/text.txt" --format lines --out "$STREAM" --megabatches "$MEGABATCHES" --vocab-size "$VOCAB" \
+    --valid-words 6000 --test-words 10000 --workers 1
+fi
+
+# row ARM LR SEED SCHEDULE OPTION...: starts one run, once a place is free.
+#   SCHEDULE   decay: warm up and decay to zero within the stage; constant: warm up once
+#   OPTION     of alma-stream; behind a word "--" those of fairseq-train
+row() {
+  local arm=$1 lr=$2 seed=$3 schedule=$4 own=() train=()
+  shift 4
+  while [ $# -gt 0 ] && [ "$1" != -- ]; do own+=("$1") && shift; done
+  [ $# -eq 0 ] || { shift && train=("$@"); }
+  local rates=(--lr "$lr" --warmup-updates "$WARMUP" --max-update "$UPDATES")
+  if [ "$schedule" = decay ]; then
+    rates+=(--lr-scheduler polynomial_decay --total-num-update "$UPDATES")
+  else
+    rates+=(--lr-scheduler fixed)
+  fi
+  local -a size
+  read -ra size <<<"$SIZE"
+  start "$arm-lr$lr-seed$seed" alma-stream --stream "$STREAM" --megabatches "$MEGABATCHES" \
+    --run "$RUNS/$arm-lr$lr-seed$seed" --seed "$seed" --save-every 1000 "${own[@]}" "${OPTIONS[@]}" -- \
+    --arch alma_switch_lm "${size[@]}" --num-experts 4 --dropout 0 --tokens-per-sample "$SAMPLE" \
+    --criterion alma_switch_cross_entropy \
+    --optimizer adam --adam-betas '(0.9, 0.98)' --adam-eps 1e-8 --clip-norm 1.0 "${rates[@]}" \
+    --batch-size "$BATCH" --num-workers 0 --cpu "${train[@]}"
+}
+
+# arm NAME LR SEED: the runs of one arm.
+arm() {
+  local k
+  case $1 in
+  oracle)
+    for ((k = 2; k <= MEGABATCHES; k++)); do row "oracle-k$k" "$2" "$3" decay --iid "$k"; done
+    row paper "$2" "$3" decay --stage 0 # the oracle of the first arrival
+    ;;
+  paper) row paper "$2" "$3" decay ;;
+  oracle-ema)
+    for ((k = 2; k <= MEGABATCHES; k++)); do
+      row "oracle-ema-k$k" "$2" "$3" constant --iid "$k" --ema-half-life 1/16
+    done
+    row ema "$2" "$3" constant --carry-optimizer --ema-half-life 1/16 --stage 0 # the oracle of the first arrival
+    ;;
+  ema) row ema "$2" "$3" constant --carry-optimizer --ema-half-life 1/16 ;;
+  branch) row branch "$2" "$3" constant --carry-optimizer --branch-decay 0.2 ;;
+  wsd-s) row wsd-s "$2" "$3" constant --carry-optimizer --branch-decay 0.2 --branch-continue ;;
+  *) echo "ARMS: no arm $1; recipes/anytime/common.sh has them" >&2 && return 2 ;;
+  esac
+}
+
+# experiment: all arms with all rates for the first seed, then each with its best rate for the others.
+experiment() {
+  local name lr seed
+  table "$REGIME"
+  for name in $ARMS; do
+    for lr in $LRS; do arm "$name" "$lr" "$TUNE_SEED"; done
+  done
+  [ "$DRY_RUN" = 0 ] || return 0
+  while reap && [ -n "$(jobs -pr)" ]; do sleep 0.5; done
+  for seed in $SEEDS; do
+    for name in $ARMS; do
+      arm "$name" "$(python recipes/anytime/tables.py --runs "$RUNS" --best-lr "$name" --seed "$TUNE_SEED")" "$seed"
+    done
+  done
+  while reap && [ -n "$(jobs -pr)" ]; do sleep 0.5; done
+  for name in "${!PIDS[@]}"; do
+    [ "${OUTCOMES[$name]}" = done ] || { echo "$name failed: $(tail -n 1 "$RUNS/$name.log")" >&2 && return 1; }
+  done
+  python recipes/anytime/tables.py --runs "$RUNS" --keep "$RUNS/records.json.xz"
+}

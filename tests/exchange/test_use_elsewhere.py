@@ -1,0 +1,96 @@
+"""An exported model in the hands of others: without this package, with it imported, and in transformers' Trainer."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from transformers import AutoTokenizer, Trainer, TrainingArguments
+
+from tests.exchange.conftest import PAD, exported
+
+WITHOUT_PACKAGE = """
+import sys
+class Refuse:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("fairseq", "fairseq_alma", "data_prep", "torchaudio"):
+            raise ModuleNotFoundError(name)
+sys.meta_path.insert(0, Refuse())
+sys.modules["torchaudio"] = None
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+tokenizer = AutoTokenizer.from_pretrained(sys.argv[1], trust_remote_code=True)
+model = AutoModelForCausalLM.from_pretrained(sys.argv[1], trust_remote_code=True)
+"""
+WITH_PACKAGE = """
+import sys
+import fairseq_alma
+from transformers import AutoModelForCausalLM, AutoTokenizer
+tokenizer = AutoTokenizer.from_pretrained(sys.argv[1])
+model = AutoModelForCausalLM.from_pretrained(sys.argv[1])
+assert type(model).__module__ == "fairseq_alma.exchange.modeling_alma", type(model)
+assert "fairseq" not in sys.modules
+"""
+PRINT_LOSS = """
+batch = tokenizer(["the cat sat on a mat", "dogs"], return_tensors="pt", padding=True)
+labels = batch["input_ids"].masked_fill(batch["attention_mask"] == 0, -100)
+print(model(**batch, labels=labels).loss.item())
+"""
+
+
+@pytest.mark.parametrize("code", [WITHOUT_PACKAGE, WITH_PACKAGE], ids=["without the package", "with it"])
+def test_a_folder_loads_anywhere(code, folders, tmp_path):
+    words = [sys.executable, "-c", code + PRINT_LOSS, str(folders["ensemble"])]
+    done = subprocess.run(words, capture_output=True, text=True, cwd=tmp_path, timeout=120)
+    assert done.returncode == 0, done.stderr[-2000:]
+    tokenizer = AutoTokenizer.from_pretrained(folders["ensemble"], trust_remote_code=True)
+    batch = tokenizer(["the cat sat on a mat", "dogs"], return_tensors="pt", padding=True)
+    labels = batch["input_ids"].masked_fill(batch["attention_mask"] == 0, -100)
+    with torch.no_grad():
+        needed = exported(folders["ensemble"])(**batch, labels=labels).loss.item()
+    assert float(done.stdout.splitlines()[-1]) == pytest.approx(needed, abs=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["tree", "umix"])
+def test_trainer_lowers_the_loss_and_what_it_saves_loads_again(kind, folders, test_ids, tmp_path):
+    model = exported(folders[kind])
+    model.config.output_router_logits = True
+    rows = [{"input_ids": row, "attention_mask": (row != PAD).long()} for row in test_ids]
+    rows = [{**row, "labels": row["input_ids"].masked_fill(row["attention_mask"] == 0, -100)} for row in rows]
+    settings = TrainingArguments(
+        str(tmp_path), max_steps=12, learning_rate=0.01, per_device_train_batch_size=4, logging_steps=1, use_cpu=True,
+        report_to=[], save_strategy="no", disable_tqdm=True, gradient_checkpointing=kind == "tree",
+    )  # fmt: skip
+    trainer = Trainer(model, settings, train_dataset=rows)
+    trainer.train()
+    losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+    assert sum(losses[-3:]) < 0.9 * sum(losses[:3])
+    gates = [parameter for name, parameter in model.named_parameters() if "gate.weight" in name]
+    assert gates and all(parameter.grad is None or parameter.grad.isfinite().all() for parameter in gates)
+    trainer.save_model(str(tmp_path / "saved"))
+    with torch.no_grad():
+        model.eval()
+        torch.testing.assert_close(exported(tmp_path / "saved")(test_ids).logits, model(test_ids).logits)
+
+
+def test_experts_take_no_more_than_their_capacity_in_training(folders, checkpoints, stream, test_ids):
+    """In training mode, without dropout, logits are those of the model here: overflow is dropped in the same order."""
+    from fairseq_alma.data.tokenizer import StreamTokenizer
+    from tests.models.ensembles import load
+
+    real = load(checkpoints["switch"], StreamTokenizer.open(stream).vocab_size).train()
+    model = exported(folders["switch"]).train()
+    is_real = test_ids != PAD
+    needed, found = real(test_ids)[0], model(test_ids).logits
+    assert not torch.allclose(needed[is_real], real.eval()(test_ids)[0][is_real])
+    torch.testing.assert_close(found[is_real], needed[is_real], rtol=1e-4, atol=1e-5)
+
+
+def test_what_cannot_be_asked_for_is_said(folders, test_ids):
+    model = exported(folders["ensemble"])
+    with pytest.raises(ValueError, match="the model takes 24 at most"):
+        model(torch.cat([test_ids[:1], test_ids[1:2]], dim=1))
+    with pytest.raises(ValueError, match="attention_mask of shape"):
+        model(test_ids[:, :4], attention_mask=torch.ones(1, 3))
+    with pytest.raises(ValueError, match="5 models have embeddings each"):
+        model.get_input_embeddings()

@@ -1,0 +1,75 @@
+"""Adam's moments of an expert that is split, against the gradients that its halves get."""
+
+import pytest
+import torch
+
+from fairseq_alma.errors import AlmaError
+from fairseq_alma.growth.gate_tree import GateTree
+from fairseq_alma.growth.plan import grow_mixture
+from fairseq_alma.growth.tensors import EXPERT_TENSORS, GATE_TENSOR, grow_optimizer_state, share_moments
+from tests.growth.test_growth import grown_layer, layer_of
+
+SPLIT = grow_mixture(GateTree.flat(2), "split", [1])
+
+
+def adam(*moments):
+    return dict(zip(("step", "exp_avg", "exp_avg_sq"), (torch.tensor(9.0), *moments), strict=True))
+
+
+def test_halves_have_half_of_a_first_moment_and_of_a_second_one_what_signal_and_noise_leave():
+    m, v = torch.tensor([[8.0], [1.0], [3.0]]), torch.tensor([[64.0], [4.0], [5.0]])
+    growth = grow_mixture(GateTree.flat(3), "split", [0, 1])
+    shared = share_moments(EXPERT_TENSORS[0], adam(m, v), growth)
+    assert shared["exp_avg"].flatten().tolist() == [4.0, 0.5, 3.0]
+    assert shared["exp_avg_sq"].flatten().tolist() == [
+        16.0,
+        1.75,
+        5.0,
+    ]  # all signal: a quarter; mostly noise: nearly half
+    assert shared["step"] == 9
+
+
+def test_gates_keep_their_moments():
+    moment = torch.randn(2, 8)
+    assert torch.equal(share_moments(GATE_TENSOR, adam(moment, moment), SPLIT)["exp_avg"], moment)
+
+
+def batches_of_gradients(layer, num_batches, name, like):
+    """Gradients of one parameter of a layer over batches of tokens whose loss pulls in the same direction."""
+    generator = torch.Generator().manual_seed(3)
+    target = torch.randn(8, generator=generator)
+    for _ in range(num_batches):
+        layer.zero_grad()
+        x = torch.randn(like, 8, generator=generator)
+        (layer(x)[0] - target).square().mean().backward()
+        yield layer.get_parameter(name).grad.clone()
+
+
+@pytest.mark.parametrize("name", ["experts.fc1_weight", "experts.fc2_weight", "experts.fc2_bias"])
+def test_shared_moments_are_those_that_the_halves_gradients_make(name):
+    """The same tokens go through the expert, and through its halves: the moments of the latter must come out."""
+    layer = layer_of(GateTree.flat(2))
+    halves = grown_layer(layer, SPLIT)
+    moments = {}
+    for key, each in (("whole", layer), ("halves", halves)):
+        gradients = torch.stack([*batches_of_gradients(each, 600, name, 48)])
+        moments[key] = gradients.mean(0), gradients.square().mean(0)
+    shared = share_moments(name, adam(*moments["whole"]), SPLIT)
+    # of the two halves together, because a random gate does not cut exactly in the middle
+    first, second = (moments["halves"][index][[1, 2]].mean(0).flatten() for index in (0, 1))
+    torch.testing.assert_close(first, shared["exp_avg"][1].flatten(), rtol=1e-3, atol=1e-4)
+    assert (second / shared["exp_avg_sq"][1].flatten()).median() == pytest.approx(1.0, abs=0.2)
+    whole = moments["whole"][1][1].flatten()
+    assert (second / (whole / 4)).median() > 1.2 and (second / (whole / 2)).median() < 0.95
+
+
+def test_moments_of_another_optimizer_cannot_be_shared():
+    with pytest.raises(AlmaError, match="--optimizer share: the checkpoint's optimizer has no moments of Adam"):
+        share_moments(EXPERT_TENSORS[0], {"momentum_buffer": torch.zeros(2, 3)}, SPLIT)
+
+
+def test_one_vector_for_all_parameters_cannot_be_shared():
+    state = {"state": {0: adam(torch.zeros(6), torch.zeros(6))}}
+    shapes = {"a": torch.Size([3]), "b": torch.Size([3])}
+    with pytest.raises(AlmaError, match="--optimizer share: the checkpoint has one vector"):
+        grow_optimizer_state(state, shapes, lambda name, moment: moment, lambda name, entry: dict(entry))

@@ -1,0 +1,51 @@
+"""What the presets set, and who wins."""
+
+import pytest
+
+from fairseq_alma.backends.images.image_train_options import ImageTrainOptions
+from fairseq_alma.learners.learner import LEARNERS, default_of, options_of
+from fairseq_alma.learners.presets import PAPER, RELEASED_CODE, filled
+
+IMAGES = LEARNERS["images"]
+
+
+def train_options(learner, words, preset, for_photographs=False):
+    return ImageTrainOptions(words, IMAGES[learner], for_photographs, preset)
+
+
+@pytest.mark.parametrize("learner", IMAGES)
+@pytest.mark.parametrize("for_photographs", [False, True])
+def test_the_papers_preset_sets_what_is_the_default_anyway(learner, for_photographs):
+    found, plain = (train_options(learner, [], preset, for_photographs) for preset in (PAPER, None))
+    assert found.as_dict() == plain.as_dict()
+    assert filled({}, PAPER.learner_options(learner)) == ({}, [])
+    for name, value in PAPER.learner_options(learner).items():
+        _, meaning = options_of(IMAGES[learner])[name]
+        default = default_of(IMAGES[learner], name, "images")
+        assert default == value or f"(default: {value})" in meaning.help
+
+
+@pytest.mark.parametrize(("learner", "gain"), [("sm", 0.001), ("gens", 0.001), ("ens", 0.0), ("umix", 0.0)])
+def test_the_released_code_selects_by_accuracy_and_stops_after_25_epochs(learner, gain):
+    found = train_options(learner, [], RELEASED_CODE)
+    assert (found.select, found.least_gain, found.last("--patience")) == ("accuracy", gain, ("25",))
+    assert "--last-pool" not in found.values
+    of_vgg = train_options(learner, [], RELEASED_CODE, for_photographs=True)
+    assert (of_vgg.last("--last-pool"), of_vgg.last("--initial-weights")) == (("max",), ("default",))
+
+
+def test_a_given_option_wins_over_the_preset_and_is_named():
+    found = train_options("sm", ["--patience", "3", "--select", "accuracy"], RELEASED_CODE)
+    assert found.last("--patience") == ("3",)
+    assert found.overridden == ("--patience",)
+    assert filled({"init": "scratch"}, RELEASED_CODE.learner_options("gens")) == (
+        {"init": "scratch", "combine": "logits"}, ["init"]
+    )  # fmt: skip
+
+
+def test_every_option_of_a_preset_is_one_of_its_learner():
+    for preset in (PAPER, RELEASED_CODE):
+        for learner, options in preset.learners.items():
+            assert options.keys() <= options_of(IMAGES[learner]).keys()
+    assert PAPER.learners.keys() == RELEASED_CODE.learners.keys()
+    assert (PAPER.training.keys(), PAPER.vgg.keys()) == (RELEASED_CODE.training.keys(), RELEASED_CODE.vgg.keys())

@@ -1,0 +1,84 @@
+"""Every table and every verdict of the README files is that of the records that are kept beside them."""
+
+import importlib.util
+import json
+import re
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from fairseq_alma.report.finding import Verdict
+from tests.report.fakes import image_stream, write_run
+
+ROOT = Path(__file__).parents[2]
+SPEC = importlib.util.spec_from_file_location("tables", ROOT / "recipes" / "tables.py")
+tables = importlib.util.module_from_spec(SPEC)
+SPEC.loader.exec_module(tables)
+
+DECIDED = [verdict.value for verdict in Verdict if verdict is not Verdict.NOT_ENOUGH]
+VERDICT = re.compile(rf"\*\*(?:[^*]*: )?({'|'.join(DECIDED)})\*\*|\b(?:did not hold|too close to tell)\b")
+
+
+def unfounded(text, findings):
+    """Return the lines of a README that pronounce a verdict which no findings file has."""
+    known = {line for each in findings for line in each.splitlines()}
+    lines = []
+    for line in text.splitlines():
+        if VERDICT.search(line):
+            claim = line.removeprefix("- ").partition(". ")[0]
+            if not any(each.removeprefix("- ").startswith(claim) for each in known):
+                lines.append(line)
+    return lines
+
+
+@pytest.mark.parametrize("readme", ["README.md", "recipes/README.md", "recipes/sensitivity.md"])
+def test_no_readme_pronounces_a_verdict_that_no_record_bears_out(readme):
+    findings = [path.read_text(encoding="utf-8") for path in tables.RECORDS.glob("*.findings.md")]
+    assert unfounded((ROOT / readme).read_text(encoding="utf-8"), findings) == []
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["- **held**: Fish can fly. 3 of 3 comparisons bear it out.", "- **Fish can fly: held** in 3 of 3 comparisons.",
+     "That fish can fly did not hold."],
+)  # fmt: skip
+def test_a_verdict_without_a_finding_is_noticed(line):
+    assert unfounded(line, ["- **did not hold**: Fish can fly. (somewhere) Contradicted."]) == [line]
+    assert unfounded("- **held**: Fish can fly. 3 of 3.", ["- **held**: Fish can fly. (somewhere) 3 of 3."]) == []
+
+
+def test_every_table_of_the_recipes_is_that_of_its_records():
+    """All of them: `make tables`. Here the smallest, as it takes a second for each hundred thousand bytes."""
+    smallest = min(tables.names(), key=lambda name: (tables.RECORDS / f"{name}{tables.ENDING}").stat().st_size)
+    wanted = tables.everything([smallest])
+    assert f"<!-- table {smallest} -->" in wanted[tables.README]
+    assert all(path.read_text(encoding="utf-8") == text for path, text in wanted.items())
+
+
+def test_records_are_small_and_name_no_machine():
+    for name in tables.names():
+        archive = tables.RECORDS / f"{name}{tables.ENDING}"
+        assert archive.stat().st_size < 3_000_000
+        with tarfile.open(archive) as file:
+            entry = next(each for each in file if each.name.endswith("run.json"))
+            assert "/" not in json.load(file.extractfile(entry))["stream"]["path"]
+
+
+def test_kept_records_make_the_table_again(tmp_path, monkeypatch):
+    monkeypatch.setattr(tables, "RECORDS", tmp_path)
+    roots = [
+        write_run(tmp_path / f"{name}-{size}" / f"seed-{seed}", [0.5, error], stream=image_stream(2), seed=seed,
+                  train_options={"--arch": "alma_mlp", "--width": size}, num_experts=(1,))
+        for name, size, error in (("sm", "4", 0.4), ("sm", "64", 0.2)) for seed in (1, 2)
+    ]  # fmt: skip
+    tables.keep("small", roots)
+    text = "Before\n<!-- table small -->\nyesterday\n<!-- end -->\n<!-- findings small -->\n<!-- end -->\nAfter\n"
+    page = tmp_path / "README.md"
+    page.write_text(text)
+    monkeypatch.setattr(tables, "PAGES", (page,))
+    readme, findings = tables.everything(["small"]).values()
+    assert readme.startswith("Before\n<!-- table small -->\n| learner |") and readme.endswith("<!-- end -->\nAfter\n")
+    assert "| SM_w1   | mlp, width 64 |" in readme and "yesterday" not in readme
+    assert "- **held**: Larger models are better" in readme
+    assert unfounded(readme, [findings]) == []

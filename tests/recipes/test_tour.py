@@ -1,0 +1,58 @@
+"""The tour runs from top to bottom, and the examples of the front door hold in what it leaves behind."""
+
+import doctest
+import runpy
+import sys
+
+import pytest
+
+import fairseq_alma
+from data_prep.kjv import main as fetch_text
+from fairseq_alma import front_door
+from fairseq_alma.errors import AlmaError
+
+
+@pytest.fixture(scope="module")
+def tour(tmp_path_factory, checkout):
+    """The folder that the tour leaves, and what it printed."""
+    folder = tmp_path_factory.mktemp("tour")
+    assert fetch_text([f"{folder}/kjv.txt"]) in (0, None)
+    chapters = (folder / "kjv.txt").read_text().split("\n\n")[:24]
+    (folder / "text.txt").write_text("\n\n".join(chapters))
+    printed = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["tour.py", str(folder), "--updates", "25"])
+        patch.setattr("builtins.print", lambda *words, **options: printed.append(" ".join(map(str, words))))
+        runpy.run_path(str(checkout / "recipes" / "tour.py"), run_name="__main__")
+    return folder, "\n".join(printed)
+
+
+def test_the_tour_shows_growth_text_and_losses_and_leaves_a_folder_for_others(tour):
+    folder, printed = tour
+    assert "2 mega-batches" in printed and "after two: And God said" in printed and "bits_per_byte" in printed
+    assert (folder / "exported" / "model.safetensors").is_file()
+    card = (folder / "exported" / "README.md").read_text()
+    assert "| learner | gmoe, waiting time 1, seed 1 |" in card and "test perplexity" in card
+    assert "up to 1 of 0 to 1 (stage 1)" in card
+    # the perplexity of the card is the run's
+    value = fairseq_alma.read_run(folder / "run").value.iloc[1]
+    assert f"| test perplexity | {value:.2f} per token" in card
+
+
+@pytest.mark.parametrize("name", ["open_stream", "read_run", "load_model", "score"])
+def test_the_examples_of_the_front_door_hold(name, tour, monkeypatch):
+    monkeypatch.chdir(tour[0])
+    found = doctest.DocTestFinder().find(getattr(front_door, name), name, globs={})
+    assert found and found[0].examples
+    results = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS).run(found[0])
+    assert results.failed == 0 and results.attempted > 1
+
+
+def test_a_model_that_is_not_there_is_one_line(tour, tmp_path):
+    folder = tour[0]
+    with pytest.raises(AlmaError, match="no run, so there is no model at arrival 1"):
+        fairseq_alma.load_model(folder / "exported", arrival=1)
+    with pytest.raises(AlmaError, match="no model yet at arrival -1"):
+        fairseq_alma.load_model(folder / "run", arrival=-1)
+    with pytest.raises(AlmaError, match="there is no config"):
+        fairseq_alma.load_model(tmp_path)

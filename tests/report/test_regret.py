@@ -1,0 +1,47 @@
+import math
+
+import pytest
+
+from fairseq_alma.metrics.anytime import updates_for_loss
+from fairseq_alma.report.spread import Spread, half_width
+from tests.report.fakes import text_stream, write_run
+from tests.report.test_tables import tables, texts
+
+CARRIED = {"carry_optimizer": True}
+
+
+def write_arms(root):
+    for seed in (1, 2):
+        noise = math.exp(0.01 * seed)
+        write_run(root / f"paper{seed}", [40 * noise, 22 * noise], stream=text_stream(2), seed=seed)
+        write_run(root / f"carried{seed}", [40.0, 20.2], stream=text_stream(2), seed=seed, **CARRIED)
+        for k, ppl in ((1, 40.0), (2, 20.0)):
+            write_run(root / f"iid{k}-{seed}", [ppl], stream=text_stream(2), seed=seed, iid=k)
+    return [*root.iterdir()]
+
+
+def test_regret_is_the_loss_beyond_that_of_retraining_paired_by_seed(tmp_path):
+    found = tables(write_arms(tmp_path))["regret"]
+    by_options = {row[1]: row for row in texts(found)}
+    carried = by_options["--carry-optimizer"]
+    assert carried[3:6] == ["+0.0000 ± 0.0000", "+0.0100 ± 0.0000", "+0.0100 ± 0.0000"]
+    (paper,) = (row for name, row in by_options.items() if name != "--carry-optimizer")
+    spread = Spread.of({1: math.log(1.1) + 0.01, 2: math.log(1.1) + 0.02})
+    assert paper[4] == f"{spread.mean:+.4f} ± {half_width(spread):.4f}"
+
+
+def test_without_a_control_there_is_no_regret(tmp_path):
+    assert "regret" not in tables([write_run(tmp_path / "R", stream=text_stream(2))])
+
+
+def test_the_interval_of_two_seeds_is_student_s():
+    assert half_width(Spread.of({1: 0.0, 2: 2.0})) == pytest.approx(12.706)
+    assert half_width(Spread.of({1: 0.0})) is None
+
+
+def test_updates_for_a_loss_lie_on_a_line_in_logarithms():
+    points = [(100.0, 8.0), (200.0, 4.0), (400.0, 2.0)]
+    assert updates_for_loss(points, 4.0) == pytest.approx(200)
+    assert updates_for_loss(points, 2 * math.sqrt(2)) == pytest.approx(200 * math.sqrt(2))
+    assert updates_for_loss(points, 1.0) == pytest.approx(800)
+    assert updates_for_loss(points, 16.0) == pytest.approx(50)

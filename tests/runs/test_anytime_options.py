@@ -1,0 +1,93 @@
+import pytest
+
+from fairseq_alma.backends.text.anytime_checks import check_schedule
+from fairseq_alma.backends.text.train_options import TrainOptions
+from fairseq_alma.learners.schedule import stages
+from fairseq_alma.runs.anytime_options import AnytimeOptions
+from tests.runs.runs import plan_learner
+
+CARRY = {"carry_optimizer": True}
+TRAIN = ["--arch", "a", "--optimizer", "adam", "--max-update", "100"]
+DECAY = ["--lr-scheduler", "polynomial_decay", "--total-num-update"]
+
+
+def plans(learner="sm", num=4, **options):
+    return plan_learner(learner, stages(num, 1), **options)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"branch_shape": "sqrt"}, "--branch-shape: means nothing without --branch-decay"),
+        ({"branch_continue": True}, "--branch-continue: means nothing without --branch-decay"),
+        ({"ema_half_life": "1/8", "branch_decay": 0.2}, "--ema-half-life 1/8: --branch-decay is another way"),
+        ({"branch_decay": 0.2, "best_checkpoint": True}, "--branch-decay: --best-checkpoint is another way"),
+        ({"rewarm": "one-schedule", **CARRY}, "--rewarm one-schedule: --carry-optimizer warms up once"),
+    ],
+)
+def test_options_that_contradict_each_other_are_refused(given, message):
+    with pytest.raises(ValueError, match=message):
+        AnytimeOptions(**given).check()
+
+
+def test_what_has_nothing_to_carry_on_is_refused():
+    with pytest.raises(ValueError, match="--carry-optimizer: there is one stage"):
+        AnytimeOptions(**CARRY).check_plans(plans(num=1), replay=False)
+    with pytest.raises(ValueError, match="--carry-optimizer: each stage begins with new weights"):
+        AnytimeOptions(**CARRY).check_plans(plans("gens"), replay=False)
+    AnytimeOptions(**CARRY).check_plans(plans(), replay=False)
+
+
+def test_a_share_of_replay_goes_with_neither_replay_of_all_nor_one_stage():
+    with pytest.raises(ValueError, match=r"--replay-share 0.2: --replay trains on all"):
+        AnytimeOptions(replay_share=0.2).check_plans(plans(), replay=True)
+    with pytest.raises(ValueError, match=r"--replay-share 0.2: there is one stage"):
+        AnytimeOptions(replay_share=0.2).check_plans(plans(num=1), replay=False)
+
+
+@pytest.mark.parametrize(
+    ("given", "words", "message"),
+    [
+        (CARRY, [*DECAY, "399"], "--total-num-update 399 after the --, and the 4 stages make 400 updates"),
+        (CARRY, ["--lr-scheduler", "cosine"], "--lr-scheduler cosine after the -- knows no stream"),
+        (CARRY, ["--max-epoch", "2"], "--carry-optimizer: counts the updates of a stage; give --max-update"),
+        (CARRY, ["--lr", "0.1,0.2"], "--lr 0.1,0.2 after the -- depends on the epoch"),
+        (CARRY, ["--lr", "0.1", "--force-anneal", "2"], "--force-anneal after the -- depends on the epoch"),
+        ({"branch_decay": 0.2}, [*DECAY, "400"], "--lr-scheduler polynomial_decay after the -- decays by itself"),
+        ({"branch_decay": 0.2}, ["--max-epoch", "2"], "--branch-decay: counts the updates"),
+        ({"replay_share": 0.2}, ["--max-epoch", "2"], r"--replay-share 0.2: counts the updates"),
+        ({"rewarm": "one-schedule"}, [*DECAY, "400"], "--rewarm one-schedule: needs --lr-scheduler polynomial_decay"),
+        ({"rewarm": "one-schedule"}, [*DECAY, "100", "--end-learning-rate", "1"], "--end-learning-rate of 0"),
+    ],
+)
+def test_schedules_that_do_not_fit_are_refused(given, words, message):
+    with pytest.raises(ValueError, match=message) as error:
+        check_schedule(AnytimeOptions(**given), TrainOptions([*TRAIN, *words]), plans())
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("words", [[], ["--lr-scheduler", "inverse_sqrt"], [*DECAY, "400"]])
+def test_schedules_without_an_end_and_those_that_last_for_the_stream_are_carried_on(words):
+    check_schedule(AnytimeOptions(**CARRY), TrainOptions([*TRAIN, *words]), plans())
+
+
+def test_an_optimizer_that_cannot_grow_is_refused_where_the_model_grows():
+    sgd = TrainOptions(["--arch", "a", "--optimizer", "sgd", "--max-update", "100"])
+    check_schedule(AnytimeOptions(**CARRY), sgd, plans())
+    with pytest.raises(ValueError, match="--carry-optimizer: the state of --optimizer sgd is not known to grow"):
+        check_schedule(AnytimeOptions(**CARRY), sgd, plans("gmoe", grow_schedule="4,4,6,6"))
+
+
+def test_a_stage_re_warms_to_where_one_schedule_over_all_stages_would_be():
+    options = AnytimeOptions(rewarm="one-schedule")
+    for stage in range(3):
+        total = (stage + 1) * 100
+        value = 1 - (stage * 100 + 10 - 10) / (total - 10)  # of polynomial_decay, at update stage * 100 + 10
+        assert options.peak(stage, 100, 10) == pytest.approx(value)
+    assert options.peak(2, 100, 10, power=2) == pytest.approx(options.peak(2, 100, 10) ** 2)
+    assert AnytimeOptions().peak(2, 100, 10) == 1.0
+
+
+def test_a_run_without_these_options_has_the_record_it_always_had():
+    assert AnytimeOptions().as_record() == {}
+    assert AnytimeOptions(branch_decay=0.2).as_record() == {"branch_decay": 0.2, "branch_shape": "sqrt"}
