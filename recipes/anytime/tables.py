@@ -29,6 +29,9 @@ FIRST_OF = {"oracle": "paper", "oracle-ema": "ema"}
 MARGIN = math.log(1.01)  # 1 % of perplexity, in nats
 
 
+SHOWN = {"paper": "the paper's way", "branch": "carried on, decayed branch", "ema": "carried on, average"}
+
+
 class Run(NamedTuple):
     """What is known of one arm with one learning rate and seed: by arrival, losses in nats and costs."""
 
@@ -104,33 +107,69 @@ def oracle_updates(oracle: Run, per_arrival: int, loss: float) -> float:
     return updates_for_loss(points, loss)
 
 
+class Chosen(NamedTuple):
+    """The complete runs with each arm's best learning rate, and the oracle that regret counts against."""
+
+    rates: dict[str, str]
+    runs: dict[tuple[str, int], Run]
+    arrivals: list[int]
+    oracle: Optional[str]
+
+
+def choose(arms: dict[Key, Run], tune_seed: int) -> Chosen:
+    """Choose learning rates and the oracle by the losses on valid of one seed."""
+    rates = {
+        name: best_lr(arms, name, tune_seed) for name in sorted({name for name, _, seed in arms if seed == tune_seed})
+    }
+    best = {(name, seed): run for (name, lr, seed), run in arms.items() if rates.get(name) == lr}
+    arrivals = sorted({arrival for run in best.values() for arrival in run.test})
+    runs = {key: run for key, run in best.items() if len(run.test) == len(arrivals)}
+    valid = {
+        name: statistics.fmean(runs[name, tune_seed].valid.values()) for name in FIRST_OF if (name, tune_seed) in runs
+    }
+    return Chosen(rates, runs, arrivals, min(valid, key=lambda name: valid[name]) if valid else None)
+
+
 def tables(arms: dict[Key, Run], tune_seed: int) -> str:
     """Write all tables in Markdown."""
-    names = list(dict.fromkeys(name for name, _, _ in arms))
-    chosen = {
-        name: best_lr(arms, name, tune_seed) for name in names if any(k[0] == name and k[2] == tune_seed for k in arms)
-    }
-    runs = {(name, seed): run for (name, lr, seed), run in arms.items() if chosen.get(name) == lr}
-    arrivals = sorted({arrival for run in runs.values() for arrival in run.test})
+    rates, runs, arrivals, oracle = choose(arms, tune_seed)
     titles = [f"t{arrival}" for arrival in arrivals]
     lines = ["| arm | learning rate | seeds | " + " | ".join(f"{t} ppl" for t in titles) + " | FLOPs |"]
     lines += ["|---" * 3 + "|---:" * (len(arrivals) + 1) + "|"]
-    for name in sorted(chosen):
-        own = {seed: run for (each, seed), run in runs.items() if each == name and len(run.test) == len(arrivals)}
+    for name, rate in rates.items():
+        own = [run for (each, _), run in runs.items() if each == name]
         if not own:
             continue
-        ppl = [statistics.fmean(math.exp(run.test[a]) for run in own.values()) for a in arrivals]
-        flops = statistics.fmean(sum(run.flops.values()) for run in own.values())
-        lines.append(
-            f"| {name} | {chosen[name]} | {len(own)} | " + " | ".join(f"{p:.2f}" for p in ppl) + f" | {flops:.2e} |"
-        )
-    complete = {key: run for key, run in runs.items() if len(run.test) == len(arrivals)}
-    valid = {name: complete[name, tune_seed].valid.values() for name in FIRST_OF if (name, tune_seed) in complete}
-    if not valid:
+        ppl = [Spread.of(dict(enumerate(math.exp(run.test[a]) for run in own))) or Spread(math.nan) for a in arrivals]
+        flops = statistics.fmean(sum(run.flops.values()) for run in own)
+        lines.append(f"| {name} | {rate} | {len(own)} | " + " | ".join(p.show(2) for p in ppl) + f" | {flops:.2e} |")
+    if oracle is None:
         return "\n".join([*lines, "", "no oracle is complete yet"])
-    oracle = min(valid, key=lambda name: statistics.fmean(valid[name]))
-    others = [name for name in sorted(chosen) if name != oracle]
-    return "\n".join([*lines, "", *_regret_table(complete, others, oracle, arrivals, titles)])
+    others = [name for name in rates if name != oracle]
+    return "\n".join([*lines, "", *_regret_table(runs, others, oracle, arrivals, titles)])
+
+
+def draw(arms: dict[Key, Run], tune_seed: int, path: Path) -> None:
+    """Draw the regret at each arrival with its intervals."""
+    from matplotlib import pyplot
+
+    _, runs, arrivals, oracle = choose(arms, tune_seed)
+    assert oracle is not None
+    figure, axes = pyplot.subplots(figsize=(6, 3.2), layout="constrained")
+    for shift, (name, label) in enumerate(SHOWN.items()):
+        seeds = [seed for each, seed in runs if each == name and (oracle, seed) in runs]
+        if not seeds:
+            continue
+        gaps = [[runs[name, seed].test[a] - runs[oracle, seed].test[a] for seed in seeds] for a in arrivals]
+        means = [statistics.fmean(gap) for gap in gaps]
+        halves = [half_width(Spread.of(dict(enumerate(gap))) or Spread(0)) or 0.0 for gap in gaps]
+        places = [a + 0.06 * (shift - 1) for a in arrivals]
+        axes.errorbar(places, means, yerr=halves, marker="o", capsize=3, label=label)
+    axes.axhspan(0, MARGIN, color="0.9", label="1 % of perplexity")
+    axes.axhline(0, color="0.5", linewidth=0.8)
+    axes.set(xlabel="arrival", ylabel="regret against retraining, nats", xticks=arrivals)
+    axes.legend(frameon=False, fontsize=8)
+    figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
 
 
 def _regret_table(
@@ -177,12 +216,15 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     options.add_argument(
         "--best-lr", metavar="ARM", help="print the learning rate that was best for an arm, nothing else"
     )
+    options.add_argument("--figure", type=Path, help="draw the regret at each arrival into this file (.svg)")
     options.add_argument("--seed", type=int, default=1, help="with which all learning rates were tried (default: 1)")
     args = options.parse_args(argv)
     records = read_records(args.runs) if args.runs else json.loads(lzma.decompress(args.records.read_bytes()))
     if args.keep:
         args.keep.write_bytes(lzma.compress(json.dumps(records, sort_keys=True).encode()))
     arms = arms_of(records)
+    if args.figure:
+        draw(arms, args.seed, args.figure)
     print(best_lr(arms, args.best_lr, args.seed) if args.best_lr else tables(arms, args.seed))
     return 0
 
