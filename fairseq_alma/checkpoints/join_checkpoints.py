@@ -40,7 +40,7 @@ def join_checkpoints(paths: Sequence[Path], weights: Sequence[float], out: Path,
     for index, (path, checkpoint) in enumerate(zip(paths, checkpoints, strict=True)):
         entry = {"weight": weights[index] / sum(weights), "sha256": file_sha256(path)}
         if embed:
-            config, content = _embed(checkpoint["cfg"]["model"], checkpoint["model"], path.parent)
+            config, content = embedded(checkpoint["cfg"]["model"], checkpoint["model"], path.parent)
             entry.update(origin=path.name, config=config)
             joined.update({member_prefix(index) + name: tensor for name, tensor in content.items()})
         else:
@@ -69,7 +69,7 @@ def _checkpoint(first: Checkpoint, config: Config, weights: Weights, dictionary:
     }
 
 
-def _embed(config: Config, weights: Weights, folder: Path) -> tuple[Config, Weights]:
+def embedded(config: Config, weights: Weights, folder: Path) -> tuple[Config, Weights]:
     """Return a model's configuration and weights without any reference to another file."""
     if config["_name"] != ENSEMBLE_ARCH:
         return config, weights
@@ -77,7 +77,7 @@ def _embed(config: Config, weights: Weights, folder: Path) -> tuple[Config, Weig
     joined: dict[str, Tensor] = {}
     for index, member in enumerate(members_of(config, weights, folder)):
         inner_folder = folder if member.file is None else member.file.parent
-        inner_config, inner_weights = _embed(member.config, member.weights, inner_folder)
+        inner_config, inner_weights = embedded(member.config, member.weights, inner_folder)
         entry = config["members"][index]
         origin = entry["origin"] if member.file is None else member.file.name
         entries.append({"weight": entry["weight"], "sha256": entry["sha256"], "origin": origin, "config": inner_config})

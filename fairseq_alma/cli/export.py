@@ -18,7 +18,8 @@ modeling_alma.py. It needs torch, transformers and safetensors, not this package
   alma-export RUN/stage-003/member-0/checkpoint_last.pt --out FOLDER
   python -c "from transformers import pipeline; print(pipeline(model='FOLDER', trust_remote_code=True)('The'))"
 
-Of a model of images the folder has config.json and model.safetensors, which fairseq_alma.exchange.image_folder reads.
+Of a model of images the folder has config.json and model.safetensors, which
+fairseq_alma.models.exported_images.load_exported_images reads.
 """
 
 
@@ -52,8 +53,14 @@ def main(argv: Optional[Sequence[str]] = None) -> Optional[int]:
     refuse_occupied(args.out, "--out ")
     refuse_unwritable(args.out, "--out")
     # These import torch, which takes seconds; --help and usage errors need none of it.
-    from fairseq_alma.exchange.model_folder import export_model
+    from fairseq_alma.checkpoints.checkpoint_file import read_checkpoint
+    from fairseq_alma.exchange.image_folder import export_images
+    from fairseq_alma.exchange.model_folder import export_model, is_image_checkpoint
 
+    if is_image_checkpoint(read_checkpoint(args.path)["cfg"]["model"]):
+        size = export_images(args.path, args.out, args.stream)
+        tell(f"{args.out}: a model of images, {size / 1e6:,.1f} MB of weights", sys.stdout)
+        return 0
     exported = export_model(args.path, args.out, args.stream)
     facts = exported.facts
     models = f"{facts.num_members} model{'s' if facts.num_members > 1 else ''}"

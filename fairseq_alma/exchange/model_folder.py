@@ -76,7 +76,7 @@ def export_model(path: Path, out: Path, stream_folder: Optional[Path] = None) ->
     return Exported(facts, config_json["vocab_size"], (out / "model.safetensors").stat().st_size)
 
 
-def is_image_checkpoint(config: Mapping[str, Any], path: Path) -> bool:
+def is_image_checkpoint(config: Mapping[str, Any]) -> bool:
     """Tell whether ``cfg.model`` is that of an image model, or of several."""
     if config["_name"] == ENSEMBLE_ARCH:
         return bool(config.get("num_classes"))

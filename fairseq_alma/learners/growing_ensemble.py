@@ -21,8 +21,8 @@ class GrowingEnsemble(Learner):
 
     init: str = option(
         "scratch",
-        "begin new models with random weights (scratch, or fresh), as the paper's text has it, or with those of the "
-        "last member (previous), as its released code does",
+        "begin new models with random weights (scratch, or fresh), or with those of the last member (previous), as the "
+        "paper's released code does; its text leaves it open",
         choices=("previous", "scratch", "fresh"),
         parse=lambda word: "scratch" if word == "fresh" else word,
     )
@@ -30,7 +30,7 @@ class GrowingEnsemble(Learner):
     combine: Optional[str] = combine_option()
 
     def plan(self, stage: Stage) -> StagePlan:
-        """Train n new models, from scratch as in the paper, or from the last one of the stage before."""
+        """Train n new models, from scratch, or from the last one of the stage before: the paper's text does not say."""
         num_new = self.num_members
         last = self.starts_from(stage, stage.index * num_new - 1)
         everyone = [ModelId(member // num_new, member) for member in range((stage.index + 1) * num_new)]

@@ -52,18 +52,18 @@ class AlmaMLP(ImageClassifier):
 
 @dataclass
 class VGGVariantConfig(FairseqDataclass):
-    """Options in which the VGG network of Wu et al. and that of the paper's released code differ."""
+    """Options in which the VGG network here and that of the paper's released code differ; the text leaves them open."""
 
     last_pool: ChoiceEnum(LAST_POOLS) = field(  # type: ignore[valid-type]
         default="mean",
         metadata={
-            "help": "behind the last convolution: mean over the image, as Wu et al.; max: a fifth max pooling, as the "
-            "paper's released code"
+            "help": "behind the last convolution: mean over the image; max: a fifth max pooling, as in the paper's "
+            "released code"
         },
     )
     initial_weights: ChoiceEnum(INITIAL_WEIGHTS) = field(  # type: ignore[valid-type]
         default="he",
-        metadata={"help": "of convolutions: he, fan-out, as Wu et al.; default: torch's, as the paper's released code"},
+        metadata={"help": "of convolutions: he, fan-out, as VGG; default: torch's, as the paper's released code"},
     )
 
 

@@ -39,7 +39,7 @@ class OnCpu(argparse.Action):
 def set_process_defaults(parser: argparse.ArgumentParser) -> None:
     """Give the options for distributed work of a stock command defaults that fit how it was started."""
     sys.excepthook = report_in_one_line
-    if any(word.startswith(LOCAL) for word in sys.argv):
+    if any(word.startswith(LOCAL) for word in sys.argv) or _is_started_by_hand():
         require_joining()
     # One unless the command says otherwise: what is visible here must not change a figure.
     parser.set_defaults(distributed_world_size=1)
@@ -73,6 +73,12 @@ def _take_place(parser: argparse.ArgumentParser, local_rank: int) -> None:
 def started_by_torchrun() -> bool:
     """Tell whether this process is one of those that ``torchrun``, or ``alma-stream --num-procs``, has started."""
     return all(name in os.environ for name in TORCHRUN)
+
+
+def _is_started_by_hand() -> bool:
+    """Tell whether nobody ends this process if the others, on this machine, cannot begin: neither launcher did it."""
+    has_launcher = "LOCAL_WORLD_SIZE" in os.environ
+    return started_by_torchrun() and not has_launcher and os.environ["MASTER_ADDR"] in ("localhost", "127.0.0.1")
 
 
 def world_size() -> int:

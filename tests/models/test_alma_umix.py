@@ -119,6 +119,7 @@ def test_the_facts_are_those_of_the_module(options, tmp_path):
         ({"member_options": "--num-experts three"}, "--member-options: .*invalid int value: 'three'"),
         ({"member_options": "--num-experts '3"}, "--member-options: .*No closing quotation"),
         ({"member_options": "--num-experts 0"}, "--num-experts 0"),
+        ({"joint_logits": "sum"}, "--joint-logits sum: is for image models"),
     ],
 )
 def test_options_that_do_not_fit_are_named_in_one_line(options, named):

@@ -205,18 +205,21 @@ def stream(tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    ("learner", "words"),
+    ("learner", "words", "joint_logits"),
     [
-        ("sm", ["--arch", "alma_vgg", "--channels", "3"]),
-        ("gmoe", ["--arch", "alma_moe_mlp", "--width", "5", "--gate", "hard"]),
-        ("umix", ["--arch", "alma_mlp", "--width", "5"]),
+        ("sm", ["--arch", "alma_vgg", "--channels", "3", "--initial-weights", "default"], "mean"),
+        ("gmoe", ["--arch", "alma_moe_mlp", "--width", "5", "--gate", "hard"], "mean"),
+        ("umix", ["--arch", "alma_mlp", "--width", "5"], "mean"),
+        ("umix", ["--arch", "alma_mlp", "--width", "5"], "sum"),
     ],
     ids=lambda value: value if isinstance(value, str) else value[1],
 )
-def test_the_checkpoint_of_a_trained_network_is_the_same_model_to_fairseq(learner, words, stream, tmp_path):
+def test_the_checkpoint_of_a_trained_network_is_the_same_model_to_fairseq(
+    learner, words, joint_logits, stream, tmp_path
+):
     num_joint = 2 if learner == "umix" else 1
     options = ImageTrainOptions([*words, "--cpu"], LEARNERS["images"][learner], for_photographs=False)
-    settings = ImageSettings(ImageStream.open(stream), options, num_joint)
+    settings = ImageSettings(ImageStream.open(stream), options, num_joint, joint_logits)
     network = settings.build(num_joint)
     network.reset_parameters([seeded(seed) for seed in range(num_joint)])
     for layer in mixture_layers(network):
@@ -227,6 +230,7 @@ def test_the_checkpoint_of_a_trained_network_is_the_same_model_to_fairseq(learne
     (model,), config, task = checkpoint_utils.load_model_ensemble_and_task([str(path)])
     assert config.model._name == ("alma_umix" if learner == "umix" else words[1])
     images = torch.randn(4, *SHAPE)
-    expected = network.eval()(images).mean(dim=0)
+    logits = network.eval()(images)
+    expected = logits.sum(dim=0) if joint_logits == "sum" else logits.mean(dim=0)
     torch.testing.assert_close(model.eval()(images), expected, rtol=1e-4, atol=1e-5)
     assert task.image_shape == SHAPE

@@ -113,7 +113,9 @@ def test_a_growing_mixture_gets_its_experts_from_the_grown_checkpoint(tmp_path):
     assert all("/grown.pt" in line for line in training[1:])
     growing = [line for line in lines if line.startswith("alma-grow")]
     assert [re.search(r"--experts (\d+)", line)[1] for line in growing] == ["2", "2", "4"]
-    assert all("--method split" in line for line in growing)
+    assert all("--method split" in line and "--noise" not in line for line in growing)
+    noisy = dry_run(RECIPES / "lm" / "gmoe_base.sh", tmp_path, "--grow-noise", "0.01").splitlines()
+    assert [line.count("--noise 0.01") for line in noisy if line.startswith("alma-grow")] == [1, 1, 1]
 
 
 def test_the_control_of_table_1_makes_the_updates_of_k_stages_at_once(tmp_path):

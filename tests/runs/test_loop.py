@@ -5,6 +5,7 @@ import pytest
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.learners.plan import ModelId
 from fairseq_alma.learners.schedule import stages
+from fairseq_alma.runs import loop
 from fairseq_alma.runs.loop import Run, run_stages, train_members
 from fairseq_alma.runs.run_folder import RunFolder
 from tests.runs.fakes import FakeBackend, FakeReporter
@@ -145,6 +146,29 @@ def test_a_member_needs_its_own_weights_of_the_stage_before(tmp_path):
     with pytest.raises(AlmaError, match=r"stage-000/member-1: not trained.*run --stage 0 --member 1 first"):
         train_alone(tmp_path, 1, backend, only=1)
     assert train_alone(tmp_path, 0, backend, only=1) == [("trained member 0", 1)]
+
+
+def test_a_member_waits_for_what_another_process_trains(tmp_path, monkeypatch):
+    monkeypatch.setattr(loop, "START_POLL_SECONDS", 0.0)
+    backend, looks = FakeBackend(), iter([False, False, True])
+    monkeypatch.setattr(backend, "is_trained", lambda folder, model: next(looks, True))
+    run = Run(RunFolder(tmp_path), ensemble(), FakeReporter())
+    train_members(run, [0], backend, only=1, are_others_trained=True)
+    assert backend.members == [ModelId(1, 0)]
+    assert next(looks, None) is None
+
+
+def test_stages_wait_for_the_models_of_other_processes_before_they_are_locked(tmp_path):
+    folder, awaited = RunFolder(tmp_path), []
+
+    def await_models(plan):
+        with folder.lock_member(plan.trainings[0].model):  # which is refused where the stage is locked
+            awaited.append(plan.stage.index)
+
+    run_stages([Run(folder, ensemble(), FakeReporter())], FakeBackend(), await_models=await_models)
+    assert awaited == [0, 1]
+    run_stages([Run(folder, ensemble(), FakeReporter())], FakeBackend(), await_models=await_models)
+    assert awaited == [0, 1]
 
 
 def test_a_member_of_a_growing_ensemble_is_trained_in_its_own_stage(tmp_path):

@@ -16,7 +16,7 @@ from torch import Generator, Tensor, nn
 from fairseq_alma.growth.gate_tree import GateTree
 from fairseq_alma.modules.images.image_network import ImageNetwork
 from fairseq_alma.modules.images.member_layers import BATCH_NORM_EPS, MemberBatchNorm2d, MemberConv2d, MemberLinear
-from fairseq_alma.modules.images.vgg import NUM_CONVOLUTIONS, VGG, WU, Variant
+from fairseq_alma.modules.images.vgg import NUM_CONVOLUTIONS, USUAL, VGG, Variant
 from fairseq_alma.modules.moe.mixture_layer import MixtureLayer
 
 
@@ -134,7 +134,7 @@ class MixtureVGG(VGG):
         channels: int,
         trees: Sequence[GateTree],
         gate: str,
-        variant: Variant = WU,
+        variant: Variant = USUAL,
     ) -> None:
         super().__init__(
             image_shape,

@@ -1,7 +1,8 @@
 """VGG19 with the same number of channels in every layer and batch norm (paper v5, Appendix B.1.2).
 
-As Wu et al. 2020 (Firefly) use it on CIFAR: sixteen 3 by 3 convolutions in five groups, a max pooling after each of the
-first four, the mean over what is left of the image, one linear layer. The paper's released code has a fifth max pooling
+The paper says that it is the reduced VGG of Wu et al. 2020 (Firefly), and no more. Here: sixteen 3 by 3 convolutions in
+five groups, a max pooling after each of the first four, the mean over what is left of the image, one linear layer, and
+VGG's own initial weights (fan-out, He et al. 2015). The paper's released code has a fifth max pooling
 instead of the mean, and torch's default initial weights: a `Variant`.
 
 Letters: N members, B images, C channels of an image, H and W its height and width, O channels of a layer, K classes.
@@ -24,7 +25,7 @@ _POOL_AFTER = {sum(VGG19[: group + 1]) - 1 for group in range(len(VGG19) - 1)}
 
 
 class Variant(NamedTuple):
-    """Which VGG network; the defaults are that of Wu et al.
+    """Which VGG network.
 
     Attributes:
         last_pool: what follows the last convolution: the ``mean`` over the image; ``max``: a fifth max pooling, then
@@ -36,7 +37,7 @@ class Variant(NamedTuple):
     initial_weights: str = "he"
 
 
-WU = Variant()
+USUAL = Variant()
 
 
 class ConvBlock(nn.Module):
@@ -71,7 +72,7 @@ class VGG(ImageNetwork):
         channels: Sequence[int],
         num_members: int = 1,
         make_block: Optional[MakeBlock] = None,
-        variant: Variant = WU,
+        variant: Variant = USUAL,
     ) -> None:
         super().__init__(num_members)
         self.variant = variant

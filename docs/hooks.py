@@ -1,0 +1,56 @@
+"""Pages of the documentation that are made of something else: commands of their parsers, results, changes.
+
+mkdocs calls `on_files`.
+"""
+
+import contextlib
+import importlib
+import io
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+from mkdocs.structure.files import File, Files
+
+CHECKOUT = Path(__file__).parent.parent
+COMMANDS = re.compile(r'"(alma-[a-z-]+)=fairseq_alma\.cli\.start:([a-z_]+)"')
+MODULES = re.compile(r'def (\w+)\(argv.*?return start\("([\w.]+)", argv\)', re.DOTALL)
+
+
+def on_files(files: Files, config: Any) -> Files:
+    """Add the generated pages, and the figures of the results."""
+    recipes = CHECKOUT / "recipes"
+    results = (recipes / "README.md").read_text(encoding="utf-8")
+    pages = {
+        "reference/commands.md": commands_page(),
+        "results.md": results.replace("[records/](records)", "`recipes/records/`"),  # a folder is no page
+        "changelog.md": (CHECKOUT / "CHANGELOG.md").read_text(encoding="utf-8"),
+    }
+    for page in [*recipes.glob("*.md"), *recipes.glob("records/*.md")]:
+        if page.name != "README.md":
+            content = page.read_text(encoding="utf-8").replace("](README.md", "](results.md")
+            pages[page.relative_to(recipes).as_posix()] = content
+    for name, content in pages.items():
+        files.append(File.generated(config, name, content=content))
+    for figure in sorted((recipes / "figures").iterdir()):
+        files.append(File.generated(config, f"figures/{figure.name}", abs_src_path=str(figure)))
+    return files
+
+
+def commands_page() -> str:
+    """Return what each command's ``--help`` prints, as one page."""
+    modules = dict(MODULES.findall((CHECKOUT / "fairseq_alma" / "cli" / "start.py").read_text(encoding="utf-8")))
+    parts = ["# Commands", "What `--help` prints. All exit with 0 on success, 2 on a usage error, 1 on anything else."]
+    for command, function in COMMANDS.findall((CHECKOUT / "setup.py").read_text(encoding="utf-8")):
+        parts.append(f"## {command}\n\n```text\n{help_of(modules[function]).rstrip()}\n```")
+    return "\n\n".join(parts) + "\n"
+
+
+def help_of(module: str) -> str:
+    """Return a command's help, 100 columns wide."""
+    os.environ["COLUMNS"] = "100"
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed), contextlib.suppress(SystemExit):
+        importlib.import_module(module).main(["--help"])
+    return printed.getvalue()

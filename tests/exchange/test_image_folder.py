@@ -1,0 +1,65 @@
+"""Models of images go out as safetensors, and the loader gives them back."""
+
+import json
+
+import pytest
+import torch
+
+from fairseq_alma.checkpoints.checkpoint_file import write_checkpoint
+from fairseq_alma.checkpoints.join_checkpoints import join_checkpoints
+from fairseq_alma.cli.export import main
+from fairseq_alma.cli.stream import main as stream_command
+from fairseq_alma.data.stream import Stream
+from fairseq_alma.errors import AlmaError
+from fairseq_alma.models.exported_images import load_exported_images
+from tests.backends.images.image_streams import make_stream
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("images")
+    make_stream(folder / "S", num_megabatches=1)
+    words = ["--learner", "ens", "--num-members", "2", "--", "--width", "6", "--max-epoch", "4", "--cpu"]
+    assert stream_command(["--stream", str(folder / "S"), "--run", str(folder / "R"), *words]) == 0
+    return folder
+
+
+def test_an_ensemble_of_image_models_predicts_what_its_record_says(run, tmp_path):
+    members = [run / f"R/stage-000/member-{member}/checkpoint_last.pt" for member in range(2)]
+    write_checkpoint(join_checkpoints(members, [1.0, 1.0], tmp_path / "E.pt", False), tmp_path / "E.pt")
+    assert main([str(tmp_path / "E.pt"), "--out", str(tmp_path / "out")]) == 0
+    (tmp_path / "E.pt").unlink()
+    model, images = load_exported_images(tmp_path / "out")
+    stream = Stream.open(run / "S")
+    pixels, labels = test_set(stream)
+    mean, std = (torch.tensor(each)[:, None, None] for each in (images.mean, images.std))
+    with torch.no_grad():
+        error = (model((pixels / 255 - mean) / std).argmax(dim=1) != labels).float().mean().item()
+    record = json.loads((run / "R/stage-000/stage.json").read_text())
+    assert error == pytest.approx(record["test"]["error"], abs=1e-6) and record["test"]["error"] < 0.7
+
+
+def test_set(stream):
+    """Return the pixels and labels of the test set."""
+    import numpy as np
+
+    rows = np.load(stream.root / "test.npy")
+    pixels, labels = (np.load(stream.root / name)[rows] for name in ("images.npy", "labels.npy"))
+    return torch.from_numpy(pixels).float(), torch.from_numpy(labels)
+
+
+test_set.__test__ = False
+
+
+def test_a_folder_that_is_none_is_one_line(run, tmp_path):
+    with pytest.raises(AlmaError, match="there is no config"):
+        load_exported_images(tmp_path)
+    main([str(run / "R/stage-000/member-0/checkpoint_last.pt"), "--out", str(tmp_path / "out")])
+    config = json.loads((tmp_path / "out/config.json").read_text())
+    config["model"]["width"] = 7
+    (tmp_path / "out/config.json").write_text(json.dumps(config))
+    with pytest.raises(AlmaError, match="no weight has that size"):
+        load_exported_images(tmp_path / "out")
+    (tmp_path / "out/config.json").write_text('{"format": "another"}')
+    with pytest.raises(AlmaError, match="format 'another' found"):
+        load_exported_images(tmp_path / "out")

@@ -1,0 +1,23 @@
+"""The documentation builds without a warning: links, anchors, snippets; commands are as their parsers have them."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("mkdocs", reason="extra [docs]")
+
+
+def test_the_pages_build_with_all_links_and_every_command(checkout: Path, tmp_path: Path) -> None:
+    words = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")]
+    environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
+    done = subprocess.run(words, cwd=checkout, capture_output=True, text=True, env=environment, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    commands = (tmp_path / "site" / "reference" / "commands.html").read_text()
+    for command in ("alma-prep-text", "alma-prep-images", "alma-stream", "alma-export", "alma-generate"):
+        assert f'id="{command}"' in commands
+    assert "--grow-schedule" in commands and "--context-window" in commands
+    assert "alma_prep_text" in (tmp_path / "site" / "index.html").read_text()  # the tour itself
+    assert (tmp_path / "site" / "figures" / "mnist_experts.png").is_file()
