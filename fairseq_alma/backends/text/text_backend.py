@@ -93,7 +93,10 @@ class TextBackend:
         parts = [self._train_part(work, training, part, locks) for part in self.commands.parts]
         average = self.commands.predicting(training.model)
         if self.commands.anytime.predicts_with == "average" and not stage_checkpoints.is_sound(average):
-            stage_checkpoints.write_average(self.folder.checkpoint(training.model), average)
+            # Imports torch, which takes seconds; a finished run needs none of it.
+            from fairseq_alma.checkpoints.averaged_weights import write_average
+
+            write_average(self.folder.checkpoint(training.model), average)  # as `TextCommands.average` does
         return parts
 
     def _train_part(
