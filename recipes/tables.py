@@ -82,7 +82,8 @@ def verdicts_of(runs: RunTable) -> str:
     lines = []
     for run, found in all_findings(runs):
         told = [finding for finding in found if finding.is_told]
-        lines += ["", f"With the settings of the {run.setting or 'paper'}:", ""]
+        preset, _, other = run.setting.partition(", ") if run.setting.startswith(CODE) else ("paper", "", run.setting)
+        lines += ["", f"With the settings of the {preset}{f', but {other}' if other else ''}:", ""]
         lines += [f"- **{each.verdict.value}**: {each.claim} {each.decided_by}" for each in told]
         if len(told) < len(found):
             lines.append(f"- {len(found) - len(told)} more need other runs")

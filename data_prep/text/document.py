@@ -20,8 +20,8 @@ class Block:
 
     Attributes:
         label: how messages call the input.
-        form: ``text`` (documents separated by an empty line), ``lines``, ``jsonl`` or ``parquet``.
-        field: field (``jsonl``) or column (``parquet``) that holds the text.
+        form: ``text`` (documents separated by an empty line), ``lines``, ``jsonl``, ``parquet`` or ``arrow``.
+        field: field (``jsonl``) or column (``parquet``, ``arrow``) that holds the text.
         first_line: number of the first line (for ``parquet``: row) in the input, from 1.
         content: the bytes; for ``parquet`` the column's values.
     """
@@ -118,4 +118,5 @@ _SPLITTERS: dict[str, Callable[[Block], list[str]]] = {
     "lines": _lines,
     "jsonl": _json_lines,
     "parquet": _rows,
+    "arrow": _rows,
 }

@@ -113,8 +113,9 @@ def _parser() -> argparse.ArgumentParser:
         "inputs",
         nargs="+",
         metavar="INPUT",
-        help="text, JSON lines or Parquet; plain, .gz, .bz2, .xz or .zst; a folder stands for all files in it "
-        "(recursively, sorted, hidden ones left out), - for standard input; a pipe will do: <(command)",
+        help="text, JSON lines, Parquet or Arrow (a folder of datasets' save_to_disk); plain, .gz, .bz2, .xz or .zst; "
+        "a folder stands for all files in it (recursively, sorted, hidden ones left out), - for standard input; a pipe "
+        "will do: <(command), and an address that fsspec reads: s3://...",
     )
     parser.add_argument("--out", type=utf8_path, required=True, metavar="STREAM", help="folder of the stream")
     _add_reading_options(parser.add_argument_group("reading"))
@@ -134,17 +135,18 @@ def _parser() -> argparse.ArgumentParser:
 def _add_reading_options(group: Any) -> None:
     group.add_argument(
         "--format",
-        choices=("auto", "text", "lines", "jsonl", "parquet"),
+        choices=("auto", "text", "lines", "jsonl", "parquet", "arrow"),
         default="auto",
         help="text: documents separated by an empty line; lines: one document per line; jsonl: one JSON object per "
-        "line; auto: jsonl or parquet where the file's name or content says so, else text (default: %(default)s)",
+        "line; arrow: as save_to_disk of datasets writes; auto: jsonl, parquet or arrow where the file's name or "
+        "content says so, else text (default: %(default)s)",
     )
     group.add_argument(
         "--field",
         type=utf8,
         default=DEFAULT_FIELD,
         metavar="NAME",
-        help="field (jsonl) or column (parquet) that holds the text (default: %(default)s)",
+        help="field (jsonl) or column (parquet, arrow) that holds the text (default: %(default)s)",
     )
     group.add_argument(
         "--keep-duplicates",

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from queue import Empty, Queue
 from threading import Thread
-from typing import IO, Iterator, Optional, Sequence
+from typing import IO, Any, Iterator, Optional, Sequence
 
 from data_prep.build_folder import recorded_name
 from data_prep.compression import DecompressedFile, strip_compression_suffix
@@ -23,7 +23,10 @@ BLOCK_SIZE = 1 << 20
 MAX_DOCUMENT_SIZE = 1 << 28
 PIPE_PATIENCE_SECONDS = 10.0
 
-_FORMS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl", ".parquet": "parquet"}
+_FORMS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl", ".parquet": "parquet", ".arrow": "arrow"}
+_TABLES = {"parquet": "Parquet", "arrow": "Arrow"}
+_OF_DATASETS = ("dataset_info.json", "state.json", "dataset_dict.json")  # beside the data of datasets' save_to_disk
+_REMOTE = re.compile(r"[a-z][a-z0-9+.-]*://")
 _BLANK_LINE = re.compile(rb"\n[ \t\r\f\v]*\n")
 _PARQUET_ROWS = 256
 
@@ -64,7 +67,10 @@ class Source:
         Raises:
             AlmaError: the file is broken, or a document is too long.
         """
-        yield from _parquet_blocks(self) if self.form == "parquet" else _byte_blocks(self)
+        if self.form in _TABLES:
+            yield from _table_blocks(self)
+        else:
+            yield from _byte_blocks(self)
 
 
 def find_sources(inputs: Sequence[str], form: Optional[str], field: str, folder: Path) -> list[Source]:
@@ -73,7 +79,8 @@ def find_sources(inputs: Sequence[str], form: Optional[str], field: str, folder:
     Standard input and pipes are copied to files first, because every input is read more than once.
 
     Args:
-        inputs: files, folders, pipes (``<(zcat a.gz)``, ``/dev/stdin``), or ``-``.
+        inputs: files, folders, pipes (``<(zcat a.gz)``, ``/dev/stdin``), addresses of files (``s3://…``) that fsspec
+            reads, or ``-``.
         form: how documents stand in all of them; None to go by each file's name and content.
         field: where the text is in a record.
         folder: where the copies go.
@@ -82,11 +89,14 @@ def find_sources(inputs: Sequence[str], form: Optional[str], field: str, folder:
         AlmaError: an input does not exist or cannot be read, or a folder holds no file, or something that is none.
     """
     # What cannot be read shows before a pipe is waited for.
-    found = [None if given == STANDARD_INPUT else _files_of(Path(given)) for given in inputs]
+    found = [None if given == STANDARD_INPUT or _REMOTE.match(given) else _files_of(Path(given)) for given in inputs]
     sources = []
     for argument, (given, files) in enumerate(zip(inputs, found, strict=True)):
         if files is None:
-            copy = _spool(given, folder / (SPOOLED if given == STANDARD_INPUT else f"pipe-{argument}"))
+            name = SPOOLED if given == STANDARD_INPUT else f"pipe-{argument}"
+            if _REMOTE.match(given):
+                name = f"remote-{argument}-{Path(given).name}"  # which says how it is compressed, and what is in it
+            copy = _spool(given, folder / name)
             label = "standard input" if given == STANDARD_INPUT else given
             sources.append(Source(copy, label, argument, form or _form_of(copy), field, is_copy=True))
         else:
@@ -95,8 +105,10 @@ def find_sources(inputs: Sequence[str], form: Optional[str], field: str, folder:
 
 
 def _spool(given: str, path: Path) -> Path:
-    """Copy what comes through standard input or a pipe to a file and return it."""
-    if given != STANDARD_INPUT:
+    """Copy what comes through standard input, a pipe or a network to a file and return it."""
+    if _REMOTE.match(given):
+        _fetch(given, path)
+    elif given != STANDARD_INPUT:
         with _open_pipe(given) as pipe, naming(path), open(path, "wb") as file:
             shutil.copyfileobj(pipe, file, BLOCK_SIZE)
     elif sys.stdin is None:
@@ -105,6 +117,17 @@ def _spool(given: str, path: Path) -> Path:
         with naming(path), open(path, "wb") as file:
             shutil.copyfileobj(sys.stdin.buffer, file, BLOCK_SIZE)
     return path
+
+
+def _fetch(given: str, path: Path) -> None:
+    """Copy a remote file, by whatever fsspec can read here. Raises AlmaError if it cannot."""
+    import fsspec
+
+    try:
+        with fsspec.open(given, "rb") as remote, naming(path), open(path, "wb") as file:
+            shutil.copyfileobj(remote, file, BLOCK_SIZE)
+    except (ImportError, ValueError, FileNotFoundError) as error:
+        raise AlmaError(f"{given}: cannot be read ({error}); check the address, or fetch the file first") from error
 
 
 def _open_pipe(given: str) -> IO[bytes]:
@@ -161,6 +184,8 @@ def _files_in(folder: Path) -> list[Path]:
         for name in folders:
             if os.path.islink(os.path.join(root, name)):
                 tell(f"note: {Path(root, name)}: a link to a folder, which is not followed", sys.stderr)
+        if any(name in _OF_DATASETS for name in names):
+            names = [name for name in names if name not in _OF_DATASETS]
         files += [Path(root, name) for name in names if not name.startswith(".")]
     for path in files:
         if not path.is_file():
@@ -226,26 +251,59 @@ def _too_long(source: Source, first_line: int) -> str:
     )
 
 
-def _parquet_blocks(source: Source) -> Iterator[tuple[Block, int]]:
+def _table_blocks(source: Source) -> Iterator[tuple[Block, int]]:
+    """Read one column of a table, a few hundred rows at a time."""
+    kind = _TABLES[source.form]
     try:
         import pyarrow
-        from pyarrow import parquet
     except ImportError as error:
-        raise AlmaError(f"{source.label}: a Parquet file, which pyarrow reads; pip install pyarrow") from error
+        raise AlmaError(f"{source.label}: {kind} data, which pyarrow reads; pip install pyarrow") from error
+    rows = _parquet_rows if source.form == "parquet" else _arrow_rows
     try:
-        with parquet.ParquetFile(source.path) as file:
-            if source.field not in file.schema_arrow.names:
-                raise AlmaError(
-                    f"{source.label}: no column {source.field!r}, the columns are "
-                    f"{', '.join(map(repr, file.schema_arrow.names))}; name the column of the text with --field"
-                )
-            first_row, num_rows = 1, max(file.metadata.num_rows, 1)
-            for batch in file.iter_batches(_PARQUET_ROWS, columns=[source.field]):
-                values = batch.column(0).to_pylist()
-                position = source.size * (first_row - 1 + len(values)) // num_rows
-                yield Block(source.label, source.form, source.field, first_row, values), position
-                first_row += len(values)
+        first_row = 1
+        for values, share in rows(source):
+            yield Block(source.label, source.form, source.field, first_row, values), int(source.size * share)
+            first_row += len(values)
     except (pyarrow.ArrowException, OSError) as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise
-        raise AlmaError(f"{source.label}: broken Parquet data ({error}); fetch the file again") from error
+        raise AlmaError(f"{source.label}: broken {kind} data ({error}); fetch the file again") from error
+
+
+def _parquet_rows(source: Source) -> Iterator[tuple[list[Any], float]]:
+    """Yield the column's values, and the share of the file that has been read with them."""
+    from pyarrow import parquet
+
+    with parquet.ParquetFile(source.path) as file:
+        _require_column(source, file.schema_arrow.names)
+        done, num_rows = 0, max(file.metadata.num_rows, 1)
+        for batch in file.iter_batches(_PARQUET_ROWS, columns=[source.field]):
+            done += len(batch)
+            yield batch.column(0).to_pylist(), done / num_rows
+
+
+def _arrow_rows(source: Source) -> Iterator[tuple[list[Any], float]]:
+    """The same of Arrow's streaming format, which ``save_to_disk`` of ``datasets`` writes, or its file format."""
+    from pyarrow import ipc, memory_map
+
+    with memory_map(str(source.path)) as file:
+        is_file = file.read(6) == b"ARROW1"
+        file.seek(0)
+        if is_file:
+            opened = ipc.open_file(file)
+            batches = (opened.get_batch(number) for number in range(opened.num_record_batches))
+        else:
+            opened = batches = ipc.open_stream(file)
+        _require_column(source, opened.schema.names)
+        for batch in batches:
+            column, share = batch.column(source.field), min(1.0, file.tell() / max(source.size, 1))
+            for start in range(0, len(column), _PARQUET_ROWS):
+                yield column.slice(start, _PARQUET_ROWS).to_pylist(), share
+
+
+def _require_column(source: Source, names: Sequence[str]) -> None:
+    if source.field not in names:
+        raise AlmaError(
+            f"{source.label}: no column {source.field!r}, the columns are {', '.join(map(repr, names))}; name the "
+            "column of the text with --field"
+        )

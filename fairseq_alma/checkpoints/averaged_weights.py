@@ -9,7 +9,7 @@ from typing import Any, Mapping, Optional
 
 from torch import Tensor
 
-from fairseq_alma.checkpoints.checkpoint_file import Checkpoint
+from fairseq_alma.checkpoints.checkpoint_file import Checkpoint, read_checkpoint, write_checkpoint
 from fairseq_alma.errors import AlmaError
 
 AVERAGE = "average"
@@ -22,6 +22,11 @@ def find_average(checkpoint: Checkpoint) -> Optional[dict[str, Any]]:
         if isinstance(entry, dict) and isinstance(entry.get(AVERAGE), dict):
             return entry
     return None
+
+
+def write_average(path: Path, out: Path) -> None:
+    """Write the averaged weights in a checkpoint as a checkpoint of their own; see `averaged_model`."""
+    write_checkpoint(averaged_model(read_checkpoint(path), path), out)
 
 
 def averaged_model(checkpoint: Checkpoint, path: Path) -> Checkpoint:

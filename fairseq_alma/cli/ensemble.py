@@ -46,12 +46,19 @@ def build_parser() -> argparse.ArgumentParser:
         help="what each member counts, one number of at least 0 for each; divided by their sum (default: all the same)",
     )
     add("--embed", action="store_true", help="put the members' weights inside (default: refer to their files)")
+    add(
+        "--average",
+        action="store_true",
+        help="write the moving average of its weights that the one CKPT has (--ema-half-life) as a checkpoint",
+    )
     add("--force", action="store_true", help="replace FILE if it exists")
     return parser
 
 
 def _check(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
     weights = arguments.weights
+    if arguments.average and (len(arguments.members) > 1 or weights is not None or arguments.embed):
+        parser.error("--average: takes one CKPT, and neither --weights nor --embed")
     if weights is not None:
         shown = " ".join(f"{weight:g}" for weight in weights)
         if len(weights) != len(arguments.members):
@@ -72,9 +79,14 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     arguments = parser.parse_intermixed_args(argv)
     _check(parser, arguments)
     # These import torch, which takes seconds; --help and usage errors need none of it.
+    from fairseq_alma.checkpoints.averaged_weights import write_average
     from fairseq_alma.checkpoints.checkpoint_file import write_checkpoint
     from fairseq_alma.checkpoints.join_checkpoints import join_checkpoints
 
+    if arguments.average:
+        write_average(arguments.members[0], arguments.out)
+        print(f"{printable(str(arguments.out))}: the average of {printable(str(arguments.members[0]))}")
+        return 0
     weights = arguments.weights or [1.0] * len(arguments.members)
     ensemble = join_checkpoints(arguments.members, weights, arguments.out, arguments.embed)
     write_checkpoint(ensemble, arguments.out)

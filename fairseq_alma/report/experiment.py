@@ -19,7 +19,7 @@ from fairseq_alma.report.spread import Spread
 from fairseq_alma.runs.run_record import FREE_OPTIONS
 
 # They follow from other options, or say where and how fast something runs, not what comes out.
-UNTOLD_OPTIONS = (MAX_UPDATE, "--total-num-update", "--num-workers", "--cpu")
+UNTOLD_OPTIONS = (MAX_UPDATE, "--total-num-update", "--num-workers", "--cpu", "--jobs")
 
 
 @dataclass(frozen=True, eq=False)

@@ -29,7 +29,7 @@ from fairseq_alma.report.spelling import (
     show_params,
 )  # fmt: skip
 from fairseq_alma.runs.run_folder import RUN_RECORD, STAGE_RECORD, STAGE_REMEDY, RunFolder
-from fairseq_alma.runs.run_record import FREE_OPTIONS
+from fairseq_alma.runs.run_record import FREE_OPTIONS, ROUNDING_OPTIONS
 
 TERA = 1e12
 REMEDY = "leave this folder out, or run it anew"
@@ -203,7 +203,8 @@ def _facts(run: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], planned: t
         else:
             average = anytime.cumulative_error_rate(value, num_arrivals, stream["num_classes"])
     test, steps, key = stream.get("test") or {}, str(train_options.get(MAX_UPDATE, "")), experiment_key(stream)
-    settings = {name: each for name, each in options.items() if name not in FREE_OPTIONS and each is not None}
+    left_out = {*FREE_OPTIONS, *ROUNDING_OPTIONS}
+    settings = {name: each for name, each in options.items() if name not in left_out and each is not None}
     bits = anytime.bits_per_byte(_last(loss), test.get("num_tokens", 0), test.get("num_bytes", 0)) if is_text else None
     return {
         "setting": setting_of(run), "learner": run["learner"],

@@ -24,7 +24,7 @@ BATCHES = 8  # of one sequence each: any of 1, 2, 4 and 8 processes can share th
 MODEL = [
     "--arch", "alma_switch_lm_tiny", "--num-experts", "8", "--criterion", "alma_switch_cross_entropy", "--cpu",
     "--optimizer", "fused_adam", "--lr", "0.001", "--batch-size", "1", "--update-freq", str(BATCHES),
-    "--tokens-per-sample", "128", "--num-workers", "0",
+    "--tokens-per-sample", "128", "--num-workers", "0", "--dropout", "0",
 ]  # fmt: skip
 LOG = "stage-000/train-member-0.log"
 TRAINER = re.compile(r"fairseq-train\0")

@@ -4,10 +4,10 @@
 # gate, a mixture that grows against one that keeps its two experts.
 #
 # Hardware:  two CPU cores (two rows at a time), 4 GB of memory
-# Time:      EPOCHS=20: about half an hour of one core; EPOCHS=100, the paper's: five times that (estimated)
+# Time:      the second call below: a quarter of an hour on a core that other work shares
 #
 #   recipes/vision/mnist_v1.sh
-#   EPOCHS=20 WAITS=1 recipes/vision/mnist_v1.sh
+#   EPOCHS=5 WAITS=1 GATES=hard recipes/vision/mnist_v1.sh
 #
 # All mixtures start with two experts in each hidden layer; gMoE grows every 5 mega-batches. Knobs: GATES, hard and soft;
 # see recipes/vision/common.sh.

@@ -52,6 +52,11 @@ def test_members_are_named_by_relative_path_checksum_and_weight(members, tmp_pat
     assert "an ensemble of 2, referring to their files" in capsys.readouterr().out
 
 
+def test_an_average_goes_with_one_checkpoint_that_has_one(members, tmp_path, capsys):
+    assert "--average: takes one CKPT" in usage_error(capsys, *members, "--average", "--out", f"{tmp_path}/E.pt")
+    assert "has no averaged weights" in refused(tmp_path, members[0], "--average", "--out", f"{tmp_path}/E.pt")
+
+
 def test_an_embedded_ensemble_needs_no_other_file(members, tmp_path):
     main([*members, "--out", f"{tmp_path}/refer.pt"])
     main([f"{tmp_path}/refer.pt", members[0], "--embed", "--out", f"{tmp_path}/E.pt"])

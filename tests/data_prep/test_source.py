@@ -138,6 +138,36 @@ def test_parquet_is_read_by_its_column(tmp_path):
         read(tmp_path / "cut.parquet", field="body")
 
 
+def test_a_folder_of_datasets_is_read_by_its_column(tmp_path):
+    datasets = pytest.importorskip("datasets", reason="datasets is not installed")
+    table = datasets.Dataset.from_dict({"id": list(range(3000)), "body": DOCUMENTS})
+    table.save_to_disk(str(tmp_path / "one"), num_shards=2)
+    datasets.DatasetDict({"train": table}).save_to_disk(str(tmp_path / "dictionary"))
+    for folder in ("one", "dictionary"):
+        assert [text for path in files_in(tmp_path / folder) for text in read(path, field="body")] == DOCUMENTS
+    first = files_in(tmp_path / "one")[0]
+    with pytest.raises(AlmaError, match="no column 'text', the columns are 'id', 'body'"):
+        read(first)
+    (tmp_path / "cut.arrow").write_bytes(first.read_bytes()[:1000])
+    with pytest.raises(AlmaError, match=r"cut\.arrow: broken Arrow data"):
+        read(tmp_path / "cut.arrow", field="body")
+
+
+def files_in(folder):
+    return [source.path for source in find_sources([str(folder)], None, "body", folder)]
+
+
+def test_an_address_is_read_by_fsspec(tmp_path):
+    memory = pytest.importorskip("fsspec").filesystem("memory")
+    memory.pipe("/texts/a.txt.gz", gzip.compress("\n\n".join(DOCUMENTS[:5]).encode()))
+    (source,) = find_sources(["memory://texts/a.txt.gz"], None, "text", tmp_path)
+    documents = [text for block, _ in source.blocks() for text in documents_of(block)]
+    assert documents == DOCUMENTS[:5] and source.label == "memory://texts/a.txt.gz"
+    for address, named in (("memory://texts/none", "cannot be read"), ("nothing://a", "cannot be read")):
+        with pytest.raises(AlmaError, match=named):
+            find_sources([address], None, "text", tmp_path)
+
+
 def test_folder_stands_for_its_files_in_the_order_of_their_names(tmp_path):
     for name in ("b.txt", "a/2.txt", "a/1.txt", ".hidden", "a/.git/x"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)

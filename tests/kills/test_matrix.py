@@ -15,6 +15,7 @@ IMAGES = [str(learner) for learner in LEARNERS if learner.kind == "images"]
     [
         (["--learner", *IMAGES, "--sample", "2"], 18),
         (["--learner", "text-sm", "--step", "47", "62", "--how", "power"], 2),
+        (["--learner", "text-carried", "--step", "70"], 1),
     ],
 )
 def test_runs_that_are_killed_at_an_operation_end_as_if_they_were_not(options, num_kills):

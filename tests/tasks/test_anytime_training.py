@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from fairseq_alma.checkpoints.averaged_weights import averaged_model, find_average
+from fairseq_alma.checkpoints.averaged_weights import find_average
+from fairseq_alma.cli.ensemble import main as ensemble
 from fairseq_alma.cli.grow import main as grow
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.tasks.lr_branch import branch_factor
@@ -87,7 +88,8 @@ def test_the_average_is_what_its_formula_says(trained, tmp_path):
         weights = last["model"]["decoder.embed_tokens.weight"]
         share = 2 ** (-8 / update)
         expected = weights if expected is None else share * expected + (1 - share) * weights
-    average = averaged_model(last, folder)["model"]
+    ensemble([str(folder / "checkpoint_last.pt"), "--average", "--out", str(tmp_path / "average.pt")])
+    average = load(tmp_path / "average.pt")["model"]
     torch.testing.assert_close(average["decoder.embed_tokens.weight"], expected)
     assert torch.equal(average["decoder.embed_tokens.weight"], average["decoder.output_projection.weight"])
 

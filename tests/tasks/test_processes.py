@@ -21,6 +21,7 @@ from .conftest import evaluation_config, training_config
 from .forked import start, together
 
 TORCHRUN = {"MASTER_ADDR": "localhost", "MASTER_PORT": "29500", "WORLD_SIZE": "2", "RANK": "1", "LOCAL_RANK": "1"}
+TORCHRUN["LOCAL_WORLD_SIZE"] = "2"
 
 
 @pytest.fixture

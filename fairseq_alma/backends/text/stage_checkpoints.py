@@ -126,14 +126,6 @@ def drop_optimizer_state(path: Path) -> None:
         write_checkpoint(state, path)
 
 
-def write_average(path: Path, out: Path) -> None:
-    """Write the averaged weights in a checkpoint as a checkpoint of their own, for tests alone."""
-    from fairseq_alma.checkpoints.averaged_weights import averaged_model
-    from fairseq_alma.checkpoints.checkpoint_file import read_checkpoint, write_checkpoint
-
-    write_checkpoint(averaged_model(read_checkpoint(path), path), out)
-
-
 def keep_only_last(folder: Path, others: Collection[str] = ()) -> None:
     """Remove every checkpoint of a save directory but the last, once that is sure to outlive them.
 

@@ -93,7 +93,10 @@ class TextBackend:
         parts = [self._train_part(work, training, part, locks) for part in self.commands.parts]
         average = self.commands.predicting(training.model)
         if self.commands.anytime.predicts_with == "average" and not stage_checkpoints.is_sound(average):
-            stage_checkpoints.write_average(self.folder.checkpoint(training.model), average)
+            # Imports torch, which takes seconds; a finished run needs none of it.
+            from fairseq_alma.checkpoints.averaged_weights import write_average
+
+            write_average(self.folder.checkpoint(training.model), average)  # as `TextCommands.average` does
         return parts
 
     def _train_part(
@@ -118,8 +121,10 @@ class TextBackend:
 
     def _forget_lost_branch(self, model: ModelId) -> None:
         """Begin a training anew that is past the place where a copy had branched off, if that copy is not there."""
+        if not self.commands.anytime.copies_branch:
+            return
         last = stage_checkpoints.repair_last(self.folder.model_folder(model))
-        if not self.commands.anytime.copies_branch or last is None:
+        if last is None:
             return
         copy = stage_checkpoints.repair_last(self.commands.branch_folder(model))
         done = copy is not None and stage_checkpoints.read_progress(copy).has_reached(*self._limits(BRANCH))

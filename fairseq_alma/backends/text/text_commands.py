@@ -67,6 +67,7 @@ class TextCommands:
         for training in plan.trainings:
             commands += [self.grow(training)] if training.growth else []
             commands += self.trainings(plan, training)
+            commands += [self.average(training.model)] if self.anytime.predicts_with == "average" else []
         for training in plan.trainings:
             if training.growth:
                 before = self.test_ungrown(training)
@@ -127,6 +128,11 @@ class TextCommands:
         groups += [self._own_curves(training.model, option) for option in self._model(training, part)]
         environment = self.live.wandb_environment(self.folder, training.model)
         return Command("fairseq-train", tuple(groups), environment, self.num_procs, self.nodes)
+
+    def average(self, model: ModelId) -> Command:
+        """Return the command that makes a checkpoint of the averaged weights of a trained model."""
+        words = (str(self.folder.checkpoint(model)), "--average", "--out", str(self.predicting(model)), "--force")
+        return Command("alma-ensemble", (words,))
 
     def join(self, plan: StagePlan) -> Command:
         """Return the command that makes one checkpoint of all that predicts after the stage."""

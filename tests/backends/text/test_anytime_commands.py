@@ -43,7 +43,9 @@ def test_an_average_is_what_predicts():
     plan = second_stage("ens", num_members=2)
     with_average = anytime(carry_optimizer=True, ema_half_life="1/8")
     *trains, join, _, _ = with_average.all_of(plan)
-    assert all(has(train.arguments, "--ema-half-life", "1/8") for train in trains)
+    assert [each.program for each in trains] == ["fairseq-train", "alma-ensemble"] * 2
+    assert all(has(train.arguments, "--ema-half-life", "1/8") for train in trains[::2])
+    assert has(trains[1].arguments, "R/stage-001/member-0/checkpoint_last.pt", "--average", "--out")
     members = [f"R/stage-001/member-{member}/checkpoint_average.pt" for member in range(2)]
     assert has(join.arguments, *members, "--out")
 
