@@ -100,9 +100,10 @@ class RunFolder:
 
     def replace_run(self, record: Mapping[str, Any]) -> None:
         """Write run.json anew where nothing was trained yet. Raises AlmaError if another alma-stream is at work."""
+        self._hold()
         with contextlib.ExitStack() as locks:
-            for stage in self.stages():
-                locks.enter_context(self.lock_stage(stage))
+            for folder in map(self.stage_folder, self.stages()):  # no more than locked: nothing is written in them
+                locks.enter_context(_locked(folder / ".lock", f"{folder}"))
             write_json_atomically(self.root / RUN_RECORD, record)
 
     def write_run(self, record: Mapping[str, Any]) -> None:

@@ -182,7 +182,12 @@ def test_a_job_that_slurm_ends_does_not_fail_but_waits_for_the_end(script, monke
 
 
 def has_slurm():
-    return shutil.which("sinfo") is not None and subprocess.run(["sinfo"], capture_output=True).returncode == 0
+    if shutil.which("sinfo") is None:
+        return False
+    try:
+        return subprocess.run(["sinfo"], capture_output=True, timeout=10).returncode == 0
+    except subprocess.TimeoutExpired:
+        return False
 
 
 @pytest.mark.skipif(not has_slurm(), reason="needs a SLURM")

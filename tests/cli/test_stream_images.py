@@ -187,8 +187,12 @@ def test_i_i_d_training_is_one_stage_on_the_first_mega_batches(stream, tmp_path)
 
 @pytest.mark.parametrize(
     ("options", "runs"),
-    [(["--learner", "gmoe"], ["."]), (["--seed", "4", "5"], ["seed-4", "seed-5"])],
-    ids=["gmoe", "two seeds"],
+    [
+        (["--learner", "gmoe"], ["."]),
+        (["--seed", "4", "5"], ["seed-4", "seed-5"]),
+        (["--learner", "ens", "--num-members", "2", "--jobs", "1"], ["."]),
+    ],
+    ids=["gmoe", "two seeds", "members alone"],
 )
 def test_a_killed_run_ends_with_the_same_figures_and_weights(options, runs, stream, tmp_path):
     words = ("--", "--width", "6", "--max-epoch", "12", "--cpu")
