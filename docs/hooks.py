@@ -1,6 +1,6 @@
 """Pages of the documentation that are made of something else: commands of their parsers, results, changes.
 
-mkdocs calls `on_files`.
+mkdocs calls `on_files` and `on_page_markdown`.
 """
 
 import contextlib
@@ -14,6 +14,7 @@ from typing import Any
 from mkdocs.structure.files import File, Files
 
 CHECKOUT = Path(__file__).parent.parent
+TOUR = CHECKOUT / "recipes" / "tour.py"
 COMMANDS = re.compile(r'"(alma-[a-z-]+)=fairseq_alma\.cli\.start:([a-z_]+)"')
 MODULES = re.compile(r'def (\w+)\(argv.*?return start\("([\w.]+)", argv\)', re.DOTALL)
 
@@ -36,6 +37,12 @@ def on_files(files: Files, config: Any) -> Files:
     for figure in sorted((recipes / "figures").iterdir()):
         files.append(File.generated(config, f"figures/{figure.name}", abs_src_path=str(figure)))
     return files
+
+
+def on_page_markdown(markdown: str, **unused: Any) -> str:
+    """Put the tour's code where the first page names it."""
+    code = TOUR.read_text(encoding="utf-8")
+    return markdown.replace("<!-- recipes/tour.py -->", f"```python\n{code}```")
 
 
 def commands_page() -> str:

@@ -23,7 +23,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:  # each command imports this before it can answer Ctrl-C
     from fairseq_alma.front_door import load_model, open_stream, read_run, score
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = ["load_model", "open_stream", "read_run", "register", "score"]
 
 register_when_loaded()

@@ -19,5 +19,5 @@ def test_the_pages_build_with_all_links_and_every_command(checkout: Path, tmp_pa
     for command in ("alma-prep-text", "alma-prep-images", "alma-stream", "alma-export", "alma-generate"):
         assert f'id="{command}"' in commands
     assert "--grow-schedule" in commands and "--context-window" in commands
-    assert "alma_prep_text" in (tmp_path / "site" / "index.html").read_text()  # the tour itself
+    assert ">alma_prep_text</span>" in (tmp_path / "site" / "index.html").read_text()  # the tour itself
     assert (tmp_path / "site" / "figures" / "mnist_experts.png").is_file()

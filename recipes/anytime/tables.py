@@ -221,6 +221,8 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     args = options.parse_args(argv)
     records = read_records(args.runs) if args.runs else json.loads(lzma.decompress(args.records.read_bytes()))
     if args.keep:
+        for record in records.values():  # where a stream lay on one machine says nothing
+            record["run"]["stream"]["path"] = Path(record["run"]["stream"]["path"]).name
         args.keep.write_bytes(lzma.compress(json.dumps(records, sort_keys=True).encode()))
     arms = arms_of(records)
     if args.figure:

@@ -1,6 +1,7 @@
 """The tour runs from top to bottom, and the examples of the front door hold in what it leaves behind."""
 
 import doctest
+import json
 import runpy
 import sys
 
@@ -9,7 +10,11 @@ import pytest
 import fairseq_alma
 from data_prep.kjv import main as fetch_text
 from fairseq_alma import front_door
+from fairseq_alma.data.stream import Stream
+from fairseq_alma.data.token_file import TokenFile
+from fairseq_alma.data.tokenizer import StreamTokenizer
 from fairseq_alma.errors import AlmaError
+from fairseq_alma.exchange.score import score_texts
 
 
 @pytest.fixture(scope="module")
@@ -37,6 +42,21 @@ def test_the_tour_shows_growth_text_and_losses_and_leaves_a_folder_for_others(to
     # the perplexity of the card is the run's
     value = fairseq_alma.read_run(folder / "run").value.iloc[1]
     assert f"| test perplexity | {value:.2f} per token" in card
+
+
+def test_the_exported_model_has_the_perplexity_that_the_run_states(tour):
+    folder = tour[0]
+    stream, tokenizer = Stream.open(folder / "stream"), StreamTokenizer.open(folder / "stream")
+    file, texts, start = TokenFile(stream.prefix(stream.split("test"))), [], 0
+    for size in file.sizes.tolist():
+        ids = file.ids[start : start + size - 1].tolist()
+        texts.append(tokenizer.decode(tokenizer.symbols[token - 4] for token in ids))
+        start += size
+    scores = list(score_texts(fairseq_alma.load_model(folder / "exported"), texts, joined=True))
+    loss = sum(score.bits + score.end_bits for score in scores) / sum(score.num_tokens + 1 for score in scores)
+    assert loss == pytest.approx(
+        json.loads((folder / "run/stage-001/stage.json").read_text())["test"]["loss"], abs=2e-3
+    )
 
 
 @pytest.mark.parametrize("name", ["open_stream", "read_run", "load_model", "score"])

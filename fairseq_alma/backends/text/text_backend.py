@@ -121,8 +121,10 @@ class TextBackend:
 
     def _forget_lost_branch(self, model: ModelId) -> None:
         """Begin a training anew that is past the place where a copy had branched off, if that copy is not there."""
+        if not self.commands.anytime.copies_branch:
+            return
         last = stage_checkpoints.repair_last(self.folder.model_folder(model))
-        if not self.commands.anytime.copies_branch or last is None:
+        if last is None:
             return
         copy = stage_checkpoints.repair_last(self.commands.branch_folder(model))
         done = copy is not None and stage_checkpoints.read_progress(copy).has_reached(*self._limits(BRANCH))
