@@ -3,9 +3,9 @@
     python recipes/benchmarks/processes.py                       # 1, 2 and 4 processes; some minutes
     python recipes/benchmarks/processes.py --procs 1 2 --updates 20 --rounds 1
 
-The same updates each time, of 8 sequences of 128 tokens, dealt to the processes; the second half of the updates is
-timed, as fairseq logs them, so that starting is left out. Memory is the peak resident set of each process (VmHWM). Each
-has one thread. Numbers of processes take turns in rounds; medians are printed.
+The same updates each time, of 8 sequences of 128 tokens, dealt to the processes; the median of the second half of the
+updates is taken, as fairseq logs them, so that starting is left out. Memory is the peak resident set of each process
+(VmHWM). Each has one thread. Numbers of processes take turns in rounds; medians are printed.
 """
 
 import argparse
@@ -92,11 +92,8 @@ def train(stream: Path, run: Path, num_procs: int, updates: int) -> Measured:
         raise SystemExit(done.stderr)
     lines = [line.partition("| INFO | train_inner | ")[2] for line in (run / LOG).read_text().splitlines()]
     log = [json.loads(line) for line in lines if line.startswith("{")]
-    half = next(line for line in log if int(line["num_updates"]) >= updates // 2)
-    seconds = float(log[-1]["wall"]) - float(half["wall"])
-    return Measured(
-        seconds / (int(log[-1]["num_updates"]) - int(half["num_updates"])), memory, float(log[-1]["nll_loss"])
-    )
+    timed = [1 / float(line["ups"]) for line in log if int(line["num_updates"]) > updates // 2]
+    return Measured(statistics.median(timed), memory, float(log[-1]["nll_loss"]))
 
 
 def make_stream(folder: Path) -> Path:
