@@ -2,6 +2,7 @@
 
     python recipes/benchmarks/processes.py                       # 1, 2 and 4 processes; some minutes
     python recipes/benchmarks/processes.py --procs 1 2 --updates 20 --rounds 1
+    python recipes/benchmarks/processes.py --size base --experts 12 --spread none expert-parallel fully-shard
 
 The same updates each time, of 8 sequences of 128 tokens, dealt to the processes; the median of the second half of the
 updates is taken, as fairseq logs them, so that starting is left out. Memory is the peak resident set of each process
@@ -12,6 +13,7 @@ import argparse
 import json
 import os
 import re
+import shutil
 import statistics
 import subprocess
 import tempfile
@@ -22,7 +24,7 @@ from typing import NamedTuple, Optional, Sequence
 
 BATCHES = 8  # of one sequence each: any of 1, 2, 4 and 8 processes can share them
 MODEL = [
-    "--arch", "alma_switch_lm_tiny", "--num-experts", "8", "--criterion", "alma_switch_cross_entropy", "--cpu",
+    "--criterion", "alma_switch_cross_entropy", "--cpu",
     "--optimizer", "fused_adam", "--lr", "0.001", "--batch-size", "1", "--update-freq", str(BATCHES),
     "--tokens-per-sample", "128", "--num-workers", "0", "--dropout", "0",
 ]  # fmt: skip
@@ -79,13 +81,13 @@ class MemoryWatch:
         return int(found[1]) / 1000 if trains and found else None
 
 
-def train(stream: Path, run: Path, num_procs: int, updates: int) -> Measured:
+def train(stream: Path, run: Path, num_procs: int, updates: int, model: Sequence[str]) -> Measured:
     """Train one stage with some processes, and return what it took."""
     words = ["alma-stream", "--stream", str(stream), "--run", str(run), "--stage", "0", "--num-procs", str(num_procs)]
     watch = MemoryWatch(run)
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        [*words, "--", *MODEL, "--max-update", str(updates)], capture_output=True, text=True, env=environment
+        [*words, "--", *MODEL, *model, "--max-update", str(updates)], capture_output=True, text=True, env=environment
     )
     memory = watch.stop()
     if done.returncode:
@@ -105,31 +107,39 @@ def make_stream(folder: Path) -> Path:
     return folder / "stream"
 
 
-def main(procs: Sequence[int], updates: int, rounds: int) -> None:
+def main(given: argparse.Namespace) -> None:
     """Measure and print the table."""
-    found: dict[int, list[Measured]] = {number: [] for number in procs}
+    rows = [(number, spread) for number in given.procs for spread in (given.spread if number > 1 else ["none"])]
+    found: dict[tuple[int, str], list[Measured]] = {row: [] for row in rows}
+    model = ["--arch", f"alma_switch_lm_{given.size}", "--num-experts", str(given.experts)]
     with tempfile.TemporaryDirectory() as temporary:
         stream = make_stream(Path(temporary))
-        for round in range(rounds):
-            for number in procs:
-                begun = time.monotonic()
-                found[number].append(train(stream, Path(temporary) / f"run-{round}-{number}", number, updates))
+        for round in range(given.rounds):
+            for number, spread in rows:
+                begun, options = time.monotonic(), [*model, *([f"--{spread}"] if spread != "none" else [])]
+                folder = Path(temporary) / f"run-{round}-{number}-{spread}"
+                found[number, spread].append(train(stream, folder, number, given.updates, options))
+                shutil.rmtree(folder)
                 print(f"round {round}, {number} processes: {time.monotonic() - begun:.0f} s in all", flush=True)
-    print("\n| processes | ms an update | of one process | peak memory of each, MB | loss of the last update |")
-    print("|---:|---:|---:|---|---:|")
-    times = {number: statistics.median(each.seconds for each in found[number]) for number in procs}
-    for number in procs:
-        memory = ", ".join(f"{each:,.0f}" for each in found[number][-1].memory)
-        loss = found[number][-1].loss
-        print(
-            f"| {number} | {1000 * times[number]:.0f} | {times[number] / times[procs[0]]:.2f} | {memory} | {loss:.3f} |"
-        )
+    print(
+        "\n| processes | spread | ms an update | of one process | peak memory of each, MB | loss of the last update |"
+    )
+    print("|---:|---|---:|---:|---|---:|")
+    times = {row: statistics.median(each.seconds for each in found[row]) for row in rows}
+    for number, spread in rows:
+        row = number, spread
+        memory, loss = ", ".join(f"{each:,.0f}" for each in found[row][-1].memory), found[row][-1].loss
+        of_one = times[row] / times[rows[0]]
+        print(f"| {number} | {spread} | {1000 * times[row]:.0f} | {of_one:.2f} | {memory} | {loss:.3f} |")
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--procs", type=int, nargs="+", default=[1, 2, 4], help="processes, divisors of 8")
+    parser.add_argument("--size", default="tiny", choices=["tiny", "base", "large"], help="(default: %(default)s)")
+    parser.add_argument("--experts", type=int, default=8, help="of each Switch layer (default: %(default)s)")
+    spreads = ["none", "expert-parallel", "fully-shard"]
+    parser.add_argument("--spread", nargs="+", default=["none"], choices=spreads, help="over several processes")
     parser.add_argument("--updates", type=int, default=60, help="of each training (default: %(default)s)")
     parser.add_argument("--rounds", type=int, default=3, help="(default: %(default)s)")
-    given = parser.parse_args()
-    main(given.procs, given.updates, given.rounds)
+    main(parser.parse_args())
