@@ -76,6 +76,7 @@ MODEL_OPTIONS = (
     "--decoder-layers",
     "--decoder-attention-heads",
     "--decoder-sinusoidal-pos",
+    "--no-scale-embedding",
     "--num-experts",
     "--moe-freq",
     "--capacity-factor",
