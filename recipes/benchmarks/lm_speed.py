@@ -5,7 +5,7 @@
     python recipes/benchmarks/lm_speed.py --cpu --sizes tiny --seconds 5     # tries the command itself
 
 Each measurement is fairseq's own ``Trainer.train_step`` (forward, backward, gradient norm, Adam, logging) on sequences
-of 512 random tokens, 50,000 units. All models have the same active parameters (one expert per token) and take turns, so
+of 512 random tokens of 50,000. All models have the same active parameters (one expert per token) and take turns, so
 that a ratio compares what ran at the same time. Weights are fp32; bf16 is ``--autocast bf16``, for stock as well.
 Model FLOPs are those of `fairseq_alma.metrics.flops`, without recomputation.
 """
