@@ -10,16 +10,16 @@ import errno
 import fcntl
 import os
 import shutil
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Iterable, Mapping, Optional, Sequence
 
+from fairseq_alma.atomic_file import synchronise_alone
+from fairseq_alma.atomic_folder import synchronise_tree
 from fairseq_alma.data.manifest import MANIFEST
 from fairseq_alma.data.stream import Stream, write_manifest
-from fairseq_alma.errors import AlmaError, naming
+from fairseq_alma.errors import AlmaError
 from fairseq_alma.faults import refuse_unwritable
 
-_SYNCED_AT_ONCE = 16
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -100,22 +100,22 @@ class BuildFolder:
     def publish(self, stream: Stream) -> None:
         """Write the manifest and move the whole folder to its place."""
         write_manifest(stream, self.path / MANIFEST)
-        _sync_tree(self.path)
+        synchronise_tree(self.path)
         os.rename(self.path, self._out)  # over an empty folder at most; `stream_at` has refused any other
-        _sync(self._out.parent)
+        synchronise_alone(self._out.parent)
 
     def publish_additions(self, stream: Stream) -> None:
         """Move every entry of the folder into the existing stream, and write its new manifest last.
 
         What is not in the manifest does not belong to the stream: left-overs of a killed run give way.
         """
-        _sync_tree(self.path)
+        synchronise_tree(self.path)
         files = sorted(path.relative_to(self.path) for path in self.path.rglob("*") if path.is_file())
         self.refuse_links(files)
         for file in files:
             (self._out / file).parent.mkdir(exist_ok=True)
             os.replace(self.path / file, self._out / file)
-        _sync_tree(self._out)
+        synchronise_tree(self._out)
         write_manifest(stream, self._out / MANIFEST)
 
     def refuse_links(self, paths: Iterable[Path]) -> None:
@@ -126,23 +126,6 @@ class BuildFolder:
                     raise AlmaError(
                         f"--out {self._given}: {part} in it is a symbolic link, which is not written through; remove it"
                     )
-
-
-def _sync_tree(root: Path) -> None:
-    """Have all files and folders on the disk; many at once, as the disk then writes its journal less often."""
-    paths = [root, *(path for path in root.rglob("*") if not path.is_symlink())]
-    with ThreadPoolExecutor(_SYNCED_AT_ONCE) as pool:
-        list(pool.map(_sync, paths))
-
-
-def _sync(path: Path) -> None:
-    """Have a file or the entries of a folder on the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        with naming(path):
-            os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def stream_at(out: Path, kind: str) -> Optional[Stream]:

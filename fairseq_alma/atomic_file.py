@@ -95,13 +95,18 @@ def sweep(folder: Path, name: Optional[str] = None) -> None:
 def synchronise(path: Path) -> None:
     """Have a file that another program has written, and its name, on the disk."""
     for each in (path, path.parent):
-        descriptor = os.open(each, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            os.fsync(descriptor)
-        except OSError as error:
-            raise _named(error, each) from error
-        finally:
-            os.close(descriptor)
+        synchronise_alone(each)
+
+
+def synchronise_alone(path: Path) -> None:
+    """Have a file, or the entries of a folder, on the disk."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        raise _named(error, path) from error
+    finally:
+        os.close(descriptor)
 
 
 class _RecordingFile(io.FileIO):
