@@ -74,6 +74,13 @@ def _convert_config(config: Mapping[str, Any], moe_freq: int) -> dict[str, Any]:
         **{name: config[name] for name in SAME},
         "decoder_sinusoidal_pos": not config["decoder_learned_pos"],
         "tokens_per_sample": config["tokens_per_sample"],
+        **one_expert_options(moe_freq),
+    }
+
+
+def one_expert_options(moe_freq: int) -> dict[str, Any]:
+    """Return the options of a Switch model that computes what a dense one did, but for those of its dense parts."""
+    return {
         "num_experts": 1,
         "moe_freq": moe_freq,
         "capacity_factor": 1.0,

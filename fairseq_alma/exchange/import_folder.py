@@ -15,10 +15,10 @@ import torch
 from msgspec import Meta, Struct
 from torch import Tensor
 
-from fairseq_alma.checkpoints import LAST_CHECKPOINT
 from fairseq_alma.checkpoints.checkpoint_file import DICTIONARY_KEY, Checkpoint
 from fairseq_alma.checkpoints.container import UnfitCheckpoint
 from fairseq_alma.checkpoints.contents import check_finite
+from fairseq_alma.checkpoints.dense_checkpoint import one_expert_options
 from fairseq_alma.checkpoints.model_options import Size
 from fairseq_alma.checkpoints.model_weights import EXTRA_POSITIONS, check_model
 from fairseq_alma.data.stream import Stream
@@ -153,18 +153,10 @@ def _options(config: GPT2, moe_freq: int) -> dict[str, Any]:
         "decoder_attention_heads": config.n_head,
         "decoder_sinusoidal_pos": False,
         "no_scale_embedding": True,
-        "num_experts": 1,
-        "moe_freq": moe_freq,
-        "capacity_factor": 1.0,
-        "eval_capacity_factor": 0.0,
-        "balance_loss_weight": 0.01,
-        "gate_trees": "",
-        "checkpoint_activations": False,
         "compile": False,
         "tokens_per_sample": config.n_positions,
         "max_target_positions": None,
-        "finetune_from_model": None,
-        "restore_file": LAST_CHECKPOINT,
+        **one_expert_options(moe_freq),
     }
 
 
