@@ -13,7 +13,6 @@ after loading, best of --rounds.
 
 import argparse
 import json
-import re
 import statistics
 import subprocess
 import sys
@@ -22,23 +21,10 @@ import time
 from pathlib import Path
 
 import torch
+from growth import VOCAB_SIZE, peak_mib, write_source
 
 from fairseq_alma.checkpoints.checkpoint_file import DICTIONARY_KEY, read_checkpoint, write_checkpoint
-
-LARGE = {
-    "_name": "alma_switch_lm_large",
-    "decoder_layers": 12,
-    "decoder_embed_dim": 768,
-    "decoder_ffn_embed_dim": 3072,
-    "decoder_attention_heads": 12,
-    "tokens_per_sample": 512,
-    "max_target_positions": None,
-    "gate_trees": "",
-    "moe_freq": 2,
-    "finetune_from_model": None,
-    "restore_file": "checkpoint_last.pt",
-}
-VOCAB_SIZE = 50_000
+from fairseq_alma.data.stream import Stream
 
 
 def write_stream(folder: Path) -> Path:
@@ -67,21 +53,6 @@ def write_stream(folder: Path) -> Path:
     return folder / "stream"
 
 
-def write_source(path: Path, num_experts: int, stream: Path) -> None:
-    """Write a checkpoint of the large model with random weights."""
-    from fairseq_alma.data.stream import Stream
-    from fairseq_alma.models.alma_switch_lm import build_from_config
-
-    config = {**LARGE, "num_experts": num_experts}
-    weights = build_from_config(config, VOCAB_SIZE + 4).state_dict()
-    table = torch.randn(weights["decoder.embed_tokens.weight"].shape) * 0.02
-    model = {name: torch.randn(tensor.shape) * 0.02 for name, tensor in weights.items()}
-    model["decoder.embed_tokens.weight"] = model["decoder.output_projection.weight"] = table
-    state = {DICTIONARY_KEY: Stream.open(stream).dictionary_sha256}
-    cfg = {"model": config, "task": {"_name": "alma_lm", "data": str(stream)}}
-    write_checkpoint({"model": model, "cfg": cfg, "task_state": state, "extra_state": {}}, path)
-
-
 def run_job(job: str, source: Path, out: Path) -> None:
     """Do one measurement in this process and print seconds and MiB."""
     from fairseq_alma.exchange.model_folder import export_model
@@ -95,17 +66,15 @@ def run_job(job: str, source: Path, out: Path) -> None:
     print(time.perf_counter() - begun, peak_mib() - base)
 
 
-def peak_mib() -> float:
-    """Return the largest resident size of this process so far, in MiB (Linux)."""
-    return int(re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())[1]) / 1024
-
-
 def measure_export(num_experts: int, rounds: int) -> None:
     """Run both jobs in turn and print the table."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         source = folder / "source.pt"
-        write_source(source, num_experts, write_stream(folder))
+        stream = write_stream(folder)
+        state = {DICTIONARY_KEY: Stream.open(stream).dictionary_sha256}
+        cfg = {"task": {"_name": "alma_lm", "data": str(stream)}}
+        write_source(source, num_experts, cfg=cfg, task_state=state)
         size = source.stat().st_size / 2**20
         print(f"large, {num_experts} experts; checkpoint of {size:,.0f} MiB")
         results: dict[str, list[list[float]]] = {"copy-file": [], "export": []}

@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -31,19 +32,27 @@ LARGE = {
     "finetune_from_model": None,
     "restore_file": "checkpoint_last.pt",
 }
+VOCAB_SIZE = 50_000
 
 
-def write_source(path: Path, num_experts: int) -> None:
-    """Write a checkpoint of the large model with random weights."""
+def write_source(path: Path, num_experts: int, **more: Any) -> None:
+    """Write a checkpoint of the large model with random weights.
+
+    Args:
+        path: the file.
+        num_experts: in each Switch layer.
+        more: further keys of the checkpoint; of ``cfg``, what stands beside the model's options.
+    """
     from fairseq_alma.checkpoints.checkpoint_file import write_checkpoint
     from fairseq_alma.models.alma_switch_lm import build_from_config
 
     config = {**LARGE, "num_experts": num_experts}
-    weights = build_from_config(config, 50_004).state_dict()
+    weights = build_from_config(config, VOCAB_SIZE + 4).state_dict()
     table = torch.randn(weights["decoder.embed_tokens.weight"].shape) * 0.02
     model = {name: torch.randn(tensor.shape) * 0.02 for name, tensor in weights.items()}
     model["decoder.embed_tokens.weight"] = model["decoder.output_projection.weight"] = table
-    write_checkpoint({"model": model, "cfg": {"model": config}, "task_state": {}, "extra_state": {}}, path)
+    cfg = {"model": config, **more.pop("cfg", {})}
+    write_checkpoint({"model": model, "cfg": cfg, "task_state": {}, "extra_state": {}, **more}, path)
 
 
 def run_job(job: str, source: Path, out: Path, add: int, method: str) -> None:
