@@ -11,6 +11,7 @@ import socket
 import sys
 import threading
 import time
+import traceback
 from types import TracebackType
 from typing import Any, Callable, Optional
 
@@ -39,6 +40,7 @@ MEANINGS = {
     "NCCL": f"another process of this run has died, or the network between them failed; {RESUME}",
     "imed out": f"another process of this run does not answer; {RESUME}",
     "available devices": "more processes than GPUs; give --distributed-world-size their number or less",
+    "Must specify batch size": "--batch-size: no size of batches is given; give it in sequences, or --max-tokens",
     "uninitialized 'dummy' batch": "fewer batches than processes; give a smaller --batch-size or start fewer processes",
 }
 """What errors of fairseq and torch say, and what that means where several processes work together."""
@@ -49,7 +51,9 @@ def report_in_one_line(kind: type[BaseException], error: BaseException, trace: O
     of_several = dist.is_initialized() or isinstance(error, (dist.DistError, ProcessException, AssertionError))
     meaning = explain(str(error)) if of_several else None
     if meaning is None:
-        sys.__excepthook__(kind, error, trace)
+        # where processes work together torch puts a buffer in the place of sys.stderr, which ends with this process
+        file = sys.__stderr__ if dist.is_initialized() else sys.stderr
+        traceback.print_exception(kind, error, trace, file=file)
     elif _speaks():
         print(meaning, file=sys.__stderr__)  # torch puts a buffer in the place of sys.stderr
         time.sleep(1.0)  # with the store of the group, by which the others see that the first one speaks

@@ -1,8 +1,10 @@
 """How a stock command finds out that it is one of several, and what it says when it loses the others."""
 
+import io
 import os
 import re
 import signal
+import sys
 import threading
 import time
 from pathlib import Path
@@ -75,6 +77,7 @@ def test_a_cpu_beside_gpus_takes_what_works_there(trained, by_torchrun, monkeypa
         ("world size is 9 but have 8 available devices", "more processes than GPUs"),
         ("Trying to use an uninitialized 'dummy' batch.", "fewer batches than processes"),
         ("NCCL communicator was aborted on rank 0.", "has died"),
+        ("Must specify batch size either with --max-tokens or --batch-size", "^--batch-size: no size"),
         (
             "-- Process 1 terminated …\nfairseq_alma.errors.AlmaError: --wait 0: give 1 or more\n",
             "^--wait 0: give 1 or more$",
@@ -90,6 +93,15 @@ def test_other_errors_are_shown_as_they_are(capsys):
     for alone in (ValueError("of something else"), OSError("timed out")):
         lost_processes.report_in_one_line(type(alone), alone, None)
         assert f"{type(alone).__name__}: {alone}" in capsys.readouterr().err
+
+
+def test_other_errors_of_a_process_among_several_are_shown_before_it_ends(monkeypatch, capfd):
+    ended = []
+    monkeypatch.setattr(lost_processes, "end_process", lambda: ended.append(True))
+    monkeypatch.setattr(lost_processes.dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(sys, "stderr", io.StringIO())  # what torch does
+    lost_processes.report_in_one_line(ValueError, ValueError("of something else"), None)
+    assert ended and "ValueError: of something else" in capfd.readouterr().err
 
 
 class Store(dict):
