@@ -20,6 +20,7 @@ from fairseq_alma.errors import AlmaError
 from tests.backends.images.image_streams import make_stream
 from tests.cli.saving_stream import run_forked
 from tests.kills.launch import Forked
+from tests.scripts import run_script
 
 WORDS = ("--", "--width", "6", "--max-epoch", "4", "--cpu")
 CHANCE = 0.75  # four classes
@@ -334,14 +335,9 @@ def test_a_learner_from_outside_is_one_class_with_an_option_of_its_own(stream, t
 
 def test_the_checkpoint_of_a_run_is_tested_by_the_stock_command(stream, tmp_path):
     (*_, last) = run(stream, tmp_path / "R", "--wait", "3")
-    done = subprocess.run(
-        [
-            "fairseq-validate", str(stream), "--user-dir", "fairseq_alma", "--task", "alma_image_classification",
-            "--path", str(tmp_path / "R/stage-001/member-0/checkpoint_last.pt"), "--valid-subset", "test",
-            "--batch-size", "50", "--required-batch-size-multiple", "1", "--cpu", "--num-workers", "0",
-        ],
-        capture_output=True, text=True, env={**os.environ, "PYTHONWARNINGS": "ignore"},
-    )  # fmt: skip
+    words = ["fairseq-validate", str(stream), "--user-dir", "fairseq_alma", "--task", "alma_image_classification"]
+    words += ["--path", str(tmp_path / "R/stage-001/member-0/checkpoint_last.pt"), "--valid-subset", "test", "--cpu"]
+    done = run_script([*words, "--batch-size", "50", "--required-batch-size-multiple", "1", "--num-workers", "0"])
     assert done.returncode == 0, done.stderr
     result = next(line for line in (done.stdout + done.stderr).splitlines() if "valid on 'test' subset" in line)
     assert f"error {last['test']['error']:.4g}" in result
