@@ -43,17 +43,22 @@ def print_to(out: int, err: int) -> None:
     sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
 
 
-def run_here(program: str, arguments: Sequence[str], environment: Mapping[str, str]) -> None:
-    """Run a script as if this process were its interpreter."""
+def run_here(
+    program: str, arguments: Sequence[str], environment: Mapping[str, str], log: Optional[Mapping[str, str]] = None
+) -> None:
+    """Run a script as if this process were its interpreter; ``log`` has the options that logging is set up with."""
     os.environ.update(environment)
     sys.argv = [program, *arguments]
     logging.root.handlers.clear()
-    logging.basicConfig(level=logging.INFO, stream=sys.stdout)  # as fairseq's commands do when they are imported
+    if log is None:
+        logging.basicConfig(level=logging.INFO, stream=sys.stdout)  # as fairseq's commands do when they are imported
+    else:
+        logging.basicConfig(**log)  # type: ignore[arg-type]
     runpy.run_path(program, run_name="__main__")
 
 
 def run_script(
-    words: Sequence[str], *, cwd: Optional[Path] = None, typed: str = "", environment: Mapping[str, str] = {}
+    words: Sequence[str], *, cwd: Optional[Path] = None, typed: str = "", log: Optional[Mapping[str, str]] = None
 ) -> subprocess.CompletedProcess[str]:
     """Run a command of this environment and return what `subprocess.run` with ``text=True`` would.
 
@@ -61,7 +66,7 @@ def run_script(
         words: of the command; the first is a script beside this interpreter.
         cwd: folder to run in.
         typed: is on its standard input.
-        environment: variables beside those of this process.
+        log: what was given to `logging.basicConfig` before; None: nothing, and fairseq's commands set it up.
     """
     with (
         tempfile.TemporaryFile("w+") as stdin,
@@ -72,7 +77,7 @@ def run_script(
         stdin.seek(0)
         child = os.fork()
         if child == 0:
-            end_with(lambda: _run(words, cwd, environment, (stdin.fileno(), out.fileno(), err.fileno())))
+            end_with(lambda: _run(words, cwd, log, (stdin.fileno(), out.fileno(), err.fileno())))
         status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         for file in (out, err):
             file.seek(0)
@@ -80,11 +85,11 @@ def run_script(
 
 
 def _run(
-    words: Sequence[str], cwd: Optional[Path], environment: Mapping[str, str], files: tuple[int, int, int]
+    words: Sequence[str], cwd: Optional[Path], log: Optional[Mapping[str, str]], files: tuple[int, int, int]
 ) -> None:
     os.dup2(files[0], 0)
     sys.stdin = os.fdopen(0, closefd=False)
     print_to(*files[1:])
     if cwd is not None:
         os.chdir(cwd)
-    run_here(str(Path(sys.executable).with_name(words[0])), words[1:], environment)
+    run_here(str(Path(sys.executable).with_name(words[0])), words[1:], {}, log)

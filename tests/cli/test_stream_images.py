@@ -4,7 +4,6 @@ import json
 import os
 import shlex
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
@@ -320,14 +319,14 @@ def test_the_commands_of_a_dry_run_are_what_the_whole_run_does(stream, tmp_path,
 
 def test_a_learner_from_outside_is_one_class_with_an_option_of_its_own(stream, tmp_path):
     outside = ["--learners-from", str(Path(__file__).parents[1] / "learners" / "resetting_learner.py")]
-    help_page = subprocess.run(["alma-stream", *outside, "--help"], capture_output=True, text=True, check=True).stdout
+    help_page = run_script(["alma-stream", *outside, "--help"]).stdout
     assert "reset     One model that begins with random weights again" in help_page
     assert "--reset-every N reset: stages from one beginning to the next (default: 2)" in " ".join(help_page.split())
-    words = ["alma-stream", *outside, "--stream", stream, "--wait", "2", "--learner", "reset"]
-    subprocess.run([*words, "--run", tmp_path / "R", "--reset-every", "1", *WORDS], check=True)
+    words = ["alma-stream", *outside, "--stream", str(stream), "--wait", "2", "--learner", "reset"]
+    run_script([*words, "--run", str(tmp_path / "R"), "--reset-every", "1", *WORDS]).check_returncode()
     assert json.loads((tmp_path / "R" / "run.json").read_text())["options"]["reset_every"] == 1
     assert records(tmp_path / "R") == run(stream, tmp_path / "scratch", "--wait", "2", "--init", "scratch")
-    refused = subprocess.run([*words, "--run", tmp_path / "R2", "--reset-every", "0"], capture_output=True, text=True)
+    refused = run_script([*words, "--run", str(tmp_path / "R2"), "--reset-every", "0"])
     assert (refused.returncode, refused.stderr.splitlines()[-1]) == (
         2, "alma-stream: error: --reset-every 0: a number of at least 1 is needed"
     )  # fmt: skip
