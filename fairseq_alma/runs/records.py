@@ -109,6 +109,13 @@ class AnytimeStage(Struct, frozen=True):
     peak_lr: Optional[Amount] = None
 
 
+class Evaluation(Struct, frozen=True):
+    """What a command of the user's said of a stage's model (``--then-evaluate``)."""
+
+    command: str
+    figures: Annotated[dict[Name, float], Meta(min_length=1, max_length=1000)]
+
+
 class StageRecord(Struct, frozen=True):
     """``stage.json``: what one stage cost and what came of it; see `TextStage` and `ImageStage`."""
 
@@ -120,6 +127,7 @@ class StageRecord(Struct, frozen=True):
     num_updates: Count
     train_flops: Amount
     wall_seconds: Amount
+    evaluation: Optional[Evaluation] = None
 
 
 class TextStage(StageRecord, frozen=True, kw_only=True):

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Callable, Optional, Sequence
 
+from fairseq_alma.backends.evaluation import StageEvaluation
 from fairseq_alma.backends.text.anytime_checks import check_schedule
 from fairseq_alma.backends.text.text_backend import TextBackend
 from fairseq_alma.backends.text.text_commands import TextCommands
@@ -12,6 +13,8 @@ from fairseq_alma.learners.plan import StagePlan
 from fairseq_alma.runs.loop import Run
 from fairseq_alma.runs.request import RunRequest
 from fairseq_alma.runs.run_display import describe_stage
+from fairseq_alma.runs.run_folder import RunFolder
+from fairseq_alma.terminal import shell_words
 
 if TYPE_CHECKING:
     from fairseq_alma.checkpoints.model_facts import ModelFacts
@@ -67,6 +70,7 @@ class TextJob:
     def print_plan(self, plans: Sequence[StagePlan]) -> None:
         """Print the commands of the stages that were asked for."""
         iid, member = self.request.iid, self.request.member
+        evaluation = StageEvaluation.of(self.request.then_evaluate, self.request.stream, self.predictor)
         if iid is not None:
             print(f"# --iid {iid}: --max-update and --total-num-update are {iid} times those given")
         for plan in self.request.chosen(plans):
@@ -78,6 +82,13 @@ class TextJob:
                 print(f"# {describe_stage(plan, len(plans))}")
             for each in commands:
                 print(each.shell())
+            if evaluation is not None and member is None:
+                for words in evaluation.commands(self.commands.folder, plan):
+                    print(shell_words(words))
+
+    def predictor(self, folder: RunFolder, plan: StagePlan) -> tuple[Path, Sequence[Path]]:
+        """Return the checkpoint that was tested after a stage; see `request.Job`."""
+        return self.commands.predictor(plan), ()
 
     def work(self) -> Callable[[StagePlan], float]:
         """Return how the trainings of two stages compare: --max-update ends them alike, epochs by their data."""
