@@ -26,6 +26,7 @@ def on_files(files: Files, config: Any) -> Files:
     pages = {
         "reference/commands.md": commands_page(),
         "results.md": results.replace("[records/](records)", "`recipes/records/`"),  # a folder is no page
+        "anytime.md": (recipes / "anytime" / "README.md").read_text(encoding="utf-8"),
         "changelog.md": (CHECKOUT / "CHANGELOG.md").read_text(encoding="utf-8"),
     }
     for page in [*recipes.glob("*.md"), *recipes.glob("records/*.md")]:
