@@ -19,7 +19,7 @@ From a dense model to a mixture that learns from a stream of text in its own tok
   alma-prep-text TEXT --out STREAM --megabatches 4 --tokenizer FOLDER/tokenizer.json
   alma-import FOLDER --out dense.pt --stream STREAM
   alma-grow --path dense.pt --out grown.pt --method split --experts 1 --stream STREAM
-  fairseq-train STREAM --user-dir fairseq_alma --task alma_lm --megabatch 0 --finetune-from-model grown.pt …
+  alma-stream --stream STREAM --run RUN --finetune-from-model grown.pt -- OPTIONS THAT alma-import PRINTS …
 
 What cannot be expressed: untied output embeddings, other layer norms than with epsilon 1e-5, attention that is not
 scaled by the root of a head's size, rotary or relative positions, other activations than GELU and ReLU.
@@ -75,5 +75,5 @@ def main(argv: Optional[Sequence[str]] = None) -> Optional[int]:
     write_checkpoint(checkpoint, args.out)
     options, rows = checkpoint["cfg"]["model"], len(checkpoint["model"]["decoder.embed_tokens.weight"])
     tell(f"{args.out}: {options['decoder_layers']} layers, {rows:,} tokens, fairseq's four included", sys.stdout)
-    tell(f"fairseq-train --finetune-from-model {args.out} needs {training_flags(options)}", sys.stdout)
+    tell(f"training that begins with it (--finetune-from-model) needs {training_flags(options)}", sys.stdout)
     return 0

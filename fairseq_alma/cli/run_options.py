@@ -36,6 +36,14 @@ def add_run(group: Any) -> None:
         "--max-update and --total-num-update, to compare with K stages of one mega-batch each",
     )
     add(
+        "--finetune-from-model",
+        type=utf8_path,
+        metavar="CKPT",
+        help="text: begin with the weights of this checkpoint where a stage would begin with random ones: the first "
+        "stage, and with --init scratch each; after the -- stand the options of its architecture, which alma-import "
+        "prints (default: random weights)",
+    )
+    add(
         "--then-evaluate",
         metavar="COMMAND",
         help="run this shell command after each stage's test; its last line must be a JSON object of figures, such as "

@@ -12,6 +12,7 @@ from fairseq_alma.backends.slurm_jobs import SlurmChain, complete_stages, plan_j
 from fairseq_alma.backends.text.text_job import TextJob
 from fairseq_alma.cli.entry import command
 from fairseq_alma.cli.stream_parser import learner_options, read_arguments
+from fairseq_alma.data.manifest import file_sha256
 from fairseq_alma.data.stream import Stream
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.faults import refuse_no_folder
@@ -144,6 +145,8 @@ def _begin(request: RunRequest, folder: RunFolder, learner: Learner, seed: int, 
     if request.then_evaluate is not None:
         options["then_evaluate"] = request.then_evaluate
     record = describe_run(learner.name, seed, options, job.train_options(), stream)
+    if request.finetune_from_model is not None:
+        record["start"] = {"sha256": file_sha256(request.finetune_from_model)}
     if request.preset is not None:
         record["preset"] = {"name": request.preset.name, "overridden": [*request.overridden, *job.overridden]}
     with folder.lock_run():

@@ -41,6 +41,7 @@ class RunRequest:
         nodes: text: of a cluster, that these processes are dealt to.
         slurm: queue jobs, with these options of sbatch; None: run here.
         progress_to: file descriptor that is told how far the members are; None: the user is.
+        finetune_from_model: text: checkpoint that begins what would begin with random weights; None: these do.
         then_evaluate: command that evaluates each stage; None: none does.
         anytime: text: what runs on from stage to stage, and which model is tested.
         preset: images: the named settings that fill in what the user did not give; None: none was named.
@@ -68,6 +69,7 @@ class RunRequest:
     progress_to: Optional[int]
     preset: Optional[Preset]
     overridden: tuple[str, ...]
+    finetune_from_model: Optional[Path] = None
     then_evaluate: Optional[str] = None
     anytime: AnytimeOptions = PAPERS_WAY
 

@@ -80,6 +80,8 @@ def require_same_run(path: str, before: Mapping[str, Any], now: Mapping[str, Any
         for name, version in now["versions"].items()
         if then.get(name) != version
     ]
+    if not differences and before.get("start") != now.get("start"):
+        differences = [f"{now['options']['finetune_from_model']} was another file then"]
     if differences:
         raise AlmaError(
             f"{path}: the run was begun with other options ({'; '.join(differences)}); give the same options, "

@@ -10,8 +10,11 @@ from fairseq_alma.checkpoints.checkpoint_file import read_checkpoint
 from fairseq_alma.cli.export import main as export
 from fairseq_alma.cli.grow import main as grow
 from fairseq_alma.cli.import_model import main
+from fairseq_alma.cli.stream import main as alma_stream
 from fairseq_alma.data.stream import Stream
 from fairseq_alma.data.tokenizer import StreamTokenizer
+from fairseq_alma.errors import AlmaError
+from fairseq_alma.exchange.import_folder import training_flags
 from tests.exchange.conftest import exported
 from tests.exchange.test_export_command import refused as export_refused
 from tests.models.ensembles import load
@@ -60,6 +63,59 @@ def test_it_grows_without_a_change_of_the_loss_and_goes_out_again(stream, tmp_pa
         before = load(dense, num_tokens)(tokens)[0]
         torch.testing.assert_close(load(grown, num_tokens)(tokens)[0], before, rtol=1e-4, atol=1e-5)
         torch.testing.assert_close(exported(tmp_path / "out")(tokens).logits, before, rtol=1e-4, atol=1e-5)
+
+
+@pytest.fixture(scope="module")
+def grown(stream, tmp_path_factory):
+    """An imported model that has grown, and the options of its architecture."""
+    folder = tmp_path_factory.mktemp("imported")
+    write_folder(folder / "gpt2", stream)
+    main([str(folder / "gpt2"), "--out", str(folder / "dense.pt"), "--stream", str(stream)])
+    words = ["--method", "split", "--experts", "1", "--stream", str(stream), "--cpu"]
+    assert grow(["--path", str(folder / "dense.pt"), "--out", str(folder / "grown.pt"), *words]) == 0
+    return folder / "grown.pt"
+
+
+def stream_words(stream, run, start, *options):
+    flags = training_flags(read_checkpoint(start)["cfg"]["model"]).split()
+    train = ["--criterion", "alma_switch_cross_entropy", "--optimizer", "adam", "--lr", "1e-9", "--max-update", "1"]
+    words = ["--stream", str(stream), "--run", str(run), "--finetune-from-model", str(start), *options]
+    return [*words, "--", *flags, *train, "--batch-size", "4", "--num-workers", "0", "--cpu"]
+
+
+def test_a_stream_goes_on_from_it_and_each_stage_is_exported_for_an_evaluation(stream, grown, tmp_path):
+    evaluate = 'cp {export}/config.json {run}; echo "{\\"size\\": $(stat -c %s {export}/model.safetensors)}"'
+    words = ["--learner", "ens", "--num-members", "2", "--wait", "2", "--then-evaluate", evaluate]
+    assert alma_stream(stream_words(stream, tmp_path / "R", grown, *words)) == 0
+    needed = read_checkpoint(grown)["model"]
+    for member in (0, 1):
+        found = read_checkpoint(tmp_path / f"R/stage-000/member-{member}/checkpoint_last.pt")["model"]
+        for name, weights in needed.items():
+            torch.testing.assert_close(found[name], weights, rtol=0, atol=1e-6)
+    record = json.loads((tmp_path / "R/stage-000/stage.json").read_text())
+    assert (record["num_members"], record["num_experts"]) == (2, 2)
+    assert record["evaluation"]["figures"]["size"] > 4 * record["num_params"]  # both members, in fp32
+    assert len(json.loads((tmp_path / "R/config.json").read_text())["members"]) == 2
+    (tmp_path / "copy.pt").write_bytes(grown.read_bytes())
+    again = stream_words(stream, tmp_path / "R", tmp_path / "copy.pt", *words)
+    with pytest.raises(
+        AlmaError, match=r"run.json: the run was begun with other options \(--finetune-from-model .* then"
+    ):
+        alma_stream(again)
+
+
+def test_a_stream_does_not_begin_with_what_is_no_model_of_its_tokens(stream, sentencepiece_stream, grown, tmp_path):
+    (tmp_path / "text.pt").write_text("no checkpoint")
+    for start, on, message in (
+        (grown, sentencepiece_stream, "grown.pt: trained with another tokenizer"),
+        (tmp_path / "text.pt", stream, "text.pt: no checkpoint"),
+        (tmp_path / "none.pt", stream, "none.pt: no such checkpoint file"),
+        (tmp_path, stream, "a folder, no file; give a checkpoint that alma-import"),
+    ):
+        words = stream_words(on, tmp_path / "R", grown)
+        with pytest.raises(AlmaError, match=message):
+            alma_stream([str(start) if word == str(grown) else word for word in words])
+    assert not (tmp_path / "R").exists()
 
 
 def refused(tmp_path, *words):
