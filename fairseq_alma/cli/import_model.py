@@ -36,7 +36,12 @@ def build_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("folder", type=Path, metavar="DIR", help="folder with config.json and model.safetensors")
+    parser.add_argument(
+        "folder",
+        type=Path,
+        metavar="DIR",
+        help="folder with config.json and model.safetensors, or with several such files and their index",
+    )
     parser.add_argument("--out", type=Path, required=True, metavar="CKPT", help="the checkpoint to write")
     parser.add_argument(
         "--stream",

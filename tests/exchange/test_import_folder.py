@@ -1,6 +1,7 @@
 """``alma-import``: a GPT-2 of transformers becomes a checkpoint that computes the same, grows and trains."""
 
 import json
+import shutil
 
 import pytest
 import torch
@@ -142,6 +143,28 @@ def test_what_cannot_be_expressed_is_one_line(stream, tmp_path, changes, named):
     path = tmp_path / "gpt2" / "config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
     assert named in refused(tmp_path, tmp_path / "gpt2", "--out", tmp_path / "a.pt")
+
+
+def test_weights_in_several_files_are_the_same_model(stream, tmp_path):
+    model = write_folder(tmp_path / "gpt2", stream)
+    model.save_pretrained(tmp_path / "parts", max_shard_size="10KB")
+    shutil.copy(tmp_path / "gpt2" / "tokenizer.json", tmp_path / "parts")
+    assert len(list((tmp_path / "parts").glob("*.safetensors"))) > 1
+    for name in ("gpt2", "parts"):
+        assert main([str(tmp_path / name), "--out", str(tmp_path / f"{name}.pt"), "--stream", str(stream)]) == 0
+    whole, parts = (read_checkpoint(tmp_path / f"{name}.pt")["model"] for name in ("gpt2", "parts"))
+    assert whole.keys() == parts.keys() and all(torch.equal(whole[name], parts[name]) for name in whole)
+    index = tmp_path / "parts" / "model.safetensors.index.json"
+    entries = json.loads(index.read_text())["weight_map"]
+    first = next(iter(entries))
+    for file, message in (
+        ("../gpt2/model.safetensors", "'../gpt2/model.safetensors' found, the name of a file of safetensors beside it"),
+        ("pytorch_model.bin", "'pytorch_model.bin' found, the name of a file"),
+        ("none.safetensors", "there is no none.safetensors"),
+        (7, "$.weight_map[...] is"),
+    ):
+        index.write_text(json.dumps({"weight_map": {**entries, first: file}}))
+        assert message in refused(tmp_path, tmp_path / "parts", "--out", tmp_path / "a.pt")
 
 
 def test_other_folders_and_streams_are_one_line(stream, sentencepiece_stream, tmp_path):
