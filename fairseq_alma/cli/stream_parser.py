@@ -44,6 +44,7 @@ OF_SOME: Mapping[str, tuple[tuple[str, ...], Optional[str]]] = {
     "num_procs": (("text",), None),
     "nodes": (("text",), None),
     "validate": (("text",), None),
+    "finetune_from_model": (("text",), None),
     **{field.name: (("text",), None) for field in fields(AnytimeOptions)},
     "preset": (("images",), None),
 }
