@@ -6,7 +6,7 @@ from typing import Any
 from fairseq_alma.cli.parser import utf8_path
 from fairseq_alma.learners.learner import LEARNERS, MAX_SEED
 from fairseq_alma.learners.presets import PRESETS
-from fairseq_alma.runs.anytime_options import HALF_LIVES, REWARMS, SHAPES
+from fairseq_alma.runs.anytime_options import HALF_LIVES, REPLAY_ORDERS, REWARMS, SHAPES
 
 SAVE_EVERY = 500
 LEARNERS_FROM = "--learners-from"  # not --user-dir: fairseq's parser looks for that in the command line of any process
@@ -180,8 +180,13 @@ def add_anytime(group: Any) -> None:
         "--replay-share",
         type=float,
         metavar="R",
-        help="share of a stage's sequences that come from earlier mega-batches, drawn uniformly; the updates do not "
-        "grow",
+        help="share of a stage's sequences that come from earlier mega-batches; the updates do not grow",
+    )
+    add(
+        "--replay-order",
+        choices=REPLAY_ORDERS,
+        help="with --replay-share: draw them from all earlier ones, or first those that were in the fewest stages so "
+        f"far (default: {REPLAY_ORDERS[0]})",
     )
     add(
         "--rewarm",

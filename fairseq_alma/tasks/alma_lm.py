@@ -34,7 +34,7 @@ from fairseq_alma.learners.schedule import stage_ending_with
 from fairseq_alma.models.alma_switch_lm import adopt_experts
 from fairseq_alma.models.loading import refuse_other_weights
 from fairseq_alma.models.option_checks import bound_options, check_whole_config
-from fairseq_alma.runs.anytime_options import HALF_LIVES, SHAPES
+from fairseq_alma.runs.anytime_options import HALF_LIVES, REPLAY_ORDERS, SHAPES
 from fairseq_alma.tasks.alma_bpe import AlmaBPE, AlmaBPEConfig
 from fairseq_alma.tasks.checkpoint_checks import check_dictionary, check_start, check_weights
 from fairseq_alma.tasks.checkpoint_gate import change_when_loaded, note_task
@@ -64,9 +64,13 @@ class AlmaLMConfig(LanguageModelingConfig):
     replay_share: float = field(
         default=0.0,
         metadata={
-            "help": "share of the sequences of a pass that come from mega-batches before the stage, drawn uniformly; "
-            "--max-update bounds what is trained"
+            "help": "share of the sequences of a pass that come from mega-batches before the stage; --max-update "
+            "bounds what is trained"
         },
+    )
+    replay_order: ChoiceEnum(REPLAY_ORDERS) = field(  # type: ignore[valid-type]
+        default=REPLAY_ORDERS[0],
+        metadata={"help": "which of them: any, or first those that were in the fewest stages so far"},
     )
     autocast: ChoiceEnum(["none", "bf16"]) = field(  # type: ignore[valid-type]
         default="none",
@@ -190,11 +194,10 @@ class AlmaLMTask(
             super().load_dataset(split, epoch, combine, **kwargs)
             return
         megabatches = self._megabatches()
-        new = self._load_megabatches(megabatches, epoch, combine, **kwargs)
-        replayed = range(megabatches[0]) if self.args.replay_share > 0 else ()
-        earlier = self._load_megabatches(replayed, epoch, combine, **kwargs)
-        seed = (self.args.seed, self.args.megabatch)
-        self.datasets["train"] = add_replay(new, earlier, self.args.replay_share, seed)
+        first = megabatches[0] if self.args.replay_share > 0 else 0
+        before = [range(start, start + self.args.wait) for start in range(0, first, self.args.wait)]
+        stages = [self._load_megabatches(stage, epoch, combine, **kwargs) for stage in (*before, megabatches)]
+        self.datasets["train"] = add_replay(stages, self.args.replay_share, self.args.replay_order, self.args.seed)
 
     def _load_megabatches(
         self, megabatches: Iterable[int], epoch: int, combine: bool, **kwargs: Any

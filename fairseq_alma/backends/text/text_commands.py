@@ -229,7 +229,8 @@ class TextCommands:
         """Return the options of the average, and of a decay within the training at hand."""
         groups: Groups = []
         if self.anytime.replay_share is not None:
-            groups.append(("--replay-share", f"{self.anytime.replay_share:g}"))
+            order = ("--replay-order", self.anytime.replay_order) if self.anytime.replay_order is not None else ()
+            groups.append(("--replay-share", f"{self.anytime.replay_share:g}", *order))
         if self.anytime.best_checkpoint:
             groups.append(("--best-checkpoint-metric", "nll_loss"))
         if self.anytime.ema_half_life is not None:
