@@ -7,6 +7,7 @@ from fairseq_alma.cli.parser import utf8_path
 from fairseq_alma.learners.learner import LEARNERS, MAX_SEED
 from fairseq_alma.learners.presets import PRESETS
 from fairseq_alma.runs.anytime_options import HALF_LIVES, REPLAY_ORDERS, REWARMS, SHAPES
+from fairseq_alma.runs.stage_end_options import STAGE_AVERAGES
 
 SAVE_EVERY = 500
 LEARNERS_FROM = "--learners-from"  # not --user-dir: fairseq's parser looks for that in the command line of any process
@@ -193,4 +194,22 @@ def add_anytime(group: Any) -> None:
         choices=REWARMS,
         help="what the learning rate of each stage warms up to: --lr, or what one schedule over all stages so far "
         f"would have (default: {REWARMS[0]})",
+    )
+
+
+def add_stage_ends(group: Any) -> None:
+    """Add the options of what predicts after a stage of images, and what the next one begins with."""
+    add = group.add_argument
+    add(
+        "--stage-average",
+        choices=STAGE_AVERAGES,
+        help="test the mean of the weights at the ends of all stages so far, or an average with a half-life of this "
+        "share of the stages so far; training goes on from the weights themselves (default: test these)",
+    )
+    add(
+        "--shrink-perturb",
+        type=float,
+        metavar="S",
+        help="begin each stage with this share of the weights before, the rest newly drawn initial weights "
+        "(default: all of them)",
     )

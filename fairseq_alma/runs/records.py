@@ -109,6 +109,14 @@ class AnytimeStage(Struct, frozen=True):
     peak_lr: Optional[Amount] = None
 
 
+class ImageAnytime(Struct, frozen=True):
+    """What was tested after a stage of images, and what it began with; see `StageEndOptions`."""
+
+    predicts_with: Name
+    newest_share: Optional[Amount] = None
+    kept_share: Optional[Amount] = None
+
+
 class StageRecord(Struct, frozen=True):
     """``stage.json``: what one stage cost and what came of it; see `TextStage` and `ImageStage`."""
 
@@ -141,6 +149,7 @@ class ImageStage(StageRecord, frozen=True, kw_only=True):
     test_flops_per_image: Amount
     valid: ImageResult
     test: ImageResult
+    anytime: Optional[ImageAnytime] = None
     before_growth: Optional[ImageGrowth] = None
     after_growth: Optional[ImageGrowth] = None
 

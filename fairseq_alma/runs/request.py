@@ -12,6 +12,7 @@ from fairseq_alma.learners.schedule import Stage, stages
 from fairseq_alma.runs.anytime_options import PAPERS_WAY, AnytimeOptions
 from fairseq_alma.runs.loop import Backend, Run
 from fairseq_alma.runs.run_folder import RunFolder
+from fairseq_alma.runs.stage_end_options import NO_STAGE_ENDS, StageEndOptions
 
 OF_EVERY_RUN = ("wait", "replay", "drop_rest", "iid", "keep_checkpoints")
 """Options that run.json names whatever the data are, beside those of the learner."""
@@ -42,6 +43,7 @@ class RunRequest:
         slurm: queue jobs, with these options of sbatch; None: run here.
         progress_to: file descriptor that is told how far the members are; None: the user is.
         anytime: text: what runs on from stage to stage, and which model is tested.
+        stage_ends: images: what predicts after a stage, and what the next one begins with.
         preset: images: the named settings that fill in what the user did not give; None: none was named.
         overridden: options of the learner that the preset sets and that the user gave with another value.
     """
@@ -68,6 +70,7 @@ class RunRequest:
     preset: Optional[Preset]
     overridden: tuple[str, ...]
     anytime: AnytimeOptions = PAPERS_WAY
+    stage_ends: StageEndOptions = NO_STAGE_ENDS
 
     @classmethod
     def of(cls, arguments: argparse.Namespace, learner: type[Learner], options: Mapping[str, Any]) -> "RunRequest":
@@ -80,6 +83,7 @@ class RunRequest:
         own: dict[str, Any] = {"learner": learner, "learner_options": options, "seeds": tuple(arguments.seed)}
         own["member"] = None if arguments.member is None else tuple(arguments.member)
         own["anytime"] = AnytimeOptions.of(arguments)
+        own["stage_ends"] = StageEndOptions.of(arguments)
         own |= {"preset": preset, "overridden": tuple(overridden)}
         return cls(**own, **{name: vars(arguments)[name] for name in cls.__dataclass_fields__ if name not in own})
 

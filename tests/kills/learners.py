@@ -31,6 +31,7 @@ COMMANDS: dict[str, dict[str, tuple[list[str], list[str]]]] = {
         "gmoe": (["--learner", "gmoe"], MLP),
         "firefly": (["--learner", "firefly"], VGG),
         "seeds": (["--learner", "sm", "--seed", "1", "2"], MLP),
+        "averaged": (["--stage-average", "mean", "--shrink-perturb", "0.5"], ["--arch", "alma_vgg", *VGG]),
     },
     "text": {
         "sm": (["--learner", "sm"], [*TEXT, *EXPERTS]),
