@@ -76,6 +76,13 @@ def add_training(group: Any) -> None:
         help="text: let fairseq-train validate whenever it saves; for its log alone",
     )
     add(
+        "--matrix",
+        action="store_true",
+        default=None,
+        help="text: after each stage, test the held-out slice of every mega-batch (alma-prep-text --holdout-words) and "
+        "as much of what it trains on; alma-report tells what is memorised and what is forgotten",
+    )
+    add(
         LEARNERS_FROM, metavar="PATH", help="a folder or file of Python that registers further learners; imported first"
     )
 

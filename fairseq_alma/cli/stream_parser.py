@@ -47,6 +47,7 @@ OF_SOME: Mapping[str, tuple[tuple[str, ...], Optional[str]]] = {
     "num_procs": (("text",), None),
     "nodes": (("text",), None),
     "validate": (("text",), None),
+    "matrix": (("text",), None),
     **{field.name: (("text",), None) for field in fields(AnytimeOptions)},
     **{field.name: (("images",), None) for field in fields(StageEndOptions)},
     "preset": (("images",), None),
@@ -157,7 +158,7 @@ def learner_options(
     if arguments.num_procs % arguments.nodes:
         parser.error(f"--nodes {arguments.nodes}: each needs as many processes; give --num-procs a multiple of it")
     _check_slurm(parser, arguments)
-    arguments.validate = bool(arguments.validate)
+    arguments.validate, arguments.matrix = bool(arguments.validate), bool(arguments.matrix)
     return learner, given
 
 

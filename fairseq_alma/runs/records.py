@@ -117,6 +117,17 @@ class ImageAnytime(Struct, frozen=True):
     kept_share: Optional[Amount] = None
 
 
+class TextMatrix(Struct, frozen=True):
+    """Losses in bits per token on slices of all mega-batches: what is held out of them, and what is trained on."""
+
+    held_out: list[Amount]
+    training: list[Amount]
+
+    def __post_init__(self) -> None:
+        if not self.held_out or len(self.held_out) != len(self.training):
+            raise ValueError(f"{len(self.held_out)} held-out and {len(self.training)} training slices found")
+
+
 class StageRecord(Struct, frozen=True):
     """``stage.json``: what one stage cost and what came of it; see `TextStage` and `ImageStage`."""
 
@@ -138,6 +149,7 @@ class TextStage(StageRecord, frozen=True, kw_only=True):
     valid: TextResult
     test: TextResult
     anytime: Optional[AnytimeStage] = None
+    matrix: Optional[TextMatrix] = None
     before_growth: Optional[TextGrowth] = None
     after_growth: Optional[TextGrowth] = None
 

@@ -37,6 +37,7 @@ class RunRequest:
         jobs: processes that train members at the same time; None: as many as the kind of data takes by itself.
         keep_checkpoints: remove nothing.
         save_every: text: updates between two checkpoints within a stage.
+        matrix: text: test the held-out and a training slice of every mega-batch after each stage.
         validate: text: let fairseq-train validate whenever it saves.
         num_procs: text: processes that train a model together.
         nodes: text: of a cluster, that these processes are dealt to.
@@ -63,6 +64,7 @@ class RunRequest:
     keep_checkpoints: bool
     save_every: int
     validate: bool
+    matrix: bool
     num_procs: int
     nodes: int
     slurm: Optional[Mapping[str, str]]

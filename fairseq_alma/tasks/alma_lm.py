@@ -27,7 +27,7 @@ from fairseq.tasks.language_modeling import LanguageModelingConfig, LanguageMode
 from omegaconf import II, DictConfig
 
 from fairseq_alma.checkpoints.checkpoint_file import DICTIONARY_KEY, read_checkpoint, starting_checkpoint
-from fairseq_alma.data.stream import Stream
+from fairseq_alma.data.stream import Stream, megabatch_of_slice
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.faults import in_one_line
 from fairseq_alma.learners.schedule import stage_ending_with
@@ -44,7 +44,7 @@ from fairseq_alma.tasks.processes import is_first, prepare_group, set_process_de
 from fairseq_alma.tasks.resumable_batches import ResumableBatches
 from fairseq_alma.tasks.sharding import Sharding
 from fairseq_alma.tasks.shared_batches import SharedBatches
-from fairseq_alma.tasks.stage_sequences import add_replay
+from fairseq_alma.tasks.stage_sequences import add_replay, slice_of
 from fairseq_alma.tasks.stage_start import RESUME, WAYS, how_to_begin
 from fairseq_alma.tasks.train_token_count import TrainTokenCount
 from fairseq_alma.tasks.weight_average import WeightAverage
@@ -184,11 +184,16 @@ class AlmaLMTask(
 
     @in_one_line()
     def load_dataset(self, split: str, epoch: int = 1, combine: bool = False, **kwargs: Any) -> None:
-        """Load a split; ``train`` is the union of the stage's mega-batches.
+        """Load a split; ``train`` is the union of the stage's mega-batches, ``megabatch-000/slice`` a part of one.
 
         Raises:
             AlmaError: if there is no such mega-batch, or files are not those of the manifest.
         """
+        if (megabatch := megabatch_of_slice(split)) is not None:
+            held_out = self.stream.holdout(megabatch)
+            (whole,) = self._load_megabatches([megabatch], epoch, combine, **kwargs)
+            self.datasets[split] = slice_of(whole, held_out.num_tokens)
+            return
         if split != "train":
             self.stream.verify([self.stream.split(split).name])
             super().load_dataset(split, epoch, combine, **kwargs)

@@ -3,6 +3,7 @@
 The number of updates does not grow by the latter, as ``--max-update`` bounds it.
 """
 
+import math
 from itertools import accumulate
 from typing import Sequence
 
@@ -24,11 +25,11 @@ class ShuffledConcatDataset(ConcatDataset):
         return np.lexsort([np.random.permutation(len(self)), self.sizes])
 
 
-class ReplayedSequences(BaseWrapperDataset):
+class ChosenSequences(BaseWrapperDataset):
     """Some sequences of a data set, in the order given; one may come several times.
 
     Args:
-        dataset: earlier mega-batches.
+        dataset: where they are from.
         indices: (N,) of the sequences.
     """
 
@@ -81,7 +82,7 @@ def add_replay(
         drawn = draw_least_seen(sizes, share, [(seed, end) for end in ends])
     else:
         drawn = draw_uniformly(len(pool), num_replayed(sizes[-1], share), (seed, ends[-1]))
-    return ShuffledConcatDataset([*new, ReplayedSequences(pool, drawn)])
+    return ShuffledConcatDataset([*new, ChosenSequences(pool, drawn)])
 
 
 def num_replayed(num_new: int, share: float) -> int:
@@ -130,3 +131,14 @@ def _draw_lowest(counts: np.ndarray, number: int, generator: np.random.Generator
         number -= len(part)
         parts.append(part)
     return np.concatenate([np.zeros(0, dtype=np.int64), *parts])
+
+
+def slice_of(dataset: FairseqDataset, num_tokens: int) -> ChosenSequences:
+    """Choose sequences evenly from all over a mega-batch, of so many tokens together, or a little more.
+
+    Args:
+        dataset: the mega-batch.
+        num_tokens: as many as its held-out slice has.
+    """
+    number = min(len(dataset), max(1, math.ceil(num_tokens / float(np.mean(dataset.sizes)))))
+    return ChosenSequences(dataset, np.arange(number) * len(dataset) // number)
