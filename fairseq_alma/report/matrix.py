@@ -29,7 +29,7 @@ Matrix = Mapping[int, np.ndarray]
 def matrices_of(experiment: Experiment) -> dict[Any, dict[str, Matrix]]:
     """Return the losses on both slices of each mega-batch, by seed; seeds without any are left out."""
     rows = experiment.arrivals[experiment.arrivals.matrix.notna()]
-    found = {}
+    found: dict[Any, dict[str, Matrix]] = {}
     for run, own in rows.groupby("run"):
         told = dict(zip(own.arrival, own.matrix, strict=True))
         found[experiment.runs.seeds[run]] = {
