@@ -9,6 +9,7 @@
 #   RUNS         everything is written under this folder                         (default: runs/anytime/$REGIME)
 #   VOCAB        vocabulary size in tokens                                       (default: 1000)
 #   MEGABATCHES  of the stream                                                   (default: 4)
+#   HOLDOUT      words held out of each mega-batch; where given, slices of all are tested after each stage   (default: none)
 #   UPDATES      per mega-batch                                                  (default: 100)
 #   BATCH, SAMPLE   sequences per update, tokens per sequence                    (default: 8, 128)
 #   WARMUP       updates: of each stage in the paper's way, of the stream where it is carried on   (default: 10)
@@ -29,6 +30,7 @@ source recipes/lib/jobs.sh
 : "${RUNS:=runs/anytime/$REGIME}"
 : "${VOCAB:=1000}"
 : "${MEGABATCHES:=4}"
+: "${HOLDOUT:=}"
 : "${UPDATES:=100}"
 : "${BATCH:=8}"
 : "${SAMPLE:=128}"
@@ -56,14 +58,14 @@ if [ "$DRY_RUN" = 0 ] && [ ! -e "$STREAM/stream.json" ]; then
     awk -v skip="$SKIP" -v limit="$WORDS" '{ seen += NF } seen > skip && words < limit { words += NF; print }' \
       >"$RUNS/text.txt"
   alma-prep-text "$RUNS/text.txt" --format lines --out "$STREAM" --megabatches "$MEGABATCHES" --vocab-size "$VOCAB" \
-    --valid-words 6000 --test-words 10000 --workers 1
+    --valid-words 6000 --test-words 10000 --workers 1 ${HOLDOUT:+--holdout-words "$HOLDOUT"}
 fi
 
 # row ARM LR SEED SCHEDULE OPTION...: starts one run, once a place is free.
 #   SCHEDULE   decay: warm up and decay to zero within the stage; constant: warm up once
 #   OPTION     of alma-stream; behind a word "--" those of fairseq-train
 row() {
-  local arm=$1 lr=$2 seed=$3 schedule=$4 own=() train=()
+  local arm=$1 lr=$2 seed=$3 schedule=$4 own=(${HOLDOUT:+--matrix}) train=()
   shift 4
   while [ $# -gt 0 ] && [ "$1" != -- ]; do own+=("$1") && shift; done
   [ $# -eq 0 ] || { shift && train=("$@"); }
