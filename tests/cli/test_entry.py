@@ -32,7 +32,7 @@ def as_command(body: str) -> list[str]:
 
 
 def run_command(body: str, **options) -> subprocess.CompletedProcess:
-    return subprocess.run(as_command(body), stderr=subprocess.PIPE, env=ENVIRONMENT, text=True, timeout=60, **options)
+    return subprocess.run(as_command(body), stderr=subprocess.PIPE, env=ENVIRONMENT, text=True, timeout=300, **options)
 
 
 def test_status_and_arguments_pass_through_unchanged() -> None:
