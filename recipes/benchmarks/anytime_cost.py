@@ -4,8 +4,8 @@
     python recipes/benchmarks/anytime_cost.py --stream STREAM --dim 256 --layers 4 --updates 30
 
 Through fairseq-train's own code: in one training every other update leaves the average out; stages that begin with
-weights alone (``--finetune-from-model``) and with a carried optimizer take turns. Figures are processor time, which other
-work on the machine changes less than the time on the clock; medians.
+weights alone (``--finetune-from-model``) and with a carried optimizer take turns. Figures are processor time, which
+other work on the machine changes less than the time on the clock; medians.
 """
 
 import argparse
