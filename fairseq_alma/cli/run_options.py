@@ -36,6 +36,22 @@ def add_run(group: Any) -> None:
         help="instead of a stream: one stage on the shuffled union of the first K mega-batches, with K times "
         "--max-update and --total-num-update, to compare with K stages of one mega-batch each",
     )
+    add(
+        "--finetune-from-model",
+        type=utf8_path,
+        metavar="CKPT",
+        help="text: begin with the weights of this checkpoint where a stage would begin with random ones: the first "
+        "stage, and with --init scratch each; after the -- stand the options of its architecture, which alma-import "
+        "prints (default: random weights)",
+    )
+    add(
+        "--then-evaluate",
+        metavar="COMMAND",
+        help="run this shell command after each stage's test; its last line must be a JSON object of figures, such as "
+        '{"bits_per_byte": 2.01}, which stage.json and the report have beside the test; in the command {checkpoint} '
+        "stands for what was tested, {export} for that as alma-export writes it, removed afterwards; also {stage}, "
+        "{arrival}, {run} and {stream}",
+    )
 
 
 def add_training(group: Any) -> None:

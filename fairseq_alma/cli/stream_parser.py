@@ -47,6 +47,7 @@ OF_SOME: Mapping[str, tuple[tuple[str, ...], Optional[str]]] = {
     "num_procs": (("text",), None),
     "nodes": (("text",), None),
     "validate": (("text",), None),
+    "finetune_from_model": (("text",), None),
     "matrix": (("text",), None),
     **{field.name: (("text",), None) for field in fields(AnytimeOptions)},
     **{field.name: (("images",), None) for field in fields(StageEndOptions)},

@@ -37,7 +37,7 @@ RESULT = {TEXT: ("loss", "ppl"), IMAGES: ("loss", "error")}
 SCALE = {TEXT: 1, IMAGES: 100}  # what people are shown values in units of: errors in percent
 TEST_FLOPS = {TEXT: "test_flops_per_token", IMAGES: "test_flops_per_image"}
 COUNTS = ("num_params", "num_experts", "num_members", "num_updates", "train_flops")
-EXTRAS = ("expert_usage", "gate_trees", "matrix")  # what only some runs have
+EXTRAS = ("expert_usage", "gate_trees", "evaluation", "matrix")  # what only some runs have
 FIGURES = (
     "stage", "curve", "value", "loss", "valid", "before_growth", "after_growth", "growth_jump", *COUNTS, "test_flops",
     "wall_seconds",

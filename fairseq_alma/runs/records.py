@@ -8,7 +8,7 @@ from typing import Annotated, Any, Mapping, Optional, Union
 
 from msgspec import Meta, Struct
 
-from fairseq_alma.json_files import Amount, Count, Name, NumMegabatches, Positive
+from fairseq_alma.json_files import Amount, Count, Name, NumMegabatches, Positive, Sha256
 
 Megabatch = Annotated[int, Meta(ge=0, le=9_999)]
 _ROUNDING = 1e-3  # the mean of probabilities that are all 1 may have a loss a little below 0
@@ -55,6 +55,12 @@ class PresetRecord(Struct, frozen=True):
     overridden: list[Name] = []
 
 
+class StartRecord(Struct, frozen=True):
+    """The checkpoint that ``--finetune-from-model`` names."""
+
+    sha256: Sha256
+
+
 class RunRecord(Struct, frozen=True):
     """``run.json``: what a run is."""
 
@@ -65,6 +71,7 @@ class RunRecord(Struct, frozen=True):
     stream: StreamRecord
     versions: dict[str, Optional[str]] = {}
     preset: Optional[PresetRecord] = None
+    start: Optional[StartRecord] = None
 
 
 class TextResult(Struct, frozen=True):
@@ -109,6 +116,13 @@ class AnytimeStage(Struct, frozen=True):
     peak_lr: Optional[Amount] = None
 
 
+class Evaluation(Struct, frozen=True):
+    """What a command of the user's said of a stage's model (``--then-evaluate``)."""
+
+    command: str
+    figures: Annotated[dict[Name, float], Meta(min_length=1, max_length=1000)]
+
+
 class ImageAnytime(Struct, frozen=True):
     """What was tested after a stage of images, and what it began with; see `StageEndOptions`."""
 
@@ -139,6 +153,7 @@ class StageRecord(Struct, frozen=True):
     num_updates: Count
     train_flops: Amount
     wall_seconds: Amount
+    evaluation: Optional[Evaluation] = None
 
 
 class TextStage(StageRecord, frozen=True, kw_only=True):

@@ -43,6 +43,8 @@ class RunRequest:
         nodes: text: of a cluster, that these processes are dealt to.
         slurm: queue jobs, with these options of sbatch; None: run here.
         progress_to: file descriptor that is told how far the members are; None: the user is.
+        finetune_from_model: text: checkpoint that begins what would begin with random weights; None: these do.
+        then_evaluate: command that evaluates each stage; None: none does.
         anytime: text: what runs on from stage to stage, and which model is tested.
         stage_ends: images: what predicts after a stage, and what the next one begins with.
         preset: images: the named settings that fill in what the user did not give; None: none was named.
@@ -71,6 +73,8 @@ class RunRequest:
     progress_to: Optional[int]
     preset: Optional[Preset]
     overridden: tuple[str, ...]
+    finetune_from_model: Optional[Path] = None
+    then_evaluate: Optional[str] = None
     anytime: AnytimeOptions = PAPERS_WAY
     stage_ends: StageEndOptions = NO_STAGE_ENDS
 
@@ -162,6 +166,9 @@ class Job(Protocol):
 
     def print_plan(self, plans: Sequence[StagePlan]) -> None:
         """Print what the stages that were asked for would run."""
+
+    def predictor(self, folder: RunFolder, plan: StagePlan) -> tuple[Path, Sequence[Path]]:
+        """Return the checkpoint that stands for what predicts after a stage, and those to make it of, if any."""
 
     def work(self) -> Callable[[StagePlan], float]:
         """Return a function that tells how long a stage's training is, in any unit."""

@@ -27,6 +27,7 @@ from fairseq.tasks.language_modeling import LanguageModelingConfig, LanguageMode
 from omegaconf import II, DictConfig
 
 from fairseq_alma.checkpoints.checkpoint_file import DICTIONARY_KEY, read_checkpoint, starting_checkpoint
+from fairseq_alma.checkpoints.shared_outputs import check_dictionary
 from fairseq_alma.data.stream import Stream, megabatch_of_slice
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.faults import in_one_line
@@ -36,7 +37,7 @@ from fairseq_alma.models.loading import refuse_other_weights
 from fairseq_alma.models.option_checks import bound_options, check_whole_config
 from fairseq_alma.runs.anytime_options import HALF_LIVES, REPLAY_ORDERS, SHAPES
 from fairseq_alma.tasks.alma_bpe import AlmaBPE, AlmaBPEConfig
-from fairseq_alma.tasks.checkpoint_checks import check_dictionary, check_start, check_weights
+from fairseq_alma.tasks.checkpoint_checks import check_start, check_weights
 from fairseq_alma.tasks.checkpoint_gate import change_when_loaded, note_task
 from fairseq_alma.tasks.lr_branch import LRBranch
 from fairseq_alma.tasks.precision import AutocastSteps, refuse_inexact_precision, require_bf16

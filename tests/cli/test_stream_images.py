@@ -4,7 +4,6 @@ import json
 import os
 import shlex
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from fairseq_alma.errors import AlmaError
 from tests.backends.images.image_streams import make_stream
 from tests.cli.saving_stream import run_forked
 from tests.kills.launch import Forked
+from tests.scripts import run_script
 
 WORDS = ("--", "--width", "6", "--max-epoch", "4", "--cpu")
 CHANCE = 0.75  # four classes
@@ -343,14 +343,14 @@ def test_the_commands_of_a_dry_run_are_what_the_whole_run_does(stream, tmp_path,
 
 def test_a_learner_from_outside_is_one_class_with_an_option_of_its_own(stream, tmp_path):
     outside = ["--learners-from", str(Path(__file__).parents[1] / "learners" / "resetting_learner.py")]
-    help_page = subprocess.run(["alma-stream", *outside, "--help"], capture_output=True, text=True, check=True).stdout
+    help_page = run_script(["alma-stream", *outside, "--help"]).stdout
     assert "reset     One model that begins with random weights again" in help_page
     assert "--reset-every N reset: stages from one beginning to the next (default: 2)" in " ".join(help_page.split())
-    words = ["alma-stream", *outside, "--stream", stream, "--wait", "2", "--learner", "reset"]
-    subprocess.run([*words, "--run", tmp_path / "R", "--reset-every", "1", *WORDS], check=True)
+    words = ["alma-stream", *outside, "--stream", str(stream), "--wait", "2", "--learner", "reset"]
+    run_script([*words, "--run", str(tmp_path / "R"), "--reset-every", "1", *WORDS]).check_returncode()
     assert json.loads((tmp_path / "R" / "run.json").read_text())["options"]["reset_every"] == 1
     assert records(tmp_path / "R") == run(stream, tmp_path / "scratch", "--wait", "2", "--init", "scratch")
-    refused = subprocess.run([*words, "--run", tmp_path / "R2", "--reset-every", "0"], capture_output=True, text=True)
+    refused = run_script([*words, "--run", str(tmp_path / "R2"), "--reset-every", "0"])
     assert (refused.returncode, refused.stderr.splitlines()[-1]) == (
         2, "alma-stream: error: --reset-every 0: a number of at least 1 is needed"
     )  # fmt: skip
@@ -358,14 +358,9 @@ def test_a_learner_from_outside_is_one_class_with_an_option_of_its_own(stream, t
 
 def test_the_checkpoint_of_a_run_is_tested_by_the_stock_command(stream, tmp_path):
     (*_, last) = run(stream, tmp_path / "R", "--wait", "3")
-    done = subprocess.run(
-        [
-            "fairseq-validate", str(stream), "--user-dir", "fairseq_alma", "--task", "alma_image_classification",
-            "--path", str(tmp_path / "R/stage-001/member-0/checkpoint_last.pt"), "--valid-subset", "test",
-            "--batch-size", "50", "--required-batch-size-multiple", "1", "--cpu", "--num-workers", "0",
-        ],
-        capture_output=True, text=True, env={**os.environ, "PYTHONWARNINGS": "ignore"},
-    )  # fmt: skip
+    words = ["fairseq-validate", str(stream), "--user-dir", "fairseq_alma", "--task", "alma_image_classification"]
+    words += ["--path", str(tmp_path / "R/stage-001/member-0/checkpoint_last.pt"), "--valid-subset", "test", "--cpu"]
+    done = run_script([*words, "--batch-size", "50", "--required-batch-size-multiple", "1", "--num-workers", "0"])
     assert done.returncode == 0, done.stderr
     result = next(line for line in (done.stdout + done.stderr).splitlines() if "valid on 'test' subset" in line)
     assert f"error {last['test']['error']:.4g}" in result

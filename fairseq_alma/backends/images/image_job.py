@@ -1,6 +1,7 @@
 """``alma-stream`` on streams of images: training and tests in this process."""
 
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Callable, Optional, Sequence
 
 from fairseq_alma.backends.images.image_train_options import ImageTrainOptions
@@ -11,6 +12,7 @@ from fairseq_alma.learners.plan import StagePlan
 from fairseq_alma.runs.loop import Run
 from fairseq_alma.runs.request import RunRequest
 from fairseq_alma.runs.run_display import describe_stage
+from fairseq_alma.runs.run_folder import EVALUATED_FILE, RunFolder
 from fairseq_alma.terminal import shell_words
 
 if TYPE_CHECKING:
@@ -67,6 +69,13 @@ class ImageJob:
                 ]
             )
             print(f"{own} -- {shell_words(self.options.all_words())}")
+
+    def predictor(self, folder: RunFolder, plan: StagePlan) -> tuple[Path, Sequence[Path]]:
+        """Return the checkpoint that stands for what predicts after a stage; see `request.Job`."""
+        members = [folder.checkpoint(model) for model in plan.predictors]
+        if len(members) == 1:
+            return members[0], ()
+        return folder.stage_folder(plan.stage.index) / EVALUATED_FILE, members
 
     def work(self) -> Callable[[StagePlan], float]:
         """Return how the trainings of two stages compare: by their images."""

@@ -48,6 +48,7 @@ class TextCommands:
         num_procs: processes that train a model together; they share the batches of an update (``--update-freq``).
         nodes: of a SLURM allocation, that these processes are dealt to.
         anytime: what runs on from stage to stage, and what is tested.
+        beginning: checkpoint whose weights a training has that starts from no model of the run; None: random ones.
         matrix: mega-batches of which a held-out and a training slice are tested after each stage; 0: none.
     """
 
@@ -62,6 +63,7 @@ class TextCommands:
     num_procs: int = 1
     nodes: int = 1
     anytime: AnytimeOptions = PAPERS_WAY
+    beginning: Optional[Path] = None
     matrix: int = 0
 
     def all_of(self, plan: StagePlan) -> list[Command]:
@@ -226,7 +228,7 @@ class TextCommands:
         if part == BRANCH:
             return [("--continue-once", str(self.folder.checkpoint(training.model)), "--continue-as", "branch")]
         if training.start is None:
-            return []
+            return [] if self.beginning is None else [("--finetune-from-model", str(self.beginning))]
         path = self.grown(training.model) if training.growth else self.begins_from(training.start)
         if self.anytime.carry_optimizer:
             return [("--continue-once", str(path), "--continue-as", "stage")]
