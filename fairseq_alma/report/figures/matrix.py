@@ -50,7 +50,7 @@ def draw(runs: RunTable, groups: Sequence[Experiment], paper: bool = False) -> l
 def _draw_map(axes: Axes, matrix: Matrix, title: str, limits: tuple[float, float], colours: str) -> None:
     arrivals = sorted(matrix)
     table = np.array([matrix[arrival] for arrival in arrivals])
-    axes.imshow(table, cmap=colours, vmin=limits[0], vmax=limits[1], aspect="auto")
+    image = axes.imshow(table, cmap=colours, vmin=limits[0], vmax=limits[1], aspect="auto")
     axes.set_title(title)
     axes.set_xlabel("mega-batch")
     axes.set_yticks(range(len(arrivals)), [f"t{arrival}" for arrival in arrivals])
@@ -59,6 +59,8 @@ def _draw_map(axes: Axes, matrix: Matrix, title: str, limits: tuple[float, float
         axes.plot([arrival + 0.5] * 2, [row - 0.5, row + 0.5], color="white", linewidth=1.2)
     if table.shape[1] <= MOST_NUMBERS:
         for (row, column), loss in np.ndenumerate(table):
-            axes.text(column, row, f"{loss:.2f}", ha="center", va="center", fontsize=6)
+            red, green, blue, _ = image.cmap(image.norm(loss))
+            colour = "black" if 0.3 * red + 0.59 * green + 0.11 * blue > 0.45 else "white"
+            axes.text(column, row, f"{loss:.2f}", ha="center", va="center", fontsize=6, color=colour)
     axes.set_xlim(-0.5, table.shape[1] - 0.5)
     axes.set_xticks(range(0, table.shape[1], max(1, table.shape[1] // MOST_NUMBERS)))
