@@ -18,6 +18,15 @@ TOUR = CHECKOUT / "recipes" / "tour.py"
 COMMANDS = re.compile(r'"(alma-[a-z-]+)=fairseq_alma\.cli\.start:([a-z_]+)"')
 MODULES = re.compile(r'def (\w+)\(argv.*?return start\("([\w.]+)", argv\)', re.DOTALL)
 
+# Where a link to a file of the checkout leads that is a page here under another name.
+PAGES = {
+    "recipes/README.md": "results.md",
+    "recipes/anytime/README.md": "anytime.md",
+    "recipes/sensitivity.md": "sensitivity.md",
+    "recipes/figures/": "figures/",
+}
+LINK = re.compile(r"\]\(((?:\.\./)*)\.\./(" + "|".join(map(re.escape, PAGES)) + ")")
+
 
 def on_files(files: Files, config: Any) -> Files:
     """Add the generated pages, and the figures of the results."""
@@ -26,6 +35,7 @@ def on_files(files: Files, config: Any) -> Files:
     pages = {
         "reference/commands.md": commands_page(),
         "results.md": results.replace("[records/](records)", "`recipes/records/`"),  # a folder is no page
+        "anytime.md": (recipes / "anytime" / "README.md").read_text(encoding="utf-8"),
         "changelog.md": (CHECKOUT / "CHANGELOG.md").read_text(encoding="utf-8"),
     }
     for page in [*recipes.glob("*.md"), *recipes.glob("records/*.md")]:
@@ -40,7 +50,8 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, **unused: Any) -> str:
-    """Put the tour's code where the first page names it."""
+    """Put the tour's code where the first page names it, and let links to files lead to the pages made of them."""
+    markdown = LINK.sub(lambda link: f"]({link[1]}{PAGES[link[2]]}", markdown)
     code = TOUR.read_text(encoding="utf-8")
     return markdown.replace("<!-- recipes/tour.py -->", f"```python\n{code}```")
 

@@ -1,6 +1,7 @@
 """The documentation builds without a warning: links, anchors, snippets; commands are as their parsers have them."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -21,3 +22,11 @@ def test_the_pages_build_with_all_links_and_every_command(checkout: Path, tmp_pa
     assert "--grow-schedule" in commands and "--context-window" in commands
     assert ">alma_prep_text</span>" in (tmp_path / "site" / "index.html").read_text()  # the tour itself
     assert (tmp_path / "site" / "figures" / "mnist_experts.png").is_file()
+
+
+def test_the_readme_links_to_what_is_there(checkout: Path) -> None:
+    text = (checkout / "README.md").read_text(encoding="utf-8")
+    links = {link.partition("#")[0] for link in re.findall(r"\]\((?!http)([^)]+)\)", text)}
+    assert {"docs/how-to/cluster.md", "recipes/README.md"} <= links
+    assert [link for link in sorted(links) if not (checkout / link).is_file()] == []
+    assert text.count("\n") <= 250, "the README is the entrance; what belongs to a how-to stands in docs/how-to"

@@ -3,6 +3,7 @@
 That model computes the same function: a gate over one expert always gives it the weight 1. Growth starts from there.
 """
 
+from pathlib import Path
 from typing import Any, Mapping
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from fairseq_alma.checkpoints import LAST_CHECKPOINT
 from fairseq_alma.checkpoints.checkpoint_file import Checkpoint
+from fairseq_alma.checkpoints.model_options import TRANSFORMER_LMS
 from fairseq_alma.errors import AlmaError
 
 # What transformer_lm can be told and alma_switch_lm has no part for: option, value that can be converted.
@@ -53,12 +55,7 @@ def from_transformer_lm(checkpoint: Checkpoint, path: str, moe_freq: int, seed: 
         AlmaError: if the model has parts that ``alma_switch_lm`` has not.
     """
     config = checkpoint["cfg"]["model"]
-    for name, value, wanted in NEEDED:
-        if config.get(name, value) != value:
-            raise AlmaError(f"{path}: a transformer_lm with {name} = {config[name]!r} cannot grow; it needs {wanted}")
-    dims = {config["decoder_embed_dim"], config["decoder_input_dim"], config["decoder_output_dim"]}
-    if len(dims) != 1:
-        raise AlmaError(f"{path}: embedding, input and output dimensions differ ({sorted(dims)}); they must be equal")
+    _require_parts(config, path, "cannot grow")
     if not 1 <= moe_freq <= config["decoder_layers"]:
         raise AlmaError(f"--moe-freq {moe_freq}: must be 1 to {config['decoder_layers']}, the number of layers")
     weights = _convert_weights(checkpoint["model"], config["decoder_layers"], moe_freq, seed)
@@ -66,6 +63,35 @@ def from_transformer_lm(checkpoint: Checkpoint, path: str, moe_freq: int, seed: 
     converted["cfg"] = {**checkpoint["cfg"], "model": _convert_config(config, moe_freq)}
     converted.pop("last_optimizer_state", None)
     return converted
+
+
+def is_transformer_lm(config: Mapping[str, Any]) -> bool:
+    """Tell whether ``cfg.model`` is that of a dense language model of stock fairseq."""
+    return config["_name"] in TRANSFORMER_LMS
+
+
+def without_experts(config: Mapping[str, Any], weights: Mapping[str, Tensor], path: Path) -> tuple[Any, Any]:
+    """Return options and weights of an ``alma_switch_lm`` without Switch layers that is a stock ``transformer_lm``.
+
+    Args:
+        config: ``cfg.model`` of the latter.
+        weights: its ``model``.
+        path: its file, for messages.
+
+    Raises:
+        AlmaError: if it has parts that ``alma_switch_lm`` has not.
+    """
+    _require_parts(config, str(path), "cannot be expressed as an alma_switch_lm")
+    return _convert_config(config, 0), _convert_weights(weights, config["decoder_layers"], 0, seed=0)
+
+
+def _require_parts(config: Mapping[str, Any], path: str, therefore: str) -> None:
+    for name, value, wanted in NEEDED:
+        if config.get(name, value) != value:
+            raise AlmaError(f"{path}: a transformer_lm with {name} = {config[name]!r} {therefore}; it needs {wanted}")
+    dims = {config["decoder_embed_dim"], config["decoder_input_dim"], config["decoder_output_dim"]}
+    if len(dims) != 1:
+        raise AlmaError(f"{path}: embedding, input and output dimensions differ ({sorted(dims)}); they must be equal")
 
 
 def _convert_config(config: Mapping[str, Any], moe_freq: int) -> dict[str, Any]:
@@ -104,7 +130,7 @@ def _convert_weights(old: Mapping[str, Tensor], num_layers: int, moe_freq: int, 
         for kind in ("weight", "bias"):
             projections = [part.pop(f"self_attn.{letter}_proj.{kind}") for letter in "qkv"]
             new[f"{prefix}self_attn.qkv_proj.{kind}"] = torch.cat(projections)
-        if (layer + 1) % moe_freq == 0:
+        if moe_freq and (layer + 1) % moe_freq == 0:
             for linear in ("fc1", "fc2"):
                 for kind in ("weight", "bias"):
                     new[f"{prefix}switch.experts.{linear}_{kind}"] = part.pop(f"{linear}.{kind}").unsqueeze(0)

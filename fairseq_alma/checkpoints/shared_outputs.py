@@ -9,6 +9,7 @@ from typing import Mapping, Optional, Sequence
 
 from fairseq_alma.checkpoints.checkpoint_file import DICTIONARY_KEY, Checkpoint
 from fairseq_alma.checkpoints.ensemble_file import ENSEMBLE_ARCH, Weights
+from fairseq_alma.data.stream import Stream
 from fairseq_alma.errors import AlmaError
 
 EMBEDDING = "embed_tokens.weight"
@@ -104,3 +105,14 @@ def _remedy(outputs: Mapping[str, int]) -> str:
     if "vocab_size" in outputs:
         return "the members of an ensemble must share their dictionary; train them on streams with one tokenizer"
     return "the members of an ensemble must share classes and shape of their images; train them on one data set"
+
+
+def check_dictionary(checkpoint: Checkpoint, path: Optional[str], stream: Stream) -> None:
+    """Raise AlmaError if a checkpoint says that its model knows another vocabulary than the stream's."""
+    found = checkpoint.get("task_state", {}).get(DICTIONARY_KEY, stream.dictionary_sha256)
+    if found != stream.dictionary_sha256:
+        raise AlmaError(
+            f"{path}: trained with another tokenizer (dict.txt {found[:12]}…) than {stream.root} has "
+            f"({stream.dictionary_sha256[:12]}…); give the stream it was trained on, or one prepared with its "
+            "tokenizer (alma-prep-text --tokenizer)"
+        )

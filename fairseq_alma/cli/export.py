@@ -33,7 +33,10 @@ def build_parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     parser.add_argument(
-        "path", type=Path, metavar="CKPT", help="checkpoint of alma_switch_lm, alma_umix or an ensemble"
+        "path",
+        type=Path,
+        metavar="CKPT",
+        help="checkpoint of alma_switch_lm, alma_umix, a pre-norm transformer_lm, or an ensemble",
     )
     parser.add_argument("--out", type=utf8_path, required=True, metavar="DIR", help="the folder to write; a new one")
     parser.add_argument(

@@ -19,7 +19,7 @@ From a dense model to a mixture that learns from a stream of text in its own tok
   alma-prep-text TEXT --out STREAM --megabatches 4 --tokenizer FOLDER/tokenizer.json
   alma-import FOLDER --out dense.pt --stream STREAM
   alma-grow --path dense.pt --out grown.pt --method split --experts 1 --stream STREAM
-  fairseq-train STREAM --user-dir fairseq_alma --task alma_lm --megabatch 0 --finetune-from-model grown.pt …
+  alma-stream --stream STREAM --run RUN --finetune-from-model grown.pt -- OPTIONS THAT alma-import PRINTS …
 
 What cannot be expressed: untied output embeddings, other layer norms than with epsilon 1e-5, attention that is not
 scaled by the root of a head's size, rotary or relative positions, other activations than GELU and ReLU.
@@ -36,7 +36,12 @@ def build_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("folder", type=Path, metavar="DIR", help="folder with config.json and model.safetensors")
+    parser.add_argument(
+        "folder",
+        type=Path,
+        metavar="DIR",
+        help="folder with config.json and model.safetensors, or with several such files and their index",
+    )
     parser.add_argument("--out", type=Path, required=True, metavar="CKPT", help="the checkpoint to write")
     parser.add_argument(
         "--stream",
@@ -75,5 +80,5 @@ def main(argv: Optional[Sequence[str]] = None) -> Optional[int]:
     write_checkpoint(checkpoint, args.out)
     options, rows = checkpoint["cfg"]["model"], len(checkpoint["model"]["decoder.embed_tokens.weight"])
     tell(f"{args.out}: {options['decoder_layers']} layers, {rows:,} tokens, fairseq's four included", sys.stdout)
-    tell(f"fairseq-train --finetune-from-model {args.out} needs {training_flags(options)}", sys.stdout)
+    tell(f"training that begins with it (--finetune-from-model) needs {training_flags(options)}", sys.stdout)
     return 0

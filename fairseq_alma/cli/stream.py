@@ -5,12 +5,14 @@ import contextlib
 import sys
 from typing import Optional, Sequence
 
+from fairseq_alma.backends.evaluation import StageEvaluation
 from fairseq_alma.backends.images.image_job import ImageJob
 from fairseq_alma.backends.member_workers import MemberWorkers, devices_of_jobs
 from fairseq_alma.backends.slurm_jobs import SlurmChain, complete_stages, plan_jobs, require_nodes, require_slurm
 from fairseq_alma.backends.text.text_job import TextJob
 from fairseq_alma.cli.entry import command
 from fairseq_alma.cli.stream_parser import learner_options, read_arguments
+from fairseq_alma.data.manifest import file_sha256
 from fairseq_alma.data.stream import Stream
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.faults import refuse_no_folder
@@ -18,7 +20,7 @@ from fairseq_alma.learners.learner import Learner
 from fairseq_alma.learners.plan import StagePlan
 from fairseq_alma.runs.arrival_curves import ArrivalCurves
 from fairseq_alma.runs.curve_options import CurveOptions
-from fairseq_alma.runs.loop import Run, nothing_to_await, run_stages, train_members
+from fairseq_alma.runs.loop import Run, nothing_to_await, nothing_to_evaluate, run_stages, train_members
 from fairseq_alma.runs.member_report import MemberDisplay
 from fairseq_alma.runs.request import OF_EVERY_RUN, Job, RunRequest
 from fairseq_alma.runs.run_display import RunDisplay
@@ -43,6 +45,9 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         plans = {seed: request.plan(each, kind, num_megabatches) for seed, each in learners.items()}
         request.anytime.check()
         job.check(plans[request.seeds[0]])
+        evaluation = StageEvaluation.of(request.then_evaluate, request.stream, job.predictor)
+        if evaluation is not None:
+            evaluation.check(plans[request.seeds[0]])
     except ValueError as error:
         parser.error(str(error))
     if request.slurm is not None:
@@ -56,7 +61,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         return 0
     assert stream is not None
     refuse_no_folder(request.run, "--run")
-    _run(request, job, learners, plans, stream, curves, (own_words, words))
+    _run(request, job, learners, plans, stream, curves, evaluation, (own_words, words))
     return 0
 
 
@@ -67,6 +72,7 @@ def _run(
     plans: dict[int, list[StagePlan]],
     stream: Stream,
     curves: CurveOptions,
+    evaluation: Optional[StageEvaluation],
     words: tuple[list[str], list[str]],
 ) -> None:
     """Run the plans of every seed, in step."""
@@ -93,7 +99,8 @@ def _run(
             display = RunDisplay(*how, shown, name)
             if request.progress_to is not None:
                 display = MemberDisplay(request.progress_to, *how)
-            runs.append(Run(folders[seed], planned, displays.enter_context(display)))
+            evaluate = nothing_to_evaluate if evaluation is None else evaluation.run
+            runs.append(Run(folders[seed], planned, displays.enter_context(display), evaluate))
         backend = build_backend(runs)
         if request.member is not None:
             train_members(runs[0], request.member, backend, request.stage, request.progress_to is not None)
@@ -133,9 +140,14 @@ def _begin(request: RunRequest, folder: RunFolder, learner: Learner, seed: int, 
     """Write run.json, or make sure that the one that is there describes the same run."""
     chosen = {name: vars(request)[name] for name in OF_EVERY_RUN}
     options = {**chosen, **job.recorded(), **learner.as_record(stream.kind), **request.anytime.as_record()}
+    options |= request.stage_ends.as_record()
     if request.anytime.best_checkpoint:
         options["best_every"] = request.save_every  # which weights are looked at
+    if request.then_evaluate is not None:
+        options["then_evaluate"] = request.then_evaluate
     record = describe_run(learner.name, seed, options, job.train_options(), stream)
+    if request.finetune_from_model is not None:
+        record["start"] = {"sha256": file_sha256(request.finetune_from_model)}
     if request.preset is not None:
         record["preset"] = {"name": request.preset.name, "overridden": [*request.overridden, *job.overridden]}
     with folder.lock_run():

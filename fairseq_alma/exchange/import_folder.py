@@ -1,8 +1,8 @@
 """``alma-import``: a GPT-2-like folder of transformers becomes a checkpoint of ``alma_switch_lm``. No fairseq.
 
-Only ``config.json``, ``model.safetensors`` and ``tokenizer.json`` are read; no code of the folder is run. Feed-forward
-networks of every n-th layer become the one expert of a Switch layer, whose gate always gives it the weight 1: the model
-computes the same, and can grow.
+Only ``config.json``, ``tokenizer.json`` and ``model.safetensors``, or the files of its index, are read; no code of the
+folder is run. Feed-forward networks of every n-th layer become the one expert of a Switch layer, whose gate always
+gives it the weight 1: the model computes the same, and can grow.
 
 fairseq's four symbols come before the folder's tokens, and take the row of its end-of-text token. So that token counts
 five times in every softmax; relative to each other, all other tokens keep their probabilities.
@@ -26,9 +26,11 @@ from fairseq_alma.data.token_file import NUM_FAIRSEQ_SYMBOLS
 from fairseq_alma.data.tokenizer import StreamTokenizer
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.exchange.tensors_file import read_tensors
-from fairseq_alma.json_files import as_record, read_json_object
+from fairseq_alma.json_files import Name, as_record, read_json_object
 
 CONFIG, WEIGHTS, TOKENIZER = "config.json", "model.safetensors", "tokenizer.json"
+INDEX = "model.safetensors.index.json"
+"""Of weights in several files: ``weight_map`` says which tensor stands in which."""
 ACTIVATIONS = {"gelu_new": "gelu_accurate", "gelu_pytorch_tanh": "gelu_accurate", "gelu": "gelu", "relu": "relu"}
 _REMEDY = "give a folder with a model of type gpt2"
 Share = Annotated[float, Meta(ge=0, le=1)]
@@ -55,6 +57,12 @@ class GPT2(Struct, kw_only=True):
     eos_token_id: Any = 50256
 
 
+class WeightIndex(Struct):
+    """``model.safetensors.index.json``."""
+
+    weight_map: Annotated[dict[str, Name], Meta(min_length=1, max_length=1_000_000)]
+
+
 def import_folder(folder: Path, stream: Optional[Stream], moe_freq: int) -> Checkpoint:
     """Convert a folder.
 
@@ -67,16 +75,18 @@ def import_folder(folder: Path, stream: Optional[Stream], moe_freq: int) -> Chec
         AlmaError: the model has parts that ``alma_switch_lm`` has not, files are missing or damaged, or the stream has
             another tokenizer.
     """
-    for name in (CONFIG, WEIGHTS):
-        if not (folder / name).is_file():
-            raise AlmaError(f"{folder}: there is no {name}; {_REMEDY}, whose weights are in one file of safetensors")
+    files = _weight_files(folder)
+    for path in (folder / CONFIG, *files):
+        if not path.is_file():
+            raise AlmaError(f"{folder}: there is no {path.name}; {_REMEDY}, whose weights are safetensors")
     content = read_json_object(folder / CONFIG, _REMEDY)
     if content.get("model_type") != "gpt2":
         raise AlmaError(f"{folder / CONFIG}: model_type {content.get('model_type')!r:.60} found; {_REMEDY}")
     config = as_record(content, GPT2, folder / CONFIG, _REMEDY)
     _refuse_other_parts(config, folder / CONFIG)
     num_tokens = _num_tokens(folder, config, stream)
-    tensors = {name.removeprefix("transformer."): each for name, each in read_tensors(folder / WEIGHTS).items()}
+    found = {name: each for path in files for name, each in read_tensors(path).items()}
+    tensors = {name.removeprefix("transformer."): each for name, each in found.items()}
     options = _options(config, moe_freq)
     try:
         weights = _weights(tensors, config, num_tokens, moe_freq)
@@ -88,6 +98,20 @@ def import_folder(folder: Path, stream: Optional[Stream], moe_freq: int) -> Chec
     except (UnfitCheckpoint, RuntimeError, IndexError) as error:
         raise AlmaError(f"{folder / WEIGHTS}: not the weights of its {CONFIG} ({error}); {_REMEDY}") from error
     return checkpoint
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    """Return the files of the weights: one, or those that the index of several names, which stand beside it."""
+    if (folder / WEIGHTS).is_file() or not (folder / INDEX).is_file():
+        return [folder / WEIGHTS]
+    content = as_record(read_json_object(folder / INDEX, _REMEDY), WeightIndex, folder / INDEX, _REMEDY)
+    names = sorted(set(content.weight_map.values()))
+    for name in names:
+        if Path(name).name != name or not name.endswith(".safetensors"):
+            raise AlmaError(
+                f"{folder / INDEX}: {name!r:.60} found, the name of a file of safetensors beside it is needed"
+            )
+    return [folder / name for name in names]
 
 
 def training_flags(options: Mapping[str, Any]) -> str:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from fairseq_alma.checkpoints import JOINT_MODEL
+from fairseq_alma.checkpoints.dense_checkpoint import is_transformer_lm, without_experts
 from fairseq_alma.checkpoints.ensemble_file import ENSEMBLE_ARCH, Weights, members_of, weights_of_member
 from fairseq_alma.checkpoints.model_options import SwitchOptions, read_options
 from fairseq_alma.checkpoints.model_weights import joint_member_options
@@ -67,14 +68,16 @@ def groups_of(config: Mapping[str, Any], weights: Weights, path: Path, weight: f
                 yield from groups_of(found.config, found.weights, found.file or path, weight * entry["weight"])
         return
     options = read_options(config)
-    if name == JOINT_MODEL and config["member_arch"].startswith("alma_switch_lm"):
+    if is_transformer_lm(config):
+        dense, converted = without_experts(config, weights, path)
+        yield Group(weight, read_options(dense), [converted])
+    elif name == JOINT_MODEL and config["member_arch"].startswith("alma_switch_lm"):
         parts = [weights_of_member(weights, index) for index in range(options.num_members)]
         yield Group(weight, joint_member_options(options), parts)
     elif isinstance(options, SwitchOptions):
         yield Group(weight, options, [weights])
     else:
-        advice = "alma-grow makes an alma_switch_lm of it" if name.startswith("transformer_lm") else "give one"
-        raise AlmaError(f"{path}: architecture {name} is exported only as an alma_switch_lm; {advice}")
+        raise AlmaError(f"{path}: architecture {name} is no language model; give a checkpoint of one")
 
 
 def member_sizes(options: SwitchOptions) -> dict[str, Any]:

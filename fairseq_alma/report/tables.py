@@ -1,11 +1,13 @@
 """The tables of a report: test values by arrival, over the stream and over seeds; growth; i.i.d. controls."""
 
+import math
 from dataclasses import dataclass, replace
 from typing import Any, Callable, Optional, Sequence
 
 from pandas import DataFrame
 
 from fairseq_alma.report.experiment import Experiment, controls, experiments
+from fairseq_alma.report.matrix import matrix_table
 from fairseq_alma.report.paper import paper_controls, paper_perplexities
 from fairseq_alma.report.read_run import SCALE, RunTable
 from fairseq_alma.report.regret import regret_table
@@ -15,7 +17,11 @@ from fairseq_alma.report.table import NO_SPREAD, NOTHING, Cell, Table, count_cel
 
 MAX_COLUMNS, FEW_COLUMNS = 20, 10
 MAX_GROWTH_ROWS = 30
-BITS = "bits per byte"
+BITS, AREA = "bits per byte", "bits per byte over FLOPs"
+AREA_NOTES = (
+    " bits per byte over FLOPs: area under test bits per byte against training FLOPs so far, from the first update to "
+    "the last, over these FLOPs."
+)
 WHILE_WAITING = "while waiting, the model of the last update counts, before the first update an untrained one, "
 ARRIVAL_NOTES = {
     TEXT: "t0, t1, ...: test perplexity after the arrival of that mega-batch; *: the learner is waiting; –: not run "
@@ -42,6 +48,11 @@ IID_NOTES = (
 )
 GROWTH_NOTES = (
     "{name}{unit} on the validation set before growth, right after it, and after the training that follows{many}."
+)
+
+EVALUATION_NOTES = (
+    "Figures that alma-stream --then-evaluate found after each update, below the test {name}{unit}; *: the learner is "
+    "waiting; –: not evaluated."
 )
 
 
@@ -90,7 +101,8 @@ def all_tables(runs: RunTable, paper: bool = False) -> list[Table]:
         if not groups:
             continue
         found = [arrival_table(of_kind, groups, measure), summary_table(groups, measure), seed_table(groups, measure)]
-        found += [iid_table(groups, measure), regret_table(groups, _naming), growth_table(of_kind, groups, measure)]
+        found += [iid_table(groups, measure), regret_table(groups, _naming), matrix_table(groups, _naming)]
+        found += [growth_table(of_kind, groups, measure), evaluation_table(of_kind, groups, measure)]
         if paper and kind == TEXT:
             found += [paper_perplexities(groups), paper_controls(groups)]
         for table in found:
@@ -175,8 +187,10 @@ def summary_table(groups: Sequence[Experiment], measure: Measure) -> Table:
         "Mem": ("memory", lambda spread: show_count(spread.mean)),
         "Comp": ("computation", lambda spread: show_power(spread.mean)),
         f"test FLOPs/{measure.per}": ("test_flops", lambda spread: show_count(spread.mean)),
-        "hours": ("hours", lambda spread: spread.show(2)),
     }
+    if groups[0].first.is_text:
+        columns[AREA] = ("area", lambda spread: spread.show(3))
+    columns["hours"] = ("hours", lambda spread: spread.show(2))
     rows = []
     for experiment in [each for each in groups if not each.first.iid]:
         complete, total = len(experiment.complete), len(experiment.runs)
@@ -188,6 +202,7 @@ def summary_table(groups: Sequence[Experiment], measure: Measure) -> Table:
         rows.append(row)
     mark_best(rows, list(columns)[:-1])
     notes = SUMMARY_NOTES.format(anytime=measure.anytime, meaning=measure.meaning, per=measure.per)
+    notes += AREA_NOTES if groups[0].first.is_text else ""
     return Table("summary", "Over the whole stream", DataFrame(rows), notes, len(naming(groups[0])))
 
 
@@ -256,3 +271,32 @@ def growth_table(runs: RunTable, groups: Sequence[Experiment], measure: Measure)
     many = "" if shown is steps else "; means over the steps of a run, each step is in the CSV file"
     notes = GROWTH_NOTES.format(name=measure.name.capitalize(), unit=measure.in_percent(" in percent"), many=many)
     return Table("growth", "What growth does", DataFrame(shown), notes, 3, plain=DataFrame(steps))
+
+
+def evaluation_table(runs: RunTable, groups: Sequence[Experiment], measure: Measure) -> Table:
+    """Lay out what ``--then-evaluate`` said of each update, below the test value: a row for each figure of a run."""
+    naming, has_seeds = _naming(groups), runs.facts.seed.nunique() > 1
+    titles, hidden = _arrival_titles(runs.facts.num_arrivals.max())
+    values = dict(iter(runs.arrivals.groupby("run")))
+    rows = []
+    for experiment, run in _in_order(runs, groups):
+        own = values[run.Index]
+        found = [each["figures"] if isinstance(each, dict) else {} for each in own.evaluation]
+        figures = dict.fromkeys(name for each in found for name in each)
+        tested = [
+            measure.show(value if is_update else None)
+            for value, is_update in zip(own.value, own.planned | own.done, strict=True)
+        ]
+        names = naming(experiment)
+        names |= {list(names)[-1]: run.experts, **({"seed": Cell(str(run.seed), run.seed)} if has_seeds else {})}
+        for figure in [measure.name, *figures] if figures else []:
+            row = {**names, "figure": figure, **dict.fromkeys(titles, NOTHING)}
+            for title, text, value, each in zip(titles, tested, own.value, found, strict=False):
+                if figure != measure.name:
+                    value = each.get(figure, math.nan)
+                    text = text if text == WAITING else NOT_YET if math.isnan(value) else f"{value:.5g}"
+                row[title] = Cell(text, value)
+            rows.append(row | {"run": run.shown_path})
+    num_names = len(naming(groups[0])) + has_seeds + 1
+    notes = EVALUATION_NOTES.format(name=measure.name, unit=measure.in_percent(" in percent"))
+    return Table("evaluation", "Figures of --then-evaluate", DataFrame(rows), notes, num_names, hidden)

@@ -21,6 +21,11 @@ from fairseq_alma.terminal import tell
 START_POLL_SECONDS = 1.0
 
 
+def nothing_to_evaluate(work: "StageWork") -> Mapping[str, Any]:
+    """Return nothing: a stage is tested, and that is all."""
+    return {}
+
+
 @dataclass(frozen=True)
 class Run:
     """One run: of one learner and one seed.
@@ -29,11 +34,13 @@ class Run:
         folder: its run.json is there already.
         plans: of all stages of the stream.
         display: is told of every stage.
+        evaluate: returns what the record of a stage says beside what the back end does.
     """
 
     folder: RunFolder
     plans: Sequence[StagePlan]
     display: RunDisplay
+    evaluate: "Evaluate" = nothing_to_evaluate
 
 
 @dataclass(frozen=True)
@@ -45,12 +52,17 @@ class StageWork:
         plan: of the stage.
         display: shows what is done.
         lock: a file descriptor; a process that inherits it keeps the stage locked as long as it lives.
+        evaluate: see `Run`.
     """
 
     folder: RunFolder
     plan: StagePlan
     display: RunDisplay
     lock: int
+    evaluate: "Evaluate" = nothing_to_evaluate
+
+
+Evaluate = Callable[[StageWork], Mapping[str, Any]]
 
 
 class Backend(Protocol):
@@ -205,7 +217,7 @@ def _finish_stage(
             # Another alma-stream may have completed it in the meantime.
             records[number] = _sound_record(run, stage, backend)
             if records[number] is None:
-                works[number] = StageWork(run.folder, run.plans[stage], run.display, lock)
+                works[number] = StageWork(run.folder, run.plans[stage], run.display, lock, run.evaluate)
         for number, record in zip(works, _run_stage([*works.values()], backend), strict=True):
             records[number], ran[number] = record, True
         for run, record, keeps, did_run in zip(runs, records, needed, ran, strict=True):
@@ -245,6 +257,7 @@ def _run_stage(works: Sequence[StageWork], backend: Backend) -> list[dict[str, A
             **tested,
             "wall_seconds": round(clock.seconds() + work.folder.seconds_of_members(stage.index), 1),
         }
+        record |= work.evaluate(work)
         work.folder.write_stage(stage.index, record)
         records.append(record)
     return records

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Mapping, Optional, Union
 
 from msgspec import Meta, Struct
 
-from fairseq_alma.json_files import Amount, Count, Name, NumMegabatches, Positive
+from fairseq_alma.json_files import Amount, Count, Name, NumMegabatches, Positive, Sha256
 
 Megabatch = Annotated[int, Meta(ge=0, le=9_999)]
 _ROUNDING = 1e-3  # the mean of probabilities that are all 1 may have a loss a little below 0
@@ -55,6 +55,12 @@ class PresetRecord(Struct, frozen=True):
     overridden: list[Name] = []
 
 
+class StartRecord(Struct, frozen=True):
+    """The checkpoint that ``--finetune-from-model`` names."""
+
+    sha256: Sha256
+
+
 class RunRecord(Struct, frozen=True):
     """``run.json``: what a run is."""
 
@@ -65,6 +71,7 @@ class RunRecord(Struct, frozen=True):
     stream: StreamRecord
     versions: dict[str, Optional[str]] = {}
     preset: Optional[PresetRecord] = None
+    start: Optional[StartRecord] = None
 
 
 class TextResult(Struct, frozen=True):
@@ -109,6 +116,32 @@ class AnytimeStage(Struct, frozen=True):
     peak_lr: Optional[Amount] = None
 
 
+class Evaluation(Struct, frozen=True):
+    """What a command of the user's said of a stage's model (``--then-evaluate``)."""
+
+    command: str
+    figures: Annotated[dict[Name, float], Meta(min_length=1, max_length=1000)]
+
+
+class ImageAnytime(Struct, frozen=True):
+    """What was tested after a stage of images, and what it began with; see `StageEndOptions`."""
+
+    predicts_with: Name
+    newest_share: Optional[Amount] = None
+    kept_share: Optional[Amount] = None
+
+
+class TextMatrix(Struct, frozen=True):
+    """Losses in bits per token on slices of all mega-batches: what is held out of them, and what is trained on."""
+
+    held_out: list[Amount]
+    training: list[Amount]
+
+    def __post_init__(self) -> None:
+        if not self.held_out or len(self.held_out) != len(self.training):
+            raise ValueError(f"{len(self.held_out)} held-out and {len(self.training)} training slices found")
+
+
 class StageRecord(Struct, frozen=True):
     """``stage.json``: what one stage cost and what came of it; see `TextStage` and `ImageStage`."""
 
@@ -120,6 +153,7 @@ class StageRecord(Struct, frozen=True):
     num_updates: Count
     train_flops: Amount
     wall_seconds: Amount
+    evaluation: Optional[Evaluation] = None
 
 
 class TextStage(StageRecord, frozen=True, kw_only=True):
@@ -130,6 +164,7 @@ class TextStage(StageRecord, frozen=True, kw_only=True):
     valid: TextResult
     test: TextResult
     anytime: Optional[AnytimeStage] = None
+    matrix: Optional[TextMatrix] = None
     before_growth: Optional[TextGrowth] = None
     after_growth: Optional[TextGrowth] = None
 
@@ -141,6 +176,7 @@ class ImageStage(StageRecord, frozen=True, kw_only=True):
     test_flops_per_image: Amount
     valid: ImageResult
     test: ImageResult
+    anytime: Optional[ImageAnytime] = None
     before_growth: Optional[ImageGrowth] = None
     after_growth: Optional[ImageGrowth] = None
 

@@ -8,6 +8,7 @@ import contextlib
 import fcntl
 import os
 import re
+import shutil
 import socket
 import time
 import weakref
@@ -24,6 +25,10 @@ from fairseq_alma.runs.stage_clock import StageClock, read_clock
 
 RUN_RECORD = "run.json"
 STAGE_RECORD = "stage.json"
+EVALUATION_RECORD = "evaluation.json"
+"""What an evaluation has said, until ``stage.json`` says so."""
+EVALUATED_FOLDER, EVALUATED_FILE = "exported", "evaluated.pt"
+"""What a model is given to an evaluation as."""
 CLOCK = "clock.json"
 MEMBER_CLOCK = "clock-member-{}.json"
 RUN_REMEDY = "give another --run folder, or remove this one"
@@ -224,7 +229,18 @@ class RunFolder:
         self.require_in_place()
         for clock in self.stage_folder(stage).glob(MEMBER_CLOCK.format("*")):
             clock.unlink()
+        self.remove_evaluated(stage)
+        if (kept := self.stage_folder(stage) / EVALUATION_RECORD).is_file():
+            kept.unlink()
         (self.stage_folder(stage) / CLOCK).unlink(missing_ok=True)
+
+    def remove_evaluated(self, stage: int) -> None:
+        """Remove what was made for an evaluation, also for one that was killed."""
+        folder, file = (self.stage_folder(stage) / name for name in (EVALUATED_FOLDER, EVALUATED_FILE))
+        if folder.is_dir():
+            shutil.rmtree(folder, ignore_errors=True)
+        if file.is_file():
+            file.unlink()
 
     def start_clock(self, stage: int, member: Optional[int] = None) -> StageClock:
         """Resume counting the time that a stage takes, or one member of it that is trained alone."""

@@ -10,7 +10,15 @@ from fairseq_alma.errors import AlmaError
 from fairseq_alma.runs.curve_options import CURVE_OPTIONS
 
 # They change what is kept and shown, not what comes out.
-FREE_OPTIONS = ("keep_checkpoints", "save_every", "validate", "--log-interval", *CURVE_OPTIONS)
+FREE_OPTIONS = (
+    "keep_checkpoints",
+    "save_every",
+    "validate",
+    "then_evaluate",
+    "matrix",
+    "--log-interval",
+    *CURVE_OPTIONS,
+)
 # They change the last digits: a run keeps to them, a report takes no notice.
 ROUNDING_OPTIONS = ("jobs",)
 _DISTRIBUTIONS = {"torch": ("torch",), "fairseq": ("ve-fairseq", "fairseq"), "fairseq_alma": ("fairseq-alma",)}
@@ -80,6 +88,8 @@ def require_same_run(path: str, before: Mapping[str, Any], now: Mapping[str, Any
         for name, version in now["versions"].items()
         if then.get(name) != version
     ]
+    if not differences and before.get("start") != now.get("start"):
+        differences = [f"{now['options']['finetune_from_model']} was another file then"]
     if differences:
         raise AlmaError(
             f"{path}: the run was begun with other options ({'; '.join(differences)}); give the same options, "

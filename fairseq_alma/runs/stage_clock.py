@@ -26,7 +26,9 @@ class StageClock:
             before = read_clock(self.path)
             self.spent = float(before.spent)
             if before.started is not None:
-                ended = max((entry.stat().st_mtime for entry in folder.rglob("*") if entry.is_file()), default=0.0)
+                # A lock has been signed by the launch that asks.
+                files = [each for each in folder.rglob("*") if each.is_file() and not each.name.startswith(".lock")]
+                ended = max((each.stat().st_mtime for each in files), default=0.0)
                 self.spent += max(0.0, ended - before.started)
         self.started = time.time()
         write_json_atomically(self.path, {"spent": self.spent, "started": self.started})

@@ -1,11 +1,12 @@
 """Whether a checkpoint fits a stream and the model that a command builds, so that a wrong one gets one clear line."""
 
-from typing import Any, Optional
+from typing import Any
 
 import torch
 from fairseq.models import ARCH_MODEL_NAME_REGISTRY
 
-from fairseq_alma.checkpoints.checkpoint_file import DICTIONARY_KEY, Checkpoint
+from fairseq_alma.checkpoints.checkpoint_file import Checkpoint
+from fairseq_alma.checkpoints.shared_outputs import check_dictionary
 from fairseq_alma.data.stream import Stream
 from fairseq_alma.errors import AlmaError
 
@@ -27,17 +28,6 @@ SHAPE_OPTIONS = (
     "layer_channels",
 )
 """Options of the model that a checkpoint to start from must share."""
-
-
-def check_dictionary(checkpoint: Checkpoint, path: Optional[str], stream: Stream) -> None:
-    """Raise AlmaError if a checkpoint says that its model knows another vocabulary than the stream's."""
-    found = checkpoint.get("task_state", {}).get(DICTIONARY_KEY, stream.dictionary_sha256)
-    if found != stream.dictionary_sha256:
-        raise AlmaError(
-            f"{path}: trained with another tokenizer (dict.txt {found[:12]}…) than {stream.root} has "
-            f"({stream.dictionary_sha256[:12]}…); give the stream it was trained on, or one prepared with its "
-            "tokenizer (alma-prep-text --tokenizer)"
-        )
 
 
 def check_start(checkpoint: Checkpoint, path: str, model_cfg: Any, stream: Stream) -> None:

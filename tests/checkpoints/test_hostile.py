@@ -1,7 +1,5 @@
 """Every reader answers every hostile checkpoint with one line, and nothing in it runs."""
 
-import os
-import subprocess
 import time
 from functools import partial
 from types import SimpleNamespace
@@ -27,6 +25,7 @@ from fairseq_alma.tasks.checkpoint_gate import load_state
 from tests.checkpoints import hostile
 from tests.checkpoints.small import small_checkpoint
 from tests.models.ensembles import switch_config, task_of
+from tests.scripts import run_script
 from tests.tasks.conftest import TOKENS_PER_SAMPLE, evaluate, prepare_stream, train_model
 
 PATIENCE = 5.0  # seconds; a file that keeps a reader longer than that is one that hangs it
@@ -147,7 +146,7 @@ def test_the_good_checkpoint_that_they_were_made_of_is_taken(stream, good):
 def test_the_stock_command_itself_ends_with_status_1_and_one_line(stream, good, tmp_path, kind):
     path = hostile.make(kind, good, tmp_path)
     command = ["fairseq-eval-lm", str(stream), "--user-dir", "fairseq_alma", "--task", "alma_lm", "--cpu"]
-    done = subprocess.run([*command, "--path", str(path)], capture_output=True, text=True, env=os.environ)
+    done = run_script([*command, "--path", str(path)])
     assert done.returncode == 1
     assert str(path) in done.stderr.splitlines()[-1]
     assert "Traceback" not in done.stderr + done.stdout and "weights_only" not in done.stderr + done.stdout

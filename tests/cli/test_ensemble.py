@@ -17,6 +17,7 @@ from fairseq_alma.data.token_file import TokenFile
 from fairseq_alma.errors import AlmaError
 from tests.cli.test_stream_end_to_end import write_text
 from tests.models.ensembles import load, save_member, switch_config
+from tests.scripts import run_script
 
 SIZES = {"decoder_layers": 2, "decoder_embed_dim": 8, "decoder_ffn_embed_dim": 16}
 
@@ -157,14 +158,14 @@ def trained(tmp_path_factory, checkout):
     }
     for name, arch in archs.items():
         train = ["fairseq-train", f"{folder}/S", *TRAIN, *arch, "--save-dir", f"{folder}/{name}"]
-        subprocess.run(train, check=True, cwd=checkout, capture_output=True)
+        run_script(train, cwd=checkout).check_returncode()
     main([f"{folder}/{name}/checkpoint_last.pt" for name in archs] + ["--out", f"{folder}/E.pt"])
     return folder
 
 
 def run(command, folder, checkout, path, *options, **keywords):
     words = [command, f"{folder}/S", "--user-dir", "fairseq_alma", "--task", "alma_lm", "--path", path, "--cpu"]
-    return subprocess.run([*words, *options], cwd=checkout, capture_output=True, text=True, **keywords)
+    return run_script([*words, *options], cwd=checkout, **keywords)
 
 
 def probabilities_of_targets(model, tokens):
@@ -187,7 +188,7 @@ def test_fairseq_eval_lm_prints_the_perplexity_of_the_mean_probabilities(trained
     want = -mean.log2().mean().item()
     for batch_size in ("1", "7"):
         options = ["--gen-subset", "test", "--tokens-per-sample", "16", "--batch-size", batch_size]
-        done = run("fairseq-eval-lm", trained, checkout, f"{trained}/E.pt", *options, check=True)
+        done = run("fairseq-eval-lm", trained, checkout, f"{trained}/E.pt", *options)
         loss, perplexity = re.search(r"Loss \(base 2\): (\S+), Perplexity: (\S+)", done.stdout + done.stderr).groups()
         assert float(loss) == pytest.approx(want, abs=6e-5)
         assert float(perplexity) == pytest.approx(2**want, abs=0.006)
@@ -202,7 +203,7 @@ def test_sequences_longer_than_the_smallest_member_takes_are_refused_rather_than
 def test_fairseq_interactive_writes_text(trained, checkout):
     options = ["--beam", "1", "--sampling", "--nbest", "1", "--max-len-b", "8", "--buffer-size", "2"]
     options += ["--batch-size", "2"]
-    done = run("fairseq-interactive", trained, checkout, f"{trained}/E.pt", *options, input="ab\nabcd efgh\n")
+    done = run("fairseq-interactive", trained, checkout, f"{trained}/E.pt", *options, typed="ab\nabcd efgh\n")
     texts = re.findall(r"^D-\d\t\S+\t(.*)$", done.stdout, re.MULTILINE)
     assert len(texts) == 2, done.stderr
     assert texts[0].startswith("ab") and texts[1].startswith("abcd efgh")

@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import subprocess
 
 import pytest
 
@@ -12,6 +11,7 @@ from fairseq_alma.cli.ensemble import main as ensemble
 from fairseq_alma.cli.stream import main as stream_command
 from fairseq_alma.errors import AlmaError
 from tests.backends.images.image_streams import make_stream
+from tests.scripts import run_script
 
 
 @pytest.fixture(scope="module")
@@ -33,14 +33,9 @@ def members_of(run, stage):
 
 def validate(stream, path):
     """Return loss and error that the stock command prints for the test set."""
-    done = subprocess.run(
-        [
-            "fairseq-validate", str(stream), "--user-dir", os.path.dirname(fairseq_alma.__file__),
-            "--task", "alma_image_classification", "--path", str(path), "--valid-subset", "test",
-            "--batch-size", "30", "--cpu", "--num-workers", "0",
-        ],
-        capture_output=True, text=True, env={**os.environ, "PYTHONWARNINGS": "ignore"},
-    )  # fmt: skip
+    words = ["fairseq-validate", str(stream), "--user-dir", os.path.dirname(fairseq_alma.__file__)]
+    words += ["--task", "alma_image_classification", "--path", str(path), "--valid-subset", "test"]
+    done = run_script([*words, "--batch-size", "30", "--cpu", "--num-workers", "0"])
     assert done.returncode == 0, done.stderr
     line = next(line for line in (done.stdout + done.stderr).splitlines() if "valid on 'test' subset" in line)
     return {name: float(re.search(rf"\b{name} ([\d.]+)", line)[1]) for name in ("loss", "error")}

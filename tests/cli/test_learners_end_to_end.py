@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.scripts import run_script
+
 pytest.importorskip("fairseq")
 
 TRAIN = [
@@ -70,7 +72,7 @@ def test_an_ensemble_is_one_checkpoint_that_still_works_when_all_is_tidied_up(fo
     ]  # fmt: skip
     evaluate = ["fairseq-eval-lm", f"{folder}/S", "--user-dir", "fairseq_alma", "--task", "alma_lm", "--cpu"]
     evaluate += ["--path", f"{folder}/ens/stage-000/ensemble.pt", "--gen-subset", "test", "--tokens-per-sample", "16"]
-    done = subprocess.run(evaluate, capture_output=True, text=True)
+    done = run_script(evaluate)
     loss = float(re.search(r"Loss \(base 2\): (\S+),", done.stdout + done.stderr)[1])
     assert loss == pytest.approx(record["test"]["loss"], abs=2e-4)
 

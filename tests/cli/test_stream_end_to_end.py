@@ -13,6 +13,7 @@ import pytest
 
 from fairseq_alma.runs.run_folder import RunFolder
 from tests.runs.curves import Curves
+from tests.scripts import run_script
 
 pytest.importorskip("fairseq")
 
@@ -91,9 +92,7 @@ def folder(tmp_path_factory):
 
 def printed_training(folder):
     """Return the printed command that trains stage 1, changed to save elsewhere."""
-    dry_run = subprocess.run(
-        alma_stream(folder, "--stage", "1", "--dry-run"), check=True, stdout=subprocess.PIPE, text=True
-    )
+    dry_run = run_script(alma_stream(folder, "--stage", "1", "--dry-run"))
     training = dry_run.stdout[: dry_run.stdout.index("\nfairseq-eval-lm")]
     training = training.replace(f"{folder}/R/stage-001/member-0", f"{folder}/uninterrupted")
     training = training.replace(f"{folder}/curves/R", f"{folder}/curves/uninterrupted")
@@ -104,7 +103,7 @@ def kill_in_training(folder):
     """Kill alma-stream after two checkpoints of stage 1; before, while another has its lock, it must be refused."""
     stage = folder / "R" / "stage-001"
     with RunFolder(folder / "R").lock_stage(1):
-        second = subprocess.run(alma_stream(folder), capture_output=True, text=True)
+        second = run_script(alma_stream(folder))
     assert second.returncode == 1
     assert "stage-001: another alma-stream" in second.stderr
     hook = str(Path(__file__).parent / "killed_at_a_save")
@@ -164,9 +163,7 @@ def test_tensorboard_has_the_updates_of_each_stage_in_a_folder_of_their_own(fold
 
 
 def test_the_report_shows_the_run(folder):
-    done = subprocess.run(
-        ["alma-report", f"{folder}/R", "--out", f"{folder}/report"], check=True, capture_output=True, text=True
-    )
+    done = run_script(["alma-report", f"{folder}/R", "--out", f"{folder}/report"])
     ppl = [stage_record(folder, stage)["test"]["ppl"] for stage in (0, 1)]
     assert f"{ppl[0]:.2f} | {ppl[1]:.2f}" in done.stdout
     assert (folder / "report" / "perplexity.csv").read_text().count("\n") == 2

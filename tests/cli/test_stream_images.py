@@ -4,7 +4,6 @@ import json
 import os
 import shlex
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from fairseq_alma.errors import AlmaError
 from tests.backends.images.image_streams import make_stream
 from tests.cli.saving_stream import run_forked
 from tests.kills.launch import Forked
+from tests.scripts import run_script
 
 WORDS = ("--", "--width", "6", "--max-epoch", "4", "--cpu")
 CHANCE = 0.75  # four classes
@@ -180,6 +180,29 @@ def test_the_members_of_an_ensemble_are_the_single_models_of_their_seeds(stream,
         torch.testing.assert_close(member[name], tensor, rtol=1e-3, atol=1e-4)
 
 
+def test_an_average_over_stages_predicts_while_training_goes_on_from_the_weights(stream, tmp_path):
+    plain = run(stream, tmp_path / "plain", "--wait", "3", "--keep-checkpoints")
+    averaged = run(stream, tmp_path / "averaged", "--wait", "3", "--stage-average", "mean", "--keep-checkpoints")
+    folders = [tmp_path / name / f"stage-{stage:03d}/member-0" for name in ("plain", "averaged") for stage in (0, 1)]
+    first, second, *trained = [torch.load(each / "checkpoint_last.pt", weights_only=True)["model"] for each in folders]
+    average = torch.load(folders[3] / "checkpoint_average.pt", weights_only=True)["model"]
+    for name, tensor in average.items():
+        assert torch.equal(trained[0][name], first[name]) and torch.equal(trained[1][name], second[name])
+        torch.testing.assert_close(tensor, (first[name] + second[name]) / 2)
+    assert plain[0]["test"] == averaged[0]["test"] and plain[1]["test"] != averaged[1]["test"]
+    assert [each["anytime"]["newest_share"] for each in averaged] == [1.0, 0.5] and "anytime" not in plain[1]
+
+
+def test_a_stage_begins_with_a_share_of_the_weights_and_new_ones(stream, tmp_path):
+    plain, kept, other = (
+        run(stream, tmp_path / str(number), "--wait", "3", *options)
+        for number, options in enumerate([[], ["--shrink-perturb", "0.999999"], ["--shrink-perturb", "0.4"]])
+    )
+    assert kept[0]["test"] == plain[0]["test"] == other[0]["test"]
+    assert kept[1]["test"]["loss"] == pytest.approx(plain[1]["test"]["loss"], rel=0.05) != other[1]["test"]["loss"]
+    assert [each["anytime"].get("kept_share") for each in other] == [None, 0.4]
+
+
 def test_i_i_d_training_is_one_stage_on_the_first_mega_batches(stream, tmp_path):
     (record,) = run(stream, tmp_path / "R", "--iid", "4")
     assert record["megabatches"] == [0, 1, 2, 3]
@@ -191,8 +214,9 @@ def test_i_i_d_training_is_one_stage_on_the_first_mega_batches(stream, tmp_path)
         (["--learner", "gmoe"], ["."]),
         (["--seed", "4", "5"], ["seed-4", "seed-5"]),
         (["--learner", "ens", "--num-members", "2", "--jobs", "1"], ["."]),
+        (["--seed", "4", "5", "--stage-average", "mean", "--shrink-perturb", "0.5"], ["seed-4", "seed-5"]),
     ],
-    ids=["gmoe", "two seeds", "members alone"],
+    ids=["gmoe", "two seeds", "members alone", "stage average"],
 )
 def test_a_killed_run_ends_with_the_same_figures_and_weights(options, runs, stream, tmp_path):
     words = ("--", "--width", "6", "--max-epoch", "12", "--cpu")
@@ -319,14 +343,14 @@ def test_the_commands_of_a_dry_run_are_what_the_whole_run_does(stream, tmp_path,
 
 def test_a_learner_from_outside_is_one_class_with_an_option_of_its_own(stream, tmp_path):
     outside = ["--learners-from", str(Path(__file__).parents[1] / "learners" / "resetting_learner.py")]
-    help_page = subprocess.run(["alma-stream", *outside, "--help"], capture_output=True, text=True, check=True).stdout
+    help_page = run_script(["alma-stream", *outside, "--help"]).stdout
     assert "reset     One model that begins with random weights again" in help_page
     assert "--reset-every N reset: stages from one beginning to the next (default: 2)" in " ".join(help_page.split())
-    words = ["alma-stream", *outside, "--stream", stream, "--wait", "2", "--learner", "reset"]
-    subprocess.run([*words, "--run", tmp_path / "R", "--reset-every", "1", *WORDS], check=True)
+    words = ["alma-stream", *outside, "--stream", str(stream), "--wait", "2", "--learner", "reset"]
+    run_script([*words, "--run", str(tmp_path / "R"), "--reset-every", "1", *WORDS]).check_returncode()
     assert json.loads((tmp_path / "R" / "run.json").read_text())["options"]["reset_every"] == 1
     assert records(tmp_path / "R") == run(stream, tmp_path / "scratch", "--wait", "2", "--init", "scratch")
-    refused = subprocess.run([*words, "--run", tmp_path / "R2", "--reset-every", "0"], capture_output=True, text=True)
+    refused = run_script([*words, "--run", str(tmp_path / "R2"), "--reset-every", "0"])
     assert (refused.returncode, refused.stderr.splitlines()[-1]) == (
         2, "alma-stream: error: --reset-every 0: a number of at least 1 is needed"
     )  # fmt: skip
@@ -334,14 +358,9 @@ def test_a_learner_from_outside_is_one_class_with_an_option_of_its_own(stream, t
 
 def test_the_checkpoint_of_a_run_is_tested_by_the_stock_command(stream, tmp_path):
     (*_, last) = run(stream, tmp_path / "R", "--wait", "3")
-    done = subprocess.run(
-        [
-            "fairseq-validate", str(stream), "--user-dir", "fairseq_alma", "--task", "alma_image_classification",
-            "--path", str(tmp_path / "R/stage-001/member-0/checkpoint_last.pt"), "--valid-subset", "test",
-            "--batch-size", "50", "--required-batch-size-multiple", "1", "--cpu", "--num-workers", "0",
-        ],
-        capture_output=True, text=True, env={**os.environ, "PYTHONWARNINGS": "ignore"},
-    )  # fmt: skip
+    words = ["fairseq-validate", str(stream), "--user-dir", "fairseq_alma", "--task", "alma_image_classification"]
+    words += ["--path", str(tmp_path / "R/stage-001/member-0/checkpoint_last.pt"), "--valid-subset", "test", "--cpu"]
+    done = run_script([*words, "--batch-size", "50", "--required-batch-size-multiple", "1", "--num-workers", "0"])
     assert done.returncode == 0, done.stderr
     result = next(line for line in (done.stdout + done.stderr).splitlines() if "valid on 'test' subset" in line)
     assert f"error {last['test']['error']:.4g}" in result
@@ -368,6 +387,11 @@ def test_the_checkpoint_of_a_run_is_tested_by_the_stock_command(stream, tmp_path
         (["--seed", "3", "3"], [], "--seed 3: given twice"),
         (["--learner", "ens", "--joint-logits", "sum"], [], "--joint-logits goes with --learner umix"),
         (["--learner", "gmoe", "--grow-noise", "1"], [], "--grow-noise has no meaning"),
+        (["--ema-half-life", "1/8"], [], "--ema-half-life has no meaning on streams of images"),
+        (["--shrink-perturb", "1"], [], "--shrink-perturb 1.0: a number below 1 is needed"),
+        (["--stage-average", "mean", "--iid", "3"], [], "--stage-average mean: there is one stage, so no stage starts"),
+        (["--stage-average", "1/8", "--learner", "gens"], [], "1/8: each stage begins with new weights"),
+        (["--shrink-perturb", "0.5", "--learner", "gmoe"], [], "--shrink-perturb 0.5: the weights before growth have"),
         ([], ["--select", "speed"], "--select speed after the --: choose from loss, accuracy"),
         ([], ["--least-gain", "1.5"], "--least-gain 1.5 after the --: a number of at most 1 is needed"),
         ([], ["--least-gain", "-0.1"], "--least-gain -0.1 after the --: a number of at least 0 is needed"),

@@ -58,7 +58,8 @@ def test_another_dictionary_or_stream_is_refused(checkpoints, stream, sentencepi
 def test_what_is_no_model_for_a_folder_is_refused(checkpoints, tmp_path):
     out = ["--out", tmp_path / "out"]
     stock = save_member(tmp_path / "stock.pt", transformer_config(), 0)
-    assert "alma-grow makes an alma_switch_lm of it" in refused(tmp_path, stock, *out)
+    line = refused(tmp_path, stock, *out)
+    assert "decoder_normalize_before = False cannot be expressed as an alma_switch_lm; it needs a pre-norm" in line
     (tmp_path / "text.pt").write_text("no checkpoint")
     assert "text.pt: no checkpoint" in refused(tmp_path, tmp_path / "text.pt", *out)
     assert "no such checkpoint file" in refused(tmp_path, tmp_path / "none.pt", *out)

@@ -1,6 +1,7 @@
 """``alma-import``: a GPT-2 of transformers becomes a checkpoint that computes the same, grows and trains."""
 
 import json
+import shutil
 
 import pytest
 import torch
@@ -10,8 +11,11 @@ from fairseq_alma.checkpoints.checkpoint_file import read_checkpoint
 from fairseq_alma.cli.export import main as export
 from fairseq_alma.cli.grow import main as grow
 from fairseq_alma.cli.import_model import main
+from fairseq_alma.cli.stream import main as alma_stream
 from fairseq_alma.data.stream import Stream
 from fairseq_alma.data.tokenizer import StreamTokenizer
+from fairseq_alma.errors import AlmaError
+from fairseq_alma.exchange.import_folder import training_flags
 from tests.exchange.conftest import exported
 from tests.exchange.test_export_command import refused as export_refused
 from tests.models.ensembles import load
@@ -62,6 +66,59 @@ def test_it_grows_without_a_change_of_the_loss_and_goes_out_again(stream, tmp_pa
         torch.testing.assert_close(exported(tmp_path / "out")(tokens).logits, before, rtol=1e-4, atol=1e-5)
 
 
+@pytest.fixture(scope="module")
+def grown(stream, tmp_path_factory):
+    """An imported model that has grown, and the options of its architecture."""
+    folder = tmp_path_factory.mktemp("imported")
+    write_folder(folder / "gpt2", stream)
+    main([str(folder / "gpt2"), "--out", str(folder / "dense.pt"), "--stream", str(stream)])
+    words = ["--method", "split", "--experts", "1", "--stream", str(stream), "--cpu"]
+    assert grow(["--path", str(folder / "dense.pt"), "--out", str(folder / "grown.pt"), *words]) == 0
+    return folder / "grown.pt"
+
+
+def stream_words(stream, run, start, *options):
+    flags = training_flags(read_checkpoint(start)["cfg"]["model"]).split()
+    train = ["--criterion", "alma_switch_cross_entropy", "--optimizer", "adam", "--lr", "1e-9", "--max-update", "1"]
+    words = ["--stream", str(stream), "--run", str(run), "--finetune-from-model", str(start), *options]
+    return [*words, "--", *flags, *train, "--batch-size", "4", "--num-workers", "0", "--cpu"]
+
+
+def test_a_stream_goes_on_from_it_and_each_stage_is_exported_for_an_evaluation(stream, grown, tmp_path):
+    evaluate = 'cp {export}/config.json {run}; echo "{\\"size\\": $(stat -c %s {export}/model.safetensors)}"'
+    words = ["--learner", "ens", "--num-members", "2", "--wait", "2", "--then-evaluate", evaluate]
+    assert alma_stream(stream_words(stream, tmp_path / "R", grown, *words)) == 0
+    needed = read_checkpoint(grown)["model"]
+    for member in (0, 1):
+        found = read_checkpoint(tmp_path / f"R/stage-000/member-{member}/checkpoint_last.pt")["model"]
+        for name, weights in needed.items():
+            torch.testing.assert_close(found[name], weights, rtol=0, atol=1e-6)
+    record = json.loads((tmp_path / "R/stage-000/stage.json").read_text())
+    assert (record["num_members"], record["num_experts"]) == (2, 2)
+    assert record["evaluation"]["figures"]["size"] > 4 * record["num_params"]  # both members, in fp32
+    assert len(json.loads((tmp_path / "R/config.json").read_text())["members"]) == 2
+    (tmp_path / "copy.pt").write_bytes(grown.read_bytes())
+    again = stream_words(stream, tmp_path / "R", tmp_path / "copy.pt", *words)
+    with pytest.raises(
+        AlmaError, match=r"run.json: the run was begun with other options \(--finetune-from-model .* then"
+    ):
+        alma_stream(again)
+
+
+def test_a_stream_does_not_begin_with_what_is_no_model_of_its_tokens(stream, sentencepiece_stream, grown, tmp_path):
+    (tmp_path / "text.pt").write_text("no checkpoint")
+    for start, on, message in (
+        (grown, sentencepiece_stream, "grown.pt: trained with another tokenizer"),
+        (tmp_path / "text.pt", stream, "text.pt: no checkpoint"),
+        (tmp_path / "none.pt", stream, "none.pt: no such checkpoint file"),
+        (tmp_path, stream, "a folder, no file; give a checkpoint that alma-import"),
+    ):
+        words = stream_words(on, tmp_path / "R", grown)
+        with pytest.raises(AlmaError, match=message):
+            alma_stream([str(start) if word == str(grown) else word for word in words])
+    assert not (tmp_path / "R").exists()
+
+
 def refused(tmp_path, *words):
     return export_refused(tmp_path, *words, run=main)
 
@@ -86,6 +143,28 @@ def test_what_cannot_be_expressed_is_one_line(stream, tmp_path, changes, named):
     path = tmp_path / "gpt2" / "config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
     assert named in refused(tmp_path, tmp_path / "gpt2", "--out", tmp_path / "a.pt")
+
+
+def test_weights_in_several_files_are_the_same_model(stream, tmp_path):
+    model = write_folder(tmp_path / "gpt2", stream)
+    model.save_pretrained(tmp_path / "parts", max_shard_size="10KB")
+    shutil.copy(tmp_path / "gpt2" / "tokenizer.json", tmp_path / "parts")
+    assert len(list((tmp_path / "parts").glob("*.safetensors"))) > 1
+    for name in ("gpt2", "parts"):
+        assert main([str(tmp_path / name), "--out", str(tmp_path / f"{name}.pt"), "--stream", str(stream)]) == 0
+    whole, parts = (read_checkpoint(tmp_path / f"{name}.pt")["model"] for name in ("gpt2", "parts"))
+    assert whole.keys() == parts.keys() and all(torch.equal(whole[name], parts[name]) for name in whole)
+    index = tmp_path / "parts" / "model.safetensors.index.json"
+    entries = json.loads(index.read_text())["weight_map"]
+    first = next(iter(entries))
+    for file, message in (
+        ("../gpt2/model.safetensors", "'../gpt2/model.safetensors' found, the name of a file of safetensors beside it"),
+        ("pytorch_model.bin", "'pytorch_model.bin' found, the name of a file"),
+        ("none.safetensors", "there is no none.safetensors"),
+        (7, "$.weight_map[...] is"),
+    ):
+        index.write_text(json.dumps({"weight_map": {**entries, first: file}}))
+        assert message in refused(tmp_path, tmp_path / "parts", "--out", tmp_path / "a.pt")
 
 
 def test_other_folders_and_streams_are_one_line(stream, sentencepiece_stream, tmp_path):

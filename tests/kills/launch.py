@@ -4,21 +4,16 @@ All of them find fairseq imported, which is what makes thousands of launches pos
 out: its server would outlive an ``alma-stream`` that is killed. What it does with a command is done here in short.
 """
 
-import contextlib
 import hashlib
 import importlib
-import logging
 import os
 import pickle
-import runpy
 import signal
 import subprocess
-import sys
 import time
-import traceback
 from argparse import Namespace
 from pathlib import Path
-from typing import Any, Callable, Mapping, Optional, Sequence
+from typing import Any, Mapping, Optional, Sequence
 
 import fairseq.dataclass.utils
 
@@ -26,6 +21,7 @@ from fairseq_alma.backends.images import image_backend, image_settings
 from fairseq_alma.backends.text import process
 from fairseq_alma.cli.stream import main as alma_stream
 from tests.kills.crashes import Crash
+from tests.scripts import end_with, print_to, run_here
 
 TIMEOUT = 180.0
 
@@ -75,7 +71,7 @@ def launch(arguments: Sequence[str], log: Path, crash: Crash) -> int:
     """
     child = os.fork()
     if child == 0:
-        _end_with(lambda: _run_stream(arguments, log, crash))
+        end_with(lambda: _run_stream(arguments, log, crash))
     return Forked(child).wait(TIMEOUT)
 
 
@@ -105,27 +101,9 @@ class Forked:
         return self.returncode
 
 
-def _end_with(body: Callable[[], Optional[int]]) -> None:
-    """End this process with the status of what it is to do."""
-    status: object = 1
-    try:
-        status = body()
-    except SystemExit as ending:
-        status = ending.code
-        if isinstance(status, str):
-            print(status, file=sys.stderr)
-            status = 1
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        with contextlib.suppress(OSError):
-            sys.stdout.flush()
-            sys.stderr.flush()
-        os._exit(int(status or 0))  # type: ignore[call-overload]
-
-
 def _run_stream(arguments: Sequence[str], log: Path, crash: Crash) -> Optional[int]:
-    _print_to(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644))
+    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    print_to(output, output)
     image_backend.SAVE_EVERY_SECONDS = 0.0
     process._begin = _begin
     crash.arm()
@@ -141,21 +119,10 @@ def _begin(
         if die is not None:
             die()
         os.setsid()
-        _end_with(lambda: _run_command(command, place, program, output))
+        end_with(lambda: _run_command(command, place, program, output))
     return Forked(child)
 
 
 def _run_command(command: process.Command, place: Mapping[str, str], program: str, output: int) -> None:
-    _print_to(output)
-    os.environ.update({**place, **command.environment})
-    sys.argv = [program, *command.arguments]
-    logging.root.handlers.clear()
-    logging.root.setLevel(logging.WARNING)
-    runpy.run_path(program, run_name="__main__")
-
-
-def _print_to(file: int) -> None:
-    for standard in (1, 2):
-        os.dup2(file, standard)
-    sys.stdout = os.fdopen(1, "w", buffering=1, closefd=False)
-    sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
+    print_to(output, output)
+    run_here(program, command.arguments, {**place, **command.environment})

@@ -13,9 +13,8 @@ IMAGES = [str(learner) for learner in LEARNERS if learner.kind == "images"]
 @pytest.mark.parametrize(
     ("options", "num_kills"),
     [
-        (["--learner", *IMAGES, "--sample", "2"], 18),
-        (["--learner", "text-sm", "--step", "47", "62", "--how", "power"], 2),
-        (["--learner", "text-carried", "--step", "70"], 1),
+        (["--learner", *IMAGES, "--sample", "2"], 20),
+        (["--learner", "text-sm", "text-carried", "--step", "47", "70", "--how", "power"], 4),
     ],
 )
 def test_runs_that_are_killed_at_an_operation_end_as_if_they_were_not(options, num_kills):

@@ -78,6 +78,7 @@ def test_wall_time_adds_up_over_launches_without_the_pauses(tmp_path):
     write_json_atomically(tmp_path / "clock.json", {"spent": 100.0, "started": now - 5000})
     for path in (log, tmp_path / "clock.json"):
         os.utime(path, (now - 4000, now - 4000))  # killed 1000 s after its start
+    (tmp_path / ".lock").write_text("signed by this launch, before it asks")
     assert StageClock(tmp_path / "clock.json", tmp_path).seconds() == pytest.approx(1100, abs=5)
 
 

@@ -3,7 +3,6 @@
 import argparse
 import os
 import re
-import subprocess
 
 import numpy as np
 import pytest
@@ -17,6 +16,7 @@ from fairseq_alma.errors import AlmaError
 from fairseq_alma.models.image_models import AlmaMLPConfig
 from fairseq_alma.tasks.alma_image_classification import AlmaImageClassificationConfig, AlmaImageClassificationTask
 from tests.backends.images.image_streams import NUM_CLASSES, make_stream
+from tests.scripts import run_script
 
 fairseq_alma.register()
 
@@ -31,10 +31,7 @@ def stream(tmp_path_factory):
 def stock(folder, command, stream, *words):
     """Run a stock command of fairseq in a folder. Returns what it printed."""
     line = [command, str(stream), "--user-dir", os.path.dirname(fairseq_alma.__file__), "--cpu", "--num-workers", "0"]
-    done = subprocess.run(
-        [*line, "--task", "alma_image_classification", *words],
-        cwd=folder, capture_output=True, text=True, env={**os.environ, "PYTHONWARNINGS": "ignore"},
-    )  # fmt: skip
+    done = run_script([*line, "--task", "alma_image_classification", *words], cwd=folder)
     assert done.returncode == 0, done.stderr
     return done.stdout + done.stderr
 

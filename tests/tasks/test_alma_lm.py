@@ -1,6 +1,5 @@
 import logging
 import shutil
-import subprocess
 import sys
 
 import numpy as np
@@ -12,6 +11,7 @@ from fairseq.data import data_utils
 from fairseq_alma.data.stream import Stream
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.tasks.alma_lm import ensure_printed
+from tests.scripts import run_script
 
 from .conftest import evaluate, prepare_stream, train_model, training_config
 
@@ -165,21 +165,11 @@ def test_bf16_on_a_processor_without_it_is_refused(trained, monkeypatch):
         task_of(trained, "--cpu-bf16")
 
 
-STOCK_EVALUATION = """
-import logging, sys
-logging.basicConfig(level=logging.{level}, filename={file!r})
-sys.argv = ["fairseq-eval-lm", *{arguments!r}]
-from fairseq_cli.eval_lm import cli_main
-cli_main()
-"""
-
-
 @pytest.mark.parametrize("level", ["WARNING", "INFO"])
 def test_the_stock_command_prints_its_result_whatever_set_up_logging_before(trained, tmp_path, level, checkout):
     arguments = [str(trained.stream), "--user-dir", str(checkout / "fairseq_alma"), "--task", "alma_lm"]
     arguments += ["--tokens-per-sample", "32", "--path", str(trained.checkpoint), "--cpu"]
-    code = STOCK_EVALUATION.format(level=level, file=str(tmp_path / "log"), arguments=arguments)
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    result = run_script(["fairseq-eval-lm", *arguments], log={"filename": str(tmp_path / "log"), "level": level})
     assert "Perplexity: " in result.stdout + result.stderr, result.stderr[-500:]
 
 

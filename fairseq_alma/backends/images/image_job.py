@@ -1,6 +1,7 @@
 """``alma-stream`` on streams of images: training and tests in this process."""
 
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Callable, Optional, Sequence
 
 from fairseq_alma.backends.images.image_train_options import ImageTrainOptions
@@ -11,6 +12,7 @@ from fairseq_alma.learners.plan import StagePlan
 from fairseq_alma.runs.loop import Run
 from fairseq_alma.runs.request import RunRequest
 from fairseq_alma.runs.run_display import describe_stage
+from fairseq_alma.runs.run_folder import EVALUATED_FILE, RunFolder
 from fairseq_alma.terminal import shell_words
 
 if TYPE_CHECKING:
@@ -46,7 +48,8 @@ class ImageJob:
         return {"jobs": "given"} if self.request.trains_members_alone else {}
 
     def check(self, plans: Sequence[StagePlan]) -> None:
-        """Leave it to the options themselves; see `request.Job`."""
+        """Refuse averages and perturbations that the stages do not allow; see `request.Job`."""
+        self.request.stage_ends.check_plans(plans)
 
     def train_options(self) -> dict[str, str]:
         """Return what run.json says of the options after ``--``, the paper's values included."""
@@ -67,6 +70,13 @@ class ImageJob:
             )
             print(f"{own} -- {shell_words(self.options.all_words())}")
 
+    def predictor(self, folder: RunFolder, plan: StagePlan) -> tuple[Path, Sequence[Path]]:
+        """Return the checkpoint that stands for what predicts after a stage; see `request.Job`."""
+        members = [folder.checkpoint(model) for model in plan.predictors]
+        if len(members) == 1:
+            return members[0], ()
+        return folder.stage_folder(plan.stage.index) / EVALUATED_FILE, members
+
     def work(self) -> Callable[[StagePlan], float]:
         """Return how the trainings of two stages compare: by their images."""
         return lambda plan: float(len(plan.stage.megabatches))
@@ -83,8 +93,8 @@ class ImageJob:
         settings = ImageSettings(self.images, self.options, trainings[0].num_joint, trainings[0].joint_logits)
         for growth in {training.growth for training in trainings if training.growth is not None}:
             settings.check_growth(growth)
-        alone, keep_maps = self.request.trains_members_alone, self.request.keep_checkpoints
-        return lambda runs: ImageBackend(settings, runs, self.request.run, alone, keep_maps)
+        how = (self.request.trains_members_alone, self.request.keep_checkpoints, self.request.stage_ends)
+        return lambda runs: ImageBackend(settings, runs, self.request.run, *how)
 
 
 def _describe_trainings(plan: StagePlan) -> str:

@@ -11,10 +11,11 @@ from omegaconf import OmegaConf
 
 from fairseq_alma.checkpoints import LAST_CHECKPOINT
 from fairseq_alma.checkpoints.checkpoint_file import Checkpoint
+from fairseq_alma.checkpoints.shared_outputs import check_dictionary
 from fairseq_alma.data.stream import Stream
 from fairseq_alma.modules.moe.expert_losses import ExpertLosses
 from fairseq_alma.modules.text.linear_cross_entropy import token_losses
-from fairseq_alma.tasks.alma_lm import AlmaLMConfig, AlmaLMTask, check_dictionary
+from fairseq_alma.tasks.alma_lm import AlmaLMConfig, AlmaLMTask
 
 
 class HeldOutBatches:

@@ -30,7 +30,7 @@ OWNED: dict[str, str] = {
     "--branch-from": "give --branch-decay before the --",
     "--branch-until": "give --branch-decay before the --",
     "--branch-shape": "give it before the --",
-    "--finetune-from-model": "give --init before the --",
+    "--finetune-from-model": "give it, or --init, before the --",
     "--reset-optimizer": "a stage begins with a new optimizer",
     "--reset-lr-scheduler": "a stage begins with a new schedule",
     "--reset-meters": "a stage begins with new meters",

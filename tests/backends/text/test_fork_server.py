@@ -4,6 +4,7 @@ import fcntl
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from fairseq_alma.backends.text.process import Command, run_logged
 from fairseq_alma.checkpoints.checkpoint_file import read_checkpoint
 from fairseq_alma.errors import AlmaError
 from tests.cli.test_stream_end_to_end import TRAIN, write_text
+from tests.scripts import run_script
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="commands are forked on Linux alone")
 pytest.importorskip("fairseq")
@@ -308,12 +310,13 @@ def figures(folder, log):
 
 
 def test_every_figure_is_to_the_last_bit_that_of_new_interpreters(tmp_path, monkeypatch):
-    text, found = tmp_path / "text", []
+    text, stream, found = tmp_path / "text", tmp_path / "S", []
     write_text(text)
+    prepare = ["alma-prep-text", str(text), "--out", str(stream), "--megabatches", "2", "--vocab-size", "300"]
+    run_script(prepare).check_returncode()
     for forked in (True, False):
         folder = tmp_path / str(forked)
-        prepare = ["alma-prep-text", str(text), "--out", f"{folder}/S", "--megabatches", "2", "--vocab-size", "300"]
-        subprocess.run(prepare, check=True, stderr=subprocess.PIPE)
+        shutil.copytree(stream, folder / "S")
         if not forked:
             monkeypatch.setattr(process, "is_script_of_this_python", lambda program: False)
         for command in commands(folder):
