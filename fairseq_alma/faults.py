@@ -18,6 +18,7 @@ _NO_MEMORY = (
     "failed to map segment",
     "can't start new thread",
     "Storage size calculation overflowed",
+    "error return without exception set",  # a library in C, whose import did not ask whether it got its memory
 )
 
 
@@ -46,7 +47,10 @@ def is_out_of_memory(error: BaseException) -> bool:
         isinstance(each, MemoryError)
         or type(each).__name__ == "OutOfMemoryError"
         or (isinstance(each, OSError) and each.errno == errno.ENOMEM)
-        or (isinstance(each, (RuntimeError, ImportError)) and any(words in str(each) for words in _NO_MEMORY))
+        or (
+            isinstance(each, (RuntimeError, ImportError, SystemError))
+            and any(words in str(each) for words in _NO_MEMORY)
+        )
         for each in causes(error)
     )
 

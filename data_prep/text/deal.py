@@ -25,7 +25,8 @@ class Deal:
 
     Attributes:
         sets: ``(documents,)``, int16: number of the mega-batch, then B for the validation set, B + 1 for the test
-            set, and `DROPPED` for a duplicate.
+            set (where these are drawn), the numbers after them for the held-out slice of each mega-batch, and `DROPPED`
+            for a duplicate.
         order: the kept documents in their random order.
         num_duplicates: documents dropped.
     """
@@ -45,6 +46,7 @@ class Shares:
         held_out: whether a validation and a test set are drawn too.
         valid_words: words of the validation set; None for a tenth of a mega-batch.
         test_words: words of the test set; None for as many as a mega-batch has.
+        holdout_words: words of each mega-batch that are held out of it; None: none.
     """
 
     num_megabatches: int
@@ -52,6 +54,12 @@ class Shares:
     held_out: bool = True
     valid_words: Optional[int] = None
     test_words: Optional[int] = None
+    holdout_words: Optional[int] = None
+
+    @property
+    def num_drawn(self) -> int:
+        """Number of mega-batches, with validation and test set."""
+        return self.num_megabatches + 2 * self.held_out
 
     def held_out_words(self, total: int) -> tuple[float, float]:
         """Return the words of the validation and of the test set, out of ``total``."""
@@ -88,6 +96,7 @@ def deal_documents(survey: Survey, shares: Shares, seed: int, drop: Optional[np.
     words = survey.words[order]
     sets_in_order = _cut(words, shares, survey.arguments[order])
     _refuse_empty_sets(sets_in_order, words, shares)
+    _hold_out(sets_in_order, words, shares)
     sets = np.full(len(survey), DROPPED, dtype=np.int16)
     sets[order] = sets_in_order
     return Deal(sets, order, len(survey) - len(kept))
@@ -169,8 +178,24 @@ def _nearest_ends(words: np.ndarray, targets: np.ndarray) -> list[int]:
     return ends
 
 
+def _hold_out(sets: np.ndarray, words: np.ndarray, shares: Shares) -> None:
+    """Move the first documents of each mega-batch, in the random order, to its held-out slice."""
+    if shares.holdout_words is None:
+        return
+    for megabatch in range(shares.num_megabatches):
+        members = np.flatnonzero(sets == megabatch)
+        total = int(words[members].sum(dtype=np.int64))
+        end = max(1, *_nearest_ends(words[members], np.array([shares.holdout_words])))
+        if 2 * shares.holdout_words > total or end == len(members):
+            raise AlmaError(
+                f"--holdout-words {shares.holdout_words}: mega-batch {megabatch} has {total:,} words in "
+                f"{len(members):,} documents, of which at most half can be held out; give fewer, or more text"
+            )
+        sets[members[:end]] = shares.num_drawn + megabatch
+
+
 def _refuse_empty_sets(sets: np.ndarray, words: np.ndarray, shares: Shares) -> None:
-    num_sets = shares.num_megabatches + 2 * shares.held_out
+    num_sets = shares.num_drawn
     counts = np.zeros(num_sets, dtype=np.int64)
     for start in range(0, len(sets), _AT_ONCE):
         counts += np.bincount(sets[start : start + _AT_ONCE], minlength=num_sets)

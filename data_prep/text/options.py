@@ -44,6 +44,7 @@ class PrepOptions:
     vocab_size: int
     valid_words: Optional[int]
     test_words: Optional[int]
+    holdout_words: Optional[int]
     keep_duplicates: bool
     one_per_input: bool
     append: bool
@@ -66,6 +67,8 @@ class PrepOptions:
         if self.append:
             return dealing
         held_out = {"--valid-words": self.valid_words, "--test-words": self.test_words}
+        if self.holdout_words is not None:  # streams made before there was the option lack it
+            held_out["--holdout-words"] = self.holdout_words
         if tokenizer_sha256 is not None:
             return {**dealing, **held_out, "--tokenizer": tokenizer_sha256}
         training = {
@@ -95,6 +98,7 @@ def parse_options(argv: Optional[Sequence[str]]) -> PrepOptions:
         vocab_size=args.vocab_size or DEFAULT_VOCAB_SIZE,
         valid_words=args.valid_words,
         test_words=args.test_words,
+        holdout_words=args.holdout_words,
         keep_duplicates=args.keep_duplicates,
         one_per_input=args.one_per_input,
         append=args.append,
@@ -181,6 +185,13 @@ def _add_dealing_options(group: Any) -> None:
         help="size of the test set in words (default: as large as a mega-batch, as in the paper)",
     )
     group.add_argument(
+        "--holdout-words",
+        type=positive,
+        metavar="N",
+        help="hold N words out of each mega-batch, never to be trained on, to tell what a model knows of it from what "
+        "it has memorised (alma-stream --matrix); --append does the same (default: none)",
+    )
+    group.add_argument(
         "--append",
         action="store_true",
         help="deal the input into new mega-batches of the stream that is there, with its tokenizer; documents that "
@@ -224,6 +235,7 @@ def _check(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
         "--tokenizer-words": args.tokenizer_words,
     }
     fixed = {"--tokenizer": args.tokenizer, "--valid-words": args.valid_words, "--test-words": args.test_words}
+    fixed["--holdout-words"] = args.holdout_words
     if args.tokenizer is not None:
         for flag in _given(training):
             parser.error(f"{flag} is about training a tokenizer, but --tokenizer gives one; leave one of them out")

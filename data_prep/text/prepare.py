@@ -15,10 +15,12 @@ from data_prep.text.source import Source, find_sources
 from data_prep.text.survey import Survey, survey_documents
 from data_prep.text.writing import TrainingJob, choose_sample, write_sets
 from fairseq_alma.data.manifest import Split, StreamFile, TokenizerEntry, file_sha256
-from fairseq_alma.data.stream import DICTIONARY, Stream, megabatch_name
+from fairseq_alma.data.stream import DICTIONARY, Stream, holdout_name, in_order, megabatch_name
 from fairseq_alma.data.token_file import NUM_FAIRSEQ_SYMBOLS, TokenFile
 from fairseq_alma.data.tokenizer import FILE_NAMES, TOKENIZER_FOLDER, StreamTokenizer, find_tokenizer_file
 from fairseq_alma.errors import AlmaError, naming
+
+HOLDOUT_WORDS = "--holdout-words"
 
 
 def prepare(options: PrepOptions) -> Optional[Stream]:
@@ -76,12 +78,14 @@ def _create(
         by_argument=options.one_per_input,
         valid_words=options.valid_words,
         test_words=options.test_words,
+        holdout_words=options.holdout_words,
     )
     drop = None if options.keep_duplicates else np.empty(0, np.uint64)
     deal = deal_documents(survey, shares, options.seed, drop)
     tokenizer = _tokenizer(options, sources, survey, deal, root / TOKENIZER_FOLDER)
-    names = [*map(megabatch_name, range(options.megabatches)), "valid", "test"]
-    splits = write_sets(sources, survey, deal, names, tokenizer, root, options.workers)
+    numbers = range(options.megabatches)
+    names = [*map(megabatch_name, numbers), "valid", "test", *_holdouts(options.holdout_words, numbers)]
+    splits = in_order(write_sets(sources, survey, deal, names, tokenizer, root, options.workers))
     _write_dictionary(tokenizer, root / megabatch_name(0), root / DICTIONARY)
     file = StreamFile.describe(root, f"{TOKENIZER_FOLDER}/{tokenizer.file.name}")
     return Stream(
@@ -108,20 +112,26 @@ def _append(
     root = build.path
     there.verify([])
     drop = None if options.keep_duplicates else _hashes_of(there)
-    shares = Shares(options.megabatches, by_argument=options.one_per_input, held_out=False)
+    holdout_words = there.history[0]["options"].get(HOLDOUT_WORDS) if there.history else None
+    shares = Shares(options.megabatches, by_argument=options.one_per_input, held_out=False, holdout_words=holdout_words)
     deal = deal_documents(survey, shares, options.seed, drop)
-    first = there.num_megabatches
-    names = [megabatch_name(first + number) for number in range(options.megabatches)]
+    numbers = range(there.num_megabatches, there.num_megabatches + options.megabatches)
+    names = [*map(megabatch_name, numbers), *_holdouts(holdout_words, numbers)]
     build.refuse_links(map(Path, names))
     tokenizer = StreamTokenizer.open(there.root)
     splits = write_sets(sources, survey, deal, names, tokenizer, root, options.workers)
     hashes = _write_hashes(survey, deal, root, len(there.history))
     return replace(
         there,
-        splits=(*there.splits[:first], *splits, *there.splits[first:]),
+        splits=tuple(in_order([*there.splits, *splits])),
         other_files=(*there.other_files, hashes),
         history=(*there.history, _with_counts(record, deal, splits)),
     )
+
+
+def _holdouts(words: Optional[int], numbers: range) -> list[str]:
+    """Return the names of the held-out slices of some mega-batches, if words are held out."""
+    return [] if words is None else [holdout_name(number) for number in numbers]
 
 
 def _tokenizer(

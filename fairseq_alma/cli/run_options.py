@@ -6,7 +6,8 @@ from typing import Any
 from fairseq_alma.cli.parser import utf8_path
 from fairseq_alma.learners.learner import LEARNERS, MAX_SEED
 from fairseq_alma.learners.presets import PRESETS
-from fairseq_alma.runs.anytime_options import HALF_LIVES, REWARMS, SHAPES
+from fairseq_alma.runs.anytime_options import HALF_LIVES, REPLAY_ORDERS, REWARMS, SHAPES
+from fairseq_alma.runs.stage_end_options import STAGE_AVERAGES
 
 SAVE_EVERY = 500
 LEARNERS_FROM = "--learners-from"  # not --user-dir: fairseq's parser looks for that in the command line of any process
@@ -89,6 +90,13 @@ def add_training(group: Any) -> None:
         action="store_true",
         default=None,
         help="text: let fairseq-train validate whenever it saves; for its log alone",
+    )
+    add(
+        "--matrix",
+        action="store_true",
+        default=None,
+        help="text: after each stage, test the held-out slice of every mega-batch (alma-prep-text --holdout-words) and "
+        "as much of what it trains on; alma-report tells what is memorised and what is forgotten",
     )
     add(
         LEARNERS_FROM, metavar="PATH", help="a folder or file of Python that registers further learners; imported first"
@@ -196,12 +204,35 @@ def add_anytime(group: Any) -> None:
         "--replay-share",
         type=float,
         metavar="R",
-        help="share of a stage's sequences that come from earlier mega-batches, drawn uniformly; the updates do not "
-        "grow",
+        help="share of a stage's sequences that come from earlier mega-batches; the updates do not grow",
+    )
+    add(
+        "--replay-order",
+        choices=REPLAY_ORDERS,
+        help="with --replay-share: draw them from all earlier ones, or first those that were in the fewest stages so "
+        f"far (default: {REPLAY_ORDERS[0]})",
     )
     add(
         "--rewarm",
         choices=REWARMS,
         help="what the learning rate of each stage warms up to: --lr, or what one schedule over all stages so far "
         f"would have (default: {REWARMS[0]})",
+    )
+
+
+def add_stage_ends(group: Any) -> None:
+    """Add the options of what predicts after a stage of images, and what the next one begins with."""
+    add = group.add_argument
+    add(
+        "--stage-average",
+        choices=STAGE_AVERAGES,
+        help="test the mean of the weights at the ends of all stages so far, or an average with a half-life of this "
+        "share of the stages so far; training goes on from the weights themselves (default: test these)",
+    )
+    add(
+        "--shrink-perturb",
+        type=float,
+        metavar="S",
+        help="begin each stage with this share of the weights before, the rest newly drawn initial weights "
+        "(default: all of them)",
     )

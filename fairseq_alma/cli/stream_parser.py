@@ -16,6 +16,7 @@ from fairseq_alma.cli.run_options import (
     add_parts,
     add_processes,
     add_run,
+    add_stage_ends,
     add_training,
 )
 from fairseq_alma.json_files import MAX_MEGABATCHES
@@ -33,6 +34,8 @@ from fairseq_alma.learners.learner import (
 from fairseq_alma.number_range import whole
 from fairseq_alma.runs.anytime_options import RANGES as ANYTIME_RANGES
 from fairseq_alma.runs.anytime_options import AnytimeOptions
+from fairseq_alma.runs.stage_end_options import RANGES as STAGE_END_RANGES
+from fairseq_alma.runs.stage_end_options import StageEndOptions
 
 # Options of alma-stream that mean something to some learners alone: option -> kinds of data, attribute of the learner.
 OF_SOME: Mapping[str, tuple[tuple[str, ...], Optional[str]]] = {
@@ -45,7 +48,9 @@ OF_SOME: Mapping[str, tuple[tuple[str, ...], Optional[str]]] = {
     "nodes": (("text",), None),
     "validate": (("text",), None),
     "finetune_from_model": (("text",), None),
+    "matrix": (("text",), None),
     **{field.name: (("text",), None) for field in fields(AnytimeOptions)},
+    **{field.name: (("images",), None) for field in fields(StageEndOptions)},
     "preset": (("images",), None),
 }
 RANGES = {
@@ -57,6 +62,7 @@ RANGES = {
     "jobs": whole(1, 1024),
     "nodes": whole(1, 1024),
     **ANYTIME_RANGES,
+    **STAGE_END_RANGES,
 }
 
 EPILOG = """\
@@ -153,7 +159,7 @@ def learner_options(
     if arguments.num_procs % arguments.nodes:
         parser.error(f"--nodes {arguments.nodes}: each needs as many processes; give --num-procs a multiple of it")
     _check_slurm(parser, arguments)
-    arguments.validate = bool(arguments.validate)
+    arguments.validate, arguments.matrix = bool(arguments.validate), bool(arguments.matrix)
     return learner, given
 
 
@@ -191,6 +197,7 @@ def build_parser() -> argparse.ArgumentParser:
     add_parts(parser.add_argument_group("a part of the run"))
     add_processes(parser.add_argument_group("several processes"))
     add_anytime(parser.add_argument_group("anytime training (text)"))
+    add_stage_ends(parser.add_argument_group("anytime training (images)"))
     return parser
 
 

@@ -5,6 +5,7 @@ here needs fairseq or torch.
 """
 
 import json
+import re
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -45,6 +46,29 @@ def megabatch_valid_name(megabatch: int) -> str:
     return f"megabatch-{megabatch:03d}/valid"
 
 
+def holdout_name(megabatch: int) -> str:
+    """Return the name of the held-out slice of a mega-batch of text, for instance ``megabatch-000/holdout``."""
+    return f"megabatch-{megabatch:03d}/holdout"
+
+
+def slice_name(megabatch: int) -> str:
+    """Return the name of as much of what a mega-batch of text trains on as is held out of it; it has no files."""
+    return f"megabatch-{megabatch:03d}/slice"
+
+
+def megabatch_of_slice(name: str) -> Optional[int]:
+    """Return the mega-batch whose training slice has this name; None: it is no such name."""
+    match = re.fullmatch(r"megabatch-(\d{3,4})/slice", name)
+    return None if match is None else int(match[1])
+
+
+def in_order(splits: Sequence[Split]) -> list[Split]:
+    """Return the splits of a stream of text in the order of the manifest."""
+    by_name = {split.name: split for split in splits}
+    num_megabatches = sum(name.endswith("/train") for name in by_name)
+    return [by_name[name] for name in _split_names("text", num_megabatches, holdout_name(0) in by_name)]
+
+
 @dataclass(frozen=True)
 class Stream:
     """A stream: B mega-batches, a validation set and a test set under one folder.
@@ -53,8 +77,8 @@ class Stream:
         root: the stream's folder.
         kind: ``text`` or ``images``.
         seed: what the documents or images were dealt with.
-        splits: the mega-batches in order of arrival (of images each with its validation part), then ``valid`` and
-            ``test``.
+        splits: the mega-batches in order of arrival (of images each with its validation part), their held-out slices
+            if there are any (text), then ``valid`` and ``test``.
         tokenizer: only in a stream of text.
         dictionary: the file ``dict.txt``, only in a stream of text.
         images: only in a stream of images.
@@ -113,8 +137,8 @@ class Stream:
             return f"{announced!r:.60} mega-batches announced, {self.num_megabatches} listed"
         if not 1 <= self.num_megabatches <= MAX_MEGABATCHES:
             return f"{self.num_megabatches} mega-batches found, 1 to {MAX_MEGABATCHES} are needed"
-        names = _split_names(self.kind, self.num_megabatches)
         found = [split.name for split in self.splits]
+        names = _split_names(self.kind, self.num_megabatches, self.has_holdouts)
         if found != names:
             missing = [name for name in names if name not in {*found}]
             return f"no {', '.join(missing[:3])}" if missing else "splits out of order, or more of them than needed"
@@ -145,6 +169,11 @@ class Stream:
         """Number of mega-batches B."""
         return sum(split.name.startswith("megabatch-") and split.name.endswith("/train") for split in self.splits)
 
+    @cached_property
+    def has_holdouts(self) -> bool:
+        """Whether each mega-batch of text has a slice that is never trained on."""
+        return self.kind == "text" and any(split.name == holdout_name(0) for split in self.splits)
+
     @property
     def words_per_token(self) -> float:
         """Words of the mega-batches over their tokens, for a speed that does not depend on the tokenizer."""
@@ -165,7 +194,8 @@ class Stream:
         Args:
             num_megabatches: from 1 to B.
         """
-        of_megabatches = {name(t) for t in range(num_megabatches) for name in (megabatch_name, megabatch_valid_name)}
+        own_names = (megabatch_name, megabatch_valid_name, holdout_name)
+        of_megabatches = {name(t) for t in range(num_megabatches) for name in own_names}
         names = of_megabatches | {"valid", "test"}
         content = self.to_json()
         covered = {
@@ -199,6 +229,20 @@ class Stream:
                 f"give a number from 0 to {self.num_megabatches - 1}"
             )
         return self.split(megabatch_name(megabatch))
+
+    def holdout(self, megabatch: int) -> Split:
+        """Return the held-out slice of a mega-batch of text.
+
+        Raises:
+            AlmaError: there is no such mega-batch, or nothing is held out.
+        """
+        self.megabatch(megabatch)
+        if not self.has_holdouts:
+            raise AlmaError(
+                f"{self.root}: nothing is held out of its mega-batches; prepare a stream with alma-prep-text "
+                "--holdout-words N"
+            )
+        return self.split(holdout_name(megabatch))
 
     def split(self, name: str) -> Split:
         """Return a split by its name.
@@ -245,10 +289,11 @@ def write_manifest(stream: Stream, path: Path) -> None:
         file.write("\n")
 
 
-def _split_names(kind: str, num_megabatches: int) -> list[str]:
+def _split_names(kind: str, num_megabatches: int, has_holdouts: bool) -> list[str]:
     """Return the names of a stream's splits in the order of the manifest."""
     of_one = (megabatch_name,) if kind == "text" else (megabatch_name, megabatch_valid_name)
-    return [*(name(t) for t in range(num_megabatches) for name in of_one), "valid", "test"]
+    held_out = map(holdout_name, range(num_megabatches)) if has_holdouts else ()
+    return [*(name(t) for t in range(num_megabatches) for name in of_one), *held_out, "valid", "test"]
 
 
 def _missing(what: str, needed: Sequence[str], files: Sequence[StreamFile]) -> Optional[str]:

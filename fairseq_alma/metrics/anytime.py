@@ -112,3 +112,19 @@ def updates_for_loss(points: Sequence[tuple[float, float]], loss: float) -> floa
     if y0 == y1:
         return x1
     return x0 * (x1 / x0) ** (math.log(loss / y0) / math.log(y1 / y0))
+
+
+def mean_over_cost(values: Mapping[int, float], costs: Mapping[int, float]) -> Optional[float]:
+    """Return the area under a figure against the cost so far, over the cost between the first update and the last.
+
+    Args:
+        values: arrival of an update -> figure after it; joined by straight lines.
+        costs: arrival of an update -> what it cost, at least 0.
+
+    Returns:
+        None if nothing was spent after the first update.
+    """
+    spent = list(itertools.accumulate(costs[arrival] for arrival in sorted(values)))
+    points = list(zip(spent, (values[arrival] for arrival in sorted(values)), strict=True))
+    area = sum((x1 - x0) * (y0 + y1) / 2 for (x0, y0), (x1, y1) in itertools.pairwise(points))
+    return area / (spent[-1] - spent[0]) if len(spent) > 1 and spent[-1] > spent[0] else None

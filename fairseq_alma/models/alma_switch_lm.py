@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any, Mapping, Optional
 
 import torch
+import torch.nn.functional as F
 from fairseq import utils
 from fairseq.data import Dictionary
 from fairseq.dataclass import ChoiceEnum, FairseqDataclass
@@ -149,7 +150,8 @@ def layer_shape(cfg: AlmaSwitchLMConfig) -> LayerShape:
         activation_dropout=cfg.activation_dropout,
         capacity_factor=cfg.capacity_factor,
         eval_capacity_factor=cfg.eval_capacity_factor,
-        activation=utils.get_activation_fn(cfg.activation_fn),
+        # fairseq's gelu copies to fp32 and back, which torch's does within
+        activation=F.gelu if cfg.activation_fn == "gelu" else utils.get_activation_fn(cfg.activation_fn),
     )
 
 

@@ -7,7 +7,6 @@ import math
 from typing import Any, Callable, Optional, Sequence
 
 import torch
-import torch.nn.functional as F
 from fairseq.data import Dictionary
 from fairseq.models import FairseqIncrementalDecoder, FairseqLanguageModel
 from fairseq.models.transformer import Embedding
@@ -16,6 +15,7 @@ from torch import Tensor, nn
 
 from fairseq_alma.growth.gate_tree import GateTree
 from fairseq_alma.modules.text.decoder_layer import DecoderLayer, IncrementalState, LayerShape
+from fairseq_alma.modules.text.dropout import dropout
 
 
 class FeatureDecoder(FairseqIncrementalDecoder):
@@ -123,7 +123,7 @@ class SwitchDecoder(FeatureDecoder):
         if incremental_state is not None:
             prev_output_tokens = prev_output_tokens[:, -1:]
         x = self.embed_scale * self.embed_tokens(prev_output_tokens) + positions
-        x = F.dropout(x, self.dropout, self.training)
+        x = dropout(x, self.dropout, self.training)
         padding = self._padding(prev_output_tokens)
         extra: dict[str, Any] = {"attn": [None], "routing": [], "switch": []}
         for layer in map(self._compiled, self.layers) if self.compile_layers and self.training else self.layers:

@@ -16,6 +16,8 @@ from pandas import DataFrame, concat
 from fairseq_alma.report.experiment import Experiment, experiments, sizes_in_order
 from fairseq_alma.report.finding import Comparison, Finding
 from fairseq_alma.report.read_run import RunTable
+from fairseq_alma.report.regret import regret_finding
+from fairseq_alma.report.spelling import TEXT
 from fairseq_alma.report.spread import Spread
 from fairseq_alma.report.tables import MEASURES, Measure, controls
 
@@ -77,6 +79,8 @@ def _findings(runs: RunTable) -> list[Finding]:
             remark = claim["remark"].format(max(copies)) if "remark" in claim and copies else ""
             texts = {name: claim[name].format(**words) for name in ("claim", "source", "needed")}
             findings.append(Finding(**texts, comparisons=comparisons, remark=remark))
+    if kind == TEXT and (regret := regret_finding(groups)) is not None:
+        findings.append(regret)
     return findings
 
 

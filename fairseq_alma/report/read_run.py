@@ -37,7 +37,7 @@ RESULT = {TEXT: ("loss", "ppl"), IMAGES: ("loss", "error")}
 SCALE = {TEXT: 1, IMAGES: 100}  # what people are shown values in units of: errors in percent
 TEST_FLOPS = {TEXT: "test_flops_per_token", IMAGES: "test_flops_per_image"}
 COUNTS = ("num_params", "num_experts", "num_members", "num_updates", "train_flops")
-EXTRAS = ("expert_usage", "gate_trees", "evaluation")  # what only some runs have
+EXTRAS = ("expert_usage", "gate_trees", "evaluation", "matrix")  # what only some runs have
 FIGURES = (
     "stage", "curve", "value", "loss", "valid", "before_growth", "after_growth", "growth_jump", *COUNTS, "test_flops",
     "wall_seconds",
@@ -205,7 +205,11 @@ def _facts(run: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], planned: t
     test, steps, key = stream.get("test") or {}, str(train_options.get(MAX_UPDATE, "")), experiment_key(stream)
     left_out = {*FREE_OPTIONS, *ROUNDING_OPTIONS}
     settings = {name: each for name, each in options.items() if name not in left_out and each is not None}
-    bits = anytime.bits_per_byte(_last(loss), test.get("num_tokens", 0), test.get("num_bytes", 0)) if is_text else None
+    counts = (test.get("num_tokens", 0), test.get("num_bytes", 0))
+    bits = anytime.bits_per_byte(_last(loss), *counts) if is_text else None
+    costs = _figure(rows, "train_flops")
+    curve = {arrival: anytime.bits_per_byte(each, *counts) for arrival, each in loss.items()} if bits else {}
+    area = anytime.mean_over_cost({arrival: each for arrival, each in curve.items() if each is not None}, costs)
     return {
         "setting": setting_of(run), "learner": run["learner"],
         "name": name_of(run["learner"], stream["kind"]), "label": label_of(run),
@@ -221,8 +225,8 @@ def _facts(run: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], planned: t
         "is_complete": is_complete, "max_update": int(steps) if steps.isdecimal() and int(steps) > 0 else math.nan,
         "untrained": float(stream["vocab_size"]) if is_text else 1 - 1 / stream["num_classes"],
         "anytime": average, "final": _last(value), "memory": memory,
-        "computation": anytime.cumulative_computation(_figure(rows, "train_flops")),
-        "bits_per_byte": math.nan if bits is None else bits,
+        "computation": anytime.cumulative_computation(costs),
+        "bits_per_byte": math.nan if bits is None else bits, "area": math.nan if area is None else area,
         "hours": sum(_figure(rows, "wall_seconds").values()) / 3600,
         "test_flops": _last(flops), "test_memory": anytime.cumulative_memory(flops, num_arrivals),
         "num_params": _last(params), "min_params": min(params.values(), default=math.nan),

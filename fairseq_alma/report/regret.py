@@ -6,15 +6,19 @@ test losses in nats over seeds that both have.
 """
 
 import math
+from dataclasses import fields
 from typing import Any, Callable, Mapping, Optional, Sequence
 
 from pandas import DataFrame
 
 from fairseq_alma.metrics.anytime import updates_for_loss
 from fairseq_alma.report.experiment import Experiment
+from fairseq_alma.report.finding import Comparison, Finding
 from fairseq_alma.report.spread import Spread, difference, half_width
 from fairseq_alma.report.table import NOTHING, Cell, Table
+from fairseq_alma.runs.anytime_options import AnytimeOptions
 
+MARGIN = math.log(1.01)  # 1 % of perplexity, in nats
 NOTES = (
     "Test loss minus that of the i.i.d. control on all mega-batches so far (--iid, the best by valid of those with the "
     "same backbone), in nats, mean over the seeds that both have; ±: half of the 95 % interval (Student's t), which "
@@ -44,6 +48,50 @@ def regret_table(groups: Sequence[Experiment], naming_of: Callable[[Sequence[Exp
         rows.append({**naming(each), **cells, "sum": _cell(_sum(list(gaps.values()))), "compute multiplier": last})
     num_names = len(naming(found[0][0])) if found else 1
     return Table("regret", "Regret against retraining", DataFrame(rows), NOTES, num_names)
+
+
+def regret_finding(groups: Sequence[Experiment]) -> Optional[Finding]:
+    """Say whether anytime training of text is as good as retraining at every arrival that has a control.
+
+    Of each experiment the arrival counts that decides: one whose interval lies above the margin, else the one whose
+    interval reaches highest. None: no run has options of anytime training.
+    """
+    oracles = [each for each in groups if each.first.iid]
+    ours = [each for each in groups if not each.first.iid and _is_anytime(each)]
+    comparisons = []
+    for each in ours:
+        found = [_against_margin(each, arrival, *pair) for arrival, pair in _pairs(each, oracles).items()]
+        if found:
+            comparisons.append(max(found, key=_deciding))
+    if not ours:
+        return None
+    claim = (
+        "Anytime training (a carried optimizer, an average or a branch) is as good as retraining: at every arrival the "
+        "95 % interval of its perplexity over that of the i.i.d. control lies below 1 %; of each run, the arrival that "
+        "decides is named."
+    )
+    needed = "runs with options of anytime training beside controls (--iid 1, 2, ...), two seeds or more of each"
+    return Finding(claim, "not of the paper", needed, comparisons)
+
+
+def _is_anytime(experiment: Experiment) -> bool:
+    options = experiment.first.options
+    return any(options.get(field.name) is not None for field in fields(AnytimeOptions))
+
+
+def _against_margin(each: Experiment, arrival: int, own: Spread, best: Spread) -> Comparison:
+    """Compare a loss with that of retraining and the margin: it is lower where the regret's interval is below this."""
+    limit = Spread.of({seed: loss + MARGIN for seed, loss in best.by_seed.items()})
+    assert limit is not None
+    return Comparison(each.name, "retraining + 0.00995", own, limit, f"test loss after t{arrival}, nats", digits=4)
+
+
+def _deciding(comparison: Comparison) -> tuple[bool, float]:
+    """Rank comparisons by how much they speak against the claim: contradictions first, then by the upper bound."""
+    gap = _gap(comparison.high, comparison.low)
+    if gap is None:
+        return comparison.outcome < 0, comparison.low.mean - comparison.high.mean
+    return comparison.outcome < 0, gap.mean + (half_width(gap) or 0.0)
 
 
 def _losses(experiment: Experiment, arrival: int, column: str) -> Optional[Spread]:

@@ -7,6 +7,7 @@ from typing import Any, Callable, Optional, Sequence
 from pandas import DataFrame
 
 from fairseq_alma.report.experiment import Experiment, controls, experiments
+from fairseq_alma.report.matrix import matrix_table
 from fairseq_alma.report.paper import paper_controls, paper_perplexities
 from fairseq_alma.report.read_run import SCALE, RunTable
 from fairseq_alma.report.regret import regret_table
@@ -16,7 +17,11 @@ from fairseq_alma.report.table import NO_SPREAD, NOTHING, Cell, Table, count_cel
 
 MAX_COLUMNS, FEW_COLUMNS = 20, 10
 MAX_GROWTH_ROWS = 30
-BITS = "bits per byte"
+BITS, AREA = "bits per byte", "bits per byte over FLOPs"
+AREA_NOTES = (
+    " bits per byte over FLOPs: area under test bits per byte against training FLOPs so far, from the first update to "
+    "the last, over these FLOPs."
+)
 WHILE_WAITING = "while waiting, the model of the last update counts, before the first update an untrained one, "
 ARRIVAL_NOTES = {
     TEXT: "t0, t1, ...: test perplexity after the arrival of that mega-batch; *: the learner is waiting; –: not run "
@@ -96,8 +101,8 @@ def all_tables(runs: RunTable, paper: bool = False) -> list[Table]:
         if not groups:
             continue
         found = [arrival_table(of_kind, groups, measure), summary_table(groups, measure), seed_table(groups, measure)]
-        found += [iid_table(groups, measure), regret_table(groups, _naming), growth_table(of_kind, groups, measure)]
-        found.append(evaluation_table(of_kind, groups, measure))
+        found += [iid_table(groups, measure), regret_table(groups, _naming), matrix_table(groups, _naming)]
+        found += [growth_table(of_kind, groups, measure), evaluation_table(of_kind, groups, measure)]
         if paper and kind == TEXT:
             found += [paper_perplexities(groups), paper_controls(groups)]
         for table in found:
@@ -182,8 +187,10 @@ def summary_table(groups: Sequence[Experiment], measure: Measure) -> Table:
         "Mem": ("memory", lambda spread: show_count(spread.mean)),
         "Comp": ("computation", lambda spread: show_power(spread.mean)),
         f"test FLOPs/{measure.per}": ("test_flops", lambda spread: show_count(spread.mean)),
-        "hours": ("hours", lambda spread: spread.show(2)),
     }
+    if groups[0].first.is_text:
+        columns[AREA] = ("area", lambda spread: spread.show(3))
+    columns["hours"] = ("hours", lambda spread: spread.show(2))
     rows = []
     for experiment in [each for each in groups if not each.first.iid]:
         complete, total = len(experiment.complete), len(experiment.runs)
@@ -195,6 +202,7 @@ def summary_table(groups: Sequence[Experiment], measure: Measure) -> Table:
         rows.append(row)
     mark_best(rows, list(columns)[:-1])
     notes = SUMMARY_NOTES.format(anytime=measure.anytime, meaning=measure.meaning, per=measure.per)
+    notes += AREA_NOTES if groups[0].first.is_text else ""
     return Table("summary", "Over the whole stream", DataFrame(rows), notes, len(naming(groups[0])))
 
 

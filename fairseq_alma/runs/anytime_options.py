@@ -14,6 +14,8 @@ from fairseq_alma.number_range import Range, real
 HALF_LIVES = ("1/32", "1/16", "1/8")
 SHAPES = ("sqrt", "linear")
 REWARMS = ("full", "one-schedule")
+LEAST_SEEN = "least-seen"
+REPLAY_ORDERS = ("uniform", LEAST_SEEN)
 RANGES: Mapping[str, Range] = {
     "branch_decay": real(0, 1, above=True, below=True),
     "replay_share": real(0, 1, above=True, below=True),
@@ -32,6 +34,8 @@ class AnytimeOptions:
         branch_continue: train on from the decayed weights (WSD-S), rather than decay a copy that is only tested (WSD).
         best_checkpoint: test the checkpoint of the stage with the lowest loss on ``valid``.
         replay_share: share of a stage's sequences that come from earlier mega-batches, at as many updates.
+        replay_order: which sequences these are: ``uniform`` (drawn from all), or ``least-seen`` (first those that were
+            in the fewest stages so far).
         rewarm: where each stage warms up to: ``full`` (``--lr``), or ``one-schedule``: where one schedule over all
             stages so far would be.
     """
@@ -43,6 +47,7 @@ class AnytimeOptions:
     branch_continue: Optional[bool] = None
     best_checkpoint: Optional[bool] = None
     replay_share: Optional[float] = None
+    replay_order: Optional[str] = None
     rewarm: Optional[str] = None
 
     @classmethod
@@ -102,6 +107,8 @@ class AnytimeOptions:
             for name in ("branch_shape", "branch_continue"):
                 if getattr(self, name) is not None:
                     raise ValueError(f"--{name.replace('_', '-')}: means nothing without --branch-decay; give both")
+        if self.replay_order is not None and self.replay_share is None:
+            raise ValueError("--replay-order: means nothing without --replay-share; give both")
         ways = {
             f"--ema-half-life {self.ema_half_life}": self.ema_half_life is not None,
             "--branch-decay": self.branch_decay is not None,

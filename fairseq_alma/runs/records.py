@@ -123,6 +123,25 @@ class Evaluation(Struct, frozen=True):
     figures: Annotated[dict[Name, float], Meta(min_length=1, max_length=1000)]
 
 
+class ImageAnytime(Struct, frozen=True):
+    """What was tested after a stage of images, and what it began with; see `StageEndOptions`."""
+
+    predicts_with: Name
+    newest_share: Optional[Amount] = None
+    kept_share: Optional[Amount] = None
+
+
+class TextMatrix(Struct, frozen=True):
+    """Losses in bits per token on slices of all mega-batches: what is held out of them, and what is trained on."""
+
+    held_out: list[Amount]
+    training: list[Amount]
+
+    def __post_init__(self) -> None:
+        if not self.held_out or len(self.held_out) != len(self.training):
+            raise ValueError(f"{len(self.held_out)} held-out and {len(self.training)} training slices found")
+
+
 class StageRecord(Struct, frozen=True):
     """``stage.json``: what one stage cost and what came of it; see `TextStage` and `ImageStage`."""
 
@@ -145,6 +164,7 @@ class TextStage(StageRecord, frozen=True, kw_only=True):
     valid: TextResult
     test: TextResult
     anytime: Optional[AnytimeStage] = None
+    matrix: Optional[TextMatrix] = None
     before_growth: Optional[TextGrowth] = None
     after_growth: Optional[TextGrowth] = None
 
@@ -156,6 +176,7 @@ class ImageStage(StageRecord, frozen=True, kw_only=True):
     test_flops_per_image: Amount
     valid: ImageResult
     test: ImageResult
+    anytime: Optional[ImageAnytime] = None
     before_growth: Optional[ImageGrowth] = None
     after_growth: Optional[ImageGrowth] = None
 

@@ -12,6 +12,7 @@ from fairseq_alma.learners.schedule import Stage, stages
 from fairseq_alma.runs.anytime_options import PAPERS_WAY, AnytimeOptions
 from fairseq_alma.runs.loop import Backend, Run
 from fairseq_alma.runs.run_folder import RunFolder
+from fairseq_alma.runs.stage_end_options import NO_STAGE_ENDS, StageEndOptions
 
 OF_EVERY_RUN = ("wait", "replay", "drop_rest", "iid", "keep_checkpoints")
 """Options that run.json names whatever the data are, beside those of the learner."""
@@ -36,6 +37,7 @@ class RunRequest:
         jobs: processes that train members at the same time; None: as many as the kind of data takes by itself.
         keep_checkpoints: remove nothing.
         save_every: text: updates between two checkpoints within a stage.
+        matrix: text: test the held-out and a training slice of every mega-batch after each stage.
         validate: text: let fairseq-train validate whenever it saves.
         num_procs: text: processes that train a model together.
         nodes: text: of a cluster, that these processes are dealt to.
@@ -44,6 +46,7 @@ class RunRequest:
         finetune_from_model: text: checkpoint that begins what would begin with random weights; None: these do.
         then_evaluate: command that evaluates each stage; None: none does.
         anytime: text: what runs on from stage to stage, and which model is tested.
+        stage_ends: images: what predicts after a stage, and what the next one begins with.
         preset: images: the named settings that fill in what the user did not give; None: none was named.
         overridden: options of the learner that the preset sets and that the user gave with another value.
     """
@@ -63,6 +66,7 @@ class RunRequest:
     keep_checkpoints: bool
     save_every: int
     validate: bool
+    matrix: bool
     num_procs: int
     nodes: int
     slurm: Optional[Mapping[str, str]]
@@ -72,6 +76,7 @@ class RunRequest:
     finetune_from_model: Optional[Path] = None
     then_evaluate: Optional[str] = None
     anytime: AnytimeOptions = PAPERS_WAY
+    stage_ends: StageEndOptions = NO_STAGE_ENDS
 
     @classmethod
     def of(cls, arguments: argparse.Namespace, learner: type[Learner], options: Mapping[str, Any]) -> "RunRequest":
@@ -84,6 +89,7 @@ class RunRequest:
         own: dict[str, Any] = {"learner": learner, "learner_options": options, "seeds": tuple(arguments.seed)}
         own["member"] = None if arguments.member is None else tuple(arguments.member)
         own["anytime"] = AnytimeOptions.of(arguments)
+        own["stage_ends"] = StageEndOptions.of(arguments)
         own |= {"preset": preset, "overridden": tuple(overridden)}
         return cls(**own, **{name: vars(arguments)[name] for name in cls.__dataclass_fields__ if name not in own})
 

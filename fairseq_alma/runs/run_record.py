@@ -10,7 +10,15 @@ from fairseq_alma.errors import AlmaError
 from fairseq_alma.runs.curve_options import CURVE_OPTIONS
 
 # They change what is kept and shown, not what comes out.
-FREE_OPTIONS = ("keep_checkpoints", "save_every", "validate", "then_evaluate", "--log-interval", *CURVE_OPTIONS)
+FREE_OPTIONS = (
+    "keep_checkpoints",
+    "save_every",
+    "validate",
+    "then_evaluate",
+    "matrix",
+    "--log-interval",
+    *CURVE_OPTIONS,
+)
 # They change the last digits: a run keeps to them, a report takes no notice.
 ROUNDING_OPTIONS = ("jobs",)
 _DISTRIBUTIONS = {"torch": ("torch",), "fairseq": ("ve-fairseq", "fairseq"), "fairseq_alma": ("fairseq-alma",)}

@@ -28,14 +28,14 @@ from omegaconf import II, DictConfig
 
 from fairseq_alma.checkpoints.checkpoint_file import DICTIONARY_KEY, read_checkpoint, starting_checkpoint
 from fairseq_alma.checkpoints.shared_outputs import check_dictionary
-from fairseq_alma.data.stream import Stream
+from fairseq_alma.data.stream import Stream, megabatch_of_slice
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.faults import in_one_line
 from fairseq_alma.learners.schedule import stage_ending_with
 from fairseq_alma.models.alma_switch_lm import adopt_experts
 from fairseq_alma.models.loading import refuse_other_weights
 from fairseq_alma.models.option_checks import bound_options, check_whole_config
-from fairseq_alma.runs.anytime_options import HALF_LIVES, SHAPES
+from fairseq_alma.runs.anytime_options import HALF_LIVES, REPLAY_ORDERS, SHAPES
 from fairseq_alma.tasks.alma_bpe import AlmaBPE, AlmaBPEConfig
 from fairseq_alma.tasks.checkpoint_checks import check_start, check_weights
 from fairseq_alma.tasks.checkpoint_gate import change_when_loaded, note_task
@@ -45,7 +45,7 @@ from fairseq_alma.tasks.processes import is_first, prepare_group, set_process_de
 from fairseq_alma.tasks.resumable_batches import ResumableBatches
 from fairseq_alma.tasks.sharding import Sharding
 from fairseq_alma.tasks.shared_batches import SharedBatches
-from fairseq_alma.tasks.stage_sequences import add_replay
+from fairseq_alma.tasks.stage_sequences import add_replay, slice_of
 from fairseq_alma.tasks.stage_start import RESUME, WAYS, how_to_begin
 from fairseq_alma.tasks.train_token_count import TrainTokenCount
 from fairseq_alma.tasks.weight_average import WeightAverage
@@ -65,9 +65,13 @@ class AlmaLMConfig(LanguageModelingConfig):
     replay_share: float = field(
         default=0.0,
         metadata={
-            "help": "share of the sequences of a pass that come from mega-batches before the stage, drawn uniformly; "
-            "--max-update bounds what is trained"
+            "help": "share of the sequences of a pass that come from mega-batches before the stage; --max-update "
+            "bounds what is trained"
         },
+    )
+    replay_order: ChoiceEnum(REPLAY_ORDERS) = field(  # type: ignore[valid-type]
+        default=REPLAY_ORDERS[0],
+        metadata={"help": "which of them: any, or first those that were in the fewest stages so far"},
     )
     autocast: ChoiceEnum(["none", "bf16"]) = field(  # type: ignore[valid-type]
         default="none",
@@ -181,21 +185,25 @@ class AlmaLMTask(
 
     @in_one_line()
     def load_dataset(self, split: str, epoch: int = 1, combine: bool = False, **kwargs: Any) -> None:
-        """Load a split; ``train`` is the union of the stage's mega-batches.
+        """Load a split; ``train`` is the union of the stage's mega-batches, ``megabatch-000/slice`` a part of one.
 
         Raises:
             AlmaError: if there is no such mega-batch, or files are not those of the manifest.
         """
+        if (megabatch := megabatch_of_slice(split)) is not None:
+            held_out = self.stream.holdout(megabatch)
+            (whole,) = self._load_megabatches([megabatch], epoch, combine, **kwargs)
+            self.datasets[split] = slice_of(whole, held_out.num_tokens)
+            return
         if split != "train":
             self.stream.verify([self.stream.split(split).name])
             super().load_dataset(split, epoch, combine, **kwargs)
             return
         megabatches = self._megabatches()
-        new = self._load_megabatches(megabatches, epoch, combine, **kwargs)
-        replayed = range(megabatches[0]) if self.args.replay_share > 0 else ()
-        earlier = self._load_megabatches(replayed, epoch, combine, **kwargs)
-        seed = (self.args.seed, self.args.megabatch)
-        self.datasets["train"] = add_replay(new, earlier, self.args.replay_share, seed)
+        first = megabatches[0] if self.args.replay_share > 0 else 0
+        before = [range(start, start + self.args.wait) for start in range(0, first, self.args.wait)]
+        stages = [self._load_megabatches(stage, epoch, combine, **kwargs) for stage in (*before, megabatches)]
+        self.datasets["train"] = add_replay(stages, self.args.replay_share, self.args.replay_order, self.args.seed)
 
     def _load_megabatches(
         self, megabatches: Iterable[int], epoch: int, combine: bool, **kwargs: Any

@@ -7,6 +7,7 @@ number in the group's store and looks whether those of the others move.
 
 import itertools
 import os
+import socket
 import sys
 import threading
 import time
@@ -21,6 +22,11 @@ JOIN_SECONDS = 50.0
 SILENCE_SECONDS = 40.0
 """After which a process counts as lost. Nothing that a process does keeps its other threads from running that long."""
 BEAT_SECONDS = 2.0
+FIRST_SPEAKS_SECONDS = 5.0
+"""After which another process than the first says what the first has not said."""
+
+CLAIMS: list[socket.socket] = []
+"""Held until this process ends; see `_is_first_on_this_machine`."""
 
 RESUME = "what it said stands above; the same command resumes from the last checkpoint"
 MEANINGS = {
@@ -135,7 +141,7 @@ class ProcessWatch:
             return
 
     def _report(self, silent: list[int]) -> None:
-        if self.rank == (1 if 0 in silent else 0):
+        if self.rank == min({self.rank, *self.others} - {*silent}):
             names = ", ".join(map(str, silent))
             print(f"process {names} of this run does not answer; {RESUME}", file=sys.__stderr__)
 
@@ -149,14 +155,45 @@ def watch_processes() -> None:
 
 
 def _speaks() -> bool:
-    """Tell whether it is for this process to print the one line: the first, or the next where the first is gone."""
-    if _rank() != 1 or not dist.is_initialized():
+    """Tell whether it is for this process to print the one line."""
+    if not dist.is_initialized():
         return _rank() == 0
+    return speaks_for_all(dist.distributed_c10d._get_default_store(), dist.get_rank())
+
+
+def speaks_for_all(store: Any, rank: int) -> bool:
+    """Tell whether it is for this process to print the one line: the first, or one of those that are left.
+
+    The store may outlive the first process, as ``torchrun`` keeps it, or go with it. Then nobody can know whether the
+    first has spoken, and on each machine the one speaks that finds out first: its launcher may end the others at once.
+
+    Args:
+        store: of the group.
+        rank: of this process.
+    """
     try:
-        dist.distributed_c10d._get_default_store().check(["beat/0"])
-    except RuntimeError:
-        return True
-    return False
+        if rank == 0:
+            store.set("first/speaks", "1")
+            return True
+        deadline = time.monotonic() + FIRST_SPEAKS_SECONDS
+        while time.monotonic() < deadline:
+            if store.check(["first/speaks"]):
+                return False
+            time.sleep(FIRST_SPEAKS_SECONDS / 50)
+        return store.add("others/speak", 1) == 1
+    except RuntimeError:  # the process that held the store is gone
+        return rank == 0 or _is_first_on_this_machine()
+
+
+def _is_first_on_this_machine() -> bool:
+    """Tell whether no other process of this run, on this machine, has asked and still runs."""
+    claim = socket.socket(socket.AF_UNIX)
+    try:
+        claim.bind(f"\0fairseq_alma-{os.environ.get('MASTER_PORT')}")  # a name that ends with the process, no file
+    except OSError:
+        return False
+    CLAIMS.append(claim)
+    return True
 
 
 def _rank() -> int:

@@ -3,10 +3,14 @@
 The number of updates does not grow by the latter, as ``--max-update`` bounds it.
 """
 
+import math
+from itertools import accumulate
 from typing import Sequence
 
 import numpy as np
 from fairseq.data import BaseWrapperDataset, ConcatDataset, FairseqDataset
+
+from fairseq_alma.runs.anytime_options import LEAST_SEEN
 
 
 class ShuffledConcatDataset(ConcatDataset):
@@ -21,11 +25,11 @@ class ShuffledConcatDataset(ConcatDataset):
         return np.lexsort([np.random.permutation(len(self)), self.sizes])
 
 
-class ReplayedSequences(BaseWrapperDataset):
+class ChosenSequences(BaseWrapperDataset):
     """Some sequences of a data set, in the order given; one may come several times.
 
     Args:
-        dataset: earlier mega-batches.
+        dataset: where they are from.
         indices: (N,) of the sequences.
     """
 
@@ -58,21 +62,27 @@ class ReplayedSequences(BaseWrapperDataset):
 
 
 def add_replay(
-    new: Sequence[FairseqDataset], earlier: Sequence[FairseqDataset], share: float, seed: tuple[int, ...]
+    stages: Sequence[Sequence[FairseqDataset]], share: float, order: str, seed: int
 ) -> ShuffledConcatDataset:
     """Join a stage's mega-batches, and as many sequences of earlier ones as make up a share of the whole.
 
     Args:
-        new: mega-batches of the stage.
-        earlier: those before it; empty: there is nothing to replay.
-        share: from 0 to below 1.
-        seed: what the draw depends on.
+        stages: the mega-batches of each stage so far, the one at hand last.
+        share: from 0 to below 1; 0: nothing is replayed.
+        order: see `REPLAY_ORDERS`.
+        seed: what the draws depend on.
     """
-    if not earlier or share == 0:
+    *before, new = stages
+    if not before or share == 0:
         return ShuffledConcatDataset(new)
-    pool = ShuffledConcatDataset(earlier)
-    drawn = draw_uniformly(len(pool), num_replayed(sum(map(len, new)), share), seed)
-    return ShuffledConcatDataset([*new, ReplayedSequences(pool, drawn)])
+    pool = ShuffledConcatDataset([megabatch for stage in before for megabatch in stage])
+    sizes = [sum(map(len, stage)) for stage in stages]
+    ends = list(accumulate(map(len, stages), initial=-1))[1:]  # the mega-batch that each stage ends with
+    if order == LEAST_SEEN:
+        drawn = draw_least_seen(sizes, share, [(seed, end) for end in ends])
+    else:
+        drawn = draw_uniformly(len(pool), num_replayed(sizes[-1], share), (seed, ends[-1]))
+    return ShuffledConcatDataset([*new, ChosenSequences(pool, drawn)])
 
 
 def num_replayed(num_new: int, share: float) -> int:
@@ -91,3 +101,44 @@ def draw_uniformly(num_earlier: int, count: int, seed: tuple[int, ...]) -> np.nd
     generator = np.random.default_rng(seed)
     passes, rest = divmod(count, num_earlier)
     return np.concatenate([np.tile(np.arange(num_earlier), passes), generator.permutation(num_earlier)[:rest]])
+
+
+def draw_least_seen(sizes: Sequence[int], share: float, seeds: Sequence[tuple[int, ...]]) -> np.ndarray:
+    """Draw indices of earlier sequences, first those that were in the fewest stages so far, at random among equals.
+
+    What the stages before drew follows from their sizes and seeds, so that nothing needs to be kept: a stage that is
+    trained again, or resumed after a kill, draws what it drew.
+
+    Args:
+        sizes: sequences of each stage's own mega-batches, the stage at hand last.
+        share: of each stage's sequences that is replayed.
+        seeds: what each stage's draw depends on.
+    """
+    counts, drawn = np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
+    for size, seed in zip(sizes, seeds, strict=True):
+        if len(counts):
+            drawn = _draw_lowest(counts, num_replayed(size, share), np.random.default_rng(seed))
+        counts = np.concatenate([counts, np.ones(size, dtype=np.int64)])  # its own stage is the first to see it
+    return drawn
+
+
+def _draw_lowest(counts: np.ndarray, number: int, generator: np.random.Generator) -> np.ndarray:
+    """Draw indices, each of one with the lowest count, which goes up by one; ``counts`` is brought up to date."""
+    parts = []
+    while number:
+        part = generator.permutation(np.flatnonzero(counts == counts.min()))[:number]
+        counts[part] += 1
+        number -= len(part)
+        parts.append(part)
+    return np.concatenate([np.zeros(0, dtype=np.int64), *parts])
+
+
+def slice_of(dataset: FairseqDataset, num_tokens: int) -> ChosenSequences:
+    """Choose sequences evenly from all over a mega-batch, of so many tokens together, or a little more.
+
+    Args:
+        dataset: the mega-batch.
+        num_tokens: as many as its held-out slice has.
+    """
+    number = min(len(dataset), max(1, math.ceil(num_tokens / float(np.mean(dataset.sizes)))))
+    return ChosenSequences(dataset, np.arange(number) * len(dataset) // number)

@@ -9,6 +9,7 @@
 #   RUNS         everything is written under this folder                         (default: runs/anytime/$REGIME)
 #   VOCAB        vocabulary size in tokens                                       (default: 1000)
 #   MEGABATCHES  of the stream                                                   (default: 4)
+#   HOLDOUT      words held out of each mega-batch; where given, slices of all are tested after each stage   (default: none)
 #   UPDATES      per mega-batch                                                  (default: 100)
 #   BATCH, SAMPLE   sequences per update, tokens per sequence                    (default: 8, 128)
 #   WARMUP       updates: of each stage in the paper's way, of the stream where it is carried on   (default: 10)
@@ -16,6 +17,7 @@
 #   TUNE_SEED    the seed with which each arm tries all of them; the lowest mean loss on valid is taken   (default: 1)
 #   SEEDS        the others, with the chosen rate                                (default: 2 3)
 #   SIZE         options of alma_switch_lm
+#   EXPERTS      of each Switch layer                                            (default: 4)
 #   JOBS         runs at a time                                                  (default: 1)
 # shellcheck shell=bash disable=SC2153
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
@@ -28,10 +30,12 @@ source recipes/lib/jobs.sh
 : "${RUNS:=runs/anytime/$REGIME}"
 : "${VOCAB:=1000}"
 : "${MEGABATCHES:=4}"
+: "${HOLDOUT:=}"
 : "${UPDATES:=100}"
 : "${BATCH:=8}"
 : "${SAMPLE:=128}"
 : "${WARMUP:=10}"
+: "${EXPERTS:=4}"
 : "${LRS:=0.01 0.025}"
 : "${TUNE_SEED:=1}"
 : "${SEEDS:=2 3}"
@@ -54,14 +58,14 @@ if [ "$DRY_RUN" = 0 ] && [ ! -e "$STREAM/stream.json" ]; then
     awk -v skip="$SKIP" -v limit="$WORDS" '{ seen += NF } seen > skip && words < limit { words += NF; print }' \
       >"$RUNS/text.txt"
   alma-prep-text "$RUNS/text.txt" --format lines --out "$STREAM" --megabatches "$MEGABATCHES" --vocab-size "$VOCAB" \
-    --valid-words 6000 --test-words 10000 --workers 1
+    --valid-words 6000 --test-words 10000 --workers 1 ${HOLDOUT:+--holdout-words "$HOLDOUT"}
 fi
 
 # row ARM LR SEED SCHEDULE OPTION...: starts one run, once a place is free.
 #   SCHEDULE   decay: warm up and decay to zero within the stage; constant: warm up once
 #   OPTION     of alma-stream; behind a word "--" those of fairseq-train
 row() {
-  local arm=$1 lr=$2 seed=$3 schedule=$4 own=() train=()
+  local arm=$1 lr=$2 seed=$3 schedule=$4 own=(${HOLDOUT:+--matrix}) train=()
   shift 4
   while [ $# -gt 0 ] && [ "$1" != -- ]; do own+=("$1") && shift; done
   [ $# -eq 0 ] || { shift && train=("$@"); }
@@ -71,11 +75,12 @@ row() {
   else
     rates+=(--lr-scheduler fixed)
   fi
-  local -a size
+  local -a size experts=()
   read -ra size <<<"$SIZE"
+  case " ${own[*]} " in *" gmoe "*) ;; *) experts=(--num-experts "$EXPERTS") ;; esac
   start "$arm-lr$lr-seed$seed" alma-stream --stream "$STREAM" --megabatches "$MEGABATCHES" \
     --run "$RUNS/$arm-lr$lr-seed$seed" --seed "$seed" --save-every 1000 "${own[@]}" "${OPTIONS[@]}" -- \
-    --arch alma_switch_lm "${size[@]}" --num-experts 4 --dropout 0 --tokens-per-sample "$SAMPLE" \
+    --arch alma_switch_lm "${size[@]}" "${experts[@]}" --dropout 0 --tokens-per-sample "$SAMPLE" \
     --criterion alma_switch_cross_entropy \
     --optimizer adam --adam-betas '(0.9, 0.98)' --adam-eps 1e-8 --clip-norm 1.0 "${rates[@]}" \
     --batch-size "$BATCH" --num-workers 0 --cpu "${train[@]}"
@@ -84,6 +89,7 @@ row() {
 # arm NAME LR SEED: the runs of one arm.
 arm() {
   local k
+  local -a ema=(constant --carry-optimizer --ema-half-life 1/16) regular=(-- --weight-decay 0.1 --dropout 0.1)
   case $1 in
   oracle)
     for ((k = 2; k <= MEGABATCHES; k++)); do row "oracle-k$k" "$2" "$3" decay --iid "$k"; done
@@ -96,7 +102,25 @@ arm() {
     done
     row ema "$2" "$3" constant --carry-optimizer --ema-half-life 1/16 --stage 0 # the oracle of the first arrival
     ;;
-  ema) row ema "$2" "$3" constant --carry-optimizer --ema-half-life 1/16 ;;
+  ema) row ema "$2" "$3" "${ema[@]}" ;;
+  ema-replay) row ema-replay "$2" "$3" "${ema[@]}" --replay-share 0.5 ;;
+  ema-least-seen) row ema-least-seen "$2" "$3" "${ema[@]}" --replay-share 0.5 --replay-order least-seen ;;
+  ema-wd) row ema-wd "$2" "$3" "${ema[@]}" "${regular[@]}" ;;
+  oracle-ema-wd)
+    for ((k = 2; k <= MEGABATCHES; k++)); do
+      row "oracle-ema-wd-k$k" "$2" "$3" constant --iid "$k" --ema-half-life 1/16 "${regular[@]}"
+    done
+    row ema-wd "$2" "$3" "${ema[@]}" --stage 0 "${regular[@]}"
+    ;;
+  best-wd) row best-wd "$2" "$3" decay --best-checkpoint --save-every 10 "${regular[@]}" ;;
+  oracle-best-wd)
+    for ((k = 2; k <= MEGABATCHES; k++)); do
+      row "oracle-best-wd-k$k" "$2" "$3" decay --iid "$k" --best-checkpoint --save-every 10 "${regular[@]}"
+    done
+    row best-wd "$2" "$3" decay --best-checkpoint --save-every 10 --stage 0 "${regular[@]}"
+    ;;
+  fixed-*) EXPERTS=${1#fixed-} row "$1" "$2" "$3" "${ema[@]}" ;;
+  grow) row grow "$2" "$3" "${ema[@]}" --learner gmoe --grow-schedule "$GROW" --grow-method split ;;
   branch) row branch "$2" "$3" constant --carry-optimizer --branch-decay 0.2 ;;
   wsd-s) row wsd-s "$2" "$3" constant --carry-optimizer --branch-decay 0.2 --branch-continue ;;
   *) echo "ARMS: no arm $1; recipes/anytime/common.sh has them" >&2 && return 2 ;;
@@ -121,5 +145,5 @@ experiment() {
   for name in "${!PIDS[@]}"; do
     [ "${OUTCOMES[$name]}" = done ] || { echo "$name failed: $(tail -n 1 "$RUNS/$name.log")" >&2 && return 1; }
   done
-  python recipes/anytime/tables.py --runs "$RUNS" --keep "$RUNS/records.json.xz"
+  python recipes/anytime/tables.py --runs "$RUNS" --seed "$TUNE_SEED" --keep "$RUNS/records.json.xz"
 }

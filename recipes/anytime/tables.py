@@ -3,6 +3,7 @@
     python recipes/anytime/tables.py --runs runs/anytime/single-pass                       the tables
     python recipes/anytime/tables.py --runs runs/anytime/single-pass --keep records.json.xz
     python recipes/anytime/tables.py --records recipes/anytime/single_pass.json.xz         the tables again, from there
+    python recipes/anytime/tables.py --runs runs/anytime/single-pass --against ema         differences from another arm
 
 Runs are called ARM-lrLR-seedN; ``oracle-kK`` is retrained on the first K mega-batches. Regret: the loss on test at an
 arrival minus that of the oracle of the same seed, in nats per token. Intervals: 95 %, of Student's t over paired seeds.
@@ -24,7 +25,7 @@ from fairseq_alma.report.spread import Spread, half_width
 
 NAME = re.compile(r"(?P<arm>.+?)(-k(?P<k>\d+))?-lr(?P<lr>[\d.]+)-seed(?P<seed>\d+)")
 PAPER = "paper"
-FIRST_OF = {"oracle": "paper", "oracle-ema": "ema"}
+FIRST_OF = {"oracle": "paper", "oracle-ema": "ema", "oracle-ema-wd": "ema-wd", "oracle-best-wd": "best-wd"}
 """The oracles -> the arm that is the same training at the first arrival, before which there is nothing to differ by."""
 MARGIN = math.log(1.01)  # 1 % of perplexity, in nats
 
@@ -130,9 +131,10 @@ def choose(arms: dict[Key, Run], tune_seed: int) -> Chosen:
     return Chosen(rates, runs, arrivals, min(valid, key=lambda name: valid[name]) if valid else None)
 
 
-def tables(arms: dict[Key, Run], tune_seed: int) -> str:
-    """Write all tables in Markdown."""
+def tables(arms: dict[Key, Run], tune_seed: int, against: Optional[str] = None) -> str:
+    """Write all tables in Markdown; regret against the oracle, or against another arm."""
     rates, runs, arrivals, oracle = choose(arms, tune_seed)
+    oracle = against or oracle
     titles = [f"t{arrival}" for arrival in arrivals]
     lines = ["| arm | learning rate | seeds | " + " | ".join(f"{t} ppl" for t in titles) + " | FLOPs |"]
     lines += ["|---" * 3 + "|---:" * (len(arrivals) + 1) + "|"]
@@ -216,6 +218,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     options.add_argument(
         "--best-lr", metavar="ARM", help="print the learning rate that was best for an arm, nothing else"
     )
+    options.add_argument("--against", metavar="ARM", help="differences from this arm (default: from the oracle)")
     options.add_argument("--figure", type=Path, help="draw the regret at each arrival into this file (.svg)")
     options.add_argument("--seed", type=int, default=1, help="with which all learning rates were tried (default: 1)")
     args = options.parse_args(argv)
@@ -227,7 +230,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     arms = arms_of(records)
     if args.figure:
         draw(arms, args.seed, args.figure)
-    print(best_lr(arms, args.best_lr, args.seed) if args.best_lr else tables(arms, args.seed))
+    print(best_lr(arms, args.best_lr, args.seed) if args.best_lr else tables(arms, args.seed, args.against))
     return 0
 
 

@@ -158,6 +158,8 @@ def parse_args() -> argparse.Namespace:
     add("--profile", type=int, default=0, metavar="ROWS", help="also print this many rows of a profile")
     add("--cpu", action="store_true", help="run on the CPU")
     args = parser.parse_args()
+    if not args.cpu and not torch.cuda.is_available():
+        parser.error("no GPU was found; give --cpu")
     has_bf16 = torch.ops.mkldnn._is_mkldnn_bf16_supported()
     args.sizes = args.sizes or (["base"] if args.cpu else ["base", "large"])
     args.experts = args.experts or ([4, 8, 12] if args.cpu else [8])

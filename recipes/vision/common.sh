@@ -13,6 +13,7 @@
 #   SEEDS     of the initial weights and of the batches, for every learner            (default: 1 2 3)
 #   ORDER     seed of the order of the stream, one for all runs                       (default: 1)
 #   GROW_EVERY, GATE, NUM_EXPERTS   of gmoe, firefly; of gmoe and moe; of moe: where set, as --grow-every, --gate, ...
+#   VARIANT   name of a row whose options of alma-stream are given behind the recipe   (default: none)
 #   EPOCHS    of each stage                                                           (default: 100, the paper's)
 #   GPU       1: train on the GPU where there is one; small networks are faster without           (default: 0)
 #   JOBS      rows at a time                                                          (default: 2)
@@ -35,6 +36,7 @@ source recipes/lib/jobs.sh
 : "${GATE:=}"
 : "${NUM_EXPERTS:=}"
 : "${METHOD:=}"
+: "${VARIANT:=}"
 : "${EPOCHS:=100}"
 : "${GPU:=0}"
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
@@ -70,6 +72,7 @@ row() {
     vote) command+=(--combine vote) ;;
   esac
   if [ "$learner" = gmoe ] && [ -n "$METHOD" ]; then name+=-$METHOD command+=(--grow-method "$METHOD"); fi
+  if [ -n "$VARIANT" ]; then name+=-$VARIANT; fi
   [ "$GPU" = 1 ] || training+=(--cpu)
   case $learner in
     sm | ens | gens | bagging | vote) run_of "$name" $SEEDS ;;

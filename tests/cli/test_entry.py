@@ -32,7 +32,7 @@ def as_command(body: str) -> list[str]:
 
 
 def run_command(body: str, **options) -> subprocess.CompletedProcess:
-    return subprocess.run(as_command(body), stderr=subprocess.PIPE, env=ENVIRONMENT, text=True, timeout=60, **options)
+    return subprocess.run(as_command(body), stderr=subprocess.PIPE, env=ENVIRONMENT, text=True, timeout=300, **options)
 
 
 def test_status_and_arguments_pass_through_unchanged() -> None:
@@ -188,6 +188,7 @@ def test_signals_are_the_callers_again_after_a_command() -> None:
         (type("OutOfMemoryError", (RuntimeError,), {})("CUDA out of it.\nTried"), "out of memory: CUDA out of it.;"),
         (OSError(errno.ENOMEM, "Cannot allocate memory"), "out of memory: [Errno 12] Cannot allocate memory"),
         (ImportError("x.so: failed to map segment from shared object"), "out of memory: x.so: failed"),
+        (SystemError("error return without exception set"), "out of memory: error return without exception set;"),
         (UnicodeEncodeError("utf-8", "a/caf\udce9", 5, 6, "surrogates not allowed"), "a/caf\\udce9: not UTF-8"),
     ],
 )  # fmt: skip

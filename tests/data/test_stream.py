@@ -82,6 +82,26 @@ def test_validation_parts_of_megabatches_are_no_megabatches_but_belong_to_the_fi
     assert replace(stream, images=replace(entry, mean=(0.4,))).fingerprint != stream.fingerprint
 
 
+def test_a_stream_with_a_held_out_slice_of_some_mega_batches_only_is_damaged(tmp_path):
+    stream = write_stream(tmp_path)
+    whole = replace(stream, splits=(*stream.splits[:2], holdout_of(0), holdout_of(1), *stream.splits[2:]))
+    write_manifest(whole, tmp_path / MANIFEST)
+    assert Stream.open(tmp_path).holdout(1).name == "megabatch-001/holdout"
+    write_manifest(replace(whole, splits=(*whole.splits[:3], *whole.splits[4:])), tmp_path / MANIFEST)
+    with pytest.raises(AlmaError, match="no megabatch-001/holdout"):
+        Stream.open(tmp_path)
+
+
+def test_a_stream_of_which_nothing_is_held_out_says_how_to_make_one_that_is(tmp_path):
+    with pytest.raises(AlmaError, match="prepare a stream with alma-prep-text --holdout-words N"):
+        write_stream(tmp_path).holdout(0)
+
+
+def holdout_of(megabatch):
+    name = f"megabatch-00{megabatch}/holdout"
+    return Split(name, tuple(StreamFile(f"{name}{suffix}", 1, "0" * 64) for suffix in (".bin", ".idx")))
+
+
 def test_longer_stream_keeps_the_fingerprint_of_its_beginning(tmp_path):
     stream = write_stream(tmp_path)
     longer = replace(stream, splits=(*stream.splits[:2], Split(megabatch_name(2), ()), *stream.splits[2:]))

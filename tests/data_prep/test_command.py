@@ -197,6 +197,28 @@ def test_append_again_does_nothing_and_the_first_command_neither(text, tmp_path,
     assert Stream.open(tmp_path / "stream").num_megabatches == 5
 
 
+def test_words_that_are_held_out_of_each_mega_batch_are_in_no_other_set(text, tmp_path):
+    plain = create(text, tmp_path / "plain")
+    stream = create(text, tmp_path / "stream", "--holdout-words", 600)
+    stream.verify([split.name for split in stream.splits])
+    names = [split.name for split in stream.splits]
+    assert names == [f"megabatch-00{t}/{part}" for part in ("train", "holdout") for t in range(3)] + ["valid", "test"]
+    for t in range(3):
+        both = texts_of(stream, f"megabatch-00{t}/train") + texts_of(stream, f"megabatch-00{t}/holdout")
+        assert sorted(both) == sorted(texts_of(plain, f"megabatch-00{t}/train"))
+        assert 500 < stream.holdout(t).num_words < 700
+    assert stream.num_megabatches == 3 and plain.fingerprint != stream.fingerprint
+
+
+def test_append_holds_as_much_out_and_the_beginning_stays_the_same_stream(text, tmp_path):
+    stream = create(text, tmp_path / "stream", "--holdout-words", 600)
+    (tmp_path / "later.txt").write_text("\n\n".join(make_documents(100, seed=9)))
+    assert run(tmp_path / "later.txt", "--out", stream.root, "--append", "--megabatches", 1) == 0
+    longer = Stream.open(stream.root)
+    assert longer.fingerprint_of_first(3) == stream.fingerprint != longer.fingerprint
+    assert longer.num_megabatches == 4 and 500 < longer.holdout(3).num_words < 700
+
+
 def test_append_needs_a_stream(text, tmp_path):
     with pytest.raises(AlmaError, match="no stream there to append to"):
         run(text, "--out", tmp_path / "stream", "--append", "--megabatches", 1)
@@ -318,6 +340,11 @@ def test_killed_run_does_not_hinder_the_next_one(text, tmp_path):
         (["a", "--out", "s", "--megabatches", "1", "--vocab-size", "5"], "at least 256"),
         (["a", "--out", "s", "--megabatches", "1", "--tokenizer", "t", "--vocab-size", "500"], "leave one of them out"),
         (["a", "--out", "s", "--megabatches", "1", "--append", "--valid-words", "5"], "with --append"),
+        (
+            ["a", "--out", "s", "--megabatches", "1", "--append", "--holdout-words", "5"],
+            "--holdout-words: with --append",
+        ),
+        (["a", "--out", "s", "--megabatches", "1", "--holdout-words", "0"], "at least 1"),
         (["a", "b", "--out", "s", "--megabatches", "3", "--one-per-input"], "--one-per-input makes 2"),
         (["-", "-", "--out", "s", "--megabatches", "3"], "give it once"),
         (["a", "--out", "s", "--megabatches", "1", "--seed", "-1"], "--seed -1"),

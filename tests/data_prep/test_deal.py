@@ -45,6 +45,23 @@ def test_held_out_sets_have_the_words_asked_for():
     assert abs(words[3:] - [2000, 5000]).max() <= survey.words.max() / 2
 
 
+@pytest.mark.parametrize("by_argument", [False, True])
+def test_held_out_slices_are_taken_out_of_the_mega_batches_and_nothing_else(by_argument):
+    survey = make_survey(arguments=3)
+    shares = {"by_argument": by_argument, "valid_words": 2000, "test_words": 5000}
+    before = deal_documents(survey, Shares(3, **shares), 1, NOTHING).sets
+    after = deal_documents(survey, Shares(3, **shares, holdout_words=900), 1, NOTHING)
+    words = words_per_set(survey, after, 8)
+    assert abs(words[5:] - 900).max() <= survey.words.max() / 2
+    assert (np.where(after.sets >= 5, after.sets - 5, after.sets) == before).all()
+
+
+def test_a_slice_of_more_than_half_of_a_mega_batch_is_refused():
+    message = r"--holdout-words 9000: mega-batch 0 has [\d,]+ words in [\d,]+ documents, of which at most half"
+    with pytest.raises(AlmaError, match=message):
+        deal_documents(make_survey(300), Shares(3, holdout_words=9000), 1, NOTHING)
+
+
 def test_deal_of_content_does_not_depend_on_the_order_of_the_input():
     survey = make_survey()
     deal = deal_documents(survey, Shares(4), 7, NOTHING)

@@ -18,6 +18,7 @@ EXPERTS = ["--num-experts", "2"]
 MLP = ["--width", "4", "--max-epoch", "3", "--batch-size", "16", "--cpu"]
 VGG = ["--channels", "3", "--max-epoch", "2", "--batch-size", "16", "--cpu"]
 GROWTH = ["--learner", "gmoe", "--grow-schedule", "2,3", "--grow-method"]
+REPLAY = ["--replay-share", "0.3", "--replay-order", "least-seen"]
 PAIR = ["--num-members", "2", "--learner"]
 COMMANDS: dict[str, dict[str, tuple[list[str], list[str]]]] = {
     "images": {
@@ -30,6 +31,7 @@ COMMANDS: dict[str, dict[str, tuple[list[str], list[str]]]] = {
         "gmoe": (["--learner", "gmoe"], MLP),
         "firefly": (["--learner", "firefly"], VGG),
         "seeds": (["--learner", "sm", "--seed", "1", "2"], MLP),
+        "averaged": (["--stage-average", "mean", "--shrink-perturb", "0.5"], ["--arch", "alma_vgg", *VGG]),
     },
     "text": {
         "sm": (["--learner", "sm"], [*TEXT, *EXPERTS]),
@@ -39,7 +41,7 @@ COMMANDS: dict[str, dict[str, tuple[list[str], list[str]]]] = {
         "gmoe-split": ([*GROWTH, "split"], TEXT),
         "umix": ([*PAIR, "umix"], [*TEXT, *EXPERTS]),
         "carried": ([*GROWTH, "split", "--carry-optimizer", "--ema-half-life", "1/8"], UPDATES),
-        "branch": (["--carry-optimizer", "--branch-decay", "0.4", "--replay-share", "0.3"], [*UPDATES, *EXPERTS]),
+        "branch": (["--carry-optimizer", "--branch-decay", "0.4", *REPLAY], [*UPDATES, *EXPERTS]),
         "best": (["--best-checkpoint"], [*TEXT, *EXPERTS]),
     },
 }

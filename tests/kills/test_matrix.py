@@ -13,7 +13,7 @@ IMAGES = [str(learner) for learner in LEARNERS if learner.kind == "images"]
 @pytest.mark.parametrize(
     ("options", "num_kills"),
     [
-        (["--learner", *IMAGES, "--sample", "2"], 18),
+        (["--learner", *IMAGES, "--sample", "2"], 20),
         (["--learner", "text-sm", "text-carried", "--step", "47", "70", "--how", "power"], 4),
     ],
 )

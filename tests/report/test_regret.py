@@ -3,8 +3,10 @@ import math
 import pytest
 
 from fairseq_alma.metrics.anytime import updates_for_loss
+from fairseq_alma.report.finding import Verdict
+from fairseq_alma.report.findings import all_findings
 from fairseq_alma.report.spread import Spread, half_width
-from tests.report.fakes import text_stream, write_run
+from tests.report.fakes import table_of, text_stream, write_run
 from tests.report.test_tables import tables, texts
 
 CARRIED = {"carry_optimizer": True}
@@ -28,6 +30,41 @@ def test_regret_is_the_loss_beyond_that_of_retraining_paired_by_seed(tmp_path):
     (paper,) = (row for name, row in by_options.items() if name != "--carry-optimizer")
     spread = Spread.of({1: math.log(1.1) + 0.01, 2: math.log(1.1) + 0.02})
     assert paper[4] == f"{spread.mean:+.4f} ± {half_width(spread):.4f}"
+
+
+def finding_of(paths):
+    ((_, found),) = all_findings(table_of(paths))
+    return found[-1]
+
+
+def write_against_controls(root, regrets, **options):
+    """Runs of two mega-batches and as many seeds as each arrival has regrets, beside their controls."""
+    for seed in range(1, 1 + len(regrets[0])):
+        ppl = [20.0 * math.exp(regret[seed - 1]) for regret in regrets]
+        write_run(root / f"own{seed}", ppl, stream=text_stream(2), seed=seed, **options)
+        for k in (1, 2):
+            write_run(root / f"iid{k}-{seed}", [20.0], stream=text_stream(2), seed=seed, iid=k)
+    return [*root.iterdir()]
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "verdict", "deciding"),
+    [
+        ([0.0, 0.0, 0.0], [0.001, 0.002, 0.003], Verdict.HELD, "t1"),  # all of both intervals is below 1 %
+        ([0.0, 0.0, 0.0], [0.001, 0.02, -0.01], Verdict.TOO_CLOSE, "t1"),
+        ([0.03, 0.031, 0.029], [0.0, 0.06, -0.06], Verdict.NOT_HELD, "t0"),  # the wider one decides nothing
+        ([0.0], [0.0], Verdict.ONE_SEED, None),
+    ],
+)
+def test_as_good_as_retraining_is_decided_by_the_worst_arrival(first, second, verdict, deciding, tmp_path):
+    finding = finding_of(write_against_controls(tmp_path, [first, second], **CARRIED))
+    assert finding.verdict is verdict
+    (comparison,) = finding.comparisons
+    assert deciding is None or f"after {deciding}," in comparison.show()
+
+
+def test_runs_of_the_papers_way_are_not_asked_whether_they_equal_retraining(tmp_path):
+    assert finding_of(write_against_controls(tmp_path, [[0.0, 0.0], [0.0, 0.0]])).source != "not of the paper"
 
 
 def test_without_a_control_there_is_no_regret(tmp_path):

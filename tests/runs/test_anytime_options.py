@@ -20,6 +20,7 @@ def plans(learner="sm", num=4, **options):
     [
         ({"branch_shape": "sqrt"}, "--branch-shape: means nothing without --branch-decay"),
         ({"branch_continue": True}, "--branch-continue: means nothing without --branch-decay"),
+        ({"replay_order": "least-seen"}, "--replay-order: means nothing without --replay-share"),
         ({"ema_half_life": "1/8", "branch_decay": 0.2}, "--ema-half-life 1/8: --branch-decay is another way"),
         ({"branch_decay": 0.2, "best_checkpoint": True}, "--branch-decay: --best-checkpoint is another way"),
         ({"rewarm": "one-schedule", **CARRY}, "--rewarm one-schedule: --carry-optimizer warms up once"),

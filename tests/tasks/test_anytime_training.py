@@ -1,5 +1,6 @@
 """Stages that run on, averages and branches, by the code behind the stock commands."""
 
+import numpy as np
 import pytest
 import torch
 
@@ -8,6 +9,7 @@ from fairseq_alma.cli.ensemble import main as ensemble
 from fairseq_alma.cli.grow import main as grow
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.tasks.lr_branch import branch_factor
+from fairseq_alma.tasks.stage_sequences import draw_least_seen, num_replayed
 
 from .conftest import train_model
 
@@ -121,6 +123,50 @@ def test_replay_takes_its_share_of_a_pass_from_earlier_mega_batches(trained):
     new, replayed = task.dataset("train").datasets
     assert len(replayed) == round(len(new) / 3)
     assert len(set(replayed.indices.tolist())) == len(replayed)
+
+
+@pytest.mark.parametrize("share", [0.2, 0.5, 0.9])
+def test_least_seen_replay_leaves_no_sequence_more_than_one_behind_where_there_is_enough_to_draw(share):
+    generator = np.random.default_rng(5)
+    sizes = generator.integers(10, 30, 7).tolist()
+    counts = np.zeros(0, dtype=int)
+    for stage in range(1, len(sizes) + 1):
+        seeds = [(3, each) for each in range(stage)]
+        drawn = draw_least_seen(sizes[:stage], share, seeds)
+        assert len(drawn) == (num_replayed(sizes[stage - 1], share) if stage > 1 else 0)
+        before = counts.copy()
+        np.add.at(counts, drawn, 1)
+        if len(drawn):  # whoever came was the lowest when it came, so none is drawn beyond the others
+            assert counts[drawn].max() - 1 <= counts.min() <= counts[drawn].max()
+            assert counts.max() - counts.min() <= max(1, before.max() - before.min())
+        assert draw_least_seen(sizes[:stage], share, seeds).tolist() == drawn.tolist()  # nothing is remembered
+        counts = np.concatenate([counts, np.ones(sizes[stage - 1], dtype=int)])
+
+
+def test_least_seen_replay_of_a_small_share_takes_what_was_not_replayed_yet():
+    # Of 100, 100 and 100 with a share of a third: stage 1 takes 50 of stage 0, stage 2 its other 50, or those of 1.
+    seeds = [(1, 0), (1, 1), (1, 2)]
+    first, second = (set(draw_least_seen([100] * stage, 1 / 3, seeds[:stage]).tolist()) for stage in (2, 3))
+    assert len(first) == len(second) == 50 and not first & second
+
+
+def test_the_replayed_sequences_of_a_training_are_the_least_seen_ones(trained):
+    from .test_alma_lm import task_of
+
+    task = task_of(trained, "--megabatch", "3", "--replay-share", "0.5", "--replay-order", "least-seen")
+    task.load_dataset("train")
+    replayed = task.dataset("train").datasets[-1]
+    sizes = [len(task_of_stage(trained, stage)) for stage in range(4)]
+    seeds = [(task.args.seed, stage) for stage in range(4)]
+    assert replayed.indices.tolist() == draw_least_seen(sizes, 0.5, seeds).tolist()
+
+
+def task_of_stage(trained, stage):
+    from .test_alma_lm import task_of
+
+    task = task_of(trained, "--megabatch", str(stage))
+    task.load_dataset("train")
+    return task.dataset("train")
 
 
 @pytest.mark.parametrize(

@@ -101,6 +101,10 @@ class Store(dict):
     def check(self, keys):
         return all(key in self for key in keys)
 
+    def add(self, key, number):
+        self[key] = self.get(key, 0) + number
+        return self[key]
+
 
 def test_a_process_that_falls_silent_ends_the_others_and_one_that_works_does_not(monkeypatch, capfd):
     monkeypatch.setattr(lost_processes, "BEAT_SECONDS", 0.05)
@@ -113,6 +117,31 @@ def test_a_process_that_falls_silent_ends_the_others_and_one_that_works_does_not
     assert not ended.is_set()
     assert ended.wait(10)
     assert "process 1 of this run does not answer" in capfd.readouterr().err
+
+
+def test_one_line_comes_from_the_first_process_or_from_one_that_is_left(monkeypatch):
+    monkeypatch.setattr(lost_processes, "FIRST_SPEAKS_SECONDS", 0.1)
+    all_live, first_is_gone = Store(), Store()
+    assert [lost_processes.speaks_for_all(all_live, rank) for rank in range(4)] == [True, False, False, False]
+    assert [lost_processes.speaks_for_all(first_is_gone, rank) for rank in (2, 1, 3)] == [True, False, False]
+
+
+def test_where_the_store_went_with_the_first_process_one_of_each_machine_speaks(monkeypatch):
+    class GoneStore(Store):
+        def check(self, keys):
+            raise RuntimeError("Connection reset by peer")
+
+    monkeypatch.setenv("MASTER_PORT", f"of test {os.getpid()}")
+    monkeypatch.setattr(lost_processes, "CLAIMS", [])
+    assert [lost_processes.speaks_for_all(GoneStore(), rank) for rank in (3, 2)] == [True, False]
+    lost_processes.CLAIMS.clear()  # as if the process had ended
+    assert lost_processes.speaks_for_all(GoneStore(), 2)
+
+
+def test_of_several_silent_processes_the_first_that_is_not_tells(capfd):
+    for rank in (2, 3):
+        ProcessWatch(Store(), rank, 4)._report([0, 1])
+    assert capfd.readouterr().err.count("process 0, 1 of this run does not answer") == 1
 
 
 def test_who_finds_no_group_in_time_ends(monkeypatch, capfd):

@@ -22,17 +22,19 @@ from fairseq_alma.backends.images.image_checkpoints import (
     write_unfinished,
 )
 from fairseq_alma.backends.images.image_settings import ImageSettings
-from fairseq_alma.backends.images.model_store import ModelStore
+from fairseq_alma.backends.images.model_store import ModelStore, build_network
 from fairseq_alma.backends.images.predictions import Examples, Predictions, write_experts
+from fairseq_alma.backends.images.stage_average import average_of, measure_batch_norm, share_of_new
 from fairseq_alma.backends.images.stage_images import TrainingImages, bootstrap
 from fairseq_alma.backends.images.stage_start import GROWTH_FLOPS, Group, start_stage
-from fairseq_alma.backends.images.stage_training import StageTraining
+from fairseq_alma.backends.images.stage_training import StageTraining, member_states
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.growth.gate_tree import nested_gate_trees
 from fairseq_alma.learners.plan import ModelId, StagePlan, Training
 from fairseq_alma.modules.images.image_input import ImageInput
 from fairseq_alma.runs.loop import Run, StageWork
 from fairseq_alma.runs.run_folder import RunFolder
+from fairseq_alma.runs.stage_end_options import NO_STAGE_ENDS, StageEndOptions
 
 SAVE_EVERY_SECONDS = 20.0
 SEEDS = "seeds"
@@ -46,10 +48,11 @@ class RunModels:
         run: the run.
         settings: of all runs.
         test: examples of the test set.
+        ends: what predicts, and what a stage begins with.
     """
 
-    def __init__(self, run: Run, settings: ImageSettings, test: Examples) -> None:
-        self.store = ModelStore(run.folder, settings)
+    def __init__(self, run: Run, settings: ImageSettings, test: Examples, ends: StageEndOptions) -> None:
+        self.store = ModelStore(run.folder, settings, ends.stage_average is not None)
         joint_logits = settings.joint_logits if settings.is_joint else None
         self.predictions = Predictions(test, self.store.network_of, joint_logits)
         self.last_stage = len(run.plans) - 1
@@ -63,6 +66,7 @@ class ImageBackend:
         runs: that go through the same stages in step.
         shared_folder: where several runs keep the training that they share.
         members_alone: train each member by itself; its last digits do not depend on the others then.
+        ends: what predicts after a stage, and what the next one begins with.
         keep_maps: leave which experts test images go to after every stage, not after the last one alone.
     """
 
@@ -73,12 +77,13 @@ class ImageBackend:
         shared_folder: Path,
         members_alone: bool = False,
         keep_maps: bool = False,
+        ends: StageEndOptions = NO_STAGE_ENDS,
     ) -> None:
         self.settings, self.shared_folder = settings, shared_folder
-        self.members_alone, self.keep_maps = members_alone, keep_maps
+        self.members_alone, self.keep_maps, self.ends = members_alone, keep_maps, ends
         self.stream = settings.stream
         self.source = ImageInput(self.stream.mean, self.stream.std, self.stream.augment).to(settings.device)
-        self.models = {run.folder.root: RunModels(run, settings, self._test_examples) for run in runs}
+        self.models = {run.folder.root: RunModels(run, settings, self._test_examples, ends) for run in runs}
 
     def train(self, works: Sequence[StageWork]) -> list[Mapping[str, Any]]:
         """Train all models of the stage side by side, or one after the other; see `loop.Backend`."""
@@ -104,7 +109,20 @@ class ImageBackend:
                 model.num_images * store.flops_of(model.grown).train + model.growth.get(GROWTH_FLOPS, 0)
                 for model in models
             ),
+            **self._describe_ends(work.plan.stage.index),
         }
+
+    def _describe_ends(self, stage: int) -> dict[str, Any]:
+        """Return what stage.json says of the options of stages' ends; nothing for the paper's way."""
+        if not self.ends.as_record():
+            return {}
+        average = self.ends.stage_average
+        described: dict[str, Any] = {"predicts_with": "last" if average is None else "average"}
+        if average is not None:
+            described["newest_share"] = share_of_new(stage, average)
+        if stage and self.ends.shrink_perturb is not None:
+            described["kept_share"] = self.ends.shrink_perturb
+        return {"anytime": described}
 
     def train_member(self, work: StageWork, training: Training, locks: Sequence[int]) -> None:
         """Train one model of a stage to its end, unless it is there; see `loop.Backend`."""
@@ -165,17 +183,38 @@ class ImageBackend:
         plan = works[0].plan
         rows = self.stream.train_indices(plan.stage.megabatches)
         valid = self._examples(self.stream.valid_indices(plan.stage.megabatches))
-        start = start_stage(plan, group, self.settings, lambda: self._examples(rows), valid)
+        start = start_stage(plan, group, self.settings, lambda: self._examples(rows), valid, self.ends.shrink_perturb)
         bootstraps = [_bootstrap(training, plan, len(rows)) for _, training in group]
         data = TrainingImages.of(self._bytes(rows), self._labels(rows), bootstraps, self.source)
         orders = [seeds.seeded(training.seed, plan.stage.index, seeds.ORDER) for _, training in group]
         training = StageTraining(start.network, data, *valid, self.settings.training(), orders)
         self._run(works, training, [each.seed for _, each in group])
         training.finish()
+        averages = self._averages(group, plan.stage.index, training, rows)
         for unit, (store, each) in enumerate(group):
             epochs = training.epochs_of(unit)
-            num_updates, num_images = epochs * training.updates_per_epoch, epochs * data.num_images
-            store[each.model] = TrainedModel(training.states[unit], start.grown, num_updates, num_images, start.growth)
+            counts = (epochs * training.updates_per_epoch, epochs * data.num_images)
+            trained = TrainedModel(training.states[unit], start.grown, *counts, start.growth, averages[unit])
+            store[each.model] = trained
+
+    def _averages(
+        self, group: Group, stage: int, training: StageTraining, rows: Any
+    ) -> Sequence[Optional[Mapping[str, Tensor]]]:
+        """Return the average of each unit over the ends of stages, with batch norm measured on the stage's images."""
+        how = self.ends.stage_average
+        if how is None:
+            return [None] * len(group)
+        averages = [
+            average_of(None if each.start is None else store[each.start].average, state, share_of_new(stage, how))
+            for (store, each), state in zip(group, training.states, strict=True)
+        ]
+        if stage:
+            trained = [TrainedModel(state, self.settings.grown_layers(training.network), 0, 0) for state in averages]
+            network = build_network(self.settings, trained)
+            measure_batch_norm(network, self._examples(rows)[0].split(training.settings.batch_size))
+            states = [network.state_dict()] if self.settings.is_joint else member_states(network)
+            averages = [{name: tensor.clone() for name, tensor in state.items()} for state in states]
+        return averages
 
     def _unfinished(self, works: Sequence[StageWork]) -> Path:
         """Return where a training that is cut off is resumed from."""

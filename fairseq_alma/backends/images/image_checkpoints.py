@@ -2,7 +2,7 @@
 
 import contextlib
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Callable, Mapping, Optional
 
@@ -19,6 +19,8 @@ from fairseq_alma.models.image_classifier import GrownLayers
 from fairseq_alma.terminal import tell
 
 UNFINISHED = "training.pt"
+AVERAGE = "checkpoint_average.pt"
+"""The averaged weights at the ends of stages, as a checkpoint of their own beside the last one."""
 TRAINING_KEY = "alma_image_training"
 """Key in a checkpoint's ``extra_state``: what `TrainedModel` says beside weights and configuration."""
 _FACTS = {"grown": dict, "num_updates": int, "num_images": int, "growth": dict}
@@ -35,6 +37,7 @@ class TrainedModel:
         num_updates: updates of its last stage.
         num_images: images that these updates trained on, each pass counted.
         growth: what the growth step before its last stage did; empty where it did not grow.
+        average: what predicts instead of its weights; it has a file of its own.
     """
 
     state: Mapping[str, Tensor]
@@ -42,6 +45,12 @@ class TrainedModel:
     num_updates: int
     num_images: int
     growth: Mapping[str, Any] = field(default_factory=dict)
+    average: Optional[Mapping[str, Tensor]] = None
+
+    @property
+    def predicting(self) -> "TrainedModel":
+        """The model by which it predicts."""
+        return self if self.average is None else replace(self, state=self.average, average=None)
 
 
 def write_model(path: Path, model: TrainedModel, config: Mapping[str, Any]) -> None:
@@ -131,7 +140,7 @@ def remove_unfinished(path: Path) -> None:
 
 def remove_model(folder: Path) -> None:
     """Remove what is kept of a model, and its folder if nothing else is in it."""
-    for name in (LAST_CHECKPOINT, UNFINISHED):
+    for name in (LAST_CHECKPOINT, AVERAGE, UNFINISHED):
         (folder / name).unlink(missing_ok=True)
     if folder.is_dir() and not any(folder.iterdir()):
         folder.rmdir()

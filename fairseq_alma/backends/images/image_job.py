@@ -48,7 +48,8 @@ class ImageJob:
         return {"jobs": "given"} if self.request.trains_members_alone else {}
 
     def check(self, plans: Sequence[StagePlan]) -> None:
-        """Leave it to the options themselves; see `request.Job`."""
+        """Refuse averages and perturbations that the stages do not allow; see `request.Job`."""
+        self.request.stage_ends.check_plans(plans)
 
     def train_options(self) -> dict[str, str]:
         """Return what run.json says of the options after ``--``, the paper's values included."""
@@ -92,8 +93,8 @@ class ImageJob:
         settings = ImageSettings(self.images, self.options, trainings[0].num_joint, trainings[0].joint_logits)
         for growth in {training.growth for training in trainings if training.growth is not None}:
             settings.check_growth(growth)
-        alone, keep_maps = self.request.trains_members_alone, self.request.keep_checkpoints
-        return lambda runs: ImageBackend(settings, runs, self.request.run, alone, keep_maps)
+        how = (self.request.trains_members_alone, self.request.keep_checkpoints, self.request.stage_ends)
+        return lambda runs: ImageBackend(settings, runs, self.request.run, *how)
 
 
 def _describe_trainings(plan: StagePlan) -> str:

@@ -1,12 +1,19 @@
 """The trained models of a run: on disk, where a restart finds them, and in memory for the next stage."""
 
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Optional, Sequence
 
 import torch
 
-from fairseq_alma.backends.images.image_checkpoints import TrainedModel, read_model, remove_model, write_model
+from fairseq_alma.backends.images.image_checkpoints import (
+    AVERAGE,
+    TrainedModel,
+    read_model,
+    remove_model,
+    write_model,
+)
 from fairseq_alma.backends.images.image_settings import ImageSettings
 from fairseq_alma.backends.images.network_flops import NetworkFlops, count_flops
 from fairseq_alma.errors import AlmaError
@@ -22,10 +29,11 @@ class ModelStore:
     Args:
         folder: the run.
         settings: of the run.
+        has_averages: whether each model has an average beside its weights.
     """
 
-    def __init__(self, folder: RunFolder, settings: ImageSettings) -> None:
-        self.folder, self.settings = folder, settings
+    def __init__(self, folder: RunFolder, settings: ImageSettings, has_averages: bool = False) -> None:
+        self.folder, self.settings, self.has_averages = folder, settings, has_averages
         self.models: dict[ModelId, TrainedModel] = {}
         self.flops: dict[GrownLayers, NetworkFlops] = {}
         self.kept: Optional[set[ModelId]] = None
@@ -37,7 +45,8 @@ class ModelStore:
 
     def is_whole(self, model: ModelId) -> bool:
         """Tell whether a model's file has its end: what torch saves is a zip file, its directory stands last."""
-        return zipfile.is_zipfile(self._path(model))
+        has_average = not self.has_averages or zipfile.is_zipfile(self._average(model))
+        return has_average and zipfile.is_zipfile(self._path(model))
 
     def __getitem__(self, model: ModelId) -> TrainedModel:
         """Return a model. Raises AlmaError if it is gone."""
@@ -53,7 +62,10 @@ class ModelStore:
     def __setitem__(self, model: ModelId, trained: TrainedModel) -> None:
         """Take in a model, and write its checkpoint."""
         self.folder.require_in_place()
-        write_model(self._path(model), trained, self.settings.checkpoint_config(trained.grown))
+        config = self.settings.checkpoint_config(trained.grown)
+        if trained.average is not None:  # first, as a model is there when its last checkpoint is
+            write_model(self._average(model), trained.predicting, config)
+        write_model(self._path(model), trained, config)
         self.models[model] = trained
 
     def keep_only(self, stage: int, needed: Sequence[ModelId]) -> None:
@@ -67,9 +79,9 @@ class ModelStore:
         self.kept = {*needed}
 
     def network_of(self, models: Sequence[ModelId]) -> ImageNetwork:
-        """Build the network of trained models side by side, unless it is the one that was asked for last."""
+        """Build the network by which models predict, side by side, unless it is the one that was asked for last."""
         if self.built is None or self.built[0] != [*models]:
-            network = build_network(self.settings, [self[model] for model in models])
+            network = build_network(self.settings, [self[model].predicting for model in models])
             self.built = ([*models], network)
         return self.built[1]
 
@@ -92,7 +104,13 @@ class ModelStore:
                 f"{self._path(model)}: not the weights of this run's network ({error}); remove "
                 f"{self.folder.stage_folder(model.stage)} to train that stage again"
             ) from error
-        return trained
+        if not self.has_averages:
+            return trained
+        average = read_model(self._average(model), self.settings.read_grown)
+        return replace(trained, average=average.state)
+
+    def _average(self, model: ModelId) -> Path:
+        return self.folder.model_folder(model) / AVERAGE
 
     def _path(self, model: ModelId) -> Path:
         return self.folder.checkpoint(model)

@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-INITIAL_WEIGHTS, ORDER, BOOTSTRAP, GROWTH = range(4)
+INITIAL_WEIGHTS, ORDER, BOOTSTRAP, GROWTH, PERTURBATION = range(5)
 
 
 def seeded(*numbers: int) -> torch.Generator:

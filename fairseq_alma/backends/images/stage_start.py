@@ -1,8 +1,9 @@
 """The network that a stage starts from: new, or as the stage before has left it, grown if the learner grows."""
 
 from dataclasses import dataclass
-from typing import Any, Callable, Mapping, Sequence
+from typing import Any, Callable, Mapping, Optional, Sequence
 
+import torch
 from torch import Generator
 
 from fairseq_alma.backends.images import seeds
@@ -43,6 +44,7 @@ def start_stage(
     settings: ImageSettings,
     examples: Callable[[], Examples],
     valid: Examples,
+    shrink_perturb: Optional[float] = None,
 ) -> Start:
     """Return what a stage starts from.
 
@@ -52,6 +54,7 @@ def start_stage(
         settings: of the run.
         examples: returns the stage's training examples.
         valid: the stage's validation examples.
+        shrink_perturb: see `StageEndOptions`.
     """
     first = group[0][1]
     if first.start is None:
@@ -63,6 +66,11 @@ def start_stage(
         return Start(network.to(settings.device), settings.grown_layers(network), {})
     before = [models[training.start] for models, training in group if training.start is not None]
     network = build_network(settings, before)
+    if shrink_perturb is not None:
+        drawn = [(training.seed, plan.stage.index) for _, training in group]
+        if settings.is_joint:
+            drawn = [(member_seed(first.seed, member), plan.stage.index) for member in range(settings.num_joint)]
+        _perturb(network, settings.build(len(drawn)), drawn, shrink_perturb)
     if first.growth is None:
         return Start(network, before[0].grown, {})
     generator = seeds.seeded(first.growth.seed, plan.stage.index, seeds.GROWTH)
@@ -92,3 +100,11 @@ def _grow(
         network, *examples(), batch_size, first_channels, growth.share, generator, growth.share_of
     )
     return network, {GROWTH_FLOPS: flops}
+
+
+@torch.no_grad()
+def _perturb(network: ImageNetwork, fresh: ImageNetwork, drawn: Sequence[tuple[int, int]], share: float) -> None:
+    """Keep a share of each weight; the rest is an initial weight, drawn from each member's seed and the stage."""
+    fresh.reset_parameters([seeds.seeded(*numbers, seeds.PERTURBATION) for numbers in drawn])
+    for old, new in zip(network.parameters(), fresh.parameters(), strict=True):
+        old.mul_(share).add_(new.to(old.device), alpha=1 - share)

@@ -96,7 +96,7 @@ class StageTraining:
         self.parameters = FlatParameters(network)
         self.optimizer = settings.build_optimizer(self.parameters.parts)
         self.epoch = 0
-        self.states = [network.state_dict()] if settings.is_joint else _member_states(network)  # views
+        self.states = [network.state_dict()] if settings.is_joint else member_states(network)  # views
         self.best = [{name: tensor.clone() for name, tensor in state.items()} for state in self.states]
         self.units = [UnitProgress() for _ in self.states]
 
@@ -210,5 +210,6 @@ def member_logits(network: ImageNetwork, images: Tensor) -> Tensor:
     return torch.cat([network(chunk) for chunk in images.split(CHUNK)], dim=1)
 
 
-def _member_states(network: ImageNetwork) -> list[dict[str, Tensor]]:
+def member_states(network: ImageNetwork) -> list[dict[str, Tensor]]:
+    """Return the state of each member; their memory is the network's."""
     return [network.member_state(member) for member in range(network.num_members)]

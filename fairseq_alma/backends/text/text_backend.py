@@ -192,6 +192,8 @@ class TextBackend:
             self._join(work)
         for split in TEST_SPLITS:
             results[split] = self._evaluate(work, self.commands.test(plan, split), split, self._log(plan, split))
+        if self.commands.matrix:
+            results["matrix"] = self._test_matrix(work)
         facts = [self.describe(self.folder.checkpoint(model)) for model in plan.predictors]
         return {
             "num_params": sum(fact.num_params for fact in facts),
@@ -200,6 +202,14 @@ class TextBackend:
             "test_flops_per_token": sum(fact.test_flops_per_token for fact in facts),
             **results,
         }
+
+    def _test_matrix(self, work: StageWork) -> dict[str, list[float]]:
+        """Return the losses on the held-out slice and on a training slice of each mega-batch, in bits per token."""
+        losses = [
+            self._evaluate(work, self.commands.test(work.plan, split), split, self._log(work.plan, "matrix"))["loss"]
+            for split in self.commands.matrix_splits()
+        ]
+        return {"held_out": losses[: self.commands.matrix], "training": losses[self.commands.matrix :]}
 
     def keep_only(self, folder: RunFolder, stage: int, needed: Sequence[ModelId]) -> None:
         """Remove checkpoints that neither a later stage nor the report needs; see `loop.Backend`."""

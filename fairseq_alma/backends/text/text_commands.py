@@ -8,6 +8,7 @@ import fairseq_alma
 from fairseq_alma.backends.text.process import Command
 from fairseq_alma.backends.text.train_options import Option, TrainOptions, replace_option
 from fairseq_alma.checkpoints import LAST_CHECKPOINT
+from fairseq_alma.data.stream import holdout_name, slice_name
 from fairseq_alma.learners.plan import Growth, ModelId, StagePlan, Training
 from fairseq_alma.runs.anytime_options import PAPERS_WAY, AnytimeOptions
 from fairseq_alma.runs.curve_options import CURVE_OPTIONS, TENSORBOARD, CurveOptions
@@ -48,6 +49,7 @@ class TextCommands:
         nodes: of a SLURM allocation, that these processes are dealt to.
         anytime: what runs on from stage to stage, and what is tested.
         beginning: checkpoint whose weights a training has that starts from no model of the run; None: random ones.
+        matrix: mega-batches of which a held-out and a training slice are tested after each stage; 0: none.
     """
 
     stream: Path
@@ -62,6 +64,7 @@ class TextCommands:
     nodes: int = 1
     anytime: AnytimeOptions = PAPERS_WAY
     beginning: Optional[Path] = None
+    matrix: int = 0
 
     def all_of(self, plan: StagePlan) -> list[Command]:
         """Return the commands of a stage in order."""
@@ -75,7 +78,7 @@ class TextCommands:
                 before = self.test_ungrown(training)
                 commands += [self.test_grown(training), *([before] if before is not None else [])]
         commands += [self.join(plan)] if plan.combine != "single" else []
-        return commands + [self.test(plan, split) for split in TEST_SPLITS]
+        return commands + [self.test(plan, split) for split in (*TEST_SPLITS, *self.matrix_splits())]
 
     @property
     def live(self) -> CurveOptions:
@@ -141,8 +144,12 @@ class TextCommands:
         members = tuple(str(self.predicting(model)) for model in plan.predictors)
         return Command("alma-ensemble", (members, ("--out", str(self.predictor(plan)), "--force")))
 
+    def matrix_splits(self) -> list[str]:
+        """Return what else is tested after each stage: held-out and training slices of all mega-batches."""
+        return [name(t) for name in (holdout_name, slice_name) for t in range(self.matrix)]
+
     def test(self, plan: StagePlan, split: str) -> Command:
-        """Return the command that tests what predicts after the stage on ``valid`` or ``test``."""
+        """Return the command that tests what predicts after the stage on a split, such as ``valid``."""
         return self._evaluate(self.predictor(plan), split)
 
     def test_grown(self, training: Training) -> Command:
@@ -231,7 +238,8 @@ class TextCommands:
         """Return the options of the average, and of a decay within the training at hand."""
         groups: Groups = []
         if self.anytime.replay_share is not None:
-            groups.append(("--replay-share", f"{self.anytime.replay_share:g}"))
+            order = ("--replay-order", self.anytime.replay_order) if self.anytime.replay_order is not None else ()
+            groups.append(("--replay-share", f"{self.anytime.replay_share:g}", *order))
         if self.anytime.best_checkpoint:
             groups.append(("--best-checkpoint-metric", "nll_loss"))
         if self.anytime.ema_half_life is not None:

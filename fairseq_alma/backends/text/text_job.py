@@ -55,13 +55,26 @@ class TextJob:
             nodes=request.nodes,
             anytime=request.anytime,
             beginning=request.finetune_from_model,
+            matrix=self._matrix_size(),
         )
+
+    def _matrix_size(self) -> int:
+        """Return how many mega-batches --matrix looks at. Raises ValueError if nothing is held out of them."""
+        if not self.request.matrix or self.stream is None:
+            return 0
+        if not self.stream.has_holdouts:
+            raise ValueError(
+                f"--matrix: nothing is held out of the mega-batches of {self.stream.root}; prepare a stream with "
+                "alma-prep-text --holdout-words N"
+            )
+        return self.stream.num_megabatches
 
     def recorded(self) -> dict[str, Any]:
         """Return the options that run.json names; see `request.Job`."""
         start = self.request.finetune_from_model
         started = {} if start is None else {"finetune_from_model": str(start)}
-        return {"save_every": self.request.save_every, "validate": self.request.validate, **started}
+        matrix = {"matrix": True} if self.request.matrix else {}
+        return {"save_every": self.request.save_every, "validate": self.request.validate, **started, **matrix}
 
     def check(self, plans: Sequence[StagePlan]) -> None:
         """Refuse options after ``--`` that contradict those before it; see `request.Job`."""

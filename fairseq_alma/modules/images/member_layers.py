@@ -102,6 +102,7 @@ class MemberBatchNorm2d(nn.Module):
         self.bias = nn.Parameter(torch.zeros(num_members, num_channels))
         self.register_buffer("running_mean", torch.zeros(num_members, num_channels))
         self.register_buffer("running_var", torch.ones(num_members, num_channels))
+        self.momentum = BATCH_NORM_MOMENTUM
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise (B, N O, H, W)."""
@@ -112,6 +113,6 @@ class MemberBatchNorm2d(nn.Module):
             self.weight.view(-1),
             self.bias.view(-1),
             training=self.training,
-            momentum=BATCH_NORM_MOMENTUM,
+            momentum=self.momentum,
             eps=BATCH_NORM_EPS,
         )

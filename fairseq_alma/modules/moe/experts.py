@@ -133,8 +133,7 @@ class Experts(nn.Module):
 def _looped_linear(x: Tensor, weight: Tensor, bias: Tensor, counts: list[int]) -> Tensor:
     """Apply each expert's map to its rows, in autocast's precision where that is on, as ``F.linear`` would."""
     if torch.is_autocast_enabled("cpu"):
-        dtype = torch.get_autocast_dtype("cpu")
-        x, weight, bias = x.to(dtype), weight.to(dtype), bias.to(dtype)
+        x = x.to(torch.get_autocast_dtype("cpu"))
     return LoopedGroupedLinear.apply(x, weight, bias, counts)
 
 
@@ -142,7 +141,8 @@ class LoopedGroupedLinear(torch.autograd.Function):
     """Apply expert e's map to its slice of the rows, one expert after the other; rows are sorted by expert.
 
     The gradients are written by hand: each product goes straight into its slice of the stacked gradient, where
-    autograd would build a full-sized zero tensor per expert and add them all up.
+    autograd would build a full-sized zero tensor per expert and add them all up. Where rows are in bf16 and weights in
+    fp32, one expert's weights at a time are copied, which stay in the cache.
     """
 
     @staticmethod
@@ -157,13 +157,13 @@ class LoopedGroupedLinear(torch.autograd.Function):
             counts: number of rows of each expert; they sum to S.
 
         Returns:
-            (S, O).
+            (S, O), in the precision of ``x``.
         """
         ctx.save_for_backward(x, weight)
         ctx.counts = counts
         out = x.new_empty(x.size(0), weight.size(1))
         for expert, rows in _slices(counts):
-            torch.addmm(bias[expert], x[rows], weight[expert].t(), out=out[rows])
+            torch.addmm(bias[expert].to(x.dtype), x[rows], weight[expert].to(x.dtype).t(), out=out[rows])
         return out
 
     @staticmethod
@@ -175,8 +175,11 @@ class LoopedGroupedLinear(torch.autograd.Function):
         grad_weight = torch.empty_like(weight)
         grad_bias = weight.new_zeros(weight.shape[:2])
         for expert, rows in _slices(ctx.counts):
-            torch.mm(grad[rows], weight[expert], out=grad_x[rows])
-            torch.mm(grad[rows].t(), x[rows], out=grad_weight[expert])
+            torch.mm(grad[rows], weight[expert].to(x.dtype), out=grad_x[rows])
+            if weight.dtype == x.dtype:
+                torch.mm(grad[rows].t(), x[rows], out=grad_weight[expert])
+            else:
+                grad_weight[expert] = torch.mm(grad[rows].t(), x[rows])
             torch.sum(grad[rows], dim=0, out=grad_bias[expert])
         return grad_x, grad_weight, grad_bias, None
 

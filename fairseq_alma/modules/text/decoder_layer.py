@@ -14,6 +14,8 @@ from torch import Tensor, nn
 from fairseq_alma.growth.gate_tree import GateTree
 from fairseq_alma.modules.moe.gate import Routing
 from fairseq_alma.modules.moe.switch_layer import SwitchLayer, SwitchStatistics
+from fairseq_alma.modules.text.dropout import dropout, uses_short_numbers
+from fairseq_alma.modules.text.dropped_attention import DroppedCausalAttention
 
 IncrementalState = dict[str, dict[str, Optional[Tensor]]]
 
@@ -74,13 +76,12 @@ class CausalSelfAttention(FairseqIncrementalState, nn.Module):
         query, key, value = qkv.permute(2, 0, 3, 1, 4)  # three times (B, H, T, M/H)
         if incremental_state is not None:
             key, value = self._extend_cache(key, value, incremental_state)
-        out = F.scaled_dot_product_attention(
-            query,
-            key,
-            value,
-            dropout_p=self.dropout if self.training else 0.0,
-            is_causal=incremental_state is None,
-        )
+        probability = self.dropout if self.training else 0.0
+        if incremental_state is None and uses_short_numbers(query, probability):
+            out = DroppedCausalAttention.apply(query, key, value, probability)
+        else:
+            causal = incremental_state is None
+            out = F.scaled_dot_product_attention(query, key, value, dropout_p=probability, is_causal=causal)
         return self.out_proj(out.transpose(1, 2).reshape(batch, length, model_dim))
 
     def _extend_cache(self, key: Tensor, value: Tensor, incremental_state: IncrementalState) -> tuple[Tensor, Tensor]:
@@ -143,18 +144,18 @@ class DecoderLayer(nn.Module):
         """
         residual = x
         x = self.self_attn(self.self_attn_layer_norm(x), incremental_state)
-        x = residual + F.dropout(x, self.shape.dropout, self.training)
+        x = residual + dropout(x, self.shape.dropout, self.training)
         residual = x
         x = self.final_layer_norm(x)
         routing, statistics = None, None
         if self.switch is None:
-            x = F.dropout(self.shape.activation(self.fc1(x)), self.shape.activation_dropout, self.training)
+            x = dropout(self.shape.activation(self.fc1(x)), self.shape.activation_dropout, self.training)
             x = self.fc2(x)
         else:
             flat_padding = None if padding is None else padding.flatten()
             flat, routing, statistics = self.switch(x.flatten(0, 1), flat_padding)
             x = flat.view_as(residual)
-        return residual + F.dropout(x, self.shape.dropout, self.training), routing, statistics
+        return residual + dropout(x, self.shape.dropout, self.training), routing, statistics
 
 
 def _linear(in_features: int, out_features: int) -> nn.Linear:

@@ -7,7 +7,7 @@ PyTorch 2.13 brings ``linear_cross_entropy`` for this; older versions, which we 
 Letters: S tokens, M model dim, V vocabulary size.
 """
 
-from typing import Any, Iterator
+from typing import Any, Iterator, Optional
 
 import torch
 import torch.nn.functional as F
@@ -15,6 +15,10 @@ from torch import Tensor
 
 CHUNK_ELEMENTS = 2**28  # of the (chunk x V) fp32 logits on a GPU: 1 GiB
 CHUNK_ELEMENTS_CPU = 2**25  # 128 MiB; smaller chunks were slower on two cores
+CHUNK_ELEMENTS_BF16 = 2**27  # of bf16 logits on a CPU: 256 MiB; each chunk reads and writes the weights' whole gradient
+CACHED_ELEMENTS = 2**20  # of fp32 logits, for each core: 4 MiB
+
+SumAndGradients = tuple[Tensor, Optional[Tensor], Optional[Tensor]]
 
 
 class LinearCrossEntropy(torch.autograd.Function):
@@ -35,24 +39,10 @@ class LinearCrossEntropy(torch.autograd.Function):
             Scalar fp32, in nats.
         """
         needs_grad = ctx.needs_input_grad[0] or ctx.needs_input_grad[1]
-        total = torch.zeros((), dtype=torch.float32, device=features.device)
+        compute = _in_bf16_on_a_cpu if _product_dtype(weight) == torch.bfloat16 else _by_chunks
+        total, grad_features, grad_weight = compute(features, weight, target, ignore_index, needs_grad)
         if needs_grad:
-            grad_features = torch.empty_like(features)
-            grad_weight = torch.zeros_like(weight, dtype=torch.float32)
-        for rows in _chunks(features, weight):
-            log_probs = F.log_softmax(F.linear(features[rows], weight), dim=1, dtype=torch.float32)
-            keep = target[rows] != ignore_index
-            index = target[rows].masked_fill(~keep, 0).unsqueeze(1)
-            total -= (log_probs.gather(1, index).squeeze(1) * keep).sum()
-            if needs_grad:
-                # d loss / d logits = softmax - one-hot, zero for ignored tokens
-                grad_logits = log_probs.exp_()
-                grad_logits.scatter_add_(1, index, torch.full_like(index, -1, dtype=torch.float32))
-                grad_logits = grad_logits.mul_(keep.unsqueeze(1)).to(weight.dtype)
-                grad_features[rows] = grad_logits @ weight
-                grad_weight += grad_logits.t() @ features[rows]
-        if needs_grad:
-            ctx.save_for_backward(grad_features, grad_weight.to(weight.dtype))
+            ctx.save_for_backward(grad_features, grad_weight)
         return total
 
     @staticmethod
@@ -60,7 +50,99 @@ class LinearCrossEntropy(torch.autograd.Function):
         """Scale the gradients that forward has computed."""
         grad_features, grad_weight = ctx.saved_tensors
         (scale,) = grads
+        if scale.device.type == "cpu" and scale == 1:  # asking a GPU would take longer
+            return grad_features, grad_weight, None, None
         return grad_features * scale.to(grad_features.dtype), grad_weight * scale.to(grad_weight.dtype), None, None
+
+
+def _product_dtype(weight: Tensor) -> Optional[torch.dtype]:
+    """Return the precision of products on a CPU, None on a GPU."""
+    if weight.device.type != "cpu":
+        return None
+    return torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else weight.dtype
+
+
+def _by_chunks(
+    features: Tensor, weight: Tensor, target: Tensor, ignore_index: int, needs_grad: bool
+) -> SumAndGradients:
+    """Compute a chunk of the logits, its loss and its gradients, then the next."""
+    total = torch.zeros((), dtype=torch.float32, device=features.device)
+    grad_features, grad_weight = torch.empty_like(features), None
+    for rows in _chunks(features, weight):
+        log_probs = _log_softmax(F.linear(features[rows], weight))
+        is_ignored = target[rows] == ignore_index
+        index = target[rows].masked_fill(is_ignored, 0).unsqueeze(1)
+        total -= (log_probs.gather(1, index).squeeze(1) * ~is_ignored).sum()
+        if needs_grad:
+            # d loss / d logits = softmax - one-hot, zero for ignored tokens
+            grad_logits = log_probs.exp_()
+            grad_logits.scatter_add_(1, index, torch.full_like(index, -1, dtype=torch.float32))
+            grad_logits = _without(grad_logits, is_ignored).to(weight.dtype)
+            grad_features[rows] = grad_logits @ weight
+            product = grad_logits.t() @ features[rows]
+            grad_weight = product.float() if grad_weight is None else grad_weight.add_(product)
+    return total, grad_features, None if grad_weight is None else grad_weight.to(weight.dtype)
+
+
+def _log_softmax(logits: Tensor) -> Tensor:
+    """Return fp32 log-probabilities, in place where there is room for them: on a CPU fresh memory costs as much."""
+    if logits.device.type == "cpu" and logits.dtype == torch.float32:
+        return torch.log_softmax(logits, dim=1, out=logits)
+    return F.log_softmax(logits, dim=1, dtype=torch.float32)
+
+
+def _without(grad_logits: Tensor, is_ignored: Tensor) -> Tensor:
+    """Set the rows of ignored tokens to zero."""
+    if grad_logits.device.type == "cpu":  # where to ask which they are costs less than to go through all
+        return grad_logits.index_fill_(0, is_ignored.nonzero().squeeze(1), 0.0)
+    return grad_logits.mul_(~is_ignored.unsqueeze(1))
+
+
+def _in_bf16_on_a_cpu(
+    features: Tensor, weight: Tensor, target: Tensor, ignore_index: int, needs_grad: bool
+) -> SumAndGradients:
+    """Compute the same with one copy of the weights and one pass of exponentials, which stays in the cache.
+
+    Logits are bf16, as autocast would have them, and become their own gradients; softmax and losses are fp32.
+    """
+    grad_features, grad_weight = torch.empty_like(features), None
+    with torch.autocast("cpu", enabled=False):
+        short_features, short_weight = features.to(torch.bfloat16), weight.to(torch.bfloat16)
+        is_ignored = target == ignore_index
+        index = target.masked_fill(is_ignored, 0).unsqueeze(1)
+        losses = torch.empty(len(features))
+        for rows in _chunks(features, weight, CHUNK_ELEMENTS_BF16):
+            logits = torch.mm(short_features[rows], short_weight.t())
+            losses[rows] = _losses_and_gradients(logits, index[rows])
+            if needs_grad:
+                grad_logits = _without(logits, is_ignored[rows])
+                grad_features[rows] = grad_logits @ short_weight
+                product = grad_logits.t() @ short_features[rows]
+                grad_weight = product.to(weight.dtype) if grad_weight is None else grad_weight.add_(product)
+    return losses.masked_fill_(is_ignored, 0.0).sum(), grad_features, grad_weight
+
+
+def _losses_and_gradients(logits: Tensor, index: Tensor) -> Tensor:
+    """Write d loss / d logits = softmax - one-hot over bf16 logits.
+
+    Args:
+        logits: (S, V), overwritten.
+        index: (S, 1), the right tokens.
+
+    Returns:
+        (S,) fp32: the losses.
+    """
+    losses = torch.empty(len(logits))
+    size = max(1, CACHED_ELEMENTS * torch.get_num_threads() // logits.size(1))
+    for start in range(0, len(logits), size):
+        rows = slice(start, start + size)
+        exact = logits[rows].float()
+        probs = torch.softmax(exact, dim=1)
+        # log of the sum of exponentials: the largest logit less the logarithm of its probability, which is never zero
+        log_sums = exact.amax(dim=1) - probs.amax(dim=1).log()
+        losses[rows] = log_sums - exact.gather(1, index[rows]).squeeze(1)
+        logits[rows] = probs.scatter_add_(1, index[rows], torch.full_like(index[rows], -1, dtype=torch.float32))
+    return losses
 
 
 def linear_cross_entropy(features: Tensor, weight: Tensor, target: Tensor, ignore_index: int) -> Tensor:
@@ -87,8 +169,8 @@ def token_losses(features: Tensor, weight: Tensor, target: Tensor) -> Tensor:
     return losses
 
 
-def _chunks(features: Tensor, weight: Tensor) -> Iterator[slice]:
-    elements = CHUNK_ELEMENTS_CPU if features.device.type == "cpu" else CHUNK_ELEMENTS
+def _chunks(features: Tensor, weight: Tensor, elements: Optional[int] = None) -> Iterator[slice]:
+    elements = elements or (CHUNK_ELEMENTS_CPU if features.device.type == "cpu" else CHUNK_ELEMENTS)
     size = max(1, elements // len(weight))
     for start in range(0, len(features), size):
         yield slice(start, start + size)

@@ -36,7 +36,7 @@ def draw_all(runs: RunTable, out: Path, paper: bool = False) -> list[FigureFile]
         AlmaError: matplotlib is not installed.
     """
     try:
-        from fairseq_alma.report.figures import anytime_curve, expert_map, expert_usage, radar, trade_off
+        from fairseq_alma.report.figures import anytime_curve, expert_map, expert_usage, matrix, radar, trade_off
         from fairseq_alma.report.figures.style import applied, save
     except ModuleNotFoundError as error:
         if error.name != "matplotlib":
@@ -54,7 +54,7 @@ def draw_all(runs: RunTable, out: Path, paper: bool = False) -> list[FigureFile]
             ending, where = "", ""
             if len(streams) > 1:
                 ending, where = f"-{number}", f": {stream.get('dataset') or Path(str(stream['path'])).name}"
-            for draw in (*draws, expert_usage.draw, expert_map.draw):
+            for draw in (*draws, matrix.draw, expert_usage.draw, expert_map.draw):
                 try:
                     drawings = draw(same, groups, paper)
                 except AlmaError as error:

@@ -82,6 +82,14 @@ def test_the_best_checkpoint_predicts_and_the_next_stage_begins_with_it():
     assert has(train.arguments, "--continue-once", "R/stage-000/member-0/checkpoint_last.pt")
 
 
+def test_replay_says_its_order_only_where_one_was_given():
+    plan = second_stage()
+    train, _, _ = anytime(replay_share=0.25).all_of(plan)
+    assert has(train.arguments, "--replay-share", "0.25") and "--replay-order" not in train.arguments
+    train, _, _ = anytime(replay_share=0.25, replay_order="least-seen").all_of(plan)
+    assert has(train.arguments, "--replay-share", "0.25", "--replay-order", "least-seen")
+
+
 def test_a_stage_re_warms_lower_than_the_one_before():
     words = ("--lr-scheduler", "polynomial_decay", "--total-num-update", "100")
     plan = second_stage()

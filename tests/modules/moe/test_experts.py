@@ -89,3 +89,15 @@ def test_an_expert_without_tokens_has_zero_gradients():
     experts(torch.randn(3, 8), dispatch_tokens(routing, 0.0)).sum().backward()
     assert not experts.fc1_weight.grad[1].any()
     assert experts.fc1_weight.grad[2].any()
+
+
+def test_rows_in_bf16_leave_the_weights_and_their_gradients_in_fp32():
+    layer = layer_of(3)
+    layer.experts.activation = torch.tanh  # rounding moves a ReLU over its edge
+    x = torch.randn(20, 8)
+    dispatch = dispatch_tokens(layer.gate(x), capacity_factor=0)
+    with torch.autocast("cpu", torch.bfloat16):
+        got = run(layer, layer.experts._looped, x, dispatch)
+    assert {each.dtype for each in got} == {torch.float32}
+    for a, b in zip(got, run(layer, layer.experts._looped, x, dispatch), strict=True):
+        assert (a - b).norm() < 0.02 * b.norm()

@@ -9,6 +9,8 @@ from fairseq_alma.modules.text.linear_cross_entropy import linear_cross_entropy,
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch):
     monkeypatch.setattr(module, "CHUNK_ELEMENTS_CPU", 3 * 11)  # three tokens, vocabulary size eleven
+    monkeypatch.setattr(module, "CHUNK_ELEMENTS_BF16", 6 * 11)
+    monkeypatch.setattr(module, "CACHED_ELEMENTS", 2 * 11)
 
 
 def inputs(dtype=torch.double):
@@ -52,3 +54,28 @@ def test_without_gradients_none_are_computed():
     with torch.no_grad():
         loss = linear_cross_entropy(features, weight, target, ignore_index=1)
     assert not loss.requires_grad
+
+
+@pytest.mark.parametrize("by", ["autocast", "weights"])
+def test_in_bf16_the_gradients_are_those_of_bf16_logits_and_an_fp32_softmax(by):
+    dtype = torch.float if by == "autocast" else torch.bfloat16
+    features, weight, target = inputs(dtype)
+    with torch.autocast("cpu", torch.bfloat16, enabled=by == "autocast"):
+        loss = linear_cross_entropy(features, weight, target, ignore_index=1)
+    loss.backward()
+    assert loss.dtype == torch.float
+    assert features.grad.dtype == weight.grad.dtype == dtype
+    logits = F.linear(features.bfloat16(), weight.bfloat16()).detach().float().requires_grad_()
+    want = F.cross_entropy(logits, target, ignore_index=1, reduction="sum")
+    torch.testing.assert_close(loss.detach(), want.detach())
+    (grad_logits,) = torch.autograd.grad(want, logits)
+    short = grad_logits.bfloat16().float()
+    torch.testing.assert_close(features.grad.float(), short @ weight.bfloat16().float(), rtol=8e-3, atol=2e-2)
+    torch.testing.assert_close(weight.grad.float(), short.t() @ features.bfloat16().float(), rtol=8e-3, atol=2e-2)
+
+
+def test_a_loss_in_bf16_is_finite_for_tokens_whose_probability_is_zero_in_fp32():
+    features, weight = torch.tensor([[1.0]]), torch.tensor([[0.0], [200.0]])
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = linear_cross_entropy(features, weight, torch.tensor([0]), ignore_index=1)
+    assert loss.item() == 200.0

@@ -1,0 +1,100 @@
+"""What a model knows of each mega-batch after each arrival, what of it is memorised, and what is forgotten again.
+
+Of each mega-batch a slice is held out, and as much of what is trained on is tested too (``alma-stream --matrix``).
+"""
+
+import math
+from typing import Any, Callable, Mapping, Optional, Sequence
+
+import numpy as np
+from pandas import DataFrame
+
+from fairseq_alma.report.experiment import Experiment
+from fairseq_alma.report.spread import Spread, half_width
+from fairseq_alma.report.table import NOTHING, Cell, Table
+
+HELD_OUT, TRAINING = "held_out", "training"
+SHOWN = {HELD_OUT: "held-out", TRAINING: "training"}
+NOTES = (
+    "m0, m1, ...: loss in nats per token on a slice of that mega-batch after the arrival at the left, mean over seeds. "
+    "held-out: it is never trained on; training: it is, once the mega-batch has arrived. memorised: held-out minus "
+    "training loss, mean over what has arrived. forgotten: the loss minus that right after the mega-batch's own stage, "
+    "mean over those of earlier stages; negative where it still falls. ±: half of the 95 % interval over seeds "
+    "(Student's t), which one seed has not."
+)
+Matrix = Mapping[int, np.ndarray]
+"""Arrival of an update -> (B,) losses in nats."""
+
+
+def matrices_of(experiment: Experiment) -> dict[Any, dict[str, Matrix]]:
+    """Return the losses on both slices of each mega-batch, by seed; seeds without any are left out."""
+    rows = experiment.arrivals[experiment.arrivals.matrix.notna()]
+    found: dict[Any, dict[str, Matrix]] = {}
+    for run, own in rows.groupby("run"):
+        told = dict(zip(own.arrival, own.matrix, strict=True))
+        found[experiment.runs.seeds[run]] = {
+            name: {arrival: math.log(2) * np.array(each[name]) for arrival, each in told.items()} for name in SHOWN
+        }
+    return found
+
+
+def mean_matrix(matrices: Mapping[Any, Mapping[str, Matrix]], name: str) -> Matrix:
+    """Return the means over seeds at the arrivals that all of them have, over the mega-batches that all of them had."""
+    each = [matrix[name] for matrix in matrices.values()]
+    arrivals = sorted(set.intersection(*map(set, each)))
+    size = min(len(row) for matrix in each for row in matrix.values())
+    return {arrival: np.mean([matrix[arrival][:size] for matrix in each], axis=0) for arrival in arrivals}
+
+
+def memorised(matrix: Mapping[str, Matrix], arrival: int) -> float:
+    """Return the held-out minus the training loss after an arrival, mean over what has arrived."""
+    gap = matrix[HELD_OUT][arrival] - matrix[TRAINING][arrival]
+    return float(gap[: arrival + 1].mean())
+
+
+def forgotten(matrix: Matrix, arrival: int) -> Optional[float]:
+    """Return the rise of the loss since right after each mega-batch's own stage, mean over those of earlier stages."""
+    rises = []
+    for megabatch in range(arrival):
+        own = min(each for each in matrix if each >= megabatch)  # the stage that it was gathered for
+        if own < arrival:
+            rises.append(matrix[arrival][megabatch] - matrix[own][megabatch])
+    return float(np.mean(rises)) if rises else None
+
+
+def matrix_table(
+    groups: Sequence[Experiment], naming_of: Callable[[Sequence[Experiment]], Callable[[Experiment], dict[str, Any]]]
+) -> Table:
+    """Lay out the losses on slices of each mega-batch, two rows for each arrival of each experiment.
+
+    Args:
+        groups: experiments on text.
+        naming_of: makes what names an experiment in a row.
+    """
+    found = [(each, matrices) for each in groups if (matrices := matrices_of(each))]
+    naming = naming_of([each for each, _ in found])
+    rows = []
+    for each, matrices in found:
+        for name, shown in SHOWN.items():
+            for arrival, losses in mean_matrix(matrices, name).items():
+                row = {**naming(each), "slice": shown, "after": f"t{arrival}"}
+                row |= {f"m{number}": Cell(f"{loss:.4f}", float(loss)) for number, loss in enumerate(losses)}
+                gap = {seed: memorised(matrix, arrival) for seed, matrix in matrices.items()}
+                row["memorised"] = _cell(gap) if name == TRAINING else NOTHING
+                row["forgotten"] = _cell({seed: forgotten(matrix[name], arrival) for seed, matrix in matrices.items()})
+                rows.append(row)
+    cells = DataFrame(rows)
+    if len(cells):  # streams of different lengths
+        last = ["memorised", "forgotten"]
+        cells = cells[[title for title in cells if title not in last] + last]
+        cells = cells.astype(object).where(cells.notna(), NOTHING) if cells.isna().any(axis=None) else cells
+    num_names = len(naming(found[0][0])) + 2 if found else 1
+    return Table("matrix", "What is known of each mega-batch", cells, NOTES, num_names)
+
+
+def _cell(by_seed: Mapping[Any, Optional[float]]) -> Cell:
+    spread = Spread.of(by_seed)
+    if spread is None:
+        return NOTHING
+    half = half_width(spread)
+    return Cell(f"{spread.mean:+.4f}" + ("" if half is None else f" ± {half:.4f}"), spread)

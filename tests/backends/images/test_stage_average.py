@@ -1,0 +1,62 @@
+import pytest
+import torch
+
+from fairseq_alma.backends.images.stage_average import average_of, measure_batch_norm, share_of_new
+from fairseq_alma.modules.images.member_layers import MemberBatchNorm2d
+from fairseq_alma.modules.images.mlp import MLP
+from fairseq_alma.modules.images.vgg import VGG
+
+
+def states(number):
+    generator = torch.Generator().manual_seed(3)
+    return [{"weight": torch.randn(4, 5, generator=generator)} for _ in range(number)]
+
+
+def test_the_mean_over_stages_is_that_of_all_their_ends():
+    ends, average = states(6), None
+    for stage, end in enumerate(ends):
+        average = average_of(average, end, share_of_new(stage, "mean"))
+    torch.testing.assert_close(average["weight"], torch.stack([end["weight"] for end in ends]).mean(dim=0))
+
+
+@pytest.mark.parametrize("half_life", ["1/32", "1/8"])
+def test_what_an_average_is_made_of_is_half_forgotten_after_its_half_life(half_life):
+    kept, stage = 1.0, 800
+    while kept > 0.5:
+        stage += 1
+        kept *= 1 - share_of_new(stage, half_life)
+    numerator, denominator = map(int, half_life.split("/"))
+    assert stage / 800 == pytest.approx(1 + numerator / denominator, rel=0.01)
+
+
+def test_an_average_is_no_view_of_the_weights_that_are_trained_on():
+    (end,) = states(1)
+    average = average_of(None, end, 1.0)
+    end["weight"].zero_()
+    assert average["weight"].abs().sum() > 0
+
+
+def test_batch_norm_is_measured_anew_as_the_mean_over_batches():
+    network = VGG((1, 32, 32), 4, [3] * 16, num_members=2)
+    network.reset_parameters([torch.Generator().manual_seed(seed) for seed in (1, 2)])
+    images = torch.randn(12, 1, 32, 32, generator=torch.Generator().manual_seed(4))
+    before = {name: parameter.clone() for name, parameter in network.named_parameters()}
+    assert measure_batch_norm(network, images.split(4)) == 12
+    norm = next(module for module in network.modules() if isinstance(module, MemberBatchNorm2d))
+    measured = norm.running_mean.flatten().clone(), norm.running_var.flatten().clone()
+    seen = []
+    hook = norm.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0]))
+    with torch.no_grad():
+        network.train()
+        for batch in images.split(4):
+            network(batch)
+    hook.remove()
+    means = torch.stack([each.mean(dim=(0, 2, 3)) for each in seen]).mean(dim=0)
+    variances = torch.stack([each.var(dim=(0, 2, 3)) for each in seen]).mean(dim=0)
+    torch.testing.assert_close(measured, (means, variances))
+    assert all(torch.equal(before[name], parameter) for name, parameter in network.named_parameters())
+
+
+def test_a_network_without_batch_norm_is_left_alone():
+    network = MLP((1, 2, 2), 2, 3)
+    assert measure_batch_norm(network, [torch.zeros(2, 1, 2, 2)]) == 0

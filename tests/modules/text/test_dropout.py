@@ -1,0 +1,62 @@
+"""Dropout with the cheaper random numbers of training in bf16 on a CPU."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from fairseq_alma.modules.text.dropout import dropout, keep_bits
+
+
+def in_bf16():
+    return torch.autocast("cpu", torch.bfloat16)
+
+
+@pytest.mark.parametrize("probability", [0.02, 0.1, 0.5])
+def test_as_many_values_are_dropped_as_asked_for_and_the_expectation_stays(probability):
+    torch.manual_seed(0)
+    x = torch.ones(1000, 1001, requires_grad=True)
+    with in_bf16():
+        y = dropout(x, probability, training=True)
+    assert (y == 0).double().mean().item() == pytest.approx(probability, abs=2e-3)
+    assert y.mean().item() == pytest.approx(1.0, abs=5e-3)
+    y.sum().backward()
+    assert torch.equal(x.grad, y.detach())
+
+
+def test_neighbours_are_dropped_independently():
+    torch.manual_seed(0)
+    dropped = (keep_bits(torch.Size([4_000_000]), 0.1) == 0).double()
+    for distance in range(1, 9):  # four numbers come of one word of the generator
+        together = (dropped[:-distance] * dropped[distance:]).mean().item()
+        assert together == pytest.approx(0.01, abs=4e-4)
+
+
+def test_the_seed_decides():
+    x = torch.ones(999)
+    results = []
+    for seed in (1, 1, 2):
+        torch.manual_seed(seed)
+        with in_bf16():
+            results.append(dropout(x, 0.1, training=True))
+    assert torch.equal(results[0], results[1])
+    assert not torch.equal(results[0], results[2])
+
+
+def test_in_fp32_dropout_is_torch_s():
+    x = torch.ones(999)
+    torch.manual_seed(1)
+    want = F.dropout(x, 0.1)
+    torch.manual_seed(1)
+    assert torch.equal(dropout(x, 0.1, training=True), want)
+
+
+@pytest.mark.parametrize(("probability", "training"), [(0.0, True), (0.5, False)])
+def test_without_training_or_probability_nothing_is_dropped(probability, training):
+    x = torch.ones(999)
+    with in_bf16():
+        assert torch.equal(dropout(x, probability, training), x)
+
+
+def test_everything_may_be_dropped():
+    with in_bf16():
+        assert dropout(torch.ones(999), 1.0, training=True).count_nonzero() == 0
