@@ -14,7 +14,7 @@ IMAGES = [str(learner) for learner in LEARNERS if learner.kind == "images"]
     ("options", "num_kills"),
     [
         (["--learner", *IMAGES, "--sample", "2"], 20),
-        (["--learner", "text-sm", "text-carried", "--step", "47", "70", "--how", "power"], 4),
+        (["--learner", "text-sm", "text-carried", "text-best", "--step", "47", "79", "--how", "power"], 6),
     ],
 )
 def test_runs_that_are_killed_at_an_operation_end_as_if_they_were_not(options, num_kills):

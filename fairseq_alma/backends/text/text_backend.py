@@ -13,6 +13,7 @@ from fairseq_alma.backends.text import stage_checkpoints
 from fairseq_alma.backends.text.fairseq_log import watch_fairseq
 from fairseq_alma.backends.text.process import Command, run_logged
 from fairseq_alma.backends.text.text_commands import (
+    BEST,
     BRANCH,
     ENSEMBLE_FILE,
     GROWN_FILE,
@@ -105,10 +106,11 @@ class TextBackend:
         """Make one part of a training, unless it is there, and return how far that is."""
         plan, limits = work.plan, self._limits(part)
         folder = self.commands.save_folder(training.model, part)
+        self._forget_lost_best(folder)
         last = stage_checkpoints.repair_last(folder)
         before = stage_checkpoints.read_progress(last) if last else stage_checkpoints.Progress(0, 0, 0)
         if last and before.has_reached(*limits):
-            stage_checkpoints.synchronise(last)  # before any stage.json says that it is there
+            self._synchronise(folder)
             return before
         self._require_start(training)
         self._grow(work, training, locks)  # fairseq-train looks at the file again when it resumes
@@ -118,6 +120,18 @@ class TextBackend:
             watch = watch_fairseq(progress, self.words_per_token, limits[1], first_update)
             self._launch(work, self._training(plan, training, part, before), log, watch, locks)
         return self._require_end(folder, log, limits)
+
+    def _synchronise(self, folder: Path) -> None:
+        """See to it that what a training ends with is on the disk, before any stage.json says that it is there."""
+        stage_checkpoints.synchronise(folder / LAST_CHECKPOINT)
+        if self.commands.anytime.best_checkpoint and (folder / BEST).is_file():
+            stage_checkpoints.synchronise(folder / BEST)
+
+    def _forget_lost_best(self, folder: Path) -> None:
+        """Begin a training anew whose best checkpoint was cut off by a power failure: the last one does not have it."""
+        best = folder / BEST
+        if self.commands.anytime.best_checkpoint and best.is_file() and not stage_checkpoints.is_sound(best):
+            stage_checkpoints.remove_all(folder)
 
     def _forget_lost_branch(self, model: ModelId) -> None:
         """Begin a training anew that is past the place where a copy had branched off, if that copy is not there."""
@@ -281,7 +295,7 @@ class TextBackend:
                 f"{log}: fairseq-train ended after {after.num_updates} updates and {after.num_epochs} epochs, before "
                 "--max-update or --max-epoch; read the log"
             )
-        stage_checkpoints.synchronise(folder / LAST_CHECKPOINT)
+        self._synchronise(folder)
         return after
 
     def _evaluate(self, work: StageWork, command: Command, what: str, log: Path) -> dict[str, float]:

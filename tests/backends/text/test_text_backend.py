@@ -1,4 +1,5 @@
 import math
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,6 +13,7 @@ from fairseq_alma.backends.text.text_commands import TextCommands
 from fairseq_alma.backends.text.train_options import TrainOptions
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.learners.schedule import stages
+from fairseq_alma.runs.anytime_options import AnytimeOptions
 from fairseq_alma.runs.loop import StageWork
 from fairseq_alma.runs.run_display import RunDisplay
 from fairseq_alma.runs.run_folder import RunFolder
@@ -226,6 +228,19 @@ def test_a_finished_training_is_on_the_disk_before_its_stage_is_complete(backend
         monkeypatch.setattr(stage_checkpoints, "synchronise", synchronised.append)
         train(backend, PLAN)
     assert synchronised == [backend.folder.checkpoint(PLAN.trainings[0].model)] * 2
+
+
+def test_a_training_whose_best_checkpoint_was_cut_off_begins_anew(backend, launched, monkeypatch):
+    backend.commands = replace(backend.commands, anytime=AnytimeOptions(best_checkpoint=True))
+    last = write_checkpoint(backend, PLAN.trainings[0].model)
+    best = last.with_name("checkpoint_best.pt")
+    best.write_bytes(last.read_bytes()[:100])
+    monkeypatch.setattr(stage_checkpoints, "is_whole", lambda path: True)
+    monkeypatch.setattr(stage_checkpoints, "read_progress", lambda path: Progress(10, 0, 1000))
+    monkeypatch.setattr(stage_checkpoints, "synchronise", lambda path: None)
+    train(backend, PLAN)
+    assert launched.programs == ["fairseq-train"]
+    assert not last.exists() and not best.exists()
 
 
 def test_a_stage_json_that_is_removed_comes_back_without_what_grew(backend, launched):
