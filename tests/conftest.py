@@ -13,8 +13,10 @@ from fairseq_alma.backends.text import fork_server
 # are many times slower. Before torch is imported, and for the commands that tests start.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-# A shell starts background jobs with Ctrl-C ignored, and children inherit that; the tests send it to their children.
+# A shell starts background jobs with Ctrl-C ignored, nohup with SIGHUP, and children inherit that; the tests send both
+# to their children.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 CHECKOUT = Path(__file__).parent.parent
 

@@ -22,8 +22,9 @@ from pathlib import Path
 from typing import Any, Iterator, Optional, Sequence
 
 from tests.kills.crashes import Crash
-from tests.kills.launch import TIMEOUT, Forked, _end_with, _run_stream, prepare
+from tests.kills.launch import TIMEOUT, Forked, _run_stream, prepare
 from tests.kills.learners import COMMANDS, make_stream
+from tests.scripts import end_with
 
 # Two batches make an update, for two processes one each. Adam turns a gradient of nothing but rounding into a whole
 # step unless its eps is large; dropout draws other masks in other processes.
@@ -49,7 +50,7 @@ class Launched:
         log.unlink(missing_ok=True)
         self.pid = os.fork()
         if self.pid == 0:
-            _end_with(lambda: _run_stream(arguments, log, Crash(self.run, log.with_suffix(".journal"))))
+            end_with(lambda: _run_stream(arguments, log, Crash(self.run, log.with_suffix(".journal"))))
         self.process = Forked(self.pid)
 
     def children(self) -> list[int]:
