@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
 import fairseq_alma
@@ -103,6 +104,17 @@ def test_every_requirement_has_a_pin_that_satisfies_it(metadata: Message, pins: 
     assert {"ve-fairseq", "torch", "pytest"} <= {requirement.name for requirement in needed}
     for requirement in needed:
         assert requirement.specifier.contains(pins[canonicalize_name(requirement.name)]), requirement
+
+
+def test_every_pin_that_is_installed_takes_the_oldest_python(metadata: Message, pins: dict[str, str]) -> None:
+    oldest = min(each.version for each in SpecifierSet(metadata["Requires-Python"]))
+    refusing = {}
+    for found in importlib.metadata.distributions():
+        needed = found.metadata["Requires-Python"]
+        pinned = pins.get(canonicalize_name(found.metadata["Name"])) == found.version
+        if pinned and needed and f"{oldest}.0" not in SpecifierSet(needed):
+            refusing[found.metadata["Name"]] = needed
+    assert refusing == {}
 
 
 def test_the_extra_all_is_tests_reports_and_samples_together(metadata: Message) -> None:
