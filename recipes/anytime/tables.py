@@ -220,7 +220,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     )
     options.add_argument("--against", metavar="ARM", help="differences from this arm (default: from the oracle)")
     options.add_argument("--figure", type=Path, help="draw the regret at each arrival into this file (.svg)")
-    options.add_argument("--seed", type=int, default=1, help="with which all learning rates were tried (default: 1)")
+    options.add_argument("--seed", type=int, help="with which all learning rates were tried (default: the lowest)")
     args = options.parse_args(argv)
     records = read_records(args.runs) if args.runs else json.loads(lzma.decompress(args.records.read_bytes()))
     if args.keep:
@@ -228,9 +228,10 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
             record["run"]["stream"]["path"] = Path(record["run"]["stream"]["path"]).name
         args.keep.write_bytes(lzma.compress(json.dumps(records, sort_keys=True).encode()))
     arms = arms_of(records)
+    tune_seed = min(seed for *_, seed in arms) if args.seed is None else args.seed
     if args.figure:
-        draw(arms, args.seed, args.figure)
-    print(best_lr(arms, args.best_lr, args.seed) if args.best_lr else tables(arms, args.seed, args.against))
+        draw(arms, tune_seed, args.figure)
+    print(best_lr(arms, args.best_lr, tune_seed) if args.best_lr else tables(arms, tune_seed, args.against))
     return 0
 
 
