@@ -27,6 +27,9 @@ _EPILOG = """examples:
 
 Where the same command has been completed before, it does nothing and says so."""
 
+HOLDOUT_WORDS = "--holdout-words"
+"""Kept in the history of a stream, so that ``--append`` holds out as much."""
+
 
 @dataclass(frozen=True)
 class PrepOptions:
@@ -68,7 +71,7 @@ class PrepOptions:
             return dealing
         held_out = {"--valid-words": self.valid_words, "--test-words": self.test_words}
         if self.holdout_words is not None:  # streams made before there was the option lack it
-            held_out["--holdout-words"] = self.holdout_words
+            held_out[HOLDOUT_WORDS] = self.holdout_words
         if tokenizer_sha256 is not None:
             return {**dealing, **held_out, "--tokenizer": tokenizer_sha256}
         training = {
@@ -185,7 +188,7 @@ def _add_dealing_options(group: Any) -> None:
         help="size of the test set in words (default: as large as a mega-batch, as in the paper)",
     )
     group.add_argument(
-        "--holdout-words",
+        HOLDOUT_WORDS,
         type=positive,
         metavar="N",
         help="hold N words out of each mega-batch, never to be trained on, to tell what a model knows of it from what "
@@ -235,7 +238,7 @@ def _check(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
         "--tokenizer-words": args.tokenizer_words,
     }
     fixed = {"--tokenizer": args.tokenizer, "--valid-words": args.valid_words, "--test-words": args.test_words}
-    fixed["--holdout-words"] = args.holdout_words
+    fixed[HOLDOUT_WORDS] = args.holdout_words
     if args.tokenizer is not None:
         for flag in _given(training):
             parser.error(f"{flag} is about training a tokenizer, but --tokenizer gives one; leave one of them out")

@@ -9,7 +9,7 @@ import numpy as np
 
 from data_prep.build_folder import BuildFolder, refuse_other_command, stream_at
 from data_prep.text.deal import Deal, Shares, deal_documents
-from data_prep.text.options import PrepOptions
+from data_prep.text.options import HOLDOUT_WORDS, PrepOptions
 from data_prep.text.pool import run_apart
 from data_prep.text.source import Source, find_sources
 from data_prep.text.survey import Survey, survey_documents
@@ -19,8 +19,6 @@ from fairseq_alma.data.stream import DICTIONARY, Stream, holdout_name, in_order,
 from fairseq_alma.data.token_file import NUM_FAIRSEQ_SYMBOLS, TokenFile
 from fairseq_alma.data.tokenizer import FILE_NAMES, TOKENIZER_FOLDER, StreamTokenizer, find_tokenizer_file
 from fairseq_alma.errors import AlmaError, naming
-
-HOLDOUT_WORDS = "--holdout-words"
 
 
 def prepare(options: PrepOptions) -> Optional[Stream]:

@@ -83,7 +83,9 @@ def _against_margin(each: Experiment, arrival: int, own: Spread, best: Spread) -
     """Compare a loss with that of retraining and the margin: it is lower where the regret's interval is below this."""
     limit = Spread.of({seed: loss + MARGIN for seed, loss in best.by_seed.items()})
     assert limit is not None
-    return Comparison(each.name, "retraining + 0.00995", own, limit, f"test loss after t{arrival}, nats", digits=4)
+    return Comparison(
+        each.name, f"retraining + {MARGIN:.5f}", own, limit, f"test loss after t{arrival}, nats", digits=4
+    )
 
 
 def _deciding(comparison: Comparison) -> tuple[bool, float]:
