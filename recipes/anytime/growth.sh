@@ -3,25 +3,26 @@
 # (optimizer carried on, average tested) against fixed ones: the smallest, one of equal summed memory, the largest.
 #
 # Hardware:  one CPU core, 2 GB of memory
-# Time:      a run of one to three minutes on a core of its own (estimated); two for each pilot, then twelve
+# Time:      a run of two minutes on a core of its own; two for each pilot, then twenty
 #
 #   TEXT="wiki.00.txt.xz" recipes/anytime/growth.sh       # first the pilots; a second call goes on, or shows the tables
-#   PILOTS="markov:64:32:500" recipes/anytime/growth.sh   # one regime alone
+#   PILOTS="markov:32:16:2000" recipes/anytime/growth.sh  # one regime alone
 #
 # A pilot trains 4 and 16 experts on all of the data with one seed. The first regime in which 16 end with a perplexity
 # lower by GAIN is taken; if there is none, it says so and ends.
 #
 # Knobs: PILOTS, a list of SOURCE:SYMBOLS:WIDTH:UPDATES (source wiki, which is TEXT, or markov, markov_text.py with so many
-# words; width of an expert; updates per mega-batch), GAIN (percent, default 8), GROW (experts of each stage), EQUAL (their
-# mean), others see recipes/anytime/common.sh.
+# words; width of an expert; updates per mega-batch), EMBED (width of the model, default 32), GAIN (percent, default 8), GROW
+# (experts of each stage), EQUAL (their mean), others see recipes/anytime/common.sh.
 set -euo pipefail
 REGIME=growth
-: "${PILOTS:=wiki:0:16:250 wiki:0:16:750 markov:16:16:250 markov:32:32:500 markov:64:32:750}"
+: "${PILOTS:=wiki:0:16:2000 markov:16:16:1000 markov:32:16:2000}"
 : "${GAIN:=8}"
 : "${GROW:=4,8,12,16}"
 : "${EQUAL:=10}"
 : "${ROOT:=${RUNS:-runs/anytime/growth}}"
-: "${SEEDS:=2 3}"
+: "${SEEDS:=2 3 4 5}"
+: "${EMBED:=32}"
 export LRS=${LRS:-0.01} SEEDS GROW
 HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 cd "$HERE/../.."
@@ -42,7 +43,7 @@ if [ -z "${PILOT:-}" ]; then
 fi
 
 : "${WORDS:=$((UPDATES * 4 * 560 + 16000))}"
-export SIZE="--decoder-layers 2 --decoder-embed-dim 64 --decoder-ffn-embed-dim $WIDTH --decoder-attention-heads 4 \
+export SIZE="--decoder-layers 2 --decoder-embed-dim $EMBED --decoder-ffn-embed-dim $WIDTH --decoder-attention-heads 4 \
 --moe-freq 1 --capacity-factor 2"
 if [ "$SOURCE" = markov ]; then
   mkdir -p "$RUNS"
