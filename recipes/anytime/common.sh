@@ -96,6 +96,7 @@ arm() {
     row paper "$2" "$3" decay --stage 0 # the oracle of the first arrival
     ;;
   paper) row paper "$2" "$3" decay ;;
+  rewarm) row rewarm "$2" "$3" decay --rewarm one-schedule ;;
   oracle-ema)
     for ((k = 2; k <= MEGABATCHES; k++)); do
       row "oracle-ema-k$k" "$2" "$3" constant --iid "$k" --ema-half-life 1/16
@@ -103,6 +104,7 @@ arm() {
     row ema "$2" "$3" constant --carry-optimizer --ema-half-life 1/16 --stage 0 # the oracle of the first arrival
     ;;
   ema) row ema "$2" "$3" "${ema[@]}" ;;
+  ema-8 | ema-32) row "$1" "$2" "$3" constant --carry-optimizer --ema-half-life "1/${1#ema-}" ;;
   ema-replay) row ema-replay "$2" "$3" "${ema[@]}" --replay-share 0.5 ;;
   ema-least-seen) row ema-least-seen "$2" "$3" "${ema[@]}" --replay-share 0.5 --replay-order least-seen ;;
   ema-wd) row ema-wd "$2" "$3" "${ema[@]}" "${regular[@]}" ;;

@@ -4,6 +4,7 @@
     python recipes/anytime/tables.py --runs runs/anytime/single-pass --keep records.json.xz
     python recipes/anytime/tables.py --records recipes/anytime/single_pass.json.xz         the tables again, from there
     python recipes/anytime/tables.py --runs runs/anytime/single-pass --against ema         differences from another arm
+    python recipes/anytime/tables.py --runs runs/anytime/single-pass --seeds 6-25          of these seeds alone
 
 Runs are called ARM-lrLR-seedN; ``oracle-kK`` is retrained on the first K mega-batches. Regret: the loss on test at an
 arrival minus that of the oracle of the same seed, in nats per token. Intervals: 95 %, of Student's t over paired seeds.
@@ -208,6 +209,13 @@ def _regret_table(
     return lines
 
 
+def _seeds(text: str) -> range:
+    first, dash, last = text.partition("-")
+    if not (dash and first.isdecimal() and last.isdecimal() and int(first) <= int(last)):
+        raise argparse.ArgumentTypeError(f"{text!r}: two numbers are needed, FIRST-LAST")
+    return range(int(first), int(last) + 1)
+
+
 def main(argv: Optional[Sequence[str]] = None) -> int:
     """Run the command."""
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -221,13 +229,16 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     options.add_argument("--against", metavar="ARM", help="differences from this arm (default: from the oracle)")
     options.add_argument("--figure", type=Path, help="draw the regret at each arrival into this file (.svg)")
     options.add_argument("--seed", type=int, help="with which all learning rates were tried (default: the lowest)")
+    options.add_argument("--seeds", metavar="FIRST-LAST", type=_seeds, help="of these seeds alone (default: all)")
     args = options.parse_args(argv)
     records = read_records(args.runs) if args.runs else json.loads(lzma.decompress(args.records.read_bytes()))
     if args.keep:
         for record in records.values():  # where a stream lay on one machine says nothing
             record["run"]["stream"]["path"] = Path(record["run"]["stream"]["path"]).name
         args.keep.write_bytes(lzma.compress(json.dumps(records, sort_keys=True).encode()))
-    arms = arms_of(records)
+    arms = {key: run for key, run in arms_of(records).items() if args.seeds is None or key[2] in args.seeds}
+    if not arms:
+        options.error("no runs of these seeds are there")
     tune_seed = min(seed for *_, seed in arms) if args.seed is None else args.seed
     if args.figure:
         draw(arms, tune_seed, args.figure)
