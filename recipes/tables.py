@@ -63,8 +63,8 @@ def keep(name: str, runs: Iterable[Path]) -> Path:
 def read(name: str) -> RunTable:
     """Read the runs of a table from its archive."""
     with tempfile.TemporaryDirectory() as folder, tarfile.open(RECORDS / f"{name}{ENDING}") as file:
-        # CPython before 3.11.4, as Debian's, has no filter; without it everything is taken, and the archive is our own.
-        file.extractall(folder, **({"filter": "data"} if hasattr(tarfile, "data_filter") else {}))
+        file.extraction_filter = getattr(tarfile, "data_filter", None)  # CPython before 3.11.4, as Debian's, has none
+        file.extractall(folder)
         roots = sorted(path.parent for path in Path(folder).rglob("run.json"))
         return RunTable.of([read_run(root) for root in roots])
 

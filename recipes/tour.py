@@ -43,6 +43,7 @@ run(
     "--test-words", 2000, "--workers", 1,
 )  # fmt: skip
 stream = fairseq_alma.open_stream(folder / "stream")
+assert stream.tokenizer is not None  # as a stream of images has none
 print(f"\n{stream.num_megabatches} mega-batches, {stream.tokenizer.vocab_size} tokens in the vocabulary\n")
 
 # 2. A learner goes through the stream: a mixture of two experts, which grows to four before the second mega-batch.

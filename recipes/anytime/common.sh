@@ -137,13 +137,13 @@ experiment() {
     for lr in $LRS; do arm "$name" "$lr" "$TUNE_SEED"; done
   done
   [ "$DRY_RUN" = 0 ] || return 0
-  while reap && [ -n "$(jobs -pr)" ]; do sleep 0.5; done
+  settle
   for seed in $SEEDS; do
     for name in $ARMS; do
       arm "$name" "$(python recipes/anytime/tables.py --runs "$RUNS" --best-lr "$name" --seed "$TUNE_SEED")" "$seed"
     done
   done
-  while reap && [ -n "$(jobs -pr)" ]; do sleep 0.5; done
+  settle
   for name in "${!PIDS[@]}"; do
     [ "${OUTCOMES[$name]}" = done ] || { echo "$name failed: $(tail -n 1 "$RUNS/$name.log")" >&2 && return 1; }
   done

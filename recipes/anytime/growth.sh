@@ -56,7 +56,7 @@ source "$HERE/common.sh"
 table growth
 if [ "$PART" = pilot ]; then
   for experts in 4 16; do EXPERTS=$experts row "iid-$experts" "$LRS" 0 constant --iid "$MEGABATCHES" --ema-half-life 1/16; done
-  while reap && [ -n "$(jobs -pr)" ]; do sleep 0.5; done
+  settle
   python - "$RUNS" "$LRS" "$GAIN" <<'PYTHON' | tee -a "$ROOT/pilots.txt"
 import json, pathlib, sys
 

@@ -71,8 +71,8 @@ def arms_of(records: dict[str, Any]) -> dict[Key, Run]:
             run.flops[arrival] = stage["train_flops"]
     for (name, lr, seed), run in list(arms.items()):
         if name in FIRST_OF and 0 not in run.test and (first := arms.get((FIRST_OF[name], lr, seed))):
-            for own, same in zip(run, first, strict=True):
-                own[0] = same[0]
+            for field in Run._fields:
+                getattr(run, field)[0] = getattr(first, field)[0]
     return dict(arms)
 
 

@@ -74,7 +74,9 @@ def run_job(job: str, source: Path, out: Path, add: int, method: str) -> None:
 
 def peak_mib() -> float:
     """Return the largest resident size of this process so far, in MiB (Linux)."""
-    return int(re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())[1]) / 1024
+    found = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    assert found is not None
+    return int(found[1]) / 1024
 
 
 def main() -> None:

@@ -39,7 +39,7 @@ def encode_to_text(raw: str, tokenizer: str, encoded: str) -> None:
     from tokenizers import Tokenizer
 
     encoder = Tokenizer.from_file(tokenizer)
-    pieces = [encoder.id_to_token(unit) for unit in range(encoder.get_vocab_size())]
+    pieces = [encoder.id_to_token(unit) or "" for unit in range(encoder.get_vocab_size())]
     with open(encoded, "w", encoding="utf-8") as file:
         for batch in documents([raw]):
             for encoding in encoder.encode_batch_fast(batch, add_special_tokens=False):

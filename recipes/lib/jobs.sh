@@ -4,6 +4,7 @@
 #   start NAME COMMAND... starts a row once a place is free; its log is $RUNS/NAME.log, its run $RUNS/NAME.
 #                         ROW_RUNS, where set, names the runs of that one command.
 #                         With DRY_RUN=1 it runs the command at once (which has --dry-run among its options)
+#   settle                waits for all rows
 #   finish                waits for all rows, says which failed, and shows every table
 # shellcheck shell=bash disable=SC2153
 
@@ -42,10 +43,16 @@ reap() {
   done
 }
 
+# Waits until all rows have ended, and knows how: one may end between the two looks at them.
+settle() {
+  while reap && [ -n "$(jobs -pr)" ]; do sleep 0.5; done
+  reap
+}
+
 finish() {
   local name table status=0
   [ "$DRY_RUN" = 0 ] || return 0
-  while reap && [ -n "$(jobs -pr)" ]; do sleep 0.5; done
+  settle
   for name in "${!PIDS[@]}"; do
     [ "${OUTCOMES[$name]}" = done ] || { echo "$name failed: $(tail -n 1 "$RUNS/$name.log")" >&2 && status=1; }
   done

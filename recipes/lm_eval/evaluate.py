@@ -33,7 +33,7 @@ args = options.parse_args()
 
 # alma_text counts each document behind one </s>, which the harness puts there by itself
 with_start = {"alma_text": ",add_bos_token=False"}
-figures = {}
+figures: dict[str, float] = {}
 for task in args.tasks:
     found = lm_eval.simple_evaluate(
         model="hf",

@@ -42,8 +42,8 @@ def archive_of(kind: str) -> Path:
 def unpack(kind: str, root: Path) -> Path:
     """Unpack an archive into a folder, and return the folder."""
     with tarfile.open(archive_of(kind)) as archive:
-        # CPython before 3.11.4, as Debian's, has no filter
-        archive.extractall(root, **({"filter": "data"} if hasattr(tarfile, "data_filter") else {}))
+        archive.extraction_filter = getattr(tarfile, "data_filter", None)  # CPython before 3.11.4 has none
+        archive.extractall(root)
     return root
 
 

@@ -27,6 +27,14 @@ def test_every_recipe_is_valid_bash(recipe):
     assert subprocess.run(["bash", "-n", str(recipe)]).returncode == 0
 
 
+def test_a_row_that_ends_between_two_looks_at_it_has_its_outcome_noted(tmp_path):
+    begin = f"set -eu; RUNS={tmp_path} DRY_RUN=0; source {RECIPES}/lib/jobs.sh; table T; start row true"
+    jobs = 'jobs() { [ -e "$RUNS/seen" ] || { touch "$RUNS/seen"; echo "${PIDS[row]}"; }; }'  # it runs only at first
+    code = f"{begin}; {jobs}; settle"
+    done = subprocess.run(["bash", "-c", f"{code}; echo ${{OUTCOMES[row]}}"], capture_output=True, text=True)
+    assert done.stdout.splitlines()[-1] == "done", done.stderr
+
+
 @pytest.mark.parametrize("recipe", SINGLE_MODELS, ids=lambda path: path.stem)
 def test_the_single_model_is_trained_with_the_papers_settings(recipe, tmp_path):
     lines = dry_run(recipe, tmp_path, EXPERTS="12").splitlines()

@@ -57,5 +57,5 @@ def test_a_run_tests_slices_of_all_mega_batches_after_each_stage(stream, tmp_pat
 def test_a_stream_of_which_nothing_is_held_out_is_refused(trained, tmp_path, capsys):
     with pytest.raises(SystemExit):
         main(["--stream", str(trained.stream), "--run", str(tmp_path / "R"), "--matrix", "--", *UPDATES])
-    assert "--matrix: nothing is held out of the mega-batches of" in capsys.readouterr().err
+    assert f"{trained.stream}: nothing is held out of its mega-batches; prepare" in capsys.readouterr().err
     assert not (tmp_path / "R").exists()

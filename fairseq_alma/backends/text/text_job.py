@@ -59,14 +59,10 @@ class TextJob:
         )
 
     def _matrix_size(self) -> int:
-        """Return how many mega-batches --matrix looks at. Raises ValueError if nothing is held out of them."""
+        """Return how many mega-batches --matrix looks at. Raises AlmaError if nothing is held out of them."""
         if not self.request.matrix or self.stream is None:
             return 0
-        if not self.stream.has_holdouts:
-            raise ValueError(
-                f"--matrix: nothing is held out of the mega-batches of {self.stream.root}; prepare a stream with "
-                "alma-prep-text --holdout-words N"
-            )
+        self.stream.holdout(0)
         return self.stream.num_megabatches
 
     def recorded(self) -> dict[str, Any]:
