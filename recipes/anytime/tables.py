@@ -41,6 +41,8 @@ class Run(NamedTuple):
     test: dict[int, float]
     updates: dict[int, int]
     flops: dict[int, float]
+    params: dict[int, int]
+    seconds: dict[int, float]
 
 
 Key = tuple[str, str, int]  # arm, learning rate, seed
@@ -58,7 +60,7 @@ def read_records(root: Path) -> dict[str, Any]:
 
 def arms_of(records: dict[str, Any]) -> dict[Key, Run]:
     """Gather records into arms; an oracle's stages come from one run for each arrival."""
-    arms: dict[Key, Run] = defaultdict(lambda: Run({}, {}, {}, {}))
+    arms: dict[Key, Run] = defaultdict(lambda: Run(*({} for _ in Run._fields)))
     for name, record in records.items():
         match = NAME.fullmatch(name)
         assert match is not None
@@ -69,6 +71,8 @@ def arms_of(records: dict[str, Any]) -> dict[Key, Run]:
             run.test[arrival] = stage["test"]["loss"] * math.log(2)
             run.updates[arrival] = stage["num_updates"]
             run.flops[arrival] = stage["train_flops"]
+            run.params[arrival] = stage["num_params"]
+            run.seconds[arrival] = stage["wall_seconds"]
     for (name, lr, seed), run in list(arms.items()):
         if name in FIRST_OF and 0 not in run.test and (first := arms.get((FIRST_OF[name], lr, seed))):
             for field in Run._fields:
@@ -152,6 +156,21 @@ def tables(arms: dict[Key, Run], tune_seed: int, against: Optional[str] = None) 
     return "\n".join([*lines, "", *_regret_table(runs, others, oracle, arrivals, titles)])
 
 
+def costs(arms: dict[Key, Run], tune_seed: int) -> str:
+    """Write what each arm takes: parameters in memory, summed over the arrivals, FLOPs and seconds of its stages."""
+    rates, runs, *_ = choose(arms, tune_seed)
+    lines = ["| arm | parameters, summed | FLOPs | seconds of the stages |", "|---|---:|---:|---:|"]
+    for name in rates:
+        own = [run for (each, _), run in runs.items() if each == name]
+        if own:
+            params, flops, seconds = (
+                statistics.fmean(sum(getattr(run, field).values()) for run in own)
+                for field in ("params", "flops", "seconds")
+            )
+            lines.append(f"| {name} | {params:,.0f} | {flops:.2e} | {seconds:.0f} |")
+    return "\n".join(lines)
+
+
 def draw(arms: dict[Key, Run], tune_seed: int, path: Path) -> None:
     """Draw the regret at each arrival with its intervals."""
     from matplotlib import pyplot
@@ -227,6 +246,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         "--best-lr", metavar="ARM", help="print the learning rate that was best for an arm, nothing else"
     )
     options.add_argument("--against", metavar="ARM", help="differences from this arm (default: from the oracle)")
+    options.add_argument("--costs", action="store_true", help="parameters in memory, FLOPs and seconds, nothing else")
     options.add_argument("--figure", type=Path, help="draw the regret at each arrival into this file (.svg)")
     options.add_argument("--seed", type=int, help="with which all learning rates were tried (default: the lowest)")
     options.add_argument("--seeds", metavar="FIRST-LAST", type=_seeds, help="of these seeds alone (default: all)")
@@ -242,7 +262,10 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     tune_seed = min(seed for *_, seed in arms) if args.seed is None else args.seed
     if args.figure:
         draw(arms, tune_seed, args.figure)
-    print(best_lr(arms, args.best_lr, tune_seed) if args.best_lr else tables(arms, tune_seed, args.against))
+    if args.costs:
+        print(costs(arms, tune_seed))
+    else:
+        print(best_lr(arms, args.best_lr, tune_seed) if args.best_lr else tables(arms, tune_seed, args.against))
     return 0
 
 
