@@ -21,7 +21,7 @@ def test_the_pages_build_with_all_links_and_every_command(checkout: Path, tmp_pa
         assert f'id="{command}"' in commands
     assert "--grow-schedule" in commands and "--context-window" in commands
     assert ">alma_prep_text</span>" in (tmp_path / "site" / "index.html").read_text()  # the tour itself
-    assert (tmp_path / "site" / "figures" / "mnist_experts.png").is_file()
+    assert (tmp_path / "site" / "figures" / "mnist_growth_map.png").is_file()
 
 
 def test_the_readme_links_to_what_is_there(checkout: Path) -> None:
