@@ -6,8 +6,8 @@
 
 ``records/NAME.tar.xz`` holds the run.json and stage.json of a table's runs, as they were written, but for the path of
 the stream, of which the last part is left. ``records/NAME.findings.md`` is what `alma-report` finds in them. In the
-README and in ``sensitivity.md`` everything between ``<!-- table NAME -->`` (or ``findings``, ``settings``) and
-``<!-- end -->`` is written by this program.
+README, in ``sensitivity.md`` and in ``anytime/README.md`` everything between ``<!-- table NAME -->`` (or ``findings``,
+``settings``, ``differences``) and ``<!-- end -->`` is written by this program.
 """
 
 import argparse
@@ -17,11 +17,11 @@ import re
 import sys
 import tarfile
 import tempfile
-from itertools import pairwise
+from itertools import combinations, pairwise
 from pathlib import Path
 from typing import Iterable, Iterator, Mapping
 
-from fairseq_alma.report.experiment import Experiment, experiments
+from fairseq_alma.report.experiment import Experiment, experiments, names_of
 from fairseq_alma.report.findings import all_findings
 from fairseq_alma.report.read_run import RunTable, read_run
 from fairseq_alma.report.spread import Spread, difference, half_interval, is_close
@@ -31,12 +31,13 @@ from fairseq_alma.report.write_report import findings_markdown
 
 HERE = Path(__file__).parent
 README = HERE / "README.md"
-PAGES = (README, HERE / "sensitivity.md")
+PAGES = (README, HERE / "sensitivity.md", HERE / "anytime" / "README.md")
 RECORDS = HERE / "records"
 ENDING = ".tar.xz"
 CODE = "released code"
+FIGURES = (("anytime", 1), ("final", 100))  # CER in percent points already, errors in percent
 LEFT_OUT = ("hours", "test FLOPs/image", "test FLOPs/token")
-_BLOCK = re.compile(r"(<!-- (table|findings|settings) (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
+_BLOCK = re.compile(r"(<!-- (table|findings|settings|differences) (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def keep(name: str, runs: Iterable[Path]) -> Path:
@@ -112,6 +113,27 @@ def settings_of(runs: RunTable) -> str:
     )
 
 
+def differences_of(runs: RunTable) -> str:
+    """Return how far each two of the experiments are apart, over shared seeds, with 95 % intervals."""
+    found = experiments(runs)
+    rows = []
+    for (name, one), (other_name, other) in combinations(zip(names_of(found), found, strict=True), 2):
+        cer, final = (_apart(_spread(other, which), _spread(one, which), scale) for which, scale in FIGURES)
+        half = Spread.of({seed: value / 2 for seed, value in _spread(other, "final").by_seed.items()})
+        assert half is not None
+        rows.append([name, other_name, cer, final, _apart(half, _spread(one, "final"), 100)])
+    header = ["", "less that of", "CER", "final error", "final error less half of that"]
+    return render_markdown(header, [[Cell(text, text) for text in row] for row in rows]) + "\n"
+
+
+def _apart(one: Spread, other: Spread, scale: float = 1) -> str:
+    """Spell how far a figure is above another over shared seeds, with the half-width of its 95 % interval."""
+    gap = difference(one, other)
+    if gap is None:
+        return "–"
+    return f"{scale * gap.mean:+,.1f} ± {scale * half_interval(gap.deviation, gap.num_seeds):,.1f}"
+
+
 def _spread(experiment: Experiment, figure: str) -> Spread:
     spread = experiment.spread(figure)
     assert spread is not None  # of complete runs
@@ -121,10 +143,8 @@ def _spread(experiment: Experiment, figure: str) -> Spread:
 def _compared(pair: Mapping[str, Experiment]) -> list[str]:
     """Spell CER in both settings, the difference over shared seeds with its interval, and the final errors."""
     text, code = (_spread(pair[setting], "anytime") for setting in ("", CODE))
-    gap = difference(text, code)
-    apart = "–" if gap is None else f"{gap.mean:+,.1f} ± {half_interval(gap.deviation, gap.num_seeds):,.1f}"
     ends = [_spread(pair[setting], "final").show(2, 100) for setting in ("", CODE)]
-    return [text.show(1), code.show(1), apart, *ends]
+    return [text.show(1), code.show(1), _apart(text, code), *ends]
 
 
 def _order(learners: Mapping[str, Mapping[str, Experiment]], setting: str) -> str:
@@ -152,7 +172,9 @@ def rebuilt(text: str, runs: Mapping[str, RunTable]) -> str:
         begin, what, name, end = match.groups()
         if name not in runs:
             return match[0]
-        write = {"table": table_of, "findings": verdicts_of, "settings": settings_of}[what]
+        write = {"table": table_of, "findings": verdicts_of, "settings": settings_of, "differences": differences_of}[
+            what
+        ]
         return begin + write(runs[name]) + end
 
     return _BLOCK.sub(block, text)
