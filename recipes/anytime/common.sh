@@ -9,6 +9,7 @@
 #   RUNS         everything is written under this folder                         (default: runs/anytime/$REGIME)
 #   VOCAB        vocabulary size in tokens                                       (default: 1000)
 #   MEGABATCHES  of the stream                                                   (default: 4)
+#   DEALS        1: each seed has the text dealt anew, with that seed; else all seeds learn from one stream   (default: 0)
 #   HOLDOUT      words held out of each mega-batch; where given, slices of all are tested after each stage   (default: none)
 #   UPDATES      per mega-batch                                                  (default: 100)
 #   BATCH, SAMPLE   sequences per update, tokens per sequence                    (default: 8, 128)
@@ -30,6 +31,7 @@ source recipes/lib/jobs.sh
 : "${RUNS:=runs/anytime/$REGIME}"
 : "${VOCAB:=1000}"
 : "${MEGABATCHES:=4}"
+: "${DEALS:=0}"
 : "${HOLDOUT:=}"
 : "${UPDATES:=100}"
 : "${BATCH:=8}"
@@ -42,13 +44,12 @@ source recipes/lib/jobs.sh
 : "${SIZE:=--decoder-layers 2 --decoder-embed-dim 64 --decoder-ffn-embed-dim 256 --decoder-attention-heads 4}"
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
 
-STREAM=$RUNS/stream
 OPTIONS=("$@") # of alma-stream
 DRY_RUN=0
 case " $* " in *" --dry-run "*) DRY_RUN=1 ;; esac
 
 # Paragraphs are dealt to the mega-batches one by one, so that these are exchangeable.
-if [ "$DRY_RUN" = 0 ] && [ ! -e "$STREAM/stream.json" ]; then
+if [ "$DRY_RUN" = 0 ] && [ ! -e "$RUNS/text.txt" ]; then
   for file in $TEXT; do
     [ -f "$file" ] || { echo "TEXT: no file $file; recipes/anytime/common.sh says how to get the text" >&2; exit 2; }
   done
@@ -56,16 +57,27 @@ if [ "$DRY_RUN" = 0 ] && [ ! -e "$STREAM/stream.json" ]; then
   # shellcheck disable=SC2086  # several files
   xz --decompress --stdout --force --quiet -- $TEXT |
     awk -v skip="$SKIP" -v limit="$WORDS" '{ seen += NF } seen > skip && words < limit { words += NF; print }' \
-      >"$RUNS/text.txt"
-  alma-prep-text "$RUNS/text.txt" --format lines --out "$STREAM" --megabatches "$MEGABATCHES" --vocab-size "$VOCAB" \
-    --valid-words 6000 --test-words 10000 --workers 1 ${HOLDOUT:+--holdout-words "$HOLDOUT"}
+      >"$RUNS/text.tmp"
+  mv "$RUNS/text.tmp" "$RUNS/text.txt"
 fi
+
+# stream_of SEED: prepares the stream unless it is there, and names it.
+stream_of() {
+  local stream=$RUNS/stream seed=1
+  [ "$DEALS" = 0 ] || stream=$RUNS/stream-seed$1 seed=$1
+  if [ "$DRY_RUN" = 0 ] && [ ! -e "$stream/stream.json" ]; then
+    alma-prep-text "$RUNS/text.txt" --format lines --out "$stream" --megabatches "$MEGABATCHES" --vocab-size "$VOCAB" \
+      --valid-words 6000 --test-words 10000 --workers 1 --seed "$seed" ${HOLDOUT:+--holdout-words "$HOLDOUT"} >&2
+  fi
+  echo "$stream"
+}
 
 # row ARM LR SEED SCHEDULE OPTION...: starts one run, once a place is free.
 #   SCHEDULE   decay: warm up and decay to zero within the stage; constant: warm up once
 #   OPTION     of alma-stream; behind a word "--" those of fairseq-train
 row() {
-  local arm=$1 lr=$2 seed=$3 schedule=$4 own=(${HOLDOUT:+--matrix}) train=()
+  local arm=$1 lr=$2 seed=$3 schedule=$4 own=(${HOLDOUT:+--matrix}) train=() stream
+  stream=$(stream_of "$3")
   shift 4
   while [ $# -gt 0 ] && [ "$1" != -- ]; do own+=("$1") && shift; done
   [ $# -eq 0 ] || { shift && train=("$@"); }
@@ -78,7 +90,7 @@ row() {
   local -a size experts=()
   read -ra size <<<"$SIZE"
   case " ${own[*]} " in *" gmoe "*) ;; *) experts=(--num-experts "$EXPERTS") ;; esac
-  start "$arm-lr$lr-seed$seed" alma-stream --stream "$STREAM" --megabatches "$MEGABATCHES" \
+  start "$arm-lr$lr-seed$seed" alma-stream --stream "$stream" --megabatches "$MEGABATCHES" \
     --run "$RUNS/$arm-lr$lr-seed$seed" --seed "$seed" --save-every 1000 "${own[@]}" "${OPTIONS[@]}" -- \
     --arch alma_switch_lm "${size[@]}" "${experts[@]}" --dropout 0 --tokens-per-sample "$SAMPLE" \
     --criterion alma_switch_cross_entropy \
