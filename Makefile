@@ -20,5 +20,5 @@ test: ## options for pytest: make test PYTEST='-k capacity'
 docs: ## the documentation as pages, in build/site; needs the extra [docs]
 	@$(ENVIRONMENT); mkdocs build --strict
 
-tables: ## rebuilds the tables and verdicts of recipes/README.md from the kept records
-	@$(ENVIRONMENT); python recipes/tables.py
+tables: ## rebuilds the tables and verdicts below recipes/ from the kept records
+	@$(ENVIRONMENT); python recipes/tables.py && python recipes/anytime/tables.py --write

@@ -6,8 +6,8 @@
 
 ``records/NAME.tar.xz`` holds the run.json and stage.json of a table's runs, as they were written, but for the path of
 the stream, of which the last part is left. ``records/NAME.findings.md`` is what `alma-report` finds in them. In the
-README, in ``sensitivity.md`` and in ``anytime/README.md`` everything between ``<!-- table NAME -->`` (or ``findings``,
-``settings``, ``differences``) and ``<!-- end -->`` is written by this program.
+README, in ``sensitivity.md`` and in ``anytime/README.md`` everything between ``<!-- table NAME -->`` (or another of
+BLOCKS) and ``<!-- end -->`` is written by this program.
 """
 
 import argparse
@@ -26,7 +26,7 @@ from fairseq_alma.report.findings import all_findings
 from fairseq_alma.report.read_run import RunTable, read_run
 from fairseq_alma.report.spread import Spread, difference, half_interval, is_close
 from fairseq_alma.report.table import Cell, render_markdown
-from fairseq_alma.report.tables import MEASURES, summary_table
+from fairseq_alma.report.tables import MEASURES, all_tables, summary_table
 from fairseq_alma.report.write_report import findings_markdown
 
 HERE = Path(__file__).parent
@@ -37,7 +37,6 @@ ENDING = ".tar.xz"
 CODE = "released code"
 FIGURES = (("anytime", 1), ("final", 100))  # CER in percent points already, errors in percent
 LEFT_OUT = ("hours", "test FLOPs/image", "test FLOPs/token")
-_BLOCK = re.compile(r"(<!-- (table|findings|settings|differences) (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def keep(name: str, runs: Iterable[Path]) -> Path:
@@ -126,6 +125,12 @@ def differences_of(runs: RunTable) -> str:
     return render_markdown(header, [[Cell(text, text) for text in row] for row in rows]) + "\n"
 
 
+def matrix_of(runs: RunTable) -> str:
+    """Return the losses on slices of each mega-batch, of runs with ``--matrix``."""
+    table = next(table for table in all_tables(runs) if table.name == "matrix")
+    return render_markdown(table.header, table.rows) + "\n"
+
+
 def _apart(one: Spread, other: Spread, scale: float = 1) -> str:
     """Spell how far a figure is above another over shared seeds, with the half-width of its 95 % interval."""
     gap = difference(one, other)
@@ -160,6 +165,13 @@ def _mean(ranked: tuple[Spread, str]) -> float:
     return ranked[0].mean
 
 
+BLOCKS = {
+    "table": table_of, "findings": verdicts_of, "settings": settings_of, "differences": differences_of,
+    "matrix": matrix_of,
+}  # fmt: skip
+_BLOCK = re.compile(rf"(<!-- ({'|'.join(BLOCKS)}) (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
 def names() -> Iterator[str]:
     """Return the tables of which records are kept."""
     return (path.name.removesuffix(ENDING) for path in sorted(RECORDS.glob(f"*{ENDING}")))
@@ -172,9 +184,7 @@ def rebuilt(text: str, runs: Mapping[str, RunTable]) -> str:
         begin, what, name, end = match.groups()
         if name not in runs:
             return match[0]
-        write = {"table": table_of, "findings": verdicts_of, "settings": settings_of, "differences": differences_of}[
-            what
-        ]
+        write = BLOCKS[what]
         return begin + write(runs[name]) + end
 
     return _BLOCK.sub(block, text)

@@ -5,6 +5,7 @@
     python recipes/anytime/tables.py --records recipes/anytime/single_pass.json.xz         the tables again, from there
     python recipes/anytime/tables.py --runs runs/anytime/single-pass --against ema         differences from another arm
     python recipes/anytime/tables.py --runs runs/anytime/single-pass --seeds 6-25          of these seeds alone
+    python recipes/anytime/tables.py --write                                               all tables of README.md
 
 Runs are called ARM-lrLR-seedN; ``oracle-kK`` is retrained on the first K mega-batches. Regret: the loss on test at an
 arrival minus that of the oracle of the same seed, in nats per token. Intervals: 95 %, of Student's t over paired seeds.
@@ -15,6 +16,7 @@ import json
 import lzma
 import math
 import re
+import shlex
 import statistics
 import sys
 from collections import defaultdict
@@ -24,6 +26,9 @@ from typing import Any, NamedTuple, Optional, Sequence
 from fairseq_alma.metrics.anytime import updates_for_loss
 from fairseq_alma.report.spread import Spread, half_width
 
+HERE = Path(__file__).parent
+README = HERE / "README.md"
+_BLOCK = re.compile(r"(<!-- tables (\S+) (.*?)-->\n).*?(<!-- end -->)", re.DOTALL)
 NAME = re.compile(r"(?P<arm>.+?)(-k(?P<k>\d+))?-lr(?P<lr>[\d.]+)-seed(?P<seed>\d+)")
 PAPER = "paper"
 FIRST_OF = {"oracle": "paper", "oracle-ema": "ema", "oracle-ema-wd": "ema-wd", "oracle-best-wd": "best-wd"}
@@ -235,37 +240,71 @@ def _seeds(text: str) -> range:
     return range(int(first), int(last) + 1)
 
 
-def main(argv: Optional[Sequence[str]] = None) -> int:
-    """Run the command."""
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     source = options.add_mutually_exclusive_group(required=True)
     source.add_argument("--runs", type=Path, help="folder of the runs")
     source.add_argument("--records", type=Path, help="their records, kept")
+    source.add_argument(
+        "--write", action="store_true", help="write the tables of README.md anew, from the kept records"
+    )
     options.add_argument("--keep", type=Path, help="write the records to this file")
     options.add_argument(
         "--best-lr", metavar="ARM", help="print the learning rate that was best for an arm, nothing else"
     )
     options.add_argument("--against", metavar="ARM", help="differences from this arm (default: from the oracle)")
+    options.add_argument("--differences", action="store_true", help="without the table of the arms themselves")
     options.add_argument("--costs", action="store_true", help="parameters in memory, FLOPs and seconds, nothing else")
     options.add_argument("--figure", type=Path, help="draw the regret at each arrival into this file (.svg)")
     options.add_argument("--seed", type=int, help="with which all learning rates were tried (default: the lowest)")
     options.add_argument("--seeds", metavar="FIRST-LAST", type=_seeds, help="of these seeds alone (default: all)")
-    args = options.parse_args(argv)
-    records = read_records(args.runs) if args.runs else json.loads(lzma.decompress(args.records.read_bytes()))
-    if args.keep:
-        for record in records.values():  # where a stream lay on one machine says nothing
-            record["run"]["stream"]["path"] = Path(record["run"]["stream"]["path"]).name
-        args.keep.write_bytes(lzma.compress(json.dumps(records, sort_keys=True).encode()))
+    return options
+
+
+def output(records: dict[str, Any], args: argparse.Namespace) -> str:
+    """Return what is asked for. Raises SystemExit if there are no runs."""
     arms = {key: run for key, run in arms_of(records).items() if args.seeds is None or key[2] in args.seeds}
     if not arms:
-        options.error("no runs of these seeds are there")
+        raise SystemExit("--seeds: no runs of these seeds are there")
     tune_seed = min(seed for *_, seed in arms) if args.seed is None else args.seed
     if args.figure:
         draw(arms, tune_seed, args.figure)
     if args.costs:
-        print(costs(arms, tune_seed))
-    else:
-        print(best_lr(arms, args.best_lr, tune_seed) if args.best_lr else tables(arms, tune_seed, args.against))
+        return costs(arms, tune_seed)
+    if args.best_lr:
+        return best_lr(arms, args.best_lr, tune_seed)
+    shown = tables(arms, tune_seed, args.against)
+    return shown.partition("\n\n")[2] if args.differences else shown
+
+
+def rebuilt(text: str) -> str:
+    """Return a page with what stands between ``<!-- tables FILE OPTION... -->`` and ``<!-- end -->`` written anew."""
+
+    def block(match: re.Match[str]) -> str:
+        begin, name, options, end = match.groups()
+        path = HERE / name
+        return f"{begin}{output(_kept(path), parser().parse_args(['--records', name, *shlex.split(options)]))}\n{end}"
+
+    return _BLOCK.sub(block, text)
+
+
+def _kept(path: Path) -> dict[str, Any]:
+    return json.loads(lzma.decompress(path.read_bytes()))
+
+
+def main(argv: Optional[Sequence[str]] = None) -> int:
+    """Run the command."""
+    args = parser().parse_args(argv)
+    if args.write:
+        README.write_text(rebuilt(README.read_text(encoding="utf-8")), encoding="utf-8")
+        return 0
+    records = read_records(args.runs) if args.runs else _kept(args.records)
+    if args.keep:
+        for record in records.values():  # where a stream lay on one machine says nothing
+            record["run"]["stream"]["path"] = Path(record["run"]["stream"]["path"]).name
+        args.keep.write_bytes(lzma.compress(json.dumps(records, sort_keys=True).encode()))
+    print(output(records, args))
     return 0
 
 
