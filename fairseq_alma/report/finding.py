@@ -89,6 +89,7 @@ class Finding:
     """A claim of the paper, where it makes it, the runs needed to decide it, and what these runs say.
 
     Where most comparisons at hand decide nothing, there are not enough runs; those of one seed only point somewhere.
+    ``lacks_part``: no comparison decides some part of the claim, which therefore cannot hold yet.
     """
 
     claim: str
@@ -96,6 +97,7 @@ class Finding:
     needed: str
     comparisons: Sequence[Comparison] = ()
     remark: str = ""
+    lacks_part: bool = False
 
     @property
     def _outcomes(self) -> list[int]:
@@ -113,6 +115,8 @@ class Finding:
         held, contradicted = outcomes.count(1), outcomes.count(-1)
         if held and (contradicted or 2 * held < len(outcomes)):
             return Verdict.IN_PART
+        if self.lacks_part and not contradicted:
+            return Verdict.NOT_ENOUGH
         if not held and not contradicted:
             return Verdict.TOO_CLOSE
         return Verdict.HELD if held else Verdict.NOT_HELD

@@ -75,10 +75,12 @@ def _findings(runs: RunTable) -> list[Finding]:
     findings = []
     for claim in _claims():
         if kind in claim["kinds"]:
-            comparisons = [each for rule in claim["compare"] for each in _compare(evidence, pairs, **rule)]
+            parts = [_compare(evidence, pairs, **rule) for rule in claim["compare"]]
+            comparisons = [each for part in parts for each in part]
+            lacks_part = claim.get("all_parts", False) and not all(any(each.decides for each in part) for part in parts)
             remark = claim["remark"].format(max(copies)) if "remark" in claim and copies else ""
             texts = {name: claim[name].format(**words) for name in ("claim", "source", "needed")}
-            findings.append(Finding(**texts, comparisons=comparisons, remark=remark))
+            findings.append(Finding(**texts, comparisons=comparisons, remark=remark, lacks_part=lacks_part))
     if kind == TEXT and (regret := regret_finding(groups)) is not None:
         findings.append(regret)
     return findings

@@ -181,6 +181,14 @@ def test_the_operating_point_matters(tmp_path):
     assert about(found, "operating point").verdict is Verdict.IN_PART
 
 
+def test_one_half_of_a_claim_is_no_verdict_on_it_but_contradicts_it(tmp_path):
+    sizes = [image_run(tmp_path, "sm", width, 1, 0.4) for width in (4, 64)]
+    half = [image_run(tmp_path, "umix", 4, 1, 0.30), image_run(tmp_path, "ens", 4, 1, 0.35)]
+    assert about(verdicts(flat([*sizes, *half])), "operating point").verdict is Verdict.NOT_ENOUGH
+    half[1] = image_run(tmp_path / "other", "ens", 4, 1, 0.25)
+    assert about(verdicts(flat([*sizes, *half])), "operating point").verdict is Verdict.NOT_HELD
+
+
 def test_replay_is_weighed_against_what_its_compute_buys_without(tmp_path):
     runs = [
         image_run(tmp_path, "sm", 8, 1, 0.30),
