@@ -17,6 +17,7 @@ import re
 import sys
 import tarfile
 import tempfile
+from dataclasses import replace
 from itertools import combinations, pairwise
 from pathlib import Path
 from typing import Iterable, Iterator, Mapping
@@ -122,13 +123,16 @@ def differences_of(runs: RunTable) -> str:
         assert half is not None
         rows.append([name, other_name, cer, final, _apart(half, _spread(one, "final"), 100)])
     header = ["", "less that of", "CER", "final error", "final error less half of that"]
-    return render_markdown(header, [[Cell(text, text) for text in row] for row in rows]) + "\n"
+    return render_markdown(header, [[Cell(text, text) for text in row] for row in rows])
 
 
 def matrix_of(runs: RunTable) -> str:
-    """Return the losses on slices of each mega-batch, of runs with ``--matrix``."""
+    """Return the losses on slices of each mega-batch, of runs with ``--matrix`` that are called ARM-lrLR-seedN."""
     table = next(table for table in all_tables(runs) if table.name == "matrix")
-    return render_markdown(table.header, table.rows) + "\n"
+    arms = {each.note: Path(each.first.path).name.partition("-lr")[0] for each in experiments(runs)}
+    cells = table.cells.drop(columns=["learner", "experts"]).rename(columns={"options": "arm"})
+    shown = replace(table, cells=cells.assign(arm=cells.arm.map(arms)))
+    return render_markdown(shown.header, shown.rows)
 
 
 def _apart(one: Spread, other: Spread, scale: float = 1) -> str:
