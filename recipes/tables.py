@@ -115,7 +115,7 @@ def settings_of(runs: RunTable) -> str:
 
 def differences_of(runs: RunTable) -> str:
     """Return how far each two of the experiments are apart, over shared seeds, with 95 % intervals."""
-    found = experiments(runs)
+    found = experiments(runs)[::-1]  # those with options first
     rows = []
     for (name, one), (other_name, other) in combinations(zip(names_of(found), found, strict=True), 2):
         cer, final = (_apart(_spread(other, which), _spread(one, which), scale) for which, scale in FIGURES)
