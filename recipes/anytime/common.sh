@@ -156,8 +156,6 @@ experiment() {
     done
   done
   settle
-  for name in "${!PIDS[@]}"; do
-    [ "${OUTCOMES[$name]}" = done ] || { echo "$name failed: $(tail -n 1 "$RUNS/$name.log")" >&2 && return 1; }
-  done
+  all_done || return 1
   python recipes/anytime/tables.py --runs "$RUNS" --seed "$TUNE_SEED" --keep "$RUNS/records.json.xz"
 }

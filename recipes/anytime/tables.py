@@ -283,8 +283,8 @@ def rebuilt(text: str) -> str:
 
     def block(match: re.Match[str]) -> str:
         begin, name, options, end = match.groups()
-        path = HERE / name
-        return f"{begin}{output(_kept(path), parser().parse_args(['--records', name, *shlex.split(options)]))}\n{end}"
+        args = parser().parse_args(["--records", str(HERE / name), *shlex.split(options)])
+        return f"{begin}{output(_kept(args.records), args)}\n{end}"
 
     return _BLOCK.sub(block, text)
 

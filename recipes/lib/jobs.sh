@@ -5,6 +5,7 @@
 #                         ROW_RUNS, where set, names the runs of that one command.
 #                         With DRY_RUN=1 it runs the command at once (which has --dry-run among its options)
 #   settle                waits for all rows
+#   all_done              says which of them failed, with status 1
 #   finish                waits for all rows, says which failed, and shows every table
 # shellcheck shell=bash disable=SC2153
 
@@ -49,13 +50,20 @@ settle() {
   reap
 }
 
-finish() {
-  local name table status=0
-  [ "$DRY_RUN" = 0 ] || return 0
-  settle
+# Says which of the rows that have ended failed; status 1 if any did.
+all_done() {
+  local name status=0
   for name in "${!PIDS[@]}"; do
     [ "${OUTCOMES[$name]}" = done ] || { echo "$name failed: $(tail -n 1 "$RUNS/$name.log")" >&2 && status=1; }
   done
+  return "$status"
+}
+
+finish() {
+  local table status=0
+  [ "$DRY_RUN" = 0 ] || return 0
+  settle
+  all_done || status=1
   for table in "${!TABLE_RUNS[@]}"; do
     echo "## $table"
     # shellcheck disable=SC2086  # several runs
