@@ -21,4 +21,4 @@ docs: ## the documentation as pages, in build/site; needs the extra [docs]
 	@$(ENVIRONMENT); mkdocs build --strict
 
 tables: ## rebuilds the tables and verdicts below recipes/ from the kept records
-	@$(ENVIRONMENT); python recipes/tables.py && python recipes/anytime/tables.py --write
+	@$(ENVIRONMENT); python recipes/tables.py

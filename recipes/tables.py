@@ -3,28 +3,31 @@
     python recipes/tables.py                            # all tables, as `make tables` does
     python recipes/tables.py --check                    # change nothing; exit status 1 if a table is not its records'
     python recipes/tables.py --keep NAME RUN...         # keep the run.json and stage.json of these runs as table NAME
+    python recipes/tables.py --incomplete --keep NAME RUN...     # also of those that have not ended
 
 ``records/NAME.tar.xz`` holds the run.json and stage.json of a table's runs, as they were written, but for the path of
-the stream, of which the last part is left. ``records/NAME.findings.md`` is what `alma-report` finds in them. In the
-README, in ``sensitivity.md`` and in ``anytime/README.md`` everything between ``<!-- table NAME -->`` (or another of
-BLOCKS) and ``<!-- end -->`` is written by this program.
+the stream, of which the last part is left. In the README, in ``sensitivity.md`` and in ``anytime/README.md``
+everything between ``<!-- table NAME -->`` (or another of BLOCKS) and ``<!-- end -->`` is written by this program. What
+`alma-report` finds in the runs of a block ``findings``, and where, is in ``records/NAME.findings.md``.
 """
 
 import argparse
 import io
 import json
 import re
+import shlex
 import sys
 import tarfile
-import tempfile
 from dataclasses import replace
 from itertools import combinations, pairwise
 from pathlib import Path
-from typing import Iterable, Iterator, Mapping
+from typing import Any, Callable, Iterable, Iterator, Mapping
+
+import arms
 
 from fairseq_alma.report.experiment import Experiment, experiments, names_of
 from fairseq_alma.report.findings import all_findings
-from fairseq_alma.report.read_run import RunTable, read_run
+from fairseq_alma.report.read_run import RunTable, read_run, rows_of
 from fairseq_alma.report.spread import Spread, difference, half_interval, is_close
 from fairseq_alma.report.table import Cell, render_markdown
 from fairseq_alma.report.tables import MEASURES, all_tables, summary_table
@@ -40,13 +43,13 @@ FIGURES = (("anytime", 1), ("final", 100))  # CER in percent points already, err
 LEFT_OUT = ("hours", "test FLOPs/image", "test FLOPs/token")
 
 
-def keep(name: str, runs: Iterable[Path]) -> Path:
+def keep(name: str, runs: Iterable[Path], incomplete: bool = False) -> Path:
     """Write the records of runs into an archive that depends on nothing but them. Returns it."""
     archive = RECORDS / f"{name}{ENDING}"
     roots = sorted({path.resolve() for path in runs})
     with tarfile.open(archive, "w:xz", preset=9) as file:
         for root in roots:
-            if not read_run(root)[0]["is_complete"]:
+            if not incomplete and not read_run(root)[0]["is_complete"]:
                 print(f"{root}: not complete, left out", file=sys.stderr)
                 continue
             label = root.name if not root.name.startswith("seed-") else f"{root.parent.name}/{root.name}"
@@ -63,11 +66,14 @@ def keep(name: str, runs: Iterable[Path]) -> Path:
 
 def read(name: str) -> RunTable:
     """Read the runs of a table from its archive."""
-    with tempfile.TemporaryDirectory() as folder, tarfile.open(RECORDS / f"{name}{ENDING}") as file:
-        file.extraction_filter = getattr(tarfile, "data_filter", None)  # CPython before 3.11.4, as Debian's, has none
-        file.extractall(folder)
-        roots = sorted(path.parent for path in Path(folder).rglob("run.json"))
-        return RunTable.of([read_run(root) for root in roots])
+    records: dict[Path, list[dict[str, Any]]] = {}
+    with tarfile.open(RECORDS / f"{name}{ENDING}") as file:
+        for entry in file:  # run.json comes before the stages of its run, which come in order: see `keep`
+            path, content = Path(entry.name), file.extractfile(entry)
+            assert content is not None
+            run = path.parent if path.name == "run.json" else path.parent.parent
+            records.setdefault(run, []).append(json.load(content))
+    return RunTable.of(rows_of(label, run, stages) for label, (run, *stages) in sorted(records.items()))
 
 
 def table_of(runs: RunTable) -> str:
@@ -169,11 +175,12 @@ def _mean(ranked: tuple[Spread, str]) -> float:
     return ranked[0].mean
 
 
-BLOCKS = {
+BLOCKS: dict[str, Callable[..., str]] = {
     "table": table_of, "findings": verdicts_of, "settings": settings_of, "differences": differences_of,
-    "matrix": matrix_of,
+    "matrix": matrix_of, "arms": arms.block,
 }  # fmt: skip
-_BLOCK = re.compile(rf"(<!-- ({'|'.join(BLOCKS)}) (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
+"""What a block is -> what writes it, given the runs and the options that stand behind their name."""
+_BLOCK = re.compile(rf"(<!-- ({'|'.join(BLOCKS)}) (\S+)( [^\n]+)? -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def names() -> Iterator[str]:
@@ -185,11 +192,10 @@ def rebuilt(text: str, runs: Mapping[str, RunTable]) -> str:
     """Return a page with the blocks of some tables written anew."""
 
     def block(match: re.Match[str]) -> str:
-        begin, what, name, end = match.groups()
+        begin, what, name, options, end = match.groups()
         if name not in runs:
             return match[0]
-        write = BLOCKS[what]
-        return begin + write(runs[name]) + end
+        return begin + BLOCKS[what](runs[name], *shlex.split(options or "")) + end
 
     return _BLOCK.sub(block, text)
 
@@ -198,8 +204,12 @@ def everything(chosen: Iterable[str]) -> dict[Path, str]:
     """Return all pages, and the findings of some tables, as they are to be."""
     runs = {name: read(name) for name in chosen}
     pages = {page: rebuilt(page.read_text(encoding="utf-8"), runs) for page in PAGES}
-    findings = {RECORDS / f"{name}.findings.md": findings_markdown(all_findings(each)) for name, each in runs.items()}
-    return {**pages, **findings}
+    told = {name for text in pages.values() for _, what, name, *_ in _BLOCK.findall(text) if what == "findings"}
+    return pages | {
+        RECORDS / f"{name}.findings.md": findings_markdown(all_findings(each))
+        for name, each in runs.items()
+        if name in told
+    }
 
 
 def main() -> int:
@@ -208,9 +218,10 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help="change nothing, and fail if something would change")
     parser.add_argument("--only", nargs="+", metavar="NAME", help="these tables alone (default: all)")
     parser.add_argument("--keep", nargs="+", metavar=("NAME", "RUN"), help="keep the records of runs as table NAME")
+    parser.add_argument("--incomplete", action="store_true", help="keep also those that have not ended")
     args = parser.parse_args()
     if args.keep:
-        archive = keep(args.keep[0], map(Path, args.keep[1:]))
+        archive = keep(args.keep[0], map(Path, args.keep[1:]), args.incomplete)
         print(f"{archive.relative_to(HERE)}: {archive.stat().st_size:,} bytes")
     wanted = everything(args.only or [*names()])
     stale = [path for path, text in wanted.items() if not path.exists() or path.read_text(encoding="utf-8") != text]

@@ -152,10 +152,10 @@ experiment() {
   settle
   for seed in $SEEDS; do
     for name in $ARMS; do
-      arm "$name" "$(python recipes/anytime/tables.py --runs "$RUNS" --best-lr "$name" --seed "$TUNE_SEED")" "$seed"
+      arm "$name" "$(python recipes/arms.py --runs "$RUNS" --best-lr "$name" --seed "$TUNE_SEED")" "$seed"
     done
   done
   settle
   all_done || return 1
-  python recipes/anytime/tables.py --runs "$RUNS" --seed "$TUNE_SEED" --keep "$RUNS/records.json.xz"
+  python recipes/arms.py --runs "$RUNS" --seed "$TUNE_SEED"
 }

@@ -49,7 +49,10 @@ if [ "$SOURCE" = markov ]; then
   mkdir -p "$RUNS"
   WORDS=$((UPDATES * 4 * 1100 + 16000))
   TEXT=$RUNS/markov.txt
-  python3 "$HERE/markov_text.py" --symbols "$SYMBOLS" --words "$WORDS" >"$TEXT"
+  if [ ! -e "$TEXT" ]; then
+    python3 "$HERE/markov_text.py" --symbols "$SYMBOLS" --words "$WORDS" >"$TEXT.tmp"
+    mv "$TEXT.tmp" "$TEXT"
+  fi
   case $TEXT in /*) ;; *) TEXT=$PWD/$TEXT ;; esac
 fi
 source "$HERE/common.sh"
@@ -77,5 +80,5 @@ done
 finish
 for name in fixed-4 "fixed-$EQUAL" fixed-16; do
   echo "## differences from $name"
-  python recipes/anytime/tables.py --runs "$RUNS" --seed "$TUNE_SEED" --against "$name"
+  python recipes/arms.py --runs "$RUNS" --seed "$TUNE_SEED" --against "$name"
 done

@@ -1,6 +1,5 @@
 """Every table and every verdict of the README files is that of the records that are kept beside them."""
 
-import importlib.util
 import json
 import re
 import tarfile
@@ -9,12 +8,11 @@ from pathlib import Path
 import pytest
 
 from fairseq_alma.report.finding import Verdict
+from tests.recipes.programs import load
 from tests.report.fakes import image_stream, write_run
 
 ROOT = Path(__file__).parents[2]
-SPEC = importlib.util.spec_from_file_location("tables", ROOT / "recipes" / "tables.py")
-tables = importlib.util.module_from_spec(SPEC)
-SPEC.loader.exec_module(tables)
+tables = load("tables")
 
 DECIDED = [verdict.value for verdict in Verdict if verdict is not Verdict.NOT_ENOUGH]
 VERDICT = re.compile(rf"\*\*(?:[^*]*: )?({'|'.join(DECIDED)})\*\*|\b(?:did not hold|too close to tell)\b")
@@ -48,12 +46,20 @@ def test_a_verdict_without_a_finding_is_noticed(line):
     assert unfounded("- **held**: Fish can fly. 3 of 3.", ["- **held**: Fish can fly. (somewhere) 3 of 3."]) == []
 
 
-def test_every_table_of_the_recipes_is_that_of_its_records():
-    """All of them: `make tables`. Here the smallest, as it takes a second for each hundred thousand bytes."""
-    smallest = min(tables.names(), key=lambda name: (tables.RECORDS / f"{name}{tables.ENDING}").stat().st_size)
-    wanted = tables.everything([smallest])
-    assert f"<!-- table {smallest} -->" in wanted[tables.README]
+def test_every_block_of_the_recipes_is_that_of_its_records():
+    wanted = tables.everything(tables.names())
     assert all(path.read_text(encoding="utf-8") == text for path, text in wanted.items())
+    shown = {name for page in tables.PAGES for _, _, name, *_ in tables._BLOCK.findall(wanted[page])}
+    assert shown == set(tables.names())
+    assert {path for path in wanted if path.suffix == ".md"} >= set(tables.RECORDS.glob("*.md"))
+
+
+def test_a_figure_that_is_not_the_records_is_found():
+    page = tables.HERE / "anytime" / "README.md"
+    text = page.read_text(encoding="utf-8")
+    head, begin, rest = text.partition("<!-- arms anytime-deals")
+    other = head + begin + rest.replace("| +0.", "| +9.", 1)
+    assert other != text == tables.rebuilt(other, {"anytime-deals": tables.read("anytime-deals")})
 
 
 def test_records_are_small_and_name_no_machine():

@@ -1,34 +1,27 @@
-"""The tables of the anytime experiments, from the records of their runs.
+"""The tables of the anytime experiments, from runs that are called ARM-lrLR-seedN.
 
-    python recipes/anytime/tables.py --runs runs/anytime/single-pass                       the tables
-    python recipes/anytime/tables.py --runs runs/anytime/single-pass --keep records.json.xz
-    python recipes/anytime/tables.py --records recipes/anytime/single_pass.json.xz         the tables again, from there
-    python recipes/anytime/tables.py --runs runs/anytime/single-pass --against ema         differences from another arm
-    python recipes/anytime/tables.py --runs runs/anytime/single-pass --seeds 6-25          of these seeds alone
-    python recipes/anytime/tables.py --write                                               all tables of README.md
+    python recipes/arms.py --runs runs/anytime/single-pass                       the tables
+    python recipes/arms.py --runs runs/anytime/single-pass --against ema         differences from another arm
+    python recipes/arms.py --runs runs/anytime/single-pass --seeds 6-25          of these seeds alone
 
-Runs are called ARM-lrLR-seedN; ``oracle-kK`` is retrained on the first K mega-batches. Regret: the loss on test at an
-arrival minus that of the oracle of the same seed, in nats per token. Intervals: 95 %, of Student's t over paired seeds.
+Of the kept records ``tables.py`` writes them into anytime/README.md: ``<!-- arms NAME OPTION... -->``. ``oracle-kK`` is
+retrained on the first K mega-batches. Regret: the loss on test at an arrival minus that of the oracle of the same seed,
+in nats per token. Intervals: 95 %, of Student's t over paired seeds.
 """
 
 import argparse
-import json
-import lzma
 import math
 import re
-import shlex
 import statistics
 import sys
 from collections import defaultdict
 from pathlib import Path
-from typing import Any, NamedTuple, Optional, Sequence
+from typing import NamedTuple, Optional, Sequence
 
 from fairseq_alma.metrics.anytime import updates_for_loss
+from fairseq_alma.report.read_run import RunTable, read_run
 from fairseq_alma.report.spread import Spread, half_width
 
-HERE = Path(__file__).parent
-README = HERE / "README.md"
-_BLOCK = re.compile(r"(<!-- tables (\S+) (.*?)-->\n).*?(<!-- end -->)", re.DOTALL)
 NAME = re.compile(r"(?P<arm>.+?)(-k(?P<k>\d+))?-lr(?P<lr>[\d.]+)-seed(?P<seed>\d+)")
 PAPER = "paper"
 FIRST_OF = {"oracle": "paper", "oracle-ema": "ema", "oracle-ema-wd": "ema-wd", "oracle-best-wd": "best-wd"}
@@ -53,35 +46,24 @@ class Run(NamedTuple):
 Key = tuple[str, str, int]  # arm, learning rate, seed
 
 
-def read_records(root: Path) -> dict[str, Any]:
-    """Read run.json and every stage.json of each run under a folder."""
-    found = {}
-    for path in sorted(root.glob("*/run.json")):
-        stages = [json.loads(each.read_text()) for each in sorted(path.parent.glob("stage-*/stage.json"))]
-        if NAME.fullmatch(path.parent.name) and stages:
-            found[path.parent.name] = {"run": json.loads(path.read_text()), "stages": stages}
-    return found
-
-
-def arms_of(records: dict[str, Any]) -> dict[Key, Run]:
-    """Gather records into arms; an oracle's stages come from one run for each arrival."""
+def arms_of(runs: RunTable) -> dict[Key, Run]:
+    """Gather runs into arms; an oracle's stages come from one run for each arrival."""
     arms: dict[Key, Run] = defaultdict(lambda: Run(*({} for _ in Run._fields)))
-    for name, record in records.items():
-        match = NAME.fullmatch(name)
-        assert match is not None
-        run = arms[match["arm"], match["lr"], int(match["seed"])]
-        for stage in record["stages"]:
-            arrival = stage["megabatches"][-1]
-            run.valid[arrival] = stage["valid"]["loss"] * math.log(2)
-            run.test[arrival] = stage["test"]["loss"] * math.log(2)
-            run.updates[arrival] = stage["num_updates"]
-            run.flops[arrival] = stage["train_flops"]
-            run.params[arrival] = stage["num_params"]
-            run.seconds[arrival] = stage["wall_seconds"]
-    for (name, lr, seed), run in list(arms.items()):
-        if name in FIRST_OF and 0 not in run.test and (first := arms.get((FIRST_OF[name], lr, seed))):
+    done = runs.arrivals[runs.arrivals.done]
+    figures = {"valid": done.valid.map(math.log), "test": done.loss * math.log(2)}
+    figures |= {"updates": done.num_updates, "flops": done.train_flops, "params": done.num_params}
+    figures |= {"seconds": done.wall_seconds}
+    names = runs.facts.path.map(lambda path: NAME.fullmatch(path.name))
+    for row, run, arrival in zip(done.index, done.run, done.arrival, strict=True):
+        name = names[run]
+        assert name is not None
+        arm = arms[name["arm"], name["lr"], int(name["seed"])]
+        for field, values in figures.items():
+            getattr(arm, field)[arrival] = values[row]
+    for (arm_name, lr, seed), arm in list(arms.items()):
+        if arm_name in FIRST_OF and 0 not in arm.test and (first := arms.get((FIRST_OF[arm_name], lr, seed))):
             for field in Run._fields:
-                getattr(run, field)[0] = getattr(first, field)[0]
+                getattr(arm, field)[0] = getattr(first, field)[0]
     return dict(arms)
 
 
@@ -241,15 +223,8 @@ def _seeds(text: str) -> range:
 
 
 def parser() -> argparse.ArgumentParser:
-    """Return the parser of the command line."""
+    """Return the parser of the options of a table."""
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    source = options.add_mutually_exclusive_group(required=True)
-    source.add_argument("--runs", type=Path, help="folder of the runs")
-    source.add_argument("--records", type=Path, help="their records, kept")
-    source.add_argument(
-        "--write", action="store_true", help="write the tables of README.md anew, from the kept records"
-    )
-    options.add_argument("--keep", type=Path, help="write the records to this file")
     options.add_argument(
         "--best-lr", metavar="ARM", help="print the learning rate that was best for an arm, nothing else"
     )
@@ -262,49 +237,34 @@ def parser() -> argparse.ArgumentParser:
     return options
 
 
-def output(records: dict[str, Any], args: argparse.Namespace) -> str:
-    """Return what is asked for. Raises SystemExit if there are no runs."""
-    arms = {key: run for key, run in arms_of(records).items() if args.seeds is None or key[2] in args.seeds}
+def block(runs: RunTable, *options: str) -> str:
+    """Return what options ask for."""
+    return output(runs, parser().parse_args(options))
+
+
+def output(runs: RunTable, args: argparse.Namespace) -> str:
+    """Return what is asked for. Raises SystemExit if there are no such runs."""
+    arms = {key: run for key, run in arms_of(runs).items() if args.seeds is None or key[2] in args.seeds}
     if not arms:
-        raise SystemExit("--seeds: no runs of these seeds are there")
+        raise SystemExit("no runs called ARM-lrLR-seedN are there, or none of these --seeds")
     tune_seed = min(seed for *_, seed in arms) if args.seed is None else args.seed
     if args.figure:
         draw(arms, tune_seed, args.figure)
     if args.costs:
-        return costs(arms, tune_seed)
+        return f"{costs(arms, tune_seed)}\n"
     if args.best_lr:
-        return best_lr(arms, args.best_lr, tune_seed)
+        return f"{best_lr(arms, args.best_lr, tune_seed)}\n"
     shown = tables(arms, tune_seed, args.against)
-    return shown.partition("\n\n")[2] if args.differences else shown
-
-
-def rebuilt(text: str) -> str:
-    """Return a page with what stands between ``<!-- tables FILE OPTION... -->`` and ``<!-- end -->`` written anew."""
-
-    def block(match: re.Match[str]) -> str:
-        begin, name, options, end = match.groups()
-        args = parser().parse_args(["--records", str(HERE / name), *shlex.split(options)])
-        return f"{begin}{output(_kept(args.records), args)}\n{end}"
-
-    return _BLOCK.sub(block, text)
-
-
-def _kept(path: Path) -> dict[str, Any]:
-    return json.loads(lzma.decompress(path.read_bytes()))
+    return (shown.partition("\n\n")[2] if args.differences else shown) + "\n"
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
     """Run the command."""
-    args = parser().parse_args(argv)
-    if args.write:
-        README.write_text(rebuilt(README.read_text(encoding="utf-8")), encoding="utf-8")
-        return 0
-    records = read_records(args.runs) if args.runs else _kept(args.records)
-    if args.keep:
-        for record in records.values():  # where a stream lay on one machine says nothing
-            record["run"]["stream"]["path"] = Path(record["run"]["stream"]["path"]).name
-        args.keep.write_bytes(lzma.compress(json.dumps(records, sort_keys=True).encode()))
-    print(output(records, args))
+    options = parser()
+    options.add_argument("--runs", type=Path, required=True, help="folder of the runs")
+    args = options.parse_args(argv)
+    paths = [path.parent for path in sorted(args.runs.glob("*/run.json")) if NAME.fullmatch(path.parent.name)]
+    print(output(RunTable.of(map(read_run, paths)), args), end="")
     return 0
 
 
