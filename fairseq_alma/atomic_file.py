@@ -26,14 +26,16 @@ _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
 
 @contextlib.contextmanager
-def open_atomically(path: Path, mode: str = "wb") -> Iterator[IO]:
+def open_atomically(path: Path, mode: str = "wb", durable: bool = True) -> Iterator[IO]:
     """Open a new file for writing that takes its place when the block ends, and leaves no trace if it raises.
 
-    Folders on the way are made. File and folder are on the disk when this returns.
+    Folders on the way are made.
 
     Args:
         path: the file; one that is there is replaced, never written into.
         mode: ``wb``, or ``w`` for text in UTF-8.
+        durable: wait until file and folder are on the disk. If not, a crash of the machine, but nothing else, may lose
+            or tear the file.
 
     Raises:
         AlmaError: something else than a regular file is in its place, a symbolic link for one.
@@ -52,9 +54,11 @@ def open_atomically(path: Path, mode: str = "wb") -> Iterator[IO]:
             with _buffered(raw, mode) as file:
                 yield file
                 file.flush()
-                os.fsync(raw.fileno())
+                if durable:
+                    os.fsync(raw.fileno())
                 os.rename(temporary, path.name, src_dir_fd=folder, dst_dir_fd=folder)
-            os.fsync(folder)
+            if durable:
+                os.fsync(folder)
     finally:
         os.close(folder)
 

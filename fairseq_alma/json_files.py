@@ -30,9 +30,9 @@ Record = TypeVar("Record")
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
-def write_json_atomically(path: Path, content: Mapping[str, Any]) -> None:
-    """Write a file that is either there whole or not at all, also after a crash of the machine."""
-    with open_atomically(path, "w") as file:
+def write_json_atomically(path: Path, content: Mapping[str, Any], durable: bool = True) -> None:
+    """Write a file that is either there whole or not at all, also after a crash of the machine if it is ``durable``."""
+    with open_atomically(path, "w", durable) as file:
         json.dump(content, file, indent=2)
         file.write("\n")
 

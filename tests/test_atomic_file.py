@@ -52,6 +52,18 @@ def test_text_is_utf_8_and_the_mode_is_that_of_any_new_file(tmp_path: Path) -> N
     assert (tmp_path / "text").stat().st_mode == (tmp_path / "other").stat().st_mode
 
 
+@pytest.mark.parametrize(("durable", "synchronised"), [(True, 2), (False, 0)])
+def test_file_and_folder_are_on_the_disk_unless_that_is_not_wanted(
+    durable: bool, synchronised: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[int] = []
+    monkeypatch.setattr(os, "fsync", seen.append)
+    with open_atomically(tmp_path / "file", durable=durable) as file:
+        file.write(b"new")
+        assert names(tmp_path) != ["file"]
+    assert names(tmp_path) == ["file"] and len(seen) == synchronised
+
+
 @pytest.mark.parametrize("error", [RuntimeError("no"), KeyboardInterrupt(), SystemExit(143)])
 def test_whatever_is_raised_leaves_the_file_before_and_nothing_else(error: BaseException, tmp_path: Path) -> None:
     write(tmp_path / "file", b"old")

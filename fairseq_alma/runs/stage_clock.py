@@ -3,6 +3,7 @@
 import contextlib
 import time
 from pathlib import Path
+from typing import Optional
 
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.json_files import as_record, read_json_object, write_json_atomically
@@ -31,7 +32,7 @@ class StageClock:
                 ended = max((each.stat().st_mtime for each in files), default=0.0)
                 self.spent += max(0.0, ended - before.started)
         self.started = time.time()
-        write_json_atomically(self.path, {"spent": self.spent, "started": self.started})
+        self._write(self.spent, self.started)
 
     def seconds(self) -> float:
         """Return the seconds up to now."""
@@ -39,7 +40,11 @@ class StageClock:
 
     def stop(self) -> None:
         """Note that this launch has ended."""
-        write_json_atomically(self.path, {"spent": self.seconds(), "started": None})
+        self._write(self.seconds(), None)
+
+    def _write(self, spent: float, started: Optional[float]) -> None:
+        # A stage of images may take a tenth of a second, which waiting for the disk would double.
+        write_json_atomically(self.path, {"spent": spent, "started": started}, durable=False)
 
 
 def read_clock(path: Path) -> ClockRecord:

@@ -91,6 +91,12 @@ def test_a_damaged_clock_counts_as_one_that_has_not_run(content, tmp_path):
     assert json.loads((tmp_path / "clock.json").read_text())["spent"] < 5
 
 
+def test_a_clock_waits_for_no_disk(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "fsync", lambda _: pytest.fail("a stage may be shorter than this"))
+    StageClock(tmp_path / "clock.json", tmp_path).stop()
+    assert (tmp_path / "clock.json").is_file()
+
+
 def begun(root):
     folder = RunFolder(root)
     folder.write_run({})
