@@ -31,6 +31,7 @@ class MemberWorkers:
         words: of ``alma-stream``, what stands before ``--`` and after it.
         plans: of the stages that are run.
         environments: for each process the variables that it gets beside those of this one.
+        group_size: members that a process trains together.
     """
 
     def __init__(
@@ -38,11 +39,15 @@ class MemberWorkers:
         words: tuple[Sequence[str], Sequence[str]],
         plans: Sequence[StagePlan],
         environments: Sequence[Mapping[str, str]],
+        group_size: int = 1,
     ) -> None:
         self.words = without(words[0], {"--jobs": 1}), words[1]
         self.environments = environments
-        members = sorted({training.model.member for plan in plans for training in plan.trainings})
-        self.shares = [share for job in range(len(environments)) if (share := members[job :: len(environments)])]
+        groups = sorted(
+            {tuple(each.model.member for each in group) for plan in plans for group in plan.groups(group_size)}
+        )
+        dealt = [groups[job :: len(environments)] for job in range(len(environments))]
+        self.shares = [[member for group in share for member in group] for share in dealt if share]
         self.workers: Optional[list[MemberWorker]] = None
         self.line = LiveLine()
 

@@ -103,9 +103,10 @@ def _run(
             runs.append(Run(folders[seed], planned, displays.enter_context(display), evaluate))
         backend = build_backend(runs)
         if request.member is not None:
-            train_members(runs[0], request.member, backend, request.stage, request.progress_to is not None)
+            others = request.progress_to is not None
+            train_members(runs[0], request.member, backend, request.stage, others, request.group_size)
             return
-        workers = displays.enter_context(MemberWorkers(words, request.chosen(first), devices))
+        workers = displays.enter_context(MemberWorkers(words, request.chosen(first), devices, request.group_size))
         awaited = workers.await_models if len(devices) > 1 else nothing_to_await
         num_run = run_stages(runs, backend, request.stage, request.keep_checkpoints, awaited)
     what = "the run" if request.stage is None else "the stage"

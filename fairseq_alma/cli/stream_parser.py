@@ -41,6 +41,7 @@ from fairseq_alma.runs.stage_end_options import StageEndOptions
 OF_SOME: Mapping[str, tuple[tuple[str, ...], Optional[str]]] = {
     "member": (KINDS, "trains_members_alone"),
     "jobs": (KINDS, "trains_members_alone"),
+    "side_by_side": (("images",), "trains_members_alone"),
     "progress_to": (KINDS, "trains_members_alone"),
     "iid": (KINDS, "has_iid_control"),
     "save_every": (("text",), None),
@@ -60,6 +61,7 @@ RANGES = {
     "iid": whole(1),
     "num_procs": whole(1, 1024),
     "jobs": whole(1, 1024),
+    "side_by_side": whole(1, 1024),
     "nodes": whole(1, 1024),
     **ANYTIME_RANGES,
     **STAGE_END_RANGES,
@@ -152,6 +154,8 @@ def learner_options(
             parser.error(f"{flag(name)} goes with one --seed; give one call for each seed")
     if arguments.member is not None and arguments.jobs is not None:
         parser.error("--jobs trains all members, --member some; give one of them")
+    if arguments.side_by_side is not None and arguments.jobs is None and arguments.member is None:
+        parser.error("--side-by-side goes with --jobs or --member; without them all members are trained side by side")
     if arguments.iid is not None and (arguments.wait != 1 or arguments.replay or arguments.drop_rest):
         parser.error("--iid is one stage: it does not go with --wait, --replay or --drop-rest")
     arguments.save_every = arguments.save_every or SAVE_EVERY

@@ -5,7 +5,7 @@ files that no later stage needs can be told from those that one does.
 """
 
 from dataclasses import dataclass
-from typing import Optional
+from typing import Optional, Sequence
 
 from fairseq_alma.learners.schedule import Stage
 
@@ -89,6 +89,10 @@ class StagePlan:
     def training_of(self, member: int) -> Optional[Training]:
         """Return the training of a member, or None if the stage does not train it."""
         return next((training for training in self.trainings if training.model.member == member), None)
+
+    def groups(self, size: int) -> list[Sequence[Training]]:
+        """Return the trainings in groups of so many, in order; the last group may have fewer."""
+        return [self.trainings[first : first + size] for first in range(0, len(self.trainings), size)]
 
 
 def member_seed(seed: int, member: int) -> int:

@@ -76,8 +76,8 @@ class Backend(Protocol):
             ``train_images``) and ``train_flops``, summed over the trained models.
         """
 
-    def train_member(self, work: StageWork, training: Training, locks: Sequence[int]) -> None:
-        """Train one of the plan's models to its end, unless it is there already."""
+    def train_members(self, work: StageWork, group: Sequence[Training], locks: Sequence[int]) -> None:
+        """Train some of the plan's models to their end, unless they are there already."""
 
     def is_trained(self, folder: RunFolder, model: ModelId) -> bool:
         """Tell whether a model is trained to its end."""
@@ -132,7 +132,12 @@ def run_stages(
 
 
 def train_members(
-    run: Run, members: Sequence[int], backend: Backend, only: Optional[int] = None, are_others_trained: bool = False
+    run: Run,
+    members: Sequence[int],
+    backend: Backend,
+    only: Optional[int] = None,
+    are_others_trained: bool = False,
+    group_size: int = 1,
 ) -> None:
     """Train some members, in the stages that are not complete yet; others may be trained at the same time.
 
@@ -144,24 +149,28 @@ def train_members(
         backend: trains.
         only: train them in this stage alone; None: in all.
         are_others_trained: another process trains what they start from, and it is waited for.
+        group_size: of so many together, of which all or none are given.
     """
     for plan in run.plans:
-        trainings = [training for training in plan.trainings if training.model.member in members]
-        if not trainings or only not in (None, plan.stage.index):
+        groups = [group for group in plan.groups(group_size) if group[0].model.member in members]
+        if not groups or only not in (None, plan.stage.index):
             continue
         record = _complete_record(run.folder, plan)
         if record is not None:
             run.display.skipped(plan, record)
             continue
-        for training in trainings:
-            while are_others_trained and not _is_start_trained(run.folder, training, backend):
-                time.sleep(START_POLL_SECONDS)
-            _require_trained(run.folder, plan, training, backend)
-            with run.folder.lock_member(training.model) as locks:
-                clock = run.folder.start_clock(plan.stage.index, training.model.member)
-                backend.train_member(StageWork(run.folder, plan, run.display, locks[0]), training, locks)
+        for group in groups:
+            for training in group:
+                while are_others_trained and not _is_start_trained(run.folder, training, backend):
+                    time.sleep(START_POLL_SECONDS)
+                _require_trained(run.folder, plan, training, backend)
+            with contextlib.ExitStack() as held:
+                locks = [lock for each in group for lock in held.enter_context(run.folder.lock_member(each.model))]
+                clock = run.folder.start_clock(plan.stage.index, group[0].model.member)
+                backend.train_members(StageWork(run.folder, plan, run.display, locks[0]), group, locks)
                 clock.stop()
-            run.display.trained(plan, training)
+            for training in group:
+                run.display.trained(plan, training)
 
 
 def _is_start_trained(folder: RunFolder, training: Training, backend: Backend) -> bool:

@@ -35,6 +35,7 @@ class RunRequest:
         stage: the one stage that is run; None: all.
         member: the members that are trained, and no stage completed; None: all.
         jobs: processes that train members at the same time; None: as many as the kind of data takes by itself.
+        side_by_side: images: members that such a process trains in one network; None: each by itself.
         keep_checkpoints: remove nothing.
         save_every: text: updates between two checkpoints within a stage.
         matrix: text: test the held-out and a training slice of every mega-batch after each stage.
@@ -63,6 +64,7 @@ class RunRequest:
     stage: Optional[int]
     member: Optional[tuple[int, ...]]
     jobs: Optional[int]
+    side_by_side: Optional[int]
     keep_checkpoints: bool
     save_every: int
     validate: bool
@@ -94,10 +96,15 @@ class RunRequest:
         return cls(**own, **{name: vars(arguments)[name] for name in cls.__dataclass_fields__ if name not in own})
 
     @property
-    def trains_members_alone(self) -> bool:
-        """Whether each member is trained by itself, as processes for some of them make it necessary."""
+    def trains_members_apart(self) -> bool:
+        """Whether members are trained in groups that are independent of each other, as several processes need it."""
         cluster = self.slurm is not None and self.learner.trains_members_alone
         return cluster or self.jobs is not None or self.member is not None
+
+    @property
+    def group_size(self) -> int:
+        """Members of such a group."""
+        return self.side_by_side or 1
 
     def folder(self, seed: int) -> RunFolder:
         """Return the folder of a seed's run: what --run says, or where there are several seeds a folder in it."""
@@ -142,6 +149,12 @@ class RunRequest:
             if member not in members:
                 where = "the run trains" if self.stage is None else f"stage {self.stage} trains"
                 raise ValueError(f"--member {member}: {where} members {', '.join(map(str, members))}")
+        for plan in self.chosen(plans):
+            for group in plan.groups(self.group_size):
+                together = {training.model.member for training in group}
+                if together & {*self.member} and not together <= {*self.member}:
+                    names = " ".join(map(str, sorted(together)))
+                    raise ValueError(f"--member: with --side-by-side {self.side_by_side} members {names} go together")
 
 
 class Job(Protocol):

@@ -172,9 +172,10 @@ class RunDisplay:
 
     def _title(self, plan: StagePlan, training: Optional[Training] = None) -> str:
         title = self.name + describe_stage(plan, self.num_stages)
-        if training is None or self.num_trainings[plan.stage.index] == 1:
+        shown = plan.trainings if training is None else [training]
+        if len(shown) == self.num_trainings[plan.stage.index]:
             return title
-        return f"{title}, member {training.model.member}"
+        return f"{title}, member {', '.join(str(each.model.member) for each in shown)}"
 
     def _tell(self, plan: StagePlan, text: str) -> None:
         self.results.hold(f"{self._title(plan)}: {text}")

@@ -20,7 +20,7 @@ FREE_OPTIONS = (
     *CURVE_OPTIONS,
 )
 # They change the last digits: a run keeps to them, a report takes no notice.
-ROUNDING_OPTIONS = ("jobs",)
+ROUNDING_OPTIONS = ("jobs", "side_by_side")
 _DISTRIBUTIONS = {"torch": ("torch",), "fairseq": ("ve-fairseq", "fairseq"), "fairseq_alma": ("fairseq-alma",)}
 
 

@@ -5,6 +5,8 @@
 Whole commands are timed, from their start to their end, in a folder that is removed afterwards:
 
 - sm, ens: alma-stream with one model and with five, B = 500; each epoch is validated, each stage tested and recorded;
+- processes: alma-stream with one model, and with five that two processes of one thread each train, three and two of
+  them side by side;
 - seeds: alma-stream with one model, for one seed and for three side by side;
 - plain: this file's own loop over the same mega-batches, the updates of sm and nothing else;
 - gmoe: alma-stream with a growing mixture with soft gates, B = 50, one expert more in each layer at each stage;
@@ -128,6 +130,13 @@ def compare(args: argparse.Namespace, folder: Path) -> None:
                 stream = streams["sm"]
                 seeds = {"one": ["1"], "three": ["1", "2", "3"]}
                 commands = {name: alma("sm", stream, args.epochs, "--seed", *each) for name, each in seeds.items()}
+            elif what == "processes":
+                stream = streams["sm"]
+                dealt = ("--jobs", "2", "--side-by-side", "3")
+                commands = {
+                    "single": alma("sm", stream, args.epochs),
+                    "dealt": alma("ens", stream, args.epochs, *dealt),
+                }
             elif what == "sm":
                 stream = streams["sm"]
                 commands = {
@@ -142,13 +151,14 @@ def compare(args: argparse.Namespace, folder: Path) -> None:
                     "gmoe": alma("gmoe", stream, args.growing_epochs, "--grow-every", "1"),
                 }
             for name, command in commands.items():
-                wall, user = seconds(command, args.threads)
+                wall, user = seconds(command, 1 if name == "dealt" else args.threads)
                 times.setdefault(name, []).append((wall, user))
                 print(f"round {number}, {name}: {wall:.1f} s, {user:.1f} s user", flush=True)
     print(f"width {args.width}, {args.epochs} epochs (gmoe: {args.growing_epochs}), {args.threads} threads; medians")
     for name, base, what in (
         ("sm", "plain", "alma-stream with one model, over the plain loop"),
         ("ens", "sm", "alma-stream with five models, over one"),
+        ("dealt", "single", "alma-stream with five models by two processes, over one"),
         ("three", "one", "alma-stream with three seeds side by side, over one"),
         ("looped", "gmoe", "the loop over experts, over alma-stream"),
     ):
@@ -168,7 +178,11 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=1, help="turns (default: %(default)s)")
     parser.add_argument("--threads", type=int, default=os.cpu_count(), help="of all commands (default: all cores)")
     parser.add_argument(
-        "--what", nargs="+", default=["sm", "gmoe"], choices=["sm", "seeds", "gmoe"], help="default: sm gmoe"
+        "--what",
+        nargs="+",
+        default=["sm", "gmoe"],
+        choices=["sm", "processes", "seeds", "gmoe"],
+        help="default: sm gmoe",
     )
     parser.add_argument("--plain", type=Path, metavar="STREAM", help="do the updates of a plain loop and nothing else")
     parser.add_argument("--growing", action="store_true", help="with --plain: those of gmoe")

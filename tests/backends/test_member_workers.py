@@ -39,12 +39,12 @@ FOREVER = 'tell(text="long", brief=f"{members[0]}: 1/9", done=1, total=9)\ntime.
 def workers(tmp_path, monkeypatch):
     """Builds them for a script that does something."""
 
-    def build(body, num_members=3, environments=({"DEVICE": "0"}, {"DEVICE": "1"})):
+    def build(body, num_members=3, environments=({"DEVICE": "0"}, {"DEVICE": "1"}), group_size=1):
         script = tmp_path / "alma-stream"
         script.write_text(SCRIPT.format(python=sys.executable, folder=tmp_path, body=textwrap.dedent(body)))
         script.chmod(0o755)
         monkeypatch.setattr(member_workers, "find_program", lambda name: str(script))
-        return MemberWorkers(WORDS, make_plans(2, num_members=num_members), environments)
+        return MemberWorkers(WORDS, make_plans(2, num_members=num_members), environments, group_size)
 
     return build
 
@@ -64,6 +64,17 @@ def test_each_process_is_a_call_for_some_members_on_its_own_device(workers, tmp_
         1: (["--member", "1", "--", "--cpu"], "1"),
     }
     assert all("--jobs" not in words and words[:4] == ["--stream", "S", "--run", "R"] for words, _, _ in calls.values())
+
+
+def test_members_that_are_trained_together_are_dealt_together(workers, tmp_path):
+    with workers(TRAIN, num_members=5, group_size=2) as running:
+        for plan in make_plans(2, num_members=5):
+            running.await_models(plan)
+    assert running.shares == [[0, 1, 4], [2, 3]]
+    assert {first: words[words.index("--member") + 1 : -2] for first, (words, *_) in begun(tmp_path).items()} == {
+        0: ["0", "1", "4"],
+        2: ["2", "3"],
+    }
 
 
 def test_no_more_processes_than_members_are_begun(workers, tmp_path):

@@ -214,9 +214,10 @@ def test_i_i_d_training_is_one_stage_on_the_first_mega_batches(stream, tmp_path)
         (["--learner", "gmoe"], ["."]),
         (["--seed", "4", "5"], ["seed-4", "seed-5"]),
         (["--learner", "ens", "--num-members", "2", "--jobs", "1"], ["."]),
+        (["--learner", "ens", "--num-members", "3", "--jobs", "1", "--side-by-side", "2"], ["."]),
         (["--seed", "4", "5", "--stage-average", "mean", "--shrink-perturb", "0.5"], ["seed-4", "seed-5"]),
     ],
-    ids=["gmoe", "two seeds", "members alone", "stage average"],
+    ids=["gmoe", "two seeds", "members alone", "members in groups", "stage average"],
 )
 def test_a_killed_run_ends_with_the_same_figures_and_weights(options, runs, stream, tmp_path):
     words = ("--", "--width", "6", "--max-epoch", "12", "--cpu")
@@ -291,6 +292,27 @@ def test_members_are_trained_by_several_processes_or_calls_to_the_same_files(str
         assert ours["test"] == pytest.approx(theirs["test"], rel=1e-3)
     with pytest.raises(AlmaError, match="--jobs given then, not given now"):
         run(stream, tmp_path / "R", *bagging)
+
+
+def test_members_are_trained_side_by_side_in_several_processes_to_the_same_files(stream, tmp_path, monkeypatch):
+    monkeypatch.setattr(member_workers.subprocess, "Popen", fork_stream)
+    ens = ("--learner", "ens", "--num-members", "3", "--wait", "3", "--side-by-side", "2")
+    words = ["--stream", str(stream), "--run", str(tmp_path / "R"), *ens]
+    sizes = []
+    train_stage = image_backend.ImageBackend._train_stage
+    monkeypatch.setattr(
+        image_backend.ImageBackend, "_train_stage",
+        lambda self, works, group: (sizes.append(len(group)), train_stage(self, works, group)),
+    )  # fmt: skip
+    run(stream, tmp_path / "one", *ens, "--jobs", "1")
+    assert sizes == [2, 1, 2, 1]
+    with pytest.raises(SystemExit):
+        main([*words, "--member", "1", *WORDS])
+    assert main([*words, "--member", "0", "1", *WORDS]) == 0
+    run(stream, tmp_path / "R", *ens, "--jobs", "2")
+    assert contents(tmp_path / "R") == contents(tmp_path / "one")
+    with pytest.raises(AlmaError, match="--side-by-side 2 then, not given now"):
+        run(stream, tmp_path / "R", *ens[:-2], "--jobs", "2")
 
 
 def contents(run):
@@ -382,6 +404,10 @@ def test_the_checkpoint_of_a_run_is_tested_by_the_stock_command(stream, tmp_path
         (["--learner", "ens", "--jobs", "0"], [], "--jobs 0: a number of at least 1 is needed"),
         (["--learner", "ens", "--jobs", "2", "--seed", "1", "2"], [], "--jobs goes with one --seed"),
         (["--learner", "ens", "--jobs", "2", "--member", "0"], [], "--jobs trains all members, --member some"),
+        (["--learner", "ens", "--side-by-side", "2"], [], "--side-by-side goes with --jobs or --member"),
+        (["--learner", "ens", "--jobs", "2", "--side-by-side", "0"], [], "--side-by-side 0: a number of at least 1"),
+        (["--learner", "umix", "--side-by-side", "2"], [], "--side-by-side goes with --learner bagging, ens, gens"),
+        (["--learner", "ens", "--member", "1", "2", "--side-by-side", "2"], [], "members 0 1 go together"),
         (["--learner", "gmoe", "--grow-schedule", "4,6"], [], "--grow-schedule has no meaning"),
         (["--learner", "gmoe", "--seed", "1", "2"], [], "--seed: several go with"),
         (["--seed", "3", "3"], [], "--seed 3: given twice"),

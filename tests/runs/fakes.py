@@ -38,8 +38,8 @@ class FakeBackend:
         self.calls += [("train", work.plan.stage.index) for work in works]
         return [{"num_updates": 10, "train_tokens": 1000, "train_flops": 5000} for _ in works]
 
-    def train_member(self, work: StageWork, training: Training, locks: Sequence[int]) -> None:
-        self.members.append(training.model)
+    def train_members(self, work: StageWork, group: Sequence[Training], locks: Sequence[int]) -> None:
+        self.members += [training.model for training in group]
 
     def is_trained(self, folder: RunFolder, model: ModelId) -> bool:
         return model in self.members

@@ -65,7 +65,8 @@ class ImageBackend:
         settings: of the runs, which differ by their seeds alone.
         runs: that go through the same stages in step.
         shared_folder: where several runs keep the training that they share.
-        members_alone: train each member by itself; its last digits do not depend on the others then.
+        group_size: train so many members of a stage in a network of their own; their last digits do not depend on the
+            others then. None: train all of them in one.
         ends: what predicts after a stage, and what the next one begins with.
         keep_maps: leave which experts test images go to after every stage, not after the last one alone.
     """
@@ -75,29 +76,37 @@ class ImageBackend:
         settings: ImageSettings,
         runs: Sequence[Run],
         shared_folder: Path,
-        members_alone: bool = False,
+        group_size: Optional[int] = None,
         keep_maps: bool = False,
         ends: StageEndOptions = NO_STAGE_ENDS,
     ) -> None:
         self.settings, self.shared_folder = settings, shared_folder
-        self.members_alone, self.keep_maps, self.ends = members_alone, keep_maps, ends
+        self.group_size, self.keep_maps, self.ends = group_size, keep_maps, ends
         self.stream = settings.stream
         self.source = ImageInput(self.stream.mean, self.stream.std, self.stream.augment).to(settings.device)
         self.models = {run.folder.root: RunModels(run, settings, self._test_examples, ends) for run in runs}
 
     def train(self, works: Sequence[StageWork]) -> list[Mapping[str, Any]]:
-        """Train all models of the stage side by side, or one after the other; see `loop.Backend`."""
-        if self.members_alone:
+        """Train all models of the stage side by side, or group after group; see `loop.Backend`."""
+        if self.group_size is None:
+            self._train_together(works)
+        else:
             for work in works:
-                for training in work.plan.trainings:
-                    self._train_alone(work, training)
-            return [self._cost(work) for work in works]
+                for group in work.plan.groups(self.group_size):
+                    self._train_apart(work, group)
+        return [self._cost(work) for work in works]
+
+    def _train_together(self, works: Sequence[StageWork]) -> None:
+        """Train all models of the same stage of some runs in one network, unless they are there."""
         group = [(self._store(work.folder), training) for work in works for training in work.plan.trainings]
         if any(training.model not in store for store, training in group):
             self._train_stage(works, group)
         # While one of them is missing, all are trained again from the same file, to the same bits.
         remove_unfinished(self._unfinished(works))
-        return [self._cost(work) for work in works]
+
+    def _train_apart(self, work: StageWork, group: Sequence[Training]) -> None:
+        """Train some models of a stage in a network of their own, unless they are there."""
+        self._train_together([replace(work, plan=replace(work.plan, trainings=tuple(group)))])
 
     def _cost(self, work: StageWork) -> Mapping[str, Any]:
         store = self._store(work.folder)
@@ -124,16 +133,9 @@ class ImageBackend:
             described["kept_share"] = self.ends.shrink_perturb
         return {"anytime": described}
 
-    def train_member(self, work: StageWork, training: Training, locks: Sequence[int]) -> None:
-        """Train one model of a stage to its end, unless it is there; see `loop.Backend`."""
-        self._train_alone(work, training)
-
-    def _train_alone(self, work: StageWork, training: Training) -> None:
-        store = self._store(work.folder)
-        alone = replace(work, plan=replace(work.plan, trainings=(training,)))
-        if training.model not in store:
-            self._train_stage([alone], [(store, training)])
-        remove_unfinished(self._unfinished([alone]))
+    def train_members(self, work: StageWork, group: Sequence[Training], locks: Sequence[int]) -> None:
+        """Train some models of a stage to their end, unless they are there; see `loop.Backend`."""
+        self._train_apart(work, group)
 
     def is_trained(self, folder: RunFolder, model: ModelId) -> bool:
         """Tell whether a model is trained to its end; see `loop.Backend`."""
@@ -233,8 +235,7 @@ class ImageBackend:
         saved = began = time.monotonic()
         done = training.epoch
         max_update = training.settings.max_epoch * per_epoch
-        of_one = work.plan.trainings[0] if self.members_alone else None
-        with work.display.training(work.plan, of_one, max_update, training.epoch * per_epoch) as progress:
+        with work.display.training(work.plan, None, max_update, training.epoch * per_epoch) as progress:
             while not training.is_over:
                 loss = training.run_epoch()
                 now = time.monotonic()

@@ -45,7 +45,9 @@ class ImageJob:
 
     def recorded(self) -> dict[str, Any]:
         """Return the options that run.json names: what is trained by itself differs in its last digits."""
-        return {"jobs": "given"} if self.request.trains_members_alone else {}
+        if not self.request.trains_members_apart:
+            return {}
+        return {"jobs": "given"} | ({"side_by_side": self.request.group_size} if self.request.group_size > 1 else {})
 
     def check(self, plans: Sequence[StagePlan]) -> None:
         """Refuse averages and perturbations that the stages do not allow; see `request.Job`."""
@@ -93,7 +95,8 @@ class ImageJob:
         settings = ImageSettings(self.images, self.options, trainings[0].num_joint, trainings[0].joint_logits)
         for growth in {training.growth for training in trainings if training.growth is not None}:
             settings.check_growth(growth)
-        how = (self.request.trains_members_alone, self.request.keep_checkpoints, self.request.stage_ends)
+        group_size = self.request.group_size if self.request.trains_members_apart else None
+        how = (group_size, self.request.keep_checkpoints, self.request.stage_ends)
         return lambda runs: ImageBackend(settings, runs, self.request.run, *how)
 
 

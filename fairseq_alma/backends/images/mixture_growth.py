@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor
 
-from fairseq_alma.backends.images.stage_training import CHUNK
+from fairseq_alma.backends.images.stage_training import in_chunks
 from fairseq_alma.modules.images.image_network import ImageNetwork
 from fairseq_alma.modules.images.mixtures import mixture_layers
 from fairseq_alma.modules.moe.expert_losses import ExpertLosses
@@ -31,7 +31,8 @@ def measure_expert_losses(network: ImageNetwork, images: Tensor, labels: Tensor)
     """
     network.eval()
     sums = ExpertLosses()
-    for some, classes in zip(images.split(CHUNK), labels.split(CHUNK), strict=True):
+    chunks = in_chunks(images)
+    for some, classes in zip(chunks, labels.split(max(1, len(chunks[0]))), strict=True):
         losses = F.cross_entropy(network(some)[0], classes, reduction="none")
         sums.add_shared(losses, [layer.shares() for layer in mixture_layers(network)])
     return sums

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fairseq_alma.atomic_file import open_atomically
-from fairseq_alma.backends.images.stage_training import CHUNK
+from fairseq_alma.backends.images.stage_training import in_chunks
 from fairseq_alma.backends.images.tally import Tally
 from fairseq_alma.learners.plan import ModelId, StagePlan
 from fairseq_alma.modules.images.image_network import ImageNetwork, join_logits
@@ -44,7 +44,7 @@ def predict(network: ImageNetwork, images: Tensor, joint_logits: Optional[str] =
     layers = mixture_layers(network)
     totals: list[Tensor] = [torch.zeros(layer.num_experts, device=images.device) for layer in layers]
     parts = []
-    for some in images.split(CHUNK):
+    for some in in_chunks(images):
         logits = network(some)
         parts.append(logits if joint_logits is None else join_logits(logits, joint_logits)[None])
         totals = [total + layer.shares().sum(dim=0) for total, layer in zip(totals, layers, strict=True)]

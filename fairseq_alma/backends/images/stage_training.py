@@ -197,7 +197,12 @@ def validation_scores(network: ImageNetwork, images: Tensor, labels: Tensor, set
     return torch.stack([F.cross_entropy(each, labels) for each in logits]).tolist()
 
 
-CHUNK = 500  # images that are predicted at a time: bounds the memory, not the result
+CHUNK_VALUES = 1 << 21  # pixels, of all channels, that are predicted at a time: bounds the memory, not the result
+
+
+def in_chunks(images: Tensor) -> Sequence[Tensor]:
+    """Split (B, C, H, W) images into what is predicted at a time."""
+    return images.split(max(1, CHUNK_VALUES // max(1, images[:1].numel())))
 
 
 @torch.no_grad()
@@ -205,9 +210,8 @@ def member_logits(network: ImageNetwork, images: Tensor) -> Tensor:
     """Return the (N, B, K) logits for (B, C, H, W) images, in evaluation mode."""
     if network.training:
         network.eval()
-    if len(images) <= CHUNK:
-        return network(images)
-    return torch.cat([network(chunk) for chunk in images.split(CHUNK)], dim=1)
+    logits = [network(chunk) for chunk in in_chunks(images)]
+    return logits[0] if len(logits) == 1 else torch.cat(logits, dim=1)
 
 
 def member_states(network: ImageNetwork) -> list[dict[str, Tensor]]:

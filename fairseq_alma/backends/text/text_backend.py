@@ -82,9 +82,10 @@ class TextBackend:
             described["branch_updates"] = options.branch_updates(done.num_updates)
         return {"anytime": described}
 
-    def train_member(self, work: StageWork, training: Training, locks: Sequence[int]) -> None:
-        """Train one model of a stage to its end, unless it is there; see `loop.Backend`."""
-        self._train_model(work, training, locks)
+    def train_members(self, work: StageWork, group: Sequence[Training], locks: Sequence[int]) -> None:
+        """Train some models of a stage to their end, unless they are there; see `loop.Backend`."""
+        for training in group:
+            self._train_model(work, training, locks)
 
     def _train_model(
         self, work: StageWork, training: Training, locks: Sequence[int]
