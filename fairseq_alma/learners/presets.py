@@ -20,7 +20,7 @@ class Preset:
         help: what it stands for.
         learners: name of a learner -> its own options, by their fields' names.
         training: options after ``--`` for every learner.
-        least_gain: name of a learner -> another ``--least-gain``.
+        own_training: name of a learner -> what is other for it.
         vgg: further options after ``--`` for VGG networks.
     """
 
@@ -28,7 +28,7 @@ class Preset:
     help: str
     learners: Mapping[str, Mapping[str, Optional[str]]]
     training: Mapping[str, Optional[str]]
-    least_gain: Mapping[str, Optional[str]] = field(default_factory=dict)
+    own_training: Mapping[str, Mapping[str, Optional[str]]] = field(default_factory=dict)
     vgg: Mapping[str, Optional[str]] = field(default_factory=dict)
 
     def learner_options(self, learner: str) -> Mapping[str, Optional[str]]:
@@ -37,10 +37,8 @@ class Preset:
 
     def train_options(self, learner: str, arch: str) -> dict[str, Optional[str]]:
         """Return what it says of the options after ``--``."""
-        options = {**self.training, **(self.vgg if "vgg" in arch else {})}
-        if learner in self.least_gain:
-            options["--least-gain"] = self.least_gain[learner]
-        return options
+        vgg = self.vgg if "vgg" in arch else {}
+        return {**self.training, **self.own_training.get(learner, {}), **vgg}
 
 
 PAPER = Preset(
@@ -56,14 +54,22 @@ PAPER = Preset(
 )
 RELEASED_CODE = Preset(
     "released-code",
-    "the released code where it differs: best validation accuracy, stop after 25 epochs without a better one, and more",
+    "the released code where it differs: best validation accuracy, an early stop after 25 epochs without a better one (of "
+    "sm, gens, gmoe and firefly), and more",
     learners={
         "gens": {"init": "previous", "combine": "logits"},
         "umix": {"joint_logits": "sum"},
         "firefly": {"grow_share_of": "neurons"},
     },
     training={"--select": "accuracy", "--least-gain": "0.001", "--patience": "25"},
-    least_gain={"ens": "0", "umix": "0"},  # k_ensemble.py and agg_ensemble.py take any gain
+    # k_ensemble.py, agg_ensemble.py and bagging.py take any gain. A patience of 100 in 100 epochs, as the configurations
+    # of the first two and of the fixed mixture have it, stops nothing, and bagging.py never stops.
+    own_training={
+        "ens": {"--least-gain": "0", "--patience": None},
+        "umix": {"--least-gain": "0", "--patience": None},
+        "bagging": {"--least-gain": "0", "--patience": None},
+        "moe": {"--patience": None},
+    },
     vgg={"--last-pool": "max", "--initial-weights": "default"},
 )
 PRESETS: Mapping[str, Preset] = {preset.name: preset for preset in (PAPER, RELEASED_CODE)}

@@ -25,10 +25,14 @@ def test_the_papers_preset_sets_what_is_the_default_anyway(learner, for_photogra
         assert default == value or f"(default: {value})" in meaning.help
 
 
-@pytest.mark.parametrize(("learner", "gain"), [("sm", 0.001), ("gens", 0.001), ("ens", 0.0), ("umix", 0.0)])
-def test_the_released_code_selects_by_accuracy_and_stops_after_25_epochs(learner, gain):
+@pytest.mark.parametrize(
+    ("learner", "gain", "patience"),
+    [("sm", 0.001, ("25",)), ("gens", 0.001, ("25",)), ("gmoe", 0.001, ("25",)),
+     ("moe", 0.001, None), ("ens", 0.0, None), ("umix", 0.0, None), ("bagging", 0.0, None)],
+)  # fmt: skip
+def test_the_released_code_selects_by_accuracy_and_stops_some_learners_after_25_epochs(learner, gain, patience):
     found = train_options(learner, [], RELEASED_CODE)
-    assert (found.select, found.least_gain, found.last("--patience")) == ("accuracy", gain, ("25",))
+    assert (found.select, found.least_gain, found.last("--patience")) == ("accuracy", gain, patience)
     assert "--last-pool" not in found.values
     of_vgg = train_options(learner, [], RELEASED_CODE, for_photographs=True)
     assert (of_vgg.last("--last-pool"), of_vgg.last("--initial-weights")) == (("max",), ("default",))
