@@ -54,16 +54,16 @@ PAPER = Preset(
 )
 RELEASED_CODE = Preset(
     "released-code",
-    "the released code where it differs: best validation accuracy, an early stop after 25 epochs without a better one (of "
-    "sm, gens, gmoe and firefly), and more",
+    "the released code where it differs: best validation accuracy, an early stop after 25 epochs without a better "
+    "one (of sm, gens, gmoe and firefly), and more",
     learners={
         "gens": {"init": "previous", "combine": "logits"},
         "umix": {"joint_logits": "sum"},
         "firefly": {"grow_share_of": "neurons"},
     },
     training={"--select": "accuracy", "--least-gain": "0.001", "--patience": "25"},
-    # k_ensemble.py, agg_ensemble.py and bagging.py take any gain. A patience of 100 in 100 epochs, as the configurations
-    # of the first two and of the fixed mixture have it, stops nothing, and bagging.py never stops.
+    # k_ensemble.py, agg_ensemble.py and bagging.py take any gain. A patience of 100 in 100 epochs, as the
+    # configurations of the first two and of the fixed mixture have it, stops nothing, and bagging.py never stops.
     own_training={
         "ens": {"--least-gain": "0", "--patience": None},
         "umix": {"--least-gain": "0", "--patience": None},
