@@ -129,6 +129,7 @@ def _experiments(evidence: Evidence) -> DataFrame:
         .map({True: "most", False: "least"})
         .where((waits.wait == least) | (waits.wait == most), "middle")
     )
+    frame["num_waits"] = others.wait.transform("nunique")
     best = waits[others.anytime.transform("min") == waits.anytime].drop_duplicates(["backbone", "learner"])
     frame["is_best_wait"] = frame.index.isin(best.index) & frame.index.isin(waits[least < most].index)
     evidence.waits.update({rank: [*others.groups[waits.backbone[rank], waits.learner[rank]]] for rank in best.index})

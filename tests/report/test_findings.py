@@ -55,7 +55,7 @@ def paper(tmp_path_factory):
     "words",
     ["Larger models are better", "sample efficient", "Growing beats not growing", "Growing does not improve",
      "gEns is ahead of gMoE", "Ensembles perform best", "With small models", "Learning sequentially is harder",
-     "The larger the model", "Waiting for all data"],
+     "The larger the model", "Waiting for all data ends best"],
 )  # fmt: skip
 def test_the_papers_own_numbers_point_to_its_findings_but_one_seed_is_no_verdict(words, paper):
     finding = about(paper, words)
@@ -138,7 +138,13 @@ def test_the_best_wait_is_found_for_small_and_large_models(tmp_path):
     assert (
         smaller.comparisons[0].show().startswith("best waiting time, mega-batches: SM (mlp, width 64) 1 ± 0 < SM (mlp")
     )
-    assert about(found, "Waiting for all data").verdict is Verdict.HELD
+    assert about(found, "Waiting for all data ends best").verdict is Verdict.HELD
+    assert about(found, "Waiting for all data is worst").verdict is Verdict.HELD
+
+
+def test_two_waiting_times_do_not_tell_which_one_is_best(tmp_path):
+    runs = [image_run(tmp_path, "sm", width, wait, wait / width) for width in (4, 64) for wait in (1, 2)]
+    assert about(verdicts(flat(runs)), "Smaller waiting times").verdict is Verdict.NOT_ENOUGH
 
 
 def test_no_single_size_is_called_large(tmp_path):
@@ -260,10 +266,12 @@ def test_losing_for_far_less_compute_decides_nothing_and_is_not_hidden(tmp_path)
 def test_waiting_for_all_is_compared_with_every_waiting_time(tmp_path):
     """Against waiting 1 alone the claim would hold."""
     runs = [image_run(tmp_path, "sm", 4, wait, final) for wait, final in ((1, 0.5), (2, 0.2), (20, 0.25))]
-    finding = about(verdicts(flat(runs)), "Waiting for all data")
+    found = verdicts(flat(runs))
+    finding = about(found, "Waiting for all data ends best")
     assert finding.verdict is Verdict.IN_PART
-    ends = [(each.lower, each.higher, each.outcome) for each in finding.comparisons if each.what.startswith("final")]
+    ends = [(each.lower, each.higher, each.outcome) for each in finding.comparisons]
     assert ends == [("SM_w20", "SM_w1", 1), ("SM_w20", "SM_w2", -1)]
+    assert about(found, "Waiting for all data is worst").verdict is Verdict.HELD  # which is another question
 
 
 def test_what_rests_on_one_seed_is_shown_and_does_not_count(tmp_path):
