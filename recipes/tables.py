@@ -106,14 +106,19 @@ def settings_of(runs: RunTable) -> str:
         if len(each.complete) and not run.replay and run.setting in ("", CODE):
             name = re.sub(rf"_w\d+|\({CODE}\)", "", each.label).strip()  # Ens_w10 vote (released code): Ens vote
             found.setdefault((run.backbone, run.wait), {}).setdefault(name, {})[run.setting] = each
-    values, orders = [], []
+    values, orders, gaps = [], [], []
     for (size, wait), learners in found.items():
         both = {name: pair for name, pair in learners.items() if len(pair) == 2}
         values += [[name, size, str(wait), *_compared(pair)] for name, pair in both.items()]
         if len(both) > 1:
             orders.append([size, str(wait), *(_order(both, setting) for setting in ("", CODE))])
+        for name, pair in both.items() if "SM" in both else ():
+            if name != "SM":
+                cers = [[_spread(each[setting], "anytime") for each in (both["SM"], pair)] for setting in ("", CODE)]
+                gaps.append([name, size, str(wait), *(_apart(*each) for each in cers)])
     header = ["learner", "size", "wait", "CER, text", "CER, code", "code less text, 95 %", "final, text", "final, code"]
     parts = [(header, values), (["size", "wait", "order by CER, text", "order by CER, code"], orders)]
+    parts.append((["learner", "size", "wait", "CER less that of SM, text", "CER less that of SM, code"], gaps))
     return "\n".join(
         render_markdown(head, [[Cell(text, text) for text in row] for row in rows]) for head, rows in parts if rows
     )
