@@ -2,7 +2,7 @@
 # MNIST in 500 mega-batches: Figure 7 (CER against compute and size) and the lower half of Figure 3 (error over time).
 #
 # Hardware:  two CPU cores (two rows at a time), 4 GB of memory
-# Time:      about two hours, two rows at a time (a run takes half a minute to ten)
+# Time:      some six hours, two rows at a time (three seeds of a row take one minute to nine at width 4, two to 25 at width 64)
 #
 #   recipes/vision/mnist.sh                               # fetches MNIST into corpora/mnist
 #   SOURCE=FOLDER recipes/vision/mnist.sh                 # the four files are there
