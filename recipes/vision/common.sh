@@ -12,7 +12,8 @@
 #   PRESETS   paper, released-code: which settings where the paper's text and its code differ     (default: paper)
 #   SEEDS     of the initial weights and of the batches, for every learner            (default: 1 2 3)
 #   ORDER     seed of the order of the stream, one for all runs                       (default: 1)
-#   GROW_EVERY, GATE, NUM_EXPERTS   of gmoe, firefly; of gmoe and moe; of moe: where set, as --grow-every, --gate, ...
+#   GROW_EVERY, GATE, NUM_EXPERTS   of gmoe, firefly; of mixtures: where set, as --grow-every, --gate, ...
+#   ARCH      of the network, where it is not the learner's own: gEns of alma_moe_mlp is an ensemble of mixtures
 #   VARIANT   name of a row whose options of alma-stream are given behind the recipe   (default: none)
 #   EPOCHS    of each stage                                                           (default: 100, the paper's)
 #   GPU       1: train on the GPU where there is one; small networks are faster without           (default: 0)
@@ -20,7 +21,7 @@
 #   OMP_NUM_THREADS   of each; two rows with a thread each are faster than one with two           (default: 1)
 #
 # Learners that can be trained side by side, one process for all seeds, are. A run is $RUNS/LEARNER-SIZE-wWAIT-PRESET/seed-N
-# with `-replay` and `-g…` (GROW_EVERY, GATE, NUM_EXPERTS, METHOD where not the default) in its name.
+# with `-replay` and `-g…` (GROW_EVERY, ARCH, GATE, NUM_EXPERTS, METHOD where not the default) in its name.
 # A second call resumes, or shows the table again. --dry-run prints the commands; the stream must be there.
 # shellcheck shell=bash disable=SC2153
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
@@ -36,6 +37,7 @@ source recipes/lib/jobs.sh
 : "${GATE:=}"
 : "${NUM_EXPERTS:=}"
 : "${METHOD:=}"
+: "${ARCH:=}"
 : "${VARIANT:=}"
 : "${EPOCHS:=100}"
 : "${GPU:=0}"
@@ -64,13 +66,14 @@ row() {
   local -a training=("$SIZE_OPTION" "$size" --max-epoch "$EPOCHS")
   if [ "$replay" = 1 ]; then name+=-replay command+=(--replay); fi
   case $learner in gmoe | firefly) name+=-g$GROW_EVERY command+=(--grow-every "$GROW_EVERY") ;; esac
-  case $learner in
-    gmoe | moe)
+  if [ -n "$ARCH" ]; then name+=-$ARCH training+=(--arch "$ARCH"); fi
+  case $learner$ARCH in
+    gmoe | moe | *_moe_*)
       if [ -n "$GATE" ]; then name+=-$GATE training+=(--gate "$GATE"); fi
       if [ -n "$NUM_EXPERTS" ]; then name+=-e$NUM_EXPERTS training+=(--num-experts "$NUM_EXPERTS"); fi
       ;;
-    vote) command+=(--combine vote) ;;
   esac
+  if [ "$learner" = vote ]; then command+=(--combine vote); fi
   if [ "$learner" = gmoe ] && [ -n "$METHOD" ]; then name+=-$METHOD command+=(--grow-method "$METHOD"); fi
   if [ -n "$VARIANT" ]; then name+=-$VARIANT; fi
   [ "$GPU" = 1 ] || training+=(--cpu)

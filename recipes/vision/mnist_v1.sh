@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # The MNIST study of the paper's first version: 50 mega-batches, FT (sm), MoE and gMoE with hard and soft gates (its
 # Figure 3), and on MNIST what its ablations are on CIFAR-10 (section 5.2, Figure 5 left): growth of a tree against a flat
-# gate, a mixture that grows against one that keeps its two experts.
+# gate, a mixture that grows against one that keeps its two experts, and against an ensemble of such ones, each trained on one
+# stage alone.
 #
 # Hardware:  two CPU cores (two rows at a time), 4 GB of memory
 # Time:      the second call below: a quarter of an hour on a core that other work shares
@@ -25,5 +26,6 @@ LEARNERS=sm grid
 for GATE in $GATES; do
   LEARNERS="moe gmoe" grid
   METHOD=copy LEARNERS=gmoe grid
+  ARCH=alma_moe_mlp LEARNERS=gens grid
 done
 finish
