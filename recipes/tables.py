@@ -114,8 +114,8 @@ def settings_of(runs: RunTable) -> str:
             orders.append([size, str(wait), *(_order(both, setting) for setting in ("", CODE))])
         for name, pair in both.items() if "SM" in both else ():
             if name != "SM":
-                cers = [[_spread(each[setting], "anytime") for each in (both["SM"], pair)] for setting in ("", CODE)]
-                gaps.append([name, size, str(wait), *(_apart(*each) for each in cers)])
+                cers = [(_spread(both["SM"][each], "anytime"), _spread(pair[each], "anytime")) for each in ("", CODE)]
+                gaps.append([name, size, str(wait), *(_apart(single, other) for single, other in cers)])
     header = ["learner", "size", "wait", "CER, text", "CER, code", "code less text, 95 %", "final, text", "final, code"]
     parts = [(header, values), (["size", "wait", "order by CER, text", "order by CER, code"], orders)]
     parts.append((["learner", "size", "wait", "CER less that of SM, text", "CER less that of SM, code"], gaps))

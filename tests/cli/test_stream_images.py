@@ -255,6 +255,15 @@ def test_runs_of_several_seeds_side_by_side_end_as_each_alone(learner, stream, t
     assert len(records(tmp_path / "R" / "seed-8")) == 2
 
 
+def test_hard_gates_choose_alike_whoever_is_trained_beside_them(stream, tmp_path):
+    words = ("--", "--arch", "alma_moe_mlp", "--num-experts", "2", "--gate", "hard", "--max-epoch", "3", "--cpu")
+    run(stream, tmp_path / "R", "--learner", "gens", "--wait", "3", "--seed", "1", "7", words=words)
+    for seed in (1, 7):
+        alone = run(stream, tmp_path / f"{seed}", "--learner", "gens", "--wait", "3", "--seed", f"{seed}", words=words)
+        together = records(tmp_path / "R" / f"seed-{seed}")
+        assert [each["test"] for each in together] == [pytest.approx(each["test"], rel=1e-3) for each in alone]
+
+
 def test_an_unfinished_training_of_other_seeds_is_begun_anew(stream, tmp_path, monkeypatch):
     monkeypatch.setattr(image_backend, "SAVE_EVERY_SECONDS", 0.0)
     monkeypatch.setattr(image_backend.StageTraining, "finish", lambda self: 1 / 0)

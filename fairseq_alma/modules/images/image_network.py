@@ -53,7 +53,12 @@ class SideBySide(ImageNetwork):
 
     Args:
         networks: N networks.
+
+    Attributes:
+        generators: of the random choices of each; none: all share the one that `forward` is given.
     """
+
+    generators: Sequence[Generator] = ()
 
     def __init__(self, networks: Sequence[ImageNetwork]) -> None:
         super().__init__(len(networks))
@@ -62,8 +67,8 @@ class SideBySide(ImageNetwork):
     def forward(self, images: Tensor, generator: Optional[Generator] = None) -> Tensor:
         """Classify images; see `ImageNetwork`."""
         inputs = images if images.dim() == 5 else [images] * self.num_members
-        logits = [network(each, generator) for network, each in zip(self.networks, inputs, strict=True)]
-        return torch.cat(logits)
+        own: Sequence[Optional[Generator]] = self.generators or [generator] * self.num_members
+        return torch.cat([network(*each) for network, *each in zip(self.networks, inputs, own, strict=True)])
 
     def reset_parameters(self, generators: Sequence[Generator]) -> None:
         """Draw initial weights; see `ImageNetwork`."""
