@@ -5,6 +5,7 @@ What they are stands in ``findings.toml``; here are the pairs of experiments tha
 
 import functools
 import math
+import re
 import tomllib
 from dataclasses import dataclass, field, replace
 from importlib import resources
@@ -25,6 +26,8 @@ COMPARABLE = 2.0  # factor between two budgets at which who gets less out of the
 NO_MORE = 1.02  # factor by which a budget may be exceeded: the gates of a mixture cost that little
 SMOOTH = 1e-3  # nats: a change of the validation loss by growth that passes for none; of perplexity, a thousandth
 GROWING = ("gmoe", "firefly", "gens")
+ALIKE = ["backbone", "variant", "gate"]
+"""What experiments share that differ by their waiting times."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,6 +112,8 @@ def _experiments(evidence: Evidence) -> DataFrame:
     counting = [each.complete for each in groups if _counts(each)]
     ranks = {size: rank for rank, size in enumerate(sizes_in_order(concat(counting)) if counting else [])}
     frame = DataFrame([each.first for each in groups]).drop(columns="Index")
+    frame["variant"] = [re.sub(r"_w\d+", "", each.label) for each in groups]  # Ens vote, gMoE copy
+    frame["gate"] = [str(each.first.train_options.get("--gate", "")) for each in groups]  # of mixtures alone
     frame["label"], frame["times"] = [each.label for each in groups], [each.times for each in groups]
     for fact in ("num_params", "anytime", "memory", "computation"):
         spreads = [each.spread(fact) for each in groups]
@@ -121,8 +126,8 @@ def _experiments(evidence: Evidence) -> DataFrame:
     frame["splits"] = [each.first.learner == "gmoe" and not _copies(each) for each in groups]
     # A learner that would grow, and waits for so long that it never does, has not shown what growth is worth.
     frame["grows_if_it_can"] = ~frame.learner.isin(GROWING) | (frame.min_params < frame.max_params)
-    waits = frame[frame.counts & ~frame.replay & (frame.times == 1)].drop_duplicates(["backbone", "learner", "wait"])
-    others = waits.groupby(["backbone", "learner"])
+    waits = frame[frame.counts & ~frame.replay & (frame.times == 1)].drop_duplicates([*ALIKE, "wait"])
+    others = waits.groupby(ALIKE)
     least, most = others.wait.transform("min"), others.wait.transform("max")
     frame["wait_place"] = (
         (waits.wait > least)
@@ -130,9 +135,9 @@ def _experiments(evidence: Evidence) -> DataFrame:
         .where((waits.wait == least) | (waits.wait == most), "middle")
     )
     frame["num_waits"] = others.wait.transform("nunique")
-    best = waits[others.anytime.transform("min") == waits.anytime].drop_duplicates(["backbone", "learner"])
+    best = waits[others.anytime.transform("min") == waits.anytime].drop_duplicates(ALIKE)
     frame["is_best_wait"] = frame.index.isin(best.index) & frame.index.isin(waits[least < most].index)
-    evidence.waits.update({rank: [*others.groups[waits.backbone[rank], waits.learner[rank]]] for rank in best.index})
+    evidence.waits.update({rank: [*others.groups[tuple(waits.loc[rank, ALIKE])]] for rank in best.index})
     return frame
 
 
@@ -146,10 +151,11 @@ def _pairs(evidence: Evidence) -> DataFrame:
     high, low = (frame.assign(**{"": frame.index}).add_prefix(f"{side}_") for side in ("high", "low"))
     pairs = high.merge(low, how="cross").rename(columns={"high_": "high", "low_": "low"})
     is_text, early = evidence.measure.per == "token", evidence.early
-    for name in ("learner", "size", "wait", "label", "experts"):
+    for name in ("learner", "size", "wait", "label", "experts", "variant", "gate"):
         column = "backbone" if name == "size" else name
         pairs[f"same_{name}"] = pairs[f"low_{column}"] == pairs[f"high_{column}"]
-    counts = pairs.low_counts & pairs.high_counts
+    pairs["same_gate"] |= (pairs.low_gate == "") | (pairs.high_gate == "")
+    counts = pairs.low_counts & pairs.high_counts & pairs.same_gate
     pairs = pairs.assign(
         is_text=is_text, early=early, twins=pairs.same_label & pairs.same_experts,
         usual_steps=counts & (pairs.low_times == 1) & (pairs.high_times == 1),

@@ -5,10 +5,10 @@
 # stage alone.
 #
 # Hardware:  two CPU cores (two rows at a time), 4 GB of memory
-# Time:      the second call below: a quarter of an hour on a core that other work shares
+# Time:      the second call below: some ten minutes
 #
 #   recipes/vision/mnist_v1.sh
-#   EPOCHS=5 WAITS=1 GATES=hard recipes/vision/mnist_v1.sh
+#   EPOCHS=5 recipes/vision/mnist_v1.sh
 #
 # All mixtures start with two experts in each hidden layer; gMoE grows every 5 mega-batches. Knobs: GATES, hard and soft;
 # see recipes/vision/common.sh.

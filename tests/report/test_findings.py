@@ -142,6 +142,23 @@ def test_the_best_wait_is_found_for_small_and_large_models(tmp_path):
     assert about(found, "Waiting for all data is worst").verdict is Verdict.HELD
 
 
+def test_mixtures_are_compared_with_those_of_the_same_gates(tmp_path):
+    """A soft gMoE that is behind a soft MoE is not ahead of "not growing" because a hard MoE is worse."""
+
+    def mixtures(gate, growing, fixed):
+        words = {"--gate": gate}
+        grows = {"num_experts": (2, 3, 4), "num_params": (400, 800, 1200)}
+        return [
+            image_run(tmp_path / gate, "gmoe", 4, 1, growing, words=words, **grows),
+            image_run(tmp_path / gate, "moe", 4, 1, fixed, words=words, num_experts=(2,)),
+        ]
+
+    found = verdicts(flat(mixtures("soft", 0.2, 0.1) + mixtures("hard", 0.4, 0.5)))
+    growing = about(found, "Growing beats not growing")
+    assert growing.verdict is Verdict.IN_PART
+    assert [each.outcome for each in growing.comparisons] == [-1, 1]
+
+
 def test_two_waiting_times_do_not_tell_which_one_is_best(tmp_path):
     runs = [image_run(tmp_path, "sm", width, wait, wait / width) for width in (4, 64) for wait in (1, 2)]
     assert about(verdicts(flat(runs)), "Smaller waiting times").verdict is Verdict.NOT_ENOUGH
