@@ -140,9 +140,10 @@ def differences_of(runs: RunTable) -> str:
 def matrix_of(runs: RunTable) -> str:
     """Return the losses on slices of each mega-batch, of runs with ``--matrix`` that are called ARM-lrLR-seedN."""
     table = next(table for table in all_tables(runs) if table.name == "matrix")
-    arms = {each.note: Path(each.first.path).name.partition("-lr")[0] for each in experiments(runs)}
+    named = {each.note: arms.NAME.fullmatch(Path(each.first.path).name) for each in experiments(runs)}
+    arm_of = {note: name["arm"] for note, name in named.items() if name is not None}
     cells = table.cells.drop(columns=["learner", "experts"]).rename(columns={"options": "arm"})
-    shown = replace(table, cells=cells.assign(arm=cells.arm.map(arms)))
+    shown = replace(table, cells=cells.assign(arm=cells.arm.map(arm_of)))
     return render_markdown(shown.header, shown.rows)
 
 

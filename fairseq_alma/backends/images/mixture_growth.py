@@ -32,7 +32,7 @@ def measure_expert_losses(network: ImageNetwork, images: Tensor, labels: Tensor)
     network.eval()
     sums = ExpertLosses()
     chunks = in_chunks(images)
-    for some, classes in zip(chunks, labels.split(max(1, len(chunks[0]))), strict=True):
+    for some, classes in zip(chunks, labels.split([len(chunk) for chunk in chunks]), strict=True):
         losses = F.cross_entropy(network(some)[0], classes, reduction="none")
         sums.add_shared(losses, [layer.shares() for layer in mixture_layers(network)])
     return sums
