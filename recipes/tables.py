@@ -104,8 +104,7 @@ def settings_of(runs: RunTable) -> str:
     for each in experiments(runs):
         run = each.first
         if len(each.complete) and not run.replay and run.setting in ("", CODE):
-            name = re.sub(rf"_w\d+|\({CODE}\)", "", each.label).strip()  # Ens_w10 vote (released code): Ens vote
-            found.setdefault((run.backbone, run.wait), {}).setdefault(name, {})[run.setting] = each
+            found.setdefault((run.backbone, run.wait), {}).setdefault(run.variant, {})[run.setting] = each
     values, orders, gaps = [], [], []
     for (size, wait), learners in found.items():
         both = {name: pair for name, pair in learners.items() if len(pair) == 2}

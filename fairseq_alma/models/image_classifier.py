@@ -12,7 +12,7 @@ from typing import Any, Mapping, Optional, Protocol, Sequence
 import torch
 import torch.nn.functional as F
 from fairseq.models import ARCH_MODEL_NAME_REGISTRY, MODEL_REGISTRY, BaseFairseqModel
-from torch import Generator, Tensor, nn
+from torch import Tensor, nn
 
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.growth.gate_tree import GateTree, format_gate_trees
@@ -157,9 +157,9 @@ class ImageClassifier(BaseFairseqModel):
                 )
         super().load_state_dict(state_dict, strict, model_cfg, args)
 
-    def forward(self, images: Tensor, generator: Optional[Generator] = None) -> Tensor:
+    def forward(self, images: Tensor) -> Tensor:
         """Classify (B, C, H, W) normalised images. Returns (B, K) logits."""
-        return join_logits(self.network(images, generator), self.joint_logits)
+        return join_logits(self.network(images), self.joint_logits)
 
 
 class ImageEnsemble(TrainedMembers, BaseFairseqModel):
@@ -191,9 +191,9 @@ class ImageEnsemble(TrainedMembers, BaseFairseqModel):
         """Return the members."""
         return self.members
 
-    def forward(self, images: Tensor, generator: Optional[Generator] = None) -> Tensor:
+    def forward(self, images: Tensor) -> Tensor:
         """Classify (B, C, H, W) normalised images. Returns (B, K) log-probabilities in fp32, which serve as logits."""
-        logits = (member(images, generator) for member in self.members)
+        logits = (member(images) for member in self.members)
         return log_of_mean((F.log_softmax(each.float(), dim=-1) for each in logits), self.weights)
 
 

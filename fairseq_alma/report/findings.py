@@ -5,7 +5,6 @@ What they are stands in ``findings.toml``; here are the pairs of experiments tha
 
 import functools
 import math
-import re
 import tomllib
 from dataclasses import dataclass, field, replace
 from importlib import resources
@@ -112,7 +111,6 @@ def _experiments(evidence: Evidence) -> DataFrame:
     counting = [each.complete for each in groups if _counts(each)]
     ranks = {size: rank for rank, size in enumerate(sizes_in_order(concat(counting)) if counting else [])}
     frame = DataFrame([each.first for each in groups]).drop(columns="Index")
-    frame["variant"] = [re.sub(r"_w\d+", "", each.label) for each in groups]  # Ens vote, gMoE copy
     frame["gate"] = [str(each.first.train_options.get("--gate", "")) for each in groups]  # of mixtures alone
     frame["label"], frame["times"] = [each.label for each in groups], [each.times for each in groups]
     for fact in ("num_params", "anytime", "memory", "computation"):
@@ -225,7 +223,7 @@ def _compared(evidence: Evidence, figure: str, low: int, high: int) -> list[Comp
         what = f"{measure.name} after t{evidence.early} against the final one"
         found = [(early, other.spread("final"), what, 2, measure.scale)]
     elif figure == "wait":
-        names = (f"{one.label.partition('_w')[0]}, {one.size}", f"{other.label.partition('_w')[0]}, {other.size}")
+        names = (f"{one.first.variant}, {one.size}", f"{other.first.variant}, {other.size}")
         found = [(_best_waits(evidence, low), _best_waits(evidence, high), "best waiting time, mega-batches", 0)]
     elif figure == "iid":
         names, what = (f"{one.name}, i.i.d.", "sequential"), f"{measure.name} after {{}} mega-batches"

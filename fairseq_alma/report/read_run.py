@@ -27,6 +27,7 @@ from fairseq_alma.report.spelling import (
     setting_of,
     show_experts,
     show_params,
+    variant_of,
 )  # fmt: skip
 from fairseq_alma.runs.run_folder import RUN_RECORD, STAGE_RECORD, STAGE_REMEDY, RunFolder
 from fairseq_alma.runs.run_record import FREE_OPTIONS, ROUNDING_OPTIONS
@@ -213,6 +214,7 @@ def _facts(run: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], planned: t
     return {
         "setting": setting_of(run), "learner": run["learner"],
         "name": name_of(run["learner"], stream["kind"]), "label": label_of(run),
+        "variant": variant_of(run),
         "backbone": backbone_of(train_options), "seed": seed, "seeds": (seed, stream.get("seed")),
         "settings": json.dumps([run["learner"], settings, train_options, key], sort_keys=True),
         "kind": stream["kind"], "is_text": is_text, "stream": stream, "stream_key": json.dumps([stream["kind"], key]),

@@ -54,17 +54,23 @@ def name_of(learner: str, kind: str) -> str:
 
 
 def label_of(run: Mapping[str, Any]) -> str:
-    """Name learner and variant as the paper's tables do: what is not the default there is added."""
+    """Name learner, waiting time, variant and preset, as the paper's tables do: what is not the default is added."""
+    name, preset, iid = name_of(run["learner"], run["stream"]["kind"]), preset_of(run), run["options"].get("iid")
+    if iid is not None:
+        return f"{name} iid k{iid}"
+    words = [f"{name}_w{run['options']['wait']}", *_variant_words(run), *([f"({preset})"] if preset else [])]
+    return " ".join(words)
+
+
+def variant_of(run: Mapping[str, Any]) -> str:
+    """Name learner and variant, whatever the waiting time and the preset: ``Ens vote``."""
+    return " ".join([name_of(run["learner"], run["stream"]["kind"]), *_variant_words(run)])
+
+
+def _variant_words(run: Mapping[str, Any]) -> list[str]:
+    """Return what is neither the default nor what the preset says. Older runs lack some options."""
     options, learner = run["options"], run["learner"]
-    label = name_of(learner, run["stream"]["kind"])
-    # Runs from before there were the options lack them.
-    if options.get("iid") is not None:
-        return f"{label} iid k{options['iid']}"
-    label += f"_w{options['wait']}"
-    if options["replay"]:
-        label += " replay"
-    preset = preset_of(run)
-    known = PRESETS.get(preset.replace(" ", "-"))
+    known = PRESETS.get(preset_of(run).replace(" ", "-"))
     given = set((run.get("preset") or {}).get("overridden", ()))
     said = {} if known is None else known.learner_options(learner)
     told_by_preset = {name for name in said if f"--{name.replace('_', '-')}" not in given}
@@ -73,12 +79,13 @@ def label_of(run: Mapping[str, Any]) -> str:
         "grow_select": "loss",
         "combine": "probabilities",
     }
+    words = ["replay"] if options["replay"] else []
     for name, default in usual.items():
         told = name not in told_by_preset and options.get(name) not in (None, default)
-        label += f" {options[name]}" if told else ""
+        words += [options[name]] if told else []
     if options["init"] != usual_init(learner, run["stream"]["kind"]) and "init" not in told_by_preset:
-        label += f" {options['init']}"
-    return f"{label} ({preset})" if preset else label
+        words.append(options["init"])
+    return words
 
 
 def preset_of(run: Mapping[str, Any]) -> str:

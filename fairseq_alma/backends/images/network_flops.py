@@ -36,7 +36,7 @@ def count_flops(network: ImageNetwork, image_shape: Sequence[int]) -> NetworkFlo
     for is_training in (True, False):
         network.train(is_training)
         with FlopCounterMode(display=False) as counter, torch.no_grad():
-            network(images, torch.Generator().manual_seed(0))
+            network(images, [torch.Generator().manual_seed(0)])
         counts.append(counter.get_total_flops() // 2)
     for buffer, before in buffers:
         buffer.copy_(before)

@@ -19,7 +19,7 @@ from fairseq_alma.backends.images.flat_parameters import FlatParameters
 from fairseq_alma.backends.images.stage_images import TrainingImages
 from fairseq_alma.checkpoints.optimizer_state import check_optimizer
 from fairseq_alma.errors import AlmaError
-from fairseq_alma.modules.images.image_network import ImageNetwork, SideBySide, join_logits, load_exactly
+from fairseq_alma.modules.images.image_network import ImageNetwork, join_logits, load_exactly
 
 ROUNDING = 1e-9  # of a difference between two shares
 BuildOptimizer = Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer]
@@ -93,8 +93,6 @@ class StageTraining:
         self.network, self.data, self.settings = network, data, settings
         self.valid_images, self.valid_labels = valid_images, valid_labels
         self.generators = list(generators)
-        if isinstance(network, SideBySide) and not settings.is_joint:
-            network.generators = self.generators  # so that what a member draws does not depend on who is beside it
         self.parameters = FlatParameters(network)
         self.optimizer = settings.build_optimizer(self.parameters.parts)
         self.epoch = 0
@@ -161,9 +159,9 @@ class StageTraining:
         """Return the sum over the units of the mean cross entropy, so that each gets its own gradient."""
         if self.settings.is_joint:
             shared = images[0] if images.dim() == 5 else images
-            logits = join_logits(self.network(shared, self.generators[0]), self.settings.joint_logits)
+            logits = join_logits(self.network(shared, self.generators), self.settings.joint_logits)
             return F.cross_entropy(logits, labels[0])
-        logits = self.network(images, self.generators[0])
+        logits = self.network(images, self.generators)
         return F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum") / labels.size(1)
 
     def _select(self) -> None:

@@ -9,7 +9,7 @@ Letters: B images, I input and O output channels of a layer, P and Q new channel
 H and W height and width, K classes.
 """
 
-from typing import Iterator, NamedTuple, Optional, Sequence
+from typing import Iterator, NamedTuple, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -76,7 +76,7 @@ class CandidateBlock(nn.Module):
         """Return outgoing weights of the new channels of the layer before, (O, P, 3, 3)."""
         return (self.outgoing * self.outgoing_length).transpose(0, 1)
 
-    def forward(self, x: Tensor, generator: Optional[Generator] = None) -> Tensor:
+    def forward(self, x: Tensor, generators: Sequence[Generator] = ()) -> Tensor:
         """Map images, (B, I, H, W), or what the block before returns, (B, 2 I + P, H, W), to (B, 2 O + Q, H, W)."""
         out_channels, in_channels = self.weight.shape[:2]
         weights = torch.cat([self.weight, self.split_change(), self.new_weight()])

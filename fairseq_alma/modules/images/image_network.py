@@ -3,7 +3,7 @@
 Letters: N members, B images, C channels, H and W height and width, K classes.
 """
 
-from typing import Any, Iterator, Mapping, Optional, Sequence
+from typing import Any, Iterator, Mapping, Sequence
 
 import torch
 from torch import Generator, Tensor, nn
@@ -20,13 +20,13 @@ class ImageNetwork(nn.Module):
         super().__init__()
         self.num_members = num_members
 
-    def forward(self, images: Tensor, generator: Optional[Generator] = None) -> Tensor:
+    def forward(self, images: Tensor, generators: Sequence[Generator] = ()) -> Tensor:
         """Classify images.
 
         Args:
             images: (N, B, C, H, W), other images for each member, or (B, C, H, W), the same for all; normalised.
-            generator: of random choices, which only training with hard gates makes, on the CPU; None: torch's global
-                one.
+            generators: of each member's random choices, which only training with hard gates makes, on the CPU; one: of
+                all members' choices; none: torch's global one.
 
         Returns:
             (N, B, K) logits.
@@ -53,21 +53,16 @@ class SideBySide(ImageNetwork):
 
     Args:
         networks: N networks.
-
-    Attributes:
-        generators: of the random choices of each; none: all share the one that `forward` is given.
     """
-
-    generators: Sequence[Generator] = ()
 
     def __init__(self, networks: Sequence[ImageNetwork]) -> None:
         super().__init__(len(networks))
         self.networks = nn.ModuleList(networks)
 
-    def forward(self, images: Tensor, generator: Optional[Generator] = None) -> Tensor:
+    def forward(self, images: Tensor, generators: Sequence[Generator] = ()) -> Tensor:
         """Classify images; see `ImageNetwork`."""
         inputs = images if images.dim() == 5 else [images] * self.num_members
-        own: Sequence[Optional[Generator]] = self.generators or [generator] * self.num_members
+        own = [[each] for each in generators] if len(generators) > 1 else [generators] * self.num_members
         return torch.cat([network(*each) for network, *each in zip(self.networks, inputs, own, strict=True)])
 
     def reset_parameters(self, generators: Sequence[Generator]) -> None:

@@ -7,7 +7,7 @@ Letters: B images, E experts, I input and O output features or channels, H and W
 """
 
 import math
-from typing import Optional, Sequence
+from typing import Sequence
 
 import torch
 import torch.nn.functional as F
@@ -107,11 +107,11 @@ class MixtureMLP(ImageNetwork):
         )
         self.classifier = MemberLinear(1, width, num_classes)
 
-    def forward(self, images: Tensor, generator: Optional[Generator] = None) -> Tensor:
+    def forward(self, images: Tensor, generators: Sequence[Generator] = ()) -> Tensor:
         """Classify images; see `ImageNetwork`."""
         x = _only_member(images).flatten(1)
         for block in self.blocks:
-            x = block(x, generator)
+            x = block(x, generators)
         return self.classifier(x)
 
 
@@ -144,9 +144,9 @@ class MixtureVGG(VGG):
             variant=variant,
         )
 
-    def forward(self, images: Tensor, generator: Optional[Generator] = None) -> Tensor:
+    def forward(self, images: Tensor, generators: Sequence[Generator] = ()) -> Tensor:
         """Classify images; see `ImageNetwork`."""
-        return super().forward(_only_member(images), generator)
+        return super().forward(_only_member(images), generators)
 
 
 def mixture_layers(network: nn.Module) -> list[MixtureLayer]:

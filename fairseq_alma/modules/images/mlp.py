@@ -5,7 +5,7 @@ Letters: N members, B images, D pixels of an image, K classes.
 
 import itertools
 import math
-from typing import Optional, Sequence
+from typing import Sequence
 
 import torch.nn.functional as F
 from torch import Generator, Tensor, nn
@@ -34,7 +34,7 @@ class MLP(ImageNetwork):
             MemberLinear(num_members, before, after) for before, after in itertools.pairwise(sizes)
         )
 
-    def forward(self, images: Tensor, generator: Optional[Generator] = None) -> Tensor:
+    def forward(self, images: Tensor, generators: Sequence[Generator] = ()) -> Tensor:
         """Classify images; see `ImageNetwork`."""
         *hidden, last = self.layers
         x = images.flatten(-3)

@@ -48,7 +48,7 @@ class ConvBlock(nn.Module):
         self.conv = MemberConv2d(num_members, in_channels, out_channels)
         self.norm = MemberBatchNorm2d(num_members, out_channels)
 
-    def forward(self, x: Tensor, generator: Optional[Generator] = None) -> Tensor:
+    def forward(self, x: Tensor, generators: Sequence[Generator] = ()) -> Tensor:
         """Map (B, N I, H, W) to (B, N O, H, W)."""
         return F.relu(self.norm(self.conv(x)))
 
@@ -87,11 +87,11 @@ class VGG(ImageNetwork):
             if isinstance(module, MemberConv2d):
                 module.initial_weights = variant.initial_weights
 
-    def forward(self, images: Tensor, generator: Optional[Generator] = None) -> Tensor:
+    def forward(self, images: Tensor, generators: Sequence[Generator] = ()) -> Tensor:
         """Classify images; see `ImageNetwork`."""
         x = images.transpose(0, 1).flatten(1, 2) if images.dim() == 5 else images  # (B, N C, H, W) or (B, C, H, W)
         for layer, block in enumerate(self.blocks):
-            x = block(x, generator)
+            x = block(x, generators)
             if layer in _POOL_AFTER:
                 x = F.max_pool2d(x, 2)
         if self.variant.last_pool == "max":

@@ -48,8 +48,8 @@ class MixtureLayer(nn.Module):
         """E."""
         return self.gate.tree.num_experts
 
-    def forward(self, x: Tensor, generator: Optional[Generator] = None) -> Tensor:
-        """Map a batch; see `all_experts` for the shapes, `ImageNetwork.forward` for the generator."""
+    def forward(self, x: Tensor, generators: Sequence[Generator] = ()) -> Tensor:
+        """Map a batch; see `all_experts` for the shapes; as there is one member, there is at most one generator."""
         features = self.gate_features(x)
         routing = self.gate(features)
         probs = routing.probs.detach()
@@ -58,7 +58,7 @@ class MixtureLayer(nn.Module):
         if not self.is_hard:
             return self.combine(self.all_experts(x), routing.combine_weights)
         if self.training:
-            one_hot = F.one_hot(draw(routing.probs, generator), self.num_experts).to(routing.probs.dtype)
+            one_hot = F.one_hot(draw(routing.probs, *generators), self.num_experts).to(routing.probs.dtype)
             return self.combine(self.all_experts(x), one_hot + routing.probs - routing.probs.detach())
         return self._chosen_experts(x, routing)
 
@@ -123,7 +123,7 @@ class MixtureLayer(nn.Module):
 
 
 @torch.no_grad()
-def draw(probs: Tensor, generator: Optional[Generator]) -> Tensor:
+def draw(probs: Tensor, generator: Optional[Generator] = None) -> Tensor:
     """Draw one expert for each image.
 
     Args:

@@ -54,7 +54,7 @@ def test_the_expert_with_the_largest_loss_of_each_layer_is_split_and_the_loss_st
         assert after == pytest.approx(before, rel=1e-6)
         assert [layer.num_experts for layer in mixture_layers(network)] == [step + 3] * 2
     network.train()
-    torch.nn.functional.cross_entropy(network(images, seeded(9))[0], labels).backward()
+    torch.nn.functional.cross_entropy(network(images, [seeded(9)])[0], labels).backward()
     for layer in mixture_layers(network):
         assert (layer.gate.weight.grad.abs().sum(dim=1)[-2:] > 0).all()
 

@@ -80,14 +80,14 @@ def test_a_hard_mixture_in_training_gives_each_image_to_the_expert_that_is_drawn
     layer, x = layer_of(kind, "hard").train(), inputs_of(kind)
     drawn = draw(probs_of(layer, x), seeded(5))
     expected = looped(layer, x, F.one_hot(drawn, NUM_EXPERTS).float())
-    torch.testing.assert_close(layer(x, seeded(5)), expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(layer(x, [seeded(5)]), expected, rtol=1e-4, atol=1e-5)
     assert len(drawn.unique()) > 2
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_gate_of_a_hard_mixture_gets_the_gradient_of_probabilities_and_experts_that_of_their_own_images(kind):
     layer, x = layer_of(kind, "hard").train(), inputs_of(kind)
-    output = layer(x, seeded(5))
+    output = layer(x, [seeded(5)])
     rewards = noise(*output.shape, seed=6)
     (output * rewards).sum().backward()
     found = {name: parameter.grad.clone() for name, parameter in layer.named_parameters()}
@@ -159,7 +159,7 @@ def test_after_a_split_every_row_of_the_gate_and_both_halves_learn(kind, gate):
     optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
     for step in range(2):  # equal halves differ after the first update, and the gate between them from the second on
         optimizer.zero_grad()
-        output = layer(x, seeded(step))
+        output = layer(x, [seeded(step)])
         (output * noise(*output.shape, seed=8)).sum().backward()
         optimizer.step()
     weight = (layer.linear if kind is MixtureLinear else layer.conv).weight
