@@ -6,11 +6,13 @@ import signal
 import stat
 import subprocess
 import sys
+import threading
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from fairseq_alma.atomic_file import open_atomically, sweep
+from fairseq_alma.atomic_file import open_atomically, sweep, write_together
 from fairseq_alma.errors import AlmaError
 
 WRITE_AND_HANG = """
@@ -159,3 +161,27 @@ def test_a_name_of_any_length_that_the_file_system_takes_will_do(tmp_path: Path)
     path = tmp_path / ("é" * 127)
     write(path)
     assert names(tmp_path) == ["é" * 127]
+
+
+def test_files_that_are_written_together_are_written_at_the_same_time(tmp_path: Path) -> None:
+    meeting = threading.Barrier(5)
+
+    def wait_and_write(number: int) -> None:
+        with open_atomically(tmp_path / f"{number}") as file:
+            meeting.wait(timeout=60)
+            file.write(b"%d" % number)
+
+    write_together([partial(wait_and_write, number) for number in range(5)])
+    assert [(tmp_path / f"{number}").read_bytes() for number in range(5)] == [b"0", b"1", b"2", b"3", b"4"]
+    assert len(names(tmp_path)) == 5
+
+
+def test_of_files_that_are_written_together_one_that_fails_takes_no_other_with_it(tmp_path: Path) -> None:
+    def write_or_fail(number: int) -> None:
+        if number == 1:
+            raise OSError(errno.ENOSPC, "No space left on device", f"{number}")
+        write(tmp_path / f"{number}")
+
+    with pytest.raises(OSError, match="No space left on device: '1'"):
+        write_together([partial(write_or_fail, number) for number in range(3)])
+    assert names(tmp_path) == ["0", "2"]

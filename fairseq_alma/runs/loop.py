@@ -8,8 +8,10 @@ import contextlib
 import sys
 import time
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Callable, Mapping, Optional, Protocol, Sequence
 
+from fairseq_alma.atomic_file import write_together
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.learners.plan import ModelId, StagePlan, Training
 from fairseq_alma.runs.lost_models import require_models
@@ -266,9 +268,10 @@ def _run_stage(works: Sequence[StageWork], backend: Backend) -> list[dict[str, A
             **tested,
             "wall_seconds": round(clock.seconds() + work.folder.seconds_of_members(stage.index), 1),
         }
-        record |= work.evaluate(work)
-        work.folder.write_stage(stage.index, record)
-        records.append(record)
+        records.append({**record, **work.evaluate(work)})
+    write_together(
+        [partial(work.folder.write_stage, record["stage"], record) for work, record in zip(works, records, strict=True)]
+    )
     return records
 
 

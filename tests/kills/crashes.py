@@ -10,6 +10,7 @@ import re
 import shutil
 import signal
 import sys
+import threading
 from pathlib import Path
 from typing import Any, NamedTuple, Optional
 
@@ -50,6 +51,7 @@ class Crash:
     def __init__(self, root: Path, journal: Path, step: int = 0, how: str = "kill") -> None:
         self.root, self.journal, self.step, self.how = str(root), journal, step, how
         self.count = mmap.mmap(-1, 8)  # shared with what is forked
+        self.counting = threading.Lock()  # files of several models are written by a thread each
         self.main = 0
         self.is_busy = False
 
@@ -92,18 +94,19 @@ class Crash:
         temporary = not os.path.isabs(path) and TEMPORARY.fullmatch(path)
         if ".lock" in path or not (temporary or f"{path}/".startswith(f"{self.root}/")):
             return
-        number = int.from_bytes(self.count[:8], "little") + 1
-        self.count[:8] = number.to_bytes(8, "little")
-        os.write(self.lines, f"{name}\t{path}\n".encode())
-        if number == self.step:
-            self.is_busy = True
-            if copied is not None:
-                _copy_half(copied, path)
-            if self.how == "power":
-                self._cut()
-            if self.how != "process":
-                os.kill(self.main, signal.SIGKILL)
-            os._exit(137)
+        with self.counting:
+            number = int.from_bytes(self.count[:8], "little") + 1
+            self.count[:8] = number.to_bytes(8, "little")
+            os.write(self.lines, f"{name}\t{path}\n".encode())
+            if number == self.step:
+                self.is_busy = True
+                if copied is not None:
+                    _copy_half(copied, path)
+                if self.how == "power":
+                    self._cut()
+                if self.how != "process":
+                    os.kill(self.main, signal.SIGKILL)
+                os._exit(137)
 
     def _cut(self) -> None:
         """Cut in half what was written and not synchronised. The operation at hand did not happen."""

@@ -6,13 +6,14 @@ well; models that are done stay in memory.
 
 import time
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Mapping, Optional, Sequence
 
 import torch
 from torch import Tensor
 
+from fairseq_alma.atomic_file import write_together
 from fairseq_alma.backends.images import seeds
 from fairseq_alma.backends.images.image_checkpoints import (
     UNFINISHED,
@@ -193,11 +194,14 @@ class ImageBackend:
         self._run(works, training, [each.seed for _, each in group])
         training.finish()
         averages = self._averages(group, plan.stage.index, training, rows)
-        for unit, (store, each) in enumerate(group):
+
+        def keep(unit: int) -> None:
+            store, each = group[unit]
             epochs = training.epochs_of(unit)
             counts = (epochs * training.updates_per_epoch, epochs * data.num_images)
-            trained = TrainedModel(training.states[unit], start.grown, *counts, start.growth, averages[unit])
-            store[each.model] = trained
+            store[each.model] = TrainedModel(training.states[unit], start.grown, *counts, start.growth, averages[unit])
+
+        write_together([partial(keep, unit) for unit in range(len(group))])
 
     def _averages(
         self, group: Group, stage: int, training: StageTraining, rows: Any
