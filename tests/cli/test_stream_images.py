@@ -193,6 +193,15 @@ def test_an_average_over_stages_predicts_while_training_goes_on_from_the_weights
     assert [each["anytime"]["newest_share"] for each in averaged] == [1.0, 0.5] and "anytime" not in plain[1]
 
 
+def test_an_average_of_mixtures_measures_batch_norm_also_where_a_last_image_would_be_alone(tmp_path):
+    stream = make_stream(tmp_path / "S", num_megabatches=2, num_train=60, shape=(1, 16, 16))
+    num_images = len(ImageStream.open(stream).train_indices([1]))
+    words = ("--", "--arch", "alma_moe_vgg", "--channels", "2", "--num-experts", "2", "--gate", "hard", "--cpu")
+    words = (*words, "--max-epoch", "1", "--batch-size", str(num_images - 1))
+    found = run(stream, tmp_path / "R", "--learner", "moe", "--stage-average", "mean", words=words)
+    assert [each["anytime"]["predicts_with"] for each in found] == ["average", "average"]
+
+
 def test_a_stage_begins_with_a_share_of_the_weights_and_new_ones(stream, tmp_path):
     plain, kept, other = (
         run(stream, tmp_path / str(number), "--wait", "3", *options)

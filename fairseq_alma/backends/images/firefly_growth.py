@@ -6,6 +6,7 @@ import torch
 from torch import Generator, Tensor
 
 from fairseq_alma.backends.images.network_flops import count_flops
+from fairseq_alma.backends.images.stage_images import batch_sizes
 from fairseq_alma.modules.images.firefly import NUM_PASSES, candidates_of, grow_firefly
 from fairseq_alma.modules.images.vgg import VGG
 
@@ -33,7 +34,8 @@ def grow_on_images(
         share_of: see `grow_firefly`.
     """
     flops = growth_flops(network, first_channels, share, len(images), images.shape[1:])
-    batches = list(zip(images.split(batch_size), labels.split(batch_size), strict=True))
+    sizes = batch_sizes(len(images), batch_size)
+    batches = list(zip(images.split(sizes), labels.split(sizes), strict=True))
     return grow_firefly(network, batches, first_channels, share, generator, share_of=share_of), flops
 
 

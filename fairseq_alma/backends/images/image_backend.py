@@ -217,7 +217,9 @@ class ImageBackend:
         if stage:
             trained = [TrainedModel(state, self.settings.grown_layers(training.network), 0, 0) for state in averages]
             network = build_network(self.settings, trained)
-            measure_batch_norm(network, self._examples(rows)[0].split(training.settings.batch_size))
+            measure_batch_norm(
+                network, self._examples(rows)[0].split(training.data.sizes(training.settings.batch_size))
+            )
             states = [network.state_dict()] if self.settings.is_joint else member_states(network)
             averages = [{name: tensor.clone() for name, tensor in state.items()} for state in states]
         return averages

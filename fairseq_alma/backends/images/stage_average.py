@@ -54,7 +54,7 @@ def measure_batch_norm(network: ImageNetwork, batches: Iterable[Tensor]) -> int:
     for number, images in enumerate(batches, start=1):
         for norm in norms:
             norm.momentum = 1 / number
-        network(images, torch.Generator().manual_seed(number))
+        network(images, [torch.Generator().manual_seed(number)])
         num_images += len(images)
     for norm in norms:
         norm.momentum = usual

@@ -89,12 +89,17 @@ class TrainingImages:
         return self.num_images <= batch_size and not self.source.augment and self.rows_are_shared
 
     def sizes(self, batch_size: int) -> list[int]:
-        """Cut S into batches. A last image alone joins the batch before: batch norm needs more than one number."""
-        full, rest = divmod(self.num_images, batch_size)
-        sizes = [batch_size] * full + [rest] * (rest > 0)
-        if rest == 1 and full:
-            sizes[-2:] = [batch_size + 1]
-        return sizes
+        """Cut S into batches."""
+        return batch_sizes(self.num_images, batch_size)
+
+
+def batch_sizes(num_images: int, batch_size: int) -> list[int]:
+    """Cut images into batches. A last image alone joins the batch before: batch norm needs more than one number."""
+    full, rest = divmod(num_images, batch_size)
+    sizes = [batch_size] * full + [rest] * (rest > 0)
+    if rest == 1 and full:
+        sizes[-2:] = [batch_size + 1]
+    return sizes
 
 
 def bootstrap(num_images: int, generator: Generator) -> Tensor:

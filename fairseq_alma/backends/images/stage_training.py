@@ -173,12 +173,16 @@ class StageTraining:
             if self.settings.is_better(score, unit.best_loss):
                 unit.best_loss, unit.best_epoch = score, self.epoch
                 load_exactly(best, state)
-            elif not unit.best_epoch and self.epoch == self.settings.max_epoch:
+                continue
+            is_out_of_patience = (
+                self.settings.patience is not None and self.epoch - unit.best_epoch >= self.settings.patience
+            )
+            if not unit.best_epoch and (is_out_of_patience or self.epoch == self.settings.max_epoch):
                 raise AlmaError(
                     f"the validation loss is {score} after {self.epoch} epochs, so the training diverged; start a new "
                     "--run with a lower --lr"
                 )
-            elif self.settings.patience is not None and self.epoch - unit.best_epoch >= self.settings.patience:
+            if is_out_of_patience:
                 unit.stopped_after = self.epoch
 
 

@@ -35,6 +35,14 @@ def test_a_growth_step_costs_two_forward_and_backward_passes_of_all_candidates(c
     assert found > 2 * 30 * count_flops(network_of(channels), SHAPE).train
 
 
+def test_a_last_image_alone_is_looked_at_with_the_batch_before():
+    images, labels = (torch.from_numpy(array) for array in make_images(17, 1, SHAPE))
+    grown, _ = grow_on_images(network_of(CHANNELS), images / 255, labels, 8, CHANNELS, 0.5, seeded(2))
+    assert sum(parameter.numel() for parameter in grown.parameters()) > sum(
+        parameter.numel() for parameter in network_of(CHANNELS).parameters()
+    )
+
+
 def test_counting_leaves_the_network_and_what_grows_out_of_it_as_they_were():
     images, labels = (torch.from_numpy(array) for array in make_images(20, 1, SHAPE))
     network = network_of(CHANNELS)

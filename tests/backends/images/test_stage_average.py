@@ -2,9 +2,12 @@ import pytest
 import torch
 
 from fairseq_alma.backends.images.stage_average import average_of, measure_batch_norm, share_of_new
+from fairseq_alma.growth.gate_tree import GateTree
+from fairseq_alma.modules.images.image_network import SideBySide
 from fairseq_alma.modules.images.member_layers import MemberBatchNorm2d
+from fairseq_alma.modules.images.mixtures import MixtureVGG
 from fairseq_alma.modules.images.mlp import MLP
-from fairseq_alma.modules.images.vgg import VGG
+from fairseq_alma.modules.images.vgg import NUM_CONVOLUTIONS, VGG
 
 
 def states(number):
@@ -55,6 +58,21 @@ def test_batch_norm_is_measured_anew_as_the_mean_over_batches():
     variances = torch.stack([each.var(dim=(0, 2, 3)) for each in seen]).mean(dim=0)
     torch.testing.assert_close(measured, (means, variances))
     assert all(torch.equal(before[name], parameter) for name, parameter in network.named_parameters())
+
+
+@pytest.mark.parametrize("gate", ["soft", "hard"])
+@pytest.mark.parametrize("num_members", [1, 2])
+def test_batch_norm_of_mixtures_is_measured_alone_and_side_by_side(gate, num_members):
+    trees = [GateTree.flat(2)] * NUM_CONVOLUTIONS
+    networks = [MixtureVGG((1, 16, 16), 4, 2, trees, gate) for _ in range(num_members)]
+    for network in networks:
+        network.reset_parameters([torch.Generator().manual_seed(1)])
+    network = networks[0] if num_members == 1 else SideBySide(networks)
+    images = torch.randn(12, 1, 16, 16, generator=torch.Generator().manual_seed(4))
+    assert measure_batch_norm(network, images.split(4)) == 12
+    norms = [module for module in network.modules() if isinstance(module, MemberBatchNorm2d)]
+    assert len(norms) == NUM_CONVOLUTIONS * num_members
+    assert all(norm.running_mean.abs().sum() > 0 for norm in norms)
 
 
 def test_a_network_without_batch_norm_is_left_alone():

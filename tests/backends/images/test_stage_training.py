@@ -186,9 +186,10 @@ def test_joint_members_may_be_trained_on_the_sum_of_their_logits():
     assert predict(mean.network, mean.data.images, "mean").logits.allclose(logits[None] / 3)
 
 
+@pytest.mark.parametrize("patience", [None, 2])
 @pytest.mark.parametrize("select", ["loss", "accuracy"])
-def test_a_training_without_a_finite_validation_loss_is_reported(select):
-    training = training_of(build_mlp, [0], max_epoch=2, select=select)
+def test_a_training_without_a_finite_validation_loss_is_reported(select, patience):
+    training = training_of(build_mlp, [0], max_epoch=2 if patience is None else 9, select=select, patience=patience)
     for part in training.parameters.parts:
         part.data.fill_(float("nan"))
     with pytest.raises(AlmaError, match="diverged"):
