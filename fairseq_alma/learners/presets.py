@@ -5,10 +5,14 @@ preset, and run.json names it. Sources: the paper (v1, section 5; v5, sections 4
 code, github.com/facebookresearch/alma, its configurations for MNIST and CIFAR-10 and its folder of learners.
 """
 
+import contextlib
 from dataclasses import dataclass, field
 from typing import Any, Mapping, Optional
 
 POOLING = ("--last-pool", "--initial-weights")
+MLP_STUDY: Mapping[str, str] = {"--optimizer": "adadelta", "--lr": "1.0"}
+VGG_STUDY: Mapping[str, str] = {"--optimizer": "sgd", "--lr": "0.01", "--momentum": "0.9", "--weight-decay": "0.0001"}
+BOTH_STUDIES: Mapping[str, str] = {"--max-epoch": "100", "--batch-size": "128"}
 
 
 @dataclass(frozen=True)
@@ -81,6 +85,19 @@ _DEFAULTS = {
 """What run.json says nothing of, so that a run with the paper's preset and one without any are the same run."""
 
 
+def usual_training(arch: str) -> dict[str, Optional[str]]:
+    """Return what the paper trains an architecture with, for run.json's options after ``--``."""
+    study = VGG_STUDY if "vgg" in arch else MLP_STUDY
+    return {**PAPER.training, **PAPER.vgg, **study, **BOTH_STUDIES}
+
+
+def is_same(one: Optional[Any], other: Optional[Any]) -> bool:
+    """Tell whether two values of an option are the same, however their numbers are written: ``0`` and ``0.0``."""
+    with contextlib.suppress(TypeError, ValueError):
+        return float(one) == float(other)  # type: ignore[arg-type]
+    return one == other
+
+
 def filled(given: Mapping[str, Any], said: Mapping[str, Optional[Any]]) -> tuple[dict[str, Any], list[str]]:
     """Fill in what a preset says.
 
@@ -91,6 +108,6 @@ def filled(given: Mapping[str, Any], said: Mapping[str, Optional[Any]]) -> tuple
     Returns:
         The options with those of the preset that were not given; the names of those that were, with another value.
     """
-    overridden = [name for name, value in said.items() if name in given and given[name] != value]
+    overridden = [name for name, value in said.items() if name in given and not is_same(given[name], value)]
     needed = {name: value for name, value in said.items() if value != _DEFAULTS.get(name)}
     return {**needed, **given}, overridden

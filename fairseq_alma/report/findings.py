@@ -25,7 +25,8 @@ COMPARABLE = 2.0  # factor between two budgets at which who gets less out of the
 NO_MORE = 1.02  # factor by which a budget may be exceeded: the gates of a mixture cost that little
 SMOOTH = 1e-3  # nats: a change of the validation loss by growth that passes for none; of perplexity, a thousandth
 GROWING = ("gmoe", "firefly", "gens")
-ALIKE = ["backbone", "variant", "gate"]
+LEAST_WAITS = 3  # waiting times from which the best one is told
+ALIKE = ["backbone", "variant", "gate", "num_experts_given"]
 """What experiments share that differ by their waiting times."""
 
 
@@ -93,6 +94,12 @@ def _counts(experiment: Experiment) -> bool:
     return len(experiment.complete) > 0 and not experiment.first.iid
 
 
+def _gate(train_options: Mapping[str, str]) -> str:
+    """Return how the gates of an image mixture choose, ``soft`` if nothing is said; empty without such gates."""
+    is_mixture = "_moe_" in train_options.get("--arch", "")
+    return str(train_options.get("--gate", "soft" if is_mixture else ""))
+
+
 def _copies(experiment: Experiment) -> bool:
     run = experiment.first
     is_plain = _counts(experiment) and not run.replay and experiment.times == 1
@@ -111,7 +118,8 @@ def _experiments(evidence: Evidence) -> DataFrame:
     counting = [each.complete for each in groups if _counts(each)]
     ranks = {size: rank for rank, size in enumerate(sizes_in_order(concat(counting)) if counting else [])}
     frame = DataFrame([each.first for each in groups]).drop(columns="Index")
-    frame["gate"] = [str(each.first.train_options.get("--gate", "")) for each in groups]  # of mixtures alone
+    frame["gate"] = [_gate(each.first.train_options) for each in groups]
+    frame["num_experts_given"] = [str(each.first.train_options.get("--num-experts", "")) for each in groups]
     frame["label"], frame["times"] = [each.label for each in groups], [each.times for each in groups]
     for fact in ("num_params", "anytime", "memory", "computation"):
         spreads = [each.spread(fact) for each in groups]
@@ -124,7 +132,9 @@ def _experiments(evidence: Evidence) -> DataFrame:
     frame["splits"] = [each.first.learner == "gmoe" and not _copies(each) for each in groups]
     # A learner that would grow, and waits for so long that it never does, has not shown what growth is worth.
     frame["grows_if_it_can"] = ~frame.learner.isin(GROWING) | (frame.min_params < frame.max_params)
-    waits = frame[frame.counts & ~frame.replay & (frame.times == 1)].drop_duplicates([*ALIKE, "wait"])
+    # The sum over the stream of who waits for all of it is that of the untrained model, and tells nothing.
+    is_early = frame.wait < frame.num_arrivals
+    waits = frame[frame.counts & is_early & ~frame.replay & (frame.times == 1)].drop_duplicates([*ALIKE, "wait"])
     others = waits.groupby(ALIKE)
     least, most = others.wait.transform("min"), others.wait.transform("max")
     frame["wait_place"] = (
@@ -132,7 +142,6 @@ def _experiments(evidence: Evidence) -> DataFrame:
         .map({True: "most", False: "least"})
         .where((waits.wait == least) | (waits.wait == most), "middle")
     )
-    frame["num_waits"] = others.wait.transform("nunique")
     best = waits[others.anytime.transform("min") == waits.anytime].drop_duplicates(ALIKE)
     frame["is_best_wait"] = frame.index.isin(best.index) & frame.index.isin(waits[least < most].index)
     evidence.waits.update({rank: [*others.groups[tuple(waits.loc[rank, ALIKE])]] for rank in best.index})
@@ -149,13 +158,13 @@ def _pairs(evidence: Evidence) -> DataFrame:
     high, low = (frame.assign(**{"": frame.index}).add_prefix(f"{side}_") for side in ("high", "low"))
     pairs = high.merge(low, how="cross").rename(columns={"high_": "high", "low_": "low"})
     is_text, early = evidence.measure.per == "token", evidence.early
-    for name in ("learner", "size", "wait", "label", "experts", "variant", "gate"):
+    for name in ("learner", "size", "wait", "label", "experts", "variant", "gate", "num_experts_given"):
         column = "backbone" if name == "size" else name
         pairs[f"same_{name}"] = pairs[f"low_{column}"] == pairs[f"high_{column}"]
     pairs["same_gate"] |= (pairs.low_gate == "") | (pairs.high_gate == "")
     counts = pairs.low_counts & pairs.high_counts & pairs.same_gate
     pairs = pairs.assign(
-        is_text=is_text, early=early, twins=pairs.same_label & pairs.same_experts,
+        is_text=is_text, early=early, twins=pairs.same_label & pairs.same_variant & pairs.same_experts,
         usual_steps=counts & (pairs.low_times == 1) & (pairs.high_times == 1),
         without_replay=counts & ~pairs.low_replay & ~pairs.high_replay,
         ratio=numpy.maximum(pairs.low_num_params, pairs.high_num_params)
@@ -165,7 +174,7 @@ def _pairs(evidence: Evidence) -> DataFrame:
     pairs["plain"] = pairs.usual_steps & pairs.without_replay
     pairs["alike"] = pairs.plain & pairs.same_size & pairs.same_wait
     pairs["grow_if_they_can"] = pairs.plain & pairs.same_wait & pairs.low_grows_if_it_can & pairs.high_grows_if_it_can
-    same = pairs.without_replay & pairs.same_learner & pairs.same_size & pairs.same_experts
+    same = pairs.without_replay & pairs.same_variant & pairs.same_size & pairs.same_experts
     # Against every waiting time that is shorter than the stream; who waits for all makes as many updates.
     for eager, tardy in (("low", "high"), ("high", "low")):
         updates = pairs[f"{eager}_times"] * pairs[f"{eager}_num_planned"]
@@ -224,7 +233,7 @@ def _compared(evidence: Evidence, figure: str, low: int, high: int) -> list[Comp
         found = [(early, other.spread("final"), what, 2, measure.scale)]
     elif figure == "wait":
         names = (f"{one.first.variant}, {one.size}", f"{other.first.variant}, {other.size}")
-        found = [(_best_waits(evidence, low), _best_waits(evidence, high), "best waiting time, mega-batches", 0)]
+        found = [(*_best_waits(evidence, low, high), "best waiting time, mega-batches", 0)]
     elif figure == "iid":
         names, what = (f"{one.name}, i.i.d.", "sequential"), f"{measure.name} after {{}} mega-batches"
         found = [(*pair, what.format(k), 2, measure.scale) for k, pair in evidence.controls[low].items()]
@@ -239,16 +248,24 @@ def _compared(evidence: Evidence, figure: str, low: int, high: int) -> list[Comp
     return [replace(each, is_exact=figure == "jump") for each in comparisons]
 
 
-def _best_waits(evidence: Evidence, best: int) -> Optional[Spread]:
-    """Return for each seed that all waiting times of a learner have the one with the lowest anytime value."""
-    spreads = {
-        evidence.groups[rank].first.wait: evidence.groups[rank].spread("anytime") for rank in evidence.waits[best]
-    }
-    of_seeds = [spread.by_seed for spread in spreads.values() if spread is not None]
-    complete = len(of_seeds) == len(spreads)
-    shared = [seed for seed in of_seeds[0] if complete and all(seed in each for each in of_seeds)]
-    values = {wait: spread.by_seed for wait, spread in spreads.items() if spread is not None}
-    return Spread.of({seed: min(values, key=lambda wait: values[wait][seed]) for seed in shared})
+def _best_waits(evidence: Evidence, *best: int) -> list[Optional[Spread]]:
+    """Return for each seed which waiting time has the lowest anytime value, of those that all these learners have.
+
+    None where these are fewer than `LEAST_WAITS`.
+    """
+    of_learners = []
+    for rank in best:
+        groups = [evidence.groups[each] for each in evidence.waits[rank]]
+        spreads = {each.first.wait: each.spread("anytime") for each in groups}
+        of_learners.append({wait: spread.by_seed for wait, spread in spreads.items() if spread is not None})
+    shared = sorted(set(of_learners[0]).intersection(*of_learners))
+    if len(shared) < LEAST_WAITS:
+        return [None] * len(best)
+    found = []
+    for values in of_learners:
+        seeds = [seed for seed in values[shared[0]] if all(seed in values[wait] for wait in shared)]
+        found.append(Spread.of({seed: min(shared, key=lambda wait: values[wait][seed]) for seed in seeds}))
+    return found
 
 
 def _share_lost(iid: Spread, sequential: Spread) -> Optional[Spread]:

@@ -4,8 +4,9 @@ import math
 from typing import Any, Mapping, Optional
 
 from fairseq_alma.errors import printable
-from fairseq_alma.learners.learner import LEARNERS, default_of
-from fairseq_alma.learners.presets import PRESETS
+from fairseq_alma.learners.learner import LEARNERS, default_of, options_of
+from fairseq_alma.learners.presets import PRESETS, is_same, usual_training
+from fairseq_alma.runs.run_record import FREE_OPTIONS, ROUNDING_OPTIONS
 
 TEXT, IMAGES = "text", "images"
 MAX_UPDATE = "--max-update"
@@ -17,12 +18,16 @@ LEARNER_COLOURS = {
 # Options of fairseq-train that say how large a model is, and how the size of the backbone spells them.
 SIZES = {
     "--decoder-layers": "{} layers", "--decoder-embed-dim": "width {}", "--width": "width {}",
-    "--channels": "{} channels",
+    "--channels": "{} channels", "--hidden-layers": "{} hidden layers",
 }  # fmt: skip
 # Words of an architecture's name that say something about its size, whichever learner it is for.
 SIZE_WORDS = ("tiny", "base", "large", "mlp", "vgg")
-_USUAL = {"--max-epoch": "100", "--select": "loss"}
-_SETTING = ("--select", "--least-gain", "--patience", "--max-epoch", "--last-pool", "--initial-weights")
+_MODEL = ("--arch", "--width", "--hidden-layers", "--channels", "--layer-channels", "--num-experts", "--gate",
+          "--gate-trees")  # fmt: skip
+_NO_VARIANT = ("wait", "replay", "drop_rest", "iid", "grow_schedule", *FREE_OPTIONS, *ROUNDING_OPTIONS)
+_IN_ONE_WORD = ("grow_method", "grow_select", "combine", "init")
+PLACE_AND_PACE = ("--num-workers", "--cpu")
+"""Training options that say where and how fast something runs, not what comes out."""
 WAITING, NOT_YET = "*", "–"
 MAX_SIZES = 5  # of a model that grows, to be listed
 
@@ -58,34 +63,51 @@ def label_of(run: Mapping[str, Any]) -> str:
     name, preset, iid = name_of(run["learner"], run["stream"]["kind"]), preset_of(run), run["options"].get("iid")
     if iid is not None:
         return f"{name} iid k{iid}"
-    words = [f"{name}_w{run['options']['wait']}", *_variant_words(run), *([f"({preset})"] if preset else [])]
-    return " ".join(words)
+    unusual = _unusual_options(run)
+    words = [f"{name}_w{run['options']['wait']}", *(["replay"] if run["options"]["replay"] else [])]
+    words += [unusual[each] for each in _IN_ONE_WORD if each in unusual]
+    return " ".join([*words, *([f"({preset})"] if preset else [])])
 
 
 def variant_of(run: Mapping[str, Any]) -> str:
-    """Name learner and variant, whatever the waiting time and the preset: ``Ens vote``."""
-    return " ".join([name_of(run["learner"], run["stream"]["kind"]), *_variant_words(run)])
+    """Name a learner with its options, whatever the waiting time, replay and the preset: ``Ens vote``."""
+    unusual = _unusual_options(run)
+    words = [name_of(run["learner"], run["stream"]["kind"])]
+    words += [unusual.pop(each) for each in _IN_ONE_WORD if each in unusual]
+    return " ".join([*words, *(f"{_option(name)} {value}" for name, value in unusual.items())])
 
 
-def _variant_words(run: Mapping[str, Any]) -> list[str]:
-    """Return what is neither the default nor what the preset says. Older runs lack some options."""
-    options, learner = run["options"], run["learner"]
-    known = PRESETS.get(preset_of(run).replace(" ", "-"))
-    given = set((run.get("preset") or {}).get("overridden", ()))
-    said = {} if known is None else known.learner_options(learner)
-    told_by_preset = {name for name in said if f"--{name.replace('_', '-')}" not in given}
-    usual = {
-        "grow_method": "copy" if run["stream"]["kind"] == TEXT else "split",
-        "grow_select": "loss",
+def _unusual_options(run: Mapping[str, Any]) -> dict[str, str]:
+    """Return which options of alma-stream are neither the default nor what the preset says. Older runs lack some."""
+    options, learner, kind = run["options"], run["learner"], run["stream"]["kind"]
+    known = LEARNERS.get(kind, {}).get(learner)
+    usual = {} if known is None else {name: default_of(known, name, kind) for name in options_of(known)}
+    usual |= {
+        "init": usual_init(learner, kind), "grow_method": "copy" if kind == TEXT else "split", "grow_select": "loss",
         "combine": "probabilities",
-    }
-    words = ["replay"] if options["replay"] else []
-    for name, default in usual.items():
-        told = name not in told_by_preset and options.get(name) not in (None, default)
-        words += [options[name]] if told else []
-    if options["init"] != usual_init(learner, run["stream"]["kind"]) and "init" not in told_by_preset:
-        words.append(options["init"])
-    return words
+    }  # fmt: skip
+    given, said = _overridden(run), _preset_options(run)
+    told_by_preset = [name for name in said if _option(name) not in given]
+    return {
+        name: str(value) for name, value in options.items()
+        if name not in (*_NO_VARIANT, *told_by_preset)
+        and (_option(name) in given or not (value in (None, False) or is_same(value, usual.get(name))))
+    }  # fmt: skip
+
+
+def _option(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+def _overridden(run: Mapping[str, Any]) -> list[str]:
+    """Return the options in which a run does not go by its preset."""
+    return list((run.get("preset") or {}).get("overridden", ()))
+
+
+def _preset_options(run: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return what a run's preset says of its learner's own options; nothing of the paper's, which is the default."""
+    known = PRESETS.get(preset_of(run).replace(" ", "-"))
+    return {} if known is None else known.learner_options(run["learner"])
 
 
 def preset_of(run: Mapping[str, Any]) -> str:
@@ -98,10 +120,16 @@ def setting_of(run: Mapping[str, Any]) -> str:
     """Spell how images are trained on, which learners that are compared must share; empty for the paper's way."""
     if run["stream"]["kind"] == TEXT:
         return ""
-    preset = preset_of(run)
-    told = (*(run.get("preset") or {}).get("overridden", ()), "--max-epoch") if preset else _SETTING
-    given = {name: run["train_options"][name] for name in _SETTING if name in told and name in run["train_options"]}
-    parts = [f"{name} {value}" for name, value in given.items() if value != _USUAL.get(name)]
+    preset, given, options = preset_of(run), _overridden(run) if preset_of(run) else [], run["train_options"]
+    arch = str(options.get("--arch", ""))
+    known = PRESETS.get(preset.replace(" ", "-"))
+    said = {} if known is None else known.train_options(run["learner"], arch)
+    usual = usual_training(arch) | {name: value for name, value in said.items() if value is not None}
+    parts = [_option(name) + f" {run['options'][name]}" for name in _preset_options(run) if _option(name) in given]
+    for name, value in options.items():
+        is_setting = name not in (*_MODEL, *FREE_OPTIONS, *PLACE_AND_PACE)
+        if is_setting and (name in given or not is_same(value, usual.get(name))):
+            parts.append(f"{name} {value}")
     return ", ".join([preset, *parts] if preset else parts)
 
 

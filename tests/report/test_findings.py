@@ -129,8 +129,9 @@ def flat(runs):
 
 
 def test_the_best_wait_is_found_for_small_and_large_models(tmp_path):
-    runs = [image_run(tmp_path, "sm", 4, wait, final) for wait, final in ((1, 0.5), (2, 0.3), (20, 0.25))]
-    runs += [image_run(tmp_path, "sm", 64, wait, final) for wait, final in ((1, 0.1), (2, 0.099), (20, 0.09))]
+    small, large = ((1, 0.5), (2, 0.3), (5, 0.29), (20, 0.25)), ((1, 0.1), (2, 0.099), (5, 0.098), (20, 0.09))
+    runs = [image_run(tmp_path, "sm", 4, wait, final) for wait, final in small]
+    runs += [image_run(tmp_path, "sm", 64, wait, final) for wait, final in large]
     found = verdicts(flat(runs))
     assert about(found, "intermediate waiting time").verdict is Verdict.HELD
     smaller = about(found, "Smaller waiting times")
@@ -157,6 +158,51 @@ def test_mixtures_are_compared_with_those_of_the_same_gates(tmp_path):
     growing = about(found, "Growing beats not growing")
     assert growing.verdict is Verdict.IN_PART
     assert [each.outcome for each in growing.comparisons] == [-1, 1]
+
+
+def test_a_gate_that_is_not_named_is_a_soft_one(tmp_path):
+    arch = {"--arch": "alma_moe_mlp"}
+    runs = [
+        image_run(tmp_path, "gmoe", 4, 1, 0.2, words={**arch, "--gate": "hard"}, num_experts=(2, 3), num_params=(4, 8)),
+        image_run(tmp_path, "moe", 4, 1, 0.3, words=arch, num_experts=(2,)),
+    ]
+    assert not about(verdicts(flat(runs)), "Growing beats not growing").comparisons
+
+
+def test_an_intermediate_waiting_time_is_not_the_best_because_waiting_for_all_is_the_worst(tmp_path):
+    runs = [image_run(tmp_path, "sm", 4, wait, final) for wait, final in ((1, 0.3), (2, 0.299), (20, 0.25))]
+    assert about(verdicts(flat(runs)), "intermediate waiting time").verdict is Verdict.NOT_ENOUGH
+
+
+def test_the_best_wait_is_one_of_those_that_small_and_large_models_have(tmp_path):
+    small = [image_run(tmp_path, "sm", 4, wait, final) for wait, final in ((1, 0.5), (2, 0.3), (4, 0.3), (5, 0.3))]
+    large = [image_run(tmp_path, "sm", 64, wait, final) for wait, final in ((2, 0.1), (4, 0.2), (5, 0.2))]
+    (comparison,) = about(verdicts(flat(small + large)), "Smaller waiting times").comparisons
+    assert comparison.low.by_seed == {(seed, 1): 2 for seed in (1, 2, 3)} == comparison.high.by_seed
+    found = verdicts(flat(small[:3] + large))
+    assert not about(found, "Smaller waiting times").comparisons
+
+
+@pytest.mark.parametrize(
+    ("other", "words"), [({"stage_average": "mean"}, {}), ({}, {"--num-experts": "2"})], ids=["average", "experts"]
+)
+def test_learners_of_other_options_are_other_learners(other, words, tmp_path):
+    """Neither one's waiting times nor its sizes are the other's."""
+    runs = [image_run(tmp_path, "moe", 4, wait, final) for wait, final in ((1, 0.5), (5, 0.4))]
+    runs.append(image_run(tmp_path, "moe", 4, 2, 0.2, words=words, **other))
+    runs.append(image_run(tmp_path, "moe", 64, 1, 0.45, words=words, **other))
+    found = verdicts(flat(runs))
+    assert not about(found, "intermediate waiting time").comparisons
+    assert len(about(found, "Larger models are better").comparisons) == (1 if words else 0)
+
+
+def test_both_parts_of_what_is_said_for_a_given_memory_are_needed(tmp_path):
+    runs = [
+        image_run(tmp_path, "ens", 4, 1, 0.25),
+        image_run(tmp_path, "gens", 4, 1, 0.35, num_params=(400, 2000, 4000)),
+    ]
+    finding = about(verdicts(flat(runs)), "For a given memory")
+    assert finding.comparisons and finding.verdict is Verdict.NOT_ENOUGH
 
 
 def test_two_waiting_times_do_not_tell_which_one_is_best(tmp_path):
@@ -305,6 +351,10 @@ def test_settings_that_differ_are_put_to_the_test_apart(tmp_path):
     runs = [image_run(tmp_path, "sm", 4, 1, 0.2), image_run(tmp_path, "sm", 64, 1, 0.1, words=by_accuracy)]
     found = all_findings(table_of(flat(runs)))
     assert [run.setting for run, _ in found] == ["", "--select accuracy, --patience 25"]
+    slowly = image_run(tmp_path, "ens", 4, 1, 0.1, words={"--optimizer": "adadelta", "--lr": "0.01"})
+    usual = image_run(tmp_path, "umix", 4, 1, 0.1, words={"--least-gain": "0.0", "--lr": "1", "--cpu": ""})
+    found_both = all_findings(table_of(flat([runs[0], slowly, usual])))
+    assert [run.setting for run, _ in found_both] == ["", "--lr 0.01"]
     assert {each.verdict for _, findings in found for each in findings} == {Verdict.NOT_ENOUGH}
     runs.append(image_run(tmp_path / "other", "sm", 4, 1, 0.2, words=by_accuracy))
     (_, paper), (_, code) = all_findings(table_of(flat(runs)))

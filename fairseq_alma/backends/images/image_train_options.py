@@ -8,13 +8,9 @@ from typing import Mapping, Optional, Sequence
 
 from fairseq_alma.backends.option_words import Option, group_words
 from fairseq_alma.learners.learner import Learner
-from fairseq_alma.learners.presets import POOLING, Preset, filled
+from fairseq_alma.learners.presets import BOTH_STUDIES, MLP_STUDY, POOLING, VGG_STUDY, Preset, filled
 from fairseq_alma.option_ranges import check_words
 from fairseq_alma.runs.curve_options import CURVE_OPTIONS
-
-MLP_STUDY: Mapping[str, str] = {"--optimizer": "adadelta", "--lr": "1.0"}
-VGG_STUDY: Mapping[str, str] = {"--optimizer": "sgd", "--lr": "0.01", "--momentum": "0.9", "--weight-decay": "0.0001"}
-BOTH: Mapping[str, str] = {"--max-epoch": "100", "--batch-size": "128"}
 
 OPTIMIZERS: Mapping[str, tuple[str, ...]] = {
     "adadelta": ("--adadelta-rho", "--adadelta-eps", "--weight-decay"),
@@ -62,9 +58,9 @@ class ImageTrainOptions:
         given = dict(group_words(words))
         self._refuse_unknown(given)
         study = VGG_STUDY if for_photographs else MLP_STUDY
-        defaults = {"--arch": learner.image_architectures[for_photographs], **study, **BOTH}
+        defaults = {"--arch": learner.image_architectures[for_photographs], **study, **BOTH_STUDIES}
         if "--optimizer" in given and given["--optimizer"] != (defaults["--optimizer"],):
-            defaults = {name: defaults[name] for name in ("--arch", *BOTH)}
+            defaults = {name: defaults[name] for name in ("--arch", *BOTH_STUDIES)}
             if "--lr" not in given:
                 raise ValueError(f"--optimizer {' '.join(given['--optimizer'])} after the --: give --lr too")
         defaults.update(learner.train_defaults)
