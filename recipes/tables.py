@@ -25,6 +25,8 @@ from typing import Any, Callable, Iterable, Iterator, Mapping
 
 import arms
 
+from fairseq_alma.atomic_file import open_atomically
+from fairseq_alma.errors import AlmaError
 from fairseq_alma.report.experiment import Experiment, experiments, names_of
 from fairseq_alma.report.findings import all_findings
 from fairseq_alma.report.read_run import RunTable, read_run, rows_of
@@ -44,15 +46,26 @@ LEFT_OUT = ("hours", "test FLOPs/image", "test FLOPs/token")
 
 
 def keep(name: str, runs: Iterable[Path], incomplete: bool = False) -> Path:
-    """Write the records of runs into an archive that depends on nothing but them. Returns it."""
+    """Write the records of runs into an archive that depends on nothing but them. Returns it.
+
+    Raises:
+        AlmaError: there are no runs to keep, two of them have one name, or one is damaged; no archive is touched.
+    """
+    records: dict[str, Path] = {}
+    for root in sorted({path.resolve() for path in runs}):
+        facts, _ = read_run(root)
+        if not incomplete and not facts["is_complete"]:
+            print(f"{root}: not complete, left out", file=sys.stderr)
+            continue
+        label = root.name if not root.name.startswith("seed-") else f"{root.parent.name}/{root.name}"
+        if label in records:
+            raise AlmaError(f"{root}: called {label}, as {records[label]} is; move one of them to another name")
+        records[label] = root
+    if not records:
+        raise AlmaError(f"--keep {name}: no run to keep; give the folders of complete runs behind the name")
     archive = RECORDS / f"{name}{ENDING}"
-    roots = sorted({path.resolve() for path in runs})
-    with tarfile.open(archive, "w:xz", preset=9) as file:
-        for root in roots:
-            if not incomplete and not read_run(root)[0]["is_complete"]:
-                print(f"{root}: not complete, left out", file=sys.stderr)
-                continue
-            label = root.name if not root.name.startswith("seed-") else f"{root.parent.name}/{root.name}"
+    with open_atomically(archive) as written, tarfile.open(fileobj=written, mode="w:xz", preset=9) as file:
+        for label, root in records.items():
             for path in [root / "run.json", *sorted(root.glob("stage-*/stage.json"))]:
                 content = json.loads(path.read_text(encoding="utf-8"))
                 if path.name == "run.json":
@@ -82,7 +95,9 @@ def table_of(runs: RunTable) -> str:
     shown = [column for column in table.header if column not in LEFT_OUT]
     places = [table.header.index(column) for column in shown]
     rows = [[row[place] for place in places] for row in table.rows]
-    return f"{render_markdown(shown, rows)}\n{len(runs.facts)} runs, all complete; their records are in `records/`.\n"
+    complete = int(runs.facts.is_complete.sum())
+    how_many = "all complete" if complete == len(runs.facts) else f"{complete} complete"
+    return f"{render_markdown(shown, rows)}\n{len(runs.facts)} runs, {how_many}; their records are in `records/`.\n"
 
 
 def verdicts_of(runs: RunTable) -> str:
@@ -225,6 +240,13 @@ def main() -> int:
     parser.add_argument("--keep", nargs="+", metavar=("NAME", "RUN"), help="keep the records of runs as table NAME")
     parser.add_argument("--incomplete", action="store_true", help="keep also those that have not ended")
     args = parser.parse_args()
+    unknown = sorted({*(args.only or ())} - {*names(), *(args.keep or ())[:1]})
+    if unknown:
+        parser.error(f"--only {' '.join(unknown)}: no such table; choose from {', '.join(names())}")
+    if args.check and args.keep:
+        parser.error("--check changes nothing; leave it or --keep out")
+    if args.incomplete and not args.keep:
+        parser.error("--incomplete says which runs are kept; give --keep NAME RUN as well")
     if args.keep:
         archive = keep(args.keep[0], map(Path, args.keep[1:]), args.incomplete)
         print(f"{archive.relative_to(HERE)}: {archive.stat().st_size:,} bytes")
@@ -238,4 +260,7 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except AlmaError as error:
+        sys.exit(f"error: {error}")

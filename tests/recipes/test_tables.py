@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from fairseq_alma.errors import AlmaError
 from fairseq_alma.report.finding import Verdict
 from tests.recipes.programs import load
 from tests.report.fakes import image_stream, write_run
@@ -88,3 +89,48 @@ def test_kept_records_make_the_table_again(tmp_path, monkeypatch):
     assert "| SM_w1   | mlp, width 64 |" in readme and "yesterday" not in readme
     assert "- **held**: Larger models are better" in readme
     assert unfounded(readme, [findings]) == []
+
+
+def two_seeds(folder, **options):
+    return [
+        write_run(folder / f"seed-{seed}", [0.5, 0.4], stream=image_stream(2), seed=seed, **options) for seed in (1, 2)
+    ]
+
+
+def test_what_cannot_be_kept_leaves_the_archive_as_it_was(tmp_path, monkeypatch):
+    monkeypatch.setattr(tables, "RECORDS", tmp_path / "records")
+    roots = two_seeds(tmp_path / "sm")
+    before = tables.keep("small", roots).read_bytes()
+    (roots[1] / "stage-001/stage.json").write_text("{")
+    same_name = two_seeds(tmp_path / "elsewhere" / "sm")
+    refused = [([], "no run to keep"), (roots, "stage-001/stage.json"), ([roots[0], same_name[0]], "called sm/seed-1")]
+    for runs, words in refused:
+        for incomplete in (True, False):
+            with pytest.raises(AlmaError, match=words):
+                tables.keep("small", runs, incomplete)
+    assert (tmp_path / "records/small.tar.xz").read_bytes() == before
+    assert [path.name for path in (tmp_path / "records").iterdir()] == ["small.tar.xz"]
+
+
+def test_a_table_says_how_many_of_its_runs_have_ended(tmp_path, monkeypatch):
+    monkeypatch.setattr(tables, "RECORDS", tmp_path / "records")
+    runs = [*two_seeds(tmp_path / "sm"), *two_seeds(tmp_path / "ens", learner="ens", num_stages=1)]
+    tables.keep("half", runs, incomplete=True)
+    assert "4 runs, 2 complete;" in tables.table_of(tables.read("half"))
+    tables.keep("whole", runs)
+    assert "2 runs, all complete;" in tables.table_of(tables.read("whole"))
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--only", "nothing"], "--only nothing: no such table; choose from"),
+        (["--check", "--keep", "small", "R"], "--check changes nothing"),
+        (["--incomplete"], "--incomplete says which runs are kept"),
+    ],
+)
+def test_options_that_contradict_each_other_are_refused(options, words, monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["tables.py", *options])
+    with pytest.raises(SystemExit):
+        tables.main()
+    assert words in capsys.readouterr().err
