@@ -20,7 +20,7 @@ class Firefly(GrowingModel):
 
     grow_every: int = grow_every_option()
     grow_share: float = option(
-        0.25, "neurons added by a growth step, as a share of the first size", above=0.0, at_most=1000, metavar="X"
+        0.25, "what a growth step adds, as a share of the first size", above=0.0, at_most=1000, metavar="X"
     )
     grow_share_of: Optional[str] = option(
         None,

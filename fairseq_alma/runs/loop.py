@@ -74,8 +74,8 @@ class Backend(Protocol):
         """Train the models of a stage to their end, those of all runs that are in step.
 
         Returns:
-            For each run ``num_updates``, those of each trained model (all get as many); ``train_tokens`` (or
-            ``train_images``) and ``train_flops``, summed over the trained models.
+            For each run ``num_updates``, the most that a trained model got; ``train_tokens`` (or ``train_images``)
+            and ``train_flops``, summed over the trained models.
         """
 
     def train_members(self, work: StageWork, group: Sequence[Training], locks: Sequence[int]) -> None:

@@ -8,7 +8,7 @@
 #   GPU=1 JOBS=1 recipes/vision/cifar10_ablations.sh
 #   recipes/vision/mnist_v1.sh                            # the same on MNIST, which two cores can do
 #
-# Knobs: see recipes/vision/common.sh.
+# Knobs: see recipes/vision/common.sh; what makes the study is fixed: LEARNERS, NUM_EXPERTS, GATE, METHOD.
 set -euo pipefail
 DATASET=cifar10 MEGABATCHES=50 SIZE_OPTION=--channels
 : "${RUNS:=runs/cifar10-50}"

@@ -7,7 +7,7 @@
 #   EPOCHS=20 recipes/vision/growth_map.sh               # the picture: runs/mnist-4/growth_map.png
 #
 # gMoE with hard gates starts with two experts and grows at each of the three arrivals that follow the first.
-# Knobs: see recipes/vision/common.sh.
+# Knobs: see recipes/vision/common.sh; the learner is gmoe, and the picture is that of the first of SEEDS.
 set -euo pipefail
 DATASET=mnist MEGABATCHES=4 SIZE_OPTION=--width
 : "${RUNS:=runs/mnist-4}"
@@ -22,4 +22,4 @@ source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 OPTIONS+=(--keep-checkpoints)
 LEARNERS=gmoe grid
 finish
-[ "$DRY_RUN" = 1 ] || python recipes/vision/growth_map.py "$RUNS"/gmoe-*/seed-1 --out "$RUNS/growth_map.png"
+[ "$DRY_RUN" = 1 ] || python recipes/vision/growth_map.py "$RUNS"/gmoe-*/"seed-${SEEDS%% *}" --out "$RUNS/growth_map.png"

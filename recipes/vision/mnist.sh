@@ -15,7 +15,7 @@ DATASET=mnist MEGABATCHES=500 SIZE_OPTION=--width
 : "${LEARNERS:=sm ens gens umix gmoe moe bagging vote}"
 : "${PRESETS:=paper released-code}"
 : "${SIZES:=4 64}"
-: "${WAITS:=1 10 50 500}"
+: "${WAITS:=1 10 25 50 500}"
 : "${GROW_EVERY:=50}"
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 

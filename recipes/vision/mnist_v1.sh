@@ -10,8 +10,8 @@
 #   recipes/vision/mnist_v1.sh
 #   EPOCHS=5 recipes/vision/mnist_v1.sh
 #
-# All mixtures start with two experts in each hidden layer; gMoE grows every 5 mega-batches. Knobs: GATES, hard and soft;
-# see recipes/vision/common.sh.
+# All mixtures start with two experts in each hidden layer; gMoE grows every 5 mega-batches. Knobs: GATES, hard and soft, and
+# those of recipes/vision/common.sh, but for what makes the study: LEARNERS, NUM_EXPERTS, GATE, ARCH, METHOD.
 set -euo pipefail
 DATASET=mnist MEGABATCHES=50 SIZE_OPTION=--width
 : "${RUNS:=runs/mnist-50}"

@@ -144,10 +144,11 @@ def test_an_option_wins_over_the_preset_and_run_json_says_so(stream, tmp_path, c
     assert "nothing to do" in capsys.readouterr().out
 
 
-def test_a_patience_needs_validation_images(stream, tmp_path, monkeypatch):
-    monkeypatch.setattr(ImageStream, "valid_indices", lambda self, megabatches: np.empty(0, np.int64))
-    with pytest.raises(AlmaError, match="--patience 3 after the --: needs validation images, and mega-batch 0 of"):
-        run(stream, tmp_path / "R", words=(*WORDS, "--patience", "3"))
+@pytest.mark.parametrize("words", [(), ("--patience", "3"), ("--select", "accuracy")], ids=" ".join)
+def test_a_stage_needs_validation_images(words, stream, tmp_path, monkeypatch):
+    monkeypatch.setattr(ImageStream, "valid_indices", lambda self, megabatches: np.arange(2 in megabatches))
+    with pytest.raises(AlmaError, match=r"S: stage 1 has no validation images, by .* \(--wait\)"):
+        run(stream, tmp_path / "R", "--wait", "3", words=(*WORDS, *words))
     assert not (tmp_path / "R").exists()
 
 
@@ -283,6 +284,18 @@ def test_an_unfinished_training_of_other_seeds_is_begun_anew(stream, tmp_path, m
     run(stream, tmp_path / "R", "--wait", "6", "--seed", "1", "2", "3")
     alone = run(stream, tmp_path / "alone", "--wait", "6", "--seed", "1")
     assert records(tmp_path / "R/seed-1")[0]["test"] == pytest.approx(alone[0]["test"], rel=1e-4)
+
+
+def test_runs_of_other_seeds_leave_an_unfinished_training_alone(stream, tmp_path, monkeypatch):
+    monkeypatch.setattr(image_backend, "SAVE_EVERY_SECONDS", 0.0)
+    with monkeypatch.context() as patched, pytest.raises(ZeroDivisionError):
+        patched.setattr(image_backend.StageTraining, "finish", lambda self: 1 / 0)
+        run(stream, tmp_path / "R", "--wait", "6", "--seed", "1", "2")
+    (unfinished,) = (tmp_path / "R").rglob(f"*{image_backend.UNFINISHED}")
+    run(stream, tmp_path / "R", "--wait", "6", "--seed", "3", "4")
+    assert unfinished.is_file()
+    run(stream, tmp_path / "R", "--wait", "6", "--seed", "1", "2")
+    assert not unfinished.exists()
 
 
 def fork_stream(command, pass_fds, **options):

@@ -229,7 +229,8 @@ class ImageBackend:
         plan = works[0].plan
         if len(works) == 1:
             return works[0].folder.model_folder(plan.trainings[0].model) / UNFINISHED
-        return self.shared_folder / f"stage-{plan.stage.index:03d}-{UNFINISHED}"
+        # Runs of other seeds may be trained from the same folder at the same time, those of the same may not.
+        return self.shared_folder / f"stage-{plan.stage.index:03d}-{works[0].folder.name}-{UNFINISHED}"
 
     def _run(self, works: Sequence[StageWork], training: StageTraining, of_seeds: list[int]) -> None:
         """Run all epochs, and save now and then what it takes to resume."""

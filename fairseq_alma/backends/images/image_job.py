@@ -8,6 +8,7 @@ from fairseq_alma.backends.images.image_train_options import ImageTrainOptions
 from fairseq_alma.backends.option_words import without
 from fairseq_alma.data.image_stream import ImageStream
 from fairseq_alma.data.stream import Stream
+from fairseq_alma.errors import AlmaError
 from fairseq_alma.learners.plan import StagePlan
 from fairseq_alma.runs.loop import Run
 from fairseq_alma.runs.request import RunRequest
@@ -85,6 +86,7 @@ class ImageJob:
 
     def prepare(self, plans: Sequence[StagePlan]) -> "Callable[[Sequence[Run]], ImageBackend]":
         """Read the options as fairseq does, and build a network; see `request.Job`."""
+        self._check_validation(plans)
         # Before torch is imported: networks this small, on a machine that is not idle, are slower with several threads.
         if "mlp" in self.options.arch:
             os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -98,6 +100,15 @@ class ImageJob:
         group_size = self.request.group_size if self.request.trains_members_apart else None
         how = (group_size, self.request.keep_checkpoints, self.request.stage_ends)
         return lambda runs: ImageBackend(settings, runs, self.request.run, *how)
+
+    def _check_validation(self, plans: Sequence[StagePlan]) -> None:
+        """Raise AlmaError if a stage has nothing by which its best epoch is told."""
+        for plan in plans:
+            if not len(self.images.valid_indices(plan.stage.megabatches)):
+                raise AlmaError(
+                    f"{self.images.stream.root}: stage {plan.stage.index} has no validation images, by which its best "
+                    "epoch is told; prepare the stream with fewer mega-batches, or gather more for a stage (--wait)"
+                )
 
 
 def _describe_trainings(plan: StagePlan) -> str:

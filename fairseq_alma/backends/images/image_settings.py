@@ -66,7 +66,6 @@ class ImageSettings:
         self._optimizer = self._first_optimizer()
         self._try_build()
         self._check_numbers(*self.options.values)
-        self._check_validation()
 
     def _check_numbers(self, *names: str) -> None:
         """Raise AlmaError if a number is out of its option's range, of those that the optimizer takes."""
@@ -74,18 +73,6 @@ class ImageSettings:
             check_words((name, values) for name, values in self.options.values.items() if name in names)
         except ValueError as error:
             raise AlmaError(str(error)) from error
-
-    def _check_validation(self) -> None:
-        """Raise AlmaError if a training is to stop by images that a mega-batch does not have."""
-        if self.options.last("--patience") is None:
-            return
-        for megabatch in range(self.stream.num_megabatches):
-            if not len(self.stream.valid_indices([megabatch])):
-                raise AlmaError(
-                    f"--patience {' '.join(self.options.values['--patience'])} after the --: needs validation images, "
-                    f"and mega-batch {megabatch} of {self.stream.stream.root} has none; leave --patience out, or "
-                    "prepare the stream with fewer mega-batches"
-                )
 
     def _first_optimizer(self) -> torch.optim.Optimizer:
         """Build an optimizer as fairseq does. Raises AlmaError if it takes no such options."""
