@@ -6,6 +6,7 @@ import sys
 
 from fairseq_alma.backends.images import image_backend, model_store
 from fairseq_alma.cli.stream import main
+from tests.scripts import end_with
 
 
 def run_saving(argv=None, kill_at=0):
@@ -34,10 +35,7 @@ def run_forked(argv, kill_at=0):
     """Run the command in a process forked from this one, which has imported all; return its exit status as Popen's."""
     child = os.fork()
     if child == 0:
-        try:
-            os._exit(run_saving(argv, kill_at))
-        finally:
-            os._exit(1)
+        end_with(lambda: run_saving(argv, kill_at))
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 

@@ -19,7 +19,7 @@ from fairseq_alma.errors import AlmaError
 from tests.backends.images.image_streams import make_stream
 from tests.cli.saving_stream import run_forked
 from tests.kills.launch import Forked
-from tests.scripts import run_script
+from tests.scripts import end_with, run_script
 
 WORDS = ("--", "--width", "6", "--max-epoch", "4", "--cpu")
 CHANCE = 0.75  # four classes
@@ -304,10 +304,7 @@ def fork_stream(command, pass_fds, **options):
     if child == 0:
         os.setsid()
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        try:
-            os._exit(main(command[1:]))
-        finally:
-            os._exit(1)
+        end_with(lambda: main(command[1:]))
     return Forked(child)
 
 
