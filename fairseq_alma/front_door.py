@@ -116,7 +116,7 @@ def score(model: "LoadedModel", texts: Iterable[str], window: int = 0, context: 
 
 def _predictor(path: Path, arrival: Optional[int]) -> Path:
     """Return the checkpoint that predicts after an arrival."""
-    from fairseq_alma.learners.plan import ModelId
+    from fairseq_alma.runs.predictor import stage_predictor
     from fairseq_alma.runs.run_folder import RunFolder
 
     run = RunFolder(path)
@@ -125,12 +125,4 @@ def _predictor(path: Path, arrival: Optional[int]) -> Path:
     if not known:
         what = "no stage is complete yet" if arrival is None else f"no model yet at arrival {arrival}"
         raise AlmaError(f"{path}: {what}; run alma-stream, or give a later arrival")
-    stage = known[-1]["stage"]
-    ensemble = run.stage_folder(stage) / "ensemble.pt"
-    found = ensemble if ensemble.is_file() else run.checkpoint(ModelId(stage, 0))
-    if not found.is_file():
-        raise AlmaError(
-            f"{found}: the weights of stage {stage} are not kept; alma-stream --keep-checkpoints keeps those of all "
-            "stages, without it load_model(run) has the newest"
-        )
-    return found
+    return stage_predictor(run, known[-1])

@@ -5,7 +5,9 @@ from typing import Any, Mapping, Optional
 
 from fairseq_alma.checkpoints.model_facts import ModelFacts
 from fairseq_alma.data.stream import Stream
+from fairseq_alma.errors import AlmaError
 from fairseq_alma.metrics.anytime import bits_per_byte
+from fairseq_alma.runs.predictor import stage_predictor
 from fairseq_alma.runs.run_folder import STAGE_RECORD, RunFolder
 
 _HEADER = """\
@@ -69,13 +71,21 @@ def _record_rows(path: Path, stream: Stream) -> dict[str, str]:
     found = _records(path)
     if found is None:
         return {"test": "not part of a run of alma-stream: no figures are known"}
-    run, stage = found
+    run, stage, folder = found
     test, split = stage["test"], stream.split("test")
     seen = stage["megabatches"]
     arrivals = run["stream"]["num_megabatches"]
     rows = {
         "learner": f"{run['learner']}, waiting time {run['options']['wait']}, seed {run['seed']}",
         "mega-batches seen": f"up to {max(seen)} of 0 to {arrivals - 1} (stage {stage['stage']})",
+    }
+    try:
+        tested = stage_predictor(folder, stage)
+    except AlmaError:
+        return {**rows, "test": "no figures are known; what was tested is not kept"}
+    if not path.samefile(tested):
+        return {**rows, "test": f"no figures are known; what was tested is {tested.relative_to(folder.root)}"}
+    rows |= {
         "test perplexity": f"{test['ppl']:.2f} per token, in windows of the training length",
         "test loss": f"{test['loss']:.4f} bits per token",
     }
@@ -83,12 +93,13 @@ def _record_rows(path: Path, stream: Stream) -> dict[str, str]:
     return rows if bits is None else {**rows, "test bits per byte": f"{bits:.4f}"}
 
 
-def _records(path: Path) -> Optional[tuple[Mapping[str, Any], Mapping[str, Any]]]:
-    for folder in list(path.absolute().parents)[:2]:
+def _records(path: Path) -> Optional[tuple[Mapping[str, Any], Mapping[str, Any], RunFolder]]:
+    """Return the records of the run and of the stage that a checkpoint stands in, three folders above it at most."""
+    for folder in list(path.absolute().parents)[:3]:  # a branch has a folder of its own
         if (folder / STAGE_RECORD).is_file():
             run = RunFolder(folder.parent)
             record = run.read_run()
             stage = next((n for n in run.stages() if run.stage_folder(n).name == folder.name), None)
             content = None if stage is None else run.read_stage(stage)
-            return None if record is None or content is None else (record, content)
+            return None if record is None or content is None else (record, content, run)
     return None

@@ -13,9 +13,6 @@ from fairseq_alma.backends.text import stage_checkpoints
 from fairseq_alma.backends.text.fairseq_log import watch_fairseq
 from fairseq_alma.backends.text.process import Command, run_logged
 from fairseq_alma.backends.text.text_commands import (
-    BEST,
-    BRANCH,
-    ENSEMBLE_FILE,
     GROWN_FILE,
     GROWTH_RECORD,
     TEST_SPLITS,
@@ -28,6 +25,7 @@ from fairseq_alma.errors import AlmaError
 from fairseq_alma.json_files import as_record, read_json_object, write_json_atomically
 from fairseq_alma.learners.plan import ModelId, StagePlan, Training
 from fairseq_alma.runs.loop import StageWork
+from fairseq_alma.runs.predictor import BEST, BRANCH, ENSEMBLE_FILE
 from fairseq_alma.runs.records import TextGrowth
 from fairseq_alma.runs.run_folder import RunFolder
 

@@ -12,6 +12,7 @@ from fairseq_alma.data.stream import holdout_name, slice_name
 from fairseq_alma.learners.plan import Growth, ModelId, StagePlan, Training
 from fairseq_alma.runs.anytime_options import PAPERS_WAY, AnytimeOptions
 from fairseq_alma.runs.curve_options import CURVE_OPTIONS, TENSORBOARD, CurveOptions
+from fairseq_alma.runs.predictor import BRANCH, ENSEMBLE_FILE, predicting_checkpoint
 from fairseq_alma.runs.run_folder import RunFolder
 
 NEVER = 1_000_000_000
@@ -19,13 +20,8 @@ NUM_LOG_LINES = 100
 MAX_LOG_INTERVAL = 25
 TEST_SPLITS = ("valid", "test")
 GROWN_FILE = "grown.pt"
-ENSEMBLE_FILE = "ensemble.pt"
-AVERAGE = "checkpoint_average.pt"
-"""The averaged weights of a trained model, as a checkpoint of their own."""
-BEST = "checkpoint_best.pt"
-"""Where fairseq-train keeps the checkpoint with the lowest loss on ``valid``."""
-WHOLE, UP_TO_BRANCH, BRANCH = "whole", "up to branch", "branch"
-"""Parts of a training; the last is also the folder of what branches off."""
+WHOLE, UP_TO_BRANCH = "whole", "up to branch"
+"""Parts of a training; the third is `BRANCH`, which is also the folder of what branches off."""
 GROWTH_RECORD = "growth.json"
 """What was measured right after growth: when the weights before growth are gone, it cannot be measured again."""
 
@@ -177,9 +173,7 @@ class TextCommands:
 
     def predicting(self, model: ModelId) -> Path:
         """Return the checkpoint by which a trained model predicts."""
-        folder = self.folder.model_folder(model)
-        files = {"average": folder / AVERAGE, "best": folder / BEST, "branch": self.branch(model)}
-        return files.get(self.anytime.predicts_with, self.folder.checkpoint(model))
+        return predicting_checkpoint(self.folder, model, self.anytime.predicts_with)
 
     def begins_from(self, model: ModelId) -> Path:
         """Return the checkpoint of a trained model that a later stage starts from; a best one has its own optimizer."""

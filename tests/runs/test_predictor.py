@@ -1,0 +1,60 @@
+"""Which checkpoint stands for what a run has tested."""
+
+import pytest
+
+from fairseq_alma import front_door
+from fairseq_alma.errors import AlmaError
+from fairseq_alma.exchange import model_card
+from fairseq_alma.runs.predictor import stage_predictor
+from fairseq_alma.runs.run_folder import RunFolder
+from tests.report.fakes import text_stream, write_run
+
+FILES = {
+    "last": "member-0/checkpoint_last.pt", "average": "member-0/checkpoint_average.pt",
+    "best": "member-0/checkpoint_best.pt", "branch": "member-0/branch/checkpoint_last.pt",
+}  # fmt: skip
+
+
+def touch(root, *names, stage=1):
+    for name in names:
+        path = root / f"stage-{stage:03d}" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+
+
+@pytest.mark.parametrize("predicts_with", FILES)
+def test_the_checkpoint_that_was_tested_is_the_runs_model(predicts_with, tmp_path):
+    extras = [{} if predicts_with == "last" else {"anytime": {"first_update": 0, "predicts_with": predicts_with}}] * 2
+    root = write_run(tmp_path / "R", [30.0, 20.0], stream=text_stream(num_megabatches=2), stage_extras=extras)
+    touch(root, *FILES.values())
+    assert front_door._predictor(root, None) == root / "stage-001" / FILES[predicts_with]
+    for name, file in FILES.items():
+        rows = model_card._record_rows(root / "stage-001" / file, Splits())
+        assert ("test perplexity" in rows) == (name == predicts_with)
+        assert name == predicts_with or rows["test"].endswith(f"what was tested is stage-001/{FILES[predicts_with]}")
+
+
+class Splits:
+    """What a model card asks of a stream."""
+
+    num_tokens, num_bytes = 100, 400
+
+    def split(self, name):
+        return self
+
+
+@pytest.mark.parametrize("members", [["member-0", "member-1"], ["member-1"]], ids=" ".join)
+def test_a_member_is_not_the_ensemble(members, tmp_path):
+    root = write_run(tmp_path / "R", [30.0, 20.0], "gens", text_stream(num_megabatches=2), num_members=(1, 2))
+    touch(root, *(f"{member}/checkpoint_last.pt" for member in members))
+    with pytest.raises(AlmaError, match=r"ensemble.pt: the ensemble of stage 1 is not kept, as its members are"):
+        front_door._predictor(root, None)
+    rows = model_card._record_rows(root / "stage-001" / members[0] / "checkpoint_last.pt", Splits())
+    assert rows["test"] == "no figures are known; what was tested is not kept"
+    touch(root, "ensemble.pt")
+    assert front_door._predictor(root, None) == root / "stage-001/ensemble.pt"
+
+
+def test_weights_that_are_gone_are_named(tmp_path):
+    with pytest.raises(AlmaError, match=r"member-0/checkpoint_last.pt: the weights of stage 3 are not kept"):
+        stage_predictor(RunFolder(tmp_path), {"stage": 3})
