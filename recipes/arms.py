@@ -94,10 +94,16 @@ def verdict(values: Sequence[float]) -> str:
     return "worse than 1 %" if mean - half > MARGIN else "not decided"
 
 
-def oracle_updates(oracle: Run, per_arrival: int, loss: float) -> float:
-    """Return how many updates the oracle needs for a loss."""
-    points = [((arrival + 1.0) * per_arrival, oracle.test[arrival]) for arrival in sorted(oracle.test)]
-    return updates_for_loss(points, loss)
+def compute_multiplier(run: Run, oracle: Run) -> Optional[float]:
+    """Return how many times a run's updates the oracle needs for the run's last loss; None: its losses do not tell.
+
+    Counted in arrivals, for each of which all arms make as many updates, the oracle's from the beginning or not.
+    """
+    last = max(run.test)
+    arrivals = updates_for_loss(
+        [(arrival + 1.0, oracle.test[arrival]) for arrival in sorted(oracle.test)], run.test[last]
+    )
+    return None if arrivals is None else arrivals / (last + 1)
 
 
 class Chosen(NamedTuple):
@@ -203,14 +209,13 @@ def _regret_table(
             for s, run in own.items()
             if s in papers and (gap := sum(papers[s].test[a] - oracles[s].test[a] for a in arrivals))
         ]
-        last, each = arrivals[-1], own[min(own)].updates[arrivals[-1]]
-        ratios = [oracle_updates(oracles[s], each, run.test[last]) / ((last + 1) * each) for s, run in own.items()]
+        ratios = [compute_multiplier(run, oracles[s]) for s, run in own.items()]
+        known = [ratio for ratio in ratios if ratio is not None]
+        multiplier = f"{statistics.fmean(known):.2f}" if len(known) == len(ratios) else "–"
         cells = [f"{interval(values)} ({verdict(values)})" for values in regrets]
         share = f"{100 * statistics.fmean(closed):.0f} %" if closed else "–"
         lines.append(
-            f"| {name} | {len(own)} | "
-            + " | ".join(cells)
-            + f" | {interval(sums)} | {share} | {statistics.fmean(ratios):.2f} |"
+            f"| {name} | {len(own)} | " + " | ".join(cells) + f" | {interval(sums)} | {share} | {multiplier} |"
         )
     return lines
 

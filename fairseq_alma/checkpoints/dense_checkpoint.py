@@ -24,7 +24,6 @@ NEEDED = (
     ("no_decoder_final_norm", False, "no --no-decoder-final-norm"),
     ("decoder_normalize_before", True, "a pre-norm decoder"),
     ("layernorm_embedding", False, "no --layernorm-embedding"),
-    ("no_scale_embedding", False, "no --no-scale-embedding"),
 )
 SAME = (
     "activation_fn",
@@ -36,6 +35,7 @@ SAME = (
     "decoder_layers",
     "decoder_attention_heads",
     "max_target_positions",
+    "no_scale_embedding",
 )
 
 

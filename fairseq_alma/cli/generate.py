@@ -13,6 +13,8 @@ from fairseq_alma.faults import refuse_no_file
 from fairseq_alma.number_range import InRange, real, whole
 from fairseq_alma.terminal import tell, write
 
+SAMPLING = {"temperature": 1.0, "top_p": 0.9, "seed": 1}
+"""What these options are where they are not given."""
 EPILOG = """\
   alma-generate RUN/stage-003/ensemble.pt --prompt "In the beginning" --seed 1
   alma-generate FOLDER --prompts prompts.txt --seed 1 > texts.jsonl
@@ -37,15 +39,14 @@ def build_parser() -> argparse.ArgumentParser:
     )
     add("--max-tokens", type=InRange(whole(1)), default=100, metavar="N", help="new tokens (default: %(default)s)")
     add("--greedy", action="store_true", help="take the most probable token each time (default: sample)")
-    add("--temperature", type=InRange(real(0, 1e3, above=True)), default=1.0, help="of sampling (default: %(default)s)")
+    add("--temperature", type=InRange(real(0, 1e3, above=True)), help="of sampling (default: 1)")
     add(
         "--top-p",
         type=InRange(real(0, 1, above=True)),
-        default=0.9,
         metavar="P",
-        help="sample from the most probable tokens that have P of the probability together (default: %(default)s)",
+        help="sample from the most probable tokens that have P of the probability together (default: 0.9)",
     )
-    add("--seed", type=InRange(whole(0, 2**63 - 1)), default=1, help="of sampling (default: %(default)s)")
+    add("--seed", type=InRange(whole(0, 2**63 - 1)), help="of sampling (default: 1)")
     add("--batch-size", type=InRange(whole(1)), default=16, help="prompts at a time (default: %(default)s)")
     add("--stream", type=utf8_path, help="stream whose tokenizer a checkpoint knows (default: that of its training)")
     return parser
@@ -54,7 +55,13 @@ def build_parser() -> argparse.ArgumentParser:
 @command
 def main(argv: Optional[Sequence[str]] = None) -> Optional[int]:
     """Run ``alma-generate``."""
-    args = build_parser().parse_args(argv)
+    parser = build_parser()
+    args = parser.parse_args(argv)
+    for name, usual in SAMPLING.items():
+        if getattr(args, name) is None:
+            setattr(args, name, usual)
+        elif args.greedy:
+            parser.error(f"--greedy does not sample, so it takes no --{name.replace('_', '-')}")
     if args.prompts is not None:
         if not args.prompts.exists():
             raise AlmaError(f"--prompts {args.prompts}: no such file; give a text file, a prompt per line")
@@ -77,7 +84,8 @@ def main(argv: Optional[Sequence[str]] = None) -> Optional[int]:
 
 def _read_prompts(path: Path) -> list[str]:
     try:
-        return path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8").split("\n")  # nothing else ends a line: a form feed is part of one
+        return lines if lines[-1] else lines[:-1]
     except UnicodeDecodeError as error:
         raise AlmaError(f"--prompts {path}: not UTF-8 ({error}); give a text file, a prompt per line") from error
 

@@ -59,8 +59,7 @@ def parser() -> argparse.ArgumentParser:
     options.add_argument(
         "--moe-freq",
         type=InRange(RANGES["--moe-freq"]),
-        default=2,
-        help="dense transformer_lm: every n-th layer gets experts",
+        help="dense transformer_lm: every n-th layer gets experts (default: 2)",
     )
     options.add_argument(
         "--batch-size",

@@ -108,10 +108,10 @@ def load_model(path: Union[str, Path], stream: Union[str, Path, None] = None) ->
 
     Args:
         path: a checkpoint of a language model or an ensemble, or a folder that ``alma-export`` wrote.
-        stream: whose tokenizer a checkpoint's model knows; None: the one that it was trained on.
+        stream: whose tokenizer a checkpoint's model knows; None: the one that it was trained on. A folder has its own.
 
     Raises:
-        AlmaError: it is neither, or transformers is not installed.
+        AlmaError: it is neither, a stream is given for a folder, or transformers is not installed.
     """
     path = Path(path)
     try:
@@ -124,6 +124,8 @@ def load_model(path: Union[str, Path], stream: Union[str, Path, None] = None) ->
         ) from error
     tokens: Union[Tokens, FolderTokens]
     if path.is_dir():
+        if stream is not None:
+            raise AlmaError(f"--stream {stream}: {path} has a tokenizer of its own; leave --stream out")
         config = _read_folder(path)
         weights = read_tensors(path / "model.safetensors")
         tokens = FolderTokens(path / "tokenizer.json")

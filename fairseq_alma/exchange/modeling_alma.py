@@ -450,7 +450,7 @@ class AlmaForCausalLM(PreTrainedModel, GenerationMixin):
 
         Returns:
             ``logits`` (B, T, V); of an ensemble log-probabilities. ``loss``, in nats per token, with labels, the
-            weighted balance loss included where router logits are returned, or in training. ``aux_loss``: the sum over
+            weighted balance loss included where router logits are returned. ``aux_loss``: the sum over
             Switch layers of the balance loss, each 1 when balanced. ``router_logits``: (S, E) fp32 for each Switch
             layer.
         """

@@ -107,7 +107,8 @@ def grow_checkpoint(
     state: Optional[Mapping[str, Any]] = grown.pop("last_optimizer_state", None)
     if step.keep_optimizer:
         if state is None:
-            raise AlmaError("--optimizer copy: the checkpoint has no optimizer state; use --optimizer reset")
+            given = "share" if step.shares_moments else "copy"
+            raise AlmaError(f"--optimizer {given}: the checkpoint has no optimizer state; use --optimizer reset")
         share = share_parents if step.shares_moments else None
         grown["last_optimizer_state"] = grow_optimizer_state(state, shapes, grow_moment, share)
     return grown

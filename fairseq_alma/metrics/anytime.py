@@ -8,6 +8,8 @@ import itertools
 import math
 from typing import Mapping, Optional, Sequence
 
+FARTHEST = 10.0  # factor up to which a line through known losses is followed beyond them
+
 
 def in_force(values: Mapping[int, float], num_arrivals: int, untrained: float) -> list[float]:
     """Carry a figure of the updated models forward to every arrival.
@@ -100,18 +102,25 @@ def table_cells(values: Mapping[int, float], planned: Sequence[int], num_arrival
     return [values.get(t, float("nan") if t in planned else None) for t in range(num_arrivals)]
 
 
-def updates_for_loss(points: Sequence[tuple[float, float]], loss: float) -> float:
+def updates_for_loss(points: Sequence[tuple[float, float]], loss: float) -> Optional[float]:
     """Return the updates that a loss takes, on lines in logarithms through what is known, and beyond on the nearest.
 
     Args:
         points: updates and the loss after them, at least two, in the order of the updates; losses above 0.
         loss: above 0.
+
+    Returns:
+        None where these points do not tell: the nearest line does not fall, or it reaches the loss only at more than
+        `FARTHEST` times the most, or less than a `FARTHEST`-th of the fewest, updates that are known.
     """
     pairs = list(itertools.pairwise(points))
     (x0, y0), (x1, y1) = next((pair for pair in pairs if loss >= pair[1][1]), pairs[-1])
-    if y0 == y1:
-        return x1
-    return x0 * (x1 / x0) ** (math.log(loss / y0) / math.log(y1 / y0))
+    if y1 >= y0:
+        return None
+    found = math.log(x0) + math.log(loss / y0) / math.log(y1 / y0) * math.log(x1 / x0)
+    if not math.log(points[0][0] / FARTHEST) <= found <= math.log(points[-1][0] * FARTHEST):
+        return None
+    return math.exp(found)
 
 
 def mean_over_cost(values: Mapping[int, float], costs: Mapping[int, float]) -> Optional[float]:

@@ -23,7 +23,8 @@ NOTES = (
     "Test loss minus that of the i.i.d. control on all mega-batches so far (--iid, the best by valid of those with the "
     "same backbone), in nats, mean over the seeds that both have; ±: half of the 95 % interval (Student's t), which "
     "one seed has not. sum: over the arrivals shown. compute multiplier: updates with which the controls reach the "
-    "last loss, between or beyond their own on a line in logarithms, over the updates made in all."
+    "last loss, between or beyond their own on a line in logarithms, over the updates made in all; –: their losses "
+    "do not fall, or the line would be followed to ten times their updates."
 )
 Naming = Callable[[Experiment], dict[str, Any]]
 
@@ -167,4 +168,5 @@ def _multiplier(
         return None
     rows = each.arrivals[each.arrivals.done & (each.arrivals.run == each.runs.index[0])]
     last = max(pairs)
-    return updates_for_loss(points, pairs[last][0].mean) / rows[rows.arrival <= last].num_updates.sum()
+    needed = updates_for_loss(points, pairs[last][0].mean)
+    return None if needed is None else needed / rows[rows.arrival <= last].num_updates.sum()

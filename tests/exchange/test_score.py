@@ -123,11 +123,11 @@ def test_text_is_streamed_and_a_seed_gives_it_again(checkpoints, folders, capsys
 
 
 def test_prompts_of_a_file_are_continued_as_each_alone(checkpoints, tmp_path, capsys):
-    prompts = ["the cat sat", "dogs", "naïve moons at"]
-    (tmp_path / "prompts.txt").write_text("\n".join(prompts), encoding="utf-8")
+    prompts = ["the cat sat", "dogs", "", "naïve\f moons\u2028 at"]
+    (tmp_path / "prompts.txt").write_text("\n".join([*prompts, ""]), encoding="utf-8")
     words = [str(checkpoints["tree"]), "--greedy", "--max-tokens", "5"]
     generate([*words, "--prompts", str(tmp_path / "prompts.txt"), "--batch-size", "2"])
-    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    rows = [json.loads(line) for line in capsys.readouterr().out.rstrip("\n").split("\n")]
     for prompt, row in zip(prompts, rows, strict=True):
         generate([*words, "--prompt", prompt])
         assert row == {"prompt": prompt, "text": capsys.readouterr().out.rstrip("\n")}
@@ -137,3 +137,14 @@ def test_a_prompt_that_is_too_long_is_one_line(checkpoints, tmp_path):
     line = refused(tmp_path, checkpoints["tree"], "--prompt", "moons " * 30, run=generate)
     assert "the model takes 24 with what follows" in line
     assert "no such file" in refused(tmp_path, checkpoints["tree"], "--prompts", tmp_path / "none", run=generate)
+
+
+def test_what_does_not_go_together_is_refused(checkpoints, folders, tmp_path, capsys):
+    folder, stream = folders["ensemble"], tmp_path / "stream"
+    for run, words in ((generate, []), (main, [documents(tmp_path), "--out", tmp_path / "out.jsonl"])):
+        line = refused(tmp_path, folder, *words, "--stream", stream, run=run)
+        assert "has a tokenizer of its own; leave --stream out" in line
+    for option in ("--temperature", "--top-p", "--seed"):
+        with pytest.raises(SystemExit):
+            generate([str(checkpoints["tree"]), "--greedy", option, "1"])
+        assert f"--greedy does not sample, so it takes no {option}" in capsys.readouterr().err

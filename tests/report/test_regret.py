@@ -82,3 +82,12 @@ def test_updates_for_a_loss_lie_on_a_line_in_logarithms():
     assert updates_for_loss(points, 2 * math.sqrt(2)) == pytest.approx(200 * math.sqrt(2))
     assert updates_for_loss(points, 1.0) == pytest.approx(800)
     assert updates_for_loss(points, 16.0) == pytest.approx(50)
+
+
+@pytest.mark.parametrize(
+    ("losses", "loss"),
+    [((5.0, 4.5, 4.5001), 4.4), ((5.0, 4.5, 4.4995), 4.4), ((4.0, 4.0), 3.0), ((4.0, 4.1), 4.05), ((8.0, 4.0), 0.1)],
+)
+def test_points_that_do_not_fall_or_end_too_early_do_not_tell_how_many_updates_a_loss_takes(losses, loss):
+    points = [(100.0 * (index + 1), each) for index, each in enumerate(losses)]
+    assert updates_for_loss(points, loss) is None

@@ -16,6 +16,8 @@ from fairseq_alma.growth.plan import grow_mixture, select_experts
 from fairseq_alma.models.alma_switch_lm import AlmaSwitchLM, build_from_config, gate_trees_of, parameter_shapes
 from fairseq_alma.terminal import track
 
+USUAL_MOE_FREQ = 2
+
 
 def grow(args: argparse.Namespace) -> str:
     """Grow the checkpoint ``args.path`` and write it to ``args.out``.
@@ -57,7 +59,9 @@ def _read(args: argparse.Namespace, mmap: bool) -> Checkpoint:
     """Read the source, a dense model of stock fairseq as one with a single expert."""
     checkpoint = read_checkpoint(args.path, mmap)
     if checkpoint["cfg"]["model"].get("_name", "").startswith("transformer_lm"):
-        return from_transformer_lm(checkpoint, args.path, args.moe_freq, args.seed)
+        return from_transformer_lm(checkpoint, args.path, args.moe_freq or USUAL_MOE_FREQ, args.seed)
+    if args.moe_freq is not None:
+        raise AlmaError(f"--moe-freq {args.moe_freq}: {args.path} has its Switch layers already; leave --moe-freq out")
     return checkpoint
 
 

@@ -13,6 +13,7 @@ from fairseq_alma.checkpoints import LAST_CHECKPOINT
 from fairseq_alma.checkpoints.checkpoint_file import Checkpoint
 from fairseq_alma.checkpoints.shared_outputs import check_dictionary
 from fairseq_alma.data.stream import Stream
+from fairseq_alma.errors import AlmaError
 from fairseq_alma.modules.moe.expert_losses import ExpertLosses
 from fairseq_alma.modules.text.linear_cross_entropy import token_losses
 from fairseq_alma.tasks.alma_lm import AlmaLMConfig, AlmaLMTask
@@ -43,10 +44,15 @@ def held_out_batches(checkpoint: Checkpoint, args: argparse.Namespace) -> HeldOu
     """Open the stream ``args.stream`` and return the batches of ``args.split``.
 
     Raises:
-        AlmaError: if it is no stream of text, has another dictionary than the checkpoint, or lacks the split.
+        AlmaError: if it is no stream of text, has another dictionary than the checkpoint, or lacks the split, or if the
+            sequences are longer than the model takes.
     """
     check_dictionary(checkpoint, args.path, Stream.open(args.stream))
-    length = args.tokens_per_sample or checkpoint["cfg"]["model"]["tokens_per_sample"]
+    model = checkpoint["cfg"]["model"]
+    length = args.tokens_per_sample or model["tokens_per_sample"]
+    longest = model.get("max_target_positions") or model["tokens_per_sample"]
+    if length > longest:
+        raise AlmaError(f"--tokens-per-sample {length}: the model takes {longest} tokens at most; give no more")
     config = AlmaLMConfig(data=args.stream, tokens_per_sample=length)
     elsewhere = {
         "path": None,

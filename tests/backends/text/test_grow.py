@@ -67,7 +67,7 @@ def test_an_optimizer_that_is_kept_goes_on(trained, tmp_path):  # noqa: F811
     assert torch.load(last)["optimizer_history"][-1]["num_updates"] == 22  # 20 before growth and 2 after it
 
 
-@pytest.mark.parametrize("positions", [[], ["--decoder-learned-pos"]])
+@pytest.mark.parametrize("positions", [[], ["--decoder-learned-pos"], ["--no-scale-embedding"]])
 def test_a_dense_stock_model_becomes_a_mixture_without_a_change_of_its_loss(trained, tmp_path, positions):  # noqa: F811
     dims = ["--decoder-input-dim", "16", "--decoder-output-dim", "16", "--share-decoder-input-output-embed"]
     dense = ["--arch", "transformer_lm_gpt", "--criterion", "cross_entropy", *dims, *positions]
@@ -123,6 +123,21 @@ def test_more_copies_than_experts_are_refused(trained, tmp_path):  # noqa: F811
     with pytest.raises(AlmaError, match="--experts 5: the layer has 4 experts"):
         grow(trained, tmp_path / "grown.pt", "--method", "copy", "--experts", "5")
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--tokens-per-sample", "1000"], r"--tokens-per-sample 1000: the model takes \d+ tokens at most"),
+        (["--moe-freq", "1"], r"--moe-freq 1: .*checkpoint_last.pt has its Switch layers already"),
+        (["--select", "random", "--optimizer", "share"], "--optimizer share: the checkpoint has no optimizer state"),
+    ],
+)
+def test_options_that_the_checkpoint_does_not_allow_are_one_line(trained, tmp_path, options, message):  # noqa: F811
+    path = alter(trained.checkpoint, tmp_path / "checkpoint_last.pt", lambda c: c.pop("last_optimizer_state"))
+    with pytest.raises(AlmaError, match=message):
+        grow(trained, tmp_path / "grown.pt", "--method", "split", "--experts", "1", *options, path=path)
+    assert not (tmp_path / "grown.pt").exists()
 
 
 @pytest.mark.parametrize(
