@@ -33,7 +33,7 @@ prompt = tokenizer("The", return_tensors="pt")
 print(tokenizer.decode(model.generate(**prompt, max_new_tokens=30)[0], skip_special_tokens=True))
 ```
 
-Sequences begin with `</s>`, which the tokenizer puts there, and have at most {longest} tokens. `model(…, labels=…,
+Sequences begin with `{first}`, which the tokenizer puts there, and have at most {longest} tokens. `model(…, labels=…,
 output_router_logits=True)` adds the balance loss to the loss, as Mixtral's classes do: train with that. With
 `trust_remote_code` the file `modeling_alma.py` of this folder is run; it is fairseq_alma's own.
 
@@ -41,7 +41,7 @@ Licence: to be stated by whoever publishes the model.
 """
 
 
-def model_card(path: Path, stream: Stream, facts: ModelFacts, longest: int) -> str:
+def model_card(path: Path, stream: Stream, facts: ModelFacts, longest: int, first: str) -> str:
     """Return the page, in Markdown.
 
     Args:
@@ -49,6 +49,7 @@ def model_card(path: Path, stream: Stream, facts: ModelFacts, longest: int) -> s
         stream: what it was trained on.
         facts: its sizes.
         longest: tokens of a sequence.
+        first: the special token that sequences begin with.
     """
     rows = {
         "parameters": f"{facts.num_params:,}",
@@ -58,7 +59,7 @@ def model_card(path: Path, stream: Stream, facts: ModelFacts, longest: int) -> s
         **_record_rows(path, stream),
     }
     table = "\n".join(["| what | |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows.items())])
-    return f"{_HEADER}# {_title(facts)}\n\n{table}\n{_USE.format(longest=longest)}"
+    return f"{_HEADER}# {_title(facts)}\n\n{table}\n{_USE.format(longest=longest, first=first)}"
 
 
 def _title(facts: ModelFacts) -> str:

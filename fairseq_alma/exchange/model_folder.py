@@ -69,7 +69,8 @@ def export_model(path: Path, out: Path, stream_folder: Optional[Path] = None) ->
         write_tensors(dict(tensors_of(groups, path)), folder / "model.safetensors")
         files["config.json"] = json.dumps(config_json, indent=2) + "\n"
         files["generation_config.json"] = json.dumps(_generation(config_json), indent=2) + "\n"
-        files["README.md"] = model_card(path, stream, facts, longest)
+        first = "<s>" if config_json["bos_token_id"] == BOS else "</s>"
+        files["README.md"] = model_card(path, stream, facts, longest, first)
         files[MODELING_FILE] = (Path(__file__).parent / MODELING_FILE).read_text(encoding="utf-8")
         for name, content in files.items():
             (folder / name).write_text(content, encoding="utf-8")

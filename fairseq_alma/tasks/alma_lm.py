@@ -136,7 +136,13 @@ class AlmaLMTask(
     TrainTokenCount,
     LanguageModelingTask,
 ):
-    """Train on the mega-batches of one stage, validate on ``valid``, test on ``test``."""
+    """Train on the mega-batches of one stage, validate on ``valid``, test on ``test``.
+
+    Attributes:
+        has_balance_loss: whether the model to train has experts whose loads are to be balanced.
+    """
+
+    has_balance_loss = False
 
     @classmethod
     def add_args(cls, parser: argparse.ArgumentParser) -> None:
@@ -236,7 +242,10 @@ class AlmaLMTask(
     def build_model(self, cfg: Any, from_checkpoint: bool = False) -> torch.nn.Module:
         """Build the model, after a look whether the checkpoint to start from fits it."""
         with in_one_line():  # no decorator: fairseq looks at the names of the arguments
-            return self._build_checked(cfg, from_checkpoint)
+            model = self._build_checked(cfg, from_checkpoint)
+        gates = [weight for name, weight in model.named_parameters() if name.endswith("switch.gate.weight")]
+        self.has_balance_loss = getattr(model, "balance_loss_weight", 0.0) > 0 and any(len(gate) > 1 for gate in gates)
+        return model
 
     def _build_checked(self, cfg: Any, from_checkpoint: bool) -> torch.nn.Module:
         if not from_checkpoint and "gate_trees" in cfg:
@@ -256,6 +265,16 @@ class AlmaLMTask(
         model = super().build_model(cfg, from_checkpoint)
         check_weights(checkpoint, start, model)
         return self.spread(model)
+
+    def build_criterion(self, cfg: Any) -> Any:
+        """Build the criterion, and warn where experts are trained without their balance loss."""
+        criterion = super().build_criterion(cfg)
+        if self.has_balance_loss and cfg._name != "alma_switch_cross_entropy":
+            logging.getLogger(__name__).warning(
+                "the balance loss of the experts is left out, as --criterion is not alma_switch_cross_entropy; "
+                "--balance-loss-weight 0 says so"
+            )
+        return criterion
 
     @property
     def checkpoint_path(self) -> Optional[str]:

@@ -149,6 +149,19 @@ def test_training_logs_cross_entropy_and_balance_apart(trained):
     assert {"loss", "nll_loss", "balance_loss", "switch0_dropped", "switch0_expert03", "switch0_entropy"} <= names
 
 
+@pytest.mark.parametrize(
+    ("options", "warns"),
+    [
+        ([], False),
+        (["--criterion", "cross_entropy"], True),
+        (["--criterion", "cross_entropy", "--num-experts", "1"], False),
+    ],
+)
+def test_a_balance_loss_that_is_left_out_is_told(trained, tmp_path, options, warns, caplog):
+    train_model(trained.stream, tmp_path / "m", "--megabatch", "0", *options)
+    assert ("the balance loss of the experts is left out" in caplog.text) == warns
+
+
 def test_a_model_trains_on_a_cpu_with_products_in_bf16_and_weights_in_fp32(trained, tmp_path):
     if not torch.ops.mkldnn._is_mkldnn_bf16_supported():
         pytest.skip("this processor has no bf16 arithmetic")

@@ -13,6 +13,8 @@ from fairseq_alma.option_ranges import check_words
 from fairseq_alma.runs.curve_options import CurveOptions
 
 # What alma-stream decides, and how a user says it instead.
+BALANCING = "alma_switch_cross_entropy"
+"""The criterion that adds the balance loss of Switch layers."""
 OWNED: dict[str, str] = {
     "--user-dir": "alma-stream gives it",
     "--task": "alma-stream gives it",
@@ -31,6 +33,11 @@ OWNED: dict[str, str] = {
     "--branch-until": "give --branch-decay before the --",
     "--branch-shape": "give it before the --",
     "--finetune-from-model": "give it, or --init, before the --",
+    "--add-bos-token": "sequences begin with </s>, those of tests too",
+    "--future-target": "the next token is what is learned and tested",
+    "--past-target": "the next token is what is learned and tested",
+    "--self-target": "the next token is what is learned and tested",
+    "--shorten-method": "documents are learned and tested whole; --tokens-per-sample cuts them",
     "--reset-optimizer": "a stage begins with a new optimizer",
     "--reset-lr-scheduler": "a stage begins with a new schedule",
     "--reset-meters": "a stage begins with new meters",
@@ -115,6 +122,8 @@ class TrainOptions:
         if self.max_update is None and self.max_epoch is None:
             raise ValueError("neither --max-update nor --max-epoch after the --; a stage must end")
         check_words(self.options)
+        if self.last("--balance-loss-weight") is not None and self.last("--criterion") != (BALANCING,):
+            raise ValueError(f"--balance-loss-weight after the --: needs --criterion {BALANCING}, which is not given")
 
     def last(self, name: str) -> Optional[tuple[str, ...]]:
         """Return the values of the last occurrence of an option, or None."""

@@ -38,6 +38,7 @@ def test_abbreviations_of_it_are_refused_too(name):
         (["--arch", "x", "--max-update", "many"], "--max-update many .*whole number"),
         (["--arch", "x", "--max-update", "0"], "--max-update 0 .*at least 1"),
         (["--arch", "x", "--max-epoch"], "whole number"),
+        ([*BASE, "--balance-loss-weight", "0.5"], "--balance-loss-weight after the --: needs --criterion alma_switch"),
         (["stream", "--arch", "x"], "'stream' after the -- belongs to no option"),
     ],
 )
