@@ -6,7 +6,7 @@ It is that of `modeling_alma`: nothing of a folder's code is run, and fairseq is
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Optional, Union
+from typing import Any, Mapping, Optional, Union
 
 import torch
 from torch import nn
@@ -103,6 +103,17 @@ class LoadedModel:
         return self.tokens.decode(found[0].tolist())
 
 
+@torch.no_grad()
+def _try(model: Any, config: Mapping[str, Any]) -> None:
+    """Raise one of several errors if a folder's configuration makes no model that predicts a token."""
+    longest = min(member["max_positions"] for member in config["members"])
+    if config["max_position_embeddings"] > longest:
+        raise ValueError(f"max_position_embeddings {config['max_position_embeddings']}, a member takes {longest}")
+    logits = model.eval()(torch.tensor([[config["bos_token_id"]]])).logits
+    if not logits.isfinite().any():
+        raise ValueError("the model predicts nothing")
+
+
 def load_model(path: Union[str, Path], stream: Union[str, Path, None] = None) -> LoadedModel:
     """Load a checkpoint or an exported folder on the CPU.
 
@@ -142,7 +153,9 @@ def load_model(path: Union[str, Path], stream: Union[str, Path, None] = None) ->
             model = AlmaForCausalLM(AlmaConfig(**config))
         # Assigned tensors stay where they are, in a checkpoint's mapped memory for one.
         nn.Module.load_state_dict(model, weights, strict=True, assign=True)
-    except (RuntimeError, KeyError, TypeError, IndexError) as error:
+        if path.is_dir():
+            _try(model, config)
+    except (RuntimeError, LookupError, TypeError, ValueError, ArithmeticError, AssertionError) as error:
         first = str(error).strip().split("\n")[0][:200]
         raise AlmaError(f"{path}: config.json and weights do not go together ({first}); export it again") from error
     model.generation_config.suppress_tokens = [0, 1, 3]

@@ -3,6 +3,7 @@
 import json
 import math
 import re
+import shutil
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from fairseq_alma.cli.score import main
 from fairseq_alma.data.stream import Stream
 from fairseq_alma.data.token_file import TokenFile
 from fairseq_alma.data.tokenizer import StreamTokenizer
+from fairseq_alma.errors import AlmaError
 from fairseq_alma.exchange.load_model import load_model
 from fairseq_alma.exchange.score import cut
 from tests.exchange.conftest import EOS, LONGEST
@@ -148,3 +150,26 @@ def test_what_does_not_go_together_is_refused(checkpoints, folders, tmp_path, ca
         with pytest.raises(SystemExit):
             generate([str(checkpoints["tree"]), "--greedy", option, "1"])
         assert f"--greedy does not sample, so it takes no {option}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda config: config["members"][0].update(num_heads=3),
+        lambda config: config["members"][0].update(num_heads=0),
+        lambda config: config["members"][0].update(dropout="x"),
+        lambda config: config["groups"][0].update(weight=0),
+        lambda config: config["groups"][0].update(members=[9]),
+        lambda config: config.update(pad_token_id=100_000),
+        lambda config: config.update(bos_token_id=100_000),
+        lambda config: config.update(max_position_embeddings=100_000),
+        lambda config: config.update(members=[]),
+    ],
+)
+def test_a_folder_whose_configuration_makes_no_model_is_one_line(folders, tmp_path, change):
+    folder = shutil.copytree(folders["ensemble"], tmp_path / "folder")
+    config = json.loads((folder / "config.json").read_text())
+    change(config)
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(AlmaError, match=r"config\.json and weights do not go together"):
+        load_model(folder)
