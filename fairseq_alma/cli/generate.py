@@ -39,14 +39,19 @@ def build_parser() -> argparse.ArgumentParser:
     )
     add("--max-tokens", type=InRange(whole(1)), default=100, metavar="N", help="new tokens (default: %(default)s)")
     add("--greedy", action="store_true", help="take the most probable token each time (default: sample)")
-    add("--temperature", type=InRange(real(0, 1e3, above=True)), help="of sampling (default: 1)")
+    add(
+        "--temperature",
+        type=InRange(real(0, 1e3, above=True)),
+        help=f"of sampling (default: {SAMPLING['temperature']:g})",
+    )
     add(
         "--top-p",
         type=InRange(real(0, 1, above=True)),
         metavar="P",
-        help="sample from the most probable tokens that have P of the probability together (default: 0.9)",
+        help="sample from the most probable tokens that have P of the probability together "
+        f"(default: {SAMPLING['top_p']})",
     )
-    add("--seed", type=InRange(whole(0, 2**63 - 1)), help="of sampling (default: 1)")
+    add("--seed", type=InRange(whole(0, 2**63 - 1)), help=f"of sampling (default: {SAMPLING['seed']})")
     add("--batch-size", type=InRange(whole(1)), default=16, help="prompts at a time (default: %(default)s)")
     add("--stream", type=utf8_path, help="stream whose tokenizer a checkpoint knows (default: that of its training)")
     return parser

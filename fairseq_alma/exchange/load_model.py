@@ -3,10 +3,11 @@
 It is that of `modeling_alma`: nothing of a folder's code is run, and fairseq is not needed. transformers is.
 """
 
+import contextlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Mapping, Optional, Union
+from typing import Any, Iterator, Mapping, Optional, Union
 
 import torch
 from torch import nn
@@ -103,13 +104,23 @@ class LoadedModel:
         return self.tokens.decode(found[0].tolist())
 
 
+@contextlib.contextmanager
+def _refusing_misfits(path: Path) -> Iterator[None]:
+    """Raise AlmaError for the errors of a configuration that makes no model of the weights beside it."""
+    try:
+        yield
+    except (RuntimeError, LookupError, TypeError, ValueError, ArithmeticError, AssertionError) as error:
+        first = str(error).strip().split("\n")[0][:200]
+        raise AlmaError(f"{path}: config.json and weights do not go together ({first}); export it again") from error
+
+
 @torch.no_grad()
 def _try(model: Any, config: Mapping[str, Any]) -> None:
     """Raise one of several errors if a folder's configuration makes no model that predicts a token."""
     longest = min(member["max_positions"] for member in config["members"])
     if config["max_position_embeddings"] > longest:
         raise ValueError(f"max_position_embeddings {config['max_position_embeddings']}, a member takes {longest}")
-    logits = model.eval()(torch.tensor([[config["bos_token_id"]]])).logits
+    logits = model(torch.tensor([[config["bos_token_id"]]])).logits
     if not logits.isfinite().any():
         raise ValueError("the model predicts nothing")
 
@@ -148,19 +159,18 @@ def load_model(path: Union[str, Path], stream: Union[str, Path, None] = None) ->
         )
         config = config_of(checkpoint, groups)
         weights = dict(tensors_of(groups, path))
-    try:
+    with _refusing_misfits(path):
         with torch.device("meta"):
             model = AlmaForCausalLM(AlmaConfig(**config))
         # Assigned tensors stay where they are, in a checkpoint's mapped memory for one.
         nn.Module.load_state_dict(model, weights, strict=True, assign=True)
-        if path.is_dir():
+    model = model.float().eval()
+    if path.is_dir():
+        with _refusing_misfits(path):
             _try(model, config)
-    except (RuntimeError, LookupError, TypeError, ValueError, ArithmeticError, AssertionError) as error:
-        first = str(error).strip().split("\n")[0][:200]
-        raise AlmaError(f"{path}: config.json and weights do not go together ({first}); export it again") from error
     model.generation_config.suppress_tokens = [0, 1, 3]
     model.requires_grad_(False)
-    return LoadedModel(model.float().eval(), tokens, config["bos_token_id"], config["max_position_embeddings"])
+    return LoadedModel(model, tokens, config["bos_token_id"], config["max_position_embeddings"])
 
 
 def _read_folder(path: Path) -> dict[str, Any]:

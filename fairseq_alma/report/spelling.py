@@ -4,8 +4,8 @@ import math
 from typing import Any, Mapping, Optional
 
 from fairseq_alma.errors import printable
-from fairseq_alma.learners.learner import LEARNERS, default_of, options_of
-from fairseq_alma.learners.presets import PRESETS, is_same, usual_training
+from fairseq_alma.learners.learner import LEARNERS, default_of, flag, options_of
+from fairseq_alma.learners.presets import NETWORK, PRESETS, Preset, is_same, usual_training
 from fairseq_alma.runs.run_record import FREE_OPTIONS, ROUNDING_OPTIONS
 
 TEXT, IMAGES = "text", "images"
@@ -22,8 +22,6 @@ SIZES = {
 }  # fmt: skip
 # Words of an architecture's name that say something about its size, whichever learner it is for.
 SIZE_WORDS = ("tiny", "base", "large", "mlp", "vgg")
-_MODEL = ("--arch", "--width", "--hidden-layers", "--channels", "--layer-channels", "--num-experts", "--gate",
-          "--gate-trees")  # fmt: skip
 _NO_VARIANT = ("wait", "replay", "drop_rest", "iid", "grow_schedule", *FREE_OPTIONS, *ROUNDING_OPTIONS)
 _IN_ONE_WORD = ("grow_method", "grow_select", "combine", "init")
 PLACE_AND_PACE = ("--num-workers", "--cpu")
@@ -74,7 +72,7 @@ def variant_of(run: Mapping[str, Any]) -> str:
     unusual = _unusual_options(run)
     words = [name_of(run["learner"], run["stream"]["kind"])]
     words += [unusual.pop(each) for each in _IN_ONE_WORD if each in unusual]
-    return " ".join([*words, *(f"{_option(name)} {value}" for name, value in unusual.items())])
+    return " ".join([*words, *(f"{flag(name)} {value}" for name, value in unusual.items())])
 
 
 def _unusual_options(run: Mapping[str, Any]) -> dict[str, str]:
@@ -87,16 +85,12 @@ def _unusual_options(run: Mapping[str, Any]) -> dict[str, str]:
         "combine": "probabilities",
     }  # fmt: skip
     given, said = _overridden(run), _preset_options(run)
-    told_by_preset = [name for name in said if _option(name) not in given]
+    told_by_preset = [name for name in said if flag(name) not in given]
     return {
         name: str(value) for name, value in options.items()
         if name not in (*_NO_VARIANT, *told_by_preset)
-        and (_option(name) in given or not (value in (None, False) or is_same(value, usual.get(name))))
+        and (flag(name) in given or not (value in (None, False) or is_same(value, usual.get(name))))
     }  # fmt: skip
-
-
-def _option(name: str) -> str:
-    return f"--{name.replace('_', '-')}"
 
 
 def _overridden(run: Mapping[str, Any]) -> list[str]:
@@ -106,8 +100,12 @@ def _overridden(run: Mapping[str, Any]) -> list[str]:
 
 def _preset_options(run: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return what a run's preset says of its learner's own options; nothing of the paper's, which is the default."""
-    known = PRESETS.get(preset_of(run).replace(" ", "-"))
+    known = _known_preset(run)
     return {} if known is None else known.learner_options(run["learner"])
+
+
+def _known_preset(run: Mapping[str, Any]) -> Optional[Preset]:
+    return PRESETS.get(preset_of(run).replace(" ", "-"))
 
 
 def preset_of(run: Mapping[str, Any]) -> str:
@@ -122,12 +120,12 @@ def setting_of(run: Mapping[str, Any]) -> str:
         return ""
     preset, given, options = preset_of(run), _overridden(run) if preset_of(run) else [], run["train_options"]
     arch = str(options.get("--arch", ""))
-    known = PRESETS.get(preset.replace(" ", "-"))
+    known = _known_preset(run)
     said = {} if known is None else known.train_options(run["learner"], arch)
     usual = usual_training(arch) | {name: value for name, value in said.items() if value is not None}
-    parts = [_option(name) + f" {run['options'][name]}" for name in _preset_options(run) if _option(name) in given]
+    parts = [flag(name) + f" {run['options'][name]}" for name in _preset_options(run) if flag(name) in given]
     for name, value in options.items():
-        is_setting = name not in (*_MODEL, *FREE_OPTIONS, *PLACE_AND_PACE)
+        is_setting = name not in (*NETWORK, *FREE_OPTIONS, *PLACE_AND_PACE)
         if is_setting and (name in given or not is_same(value, usual.get(name))):
             parts.append(f"{name} {value}")
     return ", ".join([preset, *parts] if preset else parts)

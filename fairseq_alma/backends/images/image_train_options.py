@@ -8,7 +8,7 @@ from typing import Mapping, Optional, Sequence
 
 from fairseq_alma.backends.option_words import Option, group_words
 from fairseq_alma.learners.learner import Learner
-from fairseq_alma.learners.presets import BOTH_STUDIES, MLP_STUDY, POOLING, VGG_STUDY, Preset, filled
+from fairseq_alma.learners.presets import BOTH_STUDIES, MLP_STUDY, NETWORK, POOLING, VGG_STUDY, Preset, filled
 from fairseq_alma.option_ranges import check_words
 from fairseq_alma.runs.curve_options import CURVE_OPTIONS
 
@@ -18,17 +18,7 @@ OPTIMIZERS: Mapping[str, tuple[str, ...]] = {
     "adam": ("--adam-betas", "--adam-eps", "--weight-decay"),
 }
 """Optimizers that treat each weight by itself, so that members side by side do not mix; and their options."""
-MODEL_OPTIONS = (
-    "--arch",
-    "--width",
-    "--hidden-layers",
-    "--channels",
-    "--layer-channels",
-    "--num-experts",
-    "--gate",
-    "--gate-trees",
-    *POOLING,
-)
+MODEL_OPTIONS = (*NETWORK, *POOLING)
 COUNTS = ("--hidden-layers", "--num-experts", "--max-epoch", "--batch-size", "--patience")  # so many steps each
 OWN_OPTIONS = ("--select", "--least-gain")
 """Options of the loop here that fairseq-train does not have: which epoch of a stage counts."""

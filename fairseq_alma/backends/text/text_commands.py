@@ -7,7 +7,6 @@ from typing import Optional
 import fairseq_alma
 from fairseq_alma.backends.text.process import Command
 from fairseq_alma.backends.text.train_options import Option, TrainOptions, replace_option
-from fairseq_alma.checkpoints import LAST_CHECKPOINT
 from fairseq_alma.data.stream import holdout_name, slice_name
 from fairseq_alma.learners.plan import Growth, ModelId, StagePlan, Training
 from fairseq_alma.runs.anytime_options import PAPERS_WAY, AnytimeOptions
@@ -190,7 +189,7 @@ class TextCommands:
 
     def branch(self, model: ModelId) -> Path:
         """Return that copy's checkpoint."""
-        return self.branch_folder(model) / LAST_CHECKPOINT
+        return predicting_checkpoint(self.folder, model, "branch")
 
     def first_update(self, training: Training, part: str = WHOLE) -> int:
         """Return how many updates the optimizer has made when a part of a training begins."""
