@@ -31,7 +31,7 @@ from fairseq_alma.report.experiment import Experiment, experiments, names_of
 from fairseq_alma.report.findings import all_findings
 from fairseq_alma.report.read_run import RunTable, read_run, rows_of
 from fairseq_alma.report.spread import Spread, difference, half_interval, is_close
-from fairseq_alma.report.table import Cell, render_markdown
+from fairseq_alma.report.table import Cell, Table, render_markdown
 from fairseq_alma.report.tables import MEASURES, all_tables, summary_table
 from fairseq_alma.report.write_report import findings_markdown
 
@@ -153,12 +153,25 @@ def differences_of(runs: RunTable) -> str:
 
 def matrix_of(runs: RunTable) -> str:
     """Return the losses on slices of each mega-batch, of runs with ``--matrix`` that are called ARM-lrLR-seedN."""
-    table = next(table for table in all_tables(runs) if table.name == "matrix")
+    table = _named("matrix", runs)
     named = {each.note: arms.NAME.fullmatch(Path(each.first.path).name) for each in experiments(runs)}
     arm_of = {note: name["arm"] for note, name in named.items() if name is not None}
     cells = table.cells.drop(columns=["learner", "experts"]).rename(columns={"options": "arm"})
     shown = replace(table, cells=cells.assign(arm=cells.arm.map(arm_of)))
     return render_markdown(shown.header, shown.rows)
+
+
+def report_of(runs: RunTable, name: str) -> str:
+    """Return a table of alma-report by its name: ``seeds``, ``growth``, ``iid``, ``paper``, ..."""
+    table = _named(name, runs)
+    return render_markdown(table.header, table.rows)
+
+
+def _named(name: str, runs: RunTable) -> Table:
+    found = {table.name: table for table in all_tables(runs, paper=True)}
+    if name not in found:
+        raise AlmaError(f"report {name}: alma-report has no such table of these runs; choose from {', '.join(found)}")
+    return found[name]
 
 
 def _apart(one: Spread, other: Spread, scale: float = 1) -> str:
@@ -197,7 +210,7 @@ def _mean(ranked: tuple[Spread, str]) -> float:
 
 BLOCKS: dict[str, Callable[..., str]] = {
     "table": table_of, "findings": verdicts_of, "settings": settings_of, "differences": differences_of,
-    "matrix": matrix_of, "arms": arms.block,
+    "matrix": matrix_of, "report": report_of, "arms": arms.block,
 }  # fmt: skip
 """What a block is -> what writes it, given the runs and the options that stand behind their name."""
 _BLOCK = re.compile(rf"(<!-- ({'|'.join(BLOCKS)}) (\S+)( [^\n]+)? -->\n).*?(<!-- end -->)", re.DOTALL)

@@ -91,6 +91,16 @@ def test_kept_records_make_the_table_again(tmp_path, monkeypatch):
     assert unfounded(readme, [findings]) == []
 
 
+def test_a_block_is_one_table_of_the_report(tmp_path, monkeypatch):
+    monkeypatch.setattr(tables, "RECORDS", tmp_path)
+    runs = [write_run(tmp_path / f"sm/seed-{seed}", [9.0, 8.0, 7.0, 50.0 + seed], seed=seed) for seed in (1, 3)]
+    tables.keep("small", runs)
+    page = tables.rebuilt("<!-- report small seeds -->\n<!-- end -->\n", {"small": tables.read("small")})
+    assert "| 52.00 ± 1.41" in page and "t3" in page
+    with pytest.raises(AlmaError, match="report growth: .* no such table of these runs; choose from perplexity, "):
+        tables.rebuilt("<!-- report small growth -->\n<!-- end -->\n", {"small": tables.read("small")})
+
+
 def two_seeds(folder, **options):
     return [
         write_run(folder / f"seed-{seed}", [0.5, 0.4], stream=image_stream(2), seed=seed, **options) for seed in (1, 2)
