@@ -97,7 +97,7 @@ def test_a_block_is_one_table_of_the_report(tmp_path, monkeypatch):
     tables.keep("small", runs)
     page = tables.rebuilt("<!-- report small seeds -->\n<!-- end -->\n", {"small": tables.read("small")})
     assert "| 52.00 ± 1.41" in page and "t3" in page
-    with pytest.raises(AlmaError, match="report growth: .* no such table of these runs; choose from perplexity, "):
+    with pytest.raises(AlmaError, match=r"report growth: .* no such table of these runs; choose from perplexity, "):
         tables.rebuilt("<!-- report small growth -->\n<!-- end -->\n", {"small": tables.read("small")})
 
 
