@@ -96,8 +96,9 @@ def table_of(runs: RunTable) -> str:
     places = [table.header.index(column) for column in shown]
     rows = [[row[place] for place in places] for row in table.rows]
     complete = int(runs.facts.is_complete.sum())
-    how_many = "all complete" if complete == len(runs.facts) else f"{complete} complete"
-    return f"{render_markdown(shown, rows)}\n{len(runs.facts)} runs, {how_many}; their records are in `records/`.\n"
+    how_many = f"{'all ' * (complete > 1)}complete" if complete == len(runs.facts) else f"{complete} complete"
+    num_runs = f"{len(runs.facts)} run{'s' * (len(runs.facts) != 1)}"
+    return f"{render_markdown(shown, rows)}\n{num_runs}, {how_many}; their records are in `records/`.\n"
 
 
 def verdicts_of(runs: RunTable) -> str:
