@@ -158,7 +158,8 @@ def _options(run: Any) -> dict[str, str]:
     chosen = {**options, **run.train_options}
     # Where streams are mixed; seeds of a stream of images are no difference.
     stream = f"{run.stream.get('dataset') or Path(run.stream['path']).name} {str(experiment_key(run.stream)[0])[:8]}"
-    return {name: str(value) for name, value in chosen.items() if name not in UNTOLD_OPTIONS} | {"stream": stream}
+    told = {name: str(value) for name, value in chosen.items() if name not in UNTOLD_OPTIONS}
+    return told | {"stream": stream, "mega-batches": str(run.num_arrivals)}
 
 
 def _spell(name: str, value: str) -> str:

@@ -5,6 +5,7 @@ What they are stands in ``findings.toml``; here are the pairs of experiments tha
 
 import functools
 import math
+import statistics
 import tomllib
 from dataclasses import dataclass, field, replace
 from importlib import resources
@@ -26,7 +27,7 @@ NO_MORE = 1.02  # factor by which a budget may be exceeded: the gates of a mixtu
 SMOOTH = 1e-3  # nats: a change of the validation loss by growth that passes for none; of perplexity, a thousandth
 GROWING = ("gmoe", "firefly", "gens")
 LEAST_WAITS = 3  # waiting times from which the best one is told
-ALIKE = ["backbone", "variant", "gate", "num_experts_given"]
+ALIKE = ["backbone", "variant", "gate", "num_experts_given", "num_arrivals"]
 """What experiments share that differ by their waiting times."""
 
 
@@ -162,7 +163,11 @@ def _pairs(evidence: Evidence) -> DataFrame:
         column = "backbone" if name == "size" else name
         pairs[f"same_{name}"] = pairs[f"low_{column}"] == pairs[f"high_{column}"]
     pairs["same_gate"] |= (pairs.low_gate == "") | (pairs.high_gate == "")
-    counts = pairs.low_counts & pairs.high_counts & pairs.same_gate
+    pairs["same_length"] = pairs.low_num_arrivals == pairs.high_num_arrivals  # else sums over the stream do not compare
+    counts = pairs.low_counts & pairs.high_counts & pairs.same_gate & pairs.same_length
+    pairs["same_but_wait_and_size"] = (
+        pairs.same_variant & pairs.same_num_experts_given & pairs.same_gate & pairs.same_length
+    )
     pairs = pairs.assign(
         is_text=is_text, early=early, twins=pairs.same_label & pairs.same_variant & pairs.same_experts,
         usual_steps=counts & (pairs.low_times == 1) & (pairs.high_times == 1),
@@ -193,17 +198,42 @@ def _compare(
     chosen = pairs.query(where)
     if budget:
         chosen = chosen[chosen[f"low_{budget}"] <= NO_MORE * chosen[f"high_{budget}"]]
+    rivals = dict(iter(chosen.groupby(per).low)) if least == "low_anytime" else {}
     if least:
         chosen = chosen.sort_values(least, kind="stable").drop_duplicates(per).sort_index()
     found = []
     for pair in chosen.itertuples():
+        candidates = rivals.get(getattr(pair, per), ())
         for comparison in _compared(evidence, figure, pair.low, pair.high):
             comparison = replace(comparison, ties_count=ties)
+            if len(candidates) > 1:
+                others = [each for rank in candidates for each in _compared(evidence, figure, rank, pair.high)]
+                comparison = _chosen_on_other_seeds(comparison, others)
             if budget and getattr(pair, f"low_{budget}") < getattr(pair, f"high_{budget}") / COMPARABLE:
                 # A candidate that is far cheaper and loses says nothing about the budget; one that wins does.
                 comparison = replace(comparison, is_matched=comparison.points > 0)
             found.append(comparison)
     return found
+
+
+def _chosen_on_other_seeds(best: Comparison, candidates: Sequence[Comparison]) -> Comparison:
+    """Take for each seed the candidate that is best on the others.
+
+    The best of many by the very figures that are compared would be ahead by chance alone.
+    """
+    spreads = [each.low for each in candidates if each.what == best.what and each.low.num_seeds > 1]
+    seeds = [seed for seed in best.low.by_seed if all(seed in each.by_seed for each in spreads)]
+    if len(spreads) < 2 or len(seeds) < 2:
+        return best
+    values = {}
+    for seed in seeds:
+        means = [statistics.fmean(each.by_seed[other] for other in seeds if other != seed) for each in spreads]
+        values[seed] = spreads[means.index(min(means))].by_seed[seed]
+    if values == {seed: best.low.by_seed[seed] for seed in seeds}:
+        return best
+    low = Spread.of(values)
+    assert low is not None
+    return replace(best, lower=f"{best.lower}, of {len(spreads)} the best on the other seeds", low=low)
 
 
 def _waits_long(run: Any) -> bool:
@@ -227,7 +257,8 @@ def _compared(evidence: Evidence, figure: str, low: int, high: int) -> list[Comp
     elif figure in ("anytime", "final"):
         found = [(one.spread("final"), other.spread("final"), measure.final, 2, measure.scale)]
     elif figure == "early":
-        curve = one.arrivals[one.arrivals.arrival == evidence.early].set_index("run").curve[one.complete.index]
+        curve = one.arrivals[one.arrivals.arrival == evidence.early].set_index("run").curve
+        curve = curve.reindex(one.complete.index)  # of runs on a stream that is shorter: nothing
         early = Spread.of({one.runs.seeds[run]: value / measure.scale for run, value in curve.items()})
         what = f"{measure.name} after t{evidence.early} against the final one"
         found = [(early, other.spread("final"), what, 2, measure.scale)]

@@ -7,6 +7,8 @@ and 120,000 updates at each of the four mega-batches (Appendix B, section 5); tr
 
 import functools
 import math
+import re
+from collections import defaultdict
 from importlib import resources
 from pathlib import Path
 from typing import Any, Mapping, Optional, Sequence
@@ -42,6 +44,7 @@ TOKENS_PER_SEQUENCE = 512
 _TFLOPS_PER_SEQUENCE: Mapping[str, float] = {"base": 0.042, "large": 0.126}
 _SEQUENCES_PER_MEGABATCH = 192 * 120_000
 _TRAINING_OVER_PREDICTING = 3
+_OPTION = re.compile(r"(?<!\S)--\S+")
 
 
 class PerplexityRow(Struct, frozen=True):
@@ -124,9 +127,13 @@ def _run(row: PerplexityRow) -> RunRows:
 
 
 def _sizes(groups: Sequence[Experiment]) -> tuple[dict[str, str], str]:
-    """Return the paper's size that each of ours stands for, the smallest for base, the next for large; and in words."""
+    """Return the paper's size that each of ours stands for, and in words.
+
+    Those that are called base or large are, if any is; else the smallest stands for base, the next for large.
+    """
     ours = sizes_in_order(DataFrame([each.first for each in groups]))
-    sizes = dict(zip(ours, SIZES, strict=False))
+    called = {size: word for size in ours for word in SIZES if word in size.split(", ")}
+    sizes = called or dict(zip(ours, SIZES, strict=False))
     return sizes, "; ".join(f"{theirs}: ours is {size or 'the default size'}" for size, theirs in sizes.items()) + "."
 
 
@@ -134,28 +141,37 @@ def paper_perplexities(groups: Sequence[Experiment]) -> Table:
     """Lay out the paper's Table 2 beside what the experiments came to, for the sizes and learners that both have.
 
     Its perplexities are of models and texts of another scale; what compares is the ratio to one learner of each: the
-    single model with the fewest experts.
+    single model with the fewest experts. Learners with options that the paper does not have are left out; of several
+    others in one place (learning rates, for instance) each has a row.
     """
     sizes, said = _sizes(groups)
-    ours = {(sizes.get(each.first.backbone), each.label, each.first.experts): each for each in groups}
+    ours: dict[tuple[Optional[str], str, str], list[Experiment]] = defaultdict(list)
+    for each in groups:
+        if set(_OPTION.findall(each.first.variant)) <= {"--num-members"}:
+            ours[sizes.get(each.first.backbone), each.label, each.first.experts].append(each)
     theirs = {(row.size, row.learner, row.experts): row for row in paper_tables().table2}
-    final = {key: spread for key, each in ours.items() if (spread := each.spread("final")) is not None}
+    has_several = any(len(each) > 1 for key, each in ours.items() if key in theirs)
     rows = []
     for key, row in theirs.items() if ours.keys() & theirs.keys() else ():
         if row.size not in sizes.values():
             continue
-        own, reference = final.get(key), final.get((row.size, *REFERENCE))
-        params = ours[key].first.num_params if key in ours else math.nan
-        rows.append({
-            "size": row.size, "learner": row.learner, "experts": row.experts,
-            "paper |θ|": Cell(show_params(dict(enumerate(row.num_params))), row.num_params[-1]),
-            **{f"paper t{t}": number_cell(ppl, 2) for t, ppl in enumerate(row.ppl)},
-            "our |θ|": count_cell(show_count(params), params),
-            "our final PPL": NOTHING if own is None else Cell(own.show(2), own.mean),
-            "paper, of SM_w1": number_cell(row.final / theirs[row.size, *REFERENCE].final, 3),
-            "ours, of SM_w1": number_cell(own.mean / reference.mean if own and reference else math.nan, 3),
-        })  # fmt: skip
-    return Table("paper", "Beside the paper's Table 2", DataFrame(rows), PAPER_NOTES + said, 3)
+        references = [each.spread("final") for each in ours[row.size, *REFERENCE]]
+        reference = references[0] if len(references) == 1 else None
+        found: list[Optional[Experiment]] = [*ours[key]]
+        for mine in found or [None]:
+            own = None if mine is None else mine.spread("final")
+            params = math.nan if mine is None else mine.first.num_params
+            rows.append({
+                "size": row.size, "learner": row.learner, "experts": row.experts,
+                **({"options": "" if mine is None else mine.note} if has_several else {}),
+                "paper |θ|": Cell(show_params(dict(enumerate(row.num_params))), row.num_params[-1]),
+                **{f"paper t{t}": number_cell(ppl, 2) for t, ppl in enumerate(row.ppl)},
+                "our |θ|": count_cell(show_count(params), params),
+                "our final PPL": NOTHING if own is None else Cell(own.show(2), own.mean),
+                "paper, of SM_w1": number_cell(row.final / theirs[row.size, *REFERENCE].final, 3),
+                "ours, of SM_w1": number_cell(own.mean / reference.mean if own and reference else math.nan, 3),
+            })  # fmt: skip
+    return Table("paper", "Beside the paper's Table 2", DataFrame(rows), PAPER_NOTES + said, 4 if has_several else 3)
 
 
 def paper_controls(groups: Sequence[Experiment]) -> Table:

@@ -4,6 +4,7 @@ Everything a report says comes from these two frames. Quick: a run of images may
 Source of the sums over a stream: section 3.1 of the paper.
 """
 
+import contextlib
 import json
 import math
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from fairseq_alma.metrics import anytime
 from fairseq_alma.report.spelling import (
     IMAGES,
     MAX_UPDATE,
+    PLACE_AND_PACE,
     TEXT,
     backbone_of,
     experiment_key,
@@ -206,6 +208,7 @@ def _facts(run: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], planned: t
     test, steps, key = stream.get("test") or {}, str(train_options.get(MAX_UPDATE, "")), experiment_key(stream)
     left_out = {*FREE_OPTIONS, *ROUNDING_OPTIONS}
     settings = {name: each for name, each in options.items() if name not in left_out and each is not None}
+    training = {name: _canonical(each) for name, each in train_options.items() if name not in PLACE_AND_PACE}
     counts = (test.get("num_tokens", 0), test.get("num_bytes", 0))
     bits = anytime.bits_per_byte(_last(loss), *counts) if is_text else None
     costs = _figure(rows, "train_flops")
@@ -216,7 +219,7 @@ def _facts(run: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], planned: t
         "name": name_of(run["learner"], stream["kind"]), "label": label_of(run),
         "variant": variant_of(run),
         "backbone": backbone_of(train_options), "seed": seed, "seeds": (seed, stream.get("seed")),
-        "settings": json.dumps([run["learner"], settings, train_options, key], sort_keys=True),
+        "settings": json.dumps([run["learner"], settings, training, key, num_arrivals], sort_keys=True),
         "kind": stream["kind"], "is_text": is_text, "stream": stream, "stream_key": json.dumps([stream["kind"], key]),
         "versions": run.get("versions") or {}, "options": options, "train_options": train_options,
         "num_arrivals": num_arrivals, "wait": options["wait"], "replay": bool(options["replay"]),
@@ -237,6 +240,13 @@ def _facts(run: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], planned: t
         "max_experts": max(experts.values(), default=0), "max_members": max(members.values(), default=0),
         "max_jump": max(map(abs, _figure(rows, "growth_jump").values()), default=math.nan),
     }  # fmt: skip
+
+
+def _canonical(value: Any) -> Any:
+    """Return the value of a training option such that numbers that are the same are equal: ``0.01`` and ``1e-2``."""
+    with contextlib.suppress(TypeError, ValueError):
+        return float(value)
+    return value
 
 
 def _last(values: Mapping[int, float]) -> float:

@@ -1,8 +1,9 @@
 """Regret: what a learner that learns sequentially loses, at each arrival, against retraining on all so far.
 
-The oracle of arrival t is an i.i.d. control (``--iid``) on the first t + 1 mega-batches; of several over the same
-backbone, with other learning rates for instance, the one with the lowest figure on valid. Regrets are differences of
-test losses in nats over seeds that both have.
+The oracle of arrival t is an i.i.d. control (``--iid``) on the first t + 1 mega-batches, over the same backbone, with
+no fewer parameters and as many updates or epochs for each mega-batch; of several, with other learning rates for
+instance, the one with the lowest figure on valid. Regrets are differences of test losses in nats over seeds that both
+have.
 """
 
 import math
@@ -14,14 +15,17 @@ from pandas import DataFrame
 from fairseq_alma.metrics.anytime import updates_for_loss
 from fairseq_alma.report.experiment import Experiment
 from fairseq_alma.report.finding import Comparison, Finding
+from fairseq_alma.report.spelling import MAX_UPDATE
 from fairseq_alma.report.spread import Spread, difference, half_width
 from fairseq_alma.report.table import NOTHING, Cell, Table
 from fairseq_alma.runs.anytime_options import AnytimeOptions
 
+NO_LESS = 0.98  # share of a run's parameters that a control must have
 MARGIN = math.log(1.01)  # 1 % of perplexity, in nats
 NOTES = (
-    "Test loss minus that of the i.i.d. control on all mega-batches so far (--iid, the best by valid of those with the "
-    "same backbone), in nats, mean over the seeds that both have; ±: half of the 95 % interval (Student's t), which "
+    "Test loss minus that of the i.i.d. control on all mega-batches so far (--iid, the best by valid of those over the "
+    "same backbone with no fewer parameters and as many updates or epochs a mega-batch), in nats, mean over the seeds "
+    "that both have; ±: half of the 95 % interval (Student's t), which "
     "one seed has not. sum: over the arrivals shown. compute multiplier: updates with which the controls reach the "
     "last loss, between or beyond their own on a line in logarithms, over the updates made in all; –: their losses "
     "do not fall, or the line would be followed to ten times their updates."
@@ -52,17 +56,20 @@ def regret_table(groups: Sequence[Experiment], naming_of: Callable[[Sequence[Exp
 
 
 def regret_finding(groups: Sequence[Experiment]) -> Optional[Finding]:
-    """Say whether anytime training of text is as good as retraining at every arrival that has a control.
+    """Say whether anytime training of text is as good as retraining, at every arrival.
 
-    Of each experiment the arrival counts that decides: one whose interval lies above the margin, else the one whose
-    interval reaches highest. None: no run has options of anytime training.
+    Experiments with an update that has no control say nothing; but for one at t0, where there was nothing before. Of
+    each other the arrival counts that decides: one whose interval lies above the margin, else the one whose interval
+    reaches highest. None: no run has options of anytime training.
     """
     oracles = [each for each in groups if each.first.iid]
     ours = [each for each in groups if not each.first.iid and _is_anytime(each)]
     comparisons = []
     for each in ours:
-        found = [_against_margin(each, arrival, *pair) for arrival, pair in _pairs(each, oracles).items()]
-        if found:
+        pairs = _pairs(each, oracles)
+        planned = each.arrivals[each.arrivals.planned].arrival
+        if pairs and set(planned) - {0} <= pairs.keys():
+            found = [_against_margin(each, arrival, *pair) for arrival, pair in pairs.items()]
             comparisons.append(max(found, key=_deciding))
     if not ours:
         return None
@@ -71,7 +78,10 @@ def regret_finding(groups: Sequence[Experiment]) -> Optional[Finding]:
         "95 % interval of its perplexity over that of the i.i.d. control lies below 1 %; of each run, the arrival that "
         "decides is named."
     )
-    needed = "runs with options of anytime training beside controls (--iid 1, 2, ...), two seeds or more of each"
+    needed = (
+        "runs with options of anytime training beside controls of their size and updates at every arrival (--iid 1, "
+        "2, ...), two seeds or more of each"
+    )
     return Finding(claim, "not of the paper", needed, comparisons)
 
 
@@ -122,16 +132,28 @@ def _pairs(each: Experiment, oracles: Sequence[Experiment]) -> dict[int, tuple[S
 
 
 def _oracle(each: Experiment, arrival: int, oracles: Sequence[Experiment]) -> Optional[Experiment]:
-    """Return the best of the controls at an arrival that are over the same backbone and stream."""
+    """Return the best of the controls at an arrival, over the same backbone and stream, that are no weaker."""
     same = [
         (valid.mean, rank, oracle)
         for rank, oracle in enumerate(oracles)
         if oracle.first.iid == arrival + 1
-        and (oracle.first.backbone, oracle.first.stream["fingerprint"])
-        == (each.first.backbone, each.first.stream["fingerprint"])
+        and _trained_alike(oracle.first) == _trained_alike(each.first)
+        and _num_params(oracle, arrival) >= NO_LESS * _num_params(each, arrival)
         and (valid := _losses(oracle, arrival, "valid")) is not None
     ]
     return min(same)[2] if same else None
+
+
+def _trained_alike(run: Any) -> tuple[Any, ...]:
+    """Return what a run and its controls share: stream, backbone, and the updates or epochs for each mega-batch."""
+    lengths = (run.train_options.get(name) for name in (MAX_UPDATE, "--max-epoch"))
+    return run.stream_key, run.backbone, *lengths
+
+
+def _num_params(experiment: Experiment, arrival: int) -> float:
+    """Return how many parameters predict after an arrival."""
+    rows = experiment.arrivals[experiment.arrivals.done & (experiment.arrivals.arrival <= arrival)]
+    return float(rows.num_params.max()) if len(rows) else 0.0
 
 
 def _gap(best: Spread, own: Spread) -> Optional[Spread]:

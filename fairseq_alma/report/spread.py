@@ -56,7 +56,8 @@ def difference(one: Spread, other: Spread) -> Optional[Spread]:
     Runs with the same seed share initial weights or the order of the data, so the difference spreads less than either.
     """
     shared = [seed for seed in one.by_seed if seed in other.by_seed]
-    return Spread.of({seed: other.by_seed[seed] - one.by_seed[seed] for seed in shared}) if len(shared) > 1 else None
+    gap = Spread.of({seed: other.by_seed[seed] - one.by_seed[seed] for seed in shared})
+    return gap if gap is not None and gap.num_seeds > 1 else None
 
 
 def half_interval(deviation: float, num_seeds: int) -> float:
@@ -77,19 +78,23 @@ def is_close(one: Spread, other: Spread) -> bool:
     The interval is that of the mean difference over shared seeds. Where no two seeds are shared, its width comes from
     the deviations of both, with as many degrees of freedom as the smaller of the two has, the deviation of the one
     counting for both if the other has a single seed. With one seed each there is none: then figures are close that
-    differ by less than one percent.
+    differ by less than one percent. What diverged for every seed is worse than what did for none; where it did for
+    some, nobody knows the interval.
     """
+    diverged = [{math.isinf(value) for value in spread.by_seed.values()} for spread in (one, other)]
+    if diverged in ([{True}, {False}], [{False}, {True}]):
+        return False
     gap = difference(one, other)
     if gap is not None:
-        return abs(gap.mean) <= half_interval(gap.deviation, gap.num_seeds)
+        return not abs(gap.mean) > half_interval(gap.deviation, gap.num_seeds)
     apart = abs(one.mean - other.mean)
     known = [spread.deviation for spread in (one, other) if spread.num_seeds > 1]
     if not known:
-        return apart < SINGLE_SEED_SHARE * max(abs(one.mean), abs(other.mean))
+        return not apart >= SINGLE_SEED_SHARE * max(abs(one.mean), abs(other.mean))
     errors = [
         (spread.deviation if spread.num_seeds > 1 else known[0]) / math.sqrt(spread.num_seeds)
         for spread in (one, other)
         if spread.num_seeds
     ]
     seeds = min(spread.num_seeds for spread in (one, other) if spread.num_seeds > 1)
-    return apart <= half_interval(math.hypot(*errors) * math.sqrt(seeds), seeds)
+    return not apart > half_interval(math.hypot(*errors) * math.sqrt(seeds), seeds)

@@ -152,7 +152,7 @@ def arrival_table(runs: RunTable, groups: Sequence[Experiment], measure: Measure
     naming, has_seeds = _naming(groups), runs.facts.seed.nunique() > 1
     titles, hidden = _arrival_titles(runs.facts.num_arrivals.max())
     values = dict(iter(runs.arrivals.groupby("run")))
-    rows, on_streams = [], []
+    rows, on_streams, at_the_end = [], [], []
     for experiment, run in _in_order(runs, groups):
         names = naming(experiment)
         row = {**names, list(names)[-1]: run.experts}
@@ -168,8 +168,11 @@ def arrival_table(runs: RunTable, groups: Sequence[Experiment], measure: Measure
         row["train FLOPs"] = Cell(show_power(run.computation), run.computation)
         rows.append(row | {"run": run.shown_path})
         on_streams += [] if run.iid else rows[-1:]
-    ends = [measure.anytime, measure.final, *([BITS] if BITS in rows[0] else [])]
-    mark_best(on_streams, [*(set(titles) - hidden), *ends])
+        # Sums over streams of other lengths do not compare, nor does the value of a run that is still going.
+        is_at_the_end = run.is_complete and run.num_arrivals == len(titles) and not run.iid
+        at_the_end += rows[-1:] if is_at_the_end else []
+    mark_best(on_streams, set(titles) - hidden)
+    mark_best(at_the_end, [measure.anytime, measure.final, *([BITS] if BITS in rows[0] else [])])
     cells, notes = DataFrame(rows), ARRIVAL_NOTES[groups[0].first.kind] + COST_NOTES
     num_names = len(naming(groups[0]))
     return Table(measure.name, f"Test {measure.name} after each mega-batch", cells, notes, num_names, hidden)
@@ -191,8 +194,8 @@ def summary_table(groups: Sequence[Experiment], measure: Measure) -> Table:
     if groups[0].first.is_text:
         columns[AREA] = ("area", lambda spread: spread.show(3))
     columns["hours"] = ("hours", lambda spread: spread.show(2))
-    rows = []
-    for experiment in [each for each in groups if not each.first.iid]:
+    rows, on_stream = [], [each for each in groups if not each.first.iid]
+    for experiment in on_stream:
         complete, total = len(experiment.complete), len(experiment.runs)
         seeds = Cell(f"{total}" if complete == total else f"{complete} of {total}", complete)
         row = {**naming(experiment), "seeds": seeds}
@@ -200,7 +203,9 @@ def summary_table(groups: Sequence[Experiment], measure: Measure) -> Table:
             spread = experiment.spread(column)
             row[title] = NO_SPREAD if spread is None else Cell(show(spread), spread)
         rows.append(row)
-    mark_best(rows, list(columns)[:-1])
+    longest = max(each.first.num_arrivals for each in groups)  # sums over streams of other lengths do not compare
+    alike = [row for row, each in zip(rows, on_stream, strict=True) if each.first.num_arrivals == longest]
+    mark_best(alike, list(columns)[:-1])
     notes = SUMMARY_NOTES.format(anytime=measure.anytime, meaning=measure.meaning, per=measure.per)
     notes += AREA_NOTES if groups[0].first.is_text else ""
     return Table("summary", "Over the whole stream", DataFrame(rows), notes, len(naming(groups[0])))

@@ -33,6 +33,13 @@ def test_runs_that_differ_by_their_seeds_alone_are_one_experiment(tmp_path):
     assert experiment.at(1).mean == 32.0
 
 
+def test_where_a_run_went_on_and_how_a_number_is_written_make_no_other_experiment(tmp_path):
+    options = [{"--lr": "0.01", "--num-workers": "0", "--cpu": ""}, {"--lr": "1e-2", "--num-workers": "2"}]
+    runs = [read(tmp_path / f"R{seed}", seed=seed, train_options=words) for seed, words in enumerate(options)]
+    (experiment,) = experiments(runs)
+    assert len(experiment.runs) == 2
+
+
 def test_runs_under_way_do_not_count_for_means(tmp_path):
     runs = [read(tmp_path / "A", [30.0] * 4), read(tmp_path / "B", [90.0], seed=2)]
     (experiment,) = experiments(runs)

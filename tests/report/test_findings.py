@@ -258,6 +258,37 @@ def test_one_half_of_a_claim_is_no_verdict_on_it_but_contradicts_it(tmp_path):
     assert about(verdicts(flat([*sizes, *half])), "operating point").verdict is Verdict.NOT_HELD
 
 
+def test_the_best_of_many_is_chosen_on_other_seeds_than_it_is_compared_on(tmp_path):
+    # Each waiting time between is ahead for one seed alone, by chance; the best of the means would be ahead of wait 1.
+    errors = {
+        1: (0.5, 0.5, 0.5),
+        2: (0.40, 0.53, 0.53),
+        3: (0.53, 0.40, 0.53),
+        4: (0.53, 0.53, 0.40),
+        5: (0.6, 0.6, 0.6),
+    }
+    runs = [
+        write_run(tmp_path / f"w{wait}-{seed}", [error] * 20, stream=image_stream(20), seed=seed, wait=wait,
+                  train_options={"--arch": "alma_mlp", "--width": "4"}, num_experts=(1,))
+        for wait, each in errors.items() for seed, error in enumerate(each)
+    ]  # fmt: skip
+    found = about(verdicts(runs), "intermediate waiting time")
+    (against_eager,) = [each for each in found.comparisons if each.higher.startswith("SM_w1")]
+    assert "of 3 the best on the other seeds" in against_eager.lower
+    assert against_eager.low.mean > against_eager.high.mean
+
+
+def test_a_stream_that_is_shorter_than_the_beginning_of_another_is_no_traceback(tmp_path):
+    runs = [
+        write_run(tmp_path / f"{arrivals}-{width}", [30.0] * arrivals, num_params=(params,),
+                  stream=text_stream(2) | {"num_megabatches": arrivals},
+                  train_options={"--arch": "alma_switch_lm", "--decoder-embed-dim": width})
+        for arrivals in (2, 30) for width, params in (("64", 1000), ("128", 4000))
+    ]  # fmt: skip
+    (comparison,) = about(verdicts(runs), "sample efficient").comparisons
+    assert "after t2" in comparison.show()
+
+
 def test_replay_is_weighed_against_what_its_compute_buys_without(tmp_path):
     runs = [
         image_run(tmp_path, "sm", 8, 1, 0.30),

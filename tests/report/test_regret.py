@@ -6,7 +6,7 @@ from fairseq_alma.metrics.anytime import updates_for_loss
 from fairseq_alma.report.finding import Verdict
 from fairseq_alma.report.findings import all_findings
 from fairseq_alma.report.spread import Spread, half_width
-from tests.report.fakes import table_of, text_stream, write_run
+from tests.report.fakes import image_stream, table_of, text_stream, write_run
 from tests.report.test_tables import tables, texts
 
 CARRIED = {"carry_optimizer": True}
@@ -65,6 +65,30 @@ def test_as_good_as_retraining_is_decided_by_the_worst_arrival(first, second, ve
 
 def test_runs_of_the_papers_way_are_not_asked_whether_they_equal_retraining(tmp_path):
     assert finding_of(write_against_controls(tmp_path, [[0.0, 0.0], [0.0, 0.0]])).source != "not of the paper"
+
+
+def test_an_arrival_without_its_control_decides_nothing(tmp_path):
+    runs = write_against_controls(tmp_path, [[0.0, 0.0], [0.5, 0.5]], **CARRIED)
+    assert finding_of([run for run in runs if not run.name.startswith("iid1")]).verdict is Verdict.NOT_HELD
+    assert finding_of([run for run in runs if not run.name.startswith("iid2")]).verdict is Verdict.NOT_ENOUGH
+
+
+@pytest.mark.parametrize("weaker", [{"num_params": (900,)}, {"train_options": {"--max-update": "1"}}])
+def test_a_smaller_control_or_one_with_fewer_updates_is_no_oracle(tmp_path, weaker):
+    own = write_run(tmp_path / "own", [40.0, 30.0], stream=text_stream(2), train_options={"--max-update": "10"})
+    control = {"train_options": {"--max-update": "10"}, **weaker}
+    write_run(tmp_path / "iid", [20.0], stream=text_stream(2), iid=2, **control)
+    assert "regret" not in tables([own, tmp_path / "iid"])
+
+
+def test_orders_of_a_stream_of_images_are_paired_whatever_stands_first(tmp_path):
+    runs = []
+    for order in (1, 2):
+        stream = image_stream(2, seed=order)
+        runs.append(write_run(tmp_path / f"sm-{order}", [0.5, 0.4], stream=stream))
+        runs.append(write_run(tmp_path / f"iid-{order}", [0.3 + 0.01 * order], stream=stream, iid=2))
+    (found,) = {tuple(map(tuple, texts(tables(chosen)["regret"]))) for chosen in (runs, runs[::-1])}
+    assert " ± " in " ".join(found[0])
 
 
 def test_without_a_control_there_is_no_regret(tmp_path):

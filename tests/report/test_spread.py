@@ -55,7 +55,21 @@ def test_single_seeds_are_close_within_one_percent():
     assert not is_close(spread(100.0), spread(101.5))
 
 
-def test_a_model_that_diverged_is_worse_than_any_other():
-    diverged = spread(math.inf, 10.0)
-    assert diverged.mean == math.inf
-    assert not is_close(spread(9.0, 9.5), diverged)
+def test_a_model_that_diverged_for_every_seed_is_worse_than_any_other():
+    diverged = spread(math.inf, math.inf)
+    assert not is_close(spread(9.0, 9.5), diverged) and not is_close(diverged, spread(9.0, 9.5))
+    assert not is_close(spread(9.0), spread(math.inf))
+
+
+def test_where_some_seeds_diverged_nobody_can_tell():
+    for one, other in [
+        (spread(9.0, 9.5), spread(math.inf, 10.0)),
+        (spread(math.inf, math.inf), spread(math.inf, math.inf)),
+        (spread(math.inf, 9.0), spread(math.inf, 8.0)),
+    ]:
+        assert spread(math.inf, 10.0).mean == math.inf
+        assert is_close(one, other) and is_close(other, one)
+
+
+def test_one_seed_that_both_have_and_end_is_no_interval():
+    assert difference(spread(math.inf, 9.0), spread(math.inf, 8.0)) is None

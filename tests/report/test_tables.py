@@ -105,6 +105,46 @@ def test_the_papers_numbers_stand_beside_those_of_the_same_learners(tmp_path):
     assert "paper" not in tables(runs)
 
 
+def paper_rows(runs):
+    return [row for row in rows(tables(runs, paper=True)["paper"]) if row["our final PPL"]]
+
+
+def test_what_the_paper_does_not_do_stands_for_none_of_its_rows(tmp_path):
+    arch = {"--arch": "alma_switch_lm", "--num-experts": "4"}
+    plain = write_run(tmp_path / "plain", [40.0, 36.0, 34.0, 30.0], train_options=arch)
+    carried = write_run(tmp_path / "carried", [30.0, 20.0, 12.0, 11.0], train_options=arch, carry_optimizer=True)
+    for runs in ([plain, carried], [carried, plain]):
+        assert [row["our final PPL"] for row in paper_rows(runs)] == ["30.0"]
+    slow = write_run(tmp_path / "slow", [40.0, 37.0, 36.0, 35.0], train_options={**arch, "--lr": "0.1"})
+    both = paper_rows([plain, slow])
+    assert [(row["options"], row["our final PPL"], row["ours, of SM_w1"]) for row in both] == [
+        ("", "30.0", ""), ("'--lr 0.1", "35.0", ""),
+    ]  # fmt: skip
+
+
+def test_a_model_that_is_called_large_stands_beside_the_papers_large(tmp_path):
+    run = write_run(tmp_path / "R", train_options={"--arch": "alma_switch_lm_large", "--num-experts": "4"})
+    assert [row["size"] for row in paper_rows([run])] == ["large"]
+
+
+def test_a_run_that_is_still_going_has_no_best_final_value(tmp_path):
+    done = write_run(tmp_path / "done", [30.0, 31.0, 30.0, 30.0])
+    half = write_run(tmp_path / "half", [35.0, 29.0], learner="ens")
+    found = tables([done, half])["perplexity"]
+    assert [cell.text for row in found.rows for cell in row if cell.is_best] == ["30.00", "29.00"]  # at t0 and t1
+    assert {row["final PPL"] for row in rows(found)} == {"30.0", "29.0"}
+
+
+def test_streams_of_other_lengths_are_other_experiments_whose_sums_do_not_compare(tmp_path):
+    short = write_run(tmp_path / "short", [40.0, 30.0], stream=text_stream(2))
+    longer = text_stream(2) | {"num_megabatches": 4}
+    runs = [short, write_run(tmp_path / "long", [40.0, 30.0, 25.0, 20.0], stream=longer, seed=2)]
+    for found in (tables(runs)[name] for name in ("perplexity", "summary")):
+        assert {row[found.header.index("avg PPL")].text for row in found.rows} == {"35.00", "28.75"}
+        assert not {cell.text for row in found.rows for cell in row if cell.is_best} & {"35.00", "28.75"}
+    assert [row["options"] for row in rows(tables(runs)["summary"])] == ["mega-batches 2", "mega-batches 4"]
+
+
 def test_text_and_images_have_tables_of_their_own(tmp_path):
     runs = [write_run(tmp_path / "T"), write_run(tmp_path / "I", stream=image_stream())]
     assert list(tables(runs)) == ["perplexity", "summary", "error", "summary_images"]
