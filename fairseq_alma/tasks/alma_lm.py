@@ -1,11 +1,12 @@
 """Language modeling on a stream of mega-batches: fairseq's own task, fed one stage of Algorithm 1."""
 
 import argparse
+import contextlib
 import logging
 import os
 import sys
 from dataclasses import dataclass, field
-from typing import Any, Iterable, Iterator, Optional
+from typing import Any, Iterable, Iterator, Mapping, Optional
 
 import numpy as np
 import torch
@@ -56,7 +57,12 @@ from fairseq_alma.tasks.whole_split import WholeSplit
 class AlmaLMConfig(LanguageModelingConfig):
     """Options of ``--task alma_lm``: those of ``language_modeling``, and which stage of the stream to train on."""
 
-    tokens_per_sample: int = field(default=512, metadata={"help": "length of a training or test sequence, in tokens"})
+    tokens_per_sample: int = field(
+        default=512,
+        metadata={
+            "help": "length of a training or test sequence, in tokens (fairseq-eval-lm: default that of the training)"
+        },
+    )
     megabatch: Optional[int] = field(
         default=None, metadata={"help": "train on the stage that ends with this mega-batch, from 0"}
     )
@@ -121,6 +127,7 @@ class AlmaLMConfig(LanguageModelingConfig):
     finetune_from_model: Optional[str] = II("checkpoint.finetune_from_model")
     restore_file: str = II("checkpoint.restore_file")
     continue_once: Optional[str] = II("checkpoint.continue_once")
+    reset_dataloader: bool = II("checkpoint.reset_dataloader")
     cpu: bool = II("common.cpu")
     save_dir: str = II("checkpoint.save_dir")
 
@@ -152,6 +159,8 @@ class AlmaLMTask(
             set_process_defaults(parser)
         super().add_args(parser)
         bound_options(parser)
+        if isinstance(parser, argparse.ArgumentParser) and (length := _length_of_tested(parser)) is not None:
+            parser.set_defaults(tokens_per_sample=length)
 
     @classmethod
     @in_one_line()
@@ -257,14 +266,26 @@ class AlmaLMTask(
             return model
         last = os.path.join(self.args.save_dir, self.args.restore_file)
         start = starting_checkpoint(self.args.finetune_from_model, self.args.restore_file, self.args.continue_once)
-        start = last if os.path.isfile(last) else start
+        resumes = os.path.isfile(last)
+        start = last if resumes else start
         if start is None:
             return self.spread(super().build_model(cfg, from_checkpoint))
         checkpoint = read_checkpoint(start)
+        if resumes and not self.args.reset_dataloader:
+            self._refuse_other_stage(checkpoint["cfg"].get("task") or {}, last)
         check_start(checkpoint, start, cfg, self.stream)
         model = super().build_model(cfg, from_checkpoint)
         check_weights(checkpoint, start, model)
         return self.spread(model)
+
+    def _refuse_other_stage(self, trained: Mapping[str, Any], last: str) -> None:
+        """Raise AlmaError if a checkpoint that would be resumed is of another mega-batch: fairseq would skip data."""
+        megabatch = trained.get("megabatch")
+        if megabatch is not None and self.args.megabatch not in (None, megabatch):
+            raise AlmaError(
+                f"{last}: was trained on mega-batch {megabatch}, not on --megabatch {self.args.megabatch}; give another "
+                f"--save-dir, and --finetune-from-model {last} to begin with its weights"
+            )
 
     def build_criterion(self, cfg: Any) -> Any:
         """Build the criterion, and warn where experts are trained without their balance loss."""
@@ -345,6 +366,17 @@ class AlmaLMTask(
         """
         check_dictionary({"task_state": state_dict}, self.args.path, self.stream)
         super().load_state_dict(state_dict)
+
+
+def _length_of_tested(parser: argparse.ArgumentParser) -> Optional[int]:
+    """Return the length of sequence that the checkpoint of ``fairseq-eval-lm --path`` was trained with, if it tells."""
+    given = parser.parse_known_args()[0]
+    if not hasattr(given, "context_window") or not os.path.isfile(given.path or ""):
+        return None
+    with contextlib.suppress(AlmaError):  # which `setup_task` raises again
+        length = read_checkpoint(given.path)["cfg"].get("task", {}).get("tokens_per_sample")
+        return length if isinstance(length, int) and length > 0 else None
+    return None
 
 
 def _optimizer_class(cfg: DictConfig) -> Optional[str]:

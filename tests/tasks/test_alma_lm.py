@@ -132,6 +132,15 @@ def test_training_goes_on_from_a_checkpoint_with_its_number_of_experts(trained, 
         train_model(trained.stream, tmp_path / "c", "--megabatch", "0", "--num-experts", "3", *start)
 
 
+def test_the_folder_of_another_mega_batch_is_not_taken_for_its_own(trained, tmp_path):
+    train_model(trained.stream, tmp_path, "--megabatch", "0", "--max-update", "1")
+    with pytest.raises(AlmaError, match="was trained on mega-batch 0, not on --megabatch 1; give another --save-dir"):
+        train_model(trained.stream, tmp_path, "--megabatch", "1", "--max-update", "2")
+    again = train_model(trained.stream, tmp_path, "--megabatch", "0", "--max-update", "2")
+    assert torch.load(again)["optimizer_history"][-1]["num_updates"] == 2
+    train_model(trained.stream, tmp_path, "--megabatch", "1", "--max-update", "3", "--reset-dataloader")
+
+
 def test_a_checkpoint_says_how_many_experts_it_has_whatever_names_the_architecture(trained, tmp_path):
     last = train_model(trained.stream, tmp_path, "--megabatch", "0", "--arch", "alma_switch_lm", "--max-update", "1")
     model = torch.load(last)["cfg"]["model"]
@@ -178,10 +187,10 @@ def test_bf16_on_a_processor_without_it_is_refused(trained, monkeypatch):
         task_of(trained, "--cpu-bf16")
 
 
-@pytest.mark.parametrize("level", ["WARNING", "INFO"])
-def test_the_stock_command_prints_its_result_whatever_set_up_logging_before(trained, tmp_path, level, checkout):
-    arguments = [str(trained.stream), "--user-dir", str(checkout / "fairseq_alma"), "--task", "alma_lm"]
-    arguments += ["--tokens-per-sample", "32", "--path", str(trained.checkpoint), "--cpu"]
+@pytest.mark.parametrize(("level", "length"), [("WARNING", ["--tokens-per-sample", "32"]), ("INFO", [])])
+def test_the_stock_command_prints_its_result_whatever_set_up_logging_before(trained, tmp_path, level, length, checkout):
+    arguments = [str(trained.stream), "--user-dir", str(checkout / "fairseq_alma"), "--task", "alma_lm", *length]
+    arguments += ["--path", str(trained.checkpoint), "--cpu"]  # without a length, that of the training
     result = run_script(["fairseq-eval-lm", *arguments], log={"filename": str(tmp_path / "log"), "level": level})
     assert "Perplexity: " in result.stdout + result.stderr, result.stderr[-500:]
 

@@ -60,6 +60,7 @@ def held_out_batches(checkpoint: Checkpoint, args: argparse.Namespace) -> HeldOu
         "restore_file": LAST_CHECKPOINT,
         "save_dir": "",
         "continue_once": None,
+        "reset_dataloader": False,
     }
     for name, value in elsewhere.items():
         setattr(config, name, value)
