@@ -3,6 +3,7 @@
 import contextlib
 import math
 import re
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Callable, Mapping, Optional, Sequence
@@ -309,7 +310,8 @@ class TextBackend:
         self._launch(work, command, log, watch, [work.lock])
         if len(results) != 1:
             raise AlmaError(f"{log}: fairseq-eval-lm printed {len(results)} results, one is needed; read the log")
-        if not math.isfinite(results[0]):
+        # From 2 ** 1024 on, the perplexity of a loss that is a number is none; fairseq prints it as inf.
+        if not math.isfinite(results[0]) or results[0] >= sys.float_info.max_exp:
             raise AlmaError(
                 f"{log}: the loss on {what} is {results[0]}, so the training diverged; start a new --run with a lower "
                 "--lr, more --warmup-updates or --clip-norm"
