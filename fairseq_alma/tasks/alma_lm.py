@@ -283,7 +283,7 @@ class AlmaLMTask(
         megabatch = trained.get("megabatch")
         if megabatch is not None and self.args.megabatch not in (None, megabatch):
             raise AlmaError(
-                f"{last}: was trained on mega-batch {megabatch}, not on --megabatch {self.args.megabatch}; give another "
+                f"{last}: trained on mega-batch {megabatch}, not on --megabatch {self.args.megabatch}; give another "
                 f"--save-dir, and --finetune-from-model {last} to begin with its weights"
             )
 

@@ -134,7 +134,7 @@ def test_training_goes_on_from_a_checkpoint_with_its_number_of_experts(trained, 
 
 def test_the_folder_of_another_mega_batch_is_not_taken_for_its_own(trained, tmp_path):
     train_model(trained.stream, tmp_path, "--megabatch", "0", "--max-update", "1")
-    with pytest.raises(AlmaError, match="was trained on mega-batch 0, not on --megabatch 1; give another --save-dir"):
+    with pytest.raises(AlmaError, match="trained on mega-batch 0, not on --megabatch 1; give another --save-dir"):
         train_model(trained.stream, tmp_path, "--megabatch", "1", "--max-update", "2")
     again = train_model(trained.stream, tmp_path, "--megabatch", "0", "--max-update", "2")
     assert torch.load(again)["optimizer_history"][-1]["num_updates"] == 2
