@@ -99,11 +99,23 @@ def command_of(run: Any) -> str:
     words += ["--seed", str(run.seed)]
     for name, value in run.options.items():
         if name not in FREE_OPTIONS and value is not None and value is not False:
-            words += [f"--{name.replace('_', '-')}", *([] if value is True else [str(value)])]
+            flag, value = _spelled(name, value)
+            words += [flag, *([] if value is True else [str(value)])]
     words.append("--")
     for name, value in run.train_options.items():
         words += [name] if value == "" else [name, str(value)]
     return shlex.join(words)
+
+
+def _spelled(name: str, value: Any) -> tuple[str, Any]:
+    """Return the option, and its value, that a key of run.json stands for.
+
+    Two are no option as they stand: ``best_every`` is ``--save-every`` where it decides which weights are tested, and
+    of ``--jobs`` there is only that it was given, as any number gives the same files.
+    """
+    if name == "best_every":
+        return "--save-every", value
+    return f"--{name.replace('_', '-')}", 1 if name == "jobs" else value
 
 
 def stream_name(run: Any) -> str:

@@ -1,9 +1,14 @@
 import base64
+import json
 import re
+import shlex
 from html.parser import HTMLParser
 
 import pytest
 
+from fairseq_alma.cli.run_options import SAVE_EVERY
+from fairseq_alma.cli.stream_parser import learner_options, read_arguments
+from fairseq_alma.learners.learner import LEARNERS, build_learner
 from fairseq_alma.report.figures import FigureFile
 from fairseq_alma.report.findings import all_findings
 from fairseq_alma.report.page import build_page, command_of
@@ -119,3 +124,33 @@ def test_a_run_names_the_command_that_makes_it(tmp_path):
         f"alma-stream --stream streams/text --learner ens --run {tmp_path}/R --seed 1 --wait 2 --replay "
         "--init previous --num-members 2 -- --arch alma_switch_lm --adam-betas '(0.9, 0.98)' --cpu"
     )
+
+
+@pytest.mark.parametrize(
+    ("kind", "learner", "options", "shown"),
+    [
+        ("text", "sm", {"best_checkpoint": True, "best_every": 10, "save_every": 10}, "--save-every 10"),
+        ("text", "ens", {"carry_optimizer": True, "branch_decay": 0.2, "branch_shape": "sqrt"}, "--branch-decay 0.2"),
+        ("images", "bagging", {"jobs": "given", "side_by_side": 2}, "--jobs 1 --side-by-side 2"),
+        ("images", "sm", {"stage_average": "mean", "shrink_perturb": 0.4}, "--shrink-perturb 0.4"),
+        *((kind, learner, {}, "--wait 1") for kind, learners in LEARNERS.items() for learner in learners),
+    ],
+)
+def test_alma_stream_takes_the_command_of_a_run(kind, learner, options, shown, tmp_path):
+    stream = text_stream() if kind == "text" else image_stream()
+    needed = {"grow_schedule": "4,6"} if (kind, learner) == ("text", "gmoe") else {}
+    own = build_learner(LEARNERS[kind][learner], kind, 1, 1, needed).as_record(kind)
+    root = write_run(tmp_path / "R", learner=learner, stream=stream, num_stages=0)
+    record = json.loads((root / "run.json").read_text())
+    chosen = dict.fromkeys(("replay", "drop_rest", "keep_checkpoints"), False)
+    record["options"] = {"wait": 1, "iid": None, **chosen, **own, **options}
+    (root / "run.json").write_text(json.dumps(record))
+    (run,) = table_of([root]).facts.itertuples()
+    command = command_of(run)
+    assert shown in command
+    parser, arguments, _, words = read_arguments(shlex.split(command)[1:])
+    learner_options(parser, arguments, kind)
+    assert words == ["--arch", record["train_options"]["--arch"]]
+    assert (arguments.save_every, arguments.jobs) == (options.get("best_every", SAVE_EVERY), "jobs" in options or None)
+    for name in {**own, **options}.keys() - {"best_every", "save_every", "jobs"}:
+        assert str(vars(arguments)[name] or None) == str(record["options"][name] or None)
