@@ -180,7 +180,9 @@ def _apart(one: Spread, other: Spread, scale: float = 1) -> str:
     gap = difference(one, other)
     if gap is None:
         return "–"
-    return f"{scale * gap.mean:+,.1f} ± {scale * half_interval(gap.deviation, gap.num_seeds):,.1f}"
+    mean, half = scale * gap.mean, scale * half_interval(gap.deviation, gap.num_seeds)
+    digits = 1 if max(abs(mean), half) >= 1 else 2
+    return f"{mean:+,.{digits}f} ± {half:,.{digits}f}"
 
 
 def _spread(experiment: Experiment, figure: str) -> Spread:

@@ -106,14 +106,14 @@ class Finding:
 
     @property
     def verdict(self) -> Verdict:
-        """What the comparisons come to: a claim holds where none contradicts it and at least half bear it out."""
+        """What the comparisons come to: a claim holds where none contradicts it and two thirds or more bear it out."""
         outcomes, with_seeds = self._outcomes, [each for each in self.comparisons if each.has_seeds]
         if not with_seeds and any(each.is_matched for each in self.comparisons):
             return Verdict.ONE_SEED
         if not outcomes or 2 * len(outcomes) < len(with_seeds):
             return Verdict.NOT_ENOUGH
         held, contradicted = outcomes.count(1), outcomes.count(-1)
-        if held and (contradicted or 2 * held < len(outcomes)):
+        if held and (contradicted or 3 * held < 2 * len(outcomes)):
             return Verdict.IN_PART
         if self.lacks_part and not contradicted:
             return Verdict.NOT_ENOUGH

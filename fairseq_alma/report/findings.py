@@ -125,6 +125,13 @@ def _experiments(evidence: Evidence) -> DataFrame:
     for fact in ("num_params", "anytime", "memory", "computation"):
         spreads = [each.spread(fact) for each in groups]
         frame[fact] = [math.nan if spread is None else spread.mean for spread in spreads]
+    # A gEns that waits for everything is the SM that does, figure by figure, and would count twice.
+    figures = [tuple(each.spread(fact) for fact in ("anytime", "final")) for each in groups]
+    known = [
+        [each.first.num_arrivals, *(frozenset(spread.by_seed.items()) for spread in spreads if spread is not None)]
+        for each, spreads in zip(groups, figures, strict=True)
+    ]
+    frame["same_as"] = [known.index(each) if len(each) > 1 else rank for rank, each in enumerate(known)]
     frame["counts"] = [_counts(each) for each in groups]
     frame["rank"] = frame.backbone.map(ranks).astype(float)
     frame["smallest"] = (frame["rank"] == 0) & (len(ranks) > 1)
@@ -202,7 +209,7 @@ def _compare(
     if least:
         chosen = chosen.sort_values(least, kind="stable").drop_duplicates(per).sort_index()
     found = []
-    for pair in chosen.itertuples():
+    for pair in chosen.drop_duplicates(["low_same_as", "high_same_as"]).itertuples():
         candidates = rivals.get(getattr(pair, per), ())
         for comparison in _compared(evidence, figure, pair.low, pair.high):
             comparison = replace(comparison, ties_count=ties)

@@ -1,8 +1,9 @@
 import pytest
 
-from fairseq_alma.report.finding import Verdict
+from fairseq_alma.report.finding import Comparison, Finding, Verdict
 from fairseq_alma.report.findings import all_findings
 from fairseq_alma.report.paper import paper_tables
+from fairseq_alma.report.spread import Spread
 from tests.report.fakes import image_stream, table_of, text_stream, write_run
 
 WIDTHS = {"base": "512", "large": "768"}
@@ -280,13 +281,29 @@ def test_the_best_of_many_is_chosen_on_other_seeds_than_it_is_compared_on(tmp_pa
 
 def test_a_stream_that_is_shorter_than_the_beginning_of_another_is_no_traceback(tmp_path):
     runs = [
-        write_run(tmp_path / f"{arrivals}-{width}", [30.0] * arrivals, num_params=(params,),
+        write_run(tmp_path / f"{arrivals}-{width}", [30.0 - params / 1000] * arrivals, num_params=(params,),
                   stream=text_stream(2) | {"num_megabatches": arrivals},
                   train_options={"--arch": "alma_switch_lm", "--decoder-embed-dim": width})
         for arrivals in (2, 30) for width, params in (("64", 1000), ("128", 4000))
     ]  # fmt: skip
     (comparison,) = about(verdicts(runs), "sample efficient").comparisons
     assert "after t2" in comparison.show()
+
+
+def test_what_is_the_same_model_counts_once(tmp_path):
+    runs = [image_run(tmp_path, "sm", 64, 10, 0.2), image_run(tmp_path, "sm", 4, 10, 0.4)]
+    runs.append(image_run(tmp_path, "gens", 64, 10, 0.2))
+    (comparison,) = about(verdicts(flat(runs)), "Larger models are better").comparisons
+    assert comparison.outcome == 1
+    runs.append(image_run(tmp_path, "gens", 4, 10, 0.4))
+    assert len(about(verdicts(flat(runs)), "Larger models are better").comparisons) == 1
+
+
+@pytest.mark.parametrize(("held", "verdict"), [(2, Verdict.HELD), (1, Verdict.IN_PART)])
+def test_a_claim_holds_where_two_thirds_bear_it_out_and_nothing_contradicts_it(held, verdict):
+    better = Comparison("a", "b", Spread.of({1: 1.0, 2: 1.0}), Spread.of({1: 2.0, 2: 2.1}), "error")
+    level = Comparison("a", "b", Spread.of({1: 1.0, 2: 2.0}), Spread.of({1: 2.0, 2: 1.0}), "error")
+    assert Finding("claim", "source", "runs", [better] * held + [level] * (3 - held)).verdict is verdict
 
 
 def test_replay_is_weighed_against_what_its_compute_buys_without(tmp_path):
