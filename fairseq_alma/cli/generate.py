@@ -96,7 +96,7 @@ def _read_prompts(path: Path) -> list[str]:
 
 
 def _options(args: argparse.Namespace, room: int) -> dict[str, Any]:
-    options: dict[str, Any] = {"max_new_tokens": min(args.max_tokens, room), "do_sample": not args.greedy}
+    options: dict[str, Any] = {"max_new_tokens": room, "do_sample": not args.greedy}
     return options if args.greedy else {**options, "temperature": args.temperature, "top_p": args.top_p, "top_k": 0}
 
 
@@ -136,18 +136,50 @@ def _show(args: argparse.Namespace, loaded: Any) -> None:
             tell(text[len(shown) :] if text.startswith(shown) else f"\n{text}", sys.stdout)
 
     ids = torch.tensor(_ids(loaded, [args.prompt]))
-    loaded.model.generate(ids, streamer=Streamer(), **_options(args, loaded.longest - ids.size(1)))
+    room = min(args.max_tokens, loaded.longest - ids.size(1))
+    _note_room(args, loaded, [room])
+    loaded.model.generate(ids, streamer=Streamer(), **_options(args, room))
 
 
 def _continue(args: argparse.Namespace, loaded: Any, prompts: Sequence[str]) -> Iterator[str]:
-    """Yield the text of each prompt; shorter ones of a batch are padded on the left."""
+    """Yield the text of each prompt, in their order.
+
+    Only prompts that get as many new tokens go through the model together, so none is cut short by a longer one beside
+    it: where --max-tokens fits they have that in common, and where it does not their length. Shorter ones are padded on
+    the left.
+    """
+    rows = _ids(loaded, prompts)
+    rooms = [min(args.max_tokens, loaded.longest - len(row)) for row in rows]
+    _note_room(args, loaded, rooms)
+    for start in range(0, len(rows), args.batch_size):
+        batch = range(start, min(start + args.batch_size, len(rows)))
+        texts: dict[int, str] = {}
+        for room in dict.fromkeys(rooms[number] for number in batch):
+            together = [number for number in batch if rooms[number] == room]
+            found = _generate(args, loaded, [rows[number] for number in together], room)
+            texts |= dict(zip(together, found, strict=True))
+        yield from (texts[number] for number in batch)
+
+
+def _generate(args: argparse.Namespace, loaded: Any, rows: Sequence[Sequence[int]], room: int) -> list[str]:
+    """Return the text of each row of ids and of what follows it."""
     import torch
 
-    for start in range(0, len(prompts), args.batch_size):
-        rows = _ids(loaded, prompts[start : start + args.batch_size])
-        longest = max(map(len, rows))
-        pad = loaded.model.config.pad_token_id
-        ids = torch.tensor([[pad] * (longest - len(row)) + row for row in rows])
-        mask = torch.tensor([[0] * (longest - len(row)) + [1] * len(row) for row in rows])
-        found = loaded.model.generate(ids, attention_mask=mask, **_options(args, loaded.longest - longest))
-        yield from (loaded.tokens.decode(row) for row in found.tolist())
+    longest, pad = max(map(len, rows)), loaded.model.config.pad_token_id
+    ids = torch.tensor([[pad] * (longest - len(row)) + [*row] for row in rows])
+    mask = torch.tensor([[0] * (longest - len(row)) + [1] * len(row) for row in rows])
+    found = loaded.model.generate(ids, attention_mask=mask, **_options(args, room))
+    return [loaded.tokens.decode(row) for row in found.tolist()]
+
+
+def _note_room(args: argparse.Namespace, loaded: Any, rooms: Sequence[int]) -> None:
+    """Say so where the model does not take as many tokens as were asked for."""
+    short = [room for room in rooms if room < args.max_tokens]
+    if not short:
+        return
+    which = f"at most {short[0]} follow" if len(rooms) == 1 else f"{len(short)} of {len(rooms)} prompts get fewer"
+    tell(
+        f"note: --max-tokens {args.max_tokens}: the model takes {loaded.longest} tokens, the prompt's included, so "
+        f"{which}",
+        sys.stderr,
+    )

@@ -135,6 +135,25 @@ def test_prompts_of_a_file_are_continued_as_each_alone(checkpoints, tmp_path, ca
         assert row == {"prompt": prompt, "text": capsys.readouterr().out.rstrip("\n")}
 
 
+def test_a_prompt_has_its_own_room_whatever_stands_beside_it_and_what_is_cut_is_said(checkpoints, tmp_path, capsys):
+    prompts = ["the cat sat", "moons " * 12 + "at", "", "dogs", "the cat sat"]
+    (tmp_path / "prompts.txt").write_text("\n".join(prompts), encoding="utf-8")
+    words = [str(checkpoints["switch"]), "--greedy", "--max-tokens", "15"]
+    found = []
+    for size in ("16", "2", "1"):
+        generate([*words, "--prompts", str(tmp_path / "prompts.txt"), "--batch-size", size])
+        printed = capsys.readouterr()
+        found.append([json.loads(line) for line in printed.out.splitlines()])
+        assert printed.err.endswith("tokens, the prompt's included, so 1 of 5 prompts get fewer\n")
+    assert found[0] == found[1] == found[2] and [row["prompt"] for row in found[0]] == prompts
+    generate([*words, "--prompt", prompts[1]])
+    printed = capsys.readouterr()
+    assert printed.out.rstrip("\n") == found[0][1]["text"]
+    assert (
+        printed.err == "note: --max-tokens 15: the model takes 24 tokens, the prompt's included, so at most 10 follow\n"
+    )
+
+
 def test_a_prompt_that_is_too_long_is_one_line(checkpoints, tmp_path):
     line = refused(tmp_path, checkpoints["tree"], "--prompt", "moons " * 30, run=generate)
     assert "the model takes 24 with what follows" in line
