@@ -75,7 +75,7 @@ def _record_rows(path: Path, stream: Stream) -> dict[str, str]:
     run, stage, folder = found
     test, split = stage["test"], stream.split("test")
     seen = stage["megabatches"]
-    arrivals = run["stream"]["num_megabatches"]
+    arrivals = max(stream.num_megabatches, max(seen) + 1)  # run.json has as many as there were when the run began
     rows = {
         "learner": f"{run['learner']}, waiting time {run['options']['wait']}, seed {run['seed']}",
         "mega-batches seen": f"up to {max(seen)} of 0 to {arrivals - 1} (stage {stage['stage']})",

@@ -1,5 +1,7 @@
 """Which checkpoint stands for what a run has tested."""
 
+import json
+
 import pytest
 
 from fairseq_alma import front_door
@@ -34,10 +36,23 @@ def test_the_checkpoint_that_was_tested_is_the_runs_model(predicts_with, tmp_pat
         assert name == predicts_with or rows["test"].endswith(f"what was tested is stage-001/{FILES[predicts_with]}")
 
 
+def test_a_model_card_counts_the_mega_batches_that_were_appended(tmp_path):
+    root = write_run(tmp_path / "R", [30.0, 20.0], stream=text_stream(num_megabatches=4))
+    record = json.loads((root / "run.json").read_text())
+    record["stream"]["num_megabatches"] = 1  # when the run began
+    (root / "run.json").write_text(json.dumps(record))
+    touch(root, FILES["last"])
+    for found, known in ((1, 4), (1, 2)):
+        stream = Splits()
+        stream.num_megabatches = known
+        rows = model_card._record_rows(root / "stage-001" / FILES["last"], stream)
+        assert rows["mega-batches seen"] == f"up to {found} of 0 to {known - 1} (stage 1)"
+
+
 class Splits:
     """What a model card asks of a stream."""
 
-    num_tokens, num_bytes = 100, 400
+    num_tokens, num_bytes, num_megabatches = 100, 400, 2
 
     def split(self, name):
         return self
