@@ -8,6 +8,7 @@ import contextlib
 import importlib.util
 import io
 import json
+import math
 import re
 import shutil
 import subprocess
@@ -129,11 +130,15 @@ class StageEvaluation:
                 what = FLAG if words[0] == "sh" else words[0]
                 raise AlmaError(f"{log}: {what} failed ({describe_status(status)}): {said[:MAX_REASON]}; {remedy}")
         try:
-            return msgspec.convert({"command": FLAG, "figures": json.loads(said)}, Evaluation).figures
+            figures = msgspec.convert({"command": FLAG, "figures": json.loads(said)}, Evaluation).figures
+            if not all(map(math.isfinite, figures.values())):  # JSON has no such numbers, and no table a place for them
+                raise ValueError("a number that is not finite")
+            return figures
         except (ValueError, RecursionError) as error:
             found = f"{said[:60]!r} found"
             raise AlmaError(
-                f"{log}: {FLAG} must print figures as its last line, a JSON object such as {EXAMPLE}; {found}; {remedy}"
+                f"{log}: {FLAG} must print figures as its last line, a JSON object such as {EXAMPLE}, of "
+                f"finite numbers; {found}; {remedy}"
             ) from error
 
     def _has(self, place: str) -> bool:

@@ -6,6 +6,7 @@ import signal
 
 import pytest
 
+from fairseq_alma.backends.evaluation import StageEvaluation
 from fairseq_alma.cli.report import main as report
 from fairseq_alma.cli.stream import main
 from fairseq_alma.errors import AlmaError
@@ -128,6 +129,13 @@ def test_a_command_that_fails_is_one_line_and_the_training_is_kept(command, mess
     assert main(words_of(stream, tmp_path / "R", "--wait", "3", "--then-evaluate", SIZE)) == 0
     assert trained.stat().st_mtime_ns == before.st_mtime_ns
     assert evaluated(tmp_path / "R") == ["0"]
+
+
+@pytest.mark.parametrize("figures", ['{"a": 1, "b": NaN}', '{"a": 1e400}', '{"a": -Infinity}'])
+def test_figures_that_are_not_finite_are_refused_as_json_has_none(figures, tmp_path):
+    evaluation = StageEvaluation("", tmp_path, predictor=None)
+    with pytest.raises(AlmaError, match=r"must print figures .* of finite numbers; '.*' found; the trained models"):
+        evaluation._figures([["sh", "-c", f"echo '{figures}'"]], tmp_path / "evaluation.log")
 
 
 def test_what_cannot_run_is_refused_before_anything_does(stream, tmp_path, capsys):
