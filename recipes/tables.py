@@ -14,6 +14,7 @@ everything between ``<!-- table NAME -->`` (or another of BLOCKS) and ``<!-- end
 import argparse
 import io
 import json
+import lzma
 import re
 import shlex
 import sys
@@ -64,6 +65,8 @@ def keep(name: str, runs: Iterable[Path], incomplete: bool = False) -> Path:
     if not records:
         raise AlmaError(f"--keep {name}: no run to keep; give the folders of complete runs behind the name")
     archive = RECORDS / f"{name}{ENDING}"
+    if archive.parent != RECORDS or not name.strip("."):
+        raise AlmaError(f"--keep {name}: the name of a table is needed, not a path")
     with open_atomically(archive) as written, tarfile.open(fileobj=written, mode="w:xz", preset=9) as file:
         for label, root in records.items():
             for path in [root / "run.json", *sorted(root.glob("stage-*/stage.json"))]:
@@ -78,14 +81,18 @@ def keep(name: str, runs: Iterable[Path], incomplete: bool = False) -> Path:
 
 
 def read(name: str) -> RunTable:
-    """Read the runs of a table from its archive."""
+    """Read the runs of a table from its archive. Raises AlmaError if that is damaged."""
     records: dict[Path, list[dict[str, Any]]] = {}
-    with tarfile.open(RECORDS / f"{name}{ENDING}") as file:
-        for entry in file:  # run.json comes before the stages of its run, which come in order: see `keep`
-            path, content = Path(entry.name), file.extractfile(entry)
-            assert content is not None
-            run = path.parent if path.name == "run.json" else path.parent.parent
-            records.setdefault(run, []).append(json.load(content))
+    archive = RECORDS / f"{name}{ENDING}"
+    try:
+        with tarfile.open(archive) as file:
+            for entry in file:  # run.json comes before the stages of its run, which come in order: see `keep`
+                path, content = Path(entry.name), file.extractfile(entry)
+                assert content is not None
+                run = path.parent if path.name == "run.json" else path.parent.parent
+                records.setdefault(run, []).append(json.load(content))
+    except (EOFError, tarfile.TarError, lzma.LZMAError, ValueError) as error:
+        raise AlmaError(f"{archive}: damaged, {error}; take it from git again, or --keep its runs anew") from error
     return RunTable.of(rows_of(label, run, stages) for label, (run, *stages) in sorted(records.items()))
 
 
@@ -239,7 +246,13 @@ def rebuilt(text: str, runs: Mapping[str, RunTable]) -> str:
 def everything(chosen: Iterable[str]) -> dict[Path, str]:
     """Return all pages, and the findings of some tables, as they are to be."""
     runs = {name: read(name) for name in chosen}
-    pages = {page: rebuilt(page.read_text(encoding="utf-8"), runs) for page in PAGES}
+    texts = {page: page.read_text(encoding="utf-8") for page in PAGES}
+    kept = {*names(), *runs}
+    for page, text in texts.items():
+        unknown = [name for _, _, name, *_ in _BLOCK.findall(text) if name not in kept]
+        if unknown:
+            raise AlmaError(f"{page}: a block {unknown[0]}, of which there are no records; --keep some, or correct it")
+    pages = {page: rebuilt(text, runs) for page, text in texts.items()}
     told = {name for text in pages.values() for _, what, name, *_ in _BLOCK.findall(text) if what == "findings"}
     return pages | {
         RECORDS / f"{name}.findings.md": findings_markdown(all_findings(each))

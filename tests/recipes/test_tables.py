@@ -131,6 +131,32 @@ def test_a_table_says_how_many_of_its_runs_have_ended(tmp_path, monkeypatch):
     assert "2 runs, all complete;" in tables.table_of(tables.read("whole"))
 
 
+@pytest.mark.parametrize("cut", [0, 200])
+def test_a_damaged_archive_is_named(tmp_path, monkeypatch, cut):
+    monkeypatch.setattr(tables, "RECORDS", tmp_path / "records")
+    archive = tables.keep("small", two_seeds(tmp_path / "sm"))
+    archive.write_bytes(archive.read_bytes()[:cut])
+    with pytest.raises(AlmaError, match=r"records/small.tar.xz: damaged, "):
+        tables.read("small")
+
+
+def test_a_table_is_kept_beside_the_others_alone(tmp_path, monkeypatch):
+    monkeypatch.setattr(tables, "RECORDS", tmp_path / "records")
+    for name in ("../small", "a/b", ".."):
+        with pytest.raises(AlmaError, match="not a path"):
+            tables.keep(name, two_seeds(tmp_path / name.replace("/", "-")))
+    assert not [*tmp_path.rglob("*.tar.xz")]
+
+
+def test_a_block_without_records_is_an_error(tmp_path, monkeypatch):
+    monkeypatch.setattr(tables, "RECORDS", tmp_path / "records")
+    tables.keep("small", two_seeds(tmp_path / "sm"))
+    (tmp_path / "README.md").write_text("<!-- table smal -->\nas it was\n<!-- end -->\n")
+    monkeypatch.setattr(tables, "PAGES", (tmp_path / "README.md",))
+    with pytest.raises(AlmaError, match=r"README.md: a block smal, of which there are no records"):
+        tables.everything(["small"])
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
