@@ -53,7 +53,8 @@ def on_page_markdown(markdown: str, **unused: Any) -> str:
     """Put the tour's code where the first page names it, and let links to files lead to the pages made of them."""
     markdown = LINK.sub(lambda link: f"]({link[1]}{PAGES[link[2]]}", markdown)
     code = TOUR.read_text(encoding="utf-8")
-    return markdown.replace("<!-- recipes/tour.py -->", f"```python\n{code}```")
+    begin, _, rest = markdown.partition("<!-- recipes/tour.py -->")
+    return f"{begin}```python\n{code}```{rest.partition('<!-- end -->')[2]}" if rest else markdown
 
 
 def commands_page() -> str:

@@ -16,7 +16,8 @@ ROOT = Path(__file__).parents[2]
 tables = load("tables")
 
 DECIDED = [verdict.value for verdict in Verdict if verdict is not Verdict.NOT_ENOUGH]
-VERDICT = re.compile(rf"\*\*(?:[^*]*: )?({'|'.join(DECIDED)})\*\*|\b(?:did not hold|too close to tell)\b")
+# In bold, or in plain words; in italics the word itself is meant.
+VERDICT = re.compile(rf"\*\*(?:[^*]*: )?({'|'.join(DECIDED)})\*\*|(?<!\*)\b(?:did not hold|too close to tell)\b")
 
 
 def unfounded(text, findings):
