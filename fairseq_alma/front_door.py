@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
     from fairseq_alma.data.stream import Stream
     from fairseq_alma.exchange.load_model import LoadedModel
+    from fairseq_alma.runs.run_folder import RunFolder
 
 AnyPath = Union[str, Path]
 
@@ -121,8 +122,34 @@ def _predictor(path: Path, arrival: Optional[int]) -> Path:
 
     run = RunFolder(path)
     records = [record for record in map(run.read_stage, run.stages()) if record is not None]
-    known = [record for record in records if arrival is None or max(record["megabatches"]) <= arrival]
-    if not known:
-        what = "no stage is complete yet" if arrival is None else f"no model yet at arrival {arrival}"
-        raise AlmaError(f"{path}: {what}; run alma-stream, or give a later arrival")
-    return stage_predictor(run, known[-1])
+    if not records:
+        raise AlmaError(f"{path}: no stage is complete yet; run alma-stream")
+    reached = [max(record["megabatches"]) for record in records]
+    known = range(min(reached), _num_known(run, max(reached)))
+    if arrival is None:
+        arrival = max(reached)
+    if arrival not in known:
+        there = f"arrival {known[0]}" if len(known) == 1 else f"arrivals {known[0]} to {known[-1]}"
+        raise AlmaError(
+            f"{path}: no model yet at arrival {arrival}, there is one at {there}; run alma-stream, or give one of these"
+        )
+    return stage_predictor(run, [record for record, last in zip(records, reached, strict=True) if last <= arrival][-1])
+
+
+def _num_known(run: "RunFolder", last: int) -> int:
+    """Return how many arrivals there are before the update after the last one that is complete, or in the stream.
+
+    Args:
+        run: the run.
+        last: the mega-batch after whose arrival it was updated last.
+    """
+    from fairseq_alma.learners.schedule import stages
+
+    record = run.read_run()
+    assert record is not None
+    options = record["options"]
+    num_megabatches = max(record["stream"]["num_megabatches"], last + 1)
+    planned = stages(num_megabatches, options["wait"], options["replay"], options["drop_rest"])
+    if options.get("iid") is not None:
+        planned = []
+    return min((stage.last_arrival for stage in planned if stage.last_arrival > last), default=num_megabatches)

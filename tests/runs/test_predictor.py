@@ -70,6 +70,26 @@ def test_a_member_is_not_the_ensemble(members, tmp_path):
     assert front_door._predictor(root, None) == root / "stage-001/ensemble.pt"
 
 
+def test_an_arrival_has_the_model_in_force_and_what_the_stream_does_not_have_is_refused(tmp_path):
+    root = write_run(tmp_path / "R", stream=text_stream(num_megabatches=8), wait=3, num_stages=1)
+    write_run(tmp_path / "whole", stream=text_stream(num_megabatches=8), wait=3, drop_rest=True)
+    first, second = "stage-000/member-0/checkpoint_last.pt", "stage-001/member-0/checkpoint_last.pt"
+    for folder in (root, tmp_path / "whole"):
+        touch(folder, FILES["last"], stage=0)
+    touch(tmp_path / "whole", FILES["last"])
+    for arrival in (2, 4, None):
+        assert front_door._predictor(root, arrival) == root / first
+    for arrival, file in ((4, first), (5, second), (7, second), (None, second)):
+        assert front_door._predictor(tmp_path / "whole", arrival) == tmp_path / "whole" / file
+    for folder, arrival, there in ((root, 1, "2 to 4"), (root, 5, "2 to 4"), (tmp_path / "whole", 8, "2 to 7")):
+        message = f"no model yet at arrival {arrival}, there is one at arrivals {there}; run alma-stream, or give one"
+        with pytest.raises(AlmaError, match=message):
+            front_door._predictor(folder, arrival)
+    begun = write_run(tmp_path / "begun", num_stages=0)
+    with pytest.raises(AlmaError, match="no stage is complete yet"):
+        front_door._predictor(begun, 0)
+
+
 def test_weights_that_are_gone_are_named(tmp_path):
     with pytest.raises(AlmaError, match=r"member-0/checkpoint_last.pt: the weights of stage 3 are not kept"):
         stage_predictor(RunFolder(tmp_path), {"stage": 3})
