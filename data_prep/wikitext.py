@@ -4,7 +4,8 @@
 
 Every option but the ones of ``--help`` goes to ``alma-prep-text``. Source: the authors' page (Merity et al. 2016;
 CC BY-SA 3.0). Only the training part is used, since a stream draws its own validation and test sets. In the published
-file an empty line stands between any two paragraphs, so articles are told by their headings (`` = Title = ``).
+file an empty line stands between any two paragraphs, so articles are told by their headings (`` = Title = ``). The text
+that is handed on is kept: in corpora/, or with ``--tokens`` beside STREAM, as X.articles.txt.
 """
 
 import argparse
@@ -12,13 +13,16 @@ import io
 import re
 import zipfile
 from pathlib import Path
-from typing import Iterator, Optional, Sequence, TextIO
+from typing import Iterable, Iterator, Optional, Sequence
 
+from data_prep.compression import strip_compression_suffix
 from data_prep.download import check_sha256, fetch
 from data_prep.text.command import main as prep_text
+from data_prep.text.document import text_of
+from data_prep.text.source import Source
 from fairseq_alma.atomic_file import open_atomically
 from fairseq_alma.cli.entry import command
-from fairseq_alma.cli.parser import Parser
+from fairseq_alma.cli.parser import Parser, utf8_path
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.faults import refuse_no_file
 
@@ -37,21 +41,24 @@ def main(argv: Optional[Sequence[str]] = None) -> Optional[int]:
     parser.add_argument("size", choices=tuple(SHA256), help="millions of words")
     parser.add_argument("--archive", type=Path, help="wikitext-SIZE-v1.zip; fetched to corpora/ if not there")
     parser.add_argument(
-        "--tokens", type=Path, help="wiki.train.tokens already unpacked; not checked, nothing is fetched"
+        "--tokens",
+        type=Path,
+        help="wiki.train.tokens already unpacked, plain or compressed; not checked, nothing is fetched",
     )
+    parser.add_argument("--out", type=utf8_path, required=True, metavar="STREAM", help="folder of the stream")
     args, rest = parser.parse_known_args(argv)
     articles = Path("corpora") / f"wikitext-{args.size}.articles.txt"
     if args.tokens is not None:
-        refuse_no_file(args.tokens, "--tokens", "give wiki.train.tokens, unpacked")
-        articles = args.tokens.with_name(f"{args.tokens.name}.articles.txt")
-        with open(args.tokens, encoding="utf-8") as tokens:
-            write_articles(tokens, articles)
+        refuse_no_file(args.tokens, "--tokens", "give wiki.train.tokens")
+        # Its own folder may be one that is only read.
+        articles = args.out.absolute().parent / f"{strip_compression_suffix(args.tokens.name)}.articles.txt"
+        write_articles(_lines_of(args.tokens), articles)
     else:
         archive = args.archive or articles.parent / f"wikitext-{args.size}-v1.zip"
         fetch(URL.format(size=args.size), archive)
         check_sha256([archive], SHA256[args.size], str(archive))
         _unpack(archive, f"wikitext-{args.size}/wiki.train.tokens", articles)
-    return prep_text([str(articles), *rest])
+    return prep_text([str(articles), "--out", str(args.out), *rest])
 
 
 def _unpack(archive: Path, member: str, articles: Path) -> None:
@@ -62,14 +69,20 @@ def _unpack(archive: Path, member: str, articles: Path) -> None:
         raise AlmaError(f"{archive}: no archive with {member} in it ({error}); fetch it again") from error
 
 
-def write_articles(tokens: TextIO, path: Path) -> None:
+def _lines_of(path: Path) -> Iterator[str]:
+    """Yield the lines of a text in UTF-8, whatever it is compressed with. Raises AlmaError if it is none."""
+    for block, _ in Source(path, str(path), argument=0, form="lines", field="").blocks():
+        yield from text_of(block).removesuffix("\n").split("\n")
+
+
+def write_articles(tokens: Iterable[str], path: Path) -> None:
     """Write the articles of ``wiki.train.tokens`` with an empty line between them and none within."""
     with open_atomically(path, "w") as file:
         for article in articles_of(tokens):
             file.write("\n".join(article) + "\n\n")
 
 
-def articles_of(lines: TextIO) -> Iterator[list[str]]:
+def articles_of(lines: Iterable[str]) -> Iterator[list[str]]:
     """Yield each article as its lines, the empty ones left out.
 
     A heading of the first level begins an article; those of lower levels (`` = = History = = ``) do not.

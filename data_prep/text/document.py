@@ -43,8 +43,12 @@ def documents_of(block: Block) -> list[str]:
     return [stripped for text in texts if (stripped := text.strip())]
 
 
-def _decode(block: Block) -> str:
-    """Return a block as text with plain line feeds."""
+def text_of(block: Block) -> str:
+    """Return a block of bytes as text with plain line feeds.
+
+    Raises:
+        AlmaError: it is no UTF-8 text.
+    """
     content = block.content
     assert isinstance(content, bytes)
     remedy = "the input must be text in UTF-8: convert it (iconv), or leave this file out"
@@ -64,16 +68,16 @@ def _decode(block: Block) -> str:
 
 
 def _paragraphs(block: Block) -> list[str]:
-    return _BLANK_LINE.split(_decode(block))
+    return _BLANK_LINE.split(text_of(block))
 
 
 def _lines(block: Block) -> list[str]:
-    return _decode(block).split("\n")
+    return text_of(block).split("\n")
 
 
 def _json_lines(block: Block) -> list[str]:
     texts = []
-    for number, line in enumerate(_decode(block).split("\n"), start=block.first_line):
+    for number, line in enumerate(text_of(block).split("\n"), start=block.first_line):
         if line and not line.isspace():
             texts.append(_text_of_record(line, block.field, f"{block.label}, line {number}"))
     return texts

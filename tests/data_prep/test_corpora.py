@@ -2,6 +2,7 @@
 
 import hashlib
 import io
+import lzma
 import zipfile
 
 import pytest
@@ -45,6 +46,29 @@ def test_wikitext_is_prepared_from_a_file_at_hand(tmp_path, monkeypatch, form):
     options = ["--out", "s", "--megabatches", "2", "--vocab-size", "256", "--workers", "1"]
     assert wikitext.main(["2", *source, *options]) == 0
     assert sum(split.num_documents for split in Stream.open("s").splits) == 50
+
+
+def test_wikitext_tokens_may_be_compressed_and_stand_where_nothing_can_be_written(tmp_path):
+    lines = "".join(f" = Title {number} = \n \n some words {number} \n \n" for number in range(50_000))
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in/wiki.train.tokens.xz").write_bytes(lzma.compress(lines.encode(), preset=0))
+    assert list(wikitext.articles_of(wikitext._lines_of(tmp_path / "in/wiki.train.tokens.xz"))) == [
+        [f"= Title {number} =", f"some words {number}"] for number in range(50_000)
+    ]
+    small = lzma.compress("".join(lines.splitlines(keepends=True)[:200]).encode())
+    (tmp_path / "in/wiki.train.tokens.xz").write_bytes(small)
+    options = ["--out", str(tmp_path / "out/s"), "--megabatches", "2", "--vocab-size", "256", "--workers", "1"]
+    for _ in range(2):
+        assert wikitext.main(["2", "--tokens", str(tmp_path / "in/wiki.train.tokens.xz"), *options]) == 0
+    assert [path.name for path in (tmp_path / "in").iterdir()] == ["wiki.train.tokens.xz"]
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"s", "wiki.train.tokens.articles.txt"}
+
+
+def test_wikitext_tokens_that_are_no_text_are_one_line(tmp_path):
+    (tmp_path / "wiki.train.tokens").write_bytes(b" = T = \n \n na\xefve\n")
+    with pytest.raises(AlmaError, match=r"wiki.train.tokens, line 3: byte 0xef is not UTF-8; the input must be text"):
+        wikitext.main(["2", "--tokens", str(tmp_path / "wiki.train.tokens"), "--out", str(tmp_path / "s")])
+    assert [path.name for path in tmp_path.iterdir()] == ["wiki.train.tokens"]
 
 
 def test_wikipedia_articles_lose_their_tags(tmp_path, monkeypatch):
