@@ -30,7 +30,8 @@ def build_parser() -> argparse.ArgumentParser:
         "--out",
         type=Path,
         metavar="DIR",
-        help="write there index.html, the tables (.md, .csv, .tex), findings.md and figures/ (.png, .pdf)",
+        help="write there index.html, the tables (.md, .csv, .tex), findings.md and figures/ (.png, .pdf); those of an "
+        "earlier report there that this one does not have are removed, by the list alma-report.json",
     )
     parser.add_argument(
         "--mix", action="store_true", help="put runs on different streams into one table; bits per byte compare"

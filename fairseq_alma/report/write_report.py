@@ -1,12 +1,20 @@
-"""Writes a whole report into a folder: tables, findings, figures and the page that holds them; notices news."""
+"""Writes a whole report into a folder: tables, findings, figures and the page that holds them; notices news.
+
+What it wrote stands in ``alma-report.json`` with its checksums, so that the next report there removes what it does not
+have itself. A file that is not in the list, or not as it was written, is the user's and stays.
+"""
 
 import sys
 import time
 from pathlib import Path
-from typing import Any, Iterator, Optional, Sequence
+from typing import Any, Iterator, Mapping, Optional, Sequence
+
+import msgspec
 
 from fairseq_alma.atomic_file import open_atomically
+from fairseq_alma.data.manifest import file_sha256
 from fairseq_alma.errors import AlmaError
+from fairseq_alma.json_files import Sha256, as_record, read_json_object, write_json_atomically
 from fairseq_alma.report.figures import FigureFile, draw_all
 from fairseq_alma.report.finding import Finding, Verdict
 from fairseq_alma.report.findings import all_findings
@@ -18,8 +26,15 @@ from fairseq_alma.terminal import tell
 
 PAGE = "index.html"
 FIGURES = "figures"
+WRITTEN = "alma-report.json"
 POLL_SECONDS = 2.0
 Findings = Sequence[tuple[Any, Sequence[Finding]]]
+
+
+class Written(msgspec.Struct, frozen=True):
+    """``alma-report.json``: the files of the report, by their paths in its folder, and the SHA-256 of each."""
+
+    files: dict[str, Sha256]
 
 
 class Report:
@@ -40,6 +55,8 @@ class Report:
     def write(self, out: Path, refresh_seconds: Optional[int] = None) -> Path:
         """Write the report and return its page; each file is there whole or not at all.
 
+        Files of an earlier report there that this one does not have are removed.
+
         Where matplotlib is missing, there are no figures, and a line on standard error says what to install. The page
         loads itself anew every ``refresh_seconds``; None: never.
         """
@@ -50,10 +67,15 @@ class Report:
         }
         texts["findings.md"] = findings_markdown(self.findings)
         out.mkdir(parents=True, exist_ok=True)
+        before = _written_before(out)
         for name, text in texts.items():
             _write(out / name, text)
-        page = build_page(self.runs, self.tables, self.findings, self._figures(out), out, refresh_seconds)
-        _write(out / PAGE, page)
+        figures = self._figures(out)
+        _write(out / PAGE, build_page(self.runs, self.tables, self.findings, figures, out, refresh_seconds))
+        drawn = [str(path.relative_to(out)) for figure in figures for path in figure.files.values()]
+        _remove_unchanged(out, {name: sha256 for name, sha256 in before.items() if name not in {PAGE, *texts, *drawn}})
+        files = {name: file_sha256(out / name) for name in (PAGE, *texts, *drawn)}
+        write_json_atomically(out / WRITTEN, {"files": files})
         return out / PAGE
 
     def _figures(self, out: Path) -> list[FigureFile]:
@@ -93,6 +115,23 @@ def findings_markdown(findings: Findings) -> str:
 def _write(path: Path, text: str) -> None:
     with open_atomically(path, "w") as file:
         file.write(text)
+
+
+def _written_before(out: Path) -> dict[str, str]:
+    """Return what `Written` says of the report that is there; nothing where none is, or one from before the list."""
+    path, remedy = out / WRITTEN, "remove it, and tables of an earlier report stay"
+    if not path.exists():
+        return {}
+    return as_record(read_json_object(path, remedy), Written, path, remedy).files
+
+
+def _remove_unchanged(out: Path, files: Mapping[str, str]) -> None:
+    """Remove files of a report that are in its folder, as they were written."""
+    for name, sha256 in files.items():
+        path = out / name
+        is_inside = path.parent in (out, out / FIGURES) and not path.is_symlink()  # whatever the list says
+        if is_inside and path.is_file() and file_sha256(path) == sha256:
+            path.unlink()
 
 
 def changes(paths: Sequence[Path]) -> Iterator[None]:
