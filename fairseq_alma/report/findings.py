@@ -75,7 +75,7 @@ def _findings(runs: RunTable) -> list[Finding]:
     pairs = _pairs(evidence)
     early = "one mega-batch" if evidence.early == 0 else "a tenth of the stream"
     words = {"anytime": evidence.measure.anytime, "early": early}
-    copies = [spread.mean for each in groups if _copies(each) and (spread := each.spread("max_jump"))]
+    copies = [max(spread.by_seed.values()) for each in groups if _copies(each) and (spread := each.spread("max_jump"))]
     findings = []
     for claim in _claims():
         if kind in claim["kinds"]:

@@ -225,7 +225,8 @@ def seed_table(groups: Sequence[Experiment], measure: Measure) -> Table:
         spreads = {t: Spread.of(dict(zip(at.seeds, at.value, strict=True))) for t, at in found}
         cells = {title: measure.spread_cell(spreads.get(t), WAITING) for t, title in enumerate(titles)}
         rows.append(row | cells)
-    mark_best(rows, set(titles) - hidden)
+    on_streams = [row for row, experiment in zip(rows, several, strict=True) if not experiment.first.iid]
+    mark_best(on_streams, set(titles) - hidden)
     notes = SEED_NOTES.format(name=measure.name, unit=measure.in_percent(", in percent"))
     num_names = len(naming(several[0])) if several else 1
     title = f"Test {measure.name} over seeds"

@@ -344,10 +344,10 @@ def test_smoothness_of_image_mixtures_is_told_by_the_loss_not_by_the_error(tmp_p
 
 
 def test_what_growth_by_copies_does_stands_beside_what_splits_do(tmp_path):
-    roots = [write_run(tmp_path / method, [9.0, 8.0], "gmoe", text_stream(2), num_experts=(4, 6), grow_method=method,
+    roots = [write_run(tmp_path / f"{method}-{seed}", [9.0, 8.0], "gmoe", text_stream(2), seed, num_experts=(4, 6),
                        stage_extras=[{}, {"before_growth": {"valid": {"loss": 3.0, "ppl": 10.0}},
-                                          "after_growth": {"valid": {"loss": 3.0, "ppl": after}}}])
-             for method, after in (("split", 10.0), ("copy", 10.5))]  # fmt: skip
+                                          "after_growth": {"valid": {"loss": 3.0, "ppl": after}}}], grow_method=method)
+             for method, seed, after in (("split", 1, 10.0), ("copy", 1, 10.5), ("copy", 2, 10.1))]  # fmt: skip
     finding = about(verdicts(roots), "smooth")
     assert finding.verdict is Verdict.HELD
     assert finding.decided_by.endswith("Growth of a flat mixture, as by copies, changes it by up to 0.049 nats.")

@@ -72,6 +72,10 @@ def test_sequential_learning_stands_beside_its_control(tmp_path):
     found = tables(runs)
     assert texts(found["iid"]) == [["Ens_w1", "4@2", "25.50", "26.00", "24.50", "25.00"]]
     assert [row["learner"] for row in rows(found["summary"])] == ["Ens_w1"]
+    again = [write_run(tmp_path / f"seq-{seed}", [30.0, 28.0, 26.0, 25.0], seed=seed) for seed in (1, 2)]
+    again += [write_run(tmp_path / f"iid-{seed}", [20.0], iid=2, seed=seed) for seed in (1, 2)]
+    seeds = tables(again)["seeds"]
+    assert "20.00 ± 0.00" in seeds.markdown() and not any(cell.is_best for row in seeds.rows for cell in row)
 
 
 def test_growth_of_many_steps_is_one_row_for_each_run(tmp_path):
