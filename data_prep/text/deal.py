@@ -148,9 +148,11 @@ def _cut(words: np.ndarray, shares: Shares, arguments: np.ndarray) -> np.ndarray
     valid, test = shares.held_out_words(total)
     num_megabatches = shares.num_megabatches
     if valid + test >= total:
+        given = {"--valid-words": shares.valid_words, "--test-words": shares.test_words}
+        asked = {flag: f"{count:,}" for flag, count in given.items() if count is not None}  # the rest is shared out
         raise AlmaError(
-            f"--valid-words, --test-words: {valid:,.0f} and {test:,.0f} words asked for, but there are only {total:,}; "
-            "give smaller numbers or more text"
+            f"{', '.join(asked)}: {' and '.join(asked.values())} words asked for, but there are only {total:,}; give "
+            "fewer, or more text"
         )
     pieces = 1 if shares.by_argument else num_megabatches
     targets = [valid, test] + [(total - valid - test) / pieces] * (pieces - 1)

@@ -14,6 +14,7 @@ from fairseq_alma.cli.parser import Parser, utf8_path
 
 DEFAULT_VOCAB_SIZE = 50_000
 DEFAULT_FIELD = "text"
+FORMS_OF_TEXT = ("text", "lines")  # in which there are no fields
 MAX_INPUTS = 65_535  # they are numbered in 16 bits
 MAX_WORKERS = 1024
 MAX_VOCAB_SIZE = 2**24
@@ -40,7 +41,7 @@ class PrepOptions:
     megabatches: int
     seed: int
     form: Optional[str]
-    field: str
+    field: Optional[str]
     tokenizer: Optional[Path]
     tokenizer_kind: str
     tokenizer_words: int
@@ -53,6 +54,11 @@ class PrepOptions:
     append: bool
     workers: int
 
+    @property
+    def text_field(self) -> str:
+        """Field or column that holds the text."""
+        return DEFAULT_FIELD if self.field is None else self.field
+
     def that_decide(self, tokenizer_sha256: Optional[str]) -> dict[str, Any]:
         """Return the options that decide what the stream contains, by their flags.
 
@@ -64,7 +70,7 @@ class PrepOptions:
             "--one-per-input": self.one_per_input,
             "--seed": self.seed,
             "--format": self.form,
-            "--field": self.field,
+            "--field": self.text_field,
             "--keep-duplicates": self.keep_duplicates,
         }
         if self.append:
@@ -121,8 +127,8 @@ def _parser() -> argparse.ArgumentParser:
         nargs="+",
         metavar="INPUT",
         help="text, JSON lines, Parquet or Arrow (a folder of datasets' save_to_disk); plain, .gz, .bz2, .xz or .zst; "
-        "a folder stands for all files in it (recursively, sorted, hidden ones left out), - for standard input; a pipe "
-        "will do: <(command), and an address that fsspec reads: s3://...",
+        "a folder stands for all files in it (recursively, sorted, hidden ones and the folder of --out left out), - for "
+        "standard input; a pipe will do: <(command), and an address that fsspec reads: s3://...",
     )
     parser.add_argument("--out", type=utf8_path, required=True, metavar="STREAM", help="folder of the stream")
     _add_reading_options(parser.add_argument_group("reading"))
@@ -151,9 +157,8 @@ def _add_reading_options(group: Any) -> None:
     group.add_argument(
         "--field",
         type=utf8,
-        default=DEFAULT_FIELD,
         metavar="NAME",
-        help="field (jsonl) or column (parquet, arrow) that holds the text (default: %(default)s)",
+        help=f"field (jsonl) or column (parquet, arrow) that holds the text (default: {DEFAULT_FIELD})",
     )
     group.add_argument(
         "--keep-duplicates",
@@ -245,6 +250,8 @@ def _check(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
     if args.append:
         for flag in _given({**training, **fixed}):
             parser.error(f"{flag}: with --append this is what the stream has already; leave it out")
+    if args.field is not None and args.format in FORMS_OF_TEXT:
+        parser.error(f"--field {args.field}: --format {args.format} has no fields; leave one of them out")
     num_megabatches = len(args.inputs) if args.one_per_input else args.megabatches
     if num_megabatches is None:
         parser.error("--megabatches B is needed, or --one-per-input")

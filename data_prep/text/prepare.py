@@ -9,7 +9,7 @@ import numpy as np
 
 from data_prep.build_folder import BuildFolder, refuse_other_command, stream_at
 from data_prep.text.deal import Deal, Shares, deal_documents
-from data_prep.text.options import HOLDOUT_WORDS, PrepOptions
+from data_prep.text.options import FORMS_OF_TEXT, HOLDOUT_WORDS, PrepOptions
 from data_prep.text.pool import run_apart
 from data_prep.text.source import Source, find_sources
 from data_prep.text.survey import Survey, survey_documents
@@ -35,8 +35,9 @@ def prepare(options: PrepOptions) -> Optional[Stream]:
         StreamTokenizer(options.tokenizer)  # a broken one shows now, not after the first pass
     with BuildFolder(options.out, "alma-prep-text") as build:
         there = _stream_at(options)  # as it is under the lock
-        sources = find_sources(options.inputs, options.form, options.field, build.path)
+        sources = find_sources(options.inputs, options.form, options.text_field, build.path, options.out)
         _refuse_own_output(options, sources)
+        _refuse_idle_field(options, sources)
         before = [_stamp(source) for source in sources]
         record = _record_of(options, sources)
         if there is not None and _completed_before(options, there, record):
@@ -190,6 +191,14 @@ def _refuse_own_output(options: PrepOptions, sources: Sequence[Source]) -> None:
     for source in sources:
         if out in source.path.resolve().parents:
             raise AlmaError(f"--out {options.out}: holds the input {source.label}; choose a folder outside the input")
+
+
+def _refuse_idle_field(options: PrepOptions, sources: Sequence[Source]) -> None:
+    if options.field is not None and all(source.form in FORMS_OF_TEXT for source in sources):
+        raise AlmaError(
+            f"--field {options.field}: {sources[0].label} is plain text, which has no fields; leave --field out, or "
+            "give --format"
+        )
 
 
 def _stamp(source: Source) -> tuple[int, int]:

@@ -73,7 +73,9 @@ class Source:
             yield from _byte_blocks(self)
 
 
-def find_sources(inputs: Sequence[str], form: Optional[str], field: str, folder: Path) -> list[Source]:
+def find_sources(
+    inputs: Sequence[str], form: Optional[str], field: str, folder: Path, out: Optional[Path] = None
+) -> list[Source]:
     """Return every file that the inputs mean: folders recursively, in the order of their names.
 
     Standard input and pipes are copied to files first, because every input is read more than once.
@@ -84,12 +86,17 @@ def find_sources(inputs: Sequence[str], form: Optional[str], field: str, folder:
         form: how documents stand in all of them; None to go by each file's name and content.
         field: where the text is in a record.
         folder: where the copies go.
+        out: where the stream will be, or is: no part of a folder that it lies in.
 
     Raises:
         AlmaError: an input does not exist or cannot be read, or a folder holds no file, or something that is none.
     """
     # What cannot be read shows before a pipe is waited for.
-    found = [None if given == STANDARD_INPUT or _REMOTE.match(given) else _files_of(Path(given)) for given in inputs]
+    left_out = None if out is None else out.resolve()
+    found = [
+        None if given == STANDARD_INPUT or _REMOTE.match(given) else _files_of(Path(given), left_out)
+        for given in inputs
+    ]
     sources = []
     for argument, (given, files) in enumerate(zip(inputs, found, strict=True)):
         if files is None:
@@ -153,7 +160,7 @@ def _open_pipe(given: str) -> IO[bytes]:
     return pipe
 
 
-def _files_of(given: Path) -> Optional[list[Path]]:
+def _files_of(given: Path, left_out: Optional[Path]) -> Optional[list[Path]]:
     """Return the files that an input means; None: it is a pipe."""
     try:
         mode = given.stat().st_mode
@@ -164,7 +171,7 @@ def _files_of(given: Path) -> Optional[list[Path]]:
     except PermissionError as error:
         raise _unreadable(given) from error
     if stat.S_ISDIR(mode):
-        return _files_in(given)
+        return _files_in(given, left_out)
     if stat.S_ISFIFO(mode):
         return None
     if not stat.S_ISREG(mode):
@@ -172,15 +179,15 @@ def _files_of(given: Path) -> Optional[list[Path]]:
     return [given]
 
 
-def _files_in(folder: Path) -> list[Path]:
-    """Return the files in a folder and the folders in it, hidden ones left out, in the order of their names."""
+def _files_in(folder: Path, left_out: Optional[Path]) -> list[Path]:
+    """Return the files in a folder and the folders in it, but one and hidden ones, in the order of their names."""
 
     def refuse(error: OSError) -> None:
         raise _unreadable(Path(error.filename)) from error
 
     files = []
     for root, folders, names in os.walk(folder, onerror=refuse):
-        folders[:] = [name for name in folders if not name.startswith(".")]
+        folders[:] = [name for name in folders if not name.startswith(".") and Path(root, name).resolve() != left_out]
         for name in folders:
             if os.path.islink(os.path.join(root, name)):
                 tell(f"note: {Path(root, name)}: a link to a folder, which is not followed", sys.stderr)

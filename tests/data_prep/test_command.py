@@ -136,6 +136,22 @@ def test_same_command_again_does_nothing_and_says_so(text, tmp_path, capsys):
     assert (tmp_path / "stream/stream.json").stat().st_mtime_ns == before
 
 
+def test_what_lies_in_out_is_no_input_the_first_time_and_the_second(text, tmp_path, capsys):
+    create(tmp_path, tmp_path / "deep/stream")
+    capsys.readouterr()
+    stream = create(tmp_path, tmp_path / "deep/stream")
+    assert "nothing to do" in capsys.readouterr().out
+    assert [each["name"] for each in stream.history[0]["inputs"]] == ["text.txt"]
+    with pytest.raises(AlmaError, match="stream: holds the input"):
+        create(tmp_path / "deep/stream", tmp_path / "deep/stream")
+
+
+def test_a_field_of_plain_text_is_refused(text, tmp_path):
+    with pytest.raises(AlmaError, match=r"^--field body: .*text.txt is plain text, which has no fields; leave --field"):
+        create(text, tmp_path / "stream", "--field", "body")
+    assert sorted(os.listdir(tmp_path)) == ["text.txt"]
+
+
 @pytest.mark.parametrize(
     ("more", "message"),
     [
@@ -354,6 +370,10 @@ def test_killed_run_does_not_hinder_the_next_one(text, tmp_path):
         (["a", "--out", "s", "--megabatches", "1", "--vocab-size", "9223372036854775808"], "a number below 2^63"),
         (["a", "--out", "s", "--megabatches", "1", "--vocab-size", "9223372036854775807"], "at most 16777216"),
         (["a", "--out", "s", "--megabatches", "1", "--field", "\udcff"], "a name in UTF-8 is needed"),
+        (
+            ["a", "--out", "s", "--megabatches", "1", "--field", "body", "--format", "lines"],
+            "lines has no fields; leave",
+        ),
     ],
 )
 def test_usage_errors_end_with_status_2(arguments, message, capsys):

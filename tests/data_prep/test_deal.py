@@ -110,7 +110,9 @@ def test_later_arrivals_have_no_held_out_sets():
     ("shares", "message"),
     [
         (Shares(20), r"--megabatches 20: 10 documents .* leave mega-batch \d+ without a document"),
-        (Shares(2, valid_words=10**9), "--valid-words, --test-words: 1,000,000,000"),
+        (Shares(2, valid_words=10**9), "^--valid-words: 1,000,000,000 words asked for, but there are only 1,000; give"),
+        (Shares(2, test_words=1000), "^--test-words: 1,000 words asked for, but there are only 1,000; give fewer, or"),
+        (Shares(2, valid_words=1, test_words=1000), "^--valid-words, --test-words: 1 and 1,000 words asked for, but"),
         (Shares(2, valid_words=1), "leave the validation set without a document"),
         (Shares(2, by_argument=True), "--one-per-input: .* leave mega-batch 1 without a document"),
     ],
