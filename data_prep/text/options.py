@@ -127,8 +127,8 @@ def _parser() -> argparse.ArgumentParser:
         nargs="+",
         metavar="INPUT",
         help="text, JSON lines, Parquet or Arrow (a folder of datasets' save_to_disk); plain, .gz, .bz2, .xz or .zst; "
-        "a folder stands for all files in it (recursively, sorted, hidden ones and the folder of --out left out), - for "
-        "standard input; a pipe will do: <(command), and an address that fsspec reads: s3://...",
+        "a folder stands for all files in it (recursively, sorted, hidden ones and the folder of --out left out), - "
+        "for standard input; a pipe will do: <(command), and an address that fsspec reads: s3://...",
     )
     parser.add_argument("--out", type=utf8_path, required=True, metavar="STREAM", help="folder of the stream")
     _add_reading_options(parser.add_argument_group("reading"))
