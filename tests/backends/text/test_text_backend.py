@@ -113,7 +113,8 @@ def test_an_evaluation_without_a_result_is_an_error(backend, launched):
 @pytest.mark.parametrize("loss", [math.nan, math.inf, 1024.0, 5e4])
 def test_a_diverged_training_is_an_error(backend, launched, loss):
     launched.lines = [RESULT.format(loss)]
-    with pytest.raises(AlmaError, match=r"valid.log: the loss on valid is (nan|inf|1024.0|50000.0), so the training diverged.*--lr"):
+    message = r"valid.log: the loss on valid is (nan|inf|1024\.0|50000\.0), so the training diverged.*--lr"
+    with pytest.raises(AlmaError, match=message):
         backend.test(work(backend, PLAN))
 
 
