@@ -23,7 +23,12 @@ options.add_argument("--text", help="text of your own, documents separated by em
 options.add_argument("--updates", default="60", help="updates for each mega-batch (default: %(default)s)")
 args = options.parse_args()
 folder = Path(args.folder)
-folder.mkdir(parents=True, exist_ok=True)
+if args.text and not Path(args.text).is_file():
+    options.exit(2, f"{args.text}: no such file\n")
+try:
+    folder.mkdir(parents=True, exist_ok=True)
+except OSError as error:
+    options.exit(2, f"{folder}: cannot be a folder ({error.strerror}); name another one\n")
 
 
 def run(command, *words: object) -> None:

@@ -68,6 +68,25 @@ def test_the_examples_of_the_front_door_hold(name, tour, monkeypatch):
     assert results.failed == 0 and results.attempted > 1
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["out", "--text", "nothere.txt"], "nothere.txt: no such file\n"),
+        (["taken"], "taken: cannot be a folder (File exists); name another one\n"),
+    ],
+)
+def test_a_text_or_folder_that_cannot_be_is_one_line_and_nothing_is_written(
+    words, said, tmp_path, checkout, monkeypatch, capsys
+):
+    (tmp_path / "taken").touch()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["tour.py", *words])
+    with pytest.raises(SystemExit) as stopped:
+        runpy.run_path(str(checkout / "recipes" / "tour.py"), run_name="__main__")
+    assert (stopped.value.code, capsys.readouterr().err) == (2, said)
+    assert [path.name for path in tmp_path.iterdir()] == ["taken"]
+
+
 def test_a_model_that_is_not_there_is_one_line(tour, tmp_path):
     folder = tour[0]
     with pytest.raises(AlmaError, match="no run, so there is no model at arrival 1"):
