@@ -6,7 +6,8 @@
 
 Of the kept records ``tables.py`` writes them into anytime/README.md: ``<!-- arms NAME OPTION... -->``. ``oracle-kK`` is
 retrained on the first K mega-batches. Regret: the loss on test at an arrival minus that of the oracle of the same seed,
-in nats per token. Intervals: 95 %, of Student's t over paired seeds.
+in nats per token. Intervals: 95 %, of Student's t over paired seeds. Of a regret the verdict asks whether it is below
+1 %, of a difference from another arm whether it is on either side.
 """
 
 import argparse
@@ -18,6 +19,7 @@ from collections import defaultdict
 from pathlib import Path
 from typing import NamedTuple, Optional, Sequence
 
+from fairseq_alma.errors import AlmaError
 from fairseq_alma.metrics.anytime import updates_for_loss
 from fairseq_alma.report.read_run import RunTable, read_run
 from fairseq_alma.report.spread import Spread, half_width
@@ -47,7 +49,9 @@ Key = tuple[str, str, int]  # arm, learning rate, seed
 
 
 def arms_of(runs: RunTable) -> dict[Key, Run]:
-    """Gather runs into arms; an oracle's stages come from one run for each arrival."""
+    """Gather runs into arms; an oracle's stages come from one run for each arrival. Raises AlmaError if none are."""
+    if runs.facts.empty or not runs.facts.is_text.all():
+        raise AlmaError("no runs on text called ARM-lrLR-seedN are there; give the folder that the runs lie in")
     arms: dict[Key, Run] = defaultdict(lambda: Run(*({} for _ in Run._fields)))
     done = runs.arrivals[runs.arrivals.done]
     figures = {"valid": done.valid.map(math.log), "test": done.loss * math.log(2)}
@@ -56,7 +60,8 @@ def arms_of(runs: RunTable) -> dict[Key, Run]:
     names = runs.facts.path.map(lambda path: NAME.fullmatch(path.name))
     for row, run, arrival in zip(done.index, done.run, done.arrival, strict=True):
         name = names[run]
-        assert name is not None
+        if name is None:
+            raise AlmaError(f"{runs.facts.path[run]}: not called ARM-lrLR-seedN, so this is the run of no arm")
         arm = arms[name["arm"], name["lr"], int(name["seed"])]
         for field, values in figures.items():
             getattr(arm, field)[arrival] = values[row]
@@ -67,11 +72,21 @@ def arms_of(runs: RunTable) -> dict[Key, Run]:
     return dict(arms)
 
 
+def names_of(arms: dict[Key, Run]) -> list[str]:
+    """Return the arms, each with its seeds."""
+    seeds: dict[str, set[int]] = defaultdict(set)
+    for name, _, seed in sorted(arms):
+        seeds[name].add(seed)
+    return [f"{name} (seed {' '.join(map(str, sorted(found)))})" for name, found in seeds.items()]
+
+
 def best_lr(arms: dict[Key, Run], arm: str, seed: int) -> str:
     """Return the learning rate with the lowest loss on valid, its mean over the arrivals."""
     tried = {lr: run.valid.values() for (name, lr, of), run in arms.items() if (name, of) == (arm, seed)}
     if not tried:
-        raise SystemExit(f"--best-lr {arm}: no run of this arm with seed {seed}")
+        raise AlmaError(
+            f"--best-lr {arm}: no stage of this arm has ended with seed {seed}; there are {', '.join(names_of(arms))}"
+        )
     furthest = max(map(len, tried.values()))
     return min((lr for lr in tried if len(tried[lr]) == furthest), key=lambda lr: statistics.fmean(tried[lr]))
 
@@ -83,15 +98,17 @@ def interval(values: Sequence[float]) -> str:
     return f"{mean:+.4f}" + ("" if half is None else f" ± {half:.4f}")
 
 
-def verdict(values: Sequence[float]) -> str:
-    """Say whether a regret is below the margin, above it, or neither for certain."""
+def verdict(values: Sequence[float], two_sided: bool) -> str:
+    """Say whether a regret is below the margin or above it, a difference within it or beyond, or neither surely."""
     half = half_width(Spread.of(dict(enumerate(values))) or Spread(0))
     if half is None:
         return "one seed"
     mean = statistics.fmean(values)
-    if mean + half < MARGIN:
+    if mean + half < MARGIN and (not two_sided or mean - half > -MARGIN):
         return "within 1 %"
-    return "worse than 1 %" if mean - half > MARGIN else "not decided"
+    if mean - half > MARGIN:
+        return "above by more than 1 %" if two_sided else "worse than 1 %"
+    return "below by more than 1 %" if two_sided and mean + half < -MARGIN else "not decided"
 
 
 def compute_multiplier(run: Run, oracle: Run) -> Optional[float]:
@@ -129,9 +146,21 @@ def choose(arms: dict[Key, Run], tune_seed: int) -> Chosen:
     return Chosen(rates, runs, arrivals, min(valid, key=lambda name: valid[name]) if valid else None)
 
 
-def tables(arms: dict[Key, Run], tune_seed: int, against: Optional[str] = None) -> str:
-    """Write all tables in Markdown; regret against the oracle, or against another arm."""
+def left_out(arms: dict[Key, Run], tune_seed: int) -> list[str]:
+    """Return the arms, each with its seeds, that no table shows: of unknown rate, or not complete."""
+    shown = {name for name, _ in choose(arms, tune_seed).runs}
+    return names_of({key: run for key, run in arms.items() if key[0] not in shown})
+
+
+def tables(arms: dict[Key, Run], tune_seed: int, against: Optional[str] = None, two_sided: bool = False) -> str:
+    """Write all tables in Markdown; regret against the oracle, or differences from another arm."""
     rates, runs, arrivals, oracle = choose(arms, tune_seed)
+    complete = sorted({name for name, _ in runs})
+    if against not in (None, *complete):
+        raise AlmaError(
+            f"--against {against}: no such arm has a complete run with the rate that seed {tune_seed} chooses; "
+            f"choose from {', '.join(complete)}"
+        )
     oracle = against or oracle
     titles = [f"t{arrival}" for arrival in arrivals]
     lines = ["| arm | learning rate | seeds | " + " | ".join(f"{t} ppl" for t in titles) + " | FLOPs |"]
@@ -146,7 +175,7 @@ def tables(arms: dict[Key, Run], tune_seed: int, against: Optional[str] = None) 
     if oracle is None:
         return "\n".join([*lines, "", "no oracle is complete yet"])
     others = [name for name in rates if name != oracle]
-    return "\n".join([*lines, "", *_regret_table(runs, others, oracle, arrivals, titles)])
+    return "\n".join([*lines, "", *_regret_table(runs, others, oracle, arrivals, titles, two_sided)])
 
 
 def costs(arms: dict[Key, Run], tune_seed: int) -> str:
@@ -165,11 +194,15 @@ def costs(arms: dict[Key, Run], tune_seed: int) -> str:
 
 
 def draw(arms: dict[Key, Run], tune_seed: int, path: Path) -> None:
-    """Draw the regret at each arrival with its intervals."""
+    """Draw the regret at each arrival with its intervals. Raises AlmaError if there is none, or the file cannot be."""
     from matplotlib import pyplot
 
     _, runs, arrivals, oracle = choose(arms, tune_seed)
-    assert oracle is not None
+    if oracle is None or not any(name in SHOWN and (oracle, seed) in runs for name, seed in runs):
+        raise AlmaError(
+            f"--figure {path}: complete runs of {', '.join(SHOWN)} (one at least) and of one of {', '.join(FIRST_OF)} "
+            f"are needed; there are {', '.join(names_of(arms))}"
+        )
     figure, axes = pyplot.subplots(figsize=(6, 3.2), layout="constrained")
     for shift, (name, label) in enumerate(SHOWN.items()):
         seeds = [seed for each, seed in runs if each == name and (oracle, seed) in runs]
@@ -184,14 +217,23 @@ def draw(arms: dict[Key, Run], tune_seed: int, path: Path) -> None:
     axes.axhline(0, color="0.5", linewidth=0.8)
     axes.set(xlabel="arrival", ylabel="regret against retraining, nats", xticks=arrivals)
     axes.legend(frameon=False, fontsize=8)
-    figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
+    try:
+        figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
+    except (OSError, ValueError) as error:  # ValueError: matplotlib writes no such format; it lists those that it does
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise AlmaError(f"--figure {path}: cannot be written, {reason}; give a file .svg in a folder") from error
 
 
 def _regret_table(
-    runs: dict[tuple[str, int], Run], names: Sequence[str], oracle: str, arrivals: list[int], titles: list[str]
+    runs: dict[tuple[str, int], Run],
+    names: Sequence[str],
+    oracle: str,
+    arrivals: list[int],
+    titles: list[str],
+    two_sided: bool,
 ) -> list[str]:
     head = (
-        f"| regret against {oracle}, nats | seeds | "
+        f"| {'difference from' if two_sided else 'regret against'} {oracle}, nats | seeds | "
         + " | ".join(titles)
         + " | sum | share of the gap closed | compute multiplier at the end |"
     )
@@ -212,7 +254,7 @@ def _regret_table(
         ratios = [compute_multiplier(run, oracles[s]) for s, run in own.items()]
         known = [ratio for ratio in ratios if ratio is not None]
         multiplier = f"{statistics.fmean(known):.2f}" if len(known) == len(ratios) else "–"
-        cells = [f"{interval(values)} ({verdict(values)})" for values in regrets]
+        cells = [f"{interval(values)} ({verdict(values, two_sided)})" for values in regrets]
         share = f"{100 * statistics.fmean(closed):.0f} %" if closed else "–"
         lines.append(
             f"| {name} | {len(own)} | " + " | ".join(cells) + f" | {interval(sums)} | {share} | {multiplier} |"
@@ -247,19 +289,31 @@ def block(runs: RunTable, *options: str) -> str:
     return output(runs, parser().parse_args(options))
 
 
-def output(runs: RunTable, args: argparse.Namespace) -> str:
-    """Return what is asked for. Raises SystemExit if there are no such runs."""
-    arms = {key: run for key, run in arms_of(runs).items() if args.seeds is None or key[2] in args.seeds}
+def asked(runs: RunTable, args: argparse.Namespace) -> tuple[dict[Key, Run], int]:
+    """Return the arms with the seeds that are asked for, and the seed that chooses among learning rates."""
+    found = arms_of(runs)
+    arms = {key: run for key, run in found.items() if args.seeds is None or key[2] in args.seeds}
+    seeds = sorted({seed for *_, seed in arms})
+    if not found:
+        raise AlmaError("no stage of these runs has ended; the tables begin with the first that has")
     if not arms:
-        raise SystemExit("no runs called ARM-lrLR-seedN are there, or none of these --seeds")
-    tune_seed = min(seed for *_, seed in arms) if args.seed is None else args.seed
+        raise AlmaError(f"none of these --seeds are there; there are {', '.join(names_of(found))}")
+    if args.seed not in (None, *seeds):
+        raise AlmaError(f"--seed {args.seed}: no run has it; choose from {', '.join(map(str, seeds))}")
+    return arms, seeds[0] if args.seed is None else args.seed
+
+
+def output(runs: RunTable, args: argparse.Namespace) -> str:
+    """Return what is asked for. Raises AlmaError if there are no such runs."""
+    arms, tune_seed = asked(runs, args)
     if args.figure:
         draw(arms, tune_seed, args.figure)
     if args.costs:
         return f"{costs(arms, tune_seed)}\n"
     if args.best_lr:
         return f"{best_lr(arms, args.best_lr, tune_seed)}\n"
-    shown = tables(arms, tune_seed, args.against)
+    two_sided = args.differences or args.against not in (None, *FIRST_OF)
+    shown = tables(arms, tune_seed, args.against, two_sided)
     return (shown.partition("\n\n")[2] if args.differences else shown) + "\n"
 
 
@@ -269,7 +323,15 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     options.add_argument("--runs", type=Path, required=True, help="folder of the runs")
     args = options.parse_args(argv)
     paths = [path.parent for path in sorted(args.runs.glob("*/run.json")) if NAME.fullmatch(path.parent.name)]
-    print(output(RunTable.of(map(read_run, paths)), args), end="")
+    if not paths:
+        found = "no runs called ARM-lrLR-seedN in it" if args.runs.is_dir() else "no such folder"
+        raise AlmaError(f"--runs {args.runs}: {found}; give the folder that the runs of the arms lie in")
+    runs = RunTable.of(map(read_run, paths))
+    print(output(runs, args), end="")
+    arms, tune_seed = asked(runs, args)
+    if not args.best_lr and (names := left_out(arms, tune_seed)):
+        why = f"no complete run with the rate that seed {tune_seed} chooses"
+        print(f"left out: {', '.join(names)}: {why}; --seed gives another seed", file=sys.stderr)
     return 0
 
 
