@@ -88,7 +88,7 @@ class LoadedModel:
 
         Args:
             prompt: text.
-            max_new_tokens: tokens to write at most.
+            max_new_tokens: tokens to write at most; no more than the model takes with the prompt.
             seed: of sampling; None: the most probable token each time.
             options: of transformers' ``generate``: ``temperature``, ``top_p``, ``num_beams``, ….
         """

@@ -119,6 +119,8 @@ def _experiments(evidence: Evidence) -> DataFrame:
     counting = [each.complete for each in groups if _counts(each)]
     ranks = {size: rank for rank, size in enumerate(sizes_in_order(concat(counting)) if counting else [])}
     frame = DataFrame([each.first for each in groups]).drop(columns="Index")
+    votes = frame.options.map(lambda options: options.get("combine") == "vote") & (frame.learner == "ens")
+    frame["learner"] = frame.learner.mask(votes, "vote")  # of the models of an Ens, which counts in its place
     frame["gate"] = [_gate(each.first.train_options) for each in groups]
     frame["num_experts_given"] = [str(each.first.train_options.get("--num-experts", "")) for each in groups]
     frame["label"], frame["times"] = [each.label for each in groups], [each.times for each in groups]

@@ -12,12 +12,13 @@ import jinja2
 
 from fairseq_alma.errors import printable
 from fairseq_alma.report.experiment import experiments
+from fairseq_alma.learners.learner import flag
 from fairseq_alma.report.figures import FigureFile
 from fairseq_alma.report.finding import Finding, Verdict
 from fairseq_alma.report.read_run import RunTable
 from fairseq_alma.report.spelling import IMAGES, TEXT, experiment_key, show_count, show_power
 from fairseq_alma.report.table import Table
-from fairseq_alma.runs.run_record import FREE_OPTIONS
+from fairseq_alma.runs.run_record import FREE_OPTIONS, OPTION_OF
 
 MAX_SVG_BYTES = 600_000  # a drawing of more is heavier than its picture
 MARKS = dict(zip(Verdict, ("held", "part", "not", "close", "few", "few"), strict=True))
@@ -110,12 +111,9 @@ def command_of(run: Any) -> str:
 def _spelled(name: str, value: Any) -> tuple[str, Any]:
     """Return the option, and its value, that a key of run.json stands for.
 
-    Two are no option as they stand: ``best_every`` is ``--save-every`` where it decides which weights are tested, and
-    of ``--jobs`` there is only that it was given, as any number gives the same files.
+    Of ``--jobs`` there is only that it was given, as any number gives the same files.
     """
-    if name == "best_every":
-        return "--save-every", value
-    return f"--{name.replace('_', '-')}", 1 if name == "jobs" else value
+    return OPTION_OF.get(name, flag(name)), 1 if name == "jobs" else value
 
 
 def stream_name(run: Any) -> str:

@@ -21,6 +21,8 @@ FREE_OPTIONS = (
 )
 # They change the last digits: a run keeps to them, a report takes no notice.
 ROUNDING_OPTIONS = ("jobs", "side_by_side")
+OPTION_OF = {"best_every": "--save-every"}
+"""Keys of run.json that are no option as they stand: where ``--save-every`` decides which weights are tested."""
 _DISTRIBUTIONS = {"torch": ("torch",), "fairseq": ("ve-fairseq", "fairseq"), "fairseq_alma": ("fairseq-alma",)}
 
 
@@ -115,7 +117,8 @@ def _differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]
             if name == "grow_schedule" and f"{new},".startswith(f"{old},"):
                 continue  # the stream has more stages now
             if old != new:
-                found.append(f"{prefix}{name.replace('_', '-')} {_spell(old)} then, {_spell(new)} now")
+                option = OPTION_OF.get(name, f"{prefix}{name.replace('_', '-')}")
+                found.append(f"{option} {_spell(old)} then, {_spell(new)} now")
     return found
 
 

@@ -251,6 +251,16 @@ def test_the_operating_point_matters(tmp_path):
     assert about(found, "operating point").verdict is Verdict.IN_PART
 
 
+def test_a_vote_is_no_second_ensemble(tmp_path):
+    runs = [image_run(tmp_path, "umix", 4, 1, 0.30), image_run(tmp_path, "ens", 4, 1, 0.35)]
+    runs += [image_run(tmp_path, "umix", 64, 1, 0.20), image_run(tmp_path, "ens", 64, 1, 0.10)]
+    runs += [image_run(tmp_path / "vote", "ens", width, 1, 0.31, combine="vote") for width in (4, 64)]
+    found = verdicts(flat(runs))
+    assert len(about(found, "operating point").comparisons) == 2
+    (comparison,) = about(found, "Ens is the best learner").comparisons
+    assert comparison.higher.startswith("UMix")
+
+
 def test_one_half_of_a_claim_is_no_verdict_on_it_but_contradicts_it(tmp_path):
     sizes = [image_run(tmp_path, "sm", width, 1, 0.4) for width in (4, 64)]
     half = [image_run(tmp_path, "umix", 4, 1, 0.30), image_run(tmp_path, "ens", 4, 1, 0.35)]

@@ -27,6 +27,7 @@ def test_the_record_says_what_a_report_needs(tmp_path):
     [
         ({"seed": 2}, r"--seed 1 then, 2 now"),
         ({"options": {**OPTIONS, "wait": 3}}, r"--wait 1 then, 3 now"),
+        ({"options": {**OPTIONS, "best_every": 5}}, r"--save-every not given then, 5 now"),
         ({"train": {**TRAIN, "--lr": "0.2"}}, r"--lr 0.1 then, 0.2 now"),
         ({"train": {"--lr": "0.1"}}, r"--cpu given then, not given now"),
         ({"train": {**TRAIN, "--bf16": ""}}, r"--bf16 not given then, given now"),
