@@ -11,8 +11,8 @@ from typing import Any, Iterable, Optional, Sequence
 import jinja2
 
 from fairseq_alma.errors import printable
-from fairseq_alma.report.experiment import experiments
 from fairseq_alma.learners.learner import flag
+from fairseq_alma.report.experiment import experiments
 from fairseq_alma.report.figures import FigureFile
 from fairseq_alma.report.finding import Finding, Verdict
 from fairseq_alma.report.read_run import RunTable
