@@ -20,6 +20,9 @@
 #   SIZE         options of alma_switch_lm
 #   EXPERTS      of each Switch layer                                            (default: 4)
 #   JOBS         runs at a time                                                  (default: 1)
+#
+# Options of alma-stream (--dry-run, --stage N, --slurm, ...) are passed on; after --slurm or --stage the same call goes on
+# from what has ended. An oracle is a run for each arrival: with --stage N that of arrival N alone.
 # shellcheck shell=bash disable=SC2153
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 source recipes/lib/environment.sh
@@ -47,6 +50,18 @@ export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
 OPTIONS=("$@") # of alma-stream
 DRY_RUN=0
 case " $* " in *" --dry-run "*) DRY_RUN=1 ;; esac
+STAGE=       # N of --stage N
+ONE_STAGE=() # OPTIONS without it, for runs that have one stage
+last=
+for word in "$@"; do
+  case $last,$word in
+  --stage,*) STAGE=$word ;;
+  *,--stage) ;;
+  *,--stage=*) STAGE=${word#*=} ;;
+  *) ONE_STAGE+=("$word") ;;
+  esac
+  last=$word
+done
 
 # Paragraphs are dealt to the mega-batches one by one, so that these are exchangeable.
 if [ "$DRY_RUN" = 0 ] && [ ! -e "$RUNS/text.txt" ]; then
@@ -67,7 +82,7 @@ stream_of() {
   [ "$DEALS" = 0 ] || stream=$RUNS/stream-seed$1 seed=$1
   if [ "$DRY_RUN" = 0 ] && [ ! -e "$stream/stream.json" ]; then
     alma-prep-text "$RUNS/text.txt" --format lines --out "$stream" --megabatches "$MEGABATCHES" --vocab-size "$VOCAB" \
-      --valid-words 6000 --test-words 10000 --workers 1 --seed "$seed" ${HOLDOUT:+--holdout-words "$HOLDOUT"} >&2
+      --valid-words 6000 --test-words 10000 --workers 1 --seed "$seed" ${HOLDOUT:+--holdout-words "$HOLDOUT"} >&2 || return # set -e ends at $( )
   fi
   echo "$stream"
 }
@@ -90,30 +105,41 @@ row() {
   local -a size experts=()
   read -ra size <<<"$SIZE"
   case " ${own[*]} " in *" gmoe "*) ;; *) experts=(--num-experts "$EXPERTS") ;; esac
+  local -a options=("${OPTIONS[@]}")
+  case " ${own[*]} " in *" --iid "*) options=("${ONE_STAGE[@]}") ;; esac
   start "$arm-lr$lr-seed$seed" alma-stream --stream "$stream" --megabatches "$MEGABATCHES" \
-    --run "$RUNS/$arm-lr$lr-seed$seed" --seed "$seed" --save-every 1000 "${own[@]}" "${OPTIONS[@]}" -- \
+    --run "$RUNS/$arm-lr$lr-seed$seed" --seed "$seed" --save-every 1000 "${own[@]}" "${options[@]}" -- \
     --arch alma_switch_lm "${size[@]}" "${experts[@]}" --dropout 0 --tokens-per-sample "$SAMPLE" \
     --criterion alma_switch_cross_entropy \
     --optimizer adam --adam-betas '(0.9, 0.98)' --adam-eps 1e-8 --clip-norm 1.0 "${rates[@]}" \
     --batch-size "$BATCH" --num-workers 0 --cpu "${train[@]}"
 }
 
+# asked ARRIVAL: whether its stage is to be run.
+asked() { [ -z "$STAGE" ] || [ "$STAGE" = "$1" ]; }
+
+# retrained NAME LR SEED SCHEDULE OPTION...: the runs of an oracle, but for its first, which is a stage of another arm.
+retrained() {
+  local k
+  for ((k = 2; k <= MEGABATCHES; k++)); do
+    asked $((k - 1)) || continue
+    row "$1-k$k" "$2" "$3" "$4" --iid "$k" "${@:5}"
+  done
+}
+
 # arm NAME LR SEED: the runs of one arm.
 arm() {
-  local k
   local -a ema=(constant --carry-optimizer --ema-half-life 1/16) regular=(-- --weight-decay 0.1 --dropout 0.1)
   case $1 in
   oracle)
-    for ((k = 2; k <= MEGABATCHES; k++)); do row "oracle-k$k" "$2" "$3" decay --iid "$k"; done
-    row paper "$2" "$3" decay --stage 0 # the oracle of the first arrival
+    retrained "$@" decay
+    ! asked 0 || row paper "$2" "$3" decay --stage 0 # the oracle of the first arrival
     ;;
   paper) row paper "$2" "$3" decay ;;
   rewarm) row rewarm "$2" "$3" decay --rewarm one-schedule ;;
   oracle-ema)
-    for ((k = 2; k <= MEGABATCHES; k++)); do
-      row "oracle-ema-k$k" "$2" "$3" constant --iid "$k" --ema-half-life 1/16
-    done
-    row ema "$2" "$3" constant --carry-optimizer --ema-half-life 1/16 --stage 0 # the oracle of the first arrival
+    retrained "$@" constant --ema-half-life 1/16
+    ! asked 0 || row ema "$2" "$3" constant --carry-optimizer --ema-half-life 1/16 --stage 0 # the oracle of the first arrival
     ;;
   ema) row ema "$2" "$3" "${ema[@]}" ;;
   ema-8 | ema-32) row "$1" "$2" "$3" constant --carry-optimizer --ema-half-life "1/${1#ema-}" ;;
@@ -121,17 +147,13 @@ arm() {
   ema-least-seen) row ema-least-seen "$2" "$3" "${ema[@]}" --replay-share 0.5 --replay-order least-seen ;;
   ema-wd) row ema-wd "$2" "$3" "${ema[@]}" "${regular[@]}" ;;
   oracle-ema-wd)
-    for ((k = 2; k <= MEGABATCHES; k++)); do
-      row "oracle-ema-wd-k$k" "$2" "$3" constant --iid "$k" --ema-half-life 1/16 "${regular[@]}"
-    done
-    row ema-wd "$2" "$3" "${ema[@]}" --stage 0 "${regular[@]}"
+    retrained "$@" constant --ema-half-life 1/16 "${regular[@]}"
+    ! asked 0 || row ema-wd "$2" "$3" "${ema[@]}" --stage 0 "${regular[@]}"
     ;;
   best-wd) row best-wd "$2" "$3" decay --best-checkpoint --save-every 10 "${regular[@]}" ;;
   oracle-best-wd)
-    for ((k = 2; k <= MEGABATCHES; k++)); do
-      row "oracle-best-wd-k$k" "$2" "$3" decay --iid "$k" --best-checkpoint --save-every 10 "${regular[@]}"
-    done
-    row best-wd "$2" "$3" decay --best-checkpoint --save-every 10 --stage 0 "${regular[@]}"
+    retrained "$@" decay --best-checkpoint --save-every 10 "${regular[@]}"
+    ! asked 0 || row best-wd "$2" "$3" decay --best-checkpoint --save-every 10 --stage 0 "${regular[@]}"
     ;;
   fixed-*) EXPERTS=${1#fixed-} row "$1" "$2" "$3" "${ema[@]}" ;;
   grow) row grow "$2" "$3" "${ema[@]}" --learner gmoe --grow-schedule "$GROW" --grow-method split ;;
@@ -150,9 +172,11 @@ experiment() {
   done
   [ "$DRY_RUN" = 0 ] || return 0
   settle
+  all_done || return 1
   for seed in $SEEDS; do
     for name in $ARMS; do
-      arm "$name" "$(python recipes/arms.py --runs "$RUNS" --best-lr "$name" --seed "$TUNE_SEED")" "$seed"
+      lr=$(python recipes/arms.py --runs "$RUNS" --best-lr "$name" --seed "$TUNE_SEED")
+      arm "$name" "$lr" "$seed"
     done
   done
   settle

@@ -7,6 +7,7 @@
 #
 #   TEXT="wiki.00.txt.xz" recipes/anytime/growth.sh       # first the pilots; a second call goes on, or shows the tables
 #   PILOTS="markov:32:16:2000" recipes/anytime/growth.sh  # one regime alone
+#   recipes/anytime/growth.sh --dry-run                   # print the commands, as if the first pilot told enough
 #
 # A pilot trains 4 and 16 experts on all of the data with one seed. The first regime in which 16 end with a perplexity
 # lower by GAIN is taken; if there is none, it says so and ends.
@@ -28,13 +29,19 @@ HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 cd "$HERE/../.."
 IFS=: read -r SOURCE SYMBOLS WIDTH UPDATES <<<"${PILOT:-none:::}"
 
+OPTIONS=("$@") # of alma-stream
+DRY_RUN=0
+case " $* " in *" --dry-run "*) DRY_RUN=1 ;; esac
+
 # regime PILOT PART: runs one part of one regime, in a process of its own, as common.sh prepares the stream at once.
-regime() { PILOT=$1 PART=$2 RUNS=$ROOT/${1//:/-} ROOT=$ROOT bash "$HERE/growth.sh"; }
+regime() { PILOT=$1 PART=$2 RUNS=$ROOT/${1//:/-} ROOT=$ROOT bash "$HERE/growth.sh" "${OPTIONS[@]}"; }
 
 if [ -z "${PILOT:-}" ]; then
   for pilot in $PILOTS; do
     regime "$pilot" pilot
-    if [ "$(cat "$ROOT/${pilot//:/-}/verdict")" = found ]; then
+    verdict=found
+    if [ "$DRY_RUN" = 0 ] || [ -e "$ROOT/${pilot//:/-}/verdict" ]; then verdict=$(cat "$ROOT/${pilot//:/-}/verdict"); fi
+    if [ "$verdict" = found ]; then
       regime "$pilot" study
       exit
     fi
@@ -46,10 +53,10 @@ fi
 export SIZE="--decoder-layers 2 --decoder-embed-dim $EMBED --decoder-ffn-embed-dim $WIDTH --decoder-attention-heads 4 \
 --moe-freq 1 --capacity-factor 2"
 if [ "$SOURCE" = markov ]; then
-  mkdir -p "$RUNS"
   WORDS=$((UPDATES * 4 * 1100 + 16000))
   TEXT=$RUNS/markov.txt
-  if [ ! -e "$TEXT" ]; then
+  if [ "$DRY_RUN" = 0 ] && [ ! -e "$TEXT" ]; then
+    mkdir -p "$RUNS"
     python3 "$HERE/markov_text.py" --symbols "$SYMBOLS" --words "$WORDS" >"$TEXT.tmp"
     mv "$TEXT.tmp" "$TEXT"
   fi
@@ -59,15 +66,17 @@ source "$HERE/common.sh"
 table growth
 if [ "$PART" = pilot ]; then
   for experts in 4 16; do EXPERTS=$experts row "iid-$experts" "$LRS" 0 constant --iid "$MEGABATCHES" --ema-half-life 1/16; done
+  [ "$DRY_RUN" = 0 ] || exit 0
   settle
+  all_done
   python - "$RUNS" "$LRS" "$GAIN" <<'PYTHON' | tee -a "$ROOT/pilots.txt"
 import json, pathlib, sys
 
 root, lr, least = pathlib.Path(sys.argv[1]), sys.argv[2], float(sys.argv[3])
-small, large = (
-    json.loads((root / f"iid-{experts}-lr{lr}-seed0" / "stage-000" / "stage.json").read_text())["test"]["ppl"]
-    for experts in (4, 16)
-)
+records = [root / f"iid-{experts}-lr{lr}-seed0" / "stage-000" / "stage.json" for experts in (4, 16)]
+if not all(record.exists() for record in records):
+    sys.exit(f"{root}: the pilot has not ended; give the same command again when it has")
+small, large = (json.loads(record.read_text())["test"]["ppl"] for record in records)
 gain = 100 * (1 - large / small)
 (root / "verdict").write_text("found" if gain >= least else "not found")
 print(f"{root.name}: perplexity {small:.2f} with 4 experts, {large:.2f} with 16, {gain:+.1f} %")
@@ -78,6 +87,7 @@ for seed in "$TUNE_SEED" $SEEDS; do
   for name in fixed-4 "fixed-$EQUAL" fixed-16 grow; do arm "$name" "$LRS" "$seed"; done
 done
 finish
+[ "$DRY_RUN" = 0 ] || exit 0
 for name in fixed-4 "fixed-$EQUAL" fixed-16; do
   echo "## differences from $name"
   python recipes/arms.py --runs "$RUNS" --seed "$TUNE_SEED" --against "$name"

@@ -3,7 +3,7 @@
 #   table NAME            the rows that follow belong to this table
 #   start NAME COMMAND... starts a row once a place is free; its log is $RUNS/NAME.log, its run $RUNS/NAME.
 #                         ROW_RUNS, where set, names the runs of that one command.
-#                         With DRY_RUN=1 it runs the command at once (which has --dry-run among its options)
+#                         With DRY_RUN=1 it runs the command at once (which then only prints: it has --dry-run)
 #   settle                waits for all rows
 #   all_done              says which of them failed, with status 1
 #   finish                waits for all rows, says which failed, and shows every table

@@ -22,7 +22,8 @@
 #
 # Learners that can be trained side by side, one process for all seeds, are. A run is $RUNS/LEARNER-SIZE-wWAIT-PRESET/seed-N
 # with `-replay` and `-g…` (GROW_EVERY, ARCH, GATE, NUM_EXPERTS, METHOD where not the default) in its name.
-# A second call resumes, or shows the table again. --dry-run prints the commands; the stream must be there.
+# A second call resumes, or shows the table again. --dry-run prints the commands of all stages where the stream is there,
+# those of alma-stream where it is not; it fetches and writes nothing.
 # shellcheck shell=bash disable=SC2153
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 source recipes/lib/environment.sh
@@ -47,22 +48,29 @@ OPTIONS=("$@") # of alma-stream
 DRY_RUN=0
 case " $* " in *" --dry-run "*) DRY_RUN=1 ;; esac
 
-# stream_of SEED: prepares the stream in that order unless it is there, and names it.
-stream_of() {
-  local stream=$RUNS/stream-seed$1
-  if [ ! -e "$stream/stream.json" ]; then
-    python -m "data_prep.$DATASET" --source "$SOURCE" --out "$stream" --megabatches "$MEGABATCHES" --seed "$1" >&2
-  fi
-  echo "$stream"
+STREAM=$RUNS/stream-seed$ORDER
+HAS_STREAM=1
+[ -e "$STREAM/stream.json" ] || HAS_STREAM=0
+
+# printed WORD...: prints a command as it is without --dry-run.
+printed() {
+  local word
+  local -a words=()
+  for word in "$@"; do [ "$word" = --dry-run ] || words+=("$(printf %q "$word")"); done
+  echo "${words[*]}"
 }
+
+if [ "$HAS_STREAM" = 0 ]; then
+  prepare=(python -m "data_prep.$DATASET" --source "$SOURCE" --out "$STREAM" --megabatches "$MEGABATCHES" --seed "$ORDER")
+  if [ "$DRY_RUN" = 1 ]; then printed "${prepare[@]}"; else "${prepare[@]}" >&2; fi
+fi
 
 # row LEARNER SIZE WAIT REPLAY PRESET: starts one row, all of its seeds.
 row() {
-  local learner=$1 size=$2 wait=$3 replay=$4 preset=$5 stream name seed
+  local learner=$1 size=$2 wait=$3 replay=$4 preset=$5 name seed
   local kind=${learner/vote/ens}
   name=$learner-$size-w$wait-$preset
-  stream=$(stream_of "$ORDER")
-  local -a command=(alma-stream --stream "$stream" --learner "$kind" --wait "$wait" --preset "$preset")
+  local -a command=(alma-stream --stream "$STREAM" --learner "$kind" --wait "$wait" --preset "$preset")
   local -a training=("$SIZE_OPTION" "$size" --max-epoch "$EPOCHS")
   if [ "$replay" = 1 ]; then name+=-replay command+=(--replay); fi
   case $learner in gmoe | firefly) name+=-g$GROW_EVERY command+=(--grow-every "$GROW_EVERY") ;; esac
@@ -90,13 +98,15 @@ run_of() {
   ROW_RUNS=$(printf " $run/seed-%s" "$@")
   [ $# -gt 1 ] || run=$run/seed-$1
   [ "$DRY_RUN" = 1 ] || mkdir -p "$(dirname "$run")"
-  start "$name" "${command[@]}" --seed "$@" --run "$run" "${OPTIONS[@]}" -- "${training[@]}"
+  local -a whole=("${command[@]}" --seed "$@" --run "$run" "${OPTIONS[@]}" -- "${training[@]}")
+  if [ "$DRY_RUN" = 1 ] && [ "$HAS_STREAM" = 0 ]; then whole=(printed "${whole[@]}"); fi
+  start "$name" "${whole[@]}"
 }
 
 # grid: all rows of LEARNERS, SIZES, WAITS, REPLAY and PRESETS.
 grid() {
   local learner size wait replay preset
-  mkdir -p "$RUNS"
+  [ "$DRY_RUN" = 1 ] || mkdir -p "$RUNS"
   table "$DATASET"
   for size in $SIZES; do
     for wait in $WAITS; do

@@ -7,6 +7,7 @@
 #   recipes/vision/mnist.sh                               # fetches MNIST into corpora/mnist
 #   SOURCE=FOLDER recipes/vision/mnist.sh                 # the four files are there
 #   LEARNERS=sm SIZES=64 WAITS="1 25" recipes/vision/mnist.sh
+#   recipes/vision/mnist.sh --dry-run                     # print the commands; nothing is fetched
 #
 # The paper's grid is SIZES="4 8 16 32 64" WAITS="1 10 25 50 500". gMoE grows every 50 arrivals, to 10 experts at most,
 # at whatever waiting time. Knobs: see recipes/vision/common.sh.
