@@ -122,7 +122,8 @@ def test_options_are_left_out_with_their_words():
 
 @pytest.fixture
 def script(tmp_path, monkeypatch):
-    """Makes ``alma-stream`` a script."""
+    """Makes ``alma-stream`` a script; a job may leave its own answer to SIGTERM, as its process ends with it."""
+    before = signal.getsignal(signal.SIGTERM)
 
     def write(body):
         path = tmp_path / "alma-stream"
@@ -131,7 +132,8 @@ def script(tmp_path, monkeypatch):
         monkeypatch.setattr(slurm_jobs, "find_program", lambda name: str(path))
         return StreamCall(["--stage", "0"])
 
-    return write
+    yield write
+    signal.signal(signal.SIGTERM, before)
 
 
 def test_a_job_fails_with_its_command_and_is_queued_again_as_it_is(script):
