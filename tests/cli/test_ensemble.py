@@ -195,7 +195,9 @@ def test_fairseq_eval_lm_prints_the_perplexity_of_the_mean_probabilities(trained
 
 
 def test_sequences_longer_than_the_smallest_member_takes_are_refused_rather_than_skipped(trained, checkout):
-    done = run("fairseq-eval-lm", trained, checkout, f"{trained}/E.pt", "--gen-subset", "test", "--tokens-per-sample", "512")
+    done = run(
+        "fairseq-eval-lm", trained, checkout, f"{trained}/E.pt", "--gen-subset", "test", "--tokens-per-sample", "512"
+    )
     assert done.returncode == 1
     assert "--tokens-per-sample 512: the model takes sequences of 16 tokens at most" in done.stderr.splitlines()[-1]
 
