@@ -370,8 +370,15 @@ class AlmaLMTask(
 
 def _length_of_tested(parser: argparse.ArgumentParser) -> Optional[int]:
     """Return the length of sequence that the checkpoint of ``fairseq-eval-lm --path`` was trained with, if it tells."""
-    given = parser.parse_known_args()[0]
-    if not hasattr(given, "context_window") or not os.path.isfile(given.path or ""):
+    if parser.get_default("context_window") is None:
+        return None
+    command = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    command.add_argument("--path", default="")
+    try:
+        given = command.parse_known_args()[0]
+    except argparse.ArgumentError:  # which the whole parser reports
+        return None
+    if not os.path.isfile(given.path):
         return None
     with contextlib.suppress(AlmaError):  # which `setup_task` raises again
         length = read_checkpoint(given.path)["cfg"].get("task", {}).get("tokens_per_sample")
