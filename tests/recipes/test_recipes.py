@@ -175,7 +175,9 @@ def with_stubs(recipe, tmp_path, knobs, *options, **stubs):
         stub = tmp_path / "bin" / name.replace("_", "-")
         stub.write_text(f'#!/usr/bin/env bash\necho {stub.name} >>"{tmp_path}/called"\n{code}\n')
         stub.chmod(0o755)
-    environment = {**os.environ, "RUNS": str(tmp_path / "runs"), "PATH": f"{tmp_path}/bin:{os.environ['PATH']}"}
+    # With an environment of the checkout's own, the recipe would put that in front of the stubs.
+    path = {"PATH": f"{tmp_path}/bin:{os.environ['PATH']}", "ALMA_OWN_VENV": "0"}
+    environment = {**os.environ, "RUNS": str(tmp_path / "runs"), **path}
     command = ["bash", str(recipe), *options]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment | knobs)
     called = tmp_path / "called"
