@@ -12,6 +12,7 @@ everything between ``<!-- table NAME -->`` (or another of BLOCKS) and ``<!-- end
 """
 
 import argparse
+import functools
 import io
 import json
 import lzma
@@ -108,10 +109,13 @@ def table_of(runs: RunTable) -> str:
     return f"{render_markdown(shown, rows)}\n{num_runs}, {how_many}; their records are in `records/`.\n"
 
 
+_findings_of = functools.cache(all_findings)  # a block of a page, and a page of their own
+
+
 def verdicts_of(runs: RunTable) -> str:
     """Return a line for each finding on which the runs say something, by the settings of the runs."""
     lines = []
-    for run, found in all_findings(runs):
+    for run, found in _findings_of(runs):
         told = [finding for finding in found if finding.is_told]
         preset, _, other = run.setting.partition(", ") if run.setting.startswith(CODE) else ("paper", "", run.setting)
         lines += ["", f"With the settings of the {preset}{f', but {other}' if other else ''}:", ""]
@@ -175,8 +179,13 @@ def report_of(runs: RunTable, name: str) -> str:
     return render_markdown(table.header, table.rows)
 
 
+@functools.cache  # several blocks show tables of the same runs
+def _tables_by_name(runs: RunTable) -> dict[str, Table]:
+    return {table.name: table for table in all_tables(runs, paper=True)}
+
+
 def _named(name: str, runs: RunTable) -> Table:
-    found = {table.name: table for table in all_tables(runs, paper=True)}
+    found = _tables_by_name(runs)
     if name not in found:
         raise AlmaError(f"report {name}: alma-report has no such table of these runs; choose from {', '.join(found)}")
     return found[name]
@@ -255,7 +264,7 @@ def everything(chosen: Iterable[str]) -> dict[Path, str]:
     pages = {page: rebuilt(text, runs) for page, text in texts.items()}
     told = {name for text in pages.values() for _, what, name, *_ in _BLOCK.findall(text) if what == "findings"}
     return pages | {
-        RECORDS / f"{name}.findings.md": findings_markdown(all_findings(each))
+        RECORDS / f"{name}.findings.md": findings_markdown(_findings_of(each))
         for name, each in runs.items()
         if name in told
     }

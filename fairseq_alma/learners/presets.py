@@ -104,9 +104,14 @@ def usual_training(arch: str) -> dict[str, Optional[str]]:
 
 def is_same(one: Optional[Any], other: Optional[Any]) -> bool:
     """Tell whether two values of an option are the same, however their numbers are written: ``0`` and ``0.0``."""
+    return bool(canonical(one) == canonical(other))
+
+
+def canonical(value: Any) -> Any:
+    """Return the value of an option such that numbers that are the same are equal: ``0.01`` and ``1e-2``."""
     with contextlib.suppress(TypeError, ValueError):
-        return float(one) == float(other)  # type: ignore[arg-type]
-    return one == other
+        return float(value)
+    return value
 
 
 def filled(given: Mapping[str, Any], said: Mapping[str, Optional[Any]]) -> tuple[dict[str, Any], list[str]]:

@@ -4,7 +4,6 @@ Everything a report says comes from these two frames. Quick: a run of images may
 Source of the sums over a stream: section 3.1 of the paper.
 """
 
-import contextlib
 import json
 import math
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from typing import Any, Callable, Iterable, Mapping, Optional, Sequence
 from pandas import DataFrame, Series
 
 from fairseq_alma.errors import AlmaError, printable
+from fairseq_alma.learners.presets import canonical
 from fairseq_alma.learners.schedule import stages
 from fairseq_alma.metrics import anytime
 from fairseq_alma.report.spelling import (
@@ -208,7 +208,7 @@ def _facts(run: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], planned: t
     test, steps, key = stream.get("test") or {}, str(train_options.get(MAX_UPDATE, "")), experiment_key(stream)
     left_out = {*FREE_OPTIONS, *ROUNDING_OPTIONS}
     settings = {name: each for name, each in options.items() if name not in left_out and each is not None}
-    training = {name: _canonical(each) for name, each in train_options.items() if name not in PLACE_AND_PACE}
+    training = {name: canonical(each) for name, each in train_options.items() if name not in PLACE_AND_PACE}
     counts = (test.get("num_tokens", 0), test.get("num_bytes", 0))
     bits = anytime.bits_per_byte(_last(loss), *counts) if is_text else None
     costs = _figure(rows, "train_flops")
@@ -240,13 +240,6 @@ def _facts(run: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], planned: t
         "max_experts": max(experts.values(), default=0), "max_members": max(members.values(), default=0),
         "max_jump": max(map(abs, _figure(rows, "growth_jump").values()), default=math.nan),
     }  # fmt: skip
-
-
-def _canonical(value: Any) -> Any:
-    """Return the value of a training option such that numbers that are the same are equal: ``0.01`` and ``1e-2``."""
-    with contextlib.suppress(TypeError, ValueError):
-        return float(value)
-    return value
 
 
 def _last(values: Mapping[int, float]) -> float:

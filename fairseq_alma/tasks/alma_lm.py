@@ -374,11 +374,12 @@ def _length_of_tested(parser: argparse.ArgumentParser) -> Optional[int]:
         return None
     command = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     command.add_argument("--path", default="")
+    command.add_argument("--tokens-per-sample")
     try:
         given = command.parse_known_args()[0]
     except argparse.ArgumentError:  # which the whole parser reports
         return None
-    if not os.path.isfile(given.path):
+    if given.tokens_per_sample is not None or not os.path.isfile(given.path):
         return None
     with contextlib.suppress(AlmaError):  # which `setup_task` raises again
         length = read_checkpoint(given.path)["cfg"].get("task", {}).get("tokens_per_sample")
