@@ -6,18 +6,20 @@ Packages, each importing only what stands above it:
 
 - ``metrics``, ``data``, ``checkpoints``, ``growth``: figures, files, plain tensors; no fairseq
 - ``learners``: what a learner decides: the schedule of stages and the plan of each
-- ``modules``: layers, by kind: ``moe``, ``text``, ``images``
-- ``runs``: Algorithm 1, once: the loop, the run folder and its records, what a user sees of it
+- ``moe``: one mixture of experts, for text and images
+- ``runs``: Algorithm 1, once: the loop, the run folder and its records
+- ``watch``: what a user sees of a run
+- ``training``: what a training can do beside learning, and processes that share the work
 - ``exchange``: folders that transformers reads, written and read; no fairseq
+- ``text``, ``images``: two wings, each with its task, data, models, criterion, and what trains and tests
 - ``models``, ``optim``, ``criterions``, ``tasks``: what fairseq finds under their registered names
-- ``backends``: what trains and tests, ``text`` by fairseq's commands in processes, ``images`` in this one
 - ``report``: what the files of runs say, as tables, findings and figures; needs neither torch nor fairseq
 - ``cli``: the ``alma-*`` commands
 """
 
 from __future__ import annotations
 
-from fairseq_alma._registration import register, register_when_loaded
+from fairseq_alma.registration import register, register_when_loaded
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:  # each command imports this before it can answer Ctrl-C

@@ -7,7 +7,7 @@ from typing import Any, Iterator
 
 import pytest
 
-from fairseq_alma.backends.text import fork_server
+from fairseq_alma.text import fork_server
 
 # The tests' models are tiny: one thread computes them fastest, and threads that wait for each other on a busy machine
 # are many times slower. Before torch is imported, and for the commands that tests start.

@@ -22,11 +22,11 @@ from data_prep.images.array_pickle import read_array_pickle
 from data_prep.images.idx import read_idx
 from data_prep.text.document import documents_of
 from data_prep.text.source import find_sources
-from fairseq_alma.backends.images.image_checkpoints import read_unfinished
 from fairseq_alma.checkpoints.checkpoint_file import read_checkpoint
 from fairseq_alma.data.tokenizer import StreamTokenizer
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.growth.gate_tree import parse_gate_trees
+from fairseq_alma.images.image_checkpoints import read_unfinished
 from tests.checkpoints.small import small_checkpoint
 from tests.test_any_input import IN_A_FOLDER, altered_bytes, one_line_or_a_value, places, with_value
 

@@ -10,8 +10,8 @@ from omegaconf import OmegaConf
 
 import fairseq_alma
 from fairseq_alma.errors import AlmaError
-from fairseq_alma.models.option_checks import check_options, check_whole_config
 from fairseq_alma.option_ranges import MODEL_RANGES, RANGES, check_config, check_words
+from fairseq_alma.training.option_checks import check_options, check_whole_config
 
 fairseq_alma.register()
 

@@ -87,7 +87,7 @@ def main(argv: Optional[Sequence[str]] = None) -> Optional[int]:
     args = options.parse_args(argv)
     _check(options, args)
     # fairseq takes seconds to import; a wrong option should not wait for it
-    from fairseq_alma.backends.text.grow import grow
+    from fairseq_alma.text.grow import grow
 
     for line in grow(args).split("\n"):
         tell(line, sys.stdout)

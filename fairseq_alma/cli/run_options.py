@@ -6,8 +6,8 @@ from typing import Any
 from fairseq_alma.cli.parser import utf8_path
 from fairseq_alma.learners.learner import LEARNERS, MAX_SEED
 from fairseq_alma.learners.presets import PRESETS
-from fairseq_alma.runs.anytime_options import HALF_LIVES, REPLAY_ORDERS, REWARMS, SHAPES
-from fairseq_alma.runs.stage_end_options import STAGE_AVERAGES
+from fairseq_alma.training.anytime_options import HALF_LIVES, REPLAY_ORDERS, REWARMS, SHAPES
+from fairseq_alma.training.stage_end_options import STAGE_AVERAGES
 
 SAVE_EVERY = 500
 LEARNERS_FROM = "--learners-from"  # not --user-dir: fairseq's parser looks for that in the command line of any process

@@ -5,28 +5,28 @@ import contextlib
 import sys
 from typing import Optional, Sequence
 
-from fairseq_alma.backends.evaluation import StageEvaluation
-from fairseq_alma.backends.images.image_job import ImageJob
-from fairseq_alma.backends.member_workers import MemberWorkers, devices_of_jobs
-from fairseq_alma.backends.slurm_jobs import SlurmChain, complete_stages, plan_jobs, require_nodes, require_slurm
-from fairseq_alma.backends.text.text_job import TextJob
 from fairseq_alma.cli.entry import command
 from fairseq_alma.cli.stream_parser import learner_options, read_arguments
 from fairseq_alma.data.manifest import file_sha256
 from fairseq_alma.data.stream import Stream
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.faults import refuse_no_folder
+from fairseq_alma.images.image_job import ImageJob
 from fairseq_alma.learners.learner import Learner
 from fairseq_alma.learners.plan import StagePlan
-from fairseq_alma.runs.arrival_curves import ArrivalCurves
-from fairseq_alma.runs.curve_options import CurveOptions
+from fairseq_alma.runs.evaluation import StageEvaluation
 from fairseq_alma.runs.loop import Run, nothing_to_await, nothing_to_evaluate, run_stages, train_members
-from fairseq_alma.runs.member_report import MemberDisplay
+from fairseq_alma.runs.member_workers import MemberWorkers, devices_of_jobs
 from fairseq_alma.runs.request import OF_EVERY_RUN, Job, RunRequest
-from fairseq_alma.runs.run_display import RunDisplay
 from fairseq_alma.runs.run_folder import RUN_RECORD, RunFolder
 from fairseq_alma.runs.run_record import describe_run, require_same_run
+from fairseq_alma.runs.slurm_jobs import SlurmChain, complete_stages, plan_jobs, require_nodes, require_slurm
 from fairseq_alma.terminal import tell
+from fairseq_alma.text.text_job import TextJob
+from fairseq_alma.watch.arrival_curves import ArrivalCurves
+from fairseq_alma.watch.curve_options import CurveOptions
+from fairseq_alma.watch.member_report import MemberDisplay
+from fairseq_alma.watch.run_display import RunDisplay
 
 
 @command

@@ -7,7 +7,6 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, Iterable, Mapping, Optional, Sequence, get_type_hints
 
-from fairseq_alma.backends.slurm_jobs import read_parameters
 from fairseq_alma.cli.parser import Parser
 from fairseq_alma.cli.run_options import (
     LEARNERS_FROM,
@@ -32,10 +31,11 @@ from fairseq_alma.learners.learner import (
     read_value,
 )
 from fairseq_alma.number_range import whole
-from fairseq_alma.runs.anytime_options import RANGES as ANYTIME_RANGES
-from fairseq_alma.runs.anytime_options import AnytimeOptions
-from fairseq_alma.runs.stage_end_options import RANGES as STAGE_END_RANGES
-from fairseq_alma.runs.stage_end_options import StageEndOptions
+from fairseq_alma.runs.slurm_jobs import read_parameters
+from fairseq_alma.training.anytime_options import RANGES as ANYTIME_RANGES
+from fairseq_alma.training.anytime_options import AnytimeOptions
+from fairseq_alma.training.stage_end_options import RANGES as STAGE_END_RANGES
+from fairseq_alma.training.stage_end_options import StageEndOptions
 
 # Options of alma-stream that mean something to some learners alone: option -> kinds of data, attribute of the learner.
 OF_SOME: Mapping[str, tuple[tuple[str, ...], Optional[str]]] = {

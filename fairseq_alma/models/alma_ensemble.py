@@ -25,10 +25,10 @@ from torch import Tensor, nn
 
 from fairseq_alma.checkpoints.ensemble_file import ENSEMBLE_ARCH, members_of
 from fairseq_alma.errors import AlmaError
-from fairseq_alma.models.language_decoders import MemberDecoder
-from fairseq_alma.models.loading import refuse_other_weights
-from fairseq_alma.models.trained_members import TrainedMembers, log_of_mean
-from fairseq_alma.modules.text.decoder_layer import IncrementalState
+from fairseq_alma.text.decoder_layer import IncrementalState
+from fairseq_alma.text.language_decoders import MemberDecoder
+from fairseq_alma.training.loading import refuse_other_weights
+from fairseq_alma.training.trained_members import TrainedMembers, log_of_mean
 
 
 @dataclass

@@ -12,7 +12,7 @@ from fairseq.optim import register_optimizer
 from fairseq.optim.adam import FairseqAdam, FairseqAdamConfig
 from torch import Tensor
 
-from fairseq_alma.modules.spread_parameters import Spread, spread_of
+from fairseq_alma.training.spread_parameters import Spread, spread_of
 
 
 @register_optimizer("fused_adam", dataclass=FairseqAdamConfig)

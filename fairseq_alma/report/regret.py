@@ -18,7 +18,7 @@ from fairseq_alma.report.finding import Comparison, Finding
 from fairseq_alma.report.spelling import MAX_UPDATE
 from fairseq_alma.report.spread import Spread, difference, half_width
 from fairseq_alma.report.table import NOTHING, Cell, Table
-from fairseq_alma.runs.anytime_options import AnytimeOptions
+from fairseq_alma.training.anytime_options import AnytimeOptions
 
 NO_LESS = 0.98  # share of a run's parameters that a control must have
 MARGIN = math.log(1.01)  # 1 % of perplexity, in nats

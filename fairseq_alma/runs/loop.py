@@ -16,9 +16,9 @@ from fairseq_alma.errors import AlmaError
 from fairseq_alma.learners.plan import ModelId, StagePlan, Training
 from fairseq_alma.runs.lost_models import require_models
 from fairseq_alma.runs.retention import NeededModels
-from fairseq_alma.runs.run_display import RunDisplay
 from fairseq_alma.runs.run_folder import STAGE_RECORD, RunFolder
 from fairseq_alma.terminal import tell
+from fairseq_alma.watch.run_display import RunDisplay
 
 START_POLL_SECONDS = 1.0
 

@@ -9,10 +9,10 @@ from fairseq_alma.learners.learner import Learner, build_learner, flag, options_
 from fairseq_alma.learners.plan import MAX_MEMBERS, StagePlan
 from fairseq_alma.learners.presets import PRESETS, Preset, filled
 from fairseq_alma.learners.schedule import Stage, stages
-from fairseq_alma.runs.anytime_options import PAPERS_WAY, AnytimeOptions
 from fairseq_alma.runs.loop import Backend, Run
 from fairseq_alma.runs.run_folder import RunFolder
-from fairseq_alma.runs.stage_end_options import NO_STAGE_ENDS, StageEndOptions
+from fairseq_alma.training.anytime_options import PAPERS_WAY, AnytimeOptions
+from fairseq_alma.training.stage_end_options import NO_STAGE_ENDS, StageEndOptions
 
 OF_EVERY_RUN = ("wait", "replay", "drop_rest", "iid", "keep_checkpoints")
 """Options that run.json names whatever the data are, beside those of the learner."""

@@ -21,7 +21,7 @@ from fairseq_alma.errors import AlmaError
 from fairseq_alma.json_files import as_record, read_json_object, write_json_atomically
 from fairseq_alma.learners.plan import ModelId
 from fairseq_alma.runs.records import RunRecord, stage_type
-from fairseq_alma.runs.stage_clock import StageClock, read_clock
+from fairseq_alma.watch.stage_clock import StageClock, read_clock
 
 RUN_RECORD = "run.json"
 STAGE_RECORD = "stage.json"

@@ -7,7 +7,7 @@ from typing import Any, Mapping, Optional
 from fairseq_alma.data.manifest import canonical_sha256
 from fairseq_alma.data.stream import Split, Stream
 from fairseq_alma.errors import AlmaError
-from fairseq_alma.runs.curve_options import CURVE_OPTIONS
+from fairseq_alma.watch.curve_options import CURVE_OPTIONS
 
 # They change what is kept and shown, not what comes out.
 FREE_OPTIONS = (

@@ -24,7 +24,7 @@ from fairseq_cli import train
 from torch import nn
 
 import fairseq_alma
-from fairseq_alma.tasks.weight_average import WeightAverage
+from fairseq_alma.training.weight_average import WeightAverage
 
 WARM_UP = 10
 

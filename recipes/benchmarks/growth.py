@@ -44,7 +44,7 @@ def write_source(path: Path, num_experts: int, **more: Any) -> None:
         more: further keys of the checkpoint; of ``cfg``, what stands beside the model's options.
     """
     from fairseq_alma.checkpoints.checkpoint_file import write_checkpoint
-    from fairseq_alma.models.alma_switch_lm import build_from_config
+    from fairseq_alma.text.model import build_from_config
 
     config = {**LARGE, "num_experts": num_experts}
     weights = build_from_config(config, VOCAB_SIZE + 4).state_dict()
@@ -57,9 +57,9 @@ def write_source(path: Path, num_experts: int, **more: Any) -> None:
 
 def run_job(job: str, source: Path, out: Path, add: int, method: str) -> None:
     """Do one measurement in this process and print seconds and MiB."""
-    from fairseq_alma.backends.text.grow import grow
     from fairseq_alma.checkpoints.checkpoint_file import read_checkpoint, write_checkpoint
     from fairseq_alma.cli.grow import parser
+    from fairseq_alma.text.grow import grow
 
     base = peak_mib()
     begun = time.perf_counter()

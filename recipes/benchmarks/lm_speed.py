@@ -30,7 +30,7 @@ from omegaconf import open_dict
 
 import fairseq_alma
 from fairseq_alma.metrics.flops import SwitchLMShape
-from fairseq_alma.tasks.precision import AutocastSteps
+from fairseq_alma.training.precision import AutocastSteps
 
 NUM_UNITS = 50_000
 # layers, model dimension, feed-forward dimension, heads

@@ -16,8 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fairseq_alma.growth.gate_tree import GateTree
-from fairseq_alma.modules.moe.dispatch import expert_capacity
-from fairseq_alma.modules.moe.switch_layer import SwitchLayer
+from fairseq_alma.moe.dispatch import expert_capacity
+from fairseq_alma.moe.switch_layer import SwitchLayer
 
 
 class DenseFFN(nn.Module):

@@ -6,10 +6,10 @@ import signal
 
 import pytest
 
-from fairseq_alma.backends.evaluation import StageEvaluation
 from fairseq_alma.cli.report import main as report
 from fairseq_alma.cli.stream import main
 from fairseq_alma.errors import AlmaError
+from fairseq_alma.runs.evaluation import StageEvaluation
 from tests.backends.images.image_streams import make_stream
 from tests.cli.saving_stream import run_forked
 

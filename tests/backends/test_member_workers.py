@@ -9,9 +9,9 @@ import textwrap
 import pytest
 import torch
 
-from fairseq_alma.backends import member_workers
-from fairseq_alma.backends.member_workers import MemberWorkers, devices_of_jobs
 from fairseq_alma.errors import AlmaError
+from fairseq_alma.runs import member_workers
+from fairseq_alma.runs.member_workers import MemberWorkers, devices_of_jobs
 from tests.backends.text.test_process import is_alive, wait_until
 from tests.runs.runs import make_plans
 

@@ -11,12 +11,12 @@ import time
 
 import pytest
 
-from fairseq_alma.backends import slurm_jobs
-from fairseq_alma.backends.option_words import without
-from fairseq_alma.backends.slurm_jobs import SlurmJob, StreamCall, plan_jobs, read_parameters, require_nodes
 from fairseq_alma.cli.stream import main
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.learners.schedule import stages
+from fairseq_alma.runs import slurm_jobs
+from fairseq_alma.runs.option_words import without
+from fairseq_alma.runs.slurm_jobs import SlurmJob, StreamCall, plan_jobs, read_parameters, require_nodes
 from tests.backends.images.image_streams import make_stream
 from tests.backends.text.test_process import is_alive, wait_until
 from tests.runs.fakes import write_manifest

@@ -11,17 +11,17 @@ from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq_cli import generate, interactive, validate
 from omegaconf import OmegaConf
 
-from fairseq_alma.backends.images.image_checkpoints import read_model
-from fairseq_alma.backends.text.stage_checkpoints import read_progress
 from fairseq_alma.checkpoints.checkpoint_file import DICTIONARY_KEY, read_checkpoint
 from fairseq_alma.checkpoints.model_facts import describe_checkpoint
 from fairseq_alma.cli.ensemble import main as alma_ensemble
 from fairseq_alma.cli.grow import main as alma_grow
 from fairseq_alma.data.stream import Stream
 from fairseq_alma.errors import AlmaError
-from fairseq_alma.models.image_classifier import GrownLayers
-from fairseq_alma.models.loading import refuse_other_weights
-from fairseq_alma.tasks.checkpoint_gate import load_state
+from fairseq_alma.images.image_checkpoints import read_model
+from fairseq_alma.images.image_classifier import GrownLayers
+from fairseq_alma.text.stage_checkpoints import read_progress
+from fairseq_alma.training.checkpoint_gate import load_state
+from fairseq_alma.training.loading import refuse_other_weights
 from tests.checkpoints import hostile
 from tests.checkpoints.small import small_checkpoint
 from tests.models.ensembles import switch_config, task_of

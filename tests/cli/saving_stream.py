@@ -4,8 +4,8 @@ import os
 import signal
 import sys
 
-from fairseq_alma.backends.images import image_backend, model_store
 from fairseq_alma.cli.stream import main
+from fairseq_alma.images import image_backend, model_store
 from tests.scripts import end_with
 
 

@@ -15,14 +15,14 @@ from hypothesis import strategies as st
 
 from data_prep.images import options as image_prep_options
 from data_prep.text import options as text_prep_options
-from fairseq_alma.backends.images.image_train_options import ImageTrainOptions
-from fairseq_alma.backends.text.train_options import TrainOptions
 from fairseq_alma.cli import ensemble, grow, report, stream_parser
 from fairseq_alma.cli.entry import command
 from fairseq_alma.cli.parser import Parser
+from fairseq_alma.images.image_train_options import ImageTrainOptions
 from fairseq_alma.learners.single_model import SingleModel
 from fairseq_alma.option_ranges import RANGES
 from fairseq_alma.runs.request import RunRequest
+from fairseq_alma.text.train_options import TrainOptions
 
 CHEAP = settings(
     derandomize=True,

@@ -6,9 +6,9 @@ import shutil
 import pytest
 import torch
 
-from fairseq_alma.backends.images import image_backend
 from fairseq_alma.cli.stream import main
 from fairseq_alma.errors import AlmaError
+from fairseq_alma.images import image_backend
 from tests.backends.images.image_streams import make_stream
 from tests.compatibility.archives import stage_records
 

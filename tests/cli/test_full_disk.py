@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from fairseq_alma.backends.images import image_backend
 from fairseq_alma.cli.ensemble import main as alma_ensemble
 from fairseq_alma.cli.grow import main as alma_grow
 from fairseq_alma.cli.stream import main as alma_stream
 from fairseq_alma.errors import AlmaError
+from fairseq_alma.images import image_backend
 from tests.backends.images.image_streams import make_stream
 from tests.cli.full_disk import fill_disk
 from tests.compatibility.archives import stage_records, weight_sums

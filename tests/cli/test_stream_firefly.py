@@ -5,12 +5,12 @@ import json
 import pytest
 import torch
 
-from fairseq_alma.backends.images.firefly_growth import growth_flops
-from fairseq_alma.backends.images.network_flops import count_flops
 from fairseq_alma.cli.stream import main
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.growth.firefly_selection import num_chain_parameters
-from fairseq_alma.modules.images.vgg import NUM_CONVOLUTIONS, VGG
+from fairseq_alma.images.firefly_growth import growth_flops
+from fairseq_alma.images.network_flops import count_flops
+from fairseq_alma.images.vgg import NUM_CONVOLUTIONS, VGG
 from tests.backends.images.image_streams import NUM_CLASSES, make_stream
 
 SHAPE, FIRST = (3, 16, 16), [3] * NUM_CONVOLUTIONS

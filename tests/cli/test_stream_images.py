@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 import torch
 
-from fairseq_alma.backends import member_workers
-from fairseq_alma.backends.images import image_backend
 from fairseq_alma.cli.stream import main
 from fairseq_alma.data.image_stream import ImageStream
 from fairseq_alma.errors import AlmaError
+from fairseq_alma.images import image_backend
+from fairseq_alma.runs import member_workers
 from tests.backends.images.image_streams import make_stream
 from tests.cli.saving_stream import run_forked
 from tests.kills.launch import Forked

@@ -4,7 +4,7 @@ import torch.nn.functional as F
 from fairseq.logging import metrics
 from torch import nn
 
-from fairseq_alma.criterions.alma_image_cross_entropy import AlmaImageCrossEntropy
+from fairseq_alma.images.criterion import AlmaImageCrossEntropy
 
 
 class Linear(nn.Module):

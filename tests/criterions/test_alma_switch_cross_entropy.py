@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from fairseq.data import Dictionary
 from fairseq.logging import metrics
 
-from fairseq_alma.criterions.alma_switch_cross_entropy import AlmaSwitchCrossEntropy
+from fairseq_alma.text.criterion import AlmaSwitchCrossEntropy
 from tests.models.conftest import model_of
 
 PAD = 1

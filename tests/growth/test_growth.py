@@ -6,8 +6,8 @@ from fairseq_alma.growth.checkpoint_growth import GrowthStep, grow_checkpoint
 from fairseq_alma.growth.gate_tree import GateTree
 from fairseq_alma.growth.plan import grow_mixture, select_experts
 from fairseq_alma.growth.tensors import EXPERT_TENSORS, GATE_TENSOR, gather_slices, grow_optimizer_state, grow_tensor
-from fairseq_alma.modules.moe.gate import ParallelGate
-from fairseq_alma.modules.moe.switch_layer import SwitchLayer
+from fairseq_alma.moe.gate import ParallelGate
+from fairseq_alma.moe.switch_layer import SwitchLayer
 
 NAMES = (*EXPERT_TENSORS, GATE_TENSOR)
 

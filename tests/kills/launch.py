@@ -17,9 +17,9 @@ from typing import Any, Mapping, Optional, Sequence
 
 import fairseq.dataclass.utils
 
-from fairseq_alma.backends.images import image_backend, image_settings
-from fairseq_alma.backends.text import process
 from fairseq_alma.cli.stream import main as alma_stream
+from fairseq_alma.images import image_backend, image_settings
+from fairseq_alma.text import process
 from tests.kills.crashes import Crash
 from tests.scripts import end_with, print_to, run_here
 
@@ -29,7 +29,7 @@ TIMEOUT = 180.0
 PRELOADED = (
     "fairseq.data.data_utils_fast",
     "fairseq.data.token_block_utils_fast",
-    "fairseq_alma.backends.text.grow",
+    "fairseq_alma.text.grow",
     "fairseq_alma.checkpoints.join_checkpoints",
     "fairseq_alma.checkpoints.model_facts",
     "torch._dynamo",

@@ -2,7 +2,7 @@
 
 import pytest
 
-from fairseq_alma.backends.images.image_train_options import ImageTrainOptions
+from fairseq_alma.images.image_train_options import ImageTrainOptions
 from fairseq_alma.learners.learner import LEARNERS, default_of, options_of
 from fairseq_alma.learners.presets import PAPER, RELEASED_CODE, filled
 

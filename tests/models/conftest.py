@@ -7,7 +7,7 @@ import torch
 from fairseq.data import Dictionary
 
 import fairseq_alma
-from fairseq_alma.models.alma_switch_lm import AlmaSwitchLM, AlmaSwitchLMConfig
+from fairseq_alma.text.model import AlmaSwitchLM, AlmaSwitchLMConfig
 
 fairseq_alma.register()
 

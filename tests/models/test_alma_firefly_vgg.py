@@ -5,8 +5,8 @@ import torch
 from fairseq.models import ARCH_MODEL_REGISTRY
 
 from fairseq_alma.errors import AlmaError
-from fairseq_alma.models.image_models import AlmaFireflyVGG, AlmaFireflyVGGConfig, AlmaVGG, AlmaVGGConfig
-from fairseq_alma.modules.images.firefly import grow_firefly
+from fairseq_alma.images.firefly import grow_firefly
+from fairseq_alma.images.image_models import AlmaFireflyVGG, AlmaFireflyVGGConfig, AlmaVGG, AlmaVGGConfig
 
 TASK = SimpleNamespace(image_shape=(3, 16, 16), num_classes=10)
 GROWN = "4,4,5,4,4,4,4,4,6,4,4,4,4,4,4,7"

@@ -9,8 +9,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from fairseq_alma.checkpoints.model_facts import describe_model
-from fairseq_alma.criterions.alma_switch_cross_entropy import AlmaSwitchCrossEntropy
 from fairseq_alma.errors import AlmaError
+from fairseq_alma.text.criterion import AlmaSwitchCrossEntropy
 from tests.models.conftest import dictionary_of
 
 SMALL = "--decoder-layers 2 --decoder-embed-dim 16 --decoder-ffn-embed-dim 32 --decoder-attention-heads 2 --dropout 0"

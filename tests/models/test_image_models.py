@@ -8,17 +8,12 @@ from fairseq import checkpoint_utils
 from fairseq.models import ARCH_MODEL_REGISTRY
 
 import fairseq_alma
-from fairseq_alma.backends.images.image_checkpoints import TrainedModel, write_model
-from fairseq_alma.backends.images.image_settings import ImageSettings
-from fairseq_alma.backends.images.image_train_options import ImageTrainOptions
-from fairseq_alma.backends.images.network_flops import count_flops
-from fairseq_alma.backends.images.seeds import seeded
 from fairseq_alma.data.image_stream import ImageStream
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.growth.gate_tree import GateTree
-from fairseq_alma.learners.learner import LEARNERS
-from fairseq_alma.models.image_classifier import ImageClassifier
-from fairseq_alma.models.image_models import (
+from fairseq_alma.images.image_checkpoints import TrainedModel, write_model
+from fairseq_alma.images.image_classifier import ImageClassifier
+from fairseq_alma.images.image_models import (
     AlmaMLP,
     AlmaMLPConfig,
     AlmaMoEMLP,
@@ -28,8 +23,13 @@ from fairseq_alma.models.image_models import (
     AlmaVGG,
     AlmaVGGConfig,
 )
-from fairseq_alma.modules.images.image_network import SideBySide
-from fairseq_alma.modules.images.mixtures import mixture_layers
+from fairseq_alma.images.image_network import SideBySide
+from fairseq_alma.images.image_settings import ImageSettings
+from fairseq_alma.images.image_train_options import ImageTrainOptions
+from fairseq_alma.images.mixtures import mixture_layers
+from fairseq_alma.images.network_flops import count_flops
+from fairseq_alma.images.seeds import seeded
+from fairseq_alma.learners.learner import LEARNERS
 from tests.backends.images.image_streams import make_stream
 
 fairseq_alma.register()

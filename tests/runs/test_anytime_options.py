@@ -1,9 +1,9 @@
 import pytest
 
-from fairseq_alma.backends.text.anytime_checks import check_schedule
-from fairseq_alma.backends.text.train_options import TrainOptions
 from fairseq_alma.learners.schedule import stages
-from fairseq_alma.runs.anytime_options import AnytimeOptions
+from fairseq_alma.text.anytime_checks import check_schedule
+from fairseq_alma.text.train_options import TrainOptions
+from fairseq_alma.training.anytime_options import AnytimeOptions
 from tests.runs.runs import plan_learner
 
 CARRY = {"carry_optimizer": True}

@@ -5,9 +5,9 @@ import time
 import pytest
 
 from fairseq_alma.learners.plan import ModelId
-from fairseq_alma.runs import progress as progress_module
-from fairseq_alma.runs.progress import Forecast, StageProgress
 from fairseq_alma.terminal import ERASE, LiveLine
+from fairseq_alma.watch import progress as progress_module
+from fairseq_alma.watch.progress import Forecast, StageProgress
 
 
 @pytest.fixture

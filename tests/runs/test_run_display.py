@@ -3,9 +3,9 @@ import sys
 
 import pytest
 
-from fairseq_alma.runs import run_display
-from fairseq_alma.runs.run_display import HeldLines, RunDisplay, describe_stage
 from fairseq_alma.terminal import ERASE
+from fairseq_alma.watch import run_display
+from fairseq_alma.watch.run_display import HeldLines, RunDisplay, describe_stage
 from tests.runs.runs import make_plans
 
 RECORD = {

@@ -5,9 +5,9 @@ import time
 import pytest
 
 from fairseq_alma.errors import AlmaError
-from fairseq_alma.runs.arrival_curves import ArrivalPoint
 from fairseq_alma.runs.run_folder import RunFolder
-from fairseq_alma.runs.tensorboard_sink import EVENTS, TensorBoardSink, rewind_curves
+from fairseq_alma.watch.arrival_curves import ArrivalPoint
+from fairseq_alma.watch.tensorboard_sink import EVENTS, TensorBoardSink, rewind_curves
 from tests.runs.curves import Curves
 from tests.runs.runs import RUN
 

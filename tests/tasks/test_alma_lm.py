@@ -10,7 +10,7 @@ from fairseq.data import data_utils
 
 from fairseq_alma.data.stream import Stream
 from fairseq_alma.errors import AlmaError
-from fairseq_alma.tasks.alma_lm import ensure_printed
+from fairseq_alma.text.task import ensure_printed
 from tests.scripts import run_script
 
 from .conftest import evaluate, prepare_stream, train_model, training_config

@@ -8,8 +8,8 @@ from fairseq_alma.checkpoints.averaged_weights import find_average
 from fairseq_alma.cli.ensemble import main as ensemble
 from fairseq_alma.cli.grow import main as grow
 from fairseq_alma.errors import AlmaError
-from fairseq_alma.tasks.lr_branch import branch_factor
-from fairseq_alma.tasks.stage_sequences import draw_least_seen, num_replayed
+from fairseq_alma.text.stage_sequences import draw_least_seen, num_replayed
+from fairseq_alma.training.lr_branch import branch_factor
 
 from .conftest import train_model
 

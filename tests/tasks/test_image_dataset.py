@@ -4,8 +4,8 @@ import torch
 
 from fairseq_alma.data.image_stream import ImageStream
 from fairseq_alma.errors import AlmaError
-from fairseq_alma.modules.images.image_input import ImageInput
-from fairseq_alma.tasks.image_dataset import ImageDataset
+from fairseq_alma.images.image_dataset import ImageDataset
+from fairseq_alma.images.image_input import ImageInput
 from tests.backends.images.image_streams import make_stream
 
 

@@ -13,10 +13,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from fairseq_alma.backends.text.process import Command, run_logged
 from fairseq_alma.errors import AlmaError
-from fairseq_alma.tasks import lost_processes, processes
-from fairseq_alma.tasks.lost_processes import ProcessWatch, explain
+from fairseq_alma.text.process import Command, run_logged
+from fairseq_alma.training import lost_processes, processes
+from fairseq_alma.training.lost_processes import ProcessWatch, explain
 from tests.backends.text.test_process import is_alive, wait_until
 
 from .conftest import evaluation_config, training_config

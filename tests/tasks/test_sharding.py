@@ -6,7 +6,7 @@ from fairseq import tasks
 from fairseq.distributed import utils as distributed_utils
 from fairseq_cli import train
 
-from fairseq_alma.modules.spread_parameters import spread_of
+from fairseq_alma.training.spread_parameters import spread_of
 
 from .conftest import evaluate, training_config
 from .forked import group_options, together

@@ -1,11 +1,11 @@
 import pytest
 import torch
 
-from fairseq_alma.backends.images.firefly_growth import grow_on_images, growth_flops
-from fairseq_alma.backends.images.network_flops import count_flops
-from fairseq_alma.backends.images.seeds import seeded
-from fairseq_alma.modules.images.firefly import FEWEST_NEW
-from fairseq_alma.modules.images.vgg import NUM_CONVOLUTIONS, VGG
+from fairseq_alma.images.firefly import FEWEST_NEW
+from fairseq_alma.images.firefly_growth import grow_on_images, growth_flops
+from fairseq_alma.images.network_flops import count_flops
+from fairseq_alma.images.seeds import seeded
+from fairseq_alma.images.vgg import NUM_CONVOLUTIONS, VGG
 
 from .image_streams import NUM_CLASSES, make_images
 

@@ -3,7 +3,9 @@ import os
 import pytest
 import torch
 
-from fairseq_alma.backends.images.image_checkpoints import (
+from fairseq_alma.errors import AlmaError
+from fairseq_alma.growth.gate_tree import GateTree, parse_gate_trees
+from fairseq_alma.images.image_checkpoints import (
     TRAINING_KEY,
     TrainedModel,
     read_model,
@@ -11,9 +13,7 @@ from fairseq_alma.backends.images.image_checkpoints import (
     write_model,
     write_unfinished,
 )
-from fairseq_alma.errors import AlmaError
-from fairseq_alma.growth.gate_tree import GateTree, parse_gate_trees
-from fairseq_alma.models.image_classifier import GrownLayers
+from fairseq_alma.images.image_classifier import GrownLayers
 
 CONFIG = {"model": {"_name": "alma_mlp"}, "optimizer": {"_name": "adadelta"}}
 GROWN = GrownLayers(trees=(GateTree.from_nested([0, [1, 2]]), GateTree.flat(3)))

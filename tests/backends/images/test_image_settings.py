@@ -4,10 +4,10 @@ import pytest
 import torch
 
 import fairseq_alma
-from fairseq_alma.backends.images.image_settings import ImageSettings
-from fairseq_alma.backends.images.image_train_options import ImageTrainOptions
 from fairseq_alma.data.image_stream import ImageStream
 from fairseq_alma.errors import AlmaError
+from fairseq_alma.images.image_settings import ImageSettings
+from fairseq_alma.images.image_train_options import ImageTrainOptions
 from fairseq_alma.learners.single_model import SingleModel
 
 from .image_streams import make_stream

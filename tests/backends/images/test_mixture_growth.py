@@ -1,10 +1,10 @@
 import pytest
 import torch
 
-from fairseq_alma.backends.images.mixture_growth import grow_losing_experts, measure_expert_losses
-from fairseq_alma.backends.images.seeds import seeded
 from fairseq_alma.growth.gate_tree import GateTree
-from fairseq_alma.modules.images.mixtures import MixtureMLP, mixture_layers
+from fairseq_alma.images.mixture_growth import grow_losing_experts, measure_expert_losses
+from fairseq_alma.images.mixtures import MixtureMLP, mixture_layers
+from fairseq_alma.images.seeds import seeded
 
 from .image_streams import NUM_CLASSES, make_images
 

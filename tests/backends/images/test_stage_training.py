@@ -4,15 +4,15 @@ from functools import partial
 import pytest
 import torch
 
-from fairseq_alma.backends.images import flat_parameters
-from fairseq_alma.backends.images.predictions import predict
-from fairseq_alma.backends.images.seeds import seeded
-from fairseq_alma.backends.images.stage_images import TrainingImages, bootstrap
-from fairseq_alma.backends.images.stage_training import StageTraining, TrainingSettings
 from fairseq_alma.errors import AlmaError
-from fairseq_alma.modules.images.image_input import ImageInput
-from fairseq_alma.modules.images.mlp import MLP
-from fairseq_alma.modules.images.vgg import NUM_CONVOLUTIONS, VGG
+from fairseq_alma.images import flat_parameters
+from fairseq_alma.images.image_input import ImageInput
+from fairseq_alma.images.mlp import MLP
+from fairseq_alma.images.predictions import predict
+from fairseq_alma.images.seeds import seeded
+from fairseq_alma.images.stage_images import TrainingImages, bootstrap
+from fairseq_alma.images.stage_training import StageTraining, TrainingSettings
+from fairseq_alma.images.vgg import NUM_CONVOLUTIONS, VGG
 
 from .image_streams import NUM_CLASSES, make_images
 

@@ -1,7 +1,7 @@
 import pytest
 
 from fairseq_alma.learners.schedule import stages
-from fairseq_alma.runs.anytime_options import AnytimeOptions
+from fairseq_alma.training.anytime_options import AnytimeOptions
 from tests.backends.text.test_text_commands import commands, has
 from tests.runs.runs import plan_learner
 

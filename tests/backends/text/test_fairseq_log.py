@@ -1,8 +1,8 @@
 import pytest
 
-from fairseq_alma.backends.text.fairseq_log import parse_log_line, watch_fairseq
-from fairseq_alma.runs.progress import StageProgress
 from fairseq_alma.terminal import LiveLine
+from fairseq_alma.text.fairseq_log import parse_log_line, watch_fairseq
+from fairseq_alma.watch.progress import StageProgress
 
 LINE = (
     '2026-01-01 00:00:00 | INFO | train_inner | {"epoch": 1, "update": 0.25, "loss": "7.1", "nll_loss": "7.012", '

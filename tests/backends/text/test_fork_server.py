@@ -15,11 +15,11 @@ import pytest
 import torch
 
 import fairseq_alma
-from fairseq_alma.backends.text import fork_server, process
-from fairseq_alma.backends.text.fork_server import ForkServer, is_script_of_this_python
-from fairseq_alma.backends.text.process import Command, run_logged
 from fairseq_alma.checkpoints.checkpoint_file import read_checkpoint
 from fairseq_alma.errors import AlmaError
+from fairseq_alma.text import fork_server, process
+from fairseq_alma.text.fork_server import ForkServer, is_script_of_this_python
+from fairseq_alma.text.process import Command, run_logged
 from tests.cli.test_stream_end_to_end import TRAIN, write_text
 from tests.scripts import run_script
 
@@ -132,7 +132,7 @@ def test_what_a_script_sees_of_its_process_is_what_it_sees_in_a_new_interpreter(
 def test_a_command_is_forked_after_the_imports_and_cuda_is_still_to_begin(scripts):
     code = (
         "import os, sys\n"
-        "print(os.getppid(), 'fairseq' in sys.modules, 'fairseq_alma.tasks.alma_lm' in sys.modules)\n"
+        "print(os.getppid(), 'fairseq' in sys.modules, 'fairseq_alma.text.task' in sys.modules)\n"
         "import torch; print(torch.cuda.is_initialized(), torch.cuda._is_in_bad_fork())"
     )
     assert scripts.run(code) == (f"{server().pid} True True\nFalse False\n", None)
@@ -215,7 +215,7 @@ def test_a_command_keeps_the_files_open_that_it_is_given_and_the_server_does_not
 RUNNER = """
 import fcntl, sys
 from pathlib import Path
-from fairseq_alma.backends.text import fork_server, process
+from fairseq_alma.text import fork_server, process
 process.find_program = lambda name: sys.argv[1]
 process.is_script_of_this_python = lambda program: True
 lock = open(sys.argv[3], "w")

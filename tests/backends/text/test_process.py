@@ -8,8 +8,8 @@ import time
 
 import pytest
 
-from fairseq_alma.backends.text.process import Command, run_logged
 from fairseq_alma.errors import AlmaError
+from fairseq_alma.text.process import Command, run_logged
 
 
 def python(code, *arguments):
@@ -82,7 +82,7 @@ def test_a_command_that_is_not_installed_is_named(tmp_path):
 RUNNER = """
 import signal, sys
 from pathlib import Path
-from fairseq_alma.backends.text.process import Command, run_logged
+from fairseq_alma.text.process import Command, run_logged
 signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(143))
 code = "import os, time; print('pid', os.getpid(), flush=True); time.sleep(60)"
 run_logged(Command(Path(sys.executable).name, (("-c", code),)), Path(sys.argv[1]), lambda line: None)
@@ -155,8 +155,8 @@ def test_when_one_of_several_is_killed_all_end_and_it_is_named(tmp_path):
 
 
 def test_who_does_not_listen_is_killed_when_another_has_failed(tmp_path, monkeypatch):
-    monkeypatch.setattr("fairseq_alma.backends.child_processes.PATIENCE_SECONDS", 1.0)
-    monkeypatch.setattr("fairseq_alma.backends.text.process.LAST_WORDS_SECONDS", 1.0)
+    monkeypatch.setattr("fairseq_alma.runs.child_processes.PATIENCE_SECONDS", 1.0)
+    monkeypatch.setattr("fairseq_alma.text.process.LAST_WORDS_SECONDS", 1.0)
     log = tmp_path / "log"
     with pytest.raises(AlmaError, match=r"\(process 0, exit status 3\)"):
         run_together(log, "deaf", 2)

@@ -1,8 +1,8 @@
 import pytest
 
-from fairseq_alma.backends.text import stage_checkpoints as checkpoints
-from fairseq_alma.backends.text.stage_checkpoints import Progress
 from fairseq_alma.errors import AlmaError
+from fairseq_alma.text import stage_checkpoints as checkpoints
+from fairseq_alma.text.stage_checkpoints import Progress
 from tests.checkpoints.small import small_checkpoint
 
 torch = pytest.importorskip("torch")

@@ -6,17 +6,17 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from fairseq_alma.backends.text import stage_checkpoints, text_backend
-from fairseq_alma.backends.text.stage_checkpoints import Progress
-from fairseq_alma.backends.text.text_backend import TextBackend
-from fairseq_alma.backends.text.text_commands import TextCommands
-from fairseq_alma.backends.text.train_options import TrainOptions
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.learners.schedule import stages
-from fairseq_alma.runs.anytime_options import AnytimeOptions
 from fairseq_alma.runs.loop import StageWork
-from fairseq_alma.runs.run_display import RunDisplay
 from fairseq_alma.runs.run_folder import RunFolder
+from fairseq_alma.text import stage_checkpoints, text_backend
+from fairseq_alma.text.stage_checkpoints import Progress
+from fairseq_alma.text.text_backend import TextBackend
+from fairseq_alma.text.text_commands import TextCommands
+from fairseq_alma.text.train_options import TrainOptions
+from fairseq_alma.training.anytime_options import AnytimeOptions
+from fairseq_alma.watch.run_display import RunDisplay
 from tests.checkpoints.small import small_checkpoint
 from tests.runs.runs import plan_learner
 

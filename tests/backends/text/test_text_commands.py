@@ -1,9 +1,9 @@
 from pathlib import Path
 
-from fairseq_alma.backends.text.text_commands import TextCommands
-from fairseq_alma.backends.text.train_options import TrainOptions
 from fairseq_alma.learners.schedule import stages
 from fairseq_alma.runs.run_folder import RunFolder
+from fairseq_alma.text.text_commands import TextCommands
+from fairseq_alma.text.train_options import TrainOptions
 from tests.runs.runs import plan_learner
 
 TRAIN = ["--arch", "a", "--cpu", "--batch-size", "4"]

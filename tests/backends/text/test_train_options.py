@@ -1,7 +1,7 @@
 import pytest
 
-from fairseq_alma.backends.text.train_options import MODEL_OPTIONS, OWNED, TrainOptions
 from fairseq_alma.learners.growing_mixture import ScheduledMixture
+from fairseq_alma.text.train_options import MODEL_OPTIONS, OWNED, TrainOptions
 
 BASE = ["--arch", "alma_switch_lm_tiny", "--max-update", "10"]
 
@@ -90,7 +90,7 @@ def test_what_the_learner_decides_is_refused_with_the_way_to_say_it():
 
 
 def test_the_options_of_a_joint_models_members_are_all_options_of_the_language_models():
-    fairseq_model = pytest.importorskip("fairseq_alma.models.alma_switch_lm")
+    fairseq_model = pytest.importorskip("fairseq_alma.text.model")
     fields = fairseq_model.AlmaSwitchLMConfig.__dataclass_fields__
     elsewhere = {"_name", "tokens_per_sample", "max_target_positions", "finetune_from_model", "restore_file"}
     assert set(MODEL_OPTIONS) == {f"--{name.replace('_', '-')}" for name in fields if name not in elsewhere}

@@ -1,8 +1,8 @@
 import pytest
 import torch
 
-from fairseq_alma.modules.moe.dispatch import dispatch_tokens, expert_capacity
-from fairseq_alma.modules.moe.gate import Routing
+from fairseq_alma.moe.dispatch import dispatch_tokens, expert_capacity
+from fairseq_alma.moe.gate import Routing
 
 
 def test_overflow_is_dropped_in_token_order():

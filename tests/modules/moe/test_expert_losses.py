@@ -1,8 +1,8 @@
 import torch
 import torch.nn.functional as F
 
-from fairseq_alma.modules.moe.expert_losses import ExpertLosses
-from fairseq_alma.modules.moe.gate import Routing
+from fairseq_alma.moe.expert_losses import ExpertLosses
+from fairseq_alma.moe.gate import Routing
 
 NUM_EXPERTS = (3, 4)  # of two layers
 

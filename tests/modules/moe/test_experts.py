@@ -3,10 +3,10 @@ import torch
 import torch.nn.functional as F
 
 from fairseq_alma.growth.gate_tree import GateTree
-from fairseq_alma.modules.moe.dispatch import Dispatch, dispatch_tokens
-from fairseq_alma.modules.moe.experts import Experts
-from fairseq_alma.modules.moe.gate import Routing
-from fairseq_alma.modules.moe.switch_layer import SwitchLayer
+from fairseq_alma.moe.dispatch import Dispatch, dispatch_tokens
+from fairseq_alma.moe.experts import Experts
+from fairseq_alma.moe.gate import Routing
+from fairseq_alma.moe.switch_layer import SwitchLayer
 
 needs_grouped_products = pytest.mark.skipif(
     not hasattr(F, "grouped_mm"), reason="this torch has no grouped_mm; where it has, a CPU has it too"

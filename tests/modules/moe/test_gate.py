@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fairseq_alma.growth.gate_tree import GateTree
-from fairseq_alma.modules.moe.gate import DescendingGate, ParallelGate
+from fairseq_alma.moe.gate import DescendingGate, ParallelGate
 
 FEATURES, BATCH = 6, 40
 TREES = [

@@ -6,8 +6,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from fairseq_alma.growth.gate_tree import GateTree
-from fairseq_alma.modules.images.mixtures import MixtureConv, MixtureLinear
-from fairseq_alma.modules.moe.mixture_layer import draw
+from fairseq_alma.images.mixtures import MixtureConv, MixtureLinear
+from fairseq_alma.moe.mixture_layer import draw
 
 TREE = [0, [1, [3, 4]], 2]
 NUM_EXPERTS, INPUTS, OUTPUTS, BATCH, SIDE = 5, 6, 4, 24, 5

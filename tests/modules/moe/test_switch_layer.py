@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from fairseq_alma.growth.gate_tree import GateTree
-from fairseq_alma.modules.moe.switch_layer import SwitchLayer
+from fairseq_alma.moe.switch_layer import SwitchLayer
 
 
 def switch_layer(num_experts=4, model_dim=8, ffn_dim=16, seed=0, **options):

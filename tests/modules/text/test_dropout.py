@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fairseq_alma.modules.text.dropout import dropout, keep_bits
+from fairseq_alma.text.dropout import dropout, keep_bits
 
 
 def in_bf16():

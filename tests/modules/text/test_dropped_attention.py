@@ -4,8 +4,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fairseq_alma.modules.text import dropped_attention as module
-from fairseq_alma.modules.text.dropped_attention import DroppedCausalAttention
+from fairseq_alma.text import dropped_attention as module
+from fairseq_alma.text.dropped_attention import DroppedCausalAttention
 
 
 @pytest.fixture(autouse=True)

@@ -2,8 +2,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fairseq_alma.modules.text import linear_cross_entropy as module
-from fairseq_alma.modules.text.linear_cross_entropy import linear_cross_entropy, token_losses
+from fairseq_alma.text import linear_cross_entropy as module
+from fairseq_alma.text.linear_cross_entropy import linear_cross_entropy, token_losses
 
 
 @pytest.fixture(autouse=True)

@@ -1,1 +1,0 @@
-"""Language models, through fairseq's own commands in processes, and growth between stages."""

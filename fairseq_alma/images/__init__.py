@@ -1,0 +1,1 @@
+"""Images: task, data, networks, criterion, and the loop that trains and tests."""

@@ -1,0 +1,200 @@
+"""A VGG network together with all the ways in which Firefly may widen it (Wu et al. 2020, section 2).
+
+A *split* makes a channel two, with incoming weights w + d and w - d and half of the outgoing weights each; a *new*
+channel has incoming weights of its own and small outgoing ones. Here all candidates are there at once, which costs
+about three times the network alone: the two halves of a split have the same outgoing weights, so that a layer may take
+their mean for both. A factor for each candidate, its *path*, leads from the network as it is, 0, to the candidate, 1.
+
+Letters: B images, I input and O output channels of a layer, P and Q new channels of the layer before and of this one,
+H and W height and width, K classes.
+"""
+
+from typing import Iterator, NamedTuple, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Generator, Tensor, nn
+
+from fairseq_alma.images.member_layers import BATCH_NORM_EPS, MemberLinear
+from fairseq_alma.images.vgg import SMALLEST_IMAGE, VGG, ConvBlock
+
+
+class Steps(NamedTuple):
+    """How far candidates lead away from the network; small, so that it computes nearly the same with them.
+
+    Attributes:
+        split: length of a split's change d, as a part of the length of the channel's weights w.
+        new: length of a new channel's outgoing weights, as a part of the typical length of the old channels' ones.
+    """
+
+    split: float = 0.2
+    new: float = 0.05
+
+
+class CandidateBlock(nn.Module):
+    """A convolution, batch norm, ReLU with its candidates.
+
+    Args:
+        block: what it is without candidates, with one member; stays as it is.
+        num_new_before: P.
+        num_new: Q.
+        steps: how large candidates are.
+        generator: of the first directions, on the CPU.
+    """
+
+    def __init__(self, block: ConvBlock, num_new_before: int, num_new: int, steps: Steps, generator: Generator) -> None:
+        super().__init__()
+        self.weight = block.conv.weight.detach()[0]
+        out_channels, in_channels = self.weight.shape[:2]
+        self.norm_weight, self.norm_bias = block.norm.weight.detach()[0], block.norm.bias.detach()[0]
+        self.new_norm = nn.BatchNorm2d(num_new, affine=False, momentum=None).to(self.weight)
+        lengths = self.weight.flatten(1).norm(dim=1)
+        self.split_lengths = steps.split * lengths.view(-1, 1, 1, 1)
+        self.new_length = lengths.square().mean().sqrt()
+        self.outgoing_length = steps.new * typical_length(self.weight)
+        kernel = self.weight.shape[2:]
+        self.split = random_directions((out_channels, in_channels, *kernel), self.weight, generator)
+        self.new = random_directions((num_new, in_channels, *kernel), self.weight, generator)
+        self.outgoing = random_directions((num_new_before, out_channels, *kernel), self.weight, generator)
+        self.set_path(1.0)
+
+    def set_path(self, position: float) -> tuple[Tensor, Tensor]:
+        """Put all candidates at one position of their paths. Returns the positions: (O) of splits, (Q) of new ones."""
+        self.split_path = torch.full_like(self.split[:, 0, 0, 0], position, requires_grad=True)
+        self.new_path = torch.full_like(self.new[:, 0, 0, 0], position, requires_grad=True)
+        return self.split_path, self.new_path
+
+    def split_change(self) -> Tensor:
+        """Return d of every channel, (O, I, 3, 3)."""
+        return self.split * self.split_lengths
+
+    def new_weight(self) -> Tensor:
+        """Return incoming weights of the new channels, (Q, I, 3, 3); batch norm makes their length immaterial."""
+        return self.new * self.new_length
+
+    def outgoing_weight(self) -> Tensor:
+        """Return outgoing weights of the new channels of the layer before, (O, P, 3, 3)."""
+        return (self.outgoing * self.outgoing_length).transpose(0, 1)
+
+    def forward(self, x: Tensor, generators: Sequence[Generator] = ()) -> Tensor:
+        """Map images, (B, I, H, W), or what the block before returns, (B, 2 I + P, H, W), to (B, 2 O + Q, H, W)."""
+        out_channels, in_channels = self.weight.shape[:2]
+        weights = torch.cat([self.weight, self.split_change(), self.new_weight()])
+        heard, new_before = join_halves(x, in_channels)
+        old, change, new = F.conv2d(heard, weights, padding=1).split([out_channels, out_channels, len(self.new)], dim=1)
+        if len(self.outgoing):
+            old = old + F.conv2d(new_before, self.outgoing_weight(), padding=1)
+        change = change * self.split_path[:, None, None]
+        halves = [F.relu(self._norm(half)) for half in (old + change, old - change)]
+        return torch.cat([*halves, F.relu(self.new_norm(new)) * self.new_path[:, None, None]], dim=1)
+
+    def _norm(self, x: Tensor) -> Tensor:
+        """Normalise by the batch, as in training: a constant shift that training takes out again is no gain."""
+        return F.batch_norm(x, None, None, self.norm_weight, self.norm_bias, training=True, eps=BATCH_NORM_EPS)
+
+
+class CandidateClassifier(nn.Module):
+    """The linear layer behind the last candidates.
+
+    Args:
+        classifier: what it is without candidates, with one member; stays as it is.
+        num_new_before: P.
+        steps: how large candidates are.
+        generator: of the first directions, on the CPU.
+    """
+
+    def __init__(self, classifier: MemberLinear, num_new_before: int, steps: Steps, generator: Generator) -> None:
+        super().__init__()
+        self.weight, self.bias = classifier.weight.detach()[0], classifier.bias.detach()[0]
+        self.outgoing_length = steps.new * typical_length(self.weight)
+        self.outgoing = random_directions((num_new_before, len(self.weight)), self.weight, generator)
+
+    def outgoing_weight(self) -> Tensor:
+        """Return outgoing weights of the new channels of the layer before, (K, P)."""
+        return (self.outgoing * self.outgoing_length).t()
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Map (1, B, 2 I + P) to (1, B, K)."""
+        old, new = join_halves(features[0], self.weight.size(1))
+        return F.linear(
+            torch.cat([old, new], dim=1), torch.cat([self.weight, self.outgoing_weight()], dim=1), self.bias
+        )[None]
+
+
+class CandidateVGG(VGG):
+    """A network with candidates in every layer; its only parameters are their directions, each of length 1.
+
+    Args:
+        network: with `ConvBlock`s and one member; stays as it is.
+        num_new: Q of each convolution.
+        steps: how large candidates are.
+        generator: of the first directions, on the CPU.
+    """
+
+    def __init__(self, network: VGG, num_new: Sequence[int], steps: Steps, generator: Generator) -> None:
+        old = conv_blocks(network)
+        super().__init__(
+            *outer_sizes(network),
+            [block.conv.weight.size(1) for block in old],
+            make_block=lambda layer, _before, _after: CandidateBlock(
+                old[layer], num_new[layer - 1] if layer else 0, num_new[layer], steps, generator
+            ),
+            variant=network.variant,
+        )
+        self.add_module("classifier", CandidateClassifier(network.classifier, num_new[-1], steps, generator))
+
+    def layers(self) -> Iterator[CandidateBlock]:
+        """Iterate over the convolutions."""
+        for block in self.blocks:
+            assert isinstance(block, CandidateBlock)
+            yield block
+
+
+def join_halves(x: Tensor, num_old: int) -> tuple[Tensor, Tensor]:
+    """Return the means of both halves of each old channel, and the new channels behind them.
+
+    Not before here: a max pool between the layers treats each half by itself, as it will once they are channels.
+
+    Args:
+        x: (B, 2 I + P, …), or (B, I, …) images, which have no halves.
+        num_old: I.
+    """
+    if x.size(1) == num_old:
+        return x, x[:, num_old:]
+    first, second, new = x.split([num_old, num_old, x.size(1) - 2 * num_old], dim=1)
+    return (first + second) / 2, new
+
+
+def conv_blocks(network: VGG) -> list[ConvBlock]:
+    """Return the blocks of a plain network with one member."""
+    assert network.num_members == 1
+    blocks = [block for block in network.blocks if isinstance(block, ConvBlock)]
+    assert len(blocks) == len(network.blocks)
+    return blocks
+
+
+def outer_sizes(network: VGG) -> tuple[tuple[int, int, int], int]:
+    """Return (C, H, W) of the smallest images that a network takes, and K."""
+    image_channels = conv_blocks(network)[0].conv.weight.size(2)
+    return (image_channels, SMALLEST_IMAGE, SMALLEST_IMAGE), network.classifier.bias.size(1)
+
+
+def random_directions(shape: Sequence[int], like: Tensor, generator: Generator) -> nn.Parameter:
+    """Draw a direction of length 1 for each candidate.
+
+    Args:
+        shape: the number of candidates, then the shape of a direction.
+        like: has the type and device that they get.
+        generator: on the CPU, so that every device gets the same ones.
+    """
+    return nn.Parameter(unit_length(torch.randn(*shape, generator=generator)).to(like))
+
+
+def unit_length(directions: Tensor) -> Tensor:
+    """Scale each candidate's direction to length 1; one of length 0 stays so."""
+    return F.normalize(directions.flatten(1)).view_as(directions)
+
+
+def typical_length(weight: Tensor) -> Tensor:
+    """Return the root mean square length of an input's outgoing weights; (outputs, inputs, …)."""
+    return (weight.square().sum() / weight.size(1)).sqrt()

@@ -1,0 +1,291 @@
+"""Trains and tests on images in this process: the back end of ``alma-stream`` for streams of images.
+
+All members that a stage trains are trained side by side in one network, those of runs that differ by their seeds as
+well; models that are done stay in memory.
+"""
+
+import time
+from dataclasses import replace
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any, Mapping, Optional, Sequence
+
+import torch
+from torch import Tensor
+
+from fairseq_alma.atomic_file import write_together
+from fairseq_alma.errors import AlmaError
+from fairseq_alma.growth.gate_tree import nested_gate_trees
+from fairseq_alma.images import seeds
+from fairseq_alma.images.first_weights import GROWTH_FLOPS, Group, start_stage
+from fairseq_alma.images.image_checkpoints import (
+    UNFINISHED,
+    TrainedModel,
+    read_unfinished,
+    remove_unfinished,
+    write_unfinished,
+)
+from fairseq_alma.images.image_input import ImageInput
+from fairseq_alma.images.image_settings import ImageSettings
+from fairseq_alma.images.model_store import ModelStore, build_network
+from fairseq_alma.images.predictions import Examples, Predictions, write_experts
+from fairseq_alma.images.stage_average import average_of, measure_batch_norm, share_of_new
+from fairseq_alma.images.stage_images import TrainingImages, bootstrap
+from fairseq_alma.images.stage_training import StageTraining, member_states
+from fairseq_alma.learners.plan import ModelId, StagePlan, Training
+from fairseq_alma.runs.loop import Run, StageWork
+from fairseq_alma.runs.run_folder import RunFolder
+from fairseq_alma.training.stage_end_options import NO_STAGE_ENDS, StageEndOptions
+
+SAVE_EVERY_SECONDS = 20.0
+SEEDS = "seeds"
+"""Key in the file of an unfinished training: the seeds of what is trained."""
+
+
+class RunModels:
+    """Models and predictions of one run.
+
+    Args:
+        run: the run.
+        settings: of all runs.
+        test: examples of the test set.
+        ends: what predicts, and what a stage begins with.
+    """
+
+    def __init__(self, run: Run, settings: ImageSettings, test: Examples, ends: StageEndOptions) -> None:
+        self.store = ModelStore(run.folder, settings, ends.stage_average is not None)
+        joint_logits = settings.joint_logits if settings.is_joint else None
+        self.predictions = Predictions(test, self.store.network_of, joint_logits)
+        self.last_stage = len(run.plans) - 1
+
+
+class ImageBackend:
+    """The back end of ``alma-stream`` for streams of images; see `loop.Backend`.
+
+    Args:
+        settings: of the runs, which differ by their seeds alone.
+        runs: that go through the same stages in step.
+        shared_folder: where several runs keep the training that they share.
+        group_size: train so many members of a stage in a network of their own; their last digits do not depend on the
+            others then. None: train all of them in one.
+        ends: what predicts after a stage, and what the next one begins with.
+        keep_maps: leave which experts test images go to after every stage, not after the last one alone.
+    """
+
+    def __init__(
+        self,
+        settings: ImageSettings,
+        runs: Sequence[Run],
+        shared_folder: Path,
+        group_size: Optional[int] = None,
+        keep_maps: bool = False,
+        ends: StageEndOptions = NO_STAGE_ENDS,
+    ) -> None:
+        self.settings, self.shared_folder = settings, shared_folder
+        self.group_size, self.keep_maps, self.ends = group_size, keep_maps, ends
+        self.stream = settings.stream
+        self.source = ImageInput(self.stream.mean, self.stream.std, self.stream.augment).to(settings.device)
+        self.models = {run.folder.root: RunModels(run, settings, self._test_examples, ends) for run in runs}
+
+    def train(self, works: Sequence[StageWork]) -> list[Mapping[str, Any]]:
+        """Train all models of the stage side by side, or group after group; see `loop.Backend`."""
+        if self.group_size is None:
+            self._train_together(works)
+        else:
+            for work in works:
+                for group in work.plan.groups(self.group_size):
+                    self._train_apart(work, group)
+        return [self._cost(work) for work in works]
+
+    def _train_together(self, works: Sequence[StageWork]) -> None:
+        """Train all models of the same stage of some runs in one network, unless they are there."""
+        group = [(self._store(work.folder), training) for work in works for training in work.plan.trainings]
+        if any(training.model not in store for store, training in group):
+            self._train_stage(works, group)
+        # While one of them is missing, all are trained again from the same file, to the same bits.
+        remove_unfinished(self._unfinished(works))
+
+    def _train_apart(self, work: StageWork, group: Sequence[Training]) -> None:
+        """Train some models of a stage in a network of their own, unless they are there."""
+        self._train_together([replace(work, plan=replace(work.plan, trainings=tuple(group)))])
+
+    def _cost(self, work: StageWork) -> Mapping[str, Any]:
+        store = self._store(work.folder)
+        models = [store[training.model] for training in work.plan.trainings]
+        return {
+            "num_updates": max(model.num_updates for model in models),
+            "train_images": sum(model.num_images for model in models),
+            "train_flops": sum(
+                model.num_images * store.flops_of(model.grown).train + model.growth.get(GROWTH_FLOPS, 0)
+                for model in models
+            ),
+            **self._describe_ends(work.plan.stage.index),
+        }
+
+    def _describe_ends(self, stage: int) -> dict[str, Any]:
+        """Return what stage.json says of the options of stages' ends; nothing for the paper's way."""
+        if not self.ends.as_record():
+            return {}
+        average = self.ends.stage_average
+        described: dict[str, Any] = {"predicts_with": "last" if average is None else "average"}
+        if average is not None:
+            described["newest_share"] = share_of_new(stage, average)
+        if stage and self.ends.shrink_perturb is not None:
+            described["kept_share"] = self.ends.shrink_perturb
+        return {"anytime": described}
+
+    def train_members(self, work: StageWork, group: Sequence[Training], locks: Sequence[int]) -> None:
+        """Train some models of a stage to their end, unless they are there; see `loop.Backend`."""
+        self._train_apart(work, group)
+
+    def is_trained(self, folder: RunFolder, model: ModelId) -> bool:
+        """Tell whether a model is trained to its end; see `loop.Backend`."""
+        return model in self._store(folder)
+
+    def has_weights(self, folder: RunFolder, model: ModelId) -> bool:
+        """Tell whether a model's checkpoint is there, whole; see `loop.Backend`."""
+        return self._store(folder).is_whole(model)
+
+    def test(self, work: StageWork) -> Mapping[str, Any]:
+        """Test what predicts after the stage; see `loop.Backend`."""
+        plan, run = work.plan, self.models[work.folder.root]
+        store = run.store
+        valid = run.predictions.on_valid(plan, self._examples(self.stream.valid_indices(plan.stage.megabatches)))
+        test, usage = run.predictions.on_test(plan)
+        models = [store[model] for model in plan.predictors]
+        figures: dict[str, Any] = {
+            "num_params": sum(_num_params(model.state) for model in models),
+            "num_experts": max(model.grown.num_experts for model in models),
+            "num_members": self.settings.num_joint * len(models),
+            "test_flops_per_image": sum(store.flops_of(model.grown).test for model in models),
+            "valid": valid,
+            "test": test,
+        }
+        trained = len(plan.trainings)
+        for model in models[-trained:]:
+            figures.update(model.growth)
+            if model.grown.trees:
+                figures["gate_trees"] = nested_gate_trees(model.grown.trees)
+                figures["expert_usage"] = usage
+        if self.keep_maps or plan.stage.index == run.last_stage:
+            network = store.network_of(plan.predictors[-trained:])
+            write_experts(work.folder.stage_folder(plan.stage.index), network, self._test_examples)
+        return figures
+
+    def keep_only(self, folder: RunFolder, stage: int, needed: Sequence[ModelId]) -> None:
+        """Remove the weights that no later stage needs; see `loop.Backend`."""
+        self._store(folder).keep_only(stage, needed)
+
+    def _train_stage(self, works: Sequence[StageWork], group: Group) -> None:
+        """Train the network of a stage, from its beginning or from where it was cut off.
+
+        Args:
+            works: of all runs.
+            group: what is trained for them, each with the models of its run.
+        """
+        plan = works[0].plan
+        rows = self.stream.train_indices(plan.stage.megabatches)
+        valid = self._examples(self.stream.valid_indices(plan.stage.megabatches))
+        start = start_stage(plan, group, self.settings, lambda: self._examples(rows), valid, self.ends.shrink_perturb)
+        bootstraps = [_bootstrap(training, plan, len(rows)) for _, training in group]
+        data = TrainingImages.of(self._bytes(rows), self._labels(rows), bootstraps, self.source)
+        orders = [seeds.seeded(training.seed, plan.stage.index, seeds.ORDER) for _, training in group]
+        training = StageTraining(start.network, data, *valid, self.settings.training(), orders)
+        self._run(works, training, [each.seed for _, each in group])
+        training.finish()
+        averages = self._averages(group, plan.stage.index, training, rows)
+
+        def keep(unit: int) -> None:
+            store, each = group[unit]
+            epochs = training.epochs_of(unit)
+            counts = (epochs * training.updates_per_epoch, epochs * data.num_images)
+            store[each.model] = TrainedModel(training.states[unit], start.grown, *counts, start.growth, averages[unit])
+
+        write_together([partial(keep, unit) for unit in range(len(group))])
+
+    def _averages(
+        self, group: Group, stage: int, training: StageTraining, rows: Any
+    ) -> Sequence[Optional[Mapping[str, Tensor]]]:
+        """Return the average of each unit over the ends of stages, with batch norm measured on the stage's images."""
+        how = self.ends.stage_average
+        if how is None:
+            return [None] * len(group)
+        averages = [
+            average_of(None if each.start is None else store[each.start].average, state, share_of_new(stage, how))
+            for (store, each), state in zip(group, training.states, strict=True)
+        ]
+        if stage:
+            trained = [TrainedModel(state, self.settings.grown_layers(training.network), 0, 0) for state in averages]
+            network = build_network(self.settings, trained)
+            measure_batch_norm(
+                network, self._examples(rows)[0].split(training.data.sizes(training.settings.batch_size))
+            )
+            states = [network.state_dict()] if self.settings.is_joint else member_states(network)
+            averages = [{name: tensor.clone() for name, tensor in state.items()} for state in states]
+        return averages
+
+    def _unfinished(self, works: Sequence[StageWork]) -> Path:
+        """Return where a training that is cut off is resumed from."""
+        plan = works[0].plan
+        if len(works) == 1:
+            return works[0].folder.model_folder(plan.trainings[0].model) / UNFINISHED
+        # Runs of other seeds may be trained from the same folder at the same time, those of the same may not.
+        return self.shared_folder / f"stage-{plan.stage.index:03d}-{works[0].folder.name}-{UNFINISHED}"
+
+    def _run(self, works: Sequence[StageWork], training: StageTraining, of_seeds: list[int]) -> None:
+        """Run all epochs, and save now and then what it takes to resume."""
+        work, unfinished = works[0], self._unfinished(works)
+        before = read_unfinished(unfinished)
+        if before is not None and before.get(SEEDS) == of_seeds:  # else it is that of other runs side by side
+            _resume(training, before, unfinished)
+        per_epoch, num_images = training.updates_per_epoch, training.data.num_images * len(of_seeds)
+        saved = began = time.monotonic()
+        done = training.epoch
+        max_update = training.settings.max_epoch * per_epoch
+        with work.display.training(work.plan, None, max_update, training.epoch * per_epoch) as progress:
+            while not training.is_over:
+                loss = training.run_epoch()
+                now = time.monotonic()
+                rate = (training.epoch - done) * num_images / max(now - began, 1e-9)
+                progress.update(training.epoch * per_epoch, loss, rate)
+                if now - saved >= SAVE_EVERY_SECONDS and not training.is_over:
+                    work.folder.require_in_place()
+                    write_unfinished(unfinished, {**training.state_dict(), SEEDS: of_seeds})
+                    saved = time.monotonic()
+
+    def _store(self, folder: RunFolder) -> ModelStore:
+        return self.models[folder.root].store
+
+    @cached_property
+    def _test_examples(self) -> Examples:
+        return self._examples(self.stream.test_indices())
+
+    def _examples(self, rows: Any) -> Examples:
+        return self.source.normalised(self._bytes(rows)), self._labels(rows)
+
+    def _bytes(self, rows: Any) -> Tensor:
+        return torch.from_numpy(self.stream.images[rows]).to(self.settings.device)
+
+    def _labels(self, rows: Any) -> Tensor:
+        return torch.from_numpy(self.stream.labels[rows]).to(self.settings.device)
+
+
+def _resume(training: StageTraining, before: Mapping[str, Any], path: Path) -> None:
+    """Resume a training that was cut off. Raises AlmaError if the file is not of this training."""
+    try:
+        training.load_state_dict(before)
+    except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+        raise AlmaError(
+            f"{path}: not of this training ({error}); remove it to train the stage from its beginning"
+        ) from error
+
+
+def _bootstrap(training: Training, plan: StagePlan, num_images: int) -> Optional[Tensor]:
+    if not training.bootstrap:
+        return None
+    return bootstrap(num_images, seeds.seeded(training.seed, plan.stage.index, seeds.BOOTSTRAP))
+
+
+def _num_params(state: Mapping[str, Tensor]) -> int:
+    """Count parameters; what batch norm measures is none."""
+    return sum(tensor.numel() for name, tensor in state.items() if not name.rpartition(".")[2].startswith("running_"))

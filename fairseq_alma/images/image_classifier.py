@@ -1,0 +1,207 @@
+"""What image models have in common: a network of N members side by side, of which one is a single model.
+
+A subclass says how its network is built from its options. The ``alma-stream`` back end trains networks; fairseq's
+commands train and test the models around them.
+
+Letters: N members, B images, C channels, H and W height and width, K classes.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Mapping, Optional, Protocol, Sequence
+
+import torch
+import torch.nn.functional as F
+from fairseq.models import ARCH_MODEL_NAME_REGISTRY, MODEL_REGISTRY, BaseFairseqModel
+from torch import Tensor, nn
+
+from fairseq_alma.errors import AlmaError
+from fairseq_alma.growth.gate_tree import GateTree, format_gate_trees
+from fairseq_alma.images.image_network import ImageNetwork, SideBySide, join_logits
+from fairseq_alma.training.option_checks import check_options
+from fairseq_alma.training.trained_members import TrainedMembers, log_of_mean
+
+
+class ImageTask(Protocol):
+    """What a model needs to know of its task.
+
+    Attributes:
+        image_shape: (C, H, W).
+        num_classes: K.
+    """
+
+    image_shape: Sequence[int]
+    num_classes: int
+
+
+@dataclass(frozen=True)
+class GrownLayers:
+    """What growth changes of a network, layer by layer; empty for an architecture that does not grow.
+
+    Attributes:
+        trees: the gate's tree of each mixture.
+        channels: of each convolution.
+    """
+
+    trees: tuple[GateTree, ...] = ()
+    channels: tuple[int, ...] = ()
+
+    @property
+    def num_experts(self) -> int:
+        """Experts of each mixture; 1 for a network without mixtures."""
+        return self.trees[0].num_experts if self.trees else 1
+
+    def options(self) -> dict[str, Any]:
+        """Return it as options of the model, as checkpoints have it; `ImageClassifier.read_grown` reads them.
+
+        Raises:
+            AlmaError: a tree is nested deeper than JSON can be.
+        """
+        options: dict[str, Any] = {}
+        if self.trees:
+            options.update(num_experts=self.num_experts, gate_trees=format_gate_trees(self.trees))
+        if self.channels:
+            options.update(layer_channels=",".join(map(str, self.channels)))
+        return options
+
+
+class ImageClassifier(BaseFairseqModel):
+    """A model that classifies images; with several members, by the mean or the sum of their logits.
+
+    Args:
+        network: its members.
+        joint_logits: ``mean`` or ``sum``.
+    """
+
+    def __init__(self, network: ImageNetwork, joint_logits: str = "mean") -> None:
+        super().__init__()
+        self.network, self.joint_logits = network, joint_logits
+
+    @classmethod
+    def build_model(cls, cfg: Any, task: ImageTask) -> "ImageClassifier":
+        """Build a single model, with weights drawn from torch's global generator."""
+        return cls.build_joint(cfg, task, num_members=1)
+
+    @classmethod
+    def build_joint(cls, cfg: Any, task: ImageTask, num_members: int, joint_logits: str = "mean") -> "ImageClassifier":
+        """Build models that predict as one, by the ``mean`` or the ``sum`` of their logits."""
+        if not hasattr(task, "image_shape"):
+            raise AlmaError(f"{cls.__name__} classifies images; give --task alma_image_classification")
+        check_options(cfg)
+        network = cls.build_members(cfg, task.image_shape, task.num_classes, num_members)
+        network.reset_parameters([torch.default_generator] * num_members)
+        return ImageClassifier(network, joint_logits) if num_members > 1 else cls(network)
+
+    @classmethod
+    def build_members(
+        cls,
+        cfg: Any,
+        image_shape: Sequence[int],
+        num_classes: int,
+        num_members: int,
+        grown: Optional[GrownLayers] = None,
+    ) -> ImageNetwork:
+        """Build members side by side, without initial weights.
+
+        Args:
+            cfg: the options of one of them.
+            image_shape: (C, H, W).
+            num_classes: K.
+            num_members: N.
+            grown: what growth has changed; None: what the options say of it.
+
+        Raises:
+            AlmaError: the options do not go with each other or with the images.
+        """
+        if num_members == 1:
+            return cls.build_network(cfg, image_shape, num_classes, grown)
+        return SideBySide([cls.build_network(cfg, image_shape, num_classes, grown) for _ in range(num_members)])
+
+    @classmethod
+    def build_network(
+        cls, cfg: Any, image_shape: Sequence[int], num_classes: int, grown: Optional[GrownLayers] = None
+    ) -> ImageNetwork:
+        """Build one member, without initial weights; see `build_members`."""
+        raise NotImplementedError
+
+    @classmethod
+    def read_grown(cls, cfg: Any) -> GrownLayers:
+        """Read from the options of a model what growth has changed. Raises AlmaError if they say no such thing."""
+        return GrownLayers()
+
+    @classmethod
+    def grown_layers(cls, network: ImageNetwork) -> GrownLayers:
+        """Return what growth has changed of a network, the same for all its members."""
+        return GrownLayers()
+
+    @classmethod
+    def build_ensemble(
+        cls, members: Sequence[BaseFairseqModel], weights: Sequence[float], embedded: Sequence[int]
+    ) -> "ImageEnsemble":
+        """Build an ensemble of trained models, which need not be of one class; see `ImageEnsemble`."""
+        return ImageEnsemble(members, weights, embedded)
+
+    def load_state_dict(
+        self, state_dict: Mapping[str, Tensor], strict: bool = True, model_cfg: Any = None, args: Any = None
+    ) -> None:
+        """Load weights, as every fairseq model does.
+
+        Raises:
+            AlmaError: a weight has another shape than here.
+        """
+        here = self.state_dict()
+        for name, tensor in state_dict.items():
+            if name in here and tensor.shape != here[name].shape:
+                raise AlmaError(
+                    f"{name} is {tuple(tensor.shape)} in the checkpoint, {tuple(here[name].shape)} is needed for the "
+                    "images of this stream; give the stream that the model was trained on"
+                )
+        super().load_state_dict(state_dict, strict, model_cfg, args)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Classify (B, C, H, W) normalised images. Returns (B, K) logits."""
+        return join_logits(self.network(images), self.joint_logits)
+
+
+class ImageEnsemble(TrainedMembers, BaseFairseqModel):
+    """Several trained image models as one, for every stock command that does not train.
+
+    Args:
+        members: the models; they map (B, C, H, W) images to (B, K) logits.
+        weights: what each member counts, at least 0, in all 1.
+        embedded: the members whose weights are in the ensemble's own checkpoint.
+    """
+
+    members: Any  # an nn.ModuleList, which hides from mypy what is in it
+
+    def __init__(self, members: Sequence[BaseFairseqModel], weights: Sequence[float], embedded: Sequence[int]) -> None:
+        super().__init__()
+        self.members = nn.ModuleList(members)
+        self.weights = list(weights)
+        self.embedded = frozenset(embedded)
+        self.requires_grad_(False)
+
+    @classmethod
+    def build_ensemble(
+        cls, members: Sequence[BaseFairseqModel], weights: Sequence[float], embedded: Sequence[int]
+    ) -> "ImageEnsemble":
+        """Build an ensemble; what `alma_ensemble` looks for in its members, which may be ensembles themselves."""
+        return cls(members, weights, embedded)
+
+    def trained_members(self) -> Sequence[nn.Module]:
+        """Return the members."""
+        return self.members
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Classify (B, C, H, W) normalised images. Returns (B, K) log-probabilities in fp32, which serve as logits."""
+        logits = (member(images) for member in self.members)
+        return log_of_mean((F.log_softmax(each.float(), dim=-1) for each in logits), self.weights)
+
+
+def image_architectures() -> list[str]:
+    """Return the names of the registered architectures of single image models, in order."""
+    names = (name for name, key in ARCH_MODEL_NAME_REGISTRY.items() if _classifies_images(MODEL_REGISTRY[key]))
+    return sorted(names)
+
+
+def _classifies_images(model: Any) -> bool:
+    return isinstance(model, type) and issubclass(model, ImageClassifier)

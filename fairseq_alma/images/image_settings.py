@@ -1,0 +1,185 @@
+"""What the options of a run on images come to: architecture, training, and what its checkpoints say of them.
+
+They are read by fairseq's own parser, so that fairseq's commands train and test the same models.
+"""
+
+import argparse
+import math
+import shlex
+import warnings
+from typing import Any, Mapping, NoReturn, Optional
+
+import torch
+from fairseq import options as fairseq_options
+from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+from fairseq.models import ARCH_MODEL_NAME_REGISTRY, MODEL_REGISTRY
+from fairseq.optim import build_optimizer
+from omegaconf import OmegaConf
+
+from fairseq_alma.checkpoints import JOINT_MODEL
+from fairseq_alma.data.image_stream import ImageStream
+from fairseq_alma.errors import AlmaError
+from fairseq_alma.images.firefly import amount_to_add
+from fairseq_alma.images.image_classifier import GrownLayers, ImageClassifier, image_architectures
+from fairseq_alma.images.image_network import ImageNetwork
+from fairseq_alma.images.image_train_options import ImageTrainOptions
+from fairseq_alma.images.stage_training import TrainingSettings
+from fairseq_alma.images.vgg import NUM_CONVOLUTIONS
+from fairseq_alma.learners.plan import Growth
+from fairseq_alma.option_ranges import check_words
+
+
+class ImageSettings:
+    """Settings of a run.
+
+    Args:
+        stream: the images.
+        options: what stands after ``--``, and the paper's values.
+        num_joint: members that are trained as one.
+        joint_logits: what these are trained on: the ``mean`` of their logits, or the ``sum``.
+
+    Attributes:
+        device: the GPU, if there is one and --cpu was not given.
+        is_joint: whether members are trained as one.
+    """
+
+    def __init__(
+        self, stream: ImageStream, options: ImageTrainOptions, num_joint: int = 1, joint_logits: str = "mean"
+    ) -> None:
+        self.stream, self.options = stream, options
+        self.num_joint, self.is_joint, self.joint_logits = num_joint, num_joint > 1, joint_logits
+        self.model_class = _image_model(options.arch)
+        words = [str(stream.stream.root), "--task", "alma_image_classification"]
+        words += ["--criterion", "alma_image_cross_entropy", *options.words()]
+        parser = fairseq_options.get_training_parser()
+        parser.error = _refuse
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # fairseq uses parts of hydra that hydra would have it replace
+            self.cfg = convert_namespace_to_omegaconf(fairseq_options.parse_args_and_arch(parser, words))
+        use_gpu = torch.cuda.is_available() and not self.cfg.common.cpu
+        self.device = torch.device("cuda" if use_gpu else "cpu")
+        content = OmegaConf.to_container(self.cfg, resolve=True)
+        assert isinstance(content, dict)
+        self._plain = _without_objects(
+            {name: vars(part) if isinstance(part, argparse.Namespace) else part for name, part in content.items()}
+        )
+        self._optimizer = self._first_optimizer()
+        self._try_build()
+        self._check_numbers(*self.options.values)
+
+    def _check_numbers(self, *names: str) -> None:
+        """Raise AlmaError if a number is out of its option's range, of those that the optimizer takes."""
+        try:
+            check_words((name, values) for name, values in self.options.values.items() if name in names)
+        except ValueError as error:
+            raise AlmaError(str(error)) from error
+
+    def _first_optimizer(self) -> torch.optim.Optimizer:
+        """Build an optimizer as fairseq does. Raises AlmaError if it takes no such options."""
+        rates = list(self.cfg.optimization.lr)
+        given = {name: " ".join(self.options.last(name) or ()) for name in ("--optimizer", "--lr")}
+        if len(rates) != 1 or not 0 < rates[0] < math.inf:
+            raise AlmaError(f"--lr {given['--lr']} after the --: one number above 0 is needed, the same for all epochs")
+        self._check_numbers("--adam-betas")  # before they are evaluated
+        try:
+            return build_optimizer(self.cfg.optimizer, [torch.nn.Parameter(torch.zeros(1))]).optimizer
+        except (ValueError, TypeError) as error:
+            raise AlmaError(
+                f"options after the --: --optimizer {given['--optimizer']} refuses its options "
+                f"({error}); correct them, or leave them out"
+            ) from error
+
+    def _try_build(self) -> None:
+        """Raise AlmaError if the options make no network, before anything is written."""
+        try:
+            self.build(1)
+        except RuntimeError as error:
+            if not any(word in str(error) for word in ("memory", "overflow")):
+                raise
+            sizes = " ".join(self.options.model_words())
+            raise AlmaError(
+                f"options after the --: {self.options.arch} {sizes} does not fit into memory; give smaller sizes"
+            ) from error
+
+    def training(self) -> TrainingSettings:
+        """Return how a stage is trained."""
+        return TrainingSettings(
+            max_epoch=int(self.cfg.optimization.max_epoch),
+            batch_size=int(self.cfg.dataset.batch_size),
+            patience=self.cfg.checkpoint.patience if self.cfg.checkpoint.patience > 0 else None,
+            build_optimizer=self._build_optimizer,
+            is_joint=self.is_joint,
+            joint_logits=self.joint_logits,
+            select=self.options.select,
+            least_gain=self.options.least_gain,
+        )
+
+    def _build_optimizer(self, parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
+        """Build one as fairseq has built the first, without its milliseconds of reading options for each stage."""
+        return type(self._optimizer)(parameters, **self._optimizer.defaults)
+
+    def build(self, num_members: int, grown: Optional[GrownLayers] = None) -> ImageNetwork:
+        """Build members side by side, without initial weights, on the CPU.
+
+        Args:
+            num_members: N.
+            grown: what growth has changed; None: what the options say of it.
+        """
+        return self.model_class.build_members(
+            self.cfg.model, self.stream.shape, self.stream.num_classes, num_members, grown
+        )
+
+    def check_growth(self, growth: Growth) -> None:
+        """Raise AlmaError if the first network cannot grow so."""
+        if growth.method == "firefly":
+            first = [int(self.cfg.model.channels)] * NUM_CONVOLUTIONS
+            amount_to_add(self.stream.shape[0], first, self.stream.num_classes, growth.share, growth.share_of)
+
+    def grown_layers(self, network: ImageNetwork) -> GrownLayers:
+        """Return what growth has changed of a network."""
+        return self.model_class.grown_layers(network)
+
+    def read_grown(self, options: Mapping[str, Any]) -> GrownLayers:
+        """Read what growth has changed from a checkpoint's options of it; see `GrownLayers.options`.
+
+        Raises:
+            AlmaError: or an error of OmegaConf, if the run's architecture knows no such options.
+        """
+        return self.model_class.read_grown(OmegaConf.merge(self.cfg.model, dict(options)))
+
+    def checkpoint_config(self, grown: GrownLayers) -> dict[str, Any]:
+        """Return ``cfg`` of a checkpoint: plain dictionaries, from which fairseq builds the model again."""
+        if self.is_joint:
+            model: dict[str, Any] = {
+                "_name": JOINT_MODEL,
+                "num_members": self.num_joint,
+                "member_arch": self.options.arch,
+                "member_options": shlex.join(self.options.model_words()),
+                "joint_logits": self.joint_logits,
+            }
+        else:
+            model = {**self._plain["model"], **grown.options()}
+        return {**self._plain, "model": model}
+
+
+def _image_model(arch: str) -> type[ImageClassifier]:
+    """Return the class of an architecture. Raises AlmaError if it takes no images."""
+    possible = image_architectures()
+    if arch not in possible:
+        raise AlmaError(f"--arch {arch}: takes no images; choose from {', '.join(possible)}")
+    return MODEL_REGISTRY[ARCH_MODEL_NAME_REGISTRY[arch]]
+
+
+def _without_objects(content: Any) -> Any:
+    """Return plain data with everything else, such as the values of an enumeration, as text."""
+    if isinstance(content, dict):
+        return {name: _without_objects(value) for name, value in content.items()}
+    if isinstance(content, (list, tuple)):
+        return [_without_objects(value) for value in content]
+    if content is None or type(content) in (bool, int, float, str):
+        return content
+    return str(content)
+
+
+def _refuse(message: str) -> NoReturn:
+    raise AlmaError(f"options after the --: {message.replace('invalid <lambda> value', 'invalid value')}")

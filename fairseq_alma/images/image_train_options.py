@@ -1,0 +1,138 @@
+"""The options after ``--`` of alma-stream for images: those of fairseq-train that mean something to its own loop.
+
+What is not given has the value of the paper's study (Appendix B.1): MNIST and its like a fully connected network and
+AdaDelta, CIFAR a VGG network and SGD.
+"""
+
+from typing import Mapping, Optional, Sequence
+
+from fairseq_alma.learners.learner import Learner
+from fairseq_alma.learners.presets import BOTH_STUDIES, MLP_STUDY, NETWORK, POOLING, VGG_STUDY, Preset, filled
+from fairseq_alma.option_ranges import check_words
+from fairseq_alma.runs.option_words import Option, group_words
+from fairseq_alma.watch.curve_options import CURVE_OPTIONS
+
+OPTIMIZERS: Mapping[str, tuple[str, ...]] = {
+    "adadelta": ("--adadelta-rho", "--adadelta-eps", "--weight-decay"),
+    "sgd": ("--momentum", "--weight-decay"),
+    "adam": ("--adam-betas", "--adam-eps", "--weight-decay"),
+}
+"""Optimizers that treat each weight by itself, so that members side by side do not mix; and their options."""
+MODEL_OPTIONS = (*NETWORK, *POOLING)
+COUNTS = ("--hidden-layers", "--num-experts", "--max-epoch", "--batch-size", "--patience")  # so many steps each
+OWN_OPTIONS = ("--select", "--least-gain")
+"""Options of the loop here that fairseq-train does not have: which epoch of a stage counts."""
+SELECTS = ("loss", "accuracy")
+TRAINING_OPTIONS = ("--optimizer", "--lr", "--max-epoch", "--batch-size", "--patience", "--cpu")
+
+
+class ImageTrainOptions:
+    """Options of a run on images, with the paper's where none are given.
+
+    Args:
+        words: the words after ``--``.
+        learner: its class.
+        for_photographs: whether the images are photographs, as CIFAR's, rather than digits.
+        preset: values of what is not given; None: the paper's.
+
+    Attributes:
+        overridden: options that the preset sets and that were given with another value.
+
+    Raises:
+        ValueError: an option that has no meaning here, or an architecture that the learner cannot use.
+    """
+
+    def __init__(
+        self, words: Sequence[str], learner: type[Learner], for_photographs: bool, preset: Optional[Preset] = None
+    ) -> None:
+        given = dict(group_words(words))
+        self._refuse_unknown(given)
+        study = VGG_STUDY if for_photographs else MLP_STUDY
+        defaults = {"--arch": learner.image_architectures[for_photographs], **study, **BOTH_STUDIES}
+        if "--optimizer" in given and given["--optimizer"] != (defaults["--optimizer"],):
+            defaults = {name: defaults[name] for name in ("--arch", *BOTH_STUDIES)}
+            if "--lr" not in given:
+                raise ValueError(f"--optimizer {' '.join(given['--optimizer'])} after the --: give --lr too")
+        defaults.update(learner.train_defaults)
+        self.overridden: tuple[str, ...] = ()
+        if preset is not None:
+            arch = " ".join(given.get("--arch", (defaults["--arch"],)))
+            said = preset.train_options(learner.name, arch)
+            one_word = {name: " ".join(values) for name, values in given.items() if name in said}
+            needed, overridden = filled(one_word, said)
+            self.overridden = tuple(overridden)
+            given = {**{name: (str(value),) for name, value in needed.items()}, **given}
+        self.values = {**{name: (value,) for name, value in defaults.items()}, **given}
+        self._check(learner)
+
+    @property
+    def arch(self) -> str:
+        """The architecture."""
+        return self.values["--arch"][0]
+
+    @property
+    def select(self) -> str:
+        """What the best epoch of a stage is the best by: ``loss`` or ``accuracy``."""
+        return " ".join(self.values.get("--select", ("loss",)))
+
+    @property
+    def least_gain(self) -> float:
+        """By how much an epoch must be better than the best one before, in nats or as a share of the images."""
+        return float(" ".join(self.values.get("--least-gain", ("0",))))
+
+    def as_dict(self) -> dict[str, str]:
+        """Return option and value, empty for a flag: for run.json."""
+        return {name: " ".join(values) for name, values in self.values.items()}
+
+    def model_words(self) -> list[str]:
+        """Return the options of the architecture, without its name."""
+        return _flatten([option for option in self.values.items() if option[0] in MODEL_OPTIONS[1:]])
+
+    def all_words(self) -> list[str]:
+        """Return all as words for alma-stream."""
+        return _flatten([*self.values.items()])
+
+    def words(self) -> list[str]:
+        """Return all that fairseq's parser of a training needs."""
+        left_out = (*CURVE_OPTIONS, *OWN_OPTIONS)
+        return _flatten([option for option in self.values.items() if option[0] not in left_out])
+
+    def last(self, name: str) -> "tuple[str, ...] | None":
+        """Return the values of an option, or None."""
+        return self.values.get(name)
+
+    @staticmethod
+    def _refuse_unknown(given: Mapping[str, tuple[str, ...]]) -> None:
+        of_optimizers = {name for names in OPTIMIZERS.values() for name in names}
+        known = {*MODEL_OPTIONS, *TRAINING_OPTIONS, *OWN_OPTIONS, *CURVE_OPTIONS, *of_optimizers}
+        for name in given:
+            if name not in known:
+                raise ValueError(
+                    f"{name} after the --: alma-stream trains on images by itself; choose from "
+                    f"{', '.join(sorted(known))}, or use fairseq-train"
+                )
+
+    def _check(self, learner: type[Learner]) -> None:
+        optimizer = " ".join(self.values["--optimizer"])
+        if optimizer not in OPTIMIZERS:
+            raise ValueError(f"--optimizer {optimizer} after the --: choose from {', '.join(OPTIMIZERS)}")
+        for name in ("--max-epoch", "--batch-size", "--patience"):
+            value = " ".join(self.values.get(name, ("1",)))
+            if not value.isdecimal() or int(value) < 1:
+                raise ValueError(f"{name} {value} after the --: a whole number of at least 1 is needed")
+        check_words((name, self.values[name]) for name in (*COUNTS, *OWN_OPTIONS) if name in self.values)
+        if self.select not in SELECTS:
+            raise ValueError(f"--select {self.select} after the --: choose from {', '.join(SELECTS)}")
+        if len(self.values["--arch"]) != 1:
+            given = " ".join(("--arch", *self.values["--arch"]))
+            raise ValueError(f"{given} after the --: one name is needed")
+        prefix = learner.arch_prefix
+        if prefix is not None and not self.arch.startswith(prefix):
+            raise ValueError(f"--arch {self.arch}: --learner {learner.name} needs an architecture {prefix}_…")
+        for name, instead in learner.owned.items():
+            if any(self.values.get(name, ())):
+                raise ValueError(f"{name} after the --: {instead}")
+
+
+def _flatten(options: Sequence[Option]) -> list[str]:
+    return [word for name, values in options for word in (name, *values)]

@@ -1,0 +1,135 @@
+"""Tests what predicts after a stage, and remembers what frozen models predict.
+
+A growing ensemble has as many models as stages before; all but the new ones predict what they predicted before.
+"""
+
+from pathlib import Path
+from typing import Callable, NamedTuple, Optional, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fairseq_alma.atomic_file import open_atomically
+from fairseq_alma.images.image_network import ImageNetwork, join_logits
+from fairseq_alma.images.mixtures import mixture_layers
+from fairseq_alma.images.stage_training import in_chunks
+from fairseq_alma.images.tally import Tally
+from fairseq_alma.learners.plan import ModelId, StagePlan
+
+EXPERTS_FILE = "test-experts.npz"
+NUM_SHOWN = 2000
+NetworkOf = Callable[[Sequence[ModelId]], ImageNetwork]
+Metrics = dict[str, float]
+Examples = tuple[Tensor, Tensor]
+"""(B, C, H, W) normalised images and (B) labels."""
+
+
+class Predicted(NamedTuple):
+    """What a network says of B images.
+
+    Attributes:
+        logits: (N, B, K), of a joint network (1, B, K).
+        usage: for each mixture the share of the images that each expert got; empty without mixtures.
+    """
+
+    logits: Tensor
+    usage: list[list[float]]
+
+
+@torch.no_grad()
+def predict(network: ImageNetwork, images: Tensor, joint_logits: Optional[str] = None) -> Predicted:
+    """Predict (B, C, H, W) normalised images; members that are one model by the ``mean`` or ``sum`` of their logits."""
+    network.eval()
+    layers = mixture_layers(network)
+    totals: list[Tensor] = [torch.zeros(layer.num_experts, device=images.device) for layer in layers]
+    parts = []
+    for some in in_chunks(images):
+        logits = network(some)
+        parts.append(logits if joint_logits is None else join_logits(logits, joint_logits)[None])
+        totals = [total + layer.shares().sum(dim=0) for total, layer in zip(totals, layers, strict=True)]
+    usage = [[round(share, 4) for share in (total / len(images)).tolist()] for total in totals]
+    return Predicted(torch.cat(parts, dim=1), usage)
+
+
+def measure(network: ImageNetwork, images: Tensor, labels: Tensor) -> Metrics:
+    """Return loss (nats) and error (0 to 1) of a network of one member."""
+    tally = Tally("single")
+    tally.add(predict(network, images).logits)
+    return tally.result(labels)
+
+
+@torch.no_grad()
+def write_experts(folder: Path, network: ImageNetwork, examples: Examples) -> None:
+    """Write which expert each of the first test images goes to, for a picture; nothing without mixtures.
+
+    ``test-experts.npz`` has ``features`` (n, d), what the first layer's gate sees, ``labels`` (n) and ``expert``
+    (layers, n).
+    """
+    layers = mixture_layers(network)
+    if not layers:
+        return
+    images, labels = examples
+    network.eval()
+    network(images[:NUM_SHOWN])
+    features = layers[0].gate_input
+    assert features is not None
+    experts = torch.stack([layer.shares().argmax(dim=-1) for layer in layers])
+    with open_atomically(folder / EXPERTS_FILE) as file:
+        np.savez_compressed(
+            file,
+            features=features.cpu().numpy(),
+            labels=labels[:NUM_SHOWN].cpu().numpy(),
+            expert=experts.cpu().numpy(),
+        )
+
+
+class Predictions:
+    """Predictions of one run's models; what frozen models predict on the test set is computed once.
+
+    Args:
+        test: examples of the test set.
+        network_of: builds the network of some models.
+        joint_logits: of networks whose members are one model, what they predict with; None: of others.
+    """
+
+    def __init__(self, test: Examples, network_of: NetworkOf, joint_logits: Optional[str]) -> None:
+        self.test, self.network_of, self.joint_logits = test, network_of, joint_logits
+        self._tally = Tally("single")
+        self._counted: list[ModelId] = []
+        self._frozen: dict[ModelId, ImageNetwork] = {}
+
+    def on_test(self, plan: StagePlan) -> tuple[Metrics, list[list[float]]]:
+        """Return loss and error on the test set, and the use of experts in the last network; see `Predicted`."""
+        images, labels = self.test
+        is_longer = self._counted and self._counted == list(plan.predictors[: len(self._counted)])
+        if not is_longer or plan.combine == "single":
+            self._tally, self._counted = Tally(plan.combine), []
+        usage: list[list[float]] = []
+        for models in _groups(plan, plan.predictors[len(self._counted) :]):
+            logits, usage = predict(self.network_of(models), images, self.joint_logits)
+            self._tally.add(logits)
+            self._counted += models
+        return self._tally.result(labels), usage
+
+    def on_valid(self, plan: StagePlan, valid: Examples) -> Metrics:
+        """Return loss and error on the stage's validation set."""
+        tally = Tally(plan.combine)
+        known = set(plan.predictors)
+        self._frozen = {model: network for model, network in self._frozen.items() if model in known}
+        for models in _groups(plan, plan.predictors):
+            if plan.stage.index == models[0].stage:
+                network = self.network_of(models)
+            else:
+                network = self._frozen.get(models[0]) or self.network_of(models)
+                self._frozen[models[0]] = network
+            tally.add(predict(network, valid[0], self.joint_logits).logits)
+        return tally.result(valid[1])
+
+
+def _groups(plan: StagePlan, models: Sequence[ModelId]) -> list[list[ModelId]]:
+    """Put the models that the stage trained into one group, computed together; each other stands alone."""
+    new = {training.model for training in plan.trainings}
+    groups = [[model] for model in models if model not in new]
+    together = [model for model in models if model in new]
+    return [*groups, together] if together else groups

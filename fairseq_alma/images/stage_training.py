@@ -1,0 +1,223 @@
+"""Trains one network on the images of one stage: all epochs, best epoch by validation (paper v1, section 5).
+
+The members of the network are independent of each other, unless they are trained jointly: each has its own order of
+the images, its own best epoch and its own early stop, and ends with the weights that it would end with alone.
+
+Letters: N members, U units (what is selected by itself: the members, or all of them together if they are joint),
+B images, K classes.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any, Callable, Mapping, Optional, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Generator, Tensor
+
+from fairseq_alma.checkpoints.optimizer_state import check_optimizer
+from fairseq_alma.errors import AlmaError
+from fairseq_alma.images.flat_parameters import FlatParameters
+from fairseq_alma.images.image_network import ImageNetwork, join_logits, load_exactly
+from fairseq_alma.images.stage_images import TrainingImages
+
+ROUNDING = 1e-9  # of a difference between two shares
+BuildOptimizer = Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer]
+
+
+@dataclass(frozen=True)
+class TrainingSettings:
+    """How a stage is trained.
+
+    Attributes:
+        max_epoch: epochs.
+        batch_size: images of an update.
+        patience: stop after so many epochs without a better one; None: never.
+        build_optimizer: makes the optimizer of a list of parameters.
+        is_joint: train the members as one.
+        joint_logits: what these are trained on: the ``mean`` of their logits, or the ``sum``.
+        select: which epoch is the best: that of the lowest validation ``loss`` or of the best validation ``accuracy``.
+        least_gain: by how much an epoch must be better than the best one before, in nats, or as a share of the images.
+    """
+
+    max_epoch: int
+    batch_size: int
+    patience: Optional[int]
+    build_optimizer: BuildOptimizer
+    is_joint: bool = False
+    joint_logits: str = "mean"
+    select: str = "loss"
+    least_gain: float = 0.0
+
+    def is_better(self, score: float, best: float) -> bool:
+        """Tell whether a score, of which lower is better, makes an epoch the best one so far."""
+        return score < best and score <= best - self.least_gain + ROUNDING
+
+
+@dataclass
+class UnitProgress:
+    """How far one unit is.
+
+    Attributes:
+        best_loss: lowest validation loss so far, nats; where epochs are selected by accuracy, lowest error, 0 to 1.
+        best_epoch: the epoch that had it, from 1.
+        stopped_after: epochs that count; None: it is still trained.
+    """
+
+    best_loss: float = math.inf
+    best_epoch: int = 0
+    stopped_after: Optional[int] = None
+
+
+class StageTraining:
+    """One training; `state_dict` after any epoch is all that is needed to resume from there.
+
+    Args:
+        network: with the weights that it starts from, on its device.
+        data: of the stage.
+        valid_images: (B, C, H, W), normalised.
+        valid_labels: (B) int64.
+        settings: how to train.
+        generators: of each member's order, crops and choices, on the CPU; a joint network has one.
+    """
+
+    def __init__(
+        self,
+        network: ImageNetwork,
+        data: TrainingImages,
+        valid_images: Tensor,
+        valid_labels: Tensor,
+        settings: TrainingSettings,
+        generators: Sequence[Generator],
+    ) -> None:
+        self.network, self.data, self.settings = network, data, settings
+        self.valid_images, self.valid_labels = valid_images, valid_labels
+        self.generators = list(generators)
+        self.parameters = FlatParameters(network)
+        self.optimizer = settings.build_optimizer(self.parameters.parts)
+        self.epoch = 0
+        self.states = [network.state_dict()] if settings.is_joint else member_states(network)  # views
+        self.best = [{name: tensor.clone() for name, tensor in state.items()} for state in self.states]
+        self.units = [UnitProgress() for _ in self.states]
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no unit has an epoch left."""
+        return self.epoch >= self.settings.max_epoch or all(unit.stopped_after is not None for unit in self.units)
+
+    def epochs_of(self, unit: int) -> int:
+        """Return the epochs that one unit was trained for."""
+        stopped = self.units[unit].stopped_after
+        return self.epoch if stopped is None else stopped
+
+    @property
+    def updates_per_epoch(self) -> int:
+        """Number of updates in an epoch."""
+        return len(self.data.sizes(self.settings.batch_size))
+
+    def run_epoch(self) -> Tensor:
+        """Train for an epoch and note whether it is the best. Returns the last update's mean loss, nats."""
+        self.network.train()
+        for images, labels in self.data.epoch(self.settings.batch_size, self.generators):
+            self.parameters.zero_grad()
+            loss = self._loss(images, labels)
+            loss.backward()
+            self.optimizer.step()
+        self.epoch += 1
+        self._select()
+        return loss.detach() / len(self.units)
+
+    def finish(self) -> None:
+        """Give the network the weights of each unit's best epoch."""
+        for state, best in zip(self.states, self.best, strict=True):
+            load_exactly(state, best)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return everything that changes during the training."""
+        return {
+            "epoch": self.epoch,
+            "network": self.network.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "generators": [generator.get_state() for generator in self.generators],
+            "best": self.best,
+            "units": [vars(unit) for unit in self.units],
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Resume from a `state_dict`. Raises one of several errors if it is another training's."""
+        load_exactly(self.network.state_dict(), state["network"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        check_optimizer(self.optimizer)
+        for generator, before in zip(self.generators, state["generators"], strict=True):
+            generator.set_state(before)
+        for best, before in zip(self.best, state["best"], strict=True):
+            load_exactly(best, before)
+        self.units = [UnitProgress(**unit) for unit in state["units"]]
+        self.epoch = state["epoch"]
+
+    def _loss(self, images: Tensor, labels: Tensor) -> Tensor:
+        """Return the sum over the units of the mean cross entropy, so that each gets its own gradient."""
+        if self.settings.is_joint:
+            shared = images[0] if images.dim() == 5 else images
+            logits = join_logits(self.network(shared, self.generators), self.settings.joint_logits)
+            return F.cross_entropy(logits, labels[0])
+        logits = self.network(images, self.generators)
+        return F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum") / labels.size(1)
+
+    def _select(self) -> None:
+        """Keep the weights of the units for which this epoch is the best."""
+        scores = validation_scores(self.network, self.valid_images, self.valid_labels, self.settings)
+        for unit, score, best, state in zip(self.units, scores, self.best, self.states, strict=True):
+            if unit.stopped_after is not None:
+                continue
+            if self.settings.is_better(score, unit.best_loss):
+                unit.best_loss, unit.best_epoch = score, self.epoch
+                load_exactly(best, state)
+                continue
+            is_out_of_patience = (
+                self.settings.patience is not None and self.epoch - unit.best_epoch >= self.settings.patience
+            )
+            if not unit.best_epoch and (is_out_of_patience or self.epoch == self.settings.max_epoch):
+                raise AlmaError(
+                    f"the validation loss is {score} after {self.epoch} epochs, so the training diverged; start a new "
+                    "--run with a lower --lr"
+                )
+            if is_out_of_patience:
+                unit.stopped_after = self.epoch
+
+
+@torch.no_grad()
+def validation_scores(network: ImageNetwork, images: Tensor, labels: Tensor, settings: TrainingSettings) -> list[float]:
+    """Return for each unit what its epochs are selected by: the mean cross entropy in nats, or the error from 0 to 1.
+
+    A unit whose logits are no numbers has no error: NaN.
+    """
+    logits = member_logits(network, images)
+    if settings.is_joint:
+        logits = join_logits(logits, settings.joint_logits)[None]
+    if settings.select == "accuracy":
+        errors = (logits.argmax(dim=-1) != labels).double().mean(dim=1)
+        return errors.where(logits.isfinite().all(dim=2).all(dim=1), torch.nan).tolist()
+    return torch.stack([F.cross_entropy(each, labels) for each in logits]).tolist()
+
+
+CHUNK_VALUES = 1 << 21  # pixels, of all channels, that are predicted at a time: bounds the memory, not the result
+
+
+def in_chunks(images: Tensor) -> Sequence[Tensor]:
+    """Split (B, C, H, W) images into what is predicted at a time."""
+    return images.split(max(1, CHUNK_VALUES // max(1, images[:1].numel())))
+
+
+@torch.no_grad()
+def member_logits(network: ImageNetwork, images: Tensor) -> Tensor:
+    """Return the (N, B, K) logits for (B, C, H, W) images, in evaluation mode."""
+    if network.training:
+        network.eval()
+    logits = [network(chunk) for chunk in in_chunks(images)]
+    return logits[0] if len(logits) == 1 else torch.cat(logits, dim=1)
+
+
+def member_states(network: ImageNetwork) -> list[dict[str, Tensor]]:
+    """Return the state of each member; their memory is the network's."""
+    return [network.member_state(member) for member in range(network.num_members)]

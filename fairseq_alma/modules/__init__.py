@@ -1,1 +1,0 @@
-"""Layers that the models are built from."""

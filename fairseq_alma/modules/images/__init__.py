@@ -1,1 +1,0 @@
-"""Layers and networks of image models."""

@@ -1,1 +1,0 @@
-"""Layers of language models."""

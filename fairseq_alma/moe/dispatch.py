@@ -1,0 +1,74 @@
+"""Which tokens an expert takes, and in which order: capacity, overflow, positions.
+
+Letters: S tokens (padding included), E experts, C capacity.
+"""
+
+import math
+from typing import NamedTuple, Optional
+
+import torch
+from torch import Tensor
+
+from fairseq_alma.moe.gate import Routing
+
+
+class Dispatch(NamedTuple):
+    """Where each token goes.
+
+    Attributes:
+        order: (S,) int64, token indices: those of expert 0 that it takes, in token order, then those of expert 1, …,
+            last the tokens that no expert takes (overflow and padding).
+        counts: (E,) int64, number of tokens that each expert takes.
+        routed: (E,) int64, number of real tokens whose best expert this is, overflow included.
+        capacity: a bound on ``counts`` that is known without asking the device, or None without a limit.
+    """
+
+    order: Tensor
+    counts: Tensor
+    routed: Tensor
+    capacity: Optional[int]
+
+
+def expert_capacity(num_tokens: int, num_experts: int, capacity_factor: float) -> int:
+    """Return C = ceil(capacity factor x tokens / experts) (Fedus et al. 2021, equation 3); at least 1."""
+    # Rounding first: 1.1 * 10 / 1 is 11.000000000000002 in floating point, and no expert should gain a place by that.
+    return max(1, math.ceil(round(capacity_factor * num_tokens / num_experts, 6)))
+
+
+def dispatch_tokens(routing: Routing, capacity_factor: float, padding: Optional[Tensor] = None) -> Dispatch:
+    """Give every token its place, in token order, until its expert is full.
+
+    Args:
+        routing: the gate's decision for S tokens.
+        capacity_factor: places per expert, as a multiple of an even share of the real tokens; 0 means no limit.
+        padding: (S,) bool, True where a token is padding: it takes no place.
+    """
+    num_experts = routing.probs.size(1)
+    nobody = num_experts  # stands for "no expert" wherever experts are counted or sorted
+    expert = routing.expert if padding is None else routing.expert.masked_fill(padding, nobody)
+    routed = count_per_expert(expert, num_experts)
+    order = torch.argsort(expert, stable=True)
+    if capacity_factor <= 0:
+        return Dispatch(order, routed, routed, capacity=None)
+    starts = routed.cumsum(0) - routed
+    sorted_expert = expert[order]
+    rank = torch.arange(len(order), device=order.device) - starts[sorted_expert.clamp(max=num_experts - 1)]
+    # Only where padding hides the number of tokens must the capacity be computed on the device.
+    bound = expert_capacity(len(expert), num_experts, capacity_factor)
+    capacity = torch.tensor(bound, device=order.device) if padding is None else _capacity_of(routed, capacity_factor)
+    overflow = (rank >= capacity) & (sorted_expert != nobody)
+    # A second stable sort moves the overflow behind the last expert and leaves everything else in place.
+    order = order[torch.argsort(sorted_expert.masked_fill(overflow, nobody), stable=True)]
+    return Dispatch(order, routed.clamp(max=capacity), routed, bound)
+
+
+def count_per_expert(expert: Tensor, num_experts: int) -> Tensor:
+    """Count tokens per expert without waiting for the device (as `torch.bincount` would): (S,) to (E,) int64."""
+    counts = torch.zeros(num_experts + 1, dtype=torch.long, device=expert.device)
+    return counts.scatter_add_(0, expert, torch.ones_like(expert))[:num_experts]
+
+
+def _capacity_of(routed: Tensor, capacity_factor: float) -> Tensor:
+    """Compute `expert_capacity` as a scalar tensor on the device, from the (E,) counts of real tokens."""
+    share = routed.sum().double() * capacity_factor / len(routed)
+    return torch.ceil(torch.round(share, decimals=6)).long().clamp(min=1)

@@ -1,0 +1,112 @@
+"""Expert parallelism: the experts of a layer over several processes, each for the tokens of all.
+
+Every process routes its own tokens, sends each to the process that has its expert, computes what it gets, and sends
+the outputs back (GShard, Lepikhin et al. 2021, section 3.3). Gate, capacity and balance loss see what they see without
+it, so that losses are those of one process up to rounding.
+
+Letters: S tokens, E experts, R processes, M model dim.
+"""
+
+from typing import Any, Callable, Optional
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from fairseq_alma.moe.dispatch import Dispatch
+from fairseq_alma.moe.experts import Experts
+from fairseq_alma.training.spread_parameters import Slice, keep_checkpoints_whole, spread_of
+
+Compute = Callable[[Tensor, Dispatch], Tensor]
+
+
+class ExpertExchange:
+    """Sends tokens to the processes that have their experts, and outputs back.
+
+    Args:
+        group: R processes; number r has the experts from r x E / R on. None: all.
+    """
+
+    def __init__(self, group: Optional[dist.ProcessGroup] = None) -> None:
+        self.group = group
+
+    def __call__(self, x: Tensor, dispatch: Dispatch, compute: Compute) -> Tensor:
+        """Apply the experts of all processes; all of them must call this together.
+
+        Args:
+            x: (S, M) tokens of this process.
+            dispatch: which of the E experts takes which token.
+            compute: applies the experts of this process to rows as a dispatch of its own says.
+
+        Returns:
+            (S, M); rows that no expert takes are zero.
+        """
+        sent = dispatch.counts.view(dist.get_world_size(self.group), -1)  # (R, E / R)
+        received = torch.empty_like(sent)  # from each process, for each expert here
+        dist.all_to_all_single(received, sent, group=self.group)
+        to, back = sent.sum(1).tolist(), received.sum(1).tolist()  # the sizes of messages must be known to the host
+        taken = dispatch.order[: sum(to)]
+        rows = Exchange.apply(x[taken], to, back, self.group)
+        num_own = sent.size(1)
+        expert = torch.arange(num_own, device=x.device).repeat(len(received)).repeat_interleave(received.flatten())
+        counts = received.sum(0)
+        out = compute(rows, Dispatch(torch.argsort(expert, stable=True), counts, counts, capacity=None))
+        return x.new_zeros(x.shape).index_copy(0, taken, Exchange.apply(out, back, to, self.group))
+
+
+class Exchange(torch.autograd.Function):
+    """Exchange rows between processes; gradients go the way back."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, sent: list[int], received: list[int], group: Any) -> Tensor:
+        """Send rows and return what arrives.
+
+        Args:
+            ctx: autograd's context.
+            rows: those for process 0, then those for process 1, …
+            sent: number of rows for each process.
+            received: number of rows from each.
+            group: the processes; None: all.
+        """
+        ctx.sizes, ctx.group = (sent, received), group
+        out = rows.new_empty(sum(received), *rows.shape[1:])
+        dist.all_to_all_single(out, rows.contiguous(), received, sent, group=group)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Optional[Tensor], ...]:
+        """Return the gradient of the rows."""
+        sent, received = ctx.sizes
+        return Exchange.forward(_Nothing(), gradients[0], received, sent, ctx.group), None, None, None
+
+
+class _Nothing:
+    """In the place of autograd's context where nothing is differentiated again."""
+
+
+def spread_experts(model: nn.Module, group: Optional[dist.ProcessGroup] = None) -> int:
+    """Leave each process its share of the experts of all Switch layers; checkpoints hold all of them.
+
+    Args:
+        model: the same in every process.
+        group: the processes; None: all.
+
+    Returns:
+        The number of layers whose experts are spread.
+
+    Raises:
+        ValueError: the number of processes does not divide that of the experts.
+    """
+    layers = {name: module for name, module in model.named_modules() if isinstance(module, Experts)}
+    size = dist.get_world_size(group)
+    for name, experts in layers.items():
+        if experts.num_experts % size:
+            raise ValueError(f"{name} has {experts.num_experts} experts, which {size} processes cannot share evenly")
+    for experts in layers.values():
+        for name, whole in list(experts.named_parameters(recurse=False)):
+            setattr(experts, name, Slice(whole, group).parameter)
+        experts.exchange = ExpertExchange(group)
+    keep_checkpoints_whole(model)
+    spread: Any = [name for name, parameter in model.named_parameters() if spread_of(parameter) is not None]
+    model._ddp_params_and_buffers_to_ignore = spread  # by torch's data parallel
+    return len(layers)

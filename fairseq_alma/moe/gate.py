@@ -1,0 +1,200 @@
+"""The gate (router) of a mixture of experts: which expert a token or an image goes to, and with which weight.
+
+A gate is a tree of choices (`GateTree`), each a softmax over its children; a plain gate is a tree of one choice. Two
+kernels compute the same routing, each where it is the faster one:
+
+- `DescendingGate`, for the Switch layers of language models: one choice after the other, fp32, no bias;
+- `ParallelGate`, for images: all choices at once. Their trees get a choice with every growth step, and a loop would
+  take as many steps as the tree has choices, fifty after fifty growth steps.
+
+Letters: S tokens or images, I features, R rows of the gate's weight (one for each child of each choice), Q choices,
+P children of the largest choice, E experts.
+"""
+
+from typing import NamedTuple, Optional, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Generator, Tensor, nn
+
+from fairseq_alma.growth.gate_tree import GateTree
+from fairseq_alma.growth.plan import MixtureGrowth, grow_mixture
+from fairseq_alma.growth.tensors import gather_slices
+from fairseq_alma.moe.initial_weights import draw_as_linear
+
+
+class Routing(NamedTuple):
+    """A gate's decision.
+
+    Attributes:
+        expert: (S,) int64, where the best child of every choice leads. In a tree not always the expert of largest
+            probability: that one may change when a leaf becomes two of half its probability, which growth must not do.
+        probs: (S, E) probability of every expert, the product of the choices on its path (paper v5, Appendix A,
+            equation 3); rows sum to 1.
+        combine_weights: the factor on the output of ``expert``, (S,), or those on the outputs of all experts, (S, E);
+            they carry the gate's gradient.
+    """
+
+    expert: Tensor
+    probs: Tensor
+    combine_weights: Tensor
+
+
+class Gate(nn.Module):
+    """What both kernels share: a tree of choices, and one row of weights for each child of each choice.
+
+    Args:
+        in_features: I.
+        tree: the choices.
+    """
+
+    def __init__(self, in_features: int, tree: GateTree) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(tree.num_rows, in_features))
+        self._set_tree(tree)
+
+    def forward(self, x: Tensor) -> Routing:
+        """Route (S, I) features."""
+        raise NotImplementedError
+
+    def _set_tree(self, tree: GateTree) -> None:
+        """Lay out the tree as tensors, beside the weights, which must have its number of rows."""
+        self.tree = tree
+        for name, tensor in self._layout().items():
+            self.register_buffer(name, tensor.to(self.weight.device), persistent=False)
+
+    def _layout(self) -> dict[str, Tensor]:
+        """Return what the kernel needs to know of the tree."""
+        raise NotImplementedError
+
+    def extra_repr(self) -> str:
+        """Show the tree."""
+        return f"tree={self.tree.to_nested()}"
+
+
+class DescendingGate(Gate):
+    """Descend from the root, at every choice to its best child.
+
+    For a flat tree this is Fedus et al. 2021, section 2.1: softmax over the experts in fp32, then the best one alone;
+    its probability multiplies the expert's output, so the gate learns. In a tree the combine weight is the root's
+    probability alone, times p / stop_gradient(p) for every choice below: numerically 1, so a split changes no output,
+    yet each choice gets the gradient that a factor p would bring.
+    """
+
+    expert_of_row: Tensor
+    row_of_expert: Tensor
+
+    def __init__(self, in_features: int, tree: GateTree) -> None:
+        super().__init__(in_features, tree)
+        nn.init.xavier_uniform_(self.weight)
+
+    def forward(self, x: Tensor) -> Routing:
+        """Route (S, I) tokens; probabilities and combine weights, (S,), are fp32."""
+        # fp32 whatever the model's precision: bf16 has too few digits for probabilities that decide (Fedus, 2.4).
+        with torch.autocast(x.device.type, enabled=False):
+            logits = F.linear(x.float(), self.weight.float())
+        if not self.tree.is_flat:
+            return self._descend(logits)
+        probs = F.softmax(logits, dim=-1)
+        best, expert = probs.max(dim=-1)
+        return Routing(expert, probs, best)
+
+    def _descend(self, logits: Tensor) -> Routing:
+        root, *inner = self.tree.choices
+        log_probs = [F.log_softmax(logits[:, root.start : root.stop], dim=-1)]  # of reaching each row, choice by choice
+        best, row = log_probs[0].max(dim=-1)
+        combine_weights = best.exp()
+        for choice in inner:
+            assert choice.parent_row is not None  # only the root has none
+            here = F.log_softmax(logits[:, choice.start : choice.stop], dim=-1)
+            best, child = here.max(dim=-1)
+            passes = row == choice.parent_row
+            row = torch.where(passes, choice.start + child, row)
+            combine_weights = torch.where(passes, combine_weights * (best - best.detach()).exp(), combine_weights)
+            log_probs.append(torch.cat(log_probs, dim=-1)[:, choice.parent_row, None] + here)
+        probs = torch.cat(log_probs, dim=-1)[:, self.row_of_expert].exp()
+        return Routing(self.expert_of_row[row], probs, combine_weights)
+
+    def _layout(self) -> dict[str, Tensor]:
+        tree = self.tree
+        return {
+            "expert_of_row": torch.tensor([-1 if expert is None else expert for expert in tree.row_expert]),
+            "row_of_expert": torch.tensor([tree.row_of(expert) for expert in range(tree.num_experts)]),
+        }
+
+
+class ParallelGate(Gate):
+    """Compute all choices at once: one softmax for all of them, padded to the largest, and one product for all paths.
+
+    The matrix product adds up the logarithms along each expert's path. A mixture weighs its experts by their
+    probabilities, so these are the combine weights. Weights are drawn by `reset_parameters`.
+    """
+
+    slots: Tensor
+    slot_of_row: Tensor
+    paths: Tensor
+    path_lengths: Tensor
+
+    def __init__(self, in_features: int, tree: GateTree) -> None:
+        super().__init__(in_features, tree)
+        self.bias = nn.Parameter(torch.empty(tree.num_rows))
+
+    def reset_parameters(self, generators: Sequence[Generator]) -> None:
+        """Draw initial weights as a linear layer's, from the one generator."""
+        draw_as_linear(self.weight, self.bias, *generators)
+
+    def forward(self, x: Tensor) -> Routing:
+        """Route (S, I) features."""
+        logits = F.pad(F.linear(x, self.weight, self.bias), (0, 1), value=-torch.inf)  # (S, R + 1)
+        choices = logits[:, self.slots]  # (S, Q, P)
+        log_probs = F.log_softmax(choices, dim=-1).flatten(1)[:, self.slot_of_row]  # (S, R)
+        best = F.one_hot(choices.argmax(dim=-1), choices.size(-1)).flatten(1)[:, self.slot_of_row]
+        on_best_path = best.to(self.paths.dtype) @ self.paths == self.path_lengths
+        probs = (log_probs @ self.paths).exp()
+        return Routing(on_best_path.int().argmax(dim=-1), probs, probs)
+
+    def grow(self, expert: int, generator: Generator, method: str = "split") -> MixtureGrowth:
+        """Add a new expert E beside an expert.
+
+        ``split``: its leaf becomes a choice between the two, with new random rows. Every other row stays as it is, so
+        that the two share what the one had: its probability, and as long as they compute the same, its output.
+        ``copy``: the new expert gets a row like the other's in the same choice.
+
+        Args:
+            expert: number of the expert.
+            generator: of new rows, on the CPU.
+            method: ``split`` or ``copy``.
+
+        Returns:
+            Where the experts and the rows come from.
+        """
+        growth = grow_mixture(self.tree, method, [expert])
+        weight, bias = torch.empty(growth.new.num_rows, self.weight.size(1)), torch.empty(growth.new.num_rows)
+        draw_as_linear(weight, bias, generator)
+        self.weight = nn.Parameter(gather_slices(self.weight.detach(), growth.row_source, weight.__getitem__))
+        self.bias = nn.Parameter(gather_slices(self.bias.detach(), growth.row_source, bias.__getitem__))
+        self._set_tree(growth.new)
+        return growth
+
+    def _layout(self) -> dict[str, Tensor]:
+        tree = self.tree
+        largest_choice = max(choice.stop - choice.start for choice in tree.choices)
+        slots = torch.full((len(tree.choices), largest_choice), tree.num_rows)  # the row behind the last is padding
+        slot_of_row = []
+        for number, choice in enumerate(tree.choices):
+            num_children = choice.stop - choice.start
+            slots[number, :num_children] = torch.arange(choice.start, choice.stop)
+            slot_of_row += [number * largest_choice + child for child in range(num_children)]
+        paths = torch.zeros(tree.num_rows, tree.num_experts)
+        parents = {row: choice.parent_row for choice in tree.choices for row in range(choice.start, choice.stop)}
+        for expert in range(tree.num_experts):
+            row: Optional[int] = tree.row_of(expert)
+            while row is not None:
+                paths[row, expert] = 1
+                row = parents[row]
+        return {
+            "slots": slots,
+            "slot_of_row": torch.tensor(slot_of_row),
+            "paths": paths,
+            "path_lengths": paths.sum(dim=0),
+        }

@@ -1,0 +1,137 @@
+"""A layer that is a mixture of experts over a tree of choices; what an expert is, a subclass says.
+
+Paper v5, section 4.2 and Appendix A. All experts are computed in one operation. ``soft``: the mean of the experts'
+outputs, weighted by their probabilities. ``hard``: in training one expert is drawn for each image, and the gate gets
+the gradient of the probabilities in its place (straight-through, Bengio et al. 2013); at test the tree's best path
+decides, and only the experts that are chosen are computed.
+
+Letters: S images, I features that the gate sees, E experts.
+"""
+
+from typing import Any, Optional, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Generator, Tensor, nn
+
+from fairseq_alma.growth.gate_tree import GateTree
+from fairseq_alma.growth.tensors import gather_slices
+from fairseq_alma.moe.dispatch import dispatch_tokens
+from fairseq_alma.moe.gate import ParallelGate, Routing
+
+GATES = ("soft", "hard")
+
+
+class MixtureLayer(nn.Module):
+    """A mixture; see above.
+
+    Args:
+        in_features: I.
+        tree: the choices.
+        gate: ``soft`` or ``hard``.
+
+    Attributes:
+        routing: what was decided for the last images, without a gradient, for the choice of the expert that grows.
+        gate_input: (S, I), what the gate saw of them.
+    """
+
+    def __init__(self, in_features: int, tree: GateTree, gate: str) -> None:
+        super().__init__()
+        assert gate in GATES
+        self.gate = ParallelGate(in_features, tree)
+        self.is_hard = gate == "hard"
+        self.routing: Optional[Routing] = None
+        self.gate_input: Optional[Tensor] = None
+
+    @property
+    def num_experts(self) -> int:
+        """E."""
+        return self.gate.tree.num_experts
+
+    def forward(self, x: Tensor, generators: Sequence[Generator] = ()) -> Tensor:
+        """Map a batch; see `all_experts` for the shapes; as there is one member, there is at most one generator."""
+        features = self.gate_features(x)
+        routing = self.gate(features)
+        probs = routing.probs.detach()
+        self.routing = Routing(routing.expert, probs, combine_weights=probs)
+        self.gate_input = features.detach()
+        if not self.is_hard:
+            return self.combine(self.all_experts(x), routing.combine_weights)
+        if self.training:
+            one_hot = F.one_hot(draw(routing.probs, *generators), self.num_experts).to(routing.probs.dtype)
+            return self.combine(self.all_experts(x), one_hot + routing.probs - routing.probs.detach())
+        return self._chosen_experts(x, routing)
+
+    def reset_parameters(self, generators: Sequence[Generator]) -> None:
+        """Draw initial weights, those of the experts one after the other; there is one generator, for one member."""
+        self.gate.reset_parameters(generators)
+        for module in self.expert_modules():
+            if hasattr(module, "reset_parameters"):  # batch norm has none, it starts as it was built
+                reset: Any = module.reset_parameters
+                reset([*generators] * self.num_experts)
+
+    def shares(self) -> Tensor:
+        """Return (S, E): how much of each of the last images went through each expert; rows sum to 1."""
+        assert self.routing is not None
+        if self.is_hard:
+            return F.one_hot(self.routing.expert, self.num_experts).to(self.routing.probs.dtype)
+        return self.routing.probs
+
+    def grow(self, expert: int, generator: Generator, method: str = "split") -> None:
+        """Make two equal experts of one.
+
+        Args:
+            expert: number of the expert; the new one becomes expert E.
+            generator: of the new choice's weights, on the CPU.
+            method: ``split``: under a new random choice; the layer's output stays the same. ``copy``: with a copy of
+                its row of the gate, so that the two together get more than the one had.
+        """
+        growth = self.gate.grow(expert, generator, method)
+        for module in self.expert_modules():
+            for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
+                grown = gather_slices(tensor.detach(), growth.expert_source)
+                setattr(module, name, nn.Parameter(grown) if isinstance(tensor, nn.Parameter) else grown)
+
+    def gate_features(self, x: Tensor) -> Tensor:
+        """Return (S, I): what the gate sees."""
+        raise NotImplementedError
+
+    def expert_modules(self) -> list[nn.Module]:
+        """Return the modules whose tensors have the experts as their first dimension."""
+        raise NotImplementedError
+
+    def all_experts(self, x: Tensor) -> Tensor:
+        """Return the output of every expert for every image."""
+        raise NotImplementedError
+
+    def one_expert(self, x: Tensor, expert: int) -> Tensor:
+        """Return the output of one expert for images."""
+        raise NotImplementedError
+
+    def combine(self, outputs: Tensor, combine_weights: Tensor) -> Tensor:
+        """Return the sum over the experts' outputs with (S, E) weights."""
+        raise NotImplementedError
+
+    def _chosen_experts(self, x: Tensor, routing: Routing) -> Tensor:
+        """Compute each image by its own expert alone."""
+        if self.num_experts == 1:
+            return self.one_expert(x, 0)
+        dispatch = dispatch_tokens(routing, capacity_factor=0)
+        parts = x[dispatch.order].split(dispatch.counts.tolist())
+        outputs = [self.one_expert(part, number) for number, part in enumerate(parts) if part.size(0)]
+        return torch.cat(outputs)[dispatch.order.argsort()]
+
+
+@torch.no_grad()
+def draw(probs: Tensor, generator: Optional[Generator] = None) -> Tensor:
+    """Draw one expert for each image.
+
+    Args:
+        probs: (S, E), on any device; rows sum to 1.
+        generator: on the CPU, so that all devices draw the same; None: torch's global one.
+
+    Returns:
+        (S,) int64.
+    """
+    noise = torch.rand(probs.size(0), 1, generator=generator).to(probs.device)
+    return (probs.float().cumsum(dim=1) <= noise).sum(dim=1).clamp(max=probs.size(1) - 1)

@@ -1,0 +1,1 @@
+"""Language: task, data, model, layers, criterion, and what trains and tests by fairseq's commands."""

@@ -1,0 +1,146 @@
+"""Cross entropy plus the load-balancing loss of Switch layers, with what the layers did logged per layer."""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from fairseq.criterions import FairseqCriterion, register_criterion
+from fairseq.dataclass import FairseqDataclass
+from fairseq.logging import metrics
+from fairseq.tasks import FairseqTask
+from omegaconf import II
+from torch import Tensor
+
+from fairseq_alma.errors import AlmaError
+from fairseq_alma.moe.switch_layer import SwitchStatistics
+from fairseq_alma.text.linear_cross_entropy import linear_cross_entropy
+
+LayerLog = dict[str, Any]
+
+
+@dataclass
+class AlmaSwitchCrossEntropyConfig(FairseqDataclass):
+    """Options; the balance loss's weight belongs to the model (``--balance-loss-weight``)."""
+
+    sentence_avg: bool = II("optimization.sentence_avg")
+
+
+@register_criterion("alma_switch_cross_entropy", dataclass=AlmaSwitchCrossEntropyConfig)
+class AlmaSwitchCrossEntropy(FairseqCriterion):
+    """Sum of the tokens' cross entropy and of the weighted balance loss (Fedus et al. 2021, section 2.2).
+
+    Logged in base 2, as fairseq does: ``loss`` (what is minimised), ``nll_loss`` (the cross entropy alone), ``ppl``
+    (from ``nll_loss`` alone). Logged as they are: ``balance_loss`` (mean over Switch layers, 1 when balanced,
+    unweighted), and per Switch layer n ``switch{n}_dropped`` and ``switch{n}_expert{e}`` (shares of the tokens) and
+    ``switch{n}_entropy`` (mean entropy of the gate's probabilities, nats). All of them are means over the tokens of an
+    update, whatever batches and processes had them; the balance loss, as capacity, is that of each batch.
+
+    Args:
+        task: gives the padding index.
+        sentence_avg: normalise gradients by sequences rather than by tokens.
+    """
+
+    def __init__(self, task: FairseqTask, sentence_avg: bool) -> None:
+        super().__init__(task)
+        self.sentence_avg = sentence_avg
+
+    def forward(self, model: Any, sample: dict[str, Any], reduce: bool = True) -> tuple[Tensor, int, LayerLog]:
+        """Compute the loss of one batch.
+
+        Args:
+            model: a language model of this package.
+            sample: ``net_input``, ``target`` (B, T), ``ntokens`` and ``nsentences``.
+            reduce: must be True; sums are all that is computed.
+
+        Returns:
+            Loss summed over tokens in nats; the sample size that it will be divided by; what to log.
+        """
+        if not reduce:
+            raise ValueError("alma_switch_cross_entropy computes sums only; for per-token losses call token_losses")
+        if not hasattr(model, "output_factors"):
+            raise AlmaError(
+                "--criterion alma_switch_cross_entropy: made for alma_switch_lm and alma_umix of language models; give "
+                "--criterion cross_entropy for other language models, alma_image_cross_entropy for images"
+            )
+        features, extra = model(**sample["net_input"], features_only=True)
+        target = model.get_targets(sample, (features, extra)).flatten()
+        factors, weight = model.output_factors(features)
+        nll_loss = linear_cross_entropy(factors.flatten(0, -2), weight, target, self.padding_idx)
+        # not the rows of a batch: a process that has none left for an update gets one of padding
+        nsentences = sample.get("nsentences", len(sample["target"]))
+        sample_size = nsentences if self.sentence_avg else sample["ntokens"]
+        switch: list[SwitchStatistics] = extra["switch"]
+        loss = nll_loss
+        if switch:
+            balance_loss = torch.stack([layer.balance_loss for layer in switch]).sum()
+            # fairseq divides the loss by the sample size; the balance loss is a mean already.
+            loss = loss + self._balance_weight(model) * balance_loss * sample_size
+        log = {
+            "loss": loss.detach(),
+            "nll_loss": nll_loss.detach(),
+            "ntokens": sample["ntokens"],
+            "nsentences": nsentences,
+            "sample_size": sample_size,
+        }
+        for layer, statistics in enumerate(switch):
+            log.update(_layer_log(f"switch{layer}_", statistics))
+        return loss, sample_size, log
+
+    @staticmethod
+    def _balance_weight(model: Any) -> float:
+        # Under DistributedDataParallel fairseq's wrapper passes attribute look-ups on to the model.
+        return model.balance_loss_weight
+
+    @classmethod
+    def reduce_metrics(cls, logging_outputs: list[LayerLog]) -> None:
+        """Aggregate the logs of all workers; fairseq calls this."""
+        sums = _sums(logging_outputs)
+        bits = 1 / math.log(2)
+        sample_size, ntokens = sums["sample_size"], sums["ntokens"]
+        metrics.log_scalar("loss", sums["loss"] / sample_size * bits, sample_size, round=3)
+        metrics.log_scalar("nll_loss", sums["nll_loss"] / ntokens * bits, ntokens, round=3)
+        metrics.log_derived("ppl", lambda meters: _perplexity(meters["nll_loss"].avg))
+        layers = sum(key.endswith("_tokens") for key in sums)
+        if not layers:
+            return
+        routed = {key.removesuffix("_tokens"): sums[key] for key in sums if key.endswith("_tokens")}
+        balance = sum(sums[f"{layer}_balance"] / tokens for layer, tokens in routed.items()) / layers
+        metrics.log_scalar("balance_loss", balance, ntokens, round=4)
+        for layer, tokens in routed.items():
+            for key in sorted(key for key in sums if key.startswith(f"{layer}_")):
+                if not key.endswith(("_tokens", "_balance")):
+                    metrics.log_scalar(key, sums[key] / tokens, tokens, priority=1000, round=4)
+
+    @staticmethod
+    def logging_outputs_can_be_summed() -> bool:
+        """Tell fairseq that summing the logs before `reduce_metrics` gives the same result."""
+        return True
+
+
+def _layer_log(prefix: str, statistics: SwitchStatistics) -> LayerLog:
+    """Return sums over tokens, so that logs of several batches add up; shares are taken in `reduce_metrics`."""
+    log = {
+        f"{prefix}tokens": statistics.num_tokens,
+        f"{prefix}balance": (statistics.balance_loss * statistics.num_tokens).detach(),
+        f"{prefix}dropped": statistics.num_dropped,
+        f"{prefix}entropy": statistics.entropy,
+    }
+    for expert, routed in enumerate(statistics.routed.unbind()):
+        log[f"{prefix}expert{expert:02d}"] = routed
+    return log
+
+
+def _sums(logging_outputs: list[LayerLog]) -> dict[str, float]:
+    """Add up each key, asking the device once for all of them: a hundred small questions would stall a GPU."""
+    sums = {key: sum(log[key] for log in logging_outputs) for key in logging_outputs[0]}
+    on_device = {key: value for key, value in sums.items() if torch.is_tensor(value)}
+    values = torch.stack([value.double() for value in on_device.values()]).tolist() if on_device else []
+    return {**sums, **dict(zip(on_device, values, strict=True))}
+
+
+def _perplexity(bits: float) -> float:
+    try:
+        return round(2**bits, 2)
+    except OverflowError:
+        return math.inf

@@ -1,0 +1,131 @@
+"""The job of ``alma-grow``: measure, choose, grow, write."""
+
+import argparse
+from typing import Any, Iterable, Mapping, Optional
+
+import torch
+
+import fairseq_alma
+from fairseq_alma.checkpoints.checkpoint_file import Checkpoint, read_checkpoint, write_checkpoint
+from fairseq_alma.checkpoints.dense_checkpoint import from_transformer_lm
+from fairseq_alma.errors import AlmaError
+from fairseq_alma.growth.checkpoint_growth import GrowthStep, check_complete, grow_checkpoint, growth_table
+from fairseq_alma.growth.gate_tree import GateTree
+from fairseq_alma.growth.plan import grow_mixture, select_experts
+from fairseq_alma.terminal import track
+from fairseq_alma.text.held_out import HeldOutLosses, held_out_batches, measure_expert_losses
+from fairseq_alma.text.model import AlmaSwitchLM, build_from_config, gate_trees_of, parameter_shapes
+
+USUAL_MOE_FREQ = 2
+
+
+def grow(args: argparse.Namespace) -> str:
+    """Grow the checkpoint ``args.path`` and write it to ``args.out``.
+
+    Args:
+        args: options of ``alma-grow``.
+
+    Returns:
+        The table of what was measured and done, and the flags that training the result takes.
+
+    Raises:
+        AlmaError: if the checkpoint cannot grow so; nothing is written then.
+    """
+    checkpoint = _read(args, mmap=True)
+    model = _build(checkpoint, args.path)
+    check_complete(checkpoint["model"], model.state_dict(), args.path)
+    trees = gate_trees_of(model)
+    if not trees:
+        raise AlmaError(f"{args.path}: its model has no Switch layer (--moe-freq 0), so there is nothing to grow")
+    measured = _measure(checkpoint, args) if args.stream is not None else None
+    step = _plan(trees, measured, args)
+    losses, counts = ({}, {}) if measured is None else _by_layer(trees, measured)
+    record = _record(step, losses, counts, measured, args)
+    # Read anew, into memory that is given back tensor by tensor as the model grows; a mapped file is all or nothing.
+    del checkpoint
+    grown = grow_checkpoint(_read(args, mmap=False), step, parameter_shapes(model), record)
+    check_complete(grown["model"], _build(grown, args.out).state_dict(), args.out)
+    write_checkpoint(grown, args.out)
+    config = grown["cfg"]["model"]
+    tree = f" --gate-trees '{config['gate_trees']}'" if config["gate_trees"] else ""
+    return (
+        f"{growth_table(losses, counts, step)}\n"
+        f"wrote {args.out}; fairseq-train --finetune-from-model {args.out} takes its shape from there, "
+        f"which is --num-experts {config['num_experts']}{tree}"
+    )
+
+
+def _read(args: argparse.Namespace, mmap: bool) -> Checkpoint:
+    """Read the source, a dense model of stock fairseq as one with a single expert."""
+    checkpoint = read_checkpoint(args.path, mmap)
+    if checkpoint["cfg"]["model"].get("_name", "").startswith("transformer_lm"):
+        return from_transformer_lm(checkpoint, args.path, args.moe_freq or USUAL_MOE_FREQ, args.seed)
+    if args.moe_freq is not None:
+        raise AlmaError(f"--moe-freq {args.moe_freq}: {args.path} has its Switch layers already; leave --moe-freq out")
+    return checkpoint
+
+
+def _build(checkpoint: Checkpoint, path: str, device: str = "meta") -> AlmaSwitchLM:
+    config = checkpoint["cfg"]["model"]
+    if not config.get("_name", "").startswith("alma_switch_lm"):
+        raise AlmaError(
+            f"{path}: architecture {config.get('_name')!r} cannot grow; give a checkpoint of alma_switch_lm… or of a "
+            "dense transformer_lm…"
+        )
+    return build_from_config(config, checkpoint["model"]["decoder.embed_tokens.weight"].size(0), device)
+
+
+def _measure(checkpoint: Checkpoint, args: argparse.Namespace) -> HeldOutLosses:
+    """Run the model over the held-out split."""
+    device = torch.device("cuda" if torch.cuda.is_available() and not args.cpu else "cpu")
+    batches = held_out_batches(checkpoint, args)
+    model = _build(checkpoint, args.path, "cpu")
+    # fairseq's own method cannot assign; assigned tensors stay in the file's memory, without a second copy
+    torch.nn.Module.load_state_dict(model, checkpoint["model"], strict=True, assign=True)
+    model = model.float() if device.type == "cpu" else model  # products in fp16 are slow there, or missing
+    return measure_expert_losses(
+        model.to(device), track(batches, len(batches), f"losses on {args.split}", "batches"), batches.pad
+    )
+
+
+def _by_layer(layers: Iterable[str], measured: HeldOutLosses) -> tuple[dict[str, list[float]], dict[str, list[int]]]:
+    """Return losses and counts of each layer's experts as plain numbers."""
+    losses, counts = measured.experts.losses, measured.experts.counts
+    return (
+        {layer: tensor.tolist() for layer, tensor in zip(layers, losses, strict=True)},
+        {layer: tensor.tolist() for layer, tensor in zip(layers, counts, strict=True)},
+    )
+
+
+def _plan(trees: Mapping[str, GateTree], measured: Optional[HeldOutLosses], args: argparse.Namespace) -> GrowthStep:
+    generator = torch.Generator().manual_seed(args.seed)
+    plans = {}
+    for index, (layer, tree) in enumerate(trees.items()):
+        losses = counts = torch.zeros(tree.num_experts)
+        if measured is not None:
+            losses, counts = measured.experts.losses[index], measured.experts.counts[index]
+        parents: list[Any] = [None] * args.experts
+        if args.method != "scratch":
+            parents = select_experts(losses, counts, args.experts, args.select, generator)
+        plans[layer] = grow_mixture(tree, args.method, parents)
+    keeps, shares = args.optimizer != "reset", args.optimizer == "share"
+    return GrowthStep(plans, args.seed, args.noise, keep_optimizer=keeps, shares_moments=shares)
+
+
+def _record(
+    step: GrowthStep, losses: Any, counts: Any, measured: Optional[HeldOutLosses], args: argparse.Namespace
+) -> dict[str, Any]:
+    """Return what the grown checkpoint remembers of this step: plain numbers, strings, lists and dictionaries."""
+    layers = {
+        name: {
+            "old_tree": growth.old.to_nested(),
+            "new_tree": growth.new.to_nested(),
+            "expert_source": list(growth.expert_source),
+            "losses": losses.get(name),
+            "counts": counts.get(name),
+        }
+        for name, growth in step.layers.items()
+    }
+    options = {name: value for name, value in vars(args).items() if name not in ("force", "cpu")}
+    held_out = None if measured is None else {"num_tokens": measured.num_tokens, "loss": measured.loss}
+    return {"options": options, "layers": layers, "held_out": held_out, "version": fairseq_alma.__version__}

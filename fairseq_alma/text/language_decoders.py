@@ -1,0 +1,156 @@
+"""Decoders of language models: what all of them have in common, and that of the Switch language model.
+
+Letters: B sequences, T positions, M model dim, V vocabulary size.
+"""
+
+import math
+from typing import Any, Callable, Optional, Sequence
+
+import torch
+from fairseq.data import Dictionary
+from fairseq.models import FairseqIncrementalDecoder, FairseqLanguageModel
+from fairseq.models.transformer import Embedding
+from fairseq.modules import LayerNorm, PositionalEmbedding
+from torch import Tensor, nn
+
+from fairseq_alma.growth.gate_tree import GateTree
+from fairseq_alma.text.decoder_layer import DecoderLayer, IncrementalState, LayerShape
+from fairseq_alma.text.dropout import dropout
+
+
+class FeatureDecoder(FairseqIncrementalDecoder):
+    """A decoder that computes features first, then the output layer, which the criterion leaves out.
+
+    A subclass defines ``extract_features`` and ``output_layer``.
+    """
+
+    def forward(
+        self,
+        prev_output_tokens: Tensor,
+        encoder_out: Any = None,
+        incremental_state: Optional[IncrementalState] = None,
+        features_only: bool = False,
+        **unused: Any,
+    ) -> tuple[Tensor, dict[str, Any]]:
+        """Predict the next token at every position.
+
+        Args:
+            prev_output_tokens: (B, T) int64, padded on the right.
+            encoder_out: unused; fairseq passes it to every decoder.
+            incremental_state: cache of earlier positions; then only the newest position is computed (T = 1).
+            features_only: return the (B, T, M) input of the output layer rather than its (B, T, V) output.
+            unused: further arguments of fairseq's generator (``src_lengths``).
+
+        Returns:
+            Logits or features, and a dictionary with ``routing`` and ``switch`` (`SwitchStatistics`), one entry for
+            each Switch layer.
+        """
+        features, extra = self.extract_features(prev_output_tokens, encoder_out, incremental_state)
+        return (features if features_only else self.output_layer(features)), extra
+
+
+class MemberDecoder(FairseqIncrementalDecoder):
+    """Several language models behind one decoder.
+
+    fairseq keeps the cache of decoding step by step in one dictionary, under keys that belong to one module each, so
+    all members share it; and it reorders the cache by walking over all modules.
+
+    Args:
+        dictionary: the vocabulary that all members share.
+        members: the models.
+    """
+
+    members: Any  # an nn.ModuleList, which hides from mypy that these modules are language models
+
+    def __init__(self, dictionary: Dictionary, members: Sequence[FairseqLanguageModel]) -> None:
+        super().__init__(dictionary)
+        self.members = nn.ModuleList(members)
+
+    def max_positions(self) -> int:
+        """Return the longest sequence that every member can take, in tokens."""
+        return min(member.max_positions() for member in self.members)
+
+
+class SwitchDecoder(FeatureDecoder):
+    """A pre-norm Transformer decoder with shared input and output embeddings.
+
+    Args:
+        dictionary: the vocabulary.
+        shape: sizes and probabilities of the layers.
+        trees: for every layer the gate's choices, or None for a dense layer.
+        max_positions: longest sequence, in tokens.
+        learned_pos: learned positions rather than sinusoidal ones.
+        checkpoint_activations: recompute the layers in the backward pass to save memory.
+        compile_layers: let ``torch.compile`` fuse what each layer does, in training.
+        scale_embedding: multiply embeddings by the square root of M.
+    """
+
+    def __init__(
+        self,
+        dictionary: Dictionary,
+        shape: LayerShape,
+        trees: list[Optional[GateTree]],
+        max_positions: int,
+        learned_pos: bool = True,
+        checkpoint_activations: bool = False,
+        compile_layers: bool = False,
+        scale_embedding: bool = True,
+    ) -> None:
+        super().__init__(dictionary)
+        self.padding_idx = dictionary.pad()
+        self.dropout = shape.dropout
+        self.max_target_positions = max_positions
+        self.checkpoint_activations = checkpoint_activations
+        self.embed_scale = math.sqrt(shape.model_dim) if scale_embedding else 1.0
+        self.embed_tokens = Embedding(len(dictionary), shape.model_dim, self.padding_idx)
+        self.embed_positions = PositionalEmbedding(max_positions, shape.model_dim, self.padding_idx, learned_pos)
+        self.layers = nn.ModuleList(DecoderLayer(shape, tree) for tree in trees)
+        self.compile_layers = compile_layers
+        self._twins: dict[nn.Module, Callable[..., Any]] = {}
+        self.layer_norm = LayerNorm(shape.model_dim)
+        self.output_projection = nn.Linear(shape.model_dim, len(dictionary), bias=False)
+        self.output_projection.weight = self.embed_tokens.weight
+
+    def extract_features(
+        self,
+        prev_output_tokens: Tensor,
+        encoder_out: Any = None,
+        incremental_state: Optional[IncrementalState] = None,
+        **unused: Any,
+    ) -> tuple[Tensor, dict[str, Any]]:
+        """Compute the (B, T, M) features; arguments as in `FeatureDecoder.forward`."""
+        positions = self.embed_positions(prev_output_tokens, incremental_state=incremental_state)
+        if incremental_state is not None:
+            prev_output_tokens = prev_output_tokens[:, -1:]
+        x = self.embed_scale * self.embed_tokens(prev_output_tokens) + positions
+        x = dropout(x, self.dropout, self.training)
+        padding = self._padding(prev_output_tokens)
+        extra: dict[str, Any] = {"attn": [None], "routing": [], "switch": []}
+        for layer in map(self._compiled, self.layers) if self.compile_layers and self.training else self.layers:
+            if self.checkpoint_activations and self.training:
+                x, routing, statistics = torch.utils.checkpoint.checkpoint(layer, x, padding, use_reentrant=False)
+            else:
+                x, routing, statistics = layer(x, padding, incremental_state)
+            if routing is not None:
+                extra["routing"].append(routing)
+                extra["switch"].append(statistics)
+        return self.layer_norm(x), extra
+
+    def _compiled(self, layer: nn.Module) -> Callable[..., Any]:
+        """Return a layer's compiled twin, which is no module: checkpoints have the names that they always have."""
+        if layer not in self._twins:
+            self._twins[layer] = torch.compile(layer.forward)
+        return self._twins[layer]
+
+    def _padding(self, tokens: Tensor) -> Optional[Tensor]:
+        """Return where padding is, or None on a CPU, where asking is cheap, if there is none."""
+        padding = tokens.eq(self.padding_idx)
+        return None if padding.device.type == "cpu" and not padding.any() else padding
+
+    def output_layer(self, features: Tensor, **unused: Any) -> Tensor:
+        """Project (…, M) features to (…, V) logits."""
+        return self.output_projection(features)
+
+    def max_positions(self) -> int:
+        """Return the longest sequence that the positions allow, in tokens."""
+        return min(self.max_target_positions, self.embed_positions.max_positions)

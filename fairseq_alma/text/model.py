@@ -1,0 +1,256 @@
+"""The Switch language model: a decoder-only Transformer whose every second feed-forward layer is a Switch layer.
+
+The paper's SM for text (v5, section 5): a *base* model of 6 layers and width 512, a *large* one of 12 and 768.
+"""
+
+import argparse
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any, Mapping, Optional
+
+import torch
+import torch.nn.functional as F
+from fairseq import utils
+from fairseq.data import Dictionary
+from fairseq.dataclass import ChoiceEnum, FairseqDataclass
+from fairseq.models import FairseqLanguageModel, register_model, register_model_architecture
+from fairseq.tasks import FairseqTask
+from omegaconf import II, DictConfig, open_dict
+from torch import Size, nn
+
+from fairseq_alma.checkpoints.checkpoint_file import read_checkpoint, starting_checkpoint
+from fairseq_alma.checkpoints.model_options import SWITCH_SIZES
+from fairseq_alma.errors import AlmaError
+from fairseq_alma.growth.gate_tree import GateTree, parse_gate_trees
+from fairseq_alma.moe.switch_layer import SwitchLayer
+from fairseq_alma.text.decoder_layer import LayerShape
+from fairseq_alma.text.language_decoders import SwitchDecoder
+from fairseq_alma.training.option_checks import check_options
+
+DEFAULT_NUM_EXPERTS = 4
+
+
+@dataclass
+class AlmaSwitchLMConfig(FairseqDataclass):
+    """Options of the Switch language model; names as fairseq's ``transformer_lm`` has them."""
+
+    activation_fn: ChoiceEnum(utils.get_available_activation_fns()) = field(  # type: ignore[valid-type]
+        default="relu", metadata={"help": "activation function of the feed-forward layers"}
+    )
+    dropout: float = field(default=0.1, metadata={"help": "dropout probability"})
+    attention_dropout: float = field(default=0.0, metadata={"help": "dropout probability for attention weights"})
+    activation_dropout: float = field(
+        default=0.0, metadata={"help": "dropout probability after the activation in feed-forward layers and experts"}
+    )
+    decoder_embed_dim: int = field(default=512, metadata={"help": "model dimension"})
+    decoder_ffn_embed_dim: int = field(
+        default=2048, metadata={"help": "hidden dimension of feed-forward layers and experts"}
+    )
+    decoder_layers: int = field(default=6, metadata={"help": "number of layers"})
+    decoder_attention_heads: int = field(default=8, metadata={"help": "number of attention heads"})
+    decoder_sinusoidal_pos: bool = field(
+        default=False, metadata={"help": "use sinusoidal rather than learned positional embeddings"}
+    )
+    no_scale_embedding: bool = field(
+        default=False, metadata={"help": "do not multiply embeddings by the square root of the model dimension"}
+    )
+    num_experts: Optional[int] = field(
+        default=None,
+        metadata={
+            "help": "experts in each Switch layer; 1 makes the model dense; default: as many as the checkpoint that "
+            "training starts from (--finetune-from-model, --restore-file) has, else 4"
+        },
+    )
+    moe_freq: int = field(
+        default=2, metadata={"help": "put a Switch layer in place of every n-th feed-forward layer; 0: nowhere"}
+    )
+    capacity_factor: float = field(
+        default=1.0,
+        metadata={"help": "training: tokens an expert takes, as a multiple of an even share; 0: no limit"},
+    )
+    eval_capacity_factor: float = field(default=0.0, metadata={"help": "the same at test; 0: no token is ever dropped"})
+    balance_loss_weight: float = field(
+        default=0.01, metadata={"help": "weight of the load-balancing loss, summed over Switch layers"}
+    )
+    gate_trees: Optional[str] = field(
+        default=None,
+        metadata={
+            "help": "JSON: for each Switch layer its gate's tree of choices, as alma-grow prints it; empty: flat; "
+            "default: that of the checkpoint that training starts from, else flat"
+        },
+    )
+    checkpoint_activations: bool = field(
+        default=False, metadata={"help": "recompute layers in the backward pass: less memory, more time"}
+    )
+    compile: bool = field(
+        default=False,
+        metadata={"help": "let torch.compile fuse what each layer does in training: faster on a GPU, after a minute"},
+    )
+    # The longest sequence is the task's sample length unless the task sets another limit, as in transformer_lm.
+    # None where the task has no such option, which build_model refuses.
+    tokens_per_sample: Optional[int] = II("oc.select:task.tokens_per_sample")
+    max_target_positions: Optional[int] = II("oc.select:task.max_target_positions")
+    finetune_from_model: Optional[str] = II("checkpoint.finetune_from_model")
+    restore_file: str = II("checkpoint.restore_file")
+
+
+@register_model("alma_switch_lm", dataclass=AlmaSwitchLMConfig)
+class AlmaSwitchLM(FairseqLanguageModel):
+    """A language model with Switch layers, for ``--task alma_lm``.
+
+    Args:
+        decoder: the model itself.
+        balance_loss_weight: what the criterion multiplies the load-balancing loss with.
+    """
+
+    def __init__(self, decoder: SwitchDecoder, balance_loss_weight: float) -> None:
+        super().__init__(decoder)
+        self.balance_loss_weight = balance_loss_weight
+
+    @classmethod
+    def build_model(cls, cfg: AlmaSwitchLMConfig, task: FairseqTask) -> "AlmaSwitchLM":
+        """Build the model that the options describe.
+
+        Raises:
+            AlmaError: if options do not fit together, or the checkpoint to start from is none.
+        """
+        _add_later_options(cfg)
+        adopt_experts(cfg)
+        _check_options(cfg)
+        max_positions = cfg.max_target_positions or cfg.tokens_per_sample
+        if max_positions is None:
+            raise AlmaError(
+                "--tokens-per-sample: the task has none, and a language model needs it; give --task alma_lm"
+            )
+        decoder = SwitchDecoder(
+            task.source_dictionary,
+            layer_shape(cfg),
+            layer_trees(cfg),
+            max_positions,
+            not cfg.decoder_sinusoidal_pos,
+            cfg.checkpoint_activations,
+            cfg.compile,
+            not cfg.no_scale_embedding,
+        )
+        return cls(decoder, cfg.balance_loss_weight)
+
+    def output_factors(self, features: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return two tensors whose product is the logits: features (…, M) and output embeddings (V, M)."""
+        return features, self.decoder.output_projection.weight
+
+
+def layer_shape(cfg: AlmaSwitchLMConfig) -> LayerShape:
+    """Collect what the layers share."""
+    return LayerShape(
+        model_dim=cfg.decoder_embed_dim,
+        ffn_dim=cfg.decoder_ffn_embed_dim,
+        num_heads=cfg.decoder_attention_heads,
+        dropout=cfg.dropout,
+        attention_dropout=cfg.attention_dropout,
+        activation_dropout=cfg.activation_dropout,
+        capacity_factor=cfg.capacity_factor,
+        eval_capacity_factor=cfg.eval_capacity_factor,
+        # fairseq's gelu copies to fp32 and back, which torch's does within
+        activation=F.gelu if cfg.activation_fn == "gelu" else utils.get_activation_fn(cfg.activation_fn),
+    )
+
+
+def layer_trees(cfg: AlmaSwitchLMConfig) -> list[Optional[GateTree]]:
+    """Return for every layer its gate's tree, or None where the layer is dense.
+
+    With ``moe_freq`` n these are the layers n-1, 2n-1, … (from 0): for 6 layers and n = 2, layers 1, 3 and 5.
+    """
+    is_switch = [cfg.moe_freq > 0 and (layer + 1) % cfg.moe_freq == 0 for layer in range(cfg.decoder_layers)]
+    trees = iter(parse_gate_trees(cfg.gate_trees, sum(is_switch), cfg.num_experts))
+    return [next(trees) if switch else None for switch in is_switch]
+
+
+def adopt_experts(cfg: AlmaSwitchLMConfig, continue_once: Optional[str] = None) -> None:
+    """Fill in the number of experts and the gates' trees where the command line left them open.
+
+    They are those of the checkpoint that training starts from, so that a grown model trains on without further options.
+
+    Args:
+        cfg: filled in here.
+        continue_once: value of ``--continue-once``, which models do not see.
+    """
+    if cfg.num_experts is not None and cfg.gate_trees is not None:
+        return
+    start = starting_checkpoint(cfg.finetune_from_model, cfg.restore_file, continue_once)
+    found = read_checkpoint(start)["cfg"]["model"] if start is not None else {}
+    if cfg.num_experts is None:
+        cfg.num_experts = found.get("num_experts", DEFAULT_NUM_EXPERTS)
+    if cfg.gate_trees is None:
+        cfg.gate_trees = found.get("gate_trees", "")
+
+
+def _add_later_options(cfg: Any) -> None:
+    """Give options that came after a checkpoint was written their defaults, as fairseq gives some models alone."""
+    if not isinstance(cfg, DictConfig):
+        return  # made of the class, and so whole
+    with open_dict(cfg):
+        for name in ("compile", "no_scale_embedding"):
+            if name not in cfg:
+                cfg[name] = AlmaSwitchLMConfig.__dataclass_fields__[name].default
+
+
+def _check_options(cfg: AlmaSwitchLMConfig) -> None:
+    check_options(cfg)
+    if cfg.decoder_embed_dim % cfg.decoder_attention_heads:
+        raise AlmaError(
+            f"--decoder-attention-heads {cfg.decoder_attention_heads}: must divide --decoder-embed-dim "
+            f"{cfg.decoder_embed_dim}"
+        )
+    if cfg.gate_trees and cfg.moe_freq == 0:
+        raise AlmaError("--gate-trees is given but --moe-freq 0 leaves no Switch layer; drop one of the two")
+
+
+def build_from_config(config: Mapping[str, Any], vocab_size: int, device: str = "meta") -> AlmaSwitchLM:
+    """Build a Switch language model with random weights, or, on ``meta``, one that holds no memory.
+
+    Args:
+        config: ``cfg["model"]`` of a checkpoint.
+        vocab_size: tokens of the vocabulary, fairseq's four included.
+        device: where its weights are.
+    """
+    dictionary = Dictionary()
+    for token in range(vocab_size - len(dictionary)):
+        dictionary.add_symbol(f"token{token}")
+    known = AlmaSwitchLMConfig.__dataclass_fields__
+    options = AlmaSwitchLMConfig(**{name: value for name, value in config.items() if name in known})
+    with torch.device(device):
+        return AlmaSwitchLM.build_model(options, SimpleNamespace(source_dictionary=dictionary))
+
+
+def parameter_shapes(model: nn.Module) -> dict[str, Size]:
+    """Return names and shapes of all parameters, shared ones once, in the order in which the optimizer numbers them."""
+    return {name: parameter.shape for name, parameter in model.named_parameters()}
+
+
+def gate_trees_of(model: nn.Module) -> dict[str, GateTree]:
+    """Return the names of all Switch layers, in order, and their gates' trees."""
+    return {name: module.gate.tree for name, module in model.named_modules() if isinstance(module, SwitchLayer)}
+
+
+def _set_sizes(args: argparse.Namespace, arch: str) -> None:
+    """Fill in what the command line left open, as every fairseq architecture does."""
+    for name, size in SWITCH_SIZES[arch].items():
+        setattr(args, f"decoder_{name}", utils.safe_getattr(args, f"decoder_{name}", size))
+
+
+@register_model_architecture("alma_switch_lm", "alma_switch_lm_tiny")
+def alma_switch_lm_tiny(args: argparse.Namespace) -> None:
+    """4 layers, model 128, FFN 512, 4 heads: for two CPU cores."""
+    _set_sizes(args, "alma_switch_lm_tiny")
+
+
+@register_model_architecture("alma_switch_lm", "alma_switch_lm_base")
+def alma_switch_lm_base(args: argparse.Namespace) -> None:
+    """The paper's base model: 6 layers, model 512, FFN 2048, 8 heads."""
+    _set_sizes(args, "alma_switch_lm_base")
+
+
+@register_model_architecture("alma_switch_lm", "alma_switch_lm_large")
+def alma_switch_lm_large(args: argparse.Namespace) -> None:
+    """The paper's large model: 12 layers, model 768, FFN 3072, 12 heads."""
+    _set_sizes(args, "alma_switch_lm_large")

@@ -1,0 +1,413 @@
+"""Language modeling on a stream of mega-batches: fairseq's own task, fed one stage of Algorithm 1."""
+
+import argparse
+import contextlib
+import logging
+import os
+import sys
+from dataclasses import dataclass, field
+from typing import Any, Iterable, Iterator, Mapping, Optional
+
+import numpy as np
+import torch
+from fairseq.data import (
+    AppendTokenDataset,
+    FairseqDataset,
+    IdDataset,
+    ListDataset,
+    NestedDictionaryDataset,
+    NumelDataset,
+    PadDataset,
+    PrependTokenDataset,
+    StripTokenDataset,
+)
+from fairseq.dataclass import ChoiceEnum
+from fairseq.optim import OPTIMIZER_REGISTRY
+from fairseq.tasks import register_task
+from fairseq.tasks.language_modeling import LanguageModelingConfig, LanguageModelingTask
+from omegaconf import II, DictConfig
+
+from fairseq_alma.checkpoints.checkpoint_file import DICTIONARY_KEY, read_checkpoint, starting_checkpoint
+from fairseq_alma.checkpoints.shared_outputs import check_dictionary
+from fairseq_alma.data.stream import Stream, megabatch_of_slice
+from fairseq_alma.errors import AlmaError
+from fairseq_alma.faults import in_one_line
+from fairseq_alma.learners.schedule import stage_ending_with
+from fairseq_alma.text.alma_bpe import AlmaBPE, AlmaBPEConfig
+from fairseq_alma.text.model import adopt_experts
+from fairseq_alma.text.sharding import Sharding
+from fairseq_alma.text.shared_batches import SharedBatches
+from fairseq_alma.text.stage_sequences import add_replay, slice_of
+from fairseq_alma.training.anytime_options import HALF_LIVES, REPLAY_ORDERS, SHAPES
+from fairseq_alma.training.checkpoint_checks import check_start, check_weights
+from fairseq_alma.training.checkpoint_gate import change_when_loaded, note_task
+from fairseq_alma.training.loading import refuse_other_weights
+from fairseq_alma.training.lr_branch import LRBranch
+from fairseq_alma.training.option_checks import bound_options, check_whole_config
+from fairseq_alma.training.precision import AutocastSteps, refuse_inexact_precision, require_bf16
+from fairseq_alma.training.processes import is_first, prepare_group, set_process_defaults
+from fairseq_alma.training.resumable_batches import ResumableBatches
+from fairseq_alma.training.stage_start import RESUME, WAYS, how_to_begin
+from fairseq_alma.training.train_token_count import TrainTokenCount
+from fairseq_alma.training.weight_average import WeightAverage
+from fairseq_alma.training.whole_split import WholeSplit
+
+
+@dataclass
+class AlmaLMConfig(LanguageModelingConfig):
+    """Options of ``--task alma_lm``: those of ``language_modeling``, and which stage of the stream to train on."""
+
+    tokens_per_sample: int = field(
+        default=512,
+        metadata={
+            "help": "length of a training or test sequence, in tokens (fairseq-eval-lm: default that of the training)"
+        },
+    )
+    megabatch: Optional[int] = field(
+        default=None, metadata={"help": "train on the stage that ends with this mega-batch, from 0"}
+    )
+    wait: int = field(default=1, metadata={"help": "waiting time: mega-batches that are gathered for one stage"})
+    replay: bool = field(default=False, metadata={"help": "train on all mega-batches up to this one"})
+    replay_share: float = field(
+        default=0.0,
+        metadata={
+            "help": "share of the sequences of a pass that come from mega-batches before the stage; --max-update "
+            "bounds what is trained"
+        },
+    )
+    replay_order: ChoiceEnum(REPLAY_ORDERS) = field(  # type: ignore[valid-type]
+        default=REPLAY_ORDERS[0],
+        metadata={"help": "which of them: any, or first those that were in the fewest stages so far"},
+    )
+    autocast: ChoiceEnum(["none", "bf16"]) = field(  # type: ignore[valid-type]
+        default="none",
+        metadata={
+            "help": "bf16: matrix products in bf16, weights in model, optimizer and checkpoint in fp32; for a GPU, or "
+            "with --cpu a processor, that has bf16. fairseq's own --bf16, --fp16 and --amp do not resume exactly"
+        },
+    )
+    cpu_bf16: bool = field(
+        default=False, metadata={"help": "the former name of --autocast bf16; held-out losses are in fp32"}
+    )
+    expert_parallel: bool = field(
+        default=False,
+        metadata={
+            "help": "with several processes: each has 1/processes of every layer's experts, for the tokens of all; "
+            "the losses are those of one process up to rounding. Checkpoints hold the whole model. Needs --optimizer "
+            "fused_adam"
+        },
+    )
+    fully_shard: bool = field(
+        default=False,
+        metadata={
+            "help": "with several processes: each has 1/processes of all weights, gradients and moments (torch's "
+            "fully_shard); otherwise as --expert-parallel"
+        },
+    )
+    continue_as: ChoiceEnum(WAYS) = field(  # type: ignore[valid-type]
+        default=RESUME,
+        metadata={
+            "help": "what --continue-once means: resume (fairseq's), begin a new stage with its optimizer, number of "
+            "updates and schedule on new data (stage), or the same on the batches that come next (branch)"
+        },
+    )
+    ema_half_life: ChoiceEnum(["none", *HALF_LIVES]) = field(  # type: ignore[valid-type]
+        default="none",
+        metadata={"help": "average the weights, in fp32; half-life as a share of the updates so far"},
+    )
+    branch_from: Optional[int] = field(
+        default=None, metadata={"help": "decay the learning rate from this update on, whatever the schedule says"}
+    )
+    branch_until: Optional[int] = field(default=None, metadata={"help": "to zero at this update"})
+    branch_shape: ChoiceEnum(SHAPES) = field(  # type: ignore[valid-type]
+        default=SHAPES[0], metadata={"help": "of that decay: 1 - sqrt of the progress, or linear"}
+    )
+    # Not options: what the command was told elsewhere, so that a bad checkpoint gets one line before it is loaded.
+    path: Optional[str] = II("common_eval.path")
+    finetune_from_model: Optional[str] = II("checkpoint.finetune_from_model")
+    restore_file: str = II("checkpoint.restore_file")
+    continue_once: Optional[str] = II("checkpoint.continue_once")
+    reset_dataloader: bool = II("checkpoint.reset_dataloader")
+    cpu: bool = II("common.cpu")
+    save_dir: str = II("checkpoint.save_dir")
+
+
+@register_task("alma_lm", dataclass=AlmaLMConfig)
+class AlmaLMTask(
+    WholeSplit,
+    AutocastSteps,
+    Sharding,
+    ResumableBatches,
+    WeightAverage,
+    LRBranch,
+    TrainTokenCount,
+    LanguageModelingTask,
+):
+    """Train on the mega-batches of one stage, validate on ``valid``, test on ``test``.
+
+    Attributes:
+        has_balance_loss: whether the model to train has experts whose loads are to be balanced.
+    """
+
+    has_balance_loss = False
+
+    @classmethod
+    def add_args(cls, parser: argparse.ArgumentParser) -> None:
+        """Add the task's options to those of a stock command, and refuse or preset some of the latter."""
+        if isinstance(parser, argparse.ArgumentParser):  # not so when fairseq lists the options of all tasks
+            refuse_inexact_precision(parser, evaluates=hasattr(parser.parse_known_args([])[0], "path"))
+            set_process_defaults(parser)
+        super().add_args(parser)
+        bound_options(parser)
+        if isinstance(parser, argparse.ArgumentParser) and (length := _length_of_tested(parser)) is not None:
+            parser.set_defaults(tokens_per_sample=length)
+
+    @classmethod
+    @in_one_line()
+    def setup_task(cls, cfg: DictConfig, **kwargs: Any) -> "AlmaLMTask":
+        """Open the stream.
+
+        Args:
+            cfg: an `AlmaLMConfig`.
+            kwargs: passed on.
+
+        Raises:
+            AlmaError: if a number is out of its option's range, the folder is no stream of text, its dictionary or
+                tokenizer is not the manifest's, or the checkpoint that the command names is none.
+        """
+        check_whole_config(cfg)
+        stream = Stream.open(cfg.data)
+        if stream.kind != "text":
+            raise AlmaError(f"{cfg.data}: a stream of {stream.kind}; --task alma_lm needs one made by alma-prep-text")
+        stream.verify([])
+        if cfg.path is not None:
+            if os.pathsep in cfg.path and not os.path.exists(cfg.path):
+                raise AlmaError(
+                    f"--path {cfg.path}: names several checkpoints, and fairseq-eval-lm takes one; make one file of "
+                    "them with alma-ensemble"
+                )
+            read_checkpoint(cfg.path)
+        if cfg.cpu_bf16 or cfg.autocast == "bf16":
+            require_bf16("--cpu-bf16" if cfg.cpu_bf16 else "--autocast bf16", cfg.cpu or not torch.cuda.is_available())
+        prepare_group({f"{cfg.data}/stream.json": stream.fingerprint})
+        task = super().setup_task(cfg, **kwargs)
+        task.stream = stream
+        task.optimizer_class = _optimizer_class(cfg)
+        note_task("alma_lm")
+        start = how_to_begin(cfg.continue_as, cfg.continue_once, cls.__name__, task.optimizer_class)
+        change_when_loaded(str(cfg.continue_once), start)
+        return task
+
+    @in_one_line()
+    def load_dataset(self, split: str, epoch: int = 1, combine: bool = False, **kwargs: Any) -> None:
+        """Load a split; ``train`` is the union of the stage's mega-batches, ``megabatch-000/slice`` a part of one.
+
+        Raises:
+            AlmaError: if there is no such mega-batch, or files are not those of the manifest.
+        """
+        if (megabatch := megabatch_of_slice(split)) is not None:
+            held_out = self.stream.holdout(megabatch)
+            (whole,) = self._load_megabatches([megabatch], epoch, combine, **kwargs)
+            self.datasets[split] = slice_of(whole, held_out.num_tokens)
+            return
+        if split != "train":
+            self.stream.verify([self.stream.split(split).name])
+            super().load_dataset(split, epoch, combine, **kwargs)
+            return
+        megabatches = self._megabatches()
+        first = megabatches[0] if self.args.replay_share > 0 else 0
+        before = [range(start, start + self.args.wait) for start in range(0, first, self.args.wait)]
+        stages = [self._load_megabatches(stage, epoch, combine, **kwargs) for stage in (*before, megabatches)]
+        self.datasets["train"] = add_replay(stages, self.args.replay_share, self.args.replay_order, self.args.seed)
+
+    def _load_megabatches(
+        self, megabatches: Iterable[int], epoch: int, combine: bool, **kwargs: Any
+    ) -> list[FairseqDataset]:
+        """Load some mega-batches as fairseq loads a split."""
+        names = [self.stream.megabatch(t).name for t in megabatches]
+        self.stream.verify(names)
+        for name in names:
+            super().load_dataset(name, epoch, combine, **kwargs)
+        return [self.datasets.pop(name) for name in names]
+
+    def _megabatches(self) -> tuple[int, ...]:
+        if self.args.megabatch is None:
+            raise AlmaError("--megabatch is missing: --task alma_lm trains on the stage that ends with this mega-batch")
+        self.stream.megabatch(self.args.megabatch)  # names the range if there is no such mega-batch
+        return stage_ending_with(
+            self.args.megabatch, self.stream.num_megabatches, self.args.wait, self.args.replay
+        ).megabatches
+
+    def filter_indices_by_size(self, indices: np.ndarray, *args: Any, **kwargs: Any) -> np.ndarray:
+        """Leave out sequences that the model cannot take, as fairseq does. Raises AlmaError if none would be left."""
+        kept = super().filter_indices_by_size(indices, *args, **kwargs)
+        if len(indices) and not len(kept):
+            raise AlmaError(
+                f"--tokens-per-sample {self.args.tokens_per_sample}: with --sample-break-mode "
+                f"{self.args.sample_break_mode} every sequence is longer; give more, or --sample-break-mode none"
+            )
+        return kept
+
+    def build_model(self, cfg: Any, from_checkpoint: bool = False) -> torch.nn.Module:
+        """Build the model, after a look whether the checkpoint to start from fits it."""
+        with in_one_line():  # no decorator: fairseq looks at the names of the arguments
+            model = self._build_checked(cfg, from_checkpoint)
+        gates = [weight for name, weight in model.named_parameters() if name.endswith("switch.gate.weight")]
+        self.has_balance_loss = getattr(model, "balance_loss_weight", 0.0) > 0 and any(len(gate) > 1 for gate in gates)
+        return model
+
+    def _build_checked(self, cfg: Any, from_checkpoint: bool) -> torch.nn.Module:
+        if not from_checkpoint and "gate_trees" in cfg:
+            # here too: fairseq hands models without a named architecture a copy, which is not saved
+            adopt_experts(cfg, self.args.continue_once)
+        if from_checkpoint:
+            model = super().build_model(cfg, from_checkpoint)
+            refuse_other_weights(model, str(self.args.path))
+            return model
+        last = os.path.join(self.args.save_dir, self.args.restore_file)
+        start = starting_checkpoint(self.args.finetune_from_model, self.args.restore_file, self.args.continue_once)
+        resumes = os.path.isfile(last)
+        start = last if resumes else start
+        if start is None:
+            return self.spread(super().build_model(cfg, from_checkpoint))
+        checkpoint = read_checkpoint(start)
+        if resumes and not self.args.reset_dataloader:
+            self._refuse_other_stage(checkpoint["cfg"].get("task") or {}, last)
+        check_start(checkpoint, start, cfg, self.stream)
+        model = super().build_model(cfg, from_checkpoint)
+        check_weights(checkpoint, start, model)
+        return self.spread(model)
+
+    def _refuse_other_stage(self, trained: Mapping[str, Any], last: str) -> None:
+        """Raise AlmaError if a checkpoint that would be resumed is of another mega-batch: fairseq would skip data."""
+        megabatch = trained.get("megabatch")
+        if megabatch is not None and self.args.megabatch not in (None, megabatch):
+            raise AlmaError(
+                f"{last}: trained on mega-batch {megabatch}, not on --megabatch {self.args.megabatch}; give another "
+                f"--save-dir, and --finetune-from-model {last} to begin with its weights"
+            )
+
+    def build_criterion(self, cfg: Any) -> Any:
+        """Build the criterion, and warn where experts are trained without their balance loss."""
+        criterion = super().build_criterion(cfg)
+        if self.has_balance_loss and cfg._name != "alma_switch_cross_entropy":
+            logging.getLogger(__name__).warning(
+                "the balance loss of the experts is left out, as --criterion is not alma_switch_cross_entropy; "
+                "--balance-loss-weight 0 says so"
+            )
+        return criterion
+
+    @property
+    def checkpoint_path(self) -> Optional[str]:
+        """The file that ``--path`` names; an ensemble's members are found beside it."""
+        return self.args.path
+
+    def build_dataset_for_inference(
+        self, src_tokens: list[torch.Tensor], src_lengths: Any, **kwargs: Any
+    ) -> NestedDictionaryDataset:
+        """Return prompts as fairseq's generators take them: eos (or bos) in front, padded on the right.
+
+        fairseq's own version goes through ``TokenBlockDataset``, which does not run with NumPy 2 here.
+
+        Args:
+            src_tokens: the prompts, each ending with eos.
+            src_lengths: unused, the prompts have their lengths.
+            kwargs: fairseq-interactive's ``constraints``, which language models do not have.
+        """
+        pad, eos = self.source_dictionary.pad(), self.source_dictionary.eos()
+        first = self.source_dictionary.bos() if self.args.add_bos_token else eos
+        lengths = np.array([len(tokens) for tokens in src_tokens])
+        prompts = StripTokenDataset(ListDataset(src_tokens, lengths), eos)
+        sources = PrependTokenDataset(prompts, first)
+        inputs = {"src_tokens": PadDataset(sources, pad, left_pad=False), "src_lengths": NumelDataset(sources)}
+        target = PadDataset(AppendTokenDataset(prompts, pad), pad, left_pad=False)
+        return NestedDictionaryDataset({"id": IdDataset(), "net_input": inputs, "target": target}, sizes=[lengths])
+
+    def get_batch_iterator(self, *args: Any, **kwargs: Any) -> SharedBatches:
+        """Return the batches of a split, those of this process where there are several."""
+        iterator = super().get_batch_iterator(*args, **kwargs)
+        SharedBatches.take_over(iterator, self.source_dictionary.pad())
+        return iterator
+
+    def build_bpe(self, args: Any) -> Any:
+        """Return the stream's own tokenizer unless ``--bpe`` names another; fairseq-interactive calls this."""
+        return super().build_bpe(args) or AlmaBPE(AlmaBPEConfig(data=self.args.data))
+
+    def eval_lm_dataloader(
+        self, *args: Any, max_positions: Optional[int] = None, context_window: int = 0, **kwargs: Any
+    ) -> Iterator[dict[str, Any]]:
+        """Return fairseq's iterator, once sure that fairseq-eval-lm's result will be seen, and will be one.
+
+        ``fairseq-eval-lm`` prints its result through a logger, and sets that up only if no library did so before. And
+        it skips what is longer than the model takes: all that is left might be the last few tokens of the test set.
+
+        Raises:
+            AlmaError: if test sequences are longer than the model takes.
+        """
+        length = self.args.tokens_per_sample + context_window  # fairseq has taken the window off before
+        if max_positions is not None and length > max_positions:
+            raise AlmaError(
+                f"--tokens-per-sample {length}: the model takes sequences of {max_positions} tokens at most; give "
+                f"--tokens-per-sample {max_positions} or less"
+            )
+        if is_first():
+            ensure_printed(logging.getLogger("fairseq_cli.eval_lm"))
+        return super().eval_lm_dataloader(*args, max_positions=max_positions, context_window=context_window, **kwargs)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a checkpoint keeps of the task: which vocabulary the model knows."""
+        return {**super().state_dict(), DICTIONARY_KEY: self.stream.dictionary_sha256}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Check that a checkpoint's model knows this stream's vocabulary; fairseq-eval-lm calls this.
+
+        Raises:
+            AlmaError: if it was trained with another.
+        """
+        check_dictionary({"task_state": state_dict}, self.args.path, self.stream)
+        super().load_state_dict(state_dict)
+
+
+def _length_of_tested(parser: argparse.ArgumentParser) -> Optional[int]:
+    """Return the length of sequence that the checkpoint of ``fairseq-eval-lm --path`` was trained with, if it tells."""
+    if parser.get_default("context_window") is None:
+        return None
+    command = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    command.add_argument("--path", default="")
+    command.add_argument("--tokens-per-sample")
+    try:
+        given = command.parse_known_args()[0]
+    except argparse.ArgumentError:  # which the whole parser reports
+        return None
+    if given.tokens_per_sample is not None or not os.path.isfile(given.path):
+        return None
+    with contextlib.suppress(AlmaError):  # which `setup_task` raises again
+        length = read_checkpoint(given.path)["cfg"].get("task", {}).get("tokens_per_sample")
+        return length if isinstance(length, int) and length > 0 else None
+    return None
+
+
+def _optimizer_class(cfg: DictConfig) -> Optional[str]:
+    """Return the class of the optimizer that a command trains with; None: it does not train."""
+    root: Any = cfg._get_root()
+    name = getattr(root.get("optimizer"), "_name", None)  # of a Namespace, or of a configuration
+    return OPTIMIZER_REGISTRY[name].__name__ if name in OPTIMIZER_REGISTRY else None
+
+
+def ensure_printed(logger: logging.Logger) -> None:
+    """Make sure that a logger's messages of level INFO reach the terminal, whatever set up logging before."""
+    if not logger.isEnabledFor(logging.INFO):
+        logger.setLevel(logging.INFO)
+    here: Optional[logging.Logger] = logger
+    while here is not None:
+        if any(_prints(handler) for handler in here.handlers):
+            return
+        here = here.parent if here.propagate else None
+    handler = logging.StreamHandler(sys.stdout)
+    handler.setFormatter(logging.Formatter("%(asctime)s | %(levelname)s | %(name)s | %(message)s"))
+    logger.addHandler(handler)
+
+
+def _prints(handler: logging.Handler) -> bool:
+    to_terminal = isinstance(handler, logging.StreamHandler) and not isinstance(handler, logging.FileHandler)
+    return to_terminal and handler.level <= logging.INFO

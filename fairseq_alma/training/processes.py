@@ -1,0 +1,136 @@
+"""Several processes on one training or test: what fairseq's commands need to be told so that they work everywhere.
+
+fairseq takes its world size from the number of visible GPUs, also to test; divides by that number under ``torchrun`` on
+a CPU; and hands torch's DistributedDataParallel a device where there is none.
+"""
+
+import argparse
+import hashlib
+import os
+import sys
+from pathlib import Path
+from typing import Any, Mapping, NoReturn
+
+import torch
+import torch.distributed as dist
+
+from fairseq_alma.errors import AlmaError
+from fairseq_alma.training.lost_processes import report_in_one_line, require_joining, watch_processes
+
+TORCHRUN = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "LOCAL_RANK")
+"""Variables that ``torchrun`` sets for each process that it starts."""
+CPU_DEFAULTS = {"distributed_backend": ("nccl", "gloo"), "ddp_backend": ("pytorch_ddp", "legacy_ddp")}
+"""fairseq's default for GPUs, and what works without them; its other wrapper demands a device of torch's."""
+LOCAL = ("tcp://localhost:", "tcp://127.0.0.1:")
+"""What an ``--distributed-init-method`` begins with where all processes are on one machine and started by hand."""
+
+
+class OnCpu(argparse.Action):
+    """``--cpu``, which also turns the defaults for distributed work to what a CPU has."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: Any = None) -> None:
+        """Set the options; what the command line gives behind it still counts."""
+        namespace.cpu = True
+        for name, (on_gpu, on_cpu) in CPU_DEFAULTS.items():
+            if getattr(namespace, name, None) == on_gpu:
+                setattr(namespace, name, on_cpu)
+
+
+def set_process_defaults(parser: argparse.ArgumentParser) -> None:
+    """Give the options for distributed work of a stock command defaults that fit how it was started."""
+    sys.excepthook = report_in_one_line
+    if any(word.startswith(LOCAL) for word in sys.argv) or _is_started_by_hand():
+        require_joining()
+    # One unless the command says otherwise: what is visible here must not change a figure.
+    parser.set_defaults(distributed_world_size=1)
+    # Each reads its checkpoint itself: what fairseq broadcasts instead, torch no longer unpickles.
+    parser.set_defaults(load_checkpoint_on_all_dp_ranks=True)
+    group = parser.add_argument_group("device", conflict_handler="resolve")  # takes the option from fairseq's own
+    group.add_argument("--cpu", action=OnCpu, nargs=0, default=False, help="use the CPU, whatever GPUs there are")
+    if not torch.cuda.is_available():
+        parser.set_defaults(**{name: on_cpu for name, (_, on_cpu) in CPU_DEFAULTS.items()})
+    if "--fully-shard" in sys.argv:  # which reduces all gradients itself; torch's wrapper refuses to have nothing to do
+        parser.set_defaults(ddp_backend="legacy_ddp")
+    if started_by_torchrun() and int(os.environ["WORLD_SIZE"]) > 1:
+        _take_place(parser, int(os.environ["LOCAL_RANK"]))
+
+
+def _take_place(parser: argparse.ArgumentParser, local_rank: int) -> None:
+    """Take rank and device from the environment, as fairseq does where the number of GPUs is not 0."""
+    if torch.cuda.is_available():
+        parser.set_defaults(device_id=local_rank)
+        if "--cpu" not in sys.argv and local_rank >= torch.cuda.device_count():
+            num_local = os.environ.get("LOCAL_WORLD_SIZE", str(local_rank + 1))
+            refuse(f"{num_local} processes on a machine with {torch.cuda.device_count()} GPUs; start one for each GPU")
+    parser.set_defaults(
+        distributed_world_size=int(os.environ["WORLD_SIZE"]),
+        distributed_rank=int(os.environ["RANK"]),
+        distributed_init_method="env://",
+        distributed_no_spawn=True,
+    )
+
+
+def started_by_torchrun() -> bool:
+    """Tell whether this process is one of those that ``torchrun``, or ``alma-stream --num-procs``, has started."""
+    return all(name in os.environ for name in TORCHRUN)
+
+
+def _is_started_by_hand() -> bool:
+    """Tell whether nobody ends this process if the others, on this machine, cannot begin: neither launcher did it."""
+    has_launcher = "LOCAL_WORLD_SIZE" in os.environ
+    return started_by_torchrun() and not has_launcher and os.environ["MASTER_ADDR"] in ("localhost", "127.0.0.1")
+
+
+def world_size() -> int:
+    """Return the number of processes that work together."""
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+
+
+def is_first() -> bool:
+    """Tell whether this process is the one that prints, or works alone."""
+    return world_size() == 1 or dist.get_rank() == 0
+
+
+def refuse(message: str) -> NoReturn:
+    """End every process with status 1 after one line from the first; each must find the same fault."""
+    rank = dist.get_rank() if world_size() > 1 else int(os.environ.get("RANK", 0))
+    if rank > 0:
+        raise SystemExit(1)
+    raise AlmaError(message)
+
+
+def prepare_group(same: Mapping[str, Any]) -> None:
+    """Look after the processes that work together from now on, if there are several.
+
+    Args:
+        same: what all of them must have, by the option or file that says so; strings or numbers.
+
+    Raises:
+        AlmaError: they differ.
+    """
+    if world_size() > 1:
+        watch_processes()
+        for what, fingerprint in {**same, "the code of fairseq_alma": _code_fingerprint()}.items():
+            require_same(what, fingerprint)
+
+
+def _code_fingerprint() -> str:
+    """Return a checksum of this package's files."""
+    checksum = hashlib.sha256()
+    for path in sorted(Path(__file__).parent.parent.rglob("*.py")):
+        checksum.update(path.read_bytes())
+    return checksum.hexdigest()[:12]
+
+
+def require_same(what: str, fingerprint: Any) -> None:
+    """End all processes with one line unless each has the same of something.
+
+    Args:
+        what: the option or file, for the line.
+        fingerprint: a string or number that stands for it.
+    """
+    found: list[Any] = [None] * world_size()
+    dist.all_gather_object(found, fingerprint)
+    differing = next((rank for rank, other in enumerate(found) if other != found[0]), None)
+    if differing is not None:
+        refuse(f"{what}: process {differing} has {found[differing]}, process 0 has {found[0]}; all need the same")

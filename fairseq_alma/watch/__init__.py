@@ -1,0 +1,1 @@
+"""What a user watches: the live line, forecasts, curves over arrivals."""
