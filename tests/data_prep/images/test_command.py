@@ -179,6 +179,22 @@ def test_arrays_may_hold_out_their_test_set(tmp_path, capsys):
     assert "no test set is published: 6 images are held out by seed 1" in capsys.readouterr().out
 
 
+def test_arrays_may_come_with_a_test_set_of_their_own(tmp_path):
+    images = random_images(34, 6, 7)
+    options = save_arrays(
+        tmp_path,
+        images=images[:30],
+        labels=np.arange(30) % 5,
+        test_images=images[30:],
+        test_labels=np.arange(4) + 1,
+    )
+    assert run("arrays", *options, "--megabatches", 4, "--out", tmp_path / "s") == 0
+    stream = ImageStream.open(tmp_path / "s")
+    assert stream.test_indices().tolist() == [30, 31, 32, 33]
+    assert np.array_equal(stream.images[30:, 0], images[30:])
+    assert stream.labels[30:].tolist() == [1, 2, 3, 4]
+
+
 def test_emnist_says_what_it_did_to_the_images(tmp_path, capsys):
     names = [f"emnist-letters-{part}" for part in ("train-images-idx3", "train-labels-idx1")]
     names += [f"emnist-letters-{part}" for part in ("test-images-idx3", "test-labels-idx1")]
