@@ -90,6 +90,8 @@ class ImageJob:
         # Before torch is imported: networks this small, on a machine that is not idle, are slower with several threads.
         if "mlp" in self.options.arch:
             os.environ.setdefault("OMP_NUM_THREADS", "1")
+        import fairseq  # noqa: F401  first: it registers the models here, which must not be half-way through their import
+
         from fairseq_alma.images.image_backend import ImageBackend
         from fairseq_alma.images.image_settings import ImageSettings
 
