@@ -1,8 +1,10 @@
 """What all tests share: the checkout, and tests for a GPU that are skipped where there is none."""
 
+import logging
 import os
 import signal
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Iterator
 
 import pytest
@@ -39,6 +41,27 @@ def one_server_for_all_tests() -> Iterator[None]:
 def checkout() -> Path:
     """The root folder of the checkout."""
     return CHECKOUT
+
+
+@pytest.fixture(scope="session")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
+    """Folder, stream and checkpoint of a small language model."""
+    from tests.text.stock_commands import prepare_stream, train_model  # fairseq takes seconds to import
+
+    folder = tmp_path_factory.mktemp("trained")
+    stream = prepare_stream(folder)
+    checkpoint = train_model(stream, folder / "model", "--megabatch", "1", "--wait", "2")
+    return SimpleNamespace(folder=folder, stream=stream, checkpoint=checkpoint)
+
+
+@pytest.fixture(autouse=True)
+def loggers_as_they_were() -> Iterator[None]:
+    """Undo what a test does to the logger of fairseq-eval-lm."""
+    logger = logging.getLogger("fairseq_cli.eval_lm")
+    level, handlers, propagate = logger.level, logger.handlers[:], logger.propagate
+    yield
+    logger.level, logger.handlers, logger.propagate = level, handlers, propagate
+    logger.setLevel(level)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

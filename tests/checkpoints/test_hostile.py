@@ -26,7 +26,7 @@ from tests.checkpoints import hostile
 from tests.checkpoints.small import small_checkpoint
 from tests.models.ensembles import switch_config, task_of
 from tests.scripts import run_script
-from tests.tasks.conftest import TOKENS_PER_SAMPLE, evaluate, prepare_stream, train_model
+from tests.text.stock_commands import TOKENS_PER_SAMPLE, evaluate, prepare_stream, train_model
 
 PATIENCE = 5.0  # seconds; a file that keeps a reader longer than that is one that hangs it
 OF_COMMANDS = ("fconv_lm", "flipped in a tensor")

@@ -9,8 +9,8 @@ import torch
 from fairseq_alma.cli.stream import main
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.images import image_backend
-from tests.backends.images.image_streams import make_stream
-from tests.compatibility.archives import stage_records
+from tests.images.image_streams import make_stream
+from tests.runs.results import stage_records
 
 WORDS = ("--", "--width", "6", "--max-epoch", "2", "--cpu")
 CHECKPOINT, UNFINISHED = "stage-000/member-0/checkpoint_last.pt", "stage-001/member-0/training.pt"

@@ -10,10 +10,9 @@ from fairseq_alma.cli.grow import main as alma_grow
 from fairseq_alma.cli.stream import main as alma_stream
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.images import image_backend
-from tests.backends.images.image_streams import make_stream
 from tests.cli.full_disk import fill_disk
-from tests.compatibility.archives import stage_records, weight_sums
-from tests.tasks.conftest import loggers_as_they_were, trained  # noqa: F401  fixtures
+from tests.images.image_streams import make_stream
+from tests.runs.results import stage_records, weight_sums
 
 WORDS = ["--", "--width", "6", "--max-epoch", "3", "--cpu"]
 
@@ -82,7 +81,7 @@ def test_alma_ensemble_leaves_the_file_before_where_the_disk_is_full(num_bytes, 
 
 
 @pytest.mark.parametrize("num_bytes", [0, 5_000])
-def test_alma_grow_leaves_nothing_where_the_disk_is_full(num_bytes, trained, tmp_path, monkeypatch):  # noqa: F811
+def test_alma_grow_leaves_nothing_where_the_disk_is_full(num_bytes, trained, tmp_path, monkeypatch):
     out = tmp_path / "grown.pt"
     command = ["--path", str(trained.checkpoint), "--out", str(out), "--method", "split", "--experts", "1"]
     command += ["--select", "random"]

@@ -10,7 +10,7 @@ import fairseq_alma
 from fairseq_alma.cli.ensemble import main as ensemble
 from fairseq_alma.cli.stream import main as stream_command
 from fairseq_alma.errors import AlmaError
-from tests.backends.images.image_streams import make_stream
+from tests.images.image_streams import make_stream
 from tests.scripts import run_script
 
 

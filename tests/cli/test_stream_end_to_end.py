@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from fairseq_alma.runs.run_folder import RunFolder
-from tests.runs.curves import Curves
 from tests.scripts import run_script
+from tests.watch.curves import Curves
 
 pytest.importorskip("fairseq")
 

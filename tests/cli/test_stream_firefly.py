@@ -11,7 +11,7 @@ from fairseq_alma.growth.firefly_selection import num_chain_parameters
 from fairseq_alma.images.firefly_growth import growth_flops
 from fairseq_alma.images.network_flops import count_flops
 from fairseq_alma.images.vgg import NUM_CONVOLUTIONS, VGG
-from tests.backends.images.image_streams import NUM_CLASSES, make_stream
+from tests.images.image_streams import NUM_CLASSES, make_stream
 
 SHAPE, FIRST = (3, 16, 16), [3] * NUM_CONVOLUTIONS
 WORDS = ("--", "--arch", "alma_firefly_vgg", "--channels", "3", "--max-epoch", "2", "--batch-size", "16", "--cpu")

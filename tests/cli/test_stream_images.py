@@ -16,8 +16,8 @@ from fairseq_alma.data.image_stream import ImageStream
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.images import image_backend
 from fairseq_alma.runs import member_workers
-from tests.backends.images.image_streams import make_stream
 from tests.cli.saving_stream import run_forked
+from tests.images.image_streams import make_stream
 from tests.kills.launch import Forked
 from tests.scripts import end_with, run_script
 

@@ -12,7 +12,7 @@ from fairseq_alma.cli.stream import main as stream_command
 from fairseq_alma.data.stream import Stream
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.images.exported_images import load_exported_images
-from tests.backends.images.image_streams import make_stream
+from tests.images.image_streams import make_stream
 
 
 @pytest.fixture(scope="module")

@@ -1,11 +1,13 @@
 """One small run of each learner, on text and on images: two stages, of several checkpoints and epochs each."""
 
+import random
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
+
 from data_prep.images.command import main as prepare_images
 from data_prep.text.command import main as prepare_text
-from tests.compatibility.make_archives import write_images, write_text
 
 TEXT = [
     "--arch", "alma_switch_lm_tiny", "--decoder-layers", "2", "--decoder-embed-dim", "8", "--decoder-ffn-embed-dim",
@@ -78,3 +80,29 @@ def make_stream(kind: str, root: Path) -> Path:
         sizes = ["--vocab-size", "256", "--valid-words", "100", "--test-words", "100", "--workers", "1"]
         prepare_text([str(root / "text.txt"), "--out", str(stream), "--megabatches", "2", *sizes])
     return stream
+
+
+def write_text(root: Path) -> None:
+    """Write documents in which each word all but decides the next, so that there is something to learn."""
+    draw = random.Random(0)
+    words = ["".join(draw.choices("abcdefgh", k=4)) for _ in range(60)]
+    documents = []
+    for _ in range(60):
+        at, document = draw.randrange(60), []
+        for _ in range(20):
+            at = (at * 7 + draw.randrange(3)) % 60
+            document.append(words[at])
+        documents.append(" ".join(document))
+    (root / "text.txt").write_text("\n\n".join(documents))
+
+
+def write_images(root: Path) -> None:
+    """Write images in which each class is a bright quarter under noise."""
+    draw = np.random.default_rng(0)
+    labels = draw.integers(4, size=320)
+    images = draw.integers(0, 4, size=(320, 16, 16), dtype=np.uint8) * 40
+    for image, label in zip(images, labels, strict=True):
+        row, column = divmod(int(label), 2)
+        image[row * 8 : row * 8 + 8, column * 8 : column * 8 + 8] += 20
+    np.save(root / "images.npy", images)
+    np.save(root / "labels.npy", labels.astype(np.int64))

@@ -18,10 +18,10 @@ from collections import Counter
 from pathlib import Path
 from typing import Any, Iterator, NamedTuple, Optional, Sequence
 
-from tests.compatibility.archives import stage_records, weight_sums
 from tests.kills.crashes import HOW, Crash, Operation
 from tests.kills.launch import launch, prepare
 from tests.kills.learners import LEARNERS, Learner, make_stream
+from tests.runs.results import stage_records, weight_sums
 
 MEMORY = "/dev/shm"  # where fsync costs nothing
 GOLDEN = 0.618034

@@ -10,7 +10,7 @@ from omegaconf import OmegaConf
 
 from fairseq_alma.checkpoints.checkpoint_file import DICTIONARY_KEY, read_checkpoint, write_checkpoint
 from fairseq_alma.checkpoints.join_checkpoints import join_checkpoints
-from tests.models.conftest import config_of, dictionary_of
+from tests.text.switch_models import config_of, dictionary_of
 
 NUM_TOKENS = 46  # beside fairseq's four
 

@@ -11,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from fairseq_alma.checkpoints.model_facts import describe_model
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.text.criterion import AlmaSwitchCrossEntropy
-from tests.models.conftest import dictionary_of
+from tests.text.switch_models import dictionary_of
 
 SMALL = "--decoder-layers 2 --decoder-embed-dim 16 --decoder-ffn-embed-dim 32 --decoder-attention-heads 2 --dropout 0"
 

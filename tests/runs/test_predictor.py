@@ -4,8 +4,9 @@ import json
 
 import pytest
 
-from fairseq_alma import front_door, model_card
+from fairseq_alma import front_door
 from fairseq_alma.errors import AlmaError
+from fairseq_alma.exchange import model_card
 from fairseq_alma.runs.predictor import stage_predictor
 from fairseq_alma.runs.run_folder import RunFolder
 from tests.report.fakes import text_stream, write_run

@@ -1,0 +1,236 @@
+"""The image architectures: registered, built from their options, counted, and loaded again by fairseq."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from fairseq import checkpoint_utils
+from fairseq.models import ARCH_MODEL_REGISTRY
+
+import fairseq_alma
+from fairseq_alma.data.image_stream import ImageStream
+from fairseq_alma.errors import AlmaError
+from fairseq_alma.growth.gate_tree import GateTree
+from fairseq_alma.images.image_checkpoints import TrainedModel, write_model
+from fairseq_alma.images.image_classifier import ImageClassifier
+from fairseq_alma.images.image_models import (
+    AlmaMLP,
+    AlmaMLPConfig,
+    AlmaMoEMLP,
+    AlmaMoEMLPConfig,
+    AlmaMoEVGG,
+    AlmaMoEVGGConfig,
+    AlmaVGG,
+    AlmaVGGConfig,
+)
+from fairseq_alma.images.image_network import SideBySide
+from fairseq_alma.images.image_settings import ImageSettings
+from fairseq_alma.images.image_train_options import ImageTrainOptions
+from fairseq_alma.images.mixtures import mixture_layers
+from fairseq_alma.images.network_flops import count_flops
+from fairseq_alma.images.seeds import seeded
+from fairseq_alma.learners.learner import LEARNERS
+from tests.images.image_streams import make_stream
+
+fairseq_alma.register()
+
+SHAPE, NUM_CLASSES, PIXELS = (3, 16, 16), 10, 3 * 16 * 16
+TASK = SimpleNamespace(image_shape=SHAPE, num_classes=NUM_CLASSES)
+TREE, ROWS, EXPERTS = "[0,[1,3],2]", 5, 4
+SIDES = [16] * 2 + [8] * 2 + [4] * 4 + [2] * 4 + [1] * 4
+
+BUILT = {
+    "alma_mlp": (AlmaMLP, AlmaMLPConfig(width=7, hidden_layers=3)),
+    "alma_vgg": (AlmaVGG, AlmaVGGConfig(channels=4)),
+    "alma_moe_mlp": (AlmaMoEMLP, AlmaMoEMLPConfig(width=7, num_experts=EXPERTS, gate_trees=f"[{TREE},[0,1,2,3]]")),
+    "alma_moe_vgg": (
+        AlmaMoEVGG,
+        AlmaMoEVGGConfig(channels=4, num_experts=EXPERTS, gate="hard", gate_trees=f"[{','.join([TREE] * 16)}]"),
+    ),
+}
+
+
+@pytest.mark.parametrize("arch", BUILT)
+def test_an_architecture_is_registered_and_classifies_images(arch):
+    model_class, config = BUILT[arch]
+    assert ARCH_MODEL_REGISTRY[arch] is model_class and issubclass(model_class, ImageClassifier)
+    model = model_class.build_model(config, TASK)
+    assert type(model) is model_class
+    for training in (True, False):
+        assert model.train(training)(torch.randn(6, *SHAPE)).shape == (6, NUM_CLASSES)
+
+
+@pytest.mark.parametrize("arch", BUILT)
+def test_members_side_by_side_are_the_models_of_their_own_seeds(arch):
+    model_class, config = BUILT[arch]
+    network = model_class.build_members(config, SHAPE, NUM_CLASSES, 3)
+    network.reset_parameters([seeded(seed) for seed in range(3)])
+    assert isinstance(network, SideBySide) == arch.startswith("alma_moe")
+    images = torch.randn(6, *SHAPE, generator=seeded(9))
+    together = network.eval()(images)
+    for member in range(3):
+        alone = model_class.build_members(config, SHAPE, NUM_CLASSES, 1)
+        alone.reset_parameters([seeded(member)])
+        torch.testing.assert_close(together[member], alone.eval()(images)[0], rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("arch", BUILT)
+def test_models_joined_for_umix_predict_by_the_mean_of_their_logits(arch):
+    model_class, config = BUILT[arch]
+    model = model_class.build_joint(config, TASK, num_members=2).eval()
+    images = torch.randn(4, *SHAPE)
+    torch.testing.assert_close(model(images), model.network(images).mean(dim=0))
+    assert not torch.equal(*model.network(images))
+
+
+def mlp_weights(width, hidden):
+    return PIXELS * width + (hidden - 1) * width**2 + width * NUM_CLASSES
+
+
+def test_parameters_and_operations_of_the_fully_connected_network_are_those_of_the_formula():
+    model_class, config = BUILT["alma_mlp"]
+    network = model_class.build_members(config, SHAPE, NUM_CLASSES, 2)
+    assert sum(p.numel() for p in network.parameters()) == 2 * (mlp_weights(7, 3) + 3 * 7 + NUM_CLASSES)
+    flops = count_flops(network, SHAPE)
+    assert flops.test == 2 * 2 * mlp_weights(7, 3)
+    assert flops.train == 3 * flops.test
+
+
+def test_operations_of_the_vgg_network_are_those_of_the_formula():
+    model_class, config = BUILT["alma_vgg"]
+    network = model_class.build_members(config, SHAPE, NUM_CLASSES, 1)
+    inputs = [SHAPE[0]] + [4] * 15
+    forward = sum(2 * 9 * 4 * before * side**2 for before, side in zip(inputs, SIDES, strict=True))
+    flops = count_flops(network, SHAPE)
+    assert flops.test == forward + 2 * 4 * NUM_CLASSES
+    assert flops.train == 3 * flops.test
+
+
+def gate_flops(inputs, rows=ROWS):
+    """The rows, and two products that add up along the paths."""
+    return 2 * rows * inputs + 2 * 2 * rows * EXPERTS
+
+
+@pytest.mark.parametrize("gate", ["soft", "hard"])
+def test_a_mixture_costs_all_experts_in_training_and_with_hard_gates_one_at_test(gate):
+    config = AlmaMoEMLPConfig(width=7, num_experts=EXPERTS, gate=gate, gate_trees=f"[{TREE},{TREE}]")
+    network = AlmaMoEMLP.build_network(config, SHAPE, NUM_CLASSES)
+    network.reset_parameters([seeded(1)])
+    gates, last = gate_flops(PIXELS) + gate_flops(7), 2 * 7 * NUM_CLASSES
+    one_expert = 2 * (PIXELS * 7 + 7 * 7)
+    everyone = gates + last + EXPERTS * one_expert + 2 * (2 * EXPERTS * 7)
+    flops = count_flops(network, SHAPE)
+    assert flops.train == 3 * everyone
+    assert flops.test == (everyone if gate == "soft" else gates + last + one_expert)
+
+
+def test_counting_operations_changes_nothing():
+    model_class, config = BUILT["alma_vgg"]
+    network = model_class.build_members(config, SHAPE, NUM_CLASSES, 1)
+    network.reset_parameters([seeded(1)])
+    before = {name: tensor.clone() for name, tensor in network.state_dict().items()}
+    count_flops(network, SHAPE)
+    assert all(torch.equal(network.state_dict()[name], tensor) for name, tensor in before.items())
+
+
+def test_a_mixture_of_one_expert_is_the_plain_network():
+    plain = AlmaMLP.build_members(AlmaMLPConfig(width=7), SHAPE, NUM_CLASSES, 1)
+    mixture = AlmaMoEMLP.build_network(AlmaMoEMLPConfig(width=7), SHAPE, NUM_CLASSES)
+    plain.reset_parameters([seeded(1)])
+    mixture.reset_parameters([seeded(2)])
+    layers = [*(layer.linear for layer in mixture_layers(mixture)), mixture.classifier]
+    for ours, theirs in zip(layers, plain.layers, strict=True):
+        ours.load_state_dict(theirs.state_dict())
+    images = torch.randn(5, *SHAPE)
+    torch.testing.assert_close(mixture(images), plain(images))
+
+
+@pytest.mark.parametrize(
+    ("arch", "options", "parts"),
+    [
+        ("alma_mlp", {"width": 0}, ("--width 0", "at least 1")),
+        ("alma_mlp", {"hidden_layers": 0}, ("--hidden-layers 0", "at least 1")),
+        ("alma_vgg", {"channels": -2}, ("--channels -2", "at least 1")),
+        ("alma_moe_mlp", {"width": 0}, ("--width 0", "at least 1")),
+        ("alma_moe_mlp", {"num_experts": 0, "gate_trees": ""}, ("--num-experts 0", "at least 1")),
+        ("alma_moe_mlp", {"gate_trees": "[[0,1]]"}, ("--gate-trees", "2 trees")),
+        ("alma_moe_mlp", {"gate_trees": "[[0,1],[0,1]]"}, ("--gate-trees", "2 experts", "--num-experts says 4")),
+        ("alma_moe_mlp", {"gate_trees": "oops"}, ("--gate-trees",)),
+        ("alma_moe_vgg", {"channels": 0}, ("--channels 0", "at least 1")),
+    ],
+)
+def test_options_that_make_no_model_are_refused_in_one_line(arch, options, parts):
+    model_class, config = BUILT[arch]
+    with pytest.raises(AlmaError) as error:
+        model_class.build_model(type(config)(**{**vars(config), **options}), TASK)
+    assert all(part in str(error.value) for part in parts)
+
+
+@pytest.mark.parametrize("arch", ["alma_vgg", "alma_moe_vgg"])
+def test_images_too_small_for_the_poolings_are_refused(arch):
+    model_class, config = BUILT[arch]
+    with pytest.raises(AlmaError, match="8 by 16 pixels, at least 16 by 16 are needed"):
+        model_class.build_model(config, SimpleNamespace(image_shape=(1, 8, 16), num_classes=3))
+
+
+def test_what_growth_has_changed_builds_the_grown_network_again_typed_or_as_options():
+    network = AlmaMoEMLP.build_network(AlmaMoEMLPConfig(width=7, num_experts=2), SHAPE, NUM_CLASSES)
+    network.reset_parameters([seeded(1)])
+    assert AlmaMoEMLP.grown_layers(network).options() == {"num_experts": 2, "gate_trees": ""}
+    for number, layer in enumerate(mixture_layers(network)):
+        layer.grow(number, seeded(number))
+    grown = AlmaMoEMLP.grown_layers(network)
+    options = grown.options()
+    assert options == {"num_experts": 3, "gate_trees": "[[[0,2],1],[0,[1,2]]]"}
+    assert grown.trees == (GateTree.from_nested([[0, 2], 1]), GateTree.from_nested([0, [1, 2]]))
+    written = AlmaMoEMLPConfig(width=7, **options)
+    assert AlmaMoEMLP.read_grown(written) == grown
+    images = torch.randn(5, *SHAPE)
+    for config, given in ((written, None), (AlmaMoEMLPConfig(width=7, num_experts=2), grown)):
+        again = AlmaMoEMLP.build_network(config, SHAPE, NUM_CLASSES, given)
+        again.load_state_dict(network.state_dict())
+        assert torch.equal(again.eval()(images), network.eval()(images))
+        assert AlmaMoEMLP.grown_layers(again) == grown
+
+
+def test_members_side_by_side_have_the_trees_of_one_of_them():
+    model_class, config = BUILT["alma_moe_mlp"]
+    network = model_class.build_members(config, SHAPE, NUM_CLASSES, 3)
+    assert model_class.grown_layers(network) == model_class.read_grown(config)
+
+
+@pytest.fixture(scope="module")
+def stream(tmp_path_factory):
+    return make_stream(tmp_path_factory.mktemp("images") / "S", num_megabatches=2, num_train=40, shape=SHAPE)
+
+
+@pytest.mark.parametrize(
+    ("learner", "words", "joint_logits"),
+    [
+        ("sm", ["--arch", "alma_vgg", "--channels", "3", "--initial-weights", "default"], "mean"),
+        ("gmoe", ["--arch", "alma_moe_mlp", "--width", "5", "--gate", "hard"], "mean"),
+        ("umix", ["--arch", "alma_mlp", "--width", "5"], "mean"),
+        ("umix", ["--arch", "alma_mlp", "--width", "5"], "sum"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else value[1],
+)
+def test_the_checkpoint_of_a_trained_network_is_the_same_model_to_fairseq(
+    learner, words, joint_logits, stream, tmp_path
+):
+    num_joint = 2 if learner == "umix" else 1
+    options = ImageTrainOptions([*words, "--cpu"], LEARNERS["images"][learner], for_photographs=False)
+    settings = ImageSettings(ImageStream.open(stream), options, num_joint, joint_logits)
+    network = settings.build(num_joint)
+    network.reset_parameters([seeded(seed) for seed in range(num_joint)])
+    for layer in mixture_layers(network):
+        layer.grow(0, seeded(7))
+    grown = settings.grown_layers(network)
+    path = tmp_path / "checkpoint_last.pt"
+    write_model(path, TrainedModel(network.state_dict(), grown, 1, 1), settings.checkpoint_config(grown))
+    (model,), config, task = checkpoint_utils.load_model_ensemble_and_task([str(path)])
+    assert config.model._name == ("alma_umix" if learner == "umix" else words[1])
+    images = torch.randn(4, *SHAPE)
+    logits = network.eval()(images)
+    expected = logits.sum(dim=0) if joint_logits == "sum" else logits.mean(dim=0)
+    torch.testing.assert_close(model.eval()(images), expected, rtol=1e-4, atol=1e-5)
+    assert task.image_shape == SHAPE

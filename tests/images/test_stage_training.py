@@ -1,0 +1,211 @@
+import math
+from functools import partial
+
+import pytest
+import torch
+
+from fairseq_alma.errors import AlmaError
+from fairseq_alma.images import flat_parameters
+from fairseq_alma.images.image_input import ImageInput
+from fairseq_alma.images.mlp import MLP
+from fairseq_alma.images.predictions import predict
+from fairseq_alma.images.seeds import seeded
+from fairseq_alma.images.stage_images import TrainingImages, bootstrap
+from fairseq_alma.images.stage_training import StageTraining, TrainingSettings
+from fairseq_alma.images.vgg import NUM_CONVOLUTIONS, VGG
+from tests.images.image_streams import NUM_CLASSES, make_images
+
+MLP_SHAPE, VGG_SHAPE = (1, 8, 8), (3, 16, 16)
+build_mlp = partial(MLP, MLP_SHAPE, NUM_CLASSES, 6, 2)
+build_vgg = partial(VGG, VGG_SHAPE, NUM_CLASSES, [2] * NUM_CONVOLUTIONS)
+OPTIMIZERS = {
+    "adadelta": partial(torch.optim.Adadelta, lr=1.0),
+    "sgd": partial(torch.optim.SGD, lr=0.05, momentum=0.9, weight_decay=1e-4),
+}
+
+
+def images_of(shape, num_images, seed):
+    images, labels = make_images(num_images, seed, shape)
+    return torch.from_numpy(images), torch.from_numpy(labels)
+
+
+def training_of(build, members, optimizer="adadelta", shape=MLP_SHAPE, augment=False, bagging=False, **settings):
+    """A training whose members are those with these numbers, whichever they are trained with."""
+    source = ImageInput([0.3] * shape[0], [0.2] * shape[0], augment)
+    images, labels = images_of(shape, 37, seed=1)
+    valid, valid_labels = images_of(shape, 20, seed=2)
+    rows = [bootstrap(37, seeded(member, 9)) if bagging else None for member in members]
+    network = build(num_members=1 if settings.get("is_joint") and len(members) == 1 else len(members))
+    network.reset_parameters([seeded(member, 0) for member in members])
+    given = {"max_epoch": 5, "batch_size": 16, "patience": None, **settings}
+    return StageTraining(
+        network,
+        TrainingImages.of(images, labels, rows, source),
+        source.normalised(valid),
+        valid_labels,
+        TrainingSettings(build_optimizer=OPTIMIZERS[optimizer], **given),
+        [seeded(member, 1) for member in members],
+    )
+
+
+def run(training):
+    while not training.is_over:
+        training.run_epoch()
+    training.finish()
+    return training
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"build": build_mlp, "optimizer": "adadelta"},
+        {"build": build_mlp, "optimizer": "sgd", "bagging": True},
+        {"build": build_mlp, "batch_size": 100},
+        {"build": build_mlp, "patience": 1, "max_epoch": 12},
+        {"build": build_vgg, "optimizer": "sgd", "shape": VGG_SHAPE, "augment": True, "max_epoch": 2},
+    ],
+    ids=["adadelta", "bagging", "one batch", "early stop", "vgg"],
+)
+def test_a_member_trained_side_by_side_ends_as_if_it_was_trained_alone(options):
+    together = run(training_of(members=[0, 1, 2], **options))
+    for member in range(3):
+        alone = run(training_of(members=[member], **options))
+        assert together.units[member].best_epoch == alone.units[0].best_epoch
+        assert together.epochs_of(member) == alone.epochs_of(0)
+        for name, tensor in alone.network.state_dict().items():
+            torch.testing.assert_close(together.network.member_state(member)[name], tensor, rtol=1e-3, atol=1e-4)
+
+
+def test_the_weights_of_the_epoch_with_the_lowest_validation_loss_stay():
+    training = training_of(build_mlp, [0], max_epoch=8)
+    seen = []
+    while not training.is_over:
+        training.run_epoch()
+        weights = {name: tensor.clone() for name, tensor in training.network.state_dict().items()}
+        loss = torch.nn.functional.cross_entropy(training.network(training.valid_images)[0], training.valid_labels)
+        seen.append((loss.item(), weights))
+    training.finish()
+    best = min(range(8), key=lambda epoch: seen[epoch][0])
+    assert training.units[0].best_epoch == best + 1
+    assert all(torch.equal(tensor, seen[best][1][name]) for name, tensor in training.network.state_dict().items())
+
+
+def test_patience_stops_a_training_so_many_epochs_after_its_best_one():
+    training = run(training_of(build_mlp, [0], max_epoch=200, patience=3))
+    assert training.epochs_of(0) == training.units[0].best_epoch + 3 < 200
+
+
+@pytest.mark.parametrize("least_gain", [0.0, 0.1])
+def test_epochs_are_selected_by_accuracy_as_a_plain_loop_does(least_gain):
+    """The rule of the paper's released code: a better accuracy by so much, or the end after so many epochs without."""
+    selection = {"select": "accuracy", "least_gain": least_gain, "patience": 4, "max_epoch": 40}
+    training = training_of(build_mlp, [0], **selection)
+    best, best_epoch, without, epoch, kept = None, 0, 0, 0, None
+    while without < 4:
+        training.run_epoch()
+        epoch += 1
+        classes = training.network(training.valid_images)[0].argmax(dim=-1)
+        accuracy = int((classes == training.valid_labels).sum()) / 20
+        if best is None or (accuracy > best and accuracy - best > least_gain - 1e-6):
+            best, best_epoch, without = accuracy, epoch, 0
+            kept = {name: tensor.clone() for name, tensor in training.network.state_dict().items()}
+        else:
+            without += 1
+    assert training.is_over and training.epochs_of(0) == epoch < 40
+    assert training.units[0].best_epoch == best_epoch > 1
+    training.finish()
+    assert all(torch.equal(tensor, kept[name]) for name, tensor in training.network.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    ("score", "best", "gain", "better"),
+    [(0.5, math.inf, 0.0, True), (0.5, 0.5, 0.0, False), (0.4999, 0.5, 0.0, True), (0.4999, 0.5, 0.001, False),
+     (0.1, 0.101, 0.001, True), (0.899, 0.9, 0.001, True), (math.nan, math.inf, 0.0, False), (0.3, math.inf, 1, True)],
+)  # fmt: skip
+def test_an_epoch_is_better_by_the_least_gain_or_more(score, best, gain, better):
+    settings = TrainingSettings(1, 1, None, OPTIMIZERS["sgd"], least_gain=gain)
+    assert settings.is_better(score, best) is better
+
+
+@pytest.mark.parametrize("part", [50, flat_parameters.PART])
+def test_an_update_is_that_of_a_plain_loop(part, monkeypatch):
+    monkeypatch.setattr(flat_parameters, "PART", part)
+    training = training_of(build_mlp, [0], max_epoch=1, batch_size=37)
+    plain = torch.nn.Sequential(
+        torch.nn.Flatten(), torch.nn.Linear(64, 6), torch.nn.ReLU(), torch.nn.Linear(6, 6), torch.nn.ReLU(),
+        torch.nn.Linear(6, NUM_CLASSES),
+    )  # fmt: skip
+    for ours, theirs in zip(training.network.state_dict().values(), plain.parameters(), strict=True):
+        theirs.data.copy_(ours[0])
+    optimizer = torch.optim.Adadelta(plain.parameters(), lr=1.0)
+    torch.nn.functional.cross_entropy(plain(training.data.images), training.data.labels).backward()
+    optimizer.step()
+    training.run_epoch()
+    for ours, theirs in zip(training.network.state_dict().values(), plain.parameters(), strict=True):
+        torch.testing.assert_close(ours[0], theirs.data)
+
+
+@pytest.mark.parametrize("cut", [1, 3])
+def test_a_training_that_was_cut_off_ends_with_the_same_bits(cut):
+    options = {"members": [0, 1], "patience": 2, "max_epoch": 6}
+    whole = run(training_of(build_mlp, **options))
+    first = training_of(build_mlp, **options)
+    for _ in range(cut):
+        first.run_epoch()
+    state = first.state_dict()
+    second = training_of(build_mlp, **options)
+    second.load_state_dict(state)
+    run(second)
+    assert second.units == whole.units
+    for name, tensor in whole.network.state_dict().items():
+        assert torch.equal(second.network.state_dict()[name], tensor)
+
+
+def test_joint_members_are_trained_on_the_mean_of_their_logits():
+    training = training_of(build_mlp, [0, 1, 2], is_joint=True, max_epoch=1, batch_size=37)
+    network = build_mlp(num_members=3)
+    network.load_state_dict(training.network.state_dict())
+    loss = torch.nn.functional.cross_entropy(network(training.data.images).mean(dim=0), training.data.labels)
+    loss.backward()
+    training.parameters.zero_grad()
+    training._loss(training.data.images, training.data.labels.expand(3, -1)).backward()
+    for ours, theirs in zip(training.network.parameters(), network.parameters(), strict=True):
+        torch.testing.assert_close(ours.grad, theirs.grad)
+
+
+def test_joint_members_may_be_trained_on_the_sum_of_their_logits():
+    mean, total = (
+        training_of(build_mlp, [0, 1, 2], is_joint=True, joint_logits=how, max_epoch=1, batch_size=37)
+        for how in ("mean", "sum")
+    )
+    logits = mean.network(mean.data.images).sum(dim=0)
+    loss = total._loss(total.data.images, total.data.labels.expand(3, -1))
+    torch.testing.assert_close(loss, torch.nn.functional.cross_entropy(logits, mean.data.labels))
+    assert predict(total.network, total.data.images, "sum").logits.allclose(logits[None])
+    assert predict(mean.network, mean.data.images, "mean").logits.allclose(logits[None] / 3)
+
+
+@pytest.mark.parametrize("patience", [None, 2])
+@pytest.mark.parametrize("select", ["loss", "accuracy"])
+def test_a_training_without_a_finite_validation_loss_is_reported(select, patience):
+    training = training_of(build_mlp, [0], max_epoch=2 if patience is None else 9, select=select, patience=patience)
+    for part in training.parameters.parts:
+        part.data.fill_(float("nan"))
+    with pytest.raises(AlmaError, match="diverged"):
+        run(training)
+
+
+def test_each_image_comes_once_in_an_epoch_and_a_last_image_alone_joins_the_batch_before():
+    images, _ = images_of(MLP_SHAPE, 33, seed=1)
+    data = TrainingImages.of(images, torch.arange(33), [None, None], ImageInput([0.3], [0.2], False))
+    batches = [batch for _, batch in data.epoch(16, [seeded(0), seeded(1)])]
+    assert [batch.size(1) for batch in batches] == [16, 17] == data.sizes(16)
+    seen = torch.cat(batches, dim=1)
+    assert all(sorted(member.tolist()) == list(range(33)) for member in seen)
+    assert seen[0].tolist() != seen[1].tolist()
+
+
+def test_a_bootstrap_sample_has_as_many_images_some_of_them_several_times():
+    rows = bootstrap(1000, seeded(1))
+    assert len(rows) == 1000
+    assert 0.60 < len(rows.unique()) / 1000 < 0.66  # 1 - 1/e

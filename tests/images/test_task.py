@@ -1,0 +1,161 @@
+"""The task behind fairseq's own commands, on a small stream of images."""
+
+import argparse
+import os
+import re
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from omegaconf import OmegaConf
+
+import fairseq_alma
+from fairseq_alma.data.image_stream import ImageStream
+from fairseq_alma.errors import AlmaError
+from fairseq_alma.images.image_models import AlmaMLPConfig
+from fairseq_alma.images.task import AlmaImageClassificationConfig, AlmaImageClassificationTask
+from tests.images.image_streams import NUM_CLASSES, make_stream
+from tests.scripts import run_script
+
+fairseq_alma.register()
+
+SAVED = ("--save-dir", "model")
+
+
+@pytest.fixture(scope="module")
+def stream(tmp_path_factory):
+    return make_stream(tmp_path_factory.mktemp("images") / "S", num_megabatches=4, num_train=400)
+
+
+def stock(folder, command, stream, *words):
+    """Run a stock command of fairseq in a folder. Returns what it printed."""
+    line = [command, str(stream), "--user-dir", os.path.dirname(fairseq_alma.__file__), "--cpu", "--num-workers", "0"]
+    done = run_script([*line, "--task", "alma_image_classification", *words], cwd=folder)
+    assert done.returncode == 0, done.stderr
+    return done.stdout + done.stderr
+
+
+@pytest.fixture(scope="module")
+def trained(stream, tmp_path_factory):
+    """A folder with a network that fairseq-train has trained on the stage of mega-batches 2 and 3."""
+    folder = tmp_path_factory.mktemp("trained")
+    words = ["--megabatch", "3", "--wait", "2", "--criterion", "alma_image_cross_entropy", "--arch", "alma_mlp"]
+    words += ["--width", "16", "--optimizer", "adadelta", "--lr", "1.0", "--max-epoch", "12", "--batch-size", "32"]
+    out = stock(folder, "fairseq-train", stream, *words, "--no-epoch-checkpoints", "--log-format", "simple", *SAVED)
+    return folder, out
+
+
+def plain_network(checkpoint):
+    """Return a function that computes the network from its weights by nothing but matrix products."""
+    with torch.serialization.safe_globals([argparse.Namespace]):  # where fairseq keeps the options of AdaDelta
+        weights = list(torch.load(checkpoint, weights_only=True)["model"].values())
+
+    def forward(images):
+        x = images.flatten(1)
+        for weight, bias in zip(weights[:-2:2], weights[1:-2:2], strict=True):
+            x = (x @ weight[0].T + bias[0]).clamp(min=0)
+        return x @ weights[-2][0].T + weights[-1][0]
+
+    return forward
+
+
+def test_the_stock_commands_train_a_stage_and_find_the_error_of_a_plain_computation(stream, trained):
+    folder, printed = trained
+    checkpoint = folder / "model/checkpoint_last.pt"
+    images = ImageStream.open(stream)
+    rows = images.test_indices()
+    pixels = (torch.from_numpy(images.images[rows]) / 255 - images.mean[0]) / images.std[0]
+    logits, labels = plain_network(checkpoint)(pixels), torch.from_numpy(images.labels[rows])
+    error = (logits.argmax(dim=1) != labels).float().mean().item()
+    assert error < 0.3  # of 0.75 by chance
+    words = ["--path", str(checkpoint), "--valid-subset", "test", "--batch-size", "30"]  # 100 is no multiple of it
+    line = next(
+        line
+        for line in stock(folder, "fairseq-validate", stream, *words).splitlines()
+        if "valid on 'test' subset" in line
+    )
+    assert float(re.search(r"\berror ([\d.]+)", line)[1]) == pytest.approx(error, abs=1e-4)
+    assert float(re.search(r"\bloss ([\d.]+)", line)[1]) == pytest.approx(
+        F.cross_entropy(logits, labels).item(), abs=2e-3
+    )
+    # 2 mega-batches of 90 images in batches of 32
+    assert f"num_updates {12 * 6}" in printed
+
+
+def task_of(stream, **options):
+    cfg = AlmaImageClassificationConfig(data=str(stream), seed=1, path=None, **options)
+    cfg.finetune_from_model, cfg.restore_file, cfg.save_dir = None, "checkpoint_last.pt", "nowhere"
+    return AlmaImageClassificationTask.setup_task(cfg)
+
+
+def model_config(**options):
+    return OmegaConf.structured(AlmaMLPConfig(**options))
+
+
+def rows_of(stream, split, **options):
+    task = task_of(stream, **options)
+    task.load_dataset(split)
+    return task.dataset(split).indices.tolist()
+
+
+@pytest.mark.parametrize(
+    ("options", "megabatches"),
+    [
+        ({"megabatch": 0}, [0]),
+        ({"megabatch": 3, "wait": 2}, [2, 3]),
+        ({"megabatch": 2, "replay": True}, [0, 1, 2]),
+        ({"megabatch": 3, "wait": 3}, [3]),
+        ({"megabatch": 3, "wait": 2, "replay": True}, [0, 1, 2, 3]),
+    ],
+)
+def test_a_stage_has_the_images_of_its_mega_batches(stream, options, megabatches):
+    images = ImageStream.open(stream)
+    assert rows_of(stream, "train", **options) == images.train_indices(megabatches).tolist()
+    assert rows_of(stream, "valid", **options) == images.valid_indices(megabatches).tolist()
+    assert rows_of(stream, "test", **options) == images.test_indices().tolist()
+
+
+def test_without_a_stage_valid_is_that_of_all_mega_batches_and_there_is_nothing_to_train_on(stream):
+    images = ImageStream.open(stream)
+    assert rows_of(stream, "valid") == images.valid_indices(range(4)).tolist()
+    with pytest.raises(AlmaError, match="--megabatch: give the mega-batch"):
+        rows_of(stream, "train")
+
+
+def test_training_validation_and_test_images_have_nothing_in_common(stream):
+    rows = [rows_of(stream, split, megabatch=3, replay=True) for split in ("train", "valid", "test")]
+    assert len(np.unique(np.concatenate(rows))) == sum(map(len, rows)) == 500
+
+
+@pytest.mark.parametrize(
+    ("options", "split", "said"),
+    [
+        ({"megabatch": 4}, "train", "--megabatch 4"),
+        ({"megabatch": 1, "wait": 3}, "train", "--megabatch 1"),
+        ({"megabatch": 1, "wait": 0}, "train", "--wait 0"),
+        ({}, "dev", "'dev'"),
+    ],
+)
+def test_stages_and_splits_that_do_not_exist_are_refused(stream, options, split, said):
+    with pytest.raises(AlmaError, match=said):
+        rows_of(stream, split, **options)
+
+
+def test_an_architecture_of_text_is_refused(stream):
+    config = model_config(_name="transformer_lm")
+    with pytest.raises(AlmaError, match=r"--arch transformer_lm: takes no images; choose from .*alma_mlp"):
+        task_of(stream).build_model(config)
+
+
+def test_the_model_has_the_classes_and_pixels_of_the_stream(stream):
+    model = task_of(stream).build_model(model_config(_name="alma_mlp", width=5))
+    assert model(torch.zeros(2, 1, 8, 8)).shape == (2, NUM_CLASSES)
+
+
+def test_a_checkpoint_of_another_size_is_refused_before_training_goes_on_from_it(stream, trained):
+    folder, _ = trained
+    task = task_of(stream)
+    task.cfg.save_dir = str(folder / "model")
+    with pytest.raises(AlmaError, match=r"checkpoint_last\.pt: its model has other sizes than the command; .*width 16"):
+        task.build_model(model_config(_name="alma_mlp", width=5))

@@ -1,0 +1,61 @@
+"""A small real stream and a model trained on it for a few updates, by the code behind the stock commands."""
+
+import random
+
+from fairseq import options
+from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+from fairseq_cli import eval_lm, train
+
+import fairseq_alma
+from data_prep.text.command import main as prepare
+
+fairseq_alma.register()
+
+WORDS = [
+    "the", "a", "of", "to", "in", "it", "is", "was", "river", "stone", "light",
+    "wind", "over", "under", "and", "but", "or", "not", "long", "old", "new", "seven",
+]  # fmt: skip
+TOKENS_PER_SAMPLE = 32
+
+
+def write_text(path, seed=0, num_documents=200):
+    generator = random.Random(seed)
+    documents = [
+        "\n".join(" ".join(generator.choices(WORDS, k=12)) for _ in range(generator.randint(1, 6)))
+        for _ in range(num_documents)
+    ]
+    path.write_text("\n\n".join(documents) + "\n")
+
+
+def prepare_stream(folder, vocab_size=300, seed=0):
+    write_text(folder / "text.txt", seed)
+    arguments = [str(folder / "text.txt"), "--out", str(folder / "stream"), "--megabatches", "4"]
+    sizes = ["--vocab-size", str(vocab_size), "--valid-words", "300", "--test-words", "500", "--workers", "1"]
+    assert prepare([*arguments, *sizes]) in (None, 0)
+    return folder / "stream"
+
+
+def training_config(stream, *arguments, device=("--cpu",)):
+    command = [str(stream), "--task", "alma_lm", "--tokens-per-sample", str(TOKENS_PER_SAMPLE), *device]
+    command += ["--arch", "alma_switch_lm_tiny", "--decoder-layers", "2", "--decoder-embed-dim", "16"]
+    command += ["--decoder-ffn-embed-dim", "32", "--decoder-attention-heads", "2", "--optimizer", "adam"]
+    command += ["--criterion", "alma_switch_cross_entropy", "--lr", "0.01", "--max-update", "20", "--batch-size", "4"]
+    command += ["--disable-validation", "--no-epoch-checkpoints", "--num-workers", "0", "--log-format", "none"]
+    parser = options.get_training_parser()
+    return convert_namespace_to_omegaconf(options.parse_args_and_arch(parser, [*command, *arguments]))
+
+
+def train_model(stream, folder, *arguments):
+    train.main(training_config(stream, "--save-dir", str(folder), *arguments))
+    return folder / "checkpoint_last.pt"
+
+
+def evaluation_config(stream, checkpoint, *arguments):
+    command = [str(stream), "--task", "alma_lm", "--tokens-per-sample", str(TOKENS_PER_SAMPLE), "--cpu"]
+    command += ["--path", str(checkpoint), "--gen-subset", "test", "--num-workers", "0", "--no-progress-bar"]
+    arguments = options.parse_args_and_arch(options.get_eval_lm_parser(), [*command, *arguments])
+    return convert_namespace_to_omegaconf(arguments)
+
+
+def evaluate(stream, checkpoint, *arguments):
+    return eval_lm.main(evaluation_config(stream, checkpoint, *arguments))

@@ -1,0 +1,162 @@
+import json
+import re
+
+import pytest
+import torch
+
+from fairseq_alma.cli.grow import main
+from fairseq_alma.errors import AlmaError
+from fairseq_alma.growth.checkpoint_growth import RECORD_KEY
+from fairseq_alma.growth.gate_tree import GateTree
+from tests.text.stock_commands import evaluate, train_model
+
+
+def grow(trained, out, *options, path=None):
+    arguments = ["--path", str(path or trained.checkpoint), "--out", str(out), "--stream", str(trained.stream), "--cpu"]
+    return main([*arguments, *(options or ("--method", "split", "--experts", "2"))])
+
+
+def loss_of(trained, path):
+    return float(evaluate(trained.stream, path)["loss"])
+
+
+def test_a_split_changes_no_loss_and_its_result_trains_on(trained, tmp_path, capsys):
+    grow(trained, tmp_path / "grown.pt")
+    printed = capsys.readouterr().out
+    assert "--num-experts 6 --gate-trees" in printed
+    assert loss_of(trained, tmp_path / "grown.pt") == pytest.approx(loss_of(trained, trained.checkpoint), rel=1e-5)
+    start = ["--finetune-from-model", str(tmp_path / "grown.pt"), "--max-update", "3"]
+    last = train_model(trained.stream, tmp_path / "m", "--megabatch", "2", *start)
+    model = torch.load(last)["cfg"]["model"]
+    assert model["num_experts"] == 6
+    assert model["gate_trees"] == torch.load(tmp_path / "grown.pt")["cfg"]["model"]["gate_trees"] != ""
+
+
+def test_repeated_splits_change_no_loss_either(trained, tmp_path):
+    path = trained.checkpoint
+    for step in range(3):
+        grow(trained, tmp_path / f"{step}.pt", "--method", "split", "--experts", "1", path=path)
+        path = tmp_path / f"{step}.pt"
+    assert torch.load(path)["cfg"]["model"]["num_experts"] == 7
+    assert loss_of(trained, path) == pytest.approx(loss_of(trained, trained.checkpoint), rel=1e-5)
+    assert len(torch.load(path)[RECORD_KEY]) == 3
+
+
+@pytest.mark.parametrize("method", ["copy", "scratch"])
+def test_copies_and_new_experts_stay_flat_and_train_on(trained, tmp_path, method):
+    grow(trained, tmp_path / "grown.pt", "--method", method, "--experts", "2")
+    start = ["--finetune-from-model", str(tmp_path / "grown.pt"), "--max-update", "1"]
+    model = torch.load(train_model(trained.stream, tmp_path / "m", "--megabatch", "2", *start))["cfg"]["model"]
+    assert (model["num_experts"], model["gate_trees"]) == (6, "")
+
+
+def test_the_experts_with_the_largest_summed_loss_are_copied_and_the_record_says_so(trained, tmp_path):
+    grow(trained, tmp_path / "grown.pt", "--method", "copy", "--experts", "2")
+    (record,) = torch.load(tmp_path / "grown.pt", weights_only=True)[RECORD_KEY]
+    (layer,) = record["layers"].values()
+    ranked = sorted(range(4), key=lambda expert: -layer["losses"][expert])
+    assert layer["expert_source"] == [0, 1, 2, 3, *ranked[:2]]
+    assert sum(layer["counts"]) == record["held_out"]["num_tokens"] > 0
+    assert sum(layer["losses"]) == pytest.approx(record["held_out"]["loss"] * record["held_out"]["num_tokens"])
+
+
+def test_an_optimizer_that_is_kept_goes_on(trained, tmp_path):
+    grow(trained, tmp_path / "grown.pt", "--method", "copy", "--experts", "1", "--optimizer", "copy")
+    options = ["--restore-file", str(tmp_path / "grown.pt"), "--reset-dataloader", "--reset-lr-scheduler"]
+    last = train_model(trained.stream, tmp_path / "m", "--megabatch", "2", *options, "--max-update", "22")
+    assert torch.load(last)["optimizer_history"][-1]["num_updates"] == 22  # 20 before growth and 2 after it
+
+
+@pytest.mark.parametrize("positions", [[], ["--decoder-learned-pos"], ["--no-scale-embedding"]])
+def test_a_dense_stock_model_becomes_a_mixture_without_a_change_of_its_loss(trained, tmp_path, positions):
+    dims = ["--decoder-input-dim", "16", "--decoder-output-dim", "16", "--share-decoder-input-output-embed"]
+    dense = ["--arch", "transformer_lm_gpt", "--criterion", "cross_entropy", *dims, *positions]
+    path = train_model(trained.stream, tmp_path / "dense", "--megabatch", "0", *dense)
+    grow(trained, tmp_path / "grown.pt", "--method", "split", "--experts", "1", path=path)
+    assert torch.load(tmp_path / "grown.pt")["cfg"]["model"]["num_experts"] == 2
+    assert loss_of(trained, tmp_path / "grown.pt") == pytest.approx(loss_of(trained, path), rel=1e-5)
+
+
+def test_a_dense_model_with_one_expert_becomes_a_mixture(trained, tmp_path):
+    path = train_model(trained.stream, tmp_path / "dense", "--megabatch", "0", "--num-experts", "1")
+    grow(trained, tmp_path / "grown.pt", "--method", "split", "--experts", "1", path=path)
+    assert torch.load(tmp_path / "grown.pt")["cfg"]["model"]["gate_trees"] == "[[[0,1]]]"
+    assert loss_of(trained, tmp_path / "grown.pt") == pytest.approx(loss_of(trained, path), rel=1e-5)
+
+
+def test_what_is_there_is_replaced_only_by_force(trained, tmp_path):
+    (tmp_path / "grown.pt").write_text("mine")
+    with pytest.raises(AlmaError, match="exists already"):
+        grow(trained, tmp_path / "grown.pt")
+    assert (tmp_path / "grown.pt").read_text() == "mine"
+    grow(trained, tmp_path / "grown.pt", "--method", "copy", "--experts", "1", "--force")
+    assert torch.load(tmp_path / "grown.pt")["cfg"]["model"]["num_experts"] == 5
+
+
+def alter(path, out, change):
+    checkpoint = torch.load(path)
+    change(checkpoint)
+    torch.save(checkpoint, out)
+    return out
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda c: c["model"].pop("decoder.layers.1.switch.gate.weight"), "lacks 1 tensor"),
+        (lambda c: c["model"].update(extra=torch.zeros(1)), "beyond its configuration 1 tensor"),
+        (lambda c: c["cfg"]["model"].update(num_experts=3), "misshapen"),
+        (lambda c: c["cfg"]["model"].update(_name="lstm_lm"), "'lstm_lm' cannot grow"),
+        (lambda c: c["task_state"].update(alma_dictionary_sha256="0" * 64), "another tokenizer"),
+        (lambda c: c.pop("model"), "lacks 'model'"),
+    ],
+)
+def test_what_cannot_grow_is_named_and_nothing_is_written(trained, tmp_path, change, message):
+    path = alter(trained.checkpoint, tmp_path / "altered.pt", change)
+    with pytest.raises(AlmaError, match=message) as error:
+        grow(trained, tmp_path / "grown.pt", path=path)
+    assert "\n" not in str(error.value)
+    assert [file.name for file in tmp_path.iterdir()] == ["altered.pt"]
+
+
+def test_more_copies_than_experts_are_refused(trained, tmp_path):
+    with pytest.raises(AlmaError, match="--experts 5: the layer has 4 experts"):
+        grow(trained, tmp_path / "grown.pt", "--method", "copy", "--experts", "5")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--tokens-per-sample", "1000"], r"--tokens-per-sample 1000: the model takes \d+ tokens at most"),
+        (["--moe-freq", "1"], r"--moe-freq 1: .*checkpoint_last.pt has its Switch layers already"),
+        (["--select", "random", "--optimizer", "share"], "--optimizer share: the checkpoint has no optimizer state"),
+    ],
+)
+def test_options_that_the_checkpoint_does_not_allow_are_one_line(trained, tmp_path, options, message):
+    path = alter(trained.checkpoint, tmp_path / "checkpoint_last.pt", lambda c: c.pop("last_optimizer_state"))
+    with pytest.raises(AlmaError, match=message):
+        grow(trained, tmp_path / "grown.pt", "--method", "split", "--experts", "1", *options, path=path)
+    assert not (tmp_path / "grown.pt").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--method", "split", "--experts", "0"], "--experts: 0 found, a number of at least 1 is needed"),
+        (["--method", "split", "--experts", "1", "--noise", "0.1"], "--noise"),
+        (["--method", "scratch", "--experts", "1", "--select", "usage"], "--select usage"),
+    ],
+)
+def test_options_that_do_not_fit_are_usage_errors(trained, tmp_path, capsys, options, message):
+    with pytest.raises(SystemExit) as error:
+        grow(trained, tmp_path / "grown.pt", *options)
+    assert error.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_the_printed_tree_is_the_one_in_the_checkpoint(trained, tmp_path, capsys):
+    grow(trained, tmp_path / "grown.pt")
+    printed = re.search(r"--gate-trees '(.+)'", capsys.readouterr().out)[1]
+    assert printed == torch.load(tmp_path / "grown.pt")["cfg"]["model"]["gate_trees"]
+    assert GateTree.from_nested(json.loads(printed)[0]).num_experts == 6

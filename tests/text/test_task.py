@@ -1,0 +1,201 @@
+import logging
+import shutil
+import sys
+
+import numpy as np
+import pytest
+import torch
+from fairseq import tasks
+from fairseq.data import data_utils
+
+from fairseq_alma.data.stream import Stream
+from fairseq_alma.errors import AlmaError
+from fairseq_alma.text.task import ensure_printed
+from tests.scripts import run_script
+from tests.text.stock_commands import evaluate, prepare_stream, train_model, training_config
+
+
+def task_of(trained, *arguments):
+    return tasks.setup_task(training_config(trained.stream, *arguments).task)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "megabatches"),
+    [
+        (["--megabatch", "2"], [2]),
+        (["--megabatch", "1", "--wait", "2"], [0, 1]),
+        (["--megabatch", "3", "--wait", "3"], [3]),
+        (["--megabatch", "3", "--wait", "2", "--replay"], [0, 1, 2, 3]),
+    ],
+)
+def test_training_data_is_the_union_of_the_stage_s_megabatches(trained, arguments, megabatches):
+    task = task_of(trained, *arguments)
+    task.load_dataset("train")
+    stream = Stream.open(trained.stream)
+    assert task.dataset("train").sizes.sum() == sum(stream.megabatch(t).num_tokens for t in megabatches)
+    first = task.dataset("train")[0]["target"]
+    want = data_utils.load_indexed_dataset(
+        str(trained.stream / f"megabatch-{megabatches[0]:03d}/train"), task.dictionary
+    )
+    document = want[0]
+    assert first[: len(document)].tolist() == document[: len(first)].tolist()
+
+
+def test_sequences_of_equal_length_come_in_random_order(trained):
+    task = task_of(trained, "--megabatch", "3", "--wait", "4")
+    task.load_dataset("train")
+    dataset = task.dataset("train")
+    orders = []
+    for seed in (1, 1, 2):
+        with data_utils.numpy_seed(seed):
+            orders.append(dataset.ordered_indices().tolist())
+    assert orders[0] == orders[1] != orders[2]
+    assert sorted(orders[0]) == list(range(len(dataset)))
+    assert (np.diff(dataset.sizes[orders[0]]) >= 0).all()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "--megabatch is missing"),
+        (["--megabatch", "4"], "no mega-batch 4, the stream has 4"),
+        (["--megabatch", "0", "--wait", "2"], "--megabatch 0 --wait 2: no stage ends there"),
+    ],
+)
+def test_a_stage_that_does_not_exist_is_named(trained, arguments, message):
+    with pytest.raises(AlmaError, match=message):
+        task_of(trained, *arguments).load_dataset("train")
+
+
+def test_a_waiting_time_of_no_mega_batch_is_refused(trained, capsys):
+    with pytest.raises(SystemExit):
+        task_of(trained, "--megabatch", "0", "--wait", "0")
+    assert "--wait: 0 found, a number of at least 1 is needed" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("damage", ["truncated", "altered", "missing"])
+def test_files_that_do_not_match_the_manifest_are_named(trained, tmp_path, damage):
+    stream = shutil.copytree(trained.stream, tmp_path / "stream")
+    path = stream / "megabatch-000" / "train.bin"
+    content = path.read_bytes()
+    path.write_bytes(content[:-2] if damage == "truncated" else content[:-1] + bytes([content[-1] ^ 1]))
+    if damage == "missing":
+        path.unlink()
+    task = tasks.setup_task(training_config(stream, "--megabatch", "0").task)
+    with pytest.raises(AlmaError, match=r"megabatch-000/train\.bin"):
+        task.load_dataset("train")
+
+
+def test_an_altered_dictionary_is_named(trained, tmp_path):
+    stream = shutil.copytree(trained.stream, tmp_path / "stream")
+    with open(stream / "dict.txt", "a") as file:
+        file.write("one-more 1\n")
+    with pytest.raises(AlmaError, match=r"dict\.txt"):
+        tasks.setup_task(training_config(stream).task)
+
+
+def test_perplexity_does_not_depend_on_the_batch(trained):
+    losses = [float(evaluate(trained.stream, trained.checkpoint, "--batch-size", str(n))["loss"]) for n in (1, 3, 16)]
+    assert losses == pytest.approx([losses[0]] * 3, rel=1e-5)
+    assert 0 < losses[0] < 8
+
+
+def test_a_checkpoint_of_another_vocabulary_is_named(trained, tmp_path):
+    other = prepare_stream(tmp_path, vocab_size=290, seed=1)
+    with pytest.raises(AlmaError, match="another tokenizer"):
+        evaluate(other, trained.checkpoint)
+    with pytest.raises(AlmaError, match="another tokenizer"):
+        train_model(other, tmp_path / "m", "--megabatch", "0", "--finetune-from-model", str(trained.checkpoint))
+
+
+def test_what_is_no_checkpoint_is_named(trained, tmp_path):
+    (tmp_path / "text.pt").write_text("no checkpoint")
+    with pytest.raises(AlmaError, match=r"text\.pt: no checkpoint"):
+        evaluate(trained.stream, tmp_path / "text.pt")
+    with pytest.raises(AlmaError, match=r"text\.pt: no checkpoint"):
+        start = ["--finetune-from-model", str(tmp_path / "text.pt")]
+        train_model(trained.stream, tmp_path / "m", "--megabatch", "0", *start)
+
+
+def test_several_checkpoints_in_one_path_are_sent_to_alma_ensemble(trained):
+    with pytest.raises(AlmaError, match="alma-ensemble"):
+        evaluate(trained.stream, f"{trained.checkpoint}:{trained.checkpoint}")
+
+
+def test_training_goes_on_from_a_checkpoint_with_its_number_of_experts(trained, tmp_path):
+    start = ["--finetune-from-model", str(trained.checkpoint), "--max-update", "1"]
+    first = train_model(trained.stream, tmp_path / "a", "--megabatch", "0", "--num-experts", "3", "--max-update", "1")
+    second = train_model(trained.stream, tmp_path / "b", "--megabatch", "1", "--finetune-from-model", str(first))
+    assert torch.load(second)["cfg"]["model"]["num_experts"] == 3
+    with pytest.raises(AlmaError, match="give --num-experts 4"):
+        train_model(trained.stream, tmp_path / "c", "--megabatch", "0", "--num-experts", "3", *start)
+
+
+def test_the_folder_of_another_mega_batch_is_not_taken_for_its_own(trained, tmp_path):
+    train_model(trained.stream, tmp_path, "--megabatch", "0", "--max-update", "1")
+    with pytest.raises(AlmaError, match="trained on mega-batch 0, not on --megabatch 1; give another --save-dir"):
+        train_model(trained.stream, tmp_path, "--megabatch", "1", "--max-update", "2")
+    again = train_model(trained.stream, tmp_path, "--megabatch", "0", "--max-update", "2")
+    assert torch.load(again)["optimizer_history"][-1]["num_updates"] == 2
+    train_model(trained.stream, tmp_path, "--megabatch", "1", "--max-update", "3", "--reset-dataloader")
+
+
+def test_a_checkpoint_says_how_many_experts_it_has_whatever_names_the_architecture(trained, tmp_path):
+    last = train_model(trained.stream, tmp_path, "--megabatch", "0", "--arch", "alma_switch_lm", "--max-update", "1")
+    model = torch.load(last)["cfg"]["model"]
+    assert (model["num_experts"], model["gate_trees"]) == (4, "")
+
+
+def test_checkpoints_load_with_weights_only(trained):
+    checkpoint = torch.load(trained.checkpoint, weights_only=True)
+    assert checkpoint["cfg"]["model"]["num_experts"] == 4
+
+
+def test_training_logs_cross_entropy_and_balance_apart(trained):
+    log = torch.load(trained.checkpoint)["extra_state"]["metrics"]
+    names = {name for aggregator in log.values() for _, name, *_ in aggregator}
+    assert {"loss", "nll_loss", "balance_loss", "switch0_dropped", "switch0_expert03", "switch0_entropy"} <= names
+
+
+@pytest.mark.parametrize(
+    ("options", "warns"),
+    [
+        ([], False),
+        (["--criterion", "cross_entropy"], True),
+        (["--criterion", "cross_entropy", "--num-experts", "1"], False),
+    ],
+)
+def test_a_balance_loss_that_is_left_out_is_told(trained, tmp_path, options, warns, caplog):
+    train_model(trained.stream, tmp_path / "m", "--megabatch", "0", *options)
+    assert ("the balance loss of the experts is left out" in caplog.text) == warns
+
+
+def test_a_model_trains_on_a_cpu_with_products_in_bf16_and_weights_in_fp32(trained, tmp_path):
+    if not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        pytest.skip("this processor has no bf16 arithmetic")
+    checkpoint = train_model(trained.stream, tmp_path, "--megabatch", "1", "--wait", "2", "--cpu-bf16")
+    assert torch.load(checkpoint)["model"]["decoder.embed_tokens.weight"].dtype == torch.float32
+    losses = [float(evaluate(trained.stream, path)["loss"]) for path in (checkpoint, trained.checkpoint)]
+    assert losses[0] != losses[1]
+    assert losses[0] == pytest.approx(losses[1], rel=0.02)
+
+
+def test_bf16_on_a_processor_without_it_is_refused(trained, monkeypatch):
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: False)
+    with pytest.raises(AlmaError, match="--cpu-bf16"):
+        task_of(trained, "--cpu-bf16")
+
+
+@pytest.mark.parametrize(("level", "length"), [("WARNING", ["--tokens-per-sample", "32"]), ("INFO", [])])
+def test_the_stock_command_prints_its_result_whatever_set_up_logging_before(trained, tmp_path, level, length, checkout):
+    arguments = [str(trained.stream), "--user-dir", str(checkout / "fairseq_alma"), "--task", "alma_lm", *length]
+    arguments += ["--path", str(trained.checkpoint), "--cpu"]  # without a length, that of the training
+    result = run_script(["fairseq-eval-lm", *arguments], log={"filename": str(tmp_path / "log"), "level": level})
+    assert "Perplexity: " in result.stdout + result.stderr, result.stderr[-500:]
+
+
+def test_a_logger_that_prints_already_gets_no_second_handler():
+    logger = logging.Logger("test")
+    logger.addHandler(logging.StreamHandler(sys.stdout))
+    ensure_printed(logger)
+    assert len(logger.handlers) == 1

@@ -1,0 +1,190 @@
+"""Stages that run on, averages and branches, by the code behind the stock commands."""
+
+import numpy as np
+import pytest
+import torch
+
+from fairseq_alma.checkpoints.averaged_weights import find_average
+from fairseq_alma.cli.ensemble import main as ensemble
+from fairseq_alma.cli.grow import main as grow
+from fairseq_alma.errors import AlmaError
+from fairseq_alma.text.stage_sequences import draw_least_seen, num_replayed
+from fairseq_alma.training.lr_branch import branch_factor
+from tests.text.stock_commands import train_model
+
+AVERAGED = ("--ema-half-life", "1/8")
+
+
+def load(path):
+    return torch.load(path, weights_only=True)
+
+
+def stage(start, *arguments):
+    return ["--megabatch", "2", "--continue-once", str(start), "--continue-as", "stage", *arguments]
+
+
+def same(left, right):
+    return left.keys() == right.keys() and all(torch.equal(left[name], right[name]) for name in left)
+
+
+@pytest.fixture(scope="module")
+def averaged(trained, tmp_path_factory):
+    """A checkpoint of 20 updates with an average of its weights."""
+    return train_model(trained.stream, tmp_path_factory.mktemp("averaged"), "--megabatch", "1", *AVERAGED)
+
+
+def test_a_stage_takes_over_the_optimizer_and_the_number_of_updates_but_not_the_place_in_the_data(trained, tmp_path):
+    after = load(train_model(trained.stream, tmp_path, *stage(trained.checkpoint, "--max-update", "25")))
+    assert after["optimizer_history"][-1]["num_updates"] == 25
+    assert after["extra_state"]["AlmaLMTask"]["first_update"] == 20
+    assert after["extra_state"]["train_iterator"]["iterations_in_epoch"] == 5
+    step = {float(entry["step"]) for entry in after["last_optimizer_state"]["state"].values()}
+    assert step == {25.0}
+
+
+def test_the_first_update_of_a_stage_is_adam_s_from_the_moments_of_the_stage_before(trained, tmp_path):
+    before = load(trained.checkpoint)
+    after = load(train_model(trained.stream, tmp_path, *stage(trained.checkpoint, "--max-update", "21")))
+    old, new = (each["last_optimizer_state"]["state"][0] for each in (before, after))
+    gradient = (new["exp_avg"] - 0.9 * old["exp_avg"]) / 0.1
+    torch.testing.assert_close(new["exp_avg_sq"], 0.999 * old["exp_avg_sq"] + 0.001 * gradient**2, rtol=1e-3, atol=1e-9)
+
+
+@pytest.mark.parametrize("grown", [False, True])
+def test_a_stage_that_is_cut_off_ends_with_the_same_weights_average_and_moments(averaged, trained, tmp_path, grown):
+    start = averaged
+    if grown:
+        start = tmp_path / "grown.pt"
+        options = ["--method", "split", "--experts", "2", "--optimizer", "share", "--stream", str(trained.stream)]
+        assert not grow(["--path", str(averaged), "--out", str(start), *options, "--cpu"])
+    whole = train_model(trained.stream, tmp_path / "whole", *stage(start, "--max-update", "30", *AVERAGED))
+    for end in ("26", "30"):  # as after a kill right behind the checkpoint at 26
+        parts = train_model(trained.stream, tmp_path / "parts", *stage(start, "--max-update", end, *AVERAGED))
+    whole, parts = load(whole), load(parts)
+    assert same(whole["model"], parts["model"])
+    assert same(find_average(whole)["average"], find_average(parts)["average"])
+    moments = [each["last_optimizer_state"]["state"][3] for each in (whole, parts)]
+    assert torch.equal(moments[0]["exp_avg_sq"], moments[1]["exp_avg_sq"])
+    counts = [each["extra_state"]["AlmaLMTask"] for each in (whole, parts)]
+    assert counts[0]["train_tokens"] == counts[1]["train_tokens"] and counts[0]["first_update"] == 20
+
+
+def test_an_average_grows_as_the_model_does_and_a_split_leaves_its_outputs_as_they_are(averaged, trained, tmp_path):
+    options = ["--method", "split", "--experts", "2", "--optimizer", "share", "--stream", str(trained.stream), "--cpu"]
+    grow(["--path", str(averaged), "--out", str(tmp_path / "grown.pt"), *options])
+    grown = load(tmp_path / "grown.pt")
+    average = find_average(grown)["average"]
+    gate = next(name for name in average if name.endswith("gate.weight"))
+    assert torch.equal(average[gate][4:], grown["model"][gate][4:])  # the same new rows
+    (record,) = grown["alma_growth"][0]["layers"].values()
+    experts = next(name for name in average if name.endswith("fc1_weight"))
+    assert torch.equal(average[experts], find_average(load(averaged))["average"][experts][record["expert_source"]])
+
+
+def test_the_average_is_what_its_formula_says(trained, tmp_path):
+    expected = None
+    for update in (1, 2, 3):
+        folder = tmp_path / str(update)
+        last = load(train_model(trained.stream, folder, "--megabatch", "1", "--max-update", str(update), *AVERAGED))
+        weights = last["model"]["decoder.embed_tokens.weight"]
+        share = 2 ** (-8 / update)
+        expected = weights if expected is None else share * expected + (1 - share) * weights
+    ensemble([str(folder / "checkpoint_last.pt"), "--average", "--out", str(tmp_path / "average.pt")])
+    average = load(tmp_path / "average.pt")["model"]
+    torch.testing.assert_close(average["decoder.embed_tokens.weight"], expected)
+    assert torch.equal(average["decoder.embed_tokens.weight"], average["decoder.output_projection.weight"])
+
+
+def test_a_branch_goes_on_with_the_batches_that_come_next(trained, tmp_path):
+    trunk = ["--megabatch", "1", "--max-update"]
+    split = train_model(trained.stream, tmp_path / "trunk", *trunk, "6")
+    begin = ["--continue-once", str(split), "--continue-as", "branch"]
+    branch = load(train_model(trained.stream, tmp_path / "branch", *trunk, "10", *begin))
+    assert branch["extra_state"]["AlmaLMTask"]["first_update"] == 6
+    stopped = [*begin, "--branch-from", "6", "--branch-until", "7", "--branch-shape", "linear"]
+    decayed = load(train_model(trained.stream, tmp_path / "decayed", *trunk, "10", *stopped))
+    before = load(train_model(trained.stream, tmp_path / "one-more", *trunk, "7", *begin))
+    whole = load(train_model(trained.stream, tmp_path / "trunk", *trunk, "10"))
+    assert same(branch["model"], whole["model"])  # without a decay it is the training itself
+    assert same(decayed["model"], before["model"])  # the first update has the whole rate, the others none
+
+
+def test_the_learning_rate_of_a_branch_goes_to_zero():
+    assert [branch_factor(update, 4, 8, "linear") for update in (3, 4, 6, 7, 8)] == [1, 1, 0.5, 0.25, 0]
+    assert branch_factor(5, 4, 8, "sqrt") == 0.5
+
+
+def test_replay_takes_its_share_of_a_pass_from_earlier_mega_batches(trained):
+    from .test_alma_lm import task_of
+
+    task = task_of(trained, "--megabatch", "2", "--replay-share", "0.25")
+    task.load_dataset("train")
+    new, replayed = task.dataset("train").datasets
+    assert len(replayed) == round(len(new) / 3)
+    assert len(set(replayed.indices.tolist())) == len(replayed)
+
+
+@pytest.mark.parametrize("share", [0.2, 0.5, 0.9])
+def test_least_seen_replay_leaves_no_sequence_more_than_one_behind_where_there_is_enough_to_draw(share):
+    generator = np.random.default_rng(5)
+    sizes = generator.integers(10, 30, 7).tolist()
+    counts = np.zeros(0, dtype=int)
+    for stage in range(1, len(sizes) + 1):
+        seeds = [(3, each) for each in range(stage)]
+        drawn = draw_least_seen(sizes[:stage], share, seeds)
+        assert len(drawn) == (num_replayed(sizes[stage - 1], share) if stage > 1 else 0)
+        before = counts.copy()
+        np.add.at(counts, drawn, 1)
+        if len(drawn):  # whoever came was the lowest when it came, so none is drawn beyond the others
+            assert counts[drawn].max() - 1 <= counts.min() <= counts[drawn].max()
+            assert counts.max() - counts.min() <= max(1, before.max() - before.min())
+        assert draw_least_seen(sizes[:stage], share, seeds).tolist() == drawn.tolist()  # nothing is remembered
+        counts = np.concatenate([counts, np.ones(sizes[stage - 1], dtype=int)])
+
+
+def test_least_seen_replay_of_a_small_share_takes_what_was_not_replayed_yet():
+    # Of 100, 100 and 100 with a share of a third: stage 1 takes 50 of stage 0, stage 2 its other 50, or those of 1.
+    seeds = [(1, 0), (1, 1), (1, 2)]
+    first, second = (set(draw_least_seen([100] * stage, 1 / 3, seeds[:stage]).tolist()) for stage in (2, 3))
+    assert len(first) == len(second) == 50 and not first & second
+
+
+def test_the_replayed_sequences_of_a_training_are_the_least_seen_ones(trained):
+    from .test_alma_lm import task_of
+
+    task = task_of(trained, "--megabatch", "3", "--replay-share", "0.5", "--replay-order", "least-seen")
+    task.load_dataset("train")
+    replayed = task.dataset("train").datasets[-1]
+    sizes = [len(task_of_stage(trained, stage)) for stage in range(4)]
+    seeds = [(task.args.seed, stage) for stage in range(4)]
+    assert replayed.indices.tolist() == draw_least_seen(sizes, 0.5, seeds).tolist()
+
+
+def task_of_stage(trained, stage):
+    from .test_alma_lm import task_of
+
+    task = task_of(trained, "--megabatch", str(stage))
+    task.load_dataset("train")
+    return task.dataset("train")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--continue-as", "stage"], "--continue-as stage: give the checkpoint to begin with"),
+        (["--optimizer", "sgd"], "trained with FairseqAdam, the command trains with SGD"),
+    ],
+)
+def test_what_cannot_be_carried_on_is_one_line(trained, tmp_path, arguments, message):
+    begin = [] if arguments[0] == "--continue-as" else stage(trained.checkpoint)
+    with pytest.raises(AlmaError, match=message) as error:
+        train_model(trained.stream, tmp_path, "--megabatch", "2", *begin, *arguments)
+    assert "\n" not in str(error.value)
+
+
+def test_a_checkpoint_without_its_optimizer_cannot_be_carried_on(trained, tmp_path):
+    bare = load(trained.checkpoint)
+    del bare["last_optimizer_state"]
+    torch.save(bare, tmp_path / "bare.pt")
+    with pytest.raises(AlmaError, match=r"bare.pt: has no optimizer state"):
+        train_model(trained.stream, tmp_path / "m", *stage(tmp_path / "bare.pt"))

@@ -1,0 +1,161 @@
+"""Training by several processes that share the batches of each update: what one process finds, up to rounding."""
+
+import json
+
+import pytest
+import torch
+import torch.distributed as dist
+from fairseq import tasks
+from fairseq.distributed import utils as distributed_utils
+from fairseq_cli import train
+from torch.nn.parallel import DistributedDataParallel
+
+from fairseq_alma.errors import AlmaError
+from fairseq_alma.text.shared_batches import SharedBatches
+from tests.forked import group_options, together
+from tests.text.stock_commands import training_config
+
+PROCESSES = (1, 2, 4)
+# Batches of 3: 62 in an epoch, so that the last update of an epoch has two of four, and 30 updates end in the second.
+TRAINING = ("--megabatch", "1", "--wait", "2", "--batch-size", "3", "--dropout", "0", "--max-update", "30")
+# Adam turns a gradient of nothing but rounding into a whole step unless this is large.
+TRAINING += ("--adam-eps", "1e-4")
+SPEEDS = ("wps", "ups", "wall", "train_wall")
+
+
+def train_rank(rank, num_processes, folder, stream, *arguments):
+    words = ["--update-freq", str(4 // num_processes), "--save-dir", str(folder / f"model-{num_processes}"), *arguments]
+    words += ["--log-format", "json", "--log-interval", "1", "--log-file", str(folder / f"log-{num_processes}-{rank}")]
+    words += group_options(num_processes, rank, folder)
+    distributed_utils.call_main(training_config(stream, *TRAINING, *words), train.main)
+
+
+def train_together(num_processes, folder, stream, *arguments):
+    """Return the figures of each update, and the checkpoint."""
+    together(num_processes, train_rank, num_processes, folder, stream, *arguments)
+    log = (folder / f"log-{num_processes}-0").read_text().splitlines()
+    lines = [json.loads(line) for line in log if line.startswith('{"epoch": ') and '"num_updates": ' in line]
+    updates = {line["num_updates"]: line for line in lines}.values()  # fairseq logs to the file once more in each epoch
+    figures = [{key: float(value) for key, value in line.items() if key not in SPEEDS} for line in updates]
+    return figures, torch.load(folder / f"model-{num_processes}" / "checkpoint_last.pt")
+
+
+@pytest.fixture(scope="module")
+def trainings(trained, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("trainings")
+    return {number: train_together(number, folder, trained.stream) for number in PROCESSES}
+
+
+def weights(checkpoint):
+    return torch.cat([tensor.flatten() for tensor in checkpoint["model"].values()])
+
+
+@pytest.mark.parametrize("num_processes", PROCESSES[1:])
+def test_processes_that_share_an_update_learn_and_log_what_one_does(trainings, num_processes):
+    (alone, one), (shared, several) = trainings[1], trainings[num_processes]
+    assert len(alone) == len(shared) == 30
+    assert {"balance_loss", "switch0_dropped", "switch0_expert00", "switch0_entropy", "gnorm"} <= set(alone[0])
+    for here, there in zip(alone, shared, strict=True):
+        # as they are printed: counts are equal, losses have 3 decimals
+        assert there == pytest.approx(here, rel=2e-3, abs=2e-3)
+    assert max(figures["switch0_dropped"] for figures in shared) > 0.1  # capacity is that of a batch, whoever has it
+    assert torch.allclose(weights(one), weights(several), atol=1e-3)
+
+
+def test_every_token_is_counted_once(trainings):
+    counts = [checkpoint["extra_state"]["AlmaLMTask"]["train_tokens"] for _, checkpoint in trainings.values()]
+    assert counts[0] == counts[1] == counts[2] > 0
+
+
+@pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 4), (4, 2)])
+def test_a_run_resumes_with_another_number_of_processes_and_sees_the_same_samples(
+    trained, trainings, tmp_path, before, after
+):
+    first = tmp_path / f"model-{before}"
+    train_together(before, tmp_path, trained.stream, "--max-update", "7")
+    first.rename(tmp_path / f"model-{after}")
+    figures, checkpoint = train_together(after, tmp_path, trained.stream)
+    through, whole = trainings[1]
+    assert [line["num_updates"] for line in figures] == list(range(8, 31))
+    for here, there in zip(through[7:], figures, strict=True):
+        assert {key: there[key] for key in ("wpb", "bsz")} == {key: here[key] for key in ("wpb", "bsz")}
+    assert torch.allclose(weights(whole), weights(checkpoint), atol=1e-3)
+    task = "AlmaLMTask"
+    assert checkpoint["extra_state"][task] == whole["extra_state"][task]
+
+
+def iterator_of(trained, num_shards, shard_id=0, *arguments):
+    task = tasks.setup_task(training_config(trained.stream, *TRAINING, *arguments).task)
+    task.load_dataset("train")
+    return task.get_batch_iterator(task.dataset("train"), max_sentences=3, num_shards=num_shards, shard_id=shard_id)
+
+
+def test_a_number_of_processes_that_cannot_share_the_rest_of_an_epoch_is_refused(trained):
+    with pytest.raises(AlmaError, match=r"14 batches .* no multiple of 4 processes; resume with 2"):
+        iterator_of(trained, 4).load_state_dict({"version": 2, "epoch": 1, "iterations_in_epoch": 7, "num_shards": 2})
+
+
+def test_a_checkpoint_from_before_counts_for_the_processes_that_resume_it(trained):
+    iterator = iterator_of(trained, 2)
+    iterator.load_state_dict({"version": 2, "epoch": 1, "iterations_in_epoch": 7, "shuffle": True})
+    assert iterator.iterations_in_epoch == 7
+
+
+def test_who_has_no_batch_left_gets_padding_that_counts_for_nothing(trained):
+    iterators = [iterator_of(trained, 4, shard_id) for shard_id in range(4)]
+    assert all(isinstance(each, SharedBatches) for each in iterators)
+    last = [list(each.next_epoch_itr(shuffle=False))[-1] for each in iterators]
+    pad = 1
+    sizes = [batch["ntokens"] for batch in last]
+    assert sizes[0] > 0 and sizes[3] == 0
+    for batch in last:
+        assert int(batch["target"].ne(pad).sum()) == batch["ntokens"]
+        assert int(batch["net_input"]["src_tokens"].ne(pad).sum()) == batch["ntokens"]
+
+
+def gradient_rank(rank, num_processes, folder, stream):
+    """Return the gradient of four batches that processes share, by torch's own wrapper."""
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder}/ddp-{num_processes}", rank=rank, world_size=num_processes
+    )
+    cfg = training_config(stream, *TRAINING)
+    task = tasks.setup_task(cfg.task)
+    task.load_dataset("train")
+    torch.manual_seed(1)
+    model, criterion = task.build_model(cfg.model), task.build_criterion(cfg.criterion)
+    wrapped = DistributedDataParallel(model)
+    wrapped.__class__ = type("Proxy", (DistributedDataParallel,), {"__getattr__": _of_module})  # as fairseq's proxy
+    batches = task.get_batch_iterator(
+        task.dataset("train"), max_sentences=3, num_shards=num_processes, shard_id=rank
+    ).next_epoch_itr(shuffle=False)
+    mine = [next(batches) for _ in range(4 // num_processes)]
+    size = 0
+    for number, batch in enumerate(mine, 1):
+        wrapped.require_backward_grad_sync = number == len(mine)
+        loss, tokens, _ = criterion(wrapped, batch)
+        loss.backward()
+        size += tokens
+    total = torch.tensor(float(size))
+    dist.all_reduce(total)
+    return torch.cat([p.grad.flatten() for p in model.parameters()]).mul(num_processes / total).tolist()
+
+
+def _of_module(self, name):
+    try:
+        return torch.nn.Module.__getattr__(self, name)
+    except AttributeError:
+        return getattr(torch.nn.Module.__getattr__(self, "module"), name)
+
+
+def test_torch_s_data_parallel_wrapper_gives_one_gradient_on_any_number_of_processes(trained, tmp_path):
+    gradients = [
+        torch.tensor(together(number, gradient_rank, number, tmp_path, trained.stream)[0][0]) for number in PROCESSES
+    ]
+    assert gradients[0].norm() > 0.1
+    for several in gradients[1:]:
+        assert torch.allclose(gradients[0], several, rtol=1e-4, atol=1e-6)
+
+
+def test_one_process_is_the_default_whatever_is_visible(trained, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
+    assert training_config(trained.stream, *TRAINING).distributed_training.distributed_world_size == 1
