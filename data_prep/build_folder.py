@@ -13,12 +13,10 @@ import shutil
 from pathlib import Path
 from typing import Any, Iterable, Mapping, Optional, Sequence
 
-from fairseq_alma.atomic_file import synchronise_alone
-from fairseq_alma.atomic_folder import synchronise_tree
 from fairseq_alma.data.manifest import MANIFEST
 from fairseq_alma.data.stream import Stream, write_manifest
-from fairseq_alma.errors import AlmaError
-from fairseq_alma.faults import refuse_unwritable
+from fairseq_alma.errors import AlmaError, refuse_unwritable
+from fairseq_alma.files import synchronise_alone, synchronise_tree
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import IO, Iterable, Union
 
 from data_prep.compression import open_plain_or_gz
-from fairseq_alma.atomic_file import open_atomically
 from fairseq_alma.errors import AlmaError
+from fairseq_alma.files import open_atomically
 from fairseq_alma.terminal import tell
 
 _TIMEOUT_SECONDS = 60

@@ -11,11 +11,10 @@ import sys
 from pathlib import Path
 from typing import Iterator, Mapping, Optional, Sequence
 
-from fairseq_alma.atomic_file import open_atomically, refuse_irregular
 from fairseq_alma.cli.entry import command
 from fairseq_alma.cli.parser import Parser
-from fairseq_alma.errors import AlmaError
-from fairseq_alma.faults import refuse_unwritable
+from fairseq_alma.errors import AlmaError, refuse_irregular, refuse_unwritable
+from fairseq_alma.files import open_atomically
 from fairseq_alma.terminal import tell
 
 VERSE_IDS_PER_CHAPTER = 1000  # a verse's id is BBCCCVVV: book, chapter, verse

@@ -15,9 +15,9 @@ from typing import Iterable, Iterator, Optional, Sequence
 
 from data_prep.download import check_sha256, fetch
 from data_prep.text.command import main as prep_text
-from fairseq_alma.atomic_file import open_atomically
 from fairseq_alma.cli.entry import command
 from fairseq_alma.cli.parser import Parser
+from fairseq_alma.files import open_atomically
 
 URL = "https://raw.githubusercontent.com/jason-feng/wikiVisual/1c0fac92f29f17c1603bfffbe864e0dfdff66897/text/{name}"
 NAMES = [f"{folder}/wiki_{number:02d}" for folder in ("AA", "AB", "AC", "AD") for number in range(100)]

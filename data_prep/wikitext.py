@@ -20,11 +20,10 @@ from data_prep.download import check_sha256, fetch
 from data_prep.text.command import main as prep_text
 from data_prep.text.document import text_of
 from data_prep.text.source import Source
-from fairseq_alma.atomic_file import open_atomically
 from fairseq_alma.cli.entry import command
 from fairseq_alma.cli.parser import Parser, utf8_path
-from fairseq_alma.errors import AlmaError
-from fairseq_alma.faults import refuse_no_file
+from fairseq_alma.errors import AlmaError, refuse_no_file
+from fairseq_alma.files import open_atomically
 
 URL = "https://wikitext.smerity.com/wikitext-{size}-v1.zip"
 SHA256 = {

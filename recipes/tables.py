@@ -27,8 +27,8 @@ from typing import Any, Callable, Iterable, Iterator, Mapping
 
 import arms
 
-from fairseq_alma.atomic_file import open_atomically
 from fairseq_alma.errors import AlmaError
+from fairseq_alma.files import open_atomically
 from fairseq_alma.report.experiment import Experiment, experiments, names_of
 from fairseq_alma.report.findings import all_findings
 from fairseq_alma.report.read_run import RunTable, read_run, rows_of

@@ -10,12 +10,12 @@ from typing import Any, Collection, Mapping, Optional, Union
 
 import torch
 
-from fairseq_alma.atomic_file import open_atomically
 from fairseq_alma.checkpoints import LAST_CHECKPOINT
 from fairseq_alma.checkpoints.container import UnfitCheckpoint, is_verified, load_archive, remember_verified
 from fairseq_alma.checkpoints.contents import check_contents, check_finite
 from fairseq_alma.checkpoints.model_weights import check_model
 from fairseq_alma.errors import AlmaError
+from fairseq_alma.files import open_atomically
 
 Checkpoint = dict[str, Any]
 

@@ -13,7 +13,7 @@ from msgspec import Meta, Struct
 from torch import Tensor, nn
 
 from fairseq_alma.checkpoints.container import UnfitCheckpoint
-from fairseq_alma.json_files import Count
+from fairseq_alma.files import Count
 
 SCALARS = (type(None), bool, int, float, str)
 FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)

@@ -11,7 +11,7 @@ from msgspec import Meta, Struct
 
 from fairseq_alma.checkpoints import JOINT_MODEL
 from fairseq_alma.checkpoints.container import UnfitCheckpoint
-from fairseq_alma.json_files import Sha256
+from fairseq_alma.files import Sha256
 
 ENSEMBLE_ARCH = "alma_ensemble"
 Size = Annotated[int, Meta(ge=1, le=2**24)]

@@ -6,8 +6,7 @@ from typing import Any, Optional, Sequence
 
 from fairseq_alma.cli.entry import command
 from fairseq_alma.cli.parser import Parser
-from fairseq_alma.errors import printable
-from fairseq_alma.faults import refuse_existing, refuse_no_file
+from fairseq_alma.errors import printable, refuse_existing, refuse_no_file
 
 MAX_WEIGHT = 1e30  # so that their sum is finite
 EPILOG = """\

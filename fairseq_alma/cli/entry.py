@@ -13,8 +13,7 @@ import warnings
 from types import FrameType
 from typing import Callable, Iterator, Optional, Sequence
 
-from fairseq_alma.errors import AlmaError
-from fairseq_alma.faults import causes, describe_fault, describe_os_error
+from fairseq_alma.errors import AlmaError, causes, describe_fault, describe_os_error
 from fairseq_alma.terminal import discard, tell
 
 Main = Callable[[Optional[Sequence[str]]], Optional[int]]

@@ -5,10 +5,9 @@ import sys
 from pathlib import Path
 from typing import Optional, Sequence
 
-from fairseq_alma.atomic_folder import refuse_occupied
 from fairseq_alma.cli.entry import command
 from fairseq_alma.cli.parser import Parser, utf8_path
-from fairseq_alma.faults import refuse_no_file, refuse_unwritable
+from fairseq_alma.errors import refuse_no_file, refuse_occupied, refuse_unwritable
 from fairseq_alma.terminal import tell
 
 EPILOG = """\

@@ -8,8 +8,7 @@ from typing import Any, Iterator, Optional, Sequence
 
 from fairseq_alma.cli.entry import command
 from fairseq_alma.cli.parser import Parser, utf8_path
-from fairseq_alma.errors import AlmaError
-from fairseq_alma.faults import refuse_no_file
+from fairseq_alma.errors import AlmaError, refuse_no_file
 from fairseq_alma.number_range import InRange, real, whole
 from fairseq_alma.terminal import tell, write
 

@@ -7,7 +7,7 @@ from typing import Optional, Sequence
 
 from fairseq_alma.cli.entry import command
 from fairseq_alma.cli.parser import Parser
-from fairseq_alma.faults import refuse_existing, refuse_no_file
+from fairseq_alma.errors import refuse_existing, refuse_no_file
 from fairseq_alma.number_range import InRange, real, whole
 from fairseq_alma.option_ranges import MAX_EXPERTS, RANGES
 from fairseq_alma.terminal import tell

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any, Optional, Sequence
 
 from fairseq_alma.cli.entry import command
 from fairseq_alma.cli.parser import Parser
-from fairseq_alma.errors import AlmaError, printable
-from fairseq_alma.faults import refuse_no_folder
+from fairseq_alma.errors import AlmaError, printable, refuse_no_folder
 from fairseq_alma.terminal import tell
 
 if TYPE_CHECKING:

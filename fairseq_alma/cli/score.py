@@ -6,11 +6,10 @@ import sys
 from pathlib import Path
 from typing import Any, Iterator, Optional, Sequence
 
-from fairseq_alma.atomic_file import open_atomically
 from fairseq_alma.cli.entry import command
 from fairseq_alma.cli.parser import Parser, utf8_path
-from fairseq_alma.errors import AlmaError
-from fairseq_alma.faults import refuse_existing, refuse_no_file
+from fairseq_alma.errors import AlmaError, refuse_existing, refuse_no_file
+from fairseq_alma.files import open_atomically
 from fairseq_alma.number_range import InRange, whole
 
 EPILOG = """\

@@ -79,7 +79,7 @@ def start(module: str, argv: Optional[Sequence[str]] = None) -> Optional[int]:
         print("interrupted; nothing has begun", file=sys.stderr)
         return 130
     except (MemoryError, ImportError, RuntimeError, SystemError) as error:
-        from fairseq_alma.faults import is_out_of_memory
+        from fairseq_alma.errors import is_out_of_memory
 
         if not is_out_of_memory(error):
             raise

@@ -9,8 +9,7 @@ from fairseq_alma.cli.entry import command
 from fairseq_alma.cli.stream_parser import learner_options, read_arguments
 from fairseq_alma.data.manifest import file_sha256
 from fairseq_alma.data.stream import Stream
-from fairseq_alma.errors import AlmaError
-from fairseq_alma.faults import refuse_no_folder
+from fairseq_alma.errors import AlmaError, refuse_no_folder
 from fairseq_alma.images.image_job import ImageJob
 from fairseq_alma.learners.learner import Learner
 from fairseq_alma.learners.plan import StagePlan

@@ -18,7 +18,7 @@ from fairseq_alma.cli.run_options import (
     add_stage_ends,
     add_training,
 )
-from fairseq_alma.json_files import MAX_MEGABATCHES
+from fairseq_alma.files import MAX_MEGABATCHES
 from fairseq_alma.learners.learner import (
     KINDS,
     LEARNERS,

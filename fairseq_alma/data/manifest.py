@@ -13,7 +13,7 @@ from typing import Annotated, Any, Iterable, Mapping, Union
 from msgspec import Meta, Struct
 
 from fairseq_alma.errors import AlmaError
-from fairseq_alma.json_files import Amount, Count, Name, Positive, Sha256
+from fairseq_alma.files import Amount, Count, Name, Positive, Sha256
 
 MANIFEST = "stream.json"
 IMAGES = "images.npy"

@@ -13,7 +13,6 @@ from typing import Annotated, Any, Iterable, Mapping, Optional, Sequence, Union
 
 from msgspec import Meta
 
-from fairseq_alma.atomic_file import open_atomically
 from fairseq_alma.data.manifest import (
     IMAGES,
     INDEX_SUFFIXES,
@@ -28,7 +27,7 @@ from fairseq_alma.data.manifest import (
     canonical_sha256,
 )
 from fairseq_alma.errors import AlmaError
-from fairseq_alma.json_files import MAX_MEGABATCHES, Count, as_record, read_json_object
+from fairseq_alma.files import MAX_MEGABATCHES, Count, as_record, open_atomically, read_json_object
 
 FORMAT_VERSION = 1
 KINDS = ("text", "images")

@@ -12,7 +12,6 @@ from typing import Annotated, Any, Mapping, Optional
 from msgspec import Meta, Struct
 from torch import Tensor
 
-from fairseq_alma.atomic_folder import new_folder
 from fairseq_alma.checkpoints.checkpoint_file import read_checkpoint
 from fairseq_alma.checkpoints.container import UnfitCheckpoint
 from fairseq_alma.checkpoints.join_checkpoints import embedded
@@ -21,7 +20,7 @@ from fairseq_alma.data.manifest import Side
 from fairseq_alma.data.stream import Stream
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.exchange.tensors_file import read_tensors, write_tensors
-from fairseq_alma.json_files import Positive, as_record, read_json_object
+from fairseq_alma.files import Positive, as_record, new_folder, read_json_object
 
 FORMAT = "fairseq_alma images 1"
 _REMEDY = "give a folder that alma-export wrote of a model of images"

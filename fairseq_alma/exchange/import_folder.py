@@ -26,7 +26,7 @@ from fairseq_alma.data.token_file import NUM_FAIRSEQ_SYMBOLS
 from fairseq_alma.data.tokenizer import StreamTokenizer
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.exchange.tensors_file import read_tensors
-from fairseq_alma.json_files import Name, as_record, read_json_object
+from fairseq_alma.files import Name, as_record, read_json_object
 
 CONFIG, WEIGHTS, TOKENIZER = "config.json", "model.safetensors", "tokenizer.json"
 INDEX = "model.safetensors.index.json"

@@ -19,7 +19,7 @@ from fairseq_alma.errors import AlmaError
 from fairseq_alma.exchange.member_weights import groups_of
 from fairseq_alma.exchange.model_folder import config_of, stream_of, tensors_of, tokenizer_of
 from fairseq_alma.exchange.tensors_file import read_tensors
-from fairseq_alma.json_files import read_json_object
+from fairseq_alma.files import read_json_object
 
 
 class Tokens:

@@ -8,7 +8,6 @@ from typing import Any, Iterator, Mapping, Optional, Sequence
 import torch
 from torch import Tensor
 
-from fairseq_alma.atomic_folder import new_folder
 from fairseq_alma.checkpoints.checkpoint_file import DICTIONARY_KEY, Checkpoint, read_checkpoint
 from fairseq_alma.checkpoints.ensemble_file import ENSEMBLE_ARCH
 from fairseq_alma.checkpoints.model_facts import ModelFacts, describe_model
@@ -21,6 +20,7 @@ from fairseq_alma.exchange.member_weights import Group, groups_of, member_sizes,
 from fairseq_alma.exchange.model_card import model_card
 from fairseq_alma.exchange.tensors_file import write_tensors
 from fairseq_alma.exchange.tokenizer_files import check_same_ids, tokenizer_files
+from fairseq_alma.files import new_folder
 
 MODELING_FILE = "modeling_alma.py"
 CHECKED_TOKENS = 200_000  # of the test set, on which both forms of a tokenizer are compared

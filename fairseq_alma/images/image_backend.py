@@ -13,8 +13,8 @@ from typing import Any, Mapping, Optional, Sequence
 import torch
 from torch import Tensor
 
-from fairseq_alma.atomic_file import write_together
 from fairseq_alma.errors import AlmaError
+from fairseq_alma.files import write_together
 from fairseq_alma.growth.gate_tree import nested_gate_trees
 from fairseq_alma.images import seeds
 from fairseq_alma.images.first_weights import GROWTH_FLOPS, Group, start_stage

@@ -10,11 +10,11 @@ import torch
 from omegaconf.errors import OmegaConfBaseException
 from torch import Tensor
 
-from fairseq_alma.atomic_file import open_atomically, sweep
 from fairseq_alma.checkpoints import LAST_CHECKPOINT
 from fairseq_alma.checkpoints.checkpoint_file import read_checkpoint, write_checkpoint
 from fairseq_alma.checkpoints.container import load_archive
 from fairseq_alma.errors import AlmaError
+from fairseq_alma.files import open_atomically, sweep
 from fairseq_alma.images.image_classifier import GrownLayers
 from fairseq_alma.terminal import tell
 

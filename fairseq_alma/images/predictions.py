@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fairseq_alma.atomic_file import open_atomically
+from fairseq_alma.files import open_atomically
 from fairseq_alma.images.image_network import ImageNetwork, join_logits
 from fairseq_alma.images.mixtures import mixture_layers
 from fairseq_alma.images.stage_training import in_chunks

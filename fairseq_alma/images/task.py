@@ -20,8 +20,7 @@ from fairseq_alma.checkpoints import JOINT_MODEL
 from fairseq_alma.checkpoints.checkpoint_file import read_checkpoint, starting_checkpoint
 from fairseq_alma.checkpoints.ensemble_file import ENSEMBLE_ARCH
 from fairseq_alma.data.image_stream import ImageStream
-from fairseq_alma.errors import AlmaError
-from fairseq_alma.faults import in_one_line
+from fairseq_alma.errors import AlmaError, in_one_line
 from fairseq_alma.images.image_classifier import image_architectures
 from fairseq_alma.images.image_dataset import ImageDataset
 from fairseq_alma.images.image_input import ImageInput

@@ -11,10 +11,9 @@ from typing import Any, Iterator, Mapping, Optional, Sequence
 
 import msgspec
 
-from fairseq_alma.atomic_file import open_atomically
 from fairseq_alma.data.manifest import file_sha256
 from fairseq_alma.errors import AlmaError
-from fairseq_alma.json_files import Sha256, as_record, read_json_object, write_json_atomically
+from fairseq_alma.files import Sha256, as_record, open_atomically, read_json_object, write_json_atomically
 from fairseq_alma.report.figures import FigureFile, draw_all
 from fairseq_alma.report.finding import Finding, Verdict
 from fairseq_alma.report.findings import all_findings

@@ -20,7 +20,7 @@ from typing import BinaryIO, Callable, Mapping, Optional, Sequence
 import msgspec
 
 from fairseq_alma.errors import AlmaError
-from fairseq_alma.json_files import as_record, read_json_object, write_json_atomically
+from fairseq_alma.files import as_record, read_json_object, write_json_atomically
 from fairseq_alma.learners.plan import StagePlan
 from fairseq_alma.runs.child_processes import describe_status, die_with_parent, end_processes, find_program
 from fairseq_alma.runs.loop import StageWork

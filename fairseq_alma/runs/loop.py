@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Callable, Mapping, Optional, Protocol, Sequence
 
-from fairseq_alma.atomic_file import write_together
 from fairseq_alma.errors import AlmaError
+from fairseq_alma.files import write_together
 from fairseq_alma.learners.plan import ModelId, StagePlan, Training
 from fairseq_alma.runs.lost_models import require_models
 from fairseq_alma.runs.retention import NeededModels

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Mapping, Optional, Union
 
 from msgspec import Meta, Struct
 
-from fairseq_alma.json_files import Amount, Count, Name, NumMegabatches, Positive, Sha256
+from fairseq_alma.files import Amount, Count, Name, NumMegabatches, Positive, Sha256
 
 Megabatch = Annotated[int, Meta(ge=0, le=9_999)]
 _ROUNDING = 1e-3  # the mean of probabilities that are all 1 may have a loss a little below 0

@@ -15,10 +15,9 @@ import weakref
 from pathlib import Path
 from typing import Any, Callable, Iterator, Mapping, Optional
 
-from fairseq_alma.atomic_file import sweep, synchronise
 from fairseq_alma.checkpoints import LAST_CHECKPOINT
 from fairseq_alma.errors import AlmaError
-from fairseq_alma.json_files import as_record, read_json_object, write_json_atomically
+from fairseq_alma.files import as_record, read_json_object, sweep, synchronise, write_json_atomically
 from fairseq_alma.learners.plan import ModelId
 from fairseq_alma.runs.records import RunRecord, stage_type
 from fairseq_alma.watch.stage_clock import StageClock, read_clock

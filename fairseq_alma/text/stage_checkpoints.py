@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Collection, Optional
 
-from fairseq_alma.atomic_file import open_atomically, synchronise
 from fairseq_alma.checkpoints import LAST_CHECKPOINT
 from fairseq_alma.errors import AlmaError
+from fairseq_alma.files import open_atomically, synchronise
 
 # Where the task alma_lm counts what it trained on (fairseq's get_checkpoint_dict): extra_state[task class][this key].
 TRAIN_TOKENS, FIRST_UPDATE = "train_tokens", "first_update"

@@ -30,8 +30,7 @@ from omegaconf import II, DictConfig
 from fairseq_alma.checkpoints.checkpoint_file import DICTIONARY_KEY, read_checkpoint, starting_checkpoint
 from fairseq_alma.checkpoints.shared_outputs import check_dictionary
 from fairseq_alma.data.stream import Stream, megabatch_of_slice
-from fairseq_alma.errors import AlmaError
-from fairseq_alma.faults import in_one_line
+from fairseq_alma.errors import AlmaError, in_one_line
 from fairseq_alma.learners.schedule import stage_ending_with
 from fairseq_alma.text.alma_bpe import AlmaBPE, AlmaBPEConfig
 from fairseq_alma.text.model import adopt_experts

@@ -12,7 +12,7 @@ from msgspec import to_builtins
 
 from fairseq_alma.checkpoints import LAST_CHECKPOINT
 from fairseq_alma.errors import AlmaError
-from fairseq_alma.json_files import as_record, read_json_object, write_json_atomically
+from fairseq_alma.files import as_record, read_json_object, write_json_atomically
 from fairseq_alma.learners.plan import ModelId, StagePlan, Training
 from fairseq_alma.runs.loop import StageWork
 from fairseq_alma.runs.predictor import BEST, BRANCH, ENSEMBLE_FILE

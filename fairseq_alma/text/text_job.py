@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Callable, Optional, Sequence
 
 from fairseq_alma.data.stream import Stream
-from fairseq_alma.faults import refuse_no_file
+from fairseq_alma.errors import refuse_no_file
 from fairseq_alma.learners.plan import StagePlan
 from fairseq_alma.runs.evaluation import StageEvaluation
 from fairseq_alma.runs.loop import Run

@@ -14,8 +14,7 @@ from fairseq.trainer import Trainer
 
 from fairseq_alma.checkpoints.container import UnfitCheckpoint
 from fairseq_alma.checkpoints.optimizer_state import check_optimizer
-from fairseq_alma.errors import AlmaError
-from fairseq_alma.faults import causes, describe_fault
+from fairseq_alma.errors import AlmaError, causes, describe_fault
 from fairseq_alma.training.checkpoint_gate import TASKS
 
 _REMEDY = (

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Optional
 
 from fairseq_alma.errors import AlmaError
-from fairseq_alma.json_files import as_record, read_json_object, write_json_atomically
+from fairseq_alma.files import as_record, read_json_object, write_json_atomically
 from fairseq_alma.runs.records import ClockRecord
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Sequence
 
 from fairseq_alma.errors import AlmaError
-from fairseq_alma.json_files import as_record, read_json_object, write_json_atomically
+from fairseq_alma.files import as_record, read_json_object, write_json_atomically
 from fairseq_alma.runs.records import WandbRecord
 from fairseq_alma.runs.run_folder import RunFolder
 from fairseq_alma.watch.arrival_curves import ArrivalPoint

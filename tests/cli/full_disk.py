@@ -6,14 +6,14 @@ import os
 
 import pytest
 
-from fairseq_alma import atomic_file
+from fairseq_alma import files
 
 
 def fill_disk(monkeypatch: pytest.MonkeyPatch, name: str, num_bytes: int) -> None:
     """Let files of a name take so many bytes and then none, as the system says it wherever a library writes."""
     taken: dict[str, int] = {}
 
-    def write(self: atomic_file._RecordingFile, content) -> int:
+    def write(self: files._RecordingFile, content) -> int:
         temporary = os.path.basename(os.readlink(f"/proc/self/fd/{self.fileno()}"))
         taken[temporary] = taken.get(temporary, 0) + len(content)
         if temporary.startswith(f".{name}.") and taken[temporary] > num_bytes:
@@ -21,4 +21,4 @@ def fill_disk(monkeypatch: pytest.MonkeyPatch, name: str, num_bytes: int) -> Non
             raise self.failure
         return io.FileIO.write(self, content)
 
-    monkeypatch.setattr(atomic_file._RecordingFile, "write", write)
+    monkeypatch.setattr(files._RecordingFile, "write", write)

@@ -15,8 +15,7 @@ import pytest
 
 from fairseq_alma.cli.entry import command
 from fairseq_alma.cli.parser import Parser, utf8_path
-from fairseq_alma.errors import AlmaError
-from fairseq_alma.faults import describe_os_error, refuse_no_file, refuse_no_folder
+from fairseq_alma.errors import AlmaError, describe_os_error, refuse_no_file, refuse_no_folder
 
 IMPORTS = "import os, sys\nfrom fairseq_alma.cli.entry import command\nfrom fairseq_alma.errors import AlmaError\n"
 HEAD = f"{IMPORTS}@command\ndef main(argv=None):\n"
@@ -219,7 +218,7 @@ def as_somebody_else(monkeypatch):
     def access(path, right, effective_ids=False):
         return os.stat(path).st_mode & rights[right] == rights[right]
 
-    monkeypatch.setattr("fairseq_alma.faults.os.access", access)
+    monkeypatch.setattr("fairseq_alma.errors.os.access", access)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Optional
 
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
-TEMPORARY = re.compile(r"\..+\.tmp")  # of `atomic_file`, which opens them in a folder's descriptor
+TEMPORARY = re.compile(r"\..+\.tmp")  # of `files`, which opens them in a folder's descriptor
 HOW = {
     "kill": "SIGKILL for alma-stream, and for the command of the stage with it",
     "process": "SIGKILL for the one process at hand, as for want of memory; alma-stream sees its command fail",

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from fairseq_alma.errors import AlmaError
-from fairseq_alma.json_files import write_json_atomically
+from fairseq_alma.files import write_json_atomically
 from fairseq_alma.learners.plan import ModelId
 from fairseq_alma.runs.run_folder import RunFolder
 from fairseq_alma.watch.stage_clock import StageClock

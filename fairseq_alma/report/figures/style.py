@@ -20,7 +20,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
 
-from fairseq_alma.atomic_file import open_atomically
+from fairseq_alma.files import open_atomically
 from fairseq_alma.report.spelling import LEARNER_COLOURS
 
 EXPERT_COLOURS = (

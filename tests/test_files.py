@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from fairseq_alma.atomic_file import open_atomically, sweep, write_together
 from fairseq_alma.errors import AlmaError
+from fairseq_alma.files import open_atomically, sweep, write_together
 
 WRITE_AND_HANG = """
 import sys, time
 from pathlib import Path
-from fairseq_alma.atomic_file import open_atomically
+from fairseq_alma.files import open_atomically
 with open_atomically(Path(sys.argv[1])) as file:
     file.write(b"half")
     file.flush()
@@ -81,7 +81,7 @@ def limit_file_size(path: Path, body: str) -> subprocess.CompletedProcess:
     """Run a block of `open_atomically` in a process that may write 64 KiB into a file."""
     code = (
         "import resource, signal, sys, torch\nfrom pathlib import Path\n"
-        "from fairseq_alma.atomic_file import open_atomically\n"
+        "from fairseq_alma.files import open_atomically\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, 1 << 16))\n"
         "try:\n"
         f"    with open_atomically(Path({str(path)!r})) as file:\n        {body}\n"

@@ -1,0 +1,345 @@
+"""Files and folders that are there whole or not at all, also after a kill, a full disk or a crash of the machine.
+
+The one place where this package puts a file in place of another. What is being written stands beside it under a name
+that nobody can guess, ``.NAME.RANDOM.tmp`` (a folder: ``.NAME.RANDOM.part``), and under a lock that ends with its
+writer: so what a killed command left is told from what another command is writing just now, and is removed by whoever
+writes the same next, or by `sweep`.
+
+Records are small JSON files that are held against a declared type where they are read (``data/manifest.py``,
+``runs/records.py``) whose ranges msgspec checks. It does not parse them: Python's parser also takes the ``NaN`` and
+``Infinity`` that a model which diverged has left in a record. No torch here.
+"""
+
+import contextlib
+import errno
+import fcntl
+import io
+import json
+import os
+import re
+import secrets
+import shutil
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import IO, Annotated, Any, Callable, Iterator, Mapping, Optional, Sequence, TypeVar, Union
+
+import msgspec
+from msgspec import Meta
+
+from fairseq_alma.errors import AlmaError, refuse_irregular, refuse_occupied
+
+_TEMPORARY = re.compile(r"\.(?P<name>.+)\.[0-9a-f]{16}\.tmp", re.DOTALL)
+MOST_TOGETHER = 16  # files
+_LONGEST_NAME = 200  # bytes of it that are repeated in the temporary name: file systems allow 255
+_NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+_OWN_FOLDER = _FOLDER | os.O_NOFOLLOW
+
+LARGEST = 1 << 28  # bytes; a manifest of 10,000 mega-batches from 65,535 files takes a tenth of it
+MAX_MEGABATCHES = 10_000
+
+Count = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+Positive = Annotated[int, Meta(ge=1, le=2**63 - 1)]
+Amount = Union[Count, Annotated[float, Meta(ge=0, le=1.7e308)]]
+"""A finite number of at least 0; whole ones stay whole, as fingerprints are over the spelling."""
+Name = Annotated[str, Meta(min_length=1, max_length=1000)]
+NumMegabatches = Annotated[int, Meta(ge=1, le=MAX_MEGABATCHES)]
+Sha256 = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
+
+Record = TypeVar("Record")
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+
+
+@contextlib.contextmanager
+def open_atomically(path: Path, mode: str = "wb", durable: bool = True) -> Iterator[IO]:
+    """Open a new file for writing that takes its place when the block ends, and leaves no trace if it raises.
+
+    Folders on the way are made.
+
+    Args:
+        path: the file; one that is there is replaced, never written into.
+        mode: ``wb``, or ``w`` for text in UTF-8.
+        durable: wait until file and folder are on the disk. If not, a crash of the machine, but nothing else, may lose
+            or tear the file.
+
+    Raises:
+        AlmaError: something else than a regular file is in its place, a symbolic link for one.
+        OSError: it cannot be written; always with the file's name, also where a library had made another error of it,
+            as torch does of a full disk.
+    """
+    refuse_irregular(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        folder = os.open(path.parent, _FOLDER)
+    except OSError as error:
+        raise _named(error, path) from error
+    try:
+        sweep(path.parent, path.name)
+        with _temporary(folder, path) as (temporary, raw):
+            with _buffered(raw, mode) as file:
+                yield file
+                file.flush()
+                if durable:
+                    os.fsync(raw.fileno())
+                os.rename(temporary, path.name, src_dir_fd=folder, dst_dir_fd=folder)
+            if durable:
+                os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def write_together(writes: Sequence[Callable[[], None]]) -> None:
+    """Call functions that write a file each, at the same time: a disk takes several files in little more time than one.
+
+    Raises:
+        Exception: what the first of them raises that does, once all of them have ended.
+    """
+    if len(writes) == 1:
+        writes[0]()
+        return
+    with ThreadPoolExecutor(max_workers=MOST_TOGETHER) as pool:
+        results = [pool.submit(write) for write in writes]
+    for result in results:
+        result.result()
+
+
+def sweep(folder: Path, name: Optional[str] = None) -> None:
+    """Remove the temporary files of writers that were killed; those of living ones stay.
+
+    Args:
+        folder: where to look, not in its subfolders; it need not exist.
+        name: of the file that was being written; None: any.
+    """
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError), os.scandir(folder) as entries:
+        for entry in entries:
+            found = _TEMPORARY.fullmatch(entry.name)
+            if found and (name is None or found["name"] == _shortened(name)) and entry.is_file(follow_symlinks=False):
+                _remove_if_abandoned(entry.path)
+
+
+def synchronise(path: Path) -> None:
+    """Have a file that another program has written, and its name, on the disk."""
+    for each in (path, path.parent):
+        synchronise_alone(each)
+
+
+def synchronise_alone(path: Path) -> None:
+    """Have a file, or the entries of a folder, on the disk."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        raise _named(error, path) from error
+    finally:
+        os.close(descriptor)
+
+
+class _RecordingFile(io.FileIO):
+    """A file that remembers why it could not be written: torch says only that it could not."""
+
+    failure: Optional[OSError] = None
+
+    def write(self, content) -> int:
+        try:
+            return super().write(content)
+        except OSError as error:
+            self.failure = error
+            raise
+
+
+@contextlib.contextmanager
+def _temporary(folder: int, path: Path) -> Iterator[tuple[str, _RecordingFile]]:
+    """Make the temporary file; on any exception it goes, and an error of the disk gets the name of ``path``."""
+    temporary, raw = "", None
+    try:
+        temporary, raw = _open_locked(folder, path)
+        yield temporary, raw
+    except BaseException as error:
+        if temporary:
+            with contextlib.suppress(OSError):
+                os.unlink(temporary, dir_fd=folder)
+        cause = raw.failure if raw is not None and isinstance(error, RuntimeError) else error
+        if isinstance(cause, OSError) and (not temporary or cause.filename in (None, temporary) or cause is not error):
+            raise _named(cause, path) from error
+        raise
+
+
+def _open_locked(folder: int, path: Path) -> tuple[str, _RecordingFile]:
+    """Return the temporary file and its name; the lock on it lasts as long as it is open."""
+    while True:
+        temporary = f".{_shortened(path.name)}.{secrets.token_hex(8)}.tmp"
+        raw = _RecordingFile(os.open(temporary, _NEW, 0o666, dir_fd=folder), "r+b")
+        with contextlib.suppress(OSError):  # a file system without locks
+            fcntl.flock(raw, fcntl.LOCK_EX)
+        if os.fstat(raw.fileno()).st_nlink:  # else somebody swept it in the moment before the lock
+            return temporary, raw
+        raw.close()
+
+
+def _shortened(name: str) -> str:
+    return os.fsdecode(os.fsencode(name)[:_LONGEST_NAME])
+
+
+@contextlib.contextmanager
+def _buffered(raw: _RecordingFile, mode: str) -> Iterator[IO]:
+    """Put a buffer before a file, and an encoder if the mode asks for it; both are closed in any case."""
+    binary = io.BufferedWriter(raw)
+    file: IO = binary if mode == "wb" else io.TextIOWrapper(binary, encoding="utf-8")
+    try:
+        yield file
+    except BaseException:
+        with contextlib.suppress(OSError, ValueError):  # of what it could not write already
+            file.close()
+        raise
+    file.close()
+
+
+def _remove_if_abandoned(path: str) -> None:
+    with contextlib.suppress(OSError):
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.unlink(path)
+        finally:
+            os.close(descriptor)
+
+
+def _named(error: OSError, path: Path) -> OSError:
+    """Return the same fault as one of this file."""
+    return OSError(error.errno or errno.EIO, error.strerror or str(error), str(path))
+
+
+@contextlib.contextmanager
+def new_folder(path: Path, flag: str) -> Iterator[Path]:
+    """Yield a folder to write into that takes its place when the block ends, and leaves no trace if it raises.
+
+    Args:
+        path: the folder; nothing may stand there but an empty folder.
+        flag: that names it, with a space behind it, for messages.
+
+    Raises:
+        AlmaError: something stands in its place.
+    """
+    refuse_occupied(path, flag)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    _sweep_parts(path)
+    part = path.parent / f".{path.name}.{secrets.token_hex(8)}.part"
+    part.mkdir()
+    descriptor = os.open(part, _OWN_FOLDER)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield part
+        synchronise_tree(part)
+        _put_in_place(part, path, flag)
+        synchronise(path)
+    except BaseException:
+        shutil.rmtree(part, ignore_errors=True)
+        raise
+    finally:
+        os.close(descriptor)
+
+
+def synchronise_tree(root: Path) -> None:
+    """Have all files and folders on the disk; many at once, as the disk then writes its journal less often."""
+    paths = [root, *(path for path in root.rglob("*") if not path.is_symlink())]
+    with ThreadPoolExecutor(MOST_TOGETHER) as pool:
+        list(pool.map(synchronise_alone, paths))
+
+
+def _put_in_place(part: Path, path: Path, flag: str) -> None:
+    try:
+        os.rename(part, path)  # over an empty folder at most
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
+            raise
+        raise AlmaError(f"{flag}{path}: something was put there meanwhile; give the name of a new folder") from error
+
+
+def _sweep_parts(path: Path) -> None:
+    """Remove what killed writers of this folder left; what a living one holds the lock of stays."""
+    pattern = re.compile(rf"\.{re.escape(path.name)}\.[0-9a-f]{{16}}\.part")
+    for entry in [each for each in path.parent.iterdir() if pattern.fullmatch(each.name)]:
+        with contextlib.suppress(OSError):
+            descriptor = os.open(entry, _OWN_FOLDER)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(entry)
+            finally:
+                os.close(descriptor)
+
+
+def write_json_atomically(path: Path, content: Mapping[str, Any], durable: bool = True) -> None:
+    """Write a file that is either there whole or not at all, also after a crash of the machine if it is ``durable``."""
+    with open_atomically(path, "w", durable) as file:
+        json.dump(content, file, indent=2)
+        file.write("\n")
+
+
+def read_json_object(path: Path, remedy: str) -> dict[str, Any]:
+    """Read a JSON object, or raise AlmaError that ends with ``remedy``."""
+    with open(path, "rb") as file:
+        content = file.read(LARGEST + 1)
+    if len(content) > LARGEST:
+        raise AlmaError(f"{path}: damaged, more than {LARGEST >> 20} MiB found; {remedy}")
+    try:
+        text = content.decode()
+        parsed = json.loads(text)
+        if _SURROGATE.search(text):
+            json.dumps(parsed, ensure_ascii=False).encode()  # half a pair is no text, and cannot be shown
+    except RecursionError as error:
+        raise AlmaError(f"{path}: damaged, not JSON that can be read (nested too deeply); {remedy}") from error
+    except ValueError as error:
+        raise AlmaError(f"{path}: damaged, not JSON ({error}); {remedy}") from error
+    if not isinstance(parsed, dict):
+        raise AlmaError(f"{path}: damaged, a {type(parsed).__name__} found where a JSON object is needed; {remedy}")
+    return parsed
+
+
+def as_record(content: Mapping[str, Any], kind: type[Record], path: Path, remedy: str) -> Record:
+    """Return a JSON object as the record that its type declares; keys that the type does not have are left out.
+
+    Args:
+        content: what `read_json_object` returns.
+        kind: a ``msgspec.Struct`` or a dataclass.
+        path: where it was read, for messages.
+        remedy: what to do if it is no such record.
+
+    Raises:
+        AlmaError: a key is missing, or a value of another type or range; says where in the record.
+    """
+    try:
+        return msgspec.convert(content, kind)
+    except msgspec.ValidationError as error:
+        raise AlmaError(f"{path}: damaged, {_fault(error, content, kind)}; {remedy}") from error
+
+
+def _fault(error: msgspec.ValidationError, content: Mapping[str, Any], kind: type) -> str:
+    """Say where in a record the fault is, what was found there and what is needed."""
+    lacking = [name for name in _required(kind) if name not in content]
+    if lacking:
+        return f"no {', '.join(lacking)} in it"
+    message, _, where = str(error).partition(" - at `")
+    where = where.rstrip("`") or "$"
+    if missing := re.fullmatch("Object missing required field `(.*)`", message):
+        return f"no {missing[1]} in {where}"
+    if needed := re.fullmatch("Expected (.+?)(?:, got .*)?", message):
+        return f"{where} is {_shown(content, where)}, {needed[1].replace('`', '')} is needed"
+    return f"{where}: {message}"
+
+
+def _required(kind: type) -> list[str]:
+    fields = msgspec.inspect.type_info(kind).fields  # type: ignore[attr-defined]
+    return [field.encode_name for field in fields if field.required]
+
+
+def _shown(content: Any, where: str) -> str:
+    """Return the value at a place such as ``$.valid.loss`` or ``$.splits[3].name``, cut short."""
+    for key in re.findall(r"\.(\w+)|\[(\d+)\]|(\[\.\.\.\])", where):
+        try:
+            content = content[key[0]] if key[0] else content[int(key[1])]
+        except (LookupError, TypeError, ValueError):
+            return "something else"
+    if isinstance(content, (list, dict)):
+        return f"a {type(content).__name__} of {len(content)}"
+    text = repr(content) if not isinstance(content, int) or abs(content) < 10**30 else "a huge number"
+    return text if len(text) <= 60 else f"{text[:60]}…"
