@@ -11,7 +11,7 @@ from typing import Any, Iterable, Iterator, Mapping, Sequence
 import numpy as np
 
 from fairseq_alma.errors import AlmaError
-from fairseq_alma.number_range import Number, Range, real, whole
+from fairseq_alma.options import Number, Range, real, whole
 
 MAX_LAYERS = 1000
 MAX_EXPERTS = 10_000

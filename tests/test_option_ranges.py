@@ -11,7 +11,7 @@ from omegaconf import OmegaConf
 import fairseq_alma
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.option_ranges import MODEL_RANGES, RANGES, check_config, check_words
-from fairseq_alma.training.option_checks import check_options, check_whole_config
+from fairseq_alma.training.fairseq_options import check_options, check_whole_config
 
 fairseq_alma.register()
 

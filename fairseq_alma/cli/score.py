@@ -10,7 +10,7 @@ from fairseq_alma.cli.entry import command
 from fairseq_alma.cli.parser import Parser, utf8_path
 from fairseq_alma.errors import AlmaError, refuse_existing, refuse_no_file
 from fairseq_alma.files import open_atomically
-from fairseq_alma.number_range import InRange, whole
+from fairseq_alma.options import InRange, whole
 
 EPILOG = """\
 One JSON line for each: its number, its "id" if it has one, num_tokens and num_bytes of its text, bits (sum over the

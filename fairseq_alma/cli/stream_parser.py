@@ -30,7 +30,7 @@ from fairseq_alma.learners.learner import (
     options_of,
     read_value,
 )
-from fairseq_alma.number_range import whole
+from fairseq_alma.options import whole
 from fairseq_alma.runs.slurm_jobs import read_parameters
 from fairseq_alma.training.anytime_options import RANGES as ANYTIME_RANGES
 from fairseq_alma.training.anytime_options import AnytimeOptions

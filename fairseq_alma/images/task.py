@@ -27,8 +27,8 @@ from fairseq_alma.images.image_input import ImageInput
 from fairseq_alma.learners.schedule import stage_ending_with
 from fairseq_alma.training.checkpoint_checks import check_architecture, check_weights
 from fairseq_alma.training.checkpoint_gate import note_task
+from fairseq_alma.training.fairseq_options import bound_options, check_whole_config
 from fairseq_alma.training.loading import refuse_other_weights
-from fairseq_alma.training.option_checks import bound_options, check_whole_config
 from fairseq_alma.training.processes import prepare_group, set_process_defaults
 from fairseq_alma.training.whole_split import WholeSplit
 

@@ -32,7 +32,7 @@ from fairseq_alma.checkpoints import JOINT_MODEL
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.text.decoder_layer import IncrementalState
 from fairseq_alma.text.language_decoders import FeatureDecoder, MemberDecoder
-from fairseq_alma.training.option_checks import check_options
+from fairseq_alma.training.fairseq_options import check_options
 
 
 @dataclass

@@ -25,7 +25,7 @@ from fairseq_alma.growth.gate_tree import GateTree, parse_gate_trees
 from fairseq_alma.moe.switch_layer import SwitchLayer
 from fairseq_alma.text.decoder_layer import LayerShape
 from fairseq_alma.text.language_decoders import SwitchDecoder
-from fairseq_alma.training.option_checks import check_options
+from fairseq_alma.training.fairseq_options import check_options
 
 DEFAULT_NUM_EXPERTS = 4
 

@@ -40,9 +40,9 @@ from fairseq_alma.text.stage_sequences import add_replay, slice_of
 from fairseq_alma.training.anytime_options import HALF_LIVES, REPLAY_ORDERS, SHAPES
 from fairseq_alma.training.checkpoint_checks import check_start, check_weights
 from fairseq_alma.training.checkpoint_gate import change_when_loaded, note_task
+from fairseq_alma.training.fairseq_options import bound_options, check_whole_config
 from fairseq_alma.training.loading import refuse_other_weights
 from fairseq_alma.training.lr_branch import LRBranch
-from fairseq_alma.training.option_checks import bound_options, check_whole_config
 from fairseq_alma.training.precision import AutocastSteps, refuse_inexact_precision, require_bf16
 from fairseq_alma.training.processes import is_first, prepare_group, set_process_defaults
 from fairseq_alma.training.resumable_batches import ResumableBatches

@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 from typing import Any, Mapping, Optional, Sequence
 
 from fairseq_alma.learners.plan import StagePlan
-from fairseq_alma.number_range import Range, real
+from fairseq_alma.options import Range, real
 
 HALF_LIVES = ("1/32", "1/16", "1/8")
 SHAPES = ("sqrt", "linear")

@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 from typing import Any, Mapping, Optional, Sequence
 
 from fairseq_alma.learners.plan import StagePlan
-from fairseq_alma.number_range import Range, real
+from fairseq_alma.options import Range, real
 from fairseq_alma.training.anytime_options import HALF_LIVES
 
 MEAN = "mean"

@@ -1,13 +1,49 @@
-"""Holds fairseq's configurations against the ranges of options, whatever form they have."""
+"""fairseq's configurations: made of declared options, and held against their ranges, whatever form they have."""
 
+import dataclasses
+import sys
 from argparse import ArgumentParser, Namespace
-from typing import Any, Mapping, cast
+from typing import Any, Mapping, Optional, Sequence, cast
 
+from fairseq.dataclass import ChoiceEnum
 from omegaconf import DictConfig, OmegaConf
 
 from fairseq_alma.errors import AlmaError
-from fairseq_alma.number_range import InRange
 from fairseq_alma.option_ranges import RANGES, check_config
+from fairseq_alma.options import InRange, Option, options_of
+
+
+def fairseq_config(name: str, base: type, parts: Sequence[type]) -> Any:
+    """Make the configuration class of a fairseq task or model of the options of several parts.
+
+    The class belongs to an attribute of the calling module that has its name, as hydra looks it up there.
+
+    Args:
+        name: of the class.
+        base: fairseq's dataclass, or one that adds what is no option of ours, such as interpolations.
+        parts: dataclasses with options; a field of ``base`` with the same name is replaced.
+    """
+    options = {each.name: each for part in parts for each in options_of(part).values()}
+    fields = [(each.name, _fairseq_type(each), _fairseq_field(each)) for each in options.values()]
+    made = dataclasses.make_dataclass(name, fields, bases=(base,))
+    made.__module__ = sys._getframe(1).f_globals["__name__"]
+    return made
+
+
+def _fairseq_type(option: Option) -> Any:
+    """Return the type of an option as fairseq's parser and OmegaConf take it."""
+    if option.type is bool:
+        return bool
+    if option.choices:
+        kind = ChoiceEnum(list(option.choices))
+    else:
+        kind = option.type if option.type in (int, float) else str
+    return Optional[kind] if option.default is None else kind
+
+
+def _fairseq_field(option: Option) -> Any:
+    default = bool(option.default) if option.type is bool else option.default
+    return dataclasses.field(default=default, metadata={"help": option.help, "option": option})
 
 
 def check_options(cfg: Any) -> None:

@@ -1,0 +1,117 @@
+import argparse
+from dataclasses import dataclass
+from typing import Optional
+
+import pytest
+from fairseq.dataclass import FairseqDataclass
+from fairseq.dataclass.utils import gen_parser_from_dataclass
+from omegaconf import OmegaConf
+
+from fairseq_alma.options import InRange, Options, Range, opt, options_of, ranges_of, real, whole
+from fairseq_alma.training.fairseq_options import fairseq_config
+
+
+@pytest.mark.parametrize(
+    ("bounds", "text", "said"),
+    [
+        (whole(1), "0", "a number of at least 1 is needed"),
+        (whole(1), "1" + "0" * 30, "a number of at most 2,147,483,647 is needed"),
+        (whole(1), "2.5", "a whole number is needed"),
+        (whole(1), "9" * 5000, "a whole number is needed"),  # longer than Python reads
+        (real(0, 1), "nan", "a number is needed"),
+        (real(0, 1), "inf", "a number of at most 1 is needed"),
+        (real(0, 1), "-inf", "a number of at least 0 is needed"),
+        (real(0, 1), "1e-3x", "a number is needed"),
+        (real(0, above=True), "0", "a number above 0 is needed"),
+        (real(0, 1, below=True), "1", "a number below 1 is needed"),
+        (real(0), "1e31", "a number of at most 1e+30 is needed"),
+    ],
+)
+def test_a_text_that_is_no_number_of_the_range_is_refused_with_what_is_needed(bounds, text, said):
+    with pytest.raises(ValueError, match=rf"^{said.replace('+', '[+]')}$"):
+        bounds.read(text)
+    with pytest.raises(argparse.ArgumentTypeError, match=rf"found, {said.replace('+', '[+]')}$"):
+        InRange(bounds)(text)
+
+
+def test_bounds_belong_to_the_range_unless_they_are_left_out():
+    assert [whole(1, 3).read(text) for text in ("1", "3")] == [1, 3]
+    assert [real(0, 1).read(text) for text in ("0", "1", "1e-400")] == [0, 1, 0]
+    assert InRange(real(0, 1, above=True, below=True))("0.5") == 0.5
+
+
+@pytest.mark.parametrize("text", ["0.1,0.2", "[0.1, 0.2]", "(0.1,0.2,)"])
+def test_a_list_is_read_as_fairseq_spells_it(text):
+    assert Range(0, is_whole=False, is_list=True).read_all(text) == [0.1, 0.2]
+
+
+@dataclass(frozen=True)
+class Growth(Options):
+    share: float = opt(0.25, "what grows", range=real(0, 1, above=True), metavar="X", shape=True)
+    every: Optional[int] = opt(None, "when", range=whole(1), kinds=("images",), free=True)
+    way: str = opt("copy", "how", choices=("copy", "split"), quiet=True)
+    seeds: Optional[tuple[int, ...]] = opt(None, "of what", range=whole(0), flag="--seed", recorded=False)
+    keeps: bool = opt(False, "whether 100 % stay")
+    kept: bool = opt(False, "the same", recorded=False)
+
+
+def parsed(*words: str) -> Growth:
+    parser = argparse.ArgumentParser(prog="grow")
+    Growth.add_to(parser)
+    return Growth.read(parser.parse_args(words))
+
+
+def test_what_was_given_is_read_and_the_rest_has_its_default():
+    assert parsed() == Growth()
+    assert parsed("--share", "0.5", "--seed", "3", "4", "--keeps") == Growth(0.5, None, "copy", (3, 4), True)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("--share 0", "grow: error: --share 0: a number above 0 is needed"),
+        ("--share x", "grow: error: --share x: a number is needed"),
+        ("--every 1.5", "grow: error: --every 1.5: a whole number is needed"),
+        ("--seed 3 -1", "grow: error: --seed -1: a number of at least 0 is needed"),
+        ("--way merge", "grow: error: argument --way: invalid choice: 'merge' (choose from 'copy', 'split')"),
+    ],
+)
+def test_a_value_is_refused_while_it_is_parsed(words, said, capsys):
+    with pytest.raises(SystemExit) as raised:
+        parsed(*words.split())
+    assert raised.value.code == 2
+    assert capsys.readouterr().err.splitlines()[-1] == said
+
+
+def test_help_says_the_default_and_the_kind_of_data():
+    parser = argparse.ArgumentParser()
+    Growth.add_to(parser)
+    text = " ".join(parser.format_help().split())
+    assert "--share X what grows (default: 0.25)" in text
+    assert "--every N images: when --way {copy,split}" in text
+    assert "whether 100 % stay" in text
+
+
+def test_a_group_about_a_kind_of_data_has_its_options_alone():
+    parser = argparse.ArgumentParser()
+    Growth.add_to(parser, "text")
+    assert "--every" not in parser.format_help()
+
+
+def test_the_record_has_what_binds_a_run_and_the_words_all_that_was_given():
+    given = Growth(0.5, 2, "copy", (3,), True)
+    assert given.record() == {"share": 0.5, "every": 2, "keeps": True}
+    assert given.record("text") == {"share": 0.5, "keeps": True}
+    assert Growth(way="split").record() == {"share": 0.25, "way": "split", "keeps": False}
+    assert given.words()[:6] == ["--share", "0.5", "--every", "2", "--way", "copy"]
+
+
+def test_fairseq_takes_a_configuration_of_such_parts():
+    made = fairseq_config("Made", FairseqDataclass, [Growth])
+    parser = argparse.ArgumentParser()
+    gen_parser_from_dataclass(parser, made())
+    found = vars(parser.parse_args(["--share", "0.5", "--way", "split"]))
+    assert (found["share"], found["way"], found["every"], found["keeps"]) == (0.5, "split", None, False)
+    assert OmegaConf.structured(made).way == "copy"
+    assert options_of(made)["share"].shape and ranges_of(made)["--share"] == real(0, 1, above=True)
+    assert made.__module__ == __name__
