@@ -1,0 +1,221 @@
+"""A run that carries everything on over its stages is one uninterrupted training on the same batches, bit for bit.
+
+The stages are the commands that ``alma-stream --dry-run`` prints (regime S of recipes/anytime: one pass, constant rate,
+nothing reset), run one after the other, each from the checkpoint of the one before. The uninterrupted training is fed
+the stages' batches in the same order, and never reads a checkpoint. What differed between the two could only be an
+asymmetry of carrying: state that is lost, rounded or counted anew at the end of a stage.
+"""
+
+import itertools
+import shlex
+
+import pytest
+import torch
+from fairseq import options
+from fairseq.data.iterators import CountingIterator
+from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+from fairseq.distributed import utils as distributed_utils
+from fairseq.trainer import Trainer
+from fairseq_cli import train
+
+from fairseq_alma.checkpoints.averaged_weights import AVERAGE, find_average
+from fairseq_alma.cli.grow import main as grow
+from fairseq_alma.cli.stream import main as stream_command
+from fairseq_alma.growth.plan import grow_mixture
+from fairseq_alma.growth.tensors import EXPERT_TENSORS, GATE_TENSOR, grow_state, grow_tensor, share_moments
+from fairseq_alma.text.task import AlmaLMTask
+from tests.forked import group_options, together
+
+STAGES, UPDATES, BATCHES = 3, 5, 2
+"""Stages of the run, updates of a stage, batches of an update, of all processes."""
+TRAINING = (
+    "--arch alma_switch_lm_tiny --decoder-layers 2 --decoder-embed-dim 16 --decoder-ffn-embed-dim 32 "
+    "--decoder-attention-heads 2 --dropout 0.1 --criterion alma_switch_cross_entropy --optimizer adam "
+    "--adam-betas (0.9,0.98) --clip-norm 1.0 --lr 0.01 --lr-scheduler fixed --warmup-updates 7 --batch-size 4 "
+    f"--tokens-per-sample 32 --update-freq {BATCHES} --num-workers 0 --cpu --max-update {UPDATES}"
+).split()
+FIXED = ["--learner", "sm"]
+GROWING = ["--learner", "gmoe", "--grow-method", "split", "--grow-schedule", "4,6,8,12"]
+AVERAGED = ["--ema-half-life", "1/16"]
+needs_bf16 = pytest.mark.skipif(
+    not torch.ops.mkldnn._is_mkldnn_bf16_supported(), reason="this processor has no bf16 arithmetic"
+)
+
+
+def commands_of(stream, run, before, after, capsys):
+    """Return the words of the commands that train, and grow, in the first stages of a run."""
+    own = ["--stream", str(stream), "--run", str(run), "--carry-optimizer", "--dry-run", *before]
+    capsys.readouterr()
+    assert not stream_command([*own, "--", *TRAINING, *after])
+    lines = capsys.readouterr().out.replace("\\\n", " ").splitlines()
+    words = [shlex.split(line[line.find("fairseq-train") :] if "torchrun" in line else line) for line in lines]
+    trainings, growths = (
+        [each for each in words if each and each[0] == name] for name in ("fairseq-train", "alma-grow")
+    )
+    return trainings[:STAGES], growths[: STAGES - 1]
+
+
+def launch(words, *more):
+    """Do what fairseq-train does with the words of a command."""
+    plugin = words.index("--user-dir")
+    words = [*words[1:plugin], *words[plugin + 2 :], "--log-format", "none", *more]
+    arguments = options.parse_args_and_arch(options.get_training_parser(), words)
+    distributed_utils.call_main(convert_namespace_to_omegaconf(arguments), train.main)
+
+
+def chain_stages(task, dataset, *arguments, hook, num_procs, between, **more):
+    """Stand in for the task's hook: the batches of all stages, each stage's in the order that it has by itself."""
+    stages = []
+    for stage in range(STAGES):
+        task.args.megabatch = stage
+        task.load_dataset("train")
+        iterator = hook(task, task.dataset("train"), *arguments, **more)
+        stages.append((iterator, iterator.next_epoch_itr(shuffle=True)))
+    first, per_stage = stages[0][0], UPDATES * BATCHES // num_procs
+
+    def batches():
+        for stage, (_, each) in enumerate(stages):
+            if stage:
+                between(stage)
+            yield from itertools.islice(each, per_stage)
+
+    def next_epoch_itr(**unused):
+        first._cur_epoch_itr = CountingIterator(batches(), start=0, total=STAGES * per_stage)
+        return first._cur_epoch_itr
+
+    first.next_epoch_itr = next_epoch_itr
+    return first
+
+
+class UninterruptedTraining:
+    """One training on the batches of all stages.
+
+    Args:
+        words: the command of the first stage.
+        folder: where its checkpoint comes.
+        growth: for each stage but the first, the record of how the carried run grew before it, or None.
+        num_procs: that train together.
+    """
+
+    def __init__(self, words, folder, growth, num_procs=1):
+        self.words, self.folder, self.growth, self.num_procs = words, folder, growth, num_procs
+
+    def run(self, *more):
+        length = ["--max-update", str(STAGES * UPDATES), "--save-dir", str(self.folder)]
+        hooks = {"hook": AlmaLMTask.get_batch_iterator, "between": self.grow, "num_procs": self.num_procs}
+        with pytest.MonkeyPatch.context() as patch:
+            begin = Trainer.begin_epoch
+            patch.setattr(Trainer, "begin_epoch", lambda trainer, epoch: (self.note(trainer), begin(trainer, epoch)))
+            patch.setattr(
+                AlmaLMTask, "get_batch_iterator", lambda *given, **more: chain_stages(*given, **hooks, **more)
+            )
+            launch([*self.words], *length, *more)
+
+    def note(self, trainer):
+        self.trainer = trainer
+
+    def grow(self, stage):
+        """Grow the model, its moments and its average where they are, in the middle of the training."""
+        if self.growth is None:
+            return
+        generators = [torch.Generator().manual_seed(self.growth[stage]["options"]["seed"]) for _ in range(2)]
+        model, average = self.trainer.model, average_in(self.trainer.task)
+        optimizer = self.trainer.optimizer.optimizer
+        plans = {}
+        for name, layer in self.growth[stage]["layers"].items():
+            tree = model.get_submodule(name).gate.tree
+            plans[name] = grow_mixture(tree, "split", layer["expert_source"][tree.num_experts :])
+        for full in [*model.state_dict()]:
+            for name, plan in plans.items():
+                part = full.removeprefix(f"{name}.")
+                if part not in (*EXPERT_TENSORS, GATE_TENSOR):
+                    continue
+                old = model.get_parameter(full)
+                new = torch.nn.Parameter(grow_tensor(part, old.detach(), plan, generators[0]))
+                if average is not None:
+                    average[full] = grow_tensor(part, average[full], plan, generators[1])
+                entry = share_moments(part, optimizer.state.pop(old), plan)
+                moments = ("exp_avg", "exp_avg_sq")
+                optimizer.state[new] = {**entry, **{each: grow_state(part, entry[each], plan) for each in moments}}
+                owner, _, attribute = full.rpartition(".")
+                setattr(model.get_submodule(owner), attribute, new)
+        for name, plan in plans.items():
+            model.get_submodule(name).gate._set_tree(plan.new)
+        optimizer.param_groups[0]["params"][:] = [*model.parameters()]
+
+
+def average_in(task):
+    """Return the average that a training task holds, as it is."""
+    return task._average
+
+
+def assert_same(carried, uninterrupted):
+    one, other = (torch.load(path, weights_only=True) for path in (carried, uninterrupted))
+    assert one["model"].keys() == other["model"].keys()
+    for name, tensor in one["model"].items():
+        assert torch.equal(tensor, other["model"][name]), name
+    first, second = (each["last_optimizer_state"]["state"] for each in (one, other))
+    assert first.keys() == second.keys() and len(first) > 10
+    for number, entry in first.items():
+        assert float(entry["step"]) == float(second[number]["step"]) == STAGES * UPDATES
+        for moment in ("exp_avg", "exp_avg_sq"):
+            assert torch.equal(entry[moment], second[number][moment]), (number, moment)
+    averages = [find_average(each) for each in (one, other)]
+    assert (averages[0] is None) == (averages[1] is None)
+    if averages[0] is not None:
+        assert averages[0][AVERAGE].keys() == averages[1][AVERAGE].keys()
+        for name, tensor in averages[0][AVERAGE].items():
+            assert torch.equal(tensor, averages[1][AVERAGE][name]), name
+            assert not torch.equal(tensor, one["model"][name]), name
+    assert [each["optimizer_history"][-1]["num_updates"] for each in (one, other)] == [STAGES * UPDATES] * 2
+    assert one["extra_state"]["train_iterator"]["epoch"] == 1  # one pass: no stage reads its mega-batch twice
+
+
+def run_both(stream, folder, before, after, capsys):
+    trainings, growths = commands_of(stream, folder / "run", before, after, capsys)
+    records = [None]
+    for stage, words in enumerate(trainings):
+        if growths and stage:
+            assert not grow(growths[stage - 1][1:])
+            grown = growths[stage - 1][growths[stage - 1].index("--out") + 1]
+            records.append(torch.load(grown, weights_only=True)["alma_growth"][-1])
+        launch(words)
+    UninterruptedTraining(trainings[0], folder / "whole", records if growths else None).run()
+    assert_same(folder / "run/stage-002/member-0/checkpoint_last.pt", folder / "whole/checkpoint_last.pt")
+
+
+@pytest.mark.parametrize("learner", [FIXED, GROWING], ids=["fixed", "growing"])
+def test_a_carried_run_with_an_average_is_one_uninterrupted_training(trained, tmp_path, capsys, learner):
+    run_both(trained.stream, tmp_path, [*learner, *AVERAGED], [], capsys)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (FIXED, []),
+        (GROWING, []),
+        pytest.param([*FIXED, *AVERAGED], ["--autocast", "bf16"], marks=needs_bf16),
+        pytest.param([*GROWING, *AVERAGED], ["--autocast", "bf16"], marks=needs_bf16),
+        ([*FIXED, *AVERAGED], ["--optimizer", "fused_adam"]),
+    ],
+    ids=["plain", "growing", "bf16", "growing-bf16", "fused-adam"],
+)
+def test_so_it_is_with_other_features(trained, tmp_path, capsys, before, after):
+    run_both(trained.stream, tmp_path, before, after, capsys)
+
+
+def train_rank(rank, folder, trainings):
+    """Run the stages and the uninterrupted training in one of two processes."""
+    group = group_options(2, rank, folder)
+    for words in trainings:
+        launch(words, *group)
+    UninterruptedTraining(trainings[0], folder / "whole", None, num_procs=2).run(*group)
+
+
+@pytest.mark.slow
+def test_so_it_is_with_two_processes(trained, tmp_path, capsys):
+    two = ["--num-procs", "2"]
+    trainings, _ = commands_of(trained.stream, tmp_path / "run", [*FIXED, *AVERAGED, *two], [], capsys)
+    together(2, train_rank, tmp_path, trainings)
+    assert_same(tmp_path / "run/stage-002/member-0/checkpoint_last.pt", tmp_path / "whole/checkpoint_last.pt")
