@@ -26,7 +26,7 @@ from fairseq_alma.checkpoints.checkpoint_file import read_checkpoint
 from fairseq_alma.data.tokenizer import StreamTokenizer
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.growth.gate_tree import parse_gate_trees
-from fairseq_alma.images.image_checkpoints import read_unfinished
+from fairseq_alma.images.model_store import read_unfinished
 from tests.checkpoints.small import small_checkpoint
 from tests.test_any_input import IN_A_FOLDER, altered_bytes, one_line_or_a_value, places, with_value
 

@@ -18,7 +18,7 @@ modeling_alma.py. It needs torch, transformers and safetensors, not this package
   python -c "from transformers import pipeline; print(pipeline(model='FOLDER', trust_remote_code=True)('The'))"
 
 Of a model of images the folder has config.json and model.safetensors, which
-fairseq_alma.images.exported_images.load_exported_images reads.
+fairseq_alma.images.image_classifier.load_exported_images reads.
 """
 
 

@@ -1,6 +1,6 @@
 """Criterions under their registered names: ``alma_switch_cross_entropy``, ``alma_image_cross_entropy``."""
 
-from fairseq_alma.images import criterion as alma_image_cross_entropy
+from fairseq_alma.images import image_task as alma_image_cross_entropy
 from fairseq_alma.text import criterion as alma_switch_cross_entropy
 
 __all__ = ["alma_image_cross_entropy", "alma_switch_cross_entropy"]

@@ -1,12 +1,14 @@
-"""A VGG network together with all the ways in which Firefly may widen it (Wu et al. 2020, section 2).
+"""A VGG network together with all the ways in which Firefly may widen it, and the network that some of them lead to.
 
 A *split* makes a channel two, with incoming weights w + d and w - d and half of the outgoing weights each; a *new*
 channel has incoming weights of its own and small outgoing ones. Here all candidates are there at once, which costs
 about three times the network alone: the two halves of a split have the same outgoing weights, so that a layer may take
 their mean for both. A factor for each candidate, its *path*, leads from the network as it is, 0, to the candidate, 1.
+The channels of a grown layer are the old ones, then the second halves of those that were split, then the new ones.
+Source: Wu et al. 2020, section 2.
 
 Letters: B images, I input and O output channels of a layer, P and Q new channels of the layer before and of this one,
-H and W height and width, K classes.
+T and S channels that are split there and here, H and W height and width, K classes.
 """
 
 from typing import Iterator, NamedTuple, Sequence
@@ -15,8 +17,8 @@ import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 
-from fairseq_alma.images.member_layers import BATCH_NORM_EPS, MemberLinear
-from fairseq_alma.images.vgg import SMALLEST_IMAGE, VGG, ConvBlock
+from fairseq_alma.growth.firefly_selection import KeptCandidates
+from fairseq_alma.images.networks import BATCH_NORM_EPS, SMALLEST_IMAGE, VGG, ConvBlock, MemberBatchNorm2d, MemberLinear
 
 
 class Steps(NamedTuple):
@@ -198,3 +200,79 @@ def unit_length(directions: Tensor) -> Tensor:
 def typical_length(weight: Tensor) -> Tensor:
     """Return the root mean square length of an input's outgoing weights; (outputs, inputs, …)."""
     return (weight.square().sum() / weight.size(1)).sqrt()
+
+
+_NOTHING = KeptCandidates([], [])
+
+
+@torch.no_grad()
+def widen_vgg(network: VGG, candidates: CandidateVGG, growth: Sequence[KeptCandidates]) -> VGG:
+    """Return a network with some of its candidates in it.
+
+    Args:
+        network: of one member; stays as it is.
+        candidates: of this network.
+        growth: what is kept in each layer.
+    """
+    before = [_NOTHING, *growth[:-1]]
+    state = {}
+    for number, (old, block) in enumerate(zip(conv_blocks(network), candidates.layers(), strict=True)):
+        kept = growth[number]
+        state[f"blocks.{number}.conv.weight"] = _wider_convolution(block, before[number], kept)
+        for name, values in _wider_norm(old.norm, block, kept).items():
+            state[f"blocks.{number}.norm.{name}"] = values
+    head = candidates.get_submodule("classifier")
+    assert isinstance(head, CandidateClassifier)
+    state["classifier.weight"] = _wider_inputs(head.weight, head.outgoing_weight(), growth[-1])
+    state["classifier.bias"] = head.bias
+    channels = [len(state[f"blocks.{number}.norm.weight"]) for number in range(len(growth))]
+    grown = VGG(*outer_sizes(network), channels, variant=network.variant).to(network.classifier.weight)
+    grown.load_member_state(0, {name: tensor[None] for name, tensor in state.items()})
+    return grown.train(network.training)
+
+
+def _wider_convolution(block: CandidateBlock, before: KeptCandidates, kept: KeptCandidates) -> Tensor:
+    """Return the (O + S + Q, I + T + P, 3, 3) weight."""
+    change = block.split_change()[kept.split]
+    first_halves = block.weight.index_add(0, _rows(kept.split, block.weight), change)
+    weight = torch.cat([first_halves, block.weight[kept.split] - change, block.new_weight()[kept.new]])
+    # Both halves of a channel hear from the new channels before what the whole one did, new ones hear nothing yet.
+    outgoing = block.outgoing_weight()
+    silent = outgoing.new_zeros(len(kept.new), *outgoing.shape[1:])
+    return _wider_inputs(weight, torch.cat([outgoing, outgoing[kept.split], silent]), before)
+
+
+def _wider_inputs(weight: Tensor, outgoing: Tensor, before: KeptCandidates) -> Tensor:
+    """Return a weight for the inputs of a layer whose layer before has grown.
+
+    Args:
+        weight: (O, I, …).
+        outgoing: (O, all new channels before, …).
+        before: T inputs that were split and P new ones.
+
+    Returns:
+        (O, I + T + P, …).
+    """
+    halves = weight[:, before.split] / 2
+    first_halves = weight.index_copy(1, _rows(before.split, weight), halves)
+    return torch.cat([first_halves, halves, outgoing[:, before.new]], dim=1)
+
+
+def _wider_norm(old: MemberBatchNorm2d, block: CandidateBlock, kept: KeptCandidates) -> dict[str, Tensor]:
+    """Return parameters and statistics of O + S + Q channels; halves have those of the whole, new ones measured."""
+    new = block.new_norm
+    assert new.running_mean is not None and new.running_var is not None
+    of_new = {
+        "weight": torch.ones_like(new.running_mean),
+        "bias": torch.zeros_like(new.running_mean),
+        "running_mean": new.running_mean,
+        "running_var": new.running_var,
+    }
+    return {
+        name: torch.cat([values[0], values[0][kept.split], of_new[name][kept.new]])
+        for name, values in old.state_dict().items()
+    }
+
+
+def _rows(indices: Sequence[int], like: Tensor) -> Tensor:
+    return torch.tensor(indices, dtype=torch.int64, device=like.device)

@@ -6,15 +6,15 @@ from typing import Any, Callable, Mapping, Optional, Sequence
 import torch
 from torch import Generator
 
-from fairseq_alma.images import seeds
-from fairseq_alma.images.firefly_growth import grow_on_images
+from fairseq_alma.images.firefly import grow_on_images
 from fairseq_alma.images.image_classifier import GrownLayers
 from fairseq_alma.images.image_network import ImageNetwork
 from fairseq_alma.images.image_settings import ImageSettings
-from fairseq_alma.images.mixture_growth import grow_losing_experts
+from fairseq_alma.images.mixtures import grow_losing_experts
 from fairseq_alma.images.model_store import ModelStore, build_network
+from fairseq_alma.images.networks import NUM_CONVOLUTIONS, VGG
 from fairseq_alma.images.predictions import Examples, measure
-from fairseq_alma.images.vgg import NUM_CONVOLUTIONS, VGG
+from fairseq_alma.images.stage_images import GROWTH, INITIAL_WEIGHTS, PERTURBATION, seeded
 from fairseq_alma.learners.plan import Growth, StagePlan, Training, member_seed
 
 GROWTH_FLOPS = "growth_flops"
@@ -62,7 +62,7 @@ def start_stage(
         if settings.is_joint:
             initial = [member_seed(first.seed, member) for member in range(settings.num_joint)]
         network = settings.build(len(initial))
-        network.reset_parameters([seeds.seeded(seed, seeds.INITIAL_WEIGHTS) for seed in initial])
+        network.reset_parameters([seeded(seed, INITIAL_WEIGHTS) for seed in initial])
         return Start(network.to(settings.device), settings.grown_layers(network), {})
     before = [models[training.start] for models, training in group if training.start is not None]
     network = build_network(settings, before)
@@ -73,7 +73,7 @@ def start_stage(
         _perturb(network, settings.build(len(drawn)), drawn, shrink_perturb)
     if first.growth is None:
         return Start(network, before[0].grown, {})
-    generator = seeds.seeded(first.growth.seed, plan.stage.index, seeds.GROWTH)
+    generator = seeded(first.growth.seed, plan.stage.index, GROWTH)
     before_growth = {"valid": measure(network, *valid)}
     network, cost = _grow(network, first.growth, settings, examples, valid, generator)
     figures = {"before_growth": before_growth, "after_growth": {"valid": measure(network, *valid)}, **cost}
@@ -105,6 +105,6 @@ def _grow(
 @torch.no_grad()
 def _perturb(network: ImageNetwork, fresh: ImageNetwork, drawn: Sequence[tuple[int, int]], share: float) -> None:
     """Keep a share of each weight; the rest is an initial weight, drawn from each member's seed and the stage."""
-    fresh.reset_parameters([seeds.seeded(*numbers, seeds.PERTURBATION) for numbers in drawn])
+    fresh.reset_parameters([seeded(*numbers, PERTURBATION) for numbers in drawn])
     for old, new in zip(network.parameters(), fresh.parameters(), strict=True):
         old.mul_(share).add_(new.to(old.device), alpha=1 - share)

@@ -16,22 +16,22 @@ from torch import Tensor
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.files import write_together
 from fairseq_alma.growth.gate_tree import nested_gate_trees
-from fairseq_alma.images import seeds
 from fairseq_alma.images.first_weights import GROWTH_FLOPS, Group, start_stage
-from fairseq_alma.images.image_checkpoints import (
+from fairseq_alma.images.image_network import member_states
+from fairseq_alma.images.image_settings import ImageSettings
+from fairseq_alma.images.model_store import (
     UNFINISHED,
+    ModelStore,
     TrainedModel,
+    build_network,
     read_unfinished,
     remove_unfinished,
     write_unfinished,
 )
-from fairseq_alma.images.image_input import ImageInput
-from fairseq_alma.images.image_settings import ImageSettings
-from fairseq_alma.images.model_store import ModelStore, build_network
 from fairseq_alma.images.predictions import Examples, Predictions, write_experts
 from fairseq_alma.images.stage_average import average_of, measure_batch_norm, share_of_new
-from fairseq_alma.images.stage_images import TrainingImages, bootstrap
-from fairseq_alma.images.stage_training import StageTraining, member_states
+from fairseq_alma.images.stage_images import BOOTSTRAP, ORDER, ImageInput, TrainingImages, bootstrap, seeded
+from fairseq_alma.images.stage_training import StageTraining
 from fairseq_alma.learners.plan import ModelId, StagePlan, Training
 from fairseq_alma.runs.loop import Run, StageWork
 from fairseq_alma.runs.run_folder import RunFolder
@@ -189,7 +189,7 @@ class ImageBackend:
         start = start_stage(plan, group, self.settings, lambda: self._examples(rows), valid, self.ends.shrink_perturb)
         bootstraps = [_bootstrap(training, plan, len(rows)) for _, training in group]
         data = TrainingImages.of(self._bytes(rows), self._labels(rows), bootstraps, self.source)
-        orders = [seeds.seeded(training.seed, plan.stage.index, seeds.ORDER) for _, training in group]
+        orders = [seeded(training.seed, plan.stage.index, ORDER) for _, training in group]
         training = StageTraining(start.network, data, *valid, self.settings.training(), orders)
         self._run(works, training, [each.seed for _, each in group])
         training.finish()
@@ -283,7 +283,7 @@ def _resume(training: StageTraining, before: Mapping[str, Any], path: Path) -> N
 def _bootstrap(training: Training, plan: StagePlan, num_images: int) -> Optional[Tensor]:
     if not training.bootstrap:
         return None
-    return bootstrap(num_images, seeds.seeded(training.seed, plan.stage.index, seeds.BOOTSTRAP))
+    return bootstrap(num_images, seeded(training.seed, plan.stage.index, BOOTSTRAP))
 
 
 def _num_params(state: Mapping[str, Tensor]) -> int:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fairseq_alma.data.image_stream import ImageStream
 from fairseq_alma.errors import AlmaError
-from fairseq_alma.images.image_input import ImageInput
+from fairseq_alma.images.stage_images import ImageInput
 
 
 class ImageDataset(FairseqDataset):

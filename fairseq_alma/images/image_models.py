@@ -16,10 +16,17 @@ from fairseq_alma.errors import AlmaError
 from fairseq_alma.growth.gate_tree import parse_gate_trees
 from fairseq_alma.images.image_classifier import GrownLayers, ImageClassifier
 from fairseq_alma.images.image_network import ImageNetwork
-from fairseq_alma.images.member_layers import INITIAL_WEIGHTS
 from fairseq_alma.images.mixtures import MixtureMLP, MixtureVGG, mixture_layers
-from fairseq_alma.images.mlp import MLP
-from fairseq_alma.images.vgg import LAST_POOLS, NUM_CONVOLUTIONS, SMALLEST_IMAGE, VGG, ConvBlock, Variant
+from fairseq_alma.images.networks import (
+    INITIAL_WEIGHTS,
+    LAST_POOLS,
+    MLP,
+    NUM_CONVOLUTIONS,
+    SMALLEST_IMAGE,
+    VGG,
+    ConvBlock,
+    Variant,
+)
 from fairseq_alma.moe.mixture_layer import GATES
 
 

@@ -3,10 +3,12 @@
 Letters: N members, B images, C channels, H and W height and width, K classes.
 """
 
+from dataclasses import dataclass
 from typing import Any, Iterator, Mapping, Sequence
 
 import torch
 from torch import Generator, Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
 
 
 class ImageNetwork(nn.Module):
@@ -103,3 +105,58 @@ def load_exactly(into: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> Non
         if tensor.shape != state[name].shape:
             raise RuntimeError(f"{name}: shape {tuple(state[name].shape)} where {tuple(tensor.shape)} is needed")
         tensor.copy_(state[name])
+
+
+@dataclass(frozen=True)
+class NetworkFlops:
+    """Operations per image, over all members.
+
+    Attributes:
+        train: of a forward and a backward pass; with hard gates all experts are computed in training.
+        test: of a forward pass; with hard gates one expert of each layer.
+    """
+
+    train: int
+    test: int
+
+
+def count_flops(network: ImageNetwork, image_shape: Sequence[int]) -> NetworkFlops:
+    """Count the operations for one (C, H, W) image while it runs; see `metrics.flops` for what counts.
+
+    Leaves buffers as they were, and evaluation mode.
+    """
+    device = next(network.parameters()).device
+    buffers = [(buffer, buffer.clone()) for buffer in network.buffers()]
+    # Two images and half the operations, as batch norm refuses to train on a single number.
+    images = torch.zeros(2, *image_shape, device=device)
+    counts = []
+    for is_training in (True, False):
+        network.train(is_training)
+        with FlopCounterMode(display=False) as counter, torch.no_grad():
+            network(images, [torch.Generator().manual_seed(0)])
+        counts.append(counter.get_total_flops() // 2)
+    for buffer, before in buffers:
+        buffer.copy_(before)
+    return NetworkFlops(train=3 * counts[0], test=counts[1])
+
+
+CHUNK_VALUES = 1 << 21  # pixels, of all channels, that are predicted at a time: bounds the memory, not the result
+
+
+def in_chunks(images: Tensor) -> Sequence[Tensor]:
+    """Split (B, C, H, W) images into what is predicted at a time."""
+    return images.split(max(1, CHUNK_VALUES // max(1, images[:1].numel())))
+
+
+@torch.no_grad()
+def member_logits(network: ImageNetwork, images: Tensor) -> Tensor:
+    """Return the (N, B, K) logits for (B, C, H, W) images, in evaluation mode."""
+    if network.training:
+        network.eval()
+    logits = [network(chunk) for chunk in in_chunks(images)]
+    return logits[0] if len(logits) == 1 else torch.cat(logits, dim=1)
+
+
+def member_states(network: ImageNetwork) -> list[dict[str, Tensor]]:
+    """Return the state of each member; their memory is the network's."""
+    return [network.member_state(member) for member in range(network.num_members)]

@@ -23,8 +23,8 @@ from fairseq_alma.images.firefly import amount_to_add
 from fairseq_alma.images.image_classifier import GrownLayers, ImageClassifier, image_architectures
 from fairseq_alma.images.image_network import ImageNetwork
 from fairseq_alma.images.image_train_options import ImageTrainOptions
+from fairseq_alma.images.networks import NUM_CONVOLUTIONS
 from fairseq_alma.images.stage_training import TrainingSettings
-from fairseq_alma.images.vgg import NUM_CONVOLUTIONS
 from fairseq_alma.learners.plan import Growth
 from fairseq_alma.option_ranges import check_words
 

@@ -1,7 +1,11 @@
-"""The networks of the image study with mixtures of experts in their layers, and these layers (paper v5, section 5).
+"""The networks of the image study with mixtures of experts in their layers, and how these grow (paper v5, section 5).
 
 The fully connected network has its two hidden layers as mixtures, the VGG network all sixteen convolutions. They have
 one member: trees of two members grow apart, so that there is nothing to compute together.
+
+The growth step (Appendix A, Algorithm 2): in each layer the expert that is responsible for the largest part of the
+validation loss becomes two equal ones under a new random choice: the loss stays as it is. Or it is copied with its row
+of the gate, which stays flat (v1, section 5.2, ablations): the loss jumps.
 
 Letters: B images, E experts, I input and O output features or channels, H and W height and width, K classes.
 """
@@ -14,9 +18,18 @@ import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 
 from fairseq_alma.growth.gate_tree import GateTree
-from fairseq_alma.images.image_network import ImageNetwork
-from fairseq_alma.images.member_layers import BATCH_NORM_EPS, MemberBatchNorm2d, MemberConv2d, MemberLinear
-from fairseq_alma.images.vgg import NUM_CONVOLUTIONS, USUAL, VGG, Variant
+from fairseq_alma.images.image_network import ImageNetwork, in_chunks
+from fairseq_alma.images.networks import (
+    BATCH_NORM_EPS,
+    NUM_CONVOLUTIONS,
+    USUAL,
+    VGG,
+    MemberBatchNorm2d,
+    MemberConv2d,
+    MemberLinear,
+    Variant,
+)
+from fairseq_alma.moe.expert_losses import ExpertLosses
 from fairseq_alma.moe.mixture_layer import MixtureLayer
 
 
@@ -156,3 +169,45 @@ def mixture_layers(network: nn.Module) -> list[MixtureLayer]:
 
 def _only_member(images: Tensor) -> Tensor:
     return images[0] if images.dim() == 5 else images
+
+
+@torch.no_grad()
+def measure_expert_losses(network: ImageNetwork, images: Tensor, labels: Tensor) -> ExpertLosses:
+    """Sum up the losses of the images that went through each expert.
+
+    Args:
+        network: a network with mixtures; left in evaluation mode.
+        images: (B, C, H, W), normalised.
+        labels: (B) int64.
+
+    Returns:
+        Sums for each layer: with soft gates an image's loss is shared out by the experts' probabilities.
+    """
+    network.eval()
+    sums = ExpertLosses()
+    chunks = in_chunks(images)
+    for some, classes in zip(chunks, labels.split([len(chunk) for chunk in chunks]), strict=True):
+        losses = F.cross_entropy(network(some)[0], classes, reduction="none")
+        sums.add_shared(losses, [layer.shares() for layer in mixture_layers(network)])
+    return sums
+
+
+def grow_losing_experts(
+    network: ImageNetwork, images: Tensor, labels: Tensor, generator: Generator, method: str = "split"
+) -> list[int]:
+    """Make two of the losing expert of each layer, in place.
+
+    Args:
+        network: a network with mixtures.
+        images: (B, C, H, W), normalised; of a validation set.
+        labels: (B) int64.
+        generator: of the new choices' weights.
+        method: ``split`` or ``copy``, see `MixtureLayer.grow`.
+
+    Returns:
+        The expert that became two in each layer; of several with the same loss the first.
+    """
+    losing = [int(losses.argmax()) for losses in measure_expert_losses(network, images, labels).losses]
+    for layer, expert in zip(mixture_layers(network), losing, strict=True):
+        layer.grow(expert, generator, method)
+    return losing

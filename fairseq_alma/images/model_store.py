@@ -1,26 +1,157 @@
-"""The trained models of a run: on disk, where a restart finds them, and in memory for the next stage."""
+"""The trained models of a run: plain fairseq checkpoints, where a restart finds them, and in memory for the next stage.
 
+Beside them the file that an unfinished training resumes from.
+"""
+
+import contextlib
+import sys
 import zipfile
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Optional, Sequence
+from typing import Any, Callable, Mapping, Optional, Sequence
 
 import torch
+from omegaconf.errors import OmegaConfBaseException
+from torch import Tensor
 
+from fairseq_alma.files import open_atomically, sweep
+from fairseq_alma.checkpoints import LAST_CHECKPOINT
+from fairseq_alma.checkpoints.checkpoint_file import read_checkpoint, write_checkpoint
+from fairseq_alma.checkpoints.container import load_archive
 from fairseq_alma.errors import AlmaError
-from fairseq_alma.images.image_checkpoints import (
-    AVERAGE,
-    TrainedModel,
-    read_model,
-    remove_model,
-    write_model,
-)
 from fairseq_alma.images.image_classifier import GrownLayers
-from fairseq_alma.images.image_network import ImageNetwork
+from fairseq_alma.images.image_network import ImageNetwork, NetworkFlops, count_flops
 from fairseq_alma.images.image_settings import ImageSettings
-from fairseq_alma.images.network_flops import NetworkFlops, count_flops
 from fairseq_alma.learners.plan import ModelId
 from fairseq_alma.runs.run_folder import RunFolder
+from fairseq_alma.terminal import tell
+
+UNFINISHED = "training.pt"
+AVERAGE = "checkpoint_average.pt"
+"""The averaged weights at the ends of stages, as a checkpoint of their own beside the last one."""
+TRAINING_KEY = "alma_image_training"
+"""Key in a checkpoint's ``extra_state``: what `TrainedModel` says beside weights and configuration."""
+_FACTS = {"grown": dict, "num_updates": int, "num_images": int, "growth": dict}
+_PREFIX = "network."
+
+
+@dataclass(frozen=True)
+class TrainedModel:
+    """One model that is trained to its end.
+
+    Attributes:
+        state: its weights, by the names that its network gives them.
+        grown: what growth has changed; its file has it as options of the model.
+        num_updates: updates of its last stage.
+        num_images: images that these updates trained on, each pass counted.
+        growth: what the growth step before its last stage did; empty where it did not grow.
+        average: what predicts instead of its weights; it has a file of its own.
+    """
+
+    state: Mapping[str, Tensor]
+    grown: GrownLayers
+    num_updates: int
+    num_images: int
+    growth: Mapping[str, Any] = field(default_factory=dict)
+    average: Optional[Mapping[str, Tensor]] = None
+
+    @property
+    def predicting(self) -> "TrainedModel":
+        """The model by which it predicts."""
+        return self if self.average is None else replace(self, state=self.average, average=None)
+
+
+def write_model(path: Path, model: TrainedModel, config: Mapping[str, Any]) -> None:
+    """Write a checkpoint that fairseq's commands read.
+
+    Args:
+        path: the file.
+        model: the model.
+        config: ``cfg``, see `ImageSettings.checkpoint_config`.
+    """
+    facts = {
+        "grown": model.grown.options(),
+        "num_updates": model.num_updates,
+        "num_images": model.num_images,
+        "growth": dict(model.growth),
+    }
+    checkpoint = {
+        "args": None,
+        "cfg": dict(config),
+        "model": {_PREFIX + name: tensor.detach().cpu().clone() for name, tensor in model.state.items()},
+        "optimizer_history": [
+            {
+                "criterion_name": "AlmaImageCrossEntropy",
+                "optimizer_name": str(config["optimizer"]["_name"]),
+                "lr_scheduler_state": {},
+                "num_updates": model.num_updates,
+            }
+        ],
+        "task_state": {},
+        "extra_state": {TRAINING_KEY: facts},
+    }
+    write_checkpoint(checkpoint, path)
+
+
+def read_model(path: Path, read_grown: Callable[[Mapping[str, Any]], GrownLayers]) -> TrainedModel:
+    """Read a checkpoint that `write_model` wrote.
+
+    Args:
+        path: the file.
+        read_grown: see `ImageSettings.read_grown`.
+
+    Raises:
+        AlmaError: it is missing, damaged, or another command's.
+    """
+    remedy = f"remove {path.parent.parent} to train that stage again"
+    checkpoint = read_checkpoint(path, mmap=False, remedy=remedy)
+    extra = checkpoint.get("extra_state")
+    facts = extra.get(TRAINING_KEY) if isinstance(extra, dict) else None
+    if not isinstance(facts, dict):
+        raise AlmaError(f"{path}: not written by alma-stream; {remedy}")
+    weights = checkpoint["model"]
+    whole = facts.keys() == _FACTS.keys() and all(isinstance(facts[name], kind) for name, kind in _FACTS.items())
+    if not whole or not isinstance(weights, dict) or not all(isinstance(each, Tensor) for each in weights.values()):
+        raise AlmaError(f"{path}: damaged, it is not what alma-stream writes; {remedy}")
+    try:
+        grown = read_grown(facts["grown"])
+    except (OmegaConfBaseException, AlmaError) as error:
+        raise AlmaError(f"{path}: not the weights of this run's network ({error}); {remedy}") from error
+    state = {name.removeprefix(_PREFIX): tensor for name, tensor in weights.items()}
+    return TrainedModel(state, grown, facts["num_updates"], facts["num_images"], facts["growth"])
+
+
+def write_unfinished(path: Path, state: Mapping[str, Any]) -> None:
+    """Save an unfinished training; the file before stays until the new one is whole."""
+    with open_atomically(path) as file:
+        torch.save(dict(state), file)
+
+
+def read_unfinished(path: Path) -> Optional[dict[str, Any]]:
+    """Return the training that was cut off, or None where there is none or nothing to resume from."""
+    if not path.is_file():
+        return None
+    state = None
+    with contextlib.suppress(Exception):  # of many kinds
+        state = load_archive(path, mmap=False)
+    if not isinstance(state, dict):
+        tell(f"note: {path}: damaged, the stage is trained from its beginning", sys.stderr)
+        return None
+    return state
+
+
+def remove_unfinished(path: Path) -> None:
+    """Remove what a training that is done was to be resumed from, with what a kill left of it."""
+    path.unlink(missing_ok=True)
+    sweep(path.parent, path.name)
+
+
+def remove_model(folder: Path) -> None:
+    """Remove what is kept of a model, and its folder if nothing else is in it."""
+    for name in (LAST_CHECKPOINT, AVERAGE, UNFINISHED):
+        (folder / name).unlink(missing_ok=True)
+    if folder.is_dir() and not any(folder.iterdir()):
+        folder.rmdir()
 
 
 class ModelStore:

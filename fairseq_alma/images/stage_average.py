@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fairseq_alma.images.image_network import ImageNetwork
-from fairseq_alma.images.member_layers import MemberBatchNorm2d
+from fairseq_alma.images.networks import MemberBatchNorm2d
 from fairseq_alma.training.stage_end_options import MEAN
 
 

@@ -1,4 +1,4 @@
-"""The images of one stage in memory, as its training draws them.
+"""What is drawn for a training on images: generators, batches in each member's order, crops and flips.
 
 Letters: N members, B images of a batch, S training images of the stage, C channels, H and W height and width.
 """
@@ -6,10 +6,63 @@ Letters: N members, B images of a batch, S training images of the stage, C chann
 from dataclasses import dataclass
 from typing import Iterator, Optional, Sequence
 
+import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Generator, Tensor
 
-from fairseq_alma.images.image_input import ImageInput
+INITIAL_WEIGHTS, ORDER, BOOTSTRAP, GROWTH, PERTURBATION = range(5)
+
+
+def seeded(*numbers: int) -> torch.Generator:
+    """Return a generator on the CPU, seeded by what it is for, so that nothing depends on what ran before."""
+    state = np.random.SeedSequence(numbers).generate_state(1, np.uint64)
+    return torch.Generator().manual_seed(int(state[0]) >> 1)
+
+
+PADDING = 4
+
+
+class ImageInput:
+    """Turns bytes into what networks take.
+
+    Args:
+        mean: of each channel over the training images of the data set, in units 0 to 1.
+        std: of each channel, as mean.
+        augment: in training, crop at random after padding by 4 black pixels, and flip every second image sideways.
+    """
+
+    def __init__(self, mean: Sequence[float], std: Sequence[float], augment: bool) -> None:
+        self.augment = augment
+        self.mean = 255 * torch.tensor(mean)[:, None, None]
+        self.std = 255 * torch.tensor(std)[:, None, None]
+
+    def to(self, device: torch.device) -> "ImageInput":
+        """Move to a device."""
+        self.mean, self.std = self.mean.to(device), self.std.to(device)
+        return self
+
+    def normalised(self, images: Tensor) -> Tensor:
+        """Return (..., C, H, W) bytes as floats of mean 0 and deviation 1 for each channel."""
+        return (images.float() - self.mean) / self.std
+
+    def augmented(self, images: Tensor, generator: Optional[Generator] = None) -> Tensor:
+        """Crop and flip (B, C, H, W) bytes at random, then normalise.
+
+        Args:
+            images: on any device.
+            generator: of the choices, on the CPU; None: torch's global one.
+        """
+        batch, _, height, width = images.shape
+        device = images.device
+        drawn = torch.randint(2 * PADDING + 1, (2, batch, 1), generator=generator)
+        flip = torch.rand(batch, 1, generator=generator) < 0.5
+        rows = drawn[0] + torch.arange(height)  # (B, H)
+        columns = drawn[1] + torch.where(flip, torch.arange(width - 1, -1, -1), torch.arange(width))  # (B, W)
+        padded = F.pad(images, (PADDING,) * 4).permute(0, 2, 3, 1)  # (B, H, W, C), so that C stays together
+        each = torch.arange(batch, device=device)[:, None, None]
+        crops = padded[each, rows.to(device)[:, :, None], columns.to(device)[:, None]]
+        return self.normalised(crops.permute(0, 3, 1, 2).contiguous())
 
 
 @dataclass

@@ -13,13 +13,52 @@ from typing import Any, Callable, Mapping, Optional, Sequence
 
 import torch
 import torch.nn.functional as F
-from torch import Generator, Tensor
+from torch import Generator, Tensor, nn
 
 from fairseq_alma.checkpoints.optimizer_state import check_optimizer
 from fairseq_alma.errors import AlmaError
-from fairseq_alma.images.flat_parameters import FlatParameters
-from fairseq_alma.images.image_network import ImageNetwork, join_logits, load_exactly
+from fairseq_alma.images.image_network import ImageNetwork, join_logits, load_exactly, member_logits, member_states
 from fairseq_alma.images.stage_images import TrainingImages
+
+PART = 65_536  # numbers: an optimizer's tensors for so many, five of 256 KiB, stay in the cache of a core
+
+
+class FlatParameters:
+    """The parameters of a network, and their gradients, as parts of one tensor: an update is a handful of operations.
+
+    A network of some ten small tensors spends more time on starting its optimizer's operations than on computing them;
+    one whose tensors do not fit into a processor's cache waits for its memory in each of these operations. Optimizers
+    that treat each number by itself (AdaDelta, SGD, Adam) do the same however the numbers are cut.
+
+    From here on the network's own parameters are views: an update of the parts is an update of the network, and a
+    backward pass adds to their gradients.
+
+    Args:
+        network: on its device already; its parameters must not be replaced afterwards.
+
+    Attributes:
+        parts: what an optimizer is to update: of at most `PART` numbers on a CPU; on a GPU a single one.
+    """
+
+    def __init__(self, network: nn.Module) -> None:
+        parameters = list(network.parameters())
+        flat = torch.cat([parameter.detach().flatten() for parameter in parameters])
+        self._grad = torch.zeros_like(flat)
+        start = 0
+        for parameter in parameters:
+            end = start + parameter.numel()
+            parameter.data = flat[start:end].view_as(parameter)
+            parameter.grad = self._grad[start:end].view_as(parameter)
+            start = end
+        size = PART if flat.device.type == "cpu" else flat.numel()
+        self.parts = [nn.Parameter(part) for part in flat.split(size)]
+        for part, grad in zip(self.parts, self._grad.split(size), strict=True):
+            part.grad = grad
+
+    def zero_grad(self) -> None:
+        """Clear all gradients, in place."""
+        self._grad.zero_()
+
 
 ROUNDING = 1e-9  # of a difference between two shares
 BuildOptimizer = Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer]
@@ -199,25 +238,3 @@ def validation_scores(network: ImageNetwork, images: Tensor, labels: Tensor, set
         errors = (logits.argmax(dim=-1) != labels).double().mean(dim=1)
         return errors.where(logits.isfinite().all(dim=2).all(dim=1), torch.nan).tolist()
     return torch.stack([F.cross_entropy(each, labels) for each in logits]).tolist()
-
-
-CHUNK_VALUES = 1 << 21  # pixels, of all channels, that are predicted at a time: bounds the memory, not the result
-
-
-def in_chunks(images: Tensor) -> Sequence[Tensor]:
-    """Split (B, C, H, W) images into what is predicted at a time."""
-    return images.split(max(1, CHUNK_VALUES // max(1, images[:1].numel())))
-
-
-@torch.no_grad()
-def member_logits(network: ImageNetwork, images: Tensor) -> Tensor:
-    """Return the (N, B, K) logits for (B, C, H, W) images, in evaluation mode."""
-    if network.training:
-        network.eval()
-    logits = [network(chunk) for chunk in in_chunks(images)]
-    return logits[0] if len(logits) == 1 else torch.cat(logits, dim=1)
-
-
-def member_states(network: ImageNetwork) -> list[dict[str, Tensor]]:
-    """Return the state of each member; their memory is the network's."""
-    return [network.member_state(member) for member in range(network.num_members)]

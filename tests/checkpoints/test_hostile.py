@@ -17,8 +17,8 @@ from fairseq_alma.cli.ensemble import main as alma_ensemble
 from fairseq_alma.cli.grow import main as alma_grow
 from fairseq_alma.data.stream import Stream
 from fairseq_alma.errors import AlmaError
-from fairseq_alma.images.image_checkpoints import read_model
 from fairseq_alma.images.image_classifier import GrownLayers
+from fairseq_alma.images.model_store import read_model
 from fairseq_alma.text.stage_checkpoints import read_progress
 from fairseq_alma.training.checkpoint_gate import load_state
 from fairseq_alma.training.loading import refuse_other_weights

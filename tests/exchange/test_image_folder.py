@@ -11,7 +11,7 @@ from fairseq_alma.cli.export import main
 from fairseq_alma.cli.stream import main as stream_command
 from fairseq_alma.data.stream import Stream
 from fairseq_alma.errors import AlmaError
-from fairseq_alma.images.exported_images import load_exported_images
+from fairseq_alma.images.image_classifier import load_exported_images
 from tests.images.image_streams import make_stream
 
 

@@ -4,7 +4,7 @@ import torch.nn.functional as F
 from fairseq.logging import metrics
 from torch import nn
 
-from fairseq_alma.images.criterion import AlmaImageCrossEntropy
+from fairseq_alma.images.image_task import AlmaImageCrossEntropy
 
 
 class Linear(nn.Module):

@@ -8,9 +8,8 @@ import torch.nn.functional as F
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.growth.firefly_selection import KeptCandidates, num_chain_parameters
 from fairseq_alma.images.firefly import grow_firefly, score_candidates, tune_directions
-from fairseq_alma.images.firefly_candidates import CandidateVGG, Steps
-from fairseq_alma.images.vgg import NUM_CONVOLUTIONS, VGG
-from fairseq_alma.images.widen_vgg import widen_vgg
+from fairseq_alma.images.firefly_candidates import CandidateVGG, Steps, widen_vgg
+from fairseq_alma.images.networks import NUM_CONVOLUTIONS, VGG
 
 FIRST = [4] * NUM_CONVOLUTIONS
 FIRST_SIZE = num_chain_parameters(3, FIRST, 10)

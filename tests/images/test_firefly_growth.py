@@ -1,11 +1,10 @@
 import pytest
 import torch
 
-from fairseq_alma.images.firefly import FEWEST_NEW
-from fairseq_alma.images.firefly_growth import grow_on_images, growth_flops
-from fairseq_alma.images.network_flops import count_flops
-from fairseq_alma.images.seeds import seeded
-from fairseq_alma.images.vgg import NUM_CONVOLUTIONS, VGG
+from fairseq_alma.images.firefly import FEWEST_NEW, grow_on_images, growth_flops
+from fairseq_alma.images.image_network import count_flops
+from fairseq_alma.images.networks import NUM_CONVOLUTIONS, VGG
+from fairseq_alma.images.stage_images import seeded
 from tests.images.image_streams import NUM_CLASSES, make_images
 
 SHAPE, CHANNELS = (3, 16, 16), [4] * NUM_CONVOLUTIONS

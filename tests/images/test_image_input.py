@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fairseq_alma.images.image_input import PADDING, ImageInput
+from fairseq_alma.images.stage_images import PADDING, ImageInput
 
 MEAN, STD = [0.5, 0.25, 0.125], [0.2, 0.3, 0.4]
 

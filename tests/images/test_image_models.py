@@ -11,7 +11,6 @@ import fairseq_alma
 from fairseq_alma.data.image_stream import ImageStream
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.growth.gate_tree import GateTree
-from fairseq_alma.images.image_checkpoints import TrainedModel, write_model
 from fairseq_alma.images.image_classifier import ImageClassifier
 from fairseq_alma.images.image_models import (
     AlmaMLP,
@@ -23,12 +22,12 @@ from fairseq_alma.images.image_models import (
     AlmaVGG,
     AlmaVGGConfig,
 )
-from fairseq_alma.images.image_network import SideBySide
+from fairseq_alma.images.image_network import SideBySide, count_flops
 from fairseq_alma.images.image_settings import ImageSettings
 from fairseq_alma.images.image_train_options import ImageTrainOptions
 from fairseq_alma.images.mixtures import mixture_layers
-from fairseq_alma.images.network_flops import count_flops
-from fairseq_alma.images.seeds import seeded
+from fairseq_alma.images.model_store import TrainedModel, write_model
+from fairseq_alma.images.stage_images import seeded
 from fairseq_alma.learners.learner import LEARNERS
 from tests.images.image_streams import make_stream
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from fairseq_alma.images.member_layers import MemberBatchNorm2d, MemberConv2d, MemberLinear
+from fairseq_alma.images.networks import MemberBatchNorm2d, MemberConv2d, MemberLinear
 
 BATCH, INPUTS, OUTPUTS, SIDE = 6, 3, 5, 7
 MEMBERS = [1, 4]

@@ -3,11 +3,9 @@ import torch
 
 from fairseq_alma.growth.gate_tree import GateTree
 from fairseq_alma.images.image_network import SideBySide
-from fairseq_alma.images.member_layers import MemberBatchNorm2d
 from fairseq_alma.images.mixtures import MixtureVGG
-from fairseq_alma.images.mlp import MLP
+from fairseq_alma.images.networks import MLP, NUM_CONVOLUTIONS, VGG, MemberBatchNorm2d
 from fairseq_alma.images.stage_average import average_of, measure_batch_norm, share_of_new
-from fairseq_alma.images.vgg import NUM_CONVOLUTIONS, VGG
 
 
 def states(number):

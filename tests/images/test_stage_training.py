@@ -5,14 +5,11 @@ import pytest
 import torch
 
 from fairseq_alma.errors import AlmaError
-from fairseq_alma.images import flat_parameters
-from fairseq_alma.images.image_input import ImageInput
-from fairseq_alma.images.mlp import MLP
+from fairseq_alma.images import stage_training
+from fairseq_alma.images.networks import MLP, NUM_CONVOLUTIONS, VGG
 from fairseq_alma.images.predictions import predict
-from fairseq_alma.images.seeds import seeded
-from fairseq_alma.images.stage_images import TrainingImages, bootstrap
+from fairseq_alma.images.stage_images import ImageInput, TrainingImages, bootstrap, seeded
 from fairseq_alma.images.stage_training import StageTraining, TrainingSettings
-from fairseq_alma.images.vgg import NUM_CONVOLUTIONS, VGG
 from tests.images.image_streams import NUM_CLASSES, make_images
 
 MLP_SHAPE, VGG_SHAPE = (1, 8, 8), (3, 16, 16)
@@ -127,9 +124,9 @@ def test_an_epoch_is_better_by_the_least_gain_or_more(score, best, gain, better)
     assert settings.is_better(score, best) is better
 
 
-@pytest.mark.parametrize("part", [50, flat_parameters.PART])
+@pytest.mark.parametrize("part", [50, stage_training.PART])
 def test_an_update_is_that_of_a_plain_loop(part, monkeypatch):
-    monkeypatch.setattr(flat_parameters, "PART", part)
+    monkeypatch.setattr(stage_training, "PART", part)
     training = training_of(build_mlp, [0], max_epoch=1, batch_size=37)
     plain = torch.nn.Sequential(
         torch.nn.Flatten(), torch.nn.Linear(64, 6), torch.nn.ReLU(), torch.nn.Linear(6, 6), torch.nn.ReLU(),

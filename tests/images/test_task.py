@@ -14,7 +14,7 @@ import fairseq_alma
 from fairseq_alma.data.image_stream import ImageStream
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.images.image_models import AlmaMLPConfig
-from fairseq_alma.images.task import AlmaImageClassificationConfig, AlmaImageClassificationTask
+from fairseq_alma.images.image_task import AlmaImageClassificationConfig, AlmaImageClassificationTask
 from tests.images.image_streams import NUM_CLASSES, make_stream
 from tests.scripts import run_script
 

@@ -5,8 +5,7 @@ import torch
 from torch import nn
 
 from fairseq_alma.growth.firefly_selection import num_chain_parameters
-from fairseq_alma.images.member_layers import MemberConv2d, MemberLinear
-from fairseq_alma.images.vgg import NUM_CONVOLUTIONS, VGG, Variant
+from fairseq_alma.images.networks import NUM_CONVOLUTIONS, VGG, MemberConv2d, MemberLinear, Variant
 
 NUM_CLASSES = 5
 COLUMN_E = [2, 2, 4, 4, 4]  # Simonyan and Zisserman 2015, table 1, column E, without its three linear layers
