@@ -22,8 +22,8 @@ from fairseq_alma.errors import AlmaError
 from fairseq_alma.exchange.image_folder import ImagesRecord, read_folder
 from fairseq_alma.growth.gate_tree import GateTree, format_gate_trees
 from fairseq_alma.images.image_network import ImageNetwork, SideBySide, join_logits
-from fairseq_alma.training.loading import refuse_other_weights
 from fairseq_alma.training.fairseq_options import check_options
+from fairseq_alma.training.loading import refuse_other_weights
 from fairseq_alma.training.trained_members import TrainedMembers, log_of_mean
 
 
