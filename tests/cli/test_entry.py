@@ -313,6 +313,7 @@ def test_a_usage_error_keeps_status_2(tmp_path: Path) -> None:
     assert "--unknown" in ended.stderr
 
 
+@pytest.mark.slow
 def test_users_see_warnings_of_fairseq_but_no_notes_to_developers() -> None:
     body = (
         "import logging, fairseq.tasks, fairscale.experimental.nn.offload\n"

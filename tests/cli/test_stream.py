@@ -222,6 +222,7 @@ def test_a_schedule_may_be_continued_when_the_stream_has_grown(stream, tmp_path,
         run(stream, tmp_path, *growing, "4,6,8,12,12")
 
 
+@pytest.mark.slow
 def test_jobs_of_a_queue_that_start_together_begin_one_run(stream, tmp_path):
     words = ["--stream", str(stream), "--run", str(tmp_path / "R"), "--learner", "ens"]
     code = "import sys; from fairseq_alma.cli.stream import main; main(sys.argv[1:])"

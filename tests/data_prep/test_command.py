@@ -278,6 +278,7 @@ def test_standard_input_gives_the_same_stream_as_a_file(text, tmp_path):
     assert files_of(tmp_path / "piped") == files_of(tmp_path / "file")
 
 
+@pytest.mark.slow
 def test_pipes_of_a_shell_give_the_same_stream_as_files(text, tmp_path):
     create(text, tmp_path / "file")
     command = f"{sys.executable} -m data_prep.text.command --out {tmp_path}/piped --megabatches 3 --vocab-size 300 "

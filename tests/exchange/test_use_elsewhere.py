@@ -38,10 +38,16 @@ print(model(**batch, labels=labels).loss.item())
 """
 
 
-@pytest.mark.parametrize("code", [WITHOUT_PACKAGE, WITH_PACKAGE], ids=["without the package", "with it"])
+@pytest.mark.parametrize(
+    "code",
+    [
+        pytest.param(WITHOUT_PACKAGE, id="without the package"),
+        pytest.param(WITH_PACKAGE, id="with it", marks=pytest.mark.slow),
+    ],
+)
 def test_a_folder_loads_anywhere(code, folders, tmp_path):
     words = [sys.executable, "-c", code + PRINT_LOSS, str(folders["ensemble"])]
-    done = subprocess.run(words, capture_output=True, text=True, cwd=tmp_path, timeout=120)
+    done = subprocess.run(words, capture_output=True, text=True, cwd=tmp_path, timeout=600)
     assert done.returncode == 0, done.stderr[-2000:]
     tokenizer = AutoTokenizer.from_pretrained(folders["ensemble"], trust_remote_code=True)
     batch = tokenizer(["the cat sat on a mat", "dogs"], return_tensors="pt", padding=True)

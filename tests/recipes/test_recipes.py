@@ -79,6 +79,7 @@ def test_devices_that_cannot_share_an_update_are_one_line(knobs, said, tmp_path)
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.slow
 def test_the_smallest_recipe_runs_with_two_processes(tmp_path):
     environment = {**os.environ, "RUNS": str(tmp_path / "runs"), "SMOKE": "1", "GPUS": "2"}
     command = ["bash", str(SINGLE_MODELS[0]), "--stage", "0"]
@@ -133,6 +134,7 @@ def test_the_control_of_table_1_makes_the_updates_of_k_stages_at_once(tmp_path):
     assert "--total-num-update 360000 --max-update 360000" in out
 
 
+@pytest.mark.slow
 def test_the_small_tables_have_all_rows_and_none_twice(tmp_path):
     out = dry_run(RECIPES / "lm" / "cpu" / "all.sh", tmp_path, SIZES="base", SEEDS="1 2", UPDATES="10")
     runs = re.findall(r"--save-dir \S*/runs/(\S+?)/stage-000/member-0 ", out)

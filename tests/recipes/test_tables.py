@@ -48,6 +48,7 @@ def test_a_verdict_without_a_finding_is_noticed(line):
     assert unfounded("- **held**: Fish can fly. 3 of 3.", ["- **held**: Fish can fly. (somewhere) 3 of 3."]) == []
 
 
+@pytest.mark.slow
 def test_every_block_of_the_recipes_is_that_of_its_records():
     wanted = tables.everything(tables.names())
     assert all(path.read_text(encoding="utf-8") == text for path, text in wanted.items())

@@ -246,6 +246,7 @@ def test_kill_9_ends_the_server_the_command_and_its_workers_and_frees_the_lock(t
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
+@pytest.mark.slow
 def test_a_server_that_dies_takes_its_command_along_and_the_next_is_a_new_interpreter(scripts, another_server):
     def watch(line):
         os.kill(server().pid, signal.SIGKILL)
@@ -264,6 +265,7 @@ def test_imports_that_fail_leave_the_command_to_say_why(scripts, another_server,
     assert error == f"{scripts.log}: fairseq-test failed (exit status 1): OSError: libgomp.so.1: not there"
 
 
+@pytest.mark.slow
 def test_another_environment_takes_another_server_and_threads_work_there(scripts, another_server, monkeypatch):
     first = fork_server._server = ForkServer()
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
@@ -309,6 +311,7 @@ def figures(folder, log):
     )
 
 
+@pytest.mark.slow
 def test_every_figure_is_to_the_last_bit_that_of_new_interpreters(tmp_path, monkeypatch):
     text, stream, found = tmp_path / "text", tmp_path / "S", []
     write_text(text)

@@ -67,7 +67,10 @@ def test_an_optimizer_that_is_kept_goes_on(trained, tmp_path):
     assert torch.load(last)["optimizer_history"][-1]["num_updates"] == 22  # 20 before growth and 2 after it
 
 
-@pytest.mark.parametrize("positions", [[], ["--decoder-learned-pos"], ["--no-scale-embedding"]])
+@pytest.mark.parametrize(
+    "positions",
+    [[], *(pytest.param([word], marks=pytest.mark.slow) for word in ("--decoder-learned-pos", "--no-scale-embedding"))],
+)
 def test_a_dense_stock_model_becomes_a_mixture_without_a_change_of_its_loss(trained, tmp_path, positions):
     dims = ["--decoder-input-dim", "16", "--decoder-output-dim", "16", "--share-decoder-input-output-embed"]
     dense = ["--arch", "transformer_lm_gpt", "--criterion", "cross_entropy", *dims, *positions]

@@ -22,7 +22,9 @@ def one(trained, tmp_path_factory):
     return train_together(1, tmp_path_factory.mktemp("one"), trained.stream, *TRAINING)
 
 
-@pytest.fixture(scope="module", params=[(EXPERTS, 2), (ALL, 4)], ids=str)
+@pytest.fixture(
+    scope="module", params=[(EXPERTS, 2), (ALL, 2), pytest.param((ALL, 4), marks=pytest.mark.slow)], ids=str
+)
 def several(request, trained, tmp_path_factory):
     option, number = request.param
     return train_together(number, tmp_path_factory.mktemp("several"), trained.stream, *TRAINING, option)
@@ -54,7 +56,10 @@ def test_a_spread_model_learns_and_logs_what_that_of_one_process_does(trained, t
     assert float(loss) == pytest.approx(several[0][-1]["nll_loss"], rel=0.2)
 
 
-@pytest.mark.parametrize(("before", "first", "after", "then"), [(4, EXPERTS, 2, ALL), (2, ALL, 1, EXPERTS)])
+@pytest.mark.parametrize(
+    ("before", "first", "after", "then"),
+    [pytest.param(4, EXPERTS, 2, ALL, marks=pytest.mark.slow), (2, ALL, 1, EXPERTS)],
+)
 def test_a_checkpoint_is_resumed_by_another_number_of_processes_and_spread_otherwise(
     trained, tmp_path, one, before, first, after, then
 ):

@@ -67,7 +67,10 @@ def test_every_token_is_counted_once(trainings):
     assert counts[0] == counts[1] == counts[2] > 0
 
 
-@pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 4), (4, 2)])
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [(2, 1), pytest.param(1, 4, marks=pytest.mark.slow), pytest.param(4, 2, marks=pytest.mark.slow)],
+)
 def test_a_run_resumes_with_another_number_of_processes_and_sees_the_same_samples(
     trained, trainings, tmp_path, before, after
 ):
@@ -147,6 +150,7 @@ def _of_module(self, name):
         return getattr(torch.nn.Module.__getattr__(self, "module"), name)
 
 
+@pytest.mark.slow
 def test_torch_s_data_parallel_wrapper_gives_one_gradient_on_any_number_of_processes(trained, tmp_path):
     gradients = [
         torch.tensor(together(number, gradient_rank, number, tmp_path, trained.stream)[0][0]) for number in PROCESSES

@@ -204,6 +204,7 @@ def test_a_process_that_hangs_is_noticed_by_the_one_that_waits_for_it(tmp_path, 
 
 
 @pytest.mark.parametrize("killed", [1])
+@pytest.mark.slow
 def test_a_training_that_loses_a_process_ends_in_one_line_and_resumes_with_another_number(
     trained, tmp_path, checkout, killed
 ):
