@@ -1,9 +1,9 @@
 """Files and folders that are there whole or not at all, also after a kill, a full disk or a crash of the machine.
 
 The one place where this package puts a file in place of another. What is being written stands beside it under a name
-that nobody can guess, ``.NAME.RANDOM.tmp`` (a folder: ``.NAME.RANDOM.part``), and under a lock that ends with its
-writer: so what a killed command left is told from what another command is writing just now, and is removed by whoever
-writes the same next, or by `sweep`.
+that nobody can guess, ``.NAME.RANDOM.tmp``, or for a folder in ``.NAME.building``, which carries a marker, and under a
+lock that ends with its writer: so what a killed command left is told from what another command is writing just now and
+from what is the user's own, and is removed by whoever writes the same next, or by `sweep`.
 
 Records are small JSON files that are held against a declared type where they are read (``data/manifest.py``,
 ``runs/records.py``) whose ranges msgspec checks. It does not parse them: Python's parser also takes the ``NaN`` and
@@ -19,14 +19,16 @@ import os
 import re
 import secrets
 import shutil
+import socket
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import IO, Annotated, Any, Callable, Iterator, Mapping, Optional, Sequence, TypeVar, Union
+from typing import IO, Annotated, Any, Callable, Iterator, Mapping, Optional, Self, Sequence, TypeVar, Union
 
 import msgspec
 from msgspec import Meta
 
-from fairseq_alma.errors import AlmaError, refuse_irregular, refuse_occupied
+from fairseq_alma.errors import AlmaError, refuse_irregular, refuse_occupied, refuse_unwritable
 
 _TEMPORARY = re.compile(r"\.(?P<name>.+)\.[0-9a-f]{16}\.tmp", re.DOTALL)
 MOST_TOGETHER = 16  # files
@@ -34,6 +36,8 @@ _LONGEST_NAME = 200  # bytes of it that are repeated in the temporary name: file
 _NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _OWN_FOLDER = _FOLDER | os.O_NOFOLLOW
+WORK_MARKER = ".made-by-fairseq_alma"
+LOCK_PATIENCE_SECONDS = 30.0
 
 LARGEST = 1 << 28  # bytes; a manifest of 10,000 mega-batches from 65,535 files takes a tenth of it
 MAX_MEGABATCHES = 10_000
@@ -209,34 +213,138 @@ def _named(error: OSError, path: Path) -> OSError:
     return OSError(error.errno or errno.EIO, error.strerror or str(error), str(path))
 
 
+class WorkFolder:
+    """A folder to build another one in, beside its place, that one process alone uses; it is gone at the end.
+
+    Its name is fixed, ``.NAME.building``, so what a killed command left is found and cleared by the next one. The lock
+    on it ends with the process that holds it, however that ends. It carries a marker, and only what does is ever
+    emptied: a folder of this name that somebody else has made is refused. Nothing is followed through symbolic links.
+
+    Args:
+        out: what is built; a symbolic link stands for what it points to.
+        flag: that names it, with a space behind it, for messages.
+        program: name of the command that builds.
+
+    Attributes:
+        path: where to build.
+
+    Raises:
+        AlmaError: another process builds the same, or what stands there is no folder of this user's commands.
+    """
+
+    def __init__(self, out: Path, flag: str, program: str) -> None:
+        self.given = out
+        self.flag = flag
+        self.out = Path(os.path.realpath(out))
+        self._program = program
+        self._root = self.out.parent / f".{self.out.name}.building"
+        self.path = self._root / "content"
+
+    def __enter__(self) -> Self:
+        if os.path.ismount(self.out):
+            raise AlmaError(f"{self.flag}{self.given}: a file system is mounted there; choose a folder in it")
+        refuse_unwritable(self.given, self.flag.strip())
+        while not self._take():
+            pass  # another process was at its end: the folder that it held is gone
+        try:
+            self._clear()
+            (self._root / WORK_MARKER).touch()
+            self.path.mkdir()
+        except BaseException:
+            os.close(self._descriptor)
+            raise
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        try:
+            self._remove()
+        finally:
+            os.close(self._descriptor)
+
+    def publish(self) -> None:
+        """Move what was built to its place, where nothing but an empty folder may stand.
+
+        Raises:
+            AlmaError: something was put there meanwhile.
+        """
+        synchronise_tree(self.path)
+        try:
+            os.rename(self.path, self.out)
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
+                raise
+            what = f"{self.flag}{self.given}: something was put there meanwhile"
+            raise AlmaError(f"{what}; give the name of a new folder") from error
+        synchronise(self.out)
+        self._remove()  # now: the next command may begin
+
+    def _remove(self) -> None:
+        if _is_at(self._root, self._descriptor):
+            self._clear()
+            self._root.rmdir()
+
+    def _take(self) -> bool:
+        """Make the folder and lock it; False if another process has removed it meanwhile."""
+        self._root.parent.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(FileExistsError):
+            self._root.mkdir()
+        try:
+            self._descriptor = os.open(self._root, _OWN_FOLDER)
+        except FileNotFoundError:
+            return False
+        except OSError as error:
+            if error.errno not in (errno.ELOOP, errno.ENOTDIR):
+                raise
+            what = f"{self._root}: no folder; {self._program} builds there"
+            raise AlmaError(f"{what}, so give it another name") from error
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            held = _is_at(self._root, self._descriptor)
+            if held:
+                self._refuse_foreign()
+        except BaseException as error:
+            os.close(self._descriptor)
+            if not isinstance(error, BlockingIOError):
+                raise
+            raise AlmaError(
+                f"{self.given}: another {self._program} is at work on it ({self._root}); wait for its end, or choose "
+                f"another {self.flag}".rstrip()
+            ) from error
+        if not held:
+            os.close(self._descriptor)
+        return held
+
+    def _refuse_foreign(self) -> None:
+        if os.fstat(self._descriptor).st_uid != os.geteuid():
+            raise AlmaError(f"{self._root}: another user's folder; choose another {self.flag}".rstrip())
+        if not (self._root / WORK_MARKER).is_file() and any(self._root.iterdir()):
+            raise AlmaError(
+                f"{self._root}: a folder that {self._program} has not made (no {WORK_MARKER} in it), and it builds "
+                "there; give it another name"
+            )
+
+    def _clear(self) -> None:
+        """Empty the folder, the marker last: a kill meanwhile leaves one that is known, or empty."""
+        for entry in sorted(self._root.iterdir(), key=lambda entry: entry.name == WORK_MARKER):
+            shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
+
+
 @contextlib.contextmanager
-def new_folder(path: Path, flag: str) -> Iterator[Path]:
+def new_folder(path: Path, flag: str, program: str) -> Iterator[Path]:
     """Yield a folder to write into that takes its place when the block ends, and leaves no trace if it raises.
 
     Args:
         path: the folder; nothing may stand there but an empty folder.
         flag: that names it, with a space behind it, for messages.
+        program: name of the command that writes it.
 
     Raises:
-        AlmaError: something stands in its place.
+        AlmaError: something stands in its place, or another process writes it.
     """
     refuse_occupied(path, flag)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    _sweep_parts(path)
-    part = path.parent / f".{path.name}.{secrets.token_hex(8)}.part"
-    part.mkdir()
-    descriptor = os.open(part, _OWN_FOLDER)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield part
-        synchronise_tree(part)
-        _put_in_place(part, path, flag)
-        synchronise(path)
-    except BaseException:
-        shutil.rmtree(part, ignore_errors=True)
-        raise
-    finally:
-        os.close(descriptor)
+    with WorkFolder(path, flag, program) as work:
+        yield work.path
+        work.publish()
 
 
 def synchronise_tree(root: Path) -> None:
@@ -246,26 +354,77 @@ def synchronise_tree(root: Path) -> None:
         list(pool.map(synchronise_alone, paths))
 
 
-def _put_in_place(part: Path, path: Path, flag: str) -> None:
+@contextlib.contextmanager
+def locked(path: Path, what: str, shared: bool = False) -> Iterator[int]:
+    """Hold the lock of a run, or of a part of it.
+
+    Args:
+        path: the lock's file, in which its holder signs; its folder is made.
+        what: is locked, for messages.
+        shared: other holders of this kind may hold it too.
+
+    Yields:
+        A file descriptor. A child process that inherits it keeps the lock as long as it lives.
+
+    Raises:
+        AlmaError: another process holds it; the children of one that was killed are waited for.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open_lock(path) as descriptor:
+        _lock(descriptor, what, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
+        yield descriptor
+
+
+@contextlib.contextmanager
+def open_lock(path: Path) -> Iterator[int]:
+    """Yield the descriptor of a file to lock, which is made but never followed where it is a link."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)  # it is written into
     try:
-        os.rename(part, path)  # over an empty folder at most
-    except OSError as error:
-        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
-            raise
-        raise AlmaError(f"{flag}{path}: something was put there meanwhile; give the name of a new folder") from error
+        yield descriptor
+    finally:
+        os.close(descriptor)
 
 
-def _sweep_parts(path: Path) -> None:
-    """Remove what killed writers of this folder left; what a living one holds the lock of stays."""
-    pattern = re.compile(rf"\.{re.escape(path.name)}\.[0-9a-f]{{16}}\.part")
-    for entry in [each for each in path.parent.iterdir() if pattern.fullmatch(each.name)]:
-        with contextlib.suppress(OSError):
-            descriptor = os.open(entry, _OWN_FOLDER)
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(entry)
-            finally:
-                os.close(descriptor)
+def _lock(descriptor: int, what: str, kind: int) -> None:
+    """Take a lock and sign it; wait for the children of a killed run to end, but for no living one."""
+    deadline = time.monotonic() + LOCK_PATIENCE_SECONDS
+    me = f"{os.getpid()} on {socket.gethostname()}"
+    while True:
+        try:
+            fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, me.encode(), 0)
+            return
+        except BlockingIOError:
+            owner = os.pread(descriptor, 1000, 0).decode(errors="replace")
+            if not _has_ended(owner) or time.monotonic() > deadline:
+                raise AlmaError(
+                    f"{what}: another alma-stream (process {owner}) is working on it; wait until it ends, or give "
+                    "another --run"
+                ) from None
+            time.sleep(0.1)
+
+
+def _has_ended(owner: str) -> bool:
+    """Tell whether the process that signed a lock is known to have ended; one on another host is not."""
+    number, _, host = owner.partition(" on ")
+    if host != socket.gethostname() or not number.isdecimal():
+        return False
+    try:
+        os.kill(int(number), 0)
+    except ProcessLookupError:
+        return True
+    except PermissionError:
+        pass
+    return False
+
+
+def _is_at(path: Path, descriptor: int) -> bool:
+    """Tell whether a path still names what is open."""
+    try:
+        return os.path.samestat(path.lstat(), os.fstat(descriptor))
+    except FileNotFoundError:
+        return False
 
 
 def write_json_atomically(path: Path, content: Mapping[str, Any], durable: bool = True) -> None:

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import shutil
 import signal
 import stat
 import subprocess
@@ -13,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from fairseq_alma.errors import AlmaError
-from fairseq_alma.files import open_atomically, sweep, write_together
+from fairseq_alma.files import new_folder, open_atomically, sweep, write_together
 
 WRITE_AND_HANG = """
 import sys, time
@@ -185,3 +186,61 @@ def test_of_files_that_are_written_together_one_that_fails_takes_no_other_with_i
     with pytest.raises(OSError, match="No space left on device: '1'"):
         write_together([partial(write_or_fail, number) for number in range(3)])
     assert names(tmp_path) == ["0", "2"]
+
+
+def write_folder_or_die(out: Path, dies_at: int) -> int:
+    """Write a folder in a process that is killed before its n-th operation below the folder's parent; its status."""
+    seen = 0
+
+    def hook(event: str, arguments: tuple) -> None:
+        nonlocal seen
+        if event in ("open", "os.mkdir", "os.rename", "os.remove", "os.rmdir") and ".building" in str(arguments[0]):
+            seen += 1
+            if seen == dies_at:
+                os._exit(9)
+
+    child = os.fork()
+    if child:
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    sys.addaudithook(hook)
+    try:
+        fill(out)
+    finally:
+        os._exit(0)
+    return 0
+
+
+def fill(out: Path) -> None:
+    with new_folder(out, "--out ", "alma-export") as folder:
+        (folder / "a").write_text("whole")
+        (folder / "b").mkdir()
+        (folder / "b/c").write_text("whole")
+
+
+def test_a_folder_is_whole_or_not_there_whenever_its_writer_is_killed(tmp_path: Path) -> None:
+    dies_at = 1
+    while write_folder_or_die(tmp_path / "out", dies_at):
+        if (tmp_path / "out").exists():
+            assert (tmp_path / "out/b/c").read_text() == (tmp_path / "out/a").read_text() == "whole"
+            shutil.rmtree(tmp_path / "out")
+        fill(tmp_path / "out")
+        assert names(tmp_path) == ["out"] and names(tmp_path / "out") == ["a", "b"]
+        shutil.rmtree(tmp_path / "out")
+        dies_at += 1
+    assert dies_at > 10
+    assert names(tmp_path) == ["out"]
+
+
+def test_two_writers_of_one_folder_are_told_of_each_other(tmp_path: Path) -> None:
+    refused = pytest.raises(AlmaError, match=r"out: another alma-export is at work on it .*; wait for its end")
+    with new_folder(tmp_path / "out", "--out ", "alma-export"), refused:
+        fill(tmp_path / "out")
+    assert names(tmp_path) == ["out"]
+
+
+def test_what_is_put_in_a_folders_place_meanwhile_is_left_alone(tmp_path: Path) -> None:
+    refused = pytest.raises(AlmaError, match=r"--out .*out: something was put there meanwhile")
+    with refused, new_folder(tmp_path / "out", "--out ", "alma-export"):
+        (tmp_path / "out").mkdir()
+        (tmp_path / "out/mine").write_text("mine")
+    assert names(tmp_path) == ["out"] and names(tmp_path / "out") == ["mine"]

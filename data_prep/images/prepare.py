@@ -49,7 +49,7 @@ def prepare(options: ImagePrepOptions) -> Optional[tuple[Stream, ImageSet]]:
             (record,),
         )
         stream = replace(built, root=options.out)
-        build.publish(stream)
+        build.publish_stream(stream)
     return stream, images
 
 

@@ -54,7 +54,7 @@ def prepare(options: PrepOptions) -> Optional[Stream]:
             if source.is_copy:
                 source.path.unlink()
         if there is None:
-            build.publish(stream)
+            build.publish_stream(stream)
         else:
             build.publish_additions(stream)
     return stream

@@ -72,7 +72,7 @@ def export_images(path: Path, out: Path, stream_folder: Optional[Path] = None) -
             "std": list(images.std),
         },
     }
-    with new_folder(out, "--out ") as folder:
+    with new_folder(out, "--out ", "alma-export") as folder:
         write_tensors({name: tensor.clone() for name, tensor in weights.items()}, folder / "model.safetensors")
         (folder / "config.json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
     return (out / "model.safetensors").stat().st_size

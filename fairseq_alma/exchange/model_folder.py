@@ -65,7 +65,7 @@ def export_model(path: Path, out: Path, stream_folder: Optional[Path] = None) ->
     files = tokenizer_files(tokenizer, longest, config_json["bos_token_id"] == BOS)
     check_same_ids(files["tokenizer.json"], tokenizer, _texts(stream, tokenizer))
     facts = describe_model(config, weights, path)
-    with new_folder(out, "--out ") as folder:
+    with new_folder(out, "--out ", "alma-export") as folder:
         write_tensors(dict(tensors_of(groups, path)), folder / "model.safetensors")
         files["config.json"] = json.dumps(config_json, indent=2) + "\n"
         files["generation_config.json"] = json.dumps(_generation(config_json), indent=2) + "\n"

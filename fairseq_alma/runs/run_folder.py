@@ -9,15 +9,13 @@ import fcntl
 import os
 import re
 import shutil
-import socket
-import time
 import weakref
 from pathlib import Path
 from typing import Any, Callable, Iterator, Mapping, Optional
 
 from fairseq_alma.checkpoints import LAST_CHECKPOINT
 from fairseq_alma.errors import AlmaError
-from fairseq_alma.files import as_record, read_json_object, sweep, synchronise, write_json_atomically
+from fairseq_alma.files import as_record, locked, open_lock, read_json_object, sweep, synchronise, write_json_atomically
 from fairseq_alma.learners.plan import ModelId
 from fairseq_alma.runs.records import RunRecord, stage_type
 from fairseq_alma.watch.stage_clock import StageClock, read_clock
@@ -32,7 +30,6 @@ CLOCK = "clock.json"
 MEMBER_CLOCK = "clock-member-{}.json"
 RUN_REMEDY = "give another --run folder, or remove this one"
 STAGE_REMEDY = "remove the file, and the same alma-stream command runs the stage again"
-LOCK_PATIENCE_SECONDS = 30.0
 _STAGE = re.compile("stage-([0-9]{3}|[1-9][0-9]{3,})")
 _MEMBER = re.compile("member-(0|[1-9][0-9]*)")
 # What versions before, and fairseq, call a file that they have not written to its end.
@@ -40,7 +37,6 @@ _UNFINISHED = re.compile(
     r"\.?(checkpoint.*\.pt|training\.pt|grown\.pt|ensemble\.pt|stage\.json|clock.*\.json)(\.[0-9]+)?\.tmp"
 )
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
-_LOCK_FILE = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW  # it is written into: never into what a link points to
 
 
 class RunFolder:
@@ -107,7 +103,7 @@ class RunFolder:
         self._hold()
         with contextlib.ExitStack() as locks:
             for folder in map(self.stage_folder, self.stages()):  # no more than locked: nothing is written in them
-                locks.enter_context(_locked(folder / ".lock", f"{folder}"))
+                locks.enter_context(locked(folder / ".lock", f"{folder}"))
             write_json_atomically(self.root / RUN_RECORD, record)
 
     def write_run(self, record: Mapping[str, Any]) -> None:
@@ -184,7 +180,7 @@ class RunFolder:
         folder = self.stage_folder(stage)
         _refuse_links(folder)
         with (
-            _locked(folder / ".lock", f"{folder}") as descriptor,
+            locked(folder / ".lock", f"{folder}") as descriptor,
             _swept(lambda: [folder, *map(self.model_folder, self.members(stage))]),
         ):
             yield descriptor
@@ -200,8 +196,8 @@ class RunFolder:
         folder = self.stage_folder(model.stage)
         _refuse_links(folder)
         with (
-            _locked(folder / ".lock", f"{folder}", shared=True) as stage,
-            _locked(folder / f".lock-member-{model.member}", f"{self.model_folder(model)}") as member,
+            locked(folder / ".lock", f"{folder}", shared=True) as stage,
+            locked(folder / f".lock-member-{model.member}", f"{self.model_folder(model)}") as member,
             _swept(lambda: [self.model_folder(model)]),
         ):
             yield [stage, member]
@@ -211,13 +207,10 @@ class RunFolder:
         """Hold the lock of run.json for a moment; whoever comes second waits. Nothing is left in a folder of others."""
         self._refuse_other_folder()
         self._hold()
-        descriptor = os.open(self.root / ".lock", _LOCK_FILE, 0o644)
-        try:
+        with open_lock(self.root / ".lock") as descriptor:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
             sweep(self.root)
             yield
-        finally:
-            os.close(descriptor)
 
     def is_tidy(self, stage: int) -> bool:
         """Tell whether nothing is left to remove after a complete stage."""
@@ -290,48 +283,3 @@ def _sweep_all(folders: list[Path]) -> None:
         for entry in folder.glob("*.tmp"):
             if _UNFINISHED.fullmatch(entry.name) and entry.is_file() and not entry.is_symlink():
                 entry.unlink(missing_ok=True)
-
-
-@contextlib.contextmanager
-def _locked(path: Path, what: str, shared: bool = False) -> Iterator[int]:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(path, _LOCK_FILE, 0o644)
-    try:
-        _lock(descriptor, what, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
-        yield descriptor
-    finally:
-        os.close(descriptor)
-
-
-def _lock(descriptor: int, what: str, kind: int) -> None:
-    """Take a lock and sign it; wait for the children of a killed run to end, but for no living one."""
-    deadline = time.monotonic() + LOCK_PATIENCE_SECONDS
-    me = f"{os.getpid()} on {socket.gethostname()}"
-    while True:
-        try:
-            fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
-            os.ftruncate(descriptor, 0)
-            os.pwrite(descriptor, me.encode(), 0)
-            return
-        except BlockingIOError:
-            owner = os.pread(descriptor, 1000, 0).decode(errors="replace")
-            if not _has_ended(owner) or time.monotonic() > deadline:
-                raise AlmaError(
-                    f"{what}: another alma-stream (process {owner}) is working on it; wait until it ends, or give "
-                    "another --run"
-                ) from None
-            time.sleep(0.1)
-
-
-def _has_ended(owner: str) -> bool:
-    """Tell whether the process that signed a lock is known to have ended; one on another host is not."""
-    number, _, host = owner.partition(" on ")
-    if host != socket.gethostname() or not number.isdecimal():
-        return False
-    try:
-        os.kill(int(number), 0)
-    except ProcessLookupError:
-        return True
-    except PermissionError:
-        pass
-    return False

@@ -1,6 +1,7 @@
 """The folder in which a stream is built: one process at a time, nothing through links, nothing left behind."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from data_prep.text.command import main
 from fairseq_alma.data.image_writer import write_image_stream
 from fairseq_alma.data.stream import Stream
 from fairseq_alma.errors import AlmaError
+from fairseq_alma.files import WORK_MARKER
 
 MORE = ["--append", "--megabatches", "1", "--workers", "1"]
 
@@ -56,6 +58,7 @@ def test_links_in_a_left_over_are_removed_and_their_targets_are_not(tmp_path: Pa
     (tmp_path / "precious").mkdir()
     (tmp_path / "precious/mine").write_text("mine")
     (tmp_path / ".S.building").mkdir()
+    (tmp_path / ".S.building" / WORK_MARKER).touch()
     (tmp_path / ".S.building/link").symlink_to(tmp_path / "precious")
     with BuildFolder(tmp_path / "S", "alma-prep-text") as build:
         assert list(build.path.iterdir()) == []
@@ -63,11 +66,32 @@ def test_links_in_a_left_over_are_removed_and_their_targets_are_not(tmp_path: Pa
     assert sorted(os.listdir(tmp_path)) == ["precious"]
 
 
+@pytest.mark.parametrize("marker", [True, False])
+def test_only_what_a_command_has_made_is_emptied(marker: bool, tmp_path: Path) -> None:
+    """A kill at any moment leaves an empty folder or one with the marker."""
+    (tmp_path / ".S.building").mkdir()
+    with BuildFolder(tmp_path / "S", "alma-prep-text") as build:
+        build.path.joinpath("half").write_text("half")
+        left = tmp_path / "left"
+        shutil.copytree(tmp_path / ".S.building", left)
+    left.rename(tmp_path / ".S.building")
+    if marker:
+        with BuildFolder(tmp_path / "S", "alma-prep-text") as build:
+            assert list(build.path.iterdir()) == []
+        assert os.listdir(tmp_path) == []
+    else:
+        (tmp_path / ".S.building" / WORK_MARKER).unlink()
+        refused = pytest.raises(AlmaError, match=r"\.S\.building: a folder that alma-prep-text has not made")
+        with refused, BuildFolder(tmp_path / "S", "alma-prep-text"):
+            pass
+        assert (tmp_path / ".S.building/content/half").read_text() == "half"
+
+
 def test_a_link_as_out_stands_for_the_folder_that_it_points_to(tmp_path: Path) -> None:
     (tmp_path / "disk/real").mkdir(parents=True)
     (tmp_path / "S").symlink_to(tmp_path / "disk/real")
     with BuildFolder(tmp_path / "S", "alma-prep-images") as build:
-        build.publish(small_stream(build.path))
+        build.publish_stream(small_stream(build.path))
     assert (tmp_path / "S").is_symlink()
     assert Stream.open(tmp_path / "disk/real").num_megabatches == 2
     assert os.listdir(tmp_path / "disk") == ["real"]
@@ -75,7 +99,7 @@ def test_a_link_as_out_stands_for_the_folder_that_it_points_to(tmp_path: Path) -
 
 def test_another_process_that_begins_after_publication_keeps_its_folder(tmp_path: Path) -> None:
     with BuildFolder(tmp_path / "S", "alma-prep-images") as first:
-        first.publish(small_stream(first.path))
+        first.publish_stream(small_stream(first.path))
         second = BuildFolder(tmp_path / "S", "alma-prep-images").__enter__()
     assert second.path.is_dir()
     second.__exit__()
@@ -115,7 +139,7 @@ def test_a_signal_leaves_nothing_behind(number: signal.Signals, tmp_path: Path) 
     command = [sys.executable, "-m", "data_prep.text.command", "-", "--out", str(tmp_path / "S"), "--megabatches", "1"]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     deadline = time.monotonic() + 60
-    while not (tmp_path / ".S.building/standard-input").exists() and time.monotonic() < deadline:
+    while not (tmp_path / ".S.building/content/standard-input").exists() and time.monotonic() < deadline:
         time.sleep(0.05)
     process.send_signal(number)
     _, complaints = process.communicate(timeout=60)

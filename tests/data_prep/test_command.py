@@ -334,7 +334,7 @@ def test_killed_run_does_not_hinder_the_next_one(text, tmp_path):
     command = [sys.executable, "-m", "data_prep.text.command", "-", "--out", str(tmp_path / "stream")]
     command += ["--megabatches", "3", "--vocab-size", "300"]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL)
-    spooled = tmp_path / ".stream.building/standard-input"
+    spooled = tmp_path / ".stream.building/content/standard-input"
     deadline = time.monotonic() + 60
     while not spooled.exists() and time.monotonic() < deadline:
         time.sleep(0.05)

@@ -144,13 +144,6 @@ def test_full_disk_is_one_line_and_leaves_nothing_behind(tmp_path):
     assert os.listdir(tmp_path / "disk") == []
 
 
-def test_left_over_of_a_killed_run_does_not_hinder_the_next_one(tmp_path):
-    (tmp_path / ".stream.building").mkdir()
-    (tmp_path / ".stream.building/images.npy").write_text("half")
-    create(tmp_path)
-    assert sorted(os.listdir(tmp_path)) == ["mnist", "stream"]
-
-
 @pytest.mark.parametrize("version", ["binary", "python"])
 def test_natural_images_are_augmented(tmp_path, version):
     write_cifar10(tmp_path / "cifar", version)
