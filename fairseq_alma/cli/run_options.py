@@ -6,8 +6,6 @@ from typing import Any
 from fairseq_alma.cli.parser import utf8_path
 from fairseq_alma.learners.learner import LEARNERS, MAX_SEED
 from fairseq_alma.learners.presets import PRESETS
-from fairseq_alma.training.anytime_options import HALF_LIVES, REPLAY_ORDERS, REWARMS, SHAPES
-from fairseq_alma.training.stage_end_options import STAGE_AVERAGES
 
 SAVE_EVERY = 500
 LEARNERS_FROM = "--learners-from"  # not --user-dir: fairseq's parser looks for that in the command line of any process
@@ -168,78 +166,3 @@ def add_processes(group: Any) -> None:
         "resumes when it is queued again; --dry-run prints the scripts; needs pip install 'fairseq-alma[slurm]'",
     )
     add("--progress-to", type=int, metavar="FD", help=argparse.SUPPRESS)  # given by --jobs to the calls that it starts
-
-
-def add_anytime(group: Any) -> None:
-    """Add the options to a group of the parser."""
-    add = group.add_argument
-    add(
-        "--carry-optimizer",
-        action="store_true",
-        default=None,
-        help="optimizer state, number of updates and learning-rate schedule run on through the stages, each of which "
-        "makes --max-update more; with --lr-scheduler fixed or inverse_sqrt (default: each stage begins anew)",
-    )
-    add(
-        "--ema-half-life",
-        choices=HALF_LIVES,
-        help="test a moving average of the weights; its half-life is this share of the updates so far "
-        "(default: test the weights)",
-    )
-    add(
-        "--branch-decay",
-        type=float,
-        metavar="D",
-        help="test a copy whose learning rate decays to zero over the last share D of a stage's updates; training goes "
-        "on from weights that did not decay",
-    )
-    add("--branch-shape", choices=SHAPES, help=f"of that decay: 1 - sqrt, or linear (default: {SHAPES[0]})")
-    add(
-        "--branch-continue",
-        action="store_true",
-        default=None,
-        help="with --branch-decay: decay the model itself and go on from there",
-    )
-    add(
-        "--best-checkpoint",
-        action="store_true",
-        default=None,
-        help="test the checkpoint of a stage with the lowest loss on valid, of those that --save-every makes and the "
-        "last; the next stage begins with it, unless the optimizer is carried on",
-    )
-    add(
-        "--replay-share",
-        type=float,
-        metavar="R",
-        help="share of a stage's sequences that come from earlier mega-batches; the updates do not grow",
-    )
-    add(
-        "--replay-order",
-        choices=REPLAY_ORDERS,
-        help="with --replay-share: draw them from all earlier ones, or first those that were in the fewest stages so "
-        f"far (default: {REPLAY_ORDERS[0]})",
-    )
-    add(
-        "--rewarm",
-        choices=REWARMS,
-        help="what the learning rate of each stage warms up to: --lr, or what one schedule over all stages so far "
-        f"would have (default: {REWARMS[0]})",
-    )
-
-
-def add_stage_ends(group: Any) -> None:
-    """Add the options of what predicts after a stage of images, and what the next one begins with."""
-    add = group.add_argument
-    add(
-        "--stage-average",
-        choices=STAGE_AVERAGES,
-        help="test the mean of the weights at the ends of all stages so far, or an average with a half-life of this "
-        "share of the stages so far; training goes on from the weights themselves (default: test these)",
-    )
-    add(
-        "--shrink-perturb",
-        type=float,
-        metavar="S",
-        help="begin each stage with this share of the weights before, the rest newly drawn initial weights "
-        "(default: all of them)",
-    )

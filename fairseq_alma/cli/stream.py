@@ -139,8 +139,8 @@ def _open_stream(arguments: argparse.Namespace) -> Optional[Stream]:
 def _begin(request: RunRequest, folder: RunFolder, learner: Learner, seed: int, job: Job, stream: Stream) -> None:
     """Write run.json, or make sure that the one that is there describes the same run."""
     chosen = {name: vars(request)[name] for name in OF_EVERY_RUN}
-    options = {**chosen, **job.recorded(), **learner.as_record(stream.kind), **request.anytime.as_record()}
-    options |= request.stage_ends.as_record()
+    options = {**chosen, **job.recorded(), **learner.record(stream.kind), **request.anytime.record()}
+    options |= request.stage_ends.record()
     if request.anytime.best_checkpoint:
         options["best_every"] = request.save_every  # which weights are looked at
     if request.then_evaluate is not None:

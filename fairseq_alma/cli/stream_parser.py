@@ -3,40 +3,26 @@
 import argparse
 import importlib
 import sys
-from dataclasses import fields
 from pathlib import Path
-from typing import Any, Iterable, Mapping, Optional, Sequence, get_type_hints
+from typing import Any, Iterable, Mapping, Optional, Sequence
 
 from fairseq_alma.cli.parser import Parser
 from fairseq_alma.cli.run_options import (
     LEARNERS_FROM,
     SAVE_EVERY,
-    add_anytime,
     add_parts,
     add_processes,
     add_run,
-    add_stage_ends,
     add_training,
 )
 from fairseq_alma.files import MAX_MEGABATCHES
-from fairseq_alma.learners.learner import (
-    KINDS,
-    LEARNERS,
-    MAX_SEED,
-    Learner,
-    Option,
-    default_of,
-    flag,
-    options_of,
-    read_value,
-)
-from fairseq_alma.options import whole
+from fairseq_alma.learners.learner import LEARNERS, MAX_SEED, Learner
+from fairseq_alma.options import KINDS, Options, flag, options_of, whole
 from fairseq_alma.runs.slurm_jobs import read_parameters
-from fairseq_alma.training.anytime_options import RANGES as ANYTIME_RANGES
 from fairseq_alma.training.anytime_options import AnytimeOptions
-from fairseq_alma.training.stage_end_options import RANGES as STAGE_END_RANGES
 from fairseq_alma.training.stage_end_options import StageEndOptions
 
+ANYTIME: tuple[type[Options], ...] = (AnytimeOptions, StageEndOptions)
 # Options of alma-stream that mean something to some learners alone: option -> kinds of data, attribute of the learner.
 OF_SOME: Mapping[str, tuple[tuple[str, ...], Optional[str]]] = {
     "member": (KINDS, "trains_members_alone"),
@@ -50,8 +36,7 @@ OF_SOME: Mapping[str, tuple[tuple[str, ...], Optional[str]]] = {
     "validate": (("text",), None),
     "finetune_from_model": (("text",), None),
     "matrix": (("text",), None),
-    **{field.name: (("text",), None) for field in fields(AnytimeOptions)},
-    **{field.name: (("images",), None) for field in fields(StageEndOptions)},
+    **{name: (option.kinds, None) for each in ANYTIME for name, option in options_of(each).items()},
     "preset": (("images",), None),
 }
 RANGES = {
@@ -63,8 +48,6 @@ RANGES = {
     "jobs": whole(1, 1024),
     "side_by_side": whole(1, 1024),
     "nodes": whole(1, 1024),
-    **ANYTIME_RANGES,
-    **STAGE_END_RANGES,
 }
 
 EPILOG = """\
@@ -143,9 +126,8 @@ def learner_options(
         if value is not None and learner.name not in meant:
             use = f"goes with --learner {', '.join(meant)}, not with {learner.name}" if meant else "has no meaning"
             parser.error(f"{flag(name)} {use} on streams of {kind}")
-    given = {name: vars(arguments)[name] for name in options_of(learner) if vars(arguments)[name] is not None}
-    for name, value in given.items():
-        _check_value(parser, learner, kind, name, value)
+    words = {name: vars(arguments)[name] for name in options_of(learner) if vars(arguments)[name] is not None}
+    given = {name: _read_value(parser, learner, kind, name, word) for name, word in words.items()}
     if len(arguments.seed) > 1 and not (kind == "images" and learner.stacks_seeds):
         possible = ", ".join(sorted(name for name, each in LEARNERS["images"].items() if each.stacks_seeds))
         parser.error(f"--seed: several go with streams of images and --learner {possible}; give one call for each")
@@ -200,61 +182,56 @@ def build_parser() -> argparse.ArgumentParser:
         _add_declared(group, name, declared)
     add_parts(parser.add_argument_group("a part of the run"))
     add_processes(parser.add_argument_group("several processes"))
-    add_anytime(parser.add_argument_group("anytime training (text)"))
-    add_stage_ends(parser.add_argument_group("anytime training (images)"))
+    for kind, each in zip(KINDS, ANYTIME, strict=True):
+        each.add_to(parser.add_argument_group(f"anytime training ({kind})"), kind)
     return parser
 
 
 def _add_declared(group: Any, name: str, declared: Mapping[tuple[str, str], type[Learner]]) -> None:
-    """Add an option that learners declare; all that declare it must agree on its type.
+    """Add an option that learners declare, as words: what they may be is for the learner to say that is chosen.
 
     Args:
         group: of the parser.
         name: of the field.
         declared: kind and name -> the learner.
     """
-    first = next(iter(declared.values()))
-    meaning = options_of(first)[name][1]
-    choices = [word for learner in declared.values() for word in options_of(learner)[name][1].choices or ()]
-    words: dict[str, Any] = {"help": "; ".join(_help(name, declared)), "default": None}
-    kind_of_value = get_type_hints(first)[name]
-    if kind_of_value is bool:
-        group.add_argument(flag(name), action="store_true", **words)
+    options = [options_of(learner)[name] for learner in declared.values()]
+    words: dict[str, Any] = {"dest": name, "help": "; ".join(_help(name, declared)), "default": None}
+    if options[0].type is bool:
+        group.add_argument(options[0].flag, action="store_true", **words)
         return
-    numbers = [each for each in (int, float) if each in (kind_of_value, *getattr(kind_of_value, "__args__", ()))]
-    words["type"] = str if meaning.parse is not None or not numbers else numbers[0]
-    words.update({"choices": [*dict.fromkeys(choices)]} if choices else {"metavar": meaning.metavar})
-    group.add_argument(flag(name), **words)
+    choices = [*dict.fromkeys(word for option in options for word in option.choices)]
+    words.update({"choices": choices} if choices else {"metavar": options[0].metavar or "N"})
+    group.add_argument(options[0].flag, **words)
 
 
 def _help(name: str, declared: Mapping[tuple[str, str], type[Learner]]) -> Iterable[str]:
     """Say what an option means to whom: learners with the same words share them."""
     shared: dict[str, list[tuple[str, str]]] = {}
     for (kind, learner), each in declared.items():
-        text, default = options_of(each)[name][1].help, default_of(each, name, kind)
-        shown = "" if "default:" in text or default in (None, False) else f" (default: {default})"
-        shared.setdefault(text + shown, []).append((kind, learner))
+        option = options_of(each)[name]
+        shared.setdefault(option.help + option.shown_default(kind), []).append((kind, learner))
     for text, users in shared.items():
         kinds = {kind for kind, _ in users}
         of_one_kind = f"{users[0][0]}, " if len(kinds) == 1 else ""
         yield f"{of_one_kind}{', '.join(dict.fromkeys(learner for _, learner in users))}: {text}".replace("%", "%%")
 
 
-def _check_value(parser: argparse.ArgumentParser, learner: type[Learner], kind: str, name: str, value: Any) -> None:
-    """Refuse a choice that other learners have, and a number out of range."""
-    meaning = options_of(learner)[name][1]
-    if meaning.choices is not None and value not in meaning.choices:
-        others = [
-            each
-            for each, other in LEARNERS[kind].items()
-            if name in options_of(other) and value in (options_of(other)[name][1].choices or ())
-        ]
+def _read_value(parser: argparse.ArgumentParser, learner: type[Learner], kind: str, name: str, word: Any) -> Any:
+    """Return the value of a learner's option; refuse a choice that other learners have, and a number out of range."""
+    option = options_of(learner)[name]
+    others = [
+        each
+        for each, other in LEARNERS[kind].items()
+        if name in options_of(other) and word in options_of(other)[name].choices
+    ]
+    if option.choices and word not in option.choices and others:
         parser.error(
-            f"{flag(name)} {value} goes with --learner {', '.join(others)}; for {learner.name} choose from "
-            f"{', '.join(meaning.choices)}"
+            f"{option.flag} {word} goes with --learner {', '.join(others)}; for {learner.name} choose from "
+            f"{', '.join(option.choices)}"
         )
     try:
-        read_value(name, value, meaning)
+        return option.value(word)
     except ValueError as error:
         parser.error(str(error))
 
@@ -264,8 +241,8 @@ def _declared() -> dict[str, dict[tuple[str, str], type[Learner]]]:
     found: dict[str, dict[tuple[str, str], type[Learner]]] = {}
     for kind, learners in LEARNERS.items():
         for each, learner in learners.items():
-            for name, (_, meaning) in options_of(learner).items():
-                if kind in meaning.kinds:
+            for name, option in options_of(learner).items():
+                if kind in option.kinds:
                     found.setdefault(name, {})[kind, each] = learner
     return found
 
@@ -273,8 +250,8 @@ def _declared() -> dict[str, dict[tuple[str, str], type[Learner]]]:
 def _means(learner: type[Learner], name: str, kind: str) -> bool:
     """Tell whether an option has a meaning for a learner on a kind of data."""
     if name not in OF_SOME:
-        options: Mapping[str, tuple[Any, Option]] = options_of(learner)
-        return name in options and kind in options[name][1].kinds
+        options = options_of(learner)
+        return name in options and kind in options[name].kinds
     kinds, attribute = OF_SOME[name]
     return kind in kinds and (attribute is None or getattr(learner, attribute))
 

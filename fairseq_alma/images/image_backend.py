@@ -124,7 +124,7 @@ class ImageBackend:
 
     def _describe_ends(self, stage: int) -> dict[str, Any]:
         """Return what stage.json says of the options of stages' ends; nothing for the paper's way."""
-        if not self.ends.as_record():
+        if not self.ends.record():
             return {}
         average = self.ends.stage_average
         described: dict[str, Any] = {"predicts_with": "last" if average is None else "average"}

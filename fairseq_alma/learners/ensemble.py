@@ -3,9 +3,10 @@
 from dataclasses import dataclass
 from typing import Any, ClassVar, Optional
 
-from fairseq_alma.learners.learner import Learner, option, register_learner
+from fairseq_alma.learners.learner import Learner, register_learner
 from fairseq_alma.learners.plan import MAX_MEMBERS, StagePlan
 from fairseq_alma.learners.schedule import Stage
+from fairseq_alma.options import opt, whole
 
 NUM_MEMBERS = {"text": 2, "images": 5}
 """Models that predict together: Table 2 of the paper, and its image study (v5, Appendix B.1)."""
@@ -13,13 +14,12 @@ NUM_MEMBERS = {"text": 2, "images": 5}
 
 def num_members_option(help: str, default: Optional[int] = None) -> Any:
     """Declare ``--num-members``."""
-    defaults = NUM_MEMBERS if default is None else {}
-    return option(default, help, at_least=1, at_most=MAX_MEMBERS, defaults=defaults)
+    return opt(default, help, range=whole(1, MAX_MEMBERS), defaults=NUM_MEMBERS if default is None else {})
 
 
 def combine_option() -> Any:
     """Declare ``--combine``; language models predict by the mean of probabilities."""
-    return option(
+    return opt(
         "probabilities",
         "predict with the mean of the members' probabilities, with what most of them find (vote), or with the mean of "
         "their logits, as gEns in the paper's released code",
@@ -38,11 +38,11 @@ class Ensemble(Learner):
     stacks_seeds: ClassVar[bool] = True
 
     num_members: int = num_members_option("models that predict together")
-    combine: Optional[str] = combine_option()
+    combine: str = combine_option()
 
     def plan(self, stage: Stage) -> StagePlan:
         """Train every member of the stage before, or new ones."""
-        return self.train_each(stage, self.num_members, self.combine or "probabilities")
+        return self.train_each(stage, self.num_members, self.combine)
 
 
 @register_learner("bagging", "images")
@@ -54,4 +54,4 @@ class Bagging(Ensemble):
 
     def plan(self, stage: Stage) -> StagePlan:
         """Plan as for an ensemble, each member with a sample of its own."""
-        return self.train_each(stage, self.num_members, self.combine or "probabilities", bootstrap=True)
+        return self.train_each(stage, self.num_members, self.combine, bootstrap=True)

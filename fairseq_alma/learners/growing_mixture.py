@@ -4,9 +4,10 @@ import itertools
 from dataclasses import dataclass
 from typing import Any, ClassVar, Mapping, Optional, Sequence
 
-from fairseq_alma.learners.learner import GrowingModel, is_growth_due, option, register_learner, unless
+from fairseq_alma.learners.learner import GrowingModel, is_growth_due, register_learner
 from fairseq_alma.learners.plan import Growth
 from fairseq_alma.learners.schedule import Stage
+from fairseq_alma.options import opt, real, whole
 
 
 def read_schedule(word: str) -> tuple[int, ...]:
@@ -23,9 +24,7 @@ def read_schedule(word: str) -> tuple[int, ...]:
 
 def grow_every_option() -> Any:
     """Declare ``--grow-every``."""
-    return option(
-        1, "grow when N more mega-batches have arrived (default: before each stage)", at_least=1, at_most=10_000
-    )
+    return opt(1, "grow when N more mega-batches have arrived (default: before each stage)", range=whole(1, 10_000))
 
 
 @register_learner("gmoe", "text")
@@ -39,28 +38,27 @@ class ScheduledMixture(GrowingModel):
         "--gate-trees": "alma-grow decides the gates; give --grow-method before the --",
     }
 
-    grow_schedule: Optional[tuple[int, ...]] = option(
+    grow_schedule: Optional[tuple[int, ...]] = opt(
         None,
         "experts in each Switch layer during stage 0, 1, ...; the paper: 4,6,8,12",
         parse=read_schedule,
         metavar="E0,E1,...",
     )
-    grow_method: str = option(
+    grow_method: str = opt(
         "copy",
         "as alma-grow --method; copy is the paper's, split is smooth",
         choices=("copy", "split", "scratch"),
     )
-    grow_select: Optional[str] = option(
+    grow_select: Optional[str] = opt(
         None,
         "which experts are copied or split, as alma-grow --select (default: loss)",
         choices=("loss", "usage", "random"),
     )
-    grow_noise: Optional[float] = option(
+    grow_noise: Optional[float] = opt(
         None,
         "as alma-grow --noise: standard deviation of noise on the gate rows of copies, which without it tie with their "
         "originals and get no token until training breaks the tie (default: 0)",
-        at_least=0,
-        at_most=1_000_000,
+        range=real(0, 1_000_000),
         metavar="X",
     )
 
@@ -129,16 +127,15 @@ class TreeMixture(GrowingModel):
     owned: ClassVar[Mapping[str, str]] = {"--gate-trees": "gmoe grows its trees by itself"}
 
     grow_every: int = grow_every_option()
-    grow_method: Optional[str] = option(
-        None,
-        "split an expert under a new gate of two, smoothly, or copy it with its row of one flat gate, as v1's ablation "
-        "(default: split)",
+    grow_method: str = opt(
+        "split",
+        "split an expert under a new gate of two, smoothly, or copy it with its row of one flat gate, as v1's ablation",
         choices=("split", "copy"),
-        parse=unless("split"),
+        quiet=True,
     )
 
     def growth_before(self, stage: Stage, seed: int) -> Optional[Growth]:
         """Split or copy one expert of each layer."""
         if not is_growth_due(stage, self.wait, self.grow_every):
             return None
-        return Growth(1, self.grow_method or "split", "loss", seed)
+        return Growth(1, self.grow_method, "loss", seed)

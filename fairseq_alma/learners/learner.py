@@ -1,62 +1,22 @@
 """What every learner is: its options with their defaults, the kinds of data it serves, and a plan for each stage.
 
-A learner is one class: a frozen dataclass under `register_learner`, whose fields made by `option` are its options.
+A learner is one class: a frozen dataclass under `register_learner`, whose fields made by `opt` are its options.
 ``alma-stream`` reads all it needs to know of a learner from the class; its name stands nowhere else.
 Source: sections 4.1 and 4.2 of the paper.
 """
 
-import dataclasses
-import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Callable, ClassVar, Mapping, Optional, Sequence, TypeVar
 
 from fairseq_alma.learners.plan import Growth, ModelId, StagePlan, Training, member_seed
 from fairseq_alma.learners.schedule import Stage
+from fairseq_alma.options import KINDS, Options, opt, options_of
 
-KINDS = ("text", "images")
 MAX_SEED = 9_999_999
 LEARNERS: dict[str, dict[str, "type[Learner]"]] = {kind: {} for kind in KINDS}
 """The learners of each kind of data, by the names that ``--learner`` takes."""
 
 Class = TypeVar("Class", bound="type[Learner]")
-
-
-@dataclass(frozen=True)
-class Option:
-    """One option of a learner: field ``grow_every`` is ``--grow-every``.
-
-    Attributes:
-        help: what it means, with its unit.
-        kinds: of data on which it has a meaning.
-        choices: values that it may have; None: any.
-        at_least: smallest number.
-        at_most: largest number; None: no limit but that it is finite.
-        above: number that it must exceed; None: ``at_least`` counts.
-        metavar: of its value in ``--help``.
-        parse: turns the word into the value; raises ValueError with what is wrong.
-        defaults: kind of data -> default, where it is not the field's.
-    """
-
-    help: str
-    kinds: tuple[str, ...] = KINDS
-    choices: Optional[tuple[str, ...]] = None
-    at_least: Optional[int] = None
-    at_most: Optional[int] = None
-    above: Optional[float] = None
-    metavar: str = "N"
-    parse: Optional[Callable[[str], Any]] = None
-    defaults: Mapping[str, Any] = field(default_factory=dict)
-
-
-def option(default: Any, help: str, **declared: Any) -> Any:
-    """Declare an option as a field of a learner.
-
-    Args:
-        default: its value where the user gives none; None: the learner has no use for it, or asks for it itself.
-        help: what it means, with its unit.
-        declared: see `Option`.
-    """
-    return field(default=default, metadata={"option": Option(help, **declared)})
 
 
 def register_learner(name: str, *kinds: str) -> Callable[[Class], Class]:
@@ -80,7 +40,7 @@ def register_learner(name: str, *kinds: str) -> Callable[[Class], Class]:
 
 
 @dataclass(frozen=True)
-class Learner:
+class Learner(Options):
     """Decides what a stage trains and what predicts after it. The first line of a learner's docstring is its help.
 
     Attributes:
@@ -113,7 +73,7 @@ class Learner:
 
     seed: int
     wait: int = 1
-    init: str = option(
+    init: str = opt(
         "previous",
         "begin each stage with the weights of the stage before, or with random ones: scratch",
         choices=("previous", "scratch"),
@@ -133,14 +93,9 @@ class Learner:
         """Return the same member of the stage before; None where a stage starts from random weights."""
         return ModelId(stage.index - 1, member) if self.init == "previous" and stage.index > 0 else None
 
-    def as_record(self, kind: str) -> dict[str, Any]:
-        """Return the options that have a meaning on streams of a kind, as run.json says them."""
-        return {
-            name: ",".join(map(str, value)) if isinstance(value, tuple) else value
-            for name, (_, meaning) in options_of(type(self)).items()
-            if kind in meaning.kinds
-            for value in [getattr(self, name)]
-        }
+    def record(self, kind: Optional[str] = None) -> dict[str, Any]:
+        """Return the options that have a meaning on streams of a kind, as run.json says them: also what is None."""
+        return dict(self._recorded(kind))
 
     def train_each(self, stage: Stage, num_members: int, combine: str = "probabilities", **training: Any) -> StagePlan:
         """Plan models that each stage trains, each from its own weights of the stage before or from random ones.
@@ -227,18 +182,6 @@ def plan_stages(learner: Learner, planned: Sequence[Stage], max_models: Optional
     return plans
 
 
-def options_of(learner: "type[Learner]") -> dict[str, tuple[dataclasses.Field, Option]]:
-    """Return a learner's options by their fields' names, in their order."""
-    declared = {each.name: each for each in dataclasses.fields(learner)}
-    return {name: (each, each.metadata["option"]) for name, each in declared.items() if "option" in each.metadata}
-
-
-def default_of(learner: "type[Learner]", name: str, kind: str) -> Any:
-    """Return an option's default on streams of a kind."""
-    declared, meaning = options_of(learner)[name]
-    return meaning.defaults.get(kind, declared.default)
-
-
 def build_learner(learner: "type[Learner]", kind: str, seed: int, wait: int, given: Mapping[str, Any]) -> Learner:
     """Make a learner of options as words and numbers.
 
@@ -252,40 +195,10 @@ def build_learner(learner: "type[Learner]", kind: str, seed: int, wait: int, giv
     Raises:
         ValueError: a value is out of range, or options do not go together; the message begins with the option.
     """
-    values: dict[str, Any] = {}
-    for name, (_, meaning) in options_of(learner).items():
-        value = given.get(name)
-        if value is None:
-            values[name] = default_of(learner, name, kind) if kind in meaning.kinds else None
-        else:
-            values[name] = read_value(name, value, meaning)
+    values = {
+        name: option.default_on(kind) if given.get(name) is None else option.value(given[name])
+        for name, option in options_of(learner).items()
+    }
     made = learner(seed=seed, wait=wait, **values)
     made.check()
     return made
-
-
-def read_value(name: str, value: Any, meaning: Option) -> Any:
-    """Return an option's value. Raises ValueError if it is out of range."""
-    shown = f"{flag(name)} {value}"
-    if meaning.parse is not None:
-        try:
-            return meaning.parse(value)
-        except ValueError as error:
-            raise ValueError(f"{shown}: {error}") from error
-    if meaning.above is not None and not meaning.above < value < math.inf:
-        raise ValueError(f"{shown}: a number above {meaning.above:g} is needed")
-    if meaning.at_least is not None and not meaning.at_least <= value < math.inf:
-        raise ValueError(f"{shown}: a number of at least {meaning.at_least} is needed")
-    if meaning.at_most is not None and value > meaning.at_most:
-        raise ValueError(f"{shown}: a number of at most {meaning.at_most:,} is needed")
-    return value
-
-
-def unless(default: Any) -> Callable[[Any], Any]:
-    """Return a `parse` that reads the default as None, so that run.json is that of runs older than the option."""
-    return lambda value: None if value == default else value
-
-
-def flag(name: str) -> str:
-    """Spell an option as a user gives it."""
-    return f"--{name.replace('_', '-')}"

@@ -4,9 +4,10 @@ from dataclasses import dataclass
 from typing import ClassVar, Mapping, Optional
 
 from fairseq_alma.learners.ensemble import num_members_option
-from fairseq_alma.learners.learner import Learner, option, register_learner, unless
+from fairseq_alma.learners.learner import Learner, register_learner
 from fairseq_alma.learners.plan import StagePlan
 from fairseq_alma.learners.schedule import Stage
+from fairseq_alma.options import opt
 
 
 @register_learner("umix")
@@ -23,16 +24,15 @@ class UniformMixture(Learner):
     }
 
     num_members: int = num_members_option("models that predict together")
-    joint_logits: Optional[str] = option(
-        None,
+    joint_logits: str = opt(
+        "mean",
         "train and predict with the mean of the members' logits, as the paper's text has it, or with their sum, as its "
-        "released code does (default: mean)",
+        "released code does",
         choices=("mean", "sum"),
-        parse=unless("mean"),
+        quiet=True,
         kinds=("images",),
     )
 
     def plan(self, stage: Stage) -> StagePlan:
         """Train the one joint model of the stage before, or a new one."""
-        logits = self.joint_logits or "mean"
-        return self.train_each(stage, num_members=1, num_joint=self.num_members, joint_logits=logits)
+        return self.train_each(stage, num_members=1, num_joint=self.num_members, joint_logits=self.joint_logits)

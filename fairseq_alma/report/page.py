@@ -11,7 +11,7 @@ from typing import Any, Iterable, Optional, Sequence
 import jinja2
 
 from fairseq_alma.errors import printable
-from fairseq_alma.learners.learner import flag
+from fairseq_alma.options import flag
 from fairseq_alma.report.experiment import experiments
 from fairseq_alma.report.figures import FigureFile
 from fairseq_alma.report.finding import Finding, Verdict

@@ -4,8 +4,9 @@ import math
 from typing import Any, Mapping, Optional
 
 from fairseq_alma.errors import printable
-from fairseq_alma.learners.learner import LEARNERS, default_of, flag, options_of
+from fairseq_alma.learners.learner import LEARNERS
 from fairseq_alma.learners.presets import NETWORK, PRESETS, Preset, is_same, usual_training
+from fairseq_alma.options import flag, options_of
 from fairseq_alma.runs.run_record import FREE_OPTIONS, ROUNDING_OPTIONS
 
 TEXT, IMAGES = "text", "images"
@@ -79,7 +80,7 @@ def _unusual_options(run: Mapping[str, Any]) -> dict[str, str]:
     """Return which options of alma-stream are neither the default nor what the preset says. Older runs lack some."""
     options, learner, kind = run["options"], run["learner"], run["stream"]["kind"]
     known = LEARNERS.get(kind, {}).get(learner)
-    usual = {} if known is None else {name: default_of(known, name, kind) for name in options_of(known)}
+    usual = {} if known is None else {name: each.default_on(kind) for name, each in options_of(known).items()}
     usual |= {
         "init": usual_init(learner, kind), "grow_method": "copy" if kind == TEXT else "split", "grow_select": "loss",
         "combine": "probabilities",
@@ -134,7 +135,7 @@ def setting_of(run: Mapping[str, Any]) -> str:
 def usual_init(learner: str, kind: str) -> str:
     """Return what a learner's stages begin with unless the user says otherwise; an unknown one: ``previous``."""
     known = LEARNERS.get(kind, {}).get(learner)
-    return "previous" if known is None else str(default_of(known, "init", kind))
+    return "previous" if known is None else str(options_of(known)["init"].default_on(kind))
 
 
 def backbone_of(train_options: Mapping[str, Any]) -> str:

@@ -5,10 +5,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Callable, Mapping, Optional, Protocol, Sequence
 
-from fairseq_alma.learners.learner import Learner, build_learner, flag, options_of, plan_stages, read_value
+from fairseq_alma.learners.learner import Learner, build_learner, plan_stages
 from fairseq_alma.learners.plan import MAX_MEMBERS, StagePlan
 from fairseq_alma.learners.presets import PRESETS, Preset, filled
 from fairseq_alma.learners.schedule import Stage, stages
+from fairseq_alma.options import flag
 from fairseq_alma.runs.loop import Backend, Run
 from fairseq_alma.runs.run_folder import RunFolder
 from fairseq_alma.training.anytime_options import PAPERS_WAY, AnytimeOptions
@@ -86,18 +87,12 @@ class RunRequest:
         preset = PRESETS[arguments.preset] if arguments.preset is not None else None
         overridden: list[str] = []
         if preset is not None:
-            given, said = options, preset.learner_options(learner.name)
-            options, names = filled(given, said)
-            meaning = {name: how for name, (_, how) in options_of(learner).items()}
-            overridden = [  # --init fresh is --init scratch
-                flag(name)
-                for name in names
-                if read_value(name, given[name], meaning[name]) != read_value(name, said[name], meaning[name])
-            ]
+            options, names = filled(options, preset.learner_options(learner.name))
+            overridden = [flag(name) for name in names]
         own: dict[str, Any] = {"learner": learner, "learner_options": options, "seeds": tuple(arguments.seed)}
         own["member"] = None if arguments.member is None else tuple(arguments.member)
-        own["anytime"] = AnytimeOptions.of(arguments)
-        own["stage_ends"] = StageEndOptions.of(arguments)
+        own["anytime"] = AnytimeOptions.read(arguments)
+        own["stage_ends"] = StageEndOptions.read(arguments)
         own |= {"preset": preset, "overridden": tuple(overridden)}
         return cls(**own, **{name: vars(arguments)[name] for name in cls.__dataclass_fields__ if name not in own})
 

@@ -72,7 +72,7 @@ class TextBackend:
     def _describe_anytime(self, stage: int, done: stage_checkpoints.Progress) -> dict[str, Any]:
         """Return what stage.json says of how the stage began and of what is tested; nothing for the paper's way."""
         options = self.commands.anytime
-        if not options.as_record():
+        if not options.record():
             return {}
         described = {"first_update": done.first_update, "predicts_with": options.predicts_with}
         if options.rewarm == "one-schedule":

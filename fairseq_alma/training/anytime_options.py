@@ -4,63 +4,84 @@ Without any of these options every stage begins with a new optimizer, step count
 tested, as in the paper.
 """
 
-import argparse
-from dataclasses import dataclass, fields
-from typing import Any, Mapping, Optional, Sequence
+from dataclasses import dataclass
+from typing import Any, Optional, Sequence
 
 from fairseq_alma.learners.plan import StagePlan
-from fairseq_alma.options import Range, real
+from fairseq_alma.options import Options, opt, real
 
 HALF_LIVES = ("1/32", "1/16", "1/8")
 SHAPES = ("sqrt", "linear")
 REWARMS = ("full", "one-schedule")
 LEAST_SEEN = "least-seen"
 REPLAY_ORDERS = ("uniform", LEAST_SEEN)
-RANGES: Mapping[str, Range] = {
-    "branch_decay": real(0, 1, above=True, below=True),
-    "replay_share": real(0, 1, above=True, below=True),
-}
+SHARE = real(0, 1, above=True, below=True)
+TEXT = ("text",)
 
 
 @dataclass(frozen=True)
-class AnytimeOptions:
-    """Options of alma-stream on text; a field that is None was not given.
+class AnytimeOptions(Options):
+    """Options of alma-stream on text; a field that is None was not given."""
 
-    Attributes:
-        carry_optimizer: optimizer state, number of updates and learning-rate schedule run on through the stages.
-        ema_half_life: test a moving average of the weights, with a half-life of this share of the updates so far.
-        branch_decay: decay the learning rate to zero over this share of a stage's updates, its last ones.
-        branch_shape: of the decay: ``sqrt`` (1 - sqrt of the progress) or ``linear``.
-        branch_continue: train on from the decayed weights (WSD-S), rather than decay a copy that is only tested (WSD).
-        best_checkpoint: test the checkpoint of the stage with the lowest loss on ``valid``.
-        replay_share: share of a stage's sequences that come from earlier mega-batches, at as many updates.
-        replay_order: which sequences these are: ``uniform`` (drawn from all), or ``least-seen`` (first those that were
-            in the fewest stages so far).
-        rewarm: where each stage warms up to: ``full`` (``--lr``), or ``one-schedule``: where one schedule over all
-            stages so far would be.
-    """
+    carry_optimizer: Optional[bool] = opt(
+        None,
+        "optimizer state, number of updates and learning-rate schedule run on through the stages, each of which makes "
+        "--max-update more; with --lr-scheduler fixed or inverse_sqrt (default: each stage begins anew)",
+        kinds=TEXT,
+    )
+    ema_half_life: Optional[str] = opt(
+        None,
+        "test a moving average of the weights; its half-life is this share of the updates so far (default: test the "
+        "weights)",
+        choices=HALF_LIVES,
+        kinds=TEXT,
+    )
+    branch_decay: Optional[float] = opt(
+        None,
+        "test a copy whose learning rate decays to zero over the last share D of a stage's updates; training goes on "
+        "from weights that did not decay",
+        range=SHARE,
+        kinds=TEXT,
+        metavar="D",
+    )
+    branch_shape: Optional[str] = opt(
+        None, f"of that decay: 1 - sqrt, or linear (default: {SHAPES[0]})", choices=SHAPES, kinds=TEXT
+    )
+    branch_continue: Optional[bool] = opt(
+        None, "with --branch-decay: decay the model itself and go on from there", kinds=TEXT
+    )
+    best_checkpoint: Optional[bool] = opt(
+        None,
+        "test the checkpoint of a stage with the lowest loss on valid, of those that --save-every makes and the last; "
+        "the next stage begins with it, unless the optimizer is carried on",
+        kinds=TEXT,
+    )
+    replay_share: Optional[float] = opt(
+        None,
+        "share of a stage's sequences that come from earlier mega-batches; the updates do not grow",
+        range=SHARE,
+        kinds=TEXT,
+        metavar="R",
+    )
+    replay_order: Optional[str] = opt(
+        None,
+        "with --replay-share: draw them from all earlier ones, or first those that were in the fewest stages so far "
+        f"(default: {REPLAY_ORDERS[0]})",
+        choices=REPLAY_ORDERS,
+        kinds=TEXT,
+    )
+    rewarm: Optional[str] = opt(
+        None,
+        "what the learning rate of each stage warms up to: --lr, or what one schedule over all stages so far would "
+        f"have (default: {REWARMS[0]})",
+        choices=REWARMS,
+        kinds=TEXT,
+    )
 
-    carry_optimizer: Optional[bool] = None
-    ema_half_life: Optional[str] = None
-    branch_decay: Optional[float] = None
-    branch_shape: Optional[str] = None
-    branch_continue: Optional[bool] = None
-    best_checkpoint: Optional[bool] = None
-    replay_share: Optional[float] = None
-    replay_order: Optional[str] = None
-    rewarm: Optional[str] = None
-
-    @classmethod
-    def of(cls, arguments: argparse.Namespace) -> "AnytimeOptions":
-        """Take the arguments of the same names."""
-        return cls(**{field.name: vars(arguments)[field.name] for field in fields(cls)})
-
-    def as_record(self) -> dict[str, Any]:
+    def record(self, kind: Optional[str] = None) -> dict[str, Any]:
         """Return what run.json says: what was given, so that a run without any of it has the record it always had."""
-        given = {field.name: getattr(self, field.name) for field in fields(self)}
-        if self.branch_decay is not None:
-            given["branch_shape"] = self.shape
-        return {name: value for name, value in given.items() if value is not None}
+        shape = {} if self.branch_decay is None else {"branch_shape": self.shape}
+        return super().record(kind) | shape
 
     @property
     def shape(self) -> str:

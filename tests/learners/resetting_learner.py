@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass, replace
 
-from fairseq_alma.learners.learner import Learner, option, register_learner
+from fairseq_alma.learners.learner import Learner, register_learner
+from fairseq_alma.options import opt, whole
 
 
 @register_learner("reset")
@@ -10,7 +11,7 @@ from fairseq_alma.learners.learner import Learner, option, register_learner
 class ResettingModel(Learner):
     """One model that begins with random weights again in every n-th stage."""
 
-    reset_every: int = option(2, "stages from one beginning to the next", at_least=1)
+    reset_every: int = opt(2, "stages from one beginning to the next", range=whole(1))
 
     def plan(self, stage):
         plan = self.train_each(stage, num_members=1)

@@ -3,8 +3,9 @@
 import pytest
 
 from fairseq_alma.images.image_train_options import ImageTrainOptions
-from fairseq_alma.learners.learner import LEARNERS, default_of, options_of
+from fairseq_alma.learners.learner import LEARNERS
 from fairseq_alma.learners.presets import PAPER, RELEASED_CODE, filled
+from fairseq_alma.options import options_of
 
 IMAGES = LEARNERS["images"]
 
@@ -20,9 +21,7 @@ def test_the_papers_preset_sets_what_is_the_default_anyway(learner, for_photogra
     assert found.as_dict() == plain.as_dict()
     assert filled({}, PAPER.learner_options(learner)) == ({}, [])
     for name, value in PAPER.learner_options(learner).items():
-        _, meaning = options_of(IMAGES[learner])[name]
-        default = default_of(IMAGES[learner], name, "images")
-        assert default == value or f"(default: {value})" in meaning.help
+        assert options_of(IMAGES[learner])[name].default_on("images") == value
 
 
 @pytest.mark.parametrize(

@@ -90,5 +90,5 @@ def test_a_stage_re_warms_to_where_one_schedule_over_all_stages_would_be():
 
 
 def test_a_run_without_these_options_has_the_record_it_always_had():
-    assert AnytimeOptions().as_record() == {}
-    assert AnytimeOptions(branch_decay=0.2).as_record() == {"branch_decay": 0.2, "branch_shape": "sqrt"}
+    assert AnytimeOptions().record() == {}
+    assert AnytimeOptions(branch_decay=0.2).record() == {"branch_decay": 0.2, "branch_shape": "sqrt"}
