@@ -14,27 +14,123 @@ Packages, each importing only what stands above it:
 - ``text``, ``images``: two wings, each with its task, data, models, criterion, and what trains and tests
 - ``models``, ``optim``, ``criterions``, ``tasks``: what fairseq finds under their registered names
 - ``report``: what the files of runs say, as tables, findings and figures; needs neither torch nor fairseq
-- ``cli``: the ``alma-*`` commands
+- ``cli``: the ``alma-*`` commands, and in ``front_door`` what notebooks use
+
+``import fairseq`` takes seconds and prints warnings of its own, which commands that only touch files (preparing text,
+printing a plan, a report) should not pay for. So importing this package imports neither fairseq nor transformers: what
+they should know is registered at once with what is loaded already (fairseq always is under ``--user-dir``), and
+otherwise right after it has been imported.
 """
 
 from __future__ import annotations
 
-from fairseq_alma.registration import register, register_when_loaded
+import importlib
+import sys
+from importlib.machinery import PathFinder
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:  # each command imports this before it can answer Ctrl-C
-    from fairseq_alma.front_door import load_model, open_stream, read_run, score
+    from importlib.machinery import ModuleSpec
+    from types import ModuleType
+    from typing import Callable, Optional, Sequence
+
+    from fairseq_alma.cli.front_door import load_model, open_stream, read_run, score
 
 __version__ = "0.2.0"
 __all__ = ["load_model", "open_stream", "read_run", "register", "score"]
 
-register_when_loaded()
+PLUGIN_PACKAGES = ("fairseq_alma.criterions", "fairseq_alma.models", "fairseq_alma.optim", "fairseq_alma.tasks")
+
+
+def register() -> None:
+    """Import every module that registers a name with fairseq; a second call does nothing."""
+    for package in PLUGIN_PACKAGES:
+        importlib.import_module(package)
+
+
+def register_with_transformers() -> None:
+    """Let ``AutoConfig`` and ``AutoModelForCausalLM`` know exported models without ``trust_remote_code``."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    from fairseq_alma.exchange import modeling_alma
+
+    if not hasattr(modeling_alma, "AlmaForCausalLM"):
+        raise ImportError("import transformers before fairseq_alma.exchange.modeling_alma, which is registered with it")
+    AlmaConfig, AlmaForCausalLM = modeling_alma.AlmaConfig, modeling_alma.AlmaForCausalLM
+    AutoConfig.register(AlmaConfig.model_type, AlmaConfig, exist_ok=True)
+    AutoModelForCausalLM.register(AlmaConfig, AlmaForCausalLM, exist_ok=True)
+
+
+def _hide_torchaudio_that_fails() -> None:
+    """Let transformers find no torchaudio where importing it fails: it imports what is installed, even for text.
+
+    fairseq for Python 3.11 brings a build for CUDA, which cannot be imported beside a torch for CPUs.
+    """
+    import importlib.util
+
+    if "torchaudio" in sys.modules or importlib.util.find_spec("torchaudio") is None:
+        return
+    try:
+        importlib.import_module("torchaudio")
+    except Exception:  # of many kinds: OSError for a library that is missing, RuntimeError for another CUDA
+        for name in [name for name in sys.modules if name.partition(".")[0] == "torchaudio"]:
+            del sys.modules[name]
+        sys.modules["torchaudio"] = None  # type: ignore[assignment]
+
+
+class _RegisterAfter:
+    """Find a module as Python would, and call functions around its execution.
+
+    Args:
+        name: of the module.
+        then: called after it.
+        first: called before it.
+    """
+
+    def __init__(self, name: str, then: Callable[[], None], first: Callable[[], None] = lambda: None) -> None:
+        self.name = name
+        self.then = then
+        self.first = first
+
+    def find_spec(
+        self, fullname: str, path: Optional[Sequence[str]], target: Optional[ModuleType] = None
+    ) -> Optional[ModuleSpec]:
+        if fullname != self.name:
+            return None
+        sys.meta_path.remove(self)
+        spec = PathFinder.find_spec(fullname, path, target)
+        if spec is None or spec.loader is None:
+            return spec
+        execute = spec.loader.exec_module
+
+        def execute_and_register(module: ModuleType) -> None:
+            self.first()
+            execute(module)
+            self.then()
+
+        spec.loader.exec_module = execute_and_register  # type: ignore[method-assign]
+        return spec
+
+
+def register_when_loaded() -> None:
+    """Register now what is loaded, the rest when it gets loaded."""
+    for finder in (
+        _RegisterAfter("fairseq", register),
+        _RegisterAfter("transformers", register_with_transformers, _hide_torchaudio_that_fails),
+    ):
+        if finder.name in sys.modules:
+            finder.then()
+        else:
+            sys.meta_path.insert(0, finder)
 
 
 def __getattr__(name: str) -> object:
     """Import what notebooks use when it is used."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from fairseq_alma import front_door
+    from fairseq_alma.cli import front_door
 
     return getattr(front_door, name)
+
+
+register_when_loaded()

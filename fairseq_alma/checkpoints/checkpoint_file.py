@@ -1,21 +1,117 @@
-"""The one gate for checkpoints, fairseq's or ours: every command reads them here, and writes them here. No fairseq.
+"""Checkpoint files, fairseq's or ours: every command reads them here, and writes them here. No fairseq.
 
-What comes from a file is never run and never evaluated, has the declared types and bounded sizes, and its weights are
-finite numbers; anything else is refused in one line. `container`, `contents` and `model_weights` look, one after the
-other.
+The archive is whole and unaltered, what comes from it is never run and never evaluated, has the declared types and
+bounded sizes (`contents`), and its weights are finite numbers in the shapes of the model (`architecture`); anything
+else is refused in one line.
 """
 
+import errno
+import os
+import pickle
+import time
+import zipfile
+from argparse import Namespace
 from pathlib import Path
 from typing import Any, Collection, Mapping, Optional, Union
 
 import torch
+from torch import UntypedStorage
 
-from fairseq_alma.checkpoints import LAST_CHECKPOINT
-from fairseq_alma.checkpoints.container import UnfitCheckpoint, is_verified, load_archive, remember_verified
+from fairseq_alma.checkpoints import LAST_CHECKPOINT, UnfitCheckpoint
+from fairseq_alma.checkpoints.architecture import check_model
 from fairseq_alma.checkpoints.contents import check_contents, check_finite
-from fairseq_alma.checkpoints.model_weights import check_model
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.files import open_atomically
+
+LARGEST_PICKLE = 1 << 26
+"""Bytes of everything but tensors; 500 steps of growth take a tenth. Python reads about 10 MB of it in a second."""
+_SETTLED_SECONDS = 0.1  # a file that was changed so recently may change again within one tick of its clock
+_MORE_THAN_DATA = "damaged, or it holds more than weights and plain data"
+
+_verified: set[tuple[int, ...]] = set()
+
+
+def load_archive(path: Path, mmap: bool) -> Any:
+    """Load what torch has saved on the CPU, without executing anything that a pickle could contain.
+
+    Args:
+        path: a regular file.
+        mmap: leave tensors on disk until they are used.
+
+    Raises:
+        UnfitCheckpoint: it is truncated or damaged, or holds other things than tensors and plain data.
+    """
+    if not is_verified(path):
+        _check_archive(path)
+    # fairseq keeps the options of AdaDelta and SGD in its checkpoints as a Namespace. Here, each time, because torch
+    # forgets it for all where somebody allows it for a while.
+    torch.serialization.add_safe_globals([Namespace])
+    try:
+        # Mapped in any case, as sizes that a pickle announces then end with the file.
+        where: Any = "cpu" if mmap else _copied
+        return torch.load(path, map_location=where, weights_only=True, mmap=True)
+    except OSError:
+        raise
+    except pickle.UnpicklingError as error:  # torch's own text advises to run whatever the file holds
+        raise UnfitCheckpoint(f"cannot be loaded as a checkpoint ({_MORE_THAN_DATA})") from error
+    except Exception as error:  # of many kinds, as a damaged pickle calls what it likes of torch's few functions
+        reason = str(error).partition("\n")[0][:200] or type(error).__name__
+        reason = _MORE_THAN_DATA if "weights" in reason.lower() and "only" in reason else reason
+        raise UnfitCheckpoint(f"cannot be loaded as a checkpoint ({reason})") from error
+
+
+def is_verified(path: Path) -> bool:
+    """Tell whether this process has checked this very file before."""
+    return _identity(path) in _verified
+
+
+def remember_verified(path: Path) -> None:
+    """Note that a file's content is as it should be; the next one who reads it need not look again."""
+    changed = path.stat().st_ctime
+    if time.time() - changed > _SETTLED_SECONDS:
+        _verified.add(_identity(path))
+
+
+def _identity(path: Path) -> tuple[int, ...]:
+    file = path.stat()
+    return file.st_dev, file.st_ino, file.st_size, file.st_mtime_ns, file.st_ctime_ns
+
+
+def _copied(storage: UntypedStorage, location: str) -> UntypedStorage:
+    return storage.clone()
+
+
+def _check_archive(path: Path) -> None:
+    """Compare every file of the archive with its checksum."""
+    size = os.path.getsize(path)
+    if not zipfile.is_zipfile(path):
+        raise UnfitCheckpoint(f"no checkpoint, or a truncated one ({size:,} bytes, not a zip archive)")
+    try:
+        with zipfile.ZipFile(path) as archive:
+            _check_directory(archive.infolist(), size)
+            damaged = archive.testzip()
+    except Exception as error:  # of many kinds: BadZipFile, NotImplementedError, RuntimeError, struct.error, …
+        if isinstance(error, UnfitCheckpoint) or (isinstance(error, OSError) and error.errno != errno.EINVAL):
+            raise  # EINVAL: a place before the file's beginning
+        raise UnfitCheckpoint(f"damaged or truncated, its directory cannot be read ({error})") from error
+    if damaged is not None:
+        raise UnfitCheckpoint(f"damaged, {damaged!r} in it does not have the checksum that was written with it")
+
+
+def _check_directory(entries: list[zipfile.ZipInfo], size: int) -> None:
+    """Refuse what torch does not write, and what is larger than it says."""
+    if len({entry.filename for entry in entries}) < len(entries):
+        raise UnfitCheckpoint("damaged, its directory names a file twice")
+    for entry in entries:
+        if entry.compress_type != zipfile.ZIP_STORED or entry.compress_size != entry.file_size:
+            raise UnfitCheckpoint(f"no checkpoint, {entry.filename!r} in it is compressed")
+        if entry.filename.endswith("data.pkl") and entry.file_size > LARGEST_PICKLE:
+            raise UnfitCheckpoint(
+                f"{entry.file_size:,} bytes beside its tensors, more than the {LARGEST_PICKLE:,} that can be read"
+            )
+    if sum(entry.file_size for entry in entries) > size:
+        raise UnfitCheckpoint("damaged, the files in it overlap")
+
 
 Checkpoint = dict[str, Any]
 

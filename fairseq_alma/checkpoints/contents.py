@@ -12,7 +12,7 @@ import torch
 from msgspec import Meta, Struct
 from torch import Tensor, nn
 
-from fairseq_alma.checkpoints.container import UnfitCheckpoint
+from fairseq_alma.checkpoints import UnfitCheckpoint
 from fairseq_alma.files import Count
 
 SCALARS = (type(None), bool, int, float, str)

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from fairseq_alma.checkpoints import LAST_CHECKPOINT
+from fairseq_alma.checkpoints.architecture import TRANSFORMER_LMS
 from fairseq_alma.checkpoints.checkpoint_file import Checkpoint
-from fairseq_alma.checkpoints.model_options import TRANSFORMER_LMS
 from fairseq_alma.errors import AlmaError
 
 # What transformer_lm can be told and alma_switch_lm has no part for: option, value that can be converted.

@@ -1,26 +1,28 @@
-"""Checkpoints that stand for several models: what is in them, and how their members are found again.
+"""Checkpoints that stand for several models: what is in them, how they are joined, how members are found again.
 
 Such a file is a checkpoint of fairseq whose ``cfg.model`` is ``{"_name": "alma_ensemble", …, "members": [...]}``. In
-place of the dots stands what the members share (`shared_outputs.SHARED`). There is one entry per member, with its
-``weight`` (they sum to 1), the ``sha256`` of the file it came from, and
+place of the dots stands what the members share (`SHARED`). There is one entry per member, with its ``weight`` (they sum
+to 1), the ``sha256`` of the file it came from, and
 
 - by reference: ``path``, relative to the ensemble's own folder, and ``absolute_path``, where to look second;
 - embedded: ``origin``, the file that it came from, and ``config``, its ``cfg.model``; its weights are in ``model``
   under ``decoder.members.N.`` plus their own names.
 
-``join_checkpoints`` writes it. A member may be an ensemble itself. No fairseq here.
+A member may be an ensemble itself. No fairseq here.
 """
 
+import os
+from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Iterator, Mapping, Optional
+from typing import Any, Iterator, Mapping, Optional, Sequence
 
 from torch import Tensor
 
-from fairseq_alma.checkpoints.checkpoint_file import read_checkpoint
-from fairseq_alma.checkpoints.model_options import ENSEMBLE_ARCH
-from fairseq_alma.checkpoints.model_weights import MAX_NESTING
+from fairseq_alma.checkpoints.architecture import ENSEMBLE_ARCH, MAX_NESTING
+from fairseq_alma.checkpoints.checkpoint_file import DICTIONARY_KEY, Checkpoint, read_checkpoint
 from fairseq_alma.data.manifest import file_sha256
+from fairseq_alma.data.stream import Stream
 from fairseq_alma.errors import AlmaError
 
 Weights = Mapping[str, Tensor]
@@ -110,3 +112,199 @@ def with_absolute_paths(config: Config, folder: Path, depth: int = 0) -> Config:
         for entry in config["members"]
     ]
     return {**config, "members": members}
+
+
+EMBEDDING = "embed_tokens.weight"
+"""Ends the name of the input embeddings, a row for each token of the vocabulary, in every language model here."""
+NETWORK = "network."
+"""Begins the name of each weight of an image model; linear maps are (N, O, I), convolutions (N, O, I, 3, 3)."""
+SHARED = {
+    "vocab_size": "a vocabulary of {} tokens",
+    "num_classes": "{} classes",
+    "image_pixels": "images of {} pixels in all channels",
+    "image_channels": "images of {} channels",
+}
+"""What members may have in common, in words. A convolutional network takes images of any number of pixels."""
+
+
+def shared_outputs(paths: Sequence[Path], checkpoints: Sequence[Checkpoint]) -> dict[str, int]:
+    """Return what is known of what members share, by the names in `SHARED`.
+
+    Args:
+        paths: the members' files, for messages.
+        checkpoints: their contents.
+
+    Raises:
+        AlmaError: a member predicts or takes something else than those before it, or is neither a language model nor
+            one of images.
+    """
+    shared: dict[str, int] = {}
+    source: dict[str, Path] = {}
+    for path, checkpoint in zip(paths, checkpoints, strict=True):
+        found = _outputs(path, checkpoint)
+        if shared and ("vocab_size" in found) != ("vocab_size" in shared):
+            raise AlmaError(f"{path}: {_kind(found)}, {paths[0]} {_kind(shared)}; an ensemble has members of one kind")
+        for name, number in found.items():
+            if shared.setdefault(name, number) != number:
+                here, there = SHARED[name].format(number), SHARED[name].format(shared[name])
+                raise AlmaError(f"{path}: {here}, {source[name]} has {there}; {_remedy(shared)}")
+            source.setdefault(name, path)
+    return shared
+
+
+def shared_dictionary(paths: Sequence[Path], checkpoints: Sequence[Checkpoint]) -> Optional[str]:
+    """Return the sha256 of the members' dictionary, or None if none of them knows it.
+
+    Raises:
+        AlmaError: two members know different ones.
+    """
+    known: Optional[tuple[Path, str]] = None
+    for path, checkpoint in zip(paths, checkpoints, strict=True):
+        sha256 = checkpoint.get("task_state", {}).get(DICTIONARY_KEY)
+        if sha256 is None:
+            continue
+        if known is None:
+            known = path, sha256
+        elif sha256 != known[1]:
+            remedy = _remedy({"vocab_size": 0})
+            raise AlmaError(
+                f"{path}: trained with another dictionary ({sha256[:12]}…) than {known[0]} ({known[1][:12]}…); {remedy}"
+            )
+    return None if known is None else known[1]
+
+
+def _outputs(path: Path, checkpoint: Checkpoint) -> dict[str, int]:
+    config, weights = checkpoint["cfg"]["model"], checkpoint["model"]
+    if config["_name"] == ENSEMBLE_ARCH:
+        return {name: config[name] for name in SHARED if config.get(name)}
+    for name, tensor in weights.items():
+        if name.endswith(EMBEDDING):
+            return {"vocab_size": tensor.size(0)}
+    outputs = _of_images(weights)
+    if not outputs:
+        raise AlmaError(
+            f"{path}: architecture {config['_name']} has neither input embeddings nor a network for images; give "
+            "language models, or image models"
+        )
+    return outputs
+
+
+def _of_images(weights: Weights) -> dict[str, int]:
+    shapes = [tensor.shape for name, tensor in weights.items() if name.startswith(NETWORK)]
+    linear = [shape for shape in shapes if len(shape) == 3]
+    convolutions = [shape for shape in shapes if len(shape) == 5]
+    if not linear:
+        return {}
+    first = {"image_channels": convolutions[0][2]} if convolutions else {"image_pixels": linear[0][2]}
+    return {"num_classes": linear[-1][1], **first}
+
+
+def _kind(outputs: Mapping[str, int]) -> str:
+    return "is a language model" if "vocab_size" in outputs else "classifies images"
+
+
+def _remedy(outputs: Mapping[str, int]) -> str:
+    if "vocab_size" in outputs:
+        return "the members of an ensemble must share their dictionary; train them on streams with one tokenizer"
+    return "the members of an ensemble must share classes and shape of their images; train them on one data set"
+
+
+def check_dictionary(checkpoint: Checkpoint, path: Optional[str], stream: Stream) -> None:
+    """Raise AlmaError if a checkpoint says that its model knows another vocabulary than the stream's."""
+    found = checkpoint.get("task_state", {}).get(DICTIONARY_KEY, stream.dictionary_sha256)
+    if found != stream.dictionary_sha256:
+        raise AlmaError(
+            f"{path}: trained with another tokenizer (dict.txt {found[:12]}…) than {stream.root} has "
+            f"({stream.dictionary_sha256[:12]}…); give the stream it was trained on, or one prepared with its "
+            "tokenizer (alma-prep-text --tokenizer)"
+        )
+
+
+def join_checkpoints(paths: Sequence[Path], weights: Sequence[float], out: Path, embed: bool) -> Checkpoint:
+    """Build the checkpoint of an ensemble.
+
+    Args:
+        paths: the members' checkpoints; they may be ensembles themselves.
+        weights: what each member counts, at least 0, not all 0.
+        out: where the result will be written.
+        embed: put the members' weights inside, rather than refer to their files.
+
+    Returns:
+        What `write_checkpoint` takes; what is not the ensemble's own is the first member's.
+
+    Raises:
+        AlmaError: if a member is no checkpoint of a model here, predicts something else than the others, is the file
+            to be written, or has members itself that are missing or changed.
+    """
+    checkpoints = [read_checkpoint(path) for path in paths]
+    for path, checkpoint in zip(paths, checkpoints, strict=True):
+        _refuse_to_replace(path, checkpoint, out)
+    outputs = shared_outputs(paths, checkpoints)
+    dictionary = shared_dictionary(paths, checkpoints)
+    entries: list[dict[str, Any]] = []
+    joined: dict[str, Tensor] = {}
+    for index, (path, checkpoint) in enumerate(zip(paths, checkpoints, strict=True)):
+        entry = {"weight": weights[index] / sum(weights), "sha256": file_sha256(path)}
+        if embed:
+            config, content = embedded(checkpoint["cfg"]["model"], checkpoint["model"], path.parent)
+            entry.update(origin=path.name, config=config)
+            joined.update({member_prefix(index) + name: tensor for name, tensor in content.items()})
+        else:
+            place = path.parent.resolve() / path.name
+            entry.update(path=os.path.relpath(place, out.parent.resolve()), absolute_path=str(place))
+        entries.append(entry)
+    config = {"_name": ENSEMBLE_ARCH, **outputs, "members": entries}
+    return _checkpoint(checkpoints[0], config, joined, dictionary)
+
+
+def _checkpoint(first: Checkpoint, config: Config, weights: Weights, dictionary: Optional[str]) -> Checkpoint:
+    cfg = deepcopy(first["cfg"])
+    cfg["model"] = config
+    known = {} if dictionary is None else {DICTIONARY_KEY: dictionary}
+    return {
+        "args": None,
+        "cfg": cfg,
+        "model": dict(weights),
+        "criterion": None,
+        # fairseq expects this of every checkpoint, though nothing was trained here
+        "optimizer_history": [
+            {"criterion_name": "", "optimizer_name": "", "lr_scheduler_state": {"best": None}, "num_updates": 0}
+        ],
+        "task_state": {**first.get("task_state", {}), **known},
+        "extra_state": {"train_iterator": {"epoch": 1, "iterations_in_epoch": 0}},
+    }
+
+
+def embedded(config: Config, weights: Weights, folder: Path) -> tuple[Config, Weights]:
+    """Return a model's configuration and weights without any reference to another file."""
+    if config["_name"] != ENSEMBLE_ARCH:
+        return config, weights
+    entries: list[dict[str, Any]] = []
+    joined: dict[str, Tensor] = {}
+    for index, member in enumerate(members_of(config, weights, folder)):
+        inner_folder = folder if member.file is None else member.file.parent
+        inner_config, inner_weights = embedded(member.config, member.weights, inner_folder)
+        entry = config["members"][index]
+        origin = entry["origin"] if member.file is None else member.file.name
+        entries.append({"weight": entry["weight"], "sha256": entry["sha256"], "origin": origin, "config": inner_config})
+        joined.update({member_prefix(index) + name: tensor for name, tensor in inner_weights.items()})
+    return {**config, "members": entries}, joined
+
+
+def _refuse_to_replace(path: Path, checkpoint: Checkpoint, out: Path) -> None:
+    for file in [path, *_referred_files(checkpoint["cfg"]["model"], checkpoint["model"], path.parent)]:
+        if file.resolve() == out.resolve():
+            raise AlmaError(
+                f"--out {out}: is a member of the ensemble, by way of {path}; an ensemble cannot contain itself, give "
+                "another file"
+            )
+
+
+def _referred_files(config: Config, weights: Weights, folder: Path) -> Iterator[Path]:
+    """Look up all files that an ensemble needs, its members' members included."""
+    if config["_name"] != ENSEMBLE_ARCH:
+        return
+    for member in members_of(config, weights, folder):
+        if member.file is not None:
+            yield member.file
+        yield from _referred_files(member.config, member.weights, folder)

@@ -78,9 +78,9 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     arguments = parser.parse_intermixed_args(argv)
     _check(parser, arguments)
     # These import torch, which takes seconds; --help and usage errors need none of it.
-    from fairseq_alma.checkpoints.averaged_weights import write_average
     from fairseq_alma.checkpoints.checkpoint_file import write_checkpoint
-    from fairseq_alma.checkpoints.join_checkpoints import join_checkpoints
+    from fairseq_alma.checkpoints.ensemble_file import join_checkpoints
+    from fairseq_alma.checkpoints.training_state import write_average
 
     if arguments.average:
         write_average(arguments.members[0], arguments.out)

@@ -88,7 +88,7 @@ def main(argv: Optional[Sequence[str]] = None) -> Optional[int]:
 
 
 def _write(args: argparse.Namespace, loaded: Any, file: Any) -> None:
-    from fairseq_alma.exchange.score import score_texts
+    from fairseq_alma.exchange.load_model import score_texts
 
     identities: list[dict[str, Any]] = []
     texts = _texts(args, identities)

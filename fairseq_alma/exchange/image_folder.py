@@ -12,10 +12,10 @@ from typing import Annotated, Any, Mapping, Optional
 from msgspec import Meta, Struct
 from torch import Tensor
 
+from fairseq_alma.checkpoints import UnfitCheckpoint
+from fairseq_alma.checkpoints.architecture import check_model
 from fairseq_alma.checkpoints.checkpoint_file import read_checkpoint
-from fairseq_alma.checkpoints.container import UnfitCheckpoint
-from fairseq_alma.checkpoints.join_checkpoints import embedded
-from fairseq_alma.checkpoints.model_weights import check_model
+from fairseq_alma.checkpoints.ensemble_file import embedded
 from fairseq_alma.data.manifest import Side
 from fairseq_alma.data.stream import Stream
 from fairseq_alma.errors import AlmaError

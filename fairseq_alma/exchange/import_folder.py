@@ -15,12 +15,11 @@ import torch
 from msgspec import Meta, Struct
 from torch import Tensor
 
+from fairseq_alma.checkpoints import UnfitCheckpoint
+from fairseq_alma.checkpoints.architecture import EXTRA_POSITIONS, Size, check_model
 from fairseq_alma.checkpoints.checkpoint_file import DICTIONARY_KEY, Checkpoint
-from fairseq_alma.checkpoints.container import UnfitCheckpoint
 from fairseq_alma.checkpoints.contents import check_finite
 from fairseq_alma.checkpoints.dense_checkpoint import one_expert_options
-from fairseq_alma.checkpoints.model_options import Size
-from fairseq_alma.checkpoints.model_weights import EXTRA_POSITIONS, check_model
 from fairseq_alma.data.stream import Stream
 from fairseq_alma.data.token_file import NUM_FAIRSEQ_SYMBOLS
 from fairseq_alma.data.tokenizer import StreamTokenizer

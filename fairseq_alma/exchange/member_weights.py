@@ -12,10 +12,9 @@ import torch
 from torch import Tensor
 
 from fairseq_alma.checkpoints import JOINT_MODEL
+from fairseq_alma.checkpoints.architecture import SwitchOptions, joint_member_options, read_options
 from fairseq_alma.checkpoints.dense_checkpoint import is_transformer_lm, without_experts
 from fairseq_alma.checkpoints.ensemble_file import ENSEMBLE_ARCH, Weights, members_of, weights_of_member
-from fairseq_alma.checkpoints.model_options import SwitchOptions, read_options
-from fairseq_alma.checkpoints.model_weights import joint_member_options
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.growth.gate_tree import GateTree, parse_gate_trees
 

@@ -29,10 +29,8 @@ from fairseq_alma.images.image_classifier import image_architectures
 from fairseq_alma.images.image_dataset import ImageDataset
 from fairseq_alma.images.stage_images import ImageInput
 from fairseq_alma.learners.schedule import stage_ending_with
-from fairseq_alma.training.checkpoint_checks import check_architecture, check_weights
-from fairseq_alma.training.checkpoint_gate import note_task
 from fairseq_alma.training.fairseq_options import bound_options, check_whole_config
-from fairseq_alma.training.loading import refuse_other_weights
+from fairseq_alma.training.loading import check_architecture, check_weights, note_task, refuse_other_weights
 from fairseq_alma.training.processes import prepare_group, set_process_defaults
 from fairseq_alma.training.whole_split import WholeSplit
 

@@ -15,8 +15,7 @@ from omegaconf.errors import OmegaConfBaseException
 from torch import Tensor
 
 from fairseq_alma.checkpoints import LAST_CHECKPOINT
-from fairseq_alma.checkpoints.checkpoint_file import read_checkpoint, write_checkpoint
-from fairseq_alma.checkpoints.container import load_archive
+from fairseq_alma.checkpoints.checkpoint_file import load_archive, read_checkpoint, write_checkpoint
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.files import open_atomically, sweep
 from fairseq_alma.images.image_classifier import GrownLayers

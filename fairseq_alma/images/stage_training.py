@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 
-from fairseq_alma.checkpoints.optimizer_state import check_optimizer
+from fairseq_alma.checkpoints.training_state import check_optimizer
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.images.image_network import ImageNetwork, join_logits, load_exactly, member_logits, member_states
 from fairseq_alma.images.stage_images import TrainingImages

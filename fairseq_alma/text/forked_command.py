@@ -31,7 +31,7 @@ PRELOADED = (
     "fairseq.quantization_utils",
     "fairseq.sequence_scorer",
     "fairseq_alma.text.grow",
-    "fairseq_alma.checkpoints.join_checkpoints",
+    "fairseq_alma.checkpoints.ensemble_file",
     "hydra._internal.core_plugins",
     "torch._dynamo",  # torch's optimizers import it at their first step
 )

@@ -7,9 +7,9 @@ import torch
 
 import fairseq_alma
 from fairseq_alma.checkpoints.checkpoint_file import Checkpoint, read_checkpoint, write_checkpoint
+from fairseq_alma.checkpoints.checkpoint_growth import GrowthStep, check_complete, grow_checkpoint, growth_table
 from fairseq_alma.checkpoints.dense_checkpoint import from_transformer_lm
 from fairseq_alma.errors import AlmaError
-from fairseq_alma.growth.checkpoint_growth import GrowthStep, check_complete, grow_checkpoint, growth_table
 from fairseq_alma.growth.gate_tree import GateTree
 from fairseq_alma.growth.plan import grow_mixture, select_experts
 from fairseq_alma.terminal import track

@@ -11,7 +11,7 @@ from omegaconf import OmegaConf
 
 from fairseq_alma.checkpoints import LAST_CHECKPOINT
 from fairseq_alma.checkpoints.checkpoint_file import Checkpoint
-from fairseq_alma.checkpoints.shared_outputs import check_dictionary
+from fairseq_alma.checkpoints.ensemble_file import check_dictionary
 from fairseq_alma.data.stream import Stream
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.moe.expert_losses import ExpertLosses

@@ -18,8 +18,8 @@ from fairseq.tasks import FairseqTask
 from omegaconf import II, DictConfig, open_dict
 from torch import Size, nn
 
+from fairseq_alma.checkpoints.architecture import SWITCH_SIZES
 from fairseq_alma.checkpoints.checkpoint_file import read_checkpoint, starting_checkpoint
-from fairseq_alma.checkpoints.model_options import SWITCH_SIZES
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.growth.gate_tree import GateTree, parse_gate_trees
 from fairseq_alma.moe.switch_layer import SwitchLayer

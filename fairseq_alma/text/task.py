@@ -28,7 +28,7 @@ from fairseq.tasks.language_modeling import LanguageModelingConfig, LanguageMode
 from omegaconf import II, DictConfig
 
 from fairseq_alma.checkpoints.checkpoint_file import DICTIONARY_KEY, read_checkpoint, starting_checkpoint
-from fairseq_alma.checkpoints.shared_outputs import check_dictionary
+from fairseq_alma.checkpoints.ensemble_file import check_dictionary
 from fairseq_alma.data.stream import Stream, megabatch_of_slice
 from fairseq_alma.errors import AlmaError, in_one_line
 from fairseq_alma.learners.schedule import stage_ending_with
@@ -38,10 +38,14 @@ from fairseq_alma.text.sharding import Sharding
 from fairseq_alma.text.shared_batches import SharedBatches
 from fairseq_alma.text.stage_sequences import add_replay, slice_of
 from fairseq_alma.training.anytime_options import HALF_LIVES, REPLAY_ORDERS, SHAPES
-from fairseq_alma.training.checkpoint_checks import check_start, check_weights
-from fairseq_alma.training.checkpoint_gate import change_when_loaded, note_task
 from fairseq_alma.training.fairseq_options import bound_options, check_whole_config
-from fairseq_alma.training.loading import refuse_other_weights
+from fairseq_alma.training.loading import (
+    change_when_loaded,
+    check_start,
+    check_weights,
+    note_task,
+    refuse_other_weights,
+)
 from fairseq_alma.training.lr_branch import LRBranch
 from fairseq_alma.training.precision import AutocastSteps, refuse_inexact_precision, require_bf16
 from fairseq_alma.training.processes import is_first, prepare_group, set_process_defaults

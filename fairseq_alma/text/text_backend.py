@@ -95,7 +95,7 @@ class TextBackend:
         average = self.commands.predicting(training.model)
         if self.commands.anytime.predicts_with == "average" and not stage_checkpoints.is_sound(average):
             # Imports torch, which takes seconds; a finished run needs none of it.
-            from fairseq_alma.checkpoints.averaged_weights import write_average
+            from fairseq_alma.checkpoints.training_state import write_average
 
             write_average(self.folder.checkpoint(training.model), average)  # as `TextCommands.average` does
         return parts

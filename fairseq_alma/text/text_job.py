@@ -122,7 +122,7 @@ class TextJob:
 def _require_beginning(path: Path, stream: Stream) -> None:
     """Raise AlmaError unless a checkpoint is one, of the stream's vocabulary; fairseq-train looks at its sizes."""
     from fairseq_alma.checkpoints.checkpoint_file import read_checkpoint
-    from fairseq_alma.checkpoints.shared_outputs import check_dictionary
+    from fairseq_alma.checkpoints.ensemble_file import check_dictionary
 
     refuse_no_file(path, "--finetune-from-model", "give a checkpoint that alma-import or fairseq-train wrote")
     check_dictionary(read_checkpoint(path), str(path), stream)

@@ -1,11 +1,190 @@
-"""One line for weights that are not those of the model that they are loaded into, where fairseq shows a traceback."""
+"""How fairseq's own commands load checkpoints: through this package's gate, and only into the model that they fit.
 
-from typing import Any, Mapping
+``fairseq-eval-lm``, ``-validate``, ``-interactive``, ``-generate`` and ``-train`` load a file by themselves, and build
+what it says. All of them do so by ``checkpoint_utils.load_checkpoint_to_cpu``, the one function that is replaced here.
+Under other tasks it does what it did.
+"""
 
+import functools
+import sys
+from typing import Any, Callable, Mapping, Optional
+
+import torch
+from fairseq import checkpoint_utils
+from fairseq.dataclass.utils import overwrite_args_by_name
+from fairseq.models import ARCH_MODEL_NAME_REGISTRY
+from omegaconf import DictConfig, OmegaConf
 from torch import Tensor, nn
 
-from fairseq_alma.checkpoints.model_weights import other_shapes
+from fairseq_alma.checkpoints.architecture import other_shapes
+from fairseq_alma.checkpoints.checkpoint_file import Checkpoint, read_checkpoint
+from fairseq_alma.checkpoints.ensemble_file import check_dictionary
+from fairseq_alma.data.stream import Stream
 from fairseq_alma.errors import AlmaError
+
+TASKS = ("alma_lm", "alma_image_classification")
+# fairseq-validate sets up the task and the criterion that the file names: ours, and those of stock language models.
+_BUILT = {
+    "task": (*TASKS, "language_modeling"),
+    "criterion": (
+        "alma_switch_cross_entropy",
+        "alma_image_cross_entropy",
+        "cross_entropy",
+        "label_smoothed_cross_entropy",
+        "adaptive_loss",
+    ),
+}
+_set_up: set[str] = set()
+_changes: dict[str, Callable[[Checkpoint], None]] = {}
+
+
+def note_task(name: str) -> None:
+    """Note that a task of this package is set up: whatever this process loads from now on goes through the gate."""
+    _set_up.add(name)
+
+
+def change_when_loaded(path: str, change: Optional[Callable[[Checkpoint], None]]) -> None:
+    """Note what this process does to a checkpoint when it loads it to begin a training with; None: nothing."""
+    _changes.clear()
+    if change is not None:
+        _changes[path] = change
+
+
+def load_state(path: str, arg_overrides: Optional[Mapping[str, Any]] = None) -> Checkpoint:
+    """Return a checkpoint as fairseq takes it.
+
+    Args:
+        path: the file.
+        arg_overrides: options of the command that replace those of the file, by name.
+
+    Raises:
+        AlmaError: it is none, or none that is built here.
+    """
+    state = read_checkpoint(path, mmap=False, needed=("optimizer_history", "extra_state"))
+    for part, known in _BUILT.items():
+        options = state["cfg"].get(part)
+        name = options.get("_name") if isinstance(options, dict) else None
+        if options is not None and name not in known:
+            raise AlmaError(
+                f"{path}: {part} {str(name)[:60]} is not set up from a checkpoint here, only {', '.join(known)} are; "
+                "give a checkpoint that fairseq-train or alma-grow wrote"
+            )
+    if path in _changes:
+        _changes[path](state)
+    state["cfg"] = OmegaConf.create(state["cfg"], flags={"allow_objects": True})
+    if arg_overrides is not None:
+        overwrite_args_by_name(state["cfg"], arg_overrides)
+    return checkpoint_utils._upgrade_state_dict(state)
+
+
+def _is_our_command() -> bool:
+    """Tell whether a task of this package is in use: the command line names it, or it was set up."""
+    return bool(_set_up) or any(word.rpartition("=")[2] in TASKS for word in sys.argv[1:])
+
+
+def _is_ours(state: Any) -> bool:
+    """Tell whether a file that was loaded for another task, or for none, names a task or a model of this package."""
+    config = state.get("cfg")
+    names = [OmegaConf.select(config, f"{part}._name") for part in ("task", "model")] if _is_config(config) else []
+    return any(str(name).startswith("alma_") for name in names)
+
+
+def _is_config(config: Any) -> bool:
+    return isinstance(config, DictConfig)
+
+
+def _replace_loader() -> None:
+    load = checkpoint_utils.load_checkpoint_to_cpu
+    if hasattr(load, "is_gate"):
+        return
+
+    @functools.wraps(load)
+    def load_through_gate(
+        path: str, arg_overrides: Optional[Mapping[str, Any]] = None, load_on_all_ranks: bool = False
+    ) -> Any:
+        if not _is_our_command():
+            state = load(path, arg_overrides, load_on_all_ranks)
+            if not _is_ours(state):
+                return state
+        return load_state(path, arg_overrides)
+
+    load_through_gate.is_gate = True  # type: ignore[attr-defined]
+    checkpoint_utils.load_checkpoint_to_cpu = load_through_gate
+
+
+_replace_loader()
+
+
+SHAPE_OPTIONS = (
+    "num_members",
+    "member_arch",
+    "num_experts",
+    "gate_trees",
+    "moe_freq",
+    "decoder_layers",
+    "decoder_embed_dim",
+    "decoder_ffn_embed_dim",
+    "decoder_attention_heads",
+    "no_scale_embedding",
+    "activation_fn",
+    "width",
+    "hidden_layers",
+    "channels",
+    "layer_channels",
+)
+"""Options of the model that a checkpoint to start from must share."""
+
+
+def check_start(checkpoint: Checkpoint, path: str, model_cfg: Any, stream: Stream) -> None:
+    """Raise AlmaError if a stage cannot start from a checkpoint: other architecture, sizes or vocabulary.
+
+    Args:
+        checkpoint: its content.
+        path: its name, for the message.
+        model_cfg: options of the model that is about to be built.
+        stream: the stream that it will be trained on.
+    """
+    check_dictionary(checkpoint, path, stream)
+    check_architecture(checkpoint, path, model_cfg)
+
+
+def check_architecture(checkpoint: Checkpoint, path: str, model_cfg: Any) -> None:
+    """Raise AlmaError if a checkpoint to start from has another architecture or other sizes; as `check_start`."""
+    found = checkpoint["cfg"]["model"]
+    kinds = [ARCH_MODEL_NAME_REGISTRY.get(config["_name"]) for config in (found, model_cfg)]
+    if kinds[0] != kinds[1]:
+        raise AlmaError(
+            f"{path}: holds an {found['_name']}, the command builds an {model_cfg['_name']}; give --arch "
+            f"{found['_name']}, or start from another checkpoint"
+        )
+    given = {name: model_cfg[name] for name in SHAPE_OPTIONS if name in model_cfg and model_cfg[name] is not None}
+    differing = [name for name, value in given.items() if name in found and found[name] != value]
+    if differing:
+        flags = " ".join(_flag(name, found[name]) for name in differing)
+        raise AlmaError(f"{path}: its model has other sizes than the command; give {flags}")
+
+
+def _flag(name: str, value: Any) -> str:
+    option = f"--{name.replace('_', '-')}"
+    return f"{'' if value else 'no '}{option}" if isinstance(value, bool) else f"{option} {value!r}"
+
+
+def check_weights(checkpoint: Checkpoint, path: str, model: torch.nn.Module) -> None:
+    """Raise AlmaError if a model of this package differs from that of a checkpoint to start from in any weight's size.
+
+    `check_architecture` knows which option to name; this is for what it does not see, as options of a model's members.
+    """
+    if not checkpoint["cfg"]["model"]["_name"].startswith("alma_"):
+        return
+    there = {name: tuple(tensor.shape) for name, tensor in checkpoint["model"].items()}
+    here = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    differing = sorted(name for name in there.keys() | here.keys() if there.get(name) != here.get(name))
+    if differing:
+        first = differing[0]
+        raise AlmaError(
+            f"{path}: its model has other sizes than the command builds ({first} is {there.get(first, 'missing')} "
+            f"there, {here.get(first, 'missing')} here); give the options that it was trained with"
+        )
 
 
 def refuse_other_weights(model: nn.Module, path: str) -> None:

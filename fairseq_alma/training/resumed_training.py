@@ -12,10 +12,10 @@ from typing import Any, Callable
 from fairseq import checkpoint_utils
 from fairseq.trainer import Trainer
 
-from fairseq_alma.checkpoints.container import UnfitCheckpoint
-from fairseq_alma.checkpoints.optimizer_state import check_optimizer
+from fairseq_alma.checkpoints import UnfitCheckpoint
+from fairseq_alma.checkpoints.training_state import check_optimizer
 from fairseq_alma.errors import AlmaError, causes, describe_fault
-from fairseq_alma.training.checkpoint_gate import TASKS
+from fairseq_alma.training.loading import TASKS
 
 _REMEDY = (
     "give the options that it was trained with, --reset-optimizer --reset-lr-scheduler --reset-meters "

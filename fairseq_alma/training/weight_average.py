@@ -12,7 +12,7 @@ from typing import Any, Optional
 import torch
 from torch import Tensor, nn
 
-from fairseq_alma.checkpoints.averaged_weights import AVERAGE
+from fairseq_alma.checkpoints.training_state import AVERAGE
 
 
 def average_decay(update: int, half_life: Fraction) -> float:

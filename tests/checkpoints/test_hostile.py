@@ -20,8 +20,7 @@ from fairseq_alma.errors import AlmaError
 from fairseq_alma.images.image_classifier import GrownLayers
 from fairseq_alma.images.model_store import read_model
 from fairseq_alma.text.stage_checkpoints import read_progress
-from fairseq_alma.training.checkpoint_gate import load_state
-from fairseq_alma.training.loading import refuse_other_weights
+from fairseq_alma.training.loading import load_state, refuse_other_weights
 from tests.checkpoints import hostile
 from tests.checkpoints.small import small_checkpoint
 from tests.models.ensembles import switch_config, task_of

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fairseq_alma.checkpoints.checkpoint_file import write_checkpoint
-from fairseq_alma.checkpoints.join_checkpoints import join_checkpoints
+from fairseq_alma.checkpoints.ensemble_file import join_checkpoints
 from fairseq_alma.cli.export import main
 from fairseq_alma.cli.stream import main as stream_command
 from fairseq_alma.data.stream import Stream

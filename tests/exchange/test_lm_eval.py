@@ -5,8 +5,7 @@ import json
 import datasets
 import pytest
 
-from fairseq_alma.exchange.load_model import load_model
-from fairseq_alma.exchange.score import score_texts
+from fairseq_alma.exchange.load_model import load_model, score_texts
 
 lm_eval = pytest.importorskip("lm_eval", reason="the evaluation harness has thirty dependencies: extra [evaluate]")
 TEXTS = ["the cat sat on a mat", "dogs <barked> at 42 moons", "naïve dogs was never known 北京"]

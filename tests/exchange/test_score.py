@@ -15,8 +15,7 @@ from fairseq_alma.data.stream import Stream
 from fairseq_alma.data.token_file import TokenFile
 from fairseq_alma.data.tokenizer import StreamTokenizer
 from fairseq_alma.errors import AlmaError
-from fairseq_alma.exchange.load_model import load_model
-from fairseq_alma.exchange.score import cut
+from fairseq_alma.exchange.load_model import cut, load_model
 from tests.exchange.conftest import EOS, LONGEST
 from tests.exchange.test_export_command import refused as export_refused
 from tests.models.ensembles import load

@@ -1,8 +1,8 @@
 import pytest
 import torch
 
+from fairseq_alma.checkpoints.checkpoint_growth import GrowthStep, grow_checkpoint
 from fairseq_alma.errors import AlmaError
-from fairseq_alma.growth.checkpoint_growth import GrowthStep, grow_checkpoint
 from fairseq_alma.growth.gate_tree import GateTree
 from fairseq_alma.growth.plan import grow_mixture, select_experts
 from fairseq_alma.growth.tensors import EXPERT_TENSORS, GATE_TENSOR, gather_slices, grow_optimizer_state, grow_tensor

@@ -30,7 +30,7 @@ PRELOADED = (
     "fairseq.data.data_utils_fast",
     "fairseq.data.token_block_utils_fast",
     "fairseq_alma.text.grow",
-    "fairseq_alma.checkpoints.join_checkpoints",
+    "fairseq_alma.checkpoints.ensemble_file",
     "fairseq_alma.checkpoints.model_facts",
     "torch._dynamo",
 )

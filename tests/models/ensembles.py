@@ -9,7 +9,7 @@ from fairseq.models import MODEL_DATACLASS_REGISTRY
 from omegaconf import OmegaConf
 
 from fairseq_alma.checkpoints.checkpoint_file import DICTIONARY_KEY, read_checkpoint, write_checkpoint
-from fairseq_alma.checkpoints.join_checkpoints import join_checkpoints
+from fairseq_alma.checkpoints.ensemble_file import join_checkpoints
 from tests.text.switch_models import config_of, dictionary_of
 
 NUM_TOKENS = 46  # beside fairseq's four

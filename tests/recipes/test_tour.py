@@ -9,12 +9,12 @@ import pytest
 
 import fairseq_alma
 from data_prep.kjv import main as fetch_text
-from fairseq_alma import front_door
+from fairseq_alma.cli import front_door
 from fairseq_alma.data.stream import Stream
 from fairseq_alma.data.token_file import TokenFile
 from fairseq_alma.data.tokenizer import StreamTokenizer
 from fairseq_alma.errors import AlmaError
-from fairseq_alma.exchange.score import score_texts
+from fairseq_alma.exchange.load_model import score_texts
 
 
 @pytest.fixture(scope="module")

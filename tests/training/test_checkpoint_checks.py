@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from fairseq_alma.errors import AlmaError
-from fairseq_alma.training.checkpoint_checks import check_start, check_weights
+from fairseq_alma.training.loading import check_start, check_weights
 
 STREAM = SimpleNamespace(dictionary_sha256="d" * 64, root="S")
 

@@ -110,7 +110,7 @@ def score(model: "LoadedModel", texts: Iterable[str], window: int = 0, context: 
     """
     from pandas import DataFrame
 
-    from fairseq_alma.exchange.score import score_texts
+    from fairseq_alma.exchange.load_model import score_texts
 
     return DataFrame([each.as_record() for each in score_texts(model, texts, window, context)])
 
