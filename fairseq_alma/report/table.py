@@ -119,8 +119,9 @@ class Table:
         for title, cells in (self.cells if self.plain is None else self.plain).items():
             values: list[Any] = [_as_cell(cell).value for cell in cells]
             if any(isinstance(value, Spread) for value in values):
-                columns[self.mean.format(title)] = [value.mean for value in values]
-                columns[f"{title} deviation"] = [value.deviation for value in values]
+                spreads = [NO_SPREAD.value if value is None else value for value in values]
+                columns[self.mean.format(title)] = [spread.mean for spread in spreads]
+                columns[f"{title} deviation"] = [spread.deviation for spread in spreads]
             else:
                 columns[title] = [inert(value) if isinstance(value, str) else value for value in values]
         return DataFrame(columns, dtype=object).to_csv(index=False, lineterminator="\n")

@@ -5,7 +5,7 @@ from pandas import DataFrame
 
 from fairseq_alma.report.spelling import show_count, show_number, show_power
 from fairseq_alma.report.spread import Spread
-from fairseq_alma.report.table import Cell, Table, mark_best, render_latex, render_markdown
+from fairseq_alma.report.table import NOTHING, Cell, Table, mark_best, render_latex, render_markdown
 
 
 def test_a_markdown_table_is_aligned():
@@ -56,9 +56,10 @@ def test_cells_that_read_the_same_are_best_together():
 
 def test_a_deviation_has_a_column_of_its_own_in_a_csv_table():
     cells = [{"t0": Cell("2.0 ± 1.0", Spread.of({1: 1.0, 2: 3.0}))}, {"t0": Cell("5.0", Spread.of({1: 5.0}))}]
+    cells.append({"t0": NOTHING})
     table = Table("name", "title", DataFrame(cells), "notes", mean="{} mean")
     assert list(csv.reader(io.StringIO(table.csv()))) == [
-        ["t0 mean", "t0 deviation"], ["2.0", "1.4142135623730951"], ["5.0", ""],
+        ["t0 mean", "t0 deviation"], ["2.0", "1.4142135623730951"], ["5.0", ""], ["", ""],
     ]  # fmt: skip
 
 
