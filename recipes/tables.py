@@ -33,7 +33,7 @@ from fairseq_alma.report.experiment import Experiment, experiments, names_of
 from fairseq_alma.report.findings import all_findings
 from fairseq_alma.report.read_run import RunTable, read_run, rows_of
 from fairseq_alma.report.spread import Spread, difference, half_interval, is_close
-from fairseq_alma.report.table import Cell, Table, render_markdown
+from fairseq_alma.report.table import Table, render_markdown
 from fairseq_alma.report.tables import MEASURES, all_tables, summary_table
 from fairseq_alma.report.write_report import findings_markdown
 
@@ -145,9 +145,7 @@ def settings_of(runs: RunTable) -> str:
     header = ["learner", "size", "wait", "CER, text", "CER, code", "code less text, 95 %", "final, text", "final, code"]
     parts = [(header, values), (["size", "wait", "order by CER, text", "order by CER, code"], orders)]
     parts.append((["learner", "size", "wait", "CER less that of SM, text", "CER less that of SM, code"], gaps))
-    return "\n".join(
-        render_markdown(head, [[Cell(text, text) for text in row] for row in rows]) for head, rows in parts if rows
-    )
+    return "\n".join(render_markdown(head, rows) for head, rows in parts if rows)
 
 
 def differences_of(runs: RunTable) -> str:
@@ -160,7 +158,7 @@ def differences_of(runs: RunTable) -> str:
         assert half is not None
         rows.append([name, other_name, cer, final, _apart(half, _spread(one, "final"), 100)])
     header = ["", "less that of", "CER", "final error", "final error less half of that"]
-    return render_markdown(header, [[Cell(text, text) for text in row] for row in rows])
+    return render_markdown(header, rows)
 
 
 def matrix_of(runs: RunTable) -> str:

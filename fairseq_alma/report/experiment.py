@@ -9,7 +9,7 @@ from collections import defaultdict
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Iterator, Optional, Sequence
+from typing import Any, Callable, Iterator, Optional, Sequence
 
 from pandas import DataFrame, concat
 
@@ -180,6 +180,16 @@ def names_of(groups: Sequence[Experiment]) -> list[str]:
         brief = (name for name, *others in zip(*[own, *spelled], strict=True) if others.count(name) == 1)
         names.append(next(brief, own[-1]))
     return names
+
+
+def naming_of(groups: Sequence[Experiment]) -> Callable[[Experiment], dict[str, Any]]:
+    """Return what names an experiment in a table of these: without columns that would say the same in every row."""
+    told = {"learner": "label", "size": "size", "options": "note"}
+    told = {
+        title: name for title, name in told.items() if name == "label" or len({getattr(x, name) for x in groups}) > 1
+    }
+    last = "experts" if all(each.first.is_text for each in groups) else "experts or models"
+    return lambda each: {title: getattr(each, name) for title, name in told.items()} | {last: each.first.experts}
 
 
 def by_size(groups: Sequence[Experiment]) -> dict[str, list[Experiment]]:

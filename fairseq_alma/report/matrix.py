@@ -4,14 +4,14 @@ Of each mega-batch a slice is held out, and as much of what is trained on is tes
 """
 
 import math
-from typing import Any, Callable, Mapping, Optional, Sequence
+from typing import Any, Mapping, Optional, Sequence
 
 import numpy as np
 from pandas import DataFrame
 
-from fairseq_alma.report.experiment import Experiment
-from fairseq_alma.report.spread import Spread, half_width
-from fairseq_alma.report.table import NOTHING, Cell, Table
+from fairseq_alma.report.experiment import Experiment, naming_of
+from fairseq_alma.report.spread import Spread
+from fairseq_alma.report.table import NOTHING, Cell, Table, interval_cell
 
 HELD_OUT, TRAINING = "held_out", "training"
 SHOWN = {HELD_OUT: "held-out", TRAINING: "training"}
@@ -54,23 +54,13 @@ def memorised(matrix: Mapping[str, Matrix], arrival: int) -> float:
 
 def forgotten(matrix: Matrix, arrival: int) -> Optional[float]:
     """Return the rise of the loss since right after each mega-batch's own stage, mean over those of earlier stages."""
-    rises = []
-    for megabatch in range(arrival):
-        own = min(each for each in matrix if each >= megabatch)  # the stage that it was gathered for
-        if own < arrival:
-            rises.append(matrix[arrival][megabatch] - matrix[own][megabatch])
+    own = [min(each for each in matrix if each >= megabatch) for megabatch in range(arrival)]  # what it is gathered for
+    rises = [matrix[arrival][number] - matrix[stage][number] for number, stage in enumerate(own) if stage < arrival]
     return float(np.mean(rises)) if rises else None
 
 
-def matrix_table(
-    groups: Sequence[Experiment], naming_of: Callable[[Sequence[Experiment]], Callable[[Experiment], dict[str, Any]]]
-) -> Table:
-    """Lay out the losses on slices of each mega-batch, two rows for each arrival of each experiment.
-
-    Args:
-        groups: experiments on text.
-        naming_of: makes what names an experiment in a row.
-    """
+def matrix_table(groups: Sequence[Experiment]) -> Table:
+    """Lay out the losses on slices of each mega-batch, two rows for each arrival of each experiment on text."""
     found = [(each, matrices) for each in groups if (matrices := matrices_of(each))]
     naming = naming_of([each for each, _ in found])
     rows = []
@@ -79,22 +69,14 @@ def matrix_table(
             for arrival, losses in mean_matrix(matrices, name).items():
                 row = {**naming(each), "slice": shown, "after": f"t{arrival}"}
                 row |= {f"m{number}": Cell(f"{loss:.4f}", float(loss)) for number, loss in enumerate(losses)}
-                gap = {seed: memorised(matrix, arrival) for seed, matrix in matrices.items()}
-                row["memorised"] = _cell(gap) if name == TRAINING else NOTHING
-                row["forgotten"] = _cell({seed: forgotten(matrix[name], arrival) for seed, matrix in matrices.items()})
-                rows.append(row)
+                gap = {seed: memorised(matrix, arrival) for seed, matrix in matrices.items() if name == TRAINING}
+                rise = {seed: forgotten(matrix[name], arrival) for seed, matrix in matrices.items()}
+                rows.append(
+                    row | {"memorised": interval_cell(Spread.of(gap)), "forgotten": interval_cell(Spread.of(rise))}
+                )
     cells = DataFrame(rows)
     if len(cells):  # streams of different lengths
         last = ["memorised", "forgotten"]
         cells = cells[[title for title in cells if title not in last] + last]
         cells = cells.astype(object).where(cells.notna(), NOTHING) if cells.isna().any(axis=None) else cells
-    num_names = len(naming(found[0][0])) + 2 if found else 1
-    return Table("matrix", "What is known of each mega-batch", cells, NOTES, num_names)
-
-
-def _cell(by_seed: Mapping[Any, Optional[float]]) -> Cell:
-    spread = Spread.of(by_seed)
-    if spread is None:
-        return NOTHING
-    half = half_width(spread)
-    return Cell(f"{spread.mean:+.4f}" + ("" if half is None else f" ± {half:.4f}"), spread)
+    return Table("matrix", "What is known of each mega-batch", cells, NOTES)

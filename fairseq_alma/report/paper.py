@@ -171,7 +171,7 @@ def paper_perplexities(groups: Sequence[Experiment]) -> Table:
                 "paper, of SM_w1": number_cell(row.final / theirs[row.size, *REFERENCE].final, 3),
                 "ours, of SM_w1": number_cell(own.mean / reference.mean if own and reference else math.nan, 3),
             })  # fmt: skip
-    return Table("paper", "Beside the paper's Table 2", DataFrame(rows), PAPER_NOTES + said, 4 if has_several else 3)
+    return Table("paper", "Beside the paper's Table 2", DataFrame(rows), PAPER_NOTES + said)
 
 
 def paper_controls(groups: Sequence[Experiment]) -> Table:
@@ -190,4 +190,4 @@ def paper_controls(groups: Sequence[Experiment]) -> Table:
                 cells[f"{whose} seq."] = Cell(other.show(2), other.mean)
                 cells[f"{whose} gap"] = Cell(f"{gap:+.1%}", gap)
             rows.append(cells)
-    return Table("paper_iid", "Beside the paper's Table 1", DataFrame(rows), PAPER_IID_NOTES + said, 4)
+    return Table("paper_iid", "Beside the paper's Table 1", DataFrame(rows), PAPER_IID_NOTES + said)

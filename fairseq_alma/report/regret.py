@@ -8,16 +8,16 @@ have.
 
 import math
 from dataclasses import fields
-from typing import Any, Callable, Mapping, Optional, Sequence
+from typing import Any, Optional, Sequence
 
 from pandas import DataFrame
 
 from fairseq_alma.metrics.anytime import updates_for_loss
-from fairseq_alma.report.experiment import Experiment
+from fairseq_alma.report.experiment import Experiment, naming_of
 from fairseq_alma.report.finding import Comparison, Finding
 from fairseq_alma.report.spelling import MAX_UPDATE
-from fairseq_alma.report.spread import Spread, difference, half_width
-from fairseq_alma.report.table import NOTHING, Cell, Table
+from fairseq_alma.report.spread import Spread, half_width
+from fairseq_alma.report.table import NOTHING, Cell, Table, interval_cell
 from fairseq_alma.training.anytime_options import AnytimeOptions
 
 NO_LESS = 0.98  # share of a run's parameters that a control must have
@@ -30,29 +30,44 @@ NOTES = (
     "last loss, between or beyond their own on a line in logarithms, over the updates made in all; –: their losses "
     "do not fall, or the line would be followed to ten times their updates."
 )
-Naming = Callable[[Experiment], dict[str, Any]]
+CLAIM = (
+    "Anytime training (a carried optimizer, an average or a branch) is as good as retraining: at every arrival the "
+    "95 % interval of its perplexity over that of the i.i.d. control lies below 1 %; of each run, the arrival that "
+    "decides is named."
+)
+NEEDED = (
+    "runs with options of anytime training beside controls of their size and updates at every arrival (--iid 1, "
+    "2, ...), two seeds or more of each"
+)
 
 
-def regret_table(groups: Sequence[Experiment], naming_of: Callable[[Sequence[Experiment]], Naming]) -> Table:
-    """Lay out the regret of each sequential learner that has an oracle, a row for each.
-
-    Args:
-        groups: experiments over one kind of data.
-        naming_of: makes what names an experiment in a row.
-    """
-    oracles = [each for each in groups if each.first.iid]
-    found = [(each, pairs) for each in groups if not each.first.iid and (pairs := _pairs(each, oracles))]
+def regret_table(groups: Sequence[Experiment]) -> Table:
+    """Lay out the regret of each sequential learner that has an oracle, a row for each; all over one kind of data."""
+    found = [(each, pairs) for each in groups if not each.first.iid and (pairs := _pairs(each, groups))]
     naming = naming_of([each for each, _ in found])
     arrivals = sorted({arrival for _, pairs in found for arrival in pairs})
     rows = []
     for each, pairs in found:
-        gaps = {arrival: gap for arrival, (own, best) in pairs.items() if (gap := _gap(best, own)) is not None}
-        cells = {f"t{arrival}": _cell(gaps.get(arrival)) for arrival in arrivals}
-        multiplier = _multiplier(each, pairs, oracles)
-        last = NOTHING if multiplier is None else Cell(f"{multiplier:.2f}", multiplier)
-        rows.append({**naming(each), **cells, "sum": _cell(_sum(list(gaps.values()))), "compute multiplier": last})
-    num_names = len(naming(found[0][0])) if found else 1
-    return Table("regret", "Regret against retraining", DataFrame(rows), NOTES, num_names)
+        gaps = {arrival: gap for arrival, (own, best, _) in pairs.items() if (gap := _gap(best, own)) is not None}
+        cells = {f"t{arrival}": interval_cell(gaps.get(arrival)) for arrival in arrivals}
+        rows.append({**naming(each), **cells, "sum": interval_cell(_sum(list(gaps.values())))})
+        made = each.arrivals[each.arrivals.run == each.runs.index[0]].set_index("arrival").num_updates.loc[: max(pairs)]
+        points = [(updates, best.mean) for _, best, updates in pairs.values()]
+        multiplier = compute_multiplier(points, pairs[max(pairs)][0].mean, made.sum())
+        rows[-1]["compute multiplier"] = NOTHING if multiplier is None else Cell(f"{multiplier:.2f}", multiplier)
+    return Table("regret", "Regret against retraining", DataFrame(rows), NOTES)
+
+
+def compute_multiplier(oracle: Sequence[tuple[float, float]], loss: float, updates: float) -> Optional[float]:
+    """Return how many times its own updates the oracle needs for a learner's loss; None: its losses do not tell.
+
+    Args:
+        oracle: updates of each control and its loss, in the order of the arrivals.
+        loss: of the learner after its last update, in nats.
+        updates: that it has made in all.
+    """
+    needed = updates_for_loss(oracle, loss) if len(oracle) > 1 else None
+    return None if needed is None else needed / updates
 
 
 def regret_finding(groups: Sequence[Experiment]) -> Optional[Finding]:
@@ -62,27 +77,15 @@ def regret_finding(groups: Sequence[Experiment]) -> Optional[Finding]:
     each other the arrival counts that decides: one whose interval lies above the margin, else the one whose interval
     reaches highest. None: no run has options of anytime training.
     """
-    oracles = [each for each in groups if each.first.iid]
     ours = [each for each in groups if not each.first.iid and _is_anytime(each)]
     comparisons = []
     for each in ours:
-        pairs = _pairs(each, oracles)
+        pairs = _pairs(each, groups)
         planned = each.arrivals[each.arrivals.planned].arrival
         if pairs and set(planned) - {0} <= pairs.keys():
-            found = [_against_margin(each, arrival, *pair) for arrival, pair in pairs.items()]
+            found = [_against_margin(each, arrival, own, best) for arrival, (own, best, _) in pairs.items()]
             comparisons.append(max(found, key=_deciding))
-    if not ours:
-        return None
-    claim = (
-        "Anytime training (a carried optimizer, an average or a branch) is as good as retraining: at every arrival the "
-        "95 % interval of its perplexity over that of the i.i.d. control lies below 1 %; of each run, the arrival that "
-        "decides is named."
-    )
-    needed = (
-        "runs with options of anytime training beside controls of their size and updates at every arrival (--iid 1, "
-        "2, ...), two seeds or more of each"
-    )
-    return Finding(claim, "not of the paper", needed, comparisons)
+    return Finding(CLAIM, "not of the paper", NEEDED, comparisons) if ours else None
 
 
 def _is_anytime(experiment: Experiment) -> bool:
@@ -94,9 +97,8 @@ def _against_margin(each: Experiment, arrival: int, own: Spread, best: Spread) -
     """Compare a loss with that of retraining and the margin: it is lower where the regret's interval is below this."""
     limit = Spread.of({seed: loss + MARGIN for seed, loss in best.by_seed.items()})
     assert limit is not None
-    return Comparison(
-        each.name, f"retraining + {MARGIN:.5f}", own, limit, f"test loss after t{arrival}, nats", digits=4
-    )
+    what = f"test loss after t{arrival}, nats"
+    return Comparison(each.name, f"retraining + {MARGIN:.5f}", own, limit, what, digits=4)
 
 
 def _deciding(comparison: Comparison) -> tuple[bool, float]:
@@ -112,34 +114,30 @@ def _losses(experiment: Experiment, arrival: int, column: str) -> Optional[Sprea
     rows = experiment.arrivals[(experiment.arrivals.arrival == arrival) & experiment.arrivals.done]
     is_text = experiment.first.is_text
     values = rows[{"test": "value", "valid": "valid"}[column] if is_text else "loss"]
-    return Spread.of(
-        {
-            experiment.runs.seeds[run]: math.log(value) if is_text else value
-            for run, value in zip(rows.run, values, strict=True)
-        }
-    )
+    seeds = (experiment.runs.seeds[run] for run in rows.run)
+    return Spread.of(dict(zip(seeds, map(math.log, values) if is_text else values, strict=True)))
 
 
-def _pairs(each: Experiment, oracles: Sequence[Experiment]) -> dict[int, tuple[Spread, Spread]]:
-    """Return the test losses of an experiment and of its oracle, by arrival."""
+def _pairs(each: Experiment, groups: Sequence[Experiment]) -> dict[int, tuple[Spread, Spread, float]]:
+    """Return by arrival the test losses of an experiment and of its oracle, and the updates of the oracle."""
     found = {}
-    for arrival in sorted({oracle.first.iid - 1 for oracle in oracles}):
-        own, oracle = _losses(each, arrival, "test"), _oracle(each, arrival, oracles)
+    for arrival in sorted({control.first.iid - 1 for control in groups if control.first.iid}):
+        own, oracle = _losses(each, arrival, "test"), _oracle(each, arrival, groups)
         best = None if oracle is None else _losses(oracle, arrival, "test")
-        if own is not None and best is not None:
-            found[arrival] = own, best
+        if own is not None and oracle is not None and best is not None:
+            found[arrival] = own, best, float(oracle.arrivals[oracle.arrivals.done].num_updates.iloc[0])
     return found
 
 
-def _oracle(each: Experiment, arrival: int, oracles: Sequence[Experiment]) -> Optional[Experiment]:
+def _oracle(each: Experiment, arrival: int, groups: Sequence[Experiment]) -> Optional[Experiment]:
     """Return the best of the controls at an arrival, over the same backbone and stream, that are no weaker."""
     same = [
-        (valid.mean, rank, oracle)
-        for rank, oracle in enumerate(oracles)
-        if oracle.first.iid == arrival + 1
-        and _trained_alike(oracle.first) == _trained_alike(each.first)
-        and _num_params(oracle, arrival) >= NO_LESS * _num_params(each, arrival)
-        and (valid := _losses(oracle, arrival, "valid")) is not None
+        (valid.mean, rank, control)
+        for rank, control in enumerate(groups)
+        if control.first.iid == arrival + 1
+        and _trained_alike(control.first) == _trained_alike(each.first)
+        and _num_params(control, arrival) >= NO_LESS * _num_params(each, arrival)
+        and (valid := _losses(control, arrival, "valid")) is not None
     ]
     return min(same)[2] if same else None
 
@@ -157,10 +155,7 @@ def _num_params(experiment: Experiment, arrival: int) -> float:
 
 
 def _gap(best: Spread, own: Spread) -> Optional[Spread]:
-    """Return the regret over shared seeds; of a single one too, if both have it."""
-    gap = difference(best, own)
-    if gap is not None:
-        return gap
+    """Return the regret over shared seeds, be it a single one."""
     return Spread.of({seed: own.by_seed[seed] - best.by_seed[seed] for seed in own.by_seed if seed in best.by_seed})
 
 
@@ -168,27 +163,3 @@ def _sum(gaps: Sequence[Spread]) -> Optional[Spread]:
     """Return the sum over arrivals for each seed that has all of them."""
     seeds = [seed for seed in (gaps[0].by_seed if gaps else ()) if all(seed in gap.by_seed for gap in gaps)]
     return Spread.of({seed: sum(gap.by_seed[seed] for gap in gaps) for seed in seeds})
-
-
-def _cell(gap: Optional[Spread]) -> Cell:
-    if gap is None:
-        return NOTHING
-    half = half_width(gap)
-    return Cell(f"{gap.mean:+.4f}" + ("" if half is None else f" ± {half:.4f}"), gap)
-
-
-def _multiplier(
-    each: Experiment, pairs: Mapping[int, tuple[Spread, Spread]], oracles: Sequence[Experiment]
-) -> Optional[float]:
-    """Return how many times its own updates the oracles need for an experiment's last loss."""
-    points = []
-    for arrival, (_, best) in pairs.items():
-        oracle = _oracle(each, arrival, oracles)
-        assert oracle is not None
-        points.append((float(oracle.arrivals[oracle.arrivals.done].num_updates.iloc[0]), best.mean))
-    if len(points) < 2:
-        return None
-    rows = each.arrivals[each.arrivals.done & (each.arrivals.run == each.runs.index[0])]
-    last = max(pairs)
-    needed = updates_for_loss(points, pairs[last][0].mean)
-    return None if needed is None else needed / rows[rows.arrival <= last].num_updates.sum()

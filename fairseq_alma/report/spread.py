@@ -49,6 +49,11 @@ class Spread:
         mean = format(self.mean * scale, form)
         return mean if self.num_seeds < 2 else f"{mean} ± {format(self.deviation * scale, form)}"
 
+    def show_interval(self) -> str:
+        """Spell a difference with half the width of its 95 % interval, which one seed has not: ``+0.0123 ± 0.0010``."""
+        half = half_width(self)
+        return f"{self.mean:+.4f}" + ("" if half is None else f" ± {half:.4f}")
+
 
 def difference(one: Spread, other: Spread) -> Optional[Spread]:
     """Return ``other - one`` over the seeds that both have, or None where they share fewer than two.

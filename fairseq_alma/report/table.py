@@ -1,7 +1,4 @@
-"""A table of a report: cells as people read them, with what stands behind them, as Markdown, CSV and LaTeX.
-
-Markdown and LaTeX are written here, as pandas' own need packages for it and know neither bold cells nor our marks.
-"""
+"""A table of a report: cells as people read them, with what stands behind them, as Markdown, CSV and LaTeX."""
 
 import math
 import re
@@ -14,29 +11,20 @@ from pandas import DataFrame
 from fairseq_alma.report.spelling import NOT_YET, show_number
 from fairseq_alma.report.spread import Spread
 
-Value = Union[str, int, float, Spread, None]
 WIDTH = 120
 LATEX_MARKS = {
-    "\\": r"\textbackslash{}",
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
+    "\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}",
     **{mark: f"\\{mark}" for mark in "&%$#_{}"},
-    "±": r"$\pm$",
-    "–": "--",
-    "…": r"\dots{}",
-    "×": r"$\times$",
-    "→": r"$\to$",
-    "*": r"$\ast$",
-    "|": r"$|$",
+    "±": r"$\pm$", "–": "--", "…": r"\dots{}", "×": r"$\times$", "→": r"$\to$", "*": r"$\ast$", "|": r"$|$",
     "θ": r"$\theta$",
-}
+}  # fmt: skip
 
 
 class Cell(NamedTuple):
     """One cell: as it is read, what it is sorted by and marked as best by, whether it is the smallest of its column."""
 
     text: str
-    value: Value = None
+    value: Union[str, int, float, Spread, None] = None
     is_best: bool = False
 
     @property
@@ -51,8 +39,9 @@ class Cell(NamedTuple):
         return None if value is None or isinstance(value, str) or math.isnan(value) else float(value)
 
 
+UNKNOWN = Spread(math.nan, math.nan)
 NOTHING = Cell(NOT_YET)
-NO_SPREAD = Cell(NOT_YET, Spread(math.nan, math.nan))
+NO_SPREAD = Cell(NOT_YET, UNKNOWN)
 
 
 def count_cell(text: str, value: float) -> Cell:
@@ -63,6 +52,11 @@ def count_cell(text: str, value: float) -> Cell:
 def number_cell(value: Optional[float], digits: int) -> Cell:
     """Return a cell that shows so many decimals of a number; None: the learner is waiting."""
     return Cell(show_number(value, digits), value)
+
+
+def interval_cell(gap: Optional[Spread]) -> Cell:
+    """Return a cell with the mean of a difference over seeds and half the width of its interval, where it has one."""
+    return NOTHING if gap is None else Cell(gap.show_interval(), gap)
 
 
 def _as_cell(cell: Union[Cell, str]) -> Cell:
@@ -78,7 +72,6 @@ class Table:
         title: what it shows.
         cells: a `Cell` in each place, or a name; the names of the columns are the header.
         notes: what the columns mean, one paragraph.
-        num_names: columns at the left that hold names rather than numbers.
         hidden: columns that only programs get.
         plain: the cells for programs, where they are others.
         mean: how programs find the mean of a column with deviations; the deviation has a column of its own.
@@ -88,7 +81,6 @@ class Table:
     title: str
     cells: DataFrame
     notes: str
-    num_names: int = 1
     hidden: Collection[str] = ()
     plain: Optional[DataFrame] = None
     mean: str = "{}"
@@ -101,9 +93,8 @@ class Table:
     @property
     def rows(self) -> list[list[Cell]]:
         """The cells that people are shown."""
-        return (
-            [list(map(_as_cell, row)) for row in self.cells[self.header].to_numpy().tolist()] if len(self.cells) else []
-        )
+        shown = self.cells[self.header].to_numpy().tolist() if len(self.cells) else []
+        return [list(map(_as_cell, row)) for row in shown]
 
     def markdown(self) -> str:
         """Return the table as Markdown, the best values in bold, and its notes."""
@@ -111,7 +102,11 @@ class Table:
 
     def latex(self) -> str:
         """Return the table as a LaTeX ``tabular`` for the package booktabs, the best values in bold."""
-        return render_latex(self.header, self.rows, self.num_names)
+        rows = [[rf"\textbf{{{_latex(text)}}}" if best else _latex(text) for text, _, best in row] for row in self.rows]
+        is_left = [all(cell.is_name for cell in self.rows[0][: place + 1]) for place in range(len(self.header))]
+        columns = "".join("l" if left else "r" for left in is_left)
+        shown = DataFrame(rows, columns=[_latex(title) for title in self.header])
+        return shown.to_latex(index=False, escape=False, column_format=columns)
 
     def csv(self) -> str:
         """Return the table as CSV, numbers in full; a missing value is an empty cell."""
@@ -119,11 +114,11 @@ class Table:
         for title, cells in (self.cells if self.plain is None else self.plain).items():
             values: list[Any] = [_as_cell(cell).value for cell in cells]
             if any(isinstance(value, Spread) for value in values):
-                spreads = [NO_SPREAD.value if value is None else value for value in values]
+                spreads = [UNKNOWN if value is None else value for value in values]
                 columns[self.mean.format(title)] = [spread.mean for spread in spreads]
                 columns[f"{title} deviation"] = [spread.deviation for spread in spreads]
             else:
-                columns[title] = [inert(value) if isinstance(value, str) else value for value in values]
+                columns[str(title)] = [inert(value) if isinstance(value, str) else value for value in values]
         return DataFrame(columns, dtype=object).to_csv(index=False, lineterminator="\n")
 
 
@@ -140,30 +135,16 @@ def mark_best(rows: Sequence[dict[str, Cell]], titles: Iterable[str]) -> None:
             row[title] = row[title]._replace(is_best=row[title].text == min(numbers)[1])
 
 
-def render_markdown(header: Sequence[str], rows: Sequence[Sequence[Cell]]) -> str:
+def render_markdown(header: Sequence[str], rows: Iterable[Sequence[Union[Cell, str]]]) -> str:
     """Return an aligned Markdown table: the first column to the left, all others to the right."""
-    shown = [[f"**{cell.text}**" if cell.is_best else cell.text for cell in row] for row in rows]
-    lines = [[text.replace("|", "\\|") for text in line] for line in (header, *shown)]
+    cells = [list(map(_as_cell, row)) for row in rows]
+    shown = [header, *([f"**{cell.text}**" if cell.is_best else cell.text for cell in row] for row in cells)]
+    lines = [[text.replace("|", "\\|") for text in line] for line in shown]
     widths = [max(3, *map(len, column)) for column in zip(*lines, strict=True)]
-
-    def line(cells: Sequence[str]) -> str:
-        padded = [
-            cell.rjust(width) if index else cell.ljust(width)
-            for index, (cell, width) in enumerate(zip(cells, widths, strict=True))
-        ]
-        return f"| {' | '.join(padded)} |\n"
-
+    padded = [[f"{line[0]:<{widths[0]}}", *map(str.rjust, line[1:], widths[1:])] for line in lines]
     rules = ["-" * (width + 1) + (":" if index else "-") for index, width in enumerate(widths)]
-    return line(lines[0]) + f"|{'|'.join(rules)}|\n" + "".join(map(line, lines[1:]))
-
-
-def render_latex(header: Sequence[str], rows: Sequence[Sequence[Cell]], num_left: int = 1) -> str:
-    """Return a table as a LaTeX ``tabular`` with the rules of booktabs, the columns after ``num_left`` to the right."""
-    shown = [[rf"\textbf{{{_latex(text)}}}" if best else _latex(text) for text, _, best in row] for row in rows]
-    lines = [" & ".join(line) + r" \\" for line in ([_latex(title) for title in header], *shown)]
-    columns = "l" * num_left + "r" * (len(header) - num_left)
-    begin = [rf"\begin{{tabular}}{{{columns}}}", r"\toprule", lines[0], r"\midrule"]
-    return "\n".join([*begin, *lines[1:], r"\bottomrule", r"\end{tabular}"]) + "\n"
+    head, *body = [f"| {' | '.join(line)} |\n" for line in padded]
+    return f"{head}|{'|'.join(rules)}|\n{''.join(body)}"
 
 
 def _latex(text: str) -> str:

@@ -2,11 +2,11 @@
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any, Callable, Optional, Sequence
+from typing import Any, Callable, Iterator, Optional, Sequence
 
 from pandas import DataFrame
 
-from fairseq_alma.report.experiment import Experiment, controls, experiments
+from fairseq_alma.report.experiment import Experiment, controls, experiments, naming_of
 from fairseq_alma.report.matrix import matrix_table
 from fairseq_alma.report.paper import paper_controls, paper_perplexities
 from fairseq_alma.report.read_run import SCALE, RunTable
@@ -101,7 +101,7 @@ def all_tables(runs: RunTable, paper: bool = False) -> list[Table]:
         if not groups:
             continue
         found = [arrival_table(of_kind, groups, measure), summary_table(groups, measure), seed_table(groups, measure)]
-        found += [iid_table(groups, measure), regret_table(groups, _naming), matrix_table(groups, _naming)]
+        found += [iid_table(groups, measure), regret_table(groups), matrix_table(groups)]
         found += [growth_table(of_kind, groups, measure), evaluation_table(of_kind, groups, measure)]
         if paper and kind == TEXT:
             found += [paper_perplexities(groups), paper_controls(groups)]
@@ -112,26 +112,18 @@ def all_tables(runs: RunTable, paper: bool = False) -> list[Table]:
     return list(tables.values())
 
 
-def _naming(groups: Sequence[Experiment]) -> Callable[[Experiment], dict[str, Any]]:
-    """Return what names an experiment in a table: without columns that would say the same in every row."""
-    told = {"learner": "label"}
-    told |= {title: column for title, column in (("size", "size"), ("options", "note")) if _differ(groups, column)}
-    last = "experts" if all(each.first.is_text for each in groups) else "experts or models"
-    return lambda experiment: {
-        **{title: getattr(experiment, column) for title, column in told.items()},
-        last: experiment.first.experts,
-    }
-
-
-def _differ(groups: Sequence[Experiment], column: str) -> bool:
-    return len({getattr(each, column) for each in groups}) > 1
-
-
-def _in_order(runs: RunTable, groups: Sequence[Experiment]) -> list[tuple[Experiment, Any]]:
-    """Return all runs with the experiments that they belong to, in the order of these, then of their seeds."""
-    ranks = {each.first.settings: rank for rank, each in enumerate(groups)}
-    ordered = sorted(runs.facts.itertuples(), key=lambda run: (ranks[run.settings], run.seed))
-    return [(groups[ranks[run.settings]], run) for run in ordered]
+def _rows_of_runs(
+    runs: RunTable, groups: Sequence[Experiment]
+) -> Iterator[tuple[Experiment, Any, dict[str, Any], DataFrame]]:
+    """Yield for each run its experiment, its facts, what names it in a row, its arrivals; ordered as experiments."""
+    naming, has_seeds = naming_of(groups), runs.facts.seed.nunique() > 1
+    of_settings = {each.first.settings: (rank, each) for rank, each in enumerate(groups)}
+    arrivals = dict(iter(runs.arrivals.groupby("run")))
+    for run in sorted(runs.facts.itertuples(), key=lambda run: (of_settings[run.settings][0], run.seed)):
+        experiment = of_settings[run.settings][1]
+        names = naming(experiment)
+        names |= {list(names)[-1]: run.experts, **({"seed": Cell(str(run.seed), run.seed)} if has_seeds else {})}
+        yield experiment, run, names, arrivals[run.Index]
 
 
 def shown_arrivals(num_arrivals: int) -> list[int]:
@@ -149,17 +141,10 @@ def _arrival_titles(num_arrivals: int) -> tuple[list[str], set[str]]:
 
 def arrival_table(runs: RunTable, groups: Sequence[Experiment], measure: Measure) -> Table:
     """Lay out the test value of each run after each mega-batch, a row for each run, as in the paper's Table 2."""
-    naming, has_seeds = _naming(groups), runs.facts.seed.nunique() > 1
     titles, hidden = _arrival_titles(runs.facts.num_arrivals.max())
-    values = dict(iter(runs.arrivals.groupby("run")))
     rows, on_streams, at_the_end = [], [], []
-    for experiment, run in _in_order(runs, groups):
-        names = naming(experiment)
-        row = {**names, list(names)[-1]: run.experts}
-        row |= {"seed": Cell(str(run.seed), run.seed)} if has_seeds else {}
-        row["params"] = count_cell(run.shown_params, run.num_params)
-        row |= dict.fromkeys(titles, NOTHING)
-        own = values[run.Index]
+    for _, run, names, own in _rows_of_runs(runs, groups):
+        row = names | {"params": count_cell(run.shown_params, run.num_params)} | dict.fromkeys(titles, NOTHING)
         for title, value, is_update in zip(titles, own.value, own.planned | own.done, strict=False):
             row[title] = Cell(measure.show(value if is_update else None), value)
         row[measure.anytime] = number_cell(run.anytime, measure.anytime_digits)
@@ -172,10 +157,9 @@ def arrival_table(runs: RunTable, groups: Sequence[Experiment], measure: Measure
         is_at_the_end = run.is_complete and run.num_arrivals == len(titles) and not run.iid
         at_the_end += rows[-1:] if is_at_the_end else []
     mark_best(on_streams, set(titles) - hidden)
-    mark_best(at_the_end, [measure.anytime, measure.final, *([BITS] if BITS in rows[0] else [])])
-    cells, notes = DataFrame(rows), ARRIVAL_NOTES[groups[0].first.kind] + COST_NOTES
-    num_names = len(naming(groups[0]))
-    return Table(measure.name, f"Test {measure.name} after each mega-batch", cells, notes, num_names, hidden)
+    mark_best(at_the_end, [title for title in (measure.anytime, measure.final, BITS) if title in rows[0]])
+    title, notes = f"Test {measure.name} after each mega-batch", ARRIVAL_NOTES[groups[0].first.kind] + COST_NOTES
+    return Table(measure.name, title, DataFrame(rows), notes, hidden)
 
 
 def summary_table(groups: Sequence[Experiment], measure: Measure) -> Table:
@@ -183,17 +167,16 @@ def summary_table(groups: Sequence[Experiment], measure: Measure) -> Table:
 
     An i.i.d. control, which learns from no stream, is left out.
     """
-    naming = _naming(groups)
+    naming, is_text = naming_of(groups), groups[0].first.is_text
     columns: dict[str, tuple[str, Callable[[Spread], str]]] = {
         measure.anytime: ("anytime", lambda spread: spread.show(measure.anytime_digits)),
         measure.final: ("final", lambda spread: spread.show(2, measure.scale)),
         "Mem": ("memory", lambda spread: show_count(spread.mean)),
         "Comp": ("computation", lambda spread: show_power(spread.mean)),
         f"test FLOPs/{measure.per}": ("test_flops", lambda spread: show_count(spread.mean)),
+        **({AREA: ("area", lambda spread: spread.show(3))} if is_text else {}),
+        "hours": ("hours", lambda spread: spread.show(2)),
     }
-    if groups[0].first.is_text:
-        columns[AREA] = ("area", lambda spread: spread.show(3))
-    columns["hours"] = ("hours", lambda spread: spread.show(2))
     rows, on_stream = [], [each for each in groups if not each.first.iid]
     for experiment in on_stream:
         complete, total = len(experiment.complete), len(experiment.runs)
@@ -207,14 +190,13 @@ def summary_table(groups: Sequence[Experiment], measure: Measure) -> Table:
     alike = [row for row, each in zip(rows, on_stream, strict=True) if each.first.num_arrivals == longest]
     mark_best(alike, list(columns)[:-1])
     notes = SUMMARY_NOTES.format(anytime=measure.anytime, meaning=measure.meaning, per=measure.per)
-    notes += AREA_NOTES if groups[0].first.is_text else ""
-    return Table("summary", "Over the whole stream", DataFrame(rows), notes, len(naming(groups[0])))
+    return Table("summary", "Over the whole stream", DataFrame(rows), notes + (AREA_NOTES if is_text else ""))
 
 
 def seed_table(groups: Sequence[Experiment], measure: Measure) -> Table:
     """Lay out seed mean ± std after each mega-batch, a row for each experiment with two complete runs or more."""
     several = [experiment for experiment in groups if len(experiment.complete) > 1]
-    naming = _naming(several)
+    naming = naming_of(several)
     titles, hidden = _arrival_titles(max(experiment.first.num_arrivals for experiment in groups))
     rows = []
     for experiment in several:
@@ -228,25 +210,22 @@ def seed_table(groups: Sequence[Experiment], measure: Measure) -> Table:
     on_streams = [row for row, experiment in zip(rows, several, strict=True) if not experiment.first.iid]
     mark_best(on_streams, set(titles) - hidden)
     notes = SEED_NOTES.format(name=measure.name, unit=measure.in_percent(", in percent"))
-    num_names = len(naming(several[0])) if several else 1
-    title = f"Test {measure.name} over seeds"
-    return Table("seeds", title, DataFrame(rows), notes, num_names, hidden, mean="{} mean")
+    return Table("seeds", f"Test {measure.name} over seeds", DataFrame(rows), notes, hidden, mean="{} mean")
 
 
 def iid_table(groups: Sequence[Experiment], measure: Measure) -> Table:
     """Lay out what learning sequentially costs, as in the paper's Table 1: a row for each learner with a control."""
     found = controls(groups)
-    naming = _naming([sequential for sequential, _ in found])
+    naming, ks = naming_of([sequential for sequential, _ in found]), sorted({k for _, each in found for k in each})
     rows = []
     for sequential, pairs in found:
         row = naming(sequential)
-        for k in sorted({k for _, each in found for k in each}):
+        for k in ks:
             for how, spread in zip(("iid", "seq."), pairs.get(k, (None, None)), strict=True):
                 row[f"k={k} {how}"] = measure.spread_cell(spread)
         rows.append(row)
     notes = IID_NOTES.format(name=measure.name, unit=measure.in_percent(", in percent,"))
-    num_names = len(naming(found[0][0])) if found else 1
-    return Table("iid", "Learning sequentially against i.i.d.", DataFrame(rows), notes, num_names)
+    return Table("iid", "Learning sequentially against i.i.d.", DataFrame(rows), notes)
 
 
 def growth_table(runs: RunTable, groups: Sequence[Experiment], measure: Measure) -> Table:
@@ -254,55 +233,45 @@ def growth_table(runs: RunTable, groups: Sequence[Experiment], measure: Measure)
 
     A row for each growth step; where there are many, one for each run with the means over its steps.
     """
-    done = runs.arrivals[runs.arrivals.done]
-    done = done.assign(earlier=done.groupby("run").num_experts.shift())
-    grown = done[done.after_growth.notna() & done.before_growth.notna() & done.earlier.notna()]
     titles = {"before": "before_growth", "after growth": "after_growth", "after training": "valid"}
-    grown_of = dict(iter(grown.groupby("run")))
     steps, means = [], []
-
-    def row(experiment: Experiment, run: Any, at: str, experts: str, values: Any) -> dict[str, Any]:
+    for experiment, run, _, own in _rows_of_runs(runs, groups):
         name = f"{experiment.label}, {experiment.size}".removesuffix(", ")
-        cells = {title: Cell(measure.show(values[column]), values[column]) for title, column in titles.items()}
-        return {"learner": name, "at": at, "experts": experts, **cells, "run": run.shown_path}
 
-    for experiment, run in _in_order(runs, groups):
-        own = grown_of.get(run.Index, grown[:0])
-        for step in own.to_dict("records"):
-            experts = f"{step['earlier']:.0f} to {step['num_experts']:.0f}"
-            steps.append(row(experiment, run, f"t{step['arrival']}", experts, step))
-        if len(own):
-            means.append(row(experiment, run, f"{len(own)} steps", run.experts, own[list(titles.values())].mean()))
+        def row(at: str, experts: str, values: Any, name: str = name, run: Any = run) -> dict[str, Any]:
+            cells = {title: Cell(measure.show(values[column]), values[column]) for title, column in titles.items()}
+            return {"learner": name, "at": at, "experts": experts, **cells, "run": run.shown_path}
+
+        done = own[own.done]
+        done = done.assign(earlier=done.num_experts.shift())
+        grown = done.dropna(subset=["before_growth", "after_growth", "earlier"])
+        for step in grown.to_dict("records"):
+            steps.append(row(f"t{step['arrival']}", f"{step['earlier']:.0f} to {step['num_experts']:.0f}", step))
+        if len(grown):
+            means.append(row(f"{len(grown)} steps", run.experts, grown[list(titles.values())].mean()))
     shown = steps if len(steps) <= MAX_GROWTH_ROWS else means
     many = "" if shown is steps else "; means over the steps of a run, each step is in the CSV file"
     notes = GROWTH_NOTES.format(name=measure.name.capitalize(), unit=measure.in_percent(" in percent"), many=many)
-    return Table("growth", "What growth does", DataFrame(shown), notes, 3, plain=DataFrame(steps))
+    return Table("growth", "What growth does", DataFrame(shown), notes, plain=DataFrame(steps))
 
 
 def evaluation_table(runs: RunTable, groups: Sequence[Experiment], measure: Measure) -> Table:
     """Lay out what ``--then-evaluate`` said of each update, below the test value: a row for each figure of a run."""
-    naming, has_seeds = _naming(groups), runs.facts.seed.nunique() > 1
     titles, hidden = _arrival_titles(runs.facts.num_arrivals.max())
-    values = dict(iter(runs.arrivals.groupby("run")))
     rows = []
-    for experiment, run in _in_order(runs, groups):
-        own = values[run.Index]
+    for _, run, names, own in _rows_of_runs(runs, groups):
         found = [each["figures"] if isinstance(each, dict) else {} for each in own.evaluation]
         figures = dict.fromkeys(name for each in found for name in each)
-        tested = [
-            measure.show(value if is_update else None)
-            for value, is_update in zip(own.value, own.planned | own.done, strict=True)
-        ]
-        names = naming(experiment)
-        names |= {list(names)[-1]: run.experts, **({"seed": Cell(str(run.seed), run.seed)} if has_seeds else {})}
+        names |= {"seed": str(run.seed)} if "seed" in names else {}
         for figure in [measure.name, *figures] if figures else []:
             row = {**names, "figure": figure, **dict.fromkeys(titles, NOTHING)}
-            for title, text, value, each in zip(titles, tested, own.value, found, strict=False):
+            updates = zip(titles, own.value, own.planned | own.done, found, strict=False)
+            for title, value, is_update, each in updates:
+                text = measure.show(value if is_update else None)
                 if figure != measure.name:
                     value = each.get(figure, math.nan)
                     text = text if text == WAITING else NOT_YET if math.isnan(value) else f"{value:.5g}"
                 row[title] = Cell(text, value)
             rows.append(row | {"run": run.shown_path})
-    num_names = len(naming(groups[0])) + has_seeds + 1
     notes = EVALUATION_NOTES.format(name=measure.name, unit=measure.in_percent(" in percent"))
-    return Table("evaluation", "Figures of --then-evaluate", DataFrame(rows), notes, num_names, hidden)
+    return Table("evaluation", "Figures of --then-evaluate", DataFrame(rows), notes, hidden)

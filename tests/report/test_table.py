@@ -5,7 +5,7 @@ from pandas import DataFrame
 
 from fairseq_alma.report.spelling import show_count, show_number, show_power
 from fairseq_alma.report.spread import Spread
-from fairseq_alma.report.table import NOTHING, Cell, Table, mark_best, render_latex, render_markdown
+from fairseq_alma.report.table import NOTHING, Cell, Table, mark_best, render_markdown
 
 
 def test_a_markdown_table_is_aligned():
@@ -33,10 +33,9 @@ def test_numbers_are_spelled_for_people():
 
 
 def test_a_latex_table_escapes_what_latex_would_read_as_a_command():
-    text = render_latex(
-        ["a_b", "%"], [[Cell("SM_w1 & \\x"), Cell("24.3 ± 0.1", 24.3, True)], [Cell("*"), Cell("3.62e+11", 3.62e11)]]
-    )
-    assert text.splitlines() == [
+    rows = [["SM_w1 & \\x", Cell("24.3 ± 0.1", 24.3, True)], ["*", Cell("3.62e+11", 3.62e11)]]
+    table = Table("name", "title", DataFrame(rows, columns=["a_b", "%"]), "notes")
+    assert table.latex().splitlines() == [
         r"\begin{tabular}{lr}",
         r"\toprule",
         r"a\_b & \% \\",
