@@ -5,7 +5,7 @@ well; models that are done stay in memory.
 """
 
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Mapping, Optional, Sequence
@@ -33,8 +33,9 @@ from fairseq_alma.images.stage_average import average_of, measure_batch_norm, sh
 from fairseq_alma.images.stage_images import BOOTSTRAP, ORDER, ImageInput, TrainingImages, bootstrap, seeded
 from fairseq_alma.images.stage_training import StageTraining
 from fairseq_alma.learners.plan import ModelId, StagePlan, Training
-from fairseq_alma.runs.loop import Run, StageWork
+from fairseq_alma.runs.loop import Run
 from fairseq_alma.runs.run_folder import RunFolder
+from fairseq_alma.runs.steps import StageWork
 from fairseq_alma.training.stage_end_options import NO_STAGE_ENDS, StageEndOptions
 
 SAVE_EVERY_SECONDS = 20.0
@@ -60,7 +61,7 @@ class RunModels:
 
 
 class ImageBackend:
-    """The back end of ``alma-stream`` for streams of images; see `loop.Backend`.
+    """The back end of ``alma-stream`` for streams of images; see `steps.Backend`.
 
     Args:
         settings: of the runs, which differ by their seeds alone.
@@ -87,15 +88,16 @@ class ImageBackend:
         self.source = ImageInput(self.stream.mean, self.stream.std, self.stream.augment).to(settings.device)
         self.models = {run.folder.root: RunModels(run, settings, self._test_examples, ends) for run in runs}
 
-    def train(self, works: Sequence[StageWork]) -> list[Mapping[str, Any]]:
-        """Train all models of the stage side by side, or group after group; see `loop.Backend`."""
-        if self.group_size is None:
-            self._train_together(works)
-        else:
-            for work in works:
-                for group in work.plan.groups(self.group_size):
-                    self._train_apart(work, group)
-        return [self._cost(work) for work in works]
+    def steps(self, folder: RunFolder, plan: StagePlan) -> list["ImageStep"]:
+        """Return the steps of a stage: its models are trained side by side, or in groups; see `steps.Backend`."""
+        groups = [plan.trainings] if self.group_size is None else plan.groups(self.group_size)
+        return [*(TrainImages(self, folder, tuple(group)) for group in groups), TestImages(self, folder)]
+
+    def train(self, work: StageWork, group: tuple[Training, ...]) -> Mapping[str, Any]:
+        """Train some models of a stage, or all with those of the runs in step, unless they are there."""
+        own = replace(work, plan=replace(work.plan, trainings=group))
+        self._train_together([own] if self.group_size is not None else (work.beside or [own]))
+        return self._cost(own)
 
     def _train_together(self, works: Sequence[StageWork]) -> None:
         """Train all models of the same stage of some runs in one network, unless they are there."""
@@ -104,10 +106,6 @@ class ImageBackend:
             self._train_stage(works, group)
         # While one of them is missing, all are trained again from the same file, to the same bits.
         remove_unfinished(self._unfinished(works))
-
-    def _train_apart(self, work: StageWork, group: Sequence[Training]) -> None:
-        """Train some models of a stage in a network of their own, unless they are there."""
-        self._train_together([replace(work, plan=replace(work.plan, trainings=tuple(group)))])
 
     def _cost(self, work: StageWork) -> Mapping[str, Any]:
         store = self._store(work.folder)
@@ -134,20 +132,12 @@ class ImageBackend:
             described["kept_share"] = self.ends.shrink_perturb
         return {"anytime": described}
 
-    def train_members(self, work: StageWork, group: Sequence[Training], locks: Sequence[int]) -> None:
-        """Train some models of a stage to their end, unless they are there; see `loop.Backend`."""
-        self._train_apart(work, group)
-
-    def is_trained(self, folder: RunFolder, model: ModelId) -> bool:
-        """Tell whether a model is trained to its end; see `loop.Backend`."""
-        return model in self._store(folder)
-
-    def has_weights(self, folder: RunFolder, model: ModelId) -> bool:
-        """Tell whether a model's checkpoint is there, whole; see `loop.Backend`."""
+    def is_there(self, folder: RunFolder, model: ModelId) -> bool:
+        """Tell whether a model's checkpoint is there, whole."""
         return self._store(folder).is_whole(model)
 
     def test(self, work: StageWork) -> Mapping[str, Any]:
-        """Test what predicts after the stage; see `loop.Backend`."""
+        """Test what predicts after the stage."""
         plan, run = work.plan, self.models[work.folder.root]
         store = run.store
         valid = run.predictions.on_valid(plan, self._examples(self.stream.valid_indices(plan.stage.megabatches)))
@@ -173,7 +163,7 @@ class ImageBackend:
         return figures
 
     def keep_only(self, folder: RunFolder, stage: int, needed: Sequence[ModelId]) -> None:
-        """Remove the weights that no later stage needs; see `loop.Backend`."""
+        """Remove the weights that no later stage needs; see `steps.Backend`."""
         self._store(folder).keep_only(stage, needed)
 
     def _train_stage(self, works: Sequence[StageWork], group: Group) -> None:
@@ -268,6 +258,64 @@ class ImageBackend:
 
     def _labels(self, rows: Any) -> Tensor:
         return torch.from_numpy(self.stream.labels[rows]).to(self.settings.device)
+
+
+@dataclass(frozen=True)
+class ImageStep:
+    """A step of a stage; see `steps.Step`.
+
+    Attributes:
+        backend: of all runs.
+        folder: of the run.
+    """
+
+    backend: ImageBackend
+    folder: RunFolder
+
+    @property
+    def trains(self) -> tuple[ModelId, ...]:
+        """None: it tests."""
+        return ()
+
+    def is_done(self, model: Optional[ModelId] = None) -> bool:
+        """A test is done anew until there is a ``stage.json``."""
+        return False
+
+    def commands(self) -> Sequence[object]:
+        """Nothing: `ImageJob` prints the command that runs the whole stage."""
+        return ()
+
+    def run(self, work: StageWork) -> Mapping[str, Any]:
+        """Do it; see `steps.Step`."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class TrainImages(ImageStep):
+    """Trains models of a stage in one network."""
+
+    trainings: tuple[Training, ...]
+
+    @property
+    def trains(self) -> tuple[ModelId, ...]:
+        """The models."""
+        return tuple(training.model for training in self.trainings)
+
+    def is_done(self, model: Optional[ModelId] = None) -> bool:
+        """Tell whether the checkpoints are there, whole."""
+        return all(self.backend.is_there(self.folder, each) for each in self.trains if model in (None, each))
+
+    def run(self, work: StageWork) -> Mapping[str, Any]:
+        """Train what is not there."""
+        return self.backend.train(work, self.trainings)
+
+
+class TestImages(ImageStep):
+    """Tests what predicts after the stage."""
+
+    def run(self, work: StageWork) -> Mapping[str, Any]:
+        """Test."""
+        return self.backend.test(work)
 
 
 def _resume(training: StageTraining, before: Mapping[str, Any], path: Path) -> None:

@@ -1,29 +1,39 @@
 """Algorithm 1, once, for every learner and every kind of data.
 
 Source: Algorithm 1 of the paper. What is trained and what predicts comes as plans (`learners`); how it is trained and
-tested is the back end's: commands in processes of their own for text, a training loop in this process for images.
+tested are the steps of the back end: commands in processes of their own for text, a training loop in this process for
+images.
 """
 
 import contextlib
+import operator
 import sys
 import time
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Callable, Mapping, Optional, Protocol, Sequence
+from typing import Any, Callable, Mapping, Optional, Sequence
 
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.files import write_together
-from fairseq_alma.learners.plan import ModelId, StagePlan, Training
-from fairseq_alma.runs.lost_models import require_models
-from fairseq_alma.runs.retention import NeededModels
+from fairseq_alma.learners.plan import StagePlan, Training
 from fairseq_alma.runs.run_folder import STAGE_RECORD, RunFolder
+from fairseq_alma.runs.steps import Backend, NeededModels, StageWork, has_weights, is_trained, require_models
 from fairseq_alma.terminal import tell
 from fairseq_alma.watch.run_display import RunDisplay
 
 START_POLL_SECONDS = 1.0
+OF_ALL_TRAININGS: Mapping[str, Callable[[Any, Any], Any]] = {
+    "num_updates": max,
+    "train_tokens": operator.add,
+    "train_images": operator.add,
+    "train_flops": operator.add,
+}
+"""How what two trainings of a stage took becomes what the stage took."""
+
+Evaluate = Callable[[StageWork], Mapping[str, Any]]
 
 
-def nothing_to_evaluate(work: "StageWork") -> Mapping[str, Any]:
+def nothing_to_evaluate(work: StageWork) -> Mapping[str, Any]:
     """Return nothing: a stage is tested, and that is all."""
     return {}
 
@@ -42,61 +52,7 @@ class Run:
     folder: RunFolder
     plans: Sequence[StagePlan]
     display: RunDisplay
-    evaluate: "Evaluate" = nothing_to_evaluate
-
-
-@dataclass(frozen=True)
-class StageWork:
-    """One stage of one run that is to be completed, under its lock.
-
-    Attributes:
-        folder: of the run.
-        plan: of the stage.
-        display: shows what is done.
-        lock: a file descriptor; a process that inherits it keeps the stage locked as long as it lives.
-        evaluate: see `Run`.
-    """
-
-    folder: RunFolder
-    plan: StagePlan
-    display: RunDisplay
-    lock: int
-    evaluate: "Evaluate" = nothing_to_evaluate
-
-
-Evaluate = Callable[[StageWork], Mapping[str, Any]]
-
-
-class Backend(Protocol):
-    """Carries out the parts of a stage. Every step can be repeated: after a kill it resumes where it can."""
-
-    def train(self, works: Sequence[StageWork]) -> Sequence[Mapping[str, Any]]:
-        """Train the models of a stage to their end, those of all runs that are in step.
-
-        Returns:
-            For each run ``num_updates``, the most that a trained model got; ``train_tokens`` (or ``train_images``)
-            and ``train_flops``, summed over the trained models.
-        """
-
-    def train_members(self, work: StageWork, group: Sequence[Training], locks: Sequence[int]) -> None:
-        """Train some of the plan's models to their end, unless they are there already."""
-
-    def is_trained(self, folder: RunFolder, model: ModelId) -> bool:
-        """Tell whether a model is trained to its end."""
-
-    def has_weights(self, folder: RunFolder, model: ModelId) -> bool:
-        """Tell whether the weights that a model had at the end of its training are there, whole."""
-
-    def test(self, work: StageWork) -> Mapping[str, Any]:
-        """Test what predicts after the stage.
-
-        Returns:
-            ``num_params``, ``num_experts``, ``num_members``, ``test_flops_per_token`` (or ``..._per_image``),
-            ``valid`` and ``test``.
-        """
-
-    def keep_only(self, folder: RunFolder, stage: int, needed: Sequence[ModelId]) -> None:
-        """Remove the weights of the stages up to ``stage``, except what ``needed`` names."""
+    evaluate: Evaluate = nothing_to_evaluate
 
 
 def nothing_to_await(plan: StagePlan) -> None:
@@ -163,30 +119,36 @@ def train_members(
             continue
         for group in groups:
             for training in group:
-                while are_others_trained and not _is_start_trained(run.folder, training, backend):
+                while are_others_trained and not _is_start_trained(run, training, backend):
                     time.sleep(START_POLL_SECONDS)
-                _require_trained(run.folder, plan, training, backend)
+                _require_trained(run, plan, training, backend)
             with contextlib.ExitStack() as held:
-                locks = [lock for each in group for lock in held.enter_context(run.folder.lock_member(each.model))]
-                clock = run.folder.start_clock(plan.stage.index, group[0].model.member)
-                backend.train_members(StageWork(run.folder, plan, run.display, locks[0]), group, locks)
+                models = [each.model for each in group]
+                locks = [lock for model in models for lock in held.enter_context(run.folder.lock_member(model))]
+                clock = run.folder.start_clock(plan.stage.index, models[0].member)
+                work = StageWork(run.folder, plan, run.display, locks)
+                for step in backend.steps(run.folder, plan):
+                    if step.trains and {*step.trains} <= {*models}:
+                        step.run(work)
                 clock.stop()
             for training in group:
                 run.display.trained(plan, training)
 
 
-def _is_start_trained(folder: RunFolder, training: Training, backend: Backend) -> bool:
+def _is_start_trained(run: Run, training: Training, backend: Backend) -> bool:
     start = training.start
-    return start is None or folder.read_stage(start.stage) is not None or backend.is_trained(folder, start)
+    if start is None or run.folder.read_stage(start.stage) is not None:
+        return True
+    return is_trained(run.folder, run.plans, start, backend)
 
 
-def _require_trained(folder: RunFolder, plan: StagePlan, training: Training, backend: Backend) -> None:
+def _require_trained(run: Run, plan: StagePlan, training: Training, backend: Backend) -> None:
     """Raise AlmaError unless the model that a member starts from is trained."""
     start = training.start
-    if start is None or _is_start_trained(folder, training, backend):
+    if start is None or _is_start_trained(run, training, backend):
         return
     raise AlmaError(
-        f"{folder.model_folder(start)}: not trained to its end, and member {training.model.member} of stage "
+        f"{run.folder.model_folder(start)}: not trained to its end, and member {training.model.member} of stage "
         f"{plan.stage.index} starts from there; run --stage {start.stage} --member {start.member} first"
     )
 
@@ -220,6 +182,7 @@ def _finish_stage(
             await_models(run.plans[stage])
     ran = [False] * len(runs)
     with contextlib.ExitStack() as locks:
+        beside: list[StageWork] = []
         works: dict[int, StageWork] = {}
         for number, run in enumerate(runs):
             if records[number] is not None and run.folder.is_tidy(stage):
@@ -228,8 +191,10 @@ def _finish_stage(
             # Another alma-stream may have completed it in the meantime.
             records[number] = _sound_record(run, stage, backend)
             if records[number] is None:
-                works[number] = StageWork(run.folder, run.plans[stage], run.display, lock, run.evaluate)
-        for number, record in zip(works, _run_stage([*works.values()], backend), strict=True):
+                works[number] = StageWork(run.folder, run.plans[stage], run.display, [lock], beside)
+                beside.append(works[number])
+        made = _run_stage(beside, [runs[number].evaluate for number in works], backend)
+        for number, record in zip(works, made, strict=True):
             records[number], ran[number] = record, True
         for run, record, keeps, did_run in zip(runs, records, needed, ran, strict=True):
             assert record is not None  # read, or made just now
@@ -252,23 +217,22 @@ def _last_in_a_row(run: Run, stage: int) -> int:
     return stage
 
 
-def _run_stage(works: Sequence[StageWork], backend: Backend) -> list[dict[str, Any]]:
-    """Train and test one stage of some runs, and write the record of each last."""
-    if not works:
-        return []
+def _run_stage(works: Sequence[StageWork], evaluate: Sequence[Evaluate], backend: Backend) -> list[dict[str, Any]]:
+    """Train and test one stage of some runs, step by step, and write the record of each last."""
     clocks = [work.folder.start_clock(work.plan.stage.index) for work in works]
-    records = []
-    for work, clock, trained in zip(works, clocks, backend.train(works), strict=True):
-        stage = work.plan.stage
-        tested = backend.test(work)
-        record = {
-            "stage": stage.index,
-            "megabatches": list(stage.megabatches),
-            **trained,
-            **tested,
-            "wall_seconds": round(clock.seconds() + work.folder.seconds_of_members(stage.index), 1),
-        }
-        records.append({**record, **work.evaluate(work)})
+    records: list[dict[str, Any]] = [
+        {"stage": work.plan.stage.index, "megabatches": list(work.plan.stage.megabatches), "num_updates": 0}
+        for work in works
+    ]
+    for steps in zip(*(backend.steps(work.folder, work.plan) for work in works), strict=True):
+        for step, work, record in zip(steps, works, records, strict=True):
+            for name, value in step.run(work).items():
+                add = OF_ALL_TRAININGS.get(name)
+                record[name] = add(record[name], value) if add is not None and name in record else value
+    for work, clock, record, figures in zip(works, clocks, records, evaluate, strict=True):
+        seconds = clock.seconds() + work.folder.seconds_of_members(work.plan.stage.index)
+        record["wall_seconds"] = round(seconds, 1)
+        record.update(figures(work))
     write_together(
         [partial(work.folder.write_stage, record["stage"], record) for work, record in zip(works, records, strict=True)]
     )
@@ -283,7 +247,7 @@ def _sound_record(run: Run, stage: int, backend: Backend) -> Optional[dict[str, 
     plan, folder = run.plans[stage], run.folder
     record = _complete_record(folder, plan)
     if record is not None and not folder.is_tidy(stage):
-        lost = [each.model for each in plan.trainings if not backend.has_weights(folder, each.model)]
+        lost = [each.model for each in plan.trainings if not has_weights(folder, run.plans, each.model, backend)]
         if lost:
             tell(f"note: {folder.checkpoint(lost[0])}: gone or damaged, stage {stage} runs again", sys.stderr)
             folder.discard_stage(stage)

@@ -10,8 +10,9 @@ from fairseq_alma.learners.plan import MAX_MEMBERS, StagePlan
 from fairseq_alma.learners.presets import PRESETS, Preset, filled
 from fairseq_alma.learners.schedule import Stage, stages
 from fairseq_alma.options import flag
-from fairseq_alma.runs.loop import Backend, Run
+from fairseq_alma.runs.loop import Run
 from fairseq_alma.runs.run_folder import RunFolder
+from fairseq_alma.runs.steps import Backend
 from fairseq_alma.training.anytime_options import PAPERS_WAY, AnytimeOptions
 from fairseq_alma.training.stage_end_options import NO_STAGE_ENDS, StageEndOptions
 

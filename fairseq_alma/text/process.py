@@ -54,15 +54,18 @@ class Command:
         """All arguments in order."""
         return [word for group in self.groups for word in group]
 
-    def shell(self) -> str:
+    def __str__(self) -> str:
         """Spell the command for a shell, in lines; the words of a group stay together."""
-        variables = [f"{name}={shell_words([value])}" for name, value in self.environment.items()]
-        launcher = f"torchrun --standalone --nproc-per-node {self.num_procs} --no-python".split()
-        by_hand = self.num_procs > 1 and "--cpu" in self.arguments  # on GPUs fairseq starts the processes itself
+        launch = [f"{name}={shell_words([value])}" for name, value in self.environment.items()]
         if self.nodes > 1:
-            variables += [f"MASTER_ADDR=$(hostname) MASTER_PORT=29500 {_spell(_sizes(self.num_procs, self.nodes))}"]
-            by_hand, launcher = True, [shell_words(_srun(self.num_procs, self.nodes))]
-        lines = [" ".join([*variables, *(launcher if by_hand else ()), self.program])]
+            sizes = " ".join(f"{name}={value}" for name, value in _sizes(self.num_procs, self.nodes).items())
+            launch += [
+                f"MASTER_ADDR=$(hostname) MASTER_PORT=29500 {sizes}",
+                shell_words(_srun(self.num_procs, self.nodes)),
+            ]
+        elif self.num_procs > 1:  # it sets the variables that ours find
+            launch += [f"torchrun --standalone --nproc-per-node {self.num_procs} --no-python"]
+        lines = [" ".join([*launch, self.program])]
         for words in (shell_words(group) for group in self.groups if group):
             if len(lines) > 1 and len(lines[-1]) + len(words) < LINE_LENGTH:
                 lines[-1] += " " + words
@@ -88,7 +91,7 @@ def run_logged(command: Command, log: Path, watch: Callable[[str], None], keep_o
     program = find_program(command.program)
     log.parent.mkdir(parents=True, exist_ok=True)
     with open(log, "ab") as output:
-        output.write(f"$ {command.shell()}\n".encode())
+        output.write(f"$ {command}\n".encode())
         output.flush()
         tail = _Tail(log, output.tell(), watch)
         children = [_begin(command, place, program, output.fileno(), keep_open) for place in _places(command.num_procs)]
@@ -118,10 +121,6 @@ def _free_port() -> str:
 
 def _sizes(num_procs: int, nodes: int) -> dict[str, str]:
     return {"WORLD_SIZE": str(num_procs), "LOCAL_WORLD_SIZE": str(num_procs // nodes)}
-
-
-def _spell(variables: Mapping[str, str]) -> str:
-    return " ".join(f"{name}={value}" for name, value in variables.items())
 
 
 def _srun(num_procs: int, nodes: int) -> list[str]:

@@ -1,69 +1,73 @@
 """``alma-stream`` on streams of text: stock commands in processes of their own."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Callable, Optional, Sequence
+from typing import Any, Callable, Optional, Sequence
 
 from fairseq_alma.data.stream import Stream
 from fairseq_alma.errors import refuse_no_file
-from fairseq_alma.learners.plan import StagePlan
+from fairseq_alma.learners.plan import ModelId, StagePlan, Training
 from fairseq_alma.runs.evaluation import StageEvaluation
 from fairseq_alma.runs.loop import Run
+from fairseq_alma.runs.predictor import BRANCH, ENSEMBLE_FILE, predicting_checkpoint
 from fairseq_alma.runs.request import RunRequest
 from fairseq_alma.runs.run_folder import RunFolder
 from fairseq_alma.terminal import shell_words
+from fairseq_alma.text import stage_checkpoints
 from fairseq_alma.text.anytime_checks import check_schedule
-from fairseq_alma.text.text_backend import TextBackend
-from fairseq_alma.text.text_commands import TextCommands
+from fairseq_alma.text.text_steps import (
+    UP_TO_BRANCH,
+    WHOLE,
+    Average,
+    Count,
+    Grow,
+    Join,
+    Test,
+    TestGrowth,
+    TextStep,
+    Train,
+)
 from fairseq_alma.text.train_options import TrainOptions
 from fairseq_alma.watch.run_display import describe_stage
 
-if TYPE_CHECKING:
-    from fairseq_alma.checkpoints.model_facts import ModelFacts
+GROWN_FILE = "grown.pt"
 
 
 class TextJob:
-    """What alma-stream does with text; see `request.Job`.
+    """What alma-stream does with text, see `request.Job`; the one run's back end, see `steps.Backend`.
 
     Args:
         request: what stands before ``--``.
         words: what stands after it.
         stream: the data; None: a dry run does without.
 
+    Attributes:
+        folder: the run.
+        options: what the user gave after ``--``, for one of several processes, and for as many updates as there are.
+        words_per_token: of the stream, to show words per second.
+        num_slices: mega-batches of which a held-out and a training slice are tested after each stage.
+
     Raises:
         ValueError: an option after ``--`` is wrong.
+        AlmaError: nothing is held out of the mega-batches for --matrix.
     """
 
     unit = "word"
     overridden: tuple[str, ...] = ()
 
     def __init__(self, request: RunRequest, words: Sequence[str], stream: Optional[Stream]) -> None:
-        self.request, self.stream = request, stream
-        self.options = TrainOptions(words, request.learner.owned)
+        self.request, self.stream, self.anytime = request, stream, request.anytime
+        self.folder = request.folder(request.seeds[0])
+        self.given = TrainOptions(words, request.learner.owned)
         if request.learner.trains_jointly:
-            self.options.joint(1)  # refuses what cannot be
-        options = self.options if request.num_procs == 1 else self.options.shared(request.num_procs)
-        self.commands = TextCommands(
-            stream=request.stream,
-            folder=request.folder(request.seeds[0]),
-            options=options if request.iid is None else options.lengthened(request.iid),
-            wait=request.iid or request.wait,
-            replay=request.replay,
-            save_every=request.save_every,
-            validate=request.validate,
-            keep_checkpoints=request.keep_checkpoints,
-            num_procs=request.num_procs,
-            nodes=request.nodes,
-            anytime=request.anytime,
-            beginning=request.finetune_from_model,
-            matrix=self._matrix_size(),
-        )
-
-    def _matrix_size(self) -> int:
-        """Return how many mega-batches --matrix looks at. Raises AlmaError if nothing is held out of them."""
-        if not self.request.matrix or self.stream is None:
-            return 0
-        self.stream.holdout(0)
-        return self.stream.num_megabatches
+            self.given.joint(1)  # refuses what cannot be
+        options = self.given if request.num_procs == 1 else self.given.shared(request.num_procs)
+        self.options = options if request.iid is None else options.lengthened(request.iid)
+        self.words_per_token, self.num_slices = 1.0, 0
+        if stream is not None:
+            self.words_per_token = stream.words_per_token
+            if request.matrix:
+                stream.holdout(0)
+                self.num_slices = stream.num_megabatches
 
     def recorded(self) -> dict[str, Any]:
         """Return the options that run.json names; see `request.Job`."""
@@ -74,11 +78,25 @@ class TextJob:
 
     def check(self, plans: Sequence[StagePlan]) -> None:
         """Refuse options after ``--`` that contradict those before it; see `request.Job`."""
-        check_schedule(self.request.anytime, self.commands.options, plans)
+        check_schedule(self.anytime, self.options, plans)
 
     def train_options(self) -> dict[str, str]:
         """Return what run.json says of the options after ``--``."""
-        return self.options.as_dict()
+        return self.given.as_dict()
+
+    def work(self) -> Callable[[StagePlan], float]:
+        """Return how the trainings of two stages compare: --max-update ends them alike, epochs by their data."""
+        assert self.stream is not None
+        sizes = [self.stream.megabatch(t).num_words for t in range(self.stream.num_megabatches)]
+        by_updates = self.options.max_update
+        return lambda plan: 1.0 if by_updates else sum(sizes[t] for t in plan.stage.megabatches)
+
+    def prepare(self, plans: Sequence[StagePlan]) -> "Callable[[Sequence[Run]], TextJob]":
+        """Leave the options to fairseq-train, whose message the log has; see `request.Job`."""
+        assert self.stream is not None
+        if self.request.finetune_from_model is not None:
+            _require_beginning(self.request.finetune_from_model, self.stream)
+        return lambda runs: self
 
     def print_plan(self, plans: Sequence[StagePlan]) -> None:
         """Print the commands of the stages that were asked for."""
@@ -87,36 +105,109 @@ class TextJob:
         if iid is not None:
             print(f"# --iid {iid}: --max-update and --total-num-update are {iid} times those given")
         for plan in self.request.chosen(plans):
-            commands = self.commands.all_of(plan)
+            steps = self.steps(self.folder, plan)
             if member is not None:
-                chosen = [each for each in plan.trainings if each.model.member in member]
-                commands = [command for each in chosen for command in self.commands.trainings(plan, each)]
-            if commands:
+                steps = [step for step in steps if any(model.member in member for model in step.trains)]
+            if steps:
                 print(f"# {describe_stage(plan, len(plans))}")
-            for each in commands:
-                print(each.shell())
+            for step in steps:
+                for command in step.commands():
+                    print(command)
             if evaluation is not None and member is None:
-                for words in evaluation.commands(self.commands.folder, plan):
+                for words in evaluation.commands(self.folder, plan):
                     print(shell_words(words))
 
+    def steps(self, folder: RunFolder, plan: StagePlan) -> list[TextStep]:
+        """Return the steps of a stage in order; see `steps.Backend`."""
+        parts = (UP_TO_BRANCH, BRANCH, WHOLE) if self.anytime.copies_branch else (WHOLE,)
+        steps: list[TextStep] = []
+        for training in plan.trainings:
+            steps += [Grow(self, plan, training)] if training.growth else []
+            steps += [Train(self, plan, training, part) for part in parts]
+            steps += [Average(self, plan, training)] if self.anytime.predicts_with == "average" else []
+        steps.append(Count(self, plan))
+        steps += [TestGrowth(self, plan, training) for training in plan.trainings if training.growth]
+        steps += [Join(self, plan)] if plan.combine != "single" else []
+        return [*steps, Test(self, plan)]
+
     def predictor(self, folder: RunFolder, plan: StagePlan) -> tuple[Path, Sequence[Path]]:
-        """Return the checkpoint that was tested after a stage; see `request.Job`."""
-        return self.commands.predictor(plan), ()
+        """Return the one checkpoint that stands for all that predicts after a stage; see `request.Job`."""
+        if plan.combine == "single":
+            (model,) = plan.predictors
+            return self.predicting(model), ()
+        assert plan.combine == "probabilities", plan.combine  # else no learner of text combines
+        return self.folder.stage_folder(plan.stage.index) / ENSEMBLE_FILE, ()
 
-    def work(self) -> Callable[[StagePlan], float]:
-        """Return how the trainings of two stages compare: --max-update ends them alike, epochs by their data."""
-        assert self.stream is not None
-        sizes = [self.stream.megabatch(t).num_words for t in range(self.stream.num_megabatches)]
-        by_updates = self.commands.options.max_update
-        return lambda plan: 1.0 if by_updates else sum(sizes[t] for t in plan.stage.megabatches)
+    def predicting(self, model: ModelId) -> Path:
+        """Return the checkpoint by which a trained model predicts."""
+        return predicting_checkpoint(self.folder, model, self.anytime.predicts_with)
 
-    def prepare(self, plans: Sequence[StagePlan]) -> Callable[[Sequence[Run]], TextBackend]:
-        """Leave the options to fairseq-train, whose message the log has; see `request.Job`."""
-        assert self.stream is not None
-        if self.request.finetune_from_model is not None:
-            _require_beginning(self.request.finetune_from_model, self.stream)
-        words_per_token = self.stream.words_per_token
-        return lambda runs: TextBackend(self.commands, _describe, words_per_token)
+    def begins_from(self, model: ModelId) -> Path:
+        """Return the checkpoint of a trained model that a later stage starts from; a best one has its own optimizer."""
+        is_best = self.anytime.best_checkpoint and not self.anytime.carry_optimizer
+        return self.predicting(model) if is_best else self.folder.checkpoint(model)
+
+    def grown(self, model: ModelId) -> Path:
+        """Return the checkpoint of a model that has grown and is not trained yet."""
+        return self.folder.stage_folder(model.stage) / GROWN_FILE
+
+    def save_folder(self, model: ModelId, part: str) -> Path:
+        """Return the save directory of a part of a training; a branch has its own."""
+        own = self.folder.model_folder(model)
+        return own / BRANCH if part == BRANCH else own
+
+    def num_updates(self, part: str) -> Optional[int]:
+        """Return the updates that a part of a training has counted when it ends, a branch its own alone.
+
+        None: epochs end it.
+        """
+        whole = self.options.max_update
+        if whole is None or part == WHOLE:
+            return whole
+        branch = self.anytime.branch_updates(whole)
+        return branch if part == BRANCH else whole - branch
+
+    def first_update(self, training: Training, part: str = WHOLE) -> int:
+        """Return how many updates the optimizer has made when a part of a training begins."""
+        is_carried = self.anytime.carry_optimizer and training.start is not None
+        before = training.model.stage * (self.options.max_update or 0) if is_carried else 0
+        return before + ((self.num_updates(UP_TO_BRANCH) or 0) if part == BRANCH else 0)
+
+    def peak(self, stage: int) -> float:
+        """Return the learning rate that a stage warms up to."""
+        (lr,) = self.options.last("--lr") or ("0",)
+        (warmup,) = self.options.last("--warmup-updates") or ("0",)
+        (power,) = self.options.last("--power") or ("1",)
+        assert self.options.max_update is not None
+        return float(lr) * self.anytime.peak(stage, self.options.max_update, int(warmup), float(power))
+
+    def strip(self, model: ModelId) -> None:
+        """Reduce what is kept of a trained model to its weights, and to what a later stage carries on."""
+        last, predicting = self.folder.checkpoint(model), self.predicting(model)
+        if not self.anytime.carry_optimizer:
+            stage_checkpoints.drop_optimizer_state(last)
+        stage_checkpoints.keep_only_last(last.parent, [predicting.name])
+        if self.anytime.best_checkpoint or self.anytime.copies_branch:
+            stage_checkpoints.drop_optimizer_state(predicting)
+        if self.anytime.copies_branch:
+            stage_checkpoints.keep_only_last(predicting.parent)
+
+    def keep_only(self, folder: RunFolder, stage: int, needed: Sequence[ModelId]) -> None:
+        """Remove checkpoints that neither a later stage nor the report needs; see `steps.Backend`."""
+        models = [model for index in range(stage + 1) for model in folder.members(index)]
+        for model in models:
+            if model in needed:
+                self.strip(model)
+        for model in models:  # only now, when what stays is sure to be on the disk
+            if model not in needed:
+                for part in (BRANCH, WHOLE):
+                    stage_checkpoints.remove_all(self.save_folder(model, part))
+        for index in range(stage + 1):
+            here = folder.stage_folder(index)
+            (here / GROWN_FILE).unlink(missing_ok=True)
+            if index < stage:
+                # Its members may be gone, and a later stage has one of its own.
+                (here / ENSEMBLE_FILE).unlink(missing_ok=True)
 
 
 def _require_beginning(path: Path, stream: Stream) -> None:
@@ -126,10 +217,3 @@ def _require_beginning(path: Path, stream: Stream) -> None:
 
     refuse_no_file(path, "--finetune-from-model", "give a checkpoint that alma-import or fairseq-train wrote")
     check_dictionary(read_checkpoint(path), str(path), stream)
-
-
-def _describe(path: Path) -> "ModelFacts":
-    # Imports torch, which takes seconds; a dry run needs none of it.
-    from fairseq_alma.checkpoints.model_facts import describe_checkpoint
-
-    return describe_checkpoint(path)

@@ -134,7 +134,7 @@ def no_commands(monkeypatch):
     def refuse(command, *arguments, **options):
         raise AlmaError(f"{command.program} was called")
 
-    monkeypatch.setattr("fairseq_alma.text.text_backend.run_logged", refuse)
+    monkeypatch.setattr("fairseq_alma.text.text_steps.run_logged", refuse)
 
 
 def test_a_finished_run_says_so_and_does_nothing(stream, tmp_path, capsys, no_commands):

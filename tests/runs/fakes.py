@@ -2,12 +2,12 @@
 
 import json
 from pathlib import Path
-from typing import Any, Mapping, Sequence
+from typing import Any, Mapping, Optional, Sequence
 
 from fairseq_alma.data.stream import Split, Stream, StreamFile, TokenizerEntry, megabatch_name
 from fairseq_alma.learners.plan import ModelId, StagePlan, Training
-from fairseq_alma.runs.loop import StageWork
 from fairseq_alma.runs.run_folder import RunFolder
+from fairseq_alma.runs.steps import StageWork
 
 SHA = "0" * 64
 
@@ -34,28 +34,44 @@ class FakeBackend:
         self.lost: list[ModelId] = []
         self.fail_in_test_of = fail_in_test_of
 
-    def train(self, works: Sequence[StageWork]) -> list[Mapping[str, Any]]:
-        self.calls += [("train", work.plan.stage.index) for work in works]
-        return [{"num_updates": 10, "train_tokens": 1000, "train_flops": 5000} for _ in works]
+    def steps(self, folder: RunFolder, plan: StagePlan) -> list["FakeStep"]:
+        return [*(FakeStep(self, training.model) for training in plan.trainings), FakeStep(self)]
 
-    def train_members(self, work: StageWork, group: Sequence[Training], locks: Sequence[int]) -> None:
-        self.members += [training.model for training in group]
+    def train(self, stage: int, model: ModelId) -> Mapping[str, Any]:
+        self.calls.append(("train", stage))
+        self.members.append(model)
+        self.lost = [each for each in self.lost if each != model]
+        return {"num_updates": 10, "train_tokens": 1000, "train_flops": 5000}
 
-    def is_trained(self, folder: RunFolder, model: ModelId) -> bool:
-        return model in self.members
-
-    def has_weights(self, folder: RunFolder, model: ModelId) -> bool:
+    def is_done(self, model: Optional[ModelId]) -> bool:
         return model not in self.lost
 
-    def test(self, work: StageWork) -> Mapping[str, Any]:
-        self.calls.append(("test", work.plan.stage.index))
-        if work.plan.stage.index == self.fail_in_test_of:
+    def test(self, stage: int) -> Mapping[str, Any]:
+        self.calls.append(("test", stage))
+        if stage == self.fail_in_test_of:
             raise KeyboardInterrupt
         facts = {"num_params": 7, "num_experts": 4, "num_members": 1, "test_flops_per_token": 3}
         return {**facts, "valid": {"loss": 3.0, "ppl": 8.0}, "test": {"loss": 2.0, "ppl": 4.0}}
 
     def keep_only(self, folder: RunFolder, stage: int, needed: Sequence[ModelId]) -> None:
         self.kept[stage] = list(needed)
+
+
+class FakeStep:
+    """Trains a model, or tests."""
+
+    def __init__(self, backend: FakeBackend, *trains: ModelId) -> None:
+        self.backend, self.trains = backend, trains
+
+    def is_done(self, model: Optional[ModelId] = None) -> bool:
+        return self.backend.is_done(model)
+
+    def commands(self) -> Sequence[object]:
+        return ()
+
+    def run(self, work: StageWork) -> Mapping[str, Any]:
+        stage = work.plan.stage.index
+        return self.backend.train(stage, *self.trains) if self.trains else self.backend.test(stage)
 
 
 class FakeReporter:

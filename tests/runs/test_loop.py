@@ -142,6 +142,7 @@ def test_a_member_can_be_trained_alone_and_completes_no_stage(tmp_path):
 
 def test_a_member_needs_its_own_weights_of_the_stage_before(tmp_path):
     backend = FakeBackend()
+    backend.lost = [ModelId(0, 0), ModelId(0, 1)]
     train_alone(tmp_path, 0, backend, only=0)
     with pytest.raises(AlmaError, match=r"stage-000/member-1: not trained.*run --stage 0 --member 1 first"):
         train_alone(tmp_path, 1, backend, only=1)
@@ -151,7 +152,7 @@ def test_a_member_needs_its_own_weights_of_the_stage_before(tmp_path):
 def test_a_member_waits_for_what_another_process_trains(tmp_path, monkeypatch):
     monkeypatch.setattr(loop, "START_POLL_SECONDS", 0.0)
     backend, looks = FakeBackend(), iter([False, False, True])
-    monkeypatch.setattr(backend, "is_trained", lambda folder, model: next(looks, True))
+    monkeypatch.setattr(backend, "is_done", lambda model: next(looks, True))
     run = Run(RunFolder(tmp_path), ensemble(), FakeReporter())
     train_members(run, [0], backend, only=1, are_others_trained=True)
     assert backend.members == [ModelId(1, 0)]
@@ -212,13 +213,6 @@ def test_a_stage_whose_weights_a_crash_has_cut_runs_again_as_long_as_it_is_not_t
         run(tmp_path, CutOff())
     backend = FakeBackend()
     backend.lost = [ModelId(1, 0)]
-    train = backend.train
-
-    def train_anew(works):
-        backend.lost = []
-        return train(works)
-
-    backend.train = train_anew
     assert run(tmp_path, backend)[1] == [("skipped", 0), ("completed", 1), ("completed", 2)]
     assert backend.calls[0] == ("train", 1)
     assert "stage-001/member-0/checkpoint_last.pt: gone or damaged, stage 1 runs again" in capsys.readouterr().err
@@ -242,12 +236,22 @@ def test_weights_that_are_lost_are_named_with_all_stages_that_must_run_again(tmp
 
 def test_a_run_that_is_moved_while_it_runs_ends_there_and_resumes_where_it_is_now(tmp_path):
     class Moved(FakeBackend):
-        def test(self, work):
-            if work.plan.stage.index == 1:
+        def test(self, stage):
+            if stage == 1:
                 (tmp_path / "R").rename(tmp_path / "moved")
-            return super().test(work)
+            return super().test(stage)
 
     with pytest.raises(AlmaError, match=r"R: the folder was moved"):
         run(tmp_path / "R", Moved())
     assert not (tmp_path / "R").exists()
     assert run(tmp_path / "moved", FakeBackend())[1] == [("skipped", 0), ("completed", 1), ("completed", 2)]
+
+
+def test_what_the_trainings_of_a_stage_took_becomes_what_the_stage_took(tmp_path):
+    class Uneven(FakeBackend):
+        def train(self, stage, model):
+            return {**super().train(stage, model), "num_updates": 10 - model.member, "train_tokens": 3 + model.member}
+
+    run(tmp_path, Uneven(), ensemble(), only=0)
+    record = json.loads((tmp_path / "stage-000" / "stage.json").read_text())
+    assert (record["num_updates"], record["train_tokens"], record["train_flops"]) == (10, 7, 10_000)

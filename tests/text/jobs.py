@@ -1,0 +1,25 @@
+"""``alma-stream`` on text up to where it would begin, from its command line."""
+
+from pathlib import Path
+from typing import Sequence
+
+from fairseq_alma.cli.stream_parser import learner_options, read_arguments
+from fairseq_alma.learners.plan import StagePlan
+from fairseq_alma.runs.request import RunRequest
+from fairseq_alma.text.process import Command
+from fairseq_alma.text.text_job import TextJob
+
+TRAIN = ("--arch", "a", "--cpu", "--batch-size", "4", "--max-update", "1000")
+
+
+def make_job(*own: str, words: Sequence[str] = TRAIN, run: Path = Path("R")) -> TextJob:
+    """Return the job of some options before ``--`` and after it; there is no stream."""
+    argv = ["--stream", "S", "--run", str(run), *own, "--", *words]
+    parser, arguments, _, words = read_arguments(argv)
+    learner, given = learner_options(parser, arguments, "text")
+    return TextJob(RunRequest.of(arguments, learner, given), words, None)
+
+
+def commands_of(job: TextJob, plan: StagePlan) -> list[Command]:
+    """Return all commands of a stage."""
+    return [command for step in job.steps(job.folder, plan) for command in step.commands()]
