@@ -78,6 +78,45 @@ def _hide_torchaudio_that_fails() -> None:
         sys.modules["torchaudio"] = None  # type: ignore[assignment]
 
 
+class _RegisterAfterOwnImports:
+    """Registers when a module of this package, and all that it imports, is there: it may be what imports fairseq first.
+
+    To register at once would import what imports it, while its own names are not there yet.
+    """
+
+    def __init__(self) -> None:
+        self.depth = 0
+        self.is_due = False
+
+    def register(self) -> None:
+        """Register, now or at the end of the import under way."""
+        self.is_due = self.depth > 0
+        if not self.is_due:
+            register()
+
+    def find_spec(
+        self, fullname: str, path: Optional[Sequence[str]], target: Optional[ModuleType] = None
+    ) -> Optional[ModuleSpec]:
+        if not fullname.startswith("fairseq_alma."):
+            return None
+        spec = PathFinder.find_spec(fullname, path, target)
+        if spec is None or spec.loader is None:
+            return spec
+        execute = spec.loader.exec_module
+
+        def execute_and_register(module: ModuleType) -> None:
+            self.depth += 1
+            try:
+                execute(module)
+            finally:
+                self.depth -= 1
+            if self.is_due:
+                self.register()
+
+        spec.loader.exec_module = execute_and_register  # type: ignore[method-assign]
+        return spec
+
+
 class _RegisterAfter:
     """Find a module as Python would, and call functions around its execution.
 
@@ -114,8 +153,10 @@ class _RegisterAfter:
 
 def register_when_loaded() -> None:
     """Register now what is loaded, the rest when it gets loaded."""
+    own = _RegisterAfterOwnImports()
+    sys.meta_path.insert(0, own)
     for finder in (
-        _RegisterAfter("fairseq", register),
+        _RegisterAfter("fairseq", own.register),
         _RegisterAfter("transformers", register_with_transformers, _hide_torchaudio_that_fails),
     ):
         if finder.name in sys.modules:
