@@ -10,6 +10,7 @@ import io
 import json
 import math
 import re
+import shlex
 import shutil
 import subprocess
 import tempfile
@@ -94,7 +95,7 @@ class StageEvaluation:
             words = [str(path), "--out", str(exported), "--stream", str(self.stream)]
             commands.append(["alma-export", *words])
         known = (path, exported, plan.stage.index, plan.stage.last_arrival, folder.root, self.stream)
-        values = {place: shell_words([str(value)]) for place, value in zip(PLACES, known, strict=True)}
+        values = {place: _one_word(str(value)) for place, value in zip(PLACES, known, strict=True)}
         return [*commands, ["sh", "-c", _PLACE.sub(lambda place: values[place[1]], self.template)]]
 
     def run(self, work: StageWork) -> Mapping[str, object]:
@@ -112,10 +113,12 @@ class StageEvaluation:
         work.display.say(work.plan, "evaluating")
         work.folder.require_in_place()
         work.folder.remove_evaluated(work.plan.stage.index)
+        before_it = _checkpoints(here)
         try:
             figures = self._figures(self.commands(work.folder, work.plan), here / "evaluation.log")
         finally:
             work.folder.remove_evaluated(work.plan.stage.index)
+        _require_untouched(here, before_it)
         record = {"command": self.template, "figures": figures}
         work.folder.require_in_place()
         write_json_atomically(kept, record)
@@ -143,6 +146,31 @@ class StageEvaluation:
 
     def _has(self, place: str) -> bool:
         return any(found[1] == place for found in _PLACE.finditer(self.template))
+
+
+def _one_word(text: str) -> str:
+    """Spell a name so that a shell, and the command that it is given to, take it for one word and for no option.
+
+    For any POSIX shell: of what `terminal.shell_words` spells for people, ``sh`` does not read all.
+    """
+    return shlex.quote(f"./{text}" if text.startswith("-") else text)
+
+
+def _checkpoints(stage: Path) -> dict[Path, tuple[int, int, int]]:
+    """Return what tells a stage's checkpoints from others in their place: inode, size, and time of the last change."""
+    stats = {path: path.stat() for path in stage.rglob("*.pt") if path.is_file()}
+    return {path: (found.st_ino, found.st_size, found.st_mtime_ns) for path, found in stats.items()}
+
+
+def _require_untouched(stage: Path, before: Mapping[Path, tuple[int, int, int]]) -> None:
+    """Raise AlmaError if a checkpoint is not what it was: what the stage's record is to say would not be there."""
+    now = _checkpoints(stage)
+    for path, found in before.items():
+        if now.get(path) != found:
+            raise AlmaError(
+                f"{path}: {FLAG} has {'changed' if path in now else 'removed'} it, so the stage is not complete; let "
+                f"the command work on a copy, remove {stage}, and the same alma-stream command trains that stage again"
+            )
 
 
 def _run(words: Sequence[str], log: Path) -> tuple[int, str]:

@@ -148,6 +148,30 @@ def test_what_cannot_run_is_refused_before_anything_does(stream, tmp_path, capsy
     assert not run.exists()
 
 
+@pytest.mark.parametrize(("deed", "said"), [("rm", "removed"), ("truncate -s 9", "changed")])
+def test_a_command_that_spoils_a_checkpoint_completes_no_stage(deed, said, stream, tmp_path):
+    command = f"{deed} {{checkpoint}}; echo '{{\"a\": 1}}'"
+    with pytest.raises(AlmaError, match=rf"member-0/checkpoint_last.pt: --then-evaluate has {said} it"):
+        main(words_of(stream, tmp_path / "R", "--wait", "3", "--then-evaluate", command))
+    assert records(tmp_path / "R") == []
+    shutil.rmtree(tmp_path / "R/stage-000")
+    assert main(words_of(stream, tmp_path / "R", "--wait", "3", "--then-evaluate", SIZE)) == 0
+
+
+@pytest.mark.parametrize("name", ["-R", "a\nrun", "it's", "a  b"])
+def test_any_name_reaches_the_command_as_one_word_that_is_no_option(name, stream, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    command = (
+        """set -- {checkpoint}; echo "{\\"words\\": $#, \\"size\\": $(wc -c {checkpoint} | awk 'END {print $1}')}" """
+    )
+    words = words_of(stream, name, "--wait", "3", "--then-evaluate", command)
+    words[words.index("--run") : words.index("--run") + 2] = [f"--run={name}"]
+    assert main(words) == 0
+    figures = records(tmp_path / name)[0]["evaluation"]["figures"]
+    size = (tmp_path / name / "stage-000/member-0/checkpoint_last.pt").stat().st_size
+    assert figures["words"] == 1 and (figures["size"] == size or "\n" in name)
+
+
 def test_braces_that_are_no_place_stay(stream, tmp_path):
     command = """stage=7; echo 1 | awk '{print $1}' >&2; echo "{\\"a\\": ${stage}, \\"{other}\\": 2}" """
     assert main(words_of(stream, tmp_path / "R", "--wait", "3", "--then-evaluate", command)) == 0
