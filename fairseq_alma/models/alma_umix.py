@@ -11,7 +11,7 @@ Letters: N members, B sequences, T positions, M model dim, V vocabulary size.
 import argparse
 import shlex
 from dataclasses import dataclass, field
-from typing import Any, NoReturn, Optional, Sequence
+from typing import Any, Mapping, NoReturn, Optional, Sequence
 
 import torch
 from fairseq.data import Dictionary
@@ -25,11 +25,12 @@ from fairseq.models import (
     register_model,
 )
 from fairseq.tasks import FairseqTask
-from omegaconf import II, DictConfig
+from omegaconf import II, DictConfig, OmegaConf
 from torch import Tensor
 
 from fairseq_alma.checkpoints import JOINT_MODEL
 from fairseq_alma.errors import AlmaError
+from fairseq_alma.options import opt
 from fairseq_alma.text.decoder_layer import IncrementalState
 from fairseq_alma.text.language_decoders import FeatureDecoder, MemberDecoder
 from fairseq_alma.training.fairseq_options import check_options
@@ -39,15 +40,14 @@ from fairseq_alma.training.fairseq_options import check_options
 class AlmaUMixConfig(FairseqDataclass):
     """Options of a uniform mixture; its members' own options are one quoted string."""
 
-    num_members: int = field(default=2, metadata={"help": "number of models that are trained jointly"})
-    member_arch: str = field(default="alma_switch_lm_tiny", metadata={"help": "architecture of each member"})
+    num_members: int = opt(2, "number of models that are trained jointly", shape=True)
+    member_arch: str = opt("alma_switch_lm_tiny", "architecture of each member", shape=True)
     member_options: str = field(
         default="",
         metadata={"help": "options of the members' architecture in one string, as '--num-experts 8 --dropout 0'"},
     )
-    joint_logits: ChoiceEnum(("mean", "sum")) = field(  # type: ignore[valid-type]
-        default="mean",
-        metadata={"help": "the model's logits are the mean of its members', or (image models) their sum"},
+    joint_logits: ChoiceEnum(("mean", "sum")) = opt(  # type: ignore[valid-type]
+        "mean", "the model's logits are the mean of its members', or (image models) their sum", shape=True
     )
     # What members take from elsewhere in the command, by the same names; None where the task has no such option.
     tokens_per_sample: Optional[int] = II("oc.select:task.tokens_per_sample")
@@ -124,6 +124,11 @@ class AlmaUMix(FairseqLanguageModel):
             raise AlmaError(f"--joint-logits {cfg.joint_logits}: is for image models; language models have the mean")
         members = [model.build_model(config, task) for _ in range(cfg.num_members)]
         return cls(UMixDecoder(task.source_dictionary, members))
+
+    @classmethod
+    def member_config(cls, cfg: Mapping[str, Any]) -> FairseqDataclass:
+        """Return the options of one member."""
+        return build_member_config(OmegaConf.create(dict(cfg)))[1]
 
     def output_factors(self, features: Tensor) -> tuple[Tensor, Tensor]:
         """Return two tensors whose product is the logits: features (…, N M) / N and output embeddings (V, N M)."""

@@ -23,6 +23,7 @@ from fairseq_alma.checkpoints.checkpoint_file import read_checkpoint, starting_c
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.growth.gate_tree import GateTree, parse_gate_trees
 from fairseq_alma.moe.switch_layer import SwitchLayer
+from fairseq_alma.options import opt
 from fairseq_alma.text.decoder_layer import LayerShape
 from fairseq_alma.text.language_decoders import SwitchDecoder
 from fairseq_alma.training.fairseq_options import check_options
@@ -34,36 +35,29 @@ DEFAULT_NUM_EXPERTS = 4
 class AlmaSwitchLMConfig(FairseqDataclass):
     """Options of the Switch language model; names as fairseq's ``transformer_lm`` has them."""
 
-    activation_fn: ChoiceEnum(utils.get_available_activation_fns()) = field(  # type: ignore[valid-type]
-        default="relu", metadata={"help": "activation function of the feed-forward layers"}
+    activation_fn: ChoiceEnum(utils.get_available_activation_fns()) = opt(  # type: ignore[valid-type]
+        "relu", "activation function of the feed-forward layers", shape=True
     )
     dropout: float = field(default=0.1, metadata={"help": "dropout probability"})
     attention_dropout: float = field(default=0.0, metadata={"help": "dropout probability for attention weights"})
     activation_dropout: float = field(
         default=0.0, metadata={"help": "dropout probability after the activation in feed-forward layers and experts"}
     )
-    decoder_embed_dim: int = field(default=512, metadata={"help": "model dimension"})
-    decoder_ffn_embed_dim: int = field(
-        default=2048, metadata={"help": "hidden dimension of feed-forward layers and experts"}
+    decoder_embed_dim: int = opt(512, "model dimension", shape=True)
+    decoder_ffn_embed_dim: int = opt(2048, "hidden dimension of feed-forward layers and experts", shape=True)
+    decoder_layers: int = opt(6, "number of layers", shape=True)
+    decoder_attention_heads: int = opt(8, "number of attention heads", shape=True)
+    decoder_sinusoidal_pos: bool = opt(False, "use sinusoidal rather than learned positional embeddings", shape=True)
+    no_scale_embedding: bool = opt(
+        False, "do not multiply embeddings by the square root of the model dimension", shape=True
     )
-    decoder_layers: int = field(default=6, metadata={"help": "number of layers"})
-    decoder_attention_heads: int = field(default=8, metadata={"help": "number of attention heads"})
-    decoder_sinusoidal_pos: bool = field(
-        default=False, metadata={"help": "use sinusoidal rather than learned positional embeddings"}
+    num_experts: Optional[int] = opt(
+        None,
+        "experts in each Switch layer; 1 makes the model dense; default: as many as the checkpoint that training "
+        "starts from (--finetune-from-model, --restore-file) has, else 4",
+        shape=True,
     )
-    no_scale_embedding: bool = field(
-        default=False, metadata={"help": "do not multiply embeddings by the square root of the model dimension"}
-    )
-    num_experts: Optional[int] = field(
-        default=None,
-        metadata={
-            "help": "experts in each Switch layer; 1 makes the model dense; default: as many as the checkpoint that "
-            "training starts from (--finetune-from-model, --restore-file) has, else 4"
-        },
-    )
-    moe_freq: int = field(
-        default=2, metadata={"help": "put a Switch layer in place of every n-th feed-forward layer; 0: nowhere"}
-    )
+    moe_freq: int = opt(2, "put a Switch layer in place of every n-th feed-forward layer; 0: nowhere", shape=True)
     capacity_factor: float = field(
         default=1.0,
         metadata={"help": "training: tokens an expert takes, as a multiple of an even share; 0: no limit"},
@@ -72,12 +66,11 @@ class AlmaSwitchLMConfig(FairseqDataclass):
     balance_loss_weight: float = field(
         default=0.01, metadata={"help": "weight of the load-balancing loss, summed over Switch layers"}
     )
-    gate_trees: Optional[str] = field(
-        default=None,
-        metadata={
-            "help": "JSON: for each Switch layer its gate's tree of choices, as alma-grow prints it; empty: flat; "
-            "default: that of the checkpoint that training starts from, else flat"
-        },
+    gate_trees: Optional[str] = opt(
+        None,
+        "JSON: for each Switch layer its gate's tree of choices, as alma-grow prints it; empty: flat; default: that "
+        "of the checkpoint that training starts from, else flat",
+        shape=True,
     )
     checkpoint_activations: bool = field(
         default=False, metadata={"help": "recompute layers in the backward pass: less memory, more time"}

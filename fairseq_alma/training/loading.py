@@ -7,12 +7,13 @@ Under other tasks it does what it did.
 
 import functools
 import sys
+from enum import Enum
 from typing import Any, Callable, Mapping, Optional
 
 import torch
 from fairseq import checkpoint_utils
 from fairseq.dataclass.utils import overwrite_args_by_name
-from fairseq.models import ARCH_MODEL_NAME_REGISTRY
+from fairseq.models import ARCH_MODEL_NAME_REGISTRY, MODEL_DATACLASS_REGISTRY, MODEL_REGISTRY
 from omegaconf import DictConfig, OmegaConf
 from torch import Tensor, nn
 
@@ -21,6 +22,7 @@ from fairseq_alma.checkpoints.checkpoint_file import Checkpoint, read_checkpoint
 from fairseq_alma.checkpoints.ensemble_file import check_dictionary
 from fairseq_alma.data.stream import Stream
 from fairseq_alma.errors import AlmaError
+from fairseq_alma.options import options_of
 
 TASKS = ("alma_lm", "alma_image_classification")
 # fairseq-validate sets up the task and the criterion that the file names: ours, and those of stock language models.
@@ -115,24 +117,11 @@ def _replace_loader() -> None:
 _replace_loader()
 
 
-SHAPE_OPTIONS = (
-    "num_members",
-    "member_arch",
-    "num_experts",
-    "gate_trees",
-    "moe_freq",
-    "decoder_layers",
-    "decoder_embed_dim",
-    "decoder_ffn_embed_dim",
-    "decoder_attention_heads",
-    "no_scale_embedding",
-    "activation_fn",
-    "width",
-    "hidden_layers",
-    "channels",
-    "layer_channels",
-)
-"""Options of the model that a checkpoint to start from must share."""
+@functools.cache
+def shape_options() -> frozenset[str]:
+    """Return the options that shape the networks of this package; a checkpoint to start from must share them."""
+    ours = {each for each in MODEL_DATACLASS_REGISTRY.values() if each.__module__.startswith("fairseq_alma.")}
+    return frozenset(name for each in ours for name, option in options_of(each).items() if option.shape)
 
 
 def check_start(checkpoint: Checkpoint, path: str, model_cfg: Any, stream: Stream) -> None:
@@ -157,11 +146,30 @@ def check_architecture(checkpoint: Checkpoint, path: str, model_cfg: Any) -> Non
             f"{path}: holds an {found['_name']}, the command builds an {model_cfg['_name']}; give --arch "
             f"{found['_name']}, or start from another checkpoint"
         )
-    given = {name: model_cfg[name] for name in SHAPE_OPTIONS if name in model_cfg and model_cfg[name] is not None}
-    differing = [name for name, value in given.items() if name in found and found[name] != value]
-    if differing:
-        flags = " ".join(_flag(name, found[name]) for name in differing)
-        raise AlmaError(f"{path}: its model has other sizes than the command; give {flags}")
+    if differing := _other_shape(found, model_cfg):
+        raise AlmaError(f"{path}: its model has other sizes than the command; give {_flags(differing)}")
+    joint: Any = MODEL_REGISTRY.get(kinds[0])
+    if hasattr(joint, "member_config"):
+        members = [vars(joint.member_config(config)) for config in (found, model_cfg)]
+        if differing := _other_shape(*members):
+            raise AlmaError(
+                f"{path}: its members are other models than the command's; give {_flags(differing)} in "
+                f"--member-options, where it was trained with {found['member_options']!r}"
+            )
+
+
+def _other_shape(found: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options that shape a network and are given otherwise than they were found, as they were found."""
+    both = [name for name in given if name in shape_options() and name in found and given[name] is not None]
+    return {name: _plain(found[name]) for name in both if _plain(found[name]) != _plain(given[name])}
+
+
+def _plain(value: Any) -> Any:
+    return str(value) if isinstance(value, Enum) else value
+
+
+def _flags(options: Mapping[str, Any]) -> str:
+    return " ".join(_flag(name, value) for name, value in options.items())
 
 
 def _flag(name: str, value: Any) -> str:

@@ -1,5 +1,7 @@
+import re
 from types import SimpleNamespace
 
+import fairseq.models  # noqa: F401  registers the architectures
 import pytest
 import torch
 from torch import nn
@@ -8,14 +10,15 @@ from fairseq_alma.errors import AlmaError
 from fairseq_alma.training.loading import check_start, check_weights
 
 STREAM = SimpleNamespace(dictionary_sha256="d" * 64, root="S")
+OWN = {"_name": "alma_umix", "member_arch": "alma_mlp", "member_options": ""}
 
 
 def checkpoint_of(model=None, **config):
-    return {"cfg": {"model": {"_name": "alma_umix", **config}}, "model": nn.Linear(2, 3).state_dict() | (model or {})}
+    return {"cfg": {"model": {**OWN, **config}}, "model": nn.Linear(2, 3).state_dict() | (model or {})}
 
 
 def test_a_start_of_the_same_kind_and_sizes_passes():
-    check_start(checkpoint_of(num_members=2), "a.pt", {"_name": "alma_umix", "num_members": 2}, STREAM)
+    check_start(checkpoint_of(num_members=2), "a.pt", {**OWN, "num_members": 2}, STREAM)
     check_weights(checkpoint_of(), "a.pt", nn.Linear(2, 3))
 
 
@@ -26,7 +29,28 @@ def test_a_start_from_another_kind_of_model_is_refused():
 
 def test_a_start_with_another_number_of_members_is_refused():
     with pytest.raises(AlmaError, match=r"a\.pt: .* give --num-members 2"):
-        check_start(checkpoint_of(num_members=2), "a.pt", {"_name": "alma_umix", "num_members": 3}, STREAM)
+        check_start(checkpoint_of(num_members=2), "a.pt", {**OWN, "num_members": 3}, STREAM)
+
+
+@pytest.mark.parametrize(
+    ("arch", "trained", "given", "named"),
+    [
+        ("alma_switch_lm", {"decoder_sinusoidal_pos": True}, {"decoder_sinusoidal_pos": False}, "--decoder-sinusoidal"),
+        ("alma_umix", {"joint_logits": "sum"}, {"joint_logits": "mean"}, "--joint-logits 'sum'"),
+        (
+            "alma_umix",
+            {"member_arch": "alma_switch_lm_tiny", "member_options": "--no-scale-embedding"},
+            {"member_arch": "alma_switch_lm_tiny", "member_options": "--dropout 0.3"},
+            "--no-scale-embedding in --member-options",
+        ),
+    ],
+)
+def test_a_start_of_the_same_sizes_that_computes_something_else_is_refused(arch, trained, given, named):
+    checkpoint = checkpoint_of(**trained, _name=arch)
+    with pytest.raises(AlmaError, match=re.escape(named)) as error:
+        check_start(checkpoint, "a.pt", {**OWN, **given, "_name": arch}, STREAM)
+    assert "\n" not in str(error.value)
+    check_start(checkpoint, "a.pt", {**OWN, **trained, "_name": arch}, STREAM)
 
 
 @pytest.mark.parametrize(
