@@ -36,7 +36,7 @@ def draw_all(runs: RunTable, out: Path, paper: bool = False) -> list[FigureFile]
         AlmaError: matplotlib is not installed.
     """
     try:
-        from fairseq_alma.report.figures import anytime_curve, expert_map, expert_usage, matrix, radar, trade_off
+        from fairseq_alma.report.figures import curves, expert_map, rows, trade_off
         from fairseq_alma.report.figures.style import applied, save
     except ModuleNotFoundError as error:
         if error.name != "matplotlib":
@@ -47,14 +47,15 @@ def draw_all(runs: RunTable, out: Path, paper: bool = False) -> list[FigureFile]
         ) from error
     out.mkdir(parents=True, exist_ok=True)
     streams, files = runs.by("stream_key") if len(runs.facts) else [], []
-    draws = [anytime_curve.draw, trade_off.draw_trade_off, trade_off.draw_experts, trade_off.draw_replay, radar.draw]
+    draws = [curves.draw_curves, trade_off.draw_trade_off, trade_off.draw_experts, trade_off.draw_replay]
+    draws += [curves.draw_radar, rows.draw_matrix, rows.draw_usage, expert_map.draw]
     with applied():
         for number, same in enumerate(streams, 1):
             groups, stream = begun(same), next(same.facts.itertuples()).stream
             ending, where = "", ""
             if len(streams) > 1:
                 ending, where = f"-{number}", f": {stream.get('dataset') or Path(str(stream['path'])).name}"
-            for draw in (*draws, matrix.draw, expert_usage.draw, expert_map.draw):
+            for draw in draws:
                 try:
                     drawings = draw(same, groups, paper)
                 except AlmaError as error:

@@ -1,24 +1,175 @@
-"""Result against cost, the number of experts, and the effect of replay (Figures 2, 4, 5, 7 and 8 of the paper)."""
+"""Learners in a plane of cost and result: the trade-off, the number of experts, the effect of replay.
 
-from typing import Any, Callable, Mapping, Sequence
+Colour stands for the learner, the marker for its waiting time, hollow for replay. A learner that waits counts as
+untrained until its first update, so its average perplexity may be a hundred times that of the others. Where one axis
+has no room for both, it is broken: a flat strip on top holds what is far above.
+Source: Figures 2, 4, 5, 7 and 8 of the paper.
+"""
 
+import itertools
+import math
+from dataclasses import dataclass
+from typing import Any, Callable, Iterable, Mapping, Sequence
+
+from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
+from numpy import ndarray
 
 from fairseq_alma.report import paper as paper_numbers
 from fairseq_alma.report.experiment import Experiment, begun, by_size, completed, names_of
 from fairseq_alma.report.figures import style
-from fairseq_alma.report.figures.costs import Look, Trace, grid, write_labels, write_legend
 from fairseq_alma.report.figures.style import Drawing
-from fairseq_alma.report.read_run import RunTable
+from fairseq_alma.report.read_run import TERA, RunTable
 from fairseq_alma.report.spelling import show_count
 
+LONGEST_LABEL = 16
 MOST_COLUMNS = 3
 CROWDED = 12  # pairs with and without replay in one panel
-SEEDS = "Mean over seeds, bars: standard deviation."
-TracesOf = Callable[[Sequence[Experiment]], list[Trace]]
+SEEDS = " Mean over seeds, bars: standard deviation."
+_FAR_APART = 4.0  # from this factor on, results need a logarithmic axis
+_PARTS = (1.0, 3.2)  # heights of the parts of a broken axis
+_LABEL_GAP = 0.052  # of the height of the axes
+_LABEL_REACH = (0.05, 0.02)  # of their width, and that for each letter: labels that are nearer overlap
 Columns = Mapping[str, Callable[[Axis, Sequence[float]], None]]  # of costs: label, and what scales the axis
+
+
+@dataclass(frozen=True, eq=False)
+class Trace:
+    """A line: an experiment's way through the stream, one learner in several sizes, or without and with replay.
+
+    Attributes:
+        groups: that of each full marker; the last one's looks are the line's.
+        costs: in each column of panels, at each point, as `results` are.
+        label: what tells the trace from others of its learner and wait.
+    """
+
+    groups: Sequence[Experiment]
+    costs: Sequence[Sequence[float]]
+    results: Sequence[float]
+    label: str = ""
+
+    @classmethod
+    def way(cls, group: Experiment, costs: Sequence[str], label: str = "") -> "Trace":
+        """Return an experiment's way through the stream: averages so far over these columns of its course."""
+        course = group.course[group.course.done.cummax()]
+        return cls([group], [course[cost].to_numpy() for cost in costs], course.average.to_numpy(), label)
+
+    @classmethod
+    def through(cls, groups: Sequence[Experiment]) -> "Trace":
+        """Return a line that joins what experiments come to over the whole stream, by compute and by memory."""
+        tflops = [group.complete.computation.mean() / TERA for group in groups]
+        memory = [group.complete.memory.mean() for group in groups]
+        return cls(groups, [tflops, memory], [_anytime(group)[0] for group in groups])
+
+
+def _anytime(group: Experiment) -> tuple[float, float]:
+    """Return mean and deviation over the seeds of average perplexity or CER; a deviation of 0 where there is none."""
+    found = group.spread("anytime")
+    if found is None:
+        return math.nan, 0.0
+    return found.mean, 0.0 if math.isnan(found.deviation) else found.deviation
+
+
+def grid(figure: Any, groups: Sequence[Experiment], traces: Sequence[Trace], columns: int) -> ndarray:
+    """Lay out panels, for bars of deviation and traces, that share a vertical axis of results.
+
+    Returns their axes, (1, columns), or where the vertical axis is broken (2, columns).
+    """
+    ends = [mean + sign * deviation for mean, deviation in map(_anytime, groups) for sign in (-1, 1)]
+    results = [*ends, *(result for trace in traces for result in trace.results)]
+    gap = style.gap_in(results)
+    rows = 1 if gap is None else 2
+    grid = figure.subplots(
+        rows, columns, squeeze=False, sharex="col", sharey="row", gridspec_kw={"height_ratios": _PARTS[-rows:]}
+    )
+    near = [value for value in results if gap is None or value < gap]
+    if max(near, default=1) > _FAR_APART * min(near, default=1) > 0:
+        style.logarithmic(grid[-1, 0].yaxis, near, least_span=style.NARROW)
+    else:
+        style.linear(grid[-1, 0].yaxis, near)
+    if gap is not None:
+        style.logarithmic(grid[0, 0].yaxis, [value for value in results if value > gap])
+        for upper, lower in grid.T:
+            _break_between(upper, lower)
+    is_text = groups[0].first.is_text
+    grid[-1, 0].set_ylabel("average test perplexity" if is_text else "cumulative error rate (% points)")
+    return grid
+
+
+def _break_between(upper: Axes, lower: Axes) -> None:
+    """Show that two axes above each other are one with a part left out."""
+    upper.spines["bottom"].set_visible(False)
+    upper.tick_params(axis="x", which="both", bottom=False, labelbottom=False)
+    for axes, end in ((upper, 0), (lower, 1)):
+        axes.plot(
+            [0], [end], transform=axes.transAxes, marker=[(-1, -0.6), (1, 0.6)], markersize=6, linestyle="none",
+            color="black", clip_on=False,
+        )  # fmt: skip
+
+
+def write_labels(parts: ndarray, traces: Sequence[Trace], column: int) -> None:
+    """Write labels beside last points, moved apart where they are close; the horizontal axis has its limits."""
+    for axes in parts:
+        gap = _LABEL_GAP if axes is parts[-1] else _LABEL_GAP * _PARTS[1] / _PARTS[0]
+        to_axes = axes.transScale + axes.transLimits
+        placed = [
+            (*to_axes.transform((each.costs[column][-1], each.results[-1])), each) for each in traces if each.label
+        ]
+        inside = sorted((each for each in placed if 0 <= each[1] <= 1), key=lambda each: each[0])
+        while inside:
+            reach = _LABEL_REACH[0] + _LABEL_REACH[1] * len(inside[0][2].label[:LONGEST_LABEL])
+            near = [each for each in inside if each[0] - inside[0][0] < reach]
+            inside = inside[len(near) :]
+            for (x, _, trace), height in zip(near, style.spread([each[1] for each in near], gap), strict=True):
+                axes.text(
+                    x + 0.025, height, trace.label[:LONGEST_LABEL], fontsize=6.5, va="center", transform=axes.transAxes,
+                    color=style.colour_of(trace.groups[-1].first.learner),
+                )  # fmt: skip
+
+
+class Look:
+    """How what stands for an experiment looks in a figure; ``sizes`` of the backbone have lines of their own."""
+
+    def __init__(self, groups: Sequence[Experiment], sizes: Iterable[str] = ()) -> None:
+        self.markers = style.wait_markers(group.first.wait for group in groups)
+        self.dashes: Mapping[str, Any] = dict(zip(sizes, itertools.cycle(style.DASHES)))
+
+    def draw(self, parts: ndarray, trace: Trace, column: int) -> None:
+        """Draw a thin line, small dots for what was before, and full markers with the deviation over seeds."""
+        run, xs, ys = trace.groups[-1].first, trace.costs[column], trace.results
+        colour, count = style.colour_of(run.learner), len(trace.groups)
+        for axes in parts:
+            dash = self.dashes.get(run.backbone, "-")
+            axes.plot(xs, ys, color=colour, linestyle=dash, linewidth=0.9, alpha=0.75)
+            if count < len(xs):
+                axes.plot(xs, ys, ".", color=colour, markersize=3.5)
+            for x, y, group in zip(xs[-count:], ys[-count:], trace.groups, strict=True):
+                hollow, deviation, marker = group.first.replay, _anytime(group)[1], self.markers[group.first.wait]
+                axes.errorbar(
+                    [x], [y], yerr=[deviation] if deviation else None, color=colour, marker=marker, markersize=6.3,
+                    markerfacecolor="white" if hollow else colour, markeredgecolor=colour if hollow else "white",
+                    markeredgewidth=1.0 if hollow else 0.4, elinewidth=0.8, capsize=1.5, zorder=3,
+                )  # fmt: skip
+
+
+def write_legend(figure: Figure, looks: Sequence[Look], parts: Iterable[Sequence[Experiment]]) -> None:
+    """Write the legend beside a figure: learners, then what else tells the experiments of its parts apart."""
+    runs = [group.first for part in parts for group in part]
+    found = [(run.name, style.colour_of(run.learner), "o", style.colour_of(run.learner)) for run in runs]
+    waits = sorted({run.wait for run in runs})
+    markers = {wait: marker for look in looks for wait, marker in look.markers.items()}
+    found += [(f"wait {wait}", style.GREY, markers[wait], style.GREY) for wait in waits if len(waits) > 1]
+    found += [("with replay", style.GREY, "o", "white")] if any(run.replay for run in runs) else []
+    handles = [style.sample(*each, markersize=5.5, markerfacecolor=face) for *each, face in dict.fromkeys(found)]
+    # A sample for each kind of dashes; sizes of the runs and of the paper's results below share them.
+    dashes: dict[Any, list[str]] = {}
+    for index, look in enumerate(looks):
+        for size, dash in look.dashes.items() if len(look.dashes) > 1 else ():
+            dashes.setdefault(dash, []).append(f"{size} (paper)" if index else size)
+    handles += [style.sample("\n".join(sizes), style.GREY, dash=dash, linewidth=0.9) for dash, sizes in dashes.items()]
+    figure.legend(handles=handles, loc="outside right upper", alignment="left", handlelength=2.4 if dashes else 1.0)
 
 
 def draw_trade_off(runs: RunTable, groups: Sequence[Experiment], paper: bool = False) -> list[Drawing]:
@@ -34,20 +185,21 @@ def draw_trade_off(runs: RunTable, groups: Sequence[Experiment], paper: bool = F
     is_text = shown[0].first.is_text
     columns: Columns = {
         "cumulative training compute (TFLOPs)": _scale_tflops,
-        "parameters" if is_text else "cumulative parameters": _scale_counts,
+        "parameters" if is_text else "cumulative parameters": lambda axis, costs: style.logarithmic(
+            axis, costs, show_count
+        ),
     }
     parts = _parts(shown, paper and is_text)
-    figure = _draw_parts(style.FULL_WIDTH, 3.3, parts, _text_traces if is_text else _image_traces, columns)
-    caption = _trade_off_caption(shown, runs.facts) + (paper_numbers.FIGURE_CAPTION if len(parts) > 1 else "")
+    traces = [(_text_traces if is_text else _image_traces)(part) for part in parts.values()]
+    figure = _draw_parts((style.FULL_WIDTH, 3.3), parts, traces, columns)
+    are_numbered = any(trace.label[:1].isdigit() for part in traces for trace in part)
+    caption = _trade_off_caption(shown, runs.facts, are_numbered)
+    caption += paper_numbers.FIGURE_CAPTION if len(parts) > 1 else ""
     return [Drawing("trade-off", "Trade-off of result, compute and size", caption, figure)]
 
 
 def _scale_tflops(axis: Axis, costs: Sequence[float]) -> None:
     style.logarithmic(axis, costs, style.show_tflops(costs))
-
-
-def _scale_counts(axis: Axis, costs: Sequence[float]) -> None:
-    style.logarithmic(axis, costs, show_count)
 
 
 def _parts(groups: Sequence[Experiment], paper: bool) -> dict[str, Sequence[Experiment]]:
@@ -57,19 +209,21 @@ def _parts(groups: Sequence[Experiment], paper: bool) -> dict[str, Sequence[Expe
 
 
 def _draw_parts(
-    width: float, height: float, parts: Mapping[str, Sequence[Experiment]], traces_of: TracesOf, columns: Columns
-) -> Figure:
+    size: tuple[float, float], parts: Mapping[str, Sequence[Experiment]], traces: Sequence[Sequence[Trace]],
+    columns: Columns,
+) -> Figure:  # fmt: skip
     """Draw parts of a figure below each other, a panel for each column of costs; size in inches, of each part."""
-    figure, looks = style.new_figure(width, height * len(parts)), []
-    for part, (title, groups) in zip(figure.subfigures(len(parts), 1, squeeze=False)[:, 0], parts.items(), strict=True):
-        traces, look = traces_of(groups), Look(groups, by_size(groups) if groups[0].first.is_text else ())
-        axes = grid(part, groups, traces, len(columns))
+    figure, looks = style.new_figure(size[0], size[1] * len(parts)), []
+    places = figure.subfigures(len(parts), 1, squeeze=False)[:, 0]
+    for place, (title, groups), own in zip(places, parts.items(), traces, strict=True):
+        look = Look(groups, by_size(groups) if groups[0].first.is_text else ())
+        axes = grid(place, groups, own, len(columns))
         for column, (label, scale) in enumerate(columns.items()):
-            scale(axes[-1, column].xaxis, [cost for trace in traces for cost in trace.costs[column]])
-            for trace in traces:
+            scale(axes[-1, column].xaxis, [cost for trace in own for cost in trace.costs[column]])
+            for trace in own:
                 look.draw(axes[:, column], trace, column)
             axes[-1, column].set_xlabel(label)
-            write_labels(axes[:, column], traces, column)
+            write_labels(axes[:, column], own, column)
         axes[0, 0].set_title(title, loc="left")
         looks.append(look)
     write_legend(figure, looks, parts.values())
@@ -94,24 +248,24 @@ def _image_traces(groups: Sequence[Experiment]) -> list[Trace]:
     return [Trace.through(sizes) for sizes in kin.values()]
 
 
-def _trade_off_caption(groups: Sequence[Experiment], facts: Any) -> str:
+def _trade_off_caption(groups: Sequence[Experiment], facts: Any, are_numbered: bool) -> str:
     if groups[0].first.is_text:
-        words = [
+        caption = (
             "Average test perplexity over the arrivals so far against training compute so far and against the "
             "parameters of what predicts. Each line is a learner's way through the stream, a dot for each arrival "
-            "from its first update on, the marker at the end; numbers are experts."
-        ]
+            "from its first update on, the marker at the end" + ("; numbers are experts." if are_numbered else ".")
+        )
     else:
-        words = [
+        caption = (
             "Cumulative error rate over the whole stream against training compute and parameters, both summed over "
             "all arrivals. Lines join the sizes of one learner's backbone."
-        ]
-    words.append("Down and to the left is better; 1 TFLOP is 10^12 operations.")
-    words += [SEEDS] if _has_seeds(groups) else []
-    words += ["Without replay."] if not groups[0].first.replay and facts.replay.any() else []
+        )
+    caption += " Down and to the left is better; 1 TFLOP is 10^12 operations." + _seeds(groups)
+    caption += " Without replay." if not groups[0].first.replay and facts.replay.any() else ""
     missing = len(facts) - facts.is_complete.sum()
-    words += [f"{missing} run{'s that are' if missing > 1 else ' that is'} not complete left out."] if missing else []
-    return " ".join(words)
+    return caption + (
+        f" {missing} run{'s that are' if missing > 1 else ' that is'} not complete left out." * bool(missing)
+    )
 
 
 def draw_experts(runs: RunTable, groups: Sequence[Experiment], paper: bool = False) -> list[Drawing]:
@@ -128,15 +282,15 @@ def draw_experts(runs: RunTable, groups: Sequence[Experiment], paper: bool = Fal
         axis.set_major_locator(MaxNLocator(nbins=8, integer=True))
 
     columns: Columns = {"experts in a layer, over all models that predict together": scale}
-    figure = _draw_parts(
-        4.6, 3.2, _parts(shown, paper), lambda each: [Trace.way(x, ["experts"]) for x in each], columns
-    )
+    parts = _parts(shown, paper)
+    traces = [[Trace.way(each, ["experts"]) for each in part] for part in parts.values()]
+    figure = _draw_parts((4.6, 3.2), parts, traces, columns)
     caption = (
         "Average test perplexity over the arrivals so far against the experts in each layer, counted over all models "
         "that predict together. Each line is a learner's way through the stream, the marker its end; a learner that "
         "does not grow goes straight down."
     )
-    caption += (f" {SEEDS}" if _has_seeds(shown) else "") + (paper_numbers.FIGURE_CAPTION if paper else "")
+    caption += _seeds(shown) + (paper_numbers.FIGURE_CAPTION if paper else "")
     return [Drawing("experts", "Perplexity against the number of experts", caption, figure)]
 
 
@@ -178,7 +332,7 @@ def draw_replay(runs: RunTable, groups: Sequence[Experiment], paper: bool = Fals
     caption = (
         f"{value} against all training compute (1 TFLOP is 10^12 operations). Each segment goes from a learner without "
         "replay (filled) to the same learner trained on everything that has arrived so far (hollow)."
-    ) + (f" {SEEDS}" if _has_seeds(both) else "")
+    ) + _seeds(both)
     return [Drawing("replay", "Effect of replay", caption, figure)]
 
 
@@ -189,5 +343,5 @@ def replay_pairs(groups: Sequence[Experiment]) -> list[tuple[Experiment, Experim
     return [(one, other) for one, other in pairs if one is not None]
 
 
-def _has_seeds(groups: Sequence[Experiment]) -> bool:
-    return any(len(group.complete) > 1 for group in groups)
+def _seeds(groups: Sequence[Experiment]) -> str:
+    return SEEDS if any(len(group.complete) > 1 for group in groups) else ""

@@ -2,8 +2,7 @@ import pytest
 
 from fairseq_alma.report.experiment import begun
 from fairseq_alma.report.figures import trade_off
-from fairseq_alma.report.figures.costs import Trace
-from fairseq_alma.report.figures.trade_off import replay_pairs
+from fairseq_alma.report.figures.trade_off import Trace, replay_pairs
 from fairseq_alma.report.read_run import RunTable
 from tests.report.fakes import drawn, image_stream, text_stream
 
@@ -212,3 +211,10 @@ def test_its_end_is_the_average_perplexity(make):
 def test_its_points_are_means_over_seeds(make):
     points, _ = way([make("a", [30, 20, 10, 6]), make("b", [40, 20, 10, 6], seed=2)])
     assert [average for average, *_ in points] == pytest.approx([35, 27.5, 65 / 3, 17.75])
+
+
+def test_a_caption_speaks_of_numbers_only_where_there_are_some(make):
+    (plain,) = draw_trade_off([make("a"), make("b", learner="ens", num_members=[2])])
+    options = {"--arch": "alma_switch_lm_tiny", "--num-experts": "8"}
+    (numbered,) = draw_trade_off([make("c"), make("d", num_experts=[8], train_options=options)])
+    assert "numbers are experts" in numbered.caption and "numbers are experts" not in plain.caption
