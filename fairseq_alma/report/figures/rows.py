@@ -6,7 +6,6 @@ from typing import Any, Mapping, Sequence
 import msgspec
 import numpy
 from matplotlib.axes import Axes
-from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
 from fairseq_alma.errors import AlmaError
@@ -150,7 +149,8 @@ def _draw_map(axes: Axes, matrix: Matrix, title: str, limits: tuple[float, float
         axes.plot([arrival + 0.5] * 2, [row - 0.5, row + 0.5], color="white", linewidth=1.2)
     if table.shape[1] <= MOST_NUMBERS:
         for (row, column), loss in numpy.ndenumerate(table):
-            ink = style.ink_on(to_hex(image.cmap(image.norm(loss))))
+            red, green, blue, _ = image.cmap(image.norm(loss))
+            ink = style.ink_on((red, green, blue))
             axes.text(column, row, f"{loss:.2f}", ha="center", va="center", fontsize=6, color=ink)
     axes.set_xlim(-0.5, table.shape[1] - 0.5)
     axes.set_xticks(range(0, table.shape[1], max(1, table.shape[1] // MOST_NUMBERS)))

@@ -19,6 +19,7 @@ from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
+from matplotlib.typing import ColorType
 
 from fairseq_alma.files import open_atomically
 from fairseq_alma.report.spelling import LEARNER_COLOURS
@@ -109,7 +110,7 @@ def expert_colour(expert: int) -> str:
     return EXPERT_COLOURS[expert % len(EXPERT_COLOURS)]
 
 
-def ink_on(colour: str) -> str:
+def ink_on(colour: ColorType) -> str:
     """Return black or white, whichever can be read on a colour."""
     red, green, blue = to_rgb(colour)
     return "black" if 0.299 * red + 0.587 * green + 0.114 * blue > 0.5 else "white"
