@@ -1,1 +1,1 @@
-"""From raw text and published images to streams: the programs behind both prep commands, and scripts per corpus."""
+"""From raw text and published images to streams: the programs behind both prep commands, and a table of corpora."""

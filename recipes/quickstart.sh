@@ -24,7 +24,7 @@ source recipes/lib/environment.sh
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} # two small runs with a thread each are faster than one with two
 
 mkdir -p "$OUT"
-python -m data_prep.kjv "$OUT/kjv.txt"
+python -m data_prep.corpus kjv --text "$OUT/kjv.txt"
 alma-prep-text "$OUT/kjv.txt" --out "$OUT/stream" \
   --megabatches 4 --vocab-size 2000 --valid-words 10000 --test-words 30000 --seed "$SEED"
 

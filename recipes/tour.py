@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 import fairseq_alma
-from data_prep.kjv import main as fetch_text
+from data_prep.corpus import main as fetch
 from data_prep.text.command import main as alma_prep_text
 from fairseq_alma.cli.export import main as alma_export
 from fairseq_alma.cli.stream import main as alma_stream
@@ -42,7 +42,7 @@ def run(command, *words: object) -> None:
 
 text = Path(args.text) if args.text else folder / "text.txt"
 if not text.exists():
-    run(fetch_text, text)
+    run(fetch, "kjv", "--text", text)
 run(
     alma_prep_text, text, "--out", folder / "stream", "--megabatches", 2, "--vocab-size", 500, "--valid-words", 2000,
     "--test-words", 2000, "--workers", 1,

@@ -107,7 +107,7 @@ WORK: dict[str, list[str]] = {
     "alma-stream": "--stream I --run x -- --width 8 --max-epoch 2".split(),
     "alma-ensemble": "c.pt c.pt --out e.pt --force".split(),
     "alma-grow": "--path c.pt --out g.pt --method copy --select random --experts 1 --force".split(),
-    "data_prep.kjv": ["k.txt"],
+    "data_prep.corpus": ["kjv", "--text", "k.txt"],
 }
 RUN_TEXT = ["--", *TEXT]
 
@@ -140,8 +140,8 @@ def names_and_locales() -> Iterator[Trial]:
                 ["alma-stream", "--stream", f"Sx{name}", "--run", "x", *RUN_TEXT],
                 ["alma-grow", "--path", f"q{name}", "--out", "g.pt", "--method", name, "--experts", "1"],
                 ["alma-ensemble", f"q{name}", "--out", f"e{name}"],
-                ["data_prep.kjv", f"k{name}"],
-                ["data_prep.wikitext", "2", "--tokens", f"w{name}"],
+                ["data_prep.corpus", "kjv", "--text", f"k{name}"],
+                ["data_prep.corpus", "wikitext-2", "--source", f"w{name}", "--out", "o"],
             ):
                 yield f"{words[0]} {words[1:]!a} {environment}", command(*words), {"environment": environment}
 
@@ -189,7 +189,7 @@ def no_files() -> Iterator[Trial]:
             ["alma-grow", "--path", "c.pt", *"--out g.pt --force --method copy --experts 1 --stream".split(), path],
             ["alma-ensemble", path, "c.pt", "--out", "e.pt", "--force"],
             ["alma-ensemble", "c.pt", "--out", path],
-            ["data_prep.wikitext", "2", "--tokens", path],
+            ["data_prep.corpus", "wikitext-2", "--source", path, "--out", "o"],
         ):
             yield " ".join(words[:9]), command(*words), {}
 
@@ -225,7 +225,7 @@ def missing_rights() -> Iterator[Trial]:
         ("p/c.pt", 0, ["alma-grow", "--path", "p/c.pt", *WORK["alma-grow"][2:]]),
         ("p/ro", 0o500, ["alma-grow", "--path", "c.pt", "--out", "p/ro/g.pt", *WORK["alma-grow"][4:]]),
         ("p/c.pt", 0, ["alma-ensemble", "p/c.pt", "--out", "e.pt", "--force"]),
-        ("p/ro", 0o500, ["data_prep.kjv", "p/ro/k.txt"]),
+        ("p/ro", 0o500, ["data_prep.corpus", "kjv", "--text", "p/ro/k.txt"]),
     ]  # fmt: skip
     for path, mode, words in trials:
         before = os.stat(path).st_mode

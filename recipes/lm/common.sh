@@ -65,7 +65,7 @@ fi
 
 if [ "$SMOKE" = 1 ]; then
   mkdir -p "$RUNS"
-  python -m data_prep.kjv "$RUNS/kjv.txt"
+  python -m data_prep.corpus kjv --text "$RUNS/kjv.txt"
   alma-prep-text "$RUNS/kjv.txt" --out "$STREAM" \
     --megabatches "$MEGABATCHES" --vocab-size 1000 --valid-words 1000 --test-words 2000
 fi

@@ -61,7 +61,8 @@ printed() {
 }
 
 if [ "$HAS_STREAM" = 0 ]; then
-  prepare=(python -m "data_prep.$DATASET" --source "$SOURCE" --out "$STREAM" --megabatches "$MEGABATCHES" --seed "$ORDER")
+  prepare=(python -m data_prep.corpus "$DATASET" --source "$SOURCE" --out "$STREAM" --megabatches "$MEGABATCHES")
+  prepare+=(--seed "$ORDER")
   if [ "$DRY_RUN" = 1 ]; then printed "${prepare[@]}"; else "${prepare[@]}" >&2; fi
 fi
 

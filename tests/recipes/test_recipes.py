@@ -164,7 +164,7 @@ def test_one_stage_of_an_oracle_is_its_run_for_that_arrival(stage, runs, tmp_pat
 def test_a_dry_run_of_images_fetches_and_writes_nothing(tmp_path):
     knobs = {"SOURCE": str(tmp_path / "corpus"), "LEARNERS": "sm gmoe", "SIZES": "4", "WAITS": "50", "PRESETS": "paper"}
     prepare, *rows = dry_run(RECIPES / "vision/mnist.sh", tmp_path, "--replay", SEEDS="1 2", **knobs).splitlines()
-    assert prepare.startswith("python -m data_prep.mnist ")
+    assert prepare.startswith("python -m data_prep.corpus mnist ")
     assert [row.split(" -- ")[0].split("--seed ")[1].split()[0] for row in rows] == ["1", "1", "2"]
     assert all(row.startswith("alma-stream ") and "--replay --" in row and "--dry-run" not in row for row in rows)
     assert list(tmp_path.iterdir()) == []

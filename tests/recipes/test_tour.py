@@ -8,7 +8,7 @@ import sys
 import pytest
 
 import fairseq_alma
-from data_prep.kjv import main as fetch_text
+from data_prep.corpus import main as fetch
 from fairseq_alma.cli import front_door
 from fairseq_alma.data.stream import Stream
 from fairseq_alma.data.token_file import TokenFile
@@ -21,7 +21,7 @@ from fairseq_alma.exchange.load_model import score_texts
 def tour(tmp_path_factory, checkout):
     """The folder that the tour leaves, and what it printed."""
     folder = tmp_path_factory.mktemp("tour")
-    assert fetch_text([f"{folder}/kjv.txt"]) in (0, None)
+    assert fetch(["kjv", "--text", f"{folder}/kjv.txt"]) in (0, None)
     chapters = (folder / "kjv.txt").read_text().split("\n\n")[:24]
     (folder / "text.txt").write_text("\n\n".join(chapters))
     printed = []

@@ -2,8 +2,8 @@
 #
 # Knobs (environment variables):
 #   TEXT         files of text or .xz, separated by spaces; documents separated by empty lines
-#                (default: corpora/wikipedia-2015.articles.txt, which `python -m data_prep.wikipedia_2015
-#                --out runs/wikipedia --megabatches 4` leaves)
+#                (default: corpora/wikipedia-2015.articles.txt, which `python -m data_prep.corpus
+#                wikipedia-2015 --text corpora/wikipedia-2015.articles.txt` writes)
 #   WORDS        how much of it, from its beginning                              (default: 1,000,000)
 #   RUNS         everything is written under this folder                         (default: runs/lm-cpu)
 #   STREAM       prepared from TEXT unless it is there                           (default: $RUNS/stream)

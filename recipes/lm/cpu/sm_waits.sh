@@ -12,7 +12,7 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../../.."
 source recipes/lib/environment.sh
 
-# Files or folders, separated by spaces; python -m data_prep.wikipedia_2015 --out STREAM --megabatches 4 leaves this one.
+# Files or folders, separated by spaces; python -m data_prep.corpus wikipedia-2015 --text FILE writes this one.
 : "${TEXT:=corpora/wikipedia-2015.articles.txt}"
 : "${RUNS:=runs/sm-tiny-waits}"        # everything is written under this folder
 : "${STREAM:=$RUNS/stream}"            # prepared from TEXT unless it is there
