@@ -9,6 +9,7 @@ import argparse
 import dataclasses
 import functools
 import math
+import os
 from dataclasses import MISSING, dataclass, field
 from pathlib import Path
 from typing import (
@@ -23,6 +24,7 @@ from typing import (
     Union,
     cast,
     get_args,
+    get_origin,
     get_type_hints,
 )
 
@@ -30,6 +32,8 @@ KINDS = ("text", "images")
 """Kinds of data."""
 Number = Union[int, float]
 LARGEST_COUNT = 2**31 - 1
+SUPPRESS = argparse.SUPPRESS
+"""The help of an option that is for the package itself."""
 
 
 @dataclass(frozen=True)
@@ -130,11 +134,12 @@ class Option:
         choices: values that it may have; empty: any.
         kinds: of data on which it has a meaning.
         parse: turns the word into the value; raises ValueError with what is wrong.
+        parse_all: turns all words, any number of them, into the value; the message begins with the option.
         free: whether a run may be resumed with another value.
         recorded: whether run.json names it.
         shape: whether it shapes the network, so that a checkpoint to start from must share it.
         quiet: whether run.json says null where it has its default.
-        trait: of a learner: the attribute that those have to whom it means something.
+        trait: attribute of the learners to whom it means something; ``{learners}`` in the help stands for them.
         metavar: of its value in ``--help``.
         defaults: kind of data -> default, where it is not the field's.
         name: of the field.
@@ -149,6 +154,7 @@ class Option:
     kinds: tuple[str, ...] = KINDS
     parse: Optional[Callable[[str], Any]] = None
     free: bool = False
+    parse_all: Optional[Callable[[Sequence[str]], Any]] = None
     recorded: bool = True
     shape: bool = False
     quiet: bool = False
@@ -182,7 +188,7 @@ class Option:
             raise ValueError(f"choose from {', '.join(self.choices)}")
         if self.range is not None:
             return self.range.read_all(word) if self.range.is_list else self.range.read(word)
-        if self.type is int:
+        if int in (self.type, *get_args(self.type)):
             return Range(-math.inf, math.inf).read(word)
         return Path(word) if self.type is Path else word
 
@@ -199,14 +205,16 @@ class Option:
             group: of the parser.
             kind: of data that the group is about; None: the help says it.
         """
-        words: dict[str, Any] = {"dest": self.name, "default": None, "help": self._help(kind).replace("%", "%%")}
+        shown = SUPPRESS if self.help == SUPPRESS else self._help(kind).replace("%", "%%")
+        words: dict[str, Any] = {"dest": self.name, "default": None, "help": shown}
         if self.default is MISSING:
             words["required"] = True
         if self.type is bool:
             group.add_argument(self.flag, action="store_true", **words)
             return
         words |= {"choices": [*self.choices]} if self.choices else {"metavar": self.metavar or "N"}
-        words |= {"nargs": "+"} if getattr(self.type, "__origin__", None) is tuple and self.parse is None else {}
+        if self.parse_all is not None or (get_origin(self.type) is tuple and self.parse is None):
+            words["nargs"] = "+" if self.parse_all is None else "*"
         group.add_argument(self.flag, action=_Read, option=self, **words)
 
     def _help(self, kind: Optional[str]) -> str:
@@ -228,7 +236,10 @@ class _Read(argparse.Action):
 
     def __call__(self, parser: Any, namespace: argparse.Namespace, values: Any, option_string: Any = None) -> None:
         try:
-            read = self.option.value(values) if isinstance(values, str) else tuple(map(self.option.value, values))
+            if self.option.parse_all is not None:
+                read = self.option.parse_all(values)
+            else:
+                read = self.option.value(values) if isinstance(values, str) else tuple(map(self.option.value, values))
         except argparse.ArgumentTypeError as error:
             raise argparse.ArgumentError(self, str(error)) from error
         except ValueError as error:
@@ -271,6 +282,10 @@ def opt(
     return field(default=default, metadata={"help": help, "option": declared})
 
 
+of_this_call = functools.partial(opt, recorded=False)
+"""Declares an option that a run may be resumed with or without, and that run.json does not name."""
+
+
 def options_of(declaring: Any) -> Mapping[str, Option]:
     """Return the options that a dataclass declares, by their fields' names, in their order."""
     return _options_of(declaring)
@@ -304,6 +319,26 @@ def _without_none(annotated: Any) -> Any:
     return kinds[0] if len(kinds) == 1 and type(None) in get_args(annotated) else annotated
 
 
+def utf8_path(text: str) -> Path:
+    """Return the path that a text is, for what fairseq or a record has to name: neither can name other bytes."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        needed = "a name in UTF-8 is needed"
+        if _is_utf8(os.fsencode(text)):
+            needed = "which a locale of ASCII cannot name; set LC_ALL=C.UTF-8"
+        raise argparse.ArgumentTypeError(f"{text!r} found, {needed}") from error
+    return Path(text)
+
+
+def _is_utf8(content: bytes) -> bool:
+    try:
+        content.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
 Own = TypeVar("Own", bound="Options")
 
 
@@ -323,10 +358,10 @@ class Options:
                 option.add_to(group, kind)
 
     @classmethod
-    def read(cls: type[Own], arguments: argparse.Namespace) -> Own:
-        """Make it of what the user gave, and of defaults."""
+    def read(cls: type[Own], arguments: argparse.Namespace, **further: Any) -> Own:
+        """Make it of what the user gave, of defaults, and of ``further`` fields that are no options."""
         found = {name: vars(arguments).get(name) for name in options_of(cls)}
-        return cls(**{name: value for name, value in found.items() if value is not None})
+        return cls(**{name: value for name, value in found.items() if value is not None}, **further)
 
     def record(self, kind: Optional[str] = None) -> dict[str, Any]:
         """Return what run.json says of a run on a kind of data (None: any): what has a value."""
@@ -338,8 +373,8 @@ class Options:
             value = getattr(self, name)
             if not option.recorded or not (kind is None or kind in option.kinds):
                 continue
-            if isinstance(value, tuple):
-                value = ",".join(map(str, value))
+            if isinstance(value, (tuple, Path)):
+                value = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
             yield name, None if option.quiet and value == option.default else value
 
     def words(self) -> list[str]:

@@ -8,7 +8,8 @@ from typing import Any, Optional, Sequence
 from data_prep.images.arrays import ArrayFiles
 from data_prep.images.idx import EMNIST_CLASSES
 from data_prep.option_types import check_seed, positive, share, utf8
-from fairseq_alma.cli.parser import Parser, utf8_path
+from fairseq_alma.cli.parser import Parser
+from fairseq_alma.options import utf8_path
 
 _EPILOG = """examples:
   alma-prep-images mnist --source mnist/ --out stream --megabatches 500

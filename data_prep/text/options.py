@@ -10,7 +10,8 @@ from data_prep.text.deal import MAX_MEGABATCHES
 from data_prep.text.pool import default_workers
 from data_prep.text.source import STANDARD_INPUT
 from data_prep.text.training import DEFAULT_WORDS, NUM_BYTES
-from fairseq_alma.cli.parser import Parser, utf8_path
+from fairseq_alma.cli.parser import Parser
+from fairseq_alma.options import utf8_path
 
 DEFAULT_VOCAB_SIZE = 50_000
 DEFAULT_FIELD = "text"

@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Optional, Sequence
 
 from fairseq_alma.cli.entry import command
-from fairseq_alma.cli.parser import Parser, utf8_path
+from fairseq_alma.cli.parser import Parser
 from fairseq_alma.errors import refuse_no_file, refuse_occupied, refuse_unwritable
+from fairseq_alma.options import utf8_path
 from fairseq_alma.terminal import tell
 
 EPILOG = """\

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any, Iterator, Optional, Sequence
 
 from fairseq_alma.cli.entry import command
-from fairseq_alma.cli.parser import Parser, utf8_path
+from fairseq_alma.cli.parser import Parser
 from fairseq_alma.errors import AlmaError, refuse_no_file
-from fairseq_alma.options import InRange, real, whole
+from fairseq_alma.options import InRange, real, utf8_path, whole
 from fairseq_alma.terminal import tell, write
 
 SAMPLING = {"temperature": 1.0, "top_p": 0.9, "seed": 1}

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Optional, Sequence
 
 from fairseq_alma.cli.entry import command
-from fairseq_alma.cli.parser import Parser, utf8_path
+from fairseq_alma.cli.parser import Parser
 from fairseq_alma.errors import AlmaError, refuse_existing
 from fairseq_alma.option_ranges import RANGES
-from fairseq_alma.options import InRange
+from fairseq_alma.options import InRange, utf8_path
 from fairseq_alma.terminal import tell
 
 EPILOG = """\

@@ -1,9 +1,7 @@
 """What every command's parser is: argparse's, with messages that a terminal can show whatever was typed."""
 
 import argparse
-import os
 import re
-from pathlib import Path
 from typing import NoReturn
 
 from fairseq_alma.errors import printable
@@ -18,23 +16,3 @@ class Parser(argparse.ArgumentParser):
         """Print how the command is used and a message, and end the program."""
         cut = re.sub(rf"(\S{{100}})\S{{{_LONGEST_WORD},}}", r"\1…", message)
         super().error(printable(cut))
-
-
-def utf8_path(text: str) -> Path:
-    """Return the path that a text is, for what fairseq or a record has to name: neither can name other bytes."""
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        needed = "a name in UTF-8 is needed"
-        if _is_utf8(os.fsencode(text)):
-            needed = "which a locale of ASCII cannot name; set LC_ALL=C.UTF-8"
-        raise argparse.ArgumentTypeError(f"{text!r} found, {needed}") from error
-    return Path(text)
-
-
-def _is_utf8(content: bytes) -> bool:
-    try:
-        content.decode()
-    except UnicodeDecodeError:
-        return False
-    return True

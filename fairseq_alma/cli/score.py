@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any, Iterator, Optional, Sequence
 
 from fairseq_alma.cli.entry import command
-from fairseq_alma.cli.parser import Parser, utf8_path
+from fairseq_alma.cli.parser import Parser
 from fairseq_alma.errors import AlmaError, refuse_existing, refuse_no_file
 from fairseq_alma.files import open_atomically
-from fairseq_alma.options import InRange, whole
+from fairseq_alma.options import InRange, utf8_path, whole
 
 EPILOG = """\
 One JSON line for each: its number, its "id" if it has one, num_tokens and num_bytes of its text, bits (sum over the

@@ -16,7 +16,7 @@ from fairseq_alma.learners.plan import StagePlan
 from fairseq_alma.runs.evaluation import StageEvaluation
 from fairseq_alma.runs.loop import Run, nothing_to_await, nothing_to_evaluate, run_stages, train_members
 from fairseq_alma.runs.member_workers import MemberWorkers, devices_of_jobs
-from fairseq_alma.runs.request import OF_EVERY_RUN, Job, RunRequest
+from fairseq_alma.runs.request import Job, RunRequest
 from fairseq_alma.runs.run_folder import RUN_RECORD, RunFolder
 from fairseq_alma.runs.run_record import describe_run, require_same_run
 from fairseq_alma.runs.slurm_jobs import SlurmChain, complete_stages, plan_jobs, require_nodes, require_slurm
@@ -37,12 +37,12 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     learner, given = learner_options(parser, arguments, kind)
     request = RunRequest.of(arguments, learner, given)
     try:
+        request.check(kind)
         learners = {seed: request.build_learner(kind, seed) for seed in request.seeds}
         job: Job = ImageJob(request, own_words, words, stream) if kind == "images" else TextJob(request, words, stream)
         curves = CurveOptions.from_options(job.train_options())
         num_megabatches = arguments.megabatches if stream is None else stream.num_megabatches
         plans = {seed: request.plan(each, kind, num_megabatches) for seed, each in learners.items()}
-        request.anytime.check()
         job.check(plans[request.seeds[0]])
         evaluation = StageEvaluation.of(request.then_evaluate, request.stream, job.predictor)
         if evaluation is not None:
@@ -138,13 +138,7 @@ def _open_stream(arguments: argparse.Namespace) -> Optional[Stream]:
 
 def _begin(request: RunRequest, folder: RunFolder, learner: Learner, seed: int, job: Job, stream: Stream) -> None:
     """Write run.json, or make sure that the one that is there describes the same run."""
-    chosen = {name: vars(request)[name] for name in OF_EVERY_RUN}
-    options = {**chosen, **job.recorded(), **learner.record(stream.kind), **request.anytime.record()}
-    options |= request.stage_ends.record()
-    if request.anytime.best_checkpoint:
-        options["best_every"] = request.save_every  # which weights are looked at
-    if request.then_evaluate is not None:
-        options["then_evaluate"] = request.then_evaluate
+    options = request.record(stream.kind) | learner.record(stream.kind)
     record = describe_run(learner.name, seed, options, job.train_options(), stream)
     if request.finetune_from_model is not None:
         record["start"] = {"sha256": file_sha256(request.finetune_from_model)}

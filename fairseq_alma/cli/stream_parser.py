@@ -3,52 +3,19 @@
 import argparse
 import importlib
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Iterable, Mapping, Optional, Sequence
 
 from fairseq_alma.cli.parser import Parser
-from fairseq_alma.cli.run_options import (
-    LEARNERS_FROM,
-    SAVE_EVERY,
-    add_parts,
-    add_processes,
-    add_run,
-    add_training,
-)
-from fairseq_alma.files import MAX_MEGABATCHES
-from fairseq_alma.learners.learner import LEARNERS, MAX_SEED, Learner
-from fairseq_alma.options import KINDS, Options, flag, options_of, whole
-from fairseq_alma.runs.slurm_jobs import read_parameters
+from fairseq_alma.learners.learner import LEARNERS, Learner
+from fairseq_alma.options import KINDS, Option, Options, flag, options_of
+from fairseq_alma.runs.study import LEARNERS_FROM, PartOptions, ProcessOptions, StudyOptions
 from fairseq_alma.training.anytime_options import AnytimeOptions
 from fairseq_alma.training.stage_end_options import StageEndOptions
 
 ANYTIME: tuple[type[Options], ...] = (AnytimeOptions, StageEndOptions)
-# Options of alma-stream that mean something to some learners alone: option -> kinds of data, attribute of the learner.
-OF_SOME: Mapping[str, tuple[tuple[str, ...], Optional[str]]] = {
-    "member": (KINDS, "trains_members_alone"),
-    "jobs": (KINDS, "trains_members_alone"),
-    "side_by_side": (("images",), "trains_members_alone"),
-    "progress_to": (KINDS, "trains_members_alone"),
-    "iid": (KINDS, "has_iid_control"),
-    "save_every": (("text",), None),
-    "num_procs": (("text",), None),
-    "nodes": (("text",), None),
-    "validate": (("text",), None),
-    "finetune_from_model": (("text",), None),
-    "matrix": (("text",), None),
-    **{name: (option.kinds, None) for each in ANYTIME for name, option in options_of(each).items()},
-    "preset": (("images",), None),
-}
-RANGES = {
-    "wait": whole(1),
-    "megabatches": whole(1, MAX_MEGABATCHES),
-    "save_every": whole(1),
-    "iid": whole(1),
-    "num_procs": whole(1, 1024),
-    "jobs": whole(1, 1024),
-    "side_by_side": whole(1, 1024),
-    "nodes": whole(1, 1024),
-}
+OWN: tuple[type[Options], ...] = (StudyOptions, PartOptions, ProcessOptions, *ANYTIME)
 
 EPILOG = """\
 Text: everything after -- is handed to fairseq-train, and what the evaluation needs of it (--cpu, --tokens-per-sample,
@@ -92,17 +59,6 @@ def read_arguments(
     _import_learners(words[:cut])
     parser = build_parser()
     arguments = parser.parse_args(words[:cut])
-    for name, bounds in RANGES.items():
-        try:
-            if (value := vars(arguments)[name]) is not None:
-                bounds.check(value)
-        except ValueError as error:
-            parser.error(f"{flag(name)} {value}: {error}")
-    for number, seed in enumerate(arguments.seed):
-        if not 0 <= seed <= MAX_SEED:
-            parser.error(f"--seed {seed}: a number from 0 to {MAX_SEED} is needed")
-        if seed in arguments.seed[:number]:
-            parser.error(f"--seed {seed}: given twice")
     return parser, arguments, words[:cut], words[cut + 1 :]
 
 
@@ -120,47 +76,15 @@ def learner_options(
     if arguments.learner not in learners:
         parser.error(f"--learner {arguments.learner}: not for streams of {kind}; choose from {', '.join(learners)}")
     learner = learners[arguments.learner]
-    for name in {**_declared(), **OF_SOME}:
-        value = vars(arguments)[name]
-        meant = sorted(each for each in learners if _means(learners[each], name, kind))
-        if value is not None and learner.name not in meant:
+    own = {name: option for each in OWN for name, option in options_of(each).items()}
+    for name in {**_declared(), **own}:
+        meant = sorted(each for each in learners if _means(learners[each], name, own.get(name), kind))
+        if vars(arguments)[name] is not None and learner.name not in meant:
             use = f"goes with --learner {', '.join(meant)}, not with {learner.name}" if meant else "has no meaning"
             parser.error(f"{flag(name)} {use} on streams of {kind}")
     words = {name: vars(arguments)[name] for name in options_of(learner) if vars(arguments)[name] is not None}
     given = {name: _read_value(parser, learner, kind, name, word) for name, word in words.items()}
-    if len(arguments.seed) > 1 and not (kind == "images" and learner.stacks_seeds):
-        possible = ", ".join(sorted(name for name, each in LEARNERS["images"].items() if each.stacks_seeds))
-        parser.error(f"--seed: several go with streams of images and --learner {possible}; give one call for each")
-    for name in ("member", "jobs"):
-        if vars(arguments)[name] is not None and len(arguments.seed) > 1:
-            parser.error(f"{flag(name)} goes with one --seed; give one call for each seed")
-    if arguments.member is not None and arguments.jobs is not None:
-        parser.error("--jobs trains all members, --member some; give one of them")
-    if arguments.side_by_side is not None and arguments.jobs is None and arguments.member is None:
-        parser.error("--side-by-side goes with --jobs or --member; without them all members are trained side by side")
-    if arguments.iid is not None and (arguments.wait != 1 or arguments.replay or arguments.drop_rest):
-        parser.error("--iid is one stage: it does not go with --wait, --replay or --drop-rest")
-    arguments.save_every = arguments.save_every or SAVE_EVERY
-    arguments.num_procs, arguments.nodes = arguments.num_procs or 1, arguments.nodes or 1
-    if arguments.num_procs % arguments.nodes:
-        parser.error(f"--nodes {arguments.nodes}: each needs as many processes; give --num-procs a multiple of it")
-    _check_slurm(parser, arguments)
-    arguments.validate, arguments.matrix = bool(arguments.validate), bool(arguments.matrix)
     return learner, given
-
-
-def _check_slurm(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
-    if arguments.slurm is None:
-        return
-    for name in ("member", "jobs"):
-        if vars(arguments)[name] is not None:
-            parser.error(f"--slurm makes a job of each member; leave {flag(name)} out")
-    if len(arguments.seed) > 1:
-        parser.error("--slurm goes with one --seed; give one call for each seed")
-    try:
-        arguments.slurm = read_parameters(arguments.slurm)
-    except ValueError as error:
-        parser.error(str(error))
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -173,18 +97,26 @@ def build_parser() -> argparse.ArgumentParser:
         usage="alma-stream --stream STREAM --run RUN [options] [-- fairseq-train options]",
         allow_abbrev=False,
     )
-    add_run(parser)
-    add_training(parser)
+    _add_own(parser, StudyOptions)
     group = parser.add_argument_group("learner")
     names = sorted({name for learners in LEARNERS.values() for name in learners})
     group.add_argument("--learner", choices=names, default="sm", help="how the model learns (default: %(default)s)")
     for name, declared in _declared().items():
         _add_declared(group, name, declared)
-    add_parts(parser.add_argument_group("a part of the run"))
-    add_processes(parser.add_argument_group("several processes"))
+    _add_own(parser.add_argument_group("a part of the run"), PartOptions)
+    _add_own(parser.add_argument_group("several processes"), ProcessOptions)
     for kind, each in zip(KINDS, ANYTIME, strict=True):
         each.add_to(parser.add_argument_group(f"anytime training ({kind})"), kind)
     return parser
+
+
+def _add_own(group: Any, declaring: type[Options]) -> None:
+    """Add options of alma-stream, and name the learners to whom some of them mean something alone."""
+    for option in options_of(declaring).values():
+        if option.trait is not None:
+            names = ", ".join(name for name, each in LEARNERS["images"].items() if getattr(each, option.trait))
+            option = replace(option, help=option.help.replace("{learners}", names))
+        option.add_to(group)
 
 
 def _add_declared(group: Any, name: str, declared: Mapping[tuple[str, str], type[Learner]]) -> None:
@@ -247,13 +179,10 @@ def _declared() -> dict[str, dict[tuple[str, str], type[Learner]]]:
     return found
 
 
-def _means(learner: type[Learner], name: str, kind: str) -> bool:
-    """Tell whether an option has a meaning for a learner on a kind of data."""
-    if name not in OF_SOME:
-        options = options_of(learner)
-        return name in options and kind in options[name].kinds
-    kinds, attribute = OF_SOME[name]
-    return kind in kinds and (attribute is None or getattr(learner, attribute))
+def _means(learner: type[Learner], name: str, own: Optional[Option], kind: str) -> bool:
+    """Tell whether an option, alma-stream's own or a learner's, has a meaning for a learner on a kind of data."""
+    option = own or options_of(learner).get(name)
+    return option is not None and kind in option.kinds and (option.trait is None or getattr(learner, option.trait))
 
 
 def _describe_learners() -> Iterable[str]:

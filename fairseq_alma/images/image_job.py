@@ -2,7 +2,7 @@
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Callable, Optional, Sequence
+from typing import TYPE_CHECKING, Callable, Optional, Sequence
 
 from fairseq_alma.data.image_stream import ImageStream
 from fairseq_alma.data.stream import Stream
@@ -43,12 +43,6 @@ class ImageJob:
         self.images = ImageStream.open(stream.root)
         self.options = ImageTrainOptions(words, request.learner, self.images.has_photographs, request.preset)
         self.overridden: tuple[str, ...] = self.options.overridden
-
-    def recorded(self) -> dict[str, Any]:
-        """Return the options that run.json names: what is trained by itself differs in its last digits."""
-        if not self.request.trains_members_apart:
-            return {}
-        return {"jobs": "given"} | ({"side_by_side": self.request.group_size} if self.request.group_size > 1 else {})
 
     def check(self, plans: Sequence[StagePlan]) -> None:
         """Refuse averages and perturbations that the stages do not allow; see `request.Job`."""

@@ -5,97 +5,93 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Callable, Mapping, Optional, Protocol, Sequence
 
-from fairseq_alma.learners.learner import Learner, build_learner, plan_stages
+from fairseq_alma.learners.learner import LEARNERS, Learner, build_learner, plan_stages
 from fairseq_alma.learners.plan import MAX_MEMBERS, StagePlan
-from fairseq_alma.learners.presets import PRESETS, Preset, filled
+from fairseq_alma.learners.presets import filled
 from fairseq_alma.learners.schedule import Stage, stages
 from fairseq_alma.options import flag
 from fairseq_alma.runs.loop import Run
 from fairseq_alma.runs.run_folder import RunFolder
 from fairseq_alma.runs.steps import Backend
+from fairseq_alma.runs.study import PartOptions, ProcessOptions, StudyOptions
 from fairseq_alma.training.anytime_options import PAPERS_WAY, AnytimeOptions
 from fairseq_alma.training.stage_end_options import NO_STAGE_ENDS, StageEndOptions
 
-OF_EVERY_RUN = ("wait", "replay", "drop_rest", "iid", "keep_checkpoints")
-"""Options that run.json names whatever the data are, beside those of the learner."""
 
-
-@dataclass(frozen=True)
-class RunRequest:
-    """Options of alma-stream, checked one by one.
+@dataclass(frozen=True, kw_only=True)
+class RunRequest(StudyOptions, PartOptions, ProcessOptions):
+    """Options of alma-stream, each of which was checked by itself.
 
     Attributes:
-        stream: folder of the stream.
-        run: folder of the run.
         learner: the class.
         learner_options: what the user gave of the learner's own options.
-        seeds: of the runs; several are trained side by side.
-        wait: mega-batches gathered before an update.
-        replay: train on all mega-batches so far.
-        drop_rest: leave the last mega-batches where fewer than ``wait`` are left.
-        iid: one stage on the union of so many mega-batches; None: a stream.
-        stage: the one stage that is run; None: all.
-        member: the members that are trained, and no stage completed; None: all.
-        jobs: processes that train members at the same time; None: as many as the kind of data takes by itself.
-        side_by_side: images: members that such a process trains in one network; None: each by itself.
-        keep_checkpoints: remove nothing.
-        save_every: text: updates between two checkpoints within a stage.
-        matrix: text: test the held-out and a training slice of every mega-batch after each stage.
-        validate: text: let fairseq-train validate whenever it saves.
-        num_procs: text: processes that train a model together.
-        nodes: text: of a cluster, that these processes are dealt to.
-        slurm: queue jobs, with these options of sbatch; None: run here.
-        progress_to: file descriptor that is told how far the members are; None: the user is.
-        finetune_from_model: text: checkpoint that begins what would begin with random weights; None: these do.
-        then_evaluate: command that evaluates each stage; None: none does.
         anytime: text: what runs on from stage to stage, and which model is tested.
         stage_ends: images: what predicts after a stage, and what the next one begins with.
-        preset: images: the named settings that fill in what the user did not give; None: none was named.
         overridden: options of the learner that the preset sets and that the user gave with another value.
     """
 
-    stream: Path
-    run: Path
     learner: type[Learner]
     learner_options: Mapping[str, Any]
-    seeds: tuple[int, ...]
-    wait: int
-    replay: bool
-    drop_rest: bool
-    iid: Optional[int]
-    stage: Optional[int]
-    member: Optional[tuple[int, ...]]
-    jobs: Optional[int]
-    side_by_side: Optional[int]
-    keep_checkpoints: bool
-    save_every: int
-    validate: bool
-    matrix: bool
-    num_procs: int
-    nodes: int
-    slurm: Optional[Mapping[str, str]]
-    progress_to: Optional[int]
-    preset: Optional[Preset]
-    overridden: tuple[str, ...]
-    finetune_from_model: Optional[Path] = None
-    then_evaluate: Optional[str] = None
+    overridden: tuple[str, ...] = ()
     anytime: AnytimeOptions = PAPERS_WAY
     stage_ends: StageEndOptions = NO_STAGE_ENDS
 
     @classmethod
     def of(cls, arguments: argparse.Namespace, learner: type[Learner], options: Mapping[str, Any]) -> "RunRequest":
-        """Take the arguments of the same names."""
-        preset = PRESETS[arguments.preset] if arguments.preset is not None else None
-        overridden: list[str] = []
-        if preset is not None:
-            options, names = filled(options, preset.learner_options(learner.name))
-            overridden = [flag(name) for name in names]
-        own: dict[str, Any] = {"learner": learner, "learner_options": options, "seeds": tuple(arguments.seed)}
-        own["member"] = None if arguments.member is None else tuple(arguments.member)
-        own["anytime"] = AnytimeOptions.read(arguments)
-        own["stage_ends"] = StageEndOptions.read(arguments)
-        own |= {"preset": preset, "overridden": tuple(overridden)}
-        return cls(**own, **{name: vars(arguments)[name] for name in cls.__dataclass_fields__ if name not in own})
+        """Take the arguments of the same names, and fill in what a preset says of the learner's options."""
+        names: list[str] = []
+        if arguments.preset is not None:
+            options, names = filled(options, arguments.preset.learner_options(learner.name))
+        return cls.read(
+            arguments,
+            learner=learner,
+            learner_options=options,
+            overridden=tuple(map(flag, names)),
+            anytime=AnytimeOptions.read(arguments),
+            stage_ends=StageEndOptions.read(arguments),
+        )
+
+    def check(self, kind: str) -> None:
+        """Raise ValueError, which begins with the option, if options contradict each other on a kind of data."""
+        self._check_seeds(kind)
+        given = [name for name in ("member", "jobs") if getattr(self, name) is not None]
+        if given and len(self.seeds) > 1:
+            raise ValueError(f"{flag(given[0])} goes with one --seed; give one call for each seed")
+        if len(given) == 2:
+            raise ValueError("--jobs trains all members, --member some; give one of them")
+        if self.side_by_side is not None and not given:
+            raise ValueError(
+                "--side-by-side goes with --jobs or --member; without them all members are trained side by side"
+            )
+        if self.iid is not None and (self.wait != 1 or self.replay or self.drop_rest):
+            raise ValueError("--iid is one stage: it does not go with --wait, --replay or --drop-rest")
+        if self.num_procs % self.nodes:
+            raise ValueError(f"--nodes {self.nodes}: each needs as many processes; give --num-procs a multiple of it")
+        if self.slurm is not None and given:
+            raise ValueError(f"--slurm makes a job of each member; leave {flag(given[0])} out")
+        if self.slurm is not None and len(self.seeds) > 1:
+            raise ValueError("--slurm goes with one --seed; give one call for each seed")
+        self.anytime.check()
+
+    def _check_seeds(self, kind: str) -> None:
+        for number, seed in enumerate(self.seeds):
+            if seed in self.seeds[:number]:
+                raise ValueError(f"--seed {seed}: given twice")
+        if len(self.seeds) > 1 and not (kind == "images" and self.learner.stacks_seeds):
+            possible = ", ".join(sorted(name for name, each in LEARNERS["images"].items() if each.stacks_seeds))
+            raise ValueError(
+                f"--seed: several go with streams of images and --learner {possible}; give one call for each"
+            )
+
+    def record(self, kind: Optional[str] = None) -> dict[str, Any]:
+        """Return what run.json says of the options, beside those of the learner."""
+        given = {"iid": None} | super().record(kind) | self.anytime.record(kind) | self.stage_ends.record(kind)
+        if self.anytime.best_checkpoint:
+            given["best_every"] = self.save_every  # which weights are looked at
+        if kind == "images" and self.trains_members_apart:  # what is trained by itself differs in its last digits
+            given["jobs"] = "given"
+            given |= {"side_by_side": self.group_size} if self.group_size > 1 else {}
+        return given
 
     @property
     def trains_members_apart(self) -> bool:
@@ -169,9 +165,6 @@ class Job(Protocol):
 
     unit: str
     overridden: tuple[str, ...]
-
-    def recorded(self) -> dict[str, Any]:
-        """Return options of alma-stream that run.json names, beside those of every run and of the learner."""
 
     def train_options(self) -> dict[str, str]:
         """Return what run.json says of the options after ``--``."""

@@ -7,18 +7,8 @@ from typing import Any, Mapping, Optional
 from fairseq_alma.data.manifest import canonical_sha256
 from fairseq_alma.data.stream import Split, Stream
 from fairseq_alma.errors import AlmaError
-from fairseq_alma.watch.curve_options import CURVE_OPTIONS
+from fairseq_alma.runs.study import FREE_OPTIONS
 
-# They change what is kept and shown, not what comes out.
-FREE_OPTIONS = (
-    "keep_checkpoints",
-    "save_every",
-    "validate",
-    "then_evaluate",
-    "matrix",
-    "--log-interval",
-    *CURVE_OPTIONS,
-)
 # They change the last digits: a run keeps to them, a report takes no notice.
 ROUNDING_OPTIONS = ("jobs", "side_by_side")
 OPTION_OF = {"best_every": "--save-every"}

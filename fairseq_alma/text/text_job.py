@@ -1,7 +1,7 @@
 """``alma-stream`` on streams of text: stock commands in processes of their own."""
 
 from pathlib import Path
-from typing import Any, Callable, Optional, Sequence
+from typing import Callable, Optional, Sequence
 
 from fairseq_alma.data.stream import Stream
 from fairseq_alma.errors import refuse_no_file
@@ -68,13 +68,6 @@ class TextJob:
             if request.matrix:
                 stream.holdout(0)
                 self.num_slices = stream.num_megabatches
-
-    def recorded(self) -> dict[str, Any]:
-        """Return the options that run.json names; see `request.Job`."""
-        start = self.request.finetune_from_model
-        started = {} if start is None else {"finetune_from_model": str(start)}
-        matrix = {"matrix": True} if self.request.matrix else {}
-        return {"save_every": self.request.save_every, "validate": self.request.validate, **started, **matrix}
 
     def check(self, plans: Sequence[StagePlan]) -> None:
         """Refuse options after ``--`` that contradict those before it; see `request.Job`."""

@@ -58,6 +58,7 @@ def read_stream(argv: Sequence[str]) -> None:
     learner, given = stream_parser.learner_options(parser, arguments, "images")
     request = RunRequest.of(arguments, learner, given)
     try:
+        request.check("images")
         request.plan(request.build_learner("images", 1), "images", 20)
     except ValueError as error:
         parser.error(str(error))

@@ -14,8 +14,9 @@ from pathlib import Path
 import pytest
 
 from fairseq_alma.cli.entry import command
-from fairseq_alma.cli.parser import Parser, utf8_path
+from fairseq_alma.cli.parser import Parser
 from fairseq_alma.errors import AlmaError, describe_os_error, refuse_no_file, refuse_no_folder
+from fairseq_alma.options import utf8_path
 
 IMPORTS = "import os, sys\nfrom fairseq_alma.cli.entry import command\nfrom fairseq_alma.errors import AlmaError\n"
 HEAD = f"{IMPORTS}@command\ndef main(argv=None):\n"

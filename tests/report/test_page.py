@@ -6,7 +6,6 @@ from html.parser import HTMLParser
 
 import pytest
 
-from fairseq_alma.cli.run_options import SAVE_EVERY
 from fairseq_alma.cli.stream_parser import learner_options, read_arguments
 from fairseq_alma.learners.learner import LEARNERS, build_learner
 from fairseq_alma.report.figures import FigureFile
@@ -151,6 +150,6 @@ def test_alma_stream_takes_the_command_of_a_run(kind, learner, options, shown, t
     parser, arguments, _, words = read_arguments(shlex.split(command)[1:])
     learner_options(parser, arguments, kind)
     assert words == ["--arch", record["train_options"]["--arch"]]
-    assert (arguments.save_every, arguments.jobs) == (options.get("best_every", SAVE_EVERY), "jobs" in options or None)
+    assert (arguments.save_every, arguments.jobs) == (options.get("best_every"), "jobs" in options or None)
     for name in {**own, **options}.keys() - {"best_every", "save_every", "jobs"}:
         assert str(vars(arguments)[name] or None) == str(record["options"][name] or None)
