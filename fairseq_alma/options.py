@@ -30,6 +30,10 @@ from typing import (
 
 KINDS = ("text", "images")
 """Kinds of data."""
+PLAN, TRAINING = "plan", "training"
+"""Sides of an option: alma-stream's, and fairseq-train's, which may have a default of its own (`Option.defaults`)."""
+NONE = "none"
+"""What fairseq's parser takes, and a checkpoint's configuration has, where an option with choices is not given."""
 Number = Union[int, float]
 LARGEST_COUNT = 2**31 - 1
 SUPPRESS = argparse.SUPPRESS
@@ -138,6 +142,7 @@ class Option:
         free: whether a run may be resumed with another value.
         recorded: whether run.json names it.
         shape: whether it shapes the network, so that a checkpoint to start from must share it.
+        side: on which it is an option: `PLAN` or `TRAINING`; None: on both.
         quiet: whether run.json says null where it has its default.
         trait: attribute of the learners to whom it means something; ``{learners}`` in the help stands for them.
         metavar: of its value in ``--help``.
@@ -157,6 +162,7 @@ class Option:
     parse_all: Optional[Callable[[Sequence[str]], Any]] = None
     recorded: bool = True
     shape: bool = False
+    side: Optional[str] = None
     quiet: bool = False
     trait: Optional[str] = None
     metavar: Optional[str] = None
@@ -354,13 +360,14 @@ class Options:
             kind: of data that the group is about, which leaves out what means nothing there; None: all.
         """
         for option in options_of(cls).values():
-            if kind is None or kind in option.kinds:
+            if option.side != TRAINING and (kind is None or kind in option.kinds):
                 option.add_to(group, kind)
 
     @classmethod
     def read(cls: type[Own], arguments: argparse.Namespace, **further: Any) -> Own:
         """Make it of what the user gave, of defaults, and of ``further`` fields that are no options."""
-        found = {name: vars(arguments).get(name) for name in options_of(cls)}
+        names = [name for name, option in options_of(cls).items() if option.side != TRAINING]
+        found = {name: vars(arguments).get(name) for name in names}
         return cls(**{name: value for name, value in found.items() if value is not None}, **further)
 
     def record(self, kind: Optional[str] = None) -> dict[str, Any]:
@@ -371,7 +378,7 @@ class Options:
         """Each option that run.json knows, with its value as JSON has it."""
         for name, option in options_of(type(self)).items():
             value = getattr(self, name)
-            if not option.recorded or not (kind is None or kind in option.kinds):
+            if not option.recorded or option.side == TRAINING or not (kind is None or kind in option.kinds):
                 continue
             if isinstance(value, (tuple, Path)):
                 value = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
@@ -382,6 +389,6 @@ class Options:
         words: list[str] = []
         for name, option in options_of(type(self)).items():
             value = getattr(self, name)
-            if value is not None and value is not False:
+            if value is not None and value is not False and option.side != PLAN:
                 words += [option.flag] if value is True else [option.flag, str(value)]
         return words

@@ -8,6 +8,7 @@
 import argparse
 import os
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Optional, Sequence
 
 import numpy as np
@@ -57,7 +58,7 @@ class AlmaImageClassificationConfig(FairseqDataclass):
 
 
 @register_task("alma_image_classification", dataclass=AlmaImageClassificationConfig)
-class AlmaImageClassificationTask(WholeSplit, FairseqTask):
+class AlmaImageClassificationTask(FairseqTask):
     """Classify the images of a stream.
 
     Attributes:
@@ -68,6 +69,7 @@ class AlmaImageClassificationTask(WholeSplit, FairseqTask):
     def __init__(self, cfg: AlmaImageClassificationConfig, stream: ImageStream) -> None:
         super().__init__(cfg)
         self.stream = stream
+        self.whole_split = WholeSplit(cfg.path is not None)
         self.image_shape: Sequence[int] = stream.shape
         self.num_classes = stream.num_classes
         self.source = ImageInput(stream.mean, stream.std, stream.augment)
@@ -123,6 +125,14 @@ class AlmaImageClassificationTask(WholeSplit, FairseqTask):
     def checkpoint_path(self) -> Optional[str]:
         """The checkpoint that the command loads, or None."""
         return self.cfg.path
+
+    def valid_step(self, sample: Any, model: Any, criterion: Any, **kwargs: Any) -> tuple[Any, int, dict[str, Any]]:
+        """Compute the loss of one batch; see `WholeSplit`."""
+        return self.whole_split.score(partial(super().valid_step, sample, model, criterion, **kwargs), sample)
+
+    def reduce_metrics(self, logging_outputs: list[dict[str, Any]], criterion: Any) -> None:
+        """Aggregate the logs of all processes; fairseq calls this once for each split that it tests."""
+        super().reduce_metrics(self.whole_split.gathered(logging_outputs), criterion)
 
     def max_positions(self) -> None:
         """Return None: images have no length."""

@@ -61,6 +61,7 @@ def held_out_batches(checkpoint: Checkpoint, args: argparse.Namespace) -> HeldOu
         "save_dir": "",
         "continue_once": None,
         "reset_dataloader": False,
+        "cpu": True,
     }
     for name, value in elsewhere.items():
         setattr(config, name, value)

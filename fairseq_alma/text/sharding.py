@@ -1,46 +1,62 @@
 """``--expert-parallel`` and ``--fully-shard``: a model over the processes that train it."""
 
+from dataclasses import dataclass
 from typing import Any, Optional
 
-import torch
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import fully_shard
 
 from fairseq_alma.moe.expert_parallel import spread_experts
 from fairseq_alma.optim.fused_adam import FusedAdam
-from fairseq_alma.text.fully_sharded import shard_decoder
+from fairseq_alma.options import TRAINING, opt
+from fairseq_alma.text.decoder_layer import DecoderLayer
+from fairseq_alma.training.feature import Feature, Setting
 from fairseq_alma.training.processes import refuse, world_size
+from fairseq_alma.training.spread_parameters import keep_checkpoints_whole
 
 
-class Sharding:
-    """Mixed into a task, in front of fairseq's class."""
+@dataclass
+class Sharding(Feature):
+    """Gives each of several processes a part of the model; checkpoints hold the whole."""
 
-    args: Any
-    optimizer_class: Optional[str]
+    expert_parallel: bool = opt(
+        False,
+        "with several processes: each has 1/processes of every layer's experts, for the tokens of all; the losses are "
+        "those of one process up to rounding. Checkpoints hold the whole model. Needs --optimizer fused_adam",
+        side=TRAINING,
+        kinds=("text",),
+    )
+    fully_shard: bool = opt(
+        False,
+        "with several processes: each has 1/processes of all weights, gradients and moments (torch's fully_shard); "
+        "otherwise as --expert-parallel",
+        side=TRAINING,
+        kinds=("text",),
+    )
 
-    def spread(self, model: nn.Module) -> nn.Module:
-        """Return a model that is to be trained, of which each process has a part if the options say so.
+    def wrap(self, model: nn.Module, setting: Setting) -> nn.Module:
+        """Spread a model that is to be trained.
 
         Raises:
             AlmaError: the model, or what the optimizer knows of it, cannot be spread so.
         """
-        if world_size() == 1 or self._option is None:
+        if world_size() == 1:
             return model
-        if self.optimizer_class != FusedAdam.__name__:
-            refuse(
-                f"{self._option}: goes with --optimizer fused_adam, whose checkpoints hold the state of all processes"
-            )
-        if self.args.ema_half_life != "none":
-            refuse(f"{self._option}: the average of weights needs all of them in one process; leave out one of the two")
-        if self.args.expert_parallel and self.args.fully_shard:
+        flag = "--expert-parallel" if self.expert_parallel else "--fully-shard"
+        if setting.optimizer != FusedAdam.__name__:
+            refuse(f"{flag}: goes with --optimizer fused_adam, whose checkpoints hold the state of all processes")
+        if setting.needs_whole_weights is not None:
+            refuse(f"{flag}: {setting.needs_whole_weights} needs all of them in one process; leave out one of the two")
+        if self.expert_parallel and self.fully_shard:
             refuse(
                 "--expert-parallel: does not go with --fully-shard, which spreads experts too; leave out one of the two"
             )
-        if self.args.fully_shard:
-            device = "cpu" if self.args.cpu or not torch.cuda.is_available() else "cuda"
-            if getattr(model, "decoder", None) is None or getattr(model.decoder, "compile_layers", False):
+        if self.fully_shard:
+            decoder: Optional[Any] = getattr(model, "decoder", None)
+            if decoder is None or getattr(decoder, "compile_layers", False):
                 refuse("--fully-shard: goes with language models here without --compile; leave out one of the two")
-            shard_decoder(model, init_device_mesh(device, (world_size(),)))
+            shard_decoder(model, init_device_mesh(setting.device, (world_size(),)))
             return model
         try:
             num_layers = spread_experts(model)
@@ -50,7 +66,19 @@ class Sharding:
             refuse("--expert-parallel: the model has no Switch layer; leave the option out")
         return model
 
-    @property
-    def _option(self) -> Any:
-        options = {"--expert-parallel": self.args.expert_parallel, "--fully-shard": self.args.fully_shard}
-        return next((name for name, is_given in options.items() if is_given), None)
+
+def shard_decoder(model: nn.Module, mesh: DeviceMesh) -> None:
+    """Shard a language model, a layer at a time (torch's ``fully_shard``, FSDP2).
+
+    A layer's weights are gathered when it is computed, in the forward and in the backward pass; embeddings from the
+    forward to the end of the backward pass. Gradients are averaged over the processes.
+
+    Args:
+        model: the same in every process.
+        mesh: of the processes, one dimension.
+    """
+    for module in list(model.modules()):
+        if isinstance(module, DecoderLayer):
+            fully_shard(module, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    keep_checkpoints_whole(model)

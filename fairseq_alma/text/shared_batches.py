@@ -1,4 +1,8 @@
-"""An epoch's batches dealt to several processes, so that the same samples make the same update on any number of them.
+"""An epoch's batches: the same whichever epoch a process starts in, and dealt to several so that they update as one.
+
+fairseq composes batches once per process, from an order that it draws with the seed of the epoch in which the process
+starts; only the order of the batches is drawn anew for each epoch. After a restart in a later epoch other sequences
+would stand together, so batches are composed here as in a process that starts with the first.
 
 Process r of W takes the batches r, W + r, 2W + r, … of the epoch's one order, so ``W`` processes with ``--update-freq
 U`` train as one with ``--update-freq W x U``. Two cases need care beside fairseq's own iterator:
@@ -12,6 +16,7 @@ U`` train as one with ``--update-freq W x U``. Two cases need care beside fairse
 import functools
 from typing import Any, Callable
 
+from fairseq.data import FairseqDataset
 from fairseq.data.iterators import EpochBatchIterator
 
 from fairseq_alma.errors import AlmaError
@@ -19,6 +24,33 @@ from fairseq_alma.errors import AlmaError
 NUM_SHARDS = "num_shards"
 
 Batch = dict[str, Any]
+
+
+def stage_batches(
+    build: Callable[..., EpochBatchIterator],
+    task: Any,
+    dataset: FairseqDataset,
+    *args: Any,
+    epoch: int = 1,
+    **kwargs: Any,
+) -> EpochBatchIterator:
+    """Return fairseq's iterator over a split, as above.
+
+    Args:
+        build: fairseq's ``get_batch_iterator``.
+        task: whose it is.
+        dataset: the split.
+        args: passed on.
+        epoch: that the iterator begins with, from 1.
+        kwargs: passed on; with ``update_epoch_batch_itr`` fairseq composes the batches anew for each epoch.
+    """
+    composes_anew = kwargs.get("update_epoch_batch_itr")
+    before = task.dataset_to_epoch_iter.get(dataset)
+    iterator = build(dataset, *args, epoch=epoch if composes_anew else 1, **kwargs)
+    if iterator is not before and not composes_anew:  # else it knows its epoch
+        iterator.epoch = max(epoch, 1)
+    SharedBatches.take_over(iterator, task.source_dictionary.pad())
+    return iterator
 
 
 class SharedBatches(EpochBatchIterator):

@@ -6,6 +6,7 @@ import logging
 import os
 import sys
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Iterable, Iterator, Mapping, Optional
 
 import numpy as np
@@ -21,11 +22,12 @@ from fairseq.data import (
     PrependTokenDataset,
     StripTokenDataset,
 )
-from fairseq.dataclass import ChoiceEnum
+from fairseq.data.iterators import EpochBatchIterator
 from fairseq.optim import OPTIMIZER_REGISTRY
 from fairseq.tasks import register_task
 from fairseq.tasks.language_modeling import LanguageModelingConfig, LanguageModelingTask
 from omegaconf import II, DictConfig
+from torch import nn
 
 from fairseq_alma.checkpoints.checkpoint_file import DICTIONARY_KEY, read_checkpoint, starting_checkpoint
 from fairseq_alma.checkpoints.ensemble_file import check_dictionary
@@ -35,10 +37,12 @@ from fairseq_alma.learners.schedule import stage_ending_with
 from fairseq_alma.text.alma_bpe import AlmaBPE, AlmaBPEConfig
 from fairseq_alma.text.model import adopt_experts
 from fairseq_alma.text.sharding import Sharding
-from fairseq_alma.text.shared_batches import SharedBatches
-from fairseq_alma.text.stage_sequences import add_replay, slice_of
-from fairseq_alma.training.anytime_options import HALF_LIVES, REPLAY_ORDERS, SHAPES
-from fairseq_alma.training.fairseq_options import bound_options, check_whole_config
+from fairseq_alma.text.shared_batches import stage_batches
+from fairseq_alma.text.stage_sequences import join_stage, slice_of
+from fairseq_alma.training.autocast import refuse_inexact_precision
+from fairseq_alma.training.carried_optimizer import TASK_STATE
+from fairseq_alma.training.fairseq_options import bound_options, check_whole_config, fairseq_config
+from fairseq_alma.training.feature import FEATURES, Features, Setting, register_feature
 from fairseq_alma.training.loading import (
     change_when_loaded,
     check_start,
@@ -46,19 +50,13 @@ from fairseq_alma.training.loading import (
     note_task,
     refuse_other_weights,
 )
-from fairseq_alma.training.lr_branch import LRBranch
-from fairseq_alma.training.precision import AutocastSteps, refuse_inexact_precision, require_bf16
 from fairseq_alma.training.processes import is_first, prepare_group, set_process_defaults
-from fairseq_alma.training.resumable_batches import ResumableBatches
-from fairseq_alma.training.stage_start import RESUME, WAYS, how_to_begin
-from fairseq_alma.training.train_token_count import TrainTokenCount
-from fairseq_alma.training.weight_average import WeightAverage
-from fairseq_alma.training.whole_split import WholeSplit
+from fairseq_alma.training.whole_split import WholeSplit, whole_share
 
 
 @dataclass
-class AlmaLMConfig(LanguageModelingConfig):
-    """Options of ``--task alma_lm``: those of ``language_modeling``, and which stage of the stream to train on."""
+class StageConfig(LanguageModelingConfig):
+    """Options of ``language_modeling``, and which stage of the stream to train on."""
 
     tokens_per_sample: int = field(
         default=512,
@@ -71,60 +69,6 @@ class AlmaLMConfig(LanguageModelingConfig):
     )
     wait: int = field(default=1, metadata={"help": "waiting time: mega-batches that are gathered for one stage"})
     replay: bool = field(default=False, metadata={"help": "train on all mega-batches up to this one"})
-    replay_share: float = field(
-        default=0.0,
-        metadata={
-            "help": "share of the sequences of a pass that come from mega-batches before the stage; --max-update "
-            "bounds what is trained"
-        },
-    )
-    replay_order: ChoiceEnum(REPLAY_ORDERS) = field(  # type: ignore[valid-type]
-        default=REPLAY_ORDERS[0],
-        metadata={"help": "which of them: any, or first those that were in the fewest stages so far"},
-    )
-    autocast: ChoiceEnum(["none", "bf16"]) = field(  # type: ignore[valid-type]
-        default="none",
-        metadata={
-            "help": "bf16: matrix products in bf16, weights in model, optimizer and checkpoint in fp32; for a GPU, or "
-            "with --cpu a processor, that has bf16. fairseq's own --bf16, --fp16 and --amp do not resume exactly"
-        },
-    )
-    cpu_bf16: bool = field(
-        default=False, metadata={"help": "the former name of --autocast bf16; held-out losses are in fp32"}
-    )
-    expert_parallel: bool = field(
-        default=False,
-        metadata={
-            "help": "with several processes: each has 1/processes of every layer's experts, for the tokens of all; "
-            "the losses are those of one process up to rounding. Checkpoints hold the whole model. Needs --optimizer "
-            "fused_adam"
-        },
-    )
-    fully_shard: bool = field(
-        default=False,
-        metadata={
-            "help": "with several processes: each has 1/processes of all weights, gradients and moments (torch's "
-            "fully_shard); otherwise as --expert-parallel"
-        },
-    )
-    continue_as: ChoiceEnum(WAYS) = field(  # type: ignore[valid-type]
-        default=RESUME,
-        metadata={
-            "help": "what --continue-once means: resume (fairseq's), begin a new stage with its optimizer, number of "
-            "updates and schedule on new data (stage), or the same on the batches that come next (branch)"
-        },
-    )
-    ema_half_life: ChoiceEnum(["none", *HALF_LIVES]) = field(  # type: ignore[valid-type]
-        default="none",
-        metadata={"help": "average the weights, in fp32; half-life as a share of the updates so far"},
-    )
-    branch_from: Optional[int] = field(
-        default=None, metadata={"help": "decay the learning rate from this update on, whatever the schedule says"}
-    )
-    branch_until: Optional[int] = field(default=None, metadata={"help": "to zero at this update"})
-    branch_shape: ChoiceEnum(SHAPES) = field(  # type: ignore[valid-type]
-        default=SHAPES[0], metadata={"help": "of that decay: 1 - sqrt of the progress, or linear"}
-    )
     # Not options: what the command was told elsewhere, so that a bad checkpoint gets one line before it is loaded.
     path: Optional[str] = II("common_eval.path")
     finetune_from_model: Optional[str] = II("checkpoint.finetune_from_model")
@@ -135,24 +79,26 @@ class AlmaLMConfig(LanguageModelingConfig):
     save_dir: str = II("checkpoint.save_dir")
 
 
+register_feature(Sharding)
+AlmaLMConfig = fairseq_config("AlmaLMConfig", StageConfig, FEATURES)
+"""Options of ``--task alma_lm``: these, and those of the features of a training."""
+
+
 @register_task("alma_lm", dataclass=AlmaLMConfig)
-class AlmaLMTask(
-    WholeSplit,
-    AutocastSteps,
-    Sharding,
-    ResumableBatches,
-    WeightAverage,
-    LRBranch,
-    TrainTokenCount,
-    LanguageModelingTask,
-):
+class AlmaLMTask(LanguageModelingTask):
     """Train on the mega-batches of one stage, validate on ``valid``, test on ``test``.
 
     Attributes:
+        stream: what it learns from.
+        features: what the training does beside learning.
+        whole_split: how a split is tested by several processes.
         has_balance_loss: whether the model to train has experts whose loads are to be balanced.
     """
 
     has_balance_loss = False
+    stream: Stream
+    features: Features
+    whole_split: WholeSplit
 
     @classmethod
     def add_args(cls, parser: argparse.ArgumentParser) -> None:
@@ -190,15 +136,14 @@ class AlmaLMTask(
                     "them with alma-ensemble"
                 )
             read_checkpoint(cfg.path)
-        if cfg.cpu_bf16 or cfg.autocast == "bf16":
-            require_bf16("--cpu-bf16" if cfg.cpu_bf16 else "--autocast bf16", cfg.cpu or not torch.cuda.is_available())
+        device = "cpu" if cfg.cpu or not torch.cuda.is_available() else "cuda"
+        features = Features.of(cfg, Setting(device, _optimizer_class(cfg), cfg.continue_once))
+        features.prepare()
         prepare_group({f"{cfg.data}/stream.json": stream.fingerprint})
         task = super().setup_task(cfg, **kwargs)
-        task.stream = stream
-        task.optimizer_class = _optimizer_class(cfg)
+        task.stream, task.features, task.whole_split = stream, features, WholeSplit(cfg.path is not None)
         note_task("alma_lm")
-        start = how_to_begin(cfg.continue_as, cfg.continue_once, cls.__name__, task.optimizer_class)
-        change_when_loaded(str(cfg.continue_once), start)
+        change_when_loaded(str(cfg.continue_once), features.begin)
         return task
 
     @in_one_line()
@@ -218,10 +163,13 @@ class AlmaLMTask(
             super().load_dataset(split, epoch, combine, **kwargs)
             return
         megabatches = self._megabatches()
-        first = megabatches[0] if self.args.replay_share > 0 else 0
+        first = megabatches[0] if self.features.draws_earlier else 0
         before = [range(start, start + self.args.wait) for start in range(0, first, self.args.wait)]
         stages = [self._load_megabatches(stage, epoch, combine, **kwargs) for stage in (*before, megabatches)]
-        self.datasets["train"] = add_replay(stages, self.args.replay_share, self.args.replay_order, self.args.seed)
+        sizes = [[len(megabatch) for megabatch in stage] for stage in stages]
+        drawn = self.features.draw_earlier(sizes, self.args.seed)
+        *earlier, new = stages
+        self.datasets["train"] = join_stage(new, [each for stage in earlier for each in stage], drawn)
 
     def _load_megabatches(
         self, megabatches: Iterable[int], epoch: int, combine: bool, **kwargs: Any
@@ -266,20 +214,21 @@ class AlmaLMTask(
         if from_checkpoint:
             model = super().build_model(cfg, from_checkpoint)
             refuse_other_weights(model, str(self.args.path))
+            model.forward = self.features.around(model.forward, model)  # fairseq-eval-lm calls it without a step here
             return model
         last = os.path.join(self.args.save_dir, self.args.restore_file)
         start = starting_checkpoint(self.args.finetune_from_model, self.args.restore_file, self.args.continue_once)
         resumes = os.path.isfile(last)
         start = last if resumes else start
         if start is None:
-            return self.spread(super().build_model(cfg, from_checkpoint))
+            return self.features.wrap(super().build_model(cfg, from_checkpoint))
         checkpoint = read_checkpoint(start)
         if resumes and not self.args.reset_dataloader:
             self._refuse_other_stage(checkpoint["cfg"].get("task") or {}, last)
         check_start(checkpoint, start, cfg, self.stream)
         model = super().build_model(cfg, from_checkpoint)
         check_weights(checkpoint, start, model)
-        return self.spread(model)
+        return self.features.wrap(model)
 
     def _refuse_other_stage(self, trained: Mapping[str, Any], last: str) -> None:
         """Raise AlmaError if a checkpoint that would be resumed is of another mega-batch: fairseq would skip data."""
@@ -326,11 +275,41 @@ class AlmaLMTask(
         target = PadDataset(AppendTokenDataset(prompts, pad), pad, left_pad=False)
         return NestedDictionaryDataset({"id": IdDataset(), "net_input": inputs, "target": target}, sizes=[lengths])
 
-    def get_batch_iterator(self, *args: Any, **kwargs: Any) -> SharedBatches:
-        """Return the batches of a split, those of this process where there are several."""
-        iterator = super().get_batch_iterator(*args, **kwargs)
-        SharedBatches.take_over(iterator, self.source_dictionary.pad())
-        return iterator
+    def train_step(self, sample: Any, model: nn.Module, criterion: Any, *args: Any, **kwargs: Any) -> Any:
+        """Compute loss and gradients of one batch; fairseq calls this."""
+        return super().train_step(sample, model, self.features.around(criterion, model), *args, **kwargs)
+
+    def valid_step(
+        self, sample: Any, model: nn.Module, criterion: Any, **kwargs: Any
+    ) -> tuple[Any, int, dict[str, Any]]:
+        """Compute the loss of one held-out batch; fairseq calls this."""
+        step = partial(super().valid_step, sample, model, self.features.around(criterion, model), **kwargs)
+        return self.whole_split.score(step, sample)
+
+    def optimizer_step(self, optimizer: Any, model: nn.Module, update_num: int) -> None:
+        """Make an update, its gradients being clipped; fairseq calls this."""
+        self.features.before_step(optimizer, update_num)
+        super().optimizer_step(optimizer, model=model, update_num=update_num)
+        self.features.after_step(model, update_num)
+
+    def reduce_metrics(self, logging_outputs: list[dict[str, Any]], criterion: Any) -> None:
+        """Aggregate the logs of all processes: of every update that fairseq makes, and of each split that it tests."""
+        logs = self.whole_split.gathered(logging_outputs)
+        if criterion.training:
+            self.features.count(logs)
+        super().reduce_metrics(logs, criterion)
+
+    def get_checkpoint_dict(self) -> dict[str, Any]:
+        """Return what a checkpoint keeps of the task beside ``task_state``."""
+        return {TASK_STATE: self.features.state_dict()}
+
+    def set_checkpoint_dict(self, state: dict[str, Any]) -> None:
+        """Resume with it; fairseq does not call this when a new stage begins with weights alone."""
+        self.features.load_state_dict(state)
+
+    def get_batch_iterator(self, *args: Any, **kwargs: Any) -> EpochBatchIterator:
+        """Return the batches of a split, those of this process where there are several; see `stage_batches`."""
+        return stage_batches(super().get_batch_iterator, self, *args, **kwargs)
 
     def build_bpe(self, args: Any) -> Any:
         """Return the stream's own tokenizer unless ``--bpe`` names another; fairseq-interactive calls this."""
@@ -355,7 +334,8 @@ class AlmaLMTask(
             )
         if is_first():
             ensure_printed(logging.getLogger("fairseq_cli.eval_lm"))
-        return super().eval_lm_dataloader(*args, max_positions=max_positions, context_window=context_window, **kwargs)
+        kwargs |= {"max_positions": max_positions, "context_window": context_window, **whole_share()}
+        return super().eval_lm_dataloader(*args, **kwargs)
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a checkpoint keeps of the task: which vocabulary the model knows."""

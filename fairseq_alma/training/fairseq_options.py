@@ -10,7 +10,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.option_ranges import RANGES, check_config
-from fairseq_alma.options import InRange, Option, options_of
+from fairseq_alma.options import NONE, PLAN, TRAINING, InRange, Option, options_of
 
 
 def fairseq_config(name: str, base: type, parts: Sequence[type]) -> Any:
@@ -23,7 +23,7 @@ def fairseq_config(name: str, base: type, parts: Sequence[type]) -> Any:
         base: fairseq's dataclass, or one that adds what is no option of ours, such as interpolations.
         parts: dataclasses with options; a field of ``base`` with the same name is replaced.
     """
-    options = {each.name: each for part in parts for each in options_of(part).values()}
+    options = {each.name: each for part in parts for each in options_of(part).values() if each.side != PLAN}
     fields = [(each.name, _fairseq_type(each), _fairseq_field(each)) for each in options.values()]
     made = dataclasses.make_dataclass(name, fields, bases=(base,))
     made.__module__ = sys._getframe(1).f_globals["__name__"]
@@ -34,15 +34,17 @@ def _fairseq_type(option: Option) -> Any:
     """Return the type of an option as fairseq's parser and OmegaConf take it."""
     if option.type is bool:
         return bool
+    default = option.default_on(TRAINING)
     if option.choices:
-        kind = ChoiceEnum(list(option.choices))
+        kind = ChoiceEnum([*((NONE,) if default == NONE and NONE not in option.choices else ()), *option.choices])
     else:
         kind = option.type if option.type in (int, float) else str
-    return Optional[kind] if option.default is None else kind
+    return Optional[kind] if default is None else kind
 
 
 def _fairseq_field(option: Option) -> Any:
-    default = bool(option.default) if option.type is bool else option.default
+    default = option.default_on(TRAINING)
+    default = bool(default) if option.type is bool else default
     return dataclasses.field(default=default, metadata={"help": option.help, "option": option})
 
 

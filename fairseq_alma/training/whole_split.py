@@ -5,7 +5,7 @@ of it, so the first prints what one process would, to the last digit. ``fairseq-
 the logs of all batches of all processes, which must be small, and are made so here.
 """
 
-from typing import Any, Iterator, Optional
+from typing import Any, Callable, Optional
 
 import torch
 import torch.distributed as dist
@@ -19,26 +19,31 @@ GATHERED_BYTES = 2**20
 
 
 class WholeSplit:
-    """Mixed into a task, in front of fairseq's class."""
+    """What a task does with a split that it tests.
 
-    checkpoint_path: Any
-    log_so_far: Optional[dict[str, Any]] = None
+    Args:
+        is_test: whether the command tests a checkpoint rather than trains.
+    """
 
-    def eval_lm_dataloader(self, *args: Any, **kwargs: Any) -> Iterator[dict[str, Any]]:
-        """Return fairseq's iterator; over all batches, unless ``--num-shards`` asks one process for a share."""
-        if world_size() > 1:
-            kwargs.update(num_shards=1, shard_id=0)
-        return super().eval_lm_dataloader(*args, **kwargs)  # type: ignore[misc]
+    def __init__(self, is_test: bool) -> None:
+        self.is_test = is_test
+        self.log_so_far: Optional[dict[str, Any]] = None
 
-    def valid_step(self, sample: Any, model: Any, criterion: Any, **kwargs: Any) -> tuple[Any, int, dict[str, Any]]:
+    def score(
+        self, step: Callable[[], tuple[Any, int, dict[str, Any]]], sample: Any
+    ) -> tuple[Any, int, dict[str, Any]]:
         """Compute the loss of one batch.
 
         In ``fairseq-validate`` with several processes a log takes over the sums of the one before and leaves it empty.
+
+        Args:
+            step: fairseq's.
+            sample: the batch.
         """
-        if self.checkpoint_path is None or world_size() == 1:
-            return super().valid_step(sample, model, criterion, **kwargs)  # type: ignore[misc]
+        if not self.is_test or world_size() == 1:
+            return step()
         # A process with a batch less than the others gets an empty one.
-        loss, size, log = super().valid_step(sample, model, criterion, **kwargs) if sample else (0.0, 0, {})  # type: ignore[misc]
+        loss, size, log = step() if sample else (0.0, 0, {})
         log = {key: value.item() if isinstance(value, Tensor) else value for key, value in log.items()}
         before = self.log_so_far or {}
         self.log_so_far = {key: before.get(key, 0) + log.get(key, 0) for key in {**before, **log}}
@@ -46,10 +51,18 @@ class WholeSplit:
         _make_room_for_logs()
         return loss, size, self.log_so_far
 
-    def reduce_metrics(self, logging_outputs: list[dict[str, Any]], criterion: Any) -> None:
-        """Aggregate the logs of all workers, but for empty ones; fairseq calls this once for each split it tests."""
+    def gathered(self, logs: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Return the logs of all processes but for empty ones; fairseq asks once for each split that it tests."""
         self.log_so_far = None
-        super().reduce_metrics([log for log in logging_outputs if log], criterion)  # type: ignore[misc]
+        return [log for log in logs if log]
+
+
+def whole_share() -> dict[str, int]:
+    """Return the arguments by which fairseq-eval-lm's iterator is over all batches where there are several processes.
+
+    One process alone has the share that ``--num-shards`` asks for.
+    """
+    return {"num_shards": 1, "shard_id": 0} if world_size() > 1 else {}
 
 
 def _make_room_for_logs() -> None:

@@ -13,7 +13,6 @@ import statistics
 import sys
 import tempfile
 import time
-from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -24,7 +23,7 @@ from fairseq_cli import train
 from torch import nn
 
 import fairseq_alma
-from fairseq_alma.training.weight_average import WeightAverage
+from fairseq_alma.training.average import WeightAverage
 
 WARM_UP = 10
 
@@ -71,18 +70,18 @@ def compare_updates(args: argparse.Namespace, folder: Path) -> None:
     """Time the updates of one training, every other one without the average."""
     times: dict[bool, list[float]] = {True: [], False: []}
     last = time.process_time()
-    whole_step = WeightAverage.optimizer_step
+    whole_step = WeightAverage.after_step
 
-    def timed(task: Any, optimizer: Any, model: nn.Module, update_num: int) -> None:
+    def timed(average: WeightAverage, model: nn.Module, update: int) -> None:
         nonlocal last
-        averages = update_num % 2 == 0
-        step = partial(whole_step, task) if averages else super(WeightAverage, task).optimizer_step
-        step(optimizer, model=model, update_num=update_num)
+        averages = update % 2 == 0
+        if averages:
+            whole_step(average, model, update)
         now = time.process_time()
         times[averages].append(now - last)
         last = now
 
-    with mock.patch.object(WeightAverage, "optimizer_step", timed):
+    with mock.patch.object(WeightAverage, "after_step", timed):
         words = [*command(args, folder), "--megabatch", "0", "--no-save", "--ema-half-life", "1/16"]
         seconds(words, "--max-update", str(WARM_UP + args.updates))
     without, with_average = (1000 * statistics.median(times[averages][WARM_UP // 2 :]) for averages in (False, True))

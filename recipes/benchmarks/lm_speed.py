@@ -30,7 +30,8 @@ from omegaconf import open_dict
 
 import fairseq_alma
 from fairseq_alma.metrics.flops import SwitchLMShape
-from fairseq_alma.training.precision import AutocastSteps
+from fairseq_alma.training.autocast import Autocast
+from fairseq_alma.training.feature import Features
 
 NUM_UNITS = 50_000
 # layers, model dimension, feed-forward dimension, heads
@@ -42,8 +43,13 @@ PEAKS = {"H100": 989.4, "H200": 989.4, "A100": 312.0}
 STOCK, OURS = "transformer_lm_gpt", "alma_switch_lm"
 
 
-class SpeedTask(AutocastSteps, LanguageModelingTask):
+class SpeedTask(LanguageModelingTask):
     """Stock language modeling with the precision of ``alma_lm``, without a stream."""
+
+    def train_step(self, sample: Any, model: Any, criterion: Any, *args: Any, **kwargs: Any) -> Any:
+        """Compute loss and gradients of one batch, as ``alma_lm`` does."""
+        features = Features([Autocast("bf16")] if self.args.autocast == "bf16" else [])
+        return super().train_step(sample, model, features.around(criterion, model), *args, **kwargs)
 
 
 class Row(NamedTuple):
@@ -80,7 +86,7 @@ def build_trainer(num_experts: int, size: str, data: Path, args: argparse.Namesp
     cfg = convert_namespace_to_omegaconf(options.parse_args_and_arch(options.get_training_parser(), command))
     cfg.distributed_training.distributed_world_size = 1
     with open_dict(cfg.task):
-        cfg.task.autocast, cfg.task.cpu_bf16 = "none", False
+        cfg.task.autocast = "none"
     task = SpeedTask.setup_task(cfg.task)
     return Trainer(cfg, task, task.build_model(cfg.model), task.build_criterion(cfg.criterion))
 

@@ -173,17 +173,11 @@ def test_a_balance_loss_that_is_left_out_is_told(trained, tmp_path, options, war
 def test_a_model_trains_on_a_cpu_with_products_in_bf16_and_weights_in_fp32(trained, tmp_path):
     if not torch.ops.mkldnn._is_mkldnn_bf16_supported():
         pytest.skip("this processor has no bf16 arithmetic")
-    checkpoint = train_model(trained.stream, tmp_path, "--megabatch", "1", "--wait", "2", "--cpu-bf16")
+    checkpoint = train_model(trained.stream, tmp_path, "--megabatch", "1", "--wait", "2", "--autocast", "bf16")
     assert torch.load(checkpoint)["model"]["decoder.embed_tokens.weight"].dtype == torch.float32
     losses = [float(evaluate(trained.stream, path)["loss"]) for path in (checkpoint, trained.checkpoint)]
     assert losses[0] != losses[1]
     assert losses[0] == pytest.approx(losses[1], rel=0.02)
-
-
-def test_bf16_on_a_processor_without_it_is_refused(trained, monkeypatch):
-    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: False)
-    with pytest.raises(AlmaError, match="--cpu-bf16"):
-        task_of(trained, "--cpu-bf16")
 
 
 @pytest.mark.parametrize(("level", "length"), [("WARNING", ["--tokens-per-sample", "32"]), ("INFO", [])])

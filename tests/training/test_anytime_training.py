@@ -8,8 +8,8 @@ from fairseq_alma.checkpoints.training_state import find_average
 from fairseq_alma.cli.ensemble import main as ensemble
 from fairseq_alma.cli.grow import main as grow
 from fairseq_alma.errors import AlmaError
-from fairseq_alma.text.stage_sequences import draw_least_seen, num_replayed
-from fairseq_alma.training.lr_branch import branch_factor
+from fairseq_alma.training.branch import branch_factor
+from fairseq_alma.training.replay import draw_least_seen, num_replayed
 from tests.text.stock_commands import train_model
 
 AVERAGED = ("--ema-half-life", "1/8")

@@ -24,6 +24,7 @@ from fairseq_alma.cli.stream import main as stream_command
 from fairseq_alma.growth.plan import grow_mixture
 from fairseq_alma.growth.tensors import EXPERT_TENSORS, GATE_TENSOR, grow_state, grow_tensor, share_moments
 from fairseq_alma.text.task import AlmaLMTask
+from fairseq_alma.training.average import WeightAverage
 from tests.forked import group_options, together
 
 STAGES, UPDATES, BATCHES = 3, 5, 2
@@ -146,7 +147,7 @@ class UninterruptedTraining:
 
 def average_in(task):
     """Return the average that a training task holds, as it is."""
-    return task._average
+    return next((each.average for each in task.features.each if isinstance(each, WeightAverage)), None)
 
 
 def assert_same(carried, uninterrupted):

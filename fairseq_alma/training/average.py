@@ -1,0 +1,95 @@
+"""A moving average of the weights without a horizon: a model to test while the learning rate stays up.
+
+After update t the average keeps the share 2^(-1 / (f t)) of itself: what it is made of is half forgotten after f times
+the updates so far, at any t, so that it serves at every arrival. A power of t weighs the past, as in Karras et al. 2024
+(Analyzing and Improving the Training Dynamics of Diffusion Models, section 3.1). fairseq's own ``--store-ema`` has one
+fixed decay, goes through the state dictionary tensor by tensor, and keeps a second model.
+"""
+
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import TYPE_CHECKING, Any, ClassVar, Mapping, Optional
+
+from fairseq_alma.options import NONE, TRAINING, opt
+from fairseq_alma.training.feature import Feature, register_feature
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+HALF_LIVES = ("1/32", "1/16", "1/8")
+AVERAGE = "average"
+"""Key of what a checkpoint keeps; `checkpoints.averaged_weights` reads it."""
+
+
+def average_decay(update: int, half_life: Fraction) -> float:
+    """Return the share of itself that the average keeps.
+
+    Args:
+        update: number of the update that was made just now, from 1.
+        half_life: f, a share of the updates so far.
+    """
+    return 2.0 ** float(-1 / (half_life * update))
+
+
+@register_feature
+@dataclass
+class WeightAverage(Feature):
+    """Averages the weights after each update.
+
+    Attributes:
+        average: of each parameter by its name, fp32; None: no update was made.
+    """
+
+    needs_whole_weights: ClassVar[Optional[str]] = "the average of weights"
+
+    ema_half_life: Optional[str] = opt(
+        None,
+        "test a moving average of the weights; its half-life is this share of the updates so far (default: test the "
+        "weights)",
+        choices=HALF_LIVES,
+        kinds=("text",),
+        defaults={TRAINING: NONE},
+    )
+
+    def __post_init__(self) -> None:
+        self.average: Optional[dict[str, Tensor]] = None
+
+    def after_step(self, model: "nn.Module", update: int) -> None:
+        """Move the average towards the weights."""
+        import torch
+
+        assert self.ema_half_life is not None
+        parameters = _parameters(model)
+        with torch.no_grad():
+            if self.average is None:
+                self.average = {name: tensor.detach().clone().float() for name, tensor in parameters.items()}
+                return
+            here = [_on_device(self.average, name, tensor) for name, tensor in parameters.items()]
+            now = [tensor if tensor.dtype == torch.float32 else tensor.float() for tensor in parameters.values()]
+            torch._foreach_lerp_(here, now, 1.0 - average_decay(update + 1, Fraction(self.ema_half_life)))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the average, on the CPU."""
+        if self.average is None:
+            return {}
+        return {AVERAGE: {name: tensor.cpu() for name, tensor in self.average.items()}}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on averaging where an interrupted training, or the stage before, was."""
+        self.average = state.get(AVERAGE)
+
+
+def _on_device(average: dict[str, "Tensor"], name: str, parameter: "Tensor") -> "Tensor":
+    """Return the average of one parameter where the parameter is; a checkpoint is read on the CPU."""
+    if average[name].device != parameter.device:
+        average[name] = average[name].to(parameter.device)
+    return average[name]
+
+
+def _parameters(model: "nn.Module") -> dict[str, "Tensor"]:
+    """Return the parameters of what may be wrapped for several processes, each once."""
+    from torch import nn
+
+    while isinstance(wrapped := getattr(model, "module", None), nn.Module):
+        model = wrapped
+    return dict(model.named_parameters())

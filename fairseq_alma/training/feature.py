@@ -1,0 +1,247 @@
+"""What a training does beside learning: a feature is a callback with options of its own, in a file of its own.
+
+A feature has a plan side, in ``alma-stream`` before anything is trained, and a training side, where the model is: in
+the task of language models, within fairseq-train, and in the loop for images. Both call the same hooks, and only those
+of features that an option switches on. Of one update, in this order::
+
+    with feature.around_forward(model):    each forward pass, of training and of tests
+        loss = …
+    feature.before_step(optimizer, u)      gradients are there, and clipped; u updates were made before
+    optimizer.step()
+    feature.after_step(model, u)           the weights have changed
+
+What a feature keeps between updates it hands over by `state_dict`, so that a killed training resumes with it. A feature
+from elsewhere (``alma-stream --features-from``) is ``docs/how-to/own-learner.md``'s last example.
+
+Neither torch nor fairseq at the top of a file that ``alma-stream`` reads options from: a dry run imports neither.
+Source of the form: callbacks of OLMo-core, which have a state of their own.
+"""
+
+import contextlib
+from dataclasses import dataclass, field, replace
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Callable,
+    ClassVar,
+    ContextManager,
+    Iterator,
+    Mapping,
+    Optional,
+    Sequence,
+    TypeVar,
+)
+
+from fairseq_alma.options import TRAINING, Options, options_of
+
+if TYPE_CHECKING:
+    import numpy
+    from torch import nn
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What a feature may know of the training, or test, that it is part of.
+
+    Attributes:
+        device: ``cpu`` or ``cuda``.
+        optimizer: class of the optimizer, as checkpoints name it; None: the command does not train.
+        start: checkpoint that the training begins with, optimizer and all (``--continue-once``); None: none.
+        needs_whole_weights: what needs all weights of the model in one process; None: nothing does.
+    """
+
+    device: str = "cpu"
+    optimizer: Optional[str] = None
+    start: Optional[str] = None
+    needs_whole_weights: Optional[str] = None
+
+
+@dataclass
+class Feature(Options):
+    """A dataclass whose fields are options (see `options.opt`); no hook does anything unless a feature says so.
+
+    Attributes:
+        needs_whole_weights: the name of what needs all weights of the model in one process; None: nothing.
+    """
+
+    needs_whole_weights: ClassVar[Optional[str]] = None
+
+    @property
+    def is_on(self) -> bool:
+        """Whether the training has it: one of its options is not at its default."""
+        return any(getattr(self, name) != option.default for name, option in options_of(type(self)).items())
+
+    def prepare(self, setting: Setting) -> None:
+        """Raise AlmaError if the device cannot do it, or another option is missing; before the model is built."""
+
+    def begin(self, checkpoint: dict[str, Any], setting: Setting) -> None:
+        """Change what the checkpoint holds that a training begins with (``Setting.start``), in place."""
+
+    def wrap(self, model: "nn.Module", setting: Setting) -> "nn.Module":
+        """Return the model as it is to be trained."""
+        return model
+
+    def around_forward(self, model: "nn.Module") -> ContextManager[Any]:
+        """Return a context for a forward pass."""
+        return contextlib.nullcontext()
+
+    def before_step(self, optimizer: Any, update: int) -> None:
+        """Act once gradients are there, before the optimizer's step.
+
+        Args:
+            optimizer: fairseq's, or torch's; both have ``param_groups``.
+            update: updates that were made before.
+        """
+
+    def after_step(self, model: "nn.Module", update: int) -> None:
+        """Act on the weights that the optimizer's step has made; as `before_step`."""
+
+    def count(self, logs: Sequence[Mapping[str, Any]]) -> None:
+        """Take notice of what the criterion logged of an update, one entry for each batch of each process."""
+
+    def draw_earlier(self, sizes: Sequence[Sequence[int]], seed: int) -> "Optional[numpy.ndarray]":
+        """Draw what a stage trains on beside its own mega-batches; None: nothing.
+
+        Args:
+            sizes: of each stage so far, the one at hand last, the sequences of each of its mega-batches.
+            seed: what the draw depends on.
+
+        Returns:
+            Numbers of sequences of the stages before, counted through all of them.
+        """
+        return None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a checkpoint keeps, under keys that no other feature has."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over what an interrupted training, or the stage before, had; it may lack what this one did not keep."""
+
+
+FEATURES: list[type[Feature]] = []
+"""All features, in the order in which their hooks are called."""
+Kind = TypeVar("Kind", bound=type[Feature])
+
+
+def register_feature(kind: Kind) -> Kind:
+    """Let trainings have a feature, a dataclass, and commands its options.
+
+    Raises:
+        ValueError: one of its options belongs to another feature.
+    """
+    for other in FEATURES:
+        if shared := options_of(kind).keys() & options_of(other).keys():
+            raise ValueError(f"feature {kind.__name__}: {other.__name__} has the option {min(shared)} already")
+    FEATURES.append(kind)
+    return kind
+
+
+@dataclass
+class Features:
+    """Those features that a training has, to be called as if they were one.
+
+    Attributes:
+        each: in the order in which they are called.
+        setting: of the training.
+    """
+
+    each: Sequence[Feature] = ()
+    setting: Setting = field(default_factory=Setting)
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any], setting: Setting) -> "Features":
+        """Make those that a configuration switches on.
+
+        Args:
+            values: of options, by the names of their fields, as fairseq's configuration has them.
+            setting: of the training.
+        """
+        active = [each for kind in FEATURES if (each := kind(**_given(kind, values))).is_on]
+        whole = next((each.needs_whole_weights for each in active if each.needs_whole_weights is not None), None)
+        return cls(active, replace(setting, needs_whole_weights=whole))
+
+    def prepare(self) -> None:
+        """Call `Feature.prepare`."""
+        for each in self.each:
+            each.prepare(self.setting)
+
+    def begin(self, checkpoint: dict[str, Any]) -> None:
+        """Call `Feature.begin`."""
+        for each in self.each:
+            each.begin(checkpoint, self.setting)
+
+    def wrap(self, model: "nn.Module") -> "nn.Module":
+        """Call `Feature.wrap`."""
+        for each in self.each:
+            model = each.wrap(model, self.setting)
+        return model
+
+    @contextlib.contextmanager
+    def around_forward(self, model: "nn.Module") -> Iterator[None]:
+        """Call `Feature.around_forward`."""
+        with contextlib.ExitStack() as contexts:
+            for each in self.each:
+                contexts.enter_context(each.around_forward(model))
+            yield
+
+    def around(self, function: Callable[..., Any], model: "nn.Module") -> Callable[..., Any]:
+        """Return a function that makes forward passes as one that does so within `around_forward`.
+
+        Around the criterion alone, not around a step of fairseq's, which switches autocast off for what it calls; and
+        gradients take the precision of their forward pass by themselves.
+        """
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            with self.around_forward(model):
+                return function(*args, **kwargs)
+
+        return call if self._overrides("around_forward") else function
+
+    def before_step(self, optimizer: Any, update: int) -> None:
+        """Call `Feature.before_step`."""
+        for each in self.each:
+            each.before_step(optimizer, update)
+
+    def after_step(self, model: "nn.Module", update: int) -> None:
+        """Call `Feature.after_step`."""
+        for each in self.each:
+            each.after_step(model, update)
+
+    def count(self, logs: Sequence[Mapping[str, Any]]) -> None:
+        """Call `Feature.count`."""
+        for each in self.each:
+            each.count(logs)
+
+    @property
+    def draws_earlier(self) -> bool:
+        """Whether one of them may draw from earlier stages."""
+        return self._overrides("draw_earlier")
+
+    def draw_earlier(self, sizes: Sequence[Sequence[int]], seed: int) -> "Optional[numpy.ndarray]":
+        """Call `Feature.draw_earlier`; the first that draws anything decides."""
+        drawn = (each.draw_earlier(sizes, seed) for each in self.each)
+        return next((indices for indices in drawn if indices is not None), None)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what all of them keep."""
+        return {key: value for each in self.each for key, value in each.state_dict().items()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Call `Feature.load_state_dict`."""
+        for each in self.each:
+            each.load_state_dict(state)
+
+    def _overrides(self, hook: str) -> bool:
+        return any(getattr(type(each), hook) is not getattr(Feature, hook) for each in self.each)
+
+
+def _given(kind: type[Feature], values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of a feature's options, None for what is at fairseq's default."""
+    found = {}
+    for name, option in options_of(kind).items():
+        value = values.get(name)
+        value = getattr(value, "value", value)  # of an enumeration, where fairseq has made one of the choices
+        if value is not None and value != option.default_on(TRAINING):
+            found[name] = value
+    return found
