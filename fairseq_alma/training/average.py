@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 HALF_LIVES = ("1/32", "1/16", "1/8")
-AVERAGE = "average"
-"""Key of what a checkpoint keeps; `checkpoints.averaged_weights` reads it."""
 
 
 def average_decay(update: int, half_life: Fraction) -> float:
@@ -70,12 +68,16 @@ class WeightAverage(Feature):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the average, on the CPU."""
+        from fairseq_alma.checkpoints.training_state import AVERAGE
+
         if self.average is None:
             return {}
         return {AVERAGE: {name: tensor.cpu() for name, tensor in self.average.items()}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on averaging where an interrupted training, or the stage before, was."""
+        from fairseq_alma.checkpoints.training_state import AVERAGE
+
         self.average = state.get(AVERAGE)
 
 
