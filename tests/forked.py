@@ -1,13 +1,17 @@
-"""Several processes that work together, forked from the one that has imported everything: seconds, not minutes."""
+"""Processes forked from the one that has imported everything: seconds, not minutes. And what becomes of processes."""
 
 import contextlib
 import io
 import multiprocessing
 import os
 import pickle
+import time
 import traceback
+from pathlib import Path
 
 FORK = multiprocessing.get_context("fork")
+PATIENCE = 600.0
+"""Seconds after which a test that waits gives up, on the slowest machine."""
 
 
 def start(num_processes, function, *arguments):
@@ -22,13 +26,13 @@ def start(num_processes, function, *arguments):
     return running
 
 
-def together(num_processes, function, *arguments, seconds=100):
+def together(num_processes, function, *arguments):
     """Return ``function(rank, *arguments)`` of each rank, and what rank 0 printed."""
     running = start(num_processes, function, *arguments)
     try:
         answers = []
         for _, here in running:
-            assert here.poll(seconds), "a process does not answer"
+            assert here.poll(PATIENCE), "a process does not answer"
             answers.append(here.recv())
     finally:
         for process, _ in running:
@@ -43,6 +47,20 @@ def group_options(num_processes, rank, folder):
     """Return the options of a stock command for one of several processes; a file needs no free port."""
     options = ["--distributed-world-size", str(num_processes), "--distributed-rank", str(rank)]
     return [*options, "--distributed-no-spawn", "--distributed-init-method", f"file://{folder}/group-{num_processes}"]
+
+
+def is_alive(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def wait_until(condition):
+    deadline = time.monotonic() + PATIENCE
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return condition()
 
 
 def _run(there, function, rank, *arguments):

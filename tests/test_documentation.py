@@ -14,7 +14,7 @@ pytest.importorskip("mkdocs", reason="extra [docs]")
 def test_the_pages_build_with_all_links_and_every_command(checkout: Path, tmp_path: Path) -> None:
     words = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")]
     environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
-    done = subprocess.run(words, cwd=checkout, capture_output=True, text=True, env=environment, timeout=300)
+    done = subprocess.run(words, cwd=checkout, capture_output=True, text=True, env=environment, timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr
     commands = (tmp_path / "site" / "reference" / "commands.html").read_text()
     for command in ("alma-prep-text", "alma-prep-images", "alma-stream", "alma-export", "alma-generate"):

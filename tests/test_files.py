@@ -88,7 +88,7 @@ def limit_file_size(path: Path, body: str) -> subprocess.CompletedProcess:
         f"    with open_atomically(Path({str(path)!r})) as file:\n        {body}\n"
         "except OSError as error:\n    print(error.errno, error.filename)\n"
     )
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=600)
 
 
 @pytest.mark.parametrize("body", ["file.write(b'x' * (1 << 20))", "torch.save({'a': torch.zeros(1 << 20)}, file)"])
@@ -169,7 +169,7 @@ def test_files_that_are_written_together_are_written_at_the_same_time(tmp_path: 
 
     def wait_and_write(number: int) -> None:
         with open_atomically(tmp_path / f"{number}") as file:
-            meeting.wait(timeout=60)
+            meeting.wait(timeout=600)
             file.write(b"%d" % number)
 
     write_together([partial(wait_and_write, number) for number in range(5)])

@@ -130,7 +130,7 @@ def test_the_extra_all_is_tests_reports_and_samples_together(metadata: Message) 
 @pytest.mark.parametrize("name", sorted(COMMANDS.names))
 def test_a_command_prints_its_help(name: str, tmp_path: Path) -> None:
     code = HELP.format(name=name)
-    ended = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    ended = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=600)
     assert ended.returncode == 0, ended.stderr[-1000:]
     assert ended.stdout.startswith("usage: ")
     if name in LIGHT_COMMANDS:

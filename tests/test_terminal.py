@@ -46,7 +46,7 @@ def run_in_terminal(code: str, columns: int = 80, **environment: str) -> str:
     except OSError:  # the other end is closed
         pass
     os.close(terminal)
-    assert process.wait(timeout=60) == 0
+    assert process.wait(timeout=600) == 0
     return shown.decode()
 
 
@@ -110,7 +110,7 @@ def test_work_continues_where_nobody_reads_any_more(stream):
     )
     getattr(process, stream).close()
     setattr(process, stream, None)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=600)
     assert process.returncode == 0
     assert (err if stream == "stdout" else out).splitlines()[-1] == "to its end"
 
@@ -128,7 +128,7 @@ def test_work_continues_when_the_terminal_is_closed(tmp_path):
     )
     os.close(end)
     os.close(terminal)
-    process.communicate(timeout=60)
+    process.communicate(timeout=600)
     assert process.returncode == 0
     assert (tmp_path / "end").exists()
 

@@ -62,7 +62,7 @@ class Newcomer:
     def source(self, **environment: str) -> tuple[int, str, str]:
         """Status, standard output and standard error."""
         shell = self.start(**environment)
-        out, err = shell.communicate(timeout=60)
+        out, err = shell.communicate(timeout=600)
         return shell.returncode, out, err
 
     def done(self) -> list[str]:
@@ -124,7 +124,7 @@ def test_an_installation_that_was_killed_starts_anew(newcomer: Newcomer) -> None
 
 def test_two_shells_at_the_same_time_install_once(newcomer: Newcomer) -> None:
     shells = [newcomer.start(STAND_IN_SECONDS="0.5") for _ in range(3)]
-    ends = [(shell.communicate(timeout=60)[0], shell.returncode) for shell in shells]
+    ends = [(shell.communicate(timeout=600)[0], shell.returncode) for shell in shells]
     assert ends == [(ends[0][0], 0)] * 3
     assert newcomer.done() == INSTALLED
 

@@ -12,8 +12,8 @@ import torch
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.runs import member_workers
 from fairseq_alma.runs.member_workers import MemberWorkers, devices_of_jobs
+from tests.forked import is_alive, wait_until
 from tests.runs.runs import make_plans
-from tests.text.test_process import is_alive, wait_until
 
 SCRIPT = """\
 #!{python} -S

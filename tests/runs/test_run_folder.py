@@ -43,32 +43,40 @@ def test_a_damaged_run_record_is_named(content, said, tmp_path):
         RunFolder(tmp_path).read_run()
 
 
-def test_a_second_alma_stream_on_a_stage_is_refused_at_once(tmp_path):
+def test_a_second_alma_stream_on_a_stage_is_refused_at_once(tmp_path, monkeypatch):
+    monkeypatch.setattr(time, "sleep", lambda seconds: pytest.fail("waits"))
     folder = RunFolder(tmp_path)
     with folder.lock_stage(0):
-        started = time.monotonic()
         with pytest.raises(AlmaError, match=rf"another alma-stream \(process {os.getpid()} on .*wait until it ends"):
             folder.lock_stage(0).__enter__()
-        assert time.monotonic() - started < 2
         with folder.lock_stage(1):
             pass
     with folder.lock_stage(0):
         pass
 
 
-def test_a_lock_is_free_once_the_children_of_a_killed_run_have_ended(tmp_path):
+def test_a_lock_is_free_once_the_children_of_a_killed_run_have_ended(tmp_path, monkeypatch):
     code = (
         "import os, subprocess, sys\n"
         "from pathlib import Path\n"
         "from fairseq_alma.runs.run_folder import RunFolder\n"
         "with RunFolder(Path(sys.argv[1])).lock_stage(0) as lock:\n"
-        "    subprocess.Popen(['sleep', '1.5'], pass_fds=[lock])\n"
+        "    subprocess.Popen(['cat'], pass_fds=[lock])\n"
         "    os.kill(os.getpid(), 9)\n"
     )
-    subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=False)
-    started = time.monotonic()
+    reader, writer = os.pipe()
+    subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=False, stdin=reader)
+    open_ends, sleep = [writer], time.sleep
+
+    def end_child(seconds):
+        while open_ends:
+            os.close(open_ends.pop())  # of what cat reads
+        sleep(seconds)
+
+    monkeypatch.setattr(time, "sleep", end_child)
     with RunFolder(tmp_path).lock_stage(0):
-        assert 0.3 < time.monotonic() - started < 10
+        assert not open_ends  # it had to wait
+    os.close(reader)
 
 
 def test_wall_time_adds_up_over_launches_without_the_pauses(tmp_path):
@@ -79,16 +87,16 @@ def test_wall_time_adds_up_over_launches_without_the_pauses(tmp_path):
     for path in (log, tmp_path / "clock.json"):
         os.utime(path, (now - 4000, now - 4000))  # killed 1000 s after its start
     (tmp_path / ".lock").write_text("signed by this launch, before it asks")
-    assert StageClock(tmp_path / "clock.json", tmp_path).seconds() == pytest.approx(1100, abs=5)
+    assert StageClock(tmp_path / "clock.json", tmp_path).seconds() == pytest.approx(1100, abs=100)
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"spent": -1}', '{"spent": "many", "started": null}'])
 def test_a_damaged_clock_counts_as_one_that_has_not_run(content, tmp_path):
     (tmp_path / "clock.json").write_text(content)
     clock = StageClock(tmp_path / "clock.json", tmp_path)
-    assert clock.seconds() < 5
+    assert clock.seconds() < 600
     clock.stop()
-    assert json.loads((tmp_path / "clock.json").read_text())["spent"] < 5
+    assert json.loads((tmp_path / "clock.json").read_text())["spent"] < 600
 
 
 def test_a_clock_waits_for_no_disk(tmp_path, monkeypatch):

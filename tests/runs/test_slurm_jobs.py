@@ -17,10 +17,10 @@ from fairseq_alma.learners.schedule import stages
 from fairseq_alma.runs import slurm_jobs
 from fairseq_alma.runs.option_words import without
 from fairseq_alma.runs.slurm_jobs import SlurmJob, StreamCall, plan_jobs, read_parameters, require_nodes
+from tests.forked import is_alive, wait_until
 from tests.images.image_streams import make_stream
 from tests.runs.fakes import write_manifest
 from tests.runs.runs import plan_learner
-from tests.text.test_process import is_alive, wait_until
 
 TRAIN = ["--arch", "alma_switch_lm_tiny", "--max-update", "10"]
 IMAGES = ["--learner", "ens", "--num-members", "2", "--wait", "3"]

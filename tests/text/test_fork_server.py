@@ -8,7 +8,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -21,6 +20,7 @@ from fairseq_alma.text import fork_server, process
 from fairseq_alma.text.fork_server import ForkServer, is_script_of_this_python
 from fairseq_alma.text.process import Command, run_logged
 from tests.cli.test_stream_end_to_end import TRAIN, write_text
+from tests.forked import is_alive, wait_until
 from tests.scripts import run_script
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="commands are forked on Linux alone")
@@ -70,20 +70,6 @@ def another_server(monkeypatch):
 
 def server():
     return fork_server._server.process
-
-
-def is_alive(pid):
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
-
-
-def wait_until(condition, seconds=30):
-    deadline = time.monotonic() + seconds
-    while not condition() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    return condition()
 
 
 ENDINGS = {
@@ -236,7 +222,7 @@ def test_kill_9_ends_the_server_the_command_and_its_workers_and_frees_the_lock(t
     script.write_text(SLEEPER)
     runner = subprocess.Popen([sys.executable, "-c", RUNNER, str(script), str(log), str(lock)])
     pattern = re.compile(r"pids (\d+) (\d+)\nworker (\d+)\n")
-    assert wait_until(lambda: log.exists() and pattern.search(log.read_text()), seconds=120)
+    assert wait_until(lambda: log.exists() and pattern.search(log.read_text()))
     pids = [int(pid) for pid in pattern.search(log.read_text()).groups()]
     assert all(map(is_alive, pids))
     runner.send_signal(signal.SIGKILL)

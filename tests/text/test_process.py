@@ -1,34 +1,21 @@
+import itertools
 import os
 import re
 import shlex
 import signal
 import subprocess
 import sys
-import time
+from types import SimpleNamespace
 
 import pytest
 
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.text.process import Command, run_logged
+from tests.forked import is_alive, wait_until
 
 
 def python(code, *arguments):
     return Command(os.path.basename(sys.executable), (("-c", code), arguments))
-
-
-def is_alive(pid):
-    try:
-        with open(f"/proc/{pid}/stat") as file:
-            return file.read().rsplit(")", 1)[1].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
-
-
-def wait_until(condition, seconds=10):
-    deadline = time.monotonic() + seconds
-    while not condition() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    return condition()
 
 
 def test_a_command_is_spelled_for_the_shell_in_lines_of_bearable_length():
@@ -98,7 +85,7 @@ def test_the_child_dies_with_its_parent(tmp_path, number):
     child = int(pattern.search(log.read_text())[1])
     assert is_alive(child)
     parent.send_signal(number)
-    parent.wait(timeout=20)
+    parent.wait(timeout=600)
     assert wait_until(lambda: not is_alive(child))
 
 
@@ -113,22 +100,39 @@ def test_a_command_has_its_variables_beside_those_of_this_process(tmp_path, monk
 
 TOGETHER = """
 import os, signal, sys, time
+from pathlib import Path
+how, rank, folder = sys.argv[1], os.environ["RANK"], Path(sys.argv[2])
+def wait(condition):
+    while not condition():
+        time.sleep(0.02)
+def has_ended(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"
+    except OSError:
+        return True
+if how == "deaf":
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
 print(*(os.environ[name] for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR")), flush=True)
 print("port", os.environ["MASTER_PORT"], "pid", os.getpid(), flush=True)
-time.sleep(0.5)
-if sys.argv[1] == "killed" and os.environ["RANK"] == "1":
+(folder / f"{rank} {os.getpid()}").touch()
+wait(lambda: len(list(folder.iterdir())) == int(os.environ["WORLD_SIZE"]))
+if how == "killed" and rank == "1":
     os.kill(os.getpid(), signal.SIGKILL)
-if sys.argv[1] == "killed" and os.environ["RANK"] == "0":
-    time.sleep(1)
+if how == "killed" and rank == "0":
+    (other,) = folder.glob("1 *")
+    wait(lambda: has_ended(other.name[2:]))
     sys.exit("another one has died")
-if sys.argv[1] != "well":
-    signal.signal(signal.SIGTERM, signal.SIG_IGN) if sys.argv[1] == "deaf" else None
-    sys.exit(3) if os.environ["RANK"] == "0" and sys.argv[1] == "deaf" else time.sleep(60)
+if how == "deaf" and rank == "0":
+    sys.exit(3)
+if how != "well":
+    wait(lambda: False)
 """
 
 
 def run_together(log, how, num_procs=3):
-    command = python(TOGETHER, how)
+    folder = log.with_name("begun")
+    folder.mkdir()
+    command = python(TOGETHER, how, str(folder))
     run_logged(Command(command.program, command.groups, num_procs=num_procs), log, lambda line: None)
 
 
@@ -145,12 +149,15 @@ def test_a_shell_starts_several_processes_as_they_are_run_each_by_itself(words):
     assert str(command).startswith("torchrun --standalone --nproc-per-node 2 --no-python fairseq-train ")
 
 
-def test_when_one_of_several_is_killed_all_end_and_it_is_named(tmp_path):
-    log = tmp_path / "log"
-    begun = time.monotonic()
+def test_when_one_of_several_is_killed_all_end_and_it_is_named(tmp_path, monkeypatch):
+    log, now = tmp_path / "log", itertools.count()
+
+    def monotonic():  # stands still until the last words, of however slow a process
+        return next(now) if "another one" in log.read_text() else 0
+
+    monkeypatch.setattr("fairseq_alma.text.process.time", SimpleNamespace(monotonic=monotonic))
     with pytest.raises(AlmaError, match=r"process 1, ended by SIGKILL, .*\): another one has died"):
         run_together(log, "killed")
-    assert time.monotonic() - begun < 30
     assert not any(is_alive(int(pid)) for pid in re.findall(r"pid (\d+)", log.read_text()))
 
 
