@@ -18,10 +18,12 @@ from fairseq_alma.cli.parser import Parser
 from fairseq_alma.errors import AlmaError, describe_os_error, refuse_no_file, refuse_no_folder
 from fairseq_alma.options import utf8_path
 
-IMPORTS = "import os, sys\nfrom fairseq_alma.cli.entry import command\nfrom fairseq_alma.errors import AlmaError\n"
+IMPORTS = (
+    "import os, sys, time\nfrom fairseq_alma.cli.entry import command\nfrom fairseq_alma.errors import AlmaError\n"
+)
 HEAD = f"{IMPORTS}@command\ndef main(argv=None):\n"
 TAIL = "\nsys.exit(main())"
-HANG = "    import time\n    while True: time.sleep(0.1)"  # a signal right before a sleep is answered after it
+HANG = "while True: time.sleep(0.1)"  # a signal right before a sleep is answered after it
 
 # as in a user's shell: with a buffer, in which a short output waits until the command ends
 ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
@@ -120,7 +122,7 @@ def test_a_worker_process_that_has_gone_is_not_taken_for_a_reader() -> None:
 
 def test_an_interruption_is_one_line_and_status_130() -> None:
     process = subprocess.Popen(
-        as_command(f"print('ready', flush=True)\n{HANG}"),
+        as_command(f"print('ready', flush=True)\n    {HANG}"),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -148,7 +150,7 @@ def test_an_interruption_that_a_library_makes_an_error_of_is_one(capsys) -> None
 def test_a_signal_to_end_tidies_up_and_gives_status_128_and_its_number(number: signal.Signals) -> None:
     process = subprocess.Popen(
         as_command(
-            f"try:\n        print('ready', flush=True)\n    {HANG}\n    finally:\n        print('tidy', flush=True)"
+            f"try:\n        print('ready', flush=True)\n        {HANG}\n    finally:\n        print('tidy', flush=True)"
         ),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
