@@ -117,8 +117,7 @@ def score(model: "LoadedModel", texts: Iterable[str], window: int = 0, context: 
 
 def _predictor(path: Path, arrival: Optional[int]) -> Path:
     """Return the checkpoint that predicts after an arrival."""
-    from fairseq_alma.runs.predictor import stage_predictor
-    from fairseq_alma.runs.run_folder import RunFolder
+    from fairseq_alma.runs.run_folder import RunFolder, stage_predictor
 
     run = RunFolder(path)
     records = [record for record in map(run.read_stage, run.stages()) if record is not None]
@@ -143,13 +142,10 @@ def _num_known(run: "RunFolder", last: int) -> int:
         run: the run.
         last: the mega-batch after whose arrival it was updated last.
     """
-    from fairseq_alma.learners.schedule import stages
+    from fairseq_alma.runs.run_record import planned_stages
 
     record = run.read_run()
     assert record is not None
-    options = record["options"]
     num_megabatches = max(record["stream"]["num_megabatches"], last + 1)
-    planned = stages(num_megabatches, options["wait"], options["replay"], options["drop_rest"])
-    if options.get("iid") is not None:
-        planned = []
-    return min((stage.last_arrival for stage in planned if stage.last_arrival > last), default=num_megabatches)
+    ends = [stage.last_arrival for stage in planned_stages(record, num_megabatches)]
+    return min((end for end in ends if end > last), default=num_megabatches)

@@ -21,8 +21,7 @@ from fairseq_alma.exchange.tensors_file import write_tensors
 from fairseq_alma.exchange.tokenizer_files import check_same_ids, tokenizer_files
 from fairseq_alma.files import new_folder
 from fairseq_alma.metrics.anytime import bits_per_byte
-from fairseq_alma.runs.predictor import stage_predictor
-from fairseq_alma.runs.run_folder import STAGE_RECORD, RunFolder
+from fairseq_alma.runs.run_folder import STAGE_RECORD, RunFolder, stage_predictor
 
 MODELING_FILE = "modeling_alma.py"
 CHECKED_TOKENS = 200_000  # of the test set, on which both forms of a tokenizer are compared

@@ -14,7 +14,6 @@ from pandas import DataFrame, Series
 
 from fairseq_alma.errors import AlmaError, printable
 from fairseq_alma.learners.presets import canonical
-from fairseq_alma.learners.schedule import stages
 from fairseq_alma.metrics import anytime
 from fairseq_alma.report.spelling import (
     IMAGES,
@@ -32,7 +31,7 @@ from fairseq_alma.report.spelling import (
     variant_of,
 )  # fmt: skip
 from fairseq_alma.runs.run_folder import RUN_RECORD, STAGE_RECORD, STAGE_REMEDY, RunFolder
-from fairseq_alma.runs.run_record import ROUNDING_OPTIONS
+from fairseq_alma.runs.run_record import ROUNDING_OPTIONS, planned_stages
 from fairseq_alma.runs.study import FREE_OPTIONS
 
 TERA = 1e12
@@ -138,14 +137,11 @@ def _read_records(
 
 def rows_of(path: Path, run: Mapping[str, Any], records: Sequence[Mapping[str, Any]]) -> RunRows:
     """Return a run's facts and its rows of arrivals from what its run.json and its stage.json, in order, say."""
-    stream, options = run["stream"], run["options"]
+    stream = run["stream"]
     kind, by_stage = stream["kind"], {record["stage"]: record for record in records}
     by_arrival = {max(record["megabatches"]): record for record in records}
     num_arrivals = max(stream["num_megabatches"], *(arrival + 1 for arrival in by_arrival), 1)
-    planned = stages(num_arrivals, options["wait"], options["replay"], options["drop_rest"])
-    if options.get("iid") is not None:  # runs from before there was the option lack it
-        planned = stages(num_arrivals, options["iid"])[:1]
-    ends = tuple(stage.last_arrival for stage in planned)
+    ends = tuple(stage.last_arrival for stage in planned_stages(run, num_arrivals))
     rows: list[dict[str, Any]] = [
         {"arrival": arrival, "planned": arrival in ends, "done": arrival in by_arrival}
         for arrival in range(num_arrivals)

@@ -23,10 +23,10 @@ import msgspec
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.files import as_record, read_json_object, write_json_atomically
 from fairseq_alma.learners.plan import StagePlan
-from fairseq_alma.runs.child_processes import describe_status, die_with_parent, end_processes, find_program
 from fairseq_alma.runs.records import Evaluation
 from fairseq_alma.runs.run_folder import EVALUATED_FOLDER, EVALUATION_RECORD, RunFolder
 from fairseq_alma.runs.steps import StageWork
+from fairseq_alma.runs.workers import describe_status, die_with_parent, end_processes, find_program
 from fairseq_alma.terminal import shell_words
 
 FLAG = "--then-evaluate"

@@ -26,6 +26,13 @@ EVALUATION_RECORD = "evaluation.json"
 """What an evaluation has said, until ``stage.json`` says so."""
 EVALUATED_FOLDER, EVALUATED_FILE = "exported", "evaluated.pt"
 """What a model is given to an evaluation as."""
+AVERAGE = "checkpoint_average.pt"
+"""The averaged weights of a trained model, as a checkpoint of their own."""
+BEST = "checkpoint_best.pt"
+"""Where fairseq-train keeps the checkpoint with the lowest loss on ``valid``."""
+BRANCH = "branch"
+"""Folder of the copy of a model whose learning rate decays."""
+ENSEMBLE_FILE = "ensemble.pt"
 CLOCK = "clock.json"
 MEMBER_CLOCK = "clock-member-{}.json"
 RUN_REMEDY = "give another --run folder, or remove this one"
@@ -245,6 +252,43 @@ class RunFolder:
         """Return the seconds that members took that were trained alone, one after the other or not."""
         clocks = sorted(self.stage_folder(stage).glob(MEMBER_CLOCK.format("*")))
         return float(sum(read_clock(clock).spent for clock in clocks))
+
+
+def predicting_checkpoint(folder: RunFolder, model: ModelId, predicts_with: str) -> Path:
+    """Return the checkpoint by which a trained model predicts; see `AnytimeOptions.predicts_with`."""
+    own = folder.model_folder(model)
+    files = {"average": own / AVERAGE, "best": own / BEST, "branch": own / BRANCH / LAST_CHECKPOINT}
+    return files.get(predicts_with, folder.checkpoint(model))
+
+
+def stage_predictor(folder: RunFolder, record: Mapping[str, Any]) -> Path:
+    """Return the checkpoint whose figures the record of a stage has.
+
+    Args:
+        folder: the run.
+        record: of the stage.
+
+    Raises:
+        AlmaError: it is not kept.
+    """
+    stage = record["stage"]
+    ensemble = folder.stage_folder(stage) / ENSEMBLE_FILE
+    if ensemble.is_file():
+        return ensemble
+    model, members = ModelId(stage, 0), folder.members(stage)
+    # Members of an ensemble that grows are numbered on from stage to stage; a uniform mixture is one model.
+    if members and members != [model]:
+        raise AlmaError(
+            f"{ensemble}: the ensemble of stage {stage} is not kept, as its members are; join these by alma-ensemble, "
+            "or run alma-stream --keep-checkpoints"
+        )
+    found = predicting_checkpoint(folder, model, record.get("anytime", {}).get("predicts_with", "last"))
+    if not found.is_file():
+        raise AlmaError(
+            f"{found}: the weights of stage {stage} are not kept; alma-stream --keep-checkpoints keeps those of all "
+            "stages, without it load_model(run) has the newest"
+        )
+    return found
 
 
 def _folders(root: Path) -> list[Path]:

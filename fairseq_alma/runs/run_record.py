@@ -7,6 +7,7 @@ from typing import Any, Mapping, Optional
 from fairseq_alma.data.manifest import canonical_sha256
 from fairseq_alma.data.stream import Split, Stream
 from fairseq_alma.errors import AlmaError
+from fairseq_alma.learners.schedule import Stage, stages
 from fairseq_alma.runs.study import FREE_OPTIONS
 
 # They change the last digits: a run keeps to them, a report takes no notice.
@@ -45,6 +46,19 @@ def describe_run(
         },
         "versions": versions(),
     }
+
+
+def planned_stages(record: Mapping[str, Any], num_megabatches: int) -> list[Stage]:
+    """Return the stages of a run.
+
+    Args:
+        record: its run.json.
+        num_megabatches: of its stream as it is now.
+    """
+    options = record["options"]
+    if (iid := options.get("iid")) is not None:
+        return stages(num_megabatches, iid)[:1]
+    return stages(num_megabatches, options["wait"], options["replay"], options["drop_rest"])
 
 
 def versions() -> dict[str, Optional[str]]:

@@ -17,9 +17,9 @@ from fairseq_alma.errors import AlmaError
 from fairseq_alma.files import read_json_object, write_json_atomically
 from fairseq_alma.learners.plan import ModelId, StagePlan
 from fairseq_alma.options import whole
-from fairseq_alma.runs.child_processes import describe_status, die_with_parent, end_processes, find_program
 from fairseq_alma.runs.option_words import without
 from fairseq_alma.runs.run_folder import RunFolder
+from fairseq_alma.runs.workers import describe_status, die_with_parent, end_processes, find_program
 from fairseq_alma.terminal import shell_words, tell
 
 FOLDER = "slurm"

@@ -1,20 +1,32 @@
-"""The job of ``alma-grow``: measure, choose, grow, write."""
+"""The job of ``alma-grow``: measure, choose, grow, write.
+
+Measured is one pass over a stream's held-out split: the model's loss, and each expert's part in it.
+"""
 
 import argparse
-from typing import Any, Iterable, Mapping, Optional
+from dataclasses import dataclass
+from typing import Any, Iterable, Iterator, Mapping, Optional
 
 import torch
+from fairseq import utils
+from fairseq.models import BaseFairseqModel
+from omegaconf import OmegaConf
 
 import fairseq_alma
+from fairseq_alma.checkpoints import LAST_CHECKPOINT
 from fairseq_alma.checkpoints.checkpoint_file import Checkpoint, read_checkpoint, write_checkpoint
 from fairseq_alma.checkpoints.checkpoint_growth import GrowthStep, check_complete, grow_checkpoint, growth_table
 from fairseq_alma.checkpoints.dense_checkpoint import from_transformer_lm
+from fairseq_alma.checkpoints.ensemble_file import check_dictionary
+from fairseq_alma.data.stream import Stream
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.growth.gate_tree import GateTree
 from fairseq_alma.growth.plan import grow_mixture, select_experts
+from fairseq_alma.moe.expert_losses import ExpertLosses
 from fairseq_alma.terminal import track
-from fairseq_alma.text.held_out import HeldOutLosses, held_out_batches, measure_expert_losses
+from fairseq_alma.text.linear_cross_entropy import token_losses
 from fairseq_alma.text.model import AlmaSwitchLM, build_from_config, gate_trees_of, parameter_shapes
+from fairseq_alma.text.task import AlmaLMConfig, AlmaLMTask
 
 USUAL_MOE_FREQ = 2
 
@@ -75,7 +87,7 @@ def _build(checkpoint: Checkpoint, path: str, device: str = "meta") -> AlmaSwitc
     return build_from_config(config, checkpoint["model"]["decoder.embed_tokens.weight"].size(0), device)
 
 
-def _measure(checkpoint: Checkpoint, args: argparse.Namespace) -> HeldOutLosses:
+def _measure(checkpoint: Checkpoint, args: argparse.Namespace) -> "HeldOutLosses":
     """Run the model over the held-out split."""
     device = torch.device("cuda" if torch.cuda.is_available() and not args.cpu else "cpu")
     batches = held_out_batches(checkpoint, args)
@@ -88,7 +100,7 @@ def _measure(checkpoint: Checkpoint, args: argparse.Namespace) -> HeldOutLosses:
     )
 
 
-def _by_layer(layers: Iterable[str], measured: HeldOutLosses) -> tuple[dict[str, list[float]], dict[str, list[int]]]:
+def _by_layer(layers: Iterable[str], measured: "HeldOutLosses") -> tuple[dict[str, list[float]], dict[str, list[int]]]:
     """Return losses and counts of each layer's experts as plain numbers."""
     losses, counts = measured.experts.losses, measured.experts.counts
     return (
@@ -97,7 +109,7 @@ def _by_layer(layers: Iterable[str], measured: HeldOutLosses) -> tuple[dict[str,
     )
 
 
-def _plan(trees: Mapping[str, GateTree], measured: Optional[HeldOutLosses], args: argparse.Namespace) -> GrowthStep:
+def _plan(trees: Mapping[str, GateTree], measured: "Optional[HeldOutLosses]", args: argparse.Namespace) -> GrowthStep:
     generator = torch.Generator().manual_seed(args.seed)
     plans = {}
     for index, (layer, tree) in enumerate(trees.items()):
@@ -113,7 +125,7 @@ def _plan(trees: Mapping[str, GateTree], measured: Optional[HeldOutLosses], args
 
 
 def _record(
-    step: GrowthStep, losses: Any, counts: Any, measured: Optional[HeldOutLosses], args: argparse.Namespace
+    step: GrowthStep, losses: Any, counts: Any, measured: "Optional[HeldOutLosses]", args: argparse.Namespace
 ) -> dict[str, Any]:
     """Return what the grown checkpoint remembers of this step: plain numbers, strings, lists and dictionaries."""
     layers = {
@@ -129,3 +141,95 @@ def _record(
     options = {name: value for name, value in vars(args).items() if name not in ("force", "cpu")}
     held_out = None if measured is None else {"num_tokens": measured.num_tokens, "loss": measured.loss}
     return {"options": options, "layers": layers, "held_out": held_out, "version": fairseq_alma.__version__}
+
+
+class HeldOutBatches:
+    """Batches of a held-out split for a checkpoint's model, through the task that trained it.
+
+    Attributes:
+        pad: index of the padding symbol.
+    """
+
+    def __init__(self, task: AlmaLMTask, split: str, batch_size: int) -> None:
+        self.pad = task.source_dictionary.pad()
+        task.load_dataset(split)
+        self.batches = task.get_batch_iterator(
+            task.dataset(split), max_sentences=batch_size, ignore_invalid_inputs=True
+        ).next_epoch_itr(shuffle=False)
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return iter(self.batches)
+
+
+def held_out_batches(checkpoint: Checkpoint, args: argparse.Namespace) -> HeldOutBatches:
+    """Open the stream ``args.stream`` and return the batches of ``args.split``.
+
+    Raises:
+        AlmaError: if it is no stream of text, has another dictionary than the checkpoint, or lacks the split, or if the
+            sequences are longer than the model takes.
+    """
+    check_dictionary(checkpoint, args.path, Stream.open(args.stream))
+    model = checkpoint["cfg"]["model"]
+    length = args.tokens_per_sample or model["tokens_per_sample"]
+    longest = model.get("max_target_positions") or model["tokens_per_sample"]
+    if length > longest:
+        raise AlmaError(f"--tokens-per-sample {length}: the model takes {longest} tokens at most; give no more")
+    config = AlmaLMConfig(data=args.stream, tokens_per_sample=length)
+    elsewhere = {
+        "path": None,
+        "finetune_from_model": None,
+        "restore_file": LAST_CHECKPOINT,
+        "save_dir": "",
+        "continue_once": None,
+        "reset_dataloader": False,
+        "cpu": True,
+    }
+    for name, value in elsewhere.items():
+        setattr(config, name, value)
+    config.seed, config.dataset_impl, config.use_plasma_view = 1, None, False
+    config.plasma_path, config.max_target_positions = "", None
+    return HeldOutBatches(AlmaLMTask.setup_task(OmegaConf.structured(config)), args.split, args.batch_size)
+
+
+@dataclass(frozen=True)
+class HeldOutLosses:
+    """What one pass has measured.
+
+    Attributes:
+        experts: sums in fp64 and int64, on the CPU.
+        num_tokens: tokens in all.
+        loss: mean loss per token, in nats.
+    """
+
+    experts: ExpertLosses
+    num_tokens: int
+    loss: float
+
+
+@torch.no_grad()
+def measure_expert_losses(model: BaseFairseqModel, batches: Iterable[dict[str, Any]], pad: int) -> HeldOutLosses:
+    """Sum up, for every expert of every Switch layer, the losses of the tokens that are routed to it.
+
+    Args:
+        model: a Switch language model.
+        batches: batches of fairseq's language modeling data.
+        pad: index of the padding symbol, whose targets do not count.
+    """
+    model.eval()
+    device = next(model.parameters()).device
+    experts = ExpertLosses()
+    total, num_tokens = 0.0, 0
+    for batch in batches:
+        batch = utils.move_to_cuda(batch, device=device) if device.type == "cuda" else batch
+        features, extra = model(**batch["net_input"], features_only=True)
+        target = batch["target"].flatten()
+        is_real = target != pad
+        factors, weight = model.output_factors(features)
+        losses = token_losses(factors.flatten(0, -2), weight, target).masked_fill(~is_real, 0.0).double()
+        experts.add_routed(losses, extra["routing"], is_real)
+        total += losses.sum().item()
+        num_tokens += int(is_real.sum())
+    return HeldOutLosses(experts, num_tokens, total / max(num_tokens, 1))

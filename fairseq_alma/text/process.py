@@ -1,6 +1,7 @@
 """Run a stock command in a process of its own: all output to a log, watched line by line, dead when we are."""
 
 import contextlib
+import json
 import math
 import os
 import re
@@ -10,10 +11,10 @@ import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Callable, Mapping, Optional, Sequence, Union
+from typing import Any, Callable, Mapping, Optional, Sequence, Union
 
 from fairseq_alma.errors import AlmaError
-from fairseq_alma.runs.child_processes import describe_status, die_with_parent, end_processes, find_program
+from fairseq_alma.runs.workers import describe_status, die_with_parent, end_processes, find_program
 from fairseq_alma.terminal import shell_words
 from fairseq_alma.text.fork_server import (
     ForkedCommand,
@@ -21,6 +22,7 @@ from fairseq_alma.text.fork_server import (
     begin_forked,
     is_script_of_this_python,
 )
+from fairseq_alma.watch.progress import StageProgress
 
 POLL_SECONDS = 0.2
 LINE_LENGTH = 110
@@ -188,6 +190,46 @@ def _begin(command: Command, place: Mapping[str, str], program: str, output: int
         start_new_session=True,
         preexec_fn=die_with_parent(),
     )
+
+
+def parse_log_line(line: str) -> Optional[dict[str, Any]]:
+    """Return the figures in a line that fairseq wrote with ``--log-format json``, or None."""
+    start = line.find("| {")
+    if start < 0 or "train_inner" not in line[:start]:
+        return None
+    try:
+        return json.loads(line[start + 2 :])
+    except ValueError:
+        return None
+
+
+def watch_fairseq(
+    progress: StageProgress, words_per_token: float, max_epoch: Optional[int] = None, first_update: int = 0
+) -> Callable[[str], None]:
+    """Return what takes the lines of a log and shows them.
+
+    Args:
+        progress: of the training.
+        words_per_token: of the data; fairseq counts tokens.
+        max_epoch: passes over the data after which the training ends, if updates do not end it before.
+        first_update: updates that the optimizer had made when the stage began; fairseq counts them too.
+    """
+    limit = progress.max_update
+
+    def watch(line: str) -> None:
+        figures = parse_log_line(line)
+        if figures is None or "num_updates" not in figures:
+            return
+        num_updates, epochs = int(figures["num_updates"]) - first_update, float(figures.get("update") or 0)
+        if max_epoch is not None and epochs > 0:
+            # fairseq's "update" counts passes over the data, with a fraction.
+            by_epochs = max(num_updates, round(num_updates * max_epoch / epochs))
+            progress.max_update = by_epochs if limit is None else min(limit, by_epochs)
+        loss = figures["nll_loss"] if "nll_loss" in figures else figures["loss"]
+        rate = float(figures["wps"]) * words_per_token if "wps" in figures else None
+        progress.update(num_updates, float(loss), rate)
+
+    return watch
 
 
 class _Tail:

@@ -8,9 +8,8 @@ from fairseq_alma.errors import refuse_no_file
 from fairseq_alma.learners.plan import ModelId, StagePlan, Training
 from fairseq_alma.runs.evaluation import StageEvaluation
 from fairseq_alma.runs.loop import Run
-from fairseq_alma.runs.predictor import BRANCH, ENSEMBLE_FILE, predicting_checkpoint
 from fairseq_alma.runs.request import RunRequest
-from fairseq_alma.runs.run_folder import RunFolder
+from fairseq_alma.runs.run_folder import BRANCH, ENSEMBLE_FILE, RunFolder, predicting_checkpoint
 from fairseq_alma.terminal import shell_words
 from fairseq_alma.text import stage_checkpoints
 from fairseq_alma.text.anytime_checks import check_schedule

@@ -19,12 +19,11 @@ from fairseq_alma.data.stream import holdout_name, slice_name
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.files import as_record, read_json_object, write_json_atomically
 from fairseq_alma.learners.plan import ModelId, StagePlan, Training
-from fairseq_alma.runs.predictor import BEST, BRANCH
 from fairseq_alma.runs.records import TextGrowth
+from fairseq_alma.runs.run_folder import BEST, BRANCH
 from fairseq_alma.runs.steps import StageWork
 from fairseq_alma.text import stage_checkpoints
-from fairseq_alma.text.fairseq_log import watch_fairseq
-from fairseq_alma.text.process import Command, run_logged
+from fairseq_alma.text.process import Command, run_logged, watch_fairseq
 from fairseq_alma.text.stage_checkpoints import Progress
 from fairseq_alma.text.train_options import Option, replace_option
 from fairseq_alma.watch.curve_options import CURVE_OPTIONS, TENSORBOARD

@@ -1,6 +1,6 @@
 """What a process that trains some members tells the one that started it: a line of JSON for each thing, on a pipe.
 
-The other end is `backends.member_workers`.
+The other end is `runs.workers`.
 """
 
 import contextlib

@@ -1,6 +1,6 @@
 """One training while it runs, and how long it and the rest of the run take.
 
-For any training: a loop in this process calls `StageProgress.update`; for fairseq-train, `fairseq_log` reads its log.
+For any training: a loop in this process calls `StageProgress.update`; for fairseq-train, `text.process` reads its log.
 The time left is ours, not rich's: rich knows the last steps of one task, while stages differ in their work (with
 ``--replay`` each is longer than the one before), and earlier launches have done a part of it.
 """

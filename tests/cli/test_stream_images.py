@@ -15,7 +15,7 @@ from fairseq_alma.cli.stream import main
 from fairseq_alma.data.image_stream import ImageStream
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.images import image_backend
-from fairseq_alma.runs import member_workers
+from fairseq_alma.runs import workers
 from tests.cli.saving_stream import run_forked
 from tests.images.image_streams import make_stream
 from tests.kills.launch import Forked
@@ -315,7 +315,7 @@ def fork_stream(command, pass_fds, **options):
 
 
 def test_members_are_trained_by_several_processes_or_calls_to_the_same_files(stream, tmp_path, monkeypatch):
-    monkeypatch.setattr(member_workers.subprocess, "Popen", fork_stream)
+    monkeypatch.setattr(workers.subprocess, "Popen", fork_stream)
     bagging = ("--learner", "bagging", "--num-members", "3", "--wait", "3")
     run(stream, tmp_path / "one", *bagging, "--jobs", "1")
     assert main(["--stream", str(stream), "--run", str(tmp_path / "R"), *bagging, "--member", "1", *WORDS]) == 0
@@ -329,7 +329,7 @@ def test_members_are_trained_by_several_processes_or_calls_to_the_same_files(str
 
 
 def test_members_are_trained_side_by_side_in_several_processes_to_the_same_files(stream, tmp_path, monkeypatch):
-    monkeypatch.setattr(member_workers.subprocess, "Popen", fork_stream)
+    monkeypatch.setattr(workers.subprocess, "Popen", fork_stream)
     ens = ("--learner", "ens", "--num-members", "3", "--wait", "3", "--side-by-side", "2")
     words = ["--stream", str(stream), "--run", str(tmp_path / "R"), *ens]
     sizes = []

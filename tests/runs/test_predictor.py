@@ -7,8 +7,7 @@ import pytest
 from fairseq_alma.cli import front_door
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.exchange import model_folder
-from fairseq_alma.runs.predictor import stage_predictor
-from fairseq_alma.runs.run_folder import RunFolder
+from fairseq_alma.runs.run_folder import RunFolder, stage_predictor
 from tests.report.fakes import text_stream, write_run
 
 FILES = {

@@ -1,27 +1,95 @@
-"""``--jobs N``: the members of a run trained by N processes, each a call of ``alma-stream --member`` for some of them.
+"""Processes that a run starts: found beside this Python, dead when we are, ended politely; and those of ``--jobs N``.
 
-A process goes through all stages; the one that started it tests and completes a stage as soon as its members are there.
-Kept apart by the locks of stages and members, they need no more than to tell how far they are.
+These train the members of a run, each a call of ``alma-stream --member`` for some of them. A process goes through all
+stages; the one that started it tests and completes a stage as soon as its members are there. Kept apart by the locks of
+stages and members, they need no more than to tell how far they are.
 """
 
+import contextlib
+import ctypes
 import json
 import os
+import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 import threading
 import time
-from typing import IO, Any, Mapping, Optional, Sequence
+from pathlib import Path
+from typing import IO, Any, Callable, Mapping, Optional, Protocol, Sequence
 
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.learners.plan import ModelId, StagePlan
-from fairseq_alma.runs.child_processes import describe_status, die_with_parent, end_processes, find_program
 from fairseq_alma.runs.option_words import without
 from fairseq_alma.terminal import LiveLine
 
 POLL_SECONDS = 0.1
 LAST_WORDS_SECONDS = 2.0
 """In which the other processes may end of themselves, once one has failed: what they say first may be the reason."""
+PATIENCE_SECONDS = 10.0
+_PR_SET_PDEATHSIG = 1
+
+
+class Child(Protocol):
+    """A process as `subprocess.Popen` has it; its group has its id."""
+
+    pid: int
+
+    def poll(self) -> Optional[int]:
+        """Return the exit status, or None while it runs."""
+
+
+def find_program(name: str) -> str:
+    """Return the path of a command: the one beside this Python first, so that it belongs to the same environment."""
+    beside = Path(sys.executable).with_name(name)
+    found = str(beside) if beside.is_file() else shutil.which(name)
+    if found is None:
+        raise AlmaError(f"{name}: command not found beside {sys.executable}; install fairseq into this environment")
+    return found
+
+
+def die_with_parent(by: signal.Signals = signal.SIGKILL) -> Optional[Callable[[], None]]:
+    """Return what a child does before it begins, so that ``kill -9`` on us ends it too (Linux)."""
+    if not sys.platform.startswith("linux"):
+        return None
+    libc = ctypes.CDLL(None, use_errno=True)
+    parent = os.getpid()
+
+    def prepare() -> None:
+        libc.prctl(_PR_SET_PDEATHSIG, by)
+        if os.getppid() != parent:
+            os._exit(1)
+
+    return prepare
+
+
+def describe_status(status: int) -> str:
+    """Say how a process ended, from its `returncode`."""
+    if status >= 0:
+        return f"exit status {status}"
+    name = signal.Signals(-status).name
+    return f"ended by {name}" + (", perhaps out of memory" if name == "SIGKILL" else "")
+
+
+def end_processes(children: Sequence[Child]) -> None:
+    """End the processes and whatever they started, politely first."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        running = [child for child in children if child.poll() is None]
+        for child in running:
+            signal_group(child.pid, number)
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while any(child.poll() is None for child in running) and time.monotonic() < deadline:
+            time.sleep(0.05)
+    # Workers of a command that has ended by itself.
+    for child in children:
+        signal_group(child.pid, signal.SIGKILL)
+
+
+def signal_group(group: int, number: signal.Signals) -> None:
+    """Send a signal to a process and those of its group that are left."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(group, number)
 
 
 class MemberWorkers:

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from fairseq_alma.errors import AlmaError
-from fairseq_alma.runs import member_workers
-from fairseq_alma.runs.member_workers import MemberWorkers, devices_of_jobs
+from fairseq_alma.runs import workers as module
+from fairseq_alma.runs.workers import MemberWorkers, devices_of_jobs
 from tests.forked import is_alive, wait_until
 from tests.runs.runs import make_plans
 
@@ -43,7 +43,7 @@ def workers(tmp_path, monkeypatch):
         script = tmp_path / "alma-stream"
         script.write_text(SCRIPT.format(python=sys.executable, folder=tmp_path, body=textwrap.dedent(body)))
         script.chmod(0o755)
-        monkeypatch.setattr(member_workers, "find_program", lambda name: str(script))
+        monkeypatch.setattr(module, "find_program", lambda name: str(script))
         return MemberWorkers(WORDS, make_plans(2, num_members=num_members), environments, group_size)
 
     return build
