@@ -318,7 +318,7 @@ def _check_switch(options: SwitchOptions, weights: Weights) -> None:
     _check_experts(options, weights, ".switch.experts.fc1_weight")
     if options.decoder_sinusoidal_pos:
         _check_table(options)
-    needed = switch_shapes(options, embeddings.size(0))
+    needed = switch_shapes(options, embeddings.size(0), _trees(options))
     found = {name: tuple(tensor.shape) for name, tensor in weights.items() if name not in _IGNORED}
     if differing := other_shapes(found, needed):
         raise UnfitCheckpoint(differing)
@@ -335,9 +335,15 @@ def other_shapes(found: Mapping[str, Any], needed: Mapping[str, Any]) -> str:
     return ""
 
 
-def switch_shapes(options: SwitchOptions, vocab_size: int) -> Shapes:
-    """Return names and shapes of all weights of a Switch language model, the shared output projection included."""
-    dim, ffn, experts = options.decoder_embed_dim, options.decoder_ffn_embed_dim, options.num_experts
+def switch_shapes(options: SwitchOptions, vocab_size: int, trees: Mapping[int, GateTree]) -> Shapes:
+    """Return names and shapes of all weights of a Switch language model, the shared output projection included.
+
+    Args:
+        options: of the model.
+        vocab_size: tokens, fairseq's four included.
+        trees: of the gates, by the number of their layer.
+    """
+    dim, ffn = options.decoder_embed_dim, options.decoder_ffn_embed_dim
     shapes: Shapes = {
         "decoder.embed_tokens.weight": (vocab_size, dim),
         "decoder.output_projection.weight": (vocab_size, dim),
@@ -348,14 +354,13 @@ def switch_shapes(options: SwitchOptions, vocab_size: int) -> Shapes:
         if positions is None:
             raise UnfitCheckpoint("its configuration does not say how long sequences are (tokens_per_sample)")
         shapes[f"{_POSITIONS}weight"] = (positions + EXTRA_POSITIONS, dim)
-    trees = _trees(options, [layer for layer in range(options.decoder_layers) if _is_switch(options, layer)])
     for layer in range(options.decoder_layers):
         here = f"decoder.layers.{layer}."
         shapes |= _affine(f"{here}self_attn.qkv_proj", 3 * dim, dim) | _affine(f"{here}self_attn.out_proj", dim, dim)
         shapes |= _affine(f"{here}self_attn_layer_norm", dim) | _affine(f"{here}final_layer_norm", dim)
         if layer in trees:
             shapes[f"{here}switch.gate.weight"] = (trees[layer].num_rows, dim)
-            stack = f"{here}switch.experts."
+            stack, experts = f"{here}switch.experts.", trees[layer].num_experts
             shapes |= {f"{stack}fc1_weight": (experts, ffn, dim), f"{stack}fc1_bias": (experts, ffn)}
             shapes |= {f"{stack}fc2_weight": (experts, dim, ffn), f"{stack}fc2_bias": (experts, dim)}
         else:
@@ -371,8 +376,9 @@ def _affine(name: str, *shape: int) -> Shapes:
     return {f"{name}.weight": shape, f"{name}.bias": shape[:1]}
 
 
-def _trees(options: Any, layers: list[int]) -> dict[int, GateTree]:
+def _trees(options: SwitchOptions) -> dict[int, GateTree]:
     """Return the gate's tree of each layer of experts."""
+    layers = [layer for layer in range(options.decoder_layers) if _is_switch(options, layer)]
     try:
         trees = parse_gate_trees(options.gate_trees, len(layers), options.num_experts)
     except AlmaError as error:

@@ -121,7 +121,7 @@ def check_contents(checkpoint: Mapping[str, Any], size: int) -> None:
     for meters in ((checkpoint.get("extra_state") or {}).get("metrics") or {}).values():
         for _, name, kind, state in meters:
             _check_meter(name, _OF_METERS[kind], state)
-    _check_weights(checkpoint["model"], size)
+    check_weights(checkpoint["model"], size)
 
 
 def check_finite(checkpoint: Mapping[str, Any]) -> None:
@@ -218,7 +218,8 @@ def _inside(value: Any) -> Iterable[Any]:
     return value if isinstance(value, (list, tuple)) else ()
 
 
-def _check_weights(weights: Any, size: int) -> None:
+def check_weights(weights: Any, size: int) -> None:
+    """Raise UnfitCheckpoint unless weights are tensors of floating-point numbers, of a file of so many bytes."""
     if not isinstance(weights, dict) or not all(type(name) is str for name in weights):
         raise UnfitCheckpoint("damaged, its model is no dictionary of weights")
     total = 0

@@ -7,13 +7,13 @@ from typing import Optional, Sequence
 
 from fairseq_alma.cli.entry import command
 from fairseq_alma.cli.parser import Parser
-from fairseq_alma.errors import refuse_no_file, refuse_occupied, refuse_unwritable
+from fairseq_alma.errors import AlmaError, refuse_no_file, refuse_occupied, refuse_unwritable
 from fairseq_alma.options import utf8_path
 from fairseq_alma.terminal import tell
 
 EPILOG = """\
-The folder has config.json, model.safetensors, tokenizer.json, generation_config.json, a model card (README.md) and
-modeling_alma.py. It needs torch, transformers and safetensors, not this package:
+The folder has config.json, model.safetensors, tokenizer.json, generation_config.json, a model card (README.md),
+modeling_alma.py and the sha256 of all (SHA256SUMS). It needs torch, transformers and safetensors, not this package:
 
   alma-export RUN/stage-003/member-0/checkpoint_last.pt --out FOLDER
   python -c "from transformers import pipeline; print(pipeline(model='FOLDER', trust_remote_code=True)('The'))"
@@ -53,6 +53,8 @@ def main(argv: Optional[Sequence[str]] = None) -> Optional[int]:
     """Run ``alma-export``."""
     args = build_parser().parse_args(argv)
     refuse_no_file(args.path, "CKPT", "give a checkpoint that fairseq-train, alma-grow or alma-ensemble wrote")
+    if args.out.is_dir() and args.out.samefile("."):
+        raise AlmaError(f"--out {args.out}: the folder that you are in, which would be replaced; give a new folder")
     refuse_occupied(args.out, "--out ")
     refuse_unwritable(args.out, "--out")
     # These import torch, which takes seconds; --help and usage errors need none of it.

@@ -4,7 +4,7 @@ import argparse
 import json
 import sys
 from pathlib import Path
-from typing import Any, Iterator, Optional, Sequence
+from typing import Any, Iterator, NoReturn, Optional, Sequence
 
 from fairseq_alma.cli.entry import command
 from fairseq_alma.cli.parser import Parser
@@ -98,6 +98,11 @@ def _write(args: argparse.Namespace, loaded: Any, file: Any) -> None:
         file.write(json.dumps(record, ensure_ascii=False) + "\n")
 
 
+def _refuse_constant(word: str) -> NoReturn:
+    """Refuse what Python takes for JSON and nobody else does: the records here would have it too."""
+    raise ValueError(f"{word} found")
+
+
 def _texts(args: argparse.Namespace, identities: list[dict[str, Any]]) -> Iterator[str]:
     """Yield the texts, and note what each document is called."""
     where = args.input or "standard input"
@@ -106,7 +111,7 @@ def _texts(args: argparse.Namespace, identities: list[dict[str, Any]]) -> Iterat
             if not line.strip():
                 continue
             try:
-                document = json.loads(line)
+                document = json.loads(line, parse_constant=_refuse_constant)
                 text = document[args.field]
                 text.encode()
             except (ValueError, RecursionError) as error:

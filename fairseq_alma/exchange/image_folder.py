@@ -6,6 +6,7 @@ images are normalised before. `models.exported_images` builds the model again. N
 """
 
 import json
+import sys
 from pathlib import Path
 from typing import Annotated, Any, Mapping, Optional
 
@@ -19,8 +20,15 @@ from fairseq_alma.checkpoints.ensemble_file import embedded
 from fairseq_alma.data.manifest import Side
 from fairseq_alma.data.stream import Stream
 from fairseq_alma.errors import AlmaError
-from fairseq_alma.exchange.tensors_file import read_tensors, write_tensors
+from fairseq_alma.exchange.exported_folder import (
+    read_tensors,
+    refuse_special,
+    verify_sums,
+    write_sums,
+    write_tensors,
+)
 from fairseq_alma.files import Positive, as_record, new_folder, read_json_object
+from fairseq_alma.terminal import tell
 
 FORMAT = "fairseq_alma images 1"
 _REMEDY = "give a folder that alma-export wrote of a model of images"
@@ -75,6 +83,7 @@ def export_images(path: Path, out: Path, stream_folder: Optional[Path] = None) -
     with new_folder(out, "--out ", "alma-export") as folder:
         write_tensors({name: tensor.clone() for name, tensor in weights.items()}, folder / "model.safetensors")
         (folder / "config.json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+        write_sums(folder)
     return (out / "model.safetensors").stat().st_size
 
 
@@ -84,11 +93,14 @@ def read_folder(folder: Path) -> tuple[FolderRecord, Mapping[str, Tensor]]:
     Raises:
         AlmaError: it is no such folder, or its weights are not those of its configuration.
     """
+    refuse_special(folder / "config.json")
     if not (folder / "config.json").is_file():
         raise AlmaError(f"{folder}: there is no config.json in it; {_REMEDY}")
     content = read_json_object(folder / "config.json", _REMEDY)
     if content.get("format") != FORMAT:
         raise AlmaError(f"{folder / 'config.json'}: format {content.get('format')!r:.60} found; {_REMEDY}")
+    if note := verify_sums(folder):
+        tell(note, sys.stderr)
     record = as_record(content, FolderRecord, folder / "config.json", _REMEDY)
     weights = read_tensors(folder / "model.safetensors")
     try:

@@ -8,8 +8,9 @@ fairseq's four symbols come before the folder's tokens, and take the row of its 
 five times in every softmax; relative to each other, all other tokens keep their probabilities.
 """
 
+import re
 from pathlib import Path
-from typing import Annotated, Any, Mapping, Optional
+from typing import Annotated, Any, Mapping, Optional, Sequence
 
 import torch
 from msgspec import Meta, Struct
@@ -18,19 +19,19 @@ from torch import Tensor
 from fairseq_alma.checkpoints import UnfitCheckpoint
 from fairseq_alma.checkpoints.architecture import EXTRA_POSITIONS, Size, check_model
 from fairseq_alma.checkpoints.checkpoint_file import DICTIONARY_KEY, Checkpoint
-from fairseq_alma.checkpoints.contents import check_finite
 from fairseq_alma.checkpoints.dense_checkpoint import one_expert_options
 from fairseq_alma.data.stream import Stream
 from fairseq_alma.data.token_file import NUM_FAIRSEQ_SYMBOLS
 from fairseq_alma.data.tokenizer import StreamTokenizer
 from fairseq_alma.errors import AlmaError
-from fairseq_alma.exchange.tensors_file import read_tensors
+from fairseq_alma.exchange.exported_folder import read_tensors, refuse_special
 from fairseq_alma.files import Name, as_record, read_json_object
 
 CONFIG, WEIGHTS, TOKENIZER = "config.json", "model.safetensors", "tokenizer.json"
 INDEX = "model.safetensors.index.json"
 """Of weights in several files: ``weight_map`` says which tensor stands in which."""
 ACTIVATIONS = {"gelu_new": "gelu_accurate", "gelu_pytorch_tanh": "gelu_accurate", "gelu": "gelu", "relu": "relu"}
+_MASK = re.compile(r"(transformer\.)?h\.\d+\.attn\.(bias|masked_bias)")  # the causal mask, which older files have
 _REMEDY = "give a folder with a model of type gpt2"
 Share = Annotated[float, Meta(ge=0, le=1)]
 
@@ -75,8 +76,9 @@ def import_folder(folder: Path, stream: Optional[Stream], moe_freq: int) -> Chec
             another tokenizer.
     """
     files = _weight_files(folder)
-    for path in (folder / CONFIG, *files):
-        if not path.is_file():
+    for path in (folder / CONFIG, folder / TOKENIZER, *files):
+        refuse_special(path)
+        if path.name != TOKENIZER and not path.is_file():
             raise AlmaError(f"{folder}: there is no {path.name}; {_REMEDY}, whose weights are safetensors")
     content = read_json_object(folder / CONFIG, _REMEDY)
     if content.get("model_type") != "gpt2":
@@ -84,19 +86,52 @@ def import_folder(folder: Path, stream: Optional[Stream], moe_freq: int) -> Chec
     config = as_record(content, GPT2, folder / CONFIG, _REMEDY)
     _refuse_other_parts(config, folder / CONFIG)
     num_tokens = _num_tokens(folder, config, stream)
-    found = {name: each for path in files for name, each in read_tensors(path).items()}
-    tensors = {name.removeprefix("transformer."): each for name, each in found.items()}
+    tensors = _Tensors(files)
     options = _options(config, moe_freq)
     try:
         weights = _weights(tensors, config, num_tokens, moe_freq)
         check_model(options, weights)
-        checkpoint = _checkpoint(options, weights, stream)
-        check_finite(checkpoint)
+        tensors.refuse_unused()
     except KeyError as error:
         raise AlmaError(f"{folder / WEIGHTS}: there is no {error.args[0]} in it; {_REMEDY}") from error
     except (UnfitCheckpoint, RuntimeError, IndexError) as error:
         raise AlmaError(f"{folder / WEIGHTS}: not the weights of its {CONFIG} ({error}); {_REMEDY}") from error
-    return checkpoint
+    return _checkpoint(options, weights, stream)
+
+
+class _Tensors:
+    """The tensors of a model, which notes which of them were used.
+
+    Args:
+        files: of the weights.
+    """
+
+    def __init__(self, files: Sequence[Path]) -> None:
+        self._found: dict[str, Tensor] = {}
+        self._used: set[str] = set()
+        self._where = files[0]
+        for path in files:
+            for name, tensor in read_tensors(path, leave_out=_MASK).items():
+                own = name.removeprefix("transformer.")
+                if own in self._found:
+                    raise AlmaError(f"{path}: two tensors are named {own}; {_REMEDY}")
+                self._found[own] = tensor
+
+    def __getitem__(self, name: str) -> Tensor:
+        self._used.add(name)
+        return self._found[name]
+
+    def refuse_unused(self) -> None:
+        """Raise AlmaError if tensors are left over that make it another model than the one that was made of it."""
+        outputs, embeddings = self._found.get("lm_head.weight"), self._found["wte.weight"]
+        if outputs is not None and not torch.equal(outputs, embeddings):
+            raise AlmaError(f"{self._where}: lm_head.weight is not wte.weight; alma_switch_lm has one matrix for both")
+        unused = sorted(self._found.keys() - self._used - {"lm_head.weight"})
+        if unused:
+            raise AlmaError(
+                f"{self._where}: {len(unused)} tensor(s) that alma_switch_lm has no part for, {unused[0][:100]!r} the "
+                f"first; {_REMEDY}, without adapters, whose {CONFIG} names all of its layers"
+            )
 
 
 def _weight_files(folder: Path) -> list[Path]:
@@ -142,6 +177,12 @@ def _refuse_other_parts(config: GPT2, path: Path) -> None:
             f"{path}: activation_function {config.activation_function!r:.60} found; {', '.join(ACTIVATIONS)} can be "
             "expressed"
         )
+    end = config.eos_token_id
+    if type(end) is not int or not 0 <= end < config.vocab_size:
+        raise AlmaError(
+            f"{path}: eos_token_id {end!r:.60} found, a token from 0 to {config.vocab_size - 1} is needed: fairseq's "
+            "symbols take its row"
+        )
     if config.n_embd % config.n_head:
         raise AlmaError(f"{path}: n_head {config.n_head} does not divide n_embd {config.n_embd}; {_REMEDY}")
 
@@ -183,13 +224,10 @@ def _options(config: GPT2, moe_freq: int) -> dict[str, Any]:
     }
 
 
-def _weights(tensors: Mapping[str, Tensor], config: GPT2, num_tokens: int, moe_freq: int) -> dict[str, Tensor]:
+def _weights(tensors: _Tensors, config: GPT2, num_tokens: int, moe_freq: int) -> dict[str, Tensor]:
     """Rename, and turn maps: GPT-2's are (in, out), as its Conv1D has them."""
     table, positions = tensors["wte.weight"], tensors["wpe.weight"]
-    end = config.eos_token_id
-    is_row = isinstance(end, int) and 0 <= end < len(table)
-    end_row = table[end] if is_row else table[:num_tokens].float().mean(dim=0).to(table.dtype)
-    symbols = end_row.expand(NUM_FAIRSEQ_SYMBOLS, -1)
+    symbols = table[config.eos_token_id].expand(NUM_FAIRSEQ_SYMBOLS, -1)
     embeddings = torch.cat([symbols, table[:num_tokens]])
     new = {
         "decoder.embed_tokens.weight": embeddings,

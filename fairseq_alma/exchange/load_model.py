@@ -8,8 +8,8 @@ before, or with more context if that is asked for. Joined, documents are one seq
 """
 
 import contextlib
-import json
 import math
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Iterable, Iterator, Mapping, Optional, Sequence, Union
@@ -22,10 +22,17 @@ from fairseq_alma.checkpoints.checkpoint_file import read_checkpoint
 from fairseq_alma.data.token_file import EOS, NUM_FAIRSEQ_SYMBOLS
 from fairseq_alma.data.tokenizer import StreamTokenizer
 from fairseq_alma.errors import AlmaError
+from fairseq_alma.exchange.exported_folder import (
+    TOKENIZER,
+    FolderConfig,
+    misfit,
+    read_config,
+    read_weights,
+    verify_sums,
+)
 from fairseq_alma.exchange.member_weights import groups_of
 from fairseq_alma.exchange.model_folder import config_of, stream_of, tensors_of, tokenizer_of
-from fairseq_alma.exchange.tensors_file import read_tensors
-from fairseq_alma.files import read_json_object
+from fairseq_alma.terminal import tell
 
 
 class Tokens:
@@ -53,16 +60,33 @@ class FolderTokens:
 
     Args:
         path: its ``tokenizer.json``.
+        config: of its model.
+
+    Raises:
+        AlmaError: it is no tokenizer, or not that of the model.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, config: FolderConfig) -> None:
         from tokenizers import Tokenizer
 
+        remedy = "give a folder that alma-export wrote"
         try:
             self.tokenizer = Tokenizer.from_file(str(path))
         except Exception as error:  # the package raises bare Exception for any damaged file
-            raise AlmaError(f"{path}: not a tokenizer ({error}); give a folder that alma-export wrote") from error
+            raise AlmaError(f"{path}: not a tokenizer ({error}); {remedy}") from error
+        padding = self.tokenizer.padding or {}
+        if max(padding.get("length") or 0, padding.get("pad_to_multiple_of") or 0) > config.max_position_embeddings:
+            raise AlmaError(f"{path}: fills sequences up to more tokens than the model takes; {remedy}")
+        self.tokenizer.no_padding()
+        self.tokenizer.no_truncation()
         self.tokenizer.encode_special_tokens = True
+        size = max(self.tokenizer.get_vocab().values(), default=-1) + 1
+        special = sorted(token for token in self.tokenizer.get_added_tokens_decoder() if token < NUM_FAIRSEQ_SYMBOLS)
+        if size != config.vocab_size or special != list(range(NUM_FAIRSEQ_SYMBOLS)):
+            raise AlmaError(
+                f"{path}: a vocabulary of {size:,} tokens, {len(special)} of fairseq's four among them; config.json "
+                f"says {config.vocab_size:,}; {remedy}"
+            )
 
     def encode(self, texts: list[str]) -> list[list[int]]:
         """Return the ids of each text, without any special token."""
@@ -116,16 +140,12 @@ def _refusing_misfits(path: Path) -> Iterator[None]:
     try:
         yield
     except (RuntimeError, LookupError, TypeError, ValueError, ArithmeticError, AssertionError) as error:
-        first = str(error).strip().split("\n")[0][:200]
-        raise AlmaError(f"{path}: config.json and weights do not go together ({first}); export it again") from error
+        raise misfit(path, str(error).strip().partition("\n")[0]) from error
 
 
 @torch.no_grad()
 def _try(model: Any, config: Mapping[str, Any]) -> None:
     """Raise one of several errors if a folder's configuration makes no model that predicts a token."""
-    longest = min(member["max_positions"] for member in config["members"])
-    if config["max_position_embeddings"] > longest:
-        raise ValueError(f"max_position_embeddings {config['max_position_embeddings']}, a member takes {longest}")
     logits = model(torch.tensor([[config["bos_token_id"]]])).logits
     if not logits.isfinite().any():
         raise ValueError("the model predicts nothing")
@@ -154,9 +174,12 @@ def load_model(path: Union[str, Path], stream: Union[str, Path, None] = None) ->
     if path.is_dir():
         if stream is not None:
             raise AlmaError(f"--stream {stream}: {path} has a tokenizer of its own; leave --stream out")
-        config = _read_folder(path)
-        weights = read_tensors(path / "model.safetensors")
-        tokens = FolderTokens(path / "tokenizer.json")
+        folder_config = read_config(path)
+        if note := verify_sums(path):
+            tell(note, sys.stderr)
+        weights = read_weights(path, folder_config)
+        tokens = FolderTokens(path / TOKENIZER, folder_config)
+        config = folder_config.options()
     else:
         checkpoint = read_checkpoint(path)
         groups = list(groups_of(checkpoint["cfg"]["model"], checkpoint["model"], path))
@@ -177,16 +200,6 @@ def load_model(path: Union[str, Path], stream: Union[str, Path, None] = None) ->
     model.generation_config.suppress_tokens = [0, 1, 3]
     model.requires_grad_(False)
     return LoadedModel(model, tokens, config["bos_token_id"], config["max_position_embeddings"])
-
-
-def _read_folder(path: Path) -> dict[str, Any]:
-    remedy = "give a folder that alma-export wrote"
-    if not (path / "config.json").is_file():
-        raise AlmaError(f"{path}: there is no config.json in it; {remedy}, or a checkpoint")
-    config = read_json_object(path / "config.json", remedy)
-    if config.get("model_type") != "alma_lm":
-        raise AlmaError(f"{path}: model_type {json.dumps(config.get('model_type')):.60} found; {remedy}")
-    return config
 
 
 IGNORED = -100

@@ -6,7 +6,7 @@ logits are averaged. No fairseq.
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Iterator, Mapping, Sequence
+from typing import Any, Iterator, Mapping, Optional, Sequence
 
 import torch
 from torch import Tensor
@@ -128,10 +128,15 @@ def named_weights(weights: Weights, number: int, path: Path) -> Iterator[tuple[s
     if outputs.data_ptr() != embeddings.data_ptr() and not torch.equal(outputs, embeddings):
         raise AlmaError(f"{path}: its output embeddings are not its input embeddings; give an unaltered checkpoint")
     for name, tensor in weights.items():
-        own = name.removeprefix("decoder.")
-        if own in _NAMES:
-            yield f"members.{number}.{_NAMES[own]}", tensor
-        elif own.startswith("layers."):
-            for before, after in _IN_LAYERS:
-                own = own.replace(f".{before}", f".{after}")
+        if (own := folder_name(name)) is not None:
             yield f"members.{number}.{own}", tensor
+
+
+def folder_name(name: str) -> Optional[str]:
+    """Return a weight's name in a folder; None: it is not there, as the output embeddings."""
+    own = name.removeprefix("decoder.")
+    if not own.startswith("layers."):
+        return _NAMES.get(own)
+    for before, after in _IN_LAYERS:
+        own = own.replace(f".{before}", f".{after}")
+    return own

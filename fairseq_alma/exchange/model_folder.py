@@ -16,8 +16,8 @@ from fairseq_alma.data.stream import Stream
 from fairseq_alma.data.token_file import NUM_FAIRSEQ_SYMBOLS, TokenFile
 from fairseq_alma.data.tokenizer import FAIRSEQ_SYMBOLS, StreamTokenizer
 from fairseq_alma.errors import AlmaError
+from fairseq_alma.exchange.exported_folder import AUTO_MAP, write_sums, write_tensors
 from fairseq_alma.exchange.member_weights import Group, groups_of, member_sizes, named_weights
-from fairseq_alma.exchange.tensors_file import write_tensors
 from fairseq_alma.exchange.tokenizer_files import check_same_ids, tokenizer_files
 from fairseq_alma.files import new_folder
 from fairseq_alma.metrics.anytime import bits_per_byte
@@ -75,6 +75,7 @@ def export_model(path: Path, out: Path, stream_folder: Optional[Path] = None) ->
         files[MODELING_FILE] = (Path(__file__).parent / MODELING_FILE).read_text(encoding="utf-8")
         for name, content in files.items():
             (folder / name).write_text(content, encoding="utf-8")
+        write_sums(folder)
     return Exported(facts, config_json["vocab_size"], (out / "model.safetensors").stat().st_size)
 
 
@@ -145,10 +146,7 @@ def config_of(checkpoint: Checkpoint, groups: Sequence[Group]) -> dict[str, Any]
     table = groups[0].members[0]["decoder.embed_tokens.weight"]
     return {
         "architectures": ["AlmaForCausalLM"],
-        "auto_map": {
-            "AutoConfig": f"{Path(MODELING_FILE).stem}.AlmaConfig",
-            "AutoModelForCausalLM": f"{Path(MODELING_FILE).stem}.AlmaForCausalLM",
-        },
+        "auto_map": AUTO_MAP,
         "model_type": "alma_lm",
         "dtype": _DTYPES[table.dtype],
         "vocab_size": table.size(0),

@@ -55,6 +55,12 @@ def test_a_folder_that_is_none_is_one_line(run, tmp_path):
     with pytest.raises(AlmaError, match="there is no config"):
         load_exported_images(tmp_path)
     main([str(run / "R/stage-000/member-0/checkpoint_last.pt"), "--out", str(tmp_path / "out")])
+    (tmp_path / "out/model.safetensors").open("ab").write(b"x")
+    with pytest.raises(AlmaError, match=r"model\.safetensors: damaged or changed"):
+        load_exported_images(tmp_path / "out")
+    (tmp_path / "out/SHA256SUMS").unlink()
+    main([str(run / "R/stage-000/member-0/checkpoint_last.pt"), "--out", str(tmp_path / "again")])
+    (tmp_path / "again/model.safetensors").rename(tmp_path / "out/model.safetensors")
     config = json.loads((tmp_path / "out/config.json").read_text())
     config["model"]["width"] = 7
     (tmp_path / "out/config.json").write_text(json.dumps(config))

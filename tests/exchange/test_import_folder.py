@@ -1,10 +1,12 @@
 """``alma-import``: a GPT-2 of transformers becomes a checkpoint that computes the same, grows and trains."""
 
 import json
+import os
 import shutil
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from fairseq_alma.checkpoints.checkpoint_file import read_checkpoint
@@ -134,8 +136,13 @@ def refused(tmp_path, *words):
         ({"n_layer": 5}, "there is no h.4.ln_1.weight in it"),
         ({"n_embd": 32}, "not the weights of its config.json"),
         ({"n_positions": 25}, "not the weights of its config.json"),
-        ({"vocab_size": 3}, "the tokenizer has"),
+        ({"vocab_size": 3, "eos_token_id": 0}, "the tokenizer has"),
         ({"n_layer": "four"}, "$.n_layer is 'four'"),
+        ({"n_layer": 3}, "12 tensor(s) that alma_switch_lm has no part for, 'h.3.attn.c_attn.bias' the first"),
+        ({"eos_token_id": [END]}, "eos_token_id [7] found, a token from 0 to 349 is needed"),
+        ({"eos_token_id": "7"}, "eos_token_id '7' found"),
+        ({"eos_token_id": -1}, "eos_token_id -1 found"),
+        ({"eos_token_id": 350}, "eos_token_id 350 found"),
     ],
 )
 def test_what_cannot_be_expressed_is_one_line(stream, tmp_path, changes, named):
@@ -143,6 +150,35 @@ def test_what_cannot_be_expressed_is_one_line(stream, tmp_path, changes, named):
     path = tmp_path / "gpt2" / "config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
     assert named in refused(tmp_path, tmp_path / "gpt2", "--out", tmp_path / "a.pt")
+
+
+@pytest.mark.parametrize(
+    ("alter", "named"),
+    [
+        (lambda old: {"h.0.attn.c_attn.lora_A.weight": torch.ones(2, 16)}, "1 tensor(s) that alma_switch_lm has no"),
+        (lambda old: {"lm_head.weight": old["transformer.wte.weight"] + 1}, "lm_head.weight is not wte.weight"),
+        (lambda old: {"transformer.wte.weight": old["transformer.wte.weight"].int()}, "is torch.int32"),
+        (lambda old: {"wte.weight": old["transformer.wte.weight"].clone()}, "two tensors are named wte.weight"),
+    ],
+)
+def test_tensors_that_would_not_be_used_or_are_none_are_one_line(stream, tmp_path, alter, named):
+    write_folder(tmp_path / "gpt2", stream)
+    path = tmp_path / "gpt2" / "model.safetensors"
+    tensors = load_file(path)
+    save_file({**tensors, **alter(tensors)}, path, metadata={"format": "pt"})
+    assert named in refused(tmp_path, tmp_path / "gpt2", "--out", tmp_path / "a.pt")
+
+
+def test_the_causal_mask_and_the_tied_outputs_that_files_may_have_are_no_other_model(stream, tmp_path):
+    write_folder(tmp_path / "gpt2", stream)
+    path = tmp_path / "gpt2" / "model.safetensors"
+    tensors = load_file(path)
+    more = {
+        "transformer.h.0.attn.bias": torch.ones(1, 1, 24, 24).bool(),
+        "lm_head.weight": tensors["transformer.wte.weight"],
+    }
+    save_file({**tensors, **{name: each.clone() for name, each in more.items()}}, path, metadata={"format": "pt"})
+    assert main([str(tmp_path / "gpt2"), "--out", str(tmp_path / "a.pt")]) == 0
 
 
 def test_weights_in_several_files_are_the_same_model(stream, tmp_path):
@@ -175,5 +211,9 @@ def test_other_folders_and_streams_are_one_line(stream, sentencepiece_stream, tm
     assert "no such folder" in refused(tmp_path, tmp_path / "none", *out)
     (tmp_path / "gpt2" / "model.safetensors").write_bytes(b"x" * 100)
     assert "no file of safetensors, or damaged" in refused(tmp_path, tmp_path / "gpt2", *out)
+    (tmp_path / "gpt2" / "tokenizer.json").unlink()
+    os.mkfifo(tmp_path / "gpt2" / "tokenizer.json")
+    assert "tokenizer.json: a pipe, a device or a folder" in refused(tmp_path, tmp_path / "gpt2", *out)
+    (tmp_path / "gpt2" / "tokenizer.json").unlink()
     (tmp_path / "gpt2" / "model.safetensors").unlink()
     assert "there is no model.safetensors" in refused(tmp_path, tmp_path / "gpt2", *out)

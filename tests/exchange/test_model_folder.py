@@ -125,7 +125,7 @@ def test_router_logits_and_balance_loss_are_returned_as_mixtral_returns_them(fol
 def test_the_files_say_what_the_model_is(folders):
     folder = folders["ensemble"]
     assert sorted(path.name for path in folder.iterdir()) == [
-        "README.md", "config.json", "generation_config.json", "model.safetensors", "modeling_alma.py",
+        "README.md", "SHA256SUMS", "config.json", "generation_config.json", "model.safetensors", "modeling_alma.py",
         "special_tokens_map.json", "tokenizer.json", "tokenizer_config.json",
     ]  # fmt: skip
     config = json.loads((folder / "config.json").read_text())
