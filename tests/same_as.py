@@ -234,7 +234,11 @@ class Version:
     def __init__(self, name: str, checkout: Path, folder: Path) -> None:
         self.name, self.checkout, self.folder = name, checkout, folder
         folder.mkdir()
-        (folder / "fairseq_alma").symlink_to(checkout / "fairseq_alma")  # as --user-dir names it
+        for package in (
+            "fairseq_alma",
+            "data_prep",
+        ):  # where --user-dir names it, and the only place it is imported from
+            (folder / package).symlink_to(checkout / package)
         write_inputs(folder)
 
     def run(self, line: str) -> str:
@@ -248,7 +252,7 @@ class Version:
         ).stdout.split("\0")[:-1]
         environment = {
             **os.environ,
-            "PYTHONPATH": str(self.checkout),
+            "PYTHONPATH": str(self.folder),
             "COLUMNS": "100",
             "OMP_NUM_THREADS": "1",
             "PYTHONWARNINGS": "ignore",
@@ -281,18 +285,22 @@ def write_inputs(folder: Path) -> None:
     subprocess.run(["xz", "-k", "text.txt"], cwd=folder, check=True)
     code = (
         "import numpy as np; d = np.random.default_rng(0); labels = d.integers(0, 3, 240); "
-        "images = d.integers(0, 90, (240, 8, 8, 1)) + 50 * labels[:, None, None, None]; "
+        "images = d.integers(0, 90, (240, 16, 16)) + 50 * labels[:, None, None]; "
         "np.save('images.npy', images.astype('uint8')); np.save('labels.npy', labels)"
     )
     subprocess.run([sys.executable, "-c", code], cwd=folder, check=True)
 
 
-def compare_lines(versions: Sequence[Version], lines: Sequence[str], jobs: int) -> Iterator[str]:
-    """Yield what differs between what each version prints for each command line."""
+def compare_lines(
+    versions: Sequence[Version], lines: Sequence[str], jobs: int, must_succeed: bool = True
+) -> Iterator[str]:
+    """Yield what differs between what each version prints for each command line, and what fails and must not."""
     with ThreadPoolExecutor(jobs) as pool:
         printed = [list(pool.map(version.run, lines)) for version in versions]
     for line, before, now in zip(lines, *printed, strict=True):
         yield from difference(line, before, now)
+        if must_succeed and not now.startswith("status 0"):
+            yield f"== {line}\n{now}"
 
 
 def difference(what: str, before: str, now: str) -> Iterator[str]:
@@ -311,6 +319,8 @@ def contents(version: Version, root: str) -> dict[str, str]:
             found[name] = "a checkpoint"  # the weights are compared by what stage.json says of them
         elif path.name == "run.json":
             found[name] = version.plain(_without(json.loads(path.read_text()), ("versions", "path")))
+        elif path.name.startswith(".lock"):
+            found[name] = "a lock"
         elif path.suffix in (".json", ".md", ".csv", ".tex", ".html"):
             found[name] = version.plain(path.read_text())
         elif path.is_file() and path.suffix not in (".log", ".png", ".pdf"):
@@ -323,7 +333,7 @@ def contents(version: Version, root: str) -> dict[str, str]:
 def _without(record: Any, names: Sequence[str]) -> str:
     if isinstance(record, dict):
         record = {key: json.loads(_without(each, names)) for key, each in record.items() if key not in names}
-    return json.dumps(record, indent=1)
+    return json.dumps(record, indent=1, sort_keys=True)
 
 
 def compare_folders(versions: Sequence[Version], roots: Sequence[str]) -> Iterator[str]:
@@ -346,7 +356,7 @@ def compare_help(versions: Sequence[Version], jobs: int) -> Iterator[str]:
 
 def compare_messages(versions: Sequence[Version], jobs: int) -> Iterator[str]:
     """Compare the answers to what is wrong."""
-    return compare_lines(versions, [*MESSAGES, *STOCK_MESSAGES], jobs)
+    return compare_lines(versions, [*MESSAGES, *STOCK_MESSAGES], jobs, must_succeed=False)
 
 
 def compare_streams(versions: Sequence[Version], jobs: int) -> Iterator[str]:
@@ -364,7 +374,8 @@ def compare_runs(versions: Sequence[Version], jobs: int) -> Iterator[str]:
     """Compare the records of small runs: every figure to its last digit."""
     with ThreadPoolExecutor(jobs) as pool:
         lines = [f"alma-stream --run {name} {words}" for name, words in RUNS.items()]
-        list(pool.map(lambda job: job[0].run(job[1]), [(each, line) for line in lines for each in versions]))
+        ended = pool.map(lambda job: job[0].run(job[1]), [(each, line) for line in lines for each in versions])
+        yield from (f"== {text}" for text in ended if not text.startswith("status 0"))
     yield from compare_folders(versions, list(RUNS))
 
 
