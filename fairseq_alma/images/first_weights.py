@@ -4,18 +4,14 @@ from dataclasses import dataclass
 from typing import Any, Callable, Mapping, Optional, Sequence
 
 import torch
-from torch import Generator
 
-from fairseq_alma.images.firefly import grow_on_images
-from fairseq_alma.images.image_classifier import GrownLayers
+from fairseq_alma.images.image_classifier import GrownLayers, GrowthData
 from fairseq_alma.images.image_network import ImageNetwork
 from fairseq_alma.images.image_settings import ImageSettings
-from fairseq_alma.images.mixtures import grow_losing_experts
 from fairseq_alma.images.model_store import ModelStore, build_network
-from fairseq_alma.images.networks import NUM_CONVOLUTIONS, VGG
 from fairseq_alma.images.predictions import Examples, measure
 from fairseq_alma.images.stage_images import GROWTH, INITIAL_WEIGHTS, PERTURBATION, seeded
-from fairseq_alma.learners.plan import Growth, StagePlan, Training, member_seed
+from fairseq_alma.learners.plan import StagePlan, Training, member_seed
 
 GROWTH_FLOPS = "growth_flops"
 """Key in stage.json: the part of train_flops that Firefly's growth step took."""
@@ -75,31 +71,10 @@ def start_stage(
         return Start(network, before[0].grown, {})
     generator = seeded(first.growth.seed, plan.stage.index, GROWTH)
     before_growth = {"valid": measure(network, *valid)}
-    network, cost = _grow(network, first.growth, settings, examples, valid, generator)
-    figures = {"before_growth": before_growth, "after_growth": {"valid": measure(network, *valid)}, **cost}
-    return Start(network, settings.grown_layers(network), figures)
-
-
-def _grow(
-    network: ImageNetwork,
-    growth: Growth,
-    settings: ImageSettings,
-    examples: Callable[[], Examples],
-    valid: Examples,
-    generator: Generator,
-) -> tuple[ImageNetwork, dict[str, int]]:
-    """Carry out a growth step. Returns the network, and what stage.json says of the step's cost."""
-    if growth.method != "firefly":
-        for _ in range(growth.num_new):
-            grow_losing_experts(network, *valid, generator, growth.method)
-        return network, {}
-    assert isinstance(network, VGG)  # the learner needs alma_firefly_vgg
-    first_channels = [settings.cfg.model.channels] * NUM_CONVOLUTIONS
-    batch_size = settings.training().batch_size
-    network, flops = grow_on_images(
-        network, *examples(), batch_size, first_channels, growth.share, generator, growth.share_of
-    )
-    return network, {GROWTH_FLOPS: flops}
+    data = GrowthData(examples, valid, settings.training().batch_size)
+    network, flops = settings.model_class.grow(network, first.growth, settings.cfg.model, data, generator)
+    figures: dict[str, Any] = {"before_growth": before_growth, "after_growth": {"valid": measure(network, *valid)}}
+    return Start(network, settings.grown_layers(network), figures | ({GROWTH_FLOPS: flops} if flops else {}))
 
 
 @torch.no_grad()

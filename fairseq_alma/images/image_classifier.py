@@ -9,19 +9,20 @@ Letters: N members, B images, C channels, H and W height and width, K classes.
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Mapping, Optional, Protocol, Sequence, Union
+from typing import Any, Callable, ClassVar, Mapping, Optional, Protocol, Sequence, Union
 
 import fairseq.models
 import torch
 import torch.nn.functional as F
 from fairseq.models import ARCH_MODEL_NAME_REGISTRY, MODEL_REGISTRY, BaseFairseqModel
 from omegaconf import OmegaConf
-from torch import Tensor, nn
+from torch import Generator, Tensor, nn
 
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.exchange.image_folder import ImagesRecord, read_folder
 from fairseq_alma.growth.gate_tree import GateTree, format_gate_trees
-from fairseq_alma.images.image_network import ImageNetwork, SideBySide, join_logits
+from fairseq_alma.images.image_network import ImageKind, ImageNetwork, SideBySide, join_logits
+from fairseq_alma.learners.plan import Growth
 from fairseq_alma.training.fairseq_options import check_options
 from fairseq_alma.training.loading import refuse_other_weights
 from fairseq_alma.training.trained_members import TrainedMembers, log_of_mean
@@ -70,6 +71,21 @@ class GrownLayers:
         return options
 
 
+@dataclass(frozen=True)
+class GrowthData:
+    """What a growth step may look at.
+
+    Attributes:
+        examples: returns the stage's training images, (B, C, H, W) and normalised, and their (B) labels.
+        valid: the same of its validation set.
+        batch_size: images of an update.
+    """
+
+    examples: Callable[[], tuple[Tensor, Tensor]]
+    valid: tuple[Tensor, Tensor]
+    batch_size: int
+
+
 class ImageClassifier(BaseFairseqModel):
     """A model that classifies images; with several members, by the mean or the sum of their logits.
 
@@ -77,6 +93,9 @@ class ImageClassifier(BaseFairseqModel):
         network: its members.
         joint_logits: ``mean`` or ``sum``.
     """
+
+    stacks_members: ClassVar[bool] = True
+    """Whether one network holds several members, rather than one after the other."""
 
     def __init__(self, network: ImageNetwork, joint_logits: str = "mean") -> None:
         super().__init__()
@@ -93,40 +112,33 @@ class ImageClassifier(BaseFairseqModel):
         if not hasattr(task, "image_shape"):
             raise AlmaError(f"{cls.__name__} classifies images; give --task alma_image_classification")
         check_options(cfg)
-        network = cls.build_members(cfg, task.image_shape, task.num_classes, num_members)
+        network = cls.build_members(cfg, ImageKind(task.image_shape, task.num_classes), num_members)
         network.reset_parameters([torch.default_generator] * num_members)
         return ImageClassifier(network, joint_logits) if num_members > 1 else cls(network)
 
     @classmethod
     def build_members(
-        cls,
-        cfg: Any,
-        image_shape: Sequence[int],
-        num_classes: int,
-        num_members: int,
-        grown: Optional[GrownLayers] = None,
+        cls, cfg: Any, images: ImageKind, num_members: int, grown: Optional[GrownLayers] = None
     ) -> ImageNetwork:
         """Build members side by side, without initial weights.
 
         Args:
             cfg: the options of one of them.
-            image_shape: (C, H, W).
-            num_classes: K.
+            images: what they classify.
             num_members: N.
             grown: what growth has changed; None: what the options say of it.
 
         Raises:
             AlmaError: the options do not go with each other or with the images.
         """
-        if num_members == 1:
-            return cls.build_network(cfg, image_shape, num_classes, grown)
-        return SideBySide([cls.build_network(cfg, image_shape, num_classes, grown) for _ in range(num_members)])
+        grown = cls.read_grown(cfg) if grown is None else grown
+        if cls.stacks_members or num_members == 1:
+            return cls.build_network(cfg, images, grown, num_members)
+        return SideBySide([cls.build_network(cfg, images, grown, 1) for _ in range(num_members)])
 
     @classmethod
-    def build_network(
-        cls, cfg: Any, image_shape: Sequence[int], num_classes: int, grown: Optional[GrownLayers] = None
-    ) -> ImageNetwork:
-        """Build one member, without initial weights; see `build_members`."""
+    def build_network(cls, cfg: Any, images: ImageKind, grown: GrownLayers, num_members: int) -> ImageNetwork:
+        """Build one network of N members, of one where members do not stack; see `build_members`."""
         raise NotImplementedError
 
     @classmethod
@@ -138,6 +150,28 @@ class ImageClassifier(BaseFairseqModel):
     def grown_layers(cls, network: ImageNetwork) -> GrownLayers:
         """Return what growth has changed of a network, the same for all its members."""
         return GrownLayers()
+
+    @classmethod
+    def check_growth(cls, cfg: Any, images: ImageKind, growth: Growth) -> None:
+        """Raise AlmaError if a network of these options cannot grow so."""
+
+    @classmethod
+    def grow(
+        cls, network: ImageNetwork, growth: Growth, cfg: Any, data: GrowthData, generator: Generator
+    ) -> tuple[ImageNetwork, int]:
+        """Carry out a growth step.
+
+        Args:
+            network: of one member, trained.
+            growth: what is added.
+            cfg: the options of the network before any growth.
+            data: what the step looks at.
+            generator: of what is drawn, on the CPU.
+
+        Returns:
+            The network, which may be the same one, and the operations of the step that count as training.
+        """
+        raise NotImplementedError
 
     @classmethod
     def build_ensemble(

@@ -4,19 +4,23 @@
 - ``alma_vgg``: VGG19 with the same number of channels in every layer and batch norm
 - ``alma_moe_mlp``, ``alma_moe_vgg``: the same with mixtures of experts as hidden layers or convolutions
 - ``alma_firefly_vgg``: the VGG network that Firefly widens, each layer by as much as its gradients ask for
+
+A new architecture is a network, and a class here: its options, how they make the network, what growth changes of it.
 """
 
-from dataclasses import dataclass, field
-from typing import Any, Optional, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 from fairseq.models import register_model
+from torch import Generator
 
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.growth.gate_tree import parse_gate_trees
-from fairseq_alma.images.image_classifier import GrownLayers, ImageClassifier
-from fairseq_alma.images.image_network import ImageNetwork
-from fairseq_alma.images.mixtures import MixtureMLP, MixtureVGG, mixture_layers
+from fairseq_alma.images.firefly import amount_to_add, grow_on_images
+from fairseq_alma.images.image_classifier import GrownLayers, GrowthData, ImageClassifier
+from fairseq_alma.images.image_network import ImageKind, ImageNetwork
+from fairseq_alma.images.mixtures import MixtureMLP, MixtureVGG, grow_losing_experts, mixture_layers
 from fairseq_alma.images.networks import (
     INITIAL_WEIGHTS,
     LAST_POOLS,
@@ -27,15 +31,17 @@ from fairseq_alma.images.networks import (
     ConvBlock,
     Variant,
 )
+from fairseq_alma.learners.plan import Growth
 from fairseq_alma.moe.mixture_layer import GATES
+from fairseq_alma.options import opt
 
 
 @dataclass
 class AlmaMLPConfig(FairseqDataclass):
     """Options of a fully connected network."""
 
-    width: int = field(default=64, metadata={"help": "neurons of each hidden layer; the paper: 4 to 64"})
-    hidden_layers: int = field(default=2, metadata={"help": "number of hidden layers"})
+    width: int = opt(64, "neurons of each hidden layer; the paper: 4 to 64", shape=True)
+    hidden_layers: int = opt(2, "number of hidden layers", shape=True)
 
 
 @register_model("alma_mlp", dataclass=AlmaMLPConfig)
@@ -43,34 +49,25 @@ class AlmaMLP(ImageClassifier):
     """A fully connected network."""
 
     @classmethod
-    def build_members(
-        cls,
-        cfg: AlmaMLPConfig,
-        image_shape: Sequence[int],
-        num_classes: int,
-        num_members: int,
-        grown: Optional[GrownLayers] = None,
-    ) -> ImageNetwork:
-        """Build members in one stack; see `ImageClassifier`."""
-        require_positive("--width", cfg.width)
-        require_positive("--hidden-layers", cfg.hidden_layers)
-        return MLP(image_shape, num_classes, cfg.width, cfg.hidden_layers, num_members)
+    def build_network(cls, cfg: AlmaMLPConfig, images: ImageKind, grown: GrownLayers, num_members: int) -> MLP:
+        """Build members; see `ImageClassifier`."""
+        return MLP(*images, cfg.width, cfg.hidden_layers, num_members)
 
 
 @dataclass
 class VGGVariantConfig(FairseqDataclass):
     """Options in which the VGG network here and that of the paper's released code differ; the text leaves them open."""
 
-    last_pool: ChoiceEnum(LAST_POOLS) = field(  # type: ignore[valid-type]
-        default="mean",
-        metadata={
-            "help": "behind the last convolution: mean over the image; max: a fifth max pooling, as in the paper's "
-            "released code"
-        },
+    last_pool: ChoiceEnum(LAST_POOLS) = opt(  # type: ignore[valid-type]
+        "mean",
+        "behind the last convolution: mean over the image; max: a fifth max pooling, as in the paper's released code",
+        choices=LAST_POOLS,
+        shape=True,
     )
-    initial_weights: ChoiceEnum(INITIAL_WEIGHTS) = field(  # type: ignore[valid-type]
-        default="he",
-        metadata={"help": "of convolutions: he, fan-out, as VGG; default: torch's, as the paper's released code"},
+    initial_weights: ChoiceEnum(INITIAL_WEIGHTS) = opt(  # type: ignore[valid-type]
+        "he",
+        "of convolutions: he, fan-out, as VGG; default: torch's, as the paper's released code",
+        choices=INITIAL_WEIGHTS,
     )
 
 
@@ -78,7 +75,7 @@ class VGGVariantConfig(FairseqDataclass):
 class AlmaVGGConfig(VGGVariantConfig):
     """Options of a VGG network."""
 
-    channels: int = field(default=32, metadata={"help": "feature maps of every layer; the paper: 4 to 64"})
+    channels: int = opt(32, "feature maps of every layer; the paper: 4 to 64", shape=True)
 
 
 @register_model("alma_vgg", dataclass=AlmaVGGConfig)
@@ -86,36 +83,32 @@ class AlmaVGG(ImageClassifier):
     """A VGG network."""
 
     @classmethod
-    def build_members(
-        cls,
-        cfg: AlmaVGGConfig,
-        image_shape: Sequence[int],
-        num_classes: int,
-        num_members: int,
-        grown: Optional[GrownLayers] = None,
-    ) -> ImageNetwork:
-        """Build members in one stack; see `ImageClassifier`."""
-        require_positive("--channels", cfg.channels)
-        require_large_enough("alma_vgg", image_shape, cfg)
-        return VGG(image_shape, num_classes, [cfg.channels] * NUM_CONVOLUTIONS, num_members, variant=_variant(cfg))
+    def build_network(cls, cfg: AlmaVGGConfig, images: ImageKind, grown: GrownLayers, num_members: int) -> VGG:
+        """Build members; see `ImageClassifier`."""
+        variant = _variant("alma_vgg", images, cfg)
+        return VGG(*images, [cfg.channels] * NUM_CONVOLUTIONS, num_members, variant=variant)
 
 
 @dataclass
 class MixtureConfig(FairseqDataclass):
     """Options of mixtures of experts in the layers of an image model."""
 
-    num_experts: int = field(default=1, metadata={"help": "experts in each mixture, of a model that has not grown"})
-    gate: ChoiceEnum(GATES) = field(  # type: ignore[valid-type]
-        default="soft",
-        metadata={"help": "soft: mean of all experts, weighted; hard: one is drawn in training, the best one at test"},
+    num_experts: int = opt(1, "experts in each mixture, of a model that has not grown", shape=True)
+    gate: ChoiceEnum(GATES) = opt(  # type: ignore[valid-type]
+        "soft",
+        "soft: mean of all experts, weighted; hard: one is drawn in training, the best one at test",
+        choices=GATES,
+        shape=True,
     )
-    gate_trees: str = field(
-        default="", metadata={"help": "the choices of each mixture as nested lists of expert numbers; growth writes it"}
+    gate_trees: str = opt(
+        "", "the choices of each mixture as nested lists of expert numbers; growth writes it", shape=True
     )
 
 
 class MixtureClassifier(ImageClassifier):
-    """What models with mixtures have in common: what growth changes are the gates' trees."""
+    """What models with mixtures have in common: growth changes the gates' trees, which members do not share."""
+
+    stacks_members: ClassVar[bool] = False
 
     @classmethod
     def num_mixtures(cls, cfg: Any) -> int:
@@ -125,7 +118,8 @@ class MixtureClassifier(ImageClassifier):
     @classmethod
     def read_grown(cls, cfg: MixtureConfig) -> GrownLayers:
         """Return the trees of the options; see `ImageClassifier`."""
-        require_positive("--num-experts", cfg.num_experts)
+        if cfg.num_experts < 1:
+            raise AlmaError(f"--num-experts {cfg.num_experts}: a number of at least 1 is needed")
         return GrownLayers(trees=tuple(parse_gate_trees(cfg.gate_trees, cls.num_mixtures(cfg), cfg.num_experts)))
 
     @classmethod
@@ -134,13 +128,22 @@ class MixtureClassifier(ImageClassifier):
         trees = [layer.gate.tree for layer in mixture_layers(network)]
         return GrownLayers(trees=tuple(trees[: len(trees) // network.num_members]))
 
+    @classmethod
+    def grow(
+        cls, network: ImageNetwork, growth: Growth, cfg: Any, data: GrowthData, generator: Generator
+    ) -> tuple[ImageNetwork, int]:
+        """Make two of the losing expert of each mixture, as often as asked; see `ImageClassifier`."""
+        for _ in range(growth.num_new):
+            grow_losing_experts(network, *data.valid, generator, growth.method)
+        return network, 0
+
 
 @dataclass
 class AlmaMoEMLPConfig(MixtureConfig):
     """Options of a fully connected network of mixtures."""
 
-    width: int = field(default=64, metadata={"help": "neurons of each expert; the paper: 4 to 64"})
-    hidden_layers: int = field(default=2, metadata={"help": "number of hidden layers, all mixtures"})
+    width: int = opt(64, "neurons of each expert; the paper: 4 to 64", shape=True)
+    hidden_layers: int = opt(2, "number of hidden layers, all mixtures", shape=True)
 
 
 @register_model("alma_moe_mlp", dataclass=AlmaMoEMLPConfig)
@@ -149,13 +152,10 @@ class AlmaMoEMLP(MixtureClassifier):
 
     @classmethod
     def build_network(
-        cls, cfg: AlmaMoEMLPConfig, image_shape: Sequence[int], num_classes: int, grown: Optional[GrownLayers] = None
-    ) -> ImageNetwork:
-        """Build the network; see `ImageClassifier`."""
-        require_positive("--width", cfg.width)
-        require_positive("--hidden-layers", cfg.hidden_layers)
-        trees = (grown or cls.read_grown(cfg)).trees
-        return MixtureMLP(image_shape, num_classes, cfg.width, trees, str(cfg.gate))
+        cls, cfg: AlmaMoEMLPConfig, images: ImageKind, grown: GrownLayers, num_members: int
+    ) -> MixtureMLP:
+        """Build a network; see `ImageClassifier`."""
+        return MixtureMLP(*images, cfg.width, grown.trees, str(cfg.gate))
 
     @classmethod
     def num_mixtures(cls, cfg: Any) -> int:
@@ -167,7 +167,7 @@ class AlmaMoEMLP(MixtureClassifier):
 class AlmaMoEVGGConfig(MixtureConfig, VGGVariantConfig):
     """Options of a VGG network of mixtures."""
 
-    channels: int = field(default=32, metadata={"help": "feature maps of each expert; the paper: 4 to 64"})
+    channels: int = opt(32, "feature maps of each expert; the paper: 4 to 64", shape=True)
 
 
 @register_model("alma_moe_vgg", dataclass=AlmaMoEVGGConfig)
@@ -176,13 +176,11 @@ class AlmaMoEVGG(MixtureClassifier):
 
     @classmethod
     def build_network(
-        cls, cfg: AlmaMoEVGGConfig, image_shape: Sequence[int], num_classes: int, grown: Optional[GrownLayers] = None
-    ) -> ImageNetwork:
-        """Build the network; see `ImageClassifier`."""
-        require_positive("--channels", cfg.channels)
-        require_large_enough("alma_moe_vgg", image_shape, cfg)
-        trees = (grown or cls.read_grown(cfg)).trees
-        return MixtureVGG(image_shape, num_classes, cfg.channels, trees, str(cfg.gate), variant=_variant(cfg))
+        cls, cfg: AlmaMoEVGGConfig, images: ImageKind, grown: GrownLayers, num_members: int
+    ) -> MixtureVGG:
+        """Build a network; see `ImageClassifier`."""
+        variant = _variant("alma_moe_vgg", images, cfg)
+        return MixtureVGG(*images, cfg.channels, grown.trees, str(cfg.gate), variant=variant)
 
     @classmethod
     def num_mixtures(cls, cfg: Any) -> int:
@@ -194,14 +192,9 @@ class AlmaMoEVGG(MixtureClassifier):
 class AlmaFireflyVGGConfig(VGGVariantConfig):
     """Options of a VGG network that grows."""
 
-    channels: int = field(
-        default=32, metadata={"help": "feature maps of every layer before any growth; the paper: 4 to 64"}
-    )
-    layer_channels: str = field(
-        default="",
-        metadata={
-            "help": "feature maps of each layer, sixteen numbers with commas; growth writes it; empty: --channels"
-        },
+    channels: int = opt(32, "feature maps of every layer before any growth; the paper: 4 to 64", shape=True)
+    layer_channels: str = opt(
+        "", "feature maps of each layer, sixteen numbers with commas; growth writes it; empty: --channels", shape=True
     )
 
 
@@ -210,18 +203,10 @@ class AlmaFireflyVGG(ImageClassifier):
     """A VGG network that grows."""
 
     @classmethod
-    def build_members(
-        cls,
-        cfg: AlmaFireflyVGGConfig,
-        image_shape: Sequence[int],
-        num_classes: int,
-        num_members: int,
-        grown: Optional[GrownLayers] = None,
-    ) -> ImageNetwork:
-        """Build members in one stack; see `ImageClassifier`."""
-        channels = (grown or cls.read_grown(cfg)).channels
-        require_large_enough("alma_firefly_vgg", image_shape, cfg)
-        return VGG(image_shape, num_classes, channels, num_members, variant=_variant(cfg))
+    def build_network(cls, cfg: AlmaFireflyVGGConfig, images: ImageKind, grown: GrownLayers, num_members: int) -> VGG:
+        """Build members; see `ImageClassifier`."""
+        variant = _variant("alma_firefly_vgg", images, cfg)
+        return VGG(*images, grown.channels, num_members, variant=variant)
 
     @classmethod
     def read_grown(cls, cfg: AlmaFireflyVGGConfig) -> GrownLayers:
@@ -234,10 +219,25 @@ class AlmaFireflyVGG(ImageClassifier):
         assert isinstance(network, VGG)
         return GrownLayers(channels=tuple(b.conv.weight.size(1) for b in network.blocks if isinstance(b, ConvBlock)))
 
+    @classmethod
+    def check_growth(cls, cfg: AlmaFireflyVGGConfig, images: ImageKind, growth: Growth) -> None:
+        """Raise AlmaError if what is to be added is less than a channel."""
+        first = [int(cfg.channels)] * NUM_CONVOLUTIONS
+        amount_to_add(images.shape[0], first, images.num_classes, growth.share, growth.share_of)
+
+    @classmethod
+    def grow(
+        cls, network: ImageNetwork, growth: Growth, cfg: AlmaFireflyVGGConfig, data: GrowthData, generator: Generator
+    ) -> tuple[ImageNetwork, int]:
+        """Widen the network as its gradients on the stage's images ask for; see `ImageClassifier`."""
+        assert isinstance(network, VGG)
+        first = [cfg.channels] * NUM_CONVOLUTIONS
+        images, labels = data.examples()
+        return grow_on_images(network, images, labels, data.batch_size, first, growth.share, generator, growth.share_of)
+
 
 def _channels_of(cfg: AlmaFireflyVGGConfig) -> list[int]:
     """Return the channels of each layer. Raises AlmaError if the options say no such thing."""
-    require_positive("--channels", cfg.channels)
     if not cfg.layer_channels:
         return [cfg.channels] * NUM_CONVOLUTIONS
     words = [word.strip() for word in cfg.layer_channels.split(",")]
@@ -260,15 +260,9 @@ def _channels_of(cfg: AlmaFireflyVGGConfig) -> list[int]:
     return channels
 
 
-def require_positive(option: str, value: int) -> None:
-    """Raise AlmaError unless a number is at least 1."""
-    if value < 1:
-        raise AlmaError(f"{option} {value}: a number of at least 1 is needed")
-
-
-def require_large_enough(arch: str, image_shape: Sequence[int], cfg: VGGVariantConfig) -> None:
-    """Raise AlmaError if nothing would be left of an image after all poolings."""
-    _, height, width = image_shape
+def _variant(arch: str, images: ImageKind, cfg: VGGVariantConfig) -> Variant:
+    """Return which VGG network. Raises AlmaError if nothing would be left of an image after all poolings."""
+    _, height, width = images.shape
     has_fifth = str(cfg.last_pool) == "max"
     smallest = 2 * SMALLEST_IMAGE if has_fifth else SMALLEST_IMAGE
     if min(height, width) < smallest:
@@ -277,7 +271,4 @@ def require_large_enough(arch: str, image_shape: Sequence[int], cfg: VGGVariantC
             f"--arch {arch}{option}: images of {height} by {width} pixels, at least {smallest} by {smallest} are "
             f"needed; give {'--last-pool mean, or ' if has_fifth else ''}--arch alma_mlp"
         )
-
-
-def _variant(cfg: VGGVariantConfig) -> Variant:
     return Variant(str(cfg.last_pool), str(cfg.initial_weights))

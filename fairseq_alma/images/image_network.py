@@ -4,11 +4,23 @@ Letters: N members, B images, C channels, H and W height and width, K classes.
 """
 
 from dataclasses import dataclass
-from typing import Any, Iterator, Mapping, Sequence
+from typing import Any, Iterator, Mapping, NamedTuple, Sequence
 
 import torch
 from torch import Generator, Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
+
+
+class ImageKind(NamedTuple):
+    """What images there are.
+
+    Attributes:
+        shape: (C, H, W).
+        num_classes: K.
+    """
+
+    shape: Sequence[int]
+    num_classes: int
 
 
 class ImageNetwork(nn.Module):

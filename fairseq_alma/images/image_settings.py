@@ -19,11 +19,9 @@ from omegaconf import OmegaConf
 from fairseq_alma.checkpoints import JOINT_MODEL
 from fairseq_alma.data.image_stream import ImageStream
 from fairseq_alma.errors import AlmaError
-from fairseq_alma.images.firefly import amount_to_add
 from fairseq_alma.images.image_classifier import GrownLayers, ImageClassifier, image_architectures
-from fairseq_alma.images.image_network import ImageNetwork
+from fairseq_alma.images.image_network import ImageKind, ImageNetwork
 from fairseq_alma.images.image_train_options import ImageTrainOptions
-from fairseq_alma.images.networks import NUM_CONVOLUTIONS
 from fairseq_alma.images.stage_training import TrainingSettings
 from fairseq_alma.learners.plan import Growth
 from fairseq_alma.option_ranges import check_words
@@ -47,6 +45,7 @@ class ImageSettings:
         self, stream: ImageStream, options: ImageTrainOptions, num_joint: int = 1, joint_logits: str = "mean"
     ) -> None:
         self.stream, self.options = stream, options
+        self.images = ImageKind(stream.shape, stream.num_classes)
         self.num_joint, self.is_joint, self.joint_logits = num_joint, num_joint > 1, joint_logits
         self.model_class = _image_model(options.arch)
         words = [str(stream.stream.root), "--task", "alma_image_classification"]
@@ -64,8 +63,8 @@ class ImageSettings:
             {name: vars(part) if isinstance(part, argparse.Namespace) else part for name, part in content.items()}
         )
         self._optimizer = self._first_optimizer()
-        self._try_build()
         self._check_numbers(*self.options.values)
+        self._try_build()
 
     def _check_numbers(self, *names: str) -> None:
         """Raise AlmaError if a number is out of its option's range, of those that the optimizer takes."""
@@ -125,15 +124,11 @@ class ImageSettings:
             num_members: N.
             grown: what growth has changed; None: what the options say of it.
         """
-        return self.model_class.build_members(
-            self.cfg.model, self.stream.shape, self.stream.num_classes, num_members, grown
-        )
+        return self.model_class.build_members(self.cfg.model, self.images, num_members, grown)
 
     def check_growth(self, growth: Growth) -> None:
         """Raise AlmaError if the first network cannot grow so."""
-        if growth.method == "firefly":
-            first = [int(self.cfg.model.channels)] * NUM_CONVOLUTIONS
-            amount_to_add(self.stream.shape[0], first, self.stream.num_classes, growth.share, growth.share_of)
+        self.model_class.check_growth(self.cfg.model, self.images, growth)
 
     def grown_layers(self, network: ImageNetwork) -> GrownLayers:
         """Return what growth has changed of a network."""

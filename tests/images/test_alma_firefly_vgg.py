@@ -7,8 +7,10 @@ from fairseq.models import ARCH_MODEL_REGISTRY
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.images.firefly import grow_firefly
 from fairseq_alma.images.image_models import AlmaFireflyVGG, AlmaFireflyVGGConfig, AlmaVGG, AlmaVGGConfig
+from fairseq_alma.images.image_network import ImageKind
 
 TASK = SimpleNamespace(image_shape=(3, 16, 16), num_classes=10)
+KIND = ImageKind(TASK.image_shape, 10)
 GROWN = "4,4,5,4,4,4,4,4,6,4,4,4,4,4,4,7"
 
 
@@ -40,14 +42,14 @@ def test_a_grown_network_is_built_again_from_its_options():
     images, labels = torch.randn(32, 3, 16, 16, generator=generator), torch.arange(32) % 10
     grown = grow_firefly(built().network, [(images, labels)], [4] * 16, 0.25, generator).eval()
     options = AlmaFireflyVGG.grown_layers(grown).options()
-    again = AlmaFireflyVGG.build_members(AlmaFireflyVGGConfig(channels=4, **options), TASK.image_shape, 10, 1).eval()
+    again = AlmaFireflyVGG.build_members(AlmaFireflyVGGConfig(channels=4, **options), KIND, 1).eval()
     assert options != {"layer_channels": ",".join(["4"] * 16)}
     again.load_state_dict(grown.state_dict())
     assert torch.equal(again(images), grown(images))
 
 
 def test_members_stand_in_one_stack():
-    network = AlmaFireflyVGG.build_members(AlmaFireflyVGGConfig(channels=4, layer_channels=GROWN), (3, 16, 16), 10, 3)
+    network = AlmaFireflyVGG.build_members(AlmaFireflyVGGConfig(channels=4, layer_channels=GROWN), KIND, 3)
     network.reset_parameters([torch.Generator().manual_seed(seed) for seed in range(3)])
     assert network(torch.randn(2, 3, 16, 16)).shape == (3, 2, 10)
     assert AlmaFireflyVGG.grown_layers(network).options() == {"layer_channels": GROWN}

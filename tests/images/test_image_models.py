@@ -22,7 +22,7 @@ from fairseq_alma.images.image_models import (
     AlmaVGG,
     AlmaVGGConfig,
 )
-from fairseq_alma.images.image_network import SideBySide, count_flops
+from fairseq_alma.images.image_network import ImageKind, SideBySide, count_flops
 from fairseq_alma.images.image_settings import ImageSettings
 from fairseq_alma.images.image_train_options import ImageTrainOptions
 from fairseq_alma.images.mixtures import mixture_layers
@@ -35,6 +35,7 @@ fairseq_alma.register()
 
 SHAPE, NUM_CLASSES, PIXELS = (3, 16, 16), 10, 3 * 16 * 16
 TASK = SimpleNamespace(image_shape=SHAPE, num_classes=NUM_CLASSES)
+KIND = ImageKind(SHAPE, NUM_CLASSES)
 TREE, ROWS, EXPERTS = "[0,[1,3],2]", 5, 4
 SIDES = [16] * 2 + [8] * 2 + [4] * 4 + [2] * 4 + [1] * 4
 
@@ -62,13 +63,13 @@ def test_an_architecture_is_registered_and_classifies_images(arch):
 @pytest.mark.parametrize("arch", BUILT)
 def test_members_side_by_side_are_the_models_of_their_own_seeds(arch):
     model_class, config = BUILT[arch]
-    network = model_class.build_members(config, SHAPE, NUM_CLASSES, 3)
+    network = model_class.build_members(config, KIND, 3)
     network.reset_parameters([seeded(seed) for seed in range(3)])
     assert isinstance(network, SideBySide) == arch.startswith("alma_moe")
     images = torch.randn(6, *SHAPE, generator=seeded(9))
     together = network.eval()(images)
     for member in range(3):
-        alone = model_class.build_members(config, SHAPE, NUM_CLASSES, 1)
+        alone = model_class.build_members(config, KIND, 1)
         alone.reset_parameters([seeded(member)])
         torch.testing.assert_close(together[member], alone.eval()(images)[0], rtol=1e-3, atol=1e-4)
 
@@ -88,7 +89,7 @@ def mlp_weights(width, hidden):
 
 def test_parameters_and_operations_of_the_fully_connected_network_are_those_of_the_formula():
     model_class, config = BUILT["alma_mlp"]
-    network = model_class.build_members(config, SHAPE, NUM_CLASSES, 2)
+    network = model_class.build_members(config, KIND, 2)
     assert sum(p.numel() for p in network.parameters()) == 2 * (mlp_weights(7, 3) + 3 * 7 + NUM_CLASSES)
     flops = count_flops(network, SHAPE)
     assert flops.test == 2 * 2 * mlp_weights(7, 3)
@@ -97,7 +98,7 @@ def test_parameters_and_operations_of_the_fully_connected_network_are_those_of_t
 
 def test_operations_of_the_vgg_network_are_those_of_the_formula():
     model_class, config = BUILT["alma_vgg"]
-    network = model_class.build_members(config, SHAPE, NUM_CLASSES, 1)
+    network = model_class.build_members(config, KIND, 1)
     inputs = [SHAPE[0]] + [4] * 15
     forward = sum(2 * 9 * 4 * before * side**2 for before, side in zip(inputs, SIDES, strict=True))
     flops = count_flops(network, SHAPE)
@@ -113,7 +114,7 @@ def gate_flops(inputs, rows=ROWS):
 @pytest.mark.parametrize("gate", ["soft", "hard"])
 def test_a_mixture_costs_all_experts_in_training_and_with_hard_gates_one_at_test(gate):
     config = AlmaMoEMLPConfig(width=7, num_experts=EXPERTS, gate=gate, gate_trees=f"[{TREE},{TREE}]")
-    network = AlmaMoEMLP.build_network(config, SHAPE, NUM_CLASSES)
+    network = AlmaMoEMLP.build_members(config, KIND, 1)
     network.reset_parameters([seeded(1)])
     gates, last = gate_flops(PIXELS) + gate_flops(7), 2 * 7 * NUM_CLASSES
     one_expert = 2 * (PIXELS * 7 + 7 * 7)
@@ -125,7 +126,7 @@ def test_a_mixture_costs_all_experts_in_training_and_with_hard_gates_one_at_test
 
 def test_counting_operations_changes_nothing():
     model_class, config = BUILT["alma_vgg"]
-    network = model_class.build_members(config, SHAPE, NUM_CLASSES, 1)
+    network = model_class.build_members(config, KIND, 1)
     network.reset_parameters([seeded(1)])
     before = {name: tensor.clone() for name, tensor in network.state_dict().items()}
     count_flops(network, SHAPE)
@@ -133,8 +134,8 @@ def test_counting_operations_changes_nothing():
 
 
 def test_a_mixture_of_one_expert_is_the_plain_network():
-    plain = AlmaMLP.build_members(AlmaMLPConfig(width=7), SHAPE, NUM_CLASSES, 1)
-    mixture = AlmaMoEMLP.build_network(AlmaMoEMLPConfig(width=7), SHAPE, NUM_CLASSES)
+    plain = AlmaMLP.build_members(AlmaMLPConfig(width=7), KIND, 1)
+    mixture = AlmaMoEMLP.build_members(AlmaMoEMLPConfig(width=7), KIND, 1)
     plain.reset_parameters([seeded(1)])
     mixture.reset_parameters([seeded(2)])
     layers = [*(layer.linear for layer in mixture_layers(mixture)), mixture.classifier]
@@ -173,7 +174,7 @@ def test_images_too_small_for_the_poolings_are_refused(arch):
 
 
 def test_what_growth_has_changed_builds_the_grown_network_again_typed_or_as_options():
-    network = AlmaMoEMLP.build_network(AlmaMoEMLPConfig(width=7, num_experts=2), SHAPE, NUM_CLASSES)
+    network = AlmaMoEMLP.build_members(AlmaMoEMLPConfig(width=7, num_experts=2), KIND, 1)
     network.reset_parameters([seeded(1)])
     assert AlmaMoEMLP.grown_layers(network).options() == {"num_experts": 2, "gate_trees": ""}
     for number, layer in enumerate(mixture_layers(network)):
@@ -186,7 +187,7 @@ def test_what_growth_has_changed_builds_the_grown_network_again_typed_or_as_opti
     assert AlmaMoEMLP.read_grown(written) == grown
     images = torch.randn(5, *SHAPE)
     for config, given in ((written, None), (AlmaMoEMLPConfig(width=7, num_experts=2), grown)):
-        again = AlmaMoEMLP.build_network(config, SHAPE, NUM_CLASSES, given)
+        again = AlmaMoEMLP.build_members(config, KIND, 1, given)
         again.load_state_dict(network.state_dict())
         assert torch.equal(again.eval()(images), network.eval()(images))
         assert AlmaMoEMLP.grown_layers(again) == grown
@@ -194,7 +195,7 @@ def test_what_growth_has_changed_builds_the_grown_network_again_typed_or_as_opti
 
 def test_members_side_by_side_have_the_trees_of_one_of_them():
     model_class, config = BUILT["alma_moe_mlp"]
-    network = model_class.build_members(config, SHAPE, NUM_CLASSES, 3)
+    network = model_class.build_members(config, KIND, 3)
     assert model_class.grown_layers(network) == model_class.read_grown(config)
 
 
