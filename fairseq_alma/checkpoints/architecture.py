@@ -114,6 +114,8 @@ class ImageOptions(Struct, kw_only=True):
     layer_channels: Annotated[str, Meta(max_length=400)] = ""
     num_experts: Optional[Size] = None
     gate: Literal["soft", "hard"] = "soft"
+    last_pool: Literal["mean", "max"] = "mean"
+    initial_weights: Literal["he", "default"] = "he"
     gate_trees: Optional[Trees] = None
 
 

@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from fairseq.models import MODEL_DATACLASS_REGISTRY
 from omegaconf import OmegaConf
 
 import fairseq_alma
+from fairseq_alma.checkpoints.checkpoint_file import write_checkpoint
 from fairseq_alma.data.image_stream import ImageStream
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.images.image_models import AlmaMLPConfig
@@ -159,3 +161,35 @@ def test_a_checkpoint_of_another_size_is_refused_before_training_goes_on_from_it
     task.cfg.save_dir = str(folder / "model")
     with pytest.raises(AlmaError, match=r"checkpoint_last\.pt: its model has other sizes than the command; .*width 16"):
         task.build_model(model_config(_name="alma_mlp", width=5))
+
+
+@pytest.mark.parametrize(
+    ("arch", "trained_with", "flag"),
+    [
+        ("alma_vgg", {"last_pool": "max"}, "--last-pool 'max'"),
+        ("alma_moe_mlp", {"gate": "hard"}, "--gate 'hard'"),
+        ("alma_moe_vgg", {"gate": "hard", "last_pool": "max"}, "--last-pool 'max' --gate 'hard'"),
+        ("alma_umix", {"member_options": "--channels 4 --last-pool max"}, "--last-pool 'max' in --member-options"),
+    ],
+)
+def test_a_model_that_differs_in_no_size_is_not_trained_on_as_another(arch, trained_with, flag, tmp_path):
+    large = make_stream(tmp_path / "S", num_megabatches=2, num_train=40, shape=(3, 32, 32))
+    if arch == "alma_umix":
+        sizes = {"num_members": 2, "member_arch": "alma_vgg", "member_options": "--channels 4"}
+    else:
+        sizes = {"channels": 4} if "vgg" in arch else {"width": 4}
+    task, start = task_of(large), tmp_path / "checkpoint.pt"
+    config_class = MODEL_DATACLASS_REGISTRY[arch]
+    configs = [OmegaConf.structured(config_class(_name=arch, **{**sizes, **own})) for own in (trained_with, {})]
+    for each in configs if arch == "alma_umix" else ():
+        each.tokens_per_sample = each.max_target_positions = None  # of a task for text
+    model = task.build_model(configs[0])
+    config = {
+        "model": OmegaConf.to_container(configs[0], enum_to_str=True),
+        "task": {"_name": "alma_image_classification"},
+    }
+    write_checkpoint({"cfg": config, "model": model.state_dict()}, start)
+    task.cfg.finetune_from_model = str(start)
+    with pytest.raises(AlmaError, match=re.escape(flag)):
+        task.build_model(configs[1])
+    assert task.build_model(configs[0]) is not None
