@@ -22,6 +22,7 @@ from fairseq_alma.runs.slurm_jobs import SlurmChain, complete_stages, plan_jobs,
 from fairseq_alma.runs.workers import MemberWorkers, devices_of_jobs
 from fairseq_alma.terminal import tell
 from fairseq_alma.text.text_job import TextJob
+from fairseq_alma.training.planned_run import PlannedRun
 from fairseq_alma.watch.arrival_curves import ArrivalCurves
 from fairseq_alma.watch.curve_options import CurveOptions
 from fairseq_alma.watch.member_report import MemberDisplay
@@ -43,7 +44,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         curves = CurveOptions.from_options(job.train_options())
         num_megabatches = arguments.megabatches if stream is None else stream.num_megabatches
         plans = {seed: request.plan(each, kind, num_megabatches) for seed, each in learners.items()}
-        job.check(plans[request.seeds[0]])
+        request.features.check(PlannedRun(kind, plans[request.seeds[0]], request.replay, job.last, request.features))
         evaluation = StageEvaluation.of(request.then_evaluate, request.stream, job.predictor)
         if evaluation is not None:
             evaluation.check(plans[request.seeds[0]])

@@ -1,7 +1,6 @@
 """The options of ``alma-stream`` that stand before ``--``: its own, and those that the learners declare."""
 
 import argparse
-import importlib
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -9,13 +8,11 @@ from typing import Any, Iterable, Mapping, Optional, Sequence
 
 from fairseq_alma.cli.parser import Parser
 from fairseq_alma.learners.learner import LEARNERS, Learner
-from fairseq_alma.options import KINDS, Option, Options, flag, options_of
-from fairseq_alma.runs.study import LEARNERS_FROM, PartOptions, ProcessOptions, StudyOptions
-from fairseq_alma.training.anytime_options import AnytimeOptions
-from fairseq_alma.training.stage_end_options import StageEndOptions
+from fairseq_alma.options import KINDS, TRAINING, Option, Options, flag, options_of
+from fairseq_alma.runs.study import FEATURES_FROM, LEARNERS_FROM, PartOptions, ProcessOptions, StudyOptions
+from fairseq_alma.training.feature import FEATURES, import_from
 
-ANYTIME: tuple[type[Options], ...] = (AnytimeOptions, StageEndOptions)
-OWN: tuple[type[Options], ...] = (StudyOptions, PartOptions, ProcessOptions, *ANYTIME)
+OWN: tuple[type[Options], ...] = (StudyOptions, PartOptions, ProcessOptions)
 
 EPILOG = """\
 Text: everything after -- is handed to fairseq-train, and what the evaluation needs of it (--cpu, --tokens-per-sample,
@@ -56,7 +53,7 @@ def read_arguments(
     """
     words = list(sys.argv[1:] if argv is None else argv)
     cut = words.index("--") if "--" in words else len(words)
-    _import_learners(words[:cut])
+    _import_further(words[:cut])
     parser = build_parser()
     arguments = parser.parse_args(words[:cut])
     return parser, arguments, words[:cut], words[cut + 1 :]
@@ -76,7 +73,8 @@ def learner_options(
     if arguments.learner not in learners:
         parser.error(f"--learner {arguments.learner}: not for streams of {kind}; choose from {', '.join(learners)}")
     learner = learners[arguments.learner]
-    own = {name: option for each in OWN for name, option in options_of(each).items()}
+    own = {name: option for each in (*OWN, *FEATURES) for name, option in options_of(each).items()}
+    own = {name: option for name, option in own.items() if option.side != TRAINING}
     for name in {**_declared(), **own}:
         meant = sorted(each for each in learners if _means(learners[each], name, own.get(name), kind))
         if vars(arguments)[name] is not None and learner.name not in meant:
@@ -105,8 +103,12 @@ def build_parser() -> argparse.ArgumentParser:
         _add_declared(group, name, declared)
     _add_own(parser.add_argument_group("a part of the run"), PartOptions)
     _add_own(parser.add_argument_group("several processes"), ProcessOptions)
-    for kind, each in zip(KINDS, ANYTIME, strict=True):
-        each.add_to(parser.add_argument_group(f"anytime training ({kind})"), kind)
+    offered = [option for each in FEATURES for option in options_of(each).values() if option.side != TRAINING]
+    for kinds in (KINDS, *((kind,) for kind in KINDS)):
+        group = parser.add_argument_group(f"anytime training ({', '.join(kinds)})")
+        for option in offered:
+            if option.kinds == kinds:
+                option.add_to(group, kinds[0])
     return parser
 
 
@@ -195,15 +197,14 @@ def _describe_learners() -> Iterable[str]:
         yield f"  {name:<9} {text}" + ("" if len(kinds) == len(KINDS) else f" [{', '.join(kinds)}]")
 
 
-def _import_learners(words: Sequence[str]) -> None:
-    """Import what ``--learners-from`` names, before the options of its learners are needed."""
+def _import_further(words: Sequence[str]) -> None:
+    """Import what ``--learners-from`` and ``--features-from`` name, before the options of these are needed."""
     reader = Parser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    reader.add_argument(LEARNERS_FROM, default=None)
-    found = reader.parse_known_args(words)[0].learners_from
-    if found is None:
-        return
-    path = Path(found).resolve()
-    if not path.exists():
-        reader.error(f"{LEARNERS_FROM} {found}: no such folder or file of Python")
-    sys.path.insert(0, str(path.parent))
-    importlib.import_module(path.stem)
+    for name in (LEARNERS_FROM, FEATURES_FROM):
+        reader.add_argument(name, default=None)
+    for name, found in vars(reader.parse_known_args(words)[0]).items():
+        if found is None:
+            continue
+        if not Path(found).exists():
+            reader.error(f"{flag(name)} {found}: no such folder or file of Python")
+        import_from(Path(found))

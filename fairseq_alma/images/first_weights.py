@@ -50,7 +50,7 @@ def start_stage(
         settings: of the run.
         examples: returns the stage's training examples.
         valid: the stage's validation examples.
-        shrink_perturb: see `StageEndOptions`.
+        shrink_perturb: see `StageEnds`.
     """
     first = group[0][1]
     if first.start is None:

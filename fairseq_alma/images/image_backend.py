@@ -36,7 +36,7 @@ from fairseq_alma.learners.plan import ModelId, StagePlan, Training
 from fairseq_alma.runs.loop import Run
 from fairseq_alma.runs.run_folder import RunFolder
 from fairseq_alma.runs.steps import StageWork
-from fairseq_alma.training.stage_end_options import NO_STAGE_ENDS, StageEndOptions
+from fairseq_alma.training.stage_ends import StageEnds
 
 SAVE_EVERY_SECONDS = 20.0
 SEEDS = "seeds"
@@ -53,7 +53,7 @@ class RunModels:
         ends: what predicts, and what a stage begins with.
     """
 
-    def __init__(self, run: Run, settings: ImageSettings, test: Examples, ends: StageEndOptions) -> None:
+    def __init__(self, run: Run, settings: ImageSettings, test: Examples, ends: StageEnds) -> None:
         self.store = ModelStore(run.folder, settings, ends.stage_average is not None)
         joint_logits = settings.joint_logits if settings.is_joint else None
         self.predictions = Predictions(test, self.store.network_of, joint_logits)
@@ -80,13 +80,13 @@ class ImageBackend:
         shared_folder: Path,
         group_size: Optional[int] = None,
         keep_maps: bool = False,
-        ends: StageEndOptions = NO_STAGE_ENDS,
+        ends: Optional[StageEnds] = None,
     ) -> None:
         self.settings, self.shared_folder = settings, shared_folder
-        self.group_size, self.keep_maps, self.ends = group_size, keep_maps, ends
+        self.group_size, self.keep_maps, self.ends = group_size, keep_maps, ends or StageEnds()
         self.stream = settings.stream
         self.source = ImageInput(self.stream.mean, self.stream.std, self.stream.augment).to(settings.device)
-        self.models = {run.folder.root: RunModels(run, settings, self._test_examples, ends) for run in runs}
+        self.models = {run.folder.root: RunModels(run, settings, self._test_examples, self.ends) for run in runs}
 
     def steps(self, folder: RunFolder, plan: StagePlan) -> list["ImageStep"]:
         """Return the steps of a stage: its models are trained side by side, or in groups; see `steps.Backend`."""

@@ -14,6 +14,7 @@ from fairseq_alma.runs.option_words import without
 from fairseq_alma.runs.request import RunRequest
 from fairseq_alma.runs.run_folder import EVALUATED_FILE, RunFolder
 from fairseq_alma.terminal import shell_words
+from fairseq_alma.training.stage_ends import StageEnds
 from fairseq_alma.watch.run_display import describe_stage
 
 if TYPE_CHECKING:
@@ -44,9 +45,9 @@ class ImageJob:
         self.options = ImageTrainOptions(words, request.learner, self.images.has_photographs, request.preset)
         self.overridden: tuple[str, ...] = self.options.overridden
 
-    def check(self, plans: Sequence[StagePlan]) -> None:
-        """Refuse averages and perturbations that the stages do not allow; see `request.Job`."""
-        self.request.stage_ends.check_plans(plans)
+    def last(self, name: str) -> Optional[tuple[str, ...]]:
+        """Return the values of an option after ``--``; see `request.Job`."""
+        return self.options.last(name)
 
     def train_options(self) -> dict[str, str]:
         """Return what run.json says of the options after ``--``, the paper's values included."""
@@ -94,7 +95,7 @@ class ImageJob:
         for growth in {training.growth for training in trainings if training.growth is not None}:
             settings.check_growth(growth)
         group_size = self.request.group_size if self.request.trains_members_apart else None
-        how = (group_size, self.request.keep_checkpoints, self.request.stage_ends)
+        how = (group_size, self.request.keep_checkpoints, self.request.features[StageEnds])
         return lambda runs: ImageBackend(settings, runs, self.request.run, *how)
 
     def _check_validation(self, plans: Sequence[StagePlan]) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fairseq_alma.images.image_network import ImageNetwork
 from fairseq_alma.images.networks import MemberBatchNorm2d
-from fairseq_alma.training.stage_end_options import MEAN
+from fairseq_alma.training.stage_ends import MEAN
 
 
 def share_of_new(stage: int, how: str) -> float:

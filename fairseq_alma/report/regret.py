@@ -7,18 +7,18 @@ have.
 """
 
 import math
-from dataclasses import fields
 from typing import Any, Optional, Sequence
 
 from pandas import DataFrame
 
 from fairseq_alma.metrics.anytime import updates_for_loss
+from fairseq_alma.options import TRAINING, options_of
 from fairseq_alma.report.experiment import Experiment, naming_of
 from fairseq_alma.report.finding import Comparison, Finding
 from fairseq_alma.report.spelling import MAX_UPDATE
 from fairseq_alma.report.spread import Spread, half_width
 from fairseq_alma.report.table import NOTHING, Cell, Table, interval_cell
-from fairseq_alma.training.anytime_options import AnytimeOptions
+from fairseq_alma.training.feature import FEATURES
 
 NO_LESS = 0.98  # share of a run's parameters that a control must have
 MARGIN = math.log(1.01)  # 1 % of perplexity, in nats
@@ -89,8 +89,9 @@ def regret_finding(groups: Sequence[Experiment]) -> Optional[Finding]:
 
 
 def _is_anytime(experiment: Experiment) -> bool:
-    options = experiment.first.options
-    return any(options.get(field.name) is not None for field in fields(AnytimeOptions))
+    given = experiment.first.options
+    offered = [option for kind in FEATURES for option in options_of(kind).values() if option.side != TRAINING]
+    return any(given.get(option.name) is not None for option in offered if "text" in option.kinds)
 
 
 def _against_margin(each: Experiment, arrival: int, own: Spread, best: Spread) -> Comparison:

@@ -108,7 +108,7 @@ class ImageGrowth(Struct, frozen=True):
 
 
 class AnytimeStage(Struct, frozen=True):
-    """How a stage of anytime training began, and what was tested; see `AnytimeOptions`."""
+    """How a stage of anytime training began, and what was tested; see `training.feature`."""
 
     first_update: Count
     predicts_with: Name
@@ -124,7 +124,7 @@ class Evaluation(Struct, frozen=True):
 
 
 class ImageAnytime(Struct, frozen=True):
-    """What was tested after a stage of images, and what it began with; see `StageEndOptions`."""
+    """What was tested after a stage of images, and what it began with; see `StageEnds`."""
 
     predicts_with: Name
     newest_share: Optional[Amount] = None

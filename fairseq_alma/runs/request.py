@@ -1,7 +1,7 @@
 """What ``alma-stream`` was asked for, in types, and what each kind of data makes of it."""
 
 import argparse
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Callable, Mapping, Optional, Protocol, Sequence
 
@@ -14,8 +14,8 @@ from fairseq_alma.runs.loop import Run
 from fairseq_alma.runs.run_folder import RunFolder
 from fairseq_alma.runs.steps import Backend
 from fairseq_alma.runs.study import PartOptions, ProcessOptions, StudyOptions
-from fairseq_alma.training.anytime_options import PAPERS_WAY, AnytimeOptions
-from fairseq_alma.training.stage_end_options import NO_STAGE_ENDS, StageEndOptions
+from fairseq_alma.training.best_checkpoint import BestCheckpoint
+from fairseq_alma.training.feature import Features
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,16 +25,14 @@ class RunRequest(StudyOptions, PartOptions, ProcessOptions):
     Attributes:
         learner: the class.
         learner_options: what the user gave of the learner's own options.
-        anytime: text: what runs on from stage to stage, and which model is tested.
-        stage_ends: images: what predicts after a stage, and what the next one begins with.
+        features: what its trainings do beside learning, what runs on from stage to stage, and which model is tested.
         overridden: options of the learner that the preset sets and that the user gave with another value.
     """
 
     learner: type[Learner]
     learner_options: Mapping[str, Any]
     overridden: tuple[str, ...] = ()
-    anytime: AnytimeOptions = PAPERS_WAY
-    stage_ends: StageEndOptions = NO_STAGE_ENDS
+    features: Features = field(default_factory=Features)
 
     @classmethod
     def of(cls, arguments: argparse.Namespace, learner: type[Learner], options: Mapping[str, Any]) -> "RunRequest":
@@ -47,8 +45,7 @@ class RunRequest(StudyOptions, PartOptions, ProcessOptions):
             learner=learner,
             learner_options=options,
             overridden=tuple(map(flag, names)),
-            anytime=AnytimeOptions.read(arguments),
-            stage_ends=StageEndOptions.read(arguments),
+            features=Features.read(arguments),
         )
 
     def check(self, kind: str) -> None:
@@ -71,7 +68,6 @@ class RunRequest(StudyOptions, PartOptions, ProcessOptions):
             raise ValueError(f"--slurm makes a job of each member; leave {flag(given[0])} out")
         if self.slurm is not None and len(self.seeds) > 1:
             raise ValueError("--slurm goes with one --seed; give one call for each seed")
-        self.anytime.check()
 
     def _check_seeds(self, kind: str) -> None:
         for number, seed in enumerate(self.seeds):
@@ -85,8 +81,8 @@ class RunRequest(StudyOptions, PartOptions, ProcessOptions):
 
     def record(self, kind: Optional[str] = None) -> dict[str, Any]:
         """Return what run.json says of the options, beside those of the learner."""
-        given = {"iid": None} | super().record(kind) | self.anytime.record(kind) | self.stage_ends.record(kind)
-        if self.anytime.best_checkpoint:
+        given = {"iid": None} | super().record(kind) | self.features.record(kind)
+        if self.features[BestCheckpoint].best_checkpoint:
             given["best_every"] = self.save_every  # which weights are looked at
         if kind == "images" and self.trains_members_apart:  # what is trained by itself differs in its last digits
             given["jobs"] = "given"
@@ -119,7 +115,6 @@ class RunRequest(StudyOptions, PartOptions, ProcessOptions):
             raise ValueError(f"--stage {self.stage}: the run has stages 0 to {len(planned) - 1}")
         plans = plan_stages(learner, planned, MAX_MEMBERS if kind == "text" else None)
         self._check_member(plans)
-        self.anytime.check_plans(plans, self.replay)
         return plans
 
     def chosen(self, plans: Sequence[StagePlan]) -> list[StagePlan]:
@@ -169,8 +164,8 @@ class Job(Protocol):
     def train_options(self) -> dict[str, str]:
         """Return what run.json says of the options after ``--``."""
 
-    def check(self, plans: Sequence[StagePlan]) -> None:
-        """Raise ValueError, which begins with the option, if options before and after ``--`` contradict each other."""
+    def last(self, name: str) -> Optional[tuple[str, ...]]:
+        """Return the values of an option after ``--``, of its last occurrence; None: it has none."""
 
     def print_plan(self, plans: Sequence[StagePlan]) -> None:
         """Print what the stages that were asked for would run."""

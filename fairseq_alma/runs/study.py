@@ -17,6 +17,7 @@ from fairseq_alma.watch.curve_options import CURVE_OPTIONS
 TEXT, IMAGES = ("text",), ("images",)
 MEMBERS_ALONE = "trains_members_alone"
 PROCESSES = whole(1, 1024)
+FEATURES_FROM = "--features-from"
 LEARNERS_FROM = "--learners-from"  # not --user-dir: fairseq's parser looks for that in the command line of any process
 
 
@@ -95,6 +96,11 @@ class StudyOptions(Options):
         "what it trains on; alma-report tells what is memorised and what is forgotten",
         kinds=TEXT,
         free=True,
+    )
+    features_from: Optional[str] = of_this_call(
+        None,
+        "a folder or file of Python that registers further features of a training, with their options; imported first",
+        metavar="PATH",
     )
     learners_from: Optional[str] = of_this_call(
         None,

@@ -7,6 +7,7 @@ import os
 import sys
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any, Iterable, Iterator, Mapping, Optional
 
 import numpy as np
@@ -24,8 +25,9 @@ from fairseq.data import (
 )
 from fairseq.data.iterators import EpochBatchIterator
 from fairseq.optim import OPTIMIZER_REGISTRY
-from fairseq.tasks import register_task
+from fairseq.tasks import TASK_DATACLASS_REGISTRY, register_task
 from fairseq.tasks.language_modeling import LanguageModelingConfig, LanguageModelingTask
+from hydra.core.config_store import ConfigStore
 from omegaconf import II, DictConfig
 from torch import nn
 
@@ -42,7 +44,7 @@ from fairseq_alma.text.stage_sequences import join_stage, slice_of
 from fairseq_alma.training.autocast import refuse_inexact_precision
 from fairseq_alma.training.carried_optimizer import TASK_STATE
 from fairseq_alma.training.fairseq_options import bound_options, check_whole_config, fairseq_config
-from fairseq_alma.training.feature import FEATURES, Features, Setting, register_feature
+from fairseq_alma.training.feature import FEATURES, Features, Setting, import_from, register_feature
 from fairseq_alma.training.loading import (
     change_when_loaded,
     check_start,
@@ -69,6 +71,9 @@ class StageConfig(LanguageModelingConfig):
     )
     wait: int = field(default=1, metadata={"help": "waiting time: mega-batches that are gathered for one stage"})
     replay: bool = field(default=False, metadata={"help": "train on all mega-batches up to this one"})
+    features_from: Optional[str] = field(
+        default=None, metadata={"help": "a folder or file of Python that registers further features of a training"}
+    )
     # Not options: what the command was told elsewhere, so that a bad checkpoint gets one line before it is loaded.
     path: Optional[str] = II("common_eval.path")
     finetune_from_model: Optional[str] = II("checkpoint.finetune_from_model")
@@ -80,7 +85,7 @@ class StageConfig(LanguageModelingConfig):
 
 
 register_feature(Sharding)
-AlmaLMConfig = fairseq_config("AlmaLMConfig", StageConfig, FEATURES)
+AlmaLMConfig = fairseq_config("AlmaLMConfig", StageConfig, FEATURES, "text")
 """Options of ``--task alma_lm``: these, and those of the features of a training."""
 
 
@@ -106,6 +111,7 @@ class AlmaLMTask(LanguageModelingTask):
         if isinstance(parser, argparse.ArgumentParser):  # not so when fairseq lists the options of all tasks
             refuse_inexact_precision(parser, evaluates=hasattr(parser.parse_known_args([])[0], "path"))
             set_process_defaults(parser)
+            _offer_further_features()
         super().add_args(parser)
         bound_options(parser)
         if isinstance(parser, argparse.ArgumentParser) and (length := _length_of_tested(parser)) is not None:
@@ -349,6 +355,22 @@ class AlmaLMTask(LanguageModelingTask):
         """
         check_dictionary({"task_state": state_dict}, self.args.path, self.stream)
         super().load_state_dict(state_dict)
+
+
+def _offer_further_features() -> None:
+    """Let fairseq's parser know the options of the features that ``--features-from`` brings."""
+    command = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    command.add_argument("--features-from", type=Path)
+    if (path := command.parse_known_args()[0].features_from) is None:
+        return
+    import_from(path)
+    config = fairseq_config("AlmaLMConfig", StageConfig, FEATURES, "text")
+    globals()["AlmaLMConfig"] = config
+    setattr(AlmaLMTask, "__dataclass", config)  # as `register_task`, which takes a name once
+    TASK_DATACLASS_REGISTRY["alma_lm"] = config
+    node = config()
+    node._name = "alma_lm"
+    ConfigStore.instance().store(name="alma_lm", group="task", node=node, provider="fairseq")
 
 
 def _length_of_tested(parser: argparse.ArgumentParser) -> Optional[int]:

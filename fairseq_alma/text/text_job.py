@@ -12,7 +12,6 @@ from fairseq_alma.runs.request import RunRequest
 from fairseq_alma.runs.run_folder import BRANCH, ENSEMBLE_FILE, RunFolder, predicting_checkpoint
 from fairseq_alma.terminal import shell_words
 from fairseq_alma.text import stage_checkpoints
-from fairseq_alma.text.anytime_checks import check_schedule
 from fairseq_alma.text.text_steps import (
     UP_TO_BRANCH,
     WHOLE,
@@ -26,6 +25,10 @@ from fairseq_alma.text.text_steps import (
     Train,
 )
 from fairseq_alma.text.train_options import TrainOptions
+from fairseq_alma.training.best_checkpoint import BestCheckpoint
+from fairseq_alma.training.branch import LRBranch
+from fairseq_alma.training.carried_optimizer import CarriedOptimizer, Rewarm
+from fairseq_alma.training.feature import Part
 from fairseq_alma.watch.run_display import describe_stage
 
 GROWN_FILE = "grown.pt"
@@ -54,7 +57,7 @@ class TextJob:
     overridden: tuple[str, ...] = ()
 
     def __init__(self, request: RunRequest, words: Sequence[str], stream: Optional[Stream]) -> None:
-        self.request, self.stream, self.anytime = request, stream, request.anytime
+        self.request, self.stream, self.features = request, stream, request.features
         self.folder = request.folder(request.seeds[0])
         self.given = TrainOptions(words, request.learner.owned)
         if request.learner.trains_jointly:
@@ -68,9 +71,28 @@ class TextJob:
                 stream.holdout(0)
                 self.num_slices = stream.num_megabatches
 
-    def check(self, plans: Sequence[StagePlan]) -> None:
-        """Refuse options after ``--`` that contradict those before it; see `request.Job`."""
-        check_schedule(self.anytime, self.options, plans)
+    def last(self, name: str) -> Optional[tuple[str, ...]]:
+        """Return the values of an option after ``--``; see `request.Job`."""
+        return self.options.last(name)
+
+    @property
+    def branch(self) -> LRBranch:
+        """The decay of the learning rate at the end of a stage."""
+        return self.features[LRBranch]
+
+    @property
+    def carries_optimizer(self) -> bool:
+        """Whether a stage begins with the optimizer of the one before."""
+        return bool(self.features[CarriedOptimizer].carry_optimizer)
+
+    @property
+    def keeps_best(self) -> bool:
+        """Whether fairseq-train keeps the checkpoint with the lowest loss on ``valid``."""
+        return bool(self.features[BestCheckpoint].best_checkpoint)
+
+    def part(self, training: Training, part: str) -> Part:
+        """Return what features need to know of a part of a training."""
+        return Part(self.first_update(training), self.options.max_update, part == BRANCH)
 
     def train_options(self) -> dict[str, str]:
         """Return what run.json says of the options after ``--``."""
@@ -111,12 +133,12 @@ class TextJob:
 
     def steps(self, folder: RunFolder, plan: StagePlan) -> list[TextStep]:
         """Return the steps of a stage in order; see `steps.Backend`."""
-        parts = (UP_TO_BRANCH, BRANCH, WHOLE) if self.anytime.copies_branch else (WHOLE,)
+        parts = (UP_TO_BRANCH, BRANCH, WHOLE) if self.branch.copies else (WHOLE,)
         steps: list[TextStep] = []
         for training in plan.trainings:
             steps += [Grow(self, plan, training)] if training.growth else []
             steps += [Train(self, plan, training, part) for part in parts]
-            steps += [Average(self, plan, training)] if self.anytime.predicts_with == "average" else []
+            steps += [Average(self, plan, training)] if self.features.predicts_with == "average" else []
         steps.append(Count(self, plan))
         steps += [TestGrowth(self, plan, training) for training in plan.trainings if training.growth]
         steps += [Join(self, plan)] if plan.combine != "single" else []
@@ -132,11 +154,11 @@ class TextJob:
 
     def predicting(self, model: ModelId) -> Path:
         """Return the checkpoint by which a trained model predicts."""
-        return predicting_checkpoint(self.folder, model, self.anytime.predicts_with)
+        return predicting_checkpoint(self.folder, model, self.features.predicts_with)
 
     def begins_from(self, model: ModelId) -> Path:
         """Return the checkpoint of a trained model that a later stage starts from; a best one has its own optimizer."""
-        is_best = self.anytime.best_checkpoint and not self.anytime.carry_optimizer
+        is_best = self.keeps_best and not self.carries_optimizer
         return self.predicting(model) if is_best else self.folder.checkpoint(model)
 
     def grown(self, model: ModelId) -> Path:
@@ -156,12 +178,12 @@ class TextJob:
         whole = self.options.max_update
         if whole is None or part == WHOLE:
             return whole
-        branch = self.anytime.branch_updates(whole)
+        branch = self.branch.num_updates(whole)
         return branch if part == BRANCH else whole - branch
 
     def first_update(self, training: Training, part: str = WHOLE) -> int:
         """Return how many updates the optimizer has made when a part of a training begins."""
-        is_carried = self.anytime.carry_optimizer and training.start is not None
+        is_carried = self.carries_optimizer and training.start is not None
         before = training.model.stage * (self.options.max_update or 0) if is_carried else 0
         return before + ((self.num_updates(UP_TO_BRANCH) or 0) if part == BRANCH else 0)
 
@@ -171,17 +193,17 @@ class TextJob:
         (warmup,) = self.options.last("--warmup-updates") or ("0",)
         (power,) = self.options.last("--power") or ("1",)
         assert self.options.max_update is not None
-        return float(lr) * self.anytime.peak(stage, self.options.max_update, int(warmup), float(power))
+        return float(lr) * self.features[Rewarm].peak(stage, self.options.max_update, int(warmup), float(power))
 
     def strip(self, model: ModelId) -> None:
         """Reduce what is kept of a trained model to its weights, and to what a later stage carries on."""
         last, predicting = self.folder.checkpoint(model), self.predicting(model)
-        if not self.anytime.carry_optimizer:
+        if not self.carries_optimizer:
             stage_checkpoints.drop_optimizer_state(last)
         stage_checkpoints.keep_only_last(last.parent, [predicting.name])
-        if self.anytime.best_checkpoint or self.anytime.copies_branch:
+        if self.keeps_best or self.branch.copies:
             stage_checkpoints.drop_optimizer_state(predicting)
-        if self.anytime.copies_branch:
+        if self.branch.copies:
             stage_checkpoints.keep_only_last(predicting.parent)
 
     def keep_only(self, folder: RunFolder, stage: int, needed: Sequence[ModelId]) -> None:

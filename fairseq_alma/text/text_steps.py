@@ -26,6 +26,7 @@ from fairseq_alma.text import stage_checkpoints
 from fairseq_alma.text.process import Command, run_logged, watch_fairseq
 from fairseq_alma.text.stage_checkpoints import Progress
 from fairseq_alma.text.train_options import Option, replace_option
+from fairseq_alma.training.carried_optimizer import Rewarm
 from fairseq_alma.watch.curve_options import CURVE_OPTIONS, TENSORBOARD
 
 if TYPE_CHECKING:
@@ -153,13 +154,13 @@ class Grow(TrainingStep):
 
     def commands(self) -> Sequence[Command]:
         """Return the call of alma-grow."""
-        start, growth, anytime = self.training.start, self.training.growth, self.job.anytime
+        start, growth = self.training.start, self.training.growth
         assert start is not None and growth is not None, self.training
         groups: Groups = [
             ("--path", str(self.job.begins_from(start)), "--out", str(self.job.grown(self.training.model))),
             ("--method", growth.method, "--experts", str(growth.num_new), "--seed", str(growth.seed)),
         ]
-        if anytime.carry_optimizer:
+        if self.job.carries_optimizer:
             groups.append(("--optimizer", "share" if growth.method == "split" else "copy"))
         if growth.method != "scratch":
             groups.append(("--select", growth.select, *(self._measuring() if growth.select != "random" else ())))
@@ -216,7 +217,7 @@ class Train(TrainingStep):
         return (
             stage_checkpoints.is_whole(last)
             and stage_checkpoints.read_progress(last).has_reached(*self.limits)
-            and (not self.job.anytime.best_checkpoint or stage_checkpoints.is_whole(best))
+            and (not self.job.keeps_best or stage_checkpoints.is_whole(best))
         )
 
     def commands(self) -> Sequence[Command]:
@@ -230,7 +231,7 @@ class Train(TrainingStep):
         ]
         if request.num_procs > 1:
             groups.append(("--distributed-world-size", str(request.num_procs)))
-        groups += [*self._start(), *self._anytime(), *self._saving(), *self._reporting()]
+        groups += [*self._start(), *self._features(), *self._saving(), *self._reporting()]
         groups += [self._own_curves(option) for option in self._model()]
         environment = self.job.options.live.wandb_environment(self.job.folder, model)
         return [Command("fairseq-train", tuple(groups), environment, request.num_procs, request.nodes)]
@@ -245,28 +246,15 @@ class Train(TrainingStep):
             beginning = job.request.finetune_from_model
             return [] if beginning is None else [("--finetune-from-model", str(beginning))]
         path = job.grown(training.model) if training.growth else job.begins_from(training.start)
-        if job.anytime.carry_optimizer:
+        if job.carries_optimizer:
             return [("--continue-once", str(path), "--continue-as", "stage")]
         return [("--finetune-from-model", str(path))]
 
-    def _anytime(self) -> Groups:
-        """Return the options of replay, of the average, and of a decay within the training at hand."""
-        job, anytime = self.job, self.job.anytime
-        groups: Groups = []
-        if anytime.replay_share is not None:
-            order = ("--replay-order", anytime.replay_order) if anytime.replay_order is not None else ()
-            groups.append(("--replay-share", f"{anytime.replay_share:g}", *order))
-        if anytime.best_checkpoint:
-            groups.append(("--best-checkpoint-metric", "nll_loss"))
-        if anytime.ema_half_life is not None:
-            groups.append(("--ema-half-life", anytime.ema_half_life))
-        if anytime.branch_decay is not None and (self.part == BRANCH or not anytime.copies_branch):
-            assert job.options.max_update is not None  # `check_schedule` has seen to it
-            first = job.first_update(self.training, BRANCH)
-            end = job.first_update(self.training) + job.options.max_update
-            window = ("--branch-from", str(first), "--branch-until", str(end))
-            groups.append((*window, "--branch-shape", anytime.shape))
-        return groups
+    def _features(self) -> Groups:
+        """Return the options of what the training does beside learning."""
+        source = self.job.request.features_from
+        groups: Groups = [] if source is None else [("--features-from", str(Path(source).resolve()))]
+        return groups + self.job.features.words(self.job.part(self.training, self.part))
 
     def _saving(self) -> Groups:
         # At the end of an epoch fairseq saves every --save-interval epochs: only the last one must be.
@@ -280,17 +268,17 @@ class Train(TrainingStep):
         max_update = self.job.options.max_update
         every = MAX_LOG_INTERVAL if max_update is None else min(MAX_LOG_INTERVAL, max(1, max_update // NUM_LOG_LINES))
         log: Groups = [("--log-format", "json", "--log-interval", str(every))]
-        is_validated = self.job.request.validate or self.job.anytime.best_checkpoint
+        is_validated = self.job.request.validate or self.job.keeps_best
         return log if is_validated else [*log, ("--disable-validation",)]
 
     def _model(self) -> list[Option]:
         """Return the user's options, with those of the model as the training wants it."""
         job, training = self.job, self.training
         options, num_updates = job.options.options, job.num_updates(self.part)
-        if num_updates is not None and (job.anytime.carry_optimizer or self.part != WHOLE):
+        if num_updates is not None and (job.carries_optimizer or self.part != WHOLE):
             end = job.first_update(training, self.part) + num_updates
             options = replace_option(options, "--max-update", str(end))
-        if job.anytime.rewarm == "one-schedule" and training.start is not None:
+        if job.features[Rewarm].is_one_schedule and training.start is not None:
             options = replace_option(options, "--lr", f"{job.peak(training.model.stage):.6g}")
         if self.part == BRANCH:  # it would be drawn over what it branches off from
             options = [option for option in options if option[0] not in CURVE_OPTIONS]
@@ -345,14 +333,14 @@ class Train(TrainingStep):
 
     def _described(self, done: Progress) -> dict[str, Any]:
         """Return what stage.json says of how the stage began and of what is tested; nothing for the paper's way."""
-        anytime = self.job.anytime
-        if not anytime.record():
+        features, branch = self.job.features, self.job.branch
+        if not features.record():
             return {}
-        described = {"first_update": done.first_update, "predicts_with": anytime.predicts_with}
-        if anytime.rewarm == "one-schedule":
+        described = {"first_update": done.first_update, "predicts_with": features.predicts_with}
+        if features[Rewarm].is_one_schedule:
             described["peak_lr"] = self.job.peak(self.plan.stage.index)
-        if anytime.branch_decay is not None:
-            described["branch_updates"] = anytime.branch_updates(done.num_updates)
+        if branch.branch_decay is not None:
+            described["branch_updates"] = branch.num_updates(done.num_updates)
         return {"anytime": described}
 
     def _forget_what_is_lost(self) -> None:
@@ -361,7 +349,7 @@ class Train(TrainingStep):
         That is the best checkpoint; or a copy, once the training is past the place where it had branched off.
         """
         best = self.folder / BEST
-        if self.job.anytime.best_checkpoint and best.is_file() and not stage_checkpoints.is_sound(best):
+        if self.job.keeps_best and best.is_file() and not stage_checkpoints.is_sound(best):
             stage_checkpoints.remove_all(self.folder)
         if self.part != UP_TO_BRANCH or (last := stage_checkpoints.repair_last(self.folder)) is None:
             return
@@ -389,7 +377,7 @@ class Train(TrainingStep):
     def _synchronise(self) -> None:
         """See to it that what a training ends with is on the disk, before any stage.json says that it is there."""
         stage_checkpoints.synchronise(self.folder / LAST_CHECKPOINT)
-        if self.job.anytime.best_checkpoint and (self.folder / BEST).is_file():
+        if self.job.keeps_best and (self.folder / BEST).is_file():
             stage_checkpoints.synchronise(self.folder / BEST)
 
 

@@ -9,7 +9,9 @@ from typing import Mapping, Optional, Sequence
 
 from fairseq_alma.checkpoints import JOINT_MODEL
 from fairseq_alma.option_ranges import check_words
+from fairseq_alma.options import options_of
 from fairseq_alma.runs.option_words import Option, group_words
+from fairseq_alma.training.feature import FEATURES
 from fairseq_alma.watch.curve_options import CurveOptions
 
 # What alma-stream decides, and how a user says it instead.
@@ -26,12 +28,6 @@ OWNED: dict[str, str] = {
     "--save-dir": "give --run before the --",
     "--restore-file": "alma-stream resumes from the stage's own last checkpoint",
     "--continue-once": "alma-stream resumes from the stage's own last checkpoint",
-    "--continue-as": "give --carry-optimizer before the --",
-    "--ema-half-life": "give it before the --",
-    "--replay-share": "give it before the --",
-    "--branch-from": "give --branch-decay before the --",
-    "--branch-until": "give --branch-decay before the --",
-    "--branch-shape": "give it before the --",
     "--finetune-from-model": "give it, or --init, before the --",
     "--add-bos-token": "sequences begin with </s>, those of tests too",
     "--future-target": "the next token is what is learned and tested",
@@ -110,7 +106,7 @@ class TrainOptions:
     """
 
     def __init__(self, words: Sequence[str], owned: Mapping[str, str] = {}) -> None:
-        self.owned = {**OWNED, **owned}
+        self.owned = {**OWNED, **_owned_by_features(), **owned}
         self.options = group_words(words)
         for name, _ in self.options:
             _refuse_owned(name, self.owned)
@@ -213,6 +209,15 @@ class TrainOptions:
 def replace_option(options: Sequence[Option], name: str, value: str) -> list[Option]:
     """Return options with another value of one that is among them."""
     return [(each, (value,)) if each == name else (each, values) for each, values in options]
+
+
+def _owned_by_features() -> dict[str, str]:
+    """Return the options of features that stand before ``--``, and those of fairseq-train that these stand for."""
+    found: dict[str, str] = {}
+    for kind in FEATURES:
+        before = {option.flag for option in options_of(kind).values() if option.side is None and "text" in option.kinds}
+        found |= dict.fromkeys(before, "give it before the --") | dict(kind.owned)
+    return found
 
 
 def _refuse_owned(name: str, all_owned: Mapping[str, str]) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ContextManager, Optional
 
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.options import NONE, TRAINING, opt
-from fairseq_alma.training.feature import Feature, Setting, register_feature
+from fairseq_alma.training.feature import Feature, Setting
 
 if TYPE_CHECKING:
     from torch import nn
@@ -40,7 +40,6 @@ def refuse_inexact_precision(parser: argparse.ArgumentParser, evaluates: bool) -
         group.add_argument(option, action=RefusedPrecision, nargs=0, default=False, help="see --autocast")
 
 
-@register_feature
 @dataclass
 class Autocast(Feature):
     """Makes all forward passes under autocast to bf16."""

@@ -11,7 +11,7 @@ from fractions import Fraction
 from typing import TYPE_CHECKING, Any, ClassVar, Mapping, Optional
 
 from fairseq_alma.options import NONE, TRAINING, opt
-from fairseq_alma.training.feature import Feature, register_feature
+from fairseq_alma.training.feature import Feature
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -29,7 +29,6 @@ def average_decay(update: int, half_life: Fraction) -> float:
     return 2.0 ** float(-1 / (half_life * update))
 
 
-@register_feature
 @dataclass
 class WeightAverage(Feature):
     """Averages the weights after each update.
@@ -48,6 +47,16 @@ class WeightAverage(Feature):
         kinds=("text",),
         defaults={TRAINING: NONE},
     )
+
+    @property
+    def predicts_with(self) -> Optional[str]:
+        """The average."""
+        return "average"
+
+    @property
+    def way(self) -> Optional[str]:
+        """The option."""
+        return f"--ema-half-life {self.ema_half_life}"
 
     def __post_init__(self) -> None:
         self.average: Optional[dict[str, Tensor]] = None

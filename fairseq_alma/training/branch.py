@@ -4,10 +4,11 @@ Source: warmup-stable-decay (Hu et al. 2024, MiniCPM); the shape 1 - sqrt is tha
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Optional
+from typing import TYPE_CHECKING, Any, ClassVar, Mapping, Optional, Sequence
 
-from fairseq_alma.options import TRAINING, opt
-from fairseq_alma.training.feature import Feature, register_feature
+from fairseq_alma.options import PLAN, TRAINING, opt, real
+from fairseq_alma.training.feature import Feature, Part
+from fairseq_alma.training.planned_run import PlannedRun
 
 if TYPE_CHECKING:
     from torch import nn
@@ -28,11 +29,27 @@ def branch_factor(update: int, first: int, end: int, shape: str) -> float:
     return 1.0 - (progress**0.5 if shape == "sqrt" else progress)
 
 
-@register_feature
 @dataclass
 class LRBranch(Feature):
     """Multiplies the learning rate of each update by `branch_factor`, for that update alone."""
 
+    owned: ClassVar[Mapping[str, str]] = dict.fromkeys(
+        ("--branch-from", "--branch-until"), "give --branch-decay before the --"
+    )
+
+    branch_decay: Optional[float] = opt(
+        None,
+        "test a copy whose learning rate decays to zero over the last share D of a stage's updates; training goes on "
+        "from weights that did not decay",
+        range=real(0, 1, above=True, below=True),
+        kinds=("text",),
+        side=PLAN,
+        metavar="D",
+    )
+    branch_from: Optional[int] = opt(
+        None, "decay the learning rate from this update on, whatever the schedule says", side=TRAINING
+    )
+    branch_until: Optional[int] = opt(None, "to zero at this update", side=TRAINING)
     branch_shape: Optional[str] = opt(
         None,
         f"of that decay: 1 - sqrt, or linear (default: {SHAPES[0]})",
@@ -40,28 +57,57 @@ class LRBranch(Feature):
         kinds=("text",),
         defaults={TRAINING: SHAPES[0]},
     )
-    branch_from: Optional[int] = opt(
-        None, "decay the learning rate from this update on, whatever the schedule says", side=TRAINING
+    branch_continue: Optional[bool] = opt(
+        None, "with --branch-decay: decay the model itself and go on from there", kinds=("text",), side=PLAN
     )
-    branch_until: Optional[int] = opt(None, "to zero at this update", side=TRAINING)
 
     def __post_init__(self) -> None:
-        self._rates: list[float] = []
+        if self.branch_decay is not None or self.branch_from is not None:
+            self.branch_shape = self.branch_shape or SHAPES[0]
+        self._groups: Sequence[dict[str, Any]] = ()
+        self._rates: Sequence[float] = ()
 
     @property
-    def is_on(self) -> bool:
-        """Whether the training at hand decays."""
-        return self.branch_from is not None and self.branch_until is not None
+    def copies(self) -> bool:
+        """Whether a copy is decayed, tested and thrown away (WSD), rather than trained on from (WSD-S)."""
+        return self.branch_decay is not None and not self.branch_continue
 
     @property
-    def shape(self) -> str:
-        """Shape of the decay."""
-        return self.branch_shape or SHAPES[0]
+    def predicts_with(self) -> Optional[str]:
+        """The copy, if there is one."""
+        return "branch" if self.copies else None
+
+    @property
+    def way(self) -> Optional[str]:
+        """The option."""
+        return "--branch-decay" if self.branch_decay is not None else None
+
+    def check(self, run: PlannedRun) -> None:
+        """Refuse options that mean nothing alone, and schedules that decay by themselves."""
+        if self.branch_decay is None:
+            name = "--branch-shape" if self.branch_shape is not None else "--branch-continue"
+            raise ValueError(f"{name}: means nothing without --branch-decay; give both")
+        run.require_updates("--branch-decay")
+        run.require_endless(f"--branch-decay {self.branch_decay:g}")
+
+    def num_updates(self, of_stage: int) -> int:
+        """Return how many of a stage's updates are made with a decaying learning rate, at least one."""
+        assert self.branch_decay is not None
+        return max(1, round(self.branch_decay * of_stage))
+
+    def for_part(self, part: Part) -> "LRBranch":
+        """Return the decay of the copy, or of the whole that goes on from it; elsewhere there is none."""
+        if part.num_updates is None or part.is_branch != self.copies:
+            return LRBranch()
+        end = part.first_update + part.num_updates
+        first = end - self.num_updates(part.num_updates)
+        return LRBranch(branch_from=first, branch_until=end, branch_shape=self.branch_shape)
 
     def before_step(self, optimizer: Any, update: int) -> None:
         """Lower the learning rate."""
-        assert self.branch_from is not None and self.branch_until is not None
-        factor = branch_factor(update, self.branch_from, self.branch_until, self.shape)
+        if self.branch_from is None or self.branch_until is None:
+            return
+        factor = branch_factor(update, self.branch_from, self.branch_until, self.branch_shape or SHAPES[0])
         self._groups = optimizer.param_groups
         self._rates = [group["lr"] for group in self._groups]
         for group, rate in zip(self._groups, self._rates, strict=True):

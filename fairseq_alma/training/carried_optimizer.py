@@ -7,11 +7,12 @@ the training's own last checkpoint, to which none of this applies.
 """
 
 from dataclasses import dataclass
-from typing import Any, Mapping, Sequence
+from typing import Any, ClassVar, Mapping, Optional, Sequence
 
 from fairseq_alma.errors import AlmaError
-from fairseq_alma.options import TRAINING, opt
-from fairseq_alma.training.feature import Feature, Setting, register_feature
+from fairseq_alma.options import PLAN, TRAINING, opt
+from fairseq_alma.training.feature import Feature, Setting
+from fairseq_alma.training.planned_run import ENDLESS, PlannedRun
 
 TASK_STATE = "AlmaLMTask"
 """Key of ``extra_state`` where checkpoints have what features keep; fairseq wants the name of the task's class."""
@@ -21,9 +22,11 @@ FIRST_UPDATE = "first_update"
 """Key there: updates of the stages before, where the optimizer is carried on; not there: none."""
 RESUME, STAGE, BRANCH = "resume", "stage", "branch"
 WAYS = (RESUME, STAGE, BRANCH)
+GROWABLE = ("adam", "fused_adam")
+"""Optimizers whose state is known well enough to be shared between the halves of an expert."""
+REWARMS = ("full", "one-schedule")
 
 
-@register_feature
 @dataclass
 class TokenCount(Feature):
     """Counts the tokens that a model was trained on, so that a stage that was cut off counts each one once.
@@ -54,11 +57,19 @@ class TokenCount(Feature):
         self.num_tokens, self.first_update = state[TRAIN_TOKENS], state.get(FIRST_UPDATE, 0)
 
 
-@register_feature
 @dataclass
 class CarriedOptimizer(Feature):
     """Begins a stage, or a branch, with the optimizer, number of updates and schedule of the checkpoint before."""
 
+    owned: ClassVar[Mapping[str, str]] = {"--continue-as": "give --carry-optimizer before the --"}
+
+    carry_optimizer: Optional[bool] = opt(
+        None,
+        "optimizer state, number of updates and learning-rate schedule run on through the stages, each of which makes "
+        "--max-update more; with --lr-scheduler fixed or inverse_sqrt (default: each stage begins anew)",
+        kinds=("text",),
+        side=PLAN,
+    )
     continue_as: str = opt(
         RESUME,
         "what --continue-once means: resume (fairseq's), begin a new stage with its optimizer, number of updates and "
@@ -66,6 +77,21 @@ class CarriedOptimizer(Feature):
         choices=WAYS,
         side=TRAINING,
     )
+
+    def check(self, run: PlannedRun) -> None:
+        """Refuse a run with nothing to carry on, a schedule that ends before it, a state that cannot grow."""
+        trainings = [each for plan in run.plans[1:] for each in plan.trainings]
+        if not any(each.start for each in trainings):
+            what = "there is one stage" if len(run.plans) == 1 else "each stage begins with new weights"
+            raise ValueError(f"--carry-optimizer: {what}, so there is no optimizer to carry on; leave it out")
+        run.require_updates("--carry-optimizer")
+        _require_whole_stream(run)
+        optimizer = " ".join(run.last("--optimizer") or ())
+        if optimizer not in GROWABLE and any(each.growth for each in trainings):
+            raise ValueError(
+                f"--carry-optimizer: the state of --optimizer {optimizer or '(none given)'} is not known to grow with "
+                f"a model; give {' or '.join(GROWABLE)} after the --"
+            )
 
     def prepare(self, setting: Setting) -> None:
         """Refuse to begin with nothing."""
@@ -82,6 +108,74 @@ class CarriedOptimizer(Feature):
                 "carry its state on; give the same --optimizer, or the checkpoint as --finetune-from-model"
             )
         begin(checkpoint, setting.start, with_new_data=self.continue_as == STAGE)
+
+
+@dataclass
+class Rewarm(Feature):
+    """Where each stage warms up, and to what."""
+
+    rewarm: Optional[str] = opt(
+        None,
+        "what the learning rate of each stage warms up to: --lr, or what one schedule over all stages so far would "
+        f"have (default: {REWARMS[0]})",
+        choices=REWARMS,
+        kinds=("text",),
+        side=PLAN,
+    )
+
+    @property
+    def is_one_schedule(self) -> bool:
+        """Whether stages differ in their peaks."""
+        return self.rewarm == "one-schedule"
+
+    def check(self, run: PlannedRun) -> None:
+        """Refuse schedules of whose value at an update nothing is known here."""
+        if not self.is_one_schedule:
+            return
+        flag = "--rewarm one-schedule"
+        if run.features[CarriedOptimizer].carry_optimizer:
+            raise ValueError(f"{flag}: --carry-optimizer warms up once, so there is nothing to re-warm")
+        run.require_updates(flag)
+        if run.schedule != "polynomial_decay" or run.number("--total-num-update") != run.max_update:
+            raise ValueError(
+                f"{flag}: needs --lr-scheduler polynomial_decay after the --, with a --total-num-update of --max-update"
+            )
+        if (run.number("--end-learning-rate") or 0.0) > 0 or len(run.last("--lr") or ()) != 1:
+            raise ValueError(f"{flag}: needs one --lr after the --, and an --end-learning-rate of 0")
+        run.refuse_rates_by_epoch(flag)
+
+    def peak(self, stage: int, num_updates: int, warmup: int, power: float = 1.0) -> float:
+        """Return the peak of a stage's learning rate as a share of that of the first stage.
+
+        With ``one-schedule`` it is the value at update i S + W of a polynomial decay over (i + 1) S updates.
+
+        Args:
+            stage: i, from 0.
+            num_updates: S, of each stage.
+            warmup: W, updates of the warm-up.
+            power: of the decay.
+        """
+        if not self.is_one_schedule:
+            return 1.0
+        return (1 - stage * num_updates / ((stage + 1) * num_updates - warmup)) ** power
+
+
+def _require_whole_stream(run: PlannedRun) -> None:
+    """Refuse schedules that end before the stream does."""
+    if run.schedule in ENDLESS:
+        run.refuse_rates_by_epoch("--carry-optimizer")
+        return
+    if run.schedule != "polynomial_decay":
+        raise ValueError(
+            f"--carry-optimizer: --lr-scheduler {run.schedule} after the -- knows no stream of several stages; give "
+            f"{' or '.join(ENDLESS)}, or polynomial_decay with a --total-num-update for all of it"
+        )
+    total, needed = run.number("--total-num-update"), len(run.plans) * (run.max_update or 0)
+    if total is None or total < needed:
+        raise ValueError(
+            f"--carry-optimizer: --total-num-update {'' if total is None else f'{total:g} '}after the --, and the "
+            f"{len(run.plans)} stages make {needed:,} updates in all; give at least that, or --lr-scheduler fixed"
+        )
 
 
 def begin(checkpoint: dict[str, Any], path: str, with_new_data: bool) -> None:

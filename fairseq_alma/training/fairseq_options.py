@@ -13,7 +13,7 @@ from fairseq_alma.option_ranges import RANGES, check_config
 from fairseq_alma.options import NONE, PLAN, TRAINING, InRange, Option, options_of
 
 
-def fairseq_config(name: str, base: type, parts: Sequence[type]) -> Any:
+def fairseq_config(name: str, base: type, parts: Sequence[type], kind: Optional[str] = None) -> Any:
     """Make the configuration class of a fairseq task or model of the options of several parts.
 
     The class belongs to an attribute of the calling module that has its name, as hydra looks it up there.
@@ -22,8 +22,10 @@ def fairseq_config(name: str, base: type, parts: Sequence[type]) -> Any:
         name: of the class.
         base: fairseq's dataclass, or one that adds what is no option of ours, such as interpolations.
         parts: dataclasses with options; a field of ``base`` with the same name is replaced.
+        kind: of data, which leaves out options that mean nothing there; None: all.
     """
     options = {each.name: each for part in parts for each in options_of(part).values() if each.side != PLAN}
+    options = {name: each for name, each in options.items() if kind is None or kind in each.kinds}
     fields = [(each.name, _fairseq_type(each), _fairseq_field(each)) for each in options.values()]
     made = dataclasses.make_dataclass(name, fields, bases=(base,))
     made.__module__ = sys._getframe(1).f_globals["__name__"]

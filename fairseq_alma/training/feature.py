@@ -17,8 +17,12 @@ Neither torch nor fairseq at the top of a file that ``alma-stream`` reads option
 Source of the form: callbacks of OLMo-core, which have a state of their own.
 """
 
+import argparse
 import contextlib
+import importlib
+import sys
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import (
     TYPE_CHECKING,
     Any,
@@ -33,6 +37,7 @@ from typing import (
 )
 
 from fairseq_alma.options import TRAINING, Options, options_of
+from fairseq_alma.training.planned_run import PlannedRun
 
 if TYPE_CHECKING:
     import numpy
@@ -56,20 +61,54 @@ class Setting:
     needs_whole_weights: Optional[str] = None
 
 
+@dataclass(frozen=True)
+class Part:
+    """A part of a stage's training.
+
+    Attributes:
+        first_update: updates that the optimizer has made before the stage.
+        num_updates: of the whole stage; None: epochs end it.
+        is_branch: whether it is a copy that branches off, to be tested and thrown away.
+    """
+
+    first_update: int = 0
+    num_updates: Optional[int] = None
+    is_branch: bool = False
+
+
 @dataclass
 class Feature(Options):
     """A dataclass whose fields are options (see `options.opt`); no hook does anything unless a feature says so.
 
     Attributes:
         needs_whole_weights: the name of what needs all weights of the model in one process; None: nothing.
+        owned: options of fairseq-train that alma-stream gives by itself -> how a user says it instead.
     """
 
     needs_whole_weights: ClassVar[Optional[str]] = None
+    owned: ClassVar[Mapping[str, str]] = {}
 
     @property
     def is_on(self) -> bool:
         """Whether the training has it: one of its options is not at its default."""
         return any(getattr(self, name) != option.default for name, option in options_of(type(self)).items())
+
+    @property
+    def predicts_with(self) -> Optional[str]:
+        """What of a stage is tested: ``average``, ``best``, ``branch``; None: the feature leaves that alone."""
+        return None
+
+    @property
+    def way(self) -> Optional[str]:
+        """The option, as given, that decides what is tested, which two cannot; None: it leaves that alone."""
+        return None
+
+    def check(self, run: PlannedRun) -> None:
+        """Raise ValueError, which begins with the option, if a run cannot have it."""
+
+    def for_part(self: "Own", part: Part) -> "Own":
+        """Return the feature as a part of a stage's training has it, with no state yet."""
+        return replace(self)
 
     def prepare(self, setting: Setting) -> None:
         """Raise AlmaError if the device cannot do it, or another option is missing; before the model is built."""
@@ -122,6 +161,7 @@ class Feature(Options):
 FEATURES: list[type[Feature]] = []
 """All features, in the order in which their hooks are called."""
 Kind = TypeVar("Kind", bound=type[Feature])
+Own = TypeVar("Own", bound=Feature)
 
 
 def register_feature(kind: Kind) -> Kind:
@@ -135,6 +175,12 @@ def register_feature(kind: Kind) -> Kind:
             raise ValueError(f"feature {kind.__name__}: {other.__name__} has the option {min(shared)} already")
     FEATURES.append(kind)
     return kind
+
+
+def import_from(path: Path) -> None:
+    """Import a file, or a folder, of Python that registers features or learners."""
+    sys.path.insert(0, str(path.resolve().parent))
+    importlib.import_module(path.stem)
 
 
 @dataclass
@@ -160,6 +206,41 @@ class Features:
         active = [each for kind in FEATURES if (each := kind(**_given(kind, values))).is_on]
         whole = next((each.needs_whole_weights for each in active if each.needs_whole_weights is not None), None)
         return cls(active, replace(setting, needs_whole_weights=whole))
+
+    @classmethod
+    def read(cls, arguments: argparse.Namespace) -> "Features":
+        """Make those that the options of alma-stream switch on."""
+        return cls([each for kind in FEATURES if (each := kind.read(arguments)).is_on])
+
+    def __getitem__(self, kind: type[Own]) -> Own:
+        """Return the feature of a class; with its defaults where it is not switched on."""
+        return next((each for each in self.each if isinstance(each, kind)), None) or kind()
+
+    @property
+    def predicts_with(self) -> str:
+        """What is tested of a stage: its ``last`` weights unless a feature says otherwise."""
+        return next((each.predicts_with for each in self.each if each.predicts_with is not None), "last")
+
+    def check(self, run: PlannedRun) -> None:
+        """Raise ValueError, which begins with an option, if features contradict each other or the run."""
+        ways = [each.way for each in self.each if each.way is not None]
+        if len(ways) > 1:
+            raise ValueError(f"{ways[0]}: {ways[1]} is another way to the model that is tested; give one of them")
+        for each in self.each:
+            each.check(run)
+
+    def record(self, kind: Optional[str] = None) -> dict[str, Any]:
+        """Return what run.json says: what was given, so that a run without features has the record it always had."""
+        return {name: value for each in self.each for name, value in each.record(kind).items()}
+
+    def words(self, part: Part) -> list[tuple[str, ...]]:
+        """Return the options of fairseq-train for a part of a stage, those of a feature together."""
+        groups = [tuple(each.for_part(part).words()) for each in reversed(self.each)]  # as these were always printed
+        return [group for group in groups if group]
+
+    def for_part(self, part: Part) -> "Features":
+        """Return them as a part of a stage's training has them, with no state yet."""
+        return Features([each.for_part(part) for each in self.each], self.setting)
 
     def prepare(self) -> None:
         """Call `Feature.prepare`."""

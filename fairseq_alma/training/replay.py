@@ -10,13 +10,13 @@ from typing import Optional, Sequence
 import numpy as np
 
 from fairseq_alma.options import TRAINING, opt, real
-from fairseq_alma.training.feature import Feature, register_feature
+from fairseq_alma.training.feature import Feature
+from fairseq_alma.training.planned_run import PlannedRun
 
 LEAST_SEEN = "least-seen"
 REPLAY_ORDERS = ("uniform", LEAST_SEEN)
 
 
-@register_feature
 @dataclass
 class Replay(Feature):
     """Draws sequences of earlier mega-batches."""
@@ -24,7 +24,7 @@ class Replay(Feature):
     replay_share: Optional[float] = opt(
         None,
         "share of a stage's sequences that come from earlier mega-batches; the updates do not grow",
-        range=real(0, 1, below=True),
+        range=real(0, 1, above=True, below=True),
         kinds=("text",),
         metavar="R",
         defaults={TRAINING: 0.0},
@@ -38,15 +38,20 @@ class Replay(Feature):
         defaults={TRAINING: REPLAY_ORDERS[0]},
     )
 
-    @property
-    def is_on(self) -> bool:
-        """Whether a share is given."""
-        return self.replay_share is not None
+    def check(self, run: PlannedRun) -> None:
+        """Refuse a run that has nothing to replay, or all of it already."""
+        if self.replay_share is None:
+            raise ValueError("--replay-order: means nothing without --replay-share; give both")
+        flag = f"--replay-share {self.replay_share:g}"
+        if run.replay or len(run.plans) == 1:
+            what = "there is one stage, and none before it"
+            what = "--replay trains on all mega-batches already" if run.replay else what
+            raise ValueError(f"{flag}: {what}; leave it out")
+        run.require_updates(flag)
 
     def draw_earlier(self, sizes: Sequence[Sequence[int]], seed: int) -> Optional[np.ndarray]:
         """Draw as many sequences as make up the share of the whole."""
-        assert self.replay_share is not None
-        if len(sizes) == 1:
+        if self.replay_share is None or len(sizes) == 1:
             return None
         each = [sum(stage) for stage in sizes]
         ends = list(accumulate(map(len, sizes), initial=-1))[1:]  # the mega-batch that each stage ends with

@@ -1,18 +1,30 @@
+from argparse import Namespace
+
 import pytest
 
 from fairseq_alma.learners.schedule import stages
-from fairseq_alma.text.anytime_checks import check_schedule
 from fairseq_alma.text.train_options import TrainOptions
-from fairseq_alma.training.anytime_options import AnytimeOptions
+from fairseq_alma.training.carried_optimizer import Rewarm
+from fairseq_alma.training.feature import Features
+from fairseq_alma.training.planned_run import PlannedRun
 from tests.runs.runs import plan_learner
 
 CARRY = {"carry_optimizer": True}
-TRAIN = ["--arch", "a", "--optimizer", "adam", "--max-update", "100"]
 DECAY = ["--lr-scheduler", "polynomial_decay", "--total-num-update"]
 
 
 def plans(learner="sm", num=4, **options):
     return plan_learner(learner, stages(num, 1), **options)
+
+
+def features(**given):
+    return Features.read(Namespace(**given))
+
+
+def check(given, words=(), planned=None, replay=False):
+    options = TrainOptions(["--arch", "a", "--optimizer", "adam", "--max-update", "100", *words])
+    found = features(**given)
+    found.check(PlannedRun("text", planned or plans(), replay, options.last, found))
 
 
 @pytest.mark.parametrize(
@@ -28,22 +40,22 @@ def plans(learner="sm", num=4, **options):
 )
 def test_options_that_contradict_each_other_are_refused(given, message):
     with pytest.raises(ValueError, match=message):
-        AnytimeOptions(**given).check()
+        check(given)
 
 
 def test_what_has_nothing_to_carry_on_is_refused():
     with pytest.raises(ValueError, match="--carry-optimizer: there is one stage"):
-        AnytimeOptions(**CARRY).check_plans(plans(num=1), replay=False)
+        check(CARRY, planned=plans(num=1))
     with pytest.raises(ValueError, match="--carry-optimizer: each stage begins with new weights"):
-        AnytimeOptions(**CARRY).check_plans(plans("gens"), replay=False)
-    AnytimeOptions(**CARRY).check_plans(plans(), replay=False)
+        check(CARRY, planned=plans("gens"))
+    check(CARRY)
 
 
 def test_a_share_of_replay_goes_with_neither_replay_of_all_nor_one_stage():
     with pytest.raises(ValueError, match=r"--replay-share 0.2: --replay trains on all"):
-        AnytimeOptions(replay_share=0.2).check_plans(plans(), replay=True)
+        check({"replay_share": 0.2}, replay=True)
     with pytest.raises(ValueError, match=r"--replay-share 0.2: there is one stage"):
-        AnytimeOptions(replay_share=0.2).check_plans(plans(num=1), replay=False)
+        check({"replay_share": 0.2}, planned=plans(num=1))
 
 
 @pytest.mark.parametrize(
@@ -63,32 +75,32 @@ def test_a_share_of_replay_goes_with_neither_replay_of_all_nor_one_stage():
 )
 def test_schedules_that_do_not_fit_are_refused(given, words, message):
     with pytest.raises(ValueError, match=message) as error:
-        check_schedule(AnytimeOptions(**given), TrainOptions([*TRAIN, *words]), plans())
+        check(given, words)
     assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("words", [[], ["--lr-scheduler", "inverse_sqrt"], [*DECAY, "400"]])
 def test_schedules_without_an_end_and_those_that_last_for_the_stream_are_carried_on(words):
-    check_schedule(AnytimeOptions(**CARRY), TrainOptions([*TRAIN, *words]), plans())
+    check(CARRY, words)
 
 
 def test_an_optimizer_that_cannot_grow_is_refused_where_the_model_grows():
-    sgd = TrainOptions(["--arch", "a", "--optimizer", "sgd", "--max-update", "100"])
-    check_schedule(AnytimeOptions(**CARRY), sgd, plans())
+    sgd = ["--optimizer", "sgd"]
+    check(CARRY, sgd)
     with pytest.raises(ValueError, match="--carry-optimizer: the state of --optimizer sgd is not known to grow"):
-        check_schedule(AnytimeOptions(**CARRY), sgd, plans("gmoe", grow_schedule="4,4,6,6"))
+        check(CARRY, sgd, plans("gmoe", grow_schedule="4,4,6,6"))
 
 
 def test_a_stage_re_warms_to_where_one_schedule_over_all_stages_would_be():
-    options = AnytimeOptions(rewarm="one-schedule")
+    options = Rewarm("one-schedule")
     for stage in range(3):
         total = (stage + 1) * 100
         value = 1 - (stage * 100 + 10 - 10) / (total - 10)  # of polynomial_decay, at update stage * 100 + 10
         assert options.peak(stage, 100, 10) == pytest.approx(value)
     assert options.peak(2, 100, 10, power=2) == pytest.approx(options.peak(2, 100, 10) ** 2)
-    assert AnytimeOptions().peak(2, 100, 10) == 1.0
+    assert Rewarm().peak(2, 100, 10) == 1.0
 
 
 def test_a_run_without_these_options_has_the_record_it_always_had():
-    assert AnytimeOptions().record() == {}
-    assert AnytimeOptions(branch_decay=0.2).record() == {"branch_decay": 0.2, "branch_shape": "sqrt"}
+    assert features().record() == {}
+    assert features(branch_decay=0.2).record() == {"branch_decay": 0.2, "branch_shape": "sqrt"}

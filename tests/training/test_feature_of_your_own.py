@@ -1,0 +1,71 @@
+"""A feature in a file outside the package: its option, its run, and a kill in the middle of it."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.scripts import run_script
+
+OWN = Path(__file__).with_name("clipping.py")
+LIMIT = 0.05
+TEXT = [
+    "--arch", "alma_switch_lm_tiny", "--decoder-layers", "2", "--decoder-embed-dim", "16", "--decoder-ffn-embed-dim",
+    "32", "--decoder-attention-heads", "2", "--num-experts", "4", "--criterion", "alma_switch_cross_entropy", "--cpu",
+    "--optimizer", "adam", "--lr", "0.01", "--max-update", "12", "--batch-size", "4", "--tokens-per-sample", "32",
+    "--num-workers", "0",
+]  # fmt: skip
+KILL = """
+import os, signal
+
+after_step = ClippedWeights.after_step
+
+
+def kill_after_nine(self, model, update):
+    after_step(self, model, update)
+    if self.num_updates == 9:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+ClippedWeights.after_step = kill_after_nine
+"""
+
+
+def alma_stream(stream, run, feature, *options, words=()):
+    own = ["--features-from", str(feature), "--clip-weights", str(LIMIT), "--stage", "0", *options]
+    return run_script(["alma-stream", "--stream", str(stream), "--run", str(run), *own, "--", *words])
+
+
+def test_its_option_is_in_the_help():
+    shown = run_script(["alma-stream", "--features-from", str(OWN), "--help"]).stdout
+    assert "anytime training (text, images)" in shown and "largest absolute value of a weight" in shown
+
+
+def test_a_file_that_is_not_there_is_one_line():
+    done = run_script(["alma-stream", "--features-from", "nowhere.py", "--help"])
+    assert done.returncode == 2 and "--features-from nowhere.py: no such folder or file of Python" in done.stderr
+
+
+def test_a_value_out_of_range_is_refused(trained, tmp_path):
+    words = ["--stream", str(trained.stream), "--run", str(tmp_path), "--clip-weights", "0", "--", *TEXT]
+    done = run_script(["alma-stream", "--features-from", str(OWN), *words])
+    assert done.returncode == 2 and "--clip-weights 0: a number above 0 is needed" in done.stderr
+
+
+def test_on_text_a_training_with_it_that_is_killed_ends_as_one_that_is_not(trained, tmp_path):
+    killing = tmp_path / "clipping.py"
+    killing.write_text(OWN.read_text() + KILL)
+    how = {"words": TEXT}
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    assert alma_stream(trained.stream, whole, OWN, "--save-every", "6", **how).returncode == 0
+    assert alma_stream(trained.stream, cut, killing, "--save-every", "6", **how).returncode == 1
+    assert alma_stream(trained.stream, cut, OWN, "--save-every", "6", **how).returncode == 0
+    assert json.loads((cut / "run.json").read_text())["options"]["clip_weights"] == LIMIT
+    one, other = (torch.load(each / "stage-000/member-0/checkpoint_last.pt") for each in (whole, cut))
+    assert one["extra_state"]["AlmaLMTask"] == other["extra_state"]["AlmaLMTask"]
+    assert one["extra_state"]["AlmaLMTask"]["clipped_updates"] == 12
+    for name, tensor in one["model"].items():
+        assert torch.equal(tensor, other["model"][name]), name
+        assert tensor.abs().max() <= LIMIT or "positions" in name
+    assert max(float(tensor.abs().max()) for tensor in one["model"].values()) == pytest.approx(LIMIT)
