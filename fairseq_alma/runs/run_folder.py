@@ -255,7 +255,7 @@ class RunFolder:
 
 
 def predicting_checkpoint(folder: RunFolder, model: ModelId, predicts_with: str) -> Path:
-    """Return the checkpoint by which a trained model predicts; see `AnytimeOptions.predicts_with`."""
+    """Return the checkpoint by which a trained model predicts; see `Features.predicts_with`."""
     own = folder.model_folder(model)
     files = {"average": own / AVERAGE, "best": own / BEST, "branch": own / BRANCH / LAST_CHECKPOINT}
     return files.get(predicts_with, folder.checkpoint(model))
