@@ -327,6 +327,11 @@ def _without_none(annotated: Any) -> Any:
 
 def utf8_path(text: str) -> Path:
     """Return the path that a text is, for what fairseq or a record has to name: neither can name other bytes."""
+    return Path(utf8_word(text))
+
+
+def utf8_word(text: str) -> str:
+    """Return a text that a record can hold."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -334,7 +339,7 @@ def utf8_path(text: str) -> Path:
         if _is_utf8(os.fsencode(text)):
             needed = "which a locale of ASCII cannot name; set LC_ALL=C.UTF-8"
         raise argparse.ArgumentTypeError(f"{text!r} found, {needed}") from error
-    return Path(text)
+    return text
 
 
 def _is_utf8(content: bytes) -> bool:

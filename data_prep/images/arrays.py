@@ -1,7 +1,7 @@
 """Images and labels of one's own: a pair of ``.npy`` files, and a pair for the test or a share of the first."""
 
 import zipfile
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass
 from pathlib import Path
 from typing import Optional
 
@@ -11,22 +11,37 @@ from data_prep.images.image_set import ImageSet, check_labels, check_pair, with_
 from data_prep.images.input_files import InputFiles
 from fairseq_alma.data.npy_file import read_npy
 from fairseq_alma.errors import AlmaError
+from fairseq_alma.options import Options, opt, whole
 
 _MOST_CHANNELS = 4
 _MOST_CLASSES = 100_000  # unless --num-classes says more: a larger label is rather a mistake
 
 
 @dataclass(frozen=True)
-class ArrayFiles:
-    """What the options of ``alma-prep-images arrays`` name; see their help texts."""
+class ArrayFiles(Options):
+    """What ``alma-prep-images arrays`` reads, and how."""
 
-    images: Path
-    labels: Path
-    test_images: Optional[Path]
-    test_labels: Optional[Path]
-    channels_last: bool
-    num_classes: Optional[int]
-    augment: bool
+    images: Path = opt(
+        MISSING, "uint8 (images, height, width) or (images, channels, height, width)", metavar="FILE.npy"
+    )
+    labels: Path = opt(MISSING, "whole numbers from 0, (images,)", metavar="FILE.npy")
+    test_images: Optional[Path] = opt(None, "as --images (default: a share of those is held out)", metavar="FILE.npy")
+    test_labels: Optional[Path] = opt(None, "as --labels", metavar="FILE.npy")
+    channels: str = opt("first", "where the arrays have them", choices=("first", "last"))
+    num_classes: Optional[int] = opt(
+        None, "number of classes (default: the largest label plus 1)", range=whole(1, 2**63 - 1), metavar="K"
+    )
+    augment: bool = opt(
+        False,
+        "let training crop and flip the images at random. What alma-stream trains by default does not depend on it: "
+        "VGG with SGD, as for CIFAR, on images of three channels and at least 16 x 16 pixels, else an MLP with "
+        "AdaDelta, as for MNIST",
+    )
+
+    @property
+    def channels_last(self) -> bool:
+        """Whether the arrays are ``(images, height, width, channels)``."""
+        return self.channels == "last"
 
 
 def load_arrays(files: InputFiles, given: ArrayFiles, dataset: str, fraction: Optional[float], seed: int) -> ImageSet:

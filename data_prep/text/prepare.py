@@ -73,7 +73,7 @@ def _create(
 ) -> Stream:
     """Build a new stream under ``root``."""
     shares = Shares(
-        options.megabatches,
+        options.num_megabatches,
         by_argument=options.one_per_input,
         valid_words=options.valid_words,
         test_words=options.test_words,
@@ -82,7 +82,7 @@ def _create(
     drop = None if options.keep_duplicates else np.empty(0, np.uint64)
     deal = deal_documents(survey, shares, options.seed, drop)
     tokenizer = _tokenizer(options, sources, survey, deal, root / TOKENIZER_FOLDER)
-    numbers = range(options.megabatches)
+    numbers = range(options.num_megabatches)
     names = [*map(megabatch_name, numbers), "valid", "test", *_holdouts(options.holdout_words, numbers)]
     splits = in_order(write_sets(sources, survey, deal, names, tokenizer, root, options.workers))
     _write_dictionary(tokenizer, root / megabatch_name(0), root / DICTIONARY)
@@ -112,9 +112,11 @@ def _append(
     there.verify([])
     drop = None if options.keep_duplicates else _hashes_of(there)
     holdout_words = there.history[0]["options"].get(HOLDOUT_WORDS) if there.history else None
-    shares = Shares(options.megabatches, by_argument=options.one_per_input, held_out=False, holdout_words=holdout_words)
+    shares = Shares(
+        options.num_megabatches, by_argument=options.one_per_input, held_out=False, holdout_words=holdout_words
+    )
     deal = deal_documents(survey, shares, options.seed, drop)
-    numbers = range(there.num_megabatches, there.num_megabatches + options.megabatches)
+    numbers = range(there.num_megabatches, there.num_megabatches + options.num_megabatches)
     names = [*map(megabatch_name, numbers), *_holdouts(holdout_words, numbers)]
     build.refuse_links(map(Path, names))
     tokenizer = StreamTokenizer.open(there.root)
@@ -142,15 +144,16 @@ def _tokenizer(
         given = StreamTokenizer(options.tokenizer)
         shutil.copyfile(given.file, folder / FILE_NAMES[given.kind])
     else:
-        file = folder / FILE_NAMES[options.tokenizer_kind]
-        chosen = choose_sample(survey, deal, options.tokenizer_words)
+        kind, max_words, vocab_size = options.training
+        file = folder / FILE_NAMES[kind]
+        chosen = choose_sample(survey, deal, max_words)
         job = TrainingJob(
             sources=sources,
             words=survey.words,
             block_sizes=survey.block_sizes,
             chosen=chosen,
-            kind=options.tokenizer_kind,
-            vocab_size=options.vocab_size,
+            kind=kind,
+            vocab_size=vocab_size,
             num_workers=options.workers,
         )
         # Training takes much memory and would keep it, so it has a process of its own.

@@ -353,7 +353,7 @@ def test_killed_run_does_not_hinder_the_next_one(text, tmp_path):
     [
         (["a", "--out", "s"], "--megabatches B is needed"),
         (["a", "--out", "s", "--megabatches", "0"], "at least 1"),
-        (["a", "--out", "s", "--megabatches", "two"], "invalid whole number value"),
+        (["a", "--out", "s", "--megabatches", "two"], "a whole number is needed"),
         (["a", "--out", "s", "--megabatches", "1", "--vocab-size", "5"], "at least 256"),
         (["a", "--out", "s", "--megabatches", "1", "--tokenizer", "t", "--vocab-size", "500"], "leave one of them out"),
         (["a", "--out", "s", "--megabatches", "1", "--append", "--valid-words", "5"], "with --append"),
@@ -367,9 +367,12 @@ def test_killed_run_does_not_hinder_the_next_one(text, tmp_path):
         (["a", "--out", "s", "--megabatches", "1", "--seed", "-1"], "--seed -1"),
         (["a", "--megabatches", "1"], "--out"),
         (["a"] * 65_536 + ["--out", "s", "--megabatches", "1"], "at most 65535; put them into a folder"),
-        (["a", "--out", "s", "--megabatches", "1", "--workers", "1000000000"], "--workers 1000000000: at most 1024"),
-        (["a", "--out", "s", "--megabatches", "1", "--vocab-size", "9223372036854775808"], "a number below 2^63"),
-        (["a", "--out", "s", "--megabatches", "1", "--vocab-size", "9223372036854775807"], "at most 16777216"),
+        (
+            ["a", "--out", "s", "--megabatches", "1", "--workers", "1000000000"],
+            "--workers 1000000000: a number of at most 1,024",
+        ),
+        (["a", "--out", "s", "--megabatches", "1", "--vocab-size", "9223372036854775808"], "at most 16,777,216"),
+        (["a", "--out", "s", "--megabatches", "1", "--vocab-size", "9223372036854775807"], "at most 16,777,216"),
         (["a", "--out", "s", "--megabatches", "1", "--field", "\udcff"], "a name in UTF-8 is needed"),
         (
             ["a", "--out", "s", "--megabatches", "1", "--field", "body", "--format", "lines"],

@@ -22,7 +22,7 @@ def load(folder: Path, images, labels=LABELS, test=None, fraction=0.2, seed=1, *
             (folder / f"{name}.npy").write_bytes(array)
         else:
             np.save(folder / f"{name}.npy", array, allow_pickle=True)
-    given = {"channels_last": False, "num_classes": None, "augment": False, **options}
+    given = options
     test_files = (folder / "tx.npy", folder / "ty.npy") if test is not None else (None, None)
     return load_arrays(
         InputFiles(), ArrayFiles(folder / "x.npy", folder / "y.npy", *test_files, **given), "mine", fraction, seed
@@ -40,7 +40,7 @@ def test_images_with_and_without_channels_are_read(tmp_path, shape):
 
 def test_channels_that_come_last_are_moved(tmp_path):
     images = random_images(20, 5, 6, 3)
-    read = load(tmp_path, images, test=(images, LABELS), channels_last=True)
+    read = load(tmp_path, images, test=(images, LABELS), channels="last")
     assert np.array_equal(read.images[:20], images.transpose(0, 3, 1, 2))
 
 
@@ -105,6 +105,6 @@ def test_test_images_of_another_size_are_refused(tmp_path):
 
 
 def test_missing_file_is_refused(tmp_path):
-    given = ArrayFiles(tmp_path / "x.npy", tmp_path, None, None, False, None, False)
+    given = ArrayFiles(tmp_path / "x.npy", tmp_path)
     with pytest.raises(AlmaError, match=r"--images .*x\.npy: no such file; give a file"):
         load_arrays(InputFiles(), given, "mine", 0.2, 1)

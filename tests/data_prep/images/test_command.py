@@ -209,7 +209,7 @@ def test_emnist_says_what_it_did_to_the_images(tmp_path, capsys):
         (["mnist", "--source", "a", "--megabatches", "2"], "--out"),
         (["mnist", "--source", "a", "--out", "s"], "--megabatches"),
         (["mnist", "--source", "a", "--out", "s", "--megabatches", "0"], "at least 1"),
-        (["mnist", "--source", "a", "--out", "s", "--megabatches", "x"], "invalid whole number value"),
+        (["mnist", "--source", "a", "--out", "s", "--megabatches", "x"], "a whole number is needed"),
         (["mnist", "--source", "a", "--out", "s", "--megabatches", "2", "--seed", "-1"], "--seed -1"),
         (["mnist", "--source", "a", "--out", "s", "--megabatches", "2", "--valid-fraction", "1"], "below 1 is needed"),
         (["mnist", "--source", "a", "--out", "s", "--megabatches", "2", "--valid-fraction", "nan"], "is needed"),
