@@ -142,7 +142,7 @@ def _num_known(run: "RunFolder", last: int) -> int:
         run: the run.
         last: the mega-batch after whose arrival it was updated last.
     """
-    from fairseq_alma.runs.run_record import planned_stages
+    from fairseq_alma.runs.study import planned_stages
 
     record = run.read_run()
     assert record is not None

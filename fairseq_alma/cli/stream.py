@@ -17,8 +17,8 @@ from fairseq_alma.runs.evaluation import StageEvaluation
 from fairseq_alma.runs.loop import Run, nothing_to_await, nothing_to_evaluate, run_stages, train_members
 from fairseq_alma.runs.request import Job, RunRequest
 from fairseq_alma.runs.run_folder import RUN_RECORD, RunFolder
-from fairseq_alma.runs.run_record import describe_run, require_same_run
 from fairseq_alma.runs.slurm_jobs import SlurmChain, complete_stages, plan_jobs, require_nodes, require_slurm
+from fairseq_alma.runs.study import describe_run, require_same_run
 from fairseq_alma.runs.workers import MemberWorkers, devices_of_jobs
 from fairseq_alma.terminal import tell
 from fairseq_alma.text.text_job import TextJob

@@ -9,8 +9,8 @@ from fairseq_alma.data.stream import Stream
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.images.image_train_options import ImageTrainOptions
 from fairseq_alma.learners.plan import StagePlan
+from fairseq_alma.options import without
 from fairseq_alma.runs.loop import Run
-from fairseq_alma.runs.option_words import without
 from fairseq_alma.runs.request import RunRequest
 from fairseq_alma.runs.run_folder import EVALUATED_FILE, RunFolder
 from fairseq_alma.terminal import shell_words

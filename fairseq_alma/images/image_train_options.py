@@ -9,7 +9,7 @@ from typing import Mapping, Optional, Sequence
 from fairseq_alma.learners.learner import Learner
 from fairseq_alma.learners.presets import BOTH_STUDIES, MLP_STUDY, NETWORK, POOLING, VGG_STUDY, Preset, filled
 from fairseq_alma.option_ranges import check_words
-from fairseq_alma.runs.option_words import Option, group_words
+from fairseq_alma.options import GivenOption, group_words
 from fairseq_alma.watch.curve_options import CURVE_OPTIONS
 
 OPTIMIZERS: Mapping[str, tuple[str, ...]] = {
@@ -134,5 +134,5 @@ class ImageTrainOptions:
                 raise ValueError(f"{name} after the --: {instead}")
 
 
-def _flatten(options: Sequence[Option]) -> list[str]:
+def _flatten(options: Sequence[GivenOption]) -> list[str]:
     return [word for name, values in options for word in (name, *values)]

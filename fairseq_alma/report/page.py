@@ -18,8 +18,7 @@ from fairseq_alma.report.finding import Finding, Verdict
 from fairseq_alma.report.read_run import RunTable
 from fairseq_alma.report.spelling import IMAGES, TEXT, experiment_key, show_count, show_power
 from fairseq_alma.report.table import Table
-from fairseq_alma.runs.run_record import OPTION_OF
-from fairseq_alma.runs.study import FREE_OPTIONS
+from fairseq_alma.runs.study import FREE_OPTIONS, OPTION_OF
 
 MAX_SVG_BYTES = 600_000  # a drawing of more is heavier than its picture
 MARKS = dict(zip(Verdict, ("held", "part", "not", "close", "few", "few"), strict=True))

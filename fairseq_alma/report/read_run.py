@@ -31,8 +31,7 @@ from fairseq_alma.report.spelling import (
     variant_of,
 )  # fmt: skip
 from fairseq_alma.runs.run_folder import RUN_RECORD, STAGE_RECORD, STAGE_REMEDY, RunFolder
-from fairseq_alma.runs.run_record import ROUNDING_OPTIONS, planned_stages
-from fairseq_alma.runs.study import FREE_OPTIONS
+from fairseq_alma.runs.study import FREE_OPTIONS, ROUNDING_OPTIONS, planned_stages
 
 TERA = 1e12
 REMEDY = "leave this folder out, or run it anew"

@@ -7,8 +7,7 @@ from fairseq_alma.errors import printable
 from fairseq_alma.learners.learner import LEARNERS
 from fairseq_alma.learners.presets import NETWORK, PRESETS, Preset, is_same, usual_training
 from fairseq_alma.options import flag, options_of
-from fairseq_alma.runs.run_record import ROUNDING_OPTIONS
-from fairseq_alma.runs.study import FREE_OPTIONS
+from fairseq_alma.runs.study import FREE_OPTIONS, ROUNDING_OPTIONS
 
 TEXT, IMAGES = "text", "images"
 MAX_UPDATE = "--max-update"

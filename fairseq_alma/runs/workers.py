@@ -21,7 +21,7 @@ from typing import IO, Any, Callable, Mapping, Optional, Protocol, Sequence
 
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.learners.plan import ModelId, StagePlan
-from fairseq_alma.runs.option_words import without
+from fairseq_alma.options import without
 from fairseq_alma.terminal import LiveLine
 
 POLL_SECONDS = 0.1

@@ -19,13 +19,14 @@ from fairseq_alma.data.stream import holdout_name, slice_name
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.files import as_record, read_json_object, write_json_atomically
 from fairseq_alma.learners.plan import ModelId, StagePlan, Training
+from fairseq_alma.options import GivenOption
 from fairseq_alma.runs.records import TextGrowth
 from fairseq_alma.runs.run_folder import BEST, BRANCH
 from fairseq_alma.runs.steps import StageWork
 from fairseq_alma.text import stage_checkpoints
 from fairseq_alma.text.process import Command, run_logged, watch_fairseq
 from fairseq_alma.text.stage_checkpoints import Progress
-from fairseq_alma.text.train_options import Option, replace_option
+from fairseq_alma.text.train_options import replace_option
 from fairseq_alma.training.carried_optimizer import Rewarm
 from fairseq_alma.watch.curve_options import CURVE_OPTIONS, TENSORBOARD
 
@@ -271,7 +272,7 @@ class Train(TrainingStep):
         is_validated = self.job.request.validate or self.job.keeps_best
         return log if is_validated else [*log, ("--disable-validation",)]
 
-    def _model(self) -> list[Option]:
+    def _model(self) -> list[GivenOption]:
         """Return the user's options, with those of the model as the training wants it."""
         job, training = self.job, self.training
         options, num_updates = job.options.options, job.num_updates(self.part)
@@ -288,7 +289,7 @@ class Train(TrainingStep):
             options = [*options, ("--num-experts", (str(training.num_experts),))]
         return options
 
-    def _own_curves(self, option: Option) -> tuple[str, ...]:
+    def _own_curves(self, option: GivenOption) -> tuple[str, ...]:
         """Return an option as one group; the curves of each model go into a folder of their own."""
         name, values = option
         live = self.job.options.live

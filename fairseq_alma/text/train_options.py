@@ -9,8 +9,7 @@ from typing import Mapping, Optional, Sequence
 
 from fairseq_alma.checkpoints import JOINT_MODEL
 from fairseq_alma.option_ranges import check_words
-from fairseq_alma.options import options_of
-from fairseq_alma.runs.option_words import Option, group_words
+from fairseq_alma.options import GivenOption, group_words, options_of
 from fairseq_alma.training.feature import FEATURES
 from fairseq_alma.watch.curve_options import CurveOptions
 
@@ -130,16 +129,16 @@ class TrainOptions:
         """Return option and value, empty for a flag, the last occurrence counting: for run.json."""
         return {name: " ".join(values) for name, values in self.options}
 
-    def for_evaluation(self) -> list[Option]:
+    def for_evaluation(self) -> list[GivenOption]:
         """Return the options that fairseq-eval-lm needs too."""
-        chosen: list[Option] = [(name, ()) for name in EVAL_FLAGS if self.last(name) is not None]
+        chosen: list[GivenOption] = [(name, ()) for name in EVAL_FLAGS if self.last(name) is not None]
         chosen += [(name, values) for name in EVAL_VALUES if (values := self.last(name)) is not None]
         for name, sources in EVAL_BATCH.items():
             given = [values for source in sources if (values := self.last(source)) is not None]
             chosen += [(name, given[0])] if given else []
         return chosen
 
-    def joint(self, num_members: int, options: Optional[Sequence[Option]] = None) -> list[Option]:
+    def joint(self, num_members: int, options: Optional[Sequence[GivenOption]] = None) -> list[GivenOption]:
         """Return the options of a model of several that are trained jointly, each as these options describe one.
 
         Args:
@@ -156,7 +155,7 @@ class TrainOptions:
         options = self.options if options is None else options
         members = [(name, *values) for name, values in options if name in MODEL_OPTIONS]
         words = shlex.join(word for option in members for word in option)
-        model: list[Option] = [
+        model: list[GivenOption] = [
             ("--arch", (JOINT_MODEL,)),
             ("--num-members", (str(num_members),)),
             ("--member-arch", arch),
@@ -190,7 +189,7 @@ class TrainOptions:
         shared.options = replace_option(self.options, BATCHES_PER_UPDATE, each)
         return shared
 
-    def _lengthen(self, name: str, values: tuple[str, ...], times: int) -> Option:
+    def _lengthen(self, name: str, values: tuple[str, ...], times: int) -> GivenOption:
         if name not in LENGTHS:
             return name, values
         value = self._positive(name)
@@ -206,7 +205,7 @@ class TrainOptions:
         return int(values[0])
 
 
-def replace_option(options: Sequence[Option], name: str, value: str) -> list[Option]:
+def replace_option(options: Sequence[GivenOption], name: str, value: str) -> list[GivenOption]:
     """Return options with another value of one that is among them."""
     return [(each, (value,)) if each == name else (each, values) for each, values in options]
 

@@ -10,7 +10,7 @@ import pytest
 
 from fairseq_alma.cli.report import main
 from fairseq_alma.errors import AlmaError
-from fairseq_alma.runs.run_record import describe_run
+from fairseq_alma.runs.study import describe_run
 from tests.report import fakes
 from tests.runs.fakes import write_manifest
 

@@ -14,8 +14,8 @@ import pytest
 from fairseq_alma.cli.stream import main
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.learners.schedule import stages
+from fairseq_alma.options import without
 from fairseq_alma.runs import slurm_jobs
-from fairseq_alma.runs.option_words import without
 from fairseq_alma.runs.slurm_jobs import SlurmJob, StreamCall, plan_jobs, read_parameters, require_nodes
 from tests.forked import is_alive, wait_until
 from tests.images.image_streams import make_stream

@@ -2,7 +2,7 @@ import pytest
 
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.runs.run_folder import RunFolder
-from fairseq_alma.runs.run_record import describe_run, require_same_run
+from fairseq_alma.runs.study import describe_run, require_same_run
 from tests.runs.fakes import write_manifest
 
 OPTIONS = {"wait": 1, "replay": False, "keep_checkpoints": False}
