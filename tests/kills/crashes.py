@@ -19,6 +19,7 @@ TEMPORARY = re.compile(r"\..+\.tmp")  # of `files`, which opens them in a folder
 HOW = {
     "kill": "SIGKILL for alma-stream, and for the command of the stage with it",
     "process": "SIGKILL for the one process at hand, as for want of memory; alma-stream sees its command fail",
+    "other": "SIGKILL for the last process of a training of several, at an operation of another one",
     "power": "a power failure: also, every file that was written and not synchronised with the disk is cut in half",
 }
 KEPT = (".pt", ".json", ".npz")  # what a power failure may cut: logs are for people
@@ -46,10 +47,11 @@ class Crash:
         journal: file that gets a line for each operation.
         step: number of the operation that is not done any more, from 1; 0: none.
         how: one of `HOW`.
+        only: what a path has to match for its operations to count.
     """
 
-    def __init__(self, root: Path, journal: Path, step: int = 0, how: str = "kill") -> None:
-        self.root, self.journal, self.step, self.how = str(root), journal, step, how
+    def __init__(self, root: Path, journal: Path, step: int = 0, how: str = "kill", only: str = "") -> None:
+        self.root, self.journal, self.step, self.how, self.only = str(root), journal, step, how, re.compile(only)
         self.count = mmap.mmap(-1, 8)  # shared with what is forked
         self.counting = threading.Lock()  # files of several models are written by a thread each
         self.main = 0
@@ -74,6 +76,11 @@ class Crash:
         lines = self.journal.read_text().splitlines() if self.journal.exists() else []
         return [Operation(*line.split("\t", 1)) for line in lines]
 
+    @property
+    def left(self) -> Path:
+        """The file that has the ids of the commands that ran when the turn came."""
+        return self.journal.with_suffix(".left")
+
     def _watch(self, event: str, arguments: tuple[Any, ...]) -> None:
         if self.is_busy:
             return
@@ -92,7 +99,7 @@ class Crash:
     def _operation(self, name: str, path: str, copied: Optional[str] = None) -> None:
         """Count an operation, if it is one of the run's; end everything if its turn has come."""
         temporary = not os.path.isabs(path) and TEMPORARY.fullmatch(path)
-        if ".lock" in path or not (temporary or f"{path}/".startswith(f"{self.root}/")):
+        if ".lock" in path or not (temporary or f"{path}/".startswith(f"{self.root}/")) or not self.only.search(path):
             return
         with self.counting:
             number = int.from_bytes(self.count[:8], "little") + 1
@@ -104,6 +111,10 @@ class Crash:
                     _copy_half(copied, path)
                 if self.how == "power":
                     self._cut()
+                children = Path(f"/proc/{self.main}/task/{self.main}/children").read_text().split()
+                self.left.write_text(" ".join(children))
+                if self.how == "other":
+                    return os.kill(int(children[-1]), signal.SIGKILL)
                 if self.how != "process":
                     os.kill(self.main, signal.SIGKILL)
                 os._exit(137)

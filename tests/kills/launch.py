@@ -23,8 +23,7 @@ from fairseq_alma.text import process
 from tests.kills.crashes import Crash
 from tests.scripts import end_with, print_to, run_here
 
-TIMEOUT = 180.0
-
+TIMEOUT = 1800.0
 
 PRELOADED = (
     "fairseq.data.data_utils_fast",

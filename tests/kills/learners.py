@@ -33,6 +33,8 @@ COMMANDS: dict[str, dict[str, tuple[list[str], list[str]]]] = {
         "gmoe": (["--learner", "gmoe"], MLP),
         "firefly": (["--learner", "firefly"], VGG),
         "seeds": (["--learner", "sm", "--seed", "1", "2"], MLP),
+        "alone": ([*PAIR, "ens", "--jobs", "1"], MLP),
+        "groups": (["--num-members", "3", "--learner", "ens", "--jobs", "1", "--side-by-side", "2"], MLP),
         "averaged": (["--stage-average", "mean", "--shrink-perturb", "0.5"], ["--arch", "alma_vgg", *VGG]),
     },
     "text": {

@@ -1,24 +1,31 @@
-"""A sample of the kill matrix; all of it is ``python -m tests.kills.matrix``, also with ``--how power``."""
+"""A sample of the kill matrix; all of it is ``python -m tests.kills.matrix``, also with ``--how power``.
 
-import subprocess
-import sys
+Every learner, option of a training and way to share it out is killed and resumed here, so no other test does it again.
+"""
 
 import pytest
 
+from tests.forked import together
 from tests.kills.learners import LEARNERS
+from tests.kills.matrix import main
 
 IMAGES = [str(learner) for learner in LEARNERS if learner.kind == "images"]
+TEXT = [str(learner) for learner in LEARNERS if learner.kind == "text"]
 
 
 @pytest.mark.parametrize(
     ("options", "num_kills"),
     [
-        (["--learner", *IMAGES, "--sample", "2"], 20),
-        (["--learner", "text-sm", "text-carried", "text-best", "--step", "47", "79", "--how", "power"], 6),
+        (["--learner", *IMAGES, "--sample", "1", "--how", "power"], len(IMAGES)),
+        (["--learner", "text-carried", "--step", "79", "--how", "power"], 1),
+        pytest.param(["--learner", *IMAGES, "--sample", "2"], 2 * len(IMAGES), marks=pytest.mark.slow),
+        pytest.param(["--learner", *TEXT, "--sample", "1"], len(TEXT), marks=pytest.mark.slow),
+        pytest.param(
+            ["--learner", "text-sm", "text-best", "--step", "47", "79", "--how", "power"], 4, marks=pytest.mark.slow
+        ),
     ],
 )
 def test_runs_that_are_killed_at_an_operation_end_as_if_they_were_not(options, num_kills):
-    matrix = [sys.executable, "-W", "ignore", "-m", "tests.kills.matrix", *options]
-    done = subprocess.run(matrix, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.splitlines()[-1].split()[-2:] == [str(num_kills), "0"]
+    (status,), printed = together(1, lambda rank: main(options))
+    assert status == 0, printed
+    assert printed.splitlines()[-1].split()[-2:] == [str(num_kills), "0"]

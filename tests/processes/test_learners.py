@@ -1,16 +1,13 @@
 """One learner that grows, with two processes; ``python -m tests.processes.learners`` tries all of them."""
 
-import subprocess
-import sys
-
-from tests.processes.learners import differences
+from tests.forked import together
+from tests.processes.learners import differences, main
 
 
 def test_a_learner_that_grows_and_loses_processes_ends_with_the_figures_of_one_process():
-    command = [sys.executable, "-W", "ignore", "-m", "tests.processes.learners", "--learner", "gmoe-split"]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "gmoe-split   processes 2, 2, 1: perplexity" in done.stdout
+    (status,), printed = together(1, lambda rank: main(["--learner", "gmoe-split"]))
+    assert status == 0, printed
+    assert "gmoe-split   processes 2, 2, 1: perplexity" in printed
 
 
 def test_what_differs_between_runs_is_named():
