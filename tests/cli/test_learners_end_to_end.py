@@ -1,14 +1,14 @@
-"""An ensemble and a growing mixture through a real stream, with the real commands."""
+"""An ensemble, a growing mixture and a learner from outside through a real stream, by the code of the real commands."""
 
 import json
-import os
 import random
 import re
-import subprocess
 from pathlib import Path
 
 import pytest
 
+from tests.kills.crashes import Crash
+from tests.kills.launch import launch
 from tests.scripts import run_script
 
 pytest.importorskip("fairseq")
@@ -34,25 +34,28 @@ def write_text(path):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A stream S of two mega-batches, and a run for each learner; the runs are made side by side."""
+    """A stream S of two mega-batches, and a run for each learner."""
     folder = tmp_path_factory.mktemp("learners")
     write_text(folder / "text.txt")
     prepare = ["alma-prep-text", f"{folder}/text.txt", "--out", f"{folder}/S", "--megabatches", "2"]
     prepare += ["--vocab-size", "300", "--valid-words", "200", "--test-words", "200", "--workers", "1"]
-    subprocess.run(prepare, check=True, stderr=subprocess.PIPE)
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    runs = []
-    for learner, (options, model) in LEARNERS.items():
-        command = ["alma-stream", "--stream", f"{folder}/S", "--run", f"{folder}/{learner}", "--learner", learner]
-        command += [*options, "--", *TRAIN, *model]
-        runs.append(subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment))
-    for run in runs:
-        error = run.communicate()[1]
-        assert run.returncode == 0, error
+    run_script(prepare).check_returncode()
+    for learner in ("ens", "gmoe"):
+        run_learner(folder, learner)
     return folder
 
 
+def run_learner(folder, learner):
+    options, model = LEARNERS[learner]
+    command = ["--stream", f"{folder}/S", "--run", f"{folder}/{learner}", "--learner", learner]
+    log = folder / f"{learner}.log"
+    status = launch([*command, *options, "--", *TRAIN, *model], log, Crash(folder / learner, folder / "journal"))
+    assert status == 0, log.read_text()
+
+
+@pytest.mark.slow
 def test_a_learner_from_outside_the_package_goes_through_a_stream_of_text(folder):
+    run_learner(folder, "reset")
     assert [stage_record(folder, "reset", stage)["megabatches"] for stage in range(2)] == [[0], [1]]
     log = (folder / "reset" / "stage-001" / "train-member-0.log").read_text()
     assert "--finetune-from-model" not in log

@@ -2,16 +2,17 @@
 
 import importlib.util
 import json
-import os
 import random
+import shlex
 import shutil
 import signal
 import subprocess
-from pathlib import Path
 
 import pytest
 
 from fairseq_alma.runs.run_folder import RunFolder
+from tests.kills.crashes import Crash
+from tests.kills.launch import launch
 from tests.scripts import run_script
 from tests.watch.curves import Curves
 
@@ -77,16 +78,14 @@ def folder(tmp_path_factory):
     write_text(folder / "text.txt")
     prepare = ["alma-prep-text", f"{folder}/text.txt", "--out", f"{folder}/S", "--megabatches", "2"]
     prepare += ["--vocab-size", "300", "--valid-words", "200", "--test-words", "200", "--workers", "1"]
-    subprocess.run(prepare, check=True, stderr=subprocess.PIPE)
+    run_script(prepare).check_returncode()
     subprocess.run(alma_stream(folder, "--stage", "0"), check=True, stderr=subprocess.PIPE)
     shutil.copytree(folder / "R" / "stage-000", folder / "before")
-    uninterrupted = subprocess.Popen(
-        printed_training(folder), shell=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-    )
+    trained = run_script(printed_training(folder))
+    assert trained.returncode == 0, trained.stderr
     kill_in_training(folder)
-    subprocess.run(alma_stream(folder), check=True, stderr=subprocess.PIPE)
-    output, _ = uninterrupted.communicate()
-    assert uninterrupted.returncode == 0, output.decode()
+    log = folder / "resumed.log"
+    assert launch(alma_stream(folder)[1:], log, Crash(folder / "R", folder / "journal")) == 0, log.read_text()
     return folder
 
 
@@ -96,21 +95,19 @@ def printed_training(folder):
     training = dry_run.stdout[: dry_run.stdout.index("\nfairseq-eval-lm")]
     training = training.replace(f"{folder}/R/stage-001/member-0", f"{folder}/uninterrupted")
     training = training.replace(f"{folder}/curves/R", f"{folder}/curves/uninterrupted")
-    return training.replace(f"{folder}/R/stage-000", f"{folder}/before")
+    training = training.replace(f"{folder}/R/stage-000", f"{folder}/before")
+    return shlex.split(training.replace("\\\n", " "), comments=True)
 
 
 def kill_in_training(folder):
-    """Kill alma-stream after two checkpoints of stage 1; before, while another has its lock, it must be refused."""
+    """Kill alma-stream at the third checkpoint of stage 1; before, while another has its lock, it must be refused."""
     stage = folder / "R" / "stage-001"
     with RunFolder(folder / "R").lock_stage(1):
         second = run_script(alma_stream(folder))
     assert second.returncode == 1
     assert "stage-001: another alma-stream" in second.stderr
-    hook = str(Path(__file__).parent / "killed_at_a_save")
-    path = os.pathsep.join([hook, *filter(None, [os.environ.get("PYTHONPATH")])])
-    environment = {**os.environ, "PYTHONPATH": path, "ALMA_KILL_AT": f"2:{stage / 'member-0'}"}
-    killed = subprocess.run(alma_stream(folder), capture_output=True, env=environment)
-    assert killed.returncode == -signal.SIGKILL
+    crash = Crash(folder / "R", folder / "journal", 1, only=r"/stage-001/member-0/checkpoint_\d+_18\.pt")
+    assert launch(alma_stream(folder)[1:], folder / "killed.log", crash) == -signal.SIGKILL
     assert list(stage.glob("member-0/checkpoint_1_*.pt"))
     assert not (stage / "stage.json").exists()
 

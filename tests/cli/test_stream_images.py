@@ -3,7 +3,6 @@
 import json
 import os
 import shlex
-import signal
 import sys
 from pathlib import Path
 
@@ -16,7 +15,6 @@ from fairseq_alma.data.image_stream import ImageStream
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.images import image_backend
 from fairseq_alma.runs import workers
-from tests.cli.saving_stream import run_forked
 from tests.images.image_streams import make_stream
 from tests.kills.launch import Forked
 from tests.scripts import end_with, run_script
@@ -222,36 +220,6 @@ def test_a_stage_begins_with_a_share_of_the_weights_and_new_ones(stream, tmp_pat
 def test_i_i_d_training_is_one_stage_on_the_first_mega_batches(stream, tmp_path):
     (record,) = run(stream, tmp_path / "R", "--iid", "4")
     assert record["megabatches"] == [0, 1, 2, 3]
-
-
-@pytest.mark.parametrize(
-    ("options", "runs"),
-    [
-        (["--learner", "gmoe"], ["."]),
-        (["--seed", "4", "5"], ["seed-4", "seed-5"]),
-        (["--learner", "ens", "--num-members", "2", "--jobs", "1"], ["."]),
-        (["--learner", "ens", "--num-members", "3", "--jobs", "1", "--side-by-side", "2"], ["."]),
-        (["--seed", "4", "5", "--stage-average", "mean", "--shrink-perturb", "0.5"], ["seed-4", "seed-5"]),
-    ],
-    ids=["gmoe", "two seeds", "members alone", "members in groups", "stage average"],
-)
-def test_a_killed_run_ends_with_the_same_figures_and_weights(options, runs, stream, tmp_path):
-    words = ("--", "--width", "6", "--max-epoch", "12", "--cpu")
-    run(stream, tmp_path / "whole", *options, "--wait", "2", words=words)
-    command = ["--stream", str(stream), *options, "--wait", "2", "--run", str(tmp_path / "cut"), *words]
-    # In the middle of a stage; before its last epoch; between two models of a stage, or after its only one.
-    for saves in (5, 4, 12 if len(runs) == 1 else 2):
-        assert run_forked(command, kill_at=saves) == -signal.SIGKILL
-    assert run_forked(command) == 0
-    for name in runs:
-        whole, cut = tmp_path / "whole" / name, tmp_path / "cut" / name
-        assert records(cut) == records(whole)
-        first, second = (weights_of(folder / "stage-002/member-0/checkpoint_last.pt") for folder in (whole, cut))
-        assert all(torch.equal(second[weight], tensor) for weight, tensor in first.items())
-
-
-def weights_of(checkpoint):
-    return torch.load(checkpoint, weights_only=True)["model"]
 
 
 @pytest.mark.parametrize("learner", ["sm", "bagging", "gens"])

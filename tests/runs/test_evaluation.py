@@ -10,8 +10,9 @@ from fairseq_alma.cli.report import main as report
 from fairseq_alma.cli.stream import main
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.runs.evaluation import StageEvaluation
-from tests.cli.saving_stream import run_forked
 from tests.images.image_streams import make_stream
+from tests.kills.crashes import Crash
+from tests.kills.launch import launch
 
 WORDS = ["--", "--width", "4", "--max-epoch", "2", "--cpu"]
 SIZE = """echo {stage} >> {run}/evaluated; echo '{"old": 1}'; echo "{\\"size\\": $(stat -c %s {checkpoint})}" """
@@ -85,10 +86,10 @@ def test_what_predicts_is_evaluated_as_one_model_and_as_a_folder(stream, tmp_pat
 def test_a_run_killed_in_an_evaluation_makes_it_when_it_resumes_and_none_twice(stream, tmp_path):
     run = tmp_path / "R"
     kill = f"[ {{stage}} = 0 ] || [ -e {run}/killed ] || {{ touch {run}/killed; kill -9 $PPID; sleep 1; }}; " + SIZE
-    command = words_of(stream, run, "--then-evaluate", kill)
-    assert run_forked(command) == -signal.SIGKILL
+    command, no_crash = words_of(stream, run, "--then-evaluate", kill), Crash(run, tmp_path / "journal")
+    assert launch(command, tmp_path / "log", no_crash) == -signal.SIGKILL
     assert len(records(run)) == 1
-    assert run_forked(command) == 0
+    assert launch(command, tmp_path / "log", no_crash) == 0
     assert evaluated(run) == ["0", "1", "2"]
     assert [set(record["evaluation"]["figures"]) for record in records(run)] == [{"size"}] * 3
 
