@@ -1,7 +1,7 @@
 """What a finding is: a claim of the paper, the comparisons that put it to the test here, and a verdict from them."""
 
 import enum
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Optional, Sequence
 
 from fairseq_alma.report.spread import Spread, difference, half_interval, is_close
@@ -47,13 +47,8 @@ class Comparison:
     is_exact: bool = False
 
     @property
-    def outcome(self) -> int:
-        """1 where the claim is borne out, -1 where it is contradicted, 0 where nobody can tell."""
-        return self.points if self.decides else 0
-
-    @property
     def points(self) -> int:
-        """Where the figures point, be it by one seed: as `outcome`."""
+        """Where the figures point, be it by one seed: 1 to the claim, -1 against it, 0 where nobody can tell."""
         if is_close(self.low, self.high):
             return 1 if self.ties_count else 0
         return 1 if self.low.mean < self.high.mean else -1
@@ -68,6 +63,11 @@ class Comparison:
         """Whether it counts for a verdict: one seed never does."""
         return self.is_matched and self.has_seeds
 
+    @property
+    def outcome(self) -> int:
+        """As `points`, but 0 where it does not count."""
+        return self.points if self.decides else 0
+
     def show(self) -> str:
         """Spell both figures and which is lower: ``final PPL: Ens_w1 (width 64) 24.35 < SM_w1 (width 64) 24.40``."""
         low, high = (spread.show(self.digits, self.scale) for spread in (self.low, self.high))
@@ -75,9 +75,8 @@ class Comparison:
         text = f"{self.what}: {_bracketed(self.lower)} {low} {sign} {_bracketed(self.higher)} {high}"
         gap = difference(self.low, self.high)
         if gap is not None:
-            half = replace(gap, mean=half_interval(gap.deviation, gap.num_seeds), by_seed={})
-            apart = replace(gap, mean=abs(gap.mean), by_seed={})
-            interval = " ± ".join(each.show(self.digits, self.scale) for each in (apart, half))
+            sizes = abs(gap.mean), half_interval(gap.deviation, gap.num_seeds)
+            interval = " ± ".join(Spread(size).show(self.digits, self.scale) for size in sizes)
             text += f" (by {interval}, 95 % over {gap.num_seeds} shared seeds)"
         if not self.has_seeds:
             return f"{text}; one seed decides nothing"
@@ -100,20 +99,21 @@ class Finding:
     lacks_part: bool = False
 
     @property
-    def _outcomes(self) -> list[int]:
-        """What the comparisons that decide anything come to."""
-        return [comparison.outcome for comparison in self.comparisons if comparison.decides]
+    def _counts(self) -> tuple[int, int, int]:
+        """How many of the comparisons that decide anything bear it out, contradict it, are too close to tell."""
+        outcomes = [comparison.outcome for comparison in self.comparisons if comparison.decides]
+        return outcomes.count(1), outcomes.count(-1), outcomes.count(0)
 
     @property
     def verdict(self) -> Verdict:
         """What the comparisons come to: a claim holds where none contradicts it and two thirds or more bear it out."""
-        outcomes, with_seeds = self._outcomes, [each for each in self.comparisons if each.has_seeds]
+        held, contradicted, close = self._counts
+        deciding, with_seeds = held + contradicted + close, sum(each.has_seeds for each in self.comparisons)
         if not with_seeds and any(each.is_matched for each in self.comparisons):
             return Verdict.ONE_SEED
-        if not outcomes or 2 * len(outcomes) < len(with_seeds):
+        if not deciding or 2 * deciding < with_seeds:
             return Verdict.NOT_ENOUGH
-        held, contradicted = outcomes.count(1), outcomes.count(-1)
-        if held and (contradicted or 3 * held < 2 * len(outcomes)):
+        if held and (contradicted or 3 * held < 2 * deciding):
             return Verdict.IN_PART
         if self.lacks_part and not contradicted:
             return Verdict.NOT_ENOUGH
@@ -129,20 +129,22 @@ class Finding:
     @property
     def decided_by(self) -> str:
         """The counts behind the verdict, and how far they can be trusted, in one sentence; what runs are needed."""
-        outcomes, total = self._outcomes, len(self.comparisons)
-        held, contradicted, close = outcomes.count(1), outcomes.count(-1), outcomes.count(0)
-        single = [each for each in self.comparisons if not each.has_seeds]
-        idle = total - len(outcomes) - len(single)
-        parts = [f"{held} of {total} comparisons bear{_s(held)} it out"] if outcomes else []
-        if total == len(outcomes) == 1:
-            verb = {1: "bears it out", -1: "contradicts it", 0: "is too close"}[outcomes[0]]
+        held, contradicted, close = self._counts
+        deciding, total = held + contradicted + close, len(self.comparisons)
+        single = [comparison.points > 0 for comparison in self.comparisons if not comparison.has_seeds]
+        parts = [f"{held} of {total} comparisons bear{_s(held)} it out"] if deciding else []
+        if total == deciding == 1:
+            verb = "bears it out" if held else "contradicts it" if contradicted else "is too close"
             parts, contradicted, close = [f"the one comparison {verb}"], 0, 0
         parts += [f"{contradicted} contradict{_s(contradicted)} it"] if contradicted else []
         parts += [f"{close} {'is' if close == 1 else 'are'} too close to tell"] if close else []
+        idle = total - deciding - len(single)
         parts += [f"{idle} decide{_s(idle)} nothing"] if idle else []
-        if single:
-            each, points = len(single), sum(comparison.points > 0 for comparison in single)
-            parts.append(f"{each} rest{_s(each)} on one seed, {points} of which point{_s(points)} to it")
+        if len(single) == 1:
+            parts.append(f"1 rests on one seed, and {'points' if single[0] else 'does not point'} to it")
+        elif single:
+            points = sum(single)
+            parts.append(f"{len(single)} rest on one seed, {points or 'none'} of which point{_s(points or 1)} to it")
         text = ", ".join(parts)
         told = [f"{text[0].upper()}{text[1:]}."] if total else []
         told += [f"Needs {self.needed}."] if not self.is_told else []

@@ -1,32 +1,42 @@
 """Writes a whole report into a folder: tables, findings, figures and the page that holds them; notices news.
 
 What it wrote stands in ``alma-report.json`` with its checksums, so that the next report there removes what it does not
-have itself. A file that is not in the list, or not as it was written, is the user's and stays.
+have itself. A file that is not in the list, or not as it was written, is the user's and stays. The page needs no other
+file.
 """
 
+import base64
+import os
+import shlex
 import sys
 import time
+from datetime import datetime
+from importlib import resources
 from pathlib import Path
-from typing import Any, Iterator, Mapping, Optional, Sequence
+from typing import Any, Iterable, Iterator, Mapping, Optional, Sequence
 
+import jinja2
 import msgspec
 
 from fairseq_alma.data.manifest import file_sha256
-from fairseq_alma.errors import AlmaError
+from fairseq_alma.errors import AlmaError, printable
 from fairseq_alma.files import Sha256, as_record, open_atomically, read_json_object, write_json_atomically
+from fairseq_alma.options import flag
+from fairseq_alma.report.experiment import experiments
 from fairseq_alma.report.figures import FigureFile, draw_all
 from fairseq_alma.report.finding import Finding, Verdict
 from fairseq_alma.report.findings import all_findings
-from fairseq_alma.report.page import build_page, findings_title
 from fairseq_alma.report.read_run import RunTable
+from fairseq_alma.report.spelling import IMAGES, TEXT, experiment_key, show_count, show_power
 from fairseq_alma.report.tables import all_tables
 from fairseq_alma.runs.run_folder import RUN_RECORD, STAGE_RECORD
+from fairseq_alma.runs.study import FREE_OPTIONS, OPTION_OF
 from fairseq_alma.terminal import tell
 
-PAGE = "index.html"
-FIGURES = "figures"
-WRITTEN = "alma-report.json"
+PAGE, FIGURES, WRITTEN = "index.html", "figures", "alma-report.json"
 POLL_SECONDS = 2.0
+MAX_SVG_BYTES = 600_000  # a drawing of more is heavier than its picture
+MARKS = dict(zip(Verdict, ("held", "part", "not", "close", "few", "few"), strict=True))
 Findings = Sequence[tuple[Any, Sequence[Finding]]]
 
 
@@ -54,35 +64,58 @@ class Report:
     def write(self, out: Path, refresh_seconds: Optional[int] = None) -> Path:
         """Write the report and return its page; each file is there whole or not at all.
 
-        Files of an earlier report there that this one does not have are removed.
-
-        Where matplotlib is missing, there are no figures, and a line on standard error says what to install. The page
-        loads itself anew every ``refresh_seconds``; None: never.
+        Files of an earlier report there that this one does not have are removed. Where matplotlib is missing, there
+        are no figures, and a line on standard error says what to install. The page loads itself anew every
+        ``refresh_seconds``; None: never.
         """
-        texts = {
-            f"{table.name}.{ending}": text
-            for table in self.tables
-            for ending, text in (("md", table.markdown()), ("csv", table.csv()), ("tex", table.latex()))
-        }
+        texts: dict[str, str] = {}
+        for table in self.tables:
+            texts |= {f"{table.name}.md": table.markdown(), f"{table.name}.csv": table.csv()}
+            texts[f"{table.name}.tex"] = table.latex()
         texts["findings.md"] = findings_markdown(self.findings)
         out.mkdir(parents=True, exist_ok=True)
-        before = _written_before(out)
+        before = _written_before(out / WRITTEN)
         for name, text in texts.items():
             _write(out / name, text)
-        figures = self._figures(out)
-        _write(out / PAGE, build_page(self.runs, self.tables, self.findings, figures, out, refresh_seconds))
+        figures: list[FigureFile] = []
+        try:
+            figures = draw_all(self.runs, out / FIGURES, self.paper)
+        except AlmaError as error:
+            tell(str(error), sys.stderr)
+        _write(out / PAGE, self.page(figures, out, refresh_seconds))
         drawn = [str(path.relative_to(out)) for figure in figures for path in figure.files.values()]
-        _remove_unchanged(out, {name: sha256 for name, sha256 in before.items() if name not in {PAGE, *texts, *drawn}})
         files = {name: file_sha256(out / name) for name in (PAGE, *texts, *drawn)}
+        _remove_unchanged(out, {name: sha256 for name, sha256 in before.items() if name not in files})
         write_json_atomically(out / WRITTEN, {"files": files})
         return out / PAGE
 
-    def _figures(self, out: Path) -> list[FigureFile]:
-        try:
-            return draw_all(self.runs, out / FIGURES, self.paper)
-        except AlmaError as error:
-            tell(str(error), sys.stderr)
-            return []
+    def page(self, figures: Sequence[FigureFile], out: Path, refresh_seconds: Optional[int] = None) -> str:
+        """Return the page, whose links start in ``out``; it may load itself anew every so many seconds."""
+        environment = jinja2.Environment(
+            autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
+        )
+        facts = self.runs.facts
+        kinds = [kind for kind in (TEXT, IMAGES) if kind in set(facts.kind)]
+        groups = [group for kind in kinds for group in experiments(self.runs.where(facts.kind == kind))]
+        names = {group.first.settings: (rank, group.name) for rank, group in enumerate(groups)}
+        runs = sorted(facts.itertuples(), key=lambda run: (names[run.settings][0], run.seed))
+        common = os.path.commonpath([path.absolute().parent for path in facts.path])
+        return environment.from_string(_resource("page.html.jinja")).render(
+            style=_resource("page.css"),
+            script=_resource("page.js"),
+            kinds=kinds,
+            learners=_distinct(group.first.name for group in groups),
+            facts=_head(facts, [group.first for group in groups]),
+            streams=[(findings_title(run), found) for run, found in self.findings],
+            marks=MARKS,
+            outcomes={1: "✓", 0: "≈", -1: "✗"},
+            pictures=[_picture(figure, out) for figure in figures],
+            tables=self.tables,
+            runs=[(names[run.settings][1], run, command_of(run)) for run in runs],
+            short_paths={run.shown_path: printable(os.path.relpath(run.path, common)) for run in runs},
+            refresh_seconds=refresh_seconds,
+            written=datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z"),
+        )
 
 
 def findings_text(findings: Findings) -> str:
@@ -102,8 +135,7 @@ def findings_markdown(findings: Findings) -> str:
     """Return all findings with the numbers that decide them."""
     lines = ["# What the paper found, and these runs", ""]
     for run, found in findings:
-        if len(findings) > 1:
-            lines += [f"## {findings_title(run)}", ""]
+        lines += [f"## {findings_title(run)}", ""] if len(findings) > 1 else []
         for finding in found:
             lines.append(f"- **{finding.verdict.value}**: {finding.claim} ({finding.source}) {finding.decided_by}")
             lines += [f"  - {comparison.show()}" for comparison in finding.comparisons]
@@ -116,12 +148,14 @@ def _write(path: Path, text: str) -> None:
         file.write(text)
 
 
-def _written_before(out: Path) -> dict[str, str]:
-    """Return what `Written` says of the report that is there; nothing where none is, or one from before the list."""
-    path, remedy = out / WRITTEN, "remove it, and tables of an earlier report stay"
-    if not path.exists():
-        return {}
-    return as_record(read_json_object(path, remedy), Written, path, remedy).files
+def _resource(name: str) -> str:
+    return resources.files(__package__).joinpath(name).read_text(encoding="utf-8")
+
+
+def _written_before(path: Path) -> dict[str, str]:
+    """Return what `Written` says of the report that is there; nothing where none is."""
+    remedy = "remove it, and tables of an earlier report stay"
+    return as_record(read_json_object(path, remedy), Written, path, remedy).files if path.exists() else {}
 
 
 def _remove_unchanged(out: Path, files: Mapping[str, str]) -> None:
@@ -131,6 +165,72 @@ def _remove_unchanged(out: Path, files: Mapping[str, str]) -> None:
         is_inside = path.parent in (out, out / FIGURES) and not path.is_symlink()  # whatever the list says
         if is_inside and path.is_file() and file_sha256(path) == sha256:
             path.unlink()
+
+
+def _picture(figure: FigureFile, out: Path) -> tuple[FigureFile, str, list[tuple[str, str]]]:
+    """Return a figure, itself as a ``data:`` address, and kind and relative address of the files beside the page."""
+    links = [(kind.upper(), os.path.relpath(path, out)) for kind, path in figure.files.items()]
+    svg = figure.files.get("svg")
+    is_light = svg is not None and svg.stat().st_size <= MAX_SVG_BYTES
+    kind, path = ("svg+xml", figure.files["svg"]) if is_light else ("png", figure.files["png"])
+    return figure, f"data:image/{kind};base64,{base64.b64encode(path.read_bytes()).decode('ascii')}", links
+
+
+def _head(facts: Any, firsts: Sequence[Any]) -> dict[str, list[str]]:
+    """Return the lines of the page's head, from the facts of all runs and those of one run of each experiment."""
+    stages = f"{facts.num_done.sum():,} of {facts.num_planned.sum():,} stages"
+    head = {
+        "Stream": _distinct(_describe_stream(run) for run in facts.itertuples()),
+        "Learners": [", ".join(_distinct(run.name for run in firsts))],
+        "Waiting times": [", ".join(map(str, sorted(set(facts.wait))))],
+        "Backbones": ["; ".join(_distinct(run.backbone for run in firsts))],
+        "Seeds": [", ".join(map(str, sorted(set(facts.seed))))],
+        "Runs": [f"{facts.is_complete.sum()} of {len(facts)} complete, {stages}"],
+        "Cost": [f"{show_power(facts.computation.sum())} training FLOPs, {facts.hours.sum():,.1f} hours"],
+        "Versions": _distinct(", ".join(f"{name} {number}" for name, number in x.items()) for x in facts.versions),
+    }
+    return {name: texts for name, texts in head.items() if any(texts)}
+
+
+def command_of(run: Any) -> str:
+    """Spell the alma-stream command that a run.json records.
+
+    Of ``--jobs`` there is only that it was given, as any number gives the same files.
+    """
+    words = ["alma-stream", "--stream", str(run.stream["path"]), "--learner", run.learner, "--run", run.shown_path]
+    words += ["--seed", str(run.seed)]
+    for name, value in run.options.items():
+        if name not in FREE_OPTIONS and value is not None and value is not False:
+            said = [] if value is True and name != "jobs" else [str(1 if name == "jobs" else value)]
+            words += [OPTION_OF.get(name, flag(name)), *said]
+    words.append("--")
+    for name, value in run.train_options.items():
+        words += [name] if value == "" else [name, str(value)]
+    return shlex.join(words)
+
+
+def stream_name(run: Any) -> str:
+    """Name the stream in a word or two: its data set, or its folder, with the one above where that says nothing."""
+    path = Path(run.stream["path"])
+    return str(run.stream.get("dataset") or ("/".join(path.parts[-2:]) if path.name == "stream" else path.name))
+
+
+def findings_title(run: Any) -> str:
+    """Name what findings are about: the stream, and the settings of the runs where they are not the usual ones."""
+    return f"{stream_name(run)}, {run.setting}" if run.setting else stream_name(run)
+
+
+def _describe_stream(run: Any) -> str:
+    stream = run.stream
+    tokens = f"vocabulary of {stream['vocab_size']:,} tokens" if run.is_text else f"{stream['num_classes']} classes"
+    test = (stream.get("test") or {}).get("num_tokens" if run.is_text else "num_images") or 0
+    count = f"{show_count(test)} {'tokens' if run.is_text else 'images'} in the test set"
+    digest = str(experiment_key(stream)[0])[:12]
+    return f"{stream_name(run)}: {run.num_arrivals} mega-batches, {tokens}, {count} ({digest})"
+
+
+def _distinct(texts: Iterable[str]) -> list[str]:
+    return [text for text in dict.fromkeys(texts) if text]
 
 
 def changes(paths: Sequence[Path]) -> Iterator[None]:
@@ -148,8 +248,7 @@ def changes(paths: Sequence[Path]) -> Iterator[None]:
 
 def _state(paths: Sequence[Path]) -> list[tuple[bool, int, int]]:
     """Return for each run whether it has begun, how many stages are complete, and when the last one was."""
-    state = []
-    for path in paths:
-        stamps = [record.stat().st_mtime_ns for record in path.glob(f"stage-*/{STAGE_RECORD}")]
-        state.append(((path / RUN_RECORD).is_file(), len(stamps), max(stamps, default=0)))
-    return state
+    stamps = [[record.stat().st_mtime_ns for record in path.glob(f"stage-*/{STAGE_RECORD}")] for path in paths]
+    return [
+        ((path / RUN_RECORD).is_file(), len(own), max(own, default=0)) for path, own in zip(paths, stamps, strict=True)
+    ]

@@ -85,7 +85,7 @@ def test_a_finding_that_runs_contradict_did_not_hold(tmp_path):
 
     finding = about(verdicts(runs(0)), "Larger models are better")
     assert finding.verdict is Verdict.ONE_SEED
-    assert finding.decided_by == "1 rests on one seed, 0 of which point to it."
+    assert finding.decided_by == "1 rests on one seed, and does not point to it."
     shown = "avg PPL: SM_w1 (8 experts) 25.00 > SM_w1 (4 experts) 20.00; one seed decides nothing"
     assert finding.comparisons[0].show() == shown
     finding = about(verdicts([tmp_path / "few0", tmp_path / "many0", *runs(1)]), "Larger models are better")
@@ -400,7 +400,7 @@ def test_what_rests_on_one_seed_is_shown_and_does_not_count(tmp_path):
     runs += [image_run(tmp_path, "ens", 4, 1, 0.1), image_run(tmp_path, "ens", 8, 1, 0.2, seeds=(1,))]
     finding = about(verdicts(flat(runs)), "Larger models are better")
     assert finding.verdict is Verdict.HELD
-    assert finding.decided_by == "1 of 2 comparisons bears it out, 1 rests on one seed, 0 of which point to it."
+    assert finding.decided_by == "1 of 2 comparisons bears it out, 1 rests on one seed, and does not point to it."
     assert finding.comparisons[1].show().endswith("; one seed decides nothing")
 
 

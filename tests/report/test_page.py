@@ -9,9 +9,7 @@ import pytest
 from fairseq_alma.cli.stream_parser import learner_options, read_arguments
 from fairseq_alma.learners.learner import LEARNERS, build_learner
 from fairseq_alma.report.figures import FigureFile
-from fairseq_alma.report.findings import all_findings
-from fairseq_alma.report.page import build_page, command_of
-from fairseq_alma.report.tables import all_tables
+from fairseq_alma.report.write_report import Report, command_of
 from tests.report.fakes import image_stream, table_of, text_stream, write_run
 
 VOID = {"meta", "img", "br", "link", "input"}
@@ -44,8 +42,7 @@ class Reader(HTMLParser):
 
 
 def build(roots, out, figures=(), **options):
-    runs = table_of(roots)
-    return build_page(runs, all_tables(runs), all_findings(runs), figures, out, **options)
+    return Report(table_of(roots)).page(figures, out, **options)
 
 
 @pytest.fixture
