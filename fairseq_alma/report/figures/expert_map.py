@@ -36,11 +36,9 @@ _maps: dict[str, numpy.ndarray] = {}
 
 @dataclass(frozen=True, eq=False)
 class RoutedImages:
-    """What a stage left of its test in a file.
+    """What the stage of an arrival left of its test in a file.
 
     Attributes:
-        path: of the file.
-        arrival: of the stage.
         features: of each image, (N, D).
         labels: class of each image, (N,), integers.
         experts: the expert that it went to in each layer, (layers, N), integers.
@@ -64,7 +62,7 @@ def draw(runs: RunTable, groups: Sequence[Experiment], paper: bool = False) -> l
     mixtures = [group for group in groups if not group.first.is_text]
     drawn: list[Drawing] = []
     for group, name in zip(mixtures, names_of(mixtures), strict=True):
-        found = next((each for run in group.runs.index if (each := last_routed_images(group, run)) is not None), None)
+        found = next((images for run in group.runs.index for images in routed_images(group, run)), None)
         if found is not None and len(drawn) < MOST_MAPS:
             slug = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
             drawn.append(_draw_map(found, f"expert-map-{slug}", name))
@@ -104,17 +102,12 @@ def draw_places(axes: Axes, images: RoutedImages) -> None:
     axes.set_aspect("equal", adjustable="datalim")
 
 
-def last_routed_images(group: Experiment, run: int) -> Optional[RoutedImages]:
-    """Read what a run's last complete stage that left such a file says, or return None where none did.
+def routed_images(group: Experiment, run: int) -> Iterator[RoutedImages]:
+    """Read what a run's complete stages that left such a file say, the last one first.
 
     Raises:
         AlmaError: the file is damaged, or does not fit its stage.json.
     """
-    return next(routed_images(group, run), None)
-
-
-def routed_images(group: Experiment, run: int) -> Iterator[RoutedImages]:
-    """Read what a run's complete stages that left such a file say, the last one first; see `last_routed_images`."""
     done = group.arrivals[(group.arrivals.run == run) & group.arrivals.done & group.arrivals.planned]
     for stage in done[::-1].itertuples():
         path = group.runs.path[run] / f"stage-{int(stage.stage):03d}" / FILE
@@ -192,13 +185,9 @@ def _embed(features: numpy.ndarray) -> numpy.ndarray:
 
 
 def draw_tree(axes: Axes, tree: GateTree, experts: numpy.ndarray, labels: Optional[numpy.ndarray]) -> None:
-    """Draw a tree with its root on top: choices as red squares, experts as leaves.
+    """Draw a tree with its root on top: choices as red squares, experts as leaves, with what goes to them.
 
-    Args:
-        axes: empty ones.
-        tree: the gate.
-        experts: the expert that each image goes to, (N,), integers; gives the leaves' shares.
-        labels: class of each image, (N,), integers; None: leave out which classes go to a leaf.
+    ``experts`` and ``labels`` are those of each image, (N,), integers; without labels no classes are named.
     """
     axes.set_axis_off()
     if tree.num_experts > MOST_LEAVES:
@@ -216,8 +205,7 @@ def draw_tree(axes: Axes, tree: GateTree, experts: numpy.ndarray, labels: Option
                 _describe(experts == expert, labels), (column, -level), xytext=(0, -10), textcoords="offset points",
                 ha="center", va="top", fontsize=6.5, linespacing=1.25,
             )  # fmt: skip
-    axes.set_xlim(-0.6, len(leaves) - 0.4)
-    axes.set_ylim(-max(leaves.values()) - 0.95, 0.3)
+    axes.set(xlim=(-0.6, len(leaves) - 0.4), ylim=(-max(leaves.values()) - 0.95, 0.3))
 
 
 def _draw_choice(axes: Axes, nested: Nested, level: int, leaves: dict[int, int]) -> float:

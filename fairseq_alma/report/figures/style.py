@@ -18,7 +18,7 @@ from matplotlib.axis import Axis
 from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
+from matplotlib.ticker import FuncFormatter, Locator, LogLocator, MaxNLocator, NullLocator
 from matplotlib.typing import ColorType
 
 from fairseq_alma.files import open_atomically
@@ -166,12 +166,15 @@ def show_tflops(values: Sequence[float]) -> Callable[[float], str]:
     return scientific if max(values) > 300 * min(values) > 0 else plain
 
 
-def _set_limits(axis: Axis, low: float, high: float, scale: str) -> None:
+def _set_up(axis: Axis, low: float, high: float, scale: str, locator: Locator, label: Callable[[float], str]) -> None:
     axes = axis.axes
     assert isinstance(axes, Axes)
     letter = "x" if axis is axes.xaxis else "y"
     axes.set(**{f"{letter}scale": scale})
     axes.set(**{f"{letter}lim": (low, high)})
+    axis.set_major_locator(locator)
+    axis.set_minor_locator(NullLocator())
+    axis.set_major_formatter(FuncFormatter(lambda value, _: label(value)))
 
 
 def logarithmic(
@@ -179,27 +182,17 @@ def logarithmic(
 ) -> None:
     """Make an axis logarithmic, with limits around the positive finite values and three ticks or more.
 
-    Args:
-        axis: x or y.
-        values: what it must show.
-        label: spells a tick.
-        least_span: smallest factor between both ends.
+    ``label`` spells a tick; ``least_span`` is the smallest factor between both ends.
     """
     shown = [value for value in values if 0 < value < math.inf] or [1.0, WIDE]
     low, high = min(shown), max(shown)
     grow = math.sqrt(max(least_span * low / high, 1.0)) * (max(high / low, least_span)) ** 0.06
     low, high = low / grow, high * grow
-    _set_limits(axis, low, high, "log")
-    if high / low < _EVEN:
-        axis.set_major_locator(MaxNLocator(nbins=5, steps=[1, 2, 2.5, 5, 10]))
-    else:
-        powers = range(math.floor(math.log10(low)) - 1, math.ceil(math.log10(high)) + 1)
-        counts = [sum(low <= step * 10.0**power <= high for power in powers for step in each) for each in _STEPS]
-        steps = next((each for each, count in zip(_STEPS, counts, strict=True) if count >= 3), _STEPS[-1])
-        axis.set_major_locator(LogLocator(subs=steps, numticks=12))
-    axis.set_minor_locator(NullLocator())
-    axis.set_minor_formatter(NullFormatter())
-    axis.set_major_formatter(FuncFormatter(lambda value, _: label(value)))
+    powers = range(math.floor(math.log10(low)) - 1, math.ceil(math.log10(high)) + 1)
+    counts = [sum(low <= step * 10.0**power <= high for power in powers for step in each) for each in _STEPS]
+    steps = next((each for each, count in zip(_STEPS, counts, strict=True) if count >= 3), _STEPS[-1])
+    even, uneven = MaxNLocator(nbins=5, steps=[1, 2, 2.5, 5, 10]), LogLocator(subs=steps, numticks=12)
+    _set_up(axis, low, high, "log", even if high / low < _EVEN else uneven, label)
 
 
 def linear(axis: Axis, values: Sequence[float]) -> None:
@@ -207,9 +200,7 @@ def linear(axis: Axis, values: Sequence[float]) -> None:
     finite = [value for value in values if math.isfinite(value)] or [0.0]
     low, high = min(finite), max(finite)
     room = 0.06 * ((high - low) or abs(high) or 1.0)
-    _set_limits(axis, low - room, high + room, "linear")
-    axis.set_major_locator(MaxNLocator(nbins=6))
-    axis.set_major_formatter(FuncFormatter(lambda value, _: plain(value)))
+    _set_up(axis, low - room, high + room, "linear", MaxNLocator(nbins=6), plain)
 
 
 def arrival_axis(axis: Axis, arrivals: Sequence[int], end: int, nbins: int) -> None:

@@ -8,7 +8,7 @@ from fairseq_alma.errors import AlmaError
 from fairseq_alma.growth.gate_tree import GateTree
 from fairseq_alma.report.experiment import begun
 from fairseq_alma.report.figures import expert_map
-from fairseq_alma.report.figures.expert_map import FILE, draw_tree, embed, last_routed_images
+from fairseq_alma.report.figures.expert_map import FILE, draw_tree, embed, routed_images
 from fairseq_alma.report.read_run import RunTable, read_run
 from tests.report.fakes import drawn, image_stream
 
@@ -24,7 +24,7 @@ def draw(runs):
 
 def last_images(run):
     (group,) = begun(RunTable.of([run]))
-    return last_routed_images(group, 0)
+    return next(routed_images(group, 0), None)
 
 
 @pytest.fixture
