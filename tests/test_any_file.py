@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models
 
-from data_prep.images.array_pickle import read_array_pickle
+from data_prep.images.cifar import read_array_pickle
 from data_prep.images.idx import read_idx
 from data_prep.text.document import documents_of
 from data_prep.text.source import find_sources

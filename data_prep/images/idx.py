@@ -10,8 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from data_prep.compression import open_plain_or_gz, read_at_most
-from data_prep.images.image_set import ImageSet, check_labels, check_pair
-from data_prep.images.input_files import InputFiles
+from data_prep.images.image_set import ImageSet, InputFiles, check_labels, check_pair
 from fairseq_alma.errors import AlmaError
 
 MNIST_NAMES = (

@@ -13,8 +13,7 @@ from typing import Optional
 import numpy as np
 
 from data_prep.compression import read_plain_or_gz
-from data_prep.images.image_set import ImageSet, check_labels, with_test_held_out
-from data_prep.images.input_files import InputFiles
+from data_prep.images.image_set import ImageSet, InputFiles, check_labels, with_test_held_out
 from fairseq_alma.errors import AlmaError
 
 NUM_CLASSES = 10

@@ -1,13 +1,27 @@
-"""``alma-prep-text``: raw text to a stream of mega-batches."""
+"""``alma-prep-text``: raw text to a stream of mega-batches. Read, deal, train a tokenizer, encode, publish."""
 
+import shutil
 import sys
 import time
-from typing import Optional, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Optional, Sequence
 
-from data_prep.text.options import parse_options
-from data_prep.text.prepare import prepare
+import numpy as np
+
+from data_prep.build_folder import BuildFolder, refuse_other_command, stream_at
+from data_prep.text.deal import Deal, Shares, deal_documents
+from data_prep.text.options import FORMS_OF_TEXT, HOLDOUT_WORDS, PrepOptions, parse_options
+from data_prep.text.pool import run_apart
+from data_prep.text.source import Source, find_sources
+from data_prep.text.survey import Survey, survey_documents
+from data_prep.text.writing import TrainingJob, choose_sample, write_sets
 from fairseq_alma.cli.entry import command
-from fairseq_alma.data.stream import Stream
+from fairseq_alma.data.manifest import Split, StreamFile, TokenizerEntry, file_sha256
+from fairseq_alma.data.stream import DICTIONARY, Stream, holdout_name, in_order, megabatch_name
+from fairseq_alma.data.token_file import NUM_FAIRSEQ_SYMBOLS, TokenFile
+from fairseq_alma.data.tokenizer import FILE_NAMES, TOKENIZER_FOLDER, StreamTokenizer, find_tokenizer_file
+from fairseq_alma.errors import AlmaError, naming
 from fairseq_alma.terminal import tell
 
 
@@ -39,6 +53,224 @@ def _describe(stream: Stream, seconds: float) -> None:
     wanted = last["options"].get("--vocab-size")
     if wanted is not None and wanted != vocab_size:
         print(f"--vocab-size {wanted}: the first mega-batch gives {vocab_size} tokens only")
+
+
+def prepare(options: PrepOptions) -> Optional[Stream]:
+    """Carry out one command.
+
+    Returns:
+        The stream, or None if the same command has been completed before.
+
+    Raises:
+        AlmaError: the input, the options or what stands at ``--out`` do not allow it.
+    """
+    _stream_at(options)  # what cannot be shows before the input is read
+    if options.tokenizer is not None:
+        StreamTokenizer(options.tokenizer)  # a broken one shows now, not after the first pass
+    with BuildFolder(options.out, "alma-prep-text") as build:
+        there = _stream_at(options)  # as it is under the lock
+        sources = find_sources(options.inputs, options.form, options.text_field, build.path, options.out)
+        _refuse_own_output(options, sources)
+        _refuse_idle_field(options, sources)
+        before = [_stamp(source) for source in sources]
+        record = _record_of(options, sources)
+        if there is not None and _completed_before(options, there, record):
+            return None
+        survey = survey_documents(sources, options.workers)
+        if there is None:
+            stream = _create(options, sources, survey, record, build.path)
+        else:
+            stream = _append(options, sources, survey, record, build, there)
+        for source, stamp in zip(sources, before, strict=True):
+            if _stamp(source) != stamp:
+                raise AlmaError(f"{source.label}: changed while it was being read; give the command again")
+        for source in sources:
+            if source.is_copy:
+                source.path.unlink()
+        if there is None:
+            build.publish_stream(stream)
+        else:
+            build.publish_additions(stream)
+    return stream
+
+
+def _stream_at(options: PrepOptions) -> Optional[Stream]:
+    """Return the stream that is there; None where one is to be made."""
+    there = stream_at(options.out, "text")
+    if there is None and options.append:
+        raise AlmaError(f"--out {options.out}: no stream there to append to; leave --append out to make one")
+    return there
+
+
+def _create(
+    options: PrepOptions, sources: Sequence[Source], survey: Survey, record: dict[str, Any], root: Path
+) -> Stream:
+    """Build a new stream under ``root``."""
+    shares = Shares(
+        options.num_megabatches,
+        by_argument=options.one_per_input,
+        valid_words=options.valid_words,
+        test_words=options.test_words,
+        holdout_words=options.holdout_words,
+    )
+    drop = None if options.keep_duplicates else np.empty(0, np.uint64)
+    deal = deal_documents(survey, shares, options.seed, drop)
+    tokenizer = _tokenizer(options, sources, survey, deal, root / TOKENIZER_FOLDER)
+    numbers = range(options.num_megabatches)
+    names = [*map(megabatch_name, numbers), "valid", "test", *_holdouts(options.holdout_words, numbers)]
+    splits = in_order(write_sets(sources, survey, deal, names, tokenizer, root, options.workers))
+    _write_dictionary(tokenizer, root / megabatch_name(0), root / DICTIONARY)
+    file = StreamFile.describe(root, f"{TOKENIZER_FOLDER}/{tokenizer.file.name}")
+    return Stream(
+        root=options.out,
+        kind="text",
+        seed=options.seed,
+        splits=tuple(splits),
+        tokenizer=TokenizerEntry.describe(tokenizer.kind, tokenizer.vocab_size, [file]),
+        dictionary=StreamFile.describe(root, DICTIONARY),
+        other_files=(_write_hashes(survey, deal, root, 0),),
+        history=(_with_counts(record, deal, splits),),
+    )
+
+
+def _append(
+    options: PrepOptions,
+    sources: Sequence[Source],
+    survey: Survey,
+    record: dict[str, Any],
+    build: BuildFolder,
+    there: Stream,
+) -> Stream:
+    """Build the new mega-batches of a stream in the build folder."""
+    root = build.path
+    there.verify([])
+    drop = None if options.keep_duplicates else _hashes_of(there)
+    holdout_words = there.history[0]["options"].get(HOLDOUT_WORDS) if there.history else None
+    shares = Shares(
+        options.num_megabatches, by_argument=options.one_per_input, held_out=False, holdout_words=holdout_words
+    )
+    deal = deal_documents(survey, shares, options.seed, drop)
+    numbers = range(there.num_megabatches, there.num_megabatches + options.num_megabatches)
+    names = [*map(megabatch_name, numbers), *_holdouts(holdout_words, numbers)]
+    build.refuse_links(map(Path, names))
+    tokenizer = StreamTokenizer.open(there.root)
+    splits = write_sets(sources, survey, deal, names, tokenizer, root, options.workers)
+    hashes = _write_hashes(survey, deal, root, len(there.history))
+    return replace(
+        there,
+        splits=tuple(in_order([*there.splits, *splits])),
+        other_files=(*there.other_files, hashes),
+        history=(*there.history, _with_counts(record, deal, splits)),
+    )
+
+
+def _holdouts(words: Optional[int], numbers: range) -> list[str]:
+    """Return the names of the held-out slices of some mega-batches, if words are held out."""
+    return [] if words is None else [holdout_name(number) for number in numbers]
+
+
+def _tokenizer(
+    options: PrepOptions, sources: Sequence[Source], survey: Survey, deal: Deal, folder: Path
+) -> StreamTokenizer:
+    """Put the tokenizer that was asked for into the stream's folder."""
+    folder.mkdir()
+    if options.tokenizer is not None:
+        given = StreamTokenizer(options.tokenizer)
+        shutil.copyfile(given.file, folder / FILE_NAMES[given.kind])
+    else:
+        kind, max_words, vocab_size = options.training
+        file = folder / FILE_NAMES[kind]
+        chosen = choose_sample(survey, deal, max_words)
+        job = TrainingJob(
+            sources=sources,
+            words=survey.words,
+            block_sizes=survey.block_sizes,
+            chosen=chosen,
+            kind=kind,
+            vocab_size=vocab_size,
+            num_workers=options.workers,
+        )
+        # Training takes much memory and would keep it, so it has a process of its own.
+        content = job.run() if options.workers == 1 else run_apart(TrainingJob.run, job)
+        with naming(file):
+            file.write_bytes(content)
+    return StreamTokenizer(folder)
+
+
+def _write_dictionary(tokenizer: StreamTokenizer, first_megabatch: Path, path: Path) -> None:
+    """Write ``dict.txt``: per token its symbol and how often it occurs in the first mega-batch."""
+    counts = TokenFile(first_megabatch).count_ids(tokenizer.vocab_size + NUM_FAIRSEQ_SYMBOLS)[NUM_FAIRSEQ_SYMBOLS:]
+    with naming(path), open(path, "w", encoding="utf-8", newline="\n") as file:
+        file.writelines(f"{symbol} {count}\n" for symbol, count in zip(tokenizer.symbols, counts, strict=True))
+
+
+def _write_hashes(survey: Survey, deal: Deal, root: Path, number: int) -> StreamFile:
+    """Keep eight bytes of each document, by which ``--append`` knows what the stream has."""
+    name = f"document-hashes/{number:03d}.u64"
+    (root / name).parent.mkdir(exist_ok=True)
+    with naming(root / name):
+        (root / name).write_bytes(np.sort(survey.hashes[deal.order]).astype("<u8").tobytes())
+    return StreamFile.describe(root, name)
+
+
+def _hashes_of(stream: Stream) -> np.ndarray:
+    for file in stream.other_files:
+        file.verify(stream.root)
+    return np.concatenate([np.fromfile(stream.root / file.path, dtype="<u8") for file in stream.other_files])
+
+
+def _with_counts(record: dict[str, Any], deal: Deal, splits: Sequence[Split]) -> dict[str, Any]:
+    return {**record, "num_duplicates": deal.num_duplicates, "splits": [split.name for split in splits]}
+
+
+def _refuse_own_output(options: PrepOptions, sources: Sequence[Source]) -> None:
+    out = options.out.resolve()
+    for source in sources:
+        if out in source.path.resolve().parents:
+            raise AlmaError(f"--out {options.out}: holds the input {source.label}; choose a folder outside the input")
+
+
+def _refuse_idle_field(options: PrepOptions, sources: Sequence[Source]) -> None:
+    if options.field is not None and all(source.form in FORMS_OF_TEXT for source in sources):
+        raise AlmaError(
+            f"--field {options.field}: {sources[0].label} is plain text, which has no fields; leave --field out, or "
+            "give --format"
+        )
+
+
+def _stamp(source: Source) -> tuple[int, int]:
+    status = source.path.stat()
+    return status.st_size, status.st_mtime_ns
+
+
+def _completed_before(options: PrepOptions, there: Stream, record: dict[str, Any]) -> bool:
+    """Tell whether the stream has come about by this command too.
+
+    Raises:
+        AlmaError: it was made by a command that differs, and this one does not append.
+    """
+    if options.append:
+        return any(all(entry[key] == record[key] for key in record) for entry in there.history)
+    advice = "choose another --out, remove the stream, or use --append for what arrived later"
+    refuse_other_command(options.out, there.history, record, advice)
+    return True
+
+
+def _record_of(options: PrepOptions, sources: Sequence[Source]) -> dict[str, Any]:
+    """Describe a command by all that decides its result."""
+    tokenizer = None if options.tokenizer is None else file_sha256(find_tokenizer_file(options.tokenizer))
+    inputs = [
+        {
+            "argument": source.argument,
+            "name": source.name,
+            "format": source.form,
+            "size": source.size,
+            "sha256": file_sha256(source.path),
+        }
+        for source in sources
+    ]
+    command = "append" if options.append else "create"
+    return {"command": command, "options": options.that_decide(tokenizer), "inputs": inputs}
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from typing import Any, Optional, Sequence
 from data_prep.text.deal import MAX_MEGABATCHES
 from data_prep.text.pool import default_workers
 from data_prep.text.source import STANDARD_INPUT
-from data_prep.text.training import DEFAULT_WORDS, NUM_BYTES
+from data_prep.text.writing import DEFAULT_WORDS, NUM_BYTES
 from fairseq_alma.cli.parser import Parser
 from fairseq_alma.options import Options, opt, options_of, utf8_path, utf8_word, whole
 

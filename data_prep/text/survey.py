@@ -1,16 +1,18 @@
 """The first pass: what is known of each document without keeping it, twelve bytes."""
 
 import hashlib
+import sys
+import time
 from dataclasses import dataclass
-from typing import Iterator, Sequence
+from typing import Iterator, Optional, Sequence
 
 import numpy as np
 
 from data_prep.text.document import Block, documents_of
 from data_prep.text.pool import ordered_map
-from data_prep.text.progress import PassProgress
 from data_prep.text.source import Source
 from fairseq_alma.errors import AlmaError
+from fairseq_alma.terminal import LiveLine, spell_duration, tell
 
 
 @dataclass(frozen=True)
@@ -89,3 +91,41 @@ def _examine(block: Block) -> tuple[np.ndarray, np.ndarray]:
     digests = b"".join(hashlib.blake2b(document.encode(), digest_size=8).digest() for document in documents)
     words = np.fromiter((len(document.split()) for document in documents), np.uint32, len(documents))
     return np.frombuffer(digests, dtype="<u8"), words
+
+
+class PassProgress:
+    """Words per second and time left of one pass.
+
+    Args:
+        title: what the pass does.
+    """
+
+    def __init__(self, title: str) -> None:
+        self._title = title
+        self._start = time.monotonic()
+        self._words = 0
+        self._line = LiveLine()
+        self._line.is_due()  # nothing is known yet
+
+    def __enter__(self) -> "PassProgress":
+        return self
+
+    def __exit__(self, kind: Optional[type], *exception: object) -> None:
+        self._line.clear()
+        if kind is None:
+            tell(f"{self._title}: {self._pace()}, {self._seconds():.1f} s", sys.stderr)
+
+    def update(self, fraction: float, words: int) -> None:
+        """Report that ``words`` words more are done, and which fraction of the pass (0 to 1) by now."""
+        self._words += words
+        if self._line.is_due():
+            left = spell_duration(self._seconds() / max(fraction, 1e-9) * (1 - fraction))
+            done = f"{self._title}: {100 * fraction:.0f} %"
+            shorter = f"{done}, {left} left"
+            self._line.show(f"{done}, {self._pace()}, {left} left", fraction, 1.0, [shorter])
+
+    def _seconds(self) -> float:
+        return max(time.monotonic() - self._start, 1e-9)
+
+    def _pace(self) -> str:
+        return f"{self._words:,} words, {self._words / self._seconds():,.0f} words/s"

@@ -1,9 +1,14 @@
-"""The passes after the first: train the tokenizer on its sample, and write every set's token file."""
+"""The passes after the first: train the tokenizer on its sample, and write every set's token file.
 
+The sample is of the first mega-batch, because a learner cannot see what has not arrived.
+"""
+
+import io
+import os
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Iterator, Sequence
+from typing import Iterable, Iterator, Sequence
 
 import numpy as np
 
@@ -11,10 +16,8 @@ from data_prep.text.deal import DROPPED, Deal
 from data_prep.text.document import Block, documents_of
 from data_prep.text.encoder import DocumentEncoder
 from data_prep.text.pool import ordered_map
-from data_prep.text.progress import PassProgress
 from data_prep.text.source import Source
-from data_prep.text.survey import Survey
-from data_prep.text.training import train_tokenizer
+from data_prep.text.survey import PassProgress, Survey
 from fairseq_alma.data.manifest import Split, StreamFile
 from fairseq_alma.data.token_file import TokenFileWriter, id_dtype
 from fairseq_alma.data.tokenizer import StreamTokenizer
@@ -197,3 +200,79 @@ class _EncodeBlock:
             num_bytes = sum(len(documents[kept[member]].encode()) for member in members)
             pieces.append(_Piece(int(set_number), b"".join(ids), sizes, num_bytes))
         return int(task.words[kept].sum(dtype=np.int64)), pieces
+
+
+NUM_BYTES = 256  # byte-level BPE begins with one token per byte
+# More text hardly changes the vocabulary, and what training needs in memory grows with the number of distinct words.
+DEFAULT_WORDS = {"tokenizers": 30_000_000, "sentencepiece": 3_000_000}
+
+_SENTENCE_BYTES = 1 << 16  # a longer line is cut: sentencepiece would leave it out
+_SENTENCEPIECE_THREADS = 2  # fixed: its sums, and so its vocabulary, depend on this number
+
+
+def train_tokenizer(kind: str, batches: Iterable[list[str]], vocab_size: int, num_threads: int) -> bytes:
+    """Train a tokenizer.
+
+    Args:
+        kind: ``tokenizers`` (byte-level BPE) or ``sentencepiece`` (unigram with bytes for what is rare).
+        batches: documents, a list at a time.
+        vocab_size: vocabulary size wanted, in tokens; a small text may give fewer.
+        num_threads: threads to use where the result does not depend on it.
+
+    Returns:
+        The content of the tokenizer's file.
+    """
+    if kind == "tokenizers":
+        return _train_byte_level_bpe(batches, vocab_size, num_threads)
+    return _train_sentencepiece(batches, vocab_size)
+
+
+def _train_byte_level_bpe(batches: Iterable[list[str]], vocab_size: int, num_threads: int) -> bytes:
+    os.environ.setdefault("RAYON_NUM_THREADS", str(num_threads))
+    os.environ["TOKENIZERS_PARALLELISM"] = "true" if num_threads > 1 else "false"
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    trainer = trainers.BpeTrainer(vocab_size=vocab_size, initial_alphabet=alphabet, show_progress=False)
+    tokenizer.train_from_iterator(batches, trainer)
+    return tokenizer.to_str(pretty=True).encode()
+
+
+def _train_sentencepiece(batches: Iterable[list[str]], vocab_size: int) -> bytes:
+    from sentencepiece import SentencePieceTrainer
+
+    model = io.BytesIO()
+    try:
+        SentencePieceTrainer.train(
+            sentence_iterator=_sentences(batches),
+            model_writer=model,
+            model_type="unigram",
+            vocab_size=vocab_size,
+            hard_vocab_limit=False,
+            byte_fallback=True,
+            # what is decoded must be what was encoded
+            normalization_rule_name="identity",
+            remove_extra_whitespaces=False,
+            add_dummy_prefix=False,
+            max_sentence_length=_SENTENCE_BYTES,
+            num_threads=_SENTENCEPIECE_THREADS,
+            minloglevel=2,
+        )
+    except RuntimeError as error:
+        raise AlmaError(
+            f"--vocab-size {vocab_size}: sentencepiece cannot train on the first mega-batch ({error}); give another "
+            "number, or a larger first mega-batch"
+        ) from error
+    return model.getvalue()
+
+
+def _sentences(batches: Iterable[list[str]]) -> Iterator[str]:
+    """Yield the lines of the documents, in pieces that sentencepiece takes."""
+    longest = _SENTENCE_BYTES // 4  # characters; one takes four bytes at most
+    for batch in batches:
+        for document in batch:
+            for line in document.split("\n"):
+                yield from (line[start : start + longest] for start in range(0, len(line), longest))

