@@ -5,12 +5,15 @@ Other architectures are refused: stock fairseq hands strings in the options of s
 in a few bytes: every size in it has to be found in the tensors, which take their place in the file. No fairseq here.
 """
 
+import itertools
 import shlex
-from typing import Annotated, Any, Literal, Mapping, Optional
+from dataclasses import dataclass
+from functools import partial
+from typing import Annotated, Any, Callable, Literal, Mapping, Optional
 
 import msgspec
 from msgspec import Meta, Struct
-from torch import Tensor
+from torch import Tensor, nn
 
 from fairseq_alma.checkpoints import JOINT_MODEL, UnfitCheckpoint
 from fairseq_alma.errors import AlmaError
@@ -166,19 +169,11 @@ SWITCH_SIZES: Mapping[str, Mapping[str, int]] = {
     "alma_switch_lm_large": {"layers": 12, "embed_dim": 768, "ffn_embed_dim": 3072, "attention_heads": 12},
 }
 """Sizes of the decoder of each Switch language model by its name; the paper's base and large ones, and a small one."""
-IMAGE_MODELS = ("alma_mlp", "alma_vgg", "alma_moe_mlp", "alma_moe_vgg", "alma_firefly_vgg")
 _STOCK_SIZES = (
     "big wiki103 baevski_wiki103 gbw baevski_gbw gpt gpt2_small gpt2_tiny gpt2_medium gpt2_big gpt2_big_wide "
     "gpt2_bigger gpt3_small gpt3_medium gpt3_large gpt3_xl gpt3_2_7 gpt3_6_7 gpt3_13 gpt3_175"
 )
 TRANSFORMER_LMS = ("transformer_lm", *(f"transformer_lm_{size}" for size in _STOCK_SIZES.split()))
-OPTIONS: Mapping[str, type[Struct]] = {
-    **dict.fromkeys(SWITCH_SIZES, SwitchOptions),
-    **dict.fromkeys(TRANSFORMER_LMS, TransformerLMOptions),
-    **dict.fromkeys(IMAGE_MODELS, ImageOptions),
-    JOINT_MODEL: JointOptions,
-    ENSEMBLE_ARCH: EnsembleOptions,
-}
 
 
 def read_options(config: Any) -> Any:
@@ -188,12 +183,12 @@ def read_options(config: Any) -> Any:
         UnfitCheckpoint: the architecture is none that is built from a file, or an option is none of its own.
     """
     name = config.get("_name") if isinstance(config, dict) else None
-    if not isinstance(name, str) or name not in OPTIONS:
+    if not isinstance(name, str) or name not in ARCHITECTURES:
         raise UnfitCheckpoint(
             f"architecture {str(name)[:60]}, but models here are alma_… or transformer_lm…: {str(name)[:60]!r} cannot "
             "grow, and is not built from a file"
         )
-    return convert_options(config, OPTIONS[name], name)
+    return convert_options(config, ARCHITECTURES[name].options, name)
 
 
 def convert_options(options: Mapping[str, Any], kind: type[Struct], name: str, strict: bool = True) -> Any:
@@ -213,12 +208,48 @@ MAX_NESTING = 16
 """Ensembles within ensembles."""
 _MAX_TABLE = 1 << 26  # numbers of sinusoidal positions, which stand in no file: 256 MiB
 _POSITIONS = "decoder.embed_positions."
-_IGNORED = (f"{_POSITIONS}_float_tensor", f"{_POSITIONS}weights", "decoder.version")  # as fairseq does
+_LEFT_OUT = (".embed_positions._float_tensor", ".embed_positions.weights", "decoder.version")  # by fairseq too
 EXTRA_POSITIONS = 2  # fairseq counts positions from behind the padding symbol's number
+NUM_CONVOLUTIONS = 16  # of VGG19
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """All that is known of a model before it is built; an ensemble, or a joint model, is what its members are.
+
+    Attributes:
+        options: the type of ``cfg.model``.
+        kind: ``text`` or ``images``; empty: its members say it.
+        sizes: options that are a dimension of a weight, looked for before shapes are worked out.
+        layers: the option that counts layers, and what stands before their numbers in the names of weights.
+        shapes: returns names and shapes of all weights of a model of these options. What the options do not say, as the
+            size of the vocabulary, it takes from the weights; and the members of a stack.
+        is_whole: whether these are all weights that the model has.
+    """
+
+    options: type[Struct]
+    kind: str = ""
+    sizes: tuple[str, ...] = ()
+    layers: Optional[tuple[str, str]] = None
+    shapes: Callable[[Any, Weights, int], Shapes] = lambda options, weights, num_members: {}
+    is_whole: bool = True
+
+    def check(self, options: Any, weights: Weights, num_members: int = 1) -> None:
+        """Raise UnfitCheckpoint unless weights are those of a model of these options, by name and shape."""
+        if self.layers and getattr(options, self.layers[0]) is not None:
+            _compare(self.layers[0], getattr(options, self.layers[0]), _num_children(weights, self.layers[1]))
+        for name in self.sizes:
+            if getattr(options, name) is not None:
+                _look_for(name, getattr(options, name), weights)
+        _check_experts(options, weights)
+        needed = self.shapes(options, weights, num_members)
+        found = {name: tensor.shape for name, tensor in weights.items() if self.is_whole or name in needed}
+        if differing := other_shapes(found, needed):
+            raise UnfitCheckpoint(differing)
 
 
 def check_model(config: Any, weights: Weights, depth: int = 0) -> None:
-    """Raise UnfitCheckpoint unless ``cfg.model`` is that of a known architecture, and ``model`` has its sizes.
+    """Raise UnfitCheckpoint unless ``cfg.model`` is that of a known architecture, and ``model`` has its shapes.
 
     Args:
         config: ``cfg.model``.
@@ -226,16 +257,42 @@ def check_model(config: Any, weights: Weights, depth: int = 0) -> None:
         depth: ensembles around it.
     """
     options = read_options(config)
-    if isinstance(options, SwitchOptions):
-        _check_switch(options, weights)
-    elif isinstance(options, TransformerLMOptions):
-        _check_transformer(options, weights)
-    elif isinstance(options, ImageOptions):
-        _check_image_model(options, weights)
+    if isinstance(options, EnsembleOptions):
+        _check_ensemble(options, weights, depth)
     elif isinstance(options, JointOptions):
         _check_joint(options, weights)
     else:
-        _check_ensemble(options, weights, depth)
+        ARCHITECTURES[config["_name"]].check(options, weights)
+
+
+def is_of_images(config: Mapping[str, Any]) -> bool:
+    """Tell whether ``cfg.model`` is that of an image model, or of several."""
+    if config["_name"] == ENSEMBLE_ARCH:
+        return bool(config.get("num_classes"))
+    name = config.get("member_arch") or config["_name"]
+    return name in ARCHITECTURES and ARCHITECTURES[name].kind == "images"
+
+
+def other_shapes(found: Mapping[str, Any], needed: Mapping[str, Any]) -> str:
+    """Say how the shapes of a checkpoint's tensors differ from those of its model; empty if they do not.
+
+    This is the one comparison: of a file that is read, of a model that loads it, of one that is trained on or grows.
+    """
+    found = {name: shape for name, shape in found.items() if name in needed or not name.endswith(_LEFT_OUT)}
+    missing, left_over = sorted(needed.keys() - found.keys()), sorted(found.keys() - needed.keys())
+    wrong = sorted(name for name in needed.keys() & found.keys() if tuple(needed[name]) != tuple(found[name]))
+    for problem, names in (("lacks", missing), ("has beyond its configuration", left_over), ("has misshapen", wrong)):
+        if names:
+            shapes = f" ({tuple(found[names[0]])}, not {tuple(needed[names[0]])})" if names is wrong else ""
+            return f"the checkpoint {problem} {len(names)} tensor(s), {names[0]} the first{shapes}"
+    return ""
+
+
+def refuse_other_shapes(weights: Weights, model: nn.Module, path: str, remedy: str) -> None:
+    """Raise AlmaError unless weights have exactly the names and shapes of a model's, which may be on ``meta``."""
+    shapes = ({name: tensor.shape for name, tensor in each.items()} for each in (weights, model.state_dict()))
+    if differing := other_shapes(*shapes):
+        raise AlmaError(f"{path}: {differing}; {remedy}")
 
 
 def _check_ensemble(options: EnsembleOptions, weights: Weights, depth: int) -> None:
@@ -257,17 +314,20 @@ def _check_ensemble(options: EnsembleOptions, weights: Weights, depth: int) -> N
 
 
 def _check_joint(options: JointOptions, weights: Weights) -> None:
-    words = _member_options(options.member_options)
-    if options.member_arch in IMAGE_MODELS:
-        _check_image_model(
-            convert_options(words, ImageOptions, options.member_arch, strict=False), weights, options.num_members
-        )
-        return
-    member = joint_member_options(options)
-    parts = _by_member(weights, "decoder.members.")
-    _compare("num_members", options.num_members, len(parts))
-    for part in parts.values():
-        _check_switch(member, part)
+    if is_of_images({"_name": options.member_arch}):
+        words = _member_options(options.member_options)
+        member = convert_options(words, ImageOptions, options.member_arch, strict=False)
+        parts = _by_member(weights, "network.networks.")  # mixtures, side by side; others are stacked
+        if not parts:
+            ARCHITECTURES[options.member_arch].check(member, weights, options.num_members)
+            return
+        networks = [{f"network.{name}": tensor for name, tensor in part.items()} for part in parts.values()]
+    else:
+        member = joint_member_options(options)
+        networks = list(_by_member(weights, "decoder.members.").values())
+    _compare("num_members", options.num_members, len(networks))
+    for network in networks:
+        ARCHITECTURES[options.member_arch].check(member, network)
 
 
 def joint_member_options(options: JointOptions) -> SwitchOptions:
@@ -310,31 +370,19 @@ def _by_member(weights: Weights, prefix: str) -> dict[int, dict[str, Tensor]]:
         number, _, own = name.removeprefix(prefix).partition(".")
         if name.startswith(prefix) and number.isdecimal() and len(number) <= 6:
             parts.setdefault(int(number), {})[own] = tensor
+    rest = len(weights) - sum(map(len, parts.values()))
+    if rest and parts:
+        raise UnfitCheckpoint(f"{rest} tensor(s) in it belong to no member")
     return parts
 
 
-def _check_switch(options: SwitchOptions, weights: Weights) -> None:
-    """Compare all names and shapes of a Switch language model."""
-    embeddings = _find(weights, "decoder.embed_tokens.weight")
-    _compare("decoder_layers", options.decoder_layers, _num_children(weights, "decoder.layers."))
-    _check_experts(options, weights, ".switch.experts.fc1_weight")
-    if options.decoder_sinusoidal_pos:
-        _check_table(options)
-    needed = switch_shapes(options, embeddings.size(0), _trees(options))
-    found = {name: tuple(tensor.shape) for name, tensor in weights.items() if name not in _IGNORED}
-    if differing := other_shapes(found, needed):
-        raise UnfitCheckpoint(differing)
-
-
-def other_shapes(found: Mapping[str, Any], needed: Mapping[str, Any]) -> str:
-    """Say how the shapes of a checkpoint's tensors differ from those of its model; empty if they do not."""
-    missing, left_over = sorted(needed.keys() - found.keys()), sorted(found.keys() - needed.keys())
-    wrong = sorted(name for name in needed.keys() & found.keys() if tuple(needed[name]) != tuple(found[name]))
-    for problem, names in (("lacks", missing), ("has beyond its configuration", left_over), ("has misshapen", wrong)):
-        if names:
-            shapes = f" ({tuple(found[names[0]])}, not {tuple(needed[names[0]])})" if names is wrong else ""
-            return f"the checkpoint {problem} {len(names)} tensor(s), {names[0]} the first{shapes}"
-    return ""
+def _switch_shapes(options: SwitchOptions, weights: Weights, num_members: int) -> Shapes:
+    is_switch = [
+        options.moe_freq > 0 and (layer + 1) % options.moe_freq == 0 for layer in range(options.decoder_layers)
+    ]
+    layers = [layer for layer, each in enumerate(is_switch) if each]
+    trees = dict(zip(layers, _trees(options, len(layers), options.num_experts), strict=True))
+    return switch_shapes(options, _find(weights, "decoder.embed_tokens.weight", 2).size(0), trees)
 
 
 def switch_shapes(options: SwitchOptions, vocab_size: int, trees: Mapping[int, GateTree]) -> Shapes:
@@ -351,11 +399,11 @@ def switch_shapes(options: SwitchOptions, vocab_size: int, trees: Mapping[int, G
         "decoder.output_projection.weight": (vocab_size, dim),
         **_affine("decoder.layer_norm", dim),
     }
-    positions = options.max_target_positions or options.tokens_per_sample
+    positions = _num_positions(options)
     if not options.decoder_sinusoidal_pos:
-        if positions is None:
-            raise UnfitCheckpoint("its configuration does not say how long sequences are (tokens_per_sample)")
         shapes[f"{_POSITIONS}weight"] = (positions + EXTRA_POSITIONS, dim)
+    elif (positions + EXTRA_POSITIONS) * dim > _MAX_TABLE:
+        raise UnfitCheckpoint(f"sinusoidal positions of sequences of {positions:,} tokens take too much memory")
     for layer in range(options.decoder_layers):
         here = f"decoder.layers.{layer}."
         shapes |= _affine(f"{here}self_attn.qkv_proj", 3 * dim, dim) | _affine(f"{here}self_attn.out_proj", dim, dim)
@@ -370,77 +418,108 @@ def switch_shapes(options: SwitchOptions, vocab_size: int, trees: Mapping[int, G
     return shapes
 
 
-def _is_switch(options: SwitchOptions, layer: int) -> bool:
-    return options.moe_freq > 0 and (layer + 1) % options.moe_freq == 0
-
-
 def _affine(name: str, *shape: int) -> Shapes:
     return {f"{name}.weight": shape, f"{name}.bias": shape[:1]}
 
 
-def _trees(options: SwitchOptions) -> dict[int, GateTree]:
+def _trees(options: Any, num_layers: int, num_experts: int) -> list[GateTree]:
     """Return the gate's tree of each layer of experts."""
-    layers = [layer for layer in range(options.decoder_layers) if _is_switch(options, layer)]
     try:
-        trees = parse_gate_trees(options.gate_trees, len(layers), options.num_experts)
+        return parse_gate_trees(options.gate_trees, num_layers, num_experts)
     except AlmaError as error:
         raise UnfitCheckpoint(str(error)) from error
-    return dict(zip(layers, trees, strict=True))
 
 
-def _check_transformer(options: TransformerLMOptions, weights: Weights) -> None:
-    """Look for the sizes of a stock model in its weights; fairseq compares the rest when it loads them."""
-    _compare("decoder_layers", options.decoder_layers, _num_children(weights, "decoder.layers."))
-    for name in ("decoder_embed_dim", "decoder_input_dim", "decoder_output_dim", "decoder_ffn_embed_dim"):
-        _look_for(name, getattr(options, name), weights)
+def _num_positions(options: Transformer) -> int:
     positions = options.max_target_positions or options.tokens_per_sample
     if positions is None:
         raise UnfitCheckpoint("its configuration does not say how long sequences are (tokens_per_sample)")
+    return positions
+
+
+def _stock_shapes(options: TransformerLMOptions, weights: Weights, num_members: int) -> Shapes:
+    """Return the table of positions of a stock model; fairseq compares the rest when it loads the weights."""
+    positions = _num_positions(options)
     if options.decoder_learned_pos and not options.no_token_positional_embeddings:
-        _compare("tokens_per_sample", positions + EXTRA_POSITIONS, _find(weights, f"{_POSITIONS}weight").size(0))
-    else:
-        _check_table(options)
+        return {f"{_POSITIONS}weight": (positions + EXTRA_POSITIONS, options.decoder_embed_dim)}
+    if (positions + EXTRA_POSITIONS) * options.decoder_embed_dim > _MAX_TABLE:
+        raise UnfitCheckpoint(f"sinusoidal positions of sequences of {positions:,} tokens take too much memory")
+    return {}
 
 
-def _check_image_model(options: ImageOptions, weights: Weights, num_members: int = 1) -> None:
-    """Look for the sizes of one or several image models in their weights; the rest is compared when they are built."""
-    networks = _by_member(weights, "network.networks.")
-    if networks:  # mixtures, side by side; others are stacked
-        _compare("num_members", num_members, len(networks))
-        for part in networks.values():
-            _check_image_model(options, {f"network.{name}": tensor for name, tensor in part.items()})
-        return
-    first = next((tensor for name, tensor in weights.items() if name.startswith("network.")), None)
-    if first is None:
-        raise UnfitCheckpoint("its configuration is that of an image model, its weights are not")
-    if num_members > 1:
-        _compare("num_members", num_members, first.size(0) if first.dim() else 0)
+def _mlp_shapes(options: ImageOptions, weights: Weights, num_members: int) -> Shapes:
+    depth = _num_children(weights, "network.layers.") - 1
+    first = _find(weights, "network.layers.0.weight", 3)
     if options.hidden_layers is not None:
-        num_layers = _num_children(weights, "network.layers.") - 1
-        _compare("hidden_layers", options.hidden_layers, max(num_layers, _num_children(weights, "network.blocks.")))
-    for name in ("width", "channels"):
-        if getattr(options, name) is not None:
-            _look_for(name, getattr(options, name), weights)
-    for word in options.layer_channels.split(","):
-        if word.strip().isdecimal():
-            _look_for("layer_channels", int(word), weights)
-    _check_experts(options, weights, ".linear.weight", ".conv.weight")
+        _compare("hidden_layers", options.hidden_layers, depth)
+    last = _find(weights, f"network.layers.{depth}.weight", 3)
+    sizes = [first.size(2), *[options.width or first.size(1)] * depth, last.size(1)]
+    shapes: Shapes = {}
+    for layer, (before, after) in enumerate(itertools.pairwise(sizes)):
+        shapes |= _stack(f"network.layers.{layer}", num_members, after, before)
+    return shapes
 
 
-def _check_experts(options: Any, weights: Weights, *endings: str) -> None:
+def _vgg_shapes(options: ImageOptions, weights: Weights, num_members: int) -> Shapes:
+    words = [word.strip() for word in (options.layer_channels or "").split(",") if word]
+    first = _find(weights, "network.blocks.0.conv.weight", 5)
+    channels = [options.channels or first.size(1)] * NUM_CONVOLUTIONS
+    if words:
+        if len(words) != NUM_CONVOLUTIONS or not all(word.isdecimal() for word in words):
+            raise UnfitCheckpoint(f"layer_channels {options.layer_channels[:60]!r} in its configuration")
+        channels = [int(word) for word in words]
+    shapes = _classifier_shapes(weights, num_members, channels[-1])
+    for layer, (before, after) in enumerate(itertools.pairwise([first.size(2), *channels])):
+        shapes |= _convolution(f"network.blocks.{layer}.", num_members, after, before)
+    return shapes
+
+
+def _mixture_shapes(is_vgg: bool, options: ImageOptions, weights: Weights, num_members: int) -> Shapes:
+    """Return those of a fully connected network or a VGG network of mixtures, of one member."""
+    depth = NUM_CONVOLUTIONS if is_vgg else _num_children(weights, "network.blocks.")
+    first = _find(weights, f"network.blocks.0.{'conv' if is_vgg else 'linear'}.weight", 5 if is_vgg else 3)
+    experts, size, before = first.shape[:3]
+    after = (options.channels if is_vgg else options.width) or size
+    shapes = _classifier_shapes(weights, 1, after)
+    for layer, tree in enumerate(_trees(options, depth, options.num_experts or experts)):
+        here = f"network.blocks.{layer}."
+        shapes |= _affine(f"{here}gate", tree.num_rows, before)
+        shapes |= (
+            _convolution(here, tree.num_experts, after, before)
+            if is_vgg
+            else _stack(f"{here}linear", tree.num_experts, after, before)
+        )
+        before = after
+    return shapes
+
+
+def _classifier_shapes(weights: Weights, num_members: int, inputs: int) -> Shapes:
+    return _stack("network.classifier", num_members, _find(weights, "network.classifier.weight", 3).size(1), inputs)
+
+
+def _stack(name: str, members: int, outputs: int, inputs: int) -> Shapes:
+    return {f"{name}.weight": (members, outputs, inputs), f"{name}.bias": (members, outputs)}
+
+
+def _convolution(prefix: str, members: int, outputs: int, inputs: int) -> Shapes:
+    norm = ("weight", "bias", "running_mean", "running_var")
+    shapes: Shapes = {f"{prefix}norm.{name}": (members, outputs) for name in norm}
+    return {f"{prefix}conv.weight": (members, outputs, inputs, 3, 3), **shapes}
+
+
+def _check_experts(options: Any, weights: Weights) -> None:
     """Compare the number of experts with their stacks, and the length of the trees' text with the rows of the gates."""
+    if not hasattr(options, "gate_trees"):
+        return
     rows = [tensor.size(0) for name, tensor in weights.items() if name.endswith("gate.weight") and tensor.dim()]
     for name, tensor in weights.items():
-        if rows and name.endswith(endings) and options.num_experts is not None:
+        if rows and name.endswith(_STACKS) and "classifier" not in name and options.num_experts is not None:
             _compare("num_experts", options.num_experts, tensor.size(0) if tensor.dim() else 0)
     if len(options.gate_trees or "") > 1000 + 64 * sum(rows):
         raise UnfitCheckpoint(f"gate trees of {len(options.gate_trees):,} characters for gates of {sum(rows):,} rows")
 
 
-def _check_table(options: Transformer) -> None:
-    positions = options.max_target_positions or options.tokens_per_sample or 0
-    if (positions + EXTRA_POSITIONS) * options.decoder_embed_dim > _MAX_TABLE:
-        raise UnfitCheckpoint(f"sinusoidal positions of sequences of {positions:,} tokens take too much memory")
+_STACKS = (".switch.experts.fc1_weight", ".linear.weight", ".conv.weight")
 
 
 def _num_children(weights: Weights, prefix: str) -> int:
@@ -448,9 +527,9 @@ def _num_children(weights: Weights, prefix: str) -> int:
     return len({name.removeprefix(prefix).partition(".")[0] for name in weights if name.startswith(prefix)})
 
 
-def _find(weights: Weights, name: str) -> Tensor:
-    if name not in weights or weights[name].dim() != 2:
-        raise UnfitCheckpoint(f"not the weights that its configuration describes: {name} is missing, or is no matrix")
+def _find(weights: Weights, name: str, num_axes: int) -> Tensor:
+    if name not in weights or weights[name].dim() != num_axes:
+        raise UnfitCheckpoint(f"not the weights that its configuration describes: {name} is missing, or has other axes")
     return weights[name]
 
 
@@ -464,3 +543,30 @@ def _compare(option: str, announced: int, found: int) -> None:
         raise UnfitCheckpoint(
             f"its weights are misshapen: {option} is {announced:,} in its configuration, {found:,} there"
         )
+
+
+_TEXT_LAYERS = ("decoder_layers", "decoder.layers.")
+_WIDTHS = ("decoder_embed_dim", "decoder_ffn_embed_dim")
+_SWITCH = Architecture(SwitchOptions, "text", _WIDTHS, _TEXT_LAYERS, _switch_shapes)
+_STOCK = Architecture(
+    TransformerLMOptions,
+    "text",
+    (*_WIDTHS, "decoder_input_dim", "decoder_output_dim"),
+    _TEXT_LAYERS,
+    _stock_shapes,
+    is_whole=False,
+)
+ARCHITECTURES: Mapping[str, Architecture] = {
+    **dict.fromkeys(SWITCH_SIZES, _SWITCH),
+    **dict.fromkeys(TRANSFORMER_LMS, _STOCK),
+    "alma_mlp": Architecture(ImageOptions, "images", ("width",), None, _mlp_shapes),
+    "alma_vgg": Architecture(ImageOptions, "images", ("channels",), None, _vgg_shapes),
+    "alma_firefly_vgg": Architecture(ImageOptions, "images", ("channels",), None, _vgg_shapes),
+    "alma_moe_mlp": Architecture(
+        ImageOptions, "images", ("width",), ("hidden_layers", "network.blocks."), partial(_mixture_shapes, False)
+    ),
+    "alma_moe_vgg": Architecture(ImageOptions, "images", ("channels",), None, partial(_mixture_shapes, True)),
+    JOINT_MODEL: Architecture(JointOptions),
+    ENSEMBLE_ARCH: Architecture(EnsembleOptions),
+}
+"""Every model that is built from a file; an architecture is added here, and where its network is."""

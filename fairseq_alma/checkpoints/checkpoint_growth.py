@@ -6,7 +6,6 @@ from typing import Any, Mapping, Optional, Sequence
 import torch
 from torch import Size, Tensor
 
-from fairseq_alma.checkpoints.architecture import other_shapes
 from fairseq_alma.checkpoints.checkpoint_file import Checkpoint
 from fairseq_alma.checkpoints.training_state import AVERAGE, find_average
 from fairseq_alma.errors import AlmaError
@@ -42,19 +41,6 @@ class GrowthStep:
     noise: float = 0.0
     keep_optimizer: bool = False
     shares_moments: bool = False
-
-
-def check_complete(weights: Mapping[str, Tensor], expected: Mapping[str, Tensor], path: str) -> None:
-    """Raise AlmaError unless a checkpoint has exactly the tensors of its model, in the right shapes.
-
-    Args:
-        weights: the checkpoint's tensors.
-        expected: the tensors of a model built from the checkpoint's configuration.
-        path: for the message.
-    """
-    shapes = ({name: tensor.shape for name, tensor in each.items()} for each in (weights, expected))
-    if differing := other_shapes(*shapes):
-        raise AlmaError(f"{path}: {differing}; nothing was written; give an unaltered checkpoint")
 
 
 def grow_checkpoint(

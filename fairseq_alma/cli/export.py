@@ -58,11 +58,12 @@ def main(argv: Optional[Sequence[str]] = None) -> Optional[int]:
     refuse_occupied(args.out, "--out ")
     refuse_unwritable(args.out, "--out")
     # These import torch, which takes seconds; --help and usage errors need none of it.
+    from fairseq_alma.checkpoints.architecture import is_of_images
     from fairseq_alma.checkpoints.checkpoint_file import read_checkpoint
     from fairseq_alma.exchange.image_folder import export_images
-    from fairseq_alma.exchange.model_folder import export_model, is_image_checkpoint
+    from fairseq_alma.exchange.model_folder import export_model
 
-    if is_image_checkpoint(read_checkpoint(args.path)["cfg"]["model"]):
+    if is_of_images(read_checkpoint(args.path)["cfg"]["model"]):
         size = export_images(args.path, args.out, args.stream)
         tell(f"{args.out}: a model of images, {size / 1e6:,.1f} MB of weights", sys.stdout)
         return 0

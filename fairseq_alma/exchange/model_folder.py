@@ -8,9 +8,7 @@ from typing import Any, Iterator, Mapping, Optional, Sequence
 import torch
 from torch import Tensor
 
-from fairseq_alma.checkpoints.architecture import IMAGE_MODELS
 from fairseq_alma.checkpoints.checkpoint_file import DICTIONARY_KEY, Checkpoint, read_checkpoint
-from fairseq_alma.checkpoints.ensemble_file import ENSEMBLE_ARCH
 from fairseq_alma.checkpoints.model_facts import ModelFacts, describe_model
 from fairseq_alma.data.stream import Stream
 from fairseq_alma.data.token_file import NUM_FAIRSEQ_SYMBOLS, TokenFile
@@ -77,13 +75,6 @@ def export_model(path: Path, out: Path, stream_folder: Optional[Path] = None) ->
             (folder / name).write_text(content, encoding="utf-8")
         write_sums(folder)
     return Exported(facts, config_json["vocab_size"], (out / "model.safetensors").stat().st_size)
-
-
-def is_image_checkpoint(config: Mapping[str, Any]) -> bool:
-    """Tell whether ``cfg.model`` is that of an image model, or of several."""
-    if config["_name"] == ENSEMBLE_ARCH:
-        return bool(config.get("num_classes"))
-    return config["_name"] in IMAGE_MODELS or config.get("member_arch") in IMAGE_MODELS
 
 
 def stream_of(checkpoint: Checkpoint, path: Path, given: Optional[Path]) -> Stream:

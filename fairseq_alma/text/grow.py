@@ -14,8 +14,9 @@ from omegaconf import OmegaConf
 
 import fairseq_alma
 from fairseq_alma.checkpoints import LAST_CHECKPOINT
+from fairseq_alma.checkpoints.architecture import refuse_other_shapes
 from fairseq_alma.checkpoints.checkpoint_file import Checkpoint, read_checkpoint, write_checkpoint
-from fairseq_alma.checkpoints.checkpoint_growth import GrowthStep, check_complete, grow_checkpoint, growth_table
+from fairseq_alma.checkpoints.checkpoint_growth import GrowthStep, grow_checkpoint, growth_table
 from fairseq_alma.checkpoints.dense_checkpoint import from_transformer_lm
 from fairseq_alma.checkpoints.ensemble_file import check_dictionary
 from fairseq_alma.data.stream import Stream
@@ -29,6 +30,7 @@ from fairseq_alma.text.model import AlmaSwitchLM, build_from_config, gate_trees_
 from fairseq_alma.text.task import AlmaLMConfig, AlmaLMTask
 
 USUAL_MOE_FREQ = 2
+_UNALTERED = "nothing was written; give an unaltered checkpoint"
 
 
 def grow(args: argparse.Namespace) -> str:
@@ -45,7 +47,7 @@ def grow(args: argparse.Namespace) -> str:
     """
     checkpoint = _read(args, mmap=True)
     model = _build(checkpoint, args.path)
-    check_complete(checkpoint["model"], model.state_dict(), args.path)
+    refuse_other_shapes(checkpoint["model"], model, args.path, _UNALTERED)
     trees = gate_trees_of(model)
     if not trees:
         raise AlmaError(f"{args.path}: its model has no Switch layer (--moe-freq 0), so there is nothing to grow")
@@ -56,7 +58,7 @@ def grow(args: argparse.Namespace) -> str:
     # Read anew, into memory that is given back tensor by tensor as the model grows; a mapped file is all or nothing.
     del checkpoint
     grown = grow_checkpoint(_read(args, mmap=False), step, parameter_shapes(model), record)
-    check_complete(grown["model"], _build(grown, args.out).state_dict(), args.out)
+    refuse_other_shapes(grown["model"], _build(grown, args.out), args.out, _UNALTERED)
     write_checkpoint(grown, args.out)
     config = grown["cfg"]["model"]
     tree = f" --gate-trees '{config['gate_trees']}'" if config["gate_trees"] else ""

@@ -10,14 +10,13 @@ import sys
 from enum import Enum
 from typing import Any, Callable, Mapping, Optional
 
-import torch
 from fairseq import checkpoint_utils
 from fairseq.dataclass.utils import overwrite_args_by_name
 from fairseq.models import ARCH_MODEL_NAME_REGISTRY, MODEL_DATACLASS_REGISTRY, MODEL_REGISTRY
 from omegaconf import DictConfig, OmegaConf
 from torch import Tensor, nn
 
-from fairseq_alma.checkpoints.architecture import other_shapes
+from fairseq_alma.checkpoints.architecture import refuse_other_shapes
 from fairseq_alma.checkpoints.checkpoint_file import Checkpoint, read_checkpoint
 from fairseq_alma.checkpoints.ensemble_file import check_dictionary
 from fairseq_alma.data.stream import Stream
@@ -177,22 +176,14 @@ def _flag(name: str, value: Any) -> str:
     return f"{'' if value else 'no '}{option}" if isinstance(value, bool) else f"{option} {value!r}"
 
 
-def check_weights(checkpoint: Checkpoint, path: str, model: torch.nn.Module) -> None:
-    """Raise AlmaError if a model of this package differs from that of a checkpoint to start from in any weight's size.
+def check_weights(checkpoint: Checkpoint, path: str, model: nn.Module) -> None:
+    """Raise AlmaError if a model of this package has other shapes than the checkpoint that it is to start from.
 
-    `check_architecture` knows which option to name; this is for what it does not see, as options of a model's members.
+    `check_architecture` knows which option to name; this is for what it does not see, as sizes of a model's members.
     """
-    if not checkpoint["cfg"]["model"]["_name"].startswith("alma_"):
-        return
-    there = {name: tuple(tensor.shape) for name, tensor in checkpoint["model"].items()}
-    here = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
-    differing = sorted(name for name in there.keys() | here.keys() if there.get(name) != here.get(name))
-    if differing:
-        first = differing[0]
-        raise AlmaError(
-            f"{path}: its model has other sizes than the command builds ({first} is {there.get(first, 'missing')} "
-            f"there, {here.get(first, 'missing')} here); give the options that it was trained with"
-        )
+    if checkpoint["cfg"]["model"]["_name"].startswith("alma_"):
+        remedy = "its model has other sizes than the command builds: give the options that it was trained with"
+        refuse_other_shapes(checkpoint["model"], model, path, remedy)
 
 
 def refuse_other_weights(model: nn.Module, path: str) -> None:
@@ -205,18 +196,7 @@ def refuse_other_weights(model: nn.Module, path: str) -> None:
 
     def compare(module: nn.Module, weights: Mapping[str, Tensor], prefix: str, *unused: Any) -> None:
         if not prefix:
-            _compare(module, weights, path)
+            remedy = "give the stream that it was trained on, and an unaltered checkpoint"
+            refuse_other_shapes(weights, module, path, remedy)
 
     model.register_load_state_dict_pre_hook(compare)
-
-
-def _compare(model: nn.Module, weights: Mapping[str, Tensor], path: str) -> None:
-    needed = {name: tensor.shape for name, tensor in model.state_dict().items()}
-    found = {name: tensor.shape for name, tensor in weights.items() if name in needed or not _is_left_out(name)}
-    if differing := other_shapes(found, needed):
-        raise AlmaError(f"{path}: {differing}; give the stream that it was trained on, and an unaltered checkpoint")
-
-
-def _is_left_out(name: str) -> bool:
-    """Tell whether fairseq drops what has this name: positions that are computed, and the version of its layers."""
-    return name.endswith((".embed_positions._float_tensor", ".embed_positions.weights", "decoder.version"))

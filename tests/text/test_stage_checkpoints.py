@@ -80,7 +80,7 @@ def test_dropping_the_optimizer_state_leaves_all_else(tmp_path):
     checkpoints.drop_optimizer_state(path)
     after = torch.load(path, weights_only=True)
     assert set(before) - set(after) == {"last_optimizer_state"}
-    assert torch.equal(after["model"]["network.w"], before["model"]["network.w"])
+    assert torch.equal(after["model"]["network.layers.0.weight"], before["model"]["network.layers.0.weight"])
     assert path.stat().st_size < size
     assert [entry.name for entry in tmp_path.iterdir()] == ["checkpoint_last.pt"]
 

@@ -55,7 +55,10 @@ def test_a_start_of_the_same_sizes_that_computes_something_else_is_refused(arch,
 
 @pytest.mark.parametrize(
     ("model", "named"),
-    [({"bias": torch.zeros(4)}, r"bias is \(4,\) there, \(3,\) here"), ({"gate": torch.zeros(1)}, "missing here")],
+    [
+        ({"bias": torch.zeros(4)}, r"misshapen 1 tensor\(s\), bias the first \(\(4,\), not \(3,\)\)"),
+        ({"gate": torch.zeros(1)}, r"beyond its configuration 1 tensor\(s\), gate"),
+    ],
 )
 def test_weights_of_other_sizes_are_named_in_one_line(model, named):
     with pytest.raises(AlmaError, match=named) as error:
