@@ -394,11 +394,11 @@ class Options:
             yield name, None if option.quiet and value == option.default else value
 
     def words(self) -> list[str]:
-        """Return what was given as words for fairseq-train."""
+        """Return what was given, and is not the default, as words for fairseq-train."""
         words: list[str] = []
         for name, option in options_of(type(self)).items():
             value = getattr(self, name)
-            if value is not None and value is not False and option.side != PLAN:
+            if value is not None and value is not False and value != option.default and option.side != PLAN:
                 words += [option.flag] if value is True else [option.flag, str(value)]
         return words
 
