@@ -1,8 +1,8 @@
-"""An epoch's batches: the same whichever epoch a process starts in, and dealt to several so that they update as one.
+"""What a stage trains on: the sequences of its mega-batches, some of earlier ones, and their batches.
 
 fairseq composes batches once per process, from an order that it draws with the seed of the epoch in which the process
 starts; only the order of the batches is drawn anew for each epoch. After a restart in a later epoch other sequences
-would stand together, so batches are composed here as in a process that starts with the first.
+would stand together, so batches are composed here as in a process that starts with the first epoch.
 
 Process r of W takes the batches r, W + r, 2W + r, … of the epoch's one order, so ``W`` processes with ``--update-freq
 U`` train as one with ``--update-freq W x U``. Two cases need care beside fairseq's own iterator:
@@ -14,9 +14,11 @@ U`` train as one with ``--update-freq W x U``. Two cases need care beside fairse
 """
 
 import functools
-from typing import Any, Callable
+import math
+from typing import Any, Callable, Optional, Sequence
 
-from fairseq.data import FairseqDataset
+import numpy as np
+from fairseq.data import BaseWrapperDataset, ConcatDataset, FairseqDataset
 from fairseq.data.iterators import EpochBatchIterator
 
 from fairseq_alma.errors import AlmaError
@@ -24,6 +26,78 @@ from fairseq_alma.errors import AlmaError
 NUM_SHARDS = "num_shards"
 
 Batch = dict[str, Any]
+
+
+class ShuffledConcatDataset(ConcatDataset):
+    """The union of several mega-batches, its sequences in random order within one length.
+
+    fairseq's own ``ConcatDataset`` orders by length alone, which leaves neighbouring sequences of a document in one
+    batch; ``MonolingualDataset`` shuffles first, and so does this. fairseq seeds NumPy around the call.
+    """
+
+    def ordered_indices(self) -> np.ndarray:
+        """Return all indices, sorted by length, in random order where lengths are equal."""
+        return np.lexsort([np.random.permutation(len(self)), self.sizes])
+
+
+class ChosenSequences(BaseWrapperDataset):
+    """Some sequences of a data set, in the order given; one may come several times.
+
+    Args:
+        dataset: where they are from.
+        indices: (N,) of the sequences.
+    """
+
+    def __init__(self, dataset: FairseqDataset, indices: np.ndarray) -> None:
+        super().__init__(dataset)
+        self.indices = indices
+
+    def __getitem__(self, index: int) -> dict[str, object]:
+        return self.dataset[self.indices[index]]
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    @property
+    def sizes(self) -> np.ndarray:
+        """Tokens of each sequence, (N,)."""
+        return self.dataset.sizes[self.indices]
+
+    def num_tokens(self, index: int) -> int:
+        """Return the tokens of one sequence."""
+        return self.dataset.num_tokens(self.indices[index])
+
+    def size(self, index: int) -> int:
+        """Return the length of one sequence."""
+        return self.dataset.size(self.indices[index])
+
+    def ordered_indices(self) -> np.ndarray:
+        """Return all indices; who joins data sets shuffles them."""
+        return np.arange(len(self))
+
+
+def join_stage(new: Sequence[FairseqDataset], before: Sequence[FairseqDataset], drawn: Optional[np.ndarray]) -> Any:
+    """Join a stage's mega-batches, and some sequences of earlier ones.
+
+    Args:
+        new: the mega-batches.
+        before: all earlier ones.
+        drawn: numbers of sequences of these, counted through all; None: there are none.
+    """
+    if drawn is None:
+        return ShuffledConcatDataset(new)
+    return ShuffledConcatDataset([*new, ChosenSequences(ShuffledConcatDataset(before), drawn)])
+
+
+def slice_of(dataset: FairseqDataset, num_tokens: int) -> ChosenSequences:
+    """Choose sequences evenly from all over a mega-batch, of so many tokens together, or a little more.
+
+    Args:
+        dataset: the mega-batch.
+        num_tokens: as many as its held-out slice has.
+    """
+    number = min(len(dataset), max(1, math.ceil(num_tokens / float(np.mean(dataset.sizes)))))
+    return ChosenSequences(dataset, np.arange(number) * len(dataset) // number)
 
 
 def stage_batches(
