@@ -70,12 +70,13 @@ class CarriedOptimizer(Feature):
         kinds=("text",),
         side=PLAN,
     )
-    continue_as: str = opt(
-        RESUME,
+    continue_as: Optional[str] = opt(
+        None,
         "what --continue-once means: resume (fairseq's), begin a new stage with its optimizer, number of updates and "
         "schedule on new data (stage), or the same on the batches that come next (branch)",
         choices=WAYS,
         side=TRAINING,
+        defaults={TRAINING: RESUME},
     )
 
     def check(self, run: PlannedRun) -> None:

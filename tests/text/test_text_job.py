@@ -150,7 +150,7 @@ def test_a_stage_that_carries_the_optimizer_on_goes_on_counting_updates():
     assert has(train.arguments, "--continue-once", start, "--continue-as", "stage")
     assert train.arguments.count("--continue-as") == 1  # the last one counts
     assert has(train.arguments, "--max-update", "200") and train.arguments.count("--max-update") == 1
-    assert "--finetune-from-model" not in train.arguments
+    assert "--finetune-from-model" not in train.arguments and train.arguments.count("--continue-as") == 1
 
 
 def test_a_first_stage_has_nothing_to_carry_on():

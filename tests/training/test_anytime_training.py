@@ -115,7 +115,7 @@ def test_the_learning_rate_of_a_branch_goes_to_zero():
 
 
 def test_replay_takes_its_share_of_a_pass_from_earlier_mega_batches(trained):
-    from .test_alma_lm import task_of
+    from tests.text.test_task import task_of
 
     task = task_of(trained, "--megabatch", "2", "--replay-share", "0.25")
     task.load_dataset("train")
@@ -150,7 +150,7 @@ def test_least_seen_replay_of_a_small_share_takes_what_was_not_replayed_yet():
 
 
 def test_the_replayed_sequences_of_a_training_are_the_least_seen_ones(trained):
-    from .test_alma_lm import task_of
+    from tests.text.test_task import task_of
 
     task = task_of(trained, "--megabatch", "3", "--replay-share", "0.5", "--replay-order", "least-seen")
     task.load_dataset("train")
@@ -161,7 +161,7 @@ def test_the_replayed_sequences_of_a_training_are_the_least_seen_ones(trained):
 
 
 def task_of_stage(trained, stage):
-    from .test_alma_lm import task_of
+    from tests.text.test_task import task_of
 
     task = task_of(trained, "--megabatch", str(stage))
     task.load_dataset("train")
