@@ -23,7 +23,6 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)
 CHECKOUT = Path(__file__).parent.parent
 FIRST = (
     "cli/test_stream_end",
-    "cli/test_learners_end",
     "processes",
     "kills",
     "text",

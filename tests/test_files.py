@@ -24,7 +24,7 @@ with open_atomically(Path(sys.argv[1])) as file:
     file.write(b"half")
     file.flush()
     print("writing", flush=True)
-    time.sleep(60)
+    time.sleep(600)
 """
 
 

@@ -27,7 +27,7 @@ from tests.models.ensembles import switch_config, task_of
 from tests.scripts import run_script
 from tests.text.stock_commands import TOKENS_PER_SAMPLE, evaluate, prepare_stream, train_model
 
-PATIENCE = 5.0  # seconds; a file that keeps a reader longer than that is one that hangs it
+PATIENCE = 60.0  # seconds; a file that keeps a reader longer than that is one that hangs it
 OF_COMMANDS = ("fconv_lm", "flipped in a tensor")
 OF_EVAL_LM = (
     *("args", "calls", "character_filters", "member character_filters", "adaptive_softmax", "environment", "layers"),

@@ -15,7 +15,7 @@ from fairseq_alma.cli.ensemble import main
 from fairseq_alma.data.stream import Stream
 from fairseq_alma.data.token_file import TokenFile
 from fairseq_alma.errors import AlmaError
-from tests.cli.test_stream_end_to_end import write_text
+from tests.kills.learners import write_text
 from tests.models.ensembles import load, save_member, switch_config
 from tests.scripts import run_script
 

@@ -1,25 +1,27 @@
 """A stream from raw text to the table, with the real commands: also killed in the middle, which must change nothing."""
 
 import importlib.util
-import json
-import random
+import re
 import shlex
 import shutil
 import signal
 import subprocess
+from pathlib import Path
 
 import pytest
 
 from fairseq_alma.runs.run_folder import RunFolder
 from tests.kills.crashes import Crash
 from tests.kills.launch import launch
+from tests.kills.learners import write_text
+from tests.runs.results import stage_records
 from tests.scripts import run_script
 from tests.watch.curves import Curves
 
 pytest.importorskip("fairseq")
 
-WORDS = ["".join(random.Random(i).choices("abcdefgh", k=4)) for i in range(60)]
 NUM_UPDATES = 60
+OUTSIDE = str(Path(__file__).parents[1] / "learners" / "resetting_learner.py")
 TRAIN = [
     "--arch", "alma_switch_lm_tiny", "--decoder-layers", "2", "--decoder-embed-dim", "16", "--decoder-ffn-embed-dim",
     "32", "--decoder-attention-heads", "2", "--num-experts", "4", "--criterion", "alma_switch_cross_entropy", "--cpu",
@@ -28,34 +30,10 @@ TRAIN = [
 ]  # fmt: skip
 
 
-def write_text(path):
-    """Write documents in which each word all but decides the next, so that there is something to learn."""
-    draw = random.Random(0)
-    documents = []
-    for _ in range(60):
-        at, words = draw.randrange(60), []
-        for _ in range(40):
-            at = (at * 7 + draw.randrange(3)) % 60
-            words.append(WORDS[at])
-        documents.append(" ".join(words))
-    path.write_text("\n\n".join(documents))
-
-
 def alma_stream(folder, *options):
     curves = ["--tensorboard-logdir", f"{folder}/curves"] if importlib.util.find_spec("tensorboard") else []
-    return [
-        "alma-stream",
-        "--stream",
-        f"{folder}/S",
-        "--run",
-        f"{folder}/R",
-        "--save-every",
-        "6",
-        *options,
-        "--",
-        *TRAIN,
-        *curves,
-    ]
+    own = ["--stream", f"{folder}/S", "--run", f"{folder}/R", "--save-every", "6"]
+    return ["alma-stream", *own, *options, "--", *TRAIN, *curves]
 
 
 def load(folder):
@@ -65,7 +43,7 @@ def load(folder):
 
 
 def stage_record(folder, stage):
-    return json.loads((folder / "R" / f"stage-00{stage}" / "stage.json").read_text())
+    return stage_records(folder / "R")[stage]
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +53,7 @@ def folder(tmp_path_factory):
     Beside it ``uninterrupted/checkpoint_last.pt``: the same stage, trained by the printed command in one go.
     """
     folder = tmp_path_factory.mktemp("stream")
-    write_text(folder / "text.txt")
+    write_text(folder / "text.txt", num_words=40)
     prepare = ["alma-prep-text", f"{folder}/text.txt", "--out", f"{folder}/S", "--megabatches", "2"]
     prepare += ["--vocab-size", "300", "--valid-words", "200", "--test-words", "200", "--workers", "1"]
     run_script(prepare).check_returncode()
@@ -84,9 +62,13 @@ def folder(tmp_path_factory):
     trained = run_script(printed_training(folder))
     assert trained.returncode == 0, trained.stderr
     kill_in_training(folder)
-    log = folder / "resumed.log"
-    assert launch(alma_stream(folder)[1:], log, Crash(folder / "R", folder / "journal")) == 0, log.read_text()
+    run(folder, alma_stream(folder)[1:])
     return folder
+
+
+def run(folder, arguments):
+    log = folder / "log"
+    assert launch(arguments, log, Crash(Path(arguments[3]), folder / "journal")) == 0, log.read_text()
 
 
 def printed_training(folder):
@@ -164,3 +146,46 @@ def test_the_report_shows_the_run(folder):
     ppl = [stage_record(folder, stage)["test"]["ppl"] for stage in (0, 1)]
     assert f"{ppl[0]:.2f} | {ppl[1]:.2f}" in done.stdout
     assert (folder / "report" / "perplexity.csv").read_text().count("\n") == 2
+
+
+def run_learner(folder, learner, *options):
+    at = TRAIN.index("--num-experts")
+    few = [*TRAIN[:at], *TRAIN[at + 2 :]] if learner == "gmoe" else TRAIN
+    own = ["--stream", f"{folder}/S", "--run", f"{folder}/{learner}", "--learner", learner]
+    run(folder, [*own, *options, "--", *few, "--max-update", "5"])
+
+
+@pytest.mark.slow
+def test_a_learner_from_outside_the_package_goes_through_a_stream_of_text(folder):
+    run_learner(folder, "reset", "--learners-from", OUTSIDE, "--reset-every", "1")
+    assert [stage_records(folder / "reset")[stage]["megabatches"] for stage in range(2)] == [[0], [1]]
+    log = (folder / "reset" / "stage-001" / "train-member-0.log").read_text()
+    assert "--finetune-from-model" not in log
+
+
+def test_an_ensemble_is_one_checkpoint_that_still_works_when_all_is_tidied_up(folder):
+    run_learner(folder, "ens", "--iid", "2")
+    record = stage_records(folder / "ens")[0]
+    assert (record["num_members"], record["num_experts"], record["megabatches"]) == (2, 4, [0, 1])
+    assert record["num_updates"] == 10  # 5 for each of two mega-batches
+    left = sorted(str(path.relative_to(folder / "ens")) for path in folder.glob("ens/**/*.pt"))
+    assert left == [
+        "stage-000/ensemble.pt", "stage-000/member-0/checkpoint_last.pt", "stage-000/member-1/checkpoint_last.pt"
+    ]  # fmt: skip
+    evaluate = ["fairseq-eval-lm", f"{folder}/S", "--user-dir", "fairseq_alma", "--task", "alma_lm", "--cpu"]
+    evaluate += ["--path", f"{folder}/ens/stage-000/ensemble.pt", "--gen-subset", "test", "--tokens-per-sample", "16"]
+    done = run_script(evaluate)
+    loss = float(re.search(r"Loss \(base 2\): (\S+),", done.stdout + done.stderr)[1])
+    assert loss == pytest.approx(record["test"]["loss"], abs=2e-4)
+
+
+def test_a_mixture_that_grows_by_splits_goes_on_without_a_jump(folder):
+    run_learner(folder, "gmoe", "--grow-schedule", "2,4", "--grow-method", "split")
+    first, second = stage_records(folder / "gmoe")
+    assert (first["num_experts"], second["num_experts"]) == (2, 4)
+    assert second["num_params"] > first["num_params"]
+    assert second["after_growth"]["valid"]["loss"] == pytest.approx(first["valid"]["loss"], abs=2e-4)
+    assert second["valid"]["loss"] != second["after_growth"]["valid"]["loss"]
+    assert "after_growth" not in first
+    left = [str(path.relative_to(folder / "gmoe")) for path in folder.glob("gmoe/**/*.pt")]
+    assert left == ["stage-001/member-0/checkpoint_last.pt"]

@@ -17,6 +17,7 @@ from fairseq_alma.images import image_backend
 from fairseq_alma.runs import workers
 from tests.images.image_streams import make_stream
 from tests.kills.launch import Forked
+from tests.runs.results import stage_records as records
 from tests.scripts import end_with, run_script
 
 WORDS = ("--", "--width", "6", "--max-epoch", "4", "--cpu")
@@ -31,13 +32,6 @@ def stream(tmp_path_factory):
 def run(stream, folder, *options, words=WORDS):
     assert main(["--stream", str(stream), "--run", str(folder), *options, *words]) == 0
     return records(folder)
-
-
-def records(folder):
-    found = [json.loads(path.read_text()) for path in sorted(folder.glob("stage-*/stage.json"))]
-    for record in found:
-        del record["wall_seconds"]
-    return found
 
 
 @pytest.mark.parametrize(

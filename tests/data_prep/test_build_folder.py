@@ -5,7 +5,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +16,7 @@ from fairseq_alma.data.image_writer import write_image_stream
 from fairseq_alma.data.stream import Stream
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.files import WORK_MARKER
+from tests.forked import wait_until
 
 MORE = ["--append", "--megabatches", "1", "--workers", "1"]
 
@@ -138,9 +138,7 @@ def test_appending_does_not_write_through_a_link(text_stream: Path, tmp_path: Pa
 def test_a_signal_leaves_nothing_behind(number: signal.Signals, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "data_prep.text.command", "-", "--out", str(tmp_path / "S"), "--megabatches", "1"]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    deadline = time.monotonic() + 60
-    while not (tmp_path / ".S.building/content/standard-input").exists() and time.monotonic() < deadline:
-        time.sleep(0.05)
+    assert wait_until(lambda: (tmp_path / ".S.building/content/standard-input").exists())
     process.send_signal(number)
     _, complaints = process.communicate(timeout=600)
     assert process.returncode == 128 + number

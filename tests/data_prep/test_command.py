@@ -7,7 +7,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +18,7 @@ from fairseq_alma.data.stream import Stream
 from fairseq_alma.data.token_file import TokenFile
 from fairseq_alma.data.tokenizer import StreamTokenizer
 from fairseq_alma.errors import AlmaError
+from tests.forked import wait_until
 
 WORDS = [
     f"{start}{end}" for start in ("ba", "co", "di", "fu", "gra", "é") for end in ("n", "rt", "sk", "l", "ming", "北")
@@ -335,10 +335,7 @@ def test_killed_run_does_not_hinder_the_next_one(text, tmp_path):
     command += ["--megabatches", "3", "--vocab-size", "300"]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL)
     spooled = tmp_path / ".stream.building/content/standard-input"
-    deadline = time.monotonic() + 60
-    while not spooled.exists() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert spooled.exists()
+    assert wait_until(spooled.exists)
     with pytest.raises(AlmaError, match="another alma-prep-text is at work on it"):
         create(text, tmp_path / "stream")
     process.send_signal(signal.SIGKILL)

@@ -25,6 +25,7 @@ from tests.scripts import end_with, print_to, run_here
 
 TIMEOUT = 1800.0
 
+# Each command would import it by itself.
 PRELOADED = (
     "fairseq.data.data_utils_fast",
     "fairseq.data.token_block_utils_fast",
@@ -36,13 +37,11 @@ PRELOADED = (
 
 
 def prepare(cache: Path) -> None:
-    """Import what the commands need, and let them share what takes most of a small run: to parse the same options.
+    """Let commands share what takes most of a small run: to parse the same options.
 
     Args:
         cache: folder in which parsed options stay.
     """
-    for name in PRELOADED:
-        importlib.import_module(name)
     cache.mkdir(exist_ok=True)
     parse = fairseq.dataclass.utils.convert_namespace_to_omegaconf
 
@@ -68,6 +67,8 @@ def launch(arguments: Sequence[str], log: Path, crash: Crash) -> int:
     Returns:
         Exit status as `subprocess.Popen.returncode` has it.
     """
+    for name in PRELOADED:
+        importlib.import_module(name)
     child = os.fork()
     if child == 0:
         end_with(lambda: _run_stream(arguments, log, crash))

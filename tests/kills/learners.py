@@ -78,24 +78,24 @@ def make_stream(kind: str, root: Path) -> Path:
         data = ["arrays", "--images", str(root / "images.npy"), "--labels", str(root / "labels.npy")]
         prepare_images([*data, "--out", str(stream), "--megabatches", "2", "--test-fraction", "0.25"])
     else:
-        write_text(root)
+        write_text(root / "text.txt")
         sizes = ["--vocab-size", "256", "--valid-words", "100", "--test-words", "100", "--workers", "1"]
         prepare_text([str(root / "text.txt"), "--out", str(stream), "--megabatches", "2", *sizes])
     return stream
 
 
-def write_text(root: Path) -> None:
+def write_text(path: Path, num_words: int = 20) -> None:
     """Write documents in which each word all but decides the next, so that there is something to learn."""
     draw = random.Random(0)
     words = ["".join(draw.choices("abcdefgh", k=4)) for _ in range(60)]
     documents = []
     for _ in range(60):
         at, document = draw.randrange(60), []
-        for _ in range(20):
+        for _ in range(num_words):
             at = (at * 7 + draw.randrange(3)) % 60
             document.append(words[at])
         documents.append(" ".join(document))
-    (root / "text.txt").write_text("\n\n".join(documents))
+    path.write_text("\n\n".join(documents))
 
 
 def write_images(root: Path) -> None:

@@ -11,7 +11,6 @@ the same updates, tokens, parameters and experts; after each kill nothing may be
 
 import argparse
 import itertools
-import json
 import re
 import signal
 import sys
@@ -23,6 +22,7 @@ from tests.forked import is_alive, wait_until
 from tests.kills.crashes import Crash
 from tests.kills.launch import launch, prepare
 from tests.kills.learners import COMMANDS, make_stream
+from tests.runs.results import stage_records
 
 # Two batches make an update, for two processes one each. Adam turns a gradient of nothing but rounding into a whole
 # step unless its eps is large; dropout draws other masks in other processes.
@@ -52,11 +52,6 @@ def lose(learner: str, stage: int, num_procs: int, of_all: bool, stream: Path, r
     processes = [int(each) for each in crash.left.read_text().split()]
     assert len(processes) == num_procs
     assert wait_until(lambda: not any(map(is_alive, processes))), "a process is left"
-
-
-def records(run: Path) -> list[dict[str, Any]]:
-    """Return the records of a run's stages."""
-    return [json.loads(path.read_text()) for path in sorted(run.glob("stage-*/stage.json"))]
 
 
 def differences(whole: list[dict[str, Any]], found: list[dict[str, Any]]) -> Iterator[str]:
@@ -89,9 +84,9 @@ def try_learner(learner: str, procs: Sequence[int], root: Path, stream: Path) ->
         num_procs = next(number)
         lose(learner, stage, num_procs, of_all or num_procs == 1, stream, run, log)
     assert launch(arguments_of(learner, stream, run, next(number)), log, no_crash) == 0, log.read_text()
-    found = list(differences(records(whole), records(run)))
+    found = list(differences(stage_records(whole), stage_records(run)))
     assert not found, "; ".join(found)
-    (*_, one), (*_, other) = records(whole), records(run)
+    (*_, one), (*_, other) = stage_records(whole), stage_records(run)
     resumed = sum(map(len, (re.findall("Loaded checkpoint", path.read_text()) for path in run.glob("*/*.log"))))
     assert resumed >= 2, "nothing was resumed"
     return f"perplexity {one['test']['ppl']:.2f}, {other['test']['ppl']:.2f}"

@@ -147,7 +147,7 @@ def test_a_job_fails_with_its_command_and_is_queued_again_as_it_is(script):
 
 
 def test_a_job_that_is_ended_ends_its_command_which_the_signal_of_submitit_alone_does_not(script, tmp_path):
-    call = script(f"open({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid()))\ntime.sleep(60)")
+    call = script(f"open({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid()))\ntime.sleep(600)")
 
     def end(number, frame):
         raise KeyboardInterrupt
@@ -166,7 +166,7 @@ def test_a_job_that_is_ended_ends_its_command_which_the_signal_of_submitit_alone
             call()
     finally:
         signal.signal(signal.SIGUSR2, before)
-        other.wait(10)
+        other.wait()
     assert wait_until(lambda: not is_alive(int((tmp_path / "pid").read_text())))
 
 
@@ -202,10 +202,10 @@ def test_a_chain_of_jobs_that_is_requeued_ends_with_the_files_of_a_plain_run(tmp
     with pytest.raises(AlmaError, match="are in the queue"):
         main([*arguments, "--slurm", "time=10", *WORDS])
     state = ["squeue", "-h", "-j", first, "-o", "%T"]
-    assert wait_until(lambda: subprocess.run(state, capture_output=True, text=True).stdout == "RUNNING\n", 60)
+    assert wait_until(lambda: subprocess.run(state, capture_output=True, text=True).stdout == "RUNNING\n")
     time.sleep(2)
     subprocess.run(["scontrol", "requeue", first], check=True)
-    assert wait_until(lambda: (tmp_path / "R/stage-001/stage.json").exists(), 600), state
+    assert wait_until(lambda: (tmp_path / "R/stage-001/stage.json").exists()), state
     assert main([*arguments[:3], str(tmp_path / "plain"), *IMAGES, "--jobs", "1", *WORDS]) == 0
     for name in ("stage-000", "stage-001"):
         found, plain = (json.loads((tmp_path / run / name / "stage.json").read_text()) for run in ("R", "plain"))

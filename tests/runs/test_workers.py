@@ -32,7 +32,7 @@ for stage in range(2):
         tell(text=f"stage {stage}, member {member}: 1/2 updates", brief=f"{member}: 1/2", done=1, total=2)
         tell(trained=[stage, member])
 """
-FOREVER = 'tell(text="long", brief=f"{members[0]}: 1/9", done=1, total=9)\ntime.sleep(60)\n'
+FOREVER = 'tell(text="long", brief=f"{members[0]}: 1/9", done=1, total=9)\ntime.sleep(600)\n'
 
 
 @pytest.fixture

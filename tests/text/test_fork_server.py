@@ -19,8 +19,9 @@ from fairseq_alma.errors import AlmaError
 from fairseq_alma.text import fork_server, process
 from fairseq_alma.text.fork_server import ForkServer, is_script_of_this_python
 from fairseq_alma.text.process import Command, run_logged
-from tests.cli.test_stream_end_to_end import TRAIN, write_text
+from tests.cli.test_stream_end_to_end import TRAIN
 from tests.forked import is_alive, wait_until
+from tests.kills.learners import write_text
 from tests.scripts import run_script
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="commands are forked on Linux alone")
@@ -162,7 +163,7 @@ def test_a_command_may_have_workers_forked_or_spawned(scripts):
     assert scripts.run(WORKERS) == ("fork [2, 4, 6]\nspawn [2, 4, 6]\n", None)
 
 
-LEAVE_WORKER = "import subprocess; print(subprocess.Popen(['sleep', '60']).pid, flush=True)\n"
+LEAVE_WORKER = "import subprocess; print(subprocess.Popen(['sleep', '600']).pid, flush=True)\n"
 
 
 def test_workers_that_a_command_leaves_are_ended(scripts):
@@ -179,7 +180,7 @@ def test_ctrl_c_ends_the_command_and_its_workers_and_the_next_command_runs(scrip
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        scripts.run(f"import os, time; print(os.getpid(), end=' ')\n{LEAVE_WORKER}time.sleep(60)", watch=watch)
+        scripts.run(f"import os, time; print(os.getpid(), end=' ')\n{LEAVE_WORKER}time.sleep(600)", watch=watch)
     assert len(pids) == 2
     assert wait_until(lambda: not any(map(is_alive, pids)))
     assert scripts.run("print('next')") == ("next\n", None)
@@ -237,7 +238,7 @@ def test_a_server_that_dies_takes_its_command_along_and_the_next_is_a_new_interp
     def watch(line):
         os.kill(server().pid, signal.SIGKILL)
 
-    printed, error = scripts.run("import time; print('begun', flush=True); time.sleep(60)", watch=watch)
+    printed, error = scripts.run("import time; print('begun', flush=True); time.sleep(600)", watch=watch)
     assert (printed, "ended by SIGKILL" in error) == ("begun\n", True)
     code = "import os, sys; print(os.getppid(), 'fairseq' in sys.modules)"
     assert scripts.run(code) == (f"{os.getpid()} False\n", None)

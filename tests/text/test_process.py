@@ -73,7 +73,7 @@ import signal, sys
 from pathlib import Path
 from fairseq_alma.text.process import Command, run_logged
 signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(143))
-code = "import os, time; print('pid', os.getpid(), flush=True); time.sleep(60)"
+code = "import os, time; print('pid', os.getpid(), flush=True); time.sleep(600)"
 run_logged(Command(Path(sys.executable).name, (("-c", code),)), Path(sys.argv[1]), lambda line: None)
 """
 
