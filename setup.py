@@ -85,6 +85,7 @@ setup(
             "alma-import=fairseq_alma.cli.start:import_model",
             "alma-score=fairseq_alma.cli.start:score",
             "alma-generate=fairseq_alma.cli.start:generate",
+            "alma-verify=fairseq_alma.cli.start:verify",
         ]
     },
     classifiers=[

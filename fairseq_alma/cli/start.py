@@ -63,6 +63,11 @@ def generate(argv: Optional[Sequence[str]] = None) -> Optional[int]:
     return start("fairseq_alma.cli.generate", argv)
 
 
+def verify(argv: Optional[Sequence[str]] = None) -> Optional[int]:
+    """Run ``alma-verify``."""
+    return start("fairseq_alma.cli.verify", argv)
+
+
 def start(module: str, argv: Optional[Sequence[str]] = None) -> Optional[int]:
     """Import a module and run its ``main``; Ctrl-C meanwhile is one line and status 130, as afterwards.
 

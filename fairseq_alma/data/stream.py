@@ -258,21 +258,16 @@ class Stream:
         """Return the path of a text split's files without ``.bin`` and ``.idx``."""
         return self.root / split.name
 
-    def verify(self, names: Iterable[str]) -> None:
-        """Check size and sha256 of what all splits share (``dict.txt``, tokenizer, arrays) and of some splits' files.
-
-        Args:
-            names: names of the splits to check.
-
-        Raises:
-            AlmaError: a file is missing, too short, too long or altered.
-        """
+    def files(self, names: Iterable[str]) -> list[StreamFile]:
+        """Return what all splits share (``dict.txt``, tokenizer, arrays), and the files of some splits."""
         files = [self.dictionary] if self.dictionary else []
         files += self.tokenizer.files if self.tokenizer else ()
         files += self.images.files if self.images else ()
-        for name in names:
-            files += self.split(name).files
-        for file in files:
+        return [*files, *(file for name in names for file in self.split(name).files)]
+
+    def verify(self, names: Iterable[str]) -> None:
+        """Check size and sha256 of `files`. Raises AlmaError if one is missing, too short, too long or altered."""
+        for file in self.files(names):
             file.verify(self.root)
 
 

@@ -9,7 +9,7 @@ import pytest
 from fairseq_alma.cli import start
 
 COMMANDS = ("prep_text", "prep_images", "grow", "ensemble", "stream", "report")
-COMMANDS += ("export", "import_model", "score", "generate")
+COMMANDS += ("export", "import_model", "score", "generate", "verify")
 
 
 def installed(name):

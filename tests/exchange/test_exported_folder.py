@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from fairseq_alma.cli.export import main as export
 from fairseq_alma.cli.generate import main as generate
 from fairseq_alma.cli.score import main as score
+from fairseq_alma.cli.verify import main as verify
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.exchange.exported_folder import SUMS
 from fairseq_alma.exchange.load_model import load_model
@@ -79,6 +80,13 @@ def test_what_is_not_as_it_was_exported_is_refused(folder, alter, file):
     alter(folder)
     line = refused(folder)
     assert f"{file}: damaged or changed" in line and f"remove {SUMS} if it was changed on purpose" in line
+
+
+def test_alma_verify_looks_at_an_exported_folder(folder, capsys):
+    assert verify([str(folder)]) == 0
+    flip_bits(folder)
+    assert verify([str(folder)]) == 1
+    assert "WRONG" in (line := capsys.readouterr().out.splitlines()[-1]) and "model.safetensors: damaged or" in line
 
 
 def test_a_tokenizer_of_another_model_is_refused(folder, sentencepiece_stream):

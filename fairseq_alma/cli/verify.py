@@ -1,0 +1,203 @@
+"""``alma-verify``: whether a stream, a run, a checkpoint or an exported folder is whole, and a run can go on.
+
+Nothing is trained and nothing is written. Each look is the one that the command takes that would use the file.
+"""
+
+import argparse
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Callable, Iterator, Mapping, Optional, Sequence
+
+from fairseq_alma.cli.entry import command
+from fairseq_alma.cli.parser import Parser
+from fairseq_alma.data.manifest import MANIFEST, StreamFile
+from fairseq_alma.data.stream import Stream
+from fairseq_alma.errors import AlmaError
+from fairseq_alma.files import read_json_object
+from fairseq_alma.learners.learner import LEARNERS, build_learner, plan_stages
+from fairseq_alma.options import options_of, utf8_path
+from fairseq_alma.runs.run_folder import RUN_RECORD, RunFolder
+from fairseq_alma.runs.run_record import planned_stages
+from fairseq_alma.runs.steps import NeededModels
+
+EPILOG = """\
+A line for each thing that was looked at, with what is wrong and what to do; exit status 0 only where all holds.
+
+  stream     the manifest, and size and sha256 of every file that it lists
+  run        run.json, every stage.json, the stream's fingerprint, every checkpoint that is kept, and whether what the
+             next stage starts from is among them; its stream too, where it is there
+  checkpoint checksums, contents, weights that are finite and of the shapes that its options say
+  export     sha256 of every file, options, weights, tokenizer
+
+  alma-verify stream runs/sm my_model --json | jq 'select(.holds | not)'
+"""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was looked at.
+
+    Attributes:
+        path: what.
+        holds: whether it is as it should be.
+        says: what was seen; where it does not hold, what is wrong and what to do.
+    """
+
+    path: str
+    holds: bool
+    says: str
+
+    def __str__(self) -> str:
+        """Return the line that is printed: messages of errors name their file first."""
+        line = self.says if self.says.startswith(self.path) else f"{self.path}: {self.says}"
+        return f"{'ok' if self.holds else 'WRONG'}  {line}"
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Return the command's parser."""
+    parser = Parser(
+        prog="alma-verify",
+        description="Check streams, runs, checkpoints and exported folders, without training or writing anything.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("paths", type=utf8_path, nargs="+", metavar="PATH", help="stream, run, checkpoint, or exported folder")
+    add("--json", action="store_true", help="print a JSON object a line: path, holds, says; for monitoring")
+    return parser
+
+
+@command
+def main(argv: Optional[Sequence[str]] = None) -> int:
+    """Run the command."""
+    arguments = build_parser().parse_args(argv)
+    all_hold = True
+    for path in arguments.paths:
+        for finding in verify(path):
+            print(json.dumps(asdict(finding)) if arguments.json else finding, flush=True)
+            all_hold &= finding.holds
+    return 0 if all_hold else 1
+
+
+def verify(path: Path) -> Iterator[Finding]:
+    """Look at a stream, a run (or the runs of several seeds), a checkpoint or an exported folder, whichever it is."""
+    runs = [path] if (path / RUN_RECORD).exists() else sorted(each.parent for each in path.glob(f"seed-*/{RUN_RECORD}"))
+    for run in runs:
+        yield from _verify_run(RunFolder(run))
+    if runs:
+        return
+    if (path / MANIFEST).exists():
+        yield from _verify_stream(path)
+    elif path.is_file():
+        yield _look(path, _read_checkpoint, path)
+    elif (path / "config.json").exists():
+        yield _look(path, _load_folder, path)
+    else:
+        yield Finding(str(path), False, "no stream, run, checkpoint or exported folder; give one")
+
+
+def _look(path: Path, look: Callable[..., str], *arguments: Any) -> Finding:
+    """Return what a look says, or the error that it ends with."""
+    try:
+        return Finding(str(path), True, look(*arguments))
+    except AlmaError as error:
+        return Finding(str(path), False, str(error))
+
+
+def _read_checkpoint(path: Path) -> str:
+    from fairseq_alma.checkpoints.checkpoint_file import read_checkpoint  # torch, which takes seconds
+
+    return f"a checkpoint of {read_checkpoint(path)['cfg']['model']['_name']}"
+
+
+def _load_folder(path: Path) -> str:
+    if read_json_object(path / "config.json", "export the model again").get("model_type") == "alma_lm":
+        from fairseq_alma.exchange.load_model import load_model
+
+        parameters = load_model(path).model.parameters()
+    else:
+        from fairseq_alma.images.image_classifier import load_exported_images
+
+        parameters = load_exported_images(path)[0].parameters()
+    return f"an exported model of {sum(each.numel() for each in parameters):,} parameters"
+
+
+def _verify_stream(path: Path) -> Iterator[Finding]:
+    opened = _look(path / MANIFEST, lambda: f"{Stream.open(path).num_megabatches} mega-batches")
+    yield opened
+    if opened.holds:
+        stream = Stream.open(path)
+        for file in stream.files(split.name for split in stream.splits):
+            yield _look(path / file.path, _verify_file, path, file)
+
+
+def _verify_file(root: Path, file: StreamFile) -> str:
+    file.verify(root)
+    return "size and sha256 of the manifest"
+
+
+def _verify_run(run: RunFolder) -> Iterator[Finding]:
+    read = _look(run.root / RUN_RECORD, lambda: f"--learner {(run.read_run() or {})['learner']}")
+    yield read
+    if not read.holds:
+        return
+    record = run.read_run()
+    assert record is not None
+    stream = Path(record["stream"]["path"])
+    same = _look(stream, _is_same_stream, run, record, stream)
+    yield same
+    if same.holds:
+        yield from _verify_stream(stream)
+    for stage in run.stages():
+        yield _look(run.stage_folder(stage), _describe_stage, run, stage)
+        for path in sorted(run.stage_folder(stage).rglob("*.pt")):
+            yield _look(path, _read_checkpoint, path)
+    yield _look(run.root, _next_of, run, record)
+
+
+def _is_same_stream(run: RunFolder, record: Mapping[str, Any], path: Path) -> str:
+    """Say that a stream is the one that a run began with; raise AlmaError if it is not."""
+    known, fingerprint = record["stream"]["num_megabatches"], record["stream"]["fingerprint"]
+    stream = Stream.open(path)
+    if stream.num_megabatches < known or stream.fingerprint_of_first(known) != fingerprint:
+        raise AlmaError(
+            f"{run.root / RUN_RECORD}: begun on another stream than {path} is now (fingerprint {fingerprint[:12]}); "
+            "bring that stream back, or begin another run"
+        )
+    return "the stream that the run began with"
+
+
+def _describe_stage(run: RunFolder, stage: int) -> str:
+    if run.read_stage(stage) is None:
+        return "not complete; the same alma-stream command goes on with it"
+    return "complete" if run.is_tidy(stage) else "complete; the next alma-stream command removes what is not needed"
+
+
+def _next_of(run: RunFolder, record: Mapping[str, Any]) -> str:
+    """Say what the next command does; raise AlmaError if what it needs is not there."""
+    options, kind = record["options"], record["stream"]["kind"]
+    learner = LEARNERS.get(kind, {}).get(record["learner"])
+    if learner is None:
+        return f"--learner {record['learner']} is registered elsewhere: what its next stage needs is not known here"
+    records = {stage: found for stage in run.stages() if (found := run.read_stage(stage)) is not None}
+    seen = max((max(found["megabatches"]) + 1 for found in records.values()), default=0)
+    try:
+        given = {name: options.get(name) for name in options_of(learner)}
+        planned = planned_stages(record, max(seen, record["stream"]["num_megabatches"]))
+        plans = plan_stages(build_learner(learner, kind, record["seed"], options["wait"], given), planned)
+    except ValueError as error:
+        raise AlmaError(f"{run.root / RUN_RECORD}: no run can be planned of it ({error}); begin another run") from error
+    missing = [plan.stage.index for plan in plans if plan.stage.index not in records]
+    done = (missing[0] if missing else len(plans)) - 1
+    for model in NeededModels(plans).after(done):
+        if not run.checkpoint(model).is_file():
+            raise AlmaError(
+                f"{run.checkpoint(model)}: not there, and it is needed after stage {done}; restore it, or remove "
+                f"{run.stage_folder(model.stage)} to train that stage again"
+            )
+    if not missing:
+        return f"all {len(plans)} stages are complete"
+    complete = f"{len(records)} of {len(plans)} stages are complete"
+    return f"{complete}; the same alma-stream command goes on with stage {done + 1}"
