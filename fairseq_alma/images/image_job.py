@@ -95,7 +95,7 @@ class ImageJob:
         for growth in {training.growth for training in trainings if training.growth is not None}:
             settings.check_growth(growth)
         group_size = self.request.group_size if self.request.trains_members_apart else None
-        how = (group_size, self.request.keep_checkpoints, self.request.features.get(StageEnds))
+        how = (group_size, self.request.keep_checkpoints, self.request.features[StageEnds])
         return lambda runs: ImageBackend(settings, runs, self.request.run, *how)
 
     def _check_validation(self, plans: Sequence[StagePlan]) -> None:

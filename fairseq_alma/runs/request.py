@@ -82,7 +82,7 @@ class RunRequest(StudyOptions, PartOptions, ProcessOptions):
     def record(self, kind: Optional[str] = None) -> dict[str, Any]:
         """Return what run.json says of the options, beside those of the learner."""
         given = {"iid": None} | super().record(kind) | self.features.record(kind)
-        if self.features.get(BestCheckpoint).best_checkpoint:
+        if self.features[BestCheckpoint].best_checkpoint:
             given["best_every"] = self.save_every  # which weights are looked at
         if kind == "images" and self.trains_members_apart:  # what is trained by itself differs in its last digits
             given["jobs"] = "given"

@@ -46,10 +46,8 @@ class Sharding(Feature):
         flag = "--expert-parallel" if self.expert_parallel else "--fully-shard"
         if setting.optimizer != FusedAdam.__name__:
             refuse(f"{flag}: goes with --optimizer fused_adam, whose checkpoints hold the state of all processes")
-        for each in setting.features:
-            if each.needs_whole_weights is not None:
-                what = f"{each.needs_whole_weights} needs all of them in one process"
-                refuse(f"{flag}: {what}; leave out one of the two")
+        if setting.needs_whole_weights is not None:
+            refuse(f"{flag}: {setting.needs_whole_weights} needs all of them in one process; leave out one of the two")
         if self.expert_parallel and self.fully_shard:
             refuse(
                 "--expert-parallel: does not go with --fully-shard, which spreads experts too; leave out one of the two"

@@ -95,7 +95,6 @@ class AlmaLMTask(LanguageModelingTask):
     Attributes:
         stream: what it learns from.
         features: what the training does beside learning.
-        setting: what these may know of it.
         whole_split: how a split is tested by several processes.
         has_balance_loss: whether the model to train has experts whose loads are to be balanced.
     """
@@ -103,7 +102,6 @@ class AlmaLMTask(LanguageModelingTask):
     has_balance_loss = False
     stream: Stream
     features: Features
-    setting: Setting
     whole_split: WholeSplit
 
     @classmethod
@@ -144,22 +142,14 @@ class AlmaLMTask(LanguageModelingTask):
                 )
             read_checkpoint(cfg.path)
         device = "cpu" if cfg.cpu or not torch.cuda.is_available() else "cuda"
-        features = Features.of(cfg)
-        setting = Setting(device, _optimizer_class(cfg), cfg.continue_once, features)
-        for feature in features:
-            feature.prepare(setting)
+        features = Features.of(cfg, Setting(device, _optimizer_class(cfg), cfg.continue_once))
+        features.prepare()
         prepare_group({f"{cfg.data}/stream.json": stream.fingerprint})
         task = super().setup_task(cfg, **kwargs)
-        task.stream, task.features, task.setting = stream, features, setting
-        task.whole_split = WholeSplit(cfg.path is not None)
+        task.stream, task.features, task.whole_split = stream, features, WholeSplit(cfg.path is not None)
         note_task("alma_lm")
-        change_when_loaded(str(cfg.continue_once), task.begin_with)
+        change_when_loaded(str(cfg.continue_once), features.begin)
         return task
-
-    def begin_with(self, checkpoint: dict[str, Any]) -> None:
-        """Change the checkpoint that the training begins with, optimizer and all, in place."""
-        for feature in self.features:
-            feature.begin(checkpoint, self.setting)
 
     @in_one_line()
     def load_dataset(self, split: str, epoch: int = 1, combine: bool = False, **kwargs: Any) -> None:
@@ -236,19 +226,14 @@ class AlmaLMTask(LanguageModelingTask):
         resumes = os.path.isfile(last)
         start = last if resumes else start
         if start is None:
-            return self._wrap(super().build_model(cfg, from_checkpoint))
+            return self.features.wrap(super().build_model(cfg, from_checkpoint))
         checkpoint = read_checkpoint(start)
         if resumes and not self.args.reset_dataloader:
             self._refuse_other_stage(checkpoint["cfg"].get("task") or {}, last)
         check_start(checkpoint, start, cfg, self.stream)
         model = super().build_model(cfg, from_checkpoint)
         check_weights(checkpoint, start, model)
-        return self._wrap(model)
-
-    def _wrap(self, model: nn.Module) -> nn.Module:
-        for feature in self.features:
-            model = feature.wrap(model, self.setting)
-        return model
+        return self.features.wrap(model)
 
     def _refuse_other_stage(self, trained: Mapping[str, Any], last: str) -> None:
         """Raise AlmaError if a checkpoint that would be resumed is of another mega-batch: fairseq would skip data."""
@@ -308,18 +293,15 @@ class AlmaLMTask(LanguageModelingTask):
 
     def optimizer_step(self, optimizer: Any, model: nn.Module, update_num: int) -> None:
         """Make an update, its gradients being clipped; fairseq calls this."""
-        for feature in self.features:
-            feature.before_step(optimizer, update_num)
+        self.features.before_step(optimizer, update_num)
         super().optimizer_step(optimizer, model=model, update_num=update_num)
-        for feature in self.features:
-            feature.after_step(model, update_num)
+        self.features.after_step(model, update_num)
 
     def reduce_metrics(self, logging_outputs: list[dict[str, Any]], criterion: Any) -> None:
         """Aggregate the logs of all processes: of every update that fairseq makes, and of each split that it tests."""
         logs = self.whole_split.gathered(logging_outputs)
         if criterion.training:
-            for feature in self.features:
-                feature.count(logs)
+            self.features.count(logs)
         super().reduce_metrics(logs, criterion)
 
     def get_checkpoint_dict(self) -> dict[str, Any]:
@@ -328,8 +310,7 @@ class AlmaLMTask(LanguageModelingTask):
 
     def set_checkpoint_dict(self, state: dict[str, Any]) -> None:
         """Resume with it; fairseq does not call this when a new stage begins with weights alone."""
-        for feature in self.features:
-            feature.load_state_dict(state)
+        self.features.load_state_dict(state)
 
     def get_batch_iterator(self, *args: Any, **kwargs: Any) -> EpochBatchIterator:
         """Return the batches of a split, those of this process where there are several; see `stage_batches`."""

@@ -78,17 +78,17 @@ class TextJob:
     @property
     def branch(self) -> LRBranch:
         """The decay of the learning rate at the end of a stage."""
-        return self.features.get(LRBranch)
+        return self.features[LRBranch]
 
     @property
     def carries_optimizer(self) -> bool:
         """Whether a stage begins with the optimizer of the one before."""
-        return bool(self.features.get(CarriedOptimizer).carry_optimizer)
+        return bool(self.features[CarriedOptimizer].carry_optimizer)
 
     @property
     def keeps_best(self) -> bool:
         """Whether fairseq-train keeps the checkpoint with the lowest loss on ``valid``."""
-        return bool(self.features.get(BestCheckpoint).best_checkpoint)
+        return bool(self.features[BestCheckpoint].best_checkpoint)
 
     def part(self, training: Training, part: str) -> Part:
         """Return what features need to know of a part of a training."""
@@ -193,7 +193,7 @@ class TextJob:
         (warmup,) = self.options.last("--warmup-updates") or ("0",)
         (power,) = self.options.last("--power") or ("1",)
         assert self.options.max_update is not None
-        return float(lr) * self.features.get(Rewarm).peak(stage, self.options.max_update, int(warmup), float(power))
+        return float(lr) * self.features[Rewarm].peak(stage, self.options.max_update, int(warmup), float(power))
 
     def strip(self, model: ModelId) -> None:
         """Reduce what is kept of a trained model to its weights, and to what a later stage carries on."""

@@ -279,7 +279,7 @@ class Train(TrainingStep):
         if num_updates is not None and (job.carries_optimizer or self.part != WHOLE):
             end = job.first_update(training, self.part) + num_updates
             options = replace_option(options, "--max-update", str(end))
-        if job.features.get(Rewarm).is_one_schedule and training.start is not None:
+        if job.features[Rewarm].is_one_schedule and training.start is not None:
             options = replace_option(options, "--lr", f"{job.peak(training.model.stage):.6g}")
         if self.part == BRANCH:  # it would be drawn over what it branches off from
             options = [option for option in options if option[0] not in CURVE_OPTIONS]
@@ -338,7 +338,7 @@ class Train(TrainingStep):
         if not features.record():
             return {}
         described = {"first_update": done.first_update, "predicts_with": features.predicts_with}
-        if features.get(Rewarm).is_one_schedule:
+        if features[Rewarm].is_one_schedule:
             described["peak_lr"] = self.job.peak(self.plan.stage.index)
         if branch.branch_decay is not None:
             described["branch_updates"] = branch.num_updates(done.num_updates)

@@ -134,7 +134,7 @@ class Rewarm(Feature):
         if not self.is_one_schedule:
             return
         flag = "--rewarm one-schedule"
-        if run.features.get(CarriedOptimizer).carry_optimizer:
+        if run.features[CarriedOptimizer].carry_optimizer:
             raise ValueError(f"{flag}: --carry-optimizer warms up once, so there is nothing to re-warm")
         run.require_updates(flag)
         if run.schedule != "polynomial_decay" or run.number("--total-num-update") != run.max_update:

@@ -52,13 +52,13 @@ class Setting:
         device: ``cpu`` or ``cuda``.
         optimizer: class of the optimizer, as checkpoints name it; None: the command does not train.
         start: checkpoint that the training begins with, optimizer and all (``--continue-once``); None: none.
-        features: all that the training has.
+        needs_whole_weights: what needs all weights of the model in one process; None: nothing does.
     """
 
     device: str = "cpu"
     optimizer: Optional[str] = None
     start: Optional[str] = None
-    features: "Features" = field(default_factory=lambda: Features())
+    needs_whole_weights: Optional[str] = None
 
 
 @dataclass(frozen=True)
@@ -183,54 +183,86 @@ def import_from(path: Path) -> None:
     importlib.import_module(path.stem)
 
 
-class Features(tuple[Feature, ...]):
-    """Those features that a training has, in the order in which they are called."""
+@dataclass
+class Features:
+    """Those features that a training has, to be called as if they were one.
+
+    Attributes:
+        each: in the order in which they are called.
+        setting: of the training.
+    """
+
+    each: Sequence[Feature] = ()
+    setting: Setting = field(default_factory=Setting)
 
     @classmethod
-    def of(cls, values: Mapping[str, Any]) -> "Features":
-        """Make those that fairseq's configuration, values of options by the names of their fields, switches on."""
-        return cls(each for kind in FEATURES if (each := kind(**_given(kind, values))).is_on)
+    def of(cls, values: Mapping[str, Any], setting: Setting) -> "Features":
+        """Make those that a configuration switches on.
+
+        Args:
+            values: of options, by the names of their fields, as fairseq's configuration has them.
+            setting: of the training.
+        """
+        active = [each for kind in FEATURES if (each := kind(**_given(kind, values))).is_on]
+        whole = next((each.needs_whole_weights for each in active if each.needs_whole_weights is not None), None)
+        return cls(active, replace(setting, needs_whole_weights=whole))
 
     @classmethod
     def read(cls, arguments: argparse.Namespace) -> "Features":
         """Make those that the options of alma-stream switch on."""
-        return cls(each for kind in FEATURES if (each := kind.read(arguments)).is_on)
+        return cls([each for kind in FEATURES if (each := kind.read(arguments)).is_on])
 
-    def get(self, kind: type[Own]) -> Own:
+    def __getitem__(self, kind: type[Own]) -> Own:
         """Return the feature of a class; with its defaults where it is not switched on."""
-        return next((each for each in self if isinstance(each, kind)), None) or kind()
+        return next((each for each in self.each if isinstance(each, kind)), None) or kind()
 
     @property
     def predicts_with(self) -> str:
         """What is tested of a stage: its ``last`` weights unless a feature says otherwise."""
-        return next((each.predicts_with for each in self if each.predicts_with is not None), "last")
+        return next((each.predicts_with for each in self.each if each.predicts_with is not None), "last")
 
     def check(self, run: PlannedRun) -> None:
         """Raise ValueError, which begins with an option, if features contradict each other or the run."""
-        ways = [each.way for each in self if each.way is not None]
+        ways = [each.way for each in self.each if each.way is not None]
         if len(ways) > 1:
             raise ValueError(f"{ways[0]}: {ways[1]} is another way to the model that is tested; give one of them")
-        for each in self:
+        for each in self.each:
             each.check(run)
 
     def record(self, kind: Optional[str] = None) -> dict[str, Any]:
         """Return what run.json says: what was given, so that a run without features has the record it always had."""
-        return {name: value for each in self for name, value in each.record(kind).items()}
+        return {name: value for each in self.each for name, value in each.record(kind).items()}
 
     def words(self, part: Part) -> list[tuple[str, ...]]:
         """Return the options of fairseq-train for a part of a stage, those of a feature together."""
-        groups = [tuple(each.for_part(part).words()) for each in reversed(self)]  # as these were always printed
+        groups = [tuple(each.for_part(part).words()) for each in reversed(self.each)]  # as these were always printed
         return [group for group in groups if group]
 
     def for_part(self, part: Part) -> "Features":
         """Return them as a part of a stage's training has them, with no state yet."""
-        return Features(each.for_part(part) for each in self)
+        return Features([each.for_part(part) for each in self.each], self.setting)
+
+    def prepare(self) -> None:
+        """Call `Feature.prepare`."""
+        for each in self.each:
+            each.prepare(self.setting)
+
+    def begin(self, checkpoint: dict[str, Any]) -> None:
+        """Call `Feature.begin`."""
+        for each in self.each:
+            each.begin(checkpoint, self.setting)
+
+    def wrap(self, model: "nn.Module") -> "nn.Module":
+        """Call `Feature.wrap`."""
+        for each in self.each:
+            model = each.wrap(model, self.setting)
+        return model
 
     @contextlib.contextmanager
     def around_forward(self, model: "nn.Module") -> Iterator[None]:
-        """Return the contexts of all of them for a forward pass."""
+        """Call `Feature.around_forward`."""
         with contextlib.ExitStack() as contexts:
-            for each in self:
+            for each in self.each:
                 contexts.enter_context(each.around_forward(model))
             yield
 
@@ -247,22 +279,42 @@ class Features(tuple[Feature, ...]):
 
         return call if self._overrides("around_forward") else function
 
+    def before_step(self, optimizer: Any, update: int) -> None:
+        """Call `Feature.before_step`."""
+        for each in self.each:
+            each.before_step(optimizer, update)
+
+    def after_step(self, model: "nn.Module", update: int) -> None:
+        """Call `Feature.after_step`."""
+        for each in self.each:
+            each.after_step(model, update)
+
+    def count(self, logs: Sequence[Mapping[str, Any]]) -> None:
+        """Call `Feature.count`."""
+        for each in self.each:
+            each.count(logs)
+
     @property
     def draws_earlier(self) -> bool:
         """Whether one of them may draw from earlier stages."""
         return self._overrides("draw_earlier")
 
     def draw_earlier(self, sizes: Sequence[Sequence[int]], seed: int) -> "Optional[numpy.ndarray]":
-        """Return what `Feature.draw_earlier` does of the first that draws anything."""
-        drawn = (each.draw_earlier(sizes, seed) for each in self)
+        """Call `Feature.draw_earlier`; the first that draws anything decides."""
+        drawn = (each.draw_earlier(sizes, seed) for each in self.each)
         return next((indices for indices in drawn if indices is not None), None)
 
     def state_dict(self) -> dict[str, Any]:
         """Return what all of them keep."""
-        return {key: value for each in self for key, value in each.state_dict().items()}
+        return {key: value for each in self.each for key, value in each.state_dict().items()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Call `Feature.load_state_dict`."""
+        for each in self.each:
+            each.load_state_dict(state)
 
     def _overrides(self, hook: str) -> bool:
-        return any(getattr(type(each), hook) is not getattr(Feature, hook) for each in self)
+        return any(getattr(type(each), hook) is not getattr(Feature, hook) for each in self.each)
 
 
 def _given(kind: type[Feature], values: Mapping[str, Any]) -> dict[str, Any]:

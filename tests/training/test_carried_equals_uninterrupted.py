@@ -147,7 +147,7 @@ class UninterruptedTraining:
 
 def average_in(task):
     """Return the average that a training task holds, as it is."""
-    return next((each.average for each in task.features if isinstance(each, WeightAverage)), None)
+    return next((each.average for each in task.features.each if isinstance(each, WeightAverage)), None)
 
 
 def assert_same(carried, uninterrupted):
