@@ -39,10 +39,6 @@ RUN_REMEDY = "give another --run folder, or remove this one"
 STAGE_REMEDY = "remove the file, and the same alma-stream command runs the stage again"
 _STAGE = re.compile("stage-([0-9]{3}|[1-9][0-9]{3,})")
 _MEMBER = re.compile("member-(0|[1-9][0-9]*)")
-# What versions before, and fairseq, call a file that they have not written to its end.
-_UNFINISHED = re.compile(
-    r"\.?(checkpoint.*\.pt|training\.pt|grown\.pt|ensemble\.pt|stage\.json|clock.*\.json)(\.[0-9]+)?\.tmp"
-)
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
 
@@ -324,6 +320,6 @@ def _sweep_all(folders: list[Path]) -> None:
     """Remove what this package and fairseq have not written to its end."""
     for folder in folders:
         sweep(folder)
-        for entry in folder.glob("*.tmp"):
-            if _UNFINISHED.fullmatch(entry.name) and entry.is_file() and not entry.is_symlink():
+        for entry in folder.glob("checkpoint*.pt.tmp"):  # as fairseq calls them
+            if entry.is_file() and not entry.is_symlink():
                 entry.unlink(missing_ok=True)

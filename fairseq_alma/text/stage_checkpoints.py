@@ -10,14 +10,13 @@ import zipfile
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Collection, Optional
+from typing import Collection, Optional
 
 from fairseq_alma.checkpoints import LAST_CHECKPOINT
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.files import open_atomically, synchronise
+from fairseq_alma.training.carried_optimizer import FIRST_UPDATE, TASK_STATE, TRAIN_TOKENS
 
-# Where the task alma_lm counts what it trained on (fairseq's get_checkpoint_dict): extra_state[task class][this key].
-TRAIN_TOKENS, FIRST_UPDATE = "train_tokens", "first_update"
 _INTERVAL = re.compile(r"checkpoint_\d+_(\d+)\.pt")
 
 
@@ -97,19 +96,18 @@ def read_progress(path: Path) -> Progress:
 
     remedy = "remove it, and the stage resumes from the checkpoint before it, or from its beginning"
     state = read_checkpoint(path, remedy=remedy, needed=("extra_state", "optimizer_history"))
-    iterator = state["extra_state"].get("train_iterator")
-    counts = [entry for entry in state["extra_state"].values() if _counts_tokens(entry)]
-    if len(counts) != 1 or iterator is None:
+    iterator, counts = (state["extra_state"].get(key) for key in ("train_iterator", TASK_STATE))
+    if iterator is None or not isinstance(counts, dict) or not isinstance(counts.get(TRAIN_TOKENS), int):
         raise AlmaError(
             f"{path}: the checkpoint does not count the tokens it was trained on; it must come from "
             "fairseq-train --task alma_lm of this package; remove its folder to train the stage again"
         )
-    first_update = int(counts[0].get(FIRST_UPDATE, 0))
+    first_update = int(counts.get(FIRST_UPDATE, 0))
     return Progress(
         num_updates=int(state["optimizer_history"][-1]["num_updates"]) - first_update,
         # The iterator names the epoch that the next update belongs to, from 1.
         num_epochs=int(iterator["epoch"]) - 1,
-        train_tokens=int(counts[0][TRAIN_TOKENS]),
+        train_tokens=int(counts[TRAIN_TOKENS]),
         first_update=first_update,
     )
 
@@ -152,7 +150,3 @@ def remove_all(folder: Path) -> None:
 def _files(folder: Path) -> list[Path]:
     """Return a save directory's checkpoints, those that were cut off included."""
     return [*folder.glob("checkpoint*.pt*"), *folder.glob(".checkpoint*.tmp")]
-
-
-def _counts_tokens(entry: Any) -> bool:
-    return isinstance(entry, dict) and isinstance(entry.get(TRAIN_TOKENS), int)
