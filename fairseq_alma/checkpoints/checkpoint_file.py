@@ -180,6 +180,20 @@ def starting_checkpoint(
     return None if restore_file == LAST_CHECKPOINT else restore_file
 
 
+def untrained_checkpoint(cfg: Any, model: Mapping[str, Any], task_state: Mapping[str, Any]) -> Checkpoint:
+    """Return a checkpoint of weights that no training of fairseq made, with what fairseq expects of every one."""
+    history = {"criterion_name": "", "optimizer_name": "", "lr_scheduler_state": {"best": None}, "num_updates": 0}
+    return {
+        "args": None,
+        "cfg": cfg,
+        "model": dict(model),
+        "criterion": None,
+        "optimizer_history": [history],
+        "task_state": dict(task_state),
+        "extra_state": {"train_iterator": {"epoch": 1, "iterations_in_epoch": 0}},
+    }
+
+
 def write_checkpoint(checkpoint: Checkpoint, path: Union[str, Path]) -> None:
     """Save a checkpoint so that it appears under its name only when it is complete.
 

@@ -20,7 +20,7 @@ from typing import Any, Iterator, Mapping, Optional, Sequence
 from torch import Tensor
 
 from fairseq_alma.checkpoints.architecture import ENSEMBLE_ARCH, MAX_NESTING
-from fairseq_alma.checkpoints.checkpoint_file import DICTIONARY_KEY, Checkpoint, read_checkpoint
+from fairseq_alma.checkpoints.checkpoint_file import DICTIONARY_KEY, Checkpoint, read_checkpoint, untrained_checkpoint
 from fairseq_alma.data.manifest import file_sha256
 from fairseq_alma.data.stream import Stream
 from fairseq_alma.errors import AlmaError
@@ -258,21 +258,9 @@ def join_checkpoints(paths: Sequence[Path], weights: Sequence[float], out: Path,
 
 
 def _checkpoint(first: Checkpoint, config: Config, weights: Weights, dictionary: Optional[str]) -> Checkpoint:
-    cfg = deepcopy(first["cfg"])
-    cfg["model"] = config
     known = {} if dictionary is None else {DICTIONARY_KEY: dictionary}
-    return {
-        "args": None,
-        "cfg": cfg,
-        "model": dict(weights),
-        "criterion": None,
-        # fairseq expects this of every checkpoint, though nothing was trained here
-        "optimizer_history": [
-            {"criterion_name": "", "optimizer_name": "", "lr_scheduler_state": {"best": None}, "num_updates": 0}
-        ],
-        "task_state": {**first.get("task_state", {}), **known},
-        "extra_state": {"train_iterator": {"epoch": 1, "iterations_in_epoch": 0}},
-    }
+    cfg = {**deepcopy(first["cfg"]), "model": config}
+    return untrained_checkpoint(cfg, weights, {**first.get("task_state", {}), **known})
 
 
 def embedded(config: Config, weights: Weights, folder: Path) -> tuple[Config, Weights]:

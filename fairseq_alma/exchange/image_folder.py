@@ -18,11 +18,11 @@ from fairseq_alma.checkpoints.architecture import check_model
 from fairseq_alma.checkpoints.checkpoint_file import read_checkpoint
 from fairseq_alma.checkpoints.ensemble_file import embedded
 from fairseq_alma.data.manifest import Side
-from fairseq_alma.data.stream import Stream
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.exchange.exported_folder import (
     read_tensors,
     refuse_special,
+    stream_of,
     verify_sums,
     write_sums,
     write_tensors,
@@ -67,7 +67,7 @@ def export_images(path: Path, out: Path, stream_folder: Optional[Path] = None) -
     """
     checkpoint = read_checkpoint(path)
     config, weights = embedded(checkpoint["cfg"]["model"], checkpoint["model"], path.parent)
-    images = _stream_of(checkpoint, path, stream_folder).images
+    images = stream_of(checkpoint, path, stream_folder, "images").images
     assert images is not None  # of a stream of images
     record = {
         "format": FORMAT,
@@ -108,13 +108,3 @@ def read_folder(folder: Path) -> tuple[FolderRecord, Mapping[str, Tensor]]:
     except UnfitCheckpoint as error:
         raise AlmaError(f"{folder}: {error}; {_REMEDY}") from error
     return record, weights
-
-
-def _stream_of(checkpoint: Mapping[str, Any], path: Path, given: Optional[Path]) -> Stream:
-    where = given or (checkpoint["cfg"].get("task") or {}).get("data")
-    if where is None or not Path(where).is_dir():
-        raise AlmaError(f"{path}: trained on {where}, which is not there any more; give it as --stream")
-    stream = Stream.open(where)
-    if stream.images is None:
-        raise AlmaError(f"--stream {where}: a stream of {stream.kind}; give the stream of images it was trained on")
-    return stream

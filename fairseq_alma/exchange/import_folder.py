@@ -18,7 +18,7 @@ from torch import Tensor
 
 from fairseq_alma.checkpoints import UnfitCheckpoint
 from fairseq_alma.checkpoints.architecture import EXTRA_POSITIONS, Size, check_model
-from fairseq_alma.checkpoints.checkpoint_file import DICTIONARY_KEY, Checkpoint
+from fairseq_alma.checkpoints.checkpoint_file import DICTIONARY_KEY, Checkpoint, untrained_checkpoint
 from fairseq_alma.checkpoints.dense_checkpoint import one_expert_options
 from fairseq_alma.data.stream import Stream
 from fairseq_alma.data.token_file import NUM_FAIRSEQ_SYMBOLS
@@ -261,15 +261,4 @@ def _checkpoint(options: dict[str, Any], weights: dict[str, Tensor], stream: Opt
     task: dict[str, Any] = {"_name": "alma_lm", "tokens_per_sample": options["tokens_per_sample"]}
     if stream is not None:
         task["data"] = str(stream.root)
-    return {
-        "args": None,
-        "cfg": {"_name": None, "model": options, "task": task},
-        "model": weights,
-        "criterion": None,
-        # fairseq expects this of every checkpoint, though nothing was trained here
-        "optimizer_history": [
-            {"criterion_name": "", "optimizer_name": "", "lr_scheduler_state": {"best": None}, "num_updates": 0}
-        ],
-        "task_state": state,
-        "extra_state": {"train_iterator": {"epoch": 1, "iterations_in_epoch": 0}},
-    }
+    return untrained_checkpoint({"_name": None, "model": options, "task": task}, weights, state)

@@ -8,13 +8,13 @@ from typing import Any, Iterator, Mapping, Optional, Sequence
 import torch
 from torch import Tensor
 
-from fairseq_alma.checkpoints.checkpoint_file import DICTIONARY_KEY, Checkpoint, read_checkpoint
+from fairseq_alma.checkpoints.checkpoint_file import Checkpoint, read_checkpoint
 from fairseq_alma.checkpoints.model_facts import ModelFacts, describe_model
 from fairseq_alma.data.stream import Stream
 from fairseq_alma.data.token_file import NUM_FAIRSEQ_SYMBOLS, TokenFile
 from fairseq_alma.data.tokenizer import FAIRSEQ_SYMBOLS, StreamTokenizer
 from fairseq_alma.errors import AlmaError
-from fairseq_alma.exchange.exported_folder import AUTO_MAP, write_sums, write_tensors
+from fairseq_alma.exchange.exported_folder import AUTO_MAP, stream_of, write_sums, write_tensors
 from fairseq_alma.exchange.member_weights import Group, groups_of, member_sizes, named_weights
 from fairseq_alma.exchange.tokenizer_files import check_same_ids, tokenizer_files
 from fairseq_alma.files import new_folder
@@ -75,28 +75,6 @@ def export_model(path: Path, out: Path, stream_folder: Optional[Path] = None) ->
             (folder / name).write_text(content, encoding="utf-8")
         write_sums(folder)
     return Exported(facts, config_json["vocab_size"], (out / "model.safetensors").stat().st_size)
-
-
-def stream_of(checkpoint: Checkpoint, path: Path, given: Optional[Path]) -> Stream:
-    """Return the stream that a model was trained on, or a given one; raise AlmaError if it has another dictionary."""
-    if given is None:
-        trained_on = (checkpoint["cfg"].get("task") or {}).get("data")
-        if not isinstance(trained_on, str):
-            raise AlmaError(f"{path}: does not say which stream it was trained on; give --stream")
-        if not Path(trained_on).is_dir():
-            raise AlmaError(f"{path}: trained on {trained_on}, which is not there any more; give --stream")
-        given = Path(trained_on)
-    stream = Stream.open(given)
-    if stream.kind != "text":
-        raise AlmaError(f"--stream {stream.root}: a stream of {stream.kind}; give the stream of text it was trained on")
-    found = checkpoint.get("task_state", {}).get(DICTIONARY_KEY, stream.dictionary_sha256)
-    if found != stream.dictionary_sha256:
-        raise AlmaError(
-            f"{path}: trained with another tokenizer (dict.txt {found[:12]}…) than {stream.root} has "
-            f"({stream.dictionary_sha256[:12]}…); give the stream it was trained on as --stream"
-        )
-    stream.verify(["test"])
-    return stream
 
 
 def tokenizer_of(stream: Stream, groups: Sequence[Group], path: Path) -> StreamTokenizer:

@@ -29,7 +29,7 @@ from fairseq_alma.images.networks import (
     MemberLinear,
     Variant,
 )
-from fairseq_alma.moe.expert_losses import ExpertLosses
+from fairseq_alma.moe.dispatch import ExpertLosses
 from fairseq_alma.moe.mixture_layer import MixtureLayer
 
 

@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 
 from fairseq_alma.images.image_network import ImageNetwork
-from fairseq_alma.moe.initial_weights import draw_as_linear
+from fairseq_alma.moe.gate import draw_as_linear
 
 INITIAL_WEIGHTS = ("he", "default")
 BATCH_NORM_EPS = 1e-5

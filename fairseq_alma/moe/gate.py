@@ -11,6 +11,7 @@ Letters: S tokens or images, I features, R rows of the gate's weight (one for ea
 P children of the largest choice, E experts.
 """
 
+import math
 from typing import NamedTuple, Optional, Sequence
 
 import torch
@@ -20,7 +21,6 @@ from torch import Generator, Tensor, nn
 from fairseq_alma.growth.gate_tree import GateTree
 from fairseq_alma.growth.plan import MixtureGrowth, grow_mixture
 from fairseq_alma.growth.tensors import gather_slices
-from fairseq_alma.moe.initial_weights import draw_as_linear
 
 
 class Routing(NamedTuple):
@@ -198,3 +198,10 @@ class ParallelGate(Gate):
             "paths": paths,
             "path_lengths": paths.sum(dim=0),
         }
+
+
+def draw_as_linear(weight: Tensor, bias: Tensor, generator: Generator) -> None:
+    """Draw a linear map's (O, I) weight and (O) bias in place as ``torch.nn.Linear`` does, uniform in ±1 / sqrt(I)."""
+    bound = 1 / math.sqrt(weight.size(-1))
+    nn.init.uniform_(weight, -bound, bound, generator=generator)
+    nn.init.uniform_(bias, -bound, bound, generator=generator)

@@ -23,7 +23,7 @@ from fairseq_alma.data.stream import Stream
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.growth.gate_tree import GateTree
 from fairseq_alma.growth.plan import grow_mixture, select_experts
-from fairseq_alma.moe.expert_losses import ExpertLosses
+from fairseq_alma.moe.dispatch import ExpertLosses
 from fairseq_alma.terminal import track
 from fairseq_alma.text.linear_cross_entropy import token_losses
 from fairseq_alma.text.model import AlmaSwitchLM, build_from_config, gate_trees_of, parameter_shapes

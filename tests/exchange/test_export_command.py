@@ -41,7 +41,7 @@ def test_what_stands_at_out_is_left_alone(checkpoints, tmp_path):
 def test_another_dictionary_or_stream_is_refused(checkpoints, stream, sentencepiece_stream, tmp_path):
     path, out = checkpoints["switch"], ["--out", tmp_path / "out"]
     line = refused(tmp_path, path, *out, "--stream", sentencepiece_stream)
-    assert "trained with another tokenizer" in line and line.endswith("as --stream")
+    assert "trained with another tokenizer" in line
     other = altered(path, tmp_path / "b.pt", task_state={"alma_dictionary_sha256": "e" * 64})
     assert "trained with another tokenizer (dict.txt eeee" in refused(tmp_path, other, *out)
     gone = altered(path, tmp_path / "c.pt", cfg={"task": {"data": "/nowhere"}})

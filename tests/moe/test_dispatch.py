@@ -1,7 +1,8 @@
 import pytest
 import torch
+import torch.nn.functional as F
 
-from fairseq_alma.moe.dispatch import dispatch_tokens, expert_capacity
+from fairseq_alma.moe.dispatch import ExpertLosses, dispatch_tokens, expert_capacity
 from fairseq_alma.moe.gate import Routing
 
 
@@ -34,3 +35,57 @@ def test_no_expert_ever_takes_more_than_its_capacity():
         assert dispatch.counts.max() <= expert_capacity(num_real, num_experts, factor)
         assert sorted(dispatch.order.tolist()) == list(range(num_tokens))
         assert not padding[dispatch.order[: dispatch.counts.sum()]].any()
+
+
+NUM_EXPERTS = (3, 4)  # of two layers
+
+
+def batch(num_tokens, seed):
+    """Return losses and the routing of each layer."""
+    generator = torch.Generator().manual_seed(seed)
+    losses = torch.rand(num_tokens, generator=generator, dtype=torch.double)
+    routings = []
+    for num_experts in NUM_EXPERTS:
+        probs = torch.rand(num_tokens, num_experts, generator=generator, dtype=torch.double).softmax(dim=1)
+        routings.append(Routing(probs.argmax(dim=1), probs, probs.amax(dim=1)))
+    return losses, routings
+
+
+def test_the_losses_of_tokens_are_those_of_their_experts_and_padding_does_not_count():
+    found = ExpertLosses()
+    wanted = [torch.zeros(num_experts, dtype=torch.double) for num_experts in NUM_EXPERTS]
+    counts = [torch.zeros(num_experts, dtype=torch.long) for num_experts in NUM_EXPERTS]
+    for seed in range(3):
+        losses, routings = batch(20, seed)
+        is_real = torch.arange(20) < 17
+        losses = losses * is_real
+        found.add_routed(losses, routings, is_real)
+        for layer, routing in enumerate(routings):
+            for token in range(17):
+                wanted[layer][routing.expert[token]] += losses[token]
+                counts[layer][routing.expert[token]] += 1
+    for layer in range(2):
+        torch.testing.assert_close(found.losses[layer], wanted[layer])
+        assert torch.equal(found.counts[layer], counts[layer])
+
+
+def test_an_image_that_goes_through_one_expert_counts_as_a_token_does():
+    routed, shared = ExpertLosses(), ExpertLosses()
+    for seed in range(3):
+        losses, routings = batch(20, seed)
+        routed.add_routed(losses, routings, torch.ones(20, dtype=torch.bool))
+        shared.add_shared(losses, [F.one_hot(each.expert, each.probs.size(1)).double() for each in routings])
+    for layer in range(2):
+        torch.testing.assert_close(shared.losses[layer], routed.losses[layer])
+        torch.testing.assert_close(shared.counts[layer], routed.counts[layer].double())
+
+
+def test_shares_of_a_loss_sum_to_all_of_it():
+    found, total = ExpertLosses(), 0.0
+    for seed in range(3):
+        losses, routings = batch(20, seed)
+        found.add_shared(losses, [routing.probs for routing in routings])
+        total += losses.sum()
+    for layer in range(2):
+        torch.testing.assert_close(found.losses[layer].sum(), total)
+        torch.testing.assert_close(found.counts[layer].sum(), torch.tensor(60.0, dtype=torch.double))
