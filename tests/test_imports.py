@@ -22,6 +22,7 @@ LEVELS = {layer: level for level, layers in enumerate(LAYERS) for layer in layer
 BASE = ("errors", "files", "terminal", "options", "option_ranges")
 WITHOUT_FAIRSEQ = (*BASE, "metrics", "data", "checkpoints", "growth", "learners", "runs", "report", "exchange")
 FOR_DATA_PREP = tuple(f"fairseq_alma.{name}" for name in (*BASE, "data", "cli.entry", "cli.parser"))
+OWN = ("fairseq_alma.", "data_prep.", "tests.")
 LANGUAGE_WORDS = {"language", "text", "lm", "switch", "tokenizer", "token", "tokens"}
 VISION_WORDS = {"image", "images", "vision", "vgg", "mlp", "firefly"}
 
@@ -165,3 +166,16 @@ def test_imports_that_point_the_right_way_pass(tmp_path: Path) -> None:
     write_module(tmp_path, "data_prep.text.command", "from fairseq_alma.cli.entry import command")
     for violations in (upward_imports, fairseq_imports, crossings, mixture_imports, data_prep_imports):
         assert violations(tmp_path) == []
+
+
+def test_what_is_imported_of_our_own_is_there(checkout: Path) -> None:
+    """Also in functions, where neither an import of the module nor a type checker would notice."""
+    files = (path for package in ("fairseq_alma", "data_prep", "tests") for path in (checkout / package).rglob("*.py"))
+    sources = {
+        (path, node.module)
+        for path in files
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.ImportFrom) and node.module
+    }
+    own = [(path, checkout / name.replace(".", "/")) for path, name in sources if name.startswith(OWN)]
+    assert [str(path) for path, named in own if not (named.is_dir() or named.with_suffix(".py").is_file())] == []

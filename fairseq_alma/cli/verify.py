@@ -18,7 +18,7 @@ from fairseq_alma.files import read_json_object
 from fairseq_alma.learners.learner import LEARNERS, build_learner, plan_stages
 from fairseq_alma.options import options_of, utf8_path
 from fairseq_alma.runs.run_folder import RUN_RECORD, RunFolder
-from fairseq_alma.runs.run_record import planned_stages
+from fairseq_alma.runs.study import planned_stages
 from fairseq_alma.runs.steps import NeededModels
 
 EPILOG = """\
