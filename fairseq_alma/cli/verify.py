@@ -18,8 +18,8 @@ from fairseq_alma.files import read_json_object
 from fairseq_alma.learners.learner import LEARNERS, build_learner, plan_stages
 from fairseq_alma.options import options_of, utf8_path
 from fairseq_alma.runs.run_folder import RUN_RECORD, RunFolder
-from fairseq_alma.runs.study import planned_stages
 from fairseq_alma.runs.steps import NeededModels
+from fairseq_alma.runs.study import planned_stages
 
 EPILOG = """\
 A line for each thing that was looked at, with what is wrong and what to do; exit status 0 only where all holds.
