@@ -17,7 +17,7 @@ from fairseq_alma.data.stream import Stream
 from fairseq_alma.data.token_file import TokenFile, TokenFileWriter
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.runs.run_folder import RunFolder
-from fairseq_alma.watch.stage_clock import read_clock
+from fairseq_alma.watch.progress import read_clock
 from tests.runs.fakes import write_manifest
 from tests.runs.runs import COUNTS, RUN
 

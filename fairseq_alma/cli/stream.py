@@ -24,9 +24,8 @@ from fairseq_alma.terminal import tell
 from fairseq_alma.text.text_job import TextJob
 from fairseq_alma.training.planned_run import PlannedRun
 from fairseq_alma.watch.arrival_curves import ArrivalCurves
-from fairseq_alma.watch.curve_options import CurveOptions
-from fairseq_alma.watch.member_report import MemberDisplay
-from fairseq_alma.watch.run_display import RunDisplay
+from fairseq_alma.watch.run_display import MemberDisplay, RunDisplay
+from fairseq_alma.watch.sinks import CurveOptions
 
 
 @command

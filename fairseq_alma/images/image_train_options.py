@@ -10,7 +10,7 @@ from fairseq_alma.learners.learner import Learner
 from fairseq_alma.learners.presets import BOTH_STUDIES, MLP_STUDY, NETWORK, POOLING, VGG_STUDY, Preset, filled
 from fairseq_alma.option_ranges import check_words
 from fairseq_alma.options import GivenOption, group_words
-from fairseq_alma.watch.curve_options import CURVE_OPTIONS
+from fairseq_alma.watch.sinks import CURVE_OPTIONS
 
 OPTIMIZERS: Mapping[str, tuple[str, ...]] = {
     "adadelta": ("--adadelta-rho", "--adadelta-eps", "--weight-decay"),

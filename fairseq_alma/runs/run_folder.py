@@ -18,7 +18,7 @@ from fairseq_alma.errors import AlmaError
 from fairseq_alma.files import as_record, locked, open_lock, read_json_object, sweep, synchronise, write_json_atomically
 from fairseq_alma.learners.plan import ModelId
 from fairseq_alma.runs.records import RunRecord, stage_type
-from fairseq_alma.watch.stage_clock import StageClock, read_clock
+from fairseq_alma.watch.progress import StageClock, read_clock
 
 RUN_RECORD = "run.json"
 STAGE_RECORD = "stage.json"

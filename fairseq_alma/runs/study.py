@@ -19,7 +19,7 @@ from fairseq_alma.learners.presets import PRESETS, Preset
 from fairseq_alma.learners.schedule import Stage, stages
 from fairseq_alma.options import SUPPRESS, Options, of_this_call, opt, options_of, utf8_path, whole
 from fairseq_alma.runs.slurm_jobs import read_parameters
-from fairseq_alma.watch.curve_options import CURVE_OPTIONS
+from fairseq_alma.watch.sinks import CURVE_OPTIONS
 
 TEXT, IMAGES = ("text",), ("images",)
 MEMBERS_ALONE = "trains_members_alone"

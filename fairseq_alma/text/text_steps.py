@@ -28,7 +28,7 @@ from fairseq_alma.text.process import Command, run_logged, watch_fairseq
 from fairseq_alma.text.stage_checkpoints import Progress
 from fairseq_alma.text.train_options import replace_option
 from fairseq_alma.training.carried_optimizer import Rewarm
-from fairseq_alma.watch.curve_options import CURVE_OPTIONS, TENSORBOARD
+from fairseq_alma.watch.sinks import CURVE_OPTIONS, TENSORBOARD
 
 if TYPE_CHECKING:
     from fairseq_alma.checkpoints.model_facts import ModelFacts

@@ -11,7 +11,7 @@ from fairseq_alma.checkpoints import JOINT_MODEL
 from fairseq_alma.option_ranges import check_words
 from fairseq_alma.options import GivenOption, group_words, options_of
 from fairseq_alma.training.feature import FEATURES
-from fairseq_alma.watch.curve_options import CurveOptions
+from fairseq_alma.watch.sinks import CurveOptions
 
 # What alma-stream decides, and how a user says it instead.
 BALANCING = "alma_switch_cross_entropy"

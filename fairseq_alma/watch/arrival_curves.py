@@ -23,13 +23,7 @@ SPENT = ("num_updates", "train_tokens", "train_images", "train_flops", "wall_sec
 
 @dataclass(frozen=True)
 class ArrivalPoint:
-    """What is known at one arrival.
-
-    Attributes:
-        arrival: number of the mega-batch that arrived, from 0.
-        seconds: when its figures were known, in seconds since 1970.
-        figures: name -> value; a slash groups names.
-    """
+    """What is known after an arrival (from 0), and since when in seconds since 1970; a slash groups names."""
 
     arrival: int
     seconds: float
@@ -96,13 +90,9 @@ class ArrivalCurves:
 
 
 def arrival_points(run: RunFolder, plans: Sequence[StagePlan]) -> list[ArrivalPoint]:
-    """Return what is known of a run: one point for each arrival from the first update on.
+    """Return what is known of a run with these stages: one point for each arrival from the first update on.
 
     While a learner waits, the model of its last update counts, as in the paper's section 3.1.
-
-    Args:
-        run: its folder.
-        plans: of all its stages.
     """
     points = []
     before: Optional[dict[str, float]] = None

@@ -1,16 +1,21 @@
-"""One training while it runs, and how long it and the rest of the run take.
+"""One training while it runs, how long it and the rest of the run take, and the clock of a stage.
 
 For any training: a loop in this process calls `StageProgress.update`; for fairseq-train, `text.process` reads its log.
 The time left is ours, not rich's: rich knows the last steps of one task, while stages differ in their work (with
 ``--replay`` each is longer than the one before), and earlier launches have done a part of it.
 """
 
+import contextlib
 import math
 import re
 import time
+from pathlib import Path
 from typing import Callable, Iterable, Mapping, Optional, SupportsFloat
 
+from fairseq_alma.errors import AlmaError
+from fairseq_alma.files import as_record, read_json_object, write_json_atomically
 from fairseq_alma.learners.plan import ModelId
+from fairseq_alma.runs.records import ClockRecord
 from fairseq_alma.terminal import LiveLine, spell_duration
 
 LOSS_UNITS = {"word": "bits", "image": "nats"}
@@ -92,21 +97,18 @@ class StageProgress:
         count = f"{self.num_updates:,}" + ("" if self.max_update is None else f"/{self.max_update:,}")
         figures = spell_figures(self.unit, loss, rate)
         left = [f"{spell_duration(rest)} left"] if rest is not None else []
-        full = [f"{count} updates", *figures, *left]
-        full += [f"{spell_duration(run)} left in the run"] if run is not None else []
-        some = [f"run {spell_duration(run)}"] if run is not None else []
+        whole_run = [f"{spell_duration(run)} left in the run"] if run is not None else []
+        full = [f"{count} updates", *figures, *left, *whole_run]
         # Without the mega-batches, then without the arrival.
         brief = re.sub(r" \([^)]*\)", "", self.title)
         bare = re.sub(r", arrival \d+", "", brief)
-        shorter = [
-            (brief, full),
-            (brief, [count, *figures, *left, *some]),
-            (brief, [count, *figures, *left]),
-            (bare, [count, *figures, *left]),
-            (bare, [count, *figures[:1], *left]),
+        spellings = [
+            (self.title, full), (brief, full),
+            (brief, [count, *figures, *left, *([f"run {spell_duration(run)}"] if run is not None else [])]),
+            (brief, [count, *figures, *left]), (bare, [count, *figures, *left]), (bare, [count, *figures[:1], *left]),
             (bare, [count, *left]),
-        ]
-        text, *others = [f"{title}: {', '.join(words)}" for title, words in ((self.title, full), *shorter)]
+        ]  # fmt: skip
+        text, *others = [f"{title}: {', '.join(words)}" for title, words in spellings]
         self.line.show(text, self.num_updates, self.max_update, others)
 
 
@@ -145,18 +147,55 @@ class Forecast:
     def seconds_left(
         self, now: Iterable[ModelId] = (), whole: Optional[float] = None, rest: Optional[float] = None
     ) -> Optional[float]:
-        """Return the seconds that remain.
+        """Return the seconds that remain of the run; None if nothing is known yet.
 
         Args:
             now: the models that are trained at this time.
             whole: seconds that their training takes in all; None: not known.
             rest: seconds that remain of that; None: not known.
-
-        Returns:
-            The forecast; None if nothing is known yet.
         """
         ahead = sum(self.ahead.values())
         here = sum(self.ahead.get(model, 0.0) for model in now)
         if whole is None or rest is None or not here:
             return self.seconds / self.work * ahead if self.work else None
         return rest + (self.seconds + whole) / (self.work + here) * (ahead - here)
+
+
+class StageClock:
+    """Wall time of a stage over all launches, lost work included, the pauses between them not; kept in a file.
+
+    A launch that was killed left no note of its end; the last change of a file in its folder stands for it.
+    """
+
+    def __init__(self, path: Path, folder: Path) -> None:
+        self.path = path
+        self.spent = 0.0
+        if self.path.is_file():
+            before = read_clock(self.path)
+            self.spent = float(before.spent)
+            if before.started is not None:
+                # A lock has been signed by the launch that asks.
+                files = [each for each in folder.rglob("*") if each.is_file() and not each.name.startswith(".lock")]
+                ended = max((each.stat().st_mtime for each in files), default=0.0)
+                self.spent += max(0.0, ended - before.started)
+        self.started = time.time()
+        self._write(self.spent, self.started)
+
+    def seconds(self) -> float:
+        """Return the seconds up to now."""
+        return self.spent + max(0.0, time.time() - self.started)
+
+    def stop(self) -> None:
+        """Note that this launch has ended."""
+        self._write(self.seconds(), None)
+
+    def _write(self, spent: float, started: Optional[float]) -> None:
+        # A stage of images may take a tenth of a second, which waiting for the disk would double.
+        write_json_atomically(self.path, {"spent": spent, "started": started}, durable=False)
+
+
+def read_clock(path: Path) -> ClockRecord:
+    """Read a clock's file; one that is damaged has not run, as nothing but wall time is lost with it."""
+    with contextlib.suppress(AlmaError):
+        return as_record(read_json_object(path, ""), ClockRecord, path, "")
+    return ClockRecord(spent=0.0, started=None)

@@ -10,7 +10,7 @@ from fairseq_alma.errors import AlmaError
 from fairseq_alma.files import write_json_atomically
 from fairseq_alma.learners.plan import ModelId
 from fairseq_alma.runs.run_folder import RunFolder
-from fairseq_alma.watch.stage_clock import StageClock
+from fairseq_alma.watch.progress import StageClock
 
 
 def test_files_are_where_the_contract_says(tmp_path):

@@ -6,7 +6,7 @@ from fairseq_alma.errors import AlmaError
 from fairseq_alma.runs.run_folder import RunFolder
 from fairseq_alma.watch import arrival_curves
 from fairseq_alma.watch.arrival_curves import ArrivalCurves, arrival_points
-from fairseq_alma.watch.curve_options import CurveOptions
+from fairseq_alma.watch.sinks import CurveOptions
 from tests.runs.runs import RUN, complete, make_plans
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from fairseq_alma.learners.plan import ModelId
 from fairseq_alma.runs.run_folder import RunFolder
-from fairseq_alma.watch.curve_options import CurveOptions
+from fairseq_alma.watch.sinks import CurveOptions
 from tests.runs.runs import RUN
 
 MODEL = ModelId(2, 1)

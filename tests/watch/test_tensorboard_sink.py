@@ -7,7 +7,7 @@ import pytest
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.runs.run_folder import RunFolder
 from fairseq_alma.watch.arrival_curves import ArrivalPoint
-from fairseq_alma.watch.tensorboard_sink import EVENTS, TensorBoardSink, rewind_curves
+from fairseq_alma.watch.sinks import EVENTS, TensorBoardSink, rewind_curves
 from tests.runs.runs import RUN
 from tests.watch.curves import Curves
 

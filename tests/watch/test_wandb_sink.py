@@ -8,7 +8,7 @@ import pytest
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.runs.run_folder import RunFolder
 from fairseq_alma.watch.arrival_curves import ArrivalPoint
-from fairseq_alma.watch.wandb_sink import WandbSink
+from fairseq_alma.watch.sinks import WandbSink
 from tests.runs.runs import RUN
 
 POINTS = [ArrivalPoint(2, 1000.0, {"test/ppl": 40.0}), ArrivalPoint(3, 2000.0, {"test/ppl": 30.0})]
