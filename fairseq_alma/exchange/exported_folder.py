@@ -15,7 +15,7 @@ from msgspec import Meta, Struct
 from torch import Tensor
 
 from fairseq_alma.checkpoints import UnfitCheckpoint
-from fairseq_alma.checkpoints.architecture import Factor, Share, Size, SwitchOptions, other_shapes, switch_shapes
+from fairseq_alma.checkpoints.architecture import Share, Size, SwitchOptions, other_shapes, switch_shapes
 from fairseq_alma.checkpoints.checkpoint_file import Checkpoint
 from fairseq_alma.checkpoints.contents import check_finite, check_weights
 from fairseq_alma.checkpoints.ensemble_file import check_dictionary
@@ -35,6 +35,7 @@ _MOST_SUMS = 1 << 16  # bytes
 _REMEDY = "give a folder that alma-export wrote"
 
 Row = Annotated[int, Meta(ge=0, le=2**24)]
+Factor = Annotated[float, Meta(ge=0, le=1e9)]
 
 
 class Gate(Struct):
