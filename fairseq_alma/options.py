@@ -13,10 +13,12 @@ import os
 from dataclasses import MISSING, dataclass, field
 from pathlib import Path
 from typing import (
+    Annotated,
     Any,
     Callable,
     Hashable,
     Iterator,
+    Literal,
     Mapping,
     Optional,
     Sequence,
@@ -27,6 +29,8 @@ from typing import (
     get_origin,
     get_type_hints,
 )
+
+from msgspec import Meta, Struct, defstruct
 
 KINDS = ("text", "images")
 """Kinds of data."""
@@ -40,6 +44,8 @@ GivenOption = tuple[str, tuple[str, ...]]
 SHORT = {"-a": "--arch", "--max-sentences": "--batch-size", "--max-sentences-valid": "--batch-size-valid"}
 """What fairseq's options are also called."""
 LARGEST_COUNT = 2**31 - 1
+LONGEST_TEXT = 2**26
+"""Characters of a value in a file."""
 SUPPRESS = argparse.SUPPRESS
 """The help of an option that is for the package itself."""
 
@@ -321,6 +327,47 @@ def ranges_of(*declaring: type) -> dict[str, Range]:
     """Return flag -> range of all options of some dataclasses that have one."""
     options = (option for each in declaring for option in options_of(each).values())
     return {option.flag: option.range for option in options if option.range is not None}
+
+
+def choices_of(*declaring: type) -> dict[str, tuple[str, ...]]:
+    """Return flag -> choices of all options of some dataclasses that have any."""
+    options = (option for each in declaring for option in options_of(each).values())
+    return {option.flag: option.choices for option in options if option.choices}
+
+
+def flags_of(*declaring: type) -> tuple[str, ...]:
+    """Return the flags of the options of some dataclasses, each once, in their order."""
+    return tuple(dict.fromkeys(option.flag for each in declaring for option in options_of(each).values()))
+
+
+def struct_of(*declaring: type, base: type = Struct, required: Sequence[str] = (), are_optional: bool = False) -> Any:
+    """Return the type by which a file's options are read: msgspec checks them against their declarations.
+
+    Args:
+        declaring: dataclasses with the options.
+        base: of the type.
+        required: options that the file must have.
+        are_optional: whether one that is not given is None, rather than its default.
+    """
+    fields: list[Any] = []
+    for name, option in (item for each in declaring for item in options_of(each).items()):
+        if name in required:
+            fields.append((name, _file_type(option)))
+        elif are_optional or option.default is None:
+            fields.append((name, Optional[_file_type(option)], None))
+        else:
+            fields.append((name, _file_type(option), option.default))
+    return defstruct(declaring[0].__name__, fields, bases=(base,), kw_only=True)
+
+
+def _file_type(option: Option) -> Any:
+    if option.choices:
+        return Literal[option.choices]
+    if option.range is not None:
+        least, most = "gt" if option.range.above else "ge", "lt" if option.range.below else "le"
+        bounds: dict[str, Any] = {least: option.range.least, most: option.range.most}
+        return Annotated[option.type, Meta(**bounds)]
+    return Annotated[str, Meta(max_length=LONGEST_TEXT)] if option.type is str else option.type
 
 
 def _without_none(annotated: Any) -> Any:

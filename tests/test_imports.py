@@ -8,7 +8,7 @@ import pytest
 
 # A layer may import itself and what stands before it; layers in one tuple stand side by side.
 LAYERS = (
-    ("errors", "files", "terminal", "options", "option_ranges"),
+    ("errors", "files", "terminal", "options"),
     ("metrics", "data", "checkpoints", "growth"),
     ("learners",),  # the schedule of Algorithm 1, which the task asks for, and what a learner decides
     ("moe", "optim", "training", "watch", "runs"),
@@ -19,7 +19,7 @@ LAYERS = (
     ("cli",),
 )
 LEVELS = {layer: level for level, layers in enumerate(LAYERS) for layer in layers}
-BASE = ("errors", "files", "terminal", "options", "option_ranges")
+BASE = ("errors", "files", "terminal", "options")
 WITHOUT_FAIRSEQ = (*BASE, "metrics", "data", "checkpoints", "growth", "learners", "runs", "report", "exchange")
 FOR_DATA_PREP = tuple(f"fairseq_alma.{name}" for name in (*BASE, "data", "cli.entry", "cli.parser"))
 OWN = ("fairseq_alma.", "data_prep.", "tests.")

@@ -16,57 +16,48 @@ from msgspec import Meta, Struct
 from torch import Tensor, nn
 
 from fairseq_alma.checkpoints import JOINT_MODEL, UnfitCheckpoint
+from fairseq_alma.checkpoints import model_options as declared
+from fairseq_alma.checkpoints.model_options import SWITCH_SIZES
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.files import Sha256
 from fairseq_alma.growth.gate_tree import GateTree, parse_gate_trees
+from fairseq_alma.options import struct_of
 
 ENSEMBLE_ARCH = "alma_ensemble"
 Size = Annotated[int, Meta(ge=1, le=2**24)]
 Share = Annotated[float, Meta(ge=0, le=1)]
-Factor = Annotated[float, Meta(ge=0, le=1e9)]
+Factor = Annotated[float, Meta(ge=0, le=declared.FACTOR.most)]
+NumLayers = Annotated[int, Meta(ge=1, le=declared.LAYERS.most)]
 Cutoffs = Annotated[str, Meta(pattern=r"^\d{1,9}(,\d{1,9}){0,20}$")]
 Place = Annotated[str, Meta(min_length=1, max_length=4096, pattern=r"^[^\x00]*$")]
-Trees = Annotated[str, Meta(max_length=2**26)]
-Activation = Literal["relu", "gelu", "gelu_fast", "gelu_accurate", "tanh", "linear"]
 
 
-class Transformer(Struct, kw_only=True):
+_Transformer: Any = struct_of(
+    declared.TransformerOptions,
+    declared.LengthOptions,
+    required=("decoder_embed_dim", "decoder_ffn_embed_dim", "decoder_layers", "decoder_attention_heads"),
+)
+
+
+class Transformer(_Transformer):
     """What language models have in common; the defaults are for the options of a joint model's members."""
-
-    activation_fn: Activation = "relu"
-    dropout: Share = 0.1
-    attention_dropout: Share = 0.0
-    activation_dropout: Share = 0.0
-    decoder_embed_dim: Size
-    decoder_ffn_embed_dim: Size
-    decoder_layers: Annotated[int, Meta(ge=1, le=10_000)]
-    decoder_attention_heads: Size
-    tokens_per_sample: Optional[Size] = None
-    max_target_positions: Optional[Size] = None
 
     def __post_init__(self) -> None:
         if self.decoder_embed_dim % self.decoder_attention_heads:
             raise ValueError(f"{self.decoder_attention_heads} attention heads for {self.decoder_embed_dim} dimensions")
 
 
-class SwitchOptions(Transformer, kw_only=True):
+_SwitchOptions: Any = struct_of(declared.SwitchOptions, base=Transformer, required=("num_experts",))
+
+
+class SwitchOptions(_SwitchOptions):
     """Options of ``alma_switch_lm``."""
 
-    decoder_sinusoidal_pos: bool = False
-    no_scale_embedding: bool = False
-    num_experts: Size
-    moe_freq: Annotated[int, Meta(ge=0, le=2**24)] = 2
-    capacity_factor: Factor = 1.0
-    eval_capacity_factor: Factor = 0.0
-    balance_loss_weight: Factor = 0.01
-    gate_trees: Optional[Trees] = None
-    checkpoint_activations: bool = False
-    compile: bool = False
     finetune_from_model: Optional[str] = None
     restore_file: Optional[str] = None
 
 
-class TransformerLMOptions(Transformer, kw_only=True):
+class TransformerLMOptions(Transformer):
     """Options of stock ``transformer_lm``; what can only be None or False would be evaluated, or needs a cluster."""
 
     decoder_input_dim: Size
@@ -108,28 +99,22 @@ class TransformerLMOptions(Transformer, kw_only=True):
     tpu: Literal[False] = False
 
 
-class ImageOptions(Struct, kw_only=True):
+_ImageOptions: Any = struct_of(*declared.IMAGE_NETWORKS, declared.VGGVariantOptions, are_optional=True)
+
+
+class ImageOptions(_ImageOptions):
     """Options of all image models; one that is not given has the architecture's default."""
 
-    width: Optional[Size] = None
-    hidden_layers: Optional[Annotated[int, Meta(ge=1, le=10_000)]] = None
-    channels: Optional[Size] = None
     layer_channels: Annotated[str, Meta(max_length=400)] = ""
-    num_experts: Optional[Size] = None
-    gate: Literal["soft", "hard"] = "soft"
-    last_pool: Literal["mean", "max"] = "mean"
-    initial_weights: Literal["he", "default"] = "he"
-    gate_trees: Optional[Trees] = None
 
 
-class JointOptions(Struct, kw_only=True):
+_JointOptions: Any = struct_of(declared.JointOptions, declared.LengthOptions, required=("num_members",))
+
+
+class JointOptions(_JointOptions):
     """Options of ``alma_umix``; those of its members are one string, as on a command line."""
 
-    num_members: Annotated[int, Meta(ge=1, le=10_000)]
     member_arch: Annotated[str, Meta(max_length=100)]
-    member_options: Annotated[str, Meta(max_length=2**26)] = ""
-    tokens_per_sample: Optional[Size] = None
-    max_target_positions: Optional[Size] = None
 
 
 class Member(Struct, kw_only=True):
@@ -162,13 +147,6 @@ class EnsembleOptions(Struct, kw_only=True):
             raise ValueError(f"the weights of the members add up to {total:g}, not to 1")
 
 
-SWITCH_SIZES: Mapping[str, Mapping[str, int]] = {
-    "alma_switch_lm": {"layers": 6, "embed_dim": 512, "ffn_embed_dim": 2048, "attention_heads": 8},
-    "alma_switch_lm_tiny": {"layers": 4, "embed_dim": 128, "ffn_embed_dim": 512, "attention_heads": 4},
-    "alma_switch_lm_base": {"layers": 6, "embed_dim": 512, "ffn_embed_dim": 2048, "attention_heads": 8},
-    "alma_switch_lm_large": {"layers": 12, "embed_dim": 768, "ffn_embed_dim": 3072, "attention_heads": 12},
-}
-"""Sizes of the decoder of each Switch language model by its name; the paper's base and large ones, and a small one."""
 _STOCK_SIZES = (
     "big wiki103 baevski_wiki103 gbw baevski_gbw gpt gpt2_small gpt2_tiny gpt2_medium gpt2_big gpt2_big_wide "
     "gpt2_bigger gpt3_small gpt3_medium gpt3_large gpt3_xl gpt3_2_7 gpt3_6_7 gpt3_13 gpt3_175"

@@ -5,12 +5,13 @@ import sys
 from pathlib import Path
 from typing import Optional, Sequence
 
+from fairseq_alma.checkpoints.model_options import MAX_EXPERTS
 from fairseq_alma.cli.entry import command
 from fairseq_alma.cli.parser import Parser
 from fairseq_alma.errors import refuse_existing, refuse_no_file
-from fairseq_alma.option_ranges import MAX_EXPERTS, RANGES
 from fairseq_alma.options import InRange, real, whole
 from fairseq_alma.terminal import tell
+from fairseq_alma.training.option_ranges import RANGES
 
 CHECKPOINT_NEEDED = "give a checkpoint that fairseq-train or alma-grow wrote"
 METHOD_HELP = """copy: the expert's weights and gate row are copied, the mixture stays flat (the paper's method for

@@ -8,9 +8,9 @@ from typing import Optional, Sequence
 from fairseq_alma.cli.entry import command
 from fairseq_alma.cli.parser import Parser
 from fairseq_alma.errors import AlmaError, refuse_existing
-from fairseq_alma.option_ranges import RANGES
 from fairseq_alma.options import InRange, utf8_path
 from fairseq_alma.terminal import tell
+from fairseq_alma.training.option_ranges import RANGES
 
 EPILOG = """\
 From a dense model to a mixture that learns from a stream of text in its own tokens:

@@ -15,7 +15,15 @@ from msgspec import Meta, Struct
 from torch import Tensor
 
 from fairseq_alma.checkpoints import UnfitCheckpoint
-from fairseq_alma.checkpoints.architecture import Share, Size, SwitchOptions, other_shapes, switch_shapes
+from fairseq_alma.checkpoints.architecture import (
+    Factor,
+    NumLayers,
+    Share,
+    Size,
+    SwitchOptions,
+    other_shapes,
+    switch_shapes,
+)
 from fairseq_alma.checkpoints.checkpoint_file import Checkpoint
 from fairseq_alma.checkpoints.contents import check_finite, check_weights
 from fairseq_alma.checkpoints.ensemble_file import check_dictionary
@@ -35,7 +43,6 @@ _MOST_SUMS = 1 << 16  # bytes
 _REMEDY = "give a folder that alma-export wrote"
 
 Row = Annotated[int, Meta(ge=0, le=2**24)]
-Factor = Annotated[float, Meta(ge=0, le=1e9)]
 
 
 class Gate(Struct):
@@ -70,7 +77,7 @@ class MemberSizes(Struct):
 
     hidden_size: Size
     intermediate_size: Size
-    num_layers: Annotated[int, Meta(ge=1, le=10_000)]
+    num_layers: NumLayers
     num_heads: Size
     activation: Literal["relu", "gelu", "gelu_tanh", "tanh", "linear"]
     positions: Literal["learned", "sinusoidal"]

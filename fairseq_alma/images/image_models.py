@@ -8,13 +8,19 @@
 A new architecture is a network, and a class here: its options, how they make the network, what growth changes of it.
 """
 
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from fairseq.dataclass import ChoiceEnum, FairseqDataclass
+from fairseq.dataclass import FairseqDataclass
 from fairseq.models import register_model
 from torch import Generator
 
+from fairseq_alma.checkpoints.model_options import (
+    GrownVGGOptions,
+    MixtureOptions,
+    MLPOptions,
+    VGGOptions,
+    VGGVariantOptions,
+)
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.growth.gate_tree import parse_gate_trees
 from fairseq_alma.images.firefly import amount_to_add, grow_on_images
@@ -22,8 +28,6 @@ from fairseq_alma.images.image_classifier import GrownLayers, GrowthData, ImageC
 from fairseq_alma.images.image_network import ImageKind, ImageNetwork
 from fairseq_alma.images.mixtures import MixtureMLP, MixtureVGG, grow_losing_experts, mixture_layers
 from fairseq_alma.images.networks import (
-    INITIAL_WEIGHTS,
-    LAST_POOLS,
     MLP,
     NUM_CONVOLUTIONS,
     SMALLEST_IMAGE,
@@ -32,16 +36,9 @@ from fairseq_alma.images.networks import (
     Variant,
 )
 from fairseq_alma.learners.plan import Growth
-from fairseq_alma.moe.mixture_layer import GATES
-from fairseq_alma.options import opt
+from fairseq_alma.training.fairseq_options import fairseq_config
 
-
-@dataclass
-class AlmaMLPConfig(FairseqDataclass):
-    """Options of a fully connected network."""
-
-    width: int = opt(64, "neurons of each hidden layer; the paper: 4 to 64", shape=True)
-    hidden_layers: int = opt(2, "number of hidden layers", shape=True)
+AlmaMLPConfig = fairseq_config("AlmaMLPConfig", FairseqDataclass, [MLPOptions])
 
 
 @register_model("alma_mlp", dataclass=AlmaMLPConfig)
@@ -49,33 +46,12 @@ class AlmaMLP(ImageClassifier):
     """A fully connected network."""
 
     @classmethod
-    def build_network(cls, cfg: AlmaMLPConfig, images: ImageKind, grown: GrownLayers, num_members: int) -> MLP:
+    def build_network(cls, cfg: MLPOptions, images: ImageKind, grown: GrownLayers, num_members: int) -> MLP:
         """Build members; see `ImageClassifier`."""
         return MLP(*images, cfg.width, cfg.hidden_layers, num_members)
 
 
-@dataclass
-class VGGVariantConfig(FairseqDataclass):
-    """Options in which the VGG network here and that of the paper's released code differ; the text leaves them open."""
-
-    last_pool: ChoiceEnum(LAST_POOLS) = opt(  # type: ignore[valid-type]
-        "mean",
-        "behind the last convolution: mean over the image; max: a fifth max pooling, as in the paper's released code",
-        choices=LAST_POOLS,
-        shape=True,
-    )
-    initial_weights: ChoiceEnum(INITIAL_WEIGHTS) = opt(  # type: ignore[valid-type]
-        "he",
-        "of convolutions: he, fan-out, as VGG; default: torch's, as the paper's released code",
-        choices=INITIAL_WEIGHTS,
-    )
-
-
-@dataclass
-class AlmaVGGConfig(VGGVariantConfig):
-    """Options of a VGG network."""
-
-    channels: int = opt(32, "feature maps of every layer; the paper: 4 to 64", shape=True)
+AlmaVGGConfig = fairseq_config("AlmaVGGConfig", FairseqDataclass, [VGGVariantOptions, VGGOptions])
 
 
 @register_model("alma_vgg", dataclass=AlmaVGGConfig)
@@ -83,26 +59,10 @@ class AlmaVGG(ImageClassifier):
     """A VGG network."""
 
     @classmethod
-    def build_network(cls, cfg: AlmaVGGConfig, images: ImageKind, grown: GrownLayers, num_members: int) -> VGG:
+    def build_network(cls, cfg: Any, images: ImageKind, grown: GrownLayers, num_members: int) -> VGG:
         """Build members; see `ImageClassifier`."""
         variant = _variant("alma_vgg", images, cfg)
         return VGG(*images, [cfg.channels] * NUM_CONVOLUTIONS, num_members, variant=variant)
-
-
-@dataclass
-class MixtureConfig(FairseqDataclass):
-    """Options of mixtures of experts in the layers of an image model."""
-
-    num_experts: int = opt(1, "experts in each mixture, of a model that has not grown", shape=True)
-    gate: ChoiceEnum(GATES) = opt(  # type: ignore[valid-type]
-        "soft",
-        "soft: mean of all experts, weighted; hard: one is drawn in training, the best one at test",
-        choices=GATES,
-        shape=True,
-    )
-    gate_trees: str = opt(
-        "", "the choices of each mixture as nested lists of expert numbers; growth writes it", shape=True
-    )
 
 
 class MixtureClassifier(ImageClassifier):
@@ -116,10 +76,8 @@ class MixtureClassifier(ImageClassifier):
         raise NotImplementedError
 
     @classmethod
-    def read_grown(cls, cfg: MixtureConfig) -> GrownLayers:
+    def read_grown(cls, cfg: MixtureOptions) -> GrownLayers:
         """Return the trees of the options; see `ImageClassifier`."""
-        if cfg.num_experts < 1:
-            raise AlmaError(f"--num-experts {cfg.num_experts}: a number of at least 1 is needed")
         return GrownLayers(trees=tuple(parse_gate_trees(cfg.gate_trees, cls.num_mixtures(cfg), cfg.num_experts)))
 
     @classmethod
@@ -138,12 +96,7 @@ class MixtureClassifier(ImageClassifier):
         return network, 0
 
 
-@dataclass
-class AlmaMoEMLPConfig(MixtureConfig):
-    """Options of a fully connected network of mixtures."""
-
-    width: int = opt(64, "neurons of each expert; the paper: 4 to 64", shape=True)
-    hidden_layers: int = opt(2, "number of hidden layers, all mixtures", shape=True)
+AlmaMoEMLPConfig = fairseq_config("AlmaMoEMLPConfig", FairseqDataclass, [MixtureOptions, MLPOptions])
 
 
 @register_model("alma_moe_mlp", dataclass=AlmaMoEMLPConfig)
@@ -151,9 +104,7 @@ class AlmaMoEMLP(MixtureClassifier):
     """A fully connected network of mixtures."""
 
     @classmethod
-    def build_network(
-        cls, cfg: AlmaMoEMLPConfig, images: ImageKind, grown: GrownLayers, num_members: int
-    ) -> MixtureMLP:
+    def build_network(cls, cfg: Any, images: ImageKind, grown: GrownLayers, num_members: int) -> MixtureMLP:
         """Build a network; see `ImageClassifier`."""
         return MixtureMLP(*images, cfg.width, grown.trees, str(cfg.gate))
 
@@ -163,11 +114,7 @@ class AlmaMoEMLP(MixtureClassifier):
         return cfg.hidden_layers
 
 
-@dataclass
-class AlmaMoEVGGConfig(MixtureConfig, VGGVariantConfig):
-    """Options of a VGG network of mixtures."""
-
-    channels: int = opt(32, "feature maps of each expert; the paper: 4 to 64", shape=True)
+AlmaMoEVGGConfig = fairseq_config("AlmaMoEVGGConfig", FairseqDataclass, [VGGVariantOptions, MixtureOptions, VGGOptions])
 
 
 @register_model("alma_moe_vgg", dataclass=AlmaMoEVGGConfig)
@@ -175,9 +122,7 @@ class AlmaMoEVGG(MixtureClassifier):
     """A VGG network of mixtures."""
 
     @classmethod
-    def build_network(
-        cls, cfg: AlmaMoEVGGConfig, images: ImageKind, grown: GrownLayers, num_members: int
-    ) -> MixtureVGG:
+    def build_network(cls, cfg: Any, images: ImageKind, grown: GrownLayers, num_members: int) -> MixtureVGG:
         """Build a network; see `ImageClassifier`."""
         variant = _variant("alma_moe_vgg", images, cfg)
         return MixtureVGG(*images, cfg.channels, grown.trees, str(cfg.gate), variant=variant)
@@ -188,14 +133,9 @@ class AlmaMoEVGG(MixtureClassifier):
         return NUM_CONVOLUTIONS
 
 
-@dataclass
-class AlmaFireflyVGGConfig(VGGVariantConfig):
-    """Options of a VGG network that grows."""
-
-    channels: int = opt(32, "feature maps of every layer before any growth; the paper: 4 to 64", shape=True)
-    layer_channels: str = opt(
-        "", "feature maps of each layer, sixteen numbers with commas; growth writes it; empty: --channels", shape=True
-    )
+AlmaFireflyVGGConfig = fairseq_config(
+    "AlmaFireflyVGGConfig", FairseqDataclass, [VGGVariantOptions, VGGOptions, GrownVGGOptions]
+)
 
 
 @register_model("alma_firefly_vgg", dataclass=AlmaFireflyVGGConfig)
@@ -203,13 +143,13 @@ class AlmaFireflyVGG(ImageClassifier):
     """A VGG network that grows."""
 
     @classmethod
-    def build_network(cls, cfg: AlmaFireflyVGGConfig, images: ImageKind, grown: GrownLayers, num_members: int) -> VGG:
+    def build_network(cls, cfg: Any, images: ImageKind, grown: GrownLayers, num_members: int) -> VGG:
         """Build members; see `ImageClassifier`."""
         variant = _variant("alma_firefly_vgg", images, cfg)
         return VGG(*images, grown.channels, num_members, variant=variant)
 
     @classmethod
-    def read_grown(cls, cfg: AlmaFireflyVGGConfig) -> GrownLayers:
+    def read_grown(cls, cfg: Any) -> GrownLayers:
         """Return the channels of the options; see `ImageClassifier`."""
         return GrownLayers(channels=tuple(_channels_of(cfg)))
 
@@ -220,14 +160,14 @@ class AlmaFireflyVGG(ImageClassifier):
         return GrownLayers(channels=tuple(b.conv.weight.size(1) for b in network.blocks if isinstance(b, ConvBlock)))
 
     @classmethod
-    def check_growth(cls, cfg: AlmaFireflyVGGConfig, images: ImageKind, growth: Growth) -> None:
+    def check_growth(cls, cfg: Any, images: ImageKind, growth: Growth) -> None:
         """Raise AlmaError if what is to be added is less than a channel."""
         first = [int(cfg.channels)] * NUM_CONVOLUTIONS
         amount_to_add(images.shape[0], first, images.num_classes, growth.share, growth.share_of)
 
     @classmethod
     def grow(
-        cls, network: ImageNetwork, growth: Growth, cfg: AlmaFireflyVGGConfig, data: GrowthData, generator: Generator
+        cls, network: ImageNetwork, growth: Growth, cfg: Any, data: GrowthData, generator: Generator
     ) -> tuple[ImageNetwork, int]:
         """Widen the network as its gradients on the stage's images ask for; see `ImageClassifier`."""
         assert isinstance(network, VGG)
@@ -236,7 +176,7 @@ class AlmaFireflyVGG(ImageClassifier):
         return grow_on_images(network, images, labels, data.batch_size, first, growth.share, generator, growth.share_of)
 
 
-def _channels_of(cfg: AlmaFireflyVGGConfig) -> list[int]:
+def _channels_of(cfg: Any) -> list[int]:
     """Return the channels of each layer. Raises AlmaError if the options say no such thing."""
     if not cfg.layer_channels:
         return [cfg.channels] * NUM_CONVOLUTIONS
@@ -260,7 +200,7 @@ def _channels_of(cfg: AlmaFireflyVGGConfig) -> list[int]:
     return channels
 
 
-def _variant(arch: str, images: ImageKind, cfg: VGGVariantConfig) -> Variant:
+def _variant(arch: str, images: ImageKind, cfg: VGGVariantOptions) -> Variant:
     """Return which VGG network. Raises AlmaError if nothing would be left of an image after all poolings."""
     _, height, width = images.shape
     has_fifth = str(cfg.last_pool) == "max"

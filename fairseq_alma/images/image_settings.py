@@ -4,7 +4,6 @@ They are read by fairseq's own parser, so that fairseq's commands train and test
 """
 
 import argparse
-import math
 import shlex
 import warnings
 from typing import Any, Mapping, NoReturn, Optional
@@ -24,7 +23,6 @@ from fairseq_alma.images.image_network import ImageKind, ImageNetwork
 from fairseq_alma.images.image_train_options import ImageTrainOptions
 from fairseq_alma.images.stage_training import TrainingSettings
 from fairseq_alma.learners.plan import Growth
-from fairseq_alma.option_ranges import check_words
 
 
 class ImageSettings:
@@ -63,29 +61,17 @@ class ImageSettings:
             {name: vars(part) if isinstance(part, argparse.Namespace) else part for name, part in content.items()}
         )
         self._optimizer = self._first_optimizer()
-        self._check_numbers(*self.options.values)
         self._try_build()
-
-    def _check_numbers(self, *names: str) -> None:
-        """Raise AlmaError if a number is out of its option's range, of those that the optimizer takes."""
-        try:
-            check_words((name, values) for name, values in self.options.values.items() if name in names)
-        except ValueError as error:
-            raise AlmaError(str(error)) from error
 
     def _first_optimizer(self) -> torch.optim.Optimizer:
         """Build an optimizer as fairseq does. Raises AlmaError if it takes no such options."""
-        rates = list(self.cfg.optimization.lr)
-        given = {name: " ".join(self.options.last(name) or ()) for name in ("--optimizer", "--lr")}
-        if len(rates) != 1 or not 0 < rates[0] < math.inf:
-            raise AlmaError(f"--lr {given['--lr']} after the --: one number above 0 is needed, the same for all epochs")
-        self._check_numbers("--adam-betas")  # before they are evaluated
+        optimizer = " ".join(self.options.last("--optimizer") or ())
         try:
             return build_optimizer(self.cfg.optimizer, [torch.nn.Parameter(torch.zeros(1))]).optimizer
         except (ValueError, TypeError) as error:
             raise AlmaError(
-                f"options after the --: --optimizer {given['--optimizer']} refuses its options "
-                f"({error}); correct them, or leave them out"
+                f"options after the --: --optimizer {optimizer} refuses its options ({error}); correct them, or leave "
+                "them out"
             ) from error
 
     def _try_build(self) -> None:

@@ -4,12 +4,14 @@ What is not given has the value of the paper's study (Appendix B.1): MNIST and i
 AdaDelta, CIFAR a VGG network and SGD.
 """
 
+from dataclasses import dataclass
 from typing import Mapping, Optional, Sequence
 
+from fairseq_alma.checkpoints.model_options import IMAGES, NETWORK, VGGVariantOptions
 from fairseq_alma.learners.learner import Learner
-from fairseq_alma.learners.presets import BOTH_STUDIES, MLP_STUDY, NETWORK, POOLING, VGG_STUDY, Preset, filled
-from fairseq_alma.option_ranges import check_words
-from fairseq_alma.options import GivenOption, group_words
+from fairseq_alma.learners.presets import BOTH_STUDIES, MLP_STUDY, VGG_STUDY, Preset, filled
+from fairseq_alma.options import GivenOption, Options, flags_of, group_words, opt, real, whole
+from fairseq_alma.training.option_ranges import check_words
 from fairseq_alma.watch.sinks import CURVE_OPTIONS
 
 OPTIMIZERS: Mapping[str, tuple[str, ...]] = {
@@ -18,12 +20,38 @@ OPTIMIZERS: Mapping[str, tuple[str, ...]] = {
     "adam": ("--adam-betas", "--adam-eps", "--weight-decay"),
 }
 """Optimizers that treat each weight by itself, so that members side by side do not mix; and their options."""
-MODEL_OPTIONS = (*NETWORK, *POOLING)
-COUNTS = ("--hidden-layers", "--num-experts", "--max-epoch", "--batch-size", "--patience")  # so many steps each
+MODEL_OPTIONS = (*NETWORK, *flags_of(VGGVariantOptions))
+
+
+@dataclass(frozen=True)
+class LoopOptions(Options):
+    """Of the loop here; the last two fairseq-train does not have."""
+
+    lr: Optional[float] = opt(
+        None, "learning rate, the same for all epochs", range=real(0, above=True), kinds=IMAGES, metavar="X"
+    )
+    max_epoch: int = opt(100, "epochs of a stage", range=whole(1), kinds=IMAGES)
+    batch_size: int = opt(128, "images of an update", range=whole(1), kinds=IMAGES)
+    patience: Optional[int] = opt(
+        None, "stop after N epochs without a better one (default: never)", range=whole(1), kinds=IMAGES
+    )
+    select: str = opt(
+        "loss",
+        "which epoch of a stage counts: the one with the lowest validation loss, or with the best accuracy",
+        choices=("loss", "accuracy"),
+        kinds=IMAGES,
+    )
+    least_gain: float = opt(
+        0.0,
+        "by how much it must be better: nats, or a share of the images from 0 to 1",
+        range=real(0, 1),
+        kinds=IMAGES,
+        metavar="X",
+    )
+
+
 OWN_OPTIONS = ("--select", "--least-gain")
-"""Options of the loop here that fairseq-train does not have: which epoch of a stage counts."""
-SELECTS = ("loss", "accuracy")
-TRAINING_OPTIONS = ("--optimizer", "--lr", "--max-epoch", "--batch-size", "--patience", "--cpu")
+TRAINING_OPTIONS = ("--optimizer", "--cpu", *flags_of(LoopOptions))
 
 
 class ImageTrainOptions:
@@ -104,7 +132,7 @@ class ImageTrainOptions:
     @staticmethod
     def _refuse_unknown(given: Mapping[str, tuple[str, ...]]) -> None:
         of_optimizers = {name for names in OPTIMIZERS.values() for name in names}
-        known = {*MODEL_OPTIONS, *TRAINING_OPTIONS, *OWN_OPTIONS, *CURVE_OPTIONS, *of_optimizers}
+        known = {*MODEL_OPTIONS, *TRAINING_OPTIONS, *CURVE_OPTIONS, *of_optimizers}
         for name in given:
             if name not in known:
                 raise ValueError(
@@ -116,13 +144,7 @@ class ImageTrainOptions:
         optimizer = " ".join(self.values["--optimizer"])
         if optimizer not in OPTIMIZERS:
             raise ValueError(f"--optimizer {optimizer} after the --: choose from {', '.join(OPTIMIZERS)}")
-        for name in ("--max-epoch", "--batch-size", "--patience"):
-            value = " ".join(self.values.get(name, ("1",)))
-            if not value.isdecimal() or int(value) < 1:
-                raise ValueError(f"{name} {value} after the --: a whole number of at least 1 is needed")
-        check_words((name, self.values[name]) for name in (*COUNTS, *OWN_OPTIONS) if name in self.values)
-        if self.select not in SELECTS:
-            raise ValueError(f"--select {self.select} after the --: choose from {', '.join(SELECTS)}")
+        check_words(self.values.items(), LoopOptions)
         if len(self.values["--arch"]) != 1:
             given = " ".join(("--arch", *self.values["--arch"]))
             raise ValueError(f"{given} after the --: one name is needed")

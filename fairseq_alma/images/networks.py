@@ -25,7 +25,6 @@ from torch import Generator, Tensor, nn
 from fairseq_alma.images.image_network import ImageNetwork
 from fairseq_alma.moe.gate import draw_as_linear
 
-INITIAL_WEIGHTS = ("he", "default")
 BATCH_NORM_EPS = 1e-5
 BATCH_NORM_MOMENTUM = 0.1
 
@@ -161,7 +160,6 @@ VGG19 = (2, 2, 4, 4, 4)  # convolutions of each group
 NUM_CONVOLUTIONS = sum(VGG19)
 SMALLEST_IMAGE = 2 ** (len(VGG19) - 1)
 MakeBlock = Callable[[int, int, int], nn.Module]
-LAST_POOLS = ("mean", "max")
 _POOL_AFTER = {sum(VGG19[: group + 1]) - 1 for group in range(len(VGG19) - 1)}
 
 

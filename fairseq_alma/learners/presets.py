@@ -9,18 +9,6 @@ import contextlib
 from dataclasses import dataclass, field
 from typing import Any, Mapping, Optional
 
-POOLING = ("--last-pool", "--initial-weights")
-NETWORK = (
-    "--arch",
-    "--width",
-    "--hidden-layers",
-    "--channels",
-    "--layer-channels",
-    "--num-experts",
-    "--gate",
-    "--gate-trees",
-)
-"""Options after ``--`` that say how large a network is and what it is made of."""
 MLP_STUDY: Mapping[str, str] = {"--optimizer": "adadelta", "--lr": "1.0"}
 VGG_STUDY: Mapping[str, str] = {"--optimizer": "sgd", "--lr": "0.01", "--momentum": "0.9", "--weight-decay": "0.0001"}
 BOTH_STUDIES: Mapping[str, str] = {"--max-epoch": "100", "--batch-size": "128"}

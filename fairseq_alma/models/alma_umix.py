@@ -10,12 +10,12 @@ Letters: N members, B sequences, T positions, M model dim, V vocabulary size.
 
 import argparse
 import shlex
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Mapping, NoReturn, Optional, Sequence
 
 import torch
 from fairseq.data import Dictionary
-from fairseq.dataclass import ChoiceEnum, FairseqDataclass
+from fairseq.dataclass import FairseqDataclass
 from fairseq.models import (
     ARCH_CONFIG_REGISTRY,
     ARCH_MODEL_NAME_REGISTRY,
@@ -29,26 +29,19 @@ from omegaconf import II, DictConfig, OmegaConf
 from torch import Tensor
 
 from fairseq_alma.checkpoints import JOINT_MODEL
+from fairseq_alma.checkpoints.model_options import JointOptions
 from fairseq_alma.errors import AlmaError
-from fairseq_alma.options import opt
 from fairseq_alma.text.decoder_layer import IncrementalState
 from fairseq_alma.text.language_decoders import FeatureDecoder, MemberDecoder
-from fairseq_alma.training.fairseq_options import check_options
+from fairseq_alma.training.fairseq_options import check_options, fairseq_config
+
+_Options: Any = fairseq_config("UMix", FairseqDataclass, [JointOptions])
 
 
 @dataclass
-class AlmaUMixConfig(FairseqDataclass):
-    """Options of a uniform mixture; its members' own options are one quoted string."""
+class AlmaUMixConfig(_Options):
+    """Options of a uniform mixture."""
 
-    num_members: int = opt(2, "number of models that are trained jointly", shape=True)
-    member_arch: str = opt("alma_switch_lm_tiny", "architecture of each member", shape=True)
-    member_options: str = field(
-        default="",
-        metadata={"help": "options of the members' architecture in one string, as '--num-experts 8 --dropout 0'"},
-    )
-    joint_logits: ChoiceEnum(("mean", "sum")) = opt(  # type: ignore[valid-type]
-        "mean", "the model's logits are the mean of its members', or (image models) their sum", shape=True
-    )
     # What members take from elsewhere in the command, by the same names; None where the task has no such option.
     tokens_per_sample: Optional[int] = II("oc.select:task.tokens_per_sample")
     max_target_positions: Optional[int] = II("oc.select:task.max_target_positions")

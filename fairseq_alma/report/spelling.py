@@ -3,9 +3,10 @@
 import math
 from typing import Any, Mapping, Optional
 
+from fairseq_alma.checkpoints.model_options import NETWORK
 from fairseq_alma.errors import printable
 from fairseq_alma.learners.learner import LEARNERS
-from fairseq_alma.learners.presets import NETWORK, PRESETS, Preset, is_same, usual_training
+from fairseq_alma.learners.presets import PRESETS, Preset, is_same, usual_training
 from fairseq_alma.options import flag, options_of
 from fairseq_alma.runs.study import FREE_OPTIONS, ROUNDING_OPTIONS
 

@@ -4,7 +4,7 @@ The paper's SM for text (v5, section 5): a *base* model of 6 layers and width 51
 """
 
 import argparse
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, Mapping, Optional
 
@@ -12,73 +12,31 @@ import torch
 import torch.nn.functional as F
 from fairseq import utils
 from fairseq.data import Dictionary
-from fairseq.dataclass import ChoiceEnum, FairseqDataclass
+from fairseq.dataclass import FairseqDataclass
 from fairseq.models import FairseqLanguageModel, register_model, register_model_architecture
 from fairseq.tasks import FairseqTask
 from omegaconf import II, DictConfig, open_dict
 from torch import Size, nn
 
-from fairseq_alma.checkpoints.architecture import SWITCH_SIZES
 from fairseq_alma.checkpoints.checkpoint_file import read_checkpoint, starting_checkpoint
+from fairseq_alma.checkpoints.model_options import LANGUAGE, SWITCH_SIZES
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.growth.gate_tree import GateTree, parse_gate_trees
 from fairseq_alma.moe.switch_layer import SwitchLayer
-from fairseq_alma.options import opt
 from fairseq_alma.text.decoder_layer import LayerShape
 from fairseq_alma.text.language_decoders import SwitchDecoder
-from fairseq_alma.training.fairseq_options import check_options
+from fairseq_alma.training.fairseq_options import check_options, fairseq_config
 
 DEFAULT_NUM_EXPERTS = 4
 
 
-@dataclass
-class AlmaSwitchLMConfig(FairseqDataclass):
-    """Options of the Switch language model; names as fairseq's ``transformer_lm`` has them."""
+_Options: Any = fairseq_config("SwitchLM", FairseqDataclass, LANGUAGE)
 
-    activation_fn: ChoiceEnum(utils.get_available_activation_fns()) = opt(  # type: ignore[valid-type]
-        "relu", "activation function of the feed-forward layers", shape=True
-    )
-    dropout: float = field(default=0.1, metadata={"help": "dropout probability"})
-    attention_dropout: float = field(default=0.0, metadata={"help": "dropout probability for attention weights"})
-    activation_dropout: float = field(
-        default=0.0, metadata={"help": "dropout probability after the activation in feed-forward layers and experts"}
-    )
-    decoder_embed_dim: int = opt(512, "model dimension", shape=True)
-    decoder_ffn_embed_dim: int = opt(2048, "hidden dimension of feed-forward layers and experts", shape=True)
-    decoder_layers: int = opt(6, "number of layers", shape=True)
-    decoder_attention_heads: int = opt(8, "number of attention heads", shape=True)
-    decoder_sinusoidal_pos: bool = opt(False, "use sinusoidal rather than learned positional embeddings", shape=True)
-    no_scale_embedding: bool = opt(
-        False, "do not multiply embeddings by the square root of the model dimension", shape=True
-    )
-    num_experts: Optional[int] = opt(
-        None,
-        "experts in each Switch layer; 1 makes the model dense; default: as many as the checkpoint that training "
-        "starts from (--finetune-from-model, --restore-file) has, else 4",
-        shape=True,
-    )
-    moe_freq: int = opt(2, "put a Switch layer in place of every n-th feed-forward layer; 0: nowhere", shape=True)
-    capacity_factor: float = field(
-        default=1.0,
-        metadata={"help": "training: tokens an expert takes, as a multiple of an even share; 0: no limit"},
-    )
-    eval_capacity_factor: float = field(default=0.0, metadata={"help": "the same at test; 0: no token is ever dropped"})
-    balance_loss_weight: float = field(
-        default=0.01, metadata={"help": "weight of the load-balancing loss, summed over Switch layers"}
-    )
-    gate_trees: Optional[str] = opt(
-        None,
-        "JSON: for each Switch layer its gate's tree of choices, as alma-grow prints it; empty: flat; default: that "
-        "of the checkpoint that training starts from, else flat",
-        shape=True,
-    )
-    checkpoint_activations: bool = field(
-        default=False, metadata={"help": "recompute layers in the backward pass: less memory, more time"}
-    )
-    compile: bool = field(
-        default=False,
-        metadata={"help": "let torch.compile fuse what each layer does in training: faster on a GPU, after a minute"},
-    )
+
+@dataclass
+class AlmaSwitchLMConfig(_Options):
+    """Options of the Switch language model."""
+
     # The longest sequence is the task's sample length unless the task sets another limit, as in transformer_lm.
     # None where the task has no such option, which build_model refuses.
     tokens_per_sample: Optional[int] = II("oc.select:task.tokens_per_sample")

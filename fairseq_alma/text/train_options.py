@@ -8,9 +8,10 @@ from copy import copy
 from typing import Mapping, Optional, Sequence
 
 from fairseq_alma.checkpoints import JOINT_MODEL
-from fairseq_alma.option_ranges import check_words
-from fairseq_alma.options import GivenOption, group_words, options_of
+from fairseq_alma.checkpoints.model_options import LANGUAGE
+from fairseq_alma.options import GivenOption, flags_of, group_words, options_of
 from fairseq_alma.training.feature import FEATURES
+from fairseq_alma.training.option_ranges import check_words
 from fairseq_alma.watch.sinks import CurveOptions
 
 # What alma-stream decides, and how a user says it instead.
@@ -67,27 +68,8 @@ EVAL_BATCH = {
     "--batch-size": ("--batch-size-valid", "--batch-size"),
     "--max-tokens": ("--max-tokens-valid", "--max-tokens"),
 }
-# Options of the language models here: for alma_umix they go into --member-options. A test compares them with the class.
-MODEL_OPTIONS = (
-    "--activation-fn",
-    "--dropout",
-    "--attention-dropout",
-    "--activation-dropout",
-    "--decoder-embed-dim",
-    "--decoder-ffn-embed-dim",
-    "--decoder-layers",
-    "--decoder-attention-heads",
-    "--decoder-sinusoidal-pos",
-    "--no-scale-embedding",
-    "--num-experts",
-    "--moe-freq",
-    "--capacity-factor",
-    "--eval-capacity-factor",
-    "--balance-loss-weight",
-    "--gate-trees",
-    "--checkpoint-activations",
-    "--compile",
-)
+MODEL_OPTIONS = flags_of(*LANGUAGE)
+"""Options of the language models here: for alma_umix they go into --member-options."""
 BATCHES_PER_UPDATE = "--update-freq"
 # Options that count updates over the whole of a stage.
 LENGTHS = ("--max-update", "--total-num-update")

@@ -6,7 +6,7 @@ Source: warmup-stable-decay (Hu et al. 2024, MiniCPM); the shape 1 - sqrt is tha
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Mapping, Optional, Sequence
 
-from fairseq_alma.options import PLAN, TRAINING, opt, real
+from fairseq_alma.options import PLAN, TRAINING, opt, real, whole
 from fairseq_alma.training.feature import Feature, Part
 from fairseq_alma.training.planned_run import PlannedRun
 
@@ -47,9 +47,9 @@ class LRBranch(Feature):
         metavar="D",
     )
     branch_from: Optional[int] = opt(
-        None, "decay the learning rate from this update on, whatever the schedule says", side=TRAINING
+        None, "decay the learning rate from this update on, whatever the schedule says", range=whole(0), side=TRAINING
     )
-    branch_until: Optional[int] = opt(None, "to zero at this update", side=TRAINING)
+    branch_until: Optional[int] = opt(None, "to zero at this update", range=whole(1), side=TRAINING)
     branch_shape: Optional[str] = opt(
         None,
         f"of that decay: 1 - sqrt, or linear (default: {SHAPES[0]})",

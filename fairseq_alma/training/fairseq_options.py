@@ -9,8 +9,8 @@ from fairseq.dataclass import ChoiceEnum
 from omegaconf import DictConfig, OmegaConf
 
 from fairseq_alma.errors import AlmaError
-from fairseq_alma.option_ranges import RANGES, check_config
-from fairseq_alma.options import NONE, PLAN, TRAINING, InRange, Option, options_of
+from fairseq_alma.options import NONE, PLAN, TRAINING, InRange, Option, Range, options_of
+from fairseq_alma.training.option_ranges import RANGES, check_config
 
 
 def fairseq_config(name: str, base: type, parts: Sequence[type], kind: Optional[str] = None) -> Any:
@@ -26,6 +26,7 @@ def fairseq_config(name: str, base: type, parts: Sequence[type], kind: Optional[
     """
     options = {each.name: each for part in parts for each in options_of(part).values() if each.side != PLAN}
     options = {name: each for name, each in options.items() if kind is None or kind in each.kinds}
+    RANGES.update({each.flag: _range_with_default(each) for each in options.values() if each.range is not None})
     fields = [(each.name, _fairseq_type(each), _fairseq_field(each)) for each in options.values()]
     made = dataclasses.make_dataclass(name, fields, bases=(base,))
     made.__module__ = sys._getframe(1).f_globals["__name__"]
@@ -48,6 +49,17 @@ def _fairseq_field(option: Option) -> Any:
     default = option.default_on(TRAINING)
     default = bool(default) if option.type is bool else default
     return dataclasses.field(default=default, metadata={"help": option.help, "option": option})
+
+
+def _range_with_default(option: Option) -> Range:
+    """Return the range of an option, and its default in a training, which may stand for "not given"."""
+    assert option.range is not None
+    default = option.default_on(TRAINING)
+    try:
+        option.range.check(option.range.least if default is None else default)
+    except ValueError:
+        return dataclasses.replace(option.range, above=False)
+    return option.range
 
 
 def check_options(cfg: Any) -> None:

@@ -20,9 +20,9 @@ from fairseq_alma.cli.entry import command
 from fairseq_alma.cli.parser import Parser
 from fairseq_alma.images.image_train_options import ImageTrainOptions
 from fairseq_alma.learners.single_model import SingleModel
-from fairseq_alma.option_ranges import RANGES
 from fairseq_alma.runs.request import RunRequest
 from fairseq_alma.text.train_options import TrainOptions
+from fairseq_alma.training.option_ranges import RANGES
 
 CHEAP = settings(
     derandomize=True,

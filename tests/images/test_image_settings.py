@@ -5,7 +5,6 @@ import torch
 
 import fairseq_alma
 from fairseq_alma.data.image_stream import ImageStream
-from fairseq_alma.errors import AlmaError
 from fairseq_alma.images.image_settings import ImageSettings
 from fairseq_alma.images.image_train_options import ImageTrainOptions
 from fairseq_alma.learners.single_model import SingleModel
@@ -28,30 +27,33 @@ def settings_of(images, *words):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--lr", "-1"], "--lr -1 after the --: one number above 0"),
-        (["--lr", "0"], "--lr 0 after the --: one number above 0"),
-        (["--lr", "[0.1,0.2]"], r"--lr \[0\.1,0\.2\] after the --: one number"),
-        (["--lr", ""], "--lr after the --: one number"),
-        (["--lr", "abc"], "argument --lr: invalid value: 'abc'"),
-        (["--weight-decay", "-1"], "--optimizer adadelta refuses its options .*weight_decay"),
-        (["--adadelta-rho", "2"], "--optimizer adadelta refuses its options .*rho"),
-        (["--optimizer", "sgd", "--lr", "0.1", "--momentum", "-1"], "--optimizer sgd refuses its options .*momentum"),
+        (["--lr", "-1"], "--lr -1 after the --: a number above 0 is needed"),
+        (["--lr", "0"], "--lr 0 after the --: a number above 0 is needed"),
+        (["--lr", "[0.1,0.2]"], r"--lr \[0\.1,0\.2\] after the --: one number is needed"),
+        (["--lr", ""], "--lr  after the --: a number is needed"),
+        (["--lr", "abc"], "--lr abc after the --: a number is needed"),
+        (["--weight-decay", "-1"], "--weight-decay -1 after the --: a number of at least 0 is needed"),
+        (["--adadelta-rho", "2"], "--adadelta-rho 2 after the --: a number of at most 1 is needed"),
+        (
+            ["--optimizer", "sgd", "--lr", "0.1", "--momentum", "-1"],
+            "--momentum -1 after the --: a number of",
+        ),
         ([*ADAM, "--adam-betas", "oops"], "--adam-betas oops after the --: two numbers"),
         ([*ADAM, "--adam-betas", "(2,3)"], r"--adam-betas \(2,3\) after the --: two numbers from 0 to 1"),
         ([*ADAM, "--adam-betas", "0.9"], r"--adam-betas 0\.9 after the --: two numbers"),
         (["--width", "1000000"], "alma_mlp --width 1000000 does not fit into memory"),
-        (["--width", "1000000000"], "--width: 1000000000 found, a number of at most 1,000,000 is needed"),
+        (["--width", "1000000000"], "--width 1000000000 after the --: a number of at most 1,000,000 is needed"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )
 def test_what_makes_no_training_is_refused_in_one_line(words, said, images):
-    with pytest.raises(AlmaError, match=said) as error:
+    with pytest.raises(ValueError, match=said) as error:
         settings_of(images, *words)
     assert "\n" not in str(error.value)
 
 
 def test_what_stands_in_adam_betas_is_not_run(images, tmp_path):
-    with pytest.raises(AlmaError, match="two numbers"):
+    with pytest.raises(ValueError, match="two numbers"):
         settings_of(images, *ADAM, "--adam-betas", f"open({str(tmp_path / 'x')!r}, 'w')")
     assert not (tmp_path / "x").exists()
 

@@ -36,6 +36,9 @@ def test_a_start_with_another_number_of_members_is_refused():
     ("arch", "trained", "given", "named"),
     [
         ("alma_switch_lm", {"decoder_sinusoidal_pos": True}, {"decoder_sinusoidal_pos": False}, "--decoder-sinusoidal"),
+        ("alma_vgg", {"last_pool": "max"}, {"last_pool": "mean"}, "--last-pool 'max'"),
+        ("alma_firefly_vgg", {"initial_weights": "default"}, {"initial_weights": "he"}, "--initial-weights 'default'"),
+        ("alma_moe_mlp", {"gate": "hard"}, {"gate": "soft"}, "--gate 'hard'"),
         ("alma_umix", {"joint_logits": "sum"}, {"joint_logits": "mean"}, "--joint-logits 'sum'"),
         (
             "alma_umix",

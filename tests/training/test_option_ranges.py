@@ -1,7 +1,7 @@
 """What options may be, at each of the three places that look: alma-stream's words, the tasks, the models."""
 
 import pytest
-from fairseq import options
+from fairseq import options, utils
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_DATACLASS_REGISTRY
 from fairseq.registry import REGISTRIES
@@ -9,9 +9,12 @@ from fairseq.tasks import TASK_REGISTRY
 from omegaconf import OmegaConf
 
 import fairseq_alma
+from fairseq_alma.checkpoints import UnfitCheckpoint
+from fairseq_alma.checkpoints.architecture import read_options
+from fairseq_alma.checkpoints.model_options import ACTIVATIONS
 from fairseq_alma.errors import AlmaError
-from fairseq_alma.option_ranges import MODEL_RANGES, RANGES, check_config, check_words
 from fairseq_alma.training.fairseq_options import check_options, check_whole_config
+from fairseq_alma.training.option_ranges import RANGES, check_config, check_words
 
 fairseq_alma.register()
 
@@ -135,7 +138,7 @@ def test_every_number_among_the_options_of_the_models_here_has_a_range() -> None
             for action in parser._action_groups[-1]._group_actions
             if action.type in (int, float)
         }
-        assert numbers <= set(MODEL_RANGES)
+        assert numbers <= set(RANGES)
 
 
 def whole_config(*words: str):
@@ -193,3 +196,26 @@ def test_the_break_mode_that_the_engine_cannot_do_is_refused(monkeypatch) -> Non
 
 def test_every_task_here_bounds_its_numbers() -> None:
     assert all("add_args" in vars(TASK_REGISTRY[name]) for name in ("alma_lm", "alma_image_classification"))
+
+
+@pytest.mark.parametrize("option", ["--decoder-layers", "--num-experts", "--capacity-factor", "--decoder-embed-dim"])
+def test_what_a_command_line_refuses_a_file_may_not_have_either(option: str) -> None:
+    needed = {"decoder_embed_dim": 8, "decoder_ffn_embed_dim": 8, "decoder_layers": 1, "decoder_attention_heads": 1}
+    most = RANGES[option].most
+    given = {**needed, "num_experts": 4, option[2:].replace("-", "_"): most}
+    check_words([(option, (str(most),))])
+    read_options({"_name": "alma_switch_lm", **given})
+    given[option[2:].replace("-", "_")] = most + 1
+    with pytest.raises(ValueError, match="a number of at most"):
+        check_words([(option, (str(most + 1),))])
+    with pytest.raises(UnfitCheckpoint, match=option[2:].replace("-", "_")):
+        read_options({"_name": "alma_switch_lm", **given})
+
+
+def test_what_a_model_cannot_be_is_refused_before_it_is_built() -> None:
+    with pytest.raises(ValueError, match=r"^--gate firm after the --: choose from soft, hard$"):
+        check_words([("--gate", ("firm",))])
+
+
+def test_fairseq_knows_the_activations_that_are_declared() -> None:
+    assert list(ACTIVATIONS) == utils.get_available_activation_fns()

@@ -1,4 +1,4 @@
-"""The ranges of fairseq's options, and of those that this package adds, which fairseq itself accepts unchecked.
+"""The ranges of fairseq's own options, which fairseq itself accepts unchecked, beside those that this package declares.
 
 ``alma-stream`` looks at the words after ``--`` before anything is written, the tasks at the whole configuration before
 fairseq does its work, and the models at their own options, which a checkpoint may bring too. No fairseq and no torch
@@ -10,48 +10,21 @@ from typing import Any, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
+from fairseq_alma.checkpoints.model_options import MAX_SIZE, MODELS
 from fairseq_alma.errors import AlmaError
-from fairseq_alma.options import Number, Range, real, whole
+from fairseq_alma.options import Number, Range, choices_of, ranges_of, real, whole
 
-MAX_LAYERS = 1000
-MAX_EXPERTS = 10_000
-MAX_SIZE = 1_000_000  # of a layer, in any direction
-_COUNT, _POSITIVE, _SIZE = whole(0), whole(1), whole(1, MAX_SIZE)
+_COUNT, _POSITIVE, _SIZE = whole(0), whole(1), whole(0, MAX_SIZE)
 _SEED = whole(0, 2**32 - 1)  # what NumPy takes
 _SHARE, _AMOUNT, _ABOVE_0 = real(0, 1), real(0), real(0, above=True)
 _COUNT_OR_NONE = whole(-1)  # fairseq says -1 for none
 _PROCESSES = whole(1, 65_536)
 
-MODEL_RANGES: Mapping[str, Range] = {
-    "--dropout": _SHARE,
-    "--attention-dropout": _SHARE,
-    "--activation-dropout": _SHARE,
-    "--decoder-embed-dim": _SIZE,
-    "--decoder-ffn-embed-dim": _SIZE,
-    "--decoder-layers": whole(1, MAX_LAYERS),
-    "--decoder-attention-heads": _SIZE,
-    "--num-experts": whole(1, MAX_EXPERTS),
-    "--moe-freq": whole(0, MAX_SIZE),
-    "--capacity-factor": real(0, 1e6),
-    "--eval-capacity-factor": real(0, 1e6),
-    "--balance-loss-weight": real(0, 1e6),
-    "--num-members": whole(1, 10_000),
-    "--width": _SIZE,
-    "--hidden-layers": whole(1, MAX_LAYERS),
-    "--channels": _SIZE,
-    "--tokens-per-sample": _SIZE,
-    "--max-target-positions": _SIZE,
-}
-"""Options of the models; the last two are the task's, from which the models take them."""
-
-RANGES: Mapping[str, Range] = {
-    **MODEL_RANGES,
+RANGES: dict[str, Range] = {
+    **ranges_of(*MODELS),
     # tasks
     "--megabatch": whole(0, 9_999),
     "--wait": _POSITIVE,
-    "--replay-share": real(0, 1, below=True),
-    "--branch-from": _COUNT,
-    "--branch-until": _POSITIVE,
     # data
     "--batch-size": _POSITIVE,
     "--batch-size-valid": _POSITIVE,
@@ -70,7 +43,7 @@ RANGES: Mapping[str, Range] = {
     "--curriculum": _COUNT,
     "--num-shards": _POSITIVE,
     "--shard-id": _COUNT,
-    "--context-window": whole(0, MAX_SIZE),
+    "--context-window": _SIZE,
     "--softmax-batch": whole(1, 2**63 - 1),
     # length and speed of a training
     "--max-epoch": _COUNT,
@@ -110,7 +83,6 @@ RANGES: Mapping[str, Range] = {
     "--keep-last-epochs": _COUNT_OR_NONE,
     "--keep-best-checkpoints": _COUNT_OR_NONE,
     "--patience": _COUNT_OR_NONE,
-    "--least-gain": _SHARE,
     "--checkpoint-shard-count": _POSITIVE,
     "--ema-decay": _SHARE,
     "--ema-start-update": _COUNT,
@@ -156,7 +128,11 @@ RANGES: Mapping[str, Range] = {
     "--prefix-size": _COUNT,
     "--no-repeat-ngram-size": _COUNT,
 }
-"""Option of a fairseq command -> its range. An option that is not here has no numbers, or any is fine."""
+"""Option of a fairseq command -> its range; those of this package declare theirs, `fairseq_config` adds the tasks'.
+
+An option that is not here has no numbers, or any is fine."""
+CHOICES = choices_of(*MODELS)
+"""Option of this package's models -> what it may be."""
 
 _OF_ONE: Mapping[tuple[str, str], Range] = {("inverse_sqrt", "--warmup-updates"): _POSITIVE}
 """Name of a schedule and option -> its range, where it is not that of the others."""
@@ -170,13 +146,15 @@ _PAIRS: Mapping[str, Range] = {
 BREAK_MODE = "--sample-break-mode"
 
 
-def check_words(options: Iterable[tuple[str, Sequence[str]]]) -> None:
+def check_words(options: Iterable[tuple[str, Sequence[str]]], *parts: type) -> None:
     """Raise ValueError, which begins with the option, if words after ``--`` are no numbers in its range.
 
     Args:
         options: each with its values.
+        parts: dataclasses that declare some of them otherwise than fairseq does.
     """
     options = [*options]
+    ranges, choices = {**RANGES, **ranges_of(*parts)}, {**CHOICES, **choices_of(*parts)}
     schedule = next((" ".join(values) for name, values in reversed(options) if name == "--lr-scheduler"), "")
     if schedule == "polynomial_decay" and all(name != "--total-num-update" for name, _ in options):
         raise ValueError(f"--lr-scheduler {schedule} after the --: give --total-num-update too")
@@ -184,14 +162,16 @@ def check_words(options: Iterable[tuple[str, Sequence[str]]]) -> None:
         given = " ".join(values)
         if name == BREAK_MODE:
             _check_break_mode(given)
-        bounds = _OF_ONE.get((schedule, name), RANGES.get(name))
+        if given not in choices.get(name, (given,)):
+            raise ValueError(f"{name} {given:.200} after the --: choose from {', '.join(choices[name])}")
+        bounds = _OF_ONE.get((schedule, name), ranges.get(name))
         if bounds is None and name not in _PAIRS:
             continue
         try:
             if bounds is None:
                 check_pair(name, given)
                 continue
-            if len(values) != 1:
+            if len(values) != 1 or ("," in given and not bounds.is_list):
                 raise ValueError("one number is needed")
             bounds.read_all(given) if bounds.is_list else bounds.read(given)
         except ValueError as error:

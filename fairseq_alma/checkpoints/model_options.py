@@ -1,0 +1,208 @@
+"""The options of this package's architectures, each declared once: for fairseq's parser, alma-stream, and files.
+
+Light: alma-stream looks at the words after ``--`` without torch or fairseq.
+"""
+
+from dataclasses import dataclass
+from typing import Optional
+
+from fairseq_alma.options import Options, flags_of, opt, real, whole
+
+MAX_EXPERTS = 10_000
+MAX_SIZE = 1_000_000
+SIZE = whole(1, MAX_SIZE)
+"""Of a layer, in any direction."""
+LAYERS = whole(1, 1000)
+SHARE, FACTOR = real(0, 1), real(0, 1e6)
+TEXT, IMAGES = ("text",), ("images",)
+ACTIVATIONS = ("relu", "gelu", "gelu_fast", "gelu_accurate", "tanh", "linear")
+SWITCH_SIZES = {
+    "alma_switch_lm": {"layers": 6, "embed_dim": 512, "ffn_embed_dim": 2048, "attention_heads": 8},
+    "alma_switch_lm_tiny": {"layers": 4, "embed_dim": 128, "ffn_embed_dim": 512, "attention_heads": 4},
+    "alma_switch_lm_base": {"layers": 6, "embed_dim": 512, "ffn_embed_dim": 2048, "attention_heads": 8},
+    "alma_switch_lm_large": {"layers": 12, "embed_dim": 768, "ffn_embed_dim": 3072, "attention_heads": 12},
+}
+"""Sizes of the decoder of each Switch language model by its name; the paper's base and large ones, and a small one."""
+
+
+@dataclass(frozen=True)
+class TransformerOptions(Options):
+    """What language models have in common; names as fairseq's ``transformer_lm`` has them."""
+
+    activation_fn: str = opt(
+        "relu", "activation function of the feed-forward layers", choices=ACTIVATIONS, kinds=TEXT, shape=True
+    )
+    dropout: float = opt(0.1, "dropout probability", range=SHARE, kinds=TEXT)
+    attention_dropout: float = opt(0.0, "dropout probability for attention weights", range=SHARE, kinds=TEXT)
+    activation_dropout: float = opt(
+        0.0, "dropout probability after the activation in feed-forward layers and experts", range=SHARE, kinds=TEXT
+    )
+    decoder_embed_dim: int = opt(512, "model dimension", range=SIZE, kinds=TEXT, shape=True)
+    decoder_ffn_embed_dim: int = opt(
+        2048, "hidden dimension of feed-forward layers and experts", range=SIZE, kinds=TEXT, shape=True
+    )
+    decoder_layers: int = opt(6, "number of layers", range=LAYERS, kinds=TEXT, shape=True)
+    decoder_attention_heads: int = opt(8, "number of attention heads", range=SIZE, kinds=TEXT, shape=True)
+
+
+@dataclass(frozen=True)
+class SwitchOptions(Options):
+    """What Switch language models have beside these."""
+
+    decoder_sinusoidal_pos: bool = opt(
+        False, "use sinusoidal rather than learned positional embeddings", kinds=TEXT, shape=True
+    )
+    no_scale_embedding: bool = opt(
+        False, "do not multiply embeddings by the square root of the model dimension", kinds=TEXT, shape=True
+    )
+    num_experts: Optional[int] = opt(
+        None,
+        "experts in each Switch layer; 1 makes the model dense; default: as many as the checkpoint that training "
+        "starts from (--finetune-from-model, --restore-file) has, else 4",
+        range=whole(1, MAX_EXPERTS),
+        kinds=TEXT,
+        shape=True,
+    )
+    moe_freq: int = opt(
+        2,
+        "put a Switch layer in place of every n-th feed-forward layer; 0: nowhere",
+        range=whole(0, MAX_SIZE),
+        kinds=TEXT,
+        shape=True,
+    )
+    capacity_factor: float = opt(
+        1.0,
+        "training: tokens an expert takes, as a multiple of an even share; 0: no limit",
+        range=FACTOR,
+        kinds=TEXT,
+    )
+    eval_capacity_factor: float = opt(0.0, "the same at test; 0: no token is ever dropped", range=FACTOR, kinds=TEXT)
+    balance_loss_weight: float = opt(
+        0.01, "weight of the load-balancing loss, summed over Switch layers", range=FACTOR, kinds=TEXT
+    )
+    gate_trees: Optional[str] = opt(
+        None,
+        "JSON: for each Switch layer its gate's tree of choices, as alma-grow prints it; empty: flat; default: that "
+        "of the checkpoint that training starts from, else flat",
+        kinds=TEXT,
+        shape=True,
+    )
+    checkpoint_activations: bool = opt(
+        False, "recompute layers in the backward pass: less memory, more time", kinds=TEXT
+    )
+    compile: bool = opt(
+        False, "let torch.compile fuse what each layer does in training: faster on a GPU, after a minute", kinds=TEXT
+    )
+
+
+@dataclass(frozen=True)
+class LengthOptions(Options):
+    """What language models take from the task: the longest sequence."""
+
+    tokens_per_sample: Optional[int] = opt(None, "length of a sequence, in tokens", range=SIZE, kinds=TEXT)
+    max_target_positions: Optional[int] = opt(None, "the longest sequence, in tokens", range=SIZE, kinds=TEXT)
+
+
+@dataclass(frozen=True)
+class JointOptions(Options):
+    """Of several models that are trained as one; its members' own options are one quoted string."""
+
+    num_members: int = opt(2, "number of models that are trained jointly", range=whole(1, 10_000), shape=True)
+    member_arch: str = opt("alma_switch_lm_tiny", "architecture of each member", shape=True)
+    member_options: str = opt(
+        "", "options of the members' architecture in one string, as '--num-experts 8 --dropout 0'"
+    )
+    joint_logits: str = opt(
+        "mean",
+        "the model's logits are the mean of its members', or (image models) their sum",
+        choices=("mean", "sum"),
+        shape=True,
+    )
+
+
+@dataclass(frozen=True)
+class MLPOptions(Options):
+    """Of a fully connected network, of mixtures or not."""
+
+    width: int = opt(
+        64, "neurons of each hidden layer, or of each expert; the paper: 4 to 64", range=SIZE, kinds=IMAGES, shape=True
+    )
+    hidden_layers: int = opt(2, "number of hidden layers", range=LAYERS, kinds=IMAGES, shape=True)
+
+
+@dataclass(frozen=True)
+class VGGVariantOptions(Options):
+    """In which the VGG network here and that of the paper's released code differ; the text leaves them open."""
+
+    last_pool: str = opt(
+        "mean",
+        "behind the last convolution: mean over the image; max: a fifth max pooling, as in the paper's released code",
+        choices=("mean", "max"),
+        kinds=IMAGES,
+        shape=True,
+    )
+    initial_weights: str = opt(
+        "he",
+        "of convolutions: he, fan-out, as VGG; default: torch's, as the paper's released code",
+        choices=("he", "default"),
+        kinds=IMAGES,
+        shape=True,
+    )
+
+
+@dataclass(frozen=True)
+class VGGOptions(Options):
+    """Of a VGG network, of mixtures or not."""
+
+    channels: int = opt(
+        32,
+        "feature maps of every layer (of each expert; before any growth); the paper: 4 to 64",
+        range=SIZE,
+        kinds=IMAGES,
+        shape=True,
+    )
+
+
+@dataclass(frozen=True)
+class GrownVGGOptions(Options):
+    """Of a VGG network that grows."""
+
+    layer_channels: str = opt(
+        "",
+        "feature maps of each layer, sixteen numbers with commas; growth writes it; empty: --channels",
+        kinds=IMAGES,
+        shape=True,
+    )
+
+
+@dataclass(frozen=True)
+class MixtureOptions(Options):
+    """Of mixtures of experts in the layers of an image model."""
+
+    num_experts: int = opt(
+        1,
+        "experts in each mixture, of a model that has not grown",
+        range=whole(1, MAX_EXPERTS),
+        kinds=IMAGES,
+        shape=True,
+    )
+    gate: str = opt(
+        "soft",
+        "soft: mean of all experts, weighted; hard: one is drawn in training, the best one at test",
+        choices=("soft", "hard"),
+        kinds=IMAGES,
+        shape=True,
+    )
+    gate_trees: str = opt(
+        "",
+        "the choices of each mixture as nested lists of expert numbers; growth writes it",
+        kinds=IMAGES,
+        shape=True,
+    )
+
+
+LANGUAGE = (TransformerOptions, SwitchOptions)
+IMAGE_NETWORKS = (MLPOptions, VGGOptions, GrownVGGOptions, MixtureOptions)
+"""How large an image model is and what it is made of; `VGGVariantOptions` stand beside them."""
+MODELS = (*LANGUAGE, LengthOptions, JointOptions, *IMAGE_NETWORKS, VGGVariantOptions)
+NETWORK = ("--arch", *flags_of(*IMAGE_NETWORKS))
