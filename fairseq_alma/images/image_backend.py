@@ -35,7 +35,7 @@ from fairseq_alma.images.stage_training import StageTraining
 from fairseq_alma.learners.plan import ModelId, StagePlan, Training
 from fairseq_alma.runs.loop import Run
 from fairseq_alma.runs.run_folder import RunFolder
-from fairseq_alma.runs.steps import StageWork
+from fairseq_alma.runs.steps import StageWork, Step
 from fairseq_alma.training.stage_ends import StageEnds
 
 SAVE_EVERY_SECONDS = 20.0
@@ -261,7 +261,7 @@ class ImageBackend:
 
 
 @dataclass(frozen=True)
-class ImageStep:
+class ImageStep(Step):
     """A step of a stage; see `steps.Step`.
 
     Attributes:
@@ -271,23 +271,6 @@ class ImageStep:
 
     backend: ImageBackend
     folder: RunFolder
-
-    @property
-    def trains(self) -> tuple[ModelId, ...]:
-        """None: it tests."""
-        return ()
-
-    def is_done(self, model: Optional[ModelId] = None) -> bool:
-        """A test is done anew until there is a ``stage.json``."""
-        return False
-
-    def commands(self) -> Sequence[object]:
-        """Nothing: `ImageJob` prints the command that runs the whole stage."""
-        return ()
-
-    def run(self, work: StageWork) -> Mapping[str, Any]:
-        """Do it; see `steps.Step`."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True)

@@ -34,11 +34,15 @@ class StageWork:
 
 
 class Step(Protocol):
-    """A part of a stage. It can be repeated: what is done is not done again; after a kill it resumes where it can."""
+    """A part of a stage. It can be repeated: what is done is not done again; after a kill it resumes where it can.
+
+    One that derives from it says of `trains`, `is_done` and `commands` what differs from a test that this process runs.
+    """
 
     @property
     def trains(self) -> Sequence[ModelId]:
         """The models of whose training it is a part; none: it comes after all trainings."""
+        return ()
 
     def is_done(self, model: Optional[ModelId] = None) -> bool:
         """Tell whether nothing is left to do; of several models that it trains, for one of them.
@@ -46,9 +50,11 @@ class Step(Protocol):
         Raises:
             AlmaError: a file that it made is damaged.
         """
+        return False
 
     def commands(self) -> Sequence[object]:
         """Return what is run, for ``--dry-run``: each is, as a string, what a shell takes."""
+        return ()
 
     def run(self, work: StageWork) -> Mapping[str, Any]:
         """Do what is not done yet.

@@ -22,7 +22,7 @@ from fairseq_alma.learners.plan import ModelId, StagePlan, Training
 from fairseq_alma.options import GivenOption
 from fairseq_alma.runs.records import TextGrowth
 from fairseq_alma.runs.run_folder import BEST, BRANCH
-from fairseq_alma.runs.steps import StageWork
+from fairseq_alma.runs.steps import StageWork, Step
 from fairseq_alma.text import stage_checkpoints
 from fairseq_alma.text.process import Command, run_logged, watch_fairseq
 from fairseq_alma.text.stage_checkpoints import Progress
@@ -48,7 +48,7 @@ Groups = list[tuple[str, ...]]
 
 
 @dataclass(frozen=True)
-class TextStep:
+class TextStep(Step):
     """A step of a stage; see `steps.Step`.
 
     Attributes:
@@ -58,23 +58,6 @@ class TextStep:
 
     job: "TextJob"
     plan: StagePlan
-
-    @property
-    def trains(self) -> tuple[ModelId, ...]:
-        """The model of whose training it is a part, if it is one."""
-        return ()
-
-    def is_done(self, model: Optional[ModelId] = None) -> bool:
-        """What follows the trainings is done anew until there is a ``stage.json``."""
-        return False
-
-    def commands(self) -> Sequence[Command]:
-        """Return what is run, in order."""
-        return ()
-
-    def run(self, work: StageWork) -> Mapping[str, Any]:
-        """Run them; see `steps.Step`."""
-        raise NotImplementedError
 
     def log(self, name: str) -> Path:
         """Return the path of a log of the stage."""
