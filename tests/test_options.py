@@ -103,7 +103,7 @@ def test_the_record_has_what_binds_a_run_and_the_words_all_that_was_given():
     assert given.record() == {"share": 0.5, "every": 2, "keeps": True}
     assert given.record("text") == {"share": 0.5, "keeps": True}
     assert Growth(way="split").record() == {"share": 0.25, "way": "split", "keeps": False}
-    assert given.words()[:6] == ["--share", "0.5", "--every", "2", "--way", "copy"]
+    assert given.words()[:4] == ["--share", "0.5", "--every", "2"] and "--way" not in given.words()
 
 
 def test_fairseq_takes_a_configuration_of_such_parts():

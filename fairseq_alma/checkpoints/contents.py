@@ -12,7 +12,7 @@ import torch
 from msgspec import Meta, Struct
 from torch import Tensor, nn
 
-from fairseq_alma.checkpoints import UnfitCheckpoint
+from fairseq_alma.checkpoints import TASK_STATE, UnfitCheckpoint
 from fairseq_alma.files import Count
 
 SCALARS = (type(None), bool, int, float, str)
@@ -62,7 +62,7 @@ class ExtraState(Struct):
     previous_training_time: Any = 0  # of several processes a tensor; `_check_tensor` has seen what it holds
     val_loss: Optional[float] = None
     best: Optional[float] = None
-    counted: Optional[TokenCount] = msgspec.field(default=None, name="AlmaLMTask")
+    counted: Optional[TokenCount] = msgspec.field(default=None, name=TASK_STATE)
 
 
 class History(Struct):

@@ -7,20 +7,15 @@ from typing import Any, Mapping, Optional
 import torch
 from torch import Tensor
 
-from fairseq_alma.checkpoints import UnfitCheckpoint
+from fairseq_alma.checkpoints import AVERAGE, TASK_STATE, UnfitCheckpoint
 from fairseq_alma.checkpoints.checkpoint_file import Checkpoint, read_checkpoint, write_checkpoint
 from fairseq_alma.errors import AlmaError
-
-AVERAGE = "average"
-"""Key in a checkpoint's ``extra_state[class of the task]``: the averaged weights by the names of ``model``, fp32."""
 
 
 def find_average(checkpoint: Checkpoint) -> Optional[dict[str, Any]]:
     """Return the part of ``extra_state`` that has an average; None: there is none."""
-    for entry in checkpoint.get("extra_state", {}).values():
-        if isinstance(entry, dict) and isinstance(entry.get(AVERAGE), dict):
-            return entry
-    return None
+    entry = checkpoint.get("extra_state", {}).get(TASK_STATE)
+    return entry if isinstance(entry, dict) and isinstance(entry.get(AVERAGE), dict) else None
 
 
 def write_average(path: Path, out: Path) -> None:

@@ -12,10 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Collection, Optional
 
-from fairseq_alma.checkpoints import LAST_CHECKPOINT
+from fairseq_alma.checkpoints import FIRST_UPDATE, LAST_CHECKPOINT, TASK_STATE, TRAIN_TOKENS
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.files import open_atomically, synchronise
-from fairseq_alma.training.carried_optimizer import FIRST_UPDATE, TASK_STATE, TRAIN_TOKENS
 
 _INTERVAL = re.compile(r"checkpoint_\d+_(\d+)\.pt")
 

@@ -31,6 +31,7 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import II, DictConfig
 from torch import nn
 
+from fairseq_alma.checkpoints import TASK_STATE
 from fairseq_alma.checkpoints.checkpoint_file import DICTIONARY_KEY, read_checkpoint, starting_checkpoint
 from fairseq_alma.checkpoints.ensemble_file import check_dictionary
 from fairseq_alma.data.stream import Stream, megabatch_of_slice
@@ -41,7 +42,6 @@ from fairseq_alma.text.model import adopt_experts
 from fairseq_alma.text.sharding import Sharding
 from fairseq_alma.text.stage_data import join_stage, slice_of, stage_batches
 from fairseq_alma.training.autocast import refuse_inexact_precision
-from fairseq_alma.training.carried_optimizer import TASK_STATE
 from fairseq_alma.training.fairseq_options import bound_options, check_whole_config, fairseq_config
 from fairseq_alma.training.feature import FEATURES, Features, Setting, import_from, register_feature
 from fairseq_alma.training.loading import (

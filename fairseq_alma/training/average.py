@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, ClassVar, Mapping, Optional
 
+from fairseq_alma.checkpoints import AVERAGE
 from fairseq_alma.options import NONE, TRAINING, opt
 from fairseq_alma.training.feature import Feature
 
@@ -77,16 +78,12 @@ class WeightAverage(Feature):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the average, on the CPU."""
-        from fairseq_alma.checkpoints.training_state import AVERAGE
-
         if self.average is None:
             return {}
         return {AVERAGE: {name: tensor.cpu() for name, tensor in self.average.items()}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on averaging where an interrupted training, or the stage before, was."""
-        from fairseq_alma.checkpoints.training_state import AVERAGE
-
         self.average = state.get(AVERAGE)
 
 

@@ -9,17 +9,12 @@ the training's own last checkpoint, to which none of this applies.
 from dataclasses import dataclass
 from typing import Any, ClassVar, Mapping, Optional, Sequence
 
+from fairseq_alma.checkpoints import FIRST_UPDATE, TASK_STATE, TRAIN_TOKENS
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.options import PLAN, TRAINING, opt
 from fairseq_alma.training.feature import Feature, Setting
 from fairseq_alma.training.planned_run import ENDLESS, PlannedRun
 
-TASK_STATE = "AlmaLMTask"
-"""Key of ``extra_state`` where checkpoints have what features keep; fairseq wants the name of the task's class."""
-TRAIN_TOKENS = "train_tokens"
-"""Key there: tokens trained on since the stage began, all passes."""
-FIRST_UPDATE = "first_update"
-"""Key there: updates of the stages before, where the optimizer is carried on; not there: none."""
 RESUME, STAGE, BRANCH = "resume", "stage", "branch"
 WAYS = (RESUME, STAGE, BRANCH)
 GROWABLE = ("adam", "fused_adam")
