@@ -13,10 +13,19 @@ from typing import Any
 
 from mkdocs.structure.files import File, Files
 
+from fairseq_alma.options import SUPPRESS, TRAINING, Option, options_of
+
 CHECKOUT = Path(__file__).parent.parent
 TOUR = CHECKOUT / "recipes" / "tour.py"
 COMMANDS = re.compile(r'"(alma-[a-z-]+)=fairseq_alma\.cli\.start:([a-z_]+)"')
 MODULES = re.compile(r'def (\w+)\(argv.*?return start\("([\w.]+)", argv\)', re.DOTALL)
+
+OPTIONS_HEAD = """# Options
+
+Made of the declarations in the code. *binds*: run.json names it, and the run is resumed with the same value alone.
+*shape*: a checkpoint to start from must have the same. A number out of its range is refused before anything is written,
+on a command line as in a file."""
+TABLE = "| option | values | default | data | effect | meaning |\n| --- | --- | --- | --- | --- | --- |"
 
 # Where a link to a file of the checkout leads that is a page here under another name.
 PAGES = {
@@ -34,6 +43,7 @@ def on_files(files: Files, config: Any) -> Files:
     results = (recipes / "README.md").read_text(encoding="utf-8")
     pages = {
         "reference/commands.md": commands_page(),
+        "reference/options.md": options_page(),
         "results.md": results.replace("[records/](records)", "`recipes/records/`"),  # a folder is no page
         "anytime.md": (recipes / "anytime" / "README.md").read_text(encoding="utf-8"),
         "changelog.md": (CHECKOUT / "CHANGELOG.md").read_text(encoding="utf-8"),
@@ -55,6 +65,79 @@ def on_page_markdown(markdown: str, **unused: Any) -> str:
     code = TOUR.read_text(encoding="utf-8")
     begin, _, rest = markdown.partition("<!-- recipes/tour.py -->")
     return f"{begin}```python\n{code}```{rest.partition('<!-- end -->')[2]}" if rest else markdown
+
+
+def options_page() -> str:
+    """Return all declared options, as tables: it cannot be older than the declarations."""
+    from data_prep.images.options import ImagePrepOptions
+    from data_prep.text.options import PrepOptions
+    from fairseq_alma.checkpoints import model_options
+    from fairseq_alma.cli import stream_parser  # registers learners and features
+    from fairseq_alma.images.image_train_options import LoopOptions
+    from fairseq_alma.runs import study
+    from fairseq_alma.training.feature import FEATURES
+    from fairseq_alma.training.option_ranges import RANGES
+
+    learners = {each: name for kind in stream_parser.LEARNERS.values() for name, each in kind.items()}
+    sections: dict[str, dict[str, type]] = {
+        "alma-stream: the run": {"": study.StudyOptions},
+        "alma-stream: learners": {
+            f"--learner {name} ({', '.join(_kinds(each))})": each for each, name in learners.items()
+        },
+        "alma-stream: a part of the run, processes": {"": study.PartOptions, "Processes": study.ProcessOptions},
+        "Features of a training": {_first_line(each): each for each in FEATURES},
+        "Models: behind the --, or of fairseq-train": {_first_line(each): each for each in model_options.MODELS},
+        "Images: behind the --": {"": LoopOptions},
+        "alma-prep-text, alma-prep-images": {"Text": PrepOptions, "Images": ImagePrepOptions},
+    }
+    parts = [OPTIONS_HEAD]
+    own: set[str] = set()
+    for title, declared in sections.items():
+        parts.append(f"## {title}")
+        for name, declaring in declared.items():
+            options = [each for each in options_of(declaring).values() if each.help != SUPPRESS]
+            own |= {option.flag for option in options}
+            if options:
+                parts += [f"**{name}**"] if name else []
+                parts.append("\n".join([TABLE, *(_row(option, may_bind="prep" not in title) for option in options)]))
+    rows = [f"| `{flag}` | {bounds} |" for flag, bounds in sorted(RANGES.items()) if flag not in own and str(bounds)]
+    parts += ["## Ranges of fairseq's own options", "\n".join(["| option | number |", "| --- | --- |", *rows])]
+    return "\n\n".join(parts) + "\n"
+
+
+def _row(option: Option, may_bind: bool) -> str:
+    """Return an option's row of the table."""
+    values = ", ".join(f"`{choice}`" for choice in option.choices) or str(option.range or "")
+    defaults = option.defaults or {"": option.default}
+    default = ", ".join(
+        f"{kind} `{value}`".strip() for kind, value in defaults.items() if option.shown_default(kind or None)
+    )
+    effects = {
+        "fairseq-train's": option.side == TRAINING,
+        "binds": may_bind and option.recorded and not option.free,
+        "shape": option.shape,
+    }
+    effect = [word for word, is_so in effects.items() if is_so]
+    kinds = ", ".join(option.kinds) if len(option.kinds) == 1 else ""
+    cells = (
+        f"`{option.flag}`",
+        values,
+        default,
+        kinds,
+        ", ".join(effect),
+        option.help.replace("|", "\\|").replace("{learners}", "ensembles"),
+    )
+    return f"| {' | '.join(cells)} |"
+
+
+def _kinds(learner: type) -> list[str]:
+    from fairseq_alma.learners.learner import LEARNERS
+
+    return [kind for kind, learners in LEARNERS.items() if learner in learners.values()]
+
+
+def _first_line(declaring: type) -> str:
+    return (declaring.__doc__ or "").partition("\n")[0].rstrip(".:")
 
 
 def commands_page() -> str:

@@ -20,6 +20,9 @@ def test_the_pages_build_with_all_links_and_every_command(checkout: Path, tmp_pa
     for command in ("alma-prep-text", "alma-prep-images", "alma-stream", "alma-export", "alma-generate"):
         assert f'id="{command}"' in commands
     assert "--grow-schedule" in commands and "--context-window" in commands
+    options = (tmp_path / "site" / "reference" / "options.html").read_text()
+    for option in ("--wait", "--grow-schedule", "--ema-half-life", "--moe-freq", "--last-pool", "--lr"):
+        assert f"<code>{option}</code>" in options
     assert ">alma_prep_text</span>" in (tmp_path / "site" / "index.html").read_text()  # the tour itself
     assert (tmp_path / "site" / "figures" / "mnist_growth_map.png").is_file()
 
