@@ -14,7 +14,7 @@ from typing import IO, Any, Iterator, Optional, Sequence
 from data_prep.build_folder import recorded_name
 from data_prep.compression import DecompressedFile, strip_compression_suffix
 from data_prep.text.document import Block
-from fairseq_alma.errors import AlmaError, naming
+from fairseq_alma.errors import AlmaError, is_out_of_memory, naming
 from fairseq_alma.terminal import tell
 
 STANDARD_INPUT = "-"
@@ -26,6 +26,13 @@ PIPE_PATIENCE_SECONDS = 10.0
 _FORMS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl", ".parquet": "parquet", ".arrow": "arrow"}
 _TABLES = {"parquet": "Parquet", "arrow": "Arrow"}
 _OF_DATASETS = ("dataset_info.json", "state.json", "dataset_dict.json")  # beside the data of datasets' save_to_disk
+_LOCAL = ("file", "local")
+# Those of fsspec that stand for files, also within an archive (zip://a.txt::s3://…) or kept in a cache.
+_SCHEMES = (
+    *("s3", "gs", "gcs", "hf", "http", "https", "ftp", "sftp", "ssh", "smb", "abfs", "az", "adl", "hdfs", "webhdfs"),
+    *("webdav", "oci", "oss", "box", "dropbox", "gdrive", "git", "github", *_LOCAL, "memory", "zip", "tar"),
+    *("simplecache", "filecache"),
+)
 _REMOTE = re.compile(r"[a-z][a-z0-9+.-]*://")
 _BLANK_LINE = re.compile(rb"\n[ \t\r\f\v]*\n")
 _PARQUET_ROWS = 256
@@ -130,11 +137,21 @@ def _fetch(given: str, path: Path) -> None:
     """Copy a remote file, by whatever fsspec can read here. Raises AlmaError if it cannot."""
     import fsspec
 
+    links = given.split("::")
+    for scheme in (link.partition("://")[0] for link in links if "://" in link):
+        if scheme not in _SCHEMES:
+            raise AlmaError(f"{given}: no file is read from {scheme}://; give one of {', '.join(_SCHEMES)}")
+    scheme, _, last = links[-1].rpartition("://")
+    if scheme in ("", *_LOCAL) and Path(last).exists() and not Path(last).is_file():
+        raise AlmaError(f"{given}: a folder, a pipe or a device; give the address of a file")
     try:
         with fsspec.open(given, "rb") as remote, naming(path), open(path, "wb") as file:
             shutil.copyfileobj(remote, file, BLOCK_SIZE)
-    except (ImportError, ValueError, FileNotFoundError) as error:
-        raise AlmaError(f"{given}: cannot be read ({error}); check the address, or fetch the file first") from error
+    except Exception as error:  # of any kind: each scheme has a library of its own
+        if is_out_of_memory(error) or (isinstance(error, OSError) and error.filename == str(path)):
+            raise
+        reason = str(error).strip().partition("\n")[0] or type(error).__name__
+        raise AlmaError(f"{given}: cannot be read ({reason}); check the address, or fetch the file first") from error
 
 
 def _open_pipe(given: str) -> IO[bytes]:

@@ -5,6 +5,7 @@ import gzip
 import json
 import lzma
 import os
+import re
 import threading
 import tracemalloc
 import zlib
@@ -157,13 +158,46 @@ def files_in(folder):
     return [source.path for source in find_sources([str(folder)], None, "body", folder)]
 
 
+@pytest.mark.parametrize(
+    ("address", "message"),
+    [
+        ("reference://a", "no file is read from reference://; give one of s3, "),
+        ("zip://a.txt::jupyter://b", "no file is read from jupyter://"),
+        ("asyncwrapper://a", "no file is read from asyncwrapper://"),
+        ("dbfs://a", "no file is read from dbfs://"),
+        ("file:///dev/zero", "a folder, a pipe or a device; give the address of a file"),
+        ("tar://a::/dev/zero", "a folder, a pipe or a device; give the address of a file"),
+        ("zip://a.txt::file://{}/no.zip", r"cannot be read \(File is not a zip file\); check the address"),
+        ("tar://a.txt::file://{}/no.zip", "cannot be read .*; check the address"),
+        ("hf://datasets/nobody/nothing/a.txt", "cannot be read .*; check the address"),
+    ],
+)
+def test_an_address_that_cannot_be_read_is_one_line(address, message, tmp_path, monkeypatch):
+    pytest.importorskip("fsspec")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    (tmp_path / "no.zip").write_text("no archive")
+    address = address.format(tmp_path)
+    with pytest.raises(AlmaError, match=f"^{re.escape(address)}: {message}"):
+        find_sources([address], None, "text", tmp_path)
+
+
+def test_a_library_that_fails_in_its_own_way_is_one_line_and_a_full_disk_is_no_fault_of_the_address(
+    tmp_path, monkeypatch
+):
+    fsspec = pytest.importorskip("fsspec")
+    for error, kind in ((RuntimeError("lost\nits way"), AlmaError), (MemoryError(), MemoryError)):
+        monkeypatch.setattr(fsspec, "open", lambda *_, error=error: (_ for _ in ()).throw(error))
+        with pytest.raises(kind, match=r"hf://a: cannot be read \(lost\); check" if kind is AlmaError else ""):
+            find_sources(["hf://a"], None, "text", tmp_path)
+
+
 def test_an_address_is_read_by_fsspec(tmp_path):
     memory = pytest.importorskip("fsspec").filesystem("memory")
     memory.pipe("/texts/a.txt.gz", gzip.compress("\n\n".join(DOCUMENTS[:5]).encode()))
     (source,) = find_sources(["memory://texts/a.txt.gz"], None, "text", tmp_path)
     documents = [text for block, _ in source.blocks() for text in documents_of(block)]
     assert documents == DOCUMENTS[:5] and source.label == "memory://texts/a.txt.gz"
-    for address, named in (("memory://texts/none", "cannot be read"), ("nothing://a", "cannot be read")):
+    for address, named in (("memory://texts/none", "cannot be read"), ("nothing://a", "no file is read from nothing")):
         with pytest.raises(AlmaError, match=named):
             find_sources([address], None, "text", tmp_path)
 
