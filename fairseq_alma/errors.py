@@ -8,10 +8,13 @@ import contextlib
 import errno
 import os
 import stat
+import traceback
 import unicodedata
 from pathlib import Path
 from typing import Iterator, Optional
 
+GIVEN_CODE: list[str] = []
+"""Files and folders of the user's own code, such as learners; a fault in them names the line."""
 _NO_MEMORY = (
     "can't allocate memory",
     "not enough memory",
@@ -104,6 +107,18 @@ def describe_fault(error: Exception) -> Optional[str]:
     if isinstance(error, UnicodeEncodeError) and isinstance(error.object, str):
         shown = error.object[: error.start][-100:] + error.object[error.start : error.end][:100]
         return f"{shown}: not UTF-8, and what is written here must be; rename it"
+    return _describe_given_code(error)
+
+
+def _describe_given_code(error: Exception) -> Optional[str]:
+    """Say in which line of the user's own code a fault is; None: in none."""
+    frames = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
+    if isinstance(error, SyntaxError):
+        frames.append((error.filename or "", error.lineno))
+    for file, line in reversed(frames):
+        if any(file == given or file.startswith(f"{given}{os.sep}") for given in GIVEN_CODE):
+            said = f": {error.msg if isinstance(error, SyntaxError) else error}".rstrip(": ")
+            return f"{file}, line {line}: {type(error).__name__}{said}; mend it, and give the same command again"
     return None
 
 

@@ -46,19 +46,17 @@ def command(main: Main) -> Main:
         except KeyboardInterrupt:
             return tell_of_interruption()
         except _Signalled as signalled:
-            tell(
-                f"{signalled.number.name}: ended; nothing half-written is left, and the same command resumes or "
-                "starts over",
-                sys.stderr,
-            )
-            return 128 + signalled.number
+            return tell_of_signal(signalled.number)
         except BrokenPipeError as error:
             if reader_has_gone():
                 return 0
             raise AlmaError(describe_os_error(error)) from error
         except Exception as error:
-            if any(isinstance(each, KeyboardInterrupt) for each in causes(error)):
-                return tell_of_interruption()
+            for each in causes(error):  # a library may have made another error of it: torch, where it saves a file
+                if isinstance(each, KeyboardInterrupt):
+                    return tell_of_interruption()
+                if isinstance(each, _Signalled):
+                    return tell_of_signal(each.number)
             message = describe_fault(error)
             if message is None:
                 raise
@@ -73,6 +71,13 @@ def tell_of_interruption() -> int:
     """Say that the command was interrupted, and return the exit status."""
     tell("interrupted; nothing half-written is left, and the same command resumes or starts over", sys.stderr)
     return 128 + signal.SIGINT
+
+
+def tell_of_signal(number: signal.Signals) -> int:
+    """Say that a signal has ended the command, and return the exit status."""
+    said = f"{number.name}: ended; nothing half-written is left, and the same command resumes or starts over"
+    tell(said, sys.stderr)
+    return 128 + number
 
 
 class _Signalled(SystemExit):

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any, Iterator, Optional, Sequence
@@ -40,7 +41,7 @@ def build_parser() -> argparse.ArgumentParser:
     add("--greedy", action="store_true", help="take the most probable token each time (default: sample)")
     add(
         "--temperature",
-        type=InRange(real(0, 1e3, above=True)),
+        type=InRange(real(1e-20, 1e3)),
         help=f"of sampling (default: {SAMPLING['temperature']:g})",
     )
     add(
@@ -66,6 +67,10 @@ def main(argv: Optional[Sequence[str]] = None) -> Optional[int]:
             setattr(args, name, usual)
         elif args.greedy:
             parser.error(f"--greedy does not sample, so it takes no --{name.replace('_', '-')}")
+    try:
+        args.prompt = os.fsencode(args.prompt).decode()
+    except UnicodeError:
+        parser.error(f"--prompt {args.prompt!a}: not UTF-8; give a text in UTF-8")
     if args.prompts is not None:
         if not args.prompts.exists():
             raise AlmaError(f"--prompts {args.prompts}: no such file; give a text file, a prompt per line")

@@ -202,7 +202,11 @@ def _import_further(words: Sequence[str]) -> None:
     reader = Parser(add_help=False, allow_abbrev=False, exit_on_error=False)
     for name in (LEARNERS_FROM, FEATURES_FROM):
         reader.add_argument(name, default=None)
-    for name, found in vars(reader.parse_known_args(words)[0]).items():
+    try:
+        given = vars(reader.parse_known_args(words)[0])
+    except argparse.ArgumentError:
+        return  # which the whole parser tells
+    for name, found in given.items():
         if found is None:
             continue
         if not Path(found).exists():

@@ -19,7 +19,9 @@ Source of the form: callbacks of OLMo-core, which have a state of their own.
 
 import argparse
 import contextlib
-import importlib
+import hashlib
+import importlib.util
+import os
 import sys
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -36,6 +38,7 @@ from typing import (
     TypeVar,
 )
 
+from fairseq_alma.errors import GIVEN_CODE, AlmaError, in_one_line
 from fairseq_alma.options import TRAINING, Options, options_of
 from fairseq_alma.training.planned_run import PlannedRun
 
@@ -178,9 +181,32 @@ def register_feature(kind: Kind) -> Kind:
 
 
 def import_from(path: Path) -> None:
-    """Import a file, or a folder, of Python that registers features or learners."""
-    sys.path.insert(0, str(path.resolve().parent))
-    importlib.import_module(path.stem)
+    """Import a file, or a folder, of Python that registers features or learners; it may import what stands beside it.
+
+    By its path, as a name may be taken, such as ``queue``, or be none that Python can import, such as ``a.b.py``.
+
+    Raises:
+        AlmaError: it is no such file or folder, or fails; says in which line.
+    """
+    here = path.resolve()
+    file = here / "__init__.py" if here.is_dir() else here
+    if not file.is_file() or file.suffix != ".py":
+        raise AlmaError(f"{path}: no Python found; give a file X.py, or a folder with __init__.py in it")
+    name = here.stem if here.stem.isidentifier() else "_given"
+    if getattr(sys.modules.get(name), "__file__", None) == str(file):
+        return
+    found = sys.modules.get(name) or importlib.util.find_spec(name)
+    if found is not None and getattr(found, "origin", None) != str(file):
+        name = f"_given_{hashlib.sha256(os.fsencode(file)).hexdigest()}"
+    if name in sys.modules:
+        return
+    GIVEN_CODE.append(str(here))
+    sys.path.append(str(here.parent))
+    spec = importlib.util.spec_from_file_location(name, file)
+    assert spec is not None and spec.loader is not None  # of any .py file
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    with in_one_line():
+        spec.loader.exec_module(module)
 
 
 @dataclass

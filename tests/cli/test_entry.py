@@ -147,6 +147,22 @@ def test_an_interruption_that_a_library_makes_an_error_of_is_one(capsys) -> None
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_that_a_library_makes_an_error_of_ends_as_one(number: signal.Signals, capsys) -> None:
+    """torch does, which cannot end the archive that it was writing."""
+
+    @command
+    def main(argv=None):
+        try:
+            signal.raise_signal(number)
+        finally:
+            raise RuntimeError("unexpected pos 64 vs 0")
+
+    assert main([]) == 128 + number
+    complaints = capsys.readouterr().err
+    assert complaints.startswith(f"{number.name}: ended; ") and complaints.count("\n") == 1
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_to_end_tidies_up_and_gives_status_128_and_its_number(number: signal.Signals) -> None:
     process = subprocess.Popen(
         as_command(

@@ -162,6 +162,28 @@ def test_a_prompt_that_is_too_long_is_one_line(checkpoints, tmp_path):
     assert "no such file" in refused(tmp_path, checkpoints["tree"], "--prompts", tmp_path / "none", run=generate)
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--prompt", "a\udce9"], "--prompt 'a\\udce9': not UTF-8; give a text in UTF-8"),
+        (["--temperature", "1e-300"], "1e-300 found, a number of at least 1e-20 is needed"),
+    ],
+)
+def test_what_no_text_follows_is_a_usage_error(words, said, checkpoints, capsys):
+    with pytest.raises(SystemExit) as raised:
+        generate([str(checkpoints["tree"]), *words])
+    assert raised.value.code == 2
+    assert said in capsys.readouterr().err
+
+
+def test_the_smallest_temperature_takes_the_most_probable_token(checkpoints, capsys):
+    said = []
+    for words in (["--greedy"], ["--temperature", "1e-20"]):
+        generate([str(checkpoints["tree"]), "--prompt", "moons", "--max-tokens", "5", *words])
+        said.append(capsys.readouterr().out)
+    assert said[0] == said[1]
+
+
 def test_what_does_not_go_together_is_refused(checkpoints, folders, tmp_path, capsys):
     folder, stream = folders["ensemble"], tmp_path / "stream"
     for run, words in ((generate, []), (main, [documents(tmp_path), "--out", tmp_path / "out.jsonl"])):

@@ -1,0 +1,86 @@
+"""Code of the user's own, which ``--learners-from`` and ``--features-from`` name: found by its path, faults by line."""
+
+import os
+import re
+import sys
+
+import pytest
+
+from fairseq_alma import errors
+from fairseq_alma.cli.entry import command
+from fairseq_alma.cli.stream import main
+from fairseq_alma.errors import AlmaError
+from fairseq_alma.training.feature import import_from
+
+
+@pytest.fixture(autouse=True)
+def as_before(monkeypatch):
+    """Nothing that a test imports, and no path to it, stays."""
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr(errors, "GIVEN_CODE", [])
+    monkeypatch.setattr("fairseq_alma.training.feature.GIVEN_CODE", errors.GIVEN_CODE)
+    before = {*sys.modules}
+    yield
+    for name in {*sys.modules} - before:
+        del sys.modules[name]
+
+
+def stream(*words: object) -> int | None:
+    return main(["--stream", "S", "--run", "R", *map(str, words)])
+
+
+@pytest.mark.parametrize("name", ["queue.py", "a.b.py", "torch.py", "folder/__init__.py", "two words.py"])
+def test_what_is_given_is_read_whatever_its_name(name, tmp_path):
+    file = tmp_path / name
+    file.parent.mkdir(exist_ok=True)
+    (tmp_path / "beside_it.py").write_text("IS_HERE = True")
+    file.write_text("import sys, queue\nfrom beside_it import IS_HERE\nsys.given = (IS_HERE, queue.Queue)")
+    for _ in range(2):
+        import_from(file.parent if name.startswith("folder") else file)
+    import queue
+
+    assert sys.__dict__.pop("given") == (True, queue.Queue)
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda path: path.write_text("text"), "no Python found; give a file X.py, or a folder with __init__.py in it"),
+        (os.mkfifo, "no Python found; give a file"),
+        (os.mkdir, "no Python found; give a file"),
+    ],
+)
+@pytest.mark.parametrize("option", ["--learners-from", "--features-from"])
+def test_what_is_no_python_is_one_line(option, make, said, tmp_path):
+    make(tmp_path / "given")
+    with pytest.raises(AlmaError, match=f"given: {said}"):
+        stream(option, tmp_path / "given")
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        ("a = 1\nb = a / 0", "line 2: ZeroDivisionError: division by zero; mend it"),
+        ("a = (\n", "line 1: SyntaxError: '(' was never closed; mend it"),
+        ("import nothing_of_this_name", "line 1: ModuleNotFoundError: No module named 'nothing_of_this_name'; mend"),
+        ("\nassert False", "line 2: AssertionError; mend it"),
+    ],
+)
+def test_a_fault_in_it_names_file_and_line(code, said, tmp_path):
+    (tmp_path / "mine.py").write_text(code)
+    with pytest.raises(AlmaError, match=re.escape(f"mine.py, {said}")):
+        stream("--learners-from", tmp_path / "mine.py")
+
+
+def test_a_fault_in_it_while_it_is_at_work_names_the_line_too(tmp_path):
+    (tmp_path / "at_work.py").write_text("def plan():\n    return {}[3]")
+    import_from(tmp_path / "at_work.py")
+    with pytest.raises(AlmaError, match=r"at_work\.py, line 2: KeyError: 3; mend it"):
+        command(lambda argv: sys.modules["at_work"].plan())([])
+
+
+@pytest.mark.parametrize("option", ["--learners-from", "--features-from"])
+def test_an_option_without_a_value_is_a_usage_error(option, capsys):
+    with pytest.raises(SystemExit) as raised:
+        stream(option)
+    assert raised.value.code == 2 and "expected one argument" in capsys.readouterr().err
