@@ -20,7 +20,7 @@ from fairseq_alma.checkpoints import model_options as declared
 from fairseq_alma.checkpoints.model_options import SWITCH_SIZES
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.files import Sha256
-from fairseq_alma.growth.gate_tree import GateTree, parse_gate_trees
+from fairseq_alma.growth.gate_tree import GateTree, parse_gate_trees, trees_of_layers
 from fairseq_alma.options import struct_of
 
 ENSEMBLE_ARCH = "alma_ensemble"
@@ -355,11 +355,10 @@ def _by_member(weights: Weights, prefix: str) -> dict[int, dict[str, Tensor]]:
 
 
 def _switch_shapes(options: SwitchOptions, weights: Weights, num_members: int) -> Shapes:
-    is_switch = [
-        options.moe_freq > 0 and (layer + 1) % options.moe_freq == 0 for layer in range(options.decoder_layers)
-    ]
-    layers = [layer for layer, each in enumerate(is_switch) if each]
-    trees = dict(zip(layers, _trees(options, len(layers), options.num_experts), strict=True))
+    try:
+        trees = {layer: tree for layer, tree in enumerate(trees_of_layers(options)) if tree is not None}
+    except AlmaError as error:
+        raise UnfitCheckpoint(str(error)) from error
     return switch_shapes(options, _find(weights, "decoder.embed_tokens.weight", 2).size(0), trees)
 
 

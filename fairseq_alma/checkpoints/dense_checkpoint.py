@@ -13,6 +13,7 @@ from fairseq_alma.checkpoints import LAST_CHECKPOINT
 from fairseq_alma.checkpoints.architecture import TRANSFORMER_LMS
 from fairseq_alma.checkpoints.checkpoint_file import Checkpoint
 from fairseq_alma.errors import AlmaError
+from fairseq_alma.growth.gate_tree import has_experts
 
 # What transformer_lm can be told and alma_switch_lm has no part for: option, value that can be converted.
 NEEDED = (
@@ -130,7 +131,7 @@ def _convert_weights(old: Mapping[str, Tensor], num_layers: int, moe_freq: int, 
         for kind in ("weight", "bias"):
             projections = [part.pop(f"self_attn.{letter}_proj.{kind}") for letter in "qkv"]
             new[f"{prefix}self_attn.qkv_proj.{kind}"] = torch.cat(projections)
-        if moe_freq and (layer + 1) % moe_freq == 0:
+        if has_experts(layer, moe_freq):
             for linear in ("fc1", "fc2"):
                 for kind in ("weight", "bias"):
                     new[f"{prefix}switch.experts.{linear}_{kind}"] = part.pop(f"{linear}.{kind}").unsqueeze(0)

@@ -26,6 +26,7 @@ from fairseq_alma.data.tokenizer import StreamTokenizer
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.exchange.exported_folder import read_tensors, refuse_special
 from fairseq_alma.files import Name, as_record, read_json_object
+from fairseq_alma.growth.gate_tree import has_experts
 
 CONFIG, WEIGHTS, TOKENIZER = "config.json", "model.safetensors", "tokenizer.json"
 INDEX = "model.safetensors.index.json"
@@ -245,12 +246,12 @@ def _weights(tensors: _Tensors, config: GPT2, num_tokens: int, moe_freq: int) ->
         for name, source in {**maps, "fc1": "mlp.c_fc", "fc2": "mlp.c_proj"}.items():
             weight = tensors[f"{there}{source}.weight"].t().contiguous()
             bias = tensors[f"{there}{source}.bias"].clone()
-            if name in maps or not moe_freq or (layer + 1) % moe_freq:
+            if name in maps or not has_experts(layer, moe_freq):
                 new |= {f"{here}{name}.weight": weight, f"{here}{name}.bias": bias}
             else:
                 stack = f"{here}switch.experts.{name}"
                 new |= {f"{stack}_weight": weight.unsqueeze(0), f"{stack}_bias": bias.unsqueeze(0)}
-        if moe_freq and (layer + 1) % moe_freq == 0:
+        if has_experts(layer, moe_freq):
             # One row decides nothing; growth by splitting puts new rows below it.
             new[f"{here}switch.gate.weight"] = table.new_zeros(1, config.n_embd)
     return new

@@ -16,7 +16,7 @@ from fairseq_alma.checkpoints.architecture import SwitchOptions, joint_member_op
 from fairseq_alma.checkpoints.dense_checkpoint import is_transformer_lm, without_experts
 from fairseq_alma.checkpoints.ensemble_file import ENSEMBLE_ARCH, Weights, members_of, weights_of_member
 from fairseq_alma.errors import AlmaError
-from fairseq_alma.growth.gate_tree import GateTree, parse_gate_trees
+from fairseq_alma.growth.gate_tree import GateTree, trees_of_layers
 
 ACTIVATIONS = {"gelu_accurate": "gelu_tanh", "gelu_fast": "gelu_tanh"}
 _NAMES = {
@@ -100,9 +100,7 @@ def member_sizes(options: SwitchOptions) -> dict[str, Any]:
 
 
 def _gates(options: SwitchOptions) -> list[Any]:
-    is_switch = [options.moe_freq > 0 and (n + 1) % options.moe_freq == 0 for n in range(options.decoder_layers)]
-    trees = iter(parse_gate_trees(options.gate_trees, sum(is_switch), options.num_experts))
-    return [_gate(next(trees)) if each else None for each in is_switch]
+    return [None if tree is None else _gate(tree) for tree in trees_of_layers(options)]
 
 
 def _gate(tree: GateTree) -> dict[str, Any]:

@@ -139,6 +139,25 @@ class GateTree:
         return lists
 
 
+def has_experts(layer: int, every: int) -> bool:
+    """Tell whether a layer, from 0, of a Switch model has experts: with every 2nd these are 1, 3, 5, …; 0: none has."""
+    return every > 0 and (layer + 1) % every == 0
+
+
+def trees_of_layers(options: Any) -> list[Optional[GateTree]]:
+    """Return for every layer of a Switch model its gate's tree, or None where the layer is dense.
+
+    Args:
+        options: as `SwitchOptions` declares them.
+
+    Raises:
+        AlmaError: as `parse_gate_trees`.
+    """
+    is_switch = [has_experts(layer, options.moe_freq) for layer in range(options.decoder_layers)]
+    trees = iter(parse_gate_trees(options.gate_trees, sum(is_switch), options.num_experts))
+    return [next(trees) if each else None for each in is_switch]
+
+
 def parse_gate_trees(text: Optional[str], num_layers: int, num_experts: Optional[int]) -> list[GateTree]:
     """Read the trees of all layers of experts from the option ``--gate-trees``.
 

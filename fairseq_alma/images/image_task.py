@@ -29,25 +29,18 @@ from fairseq_alma.errors import AlmaError, in_one_line
 from fairseq_alma.images.image_classifier import image_architectures
 from fairseq_alma.images.image_dataset import ImageDataset
 from fairseq_alma.images.stage_images import ImageInput
-from fairseq_alma.learners.schedule import stage_ending_with
-from fairseq_alma.training.fairseq_options import bound_options, check_whole_config
+from fairseq_alma.learners.schedule import StageOptions, stage_ending_with
+from fairseq_alma.training.fairseq_options import bound_options, check_whole_config, fairseq_config
 from fairseq_alma.training.loading import check_architecture, check_weights, note_task, refuse_other_weights
 from fairseq_alma.training.processes import prepare_group, set_process_defaults
 from fairseq_alma.training.whole_split import WholeSplit
 
 
 @dataclass
-class AlmaImageClassificationConfig(FairseqDataclass):
-    """Options of the task."""
+class StreamConfig(FairseqDataclass):
+    """Where the stream is, and what the command was told elsewhere."""
 
     data: str = field(default=MISSING, metadata={"help": "the stream, a folder that alma-prep-images has written"})
-    megabatch: Optional[int] = field(
-        default=None, metadata={"help": "train on the stage that ends with this mega-batch, from 0"}
-    )
-    wait: int = field(default=1, metadata={"help": "mega-batches gathered before an update"})
-    replay: bool = field(
-        default=False, metadata={"help": "train on all mega-batches so far, not on the new ones alone"}
-    )
     seed: int = II("common.seed")
     # Not options: which checkpoint a test was told to load, as ensembles look for their members beside it; and where
     # training starts from, so that a checkpoint that does not fit gets one line before it is loaded.
@@ -55,6 +48,10 @@ class AlmaImageClassificationConfig(FairseqDataclass):
     finetune_from_model: Optional[str] = II("checkpoint.finetune_from_model")
     restore_file: str = II("checkpoint.restore_file")
     save_dir: str = II("checkpoint.save_dir")
+
+
+AlmaImageClassificationConfig = fairseq_config("AlmaImageClassificationConfig", StreamConfig, [StageOptions])
+"""Options of the task."""
 
 
 @register_task("alma_image_classification", dataclass=AlmaImageClassificationConfig)
@@ -66,7 +63,7 @@ class AlmaImageClassificationTask(FairseqTask):
         num_classes: K.
     """
 
-    def __init__(self, cfg: AlmaImageClassificationConfig, stream: ImageStream) -> None:
+    def __init__(self, cfg: Any, stream: ImageStream) -> None:
         super().__init__(cfg)
         self.stream = stream
         self.whole_split = WholeSplit(cfg.path is not None)
@@ -84,7 +81,7 @@ class AlmaImageClassificationTask(FairseqTask):
 
     @classmethod
     @in_one_line()
-    def setup_task(cls, cfg: AlmaImageClassificationConfig, **unused: Any) -> "AlmaImageClassificationTask":
+    def setup_task(cls, cfg: Any, **unused: Any) -> "AlmaImageClassificationTask":
         """Open the stream, once no option of the command is out of range."""
         check_whole_config(cfg)
         stream = ImageStream.open(cfg.data)

@@ -1,8 +1,22 @@
 """Which mega-batches each stage of Algorithm 1 trains on. Pure arithmetic; source: the paper's Algorithm 1."""
 
 from dataclasses import dataclass
+from typing import Optional
 
 from fairseq_alma.errors import AlmaError
+from fairseq_alma.files import MAX_MEGABATCHES
+from fairseq_alma.options import Options, opt, whole
+
+
+@dataclass(frozen=True)
+class StageOptions(Options):
+    """Which stage of a stream a task of fairseq's trains on."""
+
+    megabatch: Optional[int] = opt(
+        None, "train on the stage that ends with this mega-batch, from 0", range=whole(0, MAX_MEGABATCHES - 1)
+    )
+    wait: int = opt(1, "waiting time: mega-batches that are gathered for one stage", range=whole(1))
+    replay: bool = opt(False, "train on all mega-batches up to this one")
 
 
 @dataclass(frozen=True)

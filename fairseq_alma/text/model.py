@@ -21,7 +21,7 @@ from torch import Size, nn
 from fairseq_alma.checkpoints.checkpoint_file import read_checkpoint, starting_checkpoint
 from fairseq_alma.checkpoints.model_options import LANGUAGE, SWITCH_SIZES
 from fairseq_alma.errors import AlmaError
-from fairseq_alma.growth.gate_tree import GateTree, parse_gate_trees
+from fairseq_alma.growth.gate_tree import GateTree, trees_of_layers
 from fairseq_alma.moe.switch_layer import SwitchLayer
 from fairseq_alma.text.decoder_layer import LayerShape
 from fairseq_alma.text.language_decoders import SwitchDecoder
@@ -76,7 +76,7 @@ class AlmaSwitchLM(FairseqLanguageModel):
         decoder = SwitchDecoder(
             task.source_dictionary,
             layer_shape(cfg),
-            layer_trees(cfg),
+            trees_of_layers(cfg),
             max_positions,
             not cfg.decoder_sinusoidal_pos,
             cfg.checkpoint_activations,
@@ -104,16 +104,6 @@ def layer_shape(cfg: AlmaSwitchLMConfig) -> LayerShape:
         # fairseq's gelu copies to fp32 and back, which torch's does within
         activation=F.gelu if cfg.activation_fn == "gelu" else utils.get_activation_fn(cfg.activation_fn),
     )
-
-
-def layer_trees(cfg: AlmaSwitchLMConfig) -> list[Optional[GateTree]]:
-    """Return for every layer its gate's tree, or None where the layer is dense.
-
-    With ``moe_freq`` n these are the layers n-1, 2n-1, … (from 0): for 6 layers and n = 2, layers 1, 3 and 5.
-    """
-    is_switch = [cfg.moe_freq > 0 and (layer + 1) % cfg.moe_freq == 0 for layer in range(cfg.decoder_layers)]
-    trees = iter(parse_gate_trees(cfg.gate_trees, sum(is_switch), cfg.num_experts))
-    return [next(trees) if switch else None for switch in is_switch]
 
 
 def adopt_experts(cfg: AlmaSwitchLMConfig, continue_once: Optional[str] = None) -> None:

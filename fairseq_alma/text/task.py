@@ -36,7 +36,7 @@ from fairseq_alma.checkpoints.checkpoint_file import DICTIONARY_KEY, read_checkp
 from fairseq_alma.checkpoints.ensemble_file import check_dictionary
 from fairseq_alma.data.stream import Stream, megabatch_of_slice
 from fairseq_alma.errors import AlmaError, in_one_line
-from fairseq_alma.learners.schedule import stage_ending_with
+from fairseq_alma.learners.schedule import StageOptions, stage_ending_with
 from fairseq_alma.text.alma_bpe import AlmaBPE, AlmaBPEConfig
 from fairseq_alma.text.model import adopt_experts
 from fairseq_alma.text.sharding import Sharding
@@ -56,8 +56,8 @@ from fairseq_alma.training.whole_split import WholeSplit, whole_share
 
 
 @dataclass
-class StageConfig(LanguageModelingConfig):
-    """Options of ``language_modeling``, and which stage of the stream to train on."""
+class StreamConfig(LanguageModelingConfig):
+    """Options of ``language_modeling``, and what the command was told elsewhere."""
 
     tokens_per_sample: int = field(
         default=512,
@@ -65,11 +65,6 @@ class StageConfig(LanguageModelingConfig):
             "help": "length of a training or test sequence, in tokens (fairseq-eval-lm: default that of the training)"
         },
     )
-    megabatch: Optional[int] = field(
-        default=None, metadata={"help": "train on the stage that ends with this mega-batch, from 0"}
-    )
-    wait: int = field(default=1, metadata={"help": "waiting time: mega-batches that are gathered for one stage"})
-    replay: bool = field(default=False, metadata={"help": "train on all mega-batches up to this one"})
     features_from: Optional[str] = field(
         default=None, metadata={"help": "a folder or file of Python that registers further features of a training"}
     )
@@ -84,7 +79,7 @@ class StageConfig(LanguageModelingConfig):
 
 
 register_feature(Sharding)
-AlmaLMConfig = fairseq_config("AlmaLMConfig", StageConfig, FEATURES, "text")
+AlmaLMConfig = fairseq_config("AlmaLMConfig", StreamConfig, [StageOptions, *FEATURES], "text")
 """Options of ``--task alma_lm``: these, and those of the features of a training."""
 
 
@@ -363,7 +358,7 @@ def _offer_further_features() -> None:
     if (path := command.parse_known_args()[0].features_from) is None:
         return
     import_from(path)
-    config = fairseq_config("AlmaLMConfig", StageConfig, FEATURES, "text")
+    config = fairseq_config("AlmaLMConfig", StreamConfig, [StageOptions, *FEATURES], "text")
     globals()["AlmaLMConfig"] = config
     setattr(AlmaLMTask, "__dataclass", config)  # as `register_task`, which takes a name once
     TASK_DATACLASS_REGISTRY["alma_lm"] = config

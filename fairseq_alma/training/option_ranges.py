@@ -12,6 +12,7 @@ import numpy as np
 
 from fairseq_alma.checkpoints.model_options import MAX_SIZE, MODELS
 from fairseq_alma.errors import AlmaError
+from fairseq_alma.learners.schedule import StageOptions
 from fairseq_alma.options import Number, Range, choices_of, ranges_of, real, whole
 
 _COUNT, _POSITIVE, _SIZE = whole(0), whole(1), whole(0, MAX_SIZE)
@@ -21,10 +22,7 @@ _COUNT_OR_NONE = whole(-1)  # fairseq says -1 for none
 _PROCESSES = whole(1, 65_536)
 
 RANGES: dict[str, Range] = {
-    **ranges_of(*MODELS),
-    # tasks
-    "--megabatch": whole(0, 9_999),
-    "--wait": _POSITIVE,
+    **ranges_of(*MODELS, StageOptions),
     # data
     "--batch-size": _POSITIVE,
     "--batch-size-valid": _POSITIVE,
