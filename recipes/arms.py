@@ -7,7 +7,9 @@
 Of the kept records ``tables.py`` writes them into anytime/README.md: ``<!-- arms NAME OPTION... -->``. ``oracle-kK`` is
 retrained on the first K mega-batches. Regret: the loss on test at an arrival minus that of the oracle of the same seed,
 in nats per token. Intervals: 95 %, of Student's t over paired seeds. Of a regret the verdict asks whether it is below
-1 %, of a difference from another arm whether it is on either side.
+1 %, of a difference from another arm whether it is on either side. Compute multiplier: as in alma-report's table of
+regrets, the updates with which the oracle reaches the last loss, over those that the arm has made, both as recorded,
+from the mean losses over the seeds.
 """
 
 import argparse
@@ -20,22 +22,19 @@ from pathlib import Path
 from typing import NamedTuple, Optional, Sequence
 
 from fairseq_alma.errors import AlmaError
-from fairseq_alma.metrics.anytime import updates_for_loss
 from fairseq_alma.report.read_run import RunTable, read_run
+from fairseq_alma.report.regret import MARGIN, compute_multiplier
 from fairseq_alma.report.spread import Spread, half_width
 
 NAME = re.compile(r"(?P<arm>.+?)(-k(?P<k>\d+))?-lr(?P<lr>[\d.]+)-seed(?P<seed>\d+)")
 PAPER = "paper"
 FIRST_OF = {"oracle": "paper", "oracle-ema": "ema", "oracle-ema-wd": "ema-wd", "oracle-best-wd": "best-wd"}
 """The oracles -> the arm that is the same training at the first arrival, before which there is nothing to differ by."""
-MARGIN = math.log(1.01)  # 1 % of perplexity, in nats
-
-
 SHOWN = {"paper": "the paper's way", "branch": "carried on, decayed branch", "ema": "carried on, average"}
 
 
 class Run(NamedTuple):
-    """What is known of one arm with one learning rate and seed: by arrival, losses in nats and costs."""
+    """What is known of one arm with one learning rate and seed: by arrival, losses in nats, updates so far, costs."""
 
     valid: dict[int, float]
     test: dict[int, float]
@@ -55,7 +54,11 @@ def arms_of(runs: RunTable) -> dict[Key, Run]:
     arms: dict[Key, Run] = defaultdict(lambda: Run(*({} for _ in Run._fields)))
     done = runs.arrivals[runs.arrivals.done]
     figures = {"valid": done.valid.map(math.log), "test": done.loss * math.log(2)}
-    figures |= {"updates": done.num_updates, "flops": done.train_flops, "params": done.num_params}
+    figures |= {
+        "updates": done.groupby("run").num_updates.cumsum(),
+        "flops": done.train_flops,
+        "params": done.num_params,
+    }
     figures |= {"seconds": done.wall_seconds}
     names = runs.facts.path.map(lambda path: NAME.fullmatch(path.name))
     for row, run, arrival in zip(done.index, done.run, done.arrival, strict=True):
@@ -91,36 +94,21 @@ def best_lr(arms: dict[Key, Run], arm: str, seed: int) -> str:
     return min((lr for lr in tried if len(tried[lr]) == furthest), key=lambda lr: statistics.fmean(tried[lr]))
 
 
-def interval(values: Sequence[float]) -> str:
-    """Spell a mean with its half-width."""
-    mean = statistics.fmean(values)
-    half = half_width(Spread.of(dict(enumerate(values))) or Spread(0))
-    return f"{mean:+.4f}" + ("" if half is None else f" ± {half:.4f}")
+def _spread(values: Sequence[float]) -> Spread:
+    found = Spread.of(dict(enumerate(values)))
+    return Spread(math.nan) if found is None else found
 
 
 def verdict(values: Sequence[float], two_sided: bool) -> str:
     """Say whether a regret is below the margin or above it, a difference within it or beyond, or neither surely."""
-    half = half_width(Spread.of(dict(enumerate(values))) or Spread(0))
+    half, mean = half_width(_spread(values)), statistics.fmean(values)
     if half is None:
         return "one seed"
-    mean = statistics.fmean(values)
     if mean + half < MARGIN and (not two_sided or mean - half > -MARGIN):
         return "within 1 %"
     if mean - half > MARGIN:
         return "above by more than 1 %" if two_sided else "worse than 1 %"
     return "below by more than 1 %" if two_sided and mean + half < -MARGIN else "not decided"
-
-
-def compute_multiplier(run: Run, oracle: Run) -> Optional[float]:
-    """Return how many times a run's updates the oracle needs for the run's last loss; None: its losses do not tell.
-
-    Counted in arrivals, for each of which all arms make as many updates, the oracle's from the beginning or not.
-    """
-    last = max(run.test)
-    arrivals = updates_for_loss(
-        [(arrival + 1.0, oracle.test[arrival]) for arrival in sorted(oracle.test)], run.test[last]
-    )
-    return None if arrivals is None else arrivals / (last + 1)
 
 
 class Chosen(NamedTuple):
@@ -169,7 +157,7 @@ def tables(arms: dict[Key, Run], tune_seed: int, against: Optional[str] = None, 
         own = [run for (each, _), run in runs.items() if each == name]
         if not own:
             continue
-        ppl = [Spread.of(dict(enumerate(math.exp(run.test[a]) for run in own))) or Spread(math.nan) for a in arrivals]
+        ppl = [_spread([math.exp(run.test[a]) for run in own]) for a in arrivals]
         flops = statistics.fmean(sum(run.flops.values()) for run in own)
         lines.append(f"| {name} | {rate} | {len(own)} | " + " | ".join(p.show(2) for p in ppl) + f" | {flops:.2e} |")
     if oracle is None:
@@ -210,7 +198,7 @@ def draw(arms: dict[Key, Run], tune_seed: int, path: Path) -> None:
             continue
         gaps = [[runs[name, seed].test[a] - runs[oracle, seed].test[a] for seed in seeds] for a in arrivals]
         means = [statistics.fmean(gap) for gap in gaps]
-        halves = [half_width(Spread.of(dict(enumerate(gap))) or Spread(0)) or 0.0 for gap in gaps]
+        halves = [half_width(_spread(gap)) or 0.0 for gap in gaps]
         places = [a + 0.06 * (shift - 1) for a in arrivals]
         axes.errorbar(places, means, yerr=halves, marker="o", capsize=3, label=label)
     axes.axhspan(0, MARGIN, color="0.9", label="1 % of perplexity")
@@ -251,13 +239,19 @@ def _regret_table(
             for s, run in own.items()
             if s in papers and (gap := sum(papers[s].test[a] - oracles[s].test[a] for a in arrivals))
         ]
-        ratios = [compute_multiplier(run, oracles[s]) for s, run in own.items()]
-        known = [ratio for ratio in ratios if ratio is not None]
-        multiplier = f"{statistics.fmean(known):.2f}" if len(known) == len(ratios) else "–"
-        cells = [f"{interval(values)} ({verdict(values, two_sided)})" for values in regrets]
+        first = next(iter(own))
+        points = [
+            (float(oracles[first].updates[a]), statistics.fmean(oracles[s].test[a] for s in own)) for a in arrivals
+        ]
+        last = statistics.fmean(run.test[arrivals[-1]] for run in own.values())
+        ratio = compute_multiplier(points, last, own[first].updates[arrivals[-1]])
+        multiplier = "–" if ratio is None else f"{ratio:.2f}"
+        cells = [f"{_spread(values).show_interval()} ({verdict(values, two_sided)})" for values in regrets]
         share = f"{100 * statistics.fmean(closed):.0f} %" if closed else "–"
         lines.append(
-            f"| {name} | {len(own)} | " + " | ".join(cells) + f" | {interval(sums)} | {share} | {multiplier} |"
+            f"| {name} | {len(own)} | "
+            + " | ".join(cells)
+            + f" | {_spread(sums).show_interval()} | {share} | {multiplier} |"
         )
     return lines
 

@@ -27,9 +27,8 @@ class Experiment:
     """One learner with all its settings, over any number of seeds.
 
     Attributes:
-        runs: their facts, with distinct seeds, the furthest one first.
+        runs: their facts, with distinct seeds, the furthest one first; ``arrivals`` are theirs.
         first: the facts of that one; what all seeds share can be read off it.
-        arrivals: of these runs.
         label: the learner and its variant: ``SM_w3 (3x steps)``.
         times: updates per stage, of the fewest that an experiment with this backbone has; 1 where nothing is said.
         size: of the backbone; empty where all experiments of the report have the same.
@@ -57,12 +56,9 @@ class Experiment:
     @property
     def _parts(self) -> str:
         """What a model is made of: ``4 experts``, ``4@1 to 4@4 experts``, ``5 models``; empty for a single one."""
-        experts = self.first.experts
-        unit, sizes = (
-            "models" if experts.endswith(" models") else "experts",
-            experts.removesuffix(" models").split(", "),
-        )
+        sizes = self.first.experts.removesuffix(" models").split(", ")
         text = sizes[0] if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]}"
+        unit = "models" if self.first.experts.endswith(" models") else "experts"
         return "" if text in ("1", "–") else f"{text} {unit}"
 
     def spread(self, column: str) -> Optional[Spread]:
@@ -168,18 +164,15 @@ def _spell(name: str, value: str) -> str:
 
 def names_of(groups: Sequence[Experiment]) -> list[str]:
     """Name experiments as briefly as tells them apart: by learner and wait, or with their experts, or by everything."""
-    spelled = [
-        (
-            each.label, replace(each, size="", note="").name, f"{each.label}, {each.size}".removesuffix(", "),
-            replace(each, size="").name, each.name,
-        )
-        for each in groups
-    ]  # fmt: skip
-    names = []
-    for own in spelled:
-        brief = (name for name, *others in zip(*[own, *spelled], strict=True) if others.count(name) == 1)
-        names.append(next(brief, own[-1]))
-    return names
+    ways: tuple[Callable[[Experiment], str], ...] = (
+        lambda each: each.label, lambda each: replace(each, size="", note="").name,
+        lambda each: f"{each.label}, {each.size}".removesuffix(", "), lambda each: replace(each, size="").name,
+    )  # fmt: skip
+    spelled = [[way(each) for each in groups] for way in ways]
+    found = (
+        next((all_[i] for all_ in spelled if all_.count(all_[i]) == 1), each.name) for i, each in enumerate(groups)
+    )
+    return list(found)
 
 
 def naming_of(groups: Sequence[Experiment]) -> Callable[[Experiment], dict[str, Any]]:

@@ -20,13 +20,10 @@ class Verdict(enum.Enum):
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two figures of which the claim says that the first is the lower one.
+    """Two figures of which the claim says that the first, ``low``, is the lower one.
 
     Attributes:
-        lower: what is to be lower, named.
-        higher: what it is compared with, named.
-        low: its figure over seeds.
-        high: the figure of the other.
+        lower: what has the first, named; ``higher`` the other.
         what: the figure's name.
         digits: decimals to show; None: two digits that count.
         scale: what it is shown in units of.

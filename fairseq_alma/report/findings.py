@@ -33,24 +33,20 @@ ALIKE = ["backbone", "variant", "gate", "num_experts_given", "num_arrivals"]
 
 @dataclass(frozen=True, eq=False)
 class Evidence:
-    """What findings are worked out from.
+    """What findings are worked out from: the experiments on one stream, in one setting.
 
     Attributes:
-        groups: the experiments on one stream, in one setting.
-        measure: what their values are.
-        controls: number of an experiment with i.i.d. controls -> the values of both, see `tables.controls`.
+        groups: the experiments.
+        early: the arrival that ends the first tenth of the stream.
+        controls: number of an experiment with i.i.d. controls -> the values of both, see `experiment.controls`.
         waits: number of the best experiment of a learner and size -> those of all its waiting times.
     """
 
     groups: Sequence[Experiment]
     measure: Measure
+    early: int
     controls: Mapping[int, Mapping[int, tuple[Spread, Spread]]]
     waits: dict[int, list[int]] = field(default_factory=dict)
-
-    @property
-    def early(self) -> int:
-        """The arrival that ends the first tenth of the stream."""
-        return max(0, max(each.first.num_arrivals for each in self.groups) // 10 - 1)
 
 
 def all_findings(runs: RunTable) -> list[tuple[Any, list[Finding]]]:
@@ -67,14 +63,10 @@ def _claims() -> list[dict[str, Any]]:
 
 def _findings(runs: RunTable) -> list[Finding]:
     groups = experiments(runs)
-    kind = groups[0].first.kind
-    found = {id(sequential): pairs for sequential, pairs in controls(groups)}
-    evidence = Evidence(
-        groups, MEASURES[kind], {rank: found[id(each)] for rank, each in enumerate(groups) if id(each) in found}
-    )
+    kind, early = groups[0].first.kind, max(0, max(each.first.num_arrivals for each in groups) // 10 - 1)
+    evidence = Evidence(groups, MEASURES[kind], early, {groups.index(each): found for each, found in controls(groups)})
     pairs = _pairs(evidence)
-    early = "one mega-batch" if evidence.early == 0 else "a tenth of the stream"
-    words = {"anytime": evidence.measure.anytime, "early": early}
+    words = {"anytime": MEASURES[kind].anytime, "early": "a tenth of the stream" if early else "one mega-batch"}
     copies = [max(spread.by_seed.values()) for each in groups if _copies(each) and (spread := each.spread("max_jump"))]
     findings = []
     for claim in _claims():
@@ -147,11 +139,9 @@ def _experiments(evidence: Evidence) -> DataFrame:
     waits = frame[frame.counts & is_early & ~frame.replay & (frame.times == 1)].drop_duplicates([*ALIKE, "wait"])
     others = waits.groupby(ALIKE)
     least, most = others.wait.transform("min"), others.wait.transform("max")
-    frame["wait_place"] = (
-        (waits.wait > least)
-        .map({True: "most", False: "least"})
-        .where((waits.wait == least) | (waits.wait == most), "middle")
-    )
+    frame.loc[waits.index, "wait_place"] = "middle"
+    frame.loc[waits.index[waits.wait == most], "wait_place"] = "most"
+    frame.loc[waits.index[waits.wait == least], "wait_place"] = "least"
     best = waits[others.anytime.transform("min") == waits.anytime].drop_duplicates(ALIKE)
     frame["is_best_wait"] = frame.index.isin(best.index) & frame.index.isin(waits[least < most].index)
     evidence.waits.update({rank: [*others.groups[tuple(waits.loc[rank, ALIKE])]] for rank in best.index})
@@ -167,7 +157,7 @@ def _pairs(evidence: Evidence) -> DataFrame:
     frame = _experiments(evidence)
     high, low = (frame.assign(**{"": frame.index}).add_prefix(f"{side}_") for side in ("high", "low"))
     pairs = high.merge(low, how="cross").rename(columns={"high_": "high", "low_": "low"})
-    is_text, early = evidence.measure.per == "token", evidence.early
+    is_text = evidence.measure.per == "token"
     for name in ("learner", "size", "wait", "label", "experts", "variant", "gate", "num_experts_given"):
         column = "backbone" if name == "size" else name
         pairs[f"same_{name}"] = pairs[f"low_{column}"] == pairs[f"high_{column}"]
@@ -178,7 +168,7 @@ def _pairs(evidence: Evidence) -> DataFrame:
         pairs.same_variant & pairs.same_num_experts_given & pairs.same_gate & pairs.same_length
     )
     pairs = pairs.assign(
-        is_text=is_text, early=early, twins=pairs.same_label & pairs.same_variant & pairs.same_experts,
+        is_text=is_text, early=evidence.early, twins=pairs.same_label & pairs.same_variant & pairs.same_experts,
         usual_steps=counts & (pairs.low_times == 1) & (pairs.high_times == 1),
         without_replay=counts & ~pairs.low_replay & ~pairs.high_replay,
         ratio=numpy.maximum(pairs.low_num_params, pairs.high_num_params)

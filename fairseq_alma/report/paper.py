@@ -50,8 +50,8 @@ _OPTION = re.compile(r"(?<!\S)--\S+")
 class PerplexityRow(Struct, frozen=True):
     """A row of Table 2: size (``base``, ``large``), learner with its variant, experts, what came of four mega-batches.
 
-    ``experts``: in each Switch layer, ``@`` models; ``params``: in millions, one for all or one for each;
-    ``ppl``: test perplexity, None while the learner waits.
+    ``experts``: in each Switch layer, ``@`` models; ``params``: in millions, one for all or one for each; ``ppl``: test
+    perplexity, None while the learner waits.
     """
 
     size: str
@@ -120,7 +120,7 @@ def _run(row: PerplexityRow) -> RunRows:
             "test_flops_per_token": predicting * members / TOKENS_PER_SEQUENCE,
         })  # fmt: skip
     stream = {"kind": TEXT, "path": "paper", "fingerprint": "paper", "vocab_size": VOCAB_SIZE, "num_megabatches": 4}
-    options = {"wait": 1, "replay": False, "drop_rest": False, "init": usual_init(learner, "text")}
+    options = {"wait": 1, "replay": False, "drop_rest": False, "iid": None, "init": usual_init(learner, "text")}
     train_options = {"--arch": f"alma_switch_lm_{row.size}", "--num-experts": row.experts}
     run = {"learner": learner, "seed": 0, "options": options, "train_options": train_options, "stream": stream}
     return rows_of(Path(f"{row.size}-{name}-{row.experts}"), run, records)

@@ -60,7 +60,7 @@ def name_of(learner: str, kind: str) -> str:
 
 def label_of(run: Mapping[str, Any]) -> str:
     """Name learner, waiting time, variant and preset, as the paper's tables do: what is not the default is added."""
-    name, preset, iid = name_of(run["learner"], run["stream"]["kind"]), preset_of(run), run["options"].get("iid")
+    name, preset, iid = name_of(run["learner"], run["stream"]["kind"]), preset_of(run), run["options"]["iid"]
     if iid is not None:
         return f"{name} iid k{iid}"
     unusual = _unusual_options(run)
@@ -78,7 +78,7 @@ def variant_of(run: Mapping[str, Any]) -> str:
 
 
 def _unusual_options(run: Mapping[str, Any]) -> dict[str, str]:
-    """Return which options of alma-stream are neither the default nor what the preset says. Older runs lack some."""
+    """Return which options of alma-stream are neither the default nor what the preset says."""
     options, learner, kind = run["options"], run["learner"], run["stream"]["kind"]
     known = LEARNERS.get(kind, {}).get(learner)
     usual = {} if known is None else {name: each.default_on(kind) for name, each in options_of(known).items()}

@@ -16,12 +16,9 @@ _T_POINTS = (
 
 @dataclass(frozen=True)
 class Spread:
-    """A figure over seeds.
+    """A figure over seeds, or a constant, which has none.
 
-    Attributes:
-        mean: over the seeds.
-        deviation: standard deviation with n - 1; NaN for one seed, or where a value is infinite.
-        by_seed: the figure of each seed; empty for a constant.
+    ``deviation`` is the standard deviation with n - 1; NaN for one seed, or where a value is infinite.
     """
 
     mean: float

@@ -22,15 +22,11 @@ class FigureFile:
 
 
 def draw_all(runs: RunTable, out: Path, paper: bool = False) -> list[FigureFile]:
-    """Draw what the runs allow; what they do not allow is left out.
+    """Draw what the runs allow, text and images, finished or not, into a folder; what they do not allow is left out.
 
-    A figure that cannot be drawn because a file of a run is damaged is named on standard error; the others are drawn.
-
-    Args:
-        runs: of any learners, text and images, finished or not. Those on different streams get figures of their own,
-            under names that end with a number.
-        out: folder for the files; made where it is missing.
-        paper: draw the paper's own results beside those of the runs, where a figure has a place for them.
+    Runs on different streams get figures of their own, under names that end with a number. A figure that cannot be
+    drawn because a file of a run is damaged is named on standard error; the others are drawn. ``paper``: draw the
+    paper's own results beside those of the runs, where a figure has a place for them.
 
     Raises:
         AlmaError: matplotlib is not installed.
