@@ -30,8 +30,8 @@ class LoopOptions(Options):
     lr: Optional[float] = opt(
         None, "learning rate, the same for all epochs", range=real(0, above=True), kinds=IMAGES, metavar="X"
     )
-    max_epoch: int = opt(100, "epochs of a stage", range=whole(1), kinds=IMAGES)
-    batch_size: int = opt(128, "images of an update", range=whole(1), kinds=IMAGES)
+    max_epoch: int = opt(int(BOTH_STUDIES["--max-epoch"]), "epochs of a stage", range=whole(1), kinds=IMAGES)
+    batch_size: int = opt(int(BOTH_STUDIES["--batch-size"]), "images of an update", range=whole(1), kinds=IMAGES)
     patience: Optional[int] = opt(
         None, "stop after N epochs without a better one (default: never)", range=whole(1), kinds=IMAGES
     )
