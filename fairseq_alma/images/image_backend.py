@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any, Mapping, Optional, Sequence
 
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.files import write_together
 from fairseq_alma.growth.gate_tree import nested_gate_trees
 from fairseq_alma.images.first_weights import GROWTH_FLOPS, Group, start_stage
-from fairseq_alma.images.image_network import member_states
+from fairseq_alma.images.image_network import ImageNetwork, member_states
 from fairseq_alma.images.image_settings import ImageSettings
 from fairseq_alma.images.model_store import (
     UNFINISHED,
@@ -30,12 +30,23 @@ from fairseq_alma.images.model_store import (
 )
 from fairseq_alma.images.predictions import Examples, Predictions, write_experts
 from fairseq_alma.images.stage_average import average_of, measure_batch_norm, share_of_new
-from fairseq_alma.images.stage_images import BOOTSTRAP, ORDER, ImageInput, TrainingImages, bootstrap, seeded
+from fairseq_alma.images.stage_images import (
+    BOOTSTRAP,
+    ORDER,
+    ImageInput,
+    TrainingImages,
+    batch_sizes,
+    bootstrap,
+    seeded,
+)
 from fairseq_alma.images.stage_training import StageTraining
 from fairseq_alma.learners.plan import ModelId, StagePlan, Training
+from fairseq_alma.learners.schedule import Stage
 from fairseq_alma.runs.loop import Run
 from fairseq_alma.runs.run_folder import RunFolder
 from fairseq_alma.runs.steps import StageWork, Step
+from fairseq_alma.training.branch import LRBranch
+from fairseq_alma.training.feature import Features, Part
 from fairseq_alma.training.stage_ends import StageEnds
 
 SAVE_EVERY_SECONDS = 20.0
@@ -50,11 +61,11 @@ class RunModels:
         run: the run.
         settings: of all runs.
         test: examples of the test set.
-        ends: what predicts, and what a stage begins with.
+        predicts_with: see `Features.predicts_with`.
     """
 
-    def __init__(self, run: Run, settings: ImageSettings, test: Examples, ends: StageEnds) -> None:
-        self.store = ModelStore(run.folder, settings, ends.stage_average is not None)
+    def __init__(self, run: Run, settings: ImageSettings, test: Examples, predicts_with: str) -> None:
+        self.store = ModelStore(run.folder, settings, predicts_with)
         joint_logits = settings.joint_logits if settings.is_joint else None
         self.predictions = Predictions(test, self.store.network_of, joint_logits)
         self.last_stage = len(run.plans) - 1
@@ -69,8 +80,8 @@ class ImageBackend:
         shared_folder: where several runs keep the training that they share.
         group_size: train so many members of a stage in a network of their own; their last digits do not depend on the
             others then. None: train all of them in one.
-        ends: what predicts after a stage, and what the next one begins with.
         keep_maps: leave which experts test images go to after every stage, not after the last one alone.
+        features: what trainings do beside learning, what predicts after a stage, and what the next one begins with.
     """
 
     def __init__(
@@ -80,13 +91,15 @@ class ImageBackend:
         shared_folder: Path,
         group_size: Optional[int] = None,
         keep_maps: bool = False,
-        ends: Optional[StageEnds] = None,
+        features: Optional[Features] = None,
     ) -> None:
         self.settings, self.shared_folder = settings, shared_folder
-        self.group_size, self.keep_maps, self.ends = group_size, keep_maps, ends or StageEnds()
+        self.group_size, self.keep_maps, self.features = group_size, keep_maps, features or Features()
+        self.ends, self.branch = self.features[StageEnds], self.features[LRBranch]
         self.stream = settings.stream
         self.source = ImageInput(self.stream.mean, self.stream.std, self.stream.augment).to(settings.device)
-        self.models = {run.folder.root: RunModels(run, settings, self._test_examples, self.ends) for run in runs}
+        how = (settings, self._test_examples, self.features.predicts_with)
+        self.models = {run.folder.root: RunModels(run, *how) for run in runs}
 
     def steps(self, folder: RunFolder, plan: StagePlan) -> list["ImageStep"]:
         """Return the steps of a stage: its models are trained side by side, or in groups; see `steps.Backend`."""
@@ -117,18 +130,21 @@ class ImageBackend:
                 model.num_images * store.flops_of(model.grown).train + model.growth.get(GROWTH_FLOPS, 0)
                 for model in models
             ),
-            **self._describe_ends(work.plan.stage.index),
+            **self._describe(work.plan.stage),
         }
 
-    def _describe_ends(self, stage: int) -> dict[str, Any]:
-        """Return what stage.json says of the options of stages' ends; nothing for the paper's way."""
-        if not self.ends.record():
+    def _describe(self, stage: Stage) -> dict[str, Any]:
+        """Return what stage.json says of features; nothing for the paper's way."""
+        if not self.features.record():
             return {}
+        described: dict[str, Any] = {"predicts_with": self.features.predicts_with}
+        if self.branch.branch_decay is not None:
+            num_images = len(self.stream.train_indices(stage.megabatches))
+            described["branch_updates"] = self.branch.num_updates(self._updates_of(num_images))
         average = self.ends.stage_average
-        described: dict[str, Any] = {"predicts_with": "last" if average is None else "average"}
         if average is not None:
-            described["newest_share"] = share_of_new(stage, average)
-        if stage and self.ends.shrink_perturb is not None:
+            described["newest_share"] = share_of_new(stage.index, average)
+        if stage.index and self.ends.shrink_perturb is not None:
             described["kept_share"] = self.ends.shrink_perturb
         return {"anytime": described}
 
@@ -180,39 +196,68 @@ class ImageBackend:
         bootstraps = [_bootstrap(training, plan, len(rows)) for _, training in group]
         data = TrainingImages.of(self._bytes(rows), self._labels(rows), bootstraps, self.source)
         orders = [seeded(training.seed, plan.stage.index, ORDER) for _, training in group]
-        training = StageTraining(start.network, data, *valid, self.settings.training(), orders)
+        training = self._training(start.network, data, valid, orders)
         self._run(works, training, [each.seed for _, each in group])
         training.finish()
-        averages = self._averages(group, plan.stage.index, training, rows)
+        tested = self._tested(group, plan.stage.index, training, rows)
+        of_copy = self._images_of_copy(data)
 
         def keep(unit: int) -> None:
             store, each = group[unit]
             epochs = training.epochs_of(unit)
-            counts = (epochs * training.updates_per_epoch, epochs * data.num_images)
-            store[each.model] = TrainedModel(training.states[unit], start.grown, *counts, start.growth, averages[unit])
+            counts = (epochs * training.updates_per_epoch, epochs * data.num_images + of_copy)
+            store[each.model] = TrainedModel(training.states[unit], start.grown, *counts, start.growth, tested[unit])
 
         write_together([partial(keep, unit) for unit in range(len(group))])
 
-    def _averages(
+    def _updates_of(self, num_images: int) -> int:
+        """Return the updates of a stage that no early stop ends."""
+        how = self.settings.training()
+        return how.max_epoch * len(batch_sizes(num_images, how.batch_size))
+
+    def _training(
+        self, network: ImageNetwork, data: TrainingImages, valid: Examples, orders: list[Generator]
+    ) -> StageTraining:
+        """Return the training of a stage, with what it does beside learning, and with its copy, if one branches off."""
+        whole = self._updates_of(data.num_images)
+        training, copy = (self.features.for_part(Part(0, whole, is_branch)) for is_branch in (False, True))
+        own = (copy, whole - self.branch.num_updates(whole)) if self.branch.copies else ()
+        return StageTraining(network, data, *valid, self.settings.training(), orders, training, *own)
+
+    def _images_of_copy(self, data: TrainingImages) -> int:
+        """Return the images that the copy of a training is trained on from where it differs."""
+        if not self.branch.copies:
+            return 0
+        whole, how = self._updates_of(data.num_images), self.settings.training()
+        epochs, updates = divmod(whole - self.branch.num_updates(whole), len(data.sizes(how.batch_size)))
+        return (how.max_epoch - epochs) * data.num_images - sum(data.sizes(how.batch_size)[:updates])
+
+    def _tested(
         self, group: Group, stage: int, training: StageTraining, rows: Any
     ) -> Sequence[Optional[Mapping[str, Tensor]]]:
-        """Return the average of each unit over the ends of stages, with batch norm measured on the stage's images."""
+        """Return what is tested of each unit: an average, with batch norm measured on the stage's images, or a copy."""
         how = self.ends.stage_average
-        if how is None:
-            return [None] * len(group)
-        averages = [
-            average_of(None if each.start is None else store[each.start].average, state, share_of_new(stage, how))
-            for (store, each), state in zip(group, training.states, strict=True)
-        ]
-        if stage:
-            trained = [TrainedModel(state, self.settings.grown_layers(training.network), 0, 0) for state in averages]
-            network = build_network(self.settings, trained)
-            measure_batch_norm(
-                network, self._examples(rows)[0].split(training.data.sizes(training.settings.batch_size))
-            )
-            states = [network.state_dict()] if self.settings.is_joint else member_states(network)
-            averages = [{name: tensor.clone() for name, tensor in state.items()} for state in states]
-        return averages
+        if how is not None:
+            share = share_of_new(stage, how)
+            pairs = zip(group, training.states, strict=True)
+            tested = [
+                average_of(None if each.start is None else store[each.start].tested, state, share)
+                for (store, each), state in pairs
+            ]
+            return self._measured(tested, training, rows) if stage else tested
+        if self.features.predicts_with == "average":
+            return self._measured([each for each in training.tested if each is not None], training, rows)
+        return training.tested
+
+    def _measured(
+        self, averages: Sequence[Mapping[str, Tensor]], training: StageTraining, rows: Any
+    ) -> list[Mapping[str, Tensor]]:
+        """Return averages with what batch norm measures of the stage's images."""
+        trained = [TrainedModel(state, self.settings.grown_layers(training.network), 0, 0) for state in averages]
+        network = build_network(self.settings, trained)
+        measure_batch_norm(network, self._examples(rows)[0].split(training.data.sizes(training.settings.batch_size)))
+        states = [network.state_dict()] if self.settings.is_joint else member_states(network)
+        return [{name: tensor.clone() for name, tensor in state.items()} for state in states]
 
     def _unfinished(self, works: Sequence[StageWork]) -> Path:
         """Return where a training that is cut off is resumed from."""
@@ -230,14 +275,14 @@ class ImageBackend:
             _resume(training, before, unfinished)
         per_epoch, num_images = training.updates_per_epoch, training.data.num_images * len(of_seeds)
         saved = began = time.monotonic()
-        done = training.epoch
-        max_update = training.settings.max_epoch * per_epoch
-        with work.display.training(work.plan, None, max_update, training.epoch * per_epoch) as progress:
+        done, of_all = training.num_epochs
+        with work.display.training(work.plan, None, of_all * per_epoch, done * per_epoch) as progress:
             while not training.is_over:
                 loss = training.run_epoch()
                 now = time.monotonic()
-                rate = (training.epoch - done) * num_images / max(now - began, 1e-9)
-                progress.update(training.epoch * per_epoch, loss, rate)
+                epochs, _ = training.num_epochs
+                rate = (epochs - done) * num_images / max(now - began, 1e-9)
+                progress.update(epochs * per_epoch, loss, rate)
                 if now - saved >= SAVE_EVERY_SECONDS and not training.is_over:
                     work.folder.require_in_place()
                     write_unfinished(unfinished, {**training.state_dict(), SEEDS: of_seeds})

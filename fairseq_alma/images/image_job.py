@@ -12,9 +12,9 @@ from fairseq_alma.learners.plan import StagePlan
 from fairseq_alma.options import without
 from fairseq_alma.runs.loop import Run
 from fairseq_alma.runs.request import RunRequest
-from fairseq_alma.runs.run_folder import EVALUATED_FILE, RunFolder
+from fairseq_alma.runs.run_folder import EVALUATED_FILE, RunFolder, predicting_checkpoint
 from fairseq_alma.terminal import shell_words
-from fairseq_alma.training.stage_ends import StageEnds
+from fairseq_alma.training.feature import Features, Setting
 from fairseq_alma.watch.run_display import describe_stage
 
 if TYPE_CHECKING:
@@ -44,6 +44,7 @@ class ImageJob:
         self.images = ImageStream.open(stream.root)
         self.options = ImageTrainOptions(words, request.learner, self.images.has_photographs, request.preset)
         self.overridden: tuple[str, ...] = self.options.overridden
+        self.features = request.features.with_options(self.options.feature_values())
 
     def last(self, name: str) -> Optional[tuple[str, ...]]:
         """Return the values of an option after ``--``; see `request.Job`."""
@@ -70,7 +71,7 @@ class ImageJob:
 
     def predictor(self, folder: RunFolder, plan: StagePlan) -> tuple[Path, Sequence[Path]]:
         """Return the checkpoint that stands for what predicts after a stage; see `request.Job`."""
-        members = [folder.checkpoint(model) for model in plan.predictors]
+        members = [predicting_checkpoint(folder, model, self.features.predicts_with) for model in plan.predictors]
         if len(members) == 1:
             return members[0], ()
         return folder.stage_folder(plan.stage.index) / EVALUATED_FILE, members
@@ -95,7 +96,10 @@ class ImageJob:
         for growth in {training.growth for training in trainings if training.growth is not None}:
             settings.check_growth(growth)
         group_size = self.request.group_size if self.request.trains_members_apart else None
-        how = (group_size, self.request.keep_checkpoints, self.request.features[StageEnds])
+        setting = Setting(settings.device.type, str(settings.cfg.optimizer._name))
+        features = Features(self.features.each, setting)
+        features.prepare()
+        how = (group_size, self.request.keep_checkpoints, features)
         return lambda runs: ImageBackend(settings, runs, self.request.run, *how)
 
     def _check_validation(self, plans: Sequence[StagePlan]) -> None:

@@ -53,9 +53,13 @@ class ImageNetwork(nn.Module):
 
     def member_state(self, member: int) -> dict[str, Tensor]:
         """Return the state of one member, as the state of a network with this member alone; its memory is shared."""
+        return self.part_of(self.state_dict(), member)
+
+    def part_of(self, state: Mapping[str, Tensor], member: int) -> dict[str, Tensor]:
+        """Return what a state, or what has names out of it, says of one member; as `member_state`."""
         if self.num_members == 1:
-            return self.state_dict()
-        return {name: tensor[member : member + 1] for name, tensor in self.state_dict().items()}
+            return dict(state)
+        return {name: tensor[member : member + 1] for name, tensor in state.items()}
 
     def load_member_state(self, member: int, state: Mapping[str, Tensor]) -> None:
         """Load the state of one member. Raises KeyError or RuntimeError if it does not fit."""
@@ -84,9 +88,10 @@ class SideBySide(ImageNetwork):
         for network, generator in zip(self._each(), generators, strict=True):
             network.reset_parameters([generator])
 
-    def member_state(self, member: int) -> dict[str, Tensor]:
-        """Return the state of one network."""
-        return self.networks[member].state_dict()
+    def part_of(self, state: Mapping[str, Tensor], member: int) -> dict[str, Tensor]:
+        """Return what a state says of one network; see `ImageNetwork`."""
+        prefix = f"networks.{member}."
+        return {name.removeprefix(prefix): tensor for name, tensor in state.items() if name.startswith(prefix)}
 
     def _each(self) -> Iterator[ImageNetwork]:
         for network in self.networks:

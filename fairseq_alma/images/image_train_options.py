@@ -5,12 +5,13 @@ AdaDelta, CIFAR a VGG network and SGD.
 """
 
 from dataclasses import dataclass
-from typing import Mapping, Optional, Sequence
+from typing import Any, Mapping, Optional, Sequence
 
 from fairseq_alma.checkpoints.model_options import IMAGES, NETWORK, VGGVariantOptions
 from fairseq_alma.learners.learner import Learner
 from fairseq_alma.learners.presets import BOTH_STUDIES, MLP_STUDY, VGG_STUDY, Preset, filled
-from fairseq_alma.options import GivenOption, Options, flags_of, group_words, opt, real, whole
+from fairseq_alma.options import TRAINING, GivenOption, Options, flags_of, group_words, opt, options_of, real, whole
+from fairseq_alma.training.feature import FEATURES
 from fairseq_alma.training.option_ranges import check_words
 from fairseq_alma.watch.sinks import CURVE_OPTIONS
 
@@ -122,17 +123,26 @@ class ImageTrainOptions:
 
     def words(self) -> list[str]:
         """Return all that fairseq's parser of a training needs."""
-        left_out = (*CURVE_OPTIONS, *OWN_OPTIONS)
+        left_out = (*CURVE_OPTIONS, *OWN_OPTIONS, *feature_options())
         return _flatten([option for option in self.values.items() if option[0] not in left_out])
 
     def last(self, name: str) -> "tuple[str, ...] | None":
         """Return the values of an option, or None."""
         return self.values.get(name)
 
+    def feature_values(self) -> dict[str, Any]:
+        """Return what is given of the options of features, by the names of their fields.
+
+        Raises:
+            ValueError: one has a value that it cannot have.
+        """
+        found = ((option, self.values[flag]) for flag, option in feature_options().items() if flag in self.values)
+        return {option.name: option.value(" ".join(values)) if values else True for option, values in found}
+
     @staticmethod
     def _refuse_unknown(given: Mapping[str, tuple[str, ...]]) -> None:
         of_optimizers = {name for names in OPTIMIZERS.values() for name in names}
-        known = {*MODEL_OPTIONS, *TRAINING_OPTIONS, *CURVE_OPTIONS, *of_optimizers}
+        known = {*MODEL_OPTIONS, *TRAINING_OPTIONS, *CURVE_OPTIONS, *of_optimizers, *feature_options()}
         for name in given:
             if name not in known:
                 raise ValueError(
@@ -154,6 +164,16 @@ class ImageTrainOptions:
         for name, instead in learner.owned.items():
             if any(self.values.get(name, ())):
                 raise ValueError(f"{name} after the --: {instead}")
+
+
+def feature_options() -> dict[str, Any]:
+    """Return the options of features that stand after ``--`` and mean something to a training on images, by flag."""
+    return {
+        option.flag: option
+        for kind in FEATURES
+        for option in options_of(kind).values()
+        if option.side == TRAINING and "images" in option.kinds and option.flag not in kind.owned
+    }
 
 
 def _flatten(options: Sequence[GivenOption]) -> list[str]:

@@ -22,12 +22,10 @@ from fairseq_alma.images.image_classifier import GrownLayers
 from fairseq_alma.images.image_network import ImageNetwork, NetworkFlops, count_flops
 from fairseq_alma.images.image_settings import ImageSettings
 from fairseq_alma.learners.plan import ModelId
-from fairseq_alma.runs.run_folder import RunFolder
+from fairseq_alma.runs.run_folder import AVERAGE, BRANCH, RunFolder, predicting_checkpoint
 from fairseq_alma.terminal import tell
 
 UNFINISHED = "training.pt"
-AVERAGE = "checkpoint_average.pt"
-"""The averaged weights at the ends of stages, as a checkpoint of their own beside the last one."""
 TRAINING_KEY = "alma_image_training"
 """Key in a checkpoint's ``extra_state``: what `TrainedModel` says beside weights and configuration."""
 _FACTS = {"grown": dict, "num_updates": int, "num_images": int, "growth": dict}
@@ -44,7 +42,7 @@ class TrainedModel:
         num_updates: updates of its last stage.
         num_images: images that these updates trained on, each pass counted.
         growth: what the growth step before its last stage did; empty where it did not grow.
-        average: what predicts instead of its weights; it has a file of its own.
+        tested: what predicts instead of its weights, an average or a copy; it has a file of its own.
     """
 
     state: Mapping[str, Tensor]
@@ -52,12 +50,12 @@ class TrainedModel:
     num_updates: int
     num_images: int
     growth: Mapping[str, Any] = field(default_factory=dict)
-    average: Optional[Mapping[str, Tensor]] = None
+    tested: Optional[Mapping[str, Tensor]] = None
 
     @property
     def predicting(self) -> "TrainedModel":
         """The model by which it predicts."""
-        return self if self.average is None else replace(self, state=self.average, average=None)
+        return self if self.tested is None else replace(self, state=self.tested, tested=None)
 
 
 def write_model(path: Path, model: TrainedModel, config: Mapping[str, Any]) -> None:
@@ -147,10 +145,11 @@ def remove_unfinished(path: Path) -> None:
 
 def remove_model(folder: Path) -> None:
     """Remove what is kept of a model, and its folder if nothing else is in it."""
-    for name in (LAST_CHECKPOINT, AVERAGE, UNFINISHED):
-        (folder / name).unlink(missing_ok=True)
-    if folder.is_dir() and not any(folder.iterdir()):
-        folder.rmdir()
+    for here, names in ((folder / BRANCH, (LAST_CHECKPOINT,)), (folder, (LAST_CHECKPOINT, AVERAGE, UNFINISHED))):
+        for name in names:
+            (here / name).unlink(missing_ok=True)
+        if here.is_dir() and not any(here.iterdir()):
+            here.rmdir()
 
 
 class ModelStore:
@@ -159,11 +158,11 @@ class ModelStore:
     Args:
         folder: the run.
         settings: of the run.
-        has_averages: whether each model has an average beside its weights.
+        predicts_with: what predicts: the ``last`` weights of a model, or others beside them, which have their own file.
     """
 
-    def __init__(self, folder: RunFolder, settings: ImageSettings, has_averages: bool = False) -> None:
-        self.folder, self.settings, self.has_averages = folder, settings, has_averages
+    def __init__(self, folder: RunFolder, settings: ImageSettings, predicts_with: str = "last") -> None:
+        self.folder, self.settings, self.predicts_with = folder, settings, predicts_with
         self.models: dict[ModelId, TrainedModel] = {}
         self.flops: dict[GrownLayers, NetworkFlops] = {}
         self.kept: Optional[set[ModelId]] = None
@@ -175,8 +174,7 @@ class ModelStore:
 
     def is_whole(self, model: ModelId) -> bool:
         """Tell whether a model's file has its end: what torch saves is a zip file, its directory stands last."""
-        has_average = not self.has_averages or zipfile.is_zipfile(self._average(model))
-        return has_average and zipfile.is_zipfile(self._path(model))
+        return all(zipfile.is_zipfile(path) for path in (self._tested(model), self._path(model)))
 
     def __getitem__(self, model: ModelId) -> TrainedModel:
         """Return a model. Raises AlmaError if it is gone."""
@@ -193,8 +191,8 @@ class ModelStore:
         """Take in a model, and write its checkpoint."""
         self.folder.require_in_place()
         config = self.settings.checkpoint_config(trained.grown)
-        if trained.average is not None:  # first, as a model is there when its last checkpoint is
-            write_model(self._average(model), trained.predicting, config)
+        if trained.tested is not None:  # first, as a model is there when its last checkpoint is
+            write_model(self._tested(model), trained.predicting, config)
         write_model(self._path(model), trained, config)
         self.models[model] = trained
 
@@ -234,13 +232,12 @@ class ModelStore:
                 f"{self._path(model)}: not the weights of this run's network ({error}); remove "
                 f"{self.folder.stage_folder(model.stage)} to train that stage again"
             ) from error
-        if not self.has_averages:
+        if self.predicts_with == "last":
             return trained
-        average = read_model(self._average(model), self.settings.read_grown)
-        return replace(trained, average=average.state)
+        return replace(trained, tested=read_model(self._tested(model), self.settings.read_grown).state)
 
-    def _average(self, model: ModelId) -> Path:
-        return self.folder.model_folder(model) / AVERAGE
+    def _tested(self, model: ModelId) -> Path:
+        return predicting_checkpoint(self.folder, model, self.predicts_with)
 
     def _path(self, model: ModelId) -> Path:
         return self.folder.checkpoint(model)

@@ -8,6 +8,7 @@ B images, K classes.
 """
 
 import math
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any, Callable, Mapping, Optional, Sequence
 
@@ -19,6 +20,8 @@ from fairseq_alma.checkpoints.training_state import check_optimizer
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.images.image_network import ImageNetwork, join_logits, load_exactly, member_logits, member_states
 from fairseq_alma.images.stage_images import TrainingImages
+from fairseq_alma.training.average import WeightAverage
+from fairseq_alma.training.feature import Features
 
 PART = 65_536  # numbers: an optimizer's tensors for so many, five of 256 KiB, stay in the cache of a core
 
@@ -118,6 +121,14 @@ class StageTraining:
         valid_labels: (B) int64.
         settings: how to train.
         generators: of each member's order, crops and choices, on the CPU; a joint network has one.
+        features: what it does beside learning.
+        copy: the same of a copy, which is tested, while the next stage begins with the weights of the training itself;
+            None: there is no copy.
+        copy_from: the updates before which the copy differs in nothing. It branches off before their last epoch.
+
+    Attributes:
+        best: the weights of each unit's best epoch.
+        tested: of each unit what is tested instead of these; None: they are.
     """
 
     def __init__(
@@ -128,7 +139,11 @@ class StageTraining:
         valid_labels: Tensor,
         settings: TrainingSettings,
         generators: Sequence[Generator],
+        features: Optional[Features] = None,
+        copy: Optional[Features] = None,
+        copy_from: int = 0,
     ) -> None:
+        self.features, self.copy = features or Features(), copy
         self.network, self.data, self.settings = network, data, settings
         self.valid_images, self.valid_labels = valid_images, valid_labels
         self.generators = list(generators)
@@ -137,12 +152,27 @@ class StageTraining:
         self.epoch = 0
         self.states = [network.state_dict()] if settings.is_joint else member_states(network)  # views
         self.best = [{name: tensor.clone() for name, tensor in state.items()} for state in self.states]
+        self.tested: list[Optional[dict[str, Tensor]]] = [None] * len(self.states)
         self.units = [UnitProgress() for _ in self.states]
+        self._fork_epoch = copy_from // self.updates_per_epoch
+        self._fork: Optional[dict[str, Any]] = None  # what the copy begins with
+        self._trunk: Optional[list[dict[str, Tensor]]] = None  # best weights of the training itself, if it is over
 
     @property
     def is_over(self) -> bool:
-        """Whether no unit has an epoch left."""
+        """Whether no unit has an epoch left, nor the copy."""
+        return self._is_part_over and (self.copy is None or self._trunk is not None)
+
+    @property
+    def _is_part_over(self) -> bool:
         return self.epoch >= self.settings.max_epoch or all(unit.stopped_after is not None for unit in self.units)
+
+    @property
+    def num_epochs(self) -> tuple[int, int]:
+        """Epochs that were run, and how many these can become, the copy's with them."""
+        of_copy = self.settings.max_epoch - self._fork_epoch if self.copy is not None else 0
+        before = 0 if self._trunk is None else of_copy
+        return self.epoch + before, self.settings.max_epoch + of_copy
 
     def epochs_of(self, unit: int) -> int:
         """Return the epochs that one unit was trained for."""
@@ -156,20 +186,36 @@ class StageTraining:
 
     def run_epoch(self) -> Tensor:
         """Train for an epoch and note whether it is the best. Returns the last update's mean loss, nats."""
+        if self._is_part_over:
+            self._begin_copy()
+        if self.copy is not None and self._trunk is None and self.epoch == self._fork_epoch:
+            self._fork = deepcopy(self.state_dict())
         self.network.train()
-        for images, labels in self.data.epoch(self.settings.batch_size, self.generators):
+        batches = self.data.epoch(self.settings.batch_size, self.generators)
+        for update, (images, labels) in enumerate(batches, start=self.epoch * self.updates_per_epoch):
             self.parameters.zero_grad()
-            loss = self._loss(images, labels)
+            with self.features.around_forward(self.network):
+                loss = self._loss(images, labels)
             loss.backward()
+            self.features.before_step(self.optimizer, update)
             self.optimizer.step()
+            self.features.after_step(self.network, update)
         self.epoch += 1
         self._select()
         return loss.detach() / len(self.units)
 
     def finish(self) -> None:
-        """Give the network the weights of each unit's best epoch."""
-        for state, best in zip(self.states, self.best, strict=True):
+        """Give the network the weights that the next stage begins with: those of each unit's best epoch."""
+        if self._trunk is not None:
+            self.tested = [*self.best]
+        for state, best in zip(self.states, self._trunk or self.best, strict=True):
             load_exactly(state, best)
+
+    def _begin_copy(self) -> None:
+        """Go back to where the copy branches off, and train that from here on."""
+        assert self.copy is not None and self._fork is not None
+        trunk = deepcopy(self.best)
+        self.load_state_dict({**self._fork, "trunk": trunk})
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything that changes during the training."""
@@ -179,7 +225,11 @@ class StageTraining:
             "optimizer": self.optimizer.state_dict(),
             "generators": [generator.get_state() for generator in self.generators],
             "best": self.best,
+            "tested": self.tested,
             "units": [vars(unit) for unit in self.units],
+            "features": self.features.state_dict(),
+            "fork": self._fork,
+            "trunk": self._trunk,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -192,6 +242,10 @@ class StageTraining:
         for best, before in zip(self.best, state["best"], strict=True):
             load_exactly(best, before)
         self.units = [UnitProgress(**unit) for unit in state["units"]]
+        self.tested, self._fork, self._trunk = state["tested"], state["fork"], state["trunk"]
+        if self.copy is not None and self._trunk is not None:
+            self.features = self.copy
+        self.features.load_state_dict(state["features"])
         self.epoch = state["epoch"]
 
     def _loss(self, images: Tensor, labels: Tensor) -> Tensor:
@@ -199,19 +253,22 @@ class StageTraining:
         if self.settings.is_joint:
             shared = images[0] if images.dim() == 5 else images
             logits = join_logits(self.network(shared, self.generators), self.settings.joint_logits)
-            return F.cross_entropy(logits, labels[0])
+            return F.cross_entropy(logits.float(), labels[0])
         logits = self.network(images, self.generators)
-        return F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum") / labels.size(1)
+        return F.cross_entropy(logits.float().flatten(0, 1), labels.flatten(), reduction="sum") / labels.size(1)
 
     def _select(self) -> None:
         """Keep the weights of the units for which this epoch is the best."""
-        scores = validation_scores(self.network, self.valid_images, self.valid_labels, self.settings)
-        for unit, score, best, state in zip(self.units, scores, self.best, self.states, strict=True):
+        with self.features.around_forward(self.network):
+            scores = validation_scores(self.network, self.valid_images, self.valid_labels, self.settings)
+        each = zip(self.units, scores, self.best, self.states, strict=True)
+        for number, (unit, score, best, state) in enumerate(each):
             if unit.stopped_after is not None:
                 continue
             if self.settings.is_better(score, unit.best_loss):
                 unit.best_loss, unit.best_epoch = score, self.epoch
                 load_exactly(best, state)
+                self._keep_average(number)
                 continue
             is_out_of_patience = (
                 self.settings.patience is not None and self.epoch - unit.best_epoch >= self.settings.patience
@@ -224,6 +281,13 @@ class StageTraining:
             if is_out_of_patience:
                 unit.stopped_after = self.epoch
 
+    def _keep_average(self, unit: int) -> None:
+        """Keep the moving average of this epoch, if there is one, as what is tested of a unit."""
+        average = self.features[WeightAverage].average
+        if average is not None:
+            own = average if self.settings.is_joint else self.network.part_of(average, unit)
+            self.tested[unit] = self.best[unit] | {name: tensor.clone() for name, tensor in own.items()}
+
 
 @torch.no_grad()
 def validation_scores(network: ImageNetwork, images: Tensor, labels: Tensor, settings: TrainingSettings) -> list[float]:
@@ -231,7 +295,7 @@ def validation_scores(network: ImageNetwork, images: Tensor, labels: Tensor, set
 
     A unit whose logits are no numbers has no error: NaN.
     """
-    logits = member_logits(network, images)
+    logits = member_logits(network, images).float()
     if settings.is_joint:
         logits = join_logits(logits, settings.joint_logits)[None]
     if settings.select == "accuracy":

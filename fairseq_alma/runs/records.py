@@ -124,9 +124,10 @@ class Evaluation(Struct, frozen=True):
 
 
 class ImageAnytime(Struct, frozen=True):
-    """What was tested after a stage of images, and what it began with; see `StageEnds`."""
+    """What was tested after a stage of images, and what it began with; see `StageEnds` and `LRBranch`."""
 
     predicts_with: Name
+    branch_updates: Count = 0
     newest_share: Optional[Amount] = None
     kept_share: Optional[Amount] = None
 

@@ -45,7 +45,6 @@ class WeightAverage(Feature):
         "test a moving average of the weights; its half-life is this share of the updates so far (default: test the "
         "weights)",
         choices=HALF_LIVES,
-        kinds=("text",),
         defaults={TRAINING: NONE},
     )
 

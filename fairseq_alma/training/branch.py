@@ -42,7 +42,6 @@ class LRBranch(Feature):
         "test a copy whose learning rate decays to zero over the last share D of a stage's updates; training goes on "
         "from weights that did not decay",
         range=real(0, 1, above=True, below=True),
-        kinds=("text",),
         side=PLAN,
         metavar="D",
     )
@@ -54,11 +53,10 @@ class LRBranch(Feature):
         None,
         f"of that decay: 1 - sqrt, or linear (default: {SHAPES[0]})",
         choices=SHAPES,
-        kinds=("text",),
         defaults={TRAINING: SHAPES[0]},
     )
     branch_continue: Optional[bool] = opt(
-        None, "with --branch-decay: decay the model itself and go on from there", kinds=("text",), side=PLAN
+        None, "with --branch-decay: decay the model itself and go on from there", side=PLAN
     )
 
     def __post_init__(self) -> None:

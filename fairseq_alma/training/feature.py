@@ -10,6 +10,8 @@ of features that an option switches on. Of one update, in this order::
     optimizer.step()
     feature.after_step(model, u)           the weights have changed
 
+The loop for images, one process without sequences, calls neither `wrap` nor `begin`, `count` and `draw_earlier`.
+
 What a feature keeps between updates it hands over by `state_dict`, so that a killed training resumes with it. A feature
 from elsewhere (``alma-stream --features-from``) is ``docs/how-to/own-learner.md``'s last example.
 
@@ -246,6 +248,12 @@ class Features:
     def predicts_with(self) -> str:
         """What is tested of a stage: its ``last`` weights unless a feature says otherwise."""
         return next((each.predicts_with for each in self.each if each.predicts_with is not None), "last")
+
+    def with_options(self, values: Mapping[str, Any]) -> "Features":
+        """Return them with what options of trainings say beside, by the names of their fields."""
+        given = {kind: {name: values[name] for name in options_of(kind) if name in values} for kind in FEATURES}
+        each = [replace(self[kind], **own) for kind, own in given.items()]
+        return Features([feature for feature in each if feature.is_on], self.setting)
 
     def check(self, run: PlannedRun) -> None:
         """Raise ValueError, which begins with an option, if features contradict each other or the run."""

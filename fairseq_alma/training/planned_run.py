@@ -47,7 +47,12 @@ class PlannedRun:
         return None if values is None else float(" ".join(values))
 
     def require_updates(self, flag: str) -> None:
-        """Refuse stages of text that epochs end."""
+        """Refuse stages of text that epochs end, and of images that end early."""
+        if self.kind == "images" and self.last("--patience") is not None:
+            raise ValueError(
+                f"{flag}: counts the updates of a stage, which --patience after the -- may end early; leave --patience "
+                "out"
+            )
         if self.kind == "text" and (self.max_update is None or self.last("--max-epoch") is not None):
             raise ValueError(
                 f"{flag}: counts the updates of a stage; give --max-update after the --, and no --max-epoch"

@@ -36,6 +36,16 @@ class StageEnds(Feature):
         metavar="S",
     )
 
+    @property
+    def predicts_with(self) -> Optional[str]:
+        """The average."""
+        return None if self.stage_average is None else "average"
+
+    @property
+    def way(self) -> Optional[str]:
+        """The option."""
+        return None if self.stage_average is None else f"--stage-average {self.stage_average}"
+
     def check(self, run: PlannedRun) -> None:
         """Refuse stages that do not start from the one before, or in another shape."""
         for name, value in self.record().items():

@@ -1,0 +1,216 @@
+"""Features of trainings on images: moving average, decay of the learning rate, autocast, and one from elsewhere."""
+
+import json
+import os
+import signal
+from fractions import Fraction
+from pathlib import Path
+
+import pytest
+import torch
+
+from fairseq_alma.cli.stream import main
+from fairseq_alma.images import image_backend
+from fairseq_alma.images.networks import MLP
+from fairseq_alma.images.stage_images import ImageInput, TrainingImages, seeded
+from fairseq_alma.images.stage_training import StageTraining, TrainingSettings
+from fairseq_alma.training.average import WeightAverage, average_decay
+from fairseq_alma.training.branch import LRBranch, branch_factor
+from fairseq_alma.training.feature import Feature, Features
+from tests.images.image_streams import NUM_CLASSES, make_images, make_stream
+from tests.scripts import end_with
+
+CLIPPING = Path(__file__).parents[1] / "training" / "clipping.py"
+WORDS = ["--", "--width", "6", "--max-epoch", "12", "--batch-size", "16", "--cpu"]
+NEEDS_BF16 = pytest.mark.skipif(not torch.ops.mkldnn._is_mkldnn_bf16_supported(), reason="a processor without bf16")
+COPY = ["--branch-decay", "0.3"]
+
+
+@pytest.fixture(scope="module")
+def stream(tmp_path_factory):
+    return make_stream(tmp_path_factory.mktemp("images") / "S")
+
+
+def command(stream, folder, *options, words=()):
+    return ["--stream", str(stream), "--run", str(folder), "--wait", "3", *options, *WORDS, *words]
+
+
+def records(folder):
+    found = [json.loads(path.read_text()) for path in sorted(folder.glob("stage-*/stage.json"))]
+    for record in found:
+        del record["wall_seconds"]
+    return found
+
+
+def weights(folder, stage=1, name="checkpoint_last.pt"):
+    return torch.load(folder / f"stage-{stage:03d}" / "member-0" / name, weights_only=True)["model"]
+
+
+def are_equal(one, other):
+    return one.keys() == other.keys() and all(torch.equal(other[name], tensor) for name, tensor in one.items())
+
+
+def run_forked(arguments, kill_at=0):
+    """Run the command in a forked process that saves after each epoch, and is killed right after so many saves."""
+    saves = []
+
+    def save(*arguments, write=image_backend.write_unfinished):
+        write(*arguments)
+        saves.append(arguments)
+        if len(saves) == kill_at:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def run():
+        image_backend.SAVE_EVERY_SECONDS, image_backend.write_unfinished = 0.0, save
+        return main(arguments)
+
+    child = os.fork()
+    if child == 0:
+        end_with(run)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+@pytest.mark.parametrize(
+    ("options", "words", "runs", "tested"),
+    [
+        (["--ema-half-life", "1/8", "--seed", "4", "5"], [], ["seed-4", "seed-5"], "checkpoint_average.pt"),
+        pytest.param(
+            ["--ema-half-life", "1/8", "--learner", "umix"], [], ["."], "checkpoint_average.pt", marks=pytest.mark.slow
+        ),
+        ([*COPY, "--learner", "ens", "--num-members", "2"], [], ["."], "branch/checkpoint_last.pt"),
+        pytest.param(
+            [*COPY, "--branch-continue", "--branch-shape", "linear"],
+            [],
+            ["."],
+            "checkpoint_last.pt",
+            marks=pytest.mark.slow,
+        ),
+        (["--features-from", str(CLIPPING), "--clip-weights", "0.2"], [], ["."], "checkpoint_last.pt"),
+        pytest.param(
+            [],
+            ["--autocast", "bf16"],
+            ["."],
+            "checkpoint_last.pt",
+            marks=NEEDS_BF16,
+        ),
+    ],
+    ids=["average of two seeds", "average of a joint model", "copies", "decay", "clipping", "autocast"],
+)
+def test_a_killed_run_ends_with_the_same_figures_and_weights(options, words, runs, tested, stream, tmp_path):
+    whole, cut = (command(stream, tmp_path / name, *options, words=words) for name in ("whole", "cut"))
+    assert run_forked(whole) == 0
+    for saves in (5, 7, 3):
+        assert run_forked(cut, kill_at=saves) == -signal.SIGKILL
+    assert run_forked(cut) == 0
+    for run in runs:
+        first, second = tmp_path / "whole" / run, tmp_path / "cut" / run
+        assert len(records(first)) == 2 and records(second) == records(first)
+        assert are_equal(weights(first), weights(second)) and are_equal(
+            weights(first, name=tested), weights(second, name=tested)
+        )
+
+
+def test_a_copy_decays_as_the_model_would_and_leaves_it_as_it_would_be(stream, tmp_path):
+    options = {"plain": [], "copy": COPY, "decay": [*COPY, "--branch-continue"]}
+    for name, own in options.items():
+        assert main(command(stream, tmp_path / name, *own, "--keep-checkpoints")) == 0
+    plain, copy, decay = (records(tmp_path / name) for name in options)
+    assert are_equal(weights(tmp_path / "copy"), weights(tmp_path / "plain"))
+    assert are_equal(weights(tmp_path / "copy", 0, "branch/checkpoint_last.pt"), weights(tmp_path / "decay", 0))
+    assert not are_equal(weights(tmp_path / "plain", 0), weights(tmp_path / "decay", 0))
+    assert copy[0]["test"] == decay[0]["test"] and copy[0]["num_updates"] == plain[0]["num_updates"]
+    updates = round(0.3 * plain[0]["num_updates"])
+    assert [each[0]["anytime"] for each in (copy, decay)] == [
+        {"predicts_with": name, "branch_updates": updates} for name in ("branch", "last")
+    ]
+    extra = copy[0]["train_images"] / plain[0]["train_images"] - 1
+    assert extra == pytest.approx(0.3, abs=0.02) and copy[0]["train_flops"] > plain[0]["train_flops"]
+
+
+@NEEDS_BF16
+@pytest.mark.parametrize("arch", ["alma_mlp", "alma_moe_mlp", "alma_moe_vgg", "alma_vgg"])
+def test_autocast_changes_figures_by_rounding_and_keeps_weights_in_fp32(arch, tmp_path):
+    large = make_stream(tmp_path / "S", num_megabatches=1, num_train=120, shape=(1, 16, 16))
+    own = ["--arch", arch, "--channels" if "vgg" in arch else "--width", "4", "--gate", "soft"]
+    own = own if "moe" in arch else own[:-2]
+    losses = []
+    for words in ([], ["--autocast", "bf16"]):
+        folder = tmp_path / f"R{len(words)}"
+        base = ["--stream", str(large), "--run", str(folder), "--learner", "moe" if "moe" in arch else "sm"]
+        assert main([*base, "--", *own, "--max-epoch", "3", "--cpu", *words]) == 0
+        (record,) = records(folder)
+        losses.append(record["test"]["loss"])
+        assert all(tensor.dtype == torch.float32 for tensor in weights(folder, 0).values())
+    assert losses[1] == pytest.approx(losses[0], rel=0.05) and losses[0] != losses[1]
+    assert json.loads((folder / "run.json").read_text())["train_options"]["--autocast"] == "bf16"
+
+
+@pytest.mark.parametrize(
+    ("options", "words", "said"),
+    [
+        (["--ema-half-life", "1/8", "--stage-average", "mean"], [], "--ema-half-life 1/8: --stage-average mean is"),
+        ([*COPY, "--ema-half-life", "1/8"], [], "is another way to the model that is tested"),
+        (COPY, ["--patience", "2"], "--branch-decay: counts the updates of a stage, which --patience"),
+        (["--branch-shape", "linear"], [], "--branch-shape: means nothing without --branch-decay"),
+        ([], ["--autocast", "fp16"], "--autocast fp16: choose from bf16"),
+        ([], ["--branch-from", "2"], "--branch-from after the --: alma-stream trains on images by itself"),
+    ],
+)
+def test_what_does_not_go_together_is_refused_in_one_line(options, words, said, stream, tmp_path, capsys):
+    with pytest.raises(SystemExit) as end:
+        main(command(stream, tmp_path / "R", *options, words=words))
+    assert end.value.code == 2 and said in capsys.readouterr().err and not (tmp_path / "R").exists()
+
+
+class Watch(Feature):
+    """Notes what an update finds and leaves."""
+
+    is_on = True
+
+    def __init__(self):
+        self.rates, self.weights = [], []
+
+    def before_step(self, optimizer, update):
+        assert update == len(self.rates)
+        self.rates.append(optimizer.param_groups[0]["lr"])
+
+    def after_step(self, model, update):
+        self.weights.append({name: tensor.detach().clone() for name, tensor in model.named_parameters()})
+
+
+def training_with(*features):
+    images, labels = (torch.from_numpy(array) for array in make_images(60, 1))
+    source = ImageInput([0.2], [0.1], augment=False)
+    network = MLP((1, 8, 8), NUM_CLASSES, 5, num_members=2)
+    network.reset_parameters([seeded(1), seeded(2)])
+    settings = TrainingSettings(4, 16, None, lambda parameters: torch.optim.SGD(parameters, lr=0.5))
+    data = TrainingImages.of(images[:40], labels[:40], [None, None], source)
+    valid = source.normalised(images[40:]), labels[40:]
+    return StageTraining(network, data, *valid, settings, [seeded(3), seeded(4)], Features(features))
+
+
+def test_what_is_tested_is_the_average_of_the_definition_at_the_best_epoch_of_each_member():
+    watch = Watch()
+    training = training_with(WeightAverage(ema_half_life="1/8"), watch)
+    while not training.is_over:
+        training.run_epoch()
+    training.finish()
+    for member, unit in enumerate(training.units):
+        last = unit.best_epoch * training.updates_per_epoch
+        for name in watch.weights[0]:
+            expected = watch.weights[0][name]
+            for update in range(1, last):
+                keep = average_decay(update + 1, Fraction("1/8"))
+                expected = keep * expected + (1 - keep) * watch.weights[update][name]
+            torch.testing.assert_close(training.tested[member][name], expected[member : member + 1])
+            assert not torch.equal(training.tested[member][name], training.states[member][name])
+
+
+def test_the_learning_rate_of_the_last_updates_goes_down_to_zero():
+    watch = Watch()
+    training = training_with(LRBranch(branch_from=7, branch_until=12, branch_shape="linear"), watch)
+    while not training.is_over:
+        training.run_epoch()
+    assert watch.rates == [0.5 * branch_factor(update, 7, 12, "linear") for update in range(12)]
+    assert watch.rates[6:8] == [0.5, 0.5] and watch.rates[-1] == pytest.approx(0.1)
+    assert training.optimizer.param_groups[0]["lr"] == 0.5
