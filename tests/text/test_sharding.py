@@ -107,17 +107,19 @@ def refused_rank(rank, num_processes, folder, stream, *arguments):
     return None
 
 
+REFUSED = [
+    ((EXPERTS, "--moe-freq", "0"), "the model has no Switch layer; leave the option out"),
+    ((ALL, "--optimizer", "adam"), "--fully-shard: goes with --optimizer fused_adam"),
+    ((EXPERTS, "--num-experts", "5"), "5 experts, which 2 processes cannot share evenly"),
+    ((EXPERTS, "--optimizer", "adam"), "--expert-parallel: goes with --optimizer fused_adam"),
+    ((ALL, "--ema-half-life", "1/16"), "the average of weights"),
+    ((ALL, EXPERTS), "leave out one of the two"),
+    ((ALL, "--compile"), "without --compile"),
+]
+
+
 @pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ((EXPERTS, "--num-experts", "5"), "5 experts, which 2 processes cannot share evenly"),
-        ((EXPERTS, "--moe-freq", "0"), "the model has no Switch layer; leave the option out"),
-        ((EXPERTS, "--optimizer", "adam"), "--expert-parallel: goes with --optimizer fused_adam"),
-        ((ALL, "--optimizer", "adam"), "--fully-shard: goes with --optimizer fused_adam"),
-        ((ALL, "--ema-half-life", "1/16"), "the average of weights"),
-        ((ALL, EXPERTS), "leave out one of the two"),
-        ((ALL, "--compile"), "without --compile"),
-    ],
+    ("arguments", "message"), [*REFUSED[:2], *(pytest.param(*each, marks=pytest.mark.slow) for each in REFUSED[2:])]
 )
 def test_what_cannot_be_spread_is_refused_by_the_first_process_alone(trained, tmp_path, arguments, message):
     (first, second), _ = together(2, refused_rank, 2, tmp_path, trained.stream, *TRAINING, *arguments)

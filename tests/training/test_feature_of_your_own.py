@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.kills.crashes import Crash
+from tests.kills.launch import launch
 from tests.scripts import run_script
 
 OWN = Path(__file__).with_name("clipping.py")
@@ -34,7 +36,8 @@ ClippedWeights.after_step = kill_after_nine
 
 def alma_stream(stream, run, feature, *options, words=()):
     own = ["--features-from", str(feature), "--clip-weights", str(LIMIT), "--stage", "0", *options]
-    return run_script(["alma-stream", "--stream", str(stream), "--run", str(run), *own, "--", *words])
+    arguments = ["--stream", str(stream), "--run", str(run), *own, "--", *words]
+    return launch(arguments, run.with_suffix(".log"), Crash(run, run.with_suffix(".journal")))
 
 
 def test_its_option_is_in_the_help():
@@ -58,9 +61,9 @@ def test_on_text_a_training_with_it_that_is_killed_ends_as_one_that_is_not(train
     killing.write_text(OWN.read_text() + KILL)
     how = {"words": TEXT}
     whole, cut = tmp_path / "whole", tmp_path / "cut"
-    assert alma_stream(trained.stream, whole, OWN, "--save-every", "6", **how).returncode == 0
-    assert alma_stream(trained.stream, cut, killing, "--save-every", "6", **how).returncode == 1
-    assert alma_stream(trained.stream, cut, OWN, "--save-every", "6", **how).returncode == 0
+    assert alma_stream(trained.stream, whole, OWN, "--save-every", "6", **how) == 0
+    assert alma_stream(trained.stream, cut, killing, "--save-every", "6", **how) == 1
+    assert alma_stream(trained.stream, cut, OWN, "--save-every", "6", **how) == 0
     assert json.loads((cut / "run.json").read_text())["options"]["clip_weights"] == LIMIT
     one, other = (torch.load(each / "stage-000/member-0/checkpoint_last.pt") for each in (whole, cut))
     assert one["extra_state"]["AlmaLMTask"] == other["extra_state"]["AlmaLMTask"]

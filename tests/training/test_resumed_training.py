@@ -5,7 +5,7 @@ import torch
 
 from fairseq_alma.errors import AlmaError
 from tests.test_any_input import with_value
-from tests.text.stock_commands import prepare_stream, train_model
+from tests.text.stock_commands import train_model
 
 ARGUMENTS = ["--megabatch", "0", "--num-experts", "2", "--save-interval-updates", "3"]
 ALTERED = {
@@ -22,16 +22,15 @@ ALTERED = {
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory):
+def begun(trained, tmp_path_factory):
     """A stream, and a checkpoint of a training that is not over."""
     folder = tmp_path_factory.mktemp("resumed")
-    stream = prepare_stream(folder)
-    return stream, train_model(stream, folder / "good", *ARGUMENTS, "--max-update", "3")
+    return trained.stream, train_model(trained.stream, folder, *ARGUMENTS, "--max-update", "3")
 
 
 @pytest.mark.parametrize("kind", ALTERED)
-def test_a_state_that_does_not_fit_ends_fairseq_train_in_one_line(kind, trained, tmp_path):
-    stream, good = trained
+def test_a_state_that_does_not_fit_ends_fairseq_train_in_one_line(kind, begun, tmp_path):
+    stream, good = begun
     content = torch.load(good, weights_only=False)
     torch.save(with_value(content, *ALTERED[kind]), tmp_path / "checkpoint_last.pt")
     with pytest.raises(AlmaError) as error:
@@ -40,8 +39,8 @@ def test_a_state_that_does_not_fit_ends_fairseq_train_in_one_line(kind, trained,
     assert "; give " in str(error.value) and "\n" not in str(error.value)
 
 
-def test_a_training_with_a_new_optimizer_begins_with_the_weights_alone(trained, tmp_path):
-    stream, good = trained
+def test_a_training_with_a_new_optimizer_begins_with_the_weights_alone(begun, tmp_path):
+    stream, good = begun
     arguments = ["--restore-file", str(good), "--reset-optimizer", "--reset-lr-scheduler", "--reset-dataloader"]
     last = train_model(stream, tmp_path, *ARGUMENTS, *arguments, "--reset-meters", "--optimizer", "sgd")
     assert torch.load(last, weights_only=False)["optimizer_history"][-1]["optimizer_name"] == "SGD"
