@@ -112,7 +112,7 @@ def check_contents(checkpoint: Mapping[str, Any], size: int) -> None:
     if checkpoint.get("args") is not None:
         raise UnfitCheckpoint("options under 'args', as checkpoints of 2020 and before have them, are not read here")
     for name, part in checkpoint.items():
-        _check_plain(str(name), part, size)
+        _check_plain(str(name), part)
     _check_config(checkpoint["cfg"])
     try:
         msgspec.convert(checkpoint, Contents)
@@ -158,7 +158,7 @@ def _is_finite(tensor: Tensor) -> bool:
     return bool(tensor.sum().isfinite()) or bool(tensor.isfinite().all())
 
 
-def _check_plain(part: str, content: Any, size: int) -> None:
+def _check_plain(part: str, content: Any) -> None:
     """Refuse whatever is neither plain data nor a tensor. Everything is looked at once, however often it is named."""
     pending, seen = [content], set()
     while pending:

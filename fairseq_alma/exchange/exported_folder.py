@@ -82,13 +82,13 @@ class MemberSizes(Struct):
     activation: Literal["relu", "gelu", "gelu_tanh", "tanh", "linear"]
     positions: Literal["learned", "sinusoidal"]
     max_positions: Size
+    scale_embedding: bool
     dropout: Share
     attention_dropout: Share
     activation_dropout: Share
     capacity_factor: Factor
     eval_capacity_factor: Factor
     gates: Annotated[list[Optional[Gate]], Meta(max_length=10_000)]
-    scale_embedding: bool = True
 
     def __post_init__(self) -> None:
         if self.hidden_size % self.num_heads or len(self.gates) != self.num_layers:

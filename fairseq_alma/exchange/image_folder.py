@@ -2,7 +2,7 @@
 
 ``config.json`` has ``model``, the options of the architecture as fairseq has them (an ensemble has its members in it),
 and ``images``: ``shape`` (C, H, W), ``num_classes``, ``mean`` and ``std`` of each channel in units 0 to 1, with which
-images are normalised before. `models.exported_images` builds the model again. No fairseq here.
+images are normalised before. `images.image_classifier.load_exported_images` builds it again. No fairseq here.
 """
 
 import json

@@ -306,7 +306,7 @@ class AlmaMember(nn.Module):
         self.gradient_checkpointing = False
         self.dropout = member["dropout"]
         self.max_positions = member["max_positions"]
-        self.scale = math.sqrt(hidden) if member.get("scale_embedding", True) else 1.0
+        self.scale = math.sqrt(hidden) if member["scale_embedding"] else 1.0
         self.embed_tokens = nn.Embedding(vocab_size, hidden, padding_idx)
         is_learned = member["positions"] == "learned"
         self.embed_positions: Optional[nn.Embedding]

@@ -9,7 +9,7 @@ Letters: N members, B images, C channels, H and W height and width, K classes.
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Callable, ClassVar, Mapping, Optional, Protocol, Sequence, Union
+from typing import Any, Callable, ClassVar, Optional, Protocol, Sequence, Union
 
 import fairseq.models
 import torch
@@ -179,23 +179,6 @@ class ImageClassifier(BaseFairseqModel):
     ) -> "ImageEnsemble":
         """Build an ensemble of trained models, which need not be of one class; see `ImageEnsemble`."""
         return ImageEnsemble(members, weights, embedded)
-
-    def load_state_dict(
-        self, state_dict: Mapping[str, Tensor], strict: bool = True, model_cfg: Any = None, args: Any = None
-    ) -> None:
-        """Load weights, as every fairseq model does.
-
-        Raises:
-            AlmaError: a weight has another shape than here.
-        """
-        here = self.state_dict()
-        for name, tensor in state_dict.items():
-            if name in here and tensor.shape != here[name].shape:
-                raise AlmaError(
-                    f"{name} is {tuple(tensor.shape)} in the checkpoint, {tuple(here[name].shape)} is needed for the "
-                    "images of this stream; give the stream that the model was trained on"
-                )
-        super().load_state_dict(state_dict, strict, model_cfg, args)
 
     def forward(self, images: Tensor) -> Tensor:
         """Classify (B, C, H, W) normalised images. Returns (B, K) logits."""
