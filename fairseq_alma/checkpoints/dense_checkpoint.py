@@ -115,6 +115,7 @@ def one_expert_options(moe_freq: int) -> dict[str, Any]:
         "balance_loss_weight": 0.01,
         "gate_trees": "",
         "checkpoint_activations": False,
+        "compile": False,
         "finetune_from_model": None,
         "restore_file": LAST_CHECKPOINT,
     }

@@ -218,7 +218,6 @@ def _options(config: GPT2, moe_freq: int) -> dict[str, Any]:
         "decoder_attention_heads": config.n_head,
         "decoder_sinusoidal_pos": False,
         "no_scale_embedding": True,
-        "compile": False,
         "tokens_per_sample": config.n_positions,
         "max_target_positions": None,
         **one_expert_options(moe_freq),

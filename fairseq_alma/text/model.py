@@ -15,7 +15,7 @@ from fairseq.data import Dictionary
 from fairseq.dataclass import FairseqDataclass
 from fairseq.models import FairseqLanguageModel, register_model, register_model_architecture
 from fairseq.tasks import FairseqTask
-from omegaconf import II, DictConfig, open_dict
+from omegaconf import II
 from torch import Size, nn
 
 from fairseq_alma.checkpoints.checkpoint_file import read_checkpoint, starting_checkpoint
@@ -65,7 +65,6 @@ class AlmaSwitchLM(FairseqLanguageModel):
         Raises:
             AlmaError: if options do not fit together, or the checkpoint to start from is none.
         """
-        _add_later_options(cfg)
         adopt_experts(cfg)
         _check_options(cfg)
         max_positions = cfg.max_target_positions or cfg.tokens_per_sample
@@ -123,16 +122,6 @@ def adopt_experts(cfg: AlmaSwitchLMConfig, continue_once: Optional[str] = None) 
         cfg.num_experts = found.get("num_experts", DEFAULT_NUM_EXPERTS)
     if cfg.gate_trees is None:
         cfg.gate_trees = found.get("gate_trees", "")
-
-
-def _add_later_options(cfg: Any) -> None:
-    """Give options that came after a checkpoint was written their defaults, as fairseq gives some models alone."""
-    if not isinstance(cfg, DictConfig):
-        return  # made of the class, and so whole
-    with open_dict(cfg):
-        for name in ("compile", "no_scale_embedding"):
-            if name not in cfg:
-                cfg[name] = AlmaSwitchLMConfig.__dataclass_fields__[name].default
 
 
 def _check_options(cfg: AlmaSwitchLMConfig) -> None:

@@ -17,7 +17,8 @@ from fairseq_alma.images.model_store import (
 
 CONFIG = {"model": {"_name": "alma_mlp"}, "optimizer": {"_name": "adadelta"}}
 GROWN = GrownLayers(trees=(GateTree.from_nested([0, [1, 2]]), GateTree.flat(3)))
-MODEL = TrainedModel({"layers.0.weight": torch.ones(1, 2, 3)}, GROWN, 5, 60, {"growth_flops": 7})
+STATE = {"layers.0.weight": torch.ones(1, 2, 3), "layers.0.bias": torch.ones(1, 2)}
+MODEL = TrainedModel(STATE, GROWN, 5, 60, {"growth_flops": 7})
 
 
 def read_grown(options):
@@ -35,7 +36,10 @@ def path(tmp_path):
 def test_a_model_is_read_as_it_was_written(path):
     found = read_model(path, read_grown)
     assert vars(found).keys() == vars(MODEL).keys()
-    assert torch.equal(found.state["layers.0.weight"], MODEL.state["layers.0.weight"]) and len(found.state) == 1
+    assert (
+        torch.equal(found.state["layers.0.weight"], MODEL.state["layers.0.weight"])
+        and found.state.keys() == STATE.keys()
+    )
     assert (found.grown, found.num_updates, found.num_images, found.growth) == (GROWN, 5, 60, {"growth_flops": 7})
 
 
