@@ -26,7 +26,7 @@ from fairseq_alma.learners.plan import StagePlan
 from fairseq_alma.runs.records import Evaluation
 from fairseq_alma.runs.run_folder import EVALUATED_FOLDER, EVALUATION_RECORD, RunFolder
 from fairseq_alma.runs.steps import StageWork
-from fairseq_alma.runs.workers import describe_status, die_with_parent, end_processes, find_program
+from fairseq_alma.runs.workers import describe_status, end_processes, find_program, start_process
 from fairseq_alma.terminal import shell_words
 
 FLAG = "--then-evaluate"
@@ -184,14 +184,7 @@ def _run(words: Sequence[str], log: Path) -> tuple[int, str]:
         errors.write(f"$ {shell_words(words)}\n".encode())
         errors.flush()
         begin = errors.tell()
-        child = subprocess.Popen(
-            [find_program(words[0]), *words[1:]],
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=errors,
-            start_new_session=True,
-            preexec_fn=die_with_parent(),
-        )
+        child = start_process([find_program(words[0]), *words[1:]], stdout=output, stderr=errors)
         try:
             status = child.wait()
         finally:

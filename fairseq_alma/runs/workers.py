@@ -64,6 +64,12 @@ def die_with_parent(by: signal.Signals = signal.SIGKILL) -> Optional[Callable[[]
     return prepare
 
 
+def start_process(words: Sequence[str], **options: Any) -> "subprocess.Popen[bytes]":
+    """Start a process that reads nothing and ends with us, in a group of its own: Ctrl-C reaches us, and we end it."""
+    own = {"stdin": subprocess.DEVNULL, "start_new_session": True, "preexec_fn": die_with_parent(), **options}
+    return subprocess.Popen(words, **own)
+
+
 def describe_status(status: int) -> str:
     """Say how a process ended, from its `returncode`."""
     if status >= 0:
@@ -183,15 +189,12 @@ class MemberWorker:
         reader, writer = os.pipe()
         own = [*words[0], "--progress-to", str(writer), "--member", *map(str, members)]
         try:
-            self.process = subprocess.Popen(
+            self.process = start_process(
                 [find_program("alma-stream"), *own, "--", *words[1]],
                 env={**os.environ, **environment},
-                stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=self.said,
                 pass_fds=(writer,),
-                start_new_session=True,  # Ctrl-C reaches us, and we end it
-                preexec_fn=die_with_parent(signal.SIGKILL),
             )
         finally:
             os.close(writer)

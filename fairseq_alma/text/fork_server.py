@@ -29,7 +29,7 @@ from types import FrameType, ModuleType, TracebackType
 from typing import Any, Mapping, NamedTuple, Optional, Sequence
 
 import fairseq_alma
-from fairseq_alma.runs.workers import die_with_parent
+from fairseq_alma.runs.workers import die_with_parent, start_process
 
 # The script is executed here, where next to nothing is beneath it on the stack: libraries look there for who is warned.
 _MAIN = """\
@@ -84,14 +84,12 @@ class ForkServer:
         self.command: Optional[ForkedCommand] = None
         self.connection, theirs = Pipe()
         with theirs:
-            self.process = subprocess.Popen(
+            self.process = start_process(
                 # -P: a file here that is called as a library must not be taken for it.
                 [sys.executable, "-P", "-c", _MAIN.format(theirs.fileno())],
-                stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
-                start_new_session=True,
                 preexec_fn=die_with_parent(signal.SIGTERM),
             )
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Callable, Mapping, Optional, Sequence, Union
 
 from fairseq_alma.errors import AlmaError
-from fairseq_alma.runs.workers import describe_status, die_with_parent, end_processes, find_program
+from fairseq_alma.runs.workers import describe_status, end_processes, find_program, start_process
 from fairseq_alma.terminal import shell_words
 from fairseq_alma.text.fork_server import (
     ForkedCommand,
@@ -179,16 +179,12 @@ def _begin(command: Command, place: Mapping[str, str], program: str, output: int
         forked = begin_forked(request, [output, *keep_open])
         if forked is not None:
             return forked
-    return subprocess.Popen(
+    return start_process(
         [program, *command.arguments],
         env={**os.environ, **environment},
-        stdin=subprocess.DEVNULL,
         stdout=output,
         stderr=subprocess.STDOUT,
         pass_fds=tuple(keep_open),
-        # A group of its own: Ctrl-C reaches us, and we end the child and its workers.
-        start_new_session=True,
-        preexec_fn=die_with_parent(),
     )
 
 

@@ -19,6 +19,7 @@ import fairseq.dataclass.utils
 
 from fairseq_alma.cli.stream import main as alma_stream
 from fairseq_alma.images import image_backend, image_settings
+from fairseq_alma.runs.workers import die_with_parent
 from fairseq_alma.text import process
 from tests.kills.crashes import Crash
 from tests.scripts import end_with, print_to, run_here
@@ -113,7 +114,7 @@ def _run_stream(arguments: Sequence[str], log: Path, crash: Crash) -> Optional[i
 def _begin(
     command: process.Command, place: Mapping[str, str], program: str, output: int, keep_open: Sequence[int]
 ) -> Forked:
-    die = process.die_with_parent()
+    die = die_with_parent()
     child = os.fork()
     if child == 0:
         if die is not None:
