@@ -410,7 +410,7 @@ def test_the_checkpoint_of_a_run_is_tested_by_the_stock_command(stream, tmp_path
         (["--learner", "ens", "--joint-logits", "sum"], [], "--joint-logits goes with --learner umix"),
         (["--learner", "gmoe", "--grow-noise", "1"], [], "--grow-noise has no meaning"),
         (["--ema-half-life", "1/8"], [], "--ema-half-life has no meaning on streams of images"),
-        (["--shrink-perturb", "1"], [], "--shrink-perturb 1.0: a number below 1 is needed"),
+        (["--shrink-perturb", "1"], [], "--shrink-perturb 1: a number below 1 is needed"),
         (["--stage-average", "mean", "--iid", "3"], [], "--stage-average mean: there is one stage, so no stage starts"),
         (["--stage-average", "1/8", "--learner", "gens"], [], "1/8: each stage begins with new weights"),
         (["--shrink-perturb", "0.5", "--learner", "gmoe"], [], "--shrink-perturb 0.5: the weights before growth have"),
@@ -434,7 +434,7 @@ def test_a_wrong_use_is_refused_and_leaves_nothing(options, words, said, stream,
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--width", "0"], "--width: 0 found, a number of at least 1 is needed"),
+        (["--width", "0"], "--width 0 after the --: a number of at least 1 is needed"),
         (["--width", "many"], "width"),
         (["--arch", "alma_vgg"], "at least 16 by 16"),
         (["--arch", "alma_vgg", "--last-pool", "max"], "at least 32 by 32 are needed; give --last-pool mean"),
