@@ -107,8 +107,13 @@ class Corpus:
         """
         place = HOME / self.place if given is None else given
         if not self.is_archive:
-            paths = [self._fetch(name, place) for name in self.names]
-            self._check(paths, place)
+            paths = []
+            for number, name in enumerate(self.names):  # one after the other: nothing is fetched beside a wrong file
+                paths.append(self._fetch(name, place))
+                if not isinstance(self.sha256, str):
+                    self._check(paths[-1], self.sha256[number])
+            if isinstance(self.sha256, str):
+                check_sha256(paths, self.sha256, str(place))
             return paths if self.is_text else [place]
         folder = place.with_name(place.name.removesuffix(".zip").removesuffix(".tar.gz"))
         if folder == place:  # no archive
@@ -132,15 +137,11 @@ class Corpus:
             else fetch(self.url.format(name=name), plain)
         )
 
-    def _check(self, paths: Sequence[Path], place: Path) -> None:
-        if isinstance(self.sha256, str):
-            check_sha256(paths, self.sha256, str(place))
-            return
-        for path, sha256 in zip(paths, self.sha256, strict=True):
-            if self.check == "file" and path.suffix != ".gz":
-                tell(f"{path}: not checked, as only the checksum of the .gz file is published", sys.stderr)
-            else:
-                check_sha256([path], sha256, str(path), unpacked=self.check == "content")
+    def _check(self, path: Path, sha256: str) -> None:
+        if self.check == "file" and path.suffix != ".gz":
+            tell(f"{path}: not checked, as only the checksum of the .gz file is published", sys.stderr)
+        else:
+            check_sha256([path], sha256, str(path), unpacked=self.check == "content")
 
 
 def wikitext_articles(lines: Lines) -> Iterator[str]:
