@@ -8,7 +8,7 @@ import time
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, Mapping, Optional, Sequence
+from typing import Any, Collection, Mapping, Optional, Sequence
 
 import torch
 from torch import Generator, Tensor
@@ -178,9 +178,9 @@ class ImageBackend:
             write_experts(work.folder.stage_folder(plan.stage.index), network, self._test_examples)
         return figures
 
-    def keep_only(self, folder: RunFolder, stage: int, needed: Sequence[ModelId]) -> None:
+    def keep_only(self, folder: RunFolder, stage: int, needed: Sequence[ModelId], planned: Collection[ModelId]) -> None:
         """Remove the weights that no later stage needs; see `steps.Backend`."""
-        self._store(folder).keep_only(stage, needed)
+        self._store(folder).keep_only(stage, needed, planned)
 
     def _train_stage(self, works: Sequence[StageWork], group: Group) -> None:
         """Train the network of a stage, from its beginning or from where it was cut off.

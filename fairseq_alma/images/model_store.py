@@ -8,7 +8,7 @@ import sys
 import zipfile
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Callable, Mapping, Optional, Sequence
+from typing import Any, Callable, Collection, Mapping, Optional, Sequence
 
 import torch
 from omegaconf.errors import OmegaConfBaseException
@@ -196,10 +196,10 @@ class ModelStore:
         write_model(self._path(model), trained, config)
         self.models[model] = trained
 
-    def keep_only(self, stage: int, needed: Sequence[ModelId]) -> None:
-        """Remove the models of the stages up to ``stage``, except what ``needed`` names."""
+    def keep_only(self, stage: int, needed: Sequence[ModelId], planned: Collection[ModelId]) -> None:
+        """Remove the models of the stages up to ``stage``, except what ``needed`` names; see `steps.Backend`."""
         if self.kept is None:
-            self.kept = {model for each in self.folder.stages() for model in self.folder.members(each)}
+            self.kept = {model for each in self.folder.stages() for model in self.folder.members(each)} & {*planned}
         gone = {model for model in self.kept | self.models.keys() if model.stage <= stage} - set(needed)
         for model in gone:
             remove_model(self.folder.model_folder(model))

@@ -112,7 +112,7 @@ class StageEvaluation:
                 return {"evaluation": msgspec.to_builtins(before)}
         work.display.say(work.plan, "evaluating")
         work.folder.require_in_place()
-        work.folder.remove_evaluated(work.plan.stage.index)
+        work.folder.claim_evaluated(work.plan.stage.index)
         before_it = _checkpoints(here)
         try:
             figures = self._figures(self.commands(work.folder, work.plan), here / "evaluation.log")

@@ -202,7 +202,8 @@ def _finish_stage(
                 run.folder.require_in_place()
                 if keeps is not None:
                     done = _last_in_a_row(run, stage)
-                    backend.keep_only(run.folder, done, keeps.after(done))
+                    planned = {training.model for plan in run.plans for training in plan.trainings}
+                    backend.keep_only(run.folder, done, keeps.after(done), planned)
                 run.folder.mark_tidy(stage)
             show = run.display.completed if did_run else run.display.skipped
             show(run.plans[stage], record)

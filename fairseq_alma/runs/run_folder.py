@@ -15,7 +15,16 @@ from typing import Any, Callable, Iterator, Mapping, Optional
 
 from fairseq_alma.checkpoints import LAST_CHECKPOINT
 from fairseq_alma.errors import AlmaError
-from fairseq_alma.files import as_record, locked, open_lock, read_json_object, sweep, synchronise, write_json_atomically
+from fairseq_alma.files import (
+    as_record,
+    locked,
+    open_atomically,
+    open_lock,
+    read_json_object,
+    sweep,
+    synchronise,
+    write_json_atomically,
+)
 from fairseq_alma.learners.plan import ModelId
 from fairseq_alma.runs.records import RunRecord, stage_type
 from fairseq_alma.watch.progress import StageClock, read_clock
@@ -26,6 +35,8 @@ EVALUATION_RECORD = "evaluation.json"
 """What an evaluation has said, until ``stage.json`` says so."""
 EVALUATED_FOLDER, EVALUATED_FILE = "exported", "evaluated.pt"
 """What a model is given to an evaluation as."""
+EVALUATION_MARKER = ".evaluating"
+"""Says that these are the run's own, and not the user's."""
 AVERAGE = "checkpoint_average.pt"
 """The averaged weights of a trained model, as a checkpoint of their own."""
 BEST = "checkpoint_best.pt"
@@ -229,13 +240,30 @@ class RunFolder:
             kept.unlink()
         (self.stage_folder(stage) / CLOCK).unlink(missing_ok=True)
 
+    def claim_evaluated(self, stage: int) -> None:
+        """Note that what stands where an evaluation's model goes is the run's own from now on.
+
+        Raises:
+            AlmaError: something of the user's stands there.
+        """
+        self.remove_evaluated(stage)
+        for name in (EVALUATED_FOLDER, EVALUATED_FILE):
+            path = self.stage_folder(stage) / name
+            if path.exists():
+                raise AlmaError(
+                    f"{path}: not of this run, and --then-evaluate puts a model there for a while; give it another "
+                    "name, and the same command resumes here"
+                )
+        with open_atomically(self.stage_folder(stage) / EVALUATION_MARKER):
+            pass
+
     def remove_evaluated(self, stage: int) -> None:
-        """Remove what was made for an evaluation, also for one that was killed."""
-        folder, file = (self.stage_folder(stage) / name for name in (EVALUATED_FOLDER, EVALUATED_FILE))
-        if folder.is_dir():
-            shutil.rmtree(folder, ignore_errors=True)
-        if file.is_file():
-            file.unlink()
+        """Remove what was made for an evaluation, also for one that was killed, the marker of that last."""
+        here = self.stage_folder(stage)
+        if (here / EVALUATION_MARKER).is_file():
+            shutil.rmtree(here / EVALUATED_FOLDER, ignore_errors=True)
+            for name in (EVALUATED_FILE, EVALUATION_MARKER):
+                (here / name).unlink(missing_ok=True)
 
     def start_clock(self, stage: int, member: Optional[int] = None) -> StageClock:
         """Resume counting the time that a stage takes, or one member of it that is trained alone."""

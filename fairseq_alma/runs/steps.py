@@ -6,7 +6,7 @@ trained when the steps are done that train it.
 
 import contextlib
 from dataclasses import dataclass, field
-from typing import Any, Iterable, Mapping, Optional, Protocol, Sequence
+from typing import Any, Collection, Iterable, Mapping, Optional, Protocol, Sequence
 
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.learners.plan import ModelId, StagePlan
@@ -71,8 +71,15 @@ class Backend(Protocol):
     def steps(self, folder: RunFolder, plan: StagePlan) -> Sequence[Step]:
         """Return the steps of a stage of a run, in order: as many in each run, where several are in step."""
 
-    def keep_only(self, folder: RunFolder, stage: int, needed: Sequence[ModelId]) -> None:
-        """Remove the weights of the stages up to ``stage``, except what ``needed`` names."""
+    def keep_only(self, folder: RunFolder, stage: int, needed: Sequence[ModelId], planned: Collection[ModelId]) -> None:
+        """Remove the weights of the stages up to ``stage``, except what ``needed`` names.
+
+        Args:
+            folder: of the run.
+            stage: number of the stage.
+            needed: models that stay.
+            planned: all models that the run trains: no other is its own to remove.
+        """
 
 
 def is_trained(folder: RunFolder, plans: Sequence[StagePlan], model: ModelId, backend: Backend) -> bool:

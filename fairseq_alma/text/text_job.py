@@ -1,7 +1,7 @@
 """``alma-stream`` on streams of text: stock commands in processes of their own."""
 
 from pathlib import Path
-from typing import Callable, Optional, Sequence
+from typing import Callable, Collection, Optional, Sequence
 
 from fairseq_alma.data.stream import Stream
 from fairseq_alma.errors import refuse_no_file
@@ -206,9 +206,9 @@ class TextJob:
         if self.branch.copies:
             stage_checkpoints.keep_only_last(predicting.parent)
 
-    def keep_only(self, folder: RunFolder, stage: int, needed: Sequence[ModelId]) -> None:
+    def keep_only(self, folder: RunFolder, stage: int, needed: Sequence[ModelId], planned: Collection[ModelId]) -> None:
         """Remove checkpoints that neither a later stage nor the report needs; see `steps.Backend`."""
-        models = [model for index in range(stage + 1) for model in folder.members(index)]
+        models = [model for index in range(stage + 1) for model in folder.members(index) if model in planned]
         for model in models:
             if model in needed:
                 self.strip(model)

@@ -69,6 +69,24 @@ def test_figures_change_nothing_else_in_the_records(stream, tmp_path):
         assert record == plain
 
 
+def test_what_the_user_has_put_where_models_go_is_left_alone(stream, tmp_path):
+    own = [tmp_path / "R" / name for name in ("stage-001/exported/mine", "stage-001/member-7/checkpoint_last.pt")]
+    assert main(words_of(stream, tmp_path / "R", "--stage", "0")) == 0
+    for path in own:
+        path.parent.mkdir(parents=True)
+        path.write_text("mine")
+    assert main(words_of(stream, tmp_path / "R", "--stage", "1")) == 0
+    assert main(words_of(stream, tmp_path / "R")) == 0
+    assert [path.read_text() for path in own] == ["mine", "mine"]
+    words = words_of(stream, tmp_path / "E", "--then-evaluate", SIZE)
+    assert main([*words[:4], "--stage", "0", *words[4:]]) == 0
+    (tmp_path / "E/stage-001/exported").mkdir(parents=True)
+    with pytest.raises(AlmaError, match="stage-001/exported: not of this run, and --then-evaluate puts a model there"):
+        main(words)
+    (tmp_path / "E/stage-001/exported").rmdir()
+    assert main(words) == 0
+
+
 def test_what_predicts_is_evaluated_as_one_model_and_as_a_folder(stream, tmp_path, monkeypatch):
     pytest.importorskip("safetensors")
     command = 'cp -r {export} seen-{stage}; cp {checkpoint} seen-{stage}; echo "{\\"at\\": {arrival}}"'

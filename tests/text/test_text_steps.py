@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from fairseq_alma.errors import AlmaError
+from fairseq_alma.learners.plan import ModelId
 from fairseq_alma.learners.schedule import stages
 from fairseq_alma.runs.steps import StageWork
 from fairseq_alma.text import stage_checkpoints, text_steps
@@ -147,7 +148,7 @@ def test_members_have_their_final_form_before_the_ensemble_takes_their_checksums
     figures_of(job, plan)
     before = [path.read_bytes() for path in paths]
     assert "last_optimizer_state" not in torch.load(paths[1], weights_only=True)
-    job.keep_only(job.folder, 0, plan.predictors)
+    job.keep_only(job.folder, 0, plan.predictors, plan.predictors)
     assert [path.read_bytes() for path in paths] == before
     assert launched.programs == ["alma-ensemble", "fairseq-eval-lm", "fairseq-eval-lm"]
 
@@ -159,10 +160,12 @@ def test_what_predicts_stays_and_what_nobody_needs_goes(job):
     last = job.folder.stage_folder(1) / "ensemble.pt"
     for path in (*leftovers, last):
         path.touch()
-    job.keep_only(job.folder, 1, second.predictors)
+    mine = write_checkpoint(job, ModelId(1, 7))
+    job.keep_only(job.folder, 1, second.predictors, second.predictors)
+    assert mine.is_file()  # of no model of the run
     assert all(path.is_file() for path in (*paths, last))
     assert not any(path.exists() for path in leftovers)
-    job.keep_only(job.folder, 1, second.predictors[1:])
+    job.keep_only(job.folder, 1, second.predictors[1:], second.predictors)
     assert [path.is_file() for path in paths] == [False, True]
 
 
@@ -215,7 +218,7 @@ def test_nothing_is_removed_before_what_stays_is_on_the_disk(job, monkeypatch):
 
     monkeypatch.setattr(stage_checkpoints, "synchronise", fail)
     with pytest.raises(OSError, match="the disk is gone"):
-        job.keep_only(job.folder, 1, second.predictors)
+        job.keep_only(job.folder, 1, second.predictors, [second.trainings[0].start, *second.predictors])
     assert before.is_file()
 
 
