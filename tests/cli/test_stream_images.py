@@ -409,6 +409,7 @@ def test_the_checkpoint_of_a_run_is_tested_by_the_stock_command(stream, tmp_path
         (["--seed", "3", "3"], [], "--seed 3: given twice"),
         (["--learner", "ens", "--joint-logits", "sum"], [], "--joint-logits goes with --learner umix"),
         (["--learner", "gmoe", "--grow-noise", "1"], [], "--grow-noise has no meaning"),
+        (["--best-checkpoint"], [], "--best-checkpoint has no meaning on streams of images"),
         (["--shrink-perturb", "1"], [], "--shrink-perturb 1: a number below 1 is needed"),
         (["--stage-average", "mean", "--iid", "3"], [], "--stage-average mean: there is one stage, so no stage starts"),
         (["--stage-average", "1/8", "--learner", "gens"], [], "1/8: each stage begins with new weights"),
