@@ -195,7 +195,7 @@ def _facts(run: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], planned: t
     seed, num_arrivals = int(run["seed"]), len(rows)
     is_text, is_complete = stream["kind"] == TEXT, set(planned) <= set(value)
     memory = average = math.nan
-    if is_complete and options["iid"] is None:
+    if is_complete and options.get("iid") is None:
         memory = anytime.cumulative_memory(params, num_arrivals)
         if is_text:
             average = anytime.average_perplexity(value, num_arrivals, stream["vocab_size"])
@@ -219,8 +219,8 @@ def _facts(run: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], planned: t
         "kind": stream["kind"], "is_text": is_text, "stream": stream, "stream_key": json.dumps([stream["kind"], key]),
         "versions": run.get("versions") or {}, "options": options, "train_options": train_options,
         "num_arrivals": num_arrivals, "wait": options["wait"], "replay": bool(options["replay"]),
-        "shown_wait": f"wait {options['wait']}" if options["iid"] is None else "i.i.d.",
-        "iid": options["iid"] or 0, "first_planned": min(planned, default=num_arrivals),
+        "shown_wait": f"wait {options['wait']}" if options.get("iid") is None else "i.i.d.",
+        "iid": options.get("iid") or 0, "first_planned": min(planned, default=num_arrivals),
         "num_planned": len(planned), "num_done": len(value), "first_done": min(value, default=num_arrivals),
         "num_known": min((each for each in planned if each not in value), default=num_arrivals),
         "is_complete": is_complete, "max_update": int(steps) if steps.isdecimal() and int(steps) > 0 else math.nan,

@@ -60,7 +60,7 @@ def name_of(learner: str, kind: str) -> str:
 
 def label_of(run: Mapping[str, Any]) -> str:
     """Name learner, waiting time, variant and preset, as the paper's tables do: what is not the default is added."""
-    name, preset, iid = name_of(run["learner"], run["stream"]["kind"]), preset_of(run), run["options"]["iid"]
+    name, preset, iid = name_of(run["learner"], run["stream"]["kind"]), preset_of(run), run["options"].get("iid")
     if iid is not None:
         return f"{name} iid k{iid}"
     unusual = _unusual_options(run)

@@ -198,7 +198,7 @@ def test_the_jump_at_growth_is_shown(tmp_path, capsys, no_figures):
     assert "11.31" in capsys.readouterr().out
 
 
-def test_a_run_from_before_the_newer_options_is_read(tmp_path, capsys):
+def test_an_option_that_a_record_need_not_have_may_be_left_out(tmp_path, capsys):
     run = write_run(tmp_path / "R", {3: 24.0}, wait=4)
     assert "iid" not in json.loads((run / "run.json").read_text())["options"]
     assert main([str(run)]) == 0

@@ -15,6 +15,12 @@ def draw_all(runs, out, paper=False):
     return figures.draw_all(RunTable.of(runs), out, paper)
 
 
+@pytest.fixture
+def as_svg_alone(monkeypatch):
+    """One format takes a third of the time, where it is the drawing that is tested."""
+    monkeypatch.setattr("fairseq_alma.report.figures.style._METADATA", {"svg": "Date"})
+
+
 def names(files):
     return [file.name for file in files]
 
@@ -31,6 +37,7 @@ def test_no_runs_give_no_figures(tmp_path):
     assert draw_all([], tmp_path) == []
 
 
+@pytest.mark.usefixtures("as_svg_alone")
 def test_runs_on_several_streams_are_drawn_apart(make, tmp_path):
     runs = [make("a"), make("b", stream=image_stream(4)), make("c", stream=text_stream(2, "f" * 64))]
     files = draw_all(runs, tmp_path / "out")
@@ -38,11 +45,13 @@ def test_runs_on_several_streams_are_drawn_apart(make, tmp_path):
     assert [file.title for file in files][2] == "Anytime curves: digits"
 
 
+@pytest.mark.usefixtures("as_svg_alone")
 def test_streams_of_images_that_differ_by_their_seed_are_one(make, tmp_path):
     runs = [make(f"{seed}", stream=image_stream(4, seed)) for seed in (1, 2)]
     assert names(draw_all(runs, tmp_path / "out")) == ["anytime-curve", "trade-off"]
 
 
+@pytest.mark.usefixtures("as_svg_alone")
 @pytest.mark.parametrize(
     "options",
     [
@@ -63,6 +72,7 @@ def test_odd_runs_are_drawn_without_a_warning(options, make, tmp_path, recwarn):
     assert [str(warning.message) for warning in recwarn] == []
 
 
+@pytest.mark.usefixtures("as_svg_alone")
 def test_what_is_damaged_is_named_and_the_rest_is_drawn(make, tmp_path, capsys):
     run = make("a", learner="gmoe", stream=image_stream(4), stage_extras=[{"expert_usage": "x"}])
     (run[0]["path"] / "stage-003" / "test-experts.npz").write_bytes(b"no archive")
@@ -87,6 +97,7 @@ def test_importing_reports_does_not_import_what_draws():
     assert done.stdout.strip() == "[]"
 
 
+@pytest.mark.usefixtures("as_svg_alone")
 def test_a_mixture_of_images_has_all_figures_that_it_allows(make, tmp_path):
     pytest.importorskip("sklearn")
     extras = [{"expert_usage": [[0.5, 0.5]], "gate_trees": [[0, 1]]}] * 4
