@@ -1,20 +1,38 @@
 """A disk that is full ends a command in one line; nothing half-written is left, and the same command then resumes."""
 
+import errno
+import io
+import os
 from pathlib import Path
 
 import pytest
 import torch
 
+from fairseq_alma import files
 from fairseq_alma.cli.ensemble import main as alma_ensemble
 from fairseq_alma.cli.grow import main as alma_grow
 from fairseq_alma.cli.stream import main as alma_stream
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.images import image_backend
-from tests.cli.full_disk import fill_disk
 from tests.images.image_streams import make_stream
 from tests.runs.results import stage_records, weight_sums
 
 WORDS = ["--", "--width", "6", "--max-epoch", "3", "--cpu"]
+
+
+def fill_disk(monkeypatch: pytest.MonkeyPatch, name: str, num_bytes: int) -> None:
+    """Let files of a name take so many bytes and then none, as the system says it wherever a library writes."""
+    taken: dict[str, int] = {}
+
+    def write(self: files._RecordingFile, content) -> int:
+        temporary = os.path.basename(os.readlink(f"/proc/self/fd/{self.fileno()}"))
+        taken[temporary] = taken.get(temporary, 0) + len(content)
+        if temporary.startswith(f".{name}.") and taken[temporary] > num_bytes:
+            self.failure = OSError(errno.ENOSPC, "No space left on device")
+            raise self.failure
+        return io.FileIO.write(self, content)
+
+    monkeypatch.setattr(files._RecordingFile, "write", write)
 
 
 def names(folder: Path) -> set[str]:

@@ -156,15 +156,15 @@ def test_any_share_can_be_added_in_one_step(network, share):
 
 
 @pytest.mark.parametrize("training", [False, True])
-def test_right_after_growth_the_loss_is_nearly_what_it_was(network, training):
-    batches = batches_of(4, seed=7)
+def test_right_after_growth_the_loss_is_nearly_what_it_was(exact_network, training):
+    network, batches = exact_network, batches_of(4, seed=7, dtype=torch.double)
     before = mean_loss(network, batches, training)
     after = mean_loss(grown(network, batches=batches), batches, training)
     assert abs(after - before) < 0.05 * before
 
 
-def test_smaller_candidates_change_less(network):
-    batches = batches_of()
+def test_smaller_candidates_change_less(exact_network):
+    network, batches = exact_network, batches_of(dtype=torch.double)
     (images, _), *_ = batches
     changes = []
     for scale in (1.0, 0.1, 0.01):

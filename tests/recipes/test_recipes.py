@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.data_prep.images.published import MNIST_NAMES
+
 RECIPES = Path(__file__).parents[2] / "recipes"
 TORCHRUN = "torchrun --standalone --nproc-per-node 8 --no-python"
 SINGLE_MODELS = [RECIPES / "lm" / "sm_base.sh", RECIPES / "lm" / "sm_large.sh"]
@@ -219,7 +221,8 @@ def test_an_experiment_ends_where_a_rate_was_not_tried(tmp_path):
 
 def test_the_image_study_ends_with_files_that_are_no_images(tmp_path):
     (tmp_path / "corpus").mkdir()
-    (tmp_path / "corpus" / "train-images-idx3-ubyte").write_text("no images")
+    for name in MNIST_NAMES:
+        (tmp_path / "corpus" / name).write_text("no images")
     knobs = {"SOURCE": str(tmp_path / "corpus"), "LEARNERS": "sm", "SIZES": "4", "WAITS": "1 50"}
     done, called = with_stubs(RECIPES / "vision/mnist.sh", tmp_path, knobs, alma_stream="true")
     assert done.returncode == 1 and called == []
