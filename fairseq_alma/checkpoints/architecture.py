@@ -55,6 +55,7 @@ class SwitchOptions(_SwitchOptions):
 
     finetune_from_model: Optional[str] = None
     restore_file: Optional[str] = None
+    decoder_layers_to_keep: None = None  # fairseq would look for numbers in it
 
 
 class TransformerLMOptions(Transformer):

@@ -19,7 +19,7 @@ import jinja2
 import msgspec
 
 from fairseq_alma.data.manifest import file_sha256
-from fairseq_alma.errors import AlmaError, printable
+from fairseq_alma.errors import AlmaError, printable, refuse_irregular
 from fairseq_alma.files import Sha256, as_record, open_atomically, read_json_object, write_json_atomically
 from fairseq_alma.options import flag
 from fairseq_alma.report.experiment import experiments
@@ -75,6 +75,8 @@ class Report:
         texts["findings.md"] = findings_markdown(self.findings)
         out.mkdir(parents=True, exist_ok=True)
         before = _written_before(out / WRITTEN)
+        for name in (PAGE, WRITTEN, *texts):  # all of them before the first is written
+            refuse_irregular(out / name)
         for name, text in texts.items():
             _write(out / name, text)
         figures: list[FigureFile] = []

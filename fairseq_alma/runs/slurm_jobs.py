@@ -29,6 +29,9 @@ MAX_NUM_TIMEOUT = 1000
 GRACE_SECONDS = 3600.0
 """The longest time from SLURM's first signal to its last."""
 OWNED = ("dependency", "job_name", "ntasks", "ntasks_per_node", "nodes", "output", "error", "array", "signal")
+NOT_SBATCH = ("setup", "teardown", "srun_args", "use_srun", "additional_parameters", "map_count", "array_parallelism")
+NOT_SBATCH += ("num_gpus", "signal_delay_s", "stderr_to_stdout", "command", "folder")
+"""Parameters of submitit's that are no options of sbatch: lists, and what it decides by itself."""
 _LEFT_OUT = {"--slurm": None, "--dry-run": 0, "--stage": 1, "--jobs": 1}
 
 
@@ -134,7 +137,7 @@ def read_parameters(words: Sequence[str]) -> dict[str, str]:
     for word in words:
         name, is_given, value = word.partition("=")
         name = name.removeprefix("--").replace("-", "_")
-        if not is_given or not name.isidentifier() or not value:
+        if not is_given or not name.isidentifier() or not value or name in NOT_SBATCH:
             raise ValueError(f"--slurm {word}: an option of sbatch is needed, as partition=gpu or gpus-per-node=8")
         if name in OWNED:
             raise ValueError(f"--slurm {word}: alma-stream decides that; --nodes gives the number of nodes")

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Callable, Collection, Optional, Sequence
 
 from fairseq_alma.data.stream import Stream
-from fairseq_alma.errors import refuse_no_file
+from fairseq_alma.errors import AlmaError, refuse_no_file
 from fairseq_alma.learners.plan import ModelId, StagePlan, Training
 from fairseq_alma.runs.evaluation import StageEvaluation
 from fairseq_alma.runs.loop import Run
@@ -114,6 +114,9 @@ class TextJob:
 
     def print_plan(self, plans: Sequence[StagePlan]) -> None:
         """Print the commands of the stages that were asked for."""
+        start = self.request.finetune_from_model
+        if start is not None and not start.is_file():
+            raise AlmaError(f"--finetune-from-model {start}: no such checkpoint file; give one that is there")
         iid, member = self.request.iid, self.request.member
         evaluation = StageEvaluation.of(self.request.then_evaluate, self.request.stream, self.predictor)
         if iid is not None:

@@ -162,6 +162,7 @@ CONTENTS = {
     "experts": partial(model, "num_experts", 1 << 24),
     "dimensions": partial(model, "decoder_embed_dim", 1 << 24),
     "positions": partial(model, "tokens_per_sample", 1 << 24),
+    "layers to keep": lambda c, f: c["cfg"]["model"].update(decoder_layers_to_keep="x"),
     "computed positions": lambda c, f: c["cfg"]["model"].update(decoder_sinusoidal_pos=True, tokens_per_sample=1 << 24),
     "deep tree": deep_tree,
     "wide tree": wide_tree,

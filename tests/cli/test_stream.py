@@ -38,6 +38,11 @@ def test_a_dry_run_prints_the_commands_of_each_stage_and_touches_nothing(stream,
     assert not (tmp_path / "R").exists()
 
 
+def test_a_dry_run_refuses_a_beginning_that_is_not_there(stream, tmp_path):
+    with pytest.raises(AlmaError, match=r"--finetune-from-model nowhere.pt: no such checkpoint file"):
+        run(stream, tmp_path, "--dry-run", "--finetune-from-model", "nowhere.pt")
+
+
 def test_a_dry_run_of_one_stage_prints_that_stage(stream, tmp_path, capsys):
     run(stream, tmp_path, "--dry-run", "--stage", "2")
     out = capsys.readouterr().out

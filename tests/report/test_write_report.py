@@ -59,6 +59,14 @@ def draw_one(runs, out, paper):
     return [FigureFile(path.stem, "A", "B", {"png": path})]
 
 
+def test_nothing_is_written_where_the_page_cannot_be(tmp_path):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "index.html").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(AlmaError, match=r"index.html: a symbolic link"):
+        report_of(tmp_path / "out", write_run(tmp_path / "A", num_stages=1))
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["index.html"]
+
+
 def test_a_list_of_files_removes_nothing_outside_its_folder_and_a_damaged_one_is_one_line(tmp_path):
     run, out = write_run(tmp_path / "A"), tmp_path / "out"
     for name in ("own.txt", "out/other/own.txt"):

@@ -87,6 +87,7 @@ def test_a_dry_run_prints_the_script_of_each_job_and_leaves_nothing(stream, tmp_
     ("options", "said"),
     [
         (["--slurm", "partition"], "--slurm partition: an option of sbatch is needed, as partition=gpu"),
+        (["--slurm", "setup=evil", "--dry-run"], "--slurm setup=evil: an option of sbatch is needed"),
         (["--slurm", "time=1:00"], "--slurm time=1:00: minutes, a whole number"),
         (["--slurm", "nodes=2"], "--slurm nodes=2: alma-stream decides that; --nodes gives"),
         (["--slurm", "--learner", "ens", "--member", "0"], "--slurm makes a job of each member; leave --member out"),
