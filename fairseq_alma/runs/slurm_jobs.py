@@ -29,10 +29,8 @@ MAX_NUM_TIMEOUT = 1000
 GRACE_SECONDS = 3600.0
 """The longest time from SLURM's first signal to its last."""
 OWNED = ("dependency", "job_name", "ntasks", "ntasks_per_node", "nodes", "output", "error", "array", "signal")
-NOT_SBATCH = frozenset(
-    ("setup", "teardown", "srun_args", "use_srun", "additional_parameters", "map_count", "array_parallelism")
-    + ("num_gpus", "signal_delay_s", "stderr_to_stdout", "command", "folder")
-)
+NOT_SBATCH = {"setup", "teardown", "srun_args", "use_srun", "additional_parameters", "map_count", "array_parallelism"}
+NOT_SBATCH |= {"num_gpus", "signal_delay_s", "stderr_to_stdout", "command", "folder"}
 """Parameters of submitit's that are no options of sbatch: lists, and what it decides by itself."""
 _LEFT_OUT = {"--slurm": None, "--dry-run": 0, "--stage": 1, "--jobs": 1}
 
