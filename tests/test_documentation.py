@@ -33,3 +33,15 @@ def test_the_readme_links_to_what_is_there(checkout: Path) -> None:
     assert {"docs/how-to/cluster.md", "recipes/README.md"} <= links
     assert [link for link in sorted(links) if not (checkout / link).is_file()] == []
     assert text.count("\n") <= 250, "the README is the entrance; what belongs to a how-to stands in docs/how-to"
+
+
+@pytest.mark.parametrize("page", ["follow-a-document.md", "follow-an-image.md"])
+def test_a_walk_through_the_code_names_files_that_are_there(page, checkout):
+    table = (checkout / "docs" / "reference" / page).read_text(encoding="utf-8").split("| step | files |")[1]
+    rows = [line.split("|")[2] for line in table.splitlines() if line.startswith("|") and ".py" in line]
+    folder, missing = Path(), []
+    for name in re.findall(r"`([\w/]+\.py)`", "".join(rows)):  # one without a folder stands in that of the one before
+        folder = Path(name).parent if "/" in name else folder
+        places = (checkout / top / folder / Path(name).name for top in ("", "fairseq_alma"))
+        missing += [] if any(place.is_file() for place in places) else [name]
+    assert rows and missing == []
