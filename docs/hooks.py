@@ -73,6 +73,9 @@ def options_page() -> str:
     from data_prep.text.options import PrepOptions
     from fairseq_alma.checkpoints import model_options
     from fairseq_alma.cli import stream_parser  # registers learners and features
+    from fairseq_alma.cli.generate import GenerateOptions
+    from fairseq_alma.cli.import_model import ImportOptions
+    from fairseq_alma.cli.score import ScoreOptions
     from fairseq_alma.images.image_train_options import LoopOptions
     from fairseq_alma.runs import study
     from fairseq_alma.training.feature import FEATURES
@@ -89,9 +92,16 @@ def options_page() -> str:
         "Models: behind the --, or of fairseq-train": {_first_line(each): each for each in model_options.MODELS},
         "Images: behind the --": {"": LoopOptions},
         "alma-prep-text, alma-prep-images": {"Text": PrepOptions, "Images": ImagePrepOptions},
+        "Commands on models": {
+            "alma-import": ImportOptions,
+            "alma-grow": model_options.GrowOptions,
+            "alma-score": ScoreOptions,
+            "alma-generate": GenerateOptions,
+        },
     }
     parts = [OPTIONS_HEAD]
     own: set[str] = set()
+    of_runs = [*sections][:-2]
     for title, declared in sections.items():
         parts.append(f"## {title}")
         for name, declaring in declared.items():
@@ -99,7 +109,7 @@ def options_page() -> str:
             own |= {option.flag for option in options}
             if options:
                 parts += [f"**{name}**"] if name else []
-                parts.append("\n".join([TABLE, *(_row(option, may_bind="prep" not in title) for option in options)]))
+                parts.append("\n".join([TABLE, *(_row(option, may_bind=title in of_runs) for option in options)]))
     rows = [f"| `{flag}` | {bounds} |" for flag, bounds in sorted(RANGES.items()) if flag not in own and str(bounds)]
     parts += ["## Ranges of fairseq's own options", "\n".join(["| option | number |", "| --- | --- |", *rows])]
     return "\n\n".join(parts) + "\n"

@@ -240,7 +240,8 @@ class Option:
     def shown_default(self, kind: Optional[str] = None) -> str:
         """Return `` (default: X)``, or nothing where there is none or the help says it."""
         default = self.default_on(kind)
-        return "" if "default:" in self.help or default in (None, False, MISSING) else f" (default: {default})"
+        is_none = default is None or default is False or default is MISSING
+        return "" if is_none or "default:" in self.help else f" (default: {default})"
 
 
 class _Read(argparse.Action):

@@ -9,9 +9,9 @@ from typing import Any, Mapping
 import torch
 from torch import Tensor
 
-from fairseq_alma.checkpoints import LAST_CHECKPOINT
 from fairseq_alma.checkpoints.architecture import TRANSFORMER_LMS
 from fairseq_alma.checkpoints.checkpoint_file import Checkpoint
+from fairseq_alma.checkpoints.model_options import DenseOptions, one_expert_options
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.growth.gate_tree import has_experts
 
@@ -40,13 +40,13 @@ SAME = (
 )
 
 
-def from_transformer_lm(checkpoint: Checkpoint, path: str, moe_freq: int, seed: int) -> Checkpoint:
+def from_transformer_lm(checkpoint: Checkpoint, path: str, options: DenseOptions, seed: int) -> Checkpoint:
     """Convert a checkpoint of stock ``transformer_lm``.
 
     Args:
         checkpoint: the source; not altered.
         path: its name, for messages.
-        moe_freq: put a Switch layer in place of every n-th feed-forward layer.
+        options: which layers get experts.
         seed: of the gates' weights.
 
     Returns:
@@ -57,11 +57,11 @@ def from_transformer_lm(checkpoint: Checkpoint, path: str, moe_freq: int, seed: 
     """
     config = checkpoint["cfg"]["model"]
     _require_parts(config, path, "cannot grow")
-    if not 1 <= moe_freq <= config["decoder_layers"]:
-        raise AlmaError(f"--moe-freq {moe_freq}: must be 1 to {config['decoder_layers']}, the number of layers")
-    weights = _convert_weights(checkpoint["model"], config["decoder_layers"], moe_freq, seed)
+    if not 1 <= options.every <= config["decoder_layers"]:
+        raise AlmaError(f"--moe-freq {options.every}: must be 1 to {config['decoder_layers']}, the number of layers")
+    weights = _convert_weights(checkpoint["model"], config["decoder_layers"], options.every, seed)
     converted = {**checkpoint, "model": weights}
-    converted["cfg"] = {**checkpoint["cfg"], "model": _convert_config(config, moe_freq)}
+    converted["cfg"] = {**checkpoint["cfg"], "model": _convert_config(config, options.every)}
     converted.pop("last_optimizer_state", None)
     return converted
 
@@ -95,33 +95,17 @@ def _require_parts(config: Mapping[str, Any], path: str, therefore: str) -> None
         raise AlmaError(f"{path}: embedding, input and output dimensions differ ({sorted(dims)}); they must be equal")
 
 
-def _convert_config(config: Mapping[str, Any], moe_freq: int) -> dict[str, Any]:
+def _convert_config(config: Mapping[str, Any], every: int) -> dict[str, Any]:
     return {
         "_name": "alma_switch_lm",
         **{name: config[name] for name in SAME},
         "decoder_sinusoidal_pos": not config["decoder_learned_pos"],
         "tokens_per_sample": config["tokens_per_sample"],
-        **one_expert_options(moe_freq),
+        **one_expert_options(every),
     }
 
 
-def one_expert_options(moe_freq: int) -> dict[str, Any]:
-    """Return the options of a Switch model that computes what a dense one did, but for those of its dense parts."""
-    return {
-        "num_experts": 1,
-        "moe_freq": moe_freq,
-        "capacity_factor": 1.0,
-        "eval_capacity_factor": 0.0,
-        "balance_loss_weight": 0.01,
-        "gate_trees": "",
-        "checkpoint_activations": False,
-        "compile": False,
-        "finetune_from_model": None,
-        "restore_file": LAST_CHECKPOINT,
-    }
-
-
-def _convert_weights(old: Mapping[str, Tensor], num_layers: int, moe_freq: int, seed: int) -> dict[str, Tensor]:
+def _convert_weights(old: Mapping[str, Tensor], num_layers: int, every: int, seed: int) -> dict[str, Tensor]:
     """Rename and stack: one projection for query, key and value, and expert 0 in place of fc1 and fc2."""
     generator = torch.Generator().manual_seed(seed)
     new = {name: tensor for name, tensor in old.items() if not name.startswith("decoder.layers.")}
@@ -132,7 +116,7 @@ def _convert_weights(old: Mapping[str, Tensor], num_layers: int, moe_freq: int, 
         for kind in ("weight", "bias"):
             projections = [part.pop(f"self_attn.{letter}_proj.{kind}") for letter in "qkv"]
             new[f"{prefix}self_attn.qkv_proj.{kind}"] = torch.cat(projections)
-        if has_experts(layer, moe_freq):
+        if has_experts(layer, every):
             for linear in ("fc1", "fc2"):
                 for kind in ("weight", "bias"):
                     new[f"{prefix}switch.experts.{linear}_{kind}"] = part.pop(f"{linear}.{kind}").unsqueeze(0)

@@ -1,18 +1,23 @@
 """The options of this package's architectures, each declared once: for fairseq's parser, alma-stream, and files.
 
+Here too is what makes one model of another: a dense one gets experts, a mixture grows.
+
 Light: alma-stream looks at the words after ``--`` without torch or fairseq.
 """
 
-from dataclasses import dataclass
-from typing import Optional
+from dataclasses import MISSING, dataclass
+from typing import Any, Mapping, Optional
 
-from fairseq_alma.options import Options, flags_of, opt, real, whole
+from fairseq_alma.checkpoints import LAST_CHECKPOINT
+from fairseq_alma.options import Options, flag, flags_of, opt, real, whole
 
 MAX_EXPERTS = 10_000
 MAX_SIZE = 1_000_000
 SIZE = whole(1, MAX_SIZE)
 """Of a layer, in any direction."""
 LAYERS = whole(1, 1000)
+_FREQUENCY = whole(0, MAX_SIZE)  # of layers with experts
+_USUAL_FREQUENCY = 2
 SHARE, FACTOR = real(0, 1), real(0, 1e6)
 TEXT, IMAGES = ("text",), ("images",)
 ACTIVATIONS = ("relu", "gelu", "gelu_fast", "gelu_accurate", "tanh", "linear")
@@ -64,9 +69,9 @@ class SwitchOptions(Options):
         shape=True,
     )
     moe_freq: int = opt(
-        2,
+        _USUAL_FREQUENCY,
         "put a Switch layer in place of every n-th feed-forward layer; 0: nowhere",
-        range=whole(0, MAX_SIZE),
+        range=_FREQUENCY,
         kinds=TEXT,
         shape=True,
     )
@@ -206,3 +211,87 @@ IMAGE_NETWORKS = (MLPOptions, VGGOptions, GrownVGGOptions, MixtureOptions)
 """How large an image model is and what it is made of; `VGGVariantOptions` stand beside them."""
 MODELS = (*LANGUAGE, LengthOptions, JointOptions, *IMAGE_NETWORKS, VGGVariantOptions)
 NETWORK = ("--arch", *flags_of(*IMAGE_NETWORKS))
+
+
+@dataclass(frozen=True)
+class DenseOptions(Options):
+    """Of a dense language model that gets experts (alma-import, alma-grow)."""
+
+    moe_freq: Optional[int] = opt(
+        None,
+        "dense model: every n-th feed-forward layer becomes a Switch layer of one expert, which computes the same; 0: "
+        f"none (default: {_USUAL_FREQUENCY})",
+        range=_FREQUENCY,
+    )
+
+    @property
+    def every(self) -> int:
+        """Every how manieth layer gets experts; see `growth.gate_tree.has_experts`."""
+        return _USUAL_FREQUENCY if self.moe_freq is None else self.moe_freq
+
+
+@dataclass(frozen=True, kw_only=True)
+class GrowOptions(DenseOptions):
+    """Of ``alma-grow``: one growth step of a language model."""
+
+    path: str = opt(MISSING, "checkpoint to grow: alma_switch_lm, or a dense transformer_lm", metavar="CKPT")
+    out: str = opt(MISSING, "checkpoint to write", metavar="CKPT")
+    method: str = opt(
+        MISSING,
+        "copy: the expert's weights and gate row are copied, the mixture stays flat (the paper's method for text; the "
+        "loss jumps); split: the expert becomes two equal ones under a new gate (the loss stays); scratch: new random "
+        "experts",
+        choices=("copy", "split", "scratch"),
+    )
+    experts: int = opt(MISSING, "experts to add to each Switch layer", range=whole(1, MAX_EXPERTS), metavar="K")
+    select: str = opt(
+        "loss",
+        "which experts: those whose tokens have the largest summed loss on the held-out split, those that most tokens "
+        "go to, or any",
+        choices=("loss", "usage", "random"),
+    )
+    stream: Optional[str] = opt(
+        None, "stream whose held-out split is measured; not needed with --select random", metavar="STREAM"
+    )
+    split: str = opt("valid", "held-out split; a learner has no access to test", metavar="SPLIT")
+    noise: float = opt(0.0, "copy: standard deviation of noise on the gate rows", range=real(0, 1e6), metavar="X")
+    optimizer: str = opt(
+        "reset",
+        "optimizer state: none (as --finetune-from-model does anyway), or that of old parameters kept and of copies "
+        "copied, for --restore-file or --continue-once; share: Adam's moments of an expert that is split are those of "
+        "half of its tokens",
+        choices=("reset", "copy", "share"),
+    )
+    batch_size: int = opt(16, "sequences per batch of the held-out pass", range=whole())
+    tokens_per_sample: Optional[int] = opt(None, "tokens per sequence (default: as the model was trained)", range=SIZE)
+    seed: int = opt(1, "of new weights, noise and random choice", range=whole(0, 2**63 - 1))
+    cpu: bool = opt(False, "measure on the CPU even where a GPU is")
+    force: bool = opt(False, "replace --out if it exists")
+
+
+def one_expert_options(every: int) -> dict[str, Any]:
+    """Return the options of a Switch model that computes what a dense one did, but for those of its dense parts.
+
+    Args:
+        every: how manieth layer has the one expert; 0: none.
+    """
+    return {
+        "num_experts": 1,
+        "moe_freq": every,
+        "capacity_factor": 1.0,
+        "eval_capacity_factor": 0.0,
+        "balance_loss_weight": 0.01,
+        "gate_trees": "",
+        "checkpoint_activations": False,
+        "compile": False,
+        "finetune_from_model": None,
+        "restore_file": LAST_CHECKPOINT,
+    }
+
+
+def training_flags(options: Mapping[str, Any]) -> str:
+    """Return the options of fairseq-train that build the same model as these options do."""
+    sizes = [f"decoder_{name}" for name in ("layers", "embed_dim", "ffn_embed_dim", "attention_heads")]
+    named = ("activation_fn", *sizes, "moe_freq", "tokens_per_sample")
+    words = [f"{flag(name)} {options[name]}" for name in named]
+    return " ".join([f"--arch {options['_name']}", "--no-scale-embedding", *words])

@@ -4,21 +4,47 @@ import argparse
 import json
 import os
 import sys
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Iterator, Optional, Sequence
 
 from fairseq_alma.cli.entry import command
 from fairseq_alma.cli.parser import Parser
 from fairseq_alma.errors import AlmaError, refuse_no_file
-from fairseq_alma.options import InRange, real, utf8_path, whole
+from fairseq_alma.options import Options, flag, opt, options_of, real, utf8_path, whole
 from fairseq_alma.terminal import tell, write
 
-SAMPLING = {"temperature": 1.0, "top_p": 0.9, "seed": 1}
-"""What these options are where they are not given."""
+SAMPLING = ("temperature", "top_p", "seed")
 EPILOG = """\
   alma-generate RUN/stage-003/ensemble.pt --prompt "In the beginning" --seed 1
   alma-generate FOLDER --prompts prompts.txt --seed 1 > texts.jsonl
 """
+
+
+@dataclass(frozen=True)
+class GenerateOptions(Options):
+    """What is written, and how."""
+
+    model: Path = Path()
+    prompt: str = opt("", "what the text begins with (default: nothing)", metavar="TEXT")
+    prompts: Optional[Path] = opt(None, "batch mode: a prompt per line; prints a JSON line for each", metavar="FILE")
+    max_tokens: int = opt(100, "new tokens", range=whole(1))
+    greedy: bool = opt(False, "take the most probable token each time (default: sample)")
+    temperature: float = opt(1.0, "of sampling", range=real(1e-20, 1e3), metavar="T")
+    top_p: float = opt(
+        0.9,
+        "sample from the most probable tokens that have P of the probability together",
+        range=real(0, 1, above=True),
+        metavar="P",
+    )
+    seed: int = opt(1, "of sampling", range=whole(0, 2**63 - 1))
+    batch_size: int = opt(16, "prompts at a time", range=whole(1))
+    stream: Optional[Path] = opt(
+        None,
+        "stream whose tokenizer a checkpoint knows (default: that of its training)",
+        parse=utf8_path,
+        metavar="STREAM",
+    )
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -30,30 +56,10 @@ def build_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    add = parser.add_argument
-    add("model", type=utf8_path, metavar="MODEL", help="checkpoint, or a folder that alma-export wrote")
+    parser.add_argument("model", type=utf8_path, metavar="MODEL", help="checkpoint, or a folder that alma-export wrote")
     prompts = parser.add_mutually_exclusive_group()
-    prompts.add_argument("--prompt", default="", metavar="TEXT", help="what the text begins with (default: nothing)")
-    prompts.add_argument(
-        "--prompts", type=Path, metavar="FILE", help="batch mode: a prompt per line; prints a JSON line for each"
-    )
-    add("--max-tokens", type=InRange(whole(1)), default=100, metavar="N", help="new tokens (default: %(default)s)")
-    add("--greedy", action="store_true", help="take the most probable token each time (default: sample)")
-    add(
-        "--temperature",
-        type=InRange(real(1e-20, 1e3)),
-        help=f"of sampling (default: {SAMPLING['temperature']:g})",
-    )
-    add(
-        "--top-p",
-        type=InRange(real(0, 1, above=True)),
-        metavar="P",
-        help="sample from the most probable tokens that have P of the probability together "
-        f"(default: {SAMPLING['top_p']})",
-    )
-    add("--seed", type=InRange(whole(0, 2**63 - 1)), help=f"of sampling (default: {SAMPLING['seed']})")
-    add("--batch-size", type=InRange(whole(1)), default=16, help="prompts at a time (default: %(default)s)")
-    add("--stream", type=utf8_path, help="stream whose tokenizer a checkpoint knows (default: that of its training)")
+    for name, option in options_of(GenerateOptions).items():
+        option.add_to(prompts if name.startswith("prompt") else parser)
     return parser
 
 
@@ -61,14 +67,13 @@ def build_parser() -> argparse.ArgumentParser:
 def main(argv: Optional[Sequence[str]] = None) -> Optional[int]:
     """Run ``alma-generate``."""
     parser = build_parser()
-    args = parser.parse_args(argv)
-    for name, usual in SAMPLING.items():
-        if getattr(args, name) is None:
-            setattr(args, name, usual)
-        elif args.greedy:
-            parser.error(f"--greedy does not sample, so it takes no --{name.replace('_', '-')}")
+    given = parser.parse_args(argv)
+    args = GenerateOptions.read(given, model=given.model)
+    for name in SAMPLING:
+        if args.greedy and vars(given)[name] is not None:
+            parser.error(f"--greedy does not sample, so it takes no {flag(name)}")
     try:
-        args.prompt = os.fsencode(args.prompt).decode()
+        args = replace(args, prompt=os.fsencode(args.prompt).decode())
     except UnicodeError:
         parser.error(f"--prompt {args.prompt!a}: not UTF-8; give a text in UTF-8")
     if args.prompts is not None:
@@ -99,7 +104,7 @@ def _read_prompts(path: Path) -> list[str]:
         raise AlmaError(f"--prompts {path}: not UTF-8 ({error}); give a text file, a prompt per line") from error
 
 
-def _options(args: argparse.Namespace, room: int) -> dict[str, Any]:
+def _options(args: GenerateOptions, room: int) -> dict[str, Any]:
     options: dict[str, Any] = {"max_new_tokens": room, "do_sample": not args.greedy}
     return options if args.greedy else {**options, "temperature": args.temperature, "top_p": args.top_p, "top_k": 0}
 
@@ -115,7 +120,7 @@ def _ids(loaded: Any, prompts: Sequence[str]) -> list[list[int]]:
     return rows
 
 
-def _show(args: argparse.Namespace, loaded: Any) -> None:
+def _show(args: GenerateOptions, loaded: Any) -> None:
     """Print the text while it is written, as far as characters are whole."""
     import torch
 
@@ -145,7 +150,7 @@ def _show(args: argparse.Namespace, loaded: Any) -> None:
     loaded.model.generate(ids, streamer=Streamer(), **_options(args, room))
 
 
-def _continue(args: argparse.Namespace, loaded: Any, prompts: Sequence[str]) -> Iterator[str]:
+def _continue(args: GenerateOptions, loaded: Any, prompts: Sequence[str]) -> Iterator[str]:
     """Yield the text of each prompt, in their order.
 
     Only prompts that get as many new tokens go through the model together, so none is cut short by a longer one beside
@@ -165,7 +170,7 @@ def _continue(args: argparse.Namespace, loaded: Any, prompts: Sequence[str]) -> 
         yield from (texts[number] for number in batch)
 
 
-def _generate(args: argparse.Namespace, loaded: Any, rows: Sequence[Sequence[int]], room: int) -> list[str]:
+def _generate(args: GenerateOptions, loaded: Any, rows: Sequence[Sequence[int]], room: int) -> list[str]:
     """Return the text of each row of ids and of what follows it."""
     import torch
 
@@ -176,7 +181,7 @@ def _generate(args: argparse.Namespace, loaded: Any, rows: Sequence[Sequence[int
     return [loaded.tokens.decode(row) for row in found.tolist()]
 
 
-def _note_room(args: argparse.Namespace, loaded: Any, rooms: Sequence[int]) -> None:
+def _note_room(args: GenerateOptions, loaded: Any, rooms: Sequence[int]) -> None:
     """Say so where the model does not take as many tokens as were asked for."""
     short = [room for room in rooms if room < args.max_tokens]
     if not short:

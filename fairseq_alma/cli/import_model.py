@@ -2,15 +2,16 @@
 
 import argparse
 import sys
+from dataclasses import MISSING, dataclass
 from pathlib import Path
 from typing import Optional, Sequence
 
+from fairseq_alma.checkpoints.model_options import DenseOptions, training_flags
 from fairseq_alma.cli.entry import command
 from fairseq_alma.cli.parser import Parser
 from fairseq_alma.errors import AlmaError, refuse_existing
-from fairseq_alma.options import InRange, utf8_path
+from fairseq_alma.options import opt, utf8_path
 from fairseq_alma.terminal import tell
-from fairseq_alma.training.option_ranges import RANGES
 
 EPILOG = """\
 From a dense model to a mixture that learns from a stream of text in its own tokens:
@@ -23,6 +24,22 @@ From a dense model to a mixture that learns from a stream of text in its own tok
 What cannot be expressed: untied output embeddings, other layer norms than with epsilon 1e-5, attention that is not
 scaled by the root of a head's size, rotary or relative positions, other activations than GELU and ReLU.
 """
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImportOptions(DenseOptions):
+    """What a folder becomes."""
+
+    folder: Path = Path()
+    out: Path = opt(MISSING, "the checkpoint to write", metavar="CKPT")
+    stream: Optional[Path] = opt(
+        None,
+        "stream made with the folder's tokenizer (alma-prep-text --tokenizer DIR/tokenizer.json); the checkpoint then "
+        "knows its dictionary (default: none is checked)",
+        parse=utf8_path,
+        metavar="STREAM",
+    )
+    force: bool = opt(False, "replace CKPT if it exists")
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -41,41 +58,27 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="DIR",
         help="folder with config.json and model.safetensors, or with several such files and their index",
     )
-    parser.add_argument("--out", type=Path, required=True, metavar="CKPT", help="the checkpoint to write")
-    parser.add_argument(
-        "--stream",
-        type=utf8_path,
-        metavar="STREAM",
-        help="stream made with the folder's tokenizer (alma-prep-text --tokenizer DIR/tokenizer.json); the checkpoint "
-        "then knows its dictionary (default: none is checked)",
-    )
-    parser.add_argument(
-        "--moe-freq",
-        type=InRange(RANGES["--moe-freq"]),
-        default=2,
-        metavar="N",
-        help="make every n-th layer a Switch layer of one expert: it computes the same; 0: none (default: %(default)s)",
-    )
-    parser.add_argument("--force", action="store_true", help="replace CKPT if it exists")
+    ImportOptions.add_to(parser)
     return parser
 
 
 @command
 def main(argv: Optional[Sequence[str]] = None) -> Optional[int]:
     """Run ``alma-import``."""
-    args = build_parser().parse_args(argv)
+    parsed = build_parser().parse_args(argv)
+    args = ImportOptions.read(parsed, folder=parsed.folder)
     if not args.folder.is_dir():
         raise AlmaError(f"{args.folder}: no such folder; give one that transformers' save_pretrained has written")
     refuse_existing(args.out, args.force)
     # These import torch, which takes seconds; --help and usage errors need none of it.
     from fairseq_alma.checkpoints.checkpoint_file import write_checkpoint
     from fairseq_alma.data.stream import Stream
-    from fairseq_alma.exchange.import_folder import import_folder, training_flags
+    from fairseq_alma.exchange.import_folder import import_folder
 
     stream = None if args.stream is None else Stream.open(args.stream)
     if stream is not None and stream.kind != "text":
         raise AlmaError(f"--stream {args.stream}: a stream of {stream.kind}; give one of text")
-    checkpoint = import_folder(args.folder, stream, args.moe_freq)
+    checkpoint = import_folder(args.folder, stream, args.every)
     write_checkpoint(checkpoint, args.out)
     options, rows = checkpoint["cfg"]["model"], len(checkpoint["model"]["decoder.embed_tokens.weight"])
     tell(f"{args.out}: {options['decoder_layers']} layers, {rows:,} tokens, fairseq's four included", sys.stdout)

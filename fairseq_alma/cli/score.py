@@ -3,6 +3,7 @@
 import argparse
 import json
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Iterator, NoReturn, Optional, Sequence
 
@@ -10,7 +11,7 @@ from fairseq_alma.cli.entry import command
 from fairseq_alma.cli.parser import Parser
 from fairseq_alma.errors import AlmaError, refuse_existing, refuse_no_file
 from fairseq_alma.files import open_atomically
-from fairseq_alma.options import InRange, utf8_path, whole
+from fairseq_alma.options import Options, opt, utf8_path, whole
 
 EPILOG = """\
 One JSON line for each: its number, its "id" if it has one, num_tokens and num_bytes of its text, bits (sum over the
@@ -19,6 +20,29 @@ counts, whose windows --joined gives) and bits_per_byte (of the text alone: what
 
   alma-score RUN/stage-003/member-0/checkpoint_last.pt documents.jsonl --out losses.jsonl
 """
+
+
+@dataclass(frozen=True)
+class ScoreOptions(Options):
+    """What is scored, and how."""
+
+    model: Path = Path()
+    input: Optional[Path] = None
+    field: str = opt("text", "key of the text", metavar="KEY")
+    out: Optional[Path] = opt(None, "file to write (default: standard output)", metavar="FILE")
+    stream: Optional[Path] = opt(
+        None,
+        "stream whose tokenizer a checkpoint knows (default: that of its training)",
+        parse=utf8_path,
+        metavar="STREAM",
+    )
+    window: int = opt(0, "tokens of a window, context included (default: as many as the model takes)", range=whole(1))
+    context_window: int = opt(
+        0, "tokens of context before each window, which do not count: a sliding window", range=whole(0)
+    )
+    joined: bool = opt(False, "cut windows out of all documents one behind the other, as fairseq-eval-lm does")
+    batch_size: int = opt(16, "windows at a time", range=whole(1))
+    force: bool = opt(False, "replace FILE if it exists")
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -33,37 +57,15 @@ def build_parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("model", type=utf8_path, metavar="MODEL", help="checkpoint, or a folder that alma-export wrote")
     add("input", type=Path, nargs="?", metavar="INPUT", help="JSON lines (default: standard input)")
-    add("--field", default="text", help="key of the text (default: %(default)s)")
-    add("--out", type=Path, metavar="FILE", help="file to write (default: standard output)")
-    add("--stream", type=utf8_path, help="stream whose tokenizer a checkpoint knows (default: that of its training)")
-    add(
-        "--window",
-        type=InRange(whole(1)),
-        default=0,
-        metavar="N",
-        help="tokens of a window, context included (default: as many as the model takes)",
-    )
-    add(
-        "--context-window",
-        type=InRange(whole(0)),
-        default=0,
-        metavar="N",
-        help="tokens of context before each window, which do not count: a sliding window (default: %(default)s)",
-    )
-    add(
-        "--joined",
-        action="store_true",
-        help="cut windows out of all documents one behind the other, as fairseq-eval-lm does",
-    )
-    add("--batch-size", type=InRange(whole(1)), default=16, help="windows at a time (default: %(default)s)")
-    add("--force", action="store_true", help="replace FILE if it exists")
+    ScoreOptions.add_to(parser)
     return parser
 
 
 @command
 def main(argv: Optional[Sequence[str]] = None) -> Optional[int]:
     """Run ``alma-score``."""
-    args = build_parser().parse_args(argv)
+    parsed = build_parser().parse_args(argv)
+    args = ScoreOptions.read(parsed, model=parsed.model, input=parsed.input)
     if args.input is not None:
         if not args.input.exists():
             raise AlmaError(f"{args.input}: no such file; give JSON lines, or leave it out for standard input")
@@ -87,7 +89,7 @@ def main(argv: Optional[Sequence[str]] = None) -> Optional[int]:
     return 0
 
 
-def _write(args: argparse.Namespace, loaded: Any, file: Any) -> None:
+def _write(args: ScoreOptions, loaded: Any, file: Any) -> None:
     from fairseq_alma.exchange.load_model import score_texts
 
     identities: list[dict[str, Any]] = []
@@ -103,7 +105,7 @@ def _refuse_constant(word: str) -> NoReturn:
     raise ValueError(f"{word} found")
 
 
-def _texts(args: argparse.Namespace, identities: list[dict[str, Any]]) -> Iterator[str]:
+def _texts(args: ScoreOptions, identities: list[dict[str, Any]]) -> Iterator[str]:
     """Yield the texts, and note what each document is called."""
     where = args.input or "standard input"
     with open(args.input, "rb") if args.input else sys.stdin.buffer as file:

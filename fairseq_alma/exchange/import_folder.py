@@ -10,7 +10,7 @@ five times in every softmax; relative to each other, all other tokens keep their
 
 import re
 from pathlib import Path
-from typing import Annotated, Any, Mapping, Optional, Sequence
+from typing import Annotated, Any, Optional, Sequence
 
 import torch
 from msgspec import Meta, Struct
@@ -19,7 +19,7 @@ from torch import Tensor
 from fairseq_alma.checkpoints import UnfitCheckpoint
 from fairseq_alma.checkpoints.architecture import EXTRA_POSITIONS, Size, check_model
 from fairseq_alma.checkpoints.checkpoint_file import DICTIONARY_KEY, Checkpoint, untrained_checkpoint
-from fairseq_alma.checkpoints.dense_checkpoint import one_expert_options
+from fairseq_alma.checkpoints.model_options import one_expert_options
 from fairseq_alma.data.stream import Stream
 from fairseq_alma.data.token_file import NUM_FAIRSEQ_SYMBOLS
 from fairseq_alma.data.tokenizer import StreamTokenizer
@@ -64,13 +64,13 @@ class WeightIndex(Struct):
     weight_map: Annotated[dict[str, Name], Meta(min_length=1, max_length=1_000_000)]
 
 
-def import_folder(folder: Path, stream: Optional[Stream], moe_freq: int) -> Checkpoint:
+def import_folder(folder: Path, stream: Optional[Stream], every: int) -> Checkpoint:
     """Convert a folder.
 
     Args:
         folder: of a model of type ``gpt2``.
         stream: that it will be trained on, made with its tokenizer; None: not known yet.
-        moe_freq: make every n-th layer a Switch layer with one expert; 0: none.
+        every: how manieth layer becomes a Switch layer with one expert; 0: none.
 
     Raises:
         AlmaError: the model has parts that ``alma_switch_lm`` has not, files are missing or damaged, or the stream has
@@ -88,9 +88,9 @@ def import_folder(folder: Path, stream: Optional[Stream], moe_freq: int) -> Chec
     _refuse_other_parts(config, folder / CONFIG)
     num_tokens = _num_tokens(folder, config, stream)
     tensors = _Tensors(files)
-    options = _options(config, moe_freq)
+    options = _options(config, every)
     try:
-        weights = _weights(tensors, config, num_tokens, moe_freq)
+        weights = _weights(tensors, config, num_tokens, every)
         check_model(options, weights)
         tensors.refuse_unused()
     except KeyError as error:
@@ -149,16 +149,6 @@ def _weight_files(folder: Path) -> list[Path]:
     return [folder / name for name in names]
 
 
-def training_flags(options: Mapping[str, Any]) -> str:
-    """Return the options of fairseq-train that build the same model."""
-    flags = [f"--arch {options['_name']}", "--no-scale-embedding", f"--activation-fn {options['activation_fn']}"]
-    for name in ("layers", "embed_dim", "ffn_embed_dim", "attention_heads"):
-        flags.append(f"--decoder-{name.replace('_', '-')} {options[f'decoder_{name}']}")
-    return " ".join(
-        [*flags, f"--moe-freq {options['moe_freq']}", f"--tokens-per-sample {options['tokens_per_sample']}"]
-    )
-
-
 def _refuse_other_parts(config: GPT2, path: Path) -> None:
     needed = {
         "layer_norm_epsilon": 1e-5,
@@ -205,7 +195,7 @@ def _num_tokens(folder: Path, config: GPT2, stream: Optional[Stream]) -> int:
     return found
 
 
-def _options(config: GPT2, moe_freq: int) -> dict[str, Any]:
+def _options(config: GPT2, every: int) -> dict[str, Any]:
     return {
         "_name": "alma_switch_lm",
         "activation_fn": ACTIVATIONS[config.activation_function],
@@ -220,11 +210,11 @@ def _options(config: GPT2, moe_freq: int) -> dict[str, Any]:
         "no_scale_embedding": True,
         "tokens_per_sample": config.n_positions,
         "max_target_positions": None,
-        **one_expert_options(moe_freq),
+        **one_expert_options(every),
     }
 
 
-def _weights(tensors: _Tensors, config: GPT2, num_tokens: int, moe_freq: int) -> dict[str, Tensor]:
+def _weights(tensors: _Tensors, config: GPT2, num_tokens: int, every: int) -> dict[str, Tensor]:
     """Rename, and turn maps: GPT-2's are (in, out), as its Conv1D has them."""
     table, positions = tensors["wte.weight"], tensors["wpe.weight"]
     symbols = table[config.eos_token_id].expand(NUM_FAIRSEQ_SYMBOLS, -1)
@@ -245,12 +235,12 @@ def _weights(tensors: _Tensors, config: GPT2, num_tokens: int, moe_freq: int) ->
         for name, source in {**maps, "fc1": "mlp.c_fc", "fc2": "mlp.c_proj"}.items():
             weight = tensors[f"{there}{source}.weight"].t().contiguous()
             bias = tensors[f"{there}{source}.bias"].clone()
-            if name in maps or not has_experts(layer, moe_freq):
+            if name in maps or not has_experts(layer, every):
                 new |= {f"{here}{name}.weight": weight, f"{here}{name}.bias": bias}
             else:
                 stack = f"{here}switch.experts.{name}"
                 new |= {f"{stack}_weight": weight.unsqueeze(0), f"{stack}_bias": bias.unsqueeze(0)}
-        if has_experts(layer, moe_freq):
+        if has_experts(layer, every):
             # One row decides nothing; growth by splitting puts new rows below it.
             new[f"{here}switch.gate.weight"] = table.new_zeros(1, config.n_embd)
     return new

@@ -3,8 +3,7 @@
 Measured is one pass over a stream's held-out split: the model's loss, and each expert's part in it.
 """
 
-import argparse
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Iterable, Iterator, Mapping, Optional
 
 import torch
@@ -19,6 +18,7 @@ from fairseq_alma.checkpoints.checkpoint_file import Checkpoint, read_checkpoint
 from fairseq_alma.checkpoints.checkpoint_growth import GrowthStep, grow_checkpoint, growth_table
 from fairseq_alma.checkpoints.dense_checkpoint import from_transformer_lm
 from fairseq_alma.checkpoints.ensemble_file import check_dictionary
+from fairseq_alma.checkpoints.model_options import GrowOptions
 from fairseq_alma.data.stream import Stream
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.growth.gate_tree import GateTree
@@ -29,11 +29,10 @@ from fairseq_alma.text.linear_cross_entropy import token_losses
 from fairseq_alma.text.model import AlmaSwitchLM, build_from_config, gate_trees_of, parameter_shapes
 from fairseq_alma.text.task import AlmaLMConfig, AlmaLMTask
 
-USUAL_MOE_FREQ = 2
 _UNALTERED = "nothing was written; give an unaltered checkpoint"
 
 
-def grow(args: argparse.Namespace) -> str:
+def grow(args: GrowOptions) -> str:
     """Grow the checkpoint ``args.path`` and write it to ``args.out``.
 
     Args:
@@ -69,11 +68,11 @@ def grow(args: argparse.Namespace) -> str:
     )
 
 
-def _read(args: argparse.Namespace, mmap: bool) -> Checkpoint:
+def _read(args: GrowOptions, mmap: bool) -> Checkpoint:
     """Read the source, a dense model of stock fairseq as one with a single expert."""
     checkpoint = read_checkpoint(args.path, mmap)
     if checkpoint["cfg"]["model"].get("_name", "").startswith("transformer_lm"):
-        return from_transformer_lm(checkpoint, args.path, args.moe_freq or USUAL_MOE_FREQ, args.seed)
+        return from_transformer_lm(checkpoint, args.path, args, args.seed)
     if args.moe_freq is not None:
         raise AlmaError(f"--moe-freq {args.moe_freq}: {args.path} has its Switch layers already; leave --moe-freq out")
     return checkpoint
@@ -89,7 +88,7 @@ def _build(checkpoint: Checkpoint, path: str, device: str = "meta") -> AlmaSwitc
     return build_from_config(config, checkpoint["model"]["decoder.embed_tokens.weight"].size(0), device)
 
 
-def _measure(checkpoint: Checkpoint, args: argparse.Namespace) -> "HeldOutLosses":
+def _measure(checkpoint: Checkpoint, args: GrowOptions) -> "HeldOutLosses":
     """Run the model over the held-out split."""
     device = torch.device("cuda" if torch.cuda.is_available() and not args.cpu else "cpu")
     batches = held_out_batches(checkpoint, args)
@@ -111,7 +110,7 @@ def _by_layer(layers: Iterable[str], measured: "HeldOutLosses") -> tuple[dict[st
     )
 
 
-def _plan(trees: Mapping[str, GateTree], measured: "Optional[HeldOutLosses]", args: argparse.Namespace) -> GrowthStep:
+def _plan(trees: Mapping[str, GateTree], measured: "Optional[HeldOutLosses]", args: GrowOptions) -> GrowthStep:
     generator = torch.Generator().manual_seed(args.seed)
     plans = {}
     for index, (layer, tree) in enumerate(trees.items()):
@@ -127,7 +126,7 @@ def _plan(trees: Mapping[str, GateTree], measured: "Optional[HeldOutLosses]", ar
 
 
 def _record(
-    step: GrowthStep, losses: Any, counts: Any, measured: "Optional[HeldOutLosses]", args: argparse.Namespace
+    step: GrowthStep, losses: Any, counts: Any, measured: "Optional[HeldOutLosses]", args: GrowOptions
 ) -> dict[str, Any]:
     """Return what the grown checkpoint remembers of this step: plain numbers, strings, lists and dictionaries."""
     layers = {
@@ -140,7 +139,7 @@ def _record(
         }
         for name, growth in step.layers.items()
     }
-    options = {name: value for name, value in vars(args).items() if name not in ("force", "cpu")}
+    options = {name: value for name, value in asdict(args).items() if name not in ("force", "cpu")}
     held_out = None if measured is None else {"num_tokens": measured.num_tokens, "loss": measured.loss}
     return {"options": options, "layers": layers, "held_out": held_out, "version": fairseq_alma.__version__}
 
@@ -166,13 +165,14 @@ class HeldOutBatches:
         return iter(self.batches)
 
 
-def held_out_batches(checkpoint: Checkpoint, args: argparse.Namespace) -> HeldOutBatches:
+def held_out_batches(checkpoint: Checkpoint, args: GrowOptions) -> HeldOutBatches:
     """Open the stream ``args.stream`` and return the batches of ``args.split``.
 
     Raises:
         AlmaError: if it is no stream of text, has another dictionary than the checkpoint, or lacks the split, or if the
             sequences are longer than the model takes.
     """
+    assert args.stream is not None
     check_dictionary(checkpoint, args.path, Stream.open(args.stream))
     model = checkpoint["cfg"]["model"]
     length = args.tokens_per_sample or model["tokens_per_sample"]

@@ -58,7 +58,7 @@ def write_source(path: Path, num_experts: int, **more: Any) -> None:
 def run_job(job: str, source: Path, out: Path, add: int, method: str) -> None:
     """Do one measurement in this process and print seconds and MiB."""
     from fairseq_alma.checkpoints.checkpoint_file import read_checkpoint, write_checkpoint
-    from fairseq_alma.cli.grow import parser
+    from fairseq_alma.checkpoints.model_options import GrowOptions
     from fairseq_alma.text.grow import grow
 
     base = peak_mib()
@@ -66,8 +66,7 @@ def run_job(job: str, source: Path, out: Path, add: int, method: str) -> None:
     if job == "copy-file":
         write_checkpoint(read_checkpoint(source, mmap=False), out)
     else:
-        words = ["--path", str(source), "--out", str(out), "--method", method, "--experts", str(add)]
-        grow(parser().parse_args([*words, "--select", "random"]))
+        grow(GrowOptions(path=str(source), out=str(out), method=method, experts=add, select="random"))
     seconds = time.perf_counter() - begun
     print(seconds, peak_mib() - base)
 

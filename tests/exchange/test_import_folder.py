@@ -10,6 +10,7 @@ from safetensors.torch import load_file, save_file
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from fairseq_alma.checkpoints.checkpoint_file import read_checkpoint
+from fairseq_alma.checkpoints.model_options import training_flags
 from fairseq_alma.cli.export import main as export
 from fairseq_alma.cli.grow import main as grow
 from fairseq_alma.cli.import_model import main
@@ -17,7 +18,6 @@ from fairseq_alma.cli.stream import main as alma_stream
 from fairseq_alma.data.stream import Stream
 from fairseq_alma.data.tokenizer import StreamTokenizer
 from fairseq_alma.errors import AlmaError
-from fairseq_alma.exchange.import_folder import training_flags
 from tests.exchange.conftest import exported
 from tests.exchange.test_export_command import refused as export_refused
 from tests.models.ensembles import load

@@ -166,7 +166,7 @@ def test_a_prompt_that_is_too_long_is_one_line(checkpoints, tmp_path):
     ("words", "said"),
     [
         (["--prompt", "a\udce9"], "--prompt 'a\\udce9': not UTF-8; give a text in UTF-8"),
-        (["--temperature", "1e-300"], "1e-300 found, a number of at least 1e-20 is needed"),
+        (["--temperature", "1e-300"], "--temperature 1e-300: a number of at least 1e-20 is needed"),
     ],
 )
 def test_what_no_text_follows_is_a_usage_error(words, said, checkpoints, capsys):

@@ -146,7 +146,7 @@ def test_options_that_the_checkpoint_does_not_allow_are_one_line(trained, tmp_pa
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--method", "split", "--experts", "0"], "--experts: 0 found, a number of at least 1 is needed"),
+        (["--method", "split", "--experts", "0"], "--experts 0: a number of at least 1 is needed"),
         (["--method", "split", "--experts", "1", "--noise", "0.1"], "--noise"),
         (["--method", "scratch", "--experts", "1", "--select", "usage"], "--select usage"),
     ],
