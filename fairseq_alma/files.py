@@ -454,6 +454,14 @@ def read_json_object(path: Path, remedy: str) -> dict[str, Any]:
     return parsed
 
 
+def require_version(version: Any, known: int, path: Path, remedy: str) -> None:
+    """Raise AlmaError if a record has another format version than the one that is known here."""
+    if version != known:
+        raise AlmaError(
+            f"{path}: format version {version!s:.60} found, this version of fairseq_alma reads {known}; {remedy}"
+        )
+
+
 def as_record(content: Mapping[str, Any], kind: type[Record], path: Path, remedy: str) -> Record:
     """Return a JSON object as the record that its type declares; keys that the type does not have are left out.
 

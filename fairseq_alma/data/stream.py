@@ -27,7 +27,7 @@ from fairseq_alma.data.manifest import (
     canonical_sha256,
 )
 from fairseq_alma.errors import AlmaError
-from fairseq_alma.files import MAX_MEGABATCHES, Count, as_record, open_atomically, read_json_object
+from fairseq_alma.files import MAX_MEGABATCHES, Count, as_record, open_atomically, read_json_object, require_version
 
 FORMAT_VERSION = 1
 KINDS = ("text", "images")
@@ -110,12 +110,8 @@ class Stream:
                 "give a folder that alma-prep-text or alma-prep-images has written (its --out)"
             )
         content = read_json_object(manifest, _REMEDY)
-        version = content.get("format_version")
-        if version != FORMAT_VERSION:
-            raise AlmaError(
-                f"{manifest}: format version {version} found, this version of fairseq_alma reads {FORMAT_VERSION}; "
-                "prepare the stream again, or install the version that wrote it"
-            )
+        remedy = "prepare the stream again, or install the version that wrote it"
+        require_version(content.get("format_version"), FORMAT_VERSION, manifest, remedy)
         if content.get("kind") not in KINDS:
             raise AlmaError(f"{manifest}: kind {content.get('kind')!r:.60} found, it must be one of {', '.join(KINDS)}")
         stream = as_record({**content, "root": root}, cls, manifest, _REMEDY)

@@ -19,6 +19,23 @@ class StageOptions(Options):
     replay: bool = opt(False, "train on all mega-batches up to this one")
 
 
+@dataclass(frozen=True, kw_only=True)
+class ScheduleOptions(Options):
+    """Which stages a run has."""
+
+    wait: int = opt(1, "mega-batches gathered before an update", range=whole(1), metavar="W")
+    replay: bool = opt(False, "train on all mega-batches so far, not on the new ones alone")
+    drop_rest: bool = opt(False, "leave the last mega-batches where fewer than W are left")
+    iid: Optional[int] = opt(
+        None,
+        "instead of a stream: one stage on the shuffled union of the first K mega-batches, with K times --max-update "
+        "and --total-num-update, to compare with K stages of one mega-batch each",
+        range=whole(1),
+        trait="has_iid_control",
+        metavar="K",
+    )
+
+
 @dataclass(frozen=True)
 class Stage:
     """One update of the model.

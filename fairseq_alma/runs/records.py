@@ -9,6 +9,8 @@ from typing import Annotated, Any, Mapping, Optional, Union
 from msgspec import Meta, Struct
 
 from fairseq_alma.files import Amount, Count, Name, NumMegabatches, Positive, Sha256
+from fairseq_alma.learners.schedule import ScheduleOptions
+from fairseq_alma.options import struct_of
 
 Megabatch = Annotated[int, Meta(ge=0, le=9_999)]
 _ROUNDING = 1e-3  # the mean of probabilities that are all 1 may have a loss a little below 0
@@ -38,14 +40,14 @@ class StreamRecord(Struct, frozen=True):
     seed: Optional[Count] = None
 
 
-class RunOptions(Struct, frozen=True):
-    """The options of alma-stream that every run has; others are kept beside them."""
+class LearnerOptions(Struct):
+    """The option of each learner that every run has."""
 
-    wait: Annotated[int, Meta(ge=1)]
-    replay: bool
-    drop_rest: bool
     init: Name
-    iid: Optional[Annotated[int, Meta(ge=1)]] = None
+
+
+RunOptions: Any = struct_of(ScheduleOptions, base=LearnerOptions, required=("wait", "replay", "drop_rest"))
+"""The options of alma-stream that every run has; others are kept beside them."""
 
 
 class PresetRecord(Struct, frozen=True):

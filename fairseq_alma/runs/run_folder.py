@@ -21,6 +21,7 @@ from fairseq_alma.files import (
     open_atomically,
     open_lock,
     read_json_object,
+    require_version,
     sweep,
     synchronise,
     write_json_atomically,
@@ -31,6 +32,9 @@ from fairseq_alma.watch.progress import StageClock, read_clock
 
 RUN_RECORD = "run.json"
 STAGE_RECORD = "stage.json"
+FORMAT_VERSION = 1
+"""Of both, under this key; where there is none it is 1."""
+VERSION_KEY = "format_version"
 EVALUATION_RECORD = "evaluation.json"
 """What an evaluation has said, until ``stage.json`` says so."""
 EVALUATED_FOLDER, EVALUATED_FILE = "exported", "evaluated.pt"
@@ -95,12 +99,12 @@ class RunFolder:
         """Return run.json, see `RunRecord`, or None where the folder is no run.
 
         Raises:
-            AlmaError: it is damaged; ends with ``remedy``.
+            AlmaError: it is damaged; ends with ``remedy``. Or it is of another format version.
         """
         path = self.root / RUN_RECORD
         if not path.is_file():
             return None
-        content = read_json_object(path, remedy)
+        content = _read(path, remedy)
         as_record(content, RunRecord, path, remedy)
         return content
 
@@ -118,12 +122,12 @@ class RunFolder:
         with contextlib.ExitStack() as locks:
             for folder in map(self.stage_folder, self.stages()):  # no more than locked: nothing is written in them
                 locks.enter_context(locked(folder / ".lock", f"{folder}"))
-            write_json_atomically(self.root / RUN_RECORD, record)
+            _write(self.root / RUN_RECORD, record)
 
     def write_run(self, record: Mapping[str, Any]) -> None:
         """Make the folder a run. Raises AlmaError if it holds something else."""
         self._refuse_other_folder()
-        write_json_atomically(self.root / RUN_RECORD, record)
+        _write(self.root / RUN_RECORD, record)
 
     def _refuse_other_folder(self) -> None:
         """Raise AlmaError if the folder holds something else than a run."""
@@ -137,12 +141,12 @@ class RunFolder:
         """Return the record of a stage, see `StageRecord`, or None while it is not complete.
 
         Raises:
-            AlmaError: it is damaged.
+            AlmaError: it is damaged, or of another format version.
         """
         path = self.stage_folder(stage) / STAGE_RECORD
         if not path.is_file():
             return None
-        content = read_json_object(path, STAGE_REMEDY)
+        content = _read(path, STAGE_REMEDY)
         found = as_record(content, stage_type(content), path, STAGE_REMEDY).stage
         if found != stage:
             raise AlmaError(f"{path}: damaged, it is the record of stage {found}; {STAGE_REMEDY}")
@@ -151,7 +155,7 @@ class RunFolder:
     def write_stage(self, stage: int, record: Mapping[str, Any]) -> None:
         """Declare a stage complete."""
         self.require_in_place()
-        write_json_atomically(self.stage_folder(stage) / STAGE_RECORD, record)
+        _write(self.stage_folder(stage) / STAGE_RECORD, record)
 
     def discard_stage(self, stage: int) -> None:
         """Declare that a stage is not complete after all."""
@@ -313,6 +317,17 @@ def stage_predictor(folder: RunFolder, record: Mapping[str, Any]) -> Path:
             "stages, without it load_model(run) has the newest"
         )
     return found
+
+
+def _read(path: Path, remedy: str) -> dict[str, Any]:
+    """Read a record of a version that is known; the version is left out of what is returned."""
+    content = read_json_object(path, remedy)
+    require_version(content.pop(VERSION_KEY, 1), FORMAT_VERSION, path, "install the version that wrote it")
+    return content
+
+
+def _write(path: Path, record: Mapping[str, Any]) -> None:
+    write_json_atomically(path, {VERSION_KEY: FORMAT_VERSION, **record})
 
 
 def _folders(root: Path) -> list[Path]:

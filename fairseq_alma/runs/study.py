@@ -16,7 +16,7 @@ from fairseq_alma.errors import AlmaError
 from fairseq_alma.files import MAX_MEGABATCHES
 from fairseq_alma.learners.learner import MAX_SEED
 from fairseq_alma.learners.presets import PRESETS, Preset
-from fairseq_alma.learners.schedule import Stage, stages
+from fairseq_alma.learners.schedule import ScheduleOptions, Stage, stages
 from fairseq_alma.options import SUPPRESS, Options, of_this_call, opt, options_of, utf8_path, whole
 from fairseq_alma.runs.slurm_jobs import read_parameters
 from fairseq_alma.watch.sinks import CURVE_OPTIONS
@@ -29,24 +29,19 @@ LEARNERS_FROM = "--learners-from"  # not --user-dir: fairseq's parser looks for 
 
 
 @dataclass(frozen=True, kw_only=True)
-class StudyOptions(Options):
-    """What makes a run: its data, its schedule, what it keeps, and what holds for each of its trainings."""
+class PlaceOptions(Options):
+    """What a run learns from, and where it is."""
 
     stream: Path = of_this_call(
         MISSING, "the stream, written by alma-prep-text or alma-prep-images", parse=utf8_path, metavar="DIR"
     )
     run: Path = of_this_call(MISSING, "folder of this run; made if it is not there", parse=utf8_path, metavar="DIR")
-    wait: int = opt(1, "mega-batches gathered before an update", range=whole(1), metavar="W")
-    replay: bool = opt(False, "train on all mega-batches so far, not on the new ones alone")
-    drop_rest: bool = opt(False, "leave the last mega-batches where fewer than W are left")
-    iid: Optional[int] = opt(
-        None,
-        "instead of a stream: one stage on the shuffled union of the first K mega-batches, with K times --max-update "
-        "and --total-num-update, to compare with K stages of one mega-batch each",
-        range=whole(1),
-        trait="has_iid_control",
-        metavar="K",
-    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class StudyOptions(ScheduleOptions, PlaceOptions):
+    """What makes a run: its data, its schedule, what it keeps, and what holds for each of its trainings."""
+
     finetune_from_model: Optional[Path] = opt(
         None,
         "begin with the weights of this checkpoint where a stage would begin with random ones: the first stage, and "

@@ -11,6 +11,7 @@ from fairseq_alma.files import write_json_atomically
 from fairseq_alma.learners.plan import ModelId
 from fairseq_alma.runs.run_folder import RunFolder
 from fairseq_alma.watch.progress import StageClock
+from tests.runs.runs import RUN
 
 
 def test_files_are_where_the_contract_says(tmp_path):
@@ -41,6 +42,20 @@ def test_a_damaged_run_record_is_named(content, said, tmp_path):
     (tmp_path / "run.json").write_text(content)
     with pytest.raises(AlmaError, match=rf"run.json: damaged, {said}"):
         RunFolder(tmp_path).read_run()
+
+
+def test_records_have_a_version_which_one_without_need_not_have_and_another_is_refused(tmp_path):
+    folder, path = RunFolder(tmp_path), tmp_path / "run.json"
+    folder.write_run(RUN)
+    assert json.loads(path.read_text()) == {"format_version": 1, **RUN}
+    assert folder.read_run() == RUN
+    path.write_text(json.dumps(RUN))
+    assert folder.read_run() == RUN
+    for record, read in (("run.json", folder.read_run), ("stage-000/stage.json", lambda: folder.read_stage(0))):
+        (tmp_path / record).parent.mkdir(exist_ok=True)
+        (tmp_path / record).write_text('{"format_version": 2}')
+        with pytest.raises(AlmaError, match=rf"{record}: format version 2 found, this .* reads 1; install the version"):
+            read()
 
 
 def test_a_second_alma_stream_on_a_stage_is_refused_at_once(tmp_path, monkeypatch):
