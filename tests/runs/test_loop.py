@@ -28,8 +28,8 @@ def test_stages_run_in_order_and_each_leaves_a_record(tmp_path):
     assert backend.calls == [(step, stage) for stage in range(3) for step in ("train", "test")]
     record = json.loads((tmp_path / "stage-001" / "stage.json").read_text())
     assert set(record) == {
-        "format_version", "stage", "megabatches", "num_params", "num_experts", "num_members", "num_updates", "train_tokens",
-        "train_flops", "test_flops_per_token", "wall_seconds", "valid", "test",
+        "format_version", "stage", "megabatches", "num_params", "num_experts", "num_members", "num_updates",
+        "train_tokens", "train_flops", "test_flops_per_token", "wall_seconds", "valid", "test",
     }  # fmt: skip
     assert (record["stage"], record["megabatches"]) == (1, [1])
 
