@@ -347,7 +347,8 @@ class Study:
         later += [Training(name, "?", self.seeds[0]) for name in names if ROWS[name].tuned_as and name not in best]
         hours = sum(size.seconds(ROWS[each.row]) for each in [*todo, *later]) / 3600
         return (
-            f"width {size.width}: {size.num_params:,} parameters with {EXPERTS} experts, vocabulary {size.vocabulary:,}\n"
+            f"width {size.width}: {size.num_params:,} parameters with {EXPERTS} experts, "
+            f"vocabulary {size.vocabulary:,}\n"
             f"{MEGABATCHES} mega-batches of {size.tokens:,} tokens ({TOKENS_PER_PARAMETER} for each parameter), of "
             f"{size.words:,} words of text; {PASSES} passes: {size.updates:,} updates of {BATCH * SAMPLE:,} tokens, "
             f"{PASSES * size.tokens:,} tokens in all\n{len(names)} rows, rates {' '.join(self.rates)}, seeds "
