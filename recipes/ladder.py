@@ -43,7 +43,6 @@ TOKENS_PER_WORD = {16: 3.14, 24: 2.75, 32: 2.54, 48: 2.30, 64: 2.15}
 TOKENS_PER_PARAMETER, PASSES, MEGABATCHES = 9, 10, 4
 BATCH, SAMPLE, EXPERTS = 16, 128, 4
 VALID_WORDS, TEST_WORDS = 20_000, 40_000
-SPARE = 1.05  # words beyond those needed: paragraphs that come twice are dropped
 RATES_AT_16 = (0.004, 0.008, 0.016, 0.032)
 WARMUP_SHARE = 0.03
 SECONDS_A_STAGE = 8.0  # of a core, beside the updates: commands that start, tests
@@ -150,8 +149,7 @@ class Size:
     @property
     def words(self) -> int:
         """Words of text that are needed in all."""
-        needed = MEGABATCHES * self.tokens / TOKENS_PER_WORD[self.width] + VALID_WORDS + TEST_WORDS
-        return round(SPARE * needed)
+        return round(MEGABATCHES * self.tokens / TOKENS_PER_WORD[self.width]) + VALID_WORDS + TEST_WORDS
 
     @property
     def updates(self) -> int:
