@@ -4,6 +4,7 @@
     python recipes/tables.py --check                    # change nothing; exit status 1 if a table is not its records'
     python recipes/tables.py --keep NAME RUN...         # keep the run.json and stage.json of these runs as table NAME
     python recipes/tables.py --incomplete --keep NAME RUN...     # also of those that have not ended
+    python recipes/tables.py --add --keep NAME RUN...            # beside those that table NAME has already
 
 ``records/NAME.tar.xz`` holds the run.json and stage.json of a table's runs, as they were written, but for the path of
 the stream, of which the last part is left. In the README, in ``sensitivity.md`` and in ``anytime/README.md``
@@ -47,8 +48,14 @@ FIGURES = (("anytime", 1), ("final", 100))  # CER in percent points already, err
 LEFT_OUT = ("hours", "test FLOPs/image", "test FLOPs/token")
 
 
-def keep(name: str, runs: Iterable[Path], incomplete: bool = False) -> Path:
+def keep(name: str, runs: Iterable[Path], incomplete: bool = False, add: bool = False) -> Path:
     """Write the records of runs into an archive that depends on nothing but them. Returns it.
+
+    Args:
+        name: of the archive.
+        runs: their folders.
+        incomplete: also those that have not ended.
+        add: beside the runs that the archive has, but for those that are given again.
 
     Raises:
         AlmaError: there are no runs to keep, two of them have one name, or one is damaged; no archive is touched.
@@ -68,33 +75,53 @@ def keep(name: str, runs: Iterable[Path], incomplete: bool = False) -> Path:
     archive = RECORDS / f"{name}{ENDING}"
     if archive.parent != RECORDS or not name.strip("."):
         raise AlmaError(f"--keep {name}: the name of a table is needed, not a path")
+    contents = (
+        {run.as_posix(): each for run, each in _read_archive(archive).items()} if add and archive.exists() else {}
+    )
+    contents |= {label: dict(_records_of(root)) for label, root in records.items()}
     with open_atomically(archive) as written, tarfile.open(fileobj=written, mode="w:xz", preset=9) as file:
-        for label, root in records.items():
-            for path in [root / "run.json", *sorted(root.glob("stage-*/stage.json"))]:
-                content = json.loads(path.read_text(encoding="utf-8"))
-                if path.name == "run.json":
-                    content["stream"]["path"] = Path(content["stream"]["path"]).name
+        for label, each in sorted(contents.items()):
+            for path, content in each.items():
                 data = json.dumps(content).encode()
-                entry = tarfile.TarInfo(f"{label}/{path.relative_to(root).as_posix()}")
+                entry = tarfile.TarInfo(f"{label}/{path}")
                 entry.size = len(data)
                 file.addfile(entry, io.BytesIO(data))
     return archive
 
 
+def _records_of(root: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield what is kept of a run, by the path of its file: run.json, then its stages in order."""
+    for path in [root / "run.json", *sorted(root.glob("stage-*/stage.json"))]:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        if path.name == "run.json":
+            content["stream"]["path"] = Path(content["stream"]["path"]).name
+        yield path.relative_to(root).as_posix(), content
+
+
 def read(name: str) -> RunTable:
     """Read the runs of a table from its archive. Raises AlmaError if that is damaged."""
-    records: dict[Path, list[dict[str, Any]]] = {}
-    archive = RECORDS / f"{name}{ENDING}"
+    records = _read_archive(RECORDS / f"{name}{ENDING}")
+    return RunTable.of(rows_of(label, *_run_and_stages(each)) for label, each in sorted(records.items()))
+
+
+def _run_and_stages(records: Mapping[str, dict[str, Any]]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    run, *stages = records.values()
+    return run, stages
+
+
+def _read_archive(archive: Path) -> dict[Path, dict[str, dict[str, Any]]]:
+    """Return the records of each run as they were kept, by their paths in it: run.json first, the stages in order."""
+    records: dict[Path, dict[str, dict[str, Any]]] = {}
     try:
         with tarfile.open(archive) as file:
-            for entry in file:  # run.json comes before the stages of its run, which come in order: see `keep`
+            for entry in file:
                 path, content = Path(entry.name), file.extractfile(entry)
                 assert content is not None
                 run = path.parent if path.name == "run.json" else path.parent.parent
-                records.setdefault(run, []).append(json.load(content))
+                records.setdefault(run, {})[path.relative_to(run).as_posix()] = json.load(content)
     except (EOFError, tarfile.TarError, lzma.LZMAError, ValueError) as error:
         raise AlmaError(f"{archive}: damaged, {error}; take it from git again, or --keep its runs anew") from error
-    return RunTable.of(rows_of(label, run, stages) for label, (run, *stages) in sorted(records.items()))
+    return records
 
 
 def table_of(runs: RunTable) -> str:
@@ -275,16 +302,18 @@ def main() -> int:
     parser.add_argument("--only", nargs="+", metavar="NAME", help="these tables alone (default: all)")
     parser.add_argument("--keep", nargs="+", metavar=("NAME", "RUN"), help="keep the records of runs as table NAME")
     parser.add_argument("--incomplete", action="store_true", help="keep also those that have not ended")
+    parser.add_argument("--add", action="store_true", help="keep them beside those that table NAME has already")
     args = parser.parse_args()
     unknown = sorted({*(args.only or ())} - {*names(), *(args.keep or ())[:1]})
     if unknown:
         parser.error(f"--only {' '.join(unknown)}: no such table; choose from {', '.join(names())}")
     if args.check and args.keep:
         parser.error("--check changes nothing; leave it or --keep out")
-    if args.incomplete and not args.keep:
-        parser.error("--incomplete says which runs are kept; give --keep NAME RUN as well")
+    for option in ("incomplete", "add"):
+        if getattr(args, option) and not args.keep:
+            parser.error(f"--{option} says which runs are kept; give --keep NAME RUN as well")
     if args.keep:
-        archive = keep(args.keep[0], map(Path, args.keep[1:]), args.incomplete)
+        archive = keep(args.keep[0], map(Path, args.keep[1:]), args.incomplete, args.add)
         print(f"{archive.relative_to(HERE)}: {archive.stat().st_size:,} bytes")
     wanted = everything(args.only or [*names()])
     stale = [path for path, text in wanted.items() if not path.exists() or path.read_text(encoding="utf-8") != text]

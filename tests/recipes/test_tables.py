@@ -133,6 +133,15 @@ def test_a_table_says_how_many_of_its_runs_have_ended(tmp_path, monkeypatch):
     assert "2 runs, all complete;" in tables.table_of(tables.read("whole"))
 
 
+def test_runs_are_added_to_those_that_are_kept(tmp_path, monkeypatch):
+    monkeypatch.setattr(tables, "RECORDS", tmp_path / "records")
+    both = [*two_seeds(tmp_path / "sm"), *two_seeds(tmp_path / "ens", learner="ens")]
+    at_once = tables.keep("small", both).read_bytes()
+    tables.keep("small", both[:3])
+    assert tables.keep("small", both[2:], add=True).read_bytes() == at_once
+    assert len(tables.read("small").facts) == 4
+
+
 @pytest.mark.parametrize("cut", [0, 200])
 def test_a_damaged_archive_is_named(tmp_path, monkeypatch, cut):
     monkeypatch.setattr(tables, "RECORDS", tmp_path / "records")

@@ -1,0 +1,99 @@
+"""The ladder of sizes: what is trained in which order, what is not trained again, and what is refused."""
+
+import sys
+
+import pytest
+
+from fairseq_alma.errors import AlmaError
+from tests.recipes.programs import load
+from tests.report.fakes import text_stream, write_run
+
+ladder, tables = load("ladder"), load("tables")
+SIZE = ladder.Size(16)
+RATES = ("0.1", "0.2")
+
+
+@pytest.fixture
+def records(tmp_path, monkeypatch):
+    monkeypatch.setattr(tables, "RECORDS", tmp_path / "records")
+    return tmp_path
+
+
+def runs_of(folder, ended):
+    """Write the runs of rows with a rate and a seed, by the perplexity after the last of two mega-batches."""
+    return [
+        write_run(folder / f"{row}-lr{rate}-seed{seed}", [30.0, value], stream=text_stream(2), seed=seed)
+        for (row, rate, seed), value in ended.items()
+    ]
+
+
+def names(trainings):
+    return [training.name for training in trainings]
+
+
+def test_all_rows_are_trained_with_the_rate_of_the_first_before_others_are_tried():
+    first = ["sm-4-lr0.1-seed1", "sm-4-lr0.2-seed1"]
+    assert names(ladder.wanted(["sm-12", "ens-2"], {}, RATES, (1, 2))) == [
+        *first, "sm-12-lr0.1-seed1", "sm-12-lr0.2-seed1",
+    ]  # fmt: skip
+    known = {"sm-4": "0.2", "ens-2": "0.2"}  # an ensemble is trained as its members are
+    assert names(ladder.wanted(["sm-12", "ens-2"], known, RATES, (1, 2))) == [
+        *first, "sm-12-lr0.2-seed1", "ens-2-lr0.2-seed1", "sm-12-lr0.1-seed1", "ens-2-lr0.2-seed2",
+    ]  # fmt: skip
+
+
+def test_a_rate_is_chosen_by_valid_once_all_have_ended_or_failed(tmp_path):
+    study = ladder.Study(SIZE, tmp_path, RATES, (1,))
+    runs_of(tmp_path, {("sm-4", "0.1", 1): 20.0, ("sm-12", "0.1", 1): 20.0, ("sm-12", "0.2", 1): 10.0})
+    assert study.best_rates(study.ended()) == {"sm-12": "0.2"}
+    study.failed["sm-4-lr0.2-seed1"] = "it diverged"
+    assert study.best_rates(study.ended()) == {"sm-4": "0.1", "sm-12": "0.2", "ens-2": "0.1", "ens-4": "0.1"}
+    assert '"sm-12": "0.2"' in (tmp_path / "rates.json").read_text()
+
+
+def test_what_is_kept_is_not_trained_again(records):
+    ended = {(row, rate, 1): 20.0 for row in ("sm-4", "sm-12") for rate in RATES}
+    tables.keep(SIZE.archive, runs_of(records / "elsewhere", ended))
+    study = ladder.Study(SIZE, records / "here", RATES, (1, 2))
+    todo, _ = study.left(["sm-4", "sm-12"])
+    assert names(todo) == ["sm-4-lr0.1-seed2", "sm-12-lr0.1-seed2"]
+
+
+def run(monkeypatch, *options):
+    monkeypatch.setattr(sys, "argv", ["ladder.py", *map(str, options)])
+    return ladder.main()
+
+
+def test_a_dry_run_says_tokens_passes_and_hours_and_writes_nothing(records, monkeypatch, capsys):
+    assert run(monkeypatch, "--width", 24, "--rows", "table2", "--runs", records / "R", "--dry-run") == 0
+    said = capsys.readouterr().out
+    for words in ("50,424 parameters", "453,816 tokens", "10 passes: 2,216 updates", "hours of a core"):
+        assert words in said
+    assert "--num-experts 4 " in said and "--max-update 2216 " in said
+    assert not (records / "R").exists()
+
+
+def test_too_little_text_is_one_line_with_the_words_that_are_there_and_needed(records, monkeypatch):
+    text = records / "text.txt"
+    text.write_text("some words\n" * 50)
+    with pytest.raises(AlmaError, match=r"text.txt: 100 words, --width 16 needs 328,005; give more text, or a smaller"):
+        run(monkeypatch, "--width", 16, "--text", text, "--runs", records / "R")
+    assert [path.name for path in (records / "R/16").iterdir()] == ["stream.lock"]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (
+            ["--rates", "0.01", "--rows", "anytime"],
+            r"--rates 0.01: one rate, and sm-4-iid2 is what others are measured",
+        ),
+        (["--rows", "sm-5"], "--rows sm-5: no such row; choose from main, table1, "),
+        (["--text", "nowhere.txt"], "--text: no file nowhere.txt"),
+        ([], "--text: not given, nor is TEXT"),
+    ],
+)
+def test_options_that_cannot_be_are_one_line(options, words, records, monkeypatch):
+    monkeypatch.delenv("TEXT", raising=False)
+    with pytest.raises(AlmaError, match=words):
+        run(monkeypatch, "--width", 16, "--runs", records / "R", *options)
