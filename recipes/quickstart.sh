@@ -5,7 +5,7 @@
 # mega-batch (gEns), and a Switch Transformer that grows from 4 to 12 experts (gMoE).
 #
 # Text:      the King James Version, 0.8 million words, which pip installs
-# Hardware:  two CPU cores, 3 GB of memory
+# Hardware:  two CPU cores, 3 GB of memory; a GPU where there is one
 # Time:      within 10 minutes after installing (the first call makes .venv where no environment with the package is
 #            active)
 #
@@ -33,7 +33,7 @@ CRITERION=(--criterion alma_switch_cross_entropy)
 OPTIMIZER=(--optimizer adam --adam-betas '(0.9, 0.98)' --adam-eps 1e-8 --clip-norm 1.0)
 SCHEDULE=(--lr 0.003 --lr-scheduler polynomial_decay --warmup-updates 15
   --total-num-update "$UPDATES" --max-update "$UPDATES")
-DATA=(--batch-size 16 --num-workers 0 --cpu)
+DATA=(--batch-size 16 --num-workers 0) # and --cpu, to leave a GPU alone
 TRAIN=("${MODEL[@]}" "${CRITERION[@]}" "${OPTIMIZER[@]}" "${SCHEDULE[@]}" "${DATA[@]}")
 
 # learn NAME OPTION...: one learner through the stream.

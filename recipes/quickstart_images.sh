@@ -4,7 +4,7 @@
 # grows by one expert in each layer every five mega-batches (gMoE).
 #
 # Images:    5,000 digits of MNIST, which pip installs
-# Hardware:  two CPU cores, 2 GB of memory
+# Hardware:  two CPU cores, 2 GB of memory; a GPU where there is one
 # Time:      under 3 minutes after installing
 #
 #   bash recipes/quickstart_images.sh              # all of it; a second call resumes, or shows the table again
@@ -30,7 +30,7 @@ for learner in $LEARNERS; do
   growth=()
   [ "$learner" != gmoe ] || growth=(--grow-every 5)
   start "$learner" alma-stream --stream "$RUNS/stream" --learner "$learner" "${growth[@]}" --seed "$SEED" \
-    --run "$RUNS/$learner" "${OPTIONS[@]}" -- --width "$WIDTH" --cpu
+    --run "$RUNS/$learner" "${OPTIONS[@]}" -- --width "$WIDTH"
 done
 finish
 [ "$DRY_RUN" = 1 ] || echo "all of it on one page: $RUNS/report/report/index.html; the error over time: $RUNS/report/report/figures/anytime-curve.png"

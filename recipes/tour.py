@@ -59,7 +59,7 @@ run(
     "--grow-method", "split", "--keep-checkpoints", "--",
     "--arch", "alma_switch_lm_tiny", "--decoder-layers", 2, "--decoder-embed-dim", 32, "--decoder-ffn-embed-dim", 64,
     "--decoder-attention-heads", 2, "--criterion", "alma_switch_cross_entropy", "--optimizer", "adam", "--lr", 0.01,
-    "--max-update", args.updates, "--batch-size", 16, "--tokens-per-sample", 64, "--num-workers", 0, "--cpu",
+    "--max-update", args.updates, "--batch-size", 16, "--tokens-per-sample", 64, "--num-workers", 0,
 )  # fmt: skip
 
 # 3. What was each arrival worth? One row for each of them; `value` is the test perplexity.

@@ -21,6 +21,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 CHECKOUT = Path(__file__).parent.parent
+VISIBLE = {name: os.environ.get(name) for name in ("CUDA_VISIBLE_DEVICES", "PYTORCH_NVML_BASED_CUDA_CHECK")}
 FIRST = (
     "cli/test_stream_end",
     "processes",
@@ -63,6 +64,16 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
     stream = prepare_stream(folder)
     checkpoint = train_model(stream, folder / "model", "--megabatch", "1", "--wait", "2")
     return SimpleNamespace(folder=folder, stream=stream, checkpoint=checkpoint)
+
+
+@pytest.fixture(autouse=True)
+def gpus_as_they_were() -> None:
+    """Undo what a command with ``--cpu`` in this process did."""
+    for name, value in VISIBLE.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
 
 
 @pytest.fixture(autouse=True)

@@ -82,7 +82,8 @@ def _run(
         _chain(request, plans, words).submit()
         return
     require_nodes(request.nodes)
-    devices = devices_of_jobs(request.jobs or 1, request.num_procs, request.jobs is None or "--cpu" in words[1])
+    on_cpu = request.jobs is None or "--cpu" in words[1]
+    devices = devices_of_jobs(request.jobs or 1, request.num_procs // request.nodes, on_cpu)
     build_backend = job.prepare(first)
     folders = {seed: request.folder(seed) for seed in learners}
     for seed, learner in learners.items():
@@ -120,7 +121,8 @@ def _chain(request: RunRequest, plans: dict[int, list[StagePlan]], words: tuple[
     folder, chosen = request.folder(seed), request.chosen(plans[seed])
     assert request.slurm is not None
     jobs = plan_jobs(chosen, complete_stages(folder, chosen))
-    return SlurmChain(folder, words, jobs, request.slurm, request.nodes, request.learner.trains_members_alone)
+    places = (request.nodes, request.learner.trains_members_alone, request.num_procs // request.nodes)
+    return SlurmChain(folder, words, jobs, request.slurm, *places)
 
 
 def _open_stream(arguments: argparse.Namespace) -> Optional[Stream]:

@@ -142,10 +142,12 @@ def read_parameters(words: Sequence[str]) -> dict[str, str]:
         if name in OWNED:
             raise ValueError(f"--slurm {word}: alma-stream decides that; --nodes gives the number of nodes")
         found[name] = value
-    try:
-        whole(1).check(int(found["time"]))
-    except ValueError as error:
-        raise ValueError(f"--slurm time={found['time']}: minutes, a whole number of at least 1, are needed") from error
+    for name, unit in (("time", "minutes"), ("gpus_per_task", "GPUs of a process")):
+        try:
+            whole(1).check(int(found.get(name, "1").rpartition(":")[2]))
+        except ValueError as error:
+            shown = f"--slurm {name.replace('_', '-')}={found[name]}"
+            raise ValueError(f"{shown}: {unit}, a whole number of at least 1, are needed") from error
     return found
 
 
@@ -159,6 +161,7 @@ class SlurmChain:
         parameters: see `read_parameters`.
         nodes: of each job.
         has_members: the learner's members may be trained alone: the calls that complete stages say that they are.
+        procs_per_node: processes of a training on each node; a job is one task, which starts them.
     """
 
     def __init__(
@@ -169,10 +172,11 @@ class SlurmChain:
         parameters: Mapping[str, str],
         nodes: int,
         has_members: bool,
+        procs_per_node: int = 1,
     ) -> None:
         self.folder, self.jobs, self.parameters, self.nodes = folder, jobs, parameters, nodes
         self.own, self.train = without(words[0], _LEFT_OUT), words[1]
-        self.has_members = has_members
+        self.has_members, self.procs_per_node = has_members, procs_per_node
         self.place = folder.root.absolute() / FOLDER
 
     def print(self) -> None:
@@ -212,13 +216,18 @@ class SlurmChain:
         known = executor._valid_parameters() - {"additional_parameters"}
         given: dict[str, Any] = {name: value for name, value in self.parameters.items() if name in known}
         given["time"] = int(given["time"])
+        if per_process := given.pop("gpus_per_task", None):  # a task is what starts the processes of a node
+            kind, colon, number = per_process.rpartition(":")
+            given["gpus_per_node"] = f"{kind}{colon}{int(number) * self.procs_per_node}"
+        # as srun takes it from no allocation (since SLURM 22.05): one, unless it is told
+        num_cpus = [f"--cpus-per-task={given['cpus_per_task']}"] if "cpus_per_task" in given else []
         others = {name.replace("_", "-"): value for name, value in self.parameters.items() if name not in known}
         executor.update_parameters(
             job_name=f"{self.folder.name}-{job.name}",
             nodes=self.nodes,
             ntasks_per_node=1,
             # The one that decides is on the first node; it starts the others, within the same resources.
-            srun_args=["--overlap", "--nodes=1", "--ntasks=1"],
+            srun_args=["--overlap", "--nodes=1", "--ntasks=1", *num_cpus],
             additional_parameters={"requeue": True, "kill-on-invalid-dep": "yes", **others},
             **({"dependency": f"afterok:{':'.join(after)}"} if after else {}),
             **given,

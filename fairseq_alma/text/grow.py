@@ -28,6 +28,7 @@ from fairseq_alma.terminal import track
 from fairseq_alma.text.linear_cross_entropy import token_losses
 from fairseq_alma.text.model import AlmaSwitchLM, build_from_config, gate_trees_of, parameter_shapes
 from fairseq_alma.text.task import AlmaLMConfig, AlmaLMTask
+from fairseq_alma.training.processes import hide_gpus
 
 _UNALTERED = "nothing was written; give an unaltered checkpoint"
 
@@ -90,7 +91,9 @@ def _build(checkpoint: Checkpoint, path: str, device: str = "meta") -> AlmaSwitc
 
 def _measure(checkpoint: Checkpoint, args: GrowOptions) -> "HeldOutLosses":
     """Run the model over the held-out split."""
-    device = torch.device("cuda" if torch.cuda.is_available() and not args.cpu else "cpu")
+    if args.cpu:
+        hide_gpus()
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     batches = held_out_batches(checkpoint, args)
     model = _build(checkpoint, args.path, "cpu")
     # fairseq's own method cannot assign; assigned tensors stay in the file's memory, without a second copy

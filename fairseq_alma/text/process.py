@@ -5,6 +5,7 @@ import json
 import math
 import os
 import re
+import shlex
 import socket
 import subprocess
 import sys
@@ -59,21 +60,23 @@ class Command:
     def __str__(self) -> str:
         """Spell the command for a shell, in lines; the words of a group stay together."""
         launch = [f"{name}={shell_words([value])}" for name, value in self.environment.items()]
+        begin, end = "", ""
+        if self.num_procs > 1:
+            host = "$(hostname)" if self.nodes > 1 else "localhost"
+            launch += [f"MASTER_ADDR={host} MASTER_PORT=29500"]
+            launch += [f"{name}={value}" for name, value in _sizes(self.num_procs, self.nodes).items()]
         if self.nodes > 1:
-            sizes = " ".join(f"{name}={value}" for name, value in _sizes(self.num_procs, self.nodes).items())
-            launch += [
-                f"MASTER_ADDR=$(hostname) MASTER_PORT=29500 {sizes}",
-                shell_words(_srun(self.num_procs, self.nodes)),
-            ]
-        elif self.num_procs > 1:  # it sets the variables that ours find
-            launch += [f"torchrun --standalone --nproc-per-node {self.num_procs} --no-python"]
-        lines = [" ".join([*launch, self.program])]
+            launch += [_srun(self.num_procs, self.nodes, f"$((SLURM_CPUS_ON_NODE / {self.num_procs // self.nodes}))")]
+        elif self.num_procs > 1:
+            launch += ["RANK=$RANK LOCAL_RANK=$RANK"]
+            begin, end = f"for RANK in {' '.join(map(str, range(self.num_procs)))}; do ", " & done; wait"
+        lines = [begin + " ".join([*launch, self.program])]
         for words in (shell_words(group) for group in self.groups if group):
             if len(lines) > 1 and len(lines[-1]) + len(words) < LINE_LENGTH:
                 lines[-1] += " " + words
             else:
                 lines.append("    " + words)
-        return " \\\n".join(lines)
+        return " \\\n".join(lines) + end
 
 
 def run_logged(command: Command, log: Path, watch: Callable[[str], None], keep_open: Sequence[int] = ()) -> None:
@@ -111,7 +114,6 @@ def _places(num_procs: int) -> list[dict[str, str]]:
     if num_procs == 1:
         return [{}]
     together = {"MASTER_ADDR": "localhost", "MASTER_PORT": _free_port(), **_sizes(num_procs, 1)}
-    together["OMP_NUM_THREADS"] = os.environ.get("OMP_NUM_THREADS", "1")
     return [{**together, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(num_procs)]
 
 
@@ -122,20 +124,29 @@ def _free_port() -> str:
 
 
 def _sizes(num_procs: int, nodes: int) -> dict[str, str]:
-    return {"WORLD_SIZE": str(num_procs), "LOCAL_WORLD_SIZE": str(num_procs // nodes)}
+    sizes = {"WORLD_SIZE": str(num_procs), "LOCAL_WORLD_SIZE": str(num_procs // nodes)}
+    return sizes if nodes > 1 else {**sizes, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
 
 
-def _srun(num_procs: int, nodes: int) -> list[str]:
-    """Return what starts a command on some nodes, each process with the variables that ``torchrun`` sets."""
+def _srun(num_procs: int, nodes: int, num_cpus: str) -> str:
+    """Return, for a shell, what starts a command on some nodes, each process with the variables of ``torchrun``.
+
+    Args:
+        num_procs: processes in all.
+        nodes: that they are dealt to.
+        num_cpus: of each process, which srun takes from no allocation (since SLURM 22.05): one, unless it is told.
+    """
     # --overlap: within the step of alma-stream itself. --wait: the others end by themselves when one is lost.
-    srun = ["srun", "--overlap", "--unbuffered", "--input=none", "--wait=60", f"--nodes={nodes}"]
-    srun += [f"--ntasks={num_procs}", f"--ntasks-per-node={num_procs // nodes}"]
-    return [*srun, "bash", "-c", 'RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID exec "$@"', "-"]
+    srun = f"srun --overlap --unbuffered --input=none --wait=60 --nodes={nodes} --ntasks={num_procs}"
+    srun += f" --ntasks-per-node={num_procs // nodes} --cpus-per-task={num_cpus}"
+    return f"""{srun} bash -c 'RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID exec "$@"' -"""
 
 
 def _over_nodes(command: Command) -> Command:
     """Return the command that starts a command on the nodes of this allocation."""
-    srun, *words = _srun(command.num_procs, command.nodes)
+    num_local = command.num_procs // command.nodes
+    num_cpus = max(1, int(os.environ.get("SLURM_CPUS_ON_NODE", num_local)) // num_local)
+    srun, *words = shlex.split(_srun(command.num_procs, command.nodes, str(num_cpus)))
     together = {"MASTER_ADDR": socket.gethostname(), "MASTER_PORT": _free_port()}
     together |= _sizes(command.num_procs, command.nodes)
     program = find_program(command.program)

@@ -37,7 +37,6 @@ MEANINGS = {
     "terminated with signal": f"another process of this run has died; {RESUME}",
     "terminated with exit code": f"another process of this run has failed; {RESUME}",
     "onnection reset by peer": f"another process of this run has died; {RESUME}",
-    "NCCL": f"another process of this run has died, or the network between them failed; {RESUME}",
     "imed out": f"another process of this run does not answer; {RESUME}",
     "available devices": "more processes than GPUs; give --distributed-world-size their number or less",
     "Must specify batch size": "--batch-size: no size of batches is given; give it in sequences, or --max-tokens",
@@ -66,7 +65,17 @@ def explain(text: str) -> Optional[str]:
     ours = text.rfind("fairseq_alma.errors.AlmaError: ")  # in a process that fairseq has spawned
     if ours >= 0:
         return text[ours:].splitlines()[0].split(": ", 1)[1]
-    return next((meaning for part, meaning in MEANINGS.items() if part in text), None)
+    meaning = next((meaning for part, meaning in MEANINGS.items() if part in text), None)
+    return meaning or (_what_nccl_says(text) if "NCCL" in text else None)
+
+
+def _what_nccl_says(text: str) -> str:
+    """Return one line of an error of NCCL's: its name, and its last words, which stand in lines of their own."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    named = next((line for line in lines if line.startswith("nccl")), lines[0])
+    after = lines[lines.index("Last error:") + 1 :] if "Last error:" in lines else []
+    said = " ".join([named, *after[:1]])
+    return f"NCCL: {said}; if another process of this run has died, {RESUME}"
 
 
 def end_process() -> None:

@@ -30,15 +30,29 @@ class OnCpu(argparse.Action):
 
     def __call__(self, parser: Any, namespace: Any, values: Any, option_string: Any = None) -> None:
         """Set the options; what the command line gives behind it still counts."""
+        hide_gpus()
         namespace.cpu = True
         for name, (on_gpu, on_cpu) in CPU_DEFAULTS.items():
             if getattr(namespace, name, None) == on_gpu:
                 setattr(namespace, name, on_cpu)
 
 
+def hide_gpus() -> None:
+    """Let this process, and those that it starts, see no GPU: fairseq and torch use one wherever they see it.
+
+    Gradients' norms are moved to it, states of random numbers are asked of it, host memory is pinned for it, whatever
+    device the model is on. As long as CUDA is not open, torch asks the variables again each time.
+    """
+    if torch.backends.cuda.is_built():
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+        os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # by the variable, not by what the driver said before
+
+
 def set_process_defaults(parser: argparse.ArgumentParser) -> None:
     """Give the options for distributed work of a stock command defaults that fit how it was started."""
     sys.excepthook = report_in_one_line
+    if "--cpu" in sys.argv:
+        hide_gpus()
     if any(word.startswith(LOCAL) for word in sys.argv) or _is_started_by_hand():
         require_joining()
     # One unless the command says otherwise: what is visible here must not change a figure.
@@ -58,8 +72,10 @@ def set_process_defaults(parser: argparse.ArgumentParser) -> None:
 def _take_place(parser: argparse.ArgumentParser, local_rank: int) -> None:
     """Take rank and device from the environment, as fairseq does where the number of GPUs is not 0."""
     if torch.cuda.is_available():
+        if "SLURM_LOCALID" in os.environ and torch.cuda.device_count() == 1:  # gpus-per-task=1: each sees its own
+            local_rank = 0
         parser.set_defaults(device_id=local_rank)
-        if "--cpu" not in sys.argv and local_rank >= torch.cuda.device_count():
+        if local_rank >= torch.cuda.device_count():
             num_local = os.environ.get("LOCAL_WORLD_SIZE", str(local_rank + 1))
             refuse(f"{num_local} processes on a machine with {torch.cuda.device_count()} GPUs; start one for each GPU")
     parser.set_defaults(

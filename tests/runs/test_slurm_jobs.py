@@ -83,12 +83,23 @@ def test_a_dry_run_prints_the_script_of_each_job_and_leaves_nothing(stream, tmp_
     assert not (tmp_path / "R").exists()
 
 
+def test_a_job_asks_for_what_all_its_processes_need(stream, tmp_path, capsys):
+    pytest.importorskip("submitit")
+    slurm = ["--slurm", "gpus-per-task=a100:1", "cpus-per-task=32", "--num-procs", "8", "--nodes", "2"]
+    own = ["--stream", str(stream), "--run", str(tmp_path / "R"), "--learner", "sm", *slurm, "--dry-run"]
+    assert main([*own, "--", *TRAIN, "--update-freq", "8"]) == 0
+    script = capsys.readouterr().out
+    assert "#SBATCH --gpus-per-node=a100:4\n" in script and "gpus-per-task" not in script.replace("slurm gpus", "")
+    assert re.search(r"srun .*--overlap --nodes=1 --ntasks=1 --cpus-per-task=32", script)
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
         (["--slurm", "partition"], "--slurm partition: an option of sbatch is needed, as partition=gpu"),
         (["--slurm", "setup=evil", "--dry-run"], "--slurm setup=evil: an option of sbatch is needed"),
         (["--slurm", "time=1:00"], "--slurm time=1:00: minutes, a whole number"),
+        (["--slurm", "gpus-per-task=all"], "--slurm gpus-per-task=all: GPUs of a process, a whole number"),
         (["--slurm", "nodes=2"], "--slurm nodes=2: alma-stream decides that; --nodes gives"),
         (["--slurm", "--learner", "ens", "--member", "0"], "--slurm makes a job of each member; leave --member out"),
         (["--nodes", "2", "--num-procs", "3"], "--nodes 2: each needs as many processes"),

@@ -11,7 +11,7 @@ import pytest
 
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.terminal import LiveLine
-from fairseq_alma.text.process import Command, parse_log_line, run_logged, watch_fairseq
+from fairseq_alma.text.process import Command, _over_nodes, parse_log_line, run_logged, watch_fairseq
 from fairseq_alma.watch.progress import StageProgress
 from tests.forked import is_alive, wait_until
 
@@ -148,7 +148,18 @@ def test_several_processes_have_the_variables_of_torchrun(tmp_path):
 @pytest.mark.parametrize("words", [["--cpu"], []], ids=["without GPUs", "with them"])
 def test_a_shell_starts_several_processes_as_they_are_run_each_by_itself(words):
     command = Command("fairseq-train", (("S", *words),), num_procs=2)
-    assert str(command).startswith("torchrun --standalone --nproc-per-node 2 --no-python fairseq-train ")
+    place = "MASTER_ADDR=localhost MASTER_PORT=29500 WORLD_SIZE=2 LOCAL_WORLD_SIZE=2 OMP_NUM_THREADS=1"
+    assert str(command).startswith(f"for RANK in 0 1; do {place} RANK=$RANK LOCAL_RANK=$RANK fairseq-train ")
+    assert str(command).endswith(" & done; wait")
+
+
+def test_over_nodes_each_process_gets_its_share_of_the_cpus(tmp_path, monkeypatch):
+    """srun gives a task one CPU, unless it is told: it takes the number from no allocation."""
+    command = Command("fairseq-train", (("S",),), num_procs=4, nodes=2)
+    assert "--cpus-per-task=$((SLURM_CPUS_ON_NODE / 2)) bash -c 'RANK=$SLURM_PROCID" in str(command)
+    monkeypatch.setenv("SLURM_CPUS_ON_NODE", "24")
+    (words, *_) = _over_nodes(command).groups
+    assert "--cpus-per-task=12" in words and words[-2] == "-" and words[-3].endswith('exec "$@"')
 
 
 def test_when_one_of_several_is_killed_all_end_and_it_is_named(tmp_path, monkeypatch):

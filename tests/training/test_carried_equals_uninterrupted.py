@@ -7,6 +7,7 @@ asymmetry of carrying: state that is lost, rounded or counted anew at the end of
 """
 
 import itertools
+import re
 import shlex
 
 import pytest
@@ -50,7 +51,8 @@ def commands_of(stream, run, before, after, capsys):
     capsys.readouterr()
     assert not stream_command([*own, "--", *TRAINING, *after])
     lines = capsys.readouterr().out.replace("\\\n", " ").splitlines()
-    words = [shlex.split(line[line.find("fairseq-train") :] if "torchrun" in line else line) for line in lines]
+    lines = [re.sub(r"^for RANK in .*(fairseq-train .*) & done; wait$", r"\1", line) for line in lines]
+    words = [shlex.split(line) for line in lines]
     trainings, growths = (
         [each for each in words if each and each[0] == name] for name in ("fairseq-train", "alma-grow")
     )

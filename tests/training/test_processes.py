@@ -18,7 +18,7 @@ from fairseq_alma.text.process import Command, run_logged
 from fairseq_alma.training import lost_processes, processes
 from fairseq_alma.training.lost_processes import ProcessWatch, explain
 from tests.forked import PATIENCE, is_alive, start, together, wait_until
-from tests.text.stock_commands import evaluation_config, training_config
+from tests.text.stock_commands import evaluation_config, train_model, training_config
 
 TORCHRUN = {"MASTER_ADDR": "localhost", "MASTER_PORT": "29500", "WORLD_SIZE": "2", "RANK": "1", "LOCAL_RANK": "1"}
 TORCHRUN["LOCAL_WORLD_SIZE"] = "2"
@@ -55,6 +55,25 @@ def test_more_processes_than_gpus_are_refused(trained, by_torchrun, monkeypatch,
         training_config(trained.stream, device=())
 
 
+def test_a_task_of_slurm_that_sees_one_gpu_has_it_for_itself(trained, by_torchrun, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setenv("SLURM_LOCALID", "1")
+    assert training_config(trained.stream, device=()).distributed_training.device_id == 0
+
+
+def test_under_cpu_a_process_sees_no_gpu(trained, tmp_path, monkeypatch):
+    """fairseq moves gradients' norms to a GPU wherever it sees one, and asks it for its random numbers."""
+    monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: True)
+    monkeypatch.setattr(torch.cuda, "_is_compiled", lambda: True)
+    monkeypatch.setattr(torch._C, "_cuda_getDeviceCount", lambda: 1, raising=False)  # however often it is asked
+    monkeypatch.setattr(torch.cuda, "_device_count_nvml", lambda: len(torch.cuda._parse_visible_devices()[:1]))
+    assert torch.cuda.is_available()
+    options = ("--megabatch", "0", "--max-update", "1", "--clip-norm", "0.1")
+    assert train_model(trained.stream, tmp_path, *options).is_file()
+    assert not torch.cuda.is_available() and torch.cuda.device_count() == 0
+
+
 @pytest.mark.parametrize("device", [[], ["--cpu"]])
 def test_a_cpu_beside_gpus_takes_what_works_there(trained, by_torchrun, monkeypatch, device):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
@@ -74,7 +93,13 @@ def test_a_cpu_beside_gpus_takes_what_works_there(trained, by_torchrun, monkeypa
         ),
         ("world size is 9 but have 8 available devices", "more processes than GPUs"),
         ("Trying to use an uninitialized 'dummy' batch.", "fewer batches than processes"),
-        ("NCCL communicator was aborted on rank 0.", "has died"),
+        ("NCCL communicator was aborted on rank 0.", "^NCCL: NCCL communicator was aborted .* has died"),
+        (
+            "NCCL error in: ProcessGroupNCCL.cpp:3356, invalid usage (run with …), NCCL version 2.27.5\n"
+            "ncclInvalidUsage: This usually reflects invalid usage of NCCL library.\nLast error:\n"
+            "Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 53000",
+            "^NCCL: ncclInvalidUsage: .* library. Duplicate GPU detected : rank 1 and rank 0 both on .* 53000;",
+        ),
         ("Must specify batch size either with --max-tokens or --batch-size", "^--batch-size: no size"),
         (
             "-- Process 1 terminated …\nfairseq_alma.errors.AlmaError: --wait 0: give 1 or more\n",
