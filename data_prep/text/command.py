@@ -15,14 +15,18 @@ from data_prep.text.options import FORMS_OF_TEXT, HOLDOUT_WORDS, PrepOptions, pa
 from data_prep.text.pool import run_apart
 from data_prep.text.source import Source, find_sources
 from data_prep.text.survey import Survey, survey_documents
-from data_prep.text.writing import TrainingJob, choose_sample, write_sets
+from data_prep.text.writing import Decontamination, LeftOut, SecondPass, choose_sample, write_sets
 from fairseq_alma.cli.entry import command
 from fairseq_alma.data.manifest import Split, StreamFile, TokenizerEntry, file_sha256
-from fairseq_alma.data.stream import DICTIONARY, Stream, holdout_name, in_order, megabatch_name
+from fairseq_alma.data.ngrams import held_out_ngrams
+from fairseq_alma.data.stream import DECONTAMINATE, DICTIONARY, Stream, holdout_name, in_order, megabatch_name
 from fairseq_alma.data.token_file import NUM_FAIRSEQ_SYMBOLS, TokenFile
 from fairseq_alma.data.tokenizer import FILE_NAMES, TOKENIZER_FOLDER, StreamTokenizer, find_tokenizer_file
 from fairseq_alma.errors import AlmaError, naming
 from fairseq_alma.terminal import tell
+
+MAX_LISTED = 1000
+"""Documents that are left out and named in the manifest."""
 
 
 @command
@@ -50,6 +54,12 @@ def _describe(stream: Stream, seconds: float) -> None:
     last = stream.history[-1]
     vocab_size = stream.tokenizer.vocab_size
     print(f"{last['num_duplicates']:,} duplicates dropped, vocabulary size {vocab_size:,}, {seconds:.1f} s")
+    if last.get("num_contaminated"):
+        print(
+            f"{last['num_contaminated']:,} documents ({last['contaminated_words']:,} words) left out: they share "
+            f"{last['options'][DECONTAMINATE]} words in a row with the validation or the test set (stream.json names "
+            "them)"
+        )
     wanted = last["options"].get("--vocab-size")
     if wanted is not None and wanted != vocab_size:
         print(f"--vocab-size {wanted}: the first mega-batch gives {vocab_size} tokens only")
@@ -115,21 +125,21 @@ def _create(
     )
     drop = None if options.keep_duplicates else np.empty(0, np.uint64)
     deal = deal_documents(survey, shares, options.seed, drop)
-    tokenizer = _tokenizer(options, sources, survey, deal, root / TOKENIZER_FOLDER)
+    tokenizer, held_out = _second_pass(options, sources, survey, deal, root / TOKENIZER_FOLDER)
     numbers = range(options.num_megabatches)
     names = [*map(megabatch_name, numbers), "valid", "test", *_holdouts(options.holdout_words, numbers)]
-    splits = in_order(write_sets(sources, survey, deal, names, tokenizer, root, options.workers))
+    splits, left_out = _write_sets(options, sources, survey, deal, names, tokenizer, root, held_out)
     _write_dictionary(tokenizer, root / megabatch_name(0), root / DICTIONARY)
     file = StreamFile.describe(root, f"{TOKENIZER_FOLDER}/{tokenizer.file.name}")
     return Stream(
         root=options.out,
         kind="text",
         seed=options.seed,
-        splits=tuple(splits),
+        splits=tuple(in_order(splits)),
         tokenizer=TokenizerEntry.describe(tokenizer.kind, tokenizer.vocab_size, [file]),
         dictionary=StreamFile.describe(root, DICTIONARY),
         other_files=(_write_hashes(survey, deal, root, 0),),
-        history=(_with_counts(record, deal, splits),),
+        history=(_with_counts(record, deal, splits, left_out),),
     )
 
 
@@ -154,13 +164,14 @@ def _append(
     names = [*map(megabatch_name, numbers), *_holdouts(holdout_words, numbers)]
     build.refuse_links(map(Path, names))
     tokenizer = StreamTokenizer.open(there.root)
-    splits = write_sets(sources, survey, deal, names, tokenizer, root, options.workers)
+    held_out = None if options.ngram is None else held_out_ngrams(there, options.ngram)
+    splits, left_out = _write_sets(options, sources, survey, deal, names, tokenizer, root, held_out)
     hashes = _write_hashes(survey, deal, root, len(there.history))
     return replace(
         there,
         splits=tuple(in_order([*there.splits, *splits])),
         other_files=(*there.other_files, hashes),
-        history=(*there.history, _with_counts(record, deal, splits)),
+        history=(*there.history, _with_counts(record, deal, splits, left_out)),
     )
 
 
@@ -169,32 +180,63 @@ def _holdouts(words: Optional[int], numbers: range) -> list[str]:
     return [] if words is None else [holdout_name(number) for number in numbers]
 
 
-def _tokenizer(
+def _second_pass(
     options: PrepOptions, sources: Sequence[Source], survey: Survey, deal: Deal, folder: Path
-) -> StreamTokenizer:
-    """Put the tokenizer that was asked for into the stream's folder."""
+) -> tuple[StreamTokenizer, Optional[np.ndarray]]:
+    """Put the tokenizer that was asked for into the stream's folder; return it, and the n-grams that are held out."""
     folder.mkdir()
+    kind, max_words, vocab_size = options.training
+    chosen, held_out = np.zeros((2, len(survey)), bool)
     if options.tokenizer is not None:
         given = StreamTokenizer(options.tokenizer)
         shutil.copyfile(given.file, folder / FILE_NAMES[given.kind])
     else:
-        kind, max_words, vocab_size = options.training
-        file = folder / FILE_NAMES[kind]
         chosen = choose_sample(survey, deal, max_words)
-        job = TrainingJob(
+    if options.ngram is not None:
+        valid = options.num_megabatches
+        held_out = (deal.sets == valid) | (deal.sets == valid + 1)
+    hashes = None
+    if chosen.any() or held_out.any():
+        job = SecondPass(
             sources=sources,
             words=survey.words,
             block_sizes=survey.block_sizes,
             chosen=chosen,
+            held_out=held_out,
+            ngram=options.decontaminate_ngram,
             kind=kind,
             vocab_size=vocab_size,
             num_workers=options.workers,
         )
         # Training takes much memory and would keep it, so it has a process of its own.
-        content = job.run() if options.workers == 1 else run_apart(TrainingJob.run, job)
-        with naming(file):
-            file.write_bytes(content)
-    return StreamTokenizer(folder)
+        content, hashes = job.run() if options.workers == 1 else run_apart(SecondPass.run, job)
+        if content is not None:
+            file = folder / FILE_NAMES[kind]
+            with naming(file):
+                file.write_bytes(content)
+    return StreamTokenizer(folder), hashes if held_out.any() else None
+
+
+def _write_sets(
+    options: PrepOptions,
+    sources: Sequence[Source],
+    survey: Survey,
+    deal: Deal,
+    names: Sequence[str],
+    tokenizer: StreamTokenizer,
+    root: Path,
+    held_out: Optional[np.ndarray],
+) -> tuple[list[Split], list[LeftOut]]:
+    """Write the sets, without what shares any of the n-grams that are held out."""
+    if held_out is None:
+        return write_sets(sources, survey, deal, names, tokenizer, root, options.workers)
+    file = root / "held-out-ngrams.npy"  # for all workers to map
+    with naming(file):
+        np.save(file, held_out)
+    found = Decontamination(options.decontaminate_ngram, file)
+    written = write_sets(sources, survey, deal, names, tokenizer, root, options.workers, found)
+    file.unlink()
+    return written
 
 
 def _write_dictionary(tokenizer: StreamTokenizer, first_megabatch: Path, path: Path) -> None:
@@ -219,8 +261,20 @@ def _hashes_of(stream: Stream) -> np.ndarray:
     return np.concatenate([np.fromfile(stream.root / file.path, dtype="<u8") for file in stream.other_files])
 
 
-def _with_counts(record: dict[str, Any], deal: Deal, splits: Sequence[Split]) -> dict[str, Any]:
-    return {**record, "num_duplicates": deal.num_duplicates, "splits": [split.name for split in splits]}
+def _with_counts(
+    record: dict[str, Any], deal: Deal, splits: Sequence[Split], left_out: Sequence[LeftOut]
+) -> dict[str, Any]:
+    names = [split.name for split in splits]
+    counts: dict[str, Any] = {"num_duplicates": deal.num_duplicates, "splits": names}
+    if record["options"][DECONTAMINATE] is not None:
+        listed = [
+            {"split": names[each.megabatch], "words": each.num_words, "begins": each.begins, "ngram": each.ngram}
+            for each in left_out[:MAX_LISTED]
+        ]
+        counts["num_contaminated"] = len(left_out)
+        counts["contaminated_words"] = sum(each.num_words for each in left_out)
+        counts["contaminated"] = listed
+    return {**record, **counts}
 
 
 def _refuse_own_output(options: PrepOptions, sources: Sequence[Source]) -> None:

@@ -11,6 +11,7 @@ from typing import Optional
 import numpy as np
 
 from data_prep.text.survey import Survey
+from fairseq_alma.data.ngrams import scrambled
 from fairseq_alma.errors import AlmaError
 
 DROPPED = -1
@@ -125,21 +126,13 @@ def _random_keys(hashes: np.ndarray, seed: int, distinct: bool) -> np.ndarray:
         seed: the seed.
         distinct: whether no hash occurs twice.
     """
-    hashes ^= _mixed(np.array([seed], dtype=np.uint64))
+    hashes ^= scrambled(np.array([seed], dtype=np.uint64))
     for start in range(0, len(hashes), _AT_ONCE):
         part = slice(start, min(start + _AT_ONCE, len(hashes)))
-        hashes[part] = _mixed(hashes[part])
+        hashes[part] = scrambled(hashes[part])
         if not distinct:
-            hashes[part] = _mixed(hashes[part] + np.arange(part.start, part.stop, dtype=np.uint64))
+            hashes[part] = scrambled(hashes[part] + np.arange(part.start, part.stop, dtype=np.uint64))
     return hashes
-
-
-def _mixed(numbers: np.ndarray) -> np.ndarray:
-    """Scramble 64-bit numbers one to one (the finaliser of SplitMix64, Steele et al. 2014)."""
-    numbers = numbers + np.uint64(0x9E3779B97F4A7C15)
-    numbers = (numbers ^ (numbers >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    numbers = (numbers ^ (numbers >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return numbers ^ (numbers >> np.uint64(31))
 
 
 def _cut(words: np.ndarray, shares: Shares, arguments: np.ndarray) -> np.ndarray:

@@ -10,6 +10,8 @@ from data_prep.text.pool import default_workers
 from data_prep.text.source import STANDARD_INPUT
 from data_prep.text.writing import DEFAULT_WORDS, NUM_BYTES
 from fairseq_alma.cli.parser import Parser
+from fairseq_alma.data.ngrams import DEFAULT_NGRAM
+from fairseq_alma.data.stream import DECONTAMINATE
 from fairseq_alma.options import Options, opt, options_of, utf8_path, utf8_word, whole
 
 DEFAULT_VOCAB_SIZE = 50_000
@@ -54,6 +56,14 @@ class PrepOptions(Options):
     keep_duplicates: bool = opt(
         False, "keep documents whose text occurred before (default: the first one is kept, the others are counted)"
     )
+    decontaminate_ngram: int = opt(
+        DEFAULT_NGRAM,
+        "leave out of the mega-batches every document that shares N words in a row with the validation or the test "
+        "set, by --append too; stream.json counts and names them",
+        range=whole(1, 1000),
+        metavar="N",
+    )
+    no_decontaminate: bool = opt(False, "keep what shares words with the validation or the test set")
     megabatches: Optional[int] = opt(
         None,
         "number of mega-batches, equal in words to within 1 % or one document; with --append of new ones",
@@ -129,6 +139,11 @@ class PrepOptions(Options):
         return DEFAULT_FIELD if self.field is None else self.field
 
     @property
+    def ngram(self) -> Optional[int]:
+        """Words in a row that training text may not share with what is held out; None: it may share all."""
+        return None if self.no_decontaminate else self.decontaminate_ngram
+
+    @property
     def training(self) -> tuple[str, int, int]:
         """What tokenizer to train, on how many words at most, and its vocabulary size."""
         kind = _TOKENIZER_TYPES[self.tokenizer_type or "byte-level-bpe"]
@@ -147,6 +162,7 @@ class PrepOptions(Options):
             "--format": self.form,
             "--field": self.text_field,
             "--keep-duplicates": self.keep_duplicates,
+            DECONTAMINATE: self.ngram,
         }
         if self.append:
             return dealing
@@ -160,7 +176,7 @@ class PrepOptions(Options):
 
 
 _GROUPS = {
-    "reading": ("format", "field", "keep_duplicates"),
+    "reading": ("format", "field", "keep_duplicates", "decontaminate_ngram", "no_decontaminate"),
     "dealing": ("megabatches", "one_per_input", "seed", "valid_words", "test_words", "holdout_words", "append"),
     "tokenizer": ("vocab_size", "tokenizer_type", "tokenizer_words", "tokenizer"),
 }

@@ -1,14 +1,15 @@
-"""The passes after the first: train the tokenizer on its sample, and write every set's token file.
+"""The passes after the first: train the tokenizer on its sample, gather what is held out, write every set's token file.
 
 The sample is of the first mega-batch, because a learner cannot see what has not arrived.
 """
 
 import io
 import os
+from collections import deque
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Iterable, Iterator, Sequence
+from typing import Iterable, Iterator, Optional, Sequence
 
 import numpy as np
 
@@ -19,22 +20,26 @@ from data_prep.text.pool import ordered_map
 from data_prep.text.source import Source
 from data_prep.text.survey import PassProgress, Survey
 from fairseq_alma.data.manifest import Split, StreamFile
+from fairseq_alma.data.ngrams import NgramHasher, NgramSet, distinct
 from fairseq_alma.data.token_file import TokenFileWriter, id_dtype
 from fairseq_alma.data.tokenizer import StreamTokenizer
 from fairseq_alma.errors import AlmaError
 
 _CACHED_CHUNKS = 600_000  # over all workers
+_SHOWN = 80  # characters of a document that is left out
 
 
 @dataclass(frozen=True)
-class TrainingJob:
-    """Train a tokenizer on the documents that are chosen.
+class SecondPass:
+    """Train a tokenizer on the documents that are chosen, and gather the n-grams of those that are held out.
 
     Attributes:
         sources: the input.
         words: ``(documents,)``, uint32: words of each document.
         block_sizes: documents in each block.
-        chosen: ``(documents,)``, bool.
+        chosen: ``(documents,)``, bool: to train on; none where there is a tokenizer.
+        held_out: ``(documents,)``, bool: to take the n-grams of.
+        ngram: words of an n-gram.
         kind: see `train_tokenizer`; so are the following.
         vocab_size: tokens wanted.
         num_workers: processes that read, and threads that train.
@@ -44,21 +49,33 @@ class TrainingJob:
     words: np.ndarray
     block_sizes: np.ndarray
     chosen: np.ndarray
+    held_out: np.ndarray
+    ngram: int
     kind: str
     vocab_size: int
     num_workers: int
 
-    def run(self) -> bytes:
-        """Return the content of the tokenizer's file."""
-        with PassProgress("training the tokenizer") as progress:
-            return train_tokenizer(self.kind, self._batches(progress), self.vocab_size, self.num_workers)
+    def run(self) -> tuple[Optional[bytes], np.ndarray]:
+        """Return the content of the tokenizer's file, if one was trained, and the n-grams, ascending."""
+        hashes: list[np.ndarray] = []
+        trains = bool(self.chosen.any())
+        with PassProgress("training the tokenizer" if trains else "reading the held-out text") as progress:
+            batches = self._batches(progress, hashes)
+            content = None
+            if trains:
+                content = train_tokenizer(self.kind, batches, self.vocab_size, self.num_workers)
+            else:
+                deque(batches, maxlen=0)
+        return content, distinct(hashes)
 
-    def _batches(self, progress: PassProgress) -> Iterator[list[str]]:
-        total = int(self.words[self.chosen].sum(dtype=np.int64))
+    def _batches(self, progress: PassProgress, hashes: list[np.ndarray]) -> Iterator[list[str]]:
+        marks = self.chosen + 2 * self.held_out.astype(np.int8)
+        total = int(self.words[marks > 0].sum(dtype=np.int64))
         done = 0
-        tasks = _tasks(self.sources, self.words, self.block_sizes, self.chosen)
-        for words, documents in ordered_map(_choose, tasks, self.num_workers):
+        tasks = _tasks(self.sources, self.words, self.block_sizes, marks)
+        for words, documents, ngrams in ordered_map(_Choose(self.ngram), tasks, self.num_workers):
             yield documents
+            hashes.append(ngrams)
             done += words
             progress.update(done / total, words)
 
@@ -76,6 +93,36 @@ def choose_sample(survey: Survey, deal: Deal, max_words: int) -> np.ndarray:
     return chosen
 
 
+@dataclass(frozen=True)
+class LeftOut:
+    """A document that was dealt to a mega-batch, but shares words with the validation or the test set.
+
+    Attributes:
+        megabatch: number of the set.
+        num_words: white-space separated words.
+        begins: its first characters.
+        ngram: the first words of it that are held out.
+    """
+
+    megabatch: int
+    num_words: int
+    begins: str
+    ngram: str
+
+
+@dataclass(frozen=True)
+class Decontamination:
+    """What mega-batches must not hold.
+
+    Attributes:
+        ngram: words of an n-gram.
+        hashes: the held-out n-grams, a file of ascending uint64 that all workers map.
+    """
+
+    ngram: int
+    hashes: Path
+
+
 def write_sets(
     sources: Sequence[Source],
     survey: Survey,
@@ -84,7 +131,8 @@ def write_sets(
     tokenizer: StreamTokenizer,
     root: Path,
     num_workers: int,
-) -> list[Split]:
+    decontamination: Optional[Decontamination] = None,
+) -> tuple[list[Split], list[LeftOut]]:
     """Encode every document and write it to the set that it was dealt to.
 
     Args:
@@ -95,9 +143,13 @@ def write_sets(
         tokenizer: what encodes.
         root: the stream's folder.
         num_workers: processes.
+        decontamination: leave out of the mega-batches, which are the first sets, what shares n-grams; None: nothing.
 
     Returns:
-        The splits, in the order of the names.
+        The splits, in the order of the names, and what was left out of them.
+
+    Raises:
+        AlmaError: nothing is left of a mega-batch.
     """
     dtype = id_dtype(tokenizer.vocab_size)
     for name in names:
@@ -105,25 +157,36 @@ def write_sets(
     writers = [TokenFileWriter(root / name, dtype) for name in names]
     words = np.bincount(deal.sets[deal.order], survey.words[deal.order], minlength=len(names)).astype(np.int64)
     num_bytes = [0] * len(names)
-    encode = _EncodeBlock(tokenizer.file, dtype, _CACHED_CHUNKS // num_workers)
+    num_megabatches = sum(name.endswith("/train") for name in names)
+    encode = _EncodeBlock(tokenizer.file, dtype, _CACHED_CHUNKS // num_workers, num_megabatches, decontamination)
+    left_out: list[LeftOut] = []
     with PassProgress("encoding") as progress:
         done = 0
-        for block_words, pieces in ordered_map(
+        for block_words, pieces, shared in ordered_map(
             encode, _tasks(sources, survey.words, survey.block_sizes, deal.sets), num_workers
         ):
+            left_out += shared
             for piece in pieces:
                 writers[piece.set].append(piece.ids, piece.sizes)
                 num_bytes[piece.set] += piece.num_bytes
             done += block_words
             progress.update(done / max(int(words.sum()), 1), block_words)
+    for each in left_out:
+        words[each.megabatch] -= each.num_words
     splits = []
     for number, (name, writer) in enumerate(zip(names, writers, strict=True)):
+        if not writer.num_documents:
+            assert decontamination is not None
+            raise AlmaError(
+                f"--decontaminate-ngram {decontamination.ngram}: every document of {name} shares that many words in a "
+                "row with the validation or the test set; give other text, or --no-decontaminate"
+            )
         writer.close()
         files = tuple(StreamFile.describe(root, f"{name}{suffix}") for suffix in (".bin", ".idx"))
         splits.append(
             Split(name, files, writer.num_documents, int(words[number]), writer.num_tokens, num_bytes[number])
         )
-    return splits
+    return splits, left_out
 
 
 @dataclass(frozen=True)
@@ -169,28 +232,47 @@ def _changed(label: str) -> AlmaError:
     return AlmaError(f"{label}: changed while it was being read; give the command again when nothing writes to it")
 
 
-def _choose(task: _Task) -> tuple[int, list[str]]:
-    if not task.sets.any():
-        return 0, []
-    documents = [document for document, chosen in zip(task.documents(), task.sets, strict=True) if chosen]
-    return int(task.words[task.sets].sum(dtype=np.int64)), documents
+@dataclass(frozen=True)
+class _Choose:
+    """Return the documents of a block to train the tokenizer on (mark 1) and the n-grams of those held out (mark 2)."""
+
+    ngram: int
+
+    def __call__(self, task: _Task) -> tuple[int, list[str], np.ndarray]:
+        if not task.sets.any():
+            return 0, [], np.empty(0, np.uint64)
+        by_mark: dict[int, list[str]] = {0: [], 1: [], 2: []}
+        for document, mark in zip(task.documents(), task.sets.tolist(), strict=True):
+            by_mark[mark].append(document)
+        hashes = np.unique(NgramHasher(self.ngram)(by_mark[2]).hashes)
+        return int(task.words[task.sets > 0].sum(dtype=np.int64)), by_mark[1], hashes
 
 
 @dataclass
 class _EncodeBlock:
-    """Encode the kept documents of a block; the tokenizer is loaded in the process that does it."""
+    """Encode the kept documents of a block; tokenizer and n-grams are loaded in the process that does it."""
 
     tokenizer_file: Path
     dtype: np.dtype
     cache_size: int
+    num_megabatches: int
+    decontamination: Optional[Decontamination]
 
     @cached_property
     def _encoder(self) -> DocumentEncoder:
         return DocumentEncoder(StreamTokenizer(self.tokenizer_file), self.dtype, self.cache_size)
 
-    def __call__(self, task: _Task) -> tuple[int, list[_Piece]]:
+    @cached_property
+    def _held_out(self) -> NgramSet:
+        assert self.decontamination is not None
+        return NgramSet(np.load(self.decontamination.hashes, mmap_mode="r"))
+
+    def __call__(self, task: _Task) -> tuple[int, list[_Piece], list[LeftOut]]:
         documents = task.documents()
+        shared = self._shared(task, documents)
         kept = np.flatnonzero(task.sets != DROPPED)
+        num_words = int(task.words[kept].sum(dtype=np.int64))
+        kept = np.setdiff1d(kept, list(shared))
         encoded = self._encoder.encode([documents[number] for number in kept])
         pieces = []
         for set_number in np.unique(task.sets[kept]):
@@ -199,7 +281,24 @@ class _EncodeBlock:
             sizes = np.array([len(one) // self.dtype.itemsize for one in ids], dtype=np.int32)
             num_bytes = sum(len(documents[kept[member]].encode()) for member in members)
             pieces.append(_Piece(int(set_number), b"".join(ids), sizes, num_bytes))
-        return int(task.words[kept].sum(dtype=np.int64)), pieces
+        return num_words, pieces, [*shared.values()]
+
+    def _shared(self, task: _Task, documents: Sequence[str]) -> dict[int, LeftOut]:
+        """Return what to leave out, by its number in the block."""
+        if self.decontamination is None:
+            return {}
+        trained = np.flatnonzero((task.sets != DROPPED) & (task.sets < self.num_megabatches))
+        hasher = NgramHasher(self.decontamination.ngram)
+        ngrams = hasher([documents[number] for number in trained.tolist()])
+        found, _ = self._held_out.find(ngrams.hashes)
+        owners, first = np.unique(ngrams.documents[found], return_index=True)
+        shared = {}
+        for number, start in zip(trained[owners].tolist(), ngrams.starts[found[first]].tolist(), strict=True):
+            text = documents[number]
+            spelled = hasher.spell(text, start)
+            begins = " ".join(text[:_SHOWN].split())
+            shared[number] = LeftOut(int(task.sets[number]), int(task.words[number]), begins, spelled)
+        return shared
 
 
 NUM_BYTES = 256  # byte-level BPE begins with one token per byte

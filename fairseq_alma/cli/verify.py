@@ -12,6 +12,7 @@ from typing import Any, Callable, Iterator, Mapping, Optional, Sequence
 from fairseq_alma.cli.entry import command
 from fairseq_alma.cli.parser import Parser
 from fairseq_alma.data.manifest import MANIFEST, StreamFile
+from fairseq_alma.data.ngrams import DEFAULT_NGRAM, measure_overlap
 from fairseq_alma.data.stream import Stream
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.files import read_json_object
@@ -24,7 +25,8 @@ from fairseq_alma.runs.study import planned_stages
 EPILOG = """\
 A line for each thing that was looked at, with what is wrong and what to do; exit status 0 only where all holds.
 
-  stream     the manifest, and size and sha256 of every file that it lists
+  stream     the manifest, and size and sha256 of every file that it lists; with --overlap how much of the test text
+             stands in each mega-batch
   run        run.json, every stage.json, the stream's fingerprint, every checkpoint that is kept, and whether what the
              next stage starts from is among them; its stream too, where it is there
   checkpoint checksums, contents, weights that are finite and of the shapes that its options say
@@ -65,6 +67,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("paths", type=utf8_path, nargs="+", metavar="PATH", help="stream, run, checkpoint, or exported folder")
+    add("--overlap", action="store_true", help="measure how much of a stream's test text stands in its mega-batches")
     add("--json", action="store_true", help="print a JSON object a line: path, holds, says; for monitoring")
     return parser
 
@@ -75,21 +78,26 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     arguments = build_parser().parse_args(argv)
     all_hold = True
     for path in arguments.paths:
-        for finding in verify(path):
+        for finding in verify(path, arguments.overlap):
             print(json.dumps(asdict(finding)) if arguments.json else finding, flush=True)
             all_hold &= finding.holds
     return 0 if all_hold else 1
 
 
-def verify(path: Path) -> Iterator[Finding]:
-    """Look at a stream, a run (or the runs of several seeds), a checkpoint or an exported folder, whichever it is."""
+def verify(path: Path, overlap: bool = False) -> Iterator[Finding]:
+    """Look at a stream, a run (or the runs of several seeds), a checkpoint or an exported folder, whichever it is.
+
+    Args:
+        path: what to look at.
+        overlap: measure how much of a stream's test text stands in its mega-batches too.
+    """
     runs = [path] if (path / RUN_RECORD).exists() else sorted(each.parent for each in path.glob(f"seed-*/{RUN_RECORD}"))
     for run in runs:
         yield from _verify_run(RunFolder(run))
     if runs:
         return
     if (path / MANIFEST).exists():
-        yield from _verify_stream(path)
+        yield from _verify_stream(path, overlap)
     elif path.is_file():
         yield _look(path, _read_checkpoint, path)
     elif (path / "config.json").exists():
@@ -124,18 +132,35 @@ def _load_folder(path: Path) -> str:
     return f"an exported model of {sum(each.numel() for each in parameters):,} parameters"
 
 
-def _verify_stream(path: Path) -> Iterator[Finding]:
+def _verify_stream(path: Path, overlap: bool = False) -> Iterator[Finding]:
     opened = _look(path / MANIFEST, lambda: f"{Stream.open(path).num_megabatches} mega-batches")
     yield opened
     if opened.holds:
         stream = Stream.open(path)
+        is_whole = True
         for file in stream.files(split.name for split in stream.splits):
-            yield _look(path / file.path, _verify_file, path, file)
+            found = _look(path / file.path, _verify_file, path, file)
+            is_whole &= found.holds
+            yield found
+        if overlap and is_whole and stream.kind == "text":
+            yield from _overlap(stream)
 
 
 def _verify_file(root: Path, file: StreamFile) -> str:
     file.verify(root)
     return "size and sha256 of the manifest"
+
+
+def _overlap(stream: Stream) -> Iterator[Finding]:
+    """Say for each mega-batch of a stream that is whole how much of the test text stands in it."""
+    num_documents = stream.split("test").num_documents
+    size = stream.decontaminated or DEFAULT_NGRAM
+    for name, found in measure_overlap(stream, size):
+        says = (
+            f"holds {found.share:.2%} of the test text's n-grams of {size} words; {found.num_equal:,} of "
+            f"{num_documents:,} test documents word by word, {found.num_documents:,} share an n-gram"
+        )
+        yield Finding(str(stream.prefix(stream.split(name))), True, says)
 
 
 def _verify_run(run: RunFolder) -> Iterator[Finding]:

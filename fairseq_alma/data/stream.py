@@ -32,6 +32,8 @@ from fairseq_alma.files import MAX_MEGABATCHES, Count, as_record, open_atomicall
 FORMAT_VERSION = 1
 KINDS = ("text", "images")
 DICTIONARY = "dict.txt"
+DECONTAMINATE = "--decontaminate-ngram"
+"""The option of alma-prep-text that the history keeps: words of an n-gram, or null."""
 _REMEDY = "prepare the stream again"
 
 
@@ -168,6 +170,12 @@ class Stream:
     def has_holdouts(self) -> bool:
         """Whether each mega-batch of text has a slice that is never trained on."""
         return self.kind == "text" and any(split.name == holdout_name(0) for split in self.splits)
+
+    @property
+    def decontaminated(self) -> Optional[int]:
+        """Words in a row that no mega-batch of text shares with what is held out; None: that was not looked for."""
+        sizes = [entry["options"].get(DECONTAMINATE) for entry in self.history]
+        return max(sizes) if sizes and all(isinstance(size, int) for size in sizes) else None
 
     @property
     def words_per_token(self) -> float:

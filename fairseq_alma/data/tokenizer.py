@@ -25,7 +25,7 @@ class _Backend(Protocol):
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]: ...
 
-    def decode(self, tokens: list[int]) -> str: ...
+    def decode_batch(self, texts: Sequence[list[int]]) -> list[str]: ...
 
 
 MAX_TOKENS = 1 << 24
@@ -55,8 +55,8 @@ class _TokenizersBackend:
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         return [encoding.ids for encoding in self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
 
-    def decode(self, tokens: list[int]) -> str:
-        return self._tokenizer.decode(tokens, skip_special_tokens=False)
+    def decode_batch(self, texts: Sequence[list[int]]) -> list[str]:
+        return self._tokenizer.decode_batch(texts, skip_special_tokens=False)
 
 
 class _SentencepieceBackend:
@@ -71,8 +71,8 @@ class _SentencepieceBackend:
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         return [self._processor.encode(text) for text in texts]
 
-    def decode(self, tokens: list[int]) -> str:
-        return self._processor.decode(tokens)
+    def decode_batch(self, texts: Sequence[list[int]]) -> list[str]:
+        return self._processor.decode(list(texts))
 
 
 class StreamTokenizer:
@@ -144,7 +144,11 @@ class StreamTokenizer:
             if symbol not in self._token_of:
                 raise AlmaError(f"{self.file}: {symbol!r} is no symbol of it; decode with the tokenizer that encoded")
             tokens.append(self._token_of[symbol])
-        return self._backend.decode(tokens)
+        return self.decode_batch([tokens])[0]
+
+    def decode_batch(self, texts: Sequence[list[int]]) -> list[str]:
+        """Return the text of each list of tokens."""
+        return self._backend.decode_batch(texts)
 
 
 def find_tokenizer_file(path: Path) -> Path:

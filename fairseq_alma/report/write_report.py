@@ -228,7 +228,11 @@ def _describe_stream(run: Any) -> str:
     test = (stream.get("test") or {}).get("num_tokens" if run.is_text else "num_images") or 0
     count = f"{show_count(test)} {'tokens' if run.is_text else 'images'} in the test set"
     digest = str(experiment_key(stream)[0])[:12]
-    return f"{stream_name(run)}: {run.num_arrivals} mega-batches, {tokens}, {count} ({digest})"
+    shared = ""
+    if "decontaminated" in stream:
+        size = stream["decontaminated"]
+        shared = f", no {size} words of which in a row are trained on" if size else ", parts of which may be trained on"
+    return f"{stream_name(run)}: {run.num_arrivals} mega-batches, {tokens}, {count}{shared} ({digest})"
 
 
 def _distinct(texts: Iterable[str]) -> list[str]:

@@ -25,7 +25,7 @@ class Counts(Struct, frozen=True):
 
 
 class StreamRecord(Struct, frozen=True):
-    """The stream that a run learns from; the last four are of a stream of images."""
+    """The stream that a run learns from; the last four are of a stream of images, ``decontaminated`` of text."""
 
     path: Annotated[str, Meta(max_length=4096)]
     fingerprint: Name
@@ -34,6 +34,7 @@ class StreamRecord(Struct, frozen=True):
     valid: Counts
     test: Counts
     vocab_size: Optional[Positive] = None
+    decontaminated: Optional[Positive] = None
     dataset: Optional[Name] = None
     num_classes: Optional[Positive] = None
     source: Optional[Name] = None

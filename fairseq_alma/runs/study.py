@@ -218,6 +218,7 @@ def describe_run(
             "kind": stream.kind,
             "num_megabatches": stream.num_megabatches,
             "vocab_size": stream.tokenizer.vocab_size if stream.tokenizer else None,
+            **({"decontaminated": stream.decontaminated} if stream.kind == "text" else {}),
             **_describe_images(stream),
             "valid": _count(stream.split("valid")),
             "test": _count(stream.split("test")),

@@ -1,10 +1,13 @@
 """``alma-verify``: what is whole passes, and each thing that is not is named, with what to do."""
 
 import json
+import random
+import re
 import shutil
 
 import pytest
 
+from data_prep.text.command import main as alma_prep_text
 from fairseq_alma.cli.stream import main as alma_stream
 from fairseq_alma.cli.verify import main
 from tests.images.image_streams import make_stream
@@ -94,6 +97,21 @@ def test_each_file_of_a_stream_that_was_altered_is_named(made, tmp_path, capsys)
         (path := tmp_path / "S" / name).write_bytes(path.read_bytes()[:-1] + b"?")
     _, wrong = findings(capsys, tmp_path / "S")
     assert len(wrong) == 2 and "labels.npy" in wrong[0] and "test.npy" in wrong[1]
+
+
+def test_how_much_of_the_test_text_was_trained_on_is_measured_for_each_mega_batch(tmp_path, capsys):
+    generator = random.Random(0)
+    documents = [" ".join(generator.choices("abcdefgh", k=20)) for _ in range(200)]
+    (tmp_path / "text.txt").write_text("\n\n".join(each for one in documents for each in (one, one.upper() + "!")))
+    prepare = [str(tmp_path / "text.txt"), "--megabatches", "2", "--vocab-size", "300", "--workers", "1"]
+    assert alma_prep_text([*prepare, "--out", str(tmp_path / "kept"), "--no-decontaminate"]) == 0
+    assert alma_prep_text([*prepare, "--out", str(tmp_path / "clean"), "--test-words", "400"]) == 0
+    for name, share in (("clean", lambda percent: percent == 0), ("kept", lambda percent: 10 < percent < 90)):
+        capsys.readouterr()
+        assert main([str(tmp_path / name), "--overlap"]) == 0
+        shares = re.findall(r"train: holds ([\d.]+)% of the test text's n-grams of 13 words", capsys.readouterr().out)
+        assert len(shares) == 2 and all(share(float(each)) for each in shares)
+    assert main([str(tmp_path / "clean"), "--overlap", "--json"]) == 0
 
 
 @pytest.mark.parametrize("name", ["nowhere", "."])

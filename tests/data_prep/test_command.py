@@ -235,6 +235,86 @@ def test_append_holds_as_much_out_and_the_beginning_stays_the_same_stream(text, 
     assert longer.num_megabatches == 4 and 500 < longer.holdout(3).num_words < 700
 
 
+def near_copies(documents: list[str]) -> list[str]:
+    """The same words with other white space, capitals and punctuation, so that no document is a duplicate."""
+    return [document.upper().replace(" ", ",  ") + " ." for document in documents]
+
+
+def held_out_texts(stream: Stream) -> list[str]:
+    return texts_of(stream, "valid") + texts_of(stream, "test")
+
+
+@pytest.fixture
+def copied(tmp_path):
+    """A file of 400 documents, each of them twice: as it is, and as a near-copy."""
+    documents = make_documents(400)
+    path = tmp_path / "copied.txt"
+    path.write_text("\n\n".join(documents + near_copies(documents)))
+    return path
+
+
+def test_near_copies_of_what_is_held_out_are_left_out_counted_and_named(copied, tmp_path, capsys):
+    stream = create(copied, tmp_path / "stream")
+    held_out = {text.lower().replace(",  ", " ").removesuffix(" .") for text in held_out_texts(stream)}
+    trained = [text for number in range(3) for text in texts_of(stream, f"megabatch-{number:03d}/train")]
+    assert not held_out & {text.lower().replace(",  ", " ").removesuffix(" .") for text in trained}
+    record = stream.history[0]
+    # A near-copy of one that is held out is held out itself, or left out.
+    assert len(trained) + record["num_contaminated"] + len(held_out_texts(stream)) == 800
+    assert 0 < record["num_contaminated"] == len(record["contaminated"]) <= 400
+    assert f"{record['num_contaminated']} documents" in capsys.readouterr().out
+    named = record["contaminated"][0]
+    assert len(named["ngram"].split()) <= 13
+    assert sum(one["words"] for one in record["contaminated"]) == record["contaminated_words"]
+    for split in stream.splits:
+        texts = texts_of(stream, split.name)
+        assert (split.num_documents, split.num_words) == (len(texts), sum(len(text.split()) for text in texts))
+    assert stream.decontaminated == 13
+
+
+def test_nothing_is_left_out_if_that_is_asked_for_and_the_stream_says_so(copied, tmp_path):
+    stream = create(copied, tmp_path / "stream", "--no-decontaminate")
+    assert sum(split.num_documents for split in stream.splits) == 800
+    assert stream.decontaminated is None
+    assert "num_contaminated" not in stream.history[0]
+
+
+def test_what_is_left_out_depends_on_no_number_of_workers(copied, tmp_path):
+    one = create(copied, tmp_path / "one")
+    command = [str(copied), "--out", str(tmp_path / "two"), "--megabatches", "3", "--vocab-size", "300"]
+    assert main([*command, "--workers", "2"]) == 0
+    assert files_of(tmp_path / "one") == files_of(tmp_path / "two")
+    assert Stream.open(tmp_path / "two").history == one.history
+
+
+def test_append_leaves_out_near_copies_of_what_the_stream_holds_out(text, tmp_path):
+    stream = create(text, tmp_path / "stream")
+    later = near_copies(held_out_texts(stream)) + make_documents(50, seed=7)
+    (tmp_path / "later.txt").write_text("\n\n".join(later))
+    for out, flag, expected in (("stream", [], 50), ("kept", ["--no-decontaminate"], len(later))):
+        if out == "kept":
+            stream = create(text, tmp_path / out)
+        assert run(tmp_path / "later.txt", "--out", stream.root, "--append", "--megabatches", 1, *flag) == 0
+        assert Stream.open(stream.root).megabatch(3).num_documents == expected
+
+
+def test_a_given_tokenizer_changes_nothing_about_what_is_left_out(copied, tmp_path):
+    trained = create(copied, tmp_path / "one")
+    command = [copied, "--out", tmp_path / "two", "--megabatches", 3, "--tokenizer", trained.root / "tokenizer"]
+    assert run(*command) == 0
+    for suffix in (".bin", ".idx"):
+        name = f"megabatch-001/train{suffix}"
+        assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()
+
+
+def test_a_megabatch_of_which_nothing_is_left_is_refused(text, tmp_path):
+    stream = create(text, tmp_path / "stream")
+    (tmp_path / "later.txt").write_text("\n\n".join(near_copies(held_out_texts(stream)[:20])))
+    with pytest.raises(AlmaError, match=r"every document of megabatch-003/train shares .* --no-decontaminate"):
+        run(tmp_path / "later.txt", "--out", stream.root, "--append", "--megabatches", 1)
+    assert Stream.open(stream.root).num_megabatches == 3
+
+
 def test_append_needs_a_stream(text, tmp_path):
     with pytest.raises(AlmaError, match="no stream there to append to"):
         run(text, "--out", tmp_path / "stream", "--append", "--megabatches", 1)

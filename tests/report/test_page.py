@@ -53,6 +53,12 @@ def roots(tmp_path):
     ]
 
 
+@pytest.mark.parametrize(("size", "said"), [(13, "no 13 words of which"), (None, "parts of which may be trained on")])
+def test_the_page_says_whether_the_test_set_was_kept_clean(size, said, tmp_path):
+    run = write_run(tmp_path / "sm", [30.0, 20.0], stream={**text_stream(2), "decontaminated": size})
+    assert said in Reader(build([run], tmp_path)).text
+
+
 def test_the_page_says_what_the_runs_are(roots, tmp_path):
     page = Reader(build(roots, tmp_path))
     assert "SM and Ens" in page.text

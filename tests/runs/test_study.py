@@ -17,6 +17,7 @@ def test_the_record_says_what_a_report_needs(tmp_path):
     record = describe(write_manifest(tmp_path, 4))
     assert record["stream"]["num_megabatches"] == 4
     assert record["stream"]["vocab_size"] == 50
+    assert record["stream"]["decontaminated"] is None
     assert record["stream"]["test"] == {"num_tokens": 100, "num_bytes": 400, "num_images": 0}
     assert set(record["versions"]) == {"python", "torch", "fairseq", "fairseq_alma"}
     assert all(record["versions"].values())
