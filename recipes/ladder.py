@@ -107,6 +107,8 @@ ROWS: dict[str, Row] = {
             ("ema", _EMA, ""), ("ema-union", f"{_EMA} --replay", ""),
             ("ema-least-seen", f"{_EMA} --replay-share 0.5 --replay-order least-seen", ""),
             ("ema-wd", _EMA, _DECAYED), ("ema-union-wd", f"{_EMA} --replay", _DECAYED),
+            ("wsd-10", "--branch-share 0.1", ""), ("wsd-20", "--branch-share 0.2", ""),
+            ("wsd-20-union", "--branch-share 0.2 --replay", ""),
         )
     },
 }  # fmt: skip

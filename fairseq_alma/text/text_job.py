@@ -173,7 +173,7 @@ class TextJob:
         own = self.folder.model_folder(model)
         return own / BRANCH if part == BRANCH else own
 
-    def num_updates(self, part: str) -> Optional[int]:
+    def num_updates(self, training: Training, part: str) -> Optional[int]:
         """Return the updates that a part of a training has counted when it ends, a branch its own alone.
 
         None: epochs end it.
@@ -181,14 +181,14 @@ class TextJob:
         whole = self.options.max_update
         if whole is None or part == WHOLE:
             return whole
-        branch = self.branch.num_updates(whole)
+        branch = self.branch.num_updates(whole, self.first_update(training))
         return branch if part == BRANCH else whole - branch
 
     def first_update(self, training: Training, part: str = WHOLE) -> int:
         """Return how many updates the optimizer has made when a part of a training begins."""
         is_carried = self.carries_optimizer and training.start is not None
         before = training.model.stage * (self.options.max_update or 0) if is_carried else 0
-        return before + ((self.num_updates(UP_TO_BRANCH) or 0) if part == BRANCH else 0)
+        return before + ((self.num_updates(training, UP_TO_BRANCH) or 0) if part == BRANCH else 0)
 
     def peak(self, stage: int) -> float:
         """Return the learning rate that a stage warms up to."""

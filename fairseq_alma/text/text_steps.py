@@ -193,7 +193,7 @@ class Train(TrainingStep):
     @property
     def limits(self) -> tuple[Optional[int], Optional[int]]:
         """How many updates and epochs end it, counted from its own beginning."""
-        return self.job.num_updates(self.part), self.job.options.max_epoch
+        return self.job.num_updates(self.training, self.part), self.job.options.max_epoch
 
     def is_done(self, model: Optional[ModelId] = None) -> bool:
         """Tell whether it is trained to its end. Raises AlmaError if its checkpoint is damaged."""
@@ -258,7 +258,7 @@ class Train(TrainingStep):
     def _model(self) -> list[GivenOption]:
         """Return the user's options, with those of the model as the training wants it."""
         job, training = self.job, self.training
-        options, num_updates = job.options.options, job.num_updates(self.part)
+        options, num_updates = job.options.options, job.num_updates(training, self.part)
         if num_updates is not None and (job.carries_optimizer or self.part != WHOLE):
             end = job.first_update(training, self.part) + num_updates
             options = replace_option(options, "--max-update", str(end))
@@ -323,8 +323,8 @@ class Train(TrainingStep):
         described = {"first_update": done.first_update, "predicts_with": features.predicts_with}
         if features[Rewarm].is_one_schedule:
             described["peak_lr"] = self.job.peak(self.plan.stage.index)
-        if branch.branch_decay is not None:
-            described["branch_updates"] = branch.num_updates(done.num_updates)
+        if branch.way is not None:
+            described["branch_updates"] = branch.num_updates(done.num_updates, done.first_update)
         return {"anytime": described}
 
     def _forget_what_is_lost(self) -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Mapping, Optional, Sequence
 
 from fairseq_alma.options import PLAN, TRAINING, opt, real, whole
+from fairseq_alma.training.carried_optimizer import CarriedOptimizer
 from fairseq_alma.training.feature import Feature, Part
 from fairseq_alma.training.planned_run import PlannedRun
 
@@ -45,6 +46,15 @@ class LRBranch(Feature):
         side=PLAN,
         metavar="D",
     )
+    branch_share: Optional[float] = opt(
+        None,
+        "with --carry-optimizer: as --branch-decay, over the last share S of all updates so far, but never more than "
+        "those of the stage: the copy branches off after its first update at the earliest",
+        range=real(0, 1, above=True, below=True),
+        kinds=("text",),
+        side=PLAN,
+        metavar="S",
+    )
     branch_from: Optional[int] = opt(
         None, "decay the learning rate from this update on, whatever the schedule says", range=whole(0), side=TRAINING
     )
@@ -56,11 +66,11 @@ class LRBranch(Feature):
         defaults={TRAINING: SHAPES[0]},
     )
     branch_continue: Optional[bool] = opt(
-        None, "with --branch-decay: decay the model itself and go on from there", side=PLAN
+        None, "with --branch-decay or --branch-share: decay the model itself and go on from there", side=PLAN
     )
 
     def __post_init__(self) -> None:
-        if self.branch_decay is not None or self.branch_from is not None:
+        if self.way is not None or self.branch_from is not None:
             self.branch_shape = self.branch_shape or SHAPES[0]
         self._groups: Sequence[dict[str, Any]] = ()
         self._rates: Sequence[float] = ()
@@ -68,7 +78,7 @@ class LRBranch(Feature):
     @property
     def copies(self) -> bool:
         """Whether a copy is decayed, tested and thrown away (WSD), rather than trained on from (WSD-S)."""
-        return self.branch_decay is not None and not self.branch_continue
+        return self.way is not None and not self.branch_continue
 
     @property
     def predicts_with(self) -> Optional[str]:
@@ -78,27 +88,48 @@ class LRBranch(Feature):
     @property
     def way(self) -> Optional[str]:
         """The option."""
-        return "--branch-decay" if self.branch_decay is not None else None
+        given = {"--branch-decay": self.branch_decay, "--branch-share": self.branch_share}
+        return next((name for name, value in given.items() if value is not None), None)
 
     def check(self, run: PlannedRun) -> None:
         """Refuse options that mean nothing alone, and schedules that decay by themselves."""
-        if self.branch_decay is None:
+        if self.way is None:
             name = "--branch-shape" if self.branch_shape is not None else "--branch-continue"
             raise ValueError(f"{name}: means nothing without --branch-decay; give both")
-        run.require_updates("--branch-decay")
-        run.require_endless(f"--branch-decay {self.branch_decay:g}")
+        if self.branch_share is not None and self.branch_decay is not None:
+            raise ValueError("--branch-share: --branch-decay says another way how long the decay is; give one of them")
+        if self.branch_share is not None and not run.features[CarriedOptimizer].carry_optimizer:
+            raise ValueError(
+                "--branch-share: counts the updates of all stages, which are one training with --carry-optimizer "
+                "alone; give both, or --branch-decay for a share of each stage"
+            )
+        run.require_updates(self.way)
+        run.require_endless(f"{self.way} {self.branch_decay or self.branch_share:g}")
 
-    def num_updates(self, of_stage: int) -> int:
-        """Return how many of a stage's updates are made with a decaying learning rate, at least one."""
-        assert self.branch_decay is not None
-        return max(1, round(self.branch_decay * of_stage))
+    def num_updates(self, of_stage: int, before: int = 0) -> int:
+        """Return how many of a stage's updates are made with a decaying learning rate, at least one.
+
+        The last share of all updates so far may begin before the stage; but the weights of then are gone, and a copy
+        of them would be trained once more on what the model has behind it. So the decay takes no more than the stage;
+        and a copy, which needs a checkpoint to branch off from, all but one update.
+
+        Args:
+            of_stage: updates that the stage makes.
+            before: updates that the optimizer has made before it.
+        """
+        if self.branch_share is not None:
+            number = min(self.branch_share * (before + of_stage), of_stage - int(self.copies))
+        else:
+            assert self.branch_decay is not None
+            number = self.branch_decay * of_stage
+        return max(1, round(number))
 
     def for_part(self, part: Part) -> "LRBranch":
         """Return the decay of the copy, or of the whole that goes on from it; elsewhere there is none."""
         if part.num_updates is None or part.is_branch != self.copies:
             return LRBranch()
         end = part.first_update + part.num_updates
-        first = end - self.num_updates(part.num_updates)
+        first = end - self.num_updates(part.num_updates, part.first_update)
         return LRBranch(branch_from=first, branch_until=end, branch_shape=self.branch_shape)
 
     def before_step(self, optimizer: Any, update: int) -> None:

@@ -47,7 +47,7 @@ COMMANDS: dict[str, dict[str, tuple[list[str], list[str]]]] = {
         "gmoe-split": ([*GROWTH, "split"], TEXT),
         "umix": ([*PAIR, "umix"], [*TEXT, *EXPERTS]),
         "carried": ([*GROWTH, "split", "--carry-optimizer", "--ema-half-life", "1/8"], UPDATES),
-        "branch": (["--carry-optimizer", "--branch-decay", "0.4", *REPLAY], [*UPDATES, *EXPERTS]),
+        "branch": (["--carry-optimizer", "--branch-share", "0.4", *REPLAY], [*UPDATES, *EXPERTS]),
         "best": (["--best-checkpoint"], [*TEXT, *EXPERTS]),
     },
 }

@@ -189,6 +189,15 @@ def test_a_copy_branches_off_is_decayed_and_tested_while_the_training_goes_on():
     assert has(valid.arguments, "--path", f"{copied}/checkpoint_last.pt")
 
 
+@pytest.mark.parametrize(("share", "first"), [("0.2", 160), ("0.9", 101)])  # 180 of 200: more than the stage has
+def test_a_branch_takes_a_share_of_all_updates_so_far_but_no_more_than_those_of_the_stage(share, first):
+    before, branch, rest, *_ = anytime("--carry-optimizer", "--branch-share", share)
+    assert [has(each.arguments, "--max-update", str(end)) for each, end in ((before, first), (rest, 200))] == [True] * 2
+    assert has(branch.arguments, "--branch-from", str(first), "--branch-until", "200", "--branch-shape", "sqrt")
+    continued, *_ = anytime("--carry-optimizer", "--branch-share", share, "--branch-continue")
+    assert has(continued.arguments, "--branch-from", str(160 if share == "0.2" else 100), "--branch-until", "200")
+
+
 def test_a_branch_that_is_continued_is_the_end_of_the_training_itself():
     train, valid, _ = anytime("--carry-optimizer", "--branch-decay", "0.2", "--branch-continue")
     assert has(train.arguments, "--branch-from", "180", "--branch-until", "200", "--branch-shape", "sqrt")
