@@ -198,21 +198,6 @@ def refuse_unwritable(out: Path, flag: str) -> None:
         raise AlmaError(f"{flag} {out}: {folder} may not be written to; choose a folder that you may write to")
 
 
-def refuse_existing(out: Path, force: bool) -> None:
-    """Raise AlmaError if the file that ``--out`` names may not be written.
-
-    Args:
-        out: the file.
-        force: whether ``--force`` allows to replace it.
-    """
-    if out.is_dir():
-        raise AlmaError(f"--out {out}: a folder; give the name of a file in it")
-    refuse_irregular(out, "--out ")
-    if out.exists() and not force:
-        raise AlmaError(f"--out {out}: exists already; give another name, or --force to replace it")
-    refuse_unwritable(out, "--out")
-
-
 def refuse_irregular(path: Path, flag: str = "") -> None:
     """Raise AlmaError unless a file may be written at this path: only a regular file is ever replaced.
 
@@ -230,11 +215,3 @@ def refuse_irregular(path: Path, flag: str = "") -> None:
             f"{flag}{path}: {found}, which is not replaced; give the name of a file that is not there yet, or of a "
             "regular file"
         )
-
-
-def refuse_occupied(path: Path, flag: str) -> None:
-    """Raise AlmaError if something else than an empty folder stands where a folder is to be made."""
-    if path.is_symlink() or (path.exists() and not path.is_dir()):
-        raise AlmaError(f"{flag}{path}: a file or a link stands there; give the name of a new folder")
-    if path.is_dir() and any(path.iterdir()):
-        raise AlmaError(f"{flag}{path}: exists and is not empty; give the name of a new folder, or remove this one")

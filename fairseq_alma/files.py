@@ -28,7 +28,7 @@ from typing import IO, Annotated, Any, Callable, Iterator, Mapping, Optional, Se
 import msgspec
 from msgspec import Meta
 
-from fairseq_alma.errors import AlmaError, refuse_irregular, refuse_occupied, refuse_unwritable
+from fairseq_alma.errors import AlmaError, refuse_irregular, refuse_unwritable
 
 _TEMPORARY = re.compile(r"\.(?P<name>.+)\.[0-9a-f]{16}\.tmp", re.DOTALL)
 MOST_TOGETHER = 16  # files
@@ -55,7 +55,7 @@ _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 @contextlib.contextmanager
-def open_atomically(path: Path, mode: str = "wb", durable: bool = True) -> Iterator[IO]:
+def open_atomically(path: Path, mode: str = "wb", durable: bool = True, replace: bool = True) -> Iterator[IO]:
     """Open a new file for writing that takes its place when the block ends, and leaves no trace if it raises.
 
     Folders on the way are made.
@@ -65,9 +65,10 @@ def open_atomically(path: Path, mode: str = "wb", durable: bool = True) -> Itera
         mode: ``wb``, or ``w`` for text in UTF-8.
         durable: wait until file and folder are on the disk. If not, a crash of the machine, but nothing else, may lose
             or tear the file.
+        replace: False: what another command puts in its place meanwhile stays.
 
     Raises:
-        AlmaError: something else than a regular file is in its place, a symbolic link for one.
+        AlmaError: something else than a regular file is in its place, a symbolic link for one, or it is not replaced.
         OSError: it cannot be written; always with the file's name, also where a library had made another error of it,
             as torch does of a full disk.
     """
@@ -85,11 +86,24 @@ def open_atomically(path: Path, mode: str = "wb", durable: bool = True) -> Itera
                 file.flush()
                 if durable:
                     os.fsync(raw.fileno())
-                os.rename(temporary, path.name, src_dir_fd=folder, dst_dir_fd=folder)
+                if replace or not _linked(temporary, path, folder):
+                    os.rename(temporary, path.name, src_dir_fd=folder, dst_dir_fd=folder)
             if durable:
                 os.fsync(folder)
     finally:
         os.close(folder)
+
+
+def _linked(temporary: str, path: Path, folder: int) -> bool:
+    """Give a file its name unless another has it; return False where a file system cannot tell."""
+    try:
+        os.link(temporary, path.name, src_dir_fd=folder, dst_dir_fd=folder)
+    except FileExistsError as error:
+        raise _existing(path) from error
+    except OSError:
+        return False
+    os.unlink(temporary, dir_fd=folder)
+    return True
 
 
 def write_together(writes: Sequence[Callable[[], None]]) -> None:
@@ -327,6 +341,41 @@ class WorkFolder:
         """Empty the folder, the marker last: a kill meanwhile leaves one that is known, or empty."""
         for entry in sorted(self._root.iterdir(), key=lambda entry: entry.name == WORK_MARKER):
             shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
+
+
+def refuse_existing(out: Path, force: bool) -> None:
+    """Raise AlmaError if the file that ``--out`` names may not be written.
+
+    Args:
+        out: the file. What a writer left beside it that was killed between its last steps goes.
+        force: whether ``--force`` allows to replace it.
+    """
+    if out.is_dir():
+        raise AlmaError(f"--out {out}: a folder; give the name of a file in it")
+    refuse_irregular(out, "--out ")
+    if out.exists() and not force:
+        sweep(out.parent, out.name)
+        raise _existing(out)
+    refuse_unwritable(out, "--out")
+
+
+def _existing(out: Path) -> AlmaError:
+    return AlmaError(f"--out {out}: exists already; give another name, or --force to replace it")
+
+
+def refuse_occupied(path: Path, flag: str) -> None:
+    """Raise AlmaError if something else than an empty folder stands where a folder is to be made.
+
+    What a writer left beside it that was killed between its last steps goes, as nobody will write there again.
+    """
+    if path.is_symlink() or (path.exists() and not path.is_dir()):
+        raise AlmaError(f"{flag}{path}: a file or a link stands there; give the name of a new folder")
+    if path.is_dir() and any(path.iterdir()):
+        work = WorkFolder(path, flag, "")
+        if work.path.parent.is_dir():
+            with contextlib.suppress(AlmaError, OSError), work:
+                pass
+        raise AlmaError(f"{flag}{path}: exists and is not empty; give the name of a new folder, or remove this one")
 
 
 @contextlib.contextmanager

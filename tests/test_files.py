@@ -1,5 +1,6 @@
 """A file appears whole or not at all; nothing else is touched, and nothing stays behind."""
 
+import contextlib
 import errno
 import os
 import shutil
@@ -222,8 +223,10 @@ def test_a_folder_is_whole_or_not_there_whenever_its_writer_is_killed(tmp_path: 
     while write_folder_or_die(tmp_path / "out", dies_at):
         if (tmp_path / "out").exists():
             assert (tmp_path / "out/b/c").read_text() == (tmp_path / "out/a").read_text() == "whole"
-            shutil.rmtree(tmp_path / "out")
-        fill(tmp_path / "out")
+            with pytest.raises(AlmaError, match="exists and is not empty"):
+                fill(tmp_path / "out")
+        else:
+            fill(tmp_path / "out")
         assert names(tmp_path) == ["out"] and names(tmp_path / "out") == ["a", "b"]
         shutil.rmtree(tmp_path / "out")
         dies_at += 1
@@ -236,6 +239,18 @@ def test_two_writers_of_one_folder_are_told_of_each_other(tmp_path: Path) -> Non
     with new_folder(tmp_path / "out", "--out ", "alma-export"), refused:
         fill(tmp_path / "out")
     assert names(tmp_path) == ["out"]
+
+
+@pytest.mark.parametrize("replace", [True, False])
+def test_a_file_that_is_put_there_meanwhile_is_replaced_only_where_that_was_asked_for(replace: bool, tmp_path: Path):
+    refused = contextlib.nullcontext() if replace else pytest.raises(AlmaError, match="a: exists already")
+    with refused, open_atomically(tmp_path / "a", "w", replace=replace) as file:
+        file.write("new")
+        (tmp_path / "a").write_text("meanwhile")
+    assert (tmp_path / "a").read_text() == ("new" if replace else "meanwhile") and names(tmp_path) == ["a"]
+    with open_atomically(tmp_path / "b", "w", replace=replace) as file:
+        file.write("new")
+    assert (tmp_path / "b").read_text() == "new" and names(tmp_path) == ["a", "b"]
 
 
 def test_what_is_put_in_a_folders_place_meanwhile_is_left_alone(tmp_path: Path) -> None:

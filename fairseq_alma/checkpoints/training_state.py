@@ -18,9 +18,9 @@ def find_average(checkpoint: Checkpoint) -> Optional[dict[str, Any]]:
     return entry if isinstance(entry, dict) and isinstance(entry.get(AVERAGE), dict) else None
 
 
-def write_average(path: Path, out: Path) -> None:
+def write_average(path: Path, out: Path, replace: bool = True) -> None:
     """Write the averaged weights in a checkpoint as a checkpoint of their own; see `averaged_model`."""
-    write_checkpoint(averaged_model(read_checkpoint(path), path), out)
+    write_checkpoint(averaged_model(read_checkpoint(path), path), out, replace)
 
 
 def averaged_model(checkpoint: Checkpoint, path: Path) -> Checkpoint:

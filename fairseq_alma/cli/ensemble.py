@@ -6,7 +6,8 @@ from typing import Any, Optional, Sequence
 
 from fairseq_alma.cli.entry import command
 from fairseq_alma.cli.parser import Parser
-from fairseq_alma.errors import printable, refuse_existing, refuse_no_file
+from fairseq_alma.errors import printable, refuse_no_file
+from fairseq_alma.files import refuse_existing
 
 MAX_WEIGHT = 1e30  # so that their sum is finite
 EPILOG = """\
@@ -83,12 +84,12 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     from fairseq_alma.checkpoints.training_state import write_average
 
     if arguments.average:
-        write_average(arguments.members[0], arguments.out)
+        write_average(arguments.members[0], arguments.out, arguments.force)
         print(f"{printable(str(arguments.out))}: the average of {printable(str(arguments.members[0]))}")
         return 0
     weights = arguments.weights or [1.0] * len(arguments.members)
     ensemble = join_checkpoints(arguments.members, weights, arguments.out, arguments.embed)
-    write_checkpoint(ensemble, arguments.out)
+    write_checkpoint(ensemble, arguments.out, arguments.force)
     _report(arguments, ensemble["cfg"]["model"]["members"])
     return 0
 

@@ -7,7 +7,8 @@ from typing import Optional, Sequence
 
 from fairseq_alma.cli.entry import command
 from fairseq_alma.cli.parser import Parser
-from fairseq_alma.errors import AlmaError, refuse_no_file, refuse_occupied, refuse_unwritable
+from fairseq_alma.errors import AlmaError, refuse_no_file, refuse_unwritable
+from fairseq_alma.files import refuse_occupied
 from fairseq_alma.options import utf8_path
 from fairseq_alma.terminal import tell
 

@@ -8,7 +8,8 @@ from typing import Optional, Sequence
 from fairseq_alma.checkpoints.model_options import GrowOptions
 from fairseq_alma.cli.entry import command
 from fairseq_alma.cli.parser import Parser
-from fairseq_alma.errors import refuse_existing, refuse_no_file
+from fairseq_alma.errors import refuse_no_file
+from fairseq_alma.files import refuse_existing
 from fairseq_alma.terminal import tell
 
 CHECKPOINT_NEEDED = "give a checkpoint that fairseq-train or alma-grow wrote"

@@ -9,7 +9,8 @@ from typing import Optional, Sequence
 from fairseq_alma.checkpoints.model_options import DenseOptions, training_flags
 from fairseq_alma.cli.entry import command
 from fairseq_alma.cli.parser import Parser
-from fairseq_alma.errors import AlmaError, refuse_existing
+from fairseq_alma.errors import AlmaError
+from fairseq_alma.files import refuse_existing
 from fairseq_alma.options import opt, utf8_path
 from fairseq_alma.terminal import tell
 
@@ -79,7 +80,7 @@ def main(argv: Optional[Sequence[str]] = None) -> Optional[int]:
     if stream is not None and stream.kind != "text":
         raise AlmaError(f"--stream {args.stream}: a stream of {stream.kind}; give one of text")
     checkpoint = import_folder(args.folder, stream, args.every)
-    write_checkpoint(checkpoint, args.out)
+    write_checkpoint(checkpoint, args.out, args.force)
     options, rows = checkpoint["cfg"]["model"], len(checkpoint["model"]["decoder.embed_tokens.weight"])
     tell(f"{args.out}: {options['decoder_layers']} layers, {rows:,} tokens, fairseq's four included", sys.stdout)
     tell(f"training that begins with it (--finetune-from-model) needs {training_flags(options)}", sys.stdout)

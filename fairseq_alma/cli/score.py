@@ -9,8 +9,8 @@ from typing import Any, Iterator, NoReturn, Optional, Sequence
 
 from fairseq_alma.cli.entry import command
 from fairseq_alma.cli.parser import Parser
-from fairseq_alma.errors import AlmaError, refuse_existing, refuse_no_file
-from fairseq_alma.files import open_atomically
+from fairseq_alma.errors import AlmaError, refuse_no_file
+from fairseq_alma.files import open_atomically, refuse_existing
 from fairseq_alma.options import Options, opt, utf8_path, whole
 
 EPILOG = """\
@@ -84,7 +84,7 @@ def main(argv: Optional[Sequence[str]] = None) -> Optional[int]:
     if args.out is None:
         _write(args, loaded, sys.stdout)
         return 0
-    with open_atomically(args.out, "w") as file:
+    with open_atomically(args.out, "w", replace=args.force) as file:
         _write(args, loaded, file)
     return 0
 

@@ -252,9 +252,12 @@ def changes(paths: Sequence[Path]) -> Iterator[None]:
             time.sleep(POLL_SECONDS)
 
 
-def _state(paths: Sequence[Path]) -> list[tuple[bool, int, int]]:
-    """Return for each run whether it has begun, how many stages are complete, and when the last one was."""
-    stamps = [[record.stat().st_mtime_ns for record in path.glob(f"stage-*/{STAGE_RECORD}")] for path in paths]
+def _state(paths: Sequence[Path]) -> list[tuple[bool, list[int]]]:
+    """Return for each run whether it has begun, and when each stage was completed, by a clock that may be set back."""
     return [
-        ((path / RUN_RECORD).is_file(), len(own), max(own, default=0)) for path, own in zip(paths, stamps, strict=True)
+        (
+            (path / RUN_RECORD).is_file(),
+            [record.stat().st_mtime_ns for record in sorted(path.glob(f"stage-*/{STAGE_RECORD}"))],
+        )
+        for path in paths
     ]

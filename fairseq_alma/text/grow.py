@@ -59,7 +59,7 @@ def grow(args: GrowOptions) -> str:
     del checkpoint
     grown = grow_checkpoint(_read(args, mmap=False), step, parameter_shapes(model), record)
     refuse_other_shapes(grown["model"], _build(grown, args.out), args.out, _UNALTERED)
-    write_checkpoint(grown, args.out)
+    write_checkpoint(grown, args.out, args.force)
     config = grown["cfg"]["model"]
     tree = f" --gate-trees '{config['gate_trees']}'" if config["gate_trees"] else ""
     return (

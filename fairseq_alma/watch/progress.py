@@ -164,7 +164,8 @@ class Forecast:
 class StageClock:
     """Wall time of a stage over all launches, lost work included, the pauses between them not; kept in a file.
 
-    A launch that was killed left no note of its end; the last change of a file in its folder stands for it.
+    A launch that was killed left no note of its end; the last change of a file in its folder stands for it. What this
+    launch takes is no difference of times of day, which a clock that is set changes.
     """
 
     def __init__(self, path: Path, folder: Path) -> None:
@@ -178,12 +179,12 @@ class StageClock:
                 files = [each for each in folder.rglob("*") if each.is_file() and not each.name.startswith(".lock")]
                 ended = max((each.stat().st_mtime for each in files), default=0.0)
                 self.spent += max(0.0, ended - before.started)
-        self.started = time.time()
-        self._write(self.spent, self.started)
+        self.began = time.monotonic()
+        self._write(self.spent, time.time())
 
     def seconds(self) -> float:
         """Return the seconds up to now."""
-        return self.spent + max(0.0, time.time() - self.started)
+        return self.spent + time.monotonic() - self.began
 
     def stop(self) -> None:
         """Note that this launch has ended."""

@@ -1,5 +1,7 @@
 """Ends a process right before its n-th file operation below a folder, as a kill or a crash of the machine would.
 
+Or stops it there, until others that do the same have come as far.
+
 Counted are, in this process and in those that are forked from it: opening a file for writing, renaming, removing,
 making and removing a folder, fsync, and a copy twice: before it and in the middle of it. Locks are left out.
 """
@@ -11,6 +13,7 @@ import shutil
 import signal
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any, NamedTuple, Optional
 
@@ -20,11 +23,16 @@ HOW = {
     "kill": "SIGKILL for alma-stream, and for the command of the stage with it",
     "process": "SIGKILL for the one process at hand, as for want of memory; alma-stream sees its command fail",
     "other": "SIGKILL for the last process of a training of several, at an operation of another one",
+    "clock": "SIGKILL, and the clock goes back an hour before the command is given again",
+    "meet": "three of the same command at once, each of which waits there until the others are there, or have ended",
     "power": "a power failure: also, every file that was written and not synchronised with the disk is cut in half",
 }
-KEPT = (".pt", ".json", ".npz")  # what a power failure may cut: logs are for people
+NUM_MEETING = 3
+MEETING_SECONDS = 60.0
+KEPT = (".pt", ".json", ".npz", ".safetensors")  # what a power failure may cut: logs are for people
 _PATHS = {  # how many paths the arguments of an event begin with, and where their folders' descriptors are
     "os.rename": ((0, 2), (1, 3)),
+    "os.link": ((0, 2), (1, 3)),
     "os.remove": ((0, 1),),
     "os.mkdir": ((0, 2),),
     "os.rmdir": ((0, 1),),
@@ -48,9 +56,20 @@ class Crash:
         step: number of the operation that is not done any more, from 1; 0: none.
         how: one of `HOW`.
         only: what a path has to match for its operations to count.
+        meeting: for `meet`, who has come: shared by those that meet, a byte for each, this one's the ``place``-th.
     """
 
-    def __init__(self, root: Path, journal: Path, step: int = 0, how: str = "kill", only: str = "") -> None:
+    def __init__(
+        self,
+        root: Path,
+        journal: Path,
+        step: int = 0,
+        how: str = "kill",
+        only: str = "",
+        meeting: Optional[mmap.mmap] = None,
+        place: int = 0,
+    ) -> None:
+        self.meeting, self.place = meeting, place
         self.root, self.journal, self.step, self.how, self.only = str(root), journal, step, how, re.compile(only)
         self.count = mmap.mmap(-1, 8)  # shared with what is forked
         self.counting = threading.Lock()  # files of several models are written by a thread each
@@ -70,6 +89,18 @@ class Crash:
             fsync(file)
 
         os.fsync = fsync_counted  # it is no event of an audit
+
+    def end(self) -> None:
+        """Note that the command is at its end: nobody waits for it any more."""
+        if self.meeting is not None and os.getpid() == self.main:
+            self.meeting[self.place] = 1
+
+    def _meet(self) -> None:
+        assert self.meeting is not None
+        self.meeting[self.place] = 1
+        deadline = time.monotonic() + MEETING_SECONDS
+        while self.meeting[:NUM_MEETING] != b"\x01" * NUM_MEETING and time.monotonic() < deadline:
+            time.sleep(0.002)
 
     def operations(self) -> list[Operation]:
         """Return what was done."""
@@ -105,7 +136,9 @@ class Crash:
             number = int.from_bytes(self.count[:8], "little") + 1
             self.count[:8] = number.to_bytes(8, "little")
             os.write(self.lines, f"{name}\t{path}\n".encode())
-            if number == self.step:
+            if number == self.step and self.how == "meet":
+                self._meet()
+            elif number == self.step:
                 self.is_busy = True
                 if copied is not None:
                     _copy_half(copied, path)
@@ -128,8 +161,10 @@ class Crash:
                 unsafe.add(first if os.path.isabs(first) else os.path.basename(first))
             elif name == "fsync":
                 unsafe -= {first, os.path.basename(first)}
-            elif name == "rename" and unsafe & {source, os.path.basename(source)}:
-                unsafe.add(first)
+            elif name in ("rename", "link"):
+                if unsafe & {source, os.path.basename(source)}:
+                    unsafe.add(first)
+                unsafe |= {f"{first}{each[len(source) :]}" for each in unsafe if each.startswith(f"{source}/")}
         for path in unsafe:
             if os.path.isabs(path) and path.endswith(KEPT) and os.path.isfile(path):
                 os.truncate(path, os.path.getsize(path) // 2)

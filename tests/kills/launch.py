@@ -1,4 +1,4 @@
-"""Runs ``alma-stream`` in a process forked from this one, and the commands of its stages in processes forked from that.
+"""Runs a command in a process forked from this one, and the commands that it starts in processes forked from that.
 
 All of them find fairseq imported, which is what makes thousands of launches possible. `fork_server` itself is left
 out: its server would outlive an ``alma-stream`` that is killed. What it does with a command is done here in short.
@@ -13,12 +13,13 @@ import subprocess
 import time
 from argparse import Namespace
 from pathlib import Path
-from typing import Any, Mapping, Optional, Sequence
+from typing import IO, Any, Callable, Mapping, Optional, Sequence
 
 import fairseq.dataclass.utils
 
 from fairseq_alma.cli.stream import main as alma_stream
 from fairseq_alma.images import image_backend, image_settings
+from fairseq_alma.runs import workers
 from fairseq_alma.runs.workers import die_with_parent
 from fairseq_alma.text import process
 from tests.kills.crashes import Crash
@@ -34,7 +35,12 @@ PRELOADED = (
     "fairseq_alma.checkpoints.ensemble_file",
     "fairseq_alma.checkpoints.model_facts",
     "torch._dynamo",
+    "transformers",
+    "fairseq_alma.exchange.load_model",
+    "fairseq_alma.exchange.image_folder",
+    "fairseq_alma.exchange.import_folder",
 )
+Main = Callable[[Sequence[str]], Optional[int]]
 
 
 def prepare(cache: Path) -> None:
@@ -57,23 +63,29 @@ def prepare(cache: Path) -> None:
         module.convert_namespace_to_omegaconf = parse_once
 
 
-def launch(arguments: Sequence[str], log: Path, crash: Crash) -> int:
-    """Run ``alma-stream`` to its end, or to where it crashes.
+def launch(arguments: Sequence[str], log: Path, crash: Crash, main: Main = alma_stream) -> int:
+    """Run a command to its end, or to where it crashes.
 
     Args:
         arguments: of the command.
         log: gets what it prints.
         crash: where.
+        main: the command.
 
     Returns:
         Exit status as `subprocess.Popen.returncode` has it.
     """
+    return begin(arguments, log, crash, main).wait(TIMEOUT)
+
+
+def begin(arguments: Sequence[str], log: Path, crash: Crash, main: Main) -> "Forked":
+    """Begin a command; see `launch`."""
     for name in PRELOADED:
         importlib.import_module(name)
     child = os.fork()
     if child == 0:
-        end_with(lambda: _run_stream(arguments, log, crash))
-    return Forked(child).wait(TIMEOUT)
+        end_with(lambda: _run_command_of_ours(arguments, log, crash, main))
+    return Forked(child)
 
 
 class Forked:
@@ -102,13 +114,17 @@ class Forked:
         return self.returncode
 
 
-def _run_stream(arguments: Sequence[str], log: Path, crash: Crash) -> Optional[int]:
+def _run_command_of_ours(arguments: Sequence[str], log: Path, crash: Crash, main: Main) -> Optional[int]:
     output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     print_to(output, output)
     image_backend.SAVE_EVERY_SECONDS = 0.0
     process._begin = _begin
+    workers.start_process = _begin_member
     crash.arm()
-    return alma_stream(arguments)
+    try:
+        return main(arguments)
+    finally:
+        crash.end()
 
 
 def _begin(
@@ -121,6 +137,20 @@ def _begin(
             die()
         os.setsid()
         end_with(lambda: _run_command(command, place, program, output))
+    return Forked(child)
+
+
+def _begin_member(words: Sequence[str], stderr: IO[bytes], env: Mapping[str, str], **options: Any) -> Forked:
+    """Begin an ``alma-stream`` for some members of a run, as ``--jobs`` does."""
+    die = die_with_parent()
+    child = os.fork()
+    if child == 0:
+        if die is not None:
+            die()
+        os.setsid()
+        os.environ.update(env)
+        print_to(os.open(os.devnull, os.O_WRONLY), stderr.fileno())
+        end_with(lambda: alma_stream(words[1:]))
     return Forked(child)
 
 

@@ -8,6 +8,7 @@ import numpy as np
 
 from data_prep.images.command import main as prepare_images
 from data_prep.text.command import main as prepare_text
+from fairseq_alma.cli.stream import main as alma_stream
 
 TEXT = [
     "--arch", "alma_switch_lm_tiny", "--decoder-layers", "2", "--decoder-embed-dim", "8", "--decoder-ffn-embed-dim",
@@ -33,6 +34,7 @@ COMMANDS: dict[str, dict[str, tuple[list[str], list[str]]]] = {
         "gmoe": (["--learner", "gmoe"], MLP),
         "firefly": (["--learner", "firefly"], VGG),
         "seeds": (["--learner", "sm", "--seed", "1", "2"], MLP),
+        "jobs": ([*PAIR, "ens", "--jobs", "2"], MLP),
         "alone": ([*PAIR, "ens", "--jobs", "1"], MLP),
         "groups": (["--num-members", "3", "--learner", "ens", "--jobs", "1", "--side-by-side", "2"], MLP),
         "moving": (["--ema-half-life", "1/8", "--seed", "1", "2"], MLP),
@@ -49,6 +51,8 @@ COMMANDS: dict[str, dict[str, tuple[list[str], list[str]]]] = {
         "carried": ([*GROWTH, "split", "--carry-optimizer", "--ema-half-life", "1/8"], UPDATES),
         "branch": (["--carry-optimizer", "--branch-share", "0.4", *REPLAY], [*UPDATES, *EXPERTS]),
         "best": (["--best-checkpoint"], [*TEXT, *EXPERTS]),
+        "jobs": ([*PAIR, "ens", "--jobs", "2"], [*TEXT, *EXPERTS]),
+        "procs": (["--num-procs", "2"], [*TEXT, *EXPERTS, "--update-freq", "2"]),
     },
 }
 
@@ -58,6 +62,8 @@ class Learner(NamedTuple):
 
     kind: str
     name: str
+    is_resumed = True
+    main = staticmethod(alma_stream)
 
     def arguments(self, stream: Path, run: Path) -> list[str]:
         """Return those of ``alma-stream``."""

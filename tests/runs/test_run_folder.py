@@ -10,6 +10,7 @@ from fairseq_alma.errors import AlmaError
 from fairseq_alma.files import write_json_atomically
 from fairseq_alma.learners.plan import ModelId
 from fairseq_alma.runs.run_folder import RunFolder
+from fairseq_alma.watch import progress
 from fairseq_alma.watch.progress import StageClock
 from tests.runs.runs import RUN
 
@@ -103,6 +104,16 @@ def test_wall_time_adds_up_over_launches_without_the_pauses(tmp_path):
         os.utime(path, (now - 4000, now - 4000))  # killed 1000 s after its start
     (tmp_path / ".lock").write_text("signed by this launch, before it asks")
     assert StageClock(tmp_path / "clock.json", tmp_path).seconds() == pytest.approx(1100, abs=100)
+
+
+@pytest.mark.parametrize("change", [-3600, 3600])
+def test_wall_time_knows_no_clock_that_is_set(change, tmp_path, monkeypatch):
+    monotonic, began = [50.0], time.time()
+    monkeypatch.setattr(progress.time, "monotonic", lambda: monotonic[0])
+    clock = StageClock(tmp_path / "clock.json", tmp_path)
+    monotonic[0] += 70
+    monkeypatch.setattr(progress.time, "time", lambda: began + 70 + change)
+    assert clock.seconds() == 70
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"spent": -1}', '{"spent": "many", "started": null}'])
