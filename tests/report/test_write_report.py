@@ -1,7 +1,7 @@
 import hashlib
 import itertools
-import os
 import json
+import os
 
 import pytest
 
