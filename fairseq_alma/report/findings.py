@@ -7,12 +7,12 @@ import functools
 import math
 import statistics
 import tomllib
+from collections import ChainMap, defaultdict
 from dataclasses import dataclass, field, replace
 from importlib import resources
 from typing import Any, Mapping, Optional, Sequence
 
-import numpy
-from pandas import DataFrame, concat
+from pandas import concat
 
 from fairseq_alma.report.experiment import Experiment, experiments, sizes_in_order
 from fairseq_alma.report.finding import Comparison, Finding
@@ -29,6 +29,9 @@ GROWING = ("gmoe", "firefly", "gens")
 LEAST_WAITS = 3  # waiting times from which the best one is told
 ALIKE = ["backbone", "variant", "gate", "num_experts_given", "num_arrivals"]
 """What experiments share that differ by their waiting times."""
+SHARED = ("backbone", "wait", "label", "experts", "variant", "gate", "num_experts_given", "num_arrivals")
+"""What of two experiments may be the same."""
+Pair = ChainMap[str, Any]
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,8 +103,8 @@ def _copies(experiment: Experiment) -> bool:
     return is_plain and run.learner == "gmoe" and method != "split"
 
 
-def _experiments(evidence: Evidence) -> DataFrame:
-    """Return a row for each experiment: what conditions in ``findings.toml`` may ask for, as ``low_...``, ``high_...``.
+def _facts(evidence: Evidence) -> list[dict[str, Any]]:
+    """Return for each experiment what conditions in ``findings.toml`` may ask for, as ``low_...``, ``high_...``.
 
     ``rank`` is that of the backbone's size among complete runs; ``smallest`` and ``largest`` are there of several
     sizes only. ``num_params``, ``anytime``, ``memory`` and ``computation`` are means over seeds, other facts those of
@@ -110,105 +113,126 @@ def _experiments(evidence: Evidence) -> DataFrame:
     groups = evidence.groups
     counting = [each.complete for each in groups if _counts(each)]
     ranks = {size: rank for rank, size in enumerate(sizes_in_order(concat(counting)) if counting else [])}
-    frame = DataFrame([each.first for each in groups]).drop(columns="Index")
-    votes = frame.options.map(lambda options: options.get("combine") == "vote") & (frame.learner == "ens")
-    frame["learner"] = frame.learner.mask(votes, "vote")  # of the models of an Ens, which counts in its place
-    frame["gate"] = [_gate(each.first.train_options) for each in groups]
-    frame["num_experts_given"] = [str(each.first.train_options.get("--num-experts", "")) for each in groups]
-    frame["label"], frame["times"] = [each.label for each in groups], [each.times for each in groups]
-    for fact in ("num_params", "anytime", "memory", "computation"):
-        spreads = [each.spread(fact) for each in groups]
-        frame[fact] = [math.nan if spread is None else spread.mean for spread in spreads]
-    # A gEns that waits for everything is the SM that does, figure by figure, and would count twice.
-    figures = [tuple(each.spread(fact) for fact in ("anytime", "final")) for each in groups]
-    known = [
-        [each.first.num_arrivals, *(frozenset(spread.by_seed.items()) for spread in spreads if spread is not None)]
-        for each, spreads in zip(groups, figures, strict=True)
-    ]
-    frame["same_as"] = [known.index(each) if len(each) > 1 else rank for rank, each in enumerate(known)]
-    frame["counts"] = [_counts(each) for each in groups]
-    frame["rank"] = frame.backbone.map(ranks).astype(float)
-    frame["smallest"] = (frame["rank"] == 0) & (len(ranks) > 1)
-    frame["largest"] = (frame["rank"] == len(ranks) - 1) & (len(ranks) > 1)
-    frame["has_control"] = [rank in evidence.controls for rank in range(len(groups))]
-    frame["splits"] = [each.first.learner == "gmoe" and not _copies(each) for each in groups]
-    # A learner that would grow, and waits for so long that it never does, has not shown what growth is worth.
-    frame["grows_if_it_can"] = ~frame.learner.isin(GROWING) | (frame.min_params < frame.max_params)
-    # The sum over the stream of who waits for all of it is that of the untrained model, and tells nothing.
-    is_early = frame.wait < frame.num_arrivals
-    waits = frame[frame.counts & is_early & ~frame.replay & (frame.times == 1)].drop_duplicates([*ALIKE, "wait"])
-    others = waits.groupby(ALIKE)
-    least, most = others.wait.transform("min"), others.wait.transform("max")
-    frame.loc[waits.index, "wait_place"] = "middle"
-    frame.loc[waits.index[waits.wait == most], "wait_place"] = "most"
-    frame.loc[waits.index[waits.wait == least], "wait_place"] = "least"
-    best = waits[others.anytime.transform("min") == waits.anytime].drop_duplicates(ALIKE)
-    frame["is_best_wait"] = frame.index.isin(best.index) & frame.index.isin(waits[least < most].index)
-    evidence.waits.update({rank: [*others.groups[tuple(waits.loc[rank, ALIKE])]] for rank in best.index})
-    return frame
+    found, known = [], list[Any]()
+    for number, each in enumerate(groups):
+        run, counts = each.first, _counts(each)
+        spreads = {fact: each.spread(fact) for fact in ("num_params", "anytime", "memory", "computation")}
+        # A gEns that waits for everything is the SM that does, figure by figure, and would count twice.
+        told = [frozenset(spread.by_seed.items()) for spread in (spreads["anytime"], each.spread("final")) if spread]
+        known.append([run.num_arrivals, *told] if told else number)
+        is_vote = run.options.get("combine") == "vote" and run.learner == "ens"
+        rank = ranks.get(run.backbone, math.nan)
+        found.append(
+            run._asdict()
+            | {fact: math.nan if spread is None else spread.mean for fact, spread in spreads.items()}
+            | {
+                "learner": "vote" if is_vote else run.learner,  # of the models of an Ens, which counts in its place
+                "gate": _gate(run.train_options), "num_experts_given": str(run.train_options.get("--num-experts", "")),
+                "label": each.label, "times": each.times, "same_as": known.index(known[-1]), "counts": counts,
+                "rank": rank, "smallest": len(ranks) > 1 and rank == 0,
+                "largest": len(ranks) > 1 and rank == len(ranks) - 1, "has_control": number in evidence.controls,
+                "splits": run.learner == "gmoe" and not _copies(each), "wait_place": "", "is_best_wait": False,
+                # One that would grow, and waits for so long that it never does, has not shown what growth is worth.
+                "grows_if_it_can": run.learner not in GROWING or run.min_params < run.max_params,
+            }
+        )  # fmt: skip
+    _compare_waits(found, evidence)
+    return found
 
 
-def _pairs(evidence: Evidence) -> DataFrame:
-    """Return all pairs of experiments, with what both have in common.
+def _compare_waits(found: Sequence[dict[str, Any]], evidence: Evidence) -> None:
+    """Note which of the waiting times of a learner is the shortest, the longest, and the best one."""
+    kin: dict[tuple[Any, ...], dict[int, int]] = defaultdict(dict)  # by what they share: waiting time -> experiment
+    for number, each in enumerate(found):
+        # The sum over the stream of who waits for all of it is that of the untrained model, and tells nothing.
+        if each["counts"] and each["wait"] < each["num_arrivals"] and not each["replay"] and each["times"] == 1:
+            kin[tuple(each[name] for name in ALIKE)].setdefault(each["wait"], number)
+    for waits in kin.values():
+        for wait, number in waits.items():
+            found[number]["wait_place"] = {max(waits): "most", min(waits): "least"}.get(wait, "middle")
+        values = [(found[number]["anytime"], place, number) for place, number in enumerate(waits.values())]
+        known = [each for each in values if not math.isnan(each[0])]
+        if known:
+            best = min(known)[2]
+            found[best]["is_best_wait"] = len(waits) > 1
+            evidence.waits[best] = list(waits.values())
+
+
+def _pairs(evidence: Evidence) -> list[Pair]:
+    """Return all pairs of experiments: facts and numbers (``low``, ``high``) of both, and what they have in common.
 
     ``usual_steps``: with as many updates in a stage as the fewest that a backbone has; ``plain``: also without replay;
     ``alike``: also of one size and waiting time; ``twins``: the same learner with as many experts.
     """
-    frame = _experiments(evidence)
-    high, low = (frame.assign(**{"": frame.index}).add_prefix(f"{side}_") for side in ("high", "low"))
-    pairs = high.merge(low, how="cross").rename(columns={"high_": "high", "low_": "low"})
-    is_text = evidence.measure.per == "token"
-    for name in ("learner", "size", "wait", "label", "experts", "variant", "gate", "num_experts_given"):
-        column = "backbone" if name == "size" else name
-        pairs[f"same_{name}"] = pairs[f"low_{column}"] == pairs[f"high_{column}"]
-    pairs["same_gate"] |= (pairs.low_gate == "") | (pairs.high_gate == "")
-    pairs["same_length"] = pairs.low_num_arrivals == pairs.high_num_arrivals  # else sums over the stream do not compare
-    counts = pairs.low_counts & pairs.high_counts & pairs.same_gate & pairs.same_length
-    pairs["same_but_wait_and_size"] = (
-        pairs.same_variant & pairs.same_num_experts_given & pairs.same_gate & pairs.same_length
+    facts, is_text = _facts(evidence), evidence.measure.per == "token"
+    lows, highs = (
+        [{side: number, **{f"{side}_{name}": fact for name, fact in each.items()}} for number, each in enumerate(facts)]
+        for side in ("low", "high")
     )
-    pairs = pairs.assign(
-        is_text=is_text, early=evidence.early, twins=pairs.same_label & pairs.same_variant & pairs.same_experts,
-        usual_steps=counts & (pairs.low_times == 1) & (pairs.high_times == 1),
-        without_replay=counts & ~pairs.low_replay & ~pairs.high_replay,
-        ratio=numpy.maximum(pairs.low_num_params, pairs.high_num_params)
-        / numpy.minimum(pairs.low_num_params, pairs.high_num_params),
-        grown_from_low=(pairs.low_learner + pairs.high_learner).isin(["smgmoe", "ensgens"]),
-    )  # fmt: skip
-    pairs["plain"] = pairs.usual_steps & pairs.without_replay
-    pairs["alike"] = pairs.plain & pairs.same_size & pairs.same_wait
-    pairs["grow_if_they_can"] = pairs.plain & pairs.same_wait & pairs.low_grows_if_it_can & pairs.high_grows_if_it_can
-    same = pairs.without_replay & pairs.same_variant & pairs.same_size & pairs.same_experts
-    # Against every waiting time that is shorter than the stream; who waits for all makes as many updates.
-    for eager, tardy in (("low", "high"), ("high", "low")):
-        updates = pairs[f"{eager}_times"] * pairs[f"{eager}_num_planned"]
-        waits_for_all = pairs[f"{tardy}_wait"] >= pairs[f"{eager}_num_arrivals"]
-        sooner = (pairs[f"{eager}_wait"] < pairs[f"{eager}_num_arrivals"]) & (pairs[f"{eager}_times"] == 1)
-        as_many = (pairs[f"{tardy}_times"] == updates) | (not is_text)
-        pairs[f"{tardy}_waits_for_{eager}"] = same & sooner & waits_for_all & as_many
-    return pairs
+    return [
+        ChainMap(_in_common(facts[low["low"]], facts[high["high"]], is_text), low, high, {"early": evidence.early})
+        for high in highs
+        for low in lows
+    ]
+
+
+def _in_common(low: Mapping[str, Any], high: Mapping[str, Any], is_text: bool) -> dict[str, Any]:
+    same = {name: low[name] == high[name] for name in SHARED}
+    gate = same["gate"] or "" in (low["gate"], high["gate"])
+    length = same["num_arrivals"]  # else sums over the stream do not compare
+    counts = low["counts"] and high["counts"] and gate and length
+    without_replay = counts and not low["replay"] and not high["replay"]
+    usual_steps = counts and low["times"] == high["times"] == 1
+    plain = usual_steps and without_replay
+    fewest, most = sorted((low["num_params"], high["num_params"]))
+    # Who waits for all makes as many updates; it is held against every waiting time that is shorter than the stream.
+    may_wait = without_replay and same["variant"] and same["backbone"] and same["experts"]
+    return {
+        "is_text": is_text, "same_variant": same["variant"], "same_size": same["backbone"], "same_wait": same["wait"],
+        "same_but_wait_and_size": same["variant"] and same["num_experts_given"] and gate and length,
+        "twins": same["label"] and same["variant"] and same["experts"], "usual_steps": usual_steps,
+        "without_replay": without_replay, "plain": plain, "alike": plain and same["backbone"] and same["wait"],
+        "grow_if_they_can": plain and same["wait"] and low["grows_if_it_can"] and high["grows_if_it_can"],
+        "ratio": most / fewest if fewest else math.nan,
+        "grown_from_low": (low["learner"], high["learner"]) in (("sm", "gmoe"), ("ens", "gens")),
+        "low_waits_for_high": may_wait and _waits_for(low, high, is_text),
+        "high_waits_for_low": may_wait and _waits_for(high, low, is_text),
+    }  # fmt: skip
+
+
+def _waits_for(tardy: Mapping[str, Any], eager: Mapping[str, Any], is_text: bool) -> bool:
+    """Tell whether one waits for all of the stream, with as many updates (of text) as the other, which does not."""
+    as_many = not is_text or tardy["times"] == eager["times"] * eager["num_planned"]
+    return eager["wait"] < eager["num_arrivals"] <= tardy["wait"] and eager["times"] == 1 and as_many
 
 
 def _compare(
-    evidence: Evidence, pairs: DataFrame, where: str, least: str = "", per: str = "high", figure: str = "anytime",
+    evidence: Evidence, pairs: Sequence[Pair], where: str, least: str = "", per: str = "high", figure: str = "anytime",
     ties: bool = False, budget: str = "",
 ) -> list[Comparison]:  # fmt: skip
     """Evaluate an entry of ``compare`` in ``findings.toml``, which explains the arguments."""
-    chosen = pairs.query(where)
+    code = compile(where, "findings.toml", "eval")  # a file of this package
+    chosen = [pair for pair in pairs if eval(code, {}, pair)]
     if budget:
-        chosen = chosen[chosen[f"low_{budget}"] <= NO_MORE * chosen[f"high_{budget}"]]
-    rivals = dict(iter(chosen.groupby(per).low)) if least == "low_anytime" else {}
+        chosen = [pair for pair in chosen if pair[f"low_{budget}"] <= NO_MORE * pair[f"high_{budget}"]]
+    rivals: dict[int, list[int]] = defaultdict(list)
+    for pair in chosen:
+        rivals[pair[per]].append(pair["low"])
     if least:
-        chosen = chosen.sort_values(least, kind="stable").drop_duplicates(per).sort_index()
+        ordered = sorted(chosen, key=lambda pair: (math.isnan(pair[least]), pair[least]))
+        firsts = {pair[per]: (pair["low"], pair["high"]) for pair in reversed(ordered)}
+        chosen = [pair for pair in chosen if firsts[pair[per]] == (pair["low"], pair["high"])]
     found = []
-    for pair in chosen.drop_duplicates(["low_same_as", "high_same_as"]).itertuples():
-        candidates = rivals.get(getattr(pair, per), ())
-        for comparison in _compared(evidence, figure, pair.low, pair.high):
+    distinct: dict[Any, Pair] = {}
+    for pair in chosen:
+        distinct.setdefault((pair["low_same_as"], pair["high_same_as"]), pair)
+    for pair in distinct.values():
+        for comparison in _compared(evidence, figure, pair["low"], pair["high"]):
             comparison = replace(comparison, ties_count=ties)
-            if len(candidates) > 1:
-                others = [each for rank in candidates for each in _compared(evidence, figure, rank, pair.high)]
+            if least == "low_anytime" and len(rivals[pair[per]]) > 1:
+                others = [each for low in rivals[pair[per]] for each in _compared(evidence, figure, low, pair["high"])]
                 comparison = _chosen_on_other_seeds(comparison, others)
-            if budget and getattr(pair, f"low_{budget}") < getattr(pair, f"high_{budget}") / COMPARABLE:
+            if budget and pair[f"low_{budget}"] < pair[f"high_{budget}"] / COMPARABLE:
                 # A candidate that is far cheaper and loses says nothing about the budget; one that wins does.
                 comparison = replace(comparison, is_matched=comparison.points > 0)
             found.append(comparison)

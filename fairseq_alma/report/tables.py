@@ -1,6 +1,7 @@
 """The tables of a report: test values by arrival, over the stream and over seeds; growth; i.i.d. controls."""
 
 import math
+from collections import defaultdict
 from dataclasses import dataclass, replace
 from typing import Any, Callable, Iterator, Optional, Sequence
 
@@ -202,10 +203,12 @@ def seed_table(groups: Sequence[Experiment], measure: Measure) -> Table:
     for experiment in several:
         params, complete = count_cell(experiment.first.shown_params, experiment.first.num_params), experiment.complete
         row = {**naming(experiment), "params": params, "seeds": Cell(str(len(complete)), len(complete))}
-        done = experiment.arrivals[experiment.arrivals.run.isin(complete.index) & experiment.arrivals.done]
-        found = done.assign(seeds=done.run.map(complete.seeds)).groupby("arrival")
-        spreads = {t: Spread.of(dict(zip(at.seeds, at.value, strict=True))) for t, at in found}
-        cells = {title: measure.spread_cell(spreads.get(t), WAITING) for t, title in enumerate(titles)}
+        done, seeds = experiment.arrivals[experiment.arrivals.done], dict(complete.seeds)
+        found: dict[int, dict[Any, float]] = defaultdict(dict)
+        for arrival, run, value in zip(done.arrival, done.run, done.value, strict=True):
+            if run in seeds:
+                found[arrival][seeds[run]] = value
+        cells = {title: measure.spread_cell(Spread.of(found[t]), WAITING) for t, title in enumerate(titles)}
         rows.append(row | cells)
     on_streams = [row for row, experiment in zip(rows, several, strict=True) if not experiment.first.iid]
     mark_best(on_streams, set(titles) - hidden)
@@ -242,6 +245,8 @@ def growth_table(runs: RunTable, groups: Sequence[Experiment], measure: Measure)
             cells = {title: Cell(measure.show(values[column]), values[column]) for title, column in titles.items()}
             return {"learner": name, "at": at, "experts": experts, **cells, "run": run.shown_path}
 
+        if own.after_growth.isna().all():
+            continue
         done = own[own.done]
         done = done.assign(earlier=done.num_experts.shift())
         grown = done.dropna(subset=["before_growth", "after_growth", "earlier"])
