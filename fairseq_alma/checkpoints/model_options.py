@@ -60,6 +60,13 @@ class SwitchOptions(Options):
     no_scale_embedding: bool = opt(
         False, "do not multiply embeddings by the square root of the model dimension", kinds=TEXT, shape=True
     )
+    mup: bool = opt(
+        False,
+        "maximal-update parametrization: the best learning rate is the same for all widths and numbers of layers, that "
+        "of alma_switch_lm_tiny",
+        kinds=TEXT,
+        shape=True,
+    )
     num_experts: Optional[int] = opt(
         None,
         "experts in each Switch layer; 1 makes the model dense; default: as many as the checkpoint that training "

@@ -3,6 +3,7 @@
 import argparse
 import contextlib
 import sys
+from dataclasses import replace
 from typing import Optional, Sequence
 
 from fairseq_alma.cli.entry import command
@@ -13,6 +14,9 @@ from fairseq_alma.errors import AlmaError, refuse_no_folder
 from fairseq_alma.images.image_job import ImageJob
 from fairseq_alma.learners.learner import Learner
 from fairseq_alma.learners.plan import StagePlan
+from fairseq_alma.learners.presets import PAPER
+from fairseq_alma.learners.schedule import Stage
+from fairseq_alma.options import options_of
 from fairseq_alma.runs.evaluation import StageEvaluation
 from fairseq_alma.runs.loop import Run, nothing_to_await, nothing_to_evaluate, run_stages, train_members
 from fairseq_alma.runs.request import Job, RunRequest
@@ -21,7 +25,10 @@ from fairseq_alma.runs.slurm_jobs import SlurmChain, complete_stages, plan_jobs,
 from fairseq_alma.runs.study import describe_run, require_same_run
 from fairseq_alma.runs.workers import MemberWorkers, devices_of_jobs
 from fairseq_alma.terminal import tell
+from fairseq_alma.text.recipe import LENGTH, Asked, Recipe, Wish, complete
+from fairseq_alma.text.speed import measure
 from fairseq_alma.text.text_job import TextJob
+from fairseq_alma.training.feature import FEATURES, Features
 from fairseq_alma.training.planned_run import PlannedRun
 from fairseq_alma.watch.arrival_curves import ArrivalCurves
 from fairseq_alma.watch.run_display import MemberDisplay, RunDisplay
@@ -38,8 +45,15 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     request = RunRequest.of(arguments, learner, given)
     try:
         request.check(kind)
+        recipe = None
+        if kind == "text":
+            recipe = complete_options(request, arguments, words, stream)
+            request = replace(request, features=Features.read(arguments))
         learners = {seed: request.build_learner(kind, seed) for seed in request.seeds}
-        job: Job = ImageJob(request, own_words, words, stream) if kind == "images" else TextJob(request, words, stream)
+        if kind == "images":
+            job: Job = ImageJob(request, own_words, words, stream)
+        else:
+            job = TextJob(request, words, stream, recipe)
         curves = CurveOptions.from_options(job.train_options())
         num_megabatches = arguments.megabatches if stream is None else stream.num_megabatches
         plans = {seed: request.plan(each, kind, num_megabatches) for seed, each in learners.items()}
@@ -51,6 +65,8 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         parser.error(str(error))
     if request.slurm is not None:
         require_slurm(arguments.dry_run)
+    for line in () if recipe is None else recipe.lines:
+        print(f"# {line}" if arguments.dry_run else line)
     if arguments.dry_run and request.slurm is not None:
         _chain(request, plans, (own_words, words)).print()
         return 0
@@ -115,6 +131,38 @@ def _run(
             tell(f"{run.folder.root}: nothing to do, {what} is complete", sys.stdout)
 
 
+def complete_options(
+    request: RunRequest, arguments: argparse.Namespace, words: Sequence[str], stream: Optional[Stream]
+) -> Recipe:
+    """Fill in what is missing after ``--`` of a run on text, and the options of features among ``arguments``."""
+    if request.preset is not None and request.preset != PAPER:
+        raise ValueError(f"--preset {request.preset.name}: of images; on text give --preset paper, or none")
+    learner = request.build_learner("text", request.seeds[0])
+    plan = learner.plan(Stage(0, (0,), (0,)))
+    own = {name: vars(arguments).get(name) for kind in FEATURES for name in options_of(kind)}
+    asked = Asked(
+        Wish(request.size, request.passes, request.hours, request.preset is not None),
+        learner.owned,
+        plan.trainings[0].num_experts,
+        learner.init == "previous" and request.iid is None,
+        own,
+        request.finetune_from_model is not None,
+    )
+    planned = [] if stream is None else request.stages(stream.num_megabatches)
+    before = request.folder(request.seeds[0]).read_run()
+    on_cpu = "--cpu" in words
+    recipe = complete(
+        words,
+        asked,
+        stream,
+        planned,
+        None if before is None else before.get("recipe"),
+        lambda shapes, tokens: measure(shapes, tokens, LENGTH, on_cpu),
+    )
+    vars(arguments).update(recipe.features)
+    return recipe
+
+
 def _chain(request: RunRequest, plans: dict[int, list[StagePlan]], words: tuple[list[str], list[str]]) -> SlurmChain:
     """Return the jobs of what is not complete yet."""
     (seed,) = request.seeds
@@ -144,6 +192,8 @@ def _begin(request: RunRequest, folder: RunFolder, learner: Learner, seed: int, 
     record = describe_run(learner.name, seed, options, job.train_options(), stream)
     if request.finetune_from_model is not None:
         record["start"] = {"sha256": file_sha256(request.finetune_from_model)}
+    if isinstance(job, TextJob) and job.recipe is not None and job.recipe.record is not None:
+        record["recipe"] = dict(job.recipe.record)
     if request.preset is not None:
         record["preset"] = {"name": request.preset.name, "overridden": [*request.overridden, *job.overridden]}
     with folder.lock_run():

@@ -15,9 +15,14 @@ from fairseq_alma.training.feature import FEATURES, import_from
 OWN: tuple[type[Options], ...] = (StudyOptions, PartOptions, ProcessOptions)
 
 EPILOG = """\
-Text: everything after -- is handed to fairseq-train, and what the evaluation needs of it (--cpu, --tokens-per-sample,
---batch-size, ...) to fairseq-eval-lm; tests are in fp32. Example:
+Text: nothing need stand after --; model, optimizer, schedule and length are chosen by the stream, or by --size,
+--passes or --hours, and printed; --preset paper is the paper's way. What stands after -- wins. All of it is handed to
+fairseq-train, and what the evaluation needs (--cpu, --tokens-per-sample, --batch-size, ...) to fairseq-eval-lm; tests
+are in fp32. With an --arch there the model and what its trainings do beside learning are yours, and only criterion,
+optimizer, learning rate, batch and length are filled in where they are missing. Examples:
 
+  alma-stream --stream STREAM --run RUN
+  alma-stream --stream STREAM --run RUN --hours 2
   alma-stream --stream STREAM --learner sm --wait 1 --run RUN -- \\
       --arch alma_switch_lm_tiny --num-experts 4 --criterion alma_switch_cross_entropy --cpu \\
       --optimizer adam --lr 0.002 --lr-scheduler polynomial_decay --warmup-updates 50 --total-num-update 500 \\

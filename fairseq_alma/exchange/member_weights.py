@@ -15,6 +15,7 @@ from fairseq_alma.checkpoints import JOINT_MODEL
 from fairseq_alma.checkpoints.architecture import SwitchOptions, joint_member_options, read_options
 from fairseq_alma.checkpoints.dense_checkpoint import is_transformer_lm, without_experts
 from fairseq_alma.checkpoints.ensemble_file import ENSEMBLE_ARCH, Weights, members_of, weights_of_member
+from fairseq_alma.checkpoints.maximal_update import folded
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.growth.gate_tree import GateTree, trees_of_layers
 
@@ -72,11 +73,15 @@ def groups_of(config: Mapping[str, Any], weights: Weights, path: Path, weight: f
         yield Group(weight, read_options(dense), [converted])
     elif name == JOINT_MODEL and config["member_arch"].startswith("alma_switch_lm"):
         parts = [weights_of_member(weights, index) for index in range(options.num_members)]
-        yield Group(weight, joint_member_options(options), parts)
+        yield _group(weight, joint_member_options(options), parts)
     elif isinstance(options, SwitchOptions):
-        yield Group(weight, options, [weights])
+        yield _group(weight, options, [weights])
     else:
         raise AlmaError(f"{path}: architecture {name} is no language model; give a checkpoint of one")
+
+
+def _group(weight: float, options: SwitchOptions, members: Sequence[Weights]) -> Group:
+    return Group(weight, options, [folded(each, options) for each in members] if options.mup else members)
 
 
 def member_sizes(options: SwitchOptions) -> dict[str, Any]:

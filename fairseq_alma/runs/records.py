@@ -64,6 +64,16 @@ class StartRecord(Struct, frozen=True):
     sha256: Sha256
 
 
+class RecipeRecord(Struct, frozen=True):
+    """What was chosen for a run on text and why; see `text.recipe`."""
+
+    wish: dict[str, Union[str, int, float, None]]
+    passes: Annotated[float, Meta(gt=0, le=1e6)]
+    chosen: dict[str, str]
+    features: dict[str, Union[bool, str]]
+    lines: list[str]
+
+
 class RunRecord(Struct, frozen=True):
     """``run.json``: what a run is."""
 
@@ -75,6 +85,7 @@ class RunRecord(Struct, frozen=True):
     versions: dict[str, Optional[str]] = {}
     preset: Optional[PresetRecord] = None
     start: Optional[StartRecord] = None
+    recipe: Optional[RecipeRecord] = None
 
 
 class TextResult(Struct, frozen=True):

@@ -110,7 +110,7 @@ class RunRequest(StudyOptions, PartOptions, ProcessOptions):
 
     def plan(self, learner: Learner, kind: str, num_megabatches: int) -> list[StagePlan]:
         """Plan all stages of one run. Raises ValueError that begins with the option that is wrong."""
-        planned = self._stages(num_megabatches)
+        planned = self.stages(num_megabatches)
         if self.stage is not None and not 0 <= self.stage < len(planned):
             raise ValueError(f"--stage {self.stage}: the run has stages 0 to {len(planned) - 1}")
         plans = plan_stages(learner, planned, MAX_MEMBERS if kind == "text" else None)
@@ -121,7 +121,8 @@ class RunRequest(StudyOptions, PartOptions, ProcessOptions):
         """Return the plans of the stages that are run."""
         return [plan for plan in plans if self.stage in (None, plan.stage.index)]
 
-    def _stages(self, num_megabatches: int) -> list[Stage]:
+    def stages(self, num_megabatches: int) -> list[Stage]:
+        """Return the stages. Raises ValueError that begins with the option that leaves none."""
         if self.iid is not None:
             if self.iid > num_megabatches:
                 raise ValueError(f"--iid {self.iid}: the stream has {num_megabatches} mega-batches; give at most that")

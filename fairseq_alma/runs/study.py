@@ -4,6 +4,7 @@ What run.json names, and what binds a run to it, follows from the declarations; 
 what else run.json says, and whether a command may resume the run that it describes.
 """
 
+import math
 import platform
 from dataclasses import MISSING, dataclass
 from importlib import metadata
@@ -17,7 +18,7 @@ from fairseq_alma.files import MAX_MEGABATCHES
 from fairseq_alma.learners.learner import MAX_SEED
 from fairseq_alma.learners.presets import PRESETS, Preset
 from fairseq_alma.learners.schedule import ScheduleOptions, Stage, stages
-from fairseq_alma.options import SUPPRESS, Options, of_this_call, opt, options_of, utf8_path, whole
+from fairseq_alma.options import SUPPRESS, Options, of_this_call, opt, options_of, real, utf8_path, whole
 from fairseq_alma.runs.slurm_jobs import read_parameters
 from fairseq_alma.watch.sinks import CURVE_OPTIONS
 
@@ -26,6 +27,26 @@ MEMBERS_ALONE = "trains_members_alone"
 PROCESSES = whole(1, 1024)
 FEATURES_FROM = "--features-from"
 LEARNERS_FROM = "--learners-from"  # not --user-dir: fairseq's parser looks for that in the command line of any process
+
+
+AUTO = "auto"
+_LARGEST_SIZE = 10**12
+
+
+def read_size(word: str) -> Optional[int]:
+    """Return a number of parameters, ``25M``; None: auto. Raises ValueError with what is needed."""
+    if word == AUTO:
+        return None
+    digits, factor = word, 1.0
+    if word and word[-1] in "kKmMgGbB":
+        digits, factor = word[:-1], {"k": 1e3, "m": 1e6, "g": 1e9, "b": 1e9}[word[-1].lower()]
+    try:
+        size = float(digits) * factor
+    except ValueError:
+        size = math.nan
+    if not 1 <= size <= _LARGEST_SIZE:
+        raise ValueError("a number of parameters such as 800k or 25M is needed, or auto")
+    return round(size)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,11 +90,31 @@ class StudyOptions(ScheduleOptions, PlaceOptions):
     )
     preset: Optional[Preset] = of_this_call(
         None,
-        "fill in what is not given here and after the --: "
+        "fill in what is not given here and after the --; on text only paper: "
         + "; ".join(f"{preset.name}, {preset.help}" for preset in PRESETS.values()),
         choices=tuple(PRESETS),
-        kinds=IMAGES,
         parse=PRESETS.__getitem__,
+    )
+    size: Optional[int] = of_this_call(
+        None,
+        "parameters of the model, such as 800k or 25M; auto: by how much there is to read (default: auto, or what "
+        "--hours allows)",
+        kinds=TEXT,
+        parse=read_size,
+    )
+    passes: Optional[float] = of_this_call(
+        None,
+        "how often each stage goes through its mega-batches (default: 1, or what --hours allows)",
+        range=real(0, 1000, above=True),
+        kinds=TEXT,
+        metavar="P",
+    )
+    hours: Optional[float] = of_this_call(
+        None,
+        "what all stages of the stream may take on this machine, whose speed is measured: decides --size and --passes",
+        range=real(0, 100_000, above=True),
+        kinds=TEXT,
+        metavar="H",
     )
     save_every: int = opt(
         500,

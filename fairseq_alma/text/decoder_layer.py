@@ -21,7 +21,10 @@ IncrementalState = dict[str, dict[str, Optional[Tensor]]]
 
 
 class LayerShape(NamedTuple):
-    """What all layers of one decoder share: sizes, dropout probabilities, capacity factors, activation."""
+    """What all layers of one decoder share: sizes, dropout probabilities, capacity factors, activation.
+
+    The last two are `maximal_update.UpdateFactors`: of what a layer norm gives, and of what is added to the residual.
+    """
 
     model_dim: int
     ffn_dim: int
@@ -32,6 +35,8 @@ class LayerShape(NamedTuple):
     capacity_factor: float
     eval_capacity_factor: float
     activation: Callable[[Tensor], Tensor]
+    feature_factor: float = 1.0
+    branch_factor: float = 1.0
 
 
 class CausalSelfAttention(FairseqIncrementalState, nn.Module):
@@ -143,10 +148,10 @@ class DecoderLayer(nn.Module):
             (B, T, M), and of a Switch layer the routing of the B x T tokens (row by row) and its statistics.
         """
         residual = x
-        x = self.self_attn(self.self_attn_layer_norm(x), incremental_state)
-        x = residual + dropout(x, self.shape.dropout, self.training)
+        x = self.self_attn(scaled_norm(self.self_attn_layer_norm, x, self.shape.feature_factor), incremental_state)
+        x = self._add(residual, x)
         residual = x
-        x = self.final_layer_norm(x)
+        x = scaled_norm(self.final_layer_norm, x, self.shape.feature_factor)
         routing, statistics = None, None
         if self.switch is None:
             x = dropout(self.shape.activation(self.fc1(x)), self.shape.activation_dropout, self.training)
@@ -155,7 +160,17 @@ class DecoderLayer(nn.Module):
             flat_padding = None if padding is None else padding.flatten()
             flat, routing, statistics = self.switch(x.flatten(0, 1), flat_padding)
             x = flat.view_as(residual)
-        return residual + dropout(x, self.shape.dropout, self.training), routing, statistics
+        return self._add(residual, x), routing, statistics
+
+    def _add(self, residual: Tensor, branch: Tensor) -> Tensor:
+        return torch.add(residual, dropout(branch, self.shape.dropout, self.training), alpha=self.shape.branch_factor)
+
+
+def scaled_norm(norm: nn.LayerNorm, x: Tensor, factor: float) -> Tensor:
+    """Return the factor times what a layer norm gives, (…, M); the factor goes to its weights, which are few."""
+    if factor == 1.0:
+        return norm(x)
+    return F.layer_norm(x, norm.normalized_shape, norm.weight * factor, norm.bias * factor, norm.eps)
 
 
 def _linear(in_features: int, out_features: int) -> nn.Linear:

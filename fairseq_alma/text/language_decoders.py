@@ -3,7 +3,6 @@
 Letters: B sequences, T positions, M model dim, V vocabulary size.
 """
 
-import math
 from typing import Any, Callable, Optional, Sequence
 
 import torch
@@ -14,7 +13,7 @@ from fairseq.modules import LayerNorm, PositionalEmbedding
 from torch import Tensor, nn
 
 from fairseq_alma.growth.gate_tree import GateTree
-from fairseq_alma.text.decoder_layer import DecoderLayer, IncrementalState, LayerShape
+from fairseq_alma.text.decoder_layer import DecoderLayer, IncrementalState, LayerShape, scaled_norm
 from fairseq_alma.text.dropout import dropout
 
 
@@ -82,7 +81,7 @@ class SwitchDecoder(FeatureDecoder):
         learned_pos: learned positions rather than sinusoidal ones.
         checkpoint_activations: recompute the layers in the backward pass to save memory.
         compile_layers: let ``torch.compile`` fuse what each layer does, in training.
-        scale_embedding: multiply embeddings by the square root of M.
+        embed_scale: what embeddings are multiplied with.
     """
 
     def __init__(
@@ -94,14 +93,15 @@ class SwitchDecoder(FeatureDecoder):
         learned_pos: bool = True,
         checkpoint_activations: bool = False,
         compile_layers: bool = False,
-        scale_embedding: bool = True,
+        embed_scale: float = 1.0,
     ) -> None:
         super().__init__(dictionary)
         self.padding_idx = dictionary.pad()
         self.dropout = shape.dropout
         self.max_target_positions = max_positions
         self.checkpoint_activations = checkpoint_activations
-        self.embed_scale = math.sqrt(shape.model_dim) if scale_embedding else 1.0
+        self.embed_scale = embed_scale
+        self.feature_factor = shape.feature_factor
         self.embed_tokens = Embedding(len(dictionary), shape.model_dim, self.padding_idx)
         self.embed_positions = PositionalEmbedding(max_positions, shape.model_dim, self.padding_idx, learned_pos)
         self.layers = nn.ModuleList(DecoderLayer(shape, tree) for tree in trees)
@@ -134,7 +134,7 @@ class SwitchDecoder(FeatureDecoder):
             if routing is not None:
                 extra["routing"].append(routing)
                 extra["switch"].append(statistics)
-        return self.layer_norm(x), extra
+        return scaled_norm(self.layer_norm, x, self.feature_factor), extra
 
     def _compiled(self, layer: nn.Module) -> Callable[..., Any]:
         """Return a layer's compiled twin, which is no module: checkpoints have the names that they always have."""

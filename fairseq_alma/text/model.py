@@ -4,6 +4,7 @@ The paper's SM for text (v5, section 5): a *base* model of 6 layers and width 51
 """
 
 import argparse
+import math
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, Mapping, Optional
@@ -19,6 +20,7 @@ from omegaconf import II
 from torch import Size, nn
 
 from fairseq_alma.checkpoints.checkpoint_file import read_checkpoint, starting_checkpoint
+from fairseq_alma.checkpoints.maximal_update import scale_first_weights, update_factors
 from fairseq_alma.checkpoints.model_options import LANGUAGE, SWITCH_SIZES
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.growth.gate_tree import GateTree, trees_of_layers
@@ -72,16 +74,19 @@ class AlmaSwitchLM(FairseqLanguageModel):
             raise AlmaError(
                 "--tokens-per-sample: the task has none, and a language model needs it; give --task alma_lm"
             )
+        factors = update_factors(cfg.decoder_embed_dim, cfg.decoder_layers, cfg.mup)
         decoder = SwitchDecoder(
             task.source_dictionary,
-            layer_shape(cfg),
+            layer_shape(cfg)._replace(feature_factor=factors.features, branch_factor=factors.branch),
             trees_of_layers(cfg),
             max_positions,
             not cfg.decoder_sinusoidal_pos,
             cfg.checkpoint_activations,
             cfg.compile,
-            not cfg.no_scale_embedding,
+            1.0 if cfg.no_scale_embedding else math.sqrt(factors.embedding_width),
         )
+        if cfg.mup:
+            scale_first_weights(decoder.named_parameters(), cfg.decoder_embed_dim)
         return cls(decoder, cfg.balance_loss_weight)
 
     def output_factors(self, features: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

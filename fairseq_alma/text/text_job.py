@@ -12,6 +12,7 @@ from fairseq_alma.runs.request import RunRequest
 from fairseq_alma.runs.run_folder import BRANCH, ENSEMBLE_FILE, RunFolder, predicting_checkpoint
 from fairseq_alma.terminal import shell_words
 from fairseq_alma.text import stage_checkpoints
+from fairseq_alma.text.recipe import Recipe, tokens_of
 from fairseq_alma.text.text_steps import (
     UP_TO_BRANCH,
     WHOLE,
@@ -41,12 +42,14 @@ class TextJob:
         request: what stands before ``--``.
         words: what stands after it.
         stream: the data; None: a dry run does without.
+        recipe: what was filled in after ``--``; None: nothing.
 
     Attributes:
         folder: the run.
         options: what the user gave after ``--``, for one of several processes, and for as many updates as there are.
         words_per_token: of the stream, to show words per second.
         num_slices: mega-batches of which a held-out and a training slice are tested after each stage.
+        lengths: updates of each stage, where --passes decides them; None: --max-update or --max-epoch does.
 
     Raises:
         ValueError: an option after ``--`` is wrong.
@@ -56,14 +59,20 @@ class TextJob:
     unit = "word"
     overridden: tuple[str, ...] = ()
 
-    def __init__(self, request: RunRequest, words: Sequence[str], stream: Optional[Stream]) -> None:
-        self.request, self.stream, self.features = request, stream, request.features
+    def __init__(
+        self, request: RunRequest, words: Sequence[str], stream: Optional[Stream], recipe: Optional[Recipe] = None
+    ) -> None:
+        self.request, self.stream, self.features, self.recipe = request, stream, request.features, recipe
         self.folder = request.folder(request.seeds[0])
-        self.given = TrainOptions(words, request.learner.owned)
+        self.given = TrainOptions(words if recipe is None else recipe.words, request.learner.owned)
+        self.lengths = None
+        if recipe is not None and stream is not None:
+            self.lengths = recipe.lengths([tokens_of(stream, each) for each in request.stages(stream.num_megabatches)])
         if request.learner.trains_jointly:
             self.given.joint(1)  # refuses what cannot be
         options = self.given if request.num_procs == 1 else self.given.shared(request.num_procs)
-        self.options = options if request.iid is None else options.lengthened(request.iid)
+        by_stage = request.iid is None or self.lengths is not None
+        self.options = options if by_stage else options.lengthened(request.iid or 1)
         self.words_per_token, self.num_slices = 1.0, 0
         if stream is not None:
             self.words_per_token = stream.words_per_token
@@ -92,7 +101,7 @@ class TextJob:
 
     def part(self, training: Training, part: str) -> Part:
         """Return what features need to know of a part of a training."""
-        return Part(self.first_update(training), self.options.max_update, part == BRANCH)
+        return Part(self.first_update(training), self.stage_updates(training.model.stage), part == BRANCH)
 
     def train_options(self) -> dict[str, str]:
         """Return what run.json says of the options after ``--``."""
@@ -102,7 +111,7 @@ class TextJob:
         """Return how the trainings of two stages compare: --max-update ends them alike, epochs by their data."""
         assert self.stream is not None
         sizes = [self.stream.megabatch(t).num_words for t in range(self.stream.num_megabatches)]
-        by_updates = self.options.max_update
+        by_updates = self.options.max_update is not None and self.lengths is None
         return lambda plan: 1.0 if by_updates else sum(sizes[t] for t in plan.stage.megabatches)
 
     def prepare(self, plans: Sequence[StagePlan]) -> "Callable[[Sequence[Run]], TextJob]":
@@ -119,7 +128,7 @@ class TextJob:
             raise AlmaError(f"--finetune-from-model {start}: no such checkpoint file; give one that is there")
         iid, member = self.request.iid, self.request.member
         evaluation = StageEvaluation.of(self.request.then_evaluate, self.request.stream, self.predictor)
-        if iid is not None:
+        if iid is not None and self.lengths is None:
             print(f"# --iid {iid}: --max-update and --total-num-update are {iid} times those given")
         for plan in self.request.chosen(plans):
             steps = self.steps(self.folder, plan)
@@ -173,12 +182,16 @@ class TextJob:
         own = self.folder.model_folder(model)
         return own / BRANCH if part == BRANCH else own
 
+    def stage_updates(self, stage: int) -> Optional[int]:
+        """Return the updates of a stage; None: epochs end it."""
+        return self.options.max_update if self.lengths is None else self.lengths[stage]
+
     def num_updates(self, training: Training, part: str) -> Optional[int]:
         """Return the updates that a part of a training has counted when it ends, a branch its own alone.
 
         None: epochs end it.
         """
-        whole = self.options.max_update
+        whole = self.stage_updates(training.model.stage)
         if whole is None or part == WHOLE:
             return whole
         branch = self.branch.num_updates(whole, self.first_update(training))
@@ -186,8 +199,9 @@ class TextJob:
 
     def first_update(self, training: Training, part: str = WHOLE) -> int:
         """Return how many updates the optimizer has made when a part of a training begins."""
+        stage = training.model.stage
         is_carried = self.carries_optimizer and training.start is not None
-        before = training.model.stage * (self.options.max_update or 0) if is_carried else 0
+        before = sum(self.stage_updates(each) or 0 for each in range(stage)) if is_carried else 0
         return before + ((self.num_updates(training, UP_TO_BRANCH) or 0) if part == BRANCH else 0)
 
     def peak(self, stage: int) -> float:

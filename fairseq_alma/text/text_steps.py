@@ -40,6 +40,7 @@ MAX_LOG_INTERVAL = 25
 TEST_SPLITS = ("valid", "test")
 WHOLE, UP_TO_BRANCH = "whole", "up to branch"
 """Parts of a training; the third is `BRANCH`, which is also the folder of what branches off."""
+TOTAL = "--total-num-update"
 GROWTH_RECORD = "growth.json"
 """What was measured right after growth: when the weights before growth are gone, it cannot be measured again."""
 _EVAL_RESULT = re.compile(r"Loss \(base 2\): (\S+), Perplexity: (\S+)")
@@ -249,7 +250,7 @@ class Train(TrainingStep):
         return every if self.job.request.keep_checkpoints else [*every, ("--keep-interval-updates", "1")]
 
     def _reporting(self) -> Groups:
-        max_update = self.job.options.max_update
+        max_update = self.job.stage_updates(self.training.model.stage)
         every = MAX_LOG_INTERVAL if max_update is None else min(MAX_LOG_INTERVAL, max(1, max_update // NUM_LOG_LINES))
         log: Groups = [("--log-format", "json", "--log-interval", str(every))]
         is_validated = self.job.request.validate or self.job.keeps_best
@@ -258,10 +259,12 @@ class Train(TrainingStep):
     def _model(self) -> list[GivenOption]:
         """Return the user's options, with those of the model as the training wants it."""
         job, training = self.job, self.training
-        options, num_updates = job.options.options, job.num_updates(training, self.part)
-        if num_updates is not None and (job.carries_optimizer or self.part != WHOLE):
+        options, num_updates = job.options.options, self.limits[0]
+        if num_updates is not None and (job.carries_optimizer or self.part != WHOLE or job.lengths is not None):
             end = job.first_update(training, self.part) + num_updates
             options = replace_option(options, "--max-update", str(end))
+        if job.recipe is not None and TOTAL in job.recipe.chosen:
+            options = replace_option(options, TOTAL, str(job.stage_updates(training.model.stage)))
         if job.features[Rewarm].is_one_schedule and training.start is not None:
             options = replace_option(options, "--lr", f"{job.peak(training.model.stage):.6g}")
         if self.part == BRANCH:  # it would be drawn over what it branches off from

@@ -77,9 +77,11 @@ class CarriedOptimizer(Feature):
     def check(self, run: PlannedRun) -> None:
         """Refuse a run with nothing to carry on, a schedule that ends before it, a state that cannot grow."""
         trainings = [each for plan in run.plans[1:] for each in plan.trainings]
-        if not any(each.start for each in trainings):
-            what = "there is one stage" if len(run.plans) == 1 else "each stage begins with new weights"
-            raise ValueError(f"--carry-optimizer: {what}, so there is no optimizer to carry on; leave it out")
+        if len(run.plans) > 1 and not any(each.start for each in trainings):  # to one stage others may be appended
+            raise ValueError(
+                "--carry-optimizer: each stage begins with new weights, so there is no optimizer to carry on; leave it "
+                "out"
+            )
         run.require_updates("--carry-optimizer")
         _require_whole_stream(run)
         optimizer = " ".join(run.last("--optimizer") or ())

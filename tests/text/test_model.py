@@ -5,6 +5,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
+from fairseq_alma.checkpoints.maximal_update import folded
 from fairseq_alma.checkpoints.model_facts import shape_from_weights
 from fairseq_alma.errors import AlmaError
 from tests.text.switch_models import config_of, model_of
@@ -167,3 +168,58 @@ def test_options_that_do_not_fit_are_named_in_one_line(options, named):
     with pytest.raises(AlmaError, match=named) as error:
         model_of(**options)
     assert "\n" not in str(error.value)
+
+
+SMALL = {"decoder_embed_dim": 64, "decoder_ffn_embed_dim": 256, "decoder_layers": 2, "no_scale_embedding": False}
+
+
+def test_maximal_update_changes_nothing_at_the_size_that_it_is_measured_by():
+    size = {"decoder_embed_dim": 128, "decoder_ffn_embed_dim": 512, "decoder_layers": 4}
+    one, other = (model_of(mup=mup, **size).eval() for mup in (False, True))
+    tokens = torch.randint(4, 50, (2, 20))
+    assert torch.equal(one(tokens)[0], other(tokens)[0])
+
+
+@pytest.mark.parametrize("options", [{}, {"no_scale_embedding": True}, {"gate_trees": "[[0,1,[2,3]]]"}])
+def test_maximal_update_is_folded_into_weights_of_the_usual_parametrization(options):
+    size = {**SMALL, **options}
+    model = model_of(mup=True, **size).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.05 * torch.randn_like(parameter))
+    other = model_of(mup=False, **size).eval()
+    other.load_state_dict(folded(model.state_dict(), config_of(mup=True, **size)))
+    tokens = torch.randint(4, 50, (2, 20))
+    assert torch.allclose(model(tokens)[0], other(tokens)[0], atol=1e-4)
+
+
+def changes_of(mup, width, layers, rate=0.01, updates=4):
+    """How far a few updates of Adam move what a model computes: root mean squares of logits, and of last features."""
+    size = {"decoder_embed_dim": width, "decoder_ffn_embed_dim": 4 * width, "decoder_layers": layers}
+    model = model_of(mup=mup, decoder_attention_heads=width // 32, capacity_factor=0.0, **size)
+    optimizer = torch.optim.AdamW(model.parameters(), rate, betas=(0.9, 0.95), eps=1e-12, weight_decay=0.0)
+    tokens = torch.randint(4, 50, (8, 24), generator=torch.Generator().manual_seed(0))
+
+    def outputs():
+        hidden = []
+        hook = model.decoder.layers[-1].register_forward_hook(lambda module, x, out: hidden.append(out[0].detach()))
+        logits = model(tokens)[0]
+        hook.remove()
+        return logits, hidden[0]
+
+    before = outputs()
+    for _ in range(updates):
+        logits, _ = outputs()
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten()).backward()
+        optimizer.step()
+    after = outputs()
+    return [float((b - a).detach().pow(2).mean().sqrt()) for a, b in zip(before, after, strict=True)]
+
+
+def test_with_maximal_update_a_rate_moves_models_of_all_widths_and_depths_alike():
+    moved = {size: changes_of(True, *size) for size in ((64, 2), (64, 8), (512, 2), (256, 8))}
+    for name, values in zip(("logits", "features"), zip(*moved.values(), strict=True), strict=True):
+        assert max(values) < 3 * min(values), (name, moved)
+    usual = [changes_of(False, width, 2)[1] for width in (64, 512)]
+    assert usual[1] > 3 * usual[0]

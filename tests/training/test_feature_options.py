@@ -50,8 +50,7 @@ def test_options_that_contradict_each_other_are_refused(given, message):
 
 
 def test_what_has_nothing_to_carry_on_is_refused():
-    with pytest.raises(ValueError, match="--carry-optimizer: there is one stage"):
-        check(CARRY, planned=plans(num=1))
+    check(CARRY, planned=plans(num=1))  # to which others may be appended
     with pytest.raises(ValueError, match="--carry-optimizer: each stage begins with new weights"):
         check(CARRY, planned=plans("gens"))
     check(CARRY)

@@ -1,0 +1,83 @@
+"""How fast Switch language models are trained on this machine: what ``alma-stream --hours`` plans with.
+
+A process of its own measures, because it needs torch, which alma-stream itself does without until it trains.
+"""
+
+import json
+import subprocess
+import sys
+import time
+from typing import Sequence
+
+from fairseq_alma.errors import AlmaError
+
+OVERHEAD = 1.15
+"""Of fairseq's trainer around an update, and of saving."""
+_WARM, _TIMED, _LEAST_SECONDS = 2, 3, 1.0
+
+
+def measure(shapes: Sequence[Sequence[int]], tokens_per_update: int, length: int, on_cpu: bool) -> list[float]:
+    """Return the seconds that training takes for each token.
+
+    Args:
+        shapes: of each model width, layers, vocabulary size and experts.
+        tokens_per_update: of all sequences of an update.
+        length: tokens of a sequence.
+        on_cpu: also where there is a GPU.
+
+    Raises:
+        AlmaError: it failed.
+    """
+    job = json.dumps({"shapes": [[*shape] for shape in shapes], "batch": max(1, tokens_per_update // length),
+                      "length": length, "on_cpu": on_cpu})  # fmt: skip
+    words = [sys.executable, "-c", "from fairseq_alma.text import speed; speed.main()"]
+    done = subprocess.run(words, input=job, capture_output=True, text=True)
+    if done.returncode != 0:
+        reason = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        raise AlmaError(f"--hours: the speed of this machine could not be measured ({reason:.200}); give --size")
+    return [float(each) for each in json.loads(done.stdout.splitlines()[-1])]
+
+
+def main() -> None:
+    """Measure what standard input names, in the process that `measure` starts."""
+    job = json.load(sys.stdin)
+    print(json.dumps([_seconds_per_token(shape, job) for shape in job["shapes"]]))
+
+
+def _seconds_per_token(shape: Sequence[int], job: dict) -> float:
+    import torch
+
+    from fairseq_alma.text.model import build_from_config
+    from fairseq_alma.training.average import WeightAverage
+
+    width, layers, vocab_size, num_experts = shape
+    device = "cuda" if torch.cuda.is_available() and not job["on_cpu"] else "cpu"
+    config = {
+        "mup": True, "decoder_embed_dim": width, "decoder_ffn_embed_dim": 4 * width, "decoder_layers": layers,
+        "decoder_attention_heads": max(1, width // 32), "num_experts": num_experts, "gate_trees": "", "dropout": 0.0,
+        "tokens_per_sample": job["length"], "max_target_positions": None, "finetune_from_model": None,
+        "restore_file": "",
+    }  # fmt: skip
+    model = build_from_config(config, vocab_size, device).train()
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-3, fused=True)
+    average = WeightAverage(ema_half_life="1/16")
+    tokens = torch.randint(4, vocab_size, (job["batch"], job["length"] + 1), device=device)
+
+    def update(number: int) -> None:
+        logits, extra = model(tokens[:, :-1])
+        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
+        optimizer.zero_grad()
+        (loss + 0.01 * sum(each.balance_loss for each in extra["switch"])).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        average.after_step(model, number)
+        if device == "cuda":
+            torch.cuda.synchronize()
+
+    for number in range(_WARM):
+        update(number)
+    started, number = time.perf_counter(), 0
+    while number < _TIMED or time.perf_counter() - started < _LEAST_SECONDS:
+        update(_WARM + number)
+        number += 1
+    return OVERHEAD * (time.perf_counter() - started) / (number * job["batch"] * job["length"])
