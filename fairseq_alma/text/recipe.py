@@ -86,7 +86,7 @@ def shapes(vocab_size: int, num_experts: int = NUM_EXPERTS) -> list[Shape]:
 def expected_loss(shape: Shape, num_tokens: float, passes: float) -> float:
     """Return the loss to expect, in nats per token; only differences between shapes count.
 
-    The form of Hoffmann et al. 2022, equation 10; a further pass is worth less than the one before, as in Muennighoff
+    The form of Hoffmann et al. 2022, equation 10, for text that is read once; a further pass is worth less than the one before, as in Muennighoff
     et al. 2023, equation 5. The constants: ``docs/reference/defaults.md``.
 
     Args:
@@ -96,7 +96,7 @@ def expected_loss(shape: Shape, num_tokens: float, passes: float) -> float:
     """
     once = num_tokens / max(1.0, passes)
     worth = once * (1 + 15 * (1 - math.exp(-(max(1.0, passes) - 1) / 15)))
-    return 406.4 / shape.num_active**0.34 + 410.7 / worth**0.28
+    return 26 / shape.num_active**0.34 + 73 / worth**0.34
 
 
 @dataclass(frozen=True)
