@@ -86,8 +86,8 @@ def shapes(vocab_size: int, num_experts: int = NUM_EXPERTS) -> list[Shape]:
 def expected_loss(shape: Shape, num_tokens: float, passes: float) -> float:
     """Return the loss to expect, in nats per token; only differences between shapes count.
 
-    The form of Hoffmann et al. 2022, equation 10, for text that is read once; a further pass is worth less than the one before, as in Muennighoff
-    et al. 2023, equation 5. The constants: ``docs/reference/defaults.md``.
+    The form of Hoffmann et al. 2022, equation 10, for text that is read once; a further pass is worth less than the one
+    before, as in Muennighoff et al. 2023, equation 5. The constants: ``docs/reference/defaults.md``.
 
     Args:
         shape: of the model.
