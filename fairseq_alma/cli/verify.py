@@ -157,7 +157,7 @@ def _overlap(stream: Stream) -> Iterator[Finding]:
     size = stream.decontaminated or DEFAULT_NGRAM
     for name, found in measure_overlap(stream, size):
         says = (
-            f"holds {found.share:.2%} of the test text's n-grams of {size} words; {found.num_equal:,} of "
+            f"holds {found.share:.3%} of the test text's n-grams of {size} words; {found.num_equal:,} of "
             f"{num_documents:,} test documents word by word, {found.num_documents:,} share an n-gram"
         )
         yield Finding(str(stream.prefix(stream.split(name))), True, says)

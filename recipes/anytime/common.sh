@@ -82,7 +82,8 @@ stream_of() {
   [ "$DEALS" = 0 ] || stream=$RUNS/stream-seed$1 seed=$1
   if [ "$DRY_RUN" = 0 ] && [ ! -e "$stream/stream.json" ]; then
     alma-prep-text "$RUNS/text.txt" --format lines --out "$stream" --megabatches "$MEGABATCHES" --vocab-size "$VOCAB" \
-      --valid-words 6000 --test-words 10000 --workers 1 --seed "$seed" ${HOLDOUT:+--holdout-words "$HOLDOUT"} >&2 || return # set -e ends at $( )
+      --valid-words 6000 --test-words 10000 --no-decontaminate ${HOLDOUT:+--holdout-words "$HOLDOUT"} \
+      --workers 1 --seed "$seed" >&2 || return # set -e ends at $( )
   fi
   echo "$stream"
 }
