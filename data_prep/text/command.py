@@ -27,6 +27,7 @@ from fairseq_alma.terminal import tell
 
 MAX_LISTED = 1000
 """Documents that are left out and named in the manifest."""
+SHOWN_GROUPS = 12
 
 
 @command
@@ -53,6 +54,9 @@ def _describe(stream: Stream, seconds: float) -> None:
         )
     last = stream.history[-1]
     vocab_size = stream.tokenizer.vocab_size
+    if "groups" in last:
+        first = stream.num_megabatches - len(last["groups"])
+        print(f"mega-batches {first} to {stream.num_megabatches - 1}: {', '.join(_abridged(last['groups']))}")
     print(f"{last['num_duplicates']:,} duplicates dropped, vocabulary size {vocab_size:,}, {seconds:.1f} s")
     if last.get("num_contaminated"):
         print(
@@ -63,6 +67,10 @@ def _describe(stream: Stream, seconds: float) -> None:
     wanted = last["options"].get("--vocab-size")
     if wanted is not None and wanted != vocab_size:
         print(f"--vocab-size {wanted}: the first mega-batch gives {vocab_size} tokens only")
+
+
+def _abridged(names: Sequence[str]) -> list[str]:
+    return [*names] if len(names) <= SHOWN_GROUPS else [*names[: SHOWN_GROUPS - 2], "…", names[-1]]
 
 
 def prepare(options: PrepOptions) -> Optional[Stream]:
@@ -79,7 +87,7 @@ def prepare(options: PrepOptions) -> Optional[Stream]:
         StreamTokenizer(options.tokenizer)  # a broken one shows now, not after the first pass
     with BuildFolder(options.out, "alma-prep-text") as build:
         there = _stream_at(options)  # as it is under the lock
-        sources = find_sources(options.inputs, options.form, options.text_field, build.path, options.out)
+        sources = find_sources(options.inputs, options.form, options.text_field, build.path, options.out, options.group)
         _refuse_own_output(options, sources)
         _refuse_idle_field(options, sources)
         before = [_stamp(source) for source in sources]
@@ -116,9 +124,10 @@ def _create(
     options: PrepOptions, sources: Sequence[Source], survey: Survey, record: dict[str, Any], root: Path
 ) -> Stream:
     """Build a new stream under ``root``."""
+    num_megabatches = options.num_megabatches or len(survey.groups)
     shares = Shares(
-        options.num_megabatches,
-        by_argument=options.one_per_input,
+        num_megabatches,
+        by_argument=options.is_given_apart,
         valid_words=options.valid_words,
         test_words=options.test_words,
         holdout_words=options.holdout_words,
@@ -126,7 +135,7 @@ def _create(
     drop = None if options.keep_duplicates else np.empty(0, np.uint64)
     deal = deal_documents(survey, shares, options.seed, drop)
     tokenizer, held_out = _second_pass(options, sources, survey, deal, root / TOKENIZER_FOLDER)
-    numbers = range(options.num_megabatches)
+    numbers = range(num_megabatches)
     names = [*map(megabatch_name, numbers), "valid", "test", *_holdouts(options.holdout_words, numbers)]
     splits, left_out = _write_sets(options, sources, survey, deal, names, tokenizer, root, held_out)
     _write_dictionary(tokenizer, root / megabatch_name(0), root / DICTIONARY)
@@ -139,7 +148,7 @@ def _create(
         tokenizer=TokenizerEntry.describe(tokenizer.kind, tokenizer.vocab_size, [file]),
         dictionary=StreamFile.describe(root, DICTIONARY),
         other_files=(_write_hashes(survey, deal, root, 0),),
-        history=(_with_counts(record, deal, splits, left_out),),
+        history=(_with_counts(record, survey, deal, splits, left_out),),
     )
 
 
@@ -156,11 +165,11 @@ def _append(
     there.verify([])
     drop = None if options.keep_duplicates else _hashes_of(there)
     holdout_words = there.history[0]["options"].get(HOLDOUT_WORDS) if there.history else None
-    shares = Shares(
-        options.num_megabatches, by_argument=options.one_per_input, held_out=False, holdout_words=holdout_words
-    )
+    _refuse_known_groups(options, survey, there)
+    num_new = options.num_megabatches or len(survey.groups)
+    shares = Shares(num_new, by_argument=options.is_given_apart, held_out=False, holdout_words=holdout_words)
     deal = deal_documents(survey, shares, options.seed, drop)
-    numbers = range(there.num_megabatches, there.num_megabatches + options.num_megabatches)
+    numbers = range(there.num_megabatches, there.num_megabatches + num_new)
     names = [*map(megabatch_name, numbers), *_holdouts(holdout_words, numbers)]
     build.refuse_links(map(Path, names))
     tokenizer = StreamTokenizer.open(there.root)
@@ -171,7 +180,7 @@ def _append(
         there,
         splits=tuple(in_order([*there.splits, *splits])),
         other_files=(*there.other_files, hashes),
-        history=(*there.history, _with_counts(record, deal, splits, left_out)),
+        history=(*there.history, _with_counts(record, survey, deal, splits, left_out)),
     )
 
 
@@ -193,7 +202,7 @@ def _second_pass(
     else:
         chosen = choose_sample(survey, deal, max_words)
     if options.ngram is not None:
-        valid = options.num_megabatches
+        valid = options.num_megabatches or len(survey.groups)
         held_out = (deal.sets == valid) | (deal.sets == valid + 1)
     hashes = None
     if chosen.any() or held_out.any():
@@ -262,10 +271,12 @@ def _hashes_of(stream: Stream) -> np.ndarray:
 
 
 def _with_counts(
-    record: dict[str, Any], deal: Deal, splits: Sequence[Split], left_out: Sequence[LeftOut]
+    record: dict[str, Any], survey: Survey, deal: Deal, splits: Sequence[Split], left_out: Sequence[LeftOut]
 ) -> dict[str, Any]:
     names = [split.name for split in splits]
     counts: dict[str, Any] = {"num_duplicates": deal.num_duplicates, "splits": names}
+    if survey.groups:
+        counts["groups"] = list(survey.groups)
     if record["options"][DECONTAMINATE] is not None:
         listed = [
             {"split": names[each.megabatch], "words": each.num_words, "begins": each.begins, "ngram": each.ngram}
@@ -277,6 +288,17 @@ def _with_counts(
     return {**record, **counts}
 
 
+def _refuse_known_groups(options: PrepOptions, survey: Survey, there: Stream) -> None:
+    """Raise AlmaError if a value of ``--by`` is a mega-batch of the stream already."""
+    known = [group for entry in there.history for group in entry.get("groups", ())]
+    again = sorted({*survey.groups} & {*known})
+    if again:
+        raise AlmaError(
+            f"--by {options.by}: {', '.join(again[:3])} came before and is mega-batch {known.index(again[0])} of "
+            f"{options.out}; leave those documents out, or append them with --megabatches"
+        )
+
+
 def _refuse_own_output(options: PrepOptions, sources: Sequence[Source]) -> None:
     out = options.out.resolve()
     for source in sources:
@@ -285,6 +307,9 @@ def _refuse_own_output(options: PrepOptions, sources: Sequence[Source]) -> None:
 
 
 def _refuse_idle_field(options: PrepOptions, sources: Sequence[Source]) -> None:
+    text = [source.label for source in sources if source.form in FORMS_OF_TEXT]
+    if options.by is not None and text:
+        raise AlmaError(f"--by {options.by}: {text[0]} is plain text, which has no fields; give JSON lines or Parquet")
     if options.field is not None and all(source.form in FORMS_OF_TEXT for source in sources):
         raise AlmaError(
             f"--field {options.field}: {sources[0].label} is plain text, which has no fields; leave --field out, or "

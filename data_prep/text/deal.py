@@ -15,7 +15,6 @@ from fairseq_alma.data.ngrams import scrambled
 from fairseq_alma.errors import AlmaError
 
 DROPPED = -1
-MAX_MEGABATCHES = 10_000
 _VALID_SHARE = 0.1  # of a mega-batch
 _AT_ONCE = 1 << 20
 
@@ -43,7 +42,7 @@ class Shares:
 
     Attributes:
         num_megabatches: B.
-        by_argument: each argument of the command is a mega-batch, instead of equal pieces.
+        by_argument: each argument of the command, or each group, is a mega-batch, instead of equal pieces.
         held_out: whether a validation and a test set are drawn too.
         valid_words: words of the validation set; None for a tenth of a mega-batch.
         test_words: words of the test set; None for as many as a mega-batch has.
@@ -96,7 +95,7 @@ def deal_documents(survey: Survey, shares: Shares, seed: int, drop: Optional[np.
     del keys
     words = survey.words[order]
     sets_in_order = _cut(words, shares, survey.arguments[order])
-    _refuse_empty_sets(sets_in_order, words, shares)
+    _refuse_empty_sets(sets_in_order, words, shares, survey)
     _hold_out(sets_in_order, words, shares)
     sets = np.full(len(survey), DROPPED, dtype=np.int16)
     sets[order] = sets_in_order
@@ -189,7 +188,7 @@ def _hold_out(sets: np.ndarray, words: np.ndarray, shares: Shares) -> None:
         sets[members[:end]] = shares.num_drawn + megabatch
 
 
-def _refuse_empty_sets(sets: np.ndarray, words: np.ndarray, shares: Shares) -> None:
+def _refuse_empty_sets(sets: np.ndarray, words: np.ndarray, shares: Shares, survey: Survey) -> None:
     num_sets = shares.num_drawn
     counts = np.zeros(num_sets, dtype=np.int64)
     for start in range(0, len(sets), _AT_ONCE):
@@ -198,13 +197,16 @@ def _refuse_empty_sets(sets: np.ndarray, words: np.ndarray, shares: Shares) -> N
         return
     empty = int(np.argmin(counts))
     held_out = {shares.num_megabatches: "the validation set", shares.num_megabatches + 1: "the test set"}
-    flag = "--one-per-input" if shares.by_argument else f"--megabatches {shares.num_megabatches}"
+    flag = f"--megabatches {shares.num_megabatches}"
+    if shares.by_argument:
+        flag = "--by" if survey.groups else "--one-per-input"
     advice = (
-        "leave out inputs that repeat others, give more text, or smaller --valid-words and --test-words"
+        "leave out what repeats others, give more text, or smaller --valid-words and --test-words"
         if shares.by_argument
         else "give fewer mega-batches, more text, or choose --format lines if each line is a document"
     )
+    name = f"mega-batch {empty}" + (f" ({survey.groups[empty]})" if empty < len(survey.groups) else "")
     raise AlmaError(
         f"{flag}: {len(words):,} documents ({int(words.sum(dtype=np.int64)):,} words) leave "
-        f"{held_out.get(empty, f'mega-batch {empty}')} without a document; {advice}"
+        f"{held_out.get(empty, name)} without a document; {advice}"
     )

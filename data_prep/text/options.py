@@ -5,13 +5,14 @@ from dataclasses import MISSING, dataclass
 from pathlib import Path
 from typing import Any, Optional, Sequence
 
-from data_prep.text.deal import MAX_MEGABATCHES
+from data_prep.text.document import PERIODS, Group
 from data_prep.text.pool import default_workers
 from data_prep.text.source import STANDARD_INPUT
 from data_prep.text.writing import DEFAULT_WORDS, NUM_BYTES
 from fairseq_alma.cli.parser import Parser
 from fairseq_alma.data.ngrams import DEFAULT_NGRAM
 from fairseq_alma.data.stream import DECONTAMINATE
+from fairseq_alma.files import MAX_MEGABATCHES
 from fairseq_alma.options import Options, opt, options_of, utf8_path, utf8_word, whole
 
 DEFAULT_VOCAB_SIZE = 50_000
@@ -27,6 +28,7 @@ _EPILOG = """examples:
   alma-prep-text wiki/ --out stream --megabatches 4 --vocab-size 8000
   zcat dump.jsonl.gz | alma-prep-text - --format jsonl --field body --out stream --megabatches 10
   alma-prep-text 2024.txt.xz 2025.txt.xz --one-per-input --out stream
+  alma-prep-text posts.parquet --by date --period month --out stream
   alma-prep-text 2026.txt.xz --out stream --append --megabatches 1
 
 Where the same command has been completed before, it does nothing and says so."""
@@ -72,6 +74,16 @@ class PrepOptions(Options):
     )
     one_per_input: bool = opt(
         False, "each INPUT is a mega-batch, in the order given, instead of dealing all documents at random"
+    )
+    by: Optional[str] = opt(
+        None,
+        "each value of this field (jsonl) or column (parquet, arrow) is a mega-batch, in their order; validation and "
+        "test set are drawn from all of them, and --append takes values that are new",
+        parse=utf8_word,
+        metavar="NAME",
+    )
+    period: Optional[str] = opt(
+        None, "with --by: each year, month or day of its dates, instead of each value", choices=tuple(PERIODS)
     )
     seed: int = opt(1, "decides who goes where", range=whole(0, 2**63 - 1))
     valid_words: Optional[int] = opt(
@@ -124,8 +136,20 @@ class PrepOptions(Options):
     inputs: tuple[str, ...] = ()
 
     @property
-    def num_megabatches(self) -> int:
-        """Number of mega-batches that the command makes."""
+    def is_given_apart(self) -> bool:
+        """Whether it is given which document is in which mega-batch, instead of dealt."""
+        return self.one_per_input or self.by is not None
+
+    @property
+    def group(self) -> Optional[Group]:
+        """What puts documents into mega-batches, with ``--by``."""
+        return None if self.by is None else Group(self.by, self.period)
+
+    @property
+    def num_megabatches(self) -> Optional[int]:
+        """Number of mega-batches that the command makes; None: as many as ``--by`` finds."""
+        if self.by is not None:
+            return None
         return len(self.inputs) if self.one_per_input or self.megabatches is None else self.megabatches
 
     @property
@@ -164,6 +188,8 @@ class PrepOptions(Options):
             "--keep-duplicates": self.keep_duplicates,
             DECONTAMINATE: self.ngram,
         }
+        if self.by is not None:
+            dealing |= {"--by": self.by, "--period": self.period}
         if self.append:
             return dealing
         held_out = {"--valid-words": self.valid_words, "--test-words": self.test_words}
@@ -177,7 +203,17 @@ class PrepOptions(Options):
 
 _GROUPS = {
     "reading": ("format", "field", "keep_duplicates", "decontaminate_ngram", "no_decontaminate"),
-    "dealing": ("megabatches", "one_per_input", "seed", "valid_words", "test_words", "holdout_words", "append"),
+    "dealing": (
+        "megabatches",
+        "one_per_input",
+        "by",
+        "period",
+        "seed",
+        "valid_words",
+        "test_words",
+        "holdout_words",
+        "append",
+    ),
     "tokenizer": ("vocab_size", "tokenizer_type", "tokenizer_words", "tokenizer"),
 }
 
@@ -203,7 +239,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="INPUT",
         help="text, JSON lines, Parquet or Arrow (a folder of datasets' save_to_disk); plain, .gz, .bz2, .xz or .zst; "
         "a folder stands for all files in it (recursively, sorted, hidden ones and the folder of --out left out), - "
-        "for standard input; a pipe will do: <(command), and an address that fsspec reads: s3://...",
+        "for standard input; a pipe will do: <(command), and an address that fsspec reads: s3://b/f, s3://b/*.txt, s3://b/",
     )
     options = options_of(PrepOptions)
     options["out"].add_to(parser)
@@ -226,8 +262,15 @@ def _check(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
         parser.error(f"{[*trains, *fixed][0]}: with --append this is what the stream has already; leave it out")
     if args.field is not None and args.format in FORMS_OF_TEXT:
         parser.error(f"--field {args.field}: --format {args.format} has no fields; leave one of them out")
-    if args.megabatches is None and not args.one_per_input:
-        parser.error("--megabatches B is needed, or --one-per-input")
+    if args.by is not None and args.format in FORMS_OF_TEXT:
+        parser.error(f"--by {args.by}: --format {args.format} has no fields; leave one of them out")
+    if args.period is not None and args.by is None:
+        parser.error(f"--period {args.period}: of the dates in which field? give --by NAME")
+    chosen = [given[name] for name in ("megabatches", "one_per_input", "by") if given.get(name)]
+    if len(chosen) > 1 and "--by" in chosen:
+        parser.error(f"--by {args.by}: makes a mega-batch of each value; leave {chosen[0]} out")
+    if args.megabatches is None and not args.one_per_input and args.by is None:
+        parser.error("--megabatches B is needed, or --one-per-input, or --by NAME")
     num_inputs = len(args.inputs)
     if args.one_per_input and args.megabatches not in (None, num_inputs):
         parser.error(f"--megabatches {args.megabatches}: --one-per-input makes {num_inputs}; leave it out")

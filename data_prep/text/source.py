@@ -5,6 +5,7 @@ import re
 import shutil
 import stat
 import sys
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from queue import Empty, Queue
@@ -13,7 +14,7 @@ from typing import IO, Any, Iterator, Optional, Sequence
 
 from data_prep.build_folder import recorded_name
 from data_prep.compression import DecompressedFile, strip_compression_suffix
-from data_prep.text.document import Block
+from data_prep.text.document import Block, Group
 from fairseq_alma.errors import AlmaError, is_out_of_memory, naming
 from fairseq_alma.terminal import tell
 
@@ -49,6 +50,7 @@ class Source:
         form: how documents stand in it (see `Block`).
         field: where the text is in a record.
         is_copy: it is the copy of what came through standard input or a pipe.
+        group: what puts its documents into groups, if anything.
     """
 
     path: Path
@@ -57,6 +59,7 @@ class Source:
     form: str
     field: str
     is_copy: bool = False
+    group: Optional[Group] = None
 
     @property
     def name(self) -> str:
@@ -81,19 +84,25 @@ class Source:
 
 
 def find_sources(
-    inputs: Sequence[str], form: Optional[str], field: str, folder: Path, out: Optional[Path] = None
+    inputs: Sequence[str],
+    form: Optional[str],
+    field: str,
+    folder: Path,
+    out: Optional[Path] = None,
+    group: Optional[Group] = None,
 ) -> list[Source]:
     """Return every file that the inputs mean: folders recursively, in the order of their names.
 
     Standard input and pipes are copied to files first, because every input is read more than once.
 
     Args:
-        inputs: files, folders, pipes (``<(zcat a.gz)``, ``/dev/stdin``), addresses of files (``s3://…``) that fsspec
-            reads, or ``-``.
+        inputs: files, folders, pipes (``<(zcat a.gz)``, ``/dev/stdin``), addresses that fsspec reads, of files
+            (``s3://…``), of several (``s3://…/*.jsonl``) or of folders (``s3://…/``), or ``-``.
         form: how documents stand in all of them; None to go by each file's name and content.
         field: where the text is in a record.
         folder: where the copies go.
         out: where the stream will be, or is: no part of a folder that it lies in.
+        group: what puts documents into groups, if anything.
 
     Raises:
         AlmaError: an input does not exist or cannot be read, or a folder holds no file, or something that is none.
@@ -106,23 +115,24 @@ def find_sources(
     ]
     sources = []
     for argument, (given, files) in enumerate(zip(inputs, found, strict=True)):
-        if files is None:
-            name = SPOOLED if given == STANDARD_INPUT else f"pipe-{argument}"
-            if _REMOTE.match(given):
-                name = f"remote-{argument}-{Path(given).name}"  # which says how it is compressed, and what is in it
-            copy = _spool(given, folder / name)
+        if _REMOTE.match(given):
+            for number, address in enumerate(_addresses(given)):
+                # The name says how it is compressed, and what is in it.
+                copy = folder / f"remote-{argument}-{number}-{Path(address).name}"
+                _fetch(address, copy)
+                sources.append(Source(copy, address, argument, form or _form_of(copy), field, True, group))
+        elif files is None:
+            copy = _spool(given, folder / (SPOOLED if given == STANDARD_INPUT else f"pipe-{argument}"))
             label = "standard input" if given == STANDARD_INPUT else given
-            sources.append(Source(copy, label, argument, form or _form_of(copy), field, is_copy=True))
+            sources.append(Source(copy, label, argument, form or _form_of(copy), field, True, group))
         else:
-            sources += [Source(path, str(path), argument, form or _form_of(path), field) for path in files]
+            sources += [Source(path, str(path), argument, form or _form_of(path), field, group=group) for path in files]
     return sources
 
 
 def _spool(given: str, path: Path) -> Path:
-    """Copy what comes through standard input, a pipe or a network to a file and return it."""
-    if _REMOTE.match(given):
-        _fetch(given, path)
-    elif given != STANDARD_INPUT:
+    """Copy what comes through standard input or a pipe to a file and return it."""
+    if given != STANDARD_INPUT:
         with _open_pipe(given) as pipe, naming(path), open(path, "wb") as file:
             shutil.copyfileobj(pipe, file, BLOCK_SIZE)
     elif sys.stdin is None:
@@ -133,22 +143,42 @@ def _spool(given: str, path: Path) -> Path:
     return path
 
 
+def _addresses(given: str) -> list[str]:
+    """Return the addresses of the files that one with a ``*`` or a ``/`` at its end stands for, in their order."""
+    for scheme in (link.partition("://")[0] for link in given.split("::") if "://" in link):
+        if scheme not in _SCHEMES:
+            raise AlmaError(f"{given}: no file is read from {scheme}://; give one of {', '.join(_SCHEMES)}")
+    if "::" in given or not (given.endswith("/") or "*" in given):
+        return [given]
+    import fsspec
+
+    with _reading(given):
+        store, path = fsspec.url_to_fs(given)
+        paths = store.glob(path) if "*" in given else store.find(path)
+        names = [each for each in sorted(paths) if not each.rpartition("/")[2].startswith(".") and store.isfile(each)]
+        if not names:
+            raise FileNotFoundError("no file is there")
+        return [store.unstrip_protocol(name) for name in names]
+
+
 def _fetch(given: str, path: Path) -> None:
     """Copy a remote file, by whatever fsspec can read here. Raises AlmaError if it cannot."""
     import fsspec
 
-    links = given.split("::")
-    for scheme in (link.partition("://")[0] for link in links if "://" in link):
-        if scheme not in _SCHEMES:
-            raise AlmaError(f"{given}: no file is read from {scheme}://; give one of {', '.join(_SCHEMES)}")
-    scheme, _, last = links[-1].rpartition("://")
+    scheme, _, last = given.split("::")[-1].rpartition("://")
     if scheme in ("", *_LOCAL) and Path(last).exists() and not Path(last).is_file():
         raise AlmaError(f"{given}: a folder, a pipe or a device; give the address of a file")
+    with _reading(given, path), fsspec.open(given, "rb") as remote, naming(path), open(path, "wb") as file:
+        shutil.copyfileobj(remote, file, BLOCK_SIZE)
+
+
+@contextmanager
+def _reading(given: str, path: Optional[Path] = None) -> Iterator[None]:
+    """Raise whatever an address fails with, but for what is the fault of the copy at ``path``, as AlmaError."""
     try:
-        with fsspec.open(given, "rb") as remote, naming(path), open(path, "wb") as file:
-            shutil.copyfileobj(remote, file, BLOCK_SIZE)
+        yield
     except Exception as error:  # of any kind: each scheme has a library of its own
-        if is_out_of_memory(error) or (isinstance(error, OSError) and error.filename == str(path)):
+        if is_out_of_memory(error) or (path and isinstance(error, OSError) and error.filename == str(path)):
             raise
         reason = str(error).strip().partition("\n")[0] or type(error).__name__
         raise AlmaError(f"{given}: cannot be read ({reason}); check the address, or fetch the file first") from error
@@ -247,11 +277,12 @@ def _byte_blocks(source: Source) -> Iterator[tuple[Block, int]]:
                     raise AlmaError(_too_long(source, first_line))
                 continue
             content = bytes(pending[:end])
-            yield Block(source.label, source.form, source.field, first_line, content), file.position
+            yield Block(source.label, source.form, source.field, first_line, content, source.group), file.position
             first_line += content.count(b"\n")
             del pending[:end]
         if pending:
-            yield Block(source.label, source.form, source.field, first_line, bytes(pending)), file.position
+            rest = bytes(pending)
+            yield Block(source.label, source.form, source.field, first_line, rest, source.group), file.position
 
 
 def _last_boundary(content: bytearray, form: str, start: int) -> int:
@@ -286,7 +317,8 @@ def _table_blocks(source: Source) -> Iterator[tuple[Block, int]]:
     try:
         first_row = 1
         for values, share in rows(source):
-            yield Block(source.label, source.form, source.field, first_row, values), int(source.size * share)
+            block = Block(source.label, source.form, source.field, first_row, values, source.group)
+            yield block, int(source.size * share)
             first_row += len(values)
     except (pyarrow.ArrowException, OSError) as error:
         if isinstance(error, OSError) and error.errno is not None:
@@ -299,11 +331,11 @@ def _parquet_rows(source: Source) -> Iterator[tuple[list[Any], float]]:
     from pyarrow import parquet
 
     with parquet.ParquetFile(source.path) as file:
-        _require_column(source, file.schema_arrow.names)
+        columns = _columns(source, file.schema_arrow.names)
         done, num_rows = 0, max(file.metadata.num_rows, 1)
-        for batch in file.iter_batches(_PARQUET_ROWS, columns=[source.field]):
+        for batch in file.iter_batches(_PARQUET_ROWS, columns=columns):
             done += len(batch)
-            yield batch.column(0).to_pylist(), done / num_rows
+            yield _values(batch, columns), done / num_rows
 
 
 def _arrow_rows(source: Source) -> Iterator[tuple[list[Any], float]]:
@@ -318,16 +350,28 @@ def _arrow_rows(source: Source) -> Iterator[tuple[list[Any], float]]:
             batches = (opened.get_batch(number) for number in range(opened.num_record_batches))
         else:
             opened = batches = ipc.open_stream(file)
-        _require_column(source, opened.schema.names)
+        columns = _columns(source, opened.schema.names)
         for batch in batches:
-            column, share = batch.column(source.field), min(1.0, file.tell() / max(source.size, 1))
-            for start in range(0, len(column), _PARQUET_ROWS):
-                yield column.slice(start, _PARQUET_ROWS).to_pylist(), share
+            share = min(1.0, file.tell() / max(source.size, 1))
+            for start in range(0, len(batch), _PARQUET_ROWS):
+                yield _values(batch.slice(start, _PARQUET_ROWS), columns), share
 
 
-def _require_column(source: Source, names: Sequence[str]) -> None:
-    if source.field not in names:
-        raise AlmaError(
-            f"{source.label}: no column {source.field!r}, the columns are {', '.join(map(repr, names))}; name the "
-            "column of the text with --field"
-        )
+def _columns(source: Source, names: Sequence[str]) -> list[str]:
+    """Return the columns to read: that of the text and that of the groups, if there are any."""
+    wanted = {source.field: "text with --field"}
+    if source.group is not None:
+        wanted.setdefault(source.group.field, "groups with --by")
+    for column, what in wanted.items():
+        if column not in names:
+            raise AlmaError(
+                f"{source.label}: no column {column!r}, the columns are {', '.join(map(repr, names))}; name the "
+                f"column of the {what}"
+            )
+    return [source.field, *([] if source.group is None else [source.group.field])]
+
+
+def _values(batch: Any, columns: Sequence[str]) -> list[Any]:
+    """Return the values of a column, or the rows of several."""
+    read = [batch.column(column).to_pylist() for column in columns]
+    return read[0] if len(read) == 1 else [*zip(*read, strict=True)]

@@ -4,15 +4,19 @@ import hashlib
 import sys
 import time
 from dataclasses import dataclass
-from typing import Iterator, Optional, Sequence
+from typing import Iterable, Iterator, Optional, Sequence
 
 import numpy as np
 
-from data_prep.text.document import Block, documents_of
+from data_prep.text.document import Block, documents_of, groups_of
 from data_prep.text.pool import ordered_map
 from data_prep.text.source import Source
 from fairseq_alma.errors import AlmaError
+from fairseq_alma.files import MAX_MEGABATCHES
 from fairseq_alma.terminal import LiveLine, spell_duration, tell
+
+MAX_DOCUMENTS = 2**32 - 2
+"""They are numbered in 32 bits."""
 
 
 @dataclass(frozen=True)
@@ -22,14 +26,17 @@ class Survey:
     Attributes:
         hashes: ``(documents,)``, uint64: 64 bits of BLAKE2b over the text, equal for equal texts.
         words: ``(documents,)``, uint32: white-space separated words.
-        arguments: ``(documents,)``, uint16: number of the command's argument that the document came with.
+        arguments: ``(documents,)``, uint16: number of the command's argument that the document came with, or of its
+            group.
         block_sizes: documents in each block, in the order of reading.
+        groups: their names in the order of their numbers; none where documents are not put into groups.
     """
 
     hashes: np.ndarray
     words: np.ndarray
     arguments: np.ndarray
     block_sizes: np.ndarray
+    groups: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.hashes)
@@ -39,21 +46,37 @@ def survey_documents(sources: Sequence[Source], num_workers: int) -> Survey:
     """Read the whole input once and count it.
 
     Raises:
-        AlmaError: an input is broken, no text, or holds no document at all.
+        AlmaError: an input is broken, no text, or holds no document at all; or there are too many documents or groups.
     """
     hashes: list[np.ndarray] = []
     words: list[np.ndarray] = []
     arguments: list[np.ndarray] = []
     block_sizes: list[int] = []
+    groups: dict[str, int] = {}
+    num_documents = 0
     blocks = _BlockReader(sources)
     with PassProgress("counting words") as progress:
-        for block_hashes, block_words in ordered_map(_examine, blocks, num_workers):
+        for block_hashes, block_words, block_groups in ordered_map(_examine, blocks, num_workers):
             block = len(block_sizes)
             hashes.append(block_hashes)
             words.append(block_words)
             block_sizes.append(len(block_hashes))
             argument = blocks.arguments[block]
-            arguments.append(np.full(len(block_hashes), argument, dtype=np.uint16))
+            if block_groups is None:
+                arguments.append(np.full(len(block_hashes), argument, dtype=np.uint16))
+            else:
+                numbers = [groups.setdefault(group, len(groups)) for group in block_groups]
+                if len(groups) > MAX_MEGABATCHES:
+                    raise AlmaError(
+                        f"--by: {len(groups):,} values found up to {sources[0].label}, at most {MAX_MEGABATCHES:,} "
+                        "mega-batches; choose a longer --period, or another field"
+                    )
+                arguments.append(np.array(numbers, dtype=np.uint16))
+            num_documents += len(block_hashes)
+            if num_documents > MAX_DOCUMENTS:
+                raise AlmaError(
+                    f"INPUT: more than {MAX_DOCUMENTS:,} documents; join short ones, or make several streams"
+                )
             progress.update(blocks.fractions[block], int(block_words.sum(dtype=np.int64)))
     documents_per_argument = dict.fromkeys((source.argument for source in sources), 0)
     for argument, size in zip(blocks.arguments, block_sizes, strict=True):
@@ -61,9 +84,22 @@ def survey_documents(sources: Sequence[Source], num_workers: int) -> Survey:
     for source in sources:
         if not documents_per_argument[source.argument]:
             raise AlmaError(f"{source.label}: empty, no document found in it; leave it out or give a file with text")
+    names = _in_order(groups)
+    numbers_of = np.concatenate(arguments)
+    if names:
+        place = {name: number for number, name in enumerate(names)}
+        numbers_of = np.array([place[name] for name in groups], dtype=np.uint16)[numbers_of]
     return Survey(
-        np.concatenate(hashes), np.concatenate(words), np.concatenate(arguments), np.array(block_sizes, np.int64)
+        np.concatenate(hashes), np.concatenate(words), numbers_of, np.array(block_sizes, np.int64), tuple(names)
     )
+
+
+def _in_order(names: Iterable[str]) -> list[str]:
+    """Sort the names of groups: whole numbers by their size, others by their characters, as dates are written."""
+    names = list(names)
+    if all(name.removeprefix("-").isascii() and name.removeprefix("-").isdigit() for name in names):
+        return sorted(names, key=lambda name: (int(name), name))
+    return sorted(names)
 
 
 class _BlockReader:
@@ -85,12 +121,13 @@ class _BlockReader:
             done += source.size
 
 
-def _examine(block: Block) -> tuple[np.ndarray, np.ndarray]:
-    """Return the hash and the number of words of each document of a block."""
+def _examine(block: Block) -> tuple[np.ndarray, np.ndarray, Optional[list[str]]]:
+    """Return the hash, the number of words and the group, if there are any, of each document of a block."""
     documents = documents_of(block)
+    groups = None if block.group is None else groups_of(block)
     digests = b"".join(hashlib.blake2b(document.encode(), digest_size=8).digest() for document in documents)
     words = np.fromiter((len(document.split()) for document in documents), np.uint32, len(documents))
-    return np.frombuffer(digests, dtype="<u8"), words
+    return np.frombuffer(digests, dtype="<u8"), words, groups
 
 
 class PassProgress:

@@ -235,6 +235,66 @@ def test_append_holds_as_much_out_and_the_beginning_stays_the_same_stream(text, 
     assert longer.num_megabatches == 4 and 500 < longer.holdout(3).num_words < 700
 
 
+def write_dated(path: Path, months: dict[str, int], seed: int = 0) -> Path:
+    """Write JSON lines with a date, some documents of each month, in no order."""
+    records = [
+        {"text": text, "date": f"{month}-0{len(text) % 9 + 1}"}
+        for at, (month, count) in enumerate(months.items())
+        for text in make_documents(count, seed + at)
+    ]
+    random.Random(seed).shuffle(records)
+    path.write_text("\n".join(map(json.dumps, records)))
+    return path
+
+
+MONTHS = {"2024-10": 90, "2024-09": 60, "2024-11": 70}
+
+
+def test_each_month_is_a_mega_batch_and_held_out_text_is_of_all(tmp_path, capsys):
+    given = write_dated(tmp_path / "posts.jsonl", MONTHS)
+    by_month = ["--by", "date", "--period", "month"]
+    assert run(given, *by_month, "--out", tmp_path / "stream", "--vocab-size", 300, "--test-words", 900) == 0
+    assert "mega-batches 0 to 2: 2024-09, 2024-10, 2024-11" in capsys.readouterr().out
+    stream = Stream.open(tmp_path / "stream")
+    month_of = {record["text"]: record["date"][:7] for record in map(json.loads, given.read_text().splitlines())}
+    for number, month in enumerate(sorted(MONTHS)):
+        assert {month_of[text] for text in texts_of(stream, f"megabatch-{number:03d}/train")} == {month}
+    assert len({month_of[text] for text in held_out_texts(stream)}) > 1
+    later = write_dated(tmp_path / "later.jsonl", {"2024-12": 40}, seed=9)
+    assert run(later, *by_month, "--out", stream.root, "--append") == 0
+    assert Stream.open(stream.root).num_megabatches == 4
+    assert run(later, *by_month, "--out", stream.root, "--append") == 0  # the very same command: nothing to do
+    again = write_dated(tmp_path / "again.jsonl", {"2024-12": 20, "2025-01": 20}, seed=5)
+    with pytest.raises(AlmaError, match=r"--by date: 2024-12 came before and is mega-batch 3 of .*; leave those"):
+        run(again, *by_month, "--out", stream.root, "--append")
+    assert Stream.open(stream.root).num_megabatches == 4
+
+
+def test_whole_numbers_are_in_their_order_and_parquet_has_columns(tmp_path):
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    texts = make_documents(90)
+    table = pyarrow.table({"id": range(90), "text": texts, "round": [(2, 10, 1)[number % 3] for number in range(90)]})
+    parquet.write_table(table, tmp_path / "a.parquet")
+    assert run(tmp_path / "a.parquet", "--by", "round", "--out", tmp_path / "stream", "--vocab-size", 300) == 0
+    assert Stream.open(tmp_path / "stream").history[0]["groups"] == ["1", "2", "10"]
+    with pytest.raises(AlmaError, match=r"no column 'when', the columns are 'id', 'text', 'round'; name the column of"):
+        run(tmp_path / "a.parquet", "--by", "when", "--out", tmp_path / "other")
+
+
+def test_plain_text_has_no_months_and_too_many_are_too_many(text, tmp_path, monkeypatch):
+    with pytest.raises(AlmaError, match=r"--by date: .*text\.txt is plain text, which has no fields"):
+        run(text, "--by", "date", "--out", tmp_path / "stream")
+    given = write_dated(tmp_path / "posts.jsonl", MONTHS)
+    monkeypatch.setattr("data_prep.text.survey.MAX_MEGABATCHES", 2)
+    with pytest.raises(AlmaError, match=r"--by: 3 values found .* at most 2 mega-batches"):
+        run(given, "--by", "date", "--period", "month", "--out", tmp_path / "stream")
+    monkeypatch.setattr("data_prep.text.survey.MAX_DOCUMENTS", 100)
+    with pytest.raises(AlmaError, match="INPUT: more than 100 documents"):
+        run(text, "--megabatches", 2, "--out", tmp_path / "stream")
+
+
 def near_copies(documents: list[str]) -> list[str]:
     """The same words with other white space, capitals and punctuation, so that no document is a duplicate."""
     return [document.upper().replace(" ", ",  ") + " ." for document in documents]
@@ -434,6 +494,9 @@ def test_killed_run_does_not_hinder_the_next_one(text, tmp_path):
         (["a", "--out", "s", "--megabatches", "1", "--vocab-size", "5"], "at least 256"),
         (["a", "--out", "s", "--megabatches", "1", "--tokenizer", "t", "--vocab-size", "500"], "leave one of them out"),
         (["a", "--out", "s", "--megabatches", "1", "--append", "--valid-words", "5"], "with --append"),
+        (["a", "--out", "s", "--megabatches", "1", "--by", "date"], "--by date: makes a mega-batch of each value"),
+        (["a", "--out", "s", "--megabatches", "1", "--period", "month"], "give --by NAME"),
+        (["a", "--out", "s", "--by", "date", "--format", "lines"], "--by date: --format lines has no fields"),
         (
             ["a", "--out", "s", "--megabatches", "1", "--append", "--holdout-words", "5"],
             "--holdout-words: with --append",

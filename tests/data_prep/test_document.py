@@ -1,12 +1,13 @@
 """Blocks and documents: the cut of a block never changes what the documents are."""
 
+import datetime
 import json
 import re
 
 import pytest
 
 from data_prep.text import source as source_module
-from data_prep.text.document import Block, documents_of
+from data_prep.text.document import Block, Group, documents_of, groups_of
 from data_prep.text.source import Source
 from fairseq_alma.errors import AlmaError
 
@@ -69,3 +70,32 @@ def test_document_without_end_is_refused(tmp_path, monkeypatch):
 def test_bad_content_is_named_with_its_line(form, content, message):
     with pytest.raises(AlmaError, match=re.escape(message)):
         documents_of(block(form, content, first_line=10))
+
+
+def test_groups_are_those_of_the_documents_that_are_left():
+    records = [
+        {"text": "a", "date": "2024-05-17T10:00"},
+        {"text": " ", "date": "x"},
+        {"text": "b", "date": "2023-12-31"},
+    ]
+    content = "\n".join(map(json.dumps, records)).encode()
+    for period, expected in (("year", ["2024", "2023"]), ("month", ["2024-05", "2023-12"])):
+        one = Block("input", "jsonl", "text", 1, content, Group("date", period))
+        assert documents_of(one) == ["a", "b"] and groups_of(one) == expected
+    rows = Block(
+        "input", "parquet", "text", 1, [("a", datetime.date(2024, 5, 17)), ("", None), ("b", 7)], Group("when")
+    )
+    assert documents_of(rows) == ["a", "b"] and groups_of(rows) == ["2024-05-17", "7"]
+
+
+@pytest.mark.parametrize(
+    ("value", "period", "needed"),
+    [
+        *((value, None, "a word or a whole number") for value in (None, True, 1.5, "", "a\nb", ["a"], "x" * 101)),
+        *((value, "month", "a date with its month") for value in ("2024", "2024-13", "17.05.2024", 202405)),
+    ],
+)
+def test_what_names_no_group_is_refused_with_its_line(value, period, needed):
+    content = json.dumps({"text": "a", "date": value}).encode()
+    with pytest.raises(AlmaError, match=rf"input, line 5: 'date' is .*, {needed}.* is needed; mend the record or --by"):
+        groups_of(Block("input", "jsonl", "text", 5, content, Group("date", period)))

@@ -277,3 +277,21 @@ def test_a_link_to_a_folder_is_said_not_to_be_followed(tmp_path, capsys):
     (tmp_path / "in/more").symlink_to(tmp_path / "elsewhere")
     assert read(tmp_path / "in") == ["text"]
     assert "in/more: a link to a folder, which is not followed" in capsys.readouterr().err
+
+
+def test_addresses_of_several_files_and_of_folders_are_read_in_the_order_of_their_names(tmp_path):
+    memory = pytest.importorskip("fsspec").filesystem("memory")
+    for name in ("b.txt", "a.txt", "deep/c.txt", ".hidden", "other.md"):
+        memory.pipe(f"/many/{name}", f"text of {name}".encode())
+    labels = {
+        "memory://many/*.txt": ["a.txt", "b.txt"],
+        "memory://many/": ["a.txt", "b.txt", "deep/c.txt", "other.md"],
+    }
+    for given, expected in labels.items():
+        sources = find_sources([given], None, "text", tmp_path)
+        assert [source.label for source in sources] == [f"memory:///many/{name}" for name in expected]
+        assert {source.argument for source in sources} == {0}
+        assert sources[0].path.read_text() == "text of a.txt"
+    for given in ("memory://many/*.none", "memory://none/"):
+        with pytest.raises(AlmaError, match=r"cannot be read \(no file is there\); check the address"):
+            find_sources([given], None, "text", tmp_path)
