@@ -221,7 +221,7 @@ _GROUPS = {
 def parse_options(argv: Optional[Sequence[str]]) -> PrepOptions:
     """Read the command line; a usage error ends the program with status 2."""
     parser = _parser()
-    args = parser.parse_args(argv)
+    args = parser.parse_intermixed_args(argv)
     _check(parser, args)
     return PrepOptions.read(args, inputs=tuple(args.inputs))
 

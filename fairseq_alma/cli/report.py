@@ -138,7 +138,7 @@ def _watch(arguments: argparse.Namespace, faults: _Faults) -> None:
 def main(argv: Optional[Sequence[str]] = None) -> int:
     """Run the command."""
     parser = build_parser()
-    arguments = parser.parse_args(argv)
+    arguments = parser.parse_intermixed_args(argv)  # RUN --paper RUN
     if arguments.watch and arguments.out is None:
         parser.error("--watch: needs --out DIR, the folder that is written anew")
     if arguments.out is not None:

@@ -75,7 +75,7 @@ def build_parser() -> argparse.ArgumentParser:
 @command
 def main(argv: Optional[Sequence[str]] = None) -> int:
     """Run the command."""
-    arguments = build_parser().parse_args(argv)
+    arguments = build_parser().parse_intermixed_args(argv)
     all_hold = True
     for path in arguments.paths:
         for finding in verify(path, arguments.overlap):

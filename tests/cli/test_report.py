@@ -52,6 +52,12 @@ def rows(out):
     return {row[-1].rsplit("/", 1)[-1]: dict(zip(header, row, strict=True)) for row in found}
 
 
+def test_runs_stand_before_and_after_options(tmp_path, capsys):
+    runs = [str(write_run(tmp_path / name, {3: 24.0}, wait=4, run_seed=seed)) for seed, name in enumerate("ab")]
+    main([runs[0], "--paper", runs[1]])
+    assert list(rows(capsys.readouterr().out)) == ["a", "b"]
+
+
 def test_the_table_has_a_row_for_each_run_with_size_and_cost(tmp_path, capsys):
     run = write_run(tmp_path / "R", {0: 28.57, 1: 27.45, 2: 26.91, 3: 26.53})
     assert main([str(run)]) == 0

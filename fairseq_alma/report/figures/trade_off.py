@@ -9,13 +9,13 @@ Source: Figures 2, 4, 5, 7 and 8 of the paper.
 import itertools
 import math
 from dataclasses import dataclass
-from typing import Any, Callable, Iterable, Mapping, Sequence
+from typing import Any, Callable, Iterable, Mapping, Optional, Sequence
 
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
-from numpy import ndarray
+from numpy import concatenate, full, hypot, ndarray, zeros
 
 from fairseq_alma.report import paper as paper_numbers
 from fairseq_alma.report.experiment import Experiment, begun, by_size, completed, names_of
@@ -27,7 +27,9 @@ from fairseq_alma.report.spelling import show_count
 LONGEST_LABEL = 16
 MOST_COLUMNS = 3
 CROWDED = 12  # pairs with and without replay in one panel
+RING = " A marker with a ring around it covers another one."
 SEEDS = " Mean over seeds, bars: standard deviation."
+MARKER, HIDDEN = 6.3, 0.02  # size in points; share of the axes within which a marker covers another
 _FAR_APART = 4.0  # from this factor on, results need a logarithmic axis
 _PARTS = (1.0, 3.2)  # heights of the parts of a broken axis
 _LABEL_GAP = 0.052  # of the height of the axes
@@ -124,9 +126,21 @@ def write_labels(parts: ndarray, traces: Sequence[Trace], column: int) -> None:
             inside = inside[len(near) :]
             for (x, _, trace), height in zip(near, style.spread([each[1] for each in near], gap), strict=True):
                 axes.text(
-                    x + 0.025, height, trace.label[:LONGEST_LABEL], fontsize=6.5, va="center", transform=axes.transAxes,
-                    color=style.colour_of(trace.groups[-1].first.learner),
+                    x + 0.03, height, trace.label[:LONGEST_LABEL], fontsize=6.5, va="center", transform=axes.transAxes,
+                    zorder=4, color=style.colour_of(trace.groups[-1].first.learner),
                 )  # fmt: skip
+
+
+def marker_sizes(axes: Axes, traces: Sequence[Trace], column: int) -> list[ndarray]:
+    """Return the sizes of each trace's full markers: larger where later ones cover it, so that it shows as a ring."""
+    to_axes, covering, sizes = axes.transScale + axes.transLimits, zeros((0, 2)), []
+    for trace in reversed(traces):
+        points = [*zip(trace.costs[column], trace.results, strict=True)][-len(trace.groups) :]
+        places = to_axes.transform(points)
+        distances = hypot(*(places[:, None] - covering).transpose(2, 0, 1))
+        sizes.append(MARKER * (1 + 0.25 * (distances < HIDDEN).sum(axis=1).clip(max=3)))
+        covering = concatenate([covering, places])
+    return sizes[::-1]
 
 
 class Look:
@@ -136,7 +150,7 @@ class Look:
         self.markers = style.wait_markers(group.first.wait for group in groups)
         self.dashes: Mapping[str, Any] = dict(zip(sizes, itertools.cycle(style.DASHES)))
 
-    def draw(self, parts: ndarray, trace: Trace, column: int) -> None:
+    def draw(self, parts: ndarray, trace: Trace, column: int, sizes: Optional[ndarray] = None) -> None:
         """Draw a thin line, small dots for what was before, and full markers with the deviation over seeds."""
         run, xs, ys = trace.groups[-1].first, trace.costs[column], trace.results
         colour, count = style.colour_of(run.learner), len(trace.groups)
@@ -145,10 +159,11 @@ class Look:
             axes.plot(xs, ys, color=colour, linestyle=dash, linewidth=0.9, alpha=0.75)
             if count < len(xs):
                 axes.plot(xs, ys, ".", color=colour, markersize=3.5)
-            for x, y, group in zip(xs[-count:], ys[-count:], trace.groups, strict=True):
+            sizes = full(count, MARKER) if sizes is None else sizes
+            for x, y, group, size in zip(xs[-count:], ys[-count:], trace.groups, sizes, strict=True):
                 hollow, deviation, marker = group.first.replay, _anytime(group)[1], self.markers[group.first.wait]
                 axes.errorbar(
-                    [x], [y], yerr=[deviation] if deviation else None, color=colour, marker=marker, markersize=6.3,
+                    [x], [y], yerr=[deviation] if deviation else None, color=colour, marker=marker, markersize=size,
                     markerfacecolor="white" if hollow else colour, markeredgecolor=colour if hollow else "white",
                     markeredgewidth=1.0 if hollow else 0.4, elinewidth=0.8, capsize=1.5, zorder=3,
                 )  # fmt: skip
@@ -220,8 +235,8 @@ def _draw_parts(
         axes = grid(place, groups, own, len(columns))
         for column, (label, scale) in enumerate(columns.items()):
             scale(axes[-1, column].xaxis, [cost for trace in own for cost in trace.costs[column]])
-            for trace in own:
-                look.draw(axes[:, column], trace, column)
+            for trace, sizes in zip(own, marker_sizes(axes[-1, column], own, column), strict=True):
+                look.draw(axes[:, column], trace, column, sizes)
             axes[-1, column].set_xlabel(label)
             write_labels(axes[:, column], own, column)
         axes[0, 0].set_title(title, loc="left")
@@ -260,7 +275,7 @@ def _trade_off_caption(groups: Sequence[Experiment], facts: Any, are_numbered: b
             "Cumulative error rate over the whole stream against training compute and parameters, both summed over "
             "all arrivals. Lines join the sizes of one learner's backbone."
         )
-    caption += " Down and to the left is better; 1 TFLOP is 10^12 operations." + _seeds(groups)
+    caption += " Down and to the left is better; 1 TFLOP is 10^12 operations." + RING + _seeds(groups)
     caption += " Without replay." if not groups[0].first.replay and facts.replay.any() else ""
     missing = len(facts) - facts.is_complete.sum()
     return caption + (
@@ -290,7 +305,7 @@ def draw_experts(runs: RunTable, groups: Sequence[Experiment], paper: bool = Fal
         "that predict together. Each line is a learner's way through the stream, the marker its end; a learner that "
         "does not grow goes straight down."
     )
-    caption += _seeds(shown) + (paper_numbers.FIGURE_CAPTION if paper else "")
+    caption += RING + _seeds(shown) + (paper_numbers.FIGURE_CAPTION if paper else "")
     return [Drawing("experts", "Perplexity against the number of experts", caption, figure)]
 
 

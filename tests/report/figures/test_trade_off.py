@@ -43,6 +43,14 @@ def test_images_are_placed_by_cumulative_error_compute_and_memory(make):
     assert (compute.get_xscale(), memory.get_xscale()) == ("log", "log")
 
 
+def test_a_marker_that_another_covers_shows_as_a_ring_around_it(make):
+    runs = [make(name, [30, 20], learner, text_stream(2)) for name, learner in (("a", "sm"), ("b", "gmoe"))]
+    (drawing,) = draw_trade_off([*runs, make("c", [90, 80], "ens", text_stream(2))])
+    sizes = [line.get_markersize() for line in drawing.figure.axes[0].lines if len(line.get_xdata()) == 1]
+    below, above, alone = [size for size in sizes if size > 6]
+    assert sorted([below, above, alone]) == [above, alone, below] and above == alone < below
+
+
 def test_a_line_joins_the_sizes_of_a_learner(make):
     runs = [
         make(f"{width}", stream=image_stream(), num_params=[width], train_flops=width * 1e12,
