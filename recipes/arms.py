@@ -151,15 +151,17 @@ def tables(arms: dict[Key, Run], tune_seed: int, against: Optional[str] = None, 
         )
     oracle = against or oracle
     titles = [f"t{arrival}" for arrival in arrivals]
-    lines = ["| arm | learning rate | seeds | " + " | ".join(f"{t} ppl" for t in titles) + " | FLOPs |"]
-    lines += ["|---" * 3 + "|---:" * (len(arrivals) + 1) + "|"]
+    lines = ["| arm | learning rate | seeds | " + " | ".join(f"{t} ppl" for t in titles) + " | last/first | FLOPs |"]
+    lines += ["|---" * 3 + "|---:" * (len(arrivals) + 2) + "|"]
     for name, rate in rates.items():
         own = [run for (each, _), run in runs.items() if each == name]
         if not own:
             continue
         ppl = [_spread([math.exp(run.test[a]) for run in own]) for a in arrivals]
         flops = statistics.fmean(sum(run.flops.values()) for run in own)
-        lines.append(f"| {name} | {rate} | {len(own)} | " + " | ".join(p.show(2) for p in ppl) + f" | {flops:.2e} |")
+        settled = f"{ppl[-1].mean / ppl[0].mean:.3f}"
+        cells = [name, rate, str(len(own)), *(each.show(2) for each in ppl), settled, f"{flops:.2e}"]
+        lines.append(f"| {' | '.join(cells)} |")
     if oracle is None:
         return "\n".join([*lines, "", "no oracle is complete yet"])
     others = [name for name in rates if name != oracle]

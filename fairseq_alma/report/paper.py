@@ -36,7 +36,8 @@ PAPER_NOTES = (
     f"Paper: {CITATION}, Table 2, test perplexity after each of its four mega-batches. Ours: test perplexity after the "
     "last update of the same learner with as many experts and steps, seed mean ± std. The paper's texts and models are "
     "of another scale, so compare the columns 'of SM_w1': the final perplexity divided by that of SM_w1 with 4 "
-    "experts. "
+    "experts. last/first: the final perplexity divided by that after the first mega-batch, how far from converged that "
+    "was. "
 )
 PAPER_IID_NOTES = f"Paper: {CITATION}, Table 1. Test perplexity after k mega-batches, i.i.d. and sequential. "
 VOCAB_SIZE = 50_000
@@ -70,6 +71,11 @@ class PerplexityRow(Struct, frozen=True):
     def final(self) -> float:
         """The last perplexity."""
         return [ppl for ppl in self.ppl if ppl is not None][-1]
+
+    @property
+    def settled(self) -> float:
+        """The last perplexity over the first one; NaN while the learner waits for all of it."""
+        return math.nan if self.ppl[0] is None else self.final / self.ppl[0]
 
 
 class ControlRow(Struct, frozen=True):
@@ -159,7 +165,7 @@ def paper_perplexities(groups: Sequence[Experiment]) -> Table:
         reference = references[0] if len(references) == 1 else None
         found: list[Optional[Experiment]] = [*ours[key]]
         for mine in found or [None]:
-            own = None if mine is None else mine.spread("final")
+            own, settled = (None if mine is None else mine.spread(name) for name in ("final", "settled"))
             params = math.nan if mine is None else mine.first.num_params
             rows.append({
                 "size": row.size, "learner": row.learner, "experts": row.experts,
@@ -168,6 +174,8 @@ def paper_perplexities(groups: Sequence[Experiment]) -> Table:
                 **{f"paper t{t}": number_cell(ppl, 2) for t, ppl in enumerate(row.ppl)},
                 "our |θ|": count_cell(show_count(params), params),
                 "our final PPL": NOTHING if own is None else Cell(own.show(2), own.mean),
+                "paper last/first": number_cell(row.settled, 3),
+                "our last/first": NOTHING if settled is None else Cell(settled.show(3), settled.mean),
                 "paper, of SM_w1": number_cell(row.final / theirs[row.size, *REFERENCE].final, 3),
                 "ours, of SM_w1": number_cell(own.mean / reference.mean if own and reference else math.nan, 3),
             })  # fmt: skip

@@ -184,7 +184,8 @@ def _facts(run: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], planned: t
     """Return what a run is, and what it comes to so far; NaN for what it does not come to.
 
     ``anytime`` is average perplexity or CER, ``memory`` and ``computation`` are Mem and Comp: the first two of complete
-    runs that learn from a stream, which the i.i.d. controls (``iid`` k, else 0) do not. ``final``, ``test_flops`` and
+    runs that learn from a stream, which the i.i.d. controls (``iid`` k, else 0) do not. ``settled``: the perplexity
+    after the last update over that after the first, how far from converged that was. ``final``, ``test_flops`` and
     ``num_params`` are those after the last update. ``seeds``, of the run and of the order of its stream, are what
     differs between runs of one experiment, ``settings`` what does not. ``num_known``: length of the curve.
     """
@@ -227,6 +228,7 @@ def _facts(run: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], planned: t
         "untrained": float(stream["vocab_size"]) if is_text else 1 - 1 / stream["num_classes"],
         "anytime": average, "final": _last(value), "memory": memory,
         "computation": anytime.cumulative_computation(costs),
+        "settled": value[max(value)] / value[min(value)] if is_text and len(value) > 1 else math.nan,
         "bits_per_byte": math.nan if bits is None else bits, "area": math.nan if area is None else area,
         "hours": sum(_figure(rows, "wall_seconds").values()) / 3600,
         "test_flops": _last(flops), "test_memory": anytime.cumulative_memory(flops, num_arrivals),

@@ -18,7 +18,12 @@ from fairseq_alma.report.table import NO_SPREAD, NOTHING, Cell, Table, count_cel
 
 MAX_COLUMNS, FEW_COLUMNS = 20, 10
 MAX_GROWTH_ROWS = 30
-BITS, AREA = "bits per byte", "bits per byte over FLOPs"
+BITS, AREA, SETTLED = "bits per byte", "bits per byte over FLOPs", "last/first"
+FAR = 0.8  # of SETTLED: the paper's single models have 0.91 to 0.93
+SETTLED_NOTES = (
+    f" {SETTLED}: perplexity after the last update over that after the first, how far from converged that was; the "
+    "paper's single models have 0.91 to 0.93."
+)
 AREA_NOTES = (
     " bits per byte over FLOPs: area under test bits per byte against training FLOPs so far, from the first update to "
     "the last, over these FLOPs."
@@ -150,7 +155,7 @@ def arrival_table(runs: RunTable, groups: Sequence[Experiment], measure: Measure
             row[title] = Cell(measure.show(value if is_update else None), value)
         row[measure.anytime] = number_cell(run.anytime, measure.anytime_digits)
         row[measure.final] = Cell(measure.show(run.final), run.final)
-        row |= {BITS: number_cell(run.bits_per_byte, 3)} if run.is_text else {}
+        row |= {BITS: number_cell(run.bits_per_byte, 3), SETTLED: number_cell(run.settled, 3)} if run.is_text else {}
         row["train FLOPs"] = Cell(show_power(run.computation), run.computation)
         rows.append(row | {"run": run.shown_path})
         on_streams += [] if run.iid else rows[-1:]
@@ -160,6 +165,7 @@ def arrival_table(runs: RunTable, groups: Sequence[Experiment], measure: Measure
     mark_best(on_streams, set(titles) - hidden)
     mark_best(at_the_end, [title for title in (measure.anytime, measure.final, BITS) if title in rows[0]])
     title, notes = f"Test {measure.name} after each mega-batch", ARRIVAL_NOTES[groups[0].first.kind] + COST_NOTES
+    notes += settled_notes(groups)
     return Table(measure.name, title, DataFrame(rows), notes, hidden)
 
 
@@ -175,7 +181,9 @@ def summary_table(groups: Sequence[Experiment], measure: Measure) -> Table:
         "Mem": ("memory", lambda spread: show_count(spread.mean)),
         "Comp": ("computation", lambda spread: show_power(spread.mean)),
         f"test FLOPs/{measure.per}": ("test_flops", lambda spread: show_count(spread.mean)),
+        **({BITS: ("bits_per_byte", lambda spread: spread.show(3))} if is_text else {}),
         **({AREA: ("area", lambda spread: spread.show(3))} if is_text else {}),
+        **({SETTLED: ("settled", lambda spread: spread.show(3))} if is_text else {}),
         "hours": ("hours", lambda spread: spread.show(2)),
     }
     rows, on_stream = [], [each for each in groups if not each.first.iid]
@@ -189,9 +197,25 @@ def summary_table(groups: Sequence[Experiment], measure: Measure) -> Table:
         rows.append(row)
     longest = max(each.first.num_arrivals for each in groups)  # sums over streams of other lengths do not compare
     alike = [row for row, each in zip(rows, on_stream, strict=True) if each.first.num_arrivals == longest]
-    mark_best(alike, list(columns)[:-1])
+    mark_best(alike, [title for title in columns if title not in (SETTLED, "hours")])
     notes = SUMMARY_NOTES.format(anytime=measure.anytime, meaning=measure.meaning, per=measure.per)
-    return Table("summary", "Over the whole stream", DataFrame(rows), notes + (AREA_NOTES if is_text else ""))
+    notes += AREA_NOTES + settled_notes(groups) if is_text else ""
+    return Table("summary", "Over the whole stream", DataFrame(rows), notes)
+
+
+def settled_notes(groups: Sequence[Experiment]) -> str:
+    """Say what the column `SETTLED` is, and of which single models it says that they began far from converged.
+
+    What tells learners apart there may be how fast they learn, which is gone once they have; models that grow get
+    better by that too.
+    """
+    if not groups[0].first.is_text:
+        return ""
+    single = [each for each in groups if each.first.learner == "sm" and not each.first.iid]
+    found = [(each, settled) for each in single if (settled := each.spread("settled")) is not None]
+    far = [f"{each.name} ({settled.mean:.2f})" for each, settled in found if settled.mean < FAR]
+    said = f" Far from converged at the first arrivals (below {FAR:g}): {', '.join(far)}: verdicts are about how fast "
+    return SETTLED_NOTES + (f"{said}models learn." if far else "")
 
 
 def seed_table(groups: Sequence[Experiment], measure: Measure) -> Table:
@@ -209,10 +233,13 @@ def seed_table(groups: Sequence[Experiment], measure: Measure) -> Table:
             if run in seeds:
                 found[arrival][seeds[run]] = value
         cells = {title: measure.spread_cell(Spread.of(found[t]), WAITING) for t, title in enumerate(titles)}
+        if experiment.first.is_text:
+            settled = experiment.spread("settled")
+            cells[SETTLED] = NO_SPREAD if settled is None else Cell(settled.show(3), settled)
         rows.append(row | cells)
     on_streams = [row for row, experiment in zip(rows, several, strict=True) if not experiment.first.iid]
     mark_best(on_streams, set(titles) - hidden)
-    notes = SEED_NOTES.format(name=measure.name, unit=measure.in_percent(", in percent"))
+    notes = SEED_NOTES.format(name=measure.name, unit=measure.in_percent(", in percent")) + settled_notes(groups)
     return Table("seeds", f"Test {measure.name} over seeds", DataFrame(rows), notes, hidden, mean="{} mean")
 
 

@@ -62,6 +62,20 @@ def test_the_summary_has_mean_and_deviation_of_complete_runs(tmp_path):
     assert texts(found)[0][:5] == ["SM_w1", "4", "3 of 4", "32.00 ± 1.00", "32.00 ± 1.00"]
 
 
+def test_a_single_model_that_began_far_from_converged_is_told_so(tmp_path):
+    for name, values in (("near", [30.0, 28.0]), ("far", [40.0, 30.0])):
+        runs = [write_run(tmp_path / name / str(seed), values, stream=text_stream(2), seed=seed) for seed in (1, 2)]
+        found = tables(runs)
+        ratio = values[1] / values[0]
+        assert [float(row["last/first"]) for row in rows(found["perplexity"])] == [pytest.approx(ratio)] * 2
+        for table in ("summary", "seeds"):
+            assert f"{ratio:.3f} ± 0.000" in texts(found[table])[0]
+            said = "Far from converged at the first arrivals (below 0.8): SM_w1, 4 experts (0.75)"
+            assert (said in found[table].notes) == (name == "far")
+    waiting = tables([write_run(tmp_path / "W", [9.0], stream=text_stream(2), wait=2)])["summary"]
+    assert texts(waiting)[0][waiting.header.index("last/first")] == "–" and "Far from" not in waiting.notes
+
+
 def test_sequential_learning_stands_beside_its_control(tmp_path):
     runs = [
         write_run(tmp_path / "seq", [30.0, 28.0, 26.0, 25.0], "ens", num_members=(2,)),
