@@ -345,6 +345,7 @@ def _record_of(options: PrepOptions, sources: Sequence[Source]) -> dict[str, Any
             "format": source.form,
             "size": source.size,
             "sha256": file_sha256(source.path),
+            **({"share": source.share} if source.share < 1 else {}),
         }
         for source in sources
     ]

@@ -84,10 +84,15 @@ def deal_documents(survey: Survey, shares: Shares, seed: int, drop: Optional[np.
     Raises:
         AlmaError: the documents do not suffice for so many sets.
     """
-    kept = np.arange(len(survey), dtype=np.uint32) if drop is None else _first_occurrences(survey.hashes, drop)
+    given = np.arange(len(survey), dtype=np.uint32)
+    if survey.sampled is not None:
+        given = given[survey.sampled]
+    kept = given if drop is None else given[_first_occurrences(survey.hashes[given], drop)]
+    if not len(given):
+        raise AlmaError(f"INPUT: none of {len(survey):,} documents is in a share so small; give larger ones")
     if not len(kept):
         raise AlmaError(
-            f"INPUT: all {len(survey):,} documents are in the stream already; give text that it does not have, or "
+            f"INPUT: all {len(given):,} documents are in the stream already; give text that it does not have, or "
             "--keep-duplicates"
         )
     keys = _random_keys(survey.hashes[kept], seed, distinct=drop is not None)
@@ -99,7 +104,7 @@ def deal_documents(survey: Survey, shares: Shares, seed: int, drop: Optional[np.
     _hold_out(sets_in_order, words, shares)
     sets = np.full(len(survey), DROPPED, dtype=np.int16)
     sets[order] = sets_in_order
-    return Deal(sets, order, len(survey) - len(kept))
+    return Deal(sets, order, len(given) - len(kept))
 
 
 def _first_occurrences(hashes: np.ndarray, drop: np.ndarray) -> np.ndarray:

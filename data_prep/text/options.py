@@ -7,7 +7,7 @@ from typing import Any, Optional, Sequence
 
 from data_prep.text.document import PERIODS, Group
 from data_prep.text.pool import default_workers
-from data_prep.text.source import STANDARD_INPUT
+from data_prep.text.source import STANDARD_INPUT, share_of
 from data_prep.text.writing import DEFAULT_WORDS, NUM_BYTES
 from fairseq_alma.cli.parser import Parser
 from fairseq_alma.data.ngrams import DEFAULT_NGRAM
@@ -239,7 +239,8 @@ def _parser() -> argparse.ArgumentParser:
         metavar="INPUT",
         help="text, JSON lines, Parquet or Arrow (a folder of datasets' save_to_disk); plain, .gz, .bz2, .xz or .zst; "
         "a folder stands for all files in it (recursively, sorted, hidden ones and the folder of --out left out), - "
-        "for standard input; a pipe will do: <(command), and an address that fsspec reads: s3://b/f, s3://b/*.txt, s3://b/",
+        "for standard input; a pipe will do, <(command), and an address that fsspec reads, s3://b/f, s3://b/*.gz or "
+        "s3://b/; INPUT=0.3 takes that share of its documents",
     )
     options = options_of(PrepOptions)
     options["out"].add_to(parser)
@@ -278,5 +279,5 @@ def _check(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
         parser.error(f"--one-per-input: {num_inputs} mega-batches, at most {MAX_MEGABATCHES}; give fewer")
     if num_inputs > MAX_INPUTS:
         parser.error(f"INPUT: {num_inputs} given, at most {MAX_INPUTS}; put them into a folder and give that")
-    if args.inputs.count(STANDARD_INPUT) > 1:
+    if [share_of(given)[0] for given in args.inputs].count(STANDARD_INPUT) > 1:
         parser.error("INPUT -: standard input can be read only once; give it once")

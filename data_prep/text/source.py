@@ -6,7 +6,7 @@ import shutil
 import stat
 import sys
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from queue import Empty, Queue
 from threading import Thread
@@ -37,6 +37,7 @@ _SCHEMES = (
 _REMOTE = re.compile(r"[a-z][a-z0-9+.-]*://")
 _BLANK_LINE = re.compile(rb"\n[ \t\r\f\v]*\n")
 _PARQUET_ROWS = 256
+_SHARE = re.compile(r"[0-9]*\.?[0-9]+(e-?[0-9]+)?", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,7 @@ class Source:
         field: where the text is in a record.
         is_copy: it is the copy of what came through standard input or a pipe.
         group: what puts its documents into groups, if anything.
+        share: of its documents, drawn by their content; above 0, at most 1.
     """
 
     path: Path
@@ -60,6 +62,7 @@ class Source:
     field: str
     is_copy: bool = False
     group: Optional[Group] = None
+    share: float = 1.0
 
     @property
     def name(self) -> str:
@@ -97,7 +100,8 @@ def find_sources(
 
     Args:
         inputs: files, folders, pipes (``<(zcat a.gz)``, ``/dev/stdin``), addresses that fsspec reads, of files
-            (``s3://…``), of several (``s3://…/*.jsonl``) or of folders (``s3://…/``), or ``-``.
+            (``s3://…``), of several (``s3://…/*.jsonl``) or of folders (``s3://…/``), or ``-``; with a share of
+            the documents behind it: ``a.txt=0.3``.
         form: how documents stand in all of them; None to go by each file's name and content.
         field: where the text is in a record.
         folder: where the copies go.
@@ -107,6 +111,8 @@ def find_sources(
     Raises:
         AlmaError: an input does not exist or cannot be read, or a folder holds no file, or something that is none.
     """
+    shares = [share_of(given) for given in inputs]
+    inputs = [given for given, _ in shares]
     # What cannot be read shows before a pipe is waited for.
     left_out = None if out is None else out.resolve()
     found = [
@@ -127,7 +133,23 @@ def find_sources(
             sources.append(Source(copy, label, argument, form or _form_of(copy), field, True, group))
         else:
             sources += [Source(path, str(path), argument, form or _form_of(path), field, group=group) for path in files]
-    return sources
+    return [replace(source, share=shares[source.argument][1]) for source in sources]
+
+
+def share_of(given: str) -> tuple[str, float]:
+    """Return an input, and the share of its documents that is asked for: ``a.txt=0.3`` is 0.3 of ``a.txt``.
+
+    Raises:
+        AlmaError: the share is no number above 0 and at most 1.
+    """
+    name, _, number = given.rpartition("=")
+    is_number = _SHARE.fullmatch(number) is not None
+    if not name or os.path.lexists(given) or not (is_number or os.path.lexists(name)):
+        return given, 1.0
+    share = float(number) if is_number else 0.0
+    if not 0 < share <= 1:
+        raise AlmaError(f"INPUT {given}: a share above 0 and at most 1 is needed behind =, as in {name}=0.3")
+    return name, share
 
 
 def _spool(given: str, path: Path) -> Path:

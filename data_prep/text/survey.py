@@ -11,12 +11,14 @@ import numpy as np
 from data_prep.text.document import Block, documents_of, groups_of
 from data_prep.text.pool import ordered_map
 from data_prep.text.source import Source
+from fairseq_alma.data.ngrams import scrambled
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.files import MAX_MEGABATCHES
 from fairseq_alma.terminal import LiveLine, spell_duration, tell
 
 MAX_DOCUMENTS = 2**32 - 2
 """They are numbered in 32 bits."""
+_SAMPLING = np.uint64(0x5851F42D4C957F2D)  # so that who is drawn says nothing about who goes where
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,7 @@ class Survey:
             group.
         block_sizes: documents in each block, in the order of reading.
         groups: their names in the order of their numbers; none where documents are not put into groups.
+        sampled: ``(documents,)``, bool: whether the document is among its input's share; None: all are.
     """
 
     hashes: np.ndarray
@@ -37,6 +40,7 @@ class Survey:
     arguments: np.ndarray
     block_sizes: np.ndarray
     groups: tuple[str, ...] = ()
+    sampled: Optional[np.ndarray] = None
 
     def __len__(self) -> int:
         return len(self.hashes)
@@ -53,6 +57,7 @@ def survey_documents(sources: Sequence[Source], num_workers: int) -> Survey:
     arguments: list[np.ndarray] = []
     block_sizes: list[int] = []
     groups: dict[str, int] = {}
+    sampled: list[np.ndarray] = []
     num_documents = 0
     blocks = _BlockReader(sources)
     with PassProgress("counting words") as progress:
@@ -61,14 +66,15 @@ def survey_documents(sources: Sequence[Source], num_workers: int) -> Survey:
             hashes.append(block_hashes)
             words.append(block_words)
             block_sizes.append(len(block_hashes))
-            argument = blocks.arguments[block]
+            source = blocks.sources[block]
+            sampled.append(_sample(block_hashes, source.share))
             if block_groups is None:
-                arguments.append(np.full(len(block_hashes), argument, dtype=np.uint16))
+                arguments.append(np.full(len(block_hashes), source.argument, dtype=np.uint16))
             else:
                 numbers = [groups.setdefault(group, len(groups)) for group in block_groups]
                 if len(groups) > MAX_MEGABATCHES:
                     raise AlmaError(
-                        f"--by: {len(groups):,} values found up to {sources[0].label}, at most {MAX_MEGABATCHES:,} "
+                        f"--by: {len(groups):,} values found up to {source.label}, at most {MAX_MEGABATCHES:,} "
                         "mega-batches; choose a longer --period, or another field"
                     )
                 arguments.append(np.array(numbers, dtype=np.uint16))
@@ -79,8 +85,8 @@ def survey_documents(sources: Sequence[Source], num_workers: int) -> Survey:
                 )
             progress.update(blocks.fractions[block], int(block_words.sum(dtype=np.int64)))
     documents_per_argument = dict.fromkeys((source.argument for source in sources), 0)
-    for argument, size in zip(blocks.arguments, block_sizes, strict=True):
-        documents_per_argument[argument] += size
+    for source, size in zip(blocks.sources, block_sizes, strict=True):
+        documents_per_argument[source.argument] += size
     for source in sources:
         if not documents_per_argument[source.argument]:
             raise AlmaError(f"{source.label}: empty, no document found in it; leave it out or give a file with text")
@@ -90,8 +96,20 @@ def survey_documents(sources: Sequence[Source], num_workers: int) -> Survey:
         place = {name: number for number, name in enumerate(names)}
         numbers_of = np.array([place[name] for name in groups], dtype=np.uint16)[numbers_of]
     return Survey(
-        np.concatenate(hashes), np.concatenate(words), numbers_of, np.array(block_sizes, np.int64), tuple(names)
+        np.concatenate(hashes),
+        np.concatenate(words),
+        numbers_of,
+        np.array(block_sizes, np.int64),
+        tuple(names),
+        np.concatenate(sampled) if any(source.share < 1 for source in sources) else None,
     )
+
+
+def _sample(hashes: np.ndarray, share: float) -> np.ndarray:
+    """Draw documents by their content: copies are drawn together, and a larger share holds a smaller one."""
+    if share == 1:
+        return np.ones(len(hashes), bool)
+    return scrambled(hashes ^ _SAMPLING) < np.uint64(int(share * 2**64))
 
 
 def _in_order(names: Iterable[str]) -> list[str]:
@@ -107,7 +125,7 @@ class _BlockReader:
 
     def __init__(self, sources: Sequence[Source]) -> None:
         self._sources = sources
-        self.arguments: list[int] = []
+        self.sources: list[Source] = []
         self.fractions: list[float] = []
 
     def __iter__(self) -> Iterator[Block]:
@@ -115,7 +133,7 @@ class _BlockReader:
         done = 0
         for source in self._sources:
             for block, position in source.blocks():
-                self.arguments.append(source.argument)
+                self.sources.append(source)
                 self.fractions.append(min((done + position) / total, 1.0))
                 yield block
             done += source.size

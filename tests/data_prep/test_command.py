@@ -295,6 +295,31 @@ def test_plain_text_has_no_months_and_too_many_are_too_many(text, tmp_path, monk
         run(text, "--megabatches", 2, "--out", tmp_path / "stream")
 
 
+def test_a_share_of_an_input_is_drawn_by_content_and_recorded(tmp_path):
+    for name, seed in (("a.txt", 0), ("b.txt", 1)):
+        (tmp_path / name).write_text("\n\n".join(make_documents(400, seed)))
+    found = {}
+    for share in ("0.3", ".6", "1"):
+        out = tmp_path / f"stream{share}"
+        words = ["--out", out, "--megabatches", 2, "--vocab-size", 300, "--no-decontaminate"]
+        assert run(tmp_path / "a.txt", f"{tmp_path}/b.txt={share}", *words) == 0
+        stream = Stream.open(out)
+        found[share] = {text for split in stream.splits for text in texts_of(stream, split.name)}
+        assert stream.history[0]["inputs"][1].get("share", 1) == float(share)
+        assert found[share] >= {*make_documents(400)}
+    of_b = {share: len(texts) - 400 for share, texts in found.items()}
+    assert found["0.3"] < found[".6"] < found["1"]
+    assert 90 < of_b["0.3"] < 150 and 200 < of_b[".6"] < 280 and of_b["1"] == 400
+    words = ["--out", tmp_path / "none", "--megabatches", 2]
+    with pytest.raises(AlmaError, match="none of 400 documents is in a share so small"):
+        run(f"{tmp_path}/a.txt=1e-9", *words)
+    for share in ("0", "1.5", "x", ""):
+        with pytest.raises(AlmaError, match=r"a share above 0 and at most 1 is needed behind =, as in .*a\.txt=0\.3"):
+            run(f"{tmp_path}/a.txt={share}", *words)
+    (tmp_path / "a.txt=2").write_text("\n\n".join(make_documents(100)))
+    assert run(tmp_path / "a.txt=2", "--out", tmp_path / "named", "--megabatches", 2, "--vocab-size", 300) == 0
+
+
 def near_copies(documents: list[str]) -> list[str]:
     """The same words with other white space, capitals and punctuation, so that no document is a duplicate."""
     return [document.upper().replace(" ", ",  ") + " ." for document in documents]
