@@ -7,6 +7,7 @@ not have. Weights are held against the shapes that checkpoints have, by the same
 
 import errno
 import re
+import stat
 from pathlib import Path
 from typing import Annotated, Any, Literal, Mapping, Optional
 
@@ -284,8 +285,11 @@ def write_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
         OSError: it cannot be written.
     """
     save_file = _library().save_file
+    path.touch()
+    mode = stat.S_IMODE(path.stat().st_mode)  # of any new file; the library's own is for its user alone
     try:
         save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path, metadata={"format": "pt"})
+        path.chmod(mode)
     except OSError:
         raise
     except Exception as error:  # SafetensorError, whose text alone says what the system said

@@ -2,26 +2,29 @@
 
 import json
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Iterator, Mapping, Optional, Sequence
+from typing import Any, Iterable, Iterator, Mapping, Optional, Sequence
 
 import torch
 from torch import Tensor
 
 from fairseq_alma.checkpoints.checkpoint_file import Checkpoint, read_checkpoint
 from fairseq_alma.checkpoints.model_facts import ModelFacts, describe_model
-from fairseq_alma.data.stream import Stream
+from fairseq_alma.data.stream import Split, Stream
 from fairseq_alma.data.token_file import NUM_FAIRSEQ_SYMBOLS, TokenFile
 from fairseq_alma.data.tokenizer import FAIRSEQ_SYMBOLS, StreamTokenizer
-from fairseq_alma.errors import AlmaError
+from fairseq_alma.errors import AlmaError, printable
 from fairseq_alma.exchange.exported_folder import AUTO_MAP, stream_of, write_sums, write_tensors
 from fairseq_alma.exchange.member_weights import Group, groups_of, member_sizes, named_weights
 from fairseq_alma.exchange.tokenizer_files import check_same_ids, tokenizer_files
 from fairseq_alma.files import new_folder
 from fairseq_alma.metrics.anytime import bits_per_byte
 from fairseq_alma.runs.run_folder import STAGE_RECORD, RunFolder, stage_predictor
+from fairseq_alma.terminal import spell_duration
 
 MODELING_FILE = "modeling_alma.py"
+MOST_INPUTS = 12  # that a model card names
 CHECKED_TOKENS = 200_000  # of the test set, on which both forms of a tokenizer are compared
 BOS, EOS = 0, 2
 _DTYPES = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16", torch.float64: "float64"}
@@ -132,9 +135,9 @@ def config_of(checkpoint: Checkpoint, groups: Sequence[Group]) -> dict[str, Any]
 
 
 def _generation(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Text ends with </s>; fairseq's other symbols are never written."""
+    """Text ends with </s>, or where the model takes no more tokens; fairseq's other symbols are never written."""
     ids = {name: config[name] for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
-    return {**ids, "suppress_tokens": [0, 1, 3]}
+    return {**ids, "max_length": config["max_position_embeddings"], "suppress_tokens": [0, 1, 3]}
 
 
 def tensors_of(groups: Sequence[Group], path: Path) -> Iterator[tuple[str, Tensor]]:
@@ -160,6 +163,9 @@ _USE = """\
 
 ## Use
 
+It is loaded by transformers 5 or newer (`pipeline`, `AutoModelForCausalLM`, `generate`, `Trainer`), by what loads
+models with it, such as lm_eval, and by `alma-score` and `alma-generate`; not by llama.cpp (GGUF) or vLLM.
+
 ```python
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -169,7 +175,8 @@ prompt = tokenizer("The", return_tensors="pt")
 print(tokenizer.decode(model.generate(**prompt, max_new_tokens=30)[0], skip_special_tokens=True))
 ```
 
-Sequences begin with `{first}`, which the tokenizer puts there, and have at most {longest} tokens. `model(…, labels=…,
+Sequences begin with `{first}`, which the tokenizer puts there, and have at most {longest} tokens: generated text ends
+there. `model(…, labels=…,
 output_router_logits=True)` adds the balance loss to the loss, as Mixtral's classes do: train with that. With
 `trust_remote_code` the file `modeling_alma.py` of this folder is run; it is fairseq_alma's own.
 
@@ -187,15 +194,34 @@ def model_card(path: Path, stream: Stream, facts: ModelFacts, longest: int, firs
         longest: tokens of a sequence.
         first: the special token that sequences begin with.
     """
+    weights_of = datetime.fromtimestamp(path.stat().st_mtime, UTC)
+    arrived, test = [stream.megabatch(number) for number in range(stream.num_megabatches)], stream.split("test")
+    inputs = dict.fromkeys(source["name"] for entry in stream.history for source in entry.get("inputs", ()))
     rows = {
+        "weights of": f"{weights_of:%Y-%m-%d}",
         "parameters": f"{facts.num_params:,}",
         "experts per Switch layer": str(facts.num_experts),
         "models": str(facts.num_members),
         "stream": f"{stream.num_megabatches} mega-batches, fingerprint `{stream.fingerprint[:16]}`",
+        "text": f"{_amount(arrived)}; {_names(inputs)}",
+        "test set": f"{_amount([test])}, of the same text, held out",
         **_record_rows(path, stream),
     }
     table = "\n".join(["| what | |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows.items())])
     return f"{_HEADER}# {_title(facts)}\n\n{table}\n{_USE.format(longest=longest, first=first)}"
+
+
+def _amount(splits: Sequence[Split]) -> str:
+    documents, words, size = (
+        sum(getattr(split, name) for split in splits) for name in ("num_documents", "num_words", "num_bytes")
+    )
+    return f"{documents:,} documents, {words:,} words, {size / 1e6:,.2f} MB"
+
+
+def _names(inputs: Iterable[str]) -> str:
+    """Spell what a stream was made of, cut short."""
+    names = [f"`{printable(name).replace('|', '/').replace('`', '')}`" for name in inputs]
+    return ", ".join([*names[:MOST_INPUTS], *([f"{len(names) - MOST_INPUTS} more"] if names[MOST_INPUTS:] else [])])
 
 
 def _title(facts: ModelFacts) -> str:
@@ -214,6 +240,8 @@ def _record_rows(path: Path, stream: Stream) -> dict[str, str]:
     arrivals = max(stream.num_megabatches, max(seen) + 1)  # run.json has as many as there were when the run began
     rows = {
         "learner": f"{run['learner']}, waiting time {run['options']['wait']}, seed {run['seed']}",
+        "trained by": _spent([each for each in map(folder.read_stage, range(stage["stage"] + 1)) if each is not None]),
+        "options": f"`{' '.join(f'{name} {value}'.strip() for name, value in run['train_options'].items())}`",
         "mega-batches seen": f"up to {max(seen)} of 0 to {arrivals - 1} (stage {stage['stage']})",
     }
     try:
@@ -228,6 +256,14 @@ def _record_rows(path: Path, stream: Stream) -> dict[str, str]:
     }
     bits = bits_per_byte(test["loss"], split.num_tokens, split.num_bytes)
     return rows if bits is None else {**rows, "test bits per byte": f"{bits:.4f}"}
+
+
+def _spent(stages: Sequence[Mapping[str, Any]]) -> str:
+    """Spell what the stages up to now took."""
+    updates, tokens, flops, seconds = (
+        sum(stage[name] for stage in stages) for name in ("num_updates", "train_tokens", "train_flops", "wall_seconds")
+    )
+    return f"{updates:,} updates on {tokens:,} tokens, {flops:.3g} operations, {spell_duration(seconds)} of wall time"
 
 
 def _records(path: Path) -> Optional[tuple[Mapping[str, Any], Mapping[str, Any], RunFolder]]:

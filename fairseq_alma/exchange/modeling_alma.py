@@ -16,7 +16,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import GenerationMixin, PretrainedConfig, PreTrainedModel
 from transformers.cache_utils import Cache, DynamicCache
+from transformers.generation import StoppingCriteria, StoppingCriteriaList
 from transformers.modeling_outputs import MoeCausalLMOutputWithPast
+from transformers.utils import logging
+
+logger = logging.get_logger(__name__)
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
@@ -43,7 +47,9 @@ class AlmaConfig(PretrainedConfig):
     """
 
     model_type = "alma_lm"
-    keys_to_ignore_at_inference = ("past_key_values",)
+    # A list, to which Trainer adds another. What is of no batch's size cannot be gathered over batches.
+    keys_to_ignore_at_inference = ["past_key_values", "aux_loss", "router_logits"]  # noqa: RUF012
+    _auto_class = "AutoConfig"  # save_pretrained then puts this file beside the weights
 
     def __init__(
         self,
@@ -234,8 +240,13 @@ class AlmaLayer(nn.Module):
             self.fc2 = nn.Linear(ffn, hidden)
 
     def forward(
-        self, x: Tensor, mask: Optional[Tensor], is_real: Tensor, past_key_values: Optional[Cache] = None
-    ) -> tuple[Tensor, Optional[Tensor], Optional[Tensor]]:
+        self,
+        x: Tensor,
+        mask: Optional[Tensor],
+        is_real: Tensor,
+        past_key_values: Optional[Cache] = None,
+        output_attentions: bool = False,
+    ) -> tuple[Tensor, Optional[Tensor], Optional[Tensor], Optional[Tensor]]:
         """Apply the layer.
 
         Args:
@@ -243,11 +254,13 @@ class AlmaLayer(nn.Module):
             mask: (B, 1, T, P + T) bool, True where to attend; None: to everything before.
             is_real: (B, T) bool, False for padding.
             past_key_values: the cache, extended in place.
+            output_attentions: whether attention weights are wanted.
 
         Returns:
-            (B, T, M), and of a Switch layer the (S, E) router logits and the balance loss.
+            (B, T, M), of a Switch layer the (S, E) router logits and the balance loss, and (B, H, T, P + T).
         """
-        x = x + F.dropout(self._attend(self.attention_norm(x), mask, past_key_values), self.dropout, self.training)
+        attended, attention = self._attend(self.attention_norm(x), mask, past_key_values, output_attentions)
+        x = x + F.dropout(attended, self.dropout, self.training)
         normed = self.ffn_norm(x)
         if self.switch is None:
             hidden = F.dropout(self.activation(self.fc1(normed)), self.activation_dropout, self.training)
@@ -255,9 +268,11 @@ class AlmaLayer(nn.Module):
         else:
             flat, logits, balance_loss = self.switch(normed.flatten(0, 1), is_real.flatten())
             out = flat.view_as(normed)
-        return x + F.dropout(out, self.dropout, self.training), logits, balance_loss
+        return x + F.dropout(out, self.dropout, self.training), logits, balance_loss, attention
 
-    def _attend(self, x: Tensor, mask: Optional[Tensor], cache: Optional[Cache]) -> Tensor:
+    def _attend(
+        self, x: Tensor, mask: Optional[Tensor], cache: Optional[Cache], wants_weights: bool
+    ) -> tuple[Tensor, Optional[Tensor]]:
         batch, length, hidden = x.shape
         qkv = self.qkv_proj(x).view(batch, length, 3, self.num_heads, hidden // self.num_heads)
         query, key, value = qkv.permute(2, 0, 3, 1, 4)  # three times (B, H, T, M/H)
@@ -265,8 +280,23 @@ class AlmaLayer(nn.Module):
             key, value = cache.update(key, value, self.index)
         dropout = self.attention_dropout if self.training else 0.0
         is_causal = mask is None and length > 1
-        out = F.scaled_dot_product_attention(query, key, value, mask, dropout, is_causal)
-        return self.out_proj(out.transpose(1, 2).reshape(batch, length, hidden))
+        weights = None
+        if wants_weights:  # the fused function does not have them
+            weights = _attention_weights(query, key, mask, is_causal)
+            out = F.dropout(weights, dropout, self.training) @ value
+        else:
+            out = F.scaled_dot_product_attention(query, key, value, mask, dropout, is_causal)
+        return self.out_proj(out.transpose(1, 2).reshape(batch, length, hidden)), weights
+
+
+def _attention_weights(query: Tensor, key: Tensor, mask: Optional[Tensor], is_causal: bool) -> Tensor:
+    """Return (B, H, T, P + T) probabilities, those of `scaled_dot_product_attention`."""
+    scores = query @ key.transpose(-1, -2) / math.sqrt(query.size(-1))
+    if is_causal:
+        mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
+    if mask is not None:
+        scores = scores.masked_fill(~mask, -math.inf)
+    return F.softmax(scores, dim=-1, dtype=torch.float).to(query.dtype)
 
 
 class MemberOutput(NamedTuple):
@@ -277,12 +307,14 @@ class MemberOutput(NamedTuple):
         router_logits: (S, E) of each Switch layer.
         balance_losses: scalar of each Switch layer.
         states: (B, T, M) outputs of the embeddings and of each layer.
+        attentions: (B, H, T, P + T) of each layer, where they are wanted.
     """
 
     features: Tensor
     router_logits: list[Tensor]
     balance_losses: list[Tensor]
     states: list[Tensor]
+    attentions: list[Tensor]
 
 
 class AlmaMember(nn.Module):
@@ -323,6 +355,7 @@ class AlmaMember(nn.Module):
         mask: Optional[Tensor],
         is_real: Tensor,
         past_key_values: Optional[Cache],
+        output_attentions: bool,
     ) -> MemberOutput:
         """Compute features.
 
@@ -332,16 +365,20 @@ class AlmaMember(nn.Module):
             mask: as `AlmaLayer.forward`.
             is_real: (B, T) bool, False for padding.
             past_key_values: the cache.
+            output_attentions: whether attention weights are wanted.
         """
         x = self.scale * embedded + self._positions(positions, embedded)
         x = F.dropout(x, self.dropout, self.training)
-        output = MemberOutput(x, [], [], [x])
+        output = MemberOutput(x, [], [], [x], [])
         for layer in self.layers:
             if self.gradient_checkpointing and self.training:
-                x, logits, balance_loss = self._gradient_checkpointing_func(layer, x, mask, is_real)
+                found = self._gradient_checkpointing_func(layer, x, mask, is_real, None, output_attentions)
             else:
-                x, logits, balance_loss = layer(x, mask, is_real, past_key_values)
+                found = layer(x, mask, is_real, past_key_values, output_attentions)
+            x, logits, balance_loss, attention = found
             output.states.append(x)
+            if attention is not None:
+                output.attentions.append(attention)
             if logits is not None:
                 output.router_logits.append(logits)
                 output.balance_losses.append(balance_loss)
@@ -361,6 +398,21 @@ class AlmaMember(nn.Module):
         return F.pad(table, (0, embedded.size(-1) - 2 * half)).to(embedded.dtype)
 
 
+class LongestSequence(StoppingCriteria):
+    """Ends text where the model takes no more.
+
+    Args:
+        longest: tokens of a sequence, the prompt's included.
+    """
+
+    def __init__(self, longest: int) -> None:
+        self.longest = longest
+
+    def __call__(self, input_ids: Tensor, scores: Any, **kwargs: Any) -> Tensor:
+        """Return (B,) bool, whether each sequence is at its end."""
+        return input_ids.new_full((len(input_ids),), input_ids.size(1) >= self.longest, dtype=torch.bool)
+
+
 class AlmaForCausalLM(PreTrainedModel, GenerationMixin):
     """One or several Switch language models behind ``transformers``' interface.
 
@@ -370,6 +422,7 @@ class AlmaForCausalLM(PreTrainedModel, GenerationMixin):
 
     config_class = AlmaConfig
     base_model_prefix = "members"
+    _auto_class = "AutoModelForCausalLM"
     members: Any  # an nn.ModuleList, which hides from mypy what is in it
     supports_gradient_checkpointing = True
     _no_split_modules = ("AlmaLayer",)
@@ -416,6 +469,21 @@ class AlmaForCausalLM(PreTrainedModel, GenerationMixin):
     def get_output_embeddings(self) -> None:
         """Return None: the input embeddings serve."""
 
+    def generate(  # type: ignore[override]  # as there, and what follows by name alone
+        self, inputs: Optional[Tensor] = None, generation_config: Any = None, **kwargs: Any
+    ) -> Any:
+        """Write text as ``GenerationMixin.generate`` does, and end it where the model takes no more tokens."""
+        longest, first = self.config.max_position_embeddings, inputs
+        for name in ("input_ids", "inputs_embeds"):
+            first = kwargs.get(name) if first is None else first
+        if generation_config is None and kwargs.get("max_new_tokens") is not None:
+            # As one number: beside the max_length of generation_config.json it would be warned of.
+            kwargs["max_length"] = kwargs.pop("max_new_tokens") + (1 if first is None else first.shape[1])
+        if (kwargs.get("max_length") or 0) > longest:
+            logger.warning_once(f"the text ends at {longest} tokens, the prompt's included: the model takes no more")
+        ends = [*(kwargs.pop("stopping_criteria", None) or ()), LongestSequence(longest)]
+        return super().generate(inputs, generation_config, stopping_criteria=StoppingCriteriaList(ends), **kwargs)
+
     def forward(
         self,
         input_ids: Optional[Tensor] = None,
@@ -427,6 +495,7 @@ class AlmaForCausalLM(PreTrainedModel, GenerationMixin):
         use_cache: Optional[bool] = None,
         output_router_logits: Optional[bool] = None,
         output_hidden_states: Optional[bool] = None,
+        output_attentions: Optional[bool] = None,
         logits_to_keep: Union[int, Tensor] = 0,
         return_dict: Optional[bool] = None,
         **kwargs: Any,
@@ -444,6 +513,7 @@ class AlmaForCausalLM(PreTrainedModel, GenerationMixin):
             use_cache: return a cache.
             output_router_logits: return the router logits and the balance loss.
             output_hidden_states: return the outputs of the embeddings and all layers, member by member.
+            output_attentions: return the attention weights of all layers, (B, H, T, P + T), member by member.
             logits_to_keep: of how many last positions (or which) logits are wanted; 0: all.
             return_dict: False: a tuple.
             kwargs: passed to the loss (``num_items_in_batch``).
@@ -469,7 +539,8 @@ class AlmaForCausalLM(PreTrainedModel, GenerationMixin):
             position_ids = (all_real.cumsum(dim=1) - 1)[:, past:]
         position_ids = position_ids.clamp(min=0)
         self._check_length(all_real.size(1), position_ids)
-        inputs = (position_ids, _attention_mask(all_real, given.size(1)), all_real[:, past:], past_key_values)
+        mask, wants_attentions = _attention_mask(all_real, given.size(1)), bool(output_attentions)
+        inputs = (position_ids, mask, all_real[:, past:], past_key_values, wants_attentions)
         kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         outputs = []
         for member in self.members:
@@ -492,6 +563,7 @@ class AlmaForCausalLM(PreTrainedModel, GenerationMixin):
             logits=logits,
             past_key_values=past_key_values if use_cache else None,
             hidden_states=tuple(each for output in outputs for each in output.states) if output_hidden_states else None,
+            attentions=tuple(each for output in outputs for each in output.attentions) if wants_attentions else None,
             router_logits=router_logits if wants_router else None,
         )
         return result.to_tuple() if return_dict is False else result

@@ -1,11 +1,13 @@
 """``alma-export``: what it refuses, in one line, with nothing left behind."""
 
 import shutil
+from datetime import UTC, datetime
 
 import pytest
 
 from fairseq_alma.checkpoints.checkpoint_file import read_checkpoint, write_checkpoint
 from fairseq_alma.cli.export import main
+from fairseq_alma.data.stream import Stream
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.exchange import model_folder
 from tests.models.ensembles import save_member, transformer_config
@@ -73,7 +75,11 @@ def test_nothing_is_left_of_an_export_that_fails_halfway(checkpoints, tmp_path, 
     assert "the disk is full" in refused(tmp_path, checkpoints["switch"], "--out", tmp_path / "out")
 
 
-def test_the_card_says_how_good_the_model_is(checkpoints, tmp_path):
+def test_the_card_says_what_the_model_is_and_of_which_text(checkpoints, stream, tmp_path):
     main([str(checkpoints["switch"]), "--out", str(tmp_path / "out")])
     card = (tmp_path / "out" / "README.md").read_text()
     assert "| experts per Switch layer | 4 |" in card and "not part of a run of alma-stream" in card
+    changed = datetime.fromtimestamp(checkpoints["switch"].stat().st_mtime, UTC)
+    assert f"| weights of | {changed:%Y-%m-%d} |" in card and "not by llama.cpp (GGUF) or vLLM" in card
+    num_words = sum(Stream.open(stream).megabatch(number).num_words for number in range(2))
+    assert f"{num_words:,} words" in card and "`text.txt` |" in card and "of the same text, held out |" in card

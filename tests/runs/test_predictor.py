@@ -32,6 +32,7 @@ def test_the_checkpoint_that_was_tested_is_the_runs_model(predicts_with, tmp_pat
     for name, file in FILES.items():
         rows = model_folder._record_rows(root / "stage-001" / file, Splits())
         assert ("test perplexity" in rows) == (name == predicts_with)
+        assert " updates on " in rows["trained by"] and rows["options"] == "`--arch alma_switch_lm_tiny`"
         assert name == predicts_with or rows["test"].endswith(f"what was tested is stage-001/{FILES[predicts_with]}")
 
 
