@@ -469,9 +469,7 @@ class AlmaForCausalLM(PreTrainedModel, GenerationMixin):
     def get_output_embeddings(self) -> None:
         """Return None: the input embeddings serve."""
 
-    def generate(  # type: ignore[override]  # as there, and what follows by name alone
-        self, inputs: Optional[Tensor] = None, generation_config: Any = None, **kwargs: Any
-    ) -> Any:
+    def generate(self, inputs: Optional[Tensor] = None, generation_config: Any = None, **kwargs: Any) -> Any:
         """Write text as ``GenerationMixin.generate`` does, and end it where the model takes no more tokens."""
         longest, first = self.config.max_position_embeddings, inputs
         for name in ("input_ids", "inputs_embeds"):
