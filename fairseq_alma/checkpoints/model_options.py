@@ -241,7 +241,7 @@ class DenseOptions(Options):
 class GrowOptions(DenseOptions):
     """Of ``alma-grow``: one growth step of a language model."""
 
-    path: str = opt(MISSING, "checkpoint to grow: alma_switch_lm, or a dense transformer_lm", metavar="CKPT")
+    path: str = opt(MISSING, "run or checkpoint to grow: alma_switch_lm, or a dense transformer_lm", metavar="CKPT")
     out: str = opt(MISSING, "checkpoint to write", metavar="CKPT")
     method: str = opt(
         MISSING,
@@ -258,7 +258,9 @@ class GrowOptions(DenseOptions):
         choices=("loss", "usage", "random"),
     )
     stream: Optional[str] = opt(
-        None, "stream whose held-out split is measured; not needed with --select random", metavar="STREAM"
+        None,
+        "stream whose held-out split is measured (default: that of its training; none with --select random)",
+        metavar="STREAM",
     )
     split: str = opt("valid", "held-out split; a learner has no access to test", metavar="SPLIT")
     noise: float = opt(0.0, "copy: standard deviation of noise on the gate rows", range=real(0, 1e6), metavar="X")

@@ -10,13 +10,14 @@ from fairseq_alma.cli.parser import Parser
 from fairseq_alma.errors import AlmaError, refuse_no_file, refuse_unwritable
 from fairseq_alma.files import refuse_occupied
 from fairseq_alma.options import utf8_path
+from fairseq_alma.runs.lookup import ArrivalOptions, find_model
 from fairseq_alma.terminal import tell
 
 EPILOG = """\
 The folder has config.json, model.safetensors, tokenizer.json, generation_config.json, a model card (README.md),
 modeling_alma.py and the sha256 of all (SHA256SUMS). It needs torch, transformers and safetensors, not this package:
 
-  alma-export RUN/stage-003/member-0/checkpoint_last.pt --out FOLDER
+  alma-export RUN --out FOLDER
   python -c "from transformers import pipeline; print(pipeline(model='FOLDER', trust_remote_code=True)('The'))"
 
 Of a model of images the folder has config.json and model.safetensors, which
@@ -36,9 +37,11 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "path",
         type=Path,
-        metavar="CKPT",
-        help="checkpoint of alma_switch_lm, alma_umix, a pre-norm transformer_lm, or an ensemble",
+        metavar="MODEL",
+        help="run, folder of a model with its run in it, or checkpoint: of alma_switch_lm, alma_umix, a pre-norm "
+        "transformer_lm, an ensemble, or a model of images",
     )
+    ArrivalOptions.add_to(parser)
     parser.add_argument("--out", type=utf8_path, required=True, metavar="DIR", help="the folder to write; a new one")
     parser.add_argument(
         "--stream",
@@ -53,7 +56,8 @@ def build_parser() -> argparse.ArgumentParser:
 def main(argv: Optional[Sequence[str]] = None) -> Optional[int]:
     """Run ``alma-export``."""
     args = build_parser().parse_args(argv)
-    refuse_no_file(args.path, "CKPT", "give a checkpoint that fairseq-train, alma-grow or alma-ensemble wrote")
+    path = find_model(args.path, args.arrival)
+    refuse_no_file(path, "MODEL", "give a run, or a checkpoint that fairseq-train, alma-grow or alma-ensemble wrote")
     if args.out.is_dir() and args.out.samefile("."):
         raise AlmaError(f"--out {args.out}: the folder that you are in, which would be replaced; give a new folder")
     refuse_occupied(args.out, "--out ")
@@ -64,11 +68,11 @@ def main(argv: Optional[Sequence[str]] = None) -> Optional[int]:
     from fairseq_alma.exchange.image_folder import export_images
     from fairseq_alma.exchange.model_folder import export_model
 
-    if is_of_images(read_checkpoint(args.path)["cfg"]["model"]):
-        size = export_images(args.path, args.out, args.stream)
+    if is_of_images(read_checkpoint(path)["cfg"]["model"]):
+        size = export_images(path, args.out, args.stream)
         tell(f"{args.out}: a model of images, {size / 1e6:,.1f} MB of weights", sys.stdout)
         return 0
-    exported = export_model(args.path, args.out, args.stream)
+    exported = export_model(path, args.out, args.stream)
     facts = exported.facts
     models = f"{facts.num_members} model{'s' if facts.num_members > 1 else ''}"
     tell(

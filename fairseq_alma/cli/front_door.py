@@ -6,14 +6,11 @@ The examples are run as tests, in the folder that ``recipes/tour.py`` leaves beh
 from pathlib import Path
 from typing import TYPE_CHECKING, Iterable, Optional, Union
 
-from fairseq_alma.errors import AlmaError
-
 if TYPE_CHECKING:
     from pandas import DataFrame
 
     from fairseq_alma.data.stream import Stream
     from fairseq_alma.exchange.load_model import LoadedModel
-    from fairseq_alma.runs.run_folder import RunFolder
 
 AnyPath = Union[str, Path]
 
@@ -72,7 +69,7 @@ def load_model(path: AnyPath, arrival: Optional[int] = None, stream: Optional[An
     True
 
     Args:
-        path: a run's folder, a checkpoint, or a folder that ``alma-export`` wrote.
+        path: a run's folder, a model's with its run in it, a checkpoint, or a folder that ``alma-export`` wrote.
         arrival: of a run: the mega-batch, from 0, after whose arrival the model is wanted; None: the newest.
         stream: whose tokenizer a checkpoint's model knows; None: the one that it was trained on.
 
@@ -80,14 +77,9 @@ def load_model(path: AnyPath, arrival: Optional[int] = None, stream: Optional[An
         AlmaError: there is no such model, or its weights are not kept any more.
     """
     from fairseq_alma.exchange.load_model import load_model
-    from fairseq_alma.runs.run_folder import RUN_RECORD
+    from fairseq_alma.runs.lookup import find_model
 
-    path = Path(path)
-    if (path / RUN_RECORD).is_file():
-        path = _predictor(path, arrival)
-    elif arrival is not None:
-        raise AlmaError(f"{path}: no run, so there is no model at arrival {arrival}; give the folder of a run")
-    return load_model(path, stream)
+    return load_model(find_model(Path(path), arrival), stream)
 
 
 def score(model: "LoadedModel", texts: Iterable[str], window: int = 0, context: int = 0) -> "DataFrame":
@@ -113,39 +105,3 @@ def score(model: "LoadedModel", texts: Iterable[str], window: int = 0, context: 
     from fairseq_alma.exchange.load_model import score_texts
 
     return DataFrame([each.as_record() for each in score_texts(model, texts, window, context)])
-
-
-def _predictor(path: Path, arrival: Optional[int]) -> Path:
-    """Return the checkpoint that predicts after an arrival."""
-    from fairseq_alma.runs.run_folder import RunFolder, stage_predictor
-
-    run = RunFolder(path)
-    records = [record for record in map(run.read_stage, run.stages()) if record is not None]
-    if not records:
-        raise AlmaError(f"{path}: no stage is complete yet; run alma-stream")
-    reached = [max(record["megabatches"]) for record in records]
-    known = range(min(reached), _num_known(run, max(reached)))
-    if arrival is None:
-        arrival = max(reached)
-    if arrival not in known:
-        there = f"arrival {known[0]}" if len(known) == 1 else f"arrivals {known[0]} to {known[-1]}"
-        raise AlmaError(
-            f"{path}: no model yet at arrival {arrival}, there is one at {there}; run alma-stream, or give one of these"
-        )
-    return stage_predictor(run, [record for record, last in zip(records, reached, strict=True) if last <= arrival][-1])
-
-
-def _num_known(run: "RunFolder", last: int) -> int:
-    """Return how many arrivals there are before the update after the last one that is complete, or in the stream.
-
-    Args:
-        run: the run.
-        last: the mega-batch after whose arrival it was updated last.
-    """
-    from fairseq_alma.runs.study import planned_stages
-
-    record = run.read_run()
-    assert record is not None
-    num_megabatches = max(record["stream"]["num_megabatches"], last + 1)
-    ends = [stage.last_arrival for stage in planned_stages(record, num_megabatches)]
-    return min((end for end in ends if end > last), default=num_megabatches)

@@ -11,18 +11,19 @@ from typing import Any, Iterator, Optional, Sequence
 from fairseq_alma.cli.entry import command
 from fairseq_alma.cli.parser import Parser
 from fairseq_alma.errors import AlmaError, refuse_no_file
-from fairseq_alma.options import Options, flag, opt, options_of, real, utf8_path, whole
+from fairseq_alma.options import flag, opt, options_of, real, utf8_path, whole
+from fairseq_alma.runs.lookup import MODEL_HELP, ArrivalOptions, find_model
 from fairseq_alma.terminal import tell, write
 
 SAMPLING = ("temperature", "top_p", "seed")
 EPILOG = """\
-  alma-generate RUN/stage-003/ensemble.pt --prompt "In the beginning" --seed 1
+  alma-generate RUN --arrival 3 --prompt "In the beginning" --seed 1
   alma-generate FOLDER --prompts prompts.txt --seed 1 > texts.jsonl
 """
 
 
 @dataclass(frozen=True)
-class GenerateOptions(Options):
+class GenerateOptions(ArrivalOptions):
     """What is written, and how."""
 
     model: Path = Path()
@@ -56,7 +57,7 @@ def build_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("model", type=utf8_path, metavar="MODEL", help="checkpoint, or a folder that alma-export wrote")
+    parser.add_argument("model", type=utf8_path, metavar="MODEL", help=MODEL_HELP)
     prompts = parser.add_mutually_exclusive_group()
     for name, option in options_of(GenerateOptions).items():
         option.add_to(prompts if name.startswith("prompt") else parser)
@@ -85,7 +86,7 @@ def main(argv: Optional[Sequence[str]] = None) -> Optional[int]:
 
     from fairseq_alma.exchange.load_model import load_model
 
-    loaded = load_model(args.model, args.stream)
+    loaded = load_model(find_model(args.model, args.arrival), args.stream)
     torch.manual_seed(args.seed)
     if args.prompts is None:
         _show(args, loaded)

@@ -2,6 +2,7 @@
 
 import argparse
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Optional, Sequence
 
@@ -10,9 +11,10 @@ from fairseq_alma.cli.entry import command
 from fairseq_alma.cli.parser import Parser
 from fairseq_alma.errors import refuse_no_file
 from fairseq_alma.files import refuse_existing
+from fairseq_alma.runs.lookup import ArrivalOptions, find_model
 from fairseq_alma.terminal import tell
 
-CHECKPOINT_NEEDED = "give a checkpoint that fairseq-train or alma-grow wrote"
+CHECKPOINT_NEEDED = "give a run, or a checkpoint that fairseq-train or alma-grow wrote"
 
 
 def parser() -> argparse.ArgumentParser:
@@ -23,6 +25,7 @@ def parser() -> argparse.ArgumentParser:
         "that fairseq-train trains further (--finetune-from-model) and fairseq-eval-lm tests.",
     )
     GrowOptions.add_to(options)
+    ArrivalOptions.add_to(options)
     return options
 
 
@@ -30,7 +33,9 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: Optional[Sequence[str]] = None) -> Optional[int]:
     """Run ``alma-grow``."""
     options = parser()
-    args = GrowOptions.read(options.parse_args(argv))
+    given = options.parse_args(argv)
+    args = GrowOptions.read(given)
+    args = replace(args, path=str(find_model(Path(args.path), given.arrival)))
     _check(options, args)
     # fairseq takes seconds to import; a wrong option should not wait for it
     from fairseq_alma.text.grow import grow
@@ -44,8 +49,6 @@ def _check(options: argparse.ArgumentParser, args: GrowOptions) -> None:
     """Refuse what can be refused from the command line alone."""
     if args.noise > 0 and args.method != "copy":
         options.error(f"--noise {args.noise}: goes with --method copy alone")
-    if args.select != "random" and args.method != "scratch" and args.stream is None:
-        options.error(f"--stream is missing: --select {args.select} measures the experts on its held-out split")
     if args.optimizer == "share" and args.method != "split":
         options.error(f"--optimizer share: goes with --method split, whose experts share tokens, not {args.method}")
     if args.method == "scratch" and args.select != "loss":

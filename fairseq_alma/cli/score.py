@@ -11,19 +11,20 @@ from fairseq_alma.cli.entry import command
 from fairseq_alma.cli.parser import Parser
 from fairseq_alma.errors import AlmaError, refuse_no_file
 from fairseq_alma.files import open_atomically, refuse_existing
-from fairseq_alma.options import Options, opt, utf8_path, whole
+from fairseq_alma.options import opt, utf8_path, whole
+from fairseq_alma.runs.lookup import MODEL_HELP, ArrivalOptions, find_model
 
 EPILOG = """\
 One JSON line for each: its number, its "id" if it has one, num_tokens and num_bytes of its text, bits (sum over the
 tokens of the text), end_bits (of the document's end), bits_per_token (both, over tokens and end: what fairseq-eval-lm
 counts, whose windows --joined gives) and bits_per_byte (of the text alone: what lm_eval counts).
 
-  alma-score RUN/stage-003/member-0/checkpoint_last.pt documents.jsonl --out losses.jsonl
+  alma-score RUN documents.jsonl --out losses.jsonl
 """
 
 
 @dataclass(frozen=True)
-class ScoreOptions(Options):
+class ScoreOptions(ArrivalOptions):
     """What is scored, and how."""
 
     model: Path = Path()
@@ -55,7 +56,7 @@ def build_parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     add = parser.add_argument
-    add("model", type=utf8_path, metavar="MODEL", help="checkpoint, or a folder that alma-export wrote")
+    add("model", type=utf8_path, metavar="MODEL", help=MODEL_HELP)
     add("input", type=Path, nargs="?", metavar="INPUT", help="JSON lines (default: standard input)")
     ScoreOptions.add_to(parser)
     return parser
@@ -75,7 +76,7 @@ def main(argv: Optional[Sequence[str]] = None) -> Optional[int]:
     # These import torch, which takes seconds; --help and usage errors need none of it.
     from fairseq_alma.exchange.load_model import load_model
 
-    loaded = load_model(args.model, args.stream)
+    loaded = load_model(find_model(args.model, args.arrival), args.stream)
     window = args.window or loaded.longest
     if window > loaded.longest:
         raise AlmaError(f"--window {window}: the model takes {loaded.longest} tokens at most; give that or less")

@@ -16,11 +16,9 @@ from fairseq_alma.data.ngrams import DEFAULT_NGRAM, measure_overlap
 from fairseq_alma.data.stream import Stream
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.files import read_json_object
-from fairseq_alma.learners.learner import LEARNERS, build_learner, plan_stages
-from fairseq_alma.options import options_of, utf8_path
+from fairseq_alma.options import utf8_path
+from fairseq_alma.runs.lookup import EXPORT_OF_MODEL, RUN_OF_MODEL, is_begun_on, next_of, stream_of_run
 from fairseq_alma.runs.run_folder import RUN_RECORD, RunFolder
-from fairseq_alma.runs.steps import NeededModels
-from fairseq_alma.runs.study import planned_stages
 
 EPILOG = """\
 A line for each thing that was looked at, with what is wrong and what to do; exit status 0 only where all holds.
@@ -31,6 +29,7 @@ A line for each thing that was looked at, with what is wrong and what to do; exi
              next stage starts from is among them; its stream too, where it is there
   checkpoint checksums, contents, weights that are finite and of the shapes that its options say
   export     sha256 of every file, options, weights, tokenizer
+  model      a folder with run, stream and export in it: all of these
 
   alma-verify stream runs/sm my_model --json | jq 'select(.holds | not)'
 """
@@ -91,9 +90,12 @@ def verify(path: Path, overlap: bool = False) -> Iterator[Finding]:
         path: what to look at.
         overlap: measure how much of a stream's test text stands in its mega-batches too.
     """
-    runs = [path] if (path / RUN_RECORD).exists() else sorted(each.parent for each in path.glob(f"seed-*/{RUN_RECORD}"))
+    own = [each for each in (path, path / RUN_OF_MODEL) if (each / RUN_RECORD).exists()][:1]
+    runs = own or sorted(each.parent for each in path.glob(f"seed-*/{RUN_RECORD}"))
     for run in runs:
         yield from _verify_run(RunFolder(run))
+    if own == [path / RUN_OF_MODEL] and (exported := path / EXPORT_OF_MODEL).is_dir():
+        yield _look(exported, _load_folder, exported)
     if runs:
         return
     if (path / MANIFEST).exists():
@@ -170,7 +172,7 @@ def _verify_run(run: RunFolder) -> Iterator[Finding]:
         return
     record = run.read_run()
     assert record is not None
-    stream = Path(record["stream"]["path"])
+    stream = stream_of_run(run, record)
     same = _look(stream, _is_same_stream, run, record, stream)
     yield same
     if same.holds:
@@ -179,17 +181,15 @@ def _verify_run(run: RunFolder) -> Iterator[Finding]:
         yield _look(run.stage_folder(stage), _describe_stage, run, stage)
         for path in sorted(run.stage_folder(stage).rglob("*.pt")):
             yield _look(path, _read_checkpoint, path)
-    yield _look(run.root, _next_of, run, record)
+    yield _look(run.root, next_of, run, record)
 
 
 def _is_same_stream(run: RunFolder, record: Mapping[str, Any], path: Path) -> str:
     """Say that a stream is the one that a run began with; raise AlmaError if it is not."""
-    known, fingerprint = record["stream"]["num_megabatches"], record["stream"]["fingerprint"]
-    stream = Stream.open(path)
-    if stream.num_megabatches < known or stream.fingerprint_of_first(known) != fingerprint:
+    if not is_begun_on(record, Stream.open(path)):
         raise AlmaError(
-            f"{run.root / RUN_RECORD}: begun on another stream than {path} is now (fingerprint {fingerprint[:12]}); "
-            "bring that stream back, or begin another run"
+            f"{run.root / RUN_RECORD}: begun on another stream than {path} is now (fingerprint "
+            f"{record['stream']['fingerprint'][:12]}); bring that stream back, or begin another run"
         )
     return "the stream that the run began with"
 
@@ -198,31 +198,3 @@ def _describe_stage(run: RunFolder, stage: int) -> str:
     if run.read_stage(stage) is None:
         return "not complete; the same alma-stream command goes on with it"
     return "complete" if run.is_tidy(stage) else "complete; the next alma-stream command removes what is not needed"
-
-
-def _next_of(run: RunFolder, record: Mapping[str, Any]) -> str:
-    """Say what the next command does; raise AlmaError if what it needs is not there."""
-    options, kind = record["options"], record["stream"]["kind"]
-    learner = LEARNERS.get(kind, {}).get(record["learner"])
-    if learner is None:
-        return f"--learner {record['learner']} is registered elsewhere: what its next stage needs is not known here"
-    records = {stage: found for stage in run.stages() if (found := run.read_stage(stage)) is not None}
-    seen = max((max(found["megabatches"]) + 1 for found in records.values()), default=0)
-    try:
-        given = {name: options.get(name) for name in options_of(learner)}
-        planned = planned_stages(record, max(seen, record["stream"]["num_megabatches"]))
-        plans = plan_stages(build_learner(learner, kind, record["seed"], options["wait"], given), planned)
-    except ValueError as error:
-        raise AlmaError(f"{run.root / RUN_RECORD}: no run can be planned of it ({error}); begin another run") from error
-    missing = [plan.stage.index for plan in plans if plan.stage.index not in records]
-    done = (missing[0] if missing else len(plans)) - 1
-    for model in NeededModels(plans).after(done):
-        if not run.checkpoint(model).is_file():
-            raise AlmaError(
-                f"{run.checkpoint(model)}: not there, and it is needed after stage {done}; restore it, or remove "
-                f"{run.stage_folder(model.stage)} to train that stage again"
-            )
-    if not missing:
-        return f"all {len(plans)} stages are complete"
-    complete = f"{len(records)} of {len(plans)} stages are complete"
-    return f"{complete}; the same alma-stream command goes on with stage {done + 1}"

@@ -25,11 +25,8 @@ from fairseq_alma.checkpoints.architecture import (
     other_shapes,
     switch_shapes,
 )
-from fairseq_alma.checkpoints.checkpoint_file import Checkpoint
 from fairseq_alma.checkpoints.contents import check_finite, check_weights
-from fairseq_alma.checkpoints.ensemble_file import check_dictionary
 from fairseq_alma.data.manifest import file_sha256
-from fairseq_alma.data.stream import Stream
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.exchange.member_weights import folder_name
 from fairseq_alma.files import read_json_object
@@ -201,26 +198,6 @@ def read_weights(folder: Path, config: FolderConfig) -> dict[str, Tensor]:
     except UnfitCheckpoint as error:
         raise misfit(folder, str(error)) from error
     return weights
-
-
-def stream_of(checkpoint: Checkpoint, path: Path, given: Optional[Path], kind: str = "text") -> Stream:
-    """Return the stream that a model was trained on, or a given one; raise AlmaError if it has another dictionary."""
-    if given is None:
-        trained_on = (checkpoint["cfg"].get("task") or {}).get("data")
-        if not isinstance(trained_on, str):
-            raise AlmaError(f"{path}: does not say which stream it was trained on; give --stream")
-        if not Path(trained_on).is_dir():
-            raise AlmaError(f"{path}: trained on {trained_on}, which is not there any more; give --stream")
-        given = Path(trained_on)
-    stream = Stream.open(given)
-    if stream.kind != kind:
-        raise AlmaError(
-            f"--stream {stream.root}: a stream of {stream.kind}; give the stream of {kind} that it was trained on"
-        )
-    if kind == "text":
-        check_dictionary(checkpoint, str(path), stream)
-        stream.verify(["test"])
-    return stream
 
 
 def write_sums(folder: Path) -> None:

@@ -22,12 +22,12 @@ from fairseq_alma.errors import AlmaError
 from fairseq_alma.exchange.exported_folder import (
     read_tensors,
     refuse_special,
-    stream_of,
     verify_sums,
     write_sums,
     write_tensors,
 )
 from fairseq_alma.files import Positive, as_record, new_folder, read_json_object
+from fairseq_alma.runs.lookup import stream_of
 from fairseq_alma.terminal import tell
 
 FORMAT = "fairseq_alma images 1"

@@ -28,11 +28,11 @@ from fairseq_alma.exchange.exported_folder import (
     misfit,
     read_config,
     read_weights,
-    stream_of,
     verify_sums,
 )
 from fairseq_alma.exchange.member_weights import groups_of
 from fairseq_alma.exchange.model_folder import config_of, tensors_of, tokenizer_of
+from fairseq_alma.runs.lookup import stream_of
 from fairseq_alma.terminal import tell
 
 

@@ -15,11 +15,12 @@ from fairseq_alma.data.stream import Split, Stream
 from fairseq_alma.data.token_file import NUM_FAIRSEQ_SYMBOLS, TokenFile
 from fairseq_alma.data.tokenizer import FAIRSEQ_SYMBOLS, StreamTokenizer
 from fairseq_alma.errors import AlmaError, printable
-from fairseq_alma.exchange.exported_folder import AUTO_MAP, stream_of, write_sums, write_tensors
+from fairseq_alma.exchange.exported_folder import AUTO_MAP, write_sums, write_tensors
 from fairseq_alma.exchange.member_weights import Group, groups_of, member_sizes, named_weights
 from fairseq_alma.exchange.tokenizer_files import check_same_ids, tokenizer_files
 from fairseq_alma.files import new_folder
 from fairseq_alma.metrics.anytime import bits_per_byte
+from fairseq_alma.runs.lookup import stream_of
 from fairseq_alma.runs.run_folder import STAGE_RECORD, RunFolder, stage_predictor
 from fairseq_alma.terminal import spell_duration
 

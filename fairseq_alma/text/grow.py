@@ -3,7 +3,8 @@
 Measured is one pass over a stream's held-out split: the model's loss, and each expert's part in it.
 """
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any, Iterable, Iterator, Mapping, Optional
 
 import torch
@@ -24,6 +25,7 @@ from fairseq_alma.errors import AlmaError
 from fairseq_alma.growth.gate_tree import GateTree
 from fairseq_alma.growth.plan import grow_mixture, select_experts
 from fairseq_alma.moe.dispatch import ExpertLosses
+from fairseq_alma.runs.lookup import stream_of
 from fairseq_alma.terminal import track
 from fairseq_alma.text.linear_cross_entropy import token_losses
 from fairseq_alma.text.model import AlmaSwitchLM, build_from_config, gate_trees_of, parameter_shapes
@@ -51,6 +53,8 @@ def grow(args: GrowOptions) -> str:
     trees = gate_trees_of(model)
     if not trees:
         raise AlmaError(f"{args.path}: its model has no Switch layer (--moe-freq 0), so there is nothing to grow")
+    if args.stream is None and args.select != "random" and args.method != "scratch":
+        args = replace(args, stream=str(stream_of(checkpoint, Path(args.path), None).root))
     measured = _measure(checkpoint, args) if args.stream is not None else None
     step = _plan(trees, measured, args)
     losses, counts = ({}, {}) if measured is None else _by_layer(trees, measured)

@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from fairseq_alma.cli import front_door
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.exchange import model_folder
+from fairseq_alma.runs import lookup
 from fairseq_alma.runs.run_folder import RunFolder, stage_predictor
 from tests.report.fakes import text_stream, write_run
 
@@ -28,7 +28,7 @@ def test_the_checkpoint_that_was_tested_is_the_runs_model(predicts_with, tmp_pat
     extras = [{} if predicts_with == "last" else {"anytime": {"first_update": 0, "predicts_with": predicts_with}}] * 2
     root = write_run(tmp_path / "R", [30.0, 20.0], stream=text_stream(num_megabatches=2), stage_extras=extras)
     touch(root, *FILES.values())
-    assert front_door._predictor(root, None) == root / "stage-001" / FILES[predicts_with]
+    assert lookup.find_model(root, None) == root / "stage-001" / FILES[predicts_with]
     for name, file in FILES.items():
         rows = model_folder._record_rows(root / "stage-001" / file, Splits())
         assert ("test perplexity" in rows) == (name == predicts_with)
@@ -63,11 +63,11 @@ def test_a_member_is_not_the_ensemble(members, tmp_path):
     root = write_run(tmp_path / "R", [30.0, 20.0], "gens", text_stream(num_megabatches=2), num_members=(1, 2))
     touch(root, *(f"{member}/checkpoint_last.pt" for member in members))
     with pytest.raises(AlmaError, match=r"ensemble.pt: the ensemble of stage 1 is not kept, as its members are"):
-        front_door._predictor(root, None)
+        lookup.find_model(root, None)
     rows = model_folder._record_rows(root / "stage-001" / members[0] / "checkpoint_last.pt", Splits())
     assert rows["test"] == "no figures are known; what was tested is not kept"
     touch(root, "ensemble.pt")
-    assert front_door._predictor(root, None) == root / "stage-001/ensemble.pt"
+    assert lookup.find_model(root, None) == root / "stage-001/ensemble.pt"
 
 
 def test_an_arrival_has_the_model_in_force_and_what_the_stream_does_not_have_is_refused(tmp_path):
@@ -78,16 +78,16 @@ def test_an_arrival_has_the_model_in_force_and_what_the_stream_does_not_have_is_
         touch(folder, FILES["last"], stage=0)
     touch(tmp_path / "whole", FILES["last"])
     for arrival in (2, 4, None):
-        assert front_door._predictor(root, arrival) == root / first
+        assert lookup.find_model(root, arrival) == root / first
     for arrival, file in ((4, first), (5, second), (7, second), (None, second)):
-        assert front_door._predictor(tmp_path / "whole", arrival) == tmp_path / "whole" / file
+        assert lookup.find_model(tmp_path / "whole", arrival) == tmp_path / "whole" / file
     for folder, arrival, there in ((root, 1, "2 to 4"), (root, 5, "2 to 4"), (tmp_path / "whole", 8, "2 to 7")):
         message = f"no model yet at arrival {arrival}, there is one at arrivals {there}; run alma-stream, or give one"
         with pytest.raises(AlmaError, match=message):
-            front_door._predictor(folder, arrival)
+            lookup.find_model(folder, arrival)
     begun = write_run(tmp_path / "begun", num_stages=0)
     with pytest.raises(AlmaError, match="no stage is complete yet"):
-        front_door._predictor(begun, 0)
+        lookup.find_model(begun, 0)
 
 
 def test_weights_that_are_gone_are_named(tmp_path):

@@ -1,0 +1,184 @@
+"""What a folder that a user gives stands for: the model of a run, the stream that was learned from, the next stage."""
+
+import contextlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Iterator, Mapping, Optional
+
+from fairseq_alma.data.manifest import MANIFEST
+from fairseq_alma.data.stream import Stream
+from fairseq_alma.errors import AlmaError
+from fairseq_alma.learners.learner import LEARNERS, build_learner, plan_stages
+from fairseq_alma.options import Options, opt, options_of, whole
+from fairseq_alma.runs.run_folder import RUN_RECORD, RunFolder, stage_predictor
+from fairseq_alma.runs.steps import NeededModels
+from fairseq_alma.runs.study import planned_stages
+
+RUN_OF_MODEL, EXPORT_OF_MODEL = "run", "export"
+"""Where both are in a folder that has stream, run, report and export of one model."""
+MODEL_HELP = "checkpoint, run, folder of a model with its run in it, or a folder that alma-export wrote"
+
+
+@dataclass(frozen=True)
+class ArrivalOptions(Options):
+    """Of commands that take a run where they take a checkpoint."""
+
+    arrival: Optional[int] = opt(
+        None,
+        "of a run: take the model that predicts after the arrival of this mega-batch, from 0 (default: the newest)",
+        range=whole(0),
+    )
+
+
+def find_model(path: Path, arrival: Optional[int] = None) -> Path:
+    """Return the checkpoint that a run, or a folder with one in it, stands for; another path as it is.
+
+    Args:
+        path: what the user gave.
+        arrival: of a run: the mega-batch, from 0, after whose arrival the model is wanted; None: the newest.
+
+    Raises:
+        AlmaError: it is a run without such a model, or none and there is an arrival.
+    """
+    run = next((each for each in (path, path / RUN_OF_MODEL) if (each / RUN_RECORD).is_file()), None)
+    if run is not None:
+        return _predictor(run, arrival)
+    if seeds := sorted(path.glob(f"seed-*/{RUN_RECORD}")):
+        raise AlmaError(f"{path}: has a run for each seed; give one of them, such as {seeds[0].parent}")
+    if arrival is not None:
+        raise AlmaError(f"{path}: no run, so there is no model at arrival {arrival}; give the folder of a run")
+    return path
+
+
+def _predictor(path: Path, arrival: Optional[int]) -> Path:
+    """Return the checkpoint that predicts after an arrival."""
+    run = RunFolder(path)
+    records = [record for record in map(run.read_stage, run.stages()) if record is not None]
+    if not records:
+        raise AlmaError(f"{path}: no stage is complete yet; run alma-stream")
+    reached = [max(record["megabatches"]) for record in records]
+    known = range(min(reached), _num_known(run, max(reached)))
+    if arrival is None:
+        arrival = max(reached)
+    if arrival not in known:
+        there = f"arrival {known[0]}" if len(known) == 1 else f"arrivals {known[0]} to {known[-1]}"
+        raise AlmaError(
+            f"{path}: no model yet at arrival {arrival}, there is one at {there}; run alma-stream, or give one of these"
+        )
+    return stage_predictor(run, [record for record, last in zip(records, reached, strict=True) if last <= arrival][-1])
+
+
+def _num_known(run: RunFolder, last: int) -> int:
+    """Return how many arrivals there are before the update after the last one that is complete, or in the stream.
+
+    Args:
+        run: the run.
+        last: the mega-batch after whose arrival it was updated last.
+    """
+    record = run.read_run()
+    assert record is not None
+    num_megabatches = max(record["stream"]["num_megabatches"], last + 1)
+    ends = [stage.last_arrival for stage in planned_stages(record, num_megabatches)]
+    return min((end for end in ends if end > last), default=num_megabatches)
+
+
+def stream_folders(recorded: str, near: Path) -> Iterator[Path]:
+    """Yield the streams that a path in a record may mean, the likeliest first.
+
+    Paths are relative to the folder that a command was given in, which is often one above the run; or stream and run
+    were moved together.
+
+    Args:
+        recorded: what the record says.
+        near: the checkpoint, or the run.
+    """
+    places = [Path(recorded)]
+    for parent in near.absolute().parents:
+        places += [parent / recorded, parent / places[0].name]
+    yield from dict.fromkeys(place for place in places if (place / MANIFEST).is_file())
+
+
+def is_begun_on(record: Mapping[str, Any], stream: Stream) -> bool:
+    """Tell whether a run was begun on a stream, to which mega-batches may have been appended since.
+
+    Args:
+        record: its run.json.
+        stream: as it is now.
+    """
+    known = record["stream"]["num_megabatches"]
+    return known <= stream.num_megabatches and stream.fingerprint_of_first(known) == record["stream"]["fingerprint"]
+
+
+def stream_of_run(run: RunFolder, record: Mapping[str, Any]) -> Path:
+    """Return where the stream is that a run was begun on; the path in its record where it is not found."""
+    recorded = record["stream"]["path"]
+    for path in stream_folders(recorded, run.root):
+        with contextlib.suppress(AlmaError):  # another one, that is damaged
+            if is_begun_on(record, Stream.open(path)):
+                return path
+    return Path(recorded)
+
+
+def stream_of(checkpoint: Mapping[str, Any], path: Path, given: Optional[Path], kind: str = "text") -> Stream:
+    """Return the stream that a model was trained on, or a given one; raise AlmaError if it has another dictionary.
+
+    Args:
+        checkpoint: the model's.
+        path: its file; where it is part of a run, the stream is the one that the run was begun on.
+        given: by the user.
+        kind: of data.
+    """
+    from fairseq_alma.checkpoints.ensemble_file import check_dictionary  # torch, which takes seconds
+
+    stream = Stream.open(_trained_on(checkpoint, path) if given is None else given)
+    if stream.kind != kind:
+        raise AlmaError(
+            f"--stream {stream.root}: a stream of {stream.kind}; give the stream of {kind} that it was trained on"
+        )
+    if kind == "text":
+        check_dictionary(checkpoint, str(path), stream)
+        stream.verify(["test"])
+    return stream
+
+
+def _trained_on(checkpoint: Mapping[str, Any], path: Path) -> Path:
+    """Return the folder of the stream that a checkpoint names, wherever the command was given."""
+    recorded = (checkpoint["cfg"].get("task") or {}).get("data")
+    if not isinstance(recorded, str):
+        raise AlmaError(f"{path}: does not say which stream it was trained on; give --stream")
+    root = next((parent for parent in path.absolute().parents if (parent / RUN_RECORD).is_file()), None)
+    record = None if root is None else RunFolder(root).read_run()
+    if root is not None and record is not None and (found := stream_of_run(RunFolder(root), record)).is_dir():
+        return found
+    found = next(stream_folders(recorded, path), Path(recorded))
+    if not found.is_dir():
+        raise AlmaError(f"{path}: trained on {recorded}, which is not there any more; give --stream")
+    return found
+
+
+def next_of(run: RunFolder, record: Mapping[str, Any]) -> str:
+    """Say what the next alma-stream command does; raise AlmaError if what it needs is not there."""
+    options, kind = record["options"], record["stream"]["kind"]
+    learner = LEARNERS.get(kind, {}).get(record["learner"])
+    if learner is None:
+        return f"--learner {record['learner']} is registered elsewhere: what its next stage needs is not known here"
+    records = {stage: found for stage in run.stages() if (found := run.read_stage(stage)) is not None}
+    seen = max((max(found["megabatches"]) + 1 for found in records.values()), default=0)
+    try:
+        given = {name: options.get(name) for name in options_of(learner)}
+        planned = planned_stages(record, max(seen, record["stream"]["num_megabatches"]))
+        plans = plan_stages(build_learner(learner, kind, record["seed"], options["wait"], given), planned)
+    except ValueError as error:
+        raise AlmaError(f"{run.root / RUN_RECORD}: no run can be planned of it ({error}); begin another run") from error
+    missing = [plan.stage.index for plan in plans if plan.stage.index not in records]
+    done = (missing[0] if missing else len(plans)) - 1
+    for model in NeededModels(plans).after(done):
+        if not run.checkpoint(model).is_file():
+            raise AlmaError(
+                f"{run.checkpoint(model)}: not there, and it is needed after stage {done}; restore it, or remove "
+                f"{run.stage_folder(model.stage)} to train that stage again"
+            )
+    if not missing:
+        return f"all {len(plans)} stages are complete"
+    complete = f"{len(records)} of {len(plans)} stages are complete"
+    return f"{complete}; the same alma-stream command goes on with stage {done + 1}"

@@ -1,0 +1,88 @@
+"""Commands that take a run, or a folder with one in it, from any folder, wherever both have been moved to."""
+
+import json
+import shutil
+
+import pytest
+
+from fairseq_alma.checkpoints.checkpoint_file import read_checkpoint, write_checkpoint
+from fairseq_alma.cli.export import main as export
+from fairseq_alma.cli.generate import main as generate
+from fairseq_alma.cli.grow import main as grow
+from fairseq_alma.cli.score import main as score
+from fairseq_alma.cli.verify import verify
+from fairseq_alma.data.stream import Stream
+from fairseq_alma.errors import AlmaError
+from tests.report.fakes import text_stream, write_run
+
+
+@pytest.fixture
+def model(tmp_path, stream, checkpoints, monkeypatch):
+    """A folder with a stream and a run of two stages, begun in the folder above; the commands are given elsewhere."""
+    root = tmp_path / "began" / "M"
+    shutil.copytree(stream, root / "stream")
+    said = {"path": "M/stream", "fingerprint": Stream.open(stream).fingerprint}
+    write_run(root / "run", [30.0, 20.0], stream={**text_stream(num_megabatches=2), **said})
+    for stage, kind in enumerate(("switch", "tree")):
+        checkpoint = read_checkpoint(checkpoints[kind], mmap=False)
+        checkpoint["cfg"]["task"] = {"_name": "alma_lm", "data": "M/stream"}
+        write_checkpoint(checkpoint, root / f"run/stage-{stage:03d}/member-0/checkpoint_last.pt")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    return root
+
+
+@pytest.mark.parametrize("given", ["", "run"])
+@pytest.mark.parametrize(("options", "is_tree"), [([], True), (["--arrival", "0"], False), (["--arrival", "1"], True)])
+def test_the_model_of_an_arrival_is_exported_with_its_figures(given, options, is_tree, model):
+    assert export([str(model / given), "--out", "out", *options]) == 0
+    config = json.loads((model.parent.parent / "elsewhere/out/config.json").read_text())
+    gates = [gate for gate in config["members"][0]["gates"] if gate is not None]
+    assert gates and all(("choices" in gate) == is_tree for gate in gates)
+    card = (model.parent.parent / "elsewhere/out/README.md").read_text()
+    assert f"| test perplexity | {20 if is_tree else 30}.00 per token" in card
+    assert Stream.open(model / "stream").fingerprint[:16] in card
+
+
+def test_the_other_commands_take_it_too(model, tmp_path, capsys):
+    (tmp_path / "text.jsonl").write_text('{"text": "the cat sat on a mat"}')
+    newest = model / "run/stage-001/member-0/checkpoint_last.pt"
+    for path in (model, newest):
+        assert score([str(path), str(tmp_path / "text.jsonl")]) == 0
+        assert generate([str(path), "--prompt", "the cat", "--max-tokens", "3", "--greedy"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[: len(lines) // 2] == lines[len(lines) // 2 :] and "the cat" in "".join(lines)
+    words = ["--out", "grown.pt", "--method", "split", "--experts", "1", "--cpu"]
+    assert grow(["--path", str(model), "--arrival", "0", *words]) == 0
+    assert read_checkpoint("grown.pt")["cfg"]["model"]["num_experts"] == 5
+
+
+def test_a_run_finds_its_stream_where_both_were_moved_to_and_takes_no_other(model, tmp_path, sentencepiece_stream):
+    shutil.copytree(sentencepiece_stream, "M/stream")  # where the run's record points from here
+    moved = tmp_path / "moved"
+    model.rename(moved)
+    assert export([str(moved), "--out", str(moved / "export")]) == 0
+    findings = list(verify(moved))
+    assert findings[-1].path == str(moved / "export") and findings[-1].holds
+    assert all(finding.holds for finding in findings if "/member-0/" not in finding.path), findings
+    assert str(moved / "stream") in {finding.path for finding in findings}
+    assert export([str(moved), "--out", "out"]) == 0
+    shutil.rmtree(moved / "stream")
+    with pytest.raises(AlmaError, match="trained with another tokenizer"):
+        export([str(moved), "--out", "other"])
+    shutil.rmtree("M")
+    with pytest.raises(AlmaError, match=r"trained on M/stream, which is not there any more; give --stream"):
+        export([str(moved), "--out", "other"])
+
+
+def test_what_no_model_can_be_found_of_is_one_line(model, tmp_path):
+    for path, options, message in (
+        (model, ["--arrival", "7"], "no model yet at arrival 7, there is one at arrivals 0 to 1"),
+        (model / "run/stage-001/member-0/checkpoint_last.pt", ["--arrival", "0"], "no run, so there is no model at"),
+        (model / "stream", [], "a folder, no file; give a run, or a checkpoint"),
+    ):
+        with pytest.raises(AlmaError, match=message):
+            export([str(path), "--out", "out", *options])
+    model.joinpath("run").rename(tmp_path / "seed-1")
+    with pytest.raises(AlmaError, match=r"has a run for each seed; give one of them, such as .*seed-1"):
+        export([str(tmp_path), "--out", "out"])
