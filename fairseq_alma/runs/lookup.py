@@ -119,7 +119,7 @@ def stream_of_run(run: RunFolder, record: Mapping[str, Any]) -> Path:
     return Path(recorded)
 
 
-def stream_of(checkpoint: Mapping[str, Any], path: Path, given: Optional[Path], kind: str = "text") -> Stream:
+def stream_of(checkpoint: dict[str, Any], path: Path, given: Optional[Path], kind: str = "text") -> Stream:
     """Return the stream that a model was trained on, or a given one; raise AlmaError if it has another dictionary.
 
     Args:
@@ -141,7 +141,7 @@ def stream_of(checkpoint: Mapping[str, Any], path: Path, given: Optional[Path], 
     return stream
 
 
-def _trained_on(checkpoint: Mapping[str, Any], path: Path) -> Path:
+def _trained_on(checkpoint: dict[str, Any], path: Path) -> Path:
     """Return the folder of the stream that a checkpoint names, wherever the command was given."""
     recorded = (checkpoint["cfg"].get("task") or {}).get("data")
     if not isinstance(recorded, str):
