@@ -152,6 +152,8 @@ arm() {
     ! asked 0 || row ema-wd "$2" "$3" "${ema[@]}" --stage 0 "${regular[@]}"
     ;;
   best-wd) row best-wd "$2" "$3" decay --best-checkpoint --save-every 10 "${regular[@]}" ;;
+  best-wd-replay) row best-wd-replay "$2" "$3" decay --replay --best-checkpoint --save-every 10 "${regular[@]}" ;;
+  ema-wd-replay) row ema-wd-replay "$2" "$3" "${ema[@]}" --replay "${regular[@]}" ;;
   oracle-best-wd)
     retrained "$@" decay --best-checkpoint --save-every 10 "${regular[@]}"
     ! asked 0 || row best-wd "$2" "$3" decay --best-checkpoint --save-every 10 --stage 0 "${regular[@]}"
@@ -159,6 +161,7 @@ arm() {
   fixed-*) EXPERTS=${1#fixed-} row "$1" "$2" "$3" "${ema[@]}" ;;
   grow) row grow "$2" "$3" "${ema[@]}" --learner gmoe --grow-schedule "$GROW" --grow-method split ;;
   branch) row branch "$2" "$3" constant --carry-optimizer --branch-decay 0.2 ;;
+  wsd-20) row wsd-20 "$2" "$3" constant --carry-optimizer --branch-share 0.2 ;;
   wsd-s) row wsd-s "$2" "$3" constant --carry-optimizer --branch-decay 0.2 --branch-continue ;;
   *) echo "ARMS: no arm $1; recipes/anytime/common.sh has them" >&2 && return 2 ;;
   esac
