@@ -12,7 +12,7 @@ import torch
 from msgspec import Meta, Struct
 from torch import Tensor, nn
 
-from fairseq_alma.checkpoints import TASK_STATE, UnfitCheckpoint
+from fairseq_alma.checkpoints import IMAGE_TASK_STATE, TASK_STATE, UnfitCheckpoint
 from fairseq_alma.files import Count
 
 SCALARS = (type(None), bool, int, float, str)
@@ -49,7 +49,7 @@ class Position(Struct):
 
 
 class TokenCount(Struct):
-    """What the task alma_lm counts."""
+    """What the tasks count."""
 
     train_tokens: Count
 
@@ -63,6 +63,7 @@ class ExtraState(Struct):
     val_loss: Optional[float] = None
     best: Optional[float] = None
     counted: Optional[TokenCount] = msgspec.field(default=None, name=TASK_STATE)
+    counted_images: Optional[TokenCount] = msgspec.field(default=None, name=IMAGE_TASK_STATE)
 
 
 class History(Struct):

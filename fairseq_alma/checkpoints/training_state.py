@@ -7,15 +7,15 @@ from typing import Any, Mapping, Optional
 import torch
 from torch import Tensor
 
-from fairseq_alma.checkpoints import AVERAGE, TASK_STATE, UnfitCheckpoint
+from fairseq_alma.checkpoints import AVERAGE, IMAGE_TASK_STATE, TASK_STATE, UnfitCheckpoint
 from fairseq_alma.checkpoints.checkpoint_file import Checkpoint, read_checkpoint, write_checkpoint
 from fairseq_alma.errors import AlmaError
 
 
 def find_average(checkpoint: Checkpoint) -> Optional[dict[str, Any]]:
     """Return the part of ``extra_state`` that has an average; None: there is none."""
-    entry = checkpoint.get("extra_state", {}).get(TASK_STATE)
-    return entry if isinstance(entry, dict) and isinstance(entry.get(AVERAGE), dict) else None
+    entries = (checkpoint.get("extra_state", {}).get(key) for key in (TASK_STATE, IMAGE_TASK_STATE))
+    return next((each for each in entries if isinstance(each, dict) and isinstance(each.get(AVERAGE), dict)), None)
 
 
 def write_average(path: Path, out: Path, replace: bool = True) -> None:

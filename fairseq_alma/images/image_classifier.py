@@ -9,7 +9,7 @@ Letters: N members, B images, C channels, H and W height and width, K classes.
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Callable, ClassVar, Optional, Protocol, Sequence, Union
+from typing import Any, Callable, ClassVar, Optional, Sequence, Union
 
 import fairseq.models
 import torch
@@ -21,23 +21,11 @@ from torch import Generator, Tensor, nn
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.exchange.image_folder import ImagesRecord, read_folder
 from fairseq_alma.growth.gate_tree import GateTree, format_gate_trees
-from fairseq_alma.images.image_network import ImageKind, ImageNetwork, SideBySide, join_logits
+from fairseq_alma.images.networks import ImageKind, ImageNetwork, SideBySide, join_logits
 from fairseq_alma.learners.plan import Growth
 from fairseq_alma.training.fairseq_options import check_options
 from fairseq_alma.training.loading import refuse_other_weights
 from fairseq_alma.training.trained_members import TrainedMembers, log_of_mean
-
-
-class ImageTask(Protocol):
-    """What a model needs to know of its task.
-
-    Attributes:
-        image_shape: (C, H, W).
-        num_classes: K.
-    """
-
-    image_shape: Sequence[int]
-    num_classes: int
 
 
 @dataclass(frozen=True)
@@ -87,12 +75,7 @@ class GrowthData:
 
 
 class ImageClassifier(BaseFairseqModel):
-    """A model that classifies images; with several members, by the mean or the sum of their logits.
-
-    Args:
-        network: its members.
-        joint_logits: ``mean`` or ``sum``.
-    """
+    """A model that classifies images; with several members, by the ``mean`` or the ``sum`` of their logits."""
 
     stacks_members: ClassVar[bool] = True
     """Whether one network holds several members, rather than one after the other."""
@@ -102,13 +85,13 @@ class ImageClassifier(BaseFairseqModel):
         self.network, self.joint_logits = network, joint_logits
 
     @classmethod
-    def build_model(cls, cfg: Any, task: ImageTask) -> "ImageClassifier":
+    def build_model(cls, cfg: Any, task: Any) -> "ImageClassifier":
         """Build a single model, with weights drawn from torch's global generator."""
         return cls.build_joint(cfg, task, num_members=1)
 
     @classmethod
-    def build_joint(cls, cfg: Any, task: ImageTask, num_members: int, joint_logits: str = "mean") -> "ImageClassifier":
-        """Build models that predict as one, by the ``mean`` or the ``sum`` of their logits."""
+    def build_joint(cls, cfg: Any, task: Any, num_members: int, joint_logits: str = "mean") -> "ImageClassifier":
+        """Build models that predict as one, by the ``mean`` or ``sum`` of their logits, for the images of a task."""
         if not hasattr(task, "image_shape"):
             raise AlmaError(f"{cls.__name__} classifies images; give --task alma_image_classification")
         check_options(cfg)
@@ -203,12 +186,7 @@ class ImageEnsemble(TrainedMembers, BaseFairseqModel):
         self.embedded = frozenset(embedded)
         self.requires_grad_(False)
 
-    @classmethod
-    def build_ensemble(
-        cls, members: Sequence[BaseFairseqModel], weights: Sequence[float], embedded: Sequence[int]
-    ) -> "ImageEnsemble":
-        """Build an ensemble; what `alma_ensemble` looks for in its members, which may be ensembles themselves."""
-        return cls(members, weights, embedded)
+    build_ensemble = ImageClassifier.build_ensemble  # its members may be ensembles themselves
 
     def trained_members(self) -> Sequence[nn.Module]:
         """Return the members."""
@@ -222,12 +200,8 @@ class ImageEnsemble(TrainedMembers, BaseFairseqModel):
 
 def image_architectures() -> list[str]:
     """Return the names of the registered architectures of single image models, in order."""
-    names = (name for name, key in ARCH_MODEL_NAME_REGISTRY.items() if _classifies_images(MODEL_REGISTRY[key]))
-    return sorted(names)
-
-
-def _classifies_images(model: Any) -> bool:
-    return isinstance(model, type) and issubclass(model, ImageClassifier)
+    models = {name: MODEL_REGISTRY[key] for name, key in ARCH_MODEL_NAME_REGISTRY.items()}
+    return sorted(name for name, kind in models.items() if isinstance(kind, type) and issubclass(kind, ImageClassifier))
 
 
 def load_exported_images(folder: Union[str, Path]) -> tuple[Any, ImagesRecord]:

@@ -1,28 +1,31 @@
-"""``alma-stream`` on streams of images: training and tests in this process."""
+"""``alma-stream`` on streams of images: its stages are trained and tested in this process, one step after the other."""
 
+import copy
 import os
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Callable, Optional, Sequence
+from typing import TYPE_CHECKING, Any, Callable, Collection, Mapping, Optional, Sequence
 
 from fairseq_alma.data.image_stream import ImageStream
 from fairseq_alma.data.stream import Stream
 from fairseq_alma.errors import AlmaError
-from fairseq_alma.images.image_train_options import ImageTrainOptions
-from fairseq_alma.learners.plan import StagePlan
+from fairseq_alma.images.image_train_options import ImageTrainOptions, feature_options
+from fairseq_alma.learners.plan import ModelId, StagePlan, Training
 from fairseq_alma.options import without
 from fairseq_alma.runs.loop import Run
 from fairseq_alma.runs.request import RunRequest
 from fairseq_alma.runs.run_folder import EVALUATED_FILE, RunFolder, predicting_checkpoint
+from fairseq_alma.runs.steps import StageWork, Step
 from fairseq_alma.terminal import shell_words
 from fairseq_alma.training.feature import Features, Setting
 from fairseq_alma.watch.run_display import describe_stage
 
 if TYPE_CHECKING:
-    from fairseq_alma.images.image_backend import ImageBackend
+    from fairseq_alma.images.stage_trainer import StageTrainer
 
 
 class ImageJob:
-    """What alma-stream does with images; see `request.Job`.
+    """What alma-stream does with images, see `request.Job`; the back end of its runs, see `steps.Backend`.
 
     Args:
         request: what stands before ``--``.
@@ -30,11 +33,15 @@ class ImageJob:
         words: what stands after it.
         stream: the data.
 
+    Attributes:
+        trainer: what trains and tests; None: nothing does, as in a dry run.
+
     Raises:
         ValueError: an option after ``--`` is wrong.
     """
 
     unit = "image"
+    trainer: "Optional[StageTrainer]" = None
 
     def __init__(
         self, request: RunRequest, own_words: Sequence[str], words: Sequence[str], stream: Optional[Stream]
@@ -44,7 +51,7 @@ class ImageJob:
         self.images = ImageStream.open(stream.root)
         self.options = ImageTrainOptions(words, request.learner, self.images.has_photographs, request.preset)
         self.overridden: tuple[str, ...] = self.options.overridden
-        self.features = request.features.with_options(self.options.feature_values())
+        self.features = request.features.with_options(self.options.values_of(feature_options().values()))
 
     def last(self, name: str) -> Optional[tuple[str, ...]]:
         """Return the values of an option after ``--``; see `request.Job`."""
@@ -54,33 +61,11 @@ class ImageJob:
         """Return what run.json says of the options after ``--``, the paper's values included."""
         return self.options.as_dict()
 
-    def print_plan(self, plans: Sequence[StagePlan]) -> None:
-        """Print the commands that run the stages one by one, with every option of the training."""
-        print("# the stages run in one process; each of these commands runs one of them, in this order")
-        for plan in self.request.chosen(plans):
-            print(f"# {describe_stage(plan, len(plans))}: {_describe_trainings(plan)}")
-            own = shell_words(
-                [
-                    "alma-stream",
-                    *without(self.own_words, {"--dry-run": 0, "--stage": 1}),
-                    "--stage",
-                    str(plan.stage.index),
-                ]
-            )
-            print(f"{own} -- {shell_words(self.options.all_words())}")
-
-    def predictor(self, folder: RunFolder, plan: StagePlan) -> tuple[Path, Sequence[Path]]:
-        """Return the checkpoint that stands for what predicts after a stage; see `request.Job`."""
-        members = [predicting_checkpoint(folder, model, self.features.predicts_with) for model in plan.predictors]
-        if len(members) == 1:
-            return members[0], ()
-        return folder.stage_folder(plan.stage.index) / EVALUATED_FILE, members
-
     def work(self) -> Callable[[StagePlan], float]:
         """Return how the trainings of two stages compare: by their images."""
         return lambda plan: float(len(plan.stage.megabatches))
 
-    def prepare(self, plans: Sequence[StagePlan]) -> "Callable[[Sequence[Run]], ImageBackend]":
+    def prepare(self, plans: Sequence[StagePlan]) -> "Callable[[Sequence[Run]], ImageJob]":
         """Read the options as fairseq does, and build a network; see `request.Job`."""
         self._check_validation(plans)
         # Before torch is imported: networks this small, on a machine that is not idle, are slower with several threads.
@@ -88,19 +73,22 @@ class ImageJob:
             os.environ.setdefault("OMP_NUM_THREADS", "1")
         import fairseq  # noqa: F401  first: it registers the models here, which must not be half-way through their import
 
-        from fairseq_alma.images.image_backend import ImageBackend
         from fairseq_alma.images.image_settings import ImageSettings
+        from fairseq_alma.images.stage_trainer import StageTrainer
 
         trainings = [training for plan in plans for training in plan.trainings]
         settings = ImageSettings(self.images, self.options, trainings[0].num_joint, trainings[0].joint_logits)
         for growth in {training.growth for training in trainings if training.growth is not None}:
             settings.check_growth(growth)
-        group_size = self.request.group_size if self.request.trains_members_apart else None
-        setting = Setting(settings.device.type, str(settings.cfg.optimizer._name))
-        features = Features(self.features.each, setting)
+        features = Features(self.features.each, Setting(settings.device.type, str(settings.cfg.optimizer._name)))
         features.prepare()
-        how = (group_size, self.request.keep_checkpoints, features)
-        return lambda runs: ImageBackend(settings, runs, self.request.run, *how)
+
+        def begin(runs: Sequence[Run]) -> ImageJob:
+            job, request = copy.copy(self), self.request
+            job.trainer = StageTrainer(settings, runs, request.run, request.wait, request.keep_checkpoints, features)
+            return job
+
+        return begin
 
     def _check_validation(self, plans: Sequence[StagePlan]) -> None:
         """Raise AlmaError if a stage has nothing by which its best epoch is told."""
@@ -110,6 +98,90 @@ class ImageJob:
                     f"{self.images.stream.root}: stage {plan.stage.index} has no validation images, by which its best "
                     "epoch is told; prepare the stream with fewer mega-batches, or gather more for a stage (--wait)"
                 )
+
+    def print_plan(self, plans: Sequence[StagePlan]) -> None:
+        """Print the commands that run the stages one by one, with every option of the training."""
+        print("# the stages run in one process; each of these commands runs one of them, in this order")
+        for plan in self.request.chosen(plans):
+            print(f"# {describe_stage(plan, len(plans))}: {_describe_trainings(plan)}")
+            for step in self.steps(self.request.folder(self.request.seeds[0]), plan):
+                for command in step.commands():
+                    print(command)
+
+    def steps(self, folder: RunFolder, plan: StagePlan) -> "list[ImageStep]":
+        """Return the steps of a stage: its models are trained side by side, or in groups; see `steps.Backend`."""
+        apart = self.request.trains_members_apart
+        groups = plan.groups(self.request.group_size) if apart else [plan.trainings]
+        return [*(TrainImages(self, folder, plan, tuple(group)) for group in groups), TestImages(self, folder, plan)]
+
+    def predictor(self, folder: RunFolder, plan: StagePlan) -> tuple[Path, Sequence[Path]]:
+        """Return the checkpoint that stands for what predicts after a stage; see `request.Job`."""
+        members = [predicting_checkpoint(folder, model, self.features.predicts_with) for model in plan.predictors]
+        if len(members) == 1:
+            return members[0], ()
+        return folder.stage_folder(plan.stage.index) / EVALUATED_FILE, members
+
+    def keep_only(self, folder: RunFolder, stage: int, needed: Sequence[ModelId], planned: Collection[ModelId]) -> None:
+        """Remove the weights that no later stage needs; see `steps.Backend`."""
+        assert self.trainer is not None
+        self.trainer.store(folder).keep_only(stage, needed, planned)
+
+
+@dataclass(frozen=True)
+class ImageStep(Step):
+    """A step of a stage; see `steps.Step`.
+
+    Attributes:
+        job: of the runs; its trainer does the work.
+        folder: of the run.
+        plan: of the stage.
+    """
+
+    job: ImageJob
+    folder: RunFolder
+    plan: StagePlan
+
+    @property
+    def trainer(self) -> "StageTrainer":
+        """What does the work."""
+        assert self.job.trainer is not None
+        return self.job.trainer
+
+
+@dataclass(frozen=True)
+class TrainImages(ImageStep):
+    """Trains models of a stage in one network; what does that is part of the command of `TestImages`."""
+
+    trainings: tuple[Training, ...]
+
+    @property
+    def trains(self) -> tuple[ModelId, ...]:
+        """The models."""
+        return tuple(training.model for training in self.trainings)
+
+    def is_done(self, model: Optional[ModelId] = None) -> bool:
+        """Tell whether the checkpoints are there, whole."""
+        store = self.trainer.store(self.folder)
+        return all(store.is_whole(each) for each in self.trains if model in (None, each))
+
+    def run(self, work: StageWork) -> Mapping[str, Any]:
+        """Train what is not there."""
+        return self.trainer.train(work, self.trainings)
+
+
+class TestImages(ImageStep):
+    """Tests what predicts after the stage."""
+
+    def commands(self) -> Sequence[str]:
+        """Return the call that runs the stage: it trains what is not trained yet, and tests."""
+        own = without(self.job.own_words, {"--dry-run": 0, "--stage": 1})
+        stage = str(self.plan.stage.index)
+        words = shell_words(self.job.options.all_words())
+        return [f"{shell_words(['alma-stream', *own, '--stage', stage])} -- {words}"]
+
+    def run(self, work: StageWork) -> Mapping[str, Any]:
+        """Test."""
+        return self.trainer.test(work)
 
 
 def _describe_trainings(plan: StagePlan) -> str:

@@ -25,7 +25,6 @@ from fairseq_alma.errors import AlmaError
 from fairseq_alma.growth.gate_tree import parse_gate_trees
 from fairseq_alma.images.firefly import amount_to_add, grow_on_images
 from fairseq_alma.images.image_classifier import GrownLayers, GrowthData, ImageClassifier
-from fairseq_alma.images.image_network import ImageKind, ImageNetwork
 from fairseq_alma.images.mixtures import MixtureMLP, MixtureVGG, grow_losing_experts, mixture_layers
 from fairseq_alma.images.networks import (
     MLP,
@@ -33,6 +32,8 @@ from fairseq_alma.images.networks import (
     SMALLEST_IMAGE,
     VGG,
     ConvBlock,
+    ImageKind,
+    ImageNetwork,
     Variant,
 )
 from fairseq_alma.learners.plan import Growth

@@ -19,20 +19,14 @@ from fairseq_alma.checkpoints import JOINT_MODEL
 from fairseq_alma.data.image_stream import ImageStream
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.images.image_classifier import GrownLayers, ImageClassifier, image_architectures
-from fairseq_alma.images.image_network import ImageKind, ImageNetwork
 from fairseq_alma.images.image_train_options import ImageTrainOptions
+from fairseq_alma.images.networks import ImageKind, ImageNetwork
 from fairseq_alma.images.stage_training import TrainingSettings
 from fairseq_alma.learners.plan import Growth
 
 
 class ImageSettings:
-    """Settings of a run.
-
-    Args:
-        stream: the images.
-        options: what stands after ``--``, and the paper's values.
-        num_joint: members that are trained as one.
-        joint_logits: what these are trained on: the ``mean`` of their logits, or the ``sum``.
+    """Settings of a run; of ``num_joint`` members that are trained as one, on the ``mean`` or ``sum`` of their logits.
 
     Attributes:
         device: the GPU, if there is one and --cpu was not given.
@@ -88,28 +82,19 @@ class ImageSettings:
 
     def training(self) -> TrainingSettings:
         """Return how a stage is trained."""
-        return TrainingSettings(
-            max_epoch=int(self.cfg.optimization.max_epoch),
-            batch_size=int(self.cfg.dataset.batch_size),
-            patience=self.cfg.checkpoint.patience if self.cfg.checkpoint.patience > 0 else None,
-            build_optimizer=self._build_optimizer,
-            is_joint=self.is_joint,
-            joint_logits=self.joint_logits,
-            select=self.options.select,
-            least_gain=self.options.least_gain,
-        )
+        own: dict[str, Any] = {
+            "build_optimizer": self._build_optimizer,
+            "is_joint": self.is_joint,
+            "joint_logits": self.joint_logits,
+        }
+        return TrainingSettings(**vars(self.options.loop), **own)
 
     def _build_optimizer(self, parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
         """Build one as fairseq has built the first, without its milliseconds of reading options for each stage."""
         return type(self._optimizer)(parameters, **self._optimizer.defaults)
 
     def build(self, num_members: int, grown: Optional[GrownLayers] = None) -> ImageNetwork:
-        """Build members side by side, without initial weights, on the CPU.
-
-        Args:
-            num_members: N.
-            grown: what growth has changed; None: what the options say of it.
-        """
+        """Build members side by side, without initial weights, on the CPU; see `ImageClassifier.build_members`."""
         return self.model_class.build_members(self.cfg.model, self.images, num_members, grown)
 
     def check_growth(self, growth: Growth) -> None:

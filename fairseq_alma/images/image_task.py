@@ -5,19 +5,19 @@
         --batch-size 128 --cpu
 """
 
-import argparse
 import os
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, Optional, Sequence
 
 import numpy as np
+import torch
 import torch.nn.functional as F
 from fairseq.criterions import FairseqCriterion, register_criterion
+from fairseq.data import FairseqDataset, data_utils
 from fairseq.dataclass import FairseqDataclass
 from fairseq.logging import metrics
 from fairseq.models import BaseFairseqModel
-from fairseq.tasks import FairseqTask, register_task
+from fairseq.tasks import register_task
 from omegaconf import II, MISSING
 from torch import Tensor
 
@@ -27,13 +27,118 @@ from fairseq_alma.checkpoints.ensemble_file import ENSEMBLE_ARCH
 from fairseq_alma.data.image_stream import ImageStream
 from fairseq_alma.errors import AlmaError, in_one_line
 from fairseq_alma.images.image_classifier import image_architectures
-from fairseq_alma.images.image_dataset import ImageDataset
-from fairseq_alma.images.stage_images import ImageInput
+from fairseq_alma.images.stage_images import ImageInput, rows_to_train_on
 from fairseq_alma.learners.schedule import StageOptions, stage_ending_with
-from fairseq_alma.training.fairseq_options import bound_options, check_whole_config, fairseq_config
-from fairseq_alma.training.loading import check_architecture, check_weights, note_task, refuse_other_weights
-from fairseq_alma.training.processes import prepare_group, set_process_defaults
+from fairseq_alma.training.fairseq_options import check_whole_config, fairseq_config
+from fairseq_alma.training.feature import FEATURES
+from fairseq_alma.training.loading import (
+    change_when_loaded,
+    check_architecture,
+    check_weights,
+    note_task,
+    refuse_other_weights,
+)
+from fairseq_alma.training.processes import prepare_group
+from fairseq_alma.training.stage_task import StageTask, features_of
 from fairseq_alma.training.whole_split import WholeSplit
+
+
+class ImageDataset(FairseqDataset):
+    """Images of a stream under (n) indices, normalised.
+
+    In training each epoch has another order, and other crops and flips where the data set says so, all from ``seed``.
+    """
+
+    def __init__(
+        self, stream: ImageStream, indices: np.ndarray, source: ImageInput, seed: int, is_training: bool
+    ) -> None:
+        super().__init__()
+        self.stream, self.indices, self.source = stream, indices, source
+        self.seed, self.is_training, self.epoch = seed, is_training, 1
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        """Return one image as bytes, with its label."""
+        row = self.indices[index]
+        return {"id": index, "image": self.stream.images[row], "label": int(self.stream.labels[row])}
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def num_tokens(self, index: int) -> int:
+        """Return 1: an image counts as one token."""
+        return 1
+
+    def size(self, index: int) -> int:
+        """Return 1, as `num_tokens`."""
+        return 1
+
+    def num_tokens_vec(self, indices: Sequence[int]) -> np.ndarray:
+        """Return a 1 for each image."""
+        return np.ones(len(indices), dtype=np.int64)
+
+    def ordered_indices(self) -> np.ndarray:
+        """Return the order of an epoch, another one for each in training."""
+        if not self.is_training:
+            return np.arange(len(self))
+        with data_utils.numpy_seed(self.seed, self.epoch):
+            return np.random.permutation(len(self))
+
+    def batch_by_size(
+        self,
+        indices: np.ndarray,
+        max_tokens: Optional[int] = None,
+        max_sentences: Optional[int] = None,
+        required_batch_size_multiple: int = 1,
+    ) -> list[np.ndarray]:
+        """Cut an epoch into batches, all images of it.
+
+        Args:
+            indices: their order.
+            max_tokens: images of a batch.
+            max_sentences: the same, of which fairseq's commands need one.
+            required_batch_size_multiple: ignored. fairseq's own version drops a last batch that is no multiple of it,
+                by default 8: images would not be trained on, or not be counted in a test.
+
+        Raises:
+            AlmaError: a batch would have no image.
+        """
+        size = min(limit for limit in (max_tokens, max_sentences) if limit is not None)
+        if size < 1:
+            raise AlmaError(f"--batch-size {size}: images of a batch, a number of at least 1 is needed")
+        batches = np.split(indices, range(size, len(indices), size))
+        if self.is_training and len(batches) > 1 and len(batches[-1]) == 1:  # batch norm needs more than one number
+            batches[-2:] = [np.concatenate(batches[-2:])]
+        return batches
+
+    def collater(self, samples: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        """Make a batch: (B, C, H, W) normalised images and (B) labels."""
+        if not samples:
+            return {}
+        images = torch.from_numpy(np.stack([sample["image"] for sample in samples]))
+        return {
+            "id": torch.tensor([sample["id"] for sample in samples]),
+            "nsentences": len(samples),
+            "ntokens": len(samples),
+            "net_input": {"images": self._prepare(images, first=samples[0]["id"])},
+            "target": torch.tensor([sample["label"] for sample in samples]),
+        }
+
+    def set_epoch(self, epoch: int) -> None:
+        """Begin an epoch."""
+        super().set_epoch(epoch)
+        self.epoch = epoch
+
+    @property
+    def can_reuse_epoch_itr_across_epochs(self) -> bool:
+        """Whether all epochs have the same batches."""
+        return not self.is_training
+
+    def _prepare(self, images: Tensor, first: int) -> Tensor:
+        if not (self.is_training and self.source.augment):
+            return self.source.normalised(images)
+        # By what is in the batch, so that a worker process that starts in the middle of an epoch draws the same.
+        seeds = np.random.SeedSequence([self.seed, self.epoch, first]).generate_state(1, np.uint64)
+        return self.source.augmented(images, torch.Generator().manual_seed(int(seeds[0] >> 1)))
 
 
 @dataclass
@@ -41,21 +146,28 @@ class StreamConfig(FairseqDataclass):
     """Where the stream is, and what the command was told elsewhere."""
 
     data: str = field(default=MISSING, metadata={"help": "the stream, a folder that alma-prep-images has written"})
+    features_from: Optional[str] = field(
+        default=None, metadata={"help": "a folder or file of Python that registers further features of a training"}
+    )
     seed: int = II("common.seed")
     # Not options: which checkpoint a test was told to load, as ensembles look for their members beside it; and where
     # training starts from, so that a checkpoint that does not fit gets one line before it is loaded.
     path: Optional[str] = II("common_eval.path")
     finetune_from_model: Optional[str] = II("checkpoint.finetune_from_model")
     restore_file: str = II("checkpoint.restore_file")
+    continue_once: Optional[str] = II("checkpoint.continue_once")
+    cpu: bool = II("common.cpu")
     save_dir: str = II("checkpoint.save_dir")
 
 
-AlmaImageClassificationConfig = fairseq_config("AlmaImageClassificationConfig", StreamConfig, [StageOptions])
-"""Options of the task."""
+AlmaImageClassificationConfig = fairseq_config(
+    "AlmaImageClassificationConfig", StreamConfig, [StageOptions, *FEATURES], "images"
+)
+"""Options of the task, and those of the features of a training."""
 
 
 @register_task("alma_image_classification", dataclass=AlmaImageClassificationConfig)
-class AlmaImageClassificationTask(FairseqTask):
+class AlmaImageClassificationTask(StageTask):
     """Classify the images of a stream.
 
     Attributes:
@@ -63,21 +175,15 @@ class AlmaImageClassificationTask(FairseqTask):
         num_classes: K.
     """
 
+    kind, stream_config = "images", StreamConfig
+
     def __init__(self, cfg: Any, stream: ImageStream) -> None:
         super().__init__(cfg)
-        self.stream = stream
+        self.stream, self.features = stream, features_of(cfg)
         self.whole_split = WholeSplit(cfg.path is not None)
         self.image_shape: Sequence[int] = stream.shape
         self.num_classes = stream.num_classes
         self.source = ImageInput(stream.mean, stream.std, stream.augment)
-
-    @classmethod
-    def add_args(cls, parser: argparse.ArgumentParser) -> None:
-        """Add the task's options to those of a stock command, and preset some of the latter."""
-        if isinstance(parser, argparse.ArgumentParser):  # not so when fairseq lists the options of all tasks
-            set_process_defaults(parser)
-        super().add_args(parser)
-        bound_options(parser)
 
     @classmethod
     @in_one_line()
@@ -86,8 +192,10 @@ class AlmaImageClassificationTask(FairseqTask):
         check_whole_config(cfg)
         stream = ImageStream.open(cfg.data)
         prepare_group({f"{cfg.data}/stream.json": stream.stream.fingerprint})
+        task = cls(cfg, stream)
         note_task("alma_image_classification")
-        return cls(cfg, stream)
+        change_when_loaded(str(cfg.continue_once), task.features.begin)
+        return task
 
     @in_one_line()
     def load_dataset(self, split: str, combine: bool = False, **unused: Any) -> None:
@@ -107,29 +215,25 @@ class AlmaImageClassificationTask(FairseqTask):
 
     def _build_checked(self, cfg: Any, from_checkpoint: bool) -> BaseFairseqModel:
         _require_image_model(cfg)
-        start = None if from_checkpoint else self._start()
-        if start is None:
+        if from_checkpoint:
             model = super().build_model(cfg, from_checkpoint)
             refuse_other_weights(model, str(self.cfg.path))
             return model
+        last = os.path.join(self.cfg.save_dir, self.cfg.restore_file)
+        start = starting_checkpoint(self.cfg.finetune_from_model, self.cfg.restore_file, self.cfg.continue_once)
+        start = last if os.path.isfile(last) else start
+        if start is None:
+            return self.features.wrap(super().build_model(cfg))
         checkpoint = read_checkpoint(start)
         check_architecture(checkpoint, start, cfg)
-        model = super().build_model(cfg, from_checkpoint)
+        model = super().build_model(cfg)
         check_weights(checkpoint, start, model)
-        return model
+        return self.features.wrap(model)
 
     @property
     def checkpoint_path(self) -> Optional[str]:
         """The checkpoint that the command loads, or None."""
         return self.cfg.path
-
-    def valid_step(self, sample: Any, model: Any, criterion: Any, **kwargs: Any) -> tuple[Any, int, dict[str, Any]]:
-        """Compute the loss of one batch; see `WholeSplit`."""
-        return self.whole_split.score(partial(super().valid_step, sample, model, criterion, **kwargs), sample)
-
-    def reduce_metrics(self, logging_outputs: list[dict[str, Any]], criterion: Any) -> None:
-        """Aggregate the logs of all processes; fairseq calls this once for each split that it tests."""
-        super().reduce_metrics(self.whole_split.gathered(logging_outputs), criterion)
 
     def max_positions(self) -> None:
         """Return None: images have no length."""
@@ -145,13 +249,6 @@ class AlmaImageClassificationTask(FairseqTask):
         """None, as `source_dictionary`."""
         return None
 
-    def _start(self) -> Optional[str]:
-        """Return the checkpoint that training resumes or starts from, or None."""
-        last = os.path.join(self.cfg.save_dir, self.cfg.restore_file)
-        if os.path.isfile(last):
-            return last
-        return starting_checkpoint(self.cfg.finetune_from_model, self.cfg.restore_file)
-
     def _indices(self, split: str) -> np.ndarray:
         cfg = self.cfg
         if split == "test":
@@ -164,7 +261,7 @@ class AlmaImageClassificationTask(FairseqTask):
             return self.stream.valid_indices(range(self.stream.num_megabatches))
         stage = stage_ending_with(cfg.megabatch, self.stream.num_megabatches, cfg.wait, cfg.replay)
         if split == "train":
-            return self.stream.train_indices(stage.megabatches)
+            return rows_to_train_on(self.stream, stage.megabatches, cfg.wait, self.features, cfg.seed)
         return self.stream.valid_indices(stage.megabatches)
 
 

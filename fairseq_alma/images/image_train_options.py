@@ -5,12 +5,23 @@ AdaDelta, CIFAR a VGG network and SGD.
 """
 
 from dataclasses import dataclass
-from typing import Any, Mapping, Optional, Sequence
+from typing import Any, Iterable, Mapping, Optional, Sequence
 
 from fairseq_alma.checkpoints.model_options import IMAGES, NETWORK, VGGVariantOptions
 from fairseq_alma.learners.learner import Learner
 from fairseq_alma.learners.presets import BOTH_STUDIES, MLP_STUDY, VGG_STUDY, Preset, filled
-from fairseq_alma.options import TRAINING, GivenOption, Options, flags_of, group_words, opt, options_of, real, whole
+from fairseq_alma.options import (
+    TRAINING,
+    GivenOption,
+    Option,
+    Options,
+    flags_of,
+    group_words,
+    opt,
+    options_of,
+    real,
+    whole,
+)
 from fairseq_alma.training.feature import FEATURES
 from fairseq_alma.training.option_ranges import check_words
 from fairseq_alma.watch.sinks import CURVE_OPTIONS
@@ -26,7 +37,7 @@ MODEL_OPTIONS = (*NETWORK, *flags_of(VGGVariantOptions))
 
 @dataclass(frozen=True)
 class LoopOptions(Options):
-    """Of the loop here; the last two fairseq-train does not have."""
+    """Of the loop here; the last two fairseq-train does not have. Epochs and updates are those of one stage."""
 
     lr: Optional[float] = opt(
         None, "learning rate, the same for all epochs", range=real(0, above=True), kinds=IMAGES, metavar="X"
@@ -100,14 +111,9 @@ class ImageTrainOptions:
         return self.values["--arch"][0]
 
     @property
-    def select(self) -> str:
-        """What the best epoch of a stage is the best by: ``loss`` or ``accuracy``."""
-        return " ".join(self.values.get("--select", ("loss",)))
-
-    @property
-    def least_gain(self) -> float:
-        """By how much an epoch must be better than the best one before, in nats or as a share of the images."""
-        return float(" ".join(self.values.get("--least-gain", ("0",))))
+    def loop(self) -> LoopOptions:
+        """Those of the loop."""
+        return LoopOptions(**self.values_of(options_of(LoopOptions).values()))
 
     def as_dict(self) -> dict[str, str]:
         """Return option and value, empty for a flag: for run.json."""
@@ -130,13 +136,13 @@ class ImageTrainOptions:
         """Return the values of an option, or None."""
         return self.values.get(name)
 
-    def feature_values(self) -> dict[str, Any]:
-        """Return what is given of the options of features, by the names of their fields.
+    def values_of(self, options: Iterable[Option]) -> dict[str, Any]:
+        """Return what is given of some options, by the names of their fields.
 
         Raises:
             ValueError: one has a value that it cannot have.
         """
-        found = ((option, self.values[flag]) for flag, option in feature_options().items() if flag in self.values)
+        found = ((option, self.values[option.flag]) for option in options if option.flag in self.values)
         return {option.name: option.value(" ".join(values)) if values else True for option, values in found}
 
     @staticmethod
@@ -166,7 +172,7 @@ class ImageTrainOptions:
                 raise ValueError(f"{name} after the --: {instead}")
 
 
-def feature_options() -> dict[str, Any]:
+def feature_options() -> dict[str, Option]:
     """Return the options of features that stand after ``--`` and mean something to a training on images, by flag."""
     return {
         option.flag: option

@@ -18,16 +18,17 @@ import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 
 from fairseq_alma.growth.gate_tree import GateTree
-from fairseq_alma.images.image_network import ImageNetwork, in_chunks
 from fairseq_alma.images.networks import (
     BATCH_NORM_EPS,
     NUM_CONVOLUTIONS,
     USUAL,
     VGG,
+    ImageNetwork,
     MemberBatchNorm2d,
     MemberConv2d,
     MemberLinear,
     Variant,
+    in_chunks,
 )
 from fairseq_alma.moe.dispatch import ExpertLosses
 from fairseq_alma.moe.mixture_layer import MixtureLayer
@@ -129,16 +130,7 @@ class MixtureMLP(ImageNetwork):
 
 
 class MixtureVGG(VGG):
-    """A VGG network whose convolutions are mixtures.
-
-    Args:
-        image_shape: (C, H, W); height and width of at least 16.
-        num_classes: K.
-        channels: of each expert.
-        trees: of each of the sixteen convolutions.
-        gate: ``soft`` or ``hard``.
-        variant: see `VGG`.
-    """
+    """A VGG network whose convolutions are mixtures, each with a tree and as many channels an expert; see `VGG`."""
 
     def __init__(
         self,
@@ -173,15 +165,9 @@ def _only_member(images: Tensor) -> Tensor:
 
 @torch.no_grad()
 def measure_expert_losses(network: ImageNetwork, images: Tensor, labels: Tensor) -> ExpertLosses:
-    """Sum up the losses of the images that went through each expert.
+    """Sum up the losses of the images that went through each expert, layer by layer; leaves evaluation mode.
 
-    Args:
-        network: a network with mixtures; left in evaluation mode.
-        images: (B, C, H, W), normalised.
-        labels: (B) int64.
-
-    Returns:
-        Sums for each layer: with soft gates an image's loss is shared out by the experts' probabilities.
+    With soft gates an image's loss is shared out by the experts' probabilities.
     """
     network.eval()
     sums = ExpertLosses()

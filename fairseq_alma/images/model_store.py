@@ -19,8 +19,8 @@ from fairseq_alma.checkpoints.checkpoint_file import load_archive, read_checkpoi
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.files import open_atomically, sweep
 from fairseq_alma.images.image_classifier import GrownLayers
-from fairseq_alma.images.image_network import ImageNetwork, NetworkFlops, count_flops
 from fairseq_alma.images.image_settings import ImageSettings
+from fairseq_alma.images.networks import ImageNetwork, NetworkFlops, count_flops
 from fairseq_alma.learners.plan import ModelId
 from fairseq_alma.runs.run_folder import AVERAGE, BRANCH, RunFolder, predicting_checkpoint
 from fairseq_alma.terminal import tell
@@ -59,43 +59,27 @@ class TrainedModel:
 
 
 def write_model(path: Path, model: TrainedModel, config: Mapping[str, Any]) -> None:
-    """Write a checkpoint that fairseq's commands read.
-
-    Args:
-        path: the file.
-        model: the model.
-        config: ``cfg``, see `ImageSettings.checkpoint_config`.
-    """
-    facts = {
-        "grown": model.grown.options(),
+    """Write a checkpoint that fairseq's commands read; ``config`` is its ``cfg``, `ImageSettings.checkpoint_config`."""
+    counts = {"num_updates": model.num_updates, "num_images": model.num_images}
+    history = {
+        "criterion_name": "AlmaImageCrossEntropy",
+        "optimizer_name": str(config["optimizer"]["_name"]),
+        "lr_scheduler_state": {},
         "num_updates": model.num_updates,
-        "num_images": model.num_images,
-        "growth": dict(model.growth),
     }
     checkpoint = {
         "args": None,
         "cfg": dict(config),
         "model": {_PREFIX + name: tensor.detach().cpu().clone() for name, tensor in model.state.items()},
-        "optimizer_history": [
-            {
-                "criterion_name": "AlmaImageCrossEntropy",
-                "optimizer_name": str(config["optimizer"]["_name"]),
-                "lr_scheduler_state": {},
-                "num_updates": model.num_updates,
-            }
-        ],
+        "optimizer_history": [history],
         "task_state": {},
-        "extra_state": {TRAINING_KEY: facts},
+        "extra_state": {TRAINING_KEY: {"grown": model.grown.options(), **counts, "growth": dict(model.growth)}},
     }
     write_checkpoint(checkpoint, path)
 
 
 def read_model(path: Path, read_grown: Callable[[Mapping[str, Any]], GrownLayers]) -> TrainedModel:
-    """Read a checkpoint that `write_model` wrote.
-
-    Args:
-        path: the file.
-        read_grown: see `ImageSettings.read_grown`.
+    """Read a checkpoint that `write_model` wrote; ``read_grown`` is that of `ImageSettings`.
 
     Raises:
         AlmaError: it is missing, damaged, or another command's.

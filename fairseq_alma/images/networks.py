@@ -1,8 +1,8 @@
 """The networks of the image study: fully connected, and VGG19 (paper v5, section 5 and Appendices B.1.1 and B.1.2).
 
-Their layers hold N models side by side: each has weights of its own, all are computed in one operation. What a member
-computes here is what it computes alone, to rounding; members never exchange anything. A single model is the case N = 1,
-so that models and stacks of models are the same code.
+A network has N members, models side by side: each has weights of its own, all are computed in one operation. What a
+member computes here is what it computes alone, to rounding; members never exchange anything. A single model is the case
+N = 1, so that models and stacks of models are the same code.
 
 Of VGG the paper says that it is the reduced one of Wu et al. 2020 (Firefly), and no more. Here: sixteen 3 by 3
 convolutions in five groups, all of the same number of channels, with batch norm, a max pooling after each of the first
@@ -16,27 +16,168 @@ width, K classes.
 
 import itertools
 import math
-from typing import Callable, NamedTuple, Optional, Sequence
+from typing import Any, Callable, Iterable, Mapping, NamedTuple, Optional, Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
 
-from fairseq_alma.images.image_network import ImageNetwork
 from fairseq_alma.moe.gate import draw_as_linear
 
 BATCH_NORM_EPS = 1e-5
 BATCH_NORM_MOMENTUM = 0.1
+CHUNK_VALUES = 1 << 21  # pixels, of all channels, that are predicted at a time: bounds the memory, not the result
+
+
+class ImageKind(NamedTuple):
+    """What images there are: of (C, H, W), and K classes."""
+
+    shape: Sequence[int]
+    num_classes: int
+
+
+class ImageNetwork(nn.Module):
+    """A network of N members; every parameter and buffer has the members as its first dimension."""
+
+    def __init__(self, num_members: int) -> None:
+        super().__init__()
+        self.num_members = num_members
+
+    def forward(self, images: Tensor, generators: Sequence[Generator] = ()) -> Tensor:
+        """Classify images.
+
+        Args:
+            images: (N, B, C, H, W), other images for each member, or (B, C, H, W), the same for all; normalised.
+            generators: of each member's random choices, which only training with hard gates makes, on the CPU; one: of
+                all members' choices; none: torch's global one.
+
+        Returns:
+            (N, B, K) logits.
+        """
+        raise NotImplementedError
+
+    def reset_parameters(self, generators: Sequence[Generator]) -> None:
+        """Draw the initial weights of each member from a generator of its own."""
+        reset_children(self, generators)
+
+    def member_state(self, member: int) -> dict[str, Tensor]:
+        """Return the state of one member, as the state of a network with this member alone; its memory is shared."""
+        return self.part_of(self.state_dict(), member)
+
+    def part_of(self, state: Mapping[str, Tensor], member: int) -> dict[str, Tensor]:
+        """Return what a state, or what has names out of it, says of one member; as `member_state`."""
+        if self.num_members == 1:
+            return dict(state)
+        return {name: tensor[member : member + 1] for name, tensor in state.items()}
+
+    def load_member_state(self, member: int, state: Mapping[str, Tensor]) -> None:
+        """Load the state of one member. Raises KeyError or RuntimeError if it does not fit."""
+        load_exactly(self.member_state(member), state)
+
+
+class SideBySide(ImageNetwork):
+    """N networks of one member each that are computed one after the other: for those that know no stack."""
+
+    def __init__(self, networks: Sequence[ImageNetwork]) -> None:
+        super().__init__(len(networks))
+        self.networks = nn.ModuleList(networks)
+
+    def forward(self, images: Tensor, generators: Sequence[Generator] = ()) -> Tensor:
+        """Classify images; see `ImageNetwork`."""
+        inputs = images if images.dim() == 5 else [images] * self.num_members
+        own = [[each] for each in generators] if len(generators) > 1 else [generators] * self.num_members
+        return torch.cat([network(*each) for network, *each in zip(self.networks, inputs, own, strict=True)])
+
+    def reset_parameters(self, generators: Sequence[Generator]) -> None:
+        """Draw initial weights; see `ImageNetwork`."""
+        for network, generator in zip(self.networks, generators, strict=True):
+            reset_children(network, [generator])
+
+    def part_of(self, state: Mapping[str, Tensor], member: int) -> dict[str, Tensor]:
+        """Return what a state says of one network; see `ImageNetwork`."""
+        prefix = f"networks.{member}."
+        return {name.removeprefix(prefix): tensor for name, tensor in state.items() if name.startswith(prefix)}
+
+
+def join_logits(logits: Tensor, how: str) -> Tensor:
+    """Join the (N, B, K) logits of members that are one model to (B, K): their ``mean`` or their ``sum``."""
+    return logits.mean(dim=0) if how == "mean" else logits.sum(dim=0)
+
+
+def reset_children(module: nn.Module, generators: Sequence[Generator]) -> None:
+    """Draw the initial weights of what a module consists of, in order; a child that knows how does it by itself."""
+    for child in module.children():
+        reset: Any = child  # its own method, which mypy takes for a tensor
+        if hasattr(child, "reset_parameters"):
+            reset.reset_parameters(generators)
+        else:
+            reset_children(child, generators)
+
+
+def load_exactly(into: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> None:
+    """Copy tensors in place; both sides must have the same names and shapes."""
+    if into.keys() != state.keys():
+        raise KeyError(f"state with {', '.join(sorted(set(into) ^ set(state)))} missing or left over")
+    for name, tensor in into.items():
+        if tensor.shape != state[name].shape:
+            raise RuntimeError(f"{name}: shape {tuple(state[name].shape)} where {tuple(tensor.shape)} is needed")
+        tensor.copy_(state[name])
+
+
+class NetworkFlops(NamedTuple):
+    """Operations per image, over all members.
+
+    Attributes:
+        train: of a forward and a backward pass; with hard gates all experts are computed in training.
+        test: of a forward pass; with hard gates one expert of each layer.
+    """
+
+    train: int
+    test: int
+
+
+def count_flops(network: ImageNetwork, image_shape: Sequence[int]) -> NetworkFlops:
+    """Count the operations for one (C, H, W) image while it runs; see `metrics.flops` for what counts.
+
+    Leaves buffers as they were, and evaluation mode.
+    """
+    device = next(network.parameters()).device
+    buffers = [(buffer, buffer.clone()) for buffer in network.buffers()]
+    # Two images and half the operations, as batch norm refuses to train on a single number.
+    images = torch.zeros(2, *image_shape, device=device)
+    counts = []
+    for is_training in (True, False):
+        network.train(is_training)
+        with FlopCounterMode(display=False) as counter, torch.no_grad():
+            network(images, [torch.Generator().manual_seed(0)])
+        counts.append(counter.get_total_flops() // 2)
+    for buffer, before in buffers:
+        buffer.copy_(before)
+    return NetworkFlops(train=3 * counts[0], test=counts[1])
+
+
+def in_chunks(images: Tensor) -> Sequence[Tensor]:
+    """Split (B, C, H, W) images into what is predicted at a time."""
+    return images.split(max(1, CHUNK_VALUES // max(1, images[:1].numel())))
+
+
+@torch.no_grad()
+def member_logits(network: nn.Module, images: Tensor) -> Tensor:
+    """Return the (N, B, K) logits for (B, C, H, W) images, in evaluation mode."""
+    if network.training:
+        network.eval()
+    logits = [network(chunk) for chunk in in_chunks(images)]
+    return logits[0] if len(logits) == 1 else torch.cat(logits, dim=1)
+
+
+def member_states(network: ImageNetwork) -> list[dict[str, Tensor]]:
+    """Return the state of each member; their memory is the network's."""
+    return [network.member_state(member) for member in range(network.num_members)]
 
 
 class MemberLinear(nn.Module):
-    """A linear map for each member.
-
-    Args:
-        num_members: N.
-        in_features: I.
-        out_features: O.
-    """
+    """A linear map of I to O features for each member."""
 
     def __init__(self, num_members: int, in_features: int, out_features: int) -> None:
         super().__init__()
@@ -60,13 +201,7 @@ class MemberLinear(nn.Module):
 
 
 class MemberConv2d(nn.Module):
-    """A 3 by 3 convolution with padding 1 and no bias for each member; members' channels lie behind each other.
-
-    Args:
-        num_members: N.
-        in_channels: I.
-        out_channels: O.
-    """
+    """A 3 by 3 convolution with padding 1 and no bias for each member; members' channels lie behind each other."""
 
     def __init__(self, num_members: int, in_channels: int, out_channels: int) -> None:
         super().__init__()
@@ -74,7 +209,7 @@ class MemberConv2d(nn.Module):
         self.weight = nn.Parameter(torch.empty(num_members, out_channels, in_channels, 3, 3))
 
     def reset_parameters(self, generators: Sequence[Generator]) -> None:
-        """Draw initial weights; ``initial_weights`` says how.
+        """Draw initial weights as ``initial_weights`` says.
 
         ``he``: from a normal distribution of variance 2 / (9 O), as VGG does (He et al. 2015); ``default``: as
         ``torch.nn.Conv2d`` does, uniform in ±1 / sqrt(9 I).
@@ -95,12 +230,7 @@ class MemberConv2d(nn.Module):
 
 
 class MemberBatchNorm2d(nn.Module):
-    """Batch normalisation of each member's channels, as ``torch.nn.BatchNorm2d``.
-
-    Args:
-        num_members: N.
-        num_channels: O.
-    """
+    """Batch normalisation of each member's O channels, as ``torch.nn.BatchNorm2d``."""
 
     running_mean: Tensor
     running_var: Tensor
@@ -128,15 +258,7 @@ class MemberBatchNorm2d(nn.Module):
 
 
 class MLP(ImageNetwork):
-    """Fully connected layers.
-
-    Args:
-        image_shape: (C, H, W).
-        num_classes: K.
-        width: neurons of each hidden layer.
-        num_hidden: hidden layers.
-        num_members: N.
-    """
+    """Fully connected layers, N members of so many hidden ones of ``width`` neurons."""
 
     def __init__(
         self, image_shape: Sequence[int], num_classes: int, width: int, num_hidden: int = 2, num_members: int = 1
@@ -237,3 +359,28 @@ class VGG(ImageNetwork):
             x = F.max_pool2d(x, 2)
         features = x.mean(dim=(2, 3)).unflatten(1, (self.num_members, -1))  # (B, N, O)
         return self.classifier(features.transpose(0, 1))
+
+
+@torch.no_grad()
+def measure_batch_norm(network: ImageNetwork, batches: Iterable[Tensor]) -> int:
+    """Give each batch norm the mean over batches of (B, C, H, W) normalised images of what it measures in them.
+
+    What it has measured belongs to the weights that it was measured with. A network without any is left as it is.
+
+    Returns:
+        Images that went through the network.
+    """
+    norms = [module for module in network.modules() if isinstance(module, MemberBatchNorm2d)]
+    if not norms:
+        return 0
+    usual, num_images = norms[0].momentum, 0
+    network.train()
+    for number, images in enumerate(batches, start=1):
+        for norm in norms:
+            norm.momentum = 1 / number
+        network(images, [torch.Generator().manual_seed(number)])
+        num_images += len(images)
+    for norm in norms:
+        norm.momentum = usual
+    network.eval()
+    return num_images

@@ -6,7 +6,7 @@ Letters: N models, B images, K classes.
 """
 
 from pathlib import Path
-from typing import Callable, NamedTuple, Optional, Sequence
+from typing import NamedTuple, Optional, Sequence
 
 import numpy as np
 import torch
@@ -14,8 +14,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fairseq_alma.files import open_atomically
-from fairseq_alma.images.image_network import ImageNetwork, in_chunks, join_logits
 from fairseq_alma.images.mixtures import mixture_layers
+from fairseq_alma.images.model_store import ModelStore
+from fairseq_alma.images.networks import ImageNetwork, in_chunks, join_logits
 from fairseq_alma.learners.plan import ModelId, StagePlan
 
 COMBINATIONS = ("single", "probabilities", "logits", "vote")
@@ -53,14 +54,7 @@ class Tally:
                 self.votes = vote if self.votes is None else self.votes + vote
 
     def result(self, labels: Tensor) -> dict[str, float]:
-        """Return loss and error.
-
-        Args:
-            labels: (B) int64.
-
-        Returns:
-            ``loss``, of the mean of probabilities or logits, in nats, and ``error``, 0 to 1.
-        """
+        """Return ``loss``, of the mean of probabilities or logits, in nats, and ``error``, 0 to 1, for (B) labels."""
         assert self.log_sum is not None  # a model was added
         if self.combine == "logits":
             log_probs = F.log_softmax(self.log_sum / self.num_models, dim=-1)
@@ -74,18 +68,15 @@ class Tally:
 
 EXPERTS_FILE = "test-experts.npz"
 NUM_SHOWN = 2000
-NetworkOf = Callable[[Sequence[ModelId]], ImageNetwork]
 Metrics = dict[str, float]
 Examples = tuple[Tensor, Tensor]
 """(B, C, H, W) normalised images and (B) labels."""
 
 
 class Predicted(NamedTuple):
-    """What a network says of B images.
+    """What a network says of B images: (N, B, K) logits, of a joint network (1, B, K).
 
-    Attributes:
-        logits: (N, B, K), of a joint network (1, B, K).
-        usage: for each mixture the share of the images that each expert got; empty without mixtures.
+    And for each mixture the share of the images that each expert got; empty without mixtures.
     """
 
     logits: Tensor
@@ -143,13 +134,13 @@ class Predictions:
     """Predictions of one run's models; what frozen models predict on the test set is computed once.
 
     Args:
+        store: the models.
         test: examples of the test set.
-        network_of: builds the network of some models.
-        joint_logits: of networks whose members are one model, what they predict with; None: of others.
     """
 
-    def __init__(self, test: Examples, network_of: NetworkOf, joint_logits: Optional[str]) -> None:
-        self.test, self.network_of, self.joint_logits = test, network_of, joint_logits
+    def __init__(self, store: ModelStore, test: Examples) -> None:
+        self.network_of, self.test = store.network_of, test
+        self.joint_logits = store.settings.joint_logits if store.settings.is_joint else None
         self._tally = Tally("single")
         self._counted: list[ModelId] = []
         self._frozen: dict[ModelId, ImageNetwork] = {}

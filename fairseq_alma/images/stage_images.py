@@ -1,6 +1,6 @@
-"""What is drawn for a training on images: generators, batches in each member's order, crops and flips.
+"""What is drawn for a training on images: generators, rows, batches in each member's order, crops and flips.
 
-Letters: N members, B images of a batch, S training images of the stage, C channels, H and W height and width.
+Letters: N members, B images of a batch, S images of an epoch, C channels, H and W height and width.
 """
 
 from dataclasses import dataclass
@@ -11,7 +11,11 @@ import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor
 
+from fairseq_alma.data.image_stream import ImageStream
+from fairseq_alma.training.feature import Features
+
 INITIAL_WEIGHTS, ORDER, BOOTSTRAP, GROWTH, PERTURBATION = range(5)
+PADDING = 4
 
 
 def seeded(*numbers: int) -> torch.Generator:
@@ -20,7 +24,27 @@ def seeded(*numbers: int) -> torch.Generator:
     return torch.Generator().manual_seed(int(state[0]) >> 1)
 
 
-PADDING = 4
+def rows_to_train_on(
+    stream: ImageStream, megabatches: Sequence[int], wait: int, features: Features, seed: int
+) -> np.ndarray:
+    """Return the numbers of a stage's training images, behind those of earlier stages that a feature draws.
+
+    Args:
+        stream: the images.
+        megabatches: of the stage.
+        wait: mega-batches of each stage before.
+        features: of the training.
+        seed: of the training.
+    """
+    new = stream.train_indices(megabatches)
+    if not features.draws_earlier:
+        return new
+    before = [range(first, first + wait) for first in range(0, megabatches[0], wait)]
+    each = [[stream.train_indices([t]) for t in stage] for stage in (*before, megabatches)]
+    drawn = features.draw_earlier([[len(rows) for rows in stage] for stage in each], seed)
+    if drawn is None:
+        return new
+    return np.concatenate([np.concatenate([rows for stage in each[:-1] for rows in stage])[drawn], new])
 
 
 class ImageInput:
@@ -47,12 +71,7 @@ class ImageInput:
         return (images.float() - self.mean) / self.std
 
     def augmented(self, images: Tensor, generator: Optional[Generator] = None) -> Tensor:
-        """Crop and flip (B, C, H, W) bytes at random, then normalise.
-
-        Args:
-            images: on any device.
-            generator: of the choices, on the CPU; None: torch's global one.
-        """
+        """Crop and flip (B, C, H, W) bytes at random, then normalise; the generator of the choices is on the CPU."""
         batch, _, height, width = images.shape
         device = images.device
         drawn = torch.randint(2 * PADDING + 1, (2, batch, 1), generator=generator)
@@ -70,8 +89,8 @@ class TrainingImages:
     """Training images of a stage, and what each member sees of them.
 
     Attributes:
-        images: (S, C, H, W) bytes, or floats if they are normalised already.
-        labels: (S) int64.
+        images: (n, C, H, W) bytes, or floats if they are normalised already.
+        labels: (n) int64.
         rows: for each member its (S) rows of ``images``; of a bootstrap sample some rows come several times.
         rows_are_shared: whether every member sees each image once.
         source: crops, flips and normalises.
@@ -85,36 +104,28 @@ class TrainingImages:
 
     @classmethod
     def of(
-        cls, images: Tensor, labels: Tensor, bootstraps: Sequence[Optional[Tensor]], source: ImageInput
+        cls, images: Tensor, labels: Tensor, rows: Sequence[Optional[Tensor]], source: ImageInput
     ) -> "TrainingImages":
-        """Take the images of a stage; what is not cropped at random is normalised once and for all.
+        """Take the images, bytes, of a stage, of which a member without (S) rows of its own sees each once.
 
-        Args:
-            images: (S, C, H, W) bytes.
-            labels: (S) int64.
-            bootstraps: for each member the (S) rows that it draws, or None: each image once.
-            source: crops, flips and normalises.
+        What is not cropped at random is normalised once and for all.
         """
         everything = torch.arange(len(labels))
         return cls(
             images=images if source.augment else source.normalised(images),
             labels=labels,
-            rows=[everything if rows is None else rows for rows in bootstraps],
-            rows_are_shared=all(rows is None for rows in bootstraps),
+            rows=[everything if own is None else own for own in rows],
+            rows_are_shared=all(own is None for own in rows),
             source=source,
         )
 
     @property
     def num_images(self) -> int:
         """S."""
-        return len(self.labels)
+        return len(self.rows[0])
 
     def epoch(self, batch_size: int, generators: Sequence[Generator]) -> Iterator[tuple[Tensor, Tensor]]:
-        """Draw the batches of one epoch, in an order of its own for each member.
-
-        Args:
-            batch_size: of all batches but the last.
-            generators: of each member, on the CPU.
+        """Draw the batches of one epoch, in an order of its own for each member, by its generator on the CPU.
 
         Yields:
             (N, B, C, H, W) images, or (B, C, H, W) that all members share, and (N, B) labels.

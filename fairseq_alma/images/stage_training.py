@@ -18,9 +18,9 @@ from torch import Generator, Tensor, nn
 
 from fairseq_alma.checkpoints.training_state import check_optimizer
 from fairseq_alma.errors import AlmaError
-from fairseq_alma.images.image_network import ImageNetwork, join_logits, load_exactly, member_logits, member_states
+from fairseq_alma.images.image_train_options import LoopOptions
+from fairseq_alma.images.networks import ImageNetwork, join_logits, load_exactly, member_logits, member_states
 from fairseq_alma.images.stage_images import TrainingImages
-from fairseq_alma.training.average import WeightAverage
 from fairseq_alma.training.feature import Features
 
 PART = 65_536  # numbers: an optimizer's tensors for so many, five of 256 KiB, stay in the cache of a core
@@ -63,33 +63,25 @@ class FlatParameters:
         self._grad.zero_()
 
 
+COUNTS = ("ntokens", "nsentences", "sample_size")
+"""What fairseq's criterions log of an update beside the loss: here its images, those of each member."""
 ROUNDING = 1e-9  # of a difference between two shares
 BuildOptimizer = Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer]
 
 
-@dataclass(frozen=True)
-class TrainingSettings:
+@dataclass(frozen=True, kw_only=True)
+class TrainingSettings(LoopOptions):
     """How a stage is trained.
 
     Attributes:
-        max_epoch: epochs.
-        batch_size: images of an update.
-        patience: stop after so many epochs without a better one; None: never.
         build_optimizer: makes the optimizer of a list of parameters.
         is_joint: train the members as one.
         joint_logits: what these are trained on: the ``mean`` of their logits, or the ``sum``.
-        select: which epoch is the best: that of the lowest validation ``loss`` or of the best validation ``accuracy``.
-        least_gain: by how much an epoch must be better than the best one before, in nats, or as a share of the images.
     """
 
-    max_epoch: int
-    batch_size: int
-    patience: Optional[int]
     build_optimizer: BuildOptimizer
     is_joint: bool = False
     joint_logits: str = "mean"
-    select: str = "loss"
-    least_gain: float = 0.0
 
     def is_better(self, score: float, best: float) -> bool:
         """Tell whether a score, of which lower is better, makes an epoch the best one so far."""
@@ -145,9 +137,10 @@ class StageTraining:
     ) -> None:
         self.features, self.copy = features or Features(), copy
         self.network, self.data, self.settings = network, data, settings
+        self.model = self.features.wrap(network)
         self.valid_images, self.valid_labels = valid_images, valid_labels
         self.generators = list(generators)
-        self.parameters = FlatParameters(network)
+        self.parameters = FlatParameters(self.model)
         self.optimizer = settings.build_optimizer(self.parameters.parts)
         self.epoch = 0
         self.states = [network.state_dict()] if settings.is_joint else member_states(network)  # views
@@ -194,12 +187,13 @@ class StageTraining:
         batches = self.data.epoch(self.settings.batch_size, self.generators)
         for update, (images, labels) in enumerate(batches, start=self.epoch * self.updates_per_epoch):
             self.parameters.zero_grad()
-            with self.features.around_forward(self.network):
+            with self.features.around_forward(self.model):
                 loss = self._loss(images, labels)
             loss.backward()
             self.features.before_step(self.optimizer, update)
             self.optimizer.step()
-            self.features.after_step(self.network, update)
+            self.features.after_step(self.model, update)
+            self.features.count([{"loss": loss.detach(), **dict.fromkeys(COUNTS, labels.numel())}])
         self.epoch += 1
         self._select()
         return loss.detach() / len(self.units)
@@ -252,15 +246,16 @@ class StageTraining:
         """Return the sum over the units of the mean cross entropy, so that each gets its own gradient."""
         if self.settings.is_joint:
             shared = images[0] if images.dim() == 5 else images
-            logits = join_logits(self.network(shared, self.generators), self.settings.joint_logits)
+            logits = join_logits(self.model(shared, self.generators), self.settings.joint_logits)
             return F.cross_entropy(logits.float(), labels[0])
-        logits = self.network(images, self.generators)
+        logits = self.model(images, self.generators)
         return F.cross_entropy(logits.float().flatten(0, 1), labels.flatten(), reduction="sum") / labels.size(1)
 
     def _select(self) -> None:
         """Keep the weights of the units for which this epoch is the best."""
-        with self.features.around_forward(self.network):
-            scores = validation_scores(self.network, self.valid_images, self.valid_labels, self.settings)
+        with self.features.around_forward(self.model):
+            scores = validation_scores(self.model, self.valid_images, self.valid_labels, self.settings)
+        own: Optional[Mapping[str, Tensor]] = None
         each = zip(self.units, scores, self.best, self.states, strict=True)
         for number, (unit, score, best, state) in enumerate(each):
             if unit.stopped_after is not None:
@@ -268,7 +263,8 @@ class StageTraining:
             if self.settings.is_better(score, unit.best_loss):
                 unit.best_loss, unit.best_epoch = score, self.epoch
                 load_exactly(best, state)
-                self._keep_average(number)
+                own = self.features.to_test(self.network) if own is None else own
+                self._keep_tested(number, own)
                 continue
             is_out_of_patience = (
                 self.settings.patience is not None and self.epoch - unit.best_epoch >= self.settings.patience
@@ -281,16 +277,15 @@ class StageTraining:
             if is_out_of_patience:
                 unit.stopped_after = self.epoch
 
-    def _keep_average(self, unit: int) -> None:
-        """Keep the moving average of this epoch, if there is one, as what is tested of a unit."""
-        average = self.features[WeightAverage].average
-        if average is not None:
-            own = average if self.settings.is_joint else self.network.part_of(average, unit)
+    def _keep_tested(self, unit: int, own: Optional[Mapping[str, Tensor]]) -> None:
+        """Keep what is tested of a unit instead of the weights of this epoch, if a feature says so."""
+        if own is not None:
+            own = own if self.settings.is_joint else self.network.part_of(own, unit)
             self.tested[unit] = self.best[unit] | {name: tensor.clone() for name, tensor in own.items()}
 
 
 @torch.no_grad()
-def validation_scores(network: ImageNetwork, images: Tensor, labels: Tensor, settings: TrainingSettings) -> list[float]:
+def validation_scores(network: nn.Module, images: Tensor, labels: Tensor, settings: TrainingSettings) -> list[float]:
     """Return for each unit what its epochs are selected by: the mean cross entropy in nats, or the error from 0 to 1.
 
     A unit whose logits are no numbers has no error: NaN.

@@ -6,8 +6,6 @@ import logging
 import os
 import sys
 from dataclasses import dataclass, field
-from functools import partial
-from pathlib import Path
 from typing import Any, Iterable, Iterator, Mapping, Optional
 
 import numpy as np
@@ -24,14 +22,10 @@ from fairseq.data import (
     StripTokenDataset,
 )
 from fairseq.data.iterators import EpochBatchIterator
-from fairseq.optim import OPTIMIZER_REGISTRY
-from fairseq.tasks import TASK_DATACLASS_REGISTRY, register_task
+from fairseq.tasks import register_task
 from fairseq.tasks.language_modeling import LanguageModelingConfig, LanguageModelingTask
-from hydra.core.config_store import ConfigStore
 from omegaconf import II, DictConfig
-from torch import nn
 
-from fairseq_alma.checkpoints import TASK_STATE
 from fairseq_alma.checkpoints.checkpoint_file import DICTIONARY_KEY, read_checkpoint, starting_checkpoint
 from fairseq_alma.checkpoints.ensemble_file import check_dictionary
 from fairseq_alma.data.stream import Stream, megabatch_of_slice
@@ -42,8 +36,8 @@ from fairseq_alma.text.model import adopt_experts
 from fairseq_alma.text.sharding import Sharding
 from fairseq_alma.text.stage_data import join_stage, slice_of, stage_batches
 from fairseq_alma.training.autocast import refuse_inexact_precision
-from fairseq_alma.training.fairseq_options import bound_options, check_whole_config, fairseq_config
-from fairseq_alma.training.feature import FEATURES, Features, Setting, import_from, register_feature
+from fairseq_alma.training.fairseq_options import check_whole_config, fairseq_config
+from fairseq_alma.training.feature import FEATURES, register_feature
 from fairseq_alma.training.loading import (
     change_when_loaded,
     check_start,
@@ -51,7 +45,8 @@ from fairseq_alma.training.loading import (
     note_task,
     refuse_other_weights,
 )
-from fairseq_alma.training.processes import is_first, prepare_group, set_process_defaults
+from fairseq_alma.training.processes import is_first, prepare_group
+from fairseq_alma.training.stage_task import StageTask, features_of
 from fairseq_alma.training.whole_split import WholeSplit, whole_share
 
 
@@ -84,30 +79,24 @@ AlmaLMConfig = fairseq_config("AlmaLMConfig", StreamConfig, [StageOptions, *FEAT
 
 
 @register_task("alma_lm", dataclass=AlmaLMConfig)
-class AlmaLMTask(LanguageModelingTask):
+class AlmaLMTask(StageTask, LanguageModelingTask):
     """Train on the mega-batches of one stage, validate on ``valid``, test on ``test``.
 
     Attributes:
         stream: what it learns from.
-        features: what the training does beside learning.
-        whole_split: how a split is tested by several processes.
         has_balance_loss: whether the model to train has experts whose loads are to be balanced.
     """
 
+    kind, stream_config = "text", StreamConfig
     has_balance_loss = False
     stream: Stream
-    features: Features
-    whole_split: WholeSplit
 
     @classmethod
     def add_args(cls, parser: argparse.ArgumentParser) -> None:
         """Add the task's options to those of a stock command, and refuse or preset some of the latter."""
         if isinstance(parser, argparse.ArgumentParser):  # not so when fairseq lists the options of all tasks
             refuse_inexact_precision(parser, evaluates=hasattr(parser.parse_known_args([])[0], "path"))
-            set_process_defaults(parser)
-            _offer_further_features()
         super().add_args(parser)
-        bound_options(parser)
         if isinstance(parser, argparse.ArgumentParser) and (length := _length_of_tested(parser)) is not None:
             parser.set_defaults(tokens_per_sample=length)
 
@@ -136,9 +125,7 @@ class AlmaLMTask(LanguageModelingTask):
                     "them with alma-ensemble"
                 )
             read_checkpoint(cfg.path)
-        device = "cpu" if cfg.cpu or not torch.cuda.is_available() else "cuda"
-        features = Features.of(cfg, Setting(device, _optimizer_class(cfg), cfg.continue_once))
-        features.prepare()
+        features = features_of(cfg)
         prepare_group({f"{cfg.data}/stream.json": stream.fingerprint})
         task = super().setup_task(cfg, **kwargs)
         task.stream, task.features, task.whole_split = stream, features, WholeSplit(cfg.path is not None)
@@ -275,38 +262,6 @@ class AlmaLMTask(LanguageModelingTask):
         target = PadDataset(AppendTokenDataset(prompts, pad), pad, left_pad=False)
         return NestedDictionaryDataset({"id": IdDataset(), "net_input": inputs, "target": target}, sizes=[lengths])
 
-    def train_step(self, sample: Any, model: nn.Module, criterion: Any, *args: Any, **kwargs: Any) -> Any:
-        """Compute loss and gradients of one batch; fairseq calls this."""
-        return super().train_step(sample, model, self.features.around(criterion, model), *args, **kwargs)
-
-    def valid_step(
-        self, sample: Any, model: nn.Module, criterion: Any, **kwargs: Any
-    ) -> tuple[Any, int, dict[str, Any]]:
-        """Compute the loss of one held-out batch; fairseq calls this."""
-        step = partial(super().valid_step, sample, model, self.features.around(criterion, model), **kwargs)
-        return self.whole_split.score(step, sample)
-
-    def optimizer_step(self, optimizer: Any, model: nn.Module, update_num: int) -> None:
-        """Make an update, its gradients being clipped; fairseq calls this."""
-        self.features.before_step(optimizer, update_num)
-        super().optimizer_step(optimizer, model=model, update_num=update_num)
-        self.features.after_step(model, update_num)
-
-    def reduce_metrics(self, logging_outputs: list[dict[str, Any]], criterion: Any) -> None:
-        """Aggregate the logs of all processes: of every update that fairseq makes, and of each split that it tests."""
-        logs = self.whole_split.gathered(logging_outputs)
-        if criterion.training:
-            self.features.count(logs)
-        super().reduce_metrics(logs, criterion)
-
-    def get_checkpoint_dict(self) -> dict[str, Any]:
-        """Return what a checkpoint keeps of the task beside ``task_state``."""
-        return {TASK_STATE: self.features.state_dict()}
-
-    def set_checkpoint_dict(self, state: dict[str, Any]) -> None:
-        """Resume with it; fairseq does not call this when a new stage begins with weights alone."""
-        self.features.load_state_dict(state)
-
     def get_batch_iterator(self, *args: Any, **kwargs: Any) -> EpochBatchIterator:
         """Return the batches of a split, those of this process where there are several; see `stage_batches`."""
         return stage_batches(super().get_batch_iterator, self, *args, **kwargs)
@@ -351,22 +306,6 @@ class AlmaLMTask(LanguageModelingTask):
         super().load_state_dict(state_dict)
 
 
-def _offer_further_features() -> None:
-    """Let fairseq's parser know the options of the features that ``--features-from`` brings."""
-    command = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    command.add_argument("--features-from", type=Path)
-    if (path := command.parse_known_args()[0].features_from) is None:
-        return
-    import_from(path)
-    config = fairseq_config("AlmaLMConfig", StreamConfig, [StageOptions, *FEATURES], "text")
-    globals()["AlmaLMConfig"] = config
-    setattr(AlmaLMTask, "__dataclass", config)  # as `register_task`, which takes a name once
-    TASK_DATACLASS_REGISTRY["alma_lm"] = config
-    node = config()
-    node._name = "alma_lm"
-    ConfigStore.instance().store(name="alma_lm", group="task", node=node, provider="fairseq")
-
-
 def _length_of_tested(parser: argparse.ArgumentParser) -> Optional[int]:
     """Return the length of sequence that the checkpoint of ``fairseq-eval-lm --path`` was trained with, if it tells."""
     if parser.get_default("context_window") is None:
@@ -384,13 +323,6 @@ def _length_of_tested(parser: argparse.ArgumentParser) -> Optional[int]:
         length = read_checkpoint(given.path)["cfg"].get("task", {}).get("tokens_per_sample")
         return length if isinstance(length, int) and length > 0 else None
     return None
-
-
-def _optimizer_class(cfg: DictConfig) -> Optional[str]:
-    """Return the class of the optimizer that a command trains with; None: it does not train."""
-    root: Any = cfg._get_root()
-    name = getattr(root.get("optimizer"), "_name", None)  # of a Namespace, or of a configuration
-    return OPTIMIZER_REGISTRY[name].__name__ if name in OPTIMIZER_REGISTRY else None
 
 
 def ensure_printed(logger: logging.Logger) -> None:

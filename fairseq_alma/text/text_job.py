@@ -101,7 +101,8 @@ class TextJob:
 
     def part(self, training: Training, part: str) -> Part:
         """Return what features need to know of a part of a training."""
-        return Part(self.first_update(training), self.stage_updates(training.model.stage), part == BRANCH)
+        updates = self.stage_updates(training.model.stage)
+        return Part(self.first_update(training), updates, part == BRANCH, training.model.stage)
 
     def train_options(self) -> dict[str, str]:
         """Return what run.json says of the options after ``--``."""

@@ -320,15 +320,11 @@ class Train(TrainingStep):
 
     def _described(self, done: Progress) -> dict[str, Any]:
         """Return what stage.json says of how the stage began and of what is tested; nothing for the paper's way."""
-        features, branch = self.job.features, self.job.branch
-        if not features.record():
-            return {}
-        described = {"first_update": done.first_update, "predicts_with": features.predicts_with}
+        features = self.job.features
+        described = features.describe(self.job.part(self.training, self.part))
         if features[Rewarm].is_one_schedule:
             described["peak_lr"] = self.job.peak(self.plan.stage.index)
-        if branch.way is not None:
-            described["branch_updates"] = branch.num_updates(done.num_updates, done.first_update)
-        return {"anytime": described}
+        return {"anytime": {"first_update": done.first_update, **described}} if described else {}
 
     def _forget_what_is_lost(self) -> None:
         """Begin anew where a power failure has cut off what the last checkpoint does not have.

@@ -75,6 +75,10 @@ class WeightAverage(Feature):
             now = [tensor if tensor.dtype == torch.float32 else tensor.float() for tensor in parameters.values()]
             torch._foreach_lerp_(here, now, 1.0 - average_decay(update + 1, Fraction(self.ema_half_life)))
 
+    def to_test(self, model: "nn.Module") -> "Optional[Mapping[str, Tensor]]":
+        """Return the average."""
+        return self.average
+
     def state_dict(self) -> dict[str, Any]:
         """Return the average, on the CPU."""
         if self.average is None:

@@ -132,6 +132,12 @@ class LRBranch(Feature):
         first = end - self.num_updates(part.num_updates, part.first_update)
         return LRBranch(branch_from=first, branch_until=end, branch_shape=self.branch_shape)
 
+    def describe(self, part: Part) -> dict[str, Any]:
+        """Return how many updates have a decaying learning rate."""
+        if self.way is None or part.num_updates is None:
+            return {}
+        return {"branch_updates": self.num_updates(part.num_updates, part.first_update)}
+
     def before_step(self, optimizer: Any, update: int) -> None:
         """Lower the learning rate."""
         if self.branch_from is None or self.branch_until is None:

@@ -1,16 +1,15 @@
 """What a training does beside learning: a feature is a callback with options of its own, in a file of its own.
 
 A feature has a plan side, in ``alma-stream`` before anything is trained, and a training side, where the model is: in
-the task of language models, within fairseq-train, and in the loop for images. Both call the same hooks, and only those
-of features that an option switches on. Of one update, in this order::
+fairseq's commands the task (`training.stage_task`), and in ``alma-stream`` on images a loop (`images.stage_training`).
+Both call the same hooks, and only those of features that an option switches on. Of one update, in this order::
 
     with feature.around_forward(model):    each forward pass, of training and of tests
         loss = …
     feature.before_step(optimizer, u)      gradients are there, and clipped; u updates were made before
     optimizer.step()
     feature.after_step(model, u)           the weights have changed
-
-The loop for images, one process without sequences, calls neither `wrap` nor `begin`, `count` and `draw_earlier`.
+    feature.count(logs)                    of the criterion
 
 What a feature keeps between updates it hands over by `state_dict`, so that a killed training resumes with it. A feature
 from elsewhere (``alma-stream --features-from``) is ``docs/how-to/own-learner.md``'s last example.
@@ -46,7 +45,7 @@ from fairseq_alma.training.planned_run import PlannedRun
 
 if TYPE_CHECKING:
     import numpy
-    from torch import nn
+    from torch import Tensor, nn
 
 
 @dataclass(frozen=True)
@@ -58,12 +57,15 @@ class Setting:
         optimizer: class of the optimizer, as checkpoints name it; None: the command does not train.
         start: checkpoint that the training begins with, optimizer and all (``--continue-once``); None: none.
         needs_whole_weights: what needs all weights of the model in one process; None: nothing does.
+        draw_weights: returns initial weights by their names, as a model would have them that starts from nothing; of a
+            stage on images that starts from another.
     """
 
     device: str = "cpu"
     optimizer: Optional[str] = None
     start: Optional[str] = None
     needs_whole_weights: Optional[str] = None
+    draw_weights: "Optional[Callable[[], Mapping[str, Tensor]]]" = None
 
 
 @dataclass(frozen=True)
@@ -74,11 +76,13 @@ class Part:
         first_update: updates that the optimizer has made before the stage.
         num_updates: of the whole stage; None: epochs end it.
         is_branch: whether it is a copy that branches off, to be tested and thrown away.
+        stage: number of the stage.
     """
 
     first_update: int = 0
     num_updates: Optional[int] = None
     is_branch: bool = False
+    stage: int = 0
 
 
 @dataclass
@@ -115,11 +119,21 @@ class Feature(Options):
         """Return the feature as a part of a stage's training has it, with no state yet."""
         return replace(self)
 
+    def describe(self, part: Part) -> dict[str, Any]:
+        """Return what stage.json says of it under ``anytime``."""
+        return {}
+
     def prepare(self, setting: Setting) -> None:
         """Raise AlmaError if the device cannot do it, or another option is missing; before the model is built."""
 
     def begin(self, checkpoint: dict[str, Any], setting: Setting) -> None:
-        """Change what the checkpoint holds that a training begins with (``Setting.start``), in place."""
+        """Change what a training begins with that carries another one on, in place.
+
+        Args:
+            checkpoint: of ``Setting.start``; of images its ``model``, and where averages are tested ``average``, which
+                has what was tested of the stage before under the same names.
+            setting: of the training.
+        """
 
     def wrap(self, model: "nn.Module", setting: Setting) -> "nn.Module":
         """Return the model as it is to be trained."""
@@ -147,11 +161,18 @@ class Feature(Options):
         """Draw what a stage trains on beside its own mega-batches; None: nothing.
 
         Args:
-            sizes: of each stage so far, the one at hand last, the sequences of each of its mega-batches.
+            sizes: of each stage so far, the one at hand last, the sequences or images of each of its mega-batches.
             seed: what the draw depends on.
 
         Returns:
-            Numbers of sequences of the stages before, counted through all of them.
+            Numbers of sequences or images of the stages before, counted through all of them.
+        """
+        return None
+
+    def to_test(self, model: "nn.Module") -> "Optional[Mapping[str, Tensor]]":
+        """Return what is tested instead of some weights, by their names; None: the feature leaves that alone.
+
+        For images, after each epoch that is the best so far; of text `state_dict` keeps it for alma-ensemble --average.
         """
         return None
 
@@ -276,6 +297,13 @@ class Features:
         """Return them as a part of a stage's training has them, with no state yet."""
         return Features([each.for_part(part) for each in self.each], self.setting)
 
+    def describe(self, part: Part) -> dict[str, Any]:
+        """Return what stage.json says of all of them under ``anytime``; nothing where none was asked for."""
+        if not self.record():
+            return {}
+        own = {name: value for each in self.each for name, value in each.describe(part).items()}
+        return {"predicts_with": self.predicts_with, **own}
+
     def prepare(self) -> None:
         """Call `Feature.prepare`."""
         for each in self.each:
@@ -337,6 +365,10 @@ class Features:
         """Call `Feature.draw_earlier`; the first that draws anything decides."""
         drawn = (each.draw_earlier(sizes, seed) for each in self.each)
         return next((indices for indices in drawn if indices is not None), None)
+
+    def to_test(self, model: "nn.Module") -> "Optional[Mapping[str, Tensor]]":
+        """Call `Feature.to_test`; the first that returns anything decides."""
+        return next((own for each in self.each if (own := each.to_test(model)) is not None), None)
 
     def state_dict(self) -> dict[str, Any]:
         """Return what all of them keep."""

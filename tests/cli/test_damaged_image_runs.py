@@ -8,7 +8,7 @@ import torch
 
 from fairseq_alma.cli.stream import main
 from fairseq_alma.errors import AlmaError
-from fairseq_alma.images import image_backend
+from fairseq_alma.images import stage_trainer
 from tests.images.image_streams import make_stream
 from tests.runs.results import stage_records
 
@@ -95,9 +95,9 @@ def test_a_run_that_is_moved_while_it_trains_is_not_split_in_two(stream, run, tm
         write_unfinished(path, state)
         run.rename(tmp_path / "moved")
 
-    write_unfinished = image_backend.write_unfinished
-    monkeypatch.setattr(image_backend, "SAVE_EVERY_SECONDS", 0.0)
-    monkeypatch.setattr(image_backend, "write_unfinished", save_and_move)
+    write_unfinished = stage_trainer.write_unfinished
+    monkeypatch.setattr(stage_trainer, "SAVE_EVERY_SECONDS", 0.0)
+    monkeypatch.setattr(stage_trainer, "write_unfinished", save_and_move)
     assert "the folder was moved, or replaced" in refused(stream, run)
     assert not run.exists()
     monkeypatch.undo()

@@ -13,7 +13,7 @@ from fairseq_alma.cli.ensemble import main as alma_ensemble
 from fairseq_alma.cli.grow import main as alma_grow
 from fairseq_alma.cli.stream import main as alma_stream
 from fairseq_alma.errors import AlmaError
-from fairseq_alma.images import image_backend
+from fairseq_alma.images import stage_trainer
 from tests.images.image_streams import make_stream
 from tests.runs.results import stage_records, weight_sums
 
@@ -72,7 +72,7 @@ def whole(stream: Path, tmp_path_factory) -> Path:
     ],
 )
 def test_an_image_run_resumes_where_the_disk_was_full(name, num_bytes, whole, stream, tmp_path, monkeypatch):
-    monkeypatch.setattr(image_backend, "SAVE_EVERY_SECONDS", 0.0)
+    monkeypatch.setattr(stage_trainer, "SAVE_EVERY_SECONDS", 0.0)
     command = ["--stream", str(stream), "--run", str(tmp_path / "R"), *WORDS]
     with monkeypatch.context() as full:
         fill_disk(full, name, num_bytes)

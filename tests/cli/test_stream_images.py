@@ -13,7 +13,7 @@ import torch
 from fairseq_alma.cli.stream import main
 from fairseq_alma.data.image_stream import ImageStream
 from fairseq_alma.errors import AlmaError
-from fairseq_alma.images import image_backend
+from fairseq_alma.images import stage_trainer
 from fairseq_alma.runs import workers
 from tests.images.image_streams import make_stream
 from tests.kills.launch import Forked
@@ -243,11 +243,11 @@ def test_hard_gates_choose_alike_whoever_is_trained_beside_them(stream, tmp_path
 
 
 def test_an_unfinished_training_of_other_seeds_is_begun_anew(stream, tmp_path, monkeypatch):
-    monkeypatch.setattr(image_backend, "SAVE_EVERY_SECONDS", 0.0)
-    monkeypatch.setattr(image_backend.StageTraining, "finish", lambda self: 1 / 0)
+    monkeypatch.setattr(stage_trainer, "SAVE_EVERY_SECONDS", 0.0)
+    monkeypatch.setattr(stage_trainer.StageTraining, "finish", lambda self: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         run(stream, tmp_path / "R", "--wait", "6", "--seed", "1", "2")
-    assert list((tmp_path / "R").rglob(f"*{image_backend.UNFINISHED}"))
+    assert list((tmp_path / "R").rglob(f"*{stage_trainer.UNFINISHED}"))
     monkeypatch.undo()
     run(stream, tmp_path / "R", "--wait", "6", "--seed", "1", "2", "3")
     alone = run(stream, tmp_path / "alone", "--wait", "6", "--seed", "1")
@@ -255,11 +255,11 @@ def test_an_unfinished_training_of_other_seeds_is_begun_anew(stream, tmp_path, m
 
 
 def test_runs_of_other_seeds_leave_an_unfinished_training_alone(stream, tmp_path, monkeypatch):
-    monkeypatch.setattr(image_backend, "SAVE_EVERY_SECONDS", 0.0)
+    monkeypatch.setattr(stage_trainer, "SAVE_EVERY_SECONDS", 0.0)
     with monkeypatch.context() as patched, pytest.raises(ZeroDivisionError):
-        patched.setattr(image_backend.StageTraining, "finish", lambda self: 1 / 0)
+        patched.setattr(stage_trainer.StageTraining, "finish", lambda self: 1 / 0)
         run(stream, tmp_path / "R", "--wait", "6", "--seed", "1", "2")
-    (unfinished,) = (tmp_path / "R").rglob(f"*{image_backend.UNFINISHED}")
+    (unfinished,) = (tmp_path / "R").rglob(f"*{stage_trainer.UNFINISHED}")
     run(stream, tmp_path / "R", "--wait", "6", "--seed", "3", "4")
     assert unfinished.is_file()
     run(stream, tmp_path / "R", "--wait", "6", "--seed", "1", "2")
@@ -295,9 +295,9 @@ def test_members_are_trained_side_by_side_in_several_processes_to_the_same_files
     ens = ("--learner", "ens", "--num-members", "3", "--wait", "3", "--side-by-side", "2")
     words = ["--stream", str(stream), "--run", str(tmp_path / "R"), *ens]
     sizes = []
-    train_stage = image_backend.ImageBackend._train_stage
+    train_stage = stage_trainer.StageTrainer._train_stage
     monkeypatch.setattr(
-        image_backend.ImageBackend, "_train_stage",
+        stage_trainer.StageTrainer, "_train_stage",
         lambda self, works, group: (sizes.append(len(group)), train_stage(self, works, group)),
     )  # fmt: skip
     run(stream, tmp_path / "one", *ens, "--jobs", "1")
@@ -458,8 +458,8 @@ def test_a_checkpoint_that_is_gone_is_named(stream, tmp_path):
 
 
 def test_an_unfinished_training_is_saved_now_and_then(stream, tmp_path, monkeypatch):
-    monkeypatch.setattr(image_backend, "SAVE_EVERY_SECONDS", 0.0)
+    monkeypatch.setattr(stage_trainer, "SAVE_EVERY_SECONDS", 0.0)
     written = []
-    monkeypatch.setattr(image_backend, "write_unfinished", lambda path, state: written.append(state["epoch"]))
+    monkeypatch.setattr(stage_trainer, "write_unfinished", lambda path, state: written.append(state["epoch"]))
     run(stream, tmp_path / "R", "--wait", "6")
     assert written == [1, 2, 3]

@@ -7,7 +7,7 @@ from fairseq.models import ARCH_MODEL_REGISTRY
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.images.firefly import grow_firefly
 from fairseq_alma.images.image_models import AlmaFireflyVGG, AlmaFireflyVGGConfig, AlmaVGG, AlmaVGGConfig
-from fairseq_alma.images.image_network import ImageKind
+from fairseq_alma.images.networks import ImageKind
 
 TASK = SimpleNamespace(image_shape=(3, 16, 16), num_classes=10)
 KIND = ImageKind(TASK.image_shape, 10)

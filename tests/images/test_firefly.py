@@ -7,8 +7,7 @@ import torch.nn.functional as F
 
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.growth.firefly_selection import KeptCandidates, num_chain_parameters
-from fairseq_alma.images.firefly import grow_firefly, score_candidates, tune_directions
-from fairseq_alma.images.firefly_candidates import CandidateVGG, Steps, widen_vgg
+from fairseq_alma.images.firefly import CandidateVGG, Steps, grow_firefly, score_candidates, tune_directions, widen_vgg
 from fairseq_alma.images.networks import NUM_CONVOLUTIONS, VGG
 
 FIRST = [4] * NUM_CONVOLUTIONS

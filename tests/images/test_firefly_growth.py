@@ -2,8 +2,7 @@ import pytest
 import torch
 
 from fairseq_alma.images.firefly import FEWEST_NEW, grow_on_images, growth_flops
-from fairseq_alma.images.image_network import count_flops
-from fairseq_alma.images.networks import NUM_CONVOLUTIONS, VGG
+from fairseq_alma.images.networks import NUM_CONVOLUTIONS, VGG, count_flops
 from fairseq_alma.images.stage_images import seeded
 from tests.images.image_streams import NUM_CLASSES, make_images
 

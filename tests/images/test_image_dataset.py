@@ -4,7 +4,7 @@ import torch
 
 from fairseq_alma.data.image_stream import ImageStream
 from fairseq_alma.errors import AlmaError
-from fairseq_alma.images.image_dataset import ImageDataset
+from fairseq_alma.images.image_task import ImageDataset
 from fairseq_alma.images.stage_images import ImageInput
 from tests.images.image_streams import make_stream
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from fairseq_alma.cli.stream import main
-from fairseq_alma.images import image_backend
+from fairseq_alma.images import stage_trainer
 from fairseq_alma.images.networks import MLP
 from fairseq_alma.images.stage_images import ImageInput, TrainingImages, seeded
 from fairseq_alma.images.stage_training import StageTraining, TrainingSettings
@@ -20,7 +20,7 @@ from fairseq_alma.training.feature import Feature, Features
 from tests.images.image_streams import NUM_CLASSES, make_images, make_stream
 from tests.scripts import end_with
 
-CLIPPING = Path(__file__).parents[1] / "training" / "clipping.py"
+EVERY_HOOK = ["--features-from", str(Path(__file__).with_name("every_hook.py")), "--earlier", "0.5"]
 WORDS = ["--", "--width", "6", "--max-epoch", "12", "--batch-size", "16", "--cpu"]
 NEEDS_BF16 = pytest.mark.skipif(not torch.ops.mkldnn._is_mkldnn_bf16_supported(), reason="a processor without bf16")
 COPY = ["--branch-decay", "0.3"]
@@ -54,14 +54,14 @@ def run_forked(arguments, kill_at=0):
     """Run the command in a forked process that saves after each epoch, and is killed right after so many saves."""
     saves = []
 
-    def save(*arguments, write=image_backend.write_unfinished):
+    def save(*arguments, write=stage_trainer.write_unfinished):
         write(*arguments)
         saves.append(arguments)
         if len(saves) == kill_at:
             os.kill(os.getpid(), signal.SIGKILL)
 
     def run():
-        image_backend.SAVE_EVERY_SECONDS, image_backend.write_unfinished = 0.0, save
+        stage_trainer.SAVE_EVERY_SECONDS, stage_trainer.write_unfinished = 0.0, save
         return main(arguments)
 
     child = os.fork()
@@ -85,7 +85,7 @@ def run_forked(arguments, kill_at=0):
             "checkpoint_last.pt",
             marks=pytest.mark.slow,
         ),
-        (["--features-from", str(CLIPPING), "--clip-weights", "0.2"], [], ["."], "checkpoint_last.pt"),
+        ([*EVERY_HOOK, "--seed", "4", "5"], [], ["seed-4", "seed-5"], "checkpoint_last.pt"),
         pytest.param(
             [],
             ["--autocast", "bf16"],
@@ -94,7 +94,7 @@ def run_forked(arguments, kill_at=0):
             marks=NEEDS_BF16,
         ),
     ],
-    ids=["average of two seeds", "average of a joint model", "copies", "decay", "clipping", "autocast"],
+    ids=["average of two seeds", "average of a joint model", "copies", "decay", "every hook", "autocast"],
 )
 def test_a_killed_run_ends_with_the_same_figures_and_weights(options, words, runs, tested, stream, tmp_path):
     whole, cut = (command(stream, tmp_path / name, *options, words=words) for name in ("whole", "cut"))
@@ -108,6 +108,16 @@ def test_a_killed_run_ends_with_the_same_figures_and_weights(options, words, run
         assert are_equal(weights(first), weights(second)) and are_equal(
             weights(first, name=tested), weights(second, name=tested)
         )
+
+
+def test_a_feature_may_draw_earlier_images_for_each_seed_by_itself(stream, tmp_path):
+    for name, seeds in (("both", ["4", "5"]), ("alone", ["5"])):
+        assert run_forked(command(stream, tmp_path / name, *EVERY_HOOK, "--seed", *seeds)) == 0
+    together, alone = records(tmp_path / "both" / "seed-5"), records(tmp_path / "alone")
+    for one, other in zip(together, alone, strict=True):
+        assert one["test"]["loss"] == pytest.approx(other["test"]["loss"], rel=1e-3)
+    assert alone[1]["train_images"] == 1.5 * alone[0]["train_images"]
+    assert json.loads((tmp_path / "alone/run.json").read_text())["options"]["earlier"] == 0.5
 
 
 def test_a_copy_decays_as_the_model_would_and_leaves_it_as_it_would_be(stream, tmp_path):
@@ -168,14 +178,31 @@ class Watch(Feature):
     is_on = True
 
     def __init__(self):
-        self.rates, self.weights = [], []
+        self.rates, self.weights, self.logs = [], [], []
+
+    def wrap(self, model, setting):
+        return EveryCall(model)
 
     def before_step(self, optimizer, update):
         assert update == len(self.rates)
         self.rates.append(optimizer.param_groups[0]["lr"])
 
     def after_step(self, model, update):
-        self.weights.append({name: tensor.detach().clone() for name, tensor in model.named_parameters()})
+        own = model.module.named_parameters()
+        self.weights.append({name: tensor.detach().clone() for name, tensor in own})
+
+    def count(self, logs):
+        self.logs += logs
+
+
+class EveryCall(torch.nn.Module):
+    def __init__(self, module):
+        super().__init__()
+        self.module, self.calls = module, []
+
+    def forward(self, *args):
+        self.calls.append(self.training)
+        return self.module(*args)
 
 
 def training_with(*features):
@@ -183,7 +210,7 @@ def training_with(*features):
     source = ImageInput([0.2], [0.1], augment=False)
     network = MLP((1, 8, 8), NUM_CLASSES, 5, num_members=2)
     network.reset_parameters([seeded(1), seeded(2)])
-    settings = TrainingSettings(4, 16, None, lambda parameters: torch.optim.SGD(parameters, lr=0.5))
+    settings = TrainingSettings(max_epoch=4, batch_size=16, build_optimizer=lambda own: torch.optim.SGD(own, lr=0.5))
     data = TrainingImages.of(images[:40], labels[:40], [None, None], source)
     valid = source.normalised(images[40:]), labels[40:]
     return StageTraining(network, data, *valid, settings, [seeded(3), seeded(4)], Features(features))
@@ -204,6 +231,15 @@ def test_what_is_tested_is_the_average_of_the_definition_at_the_best_epoch_of_ea
                 expected = keep * expected + (1 - keep) * watch.weights[update][name]
             torch.testing.assert_close(training.tested[member][name], expected[member : member + 1])
             assert not torch.equal(training.tested[member][name], training.states[member][name])
+
+
+def test_each_update_goes_through_what_the_model_is_wrapped_in_and_is_counted():
+    watch = Watch()
+    training = training_with(watch)
+    training.run_epoch()
+    assert training.model.calls == [True, True, True, False]  # two batches of 16, one of 8; validation
+    assert [log["ntokens"] for log in watch.logs] == [32, 32, 16] and watch.logs[0]["loss"] > 0
+    assert all(torch.equal(tensor, training.network.state_dict()[name]) for name, tensor in watch.weights[-1].items())
 
 
 def test_the_learning_rate_of_the_last_updates_goes_down_to_zero():

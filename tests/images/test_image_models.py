@@ -22,11 +22,11 @@ from fairseq_alma.images.image_models import (
     AlmaVGG,
     AlmaVGGConfig,
 )
-from fairseq_alma.images.image_network import ImageKind, SideBySide, count_flops
 from fairseq_alma.images.image_settings import ImageSettings
 from fairseq_alma.images.image_train_options import ImageTrainOptions
 from fairseq_alma.images.mixtures import mixture_layers
 from fairseq_alma.images.model_store import TrainedModel, write_model
+from fairseq_alma.images.networks import ImageKind, SideBySide, count_flops
 from fairseq_alma.images.stage_images import seeded
 from fairseq_alma.learners.learner import LEARNERS
 from tests.images.image_streams import make_stream

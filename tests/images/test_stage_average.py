@@ -2,22 +2,23 @@ import pytest
 import torch
 
 from fairseq_alma.growth.gate_tree import GateTree
-from fairseq_alma.images.image_network import SideBySide
 from fairseq_alma.images.mixtures import MixtureVGG
-from fairseq_alma.images.networks import MLP, NUM_CONVOLUTIONS, VGG, MemberBatchNorm2d
-from fairseq_alma.images.stage_average import average_of, measure_batch_norm, share_of_new
+from fairseq_alma.images.networks import MLP, NUM_CONVOLUTIONS, VGG, MemberBatchNorm2d, SideBySide, measure_batch_norm
+from fairseq_alma.training.feature import Part, Setting
+from fairseq_alma.training.stage_ends import StageEnds, share_of_new
 
 
-def states(number):
-    generator = torch.Generator().manual_seed(3)
-    return [{"weight": torch.randn(4, 5, generator=generator)} for _ in range(number)]
-
-
-def test_the_mean_over_stages_is_that_of_all_their_ends():
-    ends, average = states(6), None
-    for stage, end in enumerate(ends):
-        average = average_of(average, end, share_of_new(stage, "mean"))
-    torch.testing.assert_close(average["weight"], torch.stack([end["weight"] for end in ends]).mean(dim=0))
+def test_the_mean_over_stages_is_that_of_all_their_ends_and_no_view_of_them():
+    model, ends, checkpoint = torch.nn.Linear(5, 4), [], {}
+    for stage in range(6):
+        torch.nn.init.normal_(model.weight, generator=torch.Generator().manual_seed(stage))
+        ends.append(model.weight.detach().clone())
+        feature = StageEnds(stage_average="mean").for_part(Part(stage=stage))
+        feature.begin(checkpoint, Setting())
+        average = {name: tensor.clone() for name, tensor in model.state_dict().items()} | {**feature.to_test(model)}
+        checkpoint = {"model": model.state_dict(), "average": average}
+    model.weight.data.zero_()
+    torch.testing.assert_close(average["weight"], torch.stack(ends).mean(dim=0))
 
 
 @pytest.mark.parametrize("half_life", ["1/32", "1/8"])
@@ -28,13 +29,6 @@ def test_what_an_average_is_made_of_is_half_forgotten_after_its_half_life(half_l
         kept *= 1 - share_of_new(stage, half_life)
     numerator, denominator = map(int, half_life.split("/"))
     assert stage / 800 == pytest.approx(1 + numerator / denominator, rel=0.01)
-
-
-def test_an_average_is_no_view_of_the_weights_that_are_trained_on():
-    (end,) = states(1)
-    average = average_of(None, end, 1.0)
-    end["weight"].zero_()
-    assert average["weight"].abs().sum() > 0
 
 
 def test_batch_norm_is_measured_anew_as_the_mean_over_batches():

@@ -120,7 +120,7 @@ def test_epochs_are_selected_by_accuracy_as_a_plain_loop_does(least_gain):
      (0.1, 0.101, 0.001, True), (0.899, 0.9, 0.001, True), (math.nan, math.inf, 0.0, False), (0.3, math.inf, 1, True)],
 )  # fmt: skip
 def test_an_epoch_is_better_by_the_least_gain_or_more(score, best, gain, better):
-    settings = TrainingSettings(1, 1, None, OPTIMIZERS["sgd"], least_gain=gain)
+    settings = TrainingSettings(build_optimizer=OPTIMIZERS["sgd"], least_gain=gain)
     assert settings.is_better(score, best) is better
 
 

@@ -3,6 +3,7 @@
 import argparse
 import os
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,7 +13,8 @@ from fairseq.models import MODEL_DATACLASS_REGISTRY
 from omegaconf import OmegaConf
 
 import fairseq_alma
-from fairseq_alma.checkpoints.checkpoint_file import write_checkpoint
+from fairseq_alma.checkpoints.checkpoint_file import read_checkpoint, write_checkpoint
+from fairseq_alma.cli.ensemble import main
 from fairseq_alma.data.image_stream import ImageStream
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.images.image_models import AlmaMLPConfig
@@ -22,7 +24,9 @@ from tests.scripts import run_script
 
 fairseq_alma.register()
 
-SAVED = ("--save-dir", "model")
+SAVED, LOG = ("--save-dir", "model"), ("--log-format", "simple")
+OWN = Path(__file__).parents[1] / "training" / "clipping.py"
+FEATURES = ("--features-from", str(OWN), "--clip-weights", "0.4", "--ema-half-life", "1/8")
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +48,9 @@ def trained(stream, tmp_path_factory):
     folder = tmp_path_factory.mktemp("trained")
     words = ["--megabatch", "3", "--wait", "2", "--criterion", "alma_image_cross_entropy", "--arch", "alma_mlp"]
     words += ["--width", "16", "--optimizer", "adadelta", "--lr", "1.0", "--max-epoch", "12", "--batch-size", "32"]
-    out = stock(folder, "fairseq-train", stream, *words, "--no-epoch-checkpoints", "--log-format", "simple", *SAVED)
+    out = stock(
+        folder, "fairseq-train", stream, *words, "--no-epoch-checkpoints", "--log-format", "simple", *SAVED, *FEATURES
+    )
     return folder, out
 
 
@@ -85,10 +91,43 @@ def test_the_stock_commands_train_a_stage_and_find_the_error_of_a_plain_computat
     assert f"num_updates {12 * 6}" in printed
 
 
+def test_the_features_of_a_training_are_those_of_the_stock_command_too(stream, trained):
+    folder, _ = trained
+    checkpoint = read_checkpoint(folder / "model/checkpoint_last.pt")
+    state, weights = checkpoint["extra_state"]["AlmaImageClassificationTask"], checkpoint["model"]
+    assert (state["clipped_updates"], state["train_tokens"]) == (12 * 6, 12 * 180)
+    assert max(float(tensor.abs().max()) for tensor in weights.values()) == pytest.approx(0.4)
+    assert main([str(folder / "model/checkpoint_last.pt"), "--average", "--out", str(folder / "average.pt")]) == 0
+    averaged = read_checkpoint(folder / "average.pt")["model"]
+    assert all(torch.equal(tensor, state["average"][name]) for name, tensor in averaged.items())
+    assert not all(torch.equal(tensor, weights[name]) for name, tensor in averaged.items())
+
+
+def test_a_stock_training_resumes_with_its_features_and_draws_earlier_images(stream, tmp_path):
+    own = Path(__file__).with_name("every_hook.py")
+    words = [
+        "--megabatch",
+        "1",
+        "--criterion",
+        "alma_image_cross_entropy",
+        "--arch",
+        "alma_mlp",
+        "--width",
+        "4",
+        "--lr",
+    ]
+    words += ["1", "--optimizer", "adadelta", "--batch-size", "32", "--save-dir", str(tmp_path / "model")]
+    words += ["--features-from", str(own), "--earlier", "0.5", "--no-epoch-checkpoints"]
+    for epochs in ("1", "2"):
+        stock(tmp_path, "fairseq-train", stream, *words, "--max-epoch", epochs)
+        state = read_checkpoint(tmp_path / "model/checkpoint_last.pt")["extra_state"]["AlmaImageClassificationTask"]
+        assert state["counted"] == int(epochs) * (90 + 45) == state["train_tokens"]
+
+
 def task_of(stream, **options):
-    cfg = AlmaImageClassificationConfig(data=str(stream), seed=1, path=None, **options)
+    cfg = AlmaImageClassificationConfig(data=str(stream), seed=1, path=None, cpu=True, continue_once=None, **options)
     cfg.finetune_from_model, cfg.restore_file, cfg.save_dir = None, "checkpoint_last.pt", "nowhere"
-    return AlmaImageClassificationTask.setup_task(cfg)
+    return AlmaImageClassificationTask.setup_task(OmegaConf.structured(cfg))
 
 
 def model_config(**options):

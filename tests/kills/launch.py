@@ -18,7 +18,7 @@ from typing import IO, Any, Callable, Mapping, Optional, Sequence
 import fairseq.dataclass.utils
 
 from fairseq_alma.cli.stream import main as alma_stream
-from fairseq_alma.images import image_backend, image_settings
+from fairseq_alma.images import image_settings, stage_trainer
 from fairseq_alma.runs import workers
 from fairseq_alma.runs.workers import die_with_parent
 from fairseq_alma.text import process
@@ -117,7 +117,7 @@ class Forked:
 def _run_command_of_ours(arguments: Sequence[str], log: Path, crash: Crash, main: Main) -> Optional[int]:
     output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     print_to(output, output)
-    image_backend.SAVE_EVERY_SECONDS = 0.0
+    stage_trainer.SAVE_EVERY_SECONDS = 0.0
     process._begin = _begin
     workers.start_process = _begin_member
     crash.arm()

@@ -31,7 +31,7 @@ def test_the_papers_preset_sets_what_is_the_default_anyway(learner, for_photogra
 )  # fmt: skip
 def test_the_released_code_selects_by_accuracy_and_stops_some_learners_after_25_epochs(learner, gain, patience):
     found = train_options(learner, [], RELEASED_CODE)
-    assert (found.select, found.least_gain, found.last("--patience")) == ("accuracy", gain, patience)
+    assert (found.loop.select, found.loop.least_gain, found.last("--patience")) == ("accuracy", gain, patience)
     assert "--last-pool" not in found.values
     of_vgg = train_options(learner, [], RELEASED_CODE, for_photographs=True)
     assert (of_vgg.last("--last-pool"), of_vgg.last("--initial-weights")) == (("max",), ("default",))

@@ -1,0 +1,340 @@
+"""Trains and tests the models of a stage on images, in this process.
+
+All members that a stage trains are trained side by side in one network, those of runs that differ by their seeds as
+well; models that are done stay in memory.
+"""
+
+import time
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any, Callable, Mapping, Optional, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fairseq_alma.checkpoints import AVERAGE
+from fairseq_alma.errors import AlmaError
+from fairseq_alma.files import write_together
+from fairseq_alma.growth.gate_tree import nested_gate_trees
+from fairseq_alma.images.image_classifier import GrownLayers, GrowthData
+from fairseq_alma.images.image_settings import ImageSettings
+from fairseq_alma.images.model_store import (
+    UNFINISHED,
+    ModelStore,
+    TrainedModel,
+    build_network,
+    read_unfinished,
+    remove_unfinished,
+    write_unfinished,
+)
+from fairseq_alma.images.networks import ImageNetwork, measure_batch_norm, member_states
+from fairseq_alma.images.predictions import Examples, Predictions, measure, write_experts
+from fairseq_alma.images.stage_images import (
+    BOOTSTRAP,
+    GROWTH,
+    INITIAL_WEIGHTS,
+    ORDER,
+    PERTURBATION,
+    ImageInput,
+    TrainingImages,
+    batch_sizes,
+    bootstrap,
+    rows_to_train_on,
+    seeded,
+)
+from fairseq_alma.images.stage_training import StageTraining
+from fairseq_alma.learners.plan import StagePlan, Training, member_seed
+from fairseq_alma.learners.schedule import Stage
+from fairseq_alma.runs.loop import Run
+from fairseq_alma.runs.run_folder import RunFolder
+from fairseq_alma.runs.steps import StageWork
+from fairseq_alma.training.branch import LRBranch
+from fairseq_alma.training.feature import Features, Part
+
+SAVE_EVERY_SECONDS = 20.0
+SEEDS = "seeds"
+"""Key in the file of an unfinished training: the seeds of what is trained."""
+GROWTH_FLOPS = "growth_flops"
+"""Key in stage.json: the part of train_flops that Firefly's growth step took."""
+Group = Sequence[tuple[ModelStore, Training]]
+"""What is trained side by side, each with the models of its run."""
+
+
+@dataclass(frozen=True)
+class Start:
+    """What a stage starts from.
+
+    Attributes:
+        network: on the run's device.
+        grown: what growth has changed up to now.
+        growth: what stage.json says of the growth step before this stage; empty without one.
+    """
+
+    network: ImageNetwork
+    grown: GrownLayers
+    growth: Mapping[str, Any] = field(default_factory=dict)
+
+
+class StageTrainer:
+    """Trains and tests the stages of some runs.
+
+    Args:
+        settings: of the runs, which differ by their seeds alone.
+        runs: that go through the same stages in step.
+        shared_folder: where several runs keep the training that they share.
+        wait: mega-batches of a stage.
+        keep_maps: leave which experts test images go to after every stage, not after the last one alone.
+        features: what trainings do beside learning, what predicts after a stage, and what the next one begins with.
+    """
+
+    def __init__(
+        self,
+        settings: ImageSettings,
+        runs: Sequence[Run],
+        shared_folder: Path,
+        wait: int,
+        keep_maps: bool,
+        features: Features,
+    ) -> None:
+        self.settings, self.shared_folder, self.wait = settings, shared_folder, wait
+        self.keep_maps, self.features, self.branch = keep_maps, features, features[LRBranch]
+        self.stream, self.last_stage = settings.stream, len(runs[0].plans) - 1
+        self.source = ImageInput(self.stream.mean, self.stream.std, self.stream.augment).to(settings.device)
+        self.stores = {run.folder.root: ModelStore(run.folder, settings, features.predicts_with) for run in runs}
+        self.predictions = {root: Predictions(store, self._test_examples) for root, store in self.stores.items()}
+
+    def store(self, folder: RunFolder) -> ModelStore:
+        """Return the models of a run."""
+        return self.stores[folder.root]
+
+    def train(self, work: StageWork, trainings: tuple[Training, ...]) -> Mapping[str, Any]:
+        """Train some models of a stage, or all with those of the runs in step, unless they are there."""
+        own = replace(work, plan=replace(work.plan, trainings=trainings))
+        works = [own] if trainings != work.plan.trainings else work.beside or [own]
+        group = [(self.store(each.folder), training) for each in works for training in each.plan.trainings]
+        if any(training.model not in store for store, training in group):
+            self._train_stage(works, group)
+        # While one of them is missing, all are trained again from the same file, to the same bits.
+        remove_unfinished(self._unfinished(works))
+        return self._cost(own)
+
+    def _cost(self, work: StageWork) -> Mapping[str, Any]:
+        store, stage = self.store(work.folder), work.plan.stage
+        models = [store[training.model] for training in work.plan.trainings]
+        described = self.features.describe(self._part(stage, len(self._rows(stage, work.plan.trainings[0].seed))))
+        return {
+            "num_updates": max(model.num_updates for model in models),
+            "train_images": sum(model.num_images for model in models),
+            "train_flops": sum(
+                model.num_images * store.flops_of(model.grown).train + model.growth.get(GROWTH_FLOPS, 0)
+                for model in models
+            ),
+            **({"anytime": described} if described else {}),
+        }
+
+    def test(self, work: StageWork) -> Mapping[str, Any]:
+        """Test what predicts after the stage."""
+        plan, store, predictions = work.plan, self.store(work.folder), self.predictions[work.folder.root]
+        valid = predictions.on_valid(plan, self._examples(self.stream.valid_indices(plan.stage.megabatches)))
+        test, usage = predictions.on_test(plan)
+        models = [store[model] for model in plan.predictors]
+        figures: dict[str, Any] = {
+            "num_params": sum(_num_params(model.state) for model in models),
+            "num_experts": max(model.grown.num_experts for model in models),
+            "num_members": self.settings.num_joint * len(models),
+            "test_flops_per_image": sum(store.flops_of(model.grown).test for model in models),
+            "valid": valid,
+            "test": test,
+        }
+        trained = len(plan.trainings)
+        for model in models[-trained:]:
+            figures.update(model.growth)
+            if model.grown.trees:
+                figures["gate_trees"] = nested_gate_trees(model.grown.trees)
+                figures["expert_usage"] = usage
+        if self.keep_maps or plan.stage.index == self.last_stage:
+            network = store.network_of(plan.predictors[-trained:])
+            write_experts(work.folder.stage_folder(plan.stage.index), network, self._test_examples)
+        return figures
+
+    def _train_stage(self, works: Sequence[StageWork], group: Group) -> None:
+        """Train the network of a stage, from its beginning or from where it was cut off.
+
+        Args:
+            works: of all runs.
+            group: what is trained for them, each with the models of its run.
+        """
+        stage = works[0].plan.stage
+        each = [self._rows(stage, training.seed) for _, training in group]
+        rows, seen = (each[0], None) if not self.features.draws_earlier else np.unique(each, return_inverse=True)
+        own = [_rows_of(training, stage, len(each[0])) for _, training in group]
+        if seen is not None:  # by each member other images
+            places = torch.from_numpy(seen.reshape(len(group), -1))
+            own = [place if rows is None else place[rows] for place, rows in zip(places, own, strict=True)]
+        data = TrainingImages.of(self._bytes(rows), self._labels(rows), own, self.source)
+        valid = self._examples(self.stream.valid_indices(stage.megabatches))
+        features = self.features.for_part(self._part(stage, data.num_images))
+        start = self._start(works[0].plan, group, features, lambda: self._examples(rows), valid)
+        orders = [seeded(training.seed, stage.index, ORDER) for _, training in group]
+        training = StageTraining(
+            start.network, data, *valid, self.settings.training(), orders, features, *self._copy(stage, data.num_images)
+        )
+        self._run(works, training, [each.seed for _, each in group])
+        training.finish()
+        tested = self._tested(training, start.grown, rows)
+        of_copy = self._images_of_copy(data)
+
+        def keep(unit: int) -> None:
+            store, each = group[unit]
+            epochs = training.epochs_of(unit)
+            counts = (epochs * training.updates_per_epoch, epochs * data.num_images + of_copy)
+            store[each.model] = TrainedModel(training.states[unit], start.grown, *counts, start.growth, tested[unit])
+
+        write_together([partial(keep, unit) for unit in range(len(group))])
+
+    def _start(
+        self,
+        plan: StagePlan,
+        group: Group,
+        features: Features,
+        examples: Callable[[], Examples],
+        valid: Examples,
+    ) -> Start:
+        """Return what a stage starts from: new, or as the stage before has left it, grown if the learner grows."""
+        settings, first, stage = self.settings, group[0][1], plan.stage.index
+        seeds = [training.seed for _, training in group]
+        if settings.is_joint:
+            seeds = [member_seed(first.seed, member) for member in range(settings.num_joint)]
+        if first.start is None:
+            network = self._drawn([(seed, INITIAL_WEIGHTS) for seed in seeds])
+            return Start(network, settings.grown_layers(network))
+        before = [store[training.start] for store, training in group if training.start is not None]
+        network = build_network(settings, before)
+        checkpoint: dict[str, Any] = {"model": network.state_dict()}
+        if features.predicts_with == "average":
+            checkpoint[AVERAGE] = build_network(settings, [model.predicting for model in before]).state_dict()
+        perturbed = [(seed, stage, PERTURBATION) for seed in seeds]
+        features.setting = replace(
+            features.setting, draw_weights=lambda: dict(self._drawn(perturbed).named_parameters())
+        )
+        with torch.no_grad():
+            features.begin(checkpoint)
+        if first.growth is None:
+            return Start(network, before[0].grown)
+        generator = seeded(first.growth.seed, stage, GROWTH)
+        before_growth = {"valid": measure(network, *valid)}
+        data = GrowthData(examples, valid, settings.training().batch_size)
+        network, flops = settings.model_class.grow(network, first.growth, settings.cfg.model, data, generator)
+        figures: dict[str, Any] = {"before_growth": before_growth, "after_growth": {"valid": measure(network, *valid)}}
+        return Start(network, settings.grown_layers(network), figures | ({GROWTH_FLOPS: flops} if flops else {}))
+
+    def _drawn(self, seeds: Sequence[tuple[int, ...]]) -> ImageNetwork:
+        """Return a network with initial weights, of a member for each seed."""
+        network = self.settings.build(len(seeds))
+        network.reset_parameters([seeded(*numbers) for numbers in seeds])
+        return network.to(self.settings.device)
+
+    def _part(self, stage: Stage, num_images: int, is_branch: bool = False) -> Part:
+        """Return what features need to know of a training, whose updates no early stop ends."""
+        how = self.settings.training()
+        return Part(0, how.max_epoch * len(batch_sizes(num_images, how.batch_size)), is_branch, stage.index)
+
+    def _copy(self, stage: Stage, num_images: int) -> tuple[Any, ...]:
+        """Return the features of the copy that branches off, and the updates before it does; nothing without one."""
+        if not self.branch.copies:
+            return ()
+        part = self._part(stage, num_images, is_branch=True)
+        return self.features.for_part(part), (part.num_updates or 0) - self.branch.num_updates(part.num_updates or 0)
+
+    def _images_of_copy(self, data: TrainingImages) -> int:
+        """Return the images that the copy of a training is trained on from where it differs."""
+        if not self.branch.copies:
+            return 0
+        how = self.settings.training()
+        sizes = data.sizes(how.batch_size)
+        whole = how.max_epoch * len(sizes)
+        epochs, updates = divmod(whole - self.branch.num_updates(whole), len(sizes))
+        return (how.max_epoch - epochs) * data.num_images - sum(sizes[:updates])
+
+    def _tested(
+        self, training: StageTraining, grown: GrownLayers, rows: np.ndarray
+    ) -> Sequence[Optional[Mapping[str, Tensor]]]:
+        """Return what is tested of each unit; an average, which is none of weights alone, with its own batch norm."""
+        averages = [each for each in training.tested if each is not None]
+        if self.features.predicts_with != "average" or all(map(_are_equal, averages, training.states)):
+            return training.tested
+        network = build_network(self.settings, [TrainedModel(state, grown, 0, 0) for state in averages])
+        measure_batch_norm(network, self._examples(rows)[0].split(batch_sizes(len(rows), training.settings.batch_size)))
+        states = [network.state_dict()] if self.settings.is_joint else member_states(network)
+        return [{name: tensor.clone() for name, tensor in state.items()} for state in states]
+
+    def _unfinished(self, works: Sequence[StageWork]) -> Path:
+        """Return where a training that is cut off is resumed from."""
+        plan = works[0].plan
+        if len(works) == 1:
+            return works[0].folder.model_folder(plan.trainings[0].model) / UNFINISHED
+        # Runs of other seeds may be trained from the same folder at the same time, those of the same may not.
+        return self.shared_folder / f"stage-{plan.stage.index:03d}-{works[0].folder.name}-{UNFINISHED}"
+
+    def _run(self, works: Sequence[StageWork], training: StageTraining, of_seeds: list[int]) -> None:
+        """Run all epochs, and save now and then what it takes to resume."""
+        work, unfinished = works[0], self._unfinished(works)
+        before = read_unfinished(unfinished)
+        if before is not None and before.get(SEEDS) == of_seeds:  # else it is that of other runs side by side
+            _resume(training, before, unfinished)
+        per_epoch, num_images = training.updates_per_epoch, training.data.num_images * len(of_seeds)
+        saved = began = time.monotonic()
+        done, of_all = training.num_epochs
+        with work.display.training(work.plan, None, of_all * per_epoch, done * per_epoch) as progress:
+            while not training.is_over:
+                loss = training.run_epoch()
+                now = time.monotonic()
+                epochs, _ = training.num_epochs
+                rate = (epochs - done) * num_images / max(now - began, 1e-9)
+                progress.update(epochs * per_epoch, loss, rate)
+                if now - saved >= SAVE_EVERY_SECONDS and not training.is_over:
+                    work.folder.require_in_place()
+                    write_unfinished(unfinished, {**training.state_dict(), SEEDS: of_seeds})
+                    saved = time.monotonic()
+
+    @cached_property
+    def _test_examples(self) -> Examples:
+        return self._examples(self.stream.test_indices())
+
+    def _rows(self, stage: Stage, seed: int) -> np.ndarray:
+        return rows_to_train_on(self.stream, stage.megabatches, self.wait, self.features, seed)
+
+    def _examples(self, rows: np.ndarray) -> Examples:
+        return self.source.normalised(self._bytes(rows)), self._labels(rows)
+
+    def _bytes(self, rows: np.ndarray) -> Tensor:
+        return torch.from_numpy(self.stream.images[rows]).to(self.settings.device)
+
+    def _labels(self, rows: np.ndarray) -> Tensor:
+        return torch.from_numpy(self.stream.labels[rows]).to(self.settings.device)
+
+
+def _resume(training: StageTraining, before: Mapping[str, Any], path: Path) -> None:
+    """Resume a training that was cut off. Raises AlmaError if the file is not of this training."""
+    try:
+        training.load_state_dict(before)
+    except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+        raise AlmaError(
+            f"{path}: not of this training ({error}); remove it to train the stage from its beginning"
+        ) from error
+
+
+def _rows_of(training: Training, stage: Stage, num_images: int) -> Optional[Tensor]:
+    """Return the rows of a training's bootstrap sample; None: it sees each image once."""
+    return bootstrap(num_images, seeded(training.seed, stage.index, BOOTSTRAP)) if training.bootstrap else None
+
+
+def _are_equal(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
+    return all(torch.equal(tensor, other[name]) for name, tensor in one.items())
+
+
+def _num_params(state: Mapping[str, Tensor]) -> int:
+    """Count parameters; what batch norm measures is none."""
+    return sum(tensor.numel() for name, tensor in state.items() if not name.rpartition(".")[2].startswith("running_"))

@@ -1,0 +1,112 @@
+"""What the tasks for text and for images have in common: a training's features, and tests of whole splits."""
+
+import argparse
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar, Optional
+
+import torch
+from fairseq.optim import OPTIMIZER_REGISTRY
+from fairseq.tasks import TASK_DATACLASS_REGISTRY, TASK_REGISTRY, FairseqTask
+from hydra.core.config_store import ConfigStore
+from omegaconf import DictConfig
+from torch import nn
+
+from fairseq_alma.learners.schedule import StageOptions
+from fairseq_alma.training.fairseq_options import bound_options, fairseq_config
+from fairseq_alma.training.feature import FEATURES, Features, Setting, import_from
+from fairseq_alma.training.processes import set_process_defaults
+from fairseq_alma.training.whole_split import WholeSplit
+
+
+class StageTask(FairseqTask):
+    """A task that trains on one stage of a stream; before a task of fairseq's among the bases.
+
+    Attributes:
+        kind: of data.
+        stream_config: the base of its configuration, to which the options of stages and features are added.
+        features: what the training does beside learning.
+        whole_split: how a split is tested by several processes.
+    """
+
+    kind: ClassVar[str]
+    stream_config: ClassVar[type]
+    features: Features
+    whole_split: WholeSplit
+
+    @classmethod
+    def add_args(cls, parser: argparse.ArgumentParser) -> None:
+        """Add the task's options to those of a stock command, and preset some of the latter."""
+        if isinstance(parser, argparse.ArgumentParser):  # not so when fairseq lists the options of all tasks
+            set_process_defaults(parser)
+            cls._offer_further_features()
+        super().add_args(parser)
+        bound_options(parser)
+
+    @classmethod
+    def _offer_further_features(cls) -> None:
+        """Let fairseq's parser know the options of the features that ``--features-from`` brings."""
+        command = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+        command.add_argument("--features-from", type=Path)
+        if (path := command.parse_known_args()[0].features_from) is None:
+            return
+        import_from(path)
+        task = next(name for name, each in TASK_REGISTRY.items() if each is cls)
+        config = fairseq_config(
+            TASK_DATACLASS_REGISTRY[task].__name__, cls.stream_config, [StageOptions, *FEATURES], cls.kind
+        )
+        config.__module__ = cls.__module__
+        setattr(sys.modules[cls.__module__], config.__name__, config)
+        setattr(cls, "__dataclass", config)  # as `register_task`, which takes a name once
+        TASK_DATACLASS_REGISTRY[task] = config
+        node = config()
+        node._name = task
+        ConfigStore.instance().store(name=task, group="task", node=node, provider="fairseq")
+
+    def train_step(self, sample: Any, model: nn.Module, criterion: Any, *args: Any, **kwargs: Any) -> Any:
+        """Compute loss and gradients of one batch; fairseq calls this."""
+        return super().train_step(sample, model, self.features.around(criterion, model), *args, **kwargs)
+
+    def valid_step(
+        self, sample: Any, model: nn.Module, criterion: Any, **kwargs: Any
+    ) -> tuple[Any, int, dict[str, Any]]:
+        """Compute the loss of one held-out batch; fairseq calls this."""
+        step = partial(super().valid_step, sample, model, self.features.around(criterion, model), **kwargs)
+        return self.whole_split.score(step, sample)
+
+    def optimizer_step(self, optimizer: Any, model: nn.Module, update_num: int) -> None:
+        """Make an update, its gradients being clipped; fairseq calls this."""
+        self.features.before_step(optimizer, update_num)
+        super().optimizer_step(optimizer, model=model, update_num=update_num)
+        self.features.after_step(model, update_num)
+
+    def reduce_metrics(self, logging_outputs: list[dict[str, Any]], criterion: Any) -> None:
+        """Aggregate the logs of all processes: of every update that fairseq makes, and of each split that it tests."""
+        logs = self.whole_split.gathered(logging_outputs)
+        if criterion.training:
+            self.features.count(logs)
+        super().reduce_metrics(logs, criterion)
+
+    def get_checkpoint_dict(self) -> dict[str, Any]:
+        """Return what a checkpoint keeps of the task beside ``task_state``."""
+        return {type(self).__name__: self.features.state_dict()}
+
+    def set_checkpoint_dict(self, state: dict[str, Any]) -> None:
+        """Resume with it; fairseq does not call this when a new stage begins with weights alone."""
+        self.features.load_state_dict(state)
+
+
+def features_of(cfg: DictConfig) -> Features:
+    """Return what a configuration switches on. Raises AlmaError if the command cannot do it."""
+    device = "cpu" if cfg.cpu or not torch.cuda.is_available() else "cuda"
+    features = Features.of(cfg, Setting(device, _optimizer_class(cfg), cfg.continue_once))
+    features.prepare()
+    return features
+
+
+def _optimizer_class(cfg: DictConfig) -> Optional[str]:
+    """Return the class of the optimizer that a command trains with; None: it does not train."""
+    root: Any = cfg._get_root()
+    name = getattr(root.get("optimizer"), "_name", None)  # of a Namespace, or of a configuration
+    return OPTIMIZER_REGISTRY[name].__name__ if name in OPTIMIZER_REGISTRY else None
