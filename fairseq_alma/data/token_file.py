@@ -26,6 +26,7 @@ _DTYPE_CODES: dict[int, np.dtype] = {
 _HEADER = struct.Struct("<9sQBQ")
 _ENTRY_SIZE = 4 + 8  # bytes of a sequence in the index: how many ids it has, and where they begin
 _POINTERS_AT_ONCE = 1 << 20
+_BYTES_AT_ONCE = 1 << 14  # of ids that a file is opened for: it is one of thousands
 
 
 def id_dtype(vocab_size: int) -> np.dtype:
@@ -45,7 +46,8 @@ class TokenFileWriter:
         self._bin = Path(f"{prefix}.bin")
         self._idx = Path(f"{prefix}.idx")
         self._dtype = dtype
-        self._sizes: list[np.ndarray] = []
+        self._pending = bytearray()
+        self._sizes = bytearray()
         self.num_tokens = 0
         self.num_documents = 0
         self._bin.write_bytes(b"")
@@ -57,30 +59,36 @@ class TokenFileWriter:
             ids: the ids of all sequences one after the other, each sequence with its eos, as bytes of ``dtype``.
             sizes: ``(num_sequences,)``, int32: ids per sequence.
         """
-        with naming(self._bin), open(self._bin, "ab") as file:
-            file.write(ids)
-        self._sizes.append(sizes.astype(np.int32))
+        self._pending += ids
+        if len(self._pending) >= _BYTES_AT_ONCE:
+            self._flush()
+        self._sizes += sizes.astype("<i4").tobytes()
         self.num_tokens += len(ids) // self._dtype.itemsize
         self.num_documents += len(sizes)
 
     def close(self) -> None:
-        """Write the index."""
+        """Write what is left and the index."""
+        self._flush()
         code = next(code for code, dtype in _DTYPE_CODES.items() if dtype == self._dtype)
         with naming(self._idx), open(self._idx, "wb") as file:
             file.write(_HEADER.pack(_MAGIC, _VERSION, code, self.num_documents))
-            for sizes in self._sizes:
-                file.write(sizes.astype("<i4").tobytes())
+            file.write(self._sizes)
             for pointers in self._pointers():
                 file.write(pointers.astype("<i8").tobytes())
+
+    def _flush(self) -> None:
+        with naming(self._bin), open(self._bin, "ab") as file:
+            file.write(self._pending)
+        self._pending = bytearray()
 
     def _pointers(self) -> Iterator[np.ndarray]:
         """Yield the byte offset of each sequence, a piece at a time."""
         offset = 0
-        for sizes in self._sizes:
-            for start in range(0, len(sizes), _POINTERS_AT_ONCE):
-                ends = np.cumsum(sizes[start : start + _POINTERS_AT_ONCE], dtype=np.int64) * self._dtype.itemsize
-                yield np.concatenate([np.zeros(1, np.int64), ends[:-1]]) + offset
-                offset += int(ends[-1])
+        sizes = np.frombuffer(self._sizes, "<i4")
+        for start in range(0, len(sizes), _POINTERS_AT_ONCE):
+            ends = np.cumsum(sizes[start : start + _POINTERS_AT_ONCE], dtype=np.int64) * self._dtype.itemsize
+            yield np.concatenate([np.zeros(1, np.int64), ends[:-1]]) + offset
+            offset += int(ends[-1])
 
 
 class TokenFile:
