@@ -31,6 +31,7 @@ TABLE = "| option | values | default | data | effect | meaning |\n| --- | --- | 
 PAGES = {
     "recipes/README.md": "results.md",
     "recipes/anytime/README.md": "anytime.md",
+    "recipes/lm/ladder/README.md": "ladder.md",
     "recipes/sensitivity.md": "sensitivity.md",
     "recipes/figures/": "figures/",
 }
@@ -46,12 +47,15 @@ def on_files(files: Files, config: Any) -> Files:
         "reference/options.md": options_page(),
         "results.md": results.replace("[records/](records)", "`recipes/records/`"),  # a folder is no page
         "anytime.md": (recipes / "anytime" / "README.md").read_text(encoding="utf-8"),
+        "ladder.md": (recipes / "lm" / "ladder" / "README.md").read_text(encoding="utf-8"),
         "changelog.md": (CHECKOUT / "CHANGELOG.md").read_text(encoding="utf-8"),
     }
     for page in [*recipes.glob("*.md"), *recipes.glob("records/*.md")]:
         if page.name != "README.md":
             content = page.read_text(encoding="utf-8").replace("](README.md", "](results.md")
             pages[page.relative_to(recipes).as_posix()] = content
+    pages = {name: re.sub(r"\]\((?:\.\./)*lm/ladder/README\.md", "](ladder.md", text) for name, text in pages.items()}
+    pages["ladder.md"] = pages["ladder.md"].replace("](../../README.md", "](results.md")
     for name, content in pages.items():
         files.append(File.generated(config, name, content=content))
     for figure in sorted((recipes / "figures").iterdir()):
