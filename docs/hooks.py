@@ -13,12 +13,12 @@ from typing import Any
 
 from mkdocs.structure.files import File, Files
 
+from fairseq_alma.cli import start
 from fairseq_alma.options import SUPPRESS, TRAINING, Option, options_of
 
 CHECKOUT = Path(__file__).parent.parent
 TOUR = CHECKOUT / "recipes" / "tour.py"
 COMMANDS = re.compile(r'"(alma-[a-z-]+)=fairseq_alma\.cli\.start:([a-z_]+)"')
-MODULES = re.compile(r'def (\w+)\(argv.*?return start\("([\w.]+)", argv\)', re.DOTALL)
 
 OPTIONS_HEAD = """# Options
 
@@ -156,10 +156,9 @@ def _first_line(declaring: type) -> str:
 
 def commands_page() -> str:
     """Return what each command's ``--help`` prints, as one page."""
-    modules = dict(MODULES.findall((CHECKOUT / "fairseq_alma" / "cli" / "start.py").read_text(encoding="utf-8")))
     parts = ["# Commands", "What `--help` prints. All exit with 0 on success, 2 on a usage error, 1 on anything else."]
     for command, function in COMMANDS.findall((CHECKOUT / "setup.py").read_text(encoding="utf-8")):
-        parts.append(f"## {command}\n\n```text\n{help_of(modules[function]).rstrip()}\n```")
+        parts.append(f"## {command}\n\n```text\n{help_of(start.COMMANDS[function]).rstrip()}\n```")
     return "\n\n".join(parts) + "\n"
 
 

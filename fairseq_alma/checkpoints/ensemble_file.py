@@ -1,4 +1,4 @@
-"""Checkpoints that stand for several models: what is in them, how they are joined, how members are found again.
+"""Checkpoints that stand for several models: what is in them, how they are joined, how members are found and loaded.
 
 Such a file is a checkpoint of fairseq whose ``cfg.model`` is ``{"_name": "alma_ensemble", …, "members": [...]}``. In
 place of the dots stands what the members share (`SHARED`). There is one entry per member, with its ``weight`` (they sum
@@ -15,9 +15,10 @@ import os
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Iterator, Mapping, Optional, Sequence
+from typing import Any, Iterable, Iterator, Mapping, Optional, Sequence
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from fairseq_alma.checkpoints.architecture import ENSEMBLE_ARCH, MAX_NESTING
 from fairseq_alma.checkpoints.checkpoint_file import DICTIONARY_KEY, Checkpoint, read_checkpoint, untrained_checkpoint
@@ -296,3 +297,54 @@ def _referred_files(config: Config, weights: Weights, folder: Path) -> Iterator[
         if member.file is not None:
             yield member.file
         yield from _referred_files(member.config, member.weights, folder)
+
+
+class TrainedMembers:
+    """Put before a fairseq model among the base classes, so that it loads members from an ensemble's checkpoint.
+
+    Attributes:
+        embedded: numbers of the members whose weights are in the ensemble's own checkpoint.
+    """
+
+    embedded: frozenset[int]
+
+    def trained_members(self) -> Sequence[nn.Module]:
+        """Return the members, in their order."""
+        raise NotImplementedError
+
+    def load_state_dict(
+        self, state_dict: Mapping[str, Tensor], strict: bool = True, model_cfg: Any = None, args: Any = None
+    ) -> None:
+        """Load the embedded members; the others have their weights since they were built.
+
+        Args:
+            state_dict: the checkpoint's ``model``.
+            strict: every weight of an embedded member must be there, and none beside.
+            model_cfg: unused; each member has a configuration of its own.
+            args: unused, as before.
+        """
+        for index, member in enumerate(self.trained_members()):
+            weights = weights_of_member(state_dict, index)
+            if weights or index in self.embedded:
+                member.load_state_dict(weights, strict)
+
+
+def log_of_mean(log_probs: Iterable[Tensor], weights: Sequence[float]) -> Tensor:
+    """Return the log of the weighted mean of probabilities.
+
+    Args:
+        log_probs: N tensors of one shape, (…, V), in any precision; changed in place, and asked for one by one, so that
+            no more than two of them need memory at a time.
+        weights: N numbers of at least 0, in all 1. Python floats, as --fp16 would round a tensor of the model.
+
+    Returns:
+        (…, V) fp32; they serve as logits, as their softmax is the mean itself.
+    """
+    log_weights = torch.tensor(weights, dtype=torch.float64).log().tolist()
+    total: Optional[Tensor] = None
+    for each, log_weight in zip(log_probs, log_weights, strict=True):
+        each = each.float().add_(log_weight)
+        total = each if total is None else torch.logaddexp(total, each, out=total)
+        del each  # else it lives while the next member computes
+    assert total is not None
+    return total

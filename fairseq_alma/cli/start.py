@@ -10,62 +10,29 @@ import sys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:  # nothing is imported here that takes time, as nobody answers Ctrl-C meanwhile
-    from typing import Optional, Sequence
+    from typing import Callable, Optional, Sequence
 
 
-def prep_text(argv: Optional[Sequence[str]] = None) -> Optional[int]:
-    """Run ``alma-prep-text``."""
-    return start("data_prep.text.command", argv)
+COMMANDS = {
+    "prep_text": "data_prep.text.command",
+    "prep_images": "data_prep.images.command",
+    "grow": "fairseq_alma.cli.grow",
+    "ensemble": "fairseq_alma.cli.ensemble",
+    "stream": "fairseq_alma.cli.stream",
+    "report": "fairseq_alma.cli.report",
+    "export": "fairseq_alma.cli.export",
+    "import_model": "fairseq_alma.cli.import_model",
+    "score": "fairseq_alma.cli.score",
+    "generate": "fairseq_alma.cli.generate",
+    "verify": "fairseq_alma.cli.verify",
+}
+"""Function of this module, as the installed commands name it -> module with the command's ``main``."""
 
 
-def prep_images(argv: Optional[Sequence[str]] = None) -> Optional[int]:
-    """Run ``alma-prep-images``."""
-    return start("data_prep.images.command", argv)
-
-
-def grow(argv: Optional[Sequence[str]] = None) -> Optional[int]:
-    """Run ``alma-grow``."""
-    return start("fairseq_alma.cli.grow", argv)
-
-
-def ensemble(argv: Optional[Sequence[str]] = None) -> Optional[int]:
-    """Run ``alma-ensemble``."""
-    return start("fairseq_alma.cli.ensemble", argv)
-
-
-def stream(argv: Optional[Sequence[str]] = None) -> Optional[int]:
-    """Run ``alma-stream``."""
-    return start("fairseq_alma.cli.stream", argv)
-
-
-def report(argv: Optional[Sequence[str]] = None) -> Optional[int]:
-    """Run ``alma-report``."""
-    return start("fairseq_alma.cli.report", argv)
-
-
-def export(argv: Optional[Sequence[str]] = None) -> Optional[int]:
-    """Run ``alma-export``."""
-    return start("fairseq_alma.cli.export", argv)
-
-
-def import_model(argv: Optional[Sequence[str]] = None) -> Optional[int]:
-    """Run ``alma-import``."""
-    return start("fairseq_alma.cli.import_model", argv)
-
-
-def score(argv: Optional[Sequence[str]] = None) -> Optional[int]:
-    """Run ``alma-score``."""
-    return start("fairseq_alma.cli.score", argv)
-
-
-def generate(argv: Optional[Sequence[str]] = None) -> Optional[int]:
-    """Run ``alma-generate``."""
-    return start("fairseq_alma.cli.generate", argv)
-
-
-def verify(argv: Optional[Sequence[str]] = None) -> Optional[int]:
-    """Run ``alma-verify``."""
-    return start("fairseq_alma.cli.verify", argv)
+def __getattr__(name: str) -> Callable[..., Optional[int]]:
+    if name not in COMMANDS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return lambda argv=None: start(COMMANDS[name], argv)
 
 
 def start(module: str, argv: Optional[Sequence[str]] = None) -> Optional[int]:

@@ -18,6 +18,7 @@ from fairseq.models import ARCH_MODEL_NAME_REGISTRY, MODEL_REGISTRY, BaseFairseq
 from omegaconf import OmegaConf
 from torch import Generator, Tensor, nn
 
+from fairseq_alma.checkpoints.ensemble_file import TrainedMembers, log_of_mean
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.exchange.image_folder import ImagesRecord, read_folder
 from fairseq_alma.growth.gate_tree import GateTree, format_gate_trees
@@ -25,7 +26,6 @@ from fairseq_alma.images.networks import ImageKind, ImageNetwork, SideBySide, jo
 from fairseq_alma.learners.plan import Growth
 from fairseq_alma.training.fairseq_options import check_options
 from fairseq_alma.training.loading import refuse_other_weights
-from fairseq_alma.training.trained_members import TrainedMembers, log_of_mean
 
 
 @dataclass(frozen=True)

@@ -23,12 +23,11 @@ from fairseq.models import BaseFairseqModel, FairseqLanguageModel, register_mode
 from omegaconf import OmegaConf
 from torch import Tensor, nn
 
-from fairseq_alma.checkpoints.ensemble_file import ENSEMBLE_ARCH, members_of
+from fairseq_alma.checkpoints.ensemble_file import ENSEMBLE_ARCH, TrainedMembers, log_of_mean, members_of
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.text.decoder_layer import IncrementalState
 from fairseq_alma.text.language_decoders import MemberDecoder
 from fairseq_alma.training.loading import refuse_other_weights
-from fairseq_alma.training.trained_members import TrainedMembers, log_of_mean
 
 
 @dataclass

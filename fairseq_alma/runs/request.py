@@ -14,8 +14,8 @@ from fairseq_alma.runs.loop import Run
 from fairseq_alma.runs.run_folder import RunFolder
 from fairseq_alma.runs.steps import Backend
 from fairseq_alma.runs.study import PartOptions, ProcessOptions, StudyOptions
-from fairseq_alma.training.best_checkpoint import BestCheckpoint
 from fairseq_alma.training.feature import Features
+from fairseq_alma.training.stage_ends import BestCheckpoint
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,12 +6,11 @@ has one more.
 
 from fairseq_alma.training.autocast import Autocast
 from fairseq_alma.training.average import WeightAverage
-from fairseq_alma.training.best_checkpoint import BestCheckpoint
 from fairseq_alma.training.branch import LRBranch
 from fairseq_alma.training.carried_optimizer import CarriedOptimizer, Rewarm, TokenCount
 from fairseq_alma.training.feature import register_feature
 from fairseq_alma.training.replay import Replay
-from fairseq_alma.training.stage_ends import StageEnds
+from fairseq_alma.training.stage_ends import BestCheckpoint, StageEnds
 
 for _kind in (
     TokenCount,

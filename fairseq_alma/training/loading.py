@@ -1,11 +1,12 @@
 """How fairseq's own commands load checkpoints: through this package's gate, and only into the model that they fit.
 
 ``fairseq-eval-lm``, ``-validate``, ``-interactive``, ``-generate`` and ``-train`` load a file by themselves, and build
-what it says. All of them do so by ``checkpoint_utils.load_checkpoint_to_cpu``, the one function that is replaced here.
-Under other tasks it does what it did.
+what it says. All of them do so by ``checkpoint_utils.load_checkpoint_to_cpu``. Three functions of fairseq are replaced
+here; under other tasks they do what they did.
 """
 
 import functools
+import os
 import sys
 from enum import Enum
 from typing import Any, Callable, Mapping, Optional
@@ -13,14 +14,17 @@ from typing import Any, Callable, Mapping, Optional
 from fairseq import checkpoint_utils
 from fairseq.dataclass.utils import overwrite_args_by_name
 from fairseq.models import ARCH_MODEL_NAME_REGISTRY, MODEL_DATACLASS_REGISTRY, MODEL_REGISTRY
+from fairseq.trainer import Trainer
 from omegaconf import DictConfig, OmegaConf
 from torch import Tensor, nn
 
+from fairseq_alma.checkpoints import UnfitCheckpoint
 from fairseq_alma.checkpoints.architecture import refuse_other_shapes
 from fairseq_alma.checkpoints.checkpoint_file import Checkpoint, read_checkpoint
 from fairseq_alma.checkpoints.ensemble_file import check_dictionary
+from fairseq_alma.checkpoints.training_state import check_optimizer
 from fairseq_alma.data.stream import Stream
-from fairseq_alma.errors import AlmaError
+from fairseq_alma.errors import AlmaError, causes, describe_fault
 from fairseq_alma.options import options_of
 
 TASKS = ("alma_lm", "alma_image_classification")
@@ -94,26 +98,31 @@ def _is_config(config: Any) -> bool:
     return isinstance(config, DictConfig)
 
 
-def _replace_loader() -> None:
-    load = checkpoint_utils.load_checkpoint_to_cpu
-    if hasattr(load, "is_gate"):
-        return
+def _replaced(function: Callable, by: Callable) -> Callable:
+    """Return what calls ``by(function, …)``, once only."""
+    if hasattr(function, "is_gate"):
+        return function
 
-    @functools.wraps(load)
-    def load_through_gate(
-        path: str, arg_overrides: Optional[Mapping[str, Any]] = None, load_on_all_ranks: bool = False
-    ) -> Any:
-        if not _is_our_command():
-            state = load(path, arg_overrides, load_on_all_ranks)
-            if not _is_ours(state):
-                return state
-        return load_state(path, arg_overrides)
+    @functools.wraps(function)
+    def through_gate(*arguments: Any, **more: Any) -> Any:
+        return by(function, *arguments, **more)
 
-    load_through_gate.is_gate = True  # type: ignore[attr-defined]
-    checkpoint_utils.load_checkpoint_to_cpu = load_through_gate
+    through_gate.is_gate = True  # type: ignore[attr-defined]
+    return through_gate
 
 
-_replace_loader()
+def _load_through_gate(
+    load: Callable, path: str, arg_overrides: Optional[Mapping[str, Any]] = None, load_on_all_ranks: bool = False
+) -> Any:
+    """Stand in for ``checkpoint_utils.load_checkpoint_to_cpu``."""
+    if not _is_our_command():
+        state = load(path, arg_overrides, load_on_all_ranks)
+        if not _is_ours(state):
+            return state
+    return load_state(path, arg_overrides)
+
+
+checkpoint_utils.load_checkpoint_to_cpu = _replaced(checkpoint_utils.load_checkpoint_to_cpu, _load_through_gate)
 
 
 @functools.cache
@@ -200,3 +209,49 @@ def refuse_other_weights(model: nn.Module, path: str) -> None:
             refuse_other_shapes(weights, module, path, remedy)
 
     model.register_load_state_dict_pre_hook(compare)
+
+
+# One line where fairseq-train cannot resume from a checkpoint's state of the training, where it shows a traceback. The
+# weights were looked at before the model was built. What else a training resumes from, moments, learning-rate schedule,
+# meters and position, is put in place by two functions of fairseq, which are replaced here.
+_REMEDY = (
+    "give the options that it was trained with, --reset-optimizer --reset-lr-scheduler --reset-meters "
+    "--reset-dataloader to begin a new training with its weights, or an unaltered checkpoint"
+)
+_OTHER_BATCHES = "dataloader mismatch"
+
+
+def _load_state(load: Callable, trainer: Trainer, filename: str, *arguments: Any, **more: Any) -> Any:
+    """Stand in for ``Trainer.load_checkpoint``."""
+    if trainer.cfg.task._name not in TASKS or not os.path.isfile(filename):
+        return load(trainer, filename, *arguments, **more)
+    _ = trainer.optimizer  # built here, as wrong options are no fault of the file
+    try:
+        extra_state = load(trainer, filename, *arguments, **more)
+        check_optimizer(trainer.optimizer.optimizer)
+        return extra_state
+    except Exception as error:
+        for each in causes(error):
+            if isinstance(each, AlmaError):
+                raise each from None
+        if describe_fault(error) is not None:
+            raise
+        is_sentence = isinstance(error, (AssertionError, ValueError, UnfitCheckpoint))
+        reason = str(error) if is_sentence else f"{type(error).__name__}: {error}"
+        raise AlmaError(f"{filename}: no training resumes from it ({reason[:300]}); {_REMEDY}") from error
+
+
+def _load_position(load: Callable, cfg: Any, trainer: Trainer, **arguments: Any) -> Any:
+    """Stand in for ``checkpoint_utils.load_checkpoint``."""
+    try:
+        return load(cfg, trainer, **arguments)
+    except RuntimeError as error:
+        if trainer.cfg.task._name not in TASKS or _OTHER_BATCHES not in str(error):
+            raise
+        raise AlmaError(
+            f"{cfg.save_dir}: its checkpoint is at a batch that an epoch of this command does not have; {_REMEDY}"
+        ) from error
+
+
+Trainer.load_checkpoint = _replaced(Trainer.load_checkpoint, _load_state)
+checkpoint_utils.load_checkpoint = _replaced(checkpoint_utils.load_checkpoint, _load_position)

@@ -1,4 +1,4 @@
-"""Anytime training on images: what predicts after a stage, and what the next one begins with.
+"""What predicts after a stage, and what the next one begins with: of text the best checkpoint, of images a mean.
 
 Without these options the weights at the end of a stage do both, as in the paper. Source of the average: Izmailov et al.
 2018, Averaging Weights Leads to Wider Optima; here over stages rather than epochs.
@@ -107,3 +107,30 @@ class StageEnds(Feature):
             return None
         share, now = share_of_new(self._stage, self.stage_average), model.state_dict()
         return {name: before.to(now[name].device).lerp(now[name], share) for name, before in self._before.items()}
+
+
+@dataclass
+class BestCheckpoint(Feature):
+    """Lets fairseq-train keep the checkpoint with the lowest loss on ``valid``."""
+
+    best_checkpoint: Optional[bool] = opt(
+        None,
+        "test the checkpoint of a stage with the lowest loss on valid, of those that --save-every makes and the last; "
+        "the next stage begins with it, unless the optimizer is carried on",
+        kinds=("text",),
+        side=PLAN,
+    )
+
+    @property
+    def predicts_with(self) -> Optional[str]:
+        """The best."""
+        return "best" if self.best_checkpoint else None
+
+    @property
+    def way(self) -> Optional[str]:
+        """The option."""
+        return "--best-checkpoint" if self.best_checkpoint else None
+
+    def words(self) -> list[str]:
+        """Return fairseq's option."""
+        return ["--best-checkpoint-metric", "nll_loss"]

@@ -8,15 +8,12 @@ import pytest
 
 from fairseq_alma.cli import start
 
-COMMANDS = ("prep_text", "prep_images", "grow", "ensemble", "stream", "report")
-COMMANDS += ("export", "import_model", "score", "generate", "verify")
-
 
 def installed(name):
     return name.removesuffix("_model").replace("_", "-")  # import is a word of Python's own
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("name", start.COMMANDS)
 def test_every_command_prints_its_help(name, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", [name, "--help"])
     with pytest.raises(SystemExit) as raised:
@@ -54,7 +51,7 @@ def test_ctrl_c_in_a_library_that_is_imported_is_no_traceback():
 
 def test_the_installation_begins_each_command_here(checkout):
     declared = re.findall(r'"alma-([a-z-]+)=fairseq_alma\.cli\.start:([a-z_]+)"', (checkout / "setup.py").read_text())
-    assert declared == [(installed(name), name) for name in COMMANDS]
+    assert declared == [(installed(name), name) for name in start.COMMANDS]
 
 
 def test_memory_that_runs_out_while_a_command_is_imported_is_one_line(monkeypatch, capsys):
