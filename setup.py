@@ -86,6 +86,7 @@ setup(
             "alma-score=fairseq_alma.cli.start:score",
             "alma-generate=fairseq_alma.cli.start:generate",
             "alma-verify=fairseq_alma.cli.start:verify",
+            "alma-update=fairseq_alma.cli.start:update",
         ]
     },
     classifiers=[

@@ -10,8 +10,8 @@ from typing import Any, Optional, Sequence
 import numpy as np
 
 from data_prep.build_folder import BuildFolder, refuse_other_command, stream_at
-from data_prep.text.deal import Deal, Shares, deal_documents
-from data_prep.text.options import FORMS_OF_TEXT, HOLDOUT_WORDS, PrepOptions, parse_options
+from data_prep.text.deal import Deal, Shares, Words, deal_documents
+from data_prep.text.options import AUTO, FORMS_OF_TEXT, HOLDOUT_WORDS, PrepOptions, parse_options, vocab_size_for
 from data_prep.text.pool import run_apart
 from data_prep.text.source import Source, find_sources
 from data_prep.text.survey import Survey, survey_documents
@@ -65,7 +65,7 @@ def _describe(stream: Stream, seconds: float) -> None:
             "them)"
         )
     wanted = last["options"].get("--vocab-size")
-    if wanted is not None and wanted != vocab_size:
+    if wanted not in (None, AUTO) and wanted != vocab_size:
         print(f"--vocab-size {wanted}: the first mega-batch gives {vocab_size} tokens only")
 
 
@@ -184,7 +184,7 @@ def _append(
     )
 
 
-def _holdouts(words: Optional[int], numbers: range) -> list[str]:
+def _holdouts(words: Optional[Words], numbers: range) -> list[str]:
     """Return the names of the held-out slices of some mega-batches, if words are held out."""
     return [] if words is None else [holdout_name(number) for number in numbers]
 
@@ -195,6 +195,8 @@ def _second_pass(
     """Put the tokenizer that was asked for into the stream's folder; return it, and the n-grams that are held out."""
     folder.mkdir()
     kind, max_words, vocab_size = options.training
+    if vocab_size == AUTO:
+        vocab_size = vocab_size_for(int(survey.words[deal.sets == 0].sum(dtype=np.int64)))
     chosen, held_out = np.zeros((2, len(survey)), bool)
     if options.tokenizer is not None:
         given = StreamTokenizer(options.tokenizer)

@@ -5,8 +5,8 @@ reach a set's share. So each set differs from its share by less than one documen
 The order comes from the documents' content and the seed: no generator whose numbers a new version might change.
 """
 
-from dataclasses import dataclass
-from typing import Optional
+from dataclasses import dataclass, replace
+from typing import Optional, Union
 
 import numpy as np
 
@@ -17,6 +17,17 @@ from fairseq_alma.errors import AlmaError
 DROPPED = -1
 _VALID_SHARE = 0.1  # of a mega-batch
 _AT_ONCE = 1 << 20
+
+
+Words = Union[int, float]
+"""A number of words, or, below 1, a share of all there are."""
+
+
+def words_of(given: Optional[Words], total: int) -> Optional[int]:
+    """Return a number of words out of ``total``; None where none is given."""
+    if given is None or isinstance(given, int):
+        return given
+    return max(1, round(given * total))
 
 
 @dataclass(frozen=True)
@@ -44,7 +55,7 @@ class Shares:
         num_megabatches: B.
         by_argument: each argument of the command, or each group, is a mega-batch, instead of equal pieces.
         held_out: whether a validation and a test set are drawn too.
-        valid_words: words of the validation set; None for a tenth of a mega-batch.
+        valid_words: words of the validation set; None for a tenth of a mega-batch. Shares of all are below 1.
         test_words: words of the test set; None for as many as a mega-batch has.
         holdout_words: words of each mega-batch that are held out of it; None: none.
     """
@@ -52,9 +63,9 @@ class Shares:
     num_megabatches: int
     by_argument: bool = False
     held_out: bool = True
-    valid_words: Optional[int] = None
-    test_words: Optional[int] = None
-    holdout_words: Optional[int] = None
+    valid_words: Optional[Words] = None
+    test_words: Optional[Words] = None
+    holdout_words: Optional[Words] = None
 
     @property
     def num_drawn(self) -> int:
@@ -99,6 +110,9 @@ def deal_documents(survey: Survey, shares: Shares, seed: int, drop: Optional[np.
     order = kept[np.argsort(keys, kind="stable")]
     del keys
     words = survey.words[order]
+    total = int(words.sum(dtype=np.int64))
+    valid, test = words_of(shares.valid_words, total), words_of(shares.test_words, total)
+    shares = replace(shares, valid_words=valid, test_words=test)
     sets_in_order = _cut(words, shares, survey.arguments[order])
     _refuse_empty_sets(sets_in_order, words, shares, survey)
     _hold_out(sets_in_order, words, shares)
@@ -184,10 +198,12 @@ def _hold_out(sets: np.ndarray, words: np.ndarray, shares: Shares) -> None:
     for megabatch in range(shares.num_megabatches):
         members = np.flatnonzero(sets == megabatch)
         total = int(words[members].sum(dtype=np.int64))
-        end = max(1, *_nearest_ends(words[members], np.array([shares.holdout_words])))
-        if 2 * shares.holdout_words > total or end == len(members):
+        wanted = words_of(shares.holdout_words, total)
+        assert wanted is not None
+        end = max(1, *_nearest_ends(words[members], np.array([wanted])))
+        if 2 * wanted > total or end == len(members):
             raise AlmaError(
-                f"--holdout-words {shares.holdout_words}: mega-batch {megabatch} has {total:,} words in "
+                f"--holdout-words {wanted}: mega-batch {megabatch} has {total:,} words in "
                 f"{len(members):,} documents, of which at most half can be held out; give fewer, or more text"
             )
         sets[members[:end]] = shares.num_drawn + megabatch

@@ -1,10 +1,12 @@
 """The options of ``alma-prep-text``."""
 
 import argparse
+import math
 from dataclasses import MISSING, dataclass
 from pathlib import Path
 from typing import Any, Optional, Sequence
 
+from data_prep.text.deal import Words
 from data_prep.text.document import PERIODS, Group
 from data_prep.text.pool import default_workers
 from data_prep.text.source import STANDARD_INPUT, share_of
@@ -13,10 +15,11 @@ from fairseq_alma.cli.parser import Parser
 from fairseq_alma.data.ngrams import DEFAULT_NGRAM
 from fairseq_alma.data.stream import DECONTAMINATE
 from fairseq_alma.files import MAX_MEGABATCHES
-from fairseq_alma.options import Options, opt, options_of, utf8_path, utf8_word, whole
+from fairseq_alma.options import Options, opt, options_of, real, utf8_path, utf8_word, whole
 
 DEFAULT_VOCAB_SIZE = 50_000
 DEFAULT_FIELD = "text"
+FORMATS = ("auto", "text", "lines", "jsonl", "parquet", "arrow")
 FORMS_OF_TEXT = ("text", "lines")  # in which there are no fields
 MAX_INPUTS = 65_535  # they are numbered in 16 bits
 MAX_COUNT = 2**63 - 1  # of words
@@ -37,6 +40,27 @@ HOLDOUT_WORDS = "--holdout-words"
 """Kept in the history of a stream, so that ``--append`` holds out as much."""
 
 
+AUTO = 0
+"""Vocabulary size that is decided by the words of the first mega-batch."""
+
+
+def read_words(word: str) -> Words:
+    """Return a number of words, or of ``3%`` the share. Raises ValueError with what is needed."""
+    if word.endswith("%"):
+        return float(real(0, 50, above=True).read(word[:-1])) / 100
+    return int(whole(1, MAX_COUNT).read(word))
+
+
+def read_vocab_size(word: str) -> int:
+    """Return a vocabulary size. Raises ValueError with what is needed."""
+    return AUTO if word == "auto" else int(whole(NUM_BYTES, MAX_VOCAB_SIZE).read(word))
+
+
+def vocab_size_for(num_words: int) -> int:
+    """Return the vocabulary size for a first mega-batch of so many words: near 4 times their root, a power of two."""
+    return int(min(32_768, max(512, 2 ** round(math.log2(4 * math.sqrt(max(1, num_words)))))))
+
+
 @dataclass(frozen=True)
 class PrepOptions(Options):
     """One command."""
@@ -47,7 +71,7 @@ class PrepOptions(Options):
         "text: documents separated by an empty line; lines: one document per line; jsonl: one JSON object per line; "
         "arrow: as save_to_disk of datasets writes; auto: jsonl, parquet or arrow where the file's name or content "
         "says so, else text",
-        choices=("auto", "text", "lines", "jsonl", "parquet", "arrow"),
+        choices=FORMATS,
     )
     field: Optional[str] = opt(
         None,
@@ -86,19 +110,21 @@ class PrepOptions(Options):
         None, "with --by: each year, month or day of its dates, instead of each value", choices=tuple(PERIODS)
     )
     seed: int = opt(1, "decides who goes where", range=whole(0, 2**63 - 1))
-    valid_words: Optional[int] = opt(
-        None, "size of the validation set in words (default: a tenth of a mega-batch)", range=whole(1, MAX_COUNT)
-    )
-    test_words: Optional[int] = opt(
+    valid_words: Optional[Words] = opt(
         None,
-        "size of the test set in words (default: as large as a mega-batch, as in the paper)",
-        range=whole(1, MAX_COUNT),
+        "size of the validation set in words, or as 3% of them (default: a tenth of a mega-batch)",
+        parse=read_words,
     )
-    holdout_words: Optional[int] = opt(
+    test_words: Optional[Words] = opt(
         None,
-        "hold N words out of each mega-batch, never to be trained on, to tell what a model knows of it from what it "
-        "has memorised (alma-stream --matrix); --append does the same (default: none)",
-        range=whole(1, MAX_COUNT),
+        "size of the test set in words, or as 5% of them (default: as large as a mega-batch, as in the paper)",
+        parse=read_words,
+    )
+    holdout_words: Optional[Words] = opt(
+        None,
+        "hold N words, or N% of them, out of each mega-batch, never to be trained on, to tell what a model knows of it "
+        "from what it has memorised (alma-stream --matrix); --append does the same (default: none)",
+        parse=read_words,
     )
     append: bool = opt(
         False,
@@ -108,8 +134,8 @@ class PrepOptions(Options):
     vocab_size: Optional[int] = opt(
         None,
         f"vocabulary size of the tokenizer to train, in tokens (default: {DEFAULT_VOCAB_SIZE}; at least {NUM_BYTES}, "
-        "one per byte)",
-        range=whole(NUM_BYTES, MAX_VOCAB_SIZE),
+        "one per byte); auto: by the words of the first mega-batch",
+        parse=read_vocab_size,
         metavar="V",
     )
     tokenizer_type: Optional[str] = opt(
@@ -171,7 +197,8 @@ class PrepOptions(Options):
     def training(self) -> tuple[str, int, int]:
         """What tokenizer to train, on how many words at most, and its vocabulary size."""
         kind = _TOKENIZER_TYPES[self.tokenizer_type or "byte-level-bpe"]
-        return kind, self.tokenizer_words or DEFAULT_WORDS[kind], self.vocab_size or DEFAULT_VOCAB_SIZE
+        vocab_size = DEFAULT_VOCAB_SIZE if self.vocab_size is None else self.vocab_size
+        return kind, self.tokenizer_words or DEFAULT_WORDS[kind], vocab_size
 
     def that_decide(self, tokenizer_sha256: Optional[str]) -> dict[str, Any]:
         """Return the options that decide what the stream contains, by their flags.

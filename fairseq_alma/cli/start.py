@@ -35,6 +35,11 @@ def __getattr__(name: str) -> Callable[..., Optional[int]]:
     return lambda argv=None: start(COMMANDS[name], argv)
 
 
+def update(argv: Optional[Sequence[str]] = None) -> Optional[int]:
+    """Run ``alma-update``."""
+    return start("fairseq_alma.cli.update", argv)
+
+
 def start(module: str, argv: Optional[Sequence[str]] = None) -> Optional[int]:
     """Import a module and run its ``main``; Ctrl-C meanwhile is one line and status 130, as afterwards.
 

@@ -66,14 +66,11 @@ class TextStep(Step):
 
     def engine(self) -> Groups:
         """Return the options that any of fairseq's commands begins with."""
-        plugin = Path(fairseq_alma.__file__).parent
-        return [(str(self.job.request.stream),), ("--user-dir", str(plugin), "--task", "alma_lm")]
+        return engine_of(self.job.request.stream)
 
     def evaluation(self, path: Path, split: str) -> Command:
         """Return the command that tests a checkpoint on a split, such as ``valid``."""
-        groups = [*self.engine(), ("--path", str(path), "--gen-subset", split), ("--log-format", "simple")]
-        groups += [(name, *values) for name, values in self.job.options.for_evaluation()]
-        return Command("fairseq-eval-lm", tuple(groups))
+        return evaluation_of(self.job.request.stream, path, split, self.job.options.for_evaluation())
 
     def launch(
         self, work: StageWork, command: Command, log: Path, watch: Callable[[str], None] = lambda line: None
@@ -89,22 +86,49 @@ class TextStep(Step):
     def evaluate(self, work: StageWork, command: Command, what: str, log: Path) -> dict[str, float]:
         """Return loss (bits per token, 4 decimals as fairseq prints them) and perplexity."""
         work.display.say(work.plan, f"testing on {what}")
-        results = []
+        loss = loss_of(lambda watch: self.launch(work, command, log, watch), what, log)
+        return {"loss": loss, "ppl": round(2**loss, 4)}
 
-        def watch(line: str) -> None:
-            if match := _EVAL_RESULT.search(line):
-                results.append(float(match[1]))
 
-        self.launch(work, command, log, watch)
-        if len(results) != 1:
-            raise AlmaError(f"{log}: fairseq-eval-lm printed {len(results)} results, one is needed; read the log")
-        # From 2 ** 1024 on, the perplexity of a loss that is a number is none; fairseq prints it as inf.
-        if not math.isfinite(results[0]) or results[0] >= sys.float_info.max_exp:
-            raise AlmaError(
-                f"{log}: the loss on {what} is {results[0]}, so the training diverged; start a new --run with a lower "
-                "--lr, more --warmup-updates or --clip-norm"
-            )
-        return {"loss": results[0], "ppl": round(2 ** results[0], 4)}
+def engine_of(stream: Path) -> Groups:
+    """Return the options that any of fairseq's commands on a stream begins with."""
+    plugin = Path(fairseq_alma.__file__).parent
+    return [(str(stream),), ("--user-dir", str(plugin), "--task", "alma_lm")]
+
+
+def evaluation_of(stream: Path, path: Path, split: str, options: Sequence[GivenOption]) -> Command:
+    """Return the command that tests a checkpoint on a split of a stream, such as ``valid``."""
+    groups = [*engine_of(stream), ("--path", str(path), "--gen-subset", split), ("--log-format", "simple")]
+    return Command("fairseq-eval-lm", (*groups, *((name, *values) for name, values in options)))
+
+
+def loss_of(launch: Callable[[Callable[[str], None]], None], what: str, log: Path) -> float:
+    """Return the loss that fairseq-eval-lm prints, bits per token.
+
+    Args:
+        launch: runs it, and hands each line of its log to a function.
+        what: is tested on.
+        log: what it prints.
+
+    Raises:
+        AlmaError: it printed none, or no number.
+    """
+    results: list[float] = []
+
+    def watch(line: str) -> None:
+        if match := _EVAL_RESULT.search(line):
+            results.append(float(match[1]))
+
+    launch(watch)
+    if len(results) != 1:
+        raise AlmaError(f"{log}: fairseq-eval-lm printed {len(results)} results, one is needed; read the log")
+    # From 2 ** 1024 on, the perplexity of a loss that is a number is none; fairseq prints it as inf.
+    if not math.isfinite(results[0]) or results[0] >= sys.float_info.max_exp:
+        raise AlmaError(
+            f"{log}: the loss on {what} is {results[0]}, so the training diverged; start a new --run with a lower "
+            "--lr, more --warmup-updates or --clip-norm"
+        )
+    return results[0]
 
 
 @dataclass(frozen=True)
