@@ -25,6 +25,7 @@ COMMANDS = {
     "score": "fairseq_alma.cli.score",
     "generate": "fairseq_alma.cli.generate",
     "verify": "fairseq_alma.cli.verify",
+    "update": "fairseq_alma.cli.update",
 }
 """Function of this module, as the installed commands name it -> module with the command's ``main``."""
 
@@ -33,11 +34,6 @@ def __getattr__(name: str) -> Callable[..., Optional[int]]:
     if name not in COMMANDS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return lambda argv=None: start(COMMANDS[name], argv)
-
-
-def update(argv: Optional[Sequence[str]] = None) -> Optional[int]:
-    """Run ``alma-update``."""
-    return start("fairseq_alma.cli.update", argv)
 
 
 def start(module: str, argv: Optional[Sequence[str]] = None) -> Optional[int]:
