@@ -147,6 +147,7 @@ def complete_options(
         learner.init == "previous" and request.iid is None,
         own,
         request.finetune_from_model is not None,
+        request.num_procs,
     )
     planned = [] if stream is None else request.stages(stream.num_megabatches)
     before = request.folder(request.seeds[0]).read_run()

@@ -155,8 +155,8 @@ def tokens_of(stream: Stream, stage: Stage) -> int:
 
 
 def batch_of(num_tokens: float) -> int:
-    """Return the sequences of an update: 8 up to a million tokens in all, from there on with their root."""
-    return int(8 * 2 ** max(0, round(math.log2(max(1.0, num_tokens / 1e6)) / 2)))
+    """Return the sequences of an update: 8 for a million tokens in all, otherwise by their root, at least 4."""
+    return int(8 * 2 ** max(-1, round(math.log2(max(1.0, num_tokens) / 1e6) / 2)))
 
 
 def decide(stream: Stream, planned: Sequence[Stage], wish: Wish, experts: int, measure: Measure) -> Plan:
@@ -276,15 +276,17 @@ def paper_rows(given: Mapping[str, str]) -> list[Row]:
     ]
 
 
-def good_rows(plan: Plan, given: Mapping[str, str]) -> list[Row]:
+def good_rows(plan: Plan, given: Mapping[str, str], num_procs: int = 1) -> list[Row]:
     """Return the options of a good run, whose stages' lengths come after them.
 
     Args:
         plan: what was decided.
         given: options after ``--`` with their values.
+        num_procs: processes that share an update.
     """
     shape, many = plan.shape, plan.passes > MANY_PASSES
     arch, batch = given.get("--arch", "alma_switch_lm"), batch_of(plan.num_tokens)
+    steps = num_procs * math.ceil(batch / (AT_ONCE * num_procs))  # of all processes, which share them
     return [
         Row("--arch", arch),
         Row("--mup", ""),
@@ -304,8 +306,8 @@ def good_rows(plan: Plan, given: Mapping[str, str]) -> list[Row]:
         Row("--clip-norm", 1, "--optimizer"),
         Row("--lr", _rate(given), "--lr"),
         Row("--lr-scheduler", "fixed", "--lr"),
-        Row("--batch-size", min(AT_ONCE, batch), "--batch-size"),
-        *([Row("--update-freq", batch // AT_ONCE, "--batch-size")] if batch > AT_ONCE else []),
+        Row("--batch-size", max(1, batch // steps), "--batch-size"),
+        *([Row("--update-freq", steps, "--batch-size")] if steps > 1 else []),
     ]
 
 
@@ -396,6 +398,7 @@ class Asked(NamedTuple):
         goes_on: whether a stage begins with the weights of the one before.
         features: options of features, by their names, None where they are not given.
         has_beginning: whether the run begins with a checkpoint (``--finetune-from-model``).
+        num_procs: processes that share an update.
     """
 
     wish: Wish
@@ -404,6 +407,7 @@ class Asked(NamedTuple):
     goes_on: bool
     features: Mapping[str, Any]
     has_beginning: bool = False
+    num_procs: int = 1
 
 
 def complete(
@@ -446,7 +450,7 @@ def complete(
             "--max-update there, or a --stream"
         )
     plan = _plan_for(stream, planned, asked, given, measure)
-    rows = paper_rows(given) if wish.is_paper else good_rows(plan, given)
+    rows = paper_rows(given) if wish.is_paper else good_rows(plan, given, asked.num_procs)
     chosen = {row.flag: str(row.value) for row in missing(rows, given, asked.owned)}
     filled = {**chosen, **given}
     updates = num_updates(plan.passes, plan.tokens[0], tokens_per_update(filled))
