@@ -1,7 +1,7 @@
 """A growth step on a whole checkpoint: weights, configuration, optimizer, and the record of what was done."""
 
 from dataclasses import dataclass
-from typing import Any, Mapping, Optional, Sequence
+from typing import Any, Iterable, Mapping, Optional, Sequence
 
 import torch
 from torch import Size, Tensor
@@ -10,11 +10,13 @@ from fairseq_alma.checkpoints import AVERAGE
 from fairseq_alma.checkpoints.checkpoint_file import Checkpoint
 from fairseq_alma.checkpoints.training_state import find_average
 from fairseq_alma.errors import AlmaError
+from fairseq_alma.growth.depth import DepthGrowth
 from fairseq_alma.growth.gate_tree import format_gate_trees
 from fairseq_alma.growth.plan import MixtureGrowth
 from fairseq_alma.growth.tensors import (
     EXPERT_TENSORS,
     GATE_TENSOR,
+    deepen_optimizer_state,
     grow_optimizer_state,
     grow_state,
     grow_tensor,
@@ -98,6 +100,52 @@ def grow_checkpoint(
             raise AlmaError(f"--optimizer {given}: the checkpoint has no optimizer state; use --optimizer reset")
         share = share_parents if step.shares_moments else None
         grown["last_optimizer_state"] = grow_optimizer_state(state, shapes, grow_moment, share)
+    return grown
+
+
+def deepen_checkpoint(
+    checkpoint: Checkpoint,
+    depth: DepthGrowth,
+    config: Mapping[str, Any],
+    fresh: Mapping[str, Tensor],
+    shapes: tuple[Mapping[str, Size], Mapping[str, Size]],
+    record: Mapping[str, Any],
+    keep_optimizer: bool,
+) -> Checkpoint:
+    """Return a checkpoint of a model with more layers, which computes what the source does.
+
+    Args:
+        checkpoint: the source; its weights are not altered, and shared where they stay.
+        depth: the plan.
+        config: ``cfg.model`` of the result.
+        fresh: random weights of the result, by their names, in its order.
+        shapes: names and shapes of the parameters of the source and of the result, each in its order.
+        record: what to note of this step under `RECORD_KEY`.
+        keep_optimizer: keep the moments of old layers, rather than drop the optimizer's state.
+
+    Raises:
+        AlmaError: there is no optimizer state to keep, or it is of another model.
+    """
+
+    def weights_of(old: Mapping[str, Tensor], names: Iterable[str], new: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        dtype = old["decoder.embed_tokens.weight"].dtype
+        grown = {}
+        for name in names:
+            origin, _ = depth.origin(name)
+            if origin is None or origin in old:
+                grown[name] = depth.grow(name, None if origin is None else old[origin], new[name]).to(dtype)
+        return grown
+
+    model = weights_of(checkpoint["model"], fresh, fresh)
+    grown = {**checkpoint, "model": model, "cfg": {**checkpoint["cfg"], "model": dict(config)}}
+    if (entry := find_average(checkpoint)) is not None:
+        entry[AVERAGE] = weights_of(entry[AVERAGE], shapes[1], model)
+    grown[RECORD_KEY] = [*checkpoint.get(RECORD_KEY, []), dict(record)]
+    state: Optional[Mapping[str, Any]] = grown.pop("last_optimizer_state", None)
+    if keep_optimizer:
+        if state is None:
+            raise AlmaError("--optimizer copy: the checkpoint has no optimizer state; use --optimizer reset")
+        grown["last_optimizer_state"] = deepen_optimizer_state(state, *shapes, depth)
     return grown
 
 

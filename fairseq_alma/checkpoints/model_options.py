@@ -9,6 +9,7 @@ from dataclasses import MISSING, dataclass
 from typing import Any, Mapping, Optional
 
 from fairseq_alma.checkpoints import LAST_CHECKPOINT
+from fairseq_alma.growth.depth import LAYER_METHODS
 from fairseq_alma.options import Options, flag, flags_of, opt, real, whole
 
 MAX_EXPERTS = 10_000
@@ -243,14 +244,17 @@ class GrowOptions(DenseOptions):
 
     path: str = opt(MISSING, "run or checkpoint to grow: alma_switch_lm, or a dense transformer_lm", metavar="CKPT")
     out: str = opt(MISSING, "checkpoint to write", metavar="CKPT")
-    method: str = opt(
-        MISSING,
-        "copy: the expert's weights and gate row are copied, the mixture stays flat (the paper's method for text; the "
-        "loss jumps); split: the expert becomes two equal ones under a new gate (the loss stays); scratch: new random "
-        "experts",
-        choices=("copy", "split", "scratch"),
+    method: Optional[str] = opt(
+        None,
+        "of experts: copy, the expert's weights and gate row are copied, the mixture stays flat (the paper's method "
+        "for text; the loss jumps); split, the expert becomes two equal ones under a new gate (the loss stays); "
+        "scratch, new random experts. Of layers, whose outputs begin at zero (the loss stays): zero, random ones "
+        "behind the others (default); last, copies of the last; interpolated, copies of those before "
+        "them, among the others",
+        choices=("copy", "split", "scratch", *LAYER_METHODS),
     )
-    experts: int = opt(MISSING, "experts to add to each Switch layer", range=whole(1, MAX_EXPERTS), metavar="K")
+    experts: Optional[int] = opt(None, "experts to add to each Switch layer", range=whole(1, MAX_EXPERTS), metavar="K")
+    layers: Optional[int] = opt(None, "layers that the decoder is to have", range=LAYERS)
     select: str = opt(
         "loss",
         "which experts: those whose tokens have the largest summed loss on the held-out split, those that most tokens "

@@ -1,4 +1,4 @@
-"""``alma-grow``: add experts to every Switch layer of a checkpoint."""
+"""``alma-grow``: add experts to every Switch layer of a checkpoint, or layers to it."""
 
 import argparse
 import sys
@@ -11,6 +11,7 @@ from fairseq_alma.cli.entry import command
 from fairseq_alma.cli.parser import Parser
 from fairseq_alma.errors import refuse_no_file
 from fairseq_alma.files import refuse_existing
+from fairseq_alma.growth.depth import LAYER_METHODS
 from fairseq_alma.runs.lookup import ArrivalOptions, find_model
 from fairseq_alma.terminal import tell
 
@@ -21,8 +22,8 @@ def parser() -> argparse.ArgumentParser:
     """Build the command's options."""
     options = Parser(
         prog="alma-grow",
-        description="Add experts to every Switch layer of a language model's checkpoint. The result is a checkpoint "
-        "that fairseq-train trains further (--finetune-from-model) and fairseq-eval-lm tests.",
+        description="Add experts to every Switch layer of a language model's checkpoint, or layers to it. The result "
+        "is a checkpoint that fairseq-train trains further (--finetune-from-model) and fairseq-eval-lm tests.",
     )
     GrowOptions.add_to(options)
     ArrivalOptions.add_to(options)
@@ -47,6 +48,13 @@ def main(argv: Optional[Sequence[str]] = None) -> Optional[int]:
 
 def _check(options: argparse.ArgumentParser, args: GrowOptions) -> None:
     """Refuse what can be refused from the command line alone."""
+    if (args.experts is None) == (args.layers is None):
+        options.error("--experts K or --layers N is needed, one of them in a step")
+    if (args.method in LAYER_METHODS) if args.layers is None else (args.method not in (None, *LAYER_METHODS)):
+        what, needed = ("layers", LAYER_METHODS) if args.layers else ("experts", ("copy", "split", "scratch"))
+        options.error(f"--method {args.method}: {what} are added by {', '.join(needed)}")
+    if args.experts is not None and args.method is None:
+        options.error("--experts: --method copy, split or scratch is needed")
     if args.noise > 0 and args.method != "copy":
         options.error(f"--noise {args.noise}: goes with --method copy alone")
     if args.optimizer == "share" and args.method != "split":

@@ -11,6 +11,7 @@ import torch
 from torch import Size, Tensor, nn
 
 from fairseq_alma.errors import AlmaError
+from fairseq_alma.growth.depth import DepthGrowth
 from fairseq_alma.growth.plan import MixtureGrowth
 
 EXPERT_TENSORS = ("experts.fc1_weight", "experts.fc1_bias", "experts.fc2_weight", "experts.fc2_bias")
@@ -178,3 +179,51 @@ def _grow_field(value: Any, names: Sequence[str], shapes: Mapping[str, Size], gr
         grow(name, part.view(shapes[name])) for name, part in zip(names, value.flatten().split(numels), strict=True)
     ]
     return moments[0] if len(names) == 1 else torch.cat([moment.flatten() for moment in moments])
+
+
+def deepen_optimizer_state(
+    state: Mapping[str, Any], shapes: Mapping[str, Size], new_shapes: Mapping[str, Size], depth: DepthGrowth
+) -> dict[str, Any]:
+    """Return the optimizer's state of a deeper model: old layers keep their moments, new ones begin with none.
+
+    Args:
+        state: ``last_optimizer_state`` of the checkpoint.
+        shapes: names and shapes of the old model's parameters, in its order.
+        new_shapes: those of the deeper model.
+        depth: the plan.
+
+    Raises:
+        AlmaError: the state belongs to other parameters.
+    """
+    entries = [entry for _, entry in sorted(state.get("state", {}).items())]
+    if len(entries) not in (1, len(shapes)):
+        raise AlmaError(
+            f"--optimizer copy: the checkpoint's optimizer has {len(entries)} parameters, its model {len(shapes)}; "
+            "use --optimizer reset"
+        )
+    is_flat = len(entries) != len(shapes)
+    names = list(shapes)
+
+    def field_of(name: str, field: str) -> Tensor:
+        """Return one parameter's moment."""
+        origin, is_new = depth.origin(name)
+        if is_new or origin is None:
+            return torch.zeros(new_shapes[name], dtype=entries[0][field].dtype)
+        moment = parts[field][names.index(origin)] if is_flat else entries[names.index(origin)][field]
+        return depth.grow_moment(name, field, moment.view(shapes[origin]))
+
+    moments = [field for field, value in entries[0].items() if torch.is_tensor(value) and value.dim()]
+    parts = {}
+    if is_flat:
+        numels = [shape.numel() for shape in shapes.values()]
+        if any(entries[0][field].numel() != sum(numels) for field in moments):
+            raise AlmaError("--optimizer copy: moments of other parameters found; use --optimizer reset")
+        parts = {field: entries[0][field].flatten().split(numels) for field in moments}
+    grown = [{**entries[0], **{field: field_of(name, field) for field in moments}} for name in new_shapes]
+    if is_flat:
+        flat = {field: torch.cat([entry[field].flatten() for entry in grown]) for field in moments}
+        grown = [{**entries[0], **flat}]
+    groups = [dict(group) for group in state.get("param_groups", ())]
+    if len(groups) == 1:
+        groups[0]["params"] = [*range(len(grown))]
+    return {**state, "state": dict(enumerate(grown)), "param_groups": groups}

@@ -16,13 +16,14 @@ import fairseq_alma
 from fairseq_alma.checkpoints import LAST_CHECKPOINT
 from fairseq_alma.checkpoints.architecture import refuse_other_shapes
 from fairseq_alma.checkpoints.checkpoint_file import Checkpoint, read_checkpoint, write_checkpoint
-from fairseq_alma.checkpoints.checkpoint_growth import GrowthStep, grow_checkpoint, growth_table
+from fairseq_alma.checkpoints.checkpoint_growth import GrowthStep, deepen_checkpoint, grow_checkpoint, growth_table
 from fairseq_alma.checkpoints.dense_checkpoint import from_transformer_lm
 from fairseq_alma.checkpoints.ensemble_file import check_dictionary
 from fairseq_alma.checkpoints.model_options import GrowOptions
 from fairseq_alma.data.stream import Stream
 from fairseq_alma.errors import AlmaError
-from fairseq_alma.growth.gate_tree import GateTree
+from fairseq_alma.growth.depth import LAYER_METHODS, DepthGrowth, grow_depth
+from fairseq_alma.growth.gate_tree import GateTree, format_gate_trees, has_experts
 from fairseq_alma.growth.plan import grow_mixture, select_experts
 from fairseq_alma.moe.dispatch import ExpertLosses
 from fairseq_alma.runs.lookup import stream_of
@@ -50,6 +51,8 @@ def grow(args: GrowOptions) -> str:
     checkpoint = _read(args, mmap=True)
     model = _build(checkpoint, args.path)
     refuse_other_shapes(checkpoint["model"], model, args.path, _UNALTERED)
+    if args.layers is not None:
+        return _deepen(checkpoint, model, args)
     trees = gate_trees_of(model)
     if not trees:
         raise AlmaError(f"{args.path}: its model has no Switch layer (--moe-freq 0), so there is nothing to grow")
@@ -71,6 +74,48 @@ def grow(args: GrowOptions) -> str:
         f"wrote {args.out}; fairseq-train --finetune-from-model {args.out} takes its shape from there, "
         f"which is --num-experts {config['num_experts']}{tree}"
     )
+
+
+def _deepen(checkpoint: Checkpoint, model: AlmaSwitchLM, args: GrowOptions) -> str:
+    """Write the model with ``args.layers`` layers; return what to say of it."""
+    assert args.layers is not None
+    config = checkpoint["cfg"]["model"]
+    old, method = config["decoder_layers"], args.method or LAYER_METHODS[0]
+    factor = args.layers / old if config.get("mup") else 1.0  # each layer counts for a share of all
+    depth = grow_depth(old, args.layers, config["moe_freq"], method, factor)
+    grown_config = {**config, "decoder_layers": args.layers, "gate_trees": _deeper_trees(model, depth, config)}
+    torch.manual_seed(args.seed)
+    deeper = _build({**checkpoint, "cfg": {"model": grown_config}}, args.out, "cpu")
+    record = {
+        "options": {name: value for name, value in asdict(args).items() if name not in ("force", "cpu")},
+        "depth": {"sources": list(depth.sources), "is_new": list(depth.is_new), "method": method},
+        "version": fairseq_alma.__version__,
+    }
+    shapes = parameter_shapes(model), parameter_shapes(deeper)
+    keep = args.optimizer != "reset"
+    grown = deepen_checkpoint(checkpoint, depth, grown_config, deeper.state_dict(), shapes, record, keep)
+    refuse_other_shapes(grown["model"], deeper, args.out, _UNALTERED)
+    write_checkpoint(grown, args.out, args.force)
+    places = [str(layer) for layer, is_new in enumerate(depth.is_new) if is_new]
+    tree = f" --gate-trees '{grown_config['gate_trees']}'" if grown_config["gate_trees"] else ""
+    return (
+        f"new layers: {', '.join(places)} of 0 to {args.layers - 1} ({method}); their outputs are zero\n"
+        f"wrote {args.out}; fairseq-train --finetune-from-model {args.out} takes --decoder-layers {args.layers}{tree}"
+    )
+
+
+def _deeper_trees(model: AlmaSwitchLM, depth: DepthGrowth, config: Mapping[str, Any]) -> str:
+    """Return ``--gate-trees`` of the deeper model: a copy has the tree of its layer, a random one that of the last."""
+    trees = gate_trees_of(model)
+    if not trees:
+        return ""
+    last = [*trees.values()][-1]
+    deeper = [
+        last if source is None else trees[f"decoder.layers.{source}.switch"]
+        for layer, source in enumerate(depth.sources)
+        if has_experts(layer, config["moe_freq"])
+    ]
+    return format_gate_trees(deeper)
 
 
 def _read(args: GrowOptions, mmap: bool) -> Checkpoint:
@@ -124,6 +169,7 @@ def _plan(trees: Mapping[str, GateTree], measured: "Optional[HeldOutLosses]", ar
         losses = counts = torch.zeros(tree.num_experts)
         if measured is not None:
             losses, counts = measured.experts.losses[index], measured.experts.counts[index]
+        assert args.experts is not None and args.method is not None
         parents: list[Any] = [None] * args.experts
         if args.method != "scratch":
             parents = select_experts(losses, counts, args.experts, args.select, generator)

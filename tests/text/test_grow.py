@@ -5,15 +5,19 @@ import pytest
 import torch
 
 from fairseq_alma.checkpoints.checkpoint_growth import RECORD_KEY
+from fairseq_alma.checkpoints.training_state import write_average
 from fairseq_alma.cli.grow import main
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.growth.gate_tree import GateTree
+from fairseq_alma.text.model import build_from_config
 from tests.text.stock_commands import evaluate, train_model
+
+SPLIT = ("--method", "split", "--experts", "2")
 
 
 def grow(trained, out, *options, path=None):
     arguments = ["--path", str(path or trained.checkpoint), "--out", str(out), "--stream", str(trained.stream), "--cpu"]
-    return main([*arguments, *(options or ("--method", "split", "--experts", "2"))])
+    return main([*arguments, *(options or SPLIT)])
 
 
 def loss_of(trained, path):
@@ -96,6 +100,80 @@ def test_what_is_there_is_replaced_only_by_force(trained, tmp_path):
     assert torch.load(tmp_path / "grown.pt")["cfg"]["model"]["num_experts"] == 5
 
 
+@pytest.mark.parametrize(
+    ("method", "layers"),
+    [
+        ("zero", 3),
+        pytest.param("last", 4, marks=pytest.mark.slow),
+        pytest.param("interpolated", 6, marks=pytest.mark.slow),
+    ],
+)
+def test_more_layers_change_no_loss_and_train_on(trained, tmp_path, method, layers, capsys):
+    out = tmp_path / "grown.pt"
+    add_layers(trained.checkpoint, out, layers, "--method", method, "--optimizer", "copy")
+    assert f"takes --decoder-layers {layers}" in capsys.readouterr().out
+    assert loss_of(trained, out) == pytest.approx(loss_of(trained, trained.checkpoint), rel=1e-6)
+    (record,) = torch.load(out, weights_only=True)[RECORD_KEY]
+    assert sum(record["depth"]["is_new"]) == layers - 2
+    options = ["--restore-file", str(out), "--reset-dataloader", "--reset-lr-scheduler", "--max-update", "22"]
+    last = train_model(trained.stream, tmp_path / "m", "--megabatch", "2", "--decoder-layers", str(layers), *options)
+    before, after = torch.load(out), torch.load(last)
+    assert after["optimizer_history"][-1]["num_updates"] == 22
+    moved = [name for name, tensor in after["model"].items() if not torch.equal(tensor, before["model"][name])]
+    new = [layer for layer, is_new in enumerate(record["depth"]["is_new"]) if is_new]
+    assert {f"decoder.layers.{layer}.self_attn.out_proj.weight" for layer in new} <= {*moved}
+
+
+def test_old_layers_keep_their_moments_and_new_ones_have_none(trained, tmp_path):
+    add_layers(trained.checkpoint, tmp_path / "grown.pt", 4, "--method", "interpolated", "--optimizer", "copy")
+    before, after = (torch.load(path) for path in (trained.checkpoint, tmp_path / "grown.pt"))
+    moments = [
+        {name: each["last_optimizer_state"]["state"][number]["exp_avg"] for number, name in enumerate(names_of(each))}
+        for each in (before, after)
+    ]
+    assert {name.split(".")[2] for name in moments[1] if ".layers." in name} == {"0", "1", "2", "3"}
+    for name, moment in moments[1].items():
+        old = moments[0].get(name)
+        assert torch.equal(moment, torch.zeros_like(moment) if old is None else old)
+
+
+def names_of(checkpoint):
+    model = build_from_config(checkpoint["cfg"]["model"], checkpoint["model"]["decoder.embed_tokens.weight"].size(0))
+    return [name for name, _ in model.named_parameters()]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [["--mup"], ["--decoder-layers", "1", "--ema-half-life", "1/8"]])
+def test_a_model_of_maximal_updates_and_one_without_experts_get_layers_too(trained, tmp_path, options):
+    path = train_model(trained.stream, tmp_path / "m", "--megabatch", "0", *options)
+    add_layers(path, tmp_path / "grown.pt", 4, "--optimizer", "copy")
+    assert loss_of(trained, tmp_path / "grown.pt") == pytest.approx(loss_of(trained, path), rel=1e-5)
+    if "--mup" not in options:
+        averaged = [tmp_path / "before.pt", tmp_path / "after.pt"]
+        for source, out in zip((path, tmp_path / "grown.pt"), averaged, strict=True):
+            write_average(source, out)
+        assert loss_of(trained, averaged[1]) == pytest.approx(loss_of(trained, averaged[0]), rel=1e-5)
+    grow(trained, tmp_path / "both.pt", "--method", "split", "--experts", "1", path=tmp_path / "grown.pt")
+    assert loss_of(trained, tmp_path / "both.pt") == pytest.approx(loss_of(trained, path), rel=1e-5)
+
+
+def add_layers(path, out, layers, *options):
+    return main(["--path", str(path), "--out", str(out), "--layers", str(layers), "--cpu", *options])
+
+
+@pytest.mark.parametrize(
+    ("layers", "options", "message"),
+    [
+        (2, [], "--layers 2: the model has 2 layers already; give more"),
+        (5, ["--method", "interpolated"], "--layers 5: every 2. of the 2 layers has experts"),
+    ],
+)
+def test_layers_that_cannot_be_are_one_line(trained, tmp_path, layers, options, message):
+    with pytest.raises(AlmaError, match=message):
+        add_layers(trained.checkpoint, tmp_path / "grown.pt", layers, *options)
+    assert not list(tmp_path.iterdir())
+
+
 def alter(path, out, change):
     checkpoint = torch.load(path)
     change(checkpoint)
@@ -146,6 +224,11 @@ def test_options_that_the_checkpoint_does_not_allow_are_one_line(trained, tmp_pa
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        ([], "--experts K or --layers N is needed"),
+        (["--method", "split", "--experts", "1", "--layers", "4"], "--experts K or --layers N is needed"),
+        (["--method", "split", "--layers", "4"], "--method split: layers are added by zero, last, interpolated"),
+        (["--method", "zero", "--experts", "1"], "--method zero: experts are added by copy, split, scratch"),
+        (["--experts", "1"], "--method copy, split or scratch is needed"),
         (["--method", "split", "--experts", "0"], "--experts 0: a number of at least 1 is needed"),
         (["--method", "split", "--experts", "1", "--noise", "0.1"], "--noise"),
         (["--method", "scratch", "--experts", "1", "--select", "usage"], "--select usage"),
@@ -153,7 +236,7 @@ def test_options_that_the_checkpoint_does_not_allow_are_one_line(trained, tmp_pa
 )
 def test_options_that_do_not_fit_are_usage_errors(trained, tmp_path, capsys, options, message):
     with pytest.raises(SystemExit) as error:
-        grow(trained, tmp_path / "grown.pt", *options)
+        main(["--path", str(trained.checkpoint), "--out", str(tmp_path / "grown.pt"), "--cpu", *options])
     assert error.value.code == 2
     assert message in capsys.readouterr().err
 
