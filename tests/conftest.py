@@ -3,13 +3,14 @@
 import logging
 import os
 import signal
+import sys
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Iterator
+from typing import Iterator
 
 import pytest
 
-from fairseq_alma.text import fork_server
+from tests.engine import fork_commands_from_here, parse_options_once
 
 # The tests' models are tiny: one thread computes them fastest, and threads that wait for each other on a busy machine
 # are many times slower. Before torch is imported, and for the commands that tests start.
@@ -36,16 +37,13 @@ FIRST = (
 
 
 @pytest.fixture(autouse=True, scope="session")
-def one_server_for_all_tests() -> Iterator[None]:
-    """Let the variable that pytest sets anew for each test be no reason to import fairseq again in a new server."""
-    surroundings = fork_server._surroundings
-
-    def without_test() -> Any:
-        variables, *folder = surroundings()
-        return {name: value for name, value in variables.items() if name != "PYTEST_CURRENT_TEST"}, *folder
-
+def cheap_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Fork the commands of a stage from this process; parse the same options of fairseq once, where it is used."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fork_server, "_surroundings", without_test)
+        fork_commands_from_here(patch)
+        if "fairseq" in sys.modules:
+            folder = tmp_path_factory.getbasetemp()
+            parse_options_once(patch, (folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder) / "parsed")
         yield
 
 

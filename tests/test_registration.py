@@ -68,7 +68,7 @@ assert TASK_REGISTRY["alma_lm"] is first
 @pytest.mark.parametrize(
     "imports",
     [
-        pytest.param("import fairseq_alma\nimport fairseq", id="package first"),
+        pytest.param("import fairseq_alma\nimport fairseq", id="package first", marks=pytest.mark.slow),
         pytest.param("import fairseq_alma.models", id="a part of the package", marks=pytest.mark.slow),
         pytest.param(USER_DIR, id="--user-dir", marks=pytest.mark.slow),
     ],

@@ -35,60 +35,42 @@ def read(path: Path, form=None, field="text") -> list[str]:
     return [document for source in sources for block, _ in source.blocks() for document in documents_of(block)]
 
 
-@pytest.mark.parametrize("suffix", COMPRESSIONS)
-def test_compressed_text_reads_like_plain_text(tmp_path, suffix):
-    file = tmp_path / f"a.txt.{suffix}"
-    file.write_bytes(COMPRESSIONS[suffix](TEXT))
-    assert read(file) == DOCUMENTS
-
-
-@pytest.mark.parametrize("suffix", COMPRESSIONS)
-def test_several_compressed_parts_in_one_file_are_all_read(tmp_path, suffix):
+def parts_of(suffix) -> list[bytes]:
+    """The text, compressed in two parts."""
     half = len(TEXT) // 2
-    file = tmp_path / f"a.txt.{suffix}"
-    file.write_bytes(COMPRESSIONS[suffix](TEXT[:half]) + COMPRESSIONS[suffix](TEXT[half:]))
-    assert read(file) == DOCUMENTS
+    return [COMPRESSIONS[suffix](part) for part in (TEXT[:half], TEXT[half:])]
 
 
 @pytest.mark.parametrize("suffix", COMPRESSIONS)
-def test_compressed_file_that_is_cut_off_is_refused(tmp_path, suffix):
-    content = COMPRESSIONS[suffix](TEXT)
-    file = tmp_path / f"a.txt.{suffix}"
-    file.write_bytes(content[: len(content) // 2])
-    with pytest.raises(AlmaError, match=rf"a\.txt\.{suffix}: broken"):
-        read(file)
-
-
-@pytest.mark.parametrize("suffix", COMPRESSIONS)
-def test_compressed_file_with_a_damaged_middle_is_refused(tmp_path, suffix):
-    content = bytearray(COMPRESSIONS[suffix](TEXT))
-    middle = len(content) // 2
-    content[middle : middle + 16] = bytes(255 - byte for byte in content[middle : middle + 16])
-    file = tmp_path / f"a.txt.{suffix}"
-    file.write_bytes(content)
-    with pytest.raises(AlmaError, match=rf"a\.txt\.{suffix}: broken|a\.txt\.{suffix}, line"):
-        read(file)
-
-
-@pytest.mark.parametrize("suffix", COMPRESSIONS)
-@pytest.mark.parametrize("damage", ["damaged", "cut off", "something else"])
-def test_a_second_part_that_is_no_whole_one_is_refused_and_not_left_out(tmp_path, suffix, damage):
-    half = len(TEXT) // 2
-    first, second = COMPRESSIONS[suffix](TEXT[:half]), COMPRESSIONS[suffix](TEXT[half:])
-    second = {"damaged": b"\1" + second[1:], "cut off": second[:20], "something else": b"notes of mine"}[damage]
-    file = tmp_path / f"a.txt.{suffix}"
-    file.write_bytes(first + second)
-    with pytest.raises(AlmaError, match=rf"a\.txt\.{suffix}: broken \w+ data after "):
-        read(file)
-
-
-@pytest.mark.parametrize("suffix", COMPRESSIONS)
-def test_padding_between_and_behind_the_parts_is_no_damage(tmp_path, suffix):
-    half = len(TEXT) // 2
+def test_compressed_text_reads_like_plain_text_in_one_part_or_several_and_with_padding_behind_them(tmp_path, suffix):
     padding = bytes(4) * 100
-    file = tmp_path / f"a.txt.{suffix}"
-    file.write_bytes(COMPRESSIONS[suffix](TEXT[:half]) + padding + COMPRESSIONS[suffix](TEXT[half:]) + padding)
-    assert read(file) == DOCUMENTS
+    parts = parts_of(suffix)
+    for content in (COMPRESSIONS[suffix](TEXT), b"".join(parts), b"".join(part + padding for part in parts)):
+        (tmp_path / f"a.txt.{suffix}").write_bytes(content)
+        assert read(tmp_path / f"a.txt.{suffix}") == DOCUMENTS
+
+
+def with_damaged_middle(content: bytes) -> bytes:
+    middle = len(content) // 2
+    return content[:middle] + bytes(255 - byte for byte in content[middle : middle + 16]) + content[middle + 16 :]
+
+
+@pytest.mark.parametrize("suffix", COMPRESSIONS)
+@pytest.mark.parametrize(
+    ("damaged", "said"),
+    [
+        (lambda first, second: first[: len(first) // 2], ": broken"),
+        (lambda first, second: with_damaged_middle(first), "(: broken|, line)"),
+        (lambda first, second: first + b"\1" + second[1:], r": broken \w+ data after "),
+        (lambda first, second: first + second[:20], r": broken \w+ data after "),
+        (lambda first, second: first + b"notes of mine", r": broken \w+ data after "),
+    ],
+    ids=["cut off", "damaged", "second part damaged", "second part cut off", "something else behind it"],
+)
+def test_compressed_text_that_is_not_whole_is_refused_and_no_part_left_out(tmp_path, suffix, damaged, said):
+    (tmp_path / f"a.txt.{suffix}").write_bytes(damaged(*parts_of(suffix)))
+    with pytest.raises(AlmaError, match=rf"a\.txt\.{suffix}{said}"):
+        read(tmp_path / f"a.txt.{suffix}")
 
 
 @pytest.mark.parametrize("suffix", ["bz2", "xz", "zst"])

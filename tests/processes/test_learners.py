@@ -1,9 +1,12 @@
 """One learner that grows, with two processes; ``python -m tests.processes.learners`` tries all of them."""
 
+import pytest
+
 from tests.forked import together
 from tests.processes.learners import differences, main
 
 
+@pytest.mark.slow
 def test_a_learner_that_grows_and_loses_processes_ends_with_the_figures_of_one_process():
     (status,), printed = together(1, lambda rank: main(["--learner", "gmoe-split"]))
     assert status == 0, printed

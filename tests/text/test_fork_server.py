@@ -28,6 +28,19 @@ pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="co
 pytest.importorskip("fairseq")
 
 
+@pytest.fixture(autouse=True)
+def the_server(monkeypatch):
+    """The server itself: one for all tests, though pytest sets a variable anew for each."""
+    surroundings = fork_server._surroundings
+
+    def without_test():
+        variables, *folder = surroundings()
+        return {name: value for name, value in variables.items() if name != "PYTEST_CURRENT_TEST"}, *folder
+
+    monkeypatch.setattr(fork_server, "_surroundings", without_test)
+    monkeypatch.setattr(process, "begin_forked", fork_server.begin_forked)
+
+
 class Scripts:
     """Runs Python scripts as if pip had installed them, forked or not."""
 

@@ -41,23 +41,22 @@ def test_what_the_user_gives_comes_last_so_that_it_counts():
     assert first(words=("--log-interval", "3")).arguments[-2:] == ["--log-interval", "3"]
 
 
-def test_replay_is_handed_on():
-    assert "--replay" in first("--replay").arguments
-
-
-def test_the_last_epoch_is_saved_when_epochs_end_a_stage():
-    job = make_job(words=("--arch", "a", "--max-epoch", "7"))
-    assert has(commands_of(job, plans()[0])[0].arguments, "--save-interval", "7")
-
-
-def test_only_the_newest_checkpoint_within_a_stage_is_kept_unless_all_are():
-    assert has(first().arguments, "--keep-interval-updates", "1")
-    assert "--keep-interval-updates" not in first("--keep-checkpoints").arguments
-
-
-def test_validation_in_training_is_off_unless_asked_for():
-    assert "--disable-validation" in first().arguments
-    assert "--disable-validation" not in first("--validate").arguments
+@pytest.mark.parametrize(
+    ("own", "words", "expected", "left_out"),
+    [
+        ((), (), ("--keep-interval-updates", "1"), ""),
+        (("--keep-checkpoints",), (), (), "--keep-interval-updates"),
+        ((), (), ("--disable-validation",), "--replay"),
+        (("--validate",), (), (), "--disable-validation"),
+        (("--replay",), (), ("--replay",), ""),
+        (("--replay-share", "0.25"), (), ("--replay-share", "0.25"), "--replay-order"),
+        (("--replay-share", "0.25", "--replay-order", "least-seen"), (), ("--replay-order", "least-seen"), ""),
+        ((), ("--max-epoch", "7"), ("--save-interval", "7"), ""),  # so that there is a checkpoint when epochs end it
+    ],
+)
+def test_an_option_says_what_fairseq_train_gets_and_what_it_does_not(own, words, expected, left_out):
+    arguments = first(*own, words=words).arguments
+    assert has(arguments, *expected) and left_out not in arguments
 
 
 def learner_plans(learner, num_megabatches=2, **options):
@@ -211,13 +210,6 @@ def test_the_best_checkpoint_predicts_and_the_next_stage_begins_with_it():
     assert has(valid.arguments, "--path", "R/stage-001/member-0/checkpoint_best.pt")
     train, _, _ = anytime("--best-checkpoint", "--carry-optimizer")
     assert has(train.arguments, "--continue-once", "R/stage-000/member-0/checkpoint_last.pt")
-
-
-def test_replay_says_its_order_only_where_one_was_given():
-    train, _, _ = anytime("--replay-share", "0.25")
-    assert has(train.arguments, "--replay-share", "0.25") and "--replay-order" not in train.arguments
-    train, _, _ = anytime("--replay-share", "0.25", "--replay-order", "least-seen")
-    assert has(train.arguments, "--replay-share", "0.25", "--replay-order", "least-seen")
 
 
 def test_a_stage_re_warms_lower_than_the_one_before():

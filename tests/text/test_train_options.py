@@ -1,6 +1,5 @@
 import pytest
 
-from fairseq_alma.learners.growing_mixture import ScheduledMixture
 from fairseq_alma.text.train_options import MODEL_OPTIONS, OWNED, TrainOptions
 
 BASE = ["--arch", "alma_switch_lm_tiny", "--max-update", "10"]
@@ -82,11 +81,6 @@ def test_lengthened_options_have_more_updates_and_the_same_warm_up():
         "--arch": "a", "--max-update": "30", "--total-num-update": "36", "--warmup-updates": "3", "--lr": "1"
     }  # fmt: skip
     assert longer.max_update == 30
-
-
-def test_what_the_learner_decides_is_refused_with_the_way_to_say_it():
-    with pytest.raises(ValueError, match=r"--num-experts may not stand after the --: give --grow-schedule"):
-        TrainOptions(["--arch", "a", "--max-update", "1", "--num-experts", "4"], ScheduledMixture.owned)
 
 
 def test_the_options_of_a_joint_models_members_are_all_options_of_the_language_models():

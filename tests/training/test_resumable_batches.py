@@ -45,7 +45,7 @@ def whole(trained, tmp_path_factory):
     return load(folder)
 
 
-@pytest.mark.parametrize("epoch", [2, 3])
+@pytest.mark.parametrize("epoch", [pytest.param(2, marks=pytest.mark.slow), 3])
 def test_a_training_killed_after_its_first_epoch_ends_with_the_same_weights(epoch, whole, trained, tmp_path):
     per_epoch = whole["optimizer_history"][-1]["num_updates"] / 3
     saves_before = int(per_epoch * (epoch - 1)) // 5 + epoch - 1  # fairseq saves at the end of each epoch too

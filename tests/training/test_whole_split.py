@@ -23,7 +23,9 @@ def losses(folder, num_processes, stream, checkpoint, *arguments):
     return together(num_processes, evaluate_rank, num_processes, folder, stream, checkpoint, *arguments)[0]
 
 
-@pytest.mark.parametrize("arguments", [[], ["--batch-size", "3", "--context-window", "5"]])
+@pytest.mark.parametrize(
+    "arguments", [pytest.param([], marks=pytest.mark.slow), ["--batch-size", "3", "--context-window", "5"]]
+)
 def test_fairseq_eval_lm_finds_the_same_to_the_last_digit_on_one_two_and_three_processes(trained, tmp_path, arguments):
     (alone,) = losses(tmp_path, 1, trained.stream, trained.checkpoint, *arguments)
     for num_processes in (2, 3):

@@ -1,0 +1,124 @@
+"""Makes fairseq cheap for tests: imported once, its options parsed once, its commands forked from this process.
+
+What a shell or `subprocess` starts, and `tests/text/test_fork_server.py`, have the real thing.
+"""
+
+import functools
+import hashlib
+import importlib
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import time
+from argparse import Namespace
+from pathlib import Path
+from typing import Any, Optional, Sequence
+
+import pytest
+
+from fairseq_alma.runs.workers import die_with_parent
+from fairseq_alma.text import process
+from fairseq_alma.text.fork_server import PRELOADED, Request
+from tests.scripts import end_with, print_to, run_here
+
+TIMEOUT = 1800.0
+
+
+@functools.cache
+def import_engine() -> None:
+    """Import what each command would import by itself."""
+    for name in (*PRELOADED, "fairseq_alma.checkpoints.model_facts"):
+        importlib.import_module(name)
+
+
+def parse_options_once(patch: pytest.MonkeyPatch, cache: Path) -> None:
+    """Let commands share what takes most of a small run: to turn the same options into a configuration.
+
+    Args:
+        patch: undoes it.
+        cache: folder in which configurations stay, for this process and all others. Texts that name a place differ from
+            test to test, so they are left out of them and put in when one is read.
+    """
+    cache.mkdir(exist_ok=True)
+    import_engine()
+    parse = sys.modules["fairseq.dataclass.utils"].convert_namespace_to_omegaconf
+
+    def parse_once(options: Namespace) -> Any:
+        places = {name: text for name, text in vars(options).items() if isinstance(text, str) and "/" in text}
+        named = Namespace(**{**vars(options), **{name: _Template.PLACE + name for name in places}})
+        path = cache / hashlib.sha256(repr(sorted(vars(named).items())).encode()).hexdigest()
+        if not path.exists():
+            new = path.with_suffix(f".{os.getpid()}")
+            with open(new, "wb") as file:
+                _Template(file).dump(parse(named))
+            new.rename(path)
+        with open(path, "rb") as file:
+            return _Filled(file, places).load()
+
+    for module in [*sys.modules.values()]:
+        if vars(module).get(parse.__name__) is parse:
+            patch.setattr(module, parse.__name__, parse_once)
+
+
+class _Template(pickle.Pickler):
+    PLACE = "the-place-of-"
+
+    def persistent_id(self, value: Any) -> Optional[str]:
+        is_place = isinstance(value, str) and value.startswith(self.PLACE)
+        return value.removeprefix(self.PLACE) if is_place else None
+
+
+class _Filled(pickle.Unpickler):
+    def __init__(self, file: Any, places: dict[str, str]) -> None:
+        super().__init__(file)
+        self.persistent_load = places.__getitem__
+
+
+class Forked:
+    """A forked process, to be used as a `subprocess.Popen`."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self.returncode: Optional[int] = None
+
+    def poll(self) -> Optional[int]:
+        if self.returncode is None:
+            found, status = os.waitpid(self.pid, os.WNOHANG)
+            if found:
+                self.returncode = os.waitstatus_to_exitcode(status)
+        return self.returncode
+
+    def wait(self, timeout: float) -> int:
+        deadline = time.monotonic() + timeout
+        while self.poll() is None:
+            if time.monotonic() > deadline:
+                if timeout == TIMEOUT:
+                    os.kill(self.pid, signal.SIGKILL)
+                raise subprocess.TimeoutExpired(str(self.pid), timeout)
+            time.sleep(0.005)
+        assert self.returncode is not None
+        return self.returncode
+
+
+def fork_commands_from_here(patch: pytest.MonkeyPatch) -> None:
+    """Let the commands of a stage begin as forks of this process: no server, which would outlive who is killed."""
+    patch.setattr(process, "begin_forked", _fork)
+
+
+def _fork(request: Request, files: Sequence[int]) -> Forked:
+    import_engine()
+    die = die_with_parent()
+    child = os.fork()
+    if child == 0:
+        if die is not None:
+            die()
+        os.setsid()
+        end_with(lambda: _run(request, files[0]))
+    return Forked(child)
+
+
+def _run(request: Request, output: int) -> None:
+    print_to(output, output)
+    run_here(request.program, request.arguments, request.environment)
