@@ -43,10 +43,12 @@ def parse_options_once(patch: pytest.MonkeyPatch, cache: Path) -> None:
     """
     cache.mkdir(exist_ok=True)
     import_engine()
-    parse = sys.modules["fairseq.dataclass.utils"].convert_namespace_to_omegaconf
+    found = sys.modules["fairseq.dataclass.utils"].convert_namespace_to_omegaconf
+    parse = getattr(found, "__wrapped__", found)
 
+    @functools.wraps(parse)
     def parse_once(options: Namespace) -> Any:
-        places = {name: text for name, text in vars(options).items() if isinstance(text, str) and "/" in text}
+        places = {name: text for name, text in vars(options).items() if str(text).startswith(("/", "file:"))}
         named = Namespace(**{**vars(options), **{name: _Template.PLACE + name for name in places}})
         path = cache / hashlib.sha256(repr(sorted(vars(named).items())).encode()).hexdigest()
         if not path.exists():
@@ -58,7 +60,7 @@ def parse_options_once(patch: pytest.MonkeyPatch, cache: Path) -> None:
             return _Filled(file, places).load()
 
     for module in [*sys.modules.values()]:
-        if vars(module).get(parse.__name__) is parse:
+        if getattr(module, "__dict__", {}).get(parse.__name__) is found:
             patch.setattr(module, parse.__name__, parse_once)
 
 

@@ -17,8 +17,6 @@ from packaging.utils import canonicalize_name
 import fairseq_alma
 
 PACKAGES = ("fairseq_alma", "data_prep")
-COMMANDS = importlib.metadata.distribution("fairseq-alma").entry_points.select(group="console_scripts")
-LIGHT_COMMANDS = {"alma-prep-text", "alma-prep-images", "alma-stream", "alma-report"}
 HELP = """
 import importlib.metadata, sys
 command = importlib.metadata.entry_points(group="console_scripts", name="{name}")["{name}"].load()
@@ -40,19 +38,8 @@ def wheel(checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> zipfile.Z
     for path in checkout.iterdir():
         if path.name in ("setup.py", "pyproject.toml", "README.md", "LICENSE"):
             shutil.copy(path, source)
-    pip = [
-        sys.executable,
-        "-m",
-        "pip",
-        "wheel",
-        "--quiet",
-        "--no-deps",
-        "--no-build-isolation",
-        "--wheel-dir",
-        "dist",
-        ".",
-    ]
-    built = subprocess.run(pip, cwd=source, capture_output=True, text=True)
+    pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", "dist"]
+    built = subprocess.run([*pip, "."], cwd=source, capture_output=True, text=True)
     assert built.returncode == 0, built.stdout + built.stderr
     return zipfile.ZipFile(next((source / "dist").glob("fairseq_alma-*.whl")))
 
@@ -127,11 +114,9 @@ def test_the_extra_all_is_tests_reports_and_samples_together(metadata: Message) 
     assert names("all") == names("test") | names("report") | names("sample")
 
 
-@pytest.mark.parametrize("name", sorted(COMMANDS.names))
-def test_a_command_prints_its_help(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["alma-prep-text", "alma-prep-images", "alma-stream", "alma-report"])
+def test_a_light_command_prints_its_help_without_what_takes_seconds_to_import(name: str, tmp_path: Path) -> None:
     code = HELP.format(name=name)
     ended = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=600)
     assert ended.returncode == 0, ended.stderr[-1000:]
-    assert ended.stdout.startswith("usage: ")
-    if name in LIGHT_COMMANDS:
-        assert ended.stdout.splitlines()[-1] == "loaded:"
+    assert ended.stdout.startswith("usage: ") and ended.stdout.splitlines()[-1] == "loaded:"

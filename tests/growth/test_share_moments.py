@@ -21,11 +21,7 @@ def test_halves_have_half_of_a_first_moment_and_of_a_second_one_what_signal_and_
     growth = grow_mixture(GateTree.flat(3), "split", [0, 1])
     shared = share_moments(EXPERT_TENSORS[0], adam(m, v), growth)
     assert shared["exp_avg"].flatten().tolist() == [4.0, 0.5, 3.0]
-    assert shared["exp_avg_sq"].flatten().tolist() == [
-        16.0,
-        1.75,
-        5.0,
-    ]  # all signal: a quarter; mostly noise: nearly half
+    assert shared["exp_avg_sq"].flatten().tolist() == [16.0, 1.75, 5.0]  # all signal: a quarter; mostly noise: half
     assert shared["step"] == 9
 
 
@@ -34,32 +30,35 @@ def test_gates_keep_their_moments():
     assert torch.equal(share_moments(GATE_TENSOR, adam(moment, moment), SPLIT)["exp_avg"], moment)
 
 
-def batches_of_gradients(layer, num_batches, name, like):
-    """Gradients of one parameter of a layer over batches of tokens whose loss pulls in the same direction."""
-    generator = torch.Generator().manual_seed(3)
-    target = torch.randn(8, generator=generator)
-    for _ in range(num_batches):
-        layer.zero_grad()
-        x = torch.randn(like, 8, generator=generator)
-        (layer(x)[0] - target).square().mean().backward()
-        yield layer.get_parameter(name).grad.clone()
+@pytest.fixture(scope="module")
+def moments():
+    """First and second moment of each parameter's gradient over batches of tokens: of an expert, and of its halves.
+
+    The loss of all batches pulls in the same direction.
+    """
+    layer = layer_of(GateTree.flat(2))
+    found = {}
+    for key, each in (("whole", layer), ("halves", grown_layer(layer, SPLIT))):
+        generator = torch.Generator().manual_seed(3)
+        target, gradients = torch.randn(8, generator=generator), []
+        for _ in range(600):
+            each.zero_grad()
+            (each(torch.randn(48, 8, generator=generator))[0] - target).square().mean().backward()
+            gradients.append({name: parameter.grad.clone() for name, parameter in each.named_parameters()})
+        stacked = {name: torch.stack([gradient[name] for gradient in gradients]) for name in gradients[0]}
+        found[key] = {name: (tensor.mean(0), tensor.square().mean(0)) for name, tensor in stacked.items()}
+    return found
 
 
 @pytest.mark.parametrize("name", ["experts.fc1_weight", "experts.fc2_weight", "experts.fc2_bias"])
-def test_shared_moments_are_those_that_the_halves_gradients_make(name):
+def test_shared_moments_are_those_that_the_halves_gradients_make(moments, name):
     """The same tokens go through the expert, and through its halves: the moments of the latter must come out."""
-    layer = layer_of(GateTree.flat(2))
-    halves = grown_layer(layer, SPLIT)
-    moments = {}
-    for key, each in (("whole", layer), ("halves", halves)):
-        gradients = torch.stack([*batches_of_gradients(each, 600, name, 48)])
-        moments[key] = gradients.mean(0), gradients.square().mean(0)
-    shared = share_moments(name, adam(*moments["whole"]), SPLIT)
+    shared = share_moments(name, adam(*moments["whole"][name]), SPLIT)
     # of the two halves together, because a random gate does not cut exactly in the middle
-    first, second = (moments["halves"][index][[1, 2]].mean(0).flatten() for index in (0, 1))
+    first, second = (moments["halves"][name][index][[1, 2]].mean(0).flatten() for index in (0, 1))
     torch.testing.assert_close(first, shared["exp_avg"][1].flatten(), rtol=1e-3, atol=1e-4)
     assert (second / shared["exp_avg_sq"][1].flatten()).median() == pytest.approx(1.0, abs=0.2)
-    whole = moments["whole"][1][1].flatten()
+    whole = moments["whole"][name][1][1].flatten()
     assert (second / (whole / 4)).median() > 1.2 and (second / (whole / 2)).median() < 0.95
 
 

@@ -82,12 +82,6 @@ def test_perplexity_equals_that_of_the_members_mean_probabilities(folder, paths,
     assert math.exp(-scores.double().mean().item()) == pytest.approx(want, rel=1e-5)
 
 
-def test_an_ensemble_of_one_equals_its_member(paths, tmp_path):
-    model, member, tokens = load(save_ensemble(tmp_path / "E.pt", paths[:1])), load(paths[0]), tokens_of(2, 9)
-    want = member.get_normalized_probs(member(tokens), log_probs=True)
-    torch.testing.assert_close(model.get_normalized_probs(model(tokens), log_probs=True), want, rtol=0, atol=2e-6)
-
-
 def test_a_member_of_weight_zero_does_not_count(paths, tmp_path):
     model, tokens = load(save_ensemble(tmp_path / "E.pt", paths[:2], [0.0, 1.0])), tokens_of(2, 9)
     torch.testing.assert_close(model(tokens)[0], load(paths[1])(tokens)[0].log_softmax(-1))

@@ -162,16 +162,6 @@ def descending_gate(nested, model_dim=8, seed=0):
     return DescendingGate(model_dim, GateTree.from_nested(nested))
 
 
-def test_a_tree_s_probabilities_are_products_along_the_path():
-    gate = descending_gate([0, [1, 2], 3])
-    x = torch.randn(6, 8)
-    logits = x @ gate.weight.t()
-    root = torch.softmax(logits[:, :3], -1)
-    inner = torch.softmax(logits[:, 3:], -1)
-    want = torch.stack([root[:, 0], root[:, 1] * inner[:, 0], root[:, 1] * inner[:, 1], root[:, 2]], dim=1)
-    torch.testing.assert_close(gate(x).probs, want)
-
-
 def test_a_tree_descends_to_the_best_child_and_weighs_by_the_root_alone():
     gate = descending_gate([0, [1, [2, 4]], 3])
     x = torch.randn(200, 8)

@@ -129,13 +129,6 @@ def test_images_at_test_do_not_depend_on_their_neighbours():
             torch.testing.assert_close(together, alone, rtol=1e-4, atol=1e-5)
 
 
-@torch.no_grad()
-def test_batch_norm_of_one_expert_is_that_of_torch():
-    layer, x = layer_of(MixtureConv, "hard").eval(), inputs_of(MixtureConv)
-    for number, expert in enumerate(experts_of(layer)):
-        torch.testing.assert_close(layer.one_expert(x, number), expert(x), rtol=1e-4, atol=1e-5)
-
-
 @pytest.mark.parametrize("gate", ["soft", "hard"])
 @pytest.mark.parametrize("kind", KINDS)
 @torch.no_grad()

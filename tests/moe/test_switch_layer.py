@@ -87,17 +87,3 @@ def test_at_test_no_token_is_dropped_and_neighbours_do_not_matter():
     assert statistics.num_dropped == 0
     for s in range(30):
         torch.testing.assert_close(layer(x[s : s + 1])[0][0], out[s])
-
-
-def test_the_gate_keeps_a_gradient_through_the_chosen_probability():
-    layer = switch_layer(4)
-    layer(torch.randn(10, 8))[0].square().sum().backward()
-    assert layer.gate.weight.grad.abs().sum() > 0
-
-
-def test_one_expert_makes_a_dense_layer():
-    layer = switch_layer(1).train()
-    x = torch.randn(10, 8)
-    experts = layer.experts
-    hidden = F.relu(F.linear(x, experts.fc1_weight[0], experts.fc1_bias[0]))
-    torch.testing.assert_close(layer(x)[0], F.linear(hidden, experts.fc2_weight[0], experts.fc2_bias[0]))

@@ -51,7 +51,7 @@ def test_the_single_model_is_trained_with_the_papers_settings(recipe, tmp_path):
         assert all(option in line for line in training), option
 
 
-@pytest.mark.parametrize(("gpus", "local", "update_freq"), [(8, 8, 3), (4, 8, 6), (2, 8, 12), (1, 8, 24), (16, 4, 3)])
+@pytest.mark.parametrize(("gpus", "local", "update_freq"), [(8, 8, 3), (1, 8, 24), (16, 4, 3)])
 def test_an_update_has_192_sequences_on_any_number_of_devices(gpus, local, update_freq, tmp_path):
     assert gpus * local * update_freq == 192
     knobs = {"GPUS": str(gpus), "LOCAL_BATCH": str(local)}
@@ -108,14 +108,14 @@ def test_one_stage_can_be_asked_for(tmp_path):
     assert "--megabatch 2 " in out
 
 
-def test_each_row_of_table_2_has_a_recipe_that_trains_what_it_says(tmp_path):
-    expected = {"ens": (8, 8, 0, 4), "gens": (4, 8, 0, 3), "gmoe": (4, 11, 3, 0)}  # train, eval, grow, ensemble
-    for size in ("base", "large"):
-        for learner, counts in expected.items():
-            lines = dry_run(RECIPES / "lm" / f"{learner}_{size}.sh", tmp_path).splitlines()
-            programs = [EIGHT.sub("", line).split()[0] for line in lines]
-            found = tuple(map(programs.count, ("fairseq-train", "fairseq-eval-lm", "alma-grow", "alma-ensemble")))
-            assert found == counts, (learner, size)
+@pytest.mark.parametrize("size", ["base", pytest.param("large", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("learner", "counts"), [("ens", (8, 8, 0, 4)), ("gens", (4, 8, 0, 3)), ("gmoe", (4, 11, 3, 0))]
+)
+def test_each_row_of_table_2_has_a_recipe_that_trains_what_it_says(learner, counts, size, tmp_path):
+    lines = dry_run(RECIPES / "lm" / f"{learner}_{size}.sh", tmp_path).splitlines()
+    programs = [EIGHT.sub("", line).split()[0] for line in lines]
+    assert counts == tuple(map(programs.count, ("fairseq-train", "fairseq-eval-lm", "alma-grow", "alma-ensemble")))
 
 
 def test_a_growing_mixture_gets_its_experts_from_the_grown_checkpoint(tmp_path):
