@@ -50,7 +50,7 @@ def test_the_first_update_of_a_stage_is_adam_s_from_the_moments_of_the_stage_bef
     torch.testing.assert_close(new["exp_avg_sq"], 0.999 * old["exp_avg_sq"] + 0.001 * gradient**2, rtol=1e-3, atol=1e-9)
 
 
-@pytest.mark.parametrize("grown", [False, True])
+@pytest.mark.parametrize("grown", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_stage_that_is_cut_off_ends_with_the_same_weights_average_and_moments(averaged, trained, tmp_path, grown):
     start = averaged
     if grown:

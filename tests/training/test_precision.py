@@ -44,6 +44,7 @@ def test_weights_and_moments_are_fp32(trained, tmp_path):
 
 
 @needs_bf16
+@pytest.mark.slow
 def test_a_run_that_was_cut_off_resumes_to_the_last_bit(trained, tmp_path):
     words = [*STAGE, "--autocast", "bf16"]
     through = train_model(trained.stream, tmp_path / "through", *words)
