@@ -15,8 +15,8 @@ from fairseq_alma.data.image_stream import ImageStream
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.images import stage_trainer
 from fairseq_alma.runs import workers
+from tests.engine import Forked
 from tests.images.image_streams import make_stream
-from tests.kills.launch import Forked
 from tests.runs.results import stage_records as records
 from tests.scripts import end_with, run_script
 

@@ -23,8 +23,9 @@ from collections import Counter
 from pathlib import Path
 from typing import Any, Iterator, NamedTuple, Optional, Sequence, Union
 
+from tests.engine import TIMEOUT
 from tests.kills.crashes import HOW, NUM_MEETING, Crash, Operation
-from tests.kills.launch import TIMEOUT, begin, launch, prepare
+from tests.kills.launch import begin, launch, prepare
 from tests.kills.learners import LEARNERS, Learner, make_stream
 from tests.kills.tools import ALL_TOOLS, MODELS, Tool, make_models
 from tests.runs.results import stage_records, weight_sums
