@@ -41,54 +41,44 @@ def test_binary_version_is_taken_where_both_are(tmp_path):
     assert {record["name"][-4:] for record in files.records} == {".bin"}
 
 
-def test_folder_without_either_version_is_refused(tmp_path):
-    with pytest.raises(AlmaError, match=r"neither the binary nor the python version of cifar10 in it; give the folder"):
-        load_cifar(InputFiles(), tmp_path, "cifar10", CIFAR10)
-
-
-def test_missing_batch_is_named(tmp_path):
-    write_cifar10(tmp_path, "binary")
-    (tmp_path / "data_batch_3.bin").unlink()
-    with pytest.raises(AlmaError, match=r"no data_batch_3\.bin in it"):
-        load_cifar(InputFiles(), tmp_path, "cifar10", CIFAR10)
-
-
-@pytest.mark.parametrize("size", [0, 3072, 3073 * 2 + 1])
-def test_binary_file_that_is_no_multiple_of_a_record_is_refused(tmp_path, size):
-    write_cifar10(tmp_path, "binary")
-    write(tmp_path / "test_batch.bin", bytes(size))
-    with pytest.raises(AlmaError, match=rf"test_batch\.bin: {size} bytes found, a multiple of 3073 is needed"):
-        load_cifar(InputFiles(), tmp_path, "cifar10", CIFAR10)
-
-
-def test_label_out_of_range_is_refused(tmp_path):
-    write_cifar10(tmp_path, "binary")
-    write(tmp_path / "data_batch_2.bin", bytes(3073) + b"\x0a" + bytes(3072))
-    with pytest.raises(AlmaError, match=r"data_batch_2\.bin: label 10 found at image 1, 0 to 9 is needed"):
-        load_cifar(InputFiles(), tmp_path, "cifar10", CIFAR10)
-
-
 PIXELS = random_images(2, 3072)
 
 
 @pytest.mark.parametrize(
-    ("content", "message"),
+    ("file", "content", "message"),
     [
-        (python2_pickle(data=PIXELS), "no 'labels' in it, data found"),
-        (python2_pickle(labels=[1, 2]), "no 'data' in it, labels found"),
-        (python2_pickle(data=PIXELS[:, 1:], labels=[1, 2]), r"'data' is uint8 \(2, 3071\)"),
-        (python2_pickle(data=PIXELS[0], labels=[1, 2]), r"'data' is uint8 \(3072,\)"),
-        (python2_pickle(data=[1, 2], labels=[1, 2]), "'data' is list"),
-        (python2_pickle(data=PIXELS, labels=[1]), "1 labels found, .* has 2 images"),
-        (python2_pickle(data=PIXELS, labels=b"ab"), "'labels' is no list of whole numbers"),
-        (python2_pickle(data=PIXELS, labels=[1, b"2"]), "'labels' is no list of whole numbers"),
-        (pickle.dumps({"data": PIXELS, "labels": [1, 2**70]}, 4), "'labels' is no list of whole numbers"),
-        (python2_pickle(data=PIXELS, labels=[1, -2]), "label -2 found at image 1"),
-        (python2_pickle(data=PIXELS[:0], labels=[]), "no list of whole numbers|no image"),
+        ("data_batch_3.bin", None, r"no data_batch_3\.bin in it"),
+        *(
+            ("test_batch.bin", bytes(size), rf"test_batch\.bin: {size} bytes found, a multiple of 3073 is needed")
+            for size in (0, 3072, 3073 * 2 + 1)
+        ),
+        ("data_batch_2.bin", bytes(3073) + b"\x0a" + bytes(3072), "label 10 found at image 1, 0 to 9 is needed"),
+        ("data_batch_4", python2_pickle(data=PIXELS), "no 'labels' in it, data found"),
+        ("data_batch_4", python2_pickle(labels=[1, 2]), "no 'data' in it, labels found"),
+        ("data_batch_4", python2_pickle(data=PIXELS[:, 1:], labels=[1, 2]), r"'data' is uint8 \(2, 3071\)"),
+        ("data_batch_4", python2_pickle(data=PIXELS[0], labels=[1, 2]), r"'data' is uint8 \(3072,\)"),
+        ("data_batch_4", python2_pickle(data=[1, 2], labels=[1, 2]), "'data' is list"),
+        ("data_batch_4", python2_pickle(data=PIXELS, labels=[1]), "1 labels found, .* has 2 images"),
+        ("data_batch_4", python2_pickle(data=PIXELS, labels=b"ab"), "'labels' is no list of whole numbers"),
+        ("data_batch_4", python2_pickle(data=PIXELS, labels=[1, b"2"]), "'labels' is no list of whole numbers"),
+        (
+            "data_batch_4",
+            pickle.dumps({"data": PIXELS, "labels": [1, 2**70]}, 4),
+            "'labels' is no list of whole numbers",
+        ),
+        ("data_batch_4", python2_pickle(data=PIXELS, labels=[1, -2]), "label -2 found at image 1"),
+        ("data_batch_4", python2_pickle(data=PIXELS[:0], labels=[]), "no list of whole numbers|no image"),
     ],
 )
-def test_python_file_with_other_content_is_refused(tmp_path, content, message):
-    write_cifar10(tmp_path, "python")
-    write(tmp_path / "data_batch_4", content)
-    with pytest.raises(AlmaError, match=f"data_batch_4: .*{message}"):
+def test_missing_and_damaged_files_are_named_with_what_is_wrong(tmp_path, file, content, message):
+    write_cifar10(tmp_path, "binary" if file.endswith(".bin") else "python")
+    (tmp_path / file).unlink()
+    if content is not None:
+        write(tmp_path / file, content)
+    with pytest.raises(AlmaError, match=message if file.endswith(".bin") else f"{file}: .*({message})"):
+        load_cifar(InputFiles(), tmp_path, "cifar10", CIFAR10)
+
+
+def test_folder_without_either_version_is_refused(tmp_path):
+    with pytest.raises(AlmaError, match=r"neither the binary nor the python version of cifar10 in it; give the folder"):
         load_cifar(InputFiles(), tmp_path, "cifar10", CIFAR10)
