@@ -19,7 +19,7 @@ from fairseq_alma.errors import AlmaError
 from fairseq_alma.runs.run_folder import RunFolder
 from fairseq_alma.watch.progress import read_clock
 from tests.runs.fakes import write_manifest
-from tests.runs.runs import COUNTS, RUN
+from tests.runs.runs import COUNTS, RUN, stage_record
 
 IN_A_FOLDER = settings(
     derandomize=True,
@@ -34,12 +34,7 @@ SCALARS = (
 )  # fmt: skip
 ANY_JSON = st.recursive(SCALARS, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=20)
 
-STAGE = {
-    "stage": 0, "megabatches": [0], "num_params": 7, "num_experts": 4, "num_members": 1, "num_updates": 10,
-    "train_tokens": 1000, "train_flops": 5e3, "test_flops_per_token": 3, "wall_seconds": 2.5,
-    "valid": {"loss": 3.0, "ppl": 8.0}, "test": {"loss": 2.0, "ppl": 4.0},
-    "after_growth": {"valid": {"loss": 3.0, "ppl": 8.0}}, "gate_trees": [[[0, 1], 2]],
-}  # fmt: skip
+STAGE = stage_record(0, [0], after_growth={"valid": {"loss": 3.0, "ppl": 8.0}}, gate_trees=[[[0, 1], 2]])
 IMAGE_STAGE = {
     **{name: value for name, value in STAGE.items() if "token" not in name},
     "train_images": 1000, "test_flops_per_image": 3, "valid": {"loss": math.inf, "error": 0.9},

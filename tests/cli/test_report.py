@@ -13,6 +13,7 @@ from fairseq_alma.errors import AlmaError
 from fairseq_alma.runs.study import describe_run
 from tests.report import fakes
 from tests.runs.fakes import write_manifest
+from tests.runs.runs import stage_record
 
 
 def write_run(root, perplexities, wait=1, num_megabatches=4, seed=1, learner="sm", run_seed=1, sizes=(), **options):
@@ -25,11 +26,8 @@ def write_run(root, perplexities, wait=1, num_megabatches=4, seed=1, learner="sm
     root.mkdir()
     (root / "run.json").write_text(json.dumps(describe_run(learner, run_seed, chosen, {}, stream)))
     for index, (arrival, ppl) in enumerate(perplexities.items()):
-        record = {
-            "stage": index, "megabatches": list(range(arrival + 1)), "num_params": 65_000_000, "num_experts": 4,
-            "num_members": 1, "num_updates": 10, "train_tokens": 5, "train_flops": 1e15, "test_flops_per_token": 2,
-            "wall_seconds": 1.0, "valid": {"loss": 3.0, "ppl": 8.0}, "test": {"loss": 2.0, "ppl": ppl},
-        }  # fmt: skip
+        record = stage_record(index, range(arrival + 1), num_params=65_000_000, train_flops=1e15)
+        record["test"]["ppl"] = ppl
         if sizes:
             record["num_experts"], record["num_members"] = sizes[index]
             if index and sizes[index][0] > sizes[index - 1][0]:

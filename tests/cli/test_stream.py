@@ -8,6 +8,7 @@ from fairseq_alma.cli.stream import main
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.runs.run_folder import RunFolder
 from tests.runs.fakes import write_manifest
+from tests.runs.runs import stage_record
 
 TRAIN = ["--arch", "alma_switch_lm_tiny", "--max-update", "10", "--adam-betas", "(0.9, 0.98)"]
 
@@ -118,14 +119,9 @@ def test_a_stream_with_too_few_megabatches_is_refused(stream, tmp_path):
 
 
 def complete(root, stage, megabatches):
-    record = {
-        "stage": stage, "megabatches": megabatches, "num_params": 9, "num_experts": 4, "num_members": 1,
-        "num_updates": 10, "train_tokens": 5, "train_flops": 8, "test_flops_per_token": 2, "wall_seconds": 1.0,
-        "valid": {"loss": 3.0, "ppl": 8.0}, "test": {"loss": 2.0, "ppl": 4.0},
-    }  # fmt: skip
     folder = root / f"stage-{stage:03d}"
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "stage.json").write_text(json.dumps(record))
+    (folder / "stage.json").write_text(json.dumps(stage_record(stage, megabatches)))
 
 
 def begin(stream, tmp_path, *options):

@@ -34,13 +34,18 @@ def make_plans(num_stages: int, wait: int = 1, replay: bool = False, num_members
     return planned
 
 
+def stage_record(stage: int, megabatches: Sequence[int], **changes: Any) -> dict[str, Any]:
+    """Return a stage.json of a run on text."""
+    return {
+        "stage": stage, "megabatches": [*megabatches], "num_updates": 10, "train_tokens": 1000, "train_flops": 5000.0,
+        "num_params": 7, "num_experts": 4, "num_members": 1, "test_flops_per_token": 3, "wall_seconds": 2.5,
+        "valid": {"loss": 3.0, "ppl": 8.0}, "test": {"loss": 2.0, "ppl": 4.0}, **changes,
+    }  # fmt: skip
+
+
 def complete(run: RunFolder, plan: StagePlan, ppl: float, **changes: Any) -> None:
     """Declare a stage complete."""
     if run.read_run() is None:
         run.write_run(RUN)
-    record = {
-        "stage": plan.stage.index, "megabatches": list(plan.stage.megabatches), "num_updates": 10, "train_tokens": 1000,
-        "train_flops": 5000.0, "num_params": 7, "num_experts": 4, "num_members": 1, "test_flops_per_token": 3,
-        "wall_seconds": 2.5, "valid": {"loss": 3.0, "ppl": 8.0}, "test": {"loss": 2.0, "ppl": ppl}, **changes,
-    }  # fmt: skip
+    record = stage_record(plan.stage.index, plan.stage.megabatches, test={"loss": 2.0, "ppl": ppl}, **changes)
     run.write_stage(plan.stage.index, record)
