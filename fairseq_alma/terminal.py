@@ -151,6 +151,11 @@ def discard(stream: TextIO) -> None:
     os.close(null)
 
 
+def last_line(text: str) -> str:
+    """Return the last line of what a command said that is not blank; empty if it said nothing."""
+    return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "")
+
+
 def spell_duration(seconds: float) -> str:
     """Spell a duration: ``1:02:05`` for an hour, two minutes and five seconds."""
     minutes, rest = divmod(round(seconds), 60)

@@ -5,7 +5,6 @@
         --batch-size 128 --cpu
 """
 
-import os
 from dataclasses import dataclass, field
 from typing import Any, Optional, Sequence
 
@@ -22,7 +21,7 @@ from omegaconf import II, MISSING
 from torch import Tensor
 
 from fairseq_alma.checkpoints import JOINT_MODEL
-from fairseq_alma.checkpoints.checkpoint_file import read_checkpoint, starting_checkpoint
+from fairseq_alma.checkpoints.checkpoint_file import read_checkpoint
 from fairseq_alma.checkpoints.ensemble_file import ENSEMBLE_ARCH
 from fairseq_alma.data.image_stream import ImageStream
 from fairseq_alma.errors import AlmaError, in_one_line
@@ -39,7 +38,7 @@ from fairseq_alma.training.loading import (
     refuse_other_weights,
 )
 from fairseq_alma.training.processes import prepare_group
-from fairseq_alma.training.stage_task import StageTask, features_of
+from fairseq_alma.training.stage_task import CommandConfig, StageTask, features_of
 from fairseq_alma.training.whole_split import WholeSplit
 
 
@@ -142,22 +141,11 @@ class ImageDataset(FairseqDataset):
 
 
 @dataclass
-class StreamConfig(FairseqDataclass):
+class StreamConfig(CommandConfig):
     """Where the stream is, and what the command was told elsewhere."""
 
     data: str = field(default=MISSING, metadata={"help": "the stream, a folder that alma-prep-images has written"})
-    features_from: Optional[str] = field(
-        default=None, metadata={"help": "a folder or file of Python that registers further features of a training"}
-    )
     seed: int = II("common.seed")
-    # Not options: which checkpoint a test was told to load, as ensembles look for their members beside it; and where
-    # training starts from, so that a checkpoint that does not fit gets one line before it is loaded.
-    path: Optional[str] = II("common_eval.path")
-    finetune_from_model: Optional[str] = II("checkpoint.finetune_from_model")
-    restore_file: str = II("checkpoint.restore_file")
-    continue_once: Optional[str] = II("checkpoint.continue_once")
-    cpu: bool = II("common.cpu")
-    save_dir: str = II("checkpoint.save_dir")
 
 
 AlmaImageClassificationConfig = fairseq_config(
@@ -219,9 +207,7 @@ class AlmaImageClassificationTask(StageTask):
             model = super().build_model(cfg, from_checkpoint)
             refuse_other_weights(model, str(self.cfg.path))
             return model
-        last = os.path.join(self.cfg.save_dir, self.cfg.restore_file)
-        start = starting_checkpoint(self.cfg.finetune_from_model, self.cfg.restore_file, self.cfg.continue_once)
-        start = last if os.path.isfile(last) else start
+        start, _ = self.find_start()
         if start is None:
             return self.features.wrap(super().build_model(cfg))
         checkpoint = read_checkpoint(start)

@@ -27,7 +27,7 @@ from fairseq_alma.runs.records import Evaluation
 from fairseq_alma.runs.run_folder import EVALUATED_FOLDER, EVALUATION_RECORD, RunFolder
 from fairseq_alma.runs.steps import StageWork
 from fairseq_alma.runs.workers import describe_status, end_processes, find_program, start_process
-from fairseq_alma.terminal import shell_words
+from fairseq_alma.terminal import last_line, shell_words
 
 FLAG = "--then-evaluate"
 PLACES = ("checkpoint", "export", "stage", "arrival", "run", "stream")
@@ -72,7 +72,7 @@ class StageEvaluation:
         shell = [find_program("sh"), "-n", "-c", _PLACE.sub("x", self.template)]
         read = subprocess.run(shell, capture_output=True, text=True, errors="replace", check=False)
         if read.returncode:
-            raise ValueError(f"{FLAG}: not a command that a shell reads: {_last_line(read.stderr)}")
+            raise ValueError(f"{FLAG}: not a command that a shell reads: {last_line(read.stderr)}")
         ways = {plan.combine for plan in plans} - {"single", "probabilities"}
         wanted = [f"{{{place}}}" for place in _MODEL_PLACES if self._has(place)]
         if wanted and ways:
@@ -189,10 +189,10 @@ def _run(words: Sequence[str], log: Path) -> tuple[int, str]:
             status = child.wait()
         finally:
             end_processes([child])
-        said = _last_line(_end_of(output))
+        said = last_line(_end_of(output))
         if status:
             with open(log, "rb") as written:
-                said = _last_line(_end_of(written, begin)) or said or "it printed nothing"
+                said = last_line(_end_of(written, begin)) or said or "it printed nothing"
         output.seek(0)
         shutil.copyfileobj(output, errors)
     return status, said
@@ -203,8 +203,3 @@ def _end_of(file: BinaryIO, begin: int = 0) -> str:
     size = file.seek(0, io.SEEK_END)
     file.seek(max(begin, size - LARGEST))
     return file.read().decode(errors="replace")
-
-
-def _last_line(text: str) -> str:
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return lines[-1] if lines else ""

@@ -19,7 +19,7 @@ from fairseq_alma.learners.plan import ModelId, StagePlan
 from fairseq_alma.options import whole, without
 from fairseq_alma.runs.run_folder import RunFolder
 from fairseq_alma.runs.workers import describe_status, die_with_parent, end_processes, find_program
-from fairseq_alma.terminal import shell_words, tell
+from fairseq_alma.terminal import last_line, shell_words, tell
 
 FOLDER = "slurm"
 SUBMITTED = "submitted.json"
@@ -201,7 +201,9 @@ class SlurmChain:
         except Exception as error:
             if ids:
                 subprocess.run(["scancel", *ids], check=False)
-            raise AlmaError(f"--slurm: {_last_line(error)}; no job is left in the queue") from error
+            raise AlmaError(
+                f"--slurm: {last_line(str(error)) or type(error).__name__}; no job is left in the queue"
+            ) from error
         tell(f"{self.place}: logs; squeue shows the jobs, scancel {' '.join(ids)} ends them", sys.stdout)
 
     def _executor(self, job: SlurmJob, after: Sequence[str]) -> Any:
@@ -282,8 +284,3 @@ def require_nodes(nodes: int) -> None:
 def complete_stages(folder: RunFolder, plans: Iterable[StagePlan]) -> list[int]:
     """Return the stages that need no job."""
     return [plan.stage.index for plan in plans if folder.read_stage(plan.stage.index) is not None]
-
-
-def _last_line(error: Exception) -> str:
-    lines = [line for line in str(error).splitlines() if line.strip()]
-    return lines[-1].strip() if lines else type(error).__name__

@@ -22,7 +22,7 @@ from typing import IO, Any, Callable, Mapping, Optional, Protocol, Sequence
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.learners.plan import ModelId, StagePlan
 from fairseq_alma.options import without
-from fairseq_alma.terminal import LiveLine
+from fairseq_alma.terminal import LiveLine, last_line
 
 POLL_SECONDS = 0.1
 LAST_WORDS_SECONDS = 2.0
@@ -176,7 +176,7 @@ class MemberWorker:
     Attributes:
         process: the process.
         trained: models that it has trained, or found trained.
-        report: how far it is, as `runs.member_report` says it.
+        report: how far it is, as `watch.run_display.ReportedLine` says it.
     """
 
     def __init__(
@@ -213,8 +213,7 @@ class MemberWorker:
     def last_line(self) -> str:
         """Return the last thing that the process said on standard error."""
         self.said.seek(0)
-        lines = [line for line in self.said.read().decode(errors="replace").splitlines() if line.strip()]
-        return lines[-1] if lines else ""
+        return last_line(self.said.read().decode(errors="replace"))
 
 
 def _last_words(workers: Sequence[MemberWorker]) -> str:

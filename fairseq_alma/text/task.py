@@ -26,7 +26,7 @@ from fairseq.tasks import register_task
 from fairseq.tasks.language_modeling import LanguageModelingConfig, LanguageModelingTask
 from omegaconf import II, DictConfig
 
-from fairseq_alma.checkpoints.checkpoint_file import DICTIONARY_KEY, read_checkpoint, starting_checkpoint
+from fairseq_alma.checkpoints.checkpoint_file import DICTIONARY_KEY, read_checkpoint
 from fairseq_alma.checkpoints.ensemble_file import check_dictionary
 from fairseq_alma.data.stream import Stream, megabatch_of_slice
 from fairseq_alma.errors import AlmaError, in_one_line
@@ -46,12 +46,12 @@ from fairseq_alma.training.loading import (
     refuse_other_weights,
 )
 from fairseq_alma.training.processes import is_first, prepare_group
-from fairseq_alma.training.stage_task import StageTask, features_of
+from fairseq_alma.training.stage_task import CommandConfig, StageTask, features_of
 from fairseq_alma.training.whole_split import WholeSplit, whole_share
 
 
 @dataclass
-class StreamConfig(LanguageModelingConfig):
+class StreamConfig(CommandConfig, LanguageModelingConfig):
     """Options of ``language_modeling``, and what the command was told elsewhere."""
 
     tokens_per_sample: int = field(
@@ -60,17 +60,7 @@ class StreamConfig(LanguageModelingConfig):
             "help": "length of a training or test sequence, in tokens (fairseq-eval-lm: default that of the training)"
         },
     )
-    features_from: Optional[str] = field(
-        default=None, metadata={"help": "a folder or file of Python that registers further features of a training"}
-    )
-    # Not options: what the command was told elsewhere, so that a bad checkpoint gets one line before it is loaded.
-    path: Optional[str] = II("common_eval.path")
-    finetune_from_model: Optional[str] = II("checkpoint.finetune_from_model")
-    restore_file: str = II("checkpoint.restore_file")
-    continue_once: Optional[str] = II("checkpoint.continue_once")
     reset_dataloader: bool = II("checkpoint.reset_dataloader")
-    cpu: bool = II("common.cpu")
-    save_dir: str = II("checkpoint.save_dir")
 
 
 register_feature(Sharding)
@@ -203,15 +193,12 @@ class AlmaLMTask(StageTask, LanguageModelingTask):
             refuse_other_weights(model, str(self.args.path))
             model.forward = self.features.around(model.forward, model)  # fairseq-eval-lm calls it without a step here
             return model
-        last = os.path.join(self.args.save_dir, self.args.restore_file)
-        start = starting_checkpoint(self.args.finetune_from_model, self.args.restore_file, self.args.continue_once)
-        resumes = os.path.isfile(last)
-        start = last if resumes else start
+        start, resumes = self.find_start()
         if start is None:
             return self.features.wrap(super().build_model(cfg, from_checkpoint))
         checkpoint = read_checkpoint(start)
         if resumes and not self.args.reset_dataloader:
-            self._refuse_other_stage(checkpoint["cfg"].get("task") or {}, last)
+            self._refuse_other_stage(checkpoint["cfg"].get("task") or {}, start)
         check_start(checkpoint, start, cfg, self.stream)
         model = super().build_model(cfg, from_checkpoint)
         check_weights(checkpoint, start, model)

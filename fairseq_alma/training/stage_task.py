@@ -1,23 +1,44 @@
 """What the tasks for text and for images have in common: a training's features, and tests of whole splits."""
 
 import argparse
+import os
 import sys
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Optional
 
 import torch
+from fairseq.dataclass import FairseqDataclass
 from fairseq.optim import OPTIMIZER_REGISTRY
 from fairseq.tasks import TASK_DATACLASS_REGISTRY, TASK_REGISTRY, FairseqTask
 from hydra.core.config_store import ConfigStore
-from omegaconf import DictConfig
+from omegaconf import II, DictConfig
 from torch import nn
 
+from fairseq_alma.checkpoints.checkpoint_file import starting_checkpoint
 from fairseq_alma.learners.schedule import StageOptions
 from fairseq_alma.training.fairseq_options import bound_options, fairseq_config
 from fairseq_alma.training.feature import FEATURES, Features, Setting, import_from
 from fairseq_alma.training.processes import set_process_defaults
 from fairseq_alma.training.whole_split import WholeSplit
+
+
+@dataclass
+class CommandConfig(FairseqDataclass):
+    """What both tasks are told: their own code's features, and what the command was told elsewhere."""
+
+    features_from: Optional[str] = field(
+        default=None, metadata={"help": "a folder or file of Python that registers further features of a training"}
+    )
+    # Not options: what the command was told elsewhere, so that a bad checkpoint gets one line before it is loaded, and
+    # ensembles look for their members beside the one that is tested.
+    path: Optional[str] = II("common_eval.path")
+    finetune_from_model: Optional[str] = II("checkpoint.finetune_from_model")
+    restore_file: str = II("checkpoint.restore_file")
+    continue_once: Optional[str] = II("checkpoint.continue_once")
+    cpu: bool = II("common.cpu")
+    save_dir: str = II("checkpoint.save_dir")
 
 
 class StageTask(FairseqTask):
@@ -63,6 +84,13 @@ class StageTask(FairseqTask):
         node = config()
         node._name = task
         ConfigStore.instance().store(name=task, group="task", node=node, provider="fairseq")
+
+    def find_start(self) -> tuple[Optional[str], bool]:
+        """Return the checkpoint that the training starts from, if any, and whether it resumes there."""
+        last = os.path.join(self.cfg.save_dir, self.cfg.restore_file)
+        if os.path.isfile(last):
+            return last, True
+        return starting_checkpoint(self.cfg.finetune_from_model, self.cfg.restore_file, self.cfg.continue_once), False
 
     def train_step(self, sample: Any, model: nn.Module, criterion: Any, *args: Any, **kwargs: Any) -> Any:
         """Compute loss and gradients of one batch; fairseq calls this."""

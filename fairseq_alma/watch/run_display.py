@@ -196,7 +196,7 @@ def _result(record: Mapping[str, Any]) -> str:
 
 
 class ReportedLine(LiveLine):
-    """A line that is not shown here, but reported as a line of JSON on a pipe; `runs.member_workers` reads it."""
+    """A line that is not shown here, but reported as a line of JSON on a pipe; `runs.workers` reads it."""
 
     def __init__(self, pipe: int) -> None:
         super().__init__(REPORT_EVERY_SECONDS)
