@@ -154,6 +154,10 @@ def trees_of_layers(options: Any) -> list[Optional[GateTree]]:
         AlmaError: as `parse_gate_trees`.
     """
     is_switch = [has_experts(layer, options.moe_freq) for layer in range(options.decoder_layers)]
+    if options.gate_trees and not any(is_switch):
+        raise AlmaError(
+            f"--gate-trees is given but --moe-freq {options.moe_freq} leaves no Switch layer; drop one of the two"
+        )
     trees = iter(parse_gate_trees(options.gate_trees, sum(is_switch), options.num_experts))
     return [next(trees) if each else None for each in is_switch]
 

@@ -136,8 +136,6 @@ def _check_options(cfg: AlmaSwitchLMConfig) -> None:
             f"--decoder-attention-heads {cfg.decoder_attention_heads}: must divide --decoder-embed-dim "
             f"{cfg.decoder_embed_dim}"
         )
-    if cfg.gate_trees and cfg.moe_freq == 0:
-        raise AlmaError("--gate-trees is given but --moe-freq 0 leaves no Switch layer; drop one of the two")
 
 
 def build_from_config(config: Mapping[str, Any], vocab_size: int, device: str = "meta") -> AlmaSwitchLM:

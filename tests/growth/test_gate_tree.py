@@ -1,9 +1,10 @@
 import random
+from types import SimpleNamespace
 
 import pytest
 
 from fairseq_alma.errors import AlmaError
-from fairseq_alma.growth.gate_tree import Choice, GateTree, format_gate_trees, parse_gate_trees
+from fairseq_alma.growth.gate_tree import Choice, GateTree, format_gate_trees, parse_gate_trees, trees_of_layers
 
 
 def test_rows_are_numbered_choice_by_choice_breadth_first():
@@ -121,3 +122,11 @@ def test_written_trees_that_do_not_fit_are_named_in_one_short_line(text, named):
     with pytest.raises(AlmaError, match=named) as error:
         parse_gate_trees(text, 2, 2)
     assert "\n" not in str(error.value) and len(str(error.value)) < 400
+
+
+def test_trees_without_a_layer_of_experts_are_refused():
+    options = SimpleNamespace(gate_trees="[[0, 1]]", moe_freq=0, decoder_layers=4, num_experts=2)
+    with pytest.raises(AlmaError, match="--gate-trees is given but --moe-freq 0 leaves no Switch layer"):
+        trees_of_layers(options)
+    options.moe_freq = 4
+    assert trees_of_layers(options) == [None, None, None, GateTree.flat(2)]
