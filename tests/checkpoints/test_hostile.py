@@ -28,7 +28,6 @@ from tests.scripts import run_script
 from tests.text.stock_commands import TOKENS_PER_SAMPLE, evaluate, prepare_stream, train_model
 
 PATIENCE = 60.0  # seconds; a file that keeps a reader longer than that is one that hangs it
-OF_COMMANDS = ("fconv_lm", "flipped in a tensor")
 OF_EVAL_LM = (
     *("args", "calls", "character_filters", "member character_filters", "adaptive_softmax", "environment", "layers"),
     *("deep tree", "nan", "missing expert", "nan weight", "link"),
@@ -117,7 +116,7 @@ def run(stream, parser, main, more, path):
     main(convert_namespace_to_omegaconf(arguments), *([arguments] if main is validate.main else []))
 
 
-@pytest.mark.parametrize("kind", OF_COMMANDS)
+@pytest.mark.parametrize("kind", [pytest.param("fconv_lm", marks=pytest.mark.slow), "flipped in a tensor"])
 def test_every_command_of_fairseq_answers_in_one_line(stream, good, tmp_path, kind):
     path = hostile.make(kind, good, tmp_path)
     batch = ["--batch-size", "4"]
@@ -141,7 +140,7 @@ def test_the_good_checkpoint_that_they_were_made_of_is_taken(stream, good):
     assert read_progress(good).num_updates == 10
 
 
-@pytest.mark.parametrize("kind", ["fconv_lm", "flipped in a tensor"])
+@pytest.mark.parametrize("kind", ["fconv_lm", pytest.param("flipped in a tensor", marks=pytest.mark.slow)])
 def test_the_stock_command_itself_ends_with_status_1_and_one_line(stream, good, tmp_path, kind):
     path = hostile.make(kind, good, tmp_path)
     command = ["fairseq-eval-lm", str(stream), "--user-dir", "fairseq_alma", "--task", "alma_lm", "--cpu"]

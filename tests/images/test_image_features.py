@@ -1,5 +1,6 @@
 """Features of trainings on images: moving average, decay of the learning rate, autocast, and one from elsewhere."""
 
+import functools
 import json
 import os
 import signal
@@ -70,29 +71,18 @@ def run_forked(arguments, kill_at=0):
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
+slow = functools.partial(pytest.param, marks=pytest.mark.slow)  # tests/kills kills runs like them too
+
+
 @pytest.mark.parametrize(
     ("options", "words", "runs", "tested"),
     [
-        (["--ema-half-life", "1/8", "--seed", "4", "5"], [], ["seed-4", "seed-5"], "checkpoint_average.pt"),
-        pytest.param(
-            ["--ema-half-life", "1/8", "--learner", "umix"], [], ["."], "checkpoint_average.pt", marks=pytest.mark.slow
-        ),
-        ([*COPY, "--learner", "ens", "--num-members", "2"], [], ["."], "branch/checkpoint_last.pt"),
-        pytest.param(
-            [*COPY, "--branch-continue", "--branch-shape", "linear"],
-            [],
-            ["."],
-            "checkpoint_last.pt",
-            marks=pytest.mark.slow,
-        ),
+        slow(["--ema-half-life", "1/8", "--seed", "4", "5"], [], ["seed-4", "seed-5"], "checkpoint_average.pt"),
+        slow(["--ema-half-life", "1/8", "--learner", "umix"], [], ["."], "checkpoint_average.pt"),
+        slow([*COPY, "--learner", "ens", "--num-members", "2"], [], ["."], "branch/checkpoint_last.pt"),
+        slow([*COPY, "--branch-continue", "--branch-shape", "linear"], [], ["."], "checkpoint_last.pt"),
         ([*EVERY_HOOK, "--seed", "4", "5"], [], ["seed-4", "seed-5"], "checkpoint_last.pt"),
-        pytest.param(
-            [],
-            ["--autocast", "bf16"],
-            ["."],
-            "checkpoint_last.pt",
-            marks=NEEDS_BF16,
-        ),
+        pytest.param([], ["--autocast", "bf16"], ["."], "checkpoint_last.pt", marks=NEEDS_BF16),
     ],
     ids=["average of two seeds", "average of a joint model", "copies", "decay", "every hook", "autocast"],
 )
