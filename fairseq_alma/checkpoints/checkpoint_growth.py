@@ -8,6 +8,7 @@ from torch import Size, Tensor
 
 from fairseq_alma.checkpoints import AVERAGE
 from fairseq_alma.checkpoints.checkpoint_file import Checkpoint
+from fairseq_alma.checkpoints.maximal_update import BASE_WIDTH
 from fairseq_alma.checkpoints.training_state import find_average
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.growth.depth import DepthGrowth
@@ -64,6 +65,9 @@ def grow_checkpoint(
         for name in (*EXPERT_TENSORS, GATE_TENSOR)
     }
 
+    config = checkpoint["cfg"]["model"]
+    widths = config["decoder_embed_dim"] / BASE_WIDTH if config.get("mup") else 1.0
+
     def grow_weights(weights: dict[str, Tensor], order: Sequence[str]) -> dict[str, Tensor]:
         generator = torch.Generator().manual_seed(step.seed)  # the same new weights for the model and its average
         grown = {}
@@ -71,7 +75,7 @@ def grow_checkpoint(
             tensor = weights.pop(name)
             if name in owners:
                 part, growth = owners[name]
-                tensor = grow_tensor(part, tensor, growth, generator, step.noise)
+                tensor = grow_tensor(part, tensor, growth, generator, step.noise, widths)
             grown[name] = tensor
         return grown
 

@@ -321,10 +321,10 @@ def _describe(model: Model, stream: Stream, month: int) -> Iterator[str]:
     if before is not None and done.before is not None:
         before_new, before_test = _bits(done.before, held_out), _bits(before["test"]["loss"], test)
         gain, drift = 100 * (1 - after_new / before_new), 100 * (before_new / before_test - 1)
-        yield f"new text: {before_new:.3f} bits per byte on arrival, {after_new:.3f} after: {gain:.1f} % better"
+        yield f"new text: {before_new:.3f} bits per byte on arrival, {after_new:.3f} after: {_better(gain)}"
         yield (
             f"test set: {before_test:.3f} bits per byte before, {after_test:.3f} after: "
-            f"{100 * (1 - after_test / before_test):.1f} % better"
+            f"{_better(100 * (1 - after_test / before_test))}"
         )
         than = "harder" if drift > 0 else "easier"
         yield f"drift: on arrival the new text was {abs(drift):.1f} % {than} than the test set"
@@ -338,6 +338,10 @@ def _describe(model: Model, stream: Stream, month: int) -> Iterator[str]:
     yield f"text: {_sample(model)}"
     yield f"report: {model.root / REPORT / 'index.html'}"
     yield f"model for transformers: {model.root / EXPORT}"
+
+
+def _better(percent: float) -> str:
+    return f"{abs(percent):.1f} % {'better' if percent >= 0 else 'worse'}"
 
 
 def _bits(loss: float, split: Split) -> float:

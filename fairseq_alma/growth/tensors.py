@@ -48,7 +48,12 @@ def gather_slices(old: Tensor, source: Sequence[Optional[int]], new_slice: Optio
 
 
 def grow_tensor(
-    name: str, old: Tensor, growth: MixtureGrowth, generator: torch.Generator, noise: float = 0.0
+    name: str,
+    old: Tensor,
+    growth: MixtureGrowth,
+    generator: torch.Generator,
+    noise: float = 0.0,
+    widths: float = 1.0,
 ) -> Tensor:
     """Grow one parameter of a Switch layer.
 
@@ -58,11 +63,14 @@ def grow_tensor(
         growth: the plan.
         generator: of new weights and noise.
         noise: standard deviation of normal noise on copied gate rows.
+        widths: of the model with ``--mup``, which scales what is random (`maximal_update.scale_first_weights`).
     """
     if name != GATE_TENSOR:
-        return gather_slices(old, growth.expert_source, lambda _: _new_expert(old.shape[1:], generator))
+        return gather_slices(old, growth.expert_source, lambda _: widths * _new_expert(old.shape[1:], generator))
     num_rows, model_dim = growth.new.num_rows, old.size(1)
-    bound = (6 / (num_rows + model_dim)) ** 0.5  # as a new gate of this size starts: Xavier's uniform distribution
+    bound = (
+        6 * widths / (num_rows + model_dim)
+    ) ** 0.5  # as a new gate of this size starts: Xavier's uniform distribution
     new = gather_slices(
         old, growth.row_source, lambda _: nn.init.uniform_(torch.empty(model_dim), -bound, bound, generator)
     )

@@ -117,7 +117,8 @@ class Wish:
 
     def record(self) -> dict[str, Any]:
         """Return it for run.json."""
-        return {"size": self.size or "auto", "passes": self.passes, "hours": self.hours}
+        preset = "paper" if self.is_paper else None
+        return {"size": self.size or "auto", "passes": self.passes, "hours": self.hours, "preset": preset}
 
 
 @dataclass(frozen=True)
@@ -442,7 +443,7 @@ def complete(
         return Recipe([*words], {}, {})
     if not is_own_model and asked.has_beginning:
         return Recipe([*words], {}, {})  # whose model it is, TrainOptions asks for
-    if before is not None and before["wish"] == wish.record():
+    if before is not None and (wish == Wish() or before["wish"] == wish.record()):
         return _again(words, given, before, asked)
     if stream is None and not (is_own_model and any(end in given for end in ENDS)):
         raise ValueError(
@@ -565,7 +566,7 @@ def _describe(
     passes = "1 pass" if plan.passes == 1 else f"{plan.passes:.3g} passes"
     length = (
         f"{passes} through {sum(plan.tokens):,} tokens, {sum(updates):,} updates of {per_update:,} in "
-        f"{len(updates)} stages"
+        f"{len(updates)} stage{'s' if len(updates) > 1 else ''}"
     )
     if "--max-update" in given or "--max-epoch" in given:
         length = "as given after the --"

@@ -160,7 +160,10 @@ def test_what_was_chosen_stays_chosen_when_the_stream_has_grown():
     again = made(stream=longer, before=first.record)
     assert again.words == first.words and again.features == first.features and again.lines == first.lines
     assert again.lengths([2_000_000, 1_000_000, 50_000_000])[:2] == first.lengths([2_000_000, 1_000_000])
-    assert made(stream=longer, before=first.record, wish=Wish(size=10**6)).words != first.words
+    for wish in (Wish(size=10**6), Wish(is_paper=True)):
+        assert made(stream=longer, before=first.record, wish=wish).words != first.words
+    sized = made(wish=Wish(size=10**6))
+    assert made(before=sized.record).words == sized.words, "what was said need not be said again"
 
 
 def test_the_paper_s_way_has_a_schedule_for_each_stage_and_no_average():
