@@ -141,7 +141,7 @@ MESSAGES = [
     f"alma-stream {S} --nodes 2 {FOUR}",
     f"alma-stream {S} --jobs 2 {FOUR}",
     f"alma-stream {S} --slurm evil=1 {FOUR} ",
-    f"alma-stream {S} -- --max-update 3",
+    f"alma-stream {S} -- --max-update x",
     f"alma-stream {S} -- --arch alma_switch_lm_tiny",
     f"alma-stream {S} -- --arch alma_switch_lm_tiny --max-update 0",
     f"alma-stream {S} -- {TEXT} --save-dir x",

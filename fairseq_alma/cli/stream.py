@@ -137,7 +137,7 @@ def complete_options(
     """Fill in what is missing after ``--`` of a run on text, and the options of features among ``arguments``."""
     if request.preset is not None and request.preset != PAPER:
         raise ValueError(f"--preset {request.preset.name}: of images; on text give --preset paper, or none")
-    learner = request.build_learner("text", request.seeds[0])
+    folder, learner = request.folder(request.seeds[0]), request.build_learner("text", request.seeds[0])
     plan = learner.plan(Stage(0, (0,), (0,)))
     own = {name: vars(arguments).get(name) for kind in FEATURES for name in options_of(kind)}
     asked = Asked(
@@ -148,9 +148,10 @@ def complete_options(
         own,
         request.finetune_from_model is not None,
         request.num_procs,
+        sum(folder.read_stage(stage) is not None for stage in folder.stages()),
     )
     planned = [] if stream is None else request.stages(stream.num_megabatches)
-    before = request.folder(request.seeds[0]).read_run()
+    before = folder.read_run()
     on_cpu = "--cpu" in words
     recipe = complete(
         words,
@@ -207,3 +208,5 @@ def _begin(request: RunRequest, folder: RunFolder, learner: Learner, seed: int, 
         elif before != record:
             for note in require_same_run(str(folder.root / RUN_RECORD), before, record, stream):
                 tell(note, sys.stderr)
+            if record.get("recipe") != before.get("recipe"):  # the next stage is longer or shorter than those before
+                folder.replace_run({**before, "recipe": record["recipe"]})

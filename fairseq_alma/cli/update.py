@@ -26,15 +26,17 @@ from fairseq_alma.cli.entry import command
 from fairseq_alma.cli.parser import Parser
 from fairseq_alma.data.manifest import MANIFEST, Split, file_sha256
 from fairseq_alma.data.stream import Stream, holdout_name
+from fairseq_alma.data.token_file import NUM_FAIRSEQ_SYMBOLS
 from fairseq_alma.data.tokenizer import StreamTokenizer
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.files import as_record, locked, read_json_object, write_json_atomically
 from fairseq_alma.metrics.anytime import bits_per_byte
-from fairseq_alma.options import Options, opt, real, utf8_path, utf8_word
+from fairseq_alma.options import Options, opt, real, utf8_path, utf8_word, whole
 from fairseq_alma.runs.run_folder import RUN_RECORD, RunFolder, stage_predictor
 from fairseq_alma.runs.study import read_size
 from fairseq_alma.terminal import spell_duration, tell
 from fairseq_alma.text.process import run_logged
+from fairseq_alma.text.recipe import NUM_EXPERTS, Shape
 from fairseq_alma.text.text_steps import evaluation_of, loss_of
 
 RECORD = "update.json"
@@ -60,23 +62,35 @@ first call takes it.
 
 @dataclass(frozen=True)
 class UpdateOptions(Options):
-    """What the first call decides; a later one may leave it out or repeat it."""
+    """What a call decides for its month; how text is read, and the model's own experts, for all of them."""
 
-    size: Optional[int] = opt(None, "as alma-stream --size (default: by how much there is to read)", parse=read_size)
+    size: Optional[int] = opt(
+        None,
+        "as alma-stream --size; in a later month the model grows to it by more experts, at most twice as many "
+        "(default: by how much there is to read; later: as it is)",
+        parse=read_size,
+    )
     passes: Optional[float] = opt(
-        None, "as alma-stream --passes (default: 1)", range=real(0, 1000, above=True), metavar="P"
+        None,
+        "how often this month's text is read (default: 1, or what --hours allows; later: as in the first month)",
+        range=real(0, 1000, above=True),
+        metavar="P",
     )
     hours: Optional[float] = opt(
-        None, "as alma-stream --hours, for the first month", range=real(0, 100_000, above=True), metavar="H"
+        None, "what this month may take on this machine, whose speed is measured", range=real(0, 1e5, above=True)
+    )
+    experts: Optional[int] = opt(
+        None,
+        f"experts that the model begins with in every second layer (default: {NUM_EXPERTS})",
+        range=whole(1, 10_000),
     )
     format: Optional[str] = opt(None, "as alma-prep-text --format, of every month", choices=FORMATS)
     field: Optional[str] = opt(None, "as alma-prep-text --field, of every month", parse=utf8_word, metavar="NAME")
     another_language: bool = opt(False, "take a month whose text the tokenizer does not suit; this call alone")
 
     def for_stream(self) -> list[str]:
-        """Return the options for alma-stream."""
-        given = {"--size": self.size, "--passes": self.passes, "--hours": self.hours}
-        return _words(given)
+        """Return the options of one month for alma-stream, but for its size."""
+        return _words({"--passes": self.passes, "--hours": self.hours})
 
     def for_text(self) -> list[str]:
         """Return the options for alma-prep-text."""
@@ -88,8 +102,10 @@ def _words(given: Mapping[str, object]) -> list[str]:
 
 
 class Month(Struct, omit_defaults=True):
-    """What ``update.json`` says of a month; losses in bits per token on what is held out of it."""
+    """What ``update.json`` says of a month: experts, options for alma-stream, bits per token on what is held out."""
 
+    experts: int
+    words: list[str] = []
     before: Optional[float] = None
     after: Optional[float] = None
     seconds: float = 0.0
@@ -196,18 +212,18 @@ def _update(
     model: Model, sources: Sequence[Source], inputs: Sequence[str], options: UpdateOptions, words: Sequence[str]
 ) -> int:
     """Add a month, or finish one; return the exit status."""
-    started = time.monotonic()
-    text, given = options.for_text(), [*options.for_stream(), *(["--", *words] if words else [])]
-    _refuse_other_options(model, [*text, *given])
+    started, text = time.monotonic(), options.for_text()
+    _refuse_other_options(model, [*text, *words])
     stream = model.stream()
     seen = None if stream is None else _month_of(stream, sources)
     if stream is not None and model.record is not None:
-        finished = _finish(model, stream, time.monotonic())
-        if seen is not None and finished:
+        is_last = seen == stream.num_megabatches - 1
+        if _finish(model, stream, options if is_last else UpdateOptions(), started) and seen is not None:
             return 0
         if seen is not None:
             tell(f"{model.root}: month {seen + 1} has this text already; nothing to do", sys.stdout)
             return 0
+        _experts_of(model, options)  # a size that cannot be shows before anything is written
         _refuse_another_language(model, stream, sources, options)
     begins = model.record is None
     with model.logged():
@@ -222,10 +238,10 @@ def _update(
     stream = model.stream()
     assert stream is not None
     if begins:
-        model.record = UpdateRecord("alma-update", text, given, [])
+        model.record = UpdateRecord("alma-update", text, [*words], [])
         model.save()
     try:
-        _finish(model, stream, started)
+        _finish(model, stream, options, started)
     except SystemExit:
         if begins and not (model.root / RUN / RUN_RECORD).exists():  # such as hours that are too short
             shutil.rmtree(model.root / STREAM)
@@ -234,37 +250,63 @@ def _update(
     return 0
 
 
-def _finish(model: Model, stream: Stream, started: float) -> bool:
+def _finish(model: Model, stream: Stream, options: UpdateOptions, started: float) -> bool:
     """Train on a month that is in the stream and not done, and say what it was worth; tell whether there was one."""
     assert model.record is not None
-    month = stream.num_megabatches - 1
-    months = model.record.months
+    month, months = stream.num_megabatches - 1, model.record.months
     if len(months) <= month:
-        months += [Month()] * (month + 1 - len(months))
+        size = _words({"--size": options.size}) if month == 0 else []
+        months.append(Month(_experts_of(model, options), [*size, *options.for_stream()]))
+        model.save()
     if months[month].is_done:
         return False
     if month and months[month].before is None:
         tell(f"{model.root}: testing on month {month + 1} before it is learned", sys.stderr)
-        months[month] = Month(before=_loss_on(model, month, model.predictor(month - 1)))
+        months[month].before = _loss_on(model, month, model.predictor(month - 1))
         model.save()
-    _train(model)
-    found = Month(months[month].before, _loss_on(model, month, model.predictor(month)))
+    _train(model, months)
+    after = _loss_on(model, month, model.predictor(month))
     _report(model)
     _export(model, month)
-    found.seconds, found.is_done = round(time.monotonic() - started, 1), True
-    months[month] = found
+    months[month].after, months[month].is_done = after, True
+    months[month].seconds = round(time.monotonic() - started, 1)
     model.save()
     for line in _describe(model, stream, month):
         tell(line, sys.stdout)
     return True
 
 
-def _train(model: Model) -> None:
+def _experts_of(model: Model, options: UpdateOptions) -> int:
+    """Return the experts of a new month: those of the month before, or as many more as a size asks for."""
+    assert model.record is not None
+    months = model.record.months
+    if not months:
+        return options.experts or NUM_EXPERTS
+    now = months[-1].experts
+    if options.size is None:
+        return now
+    stream, chosen = model.stream(), (model.run.read_run() or {}).get("train_options", {})
+    assert stream is not None and stream.tokenizer is not None
+    width, layers = (int(chosen[f"--decoder-{name}"]) for name in ("embed-dim", "layers"))
+    shape = Shape(width, layers, stream.tokenizer.vocab_size + NUM_FAIRSEQ_SYMBOLS, now)
+    possible = {count: shape._replace(num_experts=count).num_params for count in range(now, 2 * now + 1)}
+    if not shape.num_params <= options.size <= 1.1 * possible[2 * now]:
+        raise AlmaError(
+            f"--size {options.size:,}: the model has {shape.num_params:,} parameters, and from one month to the next "
+            f"it can grow to {possible[2 * now]:,}; give a size between these"
+        )
+    return min(possible, key=lambda count: abs(possible[count] - (options.size or 0)))
+
+
+def _train(model: Model, months: Sequence[Month]) -> None:
     from fairseq_alma.cli.stream import main as stream_main
 
     assert model.record is not None
     begins = not (model.root / RUN / RUN_RECORD).exists()
-    argv = ["--stream", str(model.root / STREAM), "--run", str(model.root / RUN), *model.record.words]
+    schedule = ",".join(str(month.experts) for month in months)
+    argv = ["--stream", str(model.root / STREAM), "--run", str(model.root / RUN), "--learner", "gmoe"]
+    argv += ["--grow-method", "split", "--grow-schedule", schedule, *months[-1].words]
+    argv += ["--", *model.record.words] if model.record.words else []
     with model.logged():
         if status := stream_main(argv):
             raise SystemExit(status)
@@ -333,7 +375,8 @@ def _describe(model: Model, stream: Stream, month: int) -> Iterator[str]:
         yield f"test set: {after_test:.3f} bits per byte, perplexity {stage['test']['ppl']:.1f}"
     words = sum(stream.megabatch(t).num_words for t in range(month + 1))
     updates = f"{stage['num_updates']:,} updates this month"
-    yield f"model: {stage['num_params']:,} parameters, {words:,} words so far, {updates}"
+    grown = f"{stage['num_params']:,} parameters, {stage['num_experts']} experts in every second layer"
+    yield f"model: {grown}, {words:,} words so far, {updates}"
     yield f"time: {spell_duration(done.seconds)}, of it {spell_duration(stage['wall_seconds'])} of training and tests"
     yield f"text: {_sample(model)}"
     yield f"report: {model.root / REPORT / 'index.html'}"

@@ -72,6 +72,7 @@ class RecipeRecord(Struct, frozen=True):
     chosen: dict[str, str]
     features: dict[str, Union[bool, str]]
     lines: list[str]
+    later: dict[str, Annotated[float, Meta(gt=0, le=1e6)]] = {}
 
 
 class RunRecord(Struct, frozen=True):

@@ -208,7 +208,7 @@ def _by_time(possible: Sequence[Shape], tokens: Sequence[int], stream: Stream, w
     total = sum(tokens)
     seconds = wish.hours * 3600 - STAGE_SECONDS * len(tokens)
     tested = len(tokens) / 3 * sum(stream.split(name).num_tokens for name in ("valid", "test"))
-    at_hand = [_sized(possible, wish.size)] if wish.size is not None else [*possible]
+    at_hand = [_sized(possible, wish.size)] if wish.size is not None else possible
     guess = batch_of(wish.passes * total if wish.passes is not None else total)
     costs = _costs(at_hand, guess * LENGTH, measure)
     found: list[Plan] = []
@@ -223,7 +223,7 @@ def _by_time(possible: Sequence[Shape], tokens: Sequence[int], stream: Stream, w
     if not found:
         needed = costs[0] * (tested + max(LEAST_UPDATES * guess * LENGTH, (wish.passes or 0) * total))
         hours = (needed + STAGE_SECONDS * len(tokens)) / 3600
-        what = "that size" if wish.size is not None else "the smallest model"
+        what = "that size" if len(at_hand) == 1 else "the smallest model"
         raise ValueError(f"--hours {wish.hours:g}: too short for {what}, which takes {hours:.2g} here; give more")
     return min(found, key=lambda each: expected_loss(each.shape, each.num_tokens, each.passes))
 
@@ -386,7 +386,10 @@ class Recipe:
         if self.passes is None:
             return None
         filled = {name: " ".join(values) for name, values in group_words(self.words)}
-        return [num_updates(self.passes, each, tokens_per_update(filled)) for each in tokens]
+        later = (self.record or {}).get("later") or {}
+        passes = [later.get(str(stage), self.passes) for stage in range(len(tokens))]
+        per_update = tokens_per_update(filled)
+        return [num_updates(each, count, per_update) for each, count in zip(passes, tokens, strict=True)]
 
 
 class Asked(NamedTuple):
@@ -400,6 +403,7 @@ class Asked(NamedTuple):
         features: options of features, by their names, None where they are not given.
         has_beginning: whether the run begins with a checkpoint (``--finetune-from-model``).
         num_procs: processes that share an update.
+        num_done: stages that are complete.
     """
 
     wish: Wish
@@ -409,6 +413,7 @@ class Asked(NamedTuple):
     features: Mapping[str, Any]
     has_beginning: bool = False
     num_procs: int = 1
+    num_done: int = 0
 
 
 def complete(
@@ -443,8 +448,12 @@ def complete(
         return Recipe([*words], {}, {})
     if not is_own_model and asked.has_beginning:
         return Recipe([*words], {}, {})  # whose model it is, TrainOptions asks for
+    if before is not None and ("--arch" in before["chosen"]) == is_own_model:
+        before = None  # of a model of another kind
     if before is not None and (wish == Wish() or before["wish"] == wish.record()):
         return _again(words, given, before, asked)
+    if before is not None and stream is not None and _is_of_later_stage(before, asked):
+        return _again(words, given, _for_later_stage(before, given, asked, stream, planned, measure), asked)
     if stream is None and not (is_own_model and any(end in given for end in ENDS)):
         raise ValueError(
             "--dry-run without a stream: what is not given after the -- is chosen by the stream; give --arch and "
@@ -476,7 +485,38 @@ def _again(words: Sequence[str], given: Mapping[str, str], record: Mapping[str, 
     front = [word for name, value in chosen.items() for word in ([name, value] if value else [name])]
     passes = record["passes"] if "--max-update" in chosen else None
     features = {name: value for name, value in record["features"].items() if asked.features.get(name) is None}
-    return Recipe([*front, *words], chosen, features, passes, record, record["lines"])
+    later = [f"stage {stage}: {count:.3g} passes" for stage, count in (record.get("later") or {}).items()]
+    return Recipe([*front, *words], chosen, features, passes, record, [*record["lines"], *later])
+
+
+def _is_of_later_stage(before: Mapping[str, Any], asked: Asked) -> bool:
+    """Tell whether what is said differs from what was said of the run by its length alone, once stages are complete."""
+    same_size = asked.wish.size is None and not asked.wish.is_paper and before["wish"].get("preset") is None
+    return asked.num_done > 0 and same_size and "--max-update" in before["chosen"]
+
+
+def _for_later_stage(
+    before: Mapping[str, Any],
+    given: Mapping[str, str],
+    asked: Asked,
+    stream: Stream,
+    planned: Sequence[Stage],
+    measure: Measure,
+) -> Mapping[str, Any]:
+    """Return the record with the passes of the next stage, which stay what they are once they stand there."""
+    later: dict[str, float] = dict(before.get("later") or {})
+    stage, passes = asked.num_done, asked.wish.passes
+    if stage >= len(planned) or str(stage) in later:
+        return before
+    if asked.wish.hours is not None:
+        assert stream.tokenizer is not None
+        filled = {**before["chosen"], **given}
+        sizes = (int(filled["--decoder-embed-dim"]), int(filled["--decoder-layers"]))
+        shape = Shape(*sizes, stream.tokenizer.vocab_size + NUM_FAIRSEQ_SYMBOLS)
+        tokens = [tokens_of(stream, planned[stage])]
+        passes = _by_time([shape], tokens, stream, asked.wish, measure).passes
+    assert passes is not None  # else nothing is said
+    return {**before, "later": {**later, str(stage): passes}}
 
 
 def _plan_for(

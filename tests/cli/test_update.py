@@ -19,7 +19,7 @@ from fairseq_alma.data.stream import Stream
 from fairseq_alma.errors import AlmaError
 
 CALL = [sys.executable, "-c", "from fairseq_alma.cli.update import main; import sys; sys.exit(main(sys.argv[1:]))"]
-TINY = ["--", "--decoder-embed-dim", "8", "--decoder-ffn-embed-dim", "16", "--decoder-attention-heads", "1", "--cpu"]
+TINY = ["--", "--decoder-embed-dim", "8", "--decoder-ffn-embed-dim", "32", "--decoder-attention-heads", "1", "--cpu"]
 SENTENCE = "the cat sat on a mat while nine dogs barked at the old moon and nobody slept in that house before dawn"
 
 
@@ -86,11 +86,11 @@ def test_a_month_without_text_makes_no_model(tmp_path, content, message):
 def test_other_options_than_the_first_call_s_are_refused(tmp_path, prepared):
     model = tmp_path / "M"
     shutil.copytree(prepared[0], model)
-    content = {"kind": "alma-update", "text": [], "words": ["--size", "100000"], "months": [{"is_done": True}]}
+    months = [{"experts": 4, "is_done": True}]
+    content = {"kind": "alma-update", "text": [], "words": ["--lr", "0.1"], "months": months}
     (model / RECORD).write_text(json.dumps(content))
-    assert "begun with other options (--size 100000 then, --size 200000 now)" in refusal(
-        model, prepared[1], "--size", "200k"
-    )
+    said = refusal(model, prepared[1], "--", "--lr", "0.2")
+    assert "begun with other options (--lr 0.1 then, --lr 0.2 now)" in said
 
 
 def test_a_damaged_record_is_refused(tmp_path):
@@ -139,6 +139,7 @@ def state_of(model):
 @pytest.mark.slow
 def test_five_months_and_a_kill(tmp_path):
     months = write_months(tmp_path, 5)
+    (tmp_path / "more.txt").write_text(month_of(9))
     said = call(tmp_path / "M", months[0], *TINY)
     assert "month 1 of" in said and "test set:" in said and "model: " in said
     shutil.copytree(tmp_path / "M", tmp_path / "K")
@@ -149,11 +150,14 @@ def test_five_months_and_a_kill(tmp_path):
         assert "is at work" in (busy := refusal(tmp_path / "K", months[2])) or "lock" in busy or "in use" in busy
         os.kill(killed.pid, signal.SIGKILL)
     for number, path in enumerate(months[1:], 2):
-        said = call(tmp_path / "M", path)
+        said = call(tmp_path / "M", path, *(["--passes", "2", "--size", "9000"] if number == 4 else []))
         assert f"month {number} of" in said and "on arrival" in said and "better" in said
         if number == 2:
             call(tmp_path / "K", path)
             assert state_of(tmp_path / "K") == state_of(tmp_path / "M")
     assert "month 3 has this text already" in call(tmp_path / "M", months[2])
-    assert len(list((tmp_path / "M" / "run").glob("stage-*/stage.json"))) == 5
+    stages = [json.loads((tmp_path / "M" / "run" / f"stage-00{t}" / "stage.json").read_text()) for t in range(5)]
+    assert stages[3]["num_updates"] > 1.5 * stages[2]["num_updates"]
+    assert stages[4]["num_experts"] == stages[3]["num_experts"] > stages[2]["num_experts"] == 4
+    assert "it can grow to" in refusal(tmp_path / "M", months[0].with_name("more.txt"), "--size", "1G")
     assert (tmp_path / "M" / "report" / "index.html").is_file()
