@@ -404,13 +404,14 @@ def synchronise_tree(root: Path) -> None:
 
 
 @contextlib.contextmanager
-def locked(path: Path, what: str, shared: bool = False) -> Iterator[int]:
+def locked(path: Path, what: str, shared: bool = False, who: str = "alma-stream") -> Iterator[int]:
     """Hold the lock of a run, or of a part of it.
 
     Args:
         path: the lock's file, in which its holder signs; its folder is made.
         what: is locked, for messages.
         shared: other holders of this kind may hold it too.
+        who: holds it, for messages.
 
     Yields:
         A file descriptor. A child process that inherits it keeps the lock as long as it lives.
@@ -420,7 +421,7 @@ def locked(path: Path, what: str, shared: bool = False) -> Iterator[int]:
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with open_lock(path) as descriptor:
-        _lock(descriptor, what, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
+        _lock(descriptor, what, fcntl.LOCK_SH if shared else fcntl.LOCK_EX, who)
         yield descriptor
 
 
@@ -434,7 +435,7 @@ def open_lock(path: Path) -> Iterator[int]:
         os.close(descriptor)
 
 
-def _lock(descriptor: int, what: str, kind: int) -> None:
+def _lock(descriptor: int, what: str, kind: int, who: str) -> None:
     """Take a lock and sign it; wait for the children of a killed run to end, but for no living one."""
     deadline = time.monotonic() + LOCK_PATIENCE_SECONDS
     me = f"{os.getpid()} on {socket.gethostname()}"
@@ -448,8 +449,8 @@ def _lock(descriptor: int, what: str, kind: int) -> None:
             owner = os.pread(descriptor, 1000, 0).decode(errors="replace")
             if not _has_ended(owner) or time.monotonic() > deadline:
                 raise AlmaError(
-                    f"{what}: another alma-stream (process {owner}) is working on it; wait until it ends, or give "
-                    "another --run"
+                    f"{what}: another {who} (process {owner}) is working on it; wait until it ends"
+                    + (", or give another --run" if who == "alma-stream" else "")
                 ) from None
             time.sleep(0.1)
 

@@ -25,7 +25,8 @@ from fairseq_alma.runs.slurm_jobs import SlurmChain, complete_stages, plan_jobs,
 from fairseq_alma.runs.study import describe_run, require_same_run
 from fairseq_alma.runs.workers import MemberWorkers, devices_of_jobs
 from fairseq_alma.terminal import tell
-from fairseq_alma.text.recipe import LENGTH, Asked, Recipe, Wish, complete
+from fairseq_alma.text.model_size import LENGTH, Wish
+from fairseq_alma.text.recipe import Asked, Recipe, complete
 from fairseq_alma.text.speed import measure
 from fairseq_alma.text.text_job import TextJob
 from fairseq_alma.training.feature import FEATURES, Features

@@ -28,15 +28,15 @@ from fairseq_alma.data.manifest import MANIFEST, Split, file_sha256
 from fairseq_alma.data.stream import Stream, holdout_name
 from fairseq_alma.data.token_file import NUM_FAIRSEQ_SYMBOLS
 from fairseq_alma.data.tokenizer import StreamTokenizer
-from fairseq_alma.errors import AlmaError
+from fairseq_alma.errors import AlmaError, printable
 from fairseq_alma.files import as_record, locked, read_json_object, write_json_atomically
 from fairseq_alma.metrics.anytime import bits_per_byte
 from fairseq_alma.options import Options, opt, real, utf8_path, utf8_word, whole
 from fairseq_alma.runs.run_folder import RUN_RECORD, RunFolder, stage_predictor
 from fairseq_alma.runs.study import read_size
 from fairseq_alma.terminal import spell_duration, tell
+from fairseq_alma.text.model_size import NUM_EXPERTS, Shape
 from fairseq_alma.text.process import run_logged
-from fairseq_alma.text.recipe import NUM_EXPERTS, Shape
 from fairseq_alma.text.text_steps import evaluation_of, loss_of
 
 RECORD = "update.json"
@@ -201,7 +201,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     is_new = not arguments.model.exists()
     try:
         Model(arguments.model)  # what cannot be shows before anything is written
-        with locked(arguments.model / ".lock", f"{arguments.model}"):
+        with locked(arguments.model / ".lock", f"{arguments.model}", who="alma-update"):
             return _update(Model(arguments.model), sources, arguments.inputs, options, words[cut + 1 :])
     finally:
         if is_new and arguments.model.is_dir():
@@ -395,7 +395,7 @@ def _sample(model: Model) -> str:
     from fairseq_alma.exchange.load_model import load_model
 
     text = load_model(model.root / EXPORT).generate("", max_new_tokens=SAMPLE_TOKENS, seed=1)
-    return " ".join(text.split())
+    return printable(" ".join(text.split()))
 
 
 def _sources(inputs: Sequence[str], model: Path, options: UpdateOptions) -> list[Source]:

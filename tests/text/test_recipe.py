@@ -7,8 +7,9 @@ from fairseq_alma.data.stream import Stream
 from fairseq_alma.learners.schedule import stages
 from fairseq_alma.options import group_words
 from fairseq_alma.runs.study import read_size
-from fairseq_alma.text import recipe
-from fairseq_alma.text.recipe import Asked, Wish, complete
+from fairseq_alma.text import model_size, recipe
+from fairseq_alma.text.model_size import Shape, Wish
+from fairseq_alma.text.recipe import Asked, complete
 
 OWN = ["--arch", "alma_switch_lm_tiny", "--max-update", "5", "--batch-size", "4"]
 COMPLETE = [*OWN, "--criterion", "cross_entropy", "--optimizer", "adam", "--lr", "0.002"]
@@ -103,7 +104,7 @@ def test_more_text_makes_a_larger_model_and_batch():
 @pytest.mark.parametrize("size", [200_000, 1_000_000, 30_000_000])
 def test_a_size_is_met_within_a_third(size):
     width, layers = (int(options(made(wish=Wish(size=size)))[f"--decoder-{name}"]) for name in ("embed-dim", "layers"))
-    assert 0.67 < recipe.Shape(width, layers, 1000).num_params / size < 1.5
+    assert 0.67 < Shape(width, layers, 1000).num_params / size < 1.5
 
 
 @pytest.mark.parametrize(
@@ -123,7 +124,7 @@ def test_what_contradicts_itself_is_refused(wish, words, message):
 
 
 def test_a_model_beyond_the_memory_is_refused(monkeypatch):
-    monkeypatch.setattr(recipe, "memory", lambda: 2**28)
+    monkeypatch.setattr(model_size, "memory", lambda: 2**28)
     with pytest.raises(ValueError, match=r"--size 50,000,000: training takes about \d\.\d GiB of memory, .* has 0\.2"):
         made(["--cpu"], wish=Wish(size=50_000_000))
 
@@ -133,7 +134,7 @@ def test_hours_choose_a_model_that_they_suffice_for():
     for hours in (0.1, 1, 10):
         found = made(wish=Wish(hours=hours), measure=at_speed(1e10))
         given = options(found)
-        shape = recipe.Shape(int(given["--decoder-embed-dim"]), int(given["--decoder-layers"]), 1000)
+        shape = Shape(int(given["--decoder-embed-dim"]), int(given["--decoder-layers"]), 1000)
         plans[hours] = (shape.num_params, found.passes)
         assert shape.flops / 1e10 * found.passes * 3e6 <= hours * 3600
         assert "forecast" in found.lines[1]

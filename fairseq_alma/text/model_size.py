@@ -1,0 +1,267 @@
+"""How large a model, and how often through its text: by how much there is to read, by a size, or by time.
+
+Sizes are the parameters of Switch language models that widen and deepen together; which is best for a time follows from
+the form of Hoffmann et al. 2022 and from speeds that are measured where it runs. Neither torch nor fairseq.
+"""
+
+import itertools
+import math
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Callable, NamedTuple, Optional, Sequence
+
+from fairseq_alma.data.stream import Stream
+from fairseq_alma.data.token_file import NUM_FAIRSEQ_SYMBOLS
+from fairseq_alma.learners.schedule import Stage
+from fairseq_alma.metrics.flops import SwitchLMShape
+
+NUM_EXPERTS, MOE_FREQ, HEAD_WIDTH, LENGTH = 4, 2, 32, 128
+"""LENGTH: tokens of a sequence."""
+TOKENS_PER_PARAMETER = 20
+"""``--size auto``: tokens that are read for each parameter that a token uses (Hoffmann et al. 2022)."""
+WIDTHS = (*range(32, 512, 32), *range(512, 1024, 64), *range(1024, 4097, 256))
+MOST_PASSES, LEAST_UPDATES = 10, 100
+"""Of what ``--hours`` plans."""
+AT_ONCE = 32
+"""Sequences that are computed together; more than these make an update in several steps (``--update-freq``)."""
+STAGE_SECONDS = 15.0
+"""What the processes of a stage take to start, on two cores."""
+BYTES_PER_PARAMETER = 24
+"""In fp32: weight, gradient, two moments, average, and a copy on its way to a file."""
+
+Measure = Callable[[Sequence["Shape"], int], Sequence[float]]
+"""Shapes, and tokens of an update -> seconds that a token's training takes with each."""
+
+
+class Shape(NamedTuple):
+    """Sizes of a Switch language model; heads are 32 wide, inner layers four times the width."""
+
+    width: int
+    layers: int
+    vocab_size: int
+    num_experts: int = NUM_EXPERTS
+
+    def counted(self, num_experts: int) -> SwitchLMShape:
+        """Return what counts its parameters and operations, with so many experts."""
+        switched = self.layers // MOE_FREQ
+        sizes = (self.width, 4 * self.width, self.layers, self.vocab_size, LENGTH)
+        return SwitchLMShape(*sizes, (num_experts,) * switched, (num_experts,) * switched, LENGTH + 2)
+
+    @property
+    def num_params(self) -> int:
+        """Parameters."""
+        return self.counted(self.num_experts).num_params
+
+    @property
+    def num_active(self) -> int:
+        """Parameters that a token uses."""
+        return self.counted(1).num_params
+
+    @property
+    def flops(self) -> int:
+        """Operations of a token's training."""
+        return self.counted(self.num_experts).train_flops_per_token
+
+
+def shapes(vocab_size: int, num_experts: int = NUM_EXPERTS) -> list[Shape]:
+    """Return the models to choose from, small ones first: the wider, the deeper."""
+    return [Shape(width, max(2, round(width / 128) * 2), vocab_size, num_experts) for width in WIDTHS]
+
+
+def expected_loss(shape: Shape, num_tokens: float, passes: float) -> float:
+    """Return the loss to expect, in nats per token; only differences between shapes count.
+
+    The form of Hoffmann et al. 2022, equation 10, for text that is read once; a further pass is worth less than the one
+    before, as in Muennighoff et al. 2023, equation 5. The constants: ``docs/reference/defaults.md``.
+
+    Args:
+        shape: of the model.
+        num_tokens: that it reads in all.
+        passes: through the text.
+    """
+    once = num_tokens / max(1.0, passes)
+    worth = once * (1 + 15 * (1 - math.exp(-(max(1.0, passes) - 1) / 15)))
+    return 26 / shape.num_active**0.34 + 73 / worth**0.34
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What the user said before ``--``.
+
+    Attributes:
+        size: parameters; None: auto.
+        passes: through the text; None: not said.
+        hours: that all of it may take; None: any.
+        is_paper: the paper's way (``--preset paper``).
+    """
+
+    size: Optional[int] = None
+    passes: Optional[float] = None
+    hours: Optional[float] = None
+    is_paper: bool = False
+
+    def record(self) -> dict[str, Any]:
+        """Return it for run.json."""
+        preset = "paper" if self.is_paper else None
+        return {"size": self.size or "auto", "passes": self.passes, "hours": self.hours, "preset": preset}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What was decided.
+
+    Attributes:
+        shape: of the model.
+        passes: through the text.
+        tokens: of each stage.
+        why: how the size came about.
+        forecast: seconds that all of it takes; None: not asked for.
+    """
+
+    shape: Shape
+    passes: float
+    tokens: Sequence[int]
+    why: str
+    forecast: Optional[float] = None
+
+    @property
+    def num_tokens(self) -> float:
+        """Tokens of the whole training."""
+        return self.passes * sum(self.tokens)
+
+
+def num_updates(passes: float, tokens: int, tokens_per_update: int) -> int:
+    """Return the updates of a stage."""
+    return max(1, round(passes * tokens / tokens_per_update))
+
+
+def tokens_of(stream: Stream, stage: Stage) -> int:
+    """Return the tokens that a stage trains on once."""
+    return sum(stream.megabatch(t).num_tokens for t in stage.megabatches)
+
+
+def batch_of(num_tokens: float) -> int:
+    """Return the sequences of an update: 8 for a million tokens in all, otherwise by their root, at least 4."""
+    return int(8 * 2 ** max(-1, round(math.log2(max(1.0, num_tokens) / 1e6) / 2)))
+
+
+def decide(stream: Stream, planned: Sequence[Stage], wish: Wish, experts: int, measure: Measure) -> Plan:
+    """Choose size and passes.
+
+    Args:
+        stream: what is learned from.
+        planned: the stages.
+        wish: of the user.
+        experts: of each Switch layer.
+        measure: how fast shapes are trained here; called for ``--hours`` alone.
+
+    Raises:
+        ValueError: it cannot be; the message begins with the option.
+    """
+    assert stream.tokenizer is not None
+    tokens = [tokens_of(stream, stage) for stage in planned]
+    possible = shapes(stream.tokenizer.vocab_size + NUM_FAIRSEQ_SYMBOLS, experts)
+    if wish.hours is not None:
+        return by_time(possible, tokens, stream, wish, measure)
+    passes = 1.0 if wish.passes is None else wish.passes
+    if wish.size is None:
+        wanted = passes * sum(tokens) / TOKENS_PER_PARAMETER
+        fitting = [each for each in possible if bytes_needed(each, AT_ONCE * LENGTH) <= memory()] or possible[:1]
+        shape = _nearest(fitting, wanted, lambda each: each.num_active)
+        why = f"one for every {passes * sum(tokens) / shape.num_active:.0f} tokens read"
+    else:
+        shape, why = _sized(possible, wish.size), f"--size {wish.size:,}"
+    return Plan(shape, passes, tokens, why)
+
+
+def _sized(possible: Sequence[Shape], size: int) -> Shape:
+    least, most = possible[0].num_params, possible[-1].num_params
+    if not 0.5 * least <= size <= 2 * most:
+        raise ValueError(f"--size {size:,}: from {least:,} to {most:,} parameters are possible with this vocabulary")
+    return _nearest(possible, size, lambda each: each.num_params)
+
+
+def _nearest(possible: Sequence[Shape], wanted: float, count: Callable[[Shape], int]) -> Shape:
+    return min(possible, key=lambda each: abs(math.log(count(each) / max(1.0, wanted))))
+
+
+def by_time(possible: Sequence[Shape], tokens: Sequence[int], stream: Stream, wish: Wish, measure: Measure) -> Plan:
+    """Choose the size, or the passes, or both, that make the best of some hours."""
+    assert wish.hours is not None
+    if wish.size is not None and wish.passes is not None:
+        raise ValueError("--hours decides what of --size and --passes is not given; leave one of them out")
+    total = sum(tokens)
+    seconds = wish.hours * 3600 - STAGE_SECONDS * len(tokens)
+    tested = len(tokens) / 3 * sum(stream.split(name).num_tokens for name in ("valid", "test"))
+    at_hand = [_sized(possible, wish.size)] if wish.size is not None else possible
+    guess = batch_of(wish.passes * total if wish.passes is not None else total)
+    costs = _costs(at_hand, guess * LENGTH, measure)
+    found: list[Plan] = []
+    for shape, cost in zip(at_hand, costs, strict=True):
+        can_read = seconds / cost - tested
+        passes = min(can_read / total, MOST_PASSES) if wish.passes is None else wish.passes
+        if passes * total > can_read * 1.001 or can_read < LEAST_UPDATES * guess * LENGTH:
+            continue
+        forecast = (passes * total + tested) * cost + STAGE_SECONDS * len(tokens)
+        why = f"the best of {wish.hours:g} hours by the speed measured here, {1 / cost:,.0f} tokens per second"
+        found.append(Plan(shape, passes, tokens, why, forecast))
+    if not found:
+        needed = costs[0] * (tested + max(LEAST_UPDATES * guess * LENGTH, (wish.passes or 0) * total))
+        hours = (needed + STAGE_SECONDS * len(tokens)) / 3600
+        what = "that size" if len(at_hand) == 1 else "the smallest model"
+        raise ValueError(f"--hours {wish.hours:g}: too short for {what}, which takes {hours:.2g} here; give more")
+    return min(found, key=lambda each: expected_loss(each.shape, each.num_tokens, each.passes))
+
+
+def _costs(at_hand: Sequence[Shape], tokens_per_update: int, measure: Measure) -> list[float]:
+    """Return seconds per token of all shapes: a few are measured, the rest is interpolated by operations."""
+    if len(at_hand) == 1:
+        return list(measure(at_hand, tokens_per_update))
+    probes = [at_hand[0], at_hand[2], at_hand[4]]
+    seconds = measure(probes, tokens_per_update)
+    points = [(shape.flops, cost) for shape, cost in zip(probes, seconds, strict=True)]
+    return [_interpolated(points, shape.flops) for shape in at_hand]
+
+
+def _interpolated(points: Sequence[tuple[float, float]], flops: float) -> float:
+    """Return the cost on the line through the nearest two points; never less than that of the first."""
+    pairs = list(itertools.pairwise(points))
+    (x0, y0), (x1, y1) = next((pair for pair in pairs if flops <= pair[1][0]), pairs[-1])
+    return max(points[0][1], y0 + (flops - x0) * max(y1 - y0, 0.1 * y0) / (x1 - x0))
+
+
+def bytes_needed(shape: Shape, tokens: int) -> int:
+    """Estimate the memory of training.
+
+    Args:
+        shape: of the model.
+        tokens: that are computed together.
+    """
+    return BYTES_PER_PARAMETER * shape.num_params + 4 * tokens * (
+        40 * shape.width * shape.layers + 3 * shape.vocab_size
+    )
+
+
+def require_memory(shape: Shape, at_once: int, size: int) -> None:
+    """Refuse a size that the memory of this machine cannot hold in training.
+
+    Args:
+        shape: of the model.
+        at_once: tokens that are computed together.
+        size: that was asked for.
+    """
+    needed, there = bytes_needed(shape, at_once), memory()
+    if needed > there:
+        raise ValueError(
+            f"--size {size:,}: training takes about {needed / 2**30:,.1f} GiB of memory, this machine has "
+            f"{there / 2**30:,.1f}; give a smaller --size"
+        )
+
+
+def memory() -> int:
+    """Return the bytes of memory that this process may use."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    limit = Path("/sys/fs/cgroup/memory.max")  # of a container
+    words = limit.read_text().strip() if limit.is_file() else ""
+    return min(total, int(words)) if words.isdecimal() else total
