@@ -133,15 +133,24 @@ def write(stream: Optional[TextIO], text: str) -> None:
 
 
 def shell_words(words: Iterable[str]) -> str:
-    """Spell words for a shell as ``shlex.join`` does, but what is no text as ``$'\\x1b'``: it steers no terminal."""
-    return " ".join(shlex.quote(word) if word.isprintable() else f"$'{_in_hex(word)}'" for word in words)
+    """Spell words for any POSIX shell as ``shlex.join`` does, but what is no text as ``printf`` reads it.
+
+    So it steers no terminal: ``"$(printf '\\033')"``. Line feeds at a word's end stand as they are: a shell drops them
+    there.
+    """
+    return " ".join(map(_shell_word, words))
 
 
-def _in_hex(word: str) -> str:
-    return "".join(
-        char if char.isprintable() and char not in "\\'" else "".join(f"\\x{byte:02x}" for byte in os.fsencode(char))
-        for char in word
+def _shell_word(word: str) -> str:
+    if word.isprintable():
+        return shlex.quote(word)
+    body = word.rstrip("\n")
+    octal = "".join(
+        char if char.isprintable() and char not in "\\'%" else "".join(f"\\{byte:03o}" for byte in os.fsencode(char))
+        for char in body
     )
+    ends = word[len(body) :]
+    return f"\"$(printf '{octal}')\"" + (f"'{ends}'" if ends else "")
 
 
 def discard(stream: TextIO) -> None:

@@ -153,8 +153,9 @@ def test_durations_are_spelled_with_hours_where_there_are_any(seconds, spelled):
 
 
 def test_words_for_a_shell_are_what_they_were_and_steer_no_terminal():
-    words = ["a b", "it's", "\x1b[31m0", "caf\udce9", "tab\t'\\\\x", "é→", ""]
+    words = ["a b", "it's", "\x1b[31m0", "caf\udce9", "tab\t'\\\\x", "é→", "", "a\nb", "100%\x07 $HOME"]
+    assert shell_words(words).isprintable()
+    words.append("end\n\n")
     spelled = shell_words(words)
-    assert spelled.isprintable()
-    done = subprocess.run(["bash", "-c", f"printf '%s\\0' {spelled}"], capture_output=True, check=True)
+    done = subprocess.run(["sh", "-c", f"printf '%s\\0' {spelled}"], capture_output=True, check=True)
     assert done.stdout.split(b"\0")[:-1] == [os.fsencode(word) for word in words]

@@ -125,7 +125,7 @@ def _run(
             return
         workers = displays.enter_context(MemberWorkers(words, request.chosen(first), devices, request.group_size))
         awaited = workers.await_models if len(devices) > 1 else nothing_to_await
-        num_run = run_stages(runs, backend, request.stage, request.keep_checkpoints, awaited)
+        num_run = run_stages(runs, backend, request.stage, request.keep_checkpoints, awaited, request.keep or ())
     what = "the run" if request.stage is None else "the stage"
     for run, number in zip(runs, num_run, strict=True):
         if not number:

@@ -10,7 +10,6 @@ import io
 import json
 import math
 import re
-import shlex
 import shutil
 import subprocess
 import tempfile
@@ -95,7 +94,7 @@ class StageEvaluation:
             words = [str(path), "--out", str(exported), "--stream", str(self.stream)]
             commands.append(["alma-export", *words])
         known = (path, exported, plan.stage.index, plan.stage.last_arrival, folder.root, self.stream)
-        values = {place: _one_word(str(value)) for place, value in zip(PLACES, known, strict=True)}
+        values = {place: shell_words([_no_option(str(value))]) for place, value in zip(PLACES, known, strict=True)}
         return [*commands, ["sh", "-c", _PLACE.sub(lambda place: values[place[1]], self.template)]]
 
     def run(self, work: StageWork) -> Mapping[str, object]:
@@ -148,12 +147,9 @@ class StageEvaluation:
         return any(found[1] == place for found in _PLACE.finditer(self.template))
 
 
-def _one_word(text: str) -> str:
-    """Spell a name so that a shell, and the command that it is given to, take it for one word and for no option.
-
-    For any POSIX shell: of what `terminal.shell_words` spells for people, ``sh`` does not read all.
-    """
-    return shlex.quote(f"./{text}" if text.startswith("-") else text)
+def _no_option(text: str) -> str:
+    """Return a name that no command takes for an option."""
+    return f"./{text}" if text.startswith("-") else text
 
 
 def _checkpoints(stage: Path) -> dict[Path, tuple[int, int, int]]:

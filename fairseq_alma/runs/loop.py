@@ -11,11 +11,11 @@ import sys
 import time
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Callable, Mapping, Optional, Sequence
+from typing import Any, Callable, Collection, Mapping, Optional, Sequence
 
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.files import write_together
-from fairseq_alma.learners.plan import StagePlan, Training
+from fairseq_alma.learners.plan import ModelId, StagePlan, Training
 from fairseq_alma.runs.run_folder import STAGE_RECORD, RunFolder
 from fairseq_alma.runs.steps import Backend, NeededModels, StageWork, has_weights, is_trained, require_models
 from fairseq_alma.terminal import tell
@@ -65,6 +65,7 @@ def run_stages(
     only: Optional[int] = None,
     keep_checkpoints: bool = False,
     await_models: Callable[[StagePlan], None] = nothing_to_await,
+    keep: Sequence[int] = (),
 ) -> list[int]:
     """Run the stages that are not complete yet, in order.
 
@@ -74,11 +75,12 @@ def run_stages(
         only: run this stage alone; None: all.
         keep_checkpoints: remove nothing.
         await_models: returns when other processes have trained the models of a stage, as far as they do.
+        keep: arrivals whose models stay.
 
     Returns:
         Number of stages that ran, of each run.
     """
-    needed = [None if keep_checkpoints else NeededModels(run.plans) for run in runs]
+    needed = [None if keep_checkpoints else NeededModels(run.plans, keep) for run in runs]
     complete: list[set[int]] = [set() for _ in runs]
     num_run = [0] * len(runs)
     for stage in [plan.stage.index for plan in runs[0].plans if only in (None, plan.stage.index)]:
@@ -203,11 +205,27 @@ def _finish_stage(
                 if keeps is not None:
                     done = _last_in_a_row(run, stage)
                     planned = {training.model for plan in run.plans for training in plan.trainings}
+                    _tell_what_goes(run, done, keeps, planned)
                     backend.keep_only(run.folder, done, keeps.after(done), planned)
                 run.folder.mark_tidy(stage)
             show = run.display.completed if did_run else run.display.skipped
             show(run.plans[stage], record)
     return ran
+
+
+def _tell_what_goes(run: Run, done: int, keeps: NeededModels, planned: Collection[ModelId]) -> None:
+    """Say once that weights are removed, and which stay."""
+    needed = keeps.after(done)
+    gone = [each for each in planned if each.stage <= done and each not in needed]
+    if keeps.is_told or not any(run.folder.checkpoint(model).is_file() for model in gone):
+        return
+    keeps.is_told = True
+    stages = ", ".join(str(stage) for stage in sorted({model.stage for model in needed}))
+    tell(
+        f"{run.folder.root}: only weights stay that the report or a later stage needs (now of stage {stages}); "
+        "--keep ARRIVAL keeps those of that arrival, --keep-checkpoints all",
+        sys.stderr,
+    )
 
 
 def _last_in_a_row(run: Run, stage: int) -> int:

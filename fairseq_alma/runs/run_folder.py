@@ -313,8 +313,8 @@ def stage_predictor(folder: RunFolder, record: Mapping[str, Any]) -> Path:
     found = predicting_checkpoint(folder, model, record.get("anytime", {}).get("predicts_with", "last"))
     if not found.is_file():
         raise AlmaError(
-            f"{found}: the weights of stage {stage} are not kept; alma-stream --keep-checkpoints keeps those of all "
-            "stages, without it load_model(run) has the newest"
+            f"{found}: the weights of stage {stage} are not kept; alma-stream --keep ARRIVAL keeps those of that "
+            "arrival, --keep-checkpoints those of all, and without an arrival the newest are there"
         )
     return found
 

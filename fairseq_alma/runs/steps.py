@@ -147,10 +147,15 @@ class NeededModels:
     """Which models' weights must stay on disk after a stage.
 
     Args:
-        plans: all plans of the run.
+        plans: all plans of the run, in order.
+        kept: arrivals after which the model that predicts stays for good.
+
+    Attributes:
+        is_told: whether it was said that others go.
     """
 
-    def __init__(self, plans: Iterable[StagePlan]) -> None:
+    def __init__(self, plans: Sequence[StagePlan], kept: Iterable[int] = ()) -> None:
+        self.is_told = False
         self.last_use: dict[ModelId, int] = {}
         for plan in plans:  # in order, so that later uses replace earlier ones
             index = plan.stage.index
@@ -158,6 +163,10 @@ class NeededModels:
             # What a stage starts from must be there when the stage before is complete: a use one stage earlier.
             self.last_use.update({start: max(self.last_use.get(start, 0), index - 1) for start in starts})
             self.last_use.update(dict.fromkeys(plan.predictors, index))
+        for arrival in kept:
+            updates = [plan for plan in plans if plan.stage.last_arrival <= arrival]
+            if updates:
+                self.last_use.update(dict.fromkeys(updates[-1].predictors, len(plans)))
 
     def after(self, done: int) -> list[ModelId]:
         """Return what predicts after stage ``done``, and what later stages start from or predict with, in order."""

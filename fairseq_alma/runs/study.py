@@ -124,6 +124,14 @@ class StudyOptions(ScheduleOptions, PlaceOptions):
         kinds=TEXT,
         free=True,
     )
+    keep: Optional[tuple[int, ...]] = opt(
+        None,
+        "keep the weights of the models that predict after the arrivals of these mega-batches, from 0, beside those "
+        "that a later stage and the report need",
+        range=whole(0),
+        free=True,
+        metavar="ARRIVAL",
+    )
     keep_checkpoints: bool = opt(
         False,
         "keep all, and of mixtures on images which expert test images go to after each stage; default: only what a "

@@ -119,15 +119,12 @@ class TextJob:
     def prepare(self, plans: Sequence[StagePlan]) -> "Callable[[Sequence[Run]], TextJob]":
         """Leave the options to fairseq-train, whose message the log has; see `request.Job`."""
         assert self.stream is not None
-        if self.request.finetune_from_model is not None:
-            _require_beginning(self.request.finetune_from_model, self.stream)
+        _require_beginning(self.request.finetune_from_model, self.stream)
         return lambda runs: self
 
     def print_plan(self, plans: Sequence[StagePlan]) -> None:
         """Print the commands of the stages that were asked for."""
-        start = self.request.finetune_from_model
-        if start is not None and not start.is_file():
-            raise AlmaError(f"--finetune-from-model {start}: no such checkpoint file; give one that is there")
+        _require_beginning(self.request.finetune_from_model)
         iid, member = self.request.iid, self.request.member
         evaluation = StageEvaluation.of(self.request.then_evaluate, self.request.stream, self.predictor)
         if iid is not None and self.lengths is None:
@@ -243,10 +240,18 @@ class TextJob:
                 (here / ENSEMBLE_FILE).unlink(missing_ok=True)
 
 
-def _require_beginning(path: Path, stream: Stream) -> None:
-    """Raise AlmaError unless a checkpoint is one, of the stream's vocabulary; fairseq-train looks at its sizes."""
-    from fairseq_alma.checkpoints.checkpoint_file import read_checkpoint
-    from fairseq_alma.checkpoints.ensemble_file import check_dictionary
+def _require_beginning(path: Optional[Path], stream: Optional[Stream] = None) -> None:
+    """Raise AlmaError unless what a run is to begin with is a file; with a stream, a checkpoint of its vocabulary.
 
+    fairseq-train looks at its sizes.
+    """
+    if path is None:
+        return
     refuse_no_file(path, "--finetune-from-model", "give a checkpoint that alma-import or fairseq-train wrote")
-    check_dictionary(read_checkpoint(path), str(path), stream)
+    if not path.is_file():
+        raise AlmaError(f"--finetune-from-model {path}: no such checkpoint file; give one that is there")
+    if stream is not None:
+        from fairseq_alma.checkpoints.checkpoint_file import read_checkpoint
+        from fairseq_alma.checkpoints.ensemble_file import check_dictionary
+
+        check_dictionary(read_checkpoint(path), str(path), stream)

@@ -24,6 +24,21 @@ def run(tmp_path_factory):
     return folder
 
 
+def test_the_model_of_an_arrival_of_a_run_is_exported_if_it_was_kept(tmp_path, capsys):
+    make_stream(tmp_path / "S", num_megabatches=2)
+    for name, keep in (("plain", []), ("kept", ["--keep", "0"])):
+        words = ["--stream", str(tmp_path / "S"), "--run", str(tmp_path / name), *keep, "--", "--width", "4", "--cpu"]
+        assert stream_command([*words, "--max-epoch", "1"]) == 0
+        assert ("only weights stay that" in capsys.readouterr().err) == (not keep)
+        assert main([str(tmp_path / name), "--out", str(tmp_path / f"{name}-newest")]) == 0
+    first = ["--arrival", "0", "--out", str(tmp_path / "first")]
+    with pytest.raises(AlmaError, match="weights of stage 0 are not kept; alma-stream --keep ARRIVAL keeps those"):
+        main([str(tmp_path / "plain"), *first])
+    assert main([str(tmp_path / "kept"), *first]) == 0
+    weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("first", "kept-newest")]
+    assert weights[0] != weights[1] == (tmp_path / "plain-newest/model.safetensors").read_bytes()
+
+
 def test_an_ensemble_of_image_models_predicts_what_its_record_says(run, tmp_path):
     members = [run / f"R/stage-000/member-{member}/checkpoint_last.pt" for member in range(2)]
     write_checkpoint(join_checkpoints(members, [1.0, 1.0], tmp_path / "E.pt", False), tmp_path / "E.pt")

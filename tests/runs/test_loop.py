@@ -89,6 +89,21 @@ def test_nothing_is_removed_when_all_checkpoints_are_to_be_kept(tmp_path):
     assert backend.kept == {}
 
 
+@pytest.mark.parametrize(
+    ("keep", "stay"), [((), [2]), ((0,), [2]), ((3,), [1, 2]), ((9, 2), [0, 2]), ((1, 3), [0, 1, 2])]
+)
+def test_models_of_arrivals_stay_and_that_others_go_is_said_once(keep, stay, tmp_path, capsys):
+    for stage in range(3):
+        path = RunFolder(tmp_path).checkpoint(ModelId(stage, 0))
+        path.parent.mkdir(parents=True)
+        path.touch()
+    backend = FakeBackend()
+    run(tmp_path, backend, plan(num_megabatches=5, wait=2), keep=keep)
+    assert backend.kept[2] == [ModelId(stage, 0) for stage in stay]
+    said = capsys.readouterr().err
+    assert said.count("--keep ARRIVAL keeps those of that arrival") == int(len(stay) < 3)
+
+
 def test_a_record_of_other_megabatches_is_refused(tmp_path):
     run(tmp_path, FakeBackend(), plan(num_megabatches=4, wait=3))
     with pytest.raises(AlmaError, match=r"stage-001/stage.json: trained on mega-batches \[3\].*\[3, 4, 5\]"):
