@@ -82,6 +82,7 @@ def options_page() -> str:
     from fairseq_alma.cli.score import ScoreOptions
     from fairseq_alma.images.image_train_options import LoopOptions
     from fairseq_alma.runs import study
+    from fairseq_alma.runs.lookup import ArrivalOptions
     from fairseq_alma.training.feature import FEATURES
     from fairseq_alma.training.option_ranges import RANGES
 
@@ -99,6 +100,7 @@ def options_page() -> str:
         "Commands on models": {
             "alma-import": ImportOptions,
             "alma-grow": model_options.GrowOptions,
+            "alma-grow, alma-export": ArrivalOptions,
             "alma-score": ScoreOptions,
             "alma-generate": GenerateOptions,
         },
