@@ -31,7 +31,6 @@ from pathlib import Path
 from typing import IO, Callable, Collection, Iterator, Optional, Sequence
 
 import arms
-import tables
 
 from fairseq_alma.data.stream import Stream
 from fairseq_alma.errors import AlmaError
@@ -197,10 +196,19 @@ Ended = dict[tuple[str, str, int], arms.Run]
 
 def kept(size: Size) -> Optional[RunTable]:
     """Return the complete runs of which there are records, None if there are none."""
+    import tables  # which shows what is here
+
     if size.archive not in tables.names():
         return None
     runs = tables.read(size.archive)
     return runs.where(runs.facts.is_complete)
+
+
+def complete_runs(folder: Path) -> Optional[RunTable]:
+    """Return the complete runs in a folder, None if there are none."""
+    paths = [path.parent for path in sorted(folder.glob("*-seed*/run.json"))]
+    runs = RunTable.of(map(read_run, paths)) if paths else None
+    return None if runs is None else runs.where(runs.facts.is_complete)
 
 
 def ended(*found: Optional[RunTable]) -> Ended:
@@ -274,9 +282,7 @@ class Study:
 
     def ended(self) -> Ended:
         """Return what has ended here, or is kept; a training that diverged or failed counts as one that never does."""
-        paths = [path.parent for path in sorted(self.folder.glob("*-seed*/run.json"))]
-        here = RunTable.of(map(read_run, paths)) if paths else None
-        return ended(self._kept, None if here is None else here.where(here.facts.is_complete))
+        return ended(self._kept, complete_runs(self.folder))
 
     def best_rates(self, done: Ended) -> dict[str, str]:
         """Choose the rates of all rows of which enough has ended, and write the choice down."""

@@ -7,9 +7,9 @@
     python recipes/tables.py --add --keep NAME RUN...            # beside those that table NAME has already
 
 ``records/NAME.tar.xz`` holds the run.json and stage.json of a table's runs, as they were written, but for the path of
-the stream, of which the last part is left. In the README, in ``sensitivity.md`` and in ``anytime/README.md``
-everything between ``<!-- table NAME -->`` (or another of BLOCKS) and ``<!-- end -->`` is written by this program. What
-`alma-report` finds in the runs of a block ``findings``, and where, is in ``records/NAME.findings.md``.
+the stream, of which the last part is left. In PAGES everything between ``<!-- table NAME -->`` (or another of BLOCKS)
+and ``<!-- end -->`` is written by this program. What `alma-report` finds in the runs of a block ``findings``, and where,
+is in ``records/NAME.findings.md``.
 """
 
 import argparse
@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any, Callable, Iterable, Iterator, Mapping
 
 import arms
+import ladder_tables
 
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.files import open_atomically
@@ -40,7 +41,7 @@ from fairseq_alma.report.write_report import findings_markdown
 
 HERE = Path(__file__).parent
 README = HERE / "README.md"
-PAGES = (README, HERE / "sensitivity.md", HERE / "anytime" / "README.md")
+PAGES = (README, HERE / "sensitivity.md", HERE / "anytime" / "README.md", HERE / "lm" / "ladder" / "README.md")
 RECORDS = HERE / "records"
 ENDING = ".tar.xz"
 CODE = "released code"
@@ -204,6 +205,13 @@ def report_of(runs: RunTable, name: str) -> str:
     return render_markdown(table.header, table.rows)
 
 
+def ladder_of(runs: RunTable, name: str) -> str:
+    """Return a table of the ladder of sizes by its name: ``rows``, ``ratios``, ``regret``, ``trend`` over all sizes."""
+    if name == "trend":
+        return ladder_tables.trend_table(ladder_tables.rungs_of())
+    return ladder_tables.TABLES[name](ladder_tables.Rung.of(runs))
+
+
 @functools.cache  # several blocks show tables of the same runs
 def _tables_by_name(runs: RunTable) -> dict[str, Table]:
     return {table.name: table for table in all_tables(runs, paper=True)}
@@ -254,7 +262,7 @@ def _mean(ranked: tuple[Spread, str]) -> float:
 
 BLOCKS: dict[str, Callable[..., str]] = {
     "table": table_of, "findings": verdicts_of, "settings": settings_of, "differences": differences_of,
-    "matrix": matrix_of, "report": report_of, "arms": arms.block,
+    "matrix": matrix_of, "report": report_of, "arms": arms.block, "ladder": ladder_of,
 }  # fmt: skip
 """What a block is -> what writes it, given the runs and the options that stand behind their name."""
 _BLOCK = re.compile(rf"(<!-- ({'|'.join(BLOCKS)}) (\S+)( [^\n]+)? -->\n).*?(<!-- end -->)", re.DOTALL)

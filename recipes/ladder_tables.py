@@ -1,0 +1,334 @@
+"""The tables of the ladder of sizes: what each row came to, ratios beside the paper's, regret, and trends over sizes.
+
+    python recipes/ladder_tables.py                               of the kept records
+    python recipes/ladder_tables.py --runs runs/lm-ladder         of these runs and the kept records
+    python recipes/ladder_tables.py --figure recipes/figures/ladder.svg     draw the ratios over sizes
+
+Blocks ``<!-- ladder lm-ladder-16 rows -->`` of ``lm/ladder/README.md`` (rows, ratios, regret; of any size also trend,
+over all sizes) are written by ``tables.py``. Ratios and regrets are of test perplexities after the same arrival, means
+of logarithms over the seeds that both have; intervals: 95 %, Student's t. Of a row that has not been tried with all
+rates the best of those that were counts, and the table says how many.
+"""
+
+import argparse
+import math
+import statistics
+import sys
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Iterator, Mapping, NamedTuple, Optional, Sequence
+
+import arms
+import ladder
+
+from fairseq_alma.errors import AlmaError
+from fairseq_alma.report.paper import paper_tables
+from fairseq_alma.report.read_run import RunTable
+from fairseq_alma.report.spread import Spread, half_interval, half_width
+from fairseq_alma.report.table import render_markdown
+
+LAST = ladder.MEGABATCHES - 1
+PAPER_SIZE, PAPER_PARAMS = "base", 65_000_000
+PAPER_ROWS = {
+    "sm-4": ("SM_w1", "4"), "sm-8": ("SM_w1", "8"), "sm-12": ("SM_w1", "12"), "ens-2": ("Ens_w1", "4@2"),
+    "ens-4": ("Ens_w1", "4@4"), "gens": ("gEns_w1", "4@1, 4@2, 4@3, 4@4"), "gmoe-copy": ("gMoE_w1", "4, 6, 8, 12"),
+    "sm-12-w4-x4": ("SM_w4 (4x steps)", "12"),
+}  # fmt: skip
+NO_WORSE = 0.5  # percent of perplexity: what a regret may be
+MIN_SIZES = 3  # that a line needs for an interval
+
+
+class Ratio(NamedTuple):
+    """A claim about two rows: falsified where the interval of their ratio lies above ``limit``."""
+
+    row: str
+    of: str
+    limit: float = 1.0
+
+
+RATIOS = (
+    Ratio("sm-8", "sm-4"), Ratio("sm-12", "sm-4"), Ratio("gmoe-copy", "sm-4"), Ratio("gmoe-noise", "sm-4"),
+    Ratio("gmoe-split", "gmoe-copy"), Ratio("gens", "sm-4"), Ratio("gens-last", "sm-4"), Ratio("ens-2", "sm-4"),
+    Ratio("ens-4", "sm-4"), Ratio("ens-2", "ens-2-iid4", 1.05), Ratio("sm-4", "sm-4-iid4", 1.05),
+    Ratio("sm-12-w4-x4", "sm-12"), Ratio("ema-union", "ema"), Ratio("wsd-10", "ema", 1.005),
+    Ratio("wsd-20", "ema", 1.005), Ratio("ema-union-wd", "ema-union"),
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Rung:
+    """What the runs of one size came to.
+
+    Attributes:
+        done: complete runs, by row, rate and seed.
+        bytes_per_token: of the test set.
+    """
+
+    done: ladder.Ended
+    bytes_per_token: float
+
+    @classmethod
+    def of(cls, runs: RunTable) -> "Rung":
+        """Read the complete ones of some runs. Raises AlmaError if there are none."""
+        complete = runs.where(runs.facts.is_complete)
+        if not len(complete.facts):
+            raise AlmaError("no run of the ladder is complete; the tables begin with the first that is")
+        test = complete.facts.stream.iloc[0]["test"]
+        return cls(arms.arms_of(complete), test["num_bytes"] / test["num_tokens"])
+
+    @cached_property
+    def tuning_seed(self) -> int:
+        """The seed with which rates are chosen."""
+        return min(seed for *_, seed in self.done)
+
+    def tried(self, row: str) -> list[str]:
+        """Return the rates that a row was tried with."""
+        own = ladder.ROWS[row].tuned_as or row
+        return sorted({rate for name, rate, seed in self.done if (name, seed) == (own, self.tuning_seed)}, key=float)
+
+    def runs(self, row: str) -> dict[int, arms.Run]:
+        """Return the runs of a row with its best rate, by their seeds."""
+        own = ladder.ROWS[row].tuned_as or row
+        if not self.tried(row):
+            return {}
+        rate = arms.best_lr(self.done, own, self.tuning_seed)
+        return {seed: run for (name, lr, seed), run in self.done.items() if (name, lr) == (row, rate)}
+
+    def rate(self, row: str) -> str:
+        """Return the best rate of a row."""
+        return arms.best_lr(self.done, ladder.ROWS[row].tuned_as or row, self.tuning_seed)
+
+    def gap(self, row: str, of: str, arrival: int = LAST) -> Optional[Spread]:
+        """Return how far a row's loss lies above another's at an arrival, nats; None: they share no seed."""
+        one, other = self.runs(row), self.runs(of)
+        shared = [seed for seed in one if seed in other and arrival in one[seed].test and arrival in other[seed].test]
+        return Spread.of({seed: one[seed].test[arrival] - other[seed].test[arrival] for seed in shared})
+
+    def oracle(self, arrival: int) -> Optional[str]:
+        """Return the best way, by valid, to retrain on all that has arrived."""
+        names = [name for name in (f"{way}{arrival + 1}" for way in ladder.RETRAINED) if self.runs(name)]
+        return min(names, key=lambda name: self.runs(name)[self.tuning_seed].valid[arrival], default=None)
+
+    @cached_property
+    def num_params(self) -> float:
+        """Parameters of the single model with 4 experts, or of the smallest that there is."""
+        return min(min(run.params.values()) for run in self.done.values())
+
+
+def rows_table(rung: Rung) -> str:
+    """Lay out what each row came to: perplexities by arrival, how far from converged it began, bits per byte."""
+    titles = [f"t{arrival}" for arrival in range(ladder.MEGABATCHES)]
+    header = ["row", "rate", "rates tried", "seeds", *titles, "t3/t0", "bits per byte"]
+    lines = []
+    for row in ladder.ROWS:
+        if not (runs := rung.runs(row)):
+            continue
+        ppl = [
+            Spread.of({seed: math.exp(run.test[arrival]) for seed, run in runs.items() if arrival in run.test})
+            for arrival in range(ladder.MEGABATCHES)
+        ]
+        settled = f"{ppl[-1].mean / ppl[0].mean:.3f}" if ppl[0] and ppl[-1] else "–"
+        bits = [max(run.test.items())[1] / math.log(2) / rung.bytes_per_token for run in runs.values()]
+        cells = [row, rung.rate(row), str(len(rung.tried(row))), str(len(runs))]
+        cells += [each.show(2) if each else "*" for each in ppl]
+        lines.append([*cells, settled, f"{statistics.fmean(bits):.3f}"])
+    return render_markdown(header, lines)
+
+
+def show_ratio(gap: Spread) -> str:
+    """Spell the ratio of two perplexities with its interval, which one seed has not."""
+    half = half_width(gap)
+    ratio = f"{math.exp(gap.mean):.3f}"
+    return ratio if half is None else f"{ratio} [{math.exp(gap.mean - half):.3f}, {math.exp(gap.mean + half):.3f}]"
+
+
+def verdict(gap: Spread, limit: float) -> str:
+    """Say whether a ratio's interval lies below the limit (held), above (falsified), or on both sides."""
+    half = half_width(gap)
+    if half is None:
+        return "one seed"
+    above, below = gap.mean - half > math.log(limit), gap.mean + half < math.log(limit)
+    return "falsified" if above else "held" if below else "not decided"
+
+
+def paper_ratio(ratio: Ratio) -> Optional[float]:
+    """Return the ratio of the paper's base models after its last mega-batch; None: the paper does not have both."""
+    tables = paper_tables()
+    final = {(row.learner, row.experts): row.final for row in tables.table2 if row.size == PAPER_SIZE}
+    if ratio.of == "ens-2-iid4":
+        return final[PAPER_ROWS["ens-2"]] / next(row.iid[4] for row in tables.table1 if row.size == PAPER_SIZE)
+    if not {ratio.row, ratio.of} <= PAPER_ROWS.keys():
+        return None
+    return final[PAPER_ROWS[ratio.row]] / final[PAPER_ROWS[ratio.of]]
+
+
+def ratios_table(rung: Rung) -> str:
+    """Lay out the ratios of the claims beside the paper's."""
+    header = ["ratio, after the last arrival", "paper, base", "here, 95 %", "seeds", "verdict (not above)"]
+    lines = []
+    for ratio in RATIOS:
+        gap = rung.gap(ratio.row, ratio.of)
+        if gap is not None:
+            paper = paper_ratio(ratio)
+            said = f"{verdict(gap, ratio.limit)} ({ratio.limit:g})"
+            shown = [f"{paper:.3f}" if paper else "–", show_ratio(gap), str(gap.num_seeds), said]
+            lines.append([f"{ratio.row} to {ratio.of}", *shown])
+    return render_markdown(header, lines)
+
+
+def regret_table(rung: Rung) -> str:
+    """Lay out how far, in percent of perplexity, sequential rows are behind the best retraining at each arrival."""
+    arrivals = range(1, ladder.MEGABATCHES)
+    oracles = {arrival: name for arrival in arrivals if (name := rung.oracle(arrival))}
+    header = ["regret, %", *(f"t{arrival} (against {name})" for arrival, name in oracles.items())]
+    lines = []
+    for row in ladder.ROWS:
+        if "-iid" in row or not (row.startswith(("ema", "wsd")) or row in ("sm-4", "sm-4-wd")) or not rung.runs(row):
+            continue
+        gaps = [rung.gap(row, name, arrival) for arrival, name in oracles.items()]
+        lines.append([row, *(_show_regret(gap) for gap in gaps)])
+    return render_markdown(header, lines) if oracles else "No oracle has ended yet.\n"
+
+
+def _show_regret(gap: Optional[Spread]) -> str:
+    if gap is None:
+        return "–"
+    half, limit = half_width(gap), math.log1p(NO_WORSE / 100)
+    if half is None:
+        return f"{100 * math.expm1(gap.mean):+.2f} (one seed)"
+    is_held, is_falsified = gap.mean + half <= limit, gap.mean - half > limit
+    said = "held" if is_held else "falsified" if is_falsified else "not decided"
+    return f"{100 * math.expm1(gap.mean):+.2f} ± {100 * half:.2f} ({said})"
+
+
+class Line(NamedTuple):
+    """A line by least squares: slope, value at a place, and half of the 95 % interval of a new value there, or None."""
+
+    slope: float
+    value: float
+    half: Optional[float]
+
+
+def fit(points: Sequence[tuple[float, float]], place: float) -> Optional[Line]:
+    """Fit a line and follow it to a place; None: fewer than two points. Two have a line, but no interval."""
+    if len(points) < 2:
+        return None
+    xs, ys = zip(*points, strict=True)
+    mean = statistics.fmean(xs)
+    spread = sum((x - mean) ** 2 for x in xs)
+    slope, intercept = statistics.linear_regression(xs, ys)
+    value = intercept + slope * place
+    if len(points) < MIN_SIZES:
+        return Line(slope, value, None)
+    freedom = len(points) - 2
+    error = math.sqrt(sum((y - intercept - slope * x) ** 2 for x, y in points) / freedom)
+    student = half_interval(math.sqrt(freedom + 1), freedom + 1)
+    return Line(slope, value, student * error * math.sqrt(1 + 1 / len(points) + (place - mean) ** 2 / spread))
+
+
+def points_of(rungs: Mapping[int, Rung], ratio: Ratio) -> list[tuple[float, Spread]]:
+    """Return the logarithm of the parameters and the logarithm of a ratio, of each size that has it."""
+    found = [(math.log(rung.num_params), rung.gap(ratio.row, ratio.of)) for _, rung in sorted(rungs.items())]
+    return [(place, gap) for place, gap in found if gap is not None]
+
+
+def trend_table(rungs: Mapping[int, Rung]) -> str:
+    """Lay out each ratio over sizes, the line through them, and what it predicts for the paper's size."""
+    header = [
+        "ratio",
+        *(f"width {width}" for width in sorted(rungs)),
+        "for ten times the size",
+        "predicted, 65 M",
+        "paper",
+    ]
+    lines = []
+    for ratio in RATIOS:
+        gaps = {width: rung.gap(ratio.row, ratio.of) for width, rung in sorted(rungs.items())}
+        if not any(gaps.values()):
+            continue
+        points = [(place, gap.mean) for place, gap in points_of(rungs, ratio)]
+        line, paper = fit(points, math.log(PAPER_PARAMS)), paper_ratio(ratio)
+        cells = [show_ratio(gap) if gap else "–" for gap in gaps.values()]
+        cells += _show_line(line, paper)
+        lines.append([f"{ratio.row} to {ratio.of}", *cells, f"{paper:.3f}" if paper else "–"])
+    return render_markdown(header, lines)
+
+
+def _show_line(line: Optional[Line], paper: Optional[float]) -> list[str]:
+    if line is None:
+        return ["one size", "–"]
+    slope = f"x {math.exp(line.slope * math.log(10)):.3f}"
+    if line.half is None:
+        return [slope, f"{math.exp(line.value):.3f}, two sizes: no interval"]
+    low, high = (math.exp(line.value + side * line.half) for side in (-1, 1))
+    said = "" if paper is None else ", the paper's is in it" if low <= paper <= high else ", the paper's is not in it"
+    return [slope, f"{math.exp(line.value):.3f} [{low:.3f}, {high:.3f}]{said}"]
+
+
+def draw(rungs: Mapping[int, Rung], path: Path) -> None:
+    """Draw the ratios that the paper has over sizes, with intervals, beside its own. Raises AlmaError for one size."""
+    from matplotlib import pyplot
+
+    shown = [
+        (each, points, paper) for each in RATIOS if (paper := paper_ratio(each)) and (points := points_of(rungs, each))
+    ]
+    shown = [(ratio, points, paper) for ratio, points, paper in shown if len(points) > 1]
+    if not shown:
+        raise AlmaError(
+            f"--figure {path}: rows of two sizes or more are needed for a trend; there are {len(rungs)} sizes"
+        )
+    figure, axes = pyplot.subplots(figsize=(6.5, 4), layout="constrained")
+    for number, (ratio, points, paper) in enumerate(shown):
+        places, gaps = zip(*points, strict=True)
+        heights = [math.exp(gap.mean) for gap in gaps]
+        errors = [height * (half_width(gap) or 0.0) for height, gap in zip(heights, gaps, strict=True)]
+        label, colour = f"{ratio.row} to {ratio.of}", f"C{number}"
+        axes.errorbar([math.exp(x) for x in places], heights, errors, marker="o", capsize=3, label=label, color=colour)
+        axes.plot(PAPER_PARAMS, paper, marker="*", markersize=11, color=colour)
+    axes.axhline(1, color="0.5", linewidth=0.8)
+    axes.set(xscale="log", xlabel="parameters with 4 experts (star: the paper's base)", ylabel="ratio of perplexities")
+    axes.legend(frameon=False, fontsize=8)
+    figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
+
+
+TABLES = {"rows": rows_table, "ratios": ratios_table, "regret": regret_table}
+
+
+def rungs_of(folder: Optional[Path] = None) -> dict[int, Rung]:
+    """Return the sizes of which there are complete runs, in a folder of the ladder's or kept."""
+    found = {}
+    for width in ladder.TOKENS_PER_WORD:
+        tables = [kept] if (kept := ladder.kept(ladder.Size(width))) is not None else []
+        tables += [here] if folder and (here := ladder.complete_runs(folder / str(width))) is not None else []
+        if done := ladder.ended(*tables):
+            found[width] = Rung(done, Rung.of(tables[-1]).bytes_per_token)
+    return found
+
+
+def _all(rungs: Mapping[int, Rung]) -> Iterator[str]:
+    for width, rung in sorted(rungs.items()):
+        yield from (f"## width {width}: {name}\n\n{lay_out(rung)}" for name, lay_out in TABLES.items())
+    yield f"## trend\n\n{trend_table(rungs)}"
+
+
+def main() -> int:
+    """Run the program."""
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("--runs", type=Path, help="a folder of the ladder's runs (default: the kept records alone)")
+    options.add_argument("--figure", type=Path, help="draw the ratios over sizes into this file (.svg)")
+    args = options.parse_args()
+    rungs = rungs_of(args.runs)
+    if not rungs:
+        raise AlmaError("no run of the ladder is complete; the tables begin with the first that is")
+    if args.figure:
+        draw(rungs, args.figure)
+    print("\n".join(_all(rungs)), end="")
+    return 0
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except AlmaError as error:
+        sys.exit(f"error: {error}")

@@ -1,0 +1,96 @@
+"""Ratios, regrets and trends of the ladder, of runs whose perplexities are known."""
+
+import math
+
+import pytest
+
+from fairseq_alma.errors import AlmaError
+from tests.recipes.programs import load
+from tests.report.fakes import text_stream, write_run
+
+tables, ladder, ladder_tables = load("tables"), load("ladder"), load("ladder_tables")
+
+
+def keep(folder, width, finals, oracle=19.0, seeds=(1, 2, 3), params=1000):
+    """Keep runs of rows with two rates, by their last perplexity with the better one."""
+    runs = []
+    for row, final in finals.items():
+        for seed, rate in [(seed, rate) for seed in seeds for rate in ("0.1", "0.2") if rate == "0.1" or seed == 1]:
+            name = f"{width}/{row}-lr{rate}-seed{seed}"
+            worse = 0 if rate == "0.1" else 3
+            values = [30.0, 26.0, 24.0, final + worse + 0.01 * seed]
+            values = [final + worse + 0.01 * seed] if "-iid" in row else values
+            options = {"iid": 4} if "-iid" in row else {}
+            runs.append(
+                write_run(folder / name, values, stream=text_stream(4), seed=seed, num_params=(params,), **options)
+            )
+    tables.keep(f"lm-ladder-{width}", runs)
+
+
+@pytest.fixture
+def records(tmp_path, monkeypatch):
+    monkeypatch.setattr(tables, "RECORDS", tmp_path / "records")
+    return tmp_path
+
+
+def row_of(table, name):
+    (line,) = (line for line in table.splitlines() if line.startswith(f"| {name} "))
+    return [cell.strip() for cell in line.strip("|").split("|")]
+
+
+def test_a_row_has_its_best_rate_and_says_how_far_from_converged_it_began(records):
+    keep(records, 16, {"sm-4": 20.0, "ens-2": 19.0})
+    found = row_of(tables.ladder_of(tables.read("lm-ladder-16"), "rows"), "sm-4")
+    assert found[1:4] == ["0.1", "2", "3"] and found[7:9] == ["20.02 ± 0.01", "0.667"]
+    assert row_of(tables.ladder_of(tables.read("lm-ladder-16"), "rows"), "ens-2")[1] == "0.1"  # that of its members
+
+
+def test_ratios_are_paired_over_seeds_and_stand_beside_the_papers(records):
+    keep(records, 16, {"sm-4": 20.0, "sm-12": 18.0, "gmoe-copy": 20.0})
+    found = tables.ladder_of(tables.read("lm-ladder-16"), "ratios")
+    growing = row_of(found, "gmoe-copy to sm-4")
+    assert growing[1:] == ["0.953", "1.000 [1.000, 1.000]", "3", "not decided (1)"]
+    experts = row_of(found, "sm-12 to sm-4")
+    assert experts[1] == "0.896" and experts[2].startswith("0.900 [") and experts[4] == "held (1)"
+
+
+def test_regret_counts_against_the_best_retraining(records):
+    keep(records, 16, {"sm-4": 20.0, "sm-4-iid4": 19.0, "sm-4-wsd-iid4": 18.0, "ema-union": 18.0})
+    found = tables.ladder_of(tables.read("lm-ladder-16"), "regret")
+    assert "t3 (against sm-4-wsd-iid4)" in found
+    assert row_of(found, "ema-union")[1] == "+0.00 ± 0.00 (held)"
+    assert row_of(found, "sm-4")[1].endswith("(falsified)")
+
+
+def test_one_seed_decides_nothing(records):
+    keep(records, 16, {"sm-4": 20.0, "sm-12": 18.0, "sm-4-iid4": 19.0}, seeds=(1,))
+    runs = tables.read("lm-ladder-16")
+    assert row_of(tables.ladder_of(runs, "ratios"), "sm-12 to sm-4")[4] == "one seed (1)"
+    assert "(one seed)" in row_of(tables.ladder_of(runs, "regret"), "sm-4")[1]
+
+
+def test_a_line_through_sizes_has_an_interval_from_three_on():
+    points = [(1.0, 3.0), (2.0, 5.0), (3.0, 7.0)]
+    assert ladder_tables.fit(points[:1], 10.0) is None
+    assert ladder_tables.fit(points[:2], 10.0) == (2.0, pytest.approx(21.0), None)
+    slope, value, half = ladder_tables.fit(points, 10.0)
+    assert (slope, value, half) == (pytest.approx(2.0), pytest.approx(21.0), pytest.approx(0.0, abs=1e-9))
+    *_, half = ladder_tables.fit([(1.0, 3.0), (2.0, 5.3), (3.0, 7.0)], 2.0)
+    error = math.sqrt(0.1**2 + 0.2**2 + 0.1**2)  # of the line 1.1 + 2 x, one degree of freedom
+    assert half == pytest.approx(12.706 * error * math.sqrt(1 + 1 / 3))
+
+
+def test_a_trend_is_told_as_far_as_there_are_sizes(records):
+    keep(records, 16, {"sm-4": 20.0, "sm-12": 18.0})
+    assert row_of(tables.ladder_of(tables.read("lm-ladder-16"), "trend"), "sm-12 to sm-4")[2:] == [
+        "one size", "–", "0.896",
+    ]  # fmt: skip
+    with pytest.raises(AlmaError, match="rows of two sizes or more are needed for a trend; there are 1"):
+        ladder_tables.draw(ladder_tables.rungs_of(), records / "ladder.svg")
+    keep(records / "more", 24, {"sm-4": 20.0, "sm-12": 17.0}, params=2000)
+    two = row_of(tables.ladder_of(tables.read("lm-ladder-24"), "trend"), "sm-12 to sm-4")
+    assert two[4].endswith("two sizes: no interval") and two[3].startswith("x 0.8")
+    keep(records / "most", 32, {"sm-4": 20.0, "sm-12": 16.0}, params=4000)
+    assert "the paper's is not in it" in row_of(ladder_tables.trend_table(ladder_tables.rungs_of()), "sm-12 to sm-4")[5]
+    ladder_tables.draw(ladder_tables.rungs_of(), records / "ladder.svg")
+    assert (records / "ladder.svg").stat().st_size > 1000
