@@ -8,8 +8,8 @@
 
 ``records/NAME.tar.xz`` holds the run.json and stage.json of a table's runs, as they were written, but for the path of
 the stream, of which the last part is left. In PAGES everything between ``<!-- table NAME -->`` (or another of BLOCKS)
-and ``<!-- end -->`` is written by this program. What `alma-report` finds in the runs of a block ``findings``, and where,
-is in ``records/NAME.findings.md``.
+and ``<!-- end -->`` is written by this program. What `alma-report` finds in the runs of a block ``findings``, and
+where, is in ``records/NAME.findings.md``.
 """
 
 import argparse
