@@ -207,7 +207,7 @@ class AlmaImageClassificationTask(StageTask):
             model = super().build_model(cfg, from_checkpoint)
             refuse_other_weights(model, str(self.cfg.path))
             return model
-        start, _ = self.find_start()
+        start, _ = self.find_start(self.cfg)
         if start is None:
             return self.features.wrap(super().build_model(cfg))
         checkpoint = read_checkpoint(start)

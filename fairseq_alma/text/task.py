@@ -193,7 +193,7 @@ class AlmaLMTask(StageTask, LanguageModelingTask):
             refuse_other_weights(model, str(self.args.path))
             model.forward = self.features.around(model.forward, model)  # fairseq-eval-lm calls it without a step here
             return model
-        start, resumes = self.find_start()
+        start, resumes = self.find_start(self.args)
         if start is None:
             return self.features.wrap(super().build_model(cfg, from_checkpoint))
         checkpoint = read_checkpoint(start)

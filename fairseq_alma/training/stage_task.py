@@ -85,12 +85,17 @@ class StageTask(FairseqTask):
         node._name = task
         ConfigStore.instance().store(name=task, group="task", node=node, provider="fairseq")
 
-    def find_start(self) -> tuple[Optional[str], bool]:
-        """Return the checkpoint that the training starts from, if any, and whether it resumes there."""
-        last = os.path.join(self.cfg.save_dir, self.cfg.restore_file)
+    @staticmethod
+    def find_start(told: Any) -> tuple[Optional[str], bool]:
+        """Return the checkpoint that the training starts from, if any, and whether it resumes there.
+
+        Args:
+            told: see `CommandConfig`; where a task of fairseq's keeps it differs.
+        """
+        last = os.path.join(told.save_dir, told.restore_file)
         if os.path.isfile(last):
             return last, True
-        return starting_checkpoint(self.cfg.finetune_from_model, self.cfg.restore_file, self.cfg.continue_once), False
+        return starting_checkpoint(told.finetune_from_model, told.restore_file, told.continue_once), False
 
     def train_step(self, sample: Any, model: nn.Module, criterion: Any, *args: Any, **kwargs: Any) -> Any:
         """Compute loss and gradients of one batch; fairseq calls this."""
