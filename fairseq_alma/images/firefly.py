@@ -436,17 +436,9 @@ def grow_on_images(
     generator: Generator,
     share_of: str = "parameters",
 ) -> tuple[VGG, int]:
-    """Return a wider network, and the operations that growing it took; see `grow_firefly`.
+    """Return a wider network, grown on so many normalised images at a time, and the operations that this took.
 
-    Args:
-        network: of one member; stays as it is.
-        images: (B, C, H, W), normalised.
-        labels: (B) int64.
-        batch_size: images of a pass at a time.
-        first_channels: of each convolution, before any growth.
-        share: of what is there before any growth, to be added.
-        generator: of the first directions, on the CPU.
-        share_of: what ``share`` counts.
+    See `grow_firefly` for what the other arguments mean.
     """
     flops = growth_flops(network, first_channels, share, len(images), images.shape[1:])
     sizes = batch_sizes(len(images), batch_size)

@@ -26,7 +26,7 @@ from fairseq_alma.checkpoints.ensemble_file import ENSEMBLE_ARCH
 from fairseq_alma.data.image_stream import ImageStream
 from fairseq_alma.errors import AlmaError, in_one_line
 from fairseq_alma.images.image_classifier import image_architectures
-from fairseq_alma.images.stage_images import ImageInput, rows_to_train_on
+from fairseq_alma.images.stage_images import ImageInput, rows_to_train_on, seeded
 from fairseq_alma.learners.schedule import StageOptions, stage_ending_with
 from fairseq_alma.training.fairseq_options import check_whole_config, fairseq_config
 from fairseq_alma.training.feature import FEATURES
@@ -67,9 +67,7 @@ class ImageDataset(FairseqDataset):
         """Return 1: an image counts as one token."""
         return 1
 
-    def size(self, index: int) -> int:
-        """Return 1, as `num_tokens`."""
-        return 1
+    size = num_tokens
 
     def num_tokens_vec(self, indices: Sequence[int]) -> np.ndarray:
         """Return a 1 for each image."""
@@ -89,14 +87,10 @@ class ImageDataset(FairseqDataset):
         max_sentences: Optional[int] = None,
         required_batch_size_multiple: int = 1,
     ) -> list[np.ndarray]:
-        """Cut an epoch into batches, all images of it.
+        """Cut an epoch into batches of ``max_tokens`` or ``max_sentences`` images, all of it.
 
-        Args:
-            indices: their order.
-            max_tokens: images of a batch.
-            max_sentences: the same, of which fairseq's commands need one.
-            required_batch_size_multiple: ignored. fairseq's own version drops a last batch that is no multiple of it,
-                by default 8: images would not be trained on, or not be counted in a test.
+        ``required_batch_size_multiple`` is ignored. fairseq's own version drops a last batch that is no multiple of it,
+        by default 8: images would not be trained on, or not be counted in a test.
 
         Raises:
             AlmaError: a batch would have no image.
@@ -136,8 +130,7 @@ class ImageDataset(FairseqDataset):
         if not (self.is_training and self.source.augment):
             return self.source.normalised(images)
         # By what is in the batch, so that a worker process that starts in the middle of an epoch draws the same.
-        seeds = np.random.SeedSequence([self.seed, self.epoch, first]).generate_state(1, np.uint64)
-        return self.source.augmented(images, torch.Generator().manual_seed(int(seeds[0] >> 1)))
+        return self.source.augmented(images, seeded(self.seed, self.epoch, first))
 
 
 @dataclass
@@ -193,11 +186,7 @@ class AlmaImageClassificationTask(StageTask):
         )
 
     def build_model(self, cfg: Any, from_checkpoint: bool = False) -> BaseFairseqModel:
-        """Build the model, after a look whether it takes images and whether the checkpoint to start from fits it.
-
-        Raises:
-            AlmaError: it does not.
-        """
+        """Build the model, after a look whether it takes images and whether the checkpoint to start from fits it."""
         with in_one_line():  # no decorator: fairseq looks at the names of the arguments
             return self._build_checked(cfg, from_checkpoint)
 
@@ -272,16 +261,7 @@ class AlmaImageCrossEntropy(FairseqCriterion):
     """Cross entropy; logged are ``loss`` (nats per image) and ``error`` (share of wrong images, 0 to 1)."""
 
     def forward(self, model: Any, sample: dict[str, Any], reduce: bool = True) -> tuple[Tensor, int, dict[str, Any]]:
-        """Compute the loss of one batch.
-
-        Args:
-            model: maps (B, C, H, W) images to (B, K) logits.
-            sample: ``net_input`` and ``target`` (B).
-            reduce: sum over the batch; else (B) losses.
-
-        Returns:
-            Loss in nats; the number of images, which it will be divided by; what to log.
-        """
+        """Compute the loss of one batch in nats, summed or of each image, with the number of images and what to log."""
         logits, target = model(**sample["net_input"]), sample["target"]
         loss = F.cross_entropy(logits, target, reduction="sum" if reduce else "none")
         num_images = target.size(0)

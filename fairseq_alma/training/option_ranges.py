@@ -173,7 +173,10 @@ def check_words(options: Iterable[tuple[str, Sequence[str]]], *parts: type) -> N
                 raise ValueError("one number is needed")
             bounds.read_all(given) if bounds.is_list else bounds.read(given)
         except ValueError as error:
-            raise ValueError(f"{name} {given:.200} after the --: {error}") from error
+            needed = str(error)
+            if bounds is not None and bounds.is_whole:  # a word, where a file has a number of the right type already
+                needed = needed.replace("a number", "a whole number")
+            raise ValueError(f"{name} {given:.200} after the --: {needed}") from error
 
 
 def check_config(config: Mapping[str, Any]) -> None:

@@ -66,18 +66,13 @@ def test_the_shape_decides_the_default_network_and_augmenting_does_not(shape, ar
     assert f"--arch alma_{arch} --optimizer {'sgd' if arch == 'vgg' else 'adadelta'} " in out
 
 
-def test_a_learner_learns(stream, tmp_path):
-    found = run(stream, tmp_path / "R", words=("--", "--width", "16", "--max-epoch", "30", "--cpu"))
-    assert found[-1]["test"]["error"] < 0.1 < 0.75 - found[0]["test"]["error"]
-
-
 def test_a_run_whose_output_nobody_reads_is_trained_to_its_end(stream, tmp_path, monkeypatch):
-    expected = run(stream, tmp_path / "read")
+    expected = run(stream, tmp_path / "read", "--wait", "6")
     for name in ("stdout", "stderr"):
         reader, writer = os.pipe()
         os.close(reader)
         monkeypatch.setattr(sys, name, os.fdopen(writer, "w"))
-    assert run(stream, tmp_path / "R") == expected
+    assert run(stream, tmp_path / "R", "--wait", "6") == expected
 
 
 def test_the_name_of_a_run_does_not_steer_the_terminal(stream, tmp_path, capsys):
@@ -161,9 +156,8 @@ def test_a_mixture_that_keeps_its_checkpoints_keeps_the_map_of_every_stage(strea
 
 
 def test_seeds_and_orders_make_other_runs_and_the_same_seed_the_same(stream, tmp_path):
-    first, again, other = (
-        run(stream, tmp_path / name, "--seed", seed) for name, seed in (("a", "1"), ("b", "1"), ("c", "2"))
-    )
+    seeds = {"a": "1", "b": "1", "c": "2"}
+    first, again, other = (run(stream, tmp_path / name, "--wait", "3", "--seed", seeds[name]) for name in seeds)
     assert first == again != other
 
 
@@ -242,28 +236,18 @@ def test_hard_gates_choose_alike_whoever_is_trained_beside_them(stream, tmp_path
         assert [each["test"] for each in together] == [pytest.approx(each["test"], rel=1e-3) for each in alone]
 
 
-def test_an_unfinished_training_of_other_seeds_is_begun_anew(stream, tmp_path, monkeypatch):
-    monkeypatch.setattr(stage_trainer, "SAVE_EVERY_SECONDS", 0.0)
-    monkeypatch.setattr(stage_trainer.StageTraining, "finish", lambda self: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        run(stream, tmp_path / "R", "--wait", "6", "--seed", "1", "2")
-    assert list((tmp_path / "R").rglob(f"*{stage_trainer.UNFINISHED}"))
-    monkeypatch.undo()
-    run(stream, tmp_path / "R", "--wait", "6", "--seed", "1", "2", "3")
-    alone = run(stream, tmp_path / "alone", "--wait", "6", "--seed", "1")
-    assert records(tmp_path / "R/seed-1")[0]["test"] == pytest.approx(alone[0]["test"], rel=1e-4)
-
-
-def test_runs_of_other_seeds_leave_an_unfinished_training_alone(stream, tmp_path, monkeypatch):
-    monkeypatch.setattr(stage_trainer, "SAVE_EVERY_SECONDS", 0.0)
+def test_an_unfinished_training_of_other_seeds_is_left_alone_or_begun_anew(stream, tmp_path, monkeypatch):
     with monkeypatch.context() as patched, pytest.raises(ZeroDivisionError):
+        patched.setattr(stage_trainer, "SAVE_EVERY_SECONDS", 0.0)
         patched.setattr(stage_trainer.StageTraining, "finish", lambda self: 1 / 0)
         run(stream, tmp_path / "R", "--wait", "6", "--seed", "1", "2")
     (unfinished,) = (tmp_path / "R").rglob(f"*{stage_trainer.UNFINISHED}")
     run(stream, tmp_path / "R", "--wait", "6", "--seed", "3", "4")
     assert unfinished.is_file()
-    run(stream, tmp_path / "R", "--wait", "6", "--seed", "1", "2")
+    run(stream, tmp_path / "R", "--wait", "6", "--seed", "1", "2", "3")
     assert not unfinished.exists()
+    alone = run(stream, tmp_path / "alone", "--wait", "6", "--seed", "1")
+    assert records(tmp_path / "R/seed-1")[0]["test"] == pytest.approx(alone[0]["test"], rel=1e-4)
 
 
 def fork_stream(command, pass_fds, **options):
@@ -321,42 +305,21 @@ def contents(run):
     }
 
 
-def test_a_second_call_does_nothing(stream, tmp_path, capsys):
-    run(stream, tmp_path / "R", "--wait", "3")
-    capsys.readouterr()
-    run(stream, tmp_path / "R", "--wait", "3")
-    assert "nothing to do" in capsys.readouterr().out
-
-
-def test_one_stage_can_run_alone(stream, tmp_path):
-    whole = run(stream, tmp_path / "whole", "--wait", "2")
-    for stage in range(3):
-        run(stream, tmp_path / "R", "--wait", "2", "--stage", str(stage))
-    assert records(tmp_path / "R") == whole
-
-
-def test_a_dry_run_prints_the_stages_and_leaves_nothing(stream, tmp_path, capsys):
-    assert (
-        main(["--stream", str(stream), "--run", str(tmp_path / "R"), "--learner", "gmoe", "--wait", "3", "--dry-run"])
-        == 0
-    )
-    out = capsys.readouterr().out
-    assert "after growth (split)" in out
-    assert "--arch alma_moe_mlp" in out and "--optimizer adadelta --lr 1.0" in out
-    assert not (tmp_path / "R").exists()
-
-
 def test_the_commands_of_a_dry_run_are_what_the_whole_run_does(stream, tmp_path, capsys):
-    options = ["--stream", str(stream), "--run", str(tmp_path / "R"), "--wait", "3", "--stage", "1", "--dry-run"]
-    for words in (options, [word for word in options if word not in ("--stage", "1")]):
-        capsys.readouterr()
+    options = ["--stream", str(stream), "--run", str(tmp_path / "R"), "--learner", "gmoe", "--wait", "3", "--dry-run"]
+    for words, number in (([*options, "--stage", "1"], 1), (options, 2)):
         assert main([*words, *WORDS]) == 0
-    commands = [line for line in capsys.readouterr().out.splitlines() if not line.startswith("#")]
-    assert len(commands) == 2
+        said = capsys.readouterr().out
+        commands = [line for line in said.splitlines() if not line.startswith("#")]
+        assert "after growth (split)" in said and len(commands) == number
+        assert all(
+            "--arch alma_moe_mlp" in command and "--optimizer adadelta --lr 1.0" in command for command in commands
+        )
+    assert not (tmp_path / "R").exists()
     for command in commands:
         program, *words = shlex.split(command)
         assert (program, main(words)) == ("alma-stream", 0)
-    assert records(tmp_path / "R") == run(stream, tmp_path / "whole", "--wait", "3")
+    assert records(tmp_path / "R") == run(stream, tmp_path / "whole", "--learner", "gmoe", "--wait", "3")
 
 
 def test_a_learner_from_outside_is_one_class_with_an_option_of_its_own(stream, tmp_path):
@@ -401,14 +364,12 @@ def test_the_checkpoint_of_a_run_is_tested_by_the_stock_command(stream, tmp_path
         (["--learner", "ens", "--jobs", "2", "--seed", "1", "2"], [], "--jobs goes with one --seed"),
         (["--learner", "ens", "--jobs", "2", "--member", "0"], [], "--jobs trains all members, --member some"),
         (["--learner", "ens", "--side-by-side", "2"], [], "--side-by-side goes with --jobs or --member"),
-        (["--learner", "ens", "--jobs", "2", "--side-by-side", "0"], [], "--side-by-side 0: a number of at least 1"),
         (["--learner", "umix", "--side-by-side", "2"], [], "--side-by-side goes with --learner bagging, ens, gens"),
         (["--learner", "ens", "--member", "1", "2", "--side-by-side", "2"], [], "members 0 1 go together"),
         (["--learner", "gmoe", "--grow-schedule", "4,6"], [], "--grow-schedule has no meaning"),
         (["--learner", "gmoe", "--seed", "1", "2"], [], "--seed: several go with"),
         (["--seed", "3", "3"], [], "--seed 3: given twice"),
         (["--learner", "ens", "--joint-logits", "sum"], [], "--joint-logits goes with --learner umix"),
-        (["--learner", "gmoe", "--grow-noise", "1"], [], "--grow-noise has no meaning"),
         (["--best-checkpoint"], [], "--best-checkpoint has no meaning on streams of images"),
         (["--shrink-perturb", "1"], [], "--shrink-perturb 1: a number below 1 is needed"),
         (["--stage-average", "mean", "--iid", "3"], [], "--stage-average mean: there is one stage, so no stage starts"),
@@ -416,8 +377,6 @@ def test_the_checkpoint_of_a_run_is_tested_by_the_stock_command(stream, tmp_path
         (["--shrink-perturb", "0.5", "--learner", "gmoe"], [], "--shrink-perturb 0.5: the weights before growth have"),
         ([], ["--select", "speed"], "--select speed after the --: choose from loss, accuracy"),
         ([], ["--least-gain", "1.5"], "--least-gain 1.5 after the --: a number of at most 1 is needed"),
-        ([], ["--least-gain", "-0.1"], "--least-gain -0.1 after the --: a number of at least 0 is needed"),
-        ([], ["--least-gain", "nan"], "--least-gain nan after the --: a number is needed"),
         ([], ["--least-gain"], "one number is needed"),
         ([], ["--patience", "0"], "--patience 0 after the --"),
     ],
@@ -434,7 +393,7 @@ def test_a_wrong_use_is_refused_and_leaves_nothing(options, words, said, stream,
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--width", "0"], "--width 0 after the --: a number of at least 1 is needed"),
+        (["--width", "0"], "--width 0 after the --: a whole number of at least 1 is needed"),
         (["--width", "many"], "width"),
         (["--arch", "alma_vgg"], "at least 16 by 16"),
         (["--arch", "alma_vgg", "--last-pool", "max"], "at least 32 by 32 are needed; give --last-pool mean"),
@@ -448,18 +407,3 @@ def test_options_that_make_no_model_get_one_line_and_leave_nothing(words, said, 
         main(["--stream", str(stream), "--run", str(tmp_path / "R"), "--", *words])
     assert said in f"{stopped.value}{capsys.readouterr().err}"
     assert not (tmp_path / "R").exists()
-
-
-def test_a_checkpoint_that_is_gone_is_named(stream, tmp_path):
-    run(stream, tmp_path / "R", "--wait", "2", "--stage", "0")
-    (tmp_path / "R/stage-000/member-0/checkpoint_last.pt").unlink()
-    with pytest.raises(AlmaError, match=r"checkpoint_last\.pt: not there, but a later stage needs it"):
-        run(stream, tmp_path / "R", "--wait", "2")
-
-
-def test_an_unfinished_training_is_saved_now_and_then(stream, tmp_path, monkeypatch):
-    monkeypatch.setattr(stage_trainer, "SAVE_EVERY_SECONDS", 0.0)
-    written = []
-    monkeypatch.setattr(stage_trainer, "write_unfinished", lambda path, state: written.append(state["epoch"]))
-    run(stream, tmp_path / "R", "--wait", "6")
-    assert written == [1, 2, 3]

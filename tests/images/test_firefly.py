@@ -1,5 +1,6 @@
 import copy
 from itertools import pairwise
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -7,8 +8,20 @@ import torch.nn.functional as F
 
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.growth.firefly_selection import KeptCandidates, num_chain_parameters
-from fairseq_alma.images.firefly import CandidateVGG, Steps, grow_firefly, score_candidates, tune_directions, widen_vgg
-from fairseq_alma.images.networks import NUM_CONVOLUTIONS, VGG
+from fairseq_alma.images.firefly import (
+    FEWEST_NEW,
+    CandidateVGG,
+    Steps,
+    grow_firefly,
+    grow_on_images,
+    growth_flops,
+    score_candidates,
+    tune_directions,
+    widen_vgg,
+)
+from fairseq_alma.images.image_models import AlmaFireflyVGG, AlmaFireflyVGGConfig, AlmaVGG, AlmaVGGConfig
+from fairseq_alma.images.networks import NUM_CONVOLUTIONS, VGG, ImageKind, count_flops
+from tests.images.image_streams import NUM_CLASSES, make_images
 
 FIRST = [4] * NUM_CONVOLUTIONS
 FIRST_SIZE = num_chain_parameters(3, FIRST, 10)
@@ -220,12 +233,6 @@ def test_the_generator_decides_everything(network):
     )
 
 
-def test_batches_may_have_the_members_first(network):
-    stacked = [(images[None], labels[None]) for images, labels in batches_of()]
-    plain, same = grown(network).state_dict(), grown(network, batches=stacked).state_dict()
-    assert all(torch.equal(plain[name], values) for name, values in same.items())
-
-
 @pytest.mark.parametrize(
     ("share", "part"),
     [(0, "above 0"), (-0.25, "above 0"), (float("nan"), "above 0"), (float("inf"), "above 0"), (1e-4, "one channel")],
@@ -255,3 +262,76 @@ def test_a_network_on_a_gpu_grows_there(network):
     wide = grown(copy.deepcopy(network).to(device), batches=batches)
     assert all(tensor.is_cuda for tensor in wide.state_dict().values())
     assert num_params(wide) == pytest.approx(1.25 * FIRST_SIZE, rel=0.03)
+
+
+SHAPE = (3, 16, 16)
+SIDES = [16] * 2 + [8] * 2 + [4] * 4 + [2] * 4 + [1] * 4
+
+
+def untrained(channels):
+    network = VGG(SHAPE, NUM_CLASSES, channels)
+    network.reset_parameters([seeded(1)])
+    return network
+
+
+def candidate_forward_flops(channels, num_new):
+    """Two for each weight and pixel: every channel, its split, the new ones, and what hears the new ones before."""
+    total, inputs, new_before = 0, SHAPE[0], 0
+    for side, outputs in zip(SIDES, channels, strict=True):
+        total += 2 * 9 * side**2 * ((2 * outputs + num_new) * inputs + outputs * new_before)
+        inputs, new_before = outputs, num_new
+    return total + 2 * NUM_CLASSES * (inputs + new_before)
+
+
+@pytest.mark.parametrize("channels", [FIRST, [4, 5] * 8])
+def test_a_growth_step_costs_two_forward_and_backward_passes_of_all_candidates(channels):
+    found = growth_flops(untrained(channels), FIRST, 0.25, 30, SHAPE)
+    assert found == 2 * 3 * 30 * candidate_forward_flops(channels, FEWEST_NEW)
+    assert found > 2 * 30 * count_flops(untrained(channels), SHAPE).train
+
+
+def test_a_last_image_alone_is_looked_at_with_the_batch_before():
+    images, labels = (torch.from_numpy(array) for array in make_images(17, 1, SHAPE))
+    grown, _ = grow_on_images(untrained(FIRST), images / 255, labels, 8, FIRST, 0.5, seeded(2))
+    assert sum(parameter.numel() for parameter in grown.parameters()) > sum(
+        parameter.numel() for parameter in untrained(FIRST).parameters()
+    )
+
+
+def test_counting_leaves_the_network_and_what_grows_out_of_it_as_they_were():
+    images, labels = (torch.from_numpy(array) for array in make_images(20, 1, SHAPE))
+    network = untrained(FIRST)
+    before = {name: tensor.clone() for name, tensor in network.state_dict().items()}
+    grown, flops = grow_on_images(network, images / 255, labels, 8, FIRST, 0.5, seeded(2))
+    again, _ = grow_on_images(network, images / 255, labels, 8, FIRST, 0.5, seeded(2))
+    assert flops == growth_flops(network, FIRST, 0.5, 20, SHAPE)
+    assert all(torch.equal(network.state_dict()[name], tensor) for name, tensor in before.items())
+    assert all(torch.equal(again.state_dict()[name], tensor) for name, tensor in grown.state_dict().items())
+    assert network.training and grown.training
+
+
+TASK = SimpleNamespace(image_shape=(3, 16, 16), num_classes=10)
+KIND = ImageKind(TASK.image_shape, 10)
+
+
+def built():
+    torch.manual_seed(0)
+    return AlmaFireflyVGG.build_model(AlmaFireflyVGGConfig(channels=4), TASK)
+
+
+def test_before_any_growth_it_is_the_vgg_network():
+    torch.manual_seed(0)
+    plain = AlmaVGG.build_model(AlmaVGGConfig(channels=4), TASK)
+    model = built()
+    assert all(torch.equal(model.state_dict()[name], values) for name, values in plain.state_dict().items())
+
+
+def test_a_grown_network_is_built_again_from_its_options():
+    generator = torch.Generator().manual_seed(0)
+    images, labels = torch.randn(32, 3, 16, 16, generator=generator), torch.arange(32) % 10
+    grown = grow_firefly(built().network, [(images, labels)], [4] * 16, 0.25, generator).eval()
+    options = AlmaFireflyVGG.grown_layers(grown).options()
+    again = AlmaFireflyVGG.build_members(AlmaFireflyVGGConfig(channels=4, **options), KIND, 1).eval()
+    assert options != {"layer_channels": ",".join(["4"] * 16)}
+    again.load_state_dict(grown.state_dict())
+    assert torch.equal(again(images), grown(images))

@@ -18,6 +18,7 @@ from fairseq_alma.images.model_store import (
 CONFIG = {"model": {"_name": "alma_mlp"}, "optimizer": {"_name": "adadelta"}}
 GROWN = GrownLayers(trees=(GateTree.from_nested([0, [1, 2]]), GateTree.flat(3)))
 STATE = {"layers.0.weight": torch.ones(1, 2, 3), "layers.0.bias": torch.ones(1, 2)}
+OTHER = {"num_experts": 3, "gate_trees": "[[0]]"}
 MODEL = TrainedModel(STATE, GROWN, 5, 60, {"growth_flops": 7})
 
 
@@ -36,26 +37,13 @@ def path(tmp_path):
 def test_a_model_is_read_as_it_was_written(path):
     found = read_model(path, read_grown)
     assert vars(found).keys() == vars(MODEL).keys()
-    assert (
-        torch.equal(found.state["layers.0.weight"], MODEL.state["layers.0.weight"])
-        and found.state.keys() == STATE.keys()
-    )
+    assert found.state.keys() == STATE.keys() and all(torch.equal(found.state[name], STATE[name]) for name in STATE)
     assert (found.grown, found.num_updates, found.num_images, found.growth) == (GROWN, 5, 60, {"growth_flops": 7})
 
 
 def test_what_growth_has_changed_is_in_the_file_as_options_of_the_model(path):
     facts = torch.load(path, weights_only=True)["extra_state"][TRAINING_KEY]
     assert facts["grown"] == {"num_experts": 3, "gate_trees": "[[0,[1,2]],[0,1,2]]"}
-
-
-class Runs:
-    """Pickles to a call of a function."""
-
-    def __init__(self, *arguments):
-        self.arguments = arguments
-
-    def __reduce__(self):
-        return os.mkdir, self.arguments
 
 
 def with_facts(checkpoint, facts):
@@ -70,12 +58,7 @@ def with_facts(checkpoint, facts):
         (lambda whole: with_facts(whole, {"x": 1}), "damaged"),
         (lambda whole: with_facts(whole, {**whole["extra_state"][TRAINING_KEY], "num_updates": "many"}), "damaged"),
         (lambda whole: with_facts(whole, {**whole["extra_state"][TRAINING_KEY], "grown": 5}), "damaged"),
-        (
-            lambda whole: with_facts(
-                whole, {**whole["extra_state"][TRAINING_KEY], "grown": {"num_experts": 3, "gate_trees": "[[0]]"}}
-            ),
-            "not the weights of this run's network",
-        ),
+        (lambda whole: with_facts(whole, {**whole["extra_state"][TRAINING_KEY], "grown": OTHER}), "not the weights of"),
         (lambda whole: {**whole, "model": [1]}, "damaged"),
         (lambda whole: {**whole, "model": {"layers.0.weight": "x"}}, "damaged"),
         (lambda whole: {"model": whole["model"]}, "lacks 'model' or 'cfg'"),
@@ -89,18 +72,10 @@ def test_a_checkpoint_that_is_not_what_was_written_is_named_with_the_stage_to_re
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("size", [0, 5, 500, -100])
-def test_a_truncated_checkpoint_is_named_with_the_stage_to_remove(path, size):
-    path.write_bytes(path.read_bytes()[:size])
+def test_a_truncated_checkpoint_is_named_with_the_stage_to_remove(path):
+    path.write_bytes(path.read_bytes()[:500])
     with pytest.raises(AlmaError, match=r"checkpoint_last\.pt: .*truncated.*; remove .*/stage-003 to train"):
         read_model(path, read_grown)
-
-
-def test_what_a_checkpoint_would_run_is_not_run_nor_recommended(path, tmp_path):
-    torch.save({**torch.load(path, weights_only=True), "model": Runs(str(tmp_path / "was-here"))}, path)
-    with pytest.raises(AlmaError, match="more than weights and plain data") as error:
-        read_model(path, read_grown)
-    assert not (tmp_path / "was-here").exists() and "weights_only" not in str(error.value)
 
 
 def test_an_unfinished_training_is_read_as_it_was_written_and_none_where_there_is_none(tmp_path):

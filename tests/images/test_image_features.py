@@ -17,7 +17,8 @@ from fairseq_alma.images.stage_images import ImageInput, TrainingImages, seeded
 from fairseq_alma.images.stage_training import StageTraining, TrainingSettings
 from fairseq_alma.training.average import WeightAverage, average_decay
 from fairseq_alma.training.branch import LRBranch, branch_factor
-from fairseq_alma.training.feature import Feature, Features
+from fairseq_alma.training.feature import Feature, Features, Part, Setting
+from fairseq_alma.training.stage_ends import StageEnds, share_of_new
 from tests.images.image_streams import NUM_CLASSES, make_images, make_stream
 from tests.scripts import end_with
 
@@ -240,3 +241,26 @@ def test_the_learning_rate_of_the_last_updates_goes_down_to_zero():
     assert watch.rates == [0.5 * branch_factor(update, 7, 12, "linear") for update in range(12)]
     assert watch.rates[6:8] == [0.5, 0.5] and watch.rates[-1] == pytest.approx(0.1)
     assert training.optimizer.param_groups[0]["lr"] == 0.5
+
+
+def test_the_mean_over_stages_is_that_of_all_their_ends_and_no_view_of_them():
+    model, ends, checkpoint = torch.nn.Linear(5, 4), [], {}
+    for stage in range(6):
+        torch.nn.init.normal_(model.weight, generator=torch.Generator().manual_seed(stage))
+        ends.append(model.weight.detach().clone())
+        feature = StageEnds(stage_average="mean").for_part(Part(stage=stage))
+        feature.begin(checkpoint, Setting())
+        average = {name: tensor.clone() for name, tensor in model.state_dict().items()} | {**feature.to_test(model)}
+        checkpoint = {"model": model.state_dict(), "average": average}
+    model.weight.data.zero_()
+    torch.testing.assert_close(average["weight"], torch.stack(ends).mean(dim=0))
+
+
+@pytest.mark.parametrize("half_life", ["1/32", "1/8"])
+def test_what_an_average_is_made_of_is_half_forgotten_after_its_half_life(half_life):
+    kept, stage = 1.0, 800
+    while kept > 0.5:
+        stage += 1
+        kept *= 1 - share_of_new(stage, half_life)
+    numerator, denominator = map(int, half_life.split("/"))
+    assert stage / 800 == pytest.approx(1 + numerator / denominator, rel=0.01)

@@ -13,6 +13,8 @@ from fairseq_alma.errors import AlmaError
 from fairseq_alma.growth.gate_tree import GateTree
 from fairseq_alma.images.image_classifier import ImageClassifier
 from fairseq_alma.images.image_models import (
+    AlmaFireflyVGG,
+    AlmaFireflyVGGConfig,
     AlmaMLP,
     AlmaMLPConfig,
     AlmaMoEMLP,
@@ -39,7 +41,10 @@ KIND = ImageKind(SHAPE, NUM_CLASSES)
 TREE, ROWS, EXPERTS = "[0,[1,3],2]", 5, 4
 SIDES = [16] * 2 + [8] * 2 + [4] * 4 + [2] * 4 + [1] * 4
 
+CHANNELS = "4,4,5,4,4,4,4,4,6,4,4,4,4,4,4,7"
+
 BUILT = {
+    "alma_firefly_vgg": (AlmaFireflyVGG, AlmaFireflyVGGConfig(channels=4, layer_channels=CHANNELS)),
     "alma_mlp": (AlmaMLP, AlmaMLPConfig(width=7, hidden_layers=3)),
     "alma_vgg": (AlmaVGG, AlmaVGGConfig(channels=4)),
     "alma_moe_mlp": (AlmaMoEMLP, AlmaMoEMLPConfig(width=7, num_experts=EXPERTS, gate_trees=f"[{TREE},[0,1,2,3]]")),
@@ -157,16 +162,22 @@ def test_a_mixture_of_one_expert_is_the_plain_network():
         ("alma_moe_mlp", {"gate_trees": "[[0,1],[0,1]]"}, ("--gate-trees", "2 experts", "--num-experts says 4")),
         ("alma_moe_mlp", {"gate_trees": "oops"}, ("--gate-trees",)),
         ("alma_moe_vgg", {"channels": 0}, ("--channels 0", "at least 1")),
+        ("alma_firefly_vgg", {"channels": 0}, ("--channels 0", "at least 1")),
+        ("alma_firefly_vgg", {"layer_channels": "4,4,5"}, ("--layer-channels 4,4,5", "3 numbers", "16 are needed")),
+        ("alma_firefly_vgg", {"layer_channels": CHANNELS.replace("5", "five")}, ("five", "numbers of at least 1")),
+        ("alma_firefly_vgg", {"layer_channels": CHANNELS.replace("5", "0")}, ("--layer-channels", "at least 1")),
+        ("alma_firefly_vgg", {"layer_channels": CHANNELS.replace("5", "4.5")}, ("--layer-channels", "at least 1")),
+        ("alma_firefly_vgg", {"channels": 5}, ("--channels 5", "before any growth")),
     ],
 )
 def test_options_that_make_no_model_are_refused_in_one_line(arch, options, parts):
     model_class, config = BUILT[arch]
     with pytest.raises(AlmaError) as error:
         model_class.build_model(type(config)(**{**vars(config), **options}), TASK)
-    assert all(part in str(error.value) for part in parts)
+    assert all(part in str(error.value) for part in parts) and "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("arch", ["alma_vgg", "alma_moe_vgg"])
+@pytest.mark.parametrize("arch", ["alma_vgg", "alma_moe_vgg", "alma_firefly_vgg"])
 def test_images_too_small_for_the_poolings_are_refused(arch):
     model_class, config = BUILT[arch]
     with pytest.raises(AlmaError, match="8 by 16 pixels, at least 16 by 16 are needed"):
@@ -193,10 +204,13 @@ def test_what_growth_has_changed_builds_the_grown_network_again_typed_or_as_opti
         assert AlmaMoEMLP.grown_layers(again) == grown
 
 
-def test_members_side_by_side_have_the_trees_of_one_of_them():
-    model_class, config = BUILT["alma_moe_mlp"]
-    network = model_class.build_members(config, KIND, 3)
-    assert model_class.grown_layers(network) == model_class.read_grown(config)
+@pytest.mark.parametrize(
+    ("arch", "grown"), [("alma_moe_mlp", None), ("alma_firefly_vgg", {"layer_channels": CHANNELS})]
+)
+def test_members_side_by_side_have_grown_as_one_of_them(arch, grown):
+    model_class, config = BUILT[arch]
+    found = model_class.grown_layers(model_class.build_members(config, KIND, 3))
+    assert found == model_class.read_grown(config) and grown in (None, found.options())
 
 
 @pytest.fixture(scope="module")

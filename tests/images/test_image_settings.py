@@ -27,6 +27,7 @@ def settings_of(images, *words):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
+        (["--batch-size", "0"], "--batch-size 0 after the --: a whole number of at least 1 is needed"),
         (["--lr", "-1"], "--lr -1 after the --: a number above 0 is needed"),
         (["--lr", "0"], "--lr 0 after the --: a number above 0 is needed"),
         (["--lr", "[0.1,0.2]"], r"--lr \[0\.1,0\.2\] after the --: one number is needed"),
@@ -42,7 +43,7 @@ def settings_of(images, *words):
         ([*ADAM, "--adam-betas", "(2,3)"], r"--adam-betas \(2,3\) after the --: two numbers from 0 to 1"),
         ([*ADAM, "--adam-betas", "0.9"], r"--adam-betas 0\.9 after the --: two numbers"),
         (["--width", "1000000"], "alma_mlp --width 1000000 does not fit into memory"),
-        (["--width", "1000000000"], "--width 1000000000 after the --: a number of at most 1,000,000 is needed"),
+        (["--width", "1000000000"], "--width 1000000000 after the --: a whole number of at most 1,000,000 is needed"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )

@@ -1,0 +1,238 @@
+"""Layers and networks of N members against those of ``torch.nn``, each on its own."""
+
+import pytest
+import torch
+from torch import nn
+
+from fairseq_alma.growth.firefly_selection import num_chain_parameters
+from fairseq_alma.growth.gate_tree import GateTree
+from fairseq_alma.images.mixtures import MixtureVGG
+from fairseq_alma.images.networks import (
+    MLP,
+    NUM_CONVOLUTIONS,
+    VGG,
+    MemberBatchNorm2d,
+    MemberConv2d,
+    MemberLinear,
+    SideBySide,
+    Variant,
+    measure_batch_norm,
+)
+
+BATCH, INPUTS, OUTPUTS, SIDE = 6, 3, 5, 7
+MEMBERS = [1, 4]
+
+
+def seeded(seed):
+    return torch.Generator().manual_seed(seed)
+
+
+def noise(*shape, seed=0):
+    return torch.randn(*shape, generator=seeded(seed))
+
+
+def filled(layer):
+    """Give every parameter values of its own."""
+    for number, parameter in enumerate(layer.parameters()):
+        parameter.data.copy_(noise(*parameter.shape, seed=100 + number))
+    return layer
+
+
+def gradients_of(outputs, parameters, weights):
+    return torch.autograd.grad((outputs * weights).sum(), list(parameters))
+
+
+@pytest.mark.parametrize("num_members", MEMBERS)
+@pytest.mark.parametrize("is_shared", [False, True], ids=["own inputs", "shared inputs"])
+def test_linear_layers_are_those_of_each_member_forward_and_backward(num_members, is_shared):
+    layer = filled(MemberLinear(num_members, INPUTS, OUTPUTS))
+    x = noise(BATCH, INPUTS) if is_shared else noise(num_members, BATCH, INPUTS)
+    weights = noise(num_members, BATCH, OUTPUTS, seed=1)
+    found = layer(x)
+    assert found.shape == (num_members, BATCH, OUTPUTS)
+    found_gradients = gradients_of(found, layer.parameters(), weights)
+    for member in range(num_members):
+        alone = nn.Linear(INPUTS, OUTPUTS)
+        alone.load_state_dict({name: tensor[member] for name, tensor in layer.state_dict().items()})
+        expected = alone(x if is_shared else x[member])
+        torch.testing.assert_close(found[member], expected)
+        for ours, theirs in zip(
+            found_gradients, gradients_of(expected, alone.parameters(), weights[member]), strict=True
+        ):
+            torch.testing.assert_close(ours[member], theirs)
+
+
+@pytest.mark.parametrize("num_members", MEMBERS)
+@pytest.mark.parametrize("is_shared", [False, True], ids=["own inputs", "shared inputs"])
+def test_convolutions_are_those_of_each_member_forward_and_backward(num_members, is_shared):
+    layer = filled(MemberConv2d(num_members, INPUTS, OUTPUTS))
+    x = noise(BATCH, INPUTS if is_shared else num_members * INPUTS, SIDE, SIDE)
+    weights = noise(BATCH, num_members * OUTPUTS, SIDE, SIDE, seed=1)
+    found = layer(x)
+    (found_gradient,) = gradients_of(found, layer.parameters(), weights)
+    for member in range(num_members):
+        alone = nn.Conv2d(INPUTS, OUTPUTS, 3, padding=1, bias=False)
+        alone.weight.data.copy_(layer.weight[member])
+        ours, own = slice(member * OUTPUTS, (member + 1) * OUTPUTS), slice(member * INPUTS, (member + 1) * INPUTS)
+        expected = alone(x if is_shared else x[:, own])
+        torch.testing.assert_close(found[:, ours], expected, rtol=1e-4, atol=1e-5)
+        (expected_gradient,) = gradients_of(expected, alone.parameters(), weights[:, ours])
+        torch.testing.assert_close(found_gradient[member], expected_gradient, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("num_members", MEMBERS)
+def test_batch_norm_trains_and_tests_each_member_on_its_own_statistics(num_members):
+    layer = filled(MemberBatchNorm2d(num_members, OUTPUTS))
+    alone = [nn.BatchNorm2d(OUTPUTS) for _ in range(num_members)]
+    for member, one in enumerate(alone):
+        one.weight.data.copy_(layer.weight[member])
+        one.bias.data.copy_(layer.bias[member])
+    for step, training in enumerate([True, True, False]):
+        x = 2 + 3 * noise(BATCH, num_members * OUTPUTS, SIDE, SIDE, seed=step)
+        found = layer.train(training)(x)
+        expected = [one.train(training)(part) for one, part in zip(alone, x.split(OUTPUTS, dim=1), strict=True)]
+        torch.testing.assert_close(found, torch.cat(expected, dim=1), rtol=1e-4, atol=1e-5)
+    for member, one in enumerate(alone):
+        torch.testing.assert_close(layer.running_mean[member], one.running_mean)
+        torch.testing.assert_close(layer.running_var[member], one.running_var)
+
+
+@pytest.mark.parametrize(
+    "build", [lambda members: MemberLinear(members, 40, 50), lambda members: MemberConv2d(members, 8, 9)]
+)
+def test_a_member_begins_as_its_own_generator_says_whoever_stands_beside_it(build):
+    together, alone = build(3), build(1)
+    together.reset_parameters([seeded(seed) for seed in (5, 6, 7)])
+    alone.reset_parameters([seeded(6)])
+    for name, tensor in alone.state_dict().items():
+        assert torch.equal(together.state_dict()[name][1], tensor[0])
+        assert not torch.equal(together.state_dict()[name][0], tensor[0])
+
+
+def test_first_weights_are_spread_as_those_of_torch_linear_layers_and_of_vgg_convolutions():
+    linear, convolution = MemberLinear(1, 100, 400), MemberConv2d(1, 20, 60)
+    linear.reset_parameters([seeded(1)])
+    convolution.reset_parameters([seeded(1)])
+    assert linear.weight.abs().max() <= 0.1 and linear.bias.abs().max() <= 0.1  # 1 / sqrt(100), uniform
+    assert linear.weight.std().item() == pytest.approx(0.1 / 3**0.5, rel=0.02)
+    assert convolution.weight.std().item() == pytest.approx((2 / (9 * 60)) ** 0.5, rel=0.03)
+
+
+NUM_CLASSES = 5
+COLUMN_E = [2, 2, 4, 4, 4]  # Simonyan and Zisserman 2015, table 1, column E, without its three linear layers
+
+
+def torch_vgg(channels, image_channels=3, last_pool="mean"):
+    """Nothing shared with the package but the paper's description, or that of its released code."""
+    layers, inputs = [], image_channels
+    remaining = list(channels)
+    for number, group in enumerate(COLUMN_E):
+        if number:
+            layers.append(nn.MaxPool2d(2, 2))
+        for outputs in [remaining.pop(0) for _ in range(group)]:
+            layers += [nn.Conv2d(inputs, outputs, 3, padding=1, bias=False), nn.BatchNorm2d(outputs), nn.ReLU()]
+            inputs = outputs
+    if last_pool == "max":
+        return nn.Sequential(*layers, nn.MaxPool2d(2, 2), nn.Flatten(), nn.Linear(inputs, NUM_CLASSES))
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(inputs, NUM_CLASSES))
+
+
+def copy_member(network, member, plain):
+    """Give the plain network the weights of a member, layer by layer."""
+    state = network.member_state(member)
+    wanted = [module for module in plain if isinstance(module, (nn.Conv2d, nn.BatchNorm2d, nn.Linear))]
+    ours = [f"blocks.{layer}.{part}" for layer in range(NUM_CONVOLUTIONS) for part in ("conv", "norm")]
+    for module, name in zip(wanted, [*ours, "classifier"], strict=True):
+        for parameter in ("weight", "bias"):
+            if getattr(module, parameter) is not None:
+                getattr(module, parameter).data.copy_(state[f"{name}.{parameter}"][0])
+    return plain
+
+
+@pytest.mark.parametrize("side", [16, 32, 40])
+@pytest.mark.parametrize("num_members", [1, 2])
+def test_it_computes_what_an_independent_vgg19_computes_in_training_and_at_test(side, num_members):
+    channels = [4, 6] * 8
+    network = VGG((3, side, side), NUM_CLASSES, channels, num_members)
+    network.reset_parameters([seeded(member) for member in range(num_members)])
+    plain = [copy_member(network, member, torch_vgg(channels)) for member in range(num_members)]
+    for seed, training in ((1, True), (2, False)):
+        images = torch.randn(7, 3, side, side, generator=seeded(seed))
+        found = network.train(training)(images)
+        assert found.shape == (num_members, 7, NUM_CLASSES)
+        for logits, one in zip(found, plain, strict=True):
+            torch.testing.assert_close(logits, one.train(training)(images), rtol=1e-3, atol=1e-4)
+
+
+def test_the_network_of_the_released_code_ends_in_a_fifth_max_pooling_and_has_torchs_initial_weights():
+    channels = [4] * NUM_CONVOLUTIONS
+    network = VGG((3, 32, 32), NUM_CLASSES, channels, variant=Variant("max", "default"))
+    network.reset_parameters([seeded(1)])
+    plain = copy_member(network, 0, torch_vgg(channels, last_pool="max"))
+    images = torch.randn(7, 3, 32, 32, generator=seeded(1))
+    torch.testing.assert_close(network(images)[0], plain(images), rtol=1e-3, atol=1e-4)
+    for block in network.blocks:
+        weight = block.conv.weight[0]
+        bound = weight[0].numel() ** -0.5  # as torch.nn.Conv2d: kaiming_uniform_ with a = sqrt(5)
+        assert 0.8 * bound < weight.abs().max() <= bound
+
+
+def test_members_may_have_images_of_their_own():
+    network = VGG((3, 16, 16), NUM_CLASSES, [4] * NUM_CONVOLUTIONS, num_members=2)
+    network.reset_parameters([seeded(1), seeded(2)])
+    images = torch.randn(2, 6, 3, 16, 16, generator=seeded(3))
+    found = network.eval()(images)
+    for member in range(2):
+        torch.testing.assert_close(found[member], network(images[member])[member], rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("channels", [[4] * 16, [64] * 16, [3, 5] * 8])
+def test_it_has_sixteen_convolutions_a_linear_layer_and_the_parameters_of_the_formula(channels):
+    network = VGG((3, 32, 32), 10, channels)
+    kinds = [type(module) for module in network.modules()]
+    assert kinds.count(MemberConv2d) == 16 and kinds.count(MemberLinear) == 1
+    expected = sum(9 * before * after + 2 * after for before, after in zip([3, *channels], channels, strict=False))
+    expected += channels[-1] * 10 + 10
+    assert sum(parameter.numel() for parameter in network.parameters()) == expected
+    assert num_chain_parameters(3, channels, 10) == expected
+
+
+def test_batch_norm_is_measured_anew_as_the_mean_over_batches():
+    network = VGG((1, 32, 32), 4, [3] * 16, num_members=2)
+    network.reset_parameters([torch.Generator().manual_seed(seed) for seed in (1, 2)])
+    images = torch.randn(12, 1, 32, 32, generator=torch.Generator().manual_seed(4))
+    before = {name: parameter.clone() for name, parameter in network.named_parameters()}
+    assert measure_batch_norm(network, images.split(4)) == 12
+    norm = next(module for module in network.modules() if isinstance(module, MemberBatchNorm2d))
+    measured = norm.running_mean.flatten().clone(), norm.running_var.flatten().clone()
+    seen = []
+    hook = norm.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0]))
+    with torch.no_grad():
+        network.train()
+        for batch in images.split(4):
+            network(batch)
+    hook.remove()
+    means = torch.stack([each.mean(dim=(0, 2, 3)) for each in seen]).mean(dim=0)
+    variances = torch.stack([each.var(dim=(0, 2, 3)) for each in seen]).mean(dim=0)
+    torch.testing.assert_close(measured, (means, variances))
+    assert all(torch.equal(before[name], parameter) for name, parameter in network.named_parameters())
+
+
+@pytest.mark.parametrize("gate", ["soft", "hard"])
+@pytest.mark.parametrize("num_members", [1, 2])
+def test_batch_norm_of_mixtures_is_measured_alone_and_side_by_side(gate, num_members):
+    trees = [GateTree.flat(2)] * NUM_CONVOLUTIONS
+    networks = [MixtureVGG((1, 16, 16), 4, 2, trees, gate) for _ in range(num_members)]
+    for network in networks:
+        network.reset_parameters([torch.Generator().manual_seed(1)])
+    network = networks[0] if num_members == 1 else SideBySide(networks)
+    images = torch.randn(12, 1, 16, 16, generator=torch.Generator().manual_seed(4))
+    assert measure_batch_norm(network, images.split(4)) == 12
+    norms = [module for module in network.modules() if isinstance(module, MemberBatchNorm2d)]
+    assert len(norms) == NUM_CONVOLUTIONS * num_members
+    assert all(norm.running_mean.abs().sum() > 0 for norm in norms)
+
+
+def test_a_network_without_batch_norm_is_left_alone():
+    network = MLP((1, 2, 2), 2, 3)
+    assert measure_batch_norm(network, [torch.zeros(2, 1, 2, 2)]) == 0
