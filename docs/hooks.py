@@ -80,6 +80,7 @@ def options_page() -> str:
     from fairseq_alma.cli.generate import GenerateOptions
     from fairseq_alma.cli.import_model import ImportOptions
     from fairseq_alma.cli.score import ScoreOptions
+    from fairseq_alma.cli.update import UpdateOptions
     from fairseq_alma.images.image_train_options import LoopOptions
     from fairseq_alma.runs import study
     from fairseq_alma.runs.lookup import ArrivalOptions
@@ -103,6 +104,7 @@ def options_page() -> str:
             "alma-grow, alma-export": ArrivalOptions,
             "alma-score": ScoreOptions,
             "alma-generate": GenerateOptions,
+            "alma-update": UpdateOptions,
         },
     }
     parts = [OPTIONS_HEAD]

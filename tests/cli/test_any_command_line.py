@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from data_prep.images import options as image_prep_options
 from data_prep.text import options as text_prep_options
-from fairseq_alma.cli import ensemble, grow, report, stream_parser
+from fairseq_alma.cli import ensemble, grow, report, stream_parser, update
 from fairseq_alma.cli.entry import command
 from fairseq_alma.cli.parser import Parser
 from fairseq_alma.images.image_train_options import ImageTrainOptions
@@ -23,6 +23,7 @@ from fairseq_alma.learners.single_model import SingleModel
 from fairseq_alma.runs.request import RunRequest
 from fairseq_alma.text.train_options import TrainOptions
 from fairseq_alma.training.option_ranges import RANGES
+from tests.text.test_recipe import made
 
 CHEAP = settings(
     derandomize=True,
@@ -71,6 +72,13 @@ def read_train_options(argv: Sequence[str]) -> None:
         Parser().error(str(error))
 
 
+def read_recipe(argv: Sequence[str]) -> None:
+    try:
+        TrainOptions(made(argv).words)
+    except ValueError as error:
+        Parser().error(str(error))
+
+
 def read_image_train_options(argv: Sequence[str]) -> None:
     try:
         ImageTrainOptions(argv, SingleModel, for_photographs=False)
@@ -111,6 +119,8 @@ COMMANDS: dict[str, tuple[Reader, list[str], list[str]]] = {
         flags_of(stream_parser.build_parser(), stream_parser.LEARNERS_FROM),
     ),
     "options for fairseq-train": (read_train_options, TRAIN, [*RANGES, "--sample-break-mode"]),
+    "update": (lambda argv: update.build_parser().parse_args(argv), ["M", "a.txt"], flags_of(update.build_parser())),
+    "recipe": (read_recipe, [], [*RANGES, "--arch", "--lr-scheduler"]),
     "options for images": (read_image_train_options, [], [*RANGES, "--optimizer", "--gate", "--adam-betas"]),
 }
 
