@@ -9,7 +9,7 @@ from dataclasses import MISSING, dataclass
 from typing import Any, Mapping, Optional
 
 from fairseq_alma.checkpoints import LAST_CHECKPOINT
-from fairseq_alma.growth.depth import LAYER_METHODS
+from fairseq_alma.growth import EXPERT_METHODS, LAYER_METHODS
 from fairseq_alma.options import Options, flag, flags_of, opt, real, whole
 
 MAX_EXPERTS = 10_000
@@ -251,7 +251,7 @@ class GrowOptions(DenseOptions):
         "scratch, new random experts. Of layers, whose outputs begin at zero (the loss stays): zero, random ones "
         "behind the others (default); last, copies of the last; interpolated, copies of those before "
         "them, among the others",
-        choices=("copy", "split", "scratch", *LAYER_METHODS),
+        choices=(*EXPERT_METHODS, *LAYER_METHODS),
     )
     experts: Optional[int] = opt(None, "experts to add to each Switch layer", range=whole(1, MAX_EXPERTS), metavar="K")
     layers: Optional[int] = opt(None, "layers that the decoder is to have", range=LAYERS)

@@ -11,7 +11,7 @@ from fairseq_alma.cli.entry import command
 from fairseq_alma.cli.parser import Parser
 from fairseq_alma.errors import refuse_no_file
 from fairseq_alma.files import refuse_existing
-from fairseq_alma.growth.depth import LAYER_METHODS
+from fairseq_alma.growth import EXPERT_METHODS, LAYER_METHODS
 from fairseq_alma.runs.lookup import ArrivalOptions, find_model
 from fairseq_alma.terminal import tell
 
@@ -48,13 +48,13 @@ def main(argv: Optional[Sequence[str]] = None) -> Optional[int]:
 
 def _check(options: argparse.ArgumentParser, args: GrowOptions) -> None:
     """Refuse what can be refused from the command line alone."""
-    if (args.experts is None) == (args.layers is None):
-        options.error("--experts K or --layers N is needed, one of them in a step")
-    if (args.method in LAYER_METHODS) if args.layers is None else (args.method not in (None, *LAYER_METHODS)):
-        what, needed = ("layers", LAYER_METHODS) if args.layers else ("experts", ("copy", "split", "scratch"))
-        options.error(f"--method {args.method}: {what} are added by {', '.join(needed)}")
-    if args.experts is not None and args.method is None:
-        options.error("--experts: --method copy, split or scratch is needed")
+    if args.experts is None and args.layers is None:
+        options.error("--experts K or --layers N is needed, or both")
+    if args.experts is None and args.method not in (None, *LAYER_METHODS):
+        options.error(f"--method {args.method}: layers are added by {', '.join(LAYER_METHODS)}")
+    if args.experts is not None and args.method not in EXPERT_METHODS:
+        given = "--experts" if args.method is None else f"--method {args.method}"
+        options.error(f"{given}: experts are added by --method {', '.join(EXPERT_METHODS)}")
     if args.noise > 0 and args.method != "copy":
         options.error(f"--noise {args.noise}: goes with --method copy alone")
     if args.optimizer == "share" and args.method != "split":

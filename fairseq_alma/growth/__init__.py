@@ -1,1 +1,4 @@
 """How models grow: gate trees, plans, and operations on plain tensors. No fairseq."""
+
+EXPERT_METHODS = ("copy", "split", "scratch")
+LAYER_METHODS = ("zero", "last", "interpolated")

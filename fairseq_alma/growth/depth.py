@@ -19,7 +19,6 @@ from torch import Tensor
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.growth.gate_tree import has_experts
 
-LAYER_METHODS = ("zero", "last", "interpolated")
 _LAYER = re.compile(r"decoder\.layers\.(\d+)\.(.+)")
 _OUTPUTS = ("out_proj.weight", "out_proj.bias", "fc2.weight", "fc2.bias", "fc2_weight", "fc2_bias")
 

@@ -33,6 +33,7 @@ class Growth:
         share: of the first size that is added as neurons.
         share_of: what ``share`` counts: ``parameters`` or ``neurons``.
         noise: copies of experts: standard deviation of the noise on their gate rows.
+        layers: layers that a language model is to have; None: as many as before.
     """
 
     num_new: int
@@ -42,6 +43,7 @@ class Growth:
     share: float = 0.0
     share_of: str = "parameters"
     noise: float = 0.0
+    layers: Optional[int] = None
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,7 @@ class Training:
         start: the model whose weights it starts from; None: random ones.
         growth: what is done to these weights first; None: nothing.
         num_experts: experts in each Switch layer of a model that starts from random weights; None: the user says.
+        num_layers: layers of the model that is trained; None: the user says.
         num_joint: models that are trained jointly as this one.
         joint_logits: what these are trained on and predict with: the ``mean`` of their logits, or the ``sum`` (images).
         bootstrap: train on a sample of the stage's examples, drawn with replacement.
@@ -64,6 +67,7 @@ class Training:
     start: Optional[ModelId] = None
     growth: Optional[Growth] = None
     num_experts: Optional[int] = None
+    num_layers: Optional[int] = None
     num_joint: int = 1
     joint_logits: str = "mean"
     bootstrap: bool = False

@@ -22,7 +22,8 @@ from fairseq_alma.checkpoints.ensemble_file import check_dictionary
 from fairseq_alma.checkpoints.model_options import GrowOptions
 from fairseq_alma.data.stream import Stream
 from fairseq_alma.errors import AlmaError
-from fairseq_alma.growth.depth import LAYER_METHODS, DepthGrowth, grow_depth
+from fairseq_alma.growth import LAYER_METHODS
+from fairseq_alma.growth.depth import DepthGrowth, grow_depth
 from fairseq_alma.growth.gate_tree import GateTree, format_gate_trees, has_experts
 from fairseq_alma.growth.plan import grow_mixture, select_experts
 from fairseq_alma.moe.dispatch import ExpertLosses
@@ -51,8 +52,13 @@ def grow(args: GrowOptions) -> str:
     checkpoint = _read(args, mmap=True)
     model = _build(checkpoint, args.path)
     refuse_other_shapes(checkpoint["model"], model, args.path, _UNALTERED)
+    said = ""
     if args.layers is not None:
-        return _deepen(checkpoint, model, args)
+        checkpoint, said = _deepen(checkpoint, model, args)
+        model = _build(checkpoint, args.path)
+    if args.experts is None:
+        write_checkpoint(checkpoint, args.out, args.force)
+        return f"{said}\n{_written(args, checkpoint)}"
     trees = gate_trees_of(model)
     if not trees:
         raise AlmaError(f"{args.path}: its model has no Switch layer (--moe-freq 0), so there is nothing to grow")
@@ -62,25 +68,32 @@ def grow(args: GrowOptions) -> str:
     step = _plan(trees, measured, args)
     losses, counts = ({}, {}) if measured is None else _by_layer(trees, measured)
     record = _record(step, losses, counts, measured, args)
-    # Read anew, into memory that is given back tensor by tensor as the model grows; a mapped file is all or nothing.
-    del checkpoint
-    grown = grow_checkpoint(_read(args, mmap=False), step, parameter_shapes(model), record)
+    if args.layers is None:
+        # Read anew, into memory that is given back tensor by tensor as the model grows; a mapped file is all or none.
+        del checkpoint
+        checkpoint = _read(args, mmap=False)
+    grown = grow_checkpoint(checkpoint, step, parameter_shapes(model), record)
     refuse_other_shapes(grown["model"], _build(grown, args.out), args.out, _UNALTERED)
     write_checkpoint(grown, args.out, args.force)
+    return "\n".join([*filter(None, [said]), growth_table(losses, counts, step), _written(args, grown)])
+
+
+def _written(args: GrowOptions, grown: Checkpoint) -> str:
+    """Say how training goes on with what was written."""
     config = grown["cfg"]["model"]
-    tree = f" --gate-trees '{config['gate_trees']}'" if config["gate_trees"] else ""
-    return (
-        f"{growth_table(losses, counts, step)}\n"
-        f"wrote {args.out}; fairseq-train --finetune-from-model {args.out} takes its shape from there, "
-        f"which is --num-experts {config['num_experts']}{tree}"
-    )
+    experts = f"takes its shape from there, which is --num-experts {config['num_experts']}"
+    if config["gate_trees"]:
+        experts += f" --gate-trees '{config['gate_trees']}'"
+    layers = "" if args.layers is None else f"; it needs --decoder-layers {args.layers}"
+    return f"wrote {args.out}; fairseq-train --finetune-from-model {args.out} {experts}{layers}"
 
 
-def _deepen(checkpoint: Checkpoint, model: AlmaSwitchLM, args: GrowOptions) -> str:
-    """Write the model with ``args.layers`` layers; return what to say of it."""
+def _deepen(checkpoint: Checkpoint, model: AlmaSwitchLM, args: GrowOptions) -> tuple[Checkpoint, str]:
+    """Return the model with ``args.layers`` layers, and what to say of them."""
     assert args.layers is not None
     config = checkpoint["cfg"]["model"]
-    old, method = config["decoder_layers"], args.method or LAYER_METHODS[0]
+    method = args.method if args.method in LAYER_METHODS else LAYER_METHODS[0]
+    old = config["decoder_layers"]
     factor = args.layers / old if config.get("mup") else 1.0  # each layer counts for a share of all
     depth = grow_depth(old, args.layers, config["moe_freq"], method, factor)
     grown_config = {**config, "decoder_layers": args.layers, "gate_trees": _deeper_trees(model, depth, config)}
@@ -95,13 +108,9 @@ def _deepen(checkpoint: Checkpoint, model: AlmaSwitchLM, args: GrowOptions) -> s
     keep = args.optimizer != "reset"
     grown = deepen_checkpoint(checkpoint, depth, grown_config, deeper.state_dict(), shapes, record, keep)
     refuse_other_shapes(grown["model"], deeper, args.out, _UNALTERED)
-    write_checkpoint(grown, args.out, args.force)
     places = [str(layer) for layer, is_new in enumerate(depth.is_new) if is_new]
-    tree = f" --gate-trees '{grown_config['gate_trees']}'" if grown_config["gate_trees"] else ""
-    return (
-        f"new layers: {', '.join(places)} of 0 to {args.layers - 1} ({method}); their outputs are zero\n"
-        f"wrote {args.out}; fairseq-train --finetune-from-model {args.out} takes --decoder-layers {args.layers}{tree}"
-    )
+    said = f"new layers: {', '.join(places)} of 0 to {args.layers - 1} ({method}); their outputs are zero"
+    return grown, said
 
 
 def _deeper_trees(model: AlmaSwitchLM, depth: DepthGrowth, config: Mapping[str, Any]) -> str:

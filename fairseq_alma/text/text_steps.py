@@ -154,7 +154,7 @@ class TrainingStep(TextStep):
 
 @dataclass(frozen=True)
 class Grow(TrainingStep):
-    """Adds experts to the weights that a training starts from."""
+    """Adds experts, layers or both to the weights that a training starts from."""
 
     def is_done(self, model: Optional[ModelId] = None) -> bool:
         """Tell whether what grows is there, or not needed any more. What is there is whole."""
@@ -167,11 +167,16 @@ class Grow(TrainingStep):
         assert start is not None and growth is not None, self.training
         groups: Groups = [
             ("--path", str(self.job.begins_from(start)), "--out", str(self.job.grown(self.training.model))),
-            ("--method", growth.method, "--experts", str(growth.num_new), "--seed", str(growth.seed)),
+            (
+                *("--method", growth.method),
+                *(("--experts", str(growth.num_new)) if growth.num_new else ()),
+                *(("--layers", str(growth.layers)) if growth.layers is not None else ()),
+                *("--seed", str(growth.seed)),
+            ),
         ]
         if self.job.carries_optimizer:
             groups.append(("--optimizer", "share" if growth.method == "split" else "copy"))
-        if growth.method != "scratch":
+        if growth.num_new and growth.method != "scratch":
             groups.append(("--select", growth.select, *(self._measuring() if growth.select != "random" else ())))
         if growth.noise:
             groups.append(("--noise", repr(growth.noise)))
@@ -195,7 +200,9 @@ class Grow(TrainingStep):
         self.require_start()
         growth = self.training.growth
         assert growth is not None
-        work.display.say(work.plan, f"adding {growth.num_new} experts ({growth.method})", self.training)
+        what = [f"{growth.num_new} experts"] if growth.num_new else []
+        what += [] if growth.layers is None else [f"layers up to {growth.layers}"]
+        work.display.say(work.plan, f"adding {' and '.join(what)} ({growth.method})", self.training)
         (command,) = self.commands()
         self.launch(work, command, self.log("grow"))
 
@@ -295,6 +302,8 @@ class Train(TrainingStep):
             options = [option for option in options if option[0] not in CURVE_OPTIONS]
         if training.num_joint > 1:
             options = job.options.joint(training.num_joint, options)
+        if training.num_layers is not None:
+            options = [*options, ("--decoder-layers", (str(training.num_layers),))]
         if training.num_experts is not None:
             options = [*options, ("--num-experts", (str(training.num_experts),))]
         return options

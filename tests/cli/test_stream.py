@@ -82,7 +82,7 @@ def test_neither_fairseq_nor_torch_is_imported_to_print_commands(stream, tmp_pat
         (["--learner", "gmoe", "--grow-schedule", "4,9,9,9"], "each of the 4 can be copied or split once"),
         (["--learner", "gmoe", "--grow-schedule", "4,6"], "--grow-schedule 4,6: 2 numbers, the run has 4 stages"),
         (["--learner", "gmoe", "--grow-schedule", "4,6,8,8", "--init", "scratch"], "gmoe grows the model of the stage"),
-        (["--grow-schedule", "4,6,8,8"], "--grow-schedule goes with --learner gmoe, not with sm"),
+        (["--grow-schedule", "4,6,8,8"], "--grow-schedule goes with --learner gmoe, grow, not with sm"),
         (["--learner", "gens", "--iid", "2"], "--iid goes with --learner ens, sm, umix, not with gens"),
         (["--iid", "5"], "--iid 5: the stream has 4 mega-batches"),
         (["--iid", "2", "--wait", "2"], "--iid is one stage"),

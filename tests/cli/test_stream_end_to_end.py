@@ -149,8 +149,9 @@ def test_the_report_shows_the_run(folder):
 
 
 def run_learner(folder, learner, *options):
-    at = TRAIN.index("--num-experts")
-    few = [*TRAIN[:at], *TRAIN[at + 2 :]] if learner == "gmoe" else TRAIN
+    few = list(TRAIN)
+    for flag in {"gmoe": ["--num-experts"], "grow": ["--num-experts", "--decoder-layers"]}.get(learner, ()):
+        del few[few.index(flag) : few.index(flag) + 2]
     own = ["--stream", f"{folder}/S", "--run", f"{folder}/{learner}", "--learner", learner]
     run(folder, [*own, *options, "--", *few, "--max-update", "5"])
 
@@ -179,13 +180,20 @@ def test_an_ensemble_is_one_checkpoint_that_still_works_when_all_is_tidied_up(fo
     assert loss == pytest.approx(record["test"]["loss"], abs=2e-4)
 
 
-def test_a_mixture_that_grows_by_splits_goes_on_without_a_jump(folder):
-    run_learner(folder, "gmoe", "--grow-schedule", "2,4", "--grow-method", "split")
-    first, second = stage_records(folder / "gmoe")
+@pytest.mark.parametrize(
+    "learner",
+    [
+        ["gmoe", "--grow-schedule", "2,4", "--grow-method", "split"],
+        ["grow", "--grow-schedule", "experts=2,4 layers=2,4"],
+    ],
+)
+def test_a_model_that_grows_by_splits_and_layers_goes_on_without_a_jump(folder, learner):
+    run_learner(folder, *learner)
+    first, second = stage_records(folder / learner[0])
     assert (first["num_experts"], second["num_experts"]) == (2, 4)
     assert second["num_params"] > first["num_params"]
     assert second["after_growth"]["valid"]["loss"] == pytest.approx(first["valid"]["loss"], abs=2e-4)
     assert second["valid"]["loss"] != second["after_growth"]["valid"]["loss"]
     assert "after_growth" not in first
-    left = [str(path.relative_to(folder / "gmoe")) for path in folder.glob("gmoe/**/*.pt")]
+    left = [str(path.relative_to(folder / learner[0])) for path in folder.glob(f"{learner[0]}/**/*.pt")]
     assert left == ["stage-001/member-0/checkpoint_last.pt"]

@@ -20,6 +20,7 @@ UPDATES[UPDATES.index("--max-update") + 1] = "13"
 EXPERTS = ["--num-experts", "2"]
 MLP = ["--width", "4", "--max-epoch", "3", "--batch-size", "16", "--cpu"]
 VGG = ["--channels", "3", "--max-epoch", "2", "--batch-size", "16", "--cpu"]
+UPDATES_ALONE = [*UPDATES[:2], *UPDATES[4:]]  # without --decoder-layers
 GROWTH = ["--learner", "gmoe", "--grow-schedule", "2,3", "--grow-method"]
 REPLAY = ["--replay-share", "0.3", "--replay-order", "least-seen"]
 PAIR = ["--num-members", "2", "--learner"]
@@ -49,6 +50,10 @@ COMMANDS: dict[str, dict[str, tuple[list[str], list[str]]]] = {
         "gmoe-split": ([*GROWTH, "split"], TEXT),
         "umix": ([*PAIR, "umix"], [*TEXT, *EXPERTS]),
         "carried": ([*GROWTH, "split", "--carry-optimizer", "--ema-half-life", "1/8"], UPDATES),
+        "grow": (
+            ["--learner", "grow", "--grow-schedule", "layers=1,2 experts=2,3", "--carry-optimizer"],
+            UPDATES_ALONE,
+        ),
         "branch": (["--carry-optimizer", "--branch-share", "0.4", *REPLAY], [*UPDATES, *EXPERTS]),
         "best": (["--best-checkpoint"], [*TEXT, *EXPERTS]),
         "jobs": ([*PAIR, "ens", "--jobs", "2"], [*TEXT, *EXPERTS]),

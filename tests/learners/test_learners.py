@@ -25,9 +25,11 @@ def test_from_scratch_no_stage_needs_another():
 
 
 def test_every_learner_trains_something_and_predicts_with_what_is_trained():
+    schedules = {("text", "gmoe"): "4,6,8", ("text", "grow"): "layers=1,2,2"}
     for kind, name in [(kind, name) for kind, learners in LEARNERS.items() for name in learners]:
         trained = set()
-        for plan in plan_learner(name, stages(5, 2), kind, **({"grow_schedule": "4,6,8"} if name == "gmoe" else {})):
+        options = {"grow_schedule": schedules[kind, name]} if (kind, name) in schedules else {}
+        for plan in plan_learner(name, stages(5, 2), kind, **options):
             trained |= {training.model for training in plan.trainings}
             assert plan.trainings
             assert set(plan.predictors) <= trained
@@ -98,6 +100,48 @@ def test_a_growing_mixture_follows_its_schedule():
         None, Growth(2, "split", "usage", 6), None, Growth(6, "split", "usage", 8)
     ]  # fmt: skip
     assert [training.start for training in trainings] == [None, ModelId(0, 0), ModelId(1, 0), ModelId(2, 0)]
+
+
+@pytest.mark.parametrize(
+    ("options", "layers", "growth"),
+    [
+        ({"grow_schedule": "layers=1,6,6"}, [1, 6, 6], [None, Growth(0, "zero", "loss", 6, layers=6), None]),
+        (
+            {"grow_schedule": "layers=1,2,3", "grow_method": "last"},
+            [1, 2, 3],
+            [None, Growth(0, "last", "loss", 6, layers=2), Growth(0, "last", "loss", 7, layers=3)],
+        ),
+        ({"grow_schedule": "experts=2,4,4"}, [None] * 3, [None, Growth(2, "split", "loss", 6), None]),
+        (
+            {"grow_schedule": " experts=2,2,3   layers=2,4,6", "grow_method": "copy"},
+            [2, 4, 6],
+            [None, Growth(0, "zero", "loss", 6, layers=4), Growth(1, "copy", "loss", 7, layers=6)],
+        ),
+    ],
+)
+def test_layers_and_experts_grow_by_a_schedule(options, layers, growth):
+    trainings = [plan.trainings[0] for plan in plan_learner("grow", stages(3, 1), seed=5, **options)]
+    assert [training.num_layers for training in trainings] == layers
+    assert [training.growth for training in trainings] == growth
+    assert (trainings[0].num_experts is None) == ("experts" not in options["grow_schedule"])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, "--learner grow needs --grow-schedule"),
+        ({"grow_schedule": "4,6,8"}, "4,6,8: layers=1,6,6,6 is needed"),
+        ({"grow_schedule": "layers=4,2,8"}, "shrinks from 4 to 2 layers before stage 1"),
+        ({"grow_schedule": "layers=1,2 experts=2,2,2"}, "as many layers as experts are needed"),
+        ({"grow_schedule": "layers=1,2"}, "2 numbers of layers, the run has 3 stages"),
+        ({"grow_schedule": "experts=2,5,5"}, "from 2 to 5 experts, but each can be"),
+        ({"grow_schedule": "layers=1,2,2", "grow_method": "split"}, "added by zero, last, interpolated"),
+        ({"grow_schedule": "experts=1,2,2", "grow_method": "zero"}, "added by copy, split, scratch"),
+    ],
+)
+def test_a_schedule_that_cannot_be_grown_is_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        plan_learner("grow", stages(3, 1), seed=5, **options)
 
 
 def test_copies_of_experts_may_get_noise_on_their_gate_rows():

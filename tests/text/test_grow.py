@@ -111,7 +111,7 @@ def test_what_is_there_is_replaced_only_by_force(trained, tmp_path):
 def test_more_layers_change_no_loss_and_train_on(trained, tmp_path, method, layers, capsys):
     out = tmp_path / "grown.pt"
     add_layers(trained.checkpoint, out, layers, "--method", method, "--optimizer", "copy")
-    assert f"takes --decoder-layers {layers}" in capsys.readouterr().out
+    assert f"it needs --decoder-layers {layers}" in capsys.readouterr().out
     assert loss_of(trained, out) == pytest.approx(loss_of(trained, trained.checkpoint), rel=1e-6)
     (record,) = torch.load(out, weights_only=True)[RECORD_KEY]
     assert sum(record["depth"]["is_new"]) == layers - 2
@@ -122,6 +122,14 @@ def test_more_layers_change_no_loss_and_train_on(trained, tmp_path, method, laye
     moved = [name for name, tensor in after["model"].items() if not torch.equal(tensor, before["model"][name])]
     new = [layer for layer, is_new in enumerate(record["depth"]["is_new"]) if is_new]
     assert {f"decoder.layers.{layer}.self_attn.out_proj.weight" for layer in new} <= {*moved}
+
+
+def test_layers_and_experts_are_added_in_one_step(trained, tmp_path):
+    grow(trained, tmp_path / "grown.pt", "--layers", "4", "--method", "split", "--experts", "2", "--optimizer", "copy")
+    model = torch.load(tmp_path / "grown.pt")["cfg"]["model"]
+    assert (model["decoder_layers"], model["num_experts"]) == (4, 6)
+    assert len(torch.load(tmp_path / "grown.pt")[RECORD_KEY]) == 2
+    assert loss_of(trained, tmp_path / "grown.pt") == pytest.approx(loss_of(trained, trained.checkpoint), rel=1e-5)
 
 
 def test_old_layers_keep_their_moments_and_new_ones_have_none(trained, tmp_path):
@@ -225,10 +233,9 @@ def test_options_that_the_checkpoint_does_not_allow_are_one_line(trained, tmp_pa
     ("options", "message"),
     [
         ([], "--experts K or --layers N is needed"),
-        (["--method", "split", "--experts", "1", "--layers", "4"], "--experts K or --layers N is needed"),
         (["--method", "split", "--layers", "4"], "--method split: layers are added by zero, last, interpolated"),
-        (["--method", "zero", "--experts", "1"], "--method zero: experts are added by copy, split, scratch"),
-        (["--experts", "1"], "--method copy, split or scratch is needed"),
+        (["--method", "zero", "--experts", "1"], "--method zero: experts are added by --method copy, split, scratch"),
+        (["--experts", "1"], "--experts: experts are added by --method copy, split, scratch"),
         (["--method", "split", "--experts", "0"], "--experts 0: a number of at least 1 is needed"),
         (["--method", "split", "--experts", "1", "--noise", "0.1"], "--noise"),
         (["--method", "scratch", "--experts", "1", "--select", "usage"], "--select usage"),

@@ -91,6 +91,20 @@ def test_a_mixture_grows_before_it_is_trained_and_is_tested_right_after_growth_t
     assert has(grown.arguments, "--path", "R/stage-001/grown.pt", "--gen-subset", "valid")
 
 
+def test_layers_grow_before_the_training_that_is_told_of_them():
+    plan = learner_plans("grow", grow_schedule="layers=1,6 experts=2,3")[1]
+    assert programs(plan) == ["alma-grow", "fairseq-train", "fairseq-eval-lm", "fairseq-eval-lm", "fairseq-eval-lm"]
+    grow, train, *_ = commands_of(make_job(), plan)
+    assert has(
+        grow.arguments, "--method", "split", "--experts", "1", "--layers", "6", "--seed", "6", "--select", "loss"
+    )
+    assert has(train.arguments, "--finetune-from-model", "R/stage-001/grown.pt")
+    assert train.arguments[-2:] == ["--decoder-layers", "6"]
+    grow = commands_of(make_job(), learner_plans("grow", grow_schedule="layers=1,6")[1])[0]
+    assert has(grow.arguments, "--method", "zero", "--layers", "6", "--seed", "6")
+    assert "--select" not in grow.arguments and "--experts" not in grow.arguments
+
+
 def test_a_mixture_begins_with_the_experts_of_its_schedule():
     plan = learner_plans("gmoe", grow_schedule="4,6")[0]
     assert first(plan=plan).arguments[-2:] == ["--num-experts", "4"]
