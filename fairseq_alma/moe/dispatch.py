@@ -14,20 +14,36 @@ from fairseq_alma.moe.gate import Routing
 
 
 class Dispatch(NamedTuple):
-    """Where each token goes.
+    """Where each token goes; rows are tokens in the order of their experts.
 
     Attributes:
-        order: (S,) int64, token indices: those of expert 0 that it takes, in token order, then those of expert 1, …,
-            last the tokens that no expert takes (overflow and padding).
+        order: (S,) int64, token indices: those routed to expert 0, in token order, then those to expert 1, …, last
+            padding.
+        expert: (S,) int64, of each row; E for padding.
+        is_taken: (S,) bool, whether the row's expert takes it: not overflow, which stands behind what its expert takes,
+            and not padding. None: all are taken.
         counts: (E,) int64, number of tokens that each expert takes.
         routed: (E,) int64, number of real tokens whose best expert this is, overflow included.
         capacity: a bound on ``counts`` that is known without asking the device, or None without a limit.
+        has_padding: whether some rows may be padding.
     """
 
     order: Tensor
+    expert: Tensor
+    is_taken: Optional[Tensor]
     counts: Tensor
     routed: Tensor
-    capacity: Optional[int]
+    capacity: Optional[int] = None
+    has_padding: bool = False
+
+    def taken(self) -> Tensor:
+        """Return the token indices of the rows that an expert takes; asks the device how many, unless all are."""
+        return self.order if self.is_taken is None else self.order[self.is_taken]
+
+    def rows_of_tokens(self) -> Tensor:
+        """Return the row of each token, (S,) int64: the inverse of ``order``."""
+        rows = torch.arange(len(self.order), device=self.order.device)
+        return torch.empty_like(self.order).scatter_(0, self.order, rows)
 
 
 def expert_capacity(num_tokens: int, num_experts: int, capacity_factor: float) -> int:
@@ -47,31 +63,26 @@ def dispatch_tokens(routing: Routing, capacity_factor: float, padding: Optional[
     num_experts = routing.probs.size(1)
     nobody = num_experts  # stands for "no expert" wherever experts are counted or sorted
     expert = routing.expert if padding is None else routing.expert.masked_fill(padding, nobody)
-    routed = count_per_expert(expert, num_experts)
-    order = torch.argsort(expert, stable=True)
+    expert, order = torch.sort(expert, stable=True)
+    # Nothing here waits for the device, as `torch.bincount` and indexing by a condition would.
+    starts = torch.searchsorted(expert, torch.arange(num_experts + 1, device=expert.device))
+    routed = starts[1:] - starts[:-1]
     if capacity_factor <= 0:
-        return Dispatch(order, routed, routed, capacity=None)
-    starts = routed.cumsum(0) - routed
-    sorted_expert = expert[order]
-    rank = torch.arange(len(order), device=order.device) - starts[sorted_expert.clamp(max=num_experts - 1)]
-    # Only where padding hides the number of tokens must the capacity be computed on the device.
+        is_real = None if padding is None else expert != nobody
+        return Dispatch(order, expert, is_real, routed, routed, None, padding is not None)
+    rank = torch.arange(len(order), device=order.device) - starts[expert]
     bound = expert_capacity(len(expert), num_experts, capacity_factor)
-    capacity = torch.tensor(bound, device=order.device) if padding is None else _capacity_of(routed, capacity_factor)
-    overflow = (rank >= capacity) & (sorted_expert != nobody)
-    # A second stable sort moves the overflow behind the last expert and leaves everything else in place.
-    order = order[torch.argsort(sorted_expert.masked_fill(overflow, nobody), stable=True)]
-    return Dispatch(order, routed.clamp(max=capacity), routed, bound)
+    if padding is None:
+        return Dispatch(order, expert, rank < bound, routed.clamp(max=bound), routed, bound)
+    # Only where padding hides the number of tokens must the capacity be computed on the device.
+    capacity = _capacity_of(starts[-1], num_experts, capacity_factor)
+    is_taken = (rank < capacity) & (expert != nobody)
+    return Dispatch(order, expert, is_taken, routed.clamp(max=capacity), routed, bound, True)
 
 
-def count_per_expert(expert: Tensor, num_experts: int) -> Tensor:
-    """Count tokens per expert without waiting for the device (as `torch.bincount` would): (S,) to (E,) int64."""
-    counts = torch.zeros(num_experts + 1, dtype=torch.long, device=expert.device)
-    return counts.scatter_add_(0, expert, torch.ones_like(expert))[:num_experts]
-
-
-def _capacity_of(routed: Tensor, capacity_factor: float) -> Tensor:
-    """Compute `expert_capacity` as a scalar tensor on the device, from the (E,) counts of real tokens."""
-    share = routed.sum().double() * capacity_factor / len(routed)
+def _capacity_of(num_tokens: Tensor, num_experts: int, capacity_factor: float) -> Tensor:
+    """Compute `expert_capacity` as a scalar tensor on the device, from the number of real tokens."""
+    share = num_tokens.double() * capacity_factor / num_experts
     return torch.ceil(torch.round(share, decimals=6)).long().clamp(min=1)
 
 

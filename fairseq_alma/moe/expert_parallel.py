@@ -44,13 +44,18 @@ class ExpertExchange:
         sent = dispatch.counts.view(dist.get_world_size(self.group), -1)  # (R, E / R)
         received = torch.empty_like(sent)  # from each process, for each expert here
         dist.all_to_all_single(received, sent, group=self.group)
-        to, back = sent.sum(1).tolist(), received.sum(1).tolist()  # the sizes of messages must be known to the host
-        taken = dispatch.order[: sum(to)]
+        # the sizes of messages must be known to the host: the one wait for the device
+        to, back = torch.stack([sent.sum(1), received.sum(1)]).tolist()
+        taken = dispatch.order
+        if dispatch.is_taken is not None:
+            taken = taken[torch.nonzero_static(dispatch.is_taken, size=sum(to)).squeeze(1)]
         rows = Exchange.apply(x[taken], to, back, self.group)
         num_own = sent.size(1)
-        expert = torch.arange(num_own, device=x.device).repeat(len(received)).repeat_interleave(received.flatten())
+        own = torch.arange(num_own, device=x.device).repeat(len(received))
+        own = own.repeat_interleave(received.flatten(), output_size=sum(back))
+        expert, order = torch.sort(own, stable=True)
         counts = received.sum(0)
-        out = compute(rows, Dispatch(torch.argsort(expert, stable=True), counts, counts, capacity=None))
+        out = compute(rows, Dispatch(order, expert, None, counts, counts))
         return x.new_zeros(x.shape).index_copy(0, taken, Exchange.apply(out, back, to, self.group))
 
 

@@ -4,12 +4,13 @@ Three ways to compute the same thing (figures: README, "Speed"):
 
 - *looped*, on a CPU: one product per expert over just the rows it takes (`LoopedGroupedLinear`);
 - *grouped*, on CUDA in bf16, by weights or ``--autocast bf16``: all experts in one kernel
-  (``torch.nn.functional.grouped_mm``), no wait for their counts;
+  (``torch.nn.functional.grouped_mm``), no wait for their counts from sm_90 on; before, only where there is no capacity;
 - *padded*, elsewhere on a GPU: a batched product over equally many rows per expert.
 
 Letters: S tokens, E experts, C capacity, M model dim, F feed-forward dim, I input and O output features of one map.
 """
 
+import functools
 from typing import Any, Callable, Optional
 
 import torch
@@ -17,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fairseq_alma.moe.dispatch import Dispatch
+from fairseq_alma.moe.short_copies import short_copy
 
 
 class Experts(nn.Module):
@@ -68,18 +70,20 @@ class Experts(nn.Module):
             dispatch: which expert takes which token.
 
         Returns:
-            (S, M); rows that no expert takes are zero, or, where ``grouped`` serves, any finite number:
-            the caller's factor of zero removes them.
+            (S, M), on a GPU in autocast's precision; rows that no expert takes are zero, or, where ``grouped`` serves,
+            any finite number: the caller's factor of zero removes them.
         """
-        return self._own(x, dispatch) if self.exchange is None else self.exchange(x, dispatch, self._own)
+        device = x.device.type
+        # Before an exchange between processes, whose traffic it halves.
+        short = x.to(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else x
+        out = self._own(short, dispatch) if self.exchange is None else self.exchange(short, dispatch, self._own)
+        return out.to(x.dtype) if device == "cpu" else out
 
     def _own(self, x: Tensor, dispatch: Dispatch) -> Tensor:
         """Apply the experts of this process."""
         if x.device.type == "cpu":
             return self._looped(x, dispatch)
-        if torch.is_autocast_enabled(x.device.type):
-            x = x.to(torch.get_autocast_dtype(x.device.type))
-        if x.dtype == torch.bfloat16 and hasattr(F, "grouped_mm"):
+        if x.dtype == torch.bfloat16 and (dispatch.capacity is None or _groups_without_wait(x.device)):
             return self._grouped(x, dispatch)
         return self._padded(x, dispatch)
 
@@ -87,42 +91,42 @@ class Experts(nn.Module):
         return F.dropout(self.activation(pre_activation), self.activation_dropout, self.training)
 
     def _looped(self, x: Tensor, dispatch: Dispatch) -> Tensor:
-        counts = dispatch.counts.tolist()
-        taken = dispatch.order[: sum(counts)]
-        hidden = self._hidden(_looped_linear(x[taken], self.fc1_weight, self.fc1_bias, counts))
-        out = _looped_linear(hidden, self.fc2_weight, self.fc2_bias, counts).to(x.dtype)
+        counts, taken = dispatch.counts.tolist(), dispatch.taken()
+        hidden = self._hidden(LoopedGroupedLinear.apply(x[taken], self.fc1_weight, self.fc1_bias, counts))
+        out = LoopedGroupedLinear.apply(hidden, self.fc2_weight, self.fc2_bias, counts)
         return x.new_zeros(x.shape).index_copy(0, taken, out)
 
     def _grouped(self, x: Tensor, dispatch: Dispatch) -> Tensor:
-        num_experts = self.num_experts
-        ends = dispatch.counts.cumsum(0)
-        expert = torch.searchsorted(ends, torch.arange(len(x), device=x.device), right=True)
-        # Rows that nobody takes stand last; the last expert computes them too, which costs no more than a full
-        # capacity would and keeps uninitialised memory out of the gradients. Their factor is zero.
-        expert = expert.clamp(max=num_experts - 1)
-        ends = torch.cat([ends[:-1], ends.new_full((1,), len(x))]).int()
-        # As autocast would, which does not know this product; without it they are in this precision already.
-        weights = (self.fc1_weight, self.fc1_bias, self.fc2_weight, self.fc2_bias)
-        fc1_weight, fc1_bias, fc2_weight, fc2_bias = (weight.to(x.dtype) for weight in weights)
-        rows = F.grouped_mm(x[dispatch.order], fc1_weight.transpose(1, 2), offs=ends)
-        hidden = self._hidden(rows + fc1_bias[expert])
-        out = F.grouped_mm(hidden, fc2_weight.transpose(1, 2), offs=ends) + fc2_bias[expert]
-        return torch.empty_like(x).index_copy(0, dispatch.order, out)
+        # Every row is computed: that costs no more than a full capacity would, and keeps uninitialised memory out of
+        # the gradients. Where nobody takes a row, its factor is zero; padding goes through the last expert.
+        expert, ends = dispatch.expert, dispatch.routed.cumsum(0, dtype=torch.int32)
+        if dispatch.has_padding:
+            expert = expert.clamp(max=self.num_experts - 1)
+            ends = torch.cat([ends[:-1], ends.new_full((1,), len(x))])
+        rows, where = dispatch.order, dispatch.rows_of_tokens()
+        hidden = self._hidden(self._grouped_map(Permuted.apply(x, rows, where), "fc1", expert, ends))
+        return Permuted.apply(self._grouped_map(hidden, "fc2", expert, ends), where, rows)
+
+    def _grouped_map(self, x: Tensor, name: str, expert: Tensor, ends: Tensor) -> Tensor:
+        weight, bias = getattr(self, f"{name}_weight"), getattr(self, f"{name}_bias")
+        copies = (short_copy(weight, x.dtype), short_copy(bias, x.dtype))
+        return GroupedLinear.apply(x, weight, bias, *copies, expert, ends)
 
     def _padded(self, x: Tensor, dispatch: Dispatch) -> Tensor:
         num_experts, model_dim = self.num_experts, x.size(1)
         capacity = dispatch.capacity if dispatch.capacity is not None else max(1, int(dispatch.counts.max()))
-        ends = dispatch.counts.cumsum(0)
+        starts = dispatch.routed.cumsum(0) - dispatch.routed
         position = torch.arange(len(x), device=x.device)
-        expert = torch.searchsorted(ends, position, right=True)  # E for rows that nobody takes
-        starts = torch.cat([ends - dispatch.counts, ends[-1:]])
-        slot = (expert * capacity + position - starts[expert]).clamp(max=num_experts * capacity)
+        expert = dispatch.expert.clamp(max=num_experts - 1) if dispatch.has_padding else dispatch.expert
+        slot = expert * capacity + position - starts[expert]
+        if dispatch.is_taken is not None:
+            slot = slot.masked_fill(~dispatch.is_taken, num_experts * capacity)
         slots = x.new_zeros(num_experts * capacity + 1, model_dim).index_copy(0, slot, x[dispatch.order])
         rows = slots[:-1].view(num_experts, capacity, model_dim)
         hidden = self._hidden(torch.baddbmm(self.fc1_bias[:, None], rows, self.fc1_weight.transpose(1, 2)))
         out = torch.baddbmm(self.fc2_bias[:, None], hidden, self.fc2_weight.transpose(1, 2)).flatten(0, 1)
         out = torch.cat([out, out.new_zeros(1, model_dim)])
-        return torch.empty_like(x).index_copy(0, dispatch.order, out[slot])
+        return out.index_select(0, slot[dispatch.rows_of_tokens()])
 
     def extra_repr(self) -> str:
         """Show E, M and F."""
@@ -130,11 +134,68 @@ class Experts(nn.Module):
         return f"num_experts={num_experts}, model_dim={model_dim}, ffn_dim={ffn_dim}"
 
 
-def _looped_linear(x: Tensor, weight: Tensor, bias: Tensor, counts: list[int]) -> Tensor:
-    """Apply each expert's map to its rows, in autocast's precision where that is on, as ``F.linear`` would."""
-    if torch.is_autocast_enabled("cpu"):
-        x = x.to(torch.get_autocast_dtype("cpu"))
-    return LoopedGroupedLinear.apply(x, weight, bias, counts)
+@functools.cache
+def _groups_without_wait(device: torch.device) -> bool:
+    """Return whether ``grouped_mm`` takes its offsets from the device: before sm_90 torch reads them on the host."""
+    return hasattr(F, "grouped_mm") and torch.cuda.get_device_capability(device) >= (9, 0)
+
+
+class Permuted(torch.autograd.Function):
+    """Rows in another order; their gradients go back by the inverse order, where autograd would sort to add them up."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, index: Tensor, inverse: Tensor) -> Tensor:
+        """Return ``x[index]``."""
+        ctx.save_for_backward(inverse)
+        return x.index_select(0, index)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        """Return the gradient of ``x``."""
+        (inverse,) = ctx.saved_tensors
+        return grads[0].index_select(0, inverse), None, None
+
+
+class GroupedLinear(torch.autograd.Function):
+    """Apply expert e's map to its rows, all experts in one kernel.
+
+    The gradient of the biases is a product with ones, where autograd would sort the rows of ``bias[expert]``.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, short_weight: Tensor, short_bias: Tensor, *rows: Tensor
+    ) -> Tensor:
+        """Compute ``x @ weight[e].T + bias[e]``.
+
+        Args:
+            ctx: autograd's context.
+            x: (S, I) rows sorted by expert.
+            weight: (E, O, I), which gets the gradient.
+            bias: (E, O), likewise.
+            short_weight: in the precision of ``x``, in which it is computed.
+            short_bias: likewise.
+            rows: expert of each row, (S,) int64; end of each expert's rows, (E,) int32.
+
+        Returns:
+            (S, O).
+        """
+        expert, ends = rows
+        ctx.save_for_backward(x, short_weight, ends)
+        ctx.dtype = weight.dtype
+        return F.grouped_mm(x, short_weight.transpose(1, 2), offs=ends).add_(short_bias[expert])
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Optional[Tensor], ...]:
+        """Compute the gradients of rows, weights and biases."""
+        x, weight, ends = ctx.saved_tensors
+        grad = grads[0].contiguous()
+        # Eight columns, so that each expert's begin at a multiple of 16 bytes.
+        ones = torch.ones(len(grad), 8, dtype=grad.dtype, device=grad.device)
+        grad_bias = F.grouped_mm(ones.t(), grad, offs=ends)[:, 0]
+        grad_weight = F.grouped_mm(grad.t(), x, offs=ends)
+        grad_x = F.grouped_mm(grad, weight, offs=ends)
+        return grad_x, grad_weight.to(ctx.dtype), grad_bias.to(ctx.dtype), None, None, None, None
 
 
 class LoopedGroupedLinear(torch.autograd.Function):

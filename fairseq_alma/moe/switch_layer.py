@@ -79,10 +79,10 @@ class SwitchLayer(nn.Module):
         factor = self.capacity_factor if self.training else self.eval_capacity_factor
         dispatch = dispatch_tokens(routing, factor, padding)
         out = self.experts(x, dispatch)
-        # Zero for every row that nobody takes: rows stand in `order`, the taken ones first.
-        is_taken = torch.arange(len(x), device=x.device) < dispatch.counts.sum()
-        taken = routing.combine_weights[dispatch.order] * is_taken
-        combine_weights = torch.zeros_like(routing.combine_weights).index_copy(0, dispatch.order, taken)
+        combine_weights = routing.combine_weights
+        if dispatch.is_taken is not None:  # zero for every token that nobody takes
+            is_taken = torch.empty_like(dispatch.is_taken).scatter_(0, dispatch.order, dispatch.is_taken)
+            combine_weights = combine_weights * is_taken
         return out * combine_weights.unsqueeze(-1).to(out.dtype), routing, self._statistics(routing, dispatch, padding)
 
     def _statistics(self, routing: Routing, dispatch: Dispatch, padding: Optional[Tensor]) -> SwitchStatistics:

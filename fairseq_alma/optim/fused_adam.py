@@ -42,15 +42,24 @@ class FusedAdam(FairseqAdam):
             if each.sums_gradients and each.parameter.grad is not None:
                 each.parameter.grad.div_(dist.get_world_size())
 
+    def multiply_grads(self, c: Any) -> None:
+        """Multiply all gradients by a number, in one pass rather than one for each parameter."""
+        grads = [parameter.grad for parameter in self.params if parameter.grad is not None]
+        if grads:
+            torch._foreach_mul_(grads, c.to(grads[0].device) if torch.is_tensor(c) else c)
+
     def clip_grad_norm(self, max_norm: float, aggregate_norm_fn: Optional[Callable[..., Tensor]] = None) -> Tensor:
         """Clip by the norm over all parameters of all processes, and return it."""
-        if not self._optimizer.spread:
-            return super().clip_grad_norm(max_norm, aggregate_norm_fn)
-        spread = {each.parameter: each for each in self._optimizer.spread.values()}
         grads = {parameter: parameter.grad for parameter in self.params if parameter.grad is not None}
-        squares = _sum_of_squares(spread[each].own(grad) for each, grad in grads.items() if each in spread)
-        dist.all_reduce(squares)
-        norm = (squares + _sum_of_squares(grad for each, grad in grads.items() if each not in spread)).sqrt()
+        if self._optimizer.spread:
+            spread = {each.parameter: each for each in self._optimizer.spread.values()}
+            squares = _sum_of_squares(spread[each].own(grad) for each, grad in grads.items() if each in spread)
+            dist.all_reduce(squares)
+            norm = (squares + _sum_of_squares(grad for each, grad in grads.items() if each not in spread)).sqrt()
+        elif aggregate_norm_fn is None and grads and all(grad.is_cuda for grad in grads.values()):
+            norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(list(grads.values()), dtype=torch.float32)))
+        else:
+            return super().clip_grad_norm(max_norm, aggregate_norm_fn)
         if max_norm > 0:
             torch._foreach_mul_(list(grads.values()), (max_norm / (norm + 1e-6)).clamp_(max=1))
         return norm

@@ -63,7 +63,8 @@ class AlmaSwitchCrossEntropy(FairseqCriterion):
                 "--criterion alma_switch_cross_entropy: made for alma_switch_lm and alma_umix of language models; give "
                 "--criterion cross_entropy for other language models, alma_image_cross_entropy for images"
             )
-        features, extra = model(**sample["net_input"], features_only=True)
+        is_padded = sample["ntokens"] < sample["target"].numel()  # known without asking the device
+        features, extra = model(**sample["net_input"], features_only=True, is_padded=is_padded)
         target = model.get_targets(sample, (features, extra)).flatten()
         factors, weight = model.output_factors(features)
         nll_loss = linear_cross_entropy(factors.flatten(0, -2), weight, target, self.padding_idx)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from fairseq_alma.growth.gate_tree import GateTree
 from fairseq_alma.moe.gate import Routing
+from fairseq_alma.moe.short_copies import Linear
 from fairseq_alma.moe.switch_layer import SwitchLayer, SwitchStatistics
 from fairseq_alma.text.dropout import dropout, uses_short_numbers
 from fairseq_alma.text.dropped_attention import DroppedCausalAttention
@@ -58,8 +59,8 @@ class CausalSelfAttention(FairseqIncrementalState, nn.Module):
         super().__init__()
         self.num_heads = num_heads
         self.dropout = dropout
-        self.qkv_proj = nn.Linear(model_dim, 3 * model_dim)
-        self.out_proj = nn.Linear(model_dim, model_dim)
+        self.qkv_proj = Linear(model_dim, 3 * model_dim)
+        self.out_proj = Linear(model_dim, model_dim)
         for weight in self.qkv_proj.weight.data.chunk(3):  # as fairseq's MultiheadAttention initialises them
             nn.init.xavier_uniform_(weight, gain=2**-0.5)
         nn.init.xavier_uniform_(self.out_proj.weight)
@@ -173,8 +174,8 @@ def scaled_norm(norm: nn.LayerNorm, x: Tensor, factor: float) -> Tensor:
     return F.layer_norm(x, norm.normalized_shape, norm.weight * factor, norm.bias * factor, norm.eps)
 
 
-def _linear(in_features: int, out_features: int) -> nn.Linear:
-    linear = nn.Linear(in_features, out_features)
+def _linear(in_features: int, out_features: int) -> Linear:
+    linear = Linear(in_features, out_features)
     nn.init.xavier_uniform_(linear.weight)
     nn.init.zeros_(linear.bias)
     return linear

@@ -29,6 +29,7 @@ class FeatureDecoder(FairseqIncrementalDecoder):
         encoder_out: Any = None,
         incremental_state: Optional[IncrementalState] = None,
         features_only: bool = False,
+        is_padded: bool = True,
         **unused: Any,
     ) -> tuple[Tensor, dict[str, Any]]:
         """Predict the next token at every position.
@@ -38,13 +39,14 @@ class FeatureDecoder(FairseqIncrementalDecoder):
             encoder_out: unused; fairseq passes it to every decoder.
             incremental_state: cache of earlier positions; then only the newest position is computed (T = 1).
             features_only: return the (B, T, M) input of the output layer rather than its (B, T, V) output.
+            is_padded: False: no position is padding, so that a GPU need not be asked.
             unused: further arguments of fairseq's generator (``src_lengths``).
 
         Returns:
             Logits or features, and a dictionary with ``routing`` and ``switch`` (`SwitchStatistics`), one entry for
             each Switch layer.
         """
-        features, extra = self.extract_features(prev_output_tokens, encoder_out, incremental_state)
+        features, extra = self.extract_features(prev_output_tokens, encoder_out, incremental_state, is_padded=is_padded)
         return (features if features_only else self.output_layer(features)), extra
 
 
@@ -116,6 +118,7 @@ class SwitchDecoder(FeatureDecoder):
         prev_output_tokens: Tensor,
         encoder_out: Any = None,
         incremental_state: Optional[IncrementalState] = None,
+        is_padded: bool = True,
         **unused: Any,
     ) -> tuple[Tensor, dict[str, Any]]:
         """Compute the (B, T, M) features; arguments as in `FeatureDecoder.forward`."""
@@ -124,7 +127,7 @@ class SwitchDecoder(FeatureDecoder):
             prev_output_tokens = prev_output_tokens[:, -1:]
         x = self.embed_scale * self.embed_tokens(prev_output_tokens) + positions
         x = dropout(x, self.dropout, self.training)
-        padding = self._padding(prev_output_tokens)
+        padding = self._padding(prev_output_tokens) if is_padded else None
         extra: dict[str, Any] = {"attn": [None], "routing": [], "switch": []}
         for layer in map(self._compiled, self.layers) if self.compile_layers and self.training else self.layers:
             if self.checkpoint_activations and self.training:

@@ -31,6 +31,7 @@ from fairseq_alma.checkpoints.ensemble_file import check_dictionary
 from fairseq_alma.data.stream import Stream, megabatch_of_slice
 from fairseq_alma.errors import AlmaError, in_one_line
 from fairseq_alma.learners.schedule import StageOptions, stage_ending_with
+from fairseq_alma.moe.short_copies import batch_of_update
 from fairseq_alma.text.alma_bpe import AlmaBPE, AlmaBPEConfig
 from fairseq_alma.text.model import adopt_experts
 from fairseq_alma.text.sharding import Sharding
@@ -248,6 +249,12 @@ class AlmaLMTask(StageTask, LanguageModelingTask):
         inputs = {"src_tokens": PadDataset(sources, pad, left_pad=False), "src_lengths": NumelDataset(sources)}
         target = PadDataset(AppendTokenDataset(prompts, pad), pad, left_pad=False)
         return NestedDictionaryDataset({"id": IdDataset(), "net_input": inputs, "target": target}, sizes=[lengths])
+
+    def train_step(self, sample: Any, model: torch.nn.Module, criterion: Any, *args: Any, **kwargs: Any) -> Any:
+        """Compute loss and gradients of one batch; fairseq calls this."""
+        update = kwargs.get("update_num", args[1] if len(args) > 1 else None)
+        with batch_of_update(None if self.features[Sharding].fully_shard else update):
+            return super().train_step(sample, model, criterion, *args, **kwargs)
 
     def get_batch_iterator(self, *args: Any, **kwargs: Any) -> EpochBatchIterator:
         """Return the batches of a split, those of this process where there are several; see `stage_batches`."""

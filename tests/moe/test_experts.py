@@ -21,7 +21,7 @@ def layer_of(num_experts, model_dim=8, ffn_dim=16):
 def run(layer, compute, x, dispatch):
     """Return the output of the rows that some expert takes, and all gradients."""
     taken = torch.zeros(len(x), dtype=torch.bool, device=x.device)
-    taken = taken.index_fill(0, dispatch.order[: dispatch.counts.sum()], True)
+    taken = taken.index_fill(0, dispatch.taken(), True)
     inputs = x.clone().requires_grad_()
     layer.zero_grad()
     out = compute(inputs, dispatch) * taken.unsqueeze(1)
@@ -77,7 +77,7 @@ def test_on_a_gpu_each_precision_takes_its_way_and_equals_the_loop_on_a_cpu(dtyp
     taken = []
     here = getattr(layer.experts, way)
     monkeypatch.setattr(layer.experts, way, lambda *args: taken.append(way) or here(*args))
-    on_gpu = Dispatch(dispatch.order.cuda(), dispatch.counts.cuda(), dispatch.routed.cuda(), dispatch.capacity)
+    on_gpu = Dispatch(*(each.cuda() if isinstance(each, torch.Tensor) else each for each in dispatch))
     for a, b in zip(run(layer, layer.experts, x.cuda(), on_gpu), looped, strict=True):
         torch.testing.assert_close(a.cpu(), b, rtol=2e-2, atol=2e-2)
     assert taken == [way]
@@ -97,7 +97,7 @@ def test_rows_in_bf16_leave_the_weights_and_their_gradients_in_fp32():
     x = torch.randn(20, 8)
     dispatch = dispatch_tokens(layer.gate(x), capacity_factor=0)
     with torch.autocast("cpu", torch.bfloat16):
-        got = run(layer, layer.experts._looped, x, dispatch)
+        got = run(layer, layer.experts, x, dispatch)
     assert {each.dtype for each in got} == {torch.float32}
     for a, b in zip(got, run(layer, layer.experts._looped, x, dispatch), strict=True):
         assert (a - b).norm() < 0.02 * b.norm()

@@ -1,0 +1,254 @@
+"""A CUDA device that computes nothing: torch's fake tensors, and a count of what a real one would have been given.
+
+`FakeTensorMode` runs this package's code on tensors that have a device, a shape and a precision and no numbers. It
+raises on mixed devices. On top of it `Counts` counts what would be launched, and notes every wait for the device with
+file and line. A build of torch for CPUs lacks a device guard, which autograd asks for: ``guard.cpp``, compiled once.
+Where there is a GPU the same code runs on it.
+"""
+
+import contextlib
+import ctypes
+import hashlib
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from pathlib import Path
+from types import SimpleNamespace
+from unittest import mock
+
+import torch
+import torch.nn.functional as F
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+HERE = Path(__file__).parent
+OURS = ("/fairseq_alma/", "/fairseq/", "/fairseq_cli/")
+NO_WORK = {"empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided", "_unsafe_view", "lift_fresh"}
+NO_WORK |= {"detach", "alias", "set_", "resize_", "_reshape_alias", "is_same_size", "_local_scalar_dense", "device"}
+PICKS = {"embedding", "index", "index_select", "gather"}
+"""They read no more of their first argument than they write."""
+PUTS = {"scatter_", "scatter_add_", "index_put_", "index_copy_", "index_add_"}
+"""They write no more of their first argument than they read of the others."""
+COUNTING = []
+
+
+class Counts(TorchDispatchMode):
+    """What a part of a program gives a device to do.
+
+    Attributes:
+        operations: launches of kernels, about: operations that are no views.
+        casts: those that change a precision.
+        bytes: that they read and write, each its arguments once and its results once.
+        by_name: operations by their names; ``bytes_of`` likewise.
+        host_reads: where the host waits for a number of the device, as ``file:line``.
+        host_writes: where it waits for a copy to the device.
+        on_host: where it makes a tensor of its own beside the device.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.operations = self.casts = self.bytes = 0
+        self.by_name, self.bytes_of = Counter(), Counter()
+        self.host_reads, self.host_writes, self.on_host = Counter(), Counter(), Counter()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        name = func.overloadpacket.__name__
+        given = tensors_in((args, kwargs))
+        on_device = [each for each in given if each.is_cuda]
+        if name == "_local_scalar_dense" and on_device:
+            self.host_reads[place()] += 1
+            return some_number(on_device[0])
+        if name == "index" and on_device and any(each.dtype == torch.bool for each in tensors_in(args[1])):
+            self.host_reads[place()] += 1
+            return args[0]  # none is left out
+        if name in ("nonzero", "bincount", "unique2", "masked_select", "_unique2") and on_device:
+            self.host_reads[place()] += 1
+            return unknown(name, func, args, kwargs)
+        result = func(*args, **kwargs)
+        made = tensors_in(result)
+        moves = name in ("_to_copy", "copy_") and made
+        if moves and on_device and not made[0].is_cuda:
+            self.host_reads[place()] += 1
+        elif moves and made[0].is_cuda and any(not each.is_cuda for each in given if each.dim() or name == "_to_copy"):
+            self.host_writes[place()] += 1
+        elif not given and made and not made[0].is_cuda:
+            self.on_host[place()] += 1
+        if not any(each.is_cuda for each in (*given, *made)) or func.is_view or name in NO_WORK:
+            return result
+        self._count(name, given, made)
+        return result
+
+    def _count(self, name, given, made):
+        self.operations += 1
+        self.by_name[name] += 1
+        if name in ("_to_copy", "copy_") and given[-1].dtype != made[0].dtype:
+            self.casts += 1
+        written = sum(map(size, made))
+        moved = 2 * written if name in PICKS else sum(map(size, given)) + written
+        if name in PUTS:
+            moved = 2 * sum(map(size, given[1:]))
+        self.bytes += moved
+        self.bytes_of[name] += moved
+
+    def __str__(self):
+        return f"{self.operations:,} operations, {self.casts} casts, {self.bytes / 1e9:.2f} GB"
+
+
+class _AsOnCuda(TorchFunctionMode):
+    """Makes two functions go the way that they go on CUDA: ``torch.tensor``, and attention."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        kwargs = dict(kwargs or {})
+        if func is F.scaled_dot_product_attention and args[0].is_cuda:
+            return attention(*args, **kwargs)
+        if func is torch.tensor and torch.device(kwargs.get("device") or "cpu").type == "cuda":
+            device = kwargs.pop("device")
+            return func(*args, **kwargs).to(device)
+        return func(*args, **kwargs)
+
+
+def attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, **others):
+    """Attend by the kernel that CUDA would choose, of which fake tensors know nothing."""
+    aten = torch.ops.aten
+    if attn_mask is None and query.dtype == torch.bfloat16:
+        return aten._scaled_dot_product_flash_attention(query, key, value, dropout_p, is_causal, scale=scale)[0]
+    learns = torch.is_grad_enabled() and query.requires_grad
+    how = (attn_mask, learns, dropout_p, is_causal)
+    return aten._scaled_dot_product_efficient_attention(query, key, value, *how, scale=scale)[0]
+
+
+def listed(tensor):
+    """Serve as ``FakeTensor.tolist``: one wait for all numbers, which are ones."""
+    found = some_number(tensor)
+    if tensor.is_cuda:
+        for counts in COUNTING:
+            counts.host_reads[place()] += 1
+    for length in reversed(tensor.shape):
+        found = [found] * length
+    return found
+
+
+def some_number(tensor):
+    """Return a number of a tensor's type; there is no other to be had."""
+    return True if tensor.dtype == torch.bool else 1.0 if tensor.is_floating_point() else 1
+
+
+def unknown(name, func, args, kwargs):
+    """Return what an operation might whose result's shape is in the numbers."""
+    first = args[0]
+    if name == "bincount":
+        weights = kwargs.get("weights", args[1] if len(args) > 1 else None)
+        dtype = torch.long if weights is None else weights.dtype
+        return torch.zeros(kwargs.get("minlength", 1), dtype=dtype, device=first.device)
+    if name == "nonzero":
+        return torch.zeros(1, first.dim(), dtype=torch.long, device=first.device)
+    raise NotImplementedError(f"{name} waits for the device")
+
+
+def tensors_in(tree):
+    """Return the tensors of arguments or of a result."""
+    return [each for each in tree_leaves(tree) if isinstance(each, torch.Tensor)]
+
+
+def size(tensor):
+    """Return how many bytes a tensor has, or its storage where it is a broadcast one."""
+    if not tensor.is_cuda:
+        return 0
+    return min(tensor.numel() * tensor.element_size(), tensor.untyped_storage().nbytes())
+
+
+def place():
+    """Return the line of this package, or of fairseq, that is being run."""
+    frame = sys._getframe(2)
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if any(part in name for part in OURS) and "/cuda_without_gpu/" not in name:
+            parts = name.split("/")
+            start = max(
+                len(parts) - 1 - parts[::-1].index(each.strip("/")) for each in OURS if each.strip("/") in parts
+            )
+            return f"{'/'.join(parts[start:])}:{frame.f_lineno}"
+        frame = frame.f_back
+    return "elsewhere"
+
+
+@contextlib.contextmanager
+def cuda(capability=(9, 0)):
+    """Let tensors be on a CUDA device: a real one, or one that computes nothing.
+
+    Args:
+        capability: that the fake one says it has.
+
+    Yields:
+        Whether it is real.
+    """
+    if torch.cuda.is_available():
+        yield True
+        return
+    with contextlib.ExitStack() as stack:
+        for name, value in pretended(capability).items():
+            stack.enter_context(mock.patch.object(torch.cuda, name, value))
+        exchange = load_guard().exchange_device
+        exchange()
+        stack.callback(exchange)
+        stack.enter_context(torch.autograd.set_multithreading_enabled(False))
+        stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
+        stack.enter_context(_AsOnCuda())
+        stack.enter_context(mock.patch.object(FakeTensor, "tolist", listed))
+        yield False
+
+
+@contextlib.contextmanager
+def counted():
+    """Count what a block gives the device to do."""
+    with Counts() as counts:
+        COUNTING.append(counts)
+        yield counts
+        COUNTING.remove(counts)
+
+
+def pretended(capability):
+    """Return what torch asks CUDA's library for."""
+    properties = SimpleNamespace(
+        major=capability[0], minor=capability[1], total_memory=80 << 30, multi_processor_count=132
+    )
+    state = torch.zeros(16, dtype=torch.uint8)
+    nothing = {
+        name: lambda *args, **kwargs: None for name in ("_lazy_init", "synchronize", "empty_cache", "set_device")
+    }
+    nothing |= {name: lambda *args, **kwargs: None for name in ("set_rng_state", "manual_seed", "manual_seed_all")}
+    return {
+        **nothing,
+        "is_available": lambda: True,
+        "is_initialized": lambda: True,
+        "_is_in_bad_fork": lambda: False,
+        "device_count": lambda: 1,
+        "current_device": lambda: 0,
+        "is_bf16_supported": lambda *args, **kwargs: True,
+        "get_device_capability": lambda *args: capability,
+        "get_device_properties": lambda *args: properties,
+        "get_device_name": lambda *args: "fake",
+        "get_rng_state": lambda *args: state,
+        "max_memory_allocated": lambda *args: 0,
+        "reset_peak_memory_stats": lambda *args: None,
+    }
+
+
+def load_guard():
+    """Return the device guard's library; compiled (two seconds) where it is not there yet."""
+    source = HERE / "guard.cpp"
+    known = hashlib.sha256(source.read_bytes() + torch.__version__.encode()).hexdigest()[:16]
+    library = Path(tempfile.gettempdir()) / f"fake-cuda-{known}.so"
+    torch_folder = Path(torch.__file__).parent
+    if not library.is_file():
+        flags = ["-std=c++20", "-O0", "-w", "-fPIC", "-shared", f"-I{torch_folder / 'include'}"]
+        with tempfile.NamedTemporaryFile(dir=library.parent, suffix=".so", delete=False) as new:
+            subprocess.run(["g++", *flags, str(source), "-o", new.name], check=True)
+        Path(new.name).replace(library)
+    for name in ("libc10.so", "libtorch_cpu.so"):
+        ctypes.CDLL(str(torch_folder / "lib" / name), ctypes.RTLD_GLOBAL)
+    return ctypes.CDLL(str(library))

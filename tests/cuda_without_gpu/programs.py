@@ -1,0 +1,208 @@
+"""What is run on the device, and counted: a batch of each architecture, an update, growth, tests, several processes."""
+
+import contextlib
+from types import SimpleNamespace
+
+import torch
+import torch.distributed as dist
+from fairseq import models
+from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_DATACLASS_REGISTRY
+from fairseq.optim import build_optimizer
+from omegaconf import OmegaConf
+
+import fairseq_alma
+from fairseq_alma.checkpoints.model_options import SWITCH_SIZES
+from fairseq_alma.images.networks import ImageKind
+from fairseq_alma.moe.expert_parallel import spread_experts
+from fairseq_alma.moe.short_copies import batch_of_update
+from fairseq_alma.text.criterion import AlmaSwitchCrossEntropy
+from fairseq_alma.text.grow import measure_expert_losses
+from fairseq_alma.text.model import build_from_config
+from fairseq_alma.training.average import WeightAverage
+from tests.cuda_without_gpu.fake_cuda import counted, cuda
+from tests.text.switch_models import config_of, dictionary_of
+
+fairseq_alma.register()
+VOCABULARY = 50_004
+TREES = "[[0,[1,2],3],[[0,3],1,2]]"
+ADAM = {"lr": [1e-3], "adam_betas": "(0.9,0.98)", "adam_eps": 1e-8, "weight_decay": 0.0, "use_old_adam": False}
+ADAM |= {"fp16_adam_stats": False, "tpu": False, "_name": None}
+
+
+def criterion():
+    task = SimpleNamespace(target_dictionary=dictionary_of(4))
+    return AlmaSwitchCrossEntropy(task, sentence_avg=False)
+
+
+def switch_config(size, num_experts=12, **options):
+    """Return the configuration of one of the paper's models, or of the small one."""
+    sizes = {f"decoder_{name}": value for name, value in SWITCH_SIZES[f"alma_switch_lm_{size}"].items()}
+    own = {"num_experts": num_experts, "activation_fn": "gelu", "dropout": 0.1, "tokens_per_sample": 512}
+    return {"_name": f"alma_switch_lm_{size}", **vars(config_of()), **sizes, **own, **options}
+
+
+def switch_lm(size, vocabulary=VOCABULARY, **options):
+    return build_from_config(switch_config(size, **options), vocabulary, "cuda").train()
+
+
+def joint_lm(vocabulary=VOCABULARY):
+    words = "--decoder-layers 2 --decoder-embed-dim 16 --decoder-ffn-embed-dim 32 --decoder-attention-heads 2"
+    config = {"_name": "alma_umix", "num_members": 2, "member_arch": "alma_switch_lm_tiny", "member_options": words}
+    config |= {"tokens_per_sample": 512, "max_target_positions": None}
+    dictionary = dictionary_of(vocabulary - 4)
+    task = SimpleNamespace(source_dictionary=dictionary, target_dictionary=dictionary)
+    with torch.device("cuda"):
+        return models.build_model(OmegaConf.create(config), task).train()
+
+
+def tokens_of(batch_size, length):
+    tokens = torch.zeros(batch_size, length + 1, dtype=torch.long, device="cuda")
+    inputs = {"src_tokens": tokens[:, :-1].contiguous(), "src_lengths": None}
+    sizes = {"nsentences": batch_size, "ntokens": batch_size * length}
+    return {**sizes, "net_input": inputs, "target": tokens[:, 1:].contiguous()}
+
+
+def bf16(is_on=True):
+    return torch.autocast("cuda", torch.bfloat16, enabled=is_on)
+
+
+def learn(model, sample, precision):
+    """Compute the gradients of a batch."""
+    with bf16(precision == "bf16"):
+        loss, _, log = criterion()(model, sample)
+    loss.backward()
+    return log
+
+
+def batch(model, sample, precision):
+    """Count a batch that is not the first of its update: weights are cast already. There are no gradients yet."""
+    with batch_of_update(0):
+        with counted():  # which answers what the host asks
+            learn(model, sample, precision)
+        model.zero_grad()
+        with counted() as counts:
+            learn(model, sample, precision)
+    return counts
+
+
+def text(size, precision, batch_size=8, length=512, **options):
+    return batch(switch_lm(size, **options), tokens_of(batch_size, length), precision)
+
+
+def test_batch(precision):
+    """A held-out batch, no token of which is dropped, some of it padding."""
+    model, sample = switch_lm("tiny").eval(), tokens_of(2, 64)
+    sample["ntokens"] -= 1
+    with torch.no_grad(), bf16(precision == "bf16"), counted() as counts:
+        criterion()(model, sample)
+    return counts
+
+
+def generation():
+    """Two tokens, one after the other."""
+    model, state = switch_lm("tiny").eval(), {}
+    tokens = torch.zeros(3, 2, dtype=torch.long, device="cuda")
+    with torch.no_grad(), counted() as counts:
+        for length in (1, 2):
+            model(tokens[:, :length], incremental_state=state)
+        model.decoder.reorder_incremental_state_scripting(state, torch.zeros(3, dtype=torch.long, device="cuda"))
+    return counts
+
+
+def growth():
+    """What alma-grow measures: the loss of each expert's tokens."""
+    model, sample = switch_lm("tiny"), tokens_of(2, 64)
+    with torch.no_grad(), counted() as counts:
+        measure_expert_losses(model, [{**sample}], 1)
+    return counts
+
+
+def update(optimizer_name, **model):
+    """Clip, optimizer step and moving average of an update."""
+    model = switch_lm("base", **model)
+    config = OmegaConf.create({**ADAM, "_name": optimizer_name})
+    optimizer = build_optimizer(config, list(model.parameters()))
+    average = WeightAverage(ema_half_life="1/16")
+    for number in range(2):
+        for parameter in model.parameters():
+            parameter.grad = torch.zeros_like(parameter)
+        average.after_step(model, number)
+        with counted() as counts:
+            optimizer.multiply_grads(0.5)
+            optimizer.clip_grad_norm(1.0)
+            optimizer.step()
+        with counted() as averaging:
+            average.after_step(model, number + 1)
+    counts.of_average = averaging
+    return counts
+
+
+@contextlib.contextmanager
+def processes(number):
+    """Be the first of several processes, of which the others are pretended."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group("fake", rank=0, world_size=number, store=FakeStore())
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def expert_parallel(precision):
+    with processes(4):
+        model = switch_lm("tiny")
+        spread_experts(model)
+        return batch(model, tokens_of(2, 64), precision)
+
+
+def images(arch, precision, num_members=1, training=True, **options):
+    """A batch of images through some members side by side."""
+    model_class = ARCH_MODEL_REGISTRY[arch]
+    config = OmegaConf.create({**vars(MODEL_DATACLASS_REGISTRY[arch]()), **options})
+    kind = ImageKind((3, 32, 32), 10)
+    with torch.device("cuda"):
+        network = model_class.build_network(config, kind, model_class.read_grown(config), num_members).train(training)
+    pictures = torch.zeros(8, 3, 32, 32, device="cuda")
+    labels = torch.zeros(8, dtype=torch.long, device="cuda")
+    with counted() as counts, bf16(precision == "bf16"), torch.set_grad_enabled(training):
+        logits = network(pictures if num_members == 1 else pictures.expand(num_members, *pictures.shape))
+        if training:
+            torch.nn.functional.cross_entropy(logits.flatten(0, -2).float(), labels.repeat(num_members)).backward()
+    return counts
+
+
+SIZES = {f"{size}, {precision}": (size, precision) for size in ("base", "large") for precision in ("bf16", "fp32")}
+PROGRAMS = {
+    **{f"alma_switch_lm_{name}": lambda how=how: text(*how) for name, how in SIZES.items()},
+    "a tree of gates, bf16": lambda: text("tiny", "bf16", 2, 64, num_experts=4, gate_trees=TREES),
+    "alma_umix, bf16": lambda: batch(joint_lm(), tokens_of(2, 64), "bf16"),
+    "expert parallel, bf16": lambda: expert_parallel("bf16"),
+    "expert parallel, fp32": lambda: expert_parallel("fp32"),
+    "test, bf16": lambda: test_batch("bf16"),
+    "test, fp32": lambda: test_batch("fp32"),
+    "generation": generation,
+    "growth": growth,
+    "an update by adam": lambda: update("adam"),
+    "an update by fused_adam": lambda: update("fused_adam"),
+}
+MIXTURES = {"num_experts": 4, "gate_trees": ""}
+for _precision in ("bf16", "fp32"):
+    for _arch, _options in (
+        ("alma_mlp", {}),
+        ("alma_vgg", {}),
+        ("alma_moe_mlp", MIXTURES),
+        ("alma_moe_mlp", {**MIXTURES, "gate": "hard"}),
+        ("alma_moe_vgg", MIXTURES),
+        ("alma_firefly_vgg", {}),
+    ):
+        _name = f"{_arch}{', hard' if 'gate' in _options else ''}, {_precision}"
+        PROGRAMS[_name] = lambda how=(_arch, _precision), more=_options: images(*how, **more)
+for _arch in ("alma_mlp", "alma_vgg"):
+    PROGRAMS[f"{_arch}, 3 side by side, bf16"] = lambda arch=_arch: images(arch, "bf16", 3)
+
+
+def run(name, capability=(9, 0)):
+    """Return what a program gives the device to do."""
+    with cuda(capability):
+        return PROGRAMS[name]()
