@@ -37,6 +37,7 @@ PAPER_ROWS = {
 }  # fmt: skip
 NO_WORSE = 0.5  # percent of perplexity: what a regret may be
 MIN_SIZES = 3  # that a line needs for an interval
+NONE_YET = "Of no ratio both rows have ended yet.\n"
 
 
 class Ratio(NamedTuple):
@@ -174,7 +175,7 @@ def ratios_table(rung: Rung) -> str:
             said = f"{verdict(gap, ratio.limit)} ({ratio.limit:g})"
             shown = [f"{paper:.3f}" if paper else "–", show_ratio(gap), str(gap.num_seeds), said]
             lines.append([f"{ratio.row} to {ratio.of}", *shown])
-    return render_markdown(header, lines)
+    return render_markdown(header, lines) if lines else NONE_YET
 
 
 def regret_table(rung: Rung) -> str:
@@ -188,7 +189,7 @@ def regret_table(rung: Rung) -> str:
             continue
         gaps = [rung.gap(row, name, arrival) for arrival, name in oracles.items()]
         lines.append([row, *(_show_regret(gap) for gap in gaps)])
-    return render_markdown(header, lines) if oracles else "No oracle has ended yet.\n"
+    return render_markdown(header, lines) if oracles else NONE_YET
 
 
 def _show_regret(gap: Optional[Spread]) -> str:
@@ -252,7 +253,7 @@ def trend_table(rungs: Mapping[int, Rung]) -> str:
         cells = [show_ratio(gap) if gap else "–" for gap in gaps.values()]
         cells += _show_line(line, paper)
         lines.append([f"{ratio.row} to {ratio.of}", *cells, f"{paper:.3f}" if paper else "–"])
-    return render_markdown(header, lines)
+    return render_markdown(header, lines) if lines else NONE_YET
 
 
 def _show_line(line: Optional[Line], paper: Optional[float]) -> list[str]:
