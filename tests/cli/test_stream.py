@@ -102,20 +102,33 @@ def test_usage_errors_are_one_line_with_exit_status_2(stream, tmp_path, capsys, 
     assert message in usage_error(capsys, stream, tmp_path, *options)
 
 
-def test_options_that_alma_stream_decides_are_usage_errors(stream, tmp_path, capsys):
-    message = usage_error(capsys, stream, tmp_path, train=[*TRAIN, "--save-dir", "x"])
-    assert "--save-dir may not stand after the --: give --run" in message
+@pytest.mark.parametrize(
+    ("own", "train", "message"),
+    [
+        ([], [*TRAIN, "--save-dir", "x"], "--save-dir may not stand after the --: give --run"),
+        (
+            ["--learner", "gmoe", "--grow-schedule", "4,6,8,12"],
+            [*TRAIN, "--num-experts", "4"],
+            "--num-experts may not stand after the --: give --grow-schedule",
+        ),
+        (["--learner", "umix"], ["--arch", "alma_umix", "--max-update", "1"], "give the members' architecture"),
+    ],
+)
+def test_options_that_something_else_decides_are_usage_errors(stream, tmp_path, capsys, own, train, message):
+    assert message in usage_error(capsys, stream, tmp_path, *own, train=train)
 
 
-def test_a_folder_that_is_no_stream_is_named(tmp_path):
-    with pytest.raises(AlmaError, match=r"nowhere: there is no stream.json"):
-        run(tmp_path / "nowhere", tmp_path)
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("nowhere", [], r"nowhere: there is no stream.json"),
+        ("S", ["--megabatches", "5"], "4 mega-batches, --megabatches asks for 5"),
+    ],
+)
+def test_a_stream_that_is_not_there_or_too_short_is_named(stream, tmp_path, name, options, message):
+    with pytest.raises(AlmaError, match=message):
+        run(tmp_path / name, tmp_path, *options)
     assert not (tmp_path / "R").exists()
-
-
-def test_a_stream_with_too_few_megabatches_is_refused(stream, tmp_path):
-    with pytest.raises(AlmaError, match=r"4 mega-batches, --megabatches asks for 5"):
-        run(stream, tmp_path, "--megabatches", "5")
 
 
 def complete(root, stage, megabatches):
@@ -184,17 +197,6 @@ def test_the_iid_control_is_one_stage_with_the_updates_of_all(stream, tmp_path, 
     assert "--megabatch 2 --wait 3" in out
     assert out.count("--max-update 30") == out.count("--total-num-update 30") == 2
     assert "--warmup-updates 2" in out
-
-
-def test_learners_without_random_starts_say_what_the_user_must_leave_to_them(stream, tmp_path, capsys):
-    options = ["--learner", "gmoe", "--grow-schedule", "4,6,8,12"]
-    message = usage_error(capsys, stream, tmp_path, *options, train=[*TRAIN, "--num-experts", "4"])
-    assert "--num-experts may not stand after the --: give --grow-schedule" in message
-
-
-def test_a_joint_mixture_of_joint_mixtures_is_refused(stream, tmp_path, capsys):
-    train = ["--arch", "alma_umix", "--max-update", "1"]
-    assert "give the members' architecture" in usage_error(capsys, stream, tmp_path, "--learner", "umix", train=train)
 
 
 def test_a_dry_run_of_one_member_prints_its_trainings(stream, tmp_path, capsys):
