@@ -54,7 +54,11 @@ def run_here(
         logging.basicConfig(level=logging.INFO, stream=sys.stdout)  # as fairseq's commands do when they are imported
     else:
         logging.basicConfig(**log)  # type: ignore[arg-type]
-    runpy.run_path(program, run_name="__main__")
+    if "-m" in arguments[:2]:  # an interpreter that is told a module
+        module, *sys.argv[1:] = arguments[[*arguments].index("-m") + 1 :]
+        runpy.run_module(module, run_name="__main__")
+    else:
+        runpy.run_path(program, run_name="__main__")
 
 
 def run_script(

@@ -72,8 +72,8 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         _chain(request, plans, (own_words, words)).print()
         return 0
     if arguments.dry_run:
-        for planned in plans.values():
-            job.print_plan(planned)
+        for seed, planned in plans.items():
+            job.print_plan(planned, request.folder(seed))
         return 0
     assert stream is not None
     refuse_no_folder(request.run, "--run")

@@ -99,12 +99,12 @@ class ImageJob:
                     "epoch is told; prepare the stream with fewer mega-batches, or gather more for a stage (--wait)"
                 )
 
-    def print_plan(self, plans: Sequence[StagePlan]) -> None:
+    def print_plan(self, plans: Sequence[StagePlan], folder: RunFolder) -> None:
         """Print the commands that run the stages one by one, with every option of the training."""
         print("# the stages run in one process; each of these commands runs one of them, in this order")
         for plan in self.request.chosen(plans):
             print(f"# {describe_stage(plan, len(plans))}: {_describe_trainings(plan)}")
-            for step in self.steps(self.request.folder(self.request.seeds[0]), plan):
+            for step in self.steps(folder, plan):
                 for command in step.commands():
                     print(command)
 

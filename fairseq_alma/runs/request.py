@@ -73,11 +73,9 @@ class RunRequest(StudyOptions, PartOptions, ProcessOptions):
         for number, seed in enumerate(self.seeds):
             if seed in self.seeds[:number]:
                 raise ValueError(f"--seed {seed}: given twice")
-        if len(self.seeds) > 1 and not (kind == "images" and self.learner.stacks_seeds):
+        if len(self.seeds) > 1 and kind == "images" and not self.learner.stacks_seeds:
             possible = ", ".join(sorted(name for name, each in LEARNERS["images"].items() if each.stacks_seeds))
-            raise ValueError(
-                f"--seed: several go with streams of images and --learner {possible}; give one call for each"
-            )
+            raise ValueError(f"--seed: several go with --learner {possible} on images; give one call for each")
 
     def record(self, kind: Optional[str] = None) -> dict[str, Any]:
         """Return what run.json says of the options, beside those of the learner."""
@@ -168,8 +166,8 @@ class Job(Protocol):
     def last(self, name: str) -> Optional[tuple[str, ...]]:
         """Return the values of an option after ``--``, of its last occurrence; None: it has none."""
 
-    def print_plan(self, plans: Sequence[StagePlan]) -> None:
-        """Print what the stages that were asked for would run."""
+    def print_plan(self, plans: Sequence[StagePlan], folder: RunFolder) -> None:
+        """Print what the stages that were asked for would run in the folder of a run."""
 
     def predictor(self, folder: RunFolder, plan: StagePlan) -> tuple[Path, Sequence[Path]]:
         """Return the checkpoint that stands for what predicts after a stage, and those to make it of, if any."""

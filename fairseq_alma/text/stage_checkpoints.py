@@ -88,6 +88,36 @@ def repair_last(folder: Path) -> Optional[Path]:
     return None
 
 
+def repair_together(folders: Collection[Path]) -> bool:
+    """Let trainings that are made side by side resume from the same update, the newest of which all have a checkpoint.
+
+    Args:
+        folders: their save directories; where there is no such update, their checkpoints are removed.
+
+    Returns:
+        Whether there is one.
+    """
+    found = [_sound_by_update(folder) for folder in folders]
+    common = set.intersection(*map(set, found))
+    for folder, paths in zip(folders, found, strict=True):
+        if not common:
+            remove_all(folder)
+        elif (newest := paths[max(common)]).name != LAST_CHECKPOINT:
+            with open_atomically(folder / LAST_CHECKPOINT) as copy, open(newest, "rb") as whole:
+                shutil.copyfileobj(whole, copy)
+    return bool(common)
+
+
+def _sound_by_update(folder: Path) -> dict[int, Path]:
+    """Return the whole checkpoints of a save directory by their updates, also those before the stage."""
+    found = [(int(match[1]), path) for path in folder.glob("*.pt") if (match := _INTERVAL.fullmatch(path.name))]
+    sound = {update: path for update, path in found if is_sound(path)}
+    if (last := repair_last(folder)) is not None:
+        progress = read_progress(last)
+        sound[progress.first_update + progress.num_updates] = last
+    return sound
+
+
 def read_progress(path: Path) -> Progress:
     """Read how far a checkpoint is."""
     # Imports torch, which takes seconds; a dry run or a finished run needs none of it.

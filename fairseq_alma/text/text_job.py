@@ -1,5 +1,7 @@
 """``alma-stream`` on streams of text: stock commands in processes of their own."""
 
+import sys
+from copy import copy
 from pathlib import Path
 from typing import Callable, Collection, Optional, Sequence
 
@@ -10,7 +12,7 @@ from fairseq_alma.runs.evaluation import StageEvaluation
 from fairseq_alma.runs.loop import Run
 from fairseq_alma.runs.request import RunRequest
 from fairseq_alma.runs.run_folder import BRANCH, ENSEMBLE_FILE, RunFolder, predicting_checkpoint
-from fairseq_alma.terminal import shell_words
+from fairseq_alma.terminal import shell_words, tell
 from fairseq_alma.text import stage_checkpoints
 from fairseq_alma.text.model_size import tokens_of
 from fairseq_alma.text.recipe import Recipe
@@ -27,13 +29,17 @@ from fairseq_alma.text.text_steps import (
     Train,
 )
 from fairseq_alma.text.train_options import TrainOptions
+from fairseq_alma.training.average import WeightAverage
 from fairseq_alma.training.branch import LRBranch
-from fairseq_alma.training.carried_optimizer import CarriedOptimizer, Rewarm
+from fairseq_alma.training.carried_optimizer import CarriedOptimizer, Rewarm, TokenCount
 from fairseq_alma.training.feature import Part
+from fairseq_alma.training.replay import Replay
 from fairseq_alma.training.stage_ends import BestCheckpoint
 from fairseq_alma.watch.run_display import describe_stage
 
 GROWN_FILE = "grown.pt"
+STACKED_FEATURES = (TokenCount, CarriedOptimizer, WeightAverage, LRBranch, Replay, Rewarm)
+"""Those that `stacked_training` has."""
 
 
 class TextJob:
@@ -120,17 +126,19 @@ class TextJob:
         """Leave the options to fairseq-train, whose message the log has; see `request.Job`."""
         assert self.stream is not None
         _require_beginning(self.request.finetune_from_model, self.stream)
+        if len(self.request.seeds) > 1 and (reason := self.apart()) is not None:
+            tell(f"note: the seeds are trained one after the other: {reason}", sys.stderr)
         return lambda runs: self
 
-    def print_plan(self, plans: Sequence[StagePlan]) -> None:
-        """Print the commands of the stages that were asked for."""
+    def print_plan(self, plans: Sequence[StagePlan], folder: RunFolder) -> None:
+        """Print the commands of the stages that were asked for; of several seeds, what each alone would run."""
         _require_beginning(self.request.finetune_from_model)
         iid, member = self.request.iid, self.request.member
         evaluation = StageEvaluation.of(self.request.then_evaluate, self.request.stream, self.predictor)
         if iid is not None and self.lengths is None:
             print(f"# --iid {iid}: --max-update and --total-num-update are {iid} times those given")
         for plan in self.request.chosen(plans):
-            steps = self.steps(self.folder, plan)
+            steps = self.steps(folder, plan)
             if member is not None:
                 steps = [step for step in steps if any(model.member in member for model in step.trains)]
             if steps:
@@ -139,11 +147,27 @@ class TextJob:
                 for command in step.commands():
                     print(command)
             if evaluation is not None and member is None:
-                for words in evaluation.commands(self.folder, plan):
+                for words in evaluation.commands(folder, plan):
                     print(shell_words(words))
+
+    def of(self, folder: RunFolder) -> "TextJob":
+        """Return the same of another run, which differs by its seed."""
+        own = copy(self)
+        own.folder = folder
+        return own
+
+    def apart(self) -> Optional[str]:
+        """Return what keeps models from being trained side by side in one process; None: nothing."""
+        request = self.request
+        if request.trains_members_apart or request.num_procs > 1 or request.validate or self.keeps_best:
+            return "each training has processes, or tests, of its own"
+        others = [type(each).__name__ for each in self.features.each if type(each) not in STACKED_FEATURES]
+        return f"a feature, {others[0]}" if others else self.options.apart()
 
     def steps(self, folder: RunFolder, plan: StagePlan) -> list[TextStep]:
         """Return the steps of a stage in order; see `steps.Backend`."""
+        if folder.root != self.folder.root:
+            return self.of(folder).steps(folder, plan)
         parts = (UP_TO_BRANCH, BRANCH, WHOLE) if self.branch.copies else (WHOLE,)
         steps: list[TextStep] = []
         for training in plan.trainings:
@@ -157,6 +181,8 @@ class TextJob:
 
     def predictor(self, folder: RunFolder, plan: StagePlan) -> tuple[Path, Sequence[Path]]:
         """Return the one checkpoint that stands for all that predicts after a stage; see `request.Job`."""
+        if folder.root != self.folder.root:
+            return self.of(folder).predictor(folder, plan)
         if plan.combine == "single":
             (model,) = plan.predictors
             return self.predicting(model), ()
@@ -224,6 +250,9 @@ class TextJob:
 
     def keep_only(self, folder: RunFolder, stage: int, needed: Sequence[ModelId], planned: Collection[ModelId]) -> None:
         """Remove checkpoints that neither a later stage nor the report needs; see `steps.Backend`."""
+        if folder.root != self.folder.root:
+            self.of(folder).keep_only(folder, stage, needed, planned)
+            return
         models = [model for index in range(stage + 1) for model in folder.members(index) if model in planned]
         for model in models:
             if model in needed:

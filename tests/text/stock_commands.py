@@ -35,13 +35,17 @@ def prepare_stream(folder, vocab_size=300, seed=0):
     return folder / "stream"
 
 
-def training_options(stream, *arguments, device=("--cpu",)):
+def training_words(stream, *arguments, device=("--cpu",)):
     command = [str(stream), "--task", "alma_lm", "--tokens-per-sample", str(TOKENS_PER_SAMPLE), *device]
     command += ["--arch", "alma_switch_lm_tiny", "--decoder-layers", "2", "--decoder-embed-dim", "16"]
     command += ["--decoder-ffn-embed-dim", "32", "--decoder-attention-heads", "2", "--optimizer", "adam"]
     command += ["--criterion", "alma_switch_cross_entropy", "--lr", "0.01", "--max-update", "20", "--batch-size", "4"]
     command += ["--disable-validation", "--no-epoch-checkpoints", "--num-workers", "0", "--log-format", "none"]
-    return options.parse_args_and_arch(options.get_training_parser(), [*command, *arguments])
+    return [*command, *arguments]
+
+
+def training_options(stream, *arguments, **more):
+    return options.parse_args_and_arch(options.get_training_parser(), training_words(stream, *arguments, **more))
 
 
 def training_config(stream, *arguments, **more):

@@ -1,0 +1,68 @@
+"""``alma-stream --seed 1 2`` on text: runs side by side, each with the files of a run alone; a kill changes no bit."""
+
+import signal
+
+import pytest
+import torch
+
+from tests.kills.crashes import Crash
+from tests.kills.launch import launch
+from tests.kills.learners import write_text
+from tests.runs.results import stage_records
+from tests.scripts import run_script
+
+pytest.importorskip("fairseq")
+TRAIN = [
+    "--arch", "alma_switch_lm_tiny", "--decoder-layers", "2", "--decoder-embed-dim", "16", "--decoder-ffn-embed-dim",
+    "32", "--decoder-attention-heads", "2", "--criterion", "alma_switch_cross_entropy", "--cpu", "--optimizer", "adam",
+    "--dropout", "0", "--lr", "0.01", "--max-update", "12", "--batch-size", "4", "--tokens-per-sample", "16",
+    "--num-workers", "0",
+]  # fmt: skip
+GROWING = ["--learner", "gmoe", "--grow-schedule", "2,3", "--grow-method", "split", "--carry-optimizer"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("seeds")
+    write_text(folder / "text.txt", num_words=40)
+    prepare = ["alma-prep-text", f"{folder}/text.txt", "--out", f"{folder}/S", "--megabatches", "2"]
+    prepare += ["--vocab-size", "300", "--valid-words", "200", "--test-words", "200", "--workers", "1"]
+    run_script(prepare).check_returncode()
+    return folder
+
+
+def command(folder, run, *options):
+    own = ["--stream", f"{folder}/S", "--run", f"{folder}/{run}", "--save-every", "3", "--keep-checkpoints"]
+    return ["alma-stream", *own, *options, "--", *TRAIN]
+
+
+def weights(folder, run, seed):
+    last = folder / run / f"seed-{seed}" / "stage-001" / "member-0" / "checkpoint_last.pt"
+    return torch.load(last, weights_only=True)["model"]
+
+
+@pytest.mark.slow
+def test_runs_of_several_seeds_are_each_a_run_alone_and_survive_a_kill(folder):
+    several = [*GROWING, "--ema-half-life", "1/16", "--seed", "1", "2"]
+    run_script(command(folder, "whole", *several)).check_returncode()
+    alone = run_script(command(folder, "alone", *several[:-2], "1"))
+    alone.check_returncode()
+    records = [stage_records(each) for each in (folder / "alone", folder / "whole" / "seed-1")]
+    for mine, beside in zip(*records, strict=True):
+        assert beside["test"]["loss"] == pytest.approx(mine["test"]["loss"], abs=2e-3)
+        assert {**beside, "test": 0, "valid": 0}.keys() == {**mine, "test": 0, "valid": 0}.keys()
+        assert beside["train_tokens"] == mine["train_tokens"]
+    assert "side by side" in (folder / "whole" / "seed-2" / "stage-001" / "train-member-0.log").read_text()
+    crash = Crash(folder / "killed", folder / "journal", 1, only=r"/seed-2/stage-001/member-0/checkpoint_\d+_18\.pt")
+    assert launch(command(folder, "killed", *several)[1:], folder / "killed.log", crash) == -signal.SIGKILL
+    again = Crash(folder / "killed", folder / "journal")
+    assert launch(command(folder, "killed", *several)[1:], folder / "killed.log", again) == 0
+    for seed in (1, 2):
+        whole, killed = (weights(folder, run, seed) for run in ("whole", "killed"))
+        assert all(torch.equal(weight, killed[name]) for name, weight in whole.items())
+
+
+def test_the_commands_of_each_seed_alone_are_printed(folder):
+    dry_run = run_script(command(folder, "R", "--seed", "1", "2", "--dry-run"))
+    assert dry_run.stdout.count("fairseq-train") == 4
+    assert f"{folder}/R/seed-2/stage-001/member-0" in dry_run.stdout
