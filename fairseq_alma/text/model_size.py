@@ -25,13 +25,28 @@ MOST_PASSES, LEAST_UPDATES = 10, 100
 """Of what ``--hours`` plans."""
 AT_ONCE = 32
 """Sequences that are computed together; more than these make an update in several steps (``--update-freq``)."""
-STAGE_SECONDS = 15.0
-"""What the processes of a stage take to start, on two cores."""
+STARTS = 2
+"""What beginning and ending the processes of a stage takes, as a multiple of one process's start."""
 BYTES_PER_PARAMETER = 24
 """In fp32: weight, gradient, two moments, average, and a copy on its way to a file."""
 
-Measure = Callable[[Sequence["Shape"], int], Sequence[float]]
-"""Shapes, and tokens of an update -> seconds that a token's training takes with each."""
+
+class Speed(NamedTuple):
+    """What was measured.
+
+    Attributes:
+        costs: seconds that a token's training takes, with each of some models.
+        start: seconds until a process that trains has started.
+        taken: seconds that measuring took.
+    """
+
+    costs: Sequence[float]
+    start: float = 5.0
+    taken: float = 0.0
+
+
+Measure = Callable[[Sequence["Shape"], int], Speed]
+"""Shapes, and tokens of an update -> how fast they are trained."""
 
 
 class Shape(NamedTuple):
@@ -192,34 +207,34 @@ def by_time(possible: Sequence[Shape], tokens: Sequence[int], stream: Stream, wi
     if wish.size is not None and wish.passes is not None:
         raise ValueError("--hours decides what of --size and --passes is not given; leave one of them out")
     total = sum(tokens)
-    seconds = wish.hours * 3600 - STAGE_SECONDS * len(tokens)
     tested = len(tokens) / 3 * sum(stream.split(name).num_tokens for name in ("valid", "test"))
     at_hand = [_sized(possible, wish.size)] if wish.size is not None else possible
     guess = batch_of(wish.passes * total if wish.passes is not None else total)
-    costs = _costs(at_hand, guess * LENGTH, measure)
+    probes = at_hand if len(at_hand) == 1 else [at_hand[0], at_hand[2], at_hand[4]]
+    speed = measure(probes, guess * LENGTH)
+    costs = _costs(at_hand, probes, speed.costs)
+    beside = speed.taken + STARTS * speed.start * len(tokens)
     found: list[Plan] = []
     for shape, cost in zip(at_hand, costs, strict=True):
-        can_read = seconds / cost - tested
+        can_read = (wish.hours * 3600 - beside) / cost - tested
         passes = min(can_read / total, MOST_PASSES) if wish.passes is None else wish.passes
         if passes * total > can_read * 1.001 or can_read < LEAST_UPDATES * guess * LENGTH:
             continue
-        forecast = (passes * total + tested) * cost + STAGE_SECONDS * len(tokens)
+        forecast = (passes * total + tested) * cost + beside
         why = f"the best of {wish.hours:g} hours by the speed measured here, {1 / cost:,.0f} tokens per second"
         found.append(Plan(shape, passes, tokens, why, forecast))
     if not found:
         needed = costs[0] * (tested + max(LEAST_UPDATES * guess * LENGTH, (wish.passes or 0) * total))
-        hours = (needed + STAGE_SECONDS * len(tokens)) / 3600
+        hours = (needed + beside) / 3600
         what = "that size" if len(at_hand) == 1 else "the smallest model"
         raise ValueError(f"--hours {wish.hours:g}: too short for {what}, which takes {hours:.2g} here; give more")
     return min(found, key=lambda each: expected_loss(each.shape, each.num_tokens, each.passes))
 
 
-def _costs(at_hand: Sequence[Shape], tokens_per_update: int, measure: Measure) -> list[float]:
-    """Return seconds per token of all shapes: a few are measured, the rest is interpolated by operations."""
+def _costs(at_hand: Sequence[Shape], probes: Sequence[Shape], seconds: Sequence[float]) -> list[float]:
+    """Return seconds per token of all shapes: a few were measured, the rest is interpolated by operations."""
     if len(at_hand) == 1:
-        return list(measure(at_hand, tokens_per_update))
-    probes = [at_hand[0], at_hand[2], at_hand[4]]
-    seconds = measure(probes, tokens_per_update)
+        return [*seconds]
     points = [(shape.flops, cost) for shape, cost in zip(probes, seconds, strict=True)]
     return [_interpolated(points, shape.flops) for shape in at_hand]
 

@@ -39,7 +39,7 @@ from fairseq_alma.text.model_size import (
 from fairseq_alma.text.train_options import BALANCING
 from fairseq_alma.training.planned_run import ENDLESS
 
-RATE, RATE_WIDTH = 0.005, 128
+RATE, RATE_WIDTH = 0.007, 128
 """Peak learning rate of Adam with --mup; without it, at this width."""
 HALF_LIFE = "1/16"
 MANY_PASSES = 4

@@ -10,14 +10,15 @@ import time
 from typing import Sequence
 
 from fairseq_alma.errors import AlmaError
+from fairseq_alma.text.model_size import Speed
 
 OVERHEAD = 1.15
 """Of fairseq's trainer around an update, and of saving."""
 _WARM, _TIMED, _LEAST_SECONDS = 2, 3, 1.0
 
 
-def measure(shapes: Sequence[Sequence[int]], tokens_per_update: int, length: int, on_cpu: bool) -> list[float]:
-    """Return the seconds that training takes for each token.
+def measure(shapes: Sequence[Sequence[int]], tokens_per_update: int, length: int, on_cpu: bool) -> Speed:
+    """Return how fast models are trained.
 
     Args:
         shapes: of each model width, layers, vocabulary size and experts.
@@ -30,18 +31,24 @@ def measure(shapes: Sequence[Sequence[int]], tokens_per_update: int, length: int
     """
     job = json.dumps({"shapes": [[*shape] for shape in shapes], "batch": max(1, tokens_per_update // length),
                       "length": length, "on_cpu": on_cpu})  # fmt: skip
+    started = time.perf_counter()
     words = [sys.executable, "-c", "from fairseq_alma.text import speed; speed.main()"]
     done = subprocess.run(words, input=job, capture_output=True, text=True)
     if done.returncode != 0:
         reason = (done.stderr.strip().splitlines() or ["no message"])[-1]
         raise AlmaError(f"--hours: the speed of this machine could not be measured ({reason:.200}); give --size")
-    return [float(each) for each in json.loads(done.stdout.splitlines()[-1])]
+    found = json.loads(done.stdout.splitlines()[-1])
+    taken = time.perf_counter() - started
+    return Speed(found["costs"], taken - found["measuring"], taken)
 
 
 def main() -> None:
     """Measure what standard input names, in the process that `measure` starts."""
-    job = json.load(sys.stdin)
-    print(json.dumps([_seconds_per_token(shape, job) for shape in job["shapes"]]))
+    from fairseq_alma.text import model  # noqa: F401 - a start has these imports
+
+    job, started = json.load(sys.stdin), time.perf_counter()
+    costs = [_seconds_per_token(shape, job) for shape in job["shapes"]]
+    print(json.dumps({"costs": costs, "measuring": time.perf_counter() - started}))
 
 
 def _seconds_per_token(shape: Sequence[int], job: dict) -> float:

@@ -8,7 +8,7 @@ from fairseq_alma.learners.schedule import stages
 from fairseq_alma.options import group_words
 from fairseq_alma.runs.study import read_size
 from fairseq_alma.text import model_size, recipe
-from fairseq_alma.text.model_size import Shape, Wish
+from fairseq_alma.text.model_size import Shape, Speed, Wish
 from fairseq_alma.text.recipe import Asked, complete
 
 OWN = ["--arch", "alma_switch_lm_tiny", "--max-update", "5", "--batch-size", "4"]
@@ -33,7 +33,7 @@ def unmeasured(shapes, tokens):
 
 
 def at_speed(flops_per_second):
-    return lambda shapes, tokens: [shape.flops / flops_per_second for shape in shapes]
+    return lambda shapes, tokens: Speed([shape.flops / flops_per_second for shape in shapes])
 
 
 def made(words=(), stream=None, wish=None, before=None, measure=unmeasured, **asked):
