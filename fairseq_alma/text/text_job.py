@@ -161,6 +161,8 @@ class TextJob:
         request = self.request
         if request.trains_members_apart or request.num_procs > 1 or request.validate or self.keeps_best:
             return "each training has processes, or tests, of its own"
+        if request.learner.trains_jointly:
+            return f"--learner {request.learner.name} trains several models as one already"
         others = [type(each).__name__ for each in self.features.each if type(each) not in STACKED_FEATURES]
         return f"a feature, {others[0]}" if others else self.options.apart()
 
