@@ -99,9 +99,8 @@ def test_a_page_is_typed_from_top_to_bottom(page, checkout, tmp_path):
     (tmp_path / "bin").mkdir()
     for name, module in start.COMMANDS.items():  # also where the package was installed before it had them all
         file = tmp_path / "bin" / f"alma-{name.removesuffix('_model').replace('_', '-')}"
-        file.write_text(
-            f"#!{sys.executable}\nfrom fairseq_alma.cli.start import start\nraise SystemExit(start('{module}'))\n"
-        )
+        body = "from fairseq_alma.cli.start import start\nif __name__ == '__main__':\n    raise SystemExit"
+        file.write_text(f"#!{sys.executable}\n{body}(start('{module}'))\n")
         file.chmod(0o755)
     folders = [str(tmp_path / "bin"), str(Path(sys.executable).parent), os.environ["PATH"]]
     environment = {**os.environ, "PATH": os.pathsep.join(folders), "PYTHONPATH": str(checkout)}

@@ -232,7 +232,7 @@ def _update(
         try:
             prepare(parse_options([*inputs, *out, *how]))
         except AlmaError as error:
-            if not str(error).startswith("--"):
+            if not str(error).startswith(("--megabatches", "--valid-words", "--test-words", "--holdout-words")):
                 raise
             raise AlmaError(f"{inputs[0]}: too little text, or too few documents, for a month ({error})") from error
     stream = model.stream()
