@@ -1,4 +1,4 @@
-"""Maximal-update parametrization: one learning rate for Switch language models of all widths and depths.
+"""Maximal-update parametrization: for learning rates that move little with the width and depth of a Switch model.
 
 Yang et al. 2022 (Tensor Programs V) for widths, Dey et al. 2025 (CompleteP, alpha = 1) for depths, written as factors
 in the forward pass and the initialisation, so that optimizers, checkpoints and growth stay as they are: Adam's updates

@@ -63,8 +63,8 @@ class SwitchOptions(Options):
     )
     mup: bool = opt(
         False,
-        "maximal-update parametrization: the best learning rate is the same for all widths and numbers of layers, that "
-        "of alma_switch_lm_tiny",
+        "maximal-update parametrization, in which the best learning rate moves less with width and number of layers; "
+        "the usual one at the size of alma_switch_lm_tiny",
         kinds=TEXT,
         shape=True,
     )
