@@ -77,7 +77,7 @@ MODEL=("${SIZE[@]}")
 [ "$GROWS" = 1 ] || MODEL+=(--num-experts "$EXPERTS")
 MODEL+=(--capacity-factor 1.0 --balance-loss-weight 0.01 --dropout "$DROPOUT")
 CRITERION=(--criterion alma_switch_cross_entropy)
-OPTIMIZER=(--optimizer adam --adam-betas '(0.9, 0.98)' --adam-eps 1e-8)
+OPTIMIZER=(--optimizer fused_adam --adam-betas '(0.9, 0.98)' --adam-eps 1e-8)
 SCHEDULE=(--lr "$LR" --lr-scheduler polynomial_decay --warmup-updates "$WARMUP"
   --total-num-update "$UPDATES" --max-update "$UPDATES")
 DATA=(--tokens-per-sample "$TOKENS_PER_SAMPLE" --batch-size "$LOCAL_BATCH"

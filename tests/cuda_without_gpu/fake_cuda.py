@@ -20,6 +20,7 @@ from unittest import mock
 import torch
 import torch.nn.functional as F
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -42,6 +43,7 @@ class Counts(TorchDispatchMode):
         operations: launches of kernels, about: operations that are no views.
         casts: those that change a precision.
         bytes: that they read and write, each its arguments once and its results once.
+        peak: the most memory at a time of what the part makes, in bytes.
         by_name: operations by their names; ``bytes_of`` likewise.
         host_reads: where the host waits for a number of the device, as ``file:line``.
         host_writes: where it waits for a copy to the device.
@@ -51,6 +53,7 @@ class Counts(TorchDispatchMode):
     def __init__(self):
         super().__init__()
         self.operations = self.casts = self.bytes = 0
+        self.peak, self._live, self._new = 0, {}, 0
         self.by_name, self.bytes_of = Counter(), Counter()
         self.host_reads, self.host_writes, self.on_host = Counter(), Counter(), Counter()
 
@@ -70,6 +73,7 @@ class Counts(TorchDispatchMode):
             return unknown(name, func, args, kwargs)
         result = func(*args, **kwargs)
         made = tensors_in(result)
+        self._keep(made)
         moves = name in ("_to_copy", "copy_") and made
         if moves and on_device and not made[0].is_cuda:
             self.host_reads[place()] += 1
@@ -81,6 +85,18 @@ class Counts(TorchDispatchMode):
             return result
         self._count(name, given, made)
         return result
+
+    def _keep(self, made):
+        """Note the memory of new tensors; whose memory is given back is looked at when it may be the most so far."""
+        for each in made:
+            storage = each.untyped_storage()
+            if each.is_cuda and storage._cdata not in self._live:
+                self._live[storage._cdata] = (StorageWeakRef(storage), storage.nbytes())
+                self._new += storage.nbytes()
+        if self._new > self.peak:
+            self._live = {key: entry for key, entry in self._live.items() if not entry[0].expired()}
+            self._new = sum(nbytes for _, nbytes in self._live.values())
+            self.peak = max(self.peak, self._new)
 
     def _count(self, name, given, made):
         self.operations += 1
