@@ -22,7 +22,7 @@ TOOLS = [str(tool) for tool in ALL_TOOLS]
         (["--learner", *SOME, "--sample", "1", "--how", "power"], len(SOME)),
         (["--learner", "alma-export", "--step", "27"], 1),
         (["--learner", "alma-grow", "--step", "6", "--how", "meet"], 1),
-        (["--learner", "images-sm", "--step", "3", "--how", "meet"], 1),
+        (["--learner", "images-sm", "--step", "12", "--how", "meet"], 1),
         pytest.param(["--learner", "text-carried", "--step", "79", "--how", "power"], 1, marks=pytest.mark.slow),
         pytest.param(["--learner", *TOOLS, "--sample", "4", "--how", "power"], 4 * len(TOOLS), marks=pytest.mark.slow),
         pytest.param(["--learner", *TOOLS, "--sample", "4", "--how", "meet"], 4 * len(TOOLS), marks=pytest.mark.slow),
