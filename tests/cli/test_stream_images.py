@@ -118,12 +118,6 @@ def test_the_papers_preset_changes_no_figure_and_the_released_code_does(stream, 
     assert first == second
 
 
-def test_another_word_for_what_the_preset_says_overrides_nothing(stream, tmp_path, capsys):
-    run(stream, tmp_path / "R", "--learner", "gens", "--wait", "6", "--preset", "paper", "--init", "fresh")
-    assert json.loads((tmp_path / "R" / "run.json").read_text())["preset"] == {"name": "paper", "overridden": []}
-    assert "as given here" not in capsys.readouterr().err
-
-
 def test_an_option_wins_over_the_preset_and_run_json_says_so(stream, tmp_path, capsys):
     options = ("--learner", "umix", "--wait", "6", "--preset", "released-code", "--joint-logits", "mean")
     words = (*WORDS, "--patience", "2")
