@@ -31,6 +31,7 @@ from omegaconf import DictConfig
 from torch import Tensor
 
 from fairseq_alma.errors import in_one_line
+from fairseq_alma.text.fork_server import leave
 from fairseq_alma.text.stacked_model import StackedModel, Uneven
 from fairseq_alma.text.text_steps import ALONE
 from fairseq_alma.training.average import WeightAverage
@@ -344,4 +345,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(SystemExit(main()))
