@@ -70,6 +70,9 @@ class Learner(NamedTuple):
     is_resumed = True
     main = staticmethod(alma_stream)
 
+    def begin(self, stream: Path, run: Path) -> None:
+        """Begin with nothing."""
+
     def arguments(self, stream: Path, run: Path) -> list[str]:
         """Return those of ``alma-stream``."""
         options, words = COMMANDS[self.kind][self.name]
@@ -97,10 +100,11 @@ def make_stream(kind: str, root: Path) -> Path:
     return stream
 
 
-def write_text(path: Path, num_words: int = 20) -> None:
+def write_text(path: Path, num_words: int = 20, seed: int = 0) -> None:
     """Write documents in which each word all but decides the next, so that there is something to learn."""
     draw = random.Random(0)
     words = ["".join(draw.choices("abcdefgh", k=4)) for _ in range(60)]
+    draw = random.Random(seed) if seed else draw  # other documents of the same words
     documents = []
     for _ in range(60):
         at, document = draw.randrange(60), []

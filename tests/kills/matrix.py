@@ -34,6 +34,7 @@ MEMORY = "/dev/shm"  # where fsync costs nothing
 GOLDEN = 0.618034
 NUM_SECOND = 17  # the second kill is at one of so many operations
 HOUR = 3600
+TENSORS = ".safetensors"
 REFUSALS = ("another alma-", "exists already", "exists and is not empty", "something was put there meanwhile")
 """What a command may say where another is at work on the same, or where all of it has been done."""
 ROWS = [*LEARNERS, *ALL_TOOLS]
@@ -54,7 +55,8 @@ class Outcome(NamedTuple):
         files = [path for path in run.rglob("*") if path.is_file() and not path.name.startswith(".lock")]
         return cls(
             {str(place): stage_records(run / place) for place in places},
-            weight_sums(run) if is_resumed else {str(path.relative_to(run)): _sum(path) for path in files},
+            (weight_sums(run) if is_resumed else {})
+            | {str(path.relative_to(run)): _sum(path) for path in files if not is_resumed or path.suffix == TENSORS},
             sorted(str(path.relative_to(run)) for path in files),
         )
 
@@ -164,6 +166,7 @@ class Matrix:
     def _clear(self) -> None:
         shutil.rmtree(self.run, ignore_errors=True)
         self.log.unlink(missing_ok=True)
+        self.learner.begin(self.stream, self.run)
 
     def _outcome(self) -> Outcome:
         return Outcome.of(self.run, self.learner.is_resumed)

@@ -13,7 +13,7 @@ from tests.kills.tools import ALL_TOOLS
 IMAGES = [str(learner) for learner in LEARNERS if learner.kind == "images"]
 SOME = [name for name in IMAGES if name not in ("images-bagging", "images-alone")]  # others like them are there
 TEXT = [str(learner) for learner in LEARNERS if learner.kind == "text"]
-TOOLS = [str(tool) for tool in ALL_TOOLS]
+TOOLS = [str(tool) for tool in ALL_TOOLS if not tool.is_resumed]
 
 
 @pytest.mark.parametrize(
@@ -26,6 +26,7 @@ TOOLS = [str(tool) for tool in ALL_TOOLS]
         pytest.param(["--learner", "text-carried", "--step", "79", "--how", "power"], 1, marks=pytest.mark.slow),
         pytest.param(["--learner", *TOOLS, "--sample", "4", "--how", "power"], 4 * len(TOOLS), marks=pytest.mark.slow),
         pytest.param(["--learner", *TOOLS, "--sample", "4", "--how", "meet"], 4 * len(TOOLS), marks=pytest.mark.slow),
+        pytest.param(["--learner", "alma-update-again", "--sample", "2"], 2, marks=pytest.mark.slow),
         pytest.param(["--learner", "images-gmoe", "--sample", "4", "--how", "clock"], 4, marks=pytest.mark.slow),
         pytest.param(["--learner", *IMAGES, "--sample", "2"], 2 * len(IMAGES), marks=pytest.mark.slow),
         pytest.param(["--learner", *TEXT, "--sample", "1"], len(TEXT), marks=pytest.mark.slow),

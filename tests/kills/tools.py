@@ -1,5 +1,7 @@
-"""The commands that write one file or folder each: killed, they have nothing to resume, and are given again."""
+"""The commands beside ``alma-stream``: those that write one file or folder are given again, ``alma-update`` resumes."""
 
+import importlib
+import shutil
 from pathlib import Path
 from typing import NamedTuple
 
@@ -9,14 +11,16 @@ from fairseq_alma.cli.grow import main as alma_grow
 from fairseq_alma.cli.import_model import main as alma_import
 from fairseq_alma.cli.score import main as alma_score
 from fairseq_alma.cli.stream import main as alma_stream
+from fairseq_alma.cli.update import main as alma_update
 from tests.exchange.conftest import save, write_stream
 from tests.exchange.test_import_folder import write_folder
 from tests.kills.crashes import Crash
 from tests.kills.launch import Main, launch
-from tests.kills.learners import MLP, make_stream
+from tests.kills.learners import MLP, make_stream, write_text
 from tests.models.ensembles import switch_config
 
 MODELS = "models"
+TINY = ["--", "--decoder-embed-dim", "8", "--decoder-ffn-embed-dim", "16", "--decoder-attention-heads", "1", "--cpu"]
 SPLIT = ["--method", "split", "--experts", "1", "--cpu"]
 TOOLS: dict[str, tuple[Main, list[str]]] = {
     "export": (alma_export, ["{models}/a.pt", "--out", "{run}/to/folder"]),
@@ -27,6 +31,8 @@ TOOLS: dict[str, tuple[Main, list[str]]] = {
         ["--path", "{models}/a.pt", "--out", "{run}/to/grown.pt", "--stream", "{models}/S", *SPLIT],
     ),
     "ensemble": (alma_ensemble, ["{models}/a.pt", "{models}/b.pt", "--out", "{run}/to/E.pt", "--embed"]),
+    "update": (alma_update, ["{run}/to", "{models}/month-0.txt", *TINY]),
+    "update-again": (alma_update, ["{run}/to", "{models}/month-1.txt"]),
     "score": (alma_score, ["{models}/a.pt", "{models}/documents.jsonl", "--out", "{run}/to/losses.jsonl"]),
 }
 
@@ -36,7 +42,22 @@ class Tool(NamedTuple):
 
     name: str
     kind = MODELS
-    is_resumed = False
+
+    @property
+    def is_resumed(self) -> bool:
+        """Whether it goes on where it was cut off, and is at its end where nothing is left to do."""
+        return self.name.startswith("update")
+
+    def begin(self, models: Path, run: Path) -> None:
+        """Make what the command begins with: the month before."""
+        if self.is_resumed:
+            importlib.import_module("fairseq_alma.report.write_report")  # its commands need not import it then
+        if self.name == "update-again":
+            before = models / "before"
+            if not before.exists():
+                words, crash = Tool("update").arguments(models, before), Crash(before, models / "journal")
+                assert launch(words, models / "log", crash, alma_update) == 0, (models / "log").read_text()
+            shutil.copytree(before, run)
 
     @property
     def main(self) -> Main:
@@ -62,6 +83,8 @@ def make_models(folder: Path) -> None:
         save(folder / name, switch_config(), seed, stream)
     write_folder(folder / "gpt2", stream)
     (folder / "documents.jsonl").write_text('{"text": "the cat sat on a mat"}\n{"text": "dogs"}\n')
+    for month in range(2):
+        write_text(folder / f"month-{month}.txt", 20, month)
     images, run = make_stream("images", folder), folder / "R"
     words = ["--stream", str(images), "--run", str(run), "--learner", "sm", "--", *MLP]
     assert launch(words, folder / "log", Crash(run, folder / "journal"), alma_stream) == 0, (folder / "log").read_text()
