@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from fairseq_alma.errors import AlmaError
+from fairseq_alma.text import process
 from fairseq_alma.text.process import Command, run_logged
 from fairseq_alma.training import lost_processes, processes
 from fairseq_alma.training.lost_processes import ProcessWatch, explain
@@ -233,9 +234,10 @@ def test_a_process_that_hangs_is_noticed_by_the_one_that_waits_for_it(tmp_path, 
 @pytest.mark.parametrize("killed", [1])
 @pytest.mark.slow
 def test_a_training_that_loses_a_process_ends_in_one_line_and_resumes_with_another_number(
-    trained, tmp_path, checkout, killed
+    trained, tmp_path, checkout, killed, monkeypatch
 ):
     """The stock commands, as ``alma-stream --num-procs`` runs them."""
+    monkeypatch.setattr(process, "begin_forked", lambda *_: None)  # each has a command line, by which it is found
     cfg = ["--tokens-per-sample", "32", "--cpu", "--num-workers", "0"]
     here = [str(trained.stream), "--user-dir", str(checkout / "fairseq_alma"), "--task", "alma_lm", *cfg]
     model = ["--arch", "alma_switch_lm_tiny", "--decoder-layers", "2", "--decoder-embed-dim", "16", "--dropout", "0"]
