@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from data_prep.images import options as image_prep_options
 from data_prep.text import options as text_prep_options
+from fairseq_alma.checkpoints.model_options import GrowOptions
 from fairseq_alma.cli import ensemble, grow, report, stream_parser, update
 from fairseq_alma.cli.entry import command
 from fairseq_alma.cli.parser import Parser
@@ -46,7 +47,7 @@ TRAIN = ["--arch", "alma_switch_lm_tiny", "--max-update", "10"]
 
 def read_grow(argv: Sequence[str]) -> None:
     parser = grow.parser()
-    grow._check(parser, parser.parse_args(argv))
+    grow._check(parser, GrowOptions.read(parser.parse_args(argv)))
 
 
 def read_ensemble(argv: Sequence[str]) -> None:

@@ -47,5 +47,6 @@ def complete(run: RunFolder, plan: StagePlan, ppl: float, **changes: Any) -> Non
     """Declare a stage complete."""
     if run.read_run() is None:
         run.write_run(RUN)
-    record = stage_record(plan.stage.index, plan.stage.megabatches, test={"loss": 2.0, "ppl": ppl}, **changes)
+    tested = {"test": {"loss": 2.0, "ppl": ppl}, **changes}
+    record = stage_record(plan.stage.index, plan.stage.megabatches, **tested)
     run.write_stage(plan.stage.index, record)
