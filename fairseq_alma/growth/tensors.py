@@ -155,15 +155,7 @@ def grow_optimizer_state(
         AlmaError: if the state belongs to other parameters.
     """
     entries = state.get("state", {})
-    if len(entries) == len(shapes):
-        names: Sequence[Sequence[str]] = [[name] for name in shapes]
-    elif len(entries) == 1:
-        names = [list(shapes)]
-    else:
-        raise AlmaError(
-            f"--optimizer copy: the checkpoint's optimizer has {len(entries)} parameters, its model {len(shapes)}; "
-            "use --optimizer reset"
-        )
+    names = _names_of(entries, shapes)
     if share is not None and len(entries) != len(shapes):
         raise AlmaError("--optimizer share: the checkpoint has one vector for all parameters; use --optimizer copy")
     grown = {}
@@ -175,18 +167,38 @@ def grow_optimizer_state(
 
 def _grow_field(value: Any, names: Sequence[str], shapes: Mapping[str, Size], grow: GrowState) -> Any:
     """Grow one field of one entry; the number of steps, for instance, is no moment and stays."""
-    if not torch.is_tensor(value) or value.dim() == 0:
+    if not _is_moment(value):
         return value
+    moments = [grow(name, moment) for name, moment in _split(value, names, shapes).items()]
+    return moments[0] if len(names) == 1 else torch.cat([moment.flatten() for moment in moments])
+
+
+def _names_of(entries: Mapping[Any, Any], shapes: Mapping[str, Size]) -> Sequence[Sequence[str]]:
+    """Return the parameters of each entry of an optimizer's state: one each, or all in the only one."""
+    if len(entries) == len(shapes):
+        return [[name] for name in shapes]
+    if len(entries) == 1:
+        return [list(shapes)]
+    raise AlmaError(
+        f"--optimizer copy: the checkpoint's optimizer has {len(entries)} parameters, its model {len(shapes)}; "
+        "use --optimizer reset"
+    )
+
+
+def _is_moment(value: Any) -> bool:
+    return torch.is_tensor(value) and value.dim() > 0
+
+
+def _split(moment: Tensor, names: Sequence[str], shapes: Mapping[str, Size]) -> dict[str, Tensor]:
+    """Return the moment of each parameter of an entry, in the parameter's shape."""
     numels = [shapes[name].numel() for name in names]
-    if value.numel() != sum(numels):
+    if moment.numel() != sum(numels):
         raise AlmaError(
-            f"--optimizer copy: a moment of {value.numel()} values found for parameters of {sum(numels)}; "
+            f"--optimizer copy: a moment of {moment.numel()} values found for parameters of {sum(numels)}; "
             "use --optimizer reset"
         )
-    moments = [
-        grow(name, part.view(shapes[name])) for name, part in zip(names, value.flatten().split(numels), strict=True)
-    ]
-    return moments[0] if len(names) == 1 else torch.cat([moment.flatten() for moment in moments])
+    parts = moment.flatten().split(numels)
+    return {name: part.view(shapes[name]) for name, part in zip(names, parts, strict=True)}
 
 
 def deepen_optimizer_state(
@@ -204,32 +216,22 @@ def deepen_optimizer_state(
         AlmaError: the state belongs to other parameters.
     """
     entries = [entry for _, entry in sorted(state.get("state", {}).items())]
-    if len(entries) not in (1, len(shapes)):
-        raise AlmaError(
-            f"--optimizer copy: the checkpoint's optimizer has {len(entries)} parameters, its model {len(shapes)}; "
-            "use --optimizer reset"
-        )
-    is_flat = len(entries) != len(shapes)
-    names = list(shapes)
+    names = _names_of(dict(enumerate(entries)), shapes)
+    fields = [field for field, value in entries[0].items() if _is_moment(value)]
+    moments: dict[str, dict[str, Tensor]] = {field: {} for field in fields}
+    for entry, of_entry in zip(entries, names, strict=True):
+        for field in fields:
+            moments[field] |= _split(entry[field], of_entry, shapes)
 
-    def field_of(name: str, field: str) -> Tensor:
-        """Return one parameter's moment."""
+    def moment_of(name: str, field: str) -> Tensor:
         origin, is_new = depth.origin(name)
         if is_new or origin is None:
             return torch.zeros(new_shapes[name], dtype=entries[0][field].dtype)
-        moment = parts[field][names.index(origin)] if is_flat else entries[names.index(origin)][field]
-        return depth.grow_moment(name, field, moment.view(shapes[origin]))
+        return depth.grow_moment(name, field, moments[field][origin])
 
-    moments = [field for field, value in entries[0].items() if torch.is_tensor(value) and value.dim()]
-    parts = {}
-    if is_flat:
-        numels = [shape.numel() for shape in shapes.values()]
-        if any(entries[0][field].numel() != sum(numels) for field in moments):
-            raise AlmaError("--optimizer copy: moments of other parameters found; use --optimizer reset")
-        parts = {field: entries[0][field].flatten().split(numels) for field in moments}
-    grown = [{**entries[0], **{field: field_of(name, field) for field in moments}} for name in new_shapes]
-    if is_flat:
-        flat = {field: torch.cat([entry[field].flatten() for entry in grown]) for field in moments}
+    grown = [{**entries[0], **{field: moment_of(name, field) for field in fields}} for name in new_shapes]
+    if len(entries) != len(shapes):
+        flat = {field: torch.cat([entry[field].flatten() for entry in grown]) for field in fields}
         grown = [{**entries[0], **flat}]
     groups = [dict(group) for group in state.get("param_groups", ())]
     if len(groups) == 1:
