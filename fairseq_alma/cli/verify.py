@@ -17,8 +17,9 @@ from fairseq_alma.data.stream import Stream
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.files import read_json_object
 from fairseq_alma.options import utf8_path
-from fairseq_alma.runs.lookup import EXPORT_OF_MODEL, RUN_OF_MODEL, is_begun_on, next_of, stream_of_run
+from fairseq_alma.runs.lookup import EXPORT_OF_MODEL, RUN_OF_MODEL, next_of, stream_of_run
 from fairseq_alma.runs.run_folder import RUN_RECORD, RunFolder
+from fairseq_alma.runs.study import is_begun_on
 
 EPILOG = """\
 A line for each thing that was looked at, with what is wrong and what to do; exit status 0 only where all holds.

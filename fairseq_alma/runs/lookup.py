@@ -12,7 +12,7 @@ from fairseq_alma.learners.learner import LEARNERS, build_learner, plan_stages
 from fairseq_alma.options import Options, opt, options_of, whole
 from fairseq_alma.runs.run_folder import RUN_RECORD, RunFolder, stage_predictor
 from fairseq_alma.runs.steps import NeededModels
-from fairseq_alma.runs.study import planned_stages
+from fairseq_alma.runs.study import is_begun_on, planned_stages
 
 RUN_OF_MODEL, EXPORT_OF_MODEL = "run", "export"
 """Where both are in a folder that has stream, run, report and export of one model."""
@@ -96,17 +96,6 @@ def stream_folders(recorded: str, near: Path) -> Iterator[Path]:
     for parent in near.absolute().parents:
         places += [parent / recorded, parent / places[0].name]
     yield from dict.fromkeys(place for place in places if (place / MANIFEST).is_file())
-
-
-def is_begun_on(record: Mapping[str, Any], stream: Stream) -> bool:
-    """Tell whether a run was begun on a stream, to which mega-batches may have been appended since.
-
-    Args:
-        record: its run.json.
-        stream: as it is now.
-    """
-    known = record["stream"]["num_megabatches"]
-    return known <= stream.num_megabatches and stream.fingerprint_of_first(known) == record["stream"]["fingerprint"]
 
 
 def stream_of_run(run: RunFolder, record: Mapping[str, Any]) -> Path:

@@ -313,8 +313,6 @@ def require_same_run(path: str, before: Mapping[str, Any], now: Mapping[str, Any
         AlmaError: an option or the stream differs; names it.
     """
     differences = _differences(before, now)
-    known = before["stream"]["num_megabatches"]
-    fingerprint = before["stream"]["fingerprint"]
     then = before.get("versions", {})
     notes = [
         f"note: {path} was begun with {name} {then.get(name)}, this is {version}; the figures may differ in their last "
@@ -329,12 +327,23 @@ def require_same_run(path: str, before: Mapping[str, Any], now: Mapping[str, Any
             f"{path}: the run was begun with other options ({'; '.join(differences)}); give the same options, "
             "or another --run"
         )
-    if known > stream.num_megabatches or stream.fingerprint_of_first(known) != fingerprint:
+    if not is_begun_on(before, stream):
         raise AlmaError(
             f"{path}: the run was begun on another stream than {stream.root} ({before['stream']['path']}, fingerprint "
-            f"{fingerprint[:12]}); give that stream, or another --run"
+            f"{before['stream']['fingerprint'][:12]}); give that stream, or another --run"
         )
     return notes
+
+
+def is_begun_on(record: Mapping[str, Any], stream: Stream) -> bool:
+    """Tell whether a run was begun on a stream, to which mega-batches may have been appended since.
+
+    Args:
+        record: its run.json.
+        stream: as it is now.
+    """
+    known = record["stream"]["num_megabatches"]
+    return known <= stream.num_megabatches and stream.fingerprint_of_first(known) == record["stream"]["fingerprint"]
 
 
 def _differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
