@@ -14,7 +14,7 @@ import sys
 import time
 from argparse import Namespace
 from pathlib import Path
-from typing import Any, Optional, Sequence
+from typing import Any, Callable, Optional, Sequence
 
 import pytest
 
@@ -109,16 +109,21 @@ def fork_commands_from_here(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(process, "begin_forked", _fork)
 
 
-def _fork(request: Request, files: Sequence[int]) -> Forked:
-    import_engine()
+def fork(act: Callable[[], Optional[int]]) -> Forked:
+    """Let a child of this process act, in a session of its own, and end with it."""
     die = die_with_parent()
     child = os.fork()
     if child == 0:
         if die is not None:
             die()
         os.setsid()
-        end_with(lambda: _run(request, files[0]))
+        end_with(act)
     return Forked(child)
+
+
+def _fork(request: Request, files: Sequence[int]) -> Forked:
+    import_engine()
+    return fork(lambda: _run(request, files[0]))
 
 
 def _run(request: Request, output: int) -> None:

@@ -124,7 +124,7 @@ def _create(
     options: PrepOptions, sources: Sequence[Source], survey: Survey, record: dict[str, Any], root: Path
 ) -> Stream:
     """Build a new stream under ``root``."""
-    num_megabatches = options.num_megabatches or len(survey.groups)
+    num_megabatches = _num_made(options, survey)
     shares = Shares(
         num_megabatches,
         by_argument=options.is_given_apart,
@@ -166,7 +166,7 @@ def _append(
     drop = None if options.keep_duplicates else _hashes_of(there)
     holdout_words = there.history[0]["options"].get(HOLDOUT_WORDS) if there.history else None
     _refuse_known_groups(options, survey, there)
-    num_new = options.num_megabatches or len(survey.groups)
+    num_new = _num_made(options, survey)
     shares = Shares(num_new, by_argument=options.is_given_apart, held_out=False, holdout_words=holdout_words)
     deal = deal_documents(survey, shares, options.seed, drop)
     numbers = range(there.num_megabatches, there.num_megabatches + num_new)
@@ -182,6 +182,11 @@ def _append(
         other_files=(*there.other_files, hashes),
         history=(*there.history, _with_counts(record, survey, deal, splits, left_out)),
     )
+
+
+def _num_made(options: PrepOptions, survey: Survey) -> int:
+    """Return the number of mega-batches that a command makes, of ``--by`` once the groups are known."""
+    return options.num_megabatches or len(survey.groups)
 
 
 def _holdouts(words: Optional[Words], numbers: range) -> list[str]:
@@ -204,7 +209,7 @@ def _second_pass(
     else:
         chosen = choose_sample(survey, deal, max_words)
     if options.ngram is not None:
-        valid = options.num_megabatches or len(survey.groups)
+        valid = _num_made(options, survey)
         held_out = (deal.sets == valid) | (deal.sets == valid + 1)
     hashes = None
     if chosen.any() or held_out.any():

@@ -100,7 +100,7 @@ def _deepen(checkpoint: Checkpoint, model: AlmaSwitchLM, args: GrowOptions) -> t
     torch.manual_seed(args.seed)
     deeper = _build({**checkpoint, "cfg": {"model": grown_config}}, args.out, "cpu")
     record = {
-        "options": {name: value for name, value in asdict(args).items() if name not in ("force", "cpu")},
+        "options": _recorded(args),
         "depth": {"sources": list(depth.sources), "is_new": list(depth.is_new), "method": method},
         "version": fairseq_alma.__version__,
     }
@@ -201,9 +201,12 @@ def _record(
         }
         for name, growth in step.layers.items()
     }
-    options = {name: value for name, value in asdict(args).items() if name not in ("force", "cpu")}
     held_out = None if measured is None else {"num_tokens": measured.num_tokens, "loss": measured.loss}
-    return {"options": options, "layers": layers, "held_out": held_out, "version": fairseq_alma.__version__}
+    return {"options": _recorded(args), "layers": layers, "held_out": held_out, "version": fairseq_alma.__version__}
+
+
+def _recorded(args: GrowOptions) -> dict[str, Any]:
+    return {name: value for name, value in asdict(args).items() if name not in ("force", "cpu")}
 
 
 class HeldOutBatches:

@@ -13,8 +13,7 @@ import pytest
 from fairseq_alma.cli.stream import main as alma_stream
 from fairseq_alma.images import stage_trainer
 from fairseq_alma.runs import workers
-from fairseq_alma.runs.workers import die_with_parent
-from tests.engine import TIMEOUT, Forked, fork_commands_from_here, import_engine, parse_options_once
+from tests.engine import TIMEOUT, Forked, fork, fork_commands_from_here, import_engine, parse_options_once
 from tests.kills.crashes import Crash
 from tests.scripts import end_with, print_to
 
@@ -74,13 +73,10 @@ def _run_command_of_ours(arguments: Sequence[str], log: Path, crash: Crash, main
 
 def _begin_member(words: Sequence[str], stderr: IO[bytes], env: Mapping[str, str], **options: Any) -> Forked:
     """Begin an ``alma-stream`` for some members of a run, as ``--jobs`` does."""
-    die = die_with_parent()
-    child = os.fork()
-    if child == 0:
-        if die is not None:
-            die()
-        os.setsid()
+
+    def act() -> int:
         os.environ.update(env)
         print_to(os.open(os.devnull, os.O_WRONLY), stderr.fileno())
-        end_with(lambda: alma_stream(words[1:]))
-    return Forked(child)
+        return alma_stream(words[1:])
+
+    return fork(act)
