@@ -77,10 +77,14 @@ def options_page() -> str:
     from data_prep.text.options import PrepOptions
     from fairseq_alma.checkpoints import model_options
     from fairseq_alma.cli import stream_parser  # registers learners and features
+    from fairseq_alma.cli.ensemble import EnsembleOptions
+    from fairseq_alma.cli.export import ExportOptions
     from fairseq_alma.cli.generate import GenerateOptions
     from fairseq_alma.cli.import_model import ImportOptions
+    from fairseq_alma.cli.report import ReportOptions
     from fairseq_alma.cli.score import ScoreOptions
     from fairseq_alma.cli.update import UpdateOptions
+    from fairseq_alma.cli.verify import VerifyOptions
     from fairseq_alma.images.image_train_options import LoopOptions
     from fairseq_alma.runs import study
     from fairseq_alma.runs.lookup import ArrivalOptions
@@ -98,13 +102,17 @@ def options_page() -> str:
         "Models: behind the --, or of fairseq-train": {_first_line(each): each for each in model_options.MODELS},
         "Images: behind the --": {"": LoopOptions},
         "alma-prep-text, alma-prep-images": {"Text": PrepOptions, "Images": ImagePrepOptions},
-        "Commands on models": {
+        "Commands on models and runs": {
             "alma-import": ImportOptions,
             "alma-grow": model_options.GrowOptions,
-            "alma-grow, alma-export": ArrivalOptions,
+            "alma-grow of a run": ArrivalOptions,
+            "alma-ensemble": EnsembleOptions,
+            "alma-export": ExportOptions,
             "alma-score": ScoreOptions,
             "alma-generate": GenerateOptions,
             "alma-update": UpdateOptions,
+            "alma-verify": VerifyOptions,
+            "alma-report": ReportOptions,
         },
     }
     parts = [OPTIONS_HEAD]

@@ -1,6 +1,7 @@
 """``alma-ensemble``: one checkpoint file that stands for several models."""
 
 import argparse
+from dataclasses import MISSING, dataclass
 from pathlib import Path
 from typing import Any, Optional, Sequence
 
@@ -8,8 +9,8 @@ from fairseq_alma.cli.entry import command
 from fairseq_alma.cli.parser import Parser
 from fairseq_alma.errors import printable, refuse_no_file
 from fairseq_alma.files import refuse_existing
+from fairseq_alma.options import Options, opt, real
 
-MAX_WEIGHT = 1e30  # so that their sum is finite
 EPILOG = """\
 The ensemble's probability of a token, or of a class of an image, is the weighted mean of its members' probabilities.
 Examples:
@@ -26,6 +27,25 @@ folder, and their checksums.
 """
 
 
+@dataclass(frozen=True, kw_only=True)
+class EnsembleOptions(Options):
+    """What becomes one checkpoint, and how."""
+
+    members: Sequence[Path] = ()
+    out: Path = opt(MISSING, "the checkpoint to write", metavar="FILE")
+    weights: Optional[tuple[float, ...]] = opt(
+        None,
+        "what each member counts, one number of at least 0 for each; divided by their sum (default: all the same)",
+        range=real(0),
+        metavar="X",
+    )
+    embed: bool = opt(False, "put the members' weights inside (default: refer to their files)")
+    average: bool = opt(
+        False, "write the moving average of its weights that the one CKPT has (--ema-half-life) as a checkpoint"
+    )
+    force: bool = opt(False, "replace FILE if it exists")
+
+
 def build_parser() -> argparse.ArgumentParser:
     """Return the command's parser."""
     parser = Parser(
@@ -35,27 +55,14 @@ def build_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    add = parser.add_argument
-    add("members", type=Path, nargs="+", metavar="CKPT", help="checkpoint of a member; it may be an ensemble itself")
-    add("--out", type=Path, required=True, metavar="FILE", help="the checkpoint to write")
-    add(
-        "--weights",
-        type=float,
-        nargs="+",
-        metavar="X",
-        help="what each member counts, one number of at least 0 for each; divided by their sum (default: all the same)",
+    parser.add_argument(
+        "members", type=Path, nargs="+", metavar="CKPT", help="checkpoint of a member; it may be an ensemble itself"
     )
-    add("--embed", action="store_true", help="put the members' weights inside (default: refer to their files)")
-    add(
-        "--average",
-        action="store_true",
-        help="write the moving average of its weights that the one CKPT has (--ema-half-life) as a checkpoint",
-    )
-    add("--force", action="store_true", help="replace FILE if it exists")
+    EnsembleOptions.add_to(parser)
     return parser
 
 
-def _check(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
+def _check(parser: argparse.ArgumentParser, arguments: EnsembleOptions) -> None:
     weights = arguments.weights
     if arguments.average and (len(arguments.members) > 1 or weights is not None or arguments.embed):
         parser.error("--average: takes one CKPT, and neither --weights nor --embed")
@@ -63,8 +70,6 @@ def _check(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> No
         shown = " ".join(f"{weight:g}" for weight in weights)
         if len(weights) != len(arguments.members):
             parser.error(f"--weights {shown}: {len(weights)} given, {len(arguments.members)} members; one for each")
-        if not all(0 <= weight <= MAX_WEIGHT for weight in weights):
-            parser.error(f"--weights {shown}: every weight must be a number of at least 0, and at most {MAX_WEIGHT:g}")
         if sum(weights) == 0:
             parser.error(f"--weights {shown}: at least one must be greater than 0")
     for member in arguments.members:
@@ -76,7 +81,8 @@ def _check(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> No
 def main(argv: Optional[Sequence[str]] = None) -> int:
     """Run the command."""
     parser = build_parser()
-    arguments = parser.parse_intermixed_args(argv)
+    parsed = parser.parse_intermixed_args(argv)
+    arguments = EnsembleOptions.read(parsed, members=parsed.members)
     _check(parser, arguments)
     # These import torch, which takes seconds; --help and usage errors need none of it.
     from fairseq_alma.checkpoints.checkpoint_file import write_checkpoint
@@ -94,7 +100,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     return 0
 
 
-def _report(arguments: argparse.Namespace, entries: Sequence[dict[str, Any]]) -> None:
+def _report(arguments: EnsembleOptions, entries: Sequence[dict[str, Any]]) -> None:
     for path, entry in zip(arguments.members, entries, strict=True):
         print(f"{entry['weight']:.4f}  {printable(str(path))}")
     how = "their weights inside" if arguments.embed else "referring to their files"

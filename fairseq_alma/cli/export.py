@@ -2,6 +2,7 @@
 
 import argparse
 import sys
+from dataclasses import MISSING, dataclass
 from pathlib import Path
 from typing import Optional, Sequence
 
@@ -9,7 +10,7 @@ from fairseq_alma.cli.entry import command
 from fairseq_alma.cli.parser import Parser
 from fairseq_alma.errors import AlmaError, refuse_no_file, refuse_unwritable
 from fairseq_alma.files import refuse_occupied
-from fairseq_alma.options import utf8_path
+from fairseq_alma.options import opt, utf8_path
 from fairseq_alma.runs.lookup import ArrivalOptions, find_model
 from fairseq_alma.terminal import tell
 
@@ -23,6 +24,19 @@ modeling_alma.py and the sha256 of all (SHA256SUMS). It needs torch, transformer
 Of a model of images the folder has config.json and model.safetensors, which
 fairseq_alma.images.image_classifier.load_exported_images reads.
 """
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportOptions(ArrivalOptions):
+    """What is exported, and where to."""
+
+    out: Path = opt(MISSING, "the folder to write; a new one", parse=utf8_path, metavar="DIR")
+    stream: Optional[Path] = opt(
+        None,
+        "stream whose tokenizer the model knows (default: the one that it was trained on)",
+        parse=utf8_path,
+        metavar="STREAM",
+    )
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -41,22 +55,16 @@ def build_parser() -> argparse.ArgumentParser:
         help="run, folder of a model with its run in it, or checkpoint: of alma_switch_lm, alma_umix, a pre-norm "
         "transformer_lm, an ensemble, or a model of images",
     )
-    ArrivalOptions.add_to(parser)
-    parser.add_argument("--out", type=utf8_path, required=True, metavar="DIR", help="the folder to write; a new one")
-    parser.add_argument(
-        "--stream",
-        type=utf8_path,
-        metavar="STREAM",
-        help="stream whose tokenizer the model knows (default: the one that it was trained on)",
-    )
+    ExportOptions.add_to(parser)
     return parser
 
 
 @command
 def main(argv: Optional[Sequence[str]] = None) -> Optional[int]:
     """Run ``alma-export``."""
-    args = build_parser().parse_args(argv)
-    path = find_model(args.path, args.arrival)
+    parsed = build_parser().parse_args(argv)
+    args = ExportOptions.read(parsed)
+    path = find_model(parsed.path, args.arrival)
     refuse_no_file(path, "MODEL", "give a run, or a checkpoint that fairseq-train, alma-grow or alma-ensemble wrote")
     if args.out.is_dir() and args.out.samefile("."):
         raise AlmaError(f"--out {args.out}: the folder that you are in, which would be replaced; give a new folder")

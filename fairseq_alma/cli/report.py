@@ -2,18 +2,38 @@
 
 import argparse
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Optional, Sequence
 
 from fairseq_alma.cli.entry import command
 from fairseq_alma.cli.parser import Parser
 from fairseq_alma.errors import AlmaError, printable, refuse_no_folder
+from fairseq_alma.options import Options, opt
 from fairseq_alma.terminal import tell
 
 if TYPE_CHECKING:
     from fairseq_alma.report.read_run import RunTable
 
 REFRESH_SECONDS = 15
+
+
+@dataclass(frozen=True)
+class ReportOptions(Options):
+    """What is reported of, and how."""
+
+    runs: Sequence[Path] = ()
+    out: Optional[Path] = opt(
+        None,
+        "write there index.html, the tables (.md, .csv, .tex), findings.md and figures/ (.png, .pdf); those of an "
+        "earlier report there that this one does not have are removed, by the list alma-report.json",
+        metavar="DIR",
+    )
+    mix: bool = opt(False, "put runs on different streams into one table; bits per byte compare")
+    paper: bool = opt(False, "set the paper's own numbers beside those of the runs (language)")
+    watch: bool = opt(
+        False, "with --out: write the report anew each time that a stage is complete, until all runs are (or Ctrl-C)"
+    )
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -25,24 +45,7 @@ def build_parser() -> argparse.ArgumentParser:
         "of the paper's findings these runs bear out. With --out, write all of it with figures and one page.",
     )
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="a folder that alma-stream wrote (--run)")
-    parser.add_argument(
-        "--out",
-        type=Path,
-        metavar="DIR",
-        help="write there index.html, the tables (.md, .csv, .tex), findings.md and figures/ (.png, .pdf); those of an "
-        "earlier report there that this one does not have are removed, by the list alma-report.json",
-    )
-    parser.add_argument(
-        "--mix", action="store_true", help="put runs on different streams into one table; bits per byte compare"
-    )
-    parser.add_argument(
-        "--paper", action="store_true", help="set the paper's own numbers beside those of the runs (language)"
-    )
-    parser.add_argument(
-        "--watch",
-        action="store_true",
-        help="with --out: write the report anew each time that a stage is complete, until all runs are (or Ctrl-C)",
-    )
+    ReportOptions.add_to(parser)
     return parser
 
 
@@ -99,7 +102,7 @@ def _name_stream(run: Any) -> str:
     return f"{run.stream['path']}, fingerprint {run.stream['fingerprint'][:12]}"
 
 
-def _report(arguments: argparse.Namespace, faults: _Faults) -> bool:
+def _report(arguments: ReportOptions, faults: _Faults) -> bool:
     """Read the runs, print and write what there is to say, and tell whether all of them are complete."""
     # Here, as --help needs none of it.
     from fairseq_alma.report.write_report import Report
@@ -125,7 +128,7 @@ def _report(arguments: argparse.Namespace, faults: _Faults) -> bool:
     return bool(are_complete)
 
 
-def _watch(arguments: argparse.Namespace, faults: _Faults) -> None:
+def _watch(arguments: ReportOptions, faults: _Faults) -> None:
     """Report anew whenever a run has got further, until all are complete."""
     from fairseq_alma.report.write_report import changes
 
@@ -138,7 +141,8 @@ def _watch(arguments: argparse.Namespace, faults: _Faults) -> None:
 def main(argv: Optional[Sequence[str]] = None) -> int:
     """Run the command."""
     parser = build_parser()
-    arguments = parser.parse_intermixed_args(argv)  # RUN --paper RUN
+    parsed = parser.parse_intermixed_args(argv)  # RUN --paper RUN
+    arguments = ReportOptions.read(parsed, runs=parsed.runs)
     if arguments.watch and arguments.out is None:
         parser.error("--watch: needs --out DIR, the folder that is written anew")
     if arguments.out is not None:

@@ -16,7 +16,7 @@ from fairseq_alma.data.ngrams import DEFAULT_NGRAM, measure_overlap
 from fairseq_alma.data.stream import Stream
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.files import read_json_object
-from fairseq_alma.options import utf8_path
+from fairseq_alma.options import Options, opt, utf8_path
 from fairseq_alma.runs.lookup import EXPORT_OF_MODEL, RUN_OF_MODEL, next_of, stream_of_run
 from fairseq_alma.runs.run_folder import RUN_RECORD, RunFolder
 from fairseq_alma.runs.study import is_begun_on
@@ -34,6 +34,14 @@ A line for each thing that was looked at, with what is wrong and what to do; exi
 
   alma-verify stream runs/sm my_model --json | jq 'select(.holds | not)'
 """
+
+
+@dataclass(frozen=True)
+class VerifyOptions(Options):
+    """What else is measured, and how findings are printed."""
+
+    overlap: bool = opt(False, "measure how much of a stream's test text stands in its mega-batches")
+    json: bool = opt(False, "print a JSON object a line: path, holds, says; for monitoring")
 
 
 @dataclass(frozen=True)
@@ -65,21 +73,21 @@ def build_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    add = parser.add_argument
-    add("paths", type=utf8_path, nargs="+", metavar="PATH", help="stream, run, checkpoint, or exported folder")
-    add("--overlap", action="store_true", help="measure how much of a stream's test text stands in its mega-batches")
-    add("--json", action="store_true", help="print a JSON object a line: path, holds, says; for monitoring")
+    help = "stream, run, checkpoint, or exported folder"
+    parser.add_argument("paths", type=utf8_path, nargs="+", metavar="PATH", help=help)
+    VerifyOptions.add_to(parser)
     return parser
 
 
 @command
 def main(argv: Optional[Sequence[str]] = None) -> int:
     """Run the command."""
-    arguments = build_parser().parse_intermixed_args(argv)
+    parsed = build_parser().parse_intermixed_args(argv)
+    options = VerifyOptions.read(parsed)
     all_hold = True
-    for path in arguments.paths:
-        for finding in verify(path, arguments.overlap):
-            print(json.dumps(asdict(finding)) if arguments.json else finding, flush=True)
+    for path in parsed.paths:
+        for finding in verify(path, options.overlap):
+            print(json.dumps(asdict(finding)) if options.json else finding, flush=True)
             all_hold &= finding.holds
     return 0 if all_hold else 1
 

@@ -52,7 +52,8 @@ def read_grow(argv: Sequence[str]) -> None:
 
 def read_ensemble(argv: Sequence[str]) -> None:
     parser = ensemble.build_parser()
-    ensemble._check(parser, parser.parse_intermixed_args(argv))
+    parsed = parser.parse_intermixed_args(argv)
+    ensemble._check(parser, ensemble.EnsembleOptions.read(parsed, members=parsed.members))
 
 
 def read_stream(argv: Sequence[str]) -> None:

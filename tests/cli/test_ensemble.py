@@ -82,11 +82,11 @@ def test_the_source_of_an_ensemble_stays_as_it_is_and_force_replaces_the_destina
     ("weights", "named"),
     [
         (["1"], "1 given, 2 members"),
-        (["1", "-1"], "at least 0"),
-        (["nan", "1"], "at least 0"),
-        (["inf", "1"], "at least 0"),
+        (["1", "-1"], "--weights -1: a number of at least 0"),
+        (["nan", "1"], "--weights nan: a number is needed"),
+        (["inf", "1"], "--weights inf: a number of at most 1e+30"),
         (["0", "0"], "at least one must be greater than 0"),
-        (["1", "x"], "invalid float value: 'x'"),
+        (["1", "x"], "--weights x: a number is needed"),
     ],
 )
 def test_weights_that_cannot_be_are_a_usage_error(members, tmp_path, capsys, weights, named):
