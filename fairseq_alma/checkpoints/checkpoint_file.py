@@ -12,12 +12,12 @@ import time
 import zipfile
 from argparse import Namespace
 from pathlib import Path
-from typing import Any, Collection, Mapping, Optional, Union
+from typing import Any, Collection, Mapping, Union
 
 import torch
 from torch import UntypedStorage
 
-from fairseq_alma.checkpoints import LAST_CHECKPOINT, UnfitCheckpoint
+from fairseq_alma.checkpoints import UnfitCheckpoint
 from fairseq_alma.checkpoints.architecture import check_model
 from fairseq_alma.checkpoints.contents import check_contents, check_finite
 from fairseq_alma.errors import AlmaError
@@ -161,23 +161,6 @@ def read_checkpoint(
 
 def _has_config(checkpoint: Mapping[str, Any]) -> bool:
     return isinstance(checkpoint.get("cfg"), dict) and isinstance(checkpoint["cfg"].get("model"), dict)
-
-
-def starting_checkpoint(
-    finetune_from_model: Optional[str], restore_file: str, continue_once: Optional[str] = None
-) -> Optional[str]:
-    """Return the checkpoint that fairseq-train was told to start from, or None.
-
-    Args:
-        finetune_from_model: value of ``--finetune-from-model``.
-        restore_file: value of ``--restore-file``; its default names the run's own last checkpoint.
-        continue_once: value of ``--continue-once``, which counts as long as that is not there.
-    """
-    if continue_once is not None:
-        return continue_once
-    if finetune_from_model is not None:
-        return finetune_from_model
-    return None if restore_file == LAST_CHECKPOINT else restore_file
 
 
 def untrained_checkpoint(cfg: Any, model: Mapping[str, Any], task_state: Mapping[str, Any]) -> Checkpoint:

@@ -57,8 +57,7 @@ def from_transformer_lm(checkpoint: Checkpoint, path: str, options: DenseOptions
     """
     config = checkpoint["cfg"]["model"]
     _require_parts(config, path, "cannot grow")
-    if not 1 <= options.every <= config["decoder_layers"]:
-        raise AlmaError(f"--moe-freq {options.every}: must be 1 to {config['decoder_layers']}, the number of layers")
+    options.require_experts(config["decoder_layers"])
     weights = _convert_weights(checkpoint["model"], config["decoder_layers"], options.every, seed)
     converted = {**checkpoint, "model": weights}
     converted["cfg"] = {**checkpoint["cfg"], "model": _convert_config(config, options.every)}

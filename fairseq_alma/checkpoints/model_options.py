@@ -9,6 +9,7 @@ from dataclasses import MISSING, dataclass
 from typing import Any, Mapping, Optional
 
 from fairseq_alma.checkpoints import LAST_CHECKPOINT
+from fairseq_alma.errors import AlmaError
 from fairseq_alma.growth import EXPERT_METHODS, LAYER_METHODS
 from fairseq_alma.options import Options, flag, flags_of, opt, real, whole
 
@@ -237,6 +238,11 @@ class DenseOptions(Options):
         """Every how manieth layer gets experts; see `growth.gate_tree.has_experts`."""
         return _USUAL_FREQUENCY if self.moe_freq is None else self.moe_freq
 
+    def require_experts(self, num_layers: int) -> None:
+        """Raise AlmaError unless at least one of the layers gets experts."""
+        if not 1 <= self.every <= num_layers:
+            raise AlmaError(f"--moe-freq {self.every}: must be 1 to {num_layers}, the number of layers")
+
 
 @dataclass(frozen=True, kw_only=True)
 class GrowOptions(DenseOptions):
@@ -282,6 +288,32 @@ class GrowOptions(DenseOptions):
     force: bool = opt(False, "replace --out if it exists")
 
 
+@dataclass
+class Beginning:
+    """What fairseq-train was told to begin with, for models and tasks: its own options, of another group of them."""
+
+    finetune_from_model: Optional[str] = "${checkpoint.finetune_from_model}"
+    restore_file: str = "${checkpoint.restore_file}"
+
+
+NO_BEGINNING = {"finetune_from_model": None, "restore_file": LAST_CHECKPOINT}
+"""`Beginning` where there is none: the default of ``--restore-file`` names the run's own last checkpoint."""
+
+
+def starting_checkpoint(told: Any, continue_once: Optional[str] = None) -> Optional[str]:
+    """Return the checkpoint that fairseq-train was told to start from, or None.
+
+    Args:
+        told: a configuration with what `Beginning` has.
+        continue_once: value of ``--continue-once``, which counts as long as the run's last checkpoint is not there.
+    """
+    if continue_once is not None:
+        return continue_once
+    if told.finetune_from_model is not None:
+        return told.finetune_from_model
+    return None if told.restore_file == NO_BEGINNING["restore_file"] else told.restore_file
+
+
 def one_expert_options(every: int) -> dict[str, Any]:
     """Return the options of a Switch model that computes what a dense one did, but for those of its dense parts.
 
@@ -297,8 +329,7 @@ def one_expert_options(every: int) -> dict[str, Any]:
         "gate_trees": "",
         "checkpoint_activations": False,
         "compile": False,
-        "finetune_from_model": None,
-        "restore_file": LAST_CHECKPOINT,
+        **NO_BEGINNING,
     }
 
 

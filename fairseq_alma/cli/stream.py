@@ -64,6 +64,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
             evaluation.check(plans[request.seeds[0]])
     except ValueError as error:
         parser.error(str(error))
+    request.require_beginning()
     if request.slurm is not None:
         require_slurm(arguments.dry_run)
     for line in () if recipe is None else recipe.lines:
@@ -147,7 +148,8 @@ def complete_options(
         plan.trainings[0].num_experts,
         learner.init == "previous" and request.iid is None,
         own,
-        request.finetune_from_model is not None,
+        bool(request.features.ways),
+        request.beginning is not None,
         request.num_procs,
         sum(folder.read_stage(stage) is not None for stage in folder.stages()),
     )
@@ -193,8 +195,8 @@ def _begin(request: RunRequest, folder: RunFolder, learner: Learner, seed: int, 
     """Write run.json, or make sure that the one that is there describes the same run."""
     options = request.record(stream.kind) | learner.record(stream.kind)
     record = describe_run(learner.name, seed, options, job.train_options(), stream)
-    if request.finetune_from_model is not None:
-        record["start"] = {"sha256": file_sha256(request.finetune_from_model)}
+    if request.beginning is not None:
+        record["start"] = {"sha256": file_sha256(request.beginning)}
     if isinstance(job, TextJob) and job.recipe is not None and job.recipe.record is not None:
         record["recipe"] = dict(job.recipe.record)
     if request.preset is not None:

@@ -59,7 +59,7 @@ class PresetRecord(Struct, frozen=True):
 
 
 class StartRecord(Struct, frozen=True):
-    """The checkpoint that ``--finetune-from-model`` names."""
+    """The checkpoint that the run begins with."""
 
     sha256: Sha256
 

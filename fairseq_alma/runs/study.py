@@ -13,7 +13,7 @@ from typing import Any, Mapping, Optional
 
 from fairseq_alma.data.manifest import canonical_sha256
 from fairseq_alma.data.stream import Split, Stream
-from fairseq_alma.errors import AlmaError
+from fairseq_alma.errors import AlmaError, refuse_no_file
 from fairseq_alma.files import MAX_MEGABATCHES
 from fairseq_alma.learners.learner import MAX_SEED
 from fairseq_alma.learners.presets import PRESETS, Preset
@@ -159,6 +159,21 @@ class StudyOptions(ScheduleOptions, PlaceOptions):
         flag=LEARNERS_FROM,
         metavar="PATH",
     )
+
+    @property
+    def beginning(self) -> Optional[Path]:
+        """The checkpoint that the run begins with; None: random weights."""
+        return self.finetune_from_model
+
+    def require_beginning(self) -> None:
+        """Raise AlmaError unless what the run is to begin with is a file."""
+        if self.beginning is None:
+            return
+        refuse_no_file(
+            self.beginning, "--finetune-from-model", "give a checkpoint that alma-import or fairseq-train wrote"
+        )
+        if not self.beginning.is_file():
+            raise AlmaError(f"--finetune-from-model {self.beginning}: no such checkpoint file; give one that is there")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,13 +13,12 @@ from fairseq.models import BaseFairseqModel
 from omegaconf import OmegaConf
 
 import fairseq_alma
-from fairseq_alma.checkpoints import LAST_CHECKPOINT
 from fairseq_alma.checkpoints.architecture import refuse_other_shapes
 from fairseq_alma.checkpoints.checkpoint_file import Checkpoint, read_checkpoint, write_checkpoint
 from fairseq_alma.checkpoints.checkpoint_growth import GrowthStep, deepen_checkpoint, grow_checkpoint, growth_table
 from fairseq_alma.checkpoints.dense_checkpoint import from_transformer_lm
 from fairseq_alma.checkpoints.ensemble_file import check_dictionary
-from fairseq_alma.checkpoints.model_options import GrowOptions
+from fairseq_alma.checkpoints.model_options import NO_BEGINNING, GrowOptions
 from fairseq_alma.data.stream import Stream
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.growth import LAYER_METHODS
@@ -247,8 +246,7 @@ def held_out_batches(checkpoint: Checkpoint, args: GrowOptions) -> HeldOutBatche
     config = AlmaLMConfig(data=args.stream, tokens_per_sample=length)
     elsewhere = {
         "path": None,
-        "finetune_from_model": None,
-        "restore_file": LAST_CHECKPOINT,
+        **NO_BEGINNING,
         "save_dir": "",
         "continue_once": None,
         "reset_dataloader": False,

@@ -19,9 +19,9 @@ from fairseq.tasks import FairseqTask
 from omegaconf import II
 from torch import Size, nn
 
-from fairseq_alma.checkpoints.checkpoint_file import read_checkpoint, starting_checkpoint
+from fairseq_alma.checkpoints.checkpoint_file import read_checkpoint
 from fairseq_alma.checkpoints.maximal_update import scale_first_weights, update_factors
-from fairseq_alma.checkpoints.model_options import LANGUAGE, SWITCH_SIZES
+from fairseq_alma.checkpoints.model_options import LANGUAGE, SWITCH_SIZES, Beginning, starting_checkpoint
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.growth.gate_tree import GateTree, trees_of_layers
 from fairseq_alma.moe.switch_layer import SwitchLayer
@@ -36,15 +36,13 @@ _Options: Any = fairseq_config("SwitchLM", FairseqDataclass, LANGUAGE)
 
 
 @dataclass
-class AlmaSwitchLMConfig(_Options):
+class AlmaSwitchLMConfig(_Options, Beginning):
     """Options of the Switch language model."""
 
     # The longest sequence is the task's sample length unless the task sets another limit, as in transformer_lm.
     # None where the task has no such option, which build_model refuses.
     tokens_per_sample: Optional[int] = II("oc.select:task.tokens_per_sample")
     max_target_positions: Optional[int] = II("oc.select:task.max_target_positions")
-    finetune_from_model: Optional[str] = II("checkpoint.finetune_from_model")
-    restore_file: str = II("checkpoint.restore_file")
 
 
 @register_model("alma_switch_lm", dataclass=AlmaSwitchLMConfig)
@@ -121,7 +119,7 @@ def adopt_experts(cfg: AlmaSwitchLMConfig, continue_once: Optional[str] = None) 
     """
     if cfg.num_experts is not None and cfg.gate_trees is not None:
         return
-    start = starting_checkpoint(cfg.finetune_from_model, cfg.restore_file, continue_once)
+    start = starting_checkpoint(cfg, continue_once)
     found = read_checkpoint(start)["cfg"]["model"] if start is not None else {}
     if cfg.num_experts is None:
         cfg.num_experts = found.get("num_experts", DEFAULT_NUM_EXPERTS)

@@ -37,11 +37,11 @@ from fairseq_alma.text.model_size import (
     tokens_of,
 )
 from fairseq_alma.text.train_options import BALANCING
+from fairseq_alma.training.average import WeightAverage
 from fairseq_alma.training.planned_run import ENDLESS
 
 RATE, RATE_WIDTH = 0.007, 128
 """Peak learning rate of Adam with --mup; without it, at this width."""
-HALF_LIFE = "1/16"
 MANY_PASSES = 4
 """From more passes on dropout and weight decay are needed."""
 
@@ -202,7 +202,8 @@ class Asked(NamedTuple):
         experts: of the first stage, where the learner says.
         goes_on: whether a stage begins with the weights of the one before.
         features: options of features, by their names, None where they are not given.
-        has_beginning: whether the run begins with a checkpoint (``--finetune-from-model``).
+        is_tested_otherwise: whether an option says what of a stage is tested.
+        has_beginning: whether the run begins with a checkpoint.
         num_procs: processes that share an update.
         num_done: stages that are complete.
     """
@@ -212,6 +213,7 @@ class Asked(NamedTuple):
     experts: Optional[int]
     goes_on: bool
     features: Mapping[str, Any]
+    is_tested_otherwise: bool = False
     has_beginning: bool = False
     num_procs: int = 1
     num_done: int = 0
@@ -356,9 +358,7 @@ def _whole(word: Optional[str], default: int) -> int:
 def _features(asked: Asked, filled: Mapping[str, str]) -> dict[str, Any]:
     """Return the options before ``--`` that are switched on."""
     given = {name for name, value in asked.features.items() if value is not None}
-    features: dict[str, Any] = {}
-    if not given & {"ema_half_life", "branch_decay", "best_checkpoint"}:
-        features["ema_half_life"] = HALF_LIFE
+    features: dict[str, Any] = {} if asked.is_tested_otherwise else {**WeightAverage.USUAL}
     is_endless = filled.get("--lr-scheduler") in ENDLESS and not {"--max-epoch", "--force-anneal"} & filled.keys()
     if asked.goes_on and is_endless and not given & {"carry_optimizer", "rewarm"}:
         features["carry_optimizer"] = True
@@ -393,9 +393,10 @@ def _describe(
     )
     rate += f"; {filled.get('--warmup-updates', 'no')} updates of warm-up, then {filled.get('--lr-scheduler', 'fixed')}"
     tested = "the last weights of each stage, which begins with a new optimizer"
-    if "ema_half_life" in features:
+    if averaged := WeightAverage.USUAL.items() & features.items():
+        ((_, half_life),) = averaged
         carried = ", the optimizer carried from stage to stage" if "carry_optimizer" in features else ""
-        tested = f"a moving average of the weights, half-life {HALF_LIFE} of the updates so far{carried}"
+        tested = f"a moving average of the weights, half-life {half_life} of the updates so far{carried}"
     return [
         f"model: {model}",
         f"length: {length}",

@@ -62,12 +62,11 @@ def _seconds_per_token(shape: Sequence[int], job: dict) -> float:
     config = {
         "mup": True, "decoder_embed_dim": width, "decoder_ffn_embed_dim": 4 * width, "decoder_layers": layers,
         "decoder_attention_heads": max(1, width // 32), "num_experts": num_experts, "gate_trees": "", "dropout": 0.0,
-        "tokens_per_sample": job["length"], "max_target_positions": None, "finetune_from_model": None,
-        "restore_file": "",
+        "tokens_per_sample": job["length"], "max_target_positions": None,
     }  # fmt: skip
     model = build_from_config(config, vocab_size, device).train()
     optimizer = torch.optim.AdamW(model.parameters(), 1e-3, fused=True)
-    average = WeightAverage(ema_half_life="1/16")
+    average = WeightAverage(**WeightAverage.USUAL)
     tokens = torch.randint(4, vocab_size, (job["batch"], job["length"] + 1), device=device)
 
     def update(number: int) -> None:

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Callable, Collection, Optional, Sequence
 
 from fairseq_alma.data.stream import Stream
-from fairseq_alma.errors import AlmaError, refuse_no_file
 from fairseq_alma.learners.plan import ModelId, StagePlan, Training
 from fairseq_alma.runs.evaluation import StageEvaluation
 from fairseq_alma.runs.loop import Run
@@ -125,14 +124,17 @@ class TextJob:
     def prepare(self, plans: Sequence[StagePlan]) -> "Callable[[Sequence[Run]], TextJob]":
         """Leave the options to fairseq-train, whose message the log has; see `request.Job`."""
         assert self.stream is not None
-        _require_beginning(self.request.finetune_from_model, self.stream)
+        if self.request.beginning is not None:  # fairseq-train looks at its sizes
+            from fairseq_alma.checkpoints.checkpoint_file import read_checkpoint
+            from fairseq_alma.checkpoints.ensemble_file import check_dictionary
+
+            check_dictionary(read_checkpoint(self.request.beginning), str(self.request.beginning), self.stream)
         if len(self.request.seeds) > 1 and (reason := self.apart()) is not None:
             tell(f"note: the seeds are trained one after the other: {reason}", sys.stderr)
         return lambda runs: self
 
     def print_plan(self, plans: Sequence[StagePlan], folder: RunFolder) -> None:
         """Print the commands of the stages that were asked for; of several seeds, what each alone would run."""
-        _require_beginning(self.request.finetune_from_model)
         iid, member = self.request.iid, self.request.member
         evaluation = StageEvaluation.of(self.request.then_evaluate, self.request.stream, self.predictor)
         if iid is not None and self.lengths is None:
@@ -269,20 +271,3 @@ class TextJob:
             if index < stage:
                 # Its members may be gone, and a later stage has one of its own.
                 (here / ENSEMBLE_FILE).unlink(missing_ok=True)
-
-
-def _require_beginning(path: Optional[Path], stream: Optional[Stream] = None) -> None:
-    """Raise AlmaError unless what a run is to begin with is a file; with a stream, a checkpoint of its vocabulary.
-
-    fairseq-train looks at its sizes.
-    """
-    if path is None:
-        return
-    refuse_no_file(path, "--finetune-from-model", "give a checkpoint that alma-import or fairseq-train wrote")
-    if not path.is_file():
-        raise AlmaError(f"--finetune-from-model {path}: no such checkpoint file; give one that is there")
-    if stream is not None:
-        from fairseq_alma.checkpoints.checkpoint_file import read_checkpoint
-        from fairseq_alma.checkpoints.ensemble_file import check_dictionary
-
-        check_dictionary(read_checkpoint(path), str(path), stream)

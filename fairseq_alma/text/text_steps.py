@@ -262,7 +262,7 @@ class Train(TrainingStep):
             path = job.folder.checkpoint(training.model)
             return [("--continue-once", str(path), "--continue-as", "branch")]
         if training.start is None:
-            beginning = job.request.finetune_from_model
+            beginning = job.request.beginning
             return [] if beginning is None else [("--finetune-from-model", str(beginning))]
         path = job.grown(training.model) if training.growth else job.begins_from(training.start)
         if job.carries_optimizer:

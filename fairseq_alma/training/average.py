@@ -38,6 +38,8 @@ class WeightAverage(Feature):
         average: of each parameter by its name, fp32; None: no update was made.
     """
 
+    USUAL: ClassVar[Mapping[str, str]] = {"ema_half_life": "1/16"}
+    """What a run on text has where nothing else says which weights are tested."""
     needs_whole_weights: ClassVar[Optional[str]] = "the average of weights"
 
     ema_half_life: Optional[str] = opt(

@@ -270,6 +270,11 @@ class Features:
         """What is tested of a stage: its ``last`` weights unless a feature says otherwise."""
         return next((each.predicts_with for each in self.each if each.predicts_with is not None), "last")
 
+    @property
+    def ways(self) -> list[str]:
+        """The options, as given, that decide what is tested."""
+        return [each.way for each in self.each if each.way is not None]
+
     def with_options(self, values: Mapping[str, Any]) -> "Features":
         """Return them with what options of trainings say beside, by the names of their fields."""
         given = {kind: {name: values[name] for name in options_of(kind) if name in values} for kind in FEATURES}
@@ -278,9 +283,10 @@ class Features:
 
     def check(self, run: PlannedRun) -> None:
         """Raise ValueError, which begins with an option, if features contradict each other or the run."""
-        ways = [each.way for each in self.each if each.way is not None]
-        if len(ways) > 1:
-            raise ValueError(f"{ways[0]}: {ways[1]} is another way to the model that is tested; give one of them")
+        if len(self.ways) > 1:
+            raise ValueError(
+                f"{self.ways[0]}: {self.ways[1]} is another way to the model that is tested; give one of them"
+            )
         for each in self.each:
             each.check(run)
 

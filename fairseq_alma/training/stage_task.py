@@ -16,7 +16,7 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import II, DictConfig
 from torch import nn
 
-from fairseq_alma.checkpoints.checkpoint_file import starting_checkpoint
+from fairseq_alma.checkpoints.model_options import Beginning, starting_checkpoint
 from fairseq_alma.learners.schedule import StageOptions
 from fairseq_alma.training.fairseq_options import bound_options, fairseq_config
 from fairseq_alma.training.feature import FEATURES, Features, Setting, import_from
@@ -25,7 +25,7 @@ from fairseq_alma.training.whole_split import WholeSplit
 
 
 @dataclass
-class CommandConfig(FairseqDataclass):
+class CommandConfig(Beginning, FairseqDataclass):
     """What both tasks are told: their own code's features, and what the command was told elsewhere."""
 
     features_from: Optional[str] = field(
@@ -34,8 +34,6 @@ class CommandConfig(FairseqDataclass):
     # Not options: what the command was told elsewhere, so that a bad checkpoint gets one line before it is loaded, and
     # ensembles look for their members beside the one that is tested.
     path: Optional[str] = II("common_eval.path")
-    finetune_from_model: Optional[str] = II("checkpoint.finetune_from_model")
-    restore_file: str = II("checkpoint.restore_file")
     continue_once: Optional[str] = II("checkpoint.continue_once")
     cpu: bool = II("common.cpu")
     save_dir: str = II("checkpoint.save_dir")
@@ -95,7 +93,7 @@ class StageTask(FairseqTask):
         last = os.path.join(told.save_dir, told.restore_file)
         if os.path.isfile(last):
             return last, True
-        return starting_checkpoint(told.finetune_from_model, told.restore_file, told.continue_once), False
+        return starting_checkpoint(told, told.continue_once), False
 
     def train_step(self, sample: Any, model: nn.Module, criterion: Any, *args: Any, **kwargs: Any) -> Any:
         """Compute loss and gradients of one batch; fairseq calls this."""
