@@ -90,7 +90,8 @@ def test_nothing_is_begun_before_models_are_needed_and_what_was_there_is_not_wai
     assert set(begun(tmp_path)) == {0, 1}
 
 
-def test_an_error_in_one_member_is_the_line_and_ends_the_others(workers, tmp_path):
+def test_an_error_in_one_member_is_the_line_and_ends_the_others(workers, tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "LAST_WORDS_SECONDS", 0.1)
     body = "if 1 in members: sys.exit('note\\nmember-1.log: fairseq-train failed')\n" + FOREVER
     with pytest.raises(AlmaError) as raised, workers(body) as running:
         running.await_models(make_plans(1, num_members=3)[0])
@@ -105,9 +106,24 @@ def test_a_process_that_is_killed_is_named_by_its_members(workers):
         running.await_models(make_plans(1, num_members=3)[0])
 
 
-def test_the_line_shows_all_members_that_are_trained(workers, capsys):
-    with pytest.raises(AlmaError), workers(FOREVER.replace("60", "1") + "sys.exit('over')") as running:
-        running.line.every = 0.2
+def test_the_line_shows_all_members_that_are_trained(workers, tmp_path, capsys, monkeypatch):
+    body = """
+    tell(text="long", brief=f"{members[0]}: 1/9", done=1, total=9)
+    for _ in range(6000):
+        if os.path.exists(os.path.dirname(__file__) + "/shown"):
+            sys.exit("over")
+        time.sleep(0.01)
+    """
+    with pytest.raises(AlmaError, match="over"), workers(body) as running:
+        running.line.every = 0
+        show = running.line.show
+
+        def show_and_note(text, *others):
+            show(text, *others)
+            if ";" in text:
+                (tmp_path / "shown").touch()
+
+        monkeypatch.setattr(running.line, "show", show_and_note)
         running.await_models(make_plans(1, num_members=2)[0])
     assert "0: 1/9; 1: 1/9" in capsys.readouterr().err.splitlines()
 

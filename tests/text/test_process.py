@@ -170,8 +170,8 @@ def test_when_one_of_several_is_killed_all_end_and_it_is_named(tmp_path, monkeyp
 
 
 def test_who_does_not_listen_is_killed_when_another_has_failed(tmp_path, monkeypatch):
-    monkeypatch.setattr("fairseq_alma.runs.workers.PATIENCE_SECONDS", 1.0)
-    monkeypatch.setattr("fairseq_alma.text.process.LAST_WORDS_SECONDS", 1.0)
+    monkeypatch.setattr("fairseq_alma.runs.workers.PATIENCE_SECONDS", 0.3)
+    monkeypatch.setattr("fairseq_alma.text.process.LAST_WORDS_SECONDS", 0.3)
     log = tmp_path / "log"
     with pytest.raises(AlmaError, match=r"\(process 0, exit status 3\)"):
         run_together(log, "deaf", 2)
