@@ -8,7 +8,7 @@ from typing import Optional
 import numpy as np
 
 from data_prep.images.image_set import ImageSet, InputFiles, check_labels, check_pair, with_test_held_out
-from fairseq_alma.data.npy_file import read_npy
+from fairseq_alma.data.image_stream import read_npy
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.options import Options, opt, whole
 

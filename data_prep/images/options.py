@@ -7,7 +7,7 @@ from typing import Any, Optional, Sequence
 
 from data_prep.images.arrays import ArrayFiles
 from data_prep.images.idx import EMNIST_CLASSES
-from fairseq_alma.cli.parser import Parser
+from fairseq_alma.cli.entry import Parser
 from fairseq_alma.options import Options, opt, options_of, real, utf8_path, utf8_word, whole
 
 _EPILOG = """examples:

@@ -11,7 +11,7 @@ from data_prep.text.document import PERIODS, Group
 from data_prep.text.pool import default_workers
 from data_prep.text.source import STANDARD_INPUT, share_of
 from data_prep.text.writing import DEFAULT_WORDS, NUM_BYTES
-from fairseq_alma.cli.parser import Parser
+from fairseq_alma.cli.entry import Parser
 from fairseq_alma.data.ngrams import DEFAULT_NGRAM
 from fairseq_alma.data.stream import DECONTAMINATE
 from fairseq_alma.files import MAX_MEGABATCHES

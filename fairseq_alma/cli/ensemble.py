@@ -5,8 +5,7 @@ from dataclasses import MISSING, dataclass
 from pathlib import Path
 from typing import Any, Optional, Sequence
 
-from fairseq_alma.cli.entry import command
-from fairseq_alma.cli.parser import Parser
+from fairseq_alma.cli.entry import Parser, command
 from fairseq_alma.errors import printable, refuse_no_file
 from fairseq_alma.files import refuse_existing
 from fairseq_alma.options import Options, opt, real

@@ -1,22 +1,25 @@
-"""What every command does around its own job: turn faults of the outside world into one line and an exit status."""
+"""What every command does around its own job: faults of the outside world become one line and an exit status."""
 
+import argparse
 import contextlib
 import functools
 import io
 import logging
 import os
+import re
 import select
 import signal
 import sys
 import threading
 import warnings
 from types import FrameType
-from typing import Callable, Iterator, Optional, Sequence
+from typing import Callable, Iterator, NoReturn, Optional, Sequence
 
-from fairseq_alma.errors import AlmaError, causes, describe_fault, describe_os_error
+from fairseq_alma.errors import AlmaError, causes, describe_fault, describe_os_error, printable
 from fairseq_alma.terminal import discard, tell
 
 Main = Callable[[Optional[Sequence[str]]], Optional[int]]
+_LONGEST_WORD = 1000  # characters of what was typed that a message repeats
 
 
 def command(main: Main) -> Main:
@@ -155,3 +158,12 @@ def discard_unwritable_output() -> None:
             stream.flush()
         except OSError:
             discard(stream)
+
+
+class Parser(argparse.ArgumentParser):
+    """As argparse's; a usage error is status 2, and what it repeats of the command line steers no terminal."""
+
+    def error(self, message: str) -> NoReturn:
+        """Print how the command is used and a message, and end the program."""
+        cut = re.sub(rf"(\S{{100}})\S{{{_LONGEST_WORD},}}", r"\1…", message)
+        super().error(printable(cut))

@@ -6,8 +6,7 @@ from dataclasses import MISSING, dataclass
 from pathlib import Path
 from typing import Optional, Sequence
 
-from fairseq_alma.cli.entry import command
-from fairseq_alma.cli.parser import Parser
+from fairseq_alma.cli.entry import Parser, command
 from fairseq_alma.errors import AlmaError, refuse_no_file, refuse_unwritable
 from fairseq_alma.files import refuse_occupied
 from fairseq_alma.options import opt, utf8_path

@@ -8,8 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Iterator, Optional, Sequence
 
-from fairseq_alma.cli.entry import command
-from fairseq_alma.cli.parser import Parser
+from fairseq_alma.cli.entry import Parser, command
 from fairseq_alma.errors import AlmaError, refuse_no_file
 from fairseq_alma.options import flag, opt, options_of, real, utf8_path, whole
 from fairseq_alma.runs.lookup import MODEL_HELP, ArrivalOptions, find_model

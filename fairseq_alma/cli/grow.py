@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Optional, Sequence
 
 from fairseq_alma.checkpoints.model_options import GrowOptions
-from fairseq_alma.cli.entry import command
-from fairseq_alma.cli.parser import Parser
+from fairseq_alma.cli.entry import Parser, command
 from fairseq_alma.errors import refuse_no_file
 from fairseq_alma.files import refuse_existing
 from fairseq_alma.growth import EXPERT_METHODS, LAYER_METHODS

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Optional, Sequence
 
 from fairseq_alma.checkpoints.model_options import DenseOptions, training_flags
-from fairseq_alma.cli.entry import command
-from fairseq_alma.cli.parser import Parser
+from fairseq_alma.cli.entry import Parser, command
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.files import refuse_existing
 from fairseq_alma.options import opt, utf8_path

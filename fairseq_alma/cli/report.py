@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Optional, Sequence
 
-from fairseq_alma.cli.entry import command
-from fairseq_alma.cli.parser import Parser
+from fairseq_alma.cli.entry import Parser, command
 from fairseq_alma.errors import AlmaError, printable, refuse_no_folder
 from fairseq_alma.options import Options, opt
 from fairseq_alma.terminal import tell

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Iterator, NoReturn, Optional, Sequence
 
-from fairseq_alma.cli.entry import command
-from fairseq_alma.cli.parser import Parser
+from fairseq_alma.cli.entry import Parser, command
 from fairseq_alma.errors import AlmaError, refuse_no_file
 from fairseq_alma.files import open_atomically, refuse_existing
 from fairseq_alma.options import opt, utf8_path, whole

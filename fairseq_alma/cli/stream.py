@@ -13,9 +13,8 @@ from fairseq_alma.data.stream import Stream
 from fairseq_alma.errors import AlmaError, refuse_no_folder
 from fairseq_alma.images.image_job import ImageJob
 from fairseq_alma.learners.learner import Learner
-from fairseq_alma.learners.plan import StagePlan
+from fairseq_alma.learners.plan import Stage, StagePlan
 from fairseq_alma.learners.presets import PAPER
-from fairseq_alma.learners.schedule import Stage
 from fairseq_alma.options import options_of
 from fairseq_alma.runs.evaluation import StageEvaluation
 from fairseq_alma.runs.loop import Run, nothing_to_await, nothing_to_evaluate, run_stages, train_members

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Iterable, Mapping, Optional, Sequence
 
-from fairseq_alma.cli.parser import Parser
+from fairseq_alma.cli.entry import Parser
 from fairseq_alma.learners.learner import LEARNERS, Learner
 from fairseq_alma.options import KINDS, TRAINING, Option, Options, flag, options_of
 from fairseq_alma.runs.study import FEATURES_FROM, LEARNERS_FROM, PartOptions, ProcessOptions, StudyOptions

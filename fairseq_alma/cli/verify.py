@@ -9,8 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Callable, Iterator, Mapping, Optional, Sequence
 
-from fairseq_alma.cli.entry import command
-from fairseq_alma.cli.parser import Parser
+from fairseq_alma.cli.entry import Parser, command
 from fairseq_alma.data.manifest import MANIFEST, StreamFile
 from fairseq_alma.data.ngrams import DEFAULT_NGRAM, measure_overlap
 from fairseq_alma.data.stream import Stream

@@ -3,6 +3,7 @@
 NumPy only; the images stay on the disk until they are asked for.
 """
 
+import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Mapping, Optional, Sequence, Union
@@ -10,9 +11,36 @@ from typing import Mapping, Optional, Sequence, Union
 import numpy as np
 
 from fairseq_alma.data.manifest import MANIFEST, ImagesEntry, StreamFile
-from fairseq_alma.data.npy_file import read_npy
 from fairseq_alma.data.stream import Stream, megabatch_valid_name
 from fairseq_alma.errors import AlmaError
+
+_MAGIC = b"\x93NUMPY"
+
+
+def read_npy(path: Path) -> np.ndarray:
+    """Return the array in a ``.npy`` file of anybody, mapped: it stays on the disk until it is used.
+
+    Nothing is unpickled, and what a header announces costs no memory in advance.
+
+    Raises:
+        ValueError: the file is no ``.npy`` file of numbers, or shorter than its header says.
+    """
+    with open(path, "rb") as file:
+        start = file.read(len(_MAGIC))
+    if start != _MAGIC:  # else NumPy takes it for a pickle, and advises to trust it
+        raise ValueError("it does not begin as one")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return np.load(path, mmap_mode="r", allow_pickle=False)
+    except Exception as error:  # of whatever kind a damaged header leads NumPy and Python's parser to
+        if isinstance(error, OSError) and error.errno is not None:
+            raise
+        reason = str(error).partition("\n")[0] or type(error).__name__
+        raise ValueError(
+            "Python objects found, Object arrays are not read" if "Python objects" in reason else reason
+        ) from error
+
 
 _SMALLEST_PHOTOGRAPH = 16  # pixels a side; less would leave nothing after the poolings of a VGG
 _REMEDY = "prepare the stream again, or copy this file again from where it is whole"

@@ -27,7 +27,7 @@ from fairseq_alma.data.image_stream import ImageStream
 from fairseq_alma.errors import AlmaError, in_one_line
 from fairseq_alma.images.image_classifier import image_architectures
 from fairseq_alma.images.stage_images import ImageInput, rows_to_train_on, seeded
-from fairseq_alma.learners.schedule import StageOptions, stage_ending_with
+from fairseq_alma.learners.plan import StageOptions, stage_ending_with
 from fairseq_alma.training.fairseq_options import check_whole_config, fairseq_config
 from fairseq_alma.training.feature import FEATURES
 from fairseq_alma.training.loading import (
@@ -38,8 +38,7 @@ from fairseq_alma.training.loading import (
     refuse_other_weights,
 )
 from fairseq_alma.training.processes import prepare_group
-from fairseq_alma.training.stage_task import CommandConfig, StageTask, features_of
-from fairseq_alma.training.whole_split import WholeSplit
+from fairseq_alma.training.stage_task import CommandConfig, StageTask, WholeSplit, features_of
 
 
 class ImageDataset(FairseqDataset):

@@ -45,8 +45,7 @@ from fairseq_alma.images.stage_images import (
     seeded,
 )
 from fairseq_alma.images.stage_training import StageTraining
-from fairseq_alma.learners.plan import StagePlan, Training, member_seed
-from fairseq_alma.learners.schedule import Stage
+from fairseq_alma.learners.plan import Stage, StagePlan, Training, member_seed
 from fairseq_alma.runs.loop import Run
 from fairseq_alma.runs.run_folder import RunFolder
 from fairseq_alma.runs.steps import StageWork

@@ -4,8 +4,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Optional
 
 from fairseq_alma.learners.learner import Learner, register_learner
-from fairseq_alma.learners.plan import MAX_MEMBERS, StagePlan
-from fairseq_alma.learners.schedule import Stage
+from fairseq_alma.learners.plan import MAX_MEMBERS, Stage, StagePlan
 from fairseq_alma.options import opt, whole
 
 NUM_MEMBERS = {"text": 2, "images": 5}

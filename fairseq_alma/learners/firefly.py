@@ -5,8 +5,7 @@ from typing import ClassVar, Optional
 
 from fairseq_alma.learners.growing_mixture import grow_every_option
 from fairseq_alma.learners.learner import GrowingModel, is_growth_due, register_learner
-from fairseq_alma.learners.plan import Growth
-from fairseq_alma.learners.schedule import Stage
+from fairseq_alma.learners.plan import Growth, Stage
 from fairseq_alma.options import opt, real
 
 

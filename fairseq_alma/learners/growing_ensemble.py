@@ -5,8 +5,7 @@ from typing import ClassVar, Optional
 
 from fairseq_alma.learners.ensemble import combine_option, num_members_option
 from fairseq_alma.learners.learner import Learner, combined, register_learner
-from fairseq_alma.learners.plan import ModelId, StagePlan, Training, member_seed
-from fairseq_alma.learners.schedule import Stage
+from fairseq_alma.learners.plan import ModelId, Stage, StagePlan, Training, member_seed
 from fairseq_alma.options import opt
 
 

@@ -9,8 +9,7 @@ from typing import Any, ClassVar, Mapping, Optional, Sequence
 
 from fairseq_alma.growth import EXPERT_METHODS, LAYER_METHODS
 from fairseq_alma.learners.learner import GrowingModel, is_growth_due, register_learner
-from fairseq_alma.learners.plan import Growth, StagePlan
-from fairseq_alma.learners.schedule import Stage
+from fairseq_alma.learners.plan import Growth, Stage, StagePlan
 from fairseq_alma.options import opt, real, whole
 
 

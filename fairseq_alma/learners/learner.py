@@ -8,8 +8,7 @@ Source: sections 4.1 and 4.2 of the paper.
 from dataclasses import dataclass
 from typing import Any, Callable, ClassVar, Mapping, Optional, Sequence, TypeVar
 
-from fairseq_alma.learners.plan import Growth, ModelId, StagePlan, Training, member_seed
-from fairseq_alma.learners.schedule import Stage
+from fairseq_alma.learners.plan import Growth, ModelId, Stage, StagePlan, Training, member_seed
 from fairseq_alma.options import KINDS, Options, opt, options_of
 
 MAX_SEED = 9_999_999

@@ -4,8 +4,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Mapping, Optional
 
 from fairseq_alma.learners.learner import Learner, register_learner
-from fairseq_alma.learners.plan import StagePlan
-from fairseq_alma.learners.schedule import Stage
+from fairseq_alma.learners.plan import Stage, StagePlan
 
 
 @register_learner("sm")

@@ -5,8 +5,7 @@ from typing import ClassVar, Mapping, Optional
 
 from fairseq_alma.learners.ensemble import num_members_option
 from fairseq_alma.learners.learner import Learner, register_learner
-from fairseq_alma.learners.plan import StagePlan
-from fairseq_alma.learners.schedule import Stage
+from fairseq_alma.learners.plan import Stage, StagePlan
 from fairseq_alma.options import opt
 
 

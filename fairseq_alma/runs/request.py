@@ -6,9 +6,8 @@ from pathlib import Path
 from typing import Any, Callable, Mapping, Optional, Protocol, Sequence
 
 from fairseq_alma.learners.learner import LEARNERS, Learner, build_learner, plan_stages
-from fairseq_alma.learners.plan import MAX_MEMBERS, StagePlan
+from fairseq_alma.learners.plan import MAX_MEMBERS, Stage, StagePlan, stages
 from fairseq_alma.learners.presets import filled
-from fairseq_alma.learners.schedule import Stage, stages
 from fairseq_alma.options import flag
 from fairseq_alma.runs.loop import Run
 from fairseq_alma.runs.run_folder import RunFolder

@@ -16,8 +16,8 @@ from fairseq_alma.data.stream import Split, Stream
 from fairseq_alma.errors import AlmaError, refuse_no_file
 from fairseq_alma.files import MAX_MEGABATCHES
 from fairseq_alma.learners.learner import MAX_SEED
+from fairseq_alma.learners.plan import ScheduleOptions, Stage, stages
 from fairseq_alma.learners.presets import PRESETS, Preset
-from fairseq_alma.learners.schedule import ScheduleOptions, Stage, stages
 from fairseq_alma.options import SUPPRESS, Options, of_this_call, opt, options_of, real, utf8_path, whole
 from fairseq_alma.runs.slurm_jobs import read_parameters
 from fairseq_alma.watch.sinks import CURVE_OPTIONS

@@ -17,7 +17,7 @@ from typing import Any, Mapping, NamedTuple, Optional, Sequence
 from fairseq_alma.checkpoints.model_options import SWITCH_SIZES
 from fairseq_alma.data.stream import Stream
 from fairseq_alma.data.token_file import NUM_FAIRSEQ_SYMBOLS
-from fairseq_alma.learners.schedule import Stage
+from fairseq_alma.learners.plan import Stage
 from fairseq_alma.options import group_words
 from fairseq_alma.terminal import spell_duration
 from fairseq_alma.text.model_size import (

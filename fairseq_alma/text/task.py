@@ -30,7 +30,7 @@ from fairseq_alma.checkpoints.checkpoint_file import DICTIONARY_KEY, read_checkp
 from fairseq_alma.checkpoints.ensemble_file import check_dictionary
 from fairseq_alma.data.stream import Stream, megabatch_of_slice
 from fairseq_alma.errors import AlmaError, in_one_line
-from fairseq_alma.learners.schedule import StageOptions, stage_ending_with
+from fairseq_alma.learners.plan import StageOptions, stage_ending_with
 from fairseq_alma.moe.short_copies import batch_of_update
 from fairseq_alma.text.alma_bpe import AlmaBPE, AlmaBPEConfig
 from fairseq_alma.text.model import adopt_experts
@@ -47,8 +47,7 @@ from fairseq_alma.training.loading import (
     refuse_other_weights,
 )
 from fairseq_alma.training.processes import is_first, prepare_group
-from fairseq_alma.training.stage_task import CommandConfig, StageTask, features_of
-from fairseq_alma.training.whole_split import WholeSplit, whole_share
+from fairseq_alma.training.stage_task import CommandConfig, StageTask, WholeSplit, features_of, whole_share
 
 
 @dataclass

@@ -17,8 +17,7 @@ from data_prep.images import options as image_prep_options
 from data_prep.text import options as text_prep_options
 from fairseq_alma.checkpoints.model_options import GrowOptions
 from fairseq_alma.cli import ensemble, grow, report, stream_parser, update
-from fairseq_alma.cli.entry import command
-from fairseq_alma.cli.parser import Parser
+from fairseq_alma.cli.entry import Parser, command
 from fairseq_alma.images.image_train_options import ImageTrainOptions
 from fairseq_alma.learners.single_model import SingleModel
 from fairseq_alma.runs.request import RunRequest

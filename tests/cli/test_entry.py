@@ -13,8 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from fairseq_alma.cli.entry import command
-from fairseq_alma.cli.parser import Parser
+from fairseq_alma.cli.entry import Parser, command
 from fairseq_alma.errors import AlmaError, describe_os_error, refuse_no_file, refuse_no_folder
 from fairseq_alma.options import utf8_path
 

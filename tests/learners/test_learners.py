@@ -3,8 +3,7 @@ import itertools
 import pytest
 
 from fairseq_alma.learners.learner import LEARNERS
-from fairseq_alma.learners.plan import Growth, ModelId, StagePlan, Training, member_seed
-from fairseq_alma.learners.schedule import stages
+from fairseq_alma.learners.plan import Growth, ModelId, StagePlan, Training, member_seed, stages
 from fairseq_alma.runs.steps import NeededModels
 from tests.runs.runs import plan_learner
 

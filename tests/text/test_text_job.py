@@ -1,6 +1,6 @@
 import pytest
 
-from fairseq_alma.learners.schedule import stages
+from fairseq_alma.learners.plan import stages
 from tests.runs.runs import plan_learner
 from tests.text.jobs import TRAIN, commands_of, make_job
 

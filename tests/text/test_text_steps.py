@@ -5,8 +5,7 @@ import pytest
 import torch
 
 from fairseq_alma.errors import AlmaError
-from fairseq_alma.learners.plan import ModelId
-from fairseq_alma.learners.schedule import stages
+from fairseq_alma.learners.plan import ModelId, stages
 from fairseq_alma.runs.steps import StageWork
 from fairseq_alma.text import stage_checkpoints, text_steps
 from fairseq_alma.text.stage_checkpoints import Progress

@@ -2,7 +2,7 @@ from argparse import Namespace
 
 import pytest
 
-from fairseq_alma.learners.schedule import stages
+from fairseq_alma.learners.plan import stages
 from fairseq_alma.text.train_options import TrainOptions
 from fairseq_alma.training.carried_optimizer import Rewarm
 from fairseq_alma.training.feature import Features
