@@ -10,12 +10,12 @@ from typing import Any, Optional, Sequence
 import numpy as np
 
 from data_prep.build_folder import BuildFolder, refuse_other_command, stream_at
-from data_prep.text.deal import Deal, Shares, Words, deal_documents
+from data_prep.text.deal import DROPPED, Deal, Shares, Words, deal_again, deal_documents
 from data_prep.text.options import AUTO, FORMS_OF_TEXT, HOLDOUT_WORDS, PrepOptions, parse_options, vocab_size_for
 from data_prep.text.pool import run_apart
 from data_prep.text.source import Source, find_sources
 from data_prep.text.survey import Survey, survey_documents
-from data_prep.text.writing import Decontamination, LeftOut, SecondPass, choose_sample, write_sets
+from data_prep.text.writing import LeftOut, SecondPass, choose_sample, find_shared, write_sets
 from fairseq_alma.cli.entry import command
 from fairseq_alma.data.manifest import Split, StreamFile, TokenizerEntry, file_sha256
 from fairseq_alma.data.ngrams import held_out_ngrams
@@ -135,9 +135,10 @@ def _create(
     drop = None if options.keep_duplicates else np.empty(0, np.uint64)
     deal = deal_documents(survey, shares, options.seed, drop)
     tokenizer, held_out = _second_pass(options, sources, survey, deal, root / TOKENIZER_FOLDER)
+    deal, left_out = _decontaminate(options, sources, survey, shares, deal, held_out, root)
     numbers = range(num_megabatches)
     names = [*map(megabatch_name, numbers), "valid", "test", *_holdouts(options.holdout_words, numbers)]
-    splits, left_out = _write_sets(options, sources, survey, deal, names, tokenizer, root, held_out)
+    splits = write_sets(sources, survey, deal, names, tokenizer, root, options.workers)
     _write_dictionary(tokenizer, root / megabatch_name(0), root / DICTIONARY)
     file = StreamFile.describe(root, f"{TOKENIZER_FOLDER}/{tokenizer.file.name}")
     return Stream(
@@ -168,13 +169,14 @@ def _append(
     _refuse_known_groups(options, survey, there)
     num_new = _num_made(options, survey)
     shares = Shares(num_new, by_argument=options.is_given_apart, held_out=False, holdout_words=holdout_words)
+    held_out = None if options.ngram is None else held_out_ngrams(there, options.ngram)
     deal = deal_documents(survey, shares, options.seed, drop)
+    deal, left_out = _decontaminate(options, sources, survey, shares, deal, held_out, root)
     numbers = range(there.num_megabatches, there.num_megabatches + num_new)
     names = [*map(megabatch_name, numbers), *_holdouts(holdout_words, numbers)]
     build.refuse_links(map(Path, names))
     tokenizer = StreamTokenizer.open(there.root)
-    held_out = None if options.ngram is None else held_out_ngrams(there, options.ngram)
-    splits, left_out = _write_sets(options, sources, survey, deal, names, tokenizer, root, held_out)
+    splits = write_sets(sources, survey, deal, names, tokenizer, root, options.workers)
     hashes = _write_hashes(survey, deal, root, len(there.history))
     return replace(
         there,
@@ -233,26 +235,29 @@ def _second_pass(
     return StreamTokenizer(folder), hashes if held_out.any() else None
 
 
-def _write_sets(
+def _decontaminate(
     options: PrepOptions,
     sources: Sequence[Source],
     survey: Survey,
+    shares: Shares,
     deal: Deal,
-    names: Sequence[str],
-    tokenizer: StreamTokenizer,
-    root: Path,
     held_out: Optional[np.ndarray],
-) -> tuple[list[Split], list[LeftOut]]:
-    """Write the sets, without what shares any of the n-grams that are held out."""
+    root: Path,
+) -> tuple[Deal, list[LeftOut]]:
+    """Deal again without what shares any of the n-grams that are held out, so that mega-batches stay equal."""
     if held_out is None:
-        return write_sets(sources, survey, deal, names, tokenizer, root, options.workers)
-    file = root / "held-out-ngrams.npy"  # for all workers to map
+        return deal, []
+    file = root / "held-out-ngrams.npy"
     with naming(file):
         np.save(file, held_out)
-    found = Decontamination(options.decontaminate_ngram, file)
-    written = write_sets(sources, survey, deal, names, tokenizer, root, options.workers, found)
+    looked_at = deal.sets != DROPPED
+    if shares.held_out:
+        looked_at &= (deal.sets != shares.num_megabatches) & (deal.sets != shares.num_megabatches + 1)
+    shared = find_shared(sources, survey, looked_at, options.decontaminate_ngram, file, options.workers)
     file.unlink()
-    return written
+    left_out = np.zeros(len(survey), bool)
+    left_out[[each.number for each in shared]] = True
+    return deal_again(survey, shares, deal, left_out), shared
 
 
 def _write_dictionary(tokenizer: StreamTokenizer, first_megabatch: Path, path: Path) -> None:
@@ -280,14 +285,12 @@ def _hashes_of(stream: Stream) -> np.ndarray:
 def _with_counts(
     record: dict[str, Any], survey: Survey, deal: Deal, splits: Sequence[Split], left_out: Sequence[LeftOut]
 ) -> dict[str, Any]:
-    names = [split.name for split in splits]
-    counts: dict[str, Any] = {"num_duplicates": deal.num_duplicates, "splits": names}
+    counts: dict[str, Any] = {"num_duplicates": deal.num_duplicates, "splits": [split.name for split in splits]}
     if survey.groups:
         counts["groups"] = list(survey.groups)
     if record["options"][DECONTAMINATE] is not None:
         listed = [
-            {"split": names[each.megabatch], "words": each.num_words, "begins": each.begins, "ngram": each.ngram}
-            for each in left_out[:MAX_LISTED]
+            {"words": each.num_words, "begins": each.begins, "ngram": each.ngram} for each in left_out[:MAX_LISTED]
         ]
         counts["num_contaminated"] = len(left_out)
         counts["contaminated_words"] = sum(each.num_words for each in left_out)

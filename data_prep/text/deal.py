@@ -37,8 +37,8 @@ class Deal:
     Attributes:
         sets: ``(documents,)``, int16: number of the mega-batch, then B for the validation set, B + 1 for the test
             set (where these are drawn), the numbers after them for the held-out slice of each mega-batch, and `DROPPED`
-            for a duplicate.
-        order: the kept documents in their random order.
+            for a duplicate or what is left out.
+        order: all but duplicates, in their random order.
         num_duplicates: documents dropped.
     """
 
@@ -84,7 +84,7 @@ class Shares:
 
 
 def deal_documents(survey: Survey, shares: Shares, seed: int, drop: Optional[np.ndarray]) -> Deal:
-    """Decide where each document goes.
+    """Decide where each document goes; `deal_again` once it is known what shares words with the held-out sets.
 
     Args:
         survey: the documents.
@@ -109,16 +109,42 @@ def deal_documents(survey: Survey, shares: Shares, seed: int, drop: Optional[np.
     keys = _random_keys(survey.hashes[kept], seed, distinct=drop is not None)
     order = kept[np.argsort(keys, kind="stable")]
     del keys
+    return _deal_in_order(survey, shares, order, len(given) - len(kept))
+
+
+def deal_again(survey: Survey, shares: Shares, deal: Deal, left_out: np.ndarray) -> Deal:
+    """Deal without some documents of the mega-batches; what is held out stays, the rest is cut anew.
+
+    Args:
+        survey: the documents.
+        shares: the sets, as they were dealt into.
+        deal: where each document went.
+        left_out: ``(documents,)``, bool: documents that belong to no set; none of the validation or test set.
+
+    Raises:
+        AlmaError: the rest does not suffice for so many sets.
+    """
+    return _deal_in_order(survey, shares, deal.order, deal.num_duplicates, left_out[deal.order])
+
+
+def _deal_in_order(
+    survey: Survey, shares: Shares, order: np.ndarray, num_duplicates: int, left_out: Optional[np.ndarray] = None
+) -> Deal:
+    """Cut the documents, in their random order, into sets; ``left_out`` is in this order too."""
     words = survey.words[order]
     total = int(words.sum(dtype=np.int64))
     valid, test = words_of(shares.valid_words, total), words_of(shares.test_words, total)
     shares = replace(shares, valid_words=valid, test_words=test)
-    sets_in_order = _cut(words, shares, survey.arguments[order])
-    _refuse_empty_sets(sets_in_order, words, shares, survey)
+    if left_out is not None:
+        words[left_out] = 0
+    sets_in_order = _cut(words, shares, survey.arguments[order], total)
+    if left_out is not None:
+        sets_in_order[left_out] = DROPPED
+    _refuse_empty_sets(sets_in_order, words, shares, survey, 0 if left_out is None else int(left_out.sum()))
     _hold_out(sets_in_order, words, shares)
     sets = np.full(len(survey), DROPPED, dtype=np.int16)
     sets[order] = sets_in_order
-    return Deal(sets, order, len(given) - len(kept))
+    return Deal(sets, order, num_duplicates)
 
 
 def _first_occurrences(hashes: np.ndarray, drop: np.ndarray) -> np.ndarray:
@@ -153,9 +179,11 @@ def _random_keys(hashes: np.ndarray, seed: int, distinct: bool) -> np.ndarray:
     return hashes
 
 
-def _cut(words: np.ndarray, shares: Shares, arguments: np.ndarray) -> np.ndarray:
-    """Return the set of each document; documents, words and arguments are in the random order."""
-    total = int(words.sum(dtype=np.int64))
+def _cut(words: np.ndarray, shares: Shares, arguments: np.ndarray, total: int) -> np.ndarray:
+    """Return the set of each document; documents, words and arguments are in the random order.
+
+    What is left out has no words here, but counts in the ``total`` that validation and test set are a share of.
+    """
     valid, test = shares.held_out_words(total)
     num_megabatches = shares.num_megabatches
     if valid + test >= total:
@@ -166,7 +194,8 @@ def _cut(words: np.ndarray, shares: Shares, arguments: np.ndarray) -> np.ndarray
             "fewer, or more text"
         )
     pieces = 1 if shares.by_argument else num_megabatches
-    targets = [valid, test] + [(total - valid - test) / pieces] * (pieces - 1)
+    left = int(words.sum(dtype=np.int64))
+    targets = [valid, test] + [(left - valid - test) / pieces] * (pieces - 1)
     ends = _nearest_ends(words, np.cumsum(targets))
     sets = np.empty(len(words), dtype=np.int16)
     held_out = [num_megabatches, num_megabatches + 1]
@@ -209,11 +238,12 @@ def _hold_out(sets: np.ndarray, words: np.ndarray, shares: Shares) -> None:
         sets[members[:end]] = shares.num_drawn + megabatch
 
 
-def _refuse_empty_sets(sets: np.ndarray, words: np.ndarray, shares: Shares, survey: Survey) -> None:
+def _refuse_empty_sets(sets: np.ndarray, words: np.ndarray, shares: Shares, survey: Survey, num_left_out: int) -> None:
     num_sets = shares.num_drawn
     counts = np.zeros(num_sets, dtype=np.int64)
     for start in range(0, len(sets), _AT_ONCE):
-        counts += np.bincount(sets[start : start + _AT_ONCE], minlength=num_sets)
+        part = sets[start : start + _AT_ONCE]
+        counts += np.bincount(part[part != DROPPED], minlength=num_sets)
     if counts.all():
         return
     empty = int(np.argmin(counts))
@@ -221,12 +251,18 @@ def _refuse_empty_sets(sets: np.ndarray, words: np.ndarray, shares: Shares, surv
     flag = f"--megabatches {shares.num_megabatches}"
     if shares.by_argument:
         flag = "--by" if survey.groups else "--one-per-input"
+    name = f"mega-batch {empty}" + (f" ({survey.groups[empty]})" if empty < len(survey.groups) else "")
+    if num_left_out:
+        raise AlmaError(
+            f"{flag}: {num_left_out:,} of {len(words):,} documents share words in a row with the validation or the "
+            f"test set (--decontaminate-ngram), which leaves {held_out.get(empty, name)} without a document; give "
+            "other text, or --no-decontaminate"
+        )
     advice = (
         "leave out what repeats others, give more text, or smaller --valid-words and --test-words"
         if shares.by_argument
         else "give fewer mega-batches, more text, or choose --format lines if each line is a document"
     )
-    name = f"mega-batch {empty}" + (f" ({survey.groups[empty]})" if empty < len(survey.groups) else "")
     raise AlmaError(
         f"{flag}: {len(words):,} documents ({int(words.sum(dtype=np.int64)):,} words) leave "
         f"{held_out.get(empty, name)} without a document; {advice}"

@@ -92,8 +92,7 @@ class PrepOptions(Options):
     no_decontaminate: bool = opt(False, "keep what shares words with the validation or the test set")
     megabatches: Optional[int] = opt(
         None,
-        "number of mega-batches, equal in words to within 1 % or one document before --decontaminate-ngram; with "
-        "--append of new ones",
+        "number of mega-batches, equal in words to within 1 % or one document; with --append of new ones",
         range=whole(1, MAX_MEGABATCHES),
         metavar="B",
     )

@@ -6,7 +6,7 @@ The sample is of the first mega-batch, because a learner cannot see what has not
 import io
 import os
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Iterable, Iterator, Optional, Sequence
@@ -95,32 +95,45 @@ def choose_sample(survey: Survey, deal: Deal, max_words: int) -> np.ndarray:
 
 @dataclass(frozen=True)
 class LeftOut:
-    """A document that was dealt to a mega-batch, but shares words with the validation or the test set.
+    """A document that shares words with the validation or the test set.
 
     Attributes:
-        megabatch: number of the set.
+        number: of the document.
         num_words: white-space separated words.
         begins: its first characters.
         ngram: the first words of it that are held out.
     """
 
-    megabatch: int
+    number: int
     num_words: int
     begins: str
     ngram: str
 
 
-@dataclass(frozen=True)
-class Decontamination:
-    """What mega-batches must not hold.
+def find_shared(
+    sources: Sequence[Source], survey: Survey, looked_at: np.ndarray, size: int, hashes: Path, num_workers: int
+) -> list[LeftOut]:
+    """Return the documents that share n-grams with what is held out, in the order of reading.
 
-    Attributes:
-        ngram: words of an n-gram.
-        hashes: the held-out n-grams, a file of ascending uint64 that all workers map.
+    Args:
+        sources: the input.
+        survey: what the first pass found in it.
+        looked_at: ``(documents,)``, bool: which documents to look at.
+        size: words of an n-gram.
+        hashes: the n-grams that are held out, a file of ascending uint64 that all workers map.
+        num_workers: processes.
     """
-
-    ngram: int
-    hashes: Path
+    total = max(int(survey.words[looked_at].sum(dtype=np.int64)), 1)
+    shared: list[LeftOut] = []
+    with PassProgress("looking for held-out words") as progress:
+        tasks = _tasks(sources, survey.words, survey.block_sizes, looked_at)
+        first = done = 0
+        for size_of_block, words, found in ordered_map(_FindShared(size, hashes), tasks, num_workers):
+            shared += [replace(each, number=first + each.number) for each in found]
+            first += size_of_block
+            done += words
+            progress.update(done / total, words)
+    return shared
 
 
 def write_sets(
@@ -131,8 +144,7 @@ def write_sets(
     tokenizer: StreamTokenizer,
     root: Path,
     num_workers: int,
-    decontamination: Optional[Decontamination] = None,
-) -> tuple[list[Split], list[LeftOut]]:
+) -> list[Split]:
     """Encode every document and write it to the set that it was dealt to.
 
     Args:
@@ -143,50 +155,36 @@ def write_sets(
         tokenizer: what encodes.
         root: the stream's folder.
         num_workers: processes.
-        decontamination: leave out of the mega-batches, which are the first sets, what shares n-grams; None: nothing.
 
     Returns:
-        The splits, in the order of the names, and what was left out of them.
-
-    Raises:
-        AlmaError: nothing is left of a mega-batch.
+        The splits, in the order of the names.
     """
     dtype = id_dtype(tokenizer.vocab_size)
     for name in names:
         (root / name).parent.mkdir(parents=True, exist_ok=True)
     writers = [TokenFileWriter(root / name, dtype) for name in names]
-    words = np.bincount(deal.sets[deal.order], survey.words[deal.order], minlength=len(names)).astype(np.int64)
+    kept = deal.sets != DROPPED
+    words = np.bincount(deal.sets[kept], survey.words[kept], minlength=len(names)).astype(np.int64)
     num_bytes = [0] * len(names)
-    num_megabatches = sum(name.endswith("/train") for name in names)
-    encode = _EncodeBlock(tokenizer.file, dtype, _CACHED_CHUNKS // num_workers, num_megabatches, decontamination)
-    left_out: list[LeftOut] = []
+    encode = _EncodeBlock(tokenizer.file, dtype, _CACHED_CHUNKS // num_workers)
     with PassProgress("encoding") as progress:
         done = 0
-        for block_words, pieces, shared in ordered_map(
+        for block_words, pieces in ordered_map(
             encode, _tasks(sources, survey.words, survey.block_sizes, deal.sets), num_workers
         ):
-            left_out += shared
             for piece in pieces:
                 writers[piece.set].append(piece.ids, piece.sizes)
                 num_bytes[piece.set] += piece.num_bytes
             done += block_words
             progress.update(done / max(int(words.sum()), 1), block_words)
-    for each in left_out:
-        words[each.megabatch] -= each.num_words
     splits = []
     for number, (name, writer) in enumerate(zip(names, writers, strict=True)):
-        if not writer.num_documents:
-            assert decontamination is not None
-            raise AlmaError(
-                f"--decontaminate-ngram {decontamination.ngram}: every document of {name} shares that many words in a "
-                "row with the validation or the test set; give other text, or --no-decontaminate"
-            )
         writer.close()
         files = tuple(StreamFile.describe(root, f"{name}{suffix}") for suffix in (".bin", ".idx"))
         splits.append(
             Split(name, files, writer.num_documents, int(words[number]), writer.num_tokens, num_bytes[number])
         )
-    return splits, left_out
+    return splits
 
 
 @dataclass(frozen=True)
@@ -249,30 +247,46 @@ class _Choose:
 
 
 @dataclass
+class _FindShared:
+    """Find documents of a block that share n-grams with what is held out, which is mapped in the process that does."""
+
+    size: int
+    hashes: Path
+
+    @cached_property
+    def _held_out(self) -> NgramSet:
+        return NgramSet(np.load(self.hashes, mmap_mode="r"))
+
+    def __call__(self, task: _Task) -> tuple[int, int, list[LeftOut]]:
+        looked_at = np.flatnonzero(task.sets)
+        documents = task.documents()
+        hasher = NgramHasher(self.size)
+        ngrams = hasher([documents[number] for number in looked_at.tolist()])
+        found, _ = self._held_out.find(ngrams.hashes)
+        owners, first = np.unique(ngrams.documents[found], return_index=True)
+        shared = []
+        for number, start in zip(looked_at[owners].tolist(), ngrams.starts[found[first]].tolist(), strict=True):
+            text = documents[number]
+            begins = " ".join(text[:_SHOWN].split())
+            shared.append(LeftOut(number, int(task.words[number]), begins, hasher.spell(text, start)))
+        return len(documents), int(task.words[looked_at].sum(dtype=np.int64)), shared
+
+
+@dataclass
 class _EncodeBlock:
-    """Encode the kept documents of a block; tokenizer and n-grams are loaded in the process that does it."""
+    """Encode the kept documents of a block; the tokenizer is loaded in the process that does it."""
 
     tokenizer_file: Path
     dtype: np.dtype
     cache_size: int
-    num_megabatches: int
-    decontamination: Optional[Decontamination]
 
     @cached_property
     def _encoder(self) -> DocumentEncoder:
         return DocumentEncoder(StreamTokenizer(self.tokenizer_file), self.dtype, self.cache_size)
 
-    @cached_property
-    def _held_out(self) -> NgramSet:
-        assert self.decontamination is not None
-        return NgramSet(np.load(self.decontamination.hashes, mmap_mode="r"))
-
-    def __call__(self, task: _Task) -> tuple[int, list[_Piece], list[LeftOut]]:
+    def __call__(self, task: _Task) -> tuple[int, list[_Piece]]:
         documents = task.documents()
-        shared = self._shared(task, documents)
         kept = np.flatnonzero(task.sets != DROPPED)
-        num_words = int(task.words[kept].sum(dtype=np.int64))
-        kept = np.setdiff1d(kept, list(shared))
         encoded = self._encoder.encode([documents[number] for number in kept])
         pieces = []
         for set_number in np.unique(task.sets[kept]):
@@ -281,24 +295,7 @@ class _EncodeBlock:
             sizes = np.array([len(one) // self.dtype.itemsize for one in ids], dtype=np.int32)
             num_bytes = sum(len(documents[kept[member]].encode()) for member in members)
             pieces.append(_Piece(int(set_number), b"".join(ids), sizes, num_bytes))
-        return num_words, pieces, [*shared.values()]
-
-    def _shared(self, task: _Task, documents: Sequence[str]) -> dict[int, LeftOut]:
-        """Return what to leave out, by its number in the block."""
-        if self.decontamination is None:
-            return {}
-        trained = np.flatnonzero((task.sets != DROPPED) & (task.sets < self.num_megabatches))
-        hasher = NgramHasher(self.decontamination.ngram)
-        ngrams = hasher([documents[number] for number in trained.tolist()])
-        found, _ = self._held_out.find(ngrams.hashes)
-        owners, first = np.unique(ngrams.documents[found], return_index=True)
-        shared = {}
-        for number, start in zip(trained[owners].tolist(), ngrams.starts[found[first]].tolist(), strict=True):
-            text = documents[number]
-            spelled = hasher.spell(text, start)
-            begins = " ".join(text[:_SHOWN].split())
-            shared[number] = LeftOut(int(task.sets[number]), int(task.words[number]), begins, spelled)
-        return shared
+        return int(task.words[kept].sum(dtype=np.int64)), pieces
 
 
 NUM_BYTES = 256  # byte-level BPE begins with one token per byte

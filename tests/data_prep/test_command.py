@@ -349,6 +349,19 @@ def test_near_copies_of_what_is_held_out_are_left_out_counted_and_named(copied, 
     assert stream.decontaminated == 13
 
 
+@pytest.mark.parametrize("more", [[], ["--holdout-words", 300]])
+def test_what_is_left_is_equal_and_what_is_held_out_is_what_it_would_be(copied, tmp_path, more):
+    plain = create(copied, tmp_path / "plain", "--no-decontaminate", *more)
+    stream = create(copied, tmp_path / "stream", *more)
+    assert stream.history[0]["contaminated_words"] > 2000
+    longest = max(len(one.split()) for one in make_documents(400))
+    words = [
+        split.num_words + (stream.holdout(t).num_words if more else 0) for t, split in enumerate(stream.splits[:3])
+    ]
+    assert max(words) - min(words) <= longest
+    assert held_out_texts(stream) == held_out_texts(plain)
+
+
 def test_nothing_is_left_out_if_that_is_asked_for_and_the_stream_says_so(copied, tmp_path):
     stream = create(copied, tmp_path / "stream", "--no-decontaminate")
     assert sum(split.num_documents for split in stream.splits) == 800
@@ -387,7 +400,8 @@ def test_a_given_tokenizer_changes_nothing_about_what_is_left_out(copied, tmp_pa
 def test_a_megabatch_of_which_nothing_is_left_is_refused(text, tmp_path):
     stream = create(text, tmp_path / "stream")
     (tmp_path / "later.txt").write_text("\n\n".join(near_copies(held_out_texts(stream)[:20])))
-    with pytest.raises(AlmaError, match=r"every document of megabatch-003/train shares .* --no-decontaminate"):
+    message = r"^--megabatches 1: 20 of 20 documents share .* leaves mega-batch 0 without .* --no-decontaminate"
+    with pytest.raises(AlmaError, match=message):
         run(tmp_path / "later.txt", "--out", stream.root, "--append", "--megabatches", 1)
     assert Stream.open(stream.root).num_megabatches == 3
 
