@@ -5,7 +5,7 @@ Letters: S tokens (padding included) or images, E experts, C capacity.
 
 import math
 from dataclasses import dataclass, field
-from typing import Iterable, NamedTuple, Optional, Sequence
+from typing import Iterable, NamedTuple, Optional, Sequence, Union
 
 import torch
 from torch import Tensor
@@ -20,30 +20,45 @@ class Dispatch(NamedTuple):
         order: (S,) int64, token indices: those routed to expert 0, in token order, then those to expert 1, …, last
             padding.
         expert: (S,) int64, of each row; E for padding.
-        is_taken: (S,) bool, whether the row's expert takes it: not overflow, which stands behind what its expert takes,
-            and not padding. None: all are taken.
-        counts: (E,) int64, number of tokens that each expert takes.
-        routed: (E,) int64, number of real tokens whose best expert this is, overflow included.
+        is_taken: (S,) bool, whether a token (not a row) is taken by its expert: it is not overflow, which stands behind
+            what its expert takes, and not padding. None: all are taken.
+        starts: (E + 1,) int32, the first row of each expert, and of padding.
+        limit: the most tokens that an expert takes, a number or a scalar; None: there is no limit.
         capacity: a bound on ``counts`` that is known without asking the device, or None without a limit.
         has_padding: whether some rows may be padding.
+        rows: (S,) int64, the row of each token, where it is known already.
     """
 
     order: Tensor
     expert: Tensor
     is_taken: Optional[Tensor]
-    counts: Tensor
-    routed: Tensor
+    starts: Tensor
+    limit: Union[int, Tensor, None] = None
     capacity: Optional[int] = None
     has_padding: bool = False
+    rows: Optional[Tensor] = None
+
+    @property
+    def routed(self) -> Tensor:
+        """The number of real tokens whose best expert this is, overflow included, (E,) int32."""
+        return self.starts.diff()
+
+    @property
+    def counts(self) -> Tensor:
+        """The number of tokens that each expert takes, (E,) integers."""
+        return self.routed if self.limit is None else self.routed.clamp(max=self.limit)
 
     def taken(self) -> Tensor:
         """Return the token indices of the rows that an expert takes; asks the device how many, unless all are."""
-        return self.order if self.is_taken is None else self.order[self.is_taken]
+        return self.order if self.is_taken is None else self.order[self.is_taken[self.order]]
 
     def rows_of_tokens(self) -> Tensor:
         """Return the row of each token, (S,) int64: the inverse of ``order``."""
-        rows = torch.arange(len(self.order), device=self.order.device)
-        return torch.empty_like(self.order).scatter_(0, self.order, rows)
+        return _inverse(self.order) if self.rows is None else self.rows
+
+
+def _inverse(order: Tensor) -> Tensor:
+    return torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=order.device))
 
 
 def expert_capacity(num_tokens: int, num_experts: int, capacity_factor: float) -> int:
@@ -65,19 +80,19 @@ def dispatch_tokens(routing: Routing, capacity_factor: float, padding: Optional[
     expert = routing.expert if padding is None else routing.expert.masked_fill(padding, nobody)
     expert, order = torch.sort(expert, stable=True)
     # Nothing here waits for the device, as `torch.bincount` and indexing by a condition would.
-    starts = torch.searchsorted(expert, torch.arange(num_experts + 1, device=expert.device))
-    routed = starts[1:] - starts[:-1]
+    starts = torch.searchsorted(expert, torch.arange(num_experts + 1, device=expert.device), out_int32=True)
     if capacity_factor <= 0:
-        is_real = None if padding is None else expert != nobody
-        return Dispatch(order, expert, is_real, routed, routed, None, padding is not None)
-    rank = torch.arange(len(order), device=order.device) - starts[expert]
+        is_real = None if padding is None else ~padding
+        return Dispatch(order, expert, is_real, starts, has_padding=padding is not None)
     bound = expert_capacity(len(expert), num_experts, capacity_factor)
+    rows = _inverse(order)
     if padding is None:
-        return Dispatch(order, expert, rank < bound, routed.clamp(max=bound), routed, bound)
+        is_taken = rows < (starts + bound)[routing.expert]
+        return Dispatch(order, expert, is_taken, starts, bound, bound, False, rows)
     # Only where padding hides the number of tokens must the capacity be computed on the device.
     capacity = _capacity_of(starts[-1], num_experts, capacity_factor)
-    is_taken = (rank < capacity) & (expert != nobody)
-    return Dispatch(order, expert, is_taken, routed.clamp(max=capacity), routed, bound, True)
+    is_taken = (rows < (starts + capacity)[routing.expert]) & ~padding
+    return Dispatch(order, expert, is_taken, starts, capacity, bound, True, rows)
 
 
 def _capacity_of(num_tokens: Tensor, num_experts: int, capacity_factor: float) -> Tensor:

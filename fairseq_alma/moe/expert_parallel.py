@@ -11,6 +11,7 @@ from typing import Any, Callable, Optional
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fairseq_alma.moe.dispatch import Dispatch
@@ -48,14 +49,14 @@ class ExpertExchange:
         to, back = torch.stack([sent.sum(1), received.sum(1)]).tolist()
         taken = dispatch.order
         if dispatch.is_taken is not None:
-            taken = taken[torch.nonzero_static(dispatch.is_taken, size=sum(to)).squeeze(1)]
+            taken = taken[torch.nonzero_static(dispatch.is_taken[taken], size=sum(to)).squeeze(1)]
         rows = Exchange.apply(x[taken], to, back, self.group)
         num_own = sent.size(1)
         own = torch.arange(num_own, device=x.device).repeat(len(received))
         own = own.repeat_interleave(received.flatten(), output_size=sum(back))
         expert, order = torch.sort(own, stable=True)
-        counts = received.sum(0)
-        out = compute(rows, Dispatch(order, expert, None, counts, counts))
+        starts = F.pad(received.sum(0).cumsum(0, dtype=torch.int32), (1, 0))
+        out = compute(rows, Dispatch(order, expert, None, starts))
         return x.new_zeros(x.shape).index_copy(0, taken, Exchange.apply(out, back, to, self.group))
 
 

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fairseq_alma.moe.dispatch import Dispatch
-from fairseq_alma.moe.short_copies import short_copy
+from fairseq_alma.moe.short_copies import product, short_copy
 
 
 class Experts(nn.Module):
@@ -99,28 +99,29 @@ class Experts(nn.Module):
     def _grouped(self, x: Tensor, dispatch: Dispatch) -> Tensor:
         # Every row is computed: that costs no more than a full capacity would, and keeps uninitialised memory out of
         # the gradients. Where nobody takes a row, its factor is zero; padding goes through the last expert.
-        expert, ends = dispatch.expert, dispatch.routed.cumsum(0, dtype=torch.int32)
+        ends = dispatch.starts[1:]
         if dispatch.has_padding:
-            expert = expert.clamp(max=self.num_experts - 1)
             ends = torch.cat([ends[:-1], ends.new_full((1,), len(x))])
+        numbers = torch.arange(self.num_experts, device=x.device)
+        is_of = x.new_empty(len(x), self.num_experts)
+        torch.eq(dispatch.expert.unsqueeze(1), numbers, out=is_of)
         rows, where = dispatch.order, dispatch.rows_of_tokens()
-        hidden = self._hidden(self._grouped_map(Permuted.apply(x, rows, where), "fc1", expert, ends))
-        return Permuted.apply(self._grouped_map(hidden, "fc2", expert, ends), where, rows)
+        hidden = self._hidden(self._grouped_map(Permuted.apply(x, rows, where), "fc1", is_of, ends))
+        return Permuted.apply(self._grouped_map(hidden, "fc2", is_of, ends), where, rows)
 
-    def _grouped_map(self, x: Tensor, name: str, expert: Tensor, ends: Tensor) -> Tensor:
+    def _grouped_map(self, x: Tensor, name: str, is_of: Tensor, ends: Tensor) -> Tensor:
         weight, bias = getattr(self, f"{name}_weight"), getattr(self, f"{name}_bias")
         copies = (short_copy(weight, x.dtype), short_copy(bias, x.dtype))
-        return GroupedLinear.apply(x, weight, bias, *copies, expert, ends)
+        return GroupedLinear.apply(x, weight, bias, *copies, is_of, ends)
 
     def _padded(self, x: Tensor, dispatch: Dispatch) -> Tensor:
         num_experts, model_dim = self.num_experts, x.size(1)
         capacity = dispatch.capacity if dispatch.capacity is not None else max(1, int(dispatch.counts.max()))
-        starts = dispatch.routed.cumsum(0) - dispatch.routed
         position = torch.arange(len(x), device=x.device)
         expert = dispatch.expert.clamp(max=num_experts - 1) if dispatch.has_padding else dispatch.expert
-        slot = expert * capacity + position - starts[expert]
+        slot = expert * capacity + position - dispatch.starts[expert]
         if dispatch.is_taken is not None:
-            slot = slot.masked_fill(~dispatch.is_taken, num_experts * capacity)
+            slot = slot.masked_fill(~dispatch.is_taken[dispatch.order], num_experts * capacity)
         slots = x.new_zeros(num_experts * capacity + 1, model_dim).index_copy(0, slot, x[dispatch.order])
         rows = slots[:-1].view(num_experts, capacity, model_dim)
         hidden = self._hidden(torch.baddbmm(self.fc1_bias[:, None], rows, self.fc1_weight.transpose(1, 2)))
@@ -159,7 +160,8 @@ class Permuted(torch.autograd.Function):
 class GroupedLinear(torch.autograd.Function):
     """Apply expert e's map to its rows, all experts in one kernel.
 
-    The gradient of the biases is a product with ones, where autograd would sort the rows of ``bias[expert]``.
+    Biases are added, and get their gradients, by a product with ones and zeros; rows of ``bias[expert]`` would be a
+    tensor of their own, and autograd would sort them to add them up.
     """
 
     @staticmethod
@@ -175,27 +177,26 @@ class GroupedLinear(torch.autograd.Function):
             bias: (E, O), likewise.
             short_weight: in the precision of ``x``, in which it is computed.
             short_bias: likewise.
-            rows: expert of each row, (S,) int64; end of each expert's rows, (E,) int32.
+            rows: (S, E), one where the row is the expert's, else zero, in the precision of ``x``; and the end of each
+                expert's rows, (E,) int32.
 
         Returns:
             (S, O).
         """
-        expert, ends = rows
-        ctx.save_for_backward(x, short_weight, ends)
+        is_of, ends = rows
+        ctx.save_for_backward(x, short_weight, is_of, ends)
         ctx.dtype = weight.dtype
-        return F.grouped_mm(x, short_weight.transpose(1, 2), offs=ends).add_(short_bias[expert])
+        with torch.autocast(x.device.type, enabled=False):
+            return F.grouped_mm(x, short_weight.transpose(1, 2), offs=ends).addmm_(is_of, short_bias)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Optional[Tensor], ...]:
         """Compute the gradients of rows, weights and biases."""
-        x, weight, ends = ctx.saved_tensors
+        x, weight, is_of, ends = ctx.saved_tensors
         grad = grads[0].contiguous()
-        # Eight columns, so that each expert's begin at a multiple of 16 bytes.
-        ones = torch.ones(len(grad), 8, dtype=grad.dtype, device=grad.device)
-        grad_bias = F.grouped_mm(ones.t(), grad, offs=ends)[:, 0]
         grad_weight = F.grouped_mm(grad.t(), x, offs=ends)
         grad_x = F.grouped_mm(grad, weight, offs=ends)
-        return grad_x, grad_weight.to(ctx.dtype), grad_bias.to(ctx.dtype), None, None, None, None
+        return grad_x, grad_weight.to(ctx.dtype), product(is_of.t(), grad, ctx.dtype), None, None, None, None
 
 
 class LoopedGroupedLinear(torch.autograd.Function):

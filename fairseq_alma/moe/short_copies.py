@@ -54,7 +54,7 @@ class Linear(nn.Linear):
             return super().forward(x)
         dtype = torch.get_autocast_dtype("cuda")
         copies = (short_copy(self.weight, dtype), short_copy(self.bias, dtype))
-        return ShortLinear.apply(x.to(dtype), self.weight, self.bias, *copies)
+        return ShortLinear.apply(x, self.weight, self.bias, *copies)
 
 
 class ShortLinear(torch.autograd.Function):
@@ -66,17 +66,18 @@ class ShortLinear(torch.autograd.Function):
 
         Args:
             ctx: autograd's context.
-            x: (…, I).
+            x: (…, I), in any precision, which its gradient has too: no cast of its own.
             weight: (O, I), which gets the gradient.
             bias: (O,), likewise.
-            short_weight: in the precision of ``x``, in which it is computed.
+            short_weight: in the precision in which it is computed.
             short_bias: likewise.
 
         Returns:
-            (…, O), in the precision of ``x``.
+            (…, O), in the short precision.
         """
+        ctx.dtype, ctx.dtype_x = weight.dtype, x.dtype
+        x = x.to(short_weight.dtype)
         ctx.save_for_backward(x, short_weight)
-        ctx.dtype = weight.dtype
         with torch.autocast(x.device.type, enabled=False):
             return F.linear(x, short_weight, short_bias)
 
@@ -86,5 +87,19 @@ class ShortLinear(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         grad = grads[0].reshape(-1, weight.size(0))
         grad_weight = product(grad.t(), x.reshape(-1, weight.size(1)), ctx.dtype)
-        grad_x = torch.mm(grad, weight).view_as(x)
+        grad_x = product(grad, weight, ctx.dtype_x).view_as(x)
         return grad_x, grad_weight, grad.sum(0, dtype=ctx.dtype), None, None
+
+
+class WithShort(torch.autograd.Function):
+    """A tensor and a copy in a short precision, whose gradients are added up without a cast between."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Return ``x`` and the copy."""
+        return x.view_as(x), x.to(dtype)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        """Add up the gradients, in the precision of ``x``."""
+        return torch.add(*grads), None

@@ -61,7 +61,7 @@ class FusedAdam(FairseqAdam):
         else:
             return super().clip_grad_norm(max_norm, aggregate_norm_fn)
         if max_norm > 0:
-            torch._foreach_mul_(list(grads.values()), (max_norm / (norm + 1e-6)).clamp_(max=1))
+            torch._foreach_div_(list(grads.values()), ((norm + 1e-6) / max_norm).clamp_(min=1))
         return norm
 
     def load_state_dict(self, state_dict: Mapping[str, Any], optimizer_overrides: Optional[Any] = None) -> None:

@@ -13,7 +13,7 @@ from omegaconf import II
 from torch import Tensor
 
 from fairseq_alma.errors import AlmaError
-from fairseq_alma.moe.switch_layer import SwitchStatistics
+from fairseq_alma.moe.switch_layer import SwitchStatistics, SwitchTotals
 from fairseq_alma.text.linear_cross_entropy import linear_cross_entropy
 
 LayerLog = dict[str, Any]
@@ -67,16 +67,16 @@ class AlmaSwitchCrossEntropy(FairseqCriterion):
         features, extra = model(**sample["net_input"], features_only=True, is_padded=is_padded)
         target = model.get_targets(sample, (features, extra)).flatten()
         factors, weight = model.output_factors(features)
-        nll_loss = linear_cross_entropy(factors.flatten(0, -2), weight, target, self.padding_idx)
+        nll_loss = linear_cross_entropy(factors.flatten(0, -2), weight, target, self.padding_idx if is_padded else -1)
         # not the rows of a batch: a process that has none left for an update gets one of padding
         nsentences = sample.get("nsentences", len(sample["target"]))
         sample_size = nsentences if self.sentence_avg else sample["ntokens"]
         switch: list[SwitchStatistics] = extra["switch"]
         loss = nll_loss
         if switch:
-            balance_loss = torch.stack([layer.balance_loss for layer in switch]).sum()
+            totals = SwitchTotals.of(switch)
             # fairseq divides the loss by the sample size; the balance loss is a mean already.
-            loss = loss + self._balance_weight(model) * balance_loss * sample_size
+            loss = loss + self._balance_weight(model) * totals.balance_losses.sum() * sample_size
         log = {
             "loss": loss.detach(),
             "nll_loss": nll_loss.detach(),
@@ -84,8 +84,8 @@ class AlmaSwitchCrossEntropy(FairseqCriterion):
             "nsentences": nsentences,
             "sample_size": sample_size,
         }
-        for layer, statistics in enumerate(switch):
-            log.update(_layer_log(f"switch{layer}_", statistics))
+        if switch:
+            log.update(_layer_logs(totals))
         return loss, sample_size, log
 
     @staticmethod
@@ -119,17 +119,12 @@ class AlmaSwitchCrossEntropy(FairseqCriterion):
         return True
 
 
-def _layer_log(prefix: str, statistics: SwitchStatistics) -> LayerLog:
+def _layer_logs(totals: SwitchTotals) -> LayerLog:
     """Return sums over tokens, so that logs of several batches add up; shares are taken in `reduce_metrics`."""
-    log = {
-        f"{prefix}tokens": statistics.num_tokens,
-        f"{prefix}balance": (statistics.balance_loss * statistics.num_tokens).detach(),
-        f"{prefix}dropped": statistics.num_dropped,
-        f"{prefix}entropy": statistics.entropy,
-    }
-    for expert, routed in enumerate(statistics.routed.unbind()):
-        log[f"{prefix}expert{expert:02d}"] = routed
-    return log
+    balance = (totals.balance_losses * totals.num_tokens).detach()
+    sums = {"tokens": totals.num_tokens, "balance": balance, "dropped": totals.num_dropped, "entropy": totals.entropies}
+    sums |= {f"expert{expert:02d}": routed for expert, routed in enumerate(totals.routed.unbind(1))}
+    return {f"switch{layer}_{key}": each for key, found in sums.items() for layer, each in enumerate(found.unbind())}
 
 
 def _sums(logging_outputs: list[LayerLog]) -> dict[str, float]:

@@ -15,7 +15,7 @@ from fairseq_alma.growth.gate_tree import GateTree
 from fairseq_alma.moe.gate import Routing
 from fairseq_alma.moe.short_copies import Linear
 from fairseq_alma.moe.switch_layer import SwitchLayer, SwitchStatistics
-from fairseq_alma.text.dropout import dropout, uses_short_numbers
+from fairseq_alma.text.dropout import AddKept, draw_kept, dropout, uses_short_numbers
 from fairseq_alma.text.dropped_attention import DroppedCausalAttention
 
 IncrementalState = dict[str, dict[str, Optional[Tensor]]]
@@ -79,7 +79,7 @@ class CausalSelfAttention(FairseqIncrementalState, nn.Module):
         """
         batch, length, model_dim = x.shape
         qkv = self.qkv_proj(x).view(batch, length, 3, self.num_heads, model_dim // self.num_heads)
-        query, key, value = qkv.permute(2, 0, 3, 1, 4)  # three times (B, H, T, M/H)
+        query, key, value = (each.transpose(1, 2) for each in qkv.unbind(2))  # three times (B, H, T, M/H)
         if incremental_state is not None:
             key, value = self._extend_cache(key, value, incremental_state)
         probability = self.dropout if self.training else 0.0
@@ -114,9 +114,12 @@ class DecoderLayer(nn.Module):
         tree: the gate's choices of a Switch layer, or None for a dense feed-forward part.
     """
 
+    zero: Tensor  # of `AddKept`; a GPU would have to make one for each gradient
+
     def __init__(self, shape: LayerShape, tree: Optional[GateTree]) -> None:
         super().__init__()
         self.shape = shape
+        self.register_buffer("zero", torch.zeros(1), persistent=False)
         self.self_attn = CausalSelfAttention(shape.model_dim, shape.num_heads, shape.attention_dropout)
         self.self_attn_layer_norm = LayerNorm(shape.model_dim)
         self.final_layer_norm = LayerNorm(shape.model_dim)
@@ -148,9 +151,10 @@ class DecoderLayer(nn.Module):
         Returns:
             (B, T, M), and of a Switch layer the routing of the B x T tokens (row by row) and its statistics.
         """
+        kept = draw_kept(x, 2, self.shape.dropout, self.training)
         residual = x
         x = self.self_attn(scaled_norm(self.self_attn_layer_norm, x, self.shape.feature_factor), incremental_state)
-        x = self._add(residual, x)
+        x = self._add(residual, x, kept[0])
         residual = x
         x = scaled_norm(self.final_layer_norm, x, self.shape.feature_factor)
         routing, statistics = None, None
@@ -161,10 +165,13 @@ class DecoderLayer(nn.Module):
             flat_padding = None if padding is None else padding.flatten()
             flat, routing, statistics = self.switch(x.flatten(0, 1), flat_padding)
             x = flat.view_as(residual)
-        return self._add(residual, x), routing, statistics
+        return self._add(residual, x, kept[1]), routing, statistics
 
-    def _add(self, residual: Tensor, branch: Tensor) -> Tensor:
-        return torch.add(residual, dropout(branch, self.shape.dropout, self.training), alpha=self.shape.branch_factor)
+    def _add(self, residual: Tensor, branch: Tensor, kept: Optional[Tensor]) -> Tensor:
+        factor, probability = self.shape.branch_factor, self.shape.dropout
+        if kept is not None:
+            return AddKept.apply(residual, branch, kept, self.zero, factor / (1 - probability))
+        return torch.add(residual, dropout(branch, probability, self.training), alpha=factor)
 
 
 def scaled_norm(norm: nn.LayerNorm, x: Tensor, factor: float) -> Tensor:

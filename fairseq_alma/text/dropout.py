@@ -5,7 +5,7 @@ generator's 64-bit words are cut into four numbers of 15 bits each (0.8 ns), so 
 In fp32 and on a GPU dropout is torch's, digit for digit.
 """
 
-from typing import Any
+from typing import Any, Optional, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -68,3 +68,40 @@ class _Dropout(torch.autograd.Function):
         """Drop and scale the gradient in the same places."""
         (is_dropped,) = ctx.saved_tensors
         return grads[0].masked_fill(is_dropped, 0.0).mul_(ctx.scale), None
+
+
+def draw_kept(x: Tensor, number: int, probability: float, training: bool) -> Sequence[Optional[Tensor]]:
+    """Draw, on a GPU and at once, which values of some tensors like one are kept, for `AddKept`.
+
+    Args:
+        x: any shape.
+        number: of tensors.
+        probability: of dropping a value.
+        training: False: nothing is dropped.
+
+    Returns:
+        So many bool tensors of the shape of ``x``; or None, where `dropout` is to be called.
+    """
+    if not (training and x.is_cuda and 0 < probability < 1):
+        return [None] * number
+    return torch.empty(number, *x.shape, dtype=torch.bool, device=x.device).bernoulli_(1 - probability).unbind()
+
+
+class AddKept(torch.autograd.Function):
+    """A residual plus a branch with dropout, each way in one pass and without a cast, whatever their precisions."""
+
+    @staticmethod
+    def forward(ctx: Any, residual: Tensor, branch: Tensor, kept: Tensor, zero: Tensor, factor: float) -> Tensor:
+        """Return ``residual + factor * branch`` where ``kept``, and ``residual`` elsewhere; all of one shape."""
+        ctx.save_for_backward(kept, zero)
+        ctx.factor, ctx.dtype = factor, branch.dtype
+        with torch.autocast(branch.device.type, enabled=False):  # which would copy the branch
+            return torch.addcmul(residual, branch, kept, value=factor)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Optional[Tensor], ...]:
+        """Compute the gradients of residual and branch."""
+        kept, zero = ctx.saved_tensors
+        (grad,) = grads
+        out = torch.empty_like(grad, dtype=ctx.dtype)
+        return grad, torch.addcmul(zero, grad, kept, value=ctx.factor, out=out), None, None, None

@@ -6,6 +6,7 @@ Letters: B sequences, T positions, M model dim, V vocabulary size.
 from typing import Any, Callable, Optional, Sequence
 
 import torch
+import torch.nn.functional as F
 from fairseq.data import Dictionary
 from fairseq.models import FairseqIncrementalDecoder, FairseqLanguageModel
 from fairseq.models.transformer import Embedding
@@ -122,7 +123,7 @@ class SwitchDecoder(FeatureDecoder):
         **unused: Any,
     ) -> tuple[Tensor, dict[str, Any]]:
         """Compute the (B, T, M) features; arguments as in `FeatureDecoder.forward`."""
-        positions = self.embed_positions(prev_output_tokens, incremental_state=incremental_state)
+        positions = self._positions(prev_output_tokens, incremental_state, is_padded)
         if incremental_state is not None:
             prev_output_tokens = prev_output_tokens[:, -1:]
         x = self.embed_scale * self.embed_tokens(prev_output_tokens) + positions
@@ -138,6 +139,14 @@ class SwitchDecoder(FeatureDecoder):
                 extra["routing"].append(routing)
                 extra["switch"].append(statistics)
         return scaled_norm(self.layer_norm, x, self.feature_factor), extra
+
+    def _positions(self, tokens: Tensor, incremental_state: Optional[IncrementalState], is_padded: bool) -> Tensor:
+        """Return the embeddings of positions, (B, T, M); fairseq counts tokens to find out which are padding."""
+        if is_padded or incremental_state is not None or not isinstance(self.embed_positions, nn.Embedding):
+            return self.embed_positions(tokens, incremental_state=incremental_state)
+        first = self.padding_idx + 1
+        numbers = torch.arange(first, first + tokens.size(1), device=tokens.device).expand_as(tokens)
+        return F.embedding(numbers, self.embed_positions.weight, self.padding_idx)
 
     def _compiled(self, layer: nn.Module) -> Callable[..., Any]:
         """Return a layer's compiled twin, which is no module: checkpoints have the names that they always have."""

@@ -7,7 +7,7 @@ PyTorch 2.13 brings ``linear_cross_entropy`` for this; older versions, which we 
 Letters: S tokens, M model dim, V vocabulary size.
 """
 
-from typing import Any, Iterator, Optional
+from typing import Any, Iterator, Optional, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -35,7 +35,7 @@ class LinearCrossEntropy(torch.autograd.Function):
             features: (S, M).
             weight: (V, M), same precision.
             target: (S,) int64.
-            ignore_index: target value of tokens that do not count.
+            ignore_index: target value of tokens that do not count; -1: all count.
 
         Returns:
             Scalar fp32, in nats.
@@ -156,26 +156,35 @@ def _in_bf16_on_a_gpu(
     A softmax is computed in fp32 and rounded once. The loss of a token is what its logit is behind the largest one,
     less the logarithm of that one's probability, which is never zero; of all it is rounded like a logit.
     """
-    total, parts = torch.zeros((), dtype=torch.float32, device=features.device), []
+    sums, parts = [], []
     grad_weight: Optional[Tensor] = None
     with torch.autocast(features.device.type, enabled=False):
-        is_real = target != ignore_index
-        index = target.masked_fill(~is_real, 0).unsqueeze(1)
+        is_ignored = None if ignore_index < 0 else target == ignore_index
+        index = (target if is_ignored is None else target.masked_fill(is_ignored, 0)).unsqueeze(1)
         short_features, short_weight = features.to(torch.bfloat16), short_copy(weight, torch.bfloat16)
         for rows in _chunks(features, weight):
-            logits = torch.mm(short_features[rows], short_weight.t())
+            logits, given = torch.mm(short_features[rows], short_weight.t()), short_features[rows]
             top, where = logits.max(dim=1, keepdim=True)
             probs = torch.softmax(logits, dim=1)
-            behind = top.float() - logits.gather(1, index[rows]).float()
-            losses = behind - probs.gather(1, where).float().log()
-            total += losses.squeeze(1).masked_fill(~is_real[rows], 0.0).sum()
+            behind = logits.gather(1, index[rows]).float() - top.float()
+            log_probs = behind + probs.gather(1, where).float().log()
             # d loss / d logits = softmax - one-hot; what is ignored is left out of the short side of both products
-            probs.scatter_(1, index[rows], torch.expm1(-losses).to(probs.dtype))
-            real = is_real[rows].unsqueeze(1)
-            parts.append(product(probs, short_weight, features.dtype).mul_(real))
-            found = product(probs.t(), short_features[rows] * real, weight.dtype)
+            probs.scatter_(1, index[rows], torch.expm1(log_probs, out=torch.empty_like(top)))
+            grad_features = product(probs, short_weight, features.dtype)
+            if is_ignored is not None:
+                ignored = is_ignored[rows].unsqueeze(1)
+                log_probs, given = log_probs.masked_fill(ignored, 0.0), given.masked_fill(ignored, 0.0)
+                grad_features.masked_fill_(ignored, 0.0)
+            sums.append(log_probs.sum())
+            parts.append(grad_features)
+            found = product(probs.t(), given, weight.dtype)
             grad_weight = found if grad_weight is None else grad_weight.add_(found)
-    return total, torch.cat(parts) if len(parts) > 1 else parts[0], grad_weight
+    return -_joined(sums).sum(), _joined(parts), grad_weight
+
+
+def _joined(parts: Sequence[Tensor]) -> Tensor:
+    """Return parts behind each other, along a new dimension where they are scalars."""
+    return parts[0] if len(parts) == 1 else torch.cat([torch.atleast_1d(each) for each in parts])
 
 
 def linear_cross_entropy(features: Tensor, weight: Tensor, target: Tensor, ignore_index: int) -> Tensor:
@@ -185,7 +194,7 @@ def linear_cross_entropy(features: Tensor, weight: Tensor, target: Tensor, ignor
         features: (S, M).
         weight: (V, M).
         target: (S,) int64.
-        ignore_index: target value of tokens that do not count.
+        ignore_index: target value of tokens that do not count; -1: all count.
 
     Returns:
         Scalar fp32, in nats.

@@ -2,10 +2,13 @@
 
 python -m tests.cuda_without_gpu                    # a table, half a minute
 python -m tests.cuda_without_gpu base --by-name     # programs with "base" in their names, and their operations
+python -m tests.cuda_without_gpu base --by-place    # and the lines of ours that ask for them
 python -m tests.cuda_without_gpu --memory           # what the models of recipes/lm need of a device
 """
 
 import argparse
+
+import torch
 
 from fairseq_alma.moe.short_copies import batch_of_update
 from tests.cuda_without_gpu.fake_cuda import counted, cuda
@@ -17,6 +20,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("names", nargs="*", help="parts of names of programs (default: all)")
     parser.add_argument("--by-name", action="store_true", help="print how often each operation is launched, too")
+    parser.add_argument("--by-place", action="store_true", help="print which line asks for how many, too")
     parser.add_argument("--memory", action="store_true", help="print what a training needs of a device instead")
     args = parser.parse_args()
     if args.memory:
@@ -26,12 +30,13 @@ def main() -> None:
     for name in PROGRAMS:
         if args.names and not any(part in name for part in args.names):
             continue
-        counts = run(name)
+        with torch.autograd.set_detect_anomaly(args.by_place, check_nan=False):
+            counts = run(name)
         found = sorted((counts.host_reads + counts.host_writes).items())
         waits = ", ".join(f"{place} ({number})" for place, number in found)
         print(f"| {name} | {counts.operations:,} | {counts.casts} | {counts.bytes / 1e9:.2f} | {waits} |", flush=True)
-        if args.by_name:
-            print(*(f"    {number} {each}" for each, number in counts.by_name.most_common()), sep="\n")
+        for found in (counts.by_name,) * args.by_name + (counts.by_place,) * args.by_place:
+            print(*(f"    {number} {each}" for each, number in found.most_common()), sep="\n")
 
 
 def print_memory() -> None:

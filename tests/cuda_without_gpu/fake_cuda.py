@@ -9,6 +9,7 @@ Where there is a GPU the same code runs on it.
 import contextlib
 import ctypes
 import hashlib
+import re
 import subprocess
 import sys
 import tempfile
@@ -45,6 +46,8 @@ class Counts(TorchDispatchMode):
         bytes: that they read and write, each its arguments once and its results once.
         peak: the most memory at a time of what the part makes, in bytes.
         by_name: operations by their names; ``bytes_of`` likewise.
+        by_place: operations by the line of ours that asks for them, and their names. Under torch's anomaly detection,
+            what autograd adds to a line is found under the line.
         host_reads: where the host waits for a number of the device, as ``file:line``.
         host_writes: where it waits for a copy to the device.
         on_host: where it makes a tensor of its own beside the device.
@@ -54,7 +57,7 @@ class Counts(TorchDispatchMode):
         super().__init__()
         self.operations = self.casts = self.bytes = 0
         self.peak, self._live, self._new = 0, {}, 0
-        self.by_name, self.bytes_of = Counter(), Counter()
+        self.by_name, self.bytes_of, self.by_place = Counter(), Counter(), Counter()
         self.host_reads, self.host_writes, self.on_host = Counter(), Counter(), Counter()
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
@@ -101,6 +104,7 @@ class Counts(TorchDispatchMode):
     def _count(self, name, given, made):
         self.operations += 1
         self.by_name[name] += 1
+        self.by_place[f"{asked_for_at()}  {name}"] += 1
         if name in ("_to_copy", "copy_") and given[-1].dtype != made[0].dtype:
             self.casts += 1
         written = sum(map(size, made))
@@ -182,7 +186,7 @@ def place():
     frame = sys._getframe(2)
     while frame is not None:
         name = frame.f_code.co_filename
-        if any(part in name for part in OURS) and "/cuda_without_gpu/" not in name:
+        if is_ours(name):
             parts = name.split("/")
             start = max(
                 len(parts) - 1 - parts[::-1].index(each.strip("/")) for each in OURS if each.strip("/") in parts
@@ -190,6 +194,21 @@ def place():
             return f"{'/'.join(parts[start:])}:{frame.f_lineno}"
         frame = frame.f_back
     return "elsewhere"
+
+
+def is_ours(file):
+    """Return whether a file is one of this package, or of fairseq."""
+    return any(part in file for part in OURS) and "/cuda_without_gpu/" not in file
+
+
+def asked_for_at():
+    """Return `place`, or, for what autograd does by itself, the line whose gradient it computes, if it was noted."""
+    node = torch._C._current_autograd_node()
+    lines = [] if node is None else node.metadata.get("traceback_", [])
+    ours = [
+        found for line in lines if (found := re.match(r' *File "(.*/(.*/.*))", line (\d+)', line)) if is_ours(found[1])
+    ]
+    return f"{ours[-1][2]}:{ours[-1][3]} gradient" if ours else place()
 
 
 @contextlib.contextmanager

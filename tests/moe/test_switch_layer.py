@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from fairseq_alma.growth.gate_tree import GateTree
-from fairseq_alma.moe.switch_layer import SwitchLayer
+from fairseq_alma.moe.switch_layer import SwitchLayer, SwitchTotals, Weighted
 
 
 def switch_layer(num_experts=4, model_dim=8, ffn_dim=16, seed=0, **options):
@@ -68,8 +68,9 @@ def test_padding_takes_no_capacity_and_no_part_in_the_balance_loss():
     torch.testing.assert_close(out_padded[12:], out)
     assert not out_padded[:12].any()
     torch.testing.assert_close(statistics_padded.balance_loss, statistics.balance_loss)
-    torch.testing.assert_close(statistics_padded.entropy, statistics.entropy)
-    assert statistics_padded.num_dropped == statistics.num_dropped > 0
+    with_padding, without = SwitchTotals.of([statistics_padded]), SwitchTotals.of([statistics])
+    torch.testing.assert_close(with_padding.entropies, without.entropies)
+    assert with_padding.num_dropped == without.num_dropped > 0
 
 
 def test_balance_loss_is_that_of_fedus_et_al():
@@ -84,6 +85,19 @@ def test_at_test_no_token_is_dropped_and_neighbours_do_not_matter():
     layer = switch_layer().eval()
     x = torch.randn(30, 8)
     out, _, statistics = layer(x)
-    assert statistics.num_dropped == 0
+    assert SwitchTotals.of([statistics]).num_dropped == 0
     for s in range(30):
         torch.testing.assert_close(layer(x[s : s + 1])[0][0], out[s])
+
+
+@pytest.mark.parametrize("is_taken", [None, torch.tensor([True, False, True])])
+def test_weighted_rows_and_their_gradients_are_those_of_a_product(is_taken):
+    torch.manual_seed(0)
+    x, weights = torch.randn(3, 5, requires_grad=True), torch.rand(3, requires_grad=True)
+    taken = torch.ones(3) if is_taken is None else is_taken.float()
+    want = x * (weights * taken).unsqueeze(-1)
+    got = Weighted.apply(x, weights, is_taken)
+    torch.testing.assert_close(got, want)
+    grad = torch.randn(3, 5)
+    for one, other in zip(*(torch.autograd.grad(out, (x, weights), grad) for out in (got, want)), strict=True):
+        torch.testing.assert_close(one, other)

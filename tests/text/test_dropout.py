@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fairseq_alma.text.dropout import dropout, keep_bits
+from fairseq_alma.text.dropout import AddKept, dropout, keep_bits
 
 
 def in_bf16():
@@ -60,3 +60,18 @@ def test_without_training_or_probability_nothing_is_dropped(probability, trainin
 def test_everything_may_be_dropped():
     with in_bf16():
         assert dropout(torch.ones(999), 1.0, training=True).count_nonzero() == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float, torch.bfloat16])
+def test_a_branch_with_dropout_is_added_as_dropout_and_addition_would(dtype):
+    torch.manual_seed(0)
+    residual, kept = torch.randn(3, 5, requires_grad=True), torch.rand(3, 5) < 0.6
+    branch = torch.randn(3, 5, dtype=dtype, requires_grad=True)
+    got = AddKept.apply(residual, branch, kept, torch.zeros(1), 2.5)
+    want = residual + 2.5 * branch.float() * kept
+    assert got.dtype == torch.float
+    torch.testing.assert_close(got, want)
+    grad = torch.randn(3, 5)
+    for one, other in zip(*(torch.autograd.grad(out, (residual, branch), grad) for out in (got, want)), strict=True):
+        assert one.dtype == other.dtype
+        torch.testing.assert_close(one, other, rtol=1e-2 if dtype == torch.bfloat16 else 1e-6, atol=1e-6)

@@ -86,3 +86,16 @@ def test_a_loss_in_bf16_is_finite_for_tokens_whose_probability_is_zero_in_fp32(i
     with torch.autocast("cpu", torch.bfloat16):
         loss = linear_cross_entropy(features, weight, torch.tensor([0]), ignore_index=1)
     assert loss.item() == 200.0
+
+
+@pytest.mark.parametrize("bf16", [False, True])
+def test_where_nothing_is_ignored_all_tokens_count(bf16, in_bf16):
+    found = []
+    for ignored in (-1, 1):
+        features, weight, target = inputs(torch.float)
+        target[target == 1] = 2
+        with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
+            loss = linear_cross_entropy(features, weight, target, ignored)
+        loss.backward()
+        found.append((loss.detach(), features.grad, weight.grad))
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))

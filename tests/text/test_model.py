@@ -127,6 +127,12 @@ def test_recomputing_layers_changes_no_gradient():
         torch.testing.assert_close(a, b)
 
 
+def test_where_nothing_is_padding_positions_need_not_be_counted():
+    tokens = torch.randint(4, 50, (3, 12))
+    for model in (model_of().eval(), model_of(decoder_sinusoidal_pos=True).eval()):
+        assert torch.equal(model(tokens, is_padded=False)[0], model(tokens)[0])
+
+
 def test_compiled_layers_compute_the_same_under_the_same_names(monkeypatch):
     compiled = []
     compile_with = functools.partial(torch.compile, backend="eager")
