@@ -54,7 +54,8 @@ class Row:
 
     Attributes:
         options: of alma-stream.
-        experts: in the Switch layer; None: the learner says.
+        experts: in the Switch layer; None: the learner says, or there is none.
+        layers: of the decoder; None: the learner says.
         times: updates of a stage, of those for one mega-batch.
         is_constant: whether the rate stays up after one warm-up, rather than to decay to zero in each stage.
         train: further options of fairseq-train.
@@ -64,6 +65,7 @@ class Row:
 
     options: str = "--learner sm"
     experts: Optional[int] = EXPERTS
+    layers: Optional[int] = 2
     times: int = 1
     is_constant: bool = False
     train: str = ""
@@ -85,6 +87,14 @@ _SM, _ENS = "--learner sm", "--learner ens --num-members"
 _EMA, _BRANCH = "--ema-half-life 1/16", "--branch-decay 0.2 --branch-continue"
 _GROW = "--learner gmoe --grow-schedule 4,6,8,12"
 _DECAYED = "--weight-decay 0.1"
+_CARRIED = f"--carry-optimizer {_EMA}"
+_DENSE = "--moe-freq 0"
+SMALLEST, LARGEST = 1, 6
+FIXED = tuple(f"depth-{layers}" for layers in (SMALLEST, 3, LARGEST))
+_DEPTHS = {  # what grows -> its options
+    "deeper-1-6-6-6": "layers=1,6,6,6", "deeper-1-1-6-6": "layers=1,1,6,6", "deeper-1-1-1-6": "layers=1,1,1,6",
+    "deeper-1-1-6-6-last": "layers=1,1,6,6 --grow-method last",
+}  # fmt: skip
 
 ROWS: dict[str, Row] = {
     "sm-4": Row(), "sm-8": Row(experts=8), "sm-12": Row(experts=12),
@@ -110,6 +120,16 @@ ROWS: dict[str, Row] = {
             ("wsd-20-union", "--branch-share 0.2 --replay", ""),
         )
     },
+    **{
+        name: Row(f"{_SM} {_CARRIED}", None, layers=int(name[-1]), is_constant=True, train=_DENSE,
+                  cost=MEGABATCHES * (1 + int(name[-1])) / 3)
+        for name in FIXED
+    },
+    **{
+        name: Row(f"--learner grow --grow-schedule {schedule} {_CARRIED}", None, layers=None, is_constant=True,
+                  train=_DENSE, cost=6)
+        for name, schedule in _DEPTHS.items()
+    },
 }  # fmt: skip
 """What is trained at each size, in the order of the tables."""
 RETRAINED = ("sm-4-iid", "sm-4-ema-iid", "sm-4-wsd-iid", "sm-4-wd-iid")
@@ -120,8 +140,14 @@ MAIN = (
 SETS: dict[str, tuple[str, ...]] = {
     "main": MAIN,
     "table1": ("ens-2", "ens-2-iid3", "ens-2-iid4"),
+    "depth": ("depth-6", "deeper-1-1-6-6", "depth-1", "deeper-1-1-1-6", "depth-3", "deeper-1-6-6-6",
+              "deeper-1-1-6-6-last"),
     "table2": tuple(ROWS)[: list(ROWS).index("sm-4-iid2")],
-    "anytime": tuple(name for name, row in ROWS.items() if row.is_constant or "-wd" in name or name.startswith("sm-4")),
+    "anytime": tuple(
+        name
+        for name, row in ROWS.items()
+        if (row.is_constant and row.layers == 2) or "-wd" in name or name.startswith("sm-4")
+    ),
     "all": tuple(ROWS),
 }  # fmt: skip
 
@@ -295,7 +321,8 @@ class Study:
         """Return the call of alma-stream."""
         row, size = ROWS[training.row], self.size
         updates = size.updates * row.times
-        model = ["--arch", "alma_switch_lm", "--decoder-layers", "2", "--decoder-embed-dim", str(size.width)]
+        model = ["--arch", "alma_switch_lm", "--decoder-embed-dim", str(size.width)]
+        model += ["--decoder-layers", str(row.layers)] if row.layers else []
         model += ["--decoder-ffn-embed-dim", str(4 * size.width), "--decoder-attention-heads", str(size.width // 8)]
         model += ["--dropout", "0", *(["--num-experts", str(row.experts)] if row.experts else [])]
         schedule = ["--lr-scheduler", "fixed"]

@@ -4,10 +4,10 @@
     python recipes/ladder_tables.py --runs runs/lm-ladder         of these runs and the kept records
     python recipes/ladder_tables.py --figure recipes/figures/ladder.svg     draw the ratios over sizes
 
-Blocks ``<!-- ladder lm-ladder-16 rows -->`` of ``lm/ladder/README.md`` (rows, ratios, regret; of any size also trend,
-over all sizes) are written by ``tables.py``. Ratios and regrets are of test perplexities after the same arrival, means
-of logarithms over the seeds that both have; intervals: 95 %, Student's t. Of a row that has not been tried with all
-rates the best of those that were counts, and the table says how many.
+Blocks ``<!-- ladder lm-ladder-16 rows -->`` of ``lm/ladder/README.md`` and ``growth/README.md`` (one of TABLES; of any
+size also trend, over all sizes) are written by ``tables.py``. Ratios and regrets are of test perplexities after the
+same arrival, means of logarithms over the seeds that both have; intervals: 95 %, Student's t. Of a row that has not
+been tried with all rates the best of those that were counts, and the table says how many.
 """
 
 import argparse
@@ -16,7 +16,9 @@ import statistics
 import sys
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate, pairwise, product
 from pathlib import Path
+from statistics import fmean
 from typing import Iterator, Mapping, NamedTuple, Optional, Sequence
 
 import arms
@@ -133,7 +135,7 @@ def rows_table(rung: Rung) -> str:
         bits = [max(run.test.items())[1] / math.log(2) / rung.bytes_per_token for run in runs.values()]
         cells = [row, rung.rate(row), str(len(rung.tried(row))), str(len(runs))]
         cells += [each.show(2) if each else "*" for each in ppl]
-        lines.append([*cells, settled, f"{statistics.fmean(bits):.3f}"])
+        lines.append([*cells, settled, f"{fmean(bits):.3f}"])
     return render_markdown(header, lines)
 
 
@@ -216,7 +218,7 @@ def fit(points: Sequence[tuple[float, float]], place: float) -> Optional[Line]:
     if len(points) < 2:
         return None
     xs, ys = zip(*points, strict=True)
-    mean = statistics.fmean(xs)
+    mean = fmean(xs)
     spread = sum((x - mean) ** 2 for x in xs)
     slope, intercept = statistics.linear_regression(xs, ys)
     value = intercept + slope * place
@@ -293,7 +295,94 @@ def draw(rungs: Mapping[int, Rung], path: Path) -> None:
     figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
 
 
-TABLES = {"rows": rows_table, "ratios": ratios_table, "regret": regret_table}
+def frontier(run: arms.Run) -> list[tuple[float, float]]:
+    """Return the training FLOPs so far and the loss on test, nats, after each arrival."""
+    flops = list(accumulate(run.flops[arrival] for arrival in sorted(run.test)))
+    return list(zip(flops, (run.test[arrival] for arrival in sorted(run.test)), strict=True))
+
+
+def loss_at(points: Sequence[tuple[float, float]], flops: float) -> Optional[float]:
+    """Return the loss of a run at so many FLOPs, along the logarithm of FLOPs between arrivals; None: beyond these."""
+    for (low, before), (high, after) in pairwise(points):
+        if low <= flops <= high:
+            return before + (after - before) * math.log(flops / low) / math.log(high / low)
+    return None
+
+
+def frontier_table(rung: Rung) -> str:
+    """Lay out loss over cumulative FLOPs of what has one size and of what gets layers, and the area under it."""
+    largest = rung.runs(ladder.FIXED[-1])
+    header = ["row", "rate", "rates tried", "seeds", "FLOPs, of the largest's"]
+    header += [f"t{arrival}: FLOPs, loss" for arrival in range(ladder.MEGABATCHES)]
+    header += ["final loss, of the largest's", "area less the largest's, nats"]
+    lines = []
+    for row in ladder.SETS["depth"]:
+        runs = {seed: run for seed, run in rung.runs(row).items() if len(run.test) == ladder.MEGABATCHES}
+        if not runs:
+            continue
+        points = [frontier(run) for run in runs.values()]
+        shown = [f"{fmean(p[t][0] for p in points):.2e}, {fmean(p[t][1] for p in points):.4f}" for t in range(LAST + 1)]
+        paired = {seed: (frontier(run), frontier(largest[seed])) for seed, run in runs.items() if seed in largest}
+        shares = [own[-1][0] / other[-1][0] for own, other in paired.values()]
+        final = Spread.of({seed: 100 * (own[-1][1] / other[-1][1] - 1) for seed, (own, other) in paired.items()})
+        areas = {seed: area for seed, pair in paired.items() if (area := area_between(*pair)) is not None}
+        cells = [f"{100 * fmean(shares):.0f} %" if shares else "–", *shown]
+        cells += [_show_gap(final, 2, " %"), _show_gap(Spread.of(areas), 4)]
+        lines.append([row, rung.rate(row), str(len(rung.tried(row))), str(len(runs)), *cells])
+    return render_markdown(header, lines) if lines else NONE_YET
+
+
+def area_between(points: Sequence[tuple[float, float]], other: Sequence[tuple[float, float]]) -> Optional[float]:
+    """Return the mean of a loss less another one at equal FLOPs, nats, over the logarithm of the FLOPs both have.
+
+    None: there are none that both have.
+    """
+    low, high = max(points[0][0], other[0][0]), min(points[-1][0], other[-1][0])
+    if low >= high:
+        return None
+    places = sorted({low, high, *(flops for flops, _ in (*points, *other) if low < flops < high)})
+    gaps = [(math.log(place), _loss(points, place) - _loss(other, place)) for place in places]
+    doubled = sum((right - left) * (one + two) for (left, one), (right, two) in pairwise(gaps))
+    return doubled / 2 / math.log(high / low)
+
+
+def _loss(points: Sequence[tuple[float, float]], flops: float) -> float:
+    found = loss_at(points, flops)
+    assert found is not None  # between its first and last arrival
+    return found
+
+
+def lead_table(rung: Rung) -> str:
+    """Lay out how far what gets layers lies above each fixed size at equal FLOPs, nats, after each arrival."""
+    header = ["loss at equal FLOPs, nats", "less that of", "seeds", *(f"t{t}" for t in range(1, LAST + 1))]
+    lines = []
+    for row, fixed in product(ladder.SETS["depth"], ladder.FIXED):
+        own, other = rung.runs(row), rung.runs(fixed)
+        seeds = [seed for seed in own if seed in other and len(own[seed].test) == len(other[seed].test) == LAST + 1]
+        if row in ladder.FIXED or not seeds:
+            continue
+        cells = []
+        for arrival in range(1, LAST + 1):
+            gaps = {}
+            for seed in seeds:
+                flops, loss = frontier(own[seed])[arrival]
+                if (there := loss_at(frontier(other[seed]), flops)) is not None:
+                    gaps[seed] = loss - there
+            cells.append(_show_gap(Spread.of(gaps), 4))
+        lines.append([row, fixed, str(len(seeds)), *cells])
+    return render_markdown(header, lines) if lines else NONE_YET
+
+
+def _show_gap(gap: Optional[Spread], digits: int, unit: str = "") -> str:
+    if gap is None:
+        return "–"
+    half = half_width(gap)
+    return f"{gap.mean:+.{digits}f}{'' if half is None else f' ± {half:.{digits}f}'}{unit}"
+
+
+TABLES = {
+    "rows": rows_table, "ratios": ratios_table, "regret": regret_table, "frontier": frontier_table, "lead": lead_table,
+}  # fmt: skip
 
 
 def rungs_of(folder: Optional[Path] = None) -> dict[int, Rung]:

@@ -41,7 +41,7 @@ from fairseq_alma.report.write_report import findings_markdown
 
 HERE = Path(__file__).parent
 README = HERE / "README.md"
-PAGES = (README, HERE / "sensitivity.md", HERE / "anytime" / "README.md", HERE / "lm" / "ladder" / "README.md")
+PAGES = (README, HERE / "sensitivity.md", *(HERE / each / "README.md" for each in ("anytime", "lm/ladder", "growth")))
 RECORDS = HERE / "records"
 ENDING = ".tar.xz"
 CODE = "released code"
@@ -206,7 +206,7 @@ def report_of(runs: RunTable, name: str) -> str:
 
 
 def ladder_of(runs: RunTable, name: str) -> str:
-    """Return a table of the ladder of sizes by its name: ``rows``, ``ratios``, ``regret``, ``trend`` over all sizes."""
+    """Return a table of the ladder of sizes by its name: one of its ``TABLES``, or ``trend`` over all sizes."""
     if name == "trend":
         return ladder_tables.trend_table(ladder_tables.rungs_of())
     return ladder_tables.TABLES[name](ladder_tables.Rung.of(runs))
