@@ -301,8 +301,7 @@ class Study:
 
     def _prep(self) -> list[str]:
         size = ["--megabatches", str(MEGABATCHES), "--vocab-size", str(self.size.vocabulary), "--workers", "1"]
-        # As the records that are kept; recipes/README.md says how little of the test text is in the mega-batches.
-        held = ["--valid-words", str(VALID_WORDS), "--test-words", str(TEST_WORDS), "--no-decontaminate"]
+        held = ["--valid-words", str(VALID_WORDS), "--test-words", str(TEST_WORDS)]
         paths = [str(self.folder / "text.txt"), "--format", "lines", "--out", str(self.stream)]
         return ["alma-prep-text", *paths, *size, *held]
 
