@@ -19,7 +19,7 @@ from functools import cached_property
 from itertools import accumulate, pairwise, product
 from pathlib import Path
 from statistics import fmean
-from typing import Iterator, Mapping, NamedTuple, Optional, Sequence
+from typing import Hashable, Iterator, Mapping, NamedTuple, Optional, Sequence
 
 import arms
 import ladder
@@ -325,7 +325,7 @@ def frontier_table(rung: Rung) -> str:
         paired = {seed: (frontier(run), frontier(largest[seed])) for seed, run in runs.items() if seed in largest}
         shares = [own[-1][0] / other[-1][0] for own, other in paired.values()]
         final = Spread.of({seed: 100 * (own[-1][1] / other[-1][1] - 1) for seed, (own, other) in paired.items()})
-        areas = {seed: area for seed, pair in paired.items() if (area := area_between(*pair)) is not None}
+        areas: dict[Hashable, Optional[float]] = {seed: area_between(*pair) for seed, pair in paired.items()}
         cells = [f"{100 * fmean(shares):.0f} %" if shares else "–", *shown]
         cells += [_show_gap(final, 2, " %"), _show_gap(Spread.of(areas), 4)]
         lines.append([row, rung.rate(row), str(len(rung.tried(row))), str(len(runs)), *cells])
@@ -363,7 +363,7 @@ def lead_table(rung: Rung) -> str:
             continue
         cells = []
         for arrival in range(1, LAST + 1):
-            gaps = {}
+            gaps: dict[Hashable, Optional[float]] = {}
             for seed in seeds:
                 flops, loss = frontier(own[seed])[arrival]
                 if (there := loss_at(frontier(other[seed]), flops)) is not None:

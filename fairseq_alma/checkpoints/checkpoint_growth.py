@@ -11,13 +11,13 @@ from fairseq_alma.checkpoints.checkpoint_file import Checkpoint
 from fairseq_alma.checkpoints.maximal_update import BASE_WIDTH
 from fairseq_alma.checkpoints.training_state import find_average
 from fairseq_alma.errors import AlmaError
-from fairseq_alma.growth.depth import DepthGrowth
 from fairseq_alma.growth.gate_tree import format_gate_trees
 from fairseq_alma.growth.plan import MixtureGrowth
 from fairseq_alma.growth.tensors import (
     EXPERT_TENSORS,
     GATE_TENSOR,
-    deepen_optimizer_state,
+    SizeGrowth,
+    enlarge_optimizer_state,
     grow_optimizer_state,
     grow_state,
     grow_tensor,
@@ -107,22 +107,24 @@ def grow_checkpoint(
     return grown
 
 
-def deepen_checkpoint(
+def enlarge_checkpoint(
     checkpoint: Checkpoint,
-    depth: DepthGrowth,
+    growth: SizeGrowth,
     config: Mapping[str, Any],
+    names: Iterable[str],
     fresh: Mapping[str, Tensor],
     shapes: tuple[Mapping[str, Size], Mapping[str, Size]],
     record: Mapping[str, Any],
     keep_optimizer: bool,
 ) -> Checkpoint:
-    """Return a checkpoint of a model with more layers, which computes what the source does.
+    """Return a checkpoint of a model with more or wider layers, which computes what the source does.
 
     Args:
         checkpoint: the source; its weights are not altered, and shared where they stay.
-        depth: the plan.
+        growth: the plan.
         config: ``cfg.model`` of the result.
-        fresh: random weights of the result, by their names, in its order.
+        names: of the weights of the result, in its order.
+        fresh: those of them that come from no old ones.
         shapes: names and shapes of the parameters of the source and of the result, each in its order.
         record: what to note of this step under `RECORD_KEY`.
         keep_optimizer: keep the moments of old layers, rather than drop the optimizer's state.
@@ -131,25 +133,30 @@ def deepen_checkpoint(
         AlmaError: there is no optimizer state to keep, or it is of another model.
     """
 
-    def weights_of(old: Mapping[str, Tensor], names: Iterable[str], new: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def weights_of(old: Mapping[str, Tensor], names: Iterable[str]) -> dict[str, Tensor]:
         dtype = old["decoder.embed_tokens.weight"].dtype
-        grown = {}
+        grown: dict[str, Tensor] = {}
+        shared: dict[int, Tensor] = {}  # input and output embeddings: an average finds them by their place
         for name in names:
-            origin, _ = depth.origin(name)
-            if origin is None or origin in old:
-                grown[name] = depth.grow(name, None if origin is None else old[origin], new[name]).to(dtype)
+            origin, _ = growth.origin(name)
+            if origin is None:
+                grown[name] = growth.grow(name, None, fresh[name]).to(dtype)
+            elif origin in old:
+                place = old[origin].data_ptr() if origin == name else None
+                grown[name] = shared[place] if place in shared else growth.grow(name, old[origin], None).to(dtype)
+                shared |= {} if place is None else {place: grown[name]}
         return grown
 
-    model = weights_of(checkpoint["model"], fresh, fresh)
-    grown = {**checkpoint, "model": model, "cfg": {**checkpoint["cfg"], "model": dict(config)}}
+    grown = {**checkpoint, "model": weights_of(checkpoint["model"], names)}
+    grown["cfg"] = {**checkpoint["cfg"], "model": dict(config)}
     if (entry := find_average(checkpoint)) is not None:
-        entry[AVERAGE] = weights_of(entry[AVERAGE], shapes[1], model)
+        entry[AVERAGE] = weights_of(entry[AVERAGE], shapes[1])
     grown[RECORD_KEY] = [*checkpoint.get(RECORD_KEY, []), dict(record)]
     state: Optional[Mapping[str, Any]] = grown.pop("last_optimizer_state", None)
     if keep_optimizer:
         if state is None:
             raise AlmaError("--optimizer copy: the checkpoint has no optimizer state; use --optimizer reset")
-        grown["last_optimizer_state"] = deepen_optimizer_state(state, *shapes, depth)
+        grown["last_optimizer_state"] = enlarge_optimizer_state(state, *shapes, growth)
     return grown
 
 

@@ -261,6 +261,15 @@ class GrowOptions(DenseOptions):
     )
     experts: Optional[int] = opt(None, "experts to add to each Switch layer", range=whole(1, MAX_EXPERTS), metavar="K")
     layers: Optional[int] = opt(None, "layers that the decoder is to have", range=LAYERS)
+    embed_dim: Optional[int] = opt(
+        None,
+        "model dimension that it is to have, a multiple of its own: units are copied, what reads them is split among "
+        "the copies, and attention gets more heads (the loss stays); sinusoidal positions become learned ones",
+        range=SIZE,
+    )
+    ffn_dim: Optional[int] = opt(
+        None, "likewise, hidden dimension of feed-forward layers and experts, any larger number", range=SIZE
+    )
     select: str = opt(
         "loss",
         "which experts: those whose tokens have the largest summed loss on the held-out split, those that most tokens "
@@ -286,6 +295,11 @@ class GrowOptions(DenseOptions):
     seed: int = opt(1, "of new weights, noise and random choice", range=whole(0, 2**63 - 1))
     cpu: bool = opt(False, "measure on the CPU even where a GPU is")
     force: bool = opt(False, "replace --out if it exists")
+
+    @property
+    def is_wider(self) -> bool:
+        """Whether a dimension is to grow."""
+        return self.embed_dim is not None or self.ffn_dim is not None
 
 
 @dataclass

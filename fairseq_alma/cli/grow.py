@@ -1,4 +1,4 @@
-"""``alma-grow``: add experts to every Switch layer of a checkpoint, or layers to it."""
+"""``alma-grow``: add experts to every Switch layer of a checkpoint, or layers to it, or make it wider."""
 
 import argparse
 import sys
@@ -21,8 +21,9 @@ def parser() -> argparse.ArgumentParser:
     """Build the command's options."""
     options = Parser(
         prog="alma-grow",
-        description="Add experts to every Switch layer of a language model's checkpoint, or layers to it. The result "
-        "is a checkpoint that fairseq-train trains further (--finetune-from-model) and fairseq-eval-lm tests.",
+        description="Add experts to every Switch layer of a language model's checkpoint, or layers to it, or make it "
+        "wider. The result is a checkpoint that fairseq-train trains further (--finetune-from-model) and "
+        "fairseq-eval-lm tests.",
     )
     GrowOptions.add_to(options)
     ArrivalOptions.add_to(options)
@@ -47,8 +48,10 @@ def main(argv: Optional[Sequence[str]] = None) -> Optional[int]:
 
 def _check(options: argparse.ArgumentParser, args: GrowOptions) -> None:
     """Refuse what can be refused from the command line alone."""
-    if args.experts is None and args.layers is None:
-        options.error("--experts K or --layers N is needed, or both")
+    if args.experts is None and args.layers is None and not args.is_wider:
+        options.error("--experts K, --layers N, --embed-dim N or --ffn-dim N is needed, or several of them")
+    if args.experts is None and args.layers is None and args.method is not None:
+        options.error(f"--method {args.method}: goes with --experts or --layers; there is one way to become wider")
     if args.experts is None and args.method not in (None, *LAYER_METHODS):
         options.error(f"--method {args.method}: layers are added by {', '.join(LAYER_METHODS)}")
     if args.experts is not None and args.method not in EXPERT_METHODS:

@@ -46,19 +46,21 @@ class DepthGrowth:
         source = self.sources[layer]
         return None if source is None else f"decoder.layers.{source}.{match[2]}", self.is_new[layer]
 
-    def grow(self, name: str, old: Optional[Tensor], fresh: Tensor) -> Tensor:
+    def grow(self, name: str, old: Optional[Tensor], fresh: Optional[Tensor]) -> Tensor:
         """Return a parameter of the deeper model.
 
         Args:
             name: of it.
             old: the parameter of the old model that it comes from, if any.
-            fresh: random weights for it.
+            fresh: otherwise random weights for it.
         """
         _, is_new = self.origin(name)
+        begun = fresh if old is None else old
+        assert begun is not None
         if is_new and name.endswith(_OUTPUTS):
-            return torch.zeros_like(fresh)
+            return torch.zeros_like(begun)
         if old is None:
-            return fresh
+            return begun
         return old.clone() if is_new else old * self.factor if self._is_scaled(name) else old
 
     def grow_moment(self, name: str, field: str, old: Tensor) -> Tensor:

@@ -5,19 +5,32 @@ one flat fp32 vector for all of them (unless ``--fp16-no-flatten-grads``), and i
 single parameter.
 """
 
-from typing import Any, Callable, Mapping, Optional, Sequence
+from typing import Any, Callable, Mapping, Optional, Protocol, Sequence
 
 import torch
 from torch import Size, Tensor, nn
 
 from fairseq_alma.errors import AlmaError
-from fairseq_alma.growth.depth import DepthGrowth
 from fairseq_alma.growth.plan import MixtureGrowth
 
 EXPERT_TENSORS = ("experts.fc1_weight", "experts.fc1_bias", "experts.fc2_weight", "experts.fc2_bias")
 GATE_TENSOR = "gate.weight"
 
 ADAM_MOMENTS = ("exp_avg", "exp_avg_sq")
+
+
+class SizeGrowth(Protocol):
+    """How a decoder gets more layers (`depth.DepthGrowth`) or wider ones (`width.WidthGrowth`)."""
+
+    def origin(self, name: str) -> tuple[Optional[str], bool]:
+        """Return the old name of a parameter, None if it has none, and whether its layer is new."""
+
+    def grow(self, name: str, old: Optional[Tensor], fresh: Optional[Tensor]) -> Tensor:
+        """Return a parameter of the larger model, of the old one or of fresh weights."""
+
+    def grow_moment(self, name: str, field: str, old: Tensor) -> Tensor:
+        """Return a moment of a parameter that is not of a new layer."""
+
 
 NewSlice = Callable[[int], Tensor]
 """Returns the content of the slice at a position, on the CPU."""
@@ -201,16 +214,16 @@ def _split(moment: Tensor, names: Sequence[str], shapes: Mapping[str, Size]) -> 
     return {name: part.view(shapes[name]) for name, part in zip(names, parts, strict=True)}
 
 
-def deepen_optimizer_state(
-    state: Mapping[str, Any], shapes: Mapping[str, Size], new_shapes: Mapping[str, Size], depth: DepthGrowth
+def enlarge_optimizer_state(
+    state: Mapping[str, Any], shapes: Mapping[str, Size], new_shapes: Mapping[str, Size], growth: SizeGrowth
 ) -> dict[str, Any]:
-    """Return the optimizer's state of a deeper model: old layers keep their moments, new ones begin with none.
+    """Return the optimizer's state of a larger model: old layers keep their moments, new ones begin with none.
 
     Args:
         state: ``last_optimizer_state`` of the checkpoint.
         shapes: names and shapes of the old model's parameters, in its order.
-        new_shapes: those of the deeper model.
-        depth: the plan.
+        new_shapes: those of the larger model.
+        growth: the plan.
 
     Raises:
         AlmaError: the state belongs to other parameters.
@@ -224,10 +237,10 @@ def deepen_optimizer_state(
             moments[field] |= _split(entry[field], of_entry, shapes)
 
     def moment_of(name: str, field: str) -> Tensor:
-        origin, is_new = depth.origin(name)
+        origin, is_new = growth.origin(name)
         if is_new or origin is None:
             return torch.zeros(new_shapes[name], dtype=entries[0][field].dtype)
-        return depth.grow_moment(name, field, moments[field][origin])
+        return growth.grow_moment(name, field, moments[field][origin])
 
     grown = [{**entries[0], **{field: moment_of(name, field) for field in fields}} for name in new_shapes]
     if len(entries) != len(shapes):

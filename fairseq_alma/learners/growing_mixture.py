@@ -1,6 +1,6 @@
 """gMoE: one model whose layers get more experts between the stages (paper, section 4.2 and Appendix A).
 
-Beside it a language model that gets layers, experts or both, by a schedule.
+Beside it a language model that gets layers, wider ones, experts, or several of these, by a schedule.
 """
 
 import itertools
@@ -23,6 +23,25 @@ def read_schedule(word: str) -> tuple[int, ...]:
         if now < before:
             raise ValueError(f"shrinks from {before} to {now} experts before stage {stage}; a model only grows")
     return schedule
+
+
+def require_stages(shown: str, what: str, numbers: Sequence[int], planned: Sequence[Stage]) -> None:
+    """Raise ValueError if a schedule is one for another number of stages."""
+    if len(numbers) != len(planned):
+        raise ValueError(
+            f"--grow-schedule {shown}: {len(numbers)} numbers of {what}, the run has {len(planned)} stages; give one "
+            "for each"
+        )
+
+
+def require_parents(shown: str, numbers: Sequence[int]) -> None:
+    """Raise ValueError if more experts are to be added than there are to be copied or split."""
+    for stage, (before, now) in enumerate(itertools.pairwise(numbers), 1):
+        if now > 2 * before:
+            raise ValueError(
+                f"--grow-schedule {shown}: from {before} to {now} experts before stage {stage}, but each of the "
+                f"{before} can be copied or split once; give at most {2 * before}, or --grow-method scratch"
+            )
 
 
 def grow_every_option() -> Any:
@@ -82,20 +101,11 @@ class ScheduledMixture(GrowingModel):
             if self.grow_select is not None:
                 raise ValueError("--grow-select has no meaning with --grow-method scratch, which copies no expert")
             return
-        for stage, (before, now) in enumerate(itertools.pairwise(self.grow_schedule), 1):
-            if now > 2 * before:
-                raise ValueError(
-                    f"--grow-schedule {self._shown}: from {before} to {now} experts before stage {stage}, but each of "
-                    f"the {before} can be copied or split once; give at most {2 * before}, or --grow-method scratch"
-                )
+        require_parents(self._shown, self.grow_schedule)
 
     def check_stages(self, planned: Sequence[Stage]) -> None:
         """Refuse a schedule for another number of stages."""
-        if len(self._schedule) != len(planned):
-            raise ValueError(
-                f"--grow-schedule {self._shown}: {len(self._schedule)} numbers, the run has {len(planned)} stages; "
-                "give one for each"
-            )
+        require_stages(self._shown, "experts", self._schedule, planned)
 
     @property
     def first_num_experts(self) -> Optional[int]:
@@ -119,7 +129,13 @@ class ScheduledMixture(GrowingModel):
         return ",".join(map(str, self._schedule))
 
 
-SIZES = ("layers", "experts")
+SIZES = {
+    "layers": "--decoder-layers",
+    "embed-dim": "--decoder-embed-dim",
+    "ffn-dim": "--decoder-ffn-embed-dim",
+    "experts": "--num-experts",
+}
+"""What may stand in a schedule, as alma-grow's options are called -> what fairseq-train calls it."""
 
 
 def read_sizes(word: str) -> str:
@@ -128,31 +144,33 @@ def read_sizes(word: str) -> str:
     for part in word.split():
         name, _, numbers = part.partition("=")
         if name not in SIZES or name in sizes:
-            raise ValueError(f"{part}: layers=1,6,6,6 is needed, or experts=4,8,12,16, or both in one pair of quotes")
+            raise ValueError(
+                f"{part}: layers=1,6,6,6 is needed, or embed-dim=, ffn-dim= or experts=, or several in one pair of "
+                "quotes"
+            )
         try:
             sizes[name] = read_schedule(numbers)
         except ValueError as error:
             raise ValueError(str(error).replace(" experts ", f" {name} ")) from error
     if not sizes or len({*map(len, sizes.values())}) > 1:
-        raise ValueError("as many layers as experts are needed, one for each stage, such as layers=1,6,6,6")
+        raise ValueError("as many numbers of each are needed, one for each stage, such as layers=1,6,6,6")
+    for before, now in itertools.pairwise(sizes.get("embed-dim", ())):
+        if now % before:
+            raise ValueError(f"embed-dim: from {before} to {now}, but it grows to whole multiples; give {2 * before}")
     return " ".join(f"{name}={','.join(map(str, sizes[name]))}" for name in SIZES if name in sizes)
 
 
 @register_learner("grow", "text")
 @dataclass(frozen=True)
 class ScheduledGrowth(GrowingModel):
-    """One Switch model that gets more layers, more experts, or both, between the stages."""
+    """One Switch model that gets more layers, wider ones, more experts, or several of these, between the stages."""
 
     label: ClassVar[Optional[str]] = "Grow"
-    owned: ClassVar[Mapping[str, str]] = {
-        "--decoder-layers": "give --grow-schedule layers=... before the --",
-        "--num-experts": "give --grow-schedule 'layers=1,6 experts=4,4' before the --",
-        "--gate-trees": "alma-grow decides the gates; give --grow-method before the --",
-    }
 
     grow_schedule: Optional[str] = opt(
         None,
-        "layers, or experts in each Switch layer, or both in quotes, during stage 0, 1, ...: layers=1,6,6,6",
+        "layers, model dimension (embed-dim), hidden dimension (ffn-dim), experts in each Switch layer, or several in "
+        "quotes, during stage 0, 1, ...: layers=1,6,6,6",
         parse=read_sizes,
         metavar="E0,E1,...",
     )
@@ -162,29 +180,30 @@ class ScheduledGrowth(GrowingModel):
         choices=(*EXPERT_METHODS, *LAYER_METHODS),
     )
 
+    def __post_init__(self) -> None:
+        instead = "give --grow-schedule {}=... before the --"
+        owned = {flag: instead.format(name) for name, flag in SIZES.items() if name in self._sizes}
+        owned["--gate-trees"] = "alma-grow decides the gates; give --grow-method before the --"
+        if "embed-dim" in self._sizes:
+            owned["--decoder-sinusoidal-pos"] = "a model that becomes wider has learned positions; leave it out"
+        object.__setattr__(self, "owned", owned)  # what the schedule has, nothing else
+
     def check(self) -> None:
-        """Refuse methods that do not go with what grows."""
+        """Refuse methods that do not go with what grows, and experts of which there are too few to split."""
         super().check()
         if self.grow_schedule is None:
             raise ValueError("--learner grow needs --grow-schedule, such as layers=1,6,6,6: the layers of each stage")
-        methods = EXPERT_METHODS if "experts" in self._sizes else LAYER_METHODS
+        methods = EXPERT_METHODS if "experts" in self._sizes else LAYER_METHODS if "layers" in self._sizes else ()
         if self.grow_method not in (None, *methods):
-            raise ValueError(f"--grow-method {self.grow_method}: what grows is added by {', '.join(methods)}")
+            ways = f"what grows is added by {', '.join(methods)}" if methods else "there is one way to become wider"
+            raise ValueError(f"--grow-method {self.grow_method}: {ways}")
+        if self.grow_method != "scratch":
+            require_parents(self.grow_schedule, self._sizes.get("experts", ()))
 
     def check_stages(self, planned: Sequence[Stage]) -> None:
-        """Refuse a schedule for another number of stages, and experts of which there are too few to split."""
+        """Refuse a schedule for another number of stages."""
         for name, numbers in self._sizes.items():
-            if len(numbers) != len(planned):
-                raise ValueError(
-                    f"--grow-schedule {self.grow_schedule}: {len(numbers)} numbers of {name}, the run has "
-                    f"{len(planned)} stages; give one for each"
-                )
-        for before, now in itertools.pairwise(self._sizes.get("experts", ())):
-            if now > 2 * before and self.grow_method != "scratch":
-                raise ValueError(
-                    f"--grow-schedule {self.grow_schedule}: from {before} to {now} experts, but each can be copied or "
-                    f"split once; give at most {2 * before}, or --grow-method scratch"
-                )
+            require_stages(str(self.grow_schedule), name, numbers, planned)
 
     @property
     def first_num_experts(self) -> Optional[int]:
@@ -194,24 +213,26 @@ class ScheduledGrowth(GrowingModel):
     def plan(self, stage: Stage) -> StagePlan:
         """Grow to the schedule's sizes, and train all of it."""
         planned = super().plan(stage)
-        if "layers" not in self._sizes:
-            return planned
-        layers = self._sizes["layers"][stage.index]
-        return replace(planned, trainings=tuple(replace(each, num_layers=layers) for each in planned.trainings))
+        sizes = {SIZES[name]: sizes[stage.index] for name, sizes in self._sizes.items() if name != "experts"}
+        widths = self._sizes.get("embed-dim", (1,))
+        changes: dict[str, Any] = {
+            "sizes": sizes,
+            "times_heads": widths[min(stage.index, len(widths) - 1)] // widths[0],
+        }
+        return replace(planned, trainings=tuple(replace(each, **changes) for each in planned.trainings))
 
     def growth_before(self, stage: Stage, seed: int) -> Optional[Growth]:
         """Grow to the schedule's sizes."""
-        now, before = (
-            {name: sizes[index] for name, sizes in self._sizes.items()} for index in (stage.index, stage.index - 1)
-        )
-        if now == before:
+        steps = {name: sizes[stage.index - 1 : stage.index + 1] for name, sizes in self._sizes.items()}
+        grown = {name: now for name, (before, now) in steps.items() if now != before}
+        if not grown:
             return None
-        num_new = now.get("experts", 0) - before.get("experts", 0)
-        layers = now["layers"] if now.get("layers") != before.get("layers") else None
-        method = (self.grow_method or "split") if num_new else (self.grow_method or LAYER_METHODS[0])
-        if not num_new and method in EXPERT_METHODS:
+        before, now = steps.get("experts", (0, 0))
+        grown.pop("experts", None)
+        method = self.grow_method or "split"
+        if now == before and method not in LAYER_METHODS:
             method = LAYER_METHODS[0]  # of a schedule of both, of which the layers grow alone here
-        return Growth(num_new, method, "loss", seed, layers=layers)
+        return Growth(now - before, method, "loss", seed, sizes=grown)
 
     @property
     def _sizes(self) -> dict[str, tuple[int, ...]]:

@@ -5,8 +5,8 @@ so that ``--dry-run`` can print it, a queue can run one stage alone, and the fil
 from those that one does.
 """
 
-from dataclasses import dataclass
-from typing import Optional, Sequence
+from dataclasses import dataclass, field
+from typing import Mapping, Optional, Sequence
 
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.files import MAX_MEGABATCHES
@@ -132,7 +132,7 @@ class Growth:
         share: of the first size that is added as neurons.
         share_of: what ``share`` counts: ``parameters`` or ``neurons``.
         noise: copies of experts: standard deviation of the noise on their gate rows.
-        layers: layers that a language model is to have; None: as many as before.
+        sizes: what a language model is to have else, by the options of ``alma-grow``, such as ``layers``.
     """
 
     num_new: int
@@ -142,7 +142,7 @@ class Growth:
     share: float = 0.0
     share_of: str = "parameters"
     noise: float = 0.0
-    layers: Optional[int] = None
+    sizes: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -155,7 +155,8 @@ class Training:
         start: the model whose weights it starts from; None: random ones.
         growth: what is done to these weights first; None: nothing.
         num_experts: experts in each Switch layer of a model that starts from random weights; None: the user says.
-        num_layers: layers of the model that is trained; None: the user says.
+        sizes: of the model that is trained, by the options of fairseq-train, where the learner decides them.
+        times_heads: how many times the user's attention heads it has.
         num_joint: models that are trained jointly as this one.
         joint_logits: what these are trained on and predict with: the ``mean`` of their logits, or the ``sum`` (images).
         bootstrap: train on a sample of the stage's examples, drawn with replacement.
@@ -166,7 +167,8 @@ class Training:
     start: Optional[ModelId] = None
     growth: Optional[Growth] = None
     num_experts: Optional[int] = None
-    num_layers: Optional[int] = None
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    times_heads: int = 1
     num_joint: int = 1
     joint_logits: str = "mean"
     bootstrap: bool = False

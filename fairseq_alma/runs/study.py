@@ -370,12 +370,18 @@ def _differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]
     for part, prefix in (("options", "--"), ("train_options", "")):
         for name in sorted({*before[part], *now[part]} - set(FREE_OPTIONS)):
             old, new = before[part].get(name), now[part].get(name)
-            if name == "grow_schedule" and f"{new},".startswith(f"{old},"):
+            if name == "grow_schedule" and _continues(old, new):
                 continue  # the stream has more stages now
             if old != new:
                 option = OPTION_OF.get(name, f"{prefix}{name.replace('_', '-')}")
                 found.append(f"{option} {_spell(old)} then, {_spell(new)} now")
     return found
+
+
+def _continues(old: Any, new: Any) -> bool:
+    """Tell whether a schedule begins as another one, in each of the sizes that it is of."""
+    sizes, more = str(old).split(), str(new).split()
+    return len(sizes) == len(more) and all(f"{b},".startswith(f"{a},") for a, b in zip(sizes, more, strict=True))
 
 
 def _spell(value: Any) -> str:

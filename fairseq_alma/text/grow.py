@@ -15,9 +15,10 @@ from omegaconf import OmegaConf
 import fairseq_alma
 from fairseq_alma.checkpoints.architecture import refuse_other_shapes
 from fairseq_alma.checkpoints.checkpoint_file import Checkpoint, read_checkpoint, write_checkpoint
-from fairseq_alma.checkpoints.checkpoint_growth import GrowthStep, deepen_checkpoint, grow_checkpoint, growth_table
+from fairseq_alma.checkpoints.checkpoint_growth import GrowthStep, enlarge_checkpoint, grow_checkpoint, growth_table
 from fairseq_alma.checkpoints.dense_checkpoint import from_transformer_lm
 from fairseq_alma.checkpoints.ensemble_file import check_dictionary
+from fairseq_alma.checkpoints.maximal_update import update_factors
 from fairseq_alma.checkpoints.model_options import NO_BEGINNING, GrowOptions
 from fairseq_alma.data.stream import Stream
 from fairseq_alma.errors import AlmaError
@@ -25,11 +26,14 @@ from fairseq_alma.growth import LAYER_METHODS
 from fairseq_alma.growth.depth import DepthGrowth, grow_depth
 from fairseq_alma.growth.gate_tree import GateTree, format_gate_trees, has_experts
 from fairseq_alma.growth.plan import grow_mixture, select_experts
+from fairseq_alma.growth.tensors import SizeGrowth
+from fairseq_alma.growth.width import POSITIONS, WidthGrowth, require_wider
 from fairseq_alma.moe.dispatch import ExpertLosses
+from fairseq_alma.options import flag
 from fairseq_alma.runs.lookup import stream_of
 from fairseq_alma.terminal import track
 from fairseq_alma.text.linear_cross_entropy import token_losses
-from fairseq_alma.text.model import AlmaSwitchLM, build_from_config, gate_trees_of, parameter_shapes
+from fairseq_alma.text.model import AlmaSwitchLM, build_from_config, gate_trees_of, parameter_shapes, random_layers
 from fairseq_alma.text.task import AlmaLMConfig, AlmaLMTask
 from fairseq_alma.training.processes import hide_gpus
 
@@ -51,13 +55,21 @@ def grow(args: GrowOptions) -> str:
     checkpoint = _read(args, mmap=True)
     model = _build(checkpoint, args.path)
     refuse_other_shapes(checkpoint["model"], model, args.path, _UNALTERED)
-    said = ""
+    said = []
+    if args.is_wider:
+        had_sinusoids = checkpoint["cfg"]["model"]["decoder_sinusoidal_pos"]
+        checkpoint, model = _widen(checkpoint, model, args)
+        said.append("wider: units are copied, and what reads them is split among the copies")
+        if had_sinusoids and not checkpoint["cfg"]["model"]["decoder_sinusoidal_pos"]:
+            said.append(
+                "positions: learned ones from here on, which begin as the sinusoids; no --decoder-sinusoidal-pos"
+            )
     if args.layers is not None:
-        checkpoint, said = _deepen(checkpoint, model, args)
-        model = _build(checkpoint, args.path)
+        checkpoint, model, places = _deepen(checkpoint, model, args)
+        said.append(f"new layers: {places} of 0 to {args.layers - 1}; their outputs are zero")
     if args.experts is None:
         write_checkpoint(checkpoint, args.out, args.force)
-        return f"{said}\n{_written(args, checkpoint)}"
+        return "\n".join([*said, _written(args, checkpoint)])
     trees = gate_trees_of(model)
     if not trees:
         raise AlmaError(f"{args.path}: its model has no Switch layer (--moe-freq 0), so there is nothing to grow")
@@ -67,14 +79,14 @@ def grow(args: GrowOptions) -> str:
     step = _plan(trees, measured, args)
     losses, counts = ({}, {}) if measured is None else _by_layer(trees, measured)
     record = _record(step, losses, counts, measured, args)
-    if args.layers is None:
+    if not said:
         # Read anew, into memory that is given back tensor by tensor as the model grows; a mapped file is all or none.
         del checkpoint
         checkpoint = _read(args, mmap=False)
     grown = grow_checkpoint(checkpoint, step, parameter_shapes(model), record)
     refuse_other_shapes(grown["model"], _build(grown, args.out), args.out, _UNALTERED)
     write_checkpoint(grown, args.out, args.force)
-    return "\n".join([*filter(None, [said]), growth_table(losses, counts, step), _written(args, grown)])
+    return "\n".join([*said, growth_table(losses, counts, step), _written(args, grown)])
 
 
 def _written(args: GrowOptions, grown: Checkpoint) -> str:
@@ -83,12 +95,15 @@ def _written(args: GrowOptions, grown: Checkpoint) -> str:
     experts = f"takes its shape from there, which is --num-experts {config['num_experts']}"
     if config["gate_trees"]:
         experts += f" --gate-trees '{config['gate_trees']}'"
-    layers = "" if args.layers is None else f"; it needs --decoder-layers {args.layers}"
-    return f"wrote {args.out}; fairseq-train --finetune-from-model {args.out} {experts}{layers}"
+    sizes = [] if args.layers is None else ["layers"]
+    sizes += ["embed_dim", "ffn_embed_dim", "attention_heads"] if args.is_wider else []
+    needed = "".join(f" {flag(f'decoder_{size}')} {config[f'decoder_{size}']}" for size in sizes)
+    needed = f"; it needs{needed}" if needed else ""
+    return f"wrote {args.out}; fairseq-train --finetune-from-model {args.out} {experts}{needed}"
 
 
-def _deepen(checkpoint: Checkpoint, model: AlmaSwitchLM, args: GrowOptions) -> tuple[Checkpoint, str]:
-    """Return the model with ``args.layers`` layers, and what to say of them."""
+def _deepen(checkpoint: Checkpoint, model: AlmaSwitchLM, args: GrowOptions) -> tuple[Checkpoint, AlmaSwitchLM, str]:
+    """Return the model with ``args.layers`` layers, and which of them are new."""
     assert args.layers is not None
     config = checkpoint["cfg"]["model"]
     method = args.method if args.method in LAYER_METHODS else LAYER_METHODS[0]
@@ -97,19 +112,58 @@ def _deepen(checkpoint: Checkpoint, model: AlmaSwitchLM, args: GrowOptions) -> t
     depth = grow_depth(old, args.layers, config["moe_freq"], method, factor)
     grown_config = {**config, "decoder_layers": args.layers, "gate_trees": _deeper_trees(model, depth, config)}
     torch.manual_seed(args.seed)
-    deeper = _build({**checkpoint, "cfg": {"model": grown_config}}, args.out, "cpu")
-    record = {
-        "options": _recorded(args),
-        "depth": {"sources": list(depth.sources), "is_new": list(depth.is_new), "method": method},
-        "version": fairseq_alma.__version__,
-    }
-    shapes = parameter_shapes(model), parameter_shapes(deeper)
-    keep = args.optimizer != "reset"
-    grown = deepen_checkpoint(checkpoint, depth, grown_config, deeper.state_dict(), shapes, record, keep)
-    refuse_other_shapes(grown["model"], deeper, args.out, _UNALTERED)
-    places = [str(layer) for layer, is_new in enumerate(depth.is_new) if is_new]
-    said = f"new layers: {', '.join(places)} of 0 to {args.layers - 1} ({method}); their outputs are zero"
-    return grown, said
+    fresh = random_layers(grown_config, [layer for layer, source in enumerate(depth.sources) if source is None])
+    record = {"sources": list(depth.sources), "is_new": list(depth.is_new), "method": method}
+    places = ", ".join(str(layer) for layer, is_new in enumerate(depth.is_new) if is_new)
+    return *_enlarge(checkpoint, model, depth, grown_config, fresh, {"depth": record}, args), f"{places} ({method})"
+
+
+def _widen(checkpoint: Checkpoint, model: AlmaSwitchLM, args: GrowOptions) -> tuple[Checkpoint, AlmaSwitchLM]:
+    """Return the model with ``args.embed_dim`` and ``args.ffn_dim``."""
+    config = checkpoint["cfg"]["model"]
+    old = config["decoder_embed_dim"], config["decoder_ffn_embed_dim"]
+    embed, ffn = (old[0], args.embed_dim or old[0]), (old[1], args.ffn_dim or old[1])
+    require_wider(embed, ffn)
+    before, after = (update_factors(width, config["decoder_layers"], bool(config.get("mup"))) for width in embed)
+    width = WidthGrowth(
+        embed,
+        ffn,
+        args.seed,
+        tokens=1.0 if config["no_scale_embedding"] else (after.embedding_width / before.embedding_width) ** 0.5,
+        reads=after.features / before.features,
+        writes=after.branch / before.branch,
+        adds_positions=config["decoder_sinusoidal_pos"] and embed[1] > embed[0],
+    )
+    sizes = {"embed_dim": embed[1], "ffn_embed_dim": ffn[1]}
+    sizes["attention_heads"] = config["decoder_attention_heads"] * embed[1] // embed[0]
+    grown_config = {**config, **{f"decoder_{name}": size for name, size in sizes.items()}}
+    fresh = {}
+    if width.adds_positions:
+        grown_config["decoder_sinusoidal_pos"] = False
+        sinusoids = model.decoder.embed_positions
+        num_rows = model.decoder.max_target_positions + sinusoids.padding_idx + 1
+        table = sinusoids.get_embedding(num_rows, embed[0], sinusoids.padding_idx)
+        fresh[POSITIONS] = table.repeat(1, embed[1] // embed[0])
+    return _enlarge(checkpoint, model, width, grown_config, fresh, {"width": {"embed": [*embed], "ffn": [*ffn]}}, args)
+
+
+def _enlarge(
+    checkpoint: Checkpoint,
+    model: AlmaSwitchLM,
+    growth: SizeGrowth,
+    config: dict[str, Any],
+    fresh: Mapping[str, torch.Tensor],
+    record: Mapping[str, Any],
+    args: GrowOptions,
+) -> tuple[Checkpoint, AlmaSwitchLM]:
+    """Return a larger model's checkpoint, and that model without weights."""
+    larger = _build({**checkpoint, "cfg": {"model": config}}, args.out)
+    shapes = parameter_shapes(model), parameter_shapes(larger)
+    record = {"options": _recorded(args), **record, "version": fairseq_alma.__version__}
+    names, keep = larger.state_dict(), args.optimizer != "reset"
+    grown = enlarge_checkpoint(checkpoint, growth, config, names, fresh, shapes, record, keep)
+    refuse_other_shapes(grown["model"], larger, args.out, _UNALTERED)
+    return grown, larger
 
 
 def _deeper_trees(model: AlmaSwitchLM, depth: DepthGrowth, config: Mapping[str, Any]) -> str:

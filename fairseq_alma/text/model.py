@@ -7,7 +7,7 @@ import argparse
 import math
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any, Mapping, Optional
+from typing import Any, Iterable, Mapping, Optional
 
 import torch
 import torch.nn.functional as F
@@ -25,7 +25,7 @@ from fairseq_alma.checkpoints.model_options import LANGUAGE, SWITCH_SIZES, Begin
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.growth.gate_tree import GateTree, trees_of_layers
 from fairseq_alma.moe.switch_layer import SwitchLayer
-from fairseq_alma.text.decoder_layer import LayerShape
+from fairseq_alma.text.decoder_layer import DecoderLayer, LayerShape
 from fairseq_alma.text.language_decoders import SwitchDecoder
 from fairseq_alma.training.fairseq_options import check_options, fairseq_config
 
@@ -147,10 +147,31 @@ def build_from_config(config: Mapping[str, Any], vocab_size: int, device: str = 
     dictionary = Dictionary()
     for token in range(vocab_size - len(dictionary)):
         dictionary.add_symbol(f"token{token}")
-    known = AlmaSwitchLMConfig.__dataclass_fields__
-    options = AlmaSwitchLMConfig(**{name: value for name, value in config.items() if name in known})
     with torch.device(device):
-        return AlmaSwitchLM.build_model(options, SimpleNamespace(source_dictionary=dictionary))
+        return AlmaSwitchLM.build_model(_options_of(config), SimpleNamespace(source_dictionary=dictionary))
+
+
+def random_layers(config: Mapping[str, Any], layers: Iterable[int]) -> dict[str, torch.Tensor]:
+    """Return random weights of some layers of a model, by their names in it, without building the rest.
+
+    Args:
+        config: ``cfg["model"]`` of a checkpoint.
+        layers: their numbers.
+    """
+    options = _options_of(config)
+    trees = trees_of_layers(options)
+    found: dict[str, torch.Tensor] = {}
+    for layer in layers:
+        weights = DecoderLayer(layer_shape(options), trees[layer]).state_dict()
+        found |= {f"decoder.layers.{layer}.{name}": tensor for name, tensor in weights.items()}
+    if options.mup:
+        scale_first_weights(found.items(), options.decoder_embed_dim)
+    return found
+
+
+def _options_of(config: Mapping[str, Any]) -> AlmaSwitchLMConfig:
+    known = AlmaSwitchLMConfig.__dataclass_fields__
+    return AlmaSwitchLMConfig(**{name: value for name, value in config.items() if name in known})
 
 
 def parameter_shapes(model: nn.Module) -> dict[str, Size]:

@@ -88,7 +88,10 @@ def test_neither_fairseq_nor_torch_is_imported_to_print_commands(stream, tmp_pat
         (["--learner", "gmoe", "--grow-schedule", "4,x"], "--grow-schedule 4,x: whole numbers"),
         (["--learner", "gmoe", "--grow-schedule", "4,6,5,8"], "shrinks from 6 to 5 experts before stage 2"),
         (["--learner", "gmoe", "--grow-schedule", "4,9,9,9"], "each of the 4 can be copied or split once"),
-        (["--learner", "gmoe", "--grow-schedule", "4,6"], "--grow-schedule 4,6: 2 numbers, the run has 4 stages"),
+        (
+            ["--learner", "gmoe", "--grow-schedule", "4,6"],
+            "--grow-schedule 4,6: 2 numbers of experts, the run has 4 stages",
+        ),
         (["--learner", "gmoe", "--grow-schedule", "4,6,8,8", "--init", "scratch"], "gmoe grows the model of the stage"),
         (["--grow-schedule", "4,6,8,8"], "--grow-schedule goes with --learner gmoe, grow, not with sm"),
         (["--learner", "gens", "--iid", "2"], "--iid goes with --learner ens, sm, umix, not with gens"),

@@ -150,7 +150,9 @@ def test_the_report_shows_the_run(folder):
 
 def run_learner(folder, learner, *options):
     few = list(TRAIN)
-    for flag in {"gmoe": ["--num-experts"], "grow": ["--num-experts", "--decoder-layers"]}.get(learner, ()):
+    for flag in {"gmoe": ["--num-experts"], "grow": ["--num-experts", "--decoder-layers", "--decoder-embed-dim"]}.get(
+        learner, ()
+    ):
         del few[few.index(flag) : few.index(flag) + 2]
     own = ["--stream", f"{folder}/S", "--run", f"{folder}/{learner}", "--learner", learner]
     run(folder, [*own, *options, "--", *few, "--max-update", "5"])
@@ -184,7 +186,7 @@ def test_an_ensemble_is_one_checkpoint_that_still_works_when_all_is_tidied_up(fo
     "learner",
     [
         ["gmoe", "--grow-schedule", "2,4", "--grow-method", "split"],
-        ["grow", "--grow-schedule", "experts=2,4 layers=2,4"],
+        ["grow", "--grow-schedule", "experts=2,4 layers=2,4 embed-dim=16,32"],
     ],
 )
 def test_a_model_that_grows_by_splits_and_layers_goes_on_without_a_jump(folder, learner):

@@ -3,7 +3,7 @@
 import torch
 
 from fairseq_alma.growth.depth import grow_depth
-from fairseq_alma.growth.tensors import deepen_optimizer_state
+from fairseq_alma.growth.tensors import enlarge_optimizer_state
 
 NAMES = (
     "embed.weight",
@@ -23,9 +23,9 @@ def test_one_vector_of_moments_grows_as_those_of_each_parameter_do():
         name: {"step": 7, "exp_avg": torch.rand(shape), "exp_avg_sq": torch.rand(shape)}
         for name, shape in shapes.items()
     }
-    each = deepen_optimizer_state({"state": dict(enumerate(moments.values()))}, shapes, new_shapes, depth)["state"]
+    each = enlarge_optimizer_state({"state": dict(enumerate(moments.values()))}, shapes, new_shapes, depth)["state"]
     flat = {field: torch.cat([one[field].flatten() for one in moments.values()]) for field in ("exp_avg", "exp_avg_sq")}
-    whole = deepen_optimizer_state({"state": {0: {"step": 7, **flat}}}, shapes, new_shapes, depth)["state"]
+    whole = enlarge_optimizer_state({"state": {0: {"step": 7, **flat}}}, shapes, new_shapes, depth)["state"]
     for field in flat:
         assert torch.equal(whole[0][field], torch.cat([one[field].flatten() for one in each.values()]))
         by_name = {name: each[number][field] for number, name in enumerate(new_shapes)}

@@ -2,7 +2,7 @@ import itertools
 
 import pytest
 
-from fairseq_alma.learners.learner import LEARNERS
+from fairseq_alma.learners.learner import LEARNERS, build_learner
 from fairseq_alma.learners.plan import Growth, ModelId, StagePlan, Training, member_seed, stages
 from fairseq_alma.runs.steps import NeededModels
 from tests.runs.runs import plan_learner
@@ -104,23 +104,31 @@ def test_a_growing_mixture_follows_its_schedule():
 @pytest.mark.parametrize(
     ("options", "layers", "growth"),
     [
-        ({"grow_schedule": "layers=1,6,6"}, [1, 6, 6], [None, Growth(0, "zero", "loss", 6, layers=6), None]),
+        ({"grow_schedule": "layers=1,6,6"}, [1, 6, 6], [None, Growth(0, "zero", "loss", 6, sizes={"layers": 6}), None]),
         (
             {"grow_schedule": "layers=1,2,3", "grow_method": "last"},
             [1, 2, 3],
-            [None, Growth(0, "last", "loss", 6, layers=2), Growth(0, "last", "loss", 7, layers=3)],
+            [
+                None,
+                Growth(0, "last", "loss", 6, sizes={"layers": 2}),
+                Growth(0, "last", "loss", 7, sizes={"layers": 3}),
+            ],
         ),
         ({"grow_schedule": "experts=2,4,4"}, [None] * 3, [None, Growth(2, "split", "loss", 6), None]),
         (
             {"grow_schedule": " experts=2,2,3   layers=2,4,6", "grow_method": "copy"},
             [2, 4, 6],
-            [None, Growth(0, "zero", "loss", 6, layers=4), Growth(1, "copy", "loss", 7, layers=6)],
+            [
+                None,
+                Growth(0, "zero", "loss", 6, sizes={"layers": 4}),
+                Growth(1, "copy", "loss", 7, sizes={"layers": 6}),
+            ],
         ),
     ],
 )
 def test_layers_and_experts_grow_by_a_schedule(options, layers, growth):
     trainings = [plan.trainings[0] for plan in plan_learner("grow", stages(3, 1), seed=5, **options)]
-    assert [training.num_layers for training in trainings] == layers
+    assert [training.sizes.get("--decoder-layers") for training in trainings] == layers
     assert [training.growth for training in trainings] == growth
     assert (trainings[0].num_experts is None) == ("experts" not in options["grow_schedule"])
 
@@ -131,9 +139,11 @@ def test_layers_and_experts_grow_by_a_schedule(options, layers, growth):
         ({}, "--learner grow needs --grow-schedule"),
         ({"grow_schedule": "4,6,8"}, "4,6,8: layers=1,6,6,6 is needed"),
         ({"grow_schedule": "layers=4,2,8"}, "shrinks from 4 to 2 layers before stage 1"),
-        ({"grow_schedule": "layers=1,2 experts=2,2,2"}, "as many layers as experts are needed"),
+        ({"grow_schedule": "layers=1,2 experts=2,2,2"}, "as many numbers of each are needed"),
         ({"grow_schedule": "layers=1,2"}, "2 numbers of layers, the run has 3 stages"),
-        ({"grow_schedule": "experts=2,5,5"}, "from 2 to 5 experts, but each can be"),
+        ({"grow_schedule": "embed-dim=16,24,24"}, "embed-dim: from 16 to 24, but it grows to whole multiples; give 32"),
+        ({"grow_schedule": "ffn-dim=16,32,32", "grow_method": "zero"}, "there is one way to become wider"),
+        ({"grow_schedule": "experts=2,5,5"}, "from 2 to 5 experts before stage 1, but each of the 2"),
         ({"grow_schedule": "layers=1,2,2", "grow_method": "split"}, "added by zero, last, interpolated"),
         ({"grow_schedule": "experts=1,2,2", "grow_method": "zero"}, "added by copy, split, scratch"),
     ],
@@ -141,6 +151,20 @@ def test_layers_and_experts_grow_by_a_schedule(options, layers, growth):
 def test_a_schedule_that_cannot_be_grown_is_refused(options, message):
     with pytest.raises(ValueError, match=message):
         plan_learner("grow", stages(3, 1), seed=5, **options)
+
+
+def test_widths_grow_by_a_schedule_and_heads_with_them():
+    schedule = "embed-dim=16,16,48 layers=1,2,2 ffn-dim=64,80,80"
+    trainings = [plan.trainings[0] for plan in plan_learner("grow", stages(3, 1), seed=5, grow_schedule=schedule)]
+    assert [(each.sizes["--decoder-embed-dim"], each.times_heads) for each in trainings] == [(16, 1), (16, 1), (48, 3)]
+    assert [training.growth and training.growth.sizes for training in trainings] == [
+        None, {"layers": 2, "ffn-dim": 80}, {"embed-dim": 48}
+    ]  # fmt: skip
+
+
+def test_a_growing_model_s_other_sizes_are_the_user_s():
+    learner = build_learner(LEARNERS["text"]["grow"], "text", 5, 1, {"grow_schedule": "embed-dim=16,32"})
+    assert {*learner.owned} == {"--decoder-embed-dim", "--gate-trees", "--decoder-sinusoidal-pos"}
 
 
 def test_copies_of_experts_may_get_noise_on_their_gate_rows():

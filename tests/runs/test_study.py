@@ -65,6 +65,28 @@ def test_a_stream_with_appended_megabatches_goes_on_one_with_fewer_does_not(tmp_
         require_same_run("run.json", describe(long), describe(short), short)
 
 
+@pytest.mark.parametrize(
+    ("schedule", "goes_on"),
+    [
+        ("layers=1,6,6 experts=2,3,3", True),
+        ("layers=1,2,2 experts=2,3,3", False),
+        ("layers=1,6,6", False),
+        ("layers=1,6 experts=2,4", False),
+    ],
+)
+def test_a_schedule_goes_on_where_each_of_its_sizes_does(tmp_path, schedule, goes_on):
+    stream = write_manifest(tmp_path, 3)
+    before, now = (
+        describe(stream, "grow", options={**OPTIONS, "grow_schedule": each})
+        for each in ("layers=1,6 experts=2,3", schedule)
+    )
+    if goes_on:
+        assert require_same_run("run.json", before, now, stream) == []
+    else:
+        with pytest.raises(AlmaError, match="--grow-schedule layers=1,6 experts=2,3 then, layers="):
+            require_same_run("run.json", before, now, stream)
+
+
 def test_other_versions_are_told(tmp_path):
     stream = write_manifest(tmp_path, 4)
     before = describe(stream)

@@ -81,7 +81,9 @@ def test_a_dense_stock_model_becomes_a_mixture_without_a_change_of_its_loss(trai
     path = train_model(trained.stream, tmp_path / "dense", "--megabatch", "0", *dense)
     grow(trained, tmp_path / "grown.pt", "--method", "split", "--experts", "1", path=path)
     assert torch.load(tmp_path / "grown.pt")["cfg"]["model"]["num_experts"] == 2
-    assert loss_of(trained, tmp_path / "grown.pt") == pytest.approx(loss_of(trained, path), rel=1e-5)
+    main(["--path", str(path), "--out", str(tmp_path / "wide.pt"), "--embed-dim", "32", "--layers", "4", "--cpu"])
+    for grown in ("grown.pt", "wide.pt"):
+        assert loss_of(trained, tmp_path / grown) == pytest.approx(loss_of(trained, path), rel=1e-5)
 
 
 def test_a_dense_model_with_one_expert_becomes_a_mixture(trained, tmp_path):
@@ -122,6 +124,18 @@ def test_more_layers_change_no_loss_and_train_on(trained, tmp_path, method, laye
     moved = [name for name, tensor in after["model"].items() if not torch.equal(tensor, before["model"][name])]
     new = [layer for layer, is_new in enumerate(record["depth"]["is_new"]) if is_new]
     assert {f"decoder.layers.{layer}.self_attn.out_proj.weight" for layer in new} <= {*moved}
+
+
+def test_a_wider_model_has_the_same_loss_and_trains_on(trained, tmp_path):
+    out, sizes = tmp_path / "grown.pt", ["--embed-dim", "32", "--ffn-dim", "40"]
+    main(["--path", str(trained.checkpoint), "--out", str(out), *sizes, "--optimizer", "copy", "--cpu"])
+    assert loss_of(trained, out) == pytest.approx(loss_of(trained, trained.checkpoint), rel=1e-5)
+    config = torch.load(out)["cfg"]["model"]
+    dims = ["--decoder-embed-dim", "32", "--decoder-ffn-embed-dim", "40"]
+    dims += ["--decoder-attention-heads", str(config["decoder_attention_heads"])]
+    options = ["--restore-file", str(out), "--reset-dataloader", "--reset-lr-scheduler", "--max-update", "22"]
+    last = train_model(trained.stream, tmp_path / "m", "--megabatch", "2", *dims, *options)
+    assert torch.load(last)["optimizer_history"][-1]["num_updates"] == 22
 
 
 def test_layers_and_experts_are_added_in_one_step(trained, tmp_path):
@@ -232,7 +246,8 @@ def test_options_that_the_checkpoint_does_not_allow_are_one_line(trained, tmp_pa
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ([], "--experts K or --layers N is needed"),
+        ([], "--experts K, --layers N, --embed-dim N or --ffn-dim N is needed"),
+        (["--method", "zero", "--ffn-dim", "64"], "--method zero: goes with --experts or --layers"),
         (["--method", "split", "--layers", "4"], "--method split: layers are added by zero, last, interpolated"),
         (["--method", "zero", "--experts", "1"], "--method zero: experts are added by --method copy, split, scratch"),
         (["--experts", "1"], "--experts: experts are added by --method copy, split, scratch"),

@@ -1,0 +1,158 @@
+"""Wider layers for a decoder that has learned with narrower ones: units are copied, and what reads the copies shares.
+
+A layer norm keeps its mean and variance where every unit of the residual stream is copied equally often, so that the
+model dimension grows to whole multiples; hidden units of feed-forward layers and experts to any number. Attention gets
+more heads of the same width: the scale of its products stays. Whatever writes units is copied, biases too; whatever
+reads them is split among the copies in unequal parts that sum to the whole, for equal ones would get equal gradients
+and stay copies for ever (Net2Net, Chen et al. 2016).
+
+Letters: M model dim, F feed-forward dim, k how many times M grows.
+"""
+
+import re
+from dataclasses import dataclass
+from typing import Optional
+from zlib import crc32
+
+import torch
+from torch import Tensor
+
+from fairseq_alma.errors import AlmaError
+
+SPREAD = 0.5
+"""Standard deviation of the parts that copies get, as a multiple of an even one."""
+POSITIONS = "decoder.embed_positions.weight"
+_NORM, _LAST_NORM = re.compile(r".*_layer_norm\.(weight|bias)"), re.compile(r"decoder\.layer_norm\.(weight|bias)")
+_AXES = (  # of which name -> which of the last axes grow, whether the last one is split, and what it is multiplied with
+    (re.compile(r".*(embed_tokens|output_projection)\.weight"), ("M",), False, "tokens"),
+    (re.compile(re.escape(POSITIONS)), ("M",), False, ""),
+    (_LAST_NORM, ("M",), False, "last_norm"),
+    (_NORM, ("M",), False, ""),
+    (re.compile(r".*qkv_proj\.weight"), ("3M", "M"), True, "reads"),
+    (re.compile(r".*qkv_proj\.bias"), ("3M",), False, ""),
+    (re.compile(r".*out_proj\.weight"), ("M", "M"), True, "writes"),
+    (re.compile(r".*(out_proj\.|fc2[._])bias"), ("M",), False, "writes"),
+    (re.compile(r".*fc1[._]weight"), ("F", "M"), True, "reads"),
+    (re.compile(r".*fc1[._]bias"), ("F",), False, ""),
+    (re.compile(r".*fc2[._]weight"), ("M", "F"), True, "writes"),
+    (re.compile(r".*gate\.weight"), ("M",), True, "reads"),
+)
+
+
+@dataclass(frozen=True)
+class WidthGrowth:
+    """How a decoder becomes wider.
+
+    Attributes:
+        embed: M before and after.
+        ffn: F before and after.
+        seed: of the unequal parts.
+        tokens: how many times larger the factor of embeddings becomes.
+        reads: likewise, of what layer norms hand to matrices; see `maximal_update.UpdateFactors`.
+        writes: likewise, of what is added to the residual stream.
+        adds_positions: whether positions become learned ones, for sinusoids of another width are others.
+    """
+
+    embed: tuple[int, int]
+    ffn: tuple[int, int]
+    seed: int
+    tokens: float = 1.0
+    reads: float = 1.0
+    writes: float = 1.0
+    adds_positions: bool = False
+
+    def origin(self, name: str) -> tuple[Optional[str], bool]:
+        """Return the old name of a parameter, None if it has none, and whether it is of a new layer: never."""
+        return None if self.adds_positions and name == POSITIONS else name, False
+
+    def grow(self, name: str, old: Optional[Tensor], fresh: Optional[Tensor]) -> Tensor:
+        """Return a parameter of the wider model.
+
+        Args:
+            name: of it.
+            old: the parameter of the old model.
+            fresh: of positions that become learned ones, their values.
+        """
+        if old is None:
+            assert fresh is not None
+            return fresh
+        axes, is_split, factor = self._plan(name)
+        if not axes:
+            return old
+        grown = self._gather(old, axes) * factor
+        if is_split:
+            grown *= self._parts(name, grown.shape, axes[-1])
+        return grown
+
+    def grow_moment(self, name: str, field: str, old: Tensor) -> Tensor:
+        """Return a moment of Adam's: of n copies that count as one each has the n-th part of its gradient.
+
+        What copies are multiplied with in the sum, their gradients are divided by; parts are taken as even.
+        """
+        axes, is_split, factor = self._plan(name)
+        power = {"exp_avg": 1, "exp_avg_sq": 2}.get(field, 0)
+        grown = self._gather(old, axes)
+        for place, axis in enumerate(axes):
+            if not (is_split and place == len(axes) - 1):
+                source = self._source(axis)
+                copies = source.bincount()[source].to(grown)
+                grown = grown / copies.view(-1, *[1] * (len(axes) - 1 - place)) ** power
+        return grown / factor**power
+
+    def _plan(self, name: str) -> tuple[tuple[str, ...], bool, float]:
+        """Return which of the last axes grow, whether the last one is split, and the factor."""
+        times = self.embed[1] / self.embed[0]
+        factors = {
+            "": 1.0,
+            "tokens": 1 / self.tokens,
+            "reads": 1 / self.reads,
+            "writes": 1 / self.writes,
+            "last_norm": self.tokens / self.reads / times,
+        }
+        for pattern, axes, is_split, which in _AXES:
+            if pattern.fullmatch(name):
+                return axes, is_split, factors[which]
+        return (), False, 1.0
+
+    def _source(self, axis: str) -> Tensor:
+        """Return for each unit of an axis of the wider model the old one: 0, 1, …, n - 1, 0, 1, …"""
+        old, new = self.ffn if axis == "F" else self.embed
+        units = torch.arange(new) % old
+        return torch.cat([units + part * old for part in range(3)]) if axis == "3M" else units
+
+    def _gather(self, old: Tensor, axes: tuple[str, ...]) -> Tensor:
+        for place, axis in enumerate(axes):
+            source = self._source(axis)
+            if len(source) != old.size(place - len(axes)):
+                old = old.index_select(place - len(axes), source)
+        return old
+
+    def _parts(self, name: str, shape: torch.Size, axis: str) -> Tensor:
+        """Return the part that each copy gets: those of one old unit sum to 1, for the model as for its average."""
+        source = self._source(axis)
+        copies = source.bincount()
+        if copies.max() == 1:
+            return torch.ones(())
+        # A generator for each name: whatever grows in whatever order, its parts are the same.
+        drawn = torch.randn(shape, generator=torch.Generator().manual_seed(self.seed + crc32(name.encode())))
+        sums = torch.zeros(*shape[:-1], len(copies)).index_add_(-1, source, drawn)
+        return drawn.sub_((sums / copies)[..., source]).mul_(SPREAD).add_(1).div_(copies[source])
+
+
+def require_wider(embed: tuple[int, int], ffn: tuple[int, int]) -> None:
+    """Raise AlmaError unless a decoder can grow from the first of M and F to the second.
+
+    Args:
+        embed: M before and after.
+        ffn: F before and after.
+    """
+    (old, new), (hidden, more) = embed, ffn
+    if new % old:
+        raise AlmaError(
+            f"--embed-dim {new}: the model has {old}, and layer norms stay as they are where each unit is copied "
+            f"equally often; give a multiple, such as {2 * old}"
+        )
+    if more < hidden:
+        raise AlmaError(f"--ffn-dim {more}: the model has {hidden}, and a model only grows; give more")
+    if (old, hidden) == (new, more):
+        raise AlmaError(f"--embed-dim {new} --ffn-dim {more}: the model has them already; give more")
