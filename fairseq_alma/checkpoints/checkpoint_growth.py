@@ -17,10 +17,12 @@ from fairseq_alma.growth.tensors import (
     EXPERT_TENSORS,
     GATE_TENSOR,
     SizeGrowth,
+    copied_units,
     enlarge_optimizer_state,
     grow_optimizer_state,
     grow_state,
     grow_tensor,
+    renew_units,
     share_moments,
 )
 
@@ -36,6 +38,7 @@ class GrowthStep:
         layers: for each Switch layer, by its name in the model, the plan.
         seed: of new weights and noise.
         noise: standard deviation of the noise on copied gate rows.
+        renew_share: of the hidden units of copied experts, which are drawn anew.
         keep_optimizer: grow the optimizer's state too, rather than drop it.
         shares_moments: give the halves of an expert that is split the moments of half of its tokens, not all of them.
     """
@@ -43,6 +46,7 @@ class GrowthStep:
     layers: Mapping[str, MixtureGrowth]
     seed: int
     noise: float = 0.0
+    renew_share: float = 0.0
     keep_optimizer: bool = False
     shares_moments: bool = False
 
@@ -67,6 +71,12 @@ def grow_checkpoint(
 
     config = checkpoint["cfg"]["model"]
     widths = config["decoder_embed_dim"] / BASE_WIDTH if config.get("mup") else 1.0
+    choice = torch.Generator().manual_seed(step.seed)
+    renewed = {
+        layer: copied_units(growth, step.renew_share, config["decoder_ffn_embed_dim"], choice)
+        for layer, growth in step.layers.items()
+        if step.renew_share
+    }
 
     def grow_weights(weights: dict[str, Tensor], order: Sequence[str]) -> dict[str, Tensor]:
         generator = torch.Generator().manual_seed(step.seed)  # the same new weights for the model and its average
@@ -76,6 +86,7 @@ def grow_checkpoint(
             if name in owners:
                 part, growth = owners[name]
                 tensor = grow_tensor(part, tensor, growth, generator, step.noise, widths)
+                renew_units(part, tensor, renewed.get(name.removesuffix(f".{part}"), {}), generator)
             grown[name] = tensor
         return grown
 
@@ -83,7 +94,9 @@ def grow_checkpoint(
         if name not in owners:
             return moment
         part, growth = owners[name]
-        return grow_state(part, moment, growth)
+        grown = grow_state(part, moment, growth)
+        renew_units(part, grown, renewed.get(name.removesuffix(f".{part}"), {}))
+        return grown
 
     def share_parents(name: str, entry: Mapping[str, Any]) -> dict[str, Any]:
         if name not in owners:

@@ -10,7 +10,7 @@ from typing import Any, Mapping, Optional
 
 from fairseq_alma.checkpoints import LAST_CHECKPOINT
 from fairseq_alma.errors import AlmaError
-from fairseq_alma.growth import EXPERT_METHODS, LAYER_METHODS
+from fairseq_alma.growth import EXPERT_METHODS, LAYER_METHODS, SELECTIONS
 from fairseq_alma.options import Options, flag, flags_of, opt, real, whole
 
 MAX_EXPERTS = 10_000
@@ -273,8 +273,8 @@ class GrowOptions(DenseOptions):
     select: str = opt(
         "loss",
         "which experts: those whose tokens have the largest summed loss on the held-out split, those that most tokens "
-        "go to, or any",
-        choices=("loss", "usage", "random"),
+        "go to, those whose tokens have the largest mean loss (worst), or any",
+        choices=SELECTIONS,
     )
     stream: Optional[str] = opt(
         None,
@@ -283,6 +283,12 @@ class GrowOptions(DenseOptions):
     )
     split: str = opt("valid", "held-out split; a learner has no access to test", metavar="SPLIT")
     noise: float = opt(0.0, "copy: standard deviation of noise on the gate rows", range=real(0, 1e6), metavar="X")
+    renew_share: float = opt(
+        0.0,
+        "copy: share of the hidden units of each copy that are drawn anew, so that it can learn something else",
+        range=SHARE,
+        metavar="X",
+    )
     optimizer: str = opt(
         "reset",
         "optimizer state: none (as --finetune-from-model does anyway), or that of old parameters kept and of copies "

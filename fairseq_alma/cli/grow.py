@@ -59,6 +59,8 @@ def _check(options: argparse.ArgumentParser, args: GrowOptions) -> None:
         options.error(f"{given}: experts are added by --method {', '.join(EXPERT_METHODS)}")
     if args.noise > 0 and args.method != "copy":
         options.error(f"--noise {args.noise}: goes with --method copy alone")
+    if args.renew_share > 0 and args.method != "copy":
+        options.error(f"--renew-share {args.renew_share}: goes with --method copy alone; a split changes no output")
     if args.optimizer == "share" and args.method != "split":
         options.error(f"--optimizer share: goes with --method split, whose experts share tokens, not {args.method}")
     if args.method == "scratch" and args.select != "loss":

@@ -84,7 +84,8 @@ def select_experts(losses: Tensor, counts: Tensor, num_new: int, select: str, ge
         losses: (E,) sum of the losses of the tokens that each expert got, on held-out data (any unit).
         counts: (E,) number of those tokens.
         num_new: how many to choose, at most E.
-        select: ``loss`` (largest sums, the paper's rule), ``usage`` (most tokens) or ``random``.
+        select: ``loss`` (largest sums, the paper's rule), ``usage`` (most tokens), ``worst`` (largest loss of
+            a token on average) or ``random``.
         generator: of the random choice.
 
     Returns:
@@ -101,5 +102,5 @@ def select_experts(losses: Tensor, counts: Tensor, num_new: int, select: str, ge
         )
     if select == "random":
         return torch.randperm(num_experts, generator=generator)[:num_new].tolist()
-    scores = losses if select == "loss" else counts
+    scores = {"loss": losses, "usage": counts, "worst": losses / counts.clamp(min=1)}[select]
     return torch.argsort(scores, descending=True, stable=True)[:num_new].tolist()

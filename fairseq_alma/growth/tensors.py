@@ -109,6 +109,42 @@ def grow_state(name: str, old: Tensor, growth: MixtureGrowth) -> Tensor:
     return gather_slices(old, source, lambda _: torch.zeros(old.shape[1:]))
 
 
+def copied_units(growth: MixtureGrowth, share: float, ffn_dim: int, generator: torch.Generator) -> dict[int, Tensor]:
+    """Choose the hidden units of each copied expert that are to be drawn anew (drop-upcycling, Nakamura et al. 2025).
+
+    Args:
+        growth: the plan.
+        share: of the units.
+        ffn_dim: units of an expert.
+        generator: of the choice.
+    """
+    sources = growth.expert_source
+    copies = [expert for expert, source in enumerate(sources) if source is not None and source in sources[:expert]]
+    return {expert: torch.randperm(ffn_dim, generator=generator)[: round(share * ffn_dim)] for expert in copies}
+
+
+def renew_units(
+    name: str, grown: Tensor, units: Mapping[int, Tensor], generator: Optional[torch.Generator] = None
+) -> None:
+    """Draw hidden units of some experts anew, in place: normal, with mean and deviation of the expert's weights.
+
+    Args:
+        name: of the parameter within the layer; the bias behind the units has none, and stays.
+        grown: the parameter, or a moment of it.
+        units: for each expert which of its units.
+        generator: of the weights; None: they become zero, as moments do.
+    """
+    axis = {"experts.fc1_weight": 0, "experts.fc1_bias": 0, "experts.fc2_weight": 1}.get(name)
+    if axis is None:
+        return
+    for expert, chosen in units.items():
+        own = grown[expert]
+        drawn = torch.zeros_like(own.index_select(axis, chosen))
+        if generator is not None:
+            drawn += own.mean() + own.std() * torch.randn(drawn.shape, generator=generator).to(drawn)
+        own.index_copy_(axis, chosen, drawn)
+
+
 def share_moments(name: str, entry: Mapping[str, Any], growth: MixtureGrowth) -> dict[str, Any]:
     """Return Adam's moments of one parameter as they are for experts that will share their tokens with a sibling.
 

@@ -7,10 +7,10 @@ import itertools
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Mapping, Optional, Sequence
 
-from fairseq_alma.growth import EXPERT_METHODS, LAYER_METHODS
+from fairseq_alma.growth import EXPERT_METHODS, LAYER_METHODS, SELECTIONS
 from fairseq_alma.learners.learner import GrowingModel, is_growth_due, register_learner
 from fairseq_alma.learners.plan import Growth, Stage, StagePlan
-from fairseq_alma.options import opt, real, whole
+from fairseq_alma.options import flag, opt, real, whole
 
 
 def read_schedule(word: str) -> tuple[int, ...]:
@@ -74,13 +74,19 @@ class ScheduledMixture(GrowingModel):
     grow_select: Optional[str] = opt(
         None,
         "which experts are copied or split, as alma-grow --select (default: loss)",
-        choices=("loss", "usage", "random"),
+        choices=SELECTIONS,
     )
     grow_noise: Optional[float] = opt(
         None,
         "as alma-grow --noise: standard deviation of noise on the gate rows of copies, which without it tie with their "
         "originals and get no token until training breaks the tie (default: 0)",
         range=real(0, 1_000_000),
+        metavar="X",
+    )
+    grow_renew_share: Optional[float] = opt(
+        None,
+        "as alma-grow --renew-share: share of the hidden units of copies that are drawn anew (default: 0)",
+        range=real(0, 1),
         metavar="X",
     )
 
@@ -95,8 +101,9 @@ class ScheduledMixture(GrowingModel):
             raise ValueError(
                 f"--learner {self.name} needs --grow-schedule, the experts of each stage; the paper: 4,6,8,12"
             )
-        if self.grow_noise and self.grow_method != "copy":
-            raise ValueError(f"--grow-noise {self.grow_noise}: goes with --grow-method copy alone")
+        for name in ("grow_noise", "grow_renew_share"):
+            if getattr(self, name) and self.grow_method != "copy":
+                raise ValueError(f"{flag(name)} {getattr(self, name)}: goes with --grow-method copy alone")
         if self.grow_method == "scratch":
             if self.grow_select is not None:
                 raise ValueError("--grow-select has no meaning with --grow-method scratch, which copies no expert")
@@ -117,7 +124,8 @@ class ScheduledMixture(GrowingModel):
         num_new = self._schedule[stage.index] - self._schedule[stage.index - 1]
         if num_new == 0:
             return None
-        return Growth(num_new, self.grow_method, self.grow_select or "loss", seed, noise=self.grow_noise or 0.0)
+        noise, share = self.grow_noise or 0.0, self.grow_renew_share or 0.0
+        return Growth(num_new, self.grow_method, self.grow_select or "loss", seed, noise=noise, renew_share=share)
 
     @property
     def _schedule(self) -> tuple[int, ...]:

@@ -132,6 +132,7 @@ class Growth:
         share: of the first size that is added as neurons.
         share_of: what ``share`` counts: ``parameters`` or ``neurons``.
         noise: copies of experts: standard deviation of the noise on their gate rows.
+        renew_share: copies of experts: share of their hidden units that are drawn anew.
         sizes: what a language model is to have else, by the options of ``alma-grow``, such as ``layers``.
     """
 
@@ -142,6 +143,7 @@ class Growth:
     share: float = 0.0
     share_of: str = "parameters"
     noise: float = 0.0
+    renew_share: float = 0.0
     sizes: Mapping[str, int] = field(default_factory=dict)
 
 

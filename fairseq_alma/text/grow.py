@@ -237,7 +237,7 @@ def _plan(trees: Mapping[str, GateTree], measured: "Optional[HeldOutLosses]", ar
             parents = select_experts(losses, counts, args.experts, args.select, generator)
         plans[layer] = grow_mixture(tree, args.method, parents)
     keeps, shares = args.optimizer != "reset", args.optimizer == "share"
-    return GrowthStep(plans, args.seed, args.noise, keep_optimizer=keeps, shares_moments=shares)
+    return GrowthStep(plans, args.seed, args.noise, args.renew_share, keep_optimizer=keeps, shares_moments=shares)
 
 
 def _record(

@@ -183,8 +183,8 @@ class Grow(TrainingStep):
             groups.append(("--optimizer", "share" if growth.method == "split" else "copy"))
         if growth.num_new and growth.method != "scratch":
             groups.append(("--select", growth.select, *(self._measuring() if growth.select != "random" else ())))
-        if growth.noise:
-            groups.append(("--noise", repr(growth.noise)))
+        for name, value in (("--noise", growth.noise), ("--renew-share", growth.renew_share)):
+            groups += [(name, repr(value))] if value else []
         return [Command("alma-grow", tuple(groups))]
 
     def _measuring(self) -> tuple[str, ...]:

@@ -88,6 +88,7 @@ def test_the_losing_experts_are_chosen_ties_by_number():
     generator = torch.Generator().manual_seed(0)
     assert select_experts(losses, counts, 2, "loss", generator) == [1, 2]
     assert select_experts(losses, counts, 2, "usage", generator) == [0, 2]
+    assert select_experts(losses, counts, 1, "worst", generator) == [1]
     assert sorted(select_experts(losses, counts, 4, "random", generator)) == [0, 1, 2, 3]
 
 

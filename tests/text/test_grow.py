@@ -253,6 +253,7 @@ def test_options_that_the_checkpoint_does_not_allow_are_one_line(trained, tmp_pa
         (["--experts", "1"], "--experts: experts are added by --method copy, split, scratch"),
         (["--method", "split", "--experts", "0"], "--experts 0: a number of at least 1 is needed"),
         (["--method", "split", "--experts", "1", "--noise", "0.1"], "--noise"),
+        (["--method", "split", "--experts", "1", "--renew-share", "0.5"], "--renew-share 0.5: goes with --method copy"),
         (["--method", "scratch", "--experts", "1", "--select", "usage"], "--select usage"),
     ],
 )

@@ -151,3 +151,21 @@ def test_widths_that_cannot_be_are_one_line(tmp_path, options, message):
     with pytest.raises(AlmaError, match=message):
         grown_of(tmp_path, **options)
     assert not (tmp_path / "new.pt").exists()
+
+
+def test_a_share_of_a_copy_s_units_is_drawn_anew_and_has_no_moments(tmp_path):
+    checkpoint_of(tmp_path / "old.pt")
+    options = {"experts": 1, "method": "copy", "select": "random", "optimizer": "copy"}
+    _, plain, _ = grown_of(tmp_path, **options)
+    _, renewed, model = grown_of(tmp_path, **options, renew_share=0.25, force=True)
+    names = [name for name, _ in model.named_parameters()]
+    for layer in (1, 3):
+        rows = [
+            (renewed["model"][name] != plain["model"][name]).movedim(axis, 1).flatten(2).all(-1)
+            for name, axis in ((f"decoder.layers.{layer}.switch.experts.fc1_weight", 1),
+                               (f"decoder.layers.{layer}.switch.experts.fc2_weight", 2))
+        ]  # fmt: skip
+        assert torch.equal(*rows) and rows[0].sum(1).tolist() == [0, 0, 0, 0, 8]  # a quarter of 32 units
+        place = names.index(f"decoder.layers.{layer}.switch.experts.fc1_weight")
+        moments = renewed["last_optimizer_state"]["state"][place]["exp_avg"]
+        assert not moments[rows[0]].any() and moments[~rows[0]].any()
