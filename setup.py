@@ -12,11 +12,11 @@ HERE = Path(__file__).parent
 README = HERE / "README.md"
 VERSION = re.search(r'^__version__ = "(.+)"$', (HERE / "fairseq_alma" / "__init__.py").read_text(), re.MULTILINE)[1]
 
-# PyPI's fairseq 0.12.2 does not import on Python 3.11 and newer; ve-fairseq is the same main branch with the fixes.
-FAIRSEQ = [
-    "fairseq>=0.12.2; python_version < '3.11'",
-    "ve-fairseq>=0.12.3; python_version >= '3.11'",
-]
+# PyPI's fairseq 0.12.2 does not import on Python 3.11 and newer. Two distributions are its main branch with the fixes:
+# ve-fairseq has wheels for Linux on x86-64 and no source, fairseq-fixed a source that is compiled, for minutes, elsewhere.
+HAS_WHEELS = "sys_platform == 'linux' and platform_machine == 'x86_64'"
+ELSEWHERE = "sys_platform != 'linux' or platform_machine != 'x86_64'"
+FAIRSEQ = [f"ve-fairseq>=0.12.3; {HAS_WHEELS}", f"fairseq-fixed>=0.12.3.1; {ELSEWHERE}"]
 EXPORT = ["transformers>=5", "safetensors>=0.4", "accelerate>=1.1", "protobuf>=4"]
 DOCS = ["mkdocs-material>=9.5"]
 EVALUATE = ["lm_eval>=0.4.9"]
@@ -94,6 +94,7 @@ setup(
         "Environment :: Console",
         "Intended Audience :: Science/Research",
         "Operating System :: POSIX :: Linux",
+        "Operating System :: MacOS",
         "Programming Language :: Python :: 3.11",
         "Programming Language :: Python :: 3.12",
         "Topic :: Scientific/Engineering :: Artificial Intelligence",

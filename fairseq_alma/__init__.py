@@ -25,6 +25,7 @@ otherwise right after it has been imported.
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from importlib.machinery import PathFinder
 
@@ -35,6 +36,9 @@ if TYPE_CHECKING:  # each command imports this before it can answer Ctrl-C
     from typing import Callable, Optional, Sequence
 
     from fairseq_alma.cli.front_door import load_model, open_stream, read_run, score
+
+if os.name == "nt":
+    raise ImportError("fairseq_alma needs Linux or macOS; on Windows, use the Windows Subsystem for Linux")
 
 __version__ = "0.2.0"
 __all__ = ["load_model", "open_stream", "read_run", "register", "score"]

@@ -13,17 +13,48 @@
 #   ALMA_PYTHON   the Python that makes .venv                      (default: the first suitable of python3, python3.12,
 #                                                                   python3.11)
 #   ALMA_OWN_VENV 1: use .venv even where another environment with the package is active       (default: 0)
+#   ALMA_FAIRSEQ  the distribution of fairseq in .venv: fairseq-fixed, as where ve-fairseq has no wheel (default: as
+#                 setup.py says for this machine)
 # shellcheck shell=bash
 
 : "${ALMA_EXTRAS:=test,report,sample}"
 : "${ALMA_PYTHON:=}"
 : "${ALMA_OWN_VENV:=0}"
+: "${ALMA_FAIRSEQ:=}"
 
 ALMA_CHECKOUT=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd -P)
 ALMA_VENV=$ALMA_CHECKOUT/.venv
 ALMA_UNFINISHED=$ALMA_CHECKOUT/.venv.unfinished # there while an installation is under way, or after it was cut off
 
 alma_say() { echo "environment: $*" >&2; }
+
+# Says why nothing can be installed here, where that is known beforehand.
+alma_platform_serves() {
+  local libc
+  if ((BASH_VERSINFO[0] * 100 + BASH_VERSINFO[1] < 404)); then
+    alma_say "this is bash $BASH_VERSION; the recipes need 4.4 or newer (macOS: brew install bash)"
+    return 1
+  fi
+  case $(uname -sm) in
+    Linux*)
+      libc=$(getconf GNU_LIBC_VERSION 2>/dev/null) || libc="another C library than glibc"
+      case $libc in
+        "glibc 2."[0-9] | "glibc 2.1"[0-9] | "glibc 2.2"[0-7] | another*)
+          alma_say "this system has $libc; PyTorch has packages for glibc 2.28 and newer (a container of a newer system serves)"
+          return 1
+          ;;
+      esac
+      ;;
+    Darwin\ x86_64)
+      alma_say "PyTorch has had no packages for Macs with Intel processors since 2.3, and 2.6 is needed; use Linux, or a container"
+      return 1
+      ;;
+    MINGW* | MSYS* | CYGWIN*)
+      alma_say "Windows is not served; use the Windows Subsystem for Linux"
+      return 1
+      ;;
+  esac
+}
 
 # True if the active `python` has this very checkout installed, with what the extras ask for. It looks from the root
 # folder, because a Python that stands in the checkout finds the package without any installation.
@@ -66,7 +97,7 @@ alma_find_python() {
 # What a finished installation is recognised by; the path is part of it because an environment cannot be moved.
 alma_fingerprint() {
   echo "$ALMA_VENV"
-  cat "$ALMA_CHECKOUT/setup.py" "$ALMA_CHECKOUT/constraints.txt" | sha256sum
+  { cat "$ALMA_CHECKOUT/setup.py" "$ALMA_CHECKOUT/constraints.txt" && echo "$ALMA_FAIRSEQ"; } | cksum
 }
 
 # True if .venv was filled from the present setup.py and constraints.txt, with all the extras.
@@ -102,8 +133,7 @@ alma_install() {
   alma_make_venv || return 1
   alma_say "installing fairseq-alma[$ALMA_EXTRAS] into .venv (once; it takes minutes and some GB of disk);" \
     "to watch: tail -f .venv/alma-install.log"
-  if ! (cd "$ALMA_CHECKOUT" && "$ALMA_VENV/bin/python" -m pip install --disable-pip-version-check --no-input \
-    -c constraints.txt -e ".[$ALMA_EXTRAS]" </dev/null >"$log" 2>&1); then
+  if ! (alma_pip_install </dev/null >"$log" 2>&1); then
     tail -n 15 "$log" >&2
     alma_say "the installation failed; the lines above say why, all of them are in .venv/alma-install.log;" \
       "correct that, then give the same command again"
@@ -114,11 +144,29 @@ alma_install() {
   alma_say "installed"
 }
 
+# What is installed; another distribution of fairseq takes the place of the one that setup.py names.
+alma_pip_install() {
+  local pip=("$ALMA_VENV/bin/python" -m pip) options=(--disable-pip-version-check --no-input)
+  cd "$ALMA_CHECKOUT" && "${pip[@]}" install "${options[@]}" -c constraints.txt -e ".[$ALMA_EXTRAS]" || return 1
+  [ -z "$ALMA_FAIRSEQ" ] ||
+    { "${pip[@]}" uninstall --yes ve-fairseq fairseq-fixed &&
+      "${pip[@]}" install "${options[@]}" -c constraints.txt "$ALMA_FAIRSEQ"; }
+}
+
+# Waits for the lock of file descriptor 9, or ends with 1 where it is taken and there is "-n". The lock is that of this
+# shell, which has the descriptor, and stays when Python ends; not every system has the command flock.
+alma_lock() {
+  "$1" -c 'import fcntl, sys; fcntl.flock(9, fcntl.LOCK_EX | (fcntl.LOCK_NB if sys.argv[1:] else 0))' "${@:2}" 2>/dev/null
+}
+
 # Installs under a lock; whoever had to wait for another shell finds the work done.
 alma_ensure_venv() {
-  command -v flock >/dev/null || { alma_say "the command flock is missing; install util-linux"; return 1; }
+  local python
+  alma_venv_is_complete && return 0
+  alma_platform_serves && python=$(alma_find_python) || return 1
   {
-    flock -n 9 || { alma_say "another shell is installing into .venv; waiting for it" && flock 9; } || return 1
+    alma_lock "$python" -n || { alma_say "another shell is installing into .venv; waiting for it" && alma_lock "$python"; } ||
+      return 1
     alma_venv_is_complete || alma_install
   } 9>"$ALMA_CHECKOUT/.venv.lock"
 }

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Optional
 
 import pytest
 
@@ -16,6 +17,7 @@ STAND_IN = f"""#!/usr/bin/env bash
 case "$*" in
   "-m venv --clear "*) rm -rf "$4"; mkdir -p "$4/bin"; cp "$0" "$4/bin/python"; echo "venv" >>"$STAND_IN_LOG" ;;
   "-m pip --version") ;;
+  "-m pip uninstall "*) echo "uninstall ${{*: -2}}" >>"$STAND_IN_LOG" ;;
   "-m pip install "*) sleep "${{STAND_IN_SECONDS:-0}}"; echo "install ${{*: -1}}" >>"$STAND_IN_LOG"
     echo "no such package" ; exit "${{STAND_IN_STATUS:-0}}" ;;
   *version_info*) exit "${{STAND_IN_UNSUITABLE:-0}}" ;;
@@ -39,9 +41,12 @@ class Newcomer:
         (self.checkout / "constraints.txt").write_text("torch==2.13.0\n")
         self.tools = folder / "bin"
         self.tools.mkdir()
-        stand_in = self.tools / "python3"
-        stand_in.write_text(STAND_IN)
-        stand_in.chmod(0o755)
+        self.put("python3", STAND_IN)
+
+    def put(self, name: str, script: str) -> None:
+        """Put a command before the machine's own."""
+        (self.tools / name).write_text(script if script.startswith("#!") else f"#!/usr/bin/env bash\n{script}\n")
+        (self.tools / name).chmod(0o755)
 
     def start(self, **environment: str) -> subprocess.Popen:
         """Source the script in a shell of its own; its knobs and the stand-in's behaviour come as variables."""
@@ -199,3 +204,40 @@ def test_a_machine_without_a_suitable_python_is_told_what_to_install(
     assert status == 1
     assert message in err and err.count("\n") == 1
     assert newcomer.done() == []
+
+
+def test_another_distribution_of_fairseq_takes_the_place_of_the_usual_one(newcomer: Newcomer) -> None:
+    newcomer.source()
+    for _ in range(2):
+        assert newcomer.source(ALMA_FAIRSEQ="fairseq-fixed")[0] == 0
+    replaced = ["uninstall ve-fairseq fairseq-fixed", "install fairseq-fixed"]
+    assert newcomer.done() == [*INSTALLED, INSTALLED[1], *replaced]
+
+
+@pytest.mark.parametrize(
+    ("system", "libc", "message"),
+    [
+        ("Linux x86_64", "glibc 2.17", "PyTorch has packages for glibc 2.28"),
+        ("Linux aarch64", "glibc 2.27", "PyTorch has packages for glibc 2.28"),
+        ("Linux x86_64", "", "has another C library than glibc"),
+        ("Darwin x86_64", "", "Macs with Intel processors"),
+        ("MINGW64_NT-10.0 x86_64", "", "Windows Subsystem for Linux"),
+        ("Linux aarch64", "glibc 2.28", None),
+        ("Linux x86_64", "glibc 2.41", None),
+        ("Darwin arm64", "", None),
+    ],
+)
+def test_a_system_that_nothing_can_be_installed_on_is_told_so_beforehand(
+    newcomer: Newcomer, system: str, libc: str, message: Optional[str]
+) -> None:
+    newcomer.put("uname", f"echo '{system}'")
+    newcomer.put("getconf", f"echo '{libc}'; [ -n '{libc}' ]")
+    status, _, err = newcomer.source()
+    assert (status, newcomer.done()) == ((0, INSTALLED) if message is None else (1, []))
+    assert message is None or (message in err and err.count("\n") == 1)
+
+
+def test_no_command_is_needed_that_macos_lacks(newcomer: Newcomer) -> None:
+    for name in ("flock", "sha256sum"):
+        newcomer.put(name, "exit 127")
+    assert newcomer.source()[0] == 0
