@@ -13,7 +13,7 @@ README = HERE / "README.md"
 VERSION = re.search(r'^__version__ = "(.+)"$', (HERE / "fairseq_alma" / "__init__.py").read_text(), re.MULTILINE)[1]
 
 # PyPI's fairseq 0.12.2 does not import on Python 3.11 and newer. Two distributions are its main branch with the fixes:
-# ve-fairseq has wheels for Linux on x86-64 and no source, fairseq-fixed a source that is compiled, for minutes, elsewhere.
+# ve-fairseq has wheels for Linux on x86-64 and no source, fairseq-fixed has a source, which takes minutes to compile.
 HAS_WHEELS = "sys_platform == 'linux' and platform_machine == 'x86_64'"
 ELSEWHERE = "sys_platform != 'linux' or platform_machine != 'x86_64'"
 FAIRSEQ = [f"ve-fairseq>=0.12.3; {HAS_WHEELS}", f"fairseq-fixed>=0.12.3.1; {ELSEWHERE}"]

@@ -256,7 +256,11 @@ ROUNDING_OPTIONS = ("jobs", "side_by_side")
 """They change the last digits: a run keeps to them, a report takes no notice."""
 OPTION_OF = {"best_every": "--save-every"}
 """Keys of run.json that are no option as they stand: where ``--save-every`` decides which weights are tested."""
-_DISTRIBUTIONS = {"torch": ("torch",), "fairseq": ("ve-fairseq", "fairseq-fixed", "fairseq"), "fairseq_alma": ("fairseq-alma",)}
+_DISTRIBUTIONS = {
+    "torch": ("torch",),
+    "fairseq": ("ve-fairseq", "fairseq-fixed", "fairseq"),
+    "fairseq_alma": ("fairseq-alma",),
+}
 
 
 def describe_run(

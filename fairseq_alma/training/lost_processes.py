@@ -199,7 +199,7 @@ def speaks_for_all(store: Any, rank: int) -> bool:
 
 
 def _is_first_on_this_machine() -> bool:
-    """Tell whether no other process of this run, on this machine, has asked and still runs; each may where none can tell."""
+    """Tell whether no other process of this run here has asked and still runs; where none can tell, each may speak."""
     if not sys.platform.startswith("linux"):
         return True
     claim = socket.socket(socket.AF_UNIX)
