@@ -100,6 +100,16 @@ class DecompressedFile:
         """Bytes of the file itself, compressed as it is, that have been read so far."""
         return self._raw.tell()
 
+    @property
+    def is_packed(self) -> bool:
+        """Whether it is compressed."""
+        return self._kind is not None
+
+    def skip(self, num_bytes: int) -> None:
+        """Begin behind so many bytes of a file that is not compressed."""
+        assert not num_bytes or self._kind is None
+        self._raw.seek(num_bytes)
+
     def read(self, size: int) -> bytes:
         """Return the next ``size`` bytes of content, fewer only at the end.
 

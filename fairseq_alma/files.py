@@ -238,21 +238,25 @@ class WorkFolder:
         out: what is built; a symbolic link stands for what it points to.
         flag: that names it, with a space behind it, for messages.
         program: name of the command that builds.
+        keeps: whether what is in ``kept`` outlives a kill or an interruption, for the next one to go on with.
 
     Attributes:
         path: where to build.
+        kept: beside it, for what is not part of what is built.
 
     Raises:
         AlmaError: another process builds the same, or what stands there is no folder of this user's commands.
     """
 
-    def __init__(self, out: Path, flag: str, program: str) -> None:
+    def __init__(self, out: Path, flag: str, program: str, keeps: bool = False) -> None:
         self.given = out
         self.flag = flag
         self.out = Path(os.path.realpath(out))
         self._program = program
         self._root = self.out.parent / f".{self.out.name}.building"
         self.path = self._root / "content"
+        self.kept = self._root / "kept"
+        self._keeps = keeps
 
     def __enter__(self) -> Self:
         if os.path.ismount(self.out):
@@ -261,7 +265,7 @@ class WorkFolder:
         while not self._take():
             pass  # another process was at its end: the folder that it held is gone
         try:
-            self._clear()
+            self._clear(self._keeps)
             (self._root / WORK_MARKER).touch()
             self.path.mkdir()
         except BaseException:
@@ -269,9 +273,12 @@ class WorkFolder:
             raise
         return self
 
-    def __exit__(self, *exception: object) -> None:
+    def __exit__(self, kind: Optional[type] = None, *exception: object) -> None:
         try:
-            self._remove()
+            if self._keeps and kind is not None and not issubclass(kind, Exception) and self.kept.exists():
+                self._clear(True)
+            else:
+                self._remove()
         finally:
             os.close(self._descriptor)
 
@@ -337,9 +344,12 @@ class WorkFolder:
                 "there; give it another name"
             )
 
-    def _clear(self) -> None:
+    def _clear(self, keeps: bool = False) -> None:
         """Empty the folder, the marker last: a kill meanwhile leaves one that is known, or empty."""
+        spared = (WORK_MARKER, self.kept.name) if keeps else ()
         for entry in sorted(self._root.iterdir(), key=lambda entry: entry.name == WORK_MARKER):
+            if entry.name in spared:
+                continue
             shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
 
 

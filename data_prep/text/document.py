@@ -1,13 +1,10 @@
-"""Blocks of input, and the documents in them.
-
-The main process cuts the input into blocks of about one MiB without looking at documents; worker processes take a
-block apart. Every pass cuts the same blocks, so a document is known by its place in the order of all documents.
-"""
+"""Blocks of input, about one MiB that begins and ends between two documents, and the documents in them."""
 
 import datetime
 import json
 import re
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Callable, Iterator, Optional, Sequence, Union, cast
 
 from fairseq_alma.errors import AlmaError
@@ -17,6 +14,7 @@ PERIODS = {"year": 4, "month": 7, "day": 10}
 _BLANK_LINE = re.compile(r"\n\s*\n")
 _DATE = re.compile(r"\d{4}(-(0[1-9]|1[0-2])(-(0[1-9]|[12]\d|3[01]))?)?")
 _MAX_GROUP_NAME = 100
+_READ_AT_ONCE = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -31,8 +29,8 @@ class Group:
     field: str
     period: Optional[str] = None
 
-    def of(self, value: object, where: str) -> str:
-        """Return the group of a value. Raises AlmaError if there is none."""
+    def of(self, value: object, block: "Block", number: int) -> str:
+        """Return the group of a value, in a line or row of a block. Raises AlmaError if there is none."""
         name = value.isoformat() if isinstance(value, datetime.date) else value
         if isinstance(name, int) and not isinstance(name, bool):
             name = str(name)
@@ -43,7 +41,9 @@ class Group:
             if len(name) >= length and _DATE.fullmatch(name[:length]):
                 return name[:length]
         needed = "a word or a whole number" if self.period is None else f"a date with its {self.period} (2024-05-17)"
-        raise AlmaError(f"{where}: {self.field!r} is {value!r:.40}, {needed} is needed; mend the record or --by")
+        raise AlmaError(
+            f"{block.where(number)}: {self.field!r} is {value!r:.40}, {needed} is needed; mend the record or --by"
+        )
 
 
 @dataclass(frozen=True)
@@ -54,9 +54,10 @@ class Block:
         label: how messages call the input.
         form: ``text`` (documents separated by an empty line), ``lines``, ``jsonl``, ``parquet`` or ``arrow``.
         field: field (``jsonl``) or column (``parquet``, ``arrow``) that holds the text.
-        first_line: number of the first line (for ``parquet``: row) in the input, from 1.
+        first_line: number of the first line (for a table: row) in the input, from 1; of a piece of it, in the piece.
         content: the bytes; for a table the column's values, or pairs of them and those of ``group``'s field.
         group: what puts its documents into groups; None: nothing does.
+        before: the file that the block is of a piece of, and its bytes before the piece; None: a whole input.
     """
 
     label: str
@@ -65,6 +66,25 @@ class Block:
     first_line: int
     content: Union[bytes, Sequence[object]]
     group: Optional[Group] = None
+    before: Optional[tuple[Path, int]] = None
+
+    def where(self, number: int) -> str:
+        """Return how messages call the line or row that is ``number`` lines behind the first one."""
+        if self.form in ("parquet", "arrow"):
+            return f"{self.label}, row {self.first_line + number}"
+        return f"{self.label}, line {self._lines_before() + self.first_line + number}"
+
+    def _lines_before(self) -> int:
+        """Count the lines before a piece; only messages need them."""
+        if self.before is None:
+            return 0
+        path, left = self.before
+        lines = 0
+        with open(path, "rb") as file:
+            while left > 0 and (content := file.read(min(left, _READ_AT_ONCE))):
+                lines += content.count(b"\n")
+                left -= len(content)
+        return lines
 
 
 def documents_of(block: Block) -> list[str]:
@@ -84,8 +104,11 @@ def groups_of(block: Block) -> list[str]:
     """
     group = block.group
     assert group is not None
-    pairs = ((record, where) for record, where in _records(block) if _text_of(record, block, where).strip())
-    return [group.of(_value(record, group.field, "--by", where), where) for record, where in pairs]
+    return [
+        group.of(_value(record, group.field, "--by", block, number), block, number)
+        for number, record in _records(block)
+        if _text_of(record, block, number).strip()
+    ]
 
 
 def text_of(block: Block) -> str:
@@ -100,14 +123,13 @@ def text_of(block: Block) -> str:
     try:
         text = content.decode("utf-8")
     except UnicodeDecodeError as error:
-        line = block.first_line + content.count(b"\n", 0, error.start)
-        found = f"byte 0x{content[error.start]:02x} is not UTF-8"
-        raise AlmaError(f"{block.label}, line {line}: {found}; {remedy}") from error
+        where = block.where(content.count(b"\n", 0, error.start))
+        raise AlmaError(f"{where}: byte 0x{content[error.start]:02x} is not UTF-8; {remedy}") from error
     null = text.find("\0")
     if null >= 0:
-        line = block.first_line + text.count("\n", 0, null)
-        raise AlmaError(f"{block.label}, line {line}: binary data (a NUL byte) found; {remedy}")
-    if block.first_line == 1:
+        where = block.where(text.count("\n", 0, null))
+        raise AlmaError(f"{where}: binary data (a NUL byte) found; {remedy}")
+    if block.first_line == 1 and block.before is None:
         text = text.removeprefix("\ufeff")
     return text.replace("\r\n", "\n") if "\r" in text else text
 
@@ -120,55 +142,59 @@ def _lines(block: Block) -> list[str]:
     return text_of(block).split("\n")
 
 
-def _records(block: Block) -> Iterator[tuple[dict[str, object], str]]:
-    """Yield the records of a block, each with how messages call it."""
+def _records(block: Block) -> Iterator[tuple[int, dict[str, object]]]:
+    """Yield the records of a block, each with the number of lines or rows before it."""
     if block.form == "jsonl":
-        for number, line in enumerate(text_of(block).split("\n"), start=block.first_line):
+        for number, line in enumerate(text_of(block).split("\n")):
             if line and not line.isspace():
-                where = f"{block.label}, line {number}"
-                yield _parse(line, where), where
+                yield number, _parse(line, block, number)
     else:
         names = [block.field] if block.group is None else [block.field, block.group.field]
-        for number, row in enumerate(block.content, start=block.first_line):
+        for number, row in enumerate(block.content):
             values = [row] if block.group is None else cast(Sequence[object], row)
-            yield dict(zip(names, values, strict=True)), f"{block.label}, row {number}"
+            yield number, dict(zip(names, values, strict=True))
 
 
 def _texts(block: Block) -> list[str]:
-    return [_text_of(record, block, where) for record, where in _records(block)]
+    return [_text_of(record, block, number) for number, record in _records(block)]
 
 
-def _parse(line: str, where: str) -> dict[str, object]:
+def _parse(line: str, block: Block, number: int) -> dict[str, object]:
     try:
         record = json.loads(line)
     except (ValueError, RecursionError) as error:
         raise AlmaError(
-            f"{where}: not JSON ({error}); each line must be one JSON object, or choose another --format"
+            f"{block.where(number)}: not JSON ({error}); each line must be one JSON object, or choose another --format"
         ) from error
     if not isinstance(record, dict):
-        raise AlmaError(f"{where}: a JSON {type(record).__name__} found; each line must be one JSON object")
+        raise AlmaError(
+            f"{block.where(number)}: a JSON {type(record).__name__} found; each line must be one JSON object"
+        )
     return record
 
 
-def _value(record: dict[str, object], field: str, flag: str, where: str) -> object:
+def _value(record: dict[str, object], field: str, flag: str, block: Block, number: int) -> object:
     if field not in record:
         raise AlmaError(
-            f"{where}: no field {field!r}, the fields are {', '.join(map(repr, record)) or 'none'}; name the field "
-            f"that holds the {'text' if flag == '--field' else 'group'} with {flag}"
+            f"{block.where(number)}: no field {field!r}, the fields are {', '.join(map(repr, record)) or 'none'}; name "
+            f"the field that holds the {'text' if flag == '--field' else 'group'} with {flag}"
         )
     return record[field]
 
 
-def _text_of(record: dict[str, object], block: Block, where: str) -> str:
-    field, value = block.field, _value(record, block.field, "--field", where)
+def _text_of(record: dict[str, object], block: Block, number: int) -> str:
+    field, value = block.field, _value(record, block.field, "--field", block, number)
     if not isinstance(value, str):
         raise AlmaError(
-            f"{where}: {field!r} is {value!r:.40}, it must be a text; mend the record or give another --field"
+            f"{block.where(number)}: {field!r} is {value!r:.40}, it must be a text; mend the record or give another "
+            "--field"
         )
     try:
         value.encode("utf-8")
     except UnicodeEncodeError as error:
-        raise AlmaError(f"{where}: {field!r} holds half a surrogate pair, which is no text; mend the record") from error
+        raise AlmaError(
+            f"{block.where(number)}: {field!r} holds half a surrogate pair, which is no text; mend the record"
+        ) from error
     return value
 
 

@@ -10,7 +10,7 @@ from data_prep.text.deal import Words
 from data_prep.text.document import PERIODS, Group
 from data_prep.text.pool import default_workers
 from data_prep.text.source import STANDARD_INPUT, share_of
-from data_prep.text.writing import DEFAULT_WORDS, NUM_BYTES
+from data_prep.text.training import DEFAULT_WORDS, NUM_BYTES
 from fairseq_alma.cli.entry import Parser
 from fairseq_alma.data.ngrams import DEFAULT_NGRAM
 from fairseq_alma.data.stream import DECONTAMINATE
@@ -155,8 +155,8 @@ class PrepOptions(Options):
     )
     workers: int = opt(
         default_workers(),
-        "worker processes, about 100 MB each; the result does not depend on it (default: the number of cores, 8 at "
-        f"most, here {default_workers()})",
+        "worker processes, about 100 MB each; the result does not depend on it (default: the number of cores that may "
+        f"be used, here {default_workers()})",
         range=whole(1, MAX_WORKERS),
     )
     inputs: tuple[str, ...] = ()

@@ -1,7 +1,7 @@
-"""Worker processes that apply one function to a sequence of tasks and give the results back in order.
+"""Worker processes that apply functions to sequences of tasks and give the results back in order.
 
-Beside ``multiprocessing.Pool``: a bounded number of tasks is in memory, a worker that gets killed is noticed, and no
-worker survives the main process, not even when that is killed.
+Beside ``multiprocessing.Pool``: a bounded number of tasks is in memory, a worker that gets killed is noticed, a task
+can say how far it is, and no worker survives the main process, not even when that is killed.
 """
 
 import multiprocessing
@@ -11,124 +11,181 @@ import traceback
 from collections import deque
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
-from typing import Any, Callable, Generator, Iterable, Iterator, TypeVar, cast
+from types import GeneratorType
+from typing import Any, Callable, Generator, Iterable, Iterator, Optional, TypeVar, Union, cast
 
 from fairseq_alma.errors import AlmaError
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
+Progress = tuple[int, int]
+"""What a task has done since it said so last: bytes of input files, and words in them."""
+Work = Union[Callable[[Task], Result], Callable[[Task], Generator[Progress, None, Result]]]
 
-_MAX_DEFAULT_WORKERS = 8
 _WINDOW = 4  # results per worker that may wait for an earlier one
+_PROGRESS, _RESULT, _ERROR = range(3)
 
 
 def default_workers() -> int:
-    """Return the number of cores that this process may use, but no more than keep the memory below 1 GB."""
-    num_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(num_cores, _MAX_DEFAULT_WORKERS)
+    """Return the number of cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def ordered_map(function: Callable[[Task], Result], tasks: Iterable[Task], num_workers: int) -> Iterator[Result]:
-    """Yield ``function(task)`` for each task, in the order of the tasks.
+class Workers:
+    """Processes that stay for several sequences of tasks; they begin with the first one.
 
     Args:
-        function: can be pickled; it is sent to each worker once.
-        tasks: consumed only a few ahead of the results.
-        num_workers: processes; with 1 everything happens in this one.
-
-    Raises:
-        AlmaError: a worker was killed. Whatever ``function`` raises is raised here.
+        number: of processes; with 1 everything happens in this one.
     """
-    if num_workers == 1:
-        yield from map(function, tasks)
-    else:
-        yield from _map_in_processes(function, tasks, num_workers)
 
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self._processes: dict[Connection, Any] = {}
 
-def run_apart(function: Callable[[Task], Result], task: Task) -> Result:
-    """Return ``function(task)`` from a process of its own, whose memory is given back when it ends."""
-    results = _map_in_processes(function, [task], 1)
-    try:
-        return next(results)
-    finally:
-        results.close()
+    def __enter__(self) -> "Workers":
+        return self
 
+    def __exit__(self, *exception: object) -> None:
+        self._stop()
 
-def _map_in_processes(
-    function: Callable[[Task], Result], tasks: Iterable[Task], num_workers: int
-) -> Generator[Result, None, None]:
-    context = multiprocessing.get_context("spawn")  # forking would copy the threads of tokenizers half
-    workers: dict[Connection, Any] = {}
-    # Now, because it lets go of the signals that are held back below when it is started.
-    resource_tracker.ensure_running()
-    try:
-        for _ in range(num_workers):
+    def map(
+        self, function: Work, tasks: Iterable[Task], report: Optional[Callable[[Progress], None]] = None
+    ) -> Iterator[Any]:
+        """Yield ``function(task)`` for each task, in the order of the tasks.
+
+        Args:
+            function: can be pickled; it is sent to each worker once. If it is a generator, what it yields is told to
+                ``report``, and what it returns is the result.
+            tasks: consumed only a few ahead of the results.
+            report: is told how far tasks are.
+
+        Raises:
+            AlmaError: a worker was killed. Whatever ``function`` raises is raised here.
+        """
+        report = report or _ignore
+        if self.number == 1:
+            for task in tasks:
+                yield _carry_out(function, task, report)
+        else:
+            yield from self._exchange(function, tasks, report)
+
+    def run(self, function: Work, task: Task, report: Optional[Callable[[Progress], None]] = None) -> Any:
+        """Return the result of a single task."""
+        (result,) = self.map(function, [task], report)
+        return result
+
+    def run_apart(self, function: Work, task: Task) -> Any:
+        """Return the result of a task that takes much memory, which is given back by its process when it ends."""
+        if self.number == 1:
+            return function(task)
+        apart = Workers(1)
+        try:
+            apart._start()
+            (result,) = apart._exchange(function, [task], _ignore)
+            return result
+        finally:
+            apart._stop()
+
+    def _start(self) -> None:
+        context = multiprocessing.get_context("spawn")  # forking would copy the threads of tokenizers half
+        # Now, because it lets go of the signals that are held back below when it is started.
+        resource_tracker.ensure_running()
+        for _ in range(self.number):
             here, there = context.Pipe()
-            process = context.Process(target=_work, args=(function, there))
+            process = context.Process(target=_work, args=(there,))
             # Ctrl-C and the end of a terminal are the main process's to answer, from the first moment on: a new
             # process inherits which signals are held back.
             before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGHUP))
             try:
                 process.start()
-                workers[here] = process
+                self._processes[here] = process
             finally:
                 signal.pthread_sigmask(signal.SIG_SETMASK, before)
             there.close()
-        yield from _exchange(workers, iter(tasks))
-    finally:
-        for connection, process in workers.items():
+
+    def _stop(self) -> None:
+        for connection in self._processes:
             connection.close()
+        for process in self._processes.values():
             process.join(timeout=1)
             if process.is_alive():
                 process.terminate()
                 process.join()
+        self._processes = {}
+
+    def _exchange(
+        self, function: Work, tasks: Iterable[Task], report: Callable[[Progress], None]
+    ) -> Generator[Any, None, None]:
+        """Keep each worker busy with one task, and the results in order."""
+        idle: list[Connection] = []
+        busy: dict[Connection, int] = {}
+        results: deque[list[Any]] = deque()  # one cell per task in work or waiting, empty until its result is there
+        coming = iter(tasks)
+        first = sent = 0
+        is_done = exhausted = False
+        try:
+            if not self._processes:
+                self._start()
+            for connection in self._processes:
+                self._send(connection, function)
+                idle.append(connection)
+            while not is_done:
+                while idle and not exhausted and len(results) < _WINDOW * self.number:
+                    try:
+                        task = next(coming)
+                    except StopIteration:
+                        exhausted = True
+                        break
+                    connection = idle.pop()
+                    self._send(connection, (task,))
+                    busy[connection] = sent
+                    results.append([])
+                    sent += 1
+                if results and results[0]:
+                    first += 1
+                    yield results.popleft()[0]
+                    continue
+                is_done = not busy
+                for connection in cast(list[Connection], wait(list(busy))) if busy else ():
+                    kind, content = self._receive(connection)
+                    if kind == _PROGRESS:
+                        report(content)
+                        continue
+                    results[busy.pop(connection) - first].append(content)
+                    idle.append(connection)
+        finally:
+            if not is_done:
+                self._stop()  # what they are at is of no use any more
+
+    def _send(self, connection: Connection, message: Any) -> None:
+        try:
+            connection.send(message)
+        except (BrokenPipeError, ConnectionResetError) as error:
+            raise _killed(self._processes[connection]) from error
+
+    def _receive(self, connection: Connection) -> tuple[int, Any]:
+        try:
+            kind, content = connection.recv()
+        except (EOFError, ConnectionResetError) as error:
+            raise _killed(self._processes[connection]) from error
+        if kind == _ERROR:
+            raise content
+        return kind, content
 
 
-def _exchange(workers: dict[Connection, Any], tasks: Iterator[Any]) -> Iterator[Any]:
-    """Keep each worker busy with one task, and the results in order."""
-    idle = list(workers)
-    busy: dict[Connection, int] = {}
-    results: deque[list[Any]] = deque()  # one cell per task in work or waiting, empty until its result is there
-    first = sent = 0
-    exhausted = False
+def _ignore(progress: Progress) -> None:
+    pass
+
+
+def _carry_out(function: Work, task: Any, report: Callable[[Progress], None]) -> Any:
+    result = function(task)
+    if not isinstance(result, GeneratorType):
+        return result
     while True:
-        while idle and not exhausted and len(results) < _WINDOW * len(workers):
-            try:
-                task = next(tasks)
-            except StopIteration:
-                exhausted = True
-                break
-            connection = idle.pop()
-            _send(connection, task, workers[connection])
-            busy[connection] = sent
-            results.append([])
-            sent += 1
-        if results and results[0]:
-            first += 1
-            yield results.popleft()[0]
-            continue
-        if not busy:
-            return
-        for connection in cast(list[Connection], wait(list(busy))):
-            results[busy.pop(connection) - first].append(_receive(connection, workers[connection]))
-            idle.append(connection)
-
-
-def _send(connection: Connection, task: Any, process: Any) -> None:
-    try:
-        connection.send(task)
-    except (BrokenPipeError, ConnectionResetError) as error:
-        raise _killed(process) from error
-
-
-def _receive(connection: Connection, process: Any) -> Any:
-    try:
-        succeeded, result = connection.recv()
-    except (EOFError, ConnectionResetError) as error:
-        raise _killed(process) from error
-    if not succeeded:
-        raise result
-    return result
+        try:
+            report(next(result))
+        except StopIteration as end:
+            return end.value
 
 
 def _killed(process: Any) -> AlmaError:
@@ -139,20 +196,21 @@ def _killed(process: Any) -> AlmaError:
     )
 
 
-def _work(function: Callable[[Any], Any], connection: Connection) -> None:
-    """Serve one worker's tasks until the main process closes the connection or ends."""
+def _work(connection: Connection) -> None:
+    """Serve one worker's tasks until the main process closes the connection or ends; a function comes before them."""
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    function: Any = None
     while True:
         try:
-            task = connection.recv()
-        except (EOFError, OSError):
-            return
-        try:
-            answer = (True, function(task))
-        except BaseException as error:
-            error.add_note("".join(traceback.format_exception(error)))
-            answer = (False, error)
-        try:
+            message = connection.recv()
+            if not isinstance(message, tuple):
+                function = message
+                continue
+            try:
+                answer = _RESULT, _carry_out(function, message[0], lambda done: connection.send((_PROGRESS, done)))
+            except BaseException as error:
+                error.add_note("".join(traceback.format_exception(error)))
+                answer = _ERROR, error
             connection.send(answer)
-        except OSError:
+        except (EOFError, OSError):
             return

@@ -1,4 +1,4 @@
-"""The inputs of a command: files, folders, pipes and standard input, cut into blocks."""
+"""The inputs of a command: files, folders, pipes, addresses and standard input."""
 
 import os
 import re
@@ -6,26 +6,23 @@ import shutil
 import stat
 import sys
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from queue import Empty, Queue
 from threading import Thread
-from typing import IO, Any, Iterator, Optional, Sequence
+from typing import IO, Iterator, Optional, Sequence
 
-from data_prep.build_folder import recorded_name
-from data_prep.compression import DecompressedFile, strip_compression_suffix
-from data_prep.text.document import Block, Group
+from data_prep.compression import strip_compression_suffix
+from data_prep.text.document import Group
+from data_prep.text.pieces import BLOCK_SIZE, Source
 from fairseq_alma.errors import AlmaError, is_out_of_memory, naming
 from fairseq_alma.terminal import tell
 
 STANDARD_INPUT = "-"
 SPOOLED = "standard-input"  # name of the file that stands for it
-BLOCK_SIZE = 1 << 20
-MAX_DOCUMENT_SIZE = 1 << 28
 PIPE_PATIENCE_SECONDS = 10.0
 
 _FORMS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl", ".parquet": "parquet", ".arrow": "arrow"}
-_TABLES = {"parquet": "Parquet", "arrow": "Arrow"}
 _OF_DATASETS = ("dataset_info.json", "state.json", "dataset_dict.json")  # beside the data of datasets' save_to_disk
 _LOCAL = ("file", "local")
 # Those of fsspec that stand for files, also within an archive (zip://a.txt::s3://…) or kept in a cache.
@@ -35,55 +32,7 @@ _SCHEMES = (
     *("simplecache", "filecache"),
 )
 _REMOTE = re.compile(r"[a-z][a-z0-9+.-]*://")
-_BLANK_LINE = re.compile(rb"\n[ \t\r\f\v]*\n")
-_PARQUET_ROWS = 256
 _SHARE = re.compile(r"[0-9]*\.?[0-9]+(e-?[0-9]+)?", re.ASCII)
-
-
-@dataclass(frozen=True)
-class Source:
-    """One file of input.
-
-    Attributes:
-        path: where it is read.
-        label: how messages call it.
-        argument: number of the command's argument that named it or its folder, from 0.
-        form: how documents stand in it (see `Block`).
-        field: where the text is in a record.
-        is_copy: it is the copy of what came through standard input or a pipe.
-        group: what puts its documents into groups, if anything.
-        share: of its documents, drawn by their content; above 0, at most 1.
-    """
-
-    path: Path
-    label: str
-    argument: int
-    form: str
-    field: str
-    is_copy: bool = False
-    group: Optional[Group] = None
-    share: float = 1.0
-
-    @property
-    def name(self) -> str:
-        """What the manifest calls it."""
-        return "-" if self.is_copy else recorded_name(self.path)
-
-    @property
-    def size(self) -> int:
-        """Size of the file in bytes, compressed as it is."""
-        return self.path.stat().st_size
-
-    def blocks(self) -> Iterator[tuple[Block, int]]:
-        """Yield the blocks, each with the number of bytes of the file that have been read with it.
-
-        Raises:
-            AlmaError: the file is broken, or a document is too long.
-        """
-        if self.form in _TABLES:
-            yield from _table_blocks(self)
-        else:
-            yield from _byte_blocks(self)
 
 
 def find_sources(
@@ -283,117 +232,3 @@ def _form_of(path: Path) -> str:
 
 def _unreadable(path: Path) -> AlmaError:
     return AlmaError(f"{path}: permission denied; make it readable (chmod), or leave it out")
-
-
-def _byte_blocks(source: Source) -> Iterator[tuple[Block, int]]:
-    """Cut at the last boundary between documents that each MiB brings."""
-    first_line = 1
-    pending = bytearray()
-    with DecompressedFile(source.path, source.label) as file:
-        while chunk := file.read(BLOCK_SIZE):
-            searched = max(0, len(pending) - BLOCK_SIZE)  # a blank line may have begun in what came before
-            pending += chunk
-            end = _last_boundary(pending, source.form, searched)
-            if end == 0:
-                if len(pending) > MAX_DOCUMENT_SIZE:
-                    raise AlmaError(_too_long(source, first_line))
-                continue
-            content = bytes(pending[:end])
-            yield Block(source.label, source.form, source.field, first_line, content, source.group), file.position
-            first_line += content.count(b"\n")
-            del pending[:end]
-        if pending:
-            rest = bytes(pending)
-            yield Block(source.label, source.form, source.field, first_line, rest, source.group), file.position
-
-
-def _last_boundary(content: bytearray, form: str, start: int) -> int:
-    """Return where the last document that is complete ends, 0 if none is."""
-    if form != "text":
-        return content.rfind(b"\n", start) + 1
-    end = max(content.rfind(b"\n\n", start), content.rfind(b"\n\r\n", start))
-    if end >= 0:
-        return end + 1
-    end = 0
-    for match in _BLANK_LINE.finditer(content, start):
-        end = match.start() + 1
-    return end
-
-
-def _too_long(source: Source, first_line: int) -> str:
-    separator = "an empty line" if source.form == "text" else "a line feed"
-    return (
-        f"{source.label}, line {first_line}: a document of more than {MAX_DOCUMENT_SIZE >> 20} MiB found; documents "
-        f"must be separated by {separator}, or choose another --format"
-    )
-
-
-def _table_blocks(source: Source) -> Iterator[tuple[Block, int]]:
-    """Read one column of a table, a few hundred rows at a time."""
-    kind = _TABLES[source.form]
-    try:
-        import pyarrow
-    except ImportError as error:
-        raise AlmaError(f"{source.label}: {kind} data, which pyarrow reads; pip install pyarrow") from error
-    rows = _parquet_rows if source.form == "parquet" else _arrow_rows
-    try:
-        first_row = 1
-        for values, share in rows(source):
-            block = Block(source.label, source.form, source.field, first_row, values, source.group)
-            yield block, int(source.size * share)
-            first_row += len(values)
-    except (pyarrow.ArrowException, OSError) as error:
-        if isinstance(error, OSError) and error.errno is not None:
-            raise
-        raise AlmaError(f"{source.label}: broken {kind} data ({error}); fetch the file again") from error
-
-
-def _parquet_rows(source: Source) -> Iterator[tuple[list[Any], float]]:
-    """Yield the column's values, and the share of the file that has been read with them."""
-    from pyarrow import parquet
-
-    with parquet.ParquetFile(source.path) as file:
-        columns = _columns(source, file.schema_arrow.names)
-        done, num_rows = 0, max(file.metadata.num_rows, 1)
-        for batch in file.iter_batches(_PARQUET_ROWS, columns=columns):
-            done += len(batch)
-            yield _values(batch, columns), done / num_rows
-
-
-def _arrow_rows(source: Source) -> Iterator[tuple[list[Any], float]]:
-    """The same of Arrow's streaming format, which ``save_to_disk`` of ``datasets`` writes, or its file format."""
-    from pyarrow import ipc, memory_map
-
-    with memory_map(str(source.path)) as file:
-        is_file = file.read(6) == b"ARROW1"
-        file.seek(0)
-        if is_file:
-            opened = ipc.open_file(file)
-            batches = (opened.get_batch(number) for number in range(opened.num_record_batches))
-        else:
-            opened = batches = ipc.open_stream(file)
-        columns = _columns(source, opened.schema.names)
-        for batch in batches:
-            share = min(1.0, file.tell() / max(source.size, 1))
-            for start in range(0, len(batch), _PARQUET_ROWS):
-                yield _values(batch.slice(start, _PARQUET_ROWS), columns), share
-
-
-def _columns(source: Source, names: Sequence[str]) -> list[str]:
-    """Return the columns to read: that of the text and that of the groups, if there are any."""
-    wanted = {source.field: "text with --field"}
-    if source.group is not None:
-        wanted.setdefault(source.group.field, "groups with --by")
-    for column, what in wanted.items():
-        if column not in names:
-            raise AlmaError(
-                f"{source.label}: no column {column!r}, the columns are {', '.join(map(repr, names))}; name the "
-                f"column of the {what}"
-            )
-    return [source.field, *([] if source.group is None else [source.group.field])]
-
-
-def _values(batch: Any, columns: Sequence[str]) -> list[Any]:
-    """Return the values of a column, or the rows of several."""
-    read = [batch.column(column).to_pylist() for column in columns]
-    return read[0] if len(read) == 1 else [*zip(*read, strict=True)]

@@ -1,20 +1,18 @@
-"""The first pass: what is known of each document without keeping it, twelve bytes."""
+"""The first pass: what is known of each document without keeping it, fourteen bytes."""
 
 import hashlib
-import sys
-import time
 from dataclasses import dataclass
-from typing import Iterable, Iterator, Optional, Sequence
+from typing import Generator, Iterable, Optional, Sequence
 
 import numpy as np
 
-from data_prep.text.document import Block, documents_of, groups_of
-from data_prep.text.pool import ordered_map
-from data_prep.text.source import Source
+from data_prep.text.document import documents_of, groups_of
+from data_prep.text.passes import Passes, PieceFunction, PieceTask, load_arrays, save_arrays
+from data_prep.text.pieces import Source
+from data_prep.text.pool import Progress
 from fairseq_alma.data.ngrams import scrambled
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.files import MAX_MEGABATCHES
-from fairseq_alma.terminal import LiveLine, spell_duration, tell
 
 MAX_DOCUMENTS = 2**32 - 2
 """They are numbered in 32 bits."""
@@ -30,7 +28,7 @@ class Survey:
         words: ``(documents,)``, uint32: white-space separated words.
         arguments: ``(documents,)``, uint16: number of the command's argument that the document came with, or of its
             group.
-        block_sizes: documents in each block, in the order of reading.
+        piece_sizes: documents in each piece of the input.
         groups: their names in the order of their numbers; none where documents are not put into groups.
         sampled: ``(documents,)``, bool: whether the document is among its input's share; None: all are.
     """
@@ -38,16 +36,76 @@ class Survey:
     hashes: np.ndarray
     words: np.ndarray
     arguments: np.ndarray
-    block_sizes: np.ndarray
+    piece_sizes: np.ndarray
     groups: tuple[str, ...] = ()
     sampled: Optional[np.ndarray] = None
 
     def __len__(self) -> int:
         return len(self.hashes)
 
+    def by_piece(self, marks: np.ndarray) -> list[np.ndarray]:
+        """Cut something of each document into what belongs to each piece."""
+        return np.split(marks, np.cumsum(self.piece_sizes)[:-1])
 
-def survey_documents(sources: Sequence[Source], num_workers: int) -> Survey:
+
+class CountPiece(PieceFunction):
+    """Note the hash, the number of words and the group, if there are any, of each document of a piece."""
+
+    result = "counted.npz"
+
+    def make(self, task: PieceTask) -> Generator[Progress, None, None]:
+        """See `PieceFunction`."""
+        digests, words, groups = bytearray(), [np.empty(0, np.uint32)], []
+        numbers: dict[str, int] = {}
+        per_source = dict.fromkeys((part.source for part in task.piece.parts), 0)
+        for source, block, num_bytes in task.blocks():
+            documents = documents_of(block)
+            for document in documents:
+                digests += hashlib.blake2b(document.encode(), digest_size=8).digest()
+            counts = np.fromiter((len(document.split()) for document in documents), np.uint32, len(documents))
+            words.append(counts)
+            if block.group is not None:
+                groups += [numbers.setdefault(name, len(numbers)) for name in groups_of(block)]
+            per_source[source] += len(documents)
+            yield num_bytes, int(counts.sum(dtype=np.int64))
+        save_arrays(
+            task.folder / self.result,
+            hashes=np.frombuffer(bytes(digests), "<u8"),
+            words=np.concatenate(words),
+            groups=np.array(groups, np.int64),
+            names=np.array([*numbers], "U"),
+            per_source=np.array([*per_source.values()], np.int64),
+        )
+
+
+class _Groups:
+    """Numbers of groups, in the order in which they are met."""
+
+    def __init__(self) -> None:
+        self.names: dict[str, int] = {}
+
+    def numbers_of(self, names: Sequence[str], label: str) -> np.ndarray:
+        numbers = np.array([self.names.setdefault(str(name), len(self.names)) for name in names], np.uint16)
+        if len(self.names) > MAX_MEGABATCHES:
+            raise AlmaError(
+                f"--by: {len(self.names):,} values found up to {label}, at most {MAX_MEGABATCHES:,} mega-batches; "
+                "choose a longer --period, or another field"
+            )
+        return numbers
+
+    def in_order(self, arguments: np.ndarray) -> tuple[tuple[str, ...], np.ndarray]:
+        """Return the names in their order, and the documents' groups by it."""
+        ordered = _in_order(self.names)
+        place = {name: number for number, name in enumerate(ordered)}
+        return tuple(ordered), np.array([place[name] for name in self.names], np.uint16)[arguments]
+
+
+def survey_documents(passes: Passes, sources: Sequence[Source]) -> Survey:
     """Read the whole input once and count it.
+
+    Args:
+        passes: the input.
+        sources: its files.
 
     Raises:
         AlmaError: an input is broken, no text, or holds no document at all; or there are too many documents or groups.
@@ -55,52 +113,41 @@ def survey_documents(sources: Sequence[Source], num_workers: int) -> Survey:
     hashes: list[np.ndarray] = []
     words: list[np.ndarray] = []
     arguments: list[np.ndarray] = []
-    block_sizes: list[int] = []
-    groups: dict[str, int] = {}
     sampled: list[np.ndarray] = []
+    groups = _Groups()
     num_documents = 0
-    blocks = _BlockReader(sources)
-    with PassProgress("counting words") as progress:
-        for block_hashes, block_words, block_groups in ordered_map(_examine, blocks, num_workers):
-            block = len(block_sizes)
-            hashes.append(block_hashes)
-            words.append(block_words)
-            block_sizes.append(len(block_hashes))
-            source = blocks.sources[block]
-            sampled.append(_sample(block_hashes, source.share))
-            if block_groups is None:
-                arguments.append(np.full(len(block_hashes), source.argument, dtype=np.uint16))
-            else:
-                numbers = [groups.setdefault(group, len(groups)) for group in block_groups]
-                if len(groups) > MAX_MEGABATCHES:
-                    raise AlmaError(
-                        f"--by: {len(groups):,} values found up to {source.label}, at most {MAX_MEGABATCHES:,} "
-                        "mega-batches; choose a longer --period, or another field"
-                    )
-                arguments.append(np.array(numbers, dtype=np.uint16))
-            num_documents += len(block_hashes)
-            if num_documents > MAX_DOCUMENTS:
-                raise AlmaError(
-                    f"INPUT: more than {MAX_DOCUMENTS:,} documents; join short ones, or make several streams"
-                )
-            progress.update(blocks.fractions[block], int(block_words.sum(dtype=np.int64)))
     documents_per_argument = dict.fromkeys((source.argument for source in sources), 0)
-    for source, size in zip(blocks.sources, block_sizes, strict=True):
-        documents_per_argument[source.argument] += size
+    for piece, folder in zip(passes.pieces, passes.run("counting words", CountPiece()), strict=True):
+        counted = load_arrays(folder / CountPiece.result)
+        hashes.append(counted["hashes"])
+        words.append(counted["words"])
+        of_piece = list(dict.fromkeys(part.source for part in piece.parts))
+        for source, number in zip(of_piece, counted["per_source"].tolist(), strict=True):
+            documents_per_argument[source.argument] += number
+        first = np.cumsum(counted["per_source"]) - counted["per_source"]
+        for source, start, number in zip(of_piece, first, counted["per_source"], strict=True):
+            sampled.append(_sample(counted["hashes"][start : start + number], source.share))
+        if sources[0].group is not None:
+            arguments.append(groups.numbers_of(counted["names"], of_piece[-1].label)[counted["groups"]])
+        else:
+            of_source = np.array([source.argument for source in of_piece], np.uint16)
+            arguments.append(np.repeat(of_source, counted["per_source"]))
+        num_documents += len(counted["hashes"])
+        if num_documents > MAX_DOCUMENTS:
+            raise AlmaError(f"INPUT: more than {MAX_DOCUMENTS:,} documents; join short ones, or make several streams")
     for source in sources:
         if not documents_per_argument[source.argument]:
             raise AlmaError(f"{source.label}: empty, no document found in it; leave it out or give a file with text")
-    names = _in_order(groups)
-    numbers_of = np.concatenate(arguments)
-    if names:
-        place = {name: number for number, name in enumerate(names)}
-        numbers_of = np.array([place[name] for name in groups], dtype=np.uint16)[numbers_of]
+    names: tuple[str, ...] = ()
+    numbers = np.concatenate(arguments)
+    if groups.names:
+        names, numbers = groups.in_order(numbers)
     return Survey(
         np.concatenate(hashes),
         np.concatenate(words),
-        numbers_of,
-        np.array(block_sizes, np.int64),
-        tuple(names),
+        numbers,
+        np.array([len(each) for each in hashes], np.int64),
+        names,
         np.concatenate(sampled) if any(source.share < 1 for source in sources) else None,
     )
 
@@ -118,69 +165,3 @@ def _in_order(names: Iterable[str]) -> list[str]:
     if all(name.removeprefix("-").isascii() and name.removeprefix("-").isdigit() for name in names):
         return sorted(names, key=lambda name: (int(name), name))
     return sorted(names)
-
-
-class _BlockReader:
-    """Iterate over all blocks, and remember where each came from."""
-
-    def __init__(self, sources: Sequence[Source]) -> None:
-        self._sources = sources
-        self.sources: list[Source] = []
-        self.fractions: list[float] = []
-
-    def __iter__(self) -> Iterator[Block]:
-        total = max(sum(source.size for source in self._sources), 1)
-        done = 0
-        for source in self._sources:
-            for block, position in source.blocks():
-                self.sources.append(source)
-                self.fractions.append(min((done + position) / total, 1.0))
-                yield block
-            done += source.size
-
-
-def _examine(block: Block) -> tuple[np.ndarray, np.ndarray, Optional[list[str]]]:
-    """Return the hash, the number of words and the group, if there are any, of each document of a block."""
-    documents = documents_of(block)
-    groups = None if block.group is None else groups_of(block)
-    digests = b"".join(hashlib.blake2b(document.encode(), digest_size=8).digest() for document in documents)
-    words = np.fromiter((len(document.split()) for document in documents), np.uint32, len(documents))
-    return np.frombuffer(digests, dtype="<u8"), words, groups
-
-
-class PassProgress:
-    """Words per second and time left of one pass.
-
-    Args:
-        title: what the pass does.
-    """
-
-    def __init__(self, title: str) -> None:
-        self._title = title
-        self._start = time.monotonic()
-        self._words = 0
-        self._line = LiveLine()
-        self._line.is_due()  # nothing is known yet
-
-    def __enter__(self) -> "PassProgress":
-        return self
-
-    def __exit__(self, kind: Optional[type], *exception: object) -> None:
-        self._line.clear()
-        if kind is None:
-            tell(f"{self._title}: {self._pace()}, {self._seconds():.1f} s", sys.stderr)
-
-    def update(self, fraction: float, words: int) -> None:
-        """Report that ``words`` words more are done, and which fraction of the pass (0 to 1) by now."""
-        self._words += words
-        if self._line.is_due():
-            left = spell_duration(self._seconds() / max(fraction, 1e-9) * (1 - fraction))
-            done = f"{self._title}: {100 * fraction:.0f} %"
-            shorter = f"{done}, {left} left"
-            self._line.show(f"{done}, {self._pace()}, {left} left", fraction, 1.0, [shorter])
-
-    def _seconds(self) -> float:
-        return max(time.monotonic() - self._start, 1e-9)
-
-    def _pace(self) -> str:
-        return f"{self._words:,} words, {self._words / self._seconds():,.0f} words/s"

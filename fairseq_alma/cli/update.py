@@ -21,7 +21,8 @@ from msgspec import Meta, Struct
 from data_prep.text.command import prepare
 from data_prep.text.document import documents_of
 from data_prep.text.options import FORMATS, parse_options
-from data_prep.text.source import Source, find_sources
+from data_prep.text.pieces import Source
+from data_prep.text.source import find_sources
 from fairseq_alma.cli.entry import Parser, command
 from fairseq_alma.data.manifest import MANIFEST, Split, file_sha256
 from fairseq_alma.data.stream import Stream, holdout_name

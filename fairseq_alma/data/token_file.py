@@ -4,9 +4,11 @@ Written with NumPy, piece by piece, so that preparing text needs neither fairseq
 Layout as fairseq's ``MMapIndexedDataset``.
 """
 
+import os
 import struct
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Iterator, Union
+from typing import Sequence, Union
 
 import numpy as np
 
@@ -25,8 +27,7 @@ _DTYPE_CODES: dict[int, np.dtype] = {
 }
 _HEADER = struct.Struct("<9sQBQ")
 _ENTRY_SIZE = 4 + 8  # bytes of a sequence in the index: how many ids it has, and where they begin
-_POINTERS_AT_ONCE = 1 << 20
-_BYTES_AT_ONCE = 1 << 14  # of ids that a file is opened for: it is one of thousands
+_IDS_AT_ONCE = 1 << 20
 
 
 def id_dtype(vocab_size: int) -> np.dtype:
@@ -34,61 +35,60 @@ def id_dtype(vocab_size: int) -> np.dtype:
     return np.dtype("uint16") if vocab_size + NUM_FAIRSEQ_SYMBOLS < 65500 else np.dtype("uint32")
 
 
+@dataclass(frozen=True)
 class TokenFileWriter:
-    """Write one token file; the files stay closed between two calls, so that any number of them can be in work.
+    """Write one token file in parts, in any order and from any number of processes; how large it gets is known.
 
-    Args:
-        prefix: path of the files without ``.bin`` and ``.idx``; its folder exists.
+    Attributes:
+        prefix: path of the files without ``.bin`` and ``.idx``.
         dtype: type of an id, ``uint16`` or ``uint32``.
+        num_documents: sequences in all.
+        num_tokens: ids in all, each sequence with its eos.
     """
 
-    def __init__(self, prefix: Path, dtype: np.dtype) -> None:
-        self._bin = Path(f"{prefix}.bin")
-        self._idx = Path(f"{prefix}.idx")
-        self._dtype = dtype
-        self._pending = bytearray()
-        self._sizes = bytearray()
-        self.num_tokens = 0
-        self.num_documents = 0
-        self._bin.write_bytes(b"")
+    prefix: Path
+    dtype: np.dtype
+    num_documents: int
+    num_tokens: int
 
-    def append(self, ids: bytes, sizes: np.ndarray) -> None:
-        """Append sequences.
+    def create(self) -> None:
+        """Make the files, full of zeros but for the header of the index, and their folder."""
+        code = next(code for code, dtype in _DTYPE_CODES.items() if dtype == self.dtype)
+        header = _HEADER.pack(_MAGIC, _VERSION, code, self.num_documents)
+        self.prefix.parent.mkdir(parents=True, exist_ok=True)
+        sizes = (self.num_tokens * self.dtype.itemsize, len(header) + self.num_documents * _ENTRY_SIZE)
+        for suffix, start, size in zip((".bin", ".idx"), (b"", header), sizes, strict=True):
+            path = Path(f"{self.prefix}{suffix}")
+            with naming(path), open(path, "wb") as file:
+                file.write(start)
+                file.truncate(size)
+
+    def write(self, ids: bytes, sizes: np.ndarray, first_document: int, first_token: int) -> None:
+        """Write sequences to their place.
 
         Args:
-            ids: the ids of all sequences one after the other, each sequence with its eos, as bytes of ``dtype``.
-            sizes: ``(num_sequences,)``, int32: ids per sequence.
+            ids: the ids of all sequences one after the other, as bytes of ``dtype``.
+            sizes: ``(num_sequences,)``: ids per sequence.
+            first_document: number of sequences before these.
+            first_token: number of ids before these.
         """
-        self._pending += ids
-        if len(self._pending) >= _BYTES_AT_ONCE:
-            self._flush()
-        self._sizes += sizes.astype("<i4").tobytes()
-        self.num_tokens += len(ids) // self._dtype.itemsize
-        self.num_documents += len(sizes)
+        ends = first_token + np.cumsum(sizes, dtype=np.int64)
+        pointers = ((ends - sizes) * self.dtype.itemsize).astype("<i8").tobytes()
+        index = [
+            (first_document * 4, sizes.astype("<i4").tobytes()),
+            (self.num_documents * 4 + first_document * 8, pointers),
+        ]
+        _write_at(Path(f"{self.prefix}.bin"), [(first_token * self.dtype.itemsize, ids)])
+        _write_at(Path(f"{self.prefix}.idx"), [(_HEADER.size + place, content) for place, content in index])
 
-    def close(self) -> None:
-        """Write what is left and the index."""
-        self._flush()
-        code = next(code for code, dtype in _DTYPE_CODES.items() if dtype == self._dtype)
-        with naming(self._idx), open(self._idx, "wb") as file:
-            file.write(_HEADER.pack(_MAGIC, _VERSION, code, self.num_documents))
-            file.write(self._sizes)
-            for pointers in self._pointers():
-                file.write(pointers.astype("<i8").tobytes())
 
-    def _flush(self) -> None:
-        with naming(self._bin), open(self._bin, "ab") as file:
-            file.write(self._pending)
-        self._pending = bytearray()
-
-    def _pointers(self) -> Iterator[np.ndarray]:
-        """Yield the byte offset of each sequence, a piece at a time."""
-        offset = 0
-        sizes = np.frombuffer(self._sizes, "<i4")
-        for start in range(0, len(sizes), _POINTERS_AT_ONCE):
-            ends = np.cumsum(sizes[start : start + _POINTERS_AT_ONCE], dtype=np.int64) * self._dtype.itemsize
-            yield np.concatenate([np.zeros(1, np.int64), ends[:-1]]) + offset
-            offset += int(ends[-1])
+def _write_at(path: Path, parts: Sequence[tuple[int, bytes]]) -> None:
+    with naming(path), open(path, "r+b", buffering=0) as file:
+        for place, content in parts:
+            left = memoryview(content)
+            while left:
+                written = os.pwrite(file.fileno(), left, place)
+                left, place = left[written:], place + written
 
 
 class TokenFile:
@@ -132,8 +132,8 @@ class TokenFile:
     def count_ids(self, num_ids: int) -> np.ndarray:
         """Return how often each id from 0 to ``num_ids - 1`` occurs, ``(num_ids,)``."""
         counts = np.zeros(num_ids, dtype=np.int64)
-        for start in range(0, len(self.ids), _POINTERS_AT_ONCE):
-            ids = self.ids[start : start + _POINTERS_AT_ONCE]
+        for start in range(0, len(self.ids), _IDS_AT_ONCE):
+            ids = self.ids[start : start + _IDS_AT_ONCE]
             if not 0 <= ids.min() <= ids.max() < num_ids:
                 raise AlmaError(f"{self._bin}: ids {ids.min()} to {ids.max()} found, 0 to {num_ids - 1} is needed")
             counts += np.bincount(ids, minlength=num_ids)

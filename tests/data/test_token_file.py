@@ -10,12 +10,13 @@ SEQUENCES = [[4, 5, 2], [2], [65000, 7, 8, 9, 2]]
 
 
 def write(prefix, sequences=SEQUENCES, dtype="uint16"):
-    """Write the sequences in two pieces."""
-    writer = TokenFileWriter(prefix, np.dtype(dtype))
-    for part in (sequences[:2], sequences[2:]):
+    """Write the sequences in two parts, the second one first."""
+    writer = TokenFileWriter(prefix, np.dtype(dtype), len(sequences), sum(map(len, sequences)))
+    writer.create()
+    for first, part in ((2, sequences[2:]), (0, sequences[:2])):
         ids = b"".join(np.array(sequence, dtype=dtype).tobytes() for sequence in part)
-        writer.append(ids, np.array([len(sequence) for sequence in part]))
-    writer.close()
+        before = sum(map(len, sequences[:first]))
+        writer.write(ids, np.array([len(sequence) for sequence in part], np.int64), first, before)
     return writer
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from data_prep.text.writing import train_tokenizer
+from data_prep.text.training import train_tokenizer
 from fairseq_alma.data.tokenizer import FILE_NAMES, StreamTokenizer, find_tokenizer_file
 from fairseq_alma.errors import AlmaError
 

@@ -369,8 +369,16 @@ def test_nothing_is_left_out_if_that_is_asked_for_and_the_stream_says_so(copied,
     assert "num_contaminated" not in stream.history[0]
 
 
-def test_what_is_left_out_depends_on_no_number_of_workers(copied, tmp_path):
+@pytest.fixture
+def small_pieces(monkeypatch):
+    """Cut what is small into pieces too, so that several processes have something to do."""
+    for module in ("pieces", "command"):
+        monkeypatch.setattr(f"data_prep.text.{module}.SMALLEST_PIECE", 60_000)
+
+
+def test_what_is_left_out_depends_on_no_number_of_workers(copied, tmp_path, request):
     one = create(copied, tmp_path / "one")
+    request.getfixturevalue("small_pieces")
     command = [str(copied), "--out", str(tmp_path / "two"), "--megabatches", "3", "--vocab-size", "300"]
     assert main([*command, "--workers", "2"]) == 0
     assert files_of(tmp_path / "one") == files_of(tmp_path / "two")
@@ -476,10 +484,10 @@ def test_units_beyond_what_the_text_gives_are_announced(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("workers", ["1", "2"])
-def test_bad_input_leaves_nothing_behind(tmp_path, workers):
+def test_bad_input_leaves_nothing_behind(tmp_path, small_pieces, workers):
     (tmp_path / "in").mkdir()
-    (tmp_path / "in/a.txt").write_bytes(b"good\n\nb\xffad\n")
-    with pytest.raises(AlmaError, match=r"a\.txt, line 3: byte 0xff is not UTF-8"):
+    (tmp_path / "in/a.txt").write_bytes(b"good\n\n" * 30_000 + b"b\xffad\n")
+    with pytest.raises(AlmaError, match=r"a\.txt, line 60001: byte 0xff is not UTF-8"):
         main([str(tmp_path / "in"), "--out", str(tmp_path / "s"), "--megabatches", "1", "--workers", workers])
     assert os.listdir(tmp_path) == ["in"]
 
@@ -513,6 +521,66 @@ def test_killed_run_does_not_hinder_the_next_one(text, tmp_path):
     assert spooled.exists()
     create(text, tmp_path / "stream").verify(["valid", "test"])
     assert sorted(os.listdir(tmp_path)) == ["stream", "text.txt"]
+
+
+def run_until(operation: str, count: int, command: list[str]) -> bool:
+    """Run a command in a process that is killed at one of its operations on files; return whether it was."""
+    process = os.fork()
+    if process == 0:
+        real, left = getattr(os, operation), iter(range(count))
+
+        def killing(*arguments, **options):
+            if next(left, None) is None:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return real(*arguments, **options)
+
+        setattr(os, operation, killing)
+        os._exit(main(command))
+    return os.waitpid(process, 0)[1] == signal.SIGKILL
+
+
+@pytest.mark.parametrize("more", [[], ["--append"]])
+def test_a_command_that_is_killed_again_and_again_does_nothing_twice_and_ends_with_the_same(
+    copied, tmp_path, small_pieces, more
+):
+    arguments = {}
+    for name in ("whole", "killed"):
+        first = ["--vocab-size", "300", "--no-decontaminate"]
+        arguments[name] = [str(copied), "--out", str(tmp_path / name), "--megabatches", "3", "--workers", "1"]
+        if more:
+            (tmp_path / "first.txt").write_text("\n\n".join(make_documents(90, seed=4)))
+            assert run(tmp_path / "first.txt", "--out", tmp_path / name, "--megabatches", 1, *first) == 0
+        arguments[name] += more or ["--vocab-size", "300"]
+    assert main(arguments["whole"]) == 0
+    num_kills = 0
+    while num_kills < 30 and run_until("rename", 4, arguments["killed"]):  # it would never end if it began anew
+        num_kills += 1
+        assert ".killed.building" in os.listdir(tmp_path)
+    assert 5 < num_kills < 30
+    assert main(arguments["killed"]) == 0  # to say that it is done
+    assert files_of(tmp_path / "killed") == files_of(tmp_path / "whole")
+    assert Stream.open(tmp_path / "killed").history == Stream.open(tmp_path / "whole").history
+    assert ".killed.building" not in os.listdir(tmp_path)
+
+
+def test_a_command_that_is_killed_while_sets_are_written_ends_with_the_same(copied, tmp_path, small_pieces):
+    whole = create(copied, tmp_path / "whole")
+    command = [str(copied), "--out", str(tmp_path / "killed"), "--megabatches", "3", "--vocab-size", "300"]
+    assert run_until("pwrite", 10, [*command, "--workers", "1"])
+    kept = tmp_path / ".killed.building/kept"
+    encoded = {path: path.stat().st_mtime_ns for path in kept.glob("*/encoded.npz")}
+    assert len(encoded) > 3
+    assert run_until("pwrite", 20, [*command, "--workers", "1"])
+    assert {path: path.stat().st_mtime_ns for path in kept.glob("*/encoded.npz")} == encoded
+    create(copied, tmp_path / "killed")
+    assert files_of(tmp_path / "killed") == files_of(whole.root)
+
+
+def test_another_command_goes_on_with_nothing_of_a_killed_one(copied, text, tmp_path, small_pieces):
+    command = ["--out", str(tmp_path / "killed"), "--megabatches", "3", "--vocab-size", "300", "--workers", "1"]
+    assert run_until("pwrite", 10, [str(copied), *command, "--seed", "2"])
+    create(copied, tmp_path / "killed")
+    assert files_of(tmp_path / "killed") == files_of(create(copied, tmp_path / "whole").root)
 
 
 @pytest.mark.parametrize(

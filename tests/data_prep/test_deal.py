@@ -17,7 +17,7 @@ def make_survey(num_documents=5000, seed=0, arguments=1):
         hashes=generator.integers(0, 2**63, num_documents).astype(np.uint64),
         words=np.minimum(generator.pareto(1.5, num_documents) * 20 + 1, 1000).astype(np.uint32),
         arguments=np.arange(num_documents) * arguments // num_documents,
-        block_sizes=np.array([num_documents]),
+        piece_sizes=np.array([num_documents]),
     )
 
 
@@ -66,7 +66,7 @@ def test_deal_of_content_does_not_depend_on_the_order_of_the_input():
     survey = make_survey()
     deal = deal_documents(survey, Shares(4), 7, NOTHING)
     shuffled = np.random.default_rng(1).permutation(len(survey))
-    again = Survey(survey.hashes[shuffled], survey.words[shuffled], survey.arguments, survey.block_sizes)
+    again = Survey(survey.hashes[shuffled], survey.words[shuffled], survey.arguments, survey.piece_sizes)
     assert (deal_documents(again, Shares(4), 7, NOTHING).sets == deal.sets[shuffled]).all()
 
 

@@ -6,9 +6,9 @@ import re
 
 import pytest
 
-from data_prep.text import source as source_module
+from data_prep.text import pieces as pieces_module
 from data_prep.text.document import Block, Group, documents_of, groups_of
-from data_prep.text.source import Source
+from data_prep.text.pieces import Source
 from fairseq_alma.errors import AlmaError
 
 TEXT = "\ufeffone\nline\r\n\r\ntwo\n \t \n\n\nthree é\n\u3000\nfour\n\n\n"
@@ -34,7 +34,7 @@ def test_json_lines_give_their_field_whole():
 @pytest.mark.parametrize("form", ["text", "lines"])
 @pytest.mark.parametrize("block_size", [1, 2, 3, 7, 1000])
 def test_documents_do_not_depend_on_where_blocks_are_cut(tmp_path, monkeypatch, form, block_size):
-    monkeypatch.setattr(source_module, "BLOCK_SIZE", block_size)
+    monkeypatch.setattr(pieces_module, "BLOCK_SIZE", block_size)
     (tmp_path / "a.txt").write_bytes(TEXT.encode())
     blocks = [block for block, _ in Source(tmp_path / "a.txt", "a.txt", 0, form, "text").blocks()]
     assert b"".join(block.content for block in blocks) == TEXT.encode()
@@ -46,8 +46,8 @@ def test_documents_do_not_depend_on_where_blocks_are_cut(tmp_path, monkeypatch, 
 
 
 def test_document_without_end_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(source_module, "BLOCK_SIZE", 10)
-    monkeypatch.setattr(source_module, "MAX_DOCUMENT_SIZE", 50)
+    monkeypatch.setattr(pieces_module, "BLOCK_SIZE", 10)
+    monkeypatch.setattr(pieces_module, "MAX_DOCUMENT_SIZE", 50)
     (tmp_path / "a.txt").write_text("short\n\n" + "long\n" * 100)
     with pytest.raises(AlmaError, match=r"a\.txt, line \d: a document of more than"):
         list(Source(tmp_path / "a.txt", "a.txt", 0, "text", "text").blocks())

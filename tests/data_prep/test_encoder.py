@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from data_prep.text.encoder import DocumentEncoder
-from data_prep.text.writing import train_tokenizer
+from data_prep.text.training import train_tokenizer
 from fairseq_alma.data.tokenizer import StreamTokenizer
 
 UINT16 = np.dtype("uint16")

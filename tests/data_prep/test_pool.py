@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from data_prep.text.pool import ordered_map, run_apart
+from data_prep.text.pool import Workers
 from fairseq_alma.errors import AlmaError
 
 
@@ -24,6 +24,16 @@ def fail_at_five(number: int) -> int:
     return number
 
 
+def cube(number: int) -> int:
+    return number**3
+
+
+def count_up(number: int):
+    for done in range(number):
+        yield done, number
+    return number**2
+
+
 def die_at_five(number: int) -> int:
     if number == 5:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -32,12 +42,22 @@ def die_at_five(number: int) -> int:
 
 @pytest.mark.parametrize("num_workers", [1, 2, 3])
 def test_results_come_in_the_order_of_the_tasks(num_workers):
-    assert list(ordered_map(slow_square, range(40), num_workers)) == [number**2 for number in range(40)]
+    with Workers(num_workers) as workers:
+        for function, power in ((slow_square, 2), (cube, 3)):
+            assert list(workers.map(function, range(40))) == [number**power for number in range(40)]
+
+
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_a_task_says_how_far_it_is(num_workers):
+    said = []
+    with Workers(num_workers) as workers:
+        assert list(workers.map(count_up, [3, 1, 2], said.append)) == [9, 1, 4]
+    assert sorted(said) == [(0, 1), (0, 2), (0, 3), (1, 2), (1, 3), (2, 3)]
 
 
 def test_tasks_are_taken_only_a_few_ahead():
     taken = []
-    results = ordered_map(slow_square, (taken.append(number) or number for number in range(1000)), 2)
+    results = Workers(2).map(slow_square, (taken.append(number) or number for number in range(1000)))
     next(results)
     assert len(taken) < 20
     results.close()
@@ -47,29 +67,30 @@ def test_tasks_are_taken_only_a_few_ahead():
 @pytest.mark.parametrize("num_workers", [1, 2])
 def test_fault_in_a_worker_is_raised_here(num_workers):
     with pytest.raises(AlmaError, match="number: 5 found"):
-        list(ordered_map(fail_at_five, range(40), num_workers))
+        list(Workers(num_workers).map(fail_at_five, range(40)))
     assert not multiprocessing.active_children()
 
 
 def test_worker_that_is_killed_is_noticed():
     with pytest.raises(AlmaError, match=r"a worker process ended by itself \(exit status -9\)"):
-        list(ordered_map(die_at_five, range(40), 2))
+        list(Workers(2).map(die_at_five, range(40)))
     assert not multiprocessing.active_children()
 
 
 def test_large_tasks_and_results_do_not_block_each_other():
     tasks = [b"x" * 3_000_000] * 8
-    assert list(ordered_map(bytes.upper, tasks, 2)) == [b"X" * 3_000_000] * 8
+    with Workers(2) as workers:
+        assert list(workers.map(bytes.upper, tasks)) == [b"X" * 3_000_000] * 8
 
 
-def square_in_processes_of_its_own(number: int) -> tuple[int, list[int]]:
-    return os.getpid(), list(ordered_map(slow_square, range(number), 2))
+def process_of(number: int) -> tuple[int, int]:
+    return os.getpid(), number
 
 
-def test_process_apart_may_have_workers_of_its_own():
-    process, squares = run_apart(square_in_processes_of_its_own, 5)
-    assert process != os.getpid()
-    assert squares == [0, 1, 4, 9, 16]
+def test_a_task_apart_has_a_process_that_ends_with_it():
+    with Workers(2) as workers:
+        process, number = workers.run_apart(process_of, 5)
+        assert number == 5 and process not in {each for each, _ in workers.map(process_of, range(8))} | {os.getpid()}
     assert not multiprocessing.active_children()
 
 
@@ -79,9 +100,9 @@ def holds_interruptions_back(number: int) -> bool:
 
 def test_ctrl_c_is_the_main_processs_to_answer_from_the_first_worker_on():
     code = (
-        "from data_prep.text.pool import ordered_map\n"
+        "from data_prep.text.pool import Workers\n"
         "from tests.data_prep.test_pool import holds_interruptions_back\n"
-        "print(list(ordered_map(holds_interruptions_back, range(20), 2)))"
+        "print(list(Workers(2).map(holds_interruptions_back, range(20))))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == f"{[True] * 20}\n"
