@@ -24,6 +24,16 @@ from fairseq_alma.text.fork_server import PRELOADED, Request
 from tests.scripts import end_with, print_to, run_here
 
 TIMEOUT = 1800.0
+PLACE = "the-place-of-"
+_NUMBERS = (
+    "megabatch wait seed max_update max_epoch save_interval_updates batch_size batch_size_valid num_experts "
+    "tokens_per_sample decoder_layers decoder_embed_dim decoder_ffn_embed_dim decoder_attention_heads log_interval"
+)
+VARIED = {name: 2_000_000_000 + number for number, name in enumerate(_NUMBERS.split())} | {
+    "gen_subset": PLACE + "gen_subset"
+}
+"""Options whose value decides nothing else in a configuration, and what stands for the value there."""
+NAMES = {stands: name for name, stands in VARIED.items()}
 
 
 @functools.cache
@@ -38,8 +48,8 @@ def parse_options_once(patch: pytest.MonkeyPatch, cache: Path) -> None:
 
     Args:
         patch: undoes it.
-        cache: folder in which configurations stay, for this process and all others. Texts that name a place differ from
-            test to test, so they are left out of them and put in when one is read.
+        cache: folder in which configurations stay, for this process and all others. Texts that name a place, and what
+            `VARIED` names, differ from test to test, so they are left out of them and put in when one is read.
     """
     cache.mkdir(exist_ok=True)
     import_engine()
@@ -48,8 +58,10 @@ def parse_options_once(patch: pytest.MonkeyPatch, cache: Path) -> None:
 
     @functools.wraps(parse)
     def parse_once(options: Namespace) -> Any:
-        places = {name: text for name, text in vars(options).items() if str(text).startswith(("/", "file:"))}
-        named = Namespace(**{**vars(options), **{name: _Template.PLACE + name for name in places}})
+        given = vars(options)
+        left_out = {name: text for name, text in given.items() if str(text).startswith(("/", "file:"))}
+        left_out |= {name: given[name] for name, stands in VARIED.items() if type(given.get(name)) is type(stands)}
+        named = Namespace(**{**given, **{name: VARIED.get(name, PLACE + name) for name in left_out}})
         path = cache / hashlib.sha256(repr(sorted(vars(named).items())).encode()).hexdigest()
         if not path.exists():
             new = path.with_suffix(f".{os.getpid()}")
@@ -57,7 +69,7 @@ def parse_options_once(patch: pytest.MonkeyPatch, cache: Path) -> None:
                 _Template(file).dump(parse(named))
             new.rename(path)
         with open(path, "rb") as file:
-            return _Filled(file, places).load()
+            return _Filled(file, left_out).load()
 
     for module in [*sys.modules.values()]:
         if getattr(module, "__dict__", {}).get(parse.__name__) is found:
@@ -65,17 +77,17 @@ def parse_options_once(patch: pytest.MonkeyPatch, cache: Path) -> None:
 
 
 class _Template(pickle.Pickler):
-    PLACE = "the-place-of-"
-
     def persistent_id(self, value: Any) -> Optional[str]:
-        is_place = isinstance(value, str) and value.startswith(self.PLACE)
-        return value.removeprefix(self.PLACE) if is_place else None
+        if type(value) is int:
+            return NAMES.get(value)
+        is_place = isinstance(value, str) and value.startswith(PLACE)
+        return value.removeprefix(PLACE) if is_place else None
 
 
 class _Filled(pickle.Unpickler):
-    def __init__(self, file: Any, places: dict[str, str]) -> None:
+    def __init__(self, file: Any, left_out: dict[str, Any]) -> None:
         super().__init__(file)
-        self.persistent_load = places.__getitem__
+        self.persistent_load = left_out.__getitem__
 
 
 class Forked:

@@ -1,6 +1,7 @@
 """Imports point one way, so that a part can be read, tested and replaced without what stands below it."""
 
 import ast
+import functools
 from pathlib import Path
 from typing import Iterator
 
@@ -27,11 +28,16 @@ LANGUAGE_WORDS = {"language", "text", "lm", "switch", "tokenizer", "token", "tok
 VISION_WORDS = {"image", "images", "vision", "vgg", "mlp", "firefly"}
 
 
-def imported_modules(path: Path, root: Path) -> Iterator[str]:
+@functools.cache
+def imported_modules(path: Path, root: Path) -> tuple[str, ...]:
     """Names of all modules that a file imports, at its top or in a function; relative names made absolute.
 
     ``from a.b import c`` counts as ``a.b.c``, as c may be a module.
     """
+    return tuple(_imported_modules(path, root))
+
+
+def _imported_modules(path: Path, root: Path) -> Iterator[str]:
     package = path.relative_to(root).parts[:-1]
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):

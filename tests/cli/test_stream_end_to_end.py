@@ -20,7 +20,7 @@ from tests.watch.curves import Curves
 
 pytest.importorskip("fairseq")
 
-NUM_UPDATES = 60
+NUM_UPDATES = 30
 OUTSIDE = str(Path(__file__).parents[1] / "learners" / "resetting_learner.py")
 TRAIN = [
     "--arch", "alma_switch_lm_tiny", "--decoder-layers", "2", "--decoder-embed-dim", "16", "--decoder-ffn-embed-dim",

@@ -11,7 +11,8 @@ from tests.kills.matrix import main
 from tests.kills.tools import ALL_TOOLS
 
 IMAGES = [str(learner) for learner in LEARNERS if learner.kind == "images"]
-SOME = [name for name in IMAGES if name not in ("images-bagging", "images-alone")]  # others like them are there
+ALIKE = ("images-bagging", "images-alone", "images-ens", "images-moe", "images-seeds")  # others like them are there
+SOME = [name for name in IMAGES if name not in ALIKE]
 TEXT = [str(learner) for learner in LEARNERS if learner.kind == "text"]
 TOOLS = [str(tool) for tool in ALL_TOOLS if not tool.is_resumed]
 
