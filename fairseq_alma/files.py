@@ -282,6 +282,12 @@ class WorkFolder:
         finally:
             os.close(self._descriptor)
 
+    def sweep(self) -> None:
+        """Remove what a command left that was killed when its result stood in its place; what is not ours stays."""
+        if self._root.is_dir() and ((self._root / WORK_MARKER).is_file() or not any(self._root.iterdir())):
+            with self:
+                pass
+
     def publish(self) -> None:
         """Move what was built to its place, where nothing but an empty folder may stand.
 

@@ -29,7 +29,7 @@ from fairseq_alma.data.stream import Stream, holdout_name
 from fairseq_alma.data.token_file import NUM_FAIRSEQ_SYMBOLS
 from fairseq_alma.data.tokenizer import StreamTokenizer
 from fairseq_alma.errors import AlmaError, printable
-from fairseq_alma.files import as_record, locked, read_json_object, write_json_atomically
+from fairseq_alma.files import WorkFolder, as_record, locked, read_json_object, write_json_atomically
 from fairseq_alma.metrics.anytime import bits_per_byte
 from fairseq_alma.options import Options, opt, real, utf8_path, utf8_word, whole
 from fairseq_alma.runs.run_folder import RUN_RECORD, RunFolder, stage_predictor
@@ -216,6 +216,8 @@ def _update(
     _refuse_other_options(model, [*text, *words])
     stream = model.stream()
     seen = None if stream is None else _month_of(stream, sources)
+    if seen is not None:  # nothing will be prepared
+        WorkFolder(model.root / STREAM, "", "alma-prep-text").sweep()
     if stream is not None and model.record is not None:
         is_last = seen == stream.num_megabatches - 1
         if _finish(model, stream, options if is_last else UpdateOptions(), started) and seen is not None:

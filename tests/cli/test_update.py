@@ -13,10 +13,21 @@ import time
 import pytest
 
 from data_prep.text.command import main as prep_text
-from fairseq_alma.cli.update import RECORD, Model, UpdateOptions, _month_of, _refuse_another_language, _sources, main
+from fairseq_alma.cli import update
+from fairseq_alma.cli.update import (
+    RECORD,
+    Model,
+    UpdateOptions,
+    UpdateRecord,
+    _month_of,
+    _refuse_another_language,
+    _sources,
+    main,
+)
 from fairseq_alma.data.manifest import file_sha256
 from fairseq_alma.data.stream import Stream
 from fairseq_alma.errors import AlmaError
+from fairseq_alma.files import WORK_MARKER
 
 CALL = [sys.executable, "-c", "from fairseq_alma.cli.update import main; import sys; sys.exit(main(sys.argv[1:]))"]
 TINY = ["--", "--decoder-embed-dim", "8", "--decoder-ffn-embed-dim", "32", "--decoder-attention-heads", "1", "--cpu"]
@@ -106,6 +117,24 @@ def test_a_month_that_was_seen_is_known_by_its_content(tmp_path, prepared):
     (tmp_path / "new.txt").write_text(month_of(3))
     for path, month in ((again, 0), (tmp_path / "new.txt", None)):
         assert _month_of(stream, _sources([str(path)], tmp_path / "M", UpdateOptions())) == month
+
+
+def test_what_a_kill_left_once_the_stream_was_in_its_place_is_removed(tmp_path, prepared, monkeypatch):
+    shutil.copytree(prepared[0], tmp_path / "M")
+    model = Model(tmp_path / "M")
+    model.record = UpdateRecord("alma-update", [], [], [])
+    model.save()
+    left = tmp_path / "M" / ".stream.building"
+    (left / "kept").mkdir(parents=True)
+    (left / WORK_MARKER).touch()
+    monkeypatch.setattr(update, "_finish", lambda *arguments: True)
+    assert main([str(tmp_path / "M"), str(prepared[1])]) == 0
+    assert not left.exists()
+
+    left.mkdir()
+    (left / "mine.txt").touch()
+    assert main([str(tmp_path / "M"), str(prepared[1])]) == 0
+    assert (left / "mine.txt").exists()
 
 
 def test_another_language_is_refused_with_a_number(tmp_path, prepared):
