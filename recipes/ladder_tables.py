@@ -3,6 +3,7 @@
     python recipes/ladder_tables.py                               of the kept records
     python recipes/ladder_tables.py --runs runs/lm-ladder         of these runs and the kept records
     python recipes/ladder_tables.py --figure recipes/figures/ladder.svg     draw the ratios over sizes
+    python recipes/ladder_tables.py --frontier recipes/figures/growth_frontier.svg      loss over FLOPs of depth growth
 
 Blocks ``<!-- ladder lm-ladder-16 rows -->`` of ``lm/ladder/README.md`` and ``growth/README.md`` (one of TABLES; of any
 size also trend, over all sizes) are written by ``tables.py``. Ratios and regrets are of test perplexities after the
@@ -117,7 +118,8 @@ class Rung:
     @cached_property
     def num_params(self) -> float:
         """Parameters of the single model with 4 experts, or of the smallest that there is."""
-        return min(min(run.params.values()) for run in self.done.values())
+        dense = ladder.SETS["depth"]
+        return min(min(run.params.values()) for (row, *_), run in self.done.items() if row not in dense)
 
 
 def rows_table(rung: Rung) -> str:
@@ -126,7 +128,7 @@ def rows_table(rung: Rung) -> str:
     header = ["row", "rate", "rates tried", "seeds", *titles, "t3/t0", "bits per byte"]
     lines = []
     for row in ladder.ROWS:
-        if not (runs := rung.runs(row)):
+        if row in ladder.SETS["depth"] or not (runs := rung.runs(row)):  # those have a table of their own
             continue
         ppl = [
             Spread.of({seed: math.exp(run.test[arrival]) for seed, run in runs.items() if arrival in run.test})
@@ -381,6 +383,22 @@ def _show_gap(gap: Optional[Spread], digits: int, unit: str = "") -> str:
     return f"{gap.mean:+.{digits}f}{'' if half is None else f' ± {half:.{digits}f}'}{unit}"
 
 
+def draw_frontier(rung: Rung, path: Path) -> None:
+    """Draw loss over cumulative FLOPs, means over seeds, of what has one size (dashed) and of what gets layers."""
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(6.5, 4), layout="constrained")
+    for row in ladder.SETS["depth"]:
+        points = [frontier(run) for run in rung.runs(row).values() if len(run.test) == ladder.MEGABATCHES]
+        if points:
+            means = [tuple(map(fmean, zip(*arrival, strict=True))) for arrival in zip(*points, strict=True)]
+            label = f"{row} ({len(points)} seed{'s' * (len(points) > 1)})"
+            axes.plot(*zip(*means, strict=True), "o--" if row in ladder.FIXED else "s-", label=label)
+    axes.set(xscale="log", xlabel="training FLOPs so far", ylabel="loss on test, nats per token")
+    axes.legend(frameon=False, fontsize=8)
+    figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
+
+
 TABLES = {
     "rows": rows_table, "ratios": ratios_table, "regret": regret_table, "frontier": frontier_table, "lead": lead_table,
 }  # fmt: skip
@@ -408,12 +426,17 @@ def main() -> int:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--runs", type=Path, help="a folder of the ladder's runs (default: the kept records alone)")
     options.add_argument("--figure", type=Path, help="draw the ratios over sizes into this file (.svg)")
+    options.add_argument(
+        "--frontier", type=Path, help="draw loss over FLOPs at the smallest size into this file (.svg)"
+    )
     args = options.parse_args()
     rungs = rungs_of(args.runs)
     if not rungs:
         raise AlmaError("no run of the ladder is complete; the tables begin with the first that is")
     if args.figure:
         draw(rungs, args.figure)
+    if args.frontier:
+        draw_frontier(rungs[min(rungs)], args.frontier)
     print("\n".join(_all(rungs)), end="")
     return 0
 

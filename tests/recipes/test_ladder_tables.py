@@ -94,3 +94,33 @@ def test_a_trend_is_told_as_far_as_there_are_sizes(records):
     assert "the paper's is not in it" in row_of(ladder_tables.trend_table(ladder_tables.rungs_of()), "sm-12 to sm-4")[5]
     ladder_tables.draw(ladder_tables.rungs_of(), records / "ladder.svg")
     assert (records / "ladder.svg").stat().st_size > 1000
+
+
+def test_a_frontier_has_losses_over_all_flops_so_far_and_leads_at_equal_ones(records):
+    flops = {"depth-6": [4e9] * 4, "depth-1": [1e9] * 4, "deeper-1-1-6-6": [1e9, 1e9, 4e9, 4e9]}
+    losses = {"depth-6": [3.4, 3.2, 3.1, 3.0], "depth-1": [3.6, 3.5, 3.4, 3.3], "deeper-1-1-6-6": [3.6, 3.5, 3.2, 3.03]}
+    runs = [
+        write_run(records / f"{row}-lr0.1-seed{seed}", [math.exp(loss + 0.01 * seed) for loss in losses[row]],
+                  stream=text_stream(4), seed=seed, stage_extras=[{"train_flops": each} for each in flops[row]])
+        for row in flops for seed in (1, 2)
+    ]  # fmt: skip
+    tables.keep("lm-ladder-16", runs)
+    found = tables.ladder_of(tables.read("lm-ladder-16"), "frontier")
+    grown = row_of(found, "deeper-1-1-6-6")
+    assert grown[3:5] == ["2", "62 %"] and grown[8].startswith("1.00e+10, 3.045")
+    assert grown[9] == "+1.00 ± 0.02 %"  # 0.9967 of a loss of 3.01 and 0.9934 of one of 3.02
+    lead = tables.ladder_of(tables.read("lm-ladder-16"), "lead")
+    (beyond, within) = (
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in lead.splitlines() if line.startswith("| deeper-1-1-6-6 ")
+    )  # fmt: skip
+    assert beyond[1] == "depth-1" and beyond[3] == "+0.0000 ± 0.0000" and beyond[4:] == ["–", "–"]
+    at_six = 3.4 + (3.2 - 3.4) * math.log(6 / 4) / math.log(8 / 4)
+    assert within[1] == "depth-6" and within[3] == "–" and within[4] == f"{3.2 - at_six:+.4f} ± 0.0000"
+
+
+def test_the_area_between_two_frontiers_is_their_mean_distance_where_both_are():
+    line = [(1.0, 4.0), (10.0, 3.0), (100.0, 2.0)]
+    below = [(10.0, 2.5), (100.0, 1.5), (1000.0, 1.0)]
+    assert ladder_tables.area_between(below, line) == pytest.approx(-0.5)
+    assert ladder_tables.area_between(line[:2], below[1:]) is None
