@@ -93,7 +93,7 @@ SMALLEST, LARGEST = 1, 6
 FIXED = tuple(f"depth-{layers}" for layers in (SMALLEST, 3, LARGEST))
 _DEPTHS = {  # what grows -> its options
     "deeper-1-6-6-6": "layers=1,6,6,6", "deeper-1-1-6-6": "layers=1,1,6,6", "deeper-1-1-1-6": "layers=1,1,1,6",
-    "deeper-1-1-6-6-last": "layers=1,1,6,6 --grow-method last",
+    "deeper-1-1-6-6-last": "layers=1,1,6,6 --grow-method last", "deeper-auto": "layers=1,6 --grow-when auto",
 }  # fmt: skip
 
 ROWS: dict[str, Row] = {
@@ -144,7 +144,7 @@ SETS: dict[str, tuple[str, ...]] = {
     "table1": ("ens-2", "ens-2-iid3", "ens-2-iid4"),
     "experts": ("gmoe-copy", "gmoe-renew", "gmoe-split", "gmoe-worst"),
     "depth": ("depth-6", "deeper-1-1-6-6", "depth-1", "deeper-1-1-1-6", "depth-3", "deeper-1-6-6-6",
-              "deeper-1-1-6-6-last"),
+              "deeper-1-1-6-6-last", "deeper-auto"),
     "table2": tuple(ROWS)[: list(ROWS).index("sm-4-iid2")],
     "anytime": tuple(
         name

@@ -17,7 +17,7 @@ from fairseq_alma.learners.plan import Stage, StagePlan
 from fairseq_alma.learners.presets import PAPER
 from fairseq_alma.options import options_of
 from fairseq_alma.runs.evaluation import StageEvaluation
-from fairseq_alma.runs.loop import Run, nothing_to_await, nothing_to_evaluate, run_stages, train_members
+from fairseq_alma.runs.loop import Run, SeenPlans, nothing_to_await, nothing_to_evaluate, run_stages, train_members
 from fairseq_alma.runs.request import Job, RunRequest
 from fairseq_alma.runs.run_folder import RUN_RECORD, RunFolder
 from fairseq_alma.runs.slurm_jobs import SlurmChain, complete_stages, plan_jobs, require_nodes, require_slurm
@@ -56,6 +56,10 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
             job = TextJob(request, words, stream, recipe)
         curves = CurveOptions.from_options(job.train_options())
         num_megabatches = arguments.megabatches if stream is None else stream.num_megabatches
+        if stream is not None and learners[request.seeds[0]].looks_back and not stream.split("valid").num_words:
+            raise ValueError(
+                f"--grow-when auto: {stream.root} has no validation set, by whose loss it decides; give times"
+            )
         plans = {seed: request.plan(each, kind, num_megabatches) for seed, each in learners.items()}
         request.features.check(PlannedRun(kind, plans[request.seeds[0]], request.replay, job.last, request.features))
         evaluation = StageEvaluation.of(request.then_evaluate, request.stream, job.predictor)
@@ -117,7 +121,9 @@ def _run(
             if request.progress_to is not None:
                 display = MemberDisplay(request.progress_to, *how)
             evaluate = nothing_to_evaluate if evaluation is None else evaluation.run
-            runs.append(Run(folders[seed], planned, displays.enter_context(display), evaluate))
+            seen = SeenPlans(learners[seed], [plan.stage for plan in planned], folders[seed])
+            own = seen if learners[seed].looks_back else planned
+            runs.append(Run(folders[seed], own, displays.enter_context(display), evaluate))
         backend = build_backend(runs)
         if request.member is not None:
             others = request.progress_to is not None

@@ -4,6 +4,7 @@ Beside it a language model that gets layers, wider ones, experts, or several of 
 """
 
 import itertools
+import math
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Mapping, Optional, Sequence
 
@@ -137,6 +138,32 @@ class ScheduledMixture(GrowingModel):
         return ",".join(map(str, self._schedule))
 
 
+LEAST_GAIN = 0.01
+"""``--grow-when auto``: a size is outgrown where a stage more is predicted to lower the loss by a smaller share."""
+
+
+def grows_by_slope(seen: Sequence[tuple[float, float]]) -> tuple[bool, str]:
+    """Decide whether a model has outgrown its size, by the slope of the loss over the logarithm of the FLOPs.
+
+    The line through the last two arrivals is followed to the end of the coming stage, which takes as many FLOPs as the
+    last one. What a larger model would do is not known; that this one has little left to gain is.
+
+    Args:
+        seen: cumulative training FLOPs and the loss on valid, bits, after each stage of this size.
+
+    Returns:
+        Whether, and why.
+    """
+    if len(seen) < 2:
+        return False, "stays: one arrival of this size has no slope"
+    (before, first), (now, last) = seen[-2:]
+    gain = (first - last) * math.log(2 - before / now) / math.log(now / before) / last
+    grows = gain < LEAST_GAIN
+    what = f"loss on valid {first:.4f}, then {last:.4f} bits after {before:.3g} and {now:.3g} FLOPs"
+    promise = f"another stage promises {100 * gain:.2f} %, {'less' if grows else 'not less'} than {LEAST_GAIN:.0%}"
+    return grows, f"{'grows' if grows else 'stays'}: {what}; {promise}"
+
+
 SIZES = {
     "layers": "--decoder-layers",
     "embed-dim": "--decoder-embed-dim",
@@ -187,6 +214,12 @@ class ScheduledGrowth(GrowingModel):
         "as alma-grow --method: of experts, if any are added (default: split), else of layers (default: zero)",
         choices=(*EXPERT_METHODS, *LAYER_METHODS),
     )
+    grow_when: Optional[str] = opt(
+        None,
+        "given: a size for each stage (default); auto: --grow-schedule has the sizes in order, and the next one is "
+        "taken once, by the slope of the loss on valid over FLOPs, another stage would gain less than one percent",
+        choices=("given", "auto"),
+    )
 
     def __post_init__(self) -> None:
         instead = "give --grow-schedule {}=... before the --"
@@ -211,6 +244,8 @@ class ScheduledGrowth(GrowingModel):
     def check_stages(self, planned: Sequence[Stage]) -> None:
         """Refuse a schedule for another number of stages."""
         for name, numbers in self._sizes.items():
+            if self.looks_back and len(numbers) <= len(planned):
+                continue
             require_stages(str(self.grow_schedule), name, numbers, planned)
 
     @property
@@ -218,20 +253,24 @@ class ScheduledGrowth(GrowingModel):
         """Experts of the first stage's model."""
         return self._sizes["experts"][0] if "experts" in self._sizes else None
 
+    @property
+    def looks_back(self) -> bool:
+        """Whether the time of growth is measured."""
+        return self.grow_when == "auto"
+
     def plan(self, stage: Stage) -> StagePlan:
         """Grow to the schedule's sizes, and train all of it."""
         planned = super().plan(stage)
-        sizes = {SIZES[name]: sizes[stage.index] for name, sizes in self._sizes.items() if name != "experts"}
-        widths = self._sizes.get("embed-dim", (1,))
-        changes: dict[str, Any] = {
-            "sizes": sizes,
-            "times_heads": widths[min(stage.index, len(widths) - 1)] // widths[0],
-        }
-        return replace(planned, trainings=tuple(replace(each, **changes) for each in planned.trainings))
+        place, reason = self._place(stage.index)
+        sizes = {SIZES[name]: sizes[place] for name, sizes in self._sizes.items() if name != "experts"}
+        times = sizes["--decoder-embed-dim"] // self._sizes["embed-dim"][0] if "embed-dim" in self._sizes else 1
+        trainings = tuple(replace(each, sizes=sizes, times_heads=times) for each in planned.trainings)
+        return replace(planned, trainings=trainings, reason=reason)
 
     def growth_before(self, stage: Stage, seed: int) -> Optional[Growth]:
         """Grow to the schedule's sizes."""
-        steps = {name: sizes[stage.index - 1 : stage.index + 1] for name, sizes in self._sizes.items()}
+        (was, _), (place, _) = self._place(stage.index - 1), self._place(stage.index)
+        steps = {name: (sizes[was], sizes[place]) for name, sizes in self._sizes.items()}
         grown = {name: now for name, (before, now) in steps.items() if now != before}
         if not grown:
             return None
@@ -241,6 +280,19 @@ class ScheduledGrowth(GrowingModel):
         if now == before and method not in LAYER_METHODS:
             method = LAYER_METHODS[0]  # of a schedule of both, of which the layers grow alone here
         return Growth(now - before, method, "loss", seed, sizes=grown)
+
+    def _place(self, stage: int) -> tuple[int, Optional[str]]:
+        """Return the place in the schedule at a stage, and why; stages that have not been seen change nothing."""
+        if not self.looks_back:
+            return stage, None
+        last = len(next(iter(self._sizes.values()))) - 1
+        place, since, reason = 0, 0, "begins"
+        for number in range(1, min(stage, len(self.seen)) + 1):
+            grows, reason = grows_by_slope(self.seen[since:number])
+            if place == last:
+                grows, reason = False, "stays: it is the last size of --grow-schedule"
+            place, since = (place + 1, number) if grows else (place, since)
+        return place, reason
 
     @property
     def _sizes(self) -> dict[str, tuple[int, ...]]:

@@ -56,6 +56,7 @@ class Learner(Options):
             ties them to each other (images).
         seed: of the run, 0 to 9,999,999.
         wait: the waiting time, mega-batches.
+        seen: of a learner that looks back: training FLOPs of the stages so far, and the loss on valid after each.
         init: begin each stage with the weights of the stage before (``previous``) or with random ones (``scratch``).
     """
 
@@ -72,11 +73,17 @@ class Learner(Options):
 
     seed: int
     wait: int = 1
+    seen: tuple[tuple[float, float], ...] = ()
     init: str = opt(
         "previous",
         "begin each stage with the weights of the stage before, or with random ones: scratch",
         choices=("previous", "scratch"),
     )
+
+    @property
+    def looks_back(self) -> bool:
+        """Whether a stage's plan depends on how those before it went."""
+        return False
 
     def check(self) -> None:
         """Raise ValueError if the options do not go together; the message begins with the option."""

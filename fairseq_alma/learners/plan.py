@@ -186,12 +186,14 @@ class StagePlan:
         predictors: models that predict afterwards; those that are not trained in this stage stay as they are.
         combine: how their predictions become one: ``single`` for one model, else ``probabilities`` (mean), ``logits``
             (mean) or ``vote``.
+        reason: of a learner that looks back: why the model grows now, or does not.
     """
 
     stage: Stage
     trainings: tuple[Training, ...]
     predictors: tuple[ModelId, ...]
     combine: str = "single"
+    reason: Optional[str] = None
 
     def training_of(self, member: int) -> Optional[Training]:
         """Return the training of a member, or None if the stage does not train it."""

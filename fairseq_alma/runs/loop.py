@@ -6,16 +6,18 @@ images.
 """
 
 import contextlib
+import itertools
 import operator
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Callable, Collection, Mapping, Optional, Sequence
 
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.files import write_together
-from fairseq_alma.learners.plan import ModelId, StagePlan, Training
+from fairseq_alma.learners.learner import Learner
+from fairseq_alma.learners.plan import ModelId, Stage, StagePlan, Training
 from fairseq_alma.runs.run_folder import STAGE_RECORD, RunFolder
 from fairseq_alma.runs.steps import Backend, NeededModels, StageWork, has_weights, is_trained, require_models
 from fairseq_alma.terminal import tell
@@ -29,6 +31,30 @@ OF_ALL_TRAININGS: Mapping[str, Callable[[Any, Any], Any]] = {
     "train_flops": operator.add,
 }
 """How what two trainings of a stage took becomes what the stage took."""
+
+
+class SeenPlans(Sequence[StagePlan]):
+    """Plans of a learner that looks back: each is made of the records of the stages before it when it is asked for.
+
+    Args:
+        learner: decides.
+        planned: the stages.
+        folder: of the run.
+    """
+
+    def __init__(self, learner: Learner, planned: Sequence[Stage], folder: RunFolder) -> None:
+        self.learner, self.planned, self.folder = learner, planned, folder
+
+    def __len__(self) -> int:
+        return len(self.planned)
+
+    def __getitem__(self, stage: Any) -> Any:
+        records = itertools.takewhile(bool, map(self.folder.read_stage, range(stage)))
+        found = [(record["train_flops"], record["valid"]["loss"]) for record in records if record is not None]
+        flops = itertools.accumulate(each for each, _ in found)
+        seen = tuple(zip(flops, (loss for _, loss in found), strict=True))
+        return replace(self.learner, seen=seen).plan(self.planned[stage])
+
 
 Evaluate = Callable[[StageWork], Mapping[str, Any]]
 
@@ -249,6 +275,8 @@ def _run_stage(works: Sequence[StageWork], evaluate: Sequence[Evaluate], backend
                 add = OF_ALL_TRAININGS.get(name)
                 record[name] = add(record[name], value) if add is not None and name in record else value
     for work, clock, record, figures in zip(works, clocks, records, evaluate, strict=True):
+        if work.plan.reason is not None:
+            record["growth_reason"] = work.plan.reason
         seconds = clock.seconds() + work.folder.seconds_of_members(work.plan.stage.index)
         record["wall_seconds"] = round(seconds, 1)
         record.update(figures(work))

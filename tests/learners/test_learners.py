@@ -1,4 +1,6 @@
 import itertools
+import math
+from dataclasses import replace
 
 import pytest
 
@@ -160,6 +162,33 @@ def test_widths_grow_by_a_schedule_and_heads_with_them():
     assert [training.growth and training.growth.sizes for training in trainings] == [
         None, {"layers": 2, "ffn-dim": 80}, {"embed-dim": 48}
     ]  # fmt: skip
+
+
+def auto(seen, schedule="layers=1,2,6"):
+    options = {"grow_schedule": schedule, "grow_when": "auto"}
+    return replace(build_learner(LEARNERS["text"]["grow"], "text", 5, 1, options), seen=seen)
+
+
+def test_a_model_grows_by_itself_once_another_stage_promises_little():
+    seen = ((1e9, 6.0), (2e9, 5.5), (3e9, 5.45), (6e9, 5.0), (9e9, 4.99))
+    planned = stages(7, 1)
+    plans = [auto(seen).plan(stage) for stage in planned]
+    assert [plan.trainings[0].sizes["--decoder-layers"] for plan in plans] == [1, 1, 1, 2, 2, 6, 6]
+    assert [bool(plan.trainings[0].growth) for plan in plans] == [False, False, False, True, False, True, False]
+    gain = 100 * (5.5 - 5.45) * math.log(4 / 3) / math.log(3 / 2) / 5.45
+    assert plans[3].reason == (
+        "grows: loss on valid 5.5000, then 5.4500 bits after 2e+09 and 3e+09 FLOPs; "
+        f"another stage promises {gain:.2f} %, less than 1%"
+    )
+    assert plans[2].reason.startswith("stays: ") and "not less than 1%" in plans[2].reason
+    for number in range(6):  # a stage's plan depends on nothing that comes after it
+        assert auto(seen[:number]).plan(planned[number]) == plans[number]
+
+
+def test_what_grows_by_itself_takes_no_more_sizes_than_there_are_stages():
+    auto(()).check_stages(stages(3, 1))
+    with pytest.raises(ValueError, match="3 numbers of layers, the run has 2 stages"):
+        auto(()).check_stages(stages(2, 1))
 
 
 def test_a_growing_model_s_other_sizes_are_the_user_s():
