@@ -27,7 +27,8 @@ TIMEOUT = 1800.0
 PLACE = "the-place-of-"
 _NUMBERS = (
     "megabatch wait seed max_update max_epoch save_interval_updates batch_size batch_size_valid num_experts "
-    "tokens_per_sample decoder_layers decoder_embed_dim decoder_ffn_embed_dim decoder_attention_heads log_interval"
+    "tokens_per_sample decoder_layers decoder_embed_dim decoder_ffn_embed_dim decoder_attention_heads log_interval "
+    "distributed_world_size distributed_rank"
 )
 VARIED = {name: 2_000_000_000 + number for number, name in enumerate(_NUMBERS.split())} | {
     "gen_subset": PLACE + "gen_subset"
