@@ -105,7 +105,10 @@ class SwitchOptions(Options):
         False, "recompute layers in the backward pass: less memory, more time", kinds=TEXT
     )
     compile: bool = opt(
-        False, "let torch.compile fuse what each layer does in training: faster on a GPU, after a minute", kinds=TEXT
+        False,
+        "let torch.compile fuse what model and criterion do in training, which begins minutes later; for a GPU, with "
+        "--autocast bf16 and a capacity limit. Needs a compiler (Triton on a GPU, a C++ compiler on a CPU)",
+        kinds=TEXT,
     )
 
 

@@ -101,6 +101,7 @@ class AlmaUMix(FairseqLanguageModel):
         super().__init__(decoder)
         # Each member's balance loss counts as much as if it was trained alone; all have the same weight.
         self.balance_loss_weight = decoder.members[0].balance_loss_weight
+        self.is_compiled = decoder.members[0].is_compiled
 
     @classmethod
     def build_model(cls, cfg: AlmaUMixConfig, task: FairseqTask) -> "AlmaUMix":

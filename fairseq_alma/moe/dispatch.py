@@ -48,6 +48,19 @@ class Dispatch(NamedTuple):
         """The number of tokens that each expert takes, (E,) integers."""
         return self.routed if self.limit is None else self.routed.clamp(max=self.limit)
 
+    def slots(self, capacity: int) -> Tensor:
+        """Return the place of each row among E x C places, (S,) int64; E x C for rows that nobody takes.
+
+        Args:
+            capacity: C; at least the largest of ``counts``.
+        """
+        num_experts = len(self.starts) - 1
+        expert = self.expert.clamp(max=num_experts - 1) if self.has_padding else self.expert
+        slot = expert * capacity + torch.arange(len(expert), device=expert.device) - self.starts[expert]
+        if self.is_taken is None:
+            return slot
+        return slot.masked_fill(~self.is_taken[self.order], num_experts * capacity)
+
     def taken(self) -> Tensor:
         """Return the token indices of the rows that an expert takes; asks the device how many, unless all are."""
         return self.order if self.is_taken is None else self.order[self.is_taken[self.order]]

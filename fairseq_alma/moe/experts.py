@@ -117,11 +117,7 @@ class Experts(nn.Module):
     def _padded(self, x: Tensor, dispatch: Dispatch) -> Tensor:
         num_experts, model_dim = self.num_experts, x.size(1)
         capacity = dispatch.capacity if dispatch.capacity is not None else max(1, int(dispatch.counts.max()))
-        position = torch.arange(len(x), device=x.device)
-        expert = dispatch.expert.clamp(max=num_experts - 1) if dispatch.has_padding else dispatch.expert
-        slot = expert * capacity + position - dispatch.starts[expert]
-        if dispatch.is_taken is not None:
-            slot = slot.masked_fill(~dispatch.is_taken[dispatch.order], num_experts * capacity)
+        slot = dispatch.slots(capacity)
         slots = x.new_zeros(num_experts * capacity + 1, model_dim).index_copy(0, slot, x[dispatch.order])
         rows = slots[:-1].view(num_experts, capacity, model_dim)
         hidden = self._hidden(torch.baddbmm(self.fc1_bias[:, None], rows, self.fc1_weight.transpose(1, 2)))

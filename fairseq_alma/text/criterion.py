@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Callable, Optional
 
 import torch
 from fairseq.criterions import FairseqCriterion, register_criterion
@@ -13,7 +13,7 @@ from omegaconf import II
 from torch import Tensor
 
 from fairseq_alma.errors import AlmaError
-from fairseq_alma.moe.switch_layer import SwitchStatistics, SwitchTotals
+from fairseq_alma.moe.switch_layer import SwitchTotals
 from fairseq_alma.text.linear_cross_entropy import linear_cross_entropy
 
 LayerLog = dict[str, Any]
@@ -44,6 +44,7 @@ class AlmaSwitchCrossEntropy(FairseqCriterion):
     def __init__(self, task: FairseqTask, sentence_avg: bool) -> None:
         super().__init__(task)
         self.sentence_avg = sentence_avg
+        self._compiled: Optional[Callable[..., tuple[Tensor, Optional[SwitchTotals]]]] = None
 
     def forward(self, model: Any, sample: dict[str, Any], reduce: bool = True) -> tuple[Tensor, int, LayerLog]:
         """Compute the loss of one batch.
@@ -64,17 +65,17 @@ class AlmaSwitchCrossEntropy(FairseqCriterion):
                 "--criterion cross_entropy for other language models, alma_image_cross_entropy for images"
             )
         is_padded = sample["ntokens"] < sample["target"].numel()  # known without asking the device
-        features, extra = model(**sample["net_input"], features_only=True, is_padded=is_padded)
-        target = model.get_targets(sample, (features, extra)).flatten()
-        factors, weight = model.output_factors(features)
-        nll_loss = linear_cross_entropy(factors.flatten(0, -2), weight, target, self.padding_idx if is_padded else -1)
+        compute = self._losses
+        if model.training and getattr(model, "is_compiled", False):
+            if self._compiled is None:
+                self._compiled = torch.compile(self._losses, dynamic=False)  # shapes are few: whole batches, a last one
+            compute = self._compiled
+        nll_loss, totals = compute(model, sample["net_input"], sample["target"], is_padded)
         # not the rows of a batch: a process that has none left for an update gets one of padding
         nsentences = sample.get("nsentences", len(sample["target"]))
         sample_size = nsentences if self.sentence_avg else sample["ntokens"]
-        switch: list[SwitchStatistics] = extra["switch"]
         loss = nll_loss
-        if switch:
-            totals = SwitchTotals.of(switch)
+        if totals is not None:
             # fairseq divides the loss by the sample size; the balance loss is a mean already.
             loss = loss + self._balance_weight(model) * totals.balance_losses.sum() * sample_size
         log = {
@@ -84,9 +85,19 @@ class AlmaSwitchCrossEntropy(FairseqCriterion):
             "nsentences": nsentences,
             "sample_size": sample_size,
         }
-        if switch:
+        if totals is not None:
             log.update(_layer_logs(totals))
         return loss, sample_size, log
+
+    def _losses(
+        self, model: Any, inputs: dict[str, Any], target: Tensor, is_padded: bool
+    ) -> tuple[Tensor, Optional[SwitchTotals]]:
+        """Return the cross entropy of a batch, and what its Switch layers did: the part that may be compiled."""
+        features, extra = model(**inputs, features_only=True, is_padded=is_padded)
+        factors, weight = model.output_factors(features)
+        ignored = self.padding_idx if is_padded else -1
+        nll_loss = linear_cross_entropy(factors.flatten(0, -2), weight, target.flatten(), ignored)
+        return nll_loss, SwitchTotals.of(extra["switch"]) if extra["switch"] else None
 
     @staticmethod
     def _balance_weight(model: Any) -> float:

@@ -3,7 +3,7 @@
 Letters: B sequences, T positions, M model dim, V vocabulary size.
 """
 
-from typing import Any, Callable, Optional, Sequence
+from typing import Any, Optional, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -83,7 +83,6 @@ class SwitchDecoder(FeatureDecoder):
         max_positions: longest sequence, in tokens.
         learned_pos: learned positions rather than sinusoidal ones.
         checkpoint_activations: recompute the layers in the backward pass to save memory.
-        compile_layers: let ``torch.compile`` fuse what each layer does, in training.
         embed_scale: what embeddings are multiplied with.
     """
 
@@ -95,7 +94,6 @@ class SwitchDecoder(FeatureDecoder):
         max_positions: int,
         learned_pos: bool = True,
         checkpoint_activations: bool = False,
-        compile_layers: bool = False,
         embed_scale: float = 1.0,
     ) -> None:
         super().__init__(dictionary)
@@ -108,8 +106,6 @@ class SwitchDecoder(FeatureDecoder):
         self.embed_tokens = Embedding(len(dictionary), shape.model_dim, self.padding_idx)
         self.embed_positions = PositionalEmbedding(max_positions, shape.model_dim, self.padding_idx, learned_pos)
         self.layers = nn.ModuleList(DecoderLayer(shape, tree) for tree in trees)
-        self.compile_layers = compile_layers
-        self._twins: dict[nn.Module, Callable[..., Any]] = {}
         self.layer_norm = LayerNorm(shape.model_dim)
         self.output_projection = nn.Linear(shape.model_dim, len(dictionary), bias=False)
         self.output_projection.weight = self.embed_tokens.weight
@@ -130,7 +126,7 @@ class SwitchDecoder(FeatureDecoder):
         x = dropout(x, self.dropout, self.training)
         padding = self._padding(prev_output_tokens) if is_padded else None
         extra: dict[str, Any] = {"attn": [None], "routing": [], "switch": []}
-        for layer in map(self._compiled, self.layers) if self.compile_layers and self.training else self.layers:
+        for layer in self.layers:
             if self.checkpoint_activations and self.training:
                 x, routing, statistics = torch.utils.checkpoint.checkpoint(layer, x, padding, use_reentrant=False)
             else:
@@ -147,12 +143,6 @@ class SwitchDecoder(FeatureDecoder):
         first = self.padding_idx + 1
         numbers = torch.arange(first, first + tokens.size(1), device=tokens.device).expand_as(tokens)
         return F.embedding(numbers, self.embed_positions.weight, self.padding_idx)
-
-    def _compiled(self, layer: nn.Module) -> Callable[..., Any]:
-        """Return a layer's compiled twin, which is no module: checkpoints have the names that they always have."""
-        if layer not in self._twins:
-            self._twins[layer] = torch.compile(layer.forward)
-        return self._twins[layer]
 
     def _padding(self, tokens: Tensor) -> Optional[Tensor]:
         """Return where padding is, or None on a CPU, where asking is cheap, if there is none."""

@@ -52,11 +52,13 @@ class AlmaSwitchLM(FairseqLanguageModel):
     Args:
         decoder: the model itself.
         balance_loss_weight: what the criterion multiplies the load-balancing loss with.
+        is_compiled: whether the criterion lets ``torch.compile`` fuse what both do in training.
     """
 
-    def __init__(self, decoder: SwitchDecoder, balance_loss_weight: float) -> None:
+    def __init__(self, decoder: SwitchDecoder, balance_loss_weight: float, is_compiled: bool = False) -> None:
         super().__init__(decoder)
         self.balance_loss_weight = balance_loss_weight
+        self.is_compiled = is_compiled
 
     @classmethod
     def build_model(cls, cfg: AlmaSwitchLMConfig, task: FairseqTask) -> "AlmaSwitchLM":
@@ -80,12 +82,11 @@ class AlmaSwitchLM(FairseqLanguageModel):
             max_positions,
             not cfg.decoder_sinusoidal_pos,
             cfg.checkpoint_activations,
-            cfg.compile,
             1.0 if cfg.no_scale_embedding else math.sqrt(factors.embedding_width),
         )
         if cfg.mup:
             scale_first_weights(decoder.named_parameters(), cfg.decoder_embed_dim)
-        return cls(decoder, cfg.balance_loss_weight)
+        return cls(decoder, cfg.balance_loss_weight, cfg.compile)
 
     def output_factors(self, features: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return two tensors whose product is the logits: features (…, M) and output embeddings (V, M)."""

@@ -1,7 +1,6 @@
 """``--expert-parallel`` and ``--fully-shard``: a model over the processes that train it."""
 
 from dataclasses import dataclass
-from typing import Any, Optional
 
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -48,14 +47,15 @@ class Sharding(Feature):
             refuse(f"{flag}: goes with --optimizer fused_adam, whose checkpoints hold the state of all processes")
         if setting.needs_whole_weights is not None:
             refuse(f"{flag}: {setting.needs_whole_weights} needs all of them in one process; leave out one of the two")
+        if getattr(model, "is_compiled", False):
+            refuse(f"{flag}: goes with language models here without --compile; leave out one of the two")
         if self.expert_parallel and self.fully_shard:
             refuse(
                 "--expert-parallel: does not go with --fully-shard, which spreads experts too; leave out one of the two"
             )
         if self.fully_shard:
-            decoder: Optional[Any] = getattr(model, "decoder", None)
-            if decoder is None or getattr(decoder, "compile_layers", False):
-                refuse("--fully-shard: goes with language models here without --compile; leave out one of the two")
+            if getattr(model, "decoder", None) is None:
+                refuse("--fully-shard: goes with the language models here; leave it out")
             shard_decoder(model, init_device_mesh(setting.device, (world_size(),)))
             return model
         try:

@@ -75,10 +75,12 @@ class AlmaLMTask(StageTask, LanguageModelingTask):
     Attributes:
         stream: what it learns from.
         has_balance_loss: whether the model to train has experts whose loads are to be balanced.
+        is_compiled: whether it is to be compiled.
     """
 
     kind, stream_config = "text", StreamConfig
     has_balance_loss = False
+    is_compiled = False
     stream: Stream
 
     @classmethod
@@ -181,6 +183,9 @@ class AlmaLMTask(StageTask, LanguageModelingTask):
         with in_one_line():  # no decorator: fairseq looks at the names of the arguments
             model = self._build_checked(cfg, from_checkpoint)
         gates = [weight for name, weight in model.named_parameters() if name.endswith("switch.gate.weight")]
+        self.is_compiled = not from_checkpoint and getattr(model, "is_compiled", False)
+        if self.is_compiled:
+            require_compiler(self.features.setting.device)
         self.has_balance_loss = getattr(model, "balance_loss_weight", 0.0) > 0 and any(len(gate) > 1 for gate in gates)
         return model
 
@@ -216,6 +221,8 @@ class AlmaLMTask(StageTask, LanguageModelingTask):
     def build_criterion(self, cfg: Any) -> Any:
         """Build the criterion, and warn where experts are trained without their balance loss."""
         criterion = super().build_criterion(cfg)
+        if self.is_compiled and cfg._name != "alma_switch_cross_entropy":
+            raise AlmaError("--compile: goes with --criterion alma_switch_cross_entropy; leave out one of the two")
         if self.has_balance_loss and cfg._name != "alma_switch_cross_entropy":
             logging.getLogger(__name__).warning(
                 "the balance loss of the experts is left out, as --criterion is not alma_switch_cross_entropy; "
@@ -297,6 +304,20 @@ class AlmaLMTask(StageTask, LanguageModelingTask):
         """
         check_dictionary({"task_state": state_dict}, self.args.path, self.stream)
         super().load_state_dict(state_dict)
+
+
+def require_compiler(device: str) -> None:
+    """Raise AlmaError if what torch.compile needs to make code for a device is not there."""
+    from torch._inductor.cpp_builder import get_cpp_compiler
+    from torch._inductor.exc import InvalidCxxCompiler
+    from torch.utils._triton import has_triton
+
+    try:
+        get_cpp_compiler()
+    except InvalidCxxCompiler:
+        raise AlmaError("--compile: no C++ compiler was found; install g++, or leave the option out") from None
+    if device != "cpu" and not has_triton():
+        raise AlmaError("--compile: Triton was not found, or takes no such GPU; leave the option out")
 
 
 def _length_of_tested(parser: argparse.ArgumentParser) -> Optional[int]:

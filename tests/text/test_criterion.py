@@ -93,3 +93,17 @@ def test_a_dense_model_has_no_balance_loss():
     with metrics.aggregate() as aggregator:
         AlmaSwitchCrossEntropy.reduce_metrics([log])
     assert "balance_loss" not in aggregator.get_smoothed_values()
+
+
+def test_a_compiled_step_computes_the_same_and_only_training_is_compiled(monkeypatch):
+    compiled = []  # what becomes of it, tests/cuda_without_gpu shows
+    monkeypatch.setattr(torch, "compile", lambda function, **options: compiled.append(function) or function)
+    plain, twin = model_of(decoder_layers=2), model_of(decoder_layers=2, compile=True)
+    assert plain.state_dict().keys() == twin.state_dict().keys()
+    criterion, sample = criterion_of(), sample_of()
+    criterion(twin.eval(), sample)
+    assert not compiled
+    losses = [criterion(model.train(), sample)[0] for model in (plain, twin)]
+    assert len(compiled) == 1
+    torch.testing.assert_close(*losses)
+    assert criterion(twin, sample)[0] == losses[1] and len(compiled) == 1

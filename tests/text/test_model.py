@@ -1,5 +1,3 @@
-import functools
-
 import pytest
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -131,22 +129,6 @@ def test_where_nothing_is_padding_positions_need_not_be_counted():
     tokens = torch.randint(4, 50, (3, 12))
     for model in (model_of().eval(), model_of(decoder_sinusoidal_pos=True).eval()):
         assert torch.equal(model(tokens, is_padded=False)[0], model(tokens)[0])
-
-
-def test_compiled_layers_compute_the_same_under_the_same_names(monkeypatch):
-    compiled = []
-    compile_with = functools.partial(torch.compile, backend="eager")
-    monkeypatch.setattr(torch, "compile", lambda function: compiled.append(function) or compile_with(function))
-    tokens = torch.randint(4, 50, (2, 12))
-    plain, twin = model_of(), model_of(compile=True)
-    assert plain.state_dict().keys() == twin.state_dict().keys()
-    for model in (plain, twin):
-        model.train()(tokens)[0].square().mean().backward()
-    assert len(compiled) == 4
-    for (name, one), other in zip(plain.named_parameters(), twin.parameters(), strict=True):
-        torch.testing.assert_close(one.grad, other.grad, msg=name)
-    twin.eval()(tokens)
-    assert len(compiled) == 4
 
 
 def test_the_model_runs_in_bf16_on_a_cpu():

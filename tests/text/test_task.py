@@ -7,6 +7,7 @@ import pytest
 import torch
 from fairseq import tasks
 from fairseq.data import data_utils
+from torch._inductor.exc import InvalidCxxCompiler
 
 from fairseq_alma.data.stream import Stream
 from fairseq_alma.errors import AlmaError
@@ -163,6 +164,19 @@ def test_training_logs_cross_entropy_and_balance_apart(trained):
 def test_a_balance_loss_that_is_left_out_is_told(trained, tmp_path, options, warns, caplog):
     train_model(trained.stream, tmp_path / "m", "--megabatch", "0", *options)
     assert ("the balance loss of the experts is left out" in caplog.text) == warns
+
+
+def test_what_cannot_be_compiled_is_refused_in_one_line(trained, tmp_path, monkeypatch):
+    command = (trained.stream, tmp_path / "m", "--megabatch", "0", "--compile")
+    with pytest.raises(AlmaError, match="--compile: goes with --criterion alma_switch_cross_entropy"):
+        train_model(*command, "--criterion", "cross_entropy")
+
+    def find_none():
+        raise InvalidCxxCompiler
+
+    monkeypatch.setattr("torch._inductor.cpp_builder.get_cpp_compiler", find_none)
+    with pytest.raises(AlmaError, match=r"--compile: no C\+\+ compiler was found"):
+        train_model(*command)
 
 
 def test_a_model_trains_on_a_cpu_with_products_in_bf16_and_weights_in_fp32(trained, tmp_path):
