@@ -31,6 +31,7 @@ TABLE = "| option | values | default | data | effect | meaning |\n| --- | --- | 
 PAGES = {
     "recipes/README.md": "results.md",
     "recipes/anytime/README.md": "anytime.md",
+    "recipes/growth/README.md": "growth.md",
     "recipes/lm/ladder/README.md": "ladder.md",
     "recipes/sensitivity.md": "sensitivity.md",
     "recipes/figures/": "figures/",
@@ -47,6 +48,9 @@ def on_files(files: Files, config: Any) -> Files:
         "reference/options.md": options_page(),
         "results.md": results.replace("[records/](records)", "`recipes/records/`"),  # a folder is no page
         "anytime.md": (recipes / "anytime" / "README.md").read_text(encoding="utf-8"),
+        "growth.md": (recipes / "growth" / "README.md")
+        .read_text(encoding="utf-8")
+        .replace("](../figures/", "](figures/"),
         "ladder.md": (recipes / "lm" / "ladder" / "README.md").read_text(encoding="utf-8"),
         "changelog.md": (CHECKOUT / "CHANGELOG.md").read_text(encoding="utf-8"),
     }
