@@ -108,8 +108,9 @@ def deal_documents(survey: Survey, shares: Shares, seed: int, drop: Optional[np.
         )
     keys = _random_keys(survey.hashes[kept], seed, distinct=drop is not None)
     order = kept[np.argsort(keys, kind="stable")]
-    del keys
-    return _deal_in_order(survey, shares, order, len(given) - len(kept))
+    num_duplicates = len(given) - len(kept)
+    del keys, given, kept
+    return _deal_in_order(survey, shares, order, num_duplicates)
 
 
 def deal_again(survey: Survey, shares: Shares, deal: Deal, left_out: np.ndarray) -> Deal:

@@ -103,20 +103,23 @@ class Passes:
         """The folder of each piece."""
         return [self.folder / f"{number:05d}" for number in range(len(self.pieces))]
 
-    def run(self, title: str, function: PieceFunction, marks: Sequence[np.ndarray] = ()) -> Iterator[Path]:
+    def run(
+        self, title: str, function: PieceFunction, marks: Sequence[np.ndarray] = (), num_words: int = 0
+    ) -> Iterator[Path]:
         """Carry a pass out; yield the folder of each piece, in order, when its result is there.
 
         Args:
             title: what the pass does, for the line on the terminal.
             function: what is done with a piece.
             marks: of the documents of each piece.
+            num_words: of the documents that the pass is about, for the line; 0 where the pieces say it.
         """
         none = np.empty(0, np.uint8)
         tasks = (
             PieceTask(piece, folder, marks[number] if marks else none)
             for number, (piece, folder) in enumerate(zip(self.pieces, self.folders, strict=True))
         )
-        with PassProgress(title, sum(piece.size for piece in self.pieces)) as progress:
+        with PassProgress(title, sum(piece.size for piece in self.pieces), num_words) as progress:
             for folder, _ in zip(self.folders, self.workers.map(function, tasks, progress.update), strict=True):
                 yield folder
 
@@ -153,11 +156,13 @@ class PassProgress:
     Args:
         title: what the pass does.
         total: bytes of input files that it reads.
+        num_words: see `Passes.run`.
     """
 
-    def __init__(self, title: str, total: Optional[int]) -> None:
+    def __init__(self, title: str, total: int, num_words: int = 0) -> None:
         self._title = title
-        self._total = max(total or 1, 1)
+        self._total = max(total, 1)
+        self._num_words = num_words
         self._start = time.monotonic()
         self._bytes = self._words = 0
         self._line = LiveLine()
@@ -169,6 +174,7 @@ class PassProgress:
     def __exit__(self, kind: Optional[type], *exception: object) -> None:
         self._line.clear()
         if kind is None:
+            self._words = self._num_words or self._words
             pace = f"{self._pace()}, " if self._words else ""
             tell(f"{self._title}: {pace}{self._seconds():.1f} s", sys.stderr)
 
@@ -178,6 +184,7 @@ class PassProgress:
         self._words += progress[1]
         if self._line.is_due():
             fraction = min(self._bytes / self._total, 1.0)
+            self._words = int(self._num_words * fraction) or self._words
             left = spell_duration(self._seconds() / max(fraction, 1e-9) * (1 - fraction))
             done = f"{self._title}: {100 * fraction:.0f} %"
             shorter = f"{done}, {left} left"

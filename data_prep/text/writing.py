@@ -18,7 +18,7 @@ from data_prep.text.encoder import DocumentEncoder
 from data_prep.text.passes import Passes, PieceFunction, PieceTask, load_arrays, save_arrays
 from data_prep.text.pool import Progress
 from data_prep.text.survey import Survey
-from fairseq_alma.data.manifest import Split, StreamFile
+from fairseq_alma.data.manifest import TOKEN_SUFFIXES, Split, StreamFile
 from fairseq_alma.data.ngrams import NgramHasher, NgramSet
 from fairseq_alma.data.token_file import TokenFileWriter
 from fairseq_alma.data.tokenizer import StreamTokenizer
@@ -90,7 +90,7 @@ class EncodePiece(PieceFunction):
                 num_bytes[first + chosen] = [len(documents[number].encode()) for number in chosen]
                 file.writelines(encoded)
                 first += len(documents)
-                yield bytes_read, sum(len(documents[number].split()) for number in chosen)
+                yield bytes_read, 0
         with open_atomically(task.folder / _LEFT_OUT, "w") as file:
             json.dump(left_out[:MAX_LISTED], file)
         shared = np.array([number for number, *_ in left_out], np.int64)
@@ -114,7 +114,8 @@ def encode(passes: Passes, survey: Survey, marks: np.ndarray, function: EncodePi
     shared = np.zeros(len(survey), bool)
     listed: list[tuple[int, str, str]] = []
     first = 0
-    folders = passes.run("encoding", function, survey.by_piece(marks))
+    num_words = int(survey.words[marks > 0].sum(dtype=np.int64))
+    folders = passes.run("encoding", function, survey.by_piece(marks), num_words)
     for folder, size in zip(folders, survey.piece_sizes.tolist(), strict=True):
         if function.held_out is not None:
             shared[first + load_arrays(folder / function.result)["shared"]] = True
@@ -204,16 +205,9 @@ def write_sets(
         writer.create()
     for _ in passes.workers.map(_MovePiece(writers), _moves(passes.folders, sets, num_documents, num_tokens)):
         pass
-    paths = [f"{name}{suffix}" for name in names for suffix in (".bin", ".idx")]
-    files = [*passes.workers.map(_Describe(root), paths)]
-    return [
-        Split(
-            name,
-            tuple(files[2 * at : 2 * at + 2]),
-            *(int(each[at]) for each in (documents, num_words, tokens, num_bytes)),
-        )
-        for at, name in enumerate(names)
-    ]
+    files = [*passes.workers.map(_Describe(root), names)]
+    counts = zip(*(each.tolist() for each in (documents, num_words, tokens, num_bytes)), strict=True)
+    return [Split(name, of_set, *counted) for name, of_set, counted in zip(names, files, counts, strict=True)]
 
 
 def _moves(
@@ -230,5 +224,5 @@ def _moves(
 class _Describe:
     root: Path
 
-    def __call__(self, path: str) -> StreamFile:
-        return StreamFile.describe(self.root, path)
+    def __call__(self, name: str) -> tuple[StreamFile, ...]:
+        return tuple(StreamFile.describe(self.root, f"{name}{suffix}") for suffix in TOKEN_SUFFIXES)
