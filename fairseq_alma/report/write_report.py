@@ -26,6 +26,7 @@ from fairseq_alma.report.experiment import experiments
 from fairseq_alma.report.figures import FigureFile, draw_all
 from fairseq_alma.report.finding import Finding, Verdict
 from fairseq_alma.report.findings import all_findings
+from fairseq_alma.report.own_numbers import own_numbers, own_text
 from fairseq_alma.report.read_run import RunTable
 from fairseq_alma.report.spelling import IMAGES, TEXT, experiment_key, show_count, show_power
 from fairseq_alma.report.tables import all_tables
@@ -54,10 +55,11 @@ class Report:
         self.paper = paper
         self.tables = all_tables(runs, paper)
         self.findings: Findings = all_findings(runs)
+        self.own = own_numbers(runs)
 
     def text(self) -> str:
-        """Return what a terminal shows: the tables, and the findings on which these runs say something."""
-        tables = "\n".join(table.markdown() for table in self.tables)
+        """Return what a terminal shows: a run's own numbers, tables, and findings on which these runs say something."""
+        tables = "\n".join([*([own_text(self.own)] if self.own else []), *(table.markdown() for table in self.tables)])
         are_told = any(each.is_told for _, found in self.findings for each in found)
         return f"{tables}\n{findings_text(self.findings)}" if are_told else tables
 
@@ -113,6 +115,7 @@ class Report:
             outcomes={1: "✓", 0: "≈", -1: "✗"},
             pictures=[_picture(figure, out) for figure in figures],
             tables=self.tables,
+            own=self.own,
             runs=[(names[run.settings][1], run, command_of(run)) for run in runs],
             short_paths={run.shown_path: printable(os.path.relpath(run.path, common)) for run in runs},
             refresh_seconds=refresh_seconds,
