@@ -25,7 +25,6 @@ otherwise right after it has been imported.
 from __future__ import annotations
 
 import importlib
-import os
 import sys
 from importlib.machinery import PathFinder
 
@@ -37,7 +36,7 @@ if TYPE_CHECKING:  # each command imports this before it can answer Ctrl-C
 
     from fairseq_alma.cli.front_door import load_model, open_stream, read_run, score
 
-if os.name == "nt":
+if sys.platform == "win32":
     raise ImportError("fairseq_alma needs Linux or macOS; on Windows, use the Windows Subsystem for Linux")
 
 __version__ = "0.2.0"
