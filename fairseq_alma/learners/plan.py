@@ -144,7 +144,7 @@ class Growth:
     share_of: str = "parameters"
     noise: float = 0.0
     renew_share: float = 0.0
-    sizes: Mapping[str, int] = field(default_factory=dict)
+    sizes: Mapping[str, int] = field(default_factory=dict, hash=False)  # a dict has none
 
 
 @dataclass(frozen=True)
