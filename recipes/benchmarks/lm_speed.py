@@ -156,7 +156,7 @@ def parse_args() -> argparse.Namespace:
     add("--tokens-per-sample", type=int, default=512, help="tokens per sequence (default: %(default)s)")
     add("--attention-dropout", type=float, default=0.1, help="(default: %(default)s)")
     add("--optimizer", default="fused_adam", choices=("adam", "fused_adam"), help="of all (default: %(default)s)")
-    add("--compile", action="store_true", help="torch.compile the layers of ours")
+    add("--compile", action="store_true", help="torch.compile model and criterion of ours")
     add("--updates", type=int, help="updates per round (default: 10; --cpu: 1)")
     add("--rounds", type=int, default=20, help="counted rounds at most, after one more (default: %(default)s)")
     add("--seconds", type=float, default=240.0, help="begin no further round after this (default: %(default)s)")

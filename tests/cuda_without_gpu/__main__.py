@@ -3,16 +3,19 @@
 python -m tests.cuda_without_gpu                    # a table, half a minute
 python -m tests.cuda_without_gpu base --by-name     # programs with "base" in their names, and their operations
 python -m tests.cuda_without_gpu base --by-place    # and the lines of ours that ask for them
+python -m tests.cuda_without_gpu --hours            # a bound on speed, and hours of the paper's run, by a model
 python -m tests.cuda_without_gpu --memory           # what the models of recipes/lm need of a device
 """
 
 import argparse
+from typing import NamedTuple
 
 import torch
 
+from fairseq_alma.checkpoints.model_facts import shape_from_weights
 from fairseq_alma.moe.short_copies import batch_of_update
 from tests.cuda_without_gpu.fake_cuda import counted, cuda
-from tests.cuda_without_gpu.programs import PROGRAMS, learn, run, switch_lm, tokens_of
+from tests.cuda_without_gpu.programs import PROGRAMS, learn, run, switch_lm, tokens_of, update
 
 
 def main() -> None:
@@ -22,7 +25,11 @@ def main() -> None:
     parser.add_argument("--by-name", action="store_true", help="print how often each operation is launched, too")
     parser.add_argument("--by-place", action="store_true", help="print which line asks for how many, too")
     parser.add_argument("--memory", action="store_true", help="print what a training needs of a device instead")
+    parser.add_argument("--hours", action="store_true", help="print what follows for the paper's run, by a model")
     args = parser.parse_args()
+    if args.hours:
+        print_hours()
+        return
     if args.memory:
         print_memory()
         return
@@ -37,6 +44,55 @@ def main() -> None:
         print(f"| {name} | {counts.operations:,} | {counts.casts} | {counts.bytes / 1e9:.2f} | {waits} |", flush=True)
         for found in (counts.by_name,) * args.by_name + (counts.by_place,) * args.by_place:
             print(*(f"    {number} {each}" for each, number in found.most_common()), sep="\n")
+
+
+class Device(NamedTuple):
+    """A GPU by its data sheet, in a second: bytes of memory, dense bf16 FLOPs, bytes to others (NVLink, one way)."""
+
+    memory: float
+    flops: float
+    link: float
+
+
+DEVICES = {"H100": Device(3.35e12, 989e12, 450e9), "A100": Device(2.04e12, 312e12, 300e9)}
+LAUNCH = 5e-6
+"""Seconds that the host takes for an operation; assumed."""
+UPDATES, SEQUENCES, LENGTH = 4 * 120_000, 192, 512
+"""Of the paper's run: four stages, and what makes an update."""
+
+
+def print_hours() -> None:
+    """Print the time of an update and of the paper's run as the counts have it, 8 sequences a batch, 12 experts, bf16.
+
+    A batch, and what the optimizer does, takes the larger of launches, and of bytes and FLOPs one after the other; then
+    a ring adds up fp32 gradients, once an update. Nothing else is in it: no data, no log, no kernel below its peak.
+    """
+    print("| model | GPUs | ms an update | tokens a second | MFU | hours |\n|---|---|---:|---:|---:|---:|")
+    for size in ("base", "large"):
+        with cuda():
+            model, sample = switch_lm(size), tokens_of(8, LENGTH)
+            shape = shape_from_weights(model.state_dict(), LENGTH)
+            found = []
+            for update_number in (0, 0, 1):  # later batches of an update add to gradients; the first one casts weights
+                with batch_of_update(update_number), counted() as counts:
+                    learn(model, sample, "bf16")
+                found.append(counts)
+            step = update("fused_adam", size)
+        _, later, first = found
+        flops = shape.train_flops_per_token * 8 * LENGTH
+        for name, device in DEVICES.items():
+            for number in (1, 8):
+
+                def seconds(counts, flops=0.0, device=device):
+                    return max(LAUNCH * counts.operations, counts.bytes / device.memory + flops / device.flops)
+
+                batches = SEQUENCES // 8 // number
+                spent = seconds(first, flops) + (batches - 1) * seconds(later, flops) + seconds(step)
+                spent += 2 * (number - 1) / number * 4 * shape.num_params / device.link
+                rate = SEQUENCES * LENGTH / spent
+                mfu = batches * flops / spent / device.flops
+                row = f"{1000 * spent:.1f} | {rate:,.0f} | {mfu:.0%} | {UPDATES * spent / 3600:.1f}"
+                print(f"| {size} | {number} {name} | {row} |", flush=True)
 
 
 def print_memory() -> None:

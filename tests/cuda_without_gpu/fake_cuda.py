@@ -35,6 +35,7 @@ PICKS = {"embedding", "index", "index_select", "gather"}
 PUTS = {"scatter_", "scatter_add_", "index_put_", "index_copy_", "index_add_"}
 """They write no more of their first argument than they read of the others."""
 COUNTING = []
+ON_CPU = F.scaled_dot_product_attention
 
 
 class Counts(TorchDispatchMode):
@@ -119,12 +120,10 @@ class Counts(TorchDispatchMode):
 
 
 class _AsOnCuda(TorchFunctionMode):
-    """Makes two functions go the way that they go on CUDA: ``torch.tensor``, and attention."""
+    """Makes ``torch.tensor`` go the way that it goes on CUDA."""
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = dict(kwargs or {})
-        if func is F.scaled_dot_product_attention and args[0].is_cuda:
-            return attention(*args, **kwargs)
         if func is torch.tensor and torch.device(kwargs.get("device") or "cpu").type == "cuda":
             device = kwargs.pop("device")
             return func(*args, **kwargs).to(device)
@@ -133,6 +132,8 @@ class _AsOnCuda(TorchFunctionMode):
 
 def attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, **others):
     """Attend by the kernel that CUDA would choose, of which fake tensors know nothing."""
+    if not query.is_cuda:
+        return ON_CPU(query, key, value, attn_mask, dropout_p, is_causal, scale=scale)
     aten = torch.ops.aten
     if attn_mask is None and query.dtype == torch.bfloat16:
         return aten._scaled_dot_product_flash_attention(query, key, value, dropout_p, is_causal, scale=scale)[0]
@@ -233,6 +234,8 @@ def cuda(capability=(9, 0)):
         stack.enter_context(torch.autograd.set_multithreading_enabled(False))
         stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
         stack.enter_context(_AsOnCuda())
+        # no mode, which the backward pass is out of, where layers may be computed a second time
+        stack.enter_context(mock.patch.object(F, "scaled_dot_product_attention", attention))
         stack.enter_context(mock.patch.object(FakeTensor, "tolist", listed))
         yield False
 

@@ -117,9 +117,9 @@ def growth():
     return counts
 
 
-def update(optimizer_name, **model):
+def update(optimizer_name, size="base"):
     """Clip, optimizer step and moving average of an update."""
-    model = switch_lm("base", **model)
+    model = switch_lm(size)
     config = OmegaConf.create({**ADAM, "_name": optimizer_name})
     optimizer = build_optimizer(config, list(model.parameters()))
     average = WeightAverage(ema_half_life="1/16")
@@ -175,6 +175,7 @@ def images(arch, precision, num_members=1, training=True, **options):
 SIZES = {f"{size}, {precision}": (size, precision) for size in ("base", "large") for precision in ("bf16", "fp32")}
 PROGRAMS = {
     **{f"alma_switch_lm_{name}": lambda how=how: text(*how) for name, how in SIZES.items()},
+    "layers computed twice, bf16": lambda: text("tiny", "bf16", 2, 64, checkpoint_activations=True),
     "a tree of gates, bf16": lambda: text("tiny", "bf16", 2, 64, num_experts=4, gate_trees=TREES),
     "alma_umix, bf16": lambda: batch(joint_lm(), tokens_of(2, 64), "bf16"),
     "expert parallel, bf16": lambda: expert_parallel("bf16"),
