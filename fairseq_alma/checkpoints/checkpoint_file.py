@@ -26,6 +26,7 @@ from fairseq_alma.files import open_atomically
 LARGEST_PICKLE = 1 << 26
 """Bytes of everything but tensors; 500 steps of growth take a tenth. Python reads about 10 MB of it in a second."""
 _SETTLED_SECONDS = 0.1  # a file that was changed so recently may change again within one tick of its clock
+_NUM_READINGS = 10  # of a file that others replace meanwhile
 _MORE_THAN_DATA = "damaged, or it holds more than weights and plain data"
 
 _verified: set[tuple[int, ...]] = set()
@@ -41,6 +42,22 @@ def load_archive(path: Path, mmap: bool) -> Any:
     Raises:
         UnfitCheckpoint: it is truncated or damaged, or holds other things than tensors and plain data.
     """
+    # torch opens the file twice, for what the pickle says and for the tensors. Meanwhile another process may put one in
+    # its place, as a run does that takes the optimizer's state out of the checkpoints of a stage that is complete.
+    for _ in range(_NUM_READINGS):
+        before = _identity(path)
+        try:
+            loaded = _load_archive(path, mmap)
+        except UnfitCheckpoint:
+            if _identity(path) == before:
+                raise
+        else:
+            if _identity(path) == before:
+                return loaded
+    raise UnfitCheckpoint("is replaced again and again while it is being read")
+
+
+def _load_archive(path: Path, mmap: bool) -> Any:
     if not is_verified(path):
         _check_archive(path)
     # fairseq keeps the options of AdaDelta and SGD in its checkpoints as a Namespace. Here, each time, because torch

@@ -1,7 +1,10 @@
+import os
+
 import pytest
 import torch
 
-from fairseq_alma.checkpoints.checkpoint_file import read_checkpoint, write_checkpoint
+from fairseq_alma.checkpoints import UnfitCheckpoint
+from fairseq_alma.checkpoints.checkpoint_file import load_archive, read_checkpoint, write_checkpoint
 from fairseq_alma.errors import AlmaError
 
 
@@ -35,3 +38,34 @@ def test_a_truncated_checkpoint_is_named(tmp_path):
     (tmp_path / "cut.pt").write_bytes(whole[: len(whole) // 2])
     with pytest.raises(AlmaError, match="truncated"):
         read_checkpoint(tmp_path / "cut.pt")
+
+
+@pytest.fixture
+def replaced(tmp_path, monkeypatch):
+    """A file, and what lets another, shorter one take its place between torch's two looks at it, so many times."""
+    path, mapped = tmp_path / "a.pt", torch.UntypedStorage.from_file
+    torch.save({"moments": torch.ones(5000), "model": torch.arange(1000.0)}, path)
+
+    def replace(times):
+        left = iter(range(times))
+
+        def replace_and_map(*arguments):
+            if next(left, None) is not None:
+                torch.save({"model": torch.arange(1000.0)}, tmp_path / "b.pt")
+                os.replace(tmp_path / "b.pt", path)
+            return mapped(*arguments)
+
+        monkeypatch.setattr(torch.UntypedStorage, "from_file", replace_and_map)
+        return path
+
+    return replace
+
+
+def test_a_file_that_is_replaced_while_it_is_read_is_read_again(replaced):
+    loaded = load_archive(replaced(times=1), mmap=False)
+    assert list(loaded) == ["model"] and torch.equal(loaded["model"], torch.arange(1000.0))
+
+
+def test_one_that_is_replaced_each_time_is_named(replaced):
+    with pytest.raises(UnfitCheckpoint, match="again and again"):
+        load_archive(replaced(times=100), mmap=False)
