@@ -230,9 +230,10 @@ def test_the_image_study_ends_with_files_that_are_no_images(tmp_path):
     assert "train-images-idx3-ubyte" in line
 
 
-def test_every_picture_of_the_readme_is_there_small_and_shown():
+def test_every_picture_of_the_readme_and_of_the_pages_is_there_small_and_shown():
     root = RECIPES.parent
-    shown = set(re.findall(r"!\[[^]]+\]\(([^)]+)\)", (root / "README.md").read_text(encoding="utf-8")))
+    texts = [page.read_text(encoding="utf-8") for page in (root / "README.md", *root.glob("docs/how-to/*.md"))]
+    shown = set(re.findall(r"!\[[^]]+\]\((?:\.\./)*([^)]+)\)", "".join(texts)))
     stored = {path.relative_to(root).as_posix() for path in (RECIPES / "figures").iterdir()}
     assert shown == stored
     assert all((root / path).stat().st_size < 150_000 for path in shown)
