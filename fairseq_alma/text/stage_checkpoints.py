@@ -81,7 +81,7 @@ def repair_last(folder: Path) -> Optional[Path]:
     found = [(int(match[1]), path) for path in folder.glob("*.pt") if (match := _INTERVAL.fullmatch(path.name))]
     for _, path in sorted(found, reverse=True):
         if is_sound(path):
-            # A copy, not a link: fairseq writes over checkpoint_last.pt in place.
+            # A copy, not a link: stock fairseq would write over checkpoint_last.pt in place.
             with open_atomically(last) as copy, open(path, "rb") as whole:
                 shutil.copyfileobj(whole, copy)
             return last

@@ -1,18 +1,22 @@
 """How fairseq's own commands load checkpoints: through this package's gate, and only into the model that they fit.
 
 ``fairseq-eval-lm``, ``-validate``, ``-interactive``, ``-generate`` and ``-train`` load a file by themselves, and build
-what it says. All of them do so by ``checkpoint_utils.load_checkpoint_to_cpu``. Three functions of fairseq are replaced
-here; under other tasks they do what they did.
+what it says. All of them do so by ``checkpoint_utils.load_checkpoint_to_cpu``. And how a training gives a checkpoint a
+second name, so that who loads it meanwhile finds a whole one. Four functions of fairseq are replaced here; under other
+tasks they do what they did.
 """
 
+import contextlib
 import functools
 import os
+import shutil
 import sys
 from enum import Enum
 from typing import Any, Callable, Mapping, Optional
 
 from fairseq import checkpoint_utils
 from fairseq.dataclass.utils import overwrite_args_by_name
+from fairseq.file_io import PathManager
 from fairseq.models import ARCH_MODEL_NAME_REGISTRY, MODEL_DATACLASS_REGISTRY, MODEL_REGISTRY
 from fairseq.trainer import Trainer
 from omegaconf import DictConfig, OmegaConf
@@ -123,6 +127,33 @@ def _load_through_gate(
 
 
 checkpoint_utils.load_checkpoint_to_cpu = _replaced(checkpoint_utils.load_checkpoint_to_cpu, _load_through_gate)
+
+
+def _name_again(copy: Callable, src_path: str, dst_path: str, overwrite: bool = False) -> bool:
+    """Stand in for ``PathManager.copy``, by which fairseq writes over ``checkpoint_last.pt`` in place.
+
+    A process that has it mapped, as that of another member, would be ended by SIGBUS. A second name is enough, and no
+    byte is written twice, as whatever comes under one of the names later comes as another file.
+    """
+    if not _set_up or not overwrite:
+        return copy(src_path, dst_path, overwrite)
+    temporary = f"{dst_path}.tmp"
+    _remove(temporary)
+    try:
+        os.link(src_path, temporary)
+    except OSError:  # a file system without links
+        shutil.copyfile(src_path, temporary)
+    os.replace(temporary, dst_path)
+    _remove(temporary)  # stays where both were names of one file
+    return True
+
+
+def _remove(path: str) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        os.remove(path)
+
+
+PathManager.copy = staticmethod(_replaced(PathManager.copy, _name_again))
 
 
 @functools.cache
