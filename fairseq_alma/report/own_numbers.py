@@ -51,7 +51,7 @@ def _said(run: Any, done: Any) -> Iterator[tuple[str, str]]:
     gain = math.nan
     if len(done) > 1:
         gain = 100 * -math.expm1(log_ppl[-1] - log_ppl[-2])
-        better = "lower" if gain >= 0 else "HIGHER"
+        better = "lower" if gain >= 0 else "higher"
         yield "Last update", f"test perplexity {abs(gain):.1f} % {better} than before it ({done.value.iloc[-2]:.2f})"
     if (passes := _passes(run, last)) is not None:
         tokens, times = passes
