@@ -81,11 +81,15 @@ def repair_last(folder: Path) -> Optional[Path]:
     found = [(int(match[1]), path) for path in folder.glob("*.pt") if (match := _INTERVAL.fullmatch(path.name))]
     for _, path in sorted(found, reverse=True):
         if is_sound(path):
-            # A copy, not a link: stock fairseq would write over checkpoint_last.pt in place.
-            with open_atomically(last) as copy, open(path, "rb") as whole:
-                shutil.copyfileobj(whole, copy)
+            _copy(path, last)
             return last
     return None
+
+
+def _copy(path: Path, last: Path) -> None:
+    """Let a checkpoint be the last one: a copy, not a link, as stock fairseq would write over it in place."""
+    with open_atomically(last) as copy, open(path, "rb") as whole:
+        shutil.copyfileobj(whole, copy)
 
 
 def repair_together(folders: Collection[Path]) -> bool:
@@ -103,8 +107,7 @@ def repair_together(folders: Collection[Path]) -> bool:
         if not common:
             remove_all(folder)
         elif (newest := paths[max(common)]).name != LAST_CHECKPOINT:
-            with open_atomically(folder / LAST_CHECKPOINT) as copy, open(newest, "rb") as whole:
-                shutil.copyfileobj(whole, copy)
+            _copy(newest, folder / LAST_CHECKPOINT)
     return bool(common)
 
 

@@ -6,12 +6,12 @@ second name, so that who loads it meanwhile finds a whole one. Four functions of
 tasks they do what they did.
 """
 
-import contextlib
 import functools
 import os
 import shutil
 import sys
 from enum import Enum
+from pathlib import Path
 from typing import Any, Callable, Mapping, Optional
 
 from fairseq import checkpoint_utils
@@ -137,20 +137,15 @@ def _name_again(copy: Callable, src_path: str, dst_path: str, overwrite: bool = 
     """
     if not _set_up or not overwrite:
         return copy(src_path, dst_path, overwrite)
-    temporary = f"{dst_path}.tmp"
-    _remove(temporary)
+    temporary = Path(f"{dst_path}.tmp")
+    temporary.unlink(missing_ok=True)
     try:
         os.link(src_path, temporary)
     except OSError:  # a file system without links
         shutil.copyfile(src_path, temporary)
     os.replace(temporary, dst_path)
-    _remove(temporary)  # stays where both were names of one file
+    temporary.unlink(missing_ok=True)  # it stays where both were names of one file
     return True
-
-
-def _remove(path: str) -> None:
-    with contextlib.suppress(FileNotFoundError):
-        os.remove(path)
 
 
 PathManager.copy = staticmethod(_replaced(PathManager.copy, _name_again))
