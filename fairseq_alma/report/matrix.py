@@ -10,18 +10,12 @@ import numpy as np
 from pandas import DataFrame
 
 from fairseq_alma.report.experiment import Experiment, naming_of
+from fairseq_alma.report.sentences import said
 from fairseq_alma.report.spread import Spread
 from fairseq_alma.report.table import NOTHING, Cell, Table, interval_cell
 
 HELD_OUT, TRAINING = "held_out", "training"
 SHOWN = {HELD_OUT: "held-out", TRAINING: "training"}
-NOTES = (
-    "m0, m1, ...: loss in nats per token on a slice of that mega-batch after the arrival at the left, mean over seeds. "
-    "held-out: it is never trained on; training: it is, once the mega-batch has arrived. memorised: held-out minus "
-    "training loss, mean over what has arrived. forgotten: the loss minus that right after the mega-batch's own stage, "
-    "mean over those of earlier stages; negative where it still falls. ±: half of the 95 % interval over seeds "
-    "(Student's t), which one seed has not."
-)
 Matrix = Mapping[int, np.ndarray]
 """Arrival of an update -> (B,) losses in nats."""
 
@@ -79,4 +73,4 @@ def matrix_table(groups: Sequence[Experiment]) -> Table:
         last = ["memorised", "forgotten"]
         cells = cells[[title for title in cells if title not in last] + last]
         cells = cells.astype(object).where(cells.notna(), NOTHING) if cells.isna().any(axis=None) else cells
-    return Table("matrix", "What is known of each mega-batch", cells, NOTES)
+    return Table("matrix", *said("matrix"), cells)

@@ -20,26 +20,14 @@ from pandas import DataFrame
 from fairseq_alma.learners.learner import LEARNERS
 from fairseq_alma.report.experiment import Experiment, controls, sizes_in_order
 from fairseq_alma.report.read_run import TERA, RunRows, RunTable, rows_of
+from fairseq_alma.report.sentences import said
 from fairseq_alma.report.spelling import TEXT, show_count, show_params, usual_init
 from fairseq_alma.report.spread import Spread
 from fairseq_alma.report.table import NOTHING, Cell, Table, count_cell, number_cell
 
-CITATION = "Caccia et al., On Anytime Learning at Macroscale (arXiv:2106.09563v5)"
 FIGURE_TITLE = "the paper's results (Table 2)"
-FIGURE_CAPTION = (
-    " Below: the paper's own results, of learners that do not wait, in both of its sizes (Table 2; compute worked out "
-    "from the costs that the paper states). Its text and its tokenizer are others, so perplexities do not compare."
-)
 SIZES = ("base", "large")
 REFERENCE = ("SM_w1", "4")
-PAPER_NOTES = (
-    f"Paper: {CITATION}, Table 2, test perplexity after each of its four mega-batches. Ours: test perplexity after the "
-    "last update of the same learner with as many experts and steps, seed mean ± std. The paper's texts and models are "
-    "of another scale, so compare the columns 'of SM_w1': the final perplexity divided by that of SM_w1 with 4 "
-    "experts. last/first: the final perplexity divided by that after the first mega-batch, how far from converged that "
-    "was. "
-)
-PAPER_IID_NOTES = f"Paper: {CITATION}, Table 1. Test perplexity after k mega-batches, i.i.d. and sequential. "
 VOCAB_SIZE = 50_000
 TOKENS_PER_SEQUENCE = 512
 _TFLOPS_PER_SEQUENCE: Mapping[str, float] = {"base": 0.042, "large": 0.126}
@@ -132,15 +120,14 @@ def _run(row: PerplexityRow) -> RunRows:
     return rows_of(Path(f"{row.size}-{name}-{row.experts}"), run, records)
 
 
-def _sizes(groups: Sequence[Experiment]) -> tuple[dict[str, str], str]:
-    """Return the paper's size that each of ours stands for, and in words.
+def _sizes(groups: Sequence[Experiment]) -> dict[str, str]:
+    """Return the paper's size that each of ours stands for.
 
     Those that are called base or large are, if any is; else the smallest stands for base, the next for large.
     """
     ours = sizes_in_order(DataFrame([each.first for each in groups]))
     called = {size: word for size in ours for word in SIZES if word in size.split(", ")}
-    sizes = called or dict(zip(ours, SIZES, strict=False))
-    return sizes, "; ".join(f"{theirs}: ours is {size or 'the default size'}" for size, theirs in sizes.items()) + "."
+    return called or dict(zip(ours, SIZES, strict=False))
 
 
 def paper_perplexities(groups: Sequence[Experiment]) -> Table:
@@ -150,7 +137,7 @@ def paper_perplexities(groups: Sequence[Experiment]) -> Table:
     single model with the fewest experts. Learners with options that the paper does not have are left out; of several
     others in one place (learning rates, for instance) each has a row.
     """
-    sizes, said = _sizes(groups)
+    sizes = _sizes(groups)
     ours: dict[tuple[Optional[str], str, str], list[Experiment]] = defaultdict(list)
     for each in groups:
         if set(_OPTION.findall(each.first.variant)) <= {"--num-members"}:
@@ -179,12 +166,12 @@ def paper_perplexities(groups: Sequence[Experiment]) -> Table:
                 "paper, of SM_w1": number_cell(row.final / theirs[row.size, *REFERENCE].final, 3),
                 "ours, of SM_w1": number_cell(own.mean / reference.mean if own and reference else math.nan, 3),
             })  # fmt: skip
-    return Table("paper", "Beside the paper's Table 2", DataFrame(rows), PAPER_NOTES + said)
+    return Table("paper", *said("paper", sizes=sizes), DataFrame(rows))
 
 
 def paper_controls(groups: Sequence[Experiment]) -> Table:
     """Lay out the paper's Table 1 beside the controls of the experiments."""
-    sizes, said = _sizes(groups)
+    sizes = _sizes(groups)
     theirs = {(row.size, row.learner, row.experts): row for row in paper_tables().table1}
     rows = []
     for sequential, pairs in controls(groups):
@@ -198,4 +185,4 @@ def paper_controls(groups: Sequence[Experiment]) -> Table:
                 cells[f"{whose} seq."] = Cell(other.show(2), other.mean)
                 cells[f"{whose} gap"] = Cell(f"{gap:+.1%}", gap)
             rows.append(cells)
-    return Table("paper_iid", "Beside the paper's Table 1", DataFrame(rows), PAPER_IID_NOTES + said)
+    return Table("paper_iid", *said("paper_iid", sizes=sizes), DataFrame(rows))

@@ -15,6 +15,7 @@ from fairseq_alma.metrics.anytime import updates_for_loss
 from fairseq_alma.options import TRAINING, options_of
 from fairseq_alma.report.experiment import Experiment, naming_of
 from fairseq_alma.report.finding import Comparison, Finding
+from fairseq_alma.report.sentences import said
 from fairseq_alma.report.spelling import MAX_UPDATE
 from fairseq_alma.report.spread import Spread, half_width
 from fairseq_alma.report.table import NOTHING, Cell, Table, interval_cell
@@ -22,14 +23,6 @@ from fairseq_alma.training.feature import FEATURES
 
 NO_LESS = 0.98  # share of a run's parameters that a control must have
 MARGIN = math.log(1.01)  # 1 % of perplexity, in nats
-NOTES = (
-    "Test loss minus that of the i.i.d. control on all mega-batches so far (--iid, the best by valid of those over the "
-    "same backbone with no fewer parameters and as many updates or epochs a mega-batch), in nats, mean over the seeds "
-    "that both have; ±: half of the 95 % interval (Student's t), which "
-    "one seed has not. sum: over the arrivals shown. compute multiplier: updates with which the controls reach the "
-    "last loss, between or beyond their own on a line in logarithms, over the updates made in all; –: their losses "
-    "do not fall, or the line would be followed to ten times their updates."
-)
 CLAIM = (
     "Anytime training (a carried optimizer, an average or a branch) is as good as retraining: at every arrival the "
     "95 % interval of its perplexity over that of the i.i.d. control lies below 1 %; of each run, the arrival that "
@@ -55,7 +48,7 @@ def regret_table(groups: Sequence[Experiment]) -> Table:
         points = [(updates, best.mean) for _, best, updates in pairs.values()]
         multiplier = compute_multiplier(points, pairs[max(pairs)][0].mean, made.sum())
         rows[-1]["compute multiplier"] = NOTHING if multiplier is None else Cell(f"{multiplier:.2f}", multiplier)
-    return Table("regret", "Regret against retraining", DataFrame(rows), NOTES)
+    return Table("regret", *said("regret"), DataFrame(rows))
 
 
 def compute_multiplier(oracle: Sequence[tuple[float, float]], loss: float, updates: float) -> Optional[float]:

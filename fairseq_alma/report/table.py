@@ -4,7 +4,7 @@ import math
 import re
 import textwrap
 from dataclasses import dataclass
-from typing import Any, Collection, Iterable, NamedTuple, Optional, Sequence, Union
+from typing import Any, Callable, Collection, Iterable, NamedTuple, Optional, Sequence, Union
 
 from pandas import DataFrame
 
@@ -41,7 +41,6 @@ class Cell(NamedTuple):
 
 UNKNOWN = Spread(math.nan, math.nan)
 NOTHING = Cell(NOT_YET)
-NO_SPREAD = Cell(NOT_YET, UNKNOWN)
 
 
 def count_cell(text: str, value: float) -> Cell:
@@ -52,6 +51,11 @@ def count_cell(text: str, value: float) -> Cell:
 def number_cell(value: Optional[float], digits: int) -> Cell:
     """Return a cell that shows so many decimals of a number; None: the learner is waiting."""
     return Cell(show_number(value, digits), value)
+
+
+def spread_cell(spread: Optional[Spread], show: Callable[[Spread], str], missing: str = NOT_YET) -> Cell:
+    """Return a cell that shows mean and deviation over seeds in some way, or a text where there are none."""
+    return Cell(missing, UNKNOWN) if spread is None else Cell(show(spread), spread)
 
 
 def interval_cell(gap: Optional[Spread]) -> Cell:
@@ -70,8 +74,8 @@ class Table:
     Attributes:
         name: of its files.
         title: what it shows.
-        cells: a `Cell` in each place, or a name; the names of the columns are the header.
         notes: what the columns mean, one paragraph.
+        cells: a `Cell` in each place, or a name; the names of the columns are the header.
         hidden: columns that only programs get.
         plain: the cells for programs, where they are others.
         mean: how programs find the mean of a column with deviations; the deviation has a column of its own.
@@ -79,8 +83,8 @@ class Table:
 
     name: str
     title: str
-    cells: DataFrame
     notes: str
+    cells: DataFrame
     hidden: Collection[str] = ()
     plain: Optional[DataFrame] = None
     mean: str = "{}"

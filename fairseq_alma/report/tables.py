@@ -3,6 +3,7 @@
 import math
 from collections import defaultdict
 from dataclasses import dataclass, replace
+from operator import methodcaller
 from typing import Any, Callable, Iterator, Optional, Sequence
 
 from pandas import DataFrame
@@ -12,54 +13,17 @@ from fairseq_alma.report.matrix import matrix_table
 from fairseq_alma.report.paper import paper_controls, paper_perplexities
 from fairseq_alma.report.read_run import SCALE, RunTable
 from fairseq_alma.report.regret import regret_table
+from fairseq_alma.report.sentences import said
 from fairseq_alma.report.spelling import IMAGES, NOT_YET, TEXT, WAITING, show_count, show_number, show_power
 from fairseq_alma.report.spread import Spread
-from fairseq_alma.report.table import NO_SPREAD, NOTHING, Cell, Table, count_cell, mark_best, number_cell
+from fairseq_alma.report.table import NOTHING, Cell, Table, count_cell, mark_best, number_cell, spread_cell
 
 MAX_COLUMNS, FEW_COLUMNS = 20, 10
 MAX_GROWTH_ROWS = 30
 BITS, AREA, SETTLED = "bits per byte", "bits per byte over FLOPs", "last/first"
 FAR = 0.8  # of SETTLED: the paper's single models have 0.91 to 0.93
-SETTLED_NOTES = (
-    f" {SETTLED}: perplexity after the last update over that after the first, how far from converged that was; the "
-    "paper's single models have 0.91 to 0.93."
-)
-AREA_NOTES = (
-    " bits per byte over FLOPs: area under test bits per byte against training FLOPs so far, from the first update to "
-    "the last, over these FLOPs."
-)
-WHILE_WAITING = "while waiting, the model of the last update counts, before the first update an untrained one, "
-ARRIVAL_NOTES = {
-    TEXT: "t0, t1, ...: test perplexity after the arrival of that mega-batch; *: the learner is waiting; –: not run "
-    f"yet. avg PPL: mean over all arrivals; {WHILE_WAITING}whose perplexity is the vocabulary size. final PPL and bits "
-    "per byte: after the last update. experts: in each Switch layer, @ models. ",
-    IMAGES: "t0, t1, ...: test error in percent after the arrival of that mega-batch; *: the learner is waiting; –: "
-    f"not run yet. CER: sum of the test error over all arrivals, in percent points; {WHILE_WAITING}which is right "
-    "once in as many cases as there are classes. final error: after the last update. experts: in each mixture layer; "
-    "models: that predict together. ",
-}
-COST_NOTES = (
-    "params (|θ|): of all that predicts, from the first update to the last. train FLOPs: of all updates together. "
-    "Bold: the lowest of a column."
-)
-SUMMARY_NOTES = (
-    "Seed mean ± std (n - 1), of complete runs. {anytime}: {meaning}. Mem: parameters summed over all arrivals. Comp: "
-    "training FLOPs of all updates. test FLOPs: to predict one {per} after the last update. hours: time that the "
-    "updates took. Bold: the lowest of a column."
-)
-SEED_NOTES = "Test {name}, seed mean ± std (n - 1), over complete runs that differ by their seeds alone{unit}."
-IID_NOTES = (
-    "Test {name}{unit} of the same learner after k mega-batches, with as many updates in all: i.i.d. on the k "
-    "mega-batches at once, and sequentially on one after the other. Seed mean ± std."
-)
-GROWTH_NOTES = (
-    "{name}{unit} on the validation set before growth, right after it, and after the training that follows{many}."
-)
-
-EVALUATION_NOTES = (
-    "Figures that alma-stream --then-evaluate found after each update, below the test {name}{unit}; *: the learner is "
-    "waiting; –: not evaluated."
-)
+_three = methodcaller("show", 3)
+_SETTLED = ("settled", _three)
 
 
 @dataclass(frozen=True)
@@ -78,13 +42,13 @@ class Measure:
         """Spell a value; ``*`` for None (waiting), ``–`` for NaN (not run yet)."""
         return show_number(None if value is None else value * self.scale, 2)
 
-    def spread_cell(self, spread: Optional[Spread], missing: str = NOT_YET) -> Cell:
-        """Return a cell with seed mean ± std of a value."""
-        return NO_SPREAD._replace(text=missing) if spread is None else Cell(spread.show(2, self.scale), spread)
+    def show_spread(self, spread: Spread) -> str:
+        """Spell seed mean ± std of a value."""
+        return spread.show(2, self.scale)
 
-    def in_percent(self, text: str) -> str:
-        """Return a text where values are in percent."""
-        return "" if self.scale == 1 else text
+    def unit(self, before: str, after: str = "") -> str:
+        """Return ``in percent`` between what stands before and after it, where values are in percent."""
+        return "" if self.scale == 1 else f"{before}in percent{after}"
 
 
 MEASURES = {
@@ -150,9 +114,7 @@ def arrival_table(runs: RunTable, groups: Sequence[Experiment], measure: Measure
     titles, hidden = _arrival_titles(runs.facts.num_arrivals.max())
     rows, on_streams, at_the_end = [], [], []
     for _, run, names, own in _rows_of_runs(runs, groups):
-        row = names | {"params": count_cell(run.shown_params, run.num_params)} | dict.fromkeys(titles, NOTHING)
-        for title, value, is_update in zip(titles, own.value, own.planned | own.done, strict=False):
-            row[title] = Cell(measure.show(value if is_update else None), value)
+        row = names | {"params": count_cell(run.shown_params, run.num_params)} | _values(titles, own, measure)
         row[measure.anytime] = number_cell(run.anytime, measure.anytime_digits)
         row[measure.final] = Cell(measure.show(run.final), run.final)
         row |= {BITS: number_cell(run.bits_per_byte, 3), SETTLED: number_cell(run.settled, 3)} if run.is_text else {}
@@ -164,9 +126,7 @@ def arrival_table(runs: RunTable, groups: Sequence[Experiment], measure: Measure
         at_the_end += rows[-1:] if is_at_the_end else []
     mark_best(on_streams, set(titles) - hidden)
     mark_best(at_the_end, [title for title in (measure.anytime, measure.final, BITS) if title in rows[0]])
-    title, notes = f"Test {measure.name} after each mega-batch", ARRIVAL_NOTES[groups[0].first.kind] + COST_NOTES
-    notes += settled_notes(groups)
-    return Table(measure.name, title, DataFrame(rows), notes, hidden)
+    return Table(measure.name, *said(measure.name, **_settling(groups)), DataFrame(rows), hidden)
 
 
 def summary_table(groups: Sequence[Experiment], measure: Measure) -> Table:
@@ -174,48 +134,38 @@ def summary_table(groups: Sequence[Experiment], measure: Measure) -> Table:
 
     An i.i.d. control, which learns from no stream, is left out.
     """
-    naming, is_text = naming_of(groups), groups[0].first.is_text
+    naming, of_text = naming_of(groups), {BITS: ("bits_per_byte", _three), AREA: ("area", _three), SETTLED: _SETTLED}
     columns: dict[str, tuple[str, Callable[[Spread], str]]] = {
         measure.anytime: ("anytime", lambda spread: spread.show(measure.anytime_digits)),
-        measure.final: ("final", lambda spread: spread.show(2, measure.scale)),
+        measure.final: ("final", measure.show_spread),
         "Mem": ("memory", lambda spread: show_count(spread.mean)),
         "Comp": ("computation", lambda spread: show_power(spread.mean)),
         f"test FLOPs/{measure.per}": ("test_flops", lambda spread: show_count(spread.mean)),
-        **({BITS: ("bits_per_byte", lambda spread: spread.show(3))} if is_text else {}),
-        **({AREA: ("area", lambda spread: spread.show(3))} if is_text else {}),
-        **({SETTLED: ("settled", lambda spread: spread.show(3))} if is_text else {}),
+        **(of_text if groups[0].first.is_text else {}),
         "hours": ("hours", lambda spread: spread.show(2)),
     }
     rows, on_stream = [], [each for each in groups if not each.first.iid]
     for experiment in on_stream:
         complete, total = len(experiment.complete), len(experiment.runs)
         seeds = Cell(f"{total}" if complete == total else f"{complete} of {total}", complete)
-        row = {**naming(experiment), "seeds": seeds}
-        for title, (column, show) in columns.items():
-            spread = experiment.spread(column)
-            row[title] = NO_SPREAD if spread is None else Cell(show(spread), spread)
-        rows.append(row)
+        cells = {title: spread_cell(experiment.spread(column), show) for title, (column, show) in columns.items()}
+        rows.append({**naming(experiment), "seeds": seeds, **cells})
     longest = max(each.first.num_arrivals for each in groups)  # sums over streams of other lengths do not compare
     alike = [row for row, each in zip(rows, on_stream, strict=True) if each.first.num_arrivals == longest]
     mark_best(alike, [title for title in columns if title not in (SETTLED, "hours")])
-    notes = SUMMARY_NOTES.format(anytime=measure.anytime, meaning=measure.meaning, per=measure.per)
-    notes += AREA_NOTES + settled_notes(groups) if is_text else ""
-    return Table("summary", "Over the whole stream", DataFrame(rows), notes)
+    return Table("summary", *said("summary", measure=measure, **_settling(groups)), DataFrame(rows))
 
 
-def settled_notes(groups: Sequence[Experiment]) -> str:
-    """Say what the column `SETTLED` is, and of which single models it says that they began far from converged.
+def _settling(groups: Sequence[Experiment]) -> dict[str, Any]:
+    """Return what is said of the column `SETTLED`: of which single models, that they began far from converged.
 
     What tells learners apart there may be how fast they learn, which is gone once they have; models that grow get
     better by that too.
     """
-    if not groups[0].first.is_text:
-        return ""
     single = [each for each in groups if each.first.learner == "sm" and not each.first.iid]
     found = [(each, settled) for each in single if (settled := each.spread("settled")) is not None]
     far = [f"{each.name} ({settled.mean:.2f})" for each, settled in found if settled.mean < FAR]
-    said = f" Far from converged at the first arrivals (below {FAR:g}): {', '.join(far)}: verdicts are about how fast "
-    return SETTLED_NOTES + (f"{said}models learn." if far else "")
+    return {"is_text": groups[0].first.is_text, "far": far, "limit": f"{FAR:g}"}
 
 
 def seed_table(groups: Sequence[Experiment], measure: Measure) -> Table:
@@ -232,15 +182,16 @@ def seed_table(groups: Sequence[Experiment], measure: Measure) -> Table:
         for arrival, run, value in zip(done.arrival, done.run, done.value, strict=True):
             if run in seeds:
                 found[arrival][seeds[run]] = value
-        cells = {title: measure.spread_cell(Spread.of(found[t]), WAITING) for t, title in enumerate(titles)}
+        cells = {
+            title: spread_cell(Spread.of(found[t]), measure.show_spread, WAITING) for t, title in enumerate(titles)
+        }
         if experiment.first.is_text:
-            settled = experiment.spread("settled")
-            cells[SETTLED] = NO_SPREAD if settled is None else Cell(settled.show(3), settled)
+            cells[SETTLED] = spread_cell(experiment.spread(_SETTLED[0]), _SETTLED[1])
         rows.append(row | cells)
     on_streams = [row for row, experiment in zip(rows, several, strict=True) if not experiment.first.iid]
     mark_best(on_streams, set(titles) - hidden)
-    notes = SEED_NOTES.format(name=measure.name, unit=measure.in_percent(", in percent")) + settled_notes(groups)
-    return Table("seeds", f"Test {measure.name} over seeds", DataFrame(rows), notes, hidden, mean="{} mean")
+    texts = said("seeds", measure=measure, **_settling(groups))
+    return Table("seeds", *texts, DataFrame(rows), hidden, mean="{} mean")
 
 
 def iid_table(groups: Sequence[Experiment], measure: Measure) -> Table:
@@ -252,10 +203,9 @@ def iid_table(groups: Sequence[Experiment], measure: Measure) -> Table:
         row = naming(sequential)
         for k in ks:
             for how, spread in zip(("iid", "seq."), pairs.get(k, (None, None)), strict=True):
-                row[f"k={k} {how}"] = measure.spread_cell(spread)
+                row[f"k={k} {how}"] = spread_cell(spread, measure.show_spread)
         rows.append(row)
-    notes = IID_NOTES.format(name=measure.name, unit=measure.in_percent(", in percent,"))
-    return Table("iid", "Learning sequentially against i.i.d.", DataFrame(rows), notes)
+    return Table("iid", *said("iid", measure=measure), DataFrame(rows))
 
 
 def growth_table(runs: RunTable, groups: Sequence[Experiment], measure: Measure) -> Table:
@@ -282,28 +232,36 @@ def growth_table(runs: RunTable, groups: Sequence[Experiment], measure: Measure)
         if len(grown):
             means.append(row(f"{len(grown)} steps", run.experts, grown[list(titles.values())].mean()))
     shown = steps if len(steps) <= MAX_GROWTH_ROWS else means
-    many = "" if shown is steps else "; means over the steps of a run, each step is in the CSV file"
-    notes = GROWTH_NOTES.format(name=measure.name.capitalize(), unit=measure.in_percent(" in percent"), many=many)
-    return Table("growth", "What growth does", DataFrame(shown), notes, plain=DataFrame(steps))
+    texts = said("growth", measure=measure, are_means=shown is not steps)
+    return Table("growth", *texts, DataFrame(shown), plain=DataFrame(steps))
 
 
 def evaluation_table(runs: RunTable, groups: Sequence[Experiment], measure: Measure) -> Table:
     """Lay out what ``--then-evaluate`` said of each update, below the test value: a row for each figure of a run."""
     titles, hidden = _arrival_titles(runs.facts.num_arrivals.max())
     rows = []
+
+    def show(value: float) -> str:
+        return NOT_YET if math.isnan(value) else f"{value:.5g}"
+
     for _, run, names, own in _rows_of_runs(runs, groups):
         found = [each["figures"] if isinstance(each, dict) else {} for each in own.evaluation]
         figures = dict.fromkeys(name for each in found for name in each)
         names |= {"seed": str(run.seed)} if "seed" in names else {}
-        for figure in [measure.name, *figures] if figures else []:
-            row = {**names, "figure": figure, **dict.fromkeys(titles, NOTHING)}
-            updates = zip(titles, own.value, own.planned | own.done, found, strict=False)
-            for title, value, is_update, each in updates:
-                text = measure.show(value if is_update else None)
-                if figure != measure.name:
-                    value = each.get(figure, math.nan)
-                    text = text if text == WAITING else NOT_YET if math.isnan(value) else f"{value:.5g}"
-                row[title] = Cell(text, value)
-            rows.append(row | {"run": run.shown_path})
-    notes = EVALUATION_NOTES.format(name=measure.name, unit=measure.in_percent(" in percent"))
-    return Table("evaluation", "Figures of --then-evaluate", DataFrame(rows), notes, hidden)
+        values = _values(titles, own, measure)
+        shown = {measure.name: values} if figures else {}
+        for figure in figures:
+            told = [each.get(figure, math.nan) for each in found]
+            shown[figure] = values | {
+                title: Cell(WAITING if values[title].text == WAITING else show(value), value)
+                for title, value in zip(titles, told, strict=False)
+            }
+        rows += [{**names, "figure": figure, **cells, "run": run.shown_path} for figure, cells in shown.items()]
+    return Table("evaluation", *said("evaluation", measure=measure), DataFrame(rows), hidden)
+
+
+def _values(titles: Sequence[str], own: DataFrame, measure: Measure) -> dict[str, Cell]:
+    """Return the test value of a run after each arrival, `NOTHING` beyond its stream."""
+    updates = zip(titles, own.value, own.planned | own.done, strict=False)
+    shown = {title: Cell(measure.show(value if is_update else None), value) for title, value, is_update in updates}
+    return dict.fromkeys(titles, NOTHING) | shown

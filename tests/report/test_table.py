@@ -20,7 +20,7 @@ def test_a_markdown_table_is_aligned():
 
 def test_a_csv_table_has_full_numbers_and_empty_cells_for_missing_ones():
     row = {"a": "x, y", "b": Cell("1.2", 1.23456789), "c": Cell("*"), "d": Cell("–", float("nan"))}
-    text = Table("name", "title", DataFrame([row]), "notes").csv()
+    text = Table("name", "title", "notes", DataFrame([row])).csv()
     assert list(csv.reader(io.StringIO(text))) == [["a", "b", "c", "d"], ["x, y", "1.23456789", "", ""]]
 
 
@@ -34,7 +34,7 @@ def test_numbers_are_spelled_for_people():
 
 def test_a_latex_table_escapes_what_latex_would_read_as_a_command():
     rows = [["SM_w1 & \\x", Cell("24.3 ± 0.1", 24.3, True)], ["*", Cell("3.62e+11", 3.62e11)]]
-    table = Table("name", "title", DataFrame(rows, columns=["a_b", "%"]), "notes")
+    table = Table("name", "title", "notes", DataFrame(rows, columns=["a_b", "%"]))
     assert table.latex().splitlines() == [
         r"\begin{tabular}{lr}",
         r"\toprule",
@@ -56,7 +56,7 @@ def test_cells_that_read_the_same_are_best_together():
 def test_a_deviation_has_a_column_of_its_own_in_a_csv_table():
     cells = [{"t0": Cell("2.0 ± 1.0", Spread.of({1: 1.0, 2: 3.0}))}, {"t0": Cell("5.0", Spread.of({1: 5.0}))}]
     cells.append({"t0": NOTHING})
-    table = Table("name", "title", DataFrame(cells), "notes", mean="{} mean")
+    table = Table("name", "title", "notes", DataFrame(cells), mean="{} mean")
     assert list(csv.reader(io.StringIO(table.csv()))) == [
         ["t0 mean", "t0 deviation"], ["2.0", "1.4142135623730951"], ["5.0", ""], ["", ""],
     ]  # fmt: skip
@@ -64,7 +64,7 @@ def test_a_deviation_has_a_column_of_its_own_in_a_csv_table():
 
 def test_a_name_that_a_spreadsheet_would_compute_is_kept_from_it_and_a_number_stays():
     row = {"run": "=1+1", "options": "@x", "gap": Cell("-2.0%", -0.02)}
-    text = Table("name", "title", DataFrame([row]), "notes").csv()
+    text = Table("name", "title", "notes", DataFrame([row])).csv()
     assert list(csv.reader(io.StringIO(text)))[1] == ["'=1+1", "'@x", "-0.02"]
 
 

@@ -20,6 +20,7 @@ from fairseq_alma.report.experiment import Experiment, by_size, completed, names
 from fairseq_alma.report.figures import style
 from fairseq_alma.report.figures.style import Drawing
 from fairseq_alma.report.read_run import SCALE, RunTable
+from fairseq_alma.report.sentences import said
 
 CROWDED = 8
 MOST_COLUMNS = 4
@@ -179,7 +180,16 @@ def draw_curves(runs: RunTable, groups: Sequence[Experiment], paper: bool = Fals
         lowest = [axes for axes in column if axes.axison][-1]
         lowest.set_xlabel("arrival (mega-batch)")
         lowest.tick_params(labelbottom=True)
-    return [Drawing("anytime-curve", "Anytime curves", _curve_caption(groups, limits.is_cut), figure)]
+    texts = said(
+        "anytime-curve",
+        is_text=groups[0].first.is_text,
+        is_cut=limits.is_cut,
+        have_seeds=any((group.runs.num_known == group.runs.num_known.max()).sum() > 1 for group in groups),
+        has_iid=any(group.first.iid for group in groups),
+        are_short=not all(len(group.complete) for group in groups),
+        left_out=left_out(groups),
+    )
+    return [Drawing("anytime-curve", *texts, figure)]
 
 
 class _Limits:
@@ -245,22 +255,6 @@ def _draw_curve(axes: Axes, group: Experiment, look: CurveStyle, shift: float) -
     axes.plot(updates, curve[updates], linestyle="none", marker=look.marker, color=look.colour)
 
 
-def _curve_caption(groups: Sequence[Experiment], is_cut: bool) -> str:
-    value = "Test perplexity" if groups[0].first.is_text else "Test error"
-    have_seeds = any((group.runs.num_known == group.runs.num_known.max()).sum() > 1 for group in groups)
-    left = left_out(groups)
-    sentences = {
-        f"{value} of what predicts after each arrival, lower is better. While a learner waits, the model of its last "
-        "update counts, before the first update an untrained one; markers stand at updates.": True,
-        "The axis ends below the untrained model.": is_cut,
-        "Line and band: mean and standard deviation over runs that differ by their seeds alone.": have_seeds,
-        "Stars: the i.i.d. control, trained on that many mega-batches at once.": any(x.first.iid for x in groups),
-        "A curve that ends early belongs to a run that is not complete.": not all(len(x.complete) for x in groups),
-        f"Not shown: {'; '.join(left)}.": bool(left),
-    }
-    return " ".join(text for text, is_true in sentences.items() if is_true)
-
-
 def draw_radar(runs: RunTable, groups: Sequence[Experiment], paper: bool = False) -> list[Drawing]:
     """Draw the complete runs of each size that has at least two of them to compare."""
     complete = completed(groups)
@@ -271,16 +265,8 @@ def draw_radar(runs: RunTable, groups: Sequence[Experiment], paper: bool = False
     columns = len(rows[0].panels)
     figure = style.new_figure(2.2 * columns + 0.75 + legend_width(rows), 0.3 + 2.0 * len(rows))
     draw_rows(figure, rows, _draw_radar, (1.25, 1.05), subplot_kw={"projection": "polar"})
-    result = (
-        "the logarithm of the average test perplexity" if complete[0].first.is_text else "cumulative error rate (CER)"
-    )
-    caption = (
-        f"Four costs of each learner over the stream: {result}, memory (Mem: parameters summed over arrivals), "
-        "training compute, and compute of a prediction summed over arrivals. Each axis goes from 0 to the largest "
-        "value in its panel, so panels do not compare; rings stand at quarters, nearer to the centre is better. "
-        "Complete runs, means over seeds." + (" Without replay." if len(without) < len(complete) else "")
-    )
-    return [Drawing("radar", "Result, memory and compute", caption, figure)]
+    texts = said("radar", is_text=complete[0].first.is_text, without_replay=len(without) < len(complete))
+    return [Drawing("radar", *texts, figure)]
 
 
 def _comparing(groups: Sequence[Experiment]) -> list[Row]:

@@ -16,6 +16,7 @@ from fairseq_alma.report.experiment import Experiment, names_of
 from fairseq_alma.report.figures import style
 from fairseq_alma.report.figures.style import Drawing
 from fairseq_alma.report.read_run import RunTable
+from fairseq_alma.report.sentences import said
 
 FILE = "test-experts.npz"
 MOST_MAPS = 2
@@ -78,13 +79,8 @@ def _draw_map(images: RoutedImages, file: str, name: str) -> Drawing:
     draw_tree(right, images.trees[LAYER], experts, labels if has_digits else None)
     left.set_title(f"t-SNE of {len(experts):,} test images")
     right.set_title(f"gating tree of expert layer {LAYER}")
-    caption = (
-        f"{name} after arrival t{images.arrival}: t-SNE of {len(experts):,} test images, as the gate of expert layer "
-        f"{LAYER} sees them. {'Digits are the classes' if has_digits else 'Each dot is an image'}, colours the experts "
-        "that the images go to. Beside it the gating tree: red squares choose, leaves are experts with their share of "
-        "the images" + (" and the classes that make up a tenth of them or more." if has_digits else ".")
-    )
-    return Drawing(file, f"Map of test images by expert: {name}", caption, figure)
+    facts = {"arrival": images.arrival, "num_images": len(experts), "layer": LAYER, "has_digits": has_digits}
+    return Drawing(file, *said("expert-map", name=name, **facts), figure)
 
 
 def draw_places(axes: Axes, images: RoutedImages) -> None:

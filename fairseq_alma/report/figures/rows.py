@@ -14,6 +14,7 @@ from fairseq_alma.report.figures import style
 from fairseq_alma.report.figures.style import Drawing
 from fairseq_alma.report.matrix import HELD_OUT, TRAINING, Matrix, matrices_of, mean_matrix
 from fairseq_alma.report.read_run import RunTable
+from fairseq_alma.report.sentences import said
 
 MOST_RUNS = 4
 MOST_LAYERS = 6
@@ -63,14 +64,8 @@ def draw_usage(runs: RunTable, groups: Sequence[Experiment], paper: bool = False
         line[0].set_ylabel("share of test set (%)")
     for axes in lines[-1]:
         axes.set_xlabel("arrival (mega-batch)")
-    caption = (
-        "Share of the test set that each expert of a layer predicts, after each update (of very many, some), for "
-        f"{'; '.join(names)}. Numbers beside the areas are experts. Even areas: balanced use; a thin one: an expert "
-        "that hardly any input reaches."
-    )
-    if len(ordered) > len(shown):
-        caption += f" {len(ordered) - len(shown)} more experiments with experts not shown."
-    return [Drawing("expert-usage", "Usage of experts", caption, figure)]
+    texts = said("expert-usage", names=names, more=len(ordered) - len(shown))
+    return [Drawing("expert-usage", *texts, figure)]
 
 
 def _usage(group: Experiment) -> Mapping[int, list[list[float]]]:
@@ -128,14 +123,7 @@ def draw_matrix(runs: RunTable, groups: Sequence[Experiment], paper: bool = Fals
         most = max(abs(losses).max() for losses in gap.values()) or 1.0
         _draw_map(line[2], gap, "difference: memorised", (-most, most), "RdBu_r")
         line[0].set_ylabel("after arrival")
-    caption = (
-        "Test loss in nats per token on a slice of each mega-batch after each arrival, mean over seeds, for "
-        f"{'; '.join(names)}. Left: text that is held out; middle: as much of what is trained on, not yet right of the "
-        "steps; right: the difference, what is memorised."
-    )
-    if len(found) > len(shown):
-        caption += f" {len(found) - len(shown)} more experiments not shown."
-    return [Drawing("matrix", "What is known of each mega-batch", caption, figure)]
+    return [Drawing("matrix", *said("matrix-map", names=names, more=len(found) - len(shown)), figure)]
 
 
 def _draw_map(axes: Axes, matrix: Matrix, title: str, limits: tuple[float, float], colours: str) -> None:

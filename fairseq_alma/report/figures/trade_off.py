@@ -22,13 +22,12 @@ from fairseq_alma.report.experiment import Experiment, begun, by_size, completed
 from fairseq_alma.report.figures import style
 from fairseq_alma.report.figures.style import Drawing
 from fairseq_alma.report.read_run import TERA, RunTable
+from fairseq_alma.report.sentences import said
 from fairseq_alma.report.spelling import show_count
 
 LONGEST_LABEL = 16
 MOST_COLUMNS = 3
 CROWDED = 12  # pairs with and without replay in one panel
-RING = " A marker with a ring around it covers another one."
-SEEDS = " Mean over seeds, bars: standard deviation."
 MARKER, HIDDEN = 6.3, 0.02  # size in points; share of the axes within which a marker covers another
 _FAR_APART = 4.0  # from this factor on, results need a logarithmic axis
 _PARTS = (1.0, 3.2)  # heights of the parts of a broken axis
@@ -208,9 +207,16 @@ def draw_trade_off(runs: RunTable, groups: Sequence[Experiment], paper: bool = F
     traces = [(_text_traces if is_text else _image_traces)(part) for part in parts.values()]
     figure = _draw_parts((style.FULL_WIDTH, 3.3), parts, traces, columns)
     are_numbered = any(trace.label[:1].isdigit() for part in traces for trace in part)
-    caption = _trade_off_caption(shown, runs.facts, are_numbered)
-    caption += paper_numbers.FIGURE_CAPTION if len(parts) > 1 else ""
-    return [Drawing("trade-off", "Trade-off of result, compute and size", caption, figure)]
+    texts = said(
+        "trade-off",
+        is_text=is_text,
+        are_numbered=are_numbered,
+        have_seeds=_have_seeds(shown),
+        without_replay=not shown[0].first.replay and runs.facts.replay.any(),
+        missing=len(runs.facts) - runs.facts.is_complete.sum(),
+        paper=len(parts) > 1,
+    )
+    return [Drawing("trade-off", *texts, figure)]
 
 
 def _scale_tflops(axis: Axis, costs: Sequence[float]) -> None:
@@ -263,26 +269,6 @@ def _image_traces(groups: Sequence[Experiment]) -> list[Trace]:
     return [Trace.through(sizes) for sizes in kin.values()]
 
 
-def _trade_off_caption(groups: Sequence[Experiment], facts: Any, are_numbered: bool) -> str:
-    if groups[0].first.is_text:
-        caption = (
-            "Average test perplexity over the arrivals so far against training compute so far and against the "
-            "parameters of what predicts. Each line is a learner's way through the stream, a dot for each arrival "
-            "from its first update on, the marker at the end" + ("; numbers are experts." if are_numbered else ".")
-        )
-    else:
-        caption = (
-            "Cumulative error rate over the whole stream against training compute and parameters, both summed over "
-            "all arrivals. Lines join the sizes of one learner's backbone."
-        )
-    caption += " Down and to the left is better; 1 TFLOP is 10^12 operations." + RING + _seeds(groups)
-    caption += " Without replay." if not groups[0].first.replay and facts.replay.any() else ""
-    missing = len(facts) - facts.is_complete.sum()
-    return caption + (
-        f" {missing} run{'s that are' if missing > 1 else ' that is'} not complete left out." * bool(missing)
-    )
-
-
 def draw_experts(runs: RunTable, groups: Sequence[Experiment], paper: bool = False) -> list[Drawing]:
     """Draw average perplexity against the number of experts (Figure 5, right). Language only, as there.
 
@@ -300,13 +286,7 @@ def draw_experts(runs: RunTable, groups: Sequence[Experiment], paper: bool = Fal
     parts = _parts(shown, paper)
     traces = [[Trace.way(each, ["experts"]) for each in part] for part in parts.values()]
     figure = _draw_parts((4.6, 3.2), parts, traces, columns)
-    caption = (
-        "Average test perplexity over the arrivals so far against the experts in each layer, counted over all models "
-        "that predict together. Each line is a learner's way through the stream, the marker its end; a learner that "
-        "does not grow goes straight down."
-    )
-    caption += RING + _seeds(shown) + (paper_numbers.FIGURE_CAPTION if paper else "")
-    return [Drawing("experts", "Perplexity against the number of experts", caption, figure)]
+    return [Drawing("experts", *said("experts", have_seeds=_have_seeds(shown), paper=paper), figure)]
 
 
 def draw_replay(runs: RunTable, groups: Sequence[Experiment], paper: bool = False) -> list[Drawing]:
@@ -343,12 +323,8 @@ def draw_replay(runs: RunTable, groups: Sequence[Experiment], paper: bool = Fals
             if place + num_columns >= len(panels):
                 axes[-1, column].set_xlabel("training TFLOPs")
     write_legend(figure, [look], [both])
-    value = "Average test perplexity" if both[0].first.is_text else "Cumulative error rate"
-    caption = (
-        f"{value} against all training compute (1 TFLOP is 10^12 operations). Each segment goes from a learner without "
-        "replay (filled) to the same learner trained on everything that has arrived so far (hollow)."
-    ) + _seeds(both)
-    return [Drawing("replay", "Effect of replay", caption, figure)]
+    texts = said("replay", is_text=both[0].first.is_text, have_seeds=_have_seeds(both))
+    return [Drawing("replay", *texts, figure)]
 
 
 def replay_pairs(groups: Sequence[Experiment]) -> list[tuple[Experiment, Experiment]]:
@@ -358,5 +334,5 @@ def replay_pairs(groups: Sequence[Experiment]) -> list[tuple[Experiment, Experim
     return [(one, other) for one, other in pairs if one is not None]
 
 
-def _seeds(groups: Sequence[Experiment]) -> str:
-    return SEEDS if any(len(group.complete) > 1 for group in groups) else ""
+def _have_seeds(groups: Sequence[Experiment]) -> bool:
+    return any(len(group.complete) > 1 for group in groups)
