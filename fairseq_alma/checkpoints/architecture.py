@@ -47,14 +47,14 @@ class Transformer(_Transformer):
             raise ValueError(f"{self.decoder_attention_heads} attention heads for {self.decoder_embed_dim} dimensions")
 
 
-_SwitchOptions: Any = struct_of(declared.SwitchOptions, base=Transformer, required=("num_experts",))
+_begun: Any = [(name, Optional[str], None) for name in declared.NO_BEGINNING]
+_Begun: Any = msgspec.defstruct("_Begun", _begun, bases=(Transformer,), kw_only=True)
+_SwitchOptions: Any = struct_of(declared.SwitchOptions, base=_Begun, required=("num_experts",))
 
 
 class SwitchOptions(_SwitchOptions):
     """Options of ``alma_switch_lm``."""
 
-    finetune_from_model: Optional[str] = None
-    restore_file: Optional[str] = None
     decoder_layers_to_keep: None = None  # fairseq would look for numbers in it
 
 

@@ -6,7 +6,8 @@ Light: alma-stream looks at the words after ``--`` without torch or fairseq.
 """
 
 from dataclasses import MISSING, dataclass
-from typing import Any, Mapping, Optional
+from pathlib import Path
+from typing import Any, Mapping, Optional, Union
 
 from fairseq_alma.checkpoints import LAST_CHECKPOINT
 from fairseq_alma.errors import AlmaError
@@ -246,6 +247,11 @@ class DenseOptions(Options):
         if not 1 <= self.every <= num_layers:
             raise AlmaError(f"--moe-freq {self.every}: must be 1 to {num_layers}, the number of layers")
 
+    def refuse_for_switch(self, path: str) -> None:
+        """Raise AlmaError if the option is given for a model that has its experts."""
+        if self.moe_freq is not None:
+            raise AlmaError(f"--moe-freq {self.moe_freq}: {path} has its Switch layers already; leave --moe-freq out")
+
 
 @dataclass(frozen=True, kw_only=True)
 class GrowOptions(DenseOptions):
@@ -313,14 +319,23 @@ class GrowOptions(DenseOptions):
 
 @dataclass
 class Beginning:
-    """What fairseq-train was told to begin with, for models and tasks: its own options, of another group of them."""
+    """What fairseq-train was told to begin with, for models and tasks: its own options, of another group of them.
+
+    ``finetune_from_model`` gives the weights alone, ``restore_file`` all that a training has.
+    """
 
     finetune_from_model: Optional[str] = "${checkpoint.finetune_from_model}"
     restore_file: str = "${checkpoint.restore_file}"
 
 
+WEIGHTS_FLAG = "--finetune-from-model"
 NO_BEGINNING = {"finetune_from_model": None, "restore_file": LAST_CHECKPOINT}
 """`Beginning` where there is none: the default of ``--restore-file`` names the run's own last checkpoint."""
+
+
+def from_weights(path: Union[str, Path]) -> tuple[str, str]:
+    """Return the words by which fairseq-train begins with a checkpoint's weights alone."""
+    return WEIGHTS_FLAG, str(path)
 
 
 def starting_checkpoint(told: Any, continue_once: Optional[str] = None) -> Optional[str]:
@@ -354,6 +369,16 @@ def one_expert_options(every: int) -> dict[str, Any]:
         "compile": False,
         **NO_BEGINNING,
     }
+
+
+def switch_frequency(options: Mapping[str, Any]) -> int:
+    """Return every how manieth layer of a model with these options has experts; see `growth.gate_tree.has_experts`."""
+    return int(options["moe_freq"])
+
+
+def no_experts(path: str) -> AlmaError:
+    """Return the refusal to grow the experts of a Switch model without any."""
+    return AlmaError(f"{path}: its model has no Switch layer (--moe-freq 0), so there is nothing to grow")
 
 
 def training_flags(options: Mapping[str, Any]) -> str:

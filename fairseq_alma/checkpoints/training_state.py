@@ -1,49 +1,19 @@
 """What a checkpoint has beside weights: their moving average, and what the optimizer remembers of them. No fairseq."""
 
 import math
-from pathlib import Path
 from typing import Any, Mapping, Optional
 
 import torch
 from torch import Tensor
 
 from fairseq_alma.checkpoints import AVERAGE, IMAGE_TASK_STATE, TASK_STATE, UnfitCheckpoint
-from fairseq_alma.checkpoints.checkpoint_file import Checkpoint, read_checkpoint, write_checkpoint
-from fairseq_alma.errors import AlmaError
+from fairseq_alma.checkpoints.checkpoint_file import Checkpoint
 
 
 def find_average(checkpoint: Checkpoint) -> Optional[dict[str, Any]]:
     """Return the part of ``extra_state`` that has an average; None: there is none."""
     entries = (checkpoint.get("extra_state", {}).get(key) for key in (TASK_STATE, IMAGE_TASK_STATE))
     return next((each for each in entries if isinstance(each, dict) and isinstance(each.get(AVERAGE), dict)), None)
-
-
-def write_average(path: Path, out: Path, replace: bool = True) -> None:
-    """Write the averaged weights in a checkpoint as a checkpoint of their own; see `averaged_model`."""
-    write_checkpoint(averaged_model(read_checkpoint(path), path), out, replace)
-
-
-def averaged_model(checkpoint: Checkpoint, path: Path) -> Checkpoint:
-    """Return a checkpoint whose weights are the average, for tests: it has no optimizer state.
-
-    Args:
-        checkpoint: as `read_checkpoint` returns it.
-        path: its file, for the message.
-
-    Raises:
-        AlmaError: it has no average, or one of another model.
-    """
-    entry = find_average(checkpoint)
-    if entry is None:
-        raise AlmaError(f"{path}: has no averaged weights; train with --ema-half-life")
-    weights = with_shared_names(checkpoint["model"], entry[AVERAGE])
-    wrong = [name for name, tensor in checkpoint["model"].items() if weights[name].shape != tensor.shape]
-    if wrong or entry[AVERAGE].keys() - weights.keys():
-        raise AlmaError(f"{path}: its averaged weights are those of another model; remove it to train the stage again")
-    states = {name: each for name, each in checkpoint["extra_state"].items() if each is not entry}
-    averaged = {**checkpoint, "model": weights, "extra_state": states}
-    averaged.pop("last_optimizer_state", None)
-    return averaged
 
 
 def with_shared_names(model: Mapping[str, Tensor], average: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -9,6 +9,7 @@ from fairseq_alma.cli.entry import Parser, command
 from fairseq_alma.errors import printable, refuse_no_file
 from fairseq_alma.files import refuse_existing
 from fairseq_alma.options import Options, opt, real
+from fairseq_alma.training.average import WRITTEN_ALONE, write_average
 
 EPILOG = """\
 The ensemble's probability of a token, or of a class of an image, is the weighted mean of its members' probabilities.
@@ -39,9 +40,7 @@ class EnsembleOptions(Options):
         metavar="X",
     )
     embed: bool = opt(False, "put the members' weights inside (default: refer to their files)")
-    average: bool = opt(
-        False, "write the moving average of its weights that the one CKPT has (--ema-half-life) as a checkpoint"
-    )
+    average: bool = WRITTEN_ALONE
     force: bool = opt(False, "replace FILE if it exists")
 
 
@@ -86,7 +85,6 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     # These import torch, which takes seconds; --help and usage errors need none of it.
     from fairseq_alma.checkpoints.checkpoint_file import write_checkpoint
     from fairseq_alma.checkpoints.ensemble_file import join_checkpoints
-    from fairseq_alma.checkpoints.training_state import write_average
 
     if arguments.average:
         write_average(arguments.members[0], arguments.out, arguments.force)

@@ -19,7 +19,7 @@ from fairseq_alma.checkpoints.checkpoint_growth import GrowthStep, enlarge_check
 from fairseq_alma.checkpoints.dense_checkpoint import from_transformer_lm
 from fairseq_alma.checkpoints.ensemble_file import check_dictionary
 from fairseq_alma.checkpoints.maximal_update import update_factors
-from fairseq_alma.checkpoints.model_options import NO_BEGINNING, GrowOptions
+from fairseq_alma.checkpoints.model_options import NO_BEGINNING, GrowOptions, from_weights, no_experts, switch_frequency
 from fairseq_alma.data.stream import Stream
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.growth import LAYER_METHODS
@@ -72,7 +72,7 @@ def grow(args: GrowOptions) -> str:
         return "\n".join([*said, _written(args, checkpoint)])
     trees = gate_trees_of(model)
     if not trees:
-        raise AlmaError(f"{args.path}: its model has no Switch layer (--moe-freq 0), so there is nothing to grow")
+        raise no_experts(args.path)
     if args.stream is None and args.select != "random" and args.method != "scratch":
         args = replace(args, stream=str(stream_of(checkpoint, Path(args.path), None).root))
     measured = _measure(checkpoint, args) if args.stream is not None else None
@@ -99,7 +99,7 @@ def _written(args: GrowOptions, grown: Checkpoint) -> str:
     sizes += ["embed_dim", "ffn_embed_dim", "attention_heads"] if args.is_wider else []
     needed = "".join(f" {flag(f'decoder_{size}')} {config[f'decoder_{size}']}" for size in sizes)
     needed = f"; it needs{needed}" if needed else ""
-    return f"wrote {args.out}; fairseq-train --finetune-from-model {args.out} {experts}{needed}"
+    return f"wrote {args.out}; fairseq-train {' '.join(from_weights(args.out))} {experts}{needed}"
 
 
 def _deepen(checkpoint: Checkpoint, model: AlmaSwitchLM, args: GrowOptions) -> tuple[Checkpoint, AlmaSwitchLM, str]:
@@ -109,7 +109,7 @@ def _deepen(checkpoint: Checkpoint, model: AlmaSwitchLM, args: GrowOptions) -> t
     method = args.method if args.method in LAYER_METHODS else LAYER_METHODS[0]
     old = config["decoder_layers"]
     factor = args.layers / old if config.get("mup") else 1.0  # each layer counts for a share of all
-    depth = grow_depth(old, args.layers, config["moe_freq"], method, factor)
+    depth = grow_depth(old, args.layers, switch_frequency(config), method, factor)
     grown_config = {**config, "decoder_layers": args.layers, "gate_trees": _deeper_trees(model, depth, config)}
     torch.manual_seed(args.seed)
     fresh = random_layers(grown_config, [layer for layer, source in enumerate(depth.sources) if source is None])
@@ -175,7 +175,7 @@ def _deeper_trees(model: AlmaSwitchLM, depth: DepthGrowth, config: Mapping[str, 
     deeper = [
         last if source is None else trees[f"decoder.layers.{source}.switch"]
         for layer, source in enumerate(depth.sources)
-        if has_experts(layer, config["moe_freq"])
+        if has_experts(layer, switch_frequency(config))
     ]
     return format_gate_trees(deeper)
 
@@ -185,8 +185,7 @@ def _read(args: GrowOptions, mmap: bool) -> Checkpoint:
     checkpoint = read_checkpoint(args.path, mmap)
     if checkpoint["cfg"]["model"].get("_name", "").startswith("transformer_lm"):
         return from_transformer_lm(checkpoint, args.path, args, args.seed)
-    if args.moe_freq is not None:
-        raise AlmaError(f"--moe-freq {args.moe_freq}: {args.path} has its Switch layers already; leave --moe-freq out")
+    args.refuse_for_switch(args.path)
     return checkpoint
 
 

@@ -28,6 +28,7 @@ from omegaconf import II, DictConfig
 
 from fairseq_alma.checkpoints.checkpoint_file import DICTIONARY_KEY, read_checkpoint
 from fairseq_alma.checkpoints.ensemble_file import check_dictionary
+from fairseq_alma.checkpoints.model_options import from_weights
 from fairseq_alma.data.stream import Stream, megabatch_of_slice
 from fairseq_alma.errors import AlmaError, in_one_line
 from fairseq_alma.learners.plan import StageOptions, stage_ending_with
@@ -215,7 +216,7 @@ class AlmaLMTask(StageTask, LanguageModelingTask):
         if megabatch is not None and self.args.megabatch not in (None, megabatch):
             raise AlmaError(
                 f"{last}: trained on mega-batch {megabatch}, not on --megabatch {self.args.megabatch}; give another "
-                f"--save-dir, and --finetune-from-model {last} to begin with its weights"
+                f"--save-dir, and {' '.join(from_weights(last))} to begin with its weights"
             )
 
     def build_criterion(self, cfg: Any) -> Any:

@@ -15,7 +15,7 @@ from msgspec import to_builtins
 
 import fairseq_alma
 from fairseq_alma.checkpoints import LAST_CHECKPOINT
-from fairseq_alma.checkpoints.model_options import SWITCH_SIZES
+from fairseq_alma.checkpoints.model_options import SWITCH_SIZES, from_weights
 from fairseq_alma.data.stream import holdout_name, slice_name
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.files import as_record, read_json_object, write_json_atomically
@@ -29,6 +29,7 @@ from fairseq_alma.text import stage_checkpoints
 from fairseq_alma.text.process import Command, run_logged, watch_fairseq
 from fairseq_alma.text.stage_checkpoints import Progress
 from fairseq_alma.text.train_options import replace_option
+from fairseq_alma.training.average import write_average
 from fairseq_alma.training.carried_optimizer import Rewarm
 from fairseq_alma.watch.sinks import CURVE_OPTIONS, TENSORBOARD
 
@@ -265,11 +266,11 @@ class Train(TrainingStep):
             return [("--continue-once", str(path), "--continue-as", "branch")]
         if training.start is None:
             beginning = job.request.beginning
-            return [] if beginning is None else [("--finetune-from-model", str(beginning))]
+            return [] if beginning is None else [from_weights(beginning)]
         path = job.grown(training.model) if training.growth else job.begins_from(training.start)
         if job.carries_optimizer:
             return [("--continue-once", str(path), "--continue-as", "stage")]
-        return [("--finetune-from-model", str(path))]
+        return [from_weights(path)]
 
     def _features(self) -> Groups:
         """Return the options of what the training does beside learning."""
@@ -467,9 +468,6 @@ class Average(TrainingStep):
     def run(self, work: StageWork) -> Mapping[str, Any]:
         """Make it, unless it is there."""
         if not self.is_done():
-            # Imports torch, which takes seconds; a finished run needs none of it.
-            from fairseq_alma.checkpoints.training_state import write_average
-
             model = self.training.model
             write_average(self.job.folder.checkpoint(model), self.job.predicting(model))
         return {}

@@ -8,7 +8,7 @@ from copy import copy
 from typing import Mapping, Optional, Sequence
 
 from fairseq_alma.checkpoints import JOINT_MODEL
-from fairseq_alma.checkpoints.model_options import LANGUAGE, SWITCH_SIZES
+from fairseq_alma.checkpoints.model_options import LANGUAGE, SWITCH_SIZES, WEIGHTS_FLAG
 from fairseq_alma.options import GivenOption, flags_of, group_words, options_of
 from fairseq_alma.training.carried_optimizer import GROWABLE
 from fairseq_alma.training.feature import FEATURES
@@ -29,7 +29,7 @@ OWNED: dict[str, str] = {
     "--save-dir": "give --run before the --",
     "--restore-file": "alma-stream resumes from the stage's own last checkpoint",
     "--continue-once": "alma-stream resumes from the stage's own last checkpoint",
-    "--finetune-from-model": "give it, or --init, before the --",
+    WEIGHTS_FLAG: "give it, or --init, before the --",
     "--add-bos-token": "sequences begin with </s>, those of tests too",
     "--future-target": "the next token is what is learned and tested",
     "--past-target": "the next token is what is learned and tested",

@@ -8,16 +8,24 @@ fixed decay, goes through the state dictionary tensor by tensor, and keeps a sec
 
 from dataclasses import dataclass
 from fractions import Fraction
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Mapping, Optional
 
 from fairseq_alma.checkpoints import AVERAGE
+from fairseq_alma.errors import AlmaError
 from fairseq_alma.options import NONE, TRAINING, opt
 from fairseq_alma.training.feature import Feature
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+    from fairseq_alma.checkpoints.checkpoint_file import Checkpoint
+
 HALF_LIVES = ("1/32", "1/16", "1/8")
+WRITTEN_ALONE: bool = opt(
+    False, "write the moving average of its weights that the one CKPT has (--ema-half-life) as a checkpoint"
+)
+"""An option of ``alma-ensemble``, which calls `write_average`."""
 
 
 def average_decay(update: int, half_life: Fraction) -> float:
@@ -106,3 +114,35 @@ def _parameters(model: "nn.Module") -> dict[str, "Tensor"]:
     while isinstance(wrapped := getattr(model, "module", None), nn.Module):
         model = wrapped
     return dict(model.named_parameters())
+
+
+def write_average(path: Path, out: Path, replace: bool = True) -> None:
+    """Write the averaged weights in a checkpoint as a checkpoint of their own; see `averaged_model`."""
+    from fairseq_alma.checkpoints.checkpoint_file import read_checkpoint, write_checkpoint
+
+    write_checkpoint(averaged_model(read_checkpoint(path), path), out, replace)
+
+
+def averaged_model(checkpoint: "Checkpoint", path: Path) -> "Checkpoint":
+    """Return a checkpoint whose weights are the average, for tests: it has no optimizer state.
+
+    Args:
+        checkpoint: as `read_checkpoint` returns it.
+        path: its file, for the message.
+
+    Raises:
+        AlmaError: it has no average, or one of another model.
+    """
+    from fairseq_alma.checkpoints.training_state import find_average, with_shared_names
+
+    entry = find_average(checkpoint)
+    if entry is None:
+        raise AlmaError(f"{path}: has no averaged weights; train with --ema-half-life")
+    weights = with_shared_names(checkpoint["model"], entry[AVERAGE])
+    wrong = [name for name, tensor in checkpoint["model"].items() if weights[name].shape != tensor.shape]
+    if wrong or entry[AVERAGE].keys() - weights.keys():
+        raise AlmaError(f"{path}: its averaged weights are those of another model; remove it to train the stage again")
+    states = {name: each for name, each in checkpoint["extra_state"].items() if each is not entry}
+    averaged = {**checkpoint, "model": weights, "extra_state": states}
+    averaged.pop("last_optimizer_state", None)
+    return averaged

@@ -1,15 +1,16 @@
 """A training that goes on from another one with all that it has, and counts its own updates and tokens from zero.
 
-fairseq knows two ways to begin with a checkpoint: with its weights alone (``--finetune-from-model``), and resuming, of
-which ``--continue-once`` is a form: weights, optimizer, number of updates, schedule, and the place in the data. A stage
-that carries the optimizer on takes all but the place in the data; a branch takes that too. Later launches resume from
-the training's own last checkpoint, to which none of this applies.
+fairseq knows two ways to begin with a checkpoint: with its weights alone, and resuming, of which ``--continue-once`` is
+a form: weights, optimizer, number of updates, schedule, and the place in the data. A stage that carries the optimizer
+on takes all but the place in the data; a branch takes that too. Later launches resume from the training's own last
+checkpoint, to which none of this applies.
 """
 
 from dataclasses import dataclass
 from typing import Any, ClassVar, Mapping, Optional, Sequence
 
 from fairseq_alma.checkpoints import FIRST_UPDATE, TASK_STATE, TRAIN_TOKENS
+from fairseq_alma.checkpoints.model_options import WEIGHTS_FLAG
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.options import PLAN, TRAINING, opt
 from fairseq_alma.training.feature import Feature, Setting
@@ -103,7 +104,7 @@ class CarriedOptimizer(Feature):
         if setting.optimizer not in (None, found):
             raise AlmaError(
                 f"{setting.start}: trained with {found}, the command trains with {setting.optimizer}, which cannot "
-                "carry its state on; give the same --optimizer, or the checkpoint as --finetune-from-model"
+                f"carry its state on; give the same --optimizer, or the checkpoint as {WEIGHTS_FLAG}"
             )
         begin(checkpoint, setting.start, with_new_data=self.continue_as == STAGE)
 
@@ -189,7 +190,7 @@ def begin(checkpoint: dict[str, Any], path: str, with_new_data: bool) -> None:
     """
     if checkpoint.get("last_optimizer_state") is None:
         raise AlmaError(
-            f"{path}: has no optimizer state, so a training cannot carry it on; give it as --finetune-from-model, or "
+            f"{path}: has no optimizer state, so a training cannot carry it on; give it as {WEIGHTS_FLAG}, or "
             "keep the state where the checkpoint is made"
         )
     state: dict[str, Any] = checkpoint["extra_state"]

@@ -5,11 +5,11 @@ import pytest
 import torch
 
 from fairseq_alma.checkpoints.checkpoint_growth import RECORD_KEY
-from fairseq_alma.checkpoints.training_state import write_average
 from fairseq_alma.cli.grow import main
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.growth.gate_tree import GateTree
 from fairseq_alma.text.model import build_from_config
+from fairseq_alma.training.average import write_average
 from tests.text.stock_commands import evaluate, train_model
 
 SPLIT = ("--method", "split", "--experts", "2")

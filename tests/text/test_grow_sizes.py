@@ -6,11 +6,12 @@ import torch
 from fairseq_alma.checkpoints import AVERAGE, TASK_STATE
 from fairseq_alma.checkpoints.checkpoint_growth import RECORD_KEY
 from fairseq_alma.checkpoints.model_options import GrowOptions
-from fairseq_alma.checkpoints.training_state import averaged_model, with_shared_names
+from fairseq_alma.checkpoints.training_state import with_shared_names
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.growth import width
 from fairseq_alma.text.grow import grow
 from fairseq_alma.text.model import build_from_config
+from fairseq_alma.training.average import averaged_model
 from tests.text.switch_models import config_of, model_of
 
 NUM_TOKENS = 46
