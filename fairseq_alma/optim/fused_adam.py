@@ -75,8 +75,8 @@ class FusedAdam(FairseqAdam):
 
 
 def _sum_of_squares(tensors: Iterable[Tensor]) -> Tensor:
-    found = [torch.linalg.vector_norm(each, dtype=torch.float32).square() for each in tensors]
-    return torch.stack(found).sum() if found else torch.zeros(())
+    found = list(tensors)
+    return torch.stack(torch._foreach_norm(found, dtype=torch.float32)).square_().sum() if found else torch.zeros(())
 
 
 class WholeStateAdamW(torch.optim.AdamW):

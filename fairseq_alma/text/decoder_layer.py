@@ -167,6 +167,10 @@ class DecoderLayer(nn.Module):
             x = flat.view_as(residual)
         return self._add(residual, x, kept[1]), routing, statistics
 
+    def products(self) -> list[nn.Module]:
+        """Return the modules that autocast computes in a short precision: all but layer norms and the gate."""
+        return [self.self_attn, *([self.fc1, self.fc2] if self.switch is None else [self.switch.experts])]
+
     def _add(self, residual: Tensor, branch: Tensor, kept: Optional[Tensor]) -> Tensor:
         factor, probability = self.shape.branch_factor, self.shape.dropout
         if kept is not None:

@@ -1,16 +1,22 @@
 """``--expert-parallel`` and ``--fully-shard``: a model over the processes that train it."""
 
+import contextlib
 from dataclasses import dataclass
+from typing import Any, Callable, Iterator, Optional
 
+import torch
+from fairseq import models
+from fairseq.distributed import ModuleProxyWrapper
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from fairseq_alma.moe.expert_parallel import spread_experts
 from fairseq_alma.optim.fused_adam import FusedAdam
 from fairseq_alma.options import TRAINING, opt
 from fairseq_alma.text.decoder_layer import DecoderLayer
 from fairseq_alma.training.feature import Feature, Setting
+from fairseq_alma.training.loading import replaced
 from fairseq_alma.training.processes import refuse, world_size
 from fairseq_alma.training.spread_parameters import keep_checkpoints_whole
 
@@ -28,8 +34,8 @@ class Sharding(Feature):
     )
     fully_shard: bool = opt(
         False,
-        "with several processes: each has 1/processes of all weights, gradients and moments (torch's fully_shard); "
-        "otherwise as --expert-parallel",
+        "with several processes: each has 1/processes of all weights, gradients and moments (torch's fully_shard), and "
+        "gradients of all weights until the last batch of an update; otherwise as --expert-parallel",
         side=TRAINING,
         kinds=("text",),
     )
@@ -56,7 +62,8 @@ class Sharding(Feature):
         if self.fully_shard:
             if getattr(model, "decoder", None) is None:
                 refuse("--fully-shard: goes with the language models here; leave it out")
-            shard_decoder(model, init_device_mesh(setting.device, (world_size(),)))
+            short = None if setting.autocast is None else getattr(torch, setting.autocast)
+            shard_decoder(model, init_device_mesh(setting.device, (world_size(),)), short)
             return model
         try:
             num_layers = spread_experts(model)
@@ -67,18 +74,56 @@ class Sharding(Feature):
         return model
 
 
-def shard_decoder(model: nn.Module, mesh: DeviceMesh) -> None:
+def shard_decoder(model: nn.Module, mesh: DeviceMesh, short: Optional[torch.dtype] = None) -> None:
     """Shard a language model, a layer at a time (torch's ``fully_shard``, FSDP2).
 
-    A layer's weights are gathered when it is computed, in the forward and in the backward pass; embeddings from the
-    forward to the end of the backward pass. Gradients are averaged over the processes.
+    A layer's matrices are gathered when it is computed, in the forward and in the backward pass; embeddings, norms and
+    gates from the forward to the end of the backward pass. Gradients are averaged over the processes, in fp32.
 
     Args:
         model: the same in every process.
         mesh: of the processes, one dimension.
+        short: the precision that autocast computes a layer's products in, in which their weights are gathered then;
+            what is computed, or looked up, in fp32 is not. None: that of the weights.
     """
+    policy = MixedPrecisionPolicy(short, reduce_dtype=short and torch.float32, cast_forward_inputs=False)
     for module in list(model.modules()):
         if isinstance(module, DecoderLayer):
-            fully_shard(module, mesh=mesh)
+            fully_shard(module.products(), mesh=mesh, mp_policy=policy)
     fully_shard(model, mesh=mesh)
     keep_checkpoints_whole(model)
+
+
+class FullySharded(nn.Module):
+    """Stands where fairseq expects a wrapper for data parallel training: `shard_decoder` has done what one would do.
+
+    Args:
+        module: the model.
+    """
+
+    def __init__(self, module: FSDPModule) -> None:
+        super().__init__()
+        self.module: Any = module
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the model."""
+        return self.module(*args, **kwargs)
+
+    @contextlib.contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Add up gradients of batches in this process; those of the last batch of an update reduce them all."""
+        self.module.set_requires_gradient_sync(False)
+        try:
+            yield
+        finally:
+            self.module.set_requires_gradient_sync(True)
+
+
+def _wrapped(wrap: Callable, args: Any, model: nn.Module, process_group: Any, device: torch.device) -> nn.Module:
+    """Stand in for ``DistributedFairseqModel``, whose wrappers copy gradients to buffers that nothing here needs."""
+    if not isinstance(model, FSDPModule):
+        return wrap(args, model, process_group, device)
+    return ModuleProxyWrapper(FullySharded(model.to(device)))
+
+
+models.DistributedFairseqModel = replaced(models.DistributedFairseqModel, _wrapped)

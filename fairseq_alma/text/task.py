@@ -38,6 +38,7 @@ from fairseq_alma.text.model import adopt_experts
 from fairseq_alma.text.sharding import Sharding
 from fairseq_alma.text.stage_data import join_stage, slice_of, stage_batches
 from fairseq_alma.training.autocast import refuse_inexact_precision
+from fairseq_alma.training.background_saves import SaveInBackground
 from fairseq_alma.training.fairseq_options import check_whole_config, fairseq_config
 from fairseq_alma.training.feature import FEATURES, register_feature
 from fairseq_alma.training.loading import (
@@ -65,6 +66,7 @@ class StreamConfig(CommandConfig, LanguageModelingConfig):
 
 
 register_feature(Sharding)
+register_feature(SaveInBackground)
 AlmaLMConfig = fairseq_config("AlmaLMConfig", StreamConfig, [StageOptions, *FEATURES], "text")
 """Options of ``--task alma_lm``: these, and those of the features of a training."""
 

@@ -52,7 +52,7 @@ OWNED: dict[str, str] = {
     "--no-epoch-checkpoints": "give --save-every before the --",
     "--no-last-checkpoints": "the next stage needs the checkpoint",
     "--no-save-optimizer-state": "a stage that was cut off needs it",
-    "--write-checkpoints-asynchronously": "a stage that was cut off needs whole checkpoints",
+    "--write-checkpoints-asynchronously": "--save-in-background writes them beside the training",
     "--checkpoint-suffix": "alma-stream names the checkpoints",
     "--update-ordered-indices-seed": "a stage that was cut off needs the batches that it had",
     "--disable-validation": "it is the default; --validate before the -- switches validation on",

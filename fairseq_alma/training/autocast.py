@@ -6,7 +6,7 @@ training that resumes differs from one that ran through. Its parser also turns `
 
 import argparse
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ContextManager, Optional
+from typing import TYPE_CHECKING, Any, ClassVar, ContextManager, Optional
 
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.options import NONE, TRAINING, opt
@@ -43,6 +43,8 @@ def refuse_inexact_precision(parser: argparse.ArgumentParser, evaluates: bool) -
 @dataclass
 class Autocast(Feature):
     """Makes all forward passes under autocast to bf16."""
+
+    computes_in: ClassVar[Optional[str]] = "bfloat16"
 
     autocast: Optional[str] = opt(
         None,

@@ -57,6 +57,7 @@ class Setting:
         optimizer: class of the optimizer, as checkpoints name it; None: the command does not train.
         start: checkpoint that the training begins with, optimizer and all (``--continue-once``); None: none.
         needs_whole_weights: what needs all weights of the model in one process; None: nothing does.
+        autocast: precision of products, as torch names it; None: that of the weights.
         draw_weights: returns initial weights by their names, as a model would have them that starts from nothing; of a
             stage on images that starts from another.
     """
@@ -65,6 +66,7 @@ class Setting:
     optimizer: Optional[str] = None
     start: Optional[str] = None
     needs_whole_weights: Optional[str] = None
+    autocast: Optional[str] = None
     draw_weights: "Optional[Callable[[], Mapping[str, Tensor]]]" = None
 
 
@@ -91,10 +93,12 @@ class Feature(Options):
 
     Attributes:
         needs_whole_weights: the name of what needs all weights of the model in one process; None: nothing.
+        computes_in: the precision that it lets products have, as torch names it; None: it leaves that alone.
         owned: options of fairseq-train that alma-stream gives by itself -> how a user says it instead.
     """
 
     needs_whole_weights: ClassVar[Optional[str]] = None
+    computes_in: ClassVar[Optional[str]] = None
     owned: ClassVar[Mapping[str, str]] = {}
 
     @property
@@ -254,7 +258,8 @@ class Features:
         """
         active = [each for kind in FEATURES if (each := kind(**_given(kind, values))).is_on]
         whole = next((each.needs_whole_weights for each in active if each.needs_whole_weights is not None), None)
-        return cls(active, replace(setting, needs_whole_weights=whole))
+        short = next((each.computes_in for each in active if each.computes_in is not None), None)
+        return cls(active, replace(setting, needs_whole_weights=whole, autocast=short))
 
     @classmethod
     def read(cls, arguments: argparse.Namespace) -> "Features":

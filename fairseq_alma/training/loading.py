@@ -30,6 +30,7 @@ from fairseq_alma.checkpoints.training_state import check_optimizer
 from fairseq_alma.data.stream import Stream
 from fairseq_alma.errors import AlmaError, causes, describe_fault
 from fairseq_alma.options import options_of
+from fairseq_alma.training.processes import of_first
 
 TASKS = ("alma_lm", "alma_image_classification")
 # fairseq-validate sets up the task and the criterion that the file names: ours, and those of stock language models.
@@ -60,7 +61,7 @@ def change_when_loaded(path: str, change: Optional[Callable[[Checkpoint], None]]
 
 
 def load_state(path: str, arg_overrides: Optional[Mapping[str, Any]] = None) -> Checkpoint:
-    """Return a checkpoint as fairseq takes it.
+    """Return a checkpoint as fairseq takes it; of several processes the first reads it, and sends it to the others.
 
     Args:
         path: the file.
@@ -69,7 +70,7 @@ def load_state(path: str, arg_overrides: Optional[Mapping[str, Any]] = None) -> 
     Raises:
         AlmaError: it is none, or none that is built here.
     """
-    state = read_checkpoint(path, mmap=False, needed=("optimizer_history", "extra_state"))
+    state = of_first(lambda: read_checkpoint(path, mmap=False, needed=("optimizer_history", "extra_state")))
     for part, known in _BUILT.items():
         options = state["cfg"].get(part)
         name = options.get("_name") if isinstance(options, dict) else None
@@ -102,16 +103,18 @@ def _is_config(config: Any) -> bool:
     return isinstance(config, DictConfig)
 
 
-def _replaced(function: Callable, by: Callable) -> Callable:
+def replaced(function: Callable, by: Callable) -> Callable:
     """Return what calls ``by(function, …)``, once only."""
-    if hasattr(function, "is_gate"):
+    gate = f"{by.__module__}.{by.__qualname__}"
+    gates = getattr(function, "gates", ())
+    if gate in gates:
         return function
 
     @functools.wraps(function)
     def through_gate(*arguments: Any, **more: Any) -> Any:
         return by(function, *arguments, **more)
 
-    through_gate.is_gate = True  # type: ignore[attr-defined]
+    through_gate.gates = (*gates, gate)  # type: ignore[attr-defined]
     return through_gate
 
 
@@ -126,7 +129,7 @@ def _load_through_gate(
     return load_state(path, arg_overrides)
 
 
-checkpoint_utils.load_checkpoint_to_cpu = _replaced(checkpoint_utils.load_checkpoint_to_cpu, _load_through_gate)
+checkpoint_utils.load_checkpoint_to_cpu = replaced(checkpoint_utils.load_checkpoint_to_cpu, _load_through_gate)
 
 
 def _name_again(copy: Callable, src_path: str, dst_path: str, overwrite: bool = False) -> bool:
@@ -148,7 +151,7 @@ def _name_again(copy: Callable, src_path: str, dst_path: str, overwrite: bool = 
     return True
 
 
-PathManager.copy = staticmethod(_replaced(PathManager.copy, _name_again))
+PathManager.copy = staticmethod(replaced(PathManager.copy, _name_again))
 
 
 @functools.cache
@@ -279,5 +282,5 @@ def _load_position(load: Callable, cfg: Any, trainer: Trainer, **arguments: Any)
         ) from error
 
 
-Trainer.load_checkpoint = _replaced(Trainer.load_checkpoint, _load_state)
-checkpoint_utils.load_checkpoint = _replaced(checkpoint_utils.load_checkpoint, _load_position)
+Trainer.load_checkpoint = replaced(Trainer.load_checkpoint, _load_state)
+checkpoint_utils.load_checkpoint = replaced(checkpoint_utils.load_checkpoint, _load_position)

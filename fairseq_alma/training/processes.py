@@ -6,10 +6,12 @@ a CPU; and hands torch's DistributedDataParallel a device where there is none.
 
 import argparse
 import hashlib
+import io
 import os
+import pickle
 import sys
 from pathlib import Path
-from typing import Any, Mapping, NoReturn
+from typing import Any, Callable, Mapping, NoReturn, Optional, Sequence
 
 import torch
 import torch.distributed as dist
@@ -57,14 +59,12 @@ def set_process_defaults(parser: argparse.ArgumentParser) -> None:
         require_joining()
     # One unless the command says otherwise: what is visible here must not change a figure.
     parser.set_defaults(distributed_world_size=1)
-    # Each reads its checkpoint itself: what fairseq broadcasts instead, torch no longer unpickles.
+    # `of_first` broadcasts it: what fairseq would broadcast, torch no longer unpickles.
     parser.set_defaults(load_checkpoint_on_all_dp_ranks=True)
     group = parser.add_argument_group("device", conflict_handler="resolve")  # takes the option from fairseq's own
     group.add_argument("--cpu", action=OnCpu, nargs=0, default=False, help="use the CPU, whatever GPUs there are")
     if not torch.cuda.is_available():
         parser.set_defaults(**{name: on_cpu for name, (_, on_cpu) in CPU_DEFAULTS.items()})
-    if "--fully-shard" in sys.argv:  # which reduces all gradients itself; torch's wrapper refuses to have nothing to do
-        parser.set_defaults(ddp_backend="legacy_ddp")
     if started_by_torchrun() and int(os.environ["WORLD_SIZE"]) > 1:
         _take_place(parser, int(os.environ["LOCAL_RANK"]))
 
@@ -150,3 +150,85 @@ def require_same(what: str, fingerprint: Any) -> None:
     differing = next((rank for rank, other in enumerate(found) if other != found[0]), None)
     if differing is not None:
         refuse(f"{what}: process {differing} has {found[differing]}, process 0 has {found[0]}; all need the same")
+
+
+def of_first(read: Callable[[], Any]) -> Any:
+    """Return in every process what a function returns in the first; only there it is called.
+
+    Tensors, which are on the CPU, are sent one after the other, so that a GPU holds one at a time; those that share
+    memory in the first process share it everywhere.
+
+    Raises:
+        SystemExit: in the others, where it has failed in the first, which raises what it has met.
+    """
+    if world_size() == 1:
+        return read()
+    found, failure, message = None, None, None
+    if is_first():
+        try:
+            found = read()
+            message = Outline.of(found)
+        except Exception as error:  # the others must not wait for it
+            failure = error
+    device = torch.device("cuda" if "nccl" in dist.get_backend() else "cpu")
+    given = [message]
+    dist.broadcast_object_list(given, device=device)
+    if failure is not None:
+        raise failure
+    message = given[0]
+    if message is None:
+        raise SystemExit(1)
+    tensors = []
+    for number, (shape, dtype) in enumerate(message.tensors):
+        here = message.own[number] if is_first() else torch.empty(shape, dtype=dtype)
+        there = here.contiguous().to(device)
+        dist.broadcast(there.view(-1).view(torch.uint8), 0)  # whatever its precision
+        tensors.append(here if is_first() else here.copy_(there))
+    return found if is_first() else message.filled(tensors)
+
+
+class Outline:
+    """An object without its tensors, to be sent.
+
+    Attributes:
+        tensors: their shapes and precisions.
+        own: themselves, in the process that sends.
+    """
+
+    def __init__(self) -> None:
+        self.tensors: list[tuple[torch.Size, torch.dtype]] = []
+        self.own: list[torch.Tensor] = []
+        self.rest = b""
+
+    @classmethod
+    def of(cls, tree: Any) -> "Outline":
+        """Take an object apart."""
+        outline, numbers, file = cls(), {}, io.BytesIO()
+
+        class Taker(pickle.Pickler):
+            def persistent_id(self, each: Any) -> Optional[int]:
+                if not isinstance(each, torch.Tensor):
+                    return None
+                place = (each.data_ptr() or id(each), each.shape, each.stride(), each.dtype)
+                if place not in numbers:
+                    numbers[place] = len(outline.own)
+                    outline.own.append(each.detach())
+                    outline.tensors.append((each.shape, each.dtype))
+                return numbers[place]
+
+        Taker(file).dump(tree)
+        outline.rest = file.getvalue()
+        return outline
+
+    def filled(self, tensors: Sequence[torch.Tensor]) -> Any:
+        """Put it together again."""
+
+        class Filler(pickle.Unpickler):
+            def persistent_load(self, number: int) -> torch.Tensor:
+                return tensors[number]
+
+        return Filler(io.BytesIO(self.rest)).load()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Send no tensors."""
+        return {**vars(self), "own": []}

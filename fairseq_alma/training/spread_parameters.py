@@ -7,6 +7,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
+from fairseq_alma.errors import AlmaError
+
 
 class Spread:
     """How a parameter is spread over the processes that train together.
@@ -103,8 +105,14 @@ def keep_checkpoints_whole(model: nn.Module) -> None:
             if prefix + name in state:
                 state[prefix + name] = each.part_of(state[prefix + name])
 
-    def put_wholes(_: Any, state: dict[str, Optional[Tensor]], prefix: str, *others: Any) -> None:
-        state.update({prefix + name: each.whole for name, each in spread()})
+    def put_wholes(_: Any, state: dict[str, Any], prefix: str, *others: Any) -> None:
+        wholes = {prefix + name: each.whole for name, each in spread()}
+        if any(each is None for each in wholes.values()):
+            raise AlmaError(
+                "--no-save-optimizer-state: a model that is spread over processes is put together with its optimizer's "
+                "state; leave the option out"
+            )
+        state.update(wholes)
 
     model.register_load_state_dict_pre_hook(take_parts)
     model.register_state_dict_post_hook(put_wholes)

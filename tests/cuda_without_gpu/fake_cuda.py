@@ -34,6 +34,8 @@ PICKS = {"embedding", "index", "index_select", "gather"}
 """They read no more of their first argument than they write."""
 PUTS = {"scatter_", "scatter_add_", "index_put_", "index_copy_", "index_add_"}
 """They write no more of their first argument than they read of the others."""
+MESSAGES = {"_allgather_base_": "gather", "_reduce_scatter_base_": "reduce", "allreduce_": "reduce"}
+MESSAGES |= {"alltoall_base_": "exchange"}
 COUNTING = []
 ON_CPU = F.scaled_dot_product_attention
 
@@ -52,6 +54,7 @@ class Counts(TorchDispatchMode):
         host_reads: where the host waits for a number of the device, as ``file:line``.
         host_writes: where it waits for a copy to the device.
         on_host: where it makes a tensor of its own beside the device.
+        messages: bytes given to collective operations, by kind and precision; ``num_messages`` how many.
     """
 
     def __init__(self):
@@ -60,6 +63,7 @@ class Counts(TorchDispatchMode):
         self.peak, self._live, self._new = 0, {}, 0
         self.by_name, self.bytes_of, self.by_place = Counter(), Counter(), Counter()
         self.host_reads, self.host_writes, self.on_host = Counter(), Counter(), Counter()
+        self.messages, self.num_messages = Counter(), Counter()
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
@@ -87,6 +91,10 @@ class Counts(TorchDispatchMode):
             self.on_host[place()] += 1
         if not any(each.is_cuda for each in (*given, *made)) or func.is_view or name in NO_WORK:
             return result
+        if name in MESSAGES:
+            key = MESSAGES[name], given[-1].dtype
+            self.messages[key] += size(given[-1])
+            self.num_messages[key] += 1
         self._count(name, given, made)
         return result
 
@@ -117,6 +125,23 @@ class Counts(TorchDispatchMode):
 
     def __str__(self):
         return f"{self.operations:,} operations, {self.casts} casts, {self.bytes / 1e9:.2f} GB"
+
+
+class NoStream:
+    """Stands for a stream of a device, and for an event in one: nothing waits for it."""
+
+    def __init__(self, *args, **kwargs):
+        pass
+
+    def wait_event(self, event):
+        pass
+
+    wait_stream = wait_event
+
+    def record(self, *args):
+        return self
+
+    record_event = record
 
 
 class _AsOnCuda(TorchFunctionMode):
@@ -261,6 +286,8 @@ def pretended(capability):
     nothing |= {name: lambda *args, **kwargs: None for name in ("set_rng_state", "manual_seed", "manual_seed_all")}
     return {
         **nothing,
+        **dict.fromkeys(("Stream", "Event", "current_stream"), NoStream),
+        "stream": lambda stream: contextlib.nullcontext(),
         "is_available": lambda: True,
         "is_initialized": lambda: True,
         "_is_in_bad_fork": lambda: False,

@@ -9,6 +9,8 @@ from fairseq import models
 from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_DATACLASS_REGISTRY
 from fairseq.optim import build_optimizer
 from omegaconf import OmegaConf
+from torch._subclasses.fake_tensor import unset_fake_temporarily
+from torch.distributed.device_mesh import init_device_mesh
 
 import fairseq_alma
 from fairseq_alma.checkpoints.model_options import SWITCH_SIZES
@@ -18,6 +20,7 @@ from fairseq_alma.moe.short_copies import batch_of_update
 from fairseq_alma.text.criterion import AlmaSwitchCrossEntropy
 from fairseq_alma.text.grow import measure_expert_losses
 from fairseq_alma.text.model import build_from_config
+from fairseq_alma.text.sharding import shard_decoder
 from fairseq_alma.training.average import WeightAverage
 from tests.cuda_without_gpu.fake_cuda import counted, cuda
 from tests.text.switch_models import config_of, dictionary_of
@@ -128,9 +131,7 @@ def update(optimizer_name, size="base"):
             parameter.grad = torch.zeros_like(parameter)
         average.after_step(model, number)
         with counted() as counts:
-            optimizer.multiply_grads(0.5)
-            optimizer.clip_grad_norm(1.0)
-            optimizer.step()
+            step(optimizer)
         with counted() as averaging:
             average.after_step(model, number + 1)
     counts.of_average = averaging
@@ -154,6 +155,56 @@ def expert_parallel(precision):
         model = switch_lm("tiny")
         spread_experts(model)
         return batch(model, tokens_of(2, 64), precision)
+
+
+def fully_shard(precision, size="tiny", batch_size=2, length=64):
+    """The last of several batches of an update, and the update, of one of four processes."""
+    with processes(4):
+        with unset_fake_temporarily():
+            mesh = init_device_mesh("cuda", (4,))
+        model = switch_lm(size)
+        shard_decoder(model, mesh, torch.bfloat16 if precision == "bf16" else None)
+        wrapped = models.DistributedFairseqModel(None, model, None, torch.device("cuda"))
+        optimizer = build_optimizer(OmegaConf.create({**ADAM, "_name": "fused_adam"}), list(wrapped.parameters()))
+        with counted() as before, wrapped.no_sync():
+            learn(wrapped, tokens_of(batch_size, length), precision)
+        with counted() as counts:
+            learn(wrapped, tokens_of(batch_size, length), precision)
+            optimizer.all_reduce_grads(wrapped)
+        step(optimizer)  # makes its state
+        with counted() as counts.of_update:
+            step(optimizer)
+    counts.before = before
+    return counts
+
+
+def gathering(spread):
+    """A checkpoint of the first of four processes, which puts the parts of a model and of its moments together."""
+    with processes(4):
+        with unset_fake_temporarily():
+            mesh = init_device_mesh("cuda", (4,))
+        model = switch_lm("tiny")
+        whole = {name: each.shape for name, each in model.state_dict().items()}
+        shapes = [each.shape for each in model.parameters()]
+        spread(model, mesh)
+        optimizer = build_optimizer(OmegaConf.create({**ADAM, "_name": "fused_adam"}), list(model.parameters()))
+        with counted():  # which answers what the host asks
+            learn(model, tokens_of(2, 64), "fp32")
+        step(optimizer)
+        with counted() as counts:
+            optimizer.optimizer.consolidate_state_dict()
+            saved = model.state_dict()
+            moments = optimizer.state_dict()["state"]
+    assert {name: each.shape for name, each in saved.items()} == whole
+    assert [each["exp_avg"].shape for each in moments.values()] == shapes
+    return counts
+
+
+def step(optimizer):
+    """Make an update of an optimizer whose gradients are there."""
+    optimizer.multiply_grads(0.5)
+    optimizer.clip_grad_norm(1.0)
+    optimizer.step()
 
 
 def images(arch, precision, num_members=1, training=True, **options):
@@ -180,6 +231,10 @@ PROGRAMS = {
     "alma_umix, bf16": lambda: batch(joint_lm(), tokens_of(2, 64), "bf16"),
     "expert parallel, bf16": lambda: expert_parallel("bf16"),
     "expert parallel, fp32": lambda: expert_parallel("fp32"),
+    "fully shard, bf16": lambda: fully_shard("bf16"),
+    "fully shard, fp32": lambda: fully_shard("fp32"),
+    "a checkpoint, fully shard": lambda: gathering(shard_decoder),
+    "a checkpoint, expert parallel": lambda: gathering(lambda model, mesh: spread_experts(model)),
     "test, bf16": lambda: test_batch("bf16"),
     "test, fp32": lambda: test_batch("fp32"),
     "generation": generation,

@@ -21,6 +21,7 @@ WAITS = {
     "moe/mixture_layer.py": "hard gates draw on the CPU, so that all devices draw the same",
     "moe/dispatch.py": "growth measures",
     "text/grow.py": "growth measures",
+    "training/spread_parameters.py": "a checkpoint is put together on the CPU",
 }
 """Where the host may wait for the device; nowhere in the training of a language model on one device."""
 LIMITS = {  # operations, casts, GB of a batch of 8 x 512 tokens, 12 experts, weights cast already
@@ -50,6 +51,18 @@ def test_a_program_runs_on_one_device_and_the_host_waits_where_it_must(name):
     if name in LIMITS:
         found = (counts.operations, counts.casts, counts.bytes / 1e9)
         assert all(here <= limit for here, limit in zip(found, LIMITS[name], strict=True)), found
+
+
+@pytest.mark.parametrize(("name", "gathered_in"), [("bf16", torch.bfloat16), ("fp32", torch.float32)])
+def test_fully_shard_gathers_in_the_precision_of_products_and_reduces_in_fp32_once_an_update(name, gathered_in):
+    counts = run(f"fully shard, {name}")
+    layers, exact = 4, torch.float32
+    assert not any(kind == "reduce" for kind, _ in counts.before.messages)
+    assert {dtype: number for (kind, dtype), number in counts.num_messages.items() if kind == "reduce"} == {
+        exact: layers + 1
+    }
+    assert counts.num_messages["gather", gathered_in] >= 2 * layers - 1
+    assert counts.of_update.operations <= 14 and not counts.of_update.host_reads
 
 
 def test_before_sm_90_experts_are_padded_where_there_is_a_capacity(monkeypatch):
