@@ -1,5 +1,6 @@
 import csv
 import json
+import math
 import os
 import re
 import shutil
@@ -10,31 +11,9 @@ import pytest
 
 from fairseq_alma.cli.report import main
 from fairseq_alma.errors import AlmaError
-from fairseq_alma.runs.study import describe_run
-from tests.report import fakes
-from tests.runs.fakes import write_manifest
-from tests.runs.runs import stage_record
+from tests.report.fakes import image_stream, text_stream, write_run
 
-
-def write_run(root, perplexities, wait=1, num_megabatches=4, seed=1, learner="sm", run_seed=1, sizes=(), **options):
-    """Write a run whose stages end with the given mega-batches and perplexities.
-
-    ``sizes`` has experts and members of each stage; with more experts than before, a stage says what growth did.
-    """
-    stream = write_manifest(root.parent / f"S{seed}", num_megabatches, seed)
-    chosen = {"wait": wait, "replay": False, "drop_rest": False, "init": "previous", **options}
-    root.mkdir()
-    (root / "run.json").write_text(json.dumps(describe_run(learner, run_seed, chosen, {}, stream)))
-    for index, (arrival, ppl) in enumerate(perplexities.items()):
-        record = stage_record(index, range(arrival + 1), num_params=65_000_000, train_flops=1e15)
-        record["test"]["ppl"] = ppl
-        if sizes:
-            record["num_experts"], record["num_members"] = sizes[index]
-            if index and sizes[index][0] > sizes[index - 1][0]:
-                record["after_growth"] = {"valid": {"loss": 3.5, "ppl": 11.31}}
-        (root / f"stage-00{index}").mkdir()
-        (root / f"stage-00{index}" / "stage.json").write_text(json.dumps(record))
-    return root
+GROWS = {"num_experts": (4, 6)}
 
 
 @pytest.fixture
@@ -51,46 +30,41 @@ def rows(out):
 
 
 def test_runs_stand_before_and_after_options(tmp_path, capsys):
-    runs = [str(write_run(tmp_path / name, {3: 24.0}, wait=4, run_seed=seed)) for seed, name in enumerate("ab")]
+    runs = [str(write_run(tmp_path / name, seed=seed)) for seed, name in enumerate("ab")]
     main([runs[0], "--paper", runs[1]])
     assert list(rows(capsys.readouterr().out)) == ["a", "b"]
 
 
 def test_the_table_has_a_row_for_each_run_with_size_and_cost(tmp_path, capsys):
-    run = write_run(tmp_path / "R", {0: 28.57, 1: 27.45, 2: 26.91, 3: 26.53})
+    run = write_run(tmp_path / "R", [28.57, 27.45, 26.91, 26.53], num_params=(65_000_000,), train_flops=1e15)
     assert main([str(run)]) == 0
     row = rows(capsys.readouterr().out)["R"]
-    assert [row[f"t{t}"] for t in range(4)] == ["28.57", "27.45", "26.91", "26.53"]
     assert (row["learner"], row["experts"], row["params"], row["train FLOPs"]) == ("SM_w1", "4", "65M", "4.00e+15")
-    assert row["avg PPL"] == f"{(28.57 + 27.45 + 26.91 + 26.53) / 4:.2f}"
-    assert row["final PPL"] == "26.53"
-    assert row["bits per byte"] == "0.500"  # 2 bits a token, 100 tokens, 400 bytes
+    assert row["bits per byte"] == f"{math.log2(26.53) / 4:.3f}"  # 100 tokens of 400 bytes
 
 
-def test_waiting_is_a_star_and_counts_as_an_untrained_model(tmp_path, capsys):
-    main([str(write_run(tmp_path / "R", {3: 24.0}, wait=4))])
+@pytest.mark.parametrize(
+    ("values", "options", "shown", "average", "final"),
+    [
+        ([30.0, 28.0, 26.0, 24.0], {}, ["30.00", "28.00", "26.00", "24.00"], "27.00", "24.00"),
+        ([24.0], {"wait": 4}, ["*", "*", "*", "24.00"], "43.50", "24.00"),  # (3 * 50 + 24) / 4, of 50 units
+        ([25.0], {"wait": 3, "drop_rest": True}, ["*", "*", "25.00", "*"], "37.50", "25.00"),
+        ([30.0], {}, ["30.00", "–", "–", "–"], "–", "30.00"),
+        ([], {}, ["–"] * 4, "–", "–"),
+        ([24.3], {"iid": 3}, ["*", "*", "24.30", "*"], "–", "24.30"),
+    ],
+    ids=["complete", "waits", "drops the rest", "under way", "not begun", "iid"],
+)
+def test_a_row_has_each_arrival_their_mean_and_the_last_value(values, options, shown, average, final, tmp_path, capsys):
+    """While a learner waits it counts as an untrained model; a value of an update that is not made yet is a dash."""
+    main([str(write_run(tmp_path / "R", values, **options))])
     row = rows(capsys.readouterr().out)["R"]
-    assert [row[f"t{t}"] for t in range(4)] == ["*", "*", "*", "24.00"]
-    assert row["avg PPL"] == f"{(3 * 50 + 24) / 4:.2f}"  # the stream has 50 units
-
-
-def test_a_dropped_rest_is_a_star_too(tmp_path, capsys):
-    main([str(write_run(tmp_path / "R", {2: 25.18}, wait=3, drop_rest=True))])
-    row = rows(capsys.readouterr().out)["R"]
-    assert [row[f"t{t}"] for t in range(4)] == ["*", "*", "25.18", "*"]
-    assert row["final PPL"] == "25.18"
-
-
-def test_a_run_under_way_shows_what_it_has(tmp_path, capsys):
-    main([str(write_run(tmp_path / "R", {0: 30.0})), str(write_run(tmp_path / "N", {}))])
-    table = rows(capsys.readouterr().out)
-    assert [table["R"][f"t{t}"] for t in range(4)] == ["30.00", "–", "–", "–"]
-    assert table["R"]["avg PPL"] == "–"
-    assert table["N"]["final PPL"] == "–"
+    assert [row[f"t{t}"] for t in range(4)] == shown
+    assert (row["avg PPL"], row["final PPL"]) == (average, final)
 
 
 def test_tables_are_written_for_people_and_for_programs(tmp_path, no_figures):
-    run = write_run(tmp_path / "R", {3: 24.123456}, wait=4)
+    run = write_run(tmp_path / "R", [24.123456], wait=4, num_params=(65_000_000,))
     main([str(run), "--out", str(tmp_path / "out")])
     assert "| SM_w4" in (tmp_path / "out" / "perplexity.md").read_text()
     with open(tmp_path / "out" / "perplexity.csv") as file:
@@ -99,47 +73,41 @@ def test_tables_are_written_for_people_and_for_programs(tmp_path, no_figures):
 
 
 def test_what_cannot_be_read_is_named_and_the_rest_is_reported(tmp_path, capsys):
-    good = write_run(tmp_path / "good", {0: 30.0})
-    damaged = write_run(tmp_path / "damaged", {0: 30.0, 1: 29.0})
+    good = write_run(tmp_path / "good", [30.0])
+    damaged = write_run(tmp_path / "damaged", [30.0, 29.0])
     (damaged / "stage-001" / "stage.json").write_text('{"stage": 1, "megabatches": [1]')
-    incomplete = write_run(tmp_path / "incomplete", {0: 30.0})
+    incomplete = write_run(tmp_path / "incomplete", [30.0])
     (incomplete / "stage-000" / "stage.json").write_text('{"stage": 0, "megabatches": [0], "test": {"loss": 1}}')
+    record = write_run(tmp_path / "record", [30.0])
+    (record / "run.json").write_text('{"learner": "sm"}')
     no_run, file = tmp_path / "S1", good / "run.json"
-    assert main([str(good), str(damaged), str(incomplete), str(no_run), str(tmp_path / "nowhere"), str(file)]) == 1
+    no_run.mkdir()
+    assert main([*map(str, (good, damaged, incomplete, no_run, tmp_path / "nowhere", file, record))]) == 1
     captured = capsys.readouterr()
     table = rows(captured.out)
     assert set(table) == {"good", "damaged", "incomplete"}
     assert [table["damaged"][f"t{t}"] for t in range(4)] == ["30.00", "–", "–", "–"]
     assert table["incomplete"]["t0"] == "–"
     errors = captured.err.splitlines()
-    assert len(errors) == 5
+    assert len(errors) == 6
     assert "damaged/stage-001/stage.json: damaged, not JSON" in errors[0]
     assert "incomplete/stage-000/stage.json: damaged, no num_params, num_experts" in errors[1]
     assert "S1: no run.json in it" in errors[2]
     assert "nowhere: no such folder, so this is no run" in errors[3]
     assert "good/run.json: a file, so this is no run" in errors[4]
+    assert "record/run.json: damaged, no seed, options, train_options, stream in it; leave this folder" in errors[5]
 
 
-def test_a_damaged_run_record_is_named(tmp_path, capsys):
-    run = write_run(tmp_path / "R", {0: 30.0})
-    (run / "run.json").write_text('{"learner": "sm"}')
-    assert main([str(run)]) == 1
-    assert (
-        "R/run.json: damaged, no seed, options, train_options, stream in it; leave this folder out"
-        in capsys.readouterr().err
-    )
-
-
-@pytest.mark.parametrize("stream", [fakes.image_stream(4), fakes.text_stream()], ids=["images", "text"])
+@pytest.mark.parametrize("stream", [image_stream(4), text_stream()], ids=["images", "text"])
 def test_an_option_for_the_papers_numbers_that_does_nothing_says_so(stream, tmp_path, capsys):
-    run = fakes.write_run(tmp_path / "R", learner="ens", stream=stream, wait=2)
+    run = write_run(tmp_path / "R", learner="ens", stream=stream, wait=2)
     assert main([str(run), "--paper"]) == 0
     (note,) = capsys.readouterr().err.splitlines()
     assert note.startswith("--paper: ignored for the tables")
 
 
 def test_runs_on_different_streams_are_refused_unless_mixed(tmp_path, capsys):
-    one, other = write_run(tmp_path / "A", {0: 30.0}), write_run(tmp_path / "B", {0: 31.0}, seed=2, num_megabatches=2)
+    one, other = write_run(tmp_path / "A"), write_run(tmp_path / "B", stream=text_stream(2, "b" * 64))
     assert main([str(one), str(other)]) == 1
     captured = capsys.readouterr()
     assert set(rows(captured.out)) == {"A"}
@@ -149,70 +117,64 @@ def test_runs_on_different_streams_are_refused_unless_mixed(tmp_path, capsys):
 
 
 def test_a_run_whose_stream_grew_has_the_new_arrivals(tmp_path, capsys):
-    main([str(write_run(tmp_path / "R", {0: 30.0, 1: 29.0, 2: 28.0}, num_megabatches=2))])
+    run = write_run(tmp_path / "R", [30.0, 29.0, 28.0])
+    record = json.loads((run / "run.json").read_text())
+    record["stream"]["num_megabatches"] = 2
+    (run / "run.json").write_text(json.dumps(record))
+    main([str(run)])
     assert rows(capsys.readouterr().out)["R"]["t2"] == "28.00"
 
 
 @pytest.mark.parametrize(
-    "learner,options,sizes,label,experts",
+    "learner,options,label,experts",
     [
-        ("ens", {}, [(4, 2)] * 2, "Ens_w1", "4@2"),
-        ("gens", {"init": "scratch"}, [(4, 1), (4, 2)], "gEns_w1", "4@1, 4@2"),
-        ("gens", {"init": "previous"}, [(4, 1), (4, 2)], "gEns_w1 previous", "4@1, 4@2"),
-        ("gmoe", {"grow_method": "copy", "grow_select": "loss"}, [(4, 1), (6, 1)], "gMoE_w1", "4, 6"),
-        ("gmoe", {"grow_method": "split", "grow_select": "usage"}, [(4, 1), (6, 1)], "gMoE_w1 split usage", "4, 6"),
-        ("umix", {"replay": True}, [(4, 2)] * 2, "UMix_w1 replay", "4@2"),
+        ("ens", {"num_members": (2,)}, "Ens_w1", "4@2"),
+        ("ens", {"num_members": (2,), "iid": 2}, "Ens iid k2", "4@2"),
+        ("gens", {"num_members": (1, 2)}, "gEns_w1", "4@1, 4@2"),
+        ("gens", {"num_members": (1, 2), "init": "previous"}, "gEns_w1 previous", "4@1, 4@2"),
+        ("gmoe", {**GROWS, "grow_method": "copy", "grow_select": "loss"}, "gMoE_w1", "4, 6"),
+        (
+            "gmoe",
+            {**GROWS, "grow_method": "split", "grow_select": "usage"},
+            "gMoE_w1 split usage",
+            "4, 6",
+        ),
+        ("umix", {"num_members": (2,), "replay": True}, "UMix_w1 replay", "4@2"),
     ],
 )
-def test_learners_are_named_as_in_the_papers_tables(learner, options, sizes, label, experts, tmp_path, capsys):
-    run = write_run(tmp_path / "R", {0: 30.0, 1: 29.0}, num_megabatches=2, learner=learner, sizes=sizes, **options)
-    main([str(run)])
+def test_learners_are_named_as_in_the_papers_tables(learner, options, label, experts, tmp_path, capsys):
+    main([str(write_run(tmp_path / "R", [30.0, 29.0], learner, text_stream(2), **options))])
     row = rows(capsys.readouterr().out)["R"]
     assert (row["learner"], row["experts"]) == (label, experts)
 
 
-def test_the_iid_control_has_one_figure_where_the_sequential_learner_has_it_too(tmp_path, capsys):
-    main([str(write_run(tmp_path / "R", {2: 24.3}, learner="ens", sizes=[(4, 2)], iid=3))])
-    row = rows(capsys.readouterr().out)["R"]
-    assert [row["learner"], *(row[f"t{t}"] for t in range(4))] == ["Ens iid k3", "*", "*", "24.30", "*"]
-
-
 def test_runs_that_differ_by_their_seeds_alone_are_averaged(tmp_path, capsys, no_figures):
     runs = [
-        write_run(tmp_path / f"R{seed}", {0: 30.0 + seed, 1: 20.0 + 2 * seed}, num_megabatches=2, run_seed=seed)
+        write_run(tmp_path / f"R{seed}", [30.0 + seed, 20.0 + 2 * seed], stream=text_stream(2), seed=seed)
         for seed in (1, 2, 3)
     ]
-    other = write_run(tmp_path / "other", {0: 99.0, 1: 99.0}, num_megabatches=2, init="scratch")
-    under_way = write_run(tmp_path / "under-way", {0: 50.0}, num_megabatches=2, run_seed=4)
+    other = write_run(tmp_path / "other", [99.0, 99.0], stream=text_stream(2), init="scratch")
+    under_way = write_run(tmp_path / "under-way", [50.0], stream=text_stream(2), seed=4)
     main([*map(str, [*runs, other, under_way]), "--out", str(tmp_path / "out")])
-    assert "| SM_w1   |       4 |    65M |     3 | 32.00 ± 1.00 | 24.00 ± 2.00 |" in capsys.readouterr().out
+    assert "| SM_w1   |       4 |     1k |     3 | 32.00 ± 1.00 | 24.00 ± 2.00 |" in capsys.readouterr().out
     with open(tmp_path / "out" / "seeds.csv") as file:
         (row,) = csv.DictReader(file)
     assert (row["seeds"], row["t1 mean"], row["t1 deviation"]) == ("3", "24.0", "2.0")
 
 
 def test_the_jump_at_growth_is_shown(tmp_path, capsys, no_figures):
-    sizes = [(4, 1), (6, 1), (6, 1)]
-    run = write_run(tmp_path / "R", {0: 30.0, 1: 29.0, 2: 28.0}, num_megabatches=3, learner="gmoe", sizes=sizes)
+    run = write_run(tmp_path / "R", [40.0, 20.0, 18.0], "gmoe", text_stream(3), **GROWS)
     main([str(run), "--out", str(tmp_path / "out")])
     with open(tmp_path / "out" / "growth.csv") as file:
         (row,) = csv.DictReader(file)
     assert (row["at"], row["experts"]) == ("t1", "4 to 6")
-    assert (row["before"], row["after growth"], row["after training"]) == ("8.0", "11.31", "8.0")
-    assert "11.31" in capsys.readouterr().out
-
-
-def test_an_option_that_a_record_need_not_have_may_be_left_out(tmp_path, capsys):
-    run = write_run(tmp_path / "R", {3: 24.0}, wait=4)
-    assert "iid" not in json.loads((run / "run.json").read_text())["options"]
-    assert main([str(run)]) == 0
+    assert (row["before"], row["after growth"], row["after training"]) == ("42.0", "25.0", "21.0")
+    assert "25.00" in capsys.readouterr().out
 
 
 def test_the_whole_report_is_written(tmp_path, capsys):
     pytest.importorskip("matplotlib")
-    runs = [
-        write_run(tmp_path / name, {0: ppl, 1: 20.0}, num_megabatches=2) for name, ppl in (("A", 30.0), ("B", 31.0))
-    ]
+    runs = [write_run(tmp_path / name, [ppl] * 4) for name, ppl in (("A", 30.0), ("B", 31.0))]
     out = tmp_path / "deep" / "report"
     assert main([*map(str, runs), "--out", str(out)]) == 0
     names = {path.name for path in out.iterdir()}
@@ -227,14 +189,14 @@ def test_without_matplotlib_everything_but_the_figures_is_written(tmp_path, monk
     for name in [name for name in sys.modules if name.startswith(("matplotlib", "fairseq_alma.report.figures."))]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    run = write_run(tmp_path / "R", {0: 30.0, 1: 29.0}, num_megabatches=2)
+    run = write_run(tmp_path / "R")
     assert main([str(run), "--out", str(tmp_path / "out")]) == 0
     assert "matplotlib" in capsys.readouterr().err
     assert {path.name for path in (tmp_path / "out").iterdir()} >= {"index.html", "perplexity.csv", "summary.tex"}
 
 
 def test_a_run_that_is_given_twice_counts_once(tmp_path, capsys):
-    run = write_run(tmp_path / "R", {0: 30.0, 1: 29.0}, num_megabatches=2)
+    run = write_run(tmp_path / "R")
     main([str(run), str(run.parent / "." / "R"), f"{run}/"])
     assert capsys.readouterr().out.split("\n\n")[1].count("SM_w1") == 1
 
@@ -242,8 +204,8 @@ def test_a_run_that_is_given_twice_counts_once(tmp_path, capsys):
 def test_names_of_runs_act_neither_on_a_terminal_nor_on_a_spreadsheet(tmp_path, monkeypatch, capsys, no_figures):
     monkeypatch.chdir(tmp_path)
     for name in ("=1+1", "a\x1b[31m\nb", os.fsdecode(b"bad\xff")):
-        fakes.write_run(Path(name), [30.0, 20.0, 10.0, 9.0], stream={**fakes.text_stream(), "path": "s\x1b[2J"})
-    damaged = fakes.write_run(Path("d\x1b[0m"), [30.0])
+        write_run(Path(name), [30.0, 20.0, 10.0, 9.0], stream={**text_stream(), "path": "s\x1b[2J"})
+    damaged = write_run(Path("d\x1b[0m"), [30.0])
     (damaged / "stage-000" / "stage.json").write_text("{")
     assert main([*map(str, sorted(Path().glob("*"))), "--out", "out\x07"]) == 1
     captured = capsys.readouterr()
@@ -255,7 +217,7 @@ def test_names_of_runs_act_neither_on_a_terminal_nor_on_a_spreadsheet(tmp_path, 
 
 
 def test_a_damaged_run_leaves_no_half_report(tmp_path, capsys, no_figures):
-    good, damaged = write_run(tmp_path / "A", {0: 30.0}), write_run(tmp_path / "B", {0: 31.0}, run_seed=2)
+    good, damaged = write_run(tmp_path / "A"), write_run(tmp_path / "B", seed=2)
     record = json.loads((damaged / "run.json").read_text())
     (damaged / "run.json").write_text(json.dumps({**record, "train_options": [1]}))
     assert main([str(good), str(damaged), "--out", str(tmp_path / "out")]) == 1
@@ -267,12 +229,12 @@ def test_a_damaged_run_leaves_no_half_report(tmp_path, capsys, no_figures):
 
 
 def test_watching_ends_when_all_runs_are_complete(tmp_path, capsys, monkeypatch, no_figures):
-    first = write_run(tmp_path / "A", {0: 30.0}, num_megabatches=2)
+    first = write_run(tmp_path / "A", [30.0], stream=text_stream(2))
     late = tmp_path / "B"
 
     def work(seconds):
         if not late.exists():
-            write_run(late, {0: 31.0, 1: 28.0}, num_megabatches=2, run_seed=2)
+            write_run(late, stream=text_stream(2), seed=2)
         else:
             shutil.copytree(late / "stage-001", first / "stage-001")
 
@@ -296,15 +258,15 @@ def test_a_wrong_use_is_a_usage_error(arguments, message, capsys):
 
 
 def test_an_output_that_is_a_file_is_refused(tmp_path):
-    run = write_run(tmp_path / "R", {0: 30.0}, num_megabatches=1)
+    run = write_run(tmp_path / "R")
     with pytest.raises(AlmaError, match=r"--out .*run\.json: a file; give the name of a folder"):
         main([str(run), "--out", str(run / "run.json")])
 
 
 def test_orders_of_the_same_images_are_one_stream(tmp_path, capsys):
-    runs = [fakes.write_run(tmp_path / f"R{seed}", stream=fakes.image_stream(seed=seed)) for seed in (1, 2)]
+    runs = [write_run(tmp_path / f"R{seed}", stream=image_stream(seed=seed)) for seed in (1, 2)]
     assert main([*map(str, runs)]) == 0
     assert re.search(r"SM_w1 +\| +4 \| +1k \| +2 \|", capsys.readouterr().out)
-    other = fakes.write_run(tmp_path / "other", stream=fakes.image_stream(dataset="mnist"))
+    other = write_run(tmp_path / "other", stream=image_stream(dataset="mnist"))
     assert main([*map(str, runs), str(other)]) == 1
     assert "other: its stream" in capsys.readouterr().err

@@ -40,12 +40,6 @@ def test_where_a_run_went_on_and_how_a_number_is_written_make_no_other_experimen
     assert len(experiment.runs) == 2
 
 
-def test_runs_under_way_do_not_count_for_means(tmp_path):
-    runs = [read(tmp_path / "A", [30.0] * 4), read(tmp_path / "B", [90.0], seed=2)]
-    (experiment,) = experiments(runs)
-    assert experiment.spread("final").mean == 30.0
-
-
 def test_a_multiple_of_the_updates_is_spelled_as_in_table_2(tmp_path):
     steps = {"--arch": "alma_switch_lm", "--max-update": "100"}
     runs = [
@@ -106,12 +100,6 @@ def test_a_seed_that_is_behind_does_not_count_towards_the_mean(make):
     (group,) = groups_of([make("a", [30, 20, 10, 6]), make("b", [90, 80], seed=2)])
     assert list(group.course.curve) == [30, 20, 10, 6]
     assert len(group.complete) == 1
-
-
-def test_errors_are_shown_in_percent(make):
-    (group,) = groups_of([make("a", [0.5, 0.25], stream=image_stream(4), wait=2)])
-    assert list(group.course.curve) == [90, 50, 50, 25]
-    assert list(group.course.index[group.course.done]) == [1, 3]
 
 
 def test_a_run_that_diverged_has_no_deviation_rather_than_a_traceback(make):

@@ -121,14 +121,6 @@ def test_a_kind_of_data_that_is_not_known_is_named(tmp_path):
         read_figures(write_run(tmp_path / "R", stream={**text_stream(), "kind": "sound"}))
 
 
-def test_streams_of_images_that_differ_by_their_seeds_alone_are_one_experiment(tmp_path):
-    runs = [read_figures(write_run(tmp_path / f"R{seed}", stream=image_stream(seed=seed))) for seed in (1, 2)]
-    assert runs[0].settings == runs[1].settings
-    assert runs[0].seeds != runs[1].seeds
-    other = read_figures(write_run(tmp_path / "other", stream=image_stream(dataset="mnist")))
-    assert other.settings != runs[0].settings
-
-
 @pytest.mark.parametrize(
     "train_options,size",
     [

@@ -164,10 +164,6 @@ def test_axes_name_what_they_show_with_units(make):
     assert [tick.get_text() for tick in text.figure.axes[0].get_xticklabels()][:2] == ["$t_{0}$", "$t_{1}$"]
 
 
-def test_nothing_is_drawn_before_a_first_update(make):
-    assert drawn(draw_curves, [make("a", num_stages=0)]) == []
-
-
 def test_panels_of_all_sizes_share_their_axes(make):
     runs = [
         make(f"{width}", [0.9 / width] * 10, stream=image_stream(), num_params=[width],

@@ -46,12 +46,6 @@ def test_runs_on_several_streams_are_drawn_apart(make, tmp_path):
 
 
 @pytest.mark.usefixtures("as_svg_alone")
-def test_streams_of_images_that_differ_by_their_seed_are_one(make, tmp_path):
-    runs = [make(f"{seed}", stream=image_stream(4, seed)) for seed in (1, 2)]
-    assert names(draw_all(runs, tmp_path / "out")) == ["anytime-curve", "trade-off"]
-
-
-@pytest.mark.usefixtures("as_svg_alone")
 @pytest.mark.parametrize(
     "options",
     [
