@@ -1,8 +1,8 @@
-"""What a learner decides: the schedule of stages, the plan of each; one file per learner. No fairseq.
+"""What a learner decides: the schedule of stages, the plan of each. No fairseq.
 
 A new learner is a class under `learner.register_learner`, here or where ``alma-stream --learners-from`` looks.
 """
 
-from fairseq_alma.learners import ensemble, firefly, growing_ensemble, growing_mixture, single_model, uniform_mixture
+from fairseq_alma.learners import ensemble, firefly, growing_mixture, learner
 
-__all__ = ["ensemble", "firefly", "growing_ensemble", "growing_mixture", "single_model", "uniform_mixture"]
+__all__ = ["ensemble", "firefly", "growing_mixture", "learner"]

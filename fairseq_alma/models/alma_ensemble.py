@@ -25,8 +25,7 @@ from torch import Tensor, nn
 
 from fairseq_alma.checkpoints.ensemble_file import ENSEMBLE_ARCH, TrainedMembers, log_of_mean, members_of
 from fairseq_alma.errors import AlmaError
-from fairseq_alma.text.decoder_layer import IncrementalState
-from fairseq_alma.text.language_decoders import MemberDecoder
+from fairseq_alma.text.decoder import IncrementalState, MemberDecoder
 from fairseq_alma.training.loading import refuse_other_weights
 
 

@@ -31,8 +31,7 @@ from torch import Tensor
 from fairseq_alma.checkpoints import JOINT_MODEL
 from fairseq_alma.checkpoints.model_options import JointOptions
 from fairseq_alma.errors import AlmaError
-from fairseq_alma.text.decoder_layer import IncrementalState
-from fairseq_alma.text.language_decoders import FeatureDecoder, MemberDecoder
+from fairseq_alma.text.decoder import FeatureDecoder, IncrementalState, MemberDecoder
 from fairseq_alma.training.fairseq_options import check_options, fairseq_config
 
 _Options: Any = fairseq_config("UMix", FairseqDataclass, [JointOptions])

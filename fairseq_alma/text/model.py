@@ -25,8 +25,7 @@ from fairseq_alma.checkpoints.model_options import LANGUAGE, SWITCH_SIZES, Begin
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.growth.gate_tree import GateTree, trees_of_layers
 from fairseq_alma.moe.switch_layer import SwitchLayer
-from fairseq_alma.text.decoder_layer import DecoderLayer, LayerShape
-from fairseq_alma.text.language_decoders import SwitchDecoder
+from fairseq_alma.text.decoder import DecoderLayer, LayerShape, SwitchDecoder
 from fairseq_alma.training.fairseq_options import check_options, fairseq_config
 
 DEFAULT_NUM_EXPERTS = 4

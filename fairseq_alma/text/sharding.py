@@ -14,7 +14,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from fairseq_alma.moe.expert_parallel import spread_experts
 from fairseq_alma.optim.fused_adam import FusedAdam
 from fairseq_alma.options import TRAINING, opt
-from fairseq_alma.text.decoder_layer import DecoderLayer
+from fairseq_alma.text.decoder import DecoderLayer
 from fairseq_alma.training.feature import Feature, Setting
 from fairseq_alma.training.loading import replaced
 from fairseq_alma.training.processes import refuse, world_size

@@ -17,8 +17,7 @@ from torch import Tensor, nn
 
 from fairseq_alma.moe.dispatch import expert_capacity
 from fairseq_alma.moe.gate import Routing
-from fairseq_alma.text.decoder_layer import DecoderLayer
-from fairseq_alma.text.language_decoders import SwitchDecoder
+from fairseq_alma.text.decoder import DecoderLayer, SwitchDecoder
 from fairseq_alma.text.model import AlmaSwitchLM, parameter_shapes
 
 QUERIES = 64

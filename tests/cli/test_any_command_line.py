@@ -19,7 +19,7 @@ from fairseq_alma.checkpoints.model_options import GrowOptions
 from fairseq_alma.cli import ensemble, grow, report, stream_parser, update
 from fairseq_alma.cli.entry import Parser, command
 from fairseq_alma.images.image_train_options import ImageTrainOptions
-from fairseq_alma.learners.single_model import SingleModel
+from fairseq_alma.learners.learner import SingleModel
 from fairseq_alma.runs.request import RunRequest
 from fairseq_alma.text.train_options import TrainOptions
 from fairseq_alma.training.option_ranges import RANGES

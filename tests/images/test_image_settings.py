@@ -7,7 +7,7 @@ import fairseq_alma
 from fairseq_alma.data.image_stream import ImageStream
 from fairseq_alma.images.image_settings import ImageSettings
 from fairseq_alma.images.image_train_options import ImageTrainOptions
-from fairseq_alma.learners.single_model import SingleModel
+from fairseq_alma.learners.learner import SingleModel
 from tests.images.image_streams import make_stream
 
 fairseq_alma.register()
