@@ -293,7 +293,7 @@ class Study:
         """Make the stream, unless it is there. Raises AlmaError if there is too little text."""
         if not (self.stream / "stream.json").is_file():
             self.folder.mkdir(parents=True, exist_ok=True)
-            with _claim(self.folder / "stream.lock", wait=True):
+            with Claim(self.folder / "stream.lock", wait=True):
                 if not (self.stream / "stream.json").is_file():
                     _write_words(text, self.size, self.folder / "text.txt")
                     subprocess.run(self._prep(), check=True)
@@ -357,7 +357,7 @@ class Study:
         """Train until everything that was asked for has ended, here or in another process, or failed."""
         while todo := [each for each in self.left(names)[0] if each.name not in self.failed]:
             for training in todo:
-                with _claim(self.folder / f"{training.name}.lock") as claimed:
+                with Claim(self.folder / f"{training.name}.lock") as claimed:
                     if claimed:
                         self._run(training)
                         break
@@ -392,7 +392,7 @@ class Study:
         )
 
 
-class _claim:
+class Claim:
     """Holds a lock file while a run is made; ``with`` gives whether it could be had."""
 
     def __init__(self, path: Path, wait: bool = False) -> None:

@@ -7,7 +7,7 @@ import json
 import subprocess
 import sys
 import time
-from typing import Sequence
+from typing import Callable, Sequence
 
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.text.model_size import Speed
@@ -47,11 +47,12 @@ def main() -> None:
     from fairseq_alma.text import model  # noqa: F401 - a start has these imports
 
     job, started = json.load(sys.stdin), time.perf_counter()
-    costs = [_seconds_per_token(shape, job) for shape in job["shapes"]]
+    costs = [seconds_per_token(shape, job) for shape in job["shapes"]]
     print(json.dumps({"costs": costs, "measuring": time.perf_counter() - started}))
 
 
-def _seconds_per_token(shape: Sequence[int], job: dict) -> float:
+def seconds_per_token(shape: Sequence[int], job: dict, clock: Callable[[], float] = time.perf_counter) -> float:
+    """Return what a token's training takes; see `measure`."""
     import torch
 
     from fairseq_alma.text.model import build_from_config
@@ -82,8 +83,8 @@ def _seconds_per_token(shape: Sequence[int], job: dict) -> float:
 
     for number in range(_WARM):
         update(number)
-    started, number = time.perf_counter(), 0
-    while number < _TIMED or time.perf_counter() - started < _LEAST_SECONDS:
+    started, number = clock(), 0
+    while number < _TIMED or clock() - started < _LEAST_SECONDS:
         update(_WARM + number)
         number += 1
-    return OVERHEAD * (time.perf_counter() - started) / (number * job["batch"] * job["length"])
+    return OVERHEAD * (clock() - started) / (number * job["batch"] * job["length"])
