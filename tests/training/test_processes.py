@@ -2,8 +2,10 @@
 
 import io
 import os
+import platform
 import re
 import signal
+import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -282,3 +284,27 @@ def processes_of(word, rank=None):
         if word in line and is_alive(int(entry.name)) and (rank is None or f"RANK={rank}" in environment):
             found.append(int(entry.name))
     return found
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library has no such call")
+def test_memory_that_was_freed_is_not_asked_for_again():
+    rounds = """
+import resource
+import torch
+from fairseq_alma.training.processes import keep_freed_memory
+
+def faults():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    torch.ones(10_000_000)  # more than what the C library keeps by itself
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+keep_freed_memory()
+print(faults(), sum(faults() for _ in range(10)))
+"""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("MALLOC_", "GLIBC_"))}
+    for more, keeps in (({}, True), ({"MALLOC_TRIM_THRESHOLD_": "131072"}, False)):
+        done = subprocess.run(
+            [sys.executable, "-c", rounds], capture_output=True, text=True, check=True, env={**environment, **more}
+        )
+        first, later = map(int, done.stdout.split()[-2:])
+        assert (later < 5 * first) == keeps, "each of ten rounds clears fresh memory, unless it is kept"
