@@ -75,6 +75,7 @@ class ImageJob:
 
         from fairseq_alma.images.image_settings import ImageSettings
         from fairseq_alma.images.stage_trainer import StageTrainer
+        from fairseq_alma.training.processes import keep_freed_memory
 
         trainings = [training for plan in plans for training in plan.trainings]
         settings = ImageSettings(self.images, self.options, trainings[0].num_joint, trainings[0].joint_logits)
@@ -85,6 +86,7 @@ class ImageJob:
 
         def begin(runs: Sequence[Run]) -> ImageJob:
             job, request = copy.copy(self), self.request
+            keep_freed_memory()
             job.trainer = StageTrainer(settings, runs, request.run, request.wait, request.keep_checkpoints, features)
             return job
 
