@@ -380,7 +380,8 @@ def _show_gap(gap: Optional[Spread], digits: int, unit: str = "") -> str:
     if gap is None:
         return "–"
     half = half_width(gap)
-    return f"{gap.mean:+.{digits}f}{'' if half is None else f' ± {half:.{digits}f}'}{unit}"
+    mean = round(gap.mean, digits) + 0.0  # rather than -0.0
+    return f"{mean:+.{digits}f}{'' if half is None else f' ± {half:.{digits}f}'}{unit}"
 
 
 def draw_frontier(rung: Rung, path: Path) -> None:

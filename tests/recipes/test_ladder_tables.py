@@ -5,6 +5,7 @@ import math
 import pytest
 
 from fairseq_alma.errors import AlmaError
+from fairseq_alma.report.spread import Spread
 from tests.recipes.programs import load
 from tests.report.fakes import text_stream, write_run
 
@@ -124,3 +125,7 @@ def test_the_area_between_two_frontiers_is_their_mean_distance_where_both_are():
     below = [(10.0, 2.5), (100.0, 1.5), (1000.0, 1.0)]
     assert ladder_tables.area_between(below, line) == pytest.approx(-0.5)
     assert ladder_tables.area_between(line[:2], below[1:]) is None
+
+
+def test_a_difference_of_nothing_has_no_minus():
+    assert ladder_tables._show_gap(Spread.of({1: -0.00001}), 4) == "+0.0000"
