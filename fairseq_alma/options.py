@@ -299,6 +299,11 @@ def opt(
     return field(default=default, metadata={"help": help, "option": declared})
 
 
+def operand(help: str, metavar: str, nargs: Optional[str] = None, parse: Callable[[str], Any] = Path) -> Any:
+    """Declare what a command takes without a flag as a field of a dataclass; arguments as those of ``add_argument``."""
+    return field(default=None, metadata={"operand": {"help": help, "metavar": metavar, "nargs": nargs, "type": parse}})
+
+
 of_this_call = functools.partial(opt, recorded=False)
 """Declares an option that a run may be resumed with or without, and that run.json does not name."""
 
@@ -421,9 +426,15 @@ class Options:
                 option.add_to(group, kind)
 
     @classmethod
+    def operands(cls) -> dict[str, dict[str, Any]]:
+        """Return the fields that `operand` made, and what it was told."""
+        every = dataclasses.fields(cast(Any, cls))
+        return {each.name: each.metadata["operand"] for each in every if "operand" in each.metadata}
+
+    @classmethod
     def read(cls: type[Own], arguments: argparse.Namespace, **further: Any) -> Own:
         """Make it of what the user gave, of defaults, and of ``further`` fields that are no options."""
-        names = [name for name, option in options_of(cls).items() if option.side != TRAINING]
+        names = [name for name, option in options_of(cls).items() if option.side != TRAINING] + [*cls.operands()]
         found = {name: vars(arguments).get(name) for name in names}
         return cls(**{name: value for name, value in found.items() if value is not None}, **further)
 

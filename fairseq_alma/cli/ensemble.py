@@ -8,7 +8,7 @@ from typing import Any, Optional, Sequence
 from fairseq_alma.cli.entry import Parser, command
 from fairseq_alma.errors import printable, refuse_no_file
 from fairseq_alma.files import refuse_existing
-from fairseq_alma.options import Options, opt, real
+from fairseq_alma.options import Options, operand, opt, real
 from fairseq_alma.training.average import WRITTEN_ALONE, write_average
 
 EPILOG = """\
@@ -31,7 +31,7 @@ folder, and their checksums.
 class EnsembleOptions(Options):
     """What becomes one checkpoint, and how."""
 
-    members: Sequence[Path] = ()
+    members: Sequence[Path] = operand("checkpoint of a member; it may be an ensemble itself", "CKPT", nargs="+")
     out: Path = opt(MISSING, "the checkpoint to write", metavar="FILE")
     weights: Optional[tuple[float, ...]] = opt(
         None,
@@ -44,20 +44,10 @@ class EnsembleOptions(Options):
     force: bool = opt(False, "replace FILE if it exists")
 
 
-def build_parser() -> argparse.ArgumentParser:
+def build_parser() -> Parser:
     """Return the command's parser."""
-    parser = Parser(
-        prog="alma-ensemble",
-        description="Write one checkpoint that stands for several language models, or several image models.",
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    parser.add_argument(
-        "members", type=Path, nargs="+", metavar="CKPT", help="checkpoint of a member; it may be an ensemble itself"
-    )
-    EnsembleOptions.add_to(parser)
-    return parser
+    said = "Write one checkpoint that stands for several language models, or several image models."
+    return Parser.of("alma-ensemble", said, EPILOG, EnsembleOptions)
 
 
 def _check(parser: argparse.ArgumentParser, arguments: EnsembleOptions) -> None:
@@ -79,8 +69,7 @@ def _check(parser: argparse.ArgumentParser, arguments: EnsembleOptions) -> None:
 def main(argv: Optional[Sequence[str]] = None) -> int:
     """Run the command."""
     parser = build_parser()
-    parsed = parser.parse_intermixed_args(argv)
-    arguments = EnsembleOptions.read(parsed, members=parsed.members)
+    arguments = EnsembleOptions.read(parser.parse_intermixed_args(argv))
     _check(parser, arguments)
     # These import torch, which takes seconds; --help and usage errors need none of it.
     from fairseq_alma.checkpoints.checkpoint_file import write_checkpoint

@@ -13,9 +13,10 @@ import sys
 import threading
 import warnings
 from types import FrameType
-from typing import Callable, Iterator, NoReturn, Optional, Sequence
+from typing import Any, Callable, Iterator, NoReturn, Optional, Sequence
 
 from fairseq_alma.errors import AlmaError, causes, describe_fault, describe_os_error, printable
+from fairseq_alma.options import Options
 from fairseq_alma.terminal import discard, tell
 
 Main = Callable[[Optional[Sequence[str]]], Optional[int]]
@@ -162,6 +163,26 @@ def discard_unwritable_output() -> None:
 
 class Parser(argparse.ArgumentParser):
     """As argparse's; a usage error is status 2, and what it repeats of the command line steers no terminal."""
+
+    @classmethod
+    def of(cls, prog: str, description: str, epilog: Optional[str], *declaring: type[Options], **how: Any) -> "Parser":
+        """Return the parser of a command whose operands and options some dataclasses declare.
+
+        Args:
+            prog: the command's name.
+            description: what it does.
+            epilog: examples, shown as they are; such a command has no options cut short. None: argparse's own ways.
+            declaring: the dataclasses.
+            how: as argparse's.
+        """
+        if epilog is not None:
+            how = {"formatter_class": argparse.RawDescriptionHelpFormatter, "allow_abbrev": False, **how}
+        parser = cls(prog=prog, description=description, epilog=epilog, **how)
+        for each in declaring:
+            for name, words in each.operands().items():
+                parser.add_argument(name, **words)
+            each.add_to(parser)
+        return parser
 
     def error(self, message: str) -> NoReturn:
         """Print how the command is used and a message, and end the program."""

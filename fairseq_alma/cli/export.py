@@ -1,6 +1,5 @@
 """``alma-export``: a checkpoint as a folder that the rest of the field reads."""
 
-import argparse
 import sys
 from dataclasses import MISSING, dataclass
 from pathlib import Path
@@ -9,8 +8,8 @@ from typing import Optional, Sequence
 from fairseq_alma.cli.entry import Parser, command
 from fairseq_alma.errors import AlmaError, refuse_no_file, refuse_unwritable
 from fairseq_alma.files import refuse_occupied
-from fairseq_alma.options import opt, utf8_path
-from fairseq_alma.runs.lookup import ArrivalOptions, find_model
+from fairseq_alma.options import operand, opt, utf8_path
+from fairseq_alma.runs.lookup import ArrivalOptions, find_model, stream_option
 from fairseq_alma.terminal import tell
 
 EPILOG = """\
@@ -29,41 +28,28 @@ fairseq_alma.images.image_classifier.load_exported_images reads.
 class ExportOptions(ArrivalOptions):
     """What is exported, and where to."""
 
-    out: Path = opt(MISSING, "the folder to write; a new one", parse=utf8_path, metavar="DIR")
-    stream: Optional[Path] = opt(
-        None,
-        "stream whose tokenizer the model knows (default: the one that it was trained on)",
-        parse=utf8_path,
-        metavar="STREAM",
-    )
-
-
-def build_parser() -> argparse.ArgumentParser:
-    """Return the command's parser."""
-    parser = Parser(
-        prog="alma-export",
-        description="Write a checkpoint, of one model or an ensemble, as a folder that transformers reads.",
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    parser.add_argument(
-        "path",
-        type=Path,
-        metavar="MODEL",
-        help="run, folder of a model with its run in it, or checkpoint: of alma_switch_lm, alma_umix, a pre-norm "
+    path: Path = operand(
+        "run, folder of a model with its run in it, or checkpoint: of alma_switch_lm, alma_umix, a pre-norm "
         "transformer_lm, an ensemble, or a model of images",
+        "MODEL",
     )
-    ExportOptions.add_to(parser)
-    return parser
+    out: Path = opt(MISSING, "the folder to write; a new one", parse=utf8_path, metavar="DIR")
+    stream: Optional[Path] = stream_option(
+        "stream whose tokenizer the model knows (default: the one that it was trained on)"
+    )
+
+
+def build_parser() -> Parser:
+    """Return the command's parser."""
+    said = "Write a checkpoint, of one model or an ensemble, as a folder that transformers reads."
+    return Parser.of("alma-export", said, EPILOG, ExportOptions)
 
 
 @command
 def main(argv: Optional[Sequence[str]] = None) -> Optional[int]:
     """Run ``alma-export``."""
-    parsed = build_parser().parse_args(argv)
-    args = ExportOptions.read(parsed)
-    path = find_model(parsed.path, args.arrival)
+    args = ExportOptions.read(build_parser().parse_args(argv))
+    path = find_model(args.path, args.arrival)
     refuse_no_file(path, "MODEL", "give a run, or a checkpoint that fairseq-train, alma-grow or alma-ensemble wrote")
     if args.out.is_dir() and args.out.samefile("."):
         raise AlmaError(f"--out {args.out}: the folder that you are in, which would be replaced; give a new folder")

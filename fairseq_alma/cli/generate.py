@@ -1,6 +1,5 @@
 """``alma-generate``: text from a prompt."""
 
-import argparse
 import json
 import os
 import sys
@@ -10,8 +9,8 @@ from typing import Any, Iterator, Optional, Sequence
 
 from fairseq_alma.cli.entry import Parser, command
 from fairseq_alma.errors import AlmaError, refuse_no_file
-from fairseq_alma.options import flag, opt, options_of, real, utf8_path, whole
-from fairseq_alma.runs.lookup import MODEL_HELP, ArrivalOptions, find_model
+from fairseq_alma.options import flag, operand, opt, options_of, real, utf8_path, whole
+from fairseq_alma.runs.lookup import MODEL_HELP, ArrivalOptions, find_model, stream_option
 from fairseq_alma.terminal import tell, write
 
 SAMPLING = ("temperature", "top_p", "seed")
@@ -25,7 +24,7 @@ EPILOG = """\
 class GenerateOptions(ArrivalOptions):
     """What is written, and how."""
 
-    model: Path = Path()
+    model: Path = operand(MODEL_HELP, "MODEL", parse=utf8_path)
     prompt: str = opt("", "what the text begins with (default: nothing)", metavar="TEXT")
     prompts: Optional[Path] = opt(None, "batch mode: a prompt per line; prints a JSON line for each", metavar="FILE")
     max_tokens: int = opt(100, "new tokens", range=whole(1))
@@ -39,24 +38,14 @@ class GenerateOptions(ArrivalOptions):
     )
     seed: int = opt(1, "of sampling", range=whole(0, 2**63 - 1))
     batch_size: int = opt(16, "prompts at a time", range=whole(1))
-    stream: Optional[Path] = opt(
-        None,
-        "stream whose tokenizer a checkpoint knows (default: that of its training)",
-        parse=utf8_path,
-        metavar="STREAM",
-    )
+    stream: Optional[Path] = stream_option()
 
 
-def build_parser() -> argparse.ArgumentParser:
+def build_parser() -> Parser:
     """Return the command's parser."""
-    parser = Parser(
-        prog="alma-generate",
-        description="Write text that follows a prompt, token by token. One model or an ensemble.",
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    parser.add_argument("model", type=utf8_path, metavar="MODEL", help=MODEL_HELP)
+    said = "Write text that follows a prompt, token by token. One model or an ensemble."
+    parser = Parser.of("alma-generate", said, EPILOG)
+    parser.add_argument("model", **GenerateOptions.operands()["model"])
     prompts = parser.add_mutually_exclusive_group()
     for name, option in options_of(GenerateOptions).items():
         option.add_to(prompts if name.startswith("prompt") else parser)
@@ -68,7 +57,7 @@ def main(argv: Optional[Sequence[str]] = None) -> Optional[int]:
     """Run ``alma-generate``."""
     parser = build_parser()
     given = parser.parse_args(argv)
-    args = GenerateOptions.read(given, model=given.model)
+    args = GenerateOptions.read(given)
     for name in SAMPLING:
         if args.greedy and vars(given)[name] is not None:
             parser.error(f"--greedy does not sample, so it takes no {flag(name)}")

@@ -17,17 +17,14 @@ from fairseq_alma.terminal import tell
 CHECKPOINT_NEEDED = "give a run, or a checkpoint that fairseq-train or alma-grow wrote"
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> Parser:
     """Build the command's options."""
-    options = Parser(
-        prog="alma-grow",
-        description="Add experts to every Switch layer of a language model's checkpoint, or layers to it, or make it "
+    said = (
+        "Add experts to every Switch layer of a language model's checkpoint, or layers to it, or make it "
         "wider. The result is a checkpoint that fairseq-train trains further (--finetune-from-model) and "
-        "fairseq-eval-lm tests.",
+        "fairseq-eval-lm tests."
     )
-    GrowOptions.add_to(options)
-    ArrivalOptions.add_to(options)
-    return options
+    return Parser.of("alma-grow", said, None, GrowOptions, ArrivalOptions)
 
 
 @command

@@ -1,6 +1,5 @@
 """``alma-import``: a dense folder of transformers as a checkpoint that can grow."""
 
-import argparse
 import sys
 from dataclasses import MISSING, dataclass
 from pathlib import Path
@@ -10,7 +9,7 @@ from fairseq_alma.checkpoints.model_options import DenseOptions, training_flags
 from fairseq_alma.cli.entry import Parser, command
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.files import refuse_existing
-from fairseq_alma.options import opt, utf8_path
+from fairseq_alma.options import operand, opt, utf8_path
 from fairseq_alma.terminal import tell
 
 EPILOG = """\
@@ -30,7 +29,9 @@ scaled by the root of a head's size, rotary or relative positions, other activat
 class ImportOptions(DenseOptions):
     """What a folder becomes."""
 
-    folder: Path = Path()
+    folder: Path = operand(
+        "folder with config.json and model.safetensors, or with several such files and their index", "DIR"
+    )
     out: Path = opt(MISSING, "the checkpoint to write", metavar="CKPT")
     stream: Optional[Path] = opt(
         None,
@@ -42,31 +43,16 @@ class ImportOptions(DenseOptions):
     force: bool = opt(False, "replace CKPT if it exists")
 
 
-def build_parser() -> argparse.ArgumentParser:
+def build_parser() -> Parser:
     """Return the command's parser."""
-    parser = Parser(
-        prog="alma-import",
-        description="Convert a folder of transformers with a model of type gpt2 to a checkpoint of alma_switch_lm. No "
-        "code of the folder is run.",
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    parser.add_argument(
-        "folder",
-        type=Path,
-        metavar="DIR",
-        help="folder with config.json and model.safetensors, or with several such files and their index",
-    )
-    ImportOptions.add_to(parser)
-    return parser
+    said = "Convert a folder of transformers with a model of type gpt2 to a checkpoint of alma_switch_lm. No "
+    return Parser.of("alma-import", f"{said}code of the folder is run.", EPILOG, ImportOptions)
 
 
 @command
 def main(argv: Optional[Sequence[str]] = None) -> Optional[int]:
     """Run ``alma-import``."""
-    parsed = build_parser().parse_args(argv)
-    args = ImportOptions.read(parsed, folder=parsed.folder)
+    args = ImportOptions.read(build_parser().parse_args(argv))
     if not args.folder.is_dir():
         raise AlmaError(f"{args.folder}: no such folder; give one that transformers' save_pretrained has written")
     refuse_existing(args.out, args.force)

@@ -1,6 +1,5 @@
 """``alma-report``: tables, figures, findings and one page, over any number of runs."""
 
-import argparse
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Optional, Sequence
 
 from fairseq_alma.cli.entry import Parser, command
 from fairseq_alma.errors import AlmaError, printable, refuse_no_folder
-from fairseq_alma.options import Options, opt
+from fairseq_alma.options import Options, operand, opt
 from fairseq_alma.terminal import tell
 
 if TYPE_CHECKING:
@@ -21,7 +20,7 @@ REFRESH_SECONDS = 15
 class ReportOptions(Options):
     """What is reported of, and how."""
 
-    runs: Sequence[Path] = ()
+    runs: Sequence[Path] = operand("a folder that alma-stream wrote (--run)", "RUN", nargs="+")
     out: Optional[Path] = opt(
         None,
         "write there index.html, the tables (.md, .csv, .tex), findings.md and figures/ (.png, .pdf); those of an "
@@ -35,17 +34,14 @@ class ReportOptions(Options):
     )
 
 
-def build_parser() -> argparse.ArgumentParser:
+def build_parser() -> Parser:
     """Return the parser."""
-    parser = Parser(
-        prog="alma-report",
-        description="Print test perplexity or error of runs, text or images, finished or still going: after each "
+    said = (
+        "Print test perplexity or error of runs, text or images, finished or still going: after each "
         "mega-batch, over the whole stream, over seeds; what growth does, what learning sequentially costs, and which "
-        "of the paper's findings these runs bear out. With --out, write all of it with figures and one page.",
+        "of the paper's findings these runs bear out. With --out, write all of it with figures and one page."
     )
-    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="a folder that alma-stream wrote (--run)")
-    ReportOptions.add_to(parser)
-    return parser
+    return Parser.of("alma-report", said, None, ReportOptions)
 
 
 class _Faults:
@@ -140,8 +136,7 @@ def _watch(arguments: ReportOptions, faults: _Faults) -> None:
 def main(argv: Optional[Sequence[str]] = None) -> int:
     """Run the command."""
     parser = build_parser()
-    parsed = parser.parse_intermixed_args(argv)  # RUN --paper RUN
-    arguments = ReportOptions.read(parsed, runs=parsed.runs)
+    arguments = ReportOptions.read(parser.parse_intermixed_args(argv))  # RUN --paper RUN
     if arguments.watch and arguments.out is None:
         parser.error("--watch: needs --out DIR, the folder that is written anew")
     if arguments.out is not None:

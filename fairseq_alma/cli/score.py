@@ -1,6 +1,5 @@
 """``alma-score``: the loss of each document under a model."""
 
-import argparse
 import json
 import sys
 from dataclasses import dataclass
@@ -10,8 +9,8 @@ from typing import Any, Iterator, NoReturn, Optional, Sequence
 from fairseq_alma.cli.entry import Parser, command
 from fairseq_alma.errors import AlmaError, refuse_no_file
 from fairseq_alma.files import open_atomically, refuse_existing
-from fairseq_alma.options import opt, utf8_path, whole
-from fairseq_alma.runs.lookup import MODEL_HELP, ArrivalOptions, find_model
+from fairseq_alma.options import operand, opt, utf8_path, whole
+from fairseq_alma.runs.lookup import MODEL_HELP, ArrivalOptions, find_model, stream_option
 
 EPILOG = """\
 One JSON line for each: its number, its "id" if it has one, num_tokens and num_bytes of its text, bits (sum over the
@@ -26,16 +25,11 @@ counts, whose windows --joined gives) and bits_per_byte (of the text alone: what
 class ScoreOptions(ArrivalOptions):
     """What is scored, and how."""
 
-    model: Path = Path()
-    input: Optional[Path] = None
+    model: Path = operand(MODEL_HELP, "MODEL", parse=utf8_path)
+    input: Optional[Path] = operand("JSON lines (default: standard input)", "INPUT", nargs="?")
     field: str = opt("text", "key of the text", metavar="KEY")
     out: Optional[Path] = opt(None, "file to write (default: standard output)", metavar="FILE")
-    stream: Optional[Path] = opt(
-        None,
-        "stream whose tokenizer a checkpoint knows (default: that of its training)",
-        parse=utf8_path,
-        metavar="STREAM",
-    )
+    stream: Optional[Path] = stream_option()
     window: int = opt(0, "tokens of a window, context included (default: as many as the model takes)", range=whole(1))
     context_window: int = opt(
         0, "tokens of context before each window, which do not count: a sliding window", range=whole(0)
@@ -45,27 +39,16 @@ class ScoreOptions(ArrivalOptions):
     force: bool = opt(False, "replace FILE if it exists")
 
 
-def build_parser() -> argparse.ArgumentParser:
+def build_parser() -> Parser:
     """Return the command's parser."""
-    parser = Parser(
-        prog="alma-score",
-        description="Print the loss of each document of a file of JSON lines, in bits.",
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    add = parser.add_argument
-    add("model", type=utf8_path, metavar="MODEL", help=MODEL_HELP)
-    add("input", type=Path, nargs="?", metavar="INPUT", help="JSON lines (default: standard input)")
-    ScoreOptions.add_to(parser)
-    return parser
+    said = "Print the loss of each document of a file of JSON lines, in bits."
+    return Parser.of("alma-score", said, EPILOG, ScoreOptions)
 
 
 @command
 def main(argv: Optional[Sequence[str]] = None) -> Optional[int]:
     """Run ``alma-score``."""
-    parsed = build_parser().parse_args(argv)
-    args = ScoreOptions.read(parsed, model=parsed.model, input=parsed.input)
+    args = ScoreOptions.read(build_parser().parse_args(argv))
     if args.input is not None:
         if not args.input.exists():
             raise AlmaError(f"{args.input}: no such file; give JSON lines, or leave it out for standard input")

@@ -176,13 +176,11 @@ class Model:
 
 def build_parser() -> argparse.ArgumentParser:
     """Return the command's parser."""
-    parser = Parser(
-        prog="alma-update",
-        description="Make a language model of text, or teach it the text of one more month.",
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    parser = Parser.of(
+        "alma-update",
+        "Make a language model of text, or teach it the text of one more month.",
+        EPILOG,
         usage="alma-update MODEL NEW_TEXT... [options] [-- fairseq-train options]",
-        allow_abbrev=False,
     )
     parser.add_argument("model", type=utf8_path, metavar="MODEL", help="folder of the model; made if it is not there")
     parser.add_argument("inputs", nargs="+", metavar="NEW_TEXT", help="files or folders: one month")

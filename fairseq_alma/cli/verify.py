@@ -3,7 +3,6 @@
 Nothing is trained and nothing is written. Each look is the one that the command takes that would use the file.
 """
 
-import argparse
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -15,7 +14,7 @@ from fairseq_alma.data.ngrams import DEFAULT_NGRAM, measure_overlap
 from fairseq_alma.data.stream import Stream
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.files import read_json_object
-from fairseq_alma.options import Options, opt, utf8_path
+from fairseq_alma.options import Options, operand, opt, utf8_path
 from fairseq_alma.runs.lookup import EXPORT_OF_MODEL, RUN_OF_MODEL, next_of, stream_of_run
 from fairseq_alma.runs.run_folder import RUN_RECORD, RunFolder
 from fairseq_alma.runs.study import is_begun_on
@@ -37,8 +36,9 @@ A line for each thing that was looked at, with what is wrong and what to do; exi
 
 @dataclass(frozen=True)
 class VerifyOptions(Options):
-    """What else is measured, and how findings are printed."""
+    """What is looked at, what else is measured, and how findings are printed."""
 
+    paths: Sequence[Path] = operand("stream, run, checkpoint, or exported folder", "PATH", nargs="+", parse=utf8_path)
     overlap: bool = opt(False, "measure how much of a stream's test text stands in its mega-batches")
     json: bool = opt(False, "print a JSON object a line: path, holds, says; for monitoring")
 
@@ -63,28 +63,18 @@ class Finding:
         return f"{'ok' if self.holds else 'WRONG'}  {line}"
 
 
-def build_parser() -> argparse.ArgumentParser:
+def build_parser() -> Parser:
     """Return the command's parser."""
-    parser = Parser(
-        prog="alma-verify",
-        description="Check streams, runs, checkpoints and exported folders, without training or writing anything.",
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    help = "stream, run, checkpoint, or exported folder"
-    parser.add_argument("paths", type=utf8_path, nargs="+", metavar="PATH", help=help)
-    VerifyOptions.add_to(parser)
-    return parser
+    said = "Check streams, runs, checkpoints and exported folders, without training or writing anything."
+    return Parser.of("alma-verify", said, EPILOG, VerifyOptions)
 
 
 @command
 def main(argv: Optional[Sequence[str]] = None) -> int:
     """Run the command."""
-    parsed = build_parser().parse_intermixed_args(argv)
-    options = VerifyOptions.read(parsed)
+    options = VerifyOptions.read(build_parser().parse_intermixed_args(argv))
     all_hold = True
-    for path in parsed.paths:
+    for path in options.paths:
         for finding in verify(path, options.overlap):
             print(json.dumps(asdict(finding)) if options.json else finding, flush=True)
             all_hold &= finding.holds

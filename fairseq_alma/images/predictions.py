@@ -19,8 +19,6 @@ from fairseq_alma.images.model_store import ModelStore
 from fairseq_alma.images.networks import ImageNetwork, in_chunks, join_logits
 from fairseq_alma.learners.plan import ModelId, StagePlan
 
-COMBINATIONS = ("single", "probabilities", "logits", "vote")
-
 
 class Tally:
     """Predictions of several models for the same images.

@@ -195,10 +195,6 @@ class StagePlan:
     combine: str = "single"
     reason: Optional[str] = None
 
-    def training_of(self, member: int) -> Optional[Training]:
-        """Return the training of a member, or None if the stage does not train it."""
-        return next((training for training in self.trainings if training.model.member == member), None)
-
     def groups(self, size: int) -> list[Sequence[Training]]:
         """Return the trainings in groups of so many, in order; the last group may have fewer."""
         return [self.trainings[first : first + size] for first in range(0, len(self.trainings), size)]

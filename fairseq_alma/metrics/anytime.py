@@ -83,25 +83,6 @@ def bits_per_byte(loss: float, num_tokens: int, num_bytes: int) -> Optional[floa
     return loss * num_tokens / num_bytes if num_bytes else None
 
 
-def final(values: Mapping[int, float]) -> Optional[float]:
-    """Return the figure of the last update, or None before the first."""
-    return values[max(values)] if values else None
-
-
-def table_cells(values: Mapping[int, float], planned: Sequence[int], num_arrivals: int) -> list[Optional[float]]:
-    """Return the figure at each arrival as the paper's tables show it.
-
-    Args:
-        values: arrival of an update -> figure.
-        planned: arrivals at which an update belongs.
-        num_arrivals: B.
-
-    Returns:
-        The figure; None where the learner is waiting; NaN where an update belongs that has not been run yet.
-    """
-    return [values.get(t, float("nan") if t in planned else None) for t in range(num_arrivals)]
-
-
 def updates_for_loss(points: Sequence[tuple[float, float]], loss: float) -> Optional[float]:
     """Return the updates that a loss takes, on lines in logarithms through what is known, and beyond on the nearest.
 

@@ -9,7 +9,7 @@ from fairseq_alma.data.manifest import MANIFEST
 from fairseq_alma.data.stream import Stream
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.learners.learner import LEARNERS, build_learner, plan_stages
-from fairseq_alma.options import Options, opt, options_of, whole
+from fairseq_alma.options import Options, opt, options_of, utf8_path, whole
 from fairseq_alma.runs.run_folder import RUN_RECORD, RunFolder, stage_predictor
 from fairseq_alma.runs.steps import NeededModels
 from fairseq_alma.runs.study import is_begun_on, planned_stages
@@ -28,6 +28,11 @@ class ArrivalOptions(Options):
         "of a run: take the model that predicts after the arrival of this mega-batch, from 0 (default: the newest)",
         range=whole(0),
     )
+
+
+def stream_option(help: str = "stream whose tokenizer a checkpoint knows (default: that of its training)") -> Any:
+    """Declare ``--stream`` of a command that takes a model."""
+    return opt(None, help, parse=utf8_path, metavar="STREAM")
 
 
 def find_model(path: Path, arrival: Optional[int] = None) -> Path:

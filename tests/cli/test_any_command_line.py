@@ -51,8 +51,7 @@ def read_grow(argv: Sequence[str]) -> None:
 
 def read_ensemble(argv: Sequence[str]) -> None:
     parser = ensemble.build_parser()
-    parsed = parser.parse_intermixed_args(argv)
-    ensemble._check(parser, ensemble.EnsembleOptions.read(parsed, members=parsed.members))
+    ensemble._check(parser, ensemble.EnsembleOptions.read(parser.parse_intermixed_args(argv)))
 
 
 def read_stream(argv: Sequence[str]) -> None:

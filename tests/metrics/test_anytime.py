@@ -1,5 +1,3 @@
-import math
-
 import pytest
 
 from fairseq_alma.metrics import anytime
@@ -40,14 +38,3 @@ def test_bits_per_byte_do_not_depend_on_the_tokenizer():
     fine = anytime.bits_per_byte(4.0, num_tokens=200, num_bytes=400)
     assert coarse == fine == 2.0
     assert anytime.bits_per_byte(8.0, 0, 0) is None
-
-
-def test_a_table_tells_waiting_from_what_has_not_been_run_yet():
-    cells = anytime.table_cells({2: 25.0}, planned=[2, 3], num_arrivals=4)
-    assert cells[:3] == [None, None, 25.0]
-    assert math.isnan(cells[3])
-
-
-def test_the_final_figure_is_that_of_the_last_update():
-    assert anytime.final({0: 5.0, 2: 3.0}) == 3.0
-    assert anytime.final({}) is None
