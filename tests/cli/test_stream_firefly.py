@@ -62,15 +62,3 @@ def test_a_share_of_less_than_a_channel_names_the_flag_and_leaves_nothing(stream
         main([*command, *WORDS])
     assert "\n" not in str(error.value)
     assert not (tmp_path / "R").exists()
-
-
-@pytest.mark.parametrize(
-    ("share", "needed"),
-    [("0", "a number above 0"), ("-1", "a number above 0"), ("nan", "a number is"), ("inf", "a number of at most")],
-)
-def test_a_share_out_of_range_is_refused_before_anything_is_written(share, needed, stream, tmp_path, capsys):
-    with pytest.raises(SystemExit) as stopped:
-        main(["--stream", str(stream), "--run", str(tmp_path / "R"), "--learner", "firefly", "--grow-share", share])
-    assert stopped.value.code == 2
-    assert f"--grow-share {share}: {needed}" in capsys.readouterr().err
-    assert not (tmp_path / "R").exists()

@@ -1,33 +1,10 @@
-import io
 import sys
 
 import pytest
 
 from fairseq_alma.learners.plan import ModelId
 from fairseq_alma.terminal import ERASE, LiveLine
-from fairseq_alma.watch import progress as progress_module
 from fairseq_alma.watch.progress import Forecast, StageProgress
-
-
-@pytest.fixture
-def clock(monkeypatch):
-    """A clock that only the test moves."""
-    now = [100.0]
-    monkeypatch.setattr(progress_module.time, "monotonic", lambda: now[0])
-    return now
-
-
-class Terminal(io.StringIO):
-    def isatty(self):
-        return True
-
-
-def open_terminal(monkeypatch, columns):
-    """Put a terminal in place of standard error; in the test, as pytest replaces it between set-up and test."""
-    for name, value in (("TERM", "xterm"), ("NO_COLOR", "1"), ("COLUMNS", str(columns))):
-        monkeypatch.setenv(name, value)
-    monkeypatch.setattr(sys, "stderr", Terminal())
-    return sys.stderr
 
 
 def lines(capsys):
@@ -108,8 +85,8 @@ def test_the_rest_of_the_run_is_shown_beside_that_of_the_stage(capsys, clock):
     assert lines(capsys)[-1] == "s: 5/10 updates, 0:05 left, 0:50 left in the run"
 
 
-def test_a_terminal_shows_one_line_that_is_written_over(monkeypatch, clock):
-    terminal = open_terminal(monkeypatch, 100)
+def test_a_terminal_shows_one_line_that_is_written_over(open_terminal, clock):
+    terminal = open_terminal(100)
     progress = StageProgress("stage 1/3", "image", 40)
     for update in (10, 20):
         clock[0] += 1
@@ -136,8 +113,8 @@ def test_a_terminal_shows_one_line_that_is_written_over(monkeypatch, clock):
         (20, "stage 1/3: 20/40, 0"),
     ],
 )  # fmt: skip
-def test_the_time_left_is_shown_on_a_narrow_terminal_too(columns, text, monkeypatch, clock):
-    terminal = open_terminal(monkeypatch, columns)
+def test_the_time_left_is_shown_on_a_narrow_terminal_too(columns, text, open_terminal, clock):
+    terminal = open_terminal(columns)
     left = lambda whole, rest: rest and 60.0  # noqa: E731
     progress = StageProgress("stage 1/3, arrival 5 (mega-batches 4-5)", "image", 40, run_left=left)
     for update in (10, 20):

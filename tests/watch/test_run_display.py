@@ -1,10 +1,6 @@
-import io
-import sys
-
 import pytest
 
 from fairseq_alma.terminal import ERASE
-from fairseq_alma.watch import run_display
 from fairseq_alma.watch.run_display import HeldLines, RunDisplay, describe_stage
 from tests.runs.runs import make_plans
 
@@ -12,19 +8,6 @@ RECORD = {
     "test": {"loss": 2.0, "ppl": 4.0}, "valid": {"loss": 3.0, "ppl": 8.0}, "num_updates": 1500, "num_params": 1721088,
     "wall_seconds": 3725.4,
 }  # fmt: skip
-
-
-class Terminal(io.StringIO):
-    def isatty(self):
-        return True
-
-
-@pytest.fixture
-def clock(monkeypatch):
-    """A clock that only the test moves."""
-    now = [100.0]
-    monkeypatch.setattr(run_display.time, "monotonic", lambda: now[0])
-    return now
 
 
 def test_a_stage_is_named_with_its_arrival_and_its_megabatches():
@@ -128,10 +111,8 @@ def test_the_rest_of_the_run_is_only_what_this_command_does():
     assert len(RunDisplay(planned, "word", members=[1]).forecast.ahead) == 4
 
 
-def test_a_terminal_has_one_live_line_that_gives_way_to_results(monkeypatch, capsys):
-    terminal = Terminal()
-    monkeypatch.setattr(sys, "stderr", terminal)
-    monkeypatch.setenv("TERM", "xterm")
+def test_a_terminal_has_one_live_line_that_gives_way_to_results(open_terminal, capsys):
+    terminal = open_terminal()
     (plan,) = make_plans(1)
     with RunDisplay([plan], "word") as display:
         display.say(plan, "testing on valid")
