@@ -76,11 +76,6 @@ def test_stream_of_text_is_refused(tmp_path):
         ImageStream.open(tmp_path)
 
 
-def test_folder_without_a_stream_is_refused(tmp_path):
-    with pytest.raises(AlmaError, match=r"there is no stream\.json"):
-        ImageStream.open(tmp_path)
-
-
 @pytest.mark.parametrize(
     ("place", "value"),
     [

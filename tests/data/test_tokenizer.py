@@ -19,9 +19,12 @@ def folder(request, tmp_path_factory):
     return folder
 
 
-def test_decode_gives_back_the_text(folder):
+def test_decode_gives_back_the_text_without_what_is_fairseqs_own_and_refuses_other_symbols(folder):
     tokenizer = StreamTokenizer(folder)
     assert tokenizer.decode(tokenizer.encode(TEXT)) == TEXT
+    assert tokenizer.decode(["<s>", *tokenizer.encode("the cat"), "</s>", "<pad>", ""]) == "the cat"
+    with pytest.raises(AlmaError, match="'no-such-symbol' is no symbol of it"):
+        tokenizer.decode(["no-such-symbol"])
 
 
 def test_symbols_follow_the_units(folder):
@@ -41,16 +44,6 @@ def test_fairseq_dictionary_gives_unit_u_the_id_u_plus_4(folder, tmp_path):
     ids = dictionary.encode_line(" ".join(tokenizer.encode(TEXT)), add_if_not_exist=False, append_eos=True)
     assert ids.tolist() == [unit + 4 for unit in tokenizer.encode_batch([TEXT])[0]] + [2]
     assert tokenizer.decode(dictionary.string(ids).split()) == TEXT
-
-
-def test_decode_leaves_out_what_is_fairseqs_own(folder):
-    tokenizer = StreamTokenizer(folder)
-    assert tokenizer.decode(["<s>", *tokenizer.encode("the cat"), "</s>", "<pad>", ""]) == "the cat"
-
-
-def test_decode_refuses_a_symbol_of_another_tokenizer(folder):
-    with pytest.raises(AlmaError, match="'no-such-symbol' is no symbol of it"):
-        StreamTokenizer(folder).decode(["no-such-symbol"])
 
 
 def test_pieces_that_a_dictionary_cannot_hold_get_a_name_of_their_own(tmp_path):
