@@ -349,7 +349,7 @@ def compare_help(versions: Sequence[Version], jobs: int) -> Iterator[str]:
     lines = [f"{name} --help" for name in COMMANDS]
     user = "--user-dir fairseq_alma --task alma_lm"
     lines += [f"fairseq-train S {user} --arch alma_switch_lm_tiny --criterion alma_switch_cross_entropy --help"]
-    lines += [f"fairseq-train I {user.replace('lm', 'image_classification')} --arch alma_moe_vgg --help"]
+    lines += [f"fairseq-train I {user.replace('alma_lm', 'alma_image_classification')} --arch alma_moe_vgg --help"]
     lines += [f"fairseq-eval-lm S {user} --help"]
     return compare_lines(versions, lines, jobs)
 

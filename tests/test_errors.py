@@ -13,9 +13,10 @@ RAISE = (
 )
 
 
-def test_code_catches_it_as_a_value_error() -> None:
-    with pytest.raises(ValueError, match="--wait 0"):
-        raise AlmaError("--wait 0: give 1 or more")
+def test_it_is_a_value_error_of_one_line_that_crosses_from_a_worker_process_unchanged() -> None:
+    error = pickle.loads(pickle.dumps(AlmaError("\x1b[2J.txt:\n  is   empty;\n\tgive text\n")))
+    assert isinstance(error, AlmaError) and isinstance(error, ValueError)
+    assert str(error) == r"\x1b[2J.txt: is empty; give text"
 
 
 def test_uncaught_it_is_one_line_on_standard_error_and_status_1() -> None:
@@ -23,16 +24,6 @@ def test_uncaught_it_is_one_line_on_standard_error_and_status_1() -> None:
     assert ended.returncode == 1
     assert ended.stdout == ""
     assert ended.stderr == "--wait 0: a stage needs 1 or more; give --wait 1\n"
-
-
-def test_its_text_is_one_line_without_repeated_blanks() -> None:
-    assert str(AlmaError("a.txt:\n  is   empty;\n\tgive text\n")) == "a.txt: is empty; give text"
-
-
-def test_it_crosses_from_a_worker_process_unchanged() -> None:
-    error = pickle.loads(pickle.dumps(AlmaError("a.txt: is empty")))
-    assert isinstance(error, AlmaError)
-    assert str(error) == "a.txt: is empty"
 
 
 @pytest.mark.parametrize(
@@ -49,7 +40,3 @@ def test_it_crosses_from_a_worker_process_unchanged() -> None:
 def test_what_would_steer_a_terminal_is_spelled_out(name: str, shown: str) -> None:
     assert printable(name) == shown
     assert printable(shown) == shown
-
-
-def test_a_message_with_such_a_name_is_spelled_out_too() -> None:
-    assert str(AlmaError("\x1b[2J.txt: is\n empty")) == r"\x1b[2J.txt: is empty"

@@ -16,13 +16,16 @@ def test_rows_are_numbered_choice_by_choice_breadth_first():
     assert tree.row_of(4) == 5
 
 
-def test_only_the_plain_order_is_flat():
+def test_only_the_plain_order_is_flat_and_only_the_same_form_is_equal():
+    assert GateTree.from_nested([0, [1, 2]]) != GateTree.from_nested([[0, 1], 2])
+    assert GateTree.from_nested([0, 1, 2]) != GateTree.from_nested([0, [1, 2]])
     assert GateTree.flat(3).is_flat
     assert not GateTree.from_nested([0, 2, 1]).is_flat
     assert not GateTree.from_nested([[0, 1]]).is_flat
 
 
-def test_written_trees_read_back():
+def test_written_trees_read_back_also_after_five_hundred_growth_steps():
+    assert parse_gate_trees(format_gate_trees([deep_tree(500)]), 1, 501) == [deep_tree(500)]
     trees = [GateTree.from_nested([0, [1, 2]]), GateTree.flat(3)]
     assert parse_gate_trees(format_gate_trees(trees), 2, 3) == trees
     assert format_gate_trees([GateTree.flat(3)]) == ""
@@ -72,11 +75,6 @@ def test_growth_equals_growth_of_the_nested_lists_and_paths_lead_to_every_row(se
     assert sorted(tree.paths().values()) == list(range(tree.num_rows))
 
 
-def test_trees_are_equal_if_and_only_if_they_have_the_same_form():
-    assert GateTree.from_nested([0, [1, 2]]) != GateTree.from_nested([[0, 1], 2])
-    assert GateTree.from_nested([0, 1, 2]) != GateTree.from_nested([0, [1, 2]])
-
-
 def deep_tree(depth):
     nested = [0, 1]
     for expert in range(2, depth + 1):
@@ -92,11 +90,6 @@ def test_a_tree_may_be_two_thousand_choices_deep():
     assert grown.choices[-1] == Choice(4000, 4003, grown.choices[-1].parent_row)
     assert [grown.row_expert[row] for row in range(4000, 4003)] == [0, 2001, 2002]
     assert GateTree.from_nested(tree.to_nested()) == tree != grown
-
-
-def test_five_hundred_growth_steps_are_written_and_read():
-    trees = [deep_tree(500)]
-    assert parse_gate_trees(format_gate_trees(trees), 1, 501) == trees
 
 
 def test_a_tree_too_deep_for_json_is_refused_in_one_line():

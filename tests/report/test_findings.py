@@ -73,10 +73,6 @@ def test_what_the_runs_cannot_decide_says_what_is_missing(paper):
     assert finding.decided_by == "Needs a complete run of gMoE that splits experts."
 
 
-def test_a_single_run_decides_nothing(tmp_path):
-    assert {each.verdict for each in verdicts([write_run(tmp_path / "R")]).values()} == {Verdict.NOT_ENOUGH}
-
-
 def test_a_finding_that_runs_contradict_did_not_hold(tmp_path):
     def runs(seed):
         few, many = ({"train_options": {"--num-experts": number}, "seed": seed} for number in ("4", "8"))
@@ -170,11 +166,6 @@ def test_a_gate_that_is_not_named_is_a_soft_one(tmp_path):
     assert not about(verdicts(flat(runs)), "Growing beats not growing").comparisons
 
 
-def test_an_intermediate_waiting_time_is_not_the_best_because_waiting_for_all_is_the_worst(tmp_path):
-    runs = [image_run(tmp_path, "sm", 4, wait, final) for wait, final in ((1, 0.3), (2, 0.299), (20, 0.25))]
-    assert about(verdicts(flat(runs)), "intermediate waiting time").verdict is Verdict.NOT_ENOUGH
-
-
 def test_the_best_wait_is_one_of_those_that_small_and_large_models_have(tmp_path):
     small = [image_run(tmp_path, "sm", 4, wait, final) for wait, final in ((1, 0.5), (2, 0.3), (4, 0.3), (5, 0.3))]
     large = [image_run(tmp_path, "sm", 64, wait, final) for wait, final in ((2, 0.1), (4, 0.2), (5, 0.2))]
@@ -197,18 +188,42 @@ def test_learners_of_other_options_are_other_learners(other, words, tmp_path):
     assert len(about(found, "Larger models are better").comparisons) == (1 if words else 0)
 
 
-def test_both_parts_of_what_is_said_for_a_given_memory_are_needed(tmp_path):
-    runs = [
-        image_run(tmp_path, "ens", 4, 1, 0.25),
-        image_run(tmp_path, "gens", 4, 1, 0.35, num_params=(400, 2000, 4000)),
-    ]
-    finding = about(verdicts(flat(runs)), "For a given memory")
-    assert finding.comparisons and finding.verdict is Verdict.NOT_ENOUGH
+@pytest.mark.parametrize(
+    ("claims", "runs"),
+    [
+        (["intermediate waiting time"], [("sm", 4, wait, final) for wait, final in ((1, 0.3), (2, 0.299), (20, 0.25))]),
+        (["Smaller waiting times"], [("sm", width, wait, wait / width) for width in (4, 64) for wait in (1, 2)]),
+        (["For a given memory"], [("ens", 4, 1, 0.25), ("gens", 4, 1, 0.35, {"num_params": (400, 2000, 4000)})]),
+        (
+            ["For a given memory", "For a given training compute it is"],
+            [("sm", 8, 20, 0.2), ("gmoe", 8, 20, 0.3)],
+        ),
+        (
+            ["Replay lowers the CER", "Replay gives no better"],
+            [
+                ("sm", 8, 2, 0.25, {"replay": True, "train_flops": 2e12}),
+                ("sm", 8, 1, 0.10, {"train_flops": 2e12}),
+            ],
+        ),
+    ],
+    ids=[
+        "waiting for all is the worst, not the longest of three",
+        "two waiting times do not tell which is best",
+        "one part of a claim of two",
+        "a growing learner that waits too long to grow",
+        "replay at another waiting time",
+    ],
+)
+def test_there_are_not_enough_runs_for_a_claim(claims, runs, tmp_path):
+    found = verdicts(flat([image_run(tmp_path, *run[:4], **(run[4] if run[4:] else {})) for run in runs]))
+    assert {about(found, claim).verdict for claim in claims} == {Verdict.NOT_ENOUGH}
 
 
-def test_two_waiting_times_do_not_tell_which_one_is_best(tmp_path):
-    runs = [image_run(tmp_path, "sm", width, wait, wait / width) for width in (4, 64) for wait in (1, 2)]
-    assert about(verdicts(flat(runs)), "Smaller waiting times").verdict is Verdict.NOT_ENOUGH
+@pytest.mark.parametrize("values", [[None], [[], []]], ids=["one run", "runs without an update"])
+def test_a_single_run_and_runs_without_an_update_decide_nothing(values, tmp_path):
+    learners = zip(values, ("sm", "ens"), strict=False)
+    found = verdicts([write_run(tmp_path / learner, each, learner) for each, learner in learners])
+    assert {each.verdict for each in found.values()} == {Verdict.NOT_ENOUGH}
 
 
 def test_no_single_size_is_called_large(tmp_path):
@@ -363,13 +378,6 @@ def test_what_growth_by_copies_does_stands_beside_what_splits_do(tmp_path):
     assert finding.decided_by.endswith("Growth of a flat mixture, as by copies, changes it by up to 0.049 nats.")
 
 
-def test_a_growing_learner_that_waits_too_long_to_grow_says_nothing_of_growth(tmp_path):
-    runs = [image_run(tmp_path, "sm", 8, 20, 0.2), image_run(tmp_path, "gmoe", 8, 20, 0.3)]
-    found = verdicts(flat(runs))
-    for budget in ("For a given memory", "For a given training compute it is"):
-        assert about(found, budget).verdict is Verdict.NOT_ENOUGH
-
-
 def test_losing_for_far_less_compute_decides_nothing_and_is_not_hidden(tmp_path):
     def pair(wait, growing, fixed):
         grows = {"num_params": (400, 800, 1200), "train_flops": 1e12}
@@ -438,16 +446,6 @@ def test_growing_is_compared_with_not_growing(tmp_path):
     assert about(verdicts(flat(runs)), "Growing beats not growing").verdict is Verdict.NOT_HELD
 
 
-def test_replay_is_weighed_at_its_own_waiting_time(tmp_path):
-    runs = [
-        image_run(tmp_path, "sm", 8, 2, 0.25, replay=True, train_flops=2e12),
-        image_run(tmp_path, "sm", 8, 1, 0.10, train_flops=2e12),
-    ]
-    found = verdicts(flat(runs))
-    for claim in ("Replay lowers the CER", "Replay gives no better"):
-        assert about(found, claim).verdict is Verdict.NOT_ENOUGH
-
-
 def test_streams_are_not_compared_with_each_other(tmp_path):
     few = write_run(tmp_path / "few", train_options={"--num-experts": "4"})
     other = text_stream(fingerprint="b" * 64)
@@ -455,8 +453,3 @@ def test_streams_are_not_compared_with_each_other(tmp_path):
     found = all_findings(table_of([few, many]))
     assert len(found) == 2
     assert {each.verdict for _, findings in found for each in findings} == {Verdict.NOT_ENOUGH}
-
-
-def test_runs_without_an_update_are_no_evidence(tmp_path):
-    found = verdicts([write_run(tmp_path / "A", []), write_run(tmp_path / "B", [], "ens")])
-    assert {each.verdict for each in found.values()} == {Verdict.NOT_ENOUGH}

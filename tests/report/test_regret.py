@@ -95,11 +95,6 @@ def test_without_a_control_there_is_no_regret(tmp_path):
     assert "regret" not in tables([write_run(tmp_path / "R", stream=text_stream(2))])
 
 
-def test_the_interval_of_two_seeds_is_student_s():
-    assert half_width(Spread.of({1: 0.0, 2: 2.0})) == pytest.approx(12.706)
-    assert half_width(Spread.of({1: 0.0})) is None
-
-
 def test_updates_for_a_loss_lie_on_a_line_in_logarithms():
     points = [(100.0, 8.0), (200.0, 4.0), (400.0, 2.0)]
     assert updates_for_loss(points, 4.0) == pytest.approx(200)

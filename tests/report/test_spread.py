@@ -38,21 +38,15 @@ def test_seeds_that_are_not_shared_are_compared_by_their_deviations():
     assert is_close(spread(10.0, 12.0), spread(13.0, first_seed=10))  # its one seed may be as far off
     assert is_close(spread(10.0, 12.0), spread(16.0, first_seed=10))  # two seeds tell little: 12.7 standard errors
     assert not is_close(spread(10.0, 11.0, 12.0), spread(20.0, first_seed=10))
+    assert is_close(spread(100.0), spread(100.9)) and not is_close(spread(100.0), spread(101.5))  # within one percent
 
 
-@pytest.mark.parametrize(("num_seeds", "half"), [(2, 12.706 / 2**0.5), (3, 4.303 / 3**0.5), (31, 2.042 / 31**0.5)])
+@pytest.mark.parametrize(
+    ("num_seeds", "half"),  # of many seeds nearly that of a normal distribution
+    [(seeds, t / seeds**0.5) for seeds, t in ((2, 12.706), (3, 4.303), (31, 2.042), (62, 1.9996), (10_001, 1.9602))],
+)
 def test_an_interval_is_students(num_seeds, half):
-    assert half_interval(1.0, num_seeds) == pytest.approx(half)
-
-
-def test_the_interval_of_many_seeds_is_that_of_a_normal_distribution():
-    assert half_interval(1.0, 62) == pytest.approx(2.0 / 62**0.5, rel=1e-3)  # t(61) is 1.9996
-    assert half_interval(1.0, 10_001) == pytest.approx(1.9602 / 10_001**0.5, rel=1e-4)
-
-
-def test_single_seeds_are_close_within_one_percent():
-    assert is_close(spread(100.0), spread(100.9))
-    assert not is_close(spread(100.0), spread(101.5))
+    assert half_interval(1.0, num_seeds) == pytest.approx(half, rel=1e-3)
 
 
 def test_a_model_that_diverged_for_every_seed_is_worse_than_any_other():
@@ -69,7 +63,4 @@ def test_where_some_seeds_diverged_nobody_can_tell():
     ]:
         assert spread(math.inf, 10.0).mean == math.inf
         assert is_close(one, other) and is_close(other, one)
-
-
-def test_one_seed_that_both_have_and_end_is_no_interval():
     assert difference(spread(math.inf, 9.0), spread(math.inf, 8.0)) is None

@@ -30,11 +30,8 @@ def run(tmp_path):
     return run
 
 
-def test_nothing_is_shown_unless_asked_for():
+def test_curves_are_asked_for_with_fairseqs_own_options_and_not_shown_unless_they_are():
     assert CurveOptions.from_options({"--lr": "1"}) == CurveOptions(None, None)
-
-
-def test_curves_are_asked_for_with_fairseqs_own_options():
     options = CurveOptions.from_options({"--tensorboard-logdir": "tb", "--wandb-project": "p"})
     assert options == CurveOptions(Path("tb"), "p")
 
@@ -76,11 +73,7 @@ def test_a_training_that_resumes_keeps_its_identity(run):
     assert options.wandb_identity(run, MODEL)["WANDB_RESUME"] == "allow"
     assert options.wandb_identity(run, MODEL) != options.wandb_identity(run, ModelId(2, 0))
     assert options.wandb_environment(run, MODEL) == {"WANDB_NAME": "sm/stage-002/member-1", "WANDB_RUN_GROUP": "sm"}
-
-
-def test_without_weights_and_biases_nothing_is_named(run):
-    assert CurveOptions(Path("tb")).wandb_environment(run, MODEL) == {}
-    assert CurveOptions(Path("tb")).wandb_identity(run, MODEL) == {}
+    assert CurveOptions(Path("tb")).wandb_environment(run, MODEL) == {} == CurveOptions().wandb_identity(run, MODEL)
 
 
 @pytest.fixture
@@ -195,13 +188,9 @@ def test_a_training_that_resumes_draws_no_update_twice(tmp_path):
 
 def test_a_training_that_begins_anew_loses_its_old_curves(tmp_path):
     write(tmp_path / "train_inner", 1, range(3))
+    rewind_curves(tmp_path / "nowhere", num_updates=6)  # a training without curves
     rewind_curves(tmp_path, num_updates=0)
-    assert not list(tmp_path.rglob(EVENTS))
-
-
-def test_a_training_without_curves_is_left_alone(tmp_path):
-    rewind_curves(tmp_path / "nowhere", num_updates=6)
-    assert not list(tmp_path.iterdir())
+    assert not list(tmp_path.rglob(EVENTS)) and not (tmp_path / "nowhere").exists()
 
 
 class FakeRun:
@@ -264,11 +253,7 @@ def test_points_are_steps_of_one_run_over_all_launches(run, server):
     assert first["id"] == second["id"] == json.loads((run.root / "wandb.json").read_text())["id"]
     assert (first["project"], first["name"], first["resume"]) == ("p", "sm", "allow")
     assert first["config"] == RUN
-
-
-def test_no_service_is_left_behind_for_the_processes_that_follow(run, server):
-    WandbSink(run, "p").write([])
-    assert server.num_teardowns == 1
+    assert server.num_teardowns == 2  # no service is left behind for the processes that follow
 
 
 def test_a_refusal_is_one_line_that_says_what_to_do(run, server):
