@@ -11,6 +11,7 @@ Records are small JSON files that are held against a declared type where they ar
 """
 
 import contextlib
+import ctypes
 import errno
 import fcntl
 import io
@@ -20,6 +21,7 @@ import re
 import secrets
 import shutil
 import socket
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -36,6 +38,7 @@ _LONGEST_NAME = 200  # bytes of it that are repeated in the temporary name: file
 _NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _OWN_FOLDER = _FOLDER | os.O_NOFOLLOW
+_HERE, _RENAME_EXCHANGE = -100, 2  # AT_FDCWD of fcntl.h, and a flag of Linux's stdio.h
 WORK_MARKER = ".made-by-fairseq_alma"
 LOCK_PATIENCE_SECONDS = 30.0
 
@@ -410,6 +413,32 @@ def new_folder(path: Path, flag: str, program: str) -> Iterator[Path]:
     with WorkFolder(path, flag, program) as work:
         yield work.path
         work.publish()
+
+
+def replace_folder(new: Path, path: Path) -> None:
+    """Put a folder in place of another, which goes, beside it in the same folder.
+
+    Linux exchanges their names in one step, so that whoever opens ``path`` finds the one or the other. Where the system
+    or the file system cannot, nothing stands there for a moment.
+    """
+    if path.exists() and _exchange(new, path):
+        shutil.rmtree(new)
+        return
+    old = path.with_name(f".{path.name}-old")
+    shutil.rmtree(old, ignore_errors=True)
+    if path.exists():
+        path.rename(old)
+    new.rename(path)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _exchange(one: Path, other: Path) -> bool:
+    """Give two folders each other's name in one step; return whether that could be done."""
+    exchange = getattr(ctypes.CDLL(None), "renameat2", None)
+    if exchange is None:
+        return False
+    sys.audit("os.rename", one, other, -1, -1)  # as Python tells of its own calls
+    return exchange(_HERE, os.fsencode(one), _HERE, os.fsencode(other), _RENAME_EXCHANGE) == 0
 
 
 def synchronise_tree(root: Path) -> None:

@@ -14,8 +14,9 @@ from pathlib import Path
 
 import pytest
 
+from fairseq_alma import files
 from fairseq_alma.errors import AlmaError
-from fairseq_alma.files import new_folder, open_atomically, sweep, write_together
+from fairseq_alma.files import new_folder, open_atomically, replace_folder, sweep, write_together
 
 WRITE_AND_HANG = """
 import sys, time
@@ -254,3 +255,28 @@ def test_what_is_put_in_a_folders_place_meanwhile_is_left_alone(tmp_path: Path) 
         (tmp_path / "out").mkdir()
         (tmp_path / "out/mine").write_text("mine")
     assert names(tmp_path) == ["out"] and names(tmp_path / "out") == ["mine"]
+
+
+@pytest.mark.parametrize("can_exchange", [True, False])
+def test_a_folder_that_is_replaced_is_there_at_every_file_operation(can_exchange: bool, tmp_path: Path, monkeypatch):
+    if not can_exchange:  # another system, where it is away for a moment and back at the end
+        monkeypatch.setattr(files, "_exchange", lambda one, other: False)
+    new, out = tmp_path / ".out-new", tmp_path / "out"
+    new.mkdir(), out.mkdir()
+    can_exchange = files._exchange(new, out)  # a file system may know no such thing
+    new.rmdir(), out.rmdir()
+    seen = set()
+
+    def look(frame, event, argument):
+        seen.add((out / "name").is_file())
+
+    for content in ("first", "second", "third"):
+        new.mkdir()
+        (new / "name").write_text(content)
+        sys.setprofile(look if content != "first" else None)
+        try:
+            replace_folder(new, out)
+        finally:
+            sys.setprofile(None)
+        assert (out / "name").read_text() == content and names(tmp_path) == ["out"]
+    assert seen == ({True} if can_exchange else {True, False})

@@ -29,7 +29,14 @@ from fairseq_alma.data.stream import Stream, holdout_name
 from fairseq_alma.data.token_file import NUM_FAIRSEQ_SYMBOLS
 from fairseq_alma.data.tokenizer import StreamTokenizer
 from fairseq_alma.errors import AlmaError, printable
-from fairseq_alma.files import WorkFolder, as_record, locked, read_json_object, write_json_atomically
+from fairseq_alma.files import (
+    WorkFolder,
+    as_record,
+    locked,
+    read_json_object,
+    replace_folder,
+    write_json_atomically,
+)
 from fairseq_alma.metrics.anytime import bits_per_byte
 from fairseq_alma.options import Options, opt, real, utf8_path, utf8_word, whole
 from fairseq_alma.runs.run_folder import RUN_RECORD, RunFolder, stage_predictor
@@ -327,14 +334,11 @@ def _export(model: Model, month: int) -> None:
     """Export what is tested after a month, in place of what is there."""
     from fairseq_alma.exchange.model_folder import export_model
 
-    out, new, old = model.root / EXPORT, model.root / f".{EXPORT}-new", model.root / f".{EXPORT}-old"
+    new, old = (model.root / f".{EXPORT}-{word}" for word in ("new", "old"))
     for left in (new, old):
         shutil.rmtree(left, ignore_errors=True)
     export_model(model.predictor(month), new, model.root / STREAM)
-    if out.exists():
-        out.rename(old)
-    new.rename(out)
-    shutil.rmtree(old, ignore_errors=True)
+    replace_folder(new, model.root / EXPORT)
 
 
 def _loss_on(model: Model, month: int, path: Path) -> float:
