@@ -15,6 +15,10 @@ import traceback
 from pathlib import Path
 from typing import Callable, Mapping, Optional, Sequence
 
+import pytest
+
+from fairseq_alma.errors import AlmaError
+
 
 def end_with(body: Callable[[], Optional[int]]) -> None:
     """End this process with the status of what it is to do."""
@@ -59,6 +63,24 @@ def run_here(
         runpy.run_module(module, run_name="__main__")
     else:
         runpy.run_path(program, run_name="__main__")
+
+
+def refused(main: Callable[[list[str]], object], folder: Path, *words: object) -> str:
+    """Return the one line that a command ends with, having written nothing into a folder."""
+    before = sorted(folder.rglob("*"))
+    with pytest.raises(AlmaError) as error:
+        main([str(word) for word in words])
+    assert "\n" not in str(error.value)
+    assert sorted(folder.rglob("*")) == before
+    return str(error.value)
+
+
+def usage_error(capsys: pytest.CaptureFixture[str], call: Callable[..., object], *arguments: object) -> str:
+    """Return the last line of what a call says that ends as a usage error."""
+    with pytest.raises(SystemExit) as raised:
+        call(*arguments)
+    assert raised.value.code == 2
+    return capsys.readouterr().err.splitlines()[-1]
 
 
 def run_script(

@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,34 +15,20 @@ from fairseq.models import FairseqLanguageModel
 from fairseq_alma.cli.ensemble import main
 from fairseq_alma.data.stream import Stream
 from fairseq_alma.data.token_file import TokenFile
-from fairseq_alma.errors import AlmaError
+from tests import scripts
 from tests.kills.learners import write_text
 from tests.models.ensembles import load, save_member, switch_config
-from tests.scripts import run_script
+from tests.scripts import run_script, usage_error
 
 SIZES = {"decoder_layers": 2, "decoder_embed_dim": 8, "decoder_ffn_embed_dim": 16}
+
+
+refused = partial(scripts.refused, main)
 
 
 @pytest.fixture
 def members(tmp_path):
     return [str(save_member(tmp_path / f"m{seed}" / "a.pt", switch_config(**SIZES), seed)) for seed in (0, 1)]
-
-
-def refused(tmp_path, *words):
-    """Return the one line that the command ends with, having written nothing."""
-    before = sorted(tmp_path.rglob("*"))
-    with pytest.raises(AlmaError) as error:
-        main(list(words))
-    assert "\n" not in str(error.value)
-    assert sorted(tmp_path.rglob("*")) == before
-    return str(error.value)
-
-
-def usage_error(capsys, *words):
-    with pytest.raises(SystemExit) as error:
-        main(list(words))
-    assert error.value.code == 2
-    return capsys.readouterr().err.splitlines()[-1]
 
 
 def test_members_are_named_by_relative_path_checksum_and_weight(members, tmp_path, capsys):
@@ -54,7 +41,9 @@ def test_members_are_named_by_relative_path_checksum_and_weight(members, tmp_pat
 
 
 def test_an_average_goes_with_one_checkpoint_that_has_one(members, tmp_path, capsys):
-    assert "--average: takes one CKPT" in usage_error(capsys, *members, "--average", "--out", f"{tmp_path}/E.pt")
+    assert "--average: takes one CKPT" in usage_error(
+        capsys, main, [*members, "--average", "--out", f"{tmp_path}/E.pt"]
+    )
     assert "has no averaged weights" in refused(tmp_path, members[0], "--average", "--out", f"{tmp_path}/E.pt")
 
 
@@ -90,7 +79,7 @@ def test_the_source_of_an_ensemble_stays_as_it_is_and_force_replaces_the_destina
     ],
 )
 def test_weights_that_cannot_be_are_a_usage_error(members, tmp_path, capsys, weights, named):
-    assert named in usage_error(capsys, *members, "--out", f"{tmp_path}/E.pt", "--weights", *weights)
+    assert named in usage_error(capsys, main, [*members, "--out", f"{tmp_path}/E.pt", "--weights", *weights])
     assert not (tmp_path / "E.pt").exists()
 
 

@@ -12,6 +12,7 @@ import pytest
 from fairseq_alma.cli.report import main
 from fairseq_alma.errors import AlmaError
 from tests.report.fakes import image_stream, text_stream, write_run
+from tests.scripts import usage_error
 
 GROWS = {"num_experts": (4, 6)}
 
@@ -251,10 +252,7 @@ def test_watching_ends_when_all_runs_are_complete(tmp_path, capsys, monkeypatch,
 
 @pytest.mark.parametrize("arguments,message", [(["R", "--watch"], "--watch: needs --out DIR"), ([], "RUN")])
 def test_a_wrong_use_is_a_usage_error(arguments, message, capsys):
-    with pytest.raises(SystemExit) as end:
-        main(arguments)
-    assert end.value.code == 2
-    assert message in capsys.readouterr().err
+    assert message in usage_error(capsys, main, arguments)
 
 
 def test_an_output_that_is_a_file_is_refused(tmp_path):

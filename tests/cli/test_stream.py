@@ -1,6 +1,7 @@
 import json
 import subprocess
 import sys
+from functools import partial
 
 import pytest
 
@@ -9,6 +10,7 @@ from fairseq_alma.errors import AlmaError
 from fairseq_alma.runs.run_folder import RunFolder
 from tests.runs.fakes import write_manifest
 from tests.runs.runs import stage_record
+from tests.scripts import usage_error
 
 TRAIN = ["--arch", "alma_switch_lm_tiny", "--max-update", "10", "--adam-betas", "(0.9, 0.98)"]
 
@@ -20,13 +22,6 @@ def stream(tmp_path):
 
 def run(stream, tmp_path, *options, train=TRAIN):
     return main(["--stream", str(stream), "--run", str(tmp_path / "R"), *options, "--", *train])
-
-
-def usage_error(capsys, *arguments, **options):
-    with pytest.raises(SystemExit) as raised:
-        run(*arguments, **options)
-    assert raised.value.code == 2
-    return capsys.readouterr().err.splitlines()[-1]
 
 
 def test_a_dry_run_prints_the_commands_of_each_stage_and_touches_nothing(stream, tmp_path, capsys):
@@ -110,7 +105,7 @@ def test_neither_fairseq_nor_torch_is_imported_to_print_commands(stream, tmp_pat
     ],
 )
 def test_usage_errors_are_one_line_with_exit_status_2(stream, tmp_path, capsys, options, message):
-    assert message in usage_error(capsys, stream, tmp_path, *options)
+    assert message in usage_error(capsys, run, stream, tmp_path, *options)
 
 
 @pytest.mark.parametrize(
@@ -126,7 +121,7 @@ def test_usage_errors_are_one_line_with_exit_status_2(stream, tmp_path, capsys, 
     ],
 )
 def test_options_that_something_else_decides_are_usage_errors(stream, tmp_path, capsys, own, train, message):
-    assert message in usage_error(capsys, stream, tmp_path, *own, train=train)
+    assert message in usage_error(capsys, partial(run, train=train), stream, tmp_path, *own)
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from fairseq_alma.runs import workers
 from tests.engine import Forked
 from tests.images.image_streams import make_stream
 from tests.runs.results import stage_records as records
-from tests.scripts import end_with, run_script
+from tests.scripts import end_with, run_script, usage_error
 
 WORDS = ("--", "--width", "6", "--max-epoch", "4", "--cpu")
 CHANCE = 0.75  # four classes
@@ -378,10 +378,8 @@ def test_the_checkpoint_of_a_run_is_tested_by_the_stock_command(stream, tmp_path
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )  # fmt: skip
 def test_a_wrong_use_is_refused_and_leaves_nothing(options, words, said, stream, tmp_path, capsys):
-    with pytest.raises(SystemExit) as stopped:
-        main(["--stream", str(stream), "--run", str(tmp_path / "R"), *options, "--", *words])
-    assert stopped.value.code == 2
-    assert said in capsys.readouterr().err
+    command = ["--stream", str(stream), "--run", str(tmp_path / "R"), *options, "--", *words]
+    assert said in usage_error(capsys, main, command)
     assert not (tmp_path / "R").exists()
 
 

@@ -2,25 +2,16 @@
 
 import shutil
 from datetime import UTC, datetime
-
-import pytest
+from functools import partial
 
 from fairseq_alma.checkpoints.checkpoint_file import read_checkpoint, write_checkpoint
 from fairseq_alma.cli.export import main
 from fairseq_alma.data.stream import Stream
-from fairseq_alma.errors import AlmaError
 from fairseq_alma.exchange import model_folder
+from tests import scripts
 from tests.models.ensembles import save_member, transformer_config
 
-
-def refused(tmp_path, *words, run=main):
-    """Return the one line that the command ends with, having written nothing."""
-    before = sorted(tmp_path.rglob("*"))
-    with pytest.raises(AlmaError) as error:
-        run([str(word) for word in words])
-    assert "\n" not in str(error.value)
-    assert sorted(tmp_path.rglob("*")) == before
-    return str(error.value)
+refused = partial(scripts.refused, main)
 
 
 def altered(path, out, **changes):

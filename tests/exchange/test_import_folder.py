@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+from functools import partial
 
 import pytest
 import torch
@@ -18,9 +19,11 @@ from fairseq_alma.cli.stream import main as alma_stream
 from fairseq_alma.data.stream import Stream
 from fairseq_alma.data.tokenizer import StreamTokenizer
 from fairseq_alma.errors import AlmaError
+from tests import scripts
 from tests.exchange.conftest import exported
-from tests.exchange.test_export_command import refused as export_refused
 from tests.models.ensembles import load
+
+refused = partial(scripts.refused, main)
 
 SIZES = {"n_positions": 24, "n_embd": 16, "n_layer": 4, "n_head": 2}
 END = 7
@@ -119,10 +122,6 @@ def test_a_stream_does_not_begin_with_what_is_no_model_of_its_tokens(stream, sen
         with pytest.raises(AlmaError, match=message):
             alma_stream([str(start) if word == str(grown) else word for word in words])
     assert not (tmp_path / "R").exists()
-
-
-def refused(tmp_path, *words):
-    return export_refused(tmp_path, *words, run=main)
 
 
 @pytest.mark.parametrize(

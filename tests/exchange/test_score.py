@@ -15,14 +15,10 @@ from fairseq_alma.data.token_file import TokenFile
 from fairseq_alma.data.tokenizer import StreamTokenizer
 from fairseq_alma.exchange.load_model import cut, load_model
 from tests.exchange.conftest import EOS, LONGEST
-from tests.exchange.test_export_command import refused as export_refused
 from tests.models.ensembles import load
+from tests.scripts import refused, usage_error
 
 TEXTS = ["the cat sat on a mat while naïve dogs <barked> at 42 moons", "dogs", "the </s> was never known 北京 🙂", ""]
-
-
-def refused(tmp_path, *words, run=main):
-    return export_refused(tmp_path, *words, run=run)
 
 
 def documents(tmp_path):
@@ -104,15 +100,15 @@ def test_input_that_cannot_be_scored_is_one_line(checkpoints, tmp_path):
     path = tmp_path / "in.jsonl"
     out = ["--out", tmp_path / "out.jsonl"]
     path.write_text('{"text": "a"}\nnothing\n')
-    assert "in.jsonl, line 2: not JSON" in refused(tmp_path, checkpoints["switch"], path, *out)
+    assert "in.jsonl, line 2: not JSON" in refused(main, tmp_path, checkpoints["switch"], path, *out)
     path.write_text('{"text": "a", "id": NaN}\n')
-    assert "in.jsonl, line 1: not JSON (NaN found)" in refused(tmp_path, checkpoints["switch"], path, *out)
+    assert "in.jsonl, line 1: not JSON (NaN found)" in refused(main, tmp_path, checkpoints["switch"], path, *out)
     path.write_text('{"body": "a"}\n')
-    assert "line 1: no text under 'text'; give --field" in refused(tmp_path, checkpoints["switch"], path, *out)
-    assert "no such file" in refused(tmp_path, checkpoints["switch"], tmp_path / "none", *out)
-    assert "the model takes 24" in refused(tmp_path, checkpoints["switch"], path, "--window", "25", *out)
-    assert "must be smaller" in refused(tmp_path, checkpoints["switch"], path, "--context-window", "24", *out)
-    assert "there is no config.json" in refused(tmp_path, tmp_path, path, *out)
+    assert "line 1: no text under 'text'; give --field" in refused(main, tmp_path, checkpoints["switch"], path, *out)
+    assert "no such file" in refused(main, tmp_path, checkpoints["switch"], tmp_path / "none", *out)
+    assert "the model takes 24" in refused(main, tmp_path, checkpoints["switch"], path, "--window", "25", *out)
+    assert "must be smaller" in refused(main, tmp_path, checkpoints["switch"], path, "--context-window", "24", *out)
+    assert "there is no config.json" in refused(main, tmp_path, tmp_path, path, *out)
 
 
 def test_text_is_streamed_and_a_seed_gives_it_again(checkpoints, folders, capsys):
@@ -157,9 +153,9 @@ def test_a_prompt_has_its_own_room_whatever_stands_beside_it_and_what_is_cut_is_
 
 
 def test_a_prompt_that_is_too_long_is_one_line(checkpoints, tmp_path):
-    line = refused(tmp_path, checkpoints["tree"], "--prompt", "moons " * 30, run=generate)
+    line = refused(generate, tmp_path, checkpoints["tree"], "--prompt", "moons " * 30)
     assert "the model takes 24 with what follows" in line
-    assert "no such file" in refused(tmp_path, checkpoints["tree"], "--prompts", tmp_path / "none", run=generate)
+    assert "no such file" in refused(generate, tmp_path, checkpoints["tree"], "--prompts", tmp_path / "none")
 
 
 @pytest.mark.parametrize(
@@ -170,10 +166,7 @@ def test_a_prompt_that_is_too_long_is_one_line(checkpoints, tmp_path):
     ],
 )
 def test_what_no_text_follows_is_a_usage_error(words, said, checkpoints, capsys):
-    with pytest.raises(SystemExit) as raised:
-        generate([str(checkpoints["tree"]), *words])
-    assert raised.value.code == 2
-    assert said in capsys.readouterr().err
+    assert said in usage_error(capsys, generate, [str(checkpoints["tree"]), *words])
 
 
 def test_the_smallest_temperature_takes_the_most_probable_token(checkpoints, capsys):
@@ -187,9 +180,8 @@ def test_the_smallest_temperature_takes_the_most_probable_token(checkpoints, cap
 def test_what_does_not_go_together_is_refused(checkpoints, folders, tmp_path, capsys):
     folder, stream = folders["ensemble"], tmp_path / "stream"
     for run, words in ((generate, []), (main, [documents(tmp_path), "--out", tmp_path / "out.jsonl"])):
-        line = refused(tmp_path, folder, *words, "--stream", stream, run=run)
+        line = refused(run, tmp_path, folder, *words, "--stream", stream)
         assert "has a tokenizer of its own; leave --stream out" in line
     for option in ("--temperature", "--top-p", "--seed"):
-        with pytest.raises(SystemExit):
-            generate([str(checkpoints["tree"]), "--greedy", option, "1"])
-        assert f"--greedy does not sample, so it takes no {option}" in capsys.readouterr().err
+        line = usage_error(capsys, generate, [str(checkpoints["tree"]), "--greedy", option, "1"])
+        assert f"--greedy does not sample, so it takes no {option}" in line

@@ -22,6 +22,7 @@ from tests.data_prep.images.published import (
     write_mnist,
 )
 from tests.runs.fakes import write_manifest
+from tests.scripts import usage_error
 
 
 def run(*arguments: object) -> int:
@@ -184,10 +185,7 @@ def test_emnist_says_what_it_did_to_the_images(tmp_path, capsys):
     ],
 )
 def test_usage_errors_end_with_status_2(arguments, message, capsys):
-    with pytest.raises(SystemExit) as raised:
-        main(arguments.split() if isinstance(arguments, str) else arguments)
-    assert raised.value.code == 2
-    assert message in capsys.readouterr().err
+    assert message in usage_error(capsys, main, arguments.split() if isinstance(arguments, str) else arguments)
 
 
 def test_manifest_names_no_folder_of_this_machine(tmp_path):
