@@ -11,7 +11,7 @@ Letters: M model dim, F feed-forward dim, k how many times M grows.
 
 import re
 from dataclasses import dataclass
-from typing import Optional
+from typing import Optional, Sequence
 from zlib import crc32
 
 import torch
@@ -130,13 +130,28 @@ class WidthGrowth:
     def _parts(self, name: str, shape: torch.Size, axis: str) -> Tensor:
         """Return the part that each copy gets: those of one old unit sum to 1, for the model as for its average."""
         source = self._source(axis)
-        copies = source.bincount()
-        if copies.max() == 1:
-            return torch.ones(())
         # A generator for each name: whatever grows in whatever order, its parts are the same.
-        drawn = torch.randn(shape, generator=torch.Generator().manual_seed(self.seed + crc32(name.encode())))
-        sums = torch.zeros(*shape[:-1], len(copies)).index_add_(-1, source, drawn)
-        return drawn.sub_((sums / copies)[..., source]).mul_(SPREAD).add_(1).div_(copies[source])
+        generator = torch.Generator().manual_seed(self.seed + crc32(name.encode()))
+        return unequal_parts(source, shape, generator)
+
+
+def unequal_parts(source: Tensor, shape: Sequence[int], generator: torch.Generator) -> Tensor:
+    """Return the part of a weight that each copy of a unit gets: those of one old unit sum to 1.
+
+    Args:
+        source: (I) int64, the old unit of each unit that is read.
+        shape: (…, I) of the weight.
+        generator: of the parts, on the CPU.
+
+    Returns:
+        (…, I); a scalar 1 where no unit has copies.
+    """
+    copies = source.bincount()
+    if copies.max() == 1:
+        return torch.ones(())
+    drawn = torch.randn(*shape, generator=generator)
+    sums = torch.zeros(*shape[:-1], len(copies)).index_add_(-1, source, drawn)
+    return drawn.sub_((sums / copies)[..., source]).mul_(SPREAD).add_(1).div_(copies[source])
 
 
 def require_wider(embed: tuple[int, int], ffn: tuple[int, int]) -> None:

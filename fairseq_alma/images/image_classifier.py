@@ -35,10 +35,12 @@ class GrownLayers:
     Attributes:
         trees: the gate's tree of each mixture.
         channels: of each convolution.
+        sizes: options of the architecture that a schedule changes, by name.
     """
 
     trees: tuple[GateTree, ...] = ()
     channels: tuple[int, ...] = ()
+    sizes: tuple[tuple[str, int], ...] = ()
 
     @property
     def num_experts(self) -> int:
@@ -51,7 +53,7 @@ class GrownLayers:
         Raises:
             AlmaError: a tree is nested deeper than JSON can be.
         """
-        options: dict[str, Any] = {}
+        options: dict[str, Any] = dict(self.sizes)
         if self.trees:
             options.update(num_experts=self.num_experts, gate_trees=format_gate_trees(self.trees))
         if self.channels:
@@ -79,6 +81,8 @@ class ImageClassifier(BaseFairseqModel):
 
     stacks_members: ClassVar[bool] = True
     """Whether one network holds several members, rather than one after the other."""
+    sizes: ClassVar[tuple[str, ...]] = ()
+    """Options of the architecture that a schedule may change."""
 
     def __init__(self, network: ImageNetwork, joint_logits: str = "mean") -> None:
         super().__init__()
@@ -127,7 +131,7 @@ class ImageClassifier(BaseFairseqModel):
     @classmethod
     def read_grown(cls, cfg: Any) -> GrownLayers:
         """Read from the options of a model what growth has changed. Raises AlmaError if they say no such thing."""
-        return GrownLayers()
+        return GrownLayers(sizes=tuple((name, int(getattr(cfg, name))) for name in cls.sizes))
 
     @classmethod
     def grown_layers(cls, network: ImageNetwork) -> GrownLayers:
@@ -137,6 +141,14 @@ class ImageClassifier(BaseFairseqModel):
     @classmethod
     def check_growth(cls, cfg: Any, images: ImageKind, growth: Growth) -> None:
         """Raise AlmaError if a network of these options cannot grow so."""
+
+    @classmethod
+    def require_size(cls, name: str, size: int, arch: str) -> None:
+        """Raise AlmaError if a schedule cannot change an option of this architecture."""
+        if name.replace("-", "_") not in cls.sizes:
+            possible = " or ".join(f"{each.replace('_', '-')}=" for each in cls.sizes)
+            instead = possible or "--arch alma_mlp, or alma_vgg"
+            raise AlmaError(f"--grow-schedule {name}={size}: this grows nothing of --arch {arch}; give {instead}")
 
     @classmethod
     def grow(

@@ -39,7 +39,7 @@ class ImageSettings:
         self.stream, self.options = stream, options
         self.images = ImageKind(stream.shape, stream.num_classes)
         self.num_joint, self.is_joint, self.joint_logits = num_joint, num_joint > 1, joint_logits
-        self.model_class = _image_model(options.arch)
+        self.model_class = image_model(options.arch)
         words = [str(stream.stream.root), "--task", "alma_image_classification"]
         words += ["--criterion", "alma_image_cross_entropy", *options.words()]
         parser = fairseq_options.get_training_parser()
@@ -128,7 +128,7 @@ class ImageSettings:
         return {**self._plain, "model": model}
 
 
-def _image_model(arch: str) -> type[ImageClassifier]:
+def image_model(arch: str) -> type[ImageClassifier]:
     """Return the class of an architecture. Raises AlmaError if it takes no images."""
     possible = image_architectures()
     if arch not in possible:

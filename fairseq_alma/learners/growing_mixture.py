@@ -6,6 +6,7 @@ Beside it a language model that gets layers, wider ones, experts, or several of 
 import itertools
 import math
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, ClassVar, Mapping, Optional, Sequence
 
 from fairseq_alma.growth import EXPERT_METHODS, LAYER_METHODS, SELECTIONS
@@ -173,34 +174,100 @@ SIZES = {
 """What may stand in a schedule, as alma-grow's options are called -> what fairseq-train calls it."""
 
 
-def read_sizes(word: str) -> str:
+IMAGE_SIZES = {name: f"--{name}" for name in ("width", "hidden-layers", "channels")}
+"""The same of networks for images, by the options of their architectures."""
+
+
+def read_sizes(word: str, known: Mapping[str, str] = SIZES) -> str:
     """Check a schedule ``experts=4,8,12 layers=2,4,4``, spell it in one way. Raises ValueError with what is wrong."""
+    usual, *others = (f"{name}=" for name in known)
     sizes: dict[str, tuple[int, ...]] = {}
     for part in word.split():
         name, _, numbers = part.partition("=")
-        if name not in SIZES or name in sizes:
+        if name not in known or name in sizes:
             raise ValueError(
-                f"{part}: layers=1,6,6,6 is needed, or embed-dim=, ffn-dim= or experts=, or several in one pair of "
-                "quotes"
+                f"{part}: {usual}1,6,6,6 is needed, or {', '.join(others[:-1])} or {others[-1]}, or several in one "
+                "pair of quotes"
             )
         try:
             sizes[name] = read_schedule(numbers)
         except ValueError as error:
             raise ValueError(str(error).replace(" experts ", f" {name} ")) from error
     if not sizes or len({*map(len, sizes.values())}) > 1:
-        raise ValueError("as many numbers of each are needed, one for each stage, such as layers=1,6,6,6")
+        raise ValueError(f"as many numbers of each are needed, one for each stage, such as {usual}1,6,6,6")
     for before, now in itertools.pairwise(sizes.get("embed-dim", ())):
         if now % before:
             raise ValueError(f"embed-dim: from {before} to {now}, but it grows to whole multiples; give {2 * before}")
-    return " ".join(f"{name}={','.join(map(str, sizes[name]))}" for name in SIZES if name in sizes)
+    return " ".join(f"{name}={','.join(map(str, sizes[name]))}" for name in known if name in sizes)
+
+
+@dataclass(frozen=True)
+class ScheduledSizes(GrowingModel):
+    """What gets other sizes by a schedule."""
+
+    label: ClassVar[Optional[str]] = "Grow"
+    flags: ClassVar[Mapping[str, str]] = SIZES
+
+    grow_schedule: Optional[str] = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "owned", self._owned)  # what the schedule has, nothing else
+
+    @property
+    def _owned(self) -> dict[str, str]:
+        instead = "give --grow-schedule {}=... before the --"
+        return {each: instead.format(name) for name, each in self.flags.items() if name in self._sizes}
+
+    def check(self) -> None:
+        """A schedule is needed."""
+        super().check()
+        if self.grow_schedule is None:
+            name = next(iter(self.flags))
+            raise ValueError(f"--learner grow needs --grow-schedule, such as {name}=1,6,6,6: the {name} of each stage")
+
+    def check_stages(self, planned: Sequence[Stage]) -> None:
+        """Refuse a schedule for another number of stages."""
+        for name, numbers in self._sizes.items():
+            require_stages(str(self.grow_schedule), name, numbers, planned)
+
+    def plan(self, stage: Stage) -> StagePlan:
+        """Grow to the schedule's sizes, and train all of it."""
+        planned = super().plan(stage)
+        sizes = {self.flags[name]: numbers[stage.index] for name, numbers in self._sizes.items()}
+        return replace(planned, trainings=tuple(replace(each, sizes=sizes) for each in planned.trainings))
+
+    def growth_before(self, stage: Stage, seed: int) -> Optional[Growth]:
+        """Grow to the schedule's sizes."""
+        steps = {name: numbers[stage.index - 1 : stage.index + 1] for name, numbers in self._sizes.items()}
+        grown = {name: now for name, (before, now) in steps.items() if now != before}
+        return Growth(0, "sizes", "loss", seed, sizes=grown) if grown else None
+
+    @property
+    def _sizes(self) -> dict[str, tuple[int, ...]]:
+        parts = (part.partition("=") for part in (self.grow_schedule or "").split())
+        return {name: read_schedule(numbers) for name, _, numbers in parts}
+
+
+@register_learner("grow", "images")
+@dataclass(frozen=True)
+class ScheduledNetwork(ScheduledSizes):
+    """One network that gets wider layers, more of them, or both, between the stages."""
+
+    flags: ClassVar[Mapping[str, str]] = IMAGE_SIZES
+
+    grow_schedule: Optional[str] = opt(
+        None,
+        "neurons of each hidden layer (width), hidden layers, or both in quotes, or feature maps of a VGG network "
+        "(channels), during stage 0, 1, ...: width=16,64,64",
+        parse=partial(read_sizes, known=IMAGE_SIZES),
+        metavar="S0,S1,...",
+    )
 
 
 @register_learner("grow", "text")
 @dataclass(frozen=True)
-class ScheduledGrowth(GrowingModel):
+class ScheduledGrowth(ScheduledSizes):
     """One Switch model that gets more layers, wider ones, more experts, or several of these, between the stages."""
-
-    label: ClassVar[Optional[str]] = "Grow"
 
     grow_schedule: Optional[str] = opt(
         None,
@@ -221,25 +288,22 @@ class ScheduledGrowth(GrowingModel):
         choices=("given", "auto"),
     )
 
-    def __post_init__(self) -> None:
-        instead = "give --grow-schedule {}=... before the --"
-        owned = {flag: instead.format(name) for name, flag in SIZES.items() if name in self._sizes}
-        owned["--gate-trees"] = "alma-grow decides the gates; give --grow-method before the --"
+    @property
+    def _owned(self) -> dict[str, str]:
+        more = {"--gate-trees": "alma-grow decides the gates; give --grow-method before the --"}
         if "embed-dim" in self._sizes:
-            owned["--decoder-sinusoidal-pos"] = "a model that becomes wider has learned positions; leave it out"
-        object.__setattr__(self, "owned", owned)  # what the schedule has, nothing else
+            more["--decoder-sinusoidal-pos"] = "a model that becomes wider has learned positions; leave it out"
+        return super()._owned | more
 
     def check(self) -> None:
         """Refuse methods that do not go with what grows, and experts of which there are too few to split."""
         super().check()
-        if self.grow_schedule is None:
-            raise ValueError("--learner grow needs --grow-schedule, such as layers=1,6,6,6: the layers of each stage")
         methods = EXPERT_METHODS if "experts" in self._sizes else LAYER_METHODS if "layers" in self._sizes else ()
         if self.grow_method not in (None, *methods):
             ways = f"what grows is added by {', '.join(methods)}" if methods else "there is one way to become wider"
             raise ValueError(f"--grow-method {self.grow_method}: {ways}")
         if self.grow_method != "scratch":
-            require_parents(self.grow_schedule, self._sizes.get("experts", ()))
+            require_parents(str(self.grow_schedule), self._sizes.get("experts", ()))
 
     def check_stages(self, planned: Sequence[Stage]) -> None:
         """Refuse a schedule for another number of stages."""
@@ -260,7 +324,7 @@ class ScheduledGrowth(GrowingModel):
 
     def plan(self, stage: Stage) -> StagePlan:
         """Grow to the schedule's sizes, and train all of it."""
-        planned = super().plan(stage)
+        planned = GrowingModel.plan(self, stage)
         place, reason = self._place(stage.index)
         sizes = {SIZES[name]: sizes[place] for name, sizes in self._sizes.items() if name != "experts"}
         times = sizes["--decoder-embed-dim"] // self._sizes["embed-dim"][0] if "embed-dim" in self._sizes else 1
@@ -293,11 +357,6 @@ class ScheduledGrowth(GrowingModel):
                 grows, reason = False, "stays: it is the last size of --grow-schedule"
             place, since = (place + 1, number) if grows else (place, since)
         return place, reason
-
-    @property
-    def _sizes(self) -> dict[str, tuple[int, ...]]:
-        parts = (part.partition("=") for part in (self.grow_schedule or "").split())
-        return {name: read_schedule(numbers) for name, _, numbers in parts}
 
 
 @register_learner("gmoe", "images")

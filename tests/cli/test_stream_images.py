@@ -1,7 +1,9 @@
 """``alma-stream`` on images, from the command line to the files."""
 
 import json
+import math
 import os
+import re
 import shlex
 import sys
 from pathlib import Path
@@ -20,6 +22,7 @@ from tests.images.image_streams import make_stream
 from tests.runs.results import stage_records as records
 from tests.scripts import end_with, run_script, usage_error
 
+GROW = ["--learner", "grow", "--grow-schedule"]
 WORDS = ("--", "--width", "6", "--max-epoch", "4", "--cpu")
 CHANCE = 0.75  # four classes
 
@@ -331,6 +334,32 @@ def test_a_learner_from_outside_is_one_class_with_an_option_of_its_own(stream, t
     )  # fmt: skip
 
 
+def test_a_network_that_grows_by_a_schedule_goes_on_where_it_was(stream, tmp_path):
+    schedule = ["--learner", "grow", "--grow-schedule", "width=2,4,4 hidden-layers=1,1,3"]
+    first, wider, deeper = run(stream, tmp_path / "R", *schedule, "--wait", "2", words=("--", *WORDS[3:]))
+    images = ImageStream.open(stream)
+    neuron = math.prod(images.shape) + 1 + images.num_classes
+    assert wider["num_params"] - first["num_params"] == 2 * neuron
+    assert deeper["num_params"] - wider["num_params"] == 2 * (4 * 4 + 4)
+    for grown in (wider, deeper):
+        before, after = (grown[f"{when}_growth"]["valid"]["loss"] for when in ("before", "after"))
+        assert after == pytest.approx(before, rel=1e-5)
+    assert first["train_flops"] < wider["train_flops"] < deeper["train_flops"]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--arch", "alma_vgg"], "width=2: this grows nothing of --arch alma_vgg; give channels="),
+        (["--width", "4"], "--width 4 after the --: --grow-schedule begins with 2"),
+    ],
+)
+def test_a_schedule_that_does_not_go_with_the_network_is_refused(words, said, stream, tmp_path):
+    with pytest.raises(AlmaError, match=re.escape(said)):
+        run(stream, tmp_path / "R", *GROW, "width=2,2,4", "--wait", "2", words=("--", *words))
+    assert not (tmp_path / "R").exists()
+
+
 def test_the_checkpoint_of_a_run_is_tested_by_the_stock_command(stream, tmp_path):
     (*_, last) = run(stream, tmp_path / "R", "--wait", "3")
     words = ["fairseq-validate", str(stream), "--user-dir", "fairseq_alma", "--task", "alma_image_classification"]
@@ -361,7 +390,8 @@ def test_the_checkpoint_of_a_run_is_tested_by_the_stock_command(stream, tmp_path
         (["--learner", "ens", "--side-by-side", "2"], [], "--side-by-side goes with --jobs or --member"),
         (["--learner", "umix", "--side-by-side", "2"], [], "--side-by-side goes with --learner bagging, ens, gens"),
         (["--learner", "ens", "--member", "1", "2", "--side-by-side", "2"], [], "members 0 1 go together"),
-        (["--learner", "gmoe", "--grow-schedule", "4,6"], [], "--grow-schedule has no meaning"),
+        (["--learner", "gmoe", "--grow-schedule", "4,6"], [], "--grow-schedule goes with --learner grow"),
+        ([*GROW, "width=2,4"], [], "2 numbers of width, the run has 6 stages"),
         (["--learner", "gmoe", "--seed", "1", "2"], [], "--seed: several go with"),
         (["--seed", "3", "3"], [], "--seed 3: given twice"),
         (["--learner", "ens", "--joint-logits", "sum"], [], "--joint-logits goes with --learner umix"),

@@ -26,7 +26,7 @@ def test_from_scratch_no_stage_needs_another():
 
 
 def test_every_learner_trains_something_and_predicts_with_what_is_trained():
-    schedules = {("text", "gmoe"): "4,6,8", ("text", "grow"): "layers=1,2,2"}
+    schedules = {("text", "gmoe"): "4,6,8", ("text", "grow"): "layers=1,2,2", ("images", "grow"): "width=4,4,8"}
     for kind, name in [(kind, name) for kind, learners in LEARNERS.items() for name in learners]:
         trained = set()
         options = {"grow_schedule": schedules[kind, name]} if (kind, name) in schedules else {}
@@ -153,6 +153,17 @@ def test_layers_and_experts_grow_by_a_schedule(options, layers, growth):
 def test_a_schedule_that_cannot_be_grown_is_refused(options, message):
     with pytest.raises(ValueError, match=message):
         plan_learner("grow", stages(3, 1), seed=5, **options)
+
+
+def test_networks_for_images_grow_by_a_schedule():
+    schedule = "hidden-layers=1,2,2 width=16,64,64"
+    trainings = [
+        plan.trainings[0] for plan in plan_learner("grow", stages(3, 1), "images", seed=5, grow_schedule=schedule)
+    ]
+    assert trainings[0].sizes == {"--width": 16, "--hidden-layers": 1}
+    assert [each.growth and each.growth.sizes for each in trainings] == [None, {"width": 64, "hidden-layers": 2}, None]
+    with pytest.raises(ValueError, match="layers=1,2,2: width=1,6,6,6 is needed, or hidden-layers= or channels="):
+        plan_learner("grow", stages(3, 1), "images", grow_schedule="layers=1,2,2")
 
 
 def test_widths_grow_by_a_schedule_and_heads_with_them():
