@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fairseq_alma.moe.gate import Routing
+from fairseq_alma.moe.places import places_of_tokens
 
 
 class Dispatch(NamedTuple):
@@ -27,6 +28,8 @@ class Dispatch(NamedTuple):
         capacity: a bound on ``counts`` that is known without asking the device, or None without a limit.
         has_padding: whether some rows may be padding.
         rows: (S,) int64, the row of each token, where it is known already.
+        place: (S,) int64, where experts are computed by places (see `places`): that of each token. Then ``is_taken``
+            and ``rows`` are not known.
     """
 
     order: Tensor
@@ -37,6 +40,7 @@ class Dispatch(NamedTuple):
     capacity: Optional[int] = None
     has_padding: bool = False
     rows: Optional[Tensor] = None
+    place: Optional[Tensor] = None
 
     @property
     def routed(self) -> Tensor:
@@ -70,8 +74,9 @@ class Dispatch(NamedTuple):
         return _inverse(self.order) if self.rows is None else self.rows
 
 
-def _inverse(order: Tensor) -> Tensor:
-    return torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=order.device))
+def _inverse(order: Tensor, numbers: Optional[Tensor] = None) -> Tensor:
+    numbers = torch.arange(len(order), device=order.device) if numbers is None else numbers[: len(order)]
+    return torch.empty_like(order).scatter_(0, order, numbers)
 
 
 def expert_capacity(num_tokens: int, num_experts: int, capacity_factor: float) -> int:
@@ -80,25 +85,39 @@ def expert_capacity(num_tokens: int, num_experts: int, capacity_factor: float) -
     return max(1, math.ceil(round(capacity_factor * num_tokens / num_experts, 6)))
 
 
-def dispatch_tokens(routing: Routing, capacity_factor: float, padding: Optional[Tensor] = None) -> Dispatch:
+def dispatch_tokens(
+    routing: Routing,
+    capacity_factor: float,
+    padding: Optional[Tensor] = None,
+    numbers: Optional[Tensor] = None,
+    by_places: bool = False,
+) -> Dispatch:
     """Give every token its place, in token order, until its expert is full.
 
     Args:
         routing: the gate's decision for S tokens.
         capacity_factor: places per expert, as a multiple of an even share of the real tokens; 0 means no limit.
         padding: (S,) bool, True where a token is padding: it takes no place.
+        numbers: those from 0 on, (max(S, E + 1),) int64 or more, if the caller has them.
+        by_places: experts, which have a capacity, are computed by places.
     """
     num_experts = routing.probs.size(1)
     nobody = num_experts  # stands for "no expert" wherever experts are counted or sorted
     expert = routing.expert if padding is None else routing.expert.masked_fill(padding, nobody)
     expert, order = torch.sort(expert, stable=True)
+    if numbers is None:
+        numbers = torch.arange(max(len(expert), num_experts + 1), device=expert.device)
     # Nothing here waits for the device, as `torch.bincount` and indexing by a condition would.
-    starts = torch.searchsorted(expert, torch.arange(num_experts + 1, device=expert.device), out_int32=True)
+    starts = torch.searchsorted(expert, numbers[: num_experts + 1], out_int32=True)
     if capacity_factor <= 0:
         is_real = None if padding is None else ~padding
         return Dispatch(order, expert, is_real, starts, has_padding=padding is not None)
     bound = expert_capacity(len(expert), num_experts, capacity_factor)
-    rows = _inverse(order)
+    if by_places:
+        limit = bound if padding is None else _capacity_of(starts[-1], num_experts, capacity_factor)
+        place = places_of_tokens(order, expert, starts, limit, bound, numbers)
+        return Dispatch(order, expert, None, starts, limit, bound, padding is not None, place=place)
+    rows = _inverse(order, numbers)
     if padding is None:
         is_taken = rows < (starts + bound)[routing.expert]
         return Dispatch(order, expert, is_taken, starts, bound, bound, False, rows)

@@ -1,11 +1,12 @@
 """The experts of a Switch layer: feed-forward networks of one shape, their weights stacked.
 
-Three ways to compute the same thing (figures: README, "Speed"):
+Four ways to compute the same thing (figures: README, "Speed"):
 
 - *looped*, on a CPU: one product per expert over just the rows it takes (`LoopedGroupedLinear`);
-- *grouped*, on CUDA in bf16, by weights or ``--autocast bf16``: all experts in one kernel
-  (``torch.nn.functional.grouped_mm``), no wait for their counts from sm_90 on; before, only where there is no capacity;
-- *padded*, elsewhere on a GPU: a batched product over equally many rows per expert.
+- *placed*, on a GPU where there is a capacity: a batched product over the places of all experts (`places`);
+- *grouped*, on a GPU in bf16, by weights or ``--autocast bf16``: all experts in one kernel
+  (``torch.nn.functional.grouped_mm``), where there is no capacity, or a large one from sm_90 on, or an exchange;
+- *padded*, elsewhere on a GPU: a batched product over equally many rows per expert, as many as one has.
 
 Letters: S tokens, E experts, C capacity, M model dim, F feed-forward dim, I input and O output features of one map.
 """
@@ -18,7 +19,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fairseq_alma.moe.dispatch import Dispatch
+from fairseq_alma.moe.places import Combined, Placed, PlacedLinear
 from fairseq_alma.moe.short_copies import product, short_copy
+
+MANY_PLACES = 1.25
+"""Capacity factor above which the empty places cost more than `grouped_mm`, which computes no more than the tokens."""
 
 
 class Experts(nn.Module):
@@ -62,22 +67,32 @@ class Experts(nn.Module):
         """E, of this process."""
         return self.fc1_weight.size(0)
 
-    def forward(self, x: Tensor, dispatch: Dispatch) -> Tensor:
+    def is_by_places(self, x: Tensor, capacity_factor: float) -> bool:
+        """Return whether tokens are to be dispatched to places: rows without one are computed in vain elsewhere."""
+        if not x.is_cuda or self.exchange is not None or capacity_factor <= 0:
+            return False
+        return capacity_factor <= MANY_PLACES or x.dtype != torch.bfloat16 or not _groups_without_wait(x.device)
+
+    def forward(self, x: Tensor, dispatch: Dispatch, weights: Optional[Tensor] = None) -> Tensor:
         """Apply the experts.
 
         Args:
             x: (S, M) tokens.
             dispatch: which expert takes which token.
+            weights: (S,) fp32, factors of the outputs; None: none, where experts are not computed by places.
 
         Returns:
-            (S, M), on a GPU in autocast's precision; rows that no expert takes are zero, or, where ``grouped`` serves,
-            any finite number: the caller's factor of zero removes them.
+            (S, M), on a GPU in autocast's precision; rows that no expert takes are zero, or, without weights where
+            ``grouped`` serves, any finite number.
         """
         device = x.device.type
         # Before an exchange between processes, whose traffic it halves.
         short = x.to(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else x
+        if dispatch.place is not None:
+            return self._placed(short, dispatch, weights)
         out = self._own(short, dispatch) if self.exchange is None else self.exchange(short, dispatch, self._own)
-        return out.to(x.dtype) if device == "cpu" else out
+        out = out.to(x.dtype) if device == "cpu" else out
+        return out if weights is None else Weighted.apply(out, weights, dispatch.is_taken)
 
     def _own(self, x: Tensor, dispatch: Dispatch) -> Tensor:
         """Apply the experts of this process."""
@@ -109,10 +124,19 @@ class Experts(nn.Module):
         hidden = self._hidden(self._grouped_map(Permuted.apply(x, rows, where), "fc1", is_of, ends))
         return Permuted.apply(self._grouped_map(hidden, "fc2", is_of, ends), where, rows)
 
-    def _grouped_map(self, x: Tensor, name: str, is_of: Tensor, ends: Tensor) -> Tensor:
+    def _placed(self, x: Tensor, dispatch: Dispatch, weights: Optional[Tensor]) -> Tensor:
+        assert dispatch.place is not None and dispatch.capacity is not None and weights is not None
+        places = Placed.apply(x, dispatch.place, self.num_experts, dispatch.capacity)
+        hidden = self._hidden(PlacedLinear.apply(places, *self._maps("fc1", x.dtype), True))
+        return Combined.apply(PlacedLinear.apply(hidden, *self._maps("fc2", x.dtype), False), weights, dispatch.place)
+
+    def _maps(self, name: str, dtype: torch.dtype) -> tuple[Tensor, ...]:
+        """Return weights and biases of one of the two maps, and copies of both in a precision."""
         weight, bias = getattr(self, f"{name}_weight"), getattr(self, f"{name}_bias")
-        copies = (short_copy(weight, x.dtype), short_copy(bias, x.dtype))
-        return GroupedLinear.apply(x, weight, bias, *copies, is_of, ends)
+        return weight, bias, short_copy(weight, dtype), short_copy(bias, dtype)
+
+    def _grouped_map(self, x: Tensor, name: str, is_of: Tensor, ends: Tensor) -> Tensor:
+        return GroupedLinear.apply(x, *self._maps(name, x.dtype), is_of, ends)
 
     def _padded(self, x: Tensor, dispatch: Dispatch) -> Tensor:
         num_experts, model_dim = self.num_experts, x.size(1)
@@ -151,6 +175,29 @@ class Permuted(torch.autograd.Function):
         """Return the gradient of ``x``."""
         (inverse,) = ctx.saved_tensors
         return grads[0].index_select(0, inverse), None, None
+
+
+class Weighted(torch.autograd.Function):
+    """Rows times the gate's weight of each, zero where nobody takes a row."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weights: Tensor, is_taken: Optional[Tensor]) -> Tensor:
+        """Return (S, M) for ``x`` (S, M), fp32 ``weights`` (S,) and ``is_taken`` (S,) bool; None: all are taken."""
+        if is_taken is None:
+            here = weights.to(x.dtype)
+        else:
+            here = torch.mul(weights, is_taken, out=x.new_empty(len(x)))
+        ctx.save_for_backward(x, here, is_taken)
+        ctx.dtype = weights.dtype
+        return x * here.unsqueeze(-1)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None]:
+        """Compute the gradients of rows and weights."""
+        x, here, is_taken = ctx.saved_tensors
+        grad_weights = (grads[0] * x).sum(-1, dtype=ctx.dtype)
+        grad_weights = grad_weights if is_taken is None else grad_weights * is_taken
+        return grads[0] * here.unsqueeze(-1), grad_weights, None
 
 
 class GroupedLinear(torch.autograd.Function):

@@ -13,6 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.weak import WeakIdKeyDictionary
 
+HAS_OUT_DTYPE = hasattr(torch.ops.aten.mm, "dtype")
+"""Whether products of torch's write another precision than they read, since 2.8."""
 _UPDATE: list[Optional[int]] = [None]
 _KEPT: Any = WeakIdKeyDictionary()
 
@@ -40,7 +42,7 @@ def short_copy(weight: Tensor, dtype: torch.dtype) -> Tensor:
 
 def product(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
     """Return ``a @ b`` in a precision, which the kernel of a GPU writes by itself."""
-    if a.is_cuda and a.dtype != dtype and hasattr(torch.ops.aten.mm, "dtype"):
+    if a.is_cuda and a.dtype != dtype and HAS_OUT_DTYPE:
         return torch.mm(a, b, out_dtype=dtype)
     return torch.mm(a, b).to(dtype)
 

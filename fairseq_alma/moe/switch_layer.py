@@ -5,7 +5,7 @@ Fedus et al. 2021, "Switch Transformers", sections 2.1 and 2.2, with padding lef
 Letters: S tokens, E experts, M model dim, F feed-forward dim.
 """
 
-from typing import Any, Callable, NamedTuple, Optional, Sequence, Union
+from typing import Callable, NamedTuple, Optional, Sequence, Union
 
 import torch
 import torch.nn.functional as F
@@ -63,20 +63,32 @@ class SwitchTotals(NamedTuple):
     def of(cls, layers: Sequence[SwitchStatistics]) -> "SwitchTotals":
         """Add up for all layers together, which a GPU does in the time of one; they have as many experts each."""
         limit, num_experts = layers[0].limit, layers[0].probs.size(1)
+        if layers[0].probs.is_cuda:
+            return cls._in_few_operations(layers)
         routed = torch.stack([layer.starts for layer in layers]).diff()
         num_tokens = routed.sum(1)
         per_token = num_tokens.clamp(min=1).reciprocal().unsqueeze(1)
         shares = routed * per_token
         means = torch.stack([layer.probs.sum(0) for layer in layers]) * per_token
-        if means.is_cuda:
-            balance_losses = num_experts * (shares * means).sum(1)
-        else:
-            balance_losses = torch.stack([num_experts * torch.dot(*each) for each in zip(shares, means, strict=True)])
+        balance_losses = torch.stack([num_experts * torch.dot(*each) for each in zip(shares, means, strict=True)])
         with torch.no_grad():
             probs = torch.stack([layer.probs for layer in layers])
             entropies = -torch.xlogy(probs, probs).sum((1, 2))
         taken = num_tokens if limit is None else routed.clamp(max=limit).sum(1)
         return cls(balance_losses, num_tokens, num_tokens - taken, routed, entropies)
+
+    @classmethod
+    def _in_few_operations(cls, layers: Sequence[SwitchStatistics]) -> "SwitchTotals":
+        """Compute the same on a GPU, where the number of operations decides; rounded otherwise."""
+        limit, probs = layers[0].limit, torch.stack([layer.probs for layer in layers])
+        starts = torch.stack([layer.starts for layer in layers])
+        routed, num_tokens = starts.diff(), starts[:, -1]
+        tokens = num_tokens.unsqueeze(1).clamp(min=1)
+        balance_losses = probs.size(2) * (routed / tokens * (probs.sum(1) / tokens)).sum(1)
+        with torch.no_grad():
+            entropies = torch.special.entr(probs).sum((1, 2))
+            dropped = torch.zeros_like(num_tokens) if limit is None else (routed - limit).clamp_(min=0).sum(1)
+        return cls(balance_losses, num_tokens, dropped, routed, entropies)
 
 
 class SwitchLayer(nn.Module):
@@ -108,12 +120,15 @@ class SwitchLayer(nn.Module):
         self.capacity_factor = capacity_factor
         self.eval_capacity_factor = eval_capacity_factor
 
-    def forward(self, x: Tensor, padding: Optional[Tensor] = None) -> tuple[Tensor, Routing, SwitchStatistics]:
+    def forward(
+        self, x: Tensor, padding: Optional[Tensor] = None, numbers: Optional[Tensor] = None
+    ) -> tuple[Tensor, Routing, SwitchStatistics]:
         """Apply the layer, without the residual.
 
         Args:
             x: (S, M) tokens, in the order in which they take the experts' places.
             padding: (S,) bool, True where a token is padding.
+            numbers: as in `dispatch_tokens`.
 
         Returns:
             The (S, M) output, zero for padding and for tokens over capacity; the routing; the statistics.
@@ -123,29 +138,7 @@ class SwitchLayer(nn.Module):
             x, short = WithShort.apply(x, torch.get_autocast_dtype("cuda"))
         routing = self.gate(x)
         factor = self.capacity_factor if self.training else self.eval_capacity_factor
-        dispatch = dispatch_tokens(routing, factor, padding)
-        out = Weighted.apply(self.experts(short, dispatch), routing.combine_weights, dispatch.is_taken)
+        dispatch = dispatch_tokens(routing, factor, padding, numbers, self.experts.is_by_places(short, factor))
+        out = self.experts(short, dispatch, routing.combine_weights)
         probs = routing.probs if padding is None else routing.probs.masked_fill(padding.unsqueeze(-1), 0.0)
         return out, routing, SwitchStatistics(probs, dispatch.starts, dispatch.limit)
-
-
-class Weighted(torch.autograd.Function):
-    """Rows times the gate's weight of each, zero where nobody takes a row."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weights: Tensor, is_taken: Optional[Tensor]) -> Tensor:
-        """Return (S, M) for ``x`` (S, M), fp32 ``weights`` (S,) and ``is_taken`` (S,) bool; None: all are taken."""
-        here = weights.to(x.dtype)
-        if is_taken is not None:
-            here = torch.mul(weights, is_taken, out=x.new_empty(len(x)))
-        ctx.save_for_backward(x, here, is_taken)
-        ctx.dtype = weights.dtype
-        return x * here.unsqueeze(-1)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None]:
-        """Compute the gradients of rows and weights."""
-        x, here, is_taken = ctx.saved_tensors
-        grad_weights = (grads[0] * x).sum(-1, dtype=ctx.dtype)
-        grad_weights = grad_weights if is_taken is None else grad_weights * is_taken
-        return grads[0] * here.unsqueeze(-1), grad_weights, None

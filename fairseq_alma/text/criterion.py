@@ -77,7 +77,11 @@ class AlmaSwitchCrossEntropy(FairseqCriterion):
         loss = nll_loss
         if totals is not None:
             # fairseq divides the loss by the sample size; the balance loss is a mean already.
-            loss = loss + self._balance_weight(model) * totals.balance_losses.sum() * sample_size
+            weight, balance_loss = self._balance_weight(model), totals.balance_losses.sum()
+            if loss.is_cuda:  # in one operation
+                loss = torch.add(loss, balance_loss, alpha=weight * sample_size)
+            else:
+                loss = loss + weight * balance_loss * sample_size
         log = {
             "loss": loss.detach(),
             "nll_loss": nll_loss.detach(),

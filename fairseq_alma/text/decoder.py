@@ -141,7 +141,12 @@ class DecoderLayer(nn.Module):
             )
 
     def forward(
-        self, x: Tensor, padding: Optional[Tensor], incremental_state: Optional[IncrementalState] = None
+        self,
+        x: Tensor,
+        padding: Optional[Tensor],
+        incremental_state: Optional[IncrementalState] = None,
+        kept: Sequence[Optional[Tensor]] = (None, None),
+        numbers: Optional[Tensor] = None,
     ) -> tuple[Tensor, Optional[Routing], Optional[SwitchStatistics]]:
         """Apply the layer.
 
@@ -149,11 +154,12 @@ class DecoderLayer(nn.Module):
             x: (B, T, M).
             padding: (B, T) bool, True where a token is padding, or None without padding.
             incremental_state: cache of the attention.
+            kept: which values of the two branches dropout keeps; see `dropout.draw_kept`.
+            numbers: as in `dispatch_tokens`.
 
         Returns:
             (B, T, M), and of a Switch layer the routing of the B x T tokens (row by row) and its statistics.
         """
-        kept = draw_kept(x, 2, self.shape.dropout, self.training)
         residual = x
         x = self.self_attn(scaled_norm(self.self_attn_layer_norm, x, self.shape.feature_factor), incremental_state)
         x = self._add(residual, x, kept[0])
@@ -165,7 +171,7 @@ class DecoderLayer(nn.Module):
             x = self.fc2(x)
         else:
             flat_padding = None if padding is None else padding.flatten()
-            flat, routing, statistics = self.switch(x.flatten(0, 1), flat_padding)
+            flat, routing, statistics = self.switch(x.flatten(0, 1), flat_padding, numbers)
             x = flat.view_as(residual)
         return self._add(residual, x, kept[1]), routing, statistics
 
@@ -282,6 +288,7 @@ class SwitchDecoder(FeatureDecoder):
         self.embed_tokens = Embedding(len(dictionary), shape.model_dim, self.padding_idx)
         self.embed_positions = PositionalEmbedding(max_positions, shape.model_dim, self.padding_idx, learned_pos)
         self.layers = nn.ModuleList(DecoderLayer(shape, tree) for tree in trees)
+        self.most_experts = max([tree.num_experts for tree in trees if tree is not None], default=0)
         self.layer_norm = LayerNorm(shape.model_dim)
         self.output_projection = nn.Linear(shape.model_dim, len(dictionary), bias=False)
         self.output_projection.weight = self.embed_tokens.weight
@@ -295,30 +302,40 @@ class SwitchDecoder(FeatureDecoder):
         **unused: Any,
     ) -> tuple[Tensor, dict[str, Any]]:
         """Compute the (B, T, M) features; arguments as in `FeatureDecoder.forward`."""
-        positions = self._positions(prev_output_tokens, incremental_state, is_padded)
+        numbers = torch.arange(
+            max(prev_output_tokens.numel(), self.most_experts, prev_output_tokens.size(1) + self.padding_idx) + 1,
+            device=prev_output_tokens.device,
+        )
+        positions = self._positions(prev_output_tokens, incremental_state, is_padded, numbers)
         if incremental_state is not None:
             prev_output_tokens = prev_output_tokens[:, -1:]
-        x = self.embed_scale * self.embed_tokens(prev_output_tokens) + positions
+        x = self.embed_tokens(prev_output_tokens)
+        x = torch.add(positions, x, alpha=self.embed_scale) if x.is_cuda else self.embed_scale * x + positions
         x = dropout(x, self.dropout, self.training)
         padding = self._padding(prev_output_tokens) if is_padded else None
         extra: dict[str, Any] = {"attn": [None], "routing": [], "switch": []}
-        for layer in self.layers:
+        # Once for all layers: to a GPU each is one more operation.
+        kept = draw_kept(x, 2 * len(self.layers), self.dropout, self.training)
+        for number, layer in enumerate(self.layers):
+            given = (x, padding, incremental_state, kept[2 * number : 2 * number + 2], numbers)
             if self.checkpoint_activations and self.training:
-                x, routing, statistics = torch.utils.checkpoint.checkpoint(layer, x, padding, use_reentrant=False)
+                x, routing, statistics = torch.utils.checkpoint.checkpoint(layer, *given, use_reentrant=False)
             else:
-                x, routing, statistics = layer(x, padding, incremental_state)
+                x, routing, statistics = layer(*given)
             if routing is not None:
                 extra["routing"].append(routing)
                 extra["switch"].append(statistics)
         return scaled_norm(self.layer_norm, x, self.feature_factor), extra
 
-    def _positions(self, tokens: Tensor, incremental_state: Optional[IncrementalState], is_padded: bool) -> Tensor:
+    def _positions(
+        self, tokens: Tensor, incremental_state: Optional[IncrementalState], is_padded: bool, numbers: Tensor
+    ) -> Tensor:
         """Return the embeddings of positions, (B, T, M); fairseq counts tokens to find out which are padding."""
         if is_padded or incremental_state is not None or not isinstance(self.embed_positions, nn.Embedding):
             return self.embed_positions(tokens, incremental_state=incremental_state)
         first = self.padding_idx + 1
-        numbers = torch.arange(first, first + tokens.size(1), device=tokens.device).expand_as(tokens)
-        return F.embedding(numbers, self.embed_positions.weight, self.padding_idx)
+        places = numbers[first : first + tokens.size(1)].expand_as(tokens)
+        return F.embedding(places, self.embed_positions.weight, self.padding_idx)
 
     def _padding(self, tokens: Tensor) -> Optional[Tensor]:
         """Return where padding is, or None on a CPU, where asking is cheap, if there is none."""

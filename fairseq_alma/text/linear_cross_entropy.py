@@ -7,7 +7,8 @@ PyTorch 2.13 brings ``linear_cross_entropy`` for this; older versions, which we 
 Letters: S tokens, M model dim, V vocabulary size.
 """
 
-from typing import Any, Iterator, Optional, Sequence
+import functools
+from typing import Any, Iterator, Optional
 
 import torch
 import torch.nn.functional as F
@@ -42,8 +43,8 @@ class LinearCrossEntropy(torch.autograd.Function):
         """
         needs_grad = ctx.needs_input_grad[0] or ctx.needs_input_grad[1]
         compute = _by_chunks
-        if _product_dtype(weight) == torch.bfloat16 and (needs_grad or weight.device.type == "cpu"):
-            compute = _in_bf16_on_a_cpu if weight.device.type == "cpu" else _in_bf16_on_a_gpu
+        if weight.device.type == "cpu" and _product_dtype(weight) == torch.bfloat16:
+            compute = _in_bf16_on_a_cpu
         total, grad_features, grad_weight = compute(features, weight, target, ignore_index, needs_grad)
         if needs_grad:
             ctx.save_for_backward(grad_features, grad_weight)
@@ -148,43 +149,68 @@ def _losses_and_gradients(logits: Tensor, index: Tensor) -> Tensor:
     return losses
 
 
-def _in_bf16_on_a_gpu(
-    features: Tensor, weight: Tensor, target: Tensor, ignore_index: int, needs_grad: bool
-) -> SumAndGradients:
-    """Compute the same with logits and their gradients in bf16, which is a quarter of what fp32 moves through memory.
+class InShortLogits(torch.autograd.Function):
+    """The same with logits and their gradients in bf16, which is a quarter of what fp32 moves through a GPU's memory.
 
-    A softmax is computed in fp32 and rounded once. The loss of a token is what its logit is behind the largest one,
-    less the logarithm of that one's probability, which is never zero; of all it is rounded like a logit.
+    A softmax is computed in fp32 and rounded once, also for the loss; that of a token is at most 87 nats, as what is
+    below fp32 counts as its smallest number. Where one chunk is all, its two products wait for the backward pass, which
+    scales the short side of them rather than the weights' whole gradient.
     """
-    sums, parts = [], []
-    grad_weight: Optional[Tensor] = None
-    with torch.autocast(features.device.type, enabled=False):
-        is_ignored = None if ignore_index < 0 else target == ignore_index
-        index = (target if is_ignored is None else target.masked_fill(is_ignored, 0)).unsqueeze(1)
-        short_features, short_weight = features.to(torch.bfloat16), short_copy(weight, torch.bfloat16)
-        for rows in _chunks(features, weight):
-            logits, given = torch.mm(short_features[rows], short_weight.t()), short_features[rows]
-            top, where = logits.max(dim=1, keepdim=True)
-            probs = torch.softmax(logits, dim=1)
-            behind = logits.gather(1, index[rows]).float() - top.float()
-            log_probs = behind + probs.gather(1, where).float().log()
-            # d loss / d logits = softmax - one-hot; what is ignored is left out of the short side of both products
-            probs.scatter_(1, index[rows], torch.expm1(log_probs, out=torch.empty_like(top)))
-            grad_features = product(probs, short_weight, features.dtype)
-            if is_ignored is not None:
-                ignored = is_ignored[rows].unsqueeze(1)
-                log_probs, given = log_probs.masked_fill(ignored, 0.0), given.masked_fill(ignored, 0.0)
-                grad_features.masked_fill_(ignored, 0.0)
-            sums.append(log_probs.sum())
-            parts.append(grad_features)
-            found = product(probs.t(), given, weight.dtype)
-            grad_weight = found if grad_weight is None else grad_weight.add_(found)
-    return -_joined(sums).sum(), _joined(parts), grad_weight
+
+    @staticmethod
+    def forward(ctx: Any, features: Tensor, weight: Tensor, target: Tensor, ignore_index: int) -> Tensor:
+        """Compute the sum; arguments and result as in `LinearCrossEntropy`."""
+        sums, found = [], []
+        with torch.autocast(features.device.type, enabled=False):
+            short = features.to(torch.bfloat16), short_copy(weight, torch.bfloat16)
+            is_ignored = None if ignore_index < 0 else target == ignore_index
+            index = (target if is_ignored is None else target.masked_fill(is_ignored, 0)).unsqueeze(1)
+            chunks = list(_chunks(features, weight))
+            for rows in chunks:
+                given = short[0][rows]
+                probs = torch.softmax(torch.mm(given, short[1].t()), dim=1)
+                of_target = probs.gather(1, index[rows])
+                log_probs = of_target.float().clamp_(min=torch.finfo(torch.float32).tiny).log_()
+                # d loss / d logits = softmax - one-hot; what is ignored is left out of the short side of both products
+                probs.scatter_(1, index[rows], of_target - 1)
+                ignored = None if is_ignored is None else is_ignored[rows].unsqueeze(1)
+                sums.append((log_probs if ignored is None else log_probs.masked_fill(ignored, 0.0)).sum())
+                parts = (probs, given, ignored)
+                found.append(parts if len(chunks) == 1 else _products(*parts, short[1], features.dtype, weight.dtype))
+        ctx.dtypes = features.dtype, weight.dtype
+        if len(chunks) == 1:
+            ctx.save_for_backward(*found[0], short[1])
+        else:
+            grad_features, grad_weights = zip(*found, strict=True)
+            ctx.save_for_backward(torch.cat(grad_features), functools.reduce(Tensor.add_, grad_weights))
+        return -(sums[0] if len(sums) == 1 else torch.stack(sums).sum())
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None, None]:
+        """Return the gradients of features and weights."""
+        saved, (scale,) = ctx.saved_tensors, grads
+        if len(saved) == 2:
+            grad_features, grad_weight = saved
+            return grad_features * scale.to(grad_features.dtype), grad_weight * scale.to(grad_weight.dtype), None, None
+        probs, given, ignored, weight = saved
+        grad_features, grad_weight = _products(probs, given * scale, ignored, weight, *ctx.dtypes)
+        return grad_features.mul_(scale), grad_weight, None, None
 
 
-def _joined(parts: Sequence[Tensor]) -> Tensor:
-    """Return parts behind each other, along a new dimension where they are scalars."""
-    return parts[0] if len(parts) == 1 else torch.cat([torch.atleast_1d(each) for each in parts])
+def _products(
+    grad_logits: Tensor,
+    given: Tensor,
+    ignored: Optional[Tensor],
+    weight: Tensor,
+    dtype: torch.dtype,
+    dtype_of_weight: torch.dtype,
+) -> tuple[Tensor, Tensor]:
+    """Return the gradients of features and weights; of bf16 logits, features and weights, in other precisions."""
+    grad_features = product(grad_logits, weight, dtype)
+    if ignored is not None:
+        given = given.masked_fill(ignored, 0.0)
+        grad_features.masked_fill_(ignored, 0.0)
+    return grad_features, product(grad_logits.t(), given, dtype_of_weight)
 
 
 def linear_cross_entropy(features: Tensor, weight: Tensor, target: Tensor, ignore_index: int) -> Tensor:
@@ -199,7 +225,14 @@ def linear_cross_entropy(features: Tensor, weight: Tensor, target: Tensor, ignor
     Returns:
         Scalar fp32, in nats.
     """
-    return LinearCrossEntropy.apply(features, weight, target, ignore_index)
+    return _best(features, weight).apply(features, weight, target, ignore_index)
+
+
+def _best(features: Tensor, weight: Tensor) -> type[torch.autograd.Function]:
+    """Return what computes it fastest here and now."""
+    learns = torch.is_grad_enabled() and (features.requires_grad or weight.requires_grad)
+    on_gpu_in_bf16 = weight.device.type != "cpu" and _product_dtype(weight) == torch.bfloat16
+    return InShortLogits if on_gpu_in_bf16 and learns else LinearCrossEntropy
 
 
 @torch.no_grad()

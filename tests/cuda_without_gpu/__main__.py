@@ -2,7 +2,7 @@
 
 python -m tests.cuda_without_gpu                    # a table, half a minute
 python -m tests.cuda_without_gpu base --by-name     # programs with "base" in their names, and their operations
-python -m tests.cuda_without_gpu base --by-place    # and the lines of ours that ask for them
+python -m tests.cuda_without_gpu base --by-place    # and the lines of ours that ask for them, most bytes first
 python -m tests.cuda_without_gpu --hours            # a bound on speed, and hours of the paper's run, by a model
 python -m tests.cuda_without_gpu --memory           # what the models of recipes/lm need of a device
 """
@@ -42,8 +42,12 @@ def main() -> None:
         found = sorted((counts.host_reads + counts.host_writes).items())
         waits = ", ".join(f"{place} ({number})" for place, number in found)
         print(f"| {name} | {counts.operations:,} | {counts.casts} | {counts.bytes / 1e9:.2f} | {waits} |", flush=True)
-        for found in (counts.by_name,) * args.by_name + (counts.by_place,) * args.by_place:
-            print(*(f"    {number} {each}" for each, number in found.most_common()), sep="\n")
+        for given, found, moved in (
+            (args.by_name, counts.by_name, counts.bytes_of),
+            (args.by_place, counts.by_place, counts.bytes_at),
+        ):
+            for each, size in moved.most_common() if given else ():
+                print(f"    {size / 1e9:.2f} GB {found[each]} {each}")
 
 
 class Device(NamedTuple):

@@ -36,6 +36,8 @@ PUTS = {"scatter_", "scatter_add_", "index_put_", "index_copy_", "index_add_"}
 """They write no more of their first argument than they read of the others."""
 MESSAGES = {"_allgather_base_": "gather", "_reduce_scatter_base_": "reduce", "allreduce_": "reduce"}
 MESSAGES |= {"alltoall_base_": "exchange"}
+WRITES_ONLY = {"bernoulli_", "zero_", "fill_", "copy_"}
+"""They read nothing of their first argument."""
 COUNTING = []
 ON_CPU = F.scaled_dot_product_attention
 
@@ -49,8 +51,8 @@ class Counts(TorchDispatchMode):
         bytes: that they read and write, each its arguments once and its results once.
         peak: the most memory at a time of what the part makes, in bytes.
         by_name: operations by their names; ``bytes_of`` likewise.
-        by_place: operations by the line of ours that asks for them, and their names. Under torch's anomaly detection,
-            what autograd adds to a line is found under the line.
+        by_place: operations by the line of ours that asks for them, and their names; ``bytes_at`` likewise. Under
+            torch's anomaly detection, what autograd adds to a line is found under the line.
         host_reads: where the host waits for a number of the device, as ``file:line``.
         host_writes: where it waits for a copy to the device.
         on_host: where it makes a tensor of its own beside the device.
@@ -61,14 +63,14 @@ class Counts(TorchDispatchMode):
         super().__init__()
         self.operations = self.casts = self.bytes = 0
         self.peak, self._live, self._new = 0, {}, 0
-        self.by_name, self.bytes_of, self.by_place = Counter(), Counter(), Counter()
+        self.by_name, self.bytes_of, self.by_place, self.bytes_at = Counter(), Counter(), Counter(), Counter()
         self.host_reads, self.host_writes, self.on_host = Counter(), Counter(), Counter()
         self.messages, self.num_messages = Counter(), Counter()
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         name = func.overloadpacket.__name__
-        given = tensors_in((args, kwargs))
+        given = tensors_in((args, {key: each for key, each in kwargs.items() if key != "out"}))
         on_device = [each for each in given if each.is_cuda]
         if name == "_local_scalar_dense" and on_device:
             self.host_reads[place()] += 1
@@ -113,15 +115,18 @@ class Counts(TorchDispatchMode):
     def _count(self, name, given, made):
         self.operations += 1
         self.by_name[name] += 1
-        self.by_place[f"{asked_for_at()}  {name}"] += 1
+        here = f"{asked_for_at()}  {name}"
+        self.by_place[here] += 1
         if name in ("_to_copy", "copy_") and given[-1].dtype != made[0].dtype:
             self.casts += 1
         written = sum(map(size, made))
-        moved = 2 * written if name in PICKS else sum(map(size, given)) + written
+        read = given[1:] if name in WRITES_ONLY else given
+        moved = 2 * written if name in PICKS else sum(map(size, read)) + written
         if name in PUTS:
             moved = 2 * sum(map(size, given[1:]))
         self.bytes += moved
         self.bytes_of[name] += moved
+        self.bytes_at[here] += moved
 
     def __str__(self):
         return f"{self.operations:,} operations, {self.casts} casts, {self.bytes / 1e9:.2f} GB"

@@ -5,7 +5,8 @@ import torch
 import torch.nn.functional as F
 
 from fairseq_alma.growth.gate_tree import GateTree
-from fairseq_alma.moe.switch_layer import SwitchLayer, SwitchTotals, Weighted
+from fairseq_alma.moe.experts import Experts, Weighted
+from fairseq_alma.moe.switch_layer import SwitchLayer, SwitchTotals
 
 
 def switch_layer(num_experts=4, model_dim=8, ffn_dim=16, seed=0, **options):
@@ -36,7 +37,11 @@ def reference(layer, x, padding=None):
 @pytest.mark.parametrize("num_experts", [1, 3, 4])
 @pytest.mark.parametrize("capacity_factor", [0.0, 0.5, 1.0, 2.0])
 @pytest.mark.parametrize("with_padding", [False, True])
-def test_switch_layer_equals_a_plain_loop_over_tokens_with_gradients(num_experts, capacity_factor, with_padding):
+@pytest.mark.parametrize("by_places", [False, True])
+def test_switch_layer_equals_a_plain_loop_over_tokens_with_gradients(
+    num_experts, capacity_factor, with_padding, by_places, monkeypatch
+):
+    monkeypatch.setattr(Experts, "is_by_places", lambda self, x, factor: by_places and factor > 0)  # as on a GPU
     layer = switch_layer(num_experts, capacity_factor=capacity_factor).double().train()
     torch.nn.init.normal_(layer.experts.fc1_bias)
     torch.nn.init.normal_(layer.experts.fc2_bias)
@@ -101,3 +106,32 @@ def test_weighted_rows_and_their_gradients_are_those_of_a_product(is_taken):
     grad = torch.randn(3, 5)
     for one, other in zip(*(torch.autograd.grad(out, (x, weights), grad) for out in (got, want)), strict=True):
         torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize("capacity_factor", [0.0, 0.8])
+def test_a_gpu_adds_up_for_all_layers_what_a_cpu_does(capacity_factor):
+    found = []
+    for add_up in (SwitchTotals.of, SwitchTotals._in_few_operations):
+        layers = [switch_layer(capacity_factor=capacity_factor, seed=seed) for seed in range(2)]
+        x, padding = torch.randn(30, 8), torch.arange(30) > 26
+        totals = add_up([layer(x, padding)[2] for layer in layers])
+        totals.balance_losses.sum().backward()
+        found.append((*totals, *(layer.gate.weight.grad for layer in layers)))
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, check_dtype=False)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16])
+def test_experts_by_places_on_a_gpu_compute_and_learn_what_a_cpu_does(dtype):
+    found = []
+    for device in ("cpu", "cuda"):
+        layer = switch_layer(4, model_dim=16, ffn_dim=32, activation=torch.tanh).to(device)
+        x = torch.randn(64, 16, generator=torch.Generator().manual_seed(0)).to(device)
+        assert layer.experts.is_by_places(x, 1.0) == (device == "cuda")
+        with torch.autocast(device, dtype, enabled=dtype is not None):
+            out = layer(x)[0]
+        out.float().square().sum().backward()
+        found.append([out.float().cpu(), *(each.grad.cpu() for each in layer.parameters())])
+    for here, there in zip(*found, strict=True):
+        assert (here - there).norm() < (1e-4 if dtype is None else 0.03) * here.norm()
