@@ -40,12 +40,15 @@ check "programs on the device" python -m pytest -q tests/cuda_without_gpu
 check "adam fp32" train adam -- --optimizer adam
 check "fused_adam fp32" train fused -- --optimizer fused_adam
 check "fused_adam bf16" train bf16 -- --optimizer fused_adam --autocast bf16
+check "saves in the background" train saves --save-every 10 -- --optimizer fused_adam --autocast bf16 --save-in-background
+check "layers computed twice" train twice -- --optimizer fused_adam --autocast bf16 --checkpoint-activations
 check "compiled bf16" train compiled -- --optimizer fused_adam --autocast bf16 --compile
 check "the CPU beside a GPU" train cpu -- --optimizer adam --cpu
 if ((gpus > 1)); then
   check "two GPUs" train two --num-procs 2 -- --optimizer fused_adam --autocast bf16
   check "expert parallel" train experts --num-procs 2 -- --optimizer fused_adam --autocast bf16 --expert-parallel
   check "fully shard" train shard --num-procs 2 -- --optimizer fused_adam --autocast bf16 --fully-shard
+  check "fully shard fp32" train shard32 --num-procs 2 -- --optimizer fused_adam --fully-shard
 fi
 check "speed" python recipes/benchmarks/lm_speed.py --sizes base
 check "one table" alma-report "$OUT"/runs/* --out "$OUT/report"
