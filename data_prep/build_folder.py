@@ -11,7 +11,7 @@ from fairseq_alma.data.stream import Stream, write_manifest
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.files import WorkFolder, open_atomically, synchronise_tree
 
-KEPT_FORMAT = 1
+KEPT_FORMAT = 2
 """Of what is kept; another one is not gone on with."""
 
 

@@ -198,9 +198,10 @@ def altered_bytes(whole: bytes, data: Any) -> bytes:
 @IN_A_FOLDER
 @given(data=st.data())
 def test_any_bytes_as_a_token_file_are_one_line_or_tokens(data: Any, tmp_path: Path) -> None:
-    writer = TokenFileWriter(tmp_path / "t", np.dtype("uint16"), 2, 10)
-    writer.create()
-    writer.write(np.arange(4, 14, dtype=np.uint16).tobytes(), np.array([3, 7]), 0, 0)
+    with open(tmp_path / "t.bin", "wb") as tokens, open(tmp_path / "t.idx", "wb") as index:
+        writer = TokenFileWriter(tokens, index, np.dtype("uint16"))
+        writer.write(np.arange(4, 14, dtype=np.uint16), np.array([3, 7]))
+        writer.close()
     path = tmp_path / data.draw(st.sampled_from(["t.idx", "t.bin"]))
     path.write_bytes(altered_bytes(path.read_bytes(), data))
 

@@ -2,49 +2,27 @@
 
 The documents are put into a random order once; the sets are consecutive pieces of that order, cut where the words
 reach a set's share. So each set differs from its share by less than one document, whatever the documents' lengths.
-The order comes from the documents' content and the seed: no generator whose numbers a new version might change.
+The order comes from the documents' content and the seed: no generator whose numbers a new version might change. What
+sets a document is in follows from its key and the few keys at which the order is cut (`Cuts`).
 """
 
-from dataclasses import dataclass, replace
-from typing import Optional, Union
+import json
+from dataclasses import asdict, dataclass, replace
+from itertools import pairwise
+from typing import Generator, Optional, Sequence
 
 import numpy as np
 
-from data_prep.text.survey import Survey
-from fairseq_alma.data.ngrams import scrambled
+from data_prep.text.buckets import LAST_KEY, KeyOrder, key_order_of
+from data_prep.text.options import Words, words_of
+from data_prep.text.passes import Step, Work
+from data_prep.text.pool import Progress
+from data_prep.text.survey import survey_of
 from fairseq_alma.errors import AlmaError
 
 DROPPED = -1
 _VALID_SHARE = 0.1  # of a mega-batch
-_AT_ONCE = 1 << 20
-
-
-Words = Union[int, float]
-"""A number of words, or, below 1, a share of all there are."""
-
-
-def words_of(given: Optional[Words], total: int) -> Optional[int]:
-    """Return a number of words out of ``total``; None where none is given."""
-    if given is None or isinstance(given, int):
-        return given
-    return max(1, round(given * total))
-
-
-@dataclass(frozen=True)
-class Deal:
-    """Where each document goes.
-
-    Attributes:
-        sets: ``(documents,)``, int16: number of the mega-batch, then B for the validation set, B + 1 for the test
-            set (where these are drawn), the numbers after them for the held-out slice of each mega-batch, and `DROPPED`
-            for a duplicate or what is left out.
-        order: all but duplicates, in their random order.
-        num_duplicates: documents dropped.
-    """
-
-    sets: np.ndarray
-    order: np.ndarray
-    num_duplicates: int
+_DEALT = "dealt.json"
 
 
 @dataclass(frozen=True)
@@ -83,181 +61,171 @@ class Shares:
         return valid, test
 
 
-def deal_documents(survey: Survey, shares: Shares, seed: int, drop: Optional[np.ndarray]) -> Deal:
-    """Decide where each document goes; `deal_again` once it is known what shares words with the held-out sets.
+Span = tuple[int, int, Optional[int]]
+"""The documents of a set: the last key before theirs, their last key, and their argument, where only that counts."""
+
+
+@dataclass(frozen=True)
+class Cuts:
+    """Where the order of all documents is cut.
+
+    The sets have the numbers of the mega-batches, then B for the validation set, B + 1 for the test set (where these
+    are drawn), and the numbers after them for the held-out slice of each mega-batch.
+
+    Attributes:
+        num_megabatches: B.
+        by_argument: each argument is a mega-batch, but for what comes up to the test set's last key.
+        held_out: the last keys of the validation and the test set; none where they are not drawn.
+        megabatches: the last key of each mega-batch but the last one; none where they are given apart.
+        slices: the last key of each mega-batch's held-out slice, if these are asked for.
+        total: words of all documents before any was left out.
+        num_documents: number of all of them.
+        words: of mega-batch 0 without its slice.
+        sample: the last key of the tokenizer's sample, of these.
+    """
+
+    num_megabatches: int
+    by_argument: bool
+    held_out: Sequence[int]
+    megabatches: Sequence[int]
+    slices: Sequence[int] = ()
+    total: int = 0
+    num_documents: int = 0
+    words: int = 0
+    sample: int = -1
+
+    @property
+    def num_drawn(self) -> int:
+        """Number of mega-batches, with validation and test set."""
+        return self.num_megabatches + len(self.held_out)
+
+    @property
+    def spans(self) -> list["Span"]:
+        """The mega-batches with their slices, then the validation and the test set where they are drawn."""
+        first = self.held_out[-1] if self.held_out else -1
+        megabatches: list[Span]
+        if self.by_argument:
+            megabatches = [(first, LAST_KEY, number) for number in range(self.num_megabatches)]
+        else:
+            megabatches = [(*keys, None) for keys in pairwise([first, *self.megabatches, LAST_KEY])]
+        return [*megabatches, *((*keys, None) for keys in pairwise([-1, *self.held_out]))]
+
+    def sets_of(self, records: np.ndarray) -> np.ndarray:
+        """Return the set of each of some documents, int16."""
+        keys = records["key"]
+        lasts = np.array([*self.held_out, *self.megabatches], np.uint64)
+        drawn = np.searchsorted(lasts, keys) - len(self.held_out)
+        sets = np.where(drawn < 0, drawn + self.num_drawn, records["argument"] if self.by_argument else drawn)
+        if self.slices:
+            is_megabatch = drawn >= 0
+            last_of_slice = np.array(self.slices, np.uint64)[np.where(is_megabatch, sets, 0)]
+            sets = np.where(is_megabatch & (keys <= last_of_slice), sets + self.num_drawn, sets)
+        return sets.astype(np.int16)
+
+
+def cut(
+    order: KeyOrder, shares: Shares, groups: Sequence[str] = (), max_sample: int = 0, before: Optional[Cuts] = None
+) -> Cuts:
+    """Cut the documents into sets.
 
     Args:
-        survey: the documents.
+        order: of all documents.
         shares: the sets.
-        seed: another seed gives another order.
-        drop: hashes of documents that are elsewhere already, or None to keep duplicates.
+        groups: names of the mega-batches, if they have any.
+        max_sample: words of the tokenizer's sample.
+        before: how they were cut before some were left out, of no validation or test set, which stay.
 
     Raises:
         AlmaError: the documents do not suffice for so many sets.
     """
-    given = np.arange(len(survey), dtype=np.uint32)
-    if survey.sampled is not None:
-        given = given[survey.sampled]
-    kept = given if drop is None else given[_first_occurrences(survey.hashes[given], drop)]
-    if not len(given):
-        raise AlmaError(f"INPUT: none of {len(survey):,} documents is in a share so small; give larger ones")
-    if not len(kept):
-        raise AlmaError(
-            f"INPUT: all {len(given):,} documents are in the stream already; give text that it does not have, or "
-            "--keep-duplicates"
-        )
-    keys = _random_keys(survey.hashes[kept], seed, distinct=drop is not None)
-    order = kept[np.argsort(keys, kind="stable")]
-    num_duplicates = len(given) - len(kept)
-    del keys, given, kept
-    return _deal_in_order(survey, shares, order, num_duplicates)
-
-
-def deal_again(survey: Survey, shares: Shares, deal: Deal, left_out: np.ndarray) -> Deal:
-    """Deal without some documents of the mega-batches; what is held out stays, the rest is cut anew.
-
-    Args:
-        survey: the documents.
-        shares: the sets, as they were dealt into.
-        deal: where each document went.
-        left_out: ``(documents,)``, bool: documents that belong to no set; none of the validation or test set.
-
-    Raises:
-        AlmaError: the rest does not suffice for so many sets.
-    """
-    return _deal_in_order(survey, shares, deal.order, deal.num_duplicates, left_out[deal.order])
-
-
-def _deal_in_order(
-    survey: Survey, shares: Shares, order: np.ndarray, num_duplicates: int, left_out: Optional[np.ndarray] = None
-) -> Deal:
-    """Cut the documents, in their random order, into sets; ``left_out`` is in this order too."""
-    words = survey.words[order]
-    total = int(words.sum(dtype=np.int64))
+    total = order.num_words if before is None else before.total
     valid, test = words_of(shares.valid_words, total), words_of(shares.test_words, total)
     shares = replace(shares, valid_words=valid, test_words=test)
-    if left_out is not None:
-        words[left_out] = 0
-    sets_in_order = _cut(words, shares, survey.arguments[order], total)
-    if left_out is not None:
-        sets_in_order[left_out] = DROPPED
-    _refuse_empty_sets(sets_in_order, words, shares, survey, 0 if left_out is None else int(left_out.sum()))
-    _hold_out(sets_in_order, words, shares)
-    sets = np.full(len(survey), DROPPED, dtype=np.int16)
-    sets[order] = sets_in_order
-    return Deal(sets, order, num_duplicates)
+    wanted = shares.held_out_words(total)
+    _refuse_no_words(shares, sum(wanted), total)
+    pieces = 1 if shares.by_argument else shares.num_megabatches
+    ends = np.cumsum([*wanted, *[(order.num_words - wanted[0] - wanted[1]) / pieces] * (pieces - 1)])
+    if before is not None:
+        held_out = before.held_out
+    else:
+        held_out = [order.end(end) for end in ends[:2]] if shares.held_out else []
+    megabatches = [order.end(end) for end in ends[2:]]
+    cuts = Cuts(shares.num_megabatches, shares.by_argument, held_out, megabatches, total=total)
+    sizes = [_size(order, *span) for span in cuts.spans]
+    _refuse_empty_sets(order, sizes, shares, groups, before)
+    if shares.holdout_words is not None:
+        slices = [
+            _slice_end(order, shares.holdout_words, number, span, size)
+            for number, (span, size) in enumerate(zip(cuts.spans, sizes[: shares.num_megabatches], strict=False))
+        ]
+        cuts = replace(cuts, slices=slices)
+    words, sample = _sample(order, cuts, max_sample)
+    num_documents = order.num_documents if before is None else before.num_documents
+    return replace(cuts, num_documents=num_documents, words=words, sample=sample)
 
 
-def _first_occurrences(hashes: np.ndarray, drop: np.ndarray) -> np.ndarray:
-    """Return the numbers of the documents that are the first with their hash and not among ``drop``, ascending."""
-    by_hash = np.argsort(hashes, kind="stable").astype(np.uint32)
-    in_order = hashes[by_hash]
-    first = np.ones(len(hashes), dtype=bool)
-    first[1:] = in_order[1:] != in_order[:-1]
-    if len(drop):
-        drop = np.sort(drop)
-        place = np.searchsorted(drop, in_order).clip(max=len(drop) - 1)
-        first &= drop[place] != in_order
-    kept = by_hash[first]
-    kept.sort()
-    return kept
+def _size(order: KeyOrder, start: int, end: int, argument: Optional[int]) -> tuple[int, int]:
+    """Return the words and the number of the documents behind a key and up to another one."""
+    before, reached = order.reached(start, argument), order.reached(end, argument)
+    return reached[0] - before[0], reached[1] - before[1]
 
 
-def _random_keys(hashes: np.ndarray, seed: int, distinct: bool) -> np.ndarray:
-    """Turn hashes into random numbers, by the seed; by their position too where contents repeat.
-
-    Args:
-        hashes: ``(documents,)``, uint64; overwritten.
-        seed: the seed.
-        distinct: whether no hash occurs twice.
-    """
-    hashes ^= scrambled(np.array([seed], dtype=np.uint64))
-    for start in range(0, len(hashes), _AT_ONCE):
-        part = slice(start, min(start + _AT_ONCE, len(hashes)))
-        hashes[part] = scrambled(hashes[part])
-        if not distinct:
-            hashes[part] = scrambled(hashes[part] + np.arange(part.start, part.stop, dtype=np.uint64))
-    return hashes
-
-
-def _cut(words: np.ndarray, shares: Shares, arguments: np.ndarray, total: int) -> np.ndarray:
-    """Return the set of each document; documents, words and arguments are in the random order.
-
-    What is left out has no words here, but counts in the ``total`` that validation and test set are a share of.
-    """
-    valid, test = shares.held_out_words(total)
-    num_megabatches = shares.num_megabatches
-    if valid + test >= total:
-        given = {"--valid-words": shares.valid_words, "--test-words": shares.test_words}
-        asked = {flag: f"{count:,}" for flag, count in given.items() if count is not None}  # the rest is shared out
+def _slice_end(order: KeyOrder, words: Words, number: int, span: Span, size: tuple[int, int]) -> int:
+    """Return the last key of the first documents of a mega-batch, which are held out of it."""
+    start, _, argument = span
+    total, num_documents = size
+    wanted = words_of(words, total)
+    assert wanted is not None
+    base = order.reached(start, argument)[0]
+    end = max(order.end(base + wanted, argument), order.end(base + 1, argument, including=True))
+    if 2 * wanted > total or _size(order, start, end, argument)[1] == num_documents:
         raise AlmaError(
-            f"{', '.join(asked)}: {' and '.join(asked.values())} words asked for, but there are only {total:,}; give "
-            "fewer, or more text"
+            f"--holdout-words {wanted}: mega-batch {number} has {total:,} words in {num_documents:,} documents, of "
+            "which at most half can be held out; give fewer, or more text"
         )
-    pieces = 1 if shares.by_argument else num_megabatches
-    left = int(words.sum(dtype=np.int64))
-    targets = [valid, test] + [(left - valid - test) / pieces] * (pieces - 1)
-    ends = _nearest_ends(words, np.cumsum(targets))
-    sets = np.empty(len(words), dtype=np.int16)
-    held_out = [num_megabatches, num_megabatches + 1]
-    for number, start, end in zip([*held_out, *range(pieces)], [0, *ends], [*ends, len(words)], strict=True):
-        sets[start:end] = number
-    if shares.by_argument:
-        sets[ends[1] :] = arguments[ends[1] :]
-    return sets
+    return end
 
 
-def _nearest_ends(words: np.ndarray, targets: np.ndarray) -> list[int]:
-    """Return how many documents to take so that their words come nearest to each target.
-
-    With documents of 3, 3 and 4 words, the targets 0, 5 and 7 give 0, 2 (6 words) and 2.
-    """
-    reached = np.cumsum(words, dtype=np.int64)
-    ends = []
-    for target in targets:
-        last = min(int(np.searchsorted(reached, target)), len(words) - 1)  # the document that reaches it
-        before = int(reached[last - 1]) if last else 0
-        ends.append(last if target - before < reached[last] - target else last + 1)
-    return ends
+def _sample(order: KeyOrder, cuts: Cuts, max_words: int) -> tuple[int, int]:
+    """Return the words of mega-batch 0, and the last key of its first documents of ``max_words`` words at most."""
+    start, end, argument = cuts.spans[0]
+    start = cuts.slices[0] if cuts.slices else start
+    base = order.reached(start, argument)[0]
+    first, last = (
+        order.end(base + 1, argument, including=True),
+        order.end(base + max_words + 1, argument, including=False),
+    )
+    return order.reached(end, argument)[0] - base, min(max(first, last), end)
 
 
-def _hold_out(sets: np.ndarray, words: np.ndarray, shares: Shares) -> None:
-    """Move the first documents of each mega-batch, in the random order, to its held-out slice."""
-    if shares.holdout_words is None:
+def _refuse_no_words(shares: Shares, wanted: float, total: int) -> None:
+    if wanted < total:
         return
-    for megabatch in range(shares.num_megabatches):
-        members = np.flatnonzero(sets == megabatch)
-        total = int(words[members].sum(dtype=np.int64))
-        wanted = words_of(shares.holdout_words, total)
-        assert wanted is not None
-        end = max(1, *_nearest_ends(words[members], np.array([wanted])))
-        if 2 * wanted > total or end == len(members):
-            raise AlmaError(
-                f"--holdout-words {wanted}: mega-batch {megabatch} has {total:,} words in "
-                f"{len(members):,} documents, of which at most half can be held out; give fewer, or more text"
-            )
-        sets[members[:end]] = shares.num_drawn + megabatch
+    given = {"--valid-words": shares.valid_words, "--test-words": shares.test_words}
+    asked = {flag: f"{count:,}" for flag, count in given.items() if count is not None}  # the rest is shared out
+    raise AlmaError(
+        f"{', '.join(asked)}: {' and '.join(asked.values())} words asked for, but there are only {total:,}; give "
+        "fewer, or more text"
+    )
 
 
-def _refuse_empty_sets(sets: np.ndarray, words: np.ndarray, shares: Shares, survey: Survey, num_left_out: int) -> None:
-    num_sets = shares.num_drawn
-    counts = np.zeros(num_sets, dtype=np.int64)
-    for start in range(0, len(sets), _AT_ONCE):
-        part = sets[start : start + _AT_ONCE]
-        counts += np.bincount(part[part != DROPPED], minlength=num_sets)
-    if counts.all():
+def _refuse_empty_sets(
+    order: KeyOrder, sizes: Sequence[tuple[int, int]], shares: Shares, groups: Sequence[str], before: Optional[Cuts]
+) -> None:
+    empty = next((number for number, (_, num_documents) in enumerate(sizes) if num_documents <= 0), None)
+    if empty is None:
         return
-    empty = int(np.argmin(counts))
     held_out = {shares.num_megabatches: "the validation set", shares.num_megabatches + 1: "the test set"}
     flag = f"--megabatches {shares.num_megabatches}"
     if shares.by_argument:
-        flag = "--by" if survey.groups else "--one-per-input"
-    name = f"mega-batch {empty}" + (f" ({survey.groups[empty]})" if empty < len(survey.groups) else "")
-    if num_left_out:
+        flag = "--by" if groups else "--one-per-input"
+    name = held_out.get(empty, f"mega-batch {empty}" + (f" ({groups[empty]})" if empty < len(groups) else ""))
+    num_documents = order.num_documents
+    if before is not None:
         raise AlmaError(
-            f"{flag}: {num_left_out:,} of {len(words):,} documents share words in a row with the validation or the "
-            f"test set (--decontaminate-ngram), which leaves {held_out.get(empty, name)} without a document; give "
-            "other text, or --no-decontaminate"
+            f"{flag}: {before.num_documents - num_documents:,} of {before.num_documents:,} documents share words in a "
+            f"row with the validation or the test set (--decontaminate-ngram), which leaves {name} without a document; "
+            "give other text, or --no-decontaminate"
         )
     advice = (
         "leave out what repeats others, give more text, or smaller --valid-words and --test-words"
@@ -265,6 +233,52 @@ def _refuse_empty_sets(sets: np.ndarray, words: np.ndarray, shares: Shares, surv
         else "give fewer mega-batches, more text, or choose --format lines if each line is a document"
     )
     raise AlmaError(
-        f"{flag}: {len(words):,} documents ({int(words.sum(dtype=np.int64)):,} words) leave "
-        f"{held_out.get(empty, name)} without a document; {advice}"
+        f"{flag}: {num_documents:,} documents ({order.num_words:,} words) leave {name} without a document; {advice}"
     )
+
+
+def shares_of(work: Work) -> Shares:
+    """Return what a command deals into."""
+    options = work.options
+    return Shares(
+        options.num_megabatches or len(work.once(survey_of).groups),
+        options.is_given_apart,
+        work.there is None,
+        options.valid_words,
+        options.test_words,
+        work.holdout_words,
+    )
+
+
+class DealDocuments(Step):
+    """Cut the order of all documents into sets; one task."""
+
+    def num_tasks(self, work: Work) -> int:
+        """See `Step`."""
+        return 1
+
+    def is_done(self, work: Work, number: int) -> bool:
+        """See `Step`."""
+        return work.folder.exists(_DEALT)
+
+    def make(self, work: Work, number: int) -> Generator[Progress, None, None]:
+        """See `Step`. Raises AlmaError if the documents do not suffice."""
+        order = work.once(key_order_of)
+        if not order.num_documents:
+            raise AlmaError(
+                f"INPUT: all {work.once(survey_of).num_documents:,} documents are in the stream already; give text "
+                "that it does not have, or --keep-duplicates"
+            )
+        cuts = cut(order, shares_of(work), work.once(survey_of).groups, work.options.training[1])
+        save_cuts(work, _DEALT, cuts)
+        yield 0, 0
+
+
+def save_cuts(work: Work, name: str, cuts: Cuts) -> None:
+    """Write a file for `load_cuts`."""
+    work.folder.write(name, json.dumps(asdict(cuts)).encode())
+
+
+def cuts_of(work: Work) -> Cuts:
+    """Return how `DealDocuments` has cut."""
+    return Cuts(**json.loads(work.folder.read(_DEALT)))

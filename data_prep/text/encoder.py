@@ -45,7 +45,7 @@ class DocumentEncoder:
 
     def __init__(self, tokenizer: StreamTokenizer, dtype: np.dtype, cache_size: int) -> None:
         self._tokenizer = tokenizer
-        self._dtype = dtype
+        self.dtype = dtype
         self._eos = np.array([EOS], dtype=dtype).tobytes()
         self._cache: dict[str, bytes] = {}
         self._cache_size = cache_size
@@ -77,7 +77,7 @@ class DocumentEncoder:
         return encoded
 
     def _ids(self, tokens: list[int]) -> bytes:
-        return (np.array(tokens, dtype=self._dtype) + self._dtype.type(NUM_FAIRSEQ_SYMBOLS)).tobytes()
+        return (np.array(tokens, dtype=self.dtype) + self.dtype.type(NUM_FAIRSEQ_SYMBOLS)).tobytes()
 
 
 def _needs_tokenizer(tokenizer_json: Path) -> Optional[re.Pattern]:

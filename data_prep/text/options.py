@@ -4,13 +4,11 @@ import argparse
 import math
 from dataclasses import MISSING, dataclass
 from pathlib import Path
-from typing import Any, Optional, Sequence
+from typing import Any, Optional, Sequence, Union
 
-from data_prep.text.deal import Words
 from data_prep.text.document import PERIODS, Group
 from data_prep.text.pool import default_workers
 from data_prep.text.source import STANDARD_INPUT, share_of
-from data_prep.text.training import DEFAULT_WORDS, NUM_BYTES
 from fairseq_alma.cli.entry import Parser
 from fairseq_alma.data.ngrams import DEFAULT_NGRAM
 from fairseq_alma.data.stream import DECONTAMINATE
@@ -21,6 +19,9 @@ DEFAULT_VOCAB_SIZE = 50_000
 DEFAULT_FIELD = "text"
 FORMATS = ("auto", "text", "lines", "jsonl", "parquet", "arrow")
 FORMS_OF_TEXT = ("text", "lines")  # in which there are no fields
+NUM_BYTES = 256  # byte-level BPE begins with one token per byte
+# More text hardly changes the vocabulary, and what training needs in memory grows with the number of distinct words.
+DEFAULT_WORDS = {"tokenizers": 30_000_000, "sentencepiece": 3_000_000}
 MAX_INPUTS = 65_535  # they are numbered in 16 bits
 MAX_COUNT = 2**63 - 1  # of words
 MAX_WORKERS = 1024
@@ -38,6 +39,17 @@ Where the same command has been completed before, it does nothing and says so.""
 
 HOLDOUT_WORDS = "--holdout-words"
 """Kept in the history of a stream, so that ``--append`` holds out as much."""
+
+
+Words = Union[int, float]
+"""A number of words, or, below 1, a share of all there are."""
+
+
+def words_of(given: Optional[Words], total: int) -> Optional[int]:
+    """Return a number of words out of ``total``; None where none is given."""
+    if given is None or isinstance(given, int):
+        return given
+    return max(1, round(given * total))
 
 
 AUTO = 0
@@ -153,6 +165,13 @@ class PrepOptions(Options):
         parse=utf8_path,
         metavar="PATH",
     )
+    shard_tokens: Optional[int] = opt(
+        None,
+        "write each mega-batch as files of about N tokens, train-00000, train-00001, …, instead of one; whoever reads "
+        "the stream joins them (default: one file)",
+        range=whole(1, MAX_COUNT),
+        metavar="N",
+    )
     workers: int = opt(
         default_workers(),
         "worker processes, about 100 MB each; the result does not depend on it (default: the number of cores that may "
@@ -217,6 +236,8 @@ class PrepOptions(Options):
         }
         if self.by is not None:
             dealing |= {"--by": self.by, "--period": self.period}
+        if self.shard_tokens is not None:
+            dealing["--shard-tokens"] = self.shard_tokens
         if self.append:
             return dealing
         held_out = {"--valid-words": self.valid_words, "--test-words": self.test_words}
@@ -275,7 +296,8 @@ def _parser() -> argparse.ArgumentParser:
         group = parser.add_argument_group(title)
         for name in names:
             options[name].add_to(group)
-    options["workers"].add_to(parser)
+    for name in ("shard_tokens", "workers"):
+        options[name].add_to(parser)
     return parser
 
 

@@ -1,63 +1,101 @@
-"""Passes over the input: a task for each piece, whose result is a file that appears when it is whole.
+"""Steps of the work: tasks that do not depend on each other, whose results are files that appear when they are whole.
 
-So a pass can be done by any number of processes in any order, and what a killed command has done is not done again.
+So a step can be done by any number of processes in any order, and what a killed command has done is not done again.
 """
 
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Generator, Iterator, Mapping, Optional, Sequence
+from typing import Any, Callable, Generator, Iterator, Optional, Sequence, TypeVar
 
 import numpy as np
 
 from data_prep.compression import DecompressedFile
 from data_prep.text.document import Block, documents_of
+from data_prep.text.folder import Folder
+from data_prep.text.options import HOLDOUT_WORDS, PrepOptions, Words
 from data_prep.text.pieces import BLOCK_SIZE, Piece, Source
 from data_prep.text.pool import Progress, Workers
+from fairseq_alma.data.stream import Stream
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.files import open_atomically
 from fairseq_alma.terminal import LiveLine, spell_duration, tell
 
+Known = TypeVar("Known")
+
 
 @dataclass(frozen=True)
-class PieceTask:
-    """What one task of a pass gets.
+class Work:
+    """What a command is about, and where its steps leave what the next ones need.
 
     Attributes:
-        piece: what it reads.
-        folder: where it writes.
-        marks: ``(documents,)``, uint8: what to do with each document, or empty before they are known.
+        options: of the command.
+        sources: the input.
+        pieces: of the input, in order.
+        folder: for what is between input and stream.
+        out: where the files of the stream are made.
+        there: the stream to append to; None: one is made.
+        num_workers: processes that share the memory of a machine.
     """
 
-    piece: Piece
-    folder: Path
-    marks: np.ndarray
+    options: PrepOptions
+    sources: Sequence[Source]
+    pieces: Sequence[Piece]
+    folder: Folder
+    out: Folder
+    there: Optional[Stream] = None
+    num_workers: int = 1
+    _known: dict[Callable, Any] = field(default_factory=dict, compare=False, repr=False)
 
-    def blocks(self) -> Iterator[tuple[Source, Block, int]]:
-        """Yield the blocks of the piece, each with its file and the number of bytes that are read with it."""
-        for part in self.piece.parts:
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_known": {}}
+
+    @property
+    def holdout_words(self) -> Optional[Words]:
+        """Words to hold out of each mega-batch, by what the stream began with."""
+        if self.there is None:
+            return self.options.holdout_words
+        return self.there.history[0]["options"].get(HOLDOUT_WORDS) if self.there.history else None
+
+    def of_piece(self, number: int) -> Folder:
+        """Return the folder of a piece."""
+        return self.folder / f"{number:05d}"
+
+    def once(self, load: Callable[["Work"], Known]) -> Known:
+        """Return what a function makes of the work, which a process asks once."""
+        if load not in self._known:
+            self._known[load] = load(self)
+        return self._known[load]
+
+    def blocks(self, number: int) -> Iterator[tuple[Source, Block, int]]:
+        """Yield the blocks of a piece, each with its file and the number of bytes that are read with it."""
+        for part in self.pieces[number].parts:
             done = 0
             for block, position in part.blocks():
                 yield part.source, block, position - done
                 done = position
 
-    def documents(self) -> Iterator[tuple[list[str], np.ndarray, int]]:
-        """Yield the documents of each block, with their marks and the number of bytes that are read with it.
+    def documents(self, number: int, marks: np.ndarray) -> Iterator[tuple[list[str], np.ndarray, int]]:
+        """Yield the documents of each block of a piece, with their marks and the number of bytes that are read with it.
+
+        Args:
+            number: of the piece.
+            marks: ``(documents,)``: what to do with each document of it.
 
         Raises:
-            AlmaError: there are not as many as there are marks.
+            AlmaError: there are not as many documents as there are marks.
         """
         first = 0
-        for source, block, num_bytes in self.blocks():
+        for source, block, num_bytes in self.blocks(number):
             documents = documents_of(block)
-            marks = self.marks[first : first + len(documents)]
+            of_block = marks[first : first + len(documents)]
             first += len(documents)
-            if len(marks) < len(documents):
+            if len(of_block) < len(documents):
                 raise _changed(source)
-            yield documents, marks, num_bytes
-        if first != len(self.marks):
-            raise _changed(self.piece.parts[-1].source)
+            yield documents, of_block, num_bytes
+        if first != len(marks):
+            raise _changed(self.pieces[number].parts[-1].source)
 
 
 def _changed(source: Source) -> AlmaError:
@@ -66,74 +104,70 @@ def _changed(source: Source) -> AlmaError:
     )
 
 
-class PieceFunction:
-    """What a pass does with a piece; `make` does it, unless ``result`` is there already."""
+class Step:
+    """A part of the work: tasks that any process can do, in any order, once the steps before it are done.
 
-    result: str
-    """Name of the file that is written last."""
+    What else it is told are the attributes of its class, so that it needs nothing but its name.
+    """
 
-    def __call__(self, task: PieceTask) -> Generator[Progress, None, None]:
-        """Write the result of a piece where it is not there, and yield how far that is."""
-        if (task.folder / self.result).exists():
-            yield task.piece.size, 0
-        else:
-            yield from self.make(task)
+    title: str = ""
+    """What the tasks do, for a line on the terminal; empty: they are done at once."""
+    takes_memory: bool = False
+    """Whether its only task is better done in a process that ends with it."""
 
-    def make(self, task: PieceTask) -> Generator[Progress, None, None]:
-        """Write the result of a piece, which is not there, and yield how far that is."""
+    def num_tasks(self, work: Work) -> int:
+        """Return the number of tasks: one for each piece, unless a step says otherwise."""
+        return len(work.pieces)
+
+    def size(self, work: Work, number: int) -> int:
+        """Return the bytes of input that a task has done when it is done."""
+        return work.pieces[number].size if self.title else 0
+
+    def num_words(self, work: Work) -> int:
+        """Return the words that all tasks are about; 0: each says so itself."""
+        return 0
+
+    def is_done(self, work: Work, number: int) -> bool:
+        """Tell whether what a task makes is there."""
+        raise NotImplementedError
+
+    def make(self, work: Work, number: int) -> Generator[Progress, None, None]:
+        """Do a task that is not done, and yield how far it is."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True)
-class Passes:
-    """The pieces of the input, who works on them, and where.
+class Task:
+    """Do tasks of a step, those that are not done yet, by their number."""
 
-    Attributes:
-        pieces: of the input, in order.
-        folder: where what is made of them is kept.
-        workers: processes.
-    """
+    step: Step
+    work: Work
 
-    pieces: Sequence[Piece]
-    folder: Path
-    workers: Workers
-
-    @property
-    def folders(self) -> list[Path]:
-        """The folder of each piece."""
-        return [self.folder / f"{number:05d}" for number in range(len(self.pieces))]
-
-    def run(
-        self, title: str, function: PieceFunction, marks: Sequence[np.ndarray] = (), num_words: int = 0
-    ) -> Iterator[Path]:
-        """Carry a pass out; yield the folder of each piece, in order, when its result is there.
-
-        Args:
-            title: what the pass does, for the line on the terminal.
-            function: what is done with a piece.
-            marks: of the documents of each piece.
-            num_words: of the documents that the pass is about, for the line; 0 where the pieces say it.
-        """
-        none = np.empty(0, np.uint8)
-        tasks = (
-            PieceTask(piece, folder, marks[number] if marks else none)
-            for number, (piece, folder) in enumerate(zip(self.pieces, self.folders, strict=True))
-        )
-        with PassProgress(title, sum(piece.size for piece in self.pieces), num_words) as progress:
-            for folder, _ in zip(self.folders, self.workers.map(function, tasks, progress.update), strict=True):
-                yield folder
+    def __call__(self, number: int) -> Generator[Progress, None, None]:
+        """Do a task, and yield how far it is."""
+        if self.step.is_done(self.work, number):
+            yield self.step.size(self.work, number), 0
+        else:
+            yield from self.step.make(self.work, number)
 
 
-def save_arrays(path: Path, **arrays: np.ndarray) -> None:
-    """Write arrays to a file that appears when it is whole."""
-    with open_atomically(path) as file:
-        np.savez(file, allow_pickle=False, **arrays)
+def carry_out(step: Step, work: Work, workers: Workers) -> None:
+    """Do all tasks of a step that are not done yet."""
+    numbers = range(step.num_tasks(work))
+    if step.takes_memory:
+        workers.run_apart(Task(step, work), 0)
+    elif not step.title or not numbers:
+        for _ in (workers if len(numbers) > 1 else Workers(1)).map(Task(step, work), numbers):
+            pass
+    else:
+        _carry_out_long(step, work, workers, numbers)
 
 
-def load_arrays(path: Path) -> Mapping[str, Any]:
-    """Return what `save_arrays` wrote."""
-    with np.load(path) as arrays:
-        return dict(arrays)
+def _carry_out_long(step: Step, work: Work, workers: Workers, numbers: range) -> None:
+    total = sum(step.size(work, number) for number in numbers)
+    with PassProgress(step.title, total, step.num_words(work)) as progress:
+        for _ in workers.map(Task(step, work), numbers, progress.update):
+            pass
 
 
 def unpack(task: tuple[Source, Path]) -> Generator[Progress, None, None]:

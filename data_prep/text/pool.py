@@ -77,7 +77,7 @@ class Workers:
     def run_apart(self, function: Work, task: Task) -> Any:
         """Return the result of a task that takes much memory, which is given back by its process when it ends."""
         if self.number == 1:
-            return function(task)
+            return _carry_out(function, task, _ignore)
         apart = Workers(1)
         try:
             apart._start()

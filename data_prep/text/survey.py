@@ -1,14 +1,14 @@
-"""The first pass: what is known of each document without keeping it, fourteen bytes."""
+"""The first pass: what is known of each document without keeping it, and what follows for all of them."""
 
 import hashlib
-from dataclasses import dataclass
-from typing import Generator, Iterable, Optional, Sequence
+import json
+from dataclasses import asdict, dataclass
+from typing import Generator, Iterable, Sequence
 
 import numpy as np
 
 from data_prep.text.document import documents_of, groups_of
-from data_prep.text.passes import Passes, PieceFunction, PieceTask, load_arrays, save_arrays
-from data_prep.text.pieces import Source
+from data_prep.text.passes import Step, Work
 from data_prep.text.pool import Progress
 from fairseq_alma.data.ngrams import scrambled
 from fairseq_alma.errors import AlmaError
@@ -16,49 +16,26 @@ from fairseq_alma.files import MAX_MEGABATCHES
 
 MAX_DOCUMENTS = 2**32 - 2
 """They are numbered in 32 bits."""
+COUNTED = "counted.npz"
+_SURVEY = "survey.json"
 _SAMPLING = np.uint64(0x5851F42D4C957F2D)  # so that who is drawn says nothing about who goes where
 
 
-@dataclass(frozen=True)
-class Survey:
-    """All documents of the input in the order of reading.
-
-    Attributes:
-        hashes: ``(documents,)``, uint64: 64 bits of BLAKE2b over the text, equal for equal texts.
-        words: ``(documents,)``, uint32: white-space separated words.
-        arguments: ``(documents,)``, uint16: number of the command's argument that the document came with, or of its
-            group.
-        piece_sizes: documents in each piece of the input.
-        groups: their names in the order of their numbers; none where documents are not put into groups.
-        sampled: ``(documents,)``, bool: whether the document is among its input's share; None: all are.
-    """
-
-    hashes: np.ndarray
-    words: np.ndarray
-    arguments: np.ndarray
-    piece_sizes: np.ndarray
-    groups: tuple[str, ...] = ()
-    sampled: Optional[np.ndarray] = None
-
-    def __len__(self) -> int:
-        return len(self.hashes)
-
-    def by_piece(self, marks: np.ndarray) -> list[np.ndarray]:
-        """Cut something of each document into what belongs to each piece."""
-        return np.split(marks, np.cumsum(self.piece_sizes)[:-1])
-
-
-class CountPiece(PieceFunction):
+class CountPieces(Step):
     """Note the hash, the number of words and the group, if there are any, of each document of a piece."""
 
-    result = "counted.npz"
+    title = "counting words"
 
-    def make(self, task: PieceTask) -> Generator[Progress, None, None]:
-        """See `PieceFunction`."""
+    def is_done(self, work: Work, number: int) -> bool:
+        """See `Step`."""
+        return work.of_piece(number).exists(COUNTED)
+
+    def make(self, work: Work, number: int) -> Generator[Progress, None, None]:
+        """See `Step`."""
         digests, words, groups = bytearray(), [np.empty(0, np.uint32)], []
         numbers: dict[str, int] = {}
-        per_source = dict.fromkeys((part.source for part in task.piece.parts), 0)
-        for source, block, num_bytes in task.blocks():
+        per_source = dict.fromkeys((part.source for part in work.pieces[number].parts), 0)
+        for source, block, num_bytes in work.blocks(number):
             documents = documents_of(block)
             for document in documents:
                 digests += hashlib.blake2b(document.encode(), digest_size=8).digest()
@@ -68,95 +45,125 @@ class CountPiece(PieceFunction):
                 groups += [numbers.setdefault(name, len(numbers)) for name in groups_of(block)]
             per_source[source] += len(documents)
             yield num_bytes, int(counts.sum(dtype=np.int64))
-        save_arrays(
-            task.folder / self.result,
-            hashes=np.frombuffer(bytes(digests), "<u8"),
+        hashes = np.frombuffer(bytes(digests), "<u8")
+        shares = np.array([source.share for source in per_source])
+        sizes = np.array([*per_source.values()], np.int64)
+        sampled = _sample(hashes, np.repeat(shares, sizes))
+        work.of_piece(number).save(
+            COUNTED,
+            hashes=hashes,
             words=np.concatenate(words),
             groups=np.array(groups, np.int64),
             names=np.array([*numbers], "U"),
-            per_source=np.array([*per_source.values()], np.int64),
+            per_source=sizes,
+            sampled=sampled,
+            num_sampled=np.array(sampled.sum()),
         )
 
 
-class _Groups:
-    """Numbers of groups, in the order in which they are met."""
+@dataclass(frozen=True)
+class Survey:
+    """What is known of all documents together once they are counted.
 
-    def __init__(self) -> None:
-        self.names: dict[str, int] = {}
-
-    def numbers_of(self, names: Sequence[str], label: str) -> np.ndarray:
-        numbers = np.array([self.names.setdefault(str(name), len(self.names)) for name in names], np.uint16)
-        if len(self.names) > MAX_MEGABATCHES:
-            raise AlmaError(
-                f"--by: {len(self.names):,} values found up to {label}, at most {MAX_MEGABATCHES:,} mega-batches; "
-                "choose a longer --period, or another field"
-            )
-        return numbers
-
-    def in_order(self, arguments: np.ndarray) -> tuple[tuple[str, ...], np.ndarray]:
-        """Return the names in their order, and the documents' groups by it."""
-        ordered = _in_order(self.names)
-        place = {name: number for number, name in enumerate(ordered)}
-        return tuple(ordered), np.array([place[name] for name in self.names], np.uint16)[arguments]
-
-
-def survey_documents(passes: Passes, sources: Sequence[Source]) -> Survey:
-    """Read the whole input once and count it.
-
-    Args:
-        passes: the input.
-        sources: its files.
-
-    Raises:
-        AlmaError: an input is broken, no text, or holds no document at all; or there are too many documents or groups.
+    Attributes:
+        piece_sizes: documents in each piece of the input.
+        sampled_sizes: how many of them are among their inputs' shares.
+        groups: names of the groups in the order of their numbers; none where documents are not put into groups.
     """
-    hashes: list[np.ndarray] = []
-    words: list[np.ndarray] = []
-    arguments: list[np.ndarray] = []
-    sampled: list[np.ndarray] = []
-    groups = _Groups()
-    num_documents = 0
-    documents_per_argument = dict.fromkeys((source.argument for source in sources), 0)
-    for piece, folder in zip(passes.pieces, passes.run("counting words", CountPiece()), strict=True):
-        counted = load_arrays(folder / CountPiece.result)
-        hashes.append(counted["hashes"])
-        words.append(counted["words"])
+
+    piece_sizes: Sequence[int]
+    sampled_sizes: Sequence[int]
+    groups: Sequence[str] = ()
+
+    @property
+    def num_documents(self) -> int:
+        """Documents that are among their inputs' shares."""
+        return sum(self.sampled_sizes)
+
+
+def survey_of(work: Work) -> Survey:
+    """Return what `SurveyInput` found."""
+    return Survey(**json.loads(work.folder.read(_SURVEY)))
+
+
+class SurveyInput(Step):
+    """Join what was counted; one task."""
+
+    def num_tasks(self, work: Work) -> int:
+        """See `Step`."""
+        return 1
+
+    def is_done(self, work: Work, number: int) -> bool:
+        """See `Step`."""
+        return work.folder.exists(_SURVEY)
+
+    def make(self, work: Work, number: int) -> Generator[Progress, None, None]:
+        """See `Step`.
+
+        Raises:
+            AlmaError: an input holds no document at all, or there are too many documents or groups.
+        """
+        work.folder.write(_SURVEY, json.dumps(asdict(_survey(work))).encode())
+        yield 0, 0
+
+
+def _survey(work: Work) -> Survey:
+    sizes, sampled_sizes = [], []
+    groups: dict[str, int] = {}
+    per_argument = dict.fromkeys((source.argument for source in work.sources), 0)
+    for number, piece in enumerate(work.pieces):
+        counted = work.of_piece(number).load(COUNTED, "per_source", "names", "num_sampled")
         of_piece = list(dict.fromkeys(part.source for part in piece.parts))
-        for source, number in zip(of_piece, counted["per_source"].tolist(), strict=True):
-            documents_per_argument[source.argument] += number
-        first = np.cumsum(counted["per_source"]) - counted["per_source"]
-        for source, start, number in zip(of_piece, first, counted["per_source"], strict=True):
-            sampled.append(_sample(counted["hashes"][start : start + number], source.share))
-        if sources[0].group is not None:
-            arguments.append(groups.numbers_of(counted["names"], of_piece[-1].label)[counted["groups"]])
-        else:
-            of_source = np.array([source.argument for source in of_piece], np.uint16)
-            arguments.append(np.repeat(of_source, counted["per_source"]))
-        num_documents += len(counted["hashes"])
-        if num_documents > MAX_DOCUMENTS:
-            raise AlmaError(f"INPUT: more than {MAX_DOCUMENTS:,} documents; join short ones, or make several streams")
-    for source in sources:
-        if not documents_per_argument[source.argument]:
+        for source, size in zip(of_piece, counted["per_source"].tolist(), strict=True):
+            per_argument[source.argument] += size
+        for name in counted["names"].tolist():
+            groups.setdefault(name, len(groups))
+        if len(groups) > MAX_MEGABATCHES:
+            raise AlmaError(
+                f"--by: {len(groups):,} values found up to {of_piece[-1].label}, at most {MAX_MEGABATCHES:,} "
+                "mega-batches; choose a longer --period, or another field"
+            )
+        sizes.append(int(counted["per_source"].sum()))
+        sampled_sizes.append(int(counted["num_sampled"]))
+    if sum(sizes) > MAX_DOCUMENTS:
+        raise AlmaError(f"INPUT: more than {MAX_DOCUMENTS:,} documents; join short ones, or make several streams")
+    for source in work.sources:
+        if not per_argument[source.argument]:
             raise AlmaError(f"{source.label}: empty, no document found in it; leave it out or give a file with text")
-    names: tuple[str, ...] = ()
-    numbers = np.concatenate(arguments)
-    if groups.names:
-        names, numbers = groups.in_order(numbers)
-    return Survey(
-        np.concatenate(hashes),
-        np.concatenate(words),
-        numbers,
-        np.array([len(each) for each in hashes], np.int64),
-        names,
-        np.concatenate(sampled) if any(source.share < 1 for source in sources) else None,
-    )
+    if not sum(sampled_sizes):
+        raise AlmaError(f"INPUT: none of {sum(sizes):,} documents is in a share so small; give larger ones")
+    _refuse_known_groups(work, groups)
+    return Survey(sizes, sampled_sizes, _in_order(groups))
 
 
-def _sample(hashes: np.ndarray, share: float) -> np.ndarray:
+def _refuse_known_groups(work: Work, groups: Iterable[str]) -> None:
+    """Raise AlmaError if a value of ``--by`` is a mega-batch of the stream already."""
+    known = [] if work.there is None else [group for entry in work.there.history for group in entry.get("groups", ())]
+    again = sorted({*groups} & {*known})
+    if again:
+        raise AlmaError(
+            f"--by {work.options.by}: {', '.join(again[:3])} came before and is mega-batch {known.index(again[0])} of "
+            f"{work.options.out}; leave those documents out, or append them with --megabatches"
+        )
+
+
+def arguments_of(work: Work, number: int) -> np.ndarray:
+    """Return the number of the argument that each document of a piece came with, or of its group: ``(documents,)``."""
+    counted = work.of_piece(number).load(COUNTED, "per_source", "groups", "names")
+    if work.options.by is None:
+        of_source = [source.argument for source in dict.fromkeys(part.source for part in work.pieces[number].parts)]
+        return np.repeat(np.array(of_source, np.uint16), counted["per_source"])
+    place = {name: each for each, name in enumerate(work.once(survey_of).groups)}
+    return np.array([place[name] for name in counted["names"].tolist()], np.uint16)[counted["groups"]]
+
+
+def _sample(hashes: np.ndarray, shares: np.ndarray) -> np.ndarray:
     """Draw documents by their content: copies are drawn together, and a larger share holds a smaller one."""
-    if share == 1:
-        return np.ones(len(hashes), bool)
-    return scrambled(hashes ^ _SAMPLING) < np.uint64(int(share * 2**64))
+    drawn = np.ones(len(hashes), bool)
+    for share in np.unique(shares[shares < 1]).tolist():
+        of_share = shares == share
+        drawn[of_share] = scrambled(hashes[of_share] ^ _SAMPLING) < np.uint64(int(share * 2**64))
+    return drawn
 
 
 def _in_order(names: Iterable[str]) -> list[str]:

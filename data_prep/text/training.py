@@ -6,108 +6,132 @@ The sample is of the first mega-batch, because a learner cannot see what has not
 import io
 import json
 import os
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Generator, Iterable, Iterator, Optional, Sequence
+from typing import Generator, Iterable, Iterator
 
 import numpy as np
 
-from data_prep.text.deal import Deal
-from data_prep.text.passes import PassProgress, PieceFunction, PieceTask
+from data_prep.text.buckets import records_of
+from data_prep.text.deal import cuts_of
+from data_prep.text.options import AUTO, vocab_size_for
+from data_prep.text.passes import PassProgress, Step, Work
 from data_prep.text.pool import Progress
-from data_prep.text.survey import Survey
-from fairseq_alma.data.ngrams import NgramHasher, distinct
+from data_prep.text.survey import survey_of
+from fairseq_alma.data.ngrams import NgramHasher, distinct, held_out_ngrams
+from fairseq_alma.data.tokenizer import FILE_NAMES, StreamTokenizer
 from fairseq_alma.errors import AlmaError
-from fairseq_alma.files import open_atomically
 
-CHOSEN, HELD_OUT = 1, 2
-"""Marks of documents in this pass."""
-_SAMPLE = "sample.json"
-
-
-def choose_sample(survey: Survey, deal: Deal, max_words: int) -> np.ndarray:
-    """Mark the first documents of mega-batch 0 in the random order, ``max_words`` words of them at most.
-
-    Returns:
-        ``(documents,)``, bool.
-    """
-    first = deal.order[deal.sets[deal.order] == 0]
-    reached = np.cumsum(survey.words[first], dtype=np.int64)
-    chosen = np.zeros(len(survey), dtype=bool)
-    chosen[first[: max(1, int(np.searchsorted(reached, max_words, side="right")))]] = True
-    return chosen
+HELD_OUT_NGRAMS = "held-out-ngrams.npy"
+_CHOSEN, _HELD_OUT = 1, 2
+_SAMPLE, _NGRAMS = "sample.json", "held-out.npz"
+_DONE = "trained.json"
 
 
-@dataclass(frozen=True)
-class GatherPiece(PieceFunction):
-    """Note the documents of a piece that are `CHOSEN` and the n-grams of those that are `HELD_OUT`.
+class GatherPieces(Step):
+    """Note the documents of a piece that are in the tokenizer's sample, and the n-grams of those that are held out."""
 
-    Attributes:
-        ngram: words of an n-gram.
-    """
+    title = "reading the tokenizer's sample"
 
-    ngram: int
-    result = "held-out.npy"
+    def num_tasks(self, work: Work) -> int:
+        """See `Step`."""
+        trains, looks = work.there is None and work.options.tokenizer is None, work.options.ngram is not None
+        return len(work.pieces) if work.there is None and (trains or looks) else 0
 
-    def make(self, task: PieceTask) -> Generator[Progress, None, None]:
-        """See `PieceFunction`."""
+    def is_done(self, work: Work, number: int) -> bool:
+        """See `Step`."""
+        return work.of_piece(number).exists(_NGRAMS)
+
+    def make(self, work: Work, number: int) -> Generator[Progress, None, None]:
+        """See `Step`."""
         chosen: list[str] = []
         hashes = [np.empty(0, np.uint64)]
-        hasher = NgramHasher(self.ngram)
-        for documents, marks, num_bytes in task.documents() if task.marks.any() else ():
-            chosen += [documents[number] for number in np.flatnonzero(marks == CHOSEN)]
-            hashes.append(hasher([documents[number] for number in np.flatnonzero(marks == HELD_OUT)]).hashes)
+        hasher = NgramHasher(work.options.decontaminate_ngram)
+        marks = _marks(work, number)
+        for documents, of_block, num_bytes in work.documents(number, marks) if marks.any() else ():
+            chosen += [documents[each] for each in np.flatnonzero(of_block == _CHOSEN)]
+            hashes.append(hasher([documents[each] for each in np.flatnonzero(of_block == _HELD_OUT)]).hashes)
             yield num_bytes, 0
-        with open_atomically(task.folder / _SAMPLE, "w") as file:
-            json.dump(chosen, file)
-        with open_atomically(task.folder / self.result) as file:
-            np.save(file, distinct(hashes))
+        work.of_piece(number).write(_SAMPLE, json.dumps(chosen).encode())
+        work.of_piece(number).save(_NGRAMS, hashes=distinct(hashes))
 
 
-@dataclass(frozen=True)
-class Training:
-    """Train a tokenizer, and join the n-grams, of what `GatherPiece` has left.
+def _marks(work: Work, number: int) -> np.ndarray:
+    marks = np.zeros(work.once(survey_of).piece_sizes[number], np.uint8)
+    records, cuts = records_of(work, number), work.once(cuts_of)
+    sets = cuts.sets_of(records)
+    if work.options.tokenizer is None:
+        marks[records["row"][(sets == 0) & (records["key"] <= np.uint64(cuts.sample))]] = _CHOSEN
+    if work.options.ngram is not None:
+        held_out = (sets >= cuts.num_megabatches) & (sets < cuts.num_drawn)
+        marks[records["row"][held_out]] = _HELD_OUT
+    return marks
 
-    Attributes:
-        folders: of all pieces.
-        tokenizer: the tokenizer's file, to be made; None: there is one already.
-        ngrams: the file of the n-grams, ascending, to be made; None: none are needed.
-        kind: see `train_tokenizer`; so are the following.
-        vocab_size: tokens wanted.
-        num_threads: threads that train.
-    """
 
-    folders: Sequence[Path]
-    tokenizer: Optional[Path]
-    ngrams: Optional[Path]
-    kind: str
-    vocab_size: int
-    num_threads: int
+class TrainTokenizer(Step):
+    """Bring the tokenizer, trained or given, and the n-grams of what is held out to their places; one task."""
 
-    def run(self) -> None:
-        """Write both files, unless they are there."""
-        if self.ngrams is not None and not self.ngrams.exists():
-            hashes = distinct([np.load(folder / GatherPiece.result) for folder in self.folders])
-            with open_atomically(self.ngrams) as file:
+    takes_memory = True
+
+    def num_tasks(self, work: Work) -> int:
+        """See `Step`."""
+        return 1
+
+    def is_done(self, work: Work, number: int) -> bool:
+        """See `Step`."""
+        return work.folder.exists(_DONE)
+
+    def make(self, work: Work, number: int) -> Generator[Progress, None, None]:
+        """See `Step`."""
+        numbers, options = range(len(work.pieces)), work.options
+        if options.ngram is not None:
+            if work.there is not None:
+                hashes = held_out_ngrams(work.there, options.ngram)
+            else:
+                hashes = distinct([work.of_piece(each).load(_NGRAMS)["hashes"] for each in numbers])
+            with work.folder.writing(HELD_OUT_NGRAMS) as file:
                 np.save(file, hashes)
-        if self.tokenizer is not None and not self.tokenizer.exists():
-            total = sum((folder / _SAMPLE).stat().st_size for folder in self.folders)
-            with PassProgress("training the tokenizer", total) as progress:
-                content = train_tokenizer(self.kind, self._samples(progress), self.vocab_size, self.num_threads)
-            with open_atomically(self.tokenizer) as file:
-                file.write(content)
-
-    def _samples(self, progress: PassProgress) -> Iterator[list[str]]:
-        for folder in self.folders:
-            content = (folder / _SAMPLE).read_bytes()
-            documents = json.loads(content)
-            yield documents
-            progress.update((len(content), sum(len(document.split()) for document in documents)))
+        if work.there is None and options.tokenizer is None:
+            kind, content = options.training[0], _trained(work)
+        else:
+            given = work.once(_given_of)
+            kind, content = given.kind, given.file.read_bytes()
+        work.folder.write(FILE_NAMES[kind], content)
+        work.folder.write(_DONE, json.dumps(FILE_NAMES[kind]).encode())
+        yield 0, 0
 
 
-NUM_BYTES = 256  # byte-level BPE begins with one token per byte
-# More text hardly changes the vocabulary, and what training needs in memory grows with the number of distinct words.
-DEFAULT_WORDS = {"tokenizers": 30_000_000, "sentencepiece": 3_000_000}
+def _given_of(work: Work) -> StreamTokenizer:
+    if work.there is not None:
+        return StreamTokenizer.open(work.there.root)
+    assert work.options.tokenizer is not None
+    return StreamTokenizer(work.options.tokenizer)
+
+
+def _trained(work: Work) -> bytes:
+    kind, _, vocab_size = work.options.training
+    if vocab_size == AUTO:
+        vocab_size = vocab_size_for(work.once(cuts_of).words)
+    pieces = [work.of_piece(number) for number in range(len(work.pieces))]
+    with PassProgress("training the tokenizer", sum(piece.size(_SAMPLE) for piece in pieces)) as progress:
+
+        def samples() -> Iterator[list[str]]:
+            for piece in pieces:
+                content = piece.read(_SAMPLE)
+                documents = json.loads(content)
+                yield documents
+                progress.update((len(content), sum(len(document.split()) for document in documents)))
+
+        return train_tokenizer(kind, samples(), vocab_size, work.num_workers)
+
+
+def tokenizer_file_of(work: Work) -> str:
+    """Return the name of the tokenizer's file in the work folder."""
+    return json.loads(work.folder.read(_DONE))
+
+
+def tokenizer_of(work: Work) -> StreamTokenizer:
+    """Return the tokenizer of the stream."""
+    return StreamTokenizer(work.folder.here(work.once(tokenizer_file_of)))
+
 
 _SENTENCE_BYTES = 1 << 16  # a longer line is cut: sentencepiece would leave it out
 _SENTENCEPIECE_THREADS = 2  # fixed: its sums, and so its vocabulary, depend on this number

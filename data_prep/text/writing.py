@@ -1,228 +1,224 @@
-"""The last pass and what follows it: encode each piece, then move its documents to the sets that they were dealt to.
-
-What a piece is encoded to does not depend on the deal, which so can wait until it is known what shares words with the
-held-out text. Where the documents of a piece belong in the files of a set follows from how many tokens the pieces
-before it have there; so these are written in any order too.
-"""
+"""What follows the last pass: sort each piece's tokens by the sets, then write the files of the sets, one a task."""
 
 import json
 from dataclasses import dataclass
-from functools import cached_property
-from pathlib import Path
-from typing import Generator, Iterator, Optional, Sequence
+from typing import Any, Generator, Iterator, Sequence
 
 import numpy as np
 
-from data_prep.text.deal import DROPPED, Deal
-from data_prep.text.encoder import DocumentEncoder
-from data_prep.text.passes import Passes, PieceFunction, PieceTask, load_arrays, save_arrays
+from data_prep.text.buckets import records_of
+from data_prep.text.deal import DROPPED
+from data_prep.text.encoding import ENCODED, TOKENS, encoder_of, last_cuts_of, sets_of
+from data_prep.text.passes import Step, Work
 from data_prep.text.pool import Progress
-from data_prep.text.survey import Survey
+from data_prep.text.survey import COUNTED
+from data_prep.text.training import tokenizer_of
 from fairseq_alma.data.manifest import TOKEN_SUFFIXES, Split, StreamFile
-from fairseq_alma.data.ngrams import NgramHasher, NgramSet
-from fairseq_alma.data.token_file import TokenFileWriter
-from fairseq_alma.data.tokenizer import StreamTokenizer
-from fairseq_alma.files import open_atomically
+from fairseq_alma.data.stream import holdout_name, megabatch_name, shard_name
+from fairseq_alma.data.token_file import NUM_FAIRSEQ_SYMBOLS, TokenFileWriter, id_dtype
 
-ENCODED, LOOKED_AT = 1, 2
-"""Marks of documents in this pass: those to encode, and of these, added, those to look for held-out n-grams in."""
-MAX_LISTED = 1000
-"""Documents that are left out and named in the manifest."""
-CACHED_CHUNKS = 600_000
-"""Of the encoders of all workers together."""
-_SHOWN = 80  # characters of a document that is left out
-_TOKENS, _LEFT_OUT = "tokens.bin", "left-out.json"
+_PLACED, _SIZES, _TOTALS, _HASHES = "placed.bin", "sizes.bin", "totals.npz", "hashes.bin"
+_LAYOUT = "layout.json"
+_AT_ONCE = 1 << 16  # documents
+_COUNTS = ("documents", "words", "tokens", "bytes")
 
 
-@dataclass(frozen=True)
-class LeftOut:
-    """The documents that share words with the validation or the test set.
-
-    Attributes:
-        documents: ``(documents,)``, bool.
-        first: of the first of them the number, the first characters, and the first words that are held out.
-    """
-
-    documents: np.ndarray
-    first: Sequence[tuple[int, str, str]]
+def names_of(work: Work) -> list[str]:
+    """Return the names of the sets that a command makes, in the order of their numbers."""
+    cuts = work.once(last_cuts_of)
+    first = 0 if work.there is None else work.there.num_megabatches
+    numbers = range(first, first + cuts.num_megabatches)
+    held_out = ["valid", "test"] if cuts.held_out else []
+    return [*map(megabatch_name, numbers), *held_out, *(map(holdout_name, numbers) if cuts.slices else ())]
 
 
-@dataclass
-class EncodePiece(PieceFunction):
-    """Encode a piece, and find the documents that share n-grams with what is held out.
+class PlacePieces(Step):
+    """Sort the tokens of a piece by the sets."""
 
-    Attributes:
-        tokenizer_file: what encodes; it is loaded in the process that does.
-        dtype: type of an id.
-        cache_size: see `DocumentEncoder`.
-        ngram: words of an n-gram.
-        held_out: file of the n-grams that are held out, ascending, which all workers map; None: none are.
-    """
+    def is_done(self, work: Work, number: int) -> bool:
+        """See `Step`."""
+        return work.of_piece(number).exists(_TOTALS)
 
-    tokenizer_file: Path
-    dtype: np.dtype
-    cache_size: int
-    ngram: int
-    held_out: Optional[Path]
-    result = "encoded.npz"
-
-    @cached_property
-    def _encoder(self) -> DocumentEncoder:
-        return DocumentEncoder(StreamTokenizer(self.tokenizer_file), self.dtype, self.cache_size)
-
-    @cached_property
-    def _held_out(self) -> NgramSet:
-        assert self.held_out is not None
-        return NgramSet(np.load(self.held_out, mmap_mode="r"))
-
-    def make(self, task: PieceTask) -> Generator[Progress, None, None]:
-        """See `PieceFunction`."""
-        sizes, num_bytes = np.zeros((2, len(task.marks)), np.int32)
-        left_out: list[tuple[int, str, str]] = []
-        first = 0
-        with open_atomically(task.folder / _TOKENS) as file:
-            for documents, marks, bytes_read in task.documents():
-                if self.held_out is not None:
-                    left_out += self._find_shared(documents, marks, first)
-                chosen = np.flatnonzero(marks & ENCODED)
-                encoded = self._encoder.encode([documents[number] for number in chosen])
-                sizes[first + chosen] = [len(ids) // self.dtype.itemsize for ids in encoded]
-                num_bytes[first + chosen] = [len(documents[number].encode()) for number in chosen]
-                file.writelines(encoded)
-                first += len(documents)
-                yield bytes_read, 0
-        with open_atomically(task.folder / _LEFT_OUT, "w") as file:
-            json.dump(left_out[:MAX_LISTED], file)
-        shared = np.array([number for number, *_ in left_out], np.int64)
-        save_arrays(task.folder / self.result, sizes=sizes, num_bytes=num_bytes, shared=shared)
-
-    def _find_shared(self, documents: Sequence[str], marks: np.ndarray, first: int) -> list[tuple[int, str, str]]:
-        looked_at = np.flatnonzero(marks & LOOKED_AT)
-        hasher = NgramHasher(self.ngram)
-        ngrams = hasher([documents[number] for number in looked_at.tolist()])
-        found, _ = self._held_out.find(ngrams.hashes)
-        owners, places = np.unique(ngrams.documents[found], return_index=True)
-        starts = ngrams.starts[found[places]].tolist()
-        return [
-            (first + number, " ".join(documents[number][:_SHOWN].split()), hasher.spell(documents[number], start))
-            for number, start in zip(looked_at[owners].tolist(), starts, strict=True)
-        ]
-
-
-def encode(passes: Passes, survey: Survey, marks: np.ndarray, function: EncodePiece) -> LeftOut:
-    """Encode the documents that are marked, and return what shares n-grams with what is held out."""
-    shared = np.zeros(len(survey), bool)
-    listed: list[tuple[int, str, str]] = []
-    first = 0
-    num_words = int(survey.words[marks > 0].sum(dtype=np.int64))
-    folders = passes.run("encoding", function, survey.by_piece(marks), num_words)
-    for folder, size in zip(folders, survey.piece_sizes.tolist(), strict=True):
-        if function.held_out is not None:
-            shared[first + load_arrays(folder / function.result)["shared"]] = True
-            if len(listed) < MAX_LISTED:
-                found = json.loads((folder / _LEFT_OUT).read_text(encoding="utf-8"))
-                listed += [(first + number, begins, ngram) for number, begins, ngram in found]
-        first += size
-    return LeftOut(shared, listed[:MAX_LISTED])
-
-
-@dataclass(frozen=True)
-class _Move:
-    """What of a piece goes where.
-
-    Attributes:
-        folder: of the piece.
-        sets: ``(documents,)``: set of each document.
-        first_documents: ``(sets,)``: documents of the pieces before it in each set.
-        first_tokens: ``(sets,)``: their tokens.
-    """
-
-    folder: Path
-    sets: np.ndarray
-    first_documents: np.ndarray
-    first_tokens: np.ndarray
-
-
-@dataclass(frozen=True)
-class _MovePiece:
-    """Write the tokens of a piece to the files of the sets."""
-
-    writers: Sequence[TokenFileWriter]
-
-    def __call__(self, move: _Move) -> None:
-        sizes = load_arrays(move.folder / EncodePiece.result)["sizes"].astype(np.int64)
-        width = self.writers[0].dtype.itemsize
+    def make(self, work: Work, number: int) -> Generator[Progress, None, None]:
+        """See `Step`."""
+        folder, num_sets = work.of_piece(number), len(work.once(names_of))
+        sets, words = sets_of(work, number)
+        order = np.argsort(sets, kind="stable")
+        order = order[np.searchsorted(sets[order], 0) :]  # without what is dropped
+        last = np.searchsorted(sets[order], np.arange(num_sets), side="right")
+        encoded = folder.load(ENCODED)
+        sizes, width = encoded["sizes"].astype(np.int64), work.once(encoder_of).dtype.itemsize
         ends = np.cumsum(sizes) * width
-        starts = ends - sizes * width
-        tokens = memoryview((move.folder / _TOKENS).read_bytes())
-        for number in np.unique(move.sets[move.sets != DROPPED]).tolist():
-            members = np.flatnonzero(move.sets == number)
-            ids = b"".join(
-                tokens[start:end] for start, end in zip(starts[members].tolist(), ends[members].tolist(), strict=True)
-            )
-            place = int(move.first_documents[number]), int(move.first_tokens[number])
-            self.writers[number].write(ids, sizes[members], *place)
+        tokens = memoryview(folder.read(TOKENS))
+        placed = np.append(0, np.cumsum(sizes[order]))[last]
+        folder.save_slices(_PLACED, placed * width, *_sorted(tokens, ends - sizes * width, ends, order))
+        folder.save_slices(_SIZES, last * 4, sizes[order].astype("<i4").tobytes())
+        kept = records_of(work, number)["row"]
+        hashes = folder.load(COUNTED, "hashes")["hashes"][kept]
+        folder.write(_HASHES, hashes.tobytes())
+        folder.save(
+            _TOTALS,
+            documents=np.diff(last, prepend=0),
+            tokens=np.diff(placed, prepend=0),
+            words=_total(sets, words, num_sets),
+            bytes=_total(sets, encoded["num_bytes"], num_sets),
+        )
+        folder.remove(TOKENS)
+        yield 0, 0
 
 
-def write_sets(
-    passes: Passes, survey: Survey, deal: Deal, names: Sequence[str], root: Path, dtype: np.dtype
-) -> list[Split]:
-    """Write every set of what was encoded.
-
-    Args:
-        passes: the input, encoded.
-        survey: its documents.
-        deal: the set of each of them.
-        names: the split's name of each set; its files are ``root/name.bin`` and ``.idx``.
-        root: the stream's folder.
-        dtype: type of an id.
-
-    Returns:
-        The splits, in the order of the names.
-    """
-    sets = survey.by_piece(deal.sets)
-    num_documents, num_tokens = np.zeros((2, len(passes.pieces), len(names)), np.int64)
-    num_words, num_bytes = np.zeros((2, len(names)), np.int64)
-    for number, (folder, of_piece, words) in enumerate(
-        zip(passes.folders, sets, survey.by_piece(survey.words), strict=True)
-    ):
-        encoded = load_arrays(folder / EncodePiece.result)
-        kept = of_piece != DROPPED
-
-        def total(weights: np.ndarray, of_piece: np.ndarray = of_piece, kept: np.ndarray = kept) -> np.ndarray:
-            return np.bincount(of_piece[kept], weights[kept], minlength=len(names)).astype(np.int64)
-
-        num_documents[number] = total(np.ones(len(of_piece)))
-        num_tokens[number] = total(encoded["sizes"])
-        num_words += total(words)
-        num_bytes += total(encoded["num_bytes"])
-    documents, tokens = num_documents.sum(axis=0), num_tokens.sum(axis=0)
-    writers = [
-        TokenFileWriter(root / name, dtype, *sizes)
-        for name, *sizes in zip(names, documents.tolist(), tokens.tolist(), strict=True)
-    ]
-    for writer in writers:
-        writer.create()
-    for _ in passes.workers.map(_MovePiece(writers), _moves(passes.folders, sets, num_documents, num_tokens)):
-        pass
-    files = [*passes.workers.map(_Describe(root), names)]
-    counts = zip(*(each.tolist() for each in (documents, num_words, tokens, num_bytes)), strict=True)
-    return [Split(name, of_set, *counted) for name, of_set, counted in zip(names, files, counts, strict=True)]
+def _sorted(tokens: memoryview, starts: np.ndarray, ends: np.ndarray, order: np.ndarray) -> Iterator[bytes]:
+    for first in range(0, len(order), _AT_ONCE):
+        some = order[first : first + _AT_ONCE]
+        pairs = zip(starts[some].tolist(), ends[some].tolist(), strict=True)
+        yield b"".join([tokens[start:end] for start, end in pairs])
 
 
-def _moves(
-    folders: Sequence[Path], sets: Sequence[np.ndarray], num_documents: np.ndarray, num_tokens: np.ndarray
-) -> Iterator[_Move]:
-    documents, tokens = np.zeros((2, num_documents.shape[1]), np.int64)
-    for number, folder in enumerate(folders):
-        yield _Move(folder, sets[number], documents.copy(), tokens.copy())
-        documents += num_documents[number]
-        tokens += num_tokens[number]
+def _total(sets: np.ndarray, weights: np.ndarray, num_sets: int) -> np.ndarray:
+    kept = sets != DROPPED
+    return np.bincount(sets[kept], weights[kept], minlength=num_sets).astype(np.int64)
+
+
+def hashes_of(work: Work) -> np.ndarray:
+    """Return eight bytes of each document that is not dropped, by which ``--append`` knows it, ascending."""
+    parts = (work.of_piece(number).read(_HASHES) for number in range(len(work.pieces)))
+    hashes = np.frombuffer(bytearray().join(parts), "<u8")
+    hashes.sort()
+    return hashes
 
 
 @dataclass(frozen=True)
-class _Describe:
-    root: Path
+class TokenFileSpan:
+    """What a token file is made of.
 
-    def __call__(self, name: str) -> tuple[StreamFile, ...]:
-        return tuple(StreamFile.describe(self.root, f"{name}{suffix}") for suffix in TOKEN_SUFFIXES)
+    Attributes:
+        name: its path in the stream without ``.bin`` and ``.idx``.
+        of_set: number of the set.
+        start: ids of the set before the first document that may be in it: those are in it that begin behind.
+        end: they begin before this one; -1: all do.
+        first_piece: the first piece that has ids of it.
+        before: ids of the set in pieces before that one.
+    """
+
+    name: str
+    of_set: int
+    start: int = 0
+    end: int = -1
+    first_piece: int = 0
+    before: int = 0
+
+
+class LayOutFiles(Step):
+    """Decide what files there are; one task."""
+
+    def num_tasks(self, work: Work) -> int:
+        """See `Step`."""
+        return 1
+
+    def is_done(self, work: Work, number: int) -> bool:
+        """See `Step`."""
+        return work.folder.exists(_LAYOUT)
+
+    def make(self, work: Work, number: int) -> Generator[Progress, None, None]:
+        """See `Step`."""
+        names, limit = work.once(names_of), work.options.shard_tokens
+        totals = [work.of_piece(piece).load(_TOTALS) for piece in range(len(work.pieces))]
+        counts = {each: np.sum([of_piece[each] for of_piece in totals], axis=0).tolist() for each in _COUNTS}
+        reached = np.cumsum([of_piece["tokens"] for of_piece in totals], axis=0)
+        files: list[Sequence[Any]] = []
+        for of_set, name in enumerate(names):
+            if limit is None or not name.endswith("/train"):
+                files.append((name, of_set))
+                continue
+            for shard, start in enumerate(range(0, counts["tokens"][of_set], limit)):
+                piece = int(np.searchsorted(reached[:, of_set], start, side="right"))
+                before = int(reached[piece - 1, of_set]) if piece else 0
+                files.append((shard_name(name, shard), of_set, start, start + limit, piece, before))
+        work.folder.write(_LAYOUT, json.dumps({"files": files, "counts": counts}).encode())
+        yield 0, 0
+
+
+def layout_of(work: Work) -> tuple[list[TokenFileSpan], dict[str, list[int]]]:
+    """Return the files that are written, and what is counted of each set."""
+    layout = json.loads(work.folder.read(_LAYOUT))
+    return [TokenFileSpan(*each) for each in layout["files"]], layout["counts"]
+
+
+class WriteFiles(Step):
+    """Write a token file of a set."""
+
+    title = "writing"
+
+    def num_tasks(self, work: Work) -> int:
+        """See `Step`."""
+        return len(work.once(layout_of)[0])
+
+    def size(self, work: Work, number: int) -> int:
+        """See `Step`."""
+        return 1
+
+    def is_done(self, work: Work, number: int) -> bool:
+        """See `Step`: it is described, and there."""
+        name = work.once(layout_of)[0][number].name
+        return work.folder.exists(_described(number)) and all(work.out.exists(f"{name}{end}") for end in TOKEN_SUFFIXES)
+
+    def make(self, work: Work, number: int) -> Generator[Progress, None, None]:
+        """See `Step`."""
+        file = work.once(layout_of)[0][number]
+        vocab_size = work.once(tokenizer_of).vocab_size
+        counts = np.zeros(vocab_size + NUM_FAIRSEQ_SYMBOLS, np.int64)
+        counted = work.there is None and file.of_set == 0  # mega-batch 0: dict.txt tells how often each id occurs
+        dtype = id_dtype(vocab_size)
+        with work.out.writing(f"{file.name}.bin") as tokens, work.out.writing(f"{file.name}.idx") as index:
+            writer = TokenFileWriter(tokens, index, dtype)
+            for ids, sizes in _parts(work, file, dtype):
+                writer.write(ids, sizes)
+                if counted:
+                    counts += np.bincount(ids, minlength=len(counts))
+            digests = writer.close()
+        entries = [
+            {"path": f"{file.name}{suffix}", "size": size, "sha256": digest}
+            for suffix, (size, digest) in zip(TOKEN_SUFFIXES, digests, strict=True)
+        ]
+        content = {"files": entries, "counts": counts[NUM_FAIRSEQ_SYMBOLS:].tolist() if counted else []}
+        work.folder.write(_described(number), json.dumps(content).encode())
+        yield 1, 0
+
+
+def _parts(work: Work, file: TokenFileSpan, dtype: np.dtype) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Yield the ids that each piece gives to a file, and how many each document has."""
+    num_sets, before = len(work.once(names_of)), file.before
+    for piece in range(file.first_piece, len(work.pieces)):
+        if 0 <= file.end <= before:
+            return
+        folder = work.of_piece(piece)
+        sizes = np.frombuffer(folder.load_slice(_SIZES, file.of_set, num_sets), "<i4")
+        ends = before + np.cumsum(sizes, dtype=np.int64)
+        starts = ends - sizes
+        first = int(np.searchsorted(starts, file.start))
+        last = len(starts) if file.end < 0 else int(np.searchsorted(starts, file.end))
+        if first < last:
+            ids = np.frombuffer(folder.load_slice(_PLACED, file.of_set, num_sets), dtype)
+            yield ids[int(starts[first]) - before : int(ends[last - 1]) - before], sizes[first:last]
+        before = int(ends[-1]) if len(ends) else before
+
+
+def _described(number: int) -> str:
+    return f"file-{number:05d}.json"
+
+
+def splits_of(work: Work) -> tuple[list[Split], np.ndarray]:
+    """Return the sets with their files, and how often each token occurs in mega-batch 0 where a stream is made."""
+    names = work.once(names_of)
+    files, counts = work.once(layout_of)
+    of_sets: list[list[StreamFile]] = [[] for _ in names]
+    id_counts = np.zeros(work.once(tokenizer_of).vocab_size, np.int64)
+    for number, file in enumerate(files):
+        described = json.loads(work.folder.read(_described(number)))
+        of_sets[file.of_set] += [StreamFile(**each) for each in described["files"]]
+        if described["counts"]:
+            id_counts += described["counts"]
+    of_set = zip(*(counts[each] for each in _COUNTS), strict=True)
+    return [
+        Split(*each) for each in zip(names, map(tuple, of_sets), *zip(*of_set, strict=True), strict=True)
+    ], id_counts

@@ -68,8 +68,9 @@ class Split:
 
     Attributes:
         name: ``megabatch-000/train``, ``valid`` or ``test``, and ``megabatch-000/valid`` in a stream of images; the
-            files are ``name`` plus ``.bin`` and ``.idx`` for text, ``.npy`` for images.
-        files: what the split consists of.
+            files are ``name`` plus ``.bin`` and ``.idx`` for text, ``.npy`` for images; of shards
+            ``megabatch-000/train-00000`` and so on.
+        files: what the split consists of, shards in the order in which they are joined.
         num_documents: sequences in the token file, each ending with eos.
         num_words: white-space separated words of the text.
         num_tokens: ids in the token file, one eos per document included.

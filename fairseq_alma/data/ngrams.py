@@ -135,7 +135,12 @@ def held_out_ngrams(stream: Stream, size: int) -> np.ndarray:
 
 def read_split(stream: Stream, name: str) -> Iterator[list[str]]:
     """Yield the documents of a split, some thousands at a time, as its tokens spell them."""
-    tokenizer, file = StreamTokenizer.open(stream.root), TokenFile(stream.root / name)
+    tokenizer = StreamTokenizer.open(stream.root)
+    for prefix in stream.prefixes(stream.split(name)):
+        yield from _read_file(TokenFile(prefix), tokenizer)
+
+
+def _read_file(file: TokenFile, tokenizer: StreamTokenizer) -> Iterator[list[str]]:
     ends = np.cumsum(file.sizes, dtype=np.int64)
     for first in range(0, len(file), _DOCUMENTS_AT_ONCE):
         last = min(first + _DOCUMENTS_AT_ONCE, len(file))

@@ -52,6 +52,11 @@ def holdout_name(megabatch: int) -> str:
     return f"megabatch-{megabatch:03d}/holdout"
 
 
+def shard_name(name: str, number: int) -> str:
+    """Return the name of one of the files that a mega-batch of text is cut into, ``megabatch-000/train-00000``."""
+    return f"{name}-{number:05d}"
+
+
 def slice_name(megabatch: int) -> str:
     """Return the name of as much of what a mega-batch of text trains on as is held out of it; it has no files."""
     return f"megabatch-{megabatch:03d}/slice"
@@ -139,9 +144,8 @@ class Stream:
         if found != names:
             missing = [name for name in names if name not in {*found}]
             return f"no {', '.join(missing[:3])}" if missing else "splits out of order, or more of them than needed"
-        suffixes = TOKEN_SUFFIXES if self.kind == "text" else INDEX_SUFFIXES
         for split in self.splits:
-            if fault := _missing(split.name, [f"{split.name}{suffix}" for suffix in suffixes], split.files):
+            if fault := _missing(split.name, _files_of(split, self.kind), split.files):
                 return fault
         return self._fault_of_text() if self.kind == "text" else self._fault_of_images()
 
@@ -259,8 +263,16 @@ class Stream:
         raise AlmaError(f"{self.root}: no split {name!r}; choose from {', '.join(split.name for split in self.splits)}")
 
     def prefix(self, split: Split) -> Path:
-        """Return the path of a text split's files without ``.bin`` and ``.idx``."""
+        """Return the path of a text split's files without ``.bin`` and ``.idx``; of shards, without their number."""
         return self.root / split.name
+
+    def prefixes(self, split: Split) -> list[Path]:
+        """Return the paths of a text split's files, or of its shards in order, without ``.bin`` and ``.idx``.
+
+        A shard in which no document begins, as a longer one has begun before, is left out.
+        """
+        tokens = [file.path for file in split.files if file.path.endswith(TOKEN_SUFFIXES[0]) and file.size]
+        return [self.root / path.removesuffix(TOKEN_SUFFIXES[0]) for path in tokens]
 
     def files(self, names: Iterable[str]) -> list[StreamFile]:
         """Return what all splits share (``dict.txt``, tokenizer, arrays), and the files of some splits."""
@@ -292,6 +304,16 @@ def _split_names(kind: str, num_megabatches: int, has_holdouts: bool) -> list[st
     of_one = (megabatch_name,) if kind == "text" else (megabatch_name, megabatch_valid_name)
     held_out = map(holdout_name, range(num_megabatches)) if has_holdouts else ()
     return [*(name(t) for t in range(num_megabatches) for name in of_one), *held_out, "valid", "test"]
+
+
+def _files_of(split: Split, kind: str) -> list[str]:
+    """Return the files that a split needs: one of each kind, or as many numbered shards as it lists."""
+    if kind == "images":
+        return [f"{split.name}{suffix}" for suffix in INDEX_SUFFIXES]
+    names = [split.name]
+    if split.name.endswith("/train") and split.files and split.files[0].path != f"{split.name}{TOKEN_SUFFIXES[0]}":
+        names = [shard_name(split.name, number) for number in range(max(1, len(split.files) // len(TOKEN_SUFFIXES)))]
+    return [f"{name}{suffix}" for name in names for suffix in TOKEN_SUFFIXES]
 
 
 def _missing(what: str, needed: Sequence[str], files: Sequence[StreamFile]) -> Optional[str]:

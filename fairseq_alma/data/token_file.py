@@ -4,15 +4,15 @@ Written with NumPy, piece by piece, so that preparing text needs neither fairseq
 Layout as fairseq's ``MMapIndexedDataset``.
 """
 
-import os
+import hashlib
 import struct
-from dataclasses import dataclass
+from array import array
 from pathlib import Path
-from typing import Sequence, Union
+from typing import IO, Union
 
 import numpy as np
 
-from fairseq_alma.errors import AlmaError, naming
+from fairseq_alma.errors import AlmaError
 
 NUM_FAIRSEQ_SYMBOLS = 4  # fairseq's Dictionary begins with <s> <pad> </s> <unk>, so token u has id u + 4
 EOS = 2
@@ -27,7 +27,7 @@ _DTYPE_CODES: dict[int, np.dtype] = {
 }
 _HEADER = struct.Struct("<9sQBQ")
 _ENTRY_SIZE = 4 + 8  # bytes of a sequence in the index: how many ids it has, and where they begin
-_IDS_AT_ONCE = 1 << 20
+_IDS_AT_ONCE = _SIZES_AT_ONCE = 1 << 20
 
 
 def id_dtype(vocab_size: int) -> np.dtype:
@@ -35,60 +35,59 @@ def id_dtype(vocab_size: int) -> np.dtype:
     return np.dtype("uint16") if vocab_size + NUM_FAIRSEQ_SYMBOLS < 65500 else np.dtype("uint32")
 
 
-@dataclass(frozen=True)
 class TokenFileWriter:
-    """Write one token file in parts, in any order and from any number of processes; how large it gets is known.
+    """Write one token file, part by part; the index once all sequences are known, four bytes of each.
 
-    Attributes:
-        prefix: path of the files without ``.bin`` and ``.idx``.
+    Args:
+        tokens: the ``.bin`` file, empty.
+        index: the ``.idx`` file, empty.
         dtype: type of an id, ``uint16`` or ``uint32``.
-        num_documents: sequences in all.
-        num_tokens: ids in all, each sequence with its eos.
     """
 
-    prefix: Path
-    dtype: np.dtype
-    num_documents: int
-    num_tokens: int
+    def __init__(self, tokens: IO[bytes], index: IO[bytes], dtype: np.dtype) -> None:
+        self._tokens, self._index = _Digested(tokens), _Digested(index)
+        self._dtype = dtype
+        self._sizes = array("i")
 
-    def create(self) -> None:
-        """Make the files, full of zeros but for the header of the index, and their folder."""
-        code = next(code for code, dtype in _DTYPE_CODES.items() if dtype == self.dtype)
-        header = _HEADER.pack(_MAGIC, _VERSION, code, self.num_documents)
-        self.prefix.parent.mkdir(parents=True, exist_ok=True)
-        sizes = (self.num_tokens * self.dtype.itemsize, len(header) + self.num_documents * _ENTRY_SIZE)
-        for suffix, start, size in zip((".bin", ".idx"), (b"", header), sizes, strict=True):
-            path = Path(f"{self.prefix}{suffix}")
-            with naming(path), open(path, "wb") as file:
-                file.write(start)
-                file.truncate(size)
-
-    def write(self, ids: bytes, sizes: np.ndarray, first_document: int, first_token: int) -> None:
-        """Write sequences to their place.
+    def write(self, ids: np.ndarray, sizes: np.ndarray) -> None:
+        """Write sequences.
 
         Args:
-            ids: the ids of all sequences one after the other, as bytes of ``dtype``.
-            sizes: ``(num_sequences,)``: ids per sequence.
-            first_document: number of sequences before these.
-            first_token: number of ids before these.
+            ids: the ids of all of them one after the other.
+            sizes: ``(num_sequences,)``, int32: ids per sequence.
         """
-        ends = first_token + np.cumsum(sizes, dtype=np.int64)
-        pointers = ((ends - sizes) * self.dtype.itemsize).astype("<i8").tobytes()
-        index = [
-            (first_document * 4, sizes.astype("<i4").tobytes()),
-            (self.num_documents * 4 + first_document * 8, pointers),
-        ]
-        _write_at(Path(f"{self.prefix}.bin"), [(first_token * self.dtype.itemsize, ids)])
-        _write_at(Path(f"{self.prefix}.idx"), [(_HEADER.size + place, content) for place, content in index])
+        self._tokens.write(ids.tobytes())
+        self._sizes.frombytes(sizes.astype("=i4").tobytes())
+
+    def close(self) -> list[tuple[int, str]]:
+        """Write the index; return size and sha256 of both files."""
+        code = next(code for code, dtype in _DTYPE_CODES.items() if dtype == self._dtype)
+        self._index.write(_HEADER.pack(_MAGIC, _VERSION, code, len(self._sizes)))
+        sizes = np.frombuffer(self._sizes, "=i4") if self._sizes else np.empty(0, np.int32)
+        self._index.write(sizes.astype("<i4").tobytes())
+        end = 0
+        for first in range(0, len(sizes), _SIZES_AT_ONCE):
+            part = sizes[first : first + _SIZES_AT_ONCE]
+            ends = end + np.cumsum(part, dtype=np.int64) * self._dtype.itemsize
+            self._index.write((ends - part.astype(np.int64) * self._dtype.itemsize).astype("<i8").tobytes())
+            end = int(ends[-1])
+        return [(file.size, file.sha256) for file in (self._tokens, self._index)]
 
 
-def _write_at(path: Path, parts: Sequence[tuple[int, bytes]]) -> None:
-    with naming(path), open(path, "r+b", buffering=0) as file:
-        for place, content in parts:
-            left = memoryview(content)
-            while left:
-                written = os.pwrite(file.fileno(), left, place)
-                left, place = left[written:], place + written
+class _Digested:
+    """A file that is written, with the size and the sha256 of what was."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file, self._digest, self.size = file, hashlib.sha256(), 0
+
+    def write(self, content: bytes) -> None:
+        self._file.write(content)
+        self._digest.update(content)
+        self.size += len(content)
+
+    @property
+    def sha256(self) -> str:
+        return self._digest.hexdigest()
 
 
 class TokenFile:

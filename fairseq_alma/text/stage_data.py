@@ -13,12 +13,14 @@ U`` train as one with ``--update-freq W x U``. Two cases need care beside fairse
   processes (``extra_state["train_iterator"]["num_shards"]``).
 """
 
+import contextlib
 import functools
 import math
-from typing import Any, Callable, Optional, Sequence
+from pathlib import Path
+from typing import Any, Callable, Iterator, Optional, Sequence
 
 import numpy as np
-from fairseq.data import BaseWrapperDataset, ConcatDataset, FairseqDataset
+from fairseq.data import BaseWrapperDataset, ConcatDataset, FairseqDataset, data_utils
 from fairseq.data.iterators import EpochBatchIterator
 
 from fairseq_alma.errors import AlmaError
@@ -74,6 +76,26 @@ class ChosenSequences(BaseWrapperDataset):
     def ordered_indices(self) -> np.ndarray:
         """Return all indices; who joins data sets shuffles them."""
         return np.arange(len(self))
+
+
+@contextlib.contextmanager
+def shards_joined(prefixes: Sequence[Path]) -> Iterator[None]:
+    """Have fairseq, which looks for one file of a split's name, load a split of several as if they were one.
+
+    Args:
+        prefixes: of the files, without ``.bin`` and ``.idx``, in order.
+    """
+    load_one = data_utils.load_indexed_dataset
+
+    def load(path: str, *args: Any, **kwargs: Any) -> FairseqDataset:
+        return ConcatDataset([load_one(str(prefix), *args, **kwargs) for prefix in prefixes])
+
+    if len(prefixes) > 1:
+        data_utils.load_indexed_dataset = load
+    try:
+        yield
+    finally:
+        data_utils.load_indexed_dataset = load_one
 
 
 def join_stage(new: Sequence[FairseqDataset], before: Sequence[FairseqDataset], drawn: Optional[np.ndarray]) -> Any:

@@ -36,7 +36,7 @@ from fairseq_alma.moe.short_copies import batch_of_update
 from fairseq_alma.text.alma_bpe import AlmaBPE, AlmaBPEConfig
 from fairseq_alma.text.model import adopt_experts
 from fairseq_alma.text.sharding import Sharding
-from fairseq_alma.text.stage_data import join_stage, slice_of, stage_batches
+from fairseq_alma.text.stage_data import join_stage, shards_joined, slice_of, stage_batches
 from fairseq_alma.training.autocast import refuse_inexact_precision
 from fairseq_alma.training.background_saves import SaveInBackground
 from fairseq_alma.training.fairseq_options import check_whole_config, fairseq_config
@@ -160,7 +160,8 @@ class AlmaLMTask(StageTask, LanguageModelingTask):
         names = [self.stream.megabatch(t).name for t in megabatches]
         self.stream.verify(names)
         for name in names:
-            super().load_dataset(name, epoch, combine, **kwargs)
+            with shards_joined(self.stream.prefixes(self.stream.split(name))):
+                super().load_dataset(name, epoch, combine, **kwargs)
         return [self.datasets.pop(name) for name in names]
 
     def _megabatches(self) -> tuple[int, ...]:

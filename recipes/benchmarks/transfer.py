@@ -96,7 +96,8 @@ def _averaged_loss(model: torch.nn.Module, average: WeightAverage, stream: Strea
 
 def _batches(stream: Stream, length: int, setting: Mapping[str, Any]) -> Iterator[torch.Tensor]:
     """Yield (B, length + 1) of tokens; the order is the same for all models of a seed."""
-    ids = np.concatenate([TokenFile(stream.root / stream.megabatch(t).name).ids for t in range(stream.num_megabatches)])
+    prefixes = [prefix for t in range(stream.num_megabatches) for prefix in stream.prefixes(stream.megabatch(t))]
+    ids = np.concatenate([TokenFile(prefix).ids for prefix in prefixes])
     rows = ids[: (len(ids) - 1) // length * length].reshape(-1, length)
     order = np.random.default_rng(setting["seed"]).permutation(len(rows) - 1)
     size = setting["batch"] // length

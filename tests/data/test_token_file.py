@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from fairseq_alma.data.manifest import StreamFile
 from fairseq_alma.data.token_file import TokenFile, TokenFileWriter, id_dtype
 from fairseq_alma.errors import AlmaError
 
@@ -10,24 +11,24 @@ SEQUENCES = [[4, 5, 2], [2], [65000, 7, 8, 9, 2]]
 
 
 def write(prefix, sequences=SEQUENCES, dtype="uint16"):
-    """Write the sequences in two parts, the second one first."""
-    writer = TokenFileWriter(prefix, np.dtype(dtype), len(sequences), sum(map(len, sequences)))
-    writer.create()
-    for first, part in ((2, sequences[2:]), (0, sequences[:2])):
-        ids = b"".join(np.array(sequence, dtype=dtype).tobytes() for sequence in part)
-        before = sum(map(len, sequences[:first]))
-        writer.write(ids, np.array([len(sequence) for sequence in part], np.int64), first, before)
-    return writer
+    """Write the sequences in two parts; return size and sha256 of both files."""
+    with open(f"{prefix}.bin", "wb") as tokens, open(f"{prefix}.idx", "wb") as index:
+        writer = TokenFileWriter(tokens, index, np.dtype(dtype))
+        for part in (sequences[:2], sequences[2:]):
+            ids = np.array([id_ for sequence in part for id_ in sequence], dtype=dtype)
+            writer.write(ids, np.array([len(sequence) for sequence in part]))
+        return writer.close()
 
 
 @pytest.mark.parametrize("dtype", ["uint16", "uint32"])
 def test_fairseq_reads_what_was_written(tmp_path, dtype):
     from fairseq.data.indexed_dataset import MMapIndexedDataset
 
-    writer = write(tmp_path / "valid", dtype=dtype)
+    described = write(tmp_path / "valid", dtype=dtype)
     dataset = MMapIndexedDataset(str(tmp_path / "valid"))
     assert [item.tolist() for item in dataset] == SEQUENCES
-    assert (writer.num_documents, writer.num_tokens) == (3, 9)
+    for (size, digest), suffix in zip(described, ("bin", "idx"), strict=True):
+        assert StreamFile(f"valid.{suffix}", size, digest) == StreamFile.describe(tmp_path, f"valid.{suffix}")
 
 
 def test_files_equal_those_of_fairseq_byte_for_byte(tmp_path):

@@ -7,6 +7,8 @@ import shutil
 import signal
 import subprocess
 import sys
+from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +16,7 @@ import pytest
 
 from data_prep.text.command import main
 from fairseq_alma.data.manifest import file_sha256
+from fairseq_alma.data.ngrams import read_split
 from fairseq_alma.data.stream import Stream
 from fairseq_alma.data.token_file import TokenFile
 from fairseq_alma.data.tokenizer import StreamTokenizer
@@ -385,6 +388,26 @@ def test_what_is_left_out_depends_on_no_number_of_workers(copied, tmp_path, requ
     assert Stream.open(tmp_path / "two").history == one.history
 
 
+def test_shards_joined_are_the_sets_whatever_the_pieces(copied, tmp_path, small_pieces):
+    one = create(copied, tmp_path / "one")
+    limit = 10_000
+    shards = create(copied, tmp_path / "shards", "--shard-tokens", limit)
+    for split in shards.splits:
+        parts = [TokenFile(prefix) for prefix in shards.prefixes(split)]
+        whole = TokenFile(one.prefix(split))
+        assert np.concatenate([part.sizes for part in parts]).tolist() == whole.sizes.tolist()
+        assert np.concatenate([part.ids for part in parts]).tolist() == whole.ids.tolist()
+        assert [*chain(*read_split(shards, split.name))] == texts_of(one, split.name)
+        starts = np.cumsum([0, *(len(part.ids) for part in parts)])[:-1]
+        assert (starts // limit).tolist() == [*range(len(parts))]
+        assert (len(parts) > 1) is split.name.endswith("/train")
+    assert [file.path for file in shards.splits[0].files[:3]] == [
+        f"megabatch-000/train-0000{end}" for end in ("0.bin", "0.idx", "1.bin")
+    ]
+    assert [replace(split, files=()) for split in shards.splits] == [replace(split, files=()) for split in one.splits]
+    shards.verify([split.name for split in shards.splits])
+
+
 def test_append_leaves_out_near_copies_of_what_the_stream_holds_out(text, tmp_path):
     stream = create(text, tmp_path / "stream")
     later = near_copies(held_out_texts(stream)) + make_documents(50, seed=7)
@@ -553,7 +576,7 @@ def test_a_command_that_is_killed_again_and_again_does_nothing_twice_and_ends_wi
         arguments[name] += more or ["--vocab-size", "300"]
     assert main(arguments["whole"]) == 0
     num_kills = 0
-    while num_kills < 30 and run_until("rename", 4, arguments["killed"]):  # it would never end if it began anew
+    while num_kills < 30 and run_until("rename", 9, arguments["killed"]):  # it would never end if it began anew
         num_kills += 1
         assert ".killed.building" in os.listdir(tmp_path)
     assert 5 < num_kills < 30
@@ -563,22 +586,24 @@ def test_a_command_that_is_killed_again_and_again_does_nothing_twice_and_ends_wi
     assert ".killed.building" not in os.listdir(tmp_path)
 
 
-def test_a_command_that_is_killed_while_sets_are_written_ends_with_the_same(copied, tmp_path, small_pieces):
+def test_a_command_that_is_killed_while_sets_are_written_writes_none_of_them_again(copied, tmp_path, small_pieces):
     whole = create(copied, tmp_path / "whole")
     command = [str(copied), "--out", str(tmp_path / "killed"), "--megabatches", "3", "--vocab-size", "300"]
-    assert run_until("pwrite", 10, [*command, "--workers", "1"])
     kept = tmp_path / ".killed.building/kept"
-    encoded = {path: path.stat().st_mtime_ns for path in kept.glob("*/encoded.npz")}
-    assert len(encoded) > 3
-    assert run_until("pwrite", 20, [*command, "--workers", "1"])
-    assert {path: path.stat().st_mtime_ns for path in kept.glob("*/encoded.npz")} == encoded
+    assert run_until("rename", 10, [*command, "--workers", "1"])
+    while not (kept / "file-00001.json").exists():
+        assert run_until("rename", 4, [*command, "--workers", "1"])
+    written = {path: path.stat().st_mtime_ns for path in kept.glob("stream/*/train.bin")}
+    assert len(written) > 1
+    assert run_until("rename", 3, [*command, "--workers", "1"])
+    assert written.items() <= {path: path.stat().st_mtime_ns for path in kept.glob("stream/*/train.bin")}.items()
     create(copied, tmp_path / "killed")
     assert files_of(tmp_path / "killed") == files_of(whole.root)
 
 
 def test_another_command_goes_on_with_nothing_of_a_killed_one(copied, text, tmp_path, small_pieces):
     command = ["--out", str(tmp_path / "killed"), "--megabatches", "3", "--vocab-size", "300", "--workers", "1"]
-    assert run_until("pwrite", 10, [str(copied), *command, "--seed", "2"])
+    assert run_until("rename", 40, [str(copied), *command, "--seed", "2"])
     create(copied, tmp_path / "killed")
     assert files_of(tmp_path / "killed") == files_of(create(copied, tmp_path / "whole").root)
 

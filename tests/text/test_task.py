@@ -42,6 +42,19 @@ def test_training_data_is_the_union_of_the_stage_s_megabatches(trained, argument
     assert first[: len(document)].tolist() == document[: len(first)].tolist()
 
 
+def test_shards_are_trained_on_as_the_file_that_they_were_cut_from(trained, tmp_path):
+    shards = prepare_stream(tmp_path, 300, 0, "--shard-tokens", "700")
+    assert len(Stream.open(shards).prefixes(Stream.open(shards).megabatch(1))) > 2
+    sequences = []
+    for stream in (trained.stream, shards):
+        task = tasks.setup_task(training_config(stream, "--megabatch", "1", "--wait", "2").task)
+        task.load_dataset("train")
+        dataset = task.dataset("train")
+        with data_utils.numpy_seed(1):
+            sequences.append([dataset[index]["target"].tolist() for index in dataset.ordered_indices()])
+    assert sequences[0] == sequences[1]
+
+
 def test_sequences_of_equal_length_come_in_random_order(trained):
     task = task_of(trained, "--megabatch", "3", "--wait", "4")
     task.load_dataset("train")
