@@ -8,7 +8,6 @@ else is refused in one line.
 import errno
 import os
 import pickle
-import time
 import zipfile
 from argparse import Namespace
 from pathlib import Path
@@ -20,16 +19,14 @@ from torch import UntypedStorage
 from fairseq_alma.checkpoints import UnfitCheckpoint
 from fairseq_alma.checkpoints.architecture import check_model
 from fairseq_alma.checkpoints.contents import check_contents, check_finite
+from fairseq_alma.data.known_files import VERIFIED, file_identity
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.files import open_atomically
 
 LARGEST_PICKLE = 1 << 26
 """Bytes of everything but tensors; 500 steps of growth take a tenth. Python reads about 10 MB of it in a second."""
-_SETTLED_SECONDS = 0.1  # a file that was changed so recently may change again within one tick of its clock
 _NUM_READINGS = 10  # of a file that others replace meanwhile
 _MORE_THAN_DATA = "damaged, or it holds more than weights and plain data"
-
-_verified: set[tuple[int, ...]] = set()
 
 
 def load_archive(path: Path, mmap: bool) -> Any:
@@ -45,20 +42,20 @@ def load_archive(path: Path, mmap: bool) -> Any:
     # torch opens the file twice, for what the pickle says and for the tensors. Meanwhile another process may put one in
     # its place, as a run does that takes the optimizer's state out of the checkpoints of a stage that is complete.
     for _ in range(_NUM_READINGS):
-        before = _identity(path)
+        before = file_identity(path)
         try:
             loaded = _load_archive(path, mmap)
         except UnfitCheckpoint:
-            if _identity(path) == before:
+            if file_identity(path) == before:
                 raise
         else:
-            if _identity(path) == before:
+            if file_identity(path) == before:
                 return loaded
     raise UnfitCheckpoint("is replaced again and again while it is being read")
 
 
 def _load_archive(path: Path, mmap: bool) -> Any:
-    if not is_verified(path):
+    if not VERIFIED.has(path):
         _check_archive(path)
     # fairseq keeps the options of AdaDelta and SGD in its checkpoints as a Namespace. Here, each time, because torch
     # forgets it for all where somebody allows it for a while.
@@ -75,23 +72,6 @@ def _load_archive(path: Path, mmap: bool) -> Any:
         reason = str(error).partition("\n")[0][:200] or type(error).__name__
         reason = _MORE_THAN_DATA if "weights" in reason.lower() and "only" in reason else reason
         raise UnfitCheckpoint(f"cannot be loaded as a checkpoint ({reason})") from error
-
-
-def is_verified(path: Path) -> bool:
-    """Tell whether this process has checked this very file before."""
-    return _identity(path) in _verified
-
-
-def remember_verified(path: Path) -> None:
-    """Note that a file's content is as it should be; the next one who reads it need not look again."""
-    changed = path.stat().st_ctime
-    if time.time() - changed > _SETTLED_SECONDS:
-        _verified.add(_identity(path))
-
-
-def _identity(path: Path) -> tuple[int, ...]:
-    file = path.stat()
-    return file.st_dev, file.st_ino, file.st_size, file.st_mtime_ns, file.st_ctime_ns
 
 
 def _copied(storage: UntypedStorage, location: str) -> UntypedStorage:
@@ -168,9 +148,9 @@ def read_checkpoint(
         check_model(checkpoint["cfg"]["model"], checkpoint["model"])
         if lacking := [name for name in needed if checkpoint.get(name) is None]:
             raise UnfitCheckpoint(f"no checkpoint that fairseq-train wrote, it lacks {', '.join(lacking)}")
-        if not is_verified(path):
+        if not VERIFIED.has(path):
             check_finite(checkpoint)
-            remember_verified(path)
+            VERIFIED.add(path)
     except UnfitCheckpoint as error:
         raise AlmaError(f"{path}: {error}; {remedy}") from error
     return checkpoint

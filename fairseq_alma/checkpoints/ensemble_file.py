@@ -73,15 +73,29 @@ def members_of(config: Mapping[str, Any], weights: Weights, folder: Optional[Pat
         if "config" in entry:
             yield MemberModel(entry["config"], weights_of_member(weights, index), None)
             continue
-        path = _locate(entry, folder)
-        if file_sha256(path) != entry["sha256"]:
-            raise AlmaError(
-                f"{path}: changed since the ensemble was made of it, its sha256 does not begin with "
-                f"{entry['sha256'][:12]}; restore the file, or make the ensemble again with alma-ensemble"
-            )
+        path = member_file(entry, folder)
         checkpoint = read_checkpoint(path)
         found = with_absolute_paths(checkpoint["cfg"]["model"], path.parent, entry.get("depth", 0) + 1)
         yield MemberModel(found, checkpoint["model"], path)
+
+
+def member_file(entry: Mapping[str, Any], folder: Optional[Path]) -> Path:
+    """Return the file of a member that is referred to.
+
+    Args:
+        entry: what the ensemble says of it.
+        folder: see `members_of`.
+
+    Raises:
+        AlmaError: as `members_of`.
+    """
+    path = _locate(entry, folder)
+    if file_sha256(path) != entry["sha256"]:
+        raise AlmaError(
+            f"{path}: changed since the ensemble was made of it, its sha256 does not begin with "
+            f"{entry['sha256'][:12]}; restore the file, or make the ensemble again with alma-ensemble"
+        )
+    return path
 
 
 def _locate(entry: Mapping[str, Any], folder: Optional[Path]) -> Path:
@@ -221,7 +235,20 @@ def check_dictionary(checkpoint: Checkpoint, path: Optional[str], stream: Stream
         )
 
 
-def join_checkpoints(paths: Sequence[Path], weights: Sequence[float], out: Path, embed: bool) -> Checkpoint:
+def refers_to(path: Path, members: Sequence[Path]) -> bool:
+    """Tell whether a file is an ensemble that refers to these files, and to no others, all counting alike."""
+    if not path.is_file():
+        return False
+    config = read_checkpoint(path)["cfg"]["model"]
+    if config["_name"] != ENSEMBLE_ARCH or any("path" not in each for each in config["members"]):
+        return False
+    found = [Path(os.path.normpath(path.parent.resolve() / each["path"])) for each in config["members"]]
+    return found == [_place(each) for each in members] and len({each["weight"] for each in config["members"]}) == 1
+
+
+def join_checkpoints(
+    paths: Sequence[Path], weights: Sequence[float], out: Path, embed: bool = False, before: Optional[Path] = None
+) -> Checkpoint:
     """Build the checkpoint of an ensemble.
 
     Args:
@@ -229,6 +256,7 @@ def join_checkpoints(paths: Sequence[Path], weights: Sequence[float], out: Path,
         weights: what each member counts, at least 0, not all 0.
         out: where the result will be written.
         embed: put the members' weights inside, rather than refer to their files.
+        before: an ensemble whose members come first, their files not being read again; each member counts 1 then.
 
     Returns:
         What `write_checkpoint` takes; what is not the ensemble's own is the first member's.
@@ -237,25 +265,53 @@ def join_checkpoints(paths: Sequence[Path], weights: Sequence[float], out: Path,
         AlmaError: if a member is no checkpoint of a model here, predicts something else than the others, is the file
             to be written, or has members itself that are missing or changed.
     """
+    new, paths = paths, [*([before] if before is not None else []), *paths]
     checkpoints = [read_checkpoint(path) for path in paths]
-    for path, checkpoint in zip(paths, checkpoints, strict=True):
+    members = list(zip(new, checkpoints[-len(new) :], strict=True))
+    for path, checkpoint in members:
         _refuse_to_replace(path, checkpoint, out)
     outputs = shared_outputs(paths, checkpoints)
     dictionary = shared_dictionary(paths, checkpoints)
-    entries: list[dict[str, Any]] = []
+    entries: list[dict[str, Any]] = [] if before is None else _entries_again(before, checkpoints[0], out)
     joined: dict[str, Tensor] = {}
-    for index, (path, checkpoint) in enumerate(zip(paths, checkpoints, strict=True)):
+    weights = [*(1.0 for _ in entries), *weights]
+    for entry in entries:
+        entry["weight"] = 1.0 / sum(weights)
+    for index, (path, checkpoint) in enumerate(members, start=len(entries)):
         entry = {"weight": weights[index] / sum(weights), "sha256": file_sha256(path)}
         if embed:
             config, content = embedded(checkpoint["cfg"]["model"], checkpoint["model"], path.parent)
             entry.update(origin=path.name, config=config)
             joined.update({member_prefix(index) + name: tensor for name, tensor in content.items()})
         else:
-            place = path.parent.resolve() / path.name
-            entry.update(path=os.path.relpath(place, out.parent.resolve()), absolute_path=str(place))
+            entry.update(_reference(_place(path), out))
         entries.append(entry)
     config = {"_name": ENSEMBLE_ARCH, **outputs, "members": entries}
     return _checkpoint(checkpoints[0], config, joined, dictionary)
+
+
+def _place(path: Path) -> Path:
+    return path.parent.resolve() / path.name
+
+
+def _reference(place: Path, out: Path) -> dict[str, str]:
+    return {"path": os.path.relpath(place, out.parent.resolve()), "absolute_path": str(place)}
+
+
+def _entries_again(before: Path, ensemble: Checkpoint, out: Path) -> list[dict[str, Any]]:
+    """Return what an ensemble says of its members, as in another file. Raises AlmaError if they are inside."""
+    config = ensemble["cfg"]["model"]
+    found = config["members"] if config["_name"] == ENSEMBLE_ARCH else []
+    if not found or any("path" not in entry for entry in found) or len({entry["weight"] for entry in found}) > 1:
+        raise AlmaError(
+            f"--extend {before}: no ensemble whose members are files of their own and count alike; give all members "
+            "instead"
+        )
+    root = before.parent.resolve()
+    places = [Path(os.path.normpath(root / entry["path"])) for entry in found]
+    if _place(out) in places:
+        raise AlmaError(_contains_itself(before, out))
+    return [{**entry, **_reference(place, out)} for entry, place in zip(found, places, strict=True)]
 
 
 def _checkpoint(first: Checkpoint, config: Config, weights: Weights, dictionary: Optional[str]) -> Checkpoint:
@@ -283,10 +339,14 @@ def embedded(config: Config, weights: Weights, folder: Path) -> tuple[Config, We
 def _refuse_to_replace(path: Path, checkpoint: Checkpoint, out: Path) -> None:
     for file in [path, *_referred_files(checkpoint["cfg"]["model"], checkpoint["model"], path.parent)]:
         if file.resolve() == out.resolve():
-            raise AlmaError(
-                f"--out {out}: is a member of the ensemble, by way of {path}; an ensemble cannot contain itself, give "
-                "another file"
-            )
+            raise AlmaError(_contains_itself(path, out))
+
+
+def _contains_itself(path: Path, out: Path) -> str:
+    return (
+        f"--out {out}: is a member of the ensemble, by way of {path}; an ensemble cannot contain itself, give another "
+        "file"
+    )
 
 
 def _referred_files(config: Config, weights: Weights, folder: Path) -> Iterator[Path]:

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Iterable, Mapping, Union
 
 from msgspec import Meta, Struct
 
+from fairseq_alma.data.known_files import VERIFIED
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.files import Amount, Count, Name, Positive, Sha256
 
@@ -49,7 +50,7 @@ class StreamFile:
         return cls(path, (root / path).stat().st_size, file_sha256(root / path))
 
     def verify(self, root: Path) -> None:
-        """Raise AlmaError unless the file under ``root`` has this size and this content."""
+        """Raise AlmaError unless the file under ``root`` has this size and this content, which is read once."""
         path = root / self.path
         remedy = "prepare the stream again, or copy this file again from where it is whole"
         if not path.is_file():
@@ -57,9 +58,12 @@ class StreamFile:
         size = path.stat().st_size
         if size != self.size:
             raise AlmaError(f"{path}: {size} bytes found, {MANIFEST} says {self.size}; {remedy}")
+        if VERIFIED.has(path, self.sha256):
+            return
         sha256 = file_sha256(path)
         if sha256 != self.sha256:
             raise AlmaError(f"{path}: sha256 {sha256} found, {MANIFEST} says {self.sha256}; {remedy}")
+        VERIFIED.add(path, self.sha256)
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ import copy
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Callable, Collection, Mapping, Optional, Sequence
+from typing import TYPE_CHECKING, Any, Callable, Mapping, Optional, Sequence
 
 from fairseq_alma.data.image_stream import ImageStream
 from fairseq_alma.data.stream import Stream
@@ -128,10 +128,10 @@ class ImageJob:
             return members[0], ()
         return folder.stage_folder(plan.stage.index) / EVALUATED_FILE, members
 
-    def keep_only(self, folder: RunFolder, stage: int, needed: Sequence[ModelId], planned: Collection[ModelId]) -> None:
+    def keep_only(self, folder: RunFolder, stages: range, needed: Sequence[ModelId], gone: Sequence[ModelId]) -> None:
         """Remove the weights that no later stage needs; see `steps.Backend`."""
         assert self.trainer is not None
-        self.trainer.store(folder).keep_only(stage, needed, planned)
+        self.trainer.store(folder).remove(gone)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ import sys
 import zipfile
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Callable, Collection, Mapping, Optional, Sequence
+from typing import Any, Callable, Mapping, Optional, Sequence
 
 import torch
 from omegaconf.errors import OmegaConfBaseException
@@ -149,7 +149,6 @@ class ModelStore:
         self.folder, self.settings, self.predicts_with = folder, settings, predicts_with
         self.models: dict[ModelId, TrainedModel] = {}
         self.flops: dict[GrownLayers, NetworkFlops] = {}
-        self.kept: Optional[set[ModelId]] = None
         self.built: Optional[tuple[list[ModelId], ImageNetwork]] = None
 
     def __contains__(self, model: ModelId) -> bool:
@@ -180,15 +179,11 @@ class ModelStore:
         write_model(self._path(model), trained, config)
         self.models[model] = trained
 
-    def keep_only(self, stage: int, needed: Sequence[ModelId], planned: Collection[ModelId]) -> None:
-        """Remove the models of the stages up to ``stage``, except what ``needed`` names; see `steps.Backend`."""
-        if self.kept is None:
-            self.kept = {model for each in self.folder.stages() for model in self.folder.members(each)} & {*planned}
-        gone = {model for model in self.kept | self.models.keys() if model.stage <= stage} - set(needed)
+    def remove(self, gone: Sequence[ModelId]) -> None:
+        """Remove models, from the disk and from memory."""
         for model in gone:
             remove_model(self.folder.model_folder(model))
             self.models.pop(model, None)
-        self.kept = {*needed}
 
     def network_of(self, models: Sequence[ModelId]) -> ImageNetwork:
         """Build the network by which models predict, side by side, unless it is the one that was asked for last."""

@@ -6,13 +6,12 @@ images.
 """
 
 import contextlib
-import itertools
 import operator
 import sys
 import time
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Callable, Collection, Mapping, Optional, Sequence
+from typing import Any, Callable, Mapping, Optional, Sequence
 
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.files import write_together
@@ -44,16 +43,16 @@ class SeenPlans(Sequence[StagePlan]):
 
     def __init__(self, learner: Learner, planned: Sequence[Stage], folder: RunFolder) -> None:
         self.learner, self.planned, self.folder = learner, planned, folder
+        self._seen: list[tuple[float, float]] = []  # of the stages from the first on, each read once
 
     def __len__(self) -> int:
         return len(self.planned)
 
     def __getitem__(self, stage: Any) -> Any:
-        records = itertools.takewhile(bool, map(self.folder.read_stage, range(stage)))
-        found = [(record["train_flops"], record["valid"]["loss"]) for record in records if record is not None]
-        flops = itertools.accumulate(each for each, _ in found)
-        seen = tuple(zip(flops, (loss for _, loss in found), strict=True))
-        return replace(self.learner, seen=seen).plan(self.planned[stage])
+        while len(self._seen) < stage and (record := self.folder.read_stage(len(self._seen))) is not None:
+            before = self._seen[-1][0] if self._seen else 0
+            self._seen.append((before + record["train_flops"], record["valid"]["loss"]))
+        return replace(self.learner, seen=tuple(self._seen[:stage])).plan(self.planned[stage])
 
 
 Evaluate = Callable[[StageWork], Mapping[str, Any]]
@@ -230,19 +229,17 @@ def _finish_stage(
                 run.folder.require_in_place()
                 if keeps is not None:
                     done = _last_in_a_row(run, stage)
-                    planned = {training.model for plan in run.plans for training in plan.trainings}
-                    _tell_what_goes(run, done, keeps, planned)
-                    backend.keep_only(run.folder, done, keeps.after(done), planned)
+                    stages, stay, gone = keeps.to_tidy(run.folder, done)
+                    _tell_what_goes(run, keeps, stay, gone)
+                    backend.keep_only(run.folder, stages, stay, gone)
                 run.folder.mark_tidy(stage)
             show = run.display.completed if did_run else run.display.skipped
             show(run.plans[stage], record)
     return ran
 
 
-def _tell_what_goes(run: Run, done: int, keeps: NeededModels, planned: Collection[ModelId]) -> None:
+def _tell_what_goes(run: Run, keeps: NeededModels, needed: Sequence[ModelId], gone: Sequence[ModelId]) -> None:
     """Say once that weights are removed, and which stay."""
-    needed = keeps.after(done)
-    gone = [each for each in planned if each.stage <= done and each not in needed]
     if keeps.is_told or not any(run.folder.checkpoint(model).is_file() for model in gone):
         return
     keeps.is_told = True

@@ -6,7 +6,7 @@ trained when the steps are done that train it.
 
 import contextlib
 from dataclasses import dataclass, field
-from typing import Any, Collection, Iterable, Mapping, Optional, Protocol, Sequence
+from typing import Any, Iterable, Mapping, Optional, Protocol, Sequence
 
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.learners.plan import ModelId, StagePlan
@@ -71,14 +71,14 @@ class Backend(Protocol):
     def steps(self, folder: RunFolder, plan: StagePlan) -> Sequence[Step]:
         """Return the steps of a stage of a run, in order: as many in each run, where several are in step."""
 
-    def keep_only(self, folder: RunFolder, stage: int, needed: Sequence[ModelId], planned: Collection[ModelId]) -> None:
-        """Remove the weights of the stages up to ``stage``, except what ``needed`` names.
+    def keep_only(self, folder: RunFolder, stages: range, needed: Sequence[ModelId], gone: Sequence[ModelId]) -> None:
+        """Remove the weights that no later stage needs; see `NeededModels.to_tidy`.
 
         Args:
             folder: of the run.
-            stage: number of the stage.
+            stages: complete ones, in whose folders there may be something to remove.
             needed: models that stay.
-            planned: all models that the run trains: no other is its own to remove.
+            gone: models that go.
         """
 
 
@@ -121,10 +121,14 @@ def require_models(folder: RunFolder, plans: Sequence[StagePlan], stage: int, ba
 
     def lost_for(index: int) -> list[ModelId]:
         """Return the models of other stages that are gone and that a stage starts from, or predicts with."""
-        untrained = [each for each in plans[index].trainings if not has_weights(folder, plans, each.model, backend)]
-        starts = [training.start for training in untrained if training.start is not None]
-        needed = starts + [model for model in plans[index].predictors if model.stage != index]
-        return [model for model in needed if not has_weights(folder, plans, model, backend)]
+
+        def is_lost(model: ModelId) -> bool:
+            return not has_weights(folder, plans, model, backend)
+
+        # What a training starts from is asked for first: mostly it is there, and how far the training is, unread.
+        starts = [(each.start, each.model) for each in plans[index].trainings if each.start is not None]
+        lost = [start for start, model in starts if is_lost(start) and is_lost(model)]
+        return lost + [model for model in plans[index].predictors if model.stage != index and is_lost(model)]
 
     lost = lost_for(stage)
     if not lost:
@@ -152,10 +156,13 @@ class NeededModels:
 
     Attributes:
         is_told: whether it was said that others go.
+        planned: all models that the run trains: no other is its own to remove.
     """
 
     def __init__(self, plans: Sequence[StagePlan], kept: Iterable[int] = ()) -> None:
         self.is_told = False
+        self.planned = {training.model for plan in plans for training in plan.trainings}
+        self._there: Optional[tuple[int, set[ModelId]]] = None  # after which stage what had files
         self.last_use: dict[ModelId, int] = {}
         for plan in plans:  # in order, so that later uses replace earlier ones
             index = plan.stage.index
@@ -171,3 +178,17 @@ class NeededModels:
     def after(self, done: int) -> list[ModelId]:
         """Return what predicts after stage ``done``, and what later stages start from or predict with, in order."""
         return sorted(model for model, last in self.last_use.items() if model.stage <= done <= last)
+
+    def to_tidy(self, folder: RunFolder, done: int) -> tuple[range, list[ModelId], list[ModelId]]:
+        """Return where something may be to remove after stage ``done``, which models stay, and which go.
+
+        All stages are looked at the first time; from then on what is new since.
+        """
+        needed = self.after(done)
+        if self._there is None or done < self._there[0]:
+            first, there = 0, {model for stage in range(done + 1) for model in folder.members(stage)} & self.planned
+        else:
+            first, there = self._there
+            there = there | {model for model in self.planned if first < model.stage <= done}
+        self._there = done, {*needed}
+        return range(first, done + 1), needed, sorted(there - {*needed})

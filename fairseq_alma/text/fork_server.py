@@ -14,6 +14,7 @@ import contextlib
 import ctypes
 import gc
 import importlib
+import importlib.util
 import logging
 import os
 import random
@@ -30,6 +31,7 @@ from typing import Any, Mapping, NamedTuple, Optional, Sequence
 
 import fairseq_alma
 from fairseq_alma.runs.workers import die_with_parent, start_process
+from fairseq_alma.text.passed_on import PassedOn
 
 # The script is executed here, where next to nothing is beneath it on the stack: libraries look there for who is warned.
 _MAIN = """\
@@ -58,6 +60,8 @@ _LOGS_AS_IMPORTED = "fairseq-eval-lm"
 # Where an import asks for a GPU, the question must not start CUDA, which does not survive a fork.
 _ASK_WITHOUT_CUDA = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
 _PR_SET_NAME = 15
+MODULE = ["-P", "-m"]
+"""What an interpreter is told before the name of a module of this package."""
 
 
 class Request(NamedTuple):
@@ -127,7 +131,7 @@ def begin_forked(request: Request, files: Sequence[int]) -> "Optional[ForkedComm
     """Begin a command in the server, which is started where there is none yet.
 
     Args:
-        request: the command; its program is a script as `is_script_of_this_python` finds them.
+        request: the command; a script or module as `is_of_this_python` finds them.
         files: file descriptors: where its output goes, and those to keep open.
 
     Returns:
@@ -177,12 +181,19 @@ class ForkedCommand:
             return -signal.SIGKILL  # somebody ended the server, and the command with it
 
 
-def is_script_of_this_python(program: str) -> bool:
-    """Tell whether a program is what pip installs for a command, for the interpreter that runs us."""
+def is_of_this_python(program: str, arguments: Sequence[str]) -> bool:
+    """Tell whether a command is a script that pip installs for the interpreter that runs us, or a module for it."""
+    if module_of(arguments) is not None:
+        return os.path.samefile(program, sys.executable)
     with open(program, "rb") as file:
         start, _, interpreter = file.readline().rstrip().partition(b"#!")
     path, ours = Path(os.fsdecode(interpreter)), Path(sys.executable)
     return not start and path.parent == ours.parent and path.is_file() and path.samefile(ours)
+
+
+def module_of(arguments: Sequence[str]) -> Optional[str]:
+    """Return the module that an interpreter is told to run, in the one spelling that `process.module_command` has."""
+    return arguments[2] if [*arguments[:2]] == MODULE else None
 
 
 def _surroundings() -> tuple[dict[str, str], int, int]:
@@ -204,8 +215,8 @@ def serve(file: int) -> tuple[Path, dict[str, Any]]:
         request, files = _await_request(connection)
     _become(request, files)
     script = sys.modules["__main__"] = ModuleType("__main__")
-    script.__file__ = request.program
-    return Path(request.program), vars(script)
+    script.__file__ = sys.argv[0]
+    return Path(sys.argv[0]), vars(script)
 
 
 def _import_all() -> None:
@@ -228,7 +239,7 @@ def _import_all() -> None:
 
 def _await_request(connection: "Connection") -> tuple[Request, list[int]]:
     """Fork for each request; return in the child, with the request and its file descriptors."""
-    die, group = die_with_parent(), None
+    die, group, passed_on = die_with_parent(), None, PassedOn()
 
     def end(number: int, frame: Optional[FrameType]) -> None:
         if group is not None:
@@ -243,6 +254,7 @@ def _await_request(connection: "Connection") -> tuple[Request, list[int]]:
         except EOFError:
             os._exit(0)  # nothing is left to write, and taking apart what was imported would take a while
         files = [recv_handle(connection) for _ in range(request.num_files)]
+        learned = os.memfd_create("learned")
         child = os.fork()
         if child == 0:
             signal.signal(signal.SIGTERM, before)
@@ -251,6 +263,7 @@ def _await_request(connection: "Connection") -> tuple[Request, list[int]]:
             os.setsid()
             # From here, because alma-stream sends its signals to the group.
             connection.send(os.getpid())
+            passed_on.begin(learned)
             return request, files
         group = child
         for file in files:
@@ -258,6 +271,7 @@ def _await_request(connection: "Connection") -> tuple[Request, list[int]]:
         _, status = os.waitpid(child, 0)
         group = None
         connection.send(os.waitstatus_to_exitcode(status))
+        passed_on.take(learned)
 
 
 def _become(request: Request, files: Sequence[int]) -> None:
@@ -271,13 +285,19 @@ def _become(request: Request, files: Sequence[int]) -> None:
     os.environ.update(request.environment)
     sys.argv = [request.program, *request.arguments]
     _require_cuda_or_restart()
-    name = os.path.basename(request.program)
+    name, module = os.path.basename(request.program), module_of(request.arguments)
+    if module is not None:
+        found = importlib.util.find_spec(module)
+        assert found is not None and found.origin is not None, module
+        sys.argv = [found.origin, *request.arguments[3:]]
+        name = module.rpartition(".")[2]
     ctypes.CDLL(None).prctl(_PR_SET_NAME, name.encode())
     if name != _LOGS_AS_IMPORTED:
         logging.root.handlers.clear()
         logging.root.setLevel(logging.WARNING)
     _seed_anew()
-    sys.path.insert(0, os.path.dirname(request.program))
+    if module is None:
+        sys.path.insert(0, os.path.dirname(request.program))
     sys.excepthook = _show_error
 
 

@@ -12,16 +12,17 @@ import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Callable, Mapping, Optional, Sequence, Union
+from typing import Any, Callable, Iterable, Mapping, Optional, Sequence, Union
 
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.runs.workers import describe_status, end_processes, find_program, start_process
 from fairseq_alma.terminal import shell_words
 from fairseq_alma.text.fork_server import (
+    MODULE,
     ForkedCommand,
     Request,
     begin_forked,
-    is_script_of_this_python,
+    is_of_this_python,
 )
 from fairseq_alma.watch.progress import StageProgress
 
@@ -77,6 +78,11 @@ class Command:
             else:
                 lines.append("    " + words)
         return " \\\n".join(lines) + end
+
+
+def module_command(name: str, groups: Iterable[tuple[str, ...]]) -> Command:
+    """Return the command that runs a module of this package; a file here that is called as a library is not taken."""
+    return Command(Path(sys.executable).name, ((*MODULE, name), *groups))
 
 
 def run_logged(command: Command, log: Path, watch: Callable[[str], None], keep_open: Sequence[int] = ()) -> None:
@@ -185,7 +191,7 @@ def _begin(command: Command, place: Mapping[str, str], program: str, output: int
         keep_open: file descriptors that the command inherits.
     """
     environment = {**place, **command.environment}
-    if sys.platform.startswith("linux") and is_script_of_this_python(program):
+    if sys.platform.startswith("linux") and is_of_this_python(program, command.arguments):
         request = Request(program, command.arguments, environment, 1 + len(keep_open))
         forked = begin_forked(request, [output, *keep_open])
         if forked is not None:

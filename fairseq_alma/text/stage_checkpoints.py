@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Collection, Optional
 
 from fairseq_alma.checkpoints import FIRST_UPDATE, LAST_CHECKPOINT, TASK_STATE, TRAIN_TOKENS
+from fairseq_alma.data.known_files import once_per_file
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.files import open_atomically, synchronise
 
@@ -45,6 +46,7 @@ class Progress:
         )
 
 
+@once_per_file
 def is_whole(path: Path) -> bool:
     """Tell whether a file was written to its end: what torch saves is a zip file, its directory stands last."""
     try:
@@ -121,6 +123,7 @@ def _sound_by_update(folder: Path) -> dict[int, Path]:
     return sound
 
 
+@once_per_file
 def read_progress(path: Path) -> Progress:
     """Read how far a checkpoint is."""
     # Imports torch, which takes seconds; a dry run or a finished run needs none of it.

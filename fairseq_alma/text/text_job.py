@@ -3,14 +3,15 @@
 import sys
 from copy import copy
 from pathlib import Path
-from typing import Callable, Collection, Optional, Sequence
+from typing import Callable, Optional, Sequence
 
+from fairseq_alma.data.known_files import FileIdentity, file_identity
 from fairseq_alma.data.stream import Stream
 from fairseq_alma.learners.plan import ModelId, StagePlan, Training
 from fairseq_alma.runs.evaluation import StageEvaluation
 from fairseq_alma.runs.loop import Run
 from fairseq_alma.runs.request import RunRequest
-from fairseq_alma.runs.run_folder import BRANCH, ENSEMBLE_FILE, RunFolder, predicting_checkpoint
+from fairseq_alma.runs.run_folder import BRANCH, ENSEMBLE_FILE, PREDICTIONS_FILE, RunFolder, predicting_checkpoint
 from fairseq_alma.terminal import shell_words, tell
 from fairseq_alma.text import stage_checkpoints
 from fairseq_alma.text.model_size import tokens_of
@@ -56,6 +57,7 @@ class TextJob:
         words_per_token: of the stream, to show words per second.
         num_slices: mega-batches of which a held-out and a training slice are tested after each stage.
         lengths: updates of each stage, where --passes decides them; None: --max-update or --max-epoch does.
+        stripped: by the last checkpoint of a model which files of it have their final form.
 
     Raises:
         ValueError: an option after ``--`` is wrong.
@@ -70,6 +72,7 @@ class TextJob:
     ) -> None:
         self.request, self.stream, self.features, self.recipe = request, stream, request.features, recipe
         self.folder = request.folder(request.seeds[0])
+        self.stripped: dict[Path, tuple[Optional[FileIdentity], ...]] = {}
         self.given = TrainOptions(words if recipe is None else recipe.words, request.learner.owned)
         self.lengths = None
         if recipe is not None and stream is not None:
@@ -148,6 +151,8 @@ class TextJob:
             for step in steps:
                 for command in step.commands():
                     print(command)
+                for words in step.by_hand():
+                    print(f"# one split by hand: {shell_words(words)}")
             if evaluation is not None and member is None:
                 for words in evaluation.commands(folder, plan):
                     print(shell_words(words))
@@ -244,6 +249,9 @@ class TextJob:
     def strip(self, model: ModelId) -> None:
         """Reduce what is kept of a trained model to its weights, and to what a later stage carries on."""
         last, predicting = self.folder.checkpoint(model), self.predicting(model)
+        found = file_identity(last), file_identity(predicting)
+        if self.stripped.get(last) == found:
+            return
         if not self.carries_optimizer:
             stage_checkpoints.drop_optimizer_state(last)
         stage_checkpoints.keep_only_last(last.parent, [predicting.name])
@@ -251,23 +259,23 @@ class TextJob:
             stage_checkpoints.drop_optimizer_state(predicting)
         if self.branch.copies:
             stage_checkpoints.keep_only_last(predicting.parent)
+        self.stripped[last] = file_identity(last), file_identity(predicting)
 
-    def keep_only(self, folder: RunFolder, stage: int, needed: Sequence[ModelId], planned: Collection[ModelId]) -> None:
+    def keep_only(self, folder: RunFolder, stages: range, needed: Sequence[ModelId], gone: Sequence[ModelId]) -> None:
         """Remove checkpoints that neither a later stage nor the report needs; see `steps.Backend`."""
         if folder.root != self.folder.root:
-            self.of(folder).keep_only(folder, stage, needed, planned)
+            self.of(folder).keep_only(folder, stages, needed, gone)
             return
-        models = [model for index in range(stage + 1) for model in folder.members(index) if model in planned]
-        for model in models:
-            if model in needed:
+        for model in needed:
+            if folder.model_folder(model).is_dir():
                 self.strip(model)
-        for model in models:  # only now, when what stays is sure to be on the disk
-            if model not in needed:
-                for part in (BRANCH, WHOLE):
-                    stage_checkpoints.remove_all(self.save_folder(model, part))
-        for index in range(stage + 1):
+        for model in gone:  # only now, when what stays is sure to be on the disk
+            for part in (BRANCH, WHOLE):
+                stage_checkpoints.remove_all(self.save_folder(model, part))
+        for index in stages:
             here = folder.stage_folder(index)
             (here / GROWN_FILE).unlink(missing_ok=True)
-            if index < stage:
+            if index != stages[-1]:
                 # Its members may be gone, and a later stage has one of its own.
-                (here / ENSEMBLE_FILE).unlink(missing_ok=True)
+                for name in (ENSEMBLE_FILE, PREDICTIONS_FILE):
+                    (here / name).unlink(missing_ok=True)

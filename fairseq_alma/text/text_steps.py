@@ -16,17 +16,18 @@ from msgspec import to_builtins
 import fairseq_alma
 from fairseq_alma.checkpoints import LAST_CHECKPOINT
 from fairseq_alma.checkpoints.model_options import SWITCH_SIZES, from_weights
+from fairseq_alma.data.known_files import once_per_file
 from fairseq_alma.data.stream import holdout_name, slice_name
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.files import as_record, read_json_object, write_json_atomically
 from fairseq_alma.learners.plan import ModelId, StagePlan, Training
 from fairseq_alma.options import GivenOption
 from fairseq_alma.runs.records import TextGrowth
-from fairseq_alma.runs.run_folder import BEST, BRANCH
+from fairseq_alma.runs.run_folder import BEST, BRANCH, ENSEMBLE_FILE, PREDICTIONS_FILE
 from fairseq_alma.runs.steps import StageWork, Step
 from fairseq_alma.terminal import tell
 from fairseq_alma.text import stage_checkpoints
-from fairseq_alma.text.process import Command, run_logged, watch_fairseq
+from fairseq_alma.text.process import Command, module_command, run_logged, watch_fairseq
 from fairseq_alma.text.stage_checkpoints import Progress
 from fairseq_alma.text.train_options import replace_option
 from fairseq_alma.training.average import write_average
@@ -41,6 +42,8 @@ NEVER = 1_000_000_000
 NUM_LOG_LINES = 100
 MAX_LOG_INTERVAL = 25
 TEST_SPLITS = ("valid", "test")
+MATRIX = "matrix"
+"""Stands for the held-out and the training slice of every mega-batch, where `split_losses` is told its splits."""
 WHOLE, UP_TO_BRANCH = "whole", "up to branch"
 """Parts of a training; the third is `BRANCH`, which is also the folder of what branches off."""
 TOTAL = "--total-num-update"
@@ -50,6 +53,7 @@ GROWTH_RECORD = "growth.json"
 ALONE = "not side by side: "
 """Begins the line of ``stacked_training`` that says why models cannot be trained as one."""
 _EVAL_RESULT = re.compile(r"Loss \(base 2\): (\S+), Perplexity: (\S+)")
+_SPLIT_RESULT = re.compile(r"([\w/-]+): (\S+) bits per token$")
 
 Groups = list[tuple[str, ...]]
 
@@ -65,6 +69,10 @@ class TextStep(Step):
 
     job: "TextJob"
     plan: StagePlan
+
+    def by_hand(self) -> Sequence[Sequence[str]]:
+        """Return, for ``--dry-run``, stock commands that tell a part of what the step does."""
+        return ()
 
     def log(self, name: str) -> Path:
         """Return the path of a log of the stage."""
@@ -128,13 +136,18 @@ def loss_of(launch: Callable[[Callable[[str], None]], None], what: str, log: Pat
     launch(watch)
     if len(results) != 1:
         raise AlmaError(f"{log}: fairseq-eval-lm printed {len(results)} results, one is needed; read the log")
+    return require_number(results[0], what, log)
+
+
+def require_number(loss: float, what: str, log: Path) -> float:
+    """Return a loss in bits per token; raise AlmaError, which names the log, if its perplexity is no number."""
     # From 2 ** 1024 on, the perplexity of a loss that is a number is none; fairseq prints it as inf.
-    if not math.isfinite(results[0]) or results[0] >= sys.float_info.max_exp:
+    if not math.isfinite(loss) or loss >= sys.float_info.max_exp:
         raise AlmaError(
-            f"{log}: the loss on {what} is {results[0]}, so the training diverged; start a new --run with a lower "
+            f"{log}: the loss on {what} is {loss}, so the training diverged; start a new --run with a lower "
             "--lr, more --warmup-updates or --clip-norm"
         )
-    return results[0]
+    return loss
 
 
 @dataclass(frozen=True)
@@ -360,8 +373,7 @@ class Train(TrainingStep):
                 print(f"trained side by side with others: {log}", file=file)
         commands = [command for step in group for command in step.commands()]
         calls = [group for command in commands for group in (("--",), *command.groups)]
-        module = ("-P", "-m", "fairseq_alma.text.stacked_training")
-        together = Command(Path(sys.executable).name, (module, *calls[1:]))
+        together = module_command("fairseq_alma.text.stacked_training", calls[1:])
         all_locks = replace(work, locks=[lock for each in works for lock in each.locks])
         reasons: list[str] = []
         with work.display.training(self.plan, self.training, self.limits[0], before.num_updates) as progress:
@@ -539,49 +551,104 @@ class TestGrowth(TextStep):
 class Join(TextStep):
     """Makes one checkpoint of all that predicts after the stage."""
 
+    @property
+    def new(self) -> list[ModelId]:
+        """The members that the stage has trained, which come last."""
+        return [model for model in self.plan.predictors if model.stage == self.plan.stage.index]
+
+    @property
+    def before(self) -> Optional[Path]:
+        """The ensemble of the stage before, where this one has its members and new ones."""
+        is_longer = len(self.plan.predictors) > len(self.new) + 1  # one alone is no ensemble
+        return self.job.folder.stage_folder(self.plan.stage.index - 1) / ENSEMBLE_FILE if is_longer else None
+
     def commands(self) -> Sequence[Command]:
-        """Return the call of alma-ensemble."""
-        members = tuple(str(self.job.predicting(model)) for model in self.plan.predictors)
+        """Return the call of alma-ensemble that does as `run` does."""
         predictor, _ = self.job.predictor(self.job.folder, self.plan)
-        return [Command("alma-ensemble", (members, ("--out", str(predictor), "--force")))]
+        models = self.plan.predictors if self.before is None else self.new
+        begins = () if self.before is None else ("--extend", str(self.before))
+        members = tuple(str(self.job.predicting(model)) for model in models)
+        return [Command("alma-ensemble", (members, (*begins, "--out", str(predictor), "--force")))]
 
     def run(self, work: StageWork) -> Mapping[str, Any]:
-        """Join the members. The file has their checksums: they must have their final form before."""
+        """Join the members. The file has their checksums: they must have their final form before.
+
+        Those of the stage before are taken from its ensemble, if that is still there; then none of them is read again.
+        """
+        # Imports torch, which takes seconds; a finished run needs none of it.
+        from fairseq_alma.checkpoints.checkpoint_file import write_checkpoint
+        from fairseq_alma.checkpoints.ensemble_file import join_checkpoints, refers_to
+
         if not self.job.request.keep_checkpoints:
             for model in self.plan.predictors:
                 self.job.strip(model)
-        (command,) = self.commands()
-        self.launch(work, command, self.log("ensemble"))
+        work.folder.require_in_place()
+        predictor, _ = self.job.predictor(self.job.folder, self.plan)
+        members = [self.job.predicting(model) for model in self.plan.predictors]
+        before = self.before
+        if before is not None and refers_to(before, members[: -len(self.new)]):
+            members = members[-len(self.new) :]
+        else:
+            before = None
+        ensemble = join_checkpoints(members, [1.0] * len(members), predictor, before=before)
+        write_checkpoint(ensemble, predictor)
         return {}
 
 
 class Test(TextStep):
     """Tests what predicts after the stage, on ``valid``, ``test``, and slices of all mega-batches if asked to."""
 
-    def splits(self) -> dict[str, str]:
-        """Return what is tested on, and the name of the log."""
+    @property
+    def splits(self) -> list[str]:
+        """What is tested on."""
         slices = [name(t) for name in (holdout_name, slice_name) for t in range(self.job.num_slices)]
-        return {**{split: split for split in TEST_SPLITS}, **dict.fromkeys(slices, "matrix")}
+        return [*TEST_SPLITS, *slices]
 
     def commands(self) -> Sequence[Command]:
-        """Return the calls of fairseq-eval-lm."""
+        """Return the one call that tests on all splits."""
         predictor, _ = self.job.predictor(self.job.folder, self.plan)
-        return [self.evaluation(predictor, split) for split in self.splits()]
+        subset = ",".join([*TEST_SPLITS, *([MATRIX] if self.job.num_slices else [])])
+        command = module_command("fairseq_alma.text.split_losses", self.evaluation(predictor, subset).groups)
+        if self.plan.combine == "single":
+            return [command]
+        known = [] if self.plan.stage.index == 0 else ["--known", str(self._kept(self.plan.stage.index - 1))]
+        kept = (*known, "--out", str(self._kept(self.plan.stage.index)))
+        return [replace(command, groups=(*command.groups, kept))]
+
+    def _kept(self, stage: int) -> Path:
+        return self.job.folder.stage_folder(stage) / PREDICTIONS_FILE
+
+    def by_hand(self) -> Sequence[Sequence[str]]:
+        """Return the call of fairseq-eval-lm that finds the same on one split; of an ensemble it tests all members."""
+        predictor, _ = self.job.predictor(self.job.folder, self.plan)
+        command = self.evaluation(predictor, TEST_SPLITS[-1])
+        return [[command.program, *command.arguments]]
 
     def run(self, work: StageWork) -> Mapping[str, Any]:
         """Test; losses on slices are in bits per token."""
-        results = {
-            split: self.evaluate(work, command, split, self.log(log))
-            for (split, log), command in zip(self.splits().items(), self.commands(), strict=True)
+        losses: dict[str, float] = {}
+
+        def watch(line: str) -> None:
+            if match := _SPLIT_RESULT.search(line):
+                losses[match[1]] = float(match[2])
+
+        log = self.log("test")
+        work.display.say(work.plan, f"testing on {', '.join(TEST_SPLITS)}{' and slices' * bool(self.job.num_slices)}")
+        (command,) = self.commands()
+        self.launch(work, command, log, watch)
+        if lacking := [split for split in self.splits if split not in losses]:
+            raise AlmaError(f"{log}: no loss on {lacking[0]} was printed; read the log")
+        found = [require_number(losses[split], split, log) for split in self.splits]
+        shown: dict[str, Any] = {
+            split: {"loss": loss, "ppl": round(2**loss, 4)} for split, loss in zip(TEST_SPLITS, found, strict=False)
         }
-        losses = [result["loss"] for split, result in results.items() if split not in TEST_SPLITS]
-        shown: dict[str, Any] = {split: results[split] for split in TEST_SPLITS}
-        if losses:
+        if slices := found[len(TEST_SPLITS) :]:
             half = self.job.num_slices
-            shown["matrix"] = {"held_out": losses[:half], "training": losses[half:]}
+            shown["matrix"] = {"held_out": slices[:half], "training": slices[half:]}
         return shown
 
 
+@once_per_file
 def _facts(path: Path) -> "ModelFacts":
     # Imports torch, which takes seconds; a dry run needs none of it.
     from fairseq_alma.checkpoints.model_facts import describe_checkpoint

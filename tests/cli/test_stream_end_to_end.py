@@ -74,7 +74,7 @@ def run(folder, arguments):
 def printed_training(folder):
     """Return the printed command that trains stage 1, changed to save elsewhere."""
     dry_run = run_script(alma_stream(folder, "--stage", "1", "--dry-run"))
-    training = dry_run.stdout[: dry_run.stdout.index("\nfairseq-eval-lm")]
+    training = dry_run.stdout[: dry_run.stdout.index("\npython")]
     training = training.replace(f"{folder}/R/stage-001/member-0", f"{folder}/uninterrupted")
     training = training.replace(f"{folder}/curves/R", f"{folder}/curves/uninterrupted")
     training = training.replace(f"{folder}/R/stage-000", f"{folder}/before")

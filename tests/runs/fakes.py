@@ -53,8 +53,8 @@ class FakeBackend:
         facts = {"num_params": 7, "num_experts": 4, "num_members": 1, "test_flops_per_token": 3}
         return {**facts, "valid": {"loss": 3.0, "ppl": 8.0}, "test": {"loss": 2.0, "ppl": 4.0}}
 
-    def keep_only(self, folder: RunFolder, stage: int, needed: Sequence[ModelId], planned: object) -> None:
-        self.kept[stage] = list(needed)
+    def keep_only(self, folder: RunFolder, stages: range, needed: Sequence[ModelId], gone: object) -> None:
+        self.kept[stages[-1]] = list(needed)
 
 
 class FakeStep:

@@ -52,7 +52,7 @@ def test_an_interrupted_stage_never_happened_and_is_run_again(tmp_path):
 
 def test_tidying_that_was_cut_off_is_done_by_the_next_call(tmp_path):
     class CutOff(FakeBackend):
-        def keep_only(self, folder, stage, needed, planned):
+        def keep_only(self, folder, stages, needed, gone):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -220,8 +220,8 @@ def test_a_stage_that_predicts_with_earlier_models_waits_for_them(tmp_path):
 
 def test_a_stage_whose_weights_a_crash_has_cut_runs_again_as_long_as_it_is_not_tidy(tmp_path, capsys):
     class CutOff(FakeBackend):
-        def keep_only(self, folder, stage, needed, planned):
-            if stage == 1:
+        def keep_only(self, folder, stages, needed, gone):
+            if stages[-1] == 1:
                 raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):

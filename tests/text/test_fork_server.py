@@ -17,7 +17,7 @@ import fairseq_alma
 from fairseq_alma.checkpoints.checkpoint_file import read_checkpoint
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.text import fork_server, process
-from fairseq_alma.text.fork_server import ForkServer, is_script_of_this_python
+from fairseq_alma.text.fork_server import ForkServer, is_of_this_python
 from fairseq_alma.text.process import Command, run_logged
 from tests.cli.test_stream_end_to_end import TRAIN
 from tests.forked import is_alive, wait_until
@@ -55,7 +55,7 @@ class Scripts:
         script.write_text(f"#!{sys.executable}\n{code}")
         script.chmod(0o755)
         self.monkeypatch.setattr(process, "find_program", lambda program: str(script))
-        self.monkeypatch.setattr(process, "is_script_of_this_python", lambda program: forked)
+        self.monkeypatch.setattr(process, "is_of_this_python", lambda program, arguments: forked)
         self.log.unlink(missing_ok=True)
         command = Command(name, (arguments,), keywords.pop("environment", {}))
         error = None
@@ -217,7 +217,7 @@ import fcntl, sys
 from pathlib import Path
 from fairseq_alma.text import fork_server, process
 process.find_program = lambda name: sys.argv[1]
-process.is_script_of_this_python = lambda program: True
+process.is_of_this_python = lambda program, arguments: True
 lock = open(sys.argv[3], "w")
 fcntl.flock(lock, fcntl.LOCK_EX)
 process.run_logged(process.Command("x", ()), Path(sys.argv[2]), lambda line: None, [lock.fileno()])
@@ -321,7 +321,7 @@ def test_every_figure_is_to_the_last_bit_that_of_new_interpreters(tmp_path, monk
         folder = tmp_path / str(forked)
         shutil.copytree(stream, folder / "S")
         if not forked:
-            monkeypatch.setattr(process, "is_script_of_this_python", lambda program: False)
+            monkeypatch.setattr(process, "is_of_this_python", lambda program, arguments: False)
         for command in commands(folder):
             run_logged(command, folder / "log", lambda line: None)
         found.append(figures(folder, folder / "log"))
@@ -335,10 +335,10 @@ def test_every_figure_is_to_the_last_bit_that_of_new_interpreters(tmp_path, monk
 
 def test_only_scripts_of_this_environment_are_forked(tmp_path):
     beside = Path(sys.executable).with_name("fairseq-train")
-    assert is_script_of_this_python(str(beside))
-    assert not is_script_of_this_python(sys.executable)
-    assert not is_script_of_this_python("/bin/sh")
+    assert is_of_this_python(str(beside), [])
+    assert not is_of_this_python(sys.executable, [])
+    assert not is_of_this_python("/bin/sh", [])
     other = tmp_path / "fairseq-train"
     for first in ("#!/bin/sh", f"#!{tmp_path}/python", "#!/usr/bin/env python3", "", f"x#!{sys.executable}"):
         other.write_text(f"{first}\n")
-        assert not is_script_of_this_python(str(other)), first
+        assert not is_of_this_python(str(other), []), first

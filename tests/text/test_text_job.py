@@ -1,8 +1,14 @@
+import sys
+from pathlib import Path
+
 import pytest
 
 from fairseq_alma.learners.plan import stages
+from fairseq_alma.runs.run_folder import RunFolder
 from tests.runs.runs import plan_learner
 from tests.text.jobs import TRAIN, commands_of, make_job
+
+PYTHON = Path(sys.executable).name
 
 
 def plans(wait=3):
@@ -20,14 +26,14 @@ def first(*own, plan=None, words=()):
 
 
 def test_a_stage_trains_on_its_megabatches_and_is_tested_on_both_sets():
-    train, valid, test = commands_of(make_job("--wait", "3"), plans()[0])
-    assert (train.program, valid.program, test.program) == ("fairseq-train", "fairseq-eval-lm", "fairseq-eval-lm")
+    train, test = commands_of(make_job("--wait", "3"), plans()[0])
+    assert (train.program, test.program) == ("fairseq-train", PYTHON)
     assert train.arguments[0] == "S"
     assert has(train.arguments, "--task", "alma_lm", "--megabatch", "2", "--wait", "3", "--seed", "5")
     assert has(train.arguments, "--save-dir", "R/stage-000/member-0")
     assert "--finetune-from-model" not in train.arguments
-    assert has(valid.arguments, "--path", "R/stage-000/member-0/checkpoint_last.pt", "--gen-subset", "valid")
-    assert has(test.arguments, "--gen-subset", "test")
+    assert has(test.arguments, "-m", "fairseq_alma.text.split_losses", "S")
+    assert has(test.arguments, "--path", "R/stage-000/member-0/checkpoint_last.pt", "--gen-subset", "valid,test")
     assert has(test.arguments, "--cpu", "--batch-size", "4")
 
 
@@ -69,20 +75,36 @@ def programs(plan):
 
 def test_an_ensemble_trains_its_members_and_tests_the_one_checkpoint_that_stands_for_them():
     plan = learner_plans("ens", num_members=2)[1]
-    assert programs(plan) == ["fairseq-train", "fairseq-train", "alma-ensemble", "fairseq-eval-lm", "fairseq-eval-lm"]
-    first, second, join, valid, _ = commands_of(make_job(), plan)
+    assert programs(plan) == ["fairseq-train", "fairseq-train", "alma-ensemble", PYTHON]
+    first, second, join, test = commands_of(make_job(), plan)
     assert has(first.arguments, "--seed", "5", "--save-dir", "R/stage-001/member-0")
     assert has(second.arguments, "--seed", "10000005", "--save-dir", "R/stage-001/member-1")
     assert has(second.arguments, "--finetune-from-model", "R/stage-000/member-1/checkpoint_last.pt")
     members = [f"R/stage-001/member-{member}/checkpoint_last.pt" for member in range(2)]
     assert has(join.arguments, *members, "--out", "R/stage-001/ensemble.pt", "--force")
-    assert has(valid.arguments, "--path", "R/stage-001/ensemble.pt", "--gen-subset", "valid")
+    assert has(test.arguments, "--path", "R/stage-001/ensemble.pt", "--gen-subset", "valid,test")
+    assert has(test.arguments, "--out", "R/stage-001/ensemble-predictions.npz")
+
+
+def test_an_ensemble_that_grows_begins_with_that_of_the_stage_before():
+    plans = learner_plans("gens", num_megabatches=3)
+    both, third = (commands_of(make_job(), plan)[1:] for plan in plans[1:])
+    assert "--extend" not in both[0].arguments  # after the first stage there is one model
+    new = "R/stage-002/member-2/checkpoint_last.pt"
+    assert third[0].arguments[:3] == [new, "--extend", "R/stage-001/ensemble.pt"]
+    assert has(third[1].arguments, "--known", "R/stage-001/ensemble-predictions.npz")
+
+
+def test_what_is_tested_by_one_command_is_printed_for_one_split_too(capsys):
+    make_job("--dry-run").print_plan(plans()[:1], RunFolder(Path("R")))
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last.startswith("# one split by hand: fairseq-eval-lm S ") and "--gen-subset test" in last
 
 
 def test_a_mixture_grows_before_it_is_trained_and_is_tested_right_after_growth_too():
     plan = learner_plans("gmoe", grow_schedule="4,6")[1]
-    assert programs(plan) == ["alma-grow", "fairseq-train", "fairseq-eval-lm", "fairseq-eval-lm", "fairseq-eval-lm"]
-    grow, train, grown, _, _ = commands_of(make_job(), plan)
+    assert programs(plan) == ["alma-grow", "fairseq-train", "fairseq-eval-lm", PYTHON]
+    grow, train, grown, _ = commands_of(make_job(), plan)
     assert has(grow.arguments, "--path", "R/stage-000/member-0/checkpoint_last.pt", "--out", "R/stage-001/grown.pt")
     assert has(grow.arguments, "--method", "copy", "--experts", "2", "--seed", "6", "--select", "loss", "--stream", "S")
     assert has(grow.arguments, "--cpu", "--batch-size", "4")
@@ -93,7 +115,7 @@ def test_a_mixture_grows_before_it_is_trained_and_is_tested_right_after_growth_t
 
 def test_layers_grow_before_the_training_that_is_told_of_them():
     plan = learner_plans("grow", grow_schedule="layers=1,6 experts=2,3")[1]
-    assert programs(plan) == ["alma-grow", "fairseq-train", "fairseq-eval-lm", "fairseq-eval-lm", "fairseq-eval-lm"]
+    assert programs(plan) == ["alma-grow", "fairseq-train", "fairseq-eval-lm", PYTHON]
     grow, train, *_ = commands_of(make_job(), plan)
     assert has(
         grow.arguments, "--method", "split", "--experts", "1", "--layers", "6", "--seed", "6", "--select", "loss"
@@ -128,7 +150,7 @@ def test_models_that_are_trained_jointly_become_members_of_one():
 
 def test_the_curves_of_each_training_have_a_folder_of_their_own():
     plan = learner_plans("ens", num_members=2)[1]
-    one, two, _, test, _ = commands_of(make_job(words=(*TRAIN, "--tensorboard-logdir=tb")), plan)
+    one, two, _, test = commands_of(make_job(words=(*TRAIN, "--tensorboard-logdir=tb")), plan)
     assert has(one.arguments, "--tensorboard-logdir", "tb/R/stage-001/member-0")
     assert has(two.arguments, "--tensorboard-logdir", "tb/R/stage-001/member-1")
     assert "--tensorboard-logdir" not in test.arguments
@@ -142,10 +164,10 @@ def test_weights_and_biases_is_told_the_name_of_each_training():
 
 
 def test_several_processes_train_together_and_one_tests():
-    train, *tests = commands_of(make_job("--num-procs", "2", words=(*TRAIN, "--update-freq", "4")), plans()[0])
+    train, test = commands_of(make_job("--num-procs", "2", words=(*TRAIN, "--update-freq", "4")), plans()[0])
     assert train.num_procs == 2
     assert has(train.arguments, "--distributed-world-size", "2")
-    assert all(test.num_procs == 1 and "--distributed-world-size" not in test.arguments for test in tests)
+    assert test.num_procs == 1 and "--distributed-world-size" not in test.arguments
 
 
 def second_stage(learner="sm", **options):
@@ -180,7 +202,7 @@ def test_the_optimizer_s_state_grows_with_the_model(method, optimizer):
 
 def test_an_average_is_what_predicts():
     plan = second_stage("ens", num_members=2)
-    *trains, join, _, _ = anytime("--carry-optimizer", "--ema-half-life", "1/8", plan=plan)
+    *trains, join, _ = anytime("--carry-optimizer", "--ema-half-life", "1/8", plan=plan)
     assert [each.program for each in trains] == ["fairseq-train", "alma-ensemble"] * 2
     assert all(has(train.arguments, "--ema-half-life", "1/8") for train in trains[::2])
     assert has(trains[1].arguments, "R/stage-001/member-0/checkpoint_last.pt", "--average", "--out")
@@ -190,7 +212,7 @@ def test_an_average_is_what_predicts():
 
 def test_a_copy_branches_off_is_decayed_and_tested_while_the_training_goes_on():
     own = ("--carry-optimizer", "--branch-decay", "0.2")
-    before, branch, rest, valid, _ = anytime(*own, words=("--tensorboard-logdir=tb",))
+    before, branch, rest, test = anytime(*own, words=("--tensorboard-logdir=tb",))
     own, copied = "R/stage-001/member-0", "R/stage-001/member-0/branch"
     assert has(before.arguments, "--save-dir", own) and has(before.arguments, "--max-update", "180")
     start = ("--continue-once", f"{own}/checkpoint_last.pt", "--continue-as", "branch")
@@ -199,7 +221,7 @@ def test_a_copy_branches_off_is_decayed_and_tested_while_the_training_goes_on():
     assert has(branch.arguments, "--max-update", "200") and "--tensorboard-logdir" not in branch.arguments
     assert has(rest.arguments, "--save-dir", own) and has(rest.arguments, "--max-update", "200")
     assert "--branch-from" not in (*before.arguments, *rest.arguments)
-    assert has(valid.arguments, "--path", f"{copied}/checkpoint_last.pt")
+    assert has(test.arguments, "--path", f"{copied}/checkpoint_last.pt")
 
 
 @pytest.mark.parametrize(("share", "first"), [("0.2", 160), ("0.9", 101)])  # 180 of 200: more than the stage has
@@ -212,23 +234,23 @@ def test_a_branch_takes_a_share_of_all_updates_so_far_but_no_more_than_those_of_
 
 
 def test_a_branch_that_is_continued_is_the_end_of_the_training_itself():
-    train, valid, _ = anytime("--carry-optimizer", "--branch-decay", "0.2", "--branch-continue")
+    train, test = anytime("--carry-optimizer", "--branch-decay", "0.2", "--branch-continue")
     assert has(train.arguments, "--branch-from", "180", "--branch-until", "200", "--branch-shape", "sqrt")
-    assert has(valid.arguments, "--path", "R/stage-001/member-0/checkpoint_last.pt")
+    assert has(test.arguments, "--path", "R/stage-001/member-0/checkpoint_last.pt")
 
 
 def test_the_best_checkpoint_predicts_and_the_next_stage_begins_with_it():
-    train, valid, _ = anytime("--best-checkpoint")
+    train, test = anytime("--best-checkpoint")
     assert has(train.arguments, "--finetune-from-model", "R/stage-000/member-0/checkpoint_best.pt")
     assert "--disable-validation" not in train.arguments
-    assert has(valid.arguments, "--path", "R/stage-001/member-0/checkpoint_best.pt")
-    train, _, _ = anytime("--best-checkpoint", "--carry-optimizer")
+    assert has(test.arguments, "--path", "R/stage-001/member-0/checkpoint_best.pt")
+    train, _ = anytime("--best-checkpoint", "--carry-optimizer")
     assert has(train.arguments, "--continue-once", "R/stage-000/member-0/checkpoint_last.pt")
 
 
 def test_a_stage_re_warms_lower_than_the_one_before():
     words = ("--lr-scheduler", "polynomial_decay", "--total-num-update", "100")
-    train, _, _ = anytime("--rewarm", "one-schedule", words=words)
+    train, _ = anytime("--rewarm", "one-schedule", words=words)
     assert has(train.arguments, "--lr", "0.005")
 
 

@@ -1,4 +1,6 @@
 import math
+import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -14,9 +16,16 @@ from tests.checkpoints.small import small_checkpoint
 from tests.runs.runs import plan_learner
 from tests.text.jobs import make_job as job_of
 
+PYTHON = Path(sys.executable).name
 PLAN = plan_learner("sm", stages(1, 1))[0]
 FACTS = SimpleNamespace(num_params=11, num_experts=4, train_flops_per_token=6, test_flops_per_token=2, num_members=1)
 RESULT = "2026-01-01 00:00:00 | INFO | fairseq_cli.eval_lm | Loss (base 2): {}, Perplexity: 1.00"
+TESTED = "2026-01-01 00:00:00 | INFO | fairseq_cli.eval_lm | {}: {} bits per token"
+
+
+def results(loss):
+    """What a test on both sets prints, and one on valid alone."""
+    return [*(TESTED.format(split, loss) for split in ("valid", "test")), RESULT.format(loss)]
 
 
 def make_job(root, *words, own=()):
@@ -99,7 +108,7 @@ def test_a_stage_whose_start_is_gone_says_which_stage_to_run(job, launched):
 
 
 def test_perplexity_is_computed_from_the_printed_loss(job, launched):
-    launched.lines = ["something else", RESULT.format("5.1234")]
+    launched.lines = ["something else", *results("5.1234")]
     record = figures_of(job, PLAN)
     assert record["test"] == record["valid"] == {"loss": 5.1234, "ppl": pytest.approx(2**5.1234, abs=1e-4)}
     assert (record["num_params"], record["num_experts"], record["num_members"]) == (11, 4, 1)
@@ -107,14 +116,14 @@ def test_perplexity_is_computed_from_the_printed_loss(job, launched):
 
 
 def test_an_evaluation_without_a_result_is_an_error(job, launched):
-    with pytest.raises(AlmaError, match=r"valid.log: fairseq-eval-lm printed 0 results"):
+    with pytest.raises(AlmaError, match=r"test.log: no loss on valid was printed"):
         figures_of(job, PLAN)
 
 
 @pytest.mark.parametrize("loss", [math.nan, math.inf, 1024.0, 5e4])
 def test_a_diverged_training_is_an_error(job, launched, loss):
-    launched.lines = [RESULT.format(loss)]
-    message = r"valid.log: the loss on valid is (nan|inf|1024\.0|50000\.0), so the training diverged.*--lr"
+    launched.lines = results(loss)
+    message = r"test.log: the loss on valid is (nan|inf|1024\.0|50000\.0), so the training diverged.*--lr"
     with pytest.raises(AlmaError, match=message):
         figures_of(job, PLAN)
 
@@ -132,7 +141,7 @@ def write_checkpoint(job, model):
 
 def test_the_figures_of_an_ensemble_are_sums_but_experts_are_those_of_a_member(job, launched):
     plan = plans_of("ens", num_members=2)[0]
-    launched.lines = [RESULT.format("5.0")]
+    launched.lines = results("5.0")
     for model in plan.predictors:
         write_checkpoint(job, model)
     record = figures_of(job, plan)
@@ -143,28 +152,31 @@ def test_the_figures_of_an_ensemble_are_sums_but_experts_are_those_of_a_member(j
 def test_members_have_their_final_form_before_the_ensemble_takes_their_checksums(job, launched, monkeypatch):
     plan = plans_of("ens", num_members=2)[0]
     paths = [write_checkpoint(job, model) for model in plan.predictors]
-    launched.lines = [RESULT.format("5.0")]
+    launched.lines = results("5.0")
     figures_of(job, plan)
     before = [path.read_bytes() for path in paths]
     assert "last_optimizer_state" not in torch.load(paths[1], weights_only=True)
-    job.keep_only(job.folder, 0, plan.predictors, plan.predictors)
+    job.keep_only(job.folder, range(1), plan.predictors, [])
     assert [path.read_bytes() for path in paths] == before
-    assert launched.programs == ["alma-ensemble", "fairseq-eval-lm", "fairseq-eval-lm"]
+    assert launched.programs == [PYTHON]
 
 
 def test_what_predicts_stays_and_what_nobody_needs_goes(job):
+    def ensembles(stage):
+        return [job.folder.stage_folder(stage) / name for name in ("ensemble.pt", "ensemble-predictions.npz")]
+
     second = plans_of("gens")[1]
     paths = [write_checkpoint(job, model) for model in second.predictors]
-    leftovers = [job.folder.stage_folder(0) / "ensemble.pt", job.folder.stage_folder(1) / "grown.pt"]
-    last = job.folder.stage_folder(1) / "ensemble.pt"
-    for path in (*leftovers, last):
+    leftovers = [*ensembles(0), job.folder.stage_folder(1) / "grown.pt"]
+    last = ensembles(1)
+    for path in (*leftovers, *last):
         path.touch()
     mine = write_checkpoint(job, ModelId(1, 7))
-    job.keep_only(job.folder, 1, second.predictors, second.predictors)
+    job.keep_only(job.folder, range(2), second.predictors, [])
     assert mine.is_file()  # of no model of the run
-    assert all(path.is_file() for path in (*paths, last))
+    assert all(path.is_file() for path in (*paths, *last))
     assert not any(path.exists() for path in leftovers)
-    job.keep_only(job.folder, 1, second.predictors[1:], second.predictors)
+    job.keep_only(job.folder, range(2), second.predictors[1:], second.predictors[:1])
     assert [path.is_file() for path in paths] == [False, True]
 
 
@@ -184,7 +196,7 @@ def test_growth_comes_before_training_and_is_not_done_twice(job, launched, monke
 def test_the_perplexity_right_after_growth_is_recorded(job, launched):
     plan = plans_of("gmoe", grow_schedule="4,6")[1]
     write_checkpoint(job, plan.trainings[0].start)
-    launched.lines = [RESULT.format("3.0")]
+    launched.lines = results("3.0")
     assert figures_of(job, plan)["after_growth"] == {"valid": {"loss": 3.0, "ppl": 8.0}}
     assert "after_growth" not in figures_of(job, plans_of("gmoe", grow_schedule="4,6")[0])
 
@@ -217,7 +229,7 @@ def test_nothing_is_removed_before_what_stays_is_on_the_disk(job, monkeypatch):
 
     monkeypatch.setattr(stage_checkpoints, "synchronise", fail)
     with pytest.raises(OSError, match="the disk is gone"):
-        job.keep_only(job.folder, 1, second.predictors, [second.trainings[0].start, *second.predictors])
+        job.keep_only(job.folder, range(2), second.predictors, [second.trainings[0].start])
     assert before.is_file()
 
 
@@ -246,19 +258,19 @@ def test_a_training_whose_best_checkpoint_was_cut_off_begins_anew(launched, monk
 def test_a_stage_json_that_is_removed_comes_back_without_what_grew(job, launched):
     plan = plans_of("gmoe", grow_schedule="4,6")[1]
     start = write_checkpoint(job, plan.trainings[0].start)
-    launched.lines = [RESULT.format("3.0")]
+    launched.lines = results("3.0")
     record = figures_of(job, plan)
     assert launched.programs[:2] == ["alma-grow", "fairseq-eval-lm"]
     start.unlink()
     launched.programs.clear()
     assert figures_of(job, plan) == record
-    assert launched.programs == ["fairseq-eval-lm"] * 2
+    assert launched.programs == [PYTHON]
 
 
 def test_a_stage_without_a_note_of_its_growth_grows_again_or_says_what_it_takes(job, launched):
     plan = plans_of("gmoe", grow_schedule="4,6")[1]
     note = job.folder.stage_folder(1) / "growth.json"
-    launched.lines = [RESULT.format("3.0")]
+    launched.lines = results("3.0")
     with pytest.raises(AlmaError, match=r"stage-000/member-0/.*not there, and stage 1 starts from it; remove"):
         figures_of(job, plan)
     write_checkpoint(job, plan.trainings[0].start)
