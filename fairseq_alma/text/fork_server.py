@@ -2,7 +2,8 @@
 
 A forked command runs the same script as the main program, with the same arguments, variables, files, signals and exit
 status. What differs: the seconds that imports take, what libraries say while they are imported (not repeated in its
-log), and the seed of Python's string hashes (the same in all commands of a run; no figure depends on it).
+log), the seed of Python's string hashes (the same in all commands of a run; no figure depends on it), and one more open
+file, by which it hands on what those after it need not find out again (`passed_on`).
 
 Not the standard library's ``multiprocessing.forkserver``: that says on alma-stream's own terminal what libraries print
 while they are imported, passes over those that fail, imports alma-stream's script into every child, and ends a child
