@@ -17,8 +17,8 @@ OWN: tuple[type[Options], ...] = (StudyOptions, PartOptions, ProcessOptions)
 EPILOG = """\
 Text: nothing need stand after --; model, optimizer, schedule and length are chosen by the stream, or by --size,
 --passes or --hours, and printed; --preset paper is the paper's way. What stands after -- wins. All of it is handed to
-fairseq-train, and what the evaluation needs (--cpu, --tokens-per-sample, --batch-size, ...) to fairseq-eval-lm; tests
-are in fp32. With an --arch there the model and what its trainings do beside learning are yours, and only criterion,
+fairseq-train, and what the evaluation needs (--cpu, --tokens-per-sample, --batch-size, ...) to the tests, which are in
+fp32. With an --arch there the model and what its trainings do beside learning are yours, and only criterion,
 optimizer, learning rate, batch and length are filled in where they are missing. Examples:
 
   alma-stream --stream STREAM --run RUN
