@@ -40,6 +40,24 @@ def test_members_are_named_by_relative_path_checksum_and_weight(members, tmp_pat
     assert "an ensemble of 2, referring to their files" in capsys.readouterr().out
 
 
+def test_an_ensemble_that_is_extended_is_that_of_all_members_and_those_before_are_not_read_again(members, tmp_path):
+    third = str(save_member(tmp_path / "m2" / "a.pt", switch_config(**SIZES), 2))
+    main([*members, "--out", f"{tmp_path}/1/E.pt"])
+    main([*members, third, "--out", f"{tmp_path}/whole/E.pt"])
+    Path(members[0]).unlink()
+    main([third, "--extend", f"{tmp_path}/1/E.pt", "--out", f"{tmp_path}/2/E.pt"])
+    whole, extended = (torch.load(tmp_path / name / "E.pt", weights_only=True) for name in ("whole", "2"))
+    assert extended == whole
+
+
+def test_only_an_ensemble_of_files_that_count_alike_is_extended(members, tmp_path, capsys):
+    extend = [members[0], "--out", f"{tmp_path}/E.pt", "--extend"]
+    main([*members, "--out", f"{tmp_path}/uneven.pt", "--weights", "1", "3"])
+    for other in (members[1], f"{tmp_path}/uneven.pt"):
+        assert f"--extend {other}: no ensemble whose members are files" in refused(tmp_path, *extend, other)
+    assert "--extend: takes neither" in usage_error(capsys, main, [*extend, f"{tmp_path}/uneven.pt", "--embed"])
+
+
 def test_an_average_goes_with_one_checkpoint_that_has_one(members, tmp_path, capsys):
     assert "--average: takes one CKPT" in usage_error(
         capsys, main, [*members, "--average", "--out", f"{tmp_path}/E.pt"]
@@ -152,8 +170,19 @@ def trained(tmp_path_factory, checkout):
     return folder
 
 
-def run(command, folder, checkout, path, *options, **keywords):
-    words = [command, f"{folder}/S", "--user-dir", "fairseq_alma", "--task", "alma_lm", "--path", path, "--cpu"]
+def run(command, folder, checkout, path, *options, before=(), **keywords):
+    words = [
+        command,
+        *before,
+        f"{folder}/S",
+        "--user-dir",
+        "fairseq_alma",
+        "--task",
+        "alma_lm",
+        "--path",
+        path,
+        "--cpu",
+    ]
     return run_script([*words, *options], cwd=checkout, **keywords)
 
 
@@ -181,6 +210,30 @@ def test_fairseq_eval_lm_prints_the_perplexity_of_the_mean_probabilities(trained
         loss, perplexity = re.search(r"Loss \(base 2\): (\S+), Perplexity: (\S+)", done.stdout + done.stderr).groups()
         assert float(loss) == pytest.approx(want, abs=6e-5)
         assert float(perplexity) == pytest.approx(2**want, abs=0.006)
+        module = ["-P", "-m", "fairseq_alma.text.split_losses"]
+        done = run(Path(sys.executable).name, trained, checkout, f"{trained}/E.pt", *options, before=module)
+        assert float(re.search(r"test: (\S+) bits per token", done.stdout)[1]) == pytest.approx(want, abs=6e-5)
+
+
+def test_new_members_alone_are_tested_and_added_to_what_those_before_predict(trained, tmp_path):
+    places = [shutil.copytree(trained / name, tmp_path / name) / "checkpoint_last.pt" for name in "ab"]
+    main([str(places[0]), "--out", f"{tmp_path}/first.pt"])
+    main([*map(str, places), "--out", f"{tmp_path}/both.pt"])
+
+    def losses(ensemble, *more):
+        words = [str(trained / "S"), "--user-dir", "fairseq_alma", "--task", "alma_lm", "--cpu", "--path", ensemble]
+        words += ["--gen-subset", "valid,test", "--tokens-per-sample", "16", *more]
+        done = run_script([Path(sys.executable).name, "-P", "-m", "fairseq_alma.text.split_losses", *map(str, words)])
+        return dict(re.findall(r"(\w+): (\S+) bits per token", done.stdout)), done
+
+    whole, _ = losses(tmp_path / "both.pt", "--out", tmp_path / "whole.npz", "--batch-size", "7")
+    losses(tmp_path / "first.pt", "--out", tmp_path / "first.npz", "--batch-size", "7")
+    places[0].unlink()
+    known = ("--known", tmp_path / "first.npz", "--out", tmp_path / "both.npz", "--batch-size", "7")
+    assert losses(tmp_path / "both.pt", *known)[0] == whole and [*whole] == ["valid", "test"]
+    assert (tmp_path / "both.npz").read_bytes() == (tmp_path / "whole.npz").read_bytes()
+    failed = losses(tmp_path / "both.pt", "--known", tmp_path / "none.npz")[1]
+    assert failed.returncode == 1 and "this member of the ensemble is missing" in failed.stderr.splitlines()[-1]
 
 
 def test_sequences_longer_than_the_smallest_member_takes_are_refused_rather_than_skipped(trained, checkout):
