@@ -19,7 +19,7 @@ from fairseq_alma.data.ngrams import scrambled
 KEYED = np.dtype([("key", "<u8"), ("words", "<u4"), ("row", "<u4"), ("argument", "<u2")])
 """What is known of a document: its key, words, number in its piece, and argument or group where these are dealt."""
 LAST_KEY = 2**64 - 1
-_BUCKET_DOCUMENTS = 1 << 20
+_BUCKET_DOCUMENTS = 1 << 17
 _MOST_BITS = 12
 _KEYED, _KNOWN, _DROPPED, _KEPT, _TOTALS = "keyed.bin", "known.bin", "dropped.bin", "kept.bin", "totals.npz"
 _HASHES_AT_ONCE = 1 << 20

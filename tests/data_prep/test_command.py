@@ -388,6 +388,20 @@ def test_what_is_left_out_depends_on_no_number_of_workers(copied, tmp_path, requ
     assert Stream.open(tmp_path / "two").history == one.history
 
 
+@pytest.mark.parametrize("more", [[], ["--keep-duplicates", "--holdout-words", "3%"]])
+def test_buckets_and_pieces_decide_nothing_also_about_what_is_appended(
+    text, copied, tmp_path, request, monkeypatch, more
+):
+    for out in ("one", "many"):
+        stream = create(text, tmp_path / out, *more)
+        assert run(copied, "--out", stream.root, "--append", "--megabatches", 2, *more[:1]) == 0
+        request.getfixturevalue("small_pieces")
+        monkeypatch.setattr("data_prep.text.buckets._BUCKET_DOCUMENTS", 30)
+    assert files_of(tmp_path / "one") == files_of(tmp_path / "many")
+    assert Stream.open(tmp_path / "one").history == Stream.open(tmp_path / "many").history
+    assert bool(more) is not bool(stream.history[0]["num_duplicates"])
+
+
 def test_shards_joined_are_the_sets_whatever_the_pieces(copied, tmp_path, small_pieces):
     one = create(copied, tmp_path / "one")
     limit = 10_000
