@@ -3,6 +3,7 @@
 What a shell or `subprocess` starts, and `tests/text/test_fork_server.py`, have the real thing.
 """
 
+import atexit
 import functools
 import hashlib
 import importlib
@@ -141,4 +142,5 @@ def _fork(request: Request, files: Sequence[int]) -> Forked:
 
 def _run(request: Request, output: int) -> None:
     print_to(output, output)
+    atexit._clear()  # of this process: it would remove its temporary folders
     run_here(request.program, request.arguments, request.environment)

@@ -299,7 +299,7 @@ def faults():
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
 
 keep_freed_memory()
-print(faults(), sum(faults() for _ in range(10)))
+print(faults(), sum(faults() for _ in range(40)))
 """
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("MALLOC_", "GLIBC_"))}
     for more, keeps in (({}, True), ({"MALLOC_TRIM_THRESHOLD_": "131072"}, False)):
@@ -307,4 +307,5 @@ print(faults(), sum(faults() for _ in range(10)))
             [sys.executable, "-c", rounds], capture_output=True, text=True, check=True, env={**environment, **more}
         )
         first, later = map(int, done.stdout.split()[-2:])
-        assert (later < 5 * first) == keeps, "each of ten rounds clears fresh memory, unless it is kept"
+        # each of forty rounds clears fresh memory, or some do until the heap has a place that nothing small is put into
+        assert (later < 15 * first) == keeps
