@@ -421,11 +421,11 @@ def replace_folder(new: Path, path: Path) -> None:
     Linux exchanges their names in one step, so that whoever opens ``path`` finds the one or the other. Where the system
     or the file system cannot, nothing stands there for a moment.
     """
+    old = path.with_name(f".{path.name}-old")
+    shutil.rmtree(old, ignore_errors=True)
     if path.exists() and _exchange(new, path):
         shutil.rmtree(new)
         return
-    old = path.with_name(f".{path.name}-old")
-    shutil.rmtree(old, ignore_errors=True)
     if path.exists():
         path.rename(old)
     new.rename(path)

@@ -28,7 +28,7 @@ from fairseq_alma.files import write_json_atomically
 from fairseq_alma.report.read_run import RunTable, read_run
 from fairseq_alma.report.table import render_markdown
 from fairseq_alma.text import speed
-from fairseq_alma.text.model_size import LENGTH, Shape, Speed, Wish, batch_of, by_time, shapes
+from fairseq_alma.text.model_size import LENGTH, Shape, Speed, Wish, by_time, shapes
 from fairseq_alma.text.recipe import RATE
 
 RATES = tuple(RATE * factor for factor in (0.5, 1, 2, 4))
@@ -74,10 +74,9 @@ def plan(stream: Stream, minutes: float) -> tuple[Point, list[Point]]:
     near = {min(possible, key=lambda each: abs(each.num_params - size)): None for size in wanted}
     points = []
     for shape in near:
-        own = by_time(possible, tokens, stream, Wish(size=shape.num_params, hours=hours), measured)
-        passes = chosen.passes if shape == chosen.shape else own.passes
-        points += [Point(shape.num_params, passes, rate) for rate in RATES]
-    print(f"tokens in an update: {LENGTH * batch_of(chosen.num_tokens)}", file=sys.stderr)
+        wish = Wish(size=shape.num_params, hours=hours)
+        own = chosen if shape == chosen.shape else by_time(possible, tokens, stream, wish, measured)
+        points += [Point(shape.num_params, own.passes, rate) for rate in RATES]
     return default, points
 
 
@@ -92,22 +91,26 @@ def train(stream: Path, folder: Path, points: Sequence[Point]) -> None:
     """Train what has not ended, and what no other process has taken."""
     for point in points:
         with Claim(folder / f"{point.name}.lock") as claimed:
-            if claimed and not (folder / f"{point.name}.done").is_file():
+            if claimed and ended(folder, point) is None:
                 print(f"{time.strftime('%T')} {point.name}", flush=True)
                 with (folder / f"{point.name}.log").open("a") as log:
                     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
                     words = command(stream, folder, point)
-                    done = subprocess.run(words, stdout=log, stderr=subprocess.STDOUT, env=environment)
-                if done.returncode == 0:
-                    (folder / f"{point.name}.done").touch()
+                    subprocess.run(words, stdout=log, stderr=subprocess.STDOUT, env=environment)
+
+
+def ended(folder: Path, point: Point) -> Optional[RunTable]:
+    """Return a run that has ended; None: it has not."""
+    path = folder / point.name
+    runs = RunTable.of([read_run(path)]) if (path / "run.json").is_file() else None
+    return runs if runs is not None and runs.facts.is_complete.all() else None
 
 
 def table(folder: Path, default: Point, points: Sequence[Point]) -> str:
     """Lay out what has ended, and how far the defaults are from the best of it."""
-    ended = [point for point in points if (folder / f"{point.name}.done").is_file()]
-    if not ended:
+    runs = {point: found for point in points if (found := ended(folder, point)) is not None}
+    if not runs:
         raise AlmaError(f"{folder}: nothing has ended there; call it without --table first")
-    runs = {point: RunTable.of([read_run(folder / point.name)]) for point in ended}
     valid = {point: each.arrivals.valid.iloc[-1] for point, each in runs.items()}
     bits = {point: each.facts.bits_per_byte.iloc[0] for point, each in runs.items()}
     sizes = {point.size: point.passes for point in points}
@@ -117,7 +120,7 @@ def table(folder: Path, default: Point, points: Sequence[Point]) -> str:
     ]
     text = render_markdown(["parameters", "passes", *(f"{rate:g}" for rate in RATES)], rows)
     best = min(valid, key=lambda point: valid[point])
-    text += f"\n\nThe best of {len(ended)} by valid: {best.name}, {bits[best]:.4f} bits per byte."
+    text += f"\n\nThe best of {len(runs)} by valid: {best.name}, {bits[best]:.4f} bits per byte."
     if default in bits:
         behind = 100 * (bits[default] / bits[best] - 1)
         text += f" The defaults, {default.name}: {bits[default]:.4f}, {behind:+.2f} %."

@@ -334,9 +334,8 @@ def _export(model: Model, month: int) -> None:
     """Export what is tested after a month, in place of what is there."""
     from fairseq_alma.exchange.model_folder import export_model
 
-    new, old = (model.root / f".{EXPORT}-{word}" for word in ("new", "old"))
-    for left in (new, old):
-        shutil.rmtree(left, ignore_errors=True)
+    new = model.root / f".{EXPORT}-new"
+    shutil.rmtree(new, ignore_errors=True)
     export_model(model.predictor(month), new, model.root / STREAM)
     replace_folder(new, model.root / EXPORT)
 

@@ -233,14 +233,24 @@ class ScheduledSizes(GrowingModel):
     def plan(self, stage: Stage) -> StagePlan:
         """Grow to the schedule's sizes, and train all of it."""
         planned = super().plan(stage)
-        sizes = {self.flags[name]: numbers[stage.index] for name, numbers in self._sizes.items()}
+        place, _ = self._place(stage.index)
+        # experts are what a training has beside its sizes
+        sizes = {self.flags[name]: numbers[place] for name, numbers in self._sizes.items() if name != "experts"}
         return replace(planned, trainings=tuple(replace(each, sizes=sizes) for each in planned.trainings))
 
     def growth_before(self, stage: Stage, seed: int) -> Optional[Growth]:
         """Grow to the schedule's sizes."""
-        steps = {name: numbers[stage.index - 1 : stage.index + 1] for name, numbers in self._sizes.items()}
-        grown = {name: now for name, (before, now) in steps.items() if now != before}
+        grown = {name: now for name, (before, now) in self._steps(stage).items() if now != before}
         return Growth(0, "sizes", "loss", seed, sizes=grown) if grown else None
+
+    def _steps(self, stage: Stage) -> dict[str, tuple[int, int]]:
+        """Return the sizes of the stage before and of this one."""
+        (was, _), (place, _) = self._place(stage.index - 1), self._place(stage.index)
+        return {name: (numbers[was], numbers[place]) for name, numbers in self._sizes.items()}
+
+    def _place(self, stage: int) -> tuple[int, Optional[str]]:
+        """Return the place in the schedule at a stage, and why."""
+        return stage, None
 
     @property
     def _sizes(self) -> dict[str, tuple[int, ...]]:
@@ -324,17 +334,16 @@ class ScheduledGrowth(ScheduledSizes):
 
     def plan(self, stage: Stage) -> StagePlan:
         """Grow to the schedule's sizes, and train all of it."""
-        planned = GrowingModel.plan(self, stage)
+        planned = super().plan(stage)
         place, reason = self._place(stage.index)
-        sizes = {SIZES[name]: sizes[place] for name, sizes in self._sizes.items() if name != "experts"}
-        times = sizes["--decoder-embed-dim"] // self._sizes["embed-dim"][0] if "embed-dim" in self._sizes else 1
-        trainings = tuple(replace(each, sizes=sizes, times_heads=times) for each in planned.trainings)
+        widths = self._sizes.get("embed-dim")
+        times = widths[place] // widths[0] if widths else 1
+        trainings = tuple(replace(each, times_heads=times) for each in planned.trainings)
         return replace(planned, trainings=trainings, reason=reason)
 
     def growth_before(self, stage: Stage, seed: int) -> Optional[Growth]:
         """Grow to the schedule's sizes."""
-        (was, _), (place, _) = self._place(stage.index - 1), self._place(stage.index)
-        steps = {name: (sizes[was], sizes[place]) for name, sizes in self._sizes.items()}
+        steps = self._steps(stage)
         grown = {name: now for name, (before, now) in steps.items() if now != before}
         if not grown:
             return None
