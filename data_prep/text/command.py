@@ -17,12 +17,14 @@ from data_prep.text.source import find_sources
 from data_prep.text.steps import STEPS, finish, record_of
 from fairseq_alma.cli.entry import command
 from fairseq_alma.data.manifest import file_sha256
+from fairseq_alma.data.ngrams import HELD_OUT
 from fairseq_alma.data.stream import DECONTAMINATE, Stream
 from fairseq_alma.data.tokenizer import StreamTokenizer
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.terminal import tell
 
 SHOWN_GROUPS = 12
+MUCH_LEFT_OUT = 0.1  # of the words
 FEW_PACKED = 64
 """Compressed files; where there are more, they keep as many cores busy as they are, and each pass unpacks them."""
 
@@ -56,11 +58,20 @@ def _describe(stream: Stream, seconds: float) -> None:
         print(f"mega-batches {first} to {stream.num_megabatches - 1}: {', '.join(_abridged(last['groups']))}")
     print(f"{last['num_duplicates']:,} duplicates dropped, vocabulary size {vocab_size:,}, {seconds:.1f} s")
     if last.get("num_contaminated"):
-        print(
-            f"{last['num_contaminated']:,} documents ({last['contaminated_words']:,} words) left out: they share "
-            f"{last['options'][DECONTAMINATE]} words in a row with the validation or the test set (stream.json names "
-            "them)"
+        words, size = last["contaminated_words"], last["options"][DECONTAMINATE]
+        kept = sum(
+            split.num_words for split in stream.splits if split.name in last["splits"] and split.name not in HELD_OUT
         )
+        share = words / (words + kept)
+        print(
+            f"{last['num_contaminated']:,} documents ({words:,} words, {share:.1%} of what was to be trained on) left "
+            f"out: they share {size} words in a row with the validation or the test set (stream.json names them)"
+        )
+        if share > MUCH_LEFT_OUT:
+            print(
+                f"That is much. Texts of some kinds, such as program code, share {size} words without being copies: "
+                f"{DECONTAMINATE} {4 * size} finds longer copies alone, --no-decontaminate none"
+            )
     wanted = last["options"].get("--vocab-size")
     if wanted not in (None, AUTO) and wanted != vocab_size:
         print(f"--vocab-size {wanted}: the first mega-batch gives {vocab_size} tokens only")

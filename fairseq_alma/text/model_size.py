@@ -224,10 +224,13 @@ def by_time(possible: Sequence[Shape], tokens: Sequence[int], stream: Stream, wi
         why = f"the best of {wish.hours:g} hours by the speed measured here, {1 / cost:,.0f} tokens per second"
         found.append(Plan(shape, passes, tokens, why, forecast))
     if not found:
-        needed = costs[0] * (tested + max(LEAST_UPDATES * guess * LENGTH, (wish.passes or 0) * total))
-        hours = (needed + beside) / 3600
+        trained = max(LEAST_UPDATES * guess * LENGTH, (wish.passes or 0) * total)
+        hours = (costs[0] * (tested + trained) + beside) / 3600
         what = "that size" if len(at_hand) == 1 else "the smallest model"
-        raise ValueError(f"--hours {wish.hours:g}: too short for {what}, which takes {hours:.2g} here; give more")
+        advice = "give more"
+        if tested > trained:
+            advice += f", or a stream with less to test on (--test-words 5%): most of it is {len(tokens)} tests"
+        raise ValueError(f"--hours {wish.hours:g}: too short for {what}, which takes {hours:.2g} here; {advice}")
     return min(found, key=lambda each: expected_loss(each.shape, each.num_tokens, each.passes))
 
 

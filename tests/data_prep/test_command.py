@@ -342,7 +342,11 @@ def test_near_copies_of_what_is_held_out_are_left_out_counted_and_named(copied, 
     # A near-copy of one that is held out is held out itself, or left out.
     assert len(trained) + record["num_contaminated"] + len(held_out_texts(stream)) == 800
     assert 0 < record["num_contaminated"] == len(record["contaminated"]) <= 400
-    assert f"{record['num_contaminated']} documents" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert f"{record['num_contaminated']} documents" in said
+    share = record["contaminated_words"] / (record["contaminated_words"] + sum(len(text.split()) for text in trained))
+    assert share > 0.1 and f"words, {share:.1%} of what was to be trained on) left out" in said
+    assert "That is much. Texts of some kinds" in said and "--decontaminate-ngram 52" in said
     named = record["contaminated"][0]
     assert len(named["ngram"].split()) <= 13
     assert sum(one["words"] for one in record["contaminated"]) == record["contaminated_words"]

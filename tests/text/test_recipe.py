@@ -22,9 +22,9 @@ def split(name, num_tokens):
     )
 
 
-def stream_of(*tokens, vocab_size=996):
+def stream_of(*tokens, vocab_size=996, test=2000):
     splits = [split(f"megabatch-{t:03d}/train", each) for t, each in enumerate(tokens)]
-    splits += [split("valid", 1000), split("test", 2000)]
+    splits += [split("valid", 1000), split("test", test)]
     return Stream(None, "text", 1, tuple(splits), TokenizerEntry("tokenizers", vocab_size, "0" * 64, ()))
 
 
@@ -153,6 +153,13 @@ def test_hours_with_a_size_choose_the_passes_and_the_other_way_round():
 def test_too_few_hours_are_refused_with_how_many_it_takes(wish):
     with pytest.raises(ValueError, match=r"--hours 0\.\d+: too short for .*, which takes [\d.e+]+ here"):
         made(wish=wish, measure=at_speed(1e9))
+
+
+@pytest.mark.parametrize(("test", "is_said"), [(100_000, False), (30_000_000, True)])
+def test_hours_that_testing_takes_are_said_to_be_of_the_stream(test, is_said):
+    with pytest.raises(ValueError, match=r"too short for the smallest model") as refused:
+        made(stream=stream_of(1_000_000, 1_000_000, test=test), wish=Wish(hours=0.001), measure=at_speed(1e9))
+    assert ("less to test on (--test-words 5%): most of it is 2 tests" in str(refused.value)) == is_said
 
 
 def test_what_was_chosen_stays_chosen_when_the_stream_has_grown():
