@@ -21,6 +21,7 @@ from collections import defaultdict
 from pathlib import Path
 from typing import NamedTuple, Optional, Sequence
 
+from fairseq_alma.cli.entry import command
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.report.read_run import RunTable, read_run
 from fairseq_alma.report.regret import MARGIN, compute_multiplier
@@ -313,6 +314,7 @@ def output(runs: RunTable, args: argparse.Namespace) -> str:
     return (shown.partition("\n\n")[2] if args.differences else shown) + "\n"
 
 
+@command
 def main(argv: Optional[Sequence[str]] = None) -> int:
     """Run the command."""
     options = parser()
@@ -332,4 +334,4 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

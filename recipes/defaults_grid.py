@@ -21,6 +21,7 @@ from typing import NamedTuple, Optional, Sequence
 
 from ladder import Claim
 
+from fairseq_alma.cli.entry import command
 from fairseq_alma.data.stream import Stream
 from fairseq_alma.data.token_file import NUM_FAIRSEQ_SYMBOLS
 from fairseq_alma.errors import AlmaError
@@ -80,7 +81,7 @@ def plan(stream: Stream, minutes: float) -> tuple[Point, list[Point]]:
     return default, points
 
 
-def command(stream: Path, folder: Path, point: Point) -> list[str]:
+def training_of(stream: Path, folder: Path, point: Point) -> list[str]:
     """Return the call of alma-stream."""
     own = ["--stream", str(stream), "--run", str(folder / point.name), "--save-every", "20000"]
     return ["alma-stream", *own, "--size", str(point.size), "--passes", f"{point.passes:.4g}", "--", "--lr",
@@ -95,7 +96,7 @@ def train(stream: Path, folder: Path, points: Sequence[Point]) -> None:
                 print(f"{time.strftime('%T')} {point.name}", flush=True)
                 with (folder / f"{point.name}.log").open("a") as log:
                     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-                    words = command(stream, folder, point)
+                    words = training_of(stream, folder, point)
                     subprocess.run(words, stdout=log, stderr=subprocess.STDOUT, env=environment)
 
 
@@ -131,14 +132,15 @@ def _cell(bits: Optional[float]) -> str:
     return "" if bits is None else f"{bits:.4f}"
 
 
-def main() -> int:
+@command
+def main(argv: Optional[Sequence[str]] = None) -> int:
     """Run the program."""
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("stream", type=Path, help="of text that nothing was tuned on")
     options.add_argument("--minutes", type=float, required=True, help="of two cores, for each run")
     options.add_argument("--runs", type=Path, default=Path("runs/defaults"), help="everything is below RUNS/MINUTES")
     options.add_argument("--table", action="store_true", help="show what has ended")
-    args = options.parse_args()
+    args = options.parse_args(argv)
     folder = args.runs / f"{args.minutes:g}"
     folder.mkdir(parents=True, exist_ok=True)
     planned = folder / "plan.json"
@@ -156,10 +158,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except AlmaError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
-    except KeyboardInterrupt:
-        sys.exit(130)
+    sys.exit(main(sys.argv[1:]))

@@ -32,6 +32,7 @@ from typing import IO, Callable, Collection, Iterator, Optional, Sequence
 
 import arms
 
+from fairseq_alma.cli.entry import command
 from fairseq_alma.data.stream import Stream
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.files import open_atomically, write_json_atomically
@@ -482,9 +483,10 @@ def _rate(text: str) -> str:
     return f"{float(text):g}"
 
 
-def main() -> int:
+@command
+def main(argv: Optional[Sequence[str]] = None) -> int:
     """Run the program."""
-    args = parser().parse_args()
+    args = parser().parse_args(argv)
     size, names = Size(args.width), rows_of(args.rows)
     rates = args.rates or size.rates
     require_rates(rates, names)
@@ -506,10 +508,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except AlmaError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
-    except KeyboardInterrupt:
-        sys.exit(130)
+    sys.exit(main(sys.argv[1:]))

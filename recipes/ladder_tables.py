@@ -25,6 +25,7 @@ from typing import Hashable, Iterator, Mapping, NamedTuple, Optional, Sequence
 import arms
 import ladder
 
+from fairseq_alma.cli.entry import command
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.report.paper import paper_tables
 from fairseq_alma.report.read_run import RunTable
@@ -422,7 +423,8 @@ def _all(rungs: Mapping[int, Rung]) -> Iterator[str]:
     yield f"## trend\n\n{trend_table(rungs)}"
 
 
-def main() -> int:
+@command
+def main(argv: Optional[Sequence[str]] = None) -> int:
     """Run the program."""
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--runs", type=Path, help="a folder of the ladder's runs (default: the kept records alone)")
@@ -430,7 +432,7 @@ def main() -> int:
     options.add_argument(
         "--frontier", type=Path, help="draw loss over FLOPs at the smallest size into this file (.svg)"
     )
-    args = options.parse_args()
+    args = options.parse_args(argv)
     rungs = rungs_of(args.runs)
     if not rungs:
         raise AlmaError("no run of the ladder is complete; the tables begin with the first that is")
@@ -443,7 +445,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except AlmaError as error:
-        sys.exit(f"error: {error}")
+    sys.exit(main(sys.argv[1:]))

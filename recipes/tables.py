@@ -24,11 +24,12 @@ import tarfile
 from dataclasses import replace
 from itertools import combinations, pairwise
 from pathlib import Path
-from typing import Any, Callable, Iterable, Iterator, Mapping
+from typing import Any, Callable, Iterable, Iterator, Mapping, Optional, Sequence
 
 import arms
 import ladder_tables
 
+from fairseq_alma.cli.entry import command
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.files import open_atomically
 from fairseq_alma.report.experiment import Experiment, experiments, names_of
@@ -303,7 +304,8 @@ def everything(chosen: Iterable[str]) -> dict[Path, str]:
     }
 
 
-def main() -> int:
+@command
+def main(argv: Optional[Sequence[str]] = None) -> int:
     """Run the program."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--check", action="store_true", help="change nothing, and fail if something would change")
@@ -311,7 +313,7 @@ def main() -> int:
     parser.add_argument("--keep", nargs="+", metavar=("NAME", "RUN"), help="keep the records of runs as table NAME")
     parser.add_argument("--incomplete", action="store_true", help="keep also those that have not ended")
     parser.add_argument("--add", action="store_true", help="keep them beside those that table NAME has already")
-    args = parser.parse_args()
+    args = parser.parse_args(argv)
     unknown = sorted({*(args.only or ())} - {*names(), *(args.keep or ())[:1]})
     if unknown:
         parser.error(f"--only {' '.join(unknown)}: no such table; choose from {', '.join(names())}")
@@ -333,7 +335,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except AlmaError as error:
-        sys.exit(f"error: {error}")
+    sys.exit(main(sys.argv[1:]))

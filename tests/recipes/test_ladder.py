@@ -1,7 +1,5 @@
 """The ladder of sizes: what is trained in which order, what is not trained again, and what is refused."""
 
-import sys
-
 import pytest
 
 from fairseq_alma.errors import AlmaError
@@ -59,13 +57,12 @@ def test_what_is_kept_is_not_trained_again(records):
     assert names(todo) == ["sm-4-lr0.1-seed2", "sm-12-lr0.1-seed2"]
 
 
-def run(monkeypatch, *options):
-    monkeypatch.setattr(sys, "argv", ["ladder.py", *map(str, options)])
-    return ladder.main()
+def run(*options):
+    return ladder.main([*map(str, options)])
 
 
-def test_a_dry_run_says_tokens_passes_and_hours_and_writes_nothing(records, monkeypatch, capsys):
-    assert run(monkeypatch, "--width", 24, "--rows", "table2", "--runs", records / "R", "--dry-run") == 0
+def test_a_dry_run_says_tokens_passes_and_hours_and_writes_nothing(records, capsys):
+    assert run("--width", 24, "--rows", "table2", "--runs", records / "R", "--dry-run") == 0
     said = capsys.readouterr().out
     for words in ("50,424 parameters", "453,816 tokens", "10 passes: 2,216 updates", "hours of a core"):
         assert words in said
@@ -73,11 +70,11 @@ def test_a_dry_run_says_tokens_passes_and_hours_and_writes_nothing(records, monk
     assert not (records / "R").exists()
 
 
-def test_too_little_text_is_one_line_with_the_words_that_are_there_and_needed(records, monkeypatch):
+def test_too_little_text_is_one_line_with_the_words_that_are_there_and_needed(records):
     text = records / "text.txt"
     text.write_text("some words\n" * 50)
     with pytest.raises(AlmaError, match=r"text.txt: 100 words, --width 16 needs 328,005; give more text, or a smaller"):
-        run(monkeypatch, "--width", 16, "--text", text, "--runs", records / "R")
+        run("--width", 16, "--text", text, "--runs", records / "R")
     assert [path.name for path in (records / "R/16").iterdir()] == ["stream.lock"]
 
 
@@ -96,4 +93,4 @@ def test_too_little_text_is_one_line_with_the_words_that_are_there_and_needed(re
 def test_options_that_cannot_be_are_one_line(options, words, records, monkeypatch):
     monkeypatch.delenv("TEXT", raising=False)
     with pytest.raises(AlmaError, match=words):
-        run(monkeypatch, "--width", 16, "--runs", records / "R", *options)
+        run("--width", 16, "--runs", records / "R", *options)

@@ -176,8 +176,7 @@ def test_a_block_without_records_is_an_error(tmp_path, monkeypatch):
         (["--incomplete"], "--incomplete says which runs are kept"),
     ],
 )
-def test_options_that_contradict_each_other_are_refused(options, words, monkeypatch, capsys):
-    monkeypatch.setattr("sys.argv", ["tables.py", *options])
+def test_options_that_contradict_each_other_are_refused(options, words, capsys):
     with pytest.raises(SystemExit):
-        tables.main()
+        tables.main(options)
     assert words in capsys.readouterr().err
