@@ -1,13 +1,17 @@
-"""Where the best learning rate lies for models of several widths and depths, in one parametrization or the other.
+"""Where the best learning rate lies for models of several sizes, and the best batch and average after so many tokens.
 
     python recipes/benchmarks/transfer.py STREAM --mup --out sweep.jsonl
-    python recipes/benchmarks/transfer.py STREAM --out sweep.jsonl       # the usual one
+    python recipes/benchmarks/transfer.py STREAM --out sweep.jsonl       # the usual parametrization
     python recipes/benchmarks/transfer.py --table sweep.jsonl
+    python recipes/benchmarks/transfer.py STREAM --mup --width 64 --layers 2 --batch 512 1024 2048 4096 \\
+        --tokens 250000 500000 1000000 2000000 4000000 --half-life 1/4 1/8 1/16 1/32 1/64 --out fit.jsonl
+    python recipes/benchmarks/transfer.py --fit fit.jsonl --figure fit.svg
 
 One pass over text that is drawn once for all models: Adam, a warm-up, then a constant rate; what is tested is the
-average of the weights with a half-life of 1/16 of the updates so far, as in the recipe of alma-stream. A line for each
-test: loss in nats per token on valid. A second call leaves out what the file has already. The table gives for each size
-the best rate, at the lowest point of a parabola through the best loss and its neighbours over the rate's logarithm.
+average of the weights with a half-life of 1/16 of the updates so far, as in the recipe of alma-stream, or with several.
+A line for each test: loss in nats per token on valid. A second call leaves out what the file has already. The table
+gives for each size the best rate, at the lowest point of a parabola through the best loss and its neighbours over the
+rate's logarithm; the fit the best rate, batch and half-life over the tokens read, each a power of them.
 """
 
 import argparse
@@ -15,8 +19,9 @@ import itertools
 import json
 import math
 import time
+from fractions import Fraction
 from pathlib import Path
-from typing import Any, Iterator, Mapping, Sequence
+from typing import Any, Iterator, Mapping, NamedTuple, Optional, Sequence
 
 import numpy as np
 import torch
@@ -42,7 +47,9 @@ def options_of(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
             yield {"width": width, "layers": layers, "mup": arguments.mup, **dict(zip(names, values, strict=True))}
 
 
-def train(stream: Stream, setting: Mapping[str, Any], length: int, tested: Sequence[int]) -> Iterator[dict[str, Any]]:
+def train(
+    stream: Stream, setting: Mapping[str, Any], length: int, tested: Sequence[int], half_lives: Sequence[str]
+) -> Iterator[dict[str, Any]]:
     """Train one model; yield its loss on valid, nats per token, and what it took, after each of these many tokens."""
     from fairseq_alma.text.model import build_from_config
 
@@ -60,7 +67,7 @@ def train(stream: Stream, setting: Mapping[str, Any], length: int, tested: Seque
     optimizer = torch.optim.AdamW(
         model.parameters(), setting["rate"], betas=(0.9, 0.95), eps=1e-8, weight_decay=0.0, fused=True
     )
-    average = WeightAverage(ema_half_life="1/16")
+    averages = {share: WeightAverage(ema_half_life=share) for share in half_lives}
     batches = _batches(stream, length, setting)
     seconds, ends = 0.0, {each // setting["batch"]: each for each in tested}
     for update in range(max(ends)):
@@ -74,11 +81,14 @@ def train(stream: Stream, setting: Mapping[str, Any], length: int, tested: Seque
         (loss + 0.01 * balance).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
-        average.after_step(model, update)
+        for average in averages.values():
+            average.after_step(model, update)
         seconds += time.perf_counter() - started
         if update + 1 in ends:
-            tested_at = _averaged_loss(model, average, stream, length)
-            yield {**setting, "tokens": ends[update + 1], "loss": tested_at, "seconds": round(seconds, 1)}
+            for share, average in averages.items():
+                loss_then = _averaged_loss(model, average, stream, length)
+                read = {"tokens": ends[update + 1], "half_life": share}
+                yield {**setting, **read, "loss": loss_then, "seconds": round(seconds, 1)}
 
 
 def _averaged_loss(model: torch.nn.Module, average: WeightAverage, stream: Stream, length: int) -> float:
@@ -137,13 +147,96 @@ def table(found: list[dict[str, Any]]) -> str:
 
 def best_rate(losses: Mapping[float, float]) -> str:
     """Return the rate at the lowest point of a parabola through the lowest loss and its neighbours."""
-    rates = sorted(losses)
-    place = min(range(len(rates)), key=lambda i: losses[rates[i]])
-    if not 0 < place < len(rates) - 1:
-        return f"{rates[place]:g} (at the edge)"
-    near = rates[place - 1 : place + 2]
-    a, b, _ = np.polyfit(np.log(near), [losses[rate] for rate in near], 2)
-    return f"{math.exp(-b / (2 * a)):.2g}"
+    rate, _, is_inside = lowest(losses)
+    return f"{rate:.2g}" if is_inside else f"{rate:g} (at the edge)"
+
+
+def lowest(losses: Mapping[float, float]) -> tuple[float, float, bool]:
+    """Return where a loss is lowest, how low, and whether there are higher ones on both sides.
+
+    Args:
+        losses: at some values, over whose logarithm a parabola goes through the lowest and its two neighbours.
+    """
+    values = sorted(losses)
+    place = min(range(len(values)), key=lambda i: losses[values[i]])
+    if not 0 < place < len(values) - 1:
+        return values[place], losses[values[place]], False
+    near = values[place - 1 : place + 2]
+    a, b, c = np.polyfit(np.log(near), [losses[value] for value in near], 2)
+    return math.exp(-b / (2 * a)), c - b * b / (4 * a), True
+
+
+class Best(NamedTuple):
+    """What is best after so many tokens, each value with whether others were tried on both sides of it."""
+
+    tokens: int
+    loss: float
+    rate: tuple[float, bool]
+    batch: tuple[float, bool]
+    half_life: tuple[float, bool]
+
+
+def fit(found: list[dict[str, Any]]) -> list[Best]:
+    """Return what is best after each number of tokens: each value with the best of the others."""
+    best = []
+    for tokens in sorted({each["tokens"] for each in found}):
+        then = [each for each in found if each["tokens"] == tokens]
+
+        def over(name: str, then: list[dict[str, Any]] = then) -> tuple[float, float, bool]:
+            by_value: dict[float, float] = {}
+            for each in then:
+                value = float(Fraction(str(each[name])))
+                by_value[value] = min(by_value.get(value, math.inf), each["loss"])
+            return lowest(by_value)
+
+        values = {name: over(name) for name in ("rate", "batch", "half_life")}
+        ends = {name: (value, is_inside) for name, (value, _, is_inside) in values.items()}
+        best.append(Best(tokens, min(each["loss"] for each in then), **ends))
+    return best
+
+
+def power(best: Sequence[Best], name: str) -> Optional[tuple[float, float]]:
+    """Return the value at a million tokens and the power of the tokens; None: fewer than three are inside the grid."""
+    points = [(each.tokens / 1e6, getattr(each, name)[0]) for each in best if getattr(each, name)[1]]
+    if len(points) < 3:
+        return None
+    tokens, values = np.log(np.array(points).T)
+    slope, start = np.polyfit(tokens, values, 1)
+    return math.exp(start), float(slope)
+
+
+def fit_table(best: Sequence[Best]) -> str:
+    """Return a row for each number of tokens, and the powers below."""
+    lines = ["| tokens | loss | best rate | best batch | best half-life |", "|---:|---:|---:|---:|---:|"]
+    for each in best:
+        cells = [f"{each.tokens:,}", f"{each.loss:.4f}"]
+        for value, is_inside in each[2:]:
+            cells.append(f"{value:,.0f}" if value > 1 else f"{value:.3g}")
+            cells[-1] += "" if is_inside else " (at the edge)"
+        lines.append(f"| {' | '.join(cells)} |")
+    for name in Best._fields[2:]:
+        found = power(best, name)
+        law = "too few points" if found is None else f"{found[0]:.3g} x (tokens / 1,000,000)^{found[1]:.2f}"
+        lines.append(f"\n{name.replace('_', '-')}: {law}")
+    return "\n".join(lines)
+
+
+def draw(best: Sequence[Best], path: Path) -> None:
+    """Draw what is best over the tokens read."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, 3), layout="constrained")
+    for axes, name in zip(figure.subplots(1, 3), Best._fields[2:], strict=True):
+        tokens = [each.tokens for each in best]
+        for inside, marker, said in ((True, "o", "lowest of a parabola"), (False, "x", "at the edge of the grid")):
+            points = [(each.tokens, getattr(each, name)[0]) for each in best if getattr(each, name)[1] is inside]
+            axes.plot(*zip(*points, strict=True) if points else ([], []), marker, color="C0", label=said)
+        if (law := power(best, name)) is not None:
+            line = [law[0] * (each / 1e6) ** law[1] for each in tokens]
+            axes.plot(tokens, line, "C1", label=f"power {law[1]:.2f}")
+        axes.set(xscale="log", yscale="log", xlabel="tokens read", title=f"best {name.replace('_', '-')}")
+        axes.legend(fontsize="small")
+    figure.savefig(path)
 
 
 def main() -> None:
@@ -161,20 +254,30 @@ def main() -> None:
     parser.add_argument(
         "--tokens", type=int, nargs="+", default=[409_600], help="after which it is tested", metavar="N"
     )
+    parser.add_argument("--half-life", nargs="+", default=["1/16"], help="of the average, in updates so far")
+    parser.add_argument("--fit", type=Path, help="show what is best in this file and train nothing")
+    parser.add_argument("--figure", type=Path, help="draw that, with --fit (.svg)")
     parser.add_argument("--seed", type=int, nargs="+", default=[1])
     parser.add_argument("--length", type=int, default=128, help="tokens of a sequence")
     arguments = parser.parse_args()
     if arguments.table is not None:
         print(table([json.loads(line) for line in arguments.table.read_text().splitlines()]))
         return
+    if arguments.fit is not None:
+        best = fit([json.loads(line) for line in arguments.fit.read_text().splitlines()])
+        print(fit_table(best))
+        if arguments.figure is not None:
+            draw(best, arguments.figure)
+        return
     fairseq_alma.register()
     stream = Stream.open(arguments.stream)
     lines = arguments.out.read_text().splitlines() if arguments.out.exists() else []
     done = [{k: v for k, v in json.loads(line).items() if k not in ("loss", "seconds")} for line in lines]
     for setting in options_of(arguments):
-        if all({**setting, "tokens": tokens} in done for tokens in arguments.tokens):
+        tests = itertools.product(arguments.tokens, arguments.half_life)
+        if all({**setting, "tokens": tokens, "half_life": share} in done for tokens, share in tests):
             continue
-        found = list(train(stream, setting, arguments.length, arguments.tokens))
+        found = list(train(stream, setting, arguments.length, arguments.tokens, arguments.half_life))
         with arguments.out.open("a") as file:
             file.writelines(json.dumps(each) + "\n" for each in found)
         print(found[-1], flush=True)
