@@ -4,7 +4,7 @@ python -m tests.cuda_without_gpu                    # a table, half a minute
 python -m tests.cuda_without_gpu base --by-name     # programs with "base" in their names, and their operations
 python -m tests.cuda_without_gpu base --by-place    # and the lines of ours that ask for them, most bytes first
 python -m tests.cuda_without_gpu --hours            # a bound on speed, and hours of the paper's run, by a model
-python -m tests.cuda_without_gpu --memory           # what the models of recipes/lm need of a device
+python -m tests.cuda_without_gpu --memory           # what the trainings of recipes/lm need of a device
 """
 
 import argparse
@@ -15,6 +15,7 @@ import torch
 from fairseq_alma.checkpoints.model_facts import shape_from_weights
 from fairseq_alma.moe.short_copies import batch_of_update
 from tests.cuda_without_gpu.fake_cuda import counted, cuda
+from tests.cuda_without_gpu.memory import need_of, training_of
 from tests.cuda_without_gpu.programs import PROGRAMS, learn, run, switch_lm, tokens_of, update
 
 
@@ -100,19 +101,17 @@ def print_hours() -> None:
 
 
 def print_memory() -> None:
-    """Print what weights, moments and a batch of 8 x 512 tokens in bf16 take."""
-    print("| model | experts | parameters | weights, moments | a batch, gradients with it | together |")
-    print("|---|---:|---:|---:|---:|---:|")
+    """Print what the trainings of ``recipes/lm`` need, on 8 devices and on one, which has no buckets."""
+    columns = ("weights, moments", "a batch, gradients", "buckets", "each of 8 GPUs", "1 GPU")
+    print(f"| recipe | experts | parameters | {' | '.join(columns)} |\n|---|---:|---:|{'---:|' * len(columns)}")
     for size in ("base", "large"):
+        words = training_of(f"sm_{size}")
         for num_experts in (4, 8, 12):
-            with cuda():
-                model = switch_lm(size, num_experts=num_experts)
-                parameters = sum(parameter.numel() for parameter in model.parameters())
-                with batch_of_update(0), counted() as counts:
-                    learn(model, tokens_of(8, 512), "bf16")
-            figures = [each / 1e9 for each in (12 * parameters, counts.peak, 12 * parameters + counts.peak)]
-            row = " | ".join(f"{each:.1f} GB" for each in figures)
-            print(f"| {size} | {num_experts} | {parameters / 1e6:.0f} M | {row} |", flush=True)
+            need = need_of(words, num_experts)
+            batch = need.most - need.kept - need.buckets
+            figures = (need.kept, batch, need.buckets, need.most, need.most - need.buckets)
+            row = " | ".join(f"{each / 1e9:.1f} GB" for each in figures)
+            print(f"| `lm/*_{size}.sh` | {num_experts} | {need.parameters / 1e6:.0f} M | {row} |", flush=True)
 
 
 if __name__ == "__main__":
