@@ -16,6 +16,7 @@ from fairseq_alma.runs.loop import Run
 from fairseq_alma.runs.request import RunRequest
 from fairseq_alma.runs.run_folder import EVALUATED_FILE, RunFolder, predicting_checkpoint
 from fairseq_alma.runs.steps import StageWork, Step
+from fairseq_alma.runs.study import seconds_of
 from fairseq_alma.terminal import shell_words
 from fairseq_alma.training.feature import Features, Setting
 from fairseq_alma.watch.run_display import describe_stage
@@ -92,7 +93,8 @@ class ImageJob:
         def begin(runs: Sequence[Run]) -> ImageJob:
             job, request = copy.copy(self), self.request
             keep_freed_memory()
-            job.trainer = StageTrainer(settings, runs, request.run, request.wait, request.keep_checkpoints, features)
+            how = (request.run, request.wait, request.keep_checkpoints, features, seconds_of(request.save_every))
+            job.trainer = StageTrainer(settings, runs, *how)
             return job
 
         return begin

@@ -53,6 +53,7 @@ from fairseq_alma.training.branch import LRBranch
 from fairseq_alma.training.feature import Features, Part
 
 SAVE_EVERY_SECONDS = 20.0
+"""Between two saves of a training that is not over, unless the run was told otherwise."""
 SEEDS = "seeds"
 """Key in the file of an unfinished training: the seeds of what is trained."""
 GROWTH_FLOPS = "growth_flops"
@@ -86,6 +87,7 @@ class StageTrainer:
         wait: mega-batches of a stage.
         keep_maps: leave which experts test images go to after every stage, not after the last one alone.
         features: what trainings do beside learning, what predicts after a stage, and what the next one begins with.
+        save_every: seconds between two saves of a training that is not over.
     """
 
     def __init__(
@@ -96,10 +98,12 @@ class StageTrainer:
         wait: int,
         keep_maps: bool,
         features: Features,
+        save_every: Optional[float] = None,
     ) -> None:
         self.settings, self.shared_folder, self.wait = settings, shared_folder, wait
         self.keep_maps, self.features, self.branch = keep_maps, features, features[LRBranch]
         self.stream, self.last_stage = settings.stream, len(runs[0].plans) - 1
+        self.save_every = SAVE_EVERY_SECONDS if save_every is None else save_every
         self.source = ImageInput(self.stream.mean, self.stream.std, self.stream.augment).to(settings.device)
         self.stores = {run.folder.root: ModelStore(run.folder, settings, features.predicts_with) for run in runs}
         self.predictions = {root: Predictions(store, self._test_examples) for root, store in self.stores.items()}
@@ -293,7 +297,7 @@ class StageTrainer:
                 epochs, _ = training.num_epochs
                 rate = (epochs - done) * num_images / max(now - began, 1e-9)
                 progress.update(epochs * per_epoch, loss, rate)
-                if now - saved >= SAVE_EVERY_SECONDS and not training.is_over:
+                if now - saved >= self.save_every and not training.is_over:
                     work.folder.require_in_place()
                     write_unfinished(unfinished, {**training.state_dict(), SEEDS: of_seeds})
                     saved = time.monotonic()

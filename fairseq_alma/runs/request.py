@@ -12,7 +12,7 @@ from fairseq_alma.options import flag
 from fairseq_alma.runs.loop import Run
 from fairseq_alma.runs.run_folder import RunFolder
 from fairseq_alma.runs.steps import Backend
-from fairseq_alma.runs.study import PartOptions, ProcessOptions, StudyOptions
+from fairseq_alma.runs.study import SAVE_EVERY_UPDATES, PartOptions, ProcessOptions, StudyOptions
 from fairseq_alma.training.feature import Features
 from fairseq_alma.training.stage_ends import BestCheckpoint
 
@@ -61,6 +61,13 @@ class RunRequest(StudyOptions, PartOptions, ProcessOptions):
             )
         if self.iid is not None and (self.wait != 1 or self.replay or self.drop_rest):
             raise ValueError("--iid is one stage: it does not go with --wait, --replay or --drop-rest")
+        if kind == "images" and isinstance(self.save_every, int):
+            raise ValueError(f"--save-every {self.save_every}: on images it is a time; give one such as 30s or 15m")
+        if isinstance(self.save_every, str) and self.features[BestCheckpoint].best_checkpoint:
+            raise ValueError(
+                f"--save-every {self.save_every}: --best-checkpoint chooses among what is saved, which must not depend "
+                "on the clock; give a number of updates"
+            )
         if self.num_procs % self.nodes:
             raise ValueError(f"--nodes {self.nodes}: each needs as many processes; give --num-procs a multiple of it")
         if self.slurm is not None and given:
@@ -80,7 +87,7 @@ class RunRequest(StudyOptions, PartOptions, ProcessOptions):
         """Return what run.json says of the options, beside those of the learner."""
         given = {"iid": None} | super().record(kind) | self.features.record(kind)
         if self.features[BestCheckpoint].best_checkpoint:
-            given["best_every"] = self.save_every  # which weights are looked at
+            given["best_every"] = self.save_every or SAVE_EVERY_UPDATES  # which weights are looked at
         if kind == "images" and self.trains_members_apart:  # what is trained by itself differs in its last digits
             given["jobs"] = "given"
             given |= {"side_by_side": self.group_size} if self.group_size > 1 else {}

@@ -4,12 +4,13 @@ What run.json names, and what binds a run to it, follows from the declarations; 
 what else run.json says, and whether a command may resume the run that it describes.
 """
 
+import contextlib
 import math
 import platform
 from dataclasses import MISSING, dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Mapping, Optional
+from typing import Any, Mapping, Optional, Union
 
 from fairseq_alma.data.manifest import canonical_sha256
 from fairseq_alma.data.stream import Split, Stream
@@ -31,6 +32,8 @@ LEARNERS_FROM = "--learners-from"  # not --user-dir: fairseq's parser looks for 
 
 AUTO = "auto"
 _LARGEST_SIZE = 10**12
+SAVE_EVERY_UPDATES = 500
+_SECONDS = {"s": 1, "m": 60, "h": 3600}
 
 
 def read_size(word: str) -> Optional[int]:
@@ -47,6 +50,23 @@ def read_size(word: str) -> Optional[int]:
     if not 1 <= size <= _LARGEST_SIZE:
         raise ValueError("a number of parameters such as 800k or 25M is needed, or auto")
     return round(size)
+
+
+def read_interval(word: str) -> Union[int, str]:
+    """Return a number of updates, or a time, ``15m``, as it stands. Raises ValueError with what is needed."""
+    with contextlib.suppress(ValueError):
+        if word[-1:] not in _SECONDS:
+            return int(whole().read(word))
+        if seconds_of(word):
+            return word
+    raise ValueError("a number of updates such as 500 is needed, or a time such as 90s, 15m or 2h")
+
+
+def seconds_of(interval: Optional[Union[int, str]]) -> Optional[float]:
+    """Return how long an interval is that is a time; None: it counts updates, or is the default."""
+    if not isinstance(interval, str):
+        return None
+    return real(0, 1e6, above=True).read(interval[:-1]) * _SECONDS[interval[-1]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,13 +136,13 @@ class StudyOptions(ScheduleOptions, PlaceOptions):
         kinds=TEXT,
         metavar="H",
     )
-    save_every: int = opt(
-        500,
-        "updates between two checkpoints within a stage: what a kill can cost (default: 500); images are saved every "
-        "20 seconds",
-        range=whole(1),
-        kinds=TEXT,
+    save_every: Optional[Union[int, str]] = opt(
+        None,
+        "updates, or a time such as 90s, 15m or 2h, between two checkpoints within a stage: what a kill can cost "
+        f"(default: {SAVE_EVERY_UPDATES}; images, which are saved at the end of an epoch, by time alone: 20s)",
+        parse=read_interval,
         free=True,
+        metavar="N|TIME",
     )
     keep: Optional[tuple[int, ...]] = opt(
         None,

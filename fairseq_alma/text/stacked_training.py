@@ -36,6 +36,7 @@ from fairseq_alma.text.stacked_model import StackedModel, Uneven
 from fairseq_alma.text.text_steps import ALONE
 from fairseq_alma.training.average import WeightAverage
 from fairseq_alma.training.feature import Features
+from fairseq_alma.training.timed_saves import TimedSaves
 
 logger = logging.getLogger("train_inner")
 
@@ -69,11 +70,13 @@ class Member:
         """State of the optimizer, by parameter."""
         return self.trainer.optimizer.optimizer.state
 
-    def save(self, num_updates: int) -> None:
-        """Write a checkpoint as fairseq-train does; older ones stay."""
+    def save(self, num_updates: int, is_due: bool) -> None:
+        """Write a checkpoint as fairseq-train does; older ones stay. By the clock too it has its update's name."""
         self.trainer.set_num_updates(num_updates)
         how = copy(self.cfg.checkpoint)
         how.keep_interval_updates = -1
+        if is_due:
+            how.save_interval_updates = num_updates
         checkpoint_utils.save_checkpoint(how, self.trainer, self.batches, None)
 
     def remove_older(self) -> None:
@@ -154,8 +157,10 @@ class StackedTraining:
     def _saves(self, ends_epoch: bool) -> bool:
         how = self.cfg.checkpoint
         every = how.save_interval_updates
-        return (ends_epoch and self.batches.epoch % how.save_interval == 0) or (
-            every > 0 and self.num_updates % every == 0
+        return (
+            (ends_epoch and self.batches.epoch % how.save_interval == 0)
+            or (every > 0 and self.num_updates % every == 0)
+            or self.features[TimedSaves].is_due
         )
 
     def _update(self, samples: Sequence[Sequence[dict[str, Any]]]) -> None:
@@ -228,7 +233,7 @@ class StackedTraining:
     def _save(self) -> None:
         self._write()
         for member in self.members:
-            member.save(self.num_updates)
+            member.save(self.num_updates, self.features[TimedSaves].is_due)
         for member in self.members:
             member.remove_older()
 

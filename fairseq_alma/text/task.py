@@ -50,6 +50,7 @@ from fairseq_alma.training.loading import (
 )
 from fairseq_alma.training.processes import is_first, prepare_group
 from fairseq_alma.training.stage_task import CommandConfig, StageTask, WholeSplit, features_of, whole_share
+from fairseq_alma.training.timed_saves import TimedSaves
 
 
 @dataclass
@@ -67,6 +68,7 @@ class StreamConfig(CommandConfig, LanguageModelingConfig):
 
 register_feature(Sharding)
 register_feature(SaveInBackground)
+register_feature(TimedSaves)
 AlmaLMConfig = fairseq_config("AlmaLMConfig", StreamConfig, [StageOptions, *FEATURES], "text")
 """Options of ``--task alma_lm``: these, and those of the features of a training."""
 

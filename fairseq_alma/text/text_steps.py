@@ -25,6 +25,7 @@ from fairseq_alma.options import GivenOption
 from fairseq_alma.runs.records import TextGrowth
 from fairseq_alma.runs.run_folder import BEST, BRANCH, ENSEMBLE_FILE, PREDICTIONS_FILE
 from fairseq_alma.runs.steps import StageWork, Step
+from fairseq_alma.runs.study import SAVE_EVERY_UPDATES, seconds_of
 from fairseq_alma.terminal import tell
 from fairseq_alma.text import stage_checkpoints
 from fairseq_alma.text.process import Command, module_command, run_logged, watch_fairseq
@@ -293,9 +294,12 @@ class Train(TrainingStep):
 
     def _saving(self) -> Groups:
         # At the end of an epoch fairseq saves every --save-interval epochs: only the last one must be.
+        save_every = self.job.request.save_every
+        seconds = seconds_of(save_every)
+        within = ("updates", save_every or SAVE_EVERY_UPDATES) if seconds is None else ("minutes", f"{seconds / 60:g}")
         every = [
             ("--no-epoch-checkpoints", "--save-interval", str(self.job.options.max_epoch or NEVER)),
-            ("--save-interval-updates", str(self.job.request.save_every)),
+            (f"--save-interval-{within[0]}", str(within[1])),
         ]
         return every if self.job.request.keep_checkpoints else [*every, ("--keep-interval-updates", "1")]
 

@@ -44,6 +44,7 @@ OWNED: dict[str, str] = {
     "--no-progress-bar": "the logs are in RUN/stage-NNN",
     "--save-interval": "give --save-every before the --",
     "--save-interval-updates": "give --save-every before the --",
+    "--save-interval-minutes": "give --save-every before the --",
     "--keep-interval-updates": "give --keep-checkpoints before the --",
     "--keep-interval-updates-pattern": "give --keep-checkpoints before the --",
     "--keep-last-epochs": "give --keep-checkpoints before the --",

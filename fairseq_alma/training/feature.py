@@ -58,6 +58,7 @@ class Setting:
         start: checkpoint that the training begins with, optimizer and all (``--continue-once``); None: none.
         needs_whole_weights: what needs all weights of the model in one process; None: nothing does.
         autocast: precision of products, as torch names it; None: that of the weights.
+        saving: fairseq's options of checkpoints, which count as they are when an update is over; None: no such command.
         draw_weights: returns initial weights by their names, as a model would have them that starts from nothing; of a
             stage on images that starts from another.
     """
@@ -67,6 +68,7 @@ class Setting:
     start: Optional[str] = None
     needs_whole_weights: Optional[str] = None
     autocast: Optional[str] = None
+    saving: Any = None
     draw_weights: "Optional[Callable[[], Mapping[str, Tensor]]]" = None
 
 

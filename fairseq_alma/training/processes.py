@@ -204,6 +204,15 @@ def of_first(read: Callable[[], Any]) -> Any:
     return found if is_first() else message.filled(tensors)
 
 
+def decided_by_first(decision: bool) -> bool:
+    """Return in every process what the first has decided; cheap enough for each update."""
+    if world_size() == 1:
+        return decision
+    said = torch.tensor([decision], dtype=torch.uint8, device="cuda" if "nccl" in dist.get_backend() else "cpu")
+    dist.broadcast(said, 0)
+    return bool(said.item())
+
+
 class Outline:
     """An object without its tensors, to be sent.
 

@@ -194,7 +194,9 @@ class StageTask(FairseqTask):
 def features_of(cfg: DictConfig) -> Features:
     """Return what a configuration switches on. Raises AlmaError if the command cannot do it."""
     device = "cpu" if cfg.cpu or not torch.cuda.is_available() else "cuda"
-    features = Features.of(cfg, Setting(device, _optimizer_class(cfg), cfg.continue_once))
+    root: Any = cfg._get_root()
+    saving = root.get("checkpoint")
+    features = Features.of(cfg, Setting(device, _optimizer_class(cfg), cfg.continue_once, saving=saving))
     features.prepare()
     return features
 

@@ -76,6 +76,12 @@ def test_neither_fairseq_nor_torch_is_imported_to_print_commands(stream, tmp_pat
         (["--wait", "5", "--drop-rest"], "--wait 5 --drop-rest: the stream has 4 mega-batches"),
         (["--stage", "4"], "--stage 4: the run has stages 0 to 3"),
         (["--save-every", "0"], "--save-every 0"),
+        (["--save-every", "15x"], "--save-every 15x: a number of updates such as 500 is needed, or a time such as"),
+        (["--save-every", "infh"], "--save-every infh: a number of updates such as 500 is needed, or a time such as"),
+        (
+            ["--save-every", "15m", "--best-checkpoint"],
+            "--save-every 15m: --best-checkpoint chooses among what is saved",
+        ),
         (["--seed", "-1"], "--seed -1"),
         (["--megabatches", "0"], "--megabatches 0"),
         (["--learner", "guess"], "invalid choice: 'guess'"),

@@ -235,9 +235,8 @@ def test_hard_gates_choose_alike_whoever_is_trained_beside_them(stream, tmp_path
 
 def test_an_unfinished_training_of_other_seeds_is_left_alone_or_begun_anew(stream, tmp_path, monkeypatch):
     with monkeypatch.context() as patched, pytest.raises(ZeroDivisionError):
-        patched.setattr(stage_trainer, "SAVE_EVERY_SECONDS", 0.0)
         patched.setattr(stage_trainer.StageTraining, "finish", lambda self: 1 / 0)
-        run(stream, tmp_path / "R", "--wait", "6", "--seed", "1", "2")
+        run(stream, tmp_path / "R", "--wait", "6", "--seed", "1", "2", "--save-every", "0.000001s")
     (unfinished,) = (tmp_path / "R").rglob(f"*{stage_trainer.UNFINISHED}")
     run(stream, tmp_path / "R", "--wait", "6", "--seed", "3", "4")
     assert unfinished.is_file()
@@ -381,7 +380,7 @@ def test_the_checkpoint_of_a_run_is_tested_by_the_stock_command(stream, tmp_path
         (["--learner", "sm"], ["--optimizer", "sgd"], "give --lr too"),
         (["--learner", "sm", "--grow-every", "2"], [], "--grow-every goes with"),
         (["--learner", "sm", "--combine", "vote"], [], "--combine goes with"),
-        (["--learner", "sm", "--save-every", "5"], [], "--save-every has no meaning on streams of images"),
+        (["--learner", "sm", "--save-every", "5"], [], "--save-every 5: on images it is a time"),
         (["--learner", "sm", "--member", "0"], [], "--member goes with --learner bagging, ens, gens, not with sm"),
         (["--learner", "umix", "--jobs", "2"], [], "--jobs goes with --learner bagging, ens, gens, not with umix"),
         (["--learner", "ens", "--jobs", "0"], [], "--jobs 0: a number of at least 1 is needed"),

@@ -58,6 +58,10 @@ def test_what_the_user_gives_comes_last_so_that_it_counts():
         (("--replay-share", "0.25"), (), ("--replay-share", "0.25"), "--replay-order"),
         (("--replay-share", "0.25", "--replay-order", "least-seen"), (), ("--replay-order", "least-seen"), ""),
         ((), ("--max-epoch", "7"), ("--save-interval", "7"), ""),  # so that there is a checkpoint when epochs end it
+        ((), (), ("--save-interval-updates", "500"), "--save-interval-minutes"),
+        (("--save-every", "7"), (), ("--save-interval-updates", "7"), "--save-interval-minutes"),
+        (("--save-every", "90s"), (), ("--save-interval-minutes", "1.5"), "--save-interval-updates"),
+        (("--save-every", "2h"), (), ("--save-interval-minutes", "120"), "--save-interval-updates"),
     ],
 )
 def test_an_option_says_what_fairseq_train_gets_and_what_it_does_not(own, words, expected, left_out):

@@ -1,0 +1,106 @@
+"""Checkpoints by the clock: they come when it is time, of all processes at once, and change nothing of a training."""
+
+import os
+import signal
+from types import SimpleNamespace
+
+import pytest
+from fairseq.trainer import Trainer
+
+from fairseq_alma.text.stacked_training import StackedTraining, train_side_by_side
+from fairseq_alma.training import timed_saves
+from fairseq_alma.training.timed_saves import TimedSaves
+from tests.forked import together
+from tests.text.stock_commands import train_model, training_words
+from tests.training.test_background_saves import IN_BACKGROUND, SHARED, load, same
+from tests.training.test_data_parallel import train_rank
+
+UPDATES = ["--max-update", "18", "--megabatch", "0"]
+EVERY = ["--save-interval-minutes", "2", "--save-interval-updates", "1000"]
+NAMES = {f"checkpoint_1_{update}.pt" for update in (4, 8, 12, 16)} | {"checkpoint_last.pt"}
+
+
+def let_updates_take(seconds, patch):
+    """Let the clock stand still but for updates."""
+    clock = SimpleNamespace(now=0.0)
+    clock.monotonic = lambda: clock.now
+    patch.setattr(timed_saves, "time", clock)
+    for kind, name in ((Trainer, "train_step"), (StackedTraining, "_update")):
+        patch.setattr(kind, name, _later(getattr(kind, name), clock, seconds))
+
+
+def _later(step, clock, seconds):
+    def take(*arguments, **more):
+        clock.now += seconds
+        return step(*arguments, **more)
+
+    return take
+
+
+@pytest.fixture
+def slow_updates(monkeypatch):
+    let_updates_take(30, monkeypatch)
+
+
+@pytest.fixture(scope="module")
+def whole(trained, tmp_path_factory):
+    """A training that saves nothing before its end."""
+    return load(train_model(trained.stream, tmp_path_factory.mktemp("whole"), *UPDATES))
+
+
+@pytest.mark.parametrize("options", [[], [IN_BACKGROUND]], ids=["", "in background"])
+def test_a_training_saves_when_it_is_time_and_ends_with_the_same_bits(trained, whole, tmp_path, slow_updates, options):
+    last = load(train_model(trained.stream, tmp_path, *UPDATES, *EVERY, *options))
+    assert {path.name for path in tmp_path.iterdir()} == NAMES
+    assert same(last, whole)
+    assert last["cfg"]["checkpoint"]["save_interval_updates"] == 1000  # whatever the clock said
+
+
+@pytest.mark.parametrize("options", [[], [IN_BACKGROUND]], ids=["", "in background"])
+def test_a_training_that_is_killed_after_such_a_checkpoint_resumes_to_the_same_bits(trained, whole, tmp_path, options):
+    child = os.fork()
+    if child == 0:
+        patch = pytest.MonkeyPatch()
+        let_updates_take(30, patch)
+        step = Trainer.train_step
+        patch.setattr(
+            Trainer,
+            "train_step",
+            lambda trainer, *given: (
+                os.kill(os.getpid(), 9) if trainer.get_num_updates() == 11 else step(trainer, *given)
+            ),
+        )
+        train_model(trained.stream, tmp_path, *UPDATES, *EVERY, *options)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+    cut = load(tmp_path / "checkpoint_last.pt")
+    assert cut["optimizer_history"][-1]["num_updates"] in (4, 8)  # the later one may still have been on its way
+    assert same(load(train_model(trained.stream, tmp_path, *UPDATES, *EVERY, *options)), whole)
+
+
+def note_saves(rank, *arguments):
+    """Train, and return after which updates this process has found it time; only the clock of the first runs."""
+    let_updates_take(30 * (rank == 0), pytest.MonkeyPatch())
+    found, look = [], TimedSaves.after_step
+
+    def note(feature, model, update):
+        look(feature, model, update)
+        found.extend([update + 1] * feature.is_due)
+
+    TimedSaves.after_step = note
+    train_rank(rank, *arguments)
+    return found
+
+
+def test_the_clock_of_the_first_process_counts_in_all(trained, tmp_path):
+    saved = together(2, note_saves, 2, tmp_path, trained.stream, *SHARED[:-2], *EVERY)[0]
+    assert saved == [[4, 8, 12]] * 2
+    assert NAMES - {"checkpoint_1_16.pt"} == {path.name for path in (tmp_path / "model-2").iterdir()}
+
+
+def test_seeds_side_by_side_save_at_the_same_updates(trained, tmp_path, slow_updates):
+    folders = [tmp_path / str(seed) for seed in (1, 2)]
+    how = [*UPDATES, *EVERY, "--dropout", "0"]
+    calls = [training_words(trained.stream, "--save-dir", str(each), "--seed", each.name, *how) for each in folders]
+    train_side_by_side(calls)
+    assert [{path.name for path in each.iterdir()} for each in folders] == [NAMES] * 2
