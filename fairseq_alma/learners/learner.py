@@ -168,24 +168,18 @@ def combined(models: Sequence[ModelId], combine: str) -> str:
     return "single" if len(models) == 1 else combine
 
 
-def plan_stages(learner: Learner, planned: Sequence[Stage], max_models: Optional[int] = None) -> list[StagePlan]:
+def plan_stages(learner: Learner, planned: Sequence[Stage]) -> list[StagePlan]:
     """Plan a whole stream.
 
     Args:
         learner: who decides.
         planned: the stages.
-        max_models: members that the whole run may have; None: any number.
 
     Raises:
         ValueError: the options do not fit these stages; the message begins with the option.
     """
     learner.check_stages(planned)
-    plans = [learner.plan(stage) for stage in planned]
-    total = 1 + max((model.member for plan in plans for model in plan.predictors), default=0)
-    if max_models is not None and total > max_models:
-        given = getattr(learner, "num_members", total)
-        raise ValueError(f"--num-members {given}: {total} models in the whole run, at most {max_models} are possible")
-    return plans
+    return [learner.plan(stage) for stage in planned]
 
 
 def build_learner(learner: "type[Learner]", kind: str, seed: int, wait: int, given: Mapping[str, Any]) -> Learner:

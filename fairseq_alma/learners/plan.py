@@ -109,7 +109,10 @@ def stage_ending_with(megabatch: int, num_megabatches: int, wait: int, replay: b
 
 
 MEMBER_SEED_STEP = 10_000_000
+_STEPS_OF_SEEDS = 400
+"""As many as there are below 2**32, the largest seed that NumPy takes, less what a stage's updates add."""
 MAX_MEMBERS = 200
+"""Of those that one stage trains."""
 
 
 @dataclass(frozen=True, order=True)
@@ -204,10 +207,13 @@ def member_seed(seed: int, member: int) -> int:
     """Seed of a member of a run.
 
     Fairseq seeds update u with ``seed + u`` and epoch e with ``seed + e``, so that seeds of two members must lie
-    further apart than a run has updates. Member 0 has the run's own seed: it is the single model of the same seed.
+    further apart than a stage has updates: 10,000,000 of the first 400, half of that of the next 400, a quarter, ….
+    Member 0 has the run's own seed: it is the single model of the same seed.
 
     Args:
         seed: of the run, 0 to 9,999,999.
-        member: number of the member over the whole run, 0 to 199.
+        member: number of the member over the whole run.
     """
-    return seed + MEMBER_SEED_STEP * member
+    turn, step = divmod(member, _STEPS_OF_SEEDS)
+    between = int(f"{turn:b}"[::-1], 2) * MEMBER_SEED_STEP >> turn.bit_length()  # 0, 1/2, 1/4, 3/4, 1/8, … of a step
+    return seed + MEMBER_SEED_STEP * step + between

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Callable, Mapping, Optional, Protocol, Sequence
 
 from fairseq_alma.learners.learner import LEARNERS, Learner, build_learner, plan_stages
-from fairseq_alma.learners.plan import MAX_MEMBERS, Stage, StagePlan, stages
+from fairseq_alma.learners.plan import Stage, StagePlan, stages
 from fairseq_alma.learners.presets import filled
 from fairseq_alma.options import flag
 from fairseq_alma.runs.loop import Run
@@ -117,7 +117,7 @@ class RunRequest(StudyOptions, PartOptions, ProcessOptions):
         planned = self.stages(num_megabatches)
         if self.stage is not None and not 0 <= self.stage < len(planned):
             raise ValueError(f"--stage {self.stage}: the run has stages 0 to {len(planned) - 1}")
-        plans = plan_stages(learner, planned, MAX_MEMBERS if kind == "text" else None)
+        plans = plan_stages(learner, planned)
         if learner.looks_back and len(self.seeds) > 1:
             raise ValueError("--grow-when auto: seeds would not grow at the same time; give one call for each --seed")
         self._check_member(plans)

@@ -4,7 +4,6 @@
 
 A stage trains for five updates on 400 words and is tested on as many twice, so that nearly all of it is fixed cost. The
 seconds are those of `alma-stream` and all processes that it starts, user and system; they are counted, not waited for.
-A growing ensemble has at most 200 members, so that its longer streams are cut there.
 """
 
 import argparse
@@ -14,8 +13,6 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-
-from fairseq_alma.learners.plan import MAX_MEMBERS
 
 WORDS_OF_DOCUMENT, DOCUMENTS = 20, 20
 WORDS = (
@@ -64,17 +61,14 @@ def main() -> None:
     for learner in arguments.learner:
         before = (0, 0.0)
         for number in arguments.megabatches:
-            stages = min(number, MAX_MEMBERS) if learner == "gens" else number
-            if stages <= before[0]:
-                continue
             with tempfile.TemporaryDirectory(dir=arguments.work) as root:
-                stream = make_stream(Path(root), stages)
+                stream = make_stream(Path(root), number)
                 own = ["--stream", str(stream), "--run", f"{root}/run", "--learner", learner]
                 seconds = run(["alma-stream", *own, "--", *WORDS.split()])
-            each = (seconds - before[1]) / (stages - before[0]) if before[0] else None
+            each = (seconds - before[1]) / (number - before[0]) if before[0] else None
             shown = "" if each is None else f"{each:.2f}"
-            print(f"| {learner} | {stages} | {seconds:.1f} | {shown} |", flush=True)
-            before = (stages, seconds)
+            print(f"| {learner} | {number} | {seconds:.1f} | {shown} |", flush=True)
+            before = (number, seconds)
 
 
 if __name__ == "__main__":

@@ -107,7 +107,7 @@ def test_neither_fairseq_nor_torch_is_imported_to_print_commands(stream, tmp_pat
         (["--replay-share", "-0.1"], "--replay-share -0.1: a number above 0 is needed"),
         (["--ema-half-life", "1/8", "--branch-decay", "0.2"], "--ema-half-life 1/8: --branch-decay is another way"),
         (["--replay-share", "0.2", "--replay"], "--replay-share 0.2: --replay trains on all mega-batches already"),
-        (["--learner", "gens", "--num-members", "51"], "204 models in the whole run, at most 200"),
+        (["--learner", "gens", "--num-members", "201"], "--num-members 201: a number of at most 200 is needed"),
     ],
 )
 def test_usage_errors_are_one_line_with_exit_status_2(stream, tmp_path, capsys, options, message):
