@@ -23,6 +23,7 @@ _BUCKET_DOCUMENTS = 1 << 17
 _MOST_BITS = 12
 _KEYED, _KNOWN, _DROPPED, _KEPT, _TOTALS = "keyed.bin", "known.bin", "dropped.bin", "kept.bin", "totals.npz"
 _HASHES_AT_ONCE = 1 << 20
+_PIECES_AT_ONCE = 256
 
 
 def num_buckets(work: Work) -> int:
@@ -155,12 +156,37 @@ def _totals(records: np.ndarray, num_arguments: int) -> tuple[np.ndarray, np.nda
     return words, documents
 
 
+class GatherDropped(Step):
+    """Put what the buckets have dropped of some pieces into one file: no piece has to look into all buckets."""
+
+    def num_tasks(self, work: Work) -> int:
+        """See `Step`."""
+        return -(-len(work.pieces) // _PIECES_AT_ONCE)
+
+    def is_done(self, work: Work, number: int) -> bool:
+        """See `Step`."""
+        return work.folder.exists(_of_pieces(number))
+
+    def make(self, work: Work, number: int) -> Generator[Progress, None, None]:
+        """See `Step`."""
+        pieces = range(len(work.pieces))[number * _PIECES_AT_ONCE :][:_PIECES_AT_ONCE]
+        buckets = [_bucket(work, bucket) for bucket in range(num_buckets(work))]
+        parts = zip(*(bucket.load_some(_DROPPED, pieces, len(work.pieces)) for bucket in buckets), strict=True)
+        rows = [b"".join(of_piece) for of_piece in parts]
+        work.folder.save_slices(_of_pieces(number), np.cumsum([len(each) for each in rows]), *rows)
+        yield 0, 0
+
+
+def _of_pieces(number: int) -> str:
+    return f"dropped-{number:05d}.bin"
+
+
 def records_of(work: Work, number: int) -> np.ndarray:
     """Return the documents of a piece that are in its inputs' shares, without those that occurred before: `KEYED`."""
     records = np.frombuffer(work.of_piece(number).load_slices(_KEYED), KEYED)
-    buckets = range(num_buckets(work))
-    parts = [_bucket(work, bucket).load_slice(_DROPPED, number, len(work.pieces)) for bucket in buckets]
-    dropped = np.frombuffer(b"".join(parts), "<u4")
+    group, place = divmod(number, _PIECES_AT_ONCE)
+    in_group = min(_PIECES_AT_ONCE, len(work.pieces) - group * _PIECES_AT_ONCE)
+    dropped = np.frombuffer(work.folder.load_slice(_of_pieces(group), place, in_group), "<u4")
     return records[~np.isin(records["row"], dropped)] if len(dropped) else records
 
 

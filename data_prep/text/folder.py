@@ -9,6 +9,7 @@ import os
 import tempfile
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import IO, Any, Iterator, Mapping, Optional, Sequence, Union
 
@@ -107,10 +108,15 @@ class Folder:
 
     def load_slice(self, name: str, number: int, num_slices: int) -> bytes:
         """Return one slice of what `save_slices` wrote."""
-        width = _OFFSET.itemsize
-        start, end = np.frombuffer(self.read(name, (number + 1) * width, (number + 3) * width), _OFFSET).tolist()
-        first = (num_slices + 2) * width
-        return self.read(name, first + start, first + end) if end > start else b""
+        return self.load_some(name, range(number, number + 1), num_slices)[0]
+
+    def load_some(self, name: str, numbers: range, num_slices: int) -> list[bytes]:
+        """Return some slices of what `save_slices` wrote, which follow each other."""
+        width, first = _OFFSET.itemsize, (num_slices + 2) * _OFFSET.itemsize
+        ends = np.frombuffer(self.read(name, (numbers[0] + 1) * width, (numbers[-1] + 3) * width), _OFFSET).tolist()
+        start, end = ends[0], ends[-1]
+        content = self.read(name, first + start, first + end) if end > start else b""
+        return [content[one - start : other - start] for one, other in pairwise(ends)]
 
     def load_slices(self, name: str) -> bytes:
         """Return all slices of what `save_slices` wrote as one."""

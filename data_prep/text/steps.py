@@ -4,7 +4,7 @@ import hashlib
 from dataclasses import replace
 from typing import Any, Mapping, Sequence
 
-from data_prep.text.buckets import KeyDocuments, ReduceBuckets, num_duplicates_of
+from data_prep.text.buckets import GatherDropped, KeyDocuments, ReduceBuckets, num_duplicates_of
 from data_prep.text.deal import DealDocuments
 from data_prep.text.encoding import DealAgain, EncodePieces, left_out_of, listed_of
 from data_prep.text.folder import Folder
@@ -23,6 +23,7 @@ STEPS: tuple[Step, ...] = (
     SurveyInput(),
     KeyDocuments(),
     ReduceBuckets(),
+    GatherDropped(),
     DealDocuments(),
     GatherPieces(),
     TrainTokenizer(),

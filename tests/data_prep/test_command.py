@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from data_prep.text.command import main
+from data_prep.text.folder import Folder
 from fairseq_alma.data.manifest import file_sha256
 from fairseq_alma.data.ngrams import read_split
 from fairseq_alma.data.stream import Stream
@@ -401,9 +402,22 @@ def test_buckets_and_pieces_decide_nothing_also_about_what_is_appended(
         assert run(copied, "--out", stream.root, "--append", "--megabatches", 2, *more[:1]) == 0
         request.getfixturevalue("small_pieces")
         monkeypatch.setattr("data_prep.text.buckets._BUCKET_DOCUMENTS", 30)
+        monkeypatch.setattr("data_prep.text.buckets._PIECES_AT_ONCE", 2)
     assert files_of(tmp_path / "one") == files_of(tmp_path / "many")
     assert Stream.open(tmp_path / "one").history == Stream.open(tmp_path / "many").history
     assert bool(more) is not bool(stream.history[0]["num_duplicates"])
+
+
+def test_no_piece_looks_into_every_bucket(copied, tmp_path, monkeypatch, small_pieces):
+    monkeypatch.setattr("data_prep.text.buckets._BUCKET_DOCUMENTS", 30)
+    read, found = Folder.read, []
+    monkeypatch.setattr(
+        Folder, "read", lambda folder, name, *more: (found.append((folder.address, name)), read(folder, name, *more))[1]
+    )
+    create(copied, tmp_path / "stream", "--workers", 1)
+    buckets = [address for address, name in found if "/bucket-" in address and name == "dropped.bin"]
+    assert len({*buckets}) > 10 and len({address for address, name in found if name == "keyed.bin"}) > 2
+    assert max(map(buckets.count, buckets)) <= 2  # where the slices are, and the slices
 
 
 def test_shards_joined_are_the_sets_whatever_the_pieces(copied, tmp_path, small_pieces):
