@@ -38,6 +38,8 @@ MESSAGES = {"_allgather_base_": "gather", "_reduce_scatter_base_": "reduce", "al
 MESSAGES |= {"alltoall_base_": "exchange"}
 WRITES_ONLY = {"bernoulli_", "zero_", "fill_", "copy_"}
 """They read nothing of their first argument."""
+UNKNOWN = {"nonzero", "bincount", "unique2", "masked_select", "_unique2"}
+"""Their results' shapes are in the numbers."""
 COUNTING = []
 ON_CPU = F.scaled_dot_product_attention
 
@@ -72,14 +74,15 @@ class Counts(TorchDispatchMode):
         name = func.overloadpacket.__name__
         given = tensors_in((args, {key: each for key, each in kwargs.items() if key != "out"}))
         on_device = [each for each in given if each.is_cuda]
-        if name == "_local_scalar_dense" and on_device:
+        is_fake = any(isinstance(each, FakeTensor) for each in given)
+        by_mask = name == "index" and any(each.dtype == torch.bool for each in tensors_in(args[1]))
+        if on_device and (by_mask or name == "_local_scalar_dense" or name in UNKNOWN):
             self.host_reads[place()] += 1
+        if is_fake and on_device and name == "_local_scalar_dense":
             return some_number(on_device[0])
-        if name == "index" and on_device and any(each.dtype == torch.bool for each in tensors_in(args[1])):
-            self.host_reads[place()] += 1
+        if is_fake and on_device and by_mask:
             return args[0]  # none is left out
-        if name in ("nonzero", "bincount", "unique2", "masked_select", "_unique2") and on_device:
-            self.host_reads[place()] += 1
+        if is_fake and name in UNKNOWN:
             return unknown(name, func, args, kwargs)
         result = func(*args, **kwargs)
         made = tensors_in(result)
@@ -150,13 +153,21 @@ class NoStream:
 
 
 class _AsOnCuda(TorchFunctionMode):
-    """Makes ``torch.tensor`` go the way that it goes on CUDA."""
+    """Makes ``torch.tensor``, and an index that is a list, go the way that they go on CUDA."""
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = dict(kwargs or {})
         if func is torch.tensor and torch.device(kwargs.get("device") or "cpu").type == "cuda":
             device = kwargs.pop("device")
-            return func(*args, **kwargs).to(device)
+            made = func(*args, **kwargs)
+            return torch.empty(made.shape, dtype=made.dtype).to(device)  # no constant, which is copied for real
+        if func is torch.Tensor.__getitem__ and args[0].is_cuda:
+            given, index = args[0], args[1] if isinstance(args[1], tuple) else (args[1],)
+            found = (
+                torch.zeros(len(each), dtype=torch.long).to(given.device) if isinstance(each, list) else each
+                for each in index
+            )
+            args = (given, tuple(found))
         return func(*args, **kwargs)
 
 

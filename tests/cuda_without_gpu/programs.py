@@ -2,19 +2,25 @@
 
 import contextlib
 from types import SimpleNamespace
+from unittest import mock
 
 import torch
 import torch.distributed as dist
 from fairseq import models
 from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_DATACLASS_REGISTRY
 from fairseq.optim import build_optimizer
+from fairseq.utils import move_to_cpu
 from omegaconf import OmegaConf
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.distributed.device_mesh import init_device_mesh
 
 import fairseq_alma
 from fairseq_alma.checkpoints.model_options import SWITCH_SIZES
+from fairseq_alma.images import wider_networks
+from fairseq_alma.images.image_classifier import GrowthData, ImageEnsemble
 from fairseq_alma.images.networks import ImageKind
+from fairseq_alma.learners.plan import Growth
+from fairseq_alma.models.alma_ensemble import AlmaEnsemble, EnsembleDecoder
 from fairseq_alma.moe.expert_parallel import spread_experts
 from fairseq_alma.moe.short_copies import batch_of_update
 from fairseq_alma.text.criterion import AlmaSwitchCrossEntropy
@@ -22,7 +28,9 @@ from fairseq_alma.text.grow import measure_expert_losses
 from fairseq_alma.text.model import build_from_config
 from fairseq_alma.text.sharding import shard_decoder
 from fairseq_alma.training.average import WeightAverage
-from tests.cuda_without_gpu.fake_cuda import counted, cuda
+from fairseq_alma.training.background_saves import as_it_is
+from fairseq_alma.training.branch import LRBranch
+from tests.cuda_without_gpu.fake_cuda import counted, cuda, tensors_in
 from tests.text.switch_models import config_of, dictionary_of
 
 fairseq_alma.register()
@@ -200,6 +208,46 @@ def gathering(spread):
     return counts
 
 
+def saving():
+    """A checkpoint that is written beside the training: what goes to the host, and the copy that is made there."""
+    model = switch_lm("tiny")
+    optimizer = build_optimizer(OmegaConf.create({**ADAM, "_name": "fused_adam"}), list(model.parameters()))
+    with counted():  # which answers what the host asks
+        learn(model, tokens_of(2, 64), "bf16")
+    step(optimizer)
+    with counted() as counts:  # as fairseq's Trainer collects it
+        state = {"model": model.state_dict(), "last_optimizer_state": optimizer.state_dict(), "extra_state": {}}
+        kept = as_it_is(move_to_cpu(state), copies_weights=False)
+    assert not any(each.is_cuda for each in tensors_in(kept))
+    return counts
+
+
+def decaying():
+    """An update of a branch, whose learning rate decays."""
+    model = switch_lm("tiny")
+    optimizer = build_optimizer(OmegaConf.create({**ADAM, "_name": "fused_adam"}), list(model.parameters()))
+    branch = LRBranch(branch_from=0, branch_until=4)
+    for number in range(2):
+        for parameter in model.parameters():
+            parameter.grad = torch.zeros_like(parameter)
+        with counted() as counts:
+            branch.before_step(optimizer, number)
+            step(optimizer)
+            branch.after_step(model, number)
+    return counts
+
+
+def ensemble(precision):
+    """A held-out batch through two members of an ensemble."""
+    members = [switch_lm("tiny", num_experts=number) for number in (2, 4)]
+    model = AlmaEnsemble(EnsembleDecoder(dictionary_of(VOCABULARY - 4), members, [0.5, 0.5]), ()).eval()
+    sample = tokens_of(2, 64)
+    with torch.no_grad(), bf16(precision == "bf16"), counted() as counts:
+        log_probs = model.get_normalized_probs(model(**sample["net_input"]), log_probs=True)
+        torch.nn.functional.nll_loss(log_probs.flatten(0, 1), sample["target"].flatten(), reduction="sum")
+    return counts
+
+
 def step(optimizer):
     """Make an update of an optimizer whose gradients are there."""
     optimizer.multiply_grads(0.5)
@@ -207,13 +255,18 @@ def step(optimizer):
     optimizer.step()
 
 
-def images(arch, precision, num_members=1, training=True, **options):
-    """A batch of images through some members side by side."""
+def image_network(arch, num_members=1, **options):
+    """Return a network, and its options."""
     model_class = ARCH_MODEL_REGISTRY[arch]
     config = OmegaConf.create({**vars(MODEL_DATACLASS_REGISTRY[arch]()), **options})
-    kind = ImageKind((3, 32, 32), 10)
     with torch.device("cuda"):
-        network = model_class.build_network(config, kind, model_class.read_grown(config), num_members).train(training)
+        grown = model_class.read_grown(config)
+        return model_class.build_network(config, ImageKind((3, 32, 32), 10), grown, num_members), config
+
+
+def images(arch, precision, num_members=1, training=True, **options):
+    """A batch of images through some members side by side."""
+    network = image_network(arch, num_members, **options)[0].train(training)
     pictures = torch.zeros(8, 3, 32, 32, device="cuda")
     labels = torch.zeros(8, dtype=torch.long, device="cuda")
     with counted() as counts, bf16(precision == "bf16"), torch.set_grad_enabled(training):
@@ -223,24 +276,70 @@ def images(arch, precision, num_members=1, training=True, **options):
     return counts
 
 
+def image_ensemble():
+    """Images through two members of an ensemble, which are of different architectures."""
+    members = []
+    for arch in ("alma_mlp", "alma_vgg"):
+        network, _ = image_network(arch)
+        members.append(ARCH_MODEL_REGISTRY[arch](network))
+    model = ImageEnsemble(members, [0.5, 0.5], ()).eval()
+    with torch.no_grad(), counted() as counts:
+        model(torch.zeros(8, 3, 32, 32, device="cuda"))
+    return counts
+
+
+def moved(module, to):
+    """Serve as ``Module.to``, which would exchange what fake tensors are."""
+    device = to.device if torch.is_tensor(to) else to
+
+    def copied(each):
+        return torch.empty(each.shape, dtype=each.dtype, device=device).copy_(each.detach())
+
+    for part in module.modules():
+        part._buffers |= {name: copied(each) for name, each in part.named_buffers(recurse=False)}
+        weights = part.named_parameters(recurse=False)
+        part._parameters |= {name: torch.nn.Parameter(copied(each)) for name, each in weights}
+    return module
+
+
+def image_growth(arch, growth, **options):
+    """Growth of a network for images between two stages, and a batch of what it has become."""
+    network, config = image_network(arch, **options)
+    pictures, labels = torch.zeros(8, 3, 32, 32, device="cuda"), torch.zeros(8, dtype=torch.long, device="cuda")
+    data = GrowthData(lambda: (pictures, labels), (pictures, labels), 8)
+    # drawn on the CPU by numbers, which fake tensors have not
+    parts = mock.patch.object(wider_networks, "unequal_parts", lambda source, shape, generator: torch.ones(shape))
+    with parts, mock.patch.object(torch.nn.Module, "to", moved), counted() as counts:
+        grown, _ = ARCH_MODEL_REGISTRY[arch].grow(network, growth, config, data, torch.Generator().manual_seed(0))
+        torch.nn.functional.cross_entropy(grown.train()(pictures).flatten(0, -2), labels).backward()
+    assert all(each.is_cuda for each in (*grown.parameters(), *grown.buffers()))
+    return counts
+
+
 SIZES = {f"{size}, {precision}": (size, precision) for size in ("base", "large") for precision in ("bf16", "fp32")}
 PROGRAMS = {
     **{f"alma_switch_lm_{name}": lambda how=how: text(*how) for name, how in SIZES.items()},
     "layers computed twice, bf16": lambda: text("tiny", "bf16", 2, 64, checkpoint_activations=True),
     "a tree of gates, bf16": lambda: text("tiny", "bf16", 2, 64, num_experts=4, gate_trees=TREES),
     "alma_umix, bf16": lambda: batch(joint_lm(), tokens_of(2, 64), "bf16"),
+    "alma_umix, fp32": lambda: batch(joint_lm(), tokens_of(2, 64), "fp32"),
     "expert parallel, bf16": lambda: expert_parallel("bf16"),
     "expert parallel, fp32": lambda: expert_parallel("fp32"),
     "fully shard, bf16": lambda: fully_shard("bf16"),
     "fully shard, fp32": lambda: fully_shard("fp32"),
     "a checkpoint, fully shard": lambda: gathering(shard_decoder),
     "a checkpoint, expert parallel": lambda: gathering(lambda model, mesh: spread_experts(model)),
+    "a checkpoint, in the background": saving,
     "test, bf16": lambda: test_batch("bf16"),
     "test, fp32": lambda: test_batch("fp32"),
+    "an ensemble, bf16": lambda: ensemble("bf16"),
+    "an ensemble, fp32": lambda: ensemble("fp32"),
+    "an ensemble of images": image_ensemble,
     "generation": generation,
     "growth": growth,
     "an update by adam": lambda: update("adam"),
     "an update by fused_adam": lambda: update("fused_adam"),
+    "an update of a branch": decaying,
 }
 MIXTURES = {"num_experts": 4, "gate_trees": ""}
 for _precision in ("bf16", "fp32"):
@@ -256,6 +355,17 @@ for _precision in ("bf16", "fp32"):
         PROGRAMS[_name] = lambda how=(_arch, _precision), more=_options: images(*how, **more)
 for _arch in ("alma_mlp", "alma_vgg"):
     PROGRAMS[f"{_arch}, 3 side by side, bf16"] = lambda arch=_arch: images(arch, "bf16", 3)
+
+
+WIDER = {"width": 64, "hidden-layers": 3}
+HOW = ("split", "loss", 1)
+for _arch, _growth, _options in (
+    ("alma_mlp", Growth(0, *HOW, sizes=WIDER), {"width": 32, "hidden_layers": 2}),
+    ("alma_vgg", Growth(0, *HOW, sizes={"channels": 24}), {"channels": 16}),
+    ("alma_moe_vgg", Growth(1, *HOW), MIXTURES),
+    ("alma_firefly_vgg", Growth(0, *HOW, share=0.25), {"channels": 8}),
+):
+    PROGRAMS[f"growth of {_arch}"] = lambda how=(_arch, _growth), more=_options: image_growth(*how, **more)
 
 
 def run(name, capability=(9, 0)):
