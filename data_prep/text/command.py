@@ -9,6 +9,7 @@ from typing import Any, Optional, Sequence
 
 from data_prep.build_folder import BuildFolder, refuse_other_command, stream_at
 from data_prep.text.folder import Folder
+from data_prep.text.near_copies import require_library
 from data_prep.text.options import AUTO, FORMS_OF_TEXT, PrepOptions, parse_options
 from data_prep.text.passes import PassProgress, Work, carry_out, unpack
 from data_prep.text.pieces import SMALLEST_PIECE, Piece, Source, cut_into_pieces, num_workers_for
@@ -57,6 +58,10 @@ def _describe(stream: Stream, seconds: float) -> None:
         first = stream.num_megabatches - len(last["groups"])
         print(f"mega-batches {first} to {stream.num_megabatches - 1}: {', '.join(_abridged(last['groups']))}")
     print(f"{last['num_duplicates']:,} duplicates dropped, vocabulary size {vocab_size:,}, {seconds:.1f} s")
+    if near := last.get("near_duplicates"):
+        print(
+            f"{near['documents']:,} documents ({near['words']:,} words) left out as near-duplicates of others (MinHash)"
+        )
     if last.get("num_contaminated"):
         words, size = last["contaminated_words"], last["options"][DECONTAMINATE]
         kept = sum(
@@ -91,6 +96,7 @@ def prepare(options: PrepOptions) -> Optional[Stream]:
         AlmaError: the input, the options or what stands at ``--out`` do not allow it.
     """
     _stream_at(options)  # what cannot be shows before the input is read
+    require_library(options.near_duplicates)
     if options.tokenizer is not None:
         StreamTokenizer(options.tokenizer)  # a broken one shows now, not after the first pass
     with BuildFolder(options.out, "alma-prep-text", keeps=True) as build:

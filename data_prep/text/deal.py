@@ -224,8 +224,8 @@ def _refuse_empty_sets(
     if before is not None:
         raise AlmaError(
             f"{flag}: {before.num_documents - num_documents:,} of {before.num_documents:,} documents share words in a "
-            f"row with the validation or the test set (--decontaminate-ngram), which leaves {name} without a document; "
-            "give other text, or --no-decontaminate"
+            f"row with the validation or the test set (--decontaminate-ngram) or are near-duplicates of others, which "
+            f"leaves {name} without a document; give other text, or --no-decontaminate"
         )
     advice = (
         "leave out what repeats others, give more text, or smaller --valid-words and --test-words"

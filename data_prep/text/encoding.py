@@ -20,6 +20,8 @@ from fairseq_alma.data.token_file import id_dtype
 
 ENCODED, TOKENS = "encoded.npz", "tokens.bin"
 """What is known of a piece's documents once they are encoded, and their ids."""
+NEAR_COPIES = "near-copies.bin"
+"""The documents of each piece that are near-duplicates of others; see `near_copies`."""
 MAX_LISTED = 1000
 """Documents that are left out and named in the manifest."""
 _CACHED_CHUNKS = 600_000  # of the encoders of all workers together
@@ -123,6 +125,18 @@ def listed_of(work: Work) -> list[dict]:
     return listed[:MAX_LISTED]
 
 
+def near_copies_of(work: Work) -> np.ndarray:
+    """Return the documents that are left out as others are nearly equal, `KEYED`; none unless that is asked for."""
+    parts = [_near_copies_of_piece(work, number) for number in range(len(work.pieces))]
+    return np.concatenate([np.empty(0, KEYED), *parts])
+
+
+def _near_copies_of_piece(work: Work, number: int) -> np.ndarray:
+    if work.options.near_duplicates is None:
+        return np.empty(0, KEYED)
+    return np.frombuffer(work.folder.load_slice(NEAR_COPIES, number, len(work.pieces)), KEYED)
+
+
 class DealAgain(Step):
     """Cut the mega-batches again, without what is left out; one task."""
 
@@ -136,7 +150,7 @@ class DealAgain(Step):
 
     def make(self, work: Work, number: int) -> Generator[Progress, None, None]:
         """See `Step`. Raises AlmaError if what is left does not suffice."""
-        left_out, cuts = work.once(left_out_of), work.once(cuts_of)
+        left_out, cuts = np.concatenate([work.once(left_out_of), near_copies_of(work)]), work.once(cuts_of)
         if len(left_out):
             order = work.once(key_order_of).without(left_out)
             cuts = cut(order, shares_of(work), work.once(survey_of).groups, 0, cuts)
@@ -152,7 +166,8 @@ def last_cuts_of(work: Work) -> Cuts:
 def sets_of(work: Work, number: int) -> tuple[np.ndarray, np.ndarray]:
     """Return the set of each document of a piece, ``(documents,)``, int16, and its words, 0 where it is in none."""
     records = records_of(work, number)
-    records = records[~np.isin(records["row"], left_out_of_piece(work, number)["row"])]
+    for left_out in (left_out_of_piece(work, number), _near_copies_of_piece(work, number)):
+        records = records[~np.isin(records["row"], left_out["row"])]
     size = work.once(survey_of).piece_sizes[number]
     sets, words = np.full(size, DROPPED, np.int16), np.zeros(size, np.int64)
     sets[records["row"]] = work.once(last_cuts_of).sets_of(records)

@@ -101,6 +101,13 @@ class PrepOptions(Options):
         range=whole(1, 1000),
         metavar="N",
     )
+    near_duplicates: Optional[str] = opt(
+        None,
+        "leave out of the mega-batches every document that shares most of its words with another one, by MinHash; of "
+        "several one stays, and none that is like a held-out one or like what the stream has; stream.json counts them; "
+        "needs pip install 'fairseq-alma[near-duplicates]' (default: only equal documents are dropped)",
+        choices=("minhash",),
+    )
     no_decontaminate: bool = opt(False, "keep what shares words with the validation or the test set")
     megabatches: Optional[int] = opt(
         None,
@@ -238,6 +245,8 @@ class PrepOptions(Options):
             dealing |= {"--by": self.by, "--period": self.period}
         if self.shard_tokens is not None:
             dealing["--shard-tokens"] = self.shard_tokens
+        if self.near_duplicates is not None:
+            dealing["--near-duplicates"] = self.near_duplicates
         if self.append:
             return dealing
         held_out = {"--valid-words": self.valid_words, "--test-words": self.test_words}
@@ -250,7 +259,7 @@ class PrepOptions(Options):
 
 
 _GROUPS = {
-    "reading": ("format", "field", "keep_duplicates", "decontaminate_ngram", "no_decontaminate"),
+    "reading": ("format", "field", "keep_duplicates", "near_duplicates", "decontaminate_ngram", "no_decontaminate"),
     "dealing": (
         "megabatches",
         "one_per_input",
@@ -310,6 +319,8 @@ def _check(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
         parser.error(f"{trains[0]} is about training a tokenizer, but --tokenizer gives one; leave one of them out")
     if args.append and (trains or fixed):
         parser.error(f"{[*trains, *fixed][0]}: with --append this is what the stream has already; leave it out")
+    if args.near_duplicates is not None and args.keep_duplicates:
+        parser.error("--near-duplicates leaves out what --keep-duplicates keeps; leave one of them out")
     if args.field is not None and args.format in FORMS_OF_TEXT:
         parser.error(f"--field {args.field}: --format {args.format} has no fields; leave one of them out")
     if args.by is not None and args.format in FORMS_OF_TEXT:

@@ -154,7 +154,7 @@ class Task:
 def carry_out(step: Step, work: Work, workers: Workers) -> None:
     """Do all tasks of a step that are not done yet."""
     numbers = range(step.num_tasks(work))
-    if step.takes_memory:
+    if step.takes_memory and numbers:
         workers.run_apart(Task(step, work), 0)
     elif not step.title or not numbers:
         for _ in (workers if len(numbers) > 1 else Workers(1)).map(Task(step, work), numbers):

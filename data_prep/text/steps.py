@@ -6,8 +6,9 @@ from typing import Any, Mapping, Sequence
 
 from data_prep.text.buckets import GatherDropped, KeyDocuments, ReduceBuckets, num_duplicates_of
 from data_prep.text.deal import DealDocuments
-from data_prep.text.encoding import DealAgain, EncodePieces, left_out_of, listed_of
+from data_prep.text.encoding import DealAgain, EncodePieces, left_out_of, listed_of, near_copies_of
 from data_prep.text.folder import Folder
+from data_prep.text.near_copies import PARAMETERS, FindNearCopies, SignDocuments
 from data_prep.text.options import PrepOptions
 from data_prep.text.passes import Step, Work
 from data_prep.text.pieces import Source
@@ -28,6 +29,8 @@ STEPS: tuple[Step, ...] = (
     GatherPieces(),
     TrainTokenizer(),
     EncodePieces(),
+    SignDocuments(),
+    FindNearCopies(),
     DealAgain(),
     PlacePieces(),
     LayOutFiles(),
@@ -110,4 +113,7 @@ def _counts_of(work: Work, splits: Sequence[Split]) -> dict[str, Any]:
         counts["num_contaminated"] = len(left_out)
         counts["contaminated_words"] = int(left_out["words"].sum(dtype=int))
         counts["contaminated"] = listed_of(work)
+    if work.options.near_duplicates is not None:
+        near = near_copies_of(work)
+        counts["near_duplicates"] = {**PARAMETERS, "documents": len(near), "words": int(near["words"].sum(dtype=int))}
     return counts

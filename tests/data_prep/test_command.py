@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from dataclasses import replace
+from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
 
@@ -594,7 +595,13 @@ def run_until(operation: str, count: int, command: list[str]) -> bool:
     return os.waitpid(process, 0)[1] == signal.SIGKILL
 
 
-@pytest.mark.parametrize("more", [[], ["--append"]])
+near_duplicates = pytest.param(
+    ["--append", "--near-duplicates", "minhash"],
+    marks=pytest.mark.skipif(find_spec("datasketch") is None, reason="datasketch is not installed"),
+)
+
+
+@pytest.mark.parametrize("more", [[], ["--append"], near_duplicates])
 def test_a_command_that_is_killed_again_and_again_does_nothing_twice_and_ends_with_the_same(
     copied, tmp_path, small_pieces, more
 ):
