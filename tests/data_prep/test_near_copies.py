@@ -50,10 +50,9 @@ def test_one_of_several_near_duplicates_stays_and_none_of_those_that_are_held_ou
     assert max(sizes) - min(sizes) < 130
 
 
-def test_neither_order_of_input_nor_workers_nor_pieces_decide_who_stays(copied, tmp_path, request, monkeypatch):
+def test_neither_order_of_input_nor_workers_nor_pieces_decide_who_stays(copied, tmp_path, request):
     one = create(copied, tmp_path / "one", *NEAR)
     request.getfixturevalue("small_pieces")
-    monkeypatch.setattr("data_prep.text.buckets._BUCKET_DOCUMENTS", 30)
     command = [str(copied), "--out", str(tmp_path / "two"), "--megabatches", "3", "--vocab-size", "300", *NEAR]
     assert main([*command, "--workers", "2"]) == 0
     assert files_of(tmp_path / "one") == files_of(tmp_path / "two")
