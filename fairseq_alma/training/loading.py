@@ -81,6 +81,10 @@ def load_state(path: str, arg_overrides: Optional[Mapping[str, Any]] = None) -> 
             )
     if path in _changes:
         _changes[path](state)
+    if history := state.get("optimizer_history"):
+        state["optimizer_history"] = history[
+            -1:
+        ]  # fairseq reads the last, and adds one: a run of many stages grew by it
     state["cfg"] = OmegaConf.create(state["cfg"], flags={"allow_objects": True})
     if arg_overrides is not None:
         overwrite_args_by_name(state["cfg"], arg_overrides)

@@ -141,3 +141,12 @@ def test_under_other_tasks_fairseq_copies_as_it_does(tmp_path, monkeypatch):
     before = os.stat(tmp_path / "b").st_ino
     assert PathManager.copy(str(tmp_path / "a"), str(tmp_path / "b"), overwrite=True)
     assert (tmp_path / "b").read_bytes() == b"new" and os.stat(tmp_path / "b").st_ino == before
+
+
+def test_a_checkpoint_does_not_grow_with_the_trainings_that_it_comes_from(trained, tmp_path):
+    last, lengths = trained.checkpoint, []
+    for stage in range(3):
+        how = ["--megabatch", "0", "--max-update", "2", "--finetune-from-model", str(last)]
+        last = train_model(trained.stream, tmp_path / str(stage), *how)
+        lengths.append(len(torch.load(last, weights_only=True)["optimizer_history"]))
+    assert lengths == [2, 2, 2]
