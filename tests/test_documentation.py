@@ -40,7 +40,9 @@ def test_a_walk_through_the_code_names_files_that_are_there(page, checkout):
     table = (checkout / "docs" / "reference" / page).read_text(encoding="utf-8").split("| step | files |")[1]
     rows = [line.split("|")[2] for line in table.splitlines() if line.startswith("|") and ".py" in line]
     folder, missing = Path(), []
-    for name in re.findall(r"`([\w/]+\.py)`", "".join(rows)):  # one without a folder stands in that of the one before
+    names = re.findall(r"`([\w/]+\.py)`", "".join(rows))
+    assert f"\n{len(names)} files (" in table
+    for name in names:  # one without a folder stands in that of the one before
         folder = Path(name).parent if "/" in name else folder
         places = (checkout / top / folder / Path(name).name for top in ("", "fairseq_alma"))
         missing += [] if any(place.is_file() for place in places) else [name]
