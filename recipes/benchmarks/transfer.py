@@ -41,7 +41,7 @@ TESTED_TOKENS = 65_536
 def options_of(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Yield the settings of each training, those of the smallest models first."""
     sizes = sorted(itertools.product(arguments.width, arguments.layers), key=lambda size: size[0] ** 2 * size[1])
-    names = ("rate", "experts", "batch", "seed")
+    names = ("rate", "experts", "batch", "beta2", "seed")
     for width, layers in sizes:
         for values in itertools.product(*(getattr(arguments, name) for name in names)):
             yield {"width": width, "layers": layers, "mup": arguments.mup, **dict(zip(names, values, strict=True))}
@@ -65,7 +65,7 @@ def train(
     vocab_size = stream.tokenizer.vocab_size + NUM_FAIRSEQ_SYMBOLS
     model = build_from_config(config, vocab_size, "cpu").train()
     optimizer = torch.optim.AdamW(
-        model.parameters(), setting["rate"], betas=(0.9, 0.95), eps=1e-8, weight_decay=0.0, fused=True
+        model.parameters(), setting["rate"], betas=(0.9, setting["beta2"]), eps=1e-8, weight_decay=0.0, fused=True
     )
     averages = {share: WeightAverage(ema_half_life=share) for share in half_lives}
     batches = _batches(stream, length, setting)
@@ -255,6 +255,7 @@ def main() -> None:
         "--tokens", type=int, nargs="+", default=[409_600], help="after which it is tested", metavar="N"
     )
     parser.add_argument("--half-life", nargs="+", default=["1/16"], help="of the average, in updates so far")
+    parser.add_argument("--beta2", type=float, nargs="+", default=[0.95], help="of Adam, for the squares of gradients")
     parser.add_argument("--fit", type=Path, help="show what is best in this file and train nothing")
     parser.add_argument("--figure", type=Path, help="draw that, with --fit (.svg)")
     parser.add_argument("--seed", type=int, nargs="+", default=[1])
