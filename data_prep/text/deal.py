@@ -15,7 +15,7 @@ import numpy as np
 
 from data_prep.text.buckets import LAST_KEY, KeyOrder, key_order_of
 from data_prep.text.options import Words, words_of
-from data_prep.text.passes import Step, Work
+from data_prep.text.passes import SingleStep, Work
 from data_prep.text.pool import Progress
 from data_prep.text.survey import survey_of
 from fairseq_alma.errors import AlmaError
@@ -250,12 +250,8 @@ def shares_of(work: Work) -> Shares:
     )
 
 
-class DealDocuments(Step):
-    """Cut the order of all documents into sets; one task."""
-
-    def num_tasks(self, work: Work) -> int:
-        """See `Step`."""
-        return 1
+class DealDocuments(SingleStep):
+    """Cut the order of all documents into sets."""
 
     def is_done(self, work: Work, number: int) -> bool:
         """See `Step`."""

@@ -11,7 +11,7 @@ import numpy as np
 from data_prep.text.buckets import KEYED, key_order_of, records_of
 from data_prep.text.deal import DROPPED, Cuts, cut, cuts_of, save_cuts, shares_of
 from data_prep.text.encoder import DocumentEncoder
-from data_prep.text.passes import Step, Work
+from data_prep.text.passes import SingleStep, Step, Work
 from data_prep.text.pool import Progress
 from data_prep.text.survey import survey_of
 from data_prep.text.training import HELD_OUT_NGRAMS, tokenizer_of
@@ -137,12 +137,8 @@ def _near_copies_of_piece(work: Work, number: int) -> np.ndarray:
     return np.frombuffer(work.folder.load_slice(NEAR_COPIES, number, len(work.pieces)), KEYED)
 
 
-class DealAgain(Step):
-    """Cut the mega-batches again, without what is left out; one task."""
-
-    def num_tasks(self, work: Work) -> int:
-        """See `Step`."""
-        return 1
+class DealAgain(SingleStep):
+    """Cut the mega-batches again, without what is left out."""
 
     def is_done(self, work: Work, number: int) -> bool:
         """See `Step`."""

@@ -3,9 +3,11 @@
 Ours, as fsspec writes in place where a folder is local, and commits half of a file where an error ends the writing.
 """
 
+import errno
 import functools
 import io
 import os
+import shutil
 import tempfile
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -84,6 +86,18 @@ class Folder:
             Path(self._path(name)).unlink(missing_ok=True)
         elif self.exists(name):
             _store(self.address).rm_file(self._path(name))
+
+    def move_to(self, path: Path) -> None:
+        """Move all files to an empty folder of this file system, or copy them where that is not possible."""
+        if not self.is_local:
+            _store(self.address).get(self.address + "/", str(path), recursive=True)
+            return
+        try:
+            os.rename(self.address, path)
+        except OSError as error:
+            if error.errno != errno.EXDEV:
+                raise
+            shutil.copytree(self.address, path, dirs_exist_ok=True)
 
     def here(self, name: str) -> Path:
         """Return the path of a file, or of a copy of it that stays as long as this process."""

@@ -136,6 +136,14 @@ class Step:
         raise NotImplementedError
 
 
+class SingleStep(Step):
+    """A step of one task, which joins what the tasks before have left."""
+
+    def num_tasks(self, work: Work) -> int:
+        """See `Step`."""
+        return 1
+
+
 @dataclass(frozen=True)
 class Task:
     """Do tasks of a step, those that are not done yet, by their number."""

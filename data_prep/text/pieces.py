@@ -8,7 +8,7 @@ import re
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Iterator, Optional, Sequence
+from typing import Any, BinaryIO, Iterator, Optional, Sequence
 
 from data_prep.build_folder import recorded_name
 from data_prep.compression import DecompressedFile
@@ -57,6 +57,16 @@ class Source:
     def size(self) -> int:
         """Size of the file in bytes, compressed as it is."""
         return self.path.stat().st_size
+
+    @property
+    def stamp(self) -> object:
+        """Changes when the file does."""
+        status = self.path.stat()
+        return status.st_size, status.st_mtime_ns
+
+    def open(self) -> BinaryIO:
+        """Open the file itself, compressed as it is."""
+        return open(self.path, "rb")
 
     @property
     def is_packed(self) -> bool:

@@ -39,7 +39,7 @@ def find_sources(
     inputs: Sequence[str],
     form: Optional[str],
     field: str,
-    folder: Path,
+    folder: Optional[Path],
     out: Optional[Path] = None,
     group: Optional[Group] = None,
 ) -> list[Source]:
@@ -53,7 +53,7 @@ def find_sources(
             the documents behind it: ``a.txt=0.3``.
         form: how documents stand in all of them; None to go by each file's name and content.
         field: where the text is in a record.
-        folder: where the copies go.
+        folder: where the copies go; None: there are none, as several machines read the input.
         out: where the stream will be, or is: no part of a folder that it lies in.
         group: what puts documents into groups, if anything.
 
@@ -77,12 +77,19 @@ def find_sources(
                 _fetch(address, copy)
                 sources.append(Source(copy, address, argument, form or _form_of(copy), field, True, group))
         elif files is None:
+            if folder is None:
+                raise AlmaError(f"{given}: a pipe cannot be read by several machines; write it to a file first")
             copy = _spool(given, folder / (SPOOLED if given == STANDARD_INPUT else f"pipe-{argument}"))
             label = "standard input" if given == STANDARD_INPUT else given
             sources.append(Source(copy, label, argument, form or _form_of(copy), field, True, group))
         else:
             sources += [Source(path, str(path), argument, form or _form_of(path), field, group=group) for path in files]
     return [replace(source, share=shares[source.argument][1]) for source in sources]
+
+
+def is_address(given: str) -> bool:
+    """Tell whether it is an address for fsspec, no path."""
+    return _REMOTE.match(given) is not None
 
 
 def share_of(given: str) -> tuple[str, float]:

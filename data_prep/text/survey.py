@@ -8,7 +8,7 @@ from typing import Generator, Iterable, Sequence
 import numpy as np
 
 from data_prep.text.document import documents_of, groups_of
-from data_prep.text.passes import Step, Work
+from data_prep.text.passes import SingleStep, Step, Work
 from data_prep.text.pool import Progress
 from fairseq_alma.data.ngrams import scrambled
 from fairseq_alma.errors import AlmaError
@@ -86,12 +86,8 @@ def survey_of(work: Work) -> Survey:
     return Survey(**json.loads(work.folder.read(_SURVEY)))
 
 
-class SurveyInput(Step):
-    """Join what was counted; one task."""
-
-    def num_tasks(self, work: Work) -> int:
-        """See `Step`."""
-        return 1
+class SurveyInput(SingleStep):
+    """Join what was counted."""
 
     def is_done(self, work: Work, number: int) -> bool:
         """See `Step`."""

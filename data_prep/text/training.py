@@ -13,7 +13,7 @@ import numpy as np
 from data_prep.text.buckets import records_of
 from data_prep.text.deal import cuts_of
 from data_prep.text.options import AUTO, vocab_size_for
-from data_prep.text.passes import PassProgress, Step, Work
+from data_prep.text.passes import PassProgress, SingleStep, Step, Work
 from data_prep.text.pool import Progress
 from data_prep.text.survey import survey_of
 from fairseq_alma.data.ngrams import NgramHasher, distinct, held_out_ngrams
@@ -66,14 +66,10 @@ def _marks(work: Work, number: int) -> np.ndarray:
     return marks
 
 
-class TrainTokenizer(Step):
-    """Bring the tokenizer, trained or given, and the n-grams of what is held out to their places; one task."""
+class TrainTokenizer(SingleStep):
+    """Bring the tokenizer, trained or given, and the n-grams of what is held out to their places."""
 
     takes_memory = True
-
-    def num_tasks(self, work: Work) -> int:
-        """See `Step`."""
-        return 1
 
     def is_done(self, work: Work, number: int) -> bool:
         """See `Step`."""

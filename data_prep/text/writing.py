@@ -9,7 +9,7 @@ import numpy as np
 from data_prep.text.buckets import records_of
 from data_prep.text.deal import DROPPED
 from data_prep.text.encoding import ENCODED, TOKENS, encoder_of, last_cuts_of, sets_of
-from data_prep.text.passes import Step, Work
+from data_prep.text.passes import SingleStep, Step, Work
 from data_prep.text.pool import Progress
 from data_prep.text.survey import COUNTED
 from data_prep.text.training import tokenizer_of
@@ -108,12 +108,8 @@ class TokenFileSpan:
     before: int = 0
 
 
-class LayOutFiles(Step):
-    """Decide what files there are; one task."""
-
-    def num_tasks(self, work: Work) -> int:
-        """See `Step`."""
-        return 1
+class LayOutFiles(SingleStep):
+    """Decide what files there are."""
 
     def is_done(self, work: Work, number: int) -> bool:
         """See `Step`."""

@@ -1,0 +1,204 @@
+"""The stages for datatrove: the same stream as the command's to the last byte, whatever is killed."""
+
+import os
+import random
+import signal
+import sys
+
+import pytest
+
+from data_prep.text.command import main
+from data_prep.text.folder import Folder
+from fairseq_alma.data.manifest import file_sha256
+from fairseq_alma.errors import AlmaError
+
+pytest.importorskip("datatrove", reason="datatrove is not installed (extra cluster)")
+from datatrove.data import Document
+from datatrove.executor import LocalPipelineExecutor
+from datatrove.executor.base import PipelineExecutor
+
+from data_prep.text.cluster import run_stages, stream_stages
+
+SIZES = ["--megabatches", "3", "--vocab-size", "300", "--shard-tokens", "3000"]
+
+
+@pytest.fixture(autouse=True)
+def small_pieces(monkeypatch):
+    """Cut what is small into pieces, so that several ranks have something to do."""
+    monkeypatch.setattr("data_prep.text.pieces.SMALLEST_PIECE", 20_000)
+    monkeypatch.setattr("data_prep.text.buckets._BUCKET_DOCUMENTS", 30)
+    monkeypatch.setattr("data_prep.text.cluster.default_workers", lambda: 1)  # threads of tokenizers do not fork
+
+
+@pytest.fixture
+def texts(tmp_path):
+    """A folder of two files of 400 documents together, of which 20 are there twice."""
+    generator = random.Random(0)
+    words = [f"{start}{end}" for start in ("ba", "co", "é") for end in ("n", "ming", "北")]
+    documents = [" ".join(generator.choices(words, k=generator.randrange(3, 120))) for _ in range(400)]
+    (tmp_path / "texts").mkdir()
+    for number in range(2):
+        content = "\n\n".join(documents[number::2] + documents[:10])
+        (tmp_path / f"texts/{number}.txt").write_text(content)
+    return tmp_path / "texts"
+
+
+def files_of(folder):
+    return {str(path.relative_to(folder)): file_sha256(path) for path in folder.rglob("*") if path.is_file()}
+
+
+class OneByOne(PipelineExecutor):
+    """What all executors have in common, in this process."""
+
+    def __init__(self, pipeline, tasks, logging_dir, depends=None):
+        super().__init__(pipeline, logging_dir)
+        self.tasks = tasks
+
+    @property
+    def world_size(self):
+        return self.tasks
+
+    def run(self):
+        for rank in self.get_incomplete_ranks():
+            self._run_for_rank(rank)
+
+    def get_distributed_env(self, node_rank=-1):
+        return LocalPipelineExecutor.get_distributed_env(self, node_rank)
+
+
+def command(inputs, flag, out, *more):
+    assert main([inputs, flag, out, *more, "--workers", "1"]) == 0
+
+
+def run(inputs, out, *more, tasks=2, executor=OneByOne, **options):
+    stages = stream_stages([str(inputs), "--out", str(out), *more], f"{out}-work")
+    run_stages(stages, executor, tasks, f"{out}-logs", **options)
+
+
+@pytest.mark.parametrize(
+    ("tasks", "options"),
+    [(1, {}), (3, {}), (2, {"executor": LocalPipelineExecutor, "workers": 2, "start_method": "fork"})],
+)
+def test_ranks_make_what_the_command_makes(texts, tmp_path, tasks, options):
+    command(str(texts), "--out", str(tmp_path / "one"), *SIZES)
+    run(texts, tmp_path / "stream", *SIZES, tasks=tasks, **options)
+    assert files_of(tmp_path / "stream") == files_of(tmp_path / "one")
+    assert len(files_of(tmp_path / "one")) > 15  # shards too
+
+
+def test_what_arrives_later_is_appended_as_the_command_appends_it(texts, tmp_path):
+    (tmp_path / "later.txt").write_text("\n\n".join(f"{number} new words {number * 7919}" for number in range(90)))
+    for out in ("one", "stream"):
+        command(str(texts), "--out", str(tmp_path / out), *SIZES)
+    more = ["--append", "--megabatches", "2"]
+    command(str(tmp_path / "later.txt"), "--out", str(tmp_path / "one"), *more)
+    run(tmp_path / "later.txt", tmp_path / "stream", *more)
+    assert files_of(tmp_path / "stream") == files_of(tmp_path / "one")
+
+
+def killed_when(stage, texts, out):
+    """Run in a process that is killed where the last of two ranks of a stage begins to write; return whether it was."""
+    process = os.fork()
+    if process:
+        return os.waitpid(process, 0)[1] == signal.SIGKILL
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+    rank = None
+    write, run_rank = Folder.writing, type(stage).run
+
+    def kill(*arguments):
+        if rank == (0 if stage.is_single else 1):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return write(*arguments)
+
+    def noting(self, data, number, world_size):
+        nonlocal rank
+        rank = number if self.name == stage.name else None
+        return run_rank(self, data, number, world_size)
+
+    Folder.writing, type(stage).run = kill, noting
+    run(texts, out, *SIZES)
+    os._exit(0)
+
+
+def test_a_run_that_is_killed_in_each_stage_ends_with_the_same(texts, tmp_path):
+    command(str(texts), "--out", str(tmp_path / "one"), *SIZES)
+    stages = stream_stages([str(texts), "--out", str(tmp_path / "stream"), *SIZES], str(tmp_path / "stream-work"))
+    assert len(stages) == 14
+    for stage in stages:
+        assert killed_when(stage, texts, tmp_path / "stream"), stage.name
+        assert not (tmp_path / "stream").exists()
+    run(texts, tmp_path / "stream", *SIZES)
+    assert files_of(tmp_path / "stream") == files_of(tmp_path / "one")
+
+
+def test_a_stream_that_was_moved_but_not_published_is_written_again(texts, tmp_path, monkeypatch):
+    with monkeypatch.context() as patch, pytest.raises(SystemExit):
+        patch.setattr("data_prep.build_folder.write_manifest", lambda *_: sys.exit(9))
+        run(texts, tmp_path / "stream", *SIZES)
+    run(texts, tmp_path / "stream", *SIZES)
+    command(str(texts), "--out", str(tmp_path / "one"), *SIZES)
+    assert files_of(tmp_path / "stream") == files_of(tmp_path / "one")
+
+
+def test_all_again_does_nothing(texts, tmp_path):
+    run(texts, tmp_path / "stream", *SIZES)
+    before = (tmp_path / "stream/stream.json").stat().st_mtime_ns
+    run(texts, tmp_path / "stream", *SIZES)
+    os.rename(tmp_path / "stream-logs", tmp_path / "lost")
+    run(texts, tmp_path / "stream", *SIZES)
+    assert (tmp_path / "stream/stream.json").stat().st_mtime_ns == before
+
+
+def test_bad_text_is_one_line_and_nothing_is_published(texts, tmp_path):
+    (texts / "2.txt").write_bytes(b"good\n\nb\xffad\n")
+    with pytest.raises(AlmaError, match=r"2\.txt, line 3: byte 0xff is not UTF-8") as raised:
+        run(texts, tmp_path / "stream", *SIZES)
+    assert "\n" not in str(raised.value)
+    assert not (tmp_path / "stream").exists()
+
+
+@pytest.mark.parametrize(
+    ("inputs", "more", "message"),
+    [
+        ("-", [], "standard input cannot be read by several machines"),
+        ("nothing", [], "no such file or folder"),
+        ("pipe", [], "a pipe cannot be read by several machines"),
+        ("texts", ["--append"], "no stream there to append to"),
+        ("texts", ["--field", "body"], "plain text, which has no fields"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_one_line(texts, tmp_path, monkeypatch, inputs, more, message):
+    monkeypatch.chdir(tmp_path)
+    os.mkfifo("pipe")
+    with pytest.raises(AlmaError, match=message):
+        run(inputs, tmp_path / "stream", "--megabatches", "2", *more)
+
+
+def test_a_work_folder_of_another_command_or_of_other_input_is_refused(texts, tmp_path):
+    run(texts, tmp_path / "stream", *SIZES)
+    words, work = [str(texts), "--out", str(tmp_path / "stream"), *SIZES], str(tmp_path / "stream-work")
+    for stage in stream_stages([*words, "--seed", "2"], work):
+        with pytest.raises(AlmaError, match="holds the work of a command with other options"):
+            stage.run()
+    (texts / "0.txt").write_text("other text")
+    plan, *_, publish = stream_stages(words, work)
+    with pytest.raises(AlmaError, match="holds the work of a command with other input"):
+        plan.run()
+    with pytest.raises(AlmaError, match="the input changed meanwhile"):
+        publish.run()
+
+
+def test_documents_of_a_step_before_are_refused_rather_than_lost(texts, tmp_path):
+    stage = stream_stages([str(texts), "--out", str(tmp_path / "stream"), *SIZES], str(tmp_path / "work"))[0]
+    with pytest.raises(AlmaError, match="end the one before with a writer"):
+        stage.run(iter([Document("a text", "0")]))
+
+
+def test_a_stage_with_ranks_that_are_not_done_is_no_success(texts, tmp_path):
+    class Silent(OneByOne):  # as Ray's is
+        def run(self):
+            pass
+
+    stages = stream_stages([str(texts), "--out", str(tmp_path / "stream"), *SIZES], str(tmp_path / "work"))
+    with pytest.raises(AlmaError, match="plan: not all ranks are done"):
+        run_stages(stages, Silent, 2, str(tmp_path / "logs"))
