@@ -17,11 +17,12 @@ from datatrove.executor.base import PipelineExecutor
 from datatrove.pipeline.base import PipelineStep
 
 from data_prep.build_folder import BuildFolder
+from data_prep.compression import open_raw
 from data_prep.text.command import completed_before, refuse_unfit, stream_to_make
 from data_prep.text.folder import Folder
 from data_prep.text.options import PrepOptions, parse_options
 from data_prep.text.passes import SingleStep, Step, Task, Work
-from data_prep.text.pieces import cut_into_pieces
+from data_prep.text.pieces import cut_into_pieces, forget_entries
 from data_prep.text.pool import Progress, default_workers
 from data_prep.text.source import find_sources, is_address
 from data_prep.text.steps import STEPS, finish, record_of
@@ -46,7 +47,7 @@ class DigestInput(Step):
         digests = []
         for part in work.pieces[number].parts:
             if part.start == 0:
-                with part.source.open() as file:
+                with open_raw(part.source.path) as file:
                     digest = hashlib.sha256()
                     while content := file.read(_READ_AT_ONCE):
                         digest.update(content)
@@ -173,6 +174,7 @@ class PublishStage(StreamStage):
             return
         plan = self._plan()
         work, options = plan.work, plan.options
+        forget_entries(work.sources)
         if [source.stamp for source in work.sources] != plan.stamps:
             raise AlmaError(f"{self.work}: the input changed meanwhile; give another folder, also for the logs")
         digests = [

@@ -122,7 +122,7 @@ def prepare(options: PrepOptions) -> Optional[Stream]:
                 raise AlmaError(f"{source.label}: changed while it was being read; give the command again")
         for source in sources:
             if source.is_copy:
-                source.path.unlink()
+                Path(source.path).unlink()
         os.rename(made, build.path)
         if there is None:
             build.publish_stream(stream)
@@ -156,7 +156,7 @@ def refuse_unfit(options: PrepOptions, sources: Sequence[Source]) -> None:
     """Raise AlmaError if the input is what the command writes, or lacks the fields that options name."""
     out = options.out.resolve()
     for source in sources:
-        if out in source.path.resolve().parents:
+        if isinstance(source.path, Path) and out in source.path.resolve().parents:
             raise AlmaError(f"--out {options.out}: holds the input {source.label}; choose a folder outside the input")
     text = [source.label for source in sources if source.form in FORMS_OF_TEXT]
     if options.by is not None and text:

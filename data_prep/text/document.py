@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Callable, Iterator, Optional, Sequence, Union, cast
 
+from data_prep.compression import open_raw
 from fairseq_alma.errors import AlmaError
 
 PERIODS = {"year": 4, "month": 7, "day": 10}
@@ -66,7 +67,7 @@ class Block:
     first_line: int
     content: Union[bytes, Sequence[object]]
     group: Optional[Group] = None
-    before: Optional[tuple[Path, int]] = None
+    before: Optional[tuple[Union[Path, str], int]] = None
 
     def where(self, number: int) -> str:
         """Return how messages call the line or row that is ``number`` lines behind the first one."""
@@ -80,7 +81,7 @@ class Block:
             return 0
         path, left = self.before
         lines = 0
-        with open(path, "rb") as file:
+        with open_raw(path) as file:
             while left > 0 and (content := file.read(min(left, _READ_AT_ONCE))):
                 lines += content.count(b"\n")
                 left -= len(content)

@@ -17,6 +17,7 @@ from typing import IO, Any, Iterator, Mapping, Optional, Sequence, Union
 
 import numpy as np
 
+from data_prep.compression import store_of
 from fairseq_alma.files import open_atomically
 
 _OFFSET = np.dtype("<i8")
@@ -55,7 +56,7 @@ class Folder:
     def read(self, name: str, start: int = 0, end: Optional[int] = None) -> bytes:
         """Return what a file holds between two of its bytes."""
         if not self.is_local:
-            return _store(self.address).cat_file(self._path(name), start, end)
+            return _store(self.address).cat_file(self._path(name), start=start, end=end)
         with open(self._path(name), "rb", buffering=0) as file:
             file.seek(start)
             return file.read(-1 if end is None else end - start)
@@ -141,16 +142,13 @@ class Folder:
         return f"{self.address}/{name}"
 
 
-@functools.cache
 def _store(address: str) -> Any:
-    import fsspec  # slow to import, and needed for addresses alone
-
-    return fsspec.url_to_fs(address)[0]
+    return store_of(address)[0]
 
 
 @functools.cache
 def _copied(folder: Folder, name: str) -> Path:
-    path = Path(_temporary().name) / f"{len(os.listdir(_temporary().name))}-{Path(name).name}"
+    path = Path(tempfile.mkdtemp(dir=_temporary().name)) / Path(name).name
     path.write_bytes(folder.read(name))
     return path
 

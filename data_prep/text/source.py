@@ -5,17 +5,16 @@ import re
 import shutil
 import stat
 import sys
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from queue import Empty, Queue
 from threading import Thread
-from typing import IO, Iterator, Optional, Sequence
+from typing import IO, Optional, Sequence, Union
 
-from data_prep.compression import strip_compression_suffix
+from data_prep.compression import open_raw, reading, store_of, strip_compression_suffix
 from data_prep.text.document import Group
 from data_prep.text.pieces import BLOCK_SIZE, Source
-from fairseq_alma.errors import AlmaError, is_out_of_memory, naming
+from fairseq_alma.errors import AlmaError, naming
 from fairseq_alma.terminal import tell
 
 STANDARD_INPUT = "-"
@@ -72,6 +71,9 @@ def find_sources(
     for argument, (given, files) in enumerate(zip(inputs, found, strict=True)):
         if _REMOTE.match(given):
             for number, address in enumerate(_addresses(given)):
+                if folder is None:
+                    sources.append(Source(address, address, argument, form or _form_of(address), field, group=group))
+                    continue
                 # The name says how it is compressed, and what is in it.
                 copy = folder / f"remote-{argument}-{number}-{Path(address).name}"
                 _fetch(address, copy)
@@ -128,10 +130,8 @@ def _addresses(given: str) -> list[str]:
             raise AlmaError(f"{given}: no file is read from {scheme}://; give one of {', '.join(_SCHEMES)}")
     if "::" in given or not (given.endswith("/") or "*" in given):
         return [given]
-    import fsspec
-
-    with _reading(given):
-        store, path = fsspec.url_to_fs(given)
+    with reading(given):
+        store, path = store_of(given)
         paths = store.glob(path) if "*" in given else store.find(path)
         names = [each for each in sorted(paths) if not each.rpartition("/")[2].startswith(".") and store.isfile(each)]
         if not names:
@@ -146,20 +146,8 @@ def _fetch(given: str, path: Path) -> None:
     scheme, _, last = given.split("::")[-1].rpartition("://")
     if scheme in ("", *_LOCAL) and Path(last).exists() and not Path(last).is_file():
         raise AlmaError(f"{given}: a folder, a pipe or a device; give the address of a file")
-    with _reading(given, path), fsspec.open(given, "rb") as remote, naming(path), open(path, "wb") as file:
+    with reading(given, path), fsspec.open(given, "rb") as remote, naming(path), open(path, "wb") as file:
         shutil.copyfileobj(remote, file, BLOCK_SIZE)
-
-
-@contextmanager
-def _reading(given: str, path: Optional[Path] = None) -> Iterator[None]:
-    """Raise whatever an address fails with, but for what is the fault of the copy at ``path``, as AlmaError."""
-    try:
-        yield
-    except Exception as error:  # of any kind: each scheme has a library of its own
-        if is_out_of_memory(error) or (path and isinstance(error, OSError) and error.filename == str(path)):
-            raise
-        reason = str(error).strip().partition("\n")[0] or type(error).__name__
-        raise AlmaError(f"{given}: cannot be read ({reason}); check the address, or fetch the file first") from error
 
 
 def _open_pipe(given: str) -> IO[bytes]:
@@ -227,14 +215,17 @@ def _files_in(folder: Path, left_out: Optional[Path]) -> list[Path]:
     return sorted(files)
 
 
-def _form_of(path: Path) -> str:
+def _form_of(path: Union[Path, str]) -> str:
+    known = _FORMS.get(Path(strip_compression_suffix(Path(path).name)).suffix)
+    if known is not None and isinstance(path, str):
+        return known  # without a request for each of thousands
     try:
-        with open(path, "rb") as file:
+        with open_raw(path) as file:
             if file.read(4) == b"PAR1":
                 return "parquet"
     except PermissionError as error:
-        raise _unreadable(path) from error
-    return _FORMS.get(Path(strip_compression_suffix(path.name)).suffix, "text")
+        raise _unreadable(Path(path)) from error
+    return known or "text"
 
 
 def _unreadable(path: Path) -> AlmaError:
