@@ -2,7 +2,7 @@
 
 Ways whose engine is not there are skipped with the reason. Killed: in each stage one rank ends by ``kill -9`` where it
 writes its second file (its first, where it is alone), and what the engine does not start again itself is started again.
-Run from the root of a checkout; SLURM must see this folder at the same place. Time: a few minutes a way for 35 MB.
+Run from the root of a checkout; SLURM must see this folder at the same place. Time: for 26 MB one to five minutes a way, ten where ranks are killed.
 
     python recipes/benchmarks/prep_engines.py texts/ --partition cpu --store s3://bucket/try -- --megabatches 3
 """
@@ -28,7 +28,7 @@ from data_prep.text.command import main as prep_text
 from data_prep.text.folder import Folder
 from fairseq_alma.data.manifest import file_sha256
 
-TASKS = 4
+TASKS = 2
 PATIENCE = 1800.0  # seconds
 QUEUE = ["squeue", "--me", "--noheader", "--name", "alma-engines", "--format"]
 
