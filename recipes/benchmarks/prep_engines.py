@@ -2,7 +2,8 @@
 
 Ways whose engine is not there are skipped with the reason. Killed: in each stage one rank ends by ``kill -9`` where it
 writes its second file (its first, where it is alone), and what the engine does not start again itself is started again.
-Run from the root of a checkout; SLURM must see this folder at the same place. Time: for 26 MB one to five minutes a way, ten where ranks are killed.
+Run from the root of a checkout; SLURM must see this folder at the same place. Time: for 26 MB one to five minutes a
+way, ten where ranks are killed.
 
     python recipes/benchmarks/prep_engines.py texts/ --partition cpu --store s3://bucket/try -- --megabatches 3
 """
