@@ -26,7 +26,6 @@ from datatrove.pipeline.base import PipelineStep
 
 from data_prep.text.cluster import StreamStage, run_stages, stream_stages
 from data_prep.text.command import main as prep_text
-from data_prep.text.folder import Folder
 from fairseq_alma.data.manifest import file_sha256
 
 TASKS = 2
@@ -52,6 +51,13 @@ class DiesOnce(PipelineStep):
 
     def run(self, data: Any = None, rank: int = 0, world_size: int = 1) -> None:
         """See `StreamStage`."""
+        # Here, as what SLURM runs unpickles this class without the names of this file.
+        import os
+        import signal
+        from pathlib import Path
+
+        from data_prep.text.folder import Folder
+
         mark, write = Path(self.marks, self.name), Folder.writing
         left = iter(range(0 if self.is_single else 1))
 
@@ -104,8 +110,10 @@ def wait_for_queue() -> None:
     """Wait until no job runs or can run, and remove those that wait for one that has failed."""
     deadline = time.monotonic() + PATIENCE
     while time.monotonic() < deadline:
-        reasons = subprocess.check_output([*QUEUE, "%r"], text=True).split("\n")[:-1]
-        if all("DependencyNeverSatisfied" in reason for reason in reasons):
+        reasons = set(subprocess.check_output([*QUEUE, "%r"], text=True).split())
+        if not reasons or (
+            "DependencyNeverSatisfied" in reasons and reasons <= {"DependencyNeverSatisfied", "Dependency"}
+        ):
             break
         time.sleep(1)
     subprocess.run(["scancel", "--me", "--name", "alma-engines"], check=True)
