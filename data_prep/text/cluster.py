@@ -20,6 +20,7 @@ from data_prep.build_folder import BuildFolder
 from data_prep.compression import open_raw
 from data_prep.text.command import completed_before, refuse_unfit, stream_to_make
 from data_prep.text.folder import Folder
+from data_prep.text.near_copies import require_library
 from data_prep.text.options import PrepOptions, parse_options
 from data_prep.text.passes import SingleStep, Step, Task, Work
 from data_prep.text.pieces import cut_into_pieces, forget_entries
@@ -122,6 +123,7 @@ class PlanStage(StreamStage):
         if rank:
             return
         options, folder = self.options, Folder(self.work)
+        require_library(options.near_duplicates)
         sources = find_sources(options.inputs, options.form, options.text_field, None, options.out, options.group)
         refuse_unfit(options, sources)
         stamps = [source.stamp for source in sources]
