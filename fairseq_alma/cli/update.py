@@ -412,7 +412,7 @@ def _sources(inputs: Sequence[str], model: Path, options: UpdateOptions) -> list
 
 def _month_of(stream: Stream, sources: Sequence[Source]) -> Optional[int]:
     """Return the month, from 0, that has these very files; None: it is a new one."""
-    found = sorted(file_sha256(source.path) for source in sources)
+    found = sorted(file_sha256(Path(source.path)) for source in sources)
     for number, entry in enumerate(stream.history):
         if sorted(each.get("sha256", "") for each in entry["inputs"]) == found:
             return number
