@@ -42,6 +42,8 @@ from fairseq_alma.training.planned_run import ENDLESS
 
 RATE, RATE_WIDTH = 0.007, 128
 """Peak learning rate of Adam with --mup; without it, at this width."""
+BETA2, LARGE_BETA2, SMALL_UPDATE = 0.99, 0.95, 16_384
+"""The squares of gradients are averaged over more updates where these have few tokens; up to SMALL_UPDATE of them."""
 MANY_PASSES = 4
 """From more passes on dropout and weight decay are needed."""
 
@@ -102,7 +104,7 @@ def good_rows(plan: Plan, given: Mapping[str, str], num_procs: int = 1) -> list[
         Row("--num-workers", 0),
         Row("--criterion", BALANCING if arch.startswith("alma_") else "cross_entropy", "--criterion"),
         Row("--optimizer", "fused_adam", "--optimizer"),
-        Row("--adam-betas", "(0.9, 0.95)", "--optimizer"),
+        Row("--adam-betas", f"(0.9, {BETA2 if batch * LENGTH <= SMALL_UPDATE else LARGE_BETA2})", "--optimizer"),
         Row("--adam-eps", "1e-8", "--optimizer"),
         Row("--weight-decay", 0.1 if many else 0, "--optimizer"),
         Row("--clip-norm", 1, "--optimizer"),

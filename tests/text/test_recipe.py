@@ -99,6 +99,7 @@ def test_more_text_makes_a_larger_model_and_batch():
     assert int(options(large)["--decoder-embed-dim"]) > int(options(small)["--decoder-embed-dim"])
     assert recipe.tokens_per_update(options(large)) > recipe.tokens_per_update(options(small))
     assert options(large)["--lr"] == options(small)["--lr"]
+    assert options(small)["--adam-betas"] == "(0.9, 0.99)" and options(large)["--adam-betas"] == "(0.9, 0.95)"
 
 
 @pytest.mark.parametrize("size", [200_000, 1_000_000, 30_000_000])
