@@ -13,7 +13,7 @@ import numpy as np
 from data_prep.text.buckets import KEYED, records_of
 from data_prep.text.deal import cuts_of
 from data_prep.text.encoding import NEAR_COPIES, left_out_of_piece
-from data_prep.text.passes import Step, Work
+from data_prep.text.passes import SingleStep, Step, Work
 from data_prep.text.pool import Progress
 from data_prep.text.survey import survey_of
 from fairseq_alma.data.ngrams import NgramHasher, read_split, scrambled
@@ -102,7 +102,7 @@ def _known(work: Work) -> Sequence:
     return () if work.there is None else work.there.splits
 
 
-class FindNearCopies(Step):
+class FindNearCopies(SingleStep):
     """Join what is alike to groups, and note who is left out; one task."""
 
     takes_memory = True
