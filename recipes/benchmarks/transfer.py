@@ -21,6 +21,7 @@ import math
 import time
 from fractions import Fraction
 from pathlib import Path
+from statistics import fmean
 from typing import Any, Iterator, Mapping, NamedTuple, Optional, Sequence
 
 import numpy as np
@@ -128,17 +129,23 @@ def _valid_loss(model: torch.nn.Module, stream: Stream, length: int) -> float:
     return total / rows.numel()
 
 
+def read(paths: Sequence[Path]) -> list[dict[str, Any]]:
+    """Return the lines of some files."""
+    return [json.loads(line) for path in paths for line in path.read_text().splitlines()]
+
+
 def table(found: list[dict[str, Any]]) -> str:
-    """Return a row for each size: losses by rate, and the best rate."""
-    names = ("mup", "width", "layers", "experts", "batch", "tokens")
+    """Return a row for each size, batch and second beta: losses by rate, of the best average, and the best rate."""
+    names = ("mup", "width", "layers", "experts", "batch", "beta2", "tokens")
     rates = sorted({each["rate"] for each in found})
-    losses: dict[tuple, dict[float, list[float]]] = {}
+    losses: dict[tuple, dict[float, dict[int, float]]] = {}
     for each in found:
-        losses.setdefault(tuple(each[name] for name in names), {}).setdefault(each["rate"], []).append(each["loss"])
+        of_seeds = losses.setdefault(tuple(each[name] for name in names), {}).setdefault(each["rate"], {})
+        of_seeds[each["seed"]] = min(of_seeds.get(each["seed"], math.inf), each["loss"])
     heads = ["parametrization", *names[1:], *(f"{rate:g}" for rate in rates), "best rate"]
     lines = [f"| {' | '.join(heads)} |", "|---|" + "---:|" * (len(heads) - 1)]
     for key in sorted(losses):
-        means = {rate: sum(each) / len(each) for rate, each in losses[key].items()}
+        means = {rate: fmean(of_seeds.values()) for rate, of_seeds in losses[key].items()}
         cells = ["maximal update" if key[0] else "usual", *(f"{each:,}" for each in key[1:])]
         cells += [f"{means[rate]:.4f}" if rate in means else "" for rate in rates]
         lines.append(f"| {' | '.join([*cells, best_rate(means)])} |")
@@ -243,7 +250,7 @@ def main() -> None:
     """Run what the file has not yet, or show it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("stream", nargs="?", type=Path, help="made by alma-prep-text")
-    parser.add_argument("--table", type=Path, help="show the table of this file and train nothing")
+    parser.add_argument("--table", type=Path, nargs="+", help="show the table of these files and train nothing")
     parser.add_argument("--out", type=Path, default=Path("sweep.jsonl"), help="a line for each training")
     parser.add_argument("--mup", action="store_true", help="maximal-update parametrization")
     parser.add_argument("--width", type=int, nargs="+", default=[32, 64, 128])
@@ -256,16 +263,16 @@ def main() -> None:
     )
     parser.add_argument("--half-life", nargs="+", default=["1/16"], help="of the average, in updates so far")
     parser.add_argument("--beta2", type=float, nargs="+", default=[0.95], help="of Adam, for the squares of gradients")
-    parser.add_argument("--fit", type=Path, help="show what is best in this file and train nothing")
+    parser.add_argument("--fit", type=Path, nargs="+", help="show what is best in these files and train nothing")
     parser.add_argument("--figure", type=Path, help="draw that, with --fit (.svg)")
     parser.add_argument("--seed", type=int, nargs="+", default=[1])
     parser.add_argument("--length", type=int, default=128, help="tokens of a sequence")
     arguments = parser.parse_args()
     if arguments.table is not None:
-        print(table([json.loads(line) for line in arguments.table.read_text().splitlines()]))
+        print(table(read(arguments.table)))
         return
     if arguments.fit is not None:
-        best = fit([json.loads(line) for line in arguments.fit.read_text().splitlines()])
+        best = fit(read(arguments.fit))
         print(fit_table(best))
         if arguments.figure is not None:
             draw(best, arguments.figure)
