@@ -110,6 +110,11 @@ class Cuts:
             megabatches = [(*keys, None) for keys in pairwise([first, *self.megabatches, LAST_KEY])]
         return [*megabatches, *((*keys, None) for keys in pairwise([-1, *self.held_out]))]
 
+    def are_held_out(self, records: np.ndarray) -> np.ndarray:
+        """Return which of some documents are in the validation or the test set."""
+        sets = self.sets_of(records)
+        return (sets >= self.num_megabatches) & (sets < self.num_drawn)
+
     def sets_of(self, records: np.ndarray) -> np.ndarray:
         """Return the set of each of some documents, int16."""
         keys = records["key"]

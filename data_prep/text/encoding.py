@@ -85,9 +85,7 @@ def _marks(work: Work, number: int) -> tuple[np.ndarray, np.ndarray]:
     records, cuts = records_of(work, number), work.once(cuts_of)
     marks = np.zeros(work.once(survey_of).piece_sizes[number], np.uint8)
     marks[records["row"]] = _ENCODED
-    sets = cuts.sets_of(records)
-    held_out = (sets >= cuts.num_megabatches) & (sets < cuts.num_drawn)
-    marks[records["row"][~held_out]] |= _LOOKED_AT
+    marks[records["row"][~cuts.are_held_out(records)]] |= _LOOKED_AT
     return records, marks
 
 

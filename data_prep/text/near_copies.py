@@ -19,9 +19,12 @@ from data_prep.text.survey import survey_of
 from fairseq_alma.data.ngrams import NgramHasher, read_split, scrambled
 from fairseq_alma.errors import AlmaError
 
-PARAMETERS = {"method": "minhash", "ngram": 5, "permutations": 128, "bands": 9, "rows": 13, "scheme": "affine32"}
+_NGRAM, _PERMUTATIONS, _BANDS, _ROWS, _SCHEME = 5, 128, 9, 13, "affine32"
+PARAMETERS = {
+    "method": "minhash", "ngram": _NGRAM, "permutations": _PERMUTATIONS, "bands": _BANDS, "rows": _ROWS,
+    "scheme": _SCHEME,
+}  # fmt: skip
 """What decides what is alike; the bands are those that datasketch takes for 0.8 in common."""
-_BANDS, _ROWS = 9, 13
 _SIGNED = "signed.npz"
 
 
@@ -37,8 +40,8 @@ def bands_of(documents: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
     """Return which documents have words, and of each of these a number for each band, ``(documents, bands)``."""
     from datasketch import MinHash
 
-    ngrams = NgramHasher(5)(documents)
-    empty = MinHash(num_perm=128, seed=1, hashfunc=int, scheme="affine32")
+    ngrams = NgramHasher(_NGRAM)(documents)
+    empty = MinHash(num_perm=_PERMUTATIONS, seed=1, hashfunc=int, scheme=_SCHEME)
     owners, firsts = np.unique(ngrams.documents, return_index=True)
     signatures = np.empty((len(owners), _BANDS * _ROWS), np.uint64)
     for number, hashes in enumerate(np.split(ngrams.hashes >> np.uint64(32), firsts[1:])[: len(owners)]):
@@ -92,9 +95,7 @@ class SignDocuments(Step):
             bands += [bands_of(documents)[1] for documents in read_split(work.there, split.name)]
             yield split.num_bytes, 0
         records = records[np.concatenate(chosen)]
-        cuts = work.once(cuts_of)
-        sets = cuts.sets_of(records)
-        held_out = (sets >= cuts.num_megabatches) & (sets < cuts.num_drawn)
+        held_out = work.once(cuts_of).are_held_out(records)
         work.of_piece(number).save(_SIGNED, records=records, bands=np.concatenate(bands), held_out=held_out)
 
 

@@ -61,8 +61,7 @@ def _marks(work: Work, number: int) -> np.ndarray:
     if work.options.tokenizer is None:
         marks[records["row"][(sets == 0) & (records["key"] <= np.uint64(cuts.sample))]] = _CHOSEN
     if work.options.ngram is not None:
-        held_out = (sets >= cuts.num_megabatches) & (sets < cuts.num_drawn)
-        marks[records["row"][held_out]] = _HELD_OUT
+        marks[records["row"][cuts.are_held_out(records)]] = _HELD_OUT
     return marks
 
 
