@@ -232,7 +232,7 @@ def test_the_image_study_ends_with_files_that_are_no_images(tmp_path):
 
 def test_every_picture_of_the_readme_and_of_the_pages_is_there_small_and_shown():
     root = RECIPES.parent
-    texts = [page.read_text(encoding="utf-8") for page in (root / "README.md", *root.glob("docs/how-to/*.md"))]
+    texts = [page.read_text(encoding="utf-8") for page in (root / "README.md", *root.glob("docs/**/*.md"))]
     shown = set(re.findall(r"!\[[^]]+\]\((?:\.\./)*([^)]+)\)", "".join(texts)))
     stored = {path.relative_to(root).as_posix() for path in (RECIPES / "figures").iterdir()}
     assert shown == stored
