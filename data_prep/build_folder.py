@@ -6,8 +6,7 @@ import shutil
 from pathlib import Path
 from typing import Any, Iterable, Mapping, Optional, Sequence
 
-from fairseq_alma.data.manifest import MANIFEST
-from fairseq_alma.data.stream import Stream, write_manifest
+from fairseq_alma.data.stream import MANIFEST, Stream, write_manifest
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.files import WorkFolder, open_atomically, synchronise_tree
 

@@ -27,12 +27,10 @@ from pathlib import Path
 from typing import IO, Callable, Iterable, Iterator, Mapping, Optional, Sequence, Union
 
 from data_prep.compression import open_plain_or_gz, strip_compression_suffix
-from data_prep.images.cifar import CIFAR10, CIFAR100
 from data_prep.images.command import main as prep_images
-from data_prep.images.idx import EMNIST_CLASSES, MNIST_NAMES, emnist_names
+from data_prep.images.formats import CIFAR10, CIFAR100, EMNIST_CLASSES, MNIST_NAMES, emnist_names
 from data_prep.text.command import main as prep_text
-from data_prep.text.document import text_of
-from data_prep.text.pieces import Source
+from data_prep.text.pieces import Source, text_of
 from fairseq_alma.cli.entry import Parser, command
 from fairseq_alma.errors import AlmaError, refuse_irregular, refuse_no_file, refuse_unwritable
 from fairseq_alma.files import open_atomically

@@ -77,10 +77,10 @@ def on_page_markdown(markdown: str, **unused: Any) -> str:
 
 def options_page() -> str:
     """Return all declared options, as tables: it cannot be older than the declarations."""
-    from data_prep.images.options import ImagePrepOptions
+    from data_prep.images.command import ImagePrepOptions
     from data_prep.text.options import PrepOptions
     from fairseq_alma.checkpoints import model_options
-    from fairseq_alma.cli import stream_parser  # registers learners and features
+    from fairseq_alma.cli import stream  # registers learners and features
     from fairseq_alma.cli.ensemble import EnsembleOptions
     from fairseq_alma.cli.export import ExportOptions
     from fairseq_alma.cli.generate import GenerateOptions
@@ -95,7 +95,7 @@ def options_page() -> str:
     from fairseq_alma.training.feature import FEATURES
     from fairseq_alma.training.option_ranges import RANGES
 
-    learners = {each: name for kind in stream_parser.LEARNERS.values() for name, each in kind.items()}
+    learners = {each: name for kind in stream.LEARNERS.values() for name, each in kind.items()}
     sections: dict[str, dict[str, type]] = {
         "alma-stream: the run": {"": study.StudyOptions},
         "alma-stream: learners": {

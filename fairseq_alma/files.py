@@ -5,15 +5,21 @@ that nobody can guess, ``.NAME.RANDOM.tmp``, or for a folder in ``.NAME.building
 lock that ends with its writer: so what a killed command left is told from what another command is writing just now and
 from what is the user's own, and is removed by whoever writes the same next, or by `sweep`.
 
-Records are small JSON files that are held against a declared type where they are read (``data/manifest.py``,
+Records are small JSON files that are held against a declared type where they are read (``data/stream.py``,
 ``runs/records.py``) whose ranges msgspec checks. It does not parse them: Python's parser also takes the ``NaN`` and
 ``Infinity`` that a model which diverged has left in a record. No torch here.
+
+Files that were read once need not be read again while they are the same, by inode, size and times (`VERIFIED`,
+`once_per_file`). A run has hundreds of stages, each of which would look at the same checkpoints and take the same
+checksums again. What was verified is also handed from the processes of a run to those that follow them
+(`text.fork_server`).
 """
 
 import contextlib
 import ctypes
 import errno
 import fcntl
+import functools
 import io
 import json
 import os
@@ -25,7 +31,7 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import IO, Annotated, Any, Callable, Iterator, Mapping, Optional, Self, Sequence, TypeVar, Union
+from typing import IO, Annotated, Any, Callable, Iterable, Iterator, Mapping, Optional, Self, Sequence, TypeVar, Union
 
 import msgspec
 from msgspec import Meta
@@ -605,3 +611,67 @@ def _shown(content: Any, where: str) -> str:
         return f"a {type(content).__name__} of {len(content)}"
     text = repr(content) if not isinstance(content, int) or abs(content) < 10**30 else "a huge number"
     return text if len(text) <= 60 else f"{text[:60]}…"
+
+
+FileIdentity = tuple[int, ...]
+Result = TypeVar("Result")
+_SETTLED_SECONDS = 0.1  # a file that was changed so recently may change again within one tick of its clock
+
+
+def file_identity(path: Path) -> Optional[FileIdentity]:
+    """Return what tells a file from another one in its place, and from itself once it has changed; None: no file."""
+    try:
+        file = path.stat()
+    except OSError:
+        return None
+    return file.st_dev, file.st_ino, file.st_size, file.st_mtime_ns, file.st_ctime_ns
+
+
+class VerifiedFiles:
+    """Files whose content was found to be as it should be."""
+
+    def __init__(self) -> None:
+        self._found: dict[tuple[FileIdentity, str], None] = {}  # in order
+
+    def has(self, path: Path, content: str = "") -> bool:
+        """Tell whether this very file was verified before; ``content`` is what it was compared with, a sha256."""
+        identity = file_identity(path)
+        return identity is not None and (identity, content) in self._found
+
+    def add(self, path: Path, content: str = "") -> None:
+        """Note that a file is as it should be; the next one who reads it need not look again."""
+        identity = file_identity(path)
+        if identity is not None and time.time() - path.stat().st_ctime > _SETTLED_SECONDS:
+            self._found[identity, content] = None
+
+    def __len__(self) -> int:
+        return len(self._found)
+
+    def since(self, number: int) -> list[tuple[FileIdentity, str]]:
+        """Return what was noted after so many."""
+        return [*self._found][number:]
+
+    def take(self, found: Iterable[tuple[FileIdentity, str]]) -> None:
+        """Note what another process has verified."""
+        self._found.update(dict.fromkeys(found))
+
+
+VERIFIED = VerifiedFiles()
+"""Those of this process."""
+
+
+def once_per_file(read: Callable[[Path], Result]) -> Callable[[Path], Result]:
+    """Let a function that reads a file and returns what cannot change remember it as long as the file is the same."""
+    known: dict[Path, tuple[FileIdentity, Result]] = {}
+
+    @functools.wraps(read)
+    def read_once(path: Path) -> Result:
+        identity = file_identity(path)
+        if identity is None or known.get(path, (None,))[0] != identity:
+            result = read(path)
+            if identity is None or identity != file_identity(path):
+                return result
+            known[path] = identity, result
+        return known[path][1]
+
+    return read_once

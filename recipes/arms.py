@@ -23,9 +23,9 @@ from typing import NamedTuple, Optional, Sequence
 
 from fairseq_alma.cli.entry import command
 from fairseq_alma.errors import AlmaError
+from fairseq_alma.report.finding import Spread, half_width
 from fairseq_alma.report.read_run import RunTable, read_run
-from fairseq_alma.report.regret import MARGIN, compute_multiplier
-from fairseq_alma.report.spread import Spread, half_width
+from fairseq_alma.report.tables import MARGIN, compute_multiplier
 
 NAME = re.compile(r"(?P<arm>.+?)(-k(?P<k>\d+))?-lr(?P<lr>[\d.]+)-seed(?P<seed>\d+)")
 PAPER = "paper"

@@ -27,9 +27,9 @@ import ladder
 
 from fairseq_alma.cli.entry import command
 from fairseq_alma.errors import AlmaError
+from fairseq_alma.report.finding import Spread, half_interval, half_width
 from fairseq_alma.report.paper import paper_tables
 from fairseq_alma.report.read_run import RunTable
-from fairseq_alma.report.spread import Spread, half_interval, half_width
 from fairseq_alma.report.table import render_markdown
 
 LAST = ladder.MEGABATCHES - 1

@@ -33,9 +33,9 @@ from fairseq_alma.cli.entry import command
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.files import open_atomically
 from fairseq_alma.report.experiment import Experiment, experiments, names_of
+from fairseq_alma.report.finding import Spread, difference, half_interval, is_close
 from fairseq_alma.report.findings import all_findings
 from fairseq_alma.report.read_run import RunTable, read_run, rows_of
-from fairseq_alma.report.spread import Spread, difference, half_interval, is_close
 from fairseq_alma.report.table import Table, render_markdown
 from fairseq_alma.report.tables import MEASURES, all_tables, summary_table
 from fairseq_alma.report.write_report import findings_markdown

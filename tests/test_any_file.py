@@ -18,9 +18,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models
 
-from data_prep.images.cifar import read_array_pickle
-from data_prep.images.idx import read_idx
-from data_prep.text.document import documents_of
+from data_prep.images.formats import read_array_pickle, read_idx
+from data_prep.text.pieces import documents_of
 from data_prep.text.source import find_sources
 from fairseq_alma.checkpoints.checkpoint_file import read_checkpoint
 from fairseq_alma.data.tokenizer import StreamTokenizer

@@ -10,8 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fairseq_alma.data.image_stream import ImageStream, read_npy
-from fairseq_alma.data.image_writer import write_image_stream
+from fairseq_alma.data.image_stream import ImageStream, read_npy, write_image_stream
 from fairseq_alma.data.stream import Stream
 from fairseq_alma.data.token_file import TokenFile, TokenFileWriter
 from fairseq_alma.errors import AlmaError

@@ -13,7 +13,7 @@ import pytest
 
 from data_prep.text.options import parse_options
 from fairseq_alma.cli import export, generate, import_model, report, score, start, update, verify
-from fairseq_alma.cli.stream_parser import read_arguments
+from fairseq_alma.cli.stream import read_arguments
 
 PAGES = (
     "README.md",

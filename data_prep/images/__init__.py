@@ -1,5 +1,5 @@
 """The program behind ``alma-prep-images``: published image files to a stream.
 
-Read in this order: ``command`` with ``options`` (the whole course, and which data set is read how), ``image_set`` (what
-is read, and what comes of it), then the formats: ``idx``, ``cifar``, ``table`` and ``arrays``.
+Read in this order: ``command`` (the whole course, and which data set is read how), ``image_set`` (what is read, and
+what comes of it), then ``formats``.
 """

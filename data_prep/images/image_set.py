@@ -7,7 +7,7 @@ from typing import Any, Optional, Sequence
 import numpy as np
 
 from data_prep.build_folder import recorded_name
-from fairseq_alma.data.manifest import file_sha256
+from fairseq_alma.data.stream import file_sha256
 from fairseq_alma.errors import AlmaError
 
 _TEST_DRAW = 1  # beside the seed, so that the draw of the test images is another one than the deal of the rest

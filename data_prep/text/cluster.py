@@ -18,20 +18,17 @@ from datatrove.pipeline.base import PipelineStep
 
 from data_prep.build_folder import BuildFolder
 from data_prep.compression import open_raw
-from data_prep.text.command import completed_before, refuse_unfit, stream_to_make
-from data_prep.text.folder import Folder
+from data_prep.text.command import STEPS, completed_before, finish, record_of, refuse_unfit, stream_to_make
+from data_prep.text.encoding import WriteFiles
 from data_prep.text.near_copies import require_library
 from data_prep.text.options import PrepOptions, parse_options
-from data_prep.text.passes import SingleStep, Step, Task, Work
+from data_prep.text.passes import Folder, SingleStep, Step, Task, Work
 from data_prep.text.pieces import cut_into_pieces, forget_entries
 from data_prep.text.pool import Progress, default_workers
 from data_prep.text.source import find_sources, is_address
-from data_prep.text.steps import STEPS, finish, record_of
-from data_prep.text.writing import WriteFiles
 from fairseq_alma.errors import AlmaError
 
 _PLAN, _DIGESTS = "plan.pickle", "digests.pickle"
-_READ_AT_ONCE = 1 << 20
 
 
 class DigestInput(Step):
@@ -49,11 +46,8 @@ class DigestInput(Step):
         for part in work.pieces[number].parts:
             if part.start == 0:
                 with open_raw(part.source.path) as file:
-                    digest = hashlib.sha256()
-                    while content := file.read(_READ_AT_ONCE):
-                        digest.update(content)
-                        yield len(content), 0
-                digests.append(digest.hexdigest())
+                    digests.append(hashlib.file_digest(file, "sha256").hexdigest())
+                yield part.source.size, 0
         work.of_piece(number).write(_DIGESTS, pickle.dumps(digests))
 
 

@@ -1,26 +1,56 @@
 """``alma-prep-text``: raw text to a stream of mega-batches. Read, deal, train a tokenizer, encode, publish."""
 
+import hashlib
 import os
 import sys
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Optional, Sequence
+from typing import Any, Mapping, Optional, Sequence
 
 from data_prep.build_folder import BuildFolder, refuse_other_command, stream_at
-from data_prep.text.folder import Folder
-from data_prep.text.near_copies import require_library
+from data_prep.text.buckets import (
+    CountPieces,
+    GatherDropped,
+    KeyDocuments,
+    ReduceBuckets,
+    SurveyInput,
+    num_duplicates_of,
+    survey_of,
+)
+from data_prep.text.deal import DealDocuments
+from data_prep.text.encoding import (
+    DealAgain,
+    EncodePieces,
+    LayOutFiles,
+    PlacePieces,
+    WriteFiles,
+    hashes_of,
+    left_out_of,
+    listed_of,
+    near_copies_of,
+    splits_of,
+)
+from data_prep.text.near_copies import PARAMETERS, FindNearCopies, SignDocuments, require_library
 from data_prep.text.options import AUTO, FORMS_OF_TEXT, PrepOptions, parse_options
-from data_prep.text.passes import PassProgress, Work, carry_out, unpack
+from data_prep.text.passes import Folder, PassProgress, Step, Work, carry_out, unpack
 from data_prep.text.pieces import SMALLEST_PIECE, Piece, Source, cut_into_pieces, num_workers_for
 from data_prep.text.pool import Workers
 from data_prep.text.source import find_sources
-from data_prep.text.steps import STEPS, finish, record_of
+from data_prep.text.training import GatherPieces, TrainTokenizer, tokenizer_of
 from fairseq_alma.cli.entry import command
-from fairseq_alma.data.manifest import file_sha256
 from fairseq_alma.data.ngrams import HELD_OUT
-from fairseq_alma.data.stream import DECONTAMINATE, Stream
-from fairseq_alma.data.tokenizer import StreamTokenizer
+from fairseq_alma.data.stream import (
+    DECONTAMINATE,
+    DICTIONARY,
+    Split,
+    Stream,
+    StreamFile,
+    TokenizerEntry,
+    file_sha256,
+    in_order,
+)
+from fairseq_alma.data.tokenizer import TOKENIZER_FOLDER, StreamTokenizer, find_tokenizer_file
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.terminal import tell
 
@@ -179,6 +209,106 @@ def completed_before(options: PrepOptions, there: Stream, record: dict[str, Any]
     advice = "choose another --out, remove the stream, or use --append for what arrived later"
     refuse_other_command(options.out, there.history, record, advice)
     return True
+
+
+STEPS: tuple[Step, ...] = (
+    CountPieces(),
+    SurveyInput(),
+    KeyDocuments(),
+    ReduceBuckets(),
+    GatherDropped(),
+    DealDocuments(),
+    GatherPieces(),
+    TrainTokenizer(),
+    EncodePieces(),
+    SignDocuments(),
+    FindNearCopies(),
+    DealAgain(),
+    PlacePieces(),
+    LayOutFiles(),
+    WriteFiles(),
+)
+
+
+def record_of(options: PrepOptions, sources: Sequence[Source], digests: Sequence[str]) -> dict[str, Any]:
+    """Describe a command by all that decides its result.
+
+    Args:
+        options: of the command.
+        sources: the input.
+        digests: sha256 of each of its files.
+    """
+    tokenizer = None if options.tokenizer is None else file_sha256(find_tokenizer_file(options.tokenizer))
+    inputs = [
+        {
+            "argument": source.argument,
+            "name": source.name,
+            "format": source.form,
+            "size": source.size,
+            "sha256": digest,
+            **({"share": source.share} if source.share < 1 else {}),
+        }
+        for source, digest in zip(sources, digests, strict=True)
+    ]
+    command = "append" if options.append else "create"
+    return {"command": command, "options": options.that_decide(tokenizer), "inputs": inputs}
+
+
+def finish(work: Work, record: Mapping[str, Any]) -> Stream:
+    """Write what belongs to a stream beside its sets, when all steps are done.
+
+    Args:
+        work: what was done.
+        record: of the command, for the stream's history.
+
+    Returns:
+        The stream, whose manifest is not written yet.
+    """
+    splits, id_counts = splits_of(work)
+    there = work.there
+    number = 0 if there is None else len(there.history)
+    hashes = _write(work.out, f"document-hashes/{number:03d}.u64", hashes_of(work).tobytes())
+    history = {**record, **_counts_of(work, splits)}
+    if there is not None:
+        return replace(
+            there,
+            splits=tuple(in_order([*there.splits, *splits])),
+            other_files=(*there.other_files, hashes),
+            history=(*there.history, history),
+        )
+    tokenizer = work.once(tokenizer_of)
+    file = _write(work.out, f"{TOKENIZER_FOLDER}/{tokenizer.file.name}", tokenizer.file.read_bytes())
+    lines = (f"{symbol} {count}\n" for symbol, count in zip(tokenizer.symbols, id_counts.tolist(), strict=True))
+    return Stream(
+        root=work.options.out,
+        kind="text",
+        seed=work.options.seed,
+        splits=tuple(in_order(splits)),
+        tokenizer=TokenizerEntry.describe(tokenizer.kind, tokenizer.vocab_size, [file]),
+        dictionary=_write(work.out, DICTIONARY, "".join(lines).encode()),
+        other_files=(hashes,),
+        history=(history,),
+    )
+
+
+def _write(folder: Folder, name: str, content: bytes) -> StreamFile:
+    folder.write(name, content)
+    return StreamFile(name, len(content), hashlib.sha256(content).hexdigest())
+
+
+def _counts_of(work: Work, splits: Sequence[Split]) -> dict[str, Any]:
+    counts: dict[str, Any] = {"num_duplicates": num_duplicates_of(work), "splits": [split.name for split in splits]}
+    if groups := work.once(survey_of).groups:
+        counts["groups"] = list(groups)
+    if work.options.ngram is not None:
+        left_out = work.once(left_out_of)
+        counts["num_contaminated"] = len(left_out)
+        counts["contaminated_words"] = int(left_out["words"].sum(dtype=int))
+        counts["contaminated"] = listed_of(work)
+    if work.options.near_duplicates is not None:
+        near = near_copies_of(work)
+        counts["near_duplicates"] = {**PARAMETERS, "documents": len(near), "words": int(near["words"].sum(dtype=int))}
+    return counts
 
 
 if __name__ == "__main__":

@@ -13,11 +13,10 @@ from typing import Generator, Optional, Sequence
 
 import numpy as np
 
-from data_prep.text.buckets import LAST_KEY, KeyOrder, key_order_of
+from data_prep.text.buckets import LAST_KEY, KeyOrder, key_order_of, survey_of
 from data_prep.text.options import Words, words_of
 from data_prep.text.passes import SingleStep, Work
 from data_prep.text.pool import Progress
-from data_prep.text.survey import survey_of
 from fairseq_alma.errors import AlmaError
 
 DROPPED = -1

@@ -1,22 +1,117 @@
-"""The last pass: encode each piece, find what shares words with the held-out text, and cut the rest anew.
+"""The last pass: encode each piece, find what shares words with the held-out text, cut the rest anew, write the sets.
 
 What a piece is encoded to does not depend on the deal, which so can wait until it is known what is left out of it.
+
+Text repeats itself, so `DocumentEncoder` is several times faster than `StreamTokenizer` for the usual byte-level BPE:
+GPT-2's rule cuts a text into pieces before any merge, so a chunk that begins and ends at such a cut has the same ids
+wherever it stands, and these are looked up. The chunks are found with one regular expression that only cuts where the
+rule is sure to cut; it need not find every cut. What it cannot judge (control characters, tokens added to the
+vocabulary) goes to the tokenizer whole. A test compares both on odd text.
 """
 
 import json
-from typing import Generator, Sequence
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generator, Iterator, Optional, Sequence
 
 import numpy as np
 
-from data_prep.text.buckets import KEYED, key_order_of, records_of
+from data_prep.text.buckets import COUNTED, KEYED, key_order_of, records_of, survey_of
 from data_prep.text.deal import DROPPED, Cuts, cut, cuts_of, save_cuts, shares_of
-from data_prep.text.encoder import DocumentEncoder
 from data_prep.text.passes import SingleStep, Step, Work
 from data_prep.text.pool import Progress
-from data_prep.text.survey import survey_of
 from data_prep.text.training import HELD_OUT_NGRAMS, tokenizer_of
 from fairseq_alma.data.ngrams import NgramHasher, NgramSet
-from fairseq_alma.data.token_file import id_dtype
+from fairseq_alma.data.stream import TOKEN_SUFFIXES, Split, StreamFile, holdout_name, megabatch_name, shard_name
+from fairseq_alma.data.token_file import EOS, NUM_FAIRSEQ_SYMBOLS, TokenFileWriter, id_dtype
+from fairseq_alma.data.tokenizer import StreamTokenizer
+
+# Each alternative starts at a cut, if the text before it ended at one, and ends at one:
+_CHUNK = re.compile(
+    # letters or digits up to ASCII that is neither (a letter beyond ASCII would go on with the word)
+    r" ?(?:[A-Za-z]+(?=[!-@\[-`{-~ \n]|\Z)|[0-9]+(?=[!-/:-~ \n]|\Z))"
+    # one line feed before the next line's first word
+    r"|\n(?=\S)"
+    # a contraction such as 's, with whatever letters follow: the rule takes "'s" off and leaves the rest
+    r"|'[A-Za-z]+(?=[!-@\[-`{-~ \n]|\Z)"
+    # punctuation up to a letter, a digit or a space, unless it begins a contraction
+    r"| ?(?!'[A-Za-z])[!-/:-@\[-`{-~]+(?=[A-Za-z0-9 \n]|\Z)"
+    # anything else: white space and all that follows, up to the next white space
+    r"|\s*\S+|\s+\Z"
+)
+# White space to Python, but not to the rule.
+_ODD = "\x1c\x1d\x1e\x1f"
+_MAX_CACHED_LENGTH = 32
+
+
+class DocumentEncoder:
+    """Turn documents into the bytes of a token file.
+
+    Args:
+        tokenizer: what a document's tokens are.
+        dtype: type of an id.
+        cache_size: how many chunks are remembered at most (about 200 bytes each).
+    """
+
+    def __init__(self, tokenizer: StreamTokenizer, dtype: np.dtype, cache_size: int) -> None:
+        self._tokenizer = tokenizer
+        self.dtype = dtype
+        self._eos = np.array([EOS], dtype=dtype).tobytes()
+        self._cache: dict[str, bytes] = {}
+        self._cache_size = cache_size
+        self._whole_if = _needs_tokenizer(tokenizer.file) if tokenizer.kind == "tokenizers" else re.compile("")
+
+    def encode(self, documents: Sequence[str]) -> list[bytes]:
+        """Return the ids of each document with its eos, as bytes of ``dtype``."""
+        if self._whole_if is None:
+            return self._encode_by_chunks(documents)
+        whole = [number for number, document in enumerate(documents) if self._whole_if.search(document)]
+        encoded = dict(zip(whole, self._encode_whole([documents[number] for number in whole]), strict=True))
+        others = [number for number in range(len(documents)) if number not in encoded]
+        encoded |= zip(others, self._encode_by_chunks([documents[number] for number in others]), strict=True)
+        return [encoded[number] for number in range(len(documents))]
+
+    def _encode_whole(self, documents: Sequence[str]) -> list[bytes]:
+        return [self._ids(tokens) + self._eos for tokens in self._tokenizer.encode_batch(documents)]
+
+    def _encode_by_chunks(self, documents: Sequence[str]) -> list[bytes]:
+        chunked = [_CHUNK.findall(document) for document in documents]
+        missing = list(set().union(*chunked) - self._cache.keys())
+        self._cache.update(zip(missing, map(self._ids, self._tokenizer.encode_batch(missing)), strict=True))
+        ids_of = self._cache.__getitem__
+        encoded = [b"".join(map(ids_of, chunks)) + self._eos for chunks in chunked]
+        # Frequent chunks come early, so what comes after the cache is full is rarely worth an old chunk's place.
+        keep = self._cache_size - (len(self._cache) - len(missing))
+        for chunk in [chunk for chunk in missing if len(chunk) > _MAX_CACHED_LENGTH] if keep > 0 else missing:
+            del self._cache[chunk]
+        return encoded
+
+    def _ids(self, tokens: list[int]) -> bytes:
+        return (np.array(tokens, dtype=self.dtype) + self.dtype.type(NUM_FAIRSEQ_SYMBOLS)).tobytes()
+
+
+def _needs_tokenizer(tokenizer_json: Path) -> Optional[re.Pattern]:
+    """Return what a document contains that the tokenizer must see whole; the empty text is in every document."""
+    content = json.loads(tokenizer_json.read_text(encoding="utf-8"))
+    if not _follows_the_rule(content):
+        return re.compile("")
+    added = [re.escape(token["content"]) for token in content.get("added_tokens") or []]
+    return re.compile("|".join([f"[{_ODD}]", *added]))
+
+
+def _follows_the_rule(content: dict) -> bool:
+    """Tell whether a tokenizer.json is BPE on bytes, cut by GPT-2's rule and by nothing else."""
+    model, pre_tokenizer = content["model"], content.get("pre_tokenizer") or {}
+    return (
+        model.get("type") == "BPE"
+        and not model.get("dropout")
+        and not content.get("normalizer")
+        and pre_tokenizer.get("type") == "ByteLevel"
+        and not pre_tokenizer.get("add_prefix_space", True)
+        and pre_tokenizer.get("use_regex", True)
+    )
+
 
 ENCODED, TOKENS = "encoded.npz", "tokens.bin"
 """What is known of a piece's documents once they are encoded, and their ids."""
@@ -167,3 +262,206 @@ def sets_of(work: Work, number: int) -> tuple[np.ndarray, np.ndarray]:
     sets[records["row"]] = work.once(last_cuts_of).sets_of(records)
     words[records["row"]] = records["words"]
     return sets, words
+
+
+_PLACED, _SIZES, _TOTALS, _HASHES = "placed.bin", "sizes.bin", "totals.npz", "hashes.bin"
+_LAYOUT = "layout.json"
+_AT_ONCE = 1 << 16  # documents
+_COUNTS = ("documents", "words", "tokens", "bytes")
+
+
+def names_of(work: Work) -> list[str]:
+    """Return the names of the sets that a command makes, in the order of their numbers."""
+    cuts = work.once(last_cuts_of)
+    first = 0 if work.there is None else work.there.num_megabatches
+    numbers = range(first, first + cuts.num_megabatches)
+    held_out = ["valid", "test"] if cuts.held_out else []
+    return [*map(megabatch_name, numbers), *held_out, *(map(holdout_name, numbers) if cuts.slices else ())]
+
+
+class PlacePieces(Step):
+    """Sort the tokens of a piece by the sets."""
+
+    def is_done(self, work: Work, number: int) -> bool:
+        """See `Step`."""
+        return work.of_piece(number).exists(_TOTALS)
+
+    def make(self, work: Work, number: int) -> Generator[Progress, None, None]:
+        """See `Step`."""
+        folder, num_sets = work.of_piece(number), len(work.once(names_of))
+        sets, words = sets_of(work, number)
+        order = np.argsort(sets, kind="stable")
+        order = order[np.searchsorted(sets[order], 0) :]  # without what is dropped
+        last = np.searchsorted(sets[order], np.arange(num_sets), side="right")
+        encoded = folder.load(ENCODED)
+        sizes, width = encoded["sizes"].astype(np.int64), work.once(encoder_of).dtype.itemsize
+        ends = np.cumsum(sizes) * width
+        tokens = memoryview(folder.read(TOKENS))
+        placed = np.append(0, np.cumsum(sizes[order]))[last]
+        folder.save_slices(_PLACED, placed * width, *_sorted(tokens, ends - sizes * width, ends, order))
+        folder.save_slices(_SIZES, last * 4, sizes[order].astype("<i4").tobytes())
+        kept = records_of(work, number)["row"]
+        hashes = folder.load(COUNTED, "hashes")["hashes"][kept]
+        folder.write(_HASHES, hashes.tobytes())
+        folder.save(
+            _TOTALS,
+            documents=np.diff(last, prepend=0),
+            tokens=np.diff(placed, prepend=0),
+            words=_total(sets, words, num_sets),
+            bytes=_total(sets, encoded["num_bytes"], num_sets),
+        )
+        folder.remove(TOKENS)
+        yield 0, 0
+
+
+def _sorted(tokens: memoryview, starts: np.ndarray, ends: np.ndarray, order: np.ndarray) -> Iterator[bytes]:
+    for first in range(0, len(order), _AT_ONCE):
+        some = order[first : first + _AT_ONCE]
+        pairs = zip(starts[some].tolist(), ends[some].tolist(), strict=True)
+        yield b"".join([tokens[start:end] for start, end in pairs])
+
+
+def _total(sets: np.ndarray, weights: np.ndarray, num_sets: int) -> np.ndarray:
+    kept = sets != DROPPED
+    return np.bincount(sets[kept], weights[kept], minlength=num_sets).astype(np.int64)
+
+
+def hashes_of(work: Work) -> np.ndarray:
+    """Return eight bytes of each document that is not dropped, by which ``--append`` knows it, ascending."""
+    parts = (work.of_piece(number).read(_HASHES) for number in range(len(work.pieces)))
+    hashes = np.frombuffer(bytearray().join(parts), "<u8")
+    hashes.sort()
+    return hashes
+
+
+@dataclass(frozen=True)
+class TokenFileSpan:
+    """What a token file is made of.
+
+    Attributes:
+        name: its path in the stream without ``.bin`` and ``.idx``.
+        of_set: number of the set.
+        start: ids of the set before the first document that may be in it: those are in it that begin behind.
+        end: they begin before this one; -1: all do.
+        first_piece: the first piece that has ids of it.
+        before: ids of the set in pieces before that one.
+    """
+
+    name: str
+    of_set: int
+    start: int = 0
+    end: int = -1
+    first_piece: int = 0
+    before: int = 0
+
+
+class LayOutFiles(SingleStep):
+    """Decide what files there are."""
+
+    def is_done(self, work: Work, number: int) -> bool:
+        """See `Step`."""
+        return work.folder.exists(_LAYOUT)
+
+    def make(self, work: Work, number: int) -> Generator[Progress, None, None]:
+        """See `Step`."""
+        names, limit = work.once(names_of), work.options.shard_tokens
+        totals = [work.of_piece(piece).load(_TOTALS) for piece in range(len(work.pieces))]
+        counts = {each: np.sum([of_piece[each] for of_piece in totals], axis=0).tolist() for each in _COUNTS}
+        reached = np.cumsum([of_piece["tokens"] for of_piece in totals], axis=0)
+        files: list[Sequence[Any]] = []
+        for of_set, name in enumerate(names):
+            if limit is None or not name.endswith("/train"):
+                files.append((name, of_set))
+                continue
+            for shard, start in enumerate(range(0, counts["tokens"][of_set], limit)):
+                piece = int(np.searchsorted(reached[:, of_set], start, side="right"))
+                before = int(reached[piece - 1, of_set]) if piece else 0
+                files.append((shard_name(name, shard), of_set, start, start + limit, piece, before))
+        work.folder.write(_LAYOUT, json.dumps({"files": files, "counts": counts}).encode())
+        yield 0, 0
+
+
+def layout_of(work: Work) -> tuple[list[TokenFileSpan], dict[str, list[int]]]:
+    """Return the files that are written, and what is counted of each set."""
+    layout = json.loads(work.folder.read(_LAYOUT))
+    return [TokenFileSpan(*each) for each in layout["files"]], layout["counts"]
+
+
+class WriteFiles(Step):
+    """Write a token file of a set."""
+
+    title = "writing"
+
+    def num_tasks(self, work: Work) -> int:
+        """See `Step`."""
+        return len(work.once(layout_of)[0])
+
+    def size(self, work: Work, number: int) -> int:
+        """See `Step`."""
+        return 1
+
+    def is_done(self, work: Work, number: int) -> bool:
+        """See `Step`: it is described, and there."""
+        name = work.once(layout_of)[0][number].name
+        return work.folder.exists(_described(number)) and all(work.out.exists(f"{name}{end}") for end in TOKEN_SUFFIXES)
+
+    def make(self, work: Work, number: int) -> Generator[Progress, None, None]:
+        """See `Step`."""
+        file = work.once(layout_of)[0][number]
+        vocab_size = work.once(tokenizer_of).vocab_size
+        counts = np.zeros(vocab_size + NUM_FAIRSEQ_SYMBOLS, np.int64)
+        counted = work.there is None and file.of_set == 0  # mega-batch 0: dict.txt tells how often each id occurs
+        dtype = id_dtype(vocab_size)
+        with work.out.writing(f"{file.name}.bin") as tokens, work.out.writing(f"{file.name}.idx") as index:
+            writer = TokenFileWriter(tokens, index, dtype)
+            for ids, sizes in _parts(work, file, dtype):
+                writer.write(ids, sizes)
+                if counted:
+                    counts += np.bincount(ids, minlength=len(counts))
+            digests = writer.close()
+        entries = [
+            {"path": f"{file.name}{suffix}", "size": size, "sha256": digest}
+            for suffix, (size, digest) in zip(TOKEN_SUFFIXES, digests, strict=True)
+        ]
+        content = {"files": entries, "counts": counts[NUM_FAIRSEQ_SYMBOLS:].tolist() if counted else []}
+        work.folder.write(_described(number), json.dumps(content).encode())
+        yield 1, 0
+
+
+def _parts(work: Work, file: TokenFileSpan, dtype: np.dtype) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Yield the ids that each piece gives to a file, and how many each document has."""
+    num_sets, before = len(work.once(names_of)), file.before
+    for piece in range(file.first_piece, len(work.pieces)):
+        if 0 <= file.end <= before:
+            return
+        folder = work.of_piece(piece)
+        sizes = np.frombuffer(folder.load_slice(_SIZES, file.of_set, num_sets), "<i4")
+        ends = before + np.cumsum(sizes, dtype=np.int64)
+        starts = ends - sizes
+        first = int(np.searchsorted(starts, file.start))
+        last = len(starts) if file.end < 0 else int(np.searchsorted(starts, file.end))
+        if first < last:
+            ids = np.frombuffer(folder.load_slice(_PLACED, file.of_set, num_sets), dtype)
+            yield ids[int(starts[first]) - before : int(ends[last - 1]) - before], sizes[first:last]
+        before = int(ends[-1]) if len(ends) else before
+
+
+def _described(number: int) -> str:
+    return f"file-{number:05d}.json"
+
+
+def splits_of(work: Work) -> tuple[list[Split], np.ndarray]:
+    """Return the sets with their files, and how often each token occurs in mega-batch 0 where a stream is made."""
+    names = work.once(names_of)
+    files, counts = work.once(layout_of)
+    of_sets: list[list[StreamFile]] = [[] for _ in names]
+    id_counts = np.zeros(work.once(tokenizer_of).vocab_size, np.int64)
+    for number, file in enumerate(files):
+        described = json.loads(work.folder.read(_described(number)))
+        of_sets[file.of_set] += [StreamFile(**each) for each in described["files"]]
+        if described["counts"]:
+            id_counts += described["counts"]
+    of_set = zip(*(counts[each] for each in _COUNTS), strict=True)
+    return [
+        Split(*each) for each in zip(names, map(tuple, of_sets), *zip(*of_set, strict=True), strict=True)
+    ], id_counts

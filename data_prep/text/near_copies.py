@@ -10,12 +10,11 @@ from typing import Generator, Optional, Sequence
 
 import numpy as np
 
-from data_prep.text.buckets import KEYED, records_of
+from data_prep.text.buckets import KEYED, records_of, survey_of
 from data_prep.text.deal import cuts_of
 from data_prep.text.encoding import NEAR_COPIES, left_out_of_piece
 from data_prep.text.passes import SingleStep, Step, Work
 from data_prep.text.pool import Progress
-from data_prep.text.survey import survey_of
 from fairseq_alma.data.ngrams import NgramHasher, read_split, scrambled
 from fairseq_alma.errors import AlmaError
 

@@ -6,7 +6,7 @@ from dataclasses import MISSING, dataclass
 from pathlib import Path
 from typing import Any, Optional, Sequence, Union
 
-from data_prep.text.document import PERIODS, Group
+from data_prep.text.pieces import PERIODS, Group
 from data_prep.text.pool import default_workers
 from data_prep.text.source import STANDARD_INPUT, share_of
 from fairseq_alma.cli.entry import Parser

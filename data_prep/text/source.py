@@ -12,8 +12,7 @@ from threading import Thread
 from typing import IO, Optional, Sequence, Union
 
 from data_prep.compression import open_raw, reading, store_of, strip_compression_suffix
-from data_prep.text.document import Group
-from data_prep.text.pieces import BLOCK_SIZE, Source
+from data_prep.text.pieces import BLOCK_SIZE, Group, Source
 from fairseq_alma.errors import AlmaError, naming
 from fairseq_alma.terminal import tell
 

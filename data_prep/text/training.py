@@ -10,12 +10,11 @@ from typing import Generator, Iterable, Iterator
 
 import numpy as np
 
-from data_prep.text.buckets import records_of
+from data_prep.text.buckets import records_of, survey_of
 from data_prep.text.deal import cuts_of
 from data_prep.text.options import AUTO, vocab_size_for
 from data_prep.text.passes import PassProgress, SingleStep, Step, Work
 from data_prep.text.pool import Progress
-from data_prep.text.survey import survey_of
 from fairseq_alma.data.ngrams import NgramHasher, distinct, held_out_ngrams
 from fairseq_alma.data.tokenizer import FILE_NAMES, StreamTokenizer
 from fairseq_alma.errors import AlmaError

@@ -7,9 +7,8 @@ import torch
 from torch import Size, Tensor
 
 from fairseq_alma.checkpoints import AVERAGE
-from fairseq_alma.checkpoints.checkpoint_file import Checkpoint
+from fairseq_alma.checkpoints.checkpoint_file import Checkpoint, find_average
 from fairseq_alma.checkpoints.maximal_update import BASE_WIDTH
-from fairseq_alma.checkpoints.training_state import find_average
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.growth.gate_tree import format_gate_trees
 from fairseq_alma.growth.plan import MixtureGrowth

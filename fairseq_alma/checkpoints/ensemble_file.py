@@ -22,8 +22,7 @@ from torch import Tensor, nn
 
 from fairseq_alma.checkpoints.architecture import ENSEMBLE_ARCH, MAX_NESTING
 from fairseq_alma.checkpoints.checkpoint_file import DICTIONARY_KEY, Checkpoint, read_checkpoint, untrained_checkpoint
-from fairseq_alma.data.manifest import file_sha256
-from fairseq_alma.data.stream import Stream
+from fairseq_alma.data.stream import Stream, file_sha256
 from fairseq_alma.errors import AlmaError
 
 Weights = Mapping[str, Tensor]

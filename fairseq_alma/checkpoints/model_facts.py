@@ -12,7 +12,7 @@ from fairseq_alma.checkpoints.checkpoint_file import read_checkpoint
 from fairseq_alma.checkpoints.dense_checkpoint import is_transformer_lm, without_experts
 from fairseq_alma.checkpoints.ensemble_file import ENSEMBLE_ARCH, Weights, members_of, weights_of_member
 from fairseq_alma.errors import AlmaError
-from fairseq_alma.metrics.flops import SwitchLMShape
+from fairseq_alma.metrics import SwitchLMShape
 
 
 @dataclass(frozen=True)

@@ -58,8 +58,7 @@ def main(argv: Optional[Sequence[str]] = None) -> Optional[int]:
     # These import torch, which takes seconds; --help and usage errors need none of it.
     from fairseq_alma.checkpoints.architecture import is_of_images
     from fairseq_alma.checkpoints.checkpoint_file import read_checkpoint
-    from fairseq_alma.exchange.image_folder import export_images
-    from fairseq_alma.exchange.model_folder import export_model
+    from fairseq_alma.exchange.model_folder import export_images, export_model
 
     if is_of_images(read_checkpoint(path)["cfg"]["model"]):
         size = export_images(path, args.out, args.stream)

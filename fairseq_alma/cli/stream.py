@@ -1,38 +1,252 @@
-"""``alma-stream``: run a whole stream of mega-batches, resume it, or run one stage of it."""
+"""``alma-stream``: run a whole stream of mega-batches, resume it, or run one stage of it.
+
+Before ``--`` stand its own options and those that the learners declare.
+"""
 
 import argparse
 import contextlib
 import sys
 from dataclasses import replace
-from typing import Optional, Sequence
+from pathlib import Path
+from typing import Any, Iterable, Mapping, Optional, Sequence
 
-from fairseq_alma.cli.entry import command
-from fairseq_alma.cli.stream_parser import learner_options, read_arguments
-from fairseq_alma.data.manifest import file_sha256
-from fairseq_alma.data.stream import Stream
+from fairseq_alma.cli.entry import Parser, command
+from fairseq_alma.data.stream import Stream, file_sha256
 from fairseq_alma.errors import AlmaError, refuse_no_folder
 from fairseq_alma.images.image_job import ImageJob
-from fairseq_alma.learners.learner import Learner
-from fairseq_alma.learners.plan import Stage, StagePlan
+from fairseq_alma.learners.learner import LEARNERS, Learner, Stage, StagePlan
 from fairseq_alma.learners.presets import PAPER
-from fairseq_alma.options import options_of
+from fairseq_alma.options import KINDS, TRAINING, Option, Options, flag, options_of
 from fairseq_alma.runs.evaluation import StageEvaluation
 from fairseq_alma.runs.loop import Run, SeenPlans, nothing_to_await, nothing_to_evaluate, run_stages, train_members
-from fairseq_alma.runs.request import Job, RunRequest
 from fairseq_alma.runs.run_folder import RUN_RECORD, RunFolder
 from fairseq_alma.runs.slurm_jobs import SlurmChain, complete_stages, plan_jobs, require_nodes, require_slurm
-from fairseq_alma.runs.study import describe_run, require_same_run
+from fairseq_alma.runs.study import (
+    FEATURES_FROM,
+    LEARNERS_FROM,
+    Job,
+    PartOptions,
+    ProcessOptions,
+    RunRequest,
+    StudyOptions,
+    describe_run,
+    require_same_run,
+)
 from fairseq_alma.runs.workers import MemberWorkers, devices_of_jobs
 from fairseq_alma.terminal import tell
 from fairseq_alma.text.model_size import LENGTH, Wish
 from fairseq_alma.text.recipe import Asked, Recipe, complete
 from fairseq_alma.text.speed import measure
 from fairseq_alma.text.text_job import TextJob
-from fairseq_alma.training.feature import FEATURES, Features
-from fairseq_alma.training.planned_run import PlannedRun
-from fairseq_alma.watch.arrival_curves import ArrivalCurves
+from fairseq_alma.training.feature import FEATURES, Features, PlannedRun, import_from
 from fairseq_alma.watch.run_display import MemberDisplay, RunDisplay
-from fairseq_alma.watch.sinks import CurveOptions
+from fairseq_alma.watch.sinks import ArrivalCurves, CurveOptions
+
+OWN: tuple[type[Options], ...] = (StudyOptions, PartOptions, ProcessOptions)
+
+EPILOG = """\
+Text: nothing need stand after --; model, optimizer, schedule and length are chosen by the stream, or by --size,
+--passes or --hours, and printed; --preset paper is the paper's way. What stands after -- wins. All of it is handed to
+fairseq-train, and what the evaluation needs (--cpu, --tokens-per-sample, --batch-size, ...) to the tests, which are in
+fp32. With an --arch there the model and what its trainings do beside learning are yours, and only criterion,
+optimizer, learning rate, batch and length are filled in where they are missing. Examples:
+
+  alma-stream --stream STREAM --run RUN
+  alma-stream --stream STREAM --run RUN --hours 2
+  alma-stream --stream STREAM --learner sm --wait 1 --run RUN -- \\
+      --arch alma_switch_lm_tiny --num-experts 4 --criterion alma_switch_cross_entropy --cpu \\
+      --optimizer adam --lr 0.002 --lr-scheduler polynomial_decay --warmup-updates 50 --total-num-update 500 \\
+      --max-update 500 --batch-size 16 --tokens-per-sample 128
+
+Images: nothing need stand after --; the paper's settings are the defaults. --arch, --width, --channels, --optimizer,
+--lr, --max-epoch, --batch-size, --select loss|accuracy (which epoch of a stage counts: the one with the lowest
+validation loss, or with the best accuracy; default: loss), --least-gain X (by how much it must be better: nats, or a
+share of the images from 0 to 1; default: 0), --patience N (stop after N epochs without a better one; default: never),
+--gate, --last-pool, --initial-weights, ... change them; --preset sets those in which the paper's text and its released
+code differ. Example:
+
+  alma-stream --stream STREAM --learner gmoe --wait 10 --grow-every 50 --run RUN -- --width 64 --gate soft
+
+Learners:
+{learners}
+
+A killed run resumes with the same command and ends with the same figures. Logs are in RUN/stage-NNN/*.log.
+
+Behind --, --tensorboard-logdir DIR and --wandb-project NAME draw test and valid figures, parameters and FLOPs over
+arrivals while it runs (DIR/RUN/arrivals), and for text the curves of each training (DIR/RUN/stage-NNN/...).
+TensorBoard comes with the extra [report]; Weights & Biases needs pip install wandb, and a login or WANDB_MODE=offline.
+"""
+
+
+def read_arguments(
+    argv: Optional[Sequence[str]],
+) -> tuple[argparse.ArgumentParser, argparse.Namespace, list[str], list[str]]:
+    """Read the command line; what is wrong ends the program as a usage error.
+
+    Returns:
+        The parser, for further errors; what stands before ``--``; its words; the words after it.
+    """
+    words = list(sys.argv[1:] if argv is None else argv)
+    cut = words.index("--") if "--" in words else len(words)
+    _import_further(words[:cut])
+    parser = build_parser()
+    arguments = parser.parse_args(words[:cut])
+    return parser, arguments, words[:cut], words[cut + 1 :]
+
+
+def learner_options(
+    parser: argparse.ArgumentParser, arguments: argparse.Namespace, kind: str
+) -> tuple[type[Learner], dict[str, Any]]:
+    """Return the learner, and what the user gave of its options; refuse what means nothing to it on this kind of data.
+
+    Args:
+        parser: for errors.
+        arguments: what stands before ``--``.
+        kind: ``text`` or ``images``.
+    """
+    learners = LEARNERS[kind]
+    if arguments.learner not in learners:
+        parser.error(f"--learner {arguments.learner}: not for streams of {kind}; choose from {', '.join(learners)}")
+    learner = learners[arguments.learner]
+    own = {name: option for each in (*OWN, *FEATURES) for name, option in options_of(each).items()}
+    own = {name: option for name, option in own.items() if option.side != TRAINING}
+    for name in {**_declared(), **own}:
+        meant = sorted(each for each in learners if _means(learners[each], name, own.get(name), kind))
+        if vars(arguments)[name] is not None and learner.name not in meant:
+            use = f"goes with --learner {', '.join(meant)}, not with {learner.name}" if meant else "has no meaning"
+            parser.error(f"{flag(name)} {use} on streams of {kind}")
+    words = {name: vars(arguments)[name] for name in options_of(learner) if vars(arguments)[name] is not None}
+    given = {name: _read_value(parser, learner, kind, name, word) for name, word in words.items()}
+    return learner, given
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Return the parser of what stands before ``--``."""
+    parser = Parser(
+        prog="alma-stream",
+        description="Train on one mega-batch after the other and test after each update (Algorithm 1 of the paper).",
+        epilog=EPILOG.format(learners="\n".join(_describe_learners())),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        usage="alma-stream --stream STREAM --run RUN [options] [-- fairseq-train options]",
+        allow_abbrev=False,
+    )
+    _add_own(parser, StudyOptions)
+    group = parser.add_argument_group("learner")
+    names = sorted({name for learners in LEARNERS.values() for name in learners})
+    group.add_argument("--learner", choices=names, default="sm", help="how the model learns (default: %(default)s)")
+    for name, declared in _declared().items():
+        _add_declared(group, name, declared)
+    _add_own(parser.add_argument_group("a part of the run"), PartOptions)
+    _add_own(parser.add_argument_group("several processes"), ProcessOptions)
+    offered = [option for each in FEATURES for option in options_of(each).values() if option.side != TRAINING]
+    for kinds in (KINDS, *((kind,) for kind in KINDS)):
+        group = parser.add_argument_group(f"anytime training ({', '.join(kinds)})")
+        for option in offered:
+            if option.kinds == kinds:
+                option.add_to(group, kinds[0])
+    return parser
+
+
+def _add_own(group: Any, declaring: type[Options]) -> None:
+    """Add options of alma-stream, and name the learners to whom some of them mean something alone."""
+    for option in options_of(declaring).values():
+        if option.trait is not None:
+            names = ", ".join(name for name, each in LEARNERS["images"].items() if getattr(each, option.trait))
+            option = replace(option, help=option.help.replace("{learners}", names))
+        option.add_to(group)
+
+
+def _add_declared(group: Any, name: str, declared: Mapping[tuple[str, str], type[Learner]]) -> None:
+    """Add an option that learners declare, as words: what they may be is for the learner to say that is chosen.
+
+    Args:
+        group: of the parser.
+        name: of the field.
+        declared: kind and name -> the learner.
+    """
+    options = [options_of(learner)[name] for learner in declared.values()]
+    words: dict[str, Any] = {"dest": name, "help": "; ".join(_help(name, declared)), "default": None}
+    if options[0].type is bool:
+        group.add_argument(options[0].flag, action="store_true", **words)
+        return
+    choices = [*dict.fromkeys(word for option in options for word in option.choices)]
+    words.update({"choices": choices} if choices else {"metavar": options[0].metavar or "N"})
+    group.add_argument(options[0].flag, **words)
+
+
+def _help(name: str, declared: Mapping[tuple[str, str], type[Learner]]) -> Iterable[str]:
+    """Say what an option means to whom: learners with the same words share them."""
+    shared: dict[str, list[tuple[str, str]]] = {}
+    for (kind, learner), each in declared.items():
+        option = options_of(each)[name]
+        shared.setdefault(option.help + option.shown_default(kind), []).append((kind, learner))
+    for text, users in shared.items():
+        kinds = {kind for kind, _ in users}
+        of_one_kind = f"{users[0][0]}, " if len(kinds) == 1 else ""
+        yield f"{of_one_kind}{', '.join(dict.fromkeys(learner for _, learner in users))}: {text}".replace("%", "%%")
+
+
+def _read_value(parser: argparse.ArgumentParser, learner: type[Learner], kind: str, name: str, word: Any) -> Any:
+    """Return the value of a learner's option; refuse a choice that other learners have, and a number out of range."""
+    option = options_of(learner)[name]
+    others = [
+        each
+        for each, other in LEARNERS[kind].items()
+        if name in options_of(other) and word in options_of(other)[name].choices
+    ]
+    if option.choices and word not in option.choices and others:
+        parser.error(
+            f"{option.flag} {word} goes with --learner {', '.join(others)}; for {learner.name} choose from "
+            f"{', '.join(option.choices)}"
+        )
+    try:
+        return option.value(word)
+    except ValueError as error:
+        parser.error(str(error))
+
+
+def _declared() -> dict[str, dict[tuple[str, str], type[Learner]]]:
+    """Return the options that learners declare: name -> kind of data and learner's name -> learner."""
+    found: dict[str, dict[tuple[str, str], type[Learner]]] = {}
+    for kind, learners in LEARNERS.items():
+        for each, learner in learners.items():
+            for name, option in options_of(learner).items():
+                if kind in option.kinds:
+                    found.setdefault(name, {})[kind, each] = learner
+    return found
+
+
+def _means(learner: type[Learner], name: str, own: Optional[Option], kind: str) -> bool:
+    """Tell whether an option, alma-stream's own or a learner's, has a meaning for a learner on a kind of data."""
+    option = own or options_of(learner).get(name)
+    return option is not None and kind in option.kinds and (option.trait is None or getattr(learner, option.trait))
+
+
+def _describe_learners() -> Iterable[str]:
+    """Return a line for each learner: the first line of its docstring."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for kind, learners in LEARNERS.items():
+        for name, learner in learners.items():
+            found.setdefault((name, (learner.__doc__ or "").partition("\n")[0]), []).append(kind)
+    for (name, text), kinds in found.items():
+        yield f"  {name:<9} {text}" + ("" if len(kinds) == len(KINDS) else f" [{', '.join(kinds)}]")
+
+
+def _import_further(words: Sequence[str]) -> None:
+    """Import what ``--learners-from`` and ``--features-from`` name, before the options of these are needed."""
+    reader = Parser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    for name in (LEARNERS_FROM, FEATURES_FROM):
+        reader.add_argument(name, default=None)
+    try:
+        given = vars(reader.parse_known_args(words)[0])
+    except argparse.ArgumentError:
+        return  # which the whole parser tells
+    for name, found in given.items():
+        if found is None:
+            continue
+        if not Path(found).exists():
+            reader.error(f"{flag(name)} {found}: no such folder or file of Python")
+        import_from(Path(found))
 
 
 @command

@@ -19,13 +19,11 @@ import msgspec
 from msgspec import Meta, Struct
 
 from data_prep.text.command import prepare
-from data_prep.text.document import documents_of
 from data_prep.text.options import FORMATS, parse_options
-from data_prep.text.pieces import Source
+from data_prep.text.pieces import Source, documents_of
 from data_prep.text.source import find_sources
 from fairseq_alma.cli.entry import Parser, command
-from fairseq_alma.data.manifest import MANIFEST, Split, file_sha256
-from fairseq_alma.data.stream import Stream, holdout_name
+from fairseq_alma.data.stream import MANIFEST, Split, Stream, file_sha256, holdout_name
 from fairseq_alma.data.token_file import NUM_FAIRSEQ_SYMBOLS
 from fairseq_alma.data.tokenizer import StreamTokenizer
 from fairseq_alma.errors import AlmaError, printable
@@ -37,7 +35,7 @@ from fairseq_alma.files import (
     replace_folder,
     write_json_atomically,
 )
-from fairseq_alma.metrics.anytime import bits_per_byte
+from fairseq_alma.metrics import bits_per_byte
 from fairseq_alma.options import Options, opt, real, utf8_path, utf8_word, whole
 from fairseq_alma.runs.run_folder import RUN_RECORD, RunFolder, stage_predictor
 from fairseq_alma.runs.study import read_size

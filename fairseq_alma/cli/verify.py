@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any, Callable, Iterator, Mapping, Optional, Sequence
 
 from fairseq_alma.cli.entry import Parser, command
-from fairseq_alma.data.manifest import MANIFEST, StreamFile
 from fairseq_alma.data.ngrams import DEFAULT_NGRAM, measure_overlap
-from fairseq_alma.data.stream import Stream
+from fairseq_alma.data.stream import MANIFEST, Stream, StreamFile
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.files import read_json_object
 from fairseq_alma.options import Options, operand, opt, utf8_path

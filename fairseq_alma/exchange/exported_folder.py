@@ -25,8 +25,8 @@ from fairseq_alma.checkpoints.architecture import (
     other_shapes,
     switch_shapes,
 )
-from fairseq_alma.checkpoints.contents import check_finite, check_weights
-from fairseq_alma.data.manifest import file_sha256
+from fairseq_alma.checkpoints.checkpoint_file import check_finite, check_weights
+from fairseq_alma.data.stream import file_sha256
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.exchange.member_weights import folder_name
 from fairseq_alma.files import read_json_object

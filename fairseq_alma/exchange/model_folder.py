@@ -1,28 +1,49 @@
-"""``alma-export``: a checkpoint becomes a folder that ``transformers`` reads, without this package. No fairseq."""
+"""``alma-export``: a checkpoint becomes a folder that ``transformers`` reads, without this package. No fairseq.
+
+A stream's tokenizer becomes a ``tokenizer.json`` whose ids are those of the token files: fairseq's four symbols come
+first, so that token u has id u + 4. What text looks like one of them is text: special tokens are never looked for in
+it, neither there nor here.
+
+Of a model of images it has weights as safetensors, and a ``config.json`` that says what they are: ``model``, the
+options of the architecture as fairseq has them (an ensemble has its members in it), and ``images``: ``shape``
+(C, H, W), ``num_classes``, ``mean`` and ``std`` of each channel in units 0 to 1, with which images are normalised
+before. `images.image_classifier.load_exported_images` builds it again.
+"""
 
 import json
+import sys
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Iterable, Iterator, Mapping, Optional, Sequence
+from typing import Annotated, Any, Iterable, Iterator, Mapping, Optional, Sequence
 
 import torch
+from msgspec import Meta, Struct
 from torch import Tensor
 
+from fairseq_alma.checkpoints import UnfitCheckpoint
+from fairseq_alma.checkpoints.architecture import check_model
 from fairseq_alma.checkpoints.checkpoint_file import Checkpoint, read_checkpoint
+from fairseq_alma.checkpoints.ensemble_file import embedded
 from fairseq_alma.checkpoints.model_facts import ModelFacts, describe_model
-from fairseq_alma.data.stream import Split, Stream
+from fairseq_alma.data.stream import Side, Split, Stream
 from fairseq_alma.data.token_file import NUM_FAIRSEQ_SYMBOLS, TokenFile
 from fairseq_alma.data.tokenizer import FAIRSEQ_SYMBOLS, StreamTokenizer
 from fairseq_alma.errors import AlmaError, printable
-from fairseq_alma.exchange.exported_folder import AUTO_MAP, write_sums, write_tensors
+from fairseq_alma.exchange.exported_folder import (
+    AUTO_MAP,
+    read_tensors,
+    refuse_special,
+    verify_sums,
+    write_sums,
+    write_tensors,
+)
 from fairseq_alma.exchange.member_weights import Group, groups_of, member_sizes, named_weights
-from fairseq_alma.exchange.tokenizer_files import check_same_ids, tokenizer_files
-from fairseq_alma.files import new_folder
-from fairseq_alma.metrics.anytime import bits_per_byte
+from fairseq_alma.files import Positive, as_record, new_folder, read_json_object
+from fairseq_alma.metrics import bits_per_byte
 from fairseq_alma.runs.lookup import stream_of
 from fairseq_alma.runs.run_folder import STAGE_RECORD, RunFolder, stage_predictor
-from fairseq_alma.terminal import spell_duration
+from fairseq_alma.terminal import spell_duration, tell
 
 MODELING_FILE = "modeling_alma.py"
 MOST_INPUTS = 12  # that a model card names
@@ -277,3 +298,218 @@ def _records(path: Path) -> Optional[tuple[Mapping[str, Any], Mapping[str, Any],
             content = None if stage is None else run.read_stage(stage)
             return None if record is None or content is None else (record, content, run)
     return None
+
+
+FORMAT = "fairseq_alma images 1"
+_OTHER_FOLDER = "give a folder that alma-export wrote of a model of images"
+
+
+class ImagesRecord(Struct):
+    """What a model of images looks at."""
+
+    shape: tuple[Side, Side, Side]
+    num_classes: Positive
+    mean: Annotated[list[float], Meta(min_length=1, max_length=1 << 20)]
+    std: Annotated[list[float], Meta(min_length=1, max_length=1 << 20)]
+
+
+class FolderRecord(Struct):
+    """``config.json`` of such a folder."""
+
+    format: str
+    model: dict[str, Any]
+    images: ImagesRecord
+
+
+def export_images(path: Path, out: Path, stream_folder: Optional[Path] = None) -> int:
+    """Write the checkpoint of a model of images, or of an ensemble of them, as a folder.
+
+    Args:
+        path: the checkpoint.
+        out: the folder, which must not be there.
+        stream_folder: the stream that it was trained on; None: the one that it names.
+
+    Returns:
+        Size of the weights' file, in bytes.
+
+    Raises:
+        AlmaError: it is no such checkpoint, or the stream is not there or not of images; nothing is written then.
+    """
+    checkpoint = read_checkpoint(path)
+    config, weights = embedded(checkpoint["cfg"]["model"], checkpoint["model"], path.parent)
+    images = stream_of(checkpoint, path, stream_folder, "images").images
+    assert images is not None  # of a stream of images
+    record = {
+        "format": FORMAT,
+        "model": config,
+        "images": {
+            "dataset": images.dataset,
+            "shape": list(images.shape),
+            "num_classes": images.num_classes,
+            "mean": list(images.mean),
+            "std": list(images.std),
+        },
+    }
+    with new_folder(out, "--out ", "alma-export") as folder:
+        write_tensors({name: tensor.clone() for name, tensor in weights.items()}, folder / "model.safetensors")
+        (folder / "config.json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+        write_sums(folder)
+    return (out / "model.safetensors").stat().st_size
+
+
+def read_folder(folder: Path) -> tuple[FolderRecord, Mapping[str, Tensor]]:
+    """Return what a folder says of its model, and the weights.
+
+    Raises:
+        AlmaError: it is no such folder, or its weights are not those of its configuration.
+    """
+    refuse_special(folder / "config.json")
+    if not (folder / "config.json").is_file():
+        raise AlmaError(f"{folder}: there is no config.json in it; {_OTHER_FOLDER}")
+    content = read_json_object(folder / "config.json", _OTHER_FOLDER)
+    if content.get("format") != FORMAT:
+        raise AlmaError(f"{folder / 'config.json'}: format {content.get('format')!r:.60} found; {_OTHER_FOLDER}")
+    if note := verify_sums(folder):
+        tell(note, sys.stderr)
+    record = as_record(content, FolderRecord, folder / "config.json", _OTHER_FOLDER)
+    weights = read_tensors(folder / "model.safetensors")
+    try:
+        check_model(record.model, weights)
+    except UnfitCheckpoint as error:
+        raise AlmaError(f"{folder}: {error}; {_OTHER_FOLDER}") from error
+    return record, weights
+
+
+_OTHER_TOKENIZER = (
+    "export needs a byte-level BPE, or a sentencepiece model of type unigram, as alma-prep-text trains them"
+)
+_UNMATCHED = -1e6  # score of pieces that no text may become
+_SPACE = "\u2581"
+
+
+def tokenizer_files(tokenizer: StreamTokenizer, max_positions: int, starts_with_bos: bool) -> dict[str, str]:
+    """Return the content of ``tokenizer.json``, ``tokenizer_config.json`` and ``special_tokens_map.json``.
+
+    Args:
+        tokenizer: the stream's.
+        max_positions: longest sequence of the model, in tokens.
+        starts_with_bos: whether sequences begin with ``<s>`` (fairseq's ``--add-bos-token``) rather than ``</s>``.
+
+    Raises:
+        AlmaError: it is of a kind that cannot be written so.
+    """
+    if tokenizer.kind == "tokenizers":
+        content, specials = _from_tokenizers(tokenizer)
+    else:
+        content, specials = _from_sentencepiece(tokenizer)
+    bos = specials[0 if starts_with_bos else 2]
+    content["truncation"] = content["padding"] = None
+    content["post_processor"] = {
+        "type": "TemplateProcessing",
+        "single": [{"SpecialToken": {"id": bos, "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
+        "pair": [
+            {"SpecialToken": {"id": bos, "type_id": 0}},
+            {"Sequence": {"id": "A", "type_id": 0}},
+            {"Sequence": {"id": "B", "type_id": 0}},
+        ],
+        "special_tokens": {bos: {"id": bos, "ids": [specials.index(bos)], "tokens": [bos]}},
+    }
+    names = {"bos_token": bos, "eos_token": specials[2], "pad_token": specials[1], "unk_token": specials[3]}
+    config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        **names,
+        "model_max_length": max_positions,
+        "padding_side": "left",
+        "split_special_tokens": True,
+        "clean_up_tokenization_spaces": False,
+    }
+    return {
+        "tokenizer.json": json.dumps(content, ensure_ascii=False),
+        "tokenizer_config.json": json.dumps(config, indent=2) + "\n",
+        "special_tokens_map.json": json.dumps(names, indent=2) + "\n",
+    }
+
+
+def check_same_ids(content: str, tokenizer: StreamTokenizer, texts: Iterable[str]) -> None:
+    """Raise AlmaError unless a ``tokenizer.json`` gives the ids of the stream's tokenizer.
+
+    Args:
+        content: of the file.
+        tokenizer: the stream's.
+        texts: to compare them on.
+    """
+    from tokenizers import Tokenizer
+
+    exported = Tokenizer.from_str(content)
+    exported.encode_special_tokens = True
+    for text in texts:
+        needed = [token + NUM_FAIRSEQ_SYMBOLS for token in tokenizer.encode_batch([text])[0]]
+        if exported.encode(text, add_special_tokens=False).ids != needed:
+            raise AlmaError(
+                f"{tokenizer.file}: as a tokenizer.json it gives other ids, first for {text[:40]!r}; {_OTHER_TOKENIZER}"
+            )
+
+
+def _from_tokenizers(tokenizer: StreamTokenizer) -> tuple[dict[str, Any], list[str]]:
+    """Shift all ids of a ``tokenizer.json``, and put fairseq's symbols before them."""
+    content = json.loads(tokenizer.file.read_text(encoding="utf-8"))
+    model = content["model"]
+    vocabulary = model.get("vocab")
+    if not isinstance(vocabulary, dict):
+        raise AlmaError(f"{tokenizer.file}: a model of type {model.get('type')} found; {_OTHER_TOKENIZER}")
+    specials = _special_names(vocabulary, space="" if model.get("type") == "BPE" else " ")
+    shifted = {piece: token + NUM_FAIRSEQ_SYMBOLS for piece, token in vocabulary.items()}
+    model["vocab"] = {**{name: token for token, name in enumerate(specials)}, **shifted}
+    for added in content.get("added_tokens") or []:
+        added["id"] += NUM_FAIRSEQ_SYMBOLS
+    content["added_tokens"] = [_added(token, name) for token, name in enumerate(specials)] + (
+        content.get("added_tokens") or []
+    )
+    return content, specials
+
+
+def _from_sentencepiece(tokenizer: StreamTokenizer) -> tuple[dict[str, Any], list[str]]:
+    """Write a unigram model of sentencepiece in the terms of ``tokenizers``."""
+    from sentencepiece import sentencepiece_model_pb2
+
+    proto: Any = sentencepiece_model_pb2.ModelProto  # type: ignore[attr-defined]
+    model, kinds = proto.FromString(tokenizer.file.read_bytes()), proto.SentencePiece
+    spec, trainer = model.normalizer_spec, model.trainer_spec
+    has_own_rules = spec.precompiled_charsmap or spec.remove_extra_whitespaces or spec.add_dummy_prefix
+    if trainer.model_type != trainer.UNIGRAM or has_own_rules or not spec.escape_whitespaces:
+        raise AlmaError(f"{tokenizer.file}: of another type, or it alters text before it is cut; {_OTHER_TOKENIZER}")
+    if any(piece.type == kinds.USER_DEFINED for piece in model.pieces):
+        raise AlmaError(f"{tokenizer.file}: it has symbols that a user defined; {_OTHER_TOKENIZER}")
+    # A space stands in no text any more when its pieces are looked up, so no text becomes what has one in its name.
+    specials = _special_names([piece.piece for piece in model.pieces], space=" ")
+    pieces: list[list[Any]] = [[name, _UNMATCHED] for name in specials]
+    unknown = None
+    for number, piece in enumerate(model.pieces):
+        if piece.type in (kinds.UNKNOWN, kinds.CONTROL, kinds.UNUSED):
+            unknown = len(pieces) if piece.type == kinds.UNKNOWN else unknown
+            pieces.append([f"<unit:{number} >", _UNMATCHED])
+        else:
+            pieces.append([piece.piece, _UNMATCHED if piece.type == kinds.BYTE else piece.score])
+    as_space = {"type": "Replace", "pattern": {"String": _SPACE}, "content": " "}
+    content = {
+        "version": "1.0",
+        "added_tokens": [_added(token, name) for token, name in enumerate(specials)],
+        "normalizer": {"type": "Replace", "pattern": {"String": " "}, "content": _SPACE},
+        "pre_tokenizer": None,
+        "decoder": {"type": "Sequence", "decoders": [as_space, {"type": "ByteFallback"}, {"type": "Fuse"}]},
+        "model": {"type": "Unigram", "unk_id": unknown, "vocab": pieces, "byte_fallback": trainer.byte_fallback},
+    }
+    return content, specials
+
+
+def _special_names(taken: Sequence[str] | dict[str, int], space: str) -> list[str]:
+    """Return names for fairseq's symbols that no piece has: ``</s>``, or with a space where text may become one."""
+    names = [f"{name[:-1]}{space}>" for name in FAIRSEQ_SYMBOLS]
+    while any(name in taken for name in names):
+        names = [f"{name[:-1]} >" for name in names]
+    return names
+
+
+def _added(token: int, name: str) -> dict[str, Any]:
+    how = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+    return {"id": token, "content": name, **how}

@@ -14,7 +14,9 @@ One step, after section 2 of Wu et al.:
    or of neurons, as in the paper's released code (`select_neurons`). The channels of a grown layer are the old ones,
    then the second halves of those that were split, then the new ones.
 
-Wu et al. also try new layers. That is left out here: the architecture keeps its sixteen convolutions.
+Every step adds the same share of the *first* size, so that a network grows linearly: "at every growth phase, we add
+approximately a quarter of the initial number of parameters" (paper v5, Appendix B.1). Wu et al. also try new layers.
+That is left out here: the architecture keeps its sixteen convolutions.
 
 Letters: B images, I input and O output channels of a layer, P and Q new channels of the layer before and of this one,
 T and S channels that are split there and here, H and W height and width, K classes.
@@ -28,13 +30,6 @@ import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 
 from fairseq_alma.errors import AlmaError
-from fairseq_alma.growth.firefly_selection import (
-    KeptCandidates,
-    LayerScores,
-    num_chain_parameters,
-    select_candidates,
-    select_neurons,
-)
 from fairseq_alma.images.networks import (
     BATCH_NORM_EPS,
     SMALLEST_IMAGE,
@@ -44,7 +39,103 @@ from fairseq_alma.images.networks import (
     MemberLinear,
     count_flops,
 )
-from fairseq_alma.images.stage_images import batch_sizes
+from fairseq_alma.images.stage_training import batch_sizes
+
+
+class LayerScores(NamedTuple):
+    """The candidates of one layer, each with the change of the loss that it promises; lower is better.
+
+    Attributes:
+        split: of each channel of the layer, which may become two.
+        new: of each new channel that the layer may get.
+    """
+
+    split: Sequence[float]
+    new: Sequence[float]
+
+
+class KeptCandidates(NamedTuple):
+    """The candidates of one layer that are kept.
+
+    Attributes:
+        split: channels that become two, in ascending order.
+        new: numbers of new channels, in ascending order.
+    """
+
+    split: list[int]
+    new: list[int]
+
+
+def num_chain_parameters(image_channels: int, channels: Sequence[int], num_classes: int) -> int:
+    """Return the parameters of a chain of convolutions.
+
+    Args:
+        image_channels: of the images.
+        channels: of each convolution's output.
+        num_classes: outputs of the linear layer.
+    """
+    inputs = [image_channels, *channels[:-1]]
+    convolutions = sum(9 * before * after for before, after in zip(inputs, channels, strict=True))
+    return convolutions + 2 * sum(channels) + (channels[-1] + 1) * num_classes
+
+
+def select_candidates(
+    scores: Sequence[LayerScores], image_channels: int, num_classes: int, num_added: float
+) -> list[KeptCandidates]:
+    """Take candidates in the order of their scores until the next one would miss the asked size by more.
+
+    Wu et al. 2020 choose in the same way ("greedy selection"), with a number of neurons as the limit.
+
+    Args:
+        scores: of each layer; it has as many channels as it has scores of splits.
+        image_channels: of the images.
+        num_classes: outputs of the linear layer.
+        num_added: parameters to add, as nearly as whole channels allow.
+
+    Returns:
+        What to keep in each layer; nothing at all if one channel is more than twice what is asked.
+    """
+    ranked = _ranked(scores)
+    growth = [KeptCandidates([], []) for _ in scores]
+    channels = [len(layer.split) for layer in scores]
+    size = num_chain_parameters(image_channels, channels, num_classes)
+    goal = size + num_added
+    for _, layer, kind, index in ranked:
+        channels[layer] += 1
+        next_size = num_chain_parameters(image_channels, channels, num_classes)
+        if next_size - goal > goal - size:
+            break
+        size = next_size
+        growth[layer][kind].append(index)
+    return _in_order(growth)
+
+
+def select_neurons(scores: Sequence[LayerScores], num_added: int) -> list[KeptCandidates]:
+    """Take a number of candidates in the order of their scores, as the paper's released code does.
+
+    Args:
+        scores: of each layer.
+        num_added: neurons to add over all layers.
+    """
+    growth = [KeptCandidates([], []) for _ in scores]
+    for _, layer, kind, index in _ranked(scores)[:num_added]:
+        growth[layer][kind].append(index)
+    return _in_order(growth)
+
+
+def _ranked(scores: Sequence[LayerScores]) -> list[tuple[float, int, int, int]]:
+    """Return score, layer, kind and index of all candidates, the best first."""
+    return sorted(
+        (score, layer, kind, index)
+        for layer, of_layer in enumerate(scores)
+        for kind, of_kind in enumerate(of_layer)
+        for index, score in enumerate(of_kind)
+    )
+
+
+def _in_order(growth: Sequence[KeptCandidates]) -> list[KeptCandidates]:
+    return [KeptCandidates(sorted(layer.split), sorted(layer.new)) for layer in growth]
+
 
 TUNING_RATE = 0.1
 FEWEST_NEW = 4  # candidates for a layer's new channels, however narrow it is

@@ -20,10 +20,10 @@ from torch import Generator, Tensor, nn
 
 from fairseq_alma.checkpoints.ensemble_file import TrainedMembers, log_of_mean
 from fairseq_alma.errors import AlmaError
-from fairseq_alma.exchange.image_folder import ImagesRecord, read_folder
+from fairseq_alma.exchange.model_folder import ImagesRecord, read_folder
 from fairseq_alma.growth.gate_tree import GateTree, format_gate_trees
 from fairseq_alma.images.networks import ImageKind, ImageNetwork, SideBySide, join_logits
-from fairseq_alma.learners.plan import Growth
+from fairseq_alma.learners.learner import Growth
 from fairseq_alma.training.fairseq_options import check_options
 from fairseq_alma.training.loading import refuse_other_weights
 

@@ -10,13 +10,11 @@ from fairseq_alma.data.image_stream import ImageStream
 from fairseq_alma.data.stream import Stream
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.images.image_train_options import ImageTrainOptions, feature_options
-from fairseq_alma.learners.plan import ModelId, StagePlan, Training
+from fairseq_alma.learners.learner import ModelId, StagePlan, Training
 from fairseq_alma.options import without
-from fairseq_alma.runs.loop import Run
-from fairseq_alma.runs.request import RunRequest
+from fairseq_alma.runs.loop import Run, StageWork, Step
 from fairseq_alma.runs.run_folder import EVALUATED_FILE, RunFolder, predicting_checkpoint
-from fairseq_alma.runs.steps import StageWork, Step
-from fairseq_alma.runs.study import seconds_of
+from fairseq_alma.runs.study import RunRequest, seconds_of
 from fairseq_alma.terminal import shell_words
 from fairseq_alma.training.feature import Features, Setting
 from fairseq_alma.watch.run_display import describe_stage
@@ -26,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class ImageJob:
-    """What alma-stream does with images, see `request.Job`; the back end of its runs, see `steps.Backend`.
+    """What alma-stream does with images, see `study.Job`; the back end of its runs, see `loop.Backend`.
 
     Args:
         request: what stands before ``--``.
@@ -55,7 +53,7 @@ class ImageJob:
         self.features = request.features.with_options(self.options.values_of(feature_options().values()))
 
     def last(self, name: str) -> Optional[tuple[str, ...]]:
-        """Return the values of an option after ``--``; see `request.Job`."""
+        """Return the values of an option after ``--``; see `study.Job`."""
         return self.options.last(name)
 
     def train_options(self) -> dict[str, str]:
@@ -67,7 +65,7 @@ class ImageJob:
         return lambda plan: float(len(plan.stage.megabatches))
 
     def prepare(self, plans: Sequence[StagePlan]) -> "Callable[[Sequence[Run]], ImageJob]":
-        """Read the options as fairseq does, and build a network; see `request.Job`."""
+        """Read the options as fairseq does, and build a network; see `study.Job`."""
         self._check_validation(plans)
         # Before torch is imported: networks this small, on a machine that is not idle, are slower with several threads.
         if "mlp" in self.options.arch:
@@ -118,20 +116,20 @@ class ImageJob:
                     print(command)
 
     def steps(self, folder: RunFolder, plan: StagePlan) -> "list[ImageStep]":
-        """Return the steps of a stage: its models are trained side by side, or in groups; see `steps.Backend`."""
+        """Return the steps of a stage: its models are trained side by side, or in groups; see `loop.Backend`."""
         apart = self.request.trains_members_apart
         groups = plan.groups(self.request.group_size) if apart else [plan.trainings]
         return [*(TrainImages(self, folder, plan, tuple(group)) for group in groups), TestImages(self, folder, plan)]
 
     def predictor(self, folder: RunFolder, plan: StagePlan) -> tuple[Path, Sequence[Path]]:
-        """Return the checkpoint that stands for what predicts after a stage; see `request.Job`."""
+        """Return the checkpoint that stands for what predicts after a stage; see `study.Job`."""
         members = [predicting_checkpoint(folder, model, self.features.predicts_with) for model in plan.predictors]
         if len(members) == 1:
             return members[0], ()
         return folder.stage_folder(plan.stage.index) / EVALUATED_FILE, members
 
     def keep_only(self, folder: RunFolder, stages: range, needed: Sequence[ModelId], gone: Sequence[ModelId]) -> None:
-        """Remove the weights that no later stage needs; see `steps.Backend`."""
+        """Remove the weights that no later stage needs; see `loop.Backend`."""
         assert self.trainer is not None
         self.trainer.store(folder).remove(gone)
 

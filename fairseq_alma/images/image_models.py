@@ -36,11 +36,13 @@ from fairseq_alma.images.networks import (
     ConvBlock,
     ImageKind,
     ImageNetwork,
+    State,
     Variant,
     load_exactly,
+    widen_mlp,
+    widen_vgg,
 )
-from fairseq_alma.images.wider_networks import State, widen_mlp, widen_vgg
-from fairseq_alma.learners.plan import Growth
+from fairseq_alma.learners.learner import Growth
 from fairseq_alma.training.fairseq_options import fairseq_config
 
 

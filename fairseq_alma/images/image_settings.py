@@ -22,7 +22,7 @@ from fairseq_alma.images.image_classifier import GrownLayers, ImageClassifier, i
 from fairseq_alma.images.image_train_options import ImageTrainOptions
 from fairseq_alma.images.networks import ImageKind, ImageNetwork
 from fairseq_alma.images.stage_training import TrainingSettings
-from fairseq_alma.learners.plan import Growth
+from fairseq_alma.learners.learner import Growth
 
 
 class ImageSettings:

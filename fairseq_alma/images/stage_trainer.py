@@ -22,33 +22,35 @@ from fairseq_alma.images.image_classifier import GrownLayers, GrowthData
 from fairseq_alma.images.image_settings import ImageSettings
 from fairseq_alma.images.model_store import (
     UNFINISHED,
+    Examples,
     ModelStore,
+    Predictions,
     TrainedModel,
     build_network,
+    measure,
     read_unfinished,
     remove_unfinished,
+    write_experts,
     write_unfinished,
 )
 from fairseq_alma.images.networks import ImageNetwork, measure_batch_norm, member_states
-from fairseq_alma.images.predictions import Examples, Predictions, measure, write_experts
-from fairseq_alma.images.stage_images import (
+from fairseq_alma.images.stage_training import (
     BOOTSTRAP,
     GROWTH,
     INITIAL_WEIGHTS,
     ORDER,
     PERTURBATION,
     ImageInput,
+    StageTraining,
     TrainingImages,
     batch_sizes,
     bootstrap,
     rows_to_train_on,
     seeded,
 )
-from fairseq_alma.images.stage_training import StageTraining
-from fairseq_alma.learners.plan import Stage, StagePlan, Training, member_seed
-from fairseq_alma.runs.loop import Run
+from fairseq_alma.learners.learner import Stage, StagePlan, Training, member_seed
+from fairseq_alma.runs.loop import Run, StageWork
 from fairseq_alma.runs.run_folder import RunFolder
-from fairseq_alma.runs.steps import StageWork
 from fairseq_alma.training.branch import LRBranch
 from fairseq_alma.training.feature import Features, Part
 

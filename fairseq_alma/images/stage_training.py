@@ -1,27 +1,186 @@
 """Trains one network on the images of one stage: all epochs, best epoch by validation (paper v1, section 5).
 
 The members of the network are independent of each other, unless they are trained jointly: each has its own order of
-the images, its own best epoch and its own early stop, and ends with the weights that it would end with alone.
+the images, its own best epoch and its own early stop, and ends with the weights that it would end with alone. Here too
+is what is drawn: generators, rows, batches in each member's order, crops and flips.
 
 Letters: N members, U units (what is selected by itself: the members, or all of them together if they are joint),
-B images, K classes.
+B images of a batch, S images of an epoch, C channels, H and W height and width, K classes.
 """
 
 import math
 from copy import deepcopy
 from dataclasses import dataclass
-from typing import Any, Callable, Mapping, Optional, Sequence
+from typing import Any, Callable, Iterator, Mapping, Optional, Sequence
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 
-from fairseq_alma.checkpoints.training_state import check_optimizer
+from fairseq_alma.checkpoints.checkpoint_file import check_optimizer
+from fairseq_alma.data.image_stream import ImageStream
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.images.image_train_options import LoopOptions
 from fairseq_alma.images.networks import ImageNetwork, join_logits, load_exactly, member_logits, member_states
-from fairseq_alma.images.stage_images import TrainingImages
 from fairseq_alma.training.feature import Features
+
+INITIAL_WEIGHTS, ORDER, BOOTSTRAP, GROWTH, PERTURBATION = range(5)
+PADDING = 4
+
+
+def seeded(*numbers: int) -> torch.Generator:
+    """Return a generator on the CPU, seeded by what it is for, so that nothing depends on what ran before."""
+    state = np.random.SeedSequence(numbers).generate_state(1, np.uint64)
+    return torch.Generator().manual_seed(int(state[0]) >> 1)
+
+
+def rows_to_train_on(
+    stream: ImageStream, megabatches: Sequence[int], wait: int, features: Features, seed: int
+) -> np.ndarray:
+    """Return the numbers of a stage's training images, behind those of earlier stages that a feature draws.
+
+    Args:
+        stream: the images.
+        megabatches: of the stage.
+        wait: mega-batches of each stage before.
+        features: of the training.
+        seed: of the training.
+    """
+    new = stream.train_indices(megabatches)
+    if not features.draws_earlier:
+        return new
+    before = [range(first, first + wait) for first in range(0, megabatches[0], wait)]
+    each = [[stream.train_indices([t]) for t in stage] for stage in (*before, megabatches)]
+    drawn = features.draw_earlier([[len(rows) for rows in stage] for stage in each], seed)
+    if drawn is None:
+        return new
+    return np.concatenate([np.concatenate([rows for stage in each[:-1] for rows in stage])[drawn], new])
+
+
+class ImageInput:
+    """Turns bytes into what networks take.
+
+    Args:
+        mean: of each channel over the training images of the data set, in units 0 to 1.
+        std: of each channel, as mean.
+        augment: in training, crop at random after padding by 4 black pixels, and flip every second image sideways.
+    """
+
+    def __init__(self, mean: Sequence[float], std: Sequence[float], augment: bool) -> None:
+        self.augment = augment
+        self.mean = 255 * torch.tensor(mean)[:, None, None]
+        self.std = 255 * torch.tensor(std)[:, None, None]
+
+    def to(self, device: torch.device) -> "ImageInput":
+        """Move to a device."""
+        self.mean, self.std = self.mean.to(device), self.std.to(device)
+        return self
+
+    def normalised(self, images: Tensor) -> Tensor:
+        """Return (..., C, H, W) bytes as floats of mean 0 and deviation 1 for each channel."""
+        return (images.float() - self.mean) / self.std
+
+    def augmented(self, images: Tensor, generator: Optional[Generator] = None) -> Tensor:
+        """Crop and flip (B, C, H, W) bytes at random, then normalise; the generator of the choices is on the CPU."""
+        batch, _, height, width = images.shape
+        device = images.device
+        drawn = torch.randint(2 * PADDING + 1, (2, batch, 1), generator=generator)
+        flip = torch.rand(batch, 1, generator=generator) < 0.5
+        rows = drawn[0] + torch.arange(height)  # (B, H)
+        columns = drawn[1] + torch.where(flip, torch.arange(width - 1, -1, -1), torch.arange(width))  # (B, W)
+        padded = F.pad(images, (PADDING,) * 4).permute(0, 2, 3, 1)  # (B, H, W, C), so that C stays together
+        each = torch.arange(batch, device=device)[:, None, None]
+        crops = padded[each, rows.to(device)[:, :, None], columns.to(device)[:, None]]
+        return self.normalised(crops.permute(0, 3, 1, 2).contiguous())
+
+
+@dataclass
+class TrainingImages:
+    """Training images of a stage, and what each member sees of them.
+
+    Attributes:
+        images: (n, C, H, W) bytes, or floats if they are normalised already.
+        labels: (n) int64.
+        rows: for each member its (S) rows of ``images``; of a bootstrap sample some rows come several times.
+        rows_are_shared: whether every member sees each image once.
+        source: crops, flips and normalises.
+    """
+
+    images: Tensor
+    labels: Tensor
+    rows: Sequence[Tensor]
+    rows_are_shared: bool
+    source: ImageInput
+
+    @classmethod
+    def of(
+        cls, images: Tensor, labels: Tensor, rows: Sequence[Optional[Tensor]], source: ImageInput
+    ) -> "TrainingImages":
+        """Take the images, bytes, of a stage, of which a member without (S) rows of its own sees each once.
+
+        What is not cropped at random is normalised once and for all.
+        """
+        everything = torch.arange(len(labels))
+        return cls(
+            images=images if source.augment else source.normalised(images),
+            labels=labels,
+            rows=[everything if own is None else own for own in rows],
+            rows_are_shared=all(own is None for own in rows),
+            source=source,
+        )
+
+    @property
+    def num_images(self) -> int:
+        """S."""
+        return len(self.rows[0])
+
+    def epoch(self, batch_size: int, generators: Sequence[Generator]) -> Iterator[tuple[Tensor, Tensor]]:
+        """Draw the batches of one epoch, in an order of its own for each member, by its generator on the CPU.
+
+        Yields:
+            (N, B, C, H, W) images, or (B, C, H, W) that all members share, and (N, B) labels.
+        """
+        if self._is_one_batch(batch_size):
+            yield self.images, self.labels.expand(len(self.rows), -1)
+            return
+        orders = [
+            rows[torch.randperm(len(rows), generator=one)] for rows, one in zip(self.rows, generators, strict=True)
+        ]
+        for batch in zip(*(order.split(self.sizes(batch_size)) for order in orders), strict=True):
+            if self.source.augment:
+                crops = [
+                    self.source.augmented(self.images[rows], one) for rows, one in zip(batch, generators, strict=True)
+                ]
+                yield torch.stack(crops), self.labels[torch.stack(batch)]
+            elif len(batch) == 1:
+                yield self.images[batch[0]][None], self.labels[batch[0]][None]
+            else:
+                rows = torch.stack(batch)
+                yield self.images[rows], self.labels[rows]
+
+    def _is_one_batch(self, batch_size: int) -> bool:
+        """Whether every member's epoch is one update on the same images, whose order then means nothing."""
+        return self.num_images <= batch_size and not self.source.augment and self.rows_are_shared
+
+    def sizes(self, batch_size: int) -> list[int]:
+        """Cut S into batches."""
+        return batch_sizes(self.num_images, batch_size)
+
+
+def batch_sizes(num_images: int, batch_size: int) -> list[int]:
+    """Cut images into batches. A last image alone joins the batch before: batch norm needs more than one number."""
+    full, rest = divmod(num_images, batch_size)
+    sizes = [batch_size] * full + [rest] * (rest > 0)
+    if rest == 1 and full:
+        sizes[-2:] = [batch_size + 1]
+    return sizes
+
+
+def bootstrap(num_images: int, generator: Generator) -> Tensor:
+    """Draw (S) rows of S images with replacement (Breiman 1996, bagging)."""
+    return torch.randint(num_images, (num_images,), generator=generator)
+
 
 PART = 65_536  # numbers: an optimizer's tensors for so many, five of 256 KiB, stay in the cache of a core
 

@@ -3,6 +3,6 @@
 A new learner is a class under `learner.register_learner`, here or where ``alma-stream --learners-from`` looks.
 """
 
-from fairseq_alma.learners import ensemble, firefly, growing_mixture, learner
+from fairseq_alma.learners import ensemble, growing_mixture, learner
 
-__all__ = ["ensemble", "firefly", "growing_mixture", "learner"]
+__all__ = ["ensemble", "growing_mixture", "learner"]

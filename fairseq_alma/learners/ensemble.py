@@ -3,8 +3,17 @@
 from dataclasses import dataclass
 from typing import Any, ClassVar, Mapping, Optional
 
-from fairseq_alma.learners.learner import Learner, combined, register_learner
-from fairseq_alma.learners.plan import MAX_MEMBERS, ModelId, Stage, StagePlan, Training, member_seed
+from fairseq_alma.learners.learner import (
+    MAX_MEMBERS,
+    Learner,
+    ModelId,
+    Stage,
+    StagePlan,
+    Training,
+    combined,
+    member_seed,
+    register_learner,
+)
 from fairseq_alma.options import opt, whole
 
 NUM_MEMBERS = {"text": 2, "images": 5}

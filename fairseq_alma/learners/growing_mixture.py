@@ -1,6 +1,7 @@
 """gMoE: one model whose layers get more experts between the stages (paper, section 4.2 and Appendix A).
 
-Beside it a language model that gets layers, wider ones, experts, or several of these, by a schedule.
+Beside it a language model that gets layers, wider ones, experts, or several of these, by a schedule; and FF, a VGG
+network whose layers get more neurons, split and added by gradient score (Wu et al. 2020).
 """
 
 import itertools
@@ -10,8 +11,7 @@ from functools import partial
 from typing import Any, ClassVar, Mapping, Optional, Sequence
 
 from fairseq_alma.growth import EXPERT_METHODS, LAYER_METHODS, SELECTIONS
-from fairseq_alma.learners.learner import GrowingModel, is_growth_due, register_learner
-from fairseq_alma.learners.plan import Growth, Stage, StagePlan
+from fairseq_alma.learners.learner import GrowingModel, Growth, Stage, StagePlan, is_growth_due, register_learner
 from fairseq_alma.options import flag, opt, real, whole
 
 
@@ -391,3 +391,31 @@ class TreeMixture(GrowingModel):
         if not is_growth_due(stage, self.wait, self.grow_every):
             return None
         return Growth(1, self.grow_method, "loss", seed)
+
+
+@register_learner("firefly", "images")
+@dataclass(frozen=True)
+class Firefly(GrowingModel):
+    """A VGG network whose layers get more neurons, a fixed share of the first size each time."""
+
+    label: ClassVar[Optional[str]] = "FF"
+    arch_prefix: ClassVar[Optional[str]] = "alma_firefly"
+    image_architectures: ClassVar[tuple[str, str]] = ("alma_firefly_vgg", "alma_firefly_vgg")
+
+    grow_every: int = grow_every_option()
+    grow_share: float = opt(
+        0.25, "what a growth step adds, as a share of the first size", range=real(0, 1000, above=True), metavar="X"
+    )
+    grow_share_of: str = opt(
+        "parameters",
+        "what --grow-share counts: parameters, as the paper's Appendix B.1 has it, or neurons, as its released code "
+        "does",
+        choices=("parameters", "neurons"),
+        quiet=True,
+    )
+
+    def growth_before(self, stage: Stage, seed: int) -> Optional[Growth]:
+        """Add neurons."""
+        if not is_growth_due(stage, self.wait, self.grow_every):
+            return None
+        return Growth(1, "firefly", "loss", seed, self.grow_share, self.grow_share_of)

@@ -13,9 +13,9 @@ from typing import Any, Callable, Iterator, Optional, Sequence
 
 from pandas import DataFrame, concat
 
+from fairseq_alma.report.finding import Spread
 from fairseq_alma.report.read_run import RunTable
 from fairseq_alma.report.spelling import LEARNER_COLOURS, MAX_UPDATE, PLACE_AND_PACE, experiment_key
-from fairseq_alma.report.spread import Spread
 from fairseq_alma.runs.study import FREE_OPTIONS
 
 # They follow from other options, or say where and how fast something runs, not what comes out.

@@ -15,12 +15,10 @@ from typing import Any, Mapping, Optional, Sequence
 from pandas import concat
 
 from fairseq_alma.report.experiment import Experiment, experiments, sizes_in_order
-from fairseq_alma.report.finding import Comparison, Finding
+from fairseq_alma.report.finding import Comparison, Finding, Spread
 from fairseq_alma.report.read_run import RunTable
-from fairseq_alma.report.regret import regret_finding
 from fairseq_alma.report.spelling import TEXT
-from fairseq_alma.report.spread import Spread
-from fairseq_alma.report.tables import MEASURES, Measure, controls
+from fairseq_alma.report.tables import MEASURES, Measure, controls, regret_finding
 
 COMPARABLE = 2.0  # factor between two budgets at which who gets less out of the smaller one has shown something
 NO_MORE = 1.02  # factor by which a budget may be exceeded: the gates of a mixture cost that little

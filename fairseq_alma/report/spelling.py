@@ -1,6 +1,12 @@
-"""How a report spells runs, learners, sizes and numbers; quick to import."""
+"""How a report spells runs, learners, sizes and numbers, and what it says of tables and figures; quick to import.
 
+The sentences stand in ``sentences.toml``.
+"""
+
+import functools
 import math
+import tomllib
+from importlib import resources
 from typing import Any, Mapping, Optional
 
 from fairseq_alma.checkpoints.model_options import NETWORK
@@ -188,3 +194,21 @@ def show_count(value: Optional[float]) -> str:
 def show_power(value: float) -> str:
     """Spell a very large number in scientific notation: ``3.62e+11``."""
     return f"{value:.2e}" if value else "0"
+
+
+@functools.cache
+def _templates() -> Any:
+    import jinja2
+
+    entries = tomllib.loads(resources.files(__package__).joinpath("sentences.toml").read_text(encoding="utf-8"))
+    texts = {(name, part): " ".join(text.split()) for name, entry in entries.items() for part, text in entry.items()}
+    loader = jinja2.DictLoader(
+        {name if part == "text" else f"{name}/{part}": text for (name, part), text in texts.items()}
+    )
+    return jinja2.Environment(loader=loader, undefined=jinja2.StrictUndefined)
+
+
+def said(name: str, /, **facts: Any) -> tuple[str, str]:
+    """Return the title of a table or figure, and what is said below it, from what the sentences ask for."""
+    title, text = (_templates().get_template(each).render(facts) for each in (f"{name}/title", name))
+    return title, text

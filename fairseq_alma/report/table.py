@@ -8,8 +8,8 @@ from typing import Any, Callable, Collection, Iterable, NamedTuple, Optional, Se
 
 from pandas import DataFrame
 
+from fairseq_alma.report.finding import Spread
 from fairseq_alma.report.spelling import NOT_YET, show_number
-from fairseq_alma.report.spread import Spread
 
 WIDTH = 120
 LATEX_MARKS = {

@@ -21,10 +21,10 @@ import msgspec
 
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.files import as_record, read_json_object, write_json_atomically
-from fairseq_alma.learners.plan import StagePlan
+from fairseq_alma.learners.learner import StagePlan
+from fairseq_alma.runs.loop import StageWork
 from fairseq_alma.runs.records import Evaluation
 from fairseq_alma.runs.run_folder import EVALUATED_FOLDER, EVALUATION_RECORD, RunFolder
-from fairseq_alma.runs.steps import StageWork
 from fairseq_alma.runs.workers import describe_status, end_processes, find_program, start_process
 from fairseq_alma.terminal import last_line, shell_words
 

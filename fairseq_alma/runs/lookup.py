@@ -5,13 +5,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Iterator, Mapping, Optional
 
-from fairseq_alma.data.manifest import MANIFEST
-from fairseq_alma.data.stream import Stream
+from fairseq_alma.data.stream import MANIFEST, Stream
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.learners.learner import LEARNERS, build_learner, plan_stages
 from fairseq_alma.options import Options, opt, options_of, utf8_path, whole
+from fairseq_alma.runs.loop import NeededModels
 from fairseq_alma.runs.run_folder import RUN_RECORD, RunFolder, stage_predictor
-from fairseq_alma.runs.steps import NeededModels
 from fairseq_alma.runs.study import is_begun_on, planned_stages
 
 RUN_OF_MODEL, EXPORT_OF_MODEL = "run", "export"

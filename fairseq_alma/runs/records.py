@@ -9,7 +9,7 @@ from typing import Annotated, Any, Mapping, Optional, Union
 from msgspec import Meta, Struct
 
 from fairseq_alma.files import Amount, Count, Name, NumMegabatches, Positive, Sha256
-from fairseq_alma.learners.plan import ScheduleOptions
+from fairseq_alma.learners.learner import ScheduleOptions
 from fairseq_alma.options import struct_of
 
 Megabatch = Annotated[int, Meta(ge=0, le=9_999)]

@@ -26,7 +26,7 @@ from fairseq_alma.files import (
     synchronise,
     write_json_atomically,
 )
-from fairseq_alma.learners.plan import ModelId
+from fairseq_alma.learners.learner import ModelId
 from fairseq_alma.runs.records import RunRecord, stage_type
 from fairseq_alma.watch.progress import StageClock, read_clock
 

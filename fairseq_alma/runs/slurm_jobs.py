@@ -15,7 +15,7 @@ from typing import Any, Iterable, Mapping, Optional, Sequence
 
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.files import read_json_object, write_json_atomically
-from fairseq_alma.learners.plan import ModelId, StagePlan
+from fairseq_alma.learners.learner import ModelId, StagePlan
 from fairseq_alma.options import whole, without
 from fairseq_alma.runs.run_folder import RunFolder
 from fairseq_alma.runs.workers import describe_status, die_with_parent, end_processes, find_program

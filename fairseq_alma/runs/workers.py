@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import IO, Any, Callable, Mapping, Optional, Protocol, Sequence
 
 from fairseq_alma.errors import AlmaError
-from fairseq_alma.learners.plan import ModelId, StagePlan
+from fairseq_alma.learners.learner import ModelId, StagePlan
 from fairseq_alma.options import without
 from fairseq_alma.terminal import LiveLine, last_line
 

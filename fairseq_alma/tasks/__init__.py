@@ -1,7 +1,6 @@
 """Tasks under their registered names: ``alma_lm``, ``alma_image_classification``."""
 
 from fairseq_alma.images import image_task as alma_image_classification
-from fairseq_alma.text import alma_bpe
 from fairseq_alma.text import task as alma_lm
 
-__all__ = ["alma_bpe", "alma_image_classification", "alma_lm"]
+__all__ = ["alma_image_classification", "alma_lm"]

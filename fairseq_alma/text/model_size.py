@@ -13,8 +13,8 @@ from typing import Any, Callable, NamedTuple, Optional, Sequence
 
 from fairseq_alma.data.stream import Stream
 from fairseq_alma.data.token_file import NUM_FAIRSEQ_SYMBOLS
-from fairseq_alma.learners.plan import Stage
-from fairseq_alma.metrics.flops import SwitchLMShape
+from fairseq_alma.learners.learner import Stage
+from fairseq_alma.metrics import SwitchLMShape
 
 NUM_EXPERTS, MOE_FREQ, HEAD_WIDTH, LENGTH = 4, 2, 32, 128
 """LENGTH: tokens of a sequence."""

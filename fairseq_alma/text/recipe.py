@@ -17,7 +17,7 @@ from typing import Any, Mapping, NamedTuple, Optional, Sequence
 from fairseq_alma.checkpoints.model_options import SWITCH_SIZES
 from fairseq_alma.data.stream import Stream
 from fairseq_alma.data.token_file import NUM_FAIRSEQ_SYMBOLS
-from fairseq_alma.learners.plan import Stage
+from fairseq_alma.learners.learner import Stage
 from fairseq_alma.options import group_words
 from fairseq_alma.terminal import spell_duration
 from fairseq_alma.text.model_size import (
@@ -38,7 +38,7 @@ from fairseq_alma.text.model_size import (
 )
 from fairseq_alma.text.train_options import BALANCING
 from fairseq_alma.training.average import WeightAverage
-from fairseq_alma.training.planned_run import ENDLESS
+from fairseq_alma.training.feature import ENDLESS
 
 RATE, RATE_WIDTH = 0.007, 128
 """Peak learning rate of Adam with --mup; without it, at this width."""

@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import Collection, Optional
 
 from fairseq_alma.checkpoints import FIRST_UPDATE, LAST_CHECKPOINT, TASK_STATE, TRAIN_TOKENS
-from fairseq_alma.data.known_files import once_per_file
 from fairseq_alma.errors import AlmaError
-from fairseq_alma.files import open_atomically, synchronise
+from fairseq_alma.files import once_per_file, open_atomically, synchronise
 
 _INTERVAL = re.compile(r"checkpoint_\d+_(\d+)\.pt")
 

@@ -5,13 +5,13 @@ from copy import copy
 from pathlib import Path
 from typing import Callable, Optional, Sequence
 
-from fairseq_alma.data.known_files import FileIdentity, file_identity
 from fairseq_alma.data.stream import Stream
-from fairseq_alma.learners.plan import ModelId, StagePlan, Training
+from fairseq_alma.files import FileIdentity, file_identity
+from fairseq_alma.learners.learner import ModelId, StagePlan, Training
 from fairseq_alma.runs.evaluation import StageEvaluation
 from fairseq_alma.runs.loop import Run
-from fairseq_alma.runs.request import RunRequest
 from fairseq_alma.runs.run_folder import BRANCH, ENSEMBLE_FILE, PREDICTIONS_FILE, RunFolder, predicting_checkpoint
+from fairseq_alma.runs.study import RunRequest
 from fairseq_alma.terminal import shell_words, tell
 from fairseq_alma.text import stage_checkpoints
 from fairseq_alma.text.model_size import tokens_of
@@ -43,7 +43,7 @@ STACKED_FEATURES = (TokenCount, CarriedOptimizer, WeightAverage, LRBranch, Repla
 
 
 class TextJob:
-    """What alma-stream does with text, see `request.Job`; the one run's back end, see `steps.Backend`.
+    """What alma-stream does with text, see `study.Job`; the one run's back end, see `loop.Backend`.
 
     Args:
         request: what stands before ``--``.
@@ -90,7 +90,7 @@ class TextJob:
                 self.num_slices = stream.num_megabatches
 
     def last(self, name: str) -> Optional[tuple[str, ...]]:
-        """Return the values of an option after ``--``; see `request.Job`."""
+        """Return the values of an option after ``--``; see `study.Job`."""
         return self.options.last(name)
 
     @property
@@ -125,7 +125,7 @@ class TextJob:
         return lambda plan: 1.0 if by_updates else sum(sizes[t] for t in plan.stage.megabatches)
 
     def prepare(self, plans: Sequence[StagePlan]) -> "Callable[[Sequence[Run]], TextJob]":
-        """Leave the options to fairseq-train, whose message the log has; see `request.Job`."""
+        """Leave the options to fairseq-train, whose message the log has; see `study.Job`."""
         assert self.stream is not None
         if self.request.beginning is not None:  # fairseq-train looks at its sizes
             from fairseq_alma.checkpoints.checkpoint_file import read_checkpoint
@@ -174,7 +174,7 @@ class TextJob:
         return f"a feature, {others[0]}" if others else self.options.apart()
 
     def steps(self, folder: RunFolder, plan: StagePlan) -> list[TextStep]:
-        """Return the steps of a stage in order; see `steps.Backend`."""
+        """Return the steps of a stage in order; see `loop.Backend`."""
         if folder.root != self.folder.root:
             return self.of(folder).steps(folder, plan)
         parts = (UP_TO_BRANCH, BRANCH, WHOLE) if self.branch.copies else (WHOLE,)
@@ -189,7 +189,7 @@ class TextJob:
         return [*steps, Test(self, plan)]
 
     def predictor(self, folder: RunFolder, plan: StagePlan) -> tuple[Path, Sequence[Path]]:
-        """Return the one checkpoint that stands for all that predicts after a stage; see `request.Job`."""
+        """Return the one checkpoint that stands for all that predicts after a stage; see `study.Job`."""
         if folder.root != self.folder.root:
             return self.of(folder).predictor(folder, plan)
         if plan.combine == "single":
@@ -262,7 +262,7 @@ class TextJob:
         self.stripped[last] = file_identity(last), file_identity(predicting)
 
     def keep_only(self, folder: RunFolder, stages: range, needed: Sequence[ModelId], gone: Sequence[ModelId]) -> None:
-        """Remove checkpoints that neither a later stage nor the report needs; see `steps.Backend`."""
+        """Remove checkpoints that neither a later stage nor the report needs; see `loop.Backend`."""
         if folder.root != self.folder.root:
             self.of(folder).keep_only(folder, stages, needed, gone)
             return

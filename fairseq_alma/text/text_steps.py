@@ -16,15 +16,14 @@ from msgspec import to_builtins
 import fairseq_alma
 from fairseq_alma.checkpoints import LAST_CHECKPOINT
 from fairseq_alma.checkpoints.model_options import SWITCH_SIZES, from_weights
-from fairseq_alma.data.known_files import once_per_file
 from fairseq_alma.data.stream import holdout_name, slice_name
 from fairseq_alma.errors import AlmaError
-from fairseq_alma.files import as_record, read_json_object, write_json_atomically
-from fairseq_alma.learners.plan import ModelId, StagePlan, Training
+from fairseq_alma.files import as_record, once_per_file, read_json_object, write_json_atomically
+from fairseq_alma.learners.learner import ModelId, StagePlan, Training
 from fairseq_alma.options import GivenOption
+from fairseq_alma.runs.loop import StageWork, Step
 from fairseq_alma.runs.records import TextGrowth
 from fairseq_alma.runs.run_folder import BEST, BRANCH, ENSEMBLE_FILE, PREDICTIONS_FILE
-from fairseq_alma.runs.steps import StageWork, Step
 from fairseq_alma.runs.study import SAVE_EVERY_UPDATES, seconds_of
 from fairseq_alma.terminal import tell
 from fairseq_alma.text import stage_checkpoints

@@ -133,7 +133,7 @@ def averaged_model(checkpoint: "Checkpoint", path: Path) -> "Checkpoint":
     Raises:
         AlmaError: it has no average, or one of another model.
     """
-    from fairseq_alma.checkpoints.training_state import find_average, with_shared_names
+    from fairseq_alma.checkpoints.checkpoint_file import find_average, with_shared_names
 
     entry = find_average(checkpoint)
     if entry is None:

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Mapping, Optional, Sequence
 
 from fairseq_alma.options import PLAN, TRAINING, opt, real, whole
 from fairseq_alma.training.carried_optimizer import CarriedOptimizer
-from fairseq_alma.training.feature import Feature, Part
-from fairseq_alma.training.planned_run import PlannedRun
+from fairseq_alma.training.feature import Feature, Part, PlannedRun
 
 if TYPE_CHECKING:
     from torch import nn

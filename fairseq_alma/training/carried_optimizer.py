@@ -13,8 +13,7 @@ from fairseq_alma.checkpoints import FIRST_UPDATE, TASK_STATE, TRAIN_TOKENS
 from fairseq_alma.checkpoints.model_options import WEIGHTS_FLAG
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.options import PLAN, TRAINING, opt
-from fairseq_alma.training.feature import Feature, Setting
-from fairseq_alma.training.planned_run import ENDLESS, PlannedRun
+from fairseq_alma.training.feature import ENDLESS, Feature, PlannedRun, Setting
 
 RESUME, STAGE, BRANCH = "resume", "stage", "branch"
 WAYS = (RESUME, STAGE, BRANCH)

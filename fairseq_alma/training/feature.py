@@ -1,8 +1,9 @@
 """What a training does beside learning: a feature is a callback with options of its own, in a file of its own.
 
-A feature has a plan side, in ``alma-stream`` before anything is trained, and a training side, where the model is: in
-fairseq's commands the task (`training.stage_task`), and in ``alma-stream`` on images a loop (`images.stage_training`).
-Both call the same hooks, and only those of features that an option switches on. Of one update, in this order::
+A feature has a plan side, in ``alma-stream`` before anything is trained (`PlannedRun`), and a training side, where the
+model is: in fairseq's commands the task (`training.stage_task`), and in ``alma-stream`` on images a loop
+(`images.stage_training`). Both call the same hooks, and only those of features that an option switches on. Of one
+update, in this order::
 
     with feature.around_forward(model):    each forward pass, of training and of tests
         loss = …
@@ -40,8 +41,77 @@ from typing import (
 )
 
 from fairseq_alma.errors import GIVEN_CODE, AlmaError, in_one_line
+from fairseq_alma.learners.learner import StagePlan
 from fairseq_alma.options import TRAINING, Options, options_of
-from fairseq_alma.training.planned_run import PlannedRun
+
+ENDLESS = ("fixed", "inverse_sqrt")
+"""Schedules without a horizon; fairseq's ``fixed`` is a warm-up, then constant."""
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    """What a feature may ask of a run; what is wrong raises ValueError, which begins with the feature's option.
+
+    Attributes:
+        kind: of data.
+        plans: of all stages.
+        replay: whether each stage trains on all mega-batches so far.
+        last: returns the values of an option after ``--``, of its last occurrence; None: it is not given.
+        features: all that the run has.
+    """
+
+    kind: str
+    plans: Sequence[StagePlan]
+    replay: bool
+    last: Callable[[str], Optional[tuple[str, ...]]]
+    features: "Features"
+
+    @property
+    def max_update(self) -> Optional[int]:
+        """Updates of a stage."""
+        number = self.number("--max-update")
+        return None if number is None else int(number)
+
+    @property
+    def schedule(self) -> str:
+        """Name of the learning-rate schedule."""
+        return " ".join(self.last("--lr-scheduler") or ("fixed",))
+
+    def number(self, name: str) -> Optional[float]:
+        """Return the value of an option that is a number."""
+        values = self.last(name)
+        return None if values is None else float(" ".join(values))
+
+    def require_updates(self, flag: str) -> None:
+        """Refuse stages of text that epochs end, and of images that end early."""
+        if self.kind == "images" and self.last("--patience") is not None:
+            raise ValueError(
+                f"{flag}: counts the updates of a stage, which --patience after the -- may end early; leave --patience "
+                "out"
+            )
+        if self.kind == "text" and (self.max_update is None or self.last("--max-epoch") is not None):
+            raise ValueError(
+                f"{flag}: counts the updates of a stage; give --max-update after the --, and no --max-epoch"
+            )
+
+    def require_endless(self, flag: str) -> None:
+        """Refuse schedules that decay by themselves, and rates that depend on the epoch."""
+        if self.schedule not in ENDLESS:
+            raise ValueError(
+                f"{flag}: --lr-scheduler {self.schedule} after the -- decays by itself; give {' or '.join(ENDLESS)} "
+                "instead"
+            )
+        self.refuse_rates_by_epoch(flag)
+
+    def refuse_rates_by_epoch(self, flag: str) -> None:
+        """Refuse what begins anew in each stage."""
+        rates = " ".join(self.last("--lr") or ())
+        if "," in rates or self.last("--force-anneal") is not None:
+            given = f"--lr {rates}" if "," in rates else "--force-anneal"
+            raise ValueError(
+                f"{flag}: {given} after the -- depends on the epoch, which begins anew in each stage; give one --lr"
+            )
+
 
 if TYPE_CHECKING:
     import numpy

@@ -24,9 +24,8 @@ from torch import Tensor, nn
 
 from fairseq_alma.checkpoints import UnfitCheckpoint
 from fairseq_alma.checkpoints.architecture import refuse_other_shapes
-from fairseq_alma.checkpoints.checkpoint_file import Checkpoint, read_checkpoint
+from fairseq_alma.checkpoints.checkpoint_file import Checkpoint, check_optimizer, read_checkpoint
 from fairseq_alma.checkpoints.ensemble_file import check_dictionary
-from fairseq_alma.checkpoints.training_state import check_optimizer
 from fairseq_alma.data.stream import Stream
 from fairseq_alma.errors import AlmaError, causes, describe_fault
 from fairseq_alma.options import options_of

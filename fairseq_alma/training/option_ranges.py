@@ -12,7 +12,7 @@ import numpy as np
 
 from fairseq_alma.checkpoints.model_options import MAX_SIZE, MODELS
 from fairseq_alma.errors import AlmaError
-from fairseq_alma.learners.plan import StageOptions
+from fairseq_alma.learners.learner import StageOptions
 from fairseq_alma.options import Number, Range, choices_of, ranges_of, real, whole
 
 _COUNT, _POSITIVE, _SIZE = whole(0), whole(1), whole(0, MAX_SIZE)

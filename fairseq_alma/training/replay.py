@@ -10,8 +10,7 @@ from typing import Optional, Sequence
 import numpy as np
 
 from fairseq_alma.options import TRAINING, opt, real
-from fairseq_alma.training.feature import Feature
-from fairseq_alma.training.planned_run import PlannedRun
+from fairseq_alma.training.feature import Feature, PlannedRun
 
 LEAST_SEEN = "least-seen"
 REPLAY_ORDERS = ("uniform", LEAST_SEEN)

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any, Mapping, Optional
 from fairseq_alma.checkpoints import AVERAGE
 from fairseq_alma.options import PLAN, opt, real
 from fairseq_alma.training.average import HALF_LIVES
-from fairseq_alma.training.feature import Feature, Part, Setting
-from fairseq_alma.training.planned_run import PlannedRun
+from fairseq_alma.training.feature import Feature, Part, PlannedRun, Setting
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

@@ -19,7 +19,7 @@ from omegaconf import II, DictConfig
 from torch import Tensor, nn
 
 from fairseq_alma.checkpoints.model_options import Beginning, starting_checkpoint
-from fairseq_alma.learners.plan import StageOptions
+from fairseq_alma.learners.learner import StageOptions
 from fairseq_alma.training.fairseq_options import bound_options, fairseq_config
 from fairseq_alma.training.feature import FEATURES, Features, Setting, import_from
 from fairseq_alma.training.processes import set_process_defaults, world_size

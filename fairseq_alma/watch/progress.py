@@ -14,7 +14,7 @@ from typing import Callable, Iterable, Mapping, Optional, SupportsFloat
 
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.files import as_record, read_json_object, write_json_atomically
-from fairseq_alma.learners.plan import ModelId
+from fairseq_alma.learners.learner import ModelId
 from fairseq_alma.runs.records import ClockRecord
 from fairseq_alma.terminal import LiveLine, spell_duration
 

@@ -11,10 +11,10 @@ import time
 from functools import partial
 from typing import Any, Callable, Iterator, Mapping, Optional, Sequence
 
-from fairseq_alma.learners.plan import StagePlan, Training
+from fairseq_alma.learners.learner import StagePlan, Training
 from fairseq_alma.terminal import LiveLine, spell_duration, tell
-from fairseq_alma.watch.arrival_curves import ArrivalCurves
 from fairseq_alma.watch.progress import Forecast, StageProgress
+from fairseq_alma.watch.sinks import ArrivalCurves
 
 NUM_AT_ONCE = 10
 RESULT_EVERY_SECONDS = 5.0

@@ -7,7 +7,7 @@
 Each measurement is fairseq's own ``Trainer.train_step`` (forward, backward, gradient norm, Adam, logging) on sequences
 of 512 random tokens of 50,000. All models have the same active parameters (one expert per token) and take turns, so
 that a ratio compares what ran at the same time. Weights are fp32; bf16 is ``--autocast bf16``, for stock as well.
-Model FLOPs are those of `fairseq_alma.metrics.flops`, without recomputation.
+Model FLOPs are those of `fairseq_alma.metrics`, without recomputation.
 """
 
 import argparse
@@ -29,7 +29,7 @@ from fairseq.trainer import Trainer
 from omegaconf import open_dict
 
 import fairseq_alma
-from fairseq_alma.metrics.flops import SwitchLMShape
+from fairseq_alma.metrics import SwitchLMShape
 from fairseq_alma.training.autocast import Autocast
 from fairseq_alma.training.feature import Features
 

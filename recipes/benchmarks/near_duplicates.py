@@ -17,8 +17,8 @@ from types import SimpleNamespace
 import numpy as np
 
 from data_prep.text.buckets import KEYED
-from data_prep.text.folder import Folder
 from data_prep.text.near_copies import FindNearCopies, bands_of
+from data_prep.text.passes import Folder
 
 _AT_ONCE = 1000
 

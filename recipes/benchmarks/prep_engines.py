@@ -26,7 +26,7 @@ from datatrove.pipeline.base import PipelineStep
 
 from data_prep.text.cluster import StreamStage, run_stages, stream_stages
 from data_prep.text.command import main as prep_text
-from fairseq_alma.data.manifest import file_sha256
+from fairseq_alma.data.stream import file_sha256
 
 TASKS = 2
 PATIENCE = 1800.0  # seconds
@@ -56,7 +56,7 @@ class DiesOnce(PipelineStep):
         import signal
         from pathlib import Path
 
-        from data_prep.text.folder import Folder
+        from data_prep.text.passes import Folder
 
         mark, write = Path(self.marks, self.name), Folder.writing
         left = iter(range(0 if self.is_single else 1))

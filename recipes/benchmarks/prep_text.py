@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 from typing import Iterator
 
-from data_prep.text.document import documents_of
+from data_prep.text.pieces import documents_of
 from data_prep.text.source import find_sources
 from fairseq_alma.data.stream import Stream
 from fairseq_alma.data.token_file import TokenFile

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from fairseq_alma.report.experiment import experiments
 from fairseq_alma.report.figures import style
-from fairseq_alma.report.figures.expert_map import LAYER, draw_places, draw_tree, routed_images
+from fairseq_alma.report.figures.maps import LAYER, draw_places, draw_tree, routed_images
 from fairseq_alma.report.read_run import RunTable, read_run
 
 

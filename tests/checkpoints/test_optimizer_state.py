@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fairseq_alma.checkpoints import UnfitCheckpoint
-from fairseq_alma.checkpoints.training_state import check_optimizer
+from fairseq_alma.checkpoints.checkpoint_file import check_optimizer
 from tests.test_any_input import IN_A_FOLDER, places, with_value
 
 KINDS = {

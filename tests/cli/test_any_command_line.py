@@ -13,14 +13,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from data_prep.images import options as image_prep_options
+from data_prep.images import command as image_prep_options
 from data_prep.text import options as text_prep_options
 from fairseq_alma.checkpoints.model_options import GrowOptions
-from fairseq_alma.cli import ensemble, grow, report, stream_parser, update
+from fairseq_alma.cli import ensemble, grow, report, stream, update
 from fairseq_alma.cli.entry import Parser, command
 from fairseq_alma.images.image_train_options import ImageTrainOptions
 from fairseq_alma.learners.learner import SingleModel
-from fairseq_alma.runs.request import RunRequest
+from fairseq_alma.runs.study import RunRequest
 from fairseq_alma.text.train_options import TrainOptions
 from fairseq_alma.training.option_ranges import RANGES
 from tests.text.test_recipe import made
@@ -55,8 +55,8 @@ def read_ensemble(argv: Sequence[str]) -> None:
 
 
 def read_stream(argv: Sequence[str]) -> None:
-    parser, arguments, _, _ = stream_parser.read_arguments(argv)
-    learner, given = stream_parser.learner_options(parser, arguments, "images")
+    parser, arguments, _, _ = stream.read_arguments(argv)
+    learner, given = stream.learner_options(parser, arguments, "images")
     request = RunRequest.of(arguments, learner, given)
     try:
         request.check("images")
@@ -116,7 +116,7 @@ COMMANDS: dict[str, tuple[Reader, list[str], list[str]]] = {
         read_stream,
         ["--stream", "S", "--run", "R"],
         # what that option names is imported
-        flags_of(stream_parser.build_parser(), stream_parser.LEARNERS_FROM),
+        flags_of(stream.build_parser(), stream.LEARNERS_FROM),
     ),
     "options for fairseq-train": (read_train_options, TRAIN, [*RANGES, "--sample-break-mode"]),
     "update": (lambda argv: update.build_parser().parse_args(argv), ["M", "a.txt"], flags_of(update.build_parser())),

@@ -7,8 +7,7 @@ import torch
 
 from fairseq_alma.cli.stream import main
 from fairseq_alma.errors import AlmaError
-from fairseq_alma.growth.firefly_selection import num_chain_parameters
-from fairseq_alma.images.firefly import growth_flops
+from fairseq_alma.images.firefly import growth_flops, num_chain_parameters
 from fairseq_alma.images.networks import NUM_CONVOLUTIONS, VGG, count_flops
 from tests.images.image_streams import NUM_CLASSES, make_stream
 

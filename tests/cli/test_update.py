@@ -24,8 +24,7 @@ from fairseq_alma.cli.update import (
     _sources,
     main,
 )
-from fairseq_alma.data.manifest import file_sha256
-from fairseq_alma.data.stream import Stream
+from fairseq_alma.data.stream import Stream, file_sha256
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.files import WORK_MARKER
 

@@ -16,10 +16,10 @@ from torch.distributed.device_mesh import init_device_mesh
 
 import fairseq_alma
 from fairseq_alma.checkpoints.model_options import SWITCH_SIZES
-from fairseq_alma.images import wider_networks
+from fairseq_alma.images import networks
 from fairseq_alma.images.image_classifier import GrowthData, ImageEnsemble
 from fairseq_alma.images.networks import ImageKind
-from fairseq_alma.learners.plan import Growth
+from fairseq_alma.learners.learner import Growth
 from fairseq_alma.models.alma_ensemble import AlmaEnsemble, EnsembleDecoder
 from fairseq_alma.moe.expert_parallel import spread_experts
 from fairseq_alma.moe.short_copies import batch_of_update
@@ -28,8 +28,8 @@ from fairseq_alma.text.grow import measure_expert_losses
 from fairseq_alma.text.model import build_from_config
 from fairseq_alma.text.sharding import shard_decoder
 from fairseq_alma.training.average import WeightAverage
-from fairseq_alma.training.background_saves import as_it_is
 from fairseq_alma.training.branch import LRBranch
+from fairseq_alma.training.saves import as_it_is
 from tests.cuda_without_gpu.fake_cuda import counted, cuda, tensors_in
 from tests.text.switch_models import config_of, dictionary_of
 
@@ -308,7 +308,7 @@ def image_growth(arch, growth, **options):
     pictures, labels = torch.zeros(8, 3, 32, 32, device="cuda"), torch.zeros(8, dtype=torch.long, device="cuda")
     data = GrowthData(lambda: (pictures, labels), (pictures, labels), 8)
     # drawn on the CPU by numbers, which fake tensors have not
-    parts = mock.patch.object(wider_networks, "unequal_parts", lambda source, shape, generator: torch.ones(shape))
+    parts = mock.patch.object(networks, "unequal_parts", lambda source, shape, generator: torch.ones(shape))
     with parts, mock.patch.object(torch.nn.Module, "to", moved), counted() as counts:
         grown, _ = ARCH_MODEL_REGISTRY[arch].grow(network, growth, config, data, torch.Generator().manual_seed(0))
         torch.nn.functional.cross_entropy(grown.train()(pictures).flatten(0, -2), labels).backward()

@@ -25,9 +25,8 @@ WAITS = {
     "fairseq/utils.py": "a checkpoint goes to the CPU",
     "images/mixtures.py": "growth measures",
     "images/firefly.py": "growth measures",
-    "images/wider_networks.py": "weights grow by places that the CPU draws",
     "images/image_models.py": "a grown network goes to the device",
-    "images/networks.py": "a grown network gets its weights",
+    "images/networks.py": "a grown network gets its weights, by places that the CPU draws",
     "growth/tensors.py": "weights grow by places that the CPU knows",
     "moe/gate.py": "a grown gate is laid out on the CPU",
 }

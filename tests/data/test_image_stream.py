@@ -6,8 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fairseq_alma.data.image_stream import ImageStream
-from fairseq_alma.data.image_writer import write_image_stream
+from fairseq_alma.data.image_stream import ImageStream, write_image_stream
 from fairseq_alma.errors import AlmaError
 from tests.runs.fakes import write_manifest
 

@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from fairseq_alma.data.image_stream import ImageStream
-from fairseq_alma.data.image_writer import channel_statistics, deal_images, write_image_stream
+from fairseq_alma.data.image_stream import ImageStream, channel_statistics, deal_images, write_image_stream
 from fairseq_alma.errors import AlmaError
 
 IMAGES = (np.arange(50 * 3 * 4 * 5) * 37 % 251).astype(np.uint8).reshape(50, 3, 4, 5)

@@ -1,11 +1,11 @@
 import os
 
-from fairseq_alma.data import known_files
-from fairseq_alma.data.known_files import VerifiedFiles, once_per_file
+from fairseq_alma import files
+from fairseq_alma.files import VerifiedFiles, once_per_file
 
 
 def test_a_verified_file_is_forgotten_once_it_is_another_one(tmp_path, monkeypatch):
-    monkeypatch.setattr(known_files, "_SETTLED_SECONDS", -1.0)
+    monkeypatch.setattr(files, "_SETTLED_SECONDS", -1.0)
     path, verified = tmp_path / "file", VerifiedFiles()
     path.write_text("a")
     verified.add(path, "sum")

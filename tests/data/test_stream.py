@@ -6,8 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from fairseq_alma.data.manifest import MANIFEST, ImagesEntry, Split, StreamFile, TokenizerEntry
-from fairseq_alma.data.stream import Stream, megabatch_name, megabatch_valid_name, write_manifest
+from fairseq_alma.data.stream import (
+    MANIFEST,
+    ImagesEntry,
+    Split,
+    Stream,
+    StreamFile,
+    TokenizerEntry,
+    megabatch_name,
+    megabatch_valid_name,
+    write_manifest,
+)
 from fairseq_alma.errors import AlmaError
 
 # Of the stream below, by the version before there were streams of images.

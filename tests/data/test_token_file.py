@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from fairseq_alma.data.manifest import StreamFile
+from fairseq_alma.data.stream import StreamFile
 from fairseq_alma.data.token_file import TokenFile, TokenFileWriter, id_dtype
 from fairseq_alma.errors import AlmaError
 

@@ -12,7 +12,7 @@ import pytest
 
 from data_prep.build_folder import BuildFolder
 from data_prep.text.command import main
-from fairseq_alma.data.image_writer import write_image_stream
+from fairseq_alma.data.image_stream import write_image_stream
 from fairseq_alma.data.stream import Stream
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.files import WORK_MARKER

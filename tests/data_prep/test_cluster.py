@@ -10,8 +10,8 @@ import fsspec
 import pytest
 
 from data_prep.text.command import main
-from data_prep.text.folder import Folder
-from fairseq_alma.data.manifest import file_sha256
+from data_prep.text.passes import Folder
+from fairseq_alma.data.stream import file_sha256
 from fairseq_alma.errors import AlmaError
 
 pytest.importorskip("datatrove", reason="datatrove is not installed (extra cluster)")

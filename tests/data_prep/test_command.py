@@ -16,10 +16,9 @@ import numpy as np
 import pytest
 
 from data_prep.text.command import main
-from data_prep.text.folder import Folder
-from fairseq_alma.data.manifest import file_sha256
+from data_prep.text.passes import Folder
 from fairseq_alma.data.ngrams import read_split
-from fairseq_alma.data.stream import Stream
+from fairseq_alma.data.stream import Stream, file_sha256
 from fairseq_alma.data.token_file import TokenFile
 from fairseq_alma.data.tokenizer import StreamTokenizer
 from fairseq_alma.errors import AlmaError
@@ -284,10 +283,10 @@ def test_plain_text_has_no_months_and_too_many_are_too_many(text, tmp_path, monk
     with pytest.raises(AlmaError, match=r"--by date: .*text\.txt is plain text, which has no fields"):
         run(text, "--by", "date", "--out", tmp_path / "stream")
     given = write_dated(tmp_path / "posts.jsonl", MONTHS)
-    monkeypatch.setattr("data_prep.text.survey.MAX_MEGABATCHES", 2)
+    monkeypatch.setattr("data_prep.text.buckets.MAX_MEGABATCHES", 2)
     with pytest.raises(AlmaError, match=r"--by: 3 values found .* at most 2 mega-batches"):
         run(given, "--by", "date", "--period", "month", "--out", tmp_path / "stream")
-    monkeypatch.setattr("data_prep.text.survey.MAX_DOCUMENTS", 100)
+    monkeypatch.setattr("data_prep.text.buckets.MAX_DOCUMENTS", 100)
     with pytest.raises(AlmaError, match="INPUT: more than 100 documents"):
         run(text, "--megabatches", 2, "--out", tmp_path / "stream")
 

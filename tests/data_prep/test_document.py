@@ -7,8 +7,7 @@ import re
 import pytest
 
 from data_prep.text import pieces as pieces_module
-from data_prep.text.document import Block, Group, documents_of, groups_of
-from data_prep.text.pieces import Source
+from data_prep.text.pieces import Block, Group, Source, documents_of, groups_of
 from fairseq_alma.errors import AlmaError
 
 TEXT = "\ufeffone\nline\r\n\r\ntwo\n \t \n\n\nthree é\n\u3000\nfour\n\n\n"

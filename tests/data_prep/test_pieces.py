@@ -8,9 +8,8 @@ import random
 import pytest
 
 from data_prep.text import pieces as pieces_module
-from data_prep.text.document import documents_of
 from data_prep.text.passes import unpack
-from data_prep.text.pieces import Part, Source, cut_into_pieces
+from data_prep.text.pieces import Part, Source, cut_into_pieces, documents_of
 from fairseq_alma.errors import AlmaError
 
 

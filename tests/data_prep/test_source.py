@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from data_prep.compression import DecompressedFile
-from data_prep.text.document import documents_of
+from data_prep.text.pieces import documents_of
 from data_prep.text.source import find_sources
 from fairseq_alma.errors import AlmaError
 

@@ -2,7 +2,7 @@
 
 import torch
 
-from fairseq_alma.growth.depth import grow_depth
+from fairseq_alma.growth.sizes import grow_depth
 from fairseq_alma.growth.tensors import enlarge_optimizer_state
 
 NAMES = (

@@ -2,7 +2,7 @@ import random
 
 import pytest
 
-from fairseq_alma.growth.firefly_selection import (
+from fairseq_alma.images.firefly import (
     KeptCandidates,
     LayerScores,
     num_chain_parameters,

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fairseq_alma.data.image_writer import write_image_stream
+from fairseq_alma.data.image_stream import write_image_stream
 
 NUM_CLASSES = 4
 

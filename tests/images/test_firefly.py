@@ -7,14 +7,15 @@ import torch
 import torch.nn.functional as F
 
 from fairseq_alma.errors import AlmaError
-from fairseq_alma.growth.firefly_selection import KeptCandidates, num_chain_parameters
 from fairseq_alma.images.firefly import (
     FEWEST_NEW,
     CandidateVGG,
+    KeptCandidates,
     Steps,
     grow_firefly,
     grow_on_images,
     growth_flops,
+    num_chain_parameters,
     score_candidates,
     tune_directions,
     widen_vgg,

@@ -29,9 +29,8 @@ from fairseq_alma.images.image_train_options import ImageTrainOptions
 from fairseq_alma.images.mixtures import mixture_layers
 from fairseq_alma.images.model_store import TrainedModel, write_model
 from fairseq_alma.images.networks import ImageKind, SideBySide, count_flops
-from fairseq_alma.images.stage_images import seeded
-from fairseq_alma.learners.learner import LEARNERS
-from fairseq_alma.learners.plan import Growth
+from fairseq_alma.images.stage_training import seeded
+from fairseq_alma.learners.learner import LEARNERS, Growth
 from tests.images.image_streams import make_stream
 
 fairseq_alma.register()

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from fairseq_alma.growth.firefly_selection import num_chain_parameters
 from fairseq_alma.growth.gate_tree import GateTree
+from fairseq_alma.images.firefly import num_chain_parameters
 from fairseq_alma.images.mixtures import MixtureVGG
 from fairseq_alma.images.networks import (
     MLP,

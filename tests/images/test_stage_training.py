@@ -6,10 +6,16 @@ import torch
 
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.images import stage_training
+from fairseq_alma.images.model_store import predict
 from fairseq_alma.images.networks import MLP, NUM_CONVOLUTIONS, VGG
-from fairseq_alma.images.predictions import predict
-from fairseq_alma.images.stage_images import ImageInput, TrainingImages, bootstrap, seeded
-from fairseq_alma.images.stage_training import StageTraining, TrainingSettings
+from fairseq_alma.images.stage_training import (
+    ImageInput,
+    StageTraining,
+    TrainingImages,
+    TrainingSettings,
+    bootstrap,
+    seeded,
+)
 from tests.images.image_streams import NUM_CLASSES, make_images
 
 MLP_SHAPE, VGG_SHAPE = (1, 8, 8), (3, 16, 16)

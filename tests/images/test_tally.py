@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from fairseq_alma.images.predictions import Tally
+from fairseq_alma.images.model_store import Tally
 
 
 def logits_of(*probs):

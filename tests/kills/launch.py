@@ -21,7 +21,7 @@ from tests.scripts import end_with, print_to
 PRELOADED = (
     "transformers",
     "fairseq_alma.exchange.load_model",
-    "fairseq_alma.exchange.image_folder",
+    "fairseq_alma.exchange.model_folder",
     "fairseq_alma.exchange.import_folder",
 )
 Main = Callable[[Sequence[str]], Optional[int]]

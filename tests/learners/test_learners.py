@@ -4,9 +4,17 @@ from dataclasses import replace
 
 import pytest
 
-from fairseq_alma.learners.learner import LEARNERS, build_learner
-from fairseq_alma.learners.plan import Growth, ModelId, StagePlan, Training, member_seed, stages
-from fairseq_alma.runs.steps import NeededModels
+from fairseq_alma.learners.learner import (
+    LEARNERS,
+    Growth,
+    ModelId,
+    StagePlan,
+    Training,
+    build_learner,
+    member_seed,
+    stages,
+)
+from fairseq_alma.runs.loop import NeededModels
 from tests.runs.runs import plan_learner
 
 

@@ -1,7 +1,7 @@
 import pytest
 
 from fairseq_alma.errors import AlmaError
-from fairseq_alma.learners.plan import stage_ending_with, stages
+from fairseq_alma.learners.learner import stage_ending_with, stages
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from fairseq_alma.errors import AlmaError
-from fairseq_alma.report.spread import Spread
+from fairseq_alma.report.finding import Spread
 from tests.recipes.programs import load
 from tests.report.fakes import text_stream, write_run
 

@@ -5,7 +5,7 @@ import math
 from pathlib import Path
 from typing import Any, Mapping, Optional, Sequence
 
-from fairseq_alma.learners.plan import stages
+from fairseq_alma.learners.learner import stages
 from fairseq_alma.report.experiment import begun
 from fairseq_alma.report.read_run import RunTable, read_run
 

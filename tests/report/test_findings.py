@@ -1,9 +1,8 @@
 import pytest
 
-from fairseq_alma.report.finding import Comparison, Finding, Verdict
+from fairseq_alma.report.finding import Comparison, Finding, Spread, Verdict
 from fairseq_alma.report.findings import all_findings
 from fairseq_alma.report.paper import paper_tables
-from fairseq_alma.report.spread import Spread
 from tests.report.fakes import image_stream, table_of, text_stream, write_run
 
 WIDTHS = {"base": "512", "large": "768"}

@@ -3,8 +3,8 @@ import math
 import numpy
 import pytest
 
-from fairseq_alma.metrics.anytime import mean_over_cost
-from fairseq_alma.report.matrix import forgotten, memorised
+from fairseq_alma.metrics import mean_over_cost
+from fairseq_alma.report.tables import forgotten, memorised
 from tests.report.fakes import text_stream, write_run
 from tests.report.test_tables import tables, texts
 

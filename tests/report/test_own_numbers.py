@@ -4,8 +4,7 @@ import math
 
 import pytest
 
-from fairseq_alma.report.own_numbers import own_numbers
-from fairseq_alma.report.write_report import Report
+from fairseq_alma.report.write_report import Report, own_numbers
 from tests.report.fakes import image_stream, table_of, write_run
 
 

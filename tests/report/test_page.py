@@ -6,7 +6,7 @@ from html.parser import HTMLParser
 
 import pytest
 
-from fairseq_alma.cli.stream_parser import learner_options, read_arguments
+from fairseq_alma.cli.stream import learner_options, read_arguments
 from fairseq_alma.learners.learner import LEARNERS, build_learner
 from fairseq_alma.report.figures import FigureFile
 from fairseq_alma.report.write_report import Report, command_of

@@ -2,10 +2,9 @@ import math
 
 import pytest
 
-from fairseq_alma.metrics.anytime import updates_for_loss
-from fairseq_alma.report.finding import Verdict
+from fairseq_alma.metrics import updates_for_loss
+from fairseq_alma.report.finding import Spread, Verdict, half_width
 from fairseq_alma.report.findings import all_findings
-from fairseq_alma.report.spread import Spread, half_width
 from tests.report.fakes import image_stream, table_of, text_stream, write_run
 from tests.report.test_tables import tables, texts
 

@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from fairseq_alma.report.spread import Spread, difference, half_interval, is_close
+from fairseq_alma.report.finding import Spread, difference, half_interval, is_close
 
 
 def spread(*values, first_seed=1):

@@ -3,8 +3,8 @@ import io
 
 from pandas import DataFrame
 
+from fairseq_alma.report.finding import Spread
 from fairseq_alma.report.spelling import show_count, show_number, show_power
-from fairseq_alma.report.spread import Spread
 from fairseq_alma.report.table import NOTHING, Cell, Table, mark_best, render_markdown
 
 

@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any, Mapping, Optional, Sequence
 
 from fairseq_alma.data.stream import Split, Stream, StreamFile, TokenizerEntry, megabatch_name
-from fairseq_alma.learners.plan import ModelId, StagePlan, Training
+from fairseq_alma.learners.learner import ModelId, StagePlan, Training
+from fairseq_alma.runs.loop import StageWork
 from fairseq_alma.runs.run_folder import RunFolder
-from fairseq_alma.runs.steps import StageWork
 
 SHA = "0" * 64
 

@@ -2,8 +2,16 @@
 
 from typing import Any, Mapping, Sequence
 
-from fairseq_alma.learners.learner import LEARNERS, build_learner, plan_stages
-from fairseq_alma.learners.plan import ModelId, Stage, StagePlan, Training, stages
+from fairseq_alma.learners.learner import (
+    LEARNERS,
+    ModelId,
+    Stage,
+    StagePlan,
+    Training,
+    build_learner,
+    plan_stages,
+    stages,
+)
 from fairseq_alma.runs.run_folder import RunFolder
 
 COUNTS = {"num_tokens": 100, "num_bytes": 400, "num_images": 0}

@@ -3,8 +3,7 @@ import json
 import pytest
 
 from fairseq_alma.errors import AlmaError
-from fairseq_alma.learners.learner import LEARNERS, build_learner
-from fairseq_alma.learners.plan import ModelId, stages
+from fairseq_alma.learners.learner import LEARNERS, ModelId, build_learner, stages
 from fairseq_alma.runs import loop
 from fairseq_alma.runs.loop import Run, SeenPlans, run_stages, train_members
 from fairseq_alma.runs.run_folder import RunFolder

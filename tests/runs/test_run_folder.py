@@ -8,7 +8,7 @@ import pytest
 
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.files import write_json_atomically
-from fairseq_alma.learners.plan import ModelId
+from fairseq_alma.learners.learner import ModelId
 from fairseq_alma.runs.run_folder import RunFolder
 from fairseq_alma.watch import progress
 from fairseq_alma.watch.progress import StageClock

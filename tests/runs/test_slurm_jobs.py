@@ -13,7 +13,7 @@ import pytest
 
 from fairseq_alma.cli.stream import main
 from fairseq_alma.errors import AlmaError
-from fairseq_alma.learners.plan import stages
+from fairseq_alma.learners.learner import stages
 from fairseq_alma.options import without
 from fairseq_alma.runs import slurm_jobs
 from fairseq_alma.runs.slurm_jobs import SlurmJob, StreamCall, plan_jobs, read_parameters, require_nodes

@@ -3,9 +3,9 @@
 from pathlib import Path
 from typing import Sequence
 
-from fairseq_alma.cli.stream_parser import learner_options, read_arguments
-from fairseq_alma.learners.plan import StagePlan
-from fairseq_alma.runs.request import RunRequest
+from fairseq_alma.cli.stream import learner_options, read_arguments
+from fairseq_alma.learners.learner import StagePlan
+from fairseq_alma.runs.study import RunRequest
 from fairseq_alma.text.process import Command
 from fairseq_alma.text.text_job import TextJob
 

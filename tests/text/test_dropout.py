@@ -4,8 +4,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fairseq_alma.text import dropout as module
-from fairseq_alma.text.dropout import AddKept, DroppedCausalAttention, dropout, keep_bits
+from fairseq_alma.text import decoder as module
+from fairseq_alma.text.decoder import AddKept, DroppedCausalAttention, dropout, keep_bits
 
 
 def in_bf16():

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from fairseq_alma.checkpoints import AVERAGE, TASK_STATE
+from fairseq_alma.checkpoints.checkpoint_file import with_shared_names
 from fairseq_alma.checkpoints.checkpoint_growth import RECORD_KEY
 from fairseq_alma.checkpoints.model_options import GrowOptions
-from fairseq_alma.checkpoints.training_state import with_shared_names
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.growth import width
 from fairseq_alma.text.grow import grow

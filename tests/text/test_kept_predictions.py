@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from fairseq_alma.text.kept_predictions import KeptPredictions
+from fairseq_alma.text.split_losses import KeptPredictions
 
 
 def kept(members, **log_probs):

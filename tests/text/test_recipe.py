@@ -2,9 +2,8 @@
 
 import pytest
 
-from fairseq_alma.data.manifest import Split, TokenizerEntry
-from fairseq_alma.data.stream import Stream
-from fairseq_alma.learners.plan import stages
+from fairseq_alma.data.stream import Split, Stream, TokenizerEntry
+from fairseq_alma.learners.learner import stages
 from fairseq_alma.options import group_words
 from fairseq_alma.runs.study import read_size
 from fairseq_alma.text import model_size, recipe

@@ -4,10 +4,9 @@ import pytest
 import torch
 
 from fairseq_alma.checkpoints import AVERAGE
-from fairseq_alma.checkpoints.training_state import find_average
+from fairseq_alma.checkpoints.checkpoint_file import find_average
 from fairseq_alma.text.criterion import AlmaSwitchCrossEntropy
-from fairseq_alma.text.stacked_model import StackedModel, Uneven
-from fairseq_alma.text.stacked_training import train_side_by_side
+from fairseq_alma.text.stacked_training import StackedModel, Uneven, train_side_by_side
 from fairseq_alma.text.stage_checkpoints import repair_together
 from tests.text.stock_commands import prepare_stream, train_model, training_words
 from tests.text.switch_models import model_of

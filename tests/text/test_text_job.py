@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from fairseq_alma.learners.plan import stages
+from fairseq_alma.learners.learner import stages
 from fairseq_alma.runs.run_folder import RunFolder
 from tests.runs.runs import plan_learner
 from tests.text.jobs import TRAIN, commands_of, make_job

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from fairseq_alma.errors import AlmaError
-from fairseq_alma.learners.plan import ModelId, stages
-from fairseq_alma.runs.steps import StageWork
+from fairseq_alma.learners.learner import ModelId, stages
+from fairseq_alma.runs.loop import StageWork
 from fairseq_alma.text import stage_checkpoints, text_steps
 from fairseq_alma.text.stage_checkpoints import Progress
 from fairseq_alma.watch.run_display import RunDisplay

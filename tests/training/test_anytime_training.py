@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from fairseq_alma.checkpoints.training_state import find_average
+from fairseq_alma.checkpoints.checkpoint_file import find_average
 from fairseq_alma.cli.ensemble import main as ensemble
 from fairseq_alma.cli.grow import main as grow
 from fairseq_alma.errors import AlmaError

@@ -20,7 +20,7 @@ from fairseq.trainer import Trainer
 from fairseq_cli import train
 
 from fairseq_alma.checkpoints import AVERAGE
-from fairseq_alma.checkpoints.training_state import find_average
+from fairseq_alma.checkpoints.checkpoint_file import find_average
 from fairseq_alma.cli.grow import main as grow
 from fairseq_alma.cli.stream import main as stream_command
 from fairseq_alma.growth.plan import grow_mixture

@@ -12,7 +12,7 @@ from fairseq_cli import train
 from torch.nn.parallel import DistributedDataParallel
 
 from fairseq_alma.errors import AlmaError
-from fairseq_alma.text.stage_data import SharedBatches
+from fairseq_alma.text.task import SharedBatches
 from tests.forked import group_options, together
 from tests.text.stock_commands import training_config
 

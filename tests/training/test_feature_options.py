@@ -2,11 +2,10 @@ from argparse import Namespace
 
 import pytest
 
-from fairseq_alma.learners.plan import stages
+from fairseq_alma.learners.learner import stages
 from fairseq_alma.text.train_options import TrainOptions
 from fairseq_alma.training.carried_optimizer import Rewarm
-from fairseq_alma.training.feature import Features
-from fairseq_alma.training.planned_run import PlannedRun
+from fairseq_alma.training.feature import Features, PlannedRun
 from tests.runs.runs import plan_learner
 
 CARRY = {"carry_optimizer": True}

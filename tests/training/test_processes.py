@@ -18,8 +18,8 @@ import torch.distributed as dist
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.text import process
 from fairseq_alma.text.process import Command, run_logged
-from fairseq_alma.training import lost_processes, processes
-from fairseq_alma.training.lost_processes import ProcessWatch, explain
+from fairseq_alma.training import processes
+from fairseq_alma.training.processes import ProcessWatch, explain
 from tests.forked import PATIENCE, is_alive, start, together, wait_until
 from tests.text.stock_commands import evaluation_config, train_model, training_config
 
@@ -117,16 +117,16 @@ def test_what_torch_and_fairseq_say_becomes_one_line(text, meaning):
 def test_other_errors_are_shown_as_they_are(capsys):
     assert explain("mat1 and mat2 shapes cannot be multiplied") is None
     for alone in (ValueError("of something else"), OSError("timed out")):
-        lost_processes.report_in_one_line(type(alone), alone, None)
+        processes.report_in_one_line(type(alone), alone, None)
         assert f"{type(alone).__name__}: {alone}" in capsys.readouterr().err
 
 
 def test_other_errors_of_a_process_among_several_are_shown_before_it_ends(monkeypatch, capfd):
     ended = []
-    monkeypatch.setattr(lost_processes, "end_process", lambda: ended.append(True))
-    monkeypatch.setattr(lost_processes.dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(processes, "end_process", lambda: ended.append(True))
+    monkeypatch.setattr(processes.dist, "is_initialized", lambda: True)
     monkeypatch.setattr(sys, "stderr", io.StringIO())  # what torch does
-    lost_processes.report_in_one_line(ValueError, ValueError("of something else"), None)
+    processes.report_in_one_line(ValueError, ValueError("of something else"), None)
     assert ended and "ValueError: of something else" in capfd.readouterr().err
 
 
@@ -145,7 +145,7 @@ class Store(dict):
 
 
 def test_a_process_that_falls_silent_ends_the_others_and_one_that_works_does_not(monkeypatch, capfd):
-    now, ended, store, last = [0.0], [], Store(), 3 * lost_processes.SILENCE_SECONDS
+    now, ended, store, last = [0.0], [], Store(), 3 * processes.SILENCE_SECONDS
 
     def sleep(seconds):
         now[0] += seconds
@@ -153,18 +153,18 @@ def test_a_process_that_falls_silent_ends_the_others_and_one_that_works_does_not
             store.set("beat/1", str(now))
         watch._beat(0)
 
-    monkeypatch.setattr(lost_processes, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=sleep))
+    monkeypatch.setattr(processes, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=sleep))
     watch = ProcessWatch(store, 0, 2, lambda: ended.append(now[0]))
     watch._listen()
-    assert 0 <= ended[0] - last - lost_processes.SILENCE_SECONDS < 2 * lost_processes.BEAT_SECONDS
+    assert 0 <= ended[0] - last - processes.SILENCE_SECONDS < 2 * processes.BEAT_SECONDS
     assert "process 1 of this run does not answer" in capfd.readouterr().err
 
 
 def test_one_line_comes_from_the_first_process_or_from_one_that_is_left(monkeypatch):
     all_live, first_is_gone = Store(), Store()
-    assert [lost_processes.speaks_for_all(all_live, rank) for rank in range(4)] == [True, False, False, False]
-    monkeypatch.setattr(lost_processes, "FIRST_SPEAKS_SECONDS", 0.1)
-    assert [lost_processes.speaks_for_all(first_is_gone, rank) for rank in (2, 1, 3)] == [True, False, False]
+    assert [processes.speaks_for_all(all_live, rank) for rank in range(4)] == [True, False, False, False]
+    monkeypatch.setattr(processes, "FIRST_SPEAKS_SECONDS", 0.1)
+    assert [processes.speaks_for_all(first_is_gone, rank) for rank in (2, 1, 3)] == [True, False, False]
 
 
 def test_where_the_store_went_with_the_first_process_one_of_each_machine_speaks(monkeypatch):
@@ -173,10 +173,10 @@ def test_where_the_store_went_with_the_first_process_one_of_each_machine_speaks(
             raise RuntimeError("Connection reset by peer")
 
     monkeypatch.setenv("MASTER_PORT", f"of test {os.getpid()}")
-    monkeypatch.setattr(lost_processes, "CLAIMS", [])
-    assert [lost_processes.speaks_for_all(GoneStore(), rank) for rank in (3, 2)] == [True, False]
-    lost_processes.CLAIMS.clear()  # as if the process had ended
-    assert lost_processes.speaks_for_all(GoneStore(), 2)
+    monkeypatch.setattr(processes, "CLAIMS", [])
+    assert [processes.speaks_for_all(GoneStore(), rank) for rank in (3, 2)] == [True, False]
+    processes.CLAIMS.clear()  # as if the process had ended
+    assert processes.speaks_for_all(GoneStore(), 2)
 
 
 def test_of_several_silent_processes_the_first_that_is_not_tells(capfd):
@@ -186,9 +186,9 @@ def test_of_several_silent_processes_the_first_that_is_not_tells(capfd):
 
 
 def test_who_finds_no_group_in_time_ends(monkeypatch, capfd):
-    monkeypatch.setattr(lost_processes, "JOIN_SECONDS", 0.2)
+    monkeypatch.setattr(processes, "JOIN_SECONDS", 0.2)
     ended = threading.Event()
-    lost_processes.require_joining(ended.set)
+    processes.require_joining(ended.set)
     assert ended.wait(PATIENCE)
     assert "no process group after" in capfd.readouterr().err
 
@@ -215,8 +215,8 @@ def test_processes_with_the_same_data_go_on(tmp_path):
 def stop_and_wait(rank, folder):
     dist.init_process_group("gloo", init_method=f"file://{folder}/group", rank=rank, world_size=2)
     (folder / f"pid-{rank}").write_text(str(os.getpid()))
-    lost_processes.BEAT_SECONDS, lost_processes.SILENCE_SECONDS = 0.1, 2.0
-    lost_processes.watch_processes()
+    processes.BEAT_SECONDS, processes.SILENCE_SECONDS = 0.1, 2.0
+    processes.watch_processes()
     dist.barrier()
     if rank == 1:
         os.kill(os.getpid(), signal.SIGSTOP)

@@ -4,9 +4,8 @@ import pytest
 
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.runs.run_folder import RunFolder
-from fairseq_alma.watch import arrival_curves
-from fairseq_alma.watch.arrival_curves import ArrivalCurves, arrival_points
-from fairseq_alma.watch.sinks import CurveOptions
+from fairseq_alma.watch import sinks
+from fairseq_alma.watch.sinks import ArrivalCurves, CurveOptions, arrival_points
 from tests.runs.runs import RUN, complete, make_plans
 
 
@@ -32,7 +31,7 @@ class MemorySink:
 @pytest.fixture
 def clock(monkeypatch):
     now = [100.0]
-    monkeypatch.setattr(arrival_curves.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(sinks.time, "monotonic", lambda: now[0])
     return now
 
 

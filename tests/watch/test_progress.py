@@ -2,7 +2,7 @@ import sys
 
 import pytest
 
-from fairseq_alma.learners.plan import ModelId
+from fairseq_alma.learners.learner import ModelId
 from fairseq_alma.terminal import ERASE, LiveLine
 from fairseq_alma.watch.progress import Forecast, StageProgress
 

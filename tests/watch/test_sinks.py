@@ -9,10 +9,9 @@ from pathlib import Path
 import pytest
 
 from fairseq_alma.errors import AlmaError
-from fairseq_alma.learners.plan import ModelId
+from fairseq_alma.learners.learner import ModelId
 from fairseq_alma.runs.run_folder import RunFolder
-from fairseq_alma.watch.arrival_curves import ArrivalPoint
-from fairseq_alma.watch.sinks import EVENTS, CurveOptions, TensorBoardSink, WandbSink, rewind_curves
+from fairseq_alma.watch.sinks import EVENTS, ArrivalPoint, CurveOptions, TensorBoardSink, WandbSink, rewind_curves
 from tests.runs.runs import RUN
 from tests.watch.curves import Curves
 

@@ -32,7 +32,7 @@ def draw_all(runs: RunTable, out: Path, paper: bool = False) -> list[FigureFile]
         AlmaError: matplotlib is not installed.
     """
     try:
-        from fairseq_alma.report.figures import curves, expert_map, rows, trade_off
+        from fairseq_alma.report.figures import curves, maps, trade_off
         from fairseq_alma.report.figures.style import applied, save
     except ModuleNotFoundError as error:
         if error.name != "matplotlib":
@@ -44,7 +44,7 @@ def draw_all(runs: RunTable, out: Path, paper: bool = False) -> list[FigureFile]
     out.mkdir(parents=True, exist_ok=True)
     streams, files = runs.by("stream_key") if len(runs.facts) else [], []
     draws = [curves.draw_curves, trade_off.draw_trade_off, trade_off.draw_experts, trade_off.draw_replay]
-    draws += [curves.draw_radar, rows.draw_matrix, rows.draw_usage, expert_map.draw]
+    draws += [curves.draw_radar, maps.draw_matrix, maps.draw_usage, maps.draw]
     with applied():
         for number, same in enumerate(streams, 1):
             groups, stream = begun(same), next(same.facts.itertuples()).stream

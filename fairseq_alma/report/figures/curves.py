@@ -20,7 +20,7 @@ from fairseq_alma.report.experiment import Experiment, by_size, completed, names
 from fairseq_alma.report.figures import style
 from fairseq_alma.report.figures.style import Drawing
 from fairseq_alma.report.read_run import SCALE, RunTable
-from fairseq_alma.report.sentences import said
+from fairseq_alma.report.spelling import said
 
 CROWDED = 8
 MOST_COLUMNS = 4

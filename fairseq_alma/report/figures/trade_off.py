@@ -22,8 +22,7 @@ from fairseq_alma.report.experiment import Experiment, begun, by_size, completed
 from fairseq_alma.report.figures import style
 from fairseq_alma.report.figures.style import Drawing
 from fairseq_alma.report.read_run import TERA, RunTable
-from fairseq_alma.report.sentences import said
-from fairseq_alma.report.spelling import show_count
+from fairseq_alma.report.spelling import said, show_count
 
 LONGEST_LABEL = 16
 MOST_COLUMNS = 3

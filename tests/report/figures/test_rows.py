@@ -3,7 +3,7 @@ import math
 import pytest
 
 from fairseq_alma.errors import AlmaError
-from fairseq_alma.report.figures.rows import draw_matrix, draw_usage
+from fairseq_alma.report.figures.maps import draw_matrix, draw_usage
 from tests.report.fakes import drawn, image_stream, text_stream
 from tests.report.test_matrix import HELD_OUT, TRAINING
 

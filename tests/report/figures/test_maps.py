@@ -7,8 +7,8 @@ from matplotlib.figure import Figure
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.growth.gate_tree import GateTree
 from fairseq_alma.report.experiment import begun
-from fairseq_alma.report.figures import expert_map
-from fairseq_alma.report.figures.expert_map import FILE, draw_tree, embed, routed_images
+from fairseq_alma.report.figures import maps
+from fairseq_alma.report.figures.maps import FILE, draw_tree, embed, routed_images
 from fairseq_alma.report.read_run import RunTable, read_run
 from tests.report.fakes import drawn, image_stream
 
@@ -19,7 +19,7 @@ LABELS = numpy.array([3, 4, 5, 6, 6, 6, 6, 6, 6, 9])
 
 
 def draw(runs):
-    return drawn(expert_map.draw, runs)
+    return drawn(maps.draw, runs)
 
 
 def last_images(run):

@@ -1,1 +1,0 @@
-"""Figures of a run: perplexity and bits per byte, parameters and FLOPs, averages over arrivals. No fairseq."""
