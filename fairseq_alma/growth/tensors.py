@@ -20,7 +20,7 @@ ADAM_MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 class SizeGrowth(Protocol):
-    """How a decoder gets more layers (`depth.DepthGrowth`) or wider ones (`width.WidthGrowth`)."""
+    """How a decoder gets more layers (`sizes.DepthGrowth`) or wider ones (`sizes.WidthGrowth`)."""
 
     def origin(self, name: str) -> tuple[Optional[str], bool]:
         """Return the old name of a parameter, None if it has none, and whether its layer is new."""

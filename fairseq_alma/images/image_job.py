@@ -136,7 +136,7 @@ class ImageJob:
 
 @dataclass(frozen=True)
 class ImageStep(Step):
-    """A step of a stage; see `steps.Step`.
+    """A step of a stage; see `loop.Step`.
 
     Attributes:
         job: of the runs; its trainer does the work.

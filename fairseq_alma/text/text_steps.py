@@ -60,7 +60,7 @@ Groups = list[tuple[str, ...]]
 
 @dataclass(frozen=True)
 class TextStep(Step):
-    """A step of a stage; see `steps.Step`.
+    """A step of a stage; see `loop.Step`.
 
     Attributes:
         job: of the run: its options, and which file has what.
