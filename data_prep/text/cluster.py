@@ -46,7 +46,8 @@ class DigestInput(Step):
         for part in work.pieces[number].parts:
             if part.start == 0:
                 with open_raw(part.source.path) as file:
-                    digests.append(hashlib.file_digest(file, "sha256").hexdigest())
+                    digest = hashlib.file_digest(file, "sha256")  # type: ignore[arg-type]  # typeshed: no readinto
+                digests.append(digest.hexdigest())
                 yield part.source.size, 0
         work.of_piece(number).write(_DIGESTS, pickle.dumps(digests))
 

@@ -12,9 +12,9 @@ from typing import Any, Callable, Iterable, Mapping, Optional, Sequence
 
 from pandas import DataFrame, Series
 
+from fairseq_alma import metrics
 from fairseq_alma.errors import AlmaError, printable
 from fairseq_alma.learners.presets import canonical
-from fairseq_alma.metrics import anytime
 from fairseq_alma.report.spelling import (
     IMAGES,
     MAX_UPDATE,
@@ -148,7 +148,7 @@ def rows_of(path: Path, run: Mapping[str, Any], records: Sequence[Mapping[str, A
     for arrival, record in by_arrival.items():
         rows[arrival].update(_row(kind, record, by_stage.get(record["stage"] - 1)))
     facts = {"path": path, "shown_path": printable(str(path)), **_facts(run, rows, ends)}
-    curve = anytime.in_force(_figure(rows, "value"), facts["num_known"], facts["untrained"])
+    curve = metrics.in_force(_figure(rows, "value"), facts["num_known"], facts["untrained"])
     for row, value in zip(rows, curve, strict=False):
         row["curve"] = float(value * SCALE[kind])
     return facts, rows
@@ -197,20 +197,20 @@ def _facts(run: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], planned: t
     is_text, is_complete = stream["kind"] == TEXT, set(planned) <= set(value)
     memory = average = math.nan
     if is_complete and options.get("iid") is None:
-        memory = anytime.cumulative_memory(params, num_arrivals)
+        memory = metrics.cumulative_memory(params, num_arrivals)
         if is_text:
-            average = anytime.average_perplexity(value, num_arrivals, stream["vocab_size"])
+            average = metrics.average_perplexity(value, num_arrivals, stream["vocab_size"])
         else:
-            average = anytime.cumulative_error_rate(value, num_arrivals, stream["num_classes"])
+            average = metrics.cumulative_error_rate(value, num_arrivals, stream["num_classes"])
     test, steps, key = stream.get("test") or {}, str(train_options.get(MAX_UPDATE, "")), experiment_key(stream)
     left_out = {*FREE_OPTIONS, *ROUNDING_OPTIONS}
     settings = {name: each for name, each in options.items() if name not in left_out and each is not None}
     training = {name: canonical(each) for name, each in train_options.items() if name not in PLACE_AND_PACE}
     counts = (test.get("num_tokens", 0), test.get("num_bytes", 0))
-    bits = anytime.bits_per_byte(_last(loss), *counts) if is_text else None
+    bits = metrics.bits_per_byte(_last(loss), *counts) if is_text else None
     costs = _figure(rows, "train_flops")
-    curve = {arrival: anytime.bits_per_byte(each, *counts) for arrival, each in loss.items()} if bits else {}
-    area = anytime.mean_over_cost({arrival: each for arrival, each in curve.items() if each is not None}, costs)
+    curve = {arrival: metrics.bits_per_byte(each, *counts) for arrival, each in loss.items()} if bits else {}
+    area = metrics.mean_over_cost({arrival: each for arrival, each in curve.items() if each is not None}, costs)
     return {
         "setting": setting_of(run), "learner": run["learner"],
         "name": name_of(run["learner"], stream["kind"]), "label": label_of(run),
@@ -227,11 +227,11 @@ def _facts(run: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], planned: t
         "is_complete": is_complete, "max_update": int(steps) if steps.isdecimal() and int(steps) > 0 else math.nan,
         "untrained": float(stream["vocab_size"]) if is_text else 1 - 1 / stream["num_classes"],
         "anytime": average, "final": _last(value), "memory": memory,
-        "computation": anytime.cumulative_computation(costs),
+        "computation": metrics.cumulative_computation(costs),
         "settled": value[max(value)] / value[min(value)] if is_text and len(value) > 1 else math.nan,
         "bits_per_byte": math.nan if bits is None else bits, "area": math.nan if area is None else area,
         "hours": sum(_figure(rows, "wall_seconds").values()) / 3600,
-        "test_flops": _last(flops), "test_memory": anytime.cumulative_memory(flops, num_arrivals),
+        "test_flops": _last(flops), "test_memory": metrics.cumulative_memory(flops, num_arrivals),
         "num_params": _last(params), "min_params": min(params.values(), default=math.nan),
         "max_params": max(params.values(), default=math.nan), "shown_params": show_params(params),
         "experts": show_experts(experts, members), "min_experts": min(experts.values(), default=0),
