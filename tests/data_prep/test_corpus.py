@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.data_prep.images.formats import MNIST_NAMES, write_cifar10, write_cifar100, write_mnist
 
 from data_prep import corpus
 from data_prep.corpus import CORPORA, chapters, extracted_articles, main, wikitext_articles
@@ -19,6 +18,7 @@ from data_prep.images.formats import emnist_names
 from fairseq_alma.data.image_stream import ImageStream
 from fairseq_alma.data.stream import Stream
 from fairseq_alma.errors import AlmaError
+from tests.data_prep.images.published import MNIST_NAMES, write_cifar10, write_cifar100, write_mnist
 
 IMAGES = ["--out", "s", "--megabatches", "2"]
 TEXT = [*IMAGES, "--vocab-size", "256", "--workers", "1"]

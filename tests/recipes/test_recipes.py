@@ -6,7 +6,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.data_prep.images.formats import MNIST_NAMES
+
+from tests.data_prep.images.published import MNIST_NAMES
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 PYTHON = Path(sys.executable).name

@@ -8,7 +8,7 @@ from fairseq_alma.checkpoints.checkpoint_file import with_shared_names
 from fairseq_alma.checkpoints.checkpoint_growth import RECORD_KEY
 from fairseq_alma.checkpoints.model_options import GrowOptions
 from fairseq_alma.errors import AlmaError
-from fairseq_alma.growth import width
+from fairseq_alma.growth import sizes
 from fairseq_alma.text.grow import grow
 from fairseq_alma.text.model import build_from_config
 from fairseq_alma.training.average import averaged_model
@@ -97,7 +97,7 @@ def test_no_growth_in_size_changes_what_a_model_computes(tmp_path, name, what):
 
 @pytest.mark.parametrize("name", ["switch", "mup", "unscaled"])
 def test_the_moments_of_a_wider_model_are_those_of_its_own_gradients(tmp_path, monkeypatch, name):
-    monkeypatch.setattr(width, "SPREAD", 0.0)  # what parts have in common; moments take them as even
+    monkeypatch.setattr(sizes, "SPREAD", 0.0)  # what parts have in common; moments take them as even
     checkpoint_of(tmp_path / "old.pt", **MODELS[name])
     _, checkpoint, new = grown_of(tmp_path, embed_dim=48, ffn_dim=80, optimizer="copy")
     entries = checkpoint["last_optimizer_state"]["state"]

@@ -8,7 +8,7 @@ import pytest
 from fairseq.trainer import Trainer
 
 from fairseq_alma.text.stacked_training import StackedTraining, train_side_by_side
-from fairseq_alma.training import background_saves
+from fairseq_alma.training import saves
 from fairseq_alma.training.saves import TimedSaves
 from tests.forked import together
 from tests.text.stock_commands import train_model, training_words
@@ -24,7 +24,7 @@ def let_updates_take(seconds, patch):
     """Let the clock stand still but for updates."""
     clock = SimpleNamespace(now=0.0)
     clock.monotonic = lambda: clock.now
-    patch.setattr(background_saves, "time", clock)
+    patch.setattr(saves, "time", clock)
     for kind, name in ((Trainer, "train_step"), (StackedTraining, "_update")):
         patch.setattr(kind, name, _later(getattr(kind, name), clock, seconds))
 

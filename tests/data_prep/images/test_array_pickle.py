@@ -7,10 +7,10 @@ import warnings
 
 import numpy as np
 import pytest
-from tests.data_prep.images.formats import python2_pickle, random_images
 
 from data_prep.images.formats import read_array_pickle
 from fairseq_alma.errors import AlmaError
+from tests.data_prep.images.published import python2_pickle, random_images
 
 PIXELS = random_images(4, 12)
 

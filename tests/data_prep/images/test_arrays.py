@@ -5,11 +5,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.data_prep.images.formats import random_images
 
 from data_prep.images.formats import ArrayFiles, load_arrays
 from data_prep.images.image_set import InputFiles
 from fairseq_alma.errors import AlmaError
+from tests.data_prep.images.published import random_images
 
 LABELS = np.arange(20) % 4
 

@@ -4,11 +4,11 @@ import pickle
 
 import numpy as np
 import pytest
-from tests.data_prep.images.formats import python2_pickle, random_images, write, write_cifar10, write_cifar100
 
 from data_prep.images.formats import CIFAR10, CIFAR100, load_cifar
 from data_prep.images.image_set import InputFiles
 from fairseq_alma.errors import AlmaError
+from tests.data_prep.images.published import python2_pickle, random_images, write, write_cifar10, write_cifar100
 
 
 @pytest.mark.parametrize(("version", "folder"), [("binary", "cifar-10-batches-bin"), ("python", "cifar-10-batches-py")])

@@ -6,7 +6,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.data_prep.images.formats import (
+
+from data_prep.images.command import main
+from data_prep.images.formats import emnist_names
+from fairseq_alma.data.image_stream import ImageStream
+from fairseq_alma.data.stream import Stream, file_sha256
+from fairseq_alma.errors import AlmaError
+from tests.data_prep.images.published import (
     idx_bytes,
     random_images,
     save_arrays,
@@ -14,12 +20,6 @@ from tests.data_prep.images.formats import (
     write_cifar100,
     write_mnist,
 )
-
-from data_prep.images.command import main
-from data_prep.images.formats import emnist_names
-from fairseq_alma.data.image_stream import ImageStream
-from fairseq_alma.data.stream import Stream, file_sha256
-from fairseq_alma.errors import AlmaError
 from tests.runs.fakes import write_manifest
 from tests.scripts import usage_error
 

