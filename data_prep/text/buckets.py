@@ -32,13 +32,9 @@ class CountPieces(Step):
     """Note the hash, the number of words and the group, if there are any, of each document of a piece."""
 
     title = "counting words"
-
-    def is_done(self, work: Work, number: int) -> bool:
-        """See `Step`."""
-        return work.of_piece(number).exists(COUNTED)
+    leaves = COUNTED
 
     def make(self, work: Work, number: int) -> Generator[Progress, None, None]:
-        """See `Step`."""
         digests, words, groups = bytearray(), [np.empty(0, np.uint32)], []
         numbers: dict[str, int] = {}
         per_source = dict.fromkeys((part.source for part in work.pieces[number].parts), 0)
@@ -96,9 +92,7 @@ def survey_of(work: Work) -> Survey:
 class SurveyInput(SingleStep):
     """Join what was counted."""
 
-    def is_done(self, work: Work, number: int) -> bool:
-        """See `Step`."""
-        return work.folder.exists(_SURVEY)
+    leaves = _SURVEY
 
     def make(self, work: Work, number: int) -> Generator[Progress, None, None]:
         """See `Step`.
@@ -207,16 +201,13 @@ class KeyDocuments(Step):
     """Write the documents of a piece, and the hashes that an earlier command has kept, in the order of their keys."""
 
     def num_tasks(self, work: Work) -> int:
-        """See `Step`."""
         return len(work.pieces) + len(_known_files(work))
 
     def is_done(self, work: Work, number: int) -> bool:
-        """See `Step`."""
         known = number >= len(work.pieces)
         return work.of_piece(number).exists(_KNOWN if known else _KEYED)
 
     def make(self, work: Work, number: int) -> Generator[Progress, None, None]:
-        """See `Step`."""
         if number < len(work.pieces):
             records = _records(work, number)
             records = records[np.argsort(records["key"], kind="stable")]
@@ -269,16 +260,15 @@ def _random_keys(hashes: np.ndarray, seed: int, positions: Optional[np.ndarray] 
 class ReduceBuckets(Step):
     """Drop what occurs again in a bucket, and sum the words of what is left."""
 
+    leaves = _TOTALS
+
     def num_tasks(self, work: Work) -> int:
-        """See `Step`."""
         return num_buckets(work)
 
-    def is_done(self, work: Work, number: int) -> bool:
-        """See `Step`."""
-        return _bucket(work, number).exists(_TOTALS)
+    def folder_of(self, work: Work, number: int) -> Folder:
+        return _bucket(work, number)
 
     def make(self, work: Work, number: int) -> Generator[Progress, None, None]:
-        """See `Step`."""
         numbers = range(len(work.pieces))
         parts = [_load(work, piece, _KEYED, number, KEYED) for piece in numbers]
         records = np.concatenate(parts)
@@ -321,15 +311,12 @@ class GatherDropped(Step):
     """Put what the buckets have dropped of some pieces into one file: no piece has to look into all buckets."""
 
     def num_tasks(self, work: Work) -> int:
-        """See `Step`."""
         return -(-len(work.pieces) // _PIECES_AT_ONCE)
 
     def is_done(self, work: Work, number: int) -> bool:
-        """See `Step`."""
         return work.folder.exists(_of_pieces(number))
 
     def make(self, work: Work, number: int) -> Generator[Progress, None, None]:
-        """See `Step`."""
         pieces = range(len(work.pieces))[number * _PIECES_AT_ONCE :][:_PIECES_AT_ONCE]
         buckets = [_bucket(work, bucket) for bucket in range(num_buckets(work))]
         parts = zip(*(bucket.load_some(_DROPPED, pieces, len(work.pieces)) for bucket in buckets), strict=True)

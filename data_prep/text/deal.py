@@ -257,9 +257,7 @@ def shares_of(work: Work) -> Shares:
 class DealDocuments(SingleStep):
     """Cut the order of all documents into sets."""
 
-    def is_done(self, work: Work, number: int) -> bool:
-        """See `Step`."""
-        return work.folder.exists(_DEALT)
+    leaves = _DEALT
 
     def make(self, work: Work, number: int) -> Generator[Progress, None, None]:
         """See `Step`. Raises AlmaError if the documents do not suffice."""

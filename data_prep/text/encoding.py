@@ -139,17 +139,12 @@ class EncodePieces(Step):
     """Encode a piece, and find the documents that share n-grams with what is held out."""
 
     title = "encoding"
+    leaves = ENCODED
 
     def num_words(self, work: Work) -> int:
-        """See `Step`."""
         return work.once(cuts_of).total
 
-    def is_done(self, work: Work, number: int) -> bool:
-        """See `Step`."""
-        return work.of_piece(number).exists(ENCODED)
-
     def make(self, work: Work, number: int) -> Generator[Progress, None, None]:
-        """See `Step`."""
         folder, encoder = work.of_piece(number), work.once(encoder_of)
         records, marks = _marks(work, number)
         sizes, num_bytes = np.zeros((2, len(marks)), np.int32)
@@ -233,9 +228,7 @@ def _near_copies_of_piece(work: Work, number: int) -> np.ndarray:
 class DealAgain(SingleStep):
     """Cut the mega-batches again, without what is left out."""
 
-    def is_done(self, work: Work, number: int) -> bool:
-        """See `Step`."""
-        return work.folder.exists(_DEALT_AGAIN)
+    leaves = _DEALT_AGAIN
 
     def make(self, work: Work, number: int) -> Generator[Progress, None, None]:
         """See `Step`. Raises AlmaError if what is left does not suffice."""
@@ -282,12 +275,9 @@ def names_of(work: Work) -> list[str]:
 class PlacePieces(Step):
     """Sort the tokens of a piece by the sets."""
 
-    def is_done(self, work: Work, number: int) -> bool:
-        """See `Step`."""
-        return work.of_piece(number).exists(_TOTALS)
+    leaves = _TOTALS
 
     def make(self, work: Work, number: int) -> Generator[Progress, None, None]:
-        """See `Step`."""
         folder, num_sets = work.of_piece(number), len(work.once(names_of))
         sets, words = sets_of(work, number)
         order = np.argsort(sets, kind="stable")
@@ -358,12 +348,9 @@ class TokenFileSpan:
 class LayOutFiles(SingleStep):
     """Decide what files there are."""
 
-    def is_done(self, work: Work, number: int) -> bool:
-        """See `Step`."""
-        return work.folder.exists(_LAYOUT)
+    leaves = _LAYOUT
 
     def make(self, work: Work, number: int) -> Generator[Progress, None, None]:
-        """See `Step`."""
         names, limit = work.once(names_of), work.options.shard_tokens
         totals = [work.of_piece(piece).load(_TOTALS) for piece in range(len(work.pieces))]
         counts = {each: np.sum([of_piece[each] for of_piece in totals], axis=0).tolist() for each in _COUNTS}
@@ -393,11 +380,9 @@ class WriteFiles(Step):
     title = "writing"
 
     def num_tasks(self, work: Work) -> int:
-        """See `Step`."""
         return len(work.once(layout_of)[0])
 
     def size(self, work: Work, number: int) -> int:
-        """See `Step`."""
         return 1
 
     def is_done(self, work: Work, number: int) -> bool:
@@ -406,7 +391,6 @@ class WriteFiles(Step):
         return work.folder.exists(_described(number)) and all(work.out.exists(f"{name}{end}") for end in TOKEN_SUFFIXES)
 
     def make(self, work: Work, number: int) -> Generator[Progress, None, None]:
-        """See `Step`."""
         file = work.once(layout_of)[0][number]
         vocab_size = work.once(tokenizer_of).vocab_size
         counts = np.zeros(vocab_size + NUM_FAIRSEQ_SYMBOLS, np.int64)

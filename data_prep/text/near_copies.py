@@ -57,22 +57,16 @@ class SignDocuments(Step):
     """Note the bands of the documents of a piece that are not left out yet, or of a set that the stream has already."""
 
     title = "looking for near-duplicates"
+    leaves = _SIGNED
 
     def num_tasks(self, work: Work) -> int:
-        """See `Step`."""
         return len(work.pieces) + len(_known(work)) if work.options.near_duplicates else 0
 
     def size(self, work: Work, number: int) -> int:
-        """See `Step`."""
         here = number < len(work.pieces)
         return work.pieces[number].size if here else _known(work)[number - len(work.pieces)].num_bytes
 
-    def is_done(self, work: Work, number: int) -> bool:
-        """See `Step`."""
-        return work.of_piece(number).exists(_SIGNED)
-
     def make(self, work: Work, number: int) -> Generator[Progress, None, None]:
-        """See `Step`."""
         records = np.empty(0, KEYED)
         chosen, bands = [np.empty(0, np.intp)], [np.empty((0, _BANDS), np.uint64)]
         if number < len(work.pieces):
@@ -106,17 +100,12 @@ class FindNearCopies(SingleStep):
     """Join what is alike to groups, and note who is left out; one task."""
 
     takes_memory = True
+    leaves = NEAR_COPIES
 
     def num_tasks(self, work: Work) -> int:
-        """See `Step`."""
         return 1 if work.options.near_duplicates else 0
 
-    def is_done(self, work: Work, number: int) -> bool:
-        """See `Step`."""
-        return work.folder.exists(NEAR_COPIES)
-
     def make(self, work: Work, number: int) -> Generator[Progress, None, None]:
-        """See `Step`."""
         from scipy.sparse import coo_array
         from scipy.sparse.csgraph import connected_components
 

@@ -260,6 +260,8 @@ class Step:
     """What the tasks do, for a line on the terminal; empty: they are done at once."""
     takes_memory: bool = False
     """Whether its only task is better done in a process that ends with it."""
+    leaves: str = ""
+    """The file that is there when a task is done."""
 
     def num_tasks(self, work: Work) -> int:
         """Return the number of tasks: one for each piece, unless a step says otherwise."""
@@ -273,9 +275,13 @@ class Step:
         """Return the words that all tasks are about; 0: each says so itself."""
         return 0
 
+    def folder_of(self, work: Work, number: int) -> Folder:
+        """Return the folder in which a task leaves a file: that of a piece, unless a step says otherwise."""
+        return work.of_piece(number)
+
     def is_done(self, work: Work, number: int) -> bool:
         """Tell whether what a task makes is there."""
-        raise NotImplementedError
+        return self.folder_of(work, number).exists(self.leaves)
 
     def make(self, work: Work, number: int) -> Generator[Progress, None, None]:
         """Do a task that is not done, and yield how far it is."""
@@ -286,8 +292,10 @@ class SingleStep(Step):
     """A step of one task, which joins what the tasks before have left."""
 
     def num_tasks(self, work: Work) -> int:
-        """See `Step`."""
         return 1
+
+    def folder_of(self, work: Work, number: int) -> Folder:
+        return work.folder
 
 
 @dataclass(frozen=True)

@@ -29,18 +29,13 @@ class GatherPieces(Step):
     """Note the documents of a piece that are in the tokenizer's sample, and the n-grams of those that are held out."""
 
     title = "reading the tokenizer's sample"
+    leaves = _NGRAMS
 
     def num_tasks(self, work: Work) -> int:
-        """See `Step`."""
         trains, looks = work.there is None and work.options.tokenizer is None, work.options.ngram is not None
         return len(work.pieces) if work.there is None and (trains or looks) else 0
 
-    def is_done(self, work: Work, number: int) -> bool:
-        """See `Step`."""
-        return work.of_piece(number).exists(_NGRAMS)
-
     def make(self, work: Work, number: int) -> Generator[Progress, None, None]:
-        """See `Step`."""
         chosen: list[str] = []
         hashes = [np.empty(0, np.uint64)]
         hasher = NgramHasher(work.options.decontaminate_ngram)
@@ -68,13 +63,9 @@ class TrainTokenizer(SingleStep):
     """Bring the tokenizer, trained or given, and the n-grams of what is held out to their places."""
 
     takes_memory = True
-
-    def is_done(self, work: Work, number: int) -> bool:
-        """See `Step`."""
-        return work.folder.exists(_DONE)
+    leaves = _DONE
 
     def make(self, work: Work, number: int) -> Generator[Progress, None, None]:
-        """See `Step`."""
         numbers, options = range(len(work.pieces)), work.options
         if options.ngram is not None:
             if work.there is not None:

@@ -106,7 +106,6 @@ class TokenFile:
 
     def __init__(self, prefix: Union[str, Path]) -> None:
         idx, bin_ = Path(f"{prefix}.idx"), Path(f"{prefix}.bin")
-        self._bin = bin_
         with open(idx, "rb") as file:
             header = file.read(_HEADER.size)
         magic, version, code, num_sequences = _HEADER.unpack(header.ljust(_HEADER.size, b"\0"))
@@ -127,13 +126,3 @@ class TokenFile:
 
     def __len__(self) -> int:
         return len(self.sizes)
-
-    def count_ids(self, num_ids: int) -> np.ndarray:
-        """Return how often each id from 0 to ``num_ids - 1`` occurs, ``(num_ids,)``."""
-        counts = np.zeros(num_ids, dtype=np.int64)
-        for start in range(0, len(self.ids), _IDS_AT_ONCE):
-            ids = self.ids[start : start + _IDS_AT_ONCE]
-            if not 0 <= ids.min() <= ids.max() < num_ids:
-                raise AlmaError(f"{self._bin}: ids {ids.min()} to {ids.max()} found, 0 to {num_ids - 1} is needed")
-            counts += np.bincount(ids, minlength=num_ids)
-        return counts

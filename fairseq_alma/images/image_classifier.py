@@ -201,7 +201,6 @@ class ImageEnsemble(TrainedMembers, BaseFairseqModel):
     build_ensemble = ImageClassifier.build_ensemble  # its members may be ensembles themselves
 
     def trained_members(self) -> Sequence[nn.Module]:
-        """Return the members."""
         return self.members
 
     def forward(self, images: Tensor) -> Tensor:

@@ -87,7 +87,6 @@ class AlmaMLP(SizedClassifier):
 
     @classmethod
     def build_network(cls, cfg: MLPOptions, images: ImageKind, grown: GrownLayers, num_members: int) -> MLP:
-        """Build members; see `ImageClassifier`."""
         sizes = dict(grown.sizes)
         return MLP(*images, sizes["width"], sizes["hidden_layers"], num_members)
 
@@ -115,7 +114,6 @@ class AlmaVGG(SizedClassifier):
 
     @classmethod
     def build_network(cls, cfg: Any, images: ImageKind, grown: GrownLayers, num_members: int) -> VGG:
-        """Build members; see `ImageClassifier`."""
         variant = _variant("alma_vgg", images, cfg)
         return VGG(*images, [dict(grown.sizes)["channels"]] * NUM_CONVOLUTIONS, num_members, variant=variant)
 
@@ -171,7 +169,6 @@ class AlmaMoEMLP(MixtureClassifier):
 
     @classmethod
     def build_network(cls, cfg: Any, images: ImageKind, grown: GrownLayers, num_members: int) -> MixtureMLP:
-        """Build a network; see `ImageClassifier`."""
         return MixtureMLP(*images, cfg.width, grown.trees, str(cfg.gate))
 
     @classmethod
@@ -189,7 +186,6 @@ class AlmaMoEVGG(MixtureClassifier):
 
     @classmethod
     def build_network(cls, cfg: Any, images: ImageKind, grown: GrownLayers, num_members: int) -> MixtureVGG:
-        """Build a network; see `ImageClassifier`."""
         variant = _variant("alma_moe_vgg", images, cfg)
         return MixtureVGG(*images, cfg.channels, grown.trees, str(cfg.gate), variant=variant)
 
@@ -210,7 +206,6 @@ class AlmaFireflyVGG(ImageClassifier):
 
     @classmethod
     def build_network(cls, cfg: Any, images: ImageKind, grown: GrownLayers, num_members: int) -> VGG:
-        """Build members; see `ImageClassifier`."""
         variant = _variant("alma_firefly_vgg", images, cfg)
         return VGG(*images, grown.channels, num_members, variant=variant)
 

@@ -122,7 +122,6 @@ class MixtureMLP(ImageNetwork):
         self.classifier = MemberLinear(1, width, num_classes)
 
     def forward(self, images: Tensor, generators: Sequence[Generator] = ()) -> Tensor:
-        """Classify images; see `ImageNetwork`."""
         x = _only_member(images).flatten(1)
         for block in self.blocks:
             x = block(x, generators)
@@ -150,7 +149,6 @@ class MixtureVGG(VGG):
         )
 
     def forward(self, images: Tensor, generators: Sequence[Generator] = ()) -> Tensor:
-        """Classify images; see `ImageNetwork`."""
         return super().forward(_only_member(images), generators)
 
 

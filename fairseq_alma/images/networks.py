@@ -90,13 +90,11 @@ class SideBySide(ImageNetwork):
         self.networks = nn.ModuleList(networks)
 
     def forward(self, images: Tensor, generators: Sequence[Generator] = ()) -> Tensor:
-        """Classify images; see `ImageNetwork`."""
         inputs = images if images.dim() == 5 else [images] * self.num_members
         own = [[each] for each in generators] if len(generators) > 1 else [generators] * self.num_members
         return torch.cat([network(*each) for network, *each in zip(self.networks, inputs, own, strict=True)])
 
     def reset_parameters(self, generators: Sequence[Generator]) -> None:
-        """Draw initial weights; see `ImageNetwork`."""
         for network, generator in zip(self.networks, generators, strict=True):
             reset_children(network, [generator])
 
@@ -276,7 +274,6 @@ class MLP(ImageNetwork):
         )
 
     def forward(self, images: Tensor, generators: Sequence[Generator] = ()) -> Tensor:
-        """Classify images; see `ImageNetwork`."""
         *hidden, last = self.layers
         x = images.flatten(-3)
         for layer in hidden:
@@ -355,7 +352,6 @@ class VGG(ImageNetwork):
                 module.initial_weights = variant.initial_weights
 
     def forward(self, images: Tensor, generators: Sequence[Generator] = ()) -> Tensor:
-        """Classify images; see `ImageNetwork`."""
         x = images.transpose(0, 1).flatten(1, 2) if images.dim() == 5 else images  # (B, N C, H, W) or (B, C, H, W)
         for layer, block in enumerate(self.blocks):
             x = block(x, generators)

@@ -134,7 +134,6 @@ class AlmaEnsemble(TrainedMembers, FairseqLanguageModel):
         return cls(EnsembleDecoder(task.source_dictionary, members, weights), embedded)
 
     def trained_members(self) -> Sequence[nn.Module]:
-        """Return the members."""
         return self.decoder.members
 
 

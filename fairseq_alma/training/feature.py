@@ -388,24 +388,20 @@ class Features:
         return {"predicts_with": self.predicts_with, **own}
 
     def prepare(self) -> None:
-        """Call `Feature.prepare`."""
         for each in self.each:
             each.prepare(self.setting)
 
     def begin(self, checkpoint: dict[str, Any]) -> None:
-        """Call `Feature.begin`."""
         for each in self.each:
             each.begin(checkpoint, self.setting)
 
     def wrap(self, model: "nn.Module") -> "nn.Module":
-        """Call `Feature.wrap`."""
         for each in self.each:
             model = each.wrap(model, self.setting)
         return model
 
     @contextlib.contextmanager
     def around_forward(self, model: "nn.Module") -> Iterator[None]:
-        """Call `Feature.around_forward`."""
         with contextlib.ExitStack() as contexts:
             for each in self.each:
                 contexts.enter_context(each.around_forward(model))
@@ -425,17 +421,14 @@ class Features:
         return call if self._overrides("around_forward") else function
 
     def before_step(self, optimizer: Any, update: int) -> None:
-        """Call `Feature.before_step`."""
         for each in self.each:
             each.before_step(optimizer, update)
 
     def after_step(self, model: "nn.Module", update: int) -> None:
-        """Call `Feature.after_step`."""
         for each in self.each:
             each.after_step(model, update)
 
     def count(self, logs: Sequence[Mapping[str, Any]]) -> None:
-        """Call `Feature.count`."""
         for each in self.each:
             each.count(logs)
 
@@ -458,7 +451,6 @@ class Features:
         return {key: value for each in self.each for key, value in each.state_dict().items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Call `Feature.load_state_dict`."""
         for each in self.each:
             each.load_state_dict(state)
 

@@ -231,7 +231,6 @@ class TensorBoardSink:
         self.shown: list[ArrivalPoint] = []
 
     def require(self) -> None:
-        """See `arrival_curves.Sink`."""
         if event_writer() is None:
             raise AlmaError(
                 f"{TENSORBOARD} {self.logdir}: TensorBoard is not installed; pip install tensorboard, or "
@@ -243,7 +242,6 @@ class TensorBoardSink:
             raise AlmaError(f"{TENSORBOARD} {self.logdir}: {error}; give a folder to write to") from error
 
     def write(self, points: Sequence[ArrivalPoint]) -> None:
-        """See `arrival_curves.Sink`."""
         pairs = zip(self.shown, points, strict=False)
         num_same = len([*itertools.takewhile(lambda pair: pair[0] == pair[1], pairs)])
         if self.file is not None and num_same == len(points):
@@ -338,7 +336,6 @@ class WandbSink:
         self.project = project
 
     def require(self) -> None:
-        """See `arrival_curves.Sink`."""
         found = importlib.util.find_spec("wandb")
         # Weights & Biases makes a folder of its own name, which can be imported, and is of no use.
         if found is None or found.origin is None:
@@ -349,7 +346,6 @@ class WandbSink:
         self.write([])
 
     def write(self, points: Sequence[ArrivalPoint]) -> None:
-        """See `arrival_curves.Sink`."""
         import wandb
 
         identity = wandb_id(self.run.root / WANDB_RECORD)
