@@ -1,10 +1,13 @@
 """The stages for datatrove: the same stream as the command's to the last byte, whatever is killed."""
 
+import functools
 import gzip
 import os
 import random
+import shutil
 import signal
 import sys
+import sysconfig
 
 import fsspec
 import pytest
@@ -24,26 +27,39 @@ from data_prep.text.cluster import run_stages, stream_stages
 SIZES = ["--megabatches", "3", "--vocab-size", "300", "--shard-tokens", "3000"]
 
 
-@pytest.fixture(autouse=True)
-def small_pieces(monkeypatch):
+@pytest.fixture(autouse=True, scope="module")
+def small_pieces():
     """Cut what is small into pieces, so that several ranks have something to do."""
-    monkeypatch.setattr("data_prep.text.pieces.SMALLEST_PIECE", 20_000)
-    monkeypatch.setattr("data_prep.text.buckets._BUCKET_DOCUMENTS", 30)
-    monkeypatch.setattr("data_prep.text.buckets._PIECES_AT_ONCE", 2)
-    monkeypatch.setattr("data_prep.text.cluster.default_workers", lambda: 1)  # threads of tokenizers do not fork
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("data_prep.text.pieces.SMALLEST_PIECE", 20_000)
+        patch.setattr("data_prep.text.buckets._BUCKET_DOCUMENTS", 30)
+        patch.setattr("data_prep.text.buckets._PIECES_AT_ONCE", 2)
+        patch.setattr("data_prep.text.cluster.default_workers", lambda: 1)  # threads of tokenizers do not fork
+        # datatrove opens three logs a rank, for each of which loguru asks for all places of libraries: most of the time
+        patch.setattr("sysconfig.get_path", functools.cache(sysconfig.get_path))
+        yield
 
 
-@pytest.fixture
-def texts(tmp_path):
-    """A folder of two files of 400 documents together, of which 20 are there twice."""
+@pytest.fixture(scope="module")
+def made(small_pieces, tmp_path_factory):
+    """A folder of two files of 400 documents together, of which 20 are there twice, and the command's stream of it."""
+    folder = tmp_path_factory.mktemp("made")
     generator = random.Random(0)
     words = [f"{start}{end}" for start in ("ba", "co", "é") for end in ("n", "ming", "北")]
     documents = [" ".join(generator.choices(words, k=generator.randrange(3, 120))) for _ in range(400)]
-    (tmp_path / "texts").mkdir()
+    (folder / "texts").mkdir()
     for number in range(2):
         content = "\n\n".join(documents[number::2] + documents[:10])
-        (tmp_path / f"texts/{number}.txt").write_text(content)
-    return tmp_path / "texts"
+        (folder / f"texts/{number}.txt").write_text(content)
+    command(str(folder / "texts"), "--out", str(folder / "one"), *SIZES)
+    return folder
+
+
+@pytest.fixture
+def texts(made, tmp_path):
+    """The same texts, which may be altered, and beside them the command's stream, ``one``."""
+    shutil.copytree(made / "one", tmp_path / "one")
+    return shutil.copytree(made / "texts", tmp_path / "texts")
 
 
 def files_of(folder):
@@ -83,7 +99,6 @@ def run(inputs, out, *more, tasks=2, executor=OneByOne, work=None, **options):
     [(1, {}), (3, {}), (2, {"executor": LocalPipelineExecutor, "workers": 2, "start_method": "fork"})],
 )
 def test_ranks_make_what_the_command_makes(texts, tmp_path, tasks, options):
-    command(str(texts), "--out", str(tmp_path / "one"), *SIZES)
     run(texts, tmp_path / "stream", *SIZES, tasks=tasks, **options)
     assert files_of(tmp_path / "stream") == files_of(tmp_path / "one")
     assert len(files_of(tmp_path / "one")) > 15  # shards too
@@ -91,8 +106,7 @@ def test_ranks_make_what_the_command_makes(texts, tmp_path, tasks, options):
 
 def test_what_arrives_later_is_appended_as_the_command_appends_it(texts, tmp_path):
     (tmp_path / "later.txt").write_text("\n\n".join(f"{number} new words {number * 7919}" for number in range(90)))
-    for out in ("one", "stream"):
-        command(str(texts), "--out", str(tmp_path / out), *SIZES)
+    shutil.copytree(tmp_path / "one", tmp_path / "stream")
     more = ["--append", "--megabatches", "2"]
     command(str(tmp_path / "later.txt"), "--out", str(tmp_path / "one"), *more)
     run(tmp_path / "later.txt", tmp_path / "stream", *more)
@@ -113,10 +127,10 @@ def test_text_and_work_on_a_store_give_the_stream_of_files(texts, tmp_path, stor
     for name in ("0.txt", "1.txt.gz"):
         (texts / name).write_bytes(store.cat(f"/bucket/texts/{name}"))
     (texts / "1.txt").unlink()
-    command(str(texts), "--out", str(tmp_path / "one"), *SIZES)
+    command(str(texts), "--out", str(tmp_path / "packed"), *SIZES)
     for number, given in enumerate(("memory://bucket/texts/", "memory://bucket/*/*.txt*")):
         run(given, tmp_path / f"stream{number}", *SIZES, work=f"memory://bucket/work{number}/")
-        assert files_of(tmp_path / f"stream{number}") == files_of(tmp_path / "one")
+        assert files_of(tmp_path / f"stream{number}") == files_of(tmp_path / "packed")
     assert not list(tmp_path.glob("*work*"))
 
 
@@ -133,9 +147,9 @@ def test_tables_on_a_store_are_read_there(texts, tmp_path, store, form):
             with ipc.new_stream(file, table.schema) as writer:
                 writer.write_table(table)
     (tmp_path / f"a.{form}").write_bytes(store.cat(f"/bucket/tables/a.{form}"))
-    command(str(tmp_path / f"a.{form}"), "--out", str(tmp_path / "one"), *SIZES)
+    command(str(tmp_path / f"a.{form}"), "--out", str(tmp_path / "table"), *SIZES)
     run("memory://bucket/tables/", tmp_path / "stream", *SIZES)
-    assert files_of(tmp_path / "stream") == files_of(tmp_path / "one")
+    assert files_of(tmp_path / "stream") == files_of(tmp_path / "table")
 
 
 def test_a_store_that_changes_meanwhile_or_lacks_what_is_asked_for_is_one_line(texts, tmp_path, store):
@@ -175,7 +189,6 @@ def killed_when(stage, texts, out):
 
 
 def test_a_run_that_is_killed_in_each_stage_ends_with_the_same(texts, tmp_path):
-    command(str(texts), "--out", str(tmp_path / "one"), *SIZES)
     stages = stream_stages([str(texts), "--out", str(tmp_path / "stream"), *SIZES], str(tmp_path / "stream-work"))
     assert len(stages) > 10
     for stage in stages:
@@ -192,17 +205,7 @@ def test_a_stream_that_was_moved_but_not_published_is_written_again(texts, tmp_p
         patch.setattr("data_prep.build_folder.write_manifest", lambda *_: sys.exit(9))
         run(texts, tmp_path / "stream", *SIZES)
     run(texts, tmp_path / "stream", *SIZES)
-    command(str(texts), "--out", str(tmp_path / "one"), *SIZES)
     assert files_of(tmp_path / "stream") == files_of(tmp_path / "one")
-
-
-def test_all_again_does_nothing(texts, tmp_path):
-    run(texts, tmp_path / "stream", *SIZES)
-    before = (tmp_path / "stream/stream.json").stat().st_mtime_ns
-    run(texts, tmp_path / "stream", *SIZES)
-    os.rename(tmp_path / "stream-logs", tmp_path / "lost")
-    run(texts, tmp_path / "stream", *SIZES)
-    assert (tmp_path / "stream/stream.json").stat().st_mtime_ns == before
 
 
 def test_bad_text_is_one_line_and_nothing_is_published(texts, tmp_path):
@@ -231,8 +234,13 @@ def test_what_cannot_be_is_refused_in_one_line(texts, tmp_path, monkeypatch, inp
         run(inputs, tmp_path / "stream", "--megabatches", "2", *more)
 
 
-def test_a_work_folder_of_another_command_or_of_other_input_is_refused(texts, tmp_path):
+def test_all_again_does_nothing_and_the_work_serves_no_other_command_or_input(texts, tmp_path):
     run(texts, tmp_path / "stream", *SIZES)
+    before = (tmp_path / "stream/stream.json").stat().st_mtime_ns
+    run(texts, tmp_path / "stream", *SIZES)
+    os.rename(tmp_path / "stream-logs", tmp_path / "lost")
+    run(texts, tmp_path / "stream", *SIZES)
+    assert (tmp_path / "stream/stream.json").stat().st_mtime_ns == before
     words, work = [str(texts), "--out", str(tmp_path / "stream"), *SIZES], str(tmp_path / "stream-work")
     for stage in stream_stages([*words, "--seed", "2"], work):
         with pytest.raises(AlmaError, match="holds the work of a command with other options"):
