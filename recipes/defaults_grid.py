@@ -23,11 +23,11 @@ from ladder import Claim
 
 from fairseq_alma.cli.entry import command
 from fairseq_alma.data.stream import Stream
-from fairseq_alma.data.token_file import NUM_FAIRSEQ_SYMBOLS
+from fairseq_alma.data.tokens import NUM_FAIRSEQ_SYMBOLS
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.files import write_json_atomically
 from fairseq_alma.report.read_run import RunTable, read_run
-from fairseq_alma.report.table import render_markdown
+from fairseq_alma.report.spelling import render_markdown
 from fairseq_alma.text import speed
 from fairseq_alma.text.model_size import LENGTH, Shape, Speed, Wish, by_time, shapes
 from fairseq_alma.text.recipe import RATE

@@ -30,7 +30,7 @@ from fairseq_alma.errors import AlmaError
 from fairseq_alma.report.finding import Spread, half_interval, half_width
 from fairseq_alma.report.paper import paper_tables
 from fairseq_alma.report.read_run import RunTable
-from fairseq_alma.report.table import render_markdown
+from fairseq_alma.report.spelling import render_markdown
 
 LAST = ladder.MEGABATCHES - 1
 PAPER_SIZE, PAPER_PARAMS = "base", 65_000_000

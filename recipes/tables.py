@@ -36,7 +36,7 @@ from fairseq_alma.report.experiment import Experiment, experiments, names_of
 from fairseq_alma.report.finding import Spread, difference, half_interval, is_close
 from fairseq_alma.report.findings import all_findings
 from fairseq_alma.report.read_run import RunTable, read_run, rows_of
-from fairseq_alma.report.table import Table, render_markdown
+from fairseq_alma.report.spelling import Table, render_markdown
 from fairseq_alma.report.tables import MEASURES, all_tables, summary_table
 from fairseq_alma.report.write_report import findings_markdown
 

@@ -22,7 +22,7 @@ from data_prep.images.formats import read_array_pickle, read_idx
 from data_prep.text.pieces import documents_of
 from data_prep.text.source import find_sources
 from fairseq_alma.checkpoints.checkpoint_file import read_checkpoint
-from fairseq_alma.data.tokenizer import StreamTokenizer
+from fairseq_alma.data.tokens import StreamTokenizer
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.growth.gate_tree import parse_gate_trees
 from fairseq_alma.images.model_store import read_unfinished

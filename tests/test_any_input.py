@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from fairseq_alma.data.image_stream import ImageStream, read_npy, write_image_stream
 from fairseq_alma.data.stream import Stream
-from fairseq_alma.data.token_file import TokenFile, TokenFileWriter
+from fairseq_alma.data.tokens import TokenFile, TokenFileWriter
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.runs.run_folder import RunFolder
 from fairseq_alma.watch.progress import read_clock

@@ -50,7 +50,7 @@ from fairseq_alma.data.stream import (
     file_sha256,
     in_order,
 )
-from fairseq_alma.data.tokenizer import TOKENIZER_FOLDER, StreamTokenizer, find_tokenizer_file
+from fairseq_alma.data.tokens import TOKENIZER_FOLDER, StreamTokenizer, find_tokenizer_file
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.terminal import tell
 

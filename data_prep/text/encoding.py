@@ -24,8 +24,7 @@ from data_prep.text.pool import Progress
 from data_prep.text.training import HELD_OUT_NGRAMS, tokenizer_of
 from fairseq_alma.data.ngrams import NgramHasher, NgramSet
 from fairseq_alma.data.stream import TOKEN_SUFFIXES, Split, StreamFile, holdout_name, megabatch_name, shard_name
-from fairseq_alma.data.token_file import EOS, NUM_FAIRSEQ_SYMBOLS, TokenFileWriter, id_dtype
-from fairseq_alma.data.tokenizer import StreamTokenizer
+from fairseq_alma.data.tokens import EOS, NUM_FAIRSEQ_SYMBOLS, StreamTokenizer, TokenFileWriter, id_dtype
 
 # Each alternative starts at a cut, if the text before it ended at one, and ends at one:
 _CHUNK = re.compile(

@@ -16,7 +16,7 @@ from data_prep.text.options import AUTO, vocab_size_for
 from data_prep.text.passes import PassProgress, SingleStep, Step, Work
 from data_prep.text.pool import Progress
 from fairseq_alma.data.ngrams import NgramHasher, distinct, held_out_ngrams
-from fairseq_alma.data.tokenizer import FILE_NAMES, StreamTokenizer
+from fairseq_alma.data.tokens import FILE_NAMES, StreamTokenizer
 from fairseq_alma.errors import AlmaError
 
 HELD_OUT_NGRAMS = "held-out-ngrams.npy"

@@ -11,10 +11,10 @@ from fairseq_alma.checkpoints.checkpoint_file import Checkpoint, find_average
 from fairseq_alma.checkpoints.maximal_update import BASE_WIDTH
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.growth.gate_tree import format_gate_trees
-from fairseq_alma.growth.plan import MixtureGrowth
 from fairseq_alma.growth.tensors import (
     EXPERT_TENSORS,
     GATE_TENSOR,
+    MixtureGrowth,
     SizeGrowth,
     copied_units,
     enlarge_optimizer_state,

@@ -24,8 +24,7 @@ from data_prep.text.pieces import Source, documents_of
 from data_prep.text.source import find_sources
 from fairseq_alma.cli.entry import Parser, command
 from fairseq_alma.data.stream import MANIFEST, Split, Stream, file_sha256, holdout_name
-from fairseq_alma.data.token_file import NUM_FAIRSEQ_SYMBOLS
-from fairseq_alma.data.tokenizer import StreamTokenizer
+from fairseq_alma.data.tokens import NUM_FAIRSEQ_SYMBOLS, StreamTokenizer
 from fairseq_alma.errors import AlmaError, printable
 from fairseq_alma.files import (
     WorkFolder,

@@ -11,8 +11,7 @@ from typing import Iterator, Optional, Sequence
 import numpy as np
 
 from fairseq_alma.data.stream import Stream
-from fairseq_alma.data.token_file import NUM_FAIRSEQ_SYMBOLS, TokenFile
-from fairseq_alma.data.tokenizer import StreamTokenizer
+from fairseq_alma.data.tokens import NUM_FAIRSEQ_SYMBOLS, StreamTokenizer, TokenFile
 
 HELD_OUT = ("valid", "test")
 DEFAULT_NGRAM = 13

@@ -21,8 +21,7 @@ from fairseq_alma.checkpoints.architecture import EXTRA_POSITIONS, Size, check_m
 from fairseq_alma.checkpoints.checkpoint_file import DICTIONARY_KEY, Checkpoint, untrained_checkpoint
 from fairseq_alma.checkpoints.model_options import one_expert_options
 from fairseq_alma.data.stream import Stream
-from fairseq_alma.data.token_file import NUM_FAIRSEQ_SYMBOLS
-from fairseq_alma.data.tokenizer import StreamTokenizer
+from fairseq_alma.data.tokens import NUM_FAIRSEQ_SYMBOLS, StreamTokenizer
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.exchange.exported_folder import read_tensors, refuse_special
 from fairseq_alma.files import Name, as_record, read_json_object

@@ -19,8 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fairseq_alma.checkpoints.checkpoint_file import read_checkpoint
-from fairseq_alma.data.token_file import EOS, NUM_FAIRSEQ_SYMBOLS
-from fairseq_alma.data.tokenizer import StreamTokenizer
+from fairseq_alma.data.tokens import EOS, NUM_FAIRSEQ_SYMBOLS, StreamTokenizer
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.exchange.exported_folder import (
     TOKENIZER,

@@ -27,8 +27,7 @@ from fairseq_alma.checkpoints.checkpoint_file import Checkpoint, read_checkpoint
 from fairseq_alma.checkpoints.ensemble_file import embedded
 from fairseq_alma.checkpoints.model_facts import ModelFacts, describe_model
 from fairseq_alma.data.stream import Side, Split, Stream
-from fairseq_alma.data.token_file import NUM_FAIRSEQ_SYMBOLS, TokenFile
-from fairseq_alma.data.tokenizer import FAIRSEQ_SYMBOLS, StreamTokenizer
+from fairseq_alma.data.tokens import FAIRSEQ_SYMBOLS, NUM_FAIRSEQ_SYMBOLS, StreamTokenizer, TokenFile
 from fairseq_alma.errors import AlmaError, printable
 from fairseq_alma.exchange.exported_folder import (
     AUTO_MAP,

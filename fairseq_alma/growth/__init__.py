@@ -3,4 +3,4 @@
 EXPERT_METHODS = ("copy", "split", "scratch")
 LAYER_METHODS = ("zero", "last", "interpolated")
 SELECTIONS = ("loss", "usage", "worst", "random")
-"""How parents of new experts are chosen; see `plan.select_experts`."""
+"""How parents of new experts are chosen; see `tensors.select_experts`."""

@@ -19,8 +19,7 @@ import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 
 from fairseq_alma.growth.gate_tree import GateTree
-from fairseq_alma.growth.plan import MixtureGrowth, grow_mixture
-from fairseq_alma.growth.tensors import gather_slices
+from fairseq_alma.growth.tensors import MixtureGrowth, gather_slices, grow_mixture
 
 
 class Routing(NamedTuple):

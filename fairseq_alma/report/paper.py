@@ -21,8 +21,18 @@ from fairseq_alma.learners.learner import LEARNERS
 from fairseq_alma.report.experiment import Experiment, controls, sizes_in_order
 from fairseq_alma.report.finding import Spread
 from fairseq_alma.report.read_run import TERA, RunRows, RunTable, rows_of
-from fairseq_alma.report.spelling import TEXT, said, show_count, show_params, usual_init
-from fairseq_alma.report.table import NOTHING, Cell, Table, count_cell, number_cell
+from fairseq_alma.report.spelling import (
+    NOTHING,
+    TEXT,
+    Cell,
+    Table,
+    count_cell,
+    number_cell,
+    said,
+    show_count,
+    show_params,
+    usual_init,
+)
 
 FIGURE_TITLE = "the paper's results (Table 2)"
 SIZES = ("base", "large")

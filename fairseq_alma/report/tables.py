@@ -28,21 +28,19 @@ from fairseq_alma.report.spelling import (
     IMAGES,
     MAX_UPDATE,
     NOT_YET,
+    NOTHING,
     TEXT,
     WAITING,
-    said,
-    show_count,
-    show_number,
-    show_power,
-)
-from fairseq_alma.report.table import (
-    NOTHING,
     Cell,
     Table,
     count_cell,
     interval_cell,
     mark_best,
     number_cell,
+    said,
+    show_count,
+    show_number,
+    show_power,
     spread_cell,
 )
 from fairseq_alma.training.feature import FEATURES

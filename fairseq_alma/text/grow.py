@@ -24,9 +24,8 @@ from fairseq_alma.data.stream import Stream
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.growth import LAYER_METHODS
 from fairseq_alma.growth.gate_tree import GateTree, format_gate_trees, has_experts
-from fairseq_alma.growth.plan import grow_mixture, select_experts
 from fairseq_alma.growth.sizes import POSITIONS, DepthGrowth, WidthGrowth, grow_depth, require_wider
-from fairseq_alma.growth.tensors import SizeGrowth
+from fairseq_alma.growth.tensors import SizeGrowth, grow_mixture, select_experts
 from fairseq_alma.moe.dispatch import ExpertLosses
 from fairseq_alma.options import flag
 from fairseq_alma.runs.lookup import stream_of

@@ -16,7 +16,7 @@ from typing import Any, Mapping, NamedTuple, Optional, Sequence
 
 from fairseq_alma.checkpoints.model_options import SWITCH_SIZES
 from fairseq_alma.data.stream import Stream
-from fairseq_alma.data.token_file import NUM_FAIRSEQ_SYMBOLS
+from fairseq_alma.data.tokens import NUM_FAIRSEQ_SYMBOLS
 from fairseq_alma.learners.learner import Stage
 from fairseq_alma.options import group_words
 from fairseq_alma.terminal import spell_duration

@@ -52,7 +52,7 @@ from fairseq_alma.checkpoints.checkpoint_file import DICTIONARY_KEY, read_checkp
 from fairseq_alma.checkpoints.ensemble_file import check_dictionary
 from fairseq_alma.checkpoints.model_options import from_weights
 from fairseq_alma.data.stream import Stream, megabatch_of_slice
-from fairseq_alma.data.tokenizer import StreamTokenizer
+from fairseq_alma.data.tokens import StreamTokenizer
 from fairseq_alma.errors import AlmaError, in_one_line
 from fairseq_alma.learners.learner import StageOptions, stage_ending_with
 from fairseq_alma.moe.short_copies import batch_of_update

@@ -21,8 +21,7 @@ from typing import Iterator
 from data_prep.text.pieces import documents_of
 from data_prep.text.source import find_sources
 from fairseq_alma.data.stream import Stream
-from fairseq_alma.data.token_file import TokenFile
-from fairseq_alma.data.tokenizer import StreamTokenizer
+from fairseq_alma.data.tokens import StreamTokenizer, TokenFile
 
 NEVER = Path("standard-input-is-not-used")
 

@@ -30,7 +30,7 @@ import torch.nn.functional as F
 
 import fairseq_alma
 from fairseq_alma.data.stream import Stream
-from fairseq_alma.data.token_file import NUM_FAIRSEQ_SYMBOLS, TokenFile
+from fairseq_alma.data.tokens import NUM_FAIRSEQ_SYMBOLS, TokenFile
 from fairseq_alma.training.average import WeightAverage
 
 PAD = 1

@@ -14,7 +14,7 @@ from fairseq.models import FairseqLanguageModel
 
 from fairseq_alma.cli.ensemble import main
 from fairseq_alma.data.stream import Stream
-from fairseq_alma.data.token_file import TokenFile
+from fairseq_alma.data.tokens import TokenFile
 from tests import scripts
 from tests.kills.learners import write_text
 from tests.models.ensembles import load, save_member, switch_config

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from fairseq_alma.data.stream import StreamFile
-from fairseq_alma.data.token_file import TokenFile, TokenFileWriter, id_dtype
+from fairseq_alma.data.tokens import TokenFile, TokenFileWriter, id_dtype
 from fairseq_alma.errors import AlmaError
 
 SEQUENCES = [[4, 5, 2], [2], [65000, 7, 8, 9, 2]]

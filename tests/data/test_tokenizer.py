@@ -3,7 +3,7 @@
 import pytest
 
 from data_prep.text.training import train_tokenizer
-from fairseq_alma.data.tokenizer import FILE_NAMES, StreamTokenizer, find_tokenizer_file
+from fairseq_alma.data.tokens import FILE_NAMES, StreamTokenizer, find_tokenizer_file
 from fairseq_alma.errors import AlmaError
 
 TEXT = "The cat's  whiskers,\n\n\tthe “dog” – naïve 北京 🙂 </s> <unk> #fairseq:overwrite 1990s\u2028\u00a0end"

@@ -19,8 +19,7 @@ from data_prep.text.command import main
 from data_prep.text.passes import Folder
 from fairseq_alma.data.ngrams import read_split
 from fairseq_alma.data.stream import Stream, file_sha256
-from fairseq_alma.data.token_file import TokenFile
-from fairseq_alma.data.tokenizer import StreamTokenizer
+from fairseq_alma.data.tokens import StreamTokenizer, TokenFile
 from fairseq_alma.errors import AlmaError
 from tests.forked import wait_until
 

@@ -9,7 +9,7 @@ import pytest
 
 from data_prep.text.encoding import DocumentEncoder
 from data_prep.text.training import train_tokenizer
-from fairseq_alma.data.tokenizer import StreamTokenizer
+from fairseq_alma.data.tokens import StreamTokenizer
 
 UINT16 = np.dtype("uint16")
 PIECES = [

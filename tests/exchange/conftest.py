@@ -10,8 +10,7 @@ from data_prep.text.command import main as prep_text
 from fairseq_alma.checkpoints.checkpoint_file import read_checkpoint, write_checkpoint
 from fairseq_alma.cli.export import main as export
 from fairseq_alma.data.stream import Stream
-from fairseq_alma.data.token_file import TokenFile
-from fairseq_alma.data.tokenizer import StreamTokenizer
+from fairseq_alma.data.tokens import StreamTokenizer, TokenFile
 from tests.models.ensembles import save_ensemble, save_member, switch_config, transformer_config, umix_config
 
 TEXT = "the cat sat on a mat while naïve dogs <barked> at 42 moons – 北京 🙂 </s> and <unk> was never known"

@@ -17,7 +17,7 @@ from fairseq_alma.cli.grow import main as grow
 from fairseq_alma.cli.import_model import main
 from fairseq_alma.cli.stream import main as alma_stream
 from fairseq_alma.data.stream import Stream
-from fairseq_alma.data.tokenizer import StreamTokenizer
+from fairseq_alma.data.tokens import StreamTokenizer
 from fairseq_alma.errors import AlmaError
 from tests import scripts
 from tests.exchange.conftest import exported

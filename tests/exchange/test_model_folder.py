@@ -10,8 +10,7 @@ from transformers import AutoTokenizer
 
 from fairseq_alma.cli.export import main
 from fairseq_alma.data.stream import Stream
-from fairseq_alma.data.token_file import TokenFile
-from fairseq_alma.data.tokenizer import StreamTokenizer
+from fairseq_alma.data.tokens import StreamTokenizer, TokenFile
 from tests.exchange.conftest import EOS, KINDS, LONGEST, PAD, exported, save
 from tests.models.ensembles import load, switch_config
 

@@ -11,8 +11,7 @@ from fairseq_cli import eval_lm
 from fairseq_alma.cli.generate import main as generate
 from fairseq_alma.cli.score import main
 from fairseq_alma.data.stream import Stream
-from fairseq_alma.data.token_file import TokenFile
-from fairseq_alma.data.tokenizer import StreamTokenizer
+from fairseq_alma.data.tokens import StreamTokenizer, TokenFile
 from fairseq_alma.exchange.load_model import cut, load_model
 from tests.exchange.conftest import EOS, LONGEST
 from tests.models.ensembles import load

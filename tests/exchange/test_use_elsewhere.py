@@ -138,7 +138,7 @@ def test_what_is_saved_with_the_package_imported_needs_it_no_more_and_anybody_ma
 
 def test_experts_take_no_more_than_their_capacity_in_training(folders, checkpoints, stream, test_ids):
     """In training mode, without dropout, logits are those of the model here: overflow is dropped in the same order."""
-    from fairseq_alma.data.tokenizer import StreamTokenizer
+    from fairseq_alma.data.tokens import StreamTokenizer
     from tests.models.ensembles import load
 
     real = load(checkpoints["switch"], StreamTokenizer.open(stream).vocab_size).train()

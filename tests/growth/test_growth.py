@@ -4,8 +4,15 @@ import torch
 from fairseq_alma.checkpoints.checkpoint_growth import GrowthStep, grow_checkpoint
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.growth.gate_tree import GateTree
-from fairseq_alma.growth.plan import grow_mixture, select_experts
-from fairseq_alma.growth.tensors import EXPERT_TENSORS, GATE_TENSOR, gather_slices, grow_optimizer_state, grow_tensor
+from fairseq_alma.growth.tensors import (
+    EXPERT_TENSORS,
+    GATE_TENSOR,
+    gather_slices,
+    grow_mixture,
+    grow_optimizer_state,
+    grow_tensor,
+    select_experts,
+)
 from fairseq_alma.moe.gate import ParallelGate
 from fairseq_alma.moe.switch_layer import SwitchLayer
 

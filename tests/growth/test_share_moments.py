@@ -5,8 +5,7 @@ import torch
 
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.growth.gate_tree import GateTree
-from fairseq_alma.growth.plan import grow_mixture
-from fairseq_alma.growth.tensors import EXPERT_TENSORS, GATE_TENSOR, grow_optimizer_state, share_moments
+from fairseq_alma.growth.tensors import EXPERT_TENSORS, GATE_TENSOR, grow_mixture, grow_optimizer_state, share_moments
 from tests.growth.test_growth import grown_layer, layer_of
 
 SPLIT = grow_mixture(GateTree.flat(2), "split", [1])

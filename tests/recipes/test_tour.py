@@ -11,8 +11,7 @@ import fairseq_alma
 from data_prep.corpus import main as fetch
 from fairseq_alma.cli import front_door
 from fairseq_alma.data.stream import Stream
-from fairseq_alma.data.token_file import TokenFile
-from fairseq_alma.data.tokenizer import StreamTokenizer
+from fairseq_alma.data.tokens import StreamTokenizer, TokenFile
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.exchange.load_model import score_texts
 

@@ -4,8 +4,16 @@ import io
 from pandas import DataFrame
 
 from fairseq_alma.report.finding import Spread
-from fairseq_alma.report.spelling import show_count, show_number, show_power
-from fairseq_alma.report.table import NOTHING, Cell, Table, mark_best, render_markdown
+from fairseq_alma.report.spelling import (
+    NOTHING,
+    Cell,
+    Table,
+    mark_best,
+    render_markdown,
+    show_count,
+    show_number,
+    show_power,
+)
 
 
 def test_a_markdown_table_is_aligned():

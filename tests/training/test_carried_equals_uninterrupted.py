@@ -23,8 +23,14 @@ from fairseq_alma.checkpoints import AVERAGE
 from fairseq_alma.checkpoints.checkpoint_file import find_average
 from fairseq_alma.cli.grow import main as grow
 from fairseq_alma.cli.stream import main as stream_command
-from fairseq_alma.growth.plan import grow_mixture
-from fairseq_alma.growth.tensors import EXPERT_TENSORS, GATE_TENSOR, grow_state, grow_tensor, share_moments
+from fairseq_alma.growth.tensors import (
+    EXPERT_TENSORS,
+    GATE_TENSOR,
+    grow_mixture,
+    grow_state,
+    grow_tensor,
+    share_moments,
+)
 from fairseq_alma.text.task import AlmaLMTask
 from fairseq_alma.training.average import WeightAverage
 from tests.forked import group_options, together
