@@ -324,7 +324,7 @@ class DecoderLayer(nn.Module):
             x: (B, T, M).
             padding: (B, T) bool, True where a token is padding, or None without padding.
             incremental_state: cache of the attention.
-            kept: which values of the two branches dropout keeps; see `dropout.draw_kept`.
+            kept: which values of the two branches dropout keeps; see `draw_kept`.
             numbers: as in `dispatch_tokens`.
 
         Returns:
