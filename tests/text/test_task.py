@@ -1,5 +1,6 @@
 import logging
 import shutil
+import signal
 import sys
 
 import numpy as np
@@ -9,9 +10,14 @@ from fairseq import tasks
 from fairseq.data import data_utils
 from torch._inductor.exc import InvalidCxxCompiler
 
+from data_prep.text.command import main as prepare_text
 from fairseq_alma.data.stream import Stream
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.text.task import ensure_printed
+from tests.kills.crashes import Crash
+from tests.kills.launch import launch
+from tests.kills.learners import Learner, make_stream
+from tests.runs.results import stage_records
 from tests.scripts import run_script
 from tests.text.stock_commands import evaluate, prepare_stream, train_model, training_config
 
@@ -215,3 +221,28 @@ def test_a_logger_that_prints_already_gets_no_second_handler():
     logger.addHandler(logging.StreamHandler(sys.stdout))
     ensure_printed(logger)
     assert len(logger.handlers) == 1
+
+
+@pytest.mark.slow
+def test_a_run_on_shards_that_is_killed_and_resumed_is_the_run_on_one_file_for_each_set(tmp_path):
+    streams = [make_stream("text", tmp_path), tmp_path / "shards"]
+    sizes = ["--vocab-size", "256", "--valid-words", "100", "--test-words", "100", "--workers", "1"]
+    prepare = [str(tmp_path / "text.txt"), "--out", str(streams[1]), "--megabatches", "2", *sizes]
+    assert prepare_text([*prepare, "--shard-tokens", "300"]) in (None, 0)
+    assert len(Stream.open(streams[1]).megabatch(0).files) > 4
+    learner, log = Learner("text", "sm"), tmp_path / "log"
+
+    def begin(name, stream, *crash):
+        run = tmp_path / name
+        return launch(learner.arguments(stream, run), log, Crash(run, tmp_path / "journal", *crash))
+
+    assert begin("whole", streams[0]) == 0, log.read_text()
+    second = r"/stage-001/member-0/checkpoint_\d+_4\.pt"
+    assert begin("cut", streams[1], 1, "kill", second) == -signal.SIGKILL, log.read_text()
+    assert not (tmp_path / "cut/stage-001/stage.json").exists()
+    assert begin("cut", streams[1]) == 0, log.read_text()
+    records = [[{**each, "wall_seconds": 0} for each in stage_records(tmp_path / name)] for name in ("whole", "cut")]
+    assert len(records[0]) == 2 and records[0] == records[1]
+    last = "stage-001/member-0/checkpoint_last.pt"
+    one, other = (torch.load(tmp_path / name / last, weights_only=True)["model"] for name in ("whole", "cut"))
+    assert one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
