@@ -6,6 +6,7 @@ Light: alma-stream looks at the words after ``--`` without torch or fairseq.
 """
 
 from dataclasses import MISSING, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Mapping, Optional, Union
 
@@ -23,6 +24,8 @@ _FREQUENCY = whole(0, MAX_SIZE)  # of layers with experts
 _USUAL_FREQUENCY = 2
 SHARE, FACTOR = real(0, 1), real(0, 1e6)
 TEXT, IMAGES = ("text",), ("images",)
+of_text, shape_of_text = partial(opt, kinds=TEXT), partial(opt, kinds=TEXT, shape=True)
+shape_of_images = partial(opt, kinds=IMAGES, shape=True)
 ACTIVATIONS = ("relu", "gelu", "gelu_fast", "gelu_accurate", "tanh", "linear")
 SWITCH_SIZES = {
     "alma_switch_lm": {"layers": 6, "embed_dim": 512, "ffn_embed_dim": 2048, "attention_heads": 8},
@@ -37,79 +40,57 @@ SWITCH_SIZES = {
 class TransformerOptions(Options):
     """What language models have in common; names as fairseq's ``transformer_lm`` has them."""
 
-    activation_fn: str = opt(
-        "relu", "activation function of the feed-forward layers", choices=ACTIVATIONS, kinds=TEXT, shape=True
+    activation_fn: str = shape_of_text("relu", "activation function of the feed-forward layers", choices=ACTIVATIONS)
+    dropout: float = of_text(0.1, "dropout probability", range=SHARE)
+    attention_dropout: float = of_text(0.0, "dropout probability for attention weights", range=SHARE)
+    activation_dropout: float = of_text(
+        0.0, "dropout probability after the activation in feed-forward layers and experts", range=SHARE
     )
-    dropout: float = opt(0.1, "dropout probability", range=SHARE, kinds=TEXT)
-    attention_dropout: float = opt(0.0, "dropout probability for attention weights", range=SHARE, kinds=TEXT)
-    activation_dropout: float = opt(
-        0.0, "dropout probability after the activation in feed-forward layers and experts", range=SHARE, kinds=TEXT
-    )
-    decoder_embed_dim: int = opt(512, "model dimension", range=SIZE, kinds=TEXT, shape=True)
-    decoder_ffn_embed_dim: int = opt(
-        2048, "hidden dimension of feed-forward layers and experts", range=SIZE, kinds=TEXT, shape=True
-    )
-    decoder_layers: int = opt(6, "number of layers", range=LAYERS, kinds=TEXT, shape=True)
-    decoder_attention_heads: int = opt(8, "number of attention heads", range=SIZE, kinds=TEXT, shape=True)
+    decoder_embed_dim: int = shape_of_text(512, "model dimension", range=SIZE)
+    decoder_ffn_embed_dim: int = shape_of_text(2048, "hidden dimension of feed-forward layers and experts", range=SIZE)
+    decoder_layers: int = shape_of_text(6, "number of layers", range=LAYERS)
+    decoder_attention_heads: int = shape_of_text(8, "number of attention heads", range=SIZE)
 
 
 @dataclass(frozen=True)
 class SwitchOptions(Options):
     """What Switch language models have beside these."""
 
-    decoder_sinusoidal_pos: bool = opt(
-        False, "use sinusoidal rather than learned positional embeddings", kinds=TEXT, shape=True
+    decoder_sinusoidal_pos: bool = shape_of_text(False, "use sinusoidal rather than learned positional embeddings")
+    no_scale_embedding: bool = shape_of_text(
+        False, "do not multiply embeddings by the square root of the model dimension"
     )
-    no_scale_embedding: bool = opt(
-        False, "do not multiply embeddings by the square root of the model dimension", kinds=TEXT, shape=True
-    )
-    mup: bool = opt(
+    mup: bool = shape_of_text(
         False,
         "maximal-update parametrization, in which the best learning rate moves less with width and number of layers; "
         "the usual one at the size of alma_switch_lm_tiny",
-        kinds=TEXT,
-        shape=True,
     )
-    num_experts: Optional[int] = opt(
+    num_experts: Optional[int] = shape_of_text(
         None,
         "experts in each Switch layer; 1 makes the model dense; default: as many as the checkpoint that training "
         "starts from (--finetune-from-model, --restore-file) has, else 4",
         range=whole(1, MAX_EXPERTS),
-        kinds=TEXT,
-        shape=True,
     )
-    moe_freq: int = opt(
-        _USUAL_FREQUENCY,
-        "put a Switch layer in place of every n-th feed-forward layer; 0: nowhere",
-        range=_FREQUENCY,
-        kinds=TEXT,
-        shape=True,
+    moe_freq: int = shape_of_text(
+        _USUAL_FREQUENCY, "put a Switch layer in place of every n-th feed-forward layer; 0: nowhere", range=_FREQUENCY
     )
-    capacity_factor: float = opt(
-        1.0,
-        "training: tokens an expert takes, as a multiple of an even share; 0: no limit",
-        range=FACTOR,
-        kinds=TEXT,
+    capacity_factor: float = of_text(
+        1.0, "training: tokens an expert takes, as a multiple of an even share; 0: no limit", range=FACTOR
     )
-    eval_capacity_factor: float = opt(0.0, "the same at test; 0: no token is ever dropped", range=FACTOR, kinds=TEXT)
-    balance_loss_weight: float = opt(
-        0.01, "weight of the load-balancing loss, summed over Switch layers", range=FACTOR, kinds=TEXT
+    eval_capacity_factor: float = of_text(0.0, "the same at test; 0: no token is ever dropped", range=FACTOR)
+    balance_loss_weight: float = of_text(
+        0.01, "weight of the load-balancing loss, summed over Switch layers", range=FACTOR
     )
-    gate_trees: Optional[str] = opt(
+    gate_trees: Optional[str] = shape_of_text(
         None,
         "JSON: for each Switch layer its gate's tree of choices, as alma-grow prints it; empty: flat; default: that "
         "of the checkpoint that training starts from, else flat",
-        kinds=TEXT,
-        shape=True,
     )
-    checkpoint_activations: bool = opt(
-        False, "recompute layers in the backward pass: less memory, more time", kinds=TEXT
-    )
-    compile: bool = opt(
+    checkpoint_activations: bool = of_text(False, "recompute layers in the backward pass: less memory, more time")
+    compile: bool = of_text(
         False,
         "let torch.compile fuse what model and criterion do in training, which begins minutes later; for a GPU, with "
         "--autocast bf16 and a capacity limit. Needs a compiler (Triton on a GPU, a C++ compiler on a CPU)",
-        kinds=TEXT,
     )
 
 
@@ -117,8 +98,8 @@ class SwitchOptions(Options):
 class LengthOptions(Options):
     """What language models take from the task: the longest sequence."""
 
-    tokens_per_sample: Optional[int] = opt(None, "length of a sequence, in tokens", range=SIZE, kinds=TEXT)
-    max_target_positions: Optional[int] = opt(None, "the longest sequence, in tokens", range=SIZE, kinds=TEXT)
+    tokens_per_sample: Optional[int] = of_text(None, "length of a sequence, in tokens", range=SIZE)
+    max_target_positions: Optional[int] = of_text(None, "the longest sequence, in tokens", range=SIZE)
 
 
 @dataclass(frozen=True)
@@ -142,29 +123,23 @@ class JointOptions(Options):
 class MLPOptions(Options):
     """Of a fully connected network, of mixtures or not."""
 
-    width: int = opt(
-        64, "neurons of each hidden layer, or of each expert; the paper: 4 to 64", range=SIZE, kinds=IMAGES, shape=True
-    )
-    hidden_layers: int = opt(2, "number of hidden layers", range=LAYERS, kinds=IMAGES, shape=True)
+    width: int = shape_of_images(64, "neurons of each hidden layer, or of each expert; the paper: 4 to 64", range=SIZE)
+    hidden_layers: int = shape_of_images(2, "number of hidden layers", range=LAYERS)
 
 
 @dataclass(frozen=True)
 class VGGVariantOptions(Options):
     """In which the VGG network here and that of the paper's released code differ; the text leaves them open."""
 
-    last_pool: str = opt(
+    last_pool: str = shape_of_images(
         "mean",
         "behind the last convolution: mean over the image; max: a fifth max pooling, as in the paper's released code",
         choices=("mean", "max"),
-        kinds=IMAGES,
-        shape=True,
     )
-    initial_weights: str = opt(
+    initial_weights: str = shape_of_images(
         "he",
         "of convolutions: he, fan-out, as VGG; default: torch's, as the paper's released code",
         choices=("he", "default"),
-        kinds=IMAGES,
-        shape=True,
     )
 
 
@@ -172,12 +147,8 @@ class VGGVariantOptions(Options):
 class VGGOptions(Options):
     """Of a VGG network, of mixtures or not."""
 
-    channels: int = opt(
-        32,
-        "feature maps of every layer (of each expert; before any growth); the paper: 4 to 64",
-        range=SIZE,
-        kinds=IMAGES,
-        shape=True,
+    channels: int = shape_of_images(
+        32, "feature maps of every layer (of each expert; before any growth); the paper: 4 to 64", range=SIZE
     )
 
 
@@ -185,11 +156,8 @@ class VGGOptions(Options):
 class GrownVGGOptions(Options):
     """Of a VGG network that grows."""
 
-    layer_channels: str = opt(
-        "",
-        "feature maps of each layer, sixteen numbers with commas; growth writes it; empty: --channels",
-        kinds=IMAGES,
-        shape=True,
+    layer_channels: str = shape_of_images(
+        "", "feature maps of each layer, sixteen numbers with commas; growth writes it; empty: --channels"
     )
 
 
@@ -197,25 +165,16 @@ class GrownVGGOptions(Options):
 class MixtureOptions(Options):
     """Of mixtures of experts in the layers of an image model."""
 
-    num_experts: int = opt(
-        1,
-        "experts in each mixture, of a model that has not grown",
-        range=whole(1, MAX_EXPERTS),
-        kinds=IMAGES,
-        shape=True,
+    num_experts: int = shape_of_images(
+        1, "experts in each mixture, of a model that has not grown", range=whole(1, MAX_EXPERTS)
     )
-    gate: str = opt(
+    gate: str = shape_of_images(
         "soft",
         "soft: mean of all experts, weighted; hard: one is drawn in training, the best one at test",
         choices=("soft", "hard"),
-        kinds=IMAGES,
-        shape=True,
     )
-    gate_trees: str = opt(
-        "",
-        "the choices of each mixture as nested lists of expert numbers; growth writes it",
-        kinds=IMAGES,
-        shape=True,
+    gate_trees: str = shape_of_images(
+        "", "the choices of each mixture as nested lists of expert numbers; growth writes it"
     )
 
 
