@@ -48,15 +48,6 @@ def texts_of(stream: Stream, name: str) -> list[str]:
     return [tokenizer.decode([tokenizer.symbols[unit - 4] for unit in sequence[:-1]]) for sequence in sequences]
 
 
-@pytest.fixture
-def text(tmp_path):
-    """A file of 400 documents, 20 of them twice."""
-    documents = make_documents(400)
-    path = tmp_path / "text.txt"
-    path.write_text("\n\n".join(documents + documents[:20]))
-    return path
-
-
 def run(*arguments: object) -> int:
     return main([*map(str, arguments), "--workers", "1"])
 
@@ -66,8 +57,28 @@ def create(text: Path, out: Path, *more: object) -> Stream:
     return Stream.open(out)
 
 
-def test_stream_holds_every_document_once_and_its_manifest_counts_them(text, tmp_path):
-    stream = create(text, tmp_path / "stream")
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("made")
+    documents = make_documents(400)
+    (folder / "text.txt").write_text("\n\n".join(documents + documents[:20]))
+    create(folder / "text.txt", folder / "stream")
+    return folder
+
+
+@pytest.fixture
+def text(made, tmp_path):
+    """A file of 400 documents, 20 of them twice."""
+    return shutil.copyfile(made / "text.txt", tmp_path / "text.txt")
+
+
+@pytest.fixture
+def stream(made, tmp_path):
+    """The stream of that file, which may be altered."""
+    return Stream.open(shutil.copytree(made / "stream", tmp_path / "stream"))
+
+
+def test_stream_holds_every_document_once_and_its_manifest_counts_them(stream):
     stream.verify([split.name for split in stream.splits])
     assert stream.num_megabatches == 3
     texts = {split.name: texts_of(stream, split.name) for split in stream.splits}
@@ -84,10 +95,9 @@ def test_stream_holds_every_document_once_and_its_manifest_counts_them(text, tmp
     assert max(words) - min(words) <= longest
 
 
-def test_dictionary_counts_the_first_megabatch_in_the_order_of_the_units(text, tmp_path):
+def test_dictionary_counts_the_first_megabatch_in_the_order_of_the_units(stream):
     from fairseq.data import Dictionary
 
-    stream = create(text, tmp_path / "stream")
     dictionary = Dictionary.load(str(stream.root / "dict.txt"))
     assert dictionary.symbols[4:] == StreamTokenizer.open(stream.root).symbols
     assert len(dictionary) == stream.tokenizer.vocab_size + 4
@@ -95,10 +105,9 @@ def test_dictionary_counts_the_first_megabatch_in_the_order_of_the_units(text, t
     assert dictionary.count[4:] == np.bincount(ids, minlength=len(dictionary))[4:].tolist()
 
 
-def test_stock_language_modeling_task_reads_valid_and_test_in_place(text, tmp_path):
+def test_stock_language_modeling_task_reads_valid_and_test_in_place(stream):
     from fairseq import options, tasks
 
-    stream = create(text, tmp_path / "stream")
     parser = options.get_training_parser(default_task="language_modeling")
     arguments = ["--task", "language_modeling", "--arch", "transformer_lm", "--tokens-per-sample", "64"]
     task = tasks.setup_task(options.parse_args_and_arch(parser, [str(stream.root), *arguments]))
@@ -122,8 +131,7 @@ def test_tokenizer_knows_nothing_but_the_first_megabatch(tmp_path):
     assert "qqq" in "".join(texts_of(stream, "megabatch-001/train"))
 
 
-def test_same_command_again_does_nothing_and_says_so(text, tmp_path, capsys):
-    create(text, tmp_path / "stream")
+def test_same_command_again_does_nothing_and_says_so(stream, text, tmp_path, capsys):
     before = (tmp_path / "stream/stream.json").stat().st_mtime_ns
     capsys.readouterr()
     create(text, tmp_path / "stream")
@@ -156,14 +164,12 @@ def test_a_field_of_plain_text_is_refused(text, tmp_path):
         (["--format", "lines"], "was made with --format left to its default, not lines"),
     ],
 )
-def test_other_options_on_the_same_folder_are_refused(text, tmp_path, more, message):
-    create(text, tmp_path / "stream")
+def test_other_options_on_the_same_folder_are_refused(stream, text, tmp_path, more, message):
     with pytest.raises(AlmaError, match=message):
         create(text, tmp_path / "stream", *more)
 
 
-def test_other_input_on_the_same_folder_is_refused(text, tmp_path):
-    create(text, tmp_path / "stream")
+def test_other_input_on_the_same_folder_is_refused(stream, text, tmp_path):
     text.write_text(text.read_text() + "\n\nmore")
     with pytest.raises(AlmaError, match=r"made from other input: text\.txt is not what it was made from"):
         create(text, tmp_path / "stream")
@@ -177,8 +183,7 @@ def test_folder_that_holds_something_else_is_refused_and_left_alone(text, tmp_pa
     assert (tmp_path / "out/mine").read_text() == "mine"
 
 
-def test_append_adds_megabatches_and_touches_nothing_else(text, tmp_path):
-    stream = create(text, tmp_path / "stream")
+def test_append_adds_megabatches_and_touches_nothing_else(stream, tmp_path):
     before = files_of(stream.root)
     later = make_documents(100, seed=9)
     (tmp_path / "later.txt").write_text("\n\n".join(later + make_documents(400)[:50]))
@@ -196,8 +201,7 @@ def test_append_adds_megabatches_and_touches_nothing_else(text, tmp_path):
     assert longer.history[1]["num_duplicates"] == 50
 
 
-def test_append_again_does_nothing_and_the_first_command_neither(text, tmp_path, capsys):
-    create(text, tmp_path / "stream")
+def test_append_again_does_nothing_and_the_first_command_neither(stream, text, tmp_path, capsys):
     (tmp_path / "later.txt").write_text("\n\n".join(make_documents(100, seed=9)))
     append = [tmp_path / "later.txt", "--out", tmp_path / "stream", "--append", "--megabatches", 2]
     assert run(*append) == 0
@@ -208,9 +212,8 @@ def test_append_again_does_nothing_and_the_first_command_neither(text, tmp_path,
     assert Stream.open(tmp_path / "stream").num_megabatches == 5
 
 
-def test_words_that_are_held_out_of_each_mega_batch_are_in_no_other_set(text, tmp_path):
-    plain = create(text, tmp_path / "plain")
-    stream = create(text, tmp_path / "stream", "--holdout-words", 600)
+def test_words_that_are_held_out_of_each_mega_batch_are_in_no_other_set(stream, text, tmp_path):
+    plain, stream = stream, create(text, tmp_path / "held-out", "--holdout-words", 600)
     stream.verify([split.name for split in stream.splits])
     names = [split.name for split in stream.splits]
     assert names == [f"megabatch-00{t}/{part}" for part in ("train", "holdout") for t in range(3)] + ["valid", "test"]
@@ -439,8 +442,7 @@ def test_shards_joined_are_the_sets_whatever_the_pieces(copied, tmp_path, small_
     shards.verify([split.name for split in shards.splits])
 
 
-def test_append_leaves_out_near_copies_of_what_the_stream_holds_out(text, tmp_path):
-    stream = create(text, tmp_path / "stream")
+def test_append_leaves_out_near_copies_of_what_the_stream_holds_out(stream, text, tmp_path):
     later = near_copies(held_out_texts(stream)) + make_documents(50, seed=7)
     (tmp_path / "later.txt").write_text("\n\n".join(later))
     for out, flag, expected in (("stream", [], 50), ("kept", ["--no-decontaminate"], len(later))):
@@ -459,8 +461,7 @@ def test_a_given_tokenizer_changes_nothing_about_what_is_left_out(copied, tmp_pa
         assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()
 
 
-def test_a_megabatch_of_which_nothing_is_left_is_refused(text, tmp_path):
-    stream = create(text, tmp_path / "stream")
+def test_a_megabatch_of_which_nothing_is_left_is_refused(stream, tmp_path):
     (tmp_path / "later.txt").write_text("\n\n".join(near_copies(held_out_texts(stream)[:20])))
     message = r"^--megabatches 1: 20 of 20 documents share .* leaves mega-batch 0 without .* --no-decontaminate"
     with pytest.raises(AlmaError, match=message):
@@ -487,13 +488,12 @@ def test_one_per_input_keeps_the_order_of_the_inputs(tmp_path):
 
 
 @pytest.mark.parametrize("given", ["file", "folder"])
-def test_given_tokenizer_is_used_and_copied(text, tmp_path, given):
-    first = create(text, tmp_path / "first")
-    tokenizer = first.root / "tokenizer" / ("" if given == "folder" else "tokenizer.json")
+def test_given_tokenizer_is_used_and_copied(stream, text, tmp_path, given):
+    tokenizer = stream.root / "tokenizer" / ("" if given == "folder" else "tokenizer.json")
     assert run(text, "--out", tmp_path / "second", "--megabatches", 2, "--tokenizer", tokenizer) == 0
     second = Stream.open(tmp_path / "second")
-    assert second.tokenizer == first.tokenizer
-    assert second.dictionary_sha256 != first.dictionary_sha256  # counts of another first mega-batch
+    assert second.tokenizer == stream.tokenizer
+    assert second.dictionary_sha256 != stream.dictionary_sha256  # counts of another first mega-batch
 
 
 def test_sentencepiece_is_trained_and_gives_back_the_text(text, tmp_path):
@@ -503,21 +503,19 @@ def test_sentencepiece_is_trained_and_gives_back_the_text(text, tmp_path):
     assert sorted(texts) == sorted(make_documents(400))
 
 
-def test_standard_input_and_another_number_of_workers_give_the_same_stream_as_a_file(text, tmp_path):
-    create(text, tmp_path / "file")
+def test_standard_input_and_another_number_of_workers_give_the_same_stream_as_a_file(stream, text, tmp_path):
     command = [sys.executable, "-m", "data_prep.text.command", "-", "--out", str(tmp_path / "piped")]
     command += ["--megabatches", "3", "--vocab-size", "300", "--workers", "2"]
     subprocess.run(command, input=text.read_bytes(), check=True, capture_output=True)
-    assert files_of(tmp_path / "piped") == files_of(tmp_path / "file")
+    assert files_of(tmp_path / "piped") == files_of(stream.root)
 
 
 @pytest.mark.slow
-def test_pipes_of_a_shell_give_the_same_stream_as_files(text, tmp_path):
-    create(text, tmp_path / "file")
+def test_pipes_of_a_shell_give_the_same_stream_as_files(stream, text, tmp_path):
     command = f"{sys.executable} -m data_prep.text.command --out {tmp_path}/piped --megabatches 3 --vocab-size 300 "
     for source, redirect in ((f"<(cat {text})", ""), ("/dev/stdin", f"< {text}"), ("/dev/stdin", f"< <(cat {text})")):
         subprocess.run(["bash", "-c", f"{command} {source} {redirect}"], check=True, capture_output=True)
-        assert files_of(tmp_path / "piped") == files_of(tmp_path / "file")
+        assert files_of(tmp_path / "piped") == files_of(stream.root)
         again = subprocess.run(["bash", "-c", f"{command} {source} {redirect}"], check=True, capture_output=True)
         assert b"nothing to do" in again.stdout
         shutil.rmtree(tmp_path / "piped")
