@@ -63,21 +63,17 @@ class UMixDecoder(MemberDecoder, FeatureDecoder):
         prev_output_tokens: Tensor,
         encoder_out: Any = None,
         incremental_state: Optional[IncrementalState] = None,
+        is_padded: bool = True,
         **unused: Any,
     ) -> tuple[Tensor, dict[str, Any]]:
         """Compute the (B, T, N M) features of all members, side by side.
 
-        ``routing`` and ``switch`` list the Switch layers of member 0, then of member 1, ….
+        ``routing`` and ``switch`` list the Switch layers of member 0, then of member 1, …; ``members`` what each gives.
         """
-        outputs = [
-            member(prev_output_tokens, incremental_state=incremental_state, features_only=True)
-            for member in self.members
-        ]
-        extra: dict[str, Any] = {"attn": [None], "routing": [], "switch": []}
-        for _, member_extra in outputs:
-            extra["routing"] += member_extra["routing"]
-            extra["switch"] += member_extra["switch"]
-        return torch.cat([features for features, _ in outputs], dim=-1), extra
+        given = {"incremental_state": incremental_state, "features_only": True, "is_padded": is_padded}
+        features, extras = zip(*(member(prev_output_tokens, **given) for member in self.members), strict=True)
+        joined = {key: [each for extra in extras for each in extra[key]] for key in ("routing", "switch")}
+        return torch.cat(features, dim=-1), {"attn": [None], **joined, "members": extras}
 
     def output_layer(self, features: Tensor, **unused: Any) -> Tensor:
         """Project (…, N M) features to the (…, V) mean of the members' logits, one member after the other."""
@@ -123,9 +119,10 @@ class AlmaUMix(FairseqLanguageModel):
         """Return the options of one member."""
         return build_member_config(OmegaConf.create(dict(cfg)))[1]
 
-    def output_factors(self, features: Tensor) -> tuple[Tensor, Tensor]:
+    def output_factors(self, features: Tensor, extra: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
         """Return two tensors whose product is the logits: features (…, N M) / N and output embeddings (V, N M)."""
-        weights = [member.decoder.output_projection.weight for member in self.decoder.members]
+        members = zip(self.decoder.members, extra["members"], strict=True)
+        weights = [member.output_factors(features, each)[1] for member, each in members]
         return features / len(weights), torch.cat(weights, dim=1)
 
 

@@ -71,7 +71,7 @@ class Experts(nn.Module):
         """Return whether tokens are to be dispatched to places: rows without one are computed in vain elsewhere."""
         if not x.is_cuda or self.exchange is not None or capacity_factor <= 0:
             return False
-        return capacity_factor <= MANY_PLACES or x.dtype != torch.bfloat16 or not _groups_without_wait(x.device)
+        return capacity_factor <= MANY_PLACES or _dtype(x) != torch.bfloat16 or not _groups_without_wait(x.device)
 
     def forward(self, x: Tensor, dispatch: Dispatch, weights: Optional[Tensor] = None) -> Tensor:
         """Apply the experts.
@@ -85,13 +85,11 @@ class Experts(nn.Module):
             (S, M), on a GPU in autocast's precision; rows that no expert takes are zero, or, without weights where
             ``grouped`` serves, any finite number.
         """
-        device = x.device.type
-        # Before an exchange between processes, whose traffic it halves.
-        short = x.to(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else x
+        short = x.to(_dtype(x))  # before an exchange between processes, whose traffic it halves
         if dispatch.place is not None:
             return self._placed(short, dispatch, weights)
         out = self._own(short, dispatch) if self.exchange is None else self.exchange(short, dispatch, self._own)
-        out = out.to(x.dtype) if device == "cpu" else out
+        out = out.to(x.dtype) if x.device.type == "cpu" else out
         return out if weights is None else Weighted.apply(out, weights, dispatch.is_taken)
 
     def _own(self, x: Tensor, dispatch: Dispatch) -> Tensor:
@@ -153,6 +151,12 @@ class Experts(nn.Module):
         """Show E, M and F."""
         num_experts, ffn_dim, model_dim = self.fc1_weight.shape
         return f"num_experts={num_experts}, model_dim={model_dim}, ffn_dim={ffn_dim}"
+
+
+def _dtype(x: Tensor) -> torch.dtype:
+    """Return the precision in which rows are computed."""
+    device = x.device.type
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
 
 
 @functools.cache

@@ -92,6 +92,10 @@ class DescendingGate(Gate):
         # fp32 whatever the model's precision: bf16 has too few digits for probabilities that decide (Fedus, 2.4).
         with torch.autocast(x.device.type, enabled=False):
             logits = F.linear(x.float(), self.weight.float())
+        return self.route(logits)
+
+    def route(self, logits: Tensor) -> Routing:
+        """Route S tokens by their (S, R) fp32 logits."""
         if not self.tree.is_flat:
             return self._descend(logits)
         probs, best, expert = BestOfSoftmax.apply(logits)

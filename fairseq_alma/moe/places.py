@@ -81,7 +81,7 @@ class Combined(torch.autograd.Function):
         (grad,) = grads
         rows = torch.mul(grad, weights.unsqueeze(1), out=torch.empty_like(x))
         grad_places = x.new_zeros(ctx.shape.numel() // x.size(1), x.size(1)).index_copy_(0, place, rows)
-        return grad_places.view(ctx.shape), (grad * x).sum(1, dtype=weights.dtype), None
+        return grad_places.view(ctx.shape), _bmm(grad.unsqueeze(1), x.unsqueeze(2), weights.dtype).flatten(), None
 
 
 class PlacedLinear(torch.autograd.Function):

@@ -6,7 +6,7 @@ which no counter of torch's notices. The copies take the memory of autocast's ow
 """
 
 import contextlib
-from typing import Any, Iterator, Optional
+from typing import Any, Callable, Iterator, Optional
 
 import torch
 import torch.nn.functional as F
@@ -29,15 +29,44 @@ def batch_of_update(update: Optional[int]) -> Iterator[None]:
         _UPDATE[0] = before
 
 
-def short_copy(weight: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return a weight in a precision, without a gradient."""
-    if weight.dtype == dtype or _UPDATE[0] is None:
-        return weight.detach().to(dtype)
-    state = (_UPDATE[0], dtype, weight._version)
-    kept = _KEPT.get(weight)
+def short_dtype(x: Tensor) -> Optional[torch.dtype]:
+    """Return the precision of products under autocast on a GPU; None elsewhere, and where torch.compile fuses them."""
+    if not x.is_cuda or not torch.is_autocast_enabled("cuda") or torch.compiler.is_compiling():
+        return None
+    return torch.get_autocast_dtype("cuda")
+
+
+def short_copy(weight: Tensor, dtype: torch.dtype, terms: int = 1) -> Tensor:
+    """Return a weight in a precision, without a gradient.
+
+    Args:
+        weight: (O, …).
+        dtype: the precision.
+        terms: how many tensors, whose sum is nearer and nearer to the weight; they stand one below the other.
+    """
+    owner: Any = weight._base if weight._is_view() else weight  # what `TiedEmbedding` returns is made anew each batch
+    if weight.dtype == dtype:
+        return _rounded(weight.detach(), dtype, terms)
+    return _once_an_update(owner, (dtype, weight._version), lambda: _rounded(weight.detach(), dtype, terms))
+
+
+def _once_an_update(owner: Tensor, state: tuple, make: Callable[[], Tensor]) -> Tensor:
+    """Return what is made of a weight, and kept with it until the next update, or until its state is another."""
+    if _UPDATE[0] is None:
+        return make()
+    state = (_UPDATE[0], *state)
+    kept = _KEPT.get(owner)
     if kept is None or kept[0] != state:
-        kept = _KEPT[weight] = (state, weight.detach().to(dtype))
+        kept = _KEPT[owner] = (state, make())
     return kept[1]
+
+
+def _rounded(weight: Tensor, dtype: torch.dtype, terms: int) -> Tensor:
+    parts = [weight.to(dtype)]
+    for _ in range(terms - 1):
+        weight = weight - parts[-1]
+        parts.append(weight.to(dtype))
+    return parts[0] if terms == 1 else torch.cat(parts)
 
 
 def product(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
@@ -52,9 +81,9 @@ class Linear(nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (…, I) to (…, O)."""
-        if not x.is_cuda or not torch.is_autocast_enabled("cuda") or torch.compiler.is_compiling():
+        dtype = short_dtype(x)
+        if dtype is None:
             return super().forward(x)
-        dtype = torch.get_autocast_dtype("cuda")
         copies = (short_copy(self.weight, dtype), short_copy(self.bias, dtype))
         return ShortLinear.apply(x, self.weight, self.bias, *copies)
 
@@ -93,15 +122,78 @@ class ShortLinear(torch.autograd.Function):
         return grad_x, grad_weight, grad.sum(0, dtype=ctx.dtype), None, None
 
 
-class WithShort(torch.autograd.Function):
-    """A tensor and a copy in a short precision, whose gradients are added up without a cast between."""
+class ShortVectors(torch.autograd.Function):
+    """Copies of parameters of one shape in a short precision, whose gradients are cast back all at once."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Return ``x`` and the copy."""
-        return x.view_as(x), x.to(dtype)
+    def forward(ctx: Any, dtype: torch.dtype, factor: float, *vectors: Tensor) -> tuple[Tensor, ...]:
+        """Return a copy of each times the factor."""
+        ctx.dtype, ctx.factor = vectors[0].dtype, factor
+        state = (dtype, factor, *(each._version for each in vectors))
+        return _once_an_update(vectors[0], state, lambda: _times(torch.stack(vectors), factor).to(dtype)).unbind()
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        """Add up the gradients, in the precision of ``x``."""
-        return torch.add(*grads), None
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Optional[Tensor], ...]:
+        """Return the gradients of the parameters."""
+        return None, None, *_times(torch.stack(grads).to(ctx.dtype), ctx.factor).unbind()
+
+
+def _times(x: Tensor, factor: float) -> Tensor:
+    return x if factor == 1 else x * factor
+
+
+class ShortNorm(torch.autograd.Function):
+    """A residual and its layer norm, both in a short precision, whose gradients are added up in it.
+
+    The kernel computes in fp32, and a linear map reads a norm in the short precision whatever it was written in.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        """Return ``x`` and its norm.
+
+        Args:
+            ctx: autograd's context.
+            x: (…, M).
+            weight: (M,), in the precision of ``x``, as CUDA's kernel asks for.
+            bias: (M,), likewise.
+            eps: what the variance is added to.
+        """
+        ctx.set_materialize_grads(False)
+        with torch.autocast(x.device.type, enabled=False):
+            out, mean, rstd = torch.native_layer_norm(x, weight.shape, weight, bias, eps)
+        ctx.save_for_backward(x, mean, rstd, weight, bias)
+        return x.view_as(x), out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Optional[Tensor], ...]:
+        """Compute the gradients of residual, weight and bias."""
+        x, mean, rstd, weight, bias = ctx.saved_tensors
+        of_residual, of_norm = grads
+        given = (of_norm, x, weight.shape, mean, rstd, weight, bias, [True] * 3)
+        grad, grad_weight, grad_bias = torch.ops.aten.native_layer_norm_backward(*given)
+        return grad if of_residual is None else grad.add_(of_residual), grad_weight, grad_bias, None
+
+
+class ShortGate(torch.autograd.Function):
+    """Logits of a gate for rows in a short precision, to the digits of fp32, in which its weights are.
+
+    A weight is the sum of three in bf16, and a product of two numbers in bf16 is exact in fp32.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the rows, (S, I), whose gradients are added up here, and logits (S, R) in the weight's precision."""
+        terms = short_copy(weight, x.dtype, 3)
+        ctx.save_for_backward(x, terms)
+        logits = product(x, terms.t(), weight.dtype)
+        return x.view_as(x), logits.view(len(x), 3, len(weight)).sum(1)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor]:
+        """Compute the gradients of rows and weight."""
+        x, terms = ctx.saved_tensors
+        of_rows, of_logits = grads
+        short = of_logits.to(x.dtype)
+        grad = torch.addmm(of_rows, short, terms[: short.size(1)])
+        return grad, product(short.t(), x, of_logits.dtype)

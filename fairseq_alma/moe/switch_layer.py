@@ -15,7 +15,7 @@ from fairseq_alma.growth.gate_tree import GateTree
 from fairseq_alma.moe.dispatch import dispatch_tokens
 from fairseq_alma.moe.experts import Experts
 from fairseq_alma.moe.gate import DescendingGate, Routing
-from fairseq_alma.moe.short_copies import WithShort
+from fairseq_alma.moe.short_copies import HAS_OUT_DTYPE, ShortGate, short_dtype
 
 
 class SwitchStatistics(NamedTuple):
@@ -133,12 +133,13 @@ class SwitchLayer(nn.Module):
         Returns:
             The (S, M) output, zero for padding and for tokens over capacity; the routing; the statistics.
         """
-        short = x
-        if x.is_cuda and torch.is_autocast_enabled("cuda"):
-            x, short = WithShort.apply(x, torch.get_autocast_dtype("cuda"))
-        routing = self.gate(x)
+        if HAS_OUT_DTYPE and x.dtype == short_dtype(x):
+            x, logits = ShortGate.apply(x, self.gate.weight)
+            routing = self.gate.route(logits)
+        else:
+            routing = self.gate(x)
         factor = self.capacity_factor if self.training else self.eval_capacity_factor
-        dispatch = dispatch_tokens(routing, factor, padding, numbers, self.experts.is_by_places(short, factor))
-        out = self.experts(short, dispatch, routing.combine_weights)
+        dispatch = dispatch_tokens(routing, factor, padding, numbers, self.experts.is_by_places(x, factor))
+        out = self.experts(x, dispatch, routing.combine_weights)
         probs = routing.probs if padding is None else routing.probs.masked_fill(padding.unsqueeze(-1), 0.0)
         return out, routing, SwitchStatistics(probs, dispatch.starts, dispatch.limit)

@@ -98,7 +98,7 @@ class AlmaSwitchCrossEntropy(FairseqCriterion):
     ) -> tuple[Tensor, Optional[SwitchTotals]]:
         """Return the cross entropy of a batch, and what its Switch layers did: the part that may be compiled."""
         features, extra = model(**inputs, features_only=True, is_padded=is_padded)
-        factors, weight = model.output_factors(features)
+        factors, weight = model.output_factors(features, extra)
         ignored = self.padding_idx if is_padded else -1
         nll_loss = linear_cross_entropy(factors.flatten(0, -2), weight, target.flatten(), ignored)
         return nll_loss, SwitchTotals.of(extra["switch"]) if extra["switch"] else None

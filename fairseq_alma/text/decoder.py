@@ -8,7 +8,7 @@ In fp32 and on a GPU dropout is torch's, digit for digit.
 Letters: B sequences, T positions, M model dim, H heads, V vocabulary size.
 """
 
-from typing import Any, Callable, Iterator, NamedTuple, Optional, Sequence
+from typing import Any, Callable, Iterator, NamedTuple, Optional, Sequence, Union
 
 import torch
 import torch.nn.functional as F
@@ -21,8 +21,9 @@ from torch import Size, Tensor, nn
 
 from fairseq_alma.growth.gate_tree import GateTree
 from fairseq_alma.moe.gate import Routing
-from fairseq_alma.moe.short_copies import Linear
+from fairseq_alma.moe.short_copies import Linear, ShortNorm, ShortVectors, short_dtype
 from fairseq_alma.moe.switch_layer import SwitchLayer, SwitchStatistics
+from fairseq_alma.text.tied_embedding import TiedEmbedding
 
 LEVELS = 2**15
 BLOCK = 256  # queries
@@ -102,23 +103,58 @@ def draw_kept(x: Tensor, number: int, probability: float, training: bool) -> Seq
 
 
 class AddKept(torch.autograd.Function):
-    """A residual plus a branch with dropout, each way in one pass and without a cast, whatever their precisions."""
+    """A residual plus a branch with dropout, each way in one pass and without a cast, whatever their precisions.
+
+    With `exact` the sum is kept in fp32 beside a copy in the residual's precision, which is what a layer norm reads and
+    in which gradients go back from layer to layer: less goes through a GPU's memory, and no sum is of rounded sums.
+    """
 
     @staticmethod
-    def forward(ctx: Any, residual: Tensor, branch: Tensor, kept: Tensor, zero: Tensor, factor: float) -> Tensor:
-        """Return ``residual + factor * branch`` where ``kept``, and ``residual`` elsewhere; all of one shape."""
+    def forward(
+        ctx: Any,
+        residual: Tensor,
+        branch: Tensor,
+        kept: Optional[Tensor],
+        zero: Tensor,
+        factor: float,
+        exact: Optional[Tensor] = None,
+    ) -> Union[Tensor, tuple[Tensor, Tensor]]:
+        """Return ``residual + factor * branch`` where ``kept``, and ``residual`` elsewhere; all of one shape.
+
+        Args:
+            ctx: autograd's context.
+            residual: gets a gradient.
+            branch: likewise.
+            kept: as `draw_kept` has it; None: all.
+            zero: a scalar.
+            factor: of the branch.
+            exact: the residual in fp32, without a gradient; then the sum is returned in both precisions, too.
+        """
         ctx.save_for_backward(kept, zero)
         ctx.factor, ctx.dtype = factor, branch.dtype
+        ctx.set_materialize_grads(False)
         with torch.autocast(branch.device.type, enabled=False):  # which would copy the branch
-            return torch.addcmul(residual, branch, kept, value=factor)
+            total = residual if exact is None else exact
+            if kept is None:
+                total = torch.add(total, branch, alpha=factor)
+            else:
+                total = torch.addcmul(total, branch, kept, value=factor)
+        if exact is None:
+            return total
+        ctx.mark_non_differentiable(total)
+        return total.to(residual.dtype), total
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Optional[Tensor], ...]:
         """Compute the gradients of residual and branch."""
         kept, zero = ctx.saved_tensors
-        (grad,) = grads
-        out = torch.empty_like(grad, dtype=ctx.dtype)
-        return grad, torch.addcmul(zero, grad, kept, value=ctx.factor, out=out), None, None, None
+        grad = grads[0]
+        if kept is None:
+            of_branch = grad.to(ctx.dtype) if ctx.factor == 1 else (grad * ctx.factor).to(ctx.dtype)
+        else:
+            out = torch.empty_like(grad, dtype=ctx.dtype)
+            of_branch = torch.addcmul(zero, grad, kept, value=ctx.factor, out=out)
+        return grad, of_branch, None, None, None, None
 
 
 class DroppedCausalAttention(torch.autograd.Function):
@@ -191,6 +227,19 @@ def _kept(values: Tensor, bits: Tensor, out: Optional[Tensor] = None) -> Tensor:
 
 
 IncrementalState = dict[str, dict[str, Optional[Tensor]]]
+ShortWeights = Optional[tuple[Tensor, Tensor]]
+
+
+class Residual(NamedTuple):
+    """What a layer adds to, where a GPU computes in a short precision.
+
+    Attributes:
+        short: (B, T, M), which layer norms read and gradients go through.
+        exact: (B, T, M), the same in fp32, without a gradient.
+    """
+
+    short: Tensor
+    exact: Tensor
 
 
 class LayerShape(NamedTuple):
@@ -312,12 +361,13 @@ class DecoderLayer(nn.Module):
 
     def forward(
         self,
-        x: Tensor,
+        x: Union[Tensor, Residual],
         padding: Optional[Tensor],
         incremental_state: Optional[IncrementalState] = None,
         kept: Sequence[Optional[Tensor]] = (None, None),
         numbers: Optional[Tensor] = None,
-    ) -> tuple[Tensor, Optional[Routing], Optional[SwitchStatistics]]:
+        norms: Sequence[ShortWeights] = (None, None),
+    ) -> tuple[Union[Tensor, Residual], Optional[Routing], Optional[SwitchStatistics]]:
         """Apply the layer.
 
         Args:
@@ -326,15 +376,14 @@ class DecoderLayer(nn.Module):
             incremental_state: cache of the attention.
             kept: which values of the two branches dropout keeps; see `draw_kept`.
             numbers: as in `dispatch_tokens`.
+            norms: what `short_weights` has for the two layer norms.
 
         Returns:
             (B, T, M), and of a Switch layer the routing of the B x T tokens (row by row) and its statistics.
         """
-        residual = x
-        x = self.self_attn(scaled_norm(self.self_attn_layer_norm, x, self.shape.feature_factor), incremental_state)
-        x = self._add(residual, x, kept[0])
-        residual = x
-        x = scaled_norm(self.final_layer_norm, x, self.shape.feature_factor)
+        residual, x = scaled_norm(self.self_attn_layer_norm, x, self.shape.feature_factor, norms[0])
+        x = self._add(residual, self.self_attn(x, incremental_state), kept[0])
+        residual, x = scaled_norm(self.final_layer_norm, x, self.shape.feature_factor, norms[1])
         routing, statistics = None, None
         if self.switch is None:
             x = dropout(self.shape.activation(self.fc1(x)), self.shape.activation_dropout, self.training)
@@ -342,25 +391,48 @@ class DecoderLayer(nn.Module):
         else:
             flat_padding = None if padding is None else padding.flatten()
             flat, routing, statistics = self.switch(x.flatten(0, 1), flat_padding, numbers)
-            x = flat.view_as(residual)
+            x = flat.view_as(x)
         return self._add(residual, x, kept[1]), routing, statistics
 
     def products(self) -> list[nn.Module]:
         """Return the modules that autocast computes in a short precision: all but layer norms and the gate."""
         return [self.self_attn, *([self.fc1, self.fc2] if self.switch is None else [self.switch.experts])]
 
-    def _add(self, residual: Tensor, branch: Tensor, kept: Optional[Tensor]) -> Tensor:
+    def _add(
+        self, residual: Union[Tensor, Residual], branch: Tensor, kept: Optional[Tensor]
+    ) -> Union[Tensor, Residual]:
         factor, probability = self.shape.branch_factor, self.shape.dropout
+        if isinstance(residual, Residual):
+            factor = factor if kept is None else factor / (1 - probability)
+            return Residual(*AddKept.apply(residual.short, branch, kept, self.zero, factor, residual.exact))
         if kept is not None:
             return AddKept.apply(residual, branch, kept, self.zero, factor / (1 - probability))
         return torch.add(residual, dropout(branch, probability, self.training), alpha=factor)
 
 
-def scaled_norm(norm: nn.LayerNorm, x: Tensor, factor: float) -> Tensor:
-    """Return the factor times what a layer norm gives, (…, M); the factor goes to its weights, which are few."""
+def short_weights(norms: Sequence[nn.LayerNorm], factor: float, x: Tensor) -> Sequence[ShortWeights]:
+    """Return weights and biases of layer norms, times the factor, for `ShortNorm`; None where `x` is not computed so.
+
+    All at once: to a GPU each is one more operation.
+    """
+    dtype = short_dtype(x)
+    if dtype is None:
+        return [None] * len(norms)
+    found = ShortVectors.apply(dtype, factor, *(each for norm in norms for each in (norm.weight, norm.bias)))
+    return list(zip(found[::2], found[1::2], strict=True))
+
+
+def scaled_norm(
+    norm: nn.LayerNorm, x: Union[Tensor, Residual], factor: float, short: ShortWeights = None
+) -> tuple[Union[Tensor, Residual], Tensor]:
+    """Return (…, M) residuals and the factor times their layer norm; the factor goes to its weights, which are few."""
+    if isinstance(x, Residual):
+        assert short is not None
+        residual, x_norm = ShortNorm.apply(x.short, *short, norm.eps)
+        return x._replace(short=residual), x_norm
     if factor == 1.0:
-        return norm(x)
-    return F.layer_norm(x, norm.normalized_shape, norm.weight * factor, norm.bias * factor, norm.eps)
+        return x, norm(x)
+    return x, F.layer_norm(x, norm.normalized_shape, norm.weight * factor, norm.bias * factor, norm.eps)
 
 
 def _linear(in_features: int, out_features: int) -> Linear:
@@ -397,7 +469,7 @@ class FeatureDecoder(FairseqIncrementalDecoder):
 
         Returns:
             Logits or features, and a dictionary with ``routing`` and ``switch`` (`SwitchStatistics`), one entry for
-            each Switch layer.
+            each Switch layer; on a GPU perhaps with ``embeddings``, for ``output_factors``.
         """
         features, extra = self.extract_features(prev_output_tokens, encoder_out, incremental_state, is_padded=is_padded)
         return (features if features_only else self.output_layer(features)), extra
@@ -476,18 +548,25 @@ class SwitchDecoder(FeatureDecoder):
             max(prev_output_tokens.numel(), self.most_experts, prev_output_tokens.size(1) + self.padding_idx) + 1,
             device=prev_output_tokens.device,
         )
-        positions = self._positions(prev_output_tokens, incremental_state, is_padded, numbers)
-        if incremental_state is not None:
-            prev_output_tokens = prev_output_tokens[:, -1:]
-        x = self.embed_tokens(prev_output_tokens)
-        x = torch.add(positions, x, alpha=self.embed_scale) if x.is_cuda else self.embed_scale * x + positions
+        extra: dict[str, Any] = {"attn": [None], "routing": [], "switch": []}
+        if is_padded or incremental_state is not None or not self._shares_gradients(prev_output_tokens):
+            positions = self._positions(prev_output_tokens, incremental_state, is_padded, numbers)
+            if incremental_state is not None:
+                prev_output_tokens = prev_output_tokens[:, -1:]
+            x = self.embed_tokens(prev_output_tokens)
+            x = torch.add(positions, x, alpha=self.embed_scale) if x.is_cuda else self.embed_scale * x + positions
+        else:
+            given = (self.embed_tokens.weight, self.embed_positions.weight, self.padding_idx + 1, self.embed_scale)
+            x, extra["embeddings"] = TiedEmbedding.apply(prev_output_tokens, *given)
         x = dropout(x, self.dropout, self.training)
         padding = self._padding(prev_output_tokens) if is_padded else None
-        extra: dict[str, Any] = {"attn": [None], "routing": [], "switch": []}
         # Once for all layers: to a GPU each is one more operation.
         kept = draw_kept(x, 2 * len(self.layers), self.dropout, self.training)
+        norms = short_weights([*self._norms()], self.feature_factor, x)
+        x = x if norms[-1] is None else Residual(x.to(norms[-1][0].dtype), x.detach())
         for number, layer in enumerate(self.layers):
-            given = (x, padding, incremental_state, kept[2 * number : 2 * number + 2], numbers)
+            both = slice(2 * number, 2 * number + 2)
+            given = (x, padding, incremental_state, kept[both], numbers, norms[both])
             if self.checkpoint_activations and self.training:
                 x, routing, statistics = torch.utils.checkpoint.checkpoint(layer, *given, use_reentrant=False)
             else:
@@ -495,7 +574,18 @@ class SwitchDecoder(FeatureDecoder):
             if routing is not None:
                 extra["routing"].append(routing)
                 extra["switch"].append(statistics)
-        return scaled_norm(self.layer_norm, x, self.feature_factor), extra
+        return scaled_norm(self.layer_norm, x, self.feature_factor, norms[-1])[1], extra
+
+    def _norms(self) -> Iterator[nn.LayerNorm]:
+        """Yield all layer norms in their order."""
+        for layer in self.layers:
+            yield from (layer.self_attn_layer_norm, layer.final_layer_norm)
+        yield self.layer_norm
+
+    def _shares_gradients(self, tokens: Tensor) -> bool:
+        """Return whether `TiedEmbedding` is to be used: its sums are rounded in another order than those of a CPU."""
+        is_learned = isinstance(self.embed_positions, nn.Embedding)
+        return tokens.is_cuda and is_learned and not torch.compiler.is_compiling()
 
     def _positions(
         self, tokens: Tensor, incremental_state: Optional[IncrementalState], is_padded: bool, numbers: Tensor

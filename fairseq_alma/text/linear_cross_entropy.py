@@ -172,7 +172,7 @@ class InShortLogits(torch.autograd.Function):
                 of_target = probs.gather(1, index[rows])
                 log_probs = of_target.float().clamp_(min=torch.finfo(torch.float32).tiny).log_()
                 # d loss / d logits = softmax - one-hot; what is ignored is left out of the short side of both products
-                probs.scatter_(1, index[rows], of_target - 1)
+                probs.scatter_(1, index[rows], -1.0, reduce="add")
                 ignored = None if is_ignored is None else is_ignored[rows].unsqueeze(1)
                 sums.append((log_probs if ignored is None else log_probs.masked_fill(ignored, 0.0)).sum())
                 parts = (probs, given, ignored)

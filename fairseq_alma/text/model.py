@@ -87,9 +87,14 @@ class AlmaSwitchLM(FairseqLanguageModel):
             scale_first_weights(decoder.named_parameters(), cfg.decoder_embed_dim)
         return cls(decoder, cfg.balance_loss_weight, cfg.compile)
 
-    def output_factors(self, features: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return two tensors whose product is the logits: features (…, M) and output embeddings (V, M)."""
-        return features, self.decoder.output_projection.weight
+    def output_factors(self, features: torch.Tensor, extra: Mapping[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return two tensors whose product is the logits: features (…, M) and output embeddings (V, M).
+
+        Args:
+            features: what the model gives with ``features_only``.
+            extra: what else it gives then.
+        """
+        return features, extra.get("embeddings", self.decoder.output_projection.weight)
 
 
 def layer_shape(cfg: AlmaSwitchLMConfig) -> LayerShape:

@@ -34,6 +34,8 @@ PICKS = {"embedding", "index", "index_select", "gather"}
 """They read no more of their first argument than they write."""
 PUTS = {"scatter_", "scatter_add_", "index_put_", "index_copy_", "index_add_"}
 """They write no more of their first argument than they read of the others."""
+ADDS = {"scatter_add_", "index_add_"}
+"""Of these, those that read it first."""
 MESSAGES = {"_allgather_base_": "gather", "_reduce_scatter_base_": "reduce", "allreduce_": "reduce"}
 MESSAGES |= {"alltoall_base_": "exchange"}
 WRITES_ONLY = {"bernoulli_", "zero_", "fill_", "copy_"}
@@ -75,6 +77,8 @@ class Counts(TorchDispatchMode):
         given = tensors_in((args, {key: each for key, each in kwargs.items() if key != "out"}))
         on_device = [each for each in given if each.is_cuda]
         is_fake = any(isinstance(each, FakeTensor) for each in given)
+        if "layer_norm" in name and on_device and len({each.dtype for each in parts_of_norm(name, args)}) > 1:
+            raise TypeError("CUDA's layer norm takes weights in the precision of what it is of")
         by_mask = name == "index" and any(each.dtype == torch.bool for each in tensors_in(args[1]))
         if on_device and (by_mask or name == "_local_scalar_dense" or name in UNKNOWN):
             self.host_reads[place()] += 1
@@ -126,7 +130,7 @@ class Counts(TorchDispatchMode):
         read = given[1:] if name in WRITES_ONLY else given
         moved = 2 * written if name in PICKS else sum(map(size, read)) + written
         if name in PUTS:
-            moved = 2 * sum(map(size, given[1:]))
+            moved = (3 if name in ADDS else 2) * sum(map(size, given[1:]))
         self.bytes += moved
         self.bytes_of[name] += moved
         self.bytes_at[here] += moved
@@ -209,6 +213,11 @@ def unknown(name, func, args, kwargs):
     if name == "nonzero":
         return torch.zeros(1, first.dim(), dtype=torch.long, device=first.device)
     raise NotImplementedError(f"{name} waits for the device")
+
+
+def parts_of_norm(name, args):
+    """Return what must be in one precision: gradient, argument, weight and bias, but neither mean nor rstd."""
+    return tensors_in((args[0], args[1], *args[5:7]) if name.endswith("backward") else (args[0], *args[2:4]))
 
 
 def tensors_in(tree):

@@ -50,9 +50,17 @@ def test_logits_are_the_mean_of_the_members_logits():
     assert not torch.allclose(members[0], members[1])
 
 
+def test_members_are_told_that_nothing_is_padding():
+    model, tokens = umix_of().eval(), tokens_of(2, 10)
+    tokens[:, -1] = 1  # padding, if it was asked for
+    got = model(tokens, is_padded=False)[0]
+    torch.testing.assert_close(got, sum(member(tokens, is_padded=False)[0] for member in model.decoder.members) / 3)
+    assert not torch.allclose(got, model(tokens)[0])
+
+
 def test_the_product_of_the_output_factors_is_the_logits():
     model, tokens = umix_of().eval(), tokens_of(2, 10)
-    features, weight = model.output_factors(model(tokens, features_only=True)[0])
+    features, weight = model.output_factors(*model(tokens, features_only=True))
     torch.testing.assert_close(features @ weight.t(), model(tokens)[0])
 
 

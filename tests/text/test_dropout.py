@@ -78,6 +78,21 @@ def test_a_branch_with_dropout_is_added_as_dropout_and_addition_would(dtype):
         torch.testing.assert_close(one, other, rtol=1e-2 if dtype == torch.bfloat16 else 1e-6, atol=1e-6)
 
 
+@pytest.mark.parametrize("drops", [True, False])
+def test_a_sum_is_kept_exact_beside_the_short_one_that_gradients_go_through(drops):
+    torch.manual_seed(0)
+    exact, kept = torch.randn(3, 5), torch.rand(3, 5) < 0.6 if drops else None
+    residual = exact.bfloat16().requires_grad_()
+    branch = torch.randn(3, 5, dtype=torch.bfloat16, requires_grad=True)
+    short, total = AddKept.apply(residual, branch, kept, torch.zeros(1), 2.5, exact)
+    factors = torch.full((3, 5), 2.5) if kept is None else 2.5 * kept
+    torch.testing.assert_close(total, exact + factors * branch.float())
+    assert torch.equal(short, total.bfloat16()) and not total.requires_grad
+    grad = torch.randn(3, 5).bfloat16()
+    of_residual, of_branch = torch.autograd.grad(short, (residual, branch), grad)
+    assert torch.equal(of_residual, grad) and torch.equal(of_branch, (grad * factors).bfloat16())
+
+
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch):
     """Of queries, in attention."""
