@@ -31,7 +31,7 @@ def batch_of_update(update: Optional[int]) -> Iterator[None]:
 
 def short_dtype(x: Tensor) -> Optional[torch.dtype]:
     """Return the precision of products under autocast on a GPU; None elsewhere, and where torch.compile fuses them."""
-    if not x.is_cuda or not torch.is_autocast_enabled("cuda") or torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or not x.is_cuda or not torch.is_autocast_enabled("cuda"):
         return None
     return torch.get_autocast_dtype("cuda")
 
@@ -44,9 +44,9 @@ def short_copy(weight: Tensor, dtype: torch.dtype, terms: int = 1) -> Tensor:
         dtype: the precision.
         terms: how many tensors, whose sum is nearer and nearer to the weight; they stand one below the other.
     """
-    owner: Any = weight._base if weight._is_view() else weight  # what `TiedEmbedding` returns is made anew each batch
-    if weight.dtype == dtype:
+    if torch.compiler.is_compiling() or weight.dtype == dtype:  # which would have a graph for each update
         return _rounded(weight.detach(), dtype, terms)
+    owner: Any = weight._base if weight._is_view() else weight  # what `TiedEmbedding` returns is made anew each batch
     return _once_an_update(owner, (dtype, weight._version), lambda: _rounded(weight.detach(), dtype, terms))
 
 

@@ -3,7 +3,7 @@
 #
 # Size:      6 layers, width 512; 130 million parameters with 2 members, 260 with 4
 # Hardware:  8 GPUs (the paper: V100, 32 GB); GPUS=1, 2, 4 give the same updates more slowly
-# Memory:    of each GPU about 2.7 GB, one member at a time (counted: tests.cuda_without_gpu --memory)
+# Memory:    of each GPU about 2.6 GB, one member at a time (counted: tests.cuda_without_gpu --memory)
 # Time:      days; 120,000 updates of 192 sequences of 512 tokens per stage and model. SMOKE=1: minutes on a CPU
 #
 #   MEMBERS=4 recipes/lm/ens_base.sh             # Ens_w1, 4@4

@@ -3,7 +3,7 @@
 #
 # Size:      6 layers, width 512; 65, 130, 195 and 260 million parameters after the four mega-batches
 # Hardware:  8 GPUs (the paper: V100, 32 GB); GPUS=1, 2, 4 give the same updates more slowly
-# Memory:    of each GPU about 2.7 GB, the new member alone (counted: tests.cuda_without_gpu --memory)
+# Memory:    of each GPU about 2.6 GB, the new member alone (counted: tests.cuda_without_gpu --memory)
 # Time:      days; 120,000 updates of 192 sequences of 512 tokens per stage and model. SMOKE=1: minutes on a CPU
 #
 #   recipes/lm/gens_base.sh                  # gEns_w1

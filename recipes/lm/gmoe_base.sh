@@ -3,7 +3,7 @@
 #
 # Size:      6 layers, width 512; 65, 78, 91 and 116 million parameters in the four stages
 # Hardware:  8 GPUs (the paper: V100, 32 GB); GPUS=1, 2, 4 give the same updates more slowly
-# Memory:    of each GPU about 2.7, 3.2 and 3.8 GB with 4, 8 and 12 experts (counted: tests.cuda_without_gpu --memory)
+# Memory:    of each GPU about 2.6, 3.1 and 3.7 GB with 4, 8 and 12 experts (counted: tests.cuda_without_gpu --memory)
 # Time:      days; 120,000 updates of 192 sequences of 512 tokens per stage and model. SMOKE=1: minutes on a CPU
 #
 #   recipes/lm/gmoe_base.sh               # gMoE_w1, as in the paper

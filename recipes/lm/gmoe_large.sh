@@ -3,7 +3,7 @@
 #
 # Size:      12 layers, width 768; 210, 266, 323 and 436 million parameters in the four stages
 # Hardware:  8 GPUs (the paper: V100, 32 GB); GPUS=1, 2, 4 give the same updates more slowly
-# Memory:    of each GPU about 6.7, 9.2 and 11.7 GB with 4, 8 and 12 experts (counted: tests.cuda_without_gpu --memory)
+# Memory:    of each GPU about 6.5, 9.0 and 11.5 GB with 4, 8 and 12 experts (counted: tests.cuda_without_gpu --memory)
 # Time:      weeks; 120,000 updates of 192 sequences of 512 tokens per stage and model. SMOKE=1: minutes on a CPU
 #
 #   recipes/lm/gmoe_large.sh               # gMoE_w1, as in the paper

@@ -3,7 +3,7 @@
 #
 # Size:      6 layers, width 512; 65, 91 and 116 million parameters with 4, 8 and 12 experts
 # Hardware:  8 GPUs (the paper: V100, 32 GB); GPUS=1, 2, 4 give the same updates more slowly
-# Memory:    of each GPU about 2.7, 3.2 and 3.8 GB with 4, 8 and 12 experts (counted: tests.cuda_without_gpu --memory)
+# Memory:    of each GPU about 2.6, 3.1 and 3.7 GB with 4, 8 and 12 experts (counted: tests.cuda_without_gpu --memory)
 # Time:      days; 4 stages of 120,000 updates of 192 sequences of 512 tokens. SMOKE=1: about a minute on a CPU
 #
 #   EXPERTS=8 recipes/lm/sm_base.sh                 # SM_w1, 8 experts

@@ -3,7 +3,7 @@
 #
 # Size:      12 layers, width 768; 210, 323 and 436 million parameters with 4, 8 and 12 experts
 # Hardware:  8 GPUs (the paper: V100, 32 GB); GPUS=1, 2, 4 give the same updates more slowly
-# Memory:    of each GPU about 6.7, 9.2 and 11.7 GB with 4, 8 and 12 experts (counted: tests.cuda_without_gpu --memory)
+# Memory:    of each GPU about 6.5, 9.0 and 11.5 GB with 4, 8 and 12 experts (counted: tests.cuda_without_gpu --memory)
 # Time:      weeks; 4 stages of 120,000 updates of 192 sequences of 512 tokens. SMOKE=1: about a minute on a CPU
 #
 #   EXPERTS=12 recipes/lm/sm_large.sh                 # SM_w1, 12 experts

@@ -7,8 +7,10 @@ import shutil
 
 import pytest
 import torch
+from torch._dynamo.testing import CompileCounter
 
 from fairseq_alma.moe import experts
+from fairseq_alma.moe.short_copies import batch_of_update
 from tests.cuda_without_gpu.fake_cuda import cuda
 from tests.cuda_without_gpu.programs import PROGRAMS, bf16, criterion, run, switch_lm, text, tokens_of
 
@@ -84,12 +86,19 @@ def test_before_sm_90_experts_are_computed_by_places_whatever_their_capacity(mon
     assert not before.host_reads and not since.host_reads
 
 
-def test_the_step_that_compile_fuses_is_one_graph():
+def test_the_step_that_compile_fuses_is_one_graph_for_all_updates():
     with cuda():
         model, sample, step = switch_lm("tiny", num_experts=4, layers=2), tokens_of(2, 16), criterion()
-        with bf16():
-            found = torch._dynamo.explain(step._losses)(model, sample["net_input"], sample["target"], False)
+        given = (model, sample["net_input"], sample["target"], False)
+        with bf16(), batch_of_update(0):
+            found = torch._dynamo.explain(step._losses)(*given)
+        counter = CompileCounter()
+        compiled = torch.compile(step._losses, backend=counter, dynamic=False)
+        for number in range(2):
+            with bf16(), batch_of_update(number):
+                compiled(*given)
     assert not found.break_reasons
+    assert counter.frame_count == 1
     (graph,) = found.graphs
     parts = [part for part in graph.modules() if isinstance(part, torch.fx.GraphModule)]
     assert any("baddbmm" in str(node.target) for part in parts for node in part.graph.nodes)
