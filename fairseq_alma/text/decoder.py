@@ -508,7 +508,12 @@ class SwitchDecoder(FeatureDecoder):
         learned_pos: learned positions rather than sinusoidal ones.
         checkpoint_activations: recompute the layers in the backward pass to save memory.
         embed_scale: what embeddings are multiplied with.
+
+    Attributes:
+        is_sharded: by ``fully_shard``, which wants no view of a weight among what a model returns.
     """
+
+    is_sharded = False
 
     def __init__(
         self,
@@ -585,7 +590,7 @@ class SwitchDecoder(FeatureDecoder):
     def _shares_gradients(self, tokens: Tensor) -> bool:
         """Return whether `TiedEmbedding` is to be used: its sums are rounded in another order than those of a CPU."""
         is_learned = isinstance(self.embed_positions, nn.Embedding)
-        return tokens.is_cuda and is_learned and not torch.compiler.is_compiling()
+        return tokens.is_cuda and is_learned and not self.is_sharded and not torch.compiler.is_compiling()
 
     def _positions(
         self, tokens: Tensor, incremental_state: Optional[IncrementalState], is_padded: bool, numbers: Tensor

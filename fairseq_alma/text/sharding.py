@@ -14,7 +14,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from fairseq_alma.moe.expert_parallel import spread_experts
 from fairseq_alma.optim.fused_adam import FusedAdam
 from fairseq_alma.options import TRAINING, opt
-from fairseq_alma.text.decoder import DecoderLayer
+from fairseq_alma.text.decoder import DecoderLayer, SwitchDecoder
 from fairseq_alma.training.feature import Feature, Setting
 from fairseq_alma.training.loading import replaced
 from fairseq_alma.training.processes import refuse, world_size
@@ -90,6 +90,8 @@ def shard_decoder(model: nn.Module, mesh: DeviceMesh, short: Optional[torch.dtyp
     for module in list(model.modules()):
         if isinstance(module, DecoderLayer):
             fully_shard(module.products(), mesh=mesh, mp_policy=policy)
+        elif isinstance(module, SwitchDecoder):
+            module.is_sharded = True
     fully_shard(model, mesh=mesh)
     keep_checkpoints_whole(model)
 
