@@ -381,18 +381,18 @@ class DecoderLayer(nn.Module):
         Returns:
             (B, T, M), and of a Switch layer the routing of the B x T tokens (row by row) and its statistics.
         """
-        residual, x = scaled_norm(self.self_attn_layer_norm, x, self.shape.feature_factor, norms[0])
-        x = self._add(residual, self.self_attn(x, incremental_state), kept[0])
-        residual, x = scaled_norm(self.final_layer_norm, x, self.shape.feature_factor, norms[1])
+        x, normed = scaled_norm(self.self_attn_layer_norm, x, self.shape.feature_factor, norms[0])
+        x = self._add(x, self.self_attn(normed, incremental_state), kept[0])
+        x, normed = scaled_norm(self.final_layer_norm, x, self.shape.feature_factor, norms[1])
         routing, statistics = None, None
         if self.switch is None:
-            x = dropout(self.shape.activation(self.fc1(x)), self.shape.activation_dropout, self.training)
-            x = self.fc2(x)
+            hidden = self.shape.activation(self.fc1(normed))
+            branch = self.fc2(dropout(hidden, self.shape.activation_dropout, self.training))
         else:
             flat_padding = None if padding is None else padding.flatten()
-            flat, routing, statistics = self.switch(x.flatten(0, 1), flat_padding, numbers)
-            x = flat.view_as(x)
-        return self._add(residual, x, kept[1]), routing, statistics
+            flat, routing, statistics = self.switch(normed.flatten(0, 1), flat_padding, numbers)
+            branch = flat.view_as(normed)
+        return self._add(x, branch, kept[1]), routing, statistics
 
     def products(self) -> list[nn.Module]:
         """Return the modules that autocast computes in a short precision: all but layer norms and the gate."""
@@ -402,12 +402,15 @@ class DecoderLayer(nn.Module):
         self, residual: Union[Tensor, Residual], branch: Tensor, kept: Optional[Tensor]
     ) -> Union[Tensor, Residual]:
         factor, probability = self.shape.branch_factor, self.shape.dropout
+        if kept is None:
+            branch = dropout(branch, probability, self.training)
+        else:
+            factor = factor / (1 - probability)
         if isinstance(residual, Residual):
-            factor = factor if kept is None else factor / (1 - probability)
             return Residual(*AddKept.apply(residual.short, branch, kept, self.zero, factor, residual.exact))
-        if kept is not None:
-            return AddKept.apply(residual, branch, kept, self.zero, factor / (1 - probability))
-        return torch.add(residual, dropout(branch, probability, self.training), alpha=factor)
+        if kept is None:
+            return torch.add(residual, branch, alpha=factor)
+        return AddKept.apply(residual, branch, kept, self.zero, factor)
 
 
 def short_weights(norms: Sequence[nn.LayerNorm], factor: float, x: Tensor) -> Sequence[ShortWeights]:
@@ -561,8 +564,9 @@ class SwitchDecoder(FeatureDecoder):
             x = self.embed_tokens(prev_output_tokens)
             x = torch.add(positions, x, alpha=self.embed_scale) if x.is_cuda else self.embed_scale * x + positions
         else:
-            given = (self.embed_tokens.weight, self.embed_positions.weight, self.padding_idx + 1, self.embed_scale)
-            x, extra["embeddings"] = TiedEmbedding.apply(prev_output_tokens, *given)
+            weights = self.embed_tokens.weight, self.embed_positions.weight
+            embedded = TiedEmbedding.apply(prev_output_tokens, *weights, self.padding_idx + 1, self.embed_scale)
+            x, extra["embeddings"] = embedded
         x = dropout(x, self.dropout, self.training)
         padding = self._padding(prev_output_tokens) if is_padded else None
         # Once for all layers: to a GPU each is one more operation.
@@ -581,7 +585,7 @@ class SwitchDecoder(FeatureDecoder):
                 extra["switch"].append(statistics)
         return scaled_norm(self.layer_norm, x, self.feature_factor, norms[-1])[1], extra
 
-    def _norms(self) -> Iterator[nn.LayerNorm]:
+    def _norms(self) -> Iterator[Any]:
         """Yield all layer norms in their order."""
         for layer in self.layers:
             yield from (layer.self_attn_layer_norm, layer.final_layer_norm)

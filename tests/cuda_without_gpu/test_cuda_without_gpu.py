@@ -65,7 +65,7 @@ def test_a_program_runs_on_one_device_and_the_host_waits_where_it_must(name):
         assert all(here <= limit for here, limit in zip(found, LIMITS[name], strict=True)), found
 
 
-@pytest.mark.filterwarnings("error:FSDP2-wrapped module")
+@pytest.mark.filterwarnings("error:FSDP2-wrapped module .FSDPAlmaSwitchLM")
 @pytest.mark.parametrize(("name", "gathered_in"), [("bf16", torch.bfloat16), ("fp32", torch.float32)])
 def test_fully_shard_gathers_in_the_precision_of_products_and_reduces_in_fp32_once_an_update(name, gathered_in):
     counts = run(f"fully shard, {name}")
