@@ -22,6 +22,7 @@ import ctypes
 import gc
 import importlib
 import importlib.util
+import inspect
 import json
 import logging
 import os
@@ -30,6 +31,7 @@ import signal
 import subprocess
 import sys
 import threading
+import weakref
 from argparse import Namespace
 from copy import deepcopy
 from dataclasses import dataclass, field
@@ -240,8 +242,11 @@ def _import_all() -> None:
     for name in _ASK_WITHOUT_CUDA.keys() - before.keys():
         del os.environ[name]
     Plugins.instance()  # finds hydra's plugins
+    inspect.stack()  # as hydra asks who calls it, for which Python looks at the file of every module, once
     # As fairseq imports what --user-dir names, so that it does not say in each log that this was done already.
     import_user_module(Namespace(user_dir=str(Path(fairseq_alma.__file__).parent)))
+    for each in [*weakref.finalize._registry]:  # type: ignore[attr-defined]
+        each.atexit = False  # torch's operators, one by one: `leave` takes nothing apart that was imported
     # All children share what stands there now; the garbage collector would write into it, and so copy it.
     gc.collect()
     gc.freeze()
