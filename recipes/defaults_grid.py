@@ -28,8 +28,7 @@ from fairseq_alma.errors import AlmaError
 from fairseq_alma.files import write_json_atomically
 from fairseq_alma.report.read_run import RunTable, read_run
 from fairseq_alma.report.spelling import render_markdown
-from fairseq_alma.text import speed
-from fairseq_alma.text.model_size import LENGTH, Shape, Speed, Wish, by_time, shapes
+from fairseq_alma.text.model_size import LENGTH, Shape, Speed, Wish, by_time, seconds_per_token, shapes
 from fairseq_alma.text.recipe import RATE
 
 RATES = tuple(RATE * factor for factor in (0.5, 1, 2, 4))
@@ -65,7 +64,7 @@ def plan(stream: Stream, minutes: float) -> tuple[Point, list[Point]]:
     def measured(asked: Sequence[Shape], tokens_per_update: int) -> Speed:
         job = {"batch": tokens_per_update // LENGTH, "length": LENGTH, "on_cpu": True}
         for shape in asked:
-            rounds = [speed.seconds_per_token(shape, job, time.process_time) for _ in range(ROUNDS)]
+            rounds = [seconds_per_token(shape, job, time.process_time) for _ in range(ROUNDS)]
             costs[shape] = min(rounds)
         return Speed([costs[shape] for shape in asked], START / 2)
 

@@ -34,9 +34,8 @@ from fairseq_alma.runs.study import (
 )
 from fairseq_alma.runs.workers import MemberWorkers, devices_of_jobs
 from fairseq_alma.terminal import tell
-from fairseq_alma.text.model_size import LENGTH, Wish
+from fairseq_alma.text.model_size import LENGTH, Wish, measure_speed
 from fairseq_alma.text.recipe import Asked, Recipe, complete
-from fairseq_alma.text.speed import measure
 from fairseq_alma.text.text_job import TextJob
 from fairseq_alma.training.feature import FEATURES, Features, PlannedRun, import_from
 from fairseq_alma.watch.run_display import MemberDisplay, RunDisplay
@@ -381,7 +380,7 @@ def complete_options(
         stream,
         planned,
         None if before is None else before.get("recipe"),
-        lambda shapes, tokens: measure(shapes, tokens, LENGTH, on_cpu),
+        lambda shapes, tokens: measure_speed(shapes, tokens, LENGTH, on_cpu),
     )
     vars(arguments).update(recipe.features)
     return recipe
