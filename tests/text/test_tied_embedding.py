@@ -4,8 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fairseq_alma.text.decoder import SwitchDecoder
-from fairseq_alma.text.tied_embedding import TiedEmbedding
+from fairseq_alma.text.decoder import SwitchDecoder, TiedEmbedding
 from tests.text.switch_models import model_of
 
 
