@@ -215,6 +215,7 @@ def test_fairseq_eval_lm_prints_the_perplexity_of_the_mean_probabilities(trained
         assert float(re.search(r"test: (\S+) bits per token", done.stdout)[1]) == pytest.approx(want, abs=6e-5)
 
 
+@pytest.mark.slow
 def test_new_members_alone_are_tested_and_added_to_what_those_before_predict(trained, tmp_path):
     places = [shutil.copytree(trained / name, tmp_path / name) / "checkpoint_last.pt" for name in "ab"]
     main([str(places[0]), "--out", f"{tmp_path}/first.pt"])

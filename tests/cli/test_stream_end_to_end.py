@@ -185,7 +185,7 @@ def test_an_ensemble_is_one_checkpoint_that_still_works_when_all_is_tidied_up(fo
 @pytest.mark.parametrize(
     "learner",
     [
-        ["gmoe", "--grow-schedule", "2,4", "--grow-method", "split"],
+        pytest.param(["gmoe", "--grow-schedule", "2,4", "--grow-method", "split"], marks=pytest.mark.slow),
         ["grow", "--grow-schedule", "experts=2,4 layers=2,4 embed-dim=16,32"],
     ],
 )

@@ -42,6 +42,7 @@ LIMITS = {  # operations, casts, GB of a batch of 8 x 512 tokens, 12 experts, we
     "an update by fused_adam": (10, 0, 3.3),
     "an update of a branch": (10, 0, 0.3),
 }
+LONGER = {"layers computed twice, bf16", "growth of alma_moe_vgg", "growth of alma_firefly_vgg", "fully shard, fp32"}
 
 
 @pytest.fixture(autouse=True)
@@ -51,7 +52,9 @@ def known_capabilities():
     experts._groups_without_wait.cache_clear()
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if name in LONGER else ()) for name in PROGRAMS]
+)
 def test_a_program_runs_on_one_device_and_the_host_waits_where_it_must(name):
     counts = run(name)
     waits = {place.rsplit(":", 1)[0].removeprefix("fairseq_alma/") for place in counts.host_reads + counts.host_writes}
@@ -78,6 +81,7 @@ def test_fully_shard_gathers_in_the_precision_of_products_and_reduces_in_fp32_on
     assert counts.of_update.operations <= 14 and not counts.of_update.host_reads
 
 
+@pytest.mark.slow
 def test_before_sm_90_experts_are_computed_by_places_whatever_their_capacity(monkeypatch):
     monkeypatch.setitem(PROGRAMS, "here", lambda: text("tiny", "bf16", 2, 64, capacity_factor=2.0))
     before = run("here", (8, 0))
@@ -87,6 +91,7 @@ def test_before_sm_90_experts_are_computed_by_places_whatever_their_capacity(mon
     assert not before.host_reads and not since.host_reads
 
 
+@pytest.mark.slow
 def test_the_step_that_compile_fuses_is_one_graph_for_all_updates():
     with cuda():
         model, sample, step = switch_lm("tiny", num_experts=4, layers=2), tokens_of(2, 16), criterion()

@@ -20,7 +20,8 @@ TOOLS = [str(tool) for tool in ALL_TOOLS if not tool.is_resumed]
 @pytest.mark.parametrize(
     ("options", "num_kills"),
     [
-        (["--learner", *SOME, "--sample", "1", "--how", "power"], len(SOME)),
+        (["--learner", *SOME[:2], "--sample", "1", "--how", "power"], 2),
+        pytest.param(["--learner", *SOME, "--sample", "1", "--how", "power"], len(SOME), marks=pytest.mark.slow),
         (["--learner", "alma-export", "--step", "27"], 1),
         (["--learner", "alma-grow", "--step", "6", "--how", "meet"], 1),
         (["--learner", "images-sm", "--step", "12", "--how", "meet"], 1),

@@ -87,6 +87,7 @@ def test_what_the_user_has_put_where_models_go_is_left_alone(stream, tmp_path):
     assert main(words) == 0
 
 
+@pytest.mark.slow
 def test_what_predicts_is_evaluated_as_one_model_and_as_a_folder(stream, tmp_path, monkeypatch):
     pytest.importorskip("safetensors")
     command = 'cp -r {export} seen-{stage}; cp {checkpoint} seen-{stage}; echo "{\\"at\\": {arrival}}"'

@@ -205,6 +205,7 @@ def changes_of(mup, width, layers, rate=0.01, updates=4):
     return [float((b - a).detach().pow(2).mean().sqrt()) for a, b in zip(before, after, strict=True)]
 
 
+@pytest.mark.slow
 def test_with_maximal_update_a_rate_moves_models_of_all_widths_and_depths_alike():
     moved = {size: changes_of(True, *size) for size in ((64, 2), (64, 8), (512, 2), (256, 8))}
     for name, values in zip(("logits", "features"), zip(*moved.values(), strict=True), strict=True):

@@ -23,7 +23,9 @@ def one(trained, tmp_path_factory):
 
 
 @pytest.fixture(
-    scope="module", params=[(EXPERTS, 2), (ALL, 2), pytest.param((ALL, 4), marks=pytest.mark.slow)], ids=str
+    scope="module",
+    params=[(EXPERTS, 2), *(pytest.param((ALL, number), marks=pytest.mark.slow) for number in (2, 4))],
+    ids=str,
 )
 def several(request, trained, tmp_path_factory):
     option, number = request.param

@@ -120,6 +120,7 @@ def read_by_first(rank, *arguments):
     return len(found)
 
 
+@pytest.mark.slow
 def test_two_processes_that_are_resumed_read_one_file_by_the_first_and_end_with_the_same_bits(trained, tmp_path):
     for name in ("whole", "resumed"):
         (tmp_path / name).mkdir()

@@ -194,7 +194,7 @@ def run_both(stream, folder, before, after, capsys):
     assert_same(folder / "run/stage-002/member-0/checkpoint_last.pt", folder / "whole/checkpoint_last.pt")
 
 
-@pytest.mark.parametrize("learner", [FIXED, GROWING], ids=["fixed", "growing"])
+@pytest.mark.parametrize("learner", [pytest.param(FIXED, marks=pytest.mark.slow), GROWING], ids=["fixed", "growing"])
 def test_a_carried_run_with_an_average_is_one_uninterrupted_training(trained, tmp_path, capsys, learner):
     run_both(trained.stream, tmp_path, [*learner, *AVERAGED], [], capsys)
 

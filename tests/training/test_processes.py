@@ -287,6 +287,7 @@ def processes_of(word, rank=None):
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library has no such call")
+@pytest.mark.slow
 def test_memory_that_was_freed_is_not_asked_for_again():
     rounds = """
 import resource
