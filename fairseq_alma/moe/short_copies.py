@@ -47,7 +47,7 @@ def short_copy(weight: Tensor, dtype: torch.dtype, terms: int = 1) -> Tensor:
     if torch.compiler.is_compiling() or weight.dtype == dtype:  # which would have a graph for each update
         return _rounded(weight.detach(), dtype, terms)
     owner: Any = weight._base if weight._is_view() else weight  # what `TiedEmbedding` returns is made anew each batch
-    return _once_an_update(owner, (dtype, weight._version), lambda: _rounded(weight.detach(), dtype, terms))
+    return _once_an_update(owner, (dtype, terms, weight._version), lambda: _rounded(weight.detach(), dtype, terms))
 
 
 def _once_an_update(owner: Tensor, state: tuple, make: Callable[[], Tensor]) -> Tensor:
