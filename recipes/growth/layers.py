@@ -1,0 +1,80 @@
+"""What each layer of a language model adds: how large the residual stream is behind it, and the loss without it.
+
+    python recipes/growth/layers.py RUN/stage-003/member-0/checkpoint_average.pt TEXT
+
+TEXT: a file, a document a line, that the model was not trained on. A layer norm divides the stream by its size, so
+that a layer that adds little to a large stream is hardly seen by what reads it.
+"""
+
+import argparse
+import sys
+from itertools import islice
+from pathlib import Path
+from typing import Any, Callable, Optional, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from fairseq_alma.cli.entry import command
+from fairseq_alma.errors import AlmaError
+from fairseq_alma.exchange.load_model import LoadedModel, load_model, score_texts
+from fairseq_alma.report.spelling import render_markdown
+
+
+def bits_per_token(loaded: LoadedModel, texts: Sequence[str]) -> float:
+    """Return the loss of documents, each on its own and with its end."""
+    scores = list(score_texts(loaded, texts))
+    return sum(each.bits + each.end_bits for each in scores) / sum(each.num_tokens + 1 for each in scores)
+
+
+def with_hook(layer: nn.Module, hook: Callable[..., Any], loaded: LoadedModel, texts: Sequence[str]) -> float:
+    """Return the loss of documents while a hook watches a layer, or changes what it returns."""
+    handle = layer.register_forward_hook(hook)
+    try:
+        return bits_per_token(loaded, texts)
+    finally:
+        handle.remove()
+
+
+def without(_: nn.Module, inputs: tuple[Tensor, ...], outputs: tuple[Optional[Tensor], ...]) -> tuple[Any, ...]:
+    """Let a layer hand on what it was given."""
+    return (inputs[0], *outputs[1:])
+
+
+def table(loaded: LoadedModel, texts: Sequence[str]) -> str:
+    """Lay out, layer by layer, what it is given and hands on, and what is lost without it."""
+    rows = []
+    for number, layer in enumerate(loaded.model.members[0].layers):
+        sizes: list[tuple[float, float]] = []
+
+        def measure(_: nn.Module, inputs: tuple[Tensor, ...], outputs: tuple[Tensor, ...], to: list = sizes) -> None:
+            to.append((inputs[0].std(-1).mean().item(), outputs[0].std(-1).mean().item()))
+
+        whole = with_hook(layer, measure, loaded, texts)
+        lost = with_hook(layer, without, loaded, texts) - whole
+        before, behind = torch.tensor(sizes).mean(0).tolist()
+        rows.append([str(number), f"{before:.1f}", f"{behind:.1f}", f"{lost:+.3f}"])
+    return render_markdown(["layer", "stream before it", "behind it", "bits per token without it"], rows)
+
+
+@command
+def main(argv: Optional[Sequence[str]] = None) -> int:
+    """Run the program."""
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("checkpoint", type=Path, help="of a single language model")
+    options.add_argument("text", type=Path, help="documents, one a line, that it was not trained on")
+    options.add_argument("--documents", type=int, default=500, help="at most so many of them (default: 500)")
+    args = options.parse_args(argv)
+    try:
+        with args.text.open() as file:
+            texts = [line.strip() for line in islice(file, args.documents) if line.strip()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise AlmaError(f"{args.text}: {error}; give a file of text") from error
+    if not texts:
+        raise AlmaError(f"{args.text}: no text in its first {args.documents} lines")
+    print(table(load_model(args.checkpoint), texts))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,40 @@
+"""``recipes/growth/layers.py``: what each layer adds to the residual stream and takes from the loss."""
+
+import pytest
+
+from fairseq_alma.checkpoints.checkpoint_file import read_checkpoint, write_checkpoint
+from fairseq_alma.exchange.load_model import load_model
+from tests.exchange.conftest import TEXT
+from tests.recipes.programs import load
+from tests.scripts import refused
+
+layers = load("growth.layers")
+
+
+def rows(path):
+    return [
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in layers.table(load_model(path), [TEXT] * 3).splitlines()[2:]
+    ]
+
+
+@pytest.mark.parametrize("kind", ["dense", "switch"])
+def test_a_layer_whose_outputs_are_zero_adds_nothing_and_is_not_missed(kind, checkpoints, tmp_path):
+    trained = rows(checkpoints[kind])
+    assert all(before != behind and lost != "+0.000" for _, before, behind, lost in trained)
+    checkpoint = read_checkpoint(checkpoints[kind], mmap=False)
+    for name, tensor in checkpoint["model"].items():
+        if name.startswith("decoder.layers.1.") and (".out_proj." in name or ".fc2" in name):
+            tensor.zero_()
+    write_checkpoint(checkpoint, tmp_path / "zero.pt")
+    changed = rows(tmp_path / "zero.pt")
+    assert changed[0][:3] == trained[0][:3]
+    _, before, behind, lost = changed[1]
+    assert before == behind and float(lost) == 0
+
+
+def test_a_text_of_nothing_is_one_line(checkpoints, tmp_path):
+    (tmp_path / "empty.txt").write_text("\n\n")
+    said = refused(layers.main, tmp_path, checkpoints["dense"], tmp_path / "empty.txt")
+    assert said.endswith("empty.txt: no text in its first 500 lines")
+    assert "No such file" in refused(layers.main, tmp_path, checkpoints["dense"], tmp_path / "none.txt")
