@@ -10,7 +10,7 @@ import argparse
 import sys
 from itertools import islice
 from pathlib import Path
-from typing import Any, Callable, Optional, Sequence
+from typing import Any, Callable, Mapping, Optional, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -27,13 +27,14 @@ def bits_per_token(loaded: LoadedModel, texts: Sequence[str]) -> float:
     return sum(each.bits + each.end_bits for each in scores) / sum(each.num_tokens + 1 for each in scores)
 
 
-def with_hook(layer: nn.Module, hook: Callable[..., Any], loaded: LoadedModel, texts: Sequence[str]) -> float:
-    """Return the loss of documents while a hook watches a layer, or changes what it returns."""
-    handle = layer.register_forward_hook(hook)
+def with_hooks(hooks: Mapping[nn.Module, Callable[..., Any]], loaded: LoadedModel, texts: Sequence[str]) -> float:
+    """Return the loss of documents while hooks watch layers, or change what they return."""
+    handles = [layer.register_forward_hook(hook) for layer, hook in hooks.items()]
     try:
         return bits_per_token(loaded, texts)
     finally:
-        handle.remove()
+        for handle in handles:
+            handle.remove()
 
 
 def without(_: nn.Module, inputs: tuple[Tensor, ...], outputs: tuple[Optional[Tensor], ...]) -> tuple[Any, ...]:
@@ -43,16 +44,17 @@ def without(_: nn.Module, inputs: tuple[Tensor, ...], outputs: tuple[Optional[Te
 
 def table(loaded: LoadedModel, texts: Sequence[str]) -> str:
     """Lay out, layer by layer, what it is given and hands on, and what is lost without it."""
+    layers = loaded.model.members[0].layers
+    sizes: dict[nn.Module, list[tuple[float, float]]] = {layer: [] for layer in layers}
+
+    def measure(layer: nn.Module, inputs: tuple[Tensor, ...], outputs: tuple[Tensor, ...]) -> None:
+        sizes[layer].append((inputs[0].std(-1).mean().item(), outputs[0].std(-1).mean().item()))
+
+    whole = with_hooks(dict.fromkeys(layers, measure), loaded, texts)
     rows = []
-    for number, layer in enumerate(loaded.model.members[0].layers):
-        sizes: list[tuple[float, float]] = []
-
-        def measure(_: nn.Module, inputs: tuple[Tensor, ...], outputs: tuple[Tensor, ...], to: list = sizes) -> None:
-            to.append((inputs[0].std(-1).mean().item(), outputs[0].std(-1).mean().item()))
-
-        whole = with_hook(layer, measure, loaded, texts)
-        lost = with_hook(layer, without, loaded, texts) - whole
-        before, behind = torch.tensor(sizes).mean(0).tolist()
+    for number, layer in enumerate(layers):
+        lost = with_hooks({layer: without}, loaded, texts) - whole
+        before, behind = torch.tensor(sizes[layer]).mean(0).tolist()
         rows.append([str(number), f"{before:.1f}", f"{behind:.1f}", f"{lost:+.3f}"])
     return render_markdown(["layer", "stream before it", "behind it", "bits per token without it"], rows)
 
