@@ -2,6 +2,7 @@
 
     TEXT="wiki.00.txt.xz wiki.01.txt.xz" recipes/lm/ladder/ladder.sh --width 16                 # the main rows
     TEXT=... recipes/lm/ladder/ladder.sh --width 24 --rows table2 --seeds 1 2 3
+    recipes/lm/ladder/ladder.sh --width 16 --corpus python --rows depth    # source code of Python's standard library
     recipes/lm/ladder/ladder.sh --width 16 --dry-run                   # tokens, passes, hours; what is left to train
 
 A family of models: two layers of width d, the second a Switch layer with 4 experts, an FFN and experts of 4 d, heads of
@@ -10,20 +11,24 @@ paper, and 10 passes are made over it. Paragraphs are dealt at random. ``recipes
 what would falsify them, and the results; ``ladder_tables.py`` lays them out.
 
 One run at a time, a thread each: the same command given several times shares the work. A run is ROW-lrLR-seedN. Each
-row tries all rates with the first seed, first that which was best for ``sm-4``, so that a study that was cut off has
-something of all rows; the other seeds get the one with the lowest loss on valid, its mean over the arrivals
-(``rates.json``). What has ended is not trained again, nor is what ``records/lm-ladder-WIDTH.tar.xz`` has of the same
-stream (``tables.py --add --keep lm-ladder-16 runs/lm-ladder/16/*-seed*`` adds to it).
+row tries all rates with the first seed, first that which was best for ``sm-4`` (or for the first row, where that has not
+been tried), so that a study that was cut off has something of all rows; the other seeds get the one with the lowest loss
+on valid, its mean over the arrivals (``rates.json``). What has ended is not trained again, nor is what
+``records/lm-ladder-WIDTH.tar.xz`` (``lm-ladder-WIDTH-CORPUS.tar.xz``) has of the same stream
+(``tables.py --add --keep lm-ladder-16 runs/lm-ladder/16/*-seed*`` adds to it).
 """
 
 import argparse
+import ast
 import fcntl
 import json
 import lzma
 import os
+import random
 import shlex
 import subprocess
 import sys
+import sysconfig
 import time
 from dataclasses import dataclass
 from itertools import product
@@ -38,8 +43,13 @@ from fairseq_alma.errors import AlmaError
 from fairseq_alma.files import open_atomically, write_json_atomically
 from fairseq_alma.report.read_run import RunTable, read_run
 
-TOKENS_PER_WORD = {16: 3.14, 24: 2.75, 32: 2.54, 48: 2.30, 64: 2.15}
-"""Widths -> tokens for each word of Wikipedia with the vocabulary of that width, ends of paragraphs too."""
+WIKIPEDIA, PYTHON = "wikipedia", "python"
+TOKENS_PER_WORD = {
+    WIKIPEDIA: {16: 3.14, 24: 2.75, 32: 2.54, 48: 2.30, 64: 2.15},
+    PYTHON: {16: 4.48},
+}
+"""Corpora -> widths -> tokens for each word with the vocabulary of that width, ends of documents too."""
+CODE_NGRAM = 50  # words that code has to share with test to be a copy of it; of text alma-prep-text's own 13
 TOKENS_PER_PARAMETER, PASSES, MEGABATCHES = 9, 10, 4
 BATCH, SAMPLE, EXPERTS = 16, 128, 4
 VALID_WORDS, TEST_WORDS = 20_000, 40_000
@@ -57,6 +67,7 @@ class Row:
         options: of alma-stream.
         experts: in the Switch layer; None: the learner says, or there is none.
         layers: of the decoder; None: the learner says.
+        halves: of the rung's width, which is the width of this model: one, or one for each arrival.
         times: updates of a stage, of those for one mega-batch.
         is_constant: whether the rate stays up after one warm-up, rather than to decay to zero in each stage.
         train: further options of fairseq-train.
@@ -67,6 +78,7 @@ class Row:
     options: str = "--learner sm"
     experts: Optional[int] = EXPERTS
     layers: Optional[int] = 2
+    halves: tuple[int, ...] = (2,)
     times: int = 1
     is_constant: bool = False
     train: str = ""
@@ -96,6 +108,8 @@ _DEPTHS = {  # what grows -> its options
     "deeper-1-6-6-6": "layers=1,6,6,6", "deeper-1-1-6-6": "layers=1,1,6,6", "deeper-1-1-1-6": "layers=1,1,1,6",
     "deeper-1-1-6-6-last": "layers=1,1,6,6 --grow-method last", "deeper-auto": "layers=1,6 --grow-when auto",
 }  # fmt: skip
+FIXED_WIDTHS = ("width-1", "width-2", "width-4")
+_WIDTHS = ((1, 1, 4, 4), (1, 1, 1, 4), (1, 4, 4, 4))  # halves of the rung's width at each arrival
 
 ROWS: dict[str, Row] = {
     "sm-4": Row(), "sm-8": Row(experts=8), "sm-12": Row(experts=12),
@@ -133,6 +147,15 @@ ROWS: dict[str, Row] = {
                   train=_DENSE, cost=6)
         for name, schedule in _DEPTHS.items()
     },
+    **{
+        name: Row(f"{_SM} {_CARRIED}", None, halves=(int(name[-1]),), is_constant=True, train=_DENSE)
+        for name in FIXED_WIDTHS
+    },
+    **{
+        f"wider-{'-'.join(map(str, halves))}": Row(f"--learner grow {_CARRIED}", None, halves=halves, is_constant=True,
+                                                   train=_DENSE)
+        for halves in _WIDTHS
+    },
 }  # fmt: skip
 """What is trained at each size, in the order of the tables."""
 RETRAINED = ("sm-4-iid", "sm-4-ema-iid", "sm-4-wsd-iid", "sm-4-wd-iid")
@@ -146,11 +169,12 @@ SETS: dict[str, tuple[str, ...]] = {
     "experts": ("gmoe-copy", "gmoe-renew", "gmoe-split", "gmoe-worst"),
     "depth": ("depth-6", "deeper-1-1-6-6", "depth-1", "deeper-1-1-1-6", "depth-3", "deeper-1-6-6-6",
               "deeper-1-1-6-6-last", "deeper-auto"),
+    "width": ("width-4", "wider-1-1-4-4", "width-2", "width-1", "wider-1-1-1-4", "wider-1-4-4-4"),
     "table2": tuple(ROWS)[: list(ROWS).index("sm-4-iid2")],
     "anytime": tuple(
         name
         for name, row in ROWS.items()
-        if (row.is_constant and row.layers == 2) or "-wd" in name or name.startswith("sm-4")
+        if (row.is_constant and row.experts) or "-wd" in name or name.startswith("sm-4")
     ),
     "all": tuple(ROWS),
 }  # fmt: skip
@@ -158,9 +182,15 @@ SETS: dict[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class Size:
-    """A rung of the ladder."""
+    """A rung of the ladder.
+
+    Attributes:
+        width: of the model.
+        corpus: what it is trained on.
+    """
 
     width: int
+    corpus: str = WIKIPEDIA
 
     @property
     def vocabulary(self) -> int:
@@ -180,7 +210,7 @@ class Size:
     @property
     def words(self) -> int:
         """Words of text that are needed in all."""
-        return round(MEGABATCHES * self.tokens / TOKENS_PER_WORD[self.width]) + VALID_WORDS + TEST_WORDS
+        return round(MEGABATCHES * self.tokens / TOKENS_PER_WORD[self.corpus][self.width]) + VALID_WORDS + TEST_WORDS
 
     @property
     def updates(self) -> int:
@@ -198,9 +228,14 @@ class Size:
         return 60_000 * (16 / self.width) ** 0.8
 
     @property
+    def name(self) -> str:
+        """Of its folder."""
+        return f"{self.width}" if self.corpus == WIKIPEDIA else f"{self.width}-{self.corpus}"
+
+    @property
     def archive(self) -> str:
         """Name of the kept records."""
-        return f"lm-ladder-{self.width}"
+        return f"lm-ladder-{self.name}"
 
     def seconds(self, row: Row) -> float:
         """Return about how long a run takes a core."""
@@ -261,10 +296,11 @@ def best_rates(done: Ended, seed: int, rates: Sequence[str], failed: Collection[
 
 def wanted(names: Sequence[str], best: dict[str, str], rates: Sequence[str], seeds: Sequence[int]) -> list[Training]:
     """Return the trainings that can be named so far, in the order in which they are made."""
-    tuned = list(dict.fromkeys(["sm-4", *(ROWS[name].tuned_as or name for name in names)]))
-    found = [Training("sm-4", rate, seeds[0]) for rate in rates]
-    if "sm-4" in best:
-        found += [Training(name, best["sm-4"], seeds[0]) for name in [*tuned, *(n for n in names if n in best)]]
+    tuned = list(dict.fromkeys(ROWS[name].tuned_as or name for name in names))
+    guide = "sm-4" if "sm-4" in {*tuned, *best} else tuned[0]
+    found = [Training(guide, rate, seeds[0]) for rate in rates]
+    if guide in best:
+        found += [Training(name, best[guide], seeds[0]) for name in [*tuned, *(n for n in names if n in best)]]
     found += [Training(name, rate, seeds[0]) for name, rate in product(tuned, rates)]
     found += [Training(name, best[name], seed) for seed, name in product(seeds, names) if name in best]
     return list(dict.fromkeys(found))
@@ -306,7 +342,8 @@ class Study:
     def _prep(self) -> list[str]:
         size = ["--megabatches", str(MEGABATCHES), "--vocab-size", str(self.size.vocabulary), "--workers", "1"]
         held = ["--valid-words", str(VALID_WORDS), "--test-words", str(TEST_WORDS)]
-        paths = [str(self.folder / "text.txt"), "--format", "lines", "--out", str(self.stream)]
+        kind = ["lines"] if self.size.corpus == WIKIPEDIA else ["jsonl", "--decontaminate-ngram", str(CODE_NGRAM)]
+        paths = [str(self.folder / "text.txt"), "--out", str(self.stream), "--format", *kind]
         return ["alma-prep-text", *paths, *size, *held]
 
     def ended(self) -> Ended:
@@ -324,9 +361,11 @@ class Study:
         """Return the call of alma-stream."""
         row, size = ROWS[training.row], self.size
         updates = size.updates * row.times
-        model = ["--arch", "alma_switch_lm", "--decoder-embed-dim", str(size.width)]
+        widths = [each * size.width // 2 for each in row.halves]
+        model = ["--arch", "alma_switch_lm", "--decoder-attention-heads", str(widths[0] // 8)]
         model += ["--decoder-layers", str(row.layers)] if row.layers else []
-        model += ["--decoder-ffn-embed-dim", str(4 * size.width), "--decoder-attention-heads", str(size.width // 8)]
+        if len(widths) == 1:
+            model += ["--decoder-embed-dim", str(widths[0]), "--decoder-ffn-embed-dim", str(4 * widths[0])]
         model += ["--dropout", "0", *(["--num-experts", str(row.experts)] if row.experts else [])]
         schedule = ["--lr-scheduler", "fixed"]
         if not row.is_constant:
@@ -344,6 +383,10 @@ class Study:
             str(self.folder / training.name),
         ]
         own += ["--seed", str(training.seed), "--save-every", "5000", *row.options.split()]
+        if len(widths) > 1:
+            schedule_of = {"embed-dim": widths, "ffn-dim": [4 * width for width in widths]}
+            spelled = (f"{name}={','.join(map(str, sizes))}" for name, sizes in schedule_of.items())
+            own += ["--grow-schedule", " ".join(spelled)]
         loss = ["--criterion", "alma_switch_cross_entropy"]
         return ["alma-stream", *own, "--", *model, *loss, *optimizer, *row.train.split(), *schedule, *data]
 
@@ -415,18 +458,18 @@ class Claim:
 
 def _write_words(paths: Sequence[Path], size: Size, out: Path) -> None:
     """Write the first paragraphs of texts, as many as the size needs. Raises AlmaError if there are fewer words."""
+    is_code = size.corpus == PYTHON
     found = 0
     with open_atomically(out, "w") as file:
-        for line in _paragraphs(paths):
+        for text in _definitions() if is_code else _paragraphs(paths):
             if found >= size.words:
                 break
-            found += len(line.split())
-            file.write(line)
+            found += len(text.split())
+            file.write(json.dumps({"text": text}) + "\n" if is_code else text)
         if found < size.words:
-            raise AlmaError(
-                f"--text {' '.join(map(str, paths))}: {found:,} words, --width {size.width} needs {size.words:,}; give "
-                "more text, or a smaller width"
-            )
+            what = f"--corpus {PYTHON}" if is_code else f"--text {' '.join(map(str, paths))}"
+            more = "give a smaller width" if is_code else "give more text, or a smaller width"
+            raise AlmaError(f"{what}: {found:,} words, --width {size.width} needs {size.words:,}; {more}")
 
 
 def _paragraphs(paths: Sequence[Path]) -> Iterator[str]:
@@ -438,6 +481,23 @@ def _paragraphs(paths: Sequence[Path]) -> Iterator[str]:
         opened: Callable[..., IO[str]] = lzma.open if path.suffix == ".xz" else open
         with opened(path, "rt", encoding="utf-8") as file:
             yield from (line for line in file if line.strip())
+
+
+def _definitions() -> Iterator[str]:
+    """Yield the source of each function and class of Python's standard library, those inside of others with them.
+
+    Modules come in an order drawn at random, always the same; tests and what was installed beside are left out.
+    """
+    root = Path(sysconfig.get_path("stdlib"))
+    own = (path.relative_to(root) for path in root.rglob("*.py"))
+    modules = sorted(path for path in own if not {"test", "tests", "site-packages", "idle_test"} & set(path.parts))
+    random.Random(0).shuffle(modules)
+    for module in modules:
+        source = (root / module).read_text(encoding="utf-8")
+        lines = source.splitlines(keepends=True)
+        for statement in ast.parse(source).body:
+            if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+                yield "".join(lines[statement.lineno - 1 : statement.end_lineno])
 
 
 def rows_of(names: Sequence[str]) -> list[str]:
@@ -463,7 +523,15 @@ def require_rates(rates: Sequence[str], names: Sequence[str]) -> None:
 def parser() -> argparse.ArgumentParser:
     """Return the parser of the options."""
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--width", type=int, required=True, choices=sorted(TOKENS_PER_WORD), help="of the model")
+    options.add_argument(
+        "--width", type=int, required=True, choices=sorted(TOKENS_PER_WORD[WIKIPEDIA]), help="of models"
+    )
+    options.add_argument(
+        "--corpus",
+        default=WIKIPEDIA,
+        choices=sorted(TOKENS_PER_WORD),
+        help="wikipedia: paragraphs of --text (default); python: definitions in the source code of Python's library",
+    )
     options.add_argument(
         "--text", nargs="+", type=Path, help="files of text or .xz, a paragraph a line (default: TEXT)"
     )
@@ -487,14 +555,17 @@ def _rate(text: str) -> str:
 def main(argv: Optional[Sequence[str]] = None) -> int:
     """Run the program."""
     args = parser().parse_args(argv)
-    size, names = Size(args.width), rows_of(args.rows)
+    size, names = Size(args.width, args.corpus), rows_of(args.rows)
+    if args.width not in TOKENS_PER_WORD[args.corpus]:
+        known = ", ".join(map(str, TOKENS_PER_WORD[args.corpus]))
+        raise AlmaError(f"--corpus {args.corpus} --width {args.width}: tokens for a word are known for {known}")
     rates = args.rates or size.rates
     require_rates(rates, names)
     runs = args.runs or Path(os.environ.get("RUNS") or "runs/lm-ladder")
-    study = Study(size, runs / str(size.width), rates, args.seeds)
+    study = Study(size, runs / size.name, rates, args.seeds)
     if not args.dry_run:
         text = args.text or [Path(each) for each in os.environ.get("TEXT", "").split()]
-        if not text and not (study.stream / "stream.json").is_file():
+        if args.corpus == WIKIPEDIA and not text and not (study.stream / "stream.json").is_file():
             raise AlmaError("--text: not given, nor is TEXT; give files of text, or .xz, a paragraph a line")
         study.prepare(text)
     print(study.forecast(names), flush=True)

@@ -119,7 +119,7 @@ class Rung:
     @cached_property
     def num_params(self) -> float:
         """Parameters of the single model with 4 experts, or of the smallest that there is."""
-        dense = ladder.SETS["depth"]
+        dense = {*ladder.SETS["depth"], *ladder.SETS["width"]}
         return min(min(run.params.values()) for (row, *_), run in self.done.items() if row not in dense)
 
 
@@ -409,7 +409,7 @@ TABLES = {
 def rungs_of(folder: Optional[Path] = None) -> dict[int, Rung]:
     """Return the sizes of which there are complete runs, in a folder of the ladder's or kept."""
     found = {}
-    for width in ladder.TOKENS_PER_WORD:
+    for width in ladder.TOKENS_PER_WORD[ladder.WIKIPEDIA]:
         tables = [kept] if (kept := ladder.kept(ladder.Size(width))) is not None else []
         tables += [here] if folder and (here := ladder.complete_runs(folder / str(width))) is not None else []
         if done := ladder.ended(*tables):

@@ -70,6 +70,34 @@ def test_a_dry_run_says_tokens_passes_and_hours_and_writes_nothing(records, caps
     assert not (records / "R").exists()
 
 
+def test_what_gets_wider_is_told_its_widths_and_nothing_else_of_them(tmp_path):
+    study = ladder.Study(SIZE, tmp_path, RATES, (1,))
+    grows = study.command(ladder.Training("wider-1-1-4-4", "0.1", 1))
+    assert grows[grows.index("--grow-schedule") + 1] == "embed-dim=8,8,32,32 ffn-dim=32,32,128,128"
+    assert "--decoder-embed-dim" not in grows and "--decoder-ffn-embed-dim" not in grows
+    fixed = study.command(ladder.Training("width-4", "0.1", 1))
+    assert fixed[fixed.index("--decoder-embed-dim") + 1] == "32"
+    assert fixed[fixed.index("--decoder-attention-heads") + 1] == "4"  # as many as the other has in the end
+
+
+def test_another_corpus_has_a_folder_and_records_of_its_own_and_rows_that_need_no_others(records, capsys):
+    assert run("--width", 16, "--corpus", "python", "--rows", "width-1", "--runs", records / "R", "--dry-run") == 0
+    said = capsys.readouterr().out
+    assert f"{records}/R/16-python/width-1-lr0.008-seed1" in said and "sm-4" not in said
+    assert ladder.Size(16, "python").archive == "lm-ladder-16-python"
+
+
+def test_definitions_of_pythons_library_become_a_stream(tmp_path, monkeypatch):
+    sources = {"a.py": "import os\nclass A:\n    x = 1\n\n\ndef f():\n    pass\n", "test/b.py": "def g(): 0"}
+    for name, source in sources.items():
+        (tmp_path / "lib" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "lib" / name).write_text(source)
+    monkeypatch.setattr(ladder.sysconfig, "get_path", lambda name: str(tmp_path / "lib"))
+    assert [*ladder._definitions()] == ["class A:\n    x = 1\n", "def f():\n    pass\n"]
+    with pytest.raises(AlmaError, match="--corpus python: 8 words, --width 16 needs 247,843; give a smaller width"):
+        run("--width", 16, "--corpus", "python", "--runs", tmp_path / "R")
+
+
 def test_too_little_text_is_one_line_with_the_words_that_are_there_and_needed(records):
     text = records / "text.txt"
     text.write_text("some words\n" * 50)
@@ -86,6 +114,7 @@ def test_too_little_text_is_one_line_with_the_words_that_are_there_and_needed(re
             r"--rates 0.01: one rate, and sm-4-iid2 is what others are measured",
         ),
         (["--rows", "sm-5"], "--rows sm-5: no such row; choose from main, table1, "),
+        (["--corpus", "python", "--width", "24"], "--corpus python --width 24: tokens for a word are known for 16"),
         (["--text", "nowhere.txt"], "--text: no file nowhere.txt"),
         ([], "--text: not given, nor is TEXT"),
     ],
