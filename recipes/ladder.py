@@ -11,9 +11,9 @@ paper, and 10 passes are made over it. Paragraphs are dealt at random. ``recipes
 what would falsify them, and the results; ``ladder_tables.py`` lays them out.
 
 One run at a time, a thread each: the same command given several times shares the work. A run is ROW-lrLR-seedN. Each
-row tries all rates with the first seed, first that which was best for ``sm-4`` (or for the first row, where that has not
-been tried), so that a study that was cut off has something of all rows; the other seeds get the one with the lowest loss
-on valid, its mean over the arrivals (``rates.json``). What has ended is not trained again, nor is what
+row tries all rates with the first seed, first that which was best for ``sm-4`` (or the first row, where that was not
+tried), so that a study that was cut off has something of all rows; the other seeds get the one with the lowest loss on
+valid, its mean over the arrivals (``rates.json``). What has ended is not trained again, nor is what
 ``records/lm-ladder-WIDTH.tar.xz`` (``lm-ladder-WIDTH-CORPUS.tar.xz``) has of the same stream
 (``tables.py --add --keep lm-ladder-16 runs/lm-ladder/16/*-seed*`` adds to it).
 """
