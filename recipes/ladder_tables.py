@@ -6,7 +6,8 @@
     python recipes/ladder_tables.py --frontier recipes/figures/growth_frontier.svg      loss over FLOPs of depth growth
 
 Blocks ``<!-- ladder lm-ladder-16 rows -->`` of ``lm/ladder/README.md`` and ``growth/README.md`` (one of TABLES; of any
-size also trend, over all sizes) are written by ``tables.py``. Ratios and regrets are of test perplexities after the
+size also trend, over all sizes; of growth by layers frontier, lead and costs, of growth by widths frontier-width, ...)
+are written by ``tables.py``. Ratios and regrets are of test perplexities after the
 same arrival, means of logarithms over the seeds that both have; intervals: 95 %, Student's t. Of a row that has not
 been tried with all rates the best of those that were counts, and the table says how many.
 """
@@ -16,11 +17,11 @@ import math
 import statistics
 import sys
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import accumulate, pairwise, product
 from pathlib import Path
 from statistics import fmean
-from typing import Hashable, Iterator, Mapping, NamedTuple, Optional, Sequence
+from typing import Callable, Hashable, Iterator, Mapping, NamedTuple, Optional, Sequence
 
 import arms
 import ladder
@@ -42,6 +43,28 @@ PAPER_ROWS = {
 NO_WORSE = 0.5  # percent of perplexity: what a regret may be
 MIN_SIZES = 3  # that a line needs for an interval
 NONE_YET = "Of no ratio both rows have ended yet.\n"
+
+
+class Family(NamedTuple):
+    """What grows, and what has one size.
+
+    Attributes:
+        rows: all of them.
+        fixed: those that have one size, the largest at the end.
+    """
+
+    rows: tuple[str, ...]
+    fixed: tuple[str, ...]
+
+    @property
+    def largest(self) -> str:
+        """The row that has the largest size throughout."""
+        return self.fixed[-1]
+
+
+DEPTH = Family(ladder.SETS["depth"], ladder.FIXED)
+WIDTH = Family(ladder.SETS["width"], ladder.FIXED_WIDTHS)
+GROWING = {*DEPTH.rows, *WIDTH.rows}  # those have tables of their own
 
 
 class Ratio(NamedTuple):
@@ -119,8 +142,16 @@ class Rung:
     @cached_property
     def num_params(self) -> float:
         """Parameters of the single model with 4 experts, or of the smallest that there is."""
-        dense = {*ladder.SETS["depth"], *ladder.SETS["width"]}
-        return min(min(run.params.values()) for (row, *_), run in self.done.items() if row not in dense)
+        return min(min(run.params.values()) for (row, *_), run in self.done.items() if row not in GROWING)
+
+    def whole(self, row: str) -> dict[int, arms.Run]:
+        """Return the runs of a row with its best rate that have been tested after every arrival."""
+        return {seed: run for seed, run in self.runs(row).items() if len(run.test) == ladder.MEGABATCHES}
+
+    def spent(self, row: str, cost: Callable[[arms.Run, int], float]) -> list[float]:
+        """Return what a row has cost after each arrival, in all: of each stage the least that a seed needed for it."""
+        runs = self.whole(row).values()
+        return list(accumulate(min(cost(run, arrival) for run in runs) for arrival in range(ladder.MEGABATCHES)))
 
 
 def rows_table(rung: Rung) -> str:
@@ -129,7 +160,7 @@ def rows_table(rung: Rung) -> str:
     header = ["row", "rate", "rates tried", "seeds", *titles, "t3/t0", "bits per byte"]
     lines = []
     for row in ladder.ROWS:
-        if row in ladder.SETS["depth"] or not (runs := rung.runs(row)):  # those have a table of their own
+        if row in GROWING or not (runs := rung.runs(row)):
             continue
         ppl = [
             Spread.of({seed: math.exp(run.test[arrival]) for seed, run in runs.items() if arrival in run.test})
@@ -299,10 +330,20 @@ def draw(rungs: Mapping[int, Rung], path: Path) -> None:
     figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
 
 
-def frontier(run: arms.Run) -> list[tuple[float, float]]:
-    """Return the training FLOPs so far and the loss on test, nats, after each arrival."""
-    flops = list(accumulate(run.flops[arrival] for arrival in sorted(run.test)))
-    return list(zip(flops, (run.test[arrival] for arrival in sorted(run.test)), strict=True))
+COSTS: dict[str, Callable[[arms.Run, int], float]] = {
+    "FLOPs": lambda run, arrival: run.flops[arrival],
+    "memory x time": lambda run, arrival: run.params[arrival] * run.seconds[arrival],
+    "seconds": lambda run, arrival: run.seconds[arrival],
+}
+"""What a stage costs. Memory: parameters, of which all that training holds is a multiple. Seconds are those of the
+machines that the seeds ran on, one core each, tests too."""
+
+
+def frontier(run: arms.Run, spent: Optional[Sequence[float]] = None) -> list[tuple[float, float]]:
+    """Return what has been spent (default: training FLOPs) and the loss on test, nats, after each arrival."""
+    arrivals = sorted(run.test)
+    spent = spent or list(accumulate(run.flops[arrival] for arrival in arrivals))
+    return list(zip(spent, (run.test[arrival] for arrival in arrivals), strict=True))
 
 
 def loss_at(points: Sequence[tuple[float, float]], flops: float) -> Optional[float]:
@@ -313,16 +354,15 @@ def loss_at(points: Sequence[tuple[float, float]], flops: float) -> Optional[flo
     return None
 
 
-def frontier_table(rung: Rung) -> str:
-    """Lay out loss over cumulative FLOPs of what has one size and of what gets layers, and the area under it."""
-    largest = rung.runs(ladder.FIXED[-1])
+def frontier_table(rung: Rung, family: Family = DEPTH) -> str:
+    """Lay out loss over cumulative FLOPs of what has one size and of what grows, and the area under it."""
+    largest = rung.runs(family.largest)
     header = ["row", "rate", "rates tried", "seeds", "FLOPs, of the largest's"]
     header += [f"t{arrival}: FLOPs, loss" for arrival in range(ladder.MEGABATCHES)]
     header += ["final loss, of the largest's", "area less the largest's, nats"]
     lines = []
-    for row in ladder.SETS["depth"]:
-        runs = {seed: run for seed, run in rung.runs(row).items() if len(run.test) == ladder.MEGABATCHES}
-        if not runs:
+    for row in family.rows:
+        if not (runs := rung.whole(row)):
             continue
         points = [frontier(run) for run in runs.values()]
         shown = [f"{fmean(p[t][0] for p in points):.2e}, {fmean(p[t][1] for p in points):.4f}" for t in range(LAST + 1)]
@@ -333,6 +373,27 @@ def frontier_table(rung: Rung) -> str:
         cells = [f"{100 * fmean(shares):.0f} %" if shares else "–", *shown]
         cells += [_show_gap(final, 2, " %"), _show_gap(Spread.of(areas), 4)]
         lines.append([row, rung.rate(row), str(len(rung.tried(row))), str(len(runs)), *cells])
+    return render_markdown(header, lines) if lines else NONE_YET
+
+
+def costs_table(rung: Rung, family: Family = DEPTH) -> str:
+    """Lay out what each row costs in all and the area under its loss, less the largest's, over each kind of cost."""
+    largest = rung.whole(family.largest)
+    header = ["row", "seeds", *(title for kind in COSTS for title in (f"{kind}, of the largest's", "area, nats"))]
+    lines = []
+    for row in family.rows:
+        shared = [seed for seed in rung.whole(row) if seed in largest]
+        if row == family.largest or not shared:
+            continue
+        cells = []
+        for cost in COSTS.values():
+            own, other = rung.spent(row, cost), rung.spent(family.largest, cost)
+            areas: dict[Hashable, Optional[float]] = {
+                seed: area_between(frontier(rung.whole(row)[seed], own), frontier(largest[seed], other))
+                for seed in shared
+            }
+            cells += [f"{100 * own[-1] / other[-1]:.0f} %", _show_gap(Spread.of(areas), 4)]
+        lines.append([row, str(len(shared)), *cells])
     return render_markdown(header, lines) if lines else NONE_YET
 
 
@@ -356,14 +417,14 @@ def _loss(points: Sequence[tuple[float, float]], flops: float) -> float:
     return found
 
 
-def lead_table(rung: Rung) -> str:
-    """Lay out how far what gets layers lies above each fixed size at equal FLOPs, nats, after each arrival."""
+def lead_table(rung: Rung, family: Family = DEPTH) -> str:
+    """Lay out how far what grows lies above each fixed size at equal FLOPs, nats, after each arrival."""
     header = ["loss at equal FLOPs, nats", "less that of", "seeds", *(f"t{t}" for t in range(1, LAST + 1))]
     lines = []
-    for row, fixed in product(ladder.SETS["depth"], ladder.FIXED):
-        own, other = rung.runs(row), rung.runs(fixed)
-        seeds = [seed for seed in own if seed in other and len(own[seed].test) == len(other[seed].test) == LAST + 1]
-        if row in ladder.FIXED or not seeds:
+    for row, fixed in product(family.rows, family.fixed):
+        own, other = rung.whole(row), rung.whole(fixed)
+        seeds = [seed for seed in own if seed in other]
+        if row in family.fixed or not seeds:
             continue
         cells = []
         for arrival in range(1, LAST + 1):
@@ -385,24 +446,28 @@ def _show_gap(gap: Optional[Spread], digits: int, unit: str = "") -> str:
     return f"{mean:+.{digits}f}{'' if half is None else f' ± {half:.{digits}f}'}{unit}"
 
 
-def draw_frontier(rung: Rung, path: Path) -> None:
-    """Draw loss over cumulative FLOPs, means over seeds, of what has one size (dashed) and of what gets layers."""
+def draw_frontier(rung: Rung, path: Path, family: Family = DEPTH) -> None:
+    """Draw loss over cumulative FLOPs, means over seeds, of what has one size (dashed) and of what grows."""
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(figsize=(6.5, 4), layout="constrained")
-    for row in ladder.SETS["depth"]:
-        points = [frontier(run) for run in rung.runs(row).values() if len(run.test) == ladder.MEGABATCHES]
-        if points:
+    for row in family.rows:
+        if points := [frontier(run) for run in rung.whole(row).values()]:
             means = [tuple(map(fmean, zip(*arrival, strict=True))) for arrival in zip(*points, strict=True)]
             label = f"{row} ({len(points)} seed{'s' * (len(points) > 1)})"
-            axes.plot(*zip(*means, strict=True), "o--" if row in ladder.FIXED else "s-", label=label)
+            axes.plot(*zip(*means, strict=True), "o--" if row in family.fixed else "s-", label=label)
     axes.set(xscale="log", xlabel="training FLOPs so far", ylabel="loss on test, nats per token")
     axes.legend(frameon=False, fontsize=8)
     figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
 
 
 TABLES = {
-    "rows": rows_table, "ratios": ratios_table, "regret": regret_table, "frontier": frontier_table, "lead": lead_table,
+    "rows": rows_table, "ratios": ratios_table, "regret": regret_table,
+    **{
+        f"{name}{suffix}": partial(lay_out, family=family)
+        for suffix, family in (("", DEPTH), ("-width", WIDTH))
+        for name, lay_out in (("frontier", frontier_table), ("lead", lead_table), ("costs", costs_table))
+    },
 }  # fmt: skip
 
 

@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 
 from fairseq_alma.errors import AlmaError
@@ -118,6 +119,24 @@ def test_a_frontier_has_losses_over_all_flops_so_far_and_leads_at_equal_ones(rec
     assert beyond[1] == "depth-1" and beyond[3] == "+0.0000 ± 0.0000" and beyond[4:] == ["–", "–"]
     at_six = 3.4 + (3.2 - 3.4) * math.log(6 / 4) / math.log(8 / 4)
     assert within[1] == "depth-6" and within[3] == "–" and within[4] == f"{3.2 - at_six:+.4f} ± 0.0000"
+
+
+def test_costs_are_those_of_the_seed_that_needed_least_and_areas_are_over_them(records):
+    losses = {"width-4": [3.4, 3.2, 3.1, 3.0], "wider-1-1-4-4": [3.5, 3.4, 3.2, 3.1]}
+    seconds = {"width-4": (40.0, 90.0), "wider-1-1-4-4": (70.0, 20.0)}
+    runs = [
+        write_run(records / f"{row}-lr0.1-seed{seed}", [math.exp(loss) for loss in losses[row]], stream=text_stream(4),
+                  seed=seed, stage_extras=[{"train_flops": 1e9, "wall_seconds": seconds[row][seed - 1]}] * 4)
+        for row in losses for seed in (1, 2)
+    ]  # fmt: skip
+    tables.keep("lm-ladder-16", runs)
+    cells = row_of(tables.ladder_of(tables.read("lm-ladder-16"), "costs-width"), "wider-1-1-4-4")
+    assert cells[1] == "2" and cells[2] == "100 %" and cells[6] == "50 %"
+    at_half = [(math.log(20 * stage), loss) for stage, loss in enumerate(losses["wider-1-1-4-4"], start=1)]
+    own = np.interp(places := np.linspace(math.log(40), math.log(80), 10_001), *zip(*at_half, strict=True))
+    whole = [(math.log(40 * stage), loss) for stage, loss in enumerate(losses["width-4"], start=1)]
+    expected = np.mean(own - np.interp(places, *zip(*whole, strict=True)))
+    assert float(cells[7].split()[0]) == pytest.approx(expected, abs=1e-4)
 
 
 def test_the_area_between_two_frontiers_is_their_mean_distance_where_both_are():
