@@ -33,7 +33,7 @@ import time
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
-from typing import IO, Callable, Collection, Iterator, Optional, Sequence
+from typing import IO, Callable, Collection, Iterator, NamedTuple, Optional, Sequence
 
 import arms
 
@@ -43,10 +43,11 @@ from fairseq_alma.errors import AlmaError
 from fairseq_alma.files import open_atomically, write_json_atomically
 from fairseq_alma.report.read_run import RunTable, read_run
 
-WIKIPEDIA, PYTHON = "wikipedia", "python"
+WIKIPEDIA, PYTHON, SHIFT = "wikipedia", "python", "shift"
 TOKENS_PER_WORD = {
     WIKIPEDIA: {16: 3.14, 24: 2.75, 32: 2.54, 48: 2.30, 64: 2.15},
     PYTHON: {16: 4.48},
+    SHIFT: {16: 5.35},
 }
 """Corpora -> widths -> tokens for each word with the vocabulary of that width, ends of documents too."""
 CODE_NGRAM = 50  # words that code has to share with test to be a copy of it; of text alma-prep-text's own 13
@@ -176,6 +177,7 @@ SETS: dict[str, tuple[str, ...]] = {
         for name, row in ROWS.items()
         if (row.is_constant and row.experts) or "-wd" in name or name.startswith("sm-4")
     ),
+    "shift": ("sm-4", "ema", "ema-union", "sm-4-wsd-iid4", "sm-4-ema-iid4", "sm-4-iid4", "ema-least-seen", "wsd-20"),
     "all": tuple(ROWS),
 }  # fmt: skip
 
@@ -340,7 +342,8 @@ class Study:
             self._kept = None
 
     def _prep(self) -> list[str]:
-        size = ["--megabatches", str(MEGABATCHES), "--vocab-size", str(self.size.vocabulary), "--workers", "1"]
+        dealt = ["--by", "megabatch"] if self.size.corpus == SHIFT else ["--megabatches", str(MEGABATCHES)]
+        size = [*dealt, "--vocab-size", str(self.size.vocabulary), "--workers", "1"]
         held = ["--valid-words", str(VALID_WORDS), "--test-words", str(TEST_WORDS)]
         kind = ["lines"] if self.size.corpus == WIKIPEDIA else ["jsonl", "--decontaminate-ngram", str(CODE_NGRAM)]
         paths = [str(self.folder / "text.txt"), "--out", str(self.stream), "--format", *kind]
@@ -456,20 +459,46 @@ class Claim:
         self.file.close()
 
 
+class Part(NamedTuple):
+    """So many words of a source of text, all of one mega-batch where it has a number."""
+
+    source: Iterator[str]
+    words: int
+    megabatch: Optional[int] = None
+
+
+def _parts(size: Size, paths: Sequence[Path]) -> list[Part]:
+    """Return what the text of a size is made of."""
+    if size.corpus == WIKIPEDIA:
+        return [Part(_paragraphs(paths), size.words)]
+    if size.corpus == PYTHON:
+        return [Part(_definitions(), size.words)]
+    prose, code, words = _paragraphs(paths), _definitions(), size.words // MEGABATCHES
+    of_code = [words * number // (MEGABATCHES - 1) for number in range(MEGABATCHES)]
+    return [
+        part
+        for number, share in enumerate(of_code)
+        for part in (Part(prose, words - share, number), Part(code, share, number))
+    ]
+
+
 def _write_words(paths: Sequence[Path], size: Size, out: Path) -> None:
-    """Write the first paragraphs of texts, as many as the size needs. Raises AlmaError if there are fewer words."""
-    is_code = size.corpus == PYTHON
-    found = 0
+    """Write the first documents of texts, as many as the size needs. Raises AlmaError if there are fewer words."""
+    total = 0
     with open_atomically(out, "w") as file:
-        for text in _definitions() if is_code else _paragraphs(paths):
-            if found >= size.words:
-                break
-            found += len(text.split())
-            file.write(json.dumps({"text": text}) + "\n" if is_code else text)
-        if found < size.words:
-            what = f"--corpus {PYTHON}" if is_code else f"--text {' '.join(map(str, paths))}"
-            more = "give a smaller width" if is_code else "give more text, or a smaller width"
-            raise AlmaError(f"{what}: {found:,} words, --width {size.width} needs {size.words:,}; {more}")
+        for part in _parts(size, paths):
+            found = 0
+            while found < part.words:
+                if (text := next(part.source, None)) is None:
+                    given = " ".join(map(str, ["--corpus", size.corpus, *(["--text", *paths] if paths else [])]))
+                    raise AlmaError(
+                        f"{given}: {total + found:,} words, --width {size.width} needs {size.words:,}; give more text, "
+                        "or a smaller width"
+                    )
+                found += len(text.split())
+                document = {"text": text, "megabatch": part.megabatch}
+                file.write(text if size.corpus == WIKIPEDIA else json.dumps(document) + "\n")
+            total += found
 
 
 def _paragraphs(paths: Sequence[Path]) -> Iterator[str]:
@@ -530,7 +559,8 @@ def parser() -> argparse.ArgumentParser:
         "--corpus",
         default=WIKIPEDIA,
         choices=sorted(TOKENS_PER_WORD),
-        help="wikipedia: paragraphs of --text (default); python: definitions in the source code of Python's library",
+        help="wikipedia: paragraphs of --text (default); python: functions and classes in the source code of Python's "
+        "library; shift: both, in the first mega-batch text alone, in the last one code alone",
     )
     options.add_argument(
         "--text", nargs="+", type=Path, help="files of text or .xz, a paragraph a line (default: TEXT)"
@@ -565,7 +595,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     study = Study(size, runs / size.name, rates, args.seeds)
     if not args.dry_run:
         text = args.text or [Path(each) for each in os.environ.get("TEXT", "").split()]
-        if args.corpus == WIKIPEDIA and not text and not (study.stream / "stream.json").is_file():
+        if args.corpus != PYTHON and not text and not (study.stream / "stream.json").is_file():
             raise AlmaError("--text: not given, nor is TEXT; give files of text, or .xz, a paragraph a line")
         study.prepare(text)
     print(study.forecast(names), flush=True)

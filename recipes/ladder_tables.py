@@ -82,6 +82,7 @@ RATIOS = (
     Ratio("ens-4", "sm-4"), Ratio("ens-2", "ens-2-iid4", 1.05), Ratio("sm-4", "sm-4-iid4", 1.05),
     Ratio("sm-12-w4-x4", "sm-12"), Ratio("ema-union", "ema"), Ratio("wsd-10", "ema", 1.005),
     Ratio("wsd-20", "ema", 1.005), Ratio("ema-union-wd", "ema-union"),
+    Ratio("ema-least-seen", "ema-union", 1.005),
 )  # fmt: skip
 
 

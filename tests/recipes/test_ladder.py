@@ -1,5 +1,7 @@
 """The ladder of sizes: what is trained in which order, what is not trained again, and what is refused."""
 
+import json
+
 import pytest
 
 from fairseq_alma.errors import AlmaError
@@ -94,8 +96,18 @@ def test_definitions_of_pythons_library_become_a_stream(tmp_path, monkeypatch):
         (tmp_path / "lib" / name).write_text(source)
     monkeypatch.setattr(ladder.sysconfig, "get_path", lambda name: str(tmp_path / "lib"))
     assert [*ladder._definitions()] == ["class A:\n    x = 1\n", "def f():\n    pass\n"]
-    with pytest.raises(AlmaError, match="--corpus python: 8 words, --width 16 needs 247,843; give a smaller width"):
+    with pytest.raises(AlmaError, match="--corpus python: 8 words, --width 16 needs 247,843; give more text, or"):
         run("--width", 16, "--corpus", "python", "--runs", tmp_path / "R")
+
+
+def test_a_stream_that_shifts_begins_with_text_and_ends_with_code(tmp_path, monkeypatch):
+    monkeypatch.setattr(ladder, "_definitions", lambda: iter(["def f(): pass"] * 10))
+    monkeypatch.setattr(ladder.Size, "words", 36)
+    (tmp_path / "prose.txt").write_text("three words here\n" * 10)
+    ladder._write_words([tmp_path / "prose.txt"], ladder.Size(16, "shift"), tmp_path / "out")
+    found = [json.loads(line) for line in (tmp_path / "out").read_text().splitlines()]
+    code = [[each["text"].startswith("def") for each in found if each["megabatch"] == number] for number in range(4)]
+    assert code == [[False] * 3, [False, False, True], [False, True, True], [True] * 3]
 
 
 def test_too_little_text_is_one_line_with_the_words_that_are_there_and_needed(records):
