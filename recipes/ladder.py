@@ -13,8 +13,8 @@ what would falsify them, and the results; ``ladder_tables.py`` lays them out.
 One run at a time, a thread each: the same command given several times shares the work. A run is ROW-lrLR-seedN. Each
 row tries all rates with the first seed, first that which was best for ``sm-4`` (or the first row, where that was not
 tried), so that a study that was cut off has something of all rows; the other seeds get the one with the lowest loss on
-valid, its mean over the arrivals (``rates.json``). What has ended is not trained again, nor is what
-``records/lm-ladder-WIDTH.tar.xz`` (``lm-ladder-WIDTH-CORPUS.tar.xz``) has of the same stream
+valid, its mean over the arrivals (``rates.json``), and are trained side by side in one process. What has ended is not
+trained again, nor is what ``records/lm-ladder-WIDTH.tar.xz`` (``lm-ladder-WIDTH-CORPUS.tar.xz``) has of the same stream
 (``tables.py --add --keep lm-ladder-16 runs/lm-ladder/16/*-seed*`` adds to it).
 """
 
@@ -253,9 +253,19 @@ class Training:
     seed: int
 
     @property
+    def arm(self) -> str:
+        """What its name has beside the seed."""
+        return f"{self.row}-lr{self.rate}"
+
+    @property
     def name(self) -> str:
         """Of its folder."""
-        return f"{self.row}-lr{self.rate}-seed{self.seed}"
+        return f"{self.arm}-seed{self.seed}"
+
+    def together(self, todo: Sequence["Training"]) -> list["Training"]:
+        """Return those that one command trains side by side with this one: they differ by their seeds."""
+        is_own = "--grow-when auto" in ROWS[self.row].options  # seeds would not grow at the same time
+        return [self] if is_own else [each for each in todo if each.arm == self.arm]
 
 
 Ended = dict[tuple[str, str, int], arms.Run]
@@ -360,9 +370,10 @@ class Study:
             write_json_atomically(self.folder / "rates.json", {"candidates": list(self.rates), "chosen": best})
         return best
 
-    def command(self, training: Training) -> list[str]:
-        """Return the call of alma-stream."""
-        row, size = ROWS[training.row], self.size
+    def command(self, *trainings: Training) -> list[str]:
+        """Return the call of alma-stream for a training, or for several that differ by their seeds."""
+        training, size = trainings[0], self.size
+        row, seeds = ROWS[training.row], [str(each.seed) for each in trainings]
         updates = size.updates * row.times
         widths = [each * size.width // 2 for each in row.halves]
         model = ["--arch", "alma_switch_lm", "--decoder-attention-heads", str(widths[0] // 8)]
@@ -383,15 +394,20 @@ class Study:
             "--megabatches",
             str(MEGABATCHES),
             "--run",
-            str(self.folder / training.name),
+            str(self._run_folder(trainings)),
         ]
-        own += ["--seed", str(training.seed), "--save-every", "5000", *row.options.split()]
+        own += ["--seed", *seeds, "--save-every", "5000", *row.options.split()]
         if len(widths) > 1:
             schedule_of = {"embed-dim": widths, "ffn-dim": [4 * width for width in widths]}
             spelled = (f"{name}={','.join(map(str, sizes))}" for name, sizes in schedule_of.items())
             own += ["--grow-schedule", " ".join(spelled)]
         loss = ["--criterion", "alma_switch_cross_entropy"]
         return ["alma-stream", *own, "--", *model, *loss, *optimizer, *row.train.split(), *schedule, *data]
+
+    def _run_folder(self, trainings: Sequence[Training]) -> Path:
+        if len(trainings) == 1:
+            return self.folder / trainings[0].name
+        return self.folder / f"{trainings[0].arm}-together-{'-'.join(str(each.seed) for each in trainings)}"
 
     def left(self, names: Sequence[str]) -> tuple[list[Training], dict[str, str]]:
         """Return what is to be trained as far as is known, and the chosen rates."""
@@ -402,25 +418,34 @@ class Study:
 
     def train(self, names: Sequence[str]) -> None:
         """Train until everything that was asked for has ended, here or in another process, or failed."""
-        while todo := [each for each in self.left(names)[0] if each.name not in self.failed]:
+        while todo := self._todo(names):
             for training in todo:
-                with Claim(self.folder / f"{training.name}.lock") as claimed:
+                with Claim(self.folder / f"{training.arm}.lock") as claimed:
                     if claimed:
-                        self._run(training)
+                        now = self._todo(names)  # another process may have ended some of them meanwhile
+                        if training in now:
+                            self._run(training.together(now))
                         break
             else:
                 time.sleep(POLL_SECONDS)
 
-    def _run(self, training: Training) -> None:
-        log = self.folder / f"{training.name}.log"
-        print(f"{time.strftime('%T')} {training.name}: {log}", flush=True)
+    def _todo(self, names: Sequence[str]) -> list[Training]:
+        return [each for each in self.left(names)[0] if each.name not in self.failed]
+
+    def _run(self, trainings: Sequence[Training]) -> None:
+        folder = self._run_folder(trainings)
+        log = folder.with_name(f"{folder.name}.log")
+        print(f"{time.strftime('%T')} {folder.name}: {log}", flush=True)
         with log.open("a") as file:
             environment = {"OMP_NUM_THREADS": "1", **os.environ}
-            done = subprocess.run(self.command(training), stdout=file, stderr=subprocess.STDOUT, env=environment)
+            done = subprocess.run(self.command(*trainings), stdout=file, stderr=subprocess.STDOUT, env=environment)
         if done.returncode:
             last = (log.read_text(errors="replace").splitlines() or ["no word"])[-1]
-            self.failed[training.name] = last
-            print(f"{training.name} failed: {last}", file=sys.stderr, flush=True)
+            self.failed |= dict.fromkeys((each.name for each in trainings), last)
+            print(f"{folder.name} failed: {last}", file=sys.stderr, flush=True)
+        elif len(trainings) > 1:
+            for each in trainings:
+                (folder / f"seed-{each.seed}").rename(self.folder / each.name)
 
     def forecast(self, names: Sequence[str]) -> str:
         """Say what is to be done: tokens, passes, hours."""

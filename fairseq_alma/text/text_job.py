@@ -28,7 +28,7 @@ from fairseq_alma.text.text_steps import (
     TextStep,
     Train,
 )
-from fairseq_alma.text.train_options import TrainOptions
+from fairseq_alma.text.train_options import EMBED_DIM, TrainOptions
 from fairseq_alma.training.average import WeightAverage
 from fairseq_alma.training.branch import LRBranch
 from fairseq_alma.training.carried_optimizer import CarriedOptimizer, Rewarm, TokenCount
@@ -132,7 +132,7 @@ class TextJob:
             from fairseq_alma.checkpoints.ensemble_file import check_dictionary
 
             check_dictionary(read_checkpoint(self.request.beginning), str(self.request.beginning), self.stream)
-        if len(self.request.seeds) > 1 and (reason := self.apart()) is not None:
+        if len(self.request.seeds) > 1 and (reason := self.apart(plans)) is not None:
             tell(f"note: the seeds are trained one after the other: {reason}", sys.stderr)
         return lambda runs: self
 
@@ -163,15 +163,17 @@ class TextJob:
         own.folder = folder
         return own
 
-    def apart(self) -> Optional[str]:
-        """Return what keeps models from being trained side by side in one process; None: nothing."""
+    def apart(self, plans: Sequence[StagePlan] = ()) -> Optional[str]:
+        """Return what keeps the models of some stages from being trained side by side in one process; None: nothing."""
         request = self.request
         if request.trains_members_apart or request.num_procs > 1 or request.validate or self.keeps_best:
             return "each training has processes, or tests, of its own"
         if request.learner.trains_jointly:
             return f"--learner {request.learner.name} trains several models as one already"
         others = [type(each).__name__ for each in self.features.each if type(each) not in STACKED_FEATURES]
-        return f"a feature, {others[0]}" if others else self.options.apart()
+        sizes = [training.sizes for plan in plans for training in plan.trainings]
+        widths = [size[EMBED_DIM] for size in sizes if EMBED_DIM in size]
+        return f"a feature, {others[0]}" if others else self.options.apart(widths)
 
     def steps(self, folder: RunFolder, plan: StagePlan) -> list[TextStep]:
         """Return the steps of a stage in order; see `loop.Backend`."""

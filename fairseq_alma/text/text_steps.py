@@ -361,7 +361,8 @@ class Train(TrainingStep):
         works = work.beside or [work]
         steps = [step for each in works for step in self.job.steps(each.folder, each.plan)]
         group = [step for step in steps if isinstance(step, Train) and step.part == self.part]
-        if len(group) == 1 or self.job.apart() is not None or all(step.is_done() for step in group):
+        plans = [each.plan for each in works]
+        if len(group) == 1 or self.job.apart(plans) is not None or all(step.is_done() for step in group):
             return
         for step in group:
             step._forget_what_is_lost()

@@ -84,6 +84,7 @@ _OF_ALL += " batch-size max-tokens batch-size-valid max-tokens-valid tokens-per-
 SIDE_BY_SIDE = {*MODEL_OPTIONS} - _ALONE | {f"--{name}" for name in ("arch", *_OF_ALL.split())}
 """Options of trainings that can be made side by side in one process (``stacked_training``)."""
 WIDEST_SIDE_BY_SIDE = 128
+EMBED_DIM = "--decoder-embed-dim"
 
 
 class TrainOptions:
@@ -131,8 +132,12 @@ class TrainOptions:
             chosen += [(name, given[0])] if given else []
         return chosen
 
-    def apart(self) -> Optional[str]:
-        """Return the option that keeps trainings from being made side by side, as given or missing; None: none."""
+    def apart(self, widths: Sequence[int] = ()) -> Optional[str]:
+        """Return the option that keeps trainings from being made side by side, as given or missing; None: none.
+
+        Args:
+            widths: of the models, where the learner decides it.
+        """
         needed = {"--cpu": ("",), "--criterion": (BALANCING,), "--optimizer": GROWABLE, "--arch": tuple(SWITCH_SIZES)}
         for name, possible in needed.items():
             given = self.last(name)
@@ -142,9 +147,10 @@ class TrainOptions:
             if name not in SIDE_BY_SIDE or (name.endswith("dropout") and float(*values) != 0):
                 return shlex.join([name, *values])
         (arch,) = self.last("--arch") or ()
-        (width,) = self.last("--decoder-embed-dim") or (str(SWITCH_SIZES[arch]["embed_dim"]),)
-        if self.last("--dropout") is None or int(width) > WIDEST_SIDE_BY_SIDE:
-            return "no --dropout 0" if self.last("--dropout") is None else f"--decoder-embed-dim {width}"
+        (width_given,) = self.last(EMBED_DIM) or (str(SWITCH_SIZES[arch]["embed_dim"]),)
+        width = max(widths or [int(width_given)])
+        if self.last("--dropout") is None or width > WIDEST_SIDE_BY_SIDE:
+            return "no --dropout 0" if self.last("--dropout") is None else f"{EMBED_DIM} {width}"
         return None
 
     def joint(self, num_members: int, options: Optional[Sequence[GivenOption]] = None) -> list[GivenOption]:

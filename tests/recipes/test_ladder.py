@@ -1,6 +1,9 @@
 """The ladder of sizes: what is trained in which order, what is not trained again, and what is refused."""
 
+import itertools
 import json
+import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -70,6 +73,29 @@ def test_a_dry_run_says_tokens_passes_and_hours_and_writes_nothing(records, caps
         assert words in said
     assert "--num-experts 4 " in said and "--max-update 2216 " in said
     assert not (records / "R").exists()
+
+
+def test_seeds_are_trained_side_by_side_and_found_as_runs_of_their_own(records, monkeypatch):
+    calls = []
+
+    def run(command, **options):
+        calls.append(command)
+        place = command.index("--seed") + 1
+        seeds = [int(word) for word in itertools.takewhile(str.isdigit, command[place:])]
+        path = Path(command[command.index("--run") + 1])
+        for seed in seeds:
+            folder = path / f"seed-{seed}" if len(seeds) > 1 else path
+            write_run(folder, [30.0, 20.0], stream=text_stream(2), seed=seed)
+        return subprocess.CompletedProcess(command, 0)
+
+    monkeypatch.setattr(ladder.subprocess, "run", run)
+    study = ladder.Study(SIZE, records, RATES, (1, 2, 3))
+    study.train(["sm-4"])
+    assert [call[call.index("--seed") + 1 : call.index("--save-every")] for call in calls] == [["1"], ["1"], ["2", "3"]]
+    assert {(row, seed) for row, _, seed in study.ended()} == {("sm-4", 1), ("sm-4", 2), ("sm-4", 3)}
+    assert ladder.Training("deeper-auto", "0.1", 2).together(study.left(["deeper-auto"])[0]) == [
+        ladder.Training("deeper-auto", "0.1", 2)
+    ]
 
 
 def test_what_gets_wider_is_told_its_widths_and_nothing_else_of_them(tmp_path):

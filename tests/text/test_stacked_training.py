@@ -82,12 +82,16 @@ def assert_close(alone, together):
         assert torch.allclose(weight, other, atol=2e-5), name
 
 
+DECAYED = ["--lr-scheduler", "polynomial_decay", "--total-num-update", "12"]
+SCHEDULES = [["--lr-scheduler", "fixed"], DECAYED]  # either sets its peak where an epoch begins
+
+
 class TestSideBySide:
-    @pytest.fixture(scope="class")
-    def trained(self, stream, tmp_path_factory):
-        """Two seeds for twelve updates: alone, side by side, and side by side with an interruption."""
+    @pytest.fixture(scope="class", params=SCHEDULES, ids=lambda words: words[1])
+    def trained(self, stream, tmp_path_factory, request):
+        """Two seeds for twelve updates in two epochs: alone, side by side, and side by side with an interruption."""
         folder = tmp_path_factory.mktemp("trained")
-        seeds = SEEDS[:2]
+        seeds, how = SEEDS[:2], [*HOW, *request.param, "--warmup-updates", "3", "--batch-size", "24"]
 
         def together(name, updates):
             calls = [
@@ -95,7 +99,7 @@ class TestSideBySide:
                     stream,
                     "--save-dir",
                     str(folder / name / str(seed)),
-                    *HOW,
+                    *how,
                     "--seed",
                     str(seed),
                     "--max-update",
@@ -106,7 +110,7 @@ class TestSideBySide:
             train_side_by_side(calls)
 
         for seed in seeds:
-            train_model(stream, folder / "alone" / str(seed), *HOW, "--seed", str(seed), "--max-update", "12")
+            train_model(stream, folder / "alone" / str(seed), *how, "--seed", str(seed), "--max-update", "12")
         together("together", "12")
         together("resumed", "5")
         assert repair_together([folder / "resumed" / str(seed) for seed in seeds])

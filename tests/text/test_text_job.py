@@ -283,6 +283,12 @@ def test_seeds_train_side_by_side_unless_something_forbids_it(own, words, reason
     assert found is None if reason is None else reason in found
 
 
+@pytest.mark.parametrize(("sizes", "reason"), [("8,16", None), ("64,256", "--decoder-embed-dim 256")])
+def test_models_that_get_wider_train_side_by_side_up_to_a_width(sizes, reason):
+    job = make_job("--learner", "grow", "--grow-schedule", f"embed-dim={sizes}", words=SMALL.split())
+    assert job.apart(job.request.plan(job.request.build_learner("text", 1), "text", 2)) == reason
+
+
 def test_what_seeds_need_to_train_side_by_side_is_named():
     assert make_job(words=[word for word in SMALL.split() if word != "--cpu"]).apart() == "no --cpu"
     assert make_job(words=SMALL.replace("--dropout 0", "").split()).apart() == "no --dropout 0"
