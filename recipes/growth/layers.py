@@ -1,24 +1,33 @@
-"""What each layer of a language model adds: how large the residual stream is behind it, and the loss without it.
+"""What a language model uses of its layers and of the text before: the residual stream behind each layer, the loss
+without it, and the loss with the last tokens alone.
 
     python recipes/growth/layers.py RUN/stage-003/member-0/checkpoint_average.pt TEXT
 
 TEXT: a file, a document a line, that the model was not trained on. A layer norm divides the stream by its size, so
-that a layer that adds little to a large stream is hardly seen by what reads it.
+that a layer that adds little to a large stream is hardly seen by what reads it. A model that predicts with two tokens
+as well as with 32 is a table of pairs, whatever it is made of.
 """
 
 import argparse
+import math
 import sys
 from itertools import islice
 from pathlib import Path
 from typing import Any, Callable, Mapping, Optional, Sequence
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fairseq_alma.cli.entry import command
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.exchange.load_model import LoadedModel, load_model, score_texts
 from fairseq_alma.report.spelling import render_markdown
+
+CONTEXTS = (1, 2, 4, 8, 16, 32)
+"""Tokens before the one that is predicted."""
+PLACES = 4096
+"""At most so many tokens are predicted for each."""
 
 
 def bits_per_token(loaded: LoadedModel, texts: Sequence[str]) -> float:
@@ -59,6 +68,26 @@ def table(loaded: LoadedModel, texts: Sequence[str]) -> str:
     return render_markdown(["layer", "stream before it", "behind it", "bits per token without it"], rows)
 
 
+def context_table(loaded: LoadedModel, texts: Sequence[str]) -> str:
+    """Lay out the loss of the same tokens by how many of those before are seen, as far as the model takes so many.
+
+    Raises AlmaError if no document is long enough for that.
+    """
+    lengths = [length for length in CONTEXTS if length <= loaded.longest]
+    longest = lengths[-1]
+    documents = [torch.tensor([loaded.first, *ids]) for ids in loaded.tokens.encode(list(texts)) if len(ids) >= longest]
+    if not documents:
+        raise AlmaError(f"no document of {longest} tokens or more; give longer ones")
+    targets = torch.cat([ids[longest:] for ids in documents])[:PLACES]
+    rows = []
+    for length in lengths:
+        seen = torch.cat([ids[longest - length : -1].unfold(0, length, 1) for ids in documents])[:PLACES]
+        with torch.no_grad():
+            logits = torch.cat([loaded.model(each).logits[:, -1] for each in seen.split(64)])
+        rows.append([str(length), f"{F.cross_entropy(logits, targets).item() / math.log(2):.3f}"])
+    return render_markdown(["tokens of context", "bits per token"], rows)
+
+
 @command
 def main(argv: Optional[Sequence[str]] = None) -> int:
     """Run the program."""
@@ -74,7 +103,9 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         raise AlmaError(f"{args.text}: {error}; give a file of text") from error
     if not texts:
         raise AlmaError(f"{args.text}: no text in its first {args.documents} lines")
-    print(table(load_model(args.checkpoint), texts))
+    loaded = load_model(args.checkpoint)
+    print(table(loaded, texts))
+    print(context_table(loaded, texts))
     return 0
 
 

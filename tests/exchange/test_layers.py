@@ -1,8 +1,9 @@
-"""``recipes/growth/layers.py``: what each layer adds to the residual stream and takes from the loss."""
+"""``recipes/growth/layers.py``: what layers add to the residual stream and take from the loss; what context does."""
 
 import pytest
 
 from fairseq_alma.checkpoints.checkpoint_file import read_checkpoint, write_checkpoint
+from fairseq_alma.errors import AlmaError
 from fairseq_alma.exchange.load_model import load_model
 from tests.exchange.conftest import TEXT
 from tests.recipes.programs import load
@@ -31,6 +32,24 @@ def test_a_layer_whose_outputs_are_zero_adds_nothing_and_is_not_missed(kind, che
     assert changed[0][:3] == trained[0][:3]
     _, before, behind, lost = changed[1]
     assert before == behind and float(lost) == 0
+
+
+def contexts(path, text=TEXT * 3):
+    lines = layers.context_table(load_model(path), [text]).splitlines()[2:]
+    return [float(line.strip("|").split("|")[1]) for line in lines]
+
+
+def test_a_model_without_attention_and_positions_uses_one_token(checkpoints, tmp_path):
+    trained = contexts(checkpoints["dense"])
+    assert len(trained) == 5 and len({*trained}) > 1  # 1 to 16: it takes 24 tokens
+    checkpoint = read_checkpoint(checkpoints["dense"], mmap=False)
+    for name, tensor in checkpoint["model"].items():
+        if ".out_proj." in name or "embed_positions" in name:
+            tensor.zero_()
+    write_checkpoint(checkpoint, tmp_path / "blind.pt")
+    assert len({*contexts(tmp_path / "blind.pt")}) == 1
+    with pytest.raises(AlmaError, match="no document of 16 tokens or more"):
+        contexts(checkpoints["dense"], "short")
 
 
 def test_a_text_of_nothing_is_one_line(checkpoints, tmp_path):
