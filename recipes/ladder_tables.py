@@ -447,18 +447,21 @@ def _show_gap(gap: Optional[Spread], digits: int, unit: str = "") -> str:
     return f"{mean:+.{digits}f}{'' if half is None else f' ± {half:.{digits}f}'}{unit}"
 
 
-def draw_frontier(rung: Rung, path: Path, family: Family = DEPTH) -> None:
+def draw_frontier(rung: Rung, path: Path) -> None:
     """Draw loss over cumulative FLOPs, means over seeds, of what has one size (dashed) and of what grows."""
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(figsize=(6.5, 4), layout="constrained")
-    for row in family.rows:
-        if points := [frontier(run) for run in rung.whole(row).values()]:
-            means = [tuple(map(fmean, zip(*arrival, strict=True))) for arrival in zip(*points, strict=True)]
-            label = f"{row} ({len(points)} seed{'s' * (len(points) > 1)})"
-            axes.plot(*zip(*means, strict=True), "o--" if row in family.fixed else "s-", label=label)
-    axes.set(xscale="log", xlabel="training FLOPs so far", ylabel="loss on test, nats per token")
-    axes.legend(frameon=False, fontsize=8)
+    families = {"layers": DEPTH, "widths": WIDTH}
+    shown = {name: each for name, each in families.items() if any(rung.whole(row) for row in each.rows)}
+    figure, panels = pyplot.subplots(1, len(shown), figsize=(5.5 * len(shown), 4), layout="constrained", squeeze=False)
+    for axes, (name, family) in zip(panels[0], shown.items(), strict=True):
+        for row in family.rows:
+            if points := [frontier(run) for run in rung.whole(row).values()]:
+                means = [tuple(map(fmean, zip(*arrival, strict=True))) for arrival in zip(*points, strict=True)]
+                label = f"{row} ({len(points)} seed{'s' * (len(points) > 1)})"
+                axes.plot(*zip(*means, strict=True), "o--" if row in family.fixed else "s-", label=label)
+        axes.set(title=name, xscale="log", xlabel="training FLOPs so far", ylabel="loss on test, nats per token")
+        axes.legend(frameon=False, fontsize=7)
     figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
 
 

@@ -137,6 +137,9 @@ def test_costs_are_those_of_the_seed_that_needed_least_and_areas_are_over_them(r
     whole = [(math.log(40 * stage), loss) for stage, loss in enumerate(losses["width-4"], start=1)]
     expected = np.mean(own - np.interp(places, *zip(*whole, strict=True)))
     assert float(cells[7].split()[0]) == pytest.approx(expected, abs=1e-4)
+    ladder_tables.draw_frontier(ladder_tables.rungs_of()[16], records / "frontier.svg")
+    drawn = (records / "frontier.svg").read_text()
+    assert "widths" in drawn and "wider-1-1-4-4 (2 seeds)" in drawn and "depth-6" not in drawn
 
 
 def test_the_area_between_two_frontiers_is_their_mean_distance_where_both_are():
