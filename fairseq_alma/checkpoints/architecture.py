@@ -106,7 +106,8 @@ _ImageOptions: Any = struct_of(*declared.IMAGE_NETWORKS, declared.VGGVariantOpti
 class ImageOptions(_ImageOptions):
     """Options of all image models; one that is not given has the architecture's default."""
 
-    layer_channels: Annotated[str, Meta(max_length=400)] = ""
+    layer_channels: Annotated[str, Meta(max_length=8 * declared.LAYERS.most)] = ""
+    group_layers: Annotated[str, Meta(max_length=40)] = ""
 
 
 _JointOptions: Any = struct_of(declared.JointOptions, declared.LengthOptions, required=("num_members",))
@@ -439,17 +440,25 @@ def _mlp_shapes(options: ImageOptions, weights: Weights, num_members: int) -> Sh
 
 
 def _vgg_shapes(options: ImageOptions, weights: Weights, num_members: int) -> Shapes:
-    words = [word.strip() for word in (options.layer_channels or "").split(",") if word]
+    depth = sum(_numbers("group_layers", options.group_layers)) or NUM_CONVOLUTIONS
+    if depth > declared.LAYERS.most:
+        raise UnfitCheckpoint(f"group_layers {options.group_layers!r} in its configuration")
     first = _find(weights, "network.blocks.0.conv.weight", 5)
-    channels = [options.channels or first.size(1)] * NUM_CONVOLUTIONS
-    if words:
-        if len(words) != NUM_CONVOLUTIONS or not all(word.isdecimal() for word in words):
-            raise UnfitCheckpoint(f"layer_channels {options.layer_channels[:60]!r} in its configuration")
-        channels = [int(word) for word in words]
+    channels = _numbers("layer_channels", options.layer_channels) or [options.channels or first.size(1)] * depth
+    if len(channels) != depth:
+        raise UnfitCheckpoint(f"layer_channels {options.layer_channels[:60]!r} in its configuration")
     shapes = _classifier_shapes(weights, num_members, channels[-1])
     for layer, (before, after) in enumerate(itertools.pairwise([first.size(2), *channels])):
         shapes |= _convolution(f"network.blocks.{layer}.", num_members, after, before)
     return shapes
+
+
+def _numbers(name: str, text: Optional[str]) -> list[int]:
+    """Return numbers with commas between them; none of an empty text."""
+    words = [word.strip() for word in (text or "").split(",") if word]
+    if not all(word.isdecimal() for word in words):
+        raise UnfitCheckpoint(f"{name} {(text or '')[:60]!r} in its configuration")
+    return [int(word) for word in words]
 
 
 def _mixture_shapes(is_vgg: bool, options: ImageOptions, weights: Weights, num_members: int) -> Shapes:

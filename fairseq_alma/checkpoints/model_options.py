@@ -157,7 +157,12 @@ class GrownVGGOptions(Options):
     """Of a VGG network that grows."""
 
     layer_channels: str = shape_of_images(
-        "", "feature maps of each layer, sixteen numbers with commas; growth writes it; empty: --channels"
+        "", "feature maps of each layer, numbers with commas; growth writes it; empty: --channels"
+    )
+    group_layers: str = shape_of_images(
+        "",
+        "layers in front of, between and behind the first four poolings, five numbers with commas; growth writes it; "
+        "empty: 2,2,4,4,4",
     )
 
 

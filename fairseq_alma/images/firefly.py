@@ -1,4 +1,4 @@
-"""Firefly: a VGG network becomes wider, where its gradients ask for it (Wu et al. 2020; paper v5, section 4, "FF").
+"""Firefly: a VGG network grows where its gradients ask for it, in width, in depth, or in both (Wu et al. 2020).
 
 One step, after section 2 of Wu et al.:
 
@@ -6,38 +6,43 @@ One step, after section 2 of Wu et al.:
    channel two, with incoming weights w + d and w - d and half of the outgoing weights each; a *new* channel has
    incoming weights of its own and small outgoing ones. All candidates are there at once, which costs about three times
    the network alone: the two halves of a split have the same outgoing weights, so that a layer may take their mean for
-   both. A factor for each candidate, its *path*, leads from the network as it is, 0, to the candidate, 1;
+   both. Behind every ReLU there may be a *new layer*, the identity and a small change of it. A factor for each
+   candidate, its *path*, leads from the network as it is, 0, to the candidate, 1;
 2. all directions are tuned together on the images of the stage, the network itself left as it is;
 3. a candidate's score is the change of the loss along its path, from the gradient at the middle of it. At its start
    the gradient of a split is 0, as its two halves cancel each other: what it gains is of second order;
 4. the best candidates over all layers are kept, until the asked number of parameters is added (`select_candidates`),
    or of neurons, as in the paper's released code (`select_neurons`). The channels of a grown layer are the old ones,
-   then the second halves of those that were split, then the new ones.
+   then the second halves of those that were split, then the new ones. New layers begin as the identity itself: unlike
+   those of a channel, copies of one another, their weights all have gradients of their own.
 
 Every step adds the same share of the *first* size, so that a network grows linearly: "at every growth phase, we add
-approximately a quarter of the initial number of parameters" (paper v5, Appendix B.1). Wu et al. also try new layers.
-That is left out here: the architecture keeps its sixteen convolutions.
+approximately a quarter of the initial number of parameters" (paper v5, Appendix B.1; section 4 calls this learner FF).
 
 Letters: B images, I input and O output channels of a layer, P and Q new channels of the layer before and of this one,
 T and S channels that are split there and here, H and W height and width, K classes.
 """
 
 import math
-from typing import Iterable, Iterator, NamedTuple, Sequence
+from functools import partial
+from typing import Callable, Iterable, Iterator, NamedTuple, Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 
+from fairseq_alma.checkpoints.model_options import LAYERS
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.images.networks import (
     BATCH_NORM_EPS,
+    NUM_CONVOLUTIONS,
     SMALLEST_IMAGE,
     VGG,
     ConvBlock,
     MemberBatchNorm2d,
     MemberLinear,
     count_flops,
+    deepen_vgg,
 )
 from fairseq_alma.images.stage_training import batch_sizes
 
@@ -48,10 +53,12 @@ class LayerScores(NamedTuple):
     Attributes:
         split: of each channel of the layer, which may become two.
         new: of each new channel that the layer may get.
+        behind: of a new layer behind it; empty if there may be none.
     """
 
     split: Sequence[float]
     new: Sequence[float]
+    behind: Sequence[float] = ()
 
 
 class KeptCandidates(NamedTuple):
@@ -60,10 +67,12 @@ class KeptCandidates(NamedTuple):
     Attributes:
         split: channels that become two, in ascending order.
         new: numbers of new channels, in ascending order.
+        has_behind: whether there is a new layer behind it.
     """
 
     split: list[int]
     new: list[int]
+    has_behind: bool = False
 
 
 def num_chain_parameters(image_channels: int, channels: Sequence[int], num_classes: int) -> int:
@@ -79,62 +88,70 @@ def num_chain_parameters(image_channels: int, channels: Sequence[int], num_class
     return convolutions + 2 * sum(channels) + (channels[-1] + 1) * num_classes
 
 
+SizeOf = Callable[[Sequence[int]], int]
+"""Returns the size of a chain of convolutions, of which it is given the channels."""
+
+
+def size_of_chain(share_of: str, image_channels: int, num_classes: int) -> SizeOf:
+    """Return what counts ``parameters`` or ``neurons``."""
+    if share_of == "neurons":
+        return sum
+    return partial(num_chain_parameters, image_channels, num_classes=num_classes)
+
+
 def select_candidates(
-    scores: Sequence[LayerScores], image_channels: int, num_classes: int, num_added: float
+    scores: Sequence[LayerScores], channels: Sequence[int], size_of: SizeOf, num_added: float
 ) -> list[KeptCandidates]:
-    """Take candidates in the order of their scores until the next one would miss the asked size by more.
+    """Take candidates in the order of their scores until the next channel would miss the asked size by more.
 
-    Wu et al. 2020 choose in the same way ("greedy selection"), with a number of neurons as the limit.
-
-    Args:
-        scores: of each layer; it has as many channels as it has scores of splits.
-        image_channels: of the images.
-        num_classes: outputs of the linear layer.
-        num_added: parameters to add, as nearly as whole channels allow.
-
-    Returns:
-        What to keep in each layer; nothing at all if one channel is more than twice what is asked.
-    """
-    ranked = _ranked(scores)
-    growth = [KeptCandidates([], []) for _ in scores]
-    channels = [len(layer.split) for layer in scores]
-    size = num_chain_parameters(image_channels, channels, num_classes)
-    goal = size + num_added
-    for _, layer, kind, index in ranked:
-        channels[layer] += 1
-        next_size = num_chain_parameters(image_channels, channels, num_classes)
-        if next_size - goal > goal - size:
-            break
-        size = next_size
-        growth[layer][kind].append(index)
-    return _in_order(growth)
-
-
-def select_neurons(scores: Sequence[LayerScores], num_added: int) -> list[KeptCandidates]:
-    """Take a number of candidates in the order of their scores, as the paper's released code does.
+    Wu et al. 2020 choose in the same way ("greedy selection"), with a number of neurons as the limit. A new layer,
+    which is many channels at once, counts by the part of its score that falls to what one of the layer before it costs;
+    one that would miss the asked size by more is left out.
 
     Args:
         scores: of each layer.
-        num_added: neurons to add over all layers.
+        channels: of each layer.
+        size_of: what counts.
+        num_added: parameters or neurons to add, as nearly as whole channels and layers allow.
+
+    Returns:
+        What to keep in each layer; nothing at all if every candidate is more than twice what is asked.
     """
-    growth = [KeptCandidates([], []) for _ in scores]
-    for _, layer, kind, index in _ranked(scores)[:num_added]:
-        growth[layer][kind].append(index)
-    return _in_order(growth)
+    kept: list[tuple[list[int], list[int], list[int]]] = [([], [], []) for _ in scores]
+    size = size_of(channels)
+    goal = size + num_added
+    for _, layer, kind, index in sorted(_ranked(scores, channels, size_of)):
+        kept[layer][kind].append(index)
+        next_size = size_of(
+            [
+                old + len(split) + len(new)
+                for old, (split, new, behind) in zip(channels, kept, strict=True)
+                for _ in range(1 + len(behind))
+            ]
+        )
+        if next_size - goal <= goal - size:
+            size = next_size
+            continue
+        kept[layer][kind].pop()
+        if kind != _BEHIND:
+            break
+    return [KeptCandidates(sorted(split), sorted(new), bool(behind)) for split, new, behind in kept]
 
 
-def _ranked(scores: Sequence[LayerScores]) -> list[tuple[float, int, int, int]]:
-    """Return score, layer, kind and index of all candidates, the best first."""
-    return sorted(
-        (score, layer, kind, index)
-        for layer, of_layer in enumerate(scores)
-        for kind, of_kind in enumerate(of_layer)
-        for index, score in enumerate(of_kind)
-    )
+_BEHIND = LayerScores._fields.index("behind")
 
 
-def _in_order(growth: Sequence[KeptCandidates]) -> list[KeptCandidates]:
-    return [KeptCandidates(sorted(layer.split), sorted(layer.new)) for layer in growth]
+def _ranked(
+    scores: Sequence[LayerScores], channels: Sequence[int], size_of: SizeOf
+) -> Iterator[tuple[float, int, int, int]]:
+    """Yield score, layer, kind and index of all candidates, comparable scores."""
+    first = size_of(channels)
+    for layer, of_layer in enumerate(scores):
+        below, here, above = channels[:layer], channels[layer], channels[layer + 1 :]
+        wider, deeper = size_of([*below, here + 1, *above]), size_of([*below, here, here, *above])
+        for kind, of_kind in enumerate(of_layer):
+            part = (wider - first) / (deeper - first) if kind == _BEHIND else 1
+            yield from ((part * score, layer, kind, index) for index, score in enumerate(of_kind))
 
 
 TUNING_RATE = 0.1
@@ -149,7 +166,8 @@ class Steps(NamedTuple):
     """How far candidates lead away from the network; small, so that it computes nearly the same with them.
 
     Attributes:
-        split: length of a split's change d, as a part of the length of the channel's weights w.
+        split: length of a split's change d, and of a new layer's change of the identity, as a part of the length of the
+            channel's weights w, which the identity has of length 1.
         new: length of a new channel's outgoing weights, as a part of the typical length of the old channels' ones.
     """
 
@@ -188,32 +206,46 @@ class CandidateBlock(CandidateLayer):
         block: what it is without candidates, with one member; stays as it is.
         num_new_before: P.
         num_new: Q.
+        kinds: which candidates there are.
         steps: how large candidates are.
         generator: of the first directions, on the CPU.
     """
 
-    def __init__(self, block: ConvBlock, num_new_before: int, num_new: int, steps: Steps, generator: Generator) -> None:
+    def __init__(
+        self, block: ConvBlock, num_new_before: int, num_new: int, kinds: "Kinds", steps: Steps, generator: Generator
+    ) -> None:
         super().__init__(block.conv.weight.detach()[0], steps)
         out_channels, in_channels = self.weight.shape[:2]
         self.norm_weight, self.norm_bias = block.norm.weight.detach()[0], block.norm.bias.detach()[0]
         self.new_norm = nn.BatchNorm2d(num_new, affine=False, momentum=None).to(self.weight)
+        self.output = nn.BatchNorm2d(out_channels + num_new, affine=False, momentum=None).to(self.weight)
         lengths = self.weight.flatten(1).norm(dim=1)
-        self.split_lengths = steps.split * lengths.view(-1, 1, 1, 1)
+        num_splits = out_channels if kinds.in_width else 0
+        self.split_lengths = steps.split * lengths[:num_splits].view(-1, 1, 1, 1)
         self.new_length = lengths.square().mean().sqrt()
         kernel = self.weight.shape[2:]
-        self.split = random_directions((out_channels, in_channels, *kernel), self.weight, generator)
+        self.split = random_directions((num_splits, in_channels, *kernel), self.weight, generator)
         self.new = random_directions((num_new, in_channels, *kernel), self.weight, generator)
         self.outgoing = random_directions((num_new_before, out_channels, *kernel), self.weight, generator)
+        num_behind = out_channels if kinds.in_depth else 0
+        self.behind = random_directions((num_behind, out_channels, *kernel), self.weight, generator)
+        self.behind_length = steps.split
         self.set_path(1.0)
 
-    def set_path(self, position: float) -> tuple[Tensor, Tensor]:
-        """Put all candidates at one position of their paths. Returns the positions: (O) of splits, (Q) of new ones."""
-        self.split_path = torch.full_like(self.split[:, 0, 0, 0], position, requires_grad=True)
-        self.new_path = torch.full_like(self.new[:, 0, 0, 0], position, requires_grad=True)
-        return self.split_path, self.new_path
+    def set_path(self, position: float) -> tuple[Tensor, Tensor, Tensor]:
+        """Put all candidates at one position of their paths.
+
+        Returns:
+            The positions: (O) of splits, (Q) of new ones, (O) of the channels of a layer behind; (0) where there are
+            no such candidates.
+        """
+        directions = (self.split, self.new, self.behind)
+        paths = [torch.full_like(each[:, 0, 0, 0], position, requires_grad=True) for each in directions]
+        self.split_path, self.new_path, self.behind_path = paths
+        return self.split_path, self.new_path, self.behind_path
 
     def split_change(self) -> Tensor:
-        """Return d of every channel, (O, I, 3, 3)."""
+        """Return d of every channel that may be split, (O, I, 3, 3)."""
         return self.split * self.split_lengths
 
     def new_weight(self) -> Tensor:
@@ -221,20 +253,57 @@ class CandidateBlock(CandidateLayer):
         return self.new * self.new_length
 
     def forward(self, x: Tensor, generators: Sequence[Generator] = ()) -> Tensor:
-        """Map images, (B, I, H, W), or what the block before returns, (B, 2 I + P, H, W), to (B, 2 O + Q, H, W)."""
+        """Map images, (B, I, H, W), or what the block before returns, (B, 2 I + P, H, W), to (B, 2 O + Q, H, W).
+
+        Where nothing may be split, there are no halves: I and O channels of old ones.
+        """
         out_channels, in_channels = self.weight.shape[:2]
         weights = torch.cat([self.weight, self.split_change(), self.new_weight()])
         heard, new_before = join_halves(x, in_channels)
-        old, change, new = F.conv2d(heard, weights, padding=1).split([out_channels, out_channels, len(self.new)], dim=1)
+        sizes = [out_channels, len(self.split), len(self.new)]
+        old, change, new = F.conv2d(heard, weights, padding=1).split(sizes, dim=1)
         if len(self.outgoing):
             old = old + F.conv2d(new_before, self.outgoing_weight(), padding=1)
-        change = change * self.split_path[:, None, None]
-        halves = [F.relu(self._norm(half)) for half in (old + change, old - change)]
-        return torch.cat([*halves, F.relu(self.new_norm(new)) * self.new_path[:, None, None]], dim=1)
+        halves = [old]
+        if len(self.split):
+            change = change * self.split_path[:, None, None]
+            halves = [old + change, old - change]
+        halves = [F.relu(self._norm(half)) for half in halves]
+        new = F.relu(self.new_norm(new)) if len(self.new) else new
+        if len(self.behind):
+            self.output(torch.cat([halves[0], new], dim=1).detach())
+            halves = self._through_layer_behind(halves)
+        return torch.cat([*halves, new * self.new_path[:, None, None]], dim=1)
+
+    def _through_layer_behind(self, halves: Sequence[Tensor]) -> list[Tensor]:
+        """Return what a layer behind makes of both halves, or of what is not split; new channels pass it unchanged.
+
+        Its batch norm takes out what it brings in mean and length, as that of the layer will in training.
+        """
+        weight = self.behind * self.behind_length
+        change = F.conv2d(torch.stack(tuple(halves)).mean(dim=0), weight, padding=1) * self.behind_path[:, None, None]
+        changed = []
+        for half in halves:
+            variance, mean = torch.var_mean(half, dim=(0, 2, 3), correction=0)
+            scale = (variance + BATCH_NORM_EPS).sqrt()
+            out = F.batch_norm(half + change, None, None, scale, mean, training=True, eps=BATCH_NORM_EPS)
+            changed.append(F.relu(out))
+        return changed
 
     def _norm(self, x: Tensor) -> Tensor:
         """Normalise by the batch, as in training: a constant shift that training takes out again is no gain."""
         return F.batch_norm(x, None, None, self.norm_weight, self.norm_bias, training=True, eps=BATCH_NORM_EPS)
+
+
+class Kinds(NamedTuple):
+    """Which candidates there are: splits and new channels, new layers, or all of them."""
+
+    in_width: bool
+    in_depth: bool
+
+
+KINDS = {"width": Kinds(True, False), "depth": Kinds(False, True), "both": Kinds(True, True)}
+"""By what a step adds."""
 
 
 class CandidateClassifier(CandidateLayer):
@@ -260,17 +329,21 @@ class CandidateVGG(VGG):
         num_new: Q of each convolution.
         steps: how large candidates are.
         generator: of the first directions, on the CPU.
+        grow_in: what candidates there are: in ``width``, in ``depth`` or in ``both``.
     """
 
-    def __init__(self, network: VGG, num_new: Sequence[int], steps: Steps, generator: Generator) -> None:
+    def __init__(
+        self, network: VGG, num_new: Sequence[int], steps: Steps, generator: Generator, grow_in: str = "width"
+    ) -> None:
         old = conv_blocks(network)
         super().__init__(
             *outer_sizes(network),
             [block.conv.weight.size(1) for block in old],
             make_block=lambda layer, _before, _after: CandidateBlock(
-                old[layer], num_new[layer - 1] if layer else 0, num_new[layer], steps, generator
+                old[layer], num_new[layer - 1] if layer else 0, num_new[layer], KINDS[grow_in], steps, generator
             ),
             variant=network.variant,
+            groups=network.groups,
         )
         self.add_module("classifier", CandidateClassifier(network.classifier, num_new[-1], steps, generator))
 
@@ -338,7 +411,8 @@ def widen_vgg(network: VGG, candidates: CandidateVGG, growth: Sequence[KeptCandi
     state["classifier.weight"] = _wider_inputs(head.weight, head.outgoing_weight(), growth[-1])
     state["classifier.bias"] = head.bias
     channels = [len(state[f"blocks.{number}.norm.weight"]) for number in range(len(growth))]
-    grown = VGG(*outer_sizes(network), channels, variant=network.variant).to(network.classifier.weight)
+    grown = VGG(*outer_sizes(network), channels, variant=network.variant, groups=network.groups)
+    grown.to(network.classifier.weight)
     grown.load_member_state(0, {name: tensor[None] for name, tensor in state.items()})
     return grown.train(network.training)
 
@@ -386,6 +460,15 @@ def _wider_norm(old: MemberBatchNorm2d, block: CandidateBlock, kept: KeptCandida
     }
 
 
+def _measured_output(block: CandidateBlock, kept: KeptCandidates) -> tuple[Tensor, Tensor]:
+    """Return mean and variance of what the O + S + Q channels of a layer send on, from the last pass."""
+    measured = block.output
+    assert measured.running_mean is not None and measured.running_var is not None
+    num_old = len(block.weight)
+    rows = [*range(num_old), *kept.split, *(num_old + each for each in kept.new)]
+    return measured.running_mean[rows], measured.running_var[rows]
+
+
 def _rows(indices: Sequence[int], like: Tensor) -> Tensor:
     return torch.tensor(indices, dtype=torch.int64, device=like.device)
 
@@ -393,23 +476,25 @@ def _rows(indices: Sequence[int], like: Tensor) -> Tensor:
 def grow_firefly(
     network: VGG,
     batches: Batches,
-    first_channels: Sequence[int],
+    first_channels: int,
     share: float,
     generator: Generator,
     steps: Steps = DEFAULT_STEPS,
     share_of: str = "parameters",
+    grow_in: str = "width",
 ) -> VGG:
-    """Return a wider network that computes nearly the same.
+    """Return a larger network that computes nearly the same, in depth alone the same.
 
     Args:
         network: of `ConvBlock`s and one member, trained; stays as it is.
         batches: images, (B, C, H, W) or (1, B, C, H, W), normalised, and their labels, (B) or (1, B) int64, on the
             network's device. They are gone through twice, so a list will do and a generator will not.
-        first_channels: of each convolution, before any growth.
+        first_channels: of each of the sixteen convolutions, before any growth.
         share: parameters or neurons to add, as a part of those of the network before any growth; the paper: 0.25.
         generator: of the first directions, on the CPU.
         steps: how large candidates are.
         share_of: what ``share`` counts, ``parameters`` or ``neurons``.
+        grow_in: what is added: neurons (``width``), layers (``depth``) or ``both``.
 
     Returns:
         The grown network, on the same device, in the same mode. Its parameters are new ones: it needs a new optimizer.
@@ -418,50 +503,69 @@ def grow_firefly(
         AlmaError: the share is not above 0 or less than a channel, or the network's loss is not a number.
     """
     (image_channels, *_), num_classes = outer_sizes(network)
-    num_added = amount_to_add(image_channels, first_channels, num_classes, share, share_of)
-    candidates = candidates_of(network, first_channels, share, generator, steps)
+    num_added = amount_to_add(image_channels, first_channels, num_classes, share, share_of, grow_in)
+    candidates = candidates_of(network, first_channels, share, generator, steps, grow_in)
     tune_directions(candidates, batches)
     scores = score_candidates(candidates, batches)
-    if share_of == "neurons":
-        growth = select_neurons(scores, round(num_added))
-    else:
-        growth = select_candidates(scores, image_channels, num_classes, num_added)
-    if not any(layer.split or layer.new for layer in growth):
-        raise _too_small(share, num_added)
-    return widen_vgg(network, candidates, growth)
+    channels = [len(block.weight) for block in candidates.layers()]
+    size_of = size_of_chain(share_of, image_channels, num_classes)
+    growth = select_candidates(scores, channels, size_of, num_added)
+    if not any(kept.split or kept.new or kept.has_behind for kept in growth):
+        raise _too_small(share, num_added, share_of, grow_in)
+    num_layers = len(growth) + sum(kept.has_behind for kept in growth)
+    if num_layers > LAYERS.most:
+        raise AlmaError(
+            f"--grow-share {share} --grow-in {grow_in}: {num_layers} layers, at most {LAYERS.most} are possible; give "
+            "a smaller share, or grow less often (--grow-every)"
+        )
+    wide = widen_vgg(network, candidates, growth)
+    measured = {
+        number: _measured_output(block, kept)
+        for number, (block, kept) in enumerate(zip(candidates.layers(), growth, strict=True))
+        if kept.has_behind
+    }
+    return deepen_vgg(wide, measured) if measured else wide
 
 
 def amount_to_add(
-    image_channels: int, first_channels: Sequence[int], num_classes: int, share: float, share_of: str = "parameters"
+    image_channels: int,
+    first_channels: int,
+    num_classes: int,
+    share: float,
+    share_of: str = "parameters",
+    grow_in: str = "width",
 ) -> float:
     """Return how many parameters or neurons a share is, for images of C channels and K classes; see `grow_firefly`.
 
     Raises:
-        AlmaError: the share is not above 0, or too small for any channel of the network before its growth.
+        AlmaError: the share is not above 0, or too small for any channel, or layer, of the network before its growth.
     """
     if not 0 < share < math.inf:
         raise AlmaError(f"--grow-share {share}: a number above 0 is needed; the paper: 0.25")
+    first = [first_channels] * NUM_CONVOLUTIONS
+    size_of = size_of_chain(share_of, image_channels, num_classes)
+    first_size = size_of(first)
+    num_added: float = share * first_size
     if share_of == "neurons":
-        num_neurons = share * sum(first_channels)
-        if round(num_neurons) < 1:
-            raise AlmaError(
-                f"--grow-share {share}: less than one of {sum(first_channels)} neurons; give a larger share"
-            )
-        return num_neurons
-    first_size = num_chain_parameters(image_channels, first_channels, num_classes)
-    wider = ([size + (layer == one) for layer, size in enumerate(first_channels)] for one in range(len(first_channels)))
-    smallest = min(num_chain_parameters(image_channels, each, num_classes) for each in wider) - first_size
-    if smallest > 2 * share * first_size:  # nothing would be nearer to what is asked
-        raise _too_small(share, share * first_size)
-    return share * first_size
+        num_added = round(num_added)
+    larger = [[first_channels + 1, *first[1:]], [*first[:-1], first_channels + 1]] if KINDS[grow_in].in_width else []
+    larger += [[*first, first_channels]] if KINDS[grow_in].in_depth else []
+    if min(map(size_of, larger)) - first_size > 2 * num_added:  # nothing would be nearer to what is asked
+        raise _too_small(share, num_added, share_of, grow_in)
+    return num_added
 
 
 def candidates_of(
-    network: VGG, first_channels: Sequence[int], share: float, generator: Generator, steps: Steps = DEFAULT_STEPS
+    network: VGG,
+    first_channels: int,
+    share: float,
+    generator: Generator,
+    steps: Steps = DEFAULT_STEPS,
+    grow_in: str = "width",
 ) -> CandidateVGG:
     """Return the network with all candidates of one step; see `grow_firefly`."""
-    num_new = [max(FEWEST_NEW, math.ceil(share * channels)) for channels in first_channels]
-    return CandidateVGG(network, num_new, steps, generator)
+    num_new = max(FEWEST_NEW, math.ceil(share * first_channels)) if KINDS[grow_in].in_width else 0
+    return CandidateVGG(network, [num_new] * len(network.blocks), steps, generator, grow_in)
 
 
 def tune_directions(candidates: CandidateVGG, batches: Batches, rate: float = TUNING_RATE) -> None:
@@ -483,7 +587,7 @@ def score_candidates(candidates: CandidateVGG, batches: Batches) -> list[LayerSc
 
     It is the gradient of the mean loss at the middle of all paths, taken together: exact where the loss is linear or
     quadratic along them. (Wu et al. take the mean of several such points.) In passing, the statistics of the new
-    channels' batch norms are measured.
+    channels' batch norms, and of what layers send on, are measured.
 
     Raises:
         AlmaError: the loss is not a number.
@@ -491,29 +595,32 @@ def score_candidates(candidates: CandidateVGG, batches: Batches) -> list[LayerSc
     paths: list[Tensor] = []
     for layer in candidates.layers():
         layer.new_norm.reset_running_stats()
+        layer.output.reset_running_stats()
         paths += layer.set_path(0.5)
     totals, num_images = [torch.zeros_like(path) for path in paths], 0
     for images, labels in batches:
-        gradients = torch.autograd.grad(_loss(candidates, images, labels), paths)
+        gradients = torch.autograd.grad(_loss(candidates, images, labels), paths, materialize_grads=True)
         for total, gradient in zip(totals, gradients, strict=True):
             total += gradient * labels.numel()
         num_images += labels.numel()
     if not num_images:
         raise ValueError("no images to score candidates with; batches must be something that one can go through twice")
-    scores = [(total / num_images).tolist() for total in totals]
+    scores: list[list[float]] = [(total / num_images).tolist() for total in totals]
     if not all(math.isfinite(score) for of_path in scores for score in of_path):
         raise AlmaError("growth: the network's loss is not a number, so it cannot grow; train with a lower --lr")
-    return [LayerScores(split, new) for split, new in zip(scores[::2], scores[1::2], strict=True)]
+    each = zip(scores[::3], scores[1::3], scores[2::3], strict=True)
+    return [LayerScores(split, new, [sum(behind)] if behind else ()) for split, new, behind in each]
 
 
 def _loss(candidates: CandidateVGG, images: Tensor, labels: Tensor) -> Tensor:
     return F.cross_entropy(candidates(images)[0], labels.flatten())
 
 
-def _too_small(share: float, num_added: float) -> AlmaError:
+def _too_small(share: float, num_added: float, share_of: str, grow_in: str) -> AlmaError:
+    smallest = "channel" if KINDS[grow_in].in_width else "layer"
     return AlmaError(
-        f"--grow-share {share}: {num_added:.0f} parameters to add, less than one channel has; give a larger share; the "
-        "paper: 0.25"
+        f"--grow-share {share}: {num_added:.0f} {share_of} to add, less than one {smallest} has; give a larger share; "
+        "the paper: 0.25"
     )
 
 
@@ -522,28 +629,34 @@ def grow_on_images(
     images: Tensor,
     labels: Tensor,
     batch_size: int,
-    first_channels: Sequence[int],
+    first_channels: int,
     share: float,
     generator: Generator,
     share_of: str = "parameters",
+    grow_in: str = "width",
 ) -> tuple[VGG, int]:
-    """Return a wider network, grown on so many normalised images at a time, and the operations that this took.
+    """Return a larger network, grown on so many normalised images at a time, and the operations that this took.
 
     See `grow_firefly` for what the other arguments mean.
     """
-    flops = growth_flops(network, first_channels, share, len(images), images.shape[1:])
+    flops = growth_flops(network, first_channels, share, len(images), images.shape[1:], grow_in)
     sizes = batch_sizes(len(images), batch_size)
     batches = list(zip(images.split(sizes), labels.split(sizes), strict=True))
-    return grow_firefly(network, batches, first_channels, share, generator, share_of=share_of), flops
+    return grow_firefly(network, batches, first_channels, share, generator, share_of=share_of, grow_in=grow_in), flops
 
 
 def growth_flops(
-    network: VGG, first_channels: Sequence[int], share: float, num_images: int, image_shape: Sequence[int]
+    network: VGG,
+    first_channels: int,
+    share: float,
+    num_images: int,
+    image_shape: Sequence[int],
+    grow_in: str = "width",
 ) -> int:
     """Count the operations of one growth step: it goes over its images as training does, with all candidates.
 
     Each pass is a forward and a backward pass of the network with its candidates, counted as `NetworkFlops.train` is.
     What growing a mixture looks at, the validation loss, counts as little as other validation.
     """
-    candidates = candidates_of(network, first_channels, share, torch.Generator().manual_seed(0))
+    candidates = candidates_of(network, first_channels, share, torch.Generator().manual_seed(0), grow_in=grow_in)
     return NUM_PASSES * num_images * count_flops(candidates, image_shape).train

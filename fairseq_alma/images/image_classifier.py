@@ -35,11 +35,13 @@ class GrownLayers:
     Attributes:
         trees: the gate's tree of each mixture.
         channels: of each convolution.
+        groups: convolutions of each group of a VGG network that has become deeper; empty: as VGG19 has them.
         sizes: options of the architecture that a schedule changes, by name.
     """
 
     trees: tuple[GateTree, ...] = ()
     channels: tuple[int, ...] = ()
+    groups: tuple[int, ...] = ()
     sizes: tuple[tuple[str, int], ...] = ()
 
     @property
@@ -58,6 +60,8 @@ class GrownLayers:
             options.update(num_experts=self.num_experts, gate_trees=format_gate_trees(self.trees))
         if self.channels:
             options.update(layer_channels=",".join(map(str, self.channels)))
+        if self.groups:
+            options.update(group_layers=",".join(map(str, self.groups)))
         return options
 
 

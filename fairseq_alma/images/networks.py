@@ -19,6 +19,7 @@ Letters: N members, B images, I input and O output features or channels, C chann
 width, K classes.
 """
 
+import bisect
 import itertools
 import math
 from typing import Any, Callable, Iterable, Mapping, NamedTuple, Optional, Sequence
@@ -281,11 +282,10 @@ class MLP(ImageNetwork):
         return last(x)
 
 
-VGG19 = (2, 2, 4, 4, 4)  # convolutions of each group
+VGG19 = (2, 2, 4, 4, 4)  # convolutions of each group, before any growth
 NUM_CONVOLUTIONS = sum(VGG19)
 SMALLEST_IMAGE = 2 ** (len(VGG19) - 1)
 MakeBlock = Callable[[int, int, int], nn.Module]
-_POOL_AFTER = {sum(VGG19[: group + 1]) - 1 for group in range(len(VGG19) - 1)}
 
 
 class Variant(NamedTuple):
@@ -323,10 +323,11 @@ class VGG(ImageNetwork):
     Args:
         image_shape: (C, H, W); height and width of at least 16, with five max poolings of 32.
         num_classes: K.
-        channels: O of each of the sixteen convolutions.
+        channels: O of each convolution.
         num_members: N.
         make_block: builds the block of a convolution from its number and its I and O; None: a `ConvBlock`.
         variant: which VGG network.
+        groups: convolutions of each of the five groups, between which the poolings stand.
     """
 
     def __init__(
@@ -337,10 +338,12 @@ class VGG(ImageNetwork):
         num_members: int = 1,
         make_block: Optional[MakeBlock] = None,
         variant: Variant = USUAL,
+        groups: Sequence[int] = VGG19,
     ) -> None:
         super().__init__(num_members)
-        self.variant = variant
-        assert len(channels) == NUM_CONVOLUTIONS
+        self.variant, self.groups = variant, tuple(groups)
+        assert len(groups) == len(VGG19) and len(channels) == sum(groups)
+        self._pool_after = {end - 1 for end in itertools.accumulate(groups[:-1])}
         make_block = make_block or (lambda layer, before, after: ConvBlock(num_members, before, after))
         self.blocks = nn.ModuleList(
             make_block(layer, before, after)
@@ -355,7 +358,7 @@ class VGG(ImageNetwork):
         x = images.transpose(0, 1).flatten(1, 2) if images.dim() == 5 else images  # (B, N C, H, W) or (B, C, H, W)
         for layer, block in enumerate(self.blocks):
             x = block(x, generators)
-            if layer in _POOL_AFTER:
+            if layer in self._pool_after:
                 x = F.max_pool2d(x, 2)
         if self.variant.last_pool == "max":
             x = F.max_pool2d(x, 2)
@@ -427,6 +430,44 @@ def widen_vgg(state: Mapping[str, Tensor], channels: int, generator: Generator) 
         _widen(grown, writers, above if above in grown else "classifier.weight", channels, generator)
         block += 1
     return grown
+
+
+@torch.no_grad()
+def deepen_vgg(network: VGG, measured: Mapping[int, tuple[Tensor, Tensor]]) -> VGG:
+    """Return a VGG network of one member with new layers, which computes the same in evaluation.
+
+    A new layer is the identity: of its ReLU, as it reads what another has made, and of its batch norm, which gives
+    back what it takes out. In training, where it takes out the statistics of a batch, this holds but for these.
+
+    Args:
+        network: of `ConvBlock`s; stays as it is.
+        measured: for each convolution that gets one behind it, in front of the pooling that may follow: mean and
+            variance, (O), of what it sends on.
+    """
+    state, channels, groups = network.state_dict(), list[int](), list(network.groups)
+    ends = [*itertools.accumulate(groups)]
+    grown = {name: tensor for name, tensor in state.items() if not name.startswith("blocks.")}
+    for number, block in enumerate(network.blocks):
+        layers = [block.state_dict()]
+        if number in measured:
+            layers.append(_identity_block(*measured[number]))
+            groups[bisect.bisect(ends, number)] += 1
+        for layer in layers:
+            grown |= {f"blocks.{len(channels)}.{name}": tensor for name, tensor in layer.items()}
+            channels.append(layer["conv.weight"].size(1))
+    shape = (state["blocks.0.conv.weight"].size(2), SMALLEST_IMAGE, SMALLEST_IMAGE)
+    deeper = VGG(shape, network.classifier.bias.size(1), channels, variant=network.variant, groups=groups)
+    load_exactly(deeper.to(network.classifier.weight).state_dict(), grown)
+    return deeper.train(network.training)
+
+
+def _identity_block(mean: Tensor, variance: Tensor) -> State:
+    """Return the state of a `ConvBlock` of one member that passes on what is not negative."""
+    weight = torch.zeros(len(mean), len(mean), 3, 3).to(mean)
+    weight[:, :, 1, 1].fill_diagonal_(1)
+    scale = (variance + BATCH_NORM_EPS).sqrt()
+    norm = {"weight": scale, "bias": mean, "running_mean": mean, "running_var": variance}
+    return {"conv.weight": weight[None], **{f"norm.{name}": tensor[None] for name, tensor in norm.items()}}
 
 
 def _widen(state: State, writers: list[str], reader: str, width: int, generator: Generator) -> None:

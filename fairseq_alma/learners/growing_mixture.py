@@ -1,7 +1,7 @@
 """gMoE: one model whose layers get more experts between the stages (paper, section 4.2 and Appendix A).
 
 Beside it a language model that gets layers, wider ones, experts, or several of these, by a schedule; and FF, a VGG
-network whose layers get more neurons, split and added by gradient score (Wu et al. 2020).
+network that gets more neurons in its layers, more layers, or both, by gradient score (Wu et al. 2020).
 """
 
 import itertools
@@ -396,7 +396,7 @@ class TreeMixture(GrowingModel):
 @register_learner("firefly", "images")
 @dataclass(frozen=True)
 class Firefly(GrowingModel):
-    """A VGG network whose layers get more neurons, a fixed share of the first size each time."""
+    """A VGG network that gets neurons, layers, or both, a fixed share of the first size each time."""
 
     label: ClassVar[Optional[str]] = "FF"
     arch_prefix: ClassVar[Optional[str]] = "alma_firefly"
@@ -413,9 +413,16 @@ class Firefly(GrowingModel):
         choices=("parameters", "neurons"),
         quiet=True,
     )
+    grow_in: str = opt(
+        "width",
+        "what a growth step adds: neurons in the layers there are, new layers that begin as the identity, or both, "
+        "chosen by the same scores",
+        choices=("width", "depth", "both"),
+        quiet=True,
+    )
 
     def growth_before(self, stage: Stage, seed: int) -> Optional[Growth]:
-        """Add neurons."""
+        """Add neurons, layers, or both."""
         if not is_growth_due(stage, self.wait, self.grow_every):
             return None
-        return Growth(1, "firefly", "loss", seed, self.grow_share, self.grow_share_of)
+        return Growth(1, "firefly", "loss", seed, self.grow_share, self.grow_share_of, self.grow_in)

@@ -136,8 +136,9 @@ class Growth:
         method: ``copy``, ``split`` or ``scratch``; ``firefly``: neurons rather than experts.
         select: which experts are copied or split: ``loss``, ``usage`` or ``random``.
         seed: of new weights and random choices.
-        share: of the first size that is added as neurons.
+        share: of the first size that is added as neurons or layers.
         share_of: what ``share`` counts: ``parameters`` or ``neurons``.
+        grow_in: what ``share`` is added in: ``width``, ``depth`` or ``both``.
         noise: copies of experts: standard deviation of the noise on their gate rows.
         renew_share: copies of experts: share of their hidden units that are drawn anew.
         sizes: what a language model is to have else, by the options of ``alma-grow``, such as ``layers``.
@@ -149,6 +150,7 @@ class Growth:
     seed: int
     share: float = 0.0
     share_of: str = "parameters"
+    grow_in: str = "width"
     noise: float = 0.0
     renew_share: float = 0.0
     sizes: Mapping[str, int] = field(default_factory=dict, hash=False)  # a dict has none

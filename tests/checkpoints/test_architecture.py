@@ -36,6 +36,9 @@ CONFIGS = {
     "vgg": lambda: image_config("alma_vgg", channels=4, last_pool="max"),
     "firefly": lambda: image_config("alma_firefly_vgg", channels=4, layer_channels=STACK.split()[-1]),
     "mixtures": lambda: image_config("alma_moe_mlp", width=4, num_experts=3, gate_trees="[[0,[1,2]],[0,1,2]]"),
+    "deeper firefly": lambda: image_config(
+        "alma_firefly_vgg", channels=4, layer_channels=STACK.split()[-1] + ",9,9", group_layers="2,3,4,4,5"
+    ),
     "convolutions": lambda: image_config("alma_moe_vgg", channels=4, num_experts=2),
     "stack": lambda: joint("alma_mlp", "--width 6", 3),
     "stack of convolutions": lambda: joint("alma_firefly_vgg", STACK),

@@ -182,6 +182,8 @@ def image_model():
         ({"num_experts": 1 << 24}, {}),
         ({"gate_trees": "[" * 50_000}, {}),
         ({"_name": "alma_firefly_vgg", "layer_channels": ",".join(["16000000"] * 16)}, {}),
+        ({"_name": "alma_firefly_vgg", "group_layers": "9999999,2,4,4,4"}, {}),
+        ({"_name": "alma_firefly_vgg", "group_layers": "2,2,4,4,x"}, {}),
         ({"_name": "alma_umix", "num_members": 1000, "member_arch": "alma_mlp", "member_options": "--width 4"}, {}),
         ({}, {"network.blocks.0.linear.weight": lambda old: old * float("inf")}),
         ({}, {"network.blocks.0.linear.weight": lambda old: old.long()}),

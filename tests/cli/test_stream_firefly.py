@@ -50,7 +50,7 @@ def test_the_work_of_a_stage_is_its_training_and_its_growth(run):
     first, second = record_of(run, 0), record_of(run, 1)
     per_image = [count_flops(VGG(SHAPE, NUM_CLASSES, channels), SHAPE).train for channels in (FIRST, channels_of(run))]
     assert first["train_flops"] == first["train_images"] * per_image[0] and "growth_flops" not in first
-    grown = growth_flops(VGG(SHAPE, NUM_CLASSES, FIRST), FIRST, 0.25, second["train_images"] // 2, SHAPE)  # 2 epochs
+    grown = growth_flops(VGG(SHAPE, NUM_CLASSES, FIRST), FIRST[0], 0.25, second["train_images"] // 2, SHAPE)  # 2 epochs
     assert second["growth_flops"] == grown > 0
     assert second["train_flops"] == second["train_images"] * per_image[1] + grown
 

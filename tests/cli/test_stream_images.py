@@ -374,6 +374,8 @@ def test_the_checkpoint_of_a_run_is_tested_by_the_stock_command(stream, tmp_path
     [
         (["--learner", "firefly"], ["--arch", "alma_mlp"], "needs an architecture alma_firefly"),
         (["--learner", "firefly", "--grow-share", "0"], [], "--grow-share 0: a number above 0"),
+        (["--learner", "gmoe", "--grow-in", "depth"], [], "--grow-in goes with --learner firefly, not with gmoe"),
+        (["--learner", "firefly", "--grow-in", "deep"], [], "choose from"),
         (["--learner", "gmoe"], ["--arch", "alma_mlp"], "needs an architecture alma_moe"),
         (["--learner", "sm"], ["--fp16"], "--fp16 after the --"),
         (["--learner", "sm"], ["--optimizer", "lamb", "--lr", "1"], "choose from adadelta, sgd, adam"),

@@ -7,12 +7,14 @@ from fairseq_alma.images.firefly import (
     LayerScores,
     num_chain_parameters,
     select_candidates,
-    select_neurons,
+    size_of_chain,
 )
 
 # Two layers of 2 and 3 channels behind images of 1 channel, 2 classes: 18 + 54 weights, 10 of batch norm, 8 at the end.
 FIRST = LayerScores(split=[-5.0, 0.1], new=[-1.0])
 SECOND = LayerScores(split=[-4.0, -0.5, 0.0], new=[-3.0, 2.0])
+CHANNELS = [2, 3]
+PARAMETERS, NEURONS = (size_of_chain(share_of, 1, 2) for share_of in ("parameters", "neurons"))
 
 
 def test_parameters_of_a_chain_are_counted_as_by_hand():
@@ -31,12 +33,15 @@ def test_parameters_of_a_chain_are_counted_as_by_hand():
     ],
 )
 def test_candidates_are_taken_by_score_over_all_layers(num_added, first, second):
-    assert select_candidates([FIRST, SECOND], 1, 2, num_added) == [KeptCandidates(*first), KeptCandidates(*second)]
+    assert select_candidates([FIRST, SECOND], CHANNELS, PARAMETERS, num_added) == [
+        KeptCandidates(*first),
+        KeptCandidates(*second),
+    ]
 
 
 @pytest.mark.parametrize(("num_added", "taken"), [(18, 0), (19, 1), (38, 1), (53, 1), (54, 2), (69, 2)])
 def test_selection_stops_as_near_to_the_asked_size_as_whole_channels_allow(num_added, taken):
-    growth = select_candidates([FIRST, SECOND], 1, 2, num_added)
+    growth = select_candidates([FIRST, SECOND], CHANNELS, PARAMETERS, num_added)
     assert sum(len(layer.split) + len(layer.new) for layer in growth) == taken
 
 
@@ -45,7 +50,28 @@ def test_selection_stops_as_near_to_the_asked_size_as_whole_channels_allow(num_a
     [(0, ([], []), ([], [])), (3, ([0], []), ([0], [0])), (5, ([0], [0]), ([0, 1], [0]))],
 )
 def test_a_number_of_neurons_is_taken_by_score_over_all_layers(num_added, first, second):
-    assert select_neurons([FIRST, SECOND], num_added) == [KeptCandidates(*first), KeptCandidates(*second)]
+    assert select_candidates([FIRST, SECOND], CHANNELS, NEURONS, num_added) == [
+        KeptCandidates(*first),
+        KeptCandidates(*second),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("size_of", "score", "num_added", "first", "second"),
+    [
+        # A layer behind the second costs 81 + 6 parameters, a channel of the second 22: it counts 22 / 87 of its score.
+        (PARAMETERS, -4.0 * 87 / 22 - 0.1, 38 + 87, ([0], []), ([], [], True)),
+        (PARAMETERS, -4.0 * 87 / 22 + 0.1, 38 + 87, ([0], []), ([0], [0])),
+        (PARAMETERS, -20.0, 40, ([0], []), ([], [])),  # it would be larger than what is asked, what follows is not
+        (NEURONS, -13.0, 4, ([0], []), ([], [], True)),  # three neurons
+        (NEURONS, -11.0, 3, ([0], []), ([0], [0])),
+        (NEURONS, -16.0, 3, ([], []), ([], [], True)),
+    ],
+)
+def test_a_layer_is_taken_by_its_score_for_as_much_as_a_channel_costs(size_of, score, num_added, first, second):
+    scores = [FIRST, SECOND._replace(behind=[score])]
+    growth = select_candidates(scores, CHANNELS, size_of, num_added)
+    assert growth == [KeptCandidates(*first), KeptCandidates(*second)]
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -55,10 +81,11 @@ def test_every_candidate_that_is_kept_scores_better_than_any_that_is_not(seed):
         LayerScores(split=[draw.random() for _ in range(draw.randint(1, 6))], new=[draw.random() for _ in range(3)])
         for _ in range(8)
     ]
-    growth = select_candidates(scores, 3, 10, 900)
+    channels = [len(layer.split) for layer in scores]
+    growth = select_candidates(scores, channels, size_of_chain("parameters", 3, 10), 900)
     kept, left = [], []
     for of_layer, of_growth in zip(scores, growth, strict=True):
-        for values, indices in zip(of_layer, of_growth, strict=True):
+        for values, indices in zip(of_layer[:2], of_growth[:2], strict=True):
             assert indices == sorted(set(indices))
             for index, value in enumerate(values):
                 (kept if index in indices else left).append(value)

@@ -21,10 +21,11 @@ from fairseq_alma.images.firefly import (
     widen_vgg,
 )
 from fairseq_alma.images.image_models import AlmaFireflyVGG, AlmaFireflyVGGConfig, AlmaVGG, AlmaVGGConfig
-from fairseq_alma.images.networks import NUM_CONVOLUTIONS, VGG, ImageKind, count_flops
+from fairseq_alma.images.networks import NUM_CONVOLUTIONS, VGG, ImageKind, count_flops, deepen_vgg
 from tests.images.image_streams import NUM_CLASSES, make_images
 
-FIRST = [4] * NUM_CONVOLUTIONS
+CHANNELS = 4
+FIRST = [CHANNELS] * NUM_CONVOLUTIONS
 FIRST_SIZE = num_chain_parameters(3, FIRST, 10)
 
 
@@ -55,17 +56,17 @@ def trained_network(dtype=torch.float32, channels=FIRST, updates=8):
 
 
 def grown(network, seed=3, share=0.25, batches=None):
-    return grow_firefly(network, batches or batches_of(), FIRST, share, seeded(seed))
+    return grow_firefly(network, batches or batches_of(), CHANNELS, share, seeded(seed))
 
 
 def test_a_share_of_neurons_adds_as_many_at_each_step():
     """64 neurons and a quarter of them: 16 more, then 16 more, as in the paper's released code."""
     network = trained_network()
     for num_neurons in (80, 96):
-        network = grow_firefly(network, batches_of(), FIRST, 0.25, seeded(3), share_of="neurons")
+        network = grow_firefly(network, batches_of(), CHANNELS, 0.25, seeded(3), share_of="neurons")
         assert sum(channels_of(network)) == num_neurons
-    with pytest.raises(AlmaError, match=r"--grow-share 0\.001: less than one of 64 neurons"):
-        grow_firefly(network, batches_of(), FIRST, 0.001, seeded(3), share_of="neurons")
+    with pytest.raises(AlmaError, match=r"--grow-share 0\.001: 0 neurons to add, less than one channel"):
+        grow_firefly(network, batches_of(), CHANNELS, 0.001, seeded(3), share_of="neurons")
 
 
 def num_params(network):
@@ -114,6 +115,79 @@ def test_candidates_lead_from_the_network_to_the_one_that_has_them_all(exact_net
     end = widen_vgg(exact_network, candidates, everything) if position else copy.deepcopy(exact_network)
     (images, _), *_ = batches_of(1, seed=5, dtype=torch.float64)
     torch.testing.assert_close(candidates(images), end.train()(images), rtol=0, atol=1e-10)
+
+
+DEEPER = "depth", "both"
+
+
+@pytest.mark.parametrize("grow_in", DEEPER)
+@pytest.mark.parametrize("training", [False, True])
+def test_new_layers_lead_from_the_network_as_it_is(exact_network, grow_in, training):
+    candidates = CandidateVGG(exact_network, [2] * 16 if grow_in == "both" else [0] * 16, Steps(), seeded(0), grow_in)
+    for layer in candidates.layers():
+        layer.set_path(0.0)
+    (images, _), *_ = batches_of(1, seed=5, dtype=torch.float64)
+    expected = copy.deepcopy(exact_network).train()(images)
+    torch.testing.assert_close(candidates.train(training or grow_in == "depth")(images), expected, rtol=0, atol=1e-10)
+
+
+def test_new_layers_behind_any_layer_change_nothing_and_stand_in_front_of_its_pooling(exact_network):
+    measured = {layer: (torch.rand(4).double(), torch.rand(4).double()) for layer in (0, 1, 6, 15)}
+    deep = deepen_vgg(exact_network, measured)
+    assert deep.groups == (4, 2, 5, 4, 5) and channels_of(deep) == [4] * 20
+    (images, _), *_ = batches_of(1, seed=5, dtype=torch.float64)
+    outputs = [copy.deepcopy(each).eval()(images) for each in (exact_network, deep)]
+    torch.testing.assert_close(*outputs, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("share_of", ["parameters", "neurons"])
+def test_growth_in_depth_adds_the_share_and_changes_no_output(network, share_of):
+    (images, _), *_ = batches_of(1, seed=5)
+    expected = copy.deepcopy(network).eval()(images)
+    for step in (1, 2):
+        network = grow_firefly(network, batches_of(), CHANNELS, 0.25, seeded(step), share_of=share_of, grow_in="depth")
+        assert channels_of(network) == [CHANNELS] * (16 + 4 * step) and sum(network.groups) == 16 + 4 * step
+        torch.testing.assert_close(copy.deepcopy(network).eval()(images), expected, rtol=0, atol=1e-5)
+    images, labels = batches_of(1)[0]
+    F.cross_entropy(network.train()(images)[0], labels).backward()
+    for block in network.blocks:
+        assert (block.conv.weight.grad[0].flatten(2).abs().sum(dim=2) > 0).sum() > CHANNELS  # of others than its own
+
+
+def test_growth_in_both_takes_the_best_of_neurons_and_layers(network):
+    grown = grow_firefly(network, batches_of(), CHANNELS, 2.0, seeded(3), share_of="neurons", grow_in="both")
+    assert sum(channels_of(grown)) == pytest.approx(3 * 16 * CHANNELS, abs=CHANNELS)
+    assert len(grown.blocks) > 16 and len({*channels_of(grown)}) > 1
+
+
+def test_the_score_of_a_new_layer_is_the_change_of_the_loss_that_it_makes(exact_network):
+    """Of one place at a time: the best of them by score is the one that lowers the loss most."""
+    batches = batches_of(1, dtype=torch.float64)
+    candidates = CandidateVGG(exact_network, [0] * 16, Steps(split=0.001), seeded(0), "depth")
+    tune_directions(candidates, batches * 4)
+    scores = [layer.behind[0] for layer in score_candidates(candidates, batches)]
+    changes = []
+    for place in range(16):
+        for number, layer in enumerate(candidates.layers()):
+            layer.set_path(float(number == place))
+        with torch.no_grad():
+            losses = [F.cross_entropy(each(batches[0][0])[0], batches[0][1]) for each in (candidates, exact_network)]
+        changes.append((losses[0] - losses[1]).item())
+    assert scores == pytest.approx(changes, rel=0.2, abs=1e-7)
+    assert scores.index(min(scores)) == changes.index(min(changes)) and min(scores) < 2 * max(scores) < 0
+    deep = grow_firefly(exact_network, batches, CHANNELS, 0.07, seeded(0), grow_in="depth")
+    assert sum(deep.groups) == 17
+
+
+def test_a_share_of_less_than_a_layer_is_refused(network):
+    with pytest.raises(AlmaError, match=r"^--grow-share 0\.02: 49 parameters to add, less than one layer has"):
+        grow_firefly(network, batches_of(), CHANNELS, 0.02, seeded(0), grow_in="depth")
+
+
+def test_more_layers_than_a_checkpoint_may_have_are_refused(network, monkeypatch):
+    monkeypatch.setattr("fairseq_alma.images.firefly.LAYERS", SimpleNamespace(most=17))
+    with pytest.raises(AlmaError, match="20 layers, at most 17 are possible"):
+        grow_firefly(network, batches_of(), CHANNELS, 0.25, seeded(0), grow_in="depth")
 
 
 def test_scores_add_up_to_what_all_candidates_together_change(exact_network):
@@ -182,7 +256,7 @@ def test_smaller_candidates_change_less(exact_network):
     changes = []
     for scale in (1.0, 0.1, 0.01):
         steps = Steps(0.2 * scale, 0.05 * scale)
-        wide = grow_firefly(network, batches, FIRST, 0.25, seeded(3), steps)
+        wide = grow_firefly(network, batches, CHANNELS, 0.25, seeded(3), steps)
         changes.append((wide.eval()(images) - copy.deepcopy(network).eval()(images)).abs().max().item())
     assert changes[1] < 0.3 * changes[0] and changes[2] < 0.3 * changes[1]
 
@@ -284,16 +358,22 @@ def candidate_forward_flops(channels, num_new):
     return total + 2 * NUM_CLASSES * (inputs + new_before)
 
 
+def test_a_growth_step_in_depth_costs_two_passes_of_twice_the_layers():
+    forward = sum(2 * 9 * side**2 * CHANNELS * (2 * CHANNELS) for side in SIDES) + 2 * NUM_CLASSES * CHANNELS
+    forward += 2 * 9 * SIDES[0] ** 2 * CHANNELS * (SHAPE[0] - CHANNELS)  # the first layer reads images
+    assert growth_flops(untrained(FIRST), CHANNELS, 0.25, 30, SHAPE, "depth") == 2 * 3 * 30 * forward
+
+
 @pytest.mark.parametrize("channels", [FIRST, [4, 5] * 8])
 def test_a_growth_step_costs_two_forward_and_backward_passes_of_all_candidates(channels):
-    found = growth_flops(untrained(channels), FIRST, 0.25, 30, SHAPE)
+    found = growth_flops(untrained(channels), CHANNELS, 0.25, 30, SHAPE)
     assert found == 2 * 3 * 30 * candidate_forward_flops(channels, FEWEST_NEW)
     assert found > 2 * 30 * count_flops(untrained(channels), SHAPE).train
 
 
 def test_a_last_image_alone_is_looked_at_with_the_batch_before():
     images, labels = (torch.from_numpy(array) for array in make_images(17, 1, SHAPE))
-    grown, _ = grow_on_images(untrained(FIRST), images / 255, labels, 8, FIRST, 0.5, seeded(2))
+    grown, _ = grow_on_images(untrained(FIRST), images / 255, labels, 8, CHANNELS, 0.5, seeded(2))
     assert sum(parameter.numel() for parameter in grown.parameters()) > sum(
         parameter.numel() for parameter in untrained(FIRST).parameters()
     )
@@ -303,9 +383,9 @@ def test_counting_leaves_the_network_and_what_grows_out_of_it_as_they_were():
     images, labels = (torch.from_numpy(array) for array in make_images(20, 1, SHAPE))
     network = untrained(FIRST)
     before = {name: tensor.clone() for name, tensor in network.state_dict().items()}
-    grown, flops = grow_on_images(network, images / 255, labels, 8, FIRST, 0.5, seeded(2))
-    again, _ = grow_on_images(network, images / 255, labels, 8, FIRST, 0.5, seeded(2))
-    assert flops == growth_flops(network, FIRST, 0.5, 20, SHAPE)
+    grown, flops = grow_on_images(network, images / 255, labels, 8, CHANNELS, 0.5, seeded(2))
+    again, _ = grow_on_images(network, images / 255, labels, 8, CHANNELS, 0.5, seeded(2))
+    assert flops == growth_flops(network, CHANNELS, 0.5, 20, SHAPE)
     assert all(torch.equal(network.state_dict()[name], tensor) for name, tensor in before.items())
     assert all(torch.equal(again.state_dict()[name], tensor) for name, tensor in grown.state_dict().items())
     assert network.training and grown.training
@@ -327,11 +407,13 @@ def test_before_any_growth_it_is_the_vgg_network():
     assert all(torch.equal(model.state_dict()[name], values) for name, values in plain.state_dict().items())
 
 
-def test_a_grown_network_is_built_again_from_its_options():
+@pytest.mark.parametrize("grow_in", ["width", *DEEPER])
+def test_a_grown_network_is_built_again_from_its_options(grow_in):
     generator = torch.Generator().manual_seed(0)
     images, labels = torch.randn(32, 3, 16, 16, generator=generator), torch.arange(32) % 10
-    grown = grow_firefly(built().network, [(images, labels)], [4] * 16, 0.25, generator).eval()
+    grown = grow_firefly(built().network, [(images, labels)], 4, 1.0, generator, grow_in=grow_in).eval()
     options = AlmaFireflyVGG.grown_layers(grown).options()
+    assert ("group_layers" in options) == (grow_in != "width")
     again = AlmaFireflyVGG.build_members(AlmaFireflyVGGConfig(channels=4, **options), KIND, 1).eval()
     assert options != {"layer_channels": ",".join(["4"] * 16)}
     again.load_state_dict(grown.state_dict())

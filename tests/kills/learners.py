@@ -34,6 +34,7 @@ COMMANDS: dict[str, dict[str, tuple[list[str], list[str]]]] = {
         "gens": (["--learner", "gens"], MLP),
         "gmoe": (["--learner", "gmoe"], MLP),
         "firefly": (["--learner", "firefly"], VGG),
+        "firefly-deeper": (["--learner", "firefly", "--grow-in", "depth"], VGG),
         "grow": (["--learner", "grow", "--grow-schedule", "width=4,6 hidden-layers=1,2"], MLP[2:]),
         "seeds": (["--learner", "sm", "--seed", "1", "2"], MLP),
         "jobs": ([*PAIR, "ens", "--jobs", "2"], MLP),
