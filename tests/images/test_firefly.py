@@ -331,10 +331,11 @@ def test_batches_that_are_gone_after_one_pass_are_refused(network):
 
 
 @pytest.mark.gpu
-def test_a_network_on_a_gpu_grows_there(network):
+@pytest.mark.parametrize("grow_in", ["width", "depth", "both"])
+def test_a_network_on_a_gpu_grows_there(network, grow_in):
     device = torch.device("cuda")
     batches = [(images.to(device), labels.to(device)) for images, labels in batches_of()]
-    wide = grown(copy.deepcopy(network).to(device), batches=batches)
+    wide = grow_firefly(copy.deepcopy(network).to(device), batches, CHANNELS, 0.25, seeded(3), grow_in=grow_in)
     assert all(tensor.is_cuda for tensor in wide.state_dict().values())
     assert num_params(wide) == pytest.approx(1.25 * FIRST_SIZE, rel=0.03)
 
