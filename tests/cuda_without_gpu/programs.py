@@ -364,8 +364,10 @@ for _arch, _growth, _options in (
     ("alma_vgg", Growth(0, *HOW, sizes={"channels": 24}), {"channels": 16}),
     ("alma_moe_vgg", Growth(1, *HOW), MIXTURES),
     ("alma_firefly_vgg", Growth(0, *HOW, share=0.25), {"channels": 8}),
+    ("alma_firefly_vgg", Growth(0, *HOW, share=0.25, grow_in="depth"), {"channels": 8}),
 ):
-    PROGRAMS[f"growth of {_arch}"] = lambda how=(_arch, _growth), more=_options: image_growth(*how, **more)
+    _name = f"growth of {_arch}{', in depth' if _growth.grow_in == 'depth' else ''}"
+    PROGRAMS[_name] = lambda how=(_arch, _growth), more=_options: image_growth(*how, **more)
 
 
 def run(name, capability=(9, 0)):

@@ -27,6 +27,7 @@ WAITS = {
     "fairseq/utils.py": "a checkpoint goes to the CPU",
     "images/mixtures.py": "growth measures",
     "images/firefly.py": "growth measures",
+    "images/candidate_vgg.py": "a grown network gets its weights, by places that the scores decide",
     "images/image_models.py": "a grown network goes to the device",
     "images/networks.py": "a grown network gets its weights, by places that the CPU draws",
     "growth/tensors.py": "weights grow by places that the CPU knows",
@@ -42,7 +43,13 @@ LIMITS = {  # operations, casts, GB of a batch of 8 x 512 tokens, 12 experts, we
     "an update by fused_adam": (10, 0, 3.3),
     "an update of a branch": (10, 0, 0.3),
 }
-LONGER = {"layers computed twice, bf16", "growth of alma_moe_vgg", "growth of alma_firefly_vgg", "fully shard, fp32"}
+LONGER = {
+    "layers computed twice, bf16",
+    "growth of alma_moe_vgg",
+    "growth of alma_firefly_vgg",
+    "growth of alma_firefly_vgg, in depth",
+    "fully shard, fp32",
+}
 
 
 @pytest.fixture(autouse=True)

@@ -2,8 +2,8 @@ import random
 
 import pytest
 
+from fairseq_alma.images.candidate_vgg import KeptCandidates
 from fairseq_alma.images.firefly import (
-    KeptCandidates,
     LayerScores,
     num_chain_parameters,
     select_candidates,

@@ -7,18 +7,15 @@ import torch
 import torch.nn.functional as F
 
 from fairseq_alma.errors import AlmaError
+from fairseq_alma.images.candidate_vgg import CandidateVGG, KeptCandidates, Steps, keep_candidates
 from fairseq_alma.images.firefly import (
     FEWEST_NEW,
-    CandidateVGG,
-    KeptCandidates,
-    Steps,
     grow_firefly,
     grow_on_images,
     growth_flops,
     num_chain_parameters,
     score_candidates,
     tune_directions,
-    widen_vgg,
 )
 from fairseq_alma.images.image_models import AlmaFireflyVGG, AlmaFireflyVGGConfig, AlmaVGG, AlmaVGGConfig
 from fairseq_alma.images.networks import NUM_CONVOLUTIONS, VGG, ImageKind, count_flops, deepen_vgg
@@ -99,7 +96,7 @@ def test_splits_whose_halves_are_equal_change_no_output(exact_network, training)
     splits = [
         KeptCandidates([0, 3], []) if layer % 3 else KeptCandidates([1, 2, 3], []) for layer in range(NUM_CONVOLUTIONS)
     ]
-    wide = widen_vgg(exact_network, candidates, splits)
+    wide = keep_candidates(exact_network, candidates, splits)
     assert channels_of(wide) == [7 - (layer % 3 > 0) for layer in range(NUM_CONVOLUTIONS)]
     (images, _), *_ = batches_of(1, seed=5, dtype=torch.float64)
     outputs = [copy.deepcopy(each).train(training)(images) for each in (exact_network, wide)]
@@ -112,7 +109,7 @@ def test_candidates_lead_from_the_network_to_the_one_that_has_them_all(exact_net
     for layer in candidates.layers():
         layer.set_path(position)
     everything = [KeptCandidates([0, 1, 2, 3], list(range(num_new))) for num_new in [2, 3] * 8]
-    end = widen_vgg(exact_network, candidates, everything) if position else copy.deepcopy(exact_network)
+    end = keep_candidates(exact_network, candidates, everything) if position else copy.deepcopy(exact_network)
     (images, _), *_ = batches_of(1, seed=5, dtype=torch.float64)
     torch.testing.assert_close(candidates(images), end.train()(images), rtol=0, atol=1e-10)
 
@@ -196,7 +193,7 @@ def test_scores_add_up_to_what_all_candidates_together_change(exact_network):
     tune_directions(candidates, batches * 4)  # else gains and losses cancel each other, and rounding is what is left
     scores = score_candidates(candidates, batches)
     everything = [KeptCandidates([0, 1, 2, 3], [0, 1])] * NUM_CONVOLUTIONS
-    wide = widen_vgg(exact_network, candidates, everything)
+    wide = keep_candidates(exact_network, candidates, everything)
     change = mean_loss(wide, batches, training=True) - mean_loss(exact_network, batches, training=True)
     assert sum(sum(layer.split) + sum(layer.new) for layer in scores) == pytest.approx(change, rel=0.05)
 
@@ -263,7 +260,7 @@ def test_smaller_candidates_change_less(exact_network):
 
 def test_gradients_reach_all_channels_and_differ_between_the_halves_of_a_split(network):
     candidates = CandidateVGG(network, [2] * NUM_CONVOLUTIONS, Steps(), seeded(0))
-    wide = widen_vgg(network, candidates, [KeptCandidates([1], [0, 1])] * NUM_CONVOLUTIONS).train()
+    wide = keep_candidates(network, candidates, [KeptCandidates([1], [0, 1])] * NUM_CONVOLUTIONS).train()
     images, labels = batches_of(1)[0]
     F.cross_entropy(wide(images)[0], labels).backward()
     for number, block in enumerate(wide.blocks):
@@ -278,7 +275,7 @@ def test_batch_norm_of_halves_is_that_of_the_whole_and_of_new_channels_is_measur
     batches = batches_of()
     candidates = CandidateVGG(network, [2] * NUM_CONVOLUTIONS, Steps(), seeded(0))
     score_candidates(candidates, batches)
-    wide = widen_vgg(network, candidates, [KeptCandidates([1, 2], [1])] * NUM_CONVOLUTIONS)
+    wide = keep_candidates(network, candidates, [KeptCandidates([1, 2], [1])] * NUM_CONVOLUTIONS)
     for old, new in zip(network.blocks, wide.blocks, strict=True):
         for name, values in old.norm.state_dict().items():
             assert torch.equal(new.norm.state_dict()[name][0, :6], values[0, [0, 1, 2, 3, 1, 2]])
