@@ -107,9 +107,10 @@ def test_the_work_of_a_stage_is_its_training_and_its_growth(run):
     assert second["train_flops"] == second["train_images"] * per_image[1] + grown
 
 
-def test_a_share_of_less_than_a_channel_names_the_flag_and_leaves_nothing(stream, tmp_path):
-    command = ["--stream", str(stream), "--run", str(tmp_path / "R"), "--learner", "firefly", "--grow-share", "0.0001"]
-    with pytest.raises(AlmaError, match=r"^--grow-share 0\.0001: .* give a larger share") as error:
-        main([*command, *WORDS])
+@pytest.mark.parametrize(("options", "share"), [([], "0.0001"), (["--grow-in", "depth"], "0.03")])
+def test_a_share_of_less_than_a_channel_or_a_layer_names_the_flag_and_leaves_nothing(stream, tmp_path, options, share):
+    command = ["--stream", str(stream), "--run", str(tmp_path / "R"), "--learner", "firefly", *options]
+    with pytest.raises(AlmaError, match=rf"^--grow-share {share}: .* less than one .* give a larger share") as error:
+        main([*command, "--grow-share", share, *WORDS])
     assert "\n" not in str(error.value)
     assert not (tmp_path / "R").exists()
