@@ -337,7 +337,7 @@ COSTS: dict[str, Callable[[arms.Run, int], float]] = {
     "seconds": lambda run, arrival: run.seconds[arrival],
 }
 """What a stage costs. Memory: parameters, of which all that training holds is a multiple. Seconds are those of the
-machines that the seeds ran on, one core each, tests too."""
+machines that the seeds ran on, one core each, tests too; of what was trained side by side those of all."""
 
 
 def frontier(run: arms.Run, spent: Optional[Sequence[float]] = None) -> list[tuple[float, float]]:
