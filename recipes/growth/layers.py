@@ -104,6 +104,8 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     if not texts:
         raise AlmaError(f"{args.text}: no text in its first {args.documents} lines")
     loaded = load_model(args.checkpoint)
+    if (num_members := len(loaded.model.members)) > 1:
+        raise AlmaError(f"{args.checkpoint}: an ensemble of {num_members} models; give the checkpoint of one of them")
     print(table(loaded, texts))
     print(context_table(loaded, texts))
     return 0

@@ -52,8 +52,11 @@ def test_a_model_without_attention_and_positions_uses_one_token(checkpoints, tmp
         contexts(checkpoints["dense"], "short")
 
 
-def test_a_text_of_nothing_is_one_line(checkpoints, tmp_path):
+def test_what_cannot_be_measured_is_one_line(checkpoints, tmp_path):
     (tmp_path / "empty.txt").write_text("\n\n")
     said = refused(layers.main, tmp_path, checkpoints["dense"], tmp_path / "empty.txt")
     assert said.endswith("empty.txt: no text in its first 500 lines")
+    (tmp_path / "text.txt").write_text(TEXT)
+    said = refused(layers.main, tmp_path, checkpoints["ensemble"], tmp_path / "text.txt")
+    assert "an ensemble of" in said and said.endswith("give the checkpoint of one of them")
     assert "No such file" in refused(layers.main, tmp_path, checkpoints["dense"], tmp_path / "none.txt")
