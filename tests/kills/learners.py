@@ -63,6 +63,10 @@ COMMANDS: dict[str, dict[str, tuple[list[str], list[str]]]] = {
         "branch": (["--carry-optimizer", "--branch-share", "0.4", *REPLAY], [*UPDATES, *EXPERTS]),
         "best": (["--best-checkpoint"], [*TEXT, *EXPERTS]),
         "jobs": ([*PAIR, "ens", "--jobs", "2"], [*TEXT, *EXPERTS]),
+        "seeds": (
+            ["--seed", "1", "2", "--carry-optimizer", "--ema-half-life", "1/8"],
+            [*UPDATES, *EXPERTS, "--dropout", "0", "--warmup-updates", "3"],
+        ),
         "saves": (["--carry-optimizer", "--ema-half-life", "1/8"], [*UPDATES, *EXPERTS, "--save-in-background"]),
         "procs": (["--num-procs", "2"], [*TEXT, *EXPERTS, "--update-freq", "2"]),
     },
