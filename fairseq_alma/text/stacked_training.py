@@ -458,9 +458,7 @@ class StackedTraining:
         for member in self.members:
             member.trainer.begin_epoch(epoch)
         self.schedule.step_begin_epoch(epoch)
-        self.schedule.step_update(
-            self.num_updates
-        )  # as Trainer.lr_step_begin_epoch: the peak rate would stay for an update
+        self.schedule.step_update(self.num_updates)  # the call above left the peak rate; fairseq's Trainer does so too
         max_update = self.cfg.optimization.max_update or math.inf
         for samples in zip(*groups, strict=True):
             self._update(samples)
