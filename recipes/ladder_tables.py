@@ -383,15 +383,15 @@ def costs_table(rung: Rung, family: Family = DEPTH) -> str:
     header = ["row", "seeds", *(title for kind in COSTS for title in (f"{kind}, of the largest's", "area, nats"))]
     lines = []
     for row in family.rows:
-        shared = [seed for seed in rung.whole(row) if seed in largest]
+        runs = rung.whole(row)
+        shared = [seed for seed in runs if seed in largest]
         if row == family.largest or not shared:
             continue
         cells = []
         for cost in COSTS.values():
             own, other = rung.spent(row, cost), rung.spent(family.largest, cost)
             areas: dict[Hashable, Optional[float]] = {
-                seed: area_between(frontier(rung.whole(row)[seed], own), frontier(largest[seed], other))
-                for seed in shared
+                seed: area_between(frontier(runs[seed], own), frontier(largest[seed], other)) for seed in shared
             }
             cells += [f"{100 * own[-1] / other[-1]:.0f} %", _show_gap(Spread.of(areas), 4)]
         lines.append([row, str(len(shared)), *cells])
