@@ -465,7 +465,7 @@ def draw_frontier(rung: Rung, path: Path) -> None:
     figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
 
 
-TABLES = {
+TABLES: dict[str, Callable[[Rung], str]] = {
     "rows": rows_table, "ratios": ratios_table, "regret": regret_table,
     **{
         f"{name}{suffix}": partial(lay_out, family=family)
