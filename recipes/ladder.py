@@ -122,6 +122,7 @@ ROWS: dict[str, Row] = {
     "gmoe-split": Row(f"{_GROW} --grow-method split", None),
     "gmoe-renew": Row(f"{_GROW} --grow-renew-share 0.25", None),
     "gmoe-worst": Row(f"{_GROW} --grow-select worst", None),
+    "gmoe-early": Row("--learner gmoe --grow-schedule 4,8,12,12", None),
     **{f"sm-4-iid{k}": Row(f"{_SM} --iid {k}", cost=k) for k in (2, 3, 4)},
     **{f"ens-2-iid{k}": Row(f"{_ENS} 2 --iid {k}", tuned_as=f"sm-4-iid{k}", cost=2 * k) for k in (3, 4)},
     **{f"sm-4-ema-iid{k}": Row(f"{_SM} --iid {k} {_EMA}", is_constant=True, cost=k) for k in (2, 3, 4)},
@@ -167,7 +168,7 @@ MAIN = (
 SETS: dict[str, tuple[str, ...]] = {
     "main": MAIN,
     "table1": ("ens-2", "ens-2-iid3", "ens-2-iid4"),
-    "experts": ("gmoe-copy", "gmoe-renew", "gmoe-split", "gmoe-worst"),
+    "experts": ("gmoe-copy", "gmoe-renew", "gmoe-split", "gmoe-worst", "gmoe-early", "gmoe-noise"),
     "depth": ("depth-6", "deeper-1-1-6-6", "depth-1", "deeper-1-1-1-6", "depth-3", "deeper-1-6-6-6",
               "deeper-1-1-6-6-last", "deeper-auto"),
     "width": ("width-4", "wider-1-1-4-4", "width-2", "width-1", "wider-1-1-1-4", "wider-1-4-4-4"),

@@ -78,6 +78,7 @@ class Ratio(NamedTuple):
 RATIOS = (
     Ratio("sm-8", "sm-4"), Ratio("sm-12", "sm-4"), Ratio("gmoe-copy", "sm-4"), Ratio("gmoe-noise", "sm-4"),
     Ratio("gmoe-split", "gmoe-copy"), Ratio("gmoe-renew", "gmoe-copy"), Ratio("gmoe-worst", "gmoe-copy"),
+    Ratio("gmoe-early", "gmoe-copy"), Ratio("gmoe-noise", "gmoe-copy"),
     Ratio("gens", "sm-4"), Ratio("gens-last", "sm-4"), Ratio("ens-2", "sm-4"),
     Ratio("ens-4", "sm-4"), Ratio("ens-2", "ens-2-iid4", 1.05), Ratio("sm-4", "sm-4-iid4", 1.05),
     Ratio("sm-12-w4-x4", "sm-12"), Ratio("ema-union", "ema"), Ratio("wsd-10", "ema", 1.005),
