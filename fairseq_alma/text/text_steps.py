@@ -381,7 +381,8 @@ class Train(TrainingStep):
         all_locks = replace(work, locks=[lock for each in works for lock in each.locks])
         reasons: list[str] = []
         with work.display.training(self.plan, self.training, self.limits[0], before.num_updates) as progress:
-            show = watch_fairseq(progress, self.job.words_per_token, self.limits[1], before.first_update)
+            first_update = self.job.first_update(self.training, self.part)
+            show = watch_fairseq(progress, self.job.words_per_token, self.limits[1], first_update)
 
             def watch(line: str) -> None:
                 show(line)

@@ -1,5 +1,7 @@
 """``alma-stream --seed 1 2`` on text: runs side by side, each with the files and figures of a run alone."""
 
+import re
+
 import pytest
 
 from tests.kills.learners import write_text
@@ -32,9 +34,13 @@ def command(folder, run, *options):
 
 
 @pytest.mark.slow
-def test_runs_of_several_seeds_are_each_a_run_alone(folder):
+def test_runs_of_several_seeds_are_each_a_run_alone(folder, monkeypatch):
+    monkeypatch.setattr("fairseq_alma.terminal.LOG_EVERY_SECONDS", 0.0)  # of the command too, which is forked
     several = [*GROWING, "--ema-half-life", "1/16", "--seed", "1", "2"]
-    run_script(command(folder, "whole", *several)).check_returncode()
+    whole = run_script(command(folder, "whole", *several))
+    whole.check_returncode()
+    shown = [int(each) for each in re.findall(r"(\d+)/12 updates", whole.stderr)]
+    assert shown and max(shown) <= 12  # of each stage, though the optimizer counts those of both
     alone = run_script(command(folder, "alone", *several[:-2], "1"))
     alone.check_returncode()
     records = [stage_records(each) for each in (folder / "alone", folder / "whole" / "seed-1")]
