@@ -4,8 +4,9 @@ without it, and the loss with the last tokens alone.
     python recipes/growth/layers.py RUN/stage-003/member-0/checkpoint_average.pt TEXT
 
 TEXT: a file, a document a line, that the model was not trained on. A layer norm divides the stream by its size, so
-that a layer that adds little to a large stream is hardly seen by what reads it. A model that predicts with two tokens
-as well as with 32 is a table of pairs, whatever it is made of.
+that a layer that adds little to a large stream is hardly seen by what reads it. A hidden unit behind a ReLU that fires
+for no token gets no gradient and stays as it is. A model that predicts with two tokens as well as with 32 is a table of
+pairs, whatever it is made of.
 """
 
 import argparse
@@ -54,18 +55,27 @@ def without(_: nn.Module, inputs: tuple[Tensor, ...], outputs: tuple[Optional[Te
 def table(loaded: LoadedModel, texts: Sequence[str]) -> str:
     """Lay out, layer by layer, what it is given and hands on, and what is lost without it."""
     layers = loaded.model.members[0].layers
+    dense = {number: layer.fc2 for number, layer in enumerate(layers) if layer.switch is None}
     sizes: dict[nn.Module, list[tuple[float, float]]] = {layer: [] for layer in layers}
+    used: dict[nn.Module, Tensor] = {}
 
     def measure(layer: nn.Module, inputs: tuple[Tensor, ...], outputs: tuple[Tensor, ...]) -> None:
         sizes[layer].append((inputs[0].std(-1).mean().item(), outputs[0].std(-1).mean().item()))
 
-    whole = with_hooks(dict.fromkeys(layers, measure), loaded, texts)
+    def note_use(fc2: nn.Module, hidden: tuple[Tensor], _: Tensor) -> None:
+        fires = (hidden[0] > 0).flatten(0, -2).any(0)
+        used[fc2] = fires | used.get(fc2, fires)
+
+    whole = with_hooks({**dict.fromkeys(layers, measure), **dict.fromkeys(dense.values(), note_use)}, loaded, texts)
     rows = []
     for number, layer in enumerate(layers):
         lost = with_hooks({layer: without}, loaded, texts) - whole
         before, behind = torch.tensor(sizes[layer]).mean(0).tolist()
-        rows.append([str(number), f"{before:.1f}", f"{behind:.1f}", f"{lost:+.3f}"])
-    return render_markdown(["layer", "stream before it", "behind it", "bits per token without it"], rows)
+        fires = used[dense[number]] if number in dense else None
+        dead = "–" if fires is None else f"{int((~fires).sum())} of {len(fires)}"
+        rows.append([str(number), f"{before:.1f}", f"{behind:.1f}", f"{lost:+.3f}", dead])
+    header = ["layer", "stream before it", "behind it", "bits per token without it", "hidden units that never fire"]
+    return render_markdown(header, rows)
 
 
 def context_table(loaded: LoadedModel, texts: Sequence[str]) -> str:

@@ -22,7 +22,7 @@ def rows(path):
 @pytest.mark.parametrize("kind", ["dense", "switch"])
 def test_a_layer_whose_outputs_are_zero_adds_nothing_and_is_not_missed(kind, checkpoints, tmp_path):
     trained = rows(checkpoints[kind])
-    assert all(before != behind and lost != "+0.000" for _, before, behind, lost in trained)
+    assert all(before != behind and lost != "+0.000" for _, before, behind, lost, _ in trained)
     checkpoint = read_checkpoint(checkpoints[kind], mmap=False)
     for name, tensor in checkpoint["model"].items():
         if name.startswith("decoder.layers.1.") and (".out_proj." in name or ".fc2" in name):
@@ -30,8 +30,23 @@ def test_a_layer_whose_outputs_are_zero_adds_nothing_and_is_not_missed(kind, che
     write_checkpoint(checkpoint, tmp_path / "zero.pt")
     changed = rows(tmp_path / "zero.pt")
     assert changed[0][:3] == trained[0][:3]
-    _, before, behind, lost = changed[1]
+    _, before, behind, lost, _ = changed[1]
     assert before == behind and float(lost) == 0
+
+
+def test_hidden_units_that_no_token_uses_are_counted(checkpoints, tmp_path):
+    trained = [cells[-1] for cells in rows(checkpoints["dense"])]
+    checkpoint = read_checkpoint(checkpoints["dense"], mmap=False)
+    bias = checkpoint["model"]["decoder.layers.1.fc1.bias"]
+    bias[:3] = -1e6
+    write_checkpoint(checkpoint, tmp_path / "three.pt")
+    one, *others = (cells[-1] for number, cells in enumerate(rows(tmp_path / "three.pt")) if number != 0)
+    assert 3 <= int(one.removesuffix(f" of {len(bias)}")) <= 3 + int(trained[1].split()[0])
+    assert others == trained[2:]
+    bias[:] = -1e6
+    write_checkpoint(checkpoint, tmp_path / "all.pt")
+    assert rows(tmp_path / "all.pt")[1][-1] == f"{len(bias)} of {len(bias)}"
+    assert "–" in [cells[-1] for cells in rows(checkpoints["switch"])]  # experts see their own tokens
 
 
 def contexts(path, text=TEXT * 3):
