@@ -3,7 +3,7 @@
     python recipes/ladder_tables.py                               of the kept records
     python recipes/ladder_tables.py --runs runs/lm-ladder         of these runs and the kept records
     python recipes/ladder_tables.py --figure recipes/figures/ladder.svg     draw the ratios over sizes
-    python recipes/ladder_tables.py --frontier recipes/figures/growth_frontier.svg      loss over FLOPs of depth growth
+    python recipes/ladder_tables.py --frontier recipes/figures/growth_frontier.svg      loss over FLOPs of what grows
 
 Blocks ``<!-- ladder lm-ladder-16 rows -->`` of ``lm/ladder/README.md`` and ``growth/README.md`` (one of TABLES; of any
 size also trend, over all sizes; of growth by layers frontier, lead and costs, of growth by widths frontier-width, ...)
@@ -269,19 +269,15 @@ def fit(points: Sequence[tuple[float, float]], place: float) -> Optional[Line]:
 
 def points_of(rungs: Mapping[int, Rung], ratio: Ratio) -> list[tuple[float, Spread]]:
     """Return the logarithm of the parameters and the logarithm of a ratio, of each size that has it."""
-    found = [(math.log(rung.num_params), rung.gap(ratio.row, ratio.of)) for _, rung in sorted(rungs.items())]
-    return [(place, gap) for place, gap in found if gap is not None]
+    found = [(rung, rung.gap(ratio.row, ratio.of)) for _, rung in sorted(rungs.items())]
+    return [(math.log(rung.num_params), gap) for rung, gap in found if gap is not None]
 
 
 def trend_table(rungs: Mapping[int, Rung]) -> str:
     """Lay out each ratio over sizes, the line through them, and what it predicts for the paper's size."""
-    header = [
-        "ratio",
-        *(f"width {width}" for width in sorted(rungs)),
-        "for ten times the size",
-        "predicted, 65 M",
-        "paper",
-    ]
+    rungs = {width: rung for width, rung in rungs.items() if any(rung.gap(each.row, each.of) for each in RATIOS)}
+    sizes = [f"width {width}" for width in sorted(rungs)]
+    header = ["ratio", *sizes, "for ten times the size", "predicted, 65 M", "paper"]
     lines = []
     for ratio in RATIOS:
         gaps = {width: rung.gap(ratio.row, ratio.of) for width, rung in sorted(rungs.items())}
@@ -448,20 +444,24 @@ def _show_gap(gap: Optional[Spread], digits: int, unit: str = "") -> str:
     return f"{mean:+.{digits}f}{'' if half is None else f' ± {half:.{digits}f}'}{unit}"
 
 
-def draw_frontier(rung: Rung, path: Path) -> None:
+def draw_frontier(rungs: Mapping[int, Rung], path: Path) -> None:
     """Draw loss over cumulative FLOPs, means over seeds, of what has one size (dashed) and of what grows."""
     from matplotlib import pyplot
 
-    families = {"layers": DEPTH, "widths": WIDTH}
-    shown = {name: each for name, each in families.items() if any(rung.whole(row) for row in each.rows)}
-    figure, panels = pyplot.subplots(1, len(shown), figsize=(5.5 * len(shown), 4), layout="constrained", squeeze=False)
-    for axes, (name, family) in zip(panels[0], shown.items(), strict=True):
+    families = (("layers", DEPTH), ("widths", WIDTH))
+    shown = [
+        (f"{name}, the ladder's width {width}", rung, family)
+        for (name, family), (width, rung) in product(families, sorted(rungs.items()))
+        if any(rung.whole(row) for row in family.rows)
+    ]
+    figure, panels = pyplot.subplots(1, len(shown), figsize=(5 * len(shown), 4), layout="constrained", squeeze=False)
+    for axes, (title, rung, family) in zip(panels[0], shown, strict=True):
         for row in family.rows:
             if points := [frontier(run) for run in rung.whole(row).values()]:
                 means = [tuple(map(fmean, zip(*arrival, strict=True))) for arrival in zip(*points, strict=True)]
                 label = f"{row} ({len(points)} seed{'s' * (len(points) > 1)})"
                 axes.plot(*zip(*means, strict=True), "o--" if row in family.fixed else "s-", label=label)
-        axes.set(title=name, xscale="log", xlabel="training FLOPs so far", ylabel="loss on test, nats per token")
+        axes.set(title=title, xscale="log", xlabel="training FLOPs so far", ylabel="loss on test, nats per token")
         axes.legend(frameon=False, fontsize=7)
     figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
 
@@ -499,9 +499,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--runs", type=Path, help="a folder of the ladder's runs (default: the kept records alone)")
     options.add_argument("--figure", type=Path, help="draw the ratios over sizes into this file (.svg)")
-    options.add_argument(
-        "--frontier", type=Path, help="draw loss over FLOPs at the smallest size into this file (.svg)"
-    )
+    options.add_argument("--frontier", type=Path, help="draw loss over FLOPs of what grows into this file (.svg)")
     args = options.parse_args(argv)
     rungs = rungs_of(args.runs)
     if not rungs:
@@ -509,7 +507,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     if args.figure:
         draw(rungs, args.figure)
     if args.frontier:
-        draw_frontier(rungs[min(rungs)], args.frontier)
+        draw_frontier(rungs, args.frontier)
     print("\n".join(_all(rungs)), end="")
     return 0
 

@@ -98,6 +98,16 @@ def test_a_trend_is_told_as_far_as_there_are_sizes(records):
     assert (records / "ladder.svg").stat().st_size > 1000
 
 
+def test_a_size_of_which_growth_alone_was_measured_is_no_part_of_the_trend(records):
+    keep(records, 16, {"sm-4": 20.0, "sm-12": 18.0})
+    keep(records / "more", 24, {"depth-1": 21.0, "depth-6": 20.0})
+    found = ladder_tables.trend_table(ladder_tables.rungs_of())
+    assert "width 24" not in found and row_of(found, "sm-12 to sm-4")[2] == "one size"
+    ladder_tables.draw_frontier(ladder_tables.rungs_of(), records / "frontier.svg")
+    drawn = (records / "frontier.svg").read_text()
+    assert "width 24" in drawn and "width 16" not in drawn
+
+
 def test_a_frontier_has_losses_over_all_flops_so_far_and_leads_at_equal_ones(records):
     flops = {"depth-6": [4e9] * 4, "depth-1": [1e9] * 4, "deeper-1-1-6-6": [1e9, 1e9, 4e9, 4e9]}
     losses = {"depth-6": [3.4, 3.2, 3.1, 3.0], "depth-1": [3.6, 3.5, 3.4, 3.3], "deeper-1-1-6-6": [3.6, 3.5, 3.2, 3.03]}
@@ -137,7 +147,7 @@ def test_costs_are_those_of_the_seed_that_needed_least_and_areas_are_over_them(r
     whole = [(math.log(40 * stage), loss) for stage, loss in enumerate(losses["width-4"], start=1)]
     expected = np.mean(own - np.interp(places, *zip(*whole, strict=True)))
     assert float(cells[7].split()[0]) == pytest.approx(expected, abs=1e-4)
-    ladder_tables.draw_frontier(ladder_tables.rungs_of()[16], records / "frontier.svg")
+    ladder_tables.draw_frontier(ladder_tables.rungs_of(), records / "frontier.svg")
     drawn = (records / "frontier.svg").read_text()
     assert "widths" in drawn and "wider-1-1-4-4 (2 seeds)" in drawn and "depth-6" not in drawn
 
