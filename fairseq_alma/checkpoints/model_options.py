@@ -21,7 +21,8 @@ SIZE = whole(1, MAX_SIZE)
 """Of a layer, in any direction."""
 LAYERS = whole(1, 1000)
 _FREQUENCY = whole(0, MAX_SIZE)  # of layers with experts
-_USUAL_FREQUENCY = 2
+USUAL_FREQUENCY = 2
+"""A Switch model has experts in every second layer."""
 SHARE, FACTOR = real(0, 1), real(0, 1e6)
 TEXT, IMAGES = ("text",), ("images",)
 of_text, shape_of_text = partial(opt, kinds=TEXT), partial(opt, kinds=TEXT, shape=True)
@@ -72,7 +73,7 @@ class SwitchOptions(Options):
         range=whole(1, MAX_EXPERTS),
     )
     moe_freq: int = shape_of_text(
-        _USUAL_FREQUENCY, "put a Switch layer in place of every n-th feed-forward layer; 0: nowhere", range=_FREQUENCY
+        USUAL_FREQUENCY, "put a Switch layer in place of every n-th feed-forward layer; 0: nowhere", range=_FREQUENCY
     )
     capacity_factor: float = of_text(
         1.0, "training: tokens an expert takes, as a multiple of an even share; 0: no limit", range=FACTOR
@@ -197,14 +198,14 @@ class DenseOptions(Options):
     moe_freq: Optional[int] = opt(
         None,
         "dense model: every n-th feed-forward layer becomes a Switch layer of one expert, which computes the same; 0: "
-        f"none (default: {_USUAL_FREQUENCY})",
+        f"none (default: {USUAL_FREQUENCY})",
         range=_FREQUENCY,
     )
 
     @property
     def every(self) -> int:
         """Every how manieth layer gets experts; see `growth.gate_tree.has_experts`."""
-        return _USUAL_FREQUENCY if self.moe_freq is None else self.moe_freq
+        return USUAL_FREQUENCY if self.moe_freq is None else self.moe_freq
 
     def require_experts(self, num_layers: int) -> None:
         """Raise AlmaError unless at least one of the layers gets experts."""

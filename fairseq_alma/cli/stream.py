@@ -274,6 +274,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
                 f"--grow-when auto: {stream.root} has no validation set, by whose loss it decides; give times"
             )
         plans = {seed: request.plan(each, kind, num_megabatches) for seed, each in learners.items()}
+        learners[request.seeds[0]].check_model(job.last)
         request.features.check(PlannedRun(kind, plans[request.seeds[0]], request.replay, job.last, request.features))
         evaluation = StageEvaluation.of(request.then_evaluate, request.stream, job.predictor)
         if evaluation is not None:

@@ -8,8 +8,9 @@ import itertools
 import math
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, ClassVar, Mapping, Optional, Sequence
+from typing import Any, Callable, ClassVar, Mapping, Optional, Sequence
 
+from fairseq_alma.checkpoints.model_options import USUAL_FREQUENCY
 from fairseq_alma.growth import EXPERT_METHODS, LAYER_METHODS, SELECTIONS
 from fairseq_alma.learners.learner import GrowingModel, Growth, Stage, StagePlan, is_growth_due, register_learner
 from fairseq_alma.options import flag, opt, real, whole
@@ -44,6 +45,30 @@ def require_parents(shown: str, numbers: Sequence[int]) -> None:
                 f"--grow-schedule {shown}: from {before} to {now} experts before stage {stage}, but each of the "
                 f"{before} can be copied or split once; give at most {2 * before}, or --grow-method scratch"
             )
+
+
+Last = Callable[[str], Optional[tuple[str, ...]]]
+"""Returns the values of an option after ``--``; see `Learner.check_model`."""
+
+
+def moe_frequency(last: Last) -> int:
+    """Return every how manieth layer of the model has experts; what is no number fairseq-train refuses."""
+    word = " ".join(last("--moe-freq") or ())
+    return int(word) if word.isdecimal() else USUAL_FREQUENCY
+
+
+def require_switch_layer(shown: str, every: int, num_layers: Optional[int] = None) -> None:
+    """Raise ValueError if a model to which experts are added has no layer for them."""
+    if every == 0:
+        raise ValueError(
+            f"--grow-schedule {shown}: --moe-freq 0 after the -- leaves no layer that experts could be added to; "
+            "leave --moe-freq out"
+        )
+    if num_layers is not None and num_layers < every:
+        raise ValueError(
+            f"--grow-schedule {shown}: every {every}. layer has experts (--moe-freq {every}), and {num_layers} "
+            f"layers have none to add experts to; give {every} layers or more, or --moe-freq {num_layers}"
+        )
 
 
 def grow_every_option() -> Any:
@@ -115,6 +140,13 @@ class ScheduledMixture(GrowingModel):
     def check_stages(self, planned: Sequence[Stage]) -> None:
         """Refuse a schedule for another number of stages."""
         require_stages(self._shown, "experts", self._schedule, planned)
+
+    def check_model(self, last: Last) -> None:
+        """Refuse a model without experts."""
+        num_layers = " ".join(last("--decoder-layers") or ())
+        given = int(num_layers) if num_layers.isdecimal() else None
+        if len({*self._schedule}) > 1:
+            require_switch_layer(self._shown, moe_frequency(last), given)
 
     @property
     def first_num_experts(self) -> Optional[int]:
@@ -321,6 +353,23 @@ class ScheduledGrowth(ScheduledSizes):
             if self.looks_back and len(numbers) <= len(planned):
                 continue
             require_stages(str(self.grow_schedule), name, numbers, planned)
+
+    def check_model(self, last: Last) -> None:
+        """Refuse to add experts where none are, and layers that are no whole groups where whole groups are added."""
+        every, sizes, shown = moe_frequency(last), self._sizes, str(self.grow_schedule)
+        layers = sizes.get("layers", ())
+        for number, (before, now) in enumerate(itertools.pairwise(sizes.get("experts", ())), 1):
+            if now != before:
+                require_switch_layer(shown, every, layers[number] if layers else None)
+        if self.grow_method != "interpolated":
+            return
+        for each in (size for step in itertools.pairwise(layers) if len({*step}) > 1 for size in step):
+            if each % max(every, 1):
+                raise ValueError(
+                    f"--grow-method interpolated: every {every}. layer has experts (--moe-freq {every}), so that "
+                    f"whole groups of {every} layers are added to whole ones, and --grow-schedule {shown} has {each}; "
+                    f"give multiples of {every}, or --grow-method zero"
+                )
 
     @property
     def first_num_experts(self) -> Optional[int]:

@@ -305,6 +305,13 @@ class Learner(Options):
     def check_stages(self, planned: Sequence[Stage]) -> None:
         """Raise ValueError if the options do not fit these stages."""
 
+    def check_model(self, last: Callable[[str], Optional[tuple[str, ...]]]) -> None:
+        """Raise ValueError if a model of these options cannot be trained so.
+
+        Args:
+            last: returns the values of an option after ``--``, of its last occurrence; None: it is not given.
+        """
+
     def plan(self, stage: Stage) -> StagePlan:
         """Plan one stage, from its data and the options alone."""
         raise NotImplementedError

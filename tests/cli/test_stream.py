@@ -124,6 +124,16 @@ def test_usage_errors_are_one_line_with_exit_status_2(stream, tmp_path, capsys, 
             "--num-experts may not stand after the --: give --grow-schedule",
         ),
         (["--learner", "umix"], ["--arch", "alma_umix", "--max-update", "1"], "give the members' architecture"),
+        (
+            ["--learner", "gmoe", "--grow-schedule", "4,6,8,12"],
+            [*TRAIN, "--moe-freq", "0"],
+            "--grow-schedule 4,6,8,12: --moe-freq 0 after the -- leaves no layer that experts could be added to",
+        ),
+        (
+            ["--learner", "grow", "--grow-schedule", "layers=1,3,3,3", "--grow-method", "interpolated"],
+            TRAIN,
+            "--grow-method interpolated: every 2. layer has experts",
+        ),
     ],
 )
 def test_options_that_something_else_decides_are_usage_errors(stream, tmp_path, capsys, own, train, message):

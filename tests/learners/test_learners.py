@@ -203,6 +203,36 @@ def test_a_schedule_that_cannot_be_grown_is_refused(options, message):
         plan_learner("grow", stages(3, 1), seed=5, **options)
 
 
+@pytest.mark.parametrize(
+    ("name", "options", "given", "message"),
+    [
+        ("gmoe", {"grow_schedule": "2,3,3"}, {"--moe-freq": ("0",)}, "--moe-freq 0 after the -- leaves no layer"),
+        ("gmoe", {"grow_schedule": "2,3,3"}, {"--decoder-layers": ("1",)}, "give 2 layers or more, or --moe-freq 1"),
+        ("gmoe", {"grow_schedule": "2,3,3"}, {"--moe-freq": ("1",), "--decoder-layers": ("1",)}, None),
+        ("gmoe", {"grow_schedule": "2,2,2"}, {"--moe-freq": ("0",)}, None),
+        (
+            "grow",
+            {"grow_schedule": "experts=2,3,3 layers=1,1,2"},
+            {},
+            "every 2. layer has experts .* and 1 layers have",
+        ),
+        ("grow", {"grow_schedule": "experts=2,3,3 layers=1,2,2"}, {}, None),
+        ("grow", {"grow_schedule": "layers=1,2,2", "grow_method": "interpolated"}, {}, "has 1; give multiples of 2"),
+        ("grow", {"grow_schedule": "layers=2,4,5", "grow_method": "interpolated"}, {}, "has 5; give multiples of 2"),
+        ("grow", {"grow_schedule": "layers=1,1,1", "grow_method": "interpolated"}, {}, None),
+        ("grow", {"grow_schedule": "layers=1,2,3", "grow_method": "interpolated"}, {"--moe-freq": ("0",)}, None),
+        ("grow", {"grow_schedule": "layers=1,2,3"}, {}, None),
+    ],
+)
+def test_a_model_that_cannot_grow_by_its_schedule_is_refused(name, options, given, message):
+    learner = build_learner(LEARNERS["text"][name], "text", 1, 1, options)
+    if message is None:
+        learner.check_model(given.get)
+    else:
+        with pytest.raises(ValueError, match=message):
+            learner.check_model(given.get)
+
+
 def test_networks_for_images_grow_by_a_schedule():
     schedule = "hidden-layers=1,2,2 width=16,64,64"
     trainings = [
