@@ -446,7 +446,7 @@ def _show_gap(gap: Optional[Spread], digits: int, unit: str = "") -> str:
 
 def draw_frontier(rungs: Mapping[int, Rung], path: Path) -> None:
     """Draw loss over cumulative FLOPs, means over seeds, of what has one size (dashed) and of what grows."""
-    from matplotlib import pyplot
+    from matplotlib import pyplot, ticker
 
     families = (("layers", DEPTH), ("widths", WIDTH))
     shown = [
@@ -462,6 +462,7 @@ def draw_frontier(rungs: Mapping[int, Rung], path: Path) -> None:
                 label = f"{row} ({len(points)} seed{'s' * (len(points) > 1)})"
                 axes.plot(*zip(*means, strict=True), "o--" if row in family.fixed else "s-", label=label)
         axes.set(title=title, xscale="log", xlabel="training FLOPs so far", ylabel="loss on test, nats per token")
+        axes.xaxis.set_minor_locator(ticker.LogLocator(subs=(2, 5)))
         axes.legend(frameon=False, fontsize=7)
     figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
 
