@@ -8,11 +8,11 @@ import itertools
 import math
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Callable, ClassVar, Mapping, Optional, Sequence
+from typing import Any, ClassVar, Mapping, Optional, Sequence
 
 from fairseq_alma.checkpoints.model_options import USUAL_FREQUENCY
 from fairseq_alma.growth import EXPERT_METHODS, LAYER_METHODS, SELECTIONS
-from fairseq_alma.learners.learner import GrowingModel, Growth, Stage, StagePlan, is_growth_due, register_learner
+from fairseq_alma.learners.learner import GrowingModel, Growth, Last, Stage, StagePlan, is_growth_due, register_learner
 from fairseq_alma.options import flag, opt, real, whole
 
 
@@ -47,14 +47,16 @@ def require_parents(shown: str, numbers: Sequence[int]) -> None:
             )
 
 
-Last = Callable[[str], Optional[tuple[str, ...]]]
-"""Returns the values of an option after ``--``; see `Learner.check_model`."""
+def number_after(last: Last, name: str) -> Optional[int]:
+    """Return the value of an option after ``--``; None: it is not given, or no number, which fairseq-train refuses."""
+    word = " ".join(last(name) or ())
+    return int(word) if word.isdecimal() else None
 
 
 def moe_frequency(last: Last) -> int:
-    """Return every how manieth layer of the model has experts; what is no number fairseq-train refuses."""
-    word = " ".join(last("--moe-freq") or ())
-    return int(word) if word.isdecimal() else USUAL_FREQUENCY
+    """Return every how manieth layer of the model has experts."""
+    given = number_after(last, "--moe-freq")
+    return USUAL_FREQUENCY if given is None else given
 
 
 def require_switch_layer(shown: str, every: int, num_layers: Optional[int] = None) -> None:
@@ -143,10 +145,8 @@ class ScheduledMixture(GrowingModel):
 
     def check_model(self, last: Last) -> None:
         """Refuse a model without experts."""
-        num_layers = " ".join(last("--decoder-layers") or ())
-        given = int(num_layers) if num_layers.isdecimal() else None
         if len({*self._schedule}) > 1:
-            require_switch_layer(self._shown, moe_frequency(last), given)
+            require_switch_layer(self._shown, moe_frequency(last), number_after(last, "--decoder-layers"))
 
     @property
     def first_num_experts(self) -> Optional[int]:

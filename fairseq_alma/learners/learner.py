@@ -252,6 +252,10 @@ def register_learner(name: str, *kinds: str) -> Callable[[Class], Class]:
     return register
 
 
+Last = Callable[[str], Optional[tuple[str, ...]]]
+"""Returns the values of an option after ``--``, of its last occurrence; None: it is not given."""
+
+
 @dataclass(frozen=True)
 class Learner(Options):
     """Decides what a stage trains and what predicts after it. The first line of a learner's docstring is its help.
@@ -305,12 +309,8 @@ class Learner(Options):
     def check_stages(self, planned: Sequence[Stage]) -> None:
         """Raise ValueError if the options do not fit these stages."""
 
-    def check_model(self, last: Callable[[str], Optional[tuple[str, ...]]]) -> None:
-        """Raise ValueError if a model of these options cannot be trained so.
-
-        Args:
-            last: returns the values of an option after ``--``, of its last occurrence; None: it is not given.
-        """
+    def check_model(self, last: Last) -> None:
+        """Raise ValueError if a model of the options after ``--`` cannot be trained so."""
 
     def plan(self, stage: Stage) -> StagePlan:
         """Plan one stage, from its data and the options alone."""

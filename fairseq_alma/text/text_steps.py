@@ -32,6 +32,7 @@ from fairseq_alma.text.stage_checkpoints import Progress
 from fairseq_alma.text.train_options import replace_option
 from fairseq_alma.training.average import write_average
 from fairseq_alma.training.carried_optimizer import Rewarm
+from fairseq_alma.watch.progress import StageProgress
 from fairseq_alma.watch.sinks import CURVE_OPTIONS, TENSORBOARD
 
 if TYPE_CHECKING:
@@ -381,8 +382,7 @@ class Train(TrainingStep):
         all_locks = replace(work, locks=[lock for each in works for lock in each.locks])
         reasons: list[str] = []
         with work.display.training(self.plan, self.training, self.limits[0], before.num_updates) as progress:
-            first_update = self.job.first_update(self.training, self.part)
-            show = watch_fairseq(progress, self.job.words_per_token, self.limits[1], first_update)
+            show = self._watch(progress)
 
             def watch(line: str) -> None:
                 show(line)
@@ -407,12 +407,14 @@ class Train(TrainingStep):
             return before
         self.require_start()
         log = self.own_log
-        max_update, max_epoch = self.limits
-        first_update = self.job.first_update(self.training, self.part)
-        with work.display.training(self.plan, self.training, max_update, before.num_updates) as progress:
-            watch = watch_fairseq(progress, self.job.words_per_token, max_epoch, first_update)
-            self.launch(work, self._resuming(before), log, watch)
+        with work.display.training(self.plan, self.training, self.limits[0], before.num_updates) as progress:
+            self.launch(work, self._resuming(before), log, self._watch(progress))
         return self._require_end(log)
+
+    def _watch(self, progress: StageProgress) -> Callable[[str], None]:
+        """Return what shows the lines of the training's log, alone or side by side with others."""
+        first_update = self.job.first_update(self.training, self.part)
+        return watch_fairseq(progress, self.job.words_per_token, self.limits[1], first_update)
 
     def _resuming(self, done: Progress) -> Command:
         """Return the command; its curves resume from the updates that are done."""
