@@ -2,7 +2,7 @@
 
     python recipes/ladder_tables.py                               of the kept records
     python recipes/ladder_tables.py --runs runs/lm-ladder         of these runs and the kept records
-    python recipes/ladder_tables.py --figure recipes/figures/ladder.svg     draw the ratios over sizes
+    python recipes/ladder_tables.py --figure recipes/figures/ladder.svg     draw ratios, regrets and growth over sizes
     python recipes/ladder_tables.py --frontier recipes/figures/growth_frontier.svg      loss over FLOPs of what grows
 
 Blocks ``<!-- ladder lm-ladder-16 rows -->`` of ``lm/ladder/README.md`` and ``growth/README.md`` (one of TABLES; of any
@@ -21,7 +21,7 @@ from functools import cached_property, partial
 from itertools import accumulate, pairwise, product
 from pathlib import Path
 from statistics import fmean
-from typing import Callable, Hashable, Iterator, Mapping, NamedTuple, Optional, Sequence
+from typing import Any, Callable, Hashable, Iterator, Mapping, NamedTuple, Optional, Sequence
 
 import arms
 import ladder
@@ -43,6 +43,8 @@ PAPER_ROWS = {
 NO_WORSE = 0.5  # percent of perplexity: what a regret may be
 MIN_SIZES = 3  # that a line needs for an interval
 NONE_YET = "Of no ratio both rows have ended yet.\n"
+CARRIED = ("sm-4", "ema", "ema-union")  # whose regret is followed over sizes
+GROWN = ("gmoe-copy", "gmoe-split")
 
 
 class Family(NamedTuple):
@@ -141,6 +143,29 @@ class Rung:
         names = [name for name in (f"{way}{arrival + 1}" for way in ladder.RETRAINED) if self.runs(name)]
         return min(names, key=lambda name: self.runs(name)[self.tuning_seed].valid[arrival], default=None)
 
+    def regret(self, row: str, arrival: int = LAST) -> Optional[Spread]:
+        """Return how far a row's loss lies above that of the best retraining on all that has arrived, nats."""
+        oracle = self.oracle(arrival)
+        return None if oracle is None else self.gap(row, oracle, arrival)
+
+    def way(self, row: str) -> Optional[Spread]:
+        """Return which share of the way from 4 to 12 experts a row covers, in final losses.
+
+        A ratio of two means; by seed its influence on that (the delta method), so that both have their share in the
+        deviation. None: a row is missing, or 12 experts are no better.
+        """
+        closed, whole = self.gap("sm-4", row), self.gap("sm-4", "sm-12")
+        seeds = [seed for seed in closed.by_seed if seed in whole.by_seed] if closed and whole else []
+        if closed is None or whole is None or not seeds:
+            return None
+        length = fmean(whole.by_seed[seed] for seed in seeds)
+        if length <= 0:
+            return None
+        share = fmean(closed.by_seed[seed] for seed in seeds) / length
+        return Spread.of(
+            {seed: share + (closed.by_seed[seed] - share * whole.by_seed[seed]) / length for seed in seeds}
+        )
+
     @cached_property
     def num_params(self) -> float:
         """Parameters of the single model with 4 experts, or of the smallest that there is."""
@@ -176,11 +201,17 @@ def rows_table(rung: Rung) -> str:
     return render_markdown(header, lines)
 
 
-def show_ratio(gap: Spread) -> str:
-    """Spell the ratio of two perplexities with its interval, which one seed has not."""
-    half = half_width(gap)
-    ratio = f"{math.exp(gap.mean):.3f}"
-    return ratio if half is None else f"{ratio} [{math.exp(gap.mean - half):.3f}, {math.exp(gap.mean + half):.3f}]"
+def show_interval(value: Spread, is_ratio: bool = True) -> str:
+    """Spell a ratio, given by its logarithm, or a share, with its interval, which one seed has not."""
+    half = half_width(value)
+    mean = _spell(value.mean, is_ratio)
+    if half is None:
+        return mean
+    return f"{mean} [{_spell(value.mean - half, is_ratio)}, {_spell(value.mean + half, is_ratio)}]"
+
+
+def _spell(value: float, is_ratio: bool) -> str:
+    return f"{math.exp(value):.3f}" if is_ratio else f"{value:.2f}"
 
 
 def verdict(gap: Spread, limit: float) -> str:
@@ -212,7 +243,7 @@ def ratios_table(rung: Rung) -> str:
         if gap is not None:
             paper = paper_ratio(ratio)
             said = f"{verdict(gap, ratio.limit)} ({ratio.limit:g})"
-            shown = [f"{paper:.3f}" if paper else "–", show_ratio(gap), str(gap.num_seeds), said]
+            shown = [f"{paper:.3f}" if paper else "–", show_interval(gap), str(gap.num_seeds), said]
             lines.append([f"{ratio.row} to {ratio.of}", *shown])
     return render_markdown(header, lines) if lines else NONE_YET
 
@@ -226,8 +257,7 @@ def regret_table(rung: Rung) -> str:
     for row in ladder.ROWS:
         if "-iid" in row or not (row.startswith(("ema", "wsd")) or row in ("sm-4", "sm-4-wd")) or not rung.runs(row):
             continue
-        gaps = [rung.gap(row, name, arrival) for arrival, name in oracles.items()]
-        lines.append([row, *(_show_regret(gap) for gap in gaps)])
+        lines.append([row, *(_show_regret(rung.regret(row, arrival)) for arrival in oracles)])
     return render_markdown(header, lines) if oracles else NONE_YET
 
 
@@ -267,65 +297,136 @@ def fit(points: Sequence[tuple[float, float]], place: float) -> Optional[Line]:
     return Line(slope, value, student * error * math.sqrt(1 + 1 / len(points) + (place - mean) ** 2 / spread))
 
 
-def points_of(rungs: Mapping[int, Rung], ratio: Ratio) -> list[tuple[float, Spread]]:
-    """Return the logarithm of the parameters and the logarithm of a ratio, of each size that has it."""
-    found = [(rung, rung.gap(ratio.row, ratio.of)) for _, rung in sorted(rungs.items())]
-    return [(math.log(rung.num_params), gap) for rung, gap in found if gap is not None]
+@dataclass(frozen=True)
+class Quantity:
+    """What is followed over sizes.
+
+    Attributes:
+        name: of its row.
+        at: its value at a size, of a ratio the logarithm; None: the size does not have it.
+        paper: the paper's value, as it is shown.
+        is_ratio: of perplexities; else a share.
+    """
+
+    name: str
+    at: Callable[[Rung], Optional[Spread]]
+    paper: Optional[float] = None
+    is_ratio: bool = True
+
+    def log_paper(self) -> Optional[float]:
+        """Return the paper's value on the scale of ``at``."""
+        return math.log(self.paper) if self.paper and self.is_ratio else self.paper
+
+
+def ratios() -> list[Quantity]:
+    """Return the ratios of the claims."""
+    return [
+        Quantity(f"{each.row} to {each.of}", partial(Rung.gap, row=each.row, of=each.of), paper_ratio(each))
+        for each in RATIOS
+    ]
+
+
+def regrets() -> list[Quantity]:
+    """Return what learning as it arrives costs at the end."""
+    return [Quantity(f"{row} to the best retraining", partial(Rung.regret, row=row)) for row in CARRIED]
+
+
+def ways() -> list[Quantity]:
+    """Return which share of the way from 4 to 12 experts growing covers; of the paper's tables by copies."""
+    copies, experts = (paper_ratio(Ratio(row, "sm-4")) for row in ("gmoe-copy", "sm-12"))
+    assert copies is not None and experts is not None
+    papers = {"gmoe-copy": math.log(copies) / math.log(experts)}
+    return [
+        Quantity(f"way from 4 to 12 experts: {row}", partial(Rung.way, row=row), papers.get(row), is_ratio=False)
+        for row in GROWN
+    ]
+
+
+Followed = list[tuple[Quantity, dict[int, Spread]]]
+"""What any size has, with its values by the widths that have it."""
+
+
+def over_sizes(rungs: Mapping[int, Rung], quantities: Sequence[Quantity]) -> Followed:
+    """Return the values of quantities at the sizes, of those that any size has."""
+    values = [{width: each.at(rung) for width, rung in sorted(rungs.items())} for each in quantities]
+    there = [{width: value for width, value in each.items() if value is not None} for each in values]
+    return [(each, found) for each, found in zip(quantities, there, strict=True) if found]
 
 
 def trend_table(rungs: Mapping[int, Rung]) -> str:
-    """Lay out each ratio over sizes, the line through them, and what it predicts for the paper's size."""
-    rungs = {width: rung for width, rung in rungs.items() if any(rung.gap(each.row, each.of) for each in RATIOS)}
-    sizes = [f"width {width}" for width in sorted(rungs)]
-    header = ["ratio", *sizes, "for ten times the size", "predicted, 65 M", "paper"]
+    """Lay out each quantity over sizes, the line through them, and what it predicts for the paper's size."""
+    followed = over_sizes(rungs, [*ratios(), *regrets(), *ways()])
+    widths = sorted({width for _, values in followed for width in values})
+    header = ["", *(f"width {width}" for width in widths), "for ten times the size", "predicted, 65 M", "paper"]
     lines = []
-    for ratio in RATIOS:
-        gaps = {width: rung.gap(ratio.row, ratio.of) for width, rung in sorted(rungs.items())}
-        if not any(gaps.values()):
-            continue
-        points = [(place, gap.mean) for place, gap in points_of(rungs, ratio)]
-        line, paper = fit(points, math.log(PAPER_PARAMS)), paper_ratio(ratio)
-        cells = [show_ratio(gap) if gap else "–" for gap in gaps.values()]
-        cells += _show_line(line, paper)
-        lines.append([f"{ratio.row} to {ratio.of}", *cells, f"{paper:.3f}" if paper else "–"])
+    for each, values in followed:
+        points = [(math.log(rungs[width].num_params), value.mean) for width, value in values.items()]
+        cells = [show_interval(values[width], each.is_ratio) if width in values else "–" for width in widths]
+        cells += _show_line(fit(points, math.log(PAPER_PARAMS)), each)
+        paper = each.log_paper()
+        lines.append([each.name, *cells, "–" if paper is None else _spell(paper, each.is_ratio)])
     return render_markdown(header, lines) if lines else NONE_YET
 
 
-def _show_line(line: Optional[Line], paper: Optional[float]) -> list[str]:
+def _show_line(line: Optional[Line], of: Quantity) -> list[str]:
     if line is None:
         return ["one size", "–"]
-    slope = f"x {math.exp(line.slope * math.log(10)):.3f}"
+    rise = line.slope * math.log(10)
+    slope = f"x {math.exp(rise):.3f}" if of.is_ratio else f"{rise:+.2f}"
+    value = _spell(line.value, of.is_ratio)
     if line.half is None:
-        return [slope, f"{math.exp(line.value):.3f}, two sizes: no interval"]
-    low, high = (math.exp(line.value + side * line.half) for side in (-1, 1))
-    said = "" if paper is None else ", the paper's is in it" if low <= paper <= high else ", the paper's is not in it"
-    return [slope, f"{math.exp(line.value):.3f} [{low:.3f}, {high:.3f}]{said}"]
+        return [slope, f"{value}, two sizes: no interval"]
+    low, high, paper = line.value - line.half, line.value + line.half, of.log_paper()
+    said = "" if paper is None else f", the paper's is {'' if low <= paper <= high else 'not '}in it"
+    return [slope, f"{value} [{_spell(low, of.is_ratio)}, {_spell(high, of.is_ratio)}]{said}"]
 
 
 def draw(rungs: Mapping[int, Rung], path: Path) -> None:
-    """Draw the ratios that the paper has over sizes, with intervals, beside its own. Raises AlmaError for one size."""
+    """Draw what the paper has too over sizes, beside the paper's; regrets; and how far growing goes.
+
+    Raises:
+        AlmaError: nothing is there of two sizes.
+    """
     from matplotlib import pyplot
 
-    shown = [
-        (each, points, paper) for each in RATIOS if (paper := paper_ratio(each)) and (points := points_of(rungs, each))
-    ]
-    shown = [(ratio, points, paper) for ratio, points, paper in shown if len(points) > 1]
+    panels = {
+        "ratio of perplexities (star: the paper's base)": [each for each in ratios() if each.paper is not None],
+        "perplexity to that of the best retraining": regrets(),
+        "share of the way from 4 to 12 experts": ways(),
+    }
+    shown = {
+        title: [(each, values) for each, values in over_sizes(rungs, of) if len(values) > 1]
+        for title, of in panels.items()
+    }
+    shown = {title: followed for title, followed in shown.items() if followed}
     if not shown:
         raise AlmaError(
             f"--figure {path}: rows of two sizes or more are needed for a trend; there are {len(rungs)} sizes"
         )
-    figure, axes = pyplot.subplots(figsize=(6.5, 4), layout="constrained")
-    for number, (ratio, points, paper) in enumerate(shown):
-        places, gaps = zip(*points, strict=True)
-        heights = [math.exp(gap.mean) for gap in gaps]
-        errors = [height * (half_width(gap) or 0.0) for height, gap in zip(heights, gaps, strict=True)]
-        label, colour = f"{ratio.row} to {ratio.of}", f"C{number}"
-        axes.errorbar([math.exp(x) for x in places], heights, errors, marker="o", capsize=3, label=label, color=colour)
-        axes.plot(PAPER_PARAMS, paper, marker="*", markersize=11, color=colour)
-    axes.axhline(1, color="0.5", linewidth=0.8)
-    axes.set(xscale="log", xlabel="parameters with 4 experts (star: the paper's base)", ylabel="ratio of perplexities")
-    axes.legend(frameon=False, fontsize=8)
+    figure, places = pyplot.subplots(1, len(shown), figsize=(4.5 * len(shown), 4), layout="constrained", squeeze=False)
+    for axes, (title, followed) in zip(places[0], shown.items(), strict=True):
+        for number, (each, values) in enumerate(followed):
+            _draw_quantity(axes, rungs, each, values, f"C{number}")
+        axes.axhline(0 if title == "share of the way from 4 to 12 experts" else 1, color="0.5", linewidth=0.8)
+        axes.set(xscale="log", xlabel="parameters with 4 experts", ylabel=title)
+        axes.legend(frameon=False, fontsize=7)
     figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
+
+
+def _draw_quantity(
+    axes: Any, rungs: Mapping[int, Rung], quantity: Quantity, values: Mapping[int, Spread], colour: str
+) -> None:
+    """Draw means over sizes with their intervals, and the paper's value as a star at its size."""
+    scale = math.exp if quantity.is_ratio else float
+    means = [value.mean for value in values.values()]
+    halves = [half_width(value) or 0.0 for value in values.values()]
+    heights = [scale(mean) for mean in means]
+    below = [height - scale(mean - half) for height, mean, half in zip(heights, means, halves, strict=True)]
+    above = [scale(mean + half) - height for height, mean, half in zip(heights, means, halves, strict=True)]
+    sizes = [rungs[width].num_params for width in values]
+    axes.errorbar(sizes, heights, [below, above], marker="o", capsize=3, label=quantity.name, color=colour)
+    if quantity.paper is not None:
+        axes.plot(PAPER_PARAMS, quantity.paper, marker="*", markersize=11, color=colour)
 
 
 COSTS: dict[str, Callable[[arms.Run, int], float]] = {
@@ -499,7 +600,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     """Run the program."""
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--runs", type=Path, help="a folder of the ladder's runs (default: the kept records alone)")
-    options.add_argument("--figure", type=Path, help="draw the ratios over sizes into this file (.svg)")
+    options.add_argument("--figure", type=Path, help="draw ratios, regrets and growth over sizes into this file (.svg)")
     options.add_argument("--frontier", type=Path, help="draw loss over FLOPs of what grows into this file (.svg)")
     args = options.parse_args(argv)
     rungs = rungs_of(args.runs)

@@ -98,6 +98,24 @@ def test_a_trend_is_told_as_far_as_there_are_sizes(records):
     assert (records / "ladder.svg").stat().st_size > 1000
 
 
+def test_a_trend_has_the_regret_and_how_far_growing_goes(records):
+    base = {"sm-4": 20.0, "sm-12": 18.0, "sm-4-iid4": 19.0}
+    keep(records, 16, {**base, "gmoe-copy": 19.0, "ema": 19.0})
+    keep(records / "more", 24, {**base, "gmoe-copy": 18.0, "ema": 20.0}, params=10_000)
+    found = ladder_tables.trend_table(ladder_tables.rungs_of())
+    growing = row_of(found, "way from 4 to 12 experts: gmoe-copy")
+    share = math.log(20 / 19) / math.log(20 / 18)
+    assert growing[1].startswith(f"{share:.2f} [") and growing[2] == "1.00 [1.00, 1.00]" and growing[-1] == "0.44"
+    assert growing[3] == f"{1 - share:+.2f}"
+    regret = row_of(found, "ema to the best retraining")
+    assert regret[1] == "1.000 [1.000, 1.000]" and regret[2].startswith("1.053 [") and regret[-1] == "–"
+
+
+def test_no_share_of_a_way_is_told_where_twelve_experts_are_no_better(records):
+    keep(records, 16, {"sm-4": 20.0, "sm-12": 20.5, "gmoe-copy": 19.0})
+    assert "way from" not in ladder_tables.trend_table(ladder_tables.rungs_of())
+
+
 def test_a_size_of_which_growth_alone_was_measured_is_no_part_of_the_trend(records):
     keep(records, 16, {"sm-4": 20.0, "sm-12": 18.0})
     keep(records / "more", 24, {"depth-1": 21.0, "depth-6": 20.0})
