@@ -48,9 +48,7 @@ def on_files(files: Files, config: Any) -> Files:
         "reference/options.md": options_page(),
         "results.md": results.replace("[records/](records)", "`recipes/records/`"),  # a folder is no page
         "anytime.md": (recipes / "anytime" / "README.md").read_text(encoding="utf-8"),
-        "growth.md": (recipes / "growth" / "README.md")
-        .read_text(encoding="utf-8")
-        .replace("](../figures/", "](figures/"),
+        "growth.md": (recipes / "growth" / "README.md").read_text(encoding="utf-8"),
         "ladder.md": (recipes / "lm" / "ladder" / "README.md").read_text(encoding="utf-8"),
         "changelog.md": (CHECKOUT / "CHANGELOG.md").read_text(encoding="utf-8"),
     }
@@ -60,6 +58,7 @@ def on_files(files: Files, config: Any) -> Files:
             pages[page.relative_to(recipes).as_posix()] = content
     pages = {name: re.sub(r"\]\((?:\.\./)*lm/ladder/README\.md", "](ladder.md", text) for name, text in pages.items()}
     pages["ladder.md"] = pages["ladder.md"].replace("](../../README.md", "](results.md")
+    pages = {name: re.sub(r"\]\((?:\.\./)+figures/", "](figures/", text) for name, text in pages.items()}
     for name, content in pages.items():
         files.append(File.generated(config, name, content=content))
     for figure in sorted((recipes / "figures").iterdir()):
