@@ -76,6 +76,11 @@ class Ratio(NamedTuple):
     of: str
     limit: float = 1.0
 
+    @property
+    def name(self) -> str:
+        """Of its row."""
+        return f"{self.row} to {self.of}"
+
 
 RATIOS = (
     Ratio("sm-8", "sm-4"), Ratio("sm-12", "sm-4"), Ratio("gmoe-copy", "sm-4"), Ratio("gmoe-noise", "sm-4"),
@@ -143,10 +148,10 @@ class Rung:
         names = [name for name in (f"{way}{arrival + 1}" for way in ladder.RETRAINED) if self.runs(name)]
         return min(names, key=lambda name: self.runs(name)[self.tuning_seed].valid[arrival], default=None)
 
-    def regret(self, row: str, arrival: int = LAST) -> Optional[Spread]:
-        """Return how far a row's loss lies above that of the best retraining on all that has arrived, nats."""
-        oracle = self.oracle(arrival)
-        return None if oracle is None else self.gap(row, oracle, arrival)
+    def regret(self, row: str) -> Optional[Spread]:
+        """Return how far a row's final loss lies above that of the best retraining on everything, nats."""
+        oracle = self.oracle(LAST)
+        return None if oracle is None else self.gap(row, oracle)
 
     def way(self, row: str) -> Optional[Spread]:
         """Return which share of the way from 4 to 12 experts a row covers, in final losses.
@@ -155,10 +160,10 @@ class Rung:
         deviation. None: a row is missing, or 12 experts are no better.
         """
         closed, whole = self.gap("sm-4", row), self.gap("sm-4", "sm-12")
-        seeds = [seed for seed in closed.by_seed if seed in whole.by_seed] if closed and whole else []
-        if closed is None or whole is None or not seeds:
+        if closed is None or whole is None:
             return None
-        length = fmean(whole.by_seed[seed] for seed in seeds)
+        seeds = [seed for seed in closed.by_seed if seed in whole.by_seed]
+        length = fmean(whole.by_seed[seed] for seed in seeds) if seeds else 0.0
         if length <= 0:
             return None
         share = fmean(closed.by_seed[seed] for seed in seeds) / length
@@ -201,17 +206,16 @@ def rows_table(rung: Rung) -> str:
     return render_markdown(header, lines)
 
 
-def show_interval(value: Spread, is_ratio: bool = True) -> str:
-    """Spell a ratio, given by its logarithm, or a share, with its interval, which one seed has not."""
+def show_interval(value: Spread, spell: Callable[[float], str]) -> str:
+    """Spell a value with its interval, which one seed has not."""
     half = half_width(value)
-    mean = _spell(value.mean, is_ratio)
-    if half is None:
-        return mean
-    return f"{mean} [{_spell(value.mean - half, is_ratio)}, {_spell(value.mean + half, is_ratio)}]"
+    mean = spell(value.mean)
+    return mean if half is None else f"{mean} [{spell(value.mean - half)}, {spell(value.mean + half)}]"
 
 
-def _spell(value: float, is_ratio: bool) -> str:
-    return f"{math.exp(value):.3f}" if is_ratio else f"{value:.2f}"
+def show_ratio(log: float) -> str:
+    """Spell the ratio of two perplexities of which this is the logarithm."""
+    return f"{math.exp(log):.3f}"
 
 
 def verdict(gap: Spread, limit: float) -> str:
@@ -243,8 +247,8 @@ def ratios_table(rung: Rung) -> str:
         if gap is not None:
             paper = paper_ratio(ratio)
             said = f"{verdict(gap, ratio.limit)} ({ratio.limit:g})"
-            shown = [f"{paper:.3f}" if paper else "–", show_interval(gap), str(gap.num_seeds), said]
-            lines.append([f"{ratio.row} to {ratio.of}", *shown])
+            shown = [f"{paper:.3f}" if paper else "–", show_interval(gap, show_ratio), str(gap.num_seeds), said]
+            lines.append([ratio.name, *shown])
     return render_markdown(header, lines) if lines else NONE_YET
 
 
@@ -257,7 +261,8 @@ def regret_table(rung: Rung) -> str:
     for row in ladder.ROWS:
         if "-iid" in row or not (row.startswith(("ema", "wsd")) or row in ("sm-4", "sm-4-wd")) or not rung.runs(row):
             continue
-        lines.append([row, *(_show_regret(rung.regret(row, arrival)) for arrival in oracles)])
+        gaps = [rung.gap(row, name, arrival) for arrival, name in oracles.items()]
+        lines.append([row, *(_show_regret(gap) for gap in gaps)])
     return render_markdown(header, lines) if oracles else NONE_YET
 
 
@@ -304,7 +309,7 @@ class Quantity:
     Attributes:
         name: of its row.
         at: its value at a size, of a ratio the logarithm; None: the size does not have it.
-        paper: the paper's value, as it is shown.
+        paper: the same of the paper.
         is_ratio: of perplexities; else a share.
     """
 
@@ -313,16 +318,21 @@ class Quantity:
     paper: Optional[float] = None
     is_ratio: bool = True
 
-    def log_paper(self) -> Optional[float]:
-        """Return the paper's value on the scale of ``at``."""
-        return math.log(self.paper) if self.paper and self.is_ratio else self.paper
+    def show(self, value: float) -> str:
+        """Spell a value."""
+        return show_ratio(value) if self.is_ratio else f"{value:.2f}"
+
+    def height(self, value: float) -> float:
+        """Return where a value is drawn."""
+        return math.exp(value) if self.is_ratio else value
 
 
 def ratios() -> list[Quantity]:
     """Return the ratios of the claims."""
+    papers = [paper_ratio(each) for each in RATIOS]
     return [
-        Quantity(f"{each.row} to {each.of}", partial(Rung.gap, row=each.row, of=each.of), paper_ratio(each))
-        for each in RATIOS
+        Quantity(each.name, partial(Rung.gap, row=each.row, of=each.of), paper and math.log(paper))
+        for each, paper in zip(RATIOS, papers, strict=True)
     ]
 
 
@@ -342,12 +352,8 @@ def ways() -> list[Quantity]:
     ]
 
 
-Followed = list[tuple[Quantity, dict[int, Spread]]]
-"""What any size has, with its values by the widths that have it."""
-
-
-def over_sizes(rungs: Mapping[int, Rung], quantities: Sequence[Quantity]) -> Followed:
-    """Return the values of quantities at the sizes, of those that any size has."""
+def over_sizes(rungs: Mapping[int, Rung], quantities: Sequence[Quantity]) -> list[tuple[Quantity, dict[int, Spread]]]:
+    """Return the quantities that any size has, with their values by the widths that have them."""
     values = [{width: each.at(rung) for width, rung in sorted(rungs.items())} for each in quantities]
     there = [{width: value for width, value in each.items() if value is not None} for each in values]
     return [(each, found) for each, found in zip(quantities, there, strict=True) if found]
@@ -361,10 +367,9 @@ def trend_table(rungs: Mapping[int, Rung]) -> str:
     lines = []
     for each, values in followed:
         points = [(math.log(rungs[width].num_params), value.mean) for width, value in values.items()]
-        cells = [show_interval(values[width], each.is_ratio) if width in values else "–" for width in widths]
+        cells = [show_interval(values[width], each.show) if width in values else "–" for width in widths]
         cells += _show_line(fit(points, math.log(PAPER_PARAMS)), each)
-        paper = each.log_paper()
-        lines.append([each.name, *cells, "–" if paper is None else _spell(paper, each.is_ratio)])
+        lines.append([each.name, *cells, "–" if each.paper is None else each.show(each.paper)])
     return render_markdown(header, lines) if lines else NONE_YET
 
 
@@ -373,12 +378,12 @@ def _show_line(line: Optional[Line], of: Quantity) -> list[str]:
         return ["one size", "–"]
     rise = line.slope * math.log(10)
     slope = f"x {math.exp(rise):.3f}" if of.is_ratio else f"{rise:+.2f}"
-    value = _spell(line.value, of.is_ratio)
+    value = of.show(line.value)
     if line.half is None:
         return [slope, f"{value}, two sizes: no interval"]
-    low, high, paper = line.value - line.half, line.value + line.half, of.log_paper()
-    said = "" if paper is None else f", the paper's is {'' if low <= paper <= high else 'not '}in it"
-    return [slope, f"{value} [{_spell(low, of.is_ratio)}, {_spell(high, of.is_ratio)}]{said}"]
+    low, high = line.value - line.half, line.value + line.half
+    said = "" if of.paper is None else f", the paper's is {'' if low <= of.paper <= high else 'not '}in it"
+    return [slope, f"{value} [{of.show(low)}, {of.show(high)}]{said}"]
 
 
 def draw(rungs: Mapping[int, Rung], path: Path) -> None:
@@ -407,7 +412,7 @@ def draw(rungs: Mapping[int, Rung], path: Path) -> None:
     for axes, (title, followed) in zip(places[0], shown.items(), strict=True):
         for number, (each, values) in enumerate(followed):
             _draw_quantity(axes, rungs, each, values, f"C{number}")
-        axes.axhline(0 if title == "share of the way from 4 to 12 experts" else 1, color="0.5", linewidth=0.8)
+        axes.axhline(followed[0][0].height(0.0), color="0.5", linewidth=0.8)  # no difference; none of the way
         axes.set(xscale="log", xlabel="parameters with 4 experts", ylabel=title)
         axes.legend(frameon=False, fontsize=7)
     figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
@@ -417,16 +422,15 @@ def _draw_quantity(
     axes: Any, rungs: Mapping[int, Rung], quantity: Quantity, values: Mapping[int, Spread], colour: str
 ) -> None:
     """Draw means over sizes with their intervals, and the paper's value as a star at its size."""
-    scale = math.exp if quantity.is_ratio else float
-    means = [value.mean for value in values.values()]
-    halves = [half_width(value) or 0.0 for value in values.values()]
-    heights = [scale(mean) for mean in means]
-    below = [height - scale(mean - half) for height, mean, half in zip(heights, means, halves, strict=True)]
-    above = [scale(mean + half) - height for height, mean, half in zip(heights, means, halves, strict=True)]
+    low, middle, high = (
+        [quantity.height(value.mean + side * (half_width(value) or 0.0)) for value in values.values()]
+        for side in (-1, 0, 1)
+    )
+    errors = [[abs(end - mean) for end, mean in zip(ends, middle, strict=True)] for ends in (low, high)]
     sizes = [rungs[width].num_params for width in values]
-    axes.errorbar(sizes, heights, [below, above], marker="o", capsize=3, label=quantity.name, color=colour)
+    axes.errorbar(sizes, middle, errors, marker="o", capsize=3, label=quantity.name, color=colour)
     if quantity.paper is not None:
-        axes.plot(PAPER_PARAMS, quantity.paper, marker="*", markersize=11, color=colour)
+        axes.plot(PAPER_PARAMS, quantity.height(quantity.paper), marker="*", markersize=11, color=colour)
 
 
 COSTS: dict[str, Callable[[arms.Run, int], float]] = {
