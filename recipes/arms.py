@@ -3,6 +3,7 @@
     python recipes/arms.py --runs runs/anytime/single-pass                       the tables
     python recipes/arms.py --runs runs/anytime/single-pass --against ema         differences from another arm
     python recipes/arms.py --runs runs/anytime/single-pass --seeds 6-25          of these seeds alone
+    python recipes/arms.py --runs runs/anytime/single-pass --figure recipes/figures/anytime_regret.svg     draw regrets
 
 Of the kept records ``tables.py`` writes them into anytime/README.md: ``<!-- arms NAME OPTION... -->``. ``oracle-kK`` is
 retrained on the first K mega-batches. Regret: the loss on test at an arrival minus that of the oracle of the same seed,
@@ -19,7 +20,7 @@ import statistics
 import sys
 from collections import defaultdict
 from pathlib import Path
-from typing import NamedTuple, Optional, Sequence
+from typing import Any, NamedTuple, Optional, Sequence
 
 from fairseq_alma.cli.entry import command
 from fairseq_alma.errors import AlmaError
@@ -186,7 +187,7 @@ def costs(arms: dict[Key, Run], tune_seed: int) -> str:
 
 def draw(arms: dict[Key, Run], tune_seed: int, path: Path) -> None:
     """Draw the regret at each arrival with its intervals. Raises AlmaError if there is none, or the file cannot be."""
-    from matplotlib import pyplot
+    from fairseq_alma.report.figures import style
 
     _, runs, arrivals, oracle = choose(arms, tune_seed)
     if oracle is None or not any(name in SHOWN and (oracle, seed) in runs for name, seed in runs):
@@ -194,7 +195,13 @@ def draw(arms: dict[Key, Run], tune_seed: int, path: Path) -> None:
             f"--figure {path}: complete runs of {', '.join(SHOWN)} (one at least) and of one of {', '.join(FIRST_OF)} "
             f"are needed; there are {', '.join(names_of(arms))}"
         )
-    figure, axes = pyplot.subplots(figsize=(6, 3.2), layout="constrained")
+    with style.applied():
+        figure = style.new_figure(6, 3.2)
+        _draw_regret(figure.subplots(), runs, arrivals, oracle)
+        style.write(figure, path)
+
+
+def _draw_regret(axes: Any, runs: dict[tuple[str, int], Run], arrivals: Sequence[int], oracle: str) -> None:
     for shift, (name, label) in enumerate(SHOWN.items()):
         seeds = [seed for each, seed in runs if each == name and (oracle, seed) in runs]
         if not seeds:
@@ -207,12 +214,7 @@ def draw(arms: dict[Key, Run], tune_seed: int, path: Path) -> None:
     axes.axhspan(0, MARGIN, color="0.9", label="1 % of perplexity")
     axes.axhline(0, color="0.5", linewidth=0.8)
     axes.set(xlabel="arrival", ylabel="regret against retraining, nats", xticks=arrivals)
-    axes.legend(frameon=False, fontsize=8)
-    try:
-        figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
-    except (OSError, ValueError) as error:  # ValueError: matplotlib writes no such format; it lists those that it does
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise AlmaError(f"--figure {path}: cannot be written, {reason}; give a file .svg in a folder") from error
+    axes.legend()
 
 
 def _regret_table(

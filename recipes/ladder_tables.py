@@ -362,6 +362,8 @@ def over_sizes(rungs: Mapping[int, Rung], quantities: Sequence[Quantity]) -> lis
 def trend_table(rungs: Mapping[int, Rung]) -> str:
     """Lay out each quantity over sizes, the line through them, and what it predicts for the paper's size."""
     followed = over_sizes(rungs, [*ratios(), *regrets(), *ways()])
+    if any(len(values) > 1 for _, values in followed):  # then what one size alone has stands in that size's tables
+        followed = [(each, values) for each, values in followed if len(values) > 1]
     widths = sorted({width for _, values in followed for width in values})
     header = ["", *(f"width {width}" for width in widths), "for ten times the size", "predicted, 65 M", "paper"]
     lines = []
@@ -392,7 +394,7 @@ def draw(rungs: Mapping[int, Rung], path: Path) -> None:
     Raises:
         AlmaError: nothing is there of two sizes.
     """
-    from matplotlib import pyplot
+    from fairseq_alma.report.figures import style
 
     panels = {
         "ratio of perplexities (star: the paper's base)": [each for each in ratios() if each.paper is not None],
@@ -408,14 +410,19 @@ def draw(rungs: Mapping[int, Rung], path: Path) -> None:
         raise AlmaError(
             f"--figure {path}: rows of two sizes or more are needed for a trend; there are {len(rungs)} sizes"
         )
-    figure, places = pyplot.subplots(1, len(shown), figsize=(4.5 * len(shown), 4), layout="constrained", squeeze=False)
-    for axes, (title, followed) in zip(places[0], shown.items(), strict=True):
-        for number, (each, values) in enumerate(followed):
-            _draw_quantity(axes, rungs, each, values, f"C{number}")
-        axes.axhline(followed[0][0].height(0.0), color="0.5", linewidth=0.8)  # no difference; none of the way
-        axes.set(xscale="log", xlabel="parameters with 4 experts", ylabel=title)
-        axes.legend(frameon=False, fontsize=7)
-    figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
+    with style.applied():
+        figure = style.new_figure(4.5 * len(shown), 4)
+        places = figure.subplots(1, len(shown), squeeze=False)
+        for axes, (title, followed) in zip(places[0], shown.items(), strict=True):
+            for number, (each, values) in enumerate(followed):
+                _draw_quantity(axes, rungs, each, values, f"C{number}")
+            axes.axhline(followed[0][0].height(0.0), color="0.5", linewidth=0.8)  # no difference; none of the way
+            sizes = [rungs[width].num_params for _, values in followed for width in values]
+            sizes += [PAPER_PARAMS for each, _ in followed if each.paper is not None]
+            style.logarithmic(axes.xaxis, sizes)
+            axes.set(xlabel="parameters with 4 experts", ylabel=title)
+            axes.legend()
+        style.write(figure, path)
 
 
 def _draw_quantity(
@@ -551,7 +558,7 @@ def _show_gap(gap: Optional[Spread], digits: int, unit: str = "") -> str:
 
 def draw_frontier(rungs: Mapping[int, Rung], path: Path) -> None:
     """Draw loss over cumulative FLOPs, means over seeds, of what has one size (dashed) and of what grows."""
-    from matplotlib import pyplot, ticker
+    from fairseq_alma.report.figures import style
 
     families = (("layers", DEPTH), ("widths", WIDTH))
     shown = [
@@ -559,17 +566,20 @@ def draw_frontier(rungs: Mapping[int, Rung], path: Path) -> None:
         for (name, family), (width, rung) in product(families, sorted(rungs.items()))
         if any(rung.whole(row) for row in family.rows)
     ]
-    figure, panels = pyplot.subplots(1, len(shown), figsize=(5 * len(shown), 4), layout="constrained", squeeze=False)
-    for axes, (title, rung, family) in zip(panels[0], shown, strict=True):
-        for row in family.rows:
-            if points := [frontier(run) for run in rung.whole(row).values()]:
-                means = [tuple(map(fmean, zip(*arrival, strict=True))) for arrival in zip(*points, strict=True)]
-                label = f"{row} ({len(points)} seed{'s' * (len(points) > 1)})"
-                axes.plot(*zip(*means, strict=True), "o--" if row in family.fixed else "s-", label=label)
-        axes.set(title=title, xscale="log", xlabel="training FLOPs so far", ylabel="loss on test, nats per token")
-        axes.xaxis.set_minor_locator(ticker.LogLocator(subs=(2, 5)))
-        axes.legend(frameon=False, fontsize=7)
-    figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
+    with style.applied():
+        figure = style.new_figure(5 * len(shown), 4)
+        panels = figure.subplots(1, len(shown), squeeze=False)
+        for axes, (title, rung, family) in zip(panels[0], shown, strict=True):
+            for row in family.rows:
+                if points := [frontier(run) for run in rung.whole(row).values()]:
+                    means = [tuple(map(fmean, zip(*arrival, strict=True))) for arrival in zip(*points, strict=True)]
+                    label = f"{row} ({len(points)} seed{'s' * (len(points) > 1)})"
+                    axes.plot(*zip(*means, strict=True), "o--" if row in family.fixed else "s-", label=label)
+            spent = [flops for row in family.rows for run in rung.whole(row).values() for flops, _ in frontier(run)]
+            style.logarithmic(axes.xaxis, spent)
+            axes.set(title=title, xlabel="training FLOPs so far", ylabel="loss on test, nats per token")
+            axes.legend()
+        style.write(figure, path)
 
 
 TABLES: dict[str, Callable[[Rung], str]] = {

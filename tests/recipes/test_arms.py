@@ -1,6 +1,7 @@
 """Regret of arms against retraining, from runs whose losses are known."""
 
 import math
+from pathlib import Path
 
 import pytest
 
@@ -71,12 +72,14 @@ def test_what_is_far_below_another_arm_is_not_called_within_1_percent_of_it(runs
         (["--seed", "99"], "--seed 99: no run has it; choose from 1, 2"),
         (["--against", "nosuch"], "--against nosuch: .*; choose from ema, oracle, paper"),
         (["--best-lr", "nosuch"], "--best-lr nosuch: .* there are ema"),
-        (["--figure", "nowhere/x.svg"], "--figure nowhere/x.svg: cannot be written, No such file or directory"),
-        (["--figure", "x.xyz"], "--figure x.xyz: cannot be written, Format 'xyz' is not supported"),
+        (["--figure", "a-file/x.svg"], "a-file/x.svg: File exists"),
+        (["--figure", "x.xyz"], "x.xyz: the name of a figure ends in .png, .pdf, .svg"),
+        (["--figure", "x"], "x: the name of a figure ends in .png, .pdf, .svg"),
     ],
 )
 def test_what_is_not_there_is_one_line_that_names_what_is(options, said, runs, monkeypatch, capsys):
     monkeypatch.chdir(runs)
+    Path("a-file").touch()
     with pytest.raises(SystemExit, match=said) as refused:
         arms.main(["--runs", str(runs), *options])
     assert "\n" not in str(refused.value) and capsys.readouterr().out == ""

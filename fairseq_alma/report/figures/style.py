@@ -21,6 +21,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, Locator, LogLocator, MaxNLocator, NullLocator
 from matplotlib.typing import ColorType
 
+from fairseq_alma.errors import AlmaError
 from fairseq_alma.files import open_atomically
 from fairseq_alma.report.spelling import LEARNER_COLOURS
 
@@ -89,10 +90,23 @@ def save(figure: Figure, stem: Path) -> dict[str, Path]:
     figure.draw_without_rendering()  # lays it out; once is enough for three files
     figure.set_layout_engine("none")
     paths = {ending: stem.with_name(f"{stem.name}.{ending}") for ending in _METADATA}
-    for ending, path in paths.items():
-        with open_atomically(path) as file:
-            figure.savefig(file, format=ending, dpi=200, metadata={_METADATA[ending]: None})
+    for path in paths.values():
+        write(figure, path)
     return paths
+
+
+def write(figure: Figure, path: Path) -> None:
+    """Write a figure as PNG, PDF or SVG, as the path ends; the file appears at once and whole, and its folder is made.
+
+    Raises:
+        AlmaError: it ends otherwise, or something else than a file is in its place.
+        OSError: it cannot be written.
+    """
+    ending = path.suffix[1:]
+    if ending not in _METADATA:
+        raise AlmaError(f"{path}: the name of a figure ends in .{', .'.join(_METADATA)}")
+    with open_atomically(path) as file:
+        figure.savefig(file, format=ending, dpi=200, metadata={_METADATA[ending]: None})
 
 
 def sample(label: str, colour: str, marker: str = "", dash: Any = "none", **look: Any) -> Line2D:
