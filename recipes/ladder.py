@@ -7,15 +7,17 @@
 
 A family of models: two layers of width d, the second a Switch layer with 4 experts, an FFN and experts of 4 d, heads of
 8, a vocabulary of 32 d. Each of 4 mega-batches has 9 tokens for each parameter of the model with 4 experts, as in the
-paper, and 10 passes are made over it. Paragraphs are dealt at random. ``recipes/lm/ladder/README.md`` has the claims,
-what would falsify them, and the results; ``ladder_tables.py`` lays them out.
+paper, and 10 passes are made over it; ``--passes 20`` is what the paper makes. Paragraphs are dealt at random.
+``recipes/lm/ladder/README.md`` has the claims, what would falsify them, and the results; ``ladder_tables.py`` lays
+them out.
 
 One run at a time, a thread each: the same command given several times shares the work. A run is ROW-lrLR-seedN. Each
 row tries all rates with the first seed, first that which was best for ``sm-4`` (or the first row, where that was not
 tried), so that a study that was cut off has something of all rows; the other seeds get the one with the lowest loss on
 valid, its mean over the arrivals (``rates.json``), and are trained side by side in one process. What has ended is not
-trained again, nor is what ``records/lm-ladder-WIDTH.tar.xz`` (``lm-ladder-WIDTH-CORPUS.tar.xz``) has of the same stream
-(``tables.py --add --keep lm-ladder-16 runs/lm-ladder/16/*-seed*`` adds to it).
+trained again, nor is what ``records/lm-ladder-WIDTH.tar.xz`` (another corpus or number of passes:
+``lm-ladder-WIDTH-CORPUS-N-passes.tar.xz``) has of the same stream (``tables.py --add --keep lm-ladder-16
+runs/lm-ladder/16/*-seed*`` adds to it).
 """
 
 import argparse
@@ -41,6 +43,7 @@ from fairseq_alma.cli.entry import command
 from fairseq_alma.data.stream import Stream
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.files import open_atomically, write_json_atomically
+from fairseq_alma.options import InRange, whole
 from fairseq_alma.report.read_run import RunTable, read_run
 
 WIKIPEDIA, PYTHON, SHIFT = "wikipedia", "python", "shift"
@@ -190,10 +193,12 @@ class Size:
     Attributes:
         width: of the model.
         corpus: what it is trained on.
+        passes: over each mega-batch.
     """
 
     width: int
     corpus: str = WIKIPEDIA
+    passes: int = PASSES
 
     @property
     def vocabulary(self) -> int:
@@ -218,7 +223,7 @@ class Size:
     @property
     def updates(self) -> int:
         """Updates for a mega-batch."""
-        return round(PASSES * self.tokens / (BATCH * SAMPLE))
+        return round(self.passes * self.tokens / (BATCH * SAMPLE))
 
     @property
     def rates(self) -> list[str]:
@@ -233,7 +238,9 @@ class Size:
     @property
     def name(self) -> str:
         """Of its folder."""
-        return f"{self.width}" if self.corpus == WIKIPEDIA else f"{self.width}-{self.corpus}"
+        corpus = "" if self.corpus == WIKIPEDIA else f"-{self.corpus}"
+        passes = "" if self.passes == PASSES else f"-{self.passes}-passes"
+        return f"{self.width}{corpus}{passes}"
 
     @property
     def archive(self) -> str:
@@ -459,9 +466,10 @@ class Study:
             f"width {size.width}: {size.num_params:,} parameters with {EXPERTS} experts, "
             f"vocabulary {size.vocabulary:,}\n"
             f"{MEGABATCHES} mega-batches of {size.tokens:,} tokens ({TOKENS_PER_PARAMETER} for each parameter), of "
-            f"{size.words:,} words of text; {PASSES} passes: {size.updates:,} updates of {BATCH * SAMPLE:,} tokens, "
-            f"{PASSES * size.tokens:,} tokens in all\n{len(names)} rows, rates {' '.join(self.rates)}, seeds "
-            f"{' '.join(map(str, self.seeds))}: {len(known) + len(later)} runs left, about {hours:.1f} hours of a core"
+            f"{size.words:,} words of text; {size.passes} passes: {size.updates:,} updates of {BATCH * SAMPLE:,} "
+            f"tokens, {size.passes * size.tokens:,} tokens in all\n{len(names)} rows, "
+            f"rates {' '.join(self.rates)}, seeds {' '.join(map(str, self.seeds))}: "
+            f"{len(known) + len(later)} runs left, about {hours:.1f} hours of a core"
         )
 
 
@@ -591,6 +599,9 @@ def parser() -> argparse.ArgumentParser:
     options.add_argument(
         "--text", nargs="+", type=Path, help="files of text or .xz, a paragraph a line (default: TEXT)"
     )
+    options.add_argument(
+        "--passes", type=InRange(whole()), default=PASSES, metavar="N", help=f"over each mega-batch (default: {PASSES})"
+    )
     options.add_argument("--runs", type=Path, help="everything is written under RUNS/WIDTH (default: runs/lm-ladder)")
     options.add_argument(
         "--rows", nargs="+", default=["main"], metavar="ROW", help=f"rows, or {', '.join(SETS)} (default: main)"
@@ -611,7 +622,7 @@ def _rate(text: str) -> str:
 def main(argv: Optional[Sequence[str]] = None) -> int:
     """Run the program."""
     args = parser().parse_args(argv)
-    size, names = Size(args.width, args.corpus), rows_of(args.rows)
+    size, names = Size(args.width, args.corpus, args.passes), rows_of(args.rows)
     if args.width not in TOKENS_PER_WORD[args.corpus]:
         known = ", ".join(map(str, TOKENS_PER_WORD[args.corpus]))
         raise AlmaError(f"--corpus {args.corpus} --width {args.width}: tokens for a word are known for {known}")

@@ -115,6 +115,17 @@ def test_another_corpus_has_a_folder_and_records_of_its_own_and_rows_that_need_n
     assert ladder.Size(16, "python").archive == "lm-ladder-16-python"
 
 
+def test_more_passes_have_a_folder_and_records_of_their_own_and_as_many_more_updates(records, capsys):
+    assert run("--width", 16, "--passes", 20, "--rows", "sm-4", "--runs", records / "R", "--dry-run") == 0
+    said = capsys.readouterr().out
+    assert f"{records}/R/16-20-passes/sm-4-lr0.008-seed1" in said and "20 passes: 2,055 updates" in said
+    assert "--max-update 2055" in said
+    assert ladder.Size(16, "python", 20).archive == "lm-ladder-16-python-20-passes"
+    with pytest.raises(SystemExit):
+        run("--width", 16, "--passes", 0)
+    assert "--passes: 0 found" in capsys.readouterr().err
+
+
 def test_definitions_of_pythons_library_become_a_stream(tmp_path, monkeypatch):
     sources = {"a.py": "import os\nclass A:\n    x = 1\n\n\ndef f():\n    pass\n", "test/b.py": "def g(): 0"}
     for name, source in sources.items():
