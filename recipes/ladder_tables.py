@@ -43,7 +43,7 @@ PAPER_ROWS = {
 NO_WORSE = 0.5  # percent of perplexity: what a regret may be
 MIN_SIZES = 3  # that a line needs for an interval
 NONE_YET = "Of no ratio both rows have ended yet.\n"
-CARRIED = ("sm-4", "ema", "ema-union")  # whose regret is followed over sizes
+CARRIED = ("sm-4", "ema", "ema-union", "wsd-20-union")  # whose regret is followed over sizes
 GROWN = ("gmoe-copy", "gmoe-split")
 
 
