@@ -195,10 +195,8 @@ def draw(arms: dict[Key, Run], tune_seed: int, path: Path) -> None:
             f"--figure {path}: complete runs of {', '.join(SHOWN)} (one at least) and of one of {', '.join(FIRST_OF)} "
             f"are needed; there are {', '.join(names_of(arms))}"
         )
-    with style.applied():
-        figure = style.new_figure(6, 3.2)
+    with style.drawn(path, 6, 3.2) as figure:
         _draw_regret(figure.subplots(), runs, arrivals, oracle)
-        style.write(figure, path)
 
 
 def _draw_regret(axes: Any, runs: dict[tuple[str, int], Run], arrivals: Sequence[int], oracle: str) -> None:

@@ -410,8 +410,7 @@ def draw(rungs: Mapping[int, Rung], path: Path) -> None:
         raise AlmaError(
             f"--figure {path}: rows of two sizes or more are needed for a trend; there are {len(rungs)} sizes"
         )
-    with style.applied():
-        figure = style.new_figure(4.5 * len(shown), 4)
+    with style.drawn(path, 4.5 * len(shown), 4) as figure:
         places = figure.subplots(1, len(shown), squeeze=False)
         for axes, (title, followed) in zip(places[0], shown.items(), strict=True):
             for number, (each, values) in enumerate(followed):
@@ -422,7 +421,6 @@ def draw(rungs: Mapping[int, Rung], path: Path) -> None:
             style.logarithmic(axes.xaxis, sizes)
             axes.set(xlabel="parameters with 4 experts", ylabel=title)
             axes.legend()
-        style.write(figure, path)
 
 
 def _draw_quantity(
@@ -566,20 +564,19 @@ def draw_frontier(rungs: Mapping[int, Rung], path: Path) -> None:
         for (name, family), (width, rung) in product(families, sorted(rungs.items()))
         if any(rung.whole(row) for row in family.rows)
     ]
-    with style.applied():
-        figure = style.new_figure(5 * len(shown), 4)
+    with style.drawn(path, 5 * len(shown), 4) as figure:
         panels = figure.subplots(1, len(shown), squeeze=False)
         for axes, (title, rung, family) in zip(panels[0], shown, strict=True):
+            spent: list[float] = []
             for row in family.rows:
                 if points := [frontier(run) for run in rung.whole(row).values()]:
                     means = [tuple(map(fmean, zip(*arrival, strict=True))) for arrival in zip(*points, strict=True)]
                     label = f"{row} ({len(points)} seed{'s' * (len(points) > 1)})"
+                    spent += [flops for arrivals in points for flops, _ in arrivals]
                     axes.plot(*zip(*means, strict=True), "o--" if row in family.fixed else "s-", label=label)
-            spent = [flops for row in family.rows for run in rung.whole(row).values() for flops, _ in frontier(run)]
             style.logarithmic(axes.xaxis, spent)
             axes.set(title=title, xlabel="training FLOPs so far", ylabel="loss on test, nats per token")
             axes.legend()
-        style.write(figure, path)
 
 
 TABLES: dict[str, Callable[[Rung], str]] = {

@@ -232,27 +232,19 @@ def draw(best: Sequence[Best], path: Path) -> None:
     """Draw what is best over the tokens read."""
     from fairseq_alma.report.figures import style
 
-    with style.applied():
-        figure = style.new_figure(9, 3)
-        _draw_best(figure, best)
-        style.write(figure, path)
-
-
-def _draw_best(figure: Any, best: Sequence[Best]) -> None:
-    from fairseq_alma.report.figures import style
-
-    for axes, name in zip(figure.subplots(1, 3), Best._fields[2:], strict=True):
-        tokens = [each.tokens for each in best]
-        for inside, marker, said in ((True, "o", "lowest of a parabola"), (False, "x", "at the edge of the grid")):
-            points = [(each.tokens, getattr(each, name)[0]) for each in best if getattr(each, name)[1] is inside]
-            axes.plot(*zip(*points, strict=True) if points else ([], []), marker, color="C0", label=said)
-        if (law := power(best, name)) is not None:
-            line = [law[0] * (each / 1e6) ** law[1] for each in tokens]
-            axes.plot(tokens, line, "C1", label=f"power {law[1]:.2f}")
-        style.logarithmic(axes.xaxis, tokens)
-        style.logarithmic(axes.yaxis, [getattr(each, name)[0] for each in best])
-        axes.set(xlabel="tokens read", title=f"best {name.replace('_', '-')}")
-        axes.legend()
+    with style.drawn(path, 9, 3) as figure:
+        for axes, name in zip(figure.subplots(1, 3), Best._fields[2:], strict=True):
+            tokens = [each.tokens for each in best]
+            for inside, marker, said in ((True, "o", "lowest of a parabola"), (False, "x", "at the edge of the grid")):
+                points = [(each.tokens, getattr(each, name)[0]) for each in best if getattr(each, name)[1] is inside]
+                axes.plot(*zip(*points, strict=True) if points else ([], []), marker, color="C0", label=said)
+            if (law := power(best, name)) is not None:
+                line = [law[0] * (each / 1e6) ** law[1] for each in tokens]
+                axes.plot(tokens, line, "C1", label=f"power {law[1]:.2f}")
+            style.logarithmic(axes.xaxis, tokens)
+            style.logarithmic(axes.yaxis, [getattr(each, name)[0] for each in best])
+            axes.set(xlabel="tokens read", title=f"best {name.replace('_', '-')}")
+            axes.legend()
 
 
 def main() -> None:

@@ -6,11 +6,11 @@ alone where two learners may stand in one panel.
 """
 
 import math
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Callable, Iterable, Mapping, Optional, Sequence
+from typing import Any, Callable, Iterable, Iterator, Mapping, Optional, Sequence
 
 import matplotlib
 from matplotlib.axes import Axes
@@ -93,6 +93,15 @@ def save(figure: Figure, stem: Path) -> dict[str, Path]:
     for path in paths.values():
         write(figure, path)
     return paths
+
+
+@contextmanager
+def drawn(path: Path, width: float, height: float) -> Iterator[Figure]:
+    """Give an empty figure of that size in inches, and write what the block has drawn, as `write` does."""
+    with applied():
+        figure = new_figure(width, height)
+        yield figure
+        write(figure, path)
 
 
 def write(figure: Figure, path: Path) -> None:
