@@ -58,7 +58,8 @@ TOKENS_PER_PARAMETER, PASSES, MEGABATCHES = 9, 10, 4
 BATCH, SAMPLE, EXPERTS = 16, 128, 4
 VALID_WORDS, TEST_WORDS = 20_000, 40_000
 RATES_AT_16 = (0.008, 0.016, 0.032, 0.064)
-WARMUP_SHARE = 0.03
+DECAY, CONSTANT, INVERSE_ROOT = "polynomial_decay", "fixed", "inverse_sqrt"  # as fairseq calls them
+WARMUP_SHARE = {DECAY: 0.03, CONSTANT: 0.03, INVERSE_ROOT: 0.1}  # of a mega-batch's updates; there the peak lies
 SECONDS_A_STAGE = 8.0  # of a core, beside the updates: commands that start, tests
 POLL_SECONDS = 10.0
 
@@ -73,7 +74,7 @@ class Row:
         layers: of the decoder; None: the learner says.
         halves: of the rung's width, which is the width of this model: one, or one for each arrival.
         times: updates of a stage, of those for one mega-batch.
-        is_constant: whether the rate stays up after one warm-up, rather than to decay to zero in each stage.
+        scheduler: of the rate: decays to zero in each stage, or warms up once and then stays up or falls.
         train: further options of fairseq-train.
         tuned_as: the row whose rate it has, as that is the same training with another seed; None: it is tuned itself.
         cost: updates of the whole run, in those for one mega-batch.
@@ -84,23 +85,25 @@ class Row:
     layers: Optional[int] = 2
     halves: tuple[int, ...] = (2,)
     times: int = 1
-    is_constant: bool = False
+    scheduler: str = DECAY
     train: str = ""
     tuned_as: Optional[str] = None
     cost: float = MEGABATCHES
 
 
-def _waiting(options: str, name: str, cost: int = 1, experts: int = EXPERTS) -> dict[str, Row]:
-    """Return a row that waits for 3 or 4 mega-batches, with the updates of one mega-batch, and with those of all."""
-    wait = int(name[-1])
-    rest = "--wait 3 --drop-rest" if wait == 3 else "--wait 4"
+def _waiting(name: str, options: str, experts: int, times: int) -> dict[str, Row]:
+    """Return a row that waits, with the updates of one mega-batch, and with those of all that it waits for.
+
+    With 4 experts the second is retraining: ``ens-2-iid3`` is to the bit what ``ens-2-w3`` with 3 times the updates is.
+    """
     return {
-        name: Row(f"{options} {rest}", experts, cost=cost),
-        f"{name}-x{wait}": Row(f"{options} {rest}", experts, times=wait, cost=cost * wait),
+        name: Row(f"{_SM} {options}", experts, cost=1),
+        f"{name}-x{times}": Row(f"{_SM} {options}", experts, times=times, cost=times),
     }
 
 
 _SM, _ENS = "--learner sm", "--learner ens --num-members"
+_WAIT_3, _WAIT_4 = "--wait 3 --drop-rest", "--wait 4"
 _EMA, _BRANCH = "--ema-half-life 1/16", "--branch-decay 0.2 --branch-continue"
 _GROW = "--learner gmoe --grow-schedule 4,6,8,12"
 _DECAYED = "--weight-decay 0.1"
@@ -117,9 +120,9 @@ _WIDTHS = ((1, 1, 4, 4), (1, 1, 1, 4), (1, 4, 4, 4))  # halves of the rung's wid
 
 ROWS: dict[str, Row] = {
     "sm-4": Row(), "sm-8": Row(experts=8), "sm-12": Row(experts=12),
-    **_waiting(_SM, "sm-8-w3", experts=8), **_waiting(_SM, "sm-12-w4", experts=12),
+    **_waiting("sm-8-w3", _WAIT_3, experts=8, times=3), **_waiting("sm-12-w4", _WAIT_4, experts=12, times=4),
     "ens-2": Row(f"{_ENS} 2", tuned_as="sm-4", cost=8), "ens-4": Row(f"{_ENS} 4", tuned_as="sm-4", cost=16),
-    **_waiting(f"{_ENS} 2", "ens-2-w3", cost=2), **_waiting(f"{_ENS} 2", "ens-2-w4", cost=2),
+    "ens-2-w3": Row(f"{_ENS} 2 {_WAIT_3}", cost=2), "ens-2-w4": Row(f"{_ENS} 2 {_WAIT_4}", cost=2),
     "gens": Row("--learner gens"), "gens-last": Row("--learner gens --init previous"),
     "gmoe-copy": Row(_GROW, None), "gmoe-noise": Row(f"{_GROW} --grow-noise 0.01", None),
     "gmoe-split": Row(f"{_GROW} --grow-method split", None),
@@ -128,12 +131,12 @@ ROWS: dict[str, Row] = {
     "gmoe-early": Row("--learner gmoe --grow-schedule 4,8,12,12", None),
     **{f"sm-4-iid{k}": Row(f"{_SM} --iid {k}", cost=k) for k in (2, 3, 4)},
     **{f"ens-2-iid{k}": Row(f"{_ENS} 2 --iid {k}", tuned_as=f"sm-4-iid{k}", cost=2 * k) for k in (3, 4)},
-    **{f"sm-4-ema-iid{k}": Row(f"{_SM} --iid {k} {_EMA}", is_constant=True, cost=k) for k in (2, 3, 4)},
-    **{f"sm-4-wsd-iid{k}": Row(f"{_SM} --iid {k} {_BRANCH}", is_constant=True, cost=k) for k in (2, 3, 4)},
+    **{f"sm-4-ema-iid{k}": Row(f"{_SM} --iid {k} {_EMA}", scheduler=CONSTANT, cost=k) for k in (2, 3, 4)},
+    **{f"sm-4-wsd-iid{k}": Row(f"{_SM} --iid {k} {_BRANCH}", scheduler=CONSTANT, cost=k) for k in (2, 3, 4)},
     **{f"sm-4-wd-iid{k}": Row(f"{_SM} --iid {k}", train=_DECAYED, cost=k) for k in (2, 3, 4)},
     "sm-4-wd": Row(train=_DECAYED),
     **{
-        name: Row(f"{_SM} --carry-optimizer {options}", is_constant=True, train=train)
+        name: Row(f"{_SM} --carry-optimizer {options}", scheduler=CONSTANT, train=train)
         for name, options, train in (
             ("ema", _EMA, ""), ("ema-union", f"{_EMA} --replay", ""),
             ("ema-least-seen", f"{_EMA} --replay-share 0.5 --replay-order least-seen", ""),
@@ -142,23 +145,24 @@ ROWS: dict[str, Row] = {
             ("wsd-20-union", "--branch-share 0.2 --replay", ""),
         )
     },
+    "sqrt-20-union": Row(f"{_SM} --carry-optimizer --branch-share 0.2 --replay", scheduler=INVERSE_ROOT),
     **{
-        name: Row(f"{_SM} {_CARRIED}", None, layers=int(name[-1]), is_constant=True, train=_DENSE,
+        name: Row(f"{_SM} {_CARRIED}", None, layers=int(name[-1]), scheduler=CONSTANT, train=_DENSE,
                   cost=MEGABATCHES * (1 + int(name[-1])) / 3)
         for name in FIXED
     },
     **{
-        name: Row(f"--learner grow --grow-schedule {schedule} {_CARRIED}", None, layers=None, is_constant=True,
+        name: Row(f"--learner grow --grow-schedule {schedule} {_CARRIED}", None, layers=None, scheduler=CONSTANT,
                   train=_DENSE, cost=6)
         for name, schedule in _DEPTHS.items()
     },
     **{
-        name: Row(f"{_SM} {_CARRIED}", None, halves=(int(name[-1]),), is_constant=True, train=_DENSE)
+        name: Row(f"{_SM} {_CARRIED}", None, halves=(int(name[-1]),), scheduler=CONSTANT, train=_DENSE)
         for name in FIXED_WIDTHS
     },
     **{
-        f"wider-{'-'.join(map(str, halves))}": Row(f"--learner grow {_CARRIED}", None, halves=halves, is_constant=True,
-                                                   train=_DENSE)
+        f"wider-{'-'.join(map(str, halves))}": Row(f"--learner grow {_CARRIED}", None, halves=halves, train=_DENSE,
+                                                   scheduler=CONSTANT)
         for halves in _WIDTHS
     },
 }  # fmt: skip
@@ -175,11 +179,11 @@ SETS: dict[str, tuple[str, ...]] = {
     "depth": ("depth-6", "deeper-1-1-6-6", "depth-1", "deeper-1-1-1-6", "depth-3", "deeper-1-6-6-6",
               "deeper-1-1-6-6-last", "deeper-auto"),
     "width": ("width-4", "wider-1-1-4-4", "width-2", "width-1", "wider-1-1-1-4", "wider-1-4-4-4"),
-    "table2": tuple(ROWS)[: list(ROWS).index("sm-4-iid2")],
+    "table2": (*tuple(ROWS)[: list(ROWS).index("sm-4-iid2")], "ens-2-iid3", "ens-2-iid4"),
     "anytime": tuple(
         name
         for name, row in ROWS.items()
-        if (row.is_constant and row.experts) or "-wd" in name or name.startswith("sm-4")
+        if (row.scheduler != DECAY and row.experts) or "-wd" in name or name.startswith("sm-4")
     ),
     "shift": ("sm-4", "ema", "ema-union", "sm-4-wsd-iid4", "sm-4-ema-iid4", "sm-4-iid4", "ema-least-seen", "wsd-20"),
     "all": tuple(ROWS),
@@ -389,10 +393,10 @@ class Study:
         if len(widths) == 1:
             model += ["--decoder-embed-dim", str(widths[0]), "--decoder-ffn-embed-dim", str(4 * widths[0])]
         model += ["--dropout", "0", *(["--num-experts", str(row.experts)] if row.experts else [])]
-        schedule = ["--lr-scheduler", "fixed"]
-        if not row.is_constant:
-            schedule = ["--lr-scheduler", "polynomial_decay", "--total-num-update", str(updates)]
-        warmup = round(WARMUP_SHARE * size.updates)
+        schedule = ["--lr-scheduler", row.scheduler]
+        if row.scheduler == DECAY:
+            schedule += ["--total-num-update", str(updates)]
+        warmup = round(WARMUP_SHARE[row.scheduler] * size.updates)
         schedule += ["--lr", training.rate, "--warmup-updates", str(warmup), "--max-update", str(updates)]
         optimizer = ["--optimizer", "adam", "--adam-betas", "(0.9, 0.98)", "--adam-eps", "1e-8", "--clip-norm", "1.0"]
         data = ["--tokens-per-sample", str(SAMPLE), "--batch-size", str(BATCH), "--num-workers", "0", "--cpu"]

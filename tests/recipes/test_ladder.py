@@ -108,6 +108,14 @@ def test_what_gets_wider_is_told_its_widths_and_nothing_else_of_them(tmp_path):
     assert fixed[fixed.index("--decoder-attention-heads") + 1] == "4"  # as many as the other has in the end
 
 
+def test_a_carried_rate_stays_up_or_falls_from_the_first_mega_batch_on(tmp_path):
+    study = ladder.Study(SIZE, tmp_path, RATES, (1,))
+    for row, scheduler, warmup in (("wsd-20-union", "fixed", 31), ("sqrt-20-union", "inverse_sqrt", 103)):
+        command = study.command(ladder.Training(row, "0.1", 1))
+        assert command[command.index("--lr-scheduler") + 1] == scheduler
+        assert command[command.index("--warmup-updates") + 1] == str(warmup) and "--total-num-update" not in command
+
+
 def test_another_corpus_has_a_folder_and_records_of_its_own_and_rows_that_need_no_others(records, capsys):
     assert run("--width", 16, "--corpus", "python", "--rows", "width-1", "--runs", records / "R", "--dry-run") == 0
     said = capsys.readouterr().out

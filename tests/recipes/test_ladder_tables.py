@@ -56,6 +56,22 @@ def test_ratios_are_paired_over_seeds_and_stand_beside_the_papers(records):
     assert experts[1] == "0.896" and experts[2].startswith("0.900 [") and experts[4] == "held (1)"
 
 
+def test_what_waits_for_three_stands_beside_the_papers_third_arrival_and_is_no_claim(records):
+    waiting = [
+        write_run(
+            records / f"W/sm-8-w3-lr0.1-seed{seed}", [25.0], stream=text_stream(4), seed=seed, wait=3, drop_rest=True
+        )
+        for seed in (1, 2)
+    ]
+    arriving = [
+        write_run(records / f"W/sm-8-lr0.1-seed{seed}", [30.0, 26.0, 24.0, 23.0], stream=text_stream(4), seed=seed)
+        for seed in (1, 2)
+    ]
+    tables.keep("lm-ladder-16", waiting + arriving)
+    found = row_of(tables.ladder_of(tables.read("lm-ladder-16"), "ratios"), "sm-8-w3 to sm-8, t2")
+    assert found[1:] == [f"{25.18 / 24.74:.3f}", "1.042 [1.042, 1.042]", "2", "no claim"]
+
+
 def test_regret_counts_against_the_best_retraining(records):
     keep(records, 16, {"sm-4": 20.0, "sm-4-iid4": 19.0, "sm-4-wsd-iid4": 18.0, "ema-union": 18.0})
     found = tables.ladder_of(tables.read("lm-ladder-16"), "regret")
