@@ -59,6 +59,10 @@ _SPLIT_RESULT = re.compile(r"([\w/-]+): (\S+) bits per token$")
 Groups = list[tuple[str, ...]]
 
 
+class _NotTrained(Exception):
+    """Models could not be trained as one."""
+
+
 @dataclass(frozen=True)
 class TextStep(Step):
     """A step of a stage; see `loop.Step`.
@@ -381,16 +385,19 @@ class Train(TrainingStep):
         together = module_command("fairseq_alma.text.stacked_training", calls[1:])
         all_locks = replace(work, locks=[lock for each in works for lock in each.locks])
         reasons: list[str] = []
-        with work.display.training(self.plan, self.training, self.limits[0], before.num_updates) as progress:
-            show = self._watch(progress)
+        try:
+            with work.display.training(self.plan, None, self.limits[0], before.num_updates) as progress:
+                show = self._watch(progress)
 
-            def watch(line: str) -> None:
-                show(line)
-                reasons.extend([line] if line.startswith(ALONE) else [])
+                def watch(line: str) -> None:
+                    show(line)
+                    reasons.extend([line] if line.startswith(ALONE) else [])
 
-            self.launch(all_locks, together, log, watch)
-        for reason in reasons:
-            tell(f"note: trained one after the other, {reason}", sys.stderr)
+                self.launch(all_locks, together, log, watch)
+                if reasons:
+                    raise _NotTrained  # the forecast takes what ends here without an error for all of the models
+        except _NotTrained:
+            tell(f"note: trained one after the other, {reasons[0]}", sys.stderr)
 
     @property
     def own_log(self) -> Path:

@@ -51,6 +51,16 @@ def test_runs_of_several_seeds_are_each_a_run_alone(folder, monkeypatch):
     assert "side by side" in (folder / "whole" / "seed-2" / "stage-001" / "train-member-0.log").read_text()
 
 
+@pytest.mark.parametrize("alone", [(), ("--validate",)], ids=["side by side", "one after the other"])
+def test_members_side_by_side_are_shown_as_one_training(folder, monkeypatch, alone):
+    monkeypatch.setattr("fairseq_alma.terminal.LOG_EVERY_SECONDS", 0.0)
+    ens = ["--learner", "ens", "--num-members", "2", "--stage", "0", *alone]
+    ran = run_script(command(folder, f"ens{len(alone)}", *ens))
+    ran.check_returncode()
+    assert "0/12 updates" in ran.stderr
+    assert ("member 0: 0/12 updates" in ran.stderr) == bool(alone)  # else the forecast would count only that one
+
+
 def test_the_commands_of_each_seed_alone_are_printed(folder):
     dry_run = run_script(command(folder, "R", "--seed", "1", "2", "--dry-run"))
     assert dry_run.stdout.count("fairseq-train") == 4
