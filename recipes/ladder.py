@@ -142,7 +142,7 @@ ROWS: dict[str, Row] = {
             ("ema-least-seen", f"{_EMA} --replay-share 0.5 --replay-order least-seen", ""),
             ("ema-wd", _EMA, _DECAYED), ("ema-union-wd", f"{_EMA} --replay", _DECAYED),
             ("wsd-10", "--branch-share 0.1", ""), ("wsd-20", "--branch-share 0.2", ""),
-            ("wsd-20-union", "--branch-share 0.2 --replay", ""),
+            ("wsd-10-union", "--branch-share 0.1 --replay", ""), ("wsd-20-union", "--branch-share 0.2 --replay", ""),
         )
     },
     "sqrt-20-union": Row(f"{_SM} --carry-optimizer --branch-share 0.2 --replay", scheduler=INVERSE_ROOT),
