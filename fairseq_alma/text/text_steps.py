@@ -385,19 +385,19 @@ class Train(TrainingStep):
         together = module_command("fairseq_alma.text.stacked_training", calls[1:])
         all_locks = replace(work, locks=[lock for each in works for lock in each.locks])
         reasons: list[str] = []
-        try:
-            with work.display.training(self.plan, None, self.limits[0], before.num_updates) as progress:
-                show = self._watch(progress)
+        shown = work.display.training(self.plan, None, self.limits[0], before.num_updates)
+        with contextlib.suppress(_NotTrained), shown as progress:
+            show = self._watch(progress)
 
-                def watch(line: str) -> None:
-                    show(line)
-                    reasons.extend([line] if line.startswith(ALONE) else [])
+            def watch(line: str) -> None:
+                show(line)
+                reasons.extend([line] if line.startswith(ALONE) else [])
 
-                self.launch(all_locks, together, log, watch)
-                if reasons:
-                    raise _NotTrained  # the forecast takes what ends here without an error for all of the models
-        except _NotTrained:
-            tell(f"note: trained one after the other, {reasons[0]}", sys.stderr)
+            self.launch(all_locks, together, log, watch)
+            if reasons:
+                raise _NotTrained  # they are still ahead
+        for reason in reasons:
+            tell(f"note: trained one after the other, {reason}", sys.stderr)
 
     @property
     def own_log(self) -> Path:

@@ -116,7 +116,7 @@ class RunDisplay:
     def training(
         self, plan: StagePlan, training: Optional[Training], max_update: Optional[int], done: int = 0
     ) -> Iterator[StageProgress]:
-        """Show one training.
+        """Show one training; if an error ends it, it is still ahead in the forecast.
 
         Args:
             plan: of the stage.

@@ -104,6 +104,14 @@ def test_members_that_are_trained_at_once_are_one_training(capsys, clock):
     assert display.forecast.seconds_left() == 100.0
 
 
+def test_what_could_not_be_trained_is_still_ahead():
+    planned = make_plans(2, num_members=2)
+    display = RunDisplay(planned, "word")
+    with pytest.raises(KeyError), display.training(planned[0], None, 10):
+        raise KeyError
+    assert len(display.forecast.ahead) == 4
+
+
 def test_the_rest_of_the_run_is_only_what_this_command_does():
     planned = make_plans(4, num_members=3)
     assert len(RunDisplay(planned, "word").forecast.ahead) == 12
