@@ -1,7 +1,7 @@
 """Rebuild the tables and verdicts of recipes/README.md from the runs' own records, which are kept beside them.
 
     python recipes/tables.py                            # all tables, as `make tables` does
-    python recipes/tables.py --check                    # change nothing; exit status 1 if a table is not its records'
+    python recipes/tables.py --check                    # change nothing; exit status 1 if a figure is not the records'
     python recipes/tables.py --keep NAME RUN...         # keep the run.json and stage.json of these runs as table NAME
     python recipes/tables.py --incomplete --keep NAME RUN...     # also of those that have not ended
     python recipes/tables.py --add --keep NAME RUN...            # beside those that table NAME has already
@@ -9,7 +9,8 @@
 ``records/NAME.tar.xz`` holds the run.json and stage.json of a table's runs, as they were written, but for the path of
 the stream, of which the last part is left. In PAGES everything between ``<!-- table NAME -->`` (or another of BLOCKS)
 and ``<!-- end -->`` is written by this program. What `alma-report` finds in the runs of a block ``findings``, and
-where, is in ``records/NAME.findings.md``.
+where, is in ``records/NAME.findings.md``. An interval in a sentence of SENTENCES (``1.2 ± 0.3``, ``0.9 [0.8, 1.1]``)
+that is in no table is named.
 """
 
 import argparse
@@ -43,6 +44,7 @@ from fairseq_alma.report.write_report import findings_markdown
 HERE = Path(__file__).parent
 README = HERE / "README.md"
 PAGES = (README, HERE / "sensitivity.md", *(HERE / each / "README.md" for each in ("anytime", "lm/ladder", "growth")))
+SENTENCES = (HERE / "lm/ladder/README.md", *(HERE.parent / page for page in ("README.md", "docs/how-to/anytime.md")))
 RECORDS = HERE / "records"
 ENDING = ".tar.xz"
 CODE = "released code"
@@ -304,6 +306,48 @@ def everything(chosen: Iterable[str]) -> dict[Path, str]:
     }
 
 
+_NUMBER = r"[-+]?\d+(?:,\d{3})*(?:\.\d+)?"
+_INTERVAL = re.compile(rf"({_NUMBER})(?: %)? (?:± ({_NUMBER})|\[({_NUMBER}), ({_NUMBER})\])")
+
+
+def unknown_intervals(text: str, tables: Iterable[str]) -> list[tuple[int, str]]:
+    """Return the intervals in the sentences of a page, and in the last column of its other tables, that no block has.
+
+    An interval of a sentence is that of a block if it is so when rounded, whatever its sign ("4 ± 1 % behind"), and
+    as a share or in percent.
+
+    Args:
+        text: of the page.
+        tables: pages with blocks.
+
+    Returns:
+        The number of the line, from 1, and the interval as it is written.
+    """
+    blocks = "\n".join(match[0] for page in tables for match in _BLOCK.finditer(page))
+    known = {tuple(abs(float(each)) for each in numbers) for _, numbers in _intervals(blocks)}
+    own = _BLOCK.sub(lambda match: "\n" * match[0].count("\n"), text)
+    found = []
+    for number, line in enumerate(own.splitlines(), 1):
+        for written, numbers in _intervals(line.rsplit("|", 2)[1] if line.startswith("|") else line):
+            if not any(_is_rounded(numbers, each, scale) for each in known for scale in (1, 100)):
+                found.append((number, written))
+    return found
+
+
+def _intervals(text: str) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Yield each interval as it is written, and its two or three numbers."""
+    for match in _INTERVAL.finditer(text):
+        yield match[0], tuple(each.replace(",", "") for each in match.groups() if each)
+
+
+def _is_rounded(numbers: Sequence[str], known: Sequence[float], scale: int) -> bool:
+    """Return whether numbers as they are written are known ones to as many decimals."""
+    return len(numbers) == len(known) and all(
+        abs(abs(float(each)) - scale * exact) <= 0.5 / 10 ** len(each.partition(".")[2]) + 1e-9
+        for each, exact in zip(numbers, known, strict=True)
+    )
+
+
 @command
 def main(argv: Optional[Sequence[str]] = None) -> int:
     """Run the program."""
@@ -314,9 +358,9 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     parser.add_argument("--incomplete", action="store_true", help="keep also those that have not ended")
     parser.add_argument("--add", action="store_true", help="keep them beside those that table NAME has already")
     args = parser.parse_args(argv)
-    unknown = sorted({*(args.only or ())} - {*names(), *(args.keep or ())[:1]})
-    if unknown:
-        parser.error(f"--only {' '.join(unknown)}: no such table; choose from {', '.join(names())}")
+    strange = sorted({*(args.only or ())} - {*names(), *(args.keep or ())[:1]})
+    if strange:
+        parser.error(f"--only {' '.join(strange)}: no such table; choose from {', '.join(names())}")
     if args.check and args.keep:
         parser.error("--check changes nothing; leave it or --keep out")
     for option in ("incomplete", "add"):
@@ -331,7 +375,14 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         if not args.check:
             path.write_text(wanted[path], encoding="utf-8")
         print(f"{path.relative_to(HERE)}: {'is not that of the records' if args.check else 'written'}")
-    return 1 if stale and args.check else 0
+    tables = [wanted[page] for page in PAGES]
+    unknown = [
+        f"{page.relative_to(HERE.parent)}:{number}: {interval} is in no table"
+        for page in SENTENCES
+        for number, interval in unknown_intervals(wanted.get(page) or page.read_text(encoding="utf-8"), tables)
+    ]
+    print(*unknown, sep="\n", end="\n" if unknown else "")
+    return 1 if (stale or unknown) and args.check else 0
 
 
 if __name__ == "__main__":
