@@ -59,10 +59,6 @@ _SPLIT_RESULT = re.compile(r"([\w/-]+): (\S+) bits per token$")
 Groups = list[tuple[str, ...]]
 
 
-class _NotTrained(Exception):
-    """Models could not be trained as one."""
-
-
 @dataclass(frozen=True)
 class TextStep(Step):
     """A step of a stage; see `loop.Step`.
@@ -385,8 +381,7 @@ class Train(TrainingStep):
         together = module_command("fairseq_alma.text.stacked_training", calls[1:])
         all_locks = replace(work, locks=[lock for each in works for lock in each.locks])
         reasons: list[str] = []
-        shown = work.display.training(self.plan, None, self.limits[0], before.num_updates)
-        with contextlib.suppress(_NotTrained), shown as progress:
+        with work.display.training(self.plan, None, self.limits[0], before.num_updates) as progress:
             show = self._watch(progress)
 
             def watch(line: str) -> None:
@@ -394,8 +389,7 @@ class Train(TrainingStep):
                 reasons.extend([line] if line.startswith(ALONE) else [])
 
             self.launch(all_locks, together, log, watch)
-            if reasons:
-                raise _NotTrained  # they are still ahead
+            progress.took_place = not reasons
         for reason in reasons:
             tell(f"note: trained one after the other, {reason}", sys.stderr)
 

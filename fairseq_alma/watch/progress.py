@@ -36,6 +36,9 @@ class StageProgress:
         done: updates that an earlier launch has done.
         line: where it is shown, after other things and before others; None: one of its own.
         run_left: forecasts the rest of the run; None: nothing is said of it.
+
+    Attributes:
+        took_place: that it did; whoever runs it may find that it cannot, and it is still ahead then.
     """
 
     def __init__(
@@ -53,6 +56,7 @@ class StageProgress:
         self.done = done
         self.num_updates = done
         self.run_left = run_left
+        self.took_place = True
         self.began = time.monotonic()
         self.first: Optional[tuple[int, float]] = None
         self.line = line or LiveLine()

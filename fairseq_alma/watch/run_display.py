@@ -116,7 +116,7 @@ class RunDisplay:
     def training(
         self, plan: StagePlan, training: Optional[Training], max_update: Optional[int], done: int = 0
     ) -> Iterator[StageProgress]:
-        """Show one training; if an error ends it, it is still ahead in the forecast.
+        """Show one training; if an error ends it, or it does not take place, it is still ahead in the forecast.
 
         Args:
             plan: of the stage.
@@ -133,6 +133,8 @@ class RunDisplay:
         left = partial(self.forecast.seconds_left, models) if self.forecast.ahead.keys() - models else None
         progress = StageProgress(self._title(plan, training), self.unit, max_update, done, self.line, left)
         yield progress
+        if not progress.took_place:
+            return
         whole, _ = progress.seconds()
         earlier = max(0.0, whole - (time.monotonic() - progress.began)) if whole is not None else 0.0
         self.forecast.finish(models, self._count_seconds() + earlier)

@@ -110,6 +110,12 @@ def test_what_could_not_be_trained_is_still_ahead():
     with pytest.raises(KeyError), display.training(planned[0], None, 10):
         raise KeyError
     assert len(display.forecast.ahead) == 4
+    with display.training(planned[0], None, 10) as progress:
+        progress.took_place = False
+    assert len(display.forecast.ahead) == 4
+    with display.training(planned[0], None, 10):
+        pass
+    assert len(display.forecast.ahead) == 2
 
 
 def test_the_rest_of_the_run_is_only_what_this_command_does():
