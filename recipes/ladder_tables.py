@@ -184,6 +184,19 @@ class Rung:
         """Parameters of the single model with 4 experts, or of the smallest that there is."""
         return min(min(run.params.values()) for (row, *_), run in self.done.items() if row not in GROWING)
 
+    def hours(self, row: str) -> float:
+        """Return the hours of a core that a row took with all rates and seeds.
+
+        Seeds that were trained side by side have the same seconds, those of all of them, which count once.
+        """
+        stages = {
+            (rate, arrival, seconds)
+            for (name, rate, _), run in self.done.items()
+            if name == row
+            for arrival, seconds in run.seconds.items()
+        }
+        return sum(seconds for *_, seconds in stages) / 3600
+
     def whole(self, row: str) -> dict[int, arms.Run]:
         """Return the runs of a row with its best rate that have been tested after every arrival."""
         return {seed: run for seed, run in self.runs(row).items() if len(run.test) == ladder.MEGABATCHES}
@@ -195,9 +208,9 @@ class Rung:
 
 
 def rows_table(rung: Rung) -> str:
-    """Lay out what each row came to: perplexities by arrival, how far from converged it began, bits per byte."""
+    """Lay out what each row came to: perplexities by arrival, how far from converged it began, bits per byte, hours."""
     titles = [f"t{arrival}" for arrival in range(ladder.MEGABATCHES)]
-    header = ["row", "rate", "rates tried", "seeds", *titles, "t3/t0", "bits per byte"]
+    header = ["row", "rate", "rates tried", "seeds", *titles, "t3/t0", "bits per byte", "core hours"]
     lines = []
     for row in ladder.ROWS:
         if row in GROWING or not (runs := rung.runs(row)):
@@ -210,7 +223,7 @@ def rows_table(rung: Rung) -> str:
         bits = [max(run.test.items())[1] / math.log(2) / rung.bytes_per_token for run in runs.values()]
         cells = [row, rung.rate(row), str(len(rung.tried(row))), str(len(runs))]
         cells += [each.show(2) if each else "*" for each in ppl]
-        lines.append([*cells, settled, f"{fmean(bits):.3f}"])
+        lines.append([*cells, settled, f"{fmean(bits):.3f}", f"{rung.hours(row):.2f}"])
     return render_markdown(header, lines)
 
 

@@ -47,6 +47,11 @@ def test_a_row_has_its_best_rate_and_says_how_far_from_converged_it_began(record
     assert row_of(tables.ladder_of(tables.read("lm-ladder-16"), "rows"), "ens-2")[1] == "0.1"  # that of its members
 
 
+def test_hours_are_those_of_all_rates_and_of_seeds_side_by_side_once(records):
+    keep(records, 16, {"sm-4": 20.0})
+    assert ladder_tables.rungs_of()[16].hours("sm-4") == pytest.approx(2 * 4 * 12.5 / 3600)
+
+
 def test_ratios_are_paired_over_seeds_and_stand_beside_the_papers(records):
     keep(records, 16, {"sm-4": 20.0, "sm-12": 18.0, "gmoe-copy": 20.0})
     found = tables.ladder_of(tables.read("lm-ladder-16"), "ratios")
