@@ -45,7 +45,7 @@ PAPER_ROWS = {
 NO_WORSE = 0.5  # percent of perplexity: what a regret may be
 MIN_SIZES = 3  # that a line needs for an interval
 NONE_YET = "Of no ratio both rows have ended yet.\n"
-CARRIED = ("sm-4", "ema", "ema-union", "wsd-20-union")  # whose regret is followed over sizes
+CARRIED = ("sm-4", "ema", "ema-union", "wsd-20-union", "wsd-10-union")  # whose regret is followed over sizes
 GROWN = ("gmoe-copy", "gmoe-split")
 
 
@@ -422,7 +422,7 @@ def _show_line(line: Optional[Line], of: Quantity) -> list[str]:
 
 
 def draw(rungs: Mapping[int, Rung], path: Path) -> None:
-    """Draw what the paper has too over sizes, beside the paper's; regrets; and how far growing goes.
+    """Draw claims over sizes, beside what the paper found; regrets; and how far growing goes.
 
     Raises:
         AlmaError: nothing is there of two sizes.
@@ -430,7 +430,9 @@ def draw(rungs: Mapping[int, Rung], path: Path) -> None:
     from fairseq_alma.report.figures import style
 
     panels = {
-        "ratio of perplexities (star: the paper's base)": [each for each in ratios() if each.paper is not None],
+        "ratio of perplexities (star: the paper's base)": [
+            each for each, claim in zip(ratios(), RATIOS, strict=True) if claim.limit and each.paper is not None
+        ],
         "perplexity to that of the best retraining": regrets(),
         "share of the way from 4 to 12 experts": ways(),
     }
