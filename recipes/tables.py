@@ -25,7 +25,7 @@ import tarfile
 from dataclasses import replace
 from itertools import combinations, pairwise
 from pathlib import Path
-from typing import Any, Callable, Iterable, Iterator, Mapping, Optional, Sequence
+from typing import Any, Callable, Collection, Iterable, Iterator, Mapping, Optional, Sequence
 
 import arms
 import ladder_tables
@@ -310,26 +310,31 @@ _NUMBER = r"[-+]?\d+(?:,\d{3})*(?:\.\d+)?"
 _INTERVAL = re.compile(rf"({_NUMBER})(?: %)? (?:± ({_NUMBER})|\[({_NUMBER}), ({_NUMBER})\])")
 
 
-def unknown_intervals(text: str, tables: Iterable[str]) -> list[tuple[int, str]]:
-    """Return the intervals in the sentences of a page, and in the last column of its other tables, that no block has.
+def known_intervals(pages: Iterable[str]) -> set[tuple[float, ...]]:
+    """Return the numbers of each interval in the blocks of pages, without their signs, as shares and in percent."""
+    blocks = "\n".join(match[0] for page in pages for match in _BLOCK.finditer(page))
+    return {
+        tuple(scale * abs(float(each)) for each in numbers) for _, numbers in _intervals(blocks) for scale in (1, 100)
+    }
 
-    An interval of a sentence is that of a block if it is so when rounded, whatever its sign ("4 ± 1 % behind"), and
-    as a share or in percent.
+
+def unknown_intervals(text: str, known: Collection[Sequence[float]]) -> list[tuple[int, str]]:
+    """Return the intervals in the sentences of a page, and in the last column of its other tables, that are not known.
+
+    An interval of a sentence is a known one if it is so when rounded, whatever its sign ("4 ± 1 % behind").
 
     Args:
         text: of the page.
-        tables: pages with blocks.
+        known: their numbers, from `known_intervals`.
 
     Returns:
         The number of the line, from 1, and the interval as it is written.
     """
-    blocks = "\n".join(match[0] for page in tables for match in _BLOCK.finditer(page))
-    known = {tuple(abs(float(each)) for each in numbers) for _, numbers in _intervals(blocks)}
     own = _BLOCK.sub(lambda match: "\n" * match[0].count("\n"), text)
     found = []
     for number, line in enumerate(own.splitlines(), 1):
         for written, numbers in _intervals(line.rsplit("|", 2)[1] if line.startswith("|") else line):
-            if not any(_is_rounded(numbers, each, scale) for each in known for scale in (1, 100)):
+            if not any(_is_rounded(numbers, each) for each in known):
                 found.append((number, written))
     return found
 
@@ -340,10 +345,10 @@ def _intervals(text: str) -> Iterator[tuple[str, tuple[str, ...]]]:
         yield match[0], tuple(each.replace(",", "") for each in match.groups() if each)
 
 
-def _is_rounded(numbers: Sequence[str], known: Sequence[float], scale: int) -> bool:
+def _is_rounded(numbers: Sequence[str], known: Sequence[float]) -> bool:
     """Return whether numbers as they are written are known ones to as many decimals."""
     return len(numbers) == len(known) and all(
-        abs(abs(float(each)) - scale * exact) <= 0.5 / 10 ** len(each.partition(".")[2]) + 1e-9
+        abs(abs(float(each)) - exact) <= 0.5 / 10 ** len(each.partition(".")[2]) + 1e-9
         for each, exact in zip(numbers, known, strict=True)
     )
 
@@ -358,9 +363,9 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     parser.add_argument("--incomplete", action="store_true", help="keep also those that have not ended")
     parser.add_argument("--add", action="store_true", help="keep them beside those that table NAME has already")
     args = parser.parse_args(argv)
-    strange = sorted({*(args.only or ())} - {*names(), *(args.keep or ())[:1]})
-    if strange:
-        parser.error(f"--only {' '.join(strange)}: no such table; choose from {', '.join(names())}")
+    unknown = sorted({*(args.only or ())} - {*names(), *(args.keep or ())[:1]})
+    if unknown:
+        parser.error(f"--only {' '.join(unknown)}: no such table; choose from {', '.join(names())}")
     if args.check and args.keep:
         parser.error("--check changes nothing; leave it or --keep out")
     for option in ("incomplete", "add"):
@@ -375,14 +380,15 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         if not args.check:
             path.write_text(wanted[path], encoding="utf-8")
         print(f"{path.relative_to(HERE)}: {'is not that of the records' if args.check else 'written'}")
-    tables = [wanted[page] for page in PAGES]
-    unknown = [
+    known = known_intervals(wanted[page] for page in PAGES)
+    unfounded = [
         f"{page.relative_to(HERE.parent)}:{number}: {interval} is in no table"
         for page in SENTENCES
-        for number, interval in unknown_intervals(wanted.get(page) or page.read_text(encoding="utf-8"), tables)
+        for number, interval in unknown_intervals(wanted.get(page) or page.read_text(encoding="utf-8"), known)
     ]
-    print(*unknown, sep="\n", end="\n" if unknown else "")
-    return 1 if (stale or unknown) and args.check else 0
+    for line in unfounded:
+        print(line)
+    return 1 if (stale or unfounded) and args.check else 0
 
 
 if __name__ == "__main__":
