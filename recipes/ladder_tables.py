@@ -358,14 +358,14 @@ class Quantity:
         return math.exp(value) if self.is_ratio else value
 
 
-def ratios() -> list[Quantity]:
-    """Return the ratios of the claims."""
-    papers = [paper_ratio(each) for each in RATIOS]
+def ratios(of: Sequence[Ratio] = RATIOS) -> list[Quantity]:
+    """Return ratios as what is followed over sizes."""
+    papers = [paper_ratio(each) for each in of]
     return [
         Quantity(
             each.name, partial(Rung.gap, row=each.row, of=each.of, arrival=each.arrival), paper and math.log(paper)
         )
-        for each, paper in zip(RATIOS, papers, strict=True)
+        for each, paper in zip(of, papers, strict=True)
     ]
 
 
@@ -385,18 +385,19 @@ def ways() -> list[Quantity]:
     ]
 
 
-def over_sizes(rungs: Mapping[int, Rung], quantities: Sequence[Quantity]) -> list[tuple[Quantity, dict[int, Spread]]]:
-    """Return the quantities that any size has, with their values by the widths that have them."""
+def over_sizes(
+    rungs: Mapping[int, Rung], quantities: Sequence[Quantity], least: int = 2
+) -> list[tuple[Quantity, dict[int, Spread]]]:
+    """Return the quantities that ``least`` sizes or more have, with their values by the widths that have them."""
     values = [{width: each.at(rung) for width, rung in sorted(rungs.items())} for each in quantities]
     there = [{width: value for width, value in each.items() if value is not None} for each in values]
-    return [(each, found) for each, found in zip(quantities, there, strict=True) if found]
+    return [(each, found) for each, found in zip(quantities, there, strict=True) if len(found) >= least]
 
 
 def trend_table(rungs: Mapping[int, Rung]) -> str:
     """Lay out each quantity over sizes, the line through them, and what it predicts for the paper's size."""
-    followed = over_sizes(rungs, [*ratios(), *regrets(), *ways()])
-    if any(len(values) > 1 for _, values in followed):  # then what one size alone has stands in that size's tables
-        followed = [(each, values) for each, values in followed if len(values) > 1]
+    quantities = [*ratios(), *regrets(), *ways()]
+    followed = over_sizes(rungs, quantities) or over_sizes(rungs, quantities, least=1)
     widths = sorted({width for _, values in followed for width in values})
     header = ["", *(f"width {width}" for width in widths), "for ten times the size", "predicted, 65 M", "paper"]
     lines = []
@@ -431,16 +432,12 @@ def draw(rungs: Mapping[int, Rung], path: Path) -> None:
 
     panels = {
         "ratio of perplexities (star: the paper's base)": [
-            each for each, claim in zip(ratios(), RATIOS, strict=True) if claim.limit and each.paper is not None
+            each for each in ratios([claim for claim in RATIOS if claim.limit]) if each.paper is not None
         ],
         "perplexity to that of the best retraining": regrets(),
         "share of the way from 4 to 12 experts": ways(),
     }
-    shown = {
-        title: [(each, values) for each, values in over_sizes(rungs, of) if len(values) > 1]
-        for title, of in panels.items()
-    }
-    shown = {title: followed for title, followed in shown.items() if followed}
+    shown = {title: followed for title, of in panels.items() if (followed := over_sizes(rungs, of))}
     if not shown:
         raise AlmaError(
             f"--figure {path}: rows of two sizes or more are needed for a trend; there are {len(rungs)} sizes"
