@@ -185,7 +185,8 @@ SETS: dict[str, tuple[str, ...]] = {
         for name, row in ROWS.items()
         if (row.scheduler != DECAY and row.experts) or "-wd" in name or name.startswith("sm-4")
     ),
-    "shift": ("sm-4", "ema", "ema-union", "sm-4-wsd-iid4", "sm-4-ema-iid4", "sm-4-iid4", "ema-least-seen", "wsd-20"),
+    "shift": ("sm-4", "ema", "ema-union", "sm-4-wsd-iid4", "sm-4-ema-iid4", "sm-4-iid4", "ema-least-seen",
+              "wsd-20-union"),
     "all": tuple(ROWS),
 }  # fmt: skip
 
