@@ -325,7 +325,8 @@ def wanted(names: Sequence[str], best: dict[str, str], rates: Sequence[str], see
     guide = "sm-4" if "sm-4" in {*tuned, *best} else tuned[0]
     found = [Training(guide, rate, seeds[0]) for rate in rates]
     if guide in best:
-        found += [Training(name, best[guide], seeds[0]) for name in [*tuned, *(n for n in names if n in best)]]
+        found += [Training(name, best[guide], seeds[0]) for name in tuned]
+        found += [Training(name, best[name], seeds[0]) for name in names if name in best and name not in tuned]
     found += [Training(name, rate, seeds[0]) for name, rate in product(tuned, rates)]
     found += [Training(name, best[name], seed) for seed, name in product(seeds, names) if name in best]
     return list(dict.fromkeys(found))

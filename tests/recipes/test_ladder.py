@@ -43,6 +43,10 @@ def test_all_rows_are_trained_with_the_rate_of_the_first_before_others_are_tried
     assert names(ladder.wanted(["sm-12", "ens-2"], known, RATES, (1, 2))) == [
         *first, "sm-12-lr0.2-seed1", "ens-2-lr0.2-seed1", "sm-12-lr0.1-seed1", "ens-2-lr0.2-seed2",
     ]  # fmt: skip
+    own = {"sm-4": "0.2", "sm-4-iid4": "0.1", "ens-2-iid4": "0.1"}  # its members' rate, not that of the first row
+    assert names(ladder.wanted(["ens-2-iid4"], own, RATES, (1, 2))) == [
+        *first, "sm-4-iid4-lr0.2-seed1", "ens-2-iid4-lr0.1-seed1", "sm-4-iid4-lr0.1-seed1", "ens-2-iid4-lr0.1-seed2",
+    ]  # fmt: skip
 
 
 def test_a_rate_is_chosen_by_valid_once_all_have_ended_or_failed(tmp_path):
