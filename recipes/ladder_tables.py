@@ -208,7 +208,10 @@ class Rung:
 
 
 def rows_table(rung: Rung) -> str:
-    """Lay out what each row came to: perplexities by arrival, how far from converged it began, bits per byte, hours."""
+    """Lay out what each row came to: perplexities by arrival, how far from converged it began, bits per byte, hours.
+
+    A best rate that is the lowest or highest of those tried says so: a further one might be better.
+    """
     titles = [f"t{arrival}" for arrival in range(ladder.MEGABATCHES)]
     header = ["row", "rate", "rates tried", "seeds", *titles, "t3/t0", "bits per byte", "core hours"]
     lines = []
@@ -221,7 +224,9 @@ def rows_table(rung: Rung) -> str:
         ]
         settled = f"{ppl[-1].mean / ppl[0].mean:.3f}" if ppl[0] and ppl[-1] else "–"
         bits = [max(run.test.items())[1] / math.log(2) / rung.bytes_per_token for run in runs.values()]
-        cells = [row, rung.rate(row), str(len(rung.tried(row))), str(len(runs))]
+        tried = rung.tried(row)
+        edge = {tried[0]: " (lowest)", tried[-1]: " (highest)"} if len(tried) > 1 else {}
+        cells = [row, rung.rate(row) + edge.get(rung.rate(row), ""), str(len(tried)), str(len(runs))]
         cells += [each.show(2) if each else "*" for each in ppl]
         lines.append([*cells, settled, f"{fmean(bits):.3f}", f"{rung.hours(row):.2f}"])
     return render_markdown(header, lines)

@@ -43,8 +43,16 @@ def row_of(table, name):
 def test_a_row_has_its_best_rate_and_says_how_far_from_converged_it_began(records):
     keep(records, 16, {"sm-4": 20.0, "ens-2": 19.0})
     found = row_of(tables.ladder_of(tables.read("lm-ladder-16"), "rows"), "sm-4")
-    assert found[1:4] == ["0.1", "2", "3"] and found[7:9] == ["20.02 ± 0.01", "0.667"]
-    assert row_of(tables.ladder_of(tables.read("lm-ladder-16"), "rows"), "ens-2")[1] == "0.1"  # that of its members
+    assert found[1:4] == ["0.1 (lowest)", "2", "3"] and found[7:9] == ["20.02 ± 0.01", "0.667"]
+    members = row_of(tables.ladder_of(tables.read("lm-ladder-16"), "rows"), "ens-2")
+    assert members[1] == "0.1 (lowest)"  # an ensemble has its members' rate
+
+
+def test_a_best_rate_inside_those_tried_does_not_say_that_it_lies_at_their_end(records):
+    finals = {"0.05": 21.0, "0.1": 20.0, "0.2": 22.0}
+    runs = [write_run(records / f"W/sm-4-lr{rate}-seed1", [30.0, 26.0, 24.0, final]) for rate, final in finals.items()]
+    tables.keep("lm-ladder-16", runs)
+    assert row_of(tables.ladder_of(tables.read("lm-ladder-16"), "rows"), "sm-4")[1:3] == ["0.1", "3"]
 
 
 def test_hours_are_those_of_all_rates_and_of_seeds_side_by_side_once(records):
