@@ -2,7 +2,6 @@ import json
 import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -10,7 +9,6 @@ import pytest
 from tests.data_prep.images.published import MNIST_NAMES
 
 RECIPES = Path(__file__).parents[2] / "recipes"
-PYTHON = Path(sys.executable).name
 EIGHT = re.compile(r"^for RANK in 0 1 2 3 4 5 6 7; do .* RANK=\$RANK .*?(?=fairseq-train )")
 SINGLE_MODELS = [RECIPES / "lm" / "sm_base.sh", RECIPES / "lm" / "sm_large.sh"]
 
@@ -114,8 +112,8 @@ def test_one_stage_can_be_asked_for(tmp_path):
 @pytest.mark.parametrize(("learner", "counts"), [("ens", (8, 4, 0, 4)), ("gens", (4, 4, 0, 3)), ("gmoe", (4, 4, 3, 0))])
 def test_each_row_of_table_2_has_a_recipe_that_trains_what_it_says(learner, counts, size, tmp_path):
     lines = dry_run(RECIPES / "lm" / f"{learner}_{size}.sh", tmp_path).splitlines()
-    programs = [EIGHT.sub("", line).split()[0] for line in lines]
-    assert counts == tuple(map(programs.count, ("fairseq-train", PYTHON, "alma-grow", "alma-ensemble")))
+    programs = [re.sub(r"^python[\d.]*$", "python", EIGHT.sub("", line).split()[0]) for line in lines]
+    assert counts == tuple(map(programs.count, ("fairseq-train", "python", "alma-grow", "alma-ensemble")))
 
 
 def test_a_growing_mixture_gets_its_experts_from_the_grown_checkpoint(tmp_path):
