@@ -145,6 +145,15 @@ class Rung:
         """Return the best rate of a row."""
         return arms.best_lr(self.done, ladder.ROWS[row].tuned_as or row, self.tuning_seed)
 
+    def tuning(self, row: str) -> list[str]:
+        """Return a row's cells of its best rate and of how many were tried.
+
+        One that is the lowest or highest of those tried says so: a further one might be better.
+        """
+        best, tried = self.rate(row), self.tried(row)
+        edge = {tried[0]: " (lowest)", tried[-1]: " (highest)"} if len(tried) > 1 else {}
+        return [best + edge.get(best, ""), str(len(tried))]
+
     def gap(self, row: str, of: str, arrival: int = LAST) -> Optional[Spread]:
         """Return how far a row's loss lies above another's at an arrival, nats; None: they share no seed."""
         one, other = self.runs(row), self.runs(of)
@@ -208,10 +217,7 @@ class Rung:
 
 
 def rows_table(rung: Rung) -> str:
-    """Lay out what each row came to: perplexities by arrival, how far from converged it began, bits per byte, hours.
-
-    A best rate that is the lowest or highest of those tried says so: a further one might be better.
-    """
+    """Lay out what each row came to: perplexities by arrival, how far from converged it began, bits per byte, hours."""
     titles = [f"t{arrival}" for arrival in range(ladder.MEGABATCHES)]
     header = ["row", "rate", "rates tried", "seeds", *titles, "t3/t0", "bits per byte", "core hours"]
     lines = []
@@ -224,9 +230,7 @@ def rows_table(rung: Rung) -> str:
         ]
         settled = f"{ppl[-1].mean / ppl[0].mean:.3f}" if ppl[0] and ppl[-1] else "–"
         bits = [max(run.test.items())[1] / math.log(2) / rung.bytes_per_token for run in runs.values()]
-        tried = rung.tried(row)
-        edge = {tried[0]: " (lowest)", tried[-1]: " (highest)"} if len(tried) > 1 else {}
-        cells = [row, rung.rate(row) + edge.get(rung.rate(row), ""), str(len(tried)), str(len(runs))]
+        cells = [row, *rung.tuning(row), str(len(runs))]
         cells += [each.show(2) if each else "*" for each in ppl]
         lines.append([*cells, settled, f"{fmean(bits):.3f}", f"{rung.hours(row):.2f}"])
     return render_markdown(header, lines)
@@ -517,7 +521,7 @@ def frontier_table(rung: Rung, family: Family = DEPTH) -> str:
         areas: dict[Hashable, Optional[float]] = {seed: area_between(*pair) for seed, pair in paired.items()}
         cells = [f"{100 * fmean(shares):.0f} %" if shares else "–", *shown]
         cells += [_show_gap(final, 2, " %"), _show_gap(Spread.of(areas), 4)]
-        lines.append([row, rung.rate(row), str(len(rung.tried(row))), str(len(runs)), *cells])
+        lines.append([row, *rung.tuning(row), str(len(runs)), *cells])
     return render_markdown(header, lines) if lines else NONE_YET
 
 
