@@ -170,13 +170,13 @@ class Rung:
         oracle = self.oracle(LAST)
         return None if oracle is None else self.gap(row, oracle)
 
-    def way(self, row: str) -> Optional[Spread]:
-        """Return which share of the way from 4 to 12 experts a row covers, in final losses.
+    def way(self, row: str, to: str = "sm-12") -> Optional[Spread]:
+        """Return which share of the way from ``sm-4`` to another row a row covers, in final losses.
 
         A ratio of two means; by seed its influence on that (the delta method), so that both have their share in the
-        deviation. None: a row is missing, or 12 experts are no better.
+        deviation. None: a row is missing, or the other is no better than ``sm-4``.
         """
-        closed, whole = self.gap("sm-4", row), self.gap("sm-4", "sm-12")
+        closed, whole = self.gap("sm-4", row), self.gap("sm-4", to)
         if closed is None or whole is None:
             return None
         seeds = [seed for seed in closed.by_seed if seed in whole.by_seed]
@@ -289,10 +289,14 @@ def ratios_table(rung: Rung) -> str:
 
 
 def regret_table(rung: Rung) -> str:
-    """Lay out how far, in percent of perplexity, sequential rows are behind the best retraining at each arrival."""
+    """Lay out how far, in percent of perplexity, sequential rows are behind the best retraining at each arrival.
+
+    Beside it which share of the last regret of ``sm-4``, the paper's way, a row closes.
+    """
     arrivals = range(1, ladder.MEGABATCHES)
     oracles = {arrival: name for arrival in arrivals if (name := rung.oracle(arrival))}
-    header = ["regret, %", *(f"t{arrival} (against {name})" for arrival, name in oracles.items())]
+    columns = [f"t{arrival} (against {name})" for arrival, name in oracles.items()]
+    header = ["regret, %", *columns, "share of that of sm-4 that is closed"]
     lines = []
     for row in ladder.ROWS:
         if (
@@ -302,7 +306,9 @@ def regret_table(rung: Rung) -> str:
         ):
             continue
         gaps = [rung.gap(row, name, arrival) for arrival, name in oracles.items()]
-        lines.append([row, *(_show_regret(gap) for gap in gaps)])
+        closed = rung.way(row, oracles[LAST]) if LAST in oracles and row != "sm-4" else None
+        share = "–" if closed is None else show_interval(closed, "{:.2f}".format)
+        lines.append([row, *(_show_regret(gap) for gap in gaps), share])
     return render_markdown(header, lines) if oracles else NONE_YET
 
 

@@ -93,6 +93,13 @@ def test_regret_counts_against_the_best_retraining(records):
     assert row_of(found, "sm-4")[1].endswith("(falsified)")
 
 
+def test_beside_a_regret_stands_which_share_of_the_papers_is_closed(records):
+    keep(records, 16, {"sm-4": 20.0, "sm-4-iid4": 18.0, "ema": 19.0, "ema-union": 18.0})
+    found = tables.ladder_of(tables.read("lm-ladder-16"), "regret")
+    assert row_of(found, "ema")[-1].startswith(f"{math.log(20 / 19) / math.log(20 / 18):.2f} [")
+    assert row_of(found, "ema-union")[-1] == "1.00 [1.00, 1.00]" and row_of(found, "sm-4")[-1] == "–"
+
+
 def test_one_seed_decides_nothing(records):
     keep(records, 16, {"sm-4": 20.0, "sm-12": 18.0, "sm-4-iid4": 19.0}, seeds=(1,))
     runs = tables.read("lm-ladder-16")
