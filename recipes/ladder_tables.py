@@ -296,7 +296,7 @@ def regret_table(rung: Rung) -> str:
     arrivals = range(1, ladder.MEGABATCHES)
     oracles = {arrival: name for arrival in arrivals if (name := rung.oracle(arrival))}
     columns = [f"t{arrival} (against {name})" for arrival, name in oracles.items()]
-    header = ["regret, %", *columns, "share of that of sm-4 that is closed"]
+    header = ["regret, %", *columns, f"share of sm-4's at t{LAST} that is closed"]
     lines = []
     for row in ladder.ROWS:
         if (
