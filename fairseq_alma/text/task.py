@@ -493,7 +493,12 @@ class AlmaLMTask(StageTask, LanguageModelingTask):
             return super().train_step(sample, model, criterion, *args, **kwargs)
 
     def get_batch_iterator(self, *args: Any, **kwargs: Any) -> EpochBatchIterator:
-        """Return the batches of a split, those of this process where there are several; see `stage_batches`."""
+        """Return the batches of a split, those of this process where there are several; see `stage_batches`.
+
+        ``--required-batch-size-multiple`` is ignored: fairseq drops the last batch of an epoch unless its size is a
+        multiple of it, 8 by default, so that part of a mega-batch would never be trained on or validated with.
+        """
+        kwargs["required_batch_size_multiple"] = 1
         return stage_batches(super().get_batch_iterator, self, *args, **kwargs)
 
     def build_bpe(self, args: Any) -> Any:

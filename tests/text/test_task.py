@@ -11,6 +11,7 @@ from fairseq.data import data_utils
 from torch._inductor.exc import InvalidCxxCompiler
 
 from data_prep.text.command import main as prepare_text
+from fairseq_alma.checkpoints import TASK_STATE
 from fairseq_alma.data.stream import Stream
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.text.task import ensure_printed
@@ -73,6 +74,55 @@ def test_sequences_of_equal_length_come_in_random_order(trained):
     assert sorted(orders[0]) == list(range(len(dataset)))
     assert (np.diff(dataset.sizes[orders[0]]) >= 0).all()
 
+
+def tokens_of_an_epoch(task, batch, num_shards, *, max_tokens=None):
+    """Return how often fairseq's trainer would train on each token of the stage in its first epoch, and how many."""
+    counts = np.zeros(len(task.dataset("train")), dtype=int)
+    num_tokens = 0
+    for shard in range(num_shards):
+        epoch = task.get_batch_iterator(
+            task.dataset("train"),
+            max_sentences=batch,
+            max_tokens=max_tokens,
+            required_batch_size_multiple=8,  # fairseq's default
+            num_shards=num_shards,
+            shard_id=shard,
+            disable_iterator_cache=True,
+        )
+        for sample in epoch.next_epoch_itr():
+            num_tokens += sample["ntokens"]
+            counts[sample["id"].tolist() if sample["ntokens"] else []] += 1
+    return counts, num_tokens
+
+
+@pytest.mark.parametrize("num_shards", [1, 2])
+@pytest.mark.parametrize("batch", [3, 4, 5, 7, 8, 12, 16])
+def test_every_token_is_trained_on_once_an_epoch_whatever_the_batch_and_the_number_of_processes(
+    trained, batch, num_shards
+):
+    task = task_of(trained, "--megabatch", "1")
+    task.load_dataset("train")
+    counts, num_tokens = tokens_of_an_epoch(task, batch, num_shards)
+    assert (counts == 1).all()
+    assert num_tokens == Stream.open(trained.stream).megabatch(1).num_tokens
+
+
+@pytest.mark.parametrize("max_tokens", [100, 300])
+def test_every_token_is_trained_on_once_an_epoch_with_a_maximum_of_tokens(trained, max_tokens):
+    task = task_of(trained, "--megabatch", "1")
+    task.load_dataset("train")
+    counts, num_tokens = tokens_of_an_epoch(task, None, 1, max_tokens=max_tokens)
+    assert (counts == 1).all()
+    assert num_tokens == Stream.open(trained.stream).megabatch(1).num_tokens
+
+
+@pytest.mark.parametrize("batch", [4, 2000])
+def test_a_training_of_two_epochs_counts_every_token_of_its_mega_batch_twice(trained, tmp_path, batch):
+    length = ["--max-epoch", "2", "--max-update", "10000", "--batch-size", str(batch)]
+    checkpoint = torch.load(train_model(trained.stream, tmp_path, "--megabatch", "0", *length), weights_only=True)
+    assert checkpoint["extra_state"]["train_iterator"]["epoch"] == 3
+    num_tokens = Stream.open(trained.stream).megabatch(0).num_tokens
+    assert checkpoint["extra_state"][TASK_STATE]["train_tokens"] == 2 * num_tokens
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
