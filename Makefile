@@ -4,7 +4,7 @@ SHELL := bash
 export ALMA_EXTRAS ?= test,report,sample,develop
 ENVIRONMENT := source recipes/lib/environment.sh
 
-.PHONY: check lint format test docs tables
+.PHONY: check lint format test
 
 check: lint test ## everything that a change must pass
 
@@ -16,9 +16,3 @@ format: ## formats the code, and mends what the linter can mend
 
 test: ## options for pytest: make test PYTEST='-k capacity'
 	@bash tests/run.sh $(PYTEST)
-
-docs: ## the documentation as pages, in build/site; needs the extra [docs]
-	@$(ENVIRONMENT); mkdocs build --strict
-
-tables: ## rebuilds the tables and verdicts below recipes/ from the kept records
-	@$(ENVIRONMENT); python recipes/tables.py

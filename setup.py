@@ -18,14 +18,12 @@ HAS_WHEELS = "sys_platform == 'linux' and platform_machine == 'x86_64'"
 ELSEWHERE = "sys_platform != 'linux' or platform_machine != 'x86_64'"
 FAIRSEQ = [f"ve-fairseq>=0.12.3; {HAS_WHEELS}", f"fairseq-fixed>=0.12.3.1; {ELSEWHERE}"]
 EXPORT = ["transformers>=5", "safetensors>=0.4", "accelerate>=1.1", "protobuf>=4"]
-DOCS = ["mkdocs-material>=9.5"]
 EVALUATE = ["lm_eval>=0.4.9"]
 SLURM = ["submitit>=1.5"]
 NEAR_DUPLICATES = ["datasketch>=2"]
 CLUSTER = ["datatrove>=0.10"]
 TEST = [
     *EXPORT,
-    *DOCS,
     "pytest>=8",
     "pytest-xdist>=3.5",
     "hypothesis>=6.100",
@@ -68,7 +66,6 @@ setup(
     ],
     extras_require={
         "export": EXPORT,
-        "docs": DOCS,
         "evaluate": EVALUATE,
         "test": TEST,
         "report": REPORT,
