@@ -117,8 +117,8 @@ class StudyOptions(ScheduleOptions, PlaceOptions):
     )
     seeds: tuple[int, ...] = of_this_call(
         (1,),
-        f"0 to {MAX_SEED:,} (default: 1); several are trained side by side where that can be, faster than one after "
-        "the other, each as a run of its own, RUN/seed-N",
+        f"0 to {MAX_SEED:,} (default: 1); each is a run of its own, RUN/seed-N; images: several seeds are "
+        "trained side by side where that can be, faster than one after the other",
         range=whole(0, MAX_SEED),
         flag="--seed",
     )

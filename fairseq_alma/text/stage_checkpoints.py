@@ -93,35 +93,6 @@ def _copy(path: Path, last: Path) -> None:
         shutil.copyfileobj(whole, copy)
 
 
-def repair_together(folders: Collection[Path]) -> bool:
-    """Let trainings that are made side by side resume from the same update, the newest of which all have a checkpoint.
-
-    Args:
-        folders: their save directories; where there is no such update, their checkpoints are removed.
-
-    Returns:
-        Whether there is one.
-    """
-    found = [_sound_by_update(folder) for folder in folders]
-    common = set.intersection(*map(set, found))
-    for folder, paths in zip(folders, found, strict=True):
-        if not common:
-            remove_all(folder)
-        elif (newest := paths[max(common)]).name != LAST_CHECKPOINT:
-            _copy(newest, folder / LAST_CHECKPOINT)
-    return bool(common)
-
-
-def _sound_by_update(folder: Path) -> dict[int, Path]:
-    """Return the whole checkpoints of a save directory by their updates, also those before the stage."""
-    found = [(int(match[1]), path) for path in folder.glob("*.pt") if (match := _INTERVAL.fullmatch(path.name))]
-    sound = {update: path for update, path in found if is_sound(path)}
-    if (last := repair_last(folder)) is not None:
-        progress = read_progress(last)
-        sound[progress.first_update + progress.num_updates] = last
-    return sound
-
-
 @once_per_file
 def read_progress(path: Path) -> Progress:
     """Read how far a checkpoint is."""

@@ -1,6 +1,5 @@
 """``alma-stream`` on streams of text: stock commands in processes of their own."""
 
-import sys
 from copy import copy
 from pathlib import Path
 from typing import Callable, Optional, Sequence
@@ -12,7 +11,7 @@ from fairseq_alma.runs.evaluation import StageEvaluation
 from fairseq_alma.runs.loop import Run
 from fairseq_alma.runs.run_folder import BRANCH, ENSEMBLE_FILE, PREDICTIONS_FILE, RunFolder, predicting_checkpoint
 from fairseq_alma.runs.study import RunRequest
-from fairseq_alma.terminal import shell_words, tell
+from fairseq_alma.terminal import shell_words
 from fairseq_alma.text import stage_checkpoints
 from fairseq_alma.text.model_size import tokens_of
 from fairseq_alma.text.recipe import Recipe
@@ -28,18 +27,14 @@ from fairseq_alma.text.text_steps import (
     TextStep,
     Train,
 )
-from fairseq_alma.text.train_options import EMBED_DIM, TrainOptions
-from fairseq_alma.training.average import WeightAverage
+from fairseq_alma.text.train_options import TrainOptions
 from fairseq_alma.training.branch import LRBranch
-from fairseq_alma.training.carried_optimizer import CarriedOptimizer, Rewarm, TokenCount
+from fairseq_alma.training.carried_optimizer import CarriedOptimizer, Rewarm
 from fairseq_alma.training.feature import Part
-from fairseq_alma.training.replay import Replay
 from fairseq_alma.training.stage_ends import BestCheckpoint
 from fairseq_alma.watch.run_display import describe_stage
 
 GROWN_FILE = "grown.pt"
-STACKED_FEATURES = (TokenCount, CarriedOptimizer, WeightAverage, LRBranch, Replay, Rewarm)
-"""Those that `stacked_training` has."""
 
 
 class TextJob:
@@ -132,8 +127,6 @@ class TextJob:
             from fairseq_alma.checkpoints.ensemble_file import check_dictionary
 
             check_dictionary(read_checkpoint(self.request.beginning), str(self.request.beginning), self.stream)
-        if len(self.request.seeds) > 1 and (reason := self.apart(plans)) is not None:
-            tell(f"note: the seeds are trained one after the other: {reason}", sys.stderr)
         return lambda runs: self
 
     def print_plan(self, plans: Sequence[StagePlan], folder: RunFolder) -> None:
@@ -162,18 +155,6 @@ class TextJob:
         own = copy(self)
         own.folder = folder
         return own
-
-    def apart(self, plans: Sequence[StagePlan] = ()) -> Optional[str]:
-        """Return what keeps the models of some stages from being trained side by side in one process; None: nothing."""
-        request = self.request
-        if request.trains_members_apart or request.num_procs > 1 or request.validate or self.keeps_best:
-            return "each training has processes, or tests, of its own"
-        if request.learner.trains_jointly:
-            return f"--learner {request.learner.name} trains several models as one already"
-        others = [type(each).__name__ for each in self.features.each if type(each) not in STACKED_FEATURES]
-        sizes = [training.sizes for plan in plans for training in plan.trainings]
-        widths = [size[EMBED_DIM] for size in sizes if EMBED_DIM in size]
-        return f"a feature, {others[0]}" if others else self.options.apart(widths)
 
     def steps(self, folder: RunFolder, plan: StagePlan) -> list[TextStep]:
         """Return the steps of a stage in order; see `loop.Backend`."""

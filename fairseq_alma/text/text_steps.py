@@ -25,7 +25,6 @@ from fairseq_alma.runs.loop import StageWork, Step
 from fairseq_alma.runs.records import TextGrowth
 from fairseq_alma.runs.run_folder import BEST, BRANCH, ENSEMBLE_FILE, PREDICTIONS_FILE
 from fairseq_alma.runs.study import SAVE_EVERY_UPDATES, seconds_of
-from fairseq_alma.terminal import tell
 from fairseq_alma.text import stage_checkpoints
 from fairseq_alma.text.process import Command, module_command, run_logged, watch_fairseq
 from fairseq_alma.text.stage_checkpoints import Progress
@@ -51,8 +50,6 @@ TOTAL = "--total-num-update"
 HEADS = "--decoder-attention-heads"
 GROWTH_RECORD = "growth.json"
 """What was measured right after growth: when the weights before growth are gone, it cannot be measured again."""
-ALONE = "not side by side: "
-"""Begins the line of ``stacked_training`` that says why models cannot be trained as one."""
 _EVAL_RESULT = re.compile(r"Loss \(base 2\): (\S+), Perplexity: (\S+)")
 _SPLIT_RESULT = re.compile(r"([\w/-]+): (\S+) bits per token$")
 
@@ -345,53 +342,13 @@ class Train(TrainingStep):
         return (name, *values)
 
     def run(self, work: StageWork) -> Mapping[str, Any]:
-        """Train to the end, unless that is done, side by side with others where that can be; return what it took."""
-        self._train_side_by_side(work)
+        """Train to the end, unless that is done; return what it took."""
         done = self._train(work)
         if self.part == UP_TO_BRANCH:  # the whole counts it too
             return {}
         flops = _facts(self.folder / LAST_CHECKPOINT).train_flops_per_token
         share = {"train_tokens": done.train_tokens, "train_flops": done.train_tokens * flops}
         return share if self.part == BRANCH else {"num_updates": done.num_updates, **share, **self._described(done)}
-
-    def _train_side_by_side(self, work: StageWork) -> None:
-        """Train the same part of all models of the stage, of all runs in step, in one process, unless that is done.
-
-        While one of them is missing, all are trained again from the same update, to the same bits.
-        """
-        works = work.beside or [work]
-        steps = [step for each in works for step in self.job.steps(each.folder, each.plan)]
-        group = [step for step in steps if isinstance(step, Train) and step.part == self.part]
-        plans = [each.plan for each in works]
-        if len(group) == 1 or self.job.apart(plans) is not None or all(step.is_done() for step in group):
-            return
-        for step in group:
-            step._forget_what_is_lost()
-            step.require_start()
-        before = Progress(0, 0, 0)
-        if stage_checkpoints.repair_together([step.folder for step in group]):
-            before = stage_checkpoints.read_progress(self.folder / LAST_CHECKPOINT)
-        log, *others = [step.own_log for step in group]
-        for other in others:
-            other.parent.mkdir(parents=True, exist_ok=True)
-            with open(other, "a", encoding="utf-8") as file:
-                print(f"trained side by side with others: {log}", file=file)
-        commands = [command for step in group for command in step.commands()]
-        calls = [group for command in commands for group in (("--",), *command.groups)]
-        together = module_command("fairseq_alma.text.stacked_training", calls[1:])
-        all_locks = replace(work, locks=[lock for each in works for lock in each.locks])
-        reasons: list[str] = []
-        with work.display.training(self.plan, None, self.limits[0], before.num_updates) as progress:
-            show = self._watch(progress)
-
-            def watch(line: str) -> None:
-                show(line)
-                reasons.extend([line] if line.startswith(ALONE) else [])
-
-            self.launch(all_locks, together, log, watch)
-            progress.took_place = not reasons
-        for reason in reasons:
-            tell(f"note: trained one after the other, {reason}", sys.stderr)
 
     @property
     def own_log(self) -> Path:
@@ -413,7 +370,7 @@ class Train(TrainingStep):
         return self._require_end(log)
 
     def _watch(self, progress: StageProgress) -> Callable[[str], None]:
-        """Return what shows the lines of the training's log, alone or side by side with others."""
+        """Return what shows the lines of the training's log."""
         first_update = self.job.first_update(self.training, self.part)
         return watch_fairseq(progress, self.job.words_per_token, self.limits[1], first_update)
 

@@ -8,9 +8,8 @@ from copy import copy
 from typing import Mapping, Optional, Sequence
 
 from fairseq_alma.checkpoints import JOINT_MODEL
-from fairseq_alma.checkpoints.model_options import LANGUAGE, SWITCH_SIZES, WEIGHTS_FLAG
+from fairseq_alma.checkpoints.model_options import LANGUAGE, WEIGHTS_FLAG
 from fairseq_alma.options import GivenOption, flags_of, group_words, options_of
-from fairseq_alma.training.carried_optimizer import GROWABLE
 from fairseq_alma.training.feature import FEATURES
 from fairseq_alma.training.option_ranges import check_words
 from fairseq_alma.watch.sinks import CurveOptions
@@ -77,16 +76,6 @@ BATCHES_PER_UPDATE = "--update-freq"
 LENGTHS = ("--max-update", "--total-num-update")
 
 
-_ALONE = {"--decoder-sinusoidal-pos", "--compile", "--checkpoint-activations", "--gate-trees", "--mup"}
-_OF_ALL = "cpu criterion optimizer adam-betas adam-eps weight-decay clip-norm lr lr-scheduler warmup-updates"
-_OF_ALL += " warmup-init-lr total-num-update power end-learning-rate max-update max-epoch update-freq num-workers"
-_OF_ALL += " batch-size max-tokens batch-size-valid max-tokens-valid tokens-per-sample sample-break-mode log-interval"
-SIDE_BY_SIDE = {*MODEL_OPTIONS} - _ALONE | {f"--{name}" for name in ("arch", *_OF_ALL.split())}
-"""Options of trainings that can be made side by side in one process (``stacked_training``)."""
-WIDEST_SIDE_BY_SIDE = 128
-EMBED_DIM = "--decoder-embed-dim"
-
-
 class TrainOptions:
     """Options for fairseq-train, in the order given.
 
@@ -131,27 +120,6 @@ class TrainOptions:
             given = [values for source in sources if (values := self.last(source)) is not None]
             chosen += [(name, given[0])] if given else []
         return chosen
-
-    def apart(self, widths: Sequence[int] = ()) -> Optional[str]:
-        """Return the option that keeps trainings from being made side by side, as given or missing; None: none.
-
-        Args:
-            widths: of the models, where the learner decides it.
-        """
-        needed = {"--cpu": ("",), "--criterion": (BALANCING,), "--optimizer": GROWABLE, "--arch": tuple(SWITCH_SIZES)}
-        for name, possible in needed.items():
-            given = self.last(name)
-            if given is None or " ".join(given) not in possible:
-                return f"no {name} {possible[0]}".rstrip() if given is None else shlex.join([name, *given])
-        for name, values in self.options:
-            if name not in SIDE_BY_SIDE or (name.endswith("dropout") and float(*values) != 0):
-                return shlex.join([name, *values])
-        (arch,) = self.last("--arch") or ()
-        (width_given,) = self.last(EMBED_DIM) or (str(SWITCH_SIZES[arch]["embed_dim"]),)
-        width = max(widths or [int(width_given)])
-        if self.last("--dropout") is None or width > WIDEST_SIDE_BY_SIDE:
-            return "no --dropout 0" if self.last("--dropout") is None else f"{EMBED_DIM} {width}"
-        return None
 
     def joint(self, num_members: int, options: Optional[Sequence[GivenOption]] = None) -> list[GivenOption]:
         """Return the options of a model of several that are trained jointly, each as these options describe one.

@@ -256,39 +256,3 @@ def test_a_stage_re_warms_lower_than_the_one_before():
     words = ("--lr-scheduler", "polynomial_decay", "--total-num-update", "100")
     train, _ = anytime("--rewarm", "one-schedule", words=words)
     assert has(train.arguments, "--lr", "0.005")
-
-
-SMALL = (
-    "--arch alma_switch_lm_tiny --cpu --criterion alma_switch_cross_entropy --optimizer adam --dropout 0 --max-update 9"
-)
-
-
-@pytest.mark.parametrize(
-    ("own", "words", "reason"),
-    [
-        ("", "", None),
-        ("--ema-half-life 1/8 --carry-optimizer --replay", "--lr 0.1 --weight-decay 0.1", None),
-        ("--learner umix", "", "--learner umix"),
-        ("--validate", "", "tests, of its own"),
-        ("--learner ens --jobs 2", "", "processes"),
-        ("--best-checkpoint", "", "tests, of its own"),
-        ("", "--dropout 0.1", "--dropout 0.1"),
-        ("", "--autocast bf16", "--autocast bf16"),
-        ("", "--arch transformer_lm", "--arch transformer_lm"),
-        ("", "--decoder-embed-dim 256", "--decoder-embed-dim 256"),
-    ],
-)
-def test_seeds_train_side_by_side_unless_something_forbids_it(own, words, reason):
-    found = make_job(*own.split(), words=[*SMALL.split(), *words.split()]).apart()
-    assert found is None if reason is None else reason in found
-
-
-@pytest.mark.parametrize(("sizes", "reason"), [("8,16", None), ("64,256", "--decoder-embed-dim 256")])
-def test_models_that_get_wider_train_side_by_side_up_to_a_width(sizes, reason):
-    job = make_job("--learner", "grow", "--grow-schedule", f"embed-dim={sizes}", words=SMALL.split())
-    assert job.apart(job.request.plan(job.request.build_learner("text", 1), "text", 2)) == reason
-
-
-def test_what_seeds_need_to_train_side_by_side_is_named():
-    assert make_job(words=[word for word in SMALL.split() if word != "--cpu"]).apart() == "no --cpu"
-    assert make_job(words=SMALL.replace("--dropout 0", "").split()).apart() == "no --dropout 0"

@@ -7,11 +7,10 @@ from types import SimpleNamespace
 import pytest
 from fairseq.trainer import Trainer
 
-from fairseq_alma.text.stacked_training import StackedTraining, train_side_by_side
 from fairseq_alma.training import saves
 from fairseq_alma.training.saves import TimedSaves
 from tests.forked import together
-from tests.text.stock_commands import train_model, training_words
+from tests.text.stock_commands import train_model
 from tests.training.test_background_saves import IN_BACKGROUND, SHARED, load, same
 from tests.training.test_data_parallel import train_rank
 
@@ -25,8 +24,7 @@ def let_updates_take(seconds, patch):
     clock = SimpleNamespace(now=0.0)
     clock.monotonic = lambda: clock.now
     patch.setattr(saves, "time", clock)
-    for kind, name in ((Trainer, "train_step"), (StackedTraining, "_update")):
-        patch.setattr(kind, name, _later(getattr(kind, name), clock, seconds))
+    patch.setattr(Trainer, "train_step", _later(Trainer.train_step, clock, seconds))
 
 
 def _later(step, clock, seconds):
@@ -96,11 +94,3 @@ def test_the_clock_of_the_first_process_counts_in_all(trained, tmp_path):
     saved = together(2, note_saves, 2, tmp_path, trained.stream, *SHARED[:-2], *EVERY)[0]
     assert saved == [[4, 8, 12]] * 2
     assert NAMES - {"checkpoint_1_16.pt"} == {path.name for path in (tmp_path / "model-2").iterdir()}
-
-
-def test_seeds_side_by_side_save_at_the_same_updates(trained, tmp_path, slow_updates):
-    folders = [tmp_path / str(seed) for seed in (1, 2)]
-    how = [*UPDATES, *EVERY, "--dropout", "0"]
-    calls = [training_words(trained.stream, "--save-dir", str(each), "--seed", each.name, *how) for each in folders]
-    train_side_by_side(calls)
-    assert [{path.name for path in each.iterdir()} for each in folders] == [NAMES] * 2
