@@ -155,13 +155,6 @@ def test_the_quickstart_runs_four_learners(tmp_path):
     assert out.count("alma-ensemble ") == 4 + 3
 
 
-@pytest.mark.parametrize(("stage", "runs"), [("0", ["paper"]), ("2", ["paper", "oracle-k3"])])
-def test_one_stage_of_an_oracle_is_its_run_for_that_arrival(stage, runs, tmp_path):
-    knobs = {"ARMS": "paper oracle", "LRS": "0.01"}
-    out = dry_run(RECIPES / "anytime/single_pass.sh", tmp_path, "--stage", stage, **knobs)
-    assert re.findall(r"--save-dir \S*/runs/(\S+?)-lr0.01-seed1/stage-", out) == runs
-
-
 def test_a_dry_run_of_images_fetches_and_writes_nothing(tmp_path):
     knobs = {"SOURCE": str(tmp_path / "corpus"), "LEARNERS": "sm gmoe", "SIZES": "4", "WAITS": "50", "PRESETS": "paper"}
     prepare, *rows = dry_run(RECIPES / "vision/mnist.sh", tmp_path, "--replay", SEEDS="1 2", **knobs).splitlines()
@@ -187,36 +180,6 @@ def with_stubs(recipe, tmp_path, knobs, *options, **stubs):
     return done, called.read_text().split() if called.exists() else []
 
 
-@pytest.mark.parametrize("options", [["--stage", "2"], ["--slurm", "time=7"]])
-def test_a_dry_run_of_the_growth_study_passes_options_on_and_writes_nothing(options, tmp_path):
-    knobs = {"PILOTS": "markov:16:16:9", "SEEDS": " "}
-    stub = {"alma_stream": 'echo "$*"'}  # a row is a line of its options
-    done, called = with_stubs(RECIPES / "anytime/growth.sh", tmp_path, knobs, "--dry-run", *options, **stub)
-    rows = [line.split(" -- ")[0] for line in done.stdout.splitlines()]
-    assert done.returncode == 0 and len(rows) == len(called) == 2 + 4  # the pilot's two, then the arms
-    assert all("--dry-run" in row for row in rows) and all("--iid 4 " in row for row in rows[:2])
-    given = [" ".join(options) in row for row in rows]
-    assert given == [options[0] == "--slurm"] * 2 + [True] * 4  # a pilot has one stage alone
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["bin", "called"]
-
-
-def test_an_experiment_ends_with_the_first_stream_that_cannot_be_made(tmp_path):
-    (tmp_path / "tiny.txt").write_text("three short words\n")
-    knobs = {"TEXT": str(tmp_path / "tiny.txt"), "LRS": "0.01", "ARMS": "paper ema"}
-    stubs = {"alma_prep_text": "echo too few words >&2; exit 1", "alma_stream": "true"}
-    done, called = with_stubs(RECIPES / "anytime/single_pass.sh", tmp_path, knobs, **stubs)
-    assert (done.returncode, done.stderr, called) == (1, "too few words\n", ["alma-prep-text"])
-
-
-def test_an_experiment_ends_where_a_rate_was_not_tried(tmp_path):
-    (tmp_path / "tiny.txt").write_text("three short words\n")
-    knobs = {"TEXT": str(tmp_path / "tiny.txt"), "LRS": "0.01", "ARMS": "paper", "SEEDS": "2 3"}
-    stubs = {"alma_prep_text": "true", "alma_stream": "echo out of memory; exit 3"}
-    done, called = with_stubs(RECIPES / "anytime/single_pass.sh", tmp_path, knobs, **stubs)
-    assert (done.returncode, called.count("alma-stream")) == (1, 1)
-    assert done.stderr == "paper-lr0.01-seed1 failed: out of memory\n"
-
-
 def test_the_image_study_ends_with_files_that_are_no_images(tmp_path):
     (tmp_path / "corpus").mkdir()
     for name in MNIST_NAMES:
@@ -226,15 +189,6 @@ def test_the_image_study_ends_with_files_that_are_no_images(tmp_path):
     assert done.returncode == 1 and called == []
     (line,) = done.stderr.splitlines()
     assert "train-images-idx3-ubyte" in line
-
-
-def test_every_picture_of_the_readme_and_of_the_pages_is_there_small_and_shown():
-    root = RECIPES.parent
-    texts = [page.read_text(encoding="utf-8") for page in (root / "README.md", *root.glob("docs/**/*.md"))]
-    shown = set(re.findall(r"!\[[^]]+\]\((?:\.\./)*([^)]+)\)", "".join(texts)))
-    stored = {path.relative_to(root).as_posix() for path in (RECIPES / "figures").iterdir()}
-    assert shown == stored
-    assert all((root / path).stat().st_size < 150_000 for path in shown)
 
 
 @pytest.mark.parametrize("recipe", ["quickstart.sh", "quickstart_images.sh", "lm/cpu/sm_waits.sh"])
