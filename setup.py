@@ -20,7 +20,6 @@ FAIRSEQ = [f"ve-fairseq>=0.12.3; {HAS_WHEELS}", f"fairseq-fixed>=0.12.3.1; {ELSE
 EXPORT = ["transformers>=5", "safetensors>=0.4", "accelerate>=1.1", "protobuf>=4"]
 EVALUATE = ["lm_eval>=0.4.9"]
 SLURM = ["submitit>=1.5"]
-NEAR_DUPLICATES = ["datasketch>=2"]
 CLUSTER = ["datatrove>=0.10"]
 TEST = [
     *EXPORT,
@@ -32,7 +31,6 @@ TEST = [
     "pyarrow>=15",
     "datasets>=4",
     *SLURM,
-    *NEAR_DUPLICATES,
     *CLUSTER,
 ]
 REPORT = ["matplotlib>=3.8", "scikit-learn>=1.3", "tensorboard>=2.16"]
@@ -71,7 +69,6 @@ setup(
         "report": REPORT,
         "sample": SAMPLE,
         "slurm": SLURM,
-        "near-duplicates": NEAR_DUPLICATES,
         "cluster": CLUSTER,
         "develop": DEVELOP,
         "all": [*TEST, *REPORT, *SAMPLE],

@@ -12,9 +12,9 @@ import lzma
 import zlib
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO, Callable, Iterator, Optional, Protocol, Union, cast
+from typing import Any, BinaryIO, Callable, Iterator, Optional, Protocol, cast
 
-from fairseq_alma.errors import AlmaError, is_out_of_memory
+from fairseq_alma.errors import AlmaError
 
 _SUFFIXES = {".gz": "gzip", ".bz2": "bzip2", ".xz": "xz", ".zst": "zstandard", ".zstd": "zstandard"}
 _MAGIC = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ\x00": "xz", b"\x28\xb5\x2f\xfd": "zstandard"}
@@ -22,41 +22,10 @@ _READ_SIZE = 1 << 17
 _ZSTANDARD_READ_SIZE = 1 << 12  # its frames unpack to 30,000 times their size at most, all at once
 _XZ_MEMORY = 1 << 29  # bytes; xz -9 needs 65 MiB
 _LARGEST_CONTENT = 1 << 30  # bytes of published data
-_STORE_READ_SIZE = 1 << 22
 
 
 class _Readable(Protocol):
     def read(self, size: int, /) -> bytes: ...
-
-
-def open_raw(path: Union[Path, str]) -> BinaryIO:
-    """Open a file, or what an address that fsspec knows stands for, which is read in pieces as they are needed."""
-    if isinstance(path, Path):
-        return open(path, "rb")
-    with reading(path):
-        store, name = store_of(path)
-        return store.open(name, "rb", block_size=_STORE_READ_SIZE)
-
-
-def store_of(address: str) -> tuple[Any, str]:
-    """Return the file system of fsspec behind an address, and the path in it."""
-    import fsspec  # slow to import, and needed for addresses alone
-
-    return fsspec.url_to_fs(address)
-
-
-@contextmanager
-def reading(given: str, path: Optional[Path] = None) -> Iterator[None]:
-    """Raise whatever an address fails with, but for what is the fault of the copy at ``path``, as AlmaError."""
-    try:
-        yield
-    except AlmaError:
-        raise
-    except Exception as error:  # of any kind: each scheme has a library of its own
-        if is_out_of_memory(error) or (path and isinstance(error, OSError) and error.filename == str(path)):
-            raise
-        reason = str(error).strip().partition("\n")[0] or type(error).__name__
-        raise AlmaError(f"{given}: cannot be read ({reason}); check the address, or fetch the file first") from error
 
 
 def strip_compression_suffix(name: str) -> str:
@@ -106,18 +75,17 @@ class DecompressedFile:
     """A file's content as bytes, whatever it is compressed with.
 
     Args:
-        path: the file, or its address.
+        path: the file.
         label: how messages call it.
 
     Raises:
         AlmaError: the name says compressed but the content is something else, or zstandard is not installed.
     """
 
-    def __init__(self, path: Union[Path, str], label: str) -> None:
+    def __init__(self, path: Path, label: str) -> None:
         self._label = label
-        self._address = None if isinstance(path, Path) else path
-        self._raw = open_raw(path)
-        self._kind = self._detect(Path(path))
+        self._raw = open(path, "rb")  # noqa: SIM115  closed by __exit__
+        self._kind = self._detect(path)
         self._file = self._open()
         self._num_bytes = 0
 
@@ -157,11 +125,6 @@ class DecompressedFile:
                 f"{self._label}: broken {self._kind} data after {self._num_bytes:,} bytes of text ({error}); "
                 "fetch or compress the file again"
             ) from error
-        except Exception:
-            if self._address is None:
-                raise
-            with reading(self._address):
-                raise
         self._num_bytes += len(content)
         return content
 

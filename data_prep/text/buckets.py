@@ -25,7 +25,6 @@ MAX_DOCUMENTS = 2**32 - 2
 """They are numbered in 32 bits."""
 COUNTED = "counted.npz"
 _SURVEY = "survey.json"
-_SAMPLING = np.uint64(0x5851F42D4C957F2D)  # so that who is drawn says nothing about who goes where
 
 
 class CountPieces(Step):
@@ -49,9 +48,7 @@ class CountPieces(Step):
             per_source[source] += len(documents)
             yield num_bytes, int(counts.sum(dtype=np.int64))
         hashes = np.frombuffer(bytes(digests), "<u8")
-        shares = np.array([source.share for source in per_source])
         sizes = np.array([*per_source.values()], np.int64)
-        sampled = _sample(hashes, np.repeat(shares, sizes))
         work.of_piece(number).save(
             COUNTED,
             hashes=hashes,
@@ -59,8 +56,6 @@ class CountPieces(Step):
             groups=np.array(groups, np.int64),
             names=np.array([*numbers], "U"),
             per_source=sizes,
-            sampled=sampled,
-            num_sampled=np.array(sampled.sum()),
         )
 
 
@@ -70,18 +65,16 @@ class Survey:
 
     Attributes:
         piece_sizes: documents in each piece of the input.
-        sampled_sizes: how many of them are among their inputs' shares.
         groups: names of the groups in the order of their numbers; none where documents are not put into groups.
     """
 
     piece_sizes: Sequence[int]
-    sampled_sizes: Sequence[int]
     groups: Sequence[str] = ()
 
     @property
     def num_documents(self) -> int:
-        """Documents that are among their inputs' shares."""
-        return sum(self.sampled_sizes)
+        """Documents of the input."""
+        return sum(self.piece_sizes)
 
 
 def survey_of(work: Work) -> Survey:
@@ -105,11 +98,11 @@ class SurveyInput(SingleStep):
 
 
 def _survey(work: Work) -> Survey:
-    sizes, sampled_sizes = [], []
+    sizes = []
     groups: dict[str, int] = {}
     per_argument = dict.fromkeys((source.argument for source in work.sources), 0)
     for number, piece in enumerate(work.pieces):
-        counted = work.of_piece(number).load(COUNTED, "per_source", "names", "num_sampled")
+        counted = work.of_piece(number).load(COUNTED, "per_source", "names")
         of_piece = list(dict.fromkeys(part.source for part in piece.parts))
         for source, size in zip(of_piece, counted["per_source"].tolist(), strict=True):
             per_argument[source.argument] += size
@@ -121,16 +114,13 @@ def _survey(work: Work) -> Survey:
                 "mega-batches; choose a longer --period, or another field"
             )
         sizes.append(int(counted["per_source"].sum()))
-        sampled_sizes.append(int(counted["num_sampled"]))
     if sum(sizes) > MAX_DOCUMENTS:
         raise AlmaError(f"INPUT: more than {MAX_DOCUMENTS:,} documents; join short ones, or make several streams")
     for source in work.sources:
         if not per_argument[source.argument]:
             raise AlmaError(f"{source.label}: empty, no document found in it; leave it out or give a file with text")
-    if not sum(sampled_sizes):
-        raise AlmaError(f"INPUT: none of {sum(sizes):,} documents is in a share so small; give larger ones")
     _refuse_known_groups(work, groups)
-    return Survey(sizes, sampled_sizes, _in_order(groups))
+    return Survey(sizes, _in_order(groups))
 
 
 def _refuse_known_groups(work: Work, groups: Iterable[str]) -> None:
@@ -152,15 +142,6 @@ def arguments_of(work: Work, number: int) -> np.ndarray:
         return np.repeat(np.array(of_source, np.uint16), counted["per_source"])
     place = {name: each for each, name in enumerate(work.once(survey_of).groups)}
     return np.array([place[name] for name in counted["names"].tolist()], np.uint16)[counted["groups"]]
-
-
-def _sample(hashes: np.ndarray, shares: np.ndarray) -> np.ndarray:
-    """Draw documents by their content: copies are drawn together, and a larger share holds a smaller one."""
-    drawn = np.ones(len(hashes), bool)
-    for share in np.unique(shares[shares < 1]).tolist():
-        of_share = shares == share
-        drawn[of_share] = scrambled(hashes[of_share] ^ _SAMPLING) < np.uint64(int(share * 2**64))
-    return drawn
 
 
 def _in_order(names: Iterable[str]) -> list[str]:
@@ -230,15 +211,15 @@ def _known_files(work: Work) -> tuple:
 def _records(work: Work, number: int) -> np.ndarray:
     """Return what is known of the documents of a piece, in the order of the piece."""
     survey, options = work.once(survey_of), work.options
-    counted = work.of_piece(number).load(COUNTED, "hashes", "words", "sampled")
-    rows = np.flatnonzero(counted["sampled"])
+    counted = work.of_piece(number).load(COUNTED, "hashes", "words")
+    rows = np.arange(len(counted["words"]))
     records = np.zeros(len(rows), KEYED)
-    first = sum(survey.sampled_sizes[:number])
+    first = sum(survey.piece_sizes[:number])
     position = np.arange(first, first + len(rows), dtype=np.uint64) if options.keep_duplicates else None
-    records["key"] = _random_keys(counted["hashes"][rows], options.seed, position)
-    records["words"], records["row"] = counted["words"][rows], rows
+    records["key"] = _random_keys(counted["hashes"], options.seed, position)
+    records["words"], records["row"] = counted["words"], rows
     if options.is_given_apart:
-        records["argument"] = arguments_of(work, number)[rows]
+        records["argument"] = arguments_of(work, number)
     return records
 
 
@@ -330,7 +311,7 @@ def _of_pieces(number: int) -> str:
 
 
 def records_of(work: Work, number: int) -> np.ndarray:
-    """Return the documents of a piece that are in its inputs' shares, without those that occurred before: `KEYED`."""
+    """Return the documents of a piece, without those that occurred before: `KEYED`."""
     records = np.frombuffer(work.of_piece(number).load_slices(_KEYED), KEYED)
     group, place = divmod(number, _PIECES_AT_ONCE)
     in_group = min(_PIECES_AT_ONCE, len(work.pieces) - group * _PIECES_AT_ONCE)

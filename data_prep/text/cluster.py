@@ -17,15 +17,13 @@ from datatrove.executor.base import PipelineExecutor
 from datatrove.pipeline.base import PipelineStep
 
 from data_prep.build_folder import BuildFolder
-from data_prep.compression import open_raw
 from data_prep.text.command import STEPS, completed_before, finish, record_of, refuse_unfit, stream_to_make
 from data_prep.text.encoding import WriteFiles
-from data_prep.text.near_copies import require_library
 from data_prep.text.options import PrepOptions, parse_options
 from data_prep.text.passes import Folder, SingleStep, Step, Task, Work
-from data_prep.text.pieces import cut_into_pieces, forget_entries
+from data_prep.text.pieces import cut_into_pieces
 from data_prep.text.pool import Progress, default_workers
-from data_prep.text.source import find_sources, is_address
+from data_prep.text.source import find_sources
 from fairseq_alma.errors import AlmaError
 
 _PLAN, _DIGESTS = "plan.pickle", "digests.pickle"
@@ -41,7 +39,7 @@ class DigestInput(Step):
         digests = []
         for part in work.pieces[number].parts:
             if part.start == 0:
-                with open_raw(part.source.path) as file:
+                with open(part.source.path, "rb") as file:
                     digest = hashlib.file_digest(file, "sha256")  # type: ignore[arg-type]  # typeshed: no readinto
                 digests.append(digest.hexdigest())
                 yield part.source.size, 0
@@ -69,7 +67,7 @@ class StreamStage(PipelineStep):
     Args:
         name: of the stage.
         options: of the stream.
-        work: address of the folder for what is between input and stream.
+        work: the folder for what is between input and stream.
     """
 
     type = "alma"
@@ -114,7 +112,6 @@ class PlanStage(StreamStage):
         if rank:
             return
         options, folder = self.options, Folder(self.work)
-        require_library(options.near_duplicates)
         sources = find_sources(options.inputs, options.form, options.text_field, None, options.out, options.group)
         refuse_unfit(options, sources)
         stamps = [source.stamp for source in sources]
@@ -167,7 +164,6 @@ class PublishStage(StreamStage):
             return
         plan = self._plan()
         work, options = plan.work, plan.options
-        forget_entries(work.sources)
         if [source.stamp for source in work.sources] != plan.stamps:
             raise AlmaError(f"{self.work}: the input changed meanwhile; give another folder, also for the logs")
         digests = [
@@ -193,18 +189,18 @@ def stream_stages(words: Sequence[str], work: str) -> list[StreamStage]:
 
     Args:
         words: of a command line of ``alma-prep-text``; ``--workers`` decides nothing here.
-        work: folder for what is between input and stream, which all tasks see: a path, or an address that fsspec knows.
+        work: folder for what is between input and stream, which all tasks see.
 
     Raises:
         AlmaError: an input is standard input.
     """
     options = parse_options(words)
-    if any(given.partition("=")[0] == "-" for given in options.inputs):
+    if "-" in options.inputs:
         raise AlmaError("INPUT -: standard input cannot be read by several machines; write it to a file first")
-    inputs = tuple(given if is_address(given) else os.path.abspath(given) for given in options.inputs)
+    inputs = tuple(os.path.abspath(given) for given in options.inputs)
     tokenizer = None if options.tokenizer is None else options.tokenizer.absolute()
     options = replace(options, inputs=inputs, out=options.out.absolute(), tokenizer=tokenizer, workers=1)
-    work = work.rstrip("/") if is_address(work) else os.path.abspath(work)
+    work = os.path.abspath(work)
     counting, *others = STEPS
     stages: list[StreamStage] = [PlanStage("plan", options, work)]
     stages.append(TaskStage(_named(counting), options, work, DigestInput(), counting))

@@ -28,10 +28,8 @@ from data_prep.text.encoding import (
     hashes_of,
     left_out_of,
     listed_of,
-    near_copies_of,
     splits_of,
 )
-from data_prep.text.near_copies import PARAMETERS, FindNearCopies, SignDocuments, require_library
 from data_prep.text.options import AUTO, FORMS_OF_TEXT, PrepOptions, parse_options
 from data_prep.text.passes import Folder, PassProgress, Step, Work, carry_out, unpack
 from data_prep.text.pieces import SMALLEST_PIECE, Piece, Source, cut_into_pieces, num_workers_for
@@ -88,10 +86,6 @@ def _describe(stream: Stream, seconds: float) -> None:
         first = stream.num_megabatches - len(last["groups"])
         print(f"mega-batches {first} to {stream.num_megabatches - 1}: {', '.join(_abridged(last['groups']))}")
     print(f"{last['num_duplicates']:,} duplicates dropped, vocabulary size {vocab_size:,}, {seconds:.1f} s")
-    if near := last.get("near_duplicates"):
-        print(
-            f"{near['documents']:,} documents ({near['words']:,} words) left out as near-duplicates of others (MinHash)"
-        )
     if last.get("num_contaminated"):
         words, size = last["contaminated_words"], last["options"][DECONTAMINATE]
         kept = sum(
@@ -126,7 +120,6 @@ def prepare(options: PrepOptions) -> Optional[Stream]:
         AlmaError: the input, the options or what stands at ``--out`` do not allow it.
     """
     stream_to_make(options)  # what cannot be shows before the input is read
-    require_library(options.near_duplicates)
     if options.tokenizer is not None:
         StreamTokenizer(options.tokenizer)  # a broken one shows now, not after the first pass
     with BuildFolder(options.out, "alma-prep-text", keeps=True) as build:
@@ -152,7 +145,7 @@ def prepare(options: PrepOptions) -> Optional[Stream]:
                 raise AlmaError(f"{source.label}: changed while it was being read; give the command again")
         for source in sources:
             if source.is_copy:
-                Path(source.path).unlink()
+                source.path.unlink()
         os.rename(made, build.path)
         if there is None:
             build.publish_stream(stream)
@@ -186,7 +179,7 @@ def refuse_unfit(options: PrepOptions, sources: Sequence[Source]) -> None:
     """Raise AlmaError if the input is what the command writes, or lacks the fields that options name."""
     out = options.out.resolve()
     for source in sources:
-        if isinstance(source.path, Path) and out in source.path.resolve().parents:
+        if out in source.path.resolve().parents:
             raise AlmaError(f"--out {options.out}: holds the input {source.label}; choose a folder outside the input")
     text = [source.label for source in sources if source.form in FORMS_OF_TEXT]
     if options.by is not None and text:
@@ -221,8 +214,6 @@ STEPS: tuple[Step, ...] = (
     GatherPieces(),
     TrainTokenizer(),
     EncodePieces(),
-    SignDocuments(),
-    FindNearCopies(),
     DealAgain(),
     PlacePieces(),
     LayOutFiles(),
@@ -246,7 +237,6 @@ def record_of(options: PrepOptions, sources: Sequence[Source], digests: Sequence
             "format": source.form,
             "size": source.size,
             "sha256": digest,
-            **({"share": source.share} if source.share < 1 else {}),
         }
         for source, digest in zip(sources, digests, strict=True)
     ]
@@ -305,9 +295,6 @@ def _counts_of(work: Work, splits: Sequence[Split]) -> dict[str, Any]:
         counts["num_contaminated"] = len(left_out)
         counts["contaminated_words"] = int(left_out["words"].sum(dtype=int))
         counts["contaminated"] = listed_of(work)
-    if work.options.near_duplicates is not None:
-        near = near_copies_of(work)
-        counts["near_duplicates"] = {**PARAMETERS, "documents": len(near), "words": int(near["words"].sum(dtype=int))}
     return counts
 
 

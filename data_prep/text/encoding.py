@@ -11,9 +11,8 @@ vocabulary) goes to the tokenizer whole. A test compares both on odd text.
 
 import json
 import re
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generator, Iterator, Optional, Sequence
+from typing import Generator, Iterator, Optional, Sequence
 
 import numpy as np
 
@@ -23,7 +22,7 @@ from data_prep.text.passes import SingleStep, Step, Work
 from data_prep.text.pool import Progress
 from data_prep.text.training import HELD_OUT_NGRAMS, tokenizer_of
 from fairseq_alma.data.ngrams import NgramHasher, NgramSet
-from fairseq_alma.data.stream import TOKEN_SUFFIXES, Split, StreamFile, holdout_name, megabatch_name, shard_name
+from fairseq_alma.data.stream import TOKEN_SUFFIXES, Split, StreamFile, holdout_name, megabatch_name
 from fairseq_alma.data.tokens import EOS, NUM_FAIRSEQ_SYMBOLS, StreamTokenizer, TokenFileWriter, id_dtype
 
 # Each alternative starts at a cut, if the text before it ended at one, and ends at one:
@@ -114,8 +113,6 @@ def _follows_the_rule(content: dict) -> bool:
 
 ENCODED, TOKENS = "encoded.npz", "tokens.bin"
 """What is known of a piece's documents once they are encoded, and their ids."""
-NEAR_COPIES = "near-copies.bin"
-"""The documents of each piece that are near-duplicates of others; see `near_copies`."""
 MAX_LISTED = 1000
 """Documents that are left out and named in the manifest."""
 _CACHED_CHUNKS = 600_000  # of the encoders of all workers together
@@ -212,18 +209,6 @@ def listed_of(work: Work) -> list[dict]:
     return listed[:MAX_LISTED]
 
 
-def near_copies_of(work: Work) -> np.ndarray:
-    """Return the documents that are left out as others are nearly equal, `KEYED`; none unless that is asked for."""
-    parts = [_near_copies_of_piece(work, number) for number in range(len(work.pieces))]
-    return np.concatenate([np.empty(0, KEYED), *parts])
-
-
-def _near_copies_of_piece(work: Work, number: int) -> np.ndarray:
-    if work.options.near_duplicates is None:
-        return np.empty(0, KEYED)
-    return np.frombuffer(work.folder.load_slice(NEAR_COPIES, number, len(work.pieces)), KEYED)
-
-
 class DealAgain(SingleStep):
     """Cut the mega-batches again, without what is left out."""
 
@@ -231,7 +216,7 @@ class DealAgain(SingleStep):
 
     def make(self, work: Work, number: int) -> Generator[Progress, None, None]:
         """See `Step`. Raises AlmaError if what is left does not suffice."""
-        left_out, cuts = np.concatenate([work.once(left_out_of), near_copies_of(work)]), work.once(cuts_of)
+        left_out, cuts = work.once(left_out_of), work.once(cuts_of)
         if len(left_out):
             order = work.once(key_order_of).without(left_out)
             cuts = cut(order, shares_of(work), work.once(survey_of).groups, 0, cuts)
@@ -247,8 +232,7 @@ def last_cuts_of(work: Work) -> Cuts:
 def sets_of(work: Work, number: int) -> tuple[np.ndarray, np.ndarray]:
     """Return the set of each document of a piece, ``(documents,)``, int16, and its words, 0 where it is in none."""
     records = records_of(work, number)
-    for left_out in (left_out_of_piece(work, number), _near_copies_of_piece(work, number)):
-        records = records[~np.isin(records["row"], left_out["row"])]
+    records = records[~np.isin(records["row"], left_out_of_piece(work, number)["row"])]
     size = work.once(survey_of).piece_sizes[number]
     sets, words = np.full(size, DROPPED, np.int16), np.zeros(size, np.int64)
     sets[records["row"]] = work.once(last_cuts_of).sets_of(records)
@@ -323,54 +307,16 @@ def hashes_of(work: Work) -> np.ndarray:
     return hashes
 
 
-@dataclass(frozen=True)
-class TokenFileSpan:
-    """What a token file is made of.
-
-    Attributes:
-        name: its path in the stream without ``.bin`` and ``.idx``.
-        of_set: number of the set.
-        start: ids of the set before the first document that may be in it: those are in it that begin behind.
-        end: they begin before this one; -1: all do.
-        first_piece: the first piece that has ids of it.
-        before: ids of the set in pieces before that one.
-    """
-
-    name: str
-    of_set: int
-    start: int = 0
-    end: int = -1
-    first_piece: int = 0
-    before: int = 0
-
-
 class LayOutFiles(SingleStep):
-    """Decide what files there are."""
+    """Sum what is counted of each set."""
 
     leaves = _LAYOUT
 
     def make(self, work: Work, number: int) -> Generator[Progress, None, None]:
-        names, limit = work.once(names_of), work.options.shard_tokens
         totals = [work.of_piece(piece).load(_TOTALS) for piece in range(len(work.pieces))]
         counts = {each: np.sum([of_piece[each] for of_piece in totals], axis=0).tolist() for each in _COUNTS}
-        reached = np.cumsum([of_piece["tokens"] for of_piece in totals], axis=0)
-        files: list[Sequence[Any]] = []
-        for of_set, name in enumerate(names):
-            if limit is None or not name.endswith("/train"):
-                files.append((name, of_set))
-                continue
-            for shard, start in enumerate(range(0, counts["tokens"][of_set], limit)):
-                piece = int(np.searchsorted(reached[:, of_set], start, side="right"))
-                before = int(reached[piece - 1, of_set]) if piece else 0
-                files.append((shard_name(name, shard), of_set, start, start + limit, piece, before))
-        work.folder.write(_LAYOUT, json.dumps({"files": files, "counts": counts}).encode())
+        work.folder.write(_LAYOUT, json.dumps(counts).encode())
         yield 0, 0
-
-
-def layout_of(work: Work) -> tuple[list[TokenFileSpan], dict[str, list[int]]]:
-    """Return the files that are written, and what is counted of each set."""
-    layout = json.loads(work.folder.read(_LAYOUT))
-    return [TokenFileSpan(*each) for each in layout["files"]], layout["counts"]
 
 
 class WriteFiles(Step):
@@ -379,54 +325,39 @@ class WriteFiles(Step):
     title = "writing"
 
     def num_tasks(self, work: Work) -> int:
-        return len(work.once(layout_of)[0])
+        return len(work.once(names_of))
 
     def size(self, work: Work, number: int) -> int:
         return 1
 
     def is_done(self, work: Work, number: int) -> bool:
         """See `Step`: it is described, and there."""
-        name = work.once(layout_of)[0][number].name
+        name = work.once(names_of)[number]
         return work.folder.exists(_described(number)) and all(work.out.exists(f"{name}{end}") for end in TOKEN_SUFFIXES)
 
     def make(self, work: Work, number: int) -> Generator[Progress, None, None]:
-        file = work.once(layout_of)[0][number]
+        names = work.once(names_of)
         vocab_size = work.once(tokenizer_of).vocab_size
         counts = np.zeros(vocab_size + NUM_FAIRSEQ_SYMBOLS, np.int64)
-        counted = work.there is None and file.of_set == 0  # mega-batch 0: dict.txt tells how often each id occurs
+        counted = work.there is None and number == 0  # mega-batch 0: dict.txt tells how often each id occurs
         dtype = id_dtype(vocab_size)
-        with work.out.writing(f"{file.name}.bin") as tokens, work.out.writing(f"{file.name}.idx") as index:
+        with work.out.writing(f"{names[number]}.bin") as tokens, work.out.writing(f"{names[number]}.idx") as index:
             writer = TokenFileWriter(tokens, index, dtype)
-            for ids, sizes in _parts(work, file, dtype):
+            for piece in range(len(work.pieces)):
+                folder = work.of_piece(piece)
+                sizes = np.frombuffer(folder.load_slice(_SIZES, number, len(names)), "<i4")
+                ids = np.frombuffer(folder.load_slice(_PLACED, number, len(names)), dtype)
                 writer.write(ids, sizes)
                 if counted:
                     counts += np.bincount(ids, minlength=len(counts))
             digests = writer.close()
         entries = [
-            {"path": f"{file.name}{suffix}", "size": size, "sha256": digest}
+            {"path": f"{names[number]}{suffix}", "size": size, "sha256": digest}
             for suffix, (size, digest) in zip(TOKEN_SUFFIXES, digests, strict=True)
         ]
         content = {"files": entries, "counts": counts[NUM_FAIRSEQ_SYMBOLS:].tolist() if counted else []}
         work.folder.write(_described(number), json.dumps(content).encode())
         yield 1, 0
-
-
-def _parts(work: Work, file: TokenFileSpan, dtype: np.dtype) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yield the ids that each piece gives to a file, and how many each document has."""
-    num_sets, before = len(work.once(names_of)), file.before
-    for piece in range(file.first_piece, len(work.pieces)):
-        if 0 <= file.end <= before:
-            return
-        folder = work.of_piece(piece)
-        sizes = np.frombuffer(folder.load_slice(_SIZES, file.of_set, num_sets), "<i4")
-        ends = before + np.cumsum(sizes, dtype=np.int64)
-        starts = ends - sizes
-        first = int(np.searchsorted(starts, file.start))
-        last = len(starts) if file.end < 0 else int(np.searchsorted(starts, file.end))
-        if first < last:
-            ids = np.frombuffer(folder.load_slice(_PLACED, file.of_set, num_sets), dtype)
-            yield ids[int(starts[first]) - before : int(ends[last - 1]) - before], sizes[first:last]
-        before = int(ends[-1]) if len(ends) else before
 
 
 def _described(number: int) -> str:
@@ -436,15 +367,13 @@ def _described(number: int) -> str:
 def splits_of(work: Work) -> tuple[list[Split], np.ndarray]:
     """Return the sets with their files, and how often each token occurs in mega-batch 0 where a stream is made."""
     names = work.once(names_of)
-    files, counts = work.once(layout_of)
-    of_sets: list[list[StreamFile]] = [[] for _ in names]
+    counts = json.loads(work.folder.read(_LAYOUT))
     id_counts = np.zeros(work.once(tokenizer_of).vocab_size, np.int64)
-    for number, file in enumerate(files):
+    splits = []
+    for number, name in enumerate(names):
         described = json.loads(work.folder.read(_described(number)))
-        of_sets[file.of_set] += [StreamFile(**each) for each in described["files"]]
+        files = tuple(StreamFile(**each) for each in described["files"])
+        splits.append(Split(name, files, *(counts[each][number] for each in _COUNTS)))
         if described["counts"]:
             id_counts += described["counts"]
-    of_set = zip(*(counts[each] for each in _COUNTS), strict=True)
-    return [
-        Split(*each) for each in zip(names, map(tuple, of_sets), *zip(*of_set, strict=True), strict=True)
-    ], id_counts
+    return splits, id_counts

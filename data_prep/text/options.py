@@ -8,7 +8,7 @@ from typing import Any, Optional, Sequence, Union
 
 from data_prep.text.pieces import PERIODS, Group
 from data_prep.text.pool import default_workers
-from data_prep.text.source import STANDARD_INPUT, share_of
+from data_prep.text.source import STANDARD_INPUT
 from fairseq_alma.cli.entry import Parser
 from fairseq_alma.data.ngrams import DEFAULT_NGRAM
 from fairseq_alma.data.stream import DECONTAMINATE
@@ -101,13 +101,6 @@ class PrepOptions(Options):
         range=whole(1, 1000),
         metavar="N",
     )
-    near_duplicates: Optional[str] = opt(
-        None,
-        "leave out of the mega-batches every document that shares most of its words with another one, by MinHash; of "
-        "several one stays, and none that is like a held-out one or like what the stream has; stream.json counts them; "
-        "needs pip install 'fairseq-alma[near-duplicates]' (default: only equal documents are dropped)",
-        choices=("minhash",),
-    )
     no_decontaminate: bool = opt(False, "keep what shares words with the validation or the test set")
     megabatches: Optional[int] = opt(
         None,
@@ -171,13 +164,6 @@ class PrepOptions(Options):
         "use this tokenizer.json or sentencepiece .model (or the one in this folder) instead of training",
         parse=utf8_path,
         metavar="PATH",
-    )
-    shard_tokens: Optional[int] = opt(
-        None,
-        "write each mega-batch as files of about N tokens, train-00000, train-00001, …, instead of one; whoever reads "
-        "the stream joins them (default: one file)",
-        range=whole(1, MAX_COUNT),
-        metavar="N",
     )
     workers: int = opt(
         default_workers(),
@@ -243,10 +229,6 @@ class PrepOptions(Options):
         }
         if self.by is not None:
             dealing |= {"--by": self.by, "--period": self.period}
-        if self.shard_tokens is not None:
-            dealing["--shard-tokens"] = self.shard_tokens
-        if self.near_duplicates is not None:
-            dealing["--near-duplicates"] = self.near_duplicates
         if self.append:
             return dealing
         held_out = {"--valid-words": self.valid_words, "--test-words": self.test_words}
@@ -259,7 +241,7 @@ class PrepOptions(Options):
 
 
 _GROUPS = {
-    "reading": ("format", "field", "keep_duplicates", "near_duplicates", "decontaminate_ngram", "no_decontaminate"),
+    "reading": ("format", "field", "keep_duplicates", "decontaminate_ngram", "no_decontaminate"),
     "dealing": (
         "megabatches",
         "one_per_input",
@@ -296,8 +278,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="INPUT",
         help="text, JSON lines, Parquet or Arrow (a folder of datasets' save_to_disk); plain, .gz, .bz2, .xz or .zst; "
         "a folder stands for all files in it (recursively, sorted, hidden ones and the folder of --out left out), - "
-        "for standard input; a pipe will do, <(command), and an address that fsspec reads, s3://b/f, s3://b/*.gz or "
-        "s3://b/; INPUT=0.3 takes that share of its documents",
+        "for standard input; a pipe will do, <(command)",
     )
     options = options_of(PrepOptions)
     options["out"].add_to(parser)
@@ -305,8 +286,7 @@ def _parser() -> argparse.ArgumentParser:
         group = parser.add_argument_group(title)
         for name in names:
             options[name].add_to(group)
-    for name in ("shard_tokens", "workers"):
-        options[name].add_to(parser)
+    options["workers"].add_to(parser)
     return parser
 
 
@@ -319,8 +299,6 @@ def _check(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
         parser.error(f"{trains[0]} is about training a tokenizer, but --tokenizer gives one; leave one of them out")
     if args.append and (trains or fixed):
         parser.error(f"{[*trains, *fixed][0]}: with --append this is what the stream has already; leave it out")
-    if args.near_duplicates is not None and args.keep_duplicates:
-        parser.error("--near-duplicates leaves out what --keep-duplicates keeps; leave one of them out")
     if args.field is not None and args.format in FORMS_OF_TEXT:
         parser.error(f"--field {args.field}: --format {args.format} has no fields; leave one of them out")
     if args.by is not None and args.format in FORMS_OF_TEXT:
@@ -339,5 +317,5 @@ def _check(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
         parser.error(f"--one-per-input: {num_inputs} mega-batches, at most {MAX_MEGABATCHES}; give fewer")
     if num_inputs > MAX_INPUTS:
         parser.error(f"INPUT: {num_inputs} given, at most {MAX_INPUTS}; put them into a folder and give that")
-    if [share_of(given)[0] for given in args.inputs].count(STANDARD_INPUT) > 1:
+    if args.inputs.count(STANDARD_INPUT) > 1:
         parser.error("INPUT -: standard input can be read only once; give it once")

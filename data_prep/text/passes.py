@@ -6,12 +6,9 @@ of a file where an error ends the writing.
 """
 
 import errno
-import functools
-import io
 import os
 import shutil
 import sys
-import tempfile
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -21,7 +18,7 @@ from typing import IO, Any, Callable, Generator, Iterator, Mapping, Optional, Se
 
 import numpy as np
 
-from data_prep.compression import DecompressedFile, store_of
+from data_prep.compression import DecompressedFile
 from data_prep.text.options import HOLDOUT_WORDS, PrepOptions, Words
 from data_prep.text.pieces import BLOCK_SIZE, Block, Piece, Source, documents_of
 from data_prep.text.pool import Progress, Workers
@@ -35,7 +32,7 @@ _OFFSET = np.dtype("<i8")
 
 @dataclass(frozen=True)
 class Folder:
-    """A folder of a file system, or what stands for one behind an address that fsspec knows, as ``s3://bucket/work``.
+    """A folder for what is between input and stream.
 
     Attributes:
         address: of the folder.
@@ -46,49 +43,25 @@ class Folder:
     def __truediv__(self, name: str) -> "Folder":
         return Folder(f"{self.address}/{name}")
 
-    @property
-    def is_local(self) -> bool:
-        """Whether it is a folder of a file system."""
-        return "://" not in self.address
-
-    @property
-    def _store(self) -> Any:
-        return store_of(self.address)[0]
-
     def exists(self, name: str) -> bool:
         """Tell whether a file is there."""
-        if self.is_local:
-            return os.path.exists(self._path(name))
-        store = self._store
-        store.invalidate_cache()  # other processes write here
-        return store.exists(self._path(name))
+        return os.path.exists(self._path(name))
 
     def size(self, name: str) -> int:
         """Return the bytes of a file."""
-        return os.path.getsize(self._path(name)) if self.is_local else self._store.size(self._path(name))
+        return os.path.getsize(self._path(name))
 
     def read(self, name: str, start: int = 0, end: Optional[int] = None) -> bytes:
         """Return what a file holds between two of its bytes."""
-        if not self.is_local:
-            return self._store.cat_file(self._path(name), start=start, end=end)
         with open(self._path(name), "rb", buffering=0) as file:
             file.seek(start)
             return file.read(-1 if end is None else end - start)
 
     @contextmanager
     def writing(self, name: str) -> Iterator[IO[bytes]]:
-        """Open a new file for writing that is there when the block ends, and never if it raises.
-
-        What goes to a store is written to a temporary file here first: what is put there is seen when it is whole.
-        """
-        if self.is_local:
-            with open_atomically(Path(self._path(name))) as file:
-                yield file
-            return
-        with tempfile.NamedTemporaryFile() as file:
+        """Open a new file for writing that is there when the block ends, and never if it raises."""
+        with open_atomically(Path(self._path(name))) as file:
             yield file
-            file.flush()
-            self._store.put_file(file.name, self._path(name))
 
     def write(self, name: str, content: bytes) -> None:
         """Write a whole file."""
@@ -97,16 +70,10 @@ class Folder:
 
     def remove(self, name: str) -> None:
         """Remove a file, which need not be there."""
-        if self.is_local:
-            Path(self._path(name)).unlink(missing_ok=True)
-        elif self.exists(name):
-            self._store.rm_file(self._path(name))
+        Path(self._path(name)).unlink(missing_ok=True)
 
     def move_to(self, path: Path) -> None:
         """Move all files to an empty folder of this file system, or copy them where that is not possible."""
-        if not self.is_local:
-            self._store.get(self.address + "/", str(path), recursive=True)
-            return
         try:
             os.rename(self.address, path)
         except OSError as error:
@@ -115,8 +82,8 @@ class Folder:
             shutil.copytree(self.address, path, dirs_exist_ok=True)
 
     def here(self, name: str) -> Path:
-        """Return the path of a file, or of a copy of it that stays as long as this process."""
-        return Path(self._path(name)) if self.is_local else _copied(self, name)
+        """Return the path of a file."""
+        return Path(self._path(name))
 
     def save(self, name: str, **arrays: np.ndarray) -> None:
         """Write arrays to a file, ``.npz``."""
@@ -125,7 +92,7 @@ class Folder:
 
     def load(self, name: str, *names: str) -> Mapping[str, Any]:
         """Return arrays that `save` wrote: those of some names, or all."""
-        with np.load(self._path(name) if self.is_local else io.BytesIO(self.read(name))) as arrays:
+        with np.load(self._path(name)) as arrays:
             return {each: arrays[each] for each in names or arrays.files}
 
     def save_slices(self, name: str, ends: Union[Sequence[int], np.ndarray], *parts: Any) -> None:
@@ -154,18 +121,6 @@ class Folder:
 
     def _path(self, name: str) -> str:
         return f"{self.address}/{name}"
-
-
-@functools.cache
-def _copied(folder: Folder, name: str) -> Path:
-    path = Path(tempfile.mkdtemp(dir=_temporary().name)) / Path(name).name
-    path.write_bytes(folder.read(name))
-    return path
-
-
-@functools.cache
-def _temporary() -> tempfile.TemporaryDirectory:
-    return tempfile.TemporaryDirectory(prefix="alma-prep-text-")
 
 
 Known = TypeVar("Known")

@@ -8,16 +8,15 @@ about the result: their documents, one piece after the other, are those of the f
 """
 
 import datetime
-import functools
 import json
 import re
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Callable, Iterator, Mapping, Optional, Sequence, Union, cast
+from typing import Any, Callable, Iterator, Optional, Sequence, Union, cast
 
 from data_prep.build_folder import recorded_name
-from data_prep.compression import DecompressedFile, open_raw, reading, store_of, strip_compression_suffix
+from data_prep.compression import DecompressedFile
 from fairseq_alma.errors import AlmaError
 
 PERIODS = {"year": 4, "month": 7, "day": 10}
@@ -76,7 +75,7 @@ class Block:
     first_line: int
     content: Union[bytes, Sequence[object]]
     group: Optional[Group] = None
-    before: Optional[tuple[Union[Path, str], int]] = None
+    before: Optional[tuple[Path, int]] = None
 
     def where(self, number: int) -> str:
         """Return how messages call the line or row that is ``number`` lines behind the first one."""
@@ -90,7 +89,7 @@ class Block:
             return 0
         path, left = self.before
         lines = 0
-        with open_raw(path) as file:
+        with open(path, "rb") as file:
             while left > 0 and (content := file.read(min(left, BLOCK_SIZE))):
                 lines += content.count(b"\n")
                 left -= len(content)
@@ -231,71 +230,49 @@ class Source:
     """One file of input.
 
     Attributes:
-        path: where it is read; a text: at an address that fsspec knows.
+        path: where it is read.
         label: how messages call it.
         argument: number of the command's argument that named it or its folder, from 0.
         form: how documents stand in it (see `Block`).
         field: where the text is in a record.
         is_copy: it is the copy of what came through standard input or a pipe.
         group: what puts its documents into groups, if anything.
-        share: of its documents, drawn by their content; above 0, at most 1.
     """
 
-    path: Union[Path, str]
+    path: Path
     label: str
     argument: int
     form: str
     field: str
     is_copy: bool = False
     group: Optional[Group] = None
-    share: float = 1.0
 
     @property
     def name(self) -> str:
         """What the manifest calls it."""
-        return "-" if self.is_copy else recorded_name(Path(self.path))
+        return "-" if self.is_copy else recorded_name(self.path)
 
     @property
     def size(self) -> int:
         """Size of the file in bytes, compressed as it is."""
-        return self.path.stat().st_size if isinstance(self.path, Path) else int(_entry(self.path)["size"])
+        return self.path.stat().st_size
 
     @property
     def stamp(self) -> tuple[object, ...]:
         """What differs when the file does."""
-        if isinstance(self.path, Path):
-            return self.size, self.path.stat().st_mtime_ns
-        return tuple(str(_entry(self.path).get(each)) for each in ("size", "ETag", "mtime", "LastModified"))
+        return self.size, self.path.stat().st_mtime_ns
 
     @property
     def is_packed(self) -> bool:
         """Whether it is text that is compressed, so that reading begins at its beginning."""
         if self.form in TABLES:
             return False
-        if isinstance(self.path, str) and strip_compression_suffix(self.path) != Path(self.path).name:
-            return True  # without a request for each of thousands; if it is not, reading says so
         with DecompressedFile(self.path, self.label) as file:
             return file.is_packed
 
     def blocks(self) -> Iterator[tuple[Block, int]]:
         """Yield the blocks of the whole file, see `Part.blocks`."""
         return Part(self).blocks()
-
-
-@functools.cache
-def _entry(address: str) -> Mapping[str, Any]:
-    """Return what a store says about a file, when it is asked first."""
-    with reading(address):
-        store, path = store_of(address)
-        return store.info(path)
-
-
-def forget_entries(sources: Sequence[Source]) -> None:
-    """Ask stores anew about files."""
-    _entry.cache_clear()
-    for source in sources:
-        if isinstance(source.path, str):
-            store_of(source.path)[0].invalidate_cache()
 
 
 @dataclass(frozen=True)
@@ -372,7 +349,7 @@ def _parts_of(source: Source, wanted: int) -> Iterator[tuple[Part, int]]:
 def _row_groups_of(source: Source, wanted: int) -> Iterator[tuple[Part, int]]:
     from pyarrow import parquet
 
-    with reading_table(source), parquet.ParquetFile(_for_pyarrow(source)) as file:
+    with reading_table(source), parquet.ParquetFile(source.path) as file:
         number = file.metadata.num_row_groups
     together = max(1, number * wanted // source.size)
     for start in range(0, max(number, 1), together):
@@ -480,15 +457,11 @@ def _table_blocks(part: Part) -> Iterator[tuple[Block, int]]:
             yield block, int(source.size * share)
 
 
-def _for_pyarrow(source: Source) -> Any:
-    return source.path if isinstance(source.path, Path) else open_raw(source.path)
-
-
 def _parquet_rows(part: Part) -> Iterator[tuple[int, list[Any], float]]:
     """Yield a row's number, the column's values from there on, and the share of the file that is read with them."""
     from pyarrow import parquet
 
-    with parquet.ParquetFile(_for_pyarrow(part.source)) as file:
+    with parquet.ParquetFile(part.source.path) as file:
         columns = _columns(part.source, file.schema_arrow.names)
         sizes = [file.metadata.row_group(number).num_rows for number in range(file.metadata.num_row_groups)]
         groups = range(len(sizes))[part.start : part.end]
@@ -502,11 +475,10 @@ def _parquet_rows(part: Part) -> Iterator[tuple[int, list[Any], float]]:
 
 def _arrow_rows(part: Part) -> Iterator[tuple[int, list[Any], float]]:
     """The same of Arrow's streaming format, which ``save_to_disk`` of ``datasets`` writes, or its file format."""
-    from pyarrow import PythonFile, ipc, memory_map
+    from pyarrow import ipc, memory_map
 
     source, row = part.source, 1
-    path = _for_pyarrow(source)
-    with memory_map(str(path)) if isinstance(path, Path) else PythonFile(path, mode="r") as file:
+    with memory_map(str(source.path)) as file:
         is_file = file.read(6) == b"ARROW1"
         file.seek(0)
         if is_file:

@@ -1,17 +1,15 @@
-"""The inputs of a command: files, folders, pipes, addresses and standard input."""
+"""The inputs of a command: files, folders, pipes and standard input."""
 
 import os
-import re
 import shutil
 import stat
 import sys
-from dataclasses import replace
 from pathlib import Path
 from queue import Empty, Queue
 from threading import Thread
-from typing import IO, Optional, Sequence, Union
+from typing import IO, Optional, Sequence
 
-from data_prep.compression import open_raw, reading, store_of, strip_compression_suffix
+from data_prep.compression import strip_compression_suffix
 from data_prep.text.pieces import BLOCK_SIZE, Group, Source
 from fairseq_alma.errors import AlmaError, naming
 from fairseq_alma.terminal import tell
@@ -22,15 +20,6 @@ PIPE_PATIENCE_SECONDS = 10.0
 
 _FORMS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl", ".parquet": "parquet", ".arrow": "arrow"}
 _OF_DATASETS = ("dataset_info.json", "state.json", "dataset_dict.json")  # beside the data of datasets' save_to_disk
-_LOCAL = ("file", "local")
-# Those of fsspec that stand for files, also within an archive (zip://a.txt::s3://…) or kept in a cache.
-_SCHEMES = (
-    *("s3", "gs", "gcs", "hf", "http", "https", "ftp", "sftp", "ssh", "smb", "abfs", "az", "adl", "hdfs", "webhdfs"),
-    *("webdav", "oci", "oss", "box", "dropbox", "gdrive", "git", "github", *_LOCAL, "memory", "zip", "tar"),
-    *("simplecache", "filecache"),
-)
-_REMOTE = re.compile(r"[a-z][a-z0-9+.-]*://")
-_SHARE = re.compile(r"[0-9]*\.?[0-9]+(e-?[0-9]+)?", re.ASCII)
 
 
 def find_sources(
@@ -46,9 +35,7 @@ def find_sources(
     Standard input and pipes are copied to files first, because every input is read more than once.
 
     Args:
-        inputs: files, folders, pipes (``<(zcat a.gz)``, ``/dev/stdin``), addresses that fsspec reads, of files
-            (``s3://…``), of several (``s3://…/*.jsonl``) or of folders (``s3://…/``), or ``-``; with a share of
-            the documents behind it: ``a.txt=0.3``.
+        inputs: files, folders, pipes (``<(zcat a.gz)``, ``/dev/stdin``), or ``-``.
         form: how documents stand in all of them; None to go by each file's name and content.
         field: where the text is in a record.
         folder: where the copies go; None: there are none, as several machines read the input.
@@ -58,26 +45,12 @@ def find_sources(
     Raises:
         AlmaError: an input does not exist or cannot be read, or a folder holds no file, or something that is none.
     """
-    shares = [share_of(given) for given in inputs]
-    inputs = [given for given, _ in shares]
     # What cannot be read shows before a pipe is waited for.
     left_out = None if out is None else out.resolve()
-    found = [
-        None if given == STANDARD_INPUT or _REMOTE.match(given) else _files_of(Path(given), left_out)
-        for given in inputs
-    ]
+    found = [None if given == STANDARD_INPUT else _files_of(Path(given), left_out) for given in inputs]
     sources = []
     for argument, (given, files) in enumerate(zip(inputs, found, strict=True)):
-        if _REMOTE.match(given):
-            for number, address in enumerate(_addresses(given)):
-                if folder is None:
-                    sources.append(Source(address, address, argument, form or _form_of(address), field, group=group))
-                    continue
-                # The name says how it is compressed, and what is in it.
-                copy = folder / f"remote-{argument}-{number}-{Path(address).name}"
-                _fetch(address, copy)
-                sources.append(Source(copy, address, argument, form or _form_of(copy), field, True, group))
-        elif files is None:
+        if files is None:
             if folder is None:
                 raise AlmaError(f"{given}: a pipe cannot be read by several machines; write it to a file first")
             copy = _spool(given, folder / (SPOOLED if given == STANDARD_INPUT else f"pipe-{argument}"))
@@ -85,28 +58,7 @@ def find_sources(
             sources.append(Source(copy, label, argument, form or _form_of(copy), field, True, group))
         else:
             sources += [Source(path, str(path), argument, form or _form_of(path), field, group=group) for path in files]
-    return [replace(source, share=shares[source.argument][1]) for source in sources]
-
-
-def is_address(given: str) -> bool:
-    """Tell whether it is an address for fsspec, no path."""
-    return _REMOTE.match(given) is not None
-
-
-def share_of(given: str) -> tuple[str, float]:
-    """Return an input, and the share of its documents that is asked for: ``a.txt=0.3`` is 0.3 of ``a.txt``.
-
-    Raises:
-        AlmaError: the share is no number above 0 and at most 1.
-    """
-    name, _, number = given.rpartition("=")
-    is_number = _SHARE.fullmatch(number) is not None
-    if not name or os.path.lexists(given) or not (is_number or os.path.lexists(name)):
-        return given, 1.0
-    share = float(number) if is_number else 0.0
-    if not 0 < share <= 1:
-        raise AlmaError(f"INPUT {given}: a share above 0 and at most 1 is needed behind =, as in {name}=0.3")
-    return name, share
+    return sources
 
 
 def _spool(given: str, path: Path) -> Path:
@@ -120,33 +72,6 @@ def _spool(given: str, path: Path) -> Path:
         with naming(path), open(path, "wb") as file:
             shutil.copyfileobj(sys.stdin.buffer, file, BLOCK_SIZE)
     return path
-
-
-def _addresses(given: str) -> list[str]:
-    """Return the addresses of the files that one with a ``*`` or a ``/`` at its end stands for, in their order."""
-    for scheme in (link.partition("://")[0] for link in given.split("::") if "://" in link):
-        if scheme not in _SCHEMES:
-            raise AlmaError(f"{given}: no file is read from {scheme}://; give one of {', '.join(_SCHEMES)}")
-    if "::" in given or not (given.endswith("/") or "*" in given):
-        return [given]
-    with reading(given):
-        store, path = store_of(given)
-        paths = store.glob(path) if "*" in given else store.find(path)
-        names = [each for each in sorted(paths) if not each.rpartition("/")[2].startswith(".") and store.isfile(each)]
-        if not names:
-            raise FileNotFoundError("no file is there")
-        return [store.unstrip_protocol(name) for name in names]
-
-
-def _fetch(given: str, path: Path) -> None:
-    """Copy a remote file, by whatever fsspec can read here. Raises AlmaError if it cannot."""
-    import fsspec
-
-    scheme, _, last = given.split("::")[-1].rpartition("://")
-    if scheme in ("", *_LOCAL) and Path(last).exists() and not Path(last).is_file():
-        raise AlmaError(f"{given}: a folder, a pipe or a device; give the address of a file")
-    with reading(given, path), fsspec.open(given, "rb") as remote, naming(path), open(path, "wb") as file:
-        shutil.copyfileobj(remote, file, BLOCK_SIZE)
 
 
 def _open_pipe(given: str) -> IO[bytes]:
@@ -214,16 +139,14 @@ def _files_in(folder: Path, left_out: Optional[Path]) -> list[Path]:
     return sorted(files)
 
 
-def _form_of(path: Union[Path, str]) -> str:
-    known = _FORMS.get(Path(strip_compression_suffix(Path(path).name)).suffix)
-    if known is not None and isinstance(path, str):
-        return known  # without a request for each of thousands
+def _form_of(path: Path) -> str:
+    known = _FORMS.get(Path(strip_compression_suffix(path.name)).suffix)
     try:
-        with open_raw(path) as file:
+        with open(path, "rb") as file:
             if file.read(4) == b"PAR1":
                 return "parquet"
     except PermissionError as error:
-        raise _unreadable(Path(path)) from error
+        raise _unreadable(path) from error
     return known or "text"
 
 

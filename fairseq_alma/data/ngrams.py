@@ -135,8 +135,7 @@ def held_out_ngrams(stream: Stream, size: int) -> np.ndarray:
 def read_split(stream: Stream, name: str) -> Iterator[list[str]]:
     """Yield the documents of a split, some thousands at a time, as its tokens spell them."""
     tokenizer = StreamTokenizer.open(stream.root)
-    for prefix in stream.prefixes(stream.split(name)):
-        yield from _read_file(TokenFile(prefix), tokenizer)
+    yield from _read_file(TokenFile(stream.prefix(stream.split(name))), tokenizer)
 
 
 def _read_file(file: TokenFile, tokenizer: StreamTokenizer) -> Iterator[list[str]]:

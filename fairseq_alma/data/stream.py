@@ -86,9 +86,8 @@ class Split:
 
     Attributes:
         name: ``megabatch-000/train``, ``valid`` or ``test``, and ``megabatch-000/valid`` in a stream of images; the
-            files are ``name`` plus ``.bin`` and ``.idx`` for text, ``.npy`` for images; of shards
-            ``megabatch-000/train-00000`` and so on.
-        files: what the split consists of, shards in the order in which they are joined.
+            files are ``name`` plus ``.bin`` and ``.idx`` for text, ``.npy`` for images.
+        files: what the split consists of.
         num_documents: sequences in the token file, each ending with eos.
         num_words: white-space separated words of the text.
         num_tokens: ids in the token file, one eos per document included.
@@ -192,11 +191,6 @@ def megabatch_valid_name(megabatch: int) -> str:
 def holdout_name(megabatch: int) -> str:
     """Return the name of the held-out slice of a mega-batch of text, for instance ``megabatch-000/holdout``."""
     return f"megabatch-{megabatch:03d}/holdout"
-
-
-def shard_name(name: str, number: int) -> str:
-    """Return the name of one of the files that a mega-batch of text is cut into, ``megabatch-000/train-00000``."""
-    return f"{name}-{number:05d}"
 
 
 def slice_name(megabatch: int) -> str:
@@ -405,16 +399,8 @@ class Stream:
         raise AlmaError(f"{self.root}: no split {name!r}; choose from {', '.join(split.name for split in self.splits)}")
 
     def prefix(self, split: Split) -> Path:
-        """Return the path of a text split's files without ``.bin`` and ``.idx``; of shards, without their number."""
+        """Return the path of a text split's files without ``.bin`` and ``.idx``."""
         return self.root / split.name
-
-    def prefixes(self, split: Split) -> list[Path]:
-        """Return the paths of a text split's files, or of its shards in order, without ``.bin`` and ``.idx``.
-
-        A shard in which no document begins, as a longer one has begun before, is left out.
-        """
-        tokens = [file.path for file in split.files if file.path.endswith(TOKEN_SUFFIXES[0]) and file.size]
-        return [self.root / path.removesuffix(TOKEN_SUFFIXES[0]) for path in tokens]
 
     def files(self, names: Iterable[str]) -> list[StreamFile]:
         """Return what all splits share (``dict.txt``, tokenizer, arrays), and the files of some splits."""
@@ -449,13 +435,8 @@ def _split_names(kind: str, num_megabatches: int, has_holdouts: bool) -> list[st
 
 
 def _files_of(split: Split, kind: str) -> list[str]:
-    """Return the files that a split needs: one of each kind, or as many numbered shards as it lists."""
-    if kind == "images":
-        return [f"{split.name}{suffix}" for suffix in INDEX_SUFFIXES]
-    names = [split.name]
-    if split.name.endswith("/train") and split.files and split.files[0].path != f"{split.name}{TOKEN_SUFFIXES[0]}":
-        names = [shard_name(split.name, number) for number in range(max(1, len(split.files) // len(TOKEN_SUFFIXES)))]
-    return [f"{name}{suffix}" for name in names for suffix in TOKEN_SUFFIXES]
+    """Return the files that a split needs."""
+    return [f"{split.name}{suffix}" for suffix in (TOKEN_SUFFIXES if kind == "text" else INDEX_SUFFIXES)]
 
 
 def _missing(what: str, needed: Sequence[str], files: Sequence[StreamFile]) -> Optional[str]:

@@ -22,7 +22,6 @@ import math
 import os
 import sys
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Callable, Iterable, Iterator, Mapping, Optional, Sequence
 
 import numpy as np
@@ -39,7 +38,6 @@ from fairseq.data import (
     PadDataset,
     PrependTokenDataset,
     StripTokenDataset,
-    data_utils,
 )
 from fairseq.data.encoders import register_bpe
 from fairseq.data.iterators import EpochBatchIterator
@@ -123,26 +121,6 @@ class ChosenSequences(BaseWrapperDataset):
     def ordered_indices(self) -> np.ndarray:
         """Return all indices; who joins data sets shuffles them."""
         return np.arange(len(self))
-
-
-@contextlib.contextmanager
-def shards_joined(prefixes: Sequence[Path]) -> Iterator[None]:
-    """Have fairseq, which looks for one file of a split's name, load a split of several as if they were one.
-
-    Args:
-        prefixes: of the files, without ``.bin`` and ``.idx``, in order.
-    """
-    load_one = data_utils.load_indexed_dataset
-
-    def load(path: str, *args: Any, **kwargs: Any) -> FairseqDataset:
-        return ConcatDataset([load_one(str(prefix), *args, **kwargs) for prefix in prefixes])
-
-    if len(prefixes) > 1:
-        data_utils.load_indexed_dataset = load
-    try:
-        yield
-    finally:
-        data_utils.load_indexed_dataset = load_one
 
 
 def join_stage(new: Sequence[FairseqDataset], before: Sequence[FairseqDataset], drawn: Optional[np.ndarray]) -> Any:
@@ -386,8 +364,7 @@ class AlmaLMTask(StageTask, LanguageModelingTask):
         names = [self.stream.megabatch(t).name for t in megabatches]
         self.stream.verify(names)
         for name in names:
-            with shards_joined(self.stream.prefixes(self.stream.split(name))):
-                super().load_dataset(name, epoch, combine, **kwargs)
+            super().load_dataset(name, epoch, combine, **kwargs)
         return [self.datasets.pop(name) for name in names]
 
     def _megabatches(self) -> tuple[int, ...]:

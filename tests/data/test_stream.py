@@ -88,20 +88,6 @@ def test_a_stream_with_a_held_out_slice_of_some_mega_batches_only_is_damaged(tmp
         Stream.open(tmp_path)
 
 
-def test_shards_are_a_mega_batch_in_the_order_of_the_list_and_none_may_be_missing(tmp_path):
-    stream = write_stream(tmp_path)
-    paths = [f"megabatch-000/train-0000{number}.{kind}" for number in range(3) for kind in ("bin", "idx")]
-    files = tuple(StreamFile(path, 0 if "1.bin" in path else 2, "0" * 64) for path in paths)
-    cut = replace(stream, splits=(replace(stream.splits[0], files=files), *stream.splits[1:]))
-    write_manifest(cut, tmp_path / MANIFEST)
-    prefixes = Stream.open(tmp_path).prefixes(cut.splits[0])
-    assert prefixes == [tmp_path / "megabatch-000/train-00000", tmp_path / "megabatch-000/train-00002"]
-    for wrong in (files[:3], files[2:], (*files[2:4], *files[:2])):
-        write_manifest(replace(cut, splits=(replace(cut.splits[0], files=wrong), *cut.splits[1:])), tmp_path / MANIFEST)
-        with pytest.raises(AlmaError, match=r"the files of megabatch-000/train are .*, megabatch-000/train-00000\.bin"):
-            Stream.open(tmp_path)
-
-
 def holdout_of(megabatch):
     name = f"megabatch-00{megabatch}/holdout"
     return Split(name, tuple(StreamFile(f"{name}{suffix}", 1, "0" * 64) for suffix in (".bin", ".idx")))

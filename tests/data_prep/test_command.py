@@ -7,9 +7,6 @@ import shutil
 import signal
 import subprocess
 import sys
-from dataclasses import replace
-from importlib.util import find_spec
-from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +14,6 @@ import pytest
 
 from data_prep.text.command import main
 from data_prep.text.passes import Folder
-from fairseq_alma.data.ngrams import read_split
 from fairseq_alma.data.stream import Stream, file_sha256
 from fairseq_alma.data.tokens import StreamTokenizer, TokenFile
 from fairseq_alma.errors import AlmaError
@@ -293,31 +289,6 @@ def test_plain_text_has_no_months_and_too_many_are_too_many(text, tmp_path, monk
         run(text, "--megabatches", 2, "--out", tmp_path / "stream")
 
 
-def test_a_share_of_an_input_is_drawn_by_content_and_recorded(tmp_path):
-    for name, seed in (("a.txt", 0), ("b.txt", 1)):
-        (tmp_path / name).write_text("\n\n".join(make_documents(400, seed)))
-    found = {}
-    for share in ("0.3", ".6", "1"):
-        out = tmp_path / f"stream{share}"
-        words = ["--out", out, "--megabatches", 2, "--vocab-size", 300, "--no-decontaminate"]
-        assert run(tmp_path / "a.txt", f"{tmp_path}/b.txt={share}", *words) == 0
-        stream = Stream.open(out)
-        found[share] = {text for split in stream.splits for text in texts_of(stream, split.name)}
-        assert stream.history[0]["inputs"][1].get("share", 1) == float(share)
-        assert found[share] >= {*make_documents(400)}
-    of_b = {share: len(texts) - 400 for share, texts in found.items()}
-    assert found["0.3"] < found[".6"] < found["1"]
-    assert 90 < of_b["0.3"] < 150 and 200 < of_b[".6"] < 280 and of_b["1"] == 400
-    words = ["--out", tmp_path / "none", "--megabatches", 2]
-    with pytest.raises(AlmaError, match="none of 400 documents is in a share so small"):
-        run(f"{tmp_path}/a.txt=1e-9", *words)
-    for share in ("0", "1.5", "x", ""):
-        with pytest.raises(AlmaError, match=r"a share above 0 and at most 1 is needed behind =, as in .*a\.txt=0\.3"):
-            run(f"{tmp_path}/a.txt={share}", *words)
-    (tmp_path / "a.txt=2").write_text("\n\n".join(make_documents(100)))
-    assert run(tmp_path / "a.txt=2", "--out", tmp_path / "named", "--megabatches", 2, "--vocab-size", 300) == 0
-
-
 def near_copies(documents: list[str]) -> list[str]:
     """The same words with other white space, capitals and punctuation, so that no document is a duplicate."""
     return [document.upper().replace(" ", ",  ") + " ." for document in documents]
@@ -420,26 +391,6 @@ def test_no_piece_looks_into_every_bucket(copied, tmp_path, monkeypatch, small_p
     buckets = [address for address, name in found if "/bucket-" in address and name == "dropped.bin"]
     assert len({*buckets}) > 10 and len({address for address, name in found if name == "keyed.bin"}) > 2
     assert max(map(buckets.count, buckets)) <= 2  # where the slices are, and the slices
-
-
-def test_shards_joined_are_the_sets_whatever_the_pieces(copied, tmp_path, small_pieces):
-    one = create(copied, tmp_path / "one")
-    limit = 10_000
-    shards = create(copied, tmp_path / "shards", "--shard-tokens", limit)
-    for split in shards.splits:
-        parts = [TokenFile(prefix) for prefix in shards.prefixes(split)]
-        whole = TokenFile(one.prefix(split))
-        assert np.concatenate([part.sizes for part in parts]).tolist() == whole.sizes.tolist()
-        assert np.concatenate([part.ids for part in parts]).tolist() == whole.ids.tolist()
-        assert [*chain(*read_split(shards, split.name))] == texts_of(one, split.name)
-        starts = np.cumsum([0, *(len(part.ids) for part in parts)])[:-1]
-        assert (starts // limit).tolist() == [*range(len(parts))]
-        assert (len(parts) > 1) is split.name.endswith("/train")
-    assert [file.path for file in shards.splits[0].files[:3]] == [
-        f"megabatch-000/train-0000{end}" for end in ("0.bin", "0.idx", "1.bin")
-    ]
-    assert [replace(split, files=()) for split in shards.splits] == [replace(split, files=()) for split in one.splits]
-    shards.verify([split.name for split in shards.splits])
 
 
 def test_append_leaves_out_near_copies_of_what_the_stream_holds_out(stream, text, tmp_path):
@@ -591,13 +542,7 @@ def run_until(operation: str, count: int, command: list[str]) -> bool:
     return os.waitpid(process, 0)[1] == signal.SIGKILL
 
 
-near_duplicates = pytest.param(
-    ["--append", "--near-duplicates", "minhash"],
-    marks=pytest.mark.skipif(find_spec("datasketch") is None, reason="datasketch is not installed"),
-)
-
-
-@pytest.mark.parametrize("more", [[], ["--append"], near_duplicates])
+@pytest.mark.parametrize("more", [[], ["--append"]])
 def test_a_command_that_is_killed_again_and_again_does_nothing_twice_and_ends_with_the_same(
     copied, tmp_path, small_pieces, more
 ):

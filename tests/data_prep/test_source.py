@@ -5,7 +5,6 @@ import gzip
 import json
 import lzma
 import os
-import re
 import threading
 import tracemalloc
 import zlib
@@ -140,50 +139,6 @@ def files_in(folder):
     return [source.path for source in find_sources([str(folder)], None, "body", folder)]
 
 
-@pytest.mark.parametrize(
-    ("address", "message"),
-    [
-        ("reference://a", "no file is read from reference://; give one of s3, "),
-        ("zip://a.txt::jupyter://b", "no file is read from jupyter://"),
-        ("asyncwrapper://a", "no file is read from asyncwrapper://"),
-        ("dbfs://a", "no file is read from dbfs://"),
-        ("file:///dev/zero", "a folder, a pipe or a device; give the address of a file"),
-        ("tar://a::/dev/zero", "a folder, a pipe or a device; give the address of a file"),
-        ("zip://a.txt::file://{}/no.zip", r"cannot be read \(File is not a zip file\); check the address"),
-        ("tar://a.txt::file://{}/no.zip", "cannot be read .*; check the address"),
-        ("hf://datasets/nobody/nothing/a.txt", "cannot be read .*; check the address"),
-    ],
-)
-def test_an_address_that_cannot_be_read_is_one_line(address, message, tmp_path, monkeypatch):
-    pytest.importorskip("fsspec")
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    (tmp_path / "no.zip").write_text("no archive")
-    address = address.format(tmp_path)
-    with pytest.raises(AlmaError, match=f"^{re.escape(address)}: {message}"):
-        find_sources([address], None, "text", tmp_path)
-
-
-def test_a_library_that_fails_in_its_own_way_is_one_line_and_a_full_disk_is_no_fault_of_the_address(
-    tmp_path, monkeypatch
-):
-    fsspec = pytest.importorskip("fsspec")
-    for error, kind in ((RuntimeError("lost\nits way"), AlmaError), (MemoryError(), MemoryError)):
-        monkeypatch.setattr(fsspec, "open", lambda *_, error=error: (_ for _ in ()).throw(error))
-        with pytest.raises(kind, match=r"hf://a: cannot be read \(lost\); check" if kind is AlmaError else ""):
-            find_sources(["hf://a"], None, "text", tmp_path)
-
-
-def test_an_address_is_read_by_fsspec(tmp_path):
-    memory = pytest.importorskip("fsspec").filesystem("memory")
-    memory.pipe("/texts/a.txt.gz", gzip.compress("\n\n".join(DOCUMENTS[:5]).encode()))
-    (source,) = find_sources(["memory://texts/a.txt.gz"], None, "text", tmp_path)
-    documents = [text for block, _ in source.blocks() for text in documents_of(block)]
-    assert documents == DOCUMENTS[:5] and source.label == "memory://texts/a.txt.gz"
-    for address, named in (("memory://texts/none", "cannot be read"), ("nothing://a", "no file is read from nothing")):
-        with pytest.raises(AlmaError, match=named):
-            find_sources([address], None, "text", tmp_path)
-
-
 def test_folder_stands_for_its_files_in_the_order_of_their_names(tmp_path):
     for name in ("b.txt", "a/2.txt", "a/1.txt", ".hidden", "a/.git/x"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
@@ -259,21 +214,3 @@ def test_a_link_to_a_folder_is_said_not_to_be_followed(tmp_path, capsys):
     (tmp_path / "in/more").symlink_to(tmp_path / "elsewhere")
     assert read(tmp_path / "in") == ["text"]
     assert "in/more: a link to a folder, which is not followed" in capsys.readouterr().err
-
-
-def test_addresses_of_several_files_and_of_folders_are_read_in_the_order_of_their_names(tmp_path):
-    memory = pytest.importorskip("fsspec").filesystem("memory")
-    for name in ("b.txt", "a.txt", "deep/c.txt", ".hidden", "other.md"):
-        memory.pipe(f"/many/{name}", f"text of {name}".encode())
-    labels = {
-        "memory://many/*.txt": ["a.txt", "b.txt"],
-        "memory://many/": ["a.txt", "b.txt", "deep/c.txt", "other.md"],
-    }
-    for given, expected in labels.items():
-        sources = find_sources([given], None, "text", tmp_path)
-        assert [source.label for source in sources] == [f"memory:///many/{name}" for name in expected]
-        assert {source.argument for source in sources} == {0}
-        assert sources[0].path.read_text() == "text of a.txt"
-    for given in ("memory://many/*.none", "memory://none/"):
-        with pytest.raises(AlmaError, match=r"cannot be read \(no file is there\); check the address"):
-            find_sources([given], None, "text", tmp_path)

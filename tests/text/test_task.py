@@ -1,6 +1,5 @@
 import logging
 import shutil
-import signal
 import sys
 
 import numpy as np
@@ -10,15 +9,10 @@ from fairseq import tasks
 from fairseq.data import data_utils
 from torch._inductor.exc import InvalidCxxCompiler
 
-from data_prep.text.command import main as prepare_text
 from fairseq_alma.checkpoints import TASK_STATE
 from fairseq_alma.data.stream import Stream
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.text.task import ensure_printed
-from tests.kills.crashes import Crash
-from tests.kills.launch import launch
-from tests.kills.learners import Learner, make_stream
-from tests.runs.results import stage_records
 from tests.scripts import run_script
 from tests.text.stock_commands import evaluate, prepare_stream, train_model, training_config
 
@@ -47,19 +41,6 @@ def test_training_data_is_the_union_of_the_stage_s_megabatches(trained, argument
     )
     document = want[0]
     assert first[: len(document)].tolist() == document[: len(first)].tolist()
-
-
-def test_shards_are_trained_on_as_the_file_that_they_were_cut_from(trained, tmp_path):
-    shards = prepare_stream(tmp_path, 300, 0, "--shard-tokens", "700")
-    assert len(Stream.open(shards).prefixes(Stream.open(shards).megabatch(1))) > 2
-    sequences = []
-    for stream in (trained.stream, shards):
-        task = tasks.setup_task(training_config(stream, "--megabatch", "1", "--wait", "2").task)
-        task.load_dataset("train")
-        dataset = task.dataset("train")
-        with data_utils.numpy_seed(1):
-            sequences.append([dataset[index]["target"].tolist() for index in dataset.ordered_indices()])
-    assert sequences[0] == sequences[1]
 
 
 def test_sequences_of_equal_length_come_in_random_order(trained):
@@ -123,6 +104,7 @@ def test_a_training_of_two_epochs_counts_every_token_of_its_mega_batch_twice(tra
     assert checkpoint["extra_state"]["train_iterator"]["epoch"] == 3
     num_tokens = Stream.open(trained.stream).megabatch(0).num_tokens
     assert checkpoint["extra_state"][TASK_STATE]["train_tokens"] == 2 * num_tokens
+
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
@@ -271,28 +253,3 @@ def test_a_logger_that_prints_already_gets_no_second_handler():
     logger.addHandler(logging.StreamHandler(sys.stdout))
     ensure_printed(logger)
     assert len(logger.handlers) == 1
-
-
-@pytest.mark.slow
-def test_a_run_on_shards_that_is_killed_and_resumed_is_the_run_on_one_file_for_each_set(tmp_path):
-    streams = [make_stream("text", tmp_path), tmp_path / "shards"]
-    sizes = ["--vocab-size", "256", "--valid-words", "100", "--test-words", "100", "--workers", "1"]
-    prepare = [str(tmp_path / "text.txt"), "--out", str(streams[1]), "--megabatches", "2", *sizes]
-    assert prepare_text([*prepare, "--shard-tokens", "300"]) in (None, 0)
-    assert len(Stream.open(streams[1]).megabatch(0).files) > 4
-    learner, log = Learner("text", "sm"), tmp_path / "log"
-
-    def begin(name, stream, *crash):
-        run = tmp_path / name
-        return launch(learner.arguments(stream, run), log, Crash(run, tmp_path / "journal", *crash))
-
-    assert begin("whole", streams[0]) == 0, log.read_text()
-    second = r"/stage-001/member-0/checkpoint_\d+_4\.pt"
-    assert begin("cut", streams[1], 1, "kill", second) == -signal.SIGKILL, log.read_text()
-    assert not (tmp_path / "cut/stage-001/stage.json").exists()
-    assert begin("cut", streams[1]) == 0, log.read_text()
-    records = [[{**each, "wall_seconds": 0} for each in stage_records(tmp_path / name)] for name in ("whole", "cut")]
-    assert len(records[0]) == 2 and records[0] == records[1]
-    last = "stage-001/member-0/checkpoint_last.pt"
-    one, other = (torch.load(tmp_path / name / last, weights_only=True)["model"] for name in ("whole", "cut"))
-    assert one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
