@@ -82,10 +82,6 @@ setup(
             "alma-stream=fairseq_alma.cli.start:stream",
             "alma-report=fairseq_alma.cli.start:report",
             "alma-export=fairseq_alma.cli.start:export",
-            "alma-import=fairseq_alma.cli.start:import_model",
-            "alma-score=fairseq_alma.cli.start:score",
-            "alma-generate=fairseq_alma.cli.start:generate",
-            "alma-verify=fairseq_alma.cli.start:verify",
             "alma-update=fairseq_alma.cli.start:update",
         ]
     },

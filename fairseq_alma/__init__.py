@@ -17,9 +17,8 @@ Packages, each importing only what stands above it:
 - ``cli``: the ``alma-*`` commands, and in ``front_door`` what notebooks use
 
 ``import fairseq`` takes seconds and prints warnings of its own, which commands that only touch files (preparing text,
-printing a plan, a report) should not pay for. So importing this package imports neither fairseq nor transformers: what
-they should know is registered at once with what is loaded already (fairseq always is under ``--user-dir``), and
-otherwise right after it has been imported.
+printing a plan, a report) should not pay for. So importing this package does not import fairseq: names are registered
+at once if it is loaded already (it always is under ``--user-dir``), and otherwise right after it has been imported.
 """
 
 from __future__ import annotations
@@ -49,36 +48,6 @@ def register() -> None:
     """Import every module that registers a name with fairseq; a second call does nothing."""
     for package in PLUGIN_PACKAGES:
         importlib.import_module(package)
-
-
-def register_with_transformers() -> None:
-    """Let ``AutoConfig`` and ``AutoModelForCausalLM`` know exported models without ``trust_remote_code``."""
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    from fairseq_alma.exchange import modeling_alma
-
-    if not hasattr(modeling_alma, "AlmaForCausalLM"):
-        raise ImportError("import transformers before fairseq_alma.exchange.modeling_alma, which is registered with it")
-    AlmaConfig, AlmaForCausalLM = modeling_alma.AlmaConfig, modeling_alma.AlmaForCausalLM
-    AutoConfig.register(AlmaConfig.model_type, AlmaConfig, exist_ok=True)
-    AutoModelForCausalLM.register(AlmaConfig, AlmaForCausalLM, exist_ok=True)
-
-
-def _hide_torchaudio_that_fails() -> None:
-    """Let transformers find no torchaudio where importing it fails: it imports what is installed, even for text.
-
-    fairseq for Python 3.11 brings a build for CUDA, which cannot be imported beside a torch for CPUs.
-    """
-    import importlib.util
-
-    if "torchaudio" in sys.modules or importlib.util.find_spec("torchaudio") is None:
-        return
-    try:
-        importlib.import_module("torchaudio")
-    except Exception:  # of many kinds: OSError for a library that is missing, RuntimeError for another CUDA
-        for name in [name for name in sys.modules if name.partition(".")[0] == "torchaudio"]:
-            del sys.modules[name]
-        sys.modules["torchaudio"] = None  # type: ignore[assignment]
 
 
 class _RegisterAfterOwnImports:
@@ -121,18 +90,11 @@ class _RegisterAfterOwnImports:
 
 
 class _RegisterAfter:
-    """Find a module as Python would, and call functions around its execution.
+    """Find a module as Python would, and call ``then`` after its execution."""
 
-    Args:
-        name: of the module.
-        then: called after it.
-        first: called before it.
-    """
-
-    def __init__(self, name: str, then: Callable[[], None], first: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, name: str, then: Callable[[], None]) -> None:
         self.name = name
         self.then = then
-        self.first = first
 
     def find_spec(
         self, fullname: str, path: Optional[Sequence[str]], target: Optional[ModuleType] = None
@@ -146,7 +108,6 @@ class _RegisterAfter:
         execute = spec.loader.exec_module
 
         def execute_and_register(module: ModuleType) -> None:
-            self.first()
             execute(module)
             self.then()
 
@@ -158,14 +119,10 @@ def register_when_loaded() -> None:
     """Register now what is loaded, the rest when it gets loaded."""
     own = _RegisterAfterOwnImports()
     sys.meta_path.insert(0, own)
-    for finder in (
-        _RegisterAfter("fairseq", own.register),
-        _RegisterAfter("transformers", register_with_transformers, _hide_torchaudio_that_fails),
-    ):
-        if finder.name in sys.modules:
-            finder.then()
-        else:
-            sys.meta_path.insert(0, finder)
+    if "fairseq" in sys.modules:
+        own.register()
+    else:
+        sys.meta_path.insert(0, _RegisterAfter("fairseq", own.register))
 
 
 def __getattr__(name: str) -> object:

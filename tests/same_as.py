@@ -33,9 +33,6 @@ COMMANDS = {
     "alma-stream": "stream",
     "alma-report": "report",
     "alma-export": "export",
-    "alma-import": "import_model",
-    "alma-score": "score",
-    "alma-generate": "generate",
 }
 STOCK_COMMANDS = {"fairseq-train": "train", "fairseq-eval-lm": "eval_lm"}
 SIZES = "--decoder-layers 2 --decoder-embed-dim 8 --decoder-attention-heads 2 --decoder-ffn-embed-dim 16"
@@ -191,9 +188,6 @@ MESSAGES = [
     "alma-ensemble text.txt text.txt --out e.pt",
     "alma-export nothing.pt --out e",
     "alma-export text.txt --out e",
-    "alma-import nowhere --out i.pt",
-    "alma-score nowhere lines.jsonl",
-    "alma-generate nowhere --prompt x",
 ]
 STOCK_MESSAGES = [
     f"fairseq-train S --user-dir fairseq_alma --task alma_lm {TEXT}",

@@ -9,7 +9,6 @@ from typing import Any, Iterable, Mapping, Union
 
 from fairseq_alma.checkpoints import JOINT_MODEL
 from fairseq_alma.checkpoints.checkpoint_file import read_checkpoint
-from fairseq_alma.checkpoints.dense_checkpoint import is_transformer_lm, without_experts
 from fairseq_alma.checkpoints.ensemble_file import ENSEMBLE_ARCH, Weights, members_of, weights_of_member
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.metrics import SwitchLMShape
@@ -60,9 +59,6 @@ def describe_model(config: Mapping[str, Any], weights: Weights, path: Path) -> M
     if name == JOINT_MODEL:
         members_weights = (weights_of_member(weights, index) for index in range(config["num_members"]))
         return _sum(_facts(shape_from_weights(each, config["tokens_per_sample"])) for each in members_weights)
-    if is_transformer_lm(config):
-        config, weights = without_experts(config, weights, path)
-        name = config["_name"]
     if not name.startswith("alma_switch_lm"):
         raise AlmaError(f"{path}: architecture {name} has no formula for FLOPs here; use --arch alma_switch_lm…")
     return _facts(shape_from_weights(weights, config["tokens_per_sample"]))

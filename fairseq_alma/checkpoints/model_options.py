@@ -13,7 +13,7 @@ from typing import Any, Mapping, Optional, Union
 from fairseq_alma.checkpoints import LAST_CHECKPOINT
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.growth import EXPERT_METHODS, LAYER_METHODS, SELECTIONS
-from fairseq_alma.options import Options, flag, flags_of, opt, real, whole
+from fairseq_alma.options import Options, flags_of, opt, real, whole
 
 MAX_EXPERTS = 10_000
 MAX_SIZE = 1_000_000
@@ -193,7 +193,7 @@ NETWORK = ("--arch", *flags_of(*IMAGE_NETWORKS))
 
 @dataclass(frozen=True)
 class DenseOptions(Options):
-    """Of a dense language model that gets experts (alma-import, alma-grow)."""
+    """Of a dense language model that gets experts (alma-grow)."""
 
     moe_freq: Optional[int] = opt(
         None,
@@ -222,7 +222,7 @@ class DenseOptions(Options):
 class GrowOptions(DenseOptions):
     """Of ``alma-grow``: one growth step of a language model."""
 
-    path: str = opt(MISSING, "run or checkpoint to grow: alma_switch_lm, or a dense transformer_lm", metavar="CKPT")
+    path: str = opt(MISSING, "run or checkpoint to grow: alma_switch_lm", metavar="CKPT")
     out: str = opt(MISSING, "checkpoint to write", metavar="CKPT")
     method: Optional[str] = opt(
         None,
@@ -317,25 +317,6 @@ def starting_checkpoint(told: Any, continue_once: Optional[str] = None) -> Optio
     return None if told.restore_file == NO_BEGINNING["restore_file"] else told.restore_file
 
 
-def one_expert_options(every: int) -> dict[str, Any]:
-    """Return the options of a Switch model that computes what a dense one did, but for those of its dense parts.
-
-    Args:
-        every: how manieth layer has the one expert; 0: none.
-    """
-    return {
-        "num_experts": 1,
-        "moe_freq": every,
-        "capacity_factor": 1.0,
-        "eval_capacity_factor": 0.0,
-        "balance_loss_weight": 0.01,
-        "gate_trees": "",
-        "checkpoint_activations": False,
-        "compile": False,
-        **NO_BEGINNING,
-    }
-
-
 def switch_frequency(options: Mapping[str, Any]) -> int:
     """Return every how manieth layer of a model with these options has experts; see `growth.gate_tree.has_experts`."""
     return int(options["moe_freq"])
@@ -344,11 +325,3 @@ def switch_frequency(options: Mapping[str, Any]) -> int:
 def no_experts(path: str) -> AlmaError:
     """Return the refusal to grow the experts of a Switch model without any."""
     return AlmaError(f"{path}: its model has no Switch layer (--moe-freq 0), so there is nothing to grow")
-
-
-def training_flags(options: Mapping[str, Any]) -> str:
-    """Return the options of fairseq-train that build the same model as these options do."""
-    sizes = [f"decoder_{name}" for name in ("layers", "embed_dim", "ffn_embed_dim", "attention_heads")]
-    named = ("activation_fn", *sizes, "moe_freq", "tokens_per_sample")
-    words = [f"{flag(name)} {options[name]}" for name in named]
-    return " ".join([f"--arch {options['_name']}", "--no-scale-embedding", *words])

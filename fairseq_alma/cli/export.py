@@ -13,14 +13,11 @@ from fairseq_alma.runs.lookup import ArrivalOptions, find_model, stream_option
 from fairseq_alma.terminal import tell
 
 EPILOG = """\
-The folder has config.json, model.safetensors, tokenizer.json, generation_config.json, a model card (README.md),
-modeling_alma.py and the sha256 of all (SHA256SUMS). It needs torch, transformers and safetensors, not this package:
+The folder has config.json, model.safetensors, tokenizer.json, generation_config.json, a model card (README.md) and
+modeling_alma.py. It needs torch, transformers and safetensors, not this package:
 
   alma-export RUN --out FOLDER
   python -c "from transformers import pipeline; print(pipeline(model='FOLDER', trust_remote_code=True)('The'))"
-
-Of a model of images the folder has config.json and model.safetensors, which
-fairseq_alma.images.image_classifier.load_exported_images reads.
 """
 
 
@@ -29,8 +26,7 @@ class ExportOptions(ArrivalOptions):
     """What is exported, and where to."""
 
     path: Path = operand(
-        "run, folder of a model with its run in it, or checkpoint: of alma_switch_lm, alma_umix, a pre-norm "
-        "transformer_lm, an ensemble, or a model of images",
+        "run, folder of a model with its run in it, or checkpoint: of alma_switch_lm, alma_umix, or an ensemble",
         "MODEL",
     )
     out: Path = opt(MISSING, "the folder to write; a new one", parse=utf8_path, metavar="DIR")
@@ -56,14 +52,8 @@ def main(argv: Optional[Sequence[str]] = None) -> Optional[int]:
     refuse_occupied(args.out, "--out ")
     refuse_unwritable(args.out, "--out")
     # These import torch, which takes seconds; --help and usage errors need none of it.
-    from fairseq_alma.checkpoints.architecture import is_of_images
-    from fairseq_alma.checkpoints.checkpoint_file import read_checkpoint
-    from fairseq_alma.exchange.model_folder import export_images, export_model
+    from fairseq_alma.exchange.model_folder import export_model
 
-    if is_of_images(read_checkpoint(path)["cfg"]["model"]):
-        size = export_images(path, args.out, args.stream)
-        tell(f"{args.out}: a model of images, {size / 1e6:,.1f} MB of weights", sys.stdout)
-        return 0
     exported = export_model(path, args.out, args.stream)
     facts = exported.facts
     models = f"{facts.num_members} model{'s' if facts.num_members > 1 else ''}"

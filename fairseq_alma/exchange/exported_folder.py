@@ -26,7 +26,6 @@ from fairseq_alma.checkpoints.architecture import (
     switch_shapes,
 )
 from fairseq_alma.checkpoints.checkpoint_file import check_finite, check_weights
-from fairseq_alma.data.stream import file_sha256
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.exchange.member_weights import folder_name
 from fairseq_alma.files import read_json_object
@@ -200,58 +199,10 @@ def read_weights(folder: Path, config: FolderConfig) -> dict[str, Tensor]:
     return weights
 
 
-def write_sums(folder: Path) -> None:
-    """Write the sha256 of every file that is in a folder."""
-    lines = [f"{file_sha256(path)}  {path.name}\n" for path in sorted(folder.iterdir())]
-    (folder / SUMS).write_text("".join(lines), encoding="utf-8")
-
-
-def verify_sums(folder: Path) -> str:
-    """Compare the files of a folder with the sha256 that ``alma-export`` wrote.
-
-    Returns:
-        What to tell of it: it was saved again by transformers, or has no sums; empty: it is as it was exported.
-
-    Raises:
-        AlmaError: a file is missing or was changed by something else.
-    """
-    for name in (SUMS, CONFIG, WEIGHTS, TOKENIZER):
-        refuse_special(folder / name)
-    if not (folder / SUMS).is_file():
-        return f"note: {folder}: changed since it was exported, or not verified: there is no {SUMS} in it"
-    sums = _read_sums(folder / SUMS)
-    remedy = f"copy the folder again from where it is whole; remove {SUMS} if it was changed on purpose"
-    changed = []
-    for name, needed in sums.items():
-        path = folder / name
-        refuse_special(path)
-        if not path.is_file():
-            raise AlmaError(f"{path}: no such file, but {SUMS} lists it; {remedy}")
-        if name not in _OWN_WORDS and file_sha256(path) != needed:
-            changed.append(name)
-    if CONFIG in changed and _SAVED_AGAIN in read_json_object(folder / CONFIG, _REMEDY):
-        return f"note: {folder}: changed since it was exported, and saved by transformers ({', '.join(changed)})"
-    if changed:
-        raise AlmaError(f"{folder / changed[0]}: damaged or changed, its sha256 is not that of {SUMS}; {remedy}")
-    return ""
-
-
 def refuse_special(path: Path) -> None:
     """Raise AlmaError if a pipe, a device or a folder stands where a file is to be read."""
     if path.exists() and not path.is_file():
         raise AlmaError(f"{path}: a pipe, a device or a folder, no file; {_REMEDY}")
-
-
-def _read_sums(path: Path) -> dict[str, str]:
-    with open(path, "rb") as file:
-        lines = file.read(_MOST_SUMS).decode(errors="replace").splitlines()
-    sums: dict[str, str] = {}
-    for line in lines:
-        sha256, _, name = line.partition("  ")
-        if len(sha256) != 64 or not name or Path(name).name != name or not name.isprintable():
-            raise AlmaError(f"{path}: damaged, {line[:80]!r} found, a sha256 and a file's name are needed; {_REMEDY}")
-        sums[name] = sha256
-    return sums
 
 
 def write_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:

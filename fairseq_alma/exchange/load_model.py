@@ -9,7 +9,6 @@ before, or with more context if that is asked for. Joined, documents are one seq
 
 import contextlib
 import math
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Iterable, Iterator, Mapping, Optional, Sequence, Union
@@ -27,12 +26,10 @@ from fairseq_alma.exchange.exported_folder import (
     misfit,
     read_config,
     read_weights,
-    verify_sums,
 )
 from fairseq_alma.exchange.member_weights import groups_of
 from fairseq_alma.exchange.model_folder import config_of, tensors_of, tokenizer_of
 from fairseq_alma.runs.lookup import stream_of
-from fairseq_alma.terminal import tell
 
 
 class Tokens:
@@ -163,7 +160,7 @@ def load_model(path: Union[str, Path], stream: Union[str, Path, None] = None) ->
     """
     path = Path(path)
     try:
-        import transformers  # noqa: F401  first, as this package registers with it at the end of its import
+        import transformers  # noqa: F401
 
         from fairseq_alma.exchange.modeling_alma import AlmaConfig, AlmaForCausalLM
     except ImportError as error:
@@ -175,8 +172,6 @@ def load_model(path: Union[str, Path], stream: Union[str, Path, None] = None) ->
         if stream is not None:
             raise AlmaError(f"--stream {stream}: {path} has a tokenizer of its own; leave --stream out")
         folder_config = read_config(path)
-        if note := verify_sums(path):
-            tell(note, sys.stderr)
         weights = read_weights(path, folder_config)
         tokens = FolderTokens(path / TOKENIZER, folder_config)
         config = folder_config.options()

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from fairseq_alma.checkpoints import JOINT_MODEL
 from fairseq_alma.checkpoints.architecture import SwitchOptions, joint_member_options, read_options
-from fairseq_alma.checkpoints.dense_checkpoint import is_transformer_lm, without_experts
 from fairseq_alma.checkpoints.ensemble_file import ENSEMBLE_ARCH, Weights, members_of, weights_of_member
 from fairseq_alma.checkpoints.maximal_update import folded
 from fairseq_alma.errors import AlmaError
@@ -68,10 +67,7 @@ def groups_of(config: Mapping[str, Any], weights: Weights, path: Path, weight: f
                 yield from groups_of(found.config, found.weights, found.file or path, weight * entry["weight"])
         return
     options = read_options(config)
-    if is_transformer_lm(config):
-        dense, converted = without_experts(config, weights, path)
-        yield Group(weight, read_options(dense), [converted])
-    elif name == JOINT_MODEL and config["member_arch"].startswith("alma_switch_lm"):
+    if name == JOINT_MODEL and config["member_arch"].startswith("alma_switch_lm"):
         parts = [weights_of_member(weights, index) for index in range(options.num_members)]
         yield _group(weight, joint_member_options(options), parts)
     elif isinstance(options, SwitchOptions):

@@ -3,46 +3,32 @@
 A stream's tokenizer becomes a ``tokenizer.json`` whose ids are those of the token files: fairseq's four symbols come
 first, so that token u has id u + 4. What text looks like one of them is text: special tokens are never looked for in
 it, neither there nor here.
-
-Of a model of images it has weights as safetensors, and a ``config.json`` that says what they are: ``model``, the
-options of the architecture as fairseq has them (an ensemble has its members in it), and ``images``: ``shape``
-(C, H, W), ``num_classes``, ``mean`` and ``std`` of each channel in units 0 to 1, with which images are normalised
-before. `images.image_classifier.load_exported_images` builds it again.
 """
 
 import json
-import sys
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any, Iterable, Iterator, Mapping, Optional, Sequence
+from typing import Any, Iterable, Iterator, Mapping, Optional, Sequence
 
 import torch
-from msgspec import Meta, Struct
 from torch import Tensor
 
-from fairseq_alma.checkpoints import UnfitCheckpoint
-from fairseq_alma.checkpoints.architecture import check_model
 from fairseq_alma.checkpoints.checkpoint_file import Checkpoint, read_checkpoint
-from fairseq_alma.checkpoints.ensemble_file import embedded
 from fairseq_alma.checkpoints.model_facts import ModelFacts, describe_model
-from fairseq_alma.data.stream import Side, Split, Stream
+from fairseq_alma.data.stream import Split, Stream
 from fairseq_alma.data.tokens import FAIRSEQ_SYMBOLS, NUM_FAIRSEQ_SYMBOLS, StreamTokenizer, TokenFile
 from fairseq_alma.errors import AlmaError, printable
 from fairseq_alma.exchange.exported_folder import (
     AUTO_MAP,
-    read_tensors,
-    refuse_special,
-    verify_sums,
-    write_sums,
     write_tensors,
 )
 from fairseq_alma.exchange.member_weights import Group, groups_of, member_sizes, named_weights
-from fairseq_alma.files import Positive, as_record, new_folder, read_json_object
+from fairseq_alma.files import new_folder
 from fairseq_alma.metrics import bits_per_byte
 from fairseq_alma.runs.lookup import stream_of
 from fairseq_alma.runs.run_folder import STAGE_RECORD, RunFolder, stage_predictor
-from fairseq_alma.terminal import spell_duration, tell
+from fairseq_alma.terminal import spell_duration
 
 MODELING_FILE = "modeling_alma.py"
 MOST_INPUTS = 12  # that a model card names
@@ -97,7 +83,6 @@ def export_model(path: Path, out: Path, stream_folder: Optional[Path] = None) ->
         files[MODELING_FILE] = (Path(__file__).parent / MODELING_FILE).read_text(encoding="utf-8")
         for name, content in files.items():
             (folder / name).write_text(content, encoding="utf-8")
-        write_sums(folder)
     return Exported(facts, config_json["vocab_size"], (out / "model.safetensors").stat().st_size)
 
 
@@ -185,7 +170,7 @@ _USE = """\
 ## Use
 
 It is loaded by transformers 5 or newer (`pipeline`, `AutoModelForCausalLM`, `generate`, `Trainer`), by what loads
-models with it, such as lm_eval, and by `alma-score` and `alma-generate`; not by llama.cpp (GGUF) or vLLM.
+models with it, such as lm_eval; not by llama.cpp (GGUF) or vLLM.
 
 ```python
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -297,86 +282,6 @@ def _records(path: Path) -> Optional[tuple[Mapping[str, Any], Mapping[str, Any],
             content = None if stage is None else run.read_stage(stage)
             return None if record is None or content is None else (record, content, run)
     return None
-
-
-FORMAT = "fairseq_alma images 1"
-_OTHER_FOLDER = "give a folder that alma-export wrote of a model of images"
-
-
-class ImagesRecord(Struct):
-    """What a model of images looks at."""
-
-    shape: tuple[Side, Side, Side]
-    num_classes: Positive
-    mean: Annotated[list[float], Meta(min_length=1, max_length=1 << 20)]
-    std: Annotated[list[float], Meta(min_length=1, max_length=1 << 20)]
-
-
-class FolderRecord(Struct):
-    """``config.json`` of such a folder."""
-
-    format: str
-    model: dict[str, Any]
-    images: ImagesRecord
-
-
-def export_images(path: Path, out: Path, stream_folder: Optional[Path] = None) -> int:
-    """Write the checkpoint of a model of images, or of an ensemble of them, as a folder.
-
-    Args:
-        path: the checkpoint.
-        out: the folder, which must not be there.
-        stream_folder: the stream that it was trained on; None: the one that it names.
-
-    Returns:
-        Size of the weights' file, in bytes.
-
-    Raises:
-        AlmaError: it is no such checkpoint, or the stream is not there or not of images; nothing is written then.
-    """
-    checkpoint = read_checkpoint(path)
-    config, weights = embedded(checkpoint["cfg"]["model"], checkpoint["model"], path.parent)
-    images = stream_of(checkpoint, path, stream_folder, "images").images
-    assert images is not None  # of a stream of images
-    record = {
-        "format": FORMAT,
-        "model": config,
-        "images": {
-            "dataset": images.dataset,
-            "shape": list(images.shape),
-            "num_classes": images.num_classes,
-            "mean": list(images.mean),
-            "std": list(images.std),
-        },
-    }
-    with new_folder(out, "--out ", "alma-export") as folder:
-        write_tensors({name: tensor.clone() for name, tensor in weights.items()}, folder / "model.safetensors")
-        (folder / "config.json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
-        write_sums(folder)
-    return (out / "model.safetensors").stat().st_size
-
-
-def read_folder(folder: Path) -> tuple[FolderRecord, Mapping[str, Tensor]]:
-    """Return what a folder says of its model, and the weights.
-
-    Raises:
-        AlmaError: it is no such folder, or its weights are not those of its configuration.
-    """
-    refuse_special(folder / "config.json")
-    if not (folder / "config.json").is_file():
-        raise AlmaError(f"{folder}: there is no config.json in it; {_OTHER_FOLDER}")
-    content = read_json_object(folder / "config.json", _OTHER_FOLDER)
-    if content.get("format") != FORMAT:
-        raise AlmaError(f"{folder / 'config.json'}: format {content.get('format')!r:.60} found; {_OTHER_FOLDER}")
-    if note := verify_sums(folder):
-        tell(note, sys.stderr)
-    record = as_record(content, FolderRecord, folder / "config.json", _OTHER_FOLDER)
-    weights = read_tensors(folder / "model.safetensors")
-    try:
-        check_model(record.model, weights)
-    except UnfitCheckpoint as error:
-        raise AlmaError(f"{folder}: {error}; {_OTHER_FOLDER}") from error
-    return record, weights
 
 
 _OTHER_TOKENIZER = (

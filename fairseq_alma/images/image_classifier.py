@@ -7,25 +7,19 @@ Letters: N members, B images, C channels, H and W height and width, K classes.
 """
 
 from dataclasses import dataclass
-from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, Callable, ClassVar, Optional, Sequence, Union
+from typing import Any, Callable, ClassVar, Optional, Sequence
 
-import fairseq.models
 import torch
 import torch.nn.functional as F
 from fairseq.models import ARCH_MODEL_NAME_REGISTRY, MODEL_REGISTRY, BaseFairseqModel
-from omegaconf import OmegaConf
 from torch import Generator, Tensor, nn
 
 from fairseq_alma.checkpoints.ensemble_file import TrainedMembers, log_of_mean
 from fairseq_alma.errors import AlmaError
-from fairseq_alma.exchange.model_folder import ImagesRecord, read_folder
 from fairseq_alma.growth.gate_tree import GateTree, format_gate_trees
 from fairseq_alma.images.networks import ImageKind, ImageNetwork, SideBySide, join_logits
 from fairseq_alma.learners.learner import Growth
 from fairseq_alma.training.fairseq_options import check_options
-from fairseq_alma.training.loading import refuse_other_weights
 
 
 @dataclass(frozen=True)
@@ -217,28 +211,3 @@ def image_architectures() -> list[str]:
     """Return the names of the registered architectures of single image models, in order."""
     models = {name: MODEL_REGISTRY[key] for name, key in ARCH_MODEL_NAME_REGISTRY.items()}
     return sorted(name for name, kind in models.items() if isinstance(kind, type) and issubclass(kind, ImageClassifier))
-
-
-def load_exported_images(folder: Union[str, Path]) -> tuple[Any, ImagesRecord]:
-    """Load a model of images, or an ensemble, on the CPU.
-
-        model, images = load_exported_images("FOLDER")
-        mean, std = (torch.tensor(each)[:, None, None] for each in (images.mean, images.std))
-        logits = model((pixels / 255 - mean) / std)      # pixels (B, C, H, W) from 0 to 255; logits (B, K)
-
-    Args:
-        folder: that ``alma-export`` wrote.
-
-    Returns:
-        The model, which maps (B, C, H, W) normalised images to (B, K) logits, in evaluation mode; and what it looks at.
-
-    Raises:
-        AlmaError: the folder is none, or damaged.
-    """
-    record, weights = read_folder(Path(folder))
-    images = record.images
-    task = SimpleNamespace(image_shape=images.shape, num_classes=images.num_classes, checkpoint_path=None)
-    model = fairseq.models.build_model(OmegaConf.create(record.model), task, from_checkpoint=True)
-    refuse_other_weights(model, str(folder))
-    model.load_state_dict(weights, strict=True)
-    return model.eval(), images

@@ -16,7 +16,6 @@ import fairseq_alma
 from fairseq_alma.checkpoints.architecture import refuse_other_shapes
 from fairseq_alma.checkpoints.checkpoint_file import Checkpoint, read_checkpoint, write_checkpoint
 from fairseq_alma.checkpoints.checkpoint_growth import GrowthStep, enlarge_checkpoint, grow_checkpoint, growth_table
-from fairseq_alma.checkpoints.dense_checkpoint import from_transformer_lm
 from fairseq_alma.checkpoints.ensemble_file import check_dictionary
 from fairseq_alma.checkpoints.maximal_update import update_factors
 from fairseq_alma.checkpoints.model_options import NO_BEGINNING, GrowOptions, from_weights, no_experts, switch_frequency
@@ -179,10 +178,7 @@ def _deeper_trees(model: AlmaSwitchLM, depth: DepthGrowth, config: Mapping[str, 
 
 
 def _read(args: GrowOptions, mmap: bool) -> Checkpoint:
-    """Read the source, a dense model of stock fairseq as one with a single expert."""
     checkpoint = read_checkpoint(args.path, mmap)
-    if checkpoint["cfg"]["model"].get("_name", "").startswith("transformer_lm"):
-        return from_transformer_lm(checkpoint, args.path, args, args.seed)
     args.refuse_for_switch(args.path)
     return checkpoint
 
@@ -191,8 +187,7 @@ def _build(checkpoint: Checkpoint, path: str, device: str = "meta") -> AlmaSwitc
     config = checkpoint["cfg"]["model"]
     if not config.get("_name", "").startswith("alma_switch_lm"):
         raise AlmaError(
-            f"{path}: architecture {config.get('_name')!r} cannot grow; give a checkpoint of alma_switch_lm… or of a "
-            "dense transformer_lm…"
+            f"{path}: architecture {config.get('_name')!r} cannot grow; give a checkpoint of alma_switch_lm…"
         )
     return build_from_config(config, checkpoint["model"]["decoder.embed_tokens.weight"].size(0), device)
 

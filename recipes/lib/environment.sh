@@ -144,14 +144,19 @@ alma_install() {
   alma_say "installed"
 }
 
-# What is installed; another distribution of fairseq takes the place of the one that setup.py names.
+# Installs the package; another distribution of fairseq replaces the one that setup.py names. fairseq depends on torchaudio,
+# which nothing here needs: transformers imports it wherever it is installed, and its build fails next to a CPU build of torch.
 alma_pip_install() {
   local pip=("$ALMA_VENV/bin/python" -m pip) options=(--disable-pip-version-check --no-input)
-  cd "$ALMA_CHECKOUT" && "${pip[@]}" install "${options[@]}" -c constraints.txt -e ".[$ALMA_EXTRAS]" || return 1
+  cd "$ALMA_CHECKOUT" && "${pip[@]}" install "${options[@]}" -c constraints.txt -e ".[$ALMA_EXTRAS]" &&
+    alma_pip_uninstall torchaudio || return 1
   [ -z "$ALMA_FAIRSEQ" ] ||
-    { "${pip[@]}" uninstall --yes ve-fairseq fairseq-fixed &&
-      "${pip[@]}" install "${options[@]}" -c constraints.txt "$ALMA_FAIRSEQ"; }
+    { alma_pip_uninstall ve-fairseq fairseq-fixed &&
+      "${pip[@]}" install "${options[@]}" -c constraints.txt "$ALMA_FAIRSEQ" &&
+      alma_pip_uninstall torchaudio; }
 }
+
+alma_pip_uninstall() { "$ALMA_VENV/bin/python" -m pip uninstall --yes "$@"; }
 
 # Waits for the lock of file descriptor 9, or ends with 1 where it is taken and there is "-n". The lock is that of this
 # shell, which has the descriptor, and stays when Python ends; not every system has the command flock.

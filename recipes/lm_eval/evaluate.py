@@ -16,7 +16,6 @@ from pathlib import Path
 os.environ.setdefault("HF_DATASETS_OFFLINE", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
-import fairseq_alma  # noqa: F401, I001  before the harness: hides a torchaudio that cannot be imported
 import lm_eval
 from lm_eval.tasks import TaskManager
 from lm_eval.utils import make_table

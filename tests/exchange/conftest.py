@@ -11,12 +11,12 @@ from fairseq_alma.checkpoints.checkpoint_file import read_checkpoint, write_chec
 from fairseq_alma.cli.export import main as export
 from fairseq_alma.data.stream import Stream
 from fairseq_alma.data.tokens import StreamTokenizer, TokenFile
-from tests.models.ensembles import save_ensemble, save_member, switch_config, transformer_config, umix_config
+from tests.models.ensembles import save_ensemble, save_member, switch_config, umix_config
 
 TEXT = "the cat sat on a mat while naïve dogs <barked> at 42 moons – 北京 🙂 </s> and <unk> was never known"
 WORDS = TEXT.split()
 LONGEST = 24
-KINDS = ("dense", "switch", "tree", "sinusoidal", "umix", "stock", "ensemble")
+KINDS = ("dense", "switch", "tree", "sinusoidal", "umix", "ensemble")
 PAD, EOS = 1, 2
 TREES = "[[0,1,[2,3]],[[0,3],[1,[2]]]]"
 
@@ -66,7 +66,6 @@ def checkpoints(tmp_path_factory, stream) -> dict[str, Path]:
         "tree": switch_config(gate_trees=TREES, activation_fn="gelu_accurate"),
         "sinusoidal": switch_config(decoder_sinusoidal_pos=True),
         "umix": umix_config(),
-        "stock": {**transformer_config(), "decoder_normalize_before": True, "decoder_learned_pos": True},
     }
     paths = {
         kind: save(folder / kind / "a.pt", config, seed, stream) for seed, (kind, config) in enumerate(kinds.items())

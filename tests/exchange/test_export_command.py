@@ -52,7 +52,7 @@ def test_what_is_no_model_for_a_folder_is_refused(checkpoints, tmp_path):
     out = ["--out", tmp_path / "out"]
     stock = save_member(tmp_path / "stock.pt", transformer_config(), 0)
     line = refused(tmp_path, stock, *out)
-    assert "decoder_normalize_before = False cannot be expressed as an alma_switch_lm; it needs a pre-norm" in line
+    assert "architecture transformer_lm is no language model" in line
     (tmp_path / "text.pt").write_text("no checkpoint")
     assert "text.pt: no checkpoint" in refused(tmp_path, tmp_path / "text.pt", *out)
     assert "no such checkpoint file" in refused(tmp_path, tmp_path / "none.pt", *out)

@@ -22,7 +22,6 @@ PRELOADED = (
     "transformers",
     "fairseq_alma.exchange.load_model",
     "fairseq_alma.exchange.model_folder",
-    "fairseq_alma.exchange.import_folder",
 )
 Main = Callable[[Sequence[str]], Optional[int]]
 

@@ -8,15 +8,11 @@ from typing import NamedTuple
 from fairseq_alma.cli.ensemble import main as alma_ensemble
 from fairseq_alma.cli.export import main as alma_export
 from fairseq_alma.cli.grow import main as alma_grow
-from fairseq_alma.cli.import_model import main as alma_import
-from fairseq_alma.cli.score import main as alma_score
-from fairseq_alma.cli.stream import main as alma_stream
 from fairseq_alma.cli.update import main as alma_update
 from tests.exchange.conftest import save, write_stream
-from tests.exchange.test_import_folder import write_folder
 from tests.kills.crashes import Crash
 from tests.kills.launch import Main, launch
-from tests.kills.learners import MLP, make_stream, write_text
+from tests.kills.learners import write_text
 from tests.models.ensembles import switch_config
 
 MODELS = "models"
@@ -24,8 +20,6 @@ TINY = ["--", "--decoder-embed-dim", "8", "--decoder-ffn-embed-dim", "16", "--de
 SPLIT = ["--method", "split", "--experts", "1", "--cpu"]
 TOOLS: dict[str, tuple[Main, list[str]]] = {
     "export": (alma_export, ["{models}/a.pt", "--out", "{run}/to/folder"]),
-    "export-images": (alma_export, ["{models}/R/stage-001/member-0/checkpoint_last.pt", "--out", "{run}/to/folder"]),
-    "import": (alma_import, ["{models}/gpt2", "--out", "{run}/to/dense.pt", "--stream", "{models}/S"]),
     "grow": (
         alma_grow,
         ["--path", "{models}/a.pt", "--out", "{run}/to/grown.pt", "--stream", "{models}/S", *SPLIT],
@@ -33,7 +27,6 @@ TOOLS: dict[str, tuple[Main, list[str]]] = {
     "ensemble": (alma_ensemble, ["{models}/a.pt", "{models}/b.pt", "--out", "{run}/to/E.pt", "--embed"]),
     "update": (alma_update, ["{run}/to", "{models}/month-0.txt", *TINY]),
     "update-again": (alma_update, ["{run}/to", "{models}/month-1.txt"]),
-    "score": (alma_score, ["{models}/a.pt", "{models}/documents.jsonl", "--out", "{run}/to/losses.jsonl"]),
 }
 
 
@@ -76,15 +69,10 @@ ALL_TOOLS = [Tool(name) for name in TOOLS]
 
 
 def make_models(folder: Path) -> None:
-    """Make what the commands read: untrained language models, a trained one of images, a GPT-2, documents."""
+    """Make what the commands read: untrained language models, text of two months."""
     folder.mkdir()
     stream = write_stream(folder, "byte-level-bpe")
     for seed, name in enumerate(("a.pt", "b.pt")):
         save(folder / name, switch_config(), seed, stream)
-    write_folder(folder / "gpt2", stream)
-    (folder / "documents.jsonl").write_text('{"text": "the cat sat on a mat"}\n{"text": "dogs"}\n')
     for month in range(2):
         write_text(folder / f"month-{month}.txt", 20, month)
-    images, run = make_stream("images", folder), folder / "R"
-    words = ["--stream", str(images), "--run", str(run), "--learner", "sm", "--", *MLP]
-    assert launch(words, folder / "log", Crash(run, folder / "journal"), alma_stream) == 0, (folder / "log").read_text()

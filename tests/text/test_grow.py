@@ -71,21 +71,6 @@ def test_an_optimizer_that_is_kept_goes_on(trained, tmp_path):
     assert torch.load(last)["optimizer_history"][-1]["num_updates"] == 22  # 20 before growth and 2 after it
 
 
-@pytest.mark.parametrize(
-    "positions",
-    [[], *(pytest.param([word], marks=pytest.mark.slow) for word in ("--decoder-learned-pos", "--no-scale-embedding"))],
-)
-def test_a_dense_stock_model_becomes_a_mixture_without_a_change_of_its_loss(trained, tmp_path, positions):
-    dims = ["--decoder-input-dim", "16", "--decoder-output-dim", "16", "--share-decoder-input-output-embed"]
-    dense = ["--arch", "transformer_lm_gpt", "--criterion", "cross_entropy", *dims, *positions]
-    path = train_model(trained.stream, tmp_path / "dense", "--megabatch", "0", *dense)
-    grow(trained, tmp_path / "grown.pt", "--method", "split", "--experts", "1", path=path)
-    assert torch.load(tmp_path / "grown.pt")["cfg"]["model"]["num_experts"] == 2
-    main(["--path", str(path), "--out", str(tmp_path / "wide.pt"), "--embed-dim", "32", "--layers", "4", "--cpu"])
-    for grown in ("grown.pt", "wide.pt"):
-        assert loss_of(trained, tmp_path / grown) == pytest.approx(loss_of(trained, path), rel=1e-5)
-
-
 def test_a_dense_model_with_one_expert_becomes_a_mixture(trained, tmp_path):
     path = train_model(trained.stream, tmp_path / "dense", "--megabatch", "0", "--num-experts", "1")
     grow(trained, tmp_path / "grown.pt", "--method", "split", "--experts", "1", path=path)
