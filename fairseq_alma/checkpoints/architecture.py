@@ -49,13 +49,27 @@ class Transformer(_Transformer):
 
 _begun: Any = [(name, Optional[str], None) for name in declared.NO_BEGINNING]
 _Begun: Any = msgspec.defstruct("_Begun", _begun, bases=(Transformer,), kw_only=True)
-_SwitchOptions: Any = struct_of(declared.SwitchOptions, base=_Begun, required=("num_experts",))
+_SwitchOptions: Any = struct_of(declared.SwitchOptions, declared.ExpertOptions, base=_Begun, required=("num_experts",))
 
 
 class SwitchOptions(_SwitchOptions):
     """Options of ``alma_switch_lm``."""
 
     decoder_layers_to_keep: None = None  # fairseq would look for numbers in it
+
+
+_BegunAlone: Any = msgspec.defstruct("_BegunAlone", _begun, kw_only=True)
+_AlmaTransformerOptions: Any = struct_of(
+    declared.AlmaTransformerOptions,
+    declared.ExpertOptions,
+    declared.LengthOptions,
+    base=_BegunAlone,
+    required=("decoder_embed_dim", "decoder_layers", "num_experts"),
+)
+
+
+class AlmaTransformerOptions(_AlmaTransformerOptions):
+    """Options of ``alma_transformer_lm``."""
 
 
 class TransformerLMOptions(Transformer):
@@ -397,6 +411,36 @@ def switch_shapes(options: SwitchOptions, vocab_size: int, trees: Mapping[int, G
     return shapes
 
 
+def _alma_transformer_shapes(options: Any, weights: Weights, num_members: int) -> Shapes:
+    try:
+        ffn, heads, kv_heads, head_dim = declared.transformer_sizes(options)
+        trees = trees_of_layers(options) if options.num_experts > 1 else [None] * options.decoder_layers
+    except AlmaError as error:
+        raise UnfitCheckpoint(str(error)) from error
+    vocab_size, dim = _find(weights, "decoder.embed_tokens.weight", 2).size(0), options.decoder_embed_dim
+    shapes: Shapes = {f"decoder.{name}.weight": (vocab_size, dim) for name in ("embed_tokens", "output_projection")}
+    shapes["decoder.norm.weight"] = (dim,)
+    for layer, tree in enumerate(trees):
+        of_layer: Shapes = {
+            "input_layernorm.weight": (dim,),
+            "self_attn.q_proj.weight": (heads * head_dim, dim),
+            "self_attn.k_proj.weight": (kv_heads * head_dim, dim),
+            "self_attn.v_proj.weight": (kv_heads * head_dim, dim),
+            "self_attn.o_proj.weight": (dim, heads * head_dim),
+            "self_attn.q_norm.weight": (head_dim,),
+            "self_attn.k_norm.weight": (head_dim,),
+            "post_attention_layernorm.weight": (dim,),
+        }
+        experts, ending = ((), ".weight") if tree is None else ((tree.num_experts,), "")
+        into = "mlp." if tree is None else "mlp.experts."
+        of_layer |= {f"{into}{name}_proj{ending}": (*experts, ffn, dim) for name in ("gate", "up")}
+        of_layer[f"{into}down_proj{ending}"] = (*experts, dim, ffn)
+        if tree is not None:
+            of_layer["mlp.gate.weight"] = (tree.num_rows, dim)
+        shapes |= {f"decoder.layers.{layer}.{name}": shape for name, shape in of_layer.items()}
+    return shapes
+
+
 def _affine(name: str, *shape: int) -> Shapes:
     return {f"{name}.weight": shape, f"{name}.bias": shape[:1]}
 
@@ -506,7 +550,7 @@ def _check_experts(options: Any, weights: Weights) -> None:
         raise UnfitCheckpoint(f"gate trees of {len(options.gate_trees):,} characters for gates of {sum(rows):,} rows")
 
 
-_STACKS = (".switch.experts.fc1_weight", ".linear.weight", ".conv.weight")
+_STACKS = (".switch.experts.fc1_weight", ".mlp.experts.gate_proj", ".linear.weight", ".conv.weight")
 
 
 def _num_children(weights: Weights, prefix: str) -> int:
@@ -535,6 +579,7 @@ def _compare(option: str, announced: int, found: int) -> None:
 _TEXT_LAYERS = ("decoder_layers", "decoder.layers.")
 _WIDTHS = ("decoder_embed_dim", "decoder_ffn_embed_dim")
 _SWITCH = Architecture(SwitchOptions, "text", _WIDTHS, _TEXT_LAYERS, _switch_shapes)
+_ALMA_TRANSFORMER = Architecture(AlmaTransformerOptions, "text", _WIDTHS, _TEXT_LAYERS, _alma_transformer_shapes)
 _STOCK = Architecture(
     TransformerLMOptions,
     "text",
@@ -545,6 +590,7 @@ _STOCK = Architecture(
 )
 ARCHITECTURES: Mapping[str, Architecture] = {
     **dict.fromkeys(SWITCH_SIZES, _SWITCH),
+    **dict.fromkeys(declared.TRANSFORMER_SIZES, _ALMA_TRANSFORMER),
     **dict.fromkeys(TRANSFORMER_LMS, _STOCK),
     "alma_mlp": Architecture(ImageOptions, "images", ("width",), None, _mlp_shapes),
     "alma_vgg": Architecture(ImageOptions, "images", ("channels",), None, _vgg_shapes),

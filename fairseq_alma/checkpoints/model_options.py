@@ -8,7 +8,7 @@ Light: alma-stream looks at the words after ``--`` without torch or fairseq.
 from dataclasses import MISSING, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Mapping, Optional, Union
+from typing import Any, Mapping, NamedTuple, Optional, Union
 
 from fairseq_alma.checkpoints import LAST_CHECKPOINT
 from fairseq_alma.errors import AlmaError
@@ -35,6 +35,15 @@ SWITCH_SIZES = {
     "alma_switch_lm_large": {"layers": 12, "embed_dim": 768, "ffn_embed_dim": 3072, "attention_heads": 12},
 }
 """Sizes of the decoder of each Switch language model by its name; the paper's base and large ones, and a small one."""
+TRANSFORMER_SIZES = {
+    "alma_transformer_lm": {"layers": 8, "embed_dim": 512},
+    "alma_transformer_lm_tiny": {"layers": 2, "embed_dim": 64},
+    "alma_transformer_lm_mini": {"layers": 4, "embed_dim": 128},
+    "alma_transformer_lm_small": {"layers": 6, "embed_dim": 256},
+    "alma_transformer_lm_base": {"layers": 8, "embed_dim": 512},
+    "alma_transformer_lm_large": {"layers": 16, "embed_dim": 1024},
+}
+"""Sizes of each ``alma_transformer_lm``; those of heads and feed-forward layers follow (`transformer_sizes`)."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +64,7 @@ class TransformerOptions(Options):
 
 @dataclass(frozen=True)
 class SwitchOptions(Options):
-    """What Switch language models have beside these."""
+    """Options of ``alma_switch_lm`` alone."""
 
     decoder_sinusoidal_pos: bool = shape_of_text(False, "use sinusoidal rather than learned positional embeddings")
     no_scale_embedding: bool = shape_of_text(
@@ -66,10 +75,16 @@ class SwitchOptions(Options):
         "maximal-update parametrization, in which the best learning rate moves less with width and number of layers; "
         "the usual one at the size of alma_switch_lm_tiny",
     )
+
+
+@dataclass(frozen=True)
+class ExpertOptions(Options):
+    """Options of language models that may have Switch layers."""
+
     num_experts: Optional[int] = shape_of_text(
         None,
         "experts in each Switch layer; 1 makes the model dense; default: as many as the checkpoint that training "
-        "starts from (--finetune-from-model, --restore-file) has, else 4",
+        "starts from (--finetune-from-model, --restore-file) has, else 4 for alma_switch_lm, 1 for alma_transformer_lm",
         range=whole(1, MAX_EXPERTS),
     )
     moe_freq: int = shape_of_text(
@@ -92,6 +107,38 @@ class SwitchOptions(Options):
         False,
         "let torch.compile fuse what model and criterion do in training, which begins minutes later; for a GPU, with "
         "--autocast bf16 and a capacity limit. Needs a compiler (Triton on a GPU, a C++ compiler on a CPU)",
+    )
+
+
+@dataclass(frozen=True)
+class AlmaTransformerOptions(Options):
+    """Options of ``alma_transformer_lm`` next to `ExpertOptions`."""
+
+    dropout: float = of_text(0.0, "dropout probability, of embeddings and residual branches", range=SHARE)
+    decoder_embed_dim: int = shape_of_text(512, "model dimension", range=SIZE)
+    decoder_ffn_embed_dim: Optional[int] = shape_of_text(
+        None,
+        "hidden dimension of feed-forward layers and experts (default: 8/3 of the model dimension, in whole eights)",
+        range=SIZE,
+    )
+    decoder_layers: int = shape_of_text(8, "number of layers", range=LAYERS)
+    decoder_attention_heads: Optional[int] = shape_of_text(
+        None, "number of query heads (default: the model dimension over --head-dim)", range=SIZE
+    )
+    num_kv_heads: Optional[int] = shape_of_text(
+        None, "number of key-value heads; must divide the query heads (default: as many)", range=SIZE
+    )
+    head_dim: Optional[int] = shape_of_text(
+        None,
+        "dimension of a head, even (default: the model dimension over the heads; without both 32, from a model "
+        "dimension of 512 on 64)",
+        range=SIZE,
+    )
+    rope_theta: float = shape_of_text(10000.0, "base of the rotary frequencies", range=real(1, 1e12))
+    norm_eps: float = shape_of_text(1e-6, "added to the mean square in RMS norms", range=real(0, 1))
+    no_embedding_norm: bool = shape_of_text(False, "no norm behind the embeddings")
+    share_decoder_input_output_embed: bool = shape_of_text(
+        False, "use the input embeddings as output projection; the perplexity of small models gets much worse"
     )
 
 
@@ -184,10 +231,11 @@ class MixtureOptions(Options):
     )
 
 
-LANGUAGE = (TransformerOptions, SwitchOptions)
+LANGUAGE = (TransformerOptions, SwitchOptions, ExpertOptions)
+ALMA_TRANSFORMER = (AlmaTransformerOptions, ExpertOptions)
 IMAGE_NETWORKS = (MLPOptions, VGGOptions, GrownVGGOptions, MixtureOptions)
 """How large an image model is and what it is made of; `VGGVariantOptions` stand beside them."""
-MODELS = (*LANGUAGE, LengthOptions, JointOptions, *IMAGE_NETWORKS, VGGVariantOptions)
+MODELS = (*LANGUAGE, AlmaTransformerOptions, LengthOptions, JointOptions, *IMAGE_NETWORKS, VGGVariantOptions)
 NETWORK = ("--arch", *flags_of(*IMAGE_NETWORKS))
 
 
@@ -315,6 +363,46 @@ def starting_checkpoint(told: Any, continue_once: Optional[str] = None) -> Optio
     if told.finetune_from_model is not None:
         return told.finetune_from_model
     return None if told.restore_file == NO_BEGINNING["restore_file"] else told.restore_file
+
+
+class TransformerSizes(NamedTuple):
+    """Sizes of an ``alma_transformer_lm``: F, H, K and D; see `transformer_sizes`."""
+
+    ffn_dim: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+
+
+def transformer_sizes(options: Any) -> TransformerSizes:
+    """Return the sizes that options of ``alma_transformer_lm`` leave open or state.
+
+    Raises:
+        AlmaError: they do not fit together.
+    """
+    width, heads, head_dim = options.decoder_embed_dim, options.decoder_attention_heads, options.head_dim
+    if heads is None:
+        heads = max(1, width // (head_dim or (32 if width < 512 else 64)))
+    if head_dim is None:
+        if width % heads:
+            raise AlmaError(
+                f"--decoder-attention-heads {heads}: does not divide --decoder-embed-dim {width}; give a divisor, or "
+                "--head-dim"
+            )
+        head_dim = width // heads
+    if head_dim % 2:
+        raise AlmaError(f"--head-dim {head_dim}: rotary positions need an even head dimension; give other heads")
+    kv_heads = heads if options.num_kv_heads is None else options.num_kv_heads
+    if heads % kv_heads:
+        raise AlmaError(f"--num-kv-heads {kv_heads}: must divide the {heads} query heads; give a divisor of {heads}")
+    every, layers, num_experts = options.moe_freq, options.decoder_layers, options.num_experts or 1
+    if (num_experts > 1 and not 1 <= every <= layers) or every > max(layers, USUAL_FREQUENCY):
+        raise AlmaError(
+            f"--moe-freq {every}: every n-th of {layers} layers is a Switch layer; give 1 to {layers}, or leave "
+            "--num-experts and --moe-freq out for a dense model"
+        )
+    ffn_dim = options.decoder_ffn_embed_dim or max(8, 8 * width // 3 // 8 * 8)
+    return TransformerSizes(ffn_dim, heads, kv_heads, head_dim)
 
 
 def switch_frequency(options: Mapping[str, Any]) -> int:

@@ -1,12 +1,13 @@
 """Models under their registered names.
 
-Language: ``alma_switch_lm`` with ``_tiny``, ``_base``, ``_large``. Images, all in ``images``: ``alma_mlp``,
-``alma_vgg``, ``alma_moe_mlp``, ``alma_moe_vgg``, ``alma_firefly_vgg``. Both: ``alma_ensemble`` and ``alma_umix``, which
-consist of others.
+Language: ``alma_transformer_lm`` with ``_tiny`` to ``_large``, and the paper's ``alma_switch_lm`` with ``_tiny``,
+``_base``, ``_large``. Images, all in ``images``: ``alma_mlp``, ``alma_vgg``, ``alma_moe_mlp``, ``alma_moe_vgg``,
+``alma_firefly_vgg``. Both: ``alma_ensemble`` and ``alma_umix``, which consist of others.
 """
 
 from fairseq_alma.images import image_models
 from fairseq_alma.models import alma_ensemble, alma_umix
 from fairseq_alma.text import model as alma_switch_lm
+from fairseq_alma.text import transformer_model as alma_transformer_lm
 
-__all__ = ["alma_ensemble", "alma_switch_lm", "alma_umix", "image_models"]
+__all__ = ["alma_ensemble", "alma_switch_lm", "alma_transformer_lm", "alma_umix", "image_models"]

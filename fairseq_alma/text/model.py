@@ -87,6 +87,11 @@ class AlmaSwitchLM(FairseqLanguageModel):
             scale_first_weights(decoder.named_parameters(), cfg.decoder_embed_dim)
         return cls(decoder, cfg.balance_loss_weight, cfg.compile)
 
+    @classmethod
+    def complete_options(cls, cfg: AlmaSwitchLMConfig, continue_once: Optional[str] = None) -> None:
+        """Fill in what the command line left open; see `adopt_experts`."""
+        adopt_experts(cfg, continue_once)
+
     def output_factors(self, features: torch.Tensor, extra: Mapping[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
         """Return two tensors whose product is the logits: features (…, M) and output embeddings (V, M).
 
@@ -113,7 +118,7 @@ def layer_shape(cfg: AlmaSwitchLMConfig) -> LayerShape:
     )
 
 
-def adopt_experts(cfg: AlmaSwitchLMConfig, continue_once: Optional[str] = None) -> None:
+def adopt_experts(cfg: Any, continue_once: Optional[str] = None, default: int = DEFAULT_NUM_EXPERTS) -> None:
     """Fill in the number of experts and the gates' trees where the command line left them open.
 
     They are those of the checkpoint that training starts from, so that a grown model trains on without further options.
@@ -121,13 +126,14 @@ def adopt_experts(cfg: AlmaSwitchLMConfig, continue_once: Optional[str] = None) 
     Args:
         cfg: filled in here.
         continue_once: value of ``--continue-once``, which models do not see.
+        default: number of experts without a checkpoint.
     """
     if cfg.num_experts is not None and cfg.gate_trees is not None:
         return
     start = starting_checkpoint(cfg, continue_once)
     found = read_checkpoint(start)["cfg"]["model"] if start is not None else {}
     if cfg.num_experts is None:
-        cfg.num_experts = found.get("num_experts", DEFAULT_NUM_EXPERTS)
+        cfg.num_experts = found.get("num_experts", default)
     if cfg.gate_trees is None:
         cfg.gate_trees = found.get("gate_trees", "")
 

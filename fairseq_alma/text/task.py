@@ -42,6 +42,7 @@ from fairseq.data import (
 from fairseq.data.encoders import register_bpe
 from fairseq.data.iterators import EpochBatchIterator
 from fairseq.dataclass import FairseqDataclass
+from fairseq.models import ARCH_MODEL_REGISTRY
 from fairseq.tasks import register_task
 from fairseq.tasks.language_modeling import LanguageModelingConfig, LanguageModelingTask
 from omegaconf import II, DictConfig
@@ -54,7 +55,6 @@ from fairseq_alma.data.tokens import StreamTokenizer
 from fairseq_alma.errors import AlmaError, in_one_line
 from fairseq_alma.learners.learner import StageOptions, stage_ending_with
 from fairseq_alma.moe.short_copies import batch_of_update
-from fairseq_alma.text.model import adopt_experts
 from fairseq_alma.text.sharding import Sharding
 from fairseq_alma.training.autocast import refuse_inexact_precision
 from fairseq_alma.training.fairseq_options import check_whole_config, fairseq_config
@@ -397,9 +397,10 @@ class AlmaLMTask(StageTask, LanguageModelingTask):
         return model
 
     def _build_checked(self, cfg: Any, from_checkpoint: bool) -> torch.nn.Module:
-        if not from_checkpoint and "gate_trees" in cfg:
+        model_class: Any = ARCH_MODEL_REGISTRY.get(cfg._name)
+        if not from_checkpoint and hasattr(model_class, "complete_options"):
             # here too: fairseq hands models without a named architecture a copy, which is not saved
-            adopt_experts(cfg, self.args.continue_once)
+            model_class.complete_options(cfg, self.args.continue_once)
         if from_checkpoint:
             model = super().build_model(cfg, from_checkpoint)
             refuse_other_weights(model, str(self.args.path))
