@@ -26,7 +26,7 @@ export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} # two small runs with a thread each
 mkdir -p "$OUT"
 python -m data_prep.corpus kjv --text "$OUT/kjv.txt"
 alma-prep-text "$OUT/kjv.txt" --out "$OUT/stream" \
-  --megabatches 4 --vocab-size 2000 --valid-words 10000 --test-words 30000 --seed "$SEED"
+  --megabatches 4 --vocab-size 2000 --valid-bytes 60000 --test-bytes 180000 --seed "$SEED"
 
 MODEL=(--arch alma_switch_lm_tiny --decoder-layers 2 --tokens-per-sample 128 --dropout 0)
 CRITERION=(--criterion alma_switch_cross_entropy)

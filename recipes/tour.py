@@ -44,8 +44,8 @@ text = Path(args.text) if args.text else folder / "text.txt"
 if not text.exists():
     run(fetch, "kjv", "--text", text)
 run(
-    alma_prep_text, text, "--out", folder / "stream", "--megabatches", 2, "--vocab-size", 500, "--valid-words", 2000,
-    "--test-words", 2000, "--workers", 1,
+    alma_prep_text, text, "--out", folder / "stream", "--megabatches", 2, "--vocab-size", 500, "--valid-bytes", 12000,
+    "--test-bytes", 12000, "--workers", 1,
 )  # fmt: skip
 stream = fairseq_alma.open_stream(folder / "stream")
 assert stream.tokenizer is not None  # as a stream of images has none

@@ -48,8 +48,8 @@ GMOE = "--learner gmoe --grow-schedule 2,3,4,6"
 FOUR = f"--learner sm -- {TEXT} --num-experts 4"
 
 STREAMS = {  # of text and of images, two mega-batches each
-    "S": "alma-prep-text text.txt --out S --megabatches 4 --vocab-size 256 --valid-words 100 --test-words 100 "
-    "--holdout-words 40 --workers 1",
+    "S": "alma-prep-text text.txt --out S --megabatches 4 --vocab-size 256 --valid-bytes 600 --test-bytes 600 "
+    "--holdout-bytes 240 --workers 1",
     "J": "alma-prep-text lines.jsonl --field text --out J --megabatches 2 --vocab-size 256 --workers 2",
     "X": "alma-prep-text text.txt.xz --out X --megabatches 3 --vocab-size 256 --seed 3 --workers 1",
     "I": "alma-prep-images arrays --images images.npy --labels labels.npy --out I --megabatches 2 --test-fraction 0.25",

@@ -53,7 +53,7 @@ from fairseq_alma.errors import AlmaError
 from fairseq_alma.terminal import tell
 
 SHOWN_GROUPS = 12
-MUCH_LEFT_OUT = 0.1  # of the words
+MUCH_LEFT_OUT = 0.1  # of the bytes
 FEW_PACKED = 64
 """Compressed files; where there are more, they keep as many cores busy as they are, and each pass unpacks them."""
 
@@ -87,14 +87,14 @@ def _describe(stream: Stream, seconds: float) -> None:
         print(f"mega-batches {first} to {stream.num_megabatches - 1}: {', '.join(_abridged(last['groups']))}")
     print(f"{last['num_duplicates']:,} duplicates dropped, vocabulary size {vocab_size:,}, {seconds:.1f} s")
     if last.get("num_contaminated"):
-        words, size = last["contaminated_words"], last["options"][DECONTAMINATE]
+        num_bytes, size = last["contaminated_bytes"], last["options"][DECONTAMINATE]
         kept = sum(
-            split.num_words for split in stream.splits if split.name in last["splits"] and split.name not in HELD_OUT
+            split.num_bytes for split in stream.splits if split.name in last["splits"] and split.name not in HELD_OUT
         )
-        share = words / (words + kept)
+        share = num_bytes / (num_bytes + kept)
         print(
-            f"{last['num_contaminated']:,} documents ({words:,} words, {share:.1%} of what was to be trained on) left "
-            f"out: they share {size} words in a row with the validation or the test set (stream.json names them)"
+            f"{last['num_contaminated']:,} documents ({num_bytes:,} bytes, {share:.1%} of what was to be trained on) "
+            f"left out: they share {size} words in a row with the validation or the test set (stream.json names them)"
         )
         if share > MUCH_LEFT_OUT:
             print(
@@ -293,7 +293,7 @@ def _counts_of(work: Work, splits: Sequence[Split]) -> dict[str, Any]:
     if work.options.ngram is not None:
         left_out = work.once(left_out_of)
         counts["num_contaminated"] = len(left_out)
-        counts["contaminated_words"] = int(left_out["words"].sum(dtype=int))
+        counts["contaminated_bytes"] = int(left_out["words"].sum(dtype=int))
         counts["contaminated"] = listed_of(work)
     return counts
 

@@ -32,17 +32,19 @@ class Shares:
         num_megabatches: B.
         by_argument: each argument of the command, or each group, is a mega-batch, instead of equal pieces.
         held_out: whether a validation and a test set are drawn too.
-        valid_words: words of the validation set; None for a tenth of a mega-batch. Shares of all are below 1.
-        test_words: words of the test set; None for as many as a mega-batch has.
-        holdout_words: words of each mega-batch that are held out of it; None: none.
+        valid_bytes: words of the validation set; None for a tenth of a mega-batch. Shares of all are below 1.
+        test_bytes: words of the test set; None for as many as a mega-batch has.
+        like_paper: whether the held-out sets have the paper's sizes where none are given.
+        holdout_bytes: words of each mega-batch that are held out of it; None: none.
     """
 
     num_megabatches: int
     by_argument: bool = False
     held_out: bool = True
-    valid_words: Optional[Words] = None
-    test_words: Optional[Words] = None
-    holdout_words: Optional[Words] = None
+    like_paper: bool = False
+    valid_bytes: Optional[Words] = None
+    test_bytes: Optional[Words] = None
+    holdout_bytes: Optional[Words] = None
 
     @property
     def num_drawn(self) -> int:
@@ -53,10 +55,13 @@ class Shares:
         """Return the words of the validation and of the test set, out of ``total``."""
         if not self.held_out:
             return 0.0, 0.0
-        rest = max(total - (self.valid_words or 0) - (self.test_words or 0), 0)
-        pieces = self.num_megabatches + (self.valid_words is None) * _VALID_SHARE + (self.test_words is None)
-        valid = rest / pieces * _VALID_SHARE if self.valid_words is None else self.valid_words
-        test = rest / pieces if self.test_words is None else self.test_words
+        if not self.like_paper:
+            test = self.test_bytes or min(max(0.02 * total, 12_000), 1_200_000, 0.2 * total)
+            return self.valid_bytes or test / 2, test
+        rest = max(total - (self.valid_bytes or 0) - (self.test_bytes or 0), 0)
+        pieces = self.num_megabatches + (self.valid_bytes is None) * _VALID_SHARE + (self.test_bytes is None)
+        valid = rest / pieces * _VALID_SHARE if self.valid_bytes is None else self.valid_bytes
+        test = rest / pieces if self.test_bytes is None else self.test_bytes
         return valid, test
 
 
@@ -143,8 +148,8 @@ def cut(
         AlmaError: the documents do not suffice for so many sets.
     """
     total = order.num_words if before is None else before.total
-    valid, test = words_of(shares.valid_words, total), words_of(shares.test_words, total)
-    shares = replace(shares, valid_words=valid, test_words=test)
+    valid, test = words_of(shares.valid_bytes, total), words_of(shares.test_bytes, total)
+    shares = replace(shares, valid_bytes=valid, test_bytes=test)
     wanted = shares.held_out_words(total)
     _refuse_no_words(shares, sum(wanted), total)
     pieces = 1 if shares.by_argument else shares.num_megabatches
@@ -157,9 +162,9 @@ def cut(
     cuts = Cuts(shares.num_megabatches, shares.by_argument, held_out, megabatches, total=total)
     sizes = [_size(order, *span) for span in cuts.spans]
     _refuse_empty_sets(order, sizes, shares, groups, before)
-    if shares.holdout_words is not None:
+    if shares.holdout_bytes is not None:
         slices = [
-            _slice_end(order, shares.holdout_words, number, span, size)
+            _slice_end(order, shares.holdout_bytes, number, span, size)
             for number, (span, size) in enumerate(zip(cuts.spans, sizes[: shares.num_megabatches], strict=False))
         ]
         cuts = replace(cuts, slices=slices)
@@ -184,7 +189,7 @@ def _slice_end(order: KeyOrder, words: Words, number: int, span: Span, size: tup
     end = max(order.end(base + wanted, argument), order.end(base + 1, argument, including=True))
     if 2 * wanted > total or _size(order, start, end, argument)[1] == num_documents:
         raise AlmaError(
-            f"--holdout-words {wanted}: mega-batch {number} has {total:,} words in {num_documents:,} documents, of "
+            f"--holdout-bytes {wanted}: mega-batch {number} has {total:,} bytes in {num_documents:,} documents, of "
             "which at most half can be held out; give fewer, or more text"
         )
     return end
@@ -205,10 +210,10 @@ def _sample(order: KeyOrder, cuts: Cuts, max_words: int) -> tuple[int, int]:
 def _refuse_no_words(shares: Shares, wanted: float, total: int) -> None:
     if wanted < total:
         return
-    given = {"--valid-words": shares.valid_words, "--test-words": shares.test_words}
+    given = {"--valid-bytes": shares.valid_bytes, "--test-bytes": shares.test_bytes}
     asked = {flag: f"{count:,}" for flag, count in given.items() if count is not None}  # the rest is shared out
     raise AlmaError(
-        f"{', '.join(asked)}: {' and '.join(asked.values())} words asked for, but there are only {total:,}; give "
+        f"{', '.join(asked)}: {' and '.join(asked.values())} bytes asked for, but there are only {total:,}; give "
         "fewer, or more text"
     )
 
@@ -232,12 +237,12 @@ def _refuse_empty_sets(
             f"leaves {name} without a document; give other text, or --no-decontaminate"
         )
     advice = (
-        "leave out what repeats others, give more text, or smaller --valid-words and --test-words"
+        "leave out what repeats others, give more text, or smaller --valid-bytes and --test-bytes"
         if shares.by_argument
         else "give fewer mega-batches, more text, or choose --format lines if each line is a document"
     )
     raise AlmaError(
-        f"{flag}: {num_documents:,} documents ({order.num_words:,} words) leave {name} without a document; {advice}"
+        f"{flag}: {num_documents:,} documents ({order.num_words:,} bytes) leave {name} without a document; {advice}"
     )
 
 
@@ -248,9 +253,10 @@ def shares_of(work: Work) -> Shares:
         options.num_megabatches or len(work.once(survey_of).groups),
         options.is_given_apart,
         work.there is None,
-        options.valid_words,
-        options.test_words,
-        work.holdout_words,
+        options.preset == "paper",
+        options.valid_bytes,
+        options.test_bytes,
+        work.holdout_bytes,
     )
 
 

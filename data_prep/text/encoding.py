@@ -137,13 +137,10 @@ class EncodePieces(Step):
     title = "encoding"
     leaves = ENCODED
 
-    def num_words(self, work: Work) -> int:
-        return work.once(cuts_of).total
-
     def make(self, work: Work, number: int) -> Generator[Progress, None, None]:
         folder, encoder = work.of_piece(number), work.once(encoder_of)
         records, marks = _marks(work, number)
-        sizes, num_bytes = np.zeros((2, len(marks)), np.int32)
+        sizes, num_bytes, num_words = np.zeros((3, len(marks)), np.int32)
         left_out: list[tuple[int, str, str]] = []
         first = 0
         with folder.writing(TOKENS) as file:
@@ -154,16 +151,17 @@ class EncodePieces(Step):
                 encoded = encoder.encode([documents[each] for each in chosen])
                 sizes[first + chosen] = [len(ids) // encoder.dtype.itemsize for ids in encoded]
                 num_bytes[first + chosen] = [len(documents[each].encode()) for each in chosen]
+                num_words[first + chosen] = [len(documents[each].split()) for each in chosen]
                 file.writelines(encoded)
                 first += len(documents)
                 yield bytes_read, 0
         shared = records[np.isin(records["row"], np.array([row for row, *_ in left_out], np.uint32))]
         words = dict(zip(shared["row"].tolist(), shared["words"].tolist(), strict=True))
         listed = [
-            {"words": words[row], "begins": begins, "ngram": ngram} for row, begins, ngram in left_out[:MAX_LISTED]
+            {"bytes": words[row], "begins": begins, "ngram": ngram} for row, begins, ngram in left_out[:MAX_LISTED]
         ]
         spelled = np.frombuffer(json.dumps(listed).encode(), np.uint8)
-        folder.save(ENCODED, sizes=sizes, num_bytes=num_bytes, left_out=shared, listed=spelled)
+        folder.save(ENCODED, sizes=sizes, num_bytes=num_bytes, num_words=num_words, left_out=shared, listed=spelled)
 
 
 def _marks(work: Work, number: int) -> tuple[np.ndarray, np.ndarray]:
@@ -229,15 +227,14 @@ def last_cuts_of(work: Work) -> Cuts:
     return Cuts(**json.loads(work.folder.read(_DEALT_AGAIN)))
 
 
-def sets_of(work: Work, number: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the set of each document of a piece, ``(documents,)``, int16, and its words, 0 where it is in none."""
+def sets_of(work: Work, number: int) -> np.ndarray:
+    """Return the set of each document of a piece, ``(documents,)``, int16."""
     records = records_of(work, number)
     records = records[~np.isin(records["row"], left_out_of_piece(work, number)["row"])]
     size = work.once(survey_of).piece_sizes[number]
-    sets, words = np.full(size, DROPPED, np.int16), np.zeros(size, np.int64)
+    sets = np.full(size, DROPPED, np.int16)
     sets[records["row"]] = work.once(last_cuts_of).sets_of(records)
-    words[records["row"]] = records["words"]
-    return sets, words
+    return sets
 
 
 _PLACED, _SIZES, _TOTALS, _HASHES = "placed.bin", "sizes.bin", "totals.npz", "hashes.bin"
@@ -262,7 +259,7 @@ class PlacePieces(Step):
 
     def make(self, work: Work, number: int) -> Generator[Progress, None, None]:
         folder, num_sets = work.of_piece(number), len(work.once(names_of))
-        sets, words = sets_of(work, number)
+        sets = sets_of(work, number)
         order = np.argsort(sets, kind="stable")
         order = order[np.searchsorted(sets[order], 0) :]  # without what is dropped
         last = np.searchsorted(sets[order], np.arange(num_sets), side="right")
@@ -280,7 +277,7 @@ class PlacePieces(Step):
             _TOTALS,
             documents=np.diff(last, prepend=0),
             tokens=np.diff(placed, prepend=0),
-            words=_total(sets, words, num_sets),
+            words=_total(sets, encoded["num_words"], num_sets),
             bytes=_total(sets, encoded["num_bytes"], num_sets),
         )
         folder.remove(TOKENS)

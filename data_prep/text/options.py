@@ -21,9 +21,9 @@ FORMATS = ("auto", "text", "lines", "jsonl", "parquet", "arrow")
 FORMS_OF_TEXT = ("text", "lines")  # in which there are no fields
 NUM_BYTES = 256  # byte-level BPE begins with one token per byte
 # More text hardly changes the vocabulary, and what training needs in memory grows with the number of distinct words.
-DEFAULT_WORDS = {"tokenizers": 30_000_000, "sentencepiece": 3_000_000}
+DEFAULT_BYTES = {"tokenizers": 180_000_000, "sentencepiece": 18_000_000}
 MAX_INPUTS = 65_535  # they are numbered in 16 bits
-MAX_COUNT = 2**63 - 1  # of words
+MAX_COUNT = 2**63 - 1  # of bytes
 MAX_WORKERS = 1024
 MAX_VOCAB_SIZE = 2**24
 _TOKENIZER_TYPES = {"byte-level-bpe": "tokenizers", "sentencepiece": "sentencepiece"}
@@ -37,7 +37,7 @@ _EPILOG = """examples:
 
 Where the same command has been completed before, it does nothing and says so."""
 
-HOLDOUT_WORDS = "--holdout-words"
+HOLDOUT_BYTES = "--holdout-bytes"
 """Kept in the history of a stream, so that ``--append`` holds out as much."""
 
 
@@ -53,7 +53,7 @@ def words_of(given: Optional[Words], total: int) -> Optional[int]:
 
 
 AUTO = 0
-"""Vocabulary size that is decided by the words of the first mega-batch."""
+"""Vocabulary size that is decided by the bytes of the first mega-batch."""
 
 
 def read_words(word: str) -> Words:
@@ -68,9 +68,9 @@ def read_vocab_size(word: str) -> int:
     return AUTO if word == "auto" else int(whole(NUM_BYTES, MAX_VOCAB_SIZE).read(word))
 
 
-def vocab_size_for(num_words: int) -> int:
-    """Return the vocabulary size for a first mega-batch of so many words: near 4 times their root, a power of two."""
-    return int(min(32_768, max(512, 2 ** round(math.log2(4 * math.sqrt(max(1, num_words)))))))
+def vocab_size_for(num_bytes: int) -> int:
+    """Return the vocabulary size for a first mega-batch of so many bytes: near 1.6 times their root, a power of two."""
+    return int(min(32_768, max(512, 2 ** round(math.log2(1.6 * math.sqrt(max(1, num_bytes)))))))
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ class PrepOptions(Options):
     no_decontaminate: bool = opt(False, "keep what shares words with the validation or the test set")
     megabatches: Optional[int] = opt(
         None,
-        "number of mega-batches, equal in words to within 1 % or one document; with --append of new ones",
+        "number of mega-batches, equal in bytes to within 1 % or one document; with --append of new ones",
         range=whole(1, MAX_MEGABATCHES),
         metavar="B",
     )
@@ -122,19 +122,24 @@ class PrepOptions(Options):
         None, "with --by: each year, month or day of its dates, instead of each value", choices=tuple(PERIODS)
     )
     seed: int = opt(1, "decides who goes where", range=whole(0, 2**63 - 1))
-    valid_words: Optional[Words] = opt(
+    preset: Optional[str] = opt(
         None,
-        "size of the validation set in words, or as 3% of them (default: a tenth of a mega-batch)",
+        "paper: a test set as large as a mega-batch and a validation set of a tenth of one, as in the paper",
+        choices=("paper",),
+    )
+    valid_bytes: Optional[Words] = opt(
+        None,
+        "size of the validation set in bytes of UTF-8, or as 3% of them (default: half of the test set)",
         parse=read_words,
     )
-    test_words: Optional[Words] = opt(
+    test_bytes: Optional[Words] = opt(
         None,
-        "size of the test set in words, or as 5% of them (default: as large as a mega-batch, as in the paper)",
+        "size of the test set in bytes of UTF-8, or as 5% of them (default: 2% of them, 12 kB to 1.2 MB)",
         parse=read_words,
     )
-    holdout_words: Optional[Words] = opt(
+    holdout_bytes: Optional[Words] = opt(
         None,
-        "hold N words, or N% of them, out of each mega-batch, never to be trained on, to tell what a model knows of it "
+        "hold N bytes, or N% of them, out of each mega-batch, never to be trained on, to tell what a model knows of it "
         "from what it has memorised (alma-stream --matrix); --append does the same (default: none)",
         parse=read_words,
     )
@@ -146,17 +151,17 @@ class PrepOptions(Options):
     vocab_size: Optional[int] = opt(
         None,
         f"vocabulary size of the tokenizer to train, in tokens (default: {DEFAULT_VOCAB_SIZE}; at least {NUM_BYTES}, "
-        "one per byte); auto: by the words of the first mega-batch",
+        "one per byte); auto: by the bytes of the first mega-batch",
         parse=read_vocab_size,
         metavar="V",
     )
     tokenizer_type: Optional[str] = opt(
         None, "what to train on the first mega-batch (default: byte-level-bpe)", choices=tuple(_TOKENIZER_TYPES)
     )
-    tokenizer_words: Optional[int] = opt(
+    tokenizer_bytes: Optional[int] = opt(
         None,
-        "train on at most N words of the first mega-batch, documents drawn at random (default: "
-        f"{DEFAULT_WORDS['tokenizers']}, for sentencepiece {DEFAULT_WORDS['sentencepiece']})",
+        "train on at most N bytes of the first mega-batch, documents drawn at random (default: "
+        f"{DEFAULT_BYTES['tokenizers']}, for sentencepiece {DEFAULT_BYTES['sentencepiece']})",
         range=whole(1, MAX_COUNT),
     )
     tokenizer: Optional[Path] = opt(
@@ -210,7 +215,7 @@ class PrepOptions(Options):
         """What tokenizer to train, on how many words at most, and its vocabulary size."""
         kind = _TOKENIZER_TYPES[self.tokenizer_type or "byte-level-bpe"]
         vocab_size = DEFAULT_VOCAB_SIZE if self.vocab_size is None else self.vocab_size
-        return kind, self.tokenizer_words or DEFAULT_WORDS[kind], vocab_size
+        return kind, self.tokenizer_bytes or DEFAULT_BYTES[kind], vocab_size
 
     def that_decide(self, tokenizer_sha256: Optional[str]) -> dict[str, Any]:
         """Return the options that decide what the stream contains, by their flags.
@@ -231,12 +236,12 @@ class PrepOptions(Options):
             dealing |= {"--by": self.by, "--period": self.period}
         if self.append:
             return dealing
-        held_out = {"--valid-words": self.valid_words, "--test-words": self.test_words}
-        if self.holdout_words is not None:
-            held_out[HOLDOUT_WORDS] = self.holdout_words
+        held_out = {"--preset": self.preset, "--valid-bytes": self.valid_bytes, "--test-bytes": self.test_bytes}
+        if self.holdout_bytes is not None:
+            held_out[HOLDOUT_BYTES] = self.holdout_bytes
         if tokenizer_sha256 is not None:
             return {**dealing, **held_out, "--tokenizer": tokenizer_sha256}
-        training = zip(("--tokenizer-type", "--tokenizer-words", "--vocab-size"), self.training, strict=True)
+        training = zip(("--tokenizer-type", "--tokenizer-bytes", "--vocab-size"), self.training, strict=True)
         return {**dealing, **held_out, "--tokenizer": None, **dict(training)}
 
 
@@ -248,12 +253,13 @@ _GROUPS = {
         "by",
         "period",
         "seed",
-        "valid_words",
-        "test_words",
-        "holdout_words",
+        "preset",
+        "valid_bytes",
+        "test_bytes",
+        "holdout_bytes",
         "append",
     ),
-    "tokenizer": ("vocab_size", "tokenizer_type", "tokenizer_words", "tokenizer"),
+    "tokenizer": ("vocab_size", "tokenizer_type", "tokenizer_bytes", "tokenizer"),
 }
 
 
@@ -293,8 +299,10 @@ def _parser() -> argparse.ArgumentParser:
 def _check(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
     """Refuse combinations that contradict each other."""
     given = {name: option.flag for name, option in options_of(PrepOptions).items() if vars(args)[name] is not None}
-    trains = [given[name] for name in ("vocab_size", "tokenizer_type", "tokenizer_words") if name in given]
-    fixed = [given[name] for name in ("tokenizer", "valid_words", "test_words", "holdout_words") if name in given]
+    trains = [given[name] for name in ("vocab_size", "tokenizer_type", "tokenizer_bytes") if name in given]
+    fixed = [
+        given[name] for name in ("tokenizer", "preset", "valid_bytes", "test_bytes", "holdout_bytes") if name in given
+    ]
     if args.tokenizer is not None and trains:
         parser.error(f"{trains[0]} is about training a tokenizer, but --tokenizer gives one; leave one of them out")
     if args.append and (trains or fixed):

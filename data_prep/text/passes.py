@@ -19,7 +19,7 @@ from typing import IO, Any, Callable, Generator, Iterator, Mapping, Optional, Se
 import numpy as np
 
 from data_prep.compression import DecompressedFile
-from data_prep.text.options import HOLDOUT_WORDS, PrepOptions, Words
+from data_prep.text.options import HOLDOUT_BYTES, PrepOptions, Words
 from data_prep.text.pieces import BLOCK_SIZE, Block, Piece, Source, documents_of
 from data_prep.text.pool import Progress, Workers
 from fairseq_alma.data.stream import Stream
@@ -153,11 +153,11 @@ class Work:
         return {**self.__dict__, "_known": {}}
 
     @property
-    def holdout_words(self) -> Optional[Words]:
+    def holdout_bytes(self) -> Optional[Words]:
         """Words to hold out of each mega-batch, by what the stream began with."""
         if self.there is None:
-            return self.options.holdout_words
-        return self.there.history[0]["options"].get(HOLDOUT_WORDS) if self.there.history else None
+            return self.options.holdout_bytes
+        return self.there.history[0]["options"].get(HOLDOUT_BYTES) if self.there.history else None
 
     def of_piece(self, number: int) -> Folder:
         """Return the folder of a piece."""

@@ -45,7 +45,7 @@ from fairseq_alma.text.text_steps import evaluation_of, loss_of
 
 RECORD = "update.json"
 STREAM, RUN, REPORT, EXPORT, LOG = "stream", "run", "report", "export", "update.log"
-SHARES = ["--valid-words", "3%", "--test-words", "5%", "--holdout-words", "2%"]
+SHARES = ["--valid-bytes", "3%", "--test-bytes", "5%", "--holdout-bytes", "2%"]
 """What the first call holds out; the last of each month."""
 LEAST_OF_USUAL = 0.7
 """Bytes for a token that a month may have at least, as a share of what the first month has."""
@@ -236,7 +236,7 @@ def _update(
         try:
             prepare(parse_options([*inputs, *out, *how]))
         except AlmaError as error:
-            if not str(error).startswith(("--megabatches", "--valid-words", "--test-words", "--holdout-words")):
+            if not str(error).startswith(("--megabatches", "--valid-bytes", "--test-bytes", "--holdout-bytes")):
                 raise
             raise AlmaError(f"{inputs[0]}: too little text, or too few documents, for a month ({error})") from error
     stream = model.stream()

@@ -170,7 +170,7 @@ def canonical_sha256(content: Any) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 KINDS = ("text", "images")
 DICTIONARY = "dict.txt"
 DECONTAMINATE = "--decontaminate-ngram"
@@ -253,6 +253,11 @@ class Stream:
                 "give a folder that alma-prep-text or alma-prep-images has written (its --out)"
             )
         content = read_json_object(manifest, _REMEDY)
+        if content.get("format_version") == 1:
+            raise AlmaError(
+                f"{manifest}: a stream of fairseq_alma 0.2.0 found, which this version does not read; prepare it again "
+                "from its text or images with alma-prep-text or alma-prep-images"
+            )
         remedy = "prepare the stream again, or install the version that wrote it"
         require_version(content.get("format_version"), FORMAT_VERSION, manifest, remedy)
         if content.get("kind") not in KINDS:
@@ -383,7 +388,7 @@ class Stream:
         if not self.has_holdouts:
             raise AlmaError(
                 f"{self.root}: nothing is held out of its mega-batches; prepare a stream with alma-prep-text "
-                "--holdout-words N"
+                "--holdout-bytes N"
             )
         return self.split(holdout_name(megabatch))
 

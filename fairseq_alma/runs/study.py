@@ -177,7 +177,7 @@ class StudyOptions(ScheduleOptions, PlaceOptions):
     )
     matrix: Optional[bool] = opt(
         None,
-        "after each stage, test the held-out slice of every mega-batch (alma-prep-text --holdout-words) and as much of "
+        "after each stage, test the held-out slice of every mega-batch (alma-prep-text --holdout-bytes) and as much of "
         "what it trains on; alma-report tells what is memorised and what is forgotten",
         kinds=TEXT,
         free=True,

@@ -238,7 +238,7 @@ def by_time(possible: Sequence[Shape], tokens: Sequence[int], stream: Stream, wi
         what = "that size" if len(at_hand) == 1 else "the smallest model"
         advice = "give more"
         if tested > trained:
-            advice += f", or a stream with less to test on (--test-words 5%): most of it is {len(tokens)} tests"
+            advice += f", or a stream with less to test on (--test-bytes 5%): most of it is {len(tokens)} tests"
         raise ValueError(f"--hours {wish.hours:g}: too short for {what}, which takes {hours:.2g} here; {advice}")
     return min(found, key=lambda each: expected_loss(each.shape, each.num_tokens, each.passes))
 

@@ -67,7 +67,7 @@ if [ "$SMOKE" = 1 ]; then
   mkdir -p "$RUNS"
   python -m data_prep.corpus kjv --text "$RUNS/kjv.txt"
   alma-prep-text "$RUNS/kjv.txt" --out "$STREAM" \
-    --megabatches "$MEGABATCHES" --vocab-size 1000 --valid-words 1000 --test-words 2000
+    --megabatches "$MEGABATCHES" --vocab-size 1000 --valid-bytes 6000 --test-bytes 12000
 fi
 
 STREAM_OPTIONS=(--stream "$STREAM" --megabatches "$MEGABATCHES" --seed "$SEED" --save-every "$SAVE_EVERY")

@@ -157,7 +157,7 @@ def trained(tmp_path_factory, checkout):
     folder = tmp_path_factory.mktemp("ensemble")
     write_text(folder / "text.txt")
     prepare = ["alma-prep-text", f"{folder}/text.txt", "--out", f"{folder}/S", "--megabatches", "1"]
-    prepare += ["--vocab-size", "300", "--valid-words", "200", "--test-words", "200", "--workers", "1"]
+    prepare += ["--vocab-size", "300", "--valid-bytes", "1200", "--test-bytes", "1200", "--workers", "1"]
     subprocess.run(prepare, check=True, stderr=subprocess.PIPE)
     archs = {
         "a": ["--arch", "alma_switch_lm_tiny", "--num-experts", "4", *SMALL],

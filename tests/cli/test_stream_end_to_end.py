@@ -55,7 +55,7 @@ def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("stream")
     write_text(folder / "text.txt", num_words=40)
     prepare = ["alma-prep-text", f"{folder}/text.txt", "--out", f"{folder}/S", "--megabatches", "2"]
-    prepare += ["--vocab-size", "300", "--valid-words", "200", "--test-words", "200", "--workers", "1"]
+    prepare += ["--vocab-size", "300", "--valid-bytes", "1200", "--test-bytes", "1200", "--workers", "1"]
     run_script(prepare).check_returncode()
     subprocess.run(alma_stream(folder, "--stage", "0"), check=True, stderr=subprocess.PIPE)
     shutil.copytree(folder / "R" / "stage-000", folder / "before")

@@ -61,7 +61,7 @@ def prepared(tmp_path_factory):
     folder = tmp_path_factory.mktemp("model")
     (path,) = write_months(folder, 1)
     out = ["--out", str(folder / "M" / "stream"), "--megabatches", "1", "--workers", "1", "--vocab-size", "auto"]
-    assert prep_text([str(path), *out, "--valid-words", "5%", "--test-words", "5%", "--holdout-words", "5%"]) == 0
+    assert prep_text([str(path), *out, "--valid-bytes", "5%", "--test-bytes", "5%", "--holdout-bytes", "5%"]) == 0
     return folder / "M", path
 
 

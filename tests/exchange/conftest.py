@@ -28,7 +28,7 @@ def write_stream(folder: Path, tokenizer: str) -> Path:
     documents = [" ".join(WORDS[pick] for pick in row[: 3 + row[0] % 8]) for row in picks]
     (folder / "text.txt").write_text("\n\n".join(documents), encoding="utf-8")
     words = [f"{folder}/text.txt", "--out", f"{folder}/S", "--megabatches", "2", "--vocab-size", "340"]
-    words += ["--valid-words", "300", "--test-words", "300", "--workers", "1", "--tokenizer-type", tokenizer]
+    words += ["--valid-bytes", "1800", "--test-bytes", "1800", "--workers", "1", "--tokenizer-type", tokenizer]
     assert prep_text(words) in (0, None)
     return folder / "S"
 

@@ -106,7 +106,7 @@ def make_stream(kind: str, root: Path) -> Path:
         prepare_images([*data, "--out", str(stream), "--megabatches", "2", "--test-fraction", "0.25"])
     else:
         write_text(root / "text.txt")
-        sizes = ["--vocab-size", "256", "--valid-words", "100", "--test-words", "100", "--workers", "1"]
+        sizes = ["--vocab-size", "256", "--valid-bytes", "600", "--test-bytes", "600", "--workers", "1"]
         prepare_text([str(root / "text.txt"), "--out", str(stream), "--megabatches", "2", *sizes])
     return stream
 

@@ -30,7 +30,7 @@ def write_text(path, seed=0, num_documents=200):
 def prepare_stream(folder, vocab_size=300, seed=0, *more):
     write_text(folder / "text.txt", seed)
     arguments = [str(folder / "text.txt"), "--out", str(folder / "stream"), "--megabatches", "4"]
-    sizes = ["--vocab-size", str(vocab_size), "--valid-words", "300", "--test-words", "500", "--workers", "1"]
+    sizes = ["--vocab-size", str(vocab_size), "--valid-bytes", "1800", "--test-bytes", "3000", "--workers", "1"]
     assert prepare([*arguments, *sizes, *more]) in (None, 0)
     return folder / "stream"
 

@@ -159,7 +159,7 @@ def test_too_few_hours_are_refused_with_how_many_it_takes(wish):
 def test_hours_that_testing_takes_are_said_to_be_of_the_stream(test, is_said):
     with pytest.raises(ValueError, match=r"too short for the smallest model") as refused:
         made(stream=stream_of(1_000_000, 1_000_000, test=test), wish=Wish(hours=0.001), measure=at_speed(1e9))
-    assert ("less to test on (--test-words 5%): most of it is 2 tests" in str(refused.value)) == is_said
+    assert ("less to test on (--test-bytes 5%): most of it is 2 tests" in str(refused.value)) == is_said
 
 
 def test_what_was_chosen_stays_chosen_when_the_stream_has_grown():

@@ -21,7 +21,7 @@ from tests.text.test_task import task_of
 def stream(tmp_path_factory):
     folder = tmp_path_factory.mktemp("slices")
     write_text(folder / "text.txt", num_documents=120)
-    sizes = ["--vocab-size", "256", "--valid-words", "100", "--test-words", "100", "--holdout-words", "200"]
+    sizes = ["--vocab-size", "256", "--valid-bytes", "600", "--test-bytes", "600", "--holdout-bytes", "1200"]
     prepare([str(folder / "text.txt"), "--out", str(folder / "S"), "--megabatches", "2", *sizes, "--workers", "1"])
     return folder / "S"
 

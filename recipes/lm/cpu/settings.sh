@@ -54,7 +54,7 @@ if [ "$DRY_RUN" = 0 ] && [ ! -e "$STREAM/stream.json" ]; then
   xz --decompress --stdout --force --quiet -- $TEXT |
     awk -v limit="$WORDS" 'done { next } { words += NF; print } /^$/ && words >= limit { done = 1 }' >"$RUNS/text.txt"
   alma-prep-text "$RUNS/text.txt" --out "$STREAM" --megabatches 4 --vocab-size "$VOCAB" \
-    --valid-words 20000 --test-words 40000 --no-decontaminate --workers "$JOBS" # as the records that are kept
+    --valid-bytes 120000 --test-bytes 240000 --no-decontaminate --workers "$JOBS" # as the records that are kept
 fi
 
 # seeds_of SIZE: the seeds of the rows that the findings rest on.

@@ -26,7 +26,7 @@ if [ "$DRY_RUN" = 0 ] && [ ! -e "$STREAM/stream.json" ]; then
   mkdir -p "$(dirname "$STREAM")"
   # shellcheck disable=SC2086  # several files
   alma-prep-text $TEXT --out "$STREAM" \
-    --megabatches 4 --vocab-size 8000 --valid-words 30000 --test-words 60000 --no-decontaminate --seed "$SEED" # as its table
+    --megabatches 4 --vocab-size 8000 --valid-bytes 180000 --test-bytes 360000 --no-decontaminate --seed "$SEED" # as its table
 fi
 
 run_wait() {
