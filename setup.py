@@ -19,7 +19,6 @@ ELSEWHERE = "sys_platform != 'linux' or platform_machine != 'x86_64'"
 FAIRSEQ = [f"ve-fairseq>=0.12.3; {HAS_WHEELS}", f"fairseq-fixed>=0.12.3.1; {ELSEWHERE}"]
 EXPORT = ["transformers>=5", "safetensors>=0.4", "accelerate>=1.1", "protobuf>=4"]
 EVALUATE = ["lm_eval>=0.4.9"]
-SLURM = ["submitit>=1.5"]
 CLUSTER = ["datatrove>=0.10"]
 TEST = [
     *EXPORT,
@@ -30,7 +29,6 @@ TEST = [
     "zstandard>=0.22",
     "pyarrow>=15",
     "datasets>=4",
-    *SLURM,
     *CLUSTER,
 ]
 REPORT = ["matplotlib>=3.8", "scikit-learn>=1.3", "tensorboard>=2.16"]
@@ -68,7 +66,6 @@ setup(
         "test": TEST,
         "report": REPORT,
         "sample": SAMPLE,
-        "slurm": SLURM,
         "cluster": CLUSTER,
         "develop": DEVELOP,
         "all": [*TEST, *REPORT, *SAMPLE],

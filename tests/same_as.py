@@ -83,8 +83,6 @@ DRY_RUNS = [
     f"{S} {GMOE} --grow-method split --carry-optimizer --ema-half-life 1/8 -- {TEXT}",
     f"{S} {GMOE} --grow-method split --grow-select random -- {TEXT}",
     f"{S} {GMOE} --grow-noise 0.01 -- {TEXT}",
-    f"{S} --slurm partition=gpu gpus-per-node=2 time=60 {FOUR}",
-    f"{S} --slurm --learner ens --num-members 2 -- {TEXT}",
     f"{S} --then-evaluate 'echo {{}}' {FOUR}",
     f"{S} --learner sm -- {TEXT} --autocast bf16 --lr-scheduler inverse_sqrt --warmup-updates 4 --max-tokens 512",
     f"{S} --learner sm -- {TEXT} --tensorboard-logdir T",
@@ -98,7 +96,6 @@ DRY_RUNS = [
     f"{I} --learner moe -- --num-experts 3",
     f"{I} --learner firefly -- --channels 4",
     f"{I} --stage-average mean --shrink-perturb 0.5",
-    f"{I} --replay --slurm time=30",
 ]
 MESSAGES = [
     "alma-stream",
@@ -135,9 +132,7 @@ MESSAGES = [
     f"alma-stream {S} {GMOE} --init scratch -- {TEXT}",
     f"alma-stream {S} --stage 9 {FOUR}",
     f"alma-stream {S} --num-procs 2 {FOUR}",
-    f"alma-stream {S} --nodes 2 {FOUR}",
     f"alma-stream {S} --jobs 2 {FOUR}",
-    f"alma-stream {S} --slurm evil=1 {FOUR} ",
     f"alma-stream {S} -- --max-update x",
     f"alma-stream {S} -- --arch alma_switch_lm_tiny",
     f"alma-stream {S} -- --arch alma_switch_lm_tiny --max-update 0",

@@ -20,7 +20,6 @@ from fairseq_alma.options import KINDS, TRAINING, Option, Options, flag, options
 from fairseq_alma.runs.evaluation import StageEvaluation
 from fairseq_alma.runs.loop import Run, SeenPlans, nothing_to_await, nothing_to_evaluate, run_stages, train_members
 from fairseq_alma.runs.run_folder import RUN_RECORD, RunFolder
-from fairseq_alma.runs.slurm_jobs import SlurmChain, complete_stages, plan_jobs, require_nodes, require_slurm
 from fairseq_alma.runs.study import (
     FEATURES_FROM,
     LEARNERS_FROM,
@@ -32,13 +31,13 @@ from fairseq_alma.runs.study import (
     describe_run,
     require_same_run,
 )
-from fairseq_alma.runs.workers import MemberWorkers, devices_of_jobs
+from fairseq_alma.runs.workers import MemberJobs, devices_of_jobs
 from fairseq_alma.terminal import tell
 from fairseq_alma.text.model_size import LENGTH, Wish, measure_speed
 from fairseq_alma.text.recipe import Asked, Recipe, complete
 from fairseq_alma.text.text_job import TextJob
 from fairseq_alma.training.feature import FEATURES, Features, PlannedRun, import_from
-from fairseq_alma.watch.run_display import MemberDisplay, RunDisplay
+from fairseq_alma.watch.run_display import RunDisplay
 from fairseq_alma.watch.sinks import ArrivalCurves, CurveOptions
 
 OWN: tuple[type[Options], ...] = (StudyOptions, PartOptions, ProcessOptions)
@@ -282,13 +281,8 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     except ValueError as error:
         parser.error(str(error))
     request.require_beginning()
-    if request.slurm is not None:
-        require_slurm(arguments.dry_run)
     for line in () if recipe is None else recipe.lines:
         print(f"# {line}" if arguments.dry_run else line)
-    if arguments.dry_run and request.slurm is not None:
-        _chain(request, plans, (own_words, words)).print()
-        return 0
     if arguments.dry_run:
         for seed, planned in plans.items():
             job.print_plan(planned, request.folder(seed))
@@ -311,14 +305,8 @@ def _run(
 ) -> None:
     """Run the plans of every seed, in step."""
     first = plans[request.seeds[0]]
-    if request.slurm is not None:
-        job.prepare(first)
-        _begin(request, request.folder(request.seeds[0]), learners[request.seeds[0]], request.seeds[0], job, stream)
-        _chain(request, plans, words).submit()
-        return
-    require_nodes(request.nodes)
     on_cpu = request.jobs is None or "--cpu" in words[1]
-    devices = devices_of_jobs(request.jobs or 1, request.num_procs // request.nodes, on_cpu)
+    devices = devices_of_jobs(request.jobs or 1, request.num_procs, on_cpu)
     build_backend = job.prepare(first)
     folders = {seed: request.folder(seed) for seed in learners}
     for seed, learner in learners.items():
@@ -330,20 +318,16 @@ def _run(
         for seed, planned in plans.items():
             shown = ArrivalCurves(folders[seed], planned, curves.sinks(folders[seed]))
             name = f"seed {seed}, " if len(plans) > 1 else ""
-            how = (planned, job.unit, job.work(), request.stage, request.member)
-            display = RunDisplay(*how, shown, name)
-            if request.progress_to is not None:
-                display = MemberDisplay(request.progress_to, *how)
+            display = RunDisplay(planned, job.unit, job.work(), request.stage, request.member, shown, name)
             evaluate = nothing_to_evaluate if evaluation is None else evaluation.run
             seen = SeenPlans(learners[seed], [plan.stage for plan in planned], folders[seed])
             own = seen if learners[seed].looks_back else planned
             runs.append(Run(folders[seed], own, displays.enter_context(display), evaluate))
         backend = build_backend(runs)
         if request.member is not None:
-            others = request.progress_to is not None
-            train_members(runs[0], request.member, backend, request.stage, others, request.group_size)
+            train_members(runs[0], request.member, backend, request.stage)
             return
-        workers = displays.enter_context(MemberWorkers(words, request.chosen(first), devices, request.group_size))
+        workers = displays.enter_context(MemberJobs(words, runs[0].folder, request.chosen(first), devices))
         awaited = workers.await_models if len(devices) > 1 else nothing_to_await
         num_run = run_stages(runs, backend, request.stage, request.keep_checkpoints, awaited, request.keep or ())
     what = "the run" if request.stage is None else "the stage"
@@ -385,16 +369,6 @@ def complete_options(
     )
     vars(arguments).update(recipe.features)
     return recipe
-
-
-def _chain(request: RunRequest, plans: dict[int, list[StagePlan]], words: tuple[list[str], list[str]]) -> SlurmChain:
-    """Return the jobs of what is not complete yet."""
-    (seed,) = request.seeds
-    folder, chosen = request.folder(seed), request.chosen(plans[seed])
-    assert request.slurm is not None
-    jobs = plan_jobs(chosen, complete_stages(folder, chosen))
-    places = (request.nodes, request.learner.trains_members_alone, request.num_procs // request.nodes)
-    return SlurmChain(folder, words, jobs, request.slurm, *places)
 
 
 def _open_stream(arguments: argparse.Namespace) -> Optional[Stream]:

@@ -116,9 +116,9 @@ class ImageJob:
                     print(command)
 
     def steps(self, folder: RunFolder, plan: StagePlan) -> "list[ImageStep]":
-        """Return the steps of a stage: its models are trained side by side, or in groups; see `loop.Backend`."""
+        """Return the steps of a stage: its models are trained side by side, or each by itself; see `loop.Backend`."""
         apart = self.request.trains_members_apart
-        groups = plan.groups(self.request.group_size) if apart else [plan.trainings]
+        groups = [(training,) for training in plan.trainings] if apart else [plan.trainings]
         return [*(TrainImages(self, folder, plan, tuple(group)) for group in groups), TestImages(self, folder, plan)]
 
     def predictor(self, folder: RunFolder, plan: StagePlan) -> tuple[Path, Sequence[Path]]:

@@ -204,10 +204,6 @@ class StagePlan:
     combine: str = "single"
     reason: Optional[str] = None
 
-    def groups(self, size: int) -> list[Sequence[Training]]:
-        """Return the trainings in groups of so many, in order; the last group may have fewer."""
-        return [self.trainings[first : first + size] for first in range(0, len(self.trainings), size)]
-
 
 def member_seed(seed: int, member: int) -> int:
     """Seed of a member of a run.

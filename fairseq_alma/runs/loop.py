@@ -9,7 +9,6 @@ steps are done that train it.
 import contextlib
 import operator
 import sys
-import time
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Callable, Iterable, Mapping, Optional, Protocol, Sequence
@@ -202,7 +201,6 @@ class NeededModels:
         return range(first, done + 1), needed, sorted(there - {*needed})
 
 
-START_POLL_SECONDS = 1.0
 OF_ALL_TRAININGS: Mapping[str, Callable[[Any, Any], Any]] = {
     "num_updates": max,
     "train_tokens": operator.add,
@@ -301,8 +299,6 @@ def train_members(
     members: Sequence[int],
     backend: Backend,
     only: Optional[int] = None,
-    are_others_trained: bool = False,
-    group_size: int = 1,
 ) -> None:
     """Train some members, in the stages that are not complete yet; others may be trained at the same time.
 
@@ -313,46 +309,33 @@ def train_members(
         members: their numbers; stages that train none of them are passed over.
         backend: trains.
         only: train them in this stage alone; None: in all.
-        are_others_trained: another process trains what they start from, and it is waited for.
-        group_size: of so many together, of which all or none are given.
     """
     for plan in run.plans:
-        groups = [group for group in plan.groups(group_size) if group[0].model.member in members]
-        if not groups or only not in (None, plan.stage.index):
+        trainings = [each for each in plan.trainings if each.model.member in members]
+        if not trainings or only not in (None, plan.stage.index):
             continue
         record = _complete_record(run.folder, plan)
         if record is not None:
             run.display.skipped(plan, record)
             continue
-        for group in groups:
-            for training in group:
-                while are_others_trained and not _is_start_trained(run, training, backend):
-                    time.sleep(START_POLL_SECONDS)
-                _require_trained(run, plan, training, backend)
-            with contextlib.ExitStack() as held:
-                models = [each.model for each in group]
-                locks = [lock for model in models for lock in held.enter_context(run.folder.lock_member(model))]
-                clock = run.folder.start_clock(plan.stage.index, models[0].member)
+        for training in trainings:
+            _require_trained(run, plan, training, backend)
+            with run.folder.lock_member(training.model) as locks:
+                clock = run.folder.start_clock(plan.stage.index, training.model.member)
                 work = StageWork(run.folder, plan, run.display, locks)
                 for step in backend.steps(run.folder, plan):
-                    if step.trains and {*step.trains} <= {*models}:
+                    if training.model in step.trains:
                         step.run(work)
                 clock.stop()
-            for training in group:
-                run.display.trained(plan, training)
-
-
-def _is_start_trained(run: Run, training: Training, backend: Backend) -> bool:
-    start = training.start
-    if start is None or run.folder.read_stage(start.stage) is not None:
-        return True
-    return is_trained(run.folder, run.plans, start, backend)
+            run.display.trained(plan, training)
 
 
 def _require_trained(run: Run, plan: StagePlan, training: Training, backend: Backend) -> None:
     """Raise AlmaError unless the model that a member starts from is trained."""
     start = training.start
-    if start is None or _is_start_trained(run, training, backend):
+    if start is None or run.folder.read_stage(start.stage) is not None:
+        return
+    if is_trained(run.folder, run.plans, start, backend):
         return
     raise AlmaError(
         f"{run.folder.model_folder(start)}: not trained to its end, and member {training.model.member} of stage "

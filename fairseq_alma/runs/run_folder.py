@@ -278,6 +278,13 @@ class RunFolder:
             return StageClock(folder / CLOCK, folder)
         return StageClock(folder / MEMBER_CLOCK.format(member), self.model_folder(ModelId(stage, member)))
 
+    def is_member_trained(self, model: ModelId) -> bool:
+        """Return whether a member that is trained alone is trained to its end: its clock has stopped."""
+        if self.read_stage(model.stage) is not None:
+            return True
+        clock = self.stage_folder(model.stage) / MEMBER_CLOCK.format(model.member)
+        return clock.is_file() and (found := read_clock(clock)).spent > 0 and found.started is None
+
     def seconds_of_members(self, stage: int) -> float:
         """Return the seconds that members took that were trained alone, one after the other or not."""
         clocks = sorted(self.stage_folder(stage).glob(MEMBER_CLOCK.format("*")))

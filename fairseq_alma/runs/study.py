@@ -29,10 +29,9 @@ from fairseq_alma.learners.learner import (
     stages,
 )
 from fairseq_alma.learners.presets import PRESETS, Preset, filled
-from fairseq_alma.options import SUPPRESS, Options, flag, of_this_call, opt, options_of, real, utf8_path, whole
+from fairseq_alma.options import Options, flag, of_this_call, opt, options_of, real, utf8_path, whole
 from fairseq_alma.runs.loop import Backend, Run
 from fairseq_alma.runs.run_folder import RunFolder
-from fairseq_alma.runs.slurm_jobs import read_parameters
 from fairseq_alma.training.feature import Features
 from fairseq_alma.training.stage_ends import BestCheckpoint
 from fairseq_alma.watch.sinks import CURVE_OPTIONS
@@ -244,39 +243,12 @@ class ProcessOptions(Options):
         range=PROCESSES,
         trait=MEMBERS_ALONE,
     )
-    side_by_side: Optional[int] = of_this_call(
-        None,
-        "with --jobs or --member, train K members in one network, 0 to K-1, K to 2K-1, ..., which is faster on a CPU; "
-        "any --jobs gives the same files, another K other last digits (default: 1)",
-        range=PROCESSES,
-        kinds=IMAGES,
-        trait=MEMBERS_ALONE,
-        metavar="K",
-    )
     member: Optional[tuple[int, ...]] = of_this_call(
         None,
         "{learners}: train these members, from 0, in --stage or in all stages; several calls may run at the same time; "
         "a call without --member (images: with --jobs) completes the stages",
         trait=MEMBERS_ALONE,
         metavar="I",
-    )
-    nodes: int = of_this_call(
-        1,
-        "nodes of a cluster that --num-procs are dealt to, by srun; with --slurm, or within an allocation (default: 1)",
-        range=whole(1, 1024),
-        kinds=TEXT,
-        metavar="K",
-    )
-    slurm: Optional[Mapping[str, str]] = of_this_call(
-        None,
-        "queue a SLURM job for each stage, and for each member of a stage, with these options of sbatch (partition=gpu "
-        "gpus-per-node=8 time=MINUTES ...; default: time=1440); each waits for what it starts from and resumes when it "
-        "is queued again; --dry-run prints the scripts; needs pip install 'fairseq-alma[slurm]'",
-        parse_all=read_parameters,
-        metavar="OPTION=VALUE",
-    )
-    progress_to: Optional[int] = of_this_call(  # file descriptor, given by --jobs to the calls that it starts
-        None, SUPPRESS, trait=MEMBERS_ALONE, metavar="FD"
     )
 
 
@@ -286,8 +258,8 @@ FREE_OPTIONS = (
     *CURVE_OPTIONS,
 )
 """What run.json names and does not bind a run to: it changes what is kept and shown, not what comes out."""
-ROUNDING_OPTIONS = ("jobs", "side_by_side")
-"""They change the last digits: a run keeps to them, a report takes no notice."""
+ROUNDING_OPTIONS = ("jobs",)
+"""It changes the last digits: a run keeps to it, a report takes no notice."""
 OPTION_OF = {"best_every": "--save-every"}
 """Keys of run.json that are no option as they stand: where ``--save-every`` decides which weights are tested."""
 _DISTRIBUTIONS = {
@@ -489,10 +461,6 @@ class RunRequest(StudyOptions, PartOptions, ProcessOptions):
             raise ValueError(f"{flag(given[0])} goes with one --seed; give one call for each seed")
         if len(given) == 2:
             raise ValueError("--jobs trains all members, --member some; give one of them")
-        if self.side_by_side is not None and not given:
-            raise ValueError(
-                "--side-by-side goes with --jobs or --member; without them all members are trained side by side"
-            )
         if self.iid is not None and (self.wait != 1 or self.replay or self.drop_rest):
             raise ValueError("--iid is one stage: it does not go with --wait, --replay or --drop-rest")
         if kind == "images" and isinstance(self.save_every, int):
@@ -502,12 +470,6 @@ class RunRequest(StudyOptions, PartOptions, ProcessOptions):
                 f"--save-every {self.save_every}: --best-checkpoint chooses among what is saved, which must not depend "
                 "on the clock; give a number of updates"
             )
-        if self.num_procs % self.nodes:
-            raise ValueError(f"--nodes {self.nodes}: each needs as many processes; give --num-procs a multiple of it")
-        if self.slurm is not None and given:
-            raise ValueError(f"--slurm makes a job of each member; leave {flag(given[0])} out")
-        if self.slurm is not None and len(self.seeds) > 1:
-            raise ValueError("--slurm goes with one --seed; give one call for each seed")
 
     def _check_seeds(self, kind: str) -> None:
         for number, seed in enumerate(self.seeds):
@@ -524,19 +486,12 @@ class RunRequest(StudyOptions, PartOptions, ProcessOptions):
             given["best_every"] = self.save_every or SAVE_EVERY_UPDATES  # which weights are looked at
         if kind == "images" and self.trains_members_apart:  # what is trained by itself differs in its last digits
             given["jobs"] = "given"
-            given |= {"side_by_side": self.group_size} if self.group_size > 1 else {}
         return given
 
     @property
     def trains_members_apart(self) -> bool:
-        """Whether members are trained in groups that are independent of each other, as several processes need it."""
-        cluster = self.slurm is not None and self.learner.trains_members_alone
-        return cluster or self.jobs is not None or self.member is not None
-
-    @property
-    def group_size(self) -> int:
-        """Members of such a group."""
-        return self.side_by_side or 1
+        """Whether each member is trained by itself, as several processes need it."""
+        return self.jobs is not None or self.member is not None
 
     def folder(self, seed: int) -> RunFolder:
         """Return the folder of a seed's run: what --run says, or where there are several seeds a folder in it."""
@@ -583,12 +538,6 @@ class RunRequest(StudyOptions, PartOptions, ProcessOptions):
             if member not in members:
                 where = "the run trains" if self.stage is None else f"stage {self.stage} trains"
                 raise ValueError(f"--member {member}: {where} members {', '.join(map(str, members))}")
-        for plan in self.chosen(plans):
-            for group in plan.groups(self.group_size):
-                together = {training.model.member for training in group}
-                if together & {*self.member} and not together <= {*self.member}:
-                    names = " ".join(map(str, sorted(together)))
-                    raise ValueError(f"--member: with --side-by-side {self.side_by_side} members {names} go together")
 
 
 class Job(Protocol):

@@ -5,7 +5,6 @@ import json
 import math
 import os
 import re
-import shlex
 import socket
 import subprocess
 import sys
@@ -44,14 +43,12 @@ class Command:
         groups: its arguments, grouped as they are printed: one group a line.
         environment: variables that it gets beside those of this process.
         num_procs: so many processes run it together, each with the variables that ``torchrun`` sets.
-        nodes: of a SLURM allocation, that they are dealt to.
     """
 
     program: str
     groups: tuple[tuple[str, ...], ...]
     environment: Mapping[str, str] = field(default_factory=dict)
     num_procs: int = 1
-    nodes: int = 1
 
     @property
     def arguments(self) -> list[str]:
@@ -63,12 +60,8 @@ class Command:
         launch = [f"{name}={shell_words([value])}" for name, value in self.environment.items()]
         begin, end = "", ""
         if self.num_procs > 1:
-            host = "$(hostname)" if self.nodes > 1 else "localhost"
-            launch += [f"MASTER_ADDR={host} MASTER_PORT=29500"]
-            launch += [f"{name}={value}" for name, value in _sizes(self.num_procs, self.nodes).items()]
-        if self.nodes > 1:
-            launch += [_srun(self.num_procs, self.nodes, f"$((SLURM_CPUS_ON_NODE / {self.num_procs // self.nodes}))")]
-        elif self.num_procs > 1:
+            launch += ["MASTER_ADDR=localhost MASTER_PORT=29500"]
+            launch += [f"{name}={value}" for name, value in _sizes(self.num_procs).items()]
             launch += ["RANK=$RANK LOCAL_RANK=$RANK"]
             begin, end = f"for RANK in {' '.join(map(str, range(self.num_procs)))}; do ", " & done; wait"
         lines = [begin + " ".join([*launch, self.program])]
@@ -97,8 +90,6 @@ def run_logged(command: Command, log: Path, watch: Callable[[str], None], keep_o
     Raises:
         AlmaError: the command failed; says how, and where the log is.
     """
-    if command.nodes > 1:
-        command = _over_nodes(command)
     program = find_program(command.program)
     log.parent.mkdir(parents=True, exist_ok=True)
     with open(log, "ab") as output:
@@ -119,7 +110,7 @@ def _places(num_procs: int) -> list[dict[str, str]]:
     """Return for each of several processes the variables by which they find each other; as ``torchrun`` sets them."""
     if num_procs == 1:
         return [{}]
-    together = {"MASTER_ADDR": "localhost", "MASTER_PORT": _free_port(), **_sizes(num_procs, 1)}
+    together = {"MASTER_ADDR": "localhost", "MASTER_PORT": _free_port(), **_sizes(num_procs)}
     return [{**together, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(num_procs)]
 
 
@@ -129,34 +120,9 @@ def _free_port() -> str:
         return str(free.getsockname()[1])
 
 
-def _sizes(num_procs: int, nodes: int) -> dict[str, str]:
-    sizes = {"WORLD_SIZE": str(num_procs), "LOCAL_WORLD_SIZE": str(num_procs // nodes)}
-    return sizes if nodes > 1 else {**sizes, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
-
-
-def _srun(num_procs: int, nodes: int, num_cpus: str) -> str:
-    """Return, for a shell, what starts a command on some nodes, each process with the variables of ``torchrun``.
-
-    Args:
-        num_procs: processes in all.
-        nodes: that they are dealt to.
-        num_cpus: of each process, which srun takes from no allocation (since SLURM 22.05): one, unless it is told.
-    """
-    # --overlap: within the step of alma-stream itself. --wait: the others end by themselves when one is lost.
-    srun = f"srun --overlap --unbuffered --input=none --wait=60 --nodes={nodes} --ntasks={num_procs}"
-    srun += f" --ntasks-per-node={num_procs // nodes} --cpus-per-task={num_cpus}"
-    return f"""{srun} bash -c 'RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID exec "$@"' -"""
-
-
-def _over_nodes(command: Command) -> Command:
-    """Return the command that starts a command on the nodes of this allocation."""
-    num_local = command.num_procs // command.nodes
-    num_cpus = max(1, int(os.environ.get("SLURM_CPUS_ON_NODE", num_local)) // num_local)
-    srun, *words = shlex.split(_srun(command.num_procs, command.nodes, str(num_cpus)))
-    together = {"MASTER_ADDR": socket.gethostname(), "MASTER_PORT": _free_port()}
-    together |= _sizes(command.num_procs, command.nodes)
-    program = find_program(command.program)
-    return Command(srun, ((*words, program), *command.groups), {**together, **command.environment})
+def _sizes(num_procs: int) -> dict[str, str]:
+    threads = os.environ.get("OMP_NUM_THREADS", "1")
+    return {"WORLD_SIZE": str(num_procs), "LOCAL_WORLD_SIZE": str(num_procs), "OMP_NUM_THREADS": threads}
 
 
 def _wait(children: Sequence[Child], watch: Callable[[], None]) -> Optional[str]:

@@ -267,7 +267,7 @@ class Train(TrainingStep):
         groups += [*self._start(), *self._features(), *self._saving(), *self._reporting()]
         groups += [self._own_curves(option) for option in self._model()]
         environment = self.job.options.live.wandb_environment(self.job.folder, model)
-        return [Command("fairseq-train", tuple(groups), environment, request.num_procs, request.nodes)]
+        return [Command("fairseq-train", tuple(groups), environment, request.num_procs)]
 
     def _start(self) -> Groups:
         """Return the options that name what the training begins with."""

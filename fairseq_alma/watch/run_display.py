@@ -4,8 +4,6 @@ A stage may take a tenth of a second or a day: no more lines are written than on
 """
 
 import contextlib
-import json
-import os
 import sys
 import time
 from functools import partial
@@ -18,7 +16,6 @@ from fairseq_alma.watch.sinks import ArrivalCurves
 
 NUM_AT_ONCE = 10
 RESULT_EVERY_SECONDS = 5.0
-REPORT_EVERY_SECONDS = 0.5
 
 
 def describe_stage(plan: StagePlan, num_stages: int) -> str:
@@ -195,40 +192,3 @@ def _result(record: Mapping[str, Any]) -> str:
     if "ppl" in test:
         return f"perplexity {test['ppl']:.2f} on test, {valid['ppl']:.2f} on valid"
     return f"error {test['error']:.2%} on test, {valid['error']:.2%} on valid"
-
-
-class ReportedLine(LiveLine):
-    """A line that is not shown here, but reported as a line of JSON on a pipe; `runs.workers` reads it."""
-
-    def __init__(self, pipe: int) -> None:
-        super().__init__(REPORT_EVERY_SECONDS)
-        self.is_terminal = False
-        self.pipe = pipe
-
-    def show(self, text: str, done: float = 0, total: Optional[float] = None, shorter: Sequence[str] = ()) -> None:
-        """Report a text and how far it is; see `LiveLine.show`."""
-        self.report({"text": text, "brief": shorter[-1] if shorter else text, "done": done, "total": total})
-
-    def report(self, message: Mapping[str, Any]) -> None:
-        """Write a message. Who has gone needs none: this process is about to end too."""
-        with contextlib.suppress(BrokenPipeError):
-            os.write(self.pipe, (json.dumps(message) + "\n").encode())
-
-
-class MemberDisplay(RunDisplay):
-    """The display of a process that trains some members (``--jobs``), and reports on a pipe; see `RunDisplay`."""
-
-    def __init__(
-        self, pipe: int, plans: Sequence[StagePlan], unit: str, work: Callable[[StagePlan], float],
-        only: Optional[int], members: Optional[Sequence[int]],
-    ) -> None:  # fmt: skip
-        self.reported = ReportedLine(pipe)
-        super().__init__(plans, unit, work, only, members, line=self.reported)
-
-    def skipped(self, plan: StagePlan, record: Mapping[str, Any]) -> None:
-        """Nobody need be told that a stage was complete already."""
-
-    def trained(self, plan: StagePlan, training: Training) -> None:
-        """Report that one member of a stage is trained."""
-        super().trained(plan, training)
-        self.reported.report({"trained": [training.model.stage, training.model.member]})

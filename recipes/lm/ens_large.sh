@@ -12,7 +12,7 @@
 #   recipes/lm/ens_large.sh --stage 0 --member 1  # one member of one mega-batch, for a queue
 #   recipes/lm/ens_large.sh --stage 0             # tests the stage once all members are there
 #   GPUS=4 recipes/lm/ens_large.sh --jobs 2         # two members at the same time, on 4 GPUs each
-#   recipes/lm/ens_large.sh --slurm partition=gpu gpus-per-node=8   # a SLURM job for each member and stage
+#   recipes/lm/ens_large.sh --stage 3   # one mega-batch alone; recipes/slurm.sh queues all
 #
 # The stream: alma-prep-text YOUR_TEXT --out runs/lm/stream --megabatches 4   (the paper: 440 million words each)
 # Knobs: see recipes/lm/common.sh; MEMBERS: models in the ensemble (default: 2).

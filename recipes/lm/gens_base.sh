@@ -10,7 +10,7 @@
 #   recipes/lm/gens_base.sh --init previous  # new members start from the last one
 #   recipes/lm/gens_base.sh --dry-run        # print the commands
 #   recipes/lm/gens_base.sh --stage 2        # one mega-batch, for a queue
-#   recipes/lm/gens_base.sh --slurm partition=gpu gpus-per-node=8   # a SLURM job for each mega-batch
+#   recipes/lm/gens_base.sh --stage 3   # one mega-batch alone; recipes/slurm.sh queues all
 #
 # The stream: alma-prep-text YOUR_TEXT --out runs/lm/stream --megabatches 4   (the paper: 440 million words each)
 # Knobs: see recipes/lm/common.sh.

@@ -10,7 +10,7 @@
 #   METHOD=split recipes/lm/gmoe_base.sh  # the smooth growth step
 #   recipes/lm/gmoe_base.sh --dry-run     # print the commands, alma-grow among them
 #   recipes/lm/gmoe_base.sh --stage 2     # one mega-batch, for a queue
-#   recipes/lm/gmoe_base.sh --slurm partition=gpu gpus-per-node=8   # a SLURM job for each mega-batch
+#   recipes/lm/gmoe_base.sh --stage 3   # one mega-batch alone; recipes/slurm.sh queues all
 #
 # The stream: alma-prep-text YOUR_TEXT --out runs/lm/stream --megabatches 4   (the paper: 440 million words each)
 # Knobs: see recipes/lm/common.sh; EXPERTS: in each stage (default: 4,6,8,12);

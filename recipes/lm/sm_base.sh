@@ -10,7 +10,7 @@
 #   EXPERTS=8 WAIT=3 STEPS=3 recipes/lm/sm_base.sh  # SM_w3 (3x steps)
 #   recipes/lm/sm_base.sh --dry-run                 # print the fairseq commands
 #   recipes/lm/sm_base.sh --stage 2                 # one mega-batch, for a queue
-#   recipes/lm/sm_base.sh --slurm partition=gpu gpus-per-node=8   # a SLURM job for each mega-batch
+#   recipes/lm/sm_base.sh --stage 3   # one mega-batch alone; recipes/slurm.sh queues all
 #
 # The stream: alma-prep-text YOUR_TEXT --out runs/lm/stream --megabatches 4   (the paper: 440 million words each)
 # Knobs: see recipes/lm/common.sh.

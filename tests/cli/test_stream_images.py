@@ -246,7 +246,7 @@ def test_an_unfinished_training_of_other_seeds_is_left_alone_or_begun_anew(strea
     assert records(tmp_path / "R/seed-1")[0]["test"] == pytest.approx(alone[0]["test"], rel=1e-4)
 
 
-def fork_stream(command, pass_fds, **options):
+def fork_stream(command, **options):
     """Begin ``alma-stream`` as `subprocess.Popen` does, but where all is imported already."""
     child = os.fork()
     if child == 0:
@@ -268,27 +268,6 @@ def test_members_are_trained_by_several_processes_or_calls_to_the_same_files(str
         assert ours["test"] == pytest.approx(theirs["test"], rel=1e-3)
     with pytest.raises(AlmaError, match="--jobs given then, not given now"):
         run(stream, tmp_path / "R", *bagging)
-
-
-def test_members_are_trained_side_by_side_in_several_processes_to_the_same_files(stream, tmp_path, monkeypatch):
-    monkeypatch.setattr(workers.subprocess, "Popen", fork_stream)
-    ens = ("--learner", "ens", "--num-members", "3", "--wait", "3", "--side-by-side", "2")
-    words = ["--stream", str(stream), "--run", str(tmp_path / "R"), *ens]
-    sizes = []
-    train_stage = stage_trainer.StageTrainer._train_stage
-    monkeypatch.setattr(
-        stage_trainer.StageTrainer, "_train_stage",
-        lambda self, works, group: (sizes.append(len(group)), train_stage(self, works, group)),
-    )  # fmt: skip
-    run(stream, tmp_path / "one", *ens, "--jobs", "1")
-    assert sizes == [2, 1, 2, 1]
-    with pytest.raises(SystemExit):
-        main([*words, "--member", "1", *WORDS])
-    assert main([*words, "--member", "0", "1", *WORDS]) == 0
-    run(stream, tmp_path / "R", *ens, "--jobs", "2")
-    assert contents(tmp_path / "R") == contents(tmp_path / "one")
-    with pytest.raises(AlmaError, match="--side-by-side 2 then, not given now"):
-        run(stream, tmp_path / "R", *ens[:-2], "--jobs", "2")
 
 
 def contents(run):
@@ -388,9 +367,6 @@ def test_the_checkpoint_of_a_run_is_tested_by_the_stock_command(stream, tmp_path
         (["--learner", "ens", "--jobs", "0"], [], "--jobs 0: a number of at least 1 is needed"),
         (["--learner", "ens", "--jobs", "2", "--seed", "1", "2"], [], "--jobs goes with one --seed"),
         (["--learner", "ens", "--jobs", "2", "--member", "0"], [], "--jobs trains all members, --member some"),
-        (["--learner", "ens", "--side-by-side", "2"], [], "--side-by-side goes with --jobs or --member"),
-        (["--learner", "umix", "--side-by-side", "2"], [], "--side-by-side goes with --learner bagging, ens, gens"),
-        (["--learner", "ens", "--member", "1", "2", "--side-by-side", "2"], [], "members 0 1 go together"),
         (["--learner", "gmoe", "--grow-schedule", "4,6"], [], "--grow-schedule goes with --learner grow"),
         ([*GROW, "width=2,4"], [], "2 numbers of width, the run has 6 stages"),
         (["--learner", "gmoe", "--seed", "1", "2"], [], "--seed: several go with"),

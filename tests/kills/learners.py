@@ -39,7 +39,6 @@ COMMANDS: dict[str, dict[str, tuple[list[str], list[str]]]] = {
         "seeds": (["--learner", "sm", "--seed", "1", "2"], MLP),
         "jobs": ([*PAIR, "ens", "--jobs", "2"], MLP),
         "alone": ([*PAIR, "ens", "--jobs", "1"], MLP),
-        "groups": (["--num-members", "3", "--learner", "ens", "--jobs", "1", "--side-by-side", "2"], MLP),
         "moving": (["--ema-half-life", "1/8", "--seed", "1", "2"], MLP),
         "copy": ([*PAIR, "ens", "--branch-decay", "0.5"], MLP),
         "averaged": (["--stage-average", "mean", "--shrink-perturb", "0.5"], ["--arch", "alma_vgg", *VGG]),

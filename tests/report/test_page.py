@@ -133,7 +133,6 @@ def test_a_run_names_the_command_that_makes_it(tmp_path):
     [
         ("text", "sm", {"best_checkpoint": True, "best_every": 10, "save_every": 10}, "--save-every 10"),
         ("text", "ens", {"carry_optimizer": True, "branch_decay": 0.2, "branch_shape": "sqrt"}, "--branch-decay 0.2"),
-        ("images", "bagging", {"jobs": "given", "side_by_side": 2}, "--jobs 1 --side-by-side 2"),
         ("images", "sm", {"stage_average": "mean", "shrink_perturb": 0.4}, "--shrink-perturb 0.4"),
         *((kind, learner, {}, "--wait 1") for kind, learners in LEARNERS.items() for learner in learners),
     ],

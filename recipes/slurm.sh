@@ -1,0 +1,51 @@
+#!/usr/bin/env bash
+# Queue a run of alma-stream as a chain of SLURM jobs, one for each stage; each waits for the one before (afterok).
+#
+# Usage:     STAGES=50 SBATCH="--partition=gpu --gpus=1 --time=60" recipes/slurm.sh --stream STREAM --run RUN ... [-- ...]
+# Resume:    give the same command again; complete stages are skipped, and a requeued job resumes its stage.
+# Members:   MEMBERS=4 also queues a job for each member of an ensemble in each stage, which the stage's job waits for.
+# Dry run:   DRY_RUN=1 prints the calls of sbatch.
+# Hardware:  whatever SBATCH asks for. Time: that of the stages. --time is of a stage; --requeue is always given.
+set -euo pipefail
+
+: "${STAGES:?number of stages: mega-batches of the stream divided by --wait}"
+: "${FIRST:=0}"      # the first stage to queue
+: "${MEMBERS:=0}"    # members of an ensemble, each a job of its own; 0: one job for each stage
+: "${SBATCH:=}"      # further options of sbatch
+: "${LOGS:=slurm}"   # folder of the jobs' logs
+: "${DRY_RUN:=0}"
+
+own=()
+while [ $# -gt 0 ] && [ "$1" != -- ]; do
+  own+=("$1")
+  shift
+done
+mkdir -p "$LOGS"
+
+# submit NAME AFTER WORDS...: queues alma-stream with the words after the jobs AFTER (ids with colons), prints its id.
+submit() {
+  local name=$1 after=$2
+  shift 2
+  # shellcheck disable=SC2206  # several options
+  local call=(sbatch --parsable --requeue --job-name "$name" --output "$LOGS/$name-%j.log" $SBATCH)
+  [ -z "$after" ] || call+=(--dependency "afterok:$after" --kill-on-invalid-dep=yes)
+  call+=(--wrap "exec $(printf '%q ' alma-stream "$@")")
+  if [ "$DRY_RUN" = 1 ]; then
+    printf '%q ' "${call[@]}" >&2
+    echo >&2
+    echo "$name"
+  else
+    "${call[@]}" | cut -d ';' -f 1
+  fi
+}
+
+before=
+for ((stage = FIRST; stage < STAGES; stage++)); do
+  after=$before
+  for ((member = 0; member < MEMBERS; member++)); do
+    job=$(submit "stage-$stage-member-$member" "$before" "${own[@]}" --stage "$stage" --member "$member" "$@")
+    after=${after:+$after:}$job
+  done
+  before=$(submit "stage-$stage" "$after" "${own[@]}" --stage "$stage" "$@")
+done
+echo "queued up to stage $((STAGES - 1)); logs in $LOGS"
