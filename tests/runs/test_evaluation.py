@@ -87,21 +87,6 @@ def test_what_the_user_has_put_where_models_go_is_left_alone(stream, tmp_path):
     assert main(words) == 0
 
 
-@pytest.mark.slow
-def test_what_predicts_is_evaluated_as_one_model_and_as_a_folder(stream, tmp_path, monkeypatch):
-    pytest.importorskip("safetensors")
-    command = 'cp -r {export} seen-{stage}; cp {checkpoint} seen-{stage}; echo "{\\"at\\": {arrival}}"'
-    monkeypatch.chdir(tmp_path)
-    options = ["--learner", "gens", "--wait", "2", "--then-evaluate", command]
-    assert main(words_of(stream, "a run", *options)) == 0
-    assert [each["evaluation"]["figures"]["at"] for each in records(tmp_path / "a run")] == [1, 2]
-    alone, joined = (json.loads((tmp_path / f"seen-{stage}" / "config.json").read_text()) for stage in (0, 1))
-    assert alone["model"]["_name"] == "alma_mlp"
-    assert [round(member["weight"], 4) for member in joined["model"]["members"]] == [0.5, 0.5]
-    assert (tmp_path / "seen-1" / "evaluated.pt").is_file()
-    assert not (tmp_path / "a run" / "stage-001" / "evaluated.pt").exists()
-
-
 def test_a_run_killed_in_an_evaluation_makes_it_when_it_resumes_and_none_twice(stream, tmp_path):
     run = tmp_path / "R"
     kill = f"[ {{stage}} = 0 ] || [ -e {run}/killed ] || {{ touch {run}/killed; kill -9 $PPID; sleep 1; }}; " + SIZE

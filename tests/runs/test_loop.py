@@ -163,16 +163,6 @@ def test_a_member_needs_its_own_weights_of_the_stage_before(tmp_path):
     assert train_alone(tmp_path, 0, backend, only=1) == [("trained member 0", 1)]
 
 
-def test_a_member_waits_for_what_another_process_trains(tmp_path, monkeypatch):
-    monkeypatch.setattr(loop, "START_POLL_SECONDS", 0.0)
-    backend, looks = FakeBackend(), iter([False, False, True])
-    monkeypatch.setattr(backend, "is_done", lambda model: next(looks, True))
-    run = Run(RunFolder(tmp_path), ensemble(), FakeReporter())
-    train_members(run, [0], backend, only=1, are_others_trained=True)
-    assert backend.members == [ModelId(1, 0)]
-    assert next(looks, None) is None
-
-
 def test_stages_wait_for_the_models_of_other_processes_before_they_are_locked(tmp_path):
     folder, awaited = RunFolder(tmp_path), []
 
