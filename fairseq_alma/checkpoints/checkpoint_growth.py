@@ -1,28 +1,22 @@
 """A growth step on a whole checkpoint: weights, configuration, optimizer, and the record of what was done."""
 
 from dataclasses import dataclass
-from typing import Any, Iterable, Mapping, Optional, Sequence
+from typing import Any, Callable, Iterable, Mapping, Sequence
 
 import torch
-from torch import Size, Tensor
+from torch import Tensor
 
 from fairseq_alma.checkpoints import AVERAGE
 from fairseq_alma.checkpoints.checkpoint_file import Checkpoint, find_average
-from fairseq_alma.checkpoints.maximal_update import BASE_WIDTH
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.growth.gate_tree import format_gate_trees
 from fairseq_alma.growth.tensors import (
-    EXPERT_TENSORS,
+    EXPERTS,
     GATE_TENSOR,
     MixtureGrowth,
-    SizeGrowth,
-    copied_units,
-    enlarge_optimizer_state,
+    grow_moments,
     grow_optimizer_state,
-    grow_state,
     grow_tensor,
-    renew_units,
-    share_moments,
 )
 
 RECORD_KEY = "alma_growth"
@@ -31,154 +25,126 @@ RECORD_KEY = "alma_growth"
 
 @dataclass(frozen=True)
 class GrowthStep:
-    """How a model grows.
+    """How the layers of experts of a model grow.
 
     Attributes:
-        layers: for each Switch layer, by its name in the model, the plan.
+        layers: for each layer of experts, by its name in the model, the plan.
         seed: of new weights and noise.
         noise: standard deviation of the noise on copied gate rows.
-        renew_share: of the hidden units of copied experts, which are drawn anew.
-        keep_optimizer: grow the optimizer's state too, rather than drop it.
-        shares_moments: give the halves of an expert that is split the moments of half of its tokens, not all of them.
+        optimizer: what becomes of its state: ``reset``, ``copy`` or ``share``, see `alma-grow --optimizer`.
     """
 
     layers: Mapping[str, MixtureGrowth]
     seed: int
     noise: float = 0.0
-    renew_share: float = 0.0
-    keep_optimizer: bool = False
-    shares_moments: bool = False
+    optimizer: str = "reset"
+
+    def part_of(self, name: str) -> tuple[str, MixtureGrowth | None]:
+        """Return a parameter's name within its layer of experts, and that layer's plan; None: it does not grow."""
+        for layer, growth in self.layers.items():
+            part = name.removeprefix(f"{layer}.")
+            if part != name and part.startswith((EXPERTS, GATE_TENSOR)):
+                return part, growth
+        return name, None
 
 
-def grow_checkpoint(
-    checkpoint: Checkpoint, step: GrowthStep, shapes: Mapping[str, Size], record: Mapping[str, Any]
+def grow_experts(
+    checkpoint: Checkpoint, step: GrowthStep, names: Sequence[str], record: Mapping[str, Any]
 ) -> Checkpoint:
-    """Return a checkpoint of the grown model.
+    """Return a checkpoint of the model with more experts.
 
     Args:
         checkpoint: the source; its tensors are taken out one by one as they grow, so that the memory of a large model
             is not needed twice.
         step: what to do.
-        shapes: names and shapes of the source model's parameters, in its order.
+        names: of the model's parameters, in its order.
         record: what to note of this step under `RECORD_KEY`.
-    """
-    owners = {
-        f"{layer}.{name}": (name, growth)
-        for layer, growth in step.layers.items()
-        for name in (*EXPERT_TENSORS, GATE_TENSOR)
-    }
-
-    config = checkpoint["cfg"]["model"]
-    widths = config["decoder_embed_dim"] / BASE_WIDTH if config.get("mup") else 1.0
-    choice = torch.Generator().manual_seed(step.seed)
-    renewed = {
-        layer: copied_units(growth, step.renew_share, config["decoder_ffn_embed_dim"], choice)
-        for layer, growth in step.layers.items()
-        if step.renew_share
-    }
-
-    def grow_weights(weights: dict[str, Tensor], order: Sequence[str]) -> dict[str, Tensor]:
-        generator = torch.Generator().manual_seed(step.seed)  # the same new weights for the model and its average
-        grown = {}
-        for name in order:
-            tensor = weights.pop(name)
-            if name in owners:
-                part, growth = owners[name]
-                tensor = grow_tensor(part, tensor, growth, generator, step.noise, widths)
-                renew_units(part, tensor, renewed.get(name.removesuffix(f".{part}"), {}), generator)
-            grown[name] = tensor
-        return grown
-
-    def grow_moment(name: str, moment: Tensor) -> Tensor:
-        if name not in owners:
-            return moment
-        part, growth = owners[name]
-        grown = grow_state(part, moment, growth)
-        renew_units(part, grown, renewed.get(name.removesuffix(f".{part}"), {}))
-        return grown
-
-    def share_parents(name: str, entry: Mapping[str, Any]) -> dict[str, Any]:
-        if name not in owners:
-            return dict(entry)
-        part, growth = owners[name]
-        return share_moments(part, entry, growth)
-
-    order = list(checkpoint["model"])
-    grown = {**checkpoint, "model": grow_weights(checkpoint["model"], order)}
-    if (entry := find_average(checkpoint)) is not None:
-        entry[AVERAGE] = grow_weights(entry[AVERAGE], [name for name in order if name in entry[AVERAGE]])
-    grown["cfg"] = {**checkpoint["cfg"], "model": _grown_config(checkpoint["cfg"]["model"], step)}
-    grown[RECORD_KEY] = [*checkpoint.get(RECORD_KEY, []), dict(record)]
-    state: Optional[Mapping[str, Any]] = grown.pop("last_optimizer_state", None)
-    if step.keep_optimizer:
-        if state is None:
-            given = "share" if step.shares_moments else "copy"
-            raise AlmaError(f"--optimizer {given}: the checkpoint has no optimizer state; use --optimizer reset")
-        share = share_parents if step.shares_moments else None
-        grown["last_optimizer_state"] = grow_optimizer_state(state, shapes, grow_moment, share)
-    return grown
-
-
-def enlarge_checkpoint(
-    checkpoint: Checkpoint,
-    growth: SizeGrowth,
-    config: Mapping[str, Any],
-    names: Iterable[str],
-    fresh: Mapping[str, Tensor],
-    shapes: tuple[Mapping[str, Size], Mapping[str, Size]],
-    record: Mapping[str, Any],
-    keep_optimizer: bool,
-) -> Checkpoint:
-    """Return a checkpoint of a model with more or wider layers, which computes what the source does.
-
-    Args:
-        checkpoint: the source; its weights are not altered, and shared where they stay.
-        growth: the plan.
-        config: ``cfg.model`` of the result.
-        names: of the weights of the result, in its order.
-        fresh: those of them that come from no old ones.
-        shapes: names and shapes of the parameters of the source and of the result, each in its order.
-        record: what to note of this step under `RECORD_KEY`.
-        keep_optimizer: keep the moments of old layers, rather than drop the optimizer's state.
 
     Raises:
-        AlmaError: there is no optimizer state to keep, or it is of another model.
+        AlmaError: an optimizer's state is to be kept, and there is none or one of another model.
     """
 
-    def weights_of(old: Mapping[str, Tensor], names: Iterable[str]) -> dict[str, Tensor]:
-        dtype = old["decoder.embed_tokens.weight"].dtype
-        grown: dict[str, Tensor] = {}
-        shared: dict[int, Tensor] = {}  # input and output embeddings: an average finds them by their place
-        for name in names:
-            origin, _ = growth.origin(name)
-            if origin is None:
-                grown[name] = growth.grow(name, None, fresh[name]).to(dtype)
-            elif origin in old:
-                place = old[origin].data_ptr() if origin == name else None
-                grown[name] = shared[place] if place in shared else growth.grow(name, old[origin], None).to(dtype)
-                shared |= {} if place is None else {place: grown[name]}
+    def grow_weights(weights: dict[str, Tensor]) -> dict[str, Tensor]:
+        generator = torch.Generator().manual_seed(step.seed)  # the same new weights for the model and its average
+        grown = {}
+        for name in list(weights):
+            (part, growth), tensor = step.part_of(name), weights.pop(name)
+            grown[name] = tensor if growth is None else grow_tensor(part, tensor, growth, generator, step.noise)
         return grown
 
-    grown = {**checkpoint, "model": weights_of(checkpoint["model"], names)}
-    grown["cfg"] = {**checkpoint["cfg"], "model": dict(config)}
-    if (entry := find_average(checkpoint)) is not None:
-        entry[AVERAGE] = weights_of(entry[AVERAGE], shapes[1])
-    grown[RECORD_KEY] = [*checkpoint.get(RECORD_KEY, []), dict(record)]
-    state: Optional[Mapping[str, Any]] = grown.pop("last_optimizer_state", None)
-    if keep_optimizer:
-        if state is None:
-            raise AlmaError("--optimizer copy: the checkpoint has no optimizer state; use --optimizer reset")
-        grown["last_optimizer_state"] = enlarge_optimizer_state(state, *shapes, growth)
-    return grown
+    def grow_entry(name: str, entry: Mapping[str, Any]) -> dict[str, Any]:
+        part, growth = step.part_of(name)
+        return dict(entry) if growth is None else grow_moments(part, entry, growth, step.optimizer == "share")
 
-
-def _grown_config(config: Mapping[str, Any], step: GrowthStep) -> dict[str, Any]:
     trees = [growth.new for growth in step.layers.values()]
-    return {**config, "num_experts": trees[0].num_experts, "gate_trees": format_gate_trees(trees)}
+    config = {"num_experts": trees[0].num_experts, "gate_trees": format_gate_trees(trees)}
+    grown = _with_record(checkpoint, config, record)
+    # The average's names are the model's parameters; random numbers are drawn in the order of the model's names.
+    if (entry := find_average(checkpoint)) is not None:
+        average = {name: entry[AVERAGE][name] for name in checkpoint["model"] if name in entry[AVERAGE]}
+        entry[AVERAGE] = grow_weights(average)
+    grown["model"] = grow_weights(checkpoint["model"])
+    return _with_optimizer(grown, step.optimizer, names, names, grow_entry)
+
+
+def add_layers(
+    checkpoint: Checkpoint,
+    config: Mapping[str, Any],
+    fresh: Mapping[str, Tensor],
+    outputs: tuple[str, ...],
+    names: tuple[Sequence[str], Sequence[str]],
+    record: Mapping[str, Any],
+    optimizer: str,
+) -> Checkpoint:
+    """Return a checkpoint of a model with more layers behind the others, which computes the same: they add zero.
+
+    Args:
+        checkpoint: the source.
+        config: what its ``cfg.model`` has otherwise.
+        fresh: random weights of the larger model, by all its names.
+        outputs: endings of the names of parameters whose output is added to the residual stream.
+        names: of the parameters of the source and of the result, each in its order.
+        record: what to note of this step under `RECORD_KEY`.
+        optimizer: ``reset``, or ``copy`` to keep what it remembers of the old layers.
+
+    Raises:
+        AlmaError: an optimizer's state is to be kept, and there is none or one of another model.
+    """
+
+    def deeper(old: Mapping[str, Tensor], wanted: Iterable[str]) -> dict[str, Tensor]:
+        dtype = next(iter(old.values())).dtype
+        new = {name: torch.zeros_like(each) if name.endswith(outputs) else each for name, each in fresh.items()}
+        return {name: old[name] if name in old else new[name].to(dtype) for name in wanted}
+
+    grown = _with_record(checkpoint, config, record)
+    grown["model"] = deeper(checkpoint["model"], fresh)
+    if (entry := find_average(checkpoint)) is not None:
+        entry[AVERAGE] = deeper(entry[AVERAGE], names[1])
+    return _with_optimizer(grown, optimizer, *names, lambda _, entry: dict(entry))
+
+
+def _with_record(checkpoint: Checkpoint, config: Mapping[str, Any], record: Mapping[str, Any]) -> Checkpoint:
+    cfg = {**checkpoint["cfg"], "model": {**checkpoint["cfg"]["model"], **config}}
+    return {**checkpoint, "cfg": cfg, RECORD_KEY: [*checkpoint.get(RECORD_KEY, []), dict(record)]}
+
+
+def _with_optimizer(
+    grown: Checkpoint,
+    how: str,
+    old: Sequence[str],
+    new: Sequence[str],
+    grow: Callable[[str, Mapping[str, Any]], dict[str, Any]],
+) -> Checkpoint:
+    state = grown.pop("last_optimizer_state", None)
+    if how != "reset":
+        if state is None:
+            raise AlmaError(f"--optimizer {how}: the checkpoint has no optimizer state; use --optimizer reset")
+        grown["last_optimizer_state"] = grow_optimizer_state(state, old, new, grow)
+    return grown
 
 
 def growth_table(losses: Mapping[str, Sequence[float]], counts: Mapping[str, Sequence[int]], step: GrowthStep) -> str:
-    """Write what was measured and chosen as a table, one line per expert.
+    """Return what was measured and chosen as a table, one line per expert.
 
     Args:
         losses: for each layer and expert the sum of its tokens' losses in nats; empty if not measured.
@@ -188,14 +154,12 @@ def growth_table(losses: Mapping[str, Sequence[float]], counts: Mapping[str, Seq
     lines = ["layer | expert | tokens | loss, nats | loss per token | becomes"]
     for layer, growth in step.layers.items():
         for expert in range(growth.old.num_experts):
-            children = [new for new, source in enumerate(growth.expert_source) if source == expert]
-            becomes = " and ".join(str(child) for child in children) if len(children) > 1 else ""
+            children = [str(new) for new, source in enumerate(growth.expert_source) if source == expert]
             figures = "– | – | –"
             if layer in counts:
                 tokens, loss = counts[layer][expert], losses[layer][expert]
                 figures = f"{tokens:,} | {loss:,.1f} | {loss / tokens:.3f}" if tokens else "0 | 0.0 | no token"
-            lines.append(f"{layer} | {expert} | {figures} | {becomes}")
-        new_random = [str(new) for new, source in enumerate(growth.expert_source) if source is None]
-        if new_random:
-            lines.append(f"{layer} | new | – | – | – | {', '.join(new_random)} at random")
+            lines.append(f"{layer} | {expert} | {figures} | {' and '.join(children) if len(children) > 1 else ''}")
+        if fresh := [str(new) for new, source in enumerate(growth.expert_source) if source is None]:
+            lines.append(f"{layer} | new | – | – | – | {', '.join(fresh)} at random")
     return "\n".join(lines)

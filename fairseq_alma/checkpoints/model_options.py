@@ -12,7 +12,7 @@ from typing import Any, Mapping, NamedTuple, Optional, Union
 
 from fairseq_alma.checkpoints import LAST_CHECKPOINT
 from fairseq_alma.errors import AlmaError
-from fairseq_alma.growth import EXPERT_METHODS, LAYER_METHODS, SELECTIONS
+from fairseq_alma.growth import EXPERT_METHODS, SELECTIONS
 from fairseq_alma.options import Options, flags_of, opt, real, whole
 
 MAX_EXPERTS = 10_000
@@ -69,11 +69,6 @@ class SwitchOptions(Options):
     decoder_sinusoidal_pos: bool = shape_of_text(False, "use sinusoidal rather than learned positional embeddings")
     no_scale_embedding: bool = shape_of_text(
         False, "do not multiply embeddings by the square root of the model dimension"
-    )
-    mup: bool = shape_of_text(
-        False,
-        "maximal-update parametrization, in which the best learning rate moves less with width and number of layers; "
-        "the usual one at the size of alma_switch_lm_tiny",
     )
 
 
@@ -276,26 +271,19 @@ class GrowOptions(DenseOptions):
         None,
         "of experts: copy, the expert's weights and gate row are copied, the mixture stays flat (the paper's method "
         "for text; the loss jumps); split, the expert becomes two equal ones under a new gate (the loss stays); "
-        "scratch, new random experts. Of layers, whose outputs begin at zero (the loss stays): zero, random ones "
-        "behind the others (default); last, copies of the last; interpolated, copies of those before "
-        "them, among the others",
-        choices=(*EXPERT_METHODS, *LAYER_METHODS),
+        "scratch, new random experts",
+        choices=EXPERT_METHODS,
     )
     experts: Optional[int] = opt(None, "experts to add to each Switch layer", range=whole(1, MAX_EXPERTS), metavar="K")
-    layers: Optional[int] = opt(None, "layers that the decoder is to have", range=LAYERS)
-    embed_dim: Optional[int] = opt(
+    layers: Optional[int] = opt(
         None,
-        "model dimension that it is to have, a multiple of its own: units are copied, what reads them is split among "
-        "the copies, and attention gets more heads (the loss stays); sinusoidal positions become learned ones",
-        range=SIZE,
-    )
-    ffn_dim: Optional[int] = opt(
-        None, "likewise, hidden dimension of feed-forward layers and experts, any larger number", range=SIZE
+        "layers that the decoder is to have; the output of new ones is zero at first (the loss stays)",
+        range=LAYERS,
     )
     select: str = opt(
         "loss",
         "which experts: those whose tokens have the largest summed loss on the held-out split, those that most tokens "
-        "go to, those whose tokens have the largest mean loss (worst), or any",
+        "go to (usage), or any",
         choices=SELECTIONS,
     )
     stream: Optional[str] = opt(
@@ -305,12 +293,6 @@ class GrowOptions(DenseOptions):
     )
     split: str = opt("valid", "held-out split; a learner has no access to test", metavar="SPLIT")
     noise: float = opt(0.0, "copy: standard deviation of noise on the gate rows", range=real(0, 1e6), metavar="X")
-    renew_share: float = opt(
-        0.0,
-        "copy: share of the hidden units of each copy that are drawn anew, so that it can learn something else",
-        range=SHARE,
-        metavar="X",
-    )
     optimizer: str = opt(
         "reset",
         "optimizer state: none (as --finetune-from-model does anyway), or that of old parameters kept and of copies "
@@ -323,11 +305,6 @@ class GrowOptions(DenseOptions):
     seed: int = opt(1, "of new weights, noise and random choice", range=whole(0, 2**63 - 1))
     cpu: bool = opt(False, "measure on the CPU even where a GPU is")
     force: bool = opt(False, "replace --out if it exists")
-
-    @property
-    def is_wider(self) -> bool:
-        """Whether a dimension is to grow."""
-        return self.embed_dim is not None or self.ffn_dim is not None
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""``alma-grow``: add experts to every Switch layer of a checkpoint, or layers to it, or make it wider."""
+"""``alma-grow``: add experts to every Switch layer of a checkpoint, or layers to it."""
 
 import argparse
 import sys
@@ -10,7 +10,7 @@ from fairseq_alma.checkpoints.model_options import GrowOptions
 from fairseq_alma.cli.entry import Parser, command
 from fairseq_alma.errors import refuse_no_file
 from fairseq_alma.files import refuse_existing
-from fairseq_alma.growth import EXPERT_METHODS, LAYER_METHODS
+from fairseq_alma.growth import EXPERT_METHODS
 from fairseq_alma.runs.lookup import ArrivalOptions, find_model
 from fairseq_alma.terminal import tell
 
@@ -20,9 +20,8 @@ CHECKPOINT_NEEDED = "give a run, or a checkpoint that fairseq-train or alma-grow
 def parser() -> Parser:
     """Build the command's options."""
     said = (
-        "Add experts to every Switch layer of a language model's checkpoint, or layers to it, or make it "
-        "wider. The result is a checkpoint that fairseq-train trains further (--finetune-from-model) and "
-        "fairseq-eval-lm tests."
+        "Add experts to every Switch layer of a language model's checkpoint, or layers to it, or both. The result is a "
+        "checkpoint that fairseq-train trains further (--finetune-from-model) and fairseq-eval-lm tests."
     )
     return Parser.of("alma-grow", said, None, GrowOptions, ArrivalOptions)
 
@@ -45,19 +44,14 @@ def main(argv: Optional[Sequence[str]] = None) -> Optional[int]:
 
 def _check(options: argparse.ArgumentParser, args: GrowOptions) -> None:
     """Refuse what can be refused from the command line alone."""
-    if args.experts is None and args.layers is None and not args.is_wider:
-        options.error("--experts K, --layers N, --embed-dim N or --ffn-dim N is needed, or several of them")
-    if args.experts is None and args.layers is None and args.method is not None:
-        options.error(f"--method {args.method}: goes with --experts or --layers; there is one way to become wider")
-    if args.experts is None and args.method not in (None, *LAYER_METHODS):
-        options.error(f"--method {args.method}: layers are added by {', '.join(LAYER_METHODS)}")
-    if args.experts is not None and args.method not in EXPERT_METHODS:
-        given = "--experts" if args.method is None else f"--method {args.method}"
-        options.error(f"{given}: experts are added by --method {', '.join(EXPERT_METHODS)}")
+    if args.experts is None and args.layers is None:
+        options.error("--experts K or --layers N is needed, or both")
+    if args.experts is None and args.method is not None:
+        options.error(f"--method {args.method}: goes with --experts; layers are added in one way")
+    if args.experts is not None and args.method is None:
+        options.error(f"--experts {args.experts}: --method is needed, one of {', '.join(EXPERT_METHODS)}")
     if args.noise > 0 and args.method != "copy":
         options.error(f"--noise {args.noise}: goes with --method copy alone")
-    if args.renew_share > 0 and args.method != "copy":
-        options.error(f"--renew-share {args.renew_share}: goes with --method copy alone; a split changes no output")
     if args.optimizer == "share" and args.method != "split":
         options.error(f"--optimizer share: goes with --method split, whose experts share tokens, not {args.method}")
     if args.method == "scratch" and args.select != "loss":

@@ -18,7 +18,7 @@ from fairseq_alma.learners.learner import LEARNERS, Learner, Stage, StagePlan
 from fairseq_alma.learners.presets import PAPER
 from fairseq_alma.options import KINDS, TRAINING, Option, Options, flag, options_of
 from fairseq_alma.runs.evaluation import StageEvaluation
-from fairseq_alma.runs.loop import Run, SeenPlans, nothing_to_await, nothing_to_evaluate, run_stages, train_members
+from fairseq_alma.runs.loop import Run, nothing_to_await, nothing_to_evaluate, run_stages, train_members
 from fairseq_alma.runs.run_folder import RUN_RECORD, RunFolder
 from fairseq_alma.runs.study import (
     FEATURES_FROM,
@@ -268,10 +268,6 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
             job = TextJob(request, words, stream, recipe)
         curves = CurveOptions.from_options(job.train_options())
         num_megabatches = arguments.megabatches if stream is None else stream.num_megabatches
-        if stream is not None and learners[request.seeds[0]].looks_back and not stream.split("valid").num_words:
-            raise ValueError(
-                f"--grow-when auto: {stream.root} has no validation set, by whose loss it decides; give times"
-            )
         plans = {seed: request.plan(each, kind, num_megabatches) for seed, each in learners.items()}
         learners[request.seeds[0]].check_model(job.last)
         request.features.check(PlannedRun(kind, plans[request.seeds[0]], request.replay, job.last, request.features))
@@ -320,9 +316,7 @@ def _run(
             name = f"seed {seed}, " if len(plans) > 1 else ""
             display = RunDisplay(planned, job.unit, job.work(), request.stage, request.member, shown, name)
             evaluate = nothing_to_evaluate if evaluation is None else evaluation.run
-            seen = SeenPlans(learners[seed], [plan.stage for plan in planned], folders[seed])
-            own = seen if learners[seed].looks_back else planned
-            runs.append(Run(folders[seed], own, displays.enter_context(display), evaluate))
+            runs.append(Run(folders[seed], planned, displays.enter_context(display), evaluate))
         backend = build_backend(runs)
         if request.member is not None:
             train_members(runs[0], request.member, backend, request.stage)

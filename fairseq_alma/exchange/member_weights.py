@@ -14,7 +14,6 @@ from torch import Tensor
 from fairseq_alma.checkpoints import JOINT_MODEL
 from fairseq_alma.checkpoints.architecture import SwitchOptions, joint_member_options, read_options
 from fairseq_alma.checkpoints.ensemble_file import ENSEMBLE_ARCH, Weights, members_of, weights_of_member
-from fairseq_alma.checkpoints.maximal_update import folded
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.growth.gate_tree import GateTree, trees_of_layers
 
@@ -77,7 +76,7 @@ def groups_of(config: Mapping[str, Any], weights: Weights, path: Path, weight: f
 
 
 def _group(weight: float, options: SwitchOptions, members: Sequence[Weights]) -> Group:
-    return Group(weight, options, [folded(each, options) for each in members] if options.mup else members)
+    return Group(weight, options, members)
 
 
 def member_sizes(options: SwitchOptions) -> dict[str, Any]:

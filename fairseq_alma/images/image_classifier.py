@@ -30,13 +30,11 @@ class GrownLayers:
         trees: the gate's tree of each mixture.
         channels: of each convolution.
         groups: convolutions of each group of a VGG network that has become deeper; empty: as VGG19 has them.
-        sizes: options of the architecture that a schedule changes, by name.
     """
 
     trees: tuple[GateTree, ...] = ()
     channels: tuple[int, ...] = ()
     groups: tuple[int, ...] = ()
-    sizes: tuple[tuple[str, int], ...] = ()
 
     @property
     def num_experts(self) -> int:
@@ -49,7 +47,7 @@ class GrownLayers:
         Raises:
             AlmaError: a tree is nested deeper than JSON can be.
         """
-        options: dict[str, Any] = dict(self.sizes)
+        options: dict[str, Any] = {}
         if self.trees:
             options.update(num_experts=self.num_experts, gate_trees=format_gate_trees(self.trees))
         if self.channels:
@@ -79,8 +77,6 @@ class ImageClassifier(BaseFairseqModel):
 
     stacks_members: ClassVar[bool] = True
     """Whether one network holds several members, rather than one after the other."""
-    sizes: ClassVar[tuple[str, ...]] = ()
-    """Options of the architecture that a schedule may change."""
 
     def __init__(self, network: ImageNetwork, joint_logits: str = "mean") -> None:
         super().__init__()
@@ -129,7 +125,7 @@ class ImageClassifier(BaseFairseqModel):
     @classmethod
     def read_grown(cls, cfg: Any) -> GrownLayers:
         """Read from the options of a model what growth has changed. Raises AlmaError if they say no such thing."""
-        return GrownLayers(sizes=tuple((name, int(getattr(cfg, name))) for name in cls.sizes))
+        return GrownLayers()
 
     @classmethod
     def grown_layers(cls, network: ImageNetwork) -> GrownLayers:
@@ -139,14 +135,6 @@ class ImageClassifier(BaseFairseqModel):
     @classmethod
     def check_growth(cls, cfg: Any, images: ImageKind, growth: Growth) -> None:
         """Raise AlmaError if a network of these options cannot grow so."""
-
-    @classmethod
-    def require_size(cls, name: str, size: int, arch: str) -> None:
-        """Raise AlmaError if a schedule cannot change an option of this architecture."""
-        if name.replace("-", "_") not in cls.sizes:
-            possible = " or ".join(f"{each.replace('_', '-')}=" for each in cls.sizes)
-            instead = possible or "--arch alma_mlp, or alma_vgg"
-            raise AlmaError(f"--grow-schedule {name}={size}: this grows nothing of --arch {arch}; give {instead}")
 
     @classmethod
     def grow(

@@ -72,16 +72,11 @@ class ImageJob:
             os.environ.setdefault("OMP_NUM_THREADS", "1")
         import fairseq  # noqa: F401  first: it registers the models here, which must not be half-way through their import
 
-        from fairseq_alma.images.image_settings import ImageSettings, image_model
+        from fairseq_alma.images.image_settings import ImageSettings
         from fairseq_alma.images.stage_trainer import StageTrainer
         from fairseq_alma.training.processes import keep_freed_memory
 
         trainings = [training for plan in plans for training in plan.trainings]
-        for name, size in plans[0].trainings[0].sizes.items():
-            if (given := self.options.last(name)) not in (None, (str(size),)):
-                raise AlmaError(f"{name} {' '.join(given or ())} after the --: --grow-schedule begins with {size}")
-            image_model(self.options.arch).require_size(name.removeprefix("--"), size, self.options.arch)
-            self.options.values[name] = (str(size),)
         settings = ImageSettings(self.images, self.options, trainings[0].num_joint, trainings[0].joint_logits)
         for growth in {training.growth for training in trainings if training.growth is not None}:
             settings.check_growth(growth)

@@ -5,12 +5,10 @@
 - ``alma_moe_mlp``, ``alma_moe_vgg``: the same with mixtures of experts as hidden layers or convolutions
 - ``alma_firefly_vgg``: the VGG network that Firefly makes wider or deeper, where its gradients ask for it
 
-The first two grow by a schedule.
-
 A new architecture is a network, and a class here: its options, how they make the network, what growth changes of it.
 """
 
-from typing import Any, ClassVar, Mapping, Sequence
+from typing import Any, ClassVar, Sequence
 
 from fairseq.dataclass import FairseqDataclass
 from fairseq.models import register_model
@@ -38,97 +36,34 @@ from fairseq_alma.images.networks import (
     ConvBlock,
     ImageKind,
     ImageNetwork,
-    State,
     Variant,
-    load_exactly,
-    widen_mlp,
-    widen_vgg,
 )
 from fairseq_alma.learners.learner import Growth
 from fairseq_alma.training.fairseq_options import fairseq_config
-
-
-class SizedClassifier(ImageClassifier):
-    """What models that grow by a schedule have in common."""
-
-    @classmethod
-    def grown_state(cls, state: State, sizes: Mapping[str, int], generator: Generator) -> State:
-        """Return the weights of a network of other sizes, which computes the same.
-
-        Args:
-            state: of the network.
-            sizes: what it is to have, by the names of ``sizes``; it may have some of them already.
-            generator: of what is drawn, on the CPU.
-        """
-        raise NotImplementedError
-
-    @classmethod
-    def grow(
-        cls, network: ImageNetwork, growth: Growth, cfg: Any, data: GrowthData, generator: Generator
-    ) -> tuple[ImageNetwork, int]:
-        """Give the network the schedule's sizes; see `ImageClassifier`."""
-        sizes = dict(cls.grown_layers(network).sizes)
-        sizes |= {name.replace("-", "_"): size for name, size in growth.sizes.items()}
-        state = cls.grown_state(network.state_dict(), sizes, generator)
-        pixels, _ = data.valid
-        num_classes = list(state.values())[-1].size(1)  # of a bias (N, K)
-        kind = ImageKind(tuple(pixels.shape[1:]), num_classes)
-        grown = cls.build_network(cfg, kind, GrownLayers(sizes=tuple(sizes.items())), network.num_members)
-        load_exactly(grown.state_dict(), state)
-        return grown.to(pixels.device).train(network.training), 0
-
 
 AlmaMLPConfig = fairseq_config("AlmaMLPConfig", FairseqDataclass, [MLPOptions])
 
 
 @register_model("alma_mlp", dataclass=AlmaMLPConfig)
-class AlmaMLP(SizedClassifier):
+class AlmaMLP(ImageClassifier):
     """A fully connected network."""
-
-    sizes = ("width", "hidden_layers")
 
     @classmethod
     def build_network(cls, cfg: MLPOptions, images: ImageKind, grown: GrownLayers, num_members: int) -> MLP:
-        sizes = dict(grown.sizes)
-        return MLP(*images, sizes["width"], sizes["hidden_layers"], num_members)
-
-    @classmethod
-    def grown_layers(cls, network: ImageNetwork) -> GrownLayers:
-        """Return the sizes of the network; see `ImageClassifier`."""
-        assert isinstance(network, MLP)
-        width = network.state_dict()["layers.0.weight"].size(1)
-        return GrownLayers(sizes=(("width", width), ("hidden_layers", len(network.layers) - 1)))
-
-    @classmethod
-    def grown_state(cls, state: State, sizes: Mapping[str, int], generator: Generator) -> State:
-        """Return the weights of a network of other sizes; see `SizedClassifier`."""
-        return widen_mlp(state, sizes["width"], sizes["hidden_layers"], generator)
+        return MLP(*images, cfg.width, cfg.hidden_layers, num_members)
 
 
 AlmaVGGConfig = fairseq_config("AlmaVGGConfig", FairseqDataclass, [VGGVariantOptions, VGGOptions])
 
 
 @register_model("alma_vgg", dataclass=AlmaVGGConfig)
-class AlmaVGG(SizedClassifier):
+class AlmaVGG(ImageClassifier):
     """A VGG network."""
-
-    sizes = ("channels",)
 
     @classmethod
     def build_network(cls, cfg: Any, images: ImageKind, grown: GrownLayers, num_members: int) -> VGG:
         variant = _variant("alma_vgg", images, cfg)
-        return VGG(*images, [dict(grown.sizes)["channels"]] * NUM_CONVOLUTIONS, num_members, variant=variant)
-
-    @classmethod
-    def grown_layers(cls, network: ImageNetwork) -> GrownLayers:
-        """Return the channels of the network; see `ImageClassifier`."""
-        assert isinstance(network, VGG)
-        return GrownLayers(sizes=(("channels", network.classifier.weight.size(2)),))
-
-    @classmethod
-    def grown_state(cls, state: State, sizes: Mapping[str, int], generator: Generator) -> State:
-        """Return the weights of a network of other sizes; see `SizedClassifier`."""
-        return widen_vgg(state, sizes["channels"], generator)
+        return VGG(*images, [cfg.channels] * NUM_CONVOLUTIONS, num_members, variant=variant)
 
 
 class MixtureClassifier(ImageClassifier):

@@ -9,7 +9,7 @@ A learner is one class: a frozen dataclass under `register_learner`, whose field
 Source: sections 4.1 and 4.2 of the paper.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Callable, ClassVar, Mapping, Optional, Sequence, TypeVar
 
 from fairseq_alma.errors import AlmaError
@@ -140,8 +140,7 @@ class Growth:
         share_of: what ``share`` counts: ``parameters`` or ``neurons``.
         grow_in: what ``share`` is added in: ``width``, ``depth`` or ``both``.
         noise: copies of experts: standard deviation of the noise on their gate rows.
-        renew_share: copies of experts: share of their hidden units that are drawn anew.
-        sizes: what a language model is to have else, by the options of ``alma-grow``, such as ``layers``.
+        layers: that a language model is to have; None: those it has.
     """
 
     num_new: int
@@ -152,8 +151,7 @@ class Growth:
     share_of: str = "parameters"
     grow_in: str = "width"
     noise: float = 0.0
-    renew_share: float = 0.0
-    sizes: Mapping[str, int] = field(default_factory=dict, hash=False)  # a dict has none
+    layers: Optional[int] = None
 
 
 @dataclass(frozen=True)
@@ -166,8 +164,7 @@ class Training:
         start: the model whose weights it starts from; None: random ones.
         growth: what is done to these weights first; None: nothing.
         num_experts: experts in each Switch layer of a model that starts from random weights; None: the user says.
-        sizes: of the model that is trained, by the options of fairseq-train, where the learner decides them.
-        times_heads: how many times the user's attention heads it has.
+        num_layers: of the language model that is trained; None: the user says.
         num_joint: models that are trained jointly as this one.
         joint_logits: what these are trained on and predict with: the ``mean`` of their logits, or the ``sum`` (images).
         bootstrap: train on a sample of the stage's examples, drawn with replacement.
@@ -178,8 +175,7 @@ class Training:
     start: Optional[ModelId] = None
     growth: Optional[Growth] = None
     num_experts: Optional[int] = None
-    sizes: Mapping[str, int] = field(default_factory=dict)
-    times_heads: int = 1
+    num_layers: Optional[int] = None
     num_joint: int = 1
     joint_logits: str = "mean"
     bootstrap: bool = False
@@ -195,14 +191,12 @@ class StagePlan:
         predictors: models that predict afterwards; those that are not trained in this stage stay as they are.
         combine: how their predictions become one: ``single`` for one model, else ``probabilities`` (mean), ``logits``
             (mean) or ``vote``.
-        reason: of a learner that looks back: why the model grows now, or does not.
     """
 
     stage: Stage
     trainings: tuple[Training, ...]
     predictors: tuple[ModelId, ...]
     combine: str = "single"
-    reason: Optional[str] = None
 
 
 def member_seed(seed: int, member: int) -> int:
@@ -270,7 +264,6 @@ class Learner(Options):
             ties them to each other (images).
         seed: of the run, 0 to 9,999,999.
         wait: the waiting time, mega-batches.
-        seen: of a learner that looks back: training FLOPs of the stages so far, and the loss on valid after each.
         init: begin each stage with the weights of the stage before (``previous``) or with random ones (``scratch``).
     """
 
@@ -287,17 +280,11 @@ class Learner(Options):
 
     seed: int
     wait: int = 1
-    seen: tuple[tuple[float, float], ...] = ()
     init: str = opt(
         "previous",
         "begin each stage with the weights of the stage before, or with random ones: scratch",
         choices=("previous", "scratch"),
     )
-
-    @property
-    def looks_back(self) -> bool:
-        """Whether a stage's plan depends on how those before it went."""
-        return False
 
     def check(self) -> None:
         """Raise ValueError if the options do not go together; the message begins with the option."""

@@ -9,13 +9,13 @@ steps are done that train it.
 import contextlib
 import operator
 import sys
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Callable, Iterable, Mapping, Optional, Protocol, Sequence
 
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.files import write_together
-from fairseq_alma.learners.learner import Learner, ModelId, Stage, StagePlan, Training
+from fairseq_alma.learners.learner import ModelId, StagePlan, Training
 from fairseq_alma.runs.run_folder import STAGE_RECORD, RunFolder
 from fairseq_alma.terminal import tell
 from fairseq_alma.watch.run_display import RunDisplay
@@ -208,29 +208,6 @@ OF_ALL_TRAININGS: Mapping[str, Callable[[Any, Any], Any]] = {
     "train_flops": operator.add,
 }
 """How what two trainings of a stage took becomes what the stage took."""
-
-
-class SeenPlans(Sequence[StagePlan]):
-    """Plans of a learner that looks back: each is made of the records of the stages before it when it is asked for.
-
-    Args:
-        learner: decides.
-        planned: the stages.
-        folder: of the run.
-    """
-
-    def __init__(self, learner: Learner, planned: Sequence[Stage], folder: RunFolder) -> None:
-        self.learner, self.planned, self.folder = learner, planned, folder
-        self._seen: list[tuple[float, float]] = []  # of the stages from the first on, each read once
-
-    def __len__(self) -> int:
-        return len(self.planned)
-
-    def __getitem__(self, stage: Any) -> Any:
-        while len(self._seen) < stage and (record := self.folder.read_stage(len(self._seen))) is not None:
-            before = self._seen[-1][0] if self._seen else 0
-            self._seen.append((before + record["train_flops"], record["valid"]["loss"]))
-        return replace(self.learner, seen=tuple(self._seen[:stage])).plan(self.planned[stage])
 
 
 Evaluate = Callable[[StageWork], Mapping[str, Any]]
@@ -435,8 +412,6 @@ def _run_stage(works: Sequence[StageWork], evaluate: Sequence[Evaluate], backend
                 add = OF_ALL_TRAININGS.get(name)
                 record[name] = add(record[name], value) if add is not None and name in record else value
     for work, clock, record, figures in zip(works, clocks, records, evaluate, strict=True):
-        if work.plan.reason is not None:
-            record["growth_reason"] = work.plan.reason
         seconds = clock.seconds() + work.folder.seconds_of_members(work.plan.stage.index)
         record["wall_seconds"] = round(seconds, 1)
         record.update(figures(work))

@@ -181,7 +181,6 @@ class TextStage(StageRecord, frozen=True, kw_only=True):
     test: TextResult
     anytime: Optional[AnytimeStage] = None
     matrix: Optional[TextMatrix] = None
-    growth_reason: Optional[str] = None
     before_growth: Optional[TextGrowth] = None
     after_growth: Optional[TextGrowth] = None
 

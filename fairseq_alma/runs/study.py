@@ -507,8 +507,6 @@ class RunRequest(StudyOptions, PartOptions, ProcessOptions):
         if self.stage is not None and not 0 <= self.stage < len(planned):
             raise ValueError(f"--stage {self.stage}: the run has stages 0 to {len(planned) - 1}")
         plans = plan_stages(learner, planned)
-        if learner.looks_back and len(self.seeds) > 1:
-            raise ValueError("--grow-when auto: seeds would not grow at the same time; give one call for each --seed")
         self._check_member(plans)
         return plans
 

@@ -7,7 +7,7 @@ import argparse
 import math
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any, Iterable, Mapping, Optional
+from typing import Any, Mapping, Optional
 
 import torch
 import torch.nn.functional as F
@@ -20,12 +20,11 @@ from omegaconf import II
 from torch import Size, nn
 
 from fairseq_alma.checkpoints.checkpoint_file import read_checkpoint
-from fairseq_alma.checkpoints.maximal_update import scale_first_weights, update_factors
 from fairseq_alma.checkpoints.model_options import LANGUAGE, SWITCH_SIZES, Beginning, starting_checkpoint
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.growth.gate_tree import GateTree, trees_of_layers
 from fairseq_alma.moe.switch_layer import SwitchLayer
-from fairseq_alma.text.decoder import DecoderLayer, LayerShape, SwitchDecoder
+from fairseq_alma.text.decoder import LayerShape, SwitchDecoder
 from fairseq_alma.training.fairseq_options import check_options, fairseq_config
 
 DEFAULT_NUM_EXPERTS = 4
@@ -52,7 +51,12 @@ class AlmaSwitchLM(FairseqLanguageModel):
         decoder: the model itself.
         balance_loss_weight: what the criterion multiplies the load-balancing loss with.
         is_compiled: whether the criterion lets ``torch.compile`` fuse what both do in training.
+
+    Attributes:
+        residual_outputs: endings of the names of parameters in a layer whose output is added to the residual stream.
     """
+
+    residual_outputs = ("out_proj.weight", "out_proj.bias", "fc2.weight", "fc2.bias", "fc2_weight", "fc2_bias")
 
     def __init__(self, decoder: SwitchDecoder, balance_loss_weight: float, is_compiled: bool = False) -> None:
         super().__init__(decoder)
@@ -73,18 +77,15 @@ class AlmaSwitchLM(FairseqLanguageModel):
             raise AlmaError(
                 "--tokens-per-sample: the task has none, and a language model needs it; give --task alma_lm"
             )
-        factors = update_factors(cfg.decoder_embed_dim, cfg.decoder_layers, cfg.mup)
         decoder = SwitchDecoder(
             task.source_dictionary,
-            layer_shape(cfg)._replace(feature_factor=factors.features, branch_factor=factors.branch),
+            layer_shape(cfg),
             trees_of_layers(cfg),
             max_positions,
             not cfg.decoder_sinusoidal_pos,
             cfg.checkpoint_activations,
-            1.0 if cfg.no_scale_embedding else math.sqrt(factors.embedding_width),
+            1.0 if cfg.no_scale_embedding else math.sqrt(cfg.decoder_embed_dim),
         )
-        if cfg.mup:
-            scale_first_weights(decoder.named_parameters(), cfg.decoder_embed_dim)
         return cls(decoder, cfg.balance_loss_weight, cfg.compile)
 
     @classmethod
@@ -160,24 +161,6 @@ def build_from_config(config: Mapping[str, Any], vocab_size: int, device: str = 
         dictionary.add_symbol(f"token{token}")
     with torch.device(device):
         return AlmaSwitchLM.build_model(_options_of(config), SimpleNamespace(source_dictionary=dictionary))
-
-
-def random_layers(config: Mapping[str, Any], layers: Iterable[int]) -> dict[str, torch.Tensor]:
-    """Return random weights of some layers of a model, by their names in it, without building the rest.
-
-    Args:
-        config: ``cfg["model"]`` of a checkpoint.
-        layers: their numbers.
-    """
-    options = _options_of(config)
-    trees = trees_of_layers(options)
-    found: dict[str, torch.Tensor] = {}
-    for layer in layers:
-        weights = DecoderLayer(layer_shape(options), trees[layer]).state_dict()
-        found |= {f"decoder.layers.{layer}.{name}": tensor for name, tensor in weights.items()}
-    if options.mup:
-        scale_first_weights(found.items(), options.decoder_embed_dim)
-    return found
 
 
 def _options_of(config: Mapping[str, Any]) -> AlmaSwitchLMConfig:

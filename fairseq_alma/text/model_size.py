@@ -340,7 +340,7 @@ def seconds_per_token(shape: Sequence[int], job: dict, clock: Callable[[], float
     width, layers, vocab_size, num_experts = shape
     device = "cuda" if torch.cuda.is_available() and not job["on_cpu"] else "cpu"
     config = {
-        "mup": True, "decoder_embed_dim": width, "decoder_ffn_embed_dim": 4 * width, "decoder_layers": layers,
+        "decoder_embed_dim": width, "decoder_ffn_embed_dim": 4 * width, "decoder_layers": layers,
         "decoder_attention_heads": max(1, width // 32), "num_experts": num_experts, "gate_trees": "", "dropout": 0.0,
         "tokens_per_sample": job["length"], "max_target_positions": None,
     }  # fmt: skip

@@ -1,7 +1,7 @@
 """What a good run on text needs and the user does not say: all of it is decided here, by one table.
 
 The optimizer carried through the stages and an average of the weights tested are the best means at every arrival of
-``recipes/anytime``; one learning rate serves all sizes by maximal-update parametrization (``--mup``). What was measured
+``recipes/anytime``. What was measured
 for the rest stands in ``docs/reference/defaults.md``. What stands behind ``--`` wins. An ``--arch`` there makes the
 model the user's: then only that is filled in for which fairseq has no default, or one that trains no language model
 (``--lr`` 0.25, a criterion without the balance loss).
@@ -41,7 +41,7 @@ from fairseq_alma.training.average import WeightAverage
 from fairseq_alma.training.feature import ENDLESS
 
 RATE, RATE_WIDTH = 0.007, 128
-"""Peak learning rate of Adam with --mup; without it, at this width."""
+"""Peak learning rate of Adam, at this width; it falls with the width."""
 BETA2, LARGE_BETA2, SMALL_UPDATE = 0.99, 0.95, 16_384
 """The squares of gradients are averaged over more updates where these have few tokens; up to SMALL_UPDATE of them."""
 MANY_PASSES = 4
@@ -93,7 +93,6 @@ def good_rows(plan: Plan, given: Mapping[str, str], num_procs: int = 1) -> list[
     steps = num_procs * math.ceil(batch / (AT_ONCE * num_procs))  # of all processes, which share them
     return [
         Row("--arch", arch),
-        Row("--mup", ""),
         Row("--decoder-layers", shape.layers),
         Row("--decoder-embed-dim", shape.width),
         Row("--decoder-ffn-embed-dim", 4 * shape.width),
@@ -130,10 +129,8 @@ def length_rows(updates: int, filled: Mapping[str, str]) -> list[Row]:
 
 
 def _rate(given: Mapping[str, str]) -> str:
-    """Return the learning rate: without --mup it falls with the width."""
-    arch = given.get("--arch")
-    if arch is None or "--mup" in given:
-        return f"{RATE:g}"
+    """Return the learning rate, which falls with the width."""
+    arch = given.get("--arch", "alma_switch_lm")
     width = given.get("--decoder-embed-dim", str(SWITCH_SIZES.get(arch, {}).get("embed_dim", 512)))
     return f"{RATE * RATE_WIDTH / (int(width) if width.isdecimal() else 512):.3g}"
 
@@ -390,9 +387,7 @@ def _describe(
         length = "as given after the --"
     elif plan.forecast is not None:
         length += f"; forecast {spell_duration(plan.forecast)}"
-    rate = f"{filled.get('--optimizer')}, rate {filled.get('--lr')}" + (
-        ", the same for all sizes (--mup)" if "--mup" in filled else ""
-    )
+    rate = f"{filled.get('--optimizer')}, rate {filled.get('--lr')}"
     rate += f"; {filled.get('--warmup-updates', 'no')} updates of warm-up, then {filled.get('--lr-scheduler', 'fixed')}"
     tested = "the last weights of each stage, which begins with a new optimizer"
     if averaged := WeightAverage.USUAL.items() & features.items():

@@ -15,7 +15,7 @@ from msgspec import to_builtins
 
 import fairseq_alma
 from fairseq_alma.checkpoints import LAST_CHECKPOINT
-from fairseq_alma.checkpoints.model_options import SWITCH_SIZES, from_weights
+from fairseq_alma.checkpoints.model_options import from_weights
 from fairseq_alma.data.stream import holdout_name, slice_name
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.files import as_record, once_per_file, read_json_object, write_json_atomically
@@ -47,7 +47,6 @@ MATRIX = "matrix"
 WHOLE, UP_TO_BRANCH = "whole", "up to branch"
 """Parts of a training; the third is `BRANCH`, which is also the folder of what branches off."""
 TOTAL = "--total-num-update"
-HEADS = "--decoder-attention-heads"
 GROWTH_RECORD = "growth.json"
 """What was measured right after growth: when the weights before growth are gone, it cannot be measured again."""
 _EVAL_RESULT = re.compile(r"Loss \(base 2\): (\S+), Perplexity: (\S+)")
@@ -185,18 +184,17 @@ class Grow(TrainingStep):
         groups: Groups = [
             ("--path", str(self.job.begins_from(start)), "--out", str(self.job.grown(self.training.model))),
             (
-                *(("--method", growth.method) if growth.num_new or "layers" in growth.sizes else ()),
-                *(("--experts", str(growth.num_new)) if growth.num_new else ()),
-                *(word for name, size in growth.sizes.items() for word in (f"--{name}", str(size))),
+                *(("--method", growth.method, "--experts", str(growth.num_new)) if growth.num_new else ()),
+                *(("--layers", str(growth.layers)) if growth.layers is not None else ()),
                 *("--seed", str(growth.seed)),
             ),
         ]
         if self.job.carries_optimizer:
-            groups.append(("--optimizer", "share" if growth.method == "split" else "copy"))
+            groups.append(("--optimizer", "share" if growth.num_new and growth.method == "split" else "copy"))
         if growth.num_new and growth.method != "scratch":
             groups.append(("--select", growth.select, *(self._measuring() if growth.select != "random" else ())))
-        for name, value in (("--noise", growth.noise), ("--renew-share", growth.renew_share)):
-            groups += [(name, repr(value))] if value else []
+        if growth.noise:
+            groups.append(("--noise", repr(growth.noise)))
         return [Command("alma-grow", tuple(groups))]
 
     def _measuring(self) -> tuple[str, ...]:
@@ -217,9 +215,9 @@ class Grow(TrainingStep):
         self.require_start()
         growth = self.training.growth
         assert growth is not None
-        what = [f"{growth.num_new} experts"] if growth.num_new else []
-        what += [f"{name} up to {size}" for name, size in growth.sizes.items()]
-        work.display.say(work.plan, f"adding {' and '.join(what)} ({growth.method})", self.training)
+        what = [f"{growth.num_new} experts ({growth.method})"] if growth.num_new else []
+        what += [f"layers up to {growth.layers}"] if growth.layers is not None else []
+        work.display.say(work.plan, f"adding {' and '.join(what)}", self.training)
         (command,) = self.commands()
         self.launch(work, command, self.log("grow"))
 
@@ -322,13 +320,8 @@ class Train(TrainingStep):
             options = [option for option in options if option[0] not in CURVE_OPTIONS]
         if training.num_joint > 1:
             options = job.options.joint(training.num_joint, options)
-        sizes = dict(training.sizes)
-        if training.times_heads > 1:
-            given, arch = job.last(HEADS), job.last("--arch")
-            assert arch is not None  # `TrainOptions` has seen it
-            heads = int(given[0]) if given else SWITCH_SIZES[arch[0]]["attention_heads"]
-            sizes[HEADS] = training.times_heads * heads
-        options = [*options, *((name, (str(size),)) for name, size in sizes.items())]
+        if training.num_layers is not None:
+            options = [*options, ("--decoder-layers", (str(training.num_layers),))]
         if training.num_experts is not None:
             options = [*options, ("--num-experts", (str(training.num_experts),))]
         return options

@@ -150,7 +150,7 @@ def test_the_report_shows_the_run(folder):
 
 def run_learner(folder, learner, *options):
     few = list(TRAIN)
-    for flag in {"gmoe": ["--num-experts"], "grow": ["--num-experts", "--decoder-layers", "--decoder-embed-dim"]}.get(
+    for flag in {"gmoe": ["--num-experts"], "grow": ["--num-experts", "--decoder-layers"]}.get(
         learner, ()
     ):
         del few[few.index(flag) : few.index(flag) + 2]
@@ -186,7 +186,7 @@ def test_an_ensemble_is_one_checkpoint_that_still_works_when_all_is_tidied_up(fo
     "learner",
     [
         pytest.param(["gmoe", "--grow-schedule", "2,4", "--grow-method", "split"], marks=pytest.mark.slow),
-        ["grow", "--grow-schedule", "experts=2,4 layers=2,4 embed-dim=16,32"],
+        ["grow", "--grow-schedule", "experts=2,4 layers=2,4"],
     ],
 )
 def test_a_model_that_grows_by_splits_and_layers_goes_on_without_a_jump(folder, learner):

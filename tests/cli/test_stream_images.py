@@ -1,9 +1,7 @@
 """``alma-stream`` on images, from the command line to the files."""
 
 import json
-import math
 import os
-import re
 import shlex
 import sys
 from pathlib import Path
@@ -22,7 +20,6 @@ from tests.images.image_streams import make_stream
 from tests.runs.results import stage_records as records
 from tests.scripts import end_with, run_script, usage_error
 
-GROW = ["--learner", "grow", "--grow-schedule"]
 WORDS = ("--", "--width", "6", "--max-epoch", "4", "--cpu")
 CHANCE = 0.75  # four classes
 
@@ -312,42 +309,6 @@ def test_a_learner_from_outside_is_one_class_with_an_option_of_its_own(stream, t
     )  # fmt: skip
 
 
-def test_a_network_that_grows_by_a_schedule_goes_on_where_it_was(stream, tmp_path):
-    schedule = ["--learner", "grow", "--grow-schedule", "width=2,4,4 hidden-layers=1,1,3"]
-    first, wider, deeper = run(stream, tmp_path / "R", *schedule, "--wait", "2", words=("--", *WORDS[3:]))
-    images = ImageStream.open(stream)
-    neuron = math.prod(images.shape) + 1 + images.num_classes
-    assert wider["num_params"] - first["num_params"] == 2 * neuron
-    assert deeper["num_params"] - wider["num_params"] == 2 * (4 * 4 + 4)
-    for grown in (wider, deeper):
-        before, after = (grown[f"{when}_growth"]["valid"]["loss"] for when in ("before", "after"))
-        assert after == pytest.approx(before, rel=1e-5)
-    assert first["train_flops"] < wider["train_flops"] < deeper["train_flops"]
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["--arch", "alma_vgg"], "width=2: this grows nothing of --arch alma_vgg; give channels="),
-        (["--width", "4"], "--width 4 after the --: --grow-schedule begins with 2"),
-    ],
-)
-def test_a_schedule_that_does_not_go_with_the_network_is_refused(words, said, stream, tmp_path):
-    with pytest.raises(AlmaError, match=re.escape(said)):
-        run(stream, tmp_path / "R", *GROW, "width=2,2,4", "--wait", "2", words=("--", *words))
-    assert not (tmp_path / "R").exists()
-
-
-def test_the_checkpoint_of_a_run_is_tested_by_the_stock_command(stream, tmp_path):
-    (*_, last) = run(stream, tmp_path / "R", "--wait", "3")
-    words = ["fairseq-validate", str(stream), "--user-dir", "fairseq_alma", "--task", "alma_image_classification"]
-    words += ["--path", str(tmp_path / "R/stage-001/member-0/checkpoint_last.pt"), "--valid-subset", "test", "--cpu"]
-    done = run_script([*words, "--batch-size", "50", "--required-batch-size-multiple", "1", "--num-workers", "0"])
-    assert done.returncode == 0, done.stderr
-    result = next(line for line in (done.stdout + done.stderr).splitlines() if "valid on 'test' subset" in line)
-    assert f"error {last['test']['error']:.4g}" in result
-
-
 @pytest.mark.parametrize(
     ("options", "words", "said"),
     [
@@ -367,8 +328,6 @@ def test_the_checkpoint_of_a_run_is_tested_by_the_stock_command(stream, tmp_path
         (["--learner", "ens", "--jobs", "0"], [], "--jobs 0: a number of at least 1 is needed"),
         (["--learner", "ens", "--jobs", "2", "--seed", "1", "2"], [], "--jobs goes with one --seed"),
         (["--learner", "ens", "--jobs", "2", "--member", "0"], [], "--jobs trains all members, --member some"),
-        (["--learner", "gmoe", "--grow-schedule", "4,6"], [], "--grow-schedule goes with --learner grow"),
-        ([*GROW, "width=2,4"], [], "2 numbers of width, the run has 6 stages"),
         (["--learner", "gmoe", "--seed", "1", "2"], [], "--seed: several go with"),
         (["--seed", "3", "3"], [], "--seed 3: given twice"),
         (["--learner", "ens", "--joint-logits", "sum"], [], "--joint-logits goes with --learner umix"),

@@ -3,9 +3,8 @@
 import pytest
 import torch
 
-from fairseq_alma.errors import AlmaError
 from fairseq_alma.growth.gate_tree import GateTree
-from fairseq_alma.growth.tensors import EXPERT_TENSORS, GATE_TENSOR, grow_mixture, grow_optimizer_state, share_moments
+from fairseq_alma.growth.tensors import GATE_TENSOR, grow_mixture, grow_moments, share_moments
 from tests.growth.test_growth import grown_layer, layer_of
 
 SPLIT = grow_mixture(GateTree.flat(2), "split", [1])
@@ -18,7 +17,7 @@ def adam(*moments):
 def test_halves_have_half_of_a_first_moment_and_of_a_second_one_what_signal_and_noise_leave():
     m, v = torch.tensor([[8.0], [1.0], [3.0]]), torch.tensor([[64.0], [4.0], [5.0]])
     growth = grow_mixture(GateTree.flat(3), "split", [0, 1])
-    shared = share_moments(EXPERT_TENSORS[0], adam(m, v), growth)
+    shared = share_moments(adam(m, v), growth)
     assert shared["exp_avg"].flatten().tolist() == [4.0, 0.5, 3.0]
     assert shared["exp_avg_sq"].flatten().tolist() == [16.0, 1.75, 5.0]  # all signal: a quarter; mostly noise: half
     assert shared["step"] == 9
@@ -26,7 +25,7 @@ def test_halves_have_half_of_a_first_moment_and_of_a_second_one_what_signal_and_
 
 def test_gates_keep_their_moments():
     moment = torch.randn(2, 8)
-    assert torch.equal(share_moments(GATE_TENSOR, adam(moment, moment), SPLIT)["exp_avg"], moment)
+    assert torch.equal(grow_moments(GATE_TENSOR, adam(moment, moment), SPLIT, True)["exp_avg"][:2], moment)
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +51,7 @@ def moments():
 @pytest.mark.parametrize("name", ["experts.fc1_weight", "experts.fc2_weight", "experts.fc2_bias"])
 def test_shared_moments_are_those_that_the_halves_gradients_make(moments, name):
     """The same tokens go through the expert, and through its halves: the moments of the latter must come out."""
-    shared = share_moments(name, adam(*moments["whole"][name]), SPLIT)
+    shared = share_moments(adam(*moments["whole"][name]), SPLIT)
     # of the two halves together, because a random gate does not cut exactly in the middle
     first, second = (moments["halves"][name][index][[1, 2]].mean(0).flatten() for index in (0, 1))
     torch.testing.assert_close(first, shared["exp_avg"][1].flatten(), rtol=1e-3, atol=1e-4)
@@ -61,13 +60,5 @@ def test_shared_moments_are_those_that_the_halves_gradients_make(moments, name):
     assert (second / (whole / 4)).median() > 1.2 and (second / (whole / 2)).median() < 0.95
 
 
-def test_moments_of_another_optimizer_cannot_be_shared():
-    with pytest.raises(AlmaError, match="--optimizer share: the checkpoint's optimizer has no moments of Adam"):
-        share_moments(EXPERT_TENSORS[0], {"momentum_buffer": torch.zeros(2, 3)}, SPLIT)
-
-
-def test_one_vector_for_all_parameters_cannot_be_shared():
-    state = {"state": {0: adam(torch.zeros(6), torch.zeros(6))}}
-    shapes = {"a": torch.Size([3]), "b": torch.Size([3])}
-    with pytest.raises(AlmaError, match="--optimizer share: the checkpoint has one vector"):
-        grow_optimizer_state(state, shapes, lambda name, moment: moment, lambda name, entry: dict(entry))
+def test_a_momentum_is_a_first_moment():
+    assert share_moments({"momentum": torch.full((2, 3), 4.0)}, SPLIT)["momentum"].tolist() == [[4.0] * 3, [2.0] * 3]

@@ -30,7 +30,7 @@ from fairseq_alma.images.mixtures import mixture_layers
 from fairseq_alma.images.model_store import TrainedModel, write_model
 from fairseq_alma.images.networks import ImageKind, SideBySide, count_flops
 from fairseq_alma.images.stage_training import seeded
-from fairseq_alma.learners.learner import LEARNERS, Growth
+from fairseq_alma.learners.learner import LEARNERS
 from tests.images.image_streams import make_stream
 
 fairseq_alma.register()
@@ -251,45 +251,6 @@ def test_the_checkpoint_of_a_trained_network_is_the_same_model_to_fairseq(
     expected = logits.sum(dim=0) if joint_logits == "sum" else logits.mean(dim=0)
     torch.testing.assert_close(model.eval()(images), expected, rtol=1e-4, atol=1e-5)
     assert task.image_shape == SHAPE
-
-
-@pytest.mark.parametrize(
-    ("model", "config", "sizes"),
-    [
-        (AlmaMLP, AlmaMLPConfig(width=5, hidden_layers=1), {"width": 13}),
-        (AlmaMLP, AlmaMLPConfig(width=5, hidden_layers=2), {"hidden-layers": 4}),
-        (AlmaMLP, AlmaMLPConfig(width=5, hidden_layers=1), {"width": 10, "hidden-layers": 3}),
-        (AlmaVGG, AlmaVGGConfig(channels=3), {"channels": 7}),
-    ],
-)
-@pytest.mark.parametrize("is_training", [False, True])
-def test_a_wider_or_deeper_network_computes_what_the_old_one_does(model, config, sizes, is_training):
-    torch.manual_seed(1)
-    network = model.build_members(config, KIND, 2).double()
-    network.reset_parameters([torch.Generator().manual_seed(seed) for seed in (1, 2)])
-    images = torch.rand(6, *SHAPE, dtype=torch.float64)
-    network.train()(images)  # batch norm has seen some
-    network.train(is_training)
-    grown, flops = model.grow(
-        network, Growth(0, "sizes", "loss", 1, sizes=sizes), config, data_of(images), torch.Generator().manual_seed(3)
-    )
-    wanted = {**dict(model.grown_layers(network).sizes), **{name.replace("-", "_"): n for name, n in sizes.items()}}
-    assert dict(model.grown_layers(grown).sizes) == wanted and flops == 0 and grown.training == is_training
-    # its weights are fp32, which batch norm of few images makes more of
-    torch.testing.assert_close(grown.double()(images), network(images), rtol=1e-4, atol=1e-5)
-
-
-def test_copies_of_a_unit_do_not_stay_equal():
-    config = AlmaMLPConfig(width=4, hidden_layers=1)
-    network = AlmaMLP.build_members(config, KIND, 1)
-    network.reset_parameters([torch.Generator().manual_seed(1)])
-    images = torch.rand(6, *SHAPE)
-    growth = Growth(0, "sizes", "loss", 1, sizes={"width": 8})
-    grown, _ = AlmaMLP.grow(network, growth, config, data_of(images), torch.Generator().manual_seed(3))
-    torch.nn.functional.cross_entropy(grown(images)[0], torch.arange(6)).backward()
-    grad = grown.layers[0].weight.grad[0]
-    assert torch.equal(grown.layers[0].weight[0, :4], grown.layers[0].weight[0, 4:])
-    assert not torch.allclose(grad[:4], grad[4:])
 
 
 def data_of(images):

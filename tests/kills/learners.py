@@ -35,7 +35,6 @@ COMMANDS: dict[str, dict[str, tuple[list[str], list[str]]]] = {
         "gmoe": (["--learner", "gmoe"], MLP),
         "firefly": (["--learner", "firefly"], VGG),
         "firefly-deeper": (["--learner", "firefly", "--grow-in", "depth"], VGG),
-        "grow": (["--learner", "grow", "--grow-schedule", "width=4,6 hidden-layers=1,2"], MLP[2:]),
         "seeds": (["--learner", "sm", "--seed", "1", "2"], MLP),
         "jobs": ([*PAIR, "ens", "--jobs", "2"], MLP),
         "alone": ([*PAIR, "ens", "--jobs", "1"], MLP),
@@ -54,10 +53,6 @@ COMMANDS: dict[str, dict[str, tuple[list[str], list[str]]]] = {
         "grow": (
             ["--learner", "grow", "--grow-schedule", "layers=1,2 experts=2,3", "--carry-optimizer"],
             UPDATES_ALONE,
-        ),
-        "grow-auto": (
-            ["--learner", "grow", "--grow-schedule", "layers=1,2", "--grow-when", "auto", "--carry-optimizer"],
-            [*UPDATES_ALONE, *EXPERTS],
         ),
         "branch": (["--carry-optimizer", "--branch-share", "0.4", *REPLAY], [*UPDATES, *EXPERTS]),
         "best": (["--best-checkpoint"], [*TEXT, *EXPERTS]),

@@ -139,7 +139,7 @@ def test_a_run_names_the_command_that_makes_it(tmp_path):
 )
 def test_alma_stream_takes_the_command_of_a_run(kind, learner, options, shown, tmp_path):
     stream = text_stream() if kind == "text" else image_stream()
-    schedules = {("text", "gmoe"): "4,6", ("text", "grow"): "layers=1,6", ("images", "grow"): "width=2,4"}
+    schedules = {("text", "gmoe"): "4,6", ("text", "grow"): "layers=1,6"}
     needed = {"grow_schedule": schedules[kind, learner]} if (kind, learner) in schedules else {}
     own = build_learner(LEARNERS[kind][learner], kind, 1, 1, needed).record(kind)
     root = write_run(tmp_path / "R", learner=learner, stream=stream, num_stages=0)

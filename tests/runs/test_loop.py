@@ -3,12 +3,11 @@ import json
 import pytest
 
 from fairseq_alma.errors import AlmaError
-from fairseq_alma.learners.learner import LEARNERS, ModelId, build_learner, stages
-from fairseq_alma.runs import loop
-from fairseq_alma.runs.loop import Run, SeenPlans, run_stages, train_members
+from fairseq_alma.learners.learner import ModelId, stages
+from fairseq_alma.runs.loop import Run, run_stages, train_members
 from fairseq_alma.runs.run_folder import RunFolder
 from tests.runs.fakes import FakeBackend, FakeReporter
-from tests.runs.runs import complete, plan_learner
+from tests.runs.runs import plan_learner
 
 
 def plan(num_megabatches=3, wait=1, init="previous"):
@@ -259,16 +258,3 @@ def test_what_the_trainings_of_a_stage_took_becomes_what_the_stage_took(tmp_path
     run(tmp_path, Uneven(), ensemble(), only=0)
     record = json.loads((tmp_path / "stage-000" / "stage.json").read_text())
     assert (record["num_updates"], record["train_tokens"], record["train_flops"]) == (10, 7, 10_000)
-
-
-def test_a_learner_that_looks_back_plans_by_the_records_of_the_stages_before(tmp_path):
-    options = {"grow_schedule": "layers=1,6", "grow_when": "auto"}
-    learner = build_learner(LEARNERS["text"]["grow"], "text", 5, 1, options)
-    run = RunFolder(tmp_path)
-    plans = SeenPlans(learner, stages(4, 1), run)
-    assert [plan.trainings[0].growth for plan in plans] == [None] * 4  # nothing is known yet
-    for number, ppl in enumerate((40.0, 39.9)):
-        complete(run, plans[number], ppl, train_flops=1e9)
-    growths = [plan.trainings[0].growth for plan in plans]
-    assert [growth and growth.sizes for growth in growths] == [None, None, {"layers": 6}, None]
-    assert [plan.trainings[0].sizes["--decoder-layers"] for plan in plans] == [1, 1, 6, 6]

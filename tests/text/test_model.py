@@ -1,9 +1,9 @@
 import pytest
 import torch
+from fairseq_alma.checkpoints.maximal_update import folded
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from fairseq_alma.checkpoints.maximal_update import folded
 from fairseq_alma.checkpoints.model_facts import shape_from_weights
 from fairseq_alma.errors import AlmaError
 from tests.text.switch_models import config_of, model_of

@@ -1,0 +1,110 @@
+"""A model computes after growth by layers, a split of experts, or both, what it did before, and its average too."""
+
+import pytest
+import torch
+
+from fairseq_alma.checkpoints import AVERAGE, TASK_STATE
+from fairseq_alma.checkpoints.checkpoint_file import with_shared_names
+from fairseq_alma.checkpoints.checkpoint_growth import RECORD_KEY
+from fairseq_alma.checkpoints.model_options import GrowOptions
+from fairseq_alma.errors import AlmaError
+from fairseq_alma.text.grow import grow
+from fairseq_alma.text.model import build_from_config
+from fairseq_alma.training.average import averaged_model
+from tests.text.switch_models import config_of, model_of
+
+NUM_TOKENS = 46
+SPLIT = {"method": "split", "experts": 2, "select": "random"}
+MODELS = {
+    "switch": {},
+    "trees": {"num_experts": 3, "gate_trees": "[[0,[1,2]],[0,1,2]]"},
+    "sinusoidal": {"decoder_sinusoidal_pos": True},
+    "unscaled": {"no_scale_embedding": True, "activation_fn": "gelu"},
+}
+
+
+def checkpoint_of(path, **options):
+    """Write a checkpoint of a small model none of whose weights are zero, with moments of Adam's. Returns its model."""
+    model = model_of(NUM_TOKENS, **options)
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    moments = [torch.randn_like(parameter) for parameter in model.parameters()]
+    entries = [{"step": 7, "exp_avg": each, "exp_avg_sq": each**2} for each in moments]
+    config = {**vars(config_of(**options)), "_name": "alma_switch_lm"}
+    state = {"state": dict(enumerate(entries)), "param_groups": [{"params": [*range(len(entries))]}]}
+    average = {name: parameter.detach() + 0.01 for name, parameter in model.named_parameters()}
+    extra = {TASK_STATE: {"train_tokens": 5, "first_update": 0, AVERAGE: average}}
+    checkpoint = {"model": model.state_dict(), "cfg": {"model": config}, "last_optimizer_state": state}
+    torch.save({**checkpoint, "extra_state": extra}, path)
+    return model.eval()
+
+
+def grown_of(folder, **options):
+    """Grow the checkpoint in a folder. Returns what is printed, the checkpoint and its model."""
+    printed = grow(GrowOptions(path=str(folder / "old.pt"), out=str(folder / "new.pt"), cpu=True, **options))
+    checkpoint = torch.load(folder / "new.pt", weights_only=True)
+    return printed, checkpoint, loaded(checkpoint, checkpoint["model"])
+
+
+def loaded(checkpoint, weights):
+    model = build_from_config(checkpoint["cfg"]["model"], NUM_TOKENS + 4, "cpu")
+    model.load_state_dict(weights, strict=True)
+    return model.eval()
+
+
+def output(model):
+    tokens = torch.randint(4, NUM_TOKENS, (3, 20), generator=torch.Generator().manual_seed(2))
+    with torch.no_grad():
+        return model(tokens)[0]
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("options", [{"layers": 6}, SPLIT, {"layers": 7, **SPLIT}], ids=["layers", "split", "both"])
+def test_growth_changes_no_output_of_a_model_nor_of_its_average(tmp_path, name, options):
+    old = checkpoint_of(tmp_path / "old.pt", **MODELS[name])
+    before = torch.load(tmp_path / "old.pt")
+    _, grown, new = grown_of(tmp_path, **options)
+    assert sum(p.numel() for p in new.parameters()) > sum(p.numel() for p in old.parameters())
+    torch.testing.assert_close(output(new), output(old))
+    averaged = with_shared_names(before["model"], before["extra_state"][TASK_STATE][AVERAGE])
+    torch.testing.assert_close(
+        output(loaded(grown, averaged_model(grown, tmp_path)["model"])), output(loaded(before, averaged))
+    )
+
+
+def test_a_dense_model_without_experts_gets_layers(tmp_path):
+    old = checkpoint_of(tmp_path / "old.pt", moe_freq=0)
+    torch.testing.assert_close(output(grown_of(tmp_path, layers=5)[2]), output(old))
+
+
+def test_old_layers_keep_their_moments_and_new_ones_begin_without_any(tmp_path):
+    old = checkpoint_of(tmp_path / "old.pt")
+    state = torch.load(tmp_path / "old.pt")["last_optimizer_state"]["state"]
+    printed, checkpoint, new = grown_of(tmp_path, layers=6, optimizer="copy")
+    assert printed.endswith("it needs --decoder-layers 6") and checkpoint[RECORD_KEY][0]["depth"] == {
+        "old": 4,
+        "new": 6,
+    }
+    known = {name: state[number] for number, (name, _) in enumerate(old.named_parameters())}
+    names = [name for name, _ in new.named_parameters()]
+    grown = checkpoint["last_optimizer_state"]
+    assert grown["param_groups"][0]["params"] == [*range(len(names))]
+    found = {names[number]: entry for number, entry in grown["state"].items()}
+    assert found.keys() == known.keys() < {*names}
+    assert all(torch.equal(found[name]["exp_avg"], known[name]["exp_avg"]) for name in found)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"layers": 4}, "--layers 4: the model has 4 layers already; give more"),
+        ({**SPLIT, "experts": 5}, "--experts 5: the layer has 4 experts"),
+    ],
+)
+def test_sizes_that_cannot_be_are_one_line_and_nothing_is_written(tmp_path, options, message):
+    checkpoint_of(tmp_path / "old.pt")
+    with pytest.raises(AlmaError, match=message):
+        grown_of(tmp_path, **options)
+    assert not (tmp_path / "new.pt").exists()
