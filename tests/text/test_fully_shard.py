@@ -73,7 +73,7 @@ def compare_case(rank, size, mesh, short, options):
     return off, messages.found
 
 
-EXACT = [(None, {}), (None, {"checkpoint_activations": True, "mup": True})]
+EXACT = [(None, {}), (None, {"checkpoint_activations": True})]
 
 
 @pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.slow)])

@@ -50,7 +50,7 @@ def test_nothing_given_makes_a_whole_command():
     found = made()
     given = options(found)
     assert given["--criterion"] == "alma_switch_cross_entropy" and float(given["--lr"]) < 0.05
-    assert {"--arch", "--optimizer", "--batch-size", "--max-update", "--warmup-updates", "--mup"} <= given.keys()
+    assert {"--arch", "--optimizer", "--batch-size", "--max-update", "--warmup-updates"} <= given.keys()
     assert found.features == {"ema_half_life": "1/16", "carry_optimizer": True}
     assert len(found.lines) == 5 and found.record["chosen"] == found.chosen
 
@@ -89,7 +89,7 @@ def test_of_an_own_model_only_what_trains_no_language_model_by_default_is_filled
     place = COMPLETE.index(left_out)
     found = made(COMPLETE[:place] + COMPLETE[place + 2 :])
     assert left_out in found.chosen and not found.features
-    assert not {"--mup", "--decoder-layers", "--dropout", "--tokens-per-sample"} & found.chosen.keys()
+    assert not {"--decoder-layers", "--dropout", "--tokens-per-sample"} & found.chosen.keys()
     assert float(options(found)["--lr"]) <= recipe.RATE
 
 
