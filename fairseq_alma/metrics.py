@@ -69,6 +69,61 @@ class SwitchLMShape:
         return 3 * self.forward_flops_per_token
 
 
+@dataclass(frozen=True)
+class TransformerLMShape:
+    """Sizes of an ``alma_transformer_lm``.
+
+    Attributes:
+        model_dim: M.
+        ffn_dim: F.
+        num_layers: all layers, dense and Switch.
+        num_heads: query heads.
+        num_kv_heads: key-value heads.
+        head_dim: dimension of a head.
+        vocab_size: V, fairseq's four special symbols included.
+        tokens_per_sample: T, length of a training or test sequence.
+        gate_rows: R of each Switch layer; E for a flat gate.
+        num_experts: E of each Switch layer.
+        shares_embeddings: whether the output projection is the input embeddings.
+    """
+
+    model_dim: int
+    ffn_dim: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    vocab_size: int
+    tokens_per_sample: int
+    gate_rows: tuple[int, ...] = ()
+    num_experts: tuple[int, ...] = ()
+    shares_embeddings: bool = False
+
+    @property
+    def num_params(self) -> int:
+        """Parameters, shared ones once."""
+        m, num_ffns = self.model_dim, self.num_layers - len(self.num_experts) + sum(self.num_experts)
+        layers = self.num_layers * (self._attention + 2 * m + 2 * self.head_dim)
+        embeddings = (1 if self.shares_embeddings else 2) * self.vocab_size * m
+        return embeddings + m + layers + num_ffns * 3 * m * self.ffn_dim + sum(self.gate_rows) * m
+
+    @property
+    def _attention(self) -> int:
+        return self.model_dim * self.head_dim * 2 * (self.num_heads + self.num_kv_heads)
+
+    @property
+    def forward_flops_per_token(self) -> int:
+        """Operations that predicting one token takes; as in `SwitchLMShape`."""
+        m, scores = self.model_dim, 2 * 2 * self.tokens_per_sample * self.num_heads * self.head_dim
+        layer = 2 * self._attention + scores + 2 * 3 * m * self.ffn_dim
+        return self.num_layers * layer + 2 * m * sum(self.gate_rows) + 2 * m * self.vocab_size
+
+    @property
+    def train_flops_per_token(self) -> int:
+        """Operations of one token's forward and backward pass; recomputation and dropped tokens change nothing."""
+        return 3 * self.forward_flops_per_token
+
+
 FARTHEST = 10.0  # factor up to which a line through known losses is followed beyond them
 
 

@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any, Iterable, Mapping, Union
 
 from fairseq_alma.checkpoints import JOINT_MODEL
+from fairseq_alma.checkpoints.architecture import read_options
 from fairseq_alma.checkpoints.checkpoint_file import read_checkpoint
 from fairseq_alma.checkpoints.ensemble_file import ENSEMBLE_ARCH, Weights, members_of, weights_of_member
+from fairseq_alma.checkpoints.model_options import TRANSFORMER_SIZES, transformer_sizes
 from fairseq_alma.errors import AlmaError
-from fairseq_alma.metrics import SwitchLMShape
+from fairseq_alma.metrics import SwitchLMShape, TransformerLMShape
 
 
 @dataclass(frozen=True)
@@ -59,12 +61,34 @@ def describe_model(config: Mapping[str, Any], weights: Weights, path: Path) -> M
     if name == JOINT_MODEL:
         members_weights = (weights_of_member(weights, index) for index in range(config["num_members"]))
         return _sum(_facts(shape_from_weights(each, config["tokens_per_sample"])) for each in members_weights)
+    if name in TRANSFORMER_SIZES:
+        return _facts(transformer_shape(config, weights))
     if not name.startswith("alma_switch_lm"):
         raise AlmaError(f"{path}: architecture {name} has no formula for FLOPs here; use --arch alma_switch_lm…")
     return _facts(shape_from_weights(weights, config["tokens_per_sample"]))
 
 
-def _facts(shape: SwitchLMShape) -> ModelFacts:
+def transformer_shape(config: Mapping[str, Any], weights: Weights) -> TransformerLMShape:
+    """Return the sizes of an ``alma_transformer_lm``."""
+    gates = [tensor.size(0) for name, tensor in weights.items() if name.endswith(".mlp.gate.weight")]
+    options = read_options(config)
+    ffn, heads, kv_heads, head_dim = transformer_sizes(options)
+    return TransformerLMShape(
+        model_dim=options.decoder_embed_dim,
+        ffn_dim=ffn,
+        num_layers=options.decoder_layers,
+        num_heads=heads,
+        num_kv_heads=kv_heads,
+        head_dim=head_dim,
+        vocab_size=weights["decoder.embed_tokens.weight"].size(0),
+        tokens_per_sample=options.tokens_per_sample,
+        gate_rows=tuple(gates),
+        num_experts=(options.num_experts,) * len(gates),
+        shares_embeddings=options.share_decoder_input_output_embed,
+    )
+
+
+def _facts(shape: Union[SwitchLMShape, TransformerLMShape]) -> ModelFacts:
     return ModelFacts(
         num_params=shape.num_params,
         num_experts=max(shape.num_experts, default=1),

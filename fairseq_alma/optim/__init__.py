@@ -1,5 +1,5 @@
-"""Optimizers under their registered names: ``fused_adam``."""
+"""Optimizers under their registered names: ``fused_adam``, ``muon``."""
 
-from fairseq_alma.optim import fused_adam
+from fairseq_alma.optim import fused_adam, muon
 
-__all__ = ["fused_adam"]
+__all__ = ["fused_adam", "muon"]

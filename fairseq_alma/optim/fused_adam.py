@@ -1,110 +1,124 @@
-"""Adam in one pass over memory, also of parameters that are spread over processes.
+"""Adam in one pass over memory, with a learning rate of its own for input embeddings.
 
 fairseq's own Adam goes through all weights eleven times, one parameter after the other, unless apex is installed: a
 tenth of an update of a mixture, most of whose weights have few tokens to compute on.
+
+fairseq sets one learning rate for all parameter groups, and numbers an optimizer's state by them. So there is one group
+here, in the model's order, and each parameter's rate is a multiple of it. What kind a parameter is, its model says in
+the attribute ``param_group``, which fairseq's fp16 optimizer copies: ``embedding`` for input embeddings.
 """
 
-from typing import Any, Callable, Iterable, Mapping, Optional
+import ast
+from dataclasses import dataclass, field
+from typing import Any, Callable, Iterable, Optional, Sequence
 
 import torch
-import torch.distributed as dist
-from fairseq.optim import register_optimizer
-from fairseq.optim.adam import FairseqAdam, FairseqAdamConfig
+from fairseq.optim import FairseqOptimizer, register_optimizer
+from fairseq.optim.adam import FairseqAdamConfig
 from torch import Tensor
+from torch.optim.adamw import adamw
 
-from fairseq_alma.training.spread_parameters import Spread, spread_of
+
+class FactorAdamW(torch.optim.Optimizer):
+    """AdamW, fused, whose rate is for each parameter a multiple of the group's.
+
+    Args:
+        params: in the order of the model.
+        lr: the group's learning rate.
+        betas: decay of the two moments.
+        eps: added to the root of the second moment.
+        weight_decay: share of a weight that is taken off, times the rate.
+        factor: returns the multiple for a parameter.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Tensor],
+        lr: float,
+        betas: Sequence[float],
+        eps: float,
+        weight_decay: float,
+        factor: Callable[[Tensor], float],
+    ) -> None:
+        super().__init__(params, {"lr": lr, "fused": True})  # fused: torch keeps the steps where the parameters are
+        self.betas, self.eps, self.weight_decay = betas, eps, weight_decay
+        self.by_factor: dict[float, list[Tensor]] = {}
+        for parameter in self.param_groups[0]["params"]:
+            self.by_factor.setdefault(factor(parameter), []).append(parameter)
+
+    @torch.no_grad()
+    def step(self, closure: Optional[Callable[[], float]] = None) -> None:
+        """Make an update; parameters without a gradient stay."""
+        lr, (beta1, beta2) = self.param_groups[0]["lr"], self.betas
+        for factor, parameters in self.by_factor.items():
+            found = [each for each in parameters if each.grad is not None]
+            for each in found:
+                if not self.state[each]:
+                    self.state[each]["step"] = torch.zeros((), dtype=torch.float32, device=each.device)
+                    self.state[each]["exp_avg"] = torch.zeros_like(each)
+                    self.state[each]["exp_avg_sq"] = torch.zeros_like(each)
+            fields = [[self.state[each][name] for each in found] for name in ("exp_avg", "exp_avg_sq", "step")]
+            adamw(
+                found,
+                [each.grad for each in found],
+                *fields[:2],
+                [],
+                fields[2],
+                fused=True,
+                amsgrad=False,
+                beta1=beta1,
+                beta2=beta2,
+                lr=lr * factor,
+                weight_decay=self.weight_decay,
+                eps=self.eps,
+                maximize=False,
+            )
 
 
-@register_optimizer("fused_adam", dataclass=FairseqAdamConfig)
-class FusedAdam(FairseqAdam):
+@dataclass
+class FusedAdamConfig(FairseqAdamConfig):
+    """Options of ``fused_adam``."""
+
+    embedding_lr_factor: float = field(
+        default=10.0,
+        metadata={"help": "learning rate of untied input embeddings of alma_transformer_lm, as a multiple of --lr"},
+    )
+
+
+@register_optimizer("fused_adam", dataclass=FusedAdamConfig)
+class FusedAdam(FairseqOptimizer):
     """torch's fused AdamW under the options of ``--optimizer adam``, on a CPU or a GPU.
 
     The same update but for ``--adam-eps``, which torch adds to the corrected root of the second moment and fairseq to
     the uncorrected one: from zero moments on, the first updates differ where gradients are that small.
-
-    With ``--expert-parallel`` and ``--fully-shard`` every process has the moments of its own parameters; a checkpoint
-    has those of all.
     """
 
-    def __init__(self, cfg: Any, params: Any) -> None:
-        super().__init__(cfg, params)
-        self._optimizer = WholeStateAdamW(params, fused=True, **self.optimizer_config)
+    def __init__(self, cfg: Any, params: Iterable[Tensor]) -> None:
+        super().__init__(cfg)
+        betas = ast.literal_eval(cfg.adam_betas) if isinstance(cfg.adam_betas, str) else cfg.adam_betas
+        adam = {"betas": tuple(betas), "eps": cfg.adam_eps, "weight_decay": cfg.weight_decay, "factor": self._factor}
+        self._optimizer = self._build(params, **self.optimizer_config, **adam)
+
+    def _build(self, params: Iterable[Tensor], **options: Any) -> torch.optim.Optimizer:
+        return FactorAdamW(params, **options)
+
+    def _factor(self, parameter: Tensor) -> float:
+        return self.cfg.embedding_lr_factor if getattr(parameter, "param_group", "") == "embedding" else 1.0
+
+    @property
+    def optimizer_config(self) -> dict[str, Any]:
+        """Options of the command that replace a checkpoint's when training resumes."""
+        return {"lr": self.cfg.lr[0] if isinstance(self.cfg.lr, Sequence) else self.cfg.lr}
 
     @property
     def supports_flat_params(self) -> bool:
-        """Whether one flat vector may stand for all parameters."""
-        return True
-
-    def all_reduce_grads(self, module: Any) -> None:
-        """Average gradients over processes, also those that are sums over the processes already."""
-        super().all_reduce_grads(module)
-        for each in self._optimizer.spread.values():
-            if each.sums_gradients and each.parameter.grad is not None:
-                each.parameter.grad.div_(dist.get_world_size())
-
-    def multiply_grads(self, c: Any) -> None:
-        """Multiply all gradients by a number, in one pass rather than one for each parameter."""
-        grads = [parameter.grad for parameter in self.params if parameter.grad is not None]
-        if grads:
-            torch._foreach_mul_(grads, c.to(grads[0].device) if torch.is_tensor(c) else c)
+        """Return False: one flat vector has one learning rate."""
+        return False
 
     def clip_grad_norm(self, max_norm: float, aggregate_norm_fn: Optional[Callable[..., Tensor]] = None) -> Tensor:
-        """Clip by the norm over all parameters of all processes, and return it."""
-        grads = {parameter: parameter.grad for parameter in self.params if parameter.grad is not None}
-        if self._optimizer.spread:
-            spread = {each.parameter: each for each in self._optimizer.spread.values()}
-            squares = _sum_of_squares(spread[each].own(grad) for each, grad in grads.items() if each in spread)
-            dist.all_reduce(squares)
-            norm = (squares + _sum_of_squares(grad for each, grad in grads.items() if each not in spread)).sqrt()
-        elif aggregate_norm_fn is None and grads and all(grad.is_cuda for grad in grads.values()):
-            norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(list(grads.values()), dtype=torch.float32)))
-        else:
-            return super().clip_grad_norm(max_norm, aggregate_norm_fn)
+        """Clip by the norm over all parameters, where they are, and return it."""
+        parameters = [parameter for parameter in self.params if parameter.grad is not None]
+        norm = torch.nn.utils.get_total_norm([parameter.grad for parameter in parameters])
         if max_norm > 0:
-            torch._foreach_div_(list(grads.values()), ((norm + 1e-6) / max_norm).clamp_(min=1))
+            torch.nn.utils.clip_grads_with_norm_(parameters, max_norm, norm)
         return norm
-
-    def load_state_dict(self, state_dict: Mapping[str, Any], optimizer_overrides: Optional[Any] = None) -> None:
-        """Load the state of all parameters, of which each process takes its part."""
-        state = dict(state_dict["state"])
-        for index, spread in self._optimizer.spread.items():
-            if index in state:
-                moments = state[index].items()
-                state[index] = {name: spread.part_of(each) if each.dim() else each for name, each in moments}
-        super().load_state_dict({**state_dict, "state": state}, optimizer_overrides)
-
-
-def _sum_of_squares(tensors: Iterable[Tensor]) -> Tensor:
-    found = list(tensors)
-    return torch.stack(torch._foreach_norm(found, dtype=torch.float32)).square_().sum() if found else torch.zeros(())
-
-
-class WholeStateAdamW(torch.optim.AdamW):
-    """AdamW whose state for a checkpoint is that of all processes.
-
-    Attributes:
-        spread: the parameters that are spread over processes, by their index in ``state_dict``.
-    """
-
-    def __init__(self, params: Any, **options: Any) -> None:
-        super().__init__(params, **options)
-        ordered = [parameter for group in self.param_groups for parameter in group["params"]]
-        found = {index: spread_of(parameter) for index, parameter in enumerate(ordered)}
-        self.spread: dict[int, Spread] = {index: each for index, each in found.items() if each is not None}
-        self._wholes: dict[int, dict[str, Any]] = {}
-
-    def consolidate_state_dict(self) -> None:
-        """Gather weights and moments in the first process; fairseq calls this in all of them before it saves."""
-        for index, spread in self.spread.items():
-            spread.whole = spread.gather(spread.parameter.detach())
-            moments = self.state.get(spread.parameter, {}).items()
-            self._wholes[index] = {name: spread.gather(each) if each.dim() else each for name, each in moments}
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state; what `consolidate_state_dict` has gathered for it is let go."""
-        found = super().state_dict()
-        found["state"] = {**found["state"], **self._wholes}
-        self._wholes = {}
-        for spread in self.spread.values():
-            spread.whole = None
-        return found

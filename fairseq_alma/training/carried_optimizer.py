@@ -17,7 +17,7 @@ from fairseq_alma.training.feature import ENDLESS, Feature, PlannedRun, Setting
 
 RESUME, STAGE, BRANCH = "resume", "stage", "branch"
 WAYS = (RESUME, STAGE, BRANCH)
-GROWABLE = ("adam", "fused_adam")
+GROWABLE = ("adam", "fused_adam", "muon")
 """Optimizers whose state is known well enough to be shared between the halves of an expert."""
 REWARMS = ("full", "one-schedule")
 
