@@ -39,7 +39,7 @@ def read_run(path: AnyPath) -> "DataFrame":
 
     >>> import fairseq_alma
     >>> arrivals = fairseq_alma.read_run("run")
-    >>> list(arrivals.arrival), list(arrivals.experts)
+    >>> list(arrivals.index), list(arrivals.experts)
     ([0, 1], [2.0, 4.0])
     >>> bool(arrivals.value.iloc[1] < arrivals.value.iloc[0])  # test perplexity
     True
@@ -48,14 +48,14 @@ def read_run(path: AnyPath) -> "DataFrame":
         path: folder that ``alma-stream`` wrote; the run may still be going.
 
     Returns:
-        Columns as `report.read_run.RunTable.arrivals`: ``value`` is the test perplexity, or for images the error.
+        Columns as `report.read_run.Run.arrivals`: ``value`` is the test perplexity, or for images the error.
 
     Raises:
         AlmaError: it is no run, or damaged.
     """
     from fairseq_alma.report import read_run as reader
 
-    return reader.RunTable.of([reader.read_run(Path(path))]).arrivals
+    return reader.read_run(Path(path))
 
 
 def load_model(path: AnyPath, arrival: Optional[int] = None, stream: Optional[AnyPath] = None) -> "LoadedModel":

@@ -1,1 +1,1 @@
-"""Reports over runs: what a run's files say, tables, findings, figures, one page. Needs neither torch nor fairseq."""
+"""Reports over runs: tables, figures and one page, from the records of runs. Imports neither torch nor fairseq."""

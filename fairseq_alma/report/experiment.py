@@ -1,25 +1,61 @@
-"""Runs that differ by their seeds alone are one experiment; here they find each other, and get names that tell them.
+"""Group runs that differ by their seeds alone into experiments: means over seeds, names that distinguish them."""
 
-The paper names learner and waiting time (``SM_w3``); what else tells the experiments of a report apart (steps, size of
-the backbone, any other option) is worked out from the whole set.
-"""
-
-import json
-from collections import defaultdict
-from dataclasses import dataclass, replace
+import math
+import statistics
+from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
-from typing import Any, Callable, Iterator, Optional, Sequence
+from typing import Any, Callable, Mapping, Optional, Sequence
 
 from pandas import DataFrame, concat
 
-from fairseq_alma.report.finding import Spread
-from fairseq_alma.report.read_run import RunTable
-from fairseq_alma.report.spelling import LEARNER_COLOURS, MAX_UPDATE, PLACE_AND_PACE, experiment_key
-from fairseq_alma.runs.study import FREE_OPTIONS
+from fairseq_alma.report.read_run import Run
 
-# They follow from other options, or say where and how fast something runs, not what comes out.
-UNTOLD_OPTIONS = (MAX_UPDATE, "--total-num-update", "--jobs", *PLACE_AND_PACE)
+LEARNER_COLOURS = {
+    "sm": "#0072B2", "moe": "#56B4E9", "ens": "#D55E00", "bagging": "#882255", "umix": "#009E73", "gens": "#E69F00",
+    "gmoe": "#CC79A7", "firefly": "#333333",
+}  # fmt: skip
+"""Colours of Okabe and Ito (2008), in the order in which tables list the learners."""
+IMPLIED = ("--num-experts", "--grow-schedule", "--num-members", "--wait", "--replay", "--iid", "--drop-rest")
+"""Options that label and experts already show."""
+# 97.5 % points of Student's t distribution with 1, 2, ... degrees of freedom.
+T_POINTS = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
+
+
+@dataclass(frozen=True)
+class Spread:
+    """A figure over seeds; ``deviation`` is the standard deviation with n - 1, NaN for one seed."""
+
+    mean: float
+    deviation: float
+    by_seed: Mapping[Any, float] = field(repr=False)
+
+    @staticmethod
+    def of(by_seed: Mapping[Any, float]) -> Optional["Spread"]:
+        """Return mean and deviation over the seeds that have a value, or None if none has one."""
+        found = {seed: value for seed, value in by_seed.items() if not math.isnan(value)}
+        values = list(found.values())
+        if not values:
+            return None
+        is_known = len(values) > 1 and all(map(math.isfinite, values))
+        return Spread(statistics.fmean(values), statistics.stdev(values) if is_known else math.nan, found)
+
+    def half_interval(self) -> float:
+        """Return half the width of the 95 % interval of the mean (Student's t); NaN for one seed."""
+        freedom = len(self.by_seed) - 1
+        if not freedom:
+            return math.nan
+        point = T_POINTS[freedom - 1] if freedom <= len(T_POINTS) else 1.96 + 2.4 / freedom
+        return point * self.deviation / math.sqrt(freedom + 1)
+
+    def minus(self, other: "Spread") -> Optional["Spread"]:
+        """Return the difference over the seeds that both have, or None if they share none."""
+        return Spread.of(
+            {seed: value - other.by_seed[seed] for seed, value in self.by_seed.items() if seed in other.by_seed}
+        )
+
+    def show(self, digits: int) -> str:
+        """Format as ``24.35 ± 0.12``, or ``24.35`` for one seed."""
+        return f"{self.mean:,.{digits}f}" + ("" if math.isnan(self.deviation) else f" ± {self.deviation:,.{digits}f}")
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,188 +63,144 @@ class Experiment:
     """One learner with all its settings, over any number of seeds.
 
     Attributes:
-        runs: their facts, with distinct seeds, the furthest one first; ``arrivals`` are theirs.
-        first: the facts of that one; what all seeds share can be read off it.
-        label: the learner and its variant: ``SM_w3 (3x steps)``.
-        times: updates per stage, of the fewest that an experiment with this backbone has; 1 where nothing is said.
-        size: of the backbone; empty where all experiments of the report have the same.
-        note: what else tells it from others of the same label, size and experts; mostly empty.
+        runs: with distinct seeds, the one with the most updates first.
+        times: updates per stage, divided by the fewest among experiments on this backbone.
+        name: distinguishes it from the others of the report.
     """
 
-    runs: DataFrame
-    first: Any
-    arrivals: DataFrame
-    label: str
+    runs: Sequence[Run]
     times: float = 1.0
-    size: str = ""
-    note: str = ""
-
-    @cached_property
-    def complete(self) -> DataFrame:
-        """The runs that made all their updates."""
-        return self.runs[self.runs.is_complete]
-
-    @cached_property
-    def name(self) -> str:
-        """Everything that tells it apart: ``SM_w1, 4 experts, width 64``."""
-        return ", ".join(part for part in (self.label, self._parts, self.size, self.note) if part)
+    name: str = ""
 
     @property
-    def _parts(self) -> str:
-        """What a model is made of: ``4 experts``, ``4@1 to 4@4 experts``, ``5 models``; empty for a single one."""
-        sizes = self.first.experts.removesuffix(" models").split(", ")
-        text = sizes[0] if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]}"
-        unit = "models" if self.first.experts.endswith(" models") else "experts"
-        return "" if text in ("1", "–") else f"{text} {unit}"
+    def first(self) -> Run:
+        """The run with the most updates; what all seeds share can be read off it."""
+        return self.runs[0]
 
-    def spread(self, column: str) -> Optional[Spread]:
-        """Return mean and deviation of a fact over the complete runs, or None where none has it."""
-        return Spread.of(dict(zip(self.complete.seeds, self.complete[column], strict=True)))
+    @property
+    def label(self) -> str:
+        """Learner and waiting time as in Table 2: ``SM_w3 (3x steps)``."""
+        return self.first.label + ("" if self.times == 1 else f" ({self.times:.3g}x steps)")
 
-    def at(self, arrival: int) -> Optional[Spread]:
-        """Return mean and deviation of the test value right after the update at an arrival."""
-        rows = self.arrivals[self.arrivals.arrival == arrival]
-        return Spread.of({self.runs.seeds[run]: value for run, value in zip(rows.run, rows.value, strict=True)})
+    @property
+    def colour(self) -> str:
+        """The colour of its learner; grey for one that the paper does not have."""
+        return LEARNER_COLOURS.get(self.first.record["learner"], "#666666")
 
-    def settings_but(self, *names: str) -> str:
-        """Spell what it shares with experiments that differ in these options alone."""
-        learner, options, *others = json.loads(self.first.settings)
-        return json.dumps([learner, {name: each for name, each in options.items() if name not in names}, *others])
+    @property
+    def is_complete(self) -> bool:
+        """Whether a run learned from the whole stream, which an i.i.d. control does not."""
+        return not self.first.options.get("iid") and any(run.is_complete for run in self.runs)
+
+    def spread(self, figure: Callable[[Run], float]) -> Optional[Spread]:
+        """Return a figure over the seeds whose runs are complete."""
+        return Spread.of({run.seeds: figure(run) for run in self.runs if run.is_complete})
+
+    def at(self, arrival: int, column: str = "curve") -> Optional[Spread]:
+        """Return a figure of the update at an arrival, over seeds; None where there is no update."""
+        has_it = [run for run in self.runs if arrival in run.done.index]
+        return Spread.of({run.seeds: float(run.arrivals.at[arrival, column]) for run in has_it})
 
     @cached_property
     def course(self) -> DataFrame:
-        """Means over the runs that got furthest, as far as they got: a row for each arrival.
-
-        Means over runs that end at different arrivals would jump where one ends. ``deviation`` (n - 1) of the curve is
-        0 for one seed, and where a run diverged.
-        """
-        furthest = self.runs[self.runs.num_known == self.runs.num_known.max()]
-        is_known = self.arrivals.arrival < self.runs.num_known.max()
-        rows = self.arrivals[self.arrivals.run.isin(furthest.index) & is_known]
-        by_arrival = rows.groupby("arrival")
-        course = by_arrival[["curve", "average", "tflops", "params", "experts"]].mean()
-        spread = rows.curve.where(abs(rows.curve) < float("inf")).groupby(rows.arrival)
-        course["deviation"] = spread.std().where(spread.count() == len(furthest)).fillna(0.0)
-        return course.assign(done=rows[rows.run == furthest.index[0]].set_index("arrival").done)
+        """Means over the runs with the most updates, a row for each arrival; ``deviation`` is that of the curve."""
+        longest = [run for run in self.runs if len(run.done) == len(self.first.done)]
+        rows = concat([run.arrivals for run in longest]).groupby(level=0)
+        course = rows[["curve", "average", "tflops", "params", "experts"]].mean()
+        course["deviation"] = rows.curve.std().fillna(0.0)
+        return course.assign(done=self.first.arrivals.done)
 
 
-def sizes_in_order(runs: DataFrame) -> list[str]:
-    """Return the sizes of backbone from the smallest to the largest; those of runs without an update come first.
+def experiments(runs: Sequence[Run]) -> list[Experiment]:
+    """Group runs into experiments, ordered by size of the backbone, learner and waiting time.
 
-    By the parameters of their smallest single models, where each size has one; else of their smallest models.
+    Of two runs with the same settings and seeds, the one with more updates counts.
     """
-    begun = runs[runs.num_done > 0]
-    smallest = begun.groupby("backbone", sort=False).min_params.min()
-    singles = begun[begun.learner == "sm"].groupby("backbone", sort=False).min_params.min()
-    chosen = singles if len(singles) == len(smallest) else smallest
-    return [*sorted(set(runs.backbone) - set(chosen.index)), *chosen.sort_values(kind="stable").index]
-
-
-def experiments(table: RunTable) -> list[Experiment]:
-    """Gather runs into experiments, ordered by size, learner, waiting time and number of experts.
-
-    Of two runs with the same settings and seeds, the one counts that has got further.
-    """
-    if not len(table.facts):
-        return []
-    furthest_first = table.facts.sort_values("num_done", ascending=False, kind="stable")
-    kept = furthest_first.drop_duplicates(["settings", "seeds"])
-    least, several_sizes = table.facts.groupby("backbone").max_update.min(), table.facts.backbone.nunique() > 1
-    arrivals, seeds_of = dict(iter(table.arrivals.groupby("run"))), dict(iter(kept.groupby("settings")))
-    facts = {run.Index: run for run in table.facts.itertuples()}
-    found = []
-    for settings in table.facts.settings.unique():
-        runs = seeds_of[settings]
-        first = facts[runs.index[0]]
-        times = 1.0 if first.max_update != first.max_update else first.max_update / least[first.backbone]
-        rows = arrivals[first.Index] if len(runs) == 1 else concat([arrivals[index] for index in runs.index])
-        label = first.label + ("" if times == 1 else f" ({times:.3g}x steps)")  # as Table 2 spells it
-        found.append(Experiment(runs, first, rows, label, times, first.backbone if several_sizes else ""))
-    sizes = {size: rank for rank, size in enumerate(sizes_in_order(table.facts))}
-    found.sort(key=lambda experiment: (sizes[experiment.first.backbone], *_order(experiment)))
-    return list(_with_notes(found))
-
-
-def _order(experiment: Experiment) -> tuple[Any, ...]:
-    """Return what experiments over one backbone are sorted by."""
-    run, learners = experiment.first, list(LEARNER_COLOURS)
-    rank = learners.index(run.learner) if run.learner in learners else len(learners)
-    return (
-        rank, run.replay, run.iid, run.wait, experiment.times, experiment.label, run.max_members, run.max_experts,
-    )  # fmt: skip
-
-
-def _with_notes(found: Sequence[Experiment]) -> Iterator[Experiment]:
-    """Tell apart experiments that would have the same name by the options in which they differ."""
-    facts = defaultdict(list)
-    for experiment in found:
-        facts[experiment.name].append(_options(experiment.first))
-    for experiment in found:
-        own, others = _options(experiment.first), facts[experiment.name]
-        differing = [name for name in own if len({other.get(name) for other in others}) > 1]
-        yield replace(experiment, note=", ".join(_spell(name, own[name]) for name in differing))
-
-
-def _options(run: Any) -> dict[str, str]:
-    options = {f"--{name.replace('_', '-')}": value for name, value in run.options.items() if name not in FREE_OPTIONS}
-    chosen = {**options, **run.train_options}
-    # Where streams are mixed; seeds of a stream of images are no difference.
-    stream = f"{run.stream.get('dataset') or Path(run.stream['path']).name} {str(experiment_key(run.stream)[0])[:8]}"
-    told = {name: str(value) for name, value in chosen.items() if name not in UNTOLD_OPTIONS}
-    return told | {"stream": stream, "mega-batches": str(run.num_arrivals)}
-
-
-def _spell(name: str, value: str) -> str:
-    return f"no {name}" if value in ("None", "False") else f"{name} {value}".removesuffix(" True").strip()
-
-
-def names_of(groups: Sequence[Experiment]) -> list[str]:
-    """Name experiments as briefly as tells them apart: by learner and wait, or with their experts, or by everything."""
-    ways: tuple[Callable[[Experiment], str], ...] = (
-        lambda each: each.label, lambda each: replace(each, size="", note="").name,
-        lambda each: f"{each.label}, {each.size}".removesuffix(", "), lambda each: replace(each, size="").name,
-    )  # fmt: skip
-    spelled = [[way(each) for each in groups] for way in ways]
-    found = (
-        next((all_[i] for all_ in spelled if all_.count(all_[i]) == 1), each.name) for i, each in enumerate(groups)
-    )
-    return list(found)
-
-
-def naming_of(groups: Sequence[Experiment]) -> Callable[[Experiment], dict[str, Any]]:
-    """Return what names an experiment in a table of these: without columns that would say the same in every row."""
-    told = {"learner": "label", "size": "size", "options": "note"}
-    told = {
-        title: name for title, name in told.items() if name == "label" or len({getattr(x, name) for x in groups}) > 1
-    }
-    last = "experts" if all(each.first.is_text for each in groups) else "experts or models"
-    return lambda each: {title: getattr(each, name) for title, name in told.items()} | {last: each.first.experts}
+    groups: dict[str, dict[Any, Run]] = {}
+    for run in sorted(runs, key=lambda run: -len(run.done)):
+        groups.setdefault(run.experiment, {}).setdefault(run.seeds, run)
+    fewest: dict[str, int] = {}
+    for run in runs:
+        if updates := _max_update(run):
+            fewest[run.size] = min(updates, fewest.get(run.size, updates))
+    found = [
+        Experiment(of, _max_update(of[0]) / fewest[of[0].size] if _max_update(of[0]) else 1.0)
+        for of in (list(group.values()) for group in groups.values())
+    ]
+    smallest = {run.size: min(_params(other) for other in runs if other.size == run.size) for run in runs}
+    found.sort(key=lambda each: (smallest[each.first.size], each.first.size, *_order(each)))
+    return _named(found)
 
 
 def by_size(groups: Sequence[Experiment]) -> dict[str, list[Experiment]]:
-    """Sort experiments by the size of their backbone, the smallest first."""
-    sizes = sizes_in_order(concat([group.runs for group in groups])) if groups else []
-    return {size: [group for group in groups if group.first.backbone == size] for size in sizes}
+    """Return experiments by the size of their backbone, the smallest first."""
+    return {
+        size: [each for each in groups if each.first.size == size]
+        for size in dict.fromkeys(e.first.size for e in groups)
+    }
 
 
-def begun(runs: RunTable) -> list[Experiment]:
-    """Return the experiments whose curve has begun: those of runs with a first update."""
-    return experiments(runs.where(runs.facts.first_done < runs.facts.num_known))
+def iid_pairs(groups: Sequence[Experiment]) -> list[tuple[Experiment, Experiment, int]]:
+    """Return each i.i.d. control with the learner of the same settings that waits for nothing, and k."""
+
+    def key(each: Experiment) -> tuple[str, str]:
+        kept = {
+            name: value for name, value in each.first.settings.items() if name not in ("--iid", "--wait", "--drop-rest")
+        }
+        return each.first.record["learner"], str(sorted(kept.items()))
+
+    eager = {key(e): e for e in groups if not e.first.options.get("iid") and e.first.options["wait"] == 1}
+    return [
+        (each, eager[key(each)], each.first.options["iid"])
+        for each in groups
+        if each.first.options.get("iid") and key(each) in eager
+    ]
 
 
-def completed(groups: Sequence[Experiment]) -> list[Experiment]:
-    """Return the experiments that learned from a whole stream, which the i.i.d. controls do not."""
-    return [group for group in groups if len(group.complete) and not group.first.iid]
+def _max_update(run: Run) -> int:
+    updates = str(run.record["train_options"].get("--max-update", ""))
+    return int(updates) if updates.isdecimal() else 0
 
 
-def controls(groups: Sequence[Experiment]) -> list[tuple[Experiment, dict[int, tuple[Spread, Spread]]]]:
-    """Find what waits for nothing and has i.i.d. controls (``--iid K``): test values i.i.d. and sequential, by k."""
-    eager = [each for each in groups if not each.first.iid and each.first.wait == 1 and not each.first.replay]
-    sequential = {each.settings_but("iid", "wait", "drop_rest"): each for each in eager}
-    found: dict[str, dict[int, tuple[Spread, Spread]]] = defaultdict(dict)
-    for control in groups:
-        k, key = control.first.iid, control.settings_but("iid", "wait", "drop_rest")
-        if k and key in sequential:
-            iid, other = control.at(k - 1), sequential[key].at(k - 1)
-            found[key] |= {k: (iid, other)} if iid is not None and other is not None else {}
-    return [(each, dict(sorted(found[key].items()))) for key, each in sequential.items() if key in found]
+def _params(run: Run) -> float:
+    return float(run.done.num_params.min()) if len(run.done) else 0.0
+
+
+def _order(each: Experiment) -> tuple[Any, ...]:
+    run, learners = each.first, list(LEARNER_COLOURS)
+    name = run.record["learner"]
+    rank = learners.index(name) if name in learners else len(learners)
+    most = tuple(run.done[["num_members", "num_experts"]].max()) if len(run.done) else (0, 0)
+    return rank, run.options["replay"], run.options.get("iid") or 0, run.options["wait"], each.times, *most
+
+
+def _named(groups: Sequence[Experiment]) -> list[Experiment]:
+    """Name each experiment by its label and, as far as needed, by experts, size and the options that differ."""
+
+    def options(each: Experiment, others: Sequence[Experiment]) -> str:
+        kept = [name for name in each.first.settings if name not in IMPLIED]
+        kept += [name for other in others for name in other.first.settings if name not in IMPLIED]
+        differing = [n for n in dict.fromkeys(kept) if len({other.first.settings.get(n) for other in others}) > 1]
+        shown = [f"{n} {each.first.settings[n]}" if n in each.first.settings else f"no {n}" for n in differing]
+        return ", ".join(shown or [each.first.stream_key[:8]])
+
+    parts: list[Callable[[Experiment], str]] = [
+        lambda each: each.label,
+        lambda each: f"{each.label}, {_experts(each)}",
+        lambda each: f"{each.label}, {each.first.size}",
+        lambda each: f"{each.label}, {_experts(each)}, {each.first.size}",
+    ]
+    named = []
+    for each in groups:
+        for part in parts:
+            rivals = [other for other in groups if part(other) == part(each)]
+            if len(rivals) == 1:
+                named.append(Experiment(each.runs, each.times, part(each)))
+                break
+        else:
+            named.append(Experiment(each.runs, each.times, f"{parts[1](each)}, {options(each, rivals)}"))
+    return named
+
+
+def _experts(each: Experiment) -> str:
+    return each.first.experts if each.first.experts.endswith("models") else f"{each.first.experts} experts"

@@ -1,197 +1,74 @@
-"""The paper's own numbers, Tables 1 and 2 of arXiv:2106.09563v5: beside those of runs, and in the form of runs.
-
-The paper has no table of its image experiments, so there are none for images here. Table 2 gives no compute: it follows
-from what the text says, 42 and 126 GFLOPs to predict a sequence of 512 tokens (section 6.2), 192 sequences in a batch
-and 120,000 updates at each of the four mega-batches (Appendix B, section 5); training costs three times as much.
-"""
+"""The paper's Tables 1 and 2 (arXiv:2106.09563v5) next to the results of runs on text."""
 
 import functools
-import math
-import re
-from collections import defaultdict
+import json
 from importlib import resources
-from pathlib import Path
-from typing import Any, Mapping, Optional, Sequence
+from typing import Any, Sequence
 
-import msgspec
-from msgspec import Struct
-from pandas import DataFrame
+from fairseq_alma.report.experiment import Experiment, by_size, iid_pairs
+from fairseq_alma.report.table import NOTHING, Cell, Row, Table, number, spread
 
-from fairseq_alma.learners.learner import LEARNERS
-from fairseq_alma.report.experiment import Experiment, controls, sizes_in_order
-from fairseq_alma.report.finding import Spread
-from fairseq_alma.report.read_run import TERA, RunRows, RunTable, rows_of
-from fairseq_alma.report.spelling import (
-    NOTHING,
-    TEXT,
-    Cell,
-    Table,
-    count_cell,
-    number_cell,
-    said,
-    show_count,
-    show_params,
-    usual_init,
-)
-
-FIGURE_TITLE = "the paper's results (Table 2)"
 SIZES = ("base", "large")
 REFERENCE = ("SM_w1", "4")
-VOCAB_SIZE = 50_000
-TOKENS_PER_SEQUENCE = 512
-_TFLOPS_PER_SEQUENCE: Mapping[str, float] = {"base": 0.042, "large": 0.126}
-_SEQUENCES_PER_MEGABATCH = 192 * 120_000
-_TRAINING_OVER_PREDICTING = 3
-_OPTION = re.compile(r"(?<!\S)--\S+")
-
-
-class PerplexityRow(Struct, frozen=True):
-    """A row of Table 2: size (``base``, ``large``), learner with its variant, experts, what came of four mega-batches.
-
-    ``experts``: in each Switch layer, ``@`` models; ``params``: in millions, one for all or one for each; ``ppl``: test
-    perplexity, None while the learner waits.
-    """
-
-    size: str
-    learner: str
-    experts: str
-    params: tuple[int, ...]
-    ppl: tuple[Optional[float], ...]
-
-    @property
-    def num_params(self) -> tuple[int, ...]:
-        """Parameters after each mega-batch."""
-        millions = self.params if len(self.params) > 1 else self.params * len(self.ppl)
-        return tuple(1_000_000 * each for each in millions)
-
-    @property
-    def final(self) -> float:
-        """The last perplexity."""
-        return [ppl for ppl in self.ppl if ppl is not None][-1]
-
-    @property
-    def settled(self) -> float:
-        """The last perplexity over the first one; NaN while the learner waits for all of it."""
-        return math.nan if self.ppl[0] is None else self.final / self.ppl[0]
-
-
-class ControlRow(Struct, frozen=True):
-    """A row of Table 1: test perplexity on k mega-batches at once (i.i.d.) and one after the other, by k."""
-
-    size: str
-    learner: str
-    experts: str
-    iid: dict[int, float]
-    sequential: dict[int, float]
-
-
-class PaperTables(Struct, frozen=True):
-    """``paper_tables.json``: both tables, row by row."""
-
-    table1: list[ControlRow]
-    table2: list[PerplexityRow]
 
 
 @functools.cache
-def paper_tables() -> PaperTables:
-    """Return the paper's numbers."""
-    return msgspec.json.decode(
-        resources.files(__package__).joinpath("paper_tables.json").read_bytes(), type=PaperTables
-    )
+def paper_tables() -> dict[str, Any]:
+    """Return ``paper_tables.json``; its key ``units`` says what the numbers are."""
+    tables: dict[str, Any] = json.loads(resources.files(__package__).joinpath("paper_tables.json").read_bytes())
+    return tables
 
 
-def paper_runs() -> RunTable:
-    """Return the rows of Table 2 without waiting as runs, so that they are drawn as runs are (Figure 5)."""
-    return RunTable.of(_run(row) for row in paper_tables().table2 if None not in row.ppl)
+def final(row: dict[str, Any]) -> float:
+    """Return the last perplexity of a row of Table 2."""
+    return float([ppl for ppl in row["ppl"] if ppl is not None][-1])
 
 
-def _run(row: PerplexityRow) -> RunRows:
-    name = row.learner.partition("_")[0]
-    learner = next(each for each, known in LEARNERS[TEXT].items() if known.label == name)
-    stages = row.experts.split(", ")
-    predicting = _TFLOPS_PER_SEQUENCE[row.size] * TERA
-    training = _TRAINING_OVER_PREDICTING * predicting * _SEQUENCES_PER_MEGABATCH
-    records = []
-    for arrival, ppl in enumerate(row.ppl):
-        experts, members = map(int, f"{stages[arrival] if len(stages) > 1 else stages[0]}@1".split("@")[:2])
-        result = {"loss": math.log2(ppl or math.nan), "ppl": ppl}
-        records.append({
-            "stage": arrival, "megabatches": [arrival], "num_params": row.num_params[arrival], "num_experts": experts,
-            "num_members": members, "num_updates": 120_000, "valid": result, "test": result,
-            # An update of a growing ensemble trains the new model alone.
-            "train_flops": training * (1 if learner == "gens" else members),
-            "test_flops_per_token": predicting * members / TOKENS_PER_SEQUENCE,
-        })  # fmt: skip
-    stream = {"kind": TEXT, "path": "paper", "fingerprint": "paper", "vocab_size": VOCAB_SIZE, "num_megabatches": 4}
-    options = {"wait": 1, "replay": False, "drop_rest": False, "iid": None, "init": usual_init(learner, "text")}
-    train_options = {"--arch": f"alma_switch_lm_{row.size}", "--num-experts": row.experts}
-    run = {"learner": learner, "seed": 0, "options": options, "train_options": train_options, "stream": stream}
-    return rows_of(Path(f"{row.size}-{name}-{row.experts}"), run, records)
-
-
-def _sizes(groups: Sequence[Experiment]) -> dict[str, str]:
-    """Return the paper's size that each of ours stands for.
-
-    Those that are called base or large are, if any is; else the smallest stands for base, the next for large.
-    """
-    ours = sizes_in_order(DataFrame([each.first for each in groups]))
-    called = {size: word for size in ours for word in SIZES if word in size.split(", ")}
-    return called or dict(zip(ours, SIZES, strict=False))
+def paper_size(groups: Sequence[Experiment]) -> dict[str, str]:
+    """Return the paper's size for each size of backbone: the one that it names, else the smaller one is base."""
+    ours = list(by_size(groups))
+    named = {size: word for size in ours for word in SIZES if word in size.split(", ")}
+    return named or dict(zip(ours, SIZES, strict=False))
 
 
 def paper_perplexities(groups: Sequence[Experiment]) -> Table:
-    """Lay out the paper's Table 2 beside what the experiments came to, for the sizes and learners that both have.
-
-    Its perplexities are of models and texts of another scale; what compares is the ratio to one learner of each: the
-    single model with the fewest experts. Learners with options that the paper does not have are left out; of several
-    others in one place (learning rates, for instance) each has a row.
-    """
-    sizes = _sizes(groups)
-    ours: dict[tuple[Optional[str], str, str], list[Experiment]] = defaultdict(list)
-    for each in groups:
-        if set(_OPTION.findall(each.first.variant)) <= {"--num-members"}:
-            ours[sizes.get(each.first.backbone), each.label, each.first.experts].append(each)
-    theirs = {(row.size, row.learner, row.experts): row for row in paper_tables().table2}
-    has_several = any(len(each) > 1 for key, each in ours.items() if key in theirs)
-    rows = []
-    for key, row in theirs.items() if ours.keys() & theirs.keys() else ():
-        if row.size not in sizes.values():
+    """Lay out Table 2 next to the same learners here; ratios to SM_w1 with 4 experts are what compares."""
+    sizes, rows = paper_size(groups), []
+    plain = [each for each in groups if each.first.settings.get("--grow-method", "copy") == "copy"]
+    plain.sort(key=lambda each: -len(each.first.settings))  # of several, the one with the fewest options counts
+    ours = {(sizes.get(each.first.size), each.label, each.first.experts): each for each in plain}
+    theirs = {(row["size"], row["learner"], row["experts"]): row for row in paper_tables()["table2"]}
+    for key, row in theirs.items():
+        if key not in ours:
             continue
-        references = [each.spread("final") for each in ours[row.size, *REFERENCE]]
-        reference = references[0] if len(references) == 1 else None
-        found: list[Optional[Experiment]] = [*ours[key]]
-        for mine in found or [None]:
-            own, settled = (None if mine is None else mine.spread(name) for name in ("final", "settled"))
-            params = math.nan if mine is None else mine.first.num_params
-            rows.append({
-                "size": row.size, "learner": row.learner, "experts": row.experts,
-                **({"options": "" if mine is None else mine.note} if has_several else {}),
-                "paper |θ|": Cell(show_params(dict(enumerate(row.num_params))), row.num_params[-1]),
-                **{f"paper t{t}": number_cell(ppl, 2) for t, ppl in enumerate(row.ppl)},
-                "our |θ|": count_cell(show_count(params), params),
-                "our final PPL": NOTHING if own is None else Cell(own.show(2), own.mean),
-                "paper last/first": number_cell(row.settled, 3),
-                "our last/first": NOTHING if settled is None else Cell(settled.show(3), settled.mean),
-                "paper, of SM_w1": number_cell(row.final / theirs[row.size, *REFERENCE].final, 3),
-                "ours, of SM_w1": number_cell(own.mean / reference.mean if own and reference else math.nan, 3),
-            })  # fmt: skip
-    return Table("paper", *said("paper", sizes=sizes), DataFrame(rows))
+        own = ours[key].spread(lambda run: run.final)
+        reference = ours.get((key[0], *REFERENCE))
+        base = None if reference is None else reference.spread(lambda run: run.final)
+        cells: Row = {"size": row["size"], "learner": key[1], "experts": key[2]}
+        cells |= {f"paper t{t}": Cell("*") if ppl is None else number(ppl, 2) for t, ppl in enumerate(row["ppl"])}
+        cells |= {
+            "our final PPL": spread(own, 2),
+            "paper, of SM_w1": number(final(row) / final(theirs[key[0], *REFERENCE]), 3),
+        }
+        rows.append(cells | {"ours, of SM_w1": number(own.mean / base.mean, 3) if own and base else NOTHING})
+    notes = "of SM_w1: final perplexity divided by that of the single model with 4 experts; ratios are comparable."
+    return Table("paper", "The paper's Table 2 next to these runs", notes, rows)
 
 
 def paper_controls(groups: Sequence[Experiment]) -> Table:
-    """Lay out the paper's Table 1 beside the controls of the experiments."""
-    sizes = _sizes(groups)
-    theirs = {(row.size, row.learner, row.experts): row for row in paper_tables().table1}
-    rows = []
-    for sequential, pairs in controls(groups):
-        key = sizes.get(sequential.first.backbone, ""), sequential.first.name, sequential.first.experts
-        for k in [k for k in pairs if key in theirs and k in theirs[key].iid]:
-            cells: dict[str, Any] = dict(zip(("size", "learner", "experts", "k"), (*key, f"{k}"), strict=True))
-            paper = Spread(theirs[key].iid[k]), Spread(theirs[key].sequential[k])
-            for whose, (iid, other) in (("paper", paper), ("our", pairs[k])):
-                gap = other.mean / iid.mean - 1
-                cells[f"{whose} iid"] = Cell(iid.show(2), iid.mean)
-                cells[f"{whose} seq."] = Cell(other.show(2), other.mean)
-                cells[f"{whose} gap"] = Cell(f"{gap:+.1%}", gap)
-            rows.append(cells)
-    return Table("paper_iid", *said("paper_iid", sizes=sizes), DataFrame(rows))
+    """Lay out Table 1, sequential learning next to i.i.d. training, with the same learners here."""
+    sizes, rows = paper_size(groups), []
+    theirs = {(row["size"], row["learner"], row["experts"]): row for row in paper_tables()["table1"]}
+    for control, sequential, k in iid_pairs(groups):
+        key = (sizes.get(control.first.size, ""), control.first.learner, control.first.experts)
+        iid, other = control.at(k - 1), sequential.at(k - 1)
+        paper = theirs.get(key, {"iid": {}})
+        if str(k) not in paper["iid"] or iid is None or other is None:
+            continue
+        cells: Row = {"size": key[0], "learner": key[1], "experts": key[2], "k": Cell(str(k), k)}
+        pairs = {"paper": (paper["iid"][str(k)], paper["sequential"][str(k)]), "our": (iid.mean, other.mean)}
+        for whose, (one, two) in pairs.items():
+            cells |= {f"{whose} i.i.d.": number(one, 2), f"{whose} sequential": number(two, 2)}
+            cells[f"{whose} gap"] = Cell(f"{two / one - 1:+.1%}", two / one - 1)
+        rows.append(cells)
+    return Table("paper_iid", "The paper's Table 1 next to these runs", "Test perplexity; k: mega-batches.", rows)

@@ -1,244 +1,256 @@
-"""Reads the records of runs into one table: a row for each run and arrival, beside it a row of facts for each run.
+"""Read the records of a run into a DataFrame with one row for each arrival.
 
-Everything a report says comes from these two frames. Quick: a run of images may have hundreds of stages.
-Source of the sums over a stream: section 3.1 of the paper.
+While a learner waits, the model of its last update counts; before the first update, an untrained one. Source: section
+3.1 of the paper, equations 1 and 2 (CER, Mem, Comp).
 """
 
 import json
 import math
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any, Callable, Iterable, Mapping, Optional, Sequence
+from typing import Any, Callable, Mapping, Optional
 
-from pandas import DataFrame, Series
+from pandas import DataFrame, Index
 
-from fairseq_alma import metrics
-from fairseq_alma.errors import AlmaError, printable
+from fairseq_alma.errors import AlmaError
+from fairseq_alma.learners.learner import LEARNERS
 from fairseq_alma.learners.presets import canonical
-from fairseq_alma.report.spelling import (
-    IMAGES,
-    MAX_UPDATE,
-    PLACE_AND_PACE,
-    TEXT,
-    backbone_of,
-    experiment_key,
-    label_of,
-    name_of,
-    printable_record,
-    setting_of,
-    show_experts,
-    show_params,
-    variant_of,
-)  # fmt: skip
+from fairseq_alma.metrics import bits_per_byte
 from fairseq_alma.runs.run_folder import RUN_RECORD, STAGE_RECORD, STAGE_REMEDY, RunFolder
 from fairseq_alma.runs.study import FREE_OPTIONS, ROUNDING_OPTIONS, planned_stages
 
-TERA = 1e12
-REMEDY = "leave this folder out, or run it anew"
-RESULT = {TEXT: ("loss", "ppl"), IMAGES: ("loss", "error")}
-SCALE = {TEXT: 1, IMAGES: 100}  # what people are shown values in units of: errors in percent
+TEXT, IMAGES = "text", "images"
+REMEDY = "leave this folder out, or run it again"
+RESULT = {TEXT: "ppl", IMAGES: "error"}
 TEST_FLOPS = {TEXT: "test_flops_per_token", IMAGES: "test_flops_per_image"}
-COUNTS = ("num_params", "num_experts", "num_members", "num_updates", "train_flops")
-EXTRAS = ("expert_usage", "gate_trees", "evaluation", "matrix")  # what only some runs have
-FIGURES = (
-    "stage", "curve", "value", "loss", "valid", "before_growth", "after_growth", "growth_jump", *COUNTS, "test_flops",
-    "wall_seconds",
+COUNTS = ("num_params", "num_experts", "num_members", "num_updates", "train_flops", "wall_seconds")
+COLUMNS = (
+    "stage", "value", "loss", "valid", "before_growth", "after_growth", *COUNTS, "test_flops", "evaluation",
 )  # fmt: skip
-
-
-RunRows = tuple[dict[str, Any], list[dict[str, Any]]]  # facts, and a row for each arrival
+PLACE_AND_PACE = ("--num-workers", "--cpu")
+"""Training options that say where and how fast something runs; they do not change the result."""
+SIZES = {
+    "--decoder-layers": "{} layers", "--decoder-embed-dim": "width {}", "--width": "width {}",
+    "--channels": "{} channels", "--hidden-layers": "{} hidden layers",
+}  # fmt: skip
+SIZE_WORDS = ("tiny", "small", "base", "large", "mlp", "vgg")
 
 
 @dataclass(frozen=True, eq=False)
-class RunTable:
-    """Runs, text or images, finished or still going.
+class Run:
+    """One run, complete or not.
 
     Attributes:
-        facts: a row for each run, of what it is and what it comes to (see `_facts`).
-        arrivals: a row for each run and arrival (0 to B-1). ``planned``: an update belongs there; ``done``: it is made.
-            Then the figures of its stage.json, NaN where there are none: ``value`` is the test perplexity, or error
-            from 0 to 1; ``valid``, ``before_growth``, ``after_growth`` the same on the validation set; ``growth_jump``
-            in nats. As people read them, as far as is known: ``curve``, the value in force; ``average``, its mean so
-            far (equation 1); ``tflops`` so far; ``params`` and ``experts`` (per layer, over all models) that predict.
+        path: its folder.
+        record: its run.json.
+        arrivals: a row for each arrival (the index, 0 to B-1). ``planned``: an update belongs there; ``done``: it is
+            complete. From its stage.json, NaN where there is none: ``value``, the test perplexity or error (0 to 1);
+            ``loss``; ``valid``, ``before_growth``, ``after_growth``, the same on the validation set; counts. For every
+            arrival that is known: ``curve``, the value in force (errors in percent), ``average``, its mean so far,
+            ``params`` and ``experts`` (per layer, over all models) that predict, ``tflops`` spent so far.
     """
 
-    facts: DataFrame
+    path: Path
+    record: Mapping[str, Any]
     arrivals: DataFrame
 
-    @classmethod
-    def of(cls, runs: Iterable[RunRows]) -> "RunTable":
-        """Join what `read_run` returns."""
-        found = list(runs)
-        rows = [{"run": index, **row} for index, (_, rows) in enumerate(found) for row in rows]
-        arrivals = DataFrame(rows, columns=["run", "arrival", "planned", "done", *FIGURES, *EXTRAS])
-        arrivals = arrivals.astype(dict.fromkeys(FIGURES, float))
-        runs_of = arrivals.groupby("run")
-        arrivals["average"] = runs_of.curve.cumsum() / (arrivals.arrival + 1)
-        arrivals["tflops"] = (arrivals.train_flops.fillna(0.0) / TERA).groupby(arrivals.run).cumsum()
-        arrivals["params"] = runs_of.num_params.ffill()
-        arrivals["experts"] = (arrivals.num_experts * arrivals.num_members).groupby(arrivals.run).ffill()
-        return cls(DataFrame([facts for facts, _ in found]), arrivals)
+    @property
+    def stream(self) -> Mapping[str, Any]:
+        """The record of the stream."""
+        return self.record["stream"]
 
-    def where(self, chosen: Series) -> "RunTable":
-        """Return some of the runs."""
-        facts = self.facts[chosen]
-        return RunTable(facts, self.arrivals[self.arrivals.run.isin(facts.index)])
+    @property
+    def is_text(self) -> bool:
+        """Whether the run learns from text; otherwise from images."""
+        return self.stream["kind"] == TEXT
 
-    def by(self, column: str) -> list["RunTable"]:
-        """Return the runs apart that differ in a fact, in the order in which they come."""
-        return [self.where(self.facts[column] == value) for value in self.facts[column].unique()]
+    @property
+    def options(self) -> Mapping[str, Any]:
+        """The options of alma-stream."""
+        return self.record["options"]
+
+    @property
+    def seeds(self) -> tuple[int, Optional[int]]:
+        """Seed of the run and of its stream."""
+        return self.record["seed"], self.stream.get("seed")
+
+    @cached_property
+    def done(self) -> DataFrame:
+        """The rows of the complete updates."""
+        return self.arrivals[self.arrivals.done]
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all planned updates are complete."""
+        return bool((self.arrivals.done | ~self.arrivals.planned).all())
+
+    @property
+    def learner(self) -> str:
+        """The learner's name in the paper, or its own name if the paper does not have it."""
+        known = LEARNERS[self.stream["kind"]].get(self.record["learner"])
+        return (known.label if known else "") or self.record["learner"]
+
+    @property
+    def label(self) -> str:
+        """Learner and waiting time as in Table 2, ``SM_w3``; the i.i.d. control of k mega-batches is ``SM iid k3``."""
+        if self.options.get("iid"):
+            return f"{self.learner} iid k{self.options['iid']}"
+        return f"{self.learner}_w{self.options['wait']}" + (" replay" if self.options["replay"] else "")
+
+    @property
+    def size(self) -> str:
+        """Size of the backbone, ``mlp, width 64``; empty if no option says it."""
+        options = self.record["train_options"]
+        words = [word for word in str(options.get("--arch", "")).split("_") if word in SIZE_WORDS]
+        return ", ".join([*words, *(text.format(options[name]) for name, text in SIZES.items() if options.get(name))])
+
+    @property
+    def experts(self) -> str:
+        """Experts in a layer ``@`` models as in Table 2: ``4``, ``4@2``, ``4, 6, 8``; ``5 models`` without experts."""
+        pairs = list(zip(self.done.num_experts.astype(int), self.done.num_members.astype(int), strict=True))
+        if not pairs:
+            return "–"
+        several = any(members > 1 for _, members in pairs)
+        if several and all(experts == 1 for experts, _ in pairs):
+            return f"{_sequence([str(members) for _, members in pairs])} models"
+        return _sequence([f"{experts}@{members}" if several else str(experts) for experts, members in pairs])
+
+    @property
+    def final(self) -> float:
+        """Test perplexity or error (percent) after the last update so far."""
+        return float(self.done.curve.iloc[-1]) if len(self.done) else math.nan
+
+    @property
+    def over_stream(self) -> float:
+        """Average perplexity or CER (percent points) of a complete run; NaN for an i.i.d. control."""
+        if not self.is_complete or self.options.get("iid"):
+            return math.nan
+        return float(self.arrivals.curve.mean() if self.is_text else self.arrivals.curve.sum())
+
+    @property
+    def memory(self) -> float:
+        """Mem: parameters summed over all arrivals; before the first update those that the update finds."""
+        return float(self.arrivals.params.bfill().sum()) if self.is_complete else math.nan
+
+    @property
+    def bits_per_byte(self) -> float:
+        """Test loss of the last update in bits per byte; NaN for images."""
+        test = self.stream.get("test") or {}
+        if not self.is_text or not len(self.done):
+            return math.nan
+        found = bits_per_byte(self.done.loss.iloc[-1], test.get("num_tokens", 0), test.get("num_bytes", 0))
+        return math.nan if found is None else found
+
+    @cached_property
+    def stream_key(self) -> str:
+        """Equal for streams with comparable results: the same images in another order, the same text."""
+        stream = self.stream
+        if not self.is_text and stream.get("source"):
+            return json.dumps([stream["source"], stream.get("dataset"), stream["num_megabatches"]])
+        return str(stream["fingerprint"])
+
+    @cached_property
+    def settings(self) -> dict[str, str]:
+        """All options that change the result, by their flags."""
+        options = {
+            f"--{name.replace('_', '-')}": value for name, value in self.options.items()
+            if name not in (*FREE_OPTIONS, *ROUNDING_OPTIONS) and value not in (None, False)
+        }  # fmt: skip
+        training = {
+            name: value for name, value in self.record["train_options"].items()
+            if name not in (*PLACE_AND_PACE, *FREE_OPTIONS)
+        }  # fmt: skip
+        preset = (self.record.get("preset") or {}).get("name", "")
+        named = {"--preset": preset} if preset not in ("", "paper") else {}
+        return {name: str(canonical(value)) for name, value in {**named, **options, **training}.items()}
+
+    @cached_property
+    def experiment(self) -> str:
+        """What runs have in common that differ by their seeds alone."""
+        parts = [self.record["learner"], self.settings, self.stream_key, len(self.arrivals)]
+        return json.dumps(parts, sort_keys=True)
 
 
-def read_run(path: Path, complain: Optional[Callable[[AlmaError], None]] = None) -> RunRows:
-    """Read a run's records, all of them before anything is made of them, into its facts and its rows of arrivals.
+def load_run(path: Path, on_fault: Optional[Callable[[AlmaError], None]] = None) -> Run:
+    """Read a run's records.
 
     Args:
         path: its folder.
-        complain: is given the fault of each damaged stage.json, which then counts as not there; None: raise it.
+        on_fault: receives the error of each damaged stage.json, whose stage then counts as not complete; None: raise.
 
     Raises:
         AlmaError: the folder is no run, or one of its records is damaged; names the file.
     """
-    run, records = _read_records(path, complain)
+    folder = RunFolder(path)
+    record = folder.read_run(REMEDY) if path.is_dir() else None
+    if record is None:
+        found = f"no {RUN_RECORD} in it" if path.is_dir() else "a file" if path.exists() else "no such folder"
+        raise AlmaError(f"{path}: {found}, so this is no run; give a folder that alma-stream wrote (--run)")
+    kind = record["stream"]["kind"]
+    if kind not in RESULT:
+        raise AlmaError(f"{path / RUN_RECORD}: a run on {kind!r}; alma-report reads runs on {' and '.join(RESULT)}")
+    stages = []
+    for number in folder.stages():
+        try:
+            stage = folder.read_stage(number)
+            if stage is not None and TEST_FLOPS[kind] not in stage:
+                file = folder.stage_folder(number) / STAGE_RECORD
+                raise AlmaError(f"{file}: damaged, no {TEST_FLOPS[kind]} in it; {STAGE_REMEDY}")
+            stages += [stage] if stage is not None else []
+        except AlmaError as error:
+            if on_fault is None:
+                raise
+            on_fault(error)
     try:
-        return rows_of(path, run, records)
+        return Run(path, record, _arrivals(record, stages))
     except (KeyError, TypeError, ValueError, ArithmeticError) as error:
         what = f"{error} missing" if isinstance(error, KeyError) else str(error)
         raise AlmaError(f"{path / RUN_RECORD}: damaged, {what}; {REMEDY}") from error
 
 
-def _read_records(
-    path: Path, complain: Optional[Callable[[AlmaError], None]]
-) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Read run.json and the stage.json of all complete stages: the one place where a report meets a run's files."""
-    folder = RunFolder(path)
-    run = folder.read_run(REMEDY) if path.is_dir() else None
-    if run is None:
-        found = f"no {RUN_RECORD} in it" if path.is_dir() else "a file" if path.exists() else "no such folder"
-        raise AlmaError(f"{path}: {found}, so this is no run; give a folder that alma-stream wrote (--run)")
-    kind = run["stream"]["kind"]
-    if kind not in RESULT:
-        raise AlmaError(f"{path / RUN_RECORD}: a run on {kind!r}; this version reports on {' and '.join(RESULT)}")
-    records = []
-    for number in folder.stages():
-        try:
-            record = folder.read_stage(number)
-            if record is not None and TEST_FLOPS[kind] not in record:
-                damaged = folder.stage_folder(number) / STAGE_RECORD
-                raise AlmaError(f"{damaged}: damaged, no {TEST_FLOPS[kind]} in it; {STAGE_REMEDY}")
-            records += [record] if record is not None else []
-        except AlmaError as error:
-            if complain is None:
-                raise
-            complain(error)
-    return printable_record(run), records
+def read_run(path: Path) -> DataFrame:
+    """Return `Run.arrivals` of a run. Raises AlmaError if the folder is no run, or damaged."""
+    return load_run(path).arrivals
 
 
-def rows_of(path: Path, run: Mapping[str, Any], records: Sequence[Mapping[str, Any]]) -> RunRows:
-    """Return a run's facts and its rows of arrivals from what its run.json and its stage.json, in order, say."""
-    stream = run["stream"]
-    kind, by_stage = stream["kind"], {record["stage"]: record for record in records}
-    by_arrival = {max(record["megabatches"]): record for record in records}
+def _arrivals(record: Mapping[str, Any], stages: list[dict[str, Any]]) -> DataFrame:
+    """Lay out the stages of a run over the arrivals of its stream, see `Run.arrivals`."""
+    stream, kind = record["stream"], record["stream"]["kind"]
+    by_arrival = {max(stage["megabatches"]): stage for stage in stages}
     num_arrivals = max(stream["num_megabatches"], *(arrival + 1 for arrival in by_arrival), 1)
-    ends = tuple(stage.last_arrival for stage in planned_stages(run, num_arrivals))
-    rows: list[dict[str, Any]] = [
-        {"arrival": arrival, "planned": arrival in ends, "done": arrival in by_arrival}
-        for arrival in range(num_arrivals)
-    ]
-    for arrival, record in by_arrival.items():
-        rows[arrival].update(_row(kind, record, by_stage.get(record["stage"] - 1)))
-    facts = {"path": path, "shown_path": printable(str(path)), **_facts(run, rows, ends)}
-    curve = metrics.in_force(_figure(rows, "value"), facts["num_known"], facts["untrained"])
-    for row, value in zip(rows, curve, strict=False):
-        row["curve"] = float(value * SCALE[kind])
-    return facts, rows
-
-
-def _row(kind: str, record: Mapping[str, Any], earlier: Optional[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the figures of an update: what stage.json says, with what growth did."""
-    loss, value = RESULT[kind]
-    row = {name: record[name] for name in ("stage", *COUNTS, *EXTRAS) if name in record}
-    row.update(test_flops=record[TEST_FLOPS[kind]], wall_seconds=record.get("wall_seconds", 0.0))
-    row.update(value=record["test"][value], loss=record["test"][loss], valid=record["valid"][value])
-    if "after_growth" in record:
-        row["after_growth"] = record["after_growth"]["valid"][value]
-        # Text has one validation set, so what the stage before ended with is what this one began with.
-        before = record.get("before_growth", earlier)
-        if before is not None:
-            row["before_growth"] = before["valid"][value]
-            row["growth_jump"] = _nats(kind, record["after_growth"]["valid"]) - _nats(kind, before["valid"])
-    return row
-
-
-def _nats(kind: str, result: Mapping[str, float]) -> float:
-    """Return a loss in nats; that of text is logged with few digits, so it is taken from the perplexity."""
-    return math.log(result["ppl"]) if kind == TEXT else result["loss"]
-
-
-def _figure(rows: Sequence[Mapping[str, Any]], name: str) -> dict[int, Any]:
-    """Return a figure of the updates, by their arrivals."""
-    return {row["arrival"]: row[name] for row in rows if name in row}
-
-
-def _facts(run: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], planned: tuple[int, ...]) -> dict[str, Any]:
-    """Return what a run is, and what it comes to so far; NaN for what it does not come to.
-
-    ``anytime`` is average perplexity or CER, ``memory`` and ``computation`` are Mem and Comp: the first two of complete
-    runs that learn from a stream, which the i.i.d. controls (``iid`` k, else 0) do not. ``settled``: the perplexity
-    after the last update over that after the first, how far from converged that was. ``final``, ``test_flops`` and
-    ``num_params`` are those after the last update. ``seeds``, of the run and of the order of its stream, are what
-    differs between runs of one experiment, ``settings`` what does not. ``num_known``: length of the curve.
-    """
-    options, train_options, stream = run["options"], run["train_options"], run["stream"]
-    value, loss, params, experts, members, flops = (
-        _figure(rows, name) for name in ("value", "loss", "num_params", "num_experts", "num_members", "test_flops")
+    planned = {stage.last_arrival for stage in planned_stages(record, num_arrivals)}
+    rows = {arrival: _row(kind, stage) for arrival, stage in by_arrival.items()}
+    frame = DataFrame.from_dict(rows, orient="index", columns=list(COLUMNS)).astype(
+        {name: float for name in COLUMNS if name != "evaluation"}
     )
-    seed, num_arrivals = int(run["seed"]), len(rows)
-    is_text, is_complete = stream["kind"] == TEXT, set(planned) <= set(value)
-    memory = average = math.nan
-    if is_complete and options.get("iid") is None:
-        memory = metrics.cumulative_memory(params, num_arrivals)
-        if is_text:
-            average = metrics.average_perplexity(value, num_arrivals, stream["vocab_size"])
-        else:
-            average = metrics.cumulative_error_rate(value, num_arrivals, stream["num_classes"])
-    test, steps, key = stream.get("test") or {}, str(train_options.get(MAX_UPDATE, "")), experiment_key(stream)
-    left_out = {*FREE_OPTIONS, *ROUNDING_OPTIONS}
-    settings = {name: each for name, each in options.items() if name not in left_out and each is not None}
-    training = {name: canonical(each) for name, each in train_options.items() if name not in PLACE_AND_PACE}
-    counts = (test.get("num_tokens", 0), test.get("num_bytes", 0))
-    bits = metrics.bits_per_byte(_last(loss), *counts) if is_text else None
-    costs = _figure(rows, "train_flops")
-    curve = {arrival: metrics.bits_per_byte(each, *counts) for arrival, each in loss.items()} if bits else {}
-    area = metrics.mean_over_cost({arrival: each for arrival, each in curve.items() if each is not None}, costs)
-    return {
-        "setting": setting_of(run), "learner": run["learner"],
-        "name": name_of(run["learner"], stream["kind"]), "label": label_of(run),
-        "variant": variant_of(run),
-        "backbone": backbone_of(train_options), "seed": seed, "seeds": (seed, stream.get("seed")),
-        "settings": json.dumps([run["learner"], settings, training, key, num_arrivals], sort_keys=True),
-        "kind": stream["kind"], "is_text": is_text, "stream": stream, "stream_key": json.dumps([stream["kind"], key]),
-        "versions": run.get("versions") or {}, "options": options, "train_options": train_options,
-        "num_arrivals": num_arrivals, "wait": options["wait"], "replay": bool(options["replay"]),
-        "shown_wait": f"wait {options['wait']}" if options.get("iid") is None else "i.i.d.",
-        "iid": options.get("iid") or 0, "first_planned": min(planned, default=num_arrivals),
-        "num_planned": len(planned), "num_done": len(value), "first_done": min(value, default=num_arrivals),
-        "num_known": min((each for each in planned if each not in value), default=num_arrivals),
-        "is_complete": is_complete, "max_update": int(steps) if steps.isdecimal() and int(steps) > 0 else math.nan,
-        "untrained": float(stream["vocab_size"]) if is_text else 1 - 1 / stream["num_classes"],
-        "anytime": average, "final": _last(value), "memory": memory,
-        "computation": metrics.cumulative_computation(costs),
-        "settled": value[max(value)] / value[min(value)] if is_text and len(value) > 1 else math.nan,
-        "bits_per_byte": math.nan if bits is None else bits, "area": math.nan if area is None else area,
-        "hours": sum(_figure(rows, "wall_seconds").values()) / 3600,
-        "test_flops": _last(flops), "test_memory": metrics.cumulative_memory(flops, num_arrivals),
-        "num_params": _last(params), "min_params": min(params.values(), default=math.nan),
-        "max_params": max(params.values(), default=math.nan), "shown_params": show_params(params),
-        "experts": show_experts(experts, members), "min_experts": min(experts.values(), default=0),
-        "max_experts": max(experts.values(), default=0), "max_members": max(members.values(), default=0),
-        "max_jump": max(map(abs, _figure(rows, "growth_jump").values()), default=math.nan),
-    }  # fmt: skip
+    frame = frame.reindex(Index(range(num_arrivals), name="arrival"))
+    frame.insert(0, "planned", [arrival in planned for arrival in frame.index])
+    frame.insert(1, "done", [arrival in by_arrival for arrival in frame.index])
+    # Text has one validation set, so growth begins with what the stage before ended with.
+    grown = frame.after_growth.notna() & frame.before_growth.isna()
+    frame.loc[grown, "before_growth"] = frame.valid.ffill().shift()[grown]
+    known = min((arrival for arrival in planned if arrival not in by_arrival), default=num_arrivals)
+    untrained = float(stream["vocab_size"]) if kind == TEXT else 1 - 1 / stream["num_classes"]
+    # A diverged model has a perplexity of NaN or infinity, which counts until the next update.
+    value = frame.value.where(~(frame.done & frame.value.isna()), math.inf)
+    frame["curve"] = value.ffill().fillna(untrained).where(frame.index < known) * (1 if kind == TEXT else 100)
+    frame["average"] = frame.curve.cumsum() / (frame.index + 1)
+    frame["params"] = frame.num_params.ffill()
+    frame["experts"] = (frame.num_experts * frame.num_members).ffill()
+    frame["tflops"] = frame.train_flops.fillna(0).cumsum() / 1e12
+    return frame
 
 
-def _last(values: Mapping[int, float]) -> float:
-    return values[max(values)] if values else math.nan
+def _row(kind: str, stage: Mapping[str, Any]) -> dict[str, Any]:
+    result = RESULT[kind]
+    row = {name: stage[name] for name in ("stage", *COUNTS)}
+    row |= {"value": stage["test"][result], "loss": stage["test"]["loss"], "valid": stage["valid"][result]}
+    row |= {"test_flops": stage[TEST_FLOPS[kind]], "evaluation": (stage.get("evaluation") or {}).get("figures")}
+    return row | {name: stage[name]["valid"][result] for name in ("before_growth", "after_growth") if stage.get(name)}
+
+
+def _sequence(sizes: list[str]) -> str:
+    """Join the sizes of a growing model; of more than five the first and the last."""
+    changes = [size for index, size in enumerate(sizes) if index == 0 or size != sizes[index - 1]]
+    return ", ".join(changes) if len(changes) <= 5 else f"{changes[0]} to {changes[-1]}"

@@ -6,8 +6,6 @@ from pathlib import Path
 from typing import Any, Mapping, Optional, Sequence
 
 from fairseq_alma.learners.learner import stages
-from fairseq_alma.report.experiment import begun
-from fairseq_alma.report.read_run import RunTable, read_run
 
 VERSIONS = {"python": "3.11.7", "torch": "2.13.0", "fairseq": "0.12.3", "fairseq_alma": "0.1.0"}
 OPTIONS = {"wait": 1, "replay": False, "drop_rest": False, "iid": None, "init": "previous", "num_members": None}
@@ -117,14 +115,3 @@ def result(value: float, is_text: bool) -> dict[str, float]:
 
 def _at(values: Sequence[int], index: int) -> int:
     return values[min(index, len(values) - 1)]
-
-
-def table_of(roots: Sequence[Path]) -> RunTable:
-    """Read runs from their folders."""
-    return RunTable.of([read_run(root) for root in roots])
-
-
-def drawn(draw: Any, runs: Sequence[Any], paper: bool = False) -> list[Any]:
-    """Call a function that draws a figure with runs that were read."""
-    table = RunTable.of(runs)
-    return draw(table, begun(table), paper)

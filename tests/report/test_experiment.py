@@ -2,132 +2,59 @@ import math
 
 import pytest
 
-from fairseq_alma.report import experiment as experiment_module
-from fairseq_alma.report.experiment import begun, by_size, completed, names_of, sizes_in_order
-from fairseq_alma.report.read_run import RunTable, read_run
-from tests.report.fakes import image_stream, write_run
-
-
-def read(root, *args, **options):
-    return read_run(write_run(root, *args, **options))
-
-
-def experiments(runs):
-    return experiment_module.experiments(RunTable.of(runs))
-
-
-def groups_of(runs):
-    return begun(RunTable.of(runs))
+from fairseq_alma.report.experiment import Spread, experiments, iid_pairs
+from fairseq_alma.report.read_run import load_run
+from tests.report.fakes import image_stream, text_stream, write_run
 
 
 @pytest.fixture
 def make(tmp_path):
-    return lambda name, *values, **options: read(tmp_path / name, *values, **options)
+    """Write runs and return their experiments: ``make(dict(learner="ens"), …)``."""
+    return lambda *runs: experiments([load_run(write_run(tmp_path / str(n), **run)) for n, run in enumerate(runs)])
 
 
-def test_runs_that_differ_by_their_seeds_alone_are_one_experiment(tmp_path):
-    runs = [read(tmp_path / f"R{seed}", [30.0 + seed] * 4, seed=seed) for seed in (1, 2, 3)]
-    (experiment,) = experiments([*runs, read(tmp_path / "again", [40.0], seed=1)])
-    assert len(experiment.runs) == 3  # a second run with the same seed is no further evidence
-    assert experiment.spread("final").show(2) == "32.00 ± 1.00"
-    assert experiment.at(1).mean == 32.0
+def test_a_spread_is_mean_deviation_and_a_95_percent_interval():
+    spread = Spread.of({1: 1.0, 2: 3.0, 3: math.nan})
+    assert (spread.mean, spread.deviation, spread.show(1)) == (2.0, pytest.approx(math.sqrt(2)), "2.0 ± 1.4")
+    assert spread.half_interval() == pytest.approx(12.706 * math.sqrt(2) / math.sqrt(2))
+    assert Spread.of({1: 5.0}).show(2) == "5.00" and Spread.of({1: math.nan}) is None
+    assert spread.minus(Spread.of({1: 0.5, 4: 9.0})).by_seed == {1: 0.5}
 
 
-def test_where_a_run_went_on_and_how_a_number_is_written_make_no_other_experiment(tmp_path):
-    options = [{"--lr": "0.01", "--num-workers": "0", "--cpu": ""}, {"--lr": "1e-2", "--num-workers": "2"}]
-    runs = [read(tmp_path / f"R{seed}", seed=seed, train_options=words) for seed, words in enumerate(options)]
-    (experiment,) = experiments(runs)
-    assert len(experiment.runs) == 2
+def test_runs_that_differ_by_their_seeds_alone_are_averaged(make):
+    runs = [{"values": [30.0 + s, 20.0 + 2 * s], "stream": text_stream(2), "seed": s} for s in (1, 2, 3)]
+    other = {"values": [99.0, 99.0], "stream": text_stream(2), "init": "scratch"}
+    under_way = {"values": [50.0], "stream": text_stream(2), "seed": 4}
+    one, two = make(*runs, other, under_way)
+    assert [run.seeds[0] for run in one.runs] == [1, 2, 3, 4]
+    assert one.spread(lambda run: run.final) == Spread(24.0, 2.0, {(s, None): 20.0 + 2 * s for s in (1, 2, 3)})
+    assert list(one.course.curve) == [32, 24] and list(one.course.deviation) == [1, 2]
+    assert two.name.startswith("SM_w1, 4 experts, --init scratch")
 
 
-def test_a_multiple_of_the_updates_is_spelled_as_in_table_2(tmp_path):
-    steps = {"--arch": "alma_switch_lm", "--max-update": "100"}
-    runs = [
-        read(tmp_path / "w1", train_options=steps),
-        read(tmp_path / "w4", wait=4, train_options=steps),
-        read(tmp_path / "w4-x4", wait=4, train_options={**steps, "--max-update": "400"}),
-    ]
-    assert [experiment.label for experiment in experiments(runs)] == ["SM_w1", "SM_w4", "SM_w4 (4x steps)"]
+def test_streams_of_images_in_another_order_belong_together(make):
+    runs = [{"stream": image_stream(4, seed), "seed": 1} for seed in (1, 2)]
+    assert [len(each.runs) for each in make(*runs)] == [2]
 
 
-def test_experiments_of_the_same_name_are_told_apart_by_their_options(tmp_path):
-    arch = {"--arch": "alma_switch_lm"}
-    runs = [
-        read(tmp_path / "A", train_options={**arch, "--lr": "0.1"}),
-        read(tmp_path / "B", train_options={**arch, "--lr": "0.2"}),
-        read(tmp_path / "C", num_experts=(8,), train_options={**arch, "--num-experts": "8"}),
-    ]
-    assert [experiment.name for experiment in experiments(runs)] == [
-        "SM_w1, 4 experts, --lr 0.1", "SM_w1, 4 experts, --lr 0.2", "SM_w1, 8 experts",
+def test_names_tell_experiments_by_as_little_as_needed(make):
+    groups = make({"learner": "gmoe", "grow_method": "split"}, {"learner": "gmoe", "grow_method": "copy"})
+    assert {each.name for each in groups} == {f"gMoE_w1, 4 experts, --grow-method {how}" for how in ("split", "copy")}
+
+
+def test_names_hold_sizes_and_counts_of_experts(make):
+    sizes = [{"train_options": {"--arch": "alma_switch_lm", "--decoder-embed-dim": d}} for d in ("64", "96")]
+    assert [each.name for each in make(*sizes, {"num_experts": (8,)}, {"wait": 2})] == [
+        "SM_w1, 8 experts", "SM_w2", "SM_w1, width 64", "SM_w1, width 96",
     ]  # fmt: skip
 
 
-def test_the_size_is_named_where_experiments_differ_in_it(tmp_path):
-    def run(name, width, params, **options):
-        arch = {"--arch": "alma_mlp", "--width": width}
-        return read(tmp_path / name, stream=image_stream(), num_params=(params,), num_experts=(1,),
-                    train_options=arch, **options)  # fmt: skip
-
-    large, small = run("L", "64", 9000), run("S", "4", 100)
-    ensemble = run("E", "4", 20000, learner="ens", num_members=(5,))
-    assert [each.name for each in experiments([large, small, ensemble])] == [
-        "SM_w1, mlp, width 4", "Ens_w1, 5 models, mlp, width 4", "SM_w1, mlp, width 64",
-    ]  # fmt: skip
-    assert [each.name for each in experiments([large])] == ["SM_w1"]
-    assert sizes_in_order(RunTable.of([large, small, ensemble]).facts) == ["mlp, width 4", "mlp, width 64"]
+def test_longer_stages_are_named_as_in_table_2(make):
+    updates = [{"wait": wait, "train_options": {"--max-update": str(100 * wait)}} for wait in (1, 3)]
+    assert [each.label for each in make(*updates)] == ["SM_w1", "SM_w3 (3x steps)"]
 
 
-def test_a_size_of_which_nothing_is_known_yet_has_its_place(tmp_path):
-    waiting = read(tmp_path / "W", [], train_options={"--arch": "alma_switch_lm_large"})
-    assert [each.name for each in experiments([waiting])] == ["SM_w1"]
-
-
-@pytest.mark.parametrize("seeds", [(1, 2), (2, 1)])
-def test_orders_of_the_same_images_are_seeds_of_one_experiment(seeds, tmp_path):
-    runs = [read(tmp_path / f"R{seed}", stream=image_stream(seed=seed)) for seed in seeds]
-    (experiment,) = experiments(runs)
-    assert experiment.spread("final").num_seeds == 2
-
-
-def test_runs_that_differ_by_their_seeds_alone_are_drawn_as_their_mean(make):
-    runs = [make("a", [30, 20, 10, 6]), make("b", [34, 22, 12, 8], seed=2), make("c", learner="ens")]
-    group, other = groups_of(runs)
-    assert (list(group.course.curve), other.first.learner) == ([32, 21, 11, 7], "ens")
-    assert list(group.course.deviation) == pytest.approx([math.sqrt(8), math.sqrt(2), math.sqrt(2), math.sqrt(2)])
-
-
-def test_a_seed_that_is_behind_does_not_count_towards_the_mean(make):
-    (group,) = groups_of([make("a", [30, 20, 10, 6]), make("b", [90, 80], seed=2)])
-    assert list(group.course.curve) == [30, 20, 10, 6]
-    assert len(group.complete) == 1
-
-
-def test_a_run_that_diverged_has_no_deviation_rather_than_a_traceback(make):
-    (group,) = groups_of([make("a", [math.inf, 20, 10, 6]), make("b", [30, 20, 10, 6], seed=2)])
-    assert group.course.deviation[0] == 0
-    assert group.course.curve[0] == math.inf
-
-
-def test_runs_without_a_first_update_are_left_out(make):
-    assert groups_of([make("a", num_stages=0), make("b", [], wait=4)]) == []
-
-
-def test_the_iid_control_and_unfinished_runs_do_not_count_as_complete(make):
-    runs = [make("a", [20.0], iid=3, learner="ens"), make("b", [30, 20]), make("c", learner="umix")]
-    assert [group.first.learner for group in completed(groups_of(runs))] == ["umix"]
-
-
-def test_sizes_are_sorted_by_their_parameters(make):
-    runs = [
-        make(f"w{width}", train_options={"--arch": "alma_mlp", "--width": str(width)}, num_params=[width * 100])
-        for width in (64, 8, 16)
-    ]
-    assert list(by_size(groups_of(runs))) == ["mlp, width 8", "mlp, width 16", "mlp, width 64"]
-
-
-def test_names_are_as_short_as_tells_groups_apart(make):
-    def experts(number):
-        return make(f"{number}", num_experts=[number], train_options={"--num-experts": f"{number}"})
-
-    runs = [experts(4), experts(8), make("c", wait=2), make("d", iid=3)]
-    assert names_of(groups_of(runs)) == ["SM_w1, 4 experts", "SM_w1, 8 experts", "SM_w2", "SM iid k3"]
+def test_an_iid_control_finds_the_learner_of_its_settings(make):
+    groups = make({"learner": "ens", "iid": 3}, {"learner": "ens"}, {"learner": "ens", "wait": 3}, {"iid": 3})
+    (pair,) = iid_pairs(groups)
+    assert (pair[0].label, pair[1].label, pair[2]) == ("Ens iid k3", "Ens_w1", 3)

@@ -1,0 +1,215 @@
+"""The figures of a report: the curve over arrivals (Figure 3), the trade-off with cost (Figures 2, 5, 7), growth.
+
+A colour stands for a learner. Columns of panels are sizes of the backbone.
+"""
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Callable, Optional, Sequence
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.axis import Axis
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
+
+from fairseq_alma.files import open_atomically
+from fairseq_alma.report.experiment import Experiment, by_size
+from fairseq_alma.report.table import show_count
+
+MOST_PANELS = 4
+MOST_MARKERS = 20
+FAR = 2.0
+"""An untrained model that is worse than every other value by this factor is not drawn."""
+DASHES = ("-", (0, (4, 1.5)), (0, (1, 1.2)), (0, (5, 1.2, 1, 1.2)), (0, (8, 2)), (0, (3, 1, 1, 1, 1, 1)))
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "h", "*")
+STYLE: dict[Any, Any] = {
+    "font.family": "DejaVu Sans", "font.size": 8.5, "legend.fontsize": 7.5, "legend.frameon": False,
+    "axes.titlesize": 8.5, "axes.labelsize": 8.5, "xtick.labelsize": 7.5, "ytick.labelsize": 7.5,
+    "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "axes.axisbelow": True,
+    "grid.color": "#DDDDDD", "grid.linewidth": 0.5, "lines.linewidth": 1.3, "lines.markersize": 4.2,
+    "figure.facecolor": "white", "savefig.facecolor": "white", "pdf.fonttype": 42,
+}  # fmt: skip
+LEFT_OUT = {"png": "Software", "pdf": "CreationDate"}
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """A figure: name of its files, title, and a caption of one or two sentences."""
+
+    name: str
+    title: str
+    caption: str
+    figure: Figure
+
+
+def draw_all(groups: Sequence[Experiment]) -> list[Drawing]:
+    """Draw the figures that the runs allow, the curve first; all of one kind of data."""
+    with matplotlib.rc_context(STYLE):
+        drawings = [draw(groups) for draw in (draw_curve, draw_trade_off, draw_growth)]
+    return [drawing for drawing in drawings if drawing is not None]
+
+
+def write(drawing: Drawing, folder: Path) -> dict[str, Path]:
+    """Write a figure as PNG and PDF and return the paths by their endings."""
+    paths = {ending: folder / f"{drawing.name}.{ending}" for ending in LEFT_OUT}
+    with matplotlib.rc_context(STYLE):
+        for ending, path in paths.items():
+            with open_atomically(path) as file:
+                drawing.figure.savefig(file, format=ending, dpi=160, metadata={LEFT_OUT[ending]: None})
+    return paths
+
+
+def looks(groups: Sequence[Experiment]) -> list[dict[str, Any]]:
+    """Choose the look of each experiment: the colour of its learner, marker and dashes in turn among its kin."""
+    seen: dict[str, int] = {}
+    found = []
+    for each in groups:
+        rank = seen[each.colour] = seen.get(each.colour, -1) + 1
+        found.append(
+            {"color": each.colour, "marker": MARKERS[rank % len(MARKERS)], "linestyle": DASHES[rank % len(DASHES)]}
+        )
+    return found
+
+
+def draw_curve(groups: Sequence[Experiment]) -> Optional[Drawing]:
+    """Draw the test value in force at each arrival, with one standard deviation over seeds."""
+    begun = [each for each in groups if len(each.first.done)]
+    if not begun:
+        return None
+    is_text = begun[0].first.is_text
+    trained = [
+        value for each in begun for value in each.course.curve[each.course.done.idxmax() :] if math.isfinite(value)
+    ]
+    untrained = max(float(each.course.curve.max()) for each in begun)
+    top = max(trained, default=1.0) * 1.08 if untrained > FAR * max(trained, default=untrained) else None
+    sizes = by_size(begun)
+    largest = sorted(sizes, key=lambda size: -len(sizes[size]))[:MOST_PANELS]
+    sizes = {size: members for size, members in sizes.items() if size in largest}
+    figure = Figure(figsize=(2.4 + 2.6 * len(sizes), _height(begun)), layout="constrained")
+    panels = figure.subplots(1, len(sizes), squeeze=False, sharey=True)[0]
+    for axes, (size, members) in zip(panels, sizes.items(), strict=True):
+        for each, look in zip(members, looks(members), strict=True):
+            _draw_staircase(axes, each, look)
+        axes.set_xlabel("arrival (mega-batch)")
+        axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
+        axes.set_title(size if len(sizes) > 1 else "")
+        if is_text or min(trained, default=1) * 8 < max(trained, default=1):
+            _logarithmic(axes.yaxis, "{:,.6g}".format)
+    if top is not None:
+        panels[0].set_ylim(0.95 * min(trained), top)
+    panels[0].set_ylabel("test perplexity" if is_text else "test error (%)")
+    _legend(figure, panels)
+    caption = "The value of the model in force at each arrival; bands are one standard deviation over seeds."
+    if top is not None:
+        caption += f" Before the first update the untrained model counts ({untrained:,.4g}, not shown)."
+    title = f"Test {'perplexity' if is_text else 'error'} after each mega-batch"
+    return Drawing("curve", title, caption, figure)
+
+
+def _draw_staircase(axes: Axes, each: Experiment, look: dict[str, Any]) -> None:
+    """Draw a value that holds from its arrival until the next update; an i.i.d. control is a marker alone."""
+    course = each.course[each.course.curve.notna()]
+    updates = course[course.done]
+    if each.first.options.get("iid"):
+        axes.plot(updates.index, updates.curve, look["marker"], color=look["color"], markersize=7, label=each.name)
+        return
+    places, curve = [*course.index, course.index[-1] + 1], [*course.curve, course.curve.iloc[-1]]
+    marker = {"marker": look["marker"], "markevery": max(1, len(course) // MOST_MARKERS)}
+    axes.step(places, curve, where="post", label=each.name, color=look["color"], linestyle=look["linestyle"], **marker)
+    if course.deviation.any():
+        deviation = course.deviation.to_numpy()
+        low, high = course.curve - deviation, course.curve + deviation
+        axes.fill_between(course.index, low, high, step="post", color=look["color"], alpha=0.2, linewidth=0)
+
+
+def draw_trade_off(groups: Sequence[Experiment]) -> Optional[Drawing]:
+    """Draw what complete runs come to over the stream against training compute and parameters.
+
+    Text: a path through the arrivals, as in Figure 5. Images: a point for the whole stream, as in Figures 2 and 7.
+    """
+    complete = [each for each in groups if each.is_complete]
+    if not complete:
+        return None
+    is_text = complete[0].first.is_text
+    columns: dict[str, Callable[[Experiment], list[float]]] = {
+        "training FLOPs": lambda each: list(each.course.tflops * 1e12),
+        "parameters": lambda each: list(each.course.params),
+    }
+    if not is_text:
+        columns = {
+            "training FLOPs": lambda each: [float(each.course.tflops.iloc[-1]) * 1e12],
+            "Mem (parameters, summed over arrivals)": lambda each: [each.first.memory],
+        }
+    figure = Figure(figsize=(8.2, _height(complete)), layout="constrained")
+    panels = figure.subplots(1, len(columns), squeeze=False, sharey=True)[0]
+    for axes, (title, cost) in zip(panels, columns.items(), strict=True):
+        for each, look in zip(complete, looks(complete), strict=True):
+            found = each.spread(lambda run: run.over_stream)
+            assert found is not None
+            ends = list(each.course.average) if is_text else [found.mean]
+            first = each.first.done.index[0] if is_text else 0
+            xs, ys = cost(each)[first:], ends[first:]
+            axes.plot(xs, ys, linewidth=0.9, label=each.name, markersize=3, **look)
+            error = None if math.isnan(found.deviation) else [found.deviation]
+            axes.errorbar(
+                xs[-1:], ys[-1:], yerr=error, color=look["color"], marker=look["marker"], markersize=6, capsize=2
+            )
+        axes.set_xlabel(title)
+        _logarithmic(axes.xaxis, show_count)
+        _logarithmic(axes.yaxis, "{:,.6g}".format)
+    panels[0].set_ylabel("average test perplexity" if is_text else "CER (% points)")
+    _legend(figure, panels)
+    caption = "Lower and further left is better. " + (
+        "Each line is a learner's way from its first update to the last arrival; the large marker is the end."
+        if is_text
+        else "A marker stands for a whole stream; bars are one standard deviation over seeds."
+    )
+    return Drawing("trade-off", "Result against cost", caption, figure)
+
+
+def draw_growth(groups: Sequence[Experiment]) -> Optional[Drawing]:
+    """Draw the validation value before and right after each growth step, and after the training that follows."""
+    grown = [each for each in groups if each.first.done.after_growth.notna().any()]
+    if not grown:
+        return None
+    scale = 1 if grown[0].first.is_text else 100
+    figure = Figure(figsize=(6.2, _height(grown)), layout="constrained")
+    axes = figure.subplots()
+    for each, look in zip(grown, looks(grown), strict=True):
+        done = each.first.done
+        for arrival, step in done[done.after_growth.notna()].iterrows():
+            xs = [arrival - 0.35, arrival - 0.25, arrival]
+            ys = [scale * step[name] for name in ("before_growth", "after_growth", "valid")]
+            label = each.name if arrival == done.index[done.after_growth.notna()][0] else None
+            axes.plot(xs, ys, markersize=3.5, label=label, **look)
+    axes.set_xlabel("arrival (mega-batch)")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.set_ylabel("validation perplexity" if scale == 1 else "validation error (%)")
+    _legend(figure, [axes])
+    caption = "Three points for each growth step: before it, right after it, and after the training that follows."
+    return Drawing("growth", "Growth steps", caption, figure)
+
+
+def _logarithmic(axis: Axis, show: Callable[[float], str]) -> None:
+    """Make an axis logarithmic with ticks at 1, 2 and 5, or at powers of ten over a wide range."""
+    low, high = axis.get_data_interval()
+    axis.axes.set(**{f"{axis.axis_name}scale": "log"})
+    steps = (1.0,) if 0 < low * 3000 < high else (1.0, 2.0, 5.0) if 0 < low * 5 < high else (1, 1.5, 2, 3, 4, 5, 6, 8)
+    axis.set_major_locator(LogLocator(subs=steps, numticks=12))
+    axis.set_minor_locator(NullLocator())
+    axis.set_major_formatter(FuncFormatter(lambda value, _: show(value)))
+
+
+def _height(groups: Sequence[Experiment]) -> float:
+    """Return the height of a figure in inches, enough for its legend."""
+    return max(3.1, 0.165 * len(groups))
+
+
+def _legend(figure: Figure, panels: Sequence[Axes]) -> None:
+    """Put one legend next to the panels, with each experiment once."""
+    handles = {
+        label: handle for axes in panels for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
+    }
+    figure.legend(list(handles.values()), list(handles), loc="outside right upper")

@@ -1,0 +1,63 @@
+import pytest
+
+pytest.importorskip("matplotlib", reason="extra [report]")
+
+from fairseq_alma.report.experiment import experiments
+from fairseq_alma.report.figures import draw_all, write
+from fairseq_alma.report.read_run import load_run
+from tests.report.fakes import image_stream, text_stream, write_run
+
+
+@pytest.fixture
+def draw(tmp_path):
+    """Write runs and draw the figures over them, by name."""
+
+    def make(*options):
+        runs = [load_run(write_run(tmp_path / str(number), **each)) for number, each in enumerate(options)]
+        return {drawing.name: drawing for drawing in draw_all(experiments(runs))}
+
+    return make
+
+
+def test_text_has_a_curve_that_holds_each_value_until_the_next_arrival(draw, tmp_path):
+    drawing = draw({"values": [30.0, 20.0], "stream": text_stream(4), "wait": 2})["curve"]
+    (axes,) = drawing.figure.axes
+    (line,) = axes.lines
+    assert list(line.get_xdata()) == [0, 1, 2, 3, 4] and list(line.get_ydata()) == [50, 30, 30, 20, 20]
+    paths = write(drawing, tmp_path / "figures")
+    assert paths["png"].read_bytes()[:4] == b"\x89PNG" and paths["pdf"].read_bytes()[:4] == b"%PDF"
+
+
+def test_sizes_are_panels_controls_markers_and_seeds_a_band(draw):
+    sizes = [
+        {
+            "seed": seed, "values": [40.0 - width - seed, 30 - width], "num_params": (width,), "stream": text_stream(2),
+            "train_options": {"--arch": "alma_switch_lm", "--decoder-embed-dim": str(width)},
+        }
+        for width in (8, 16)
+        for seed in (1, 2)
+    ]  # fmt: skip
+    figure = draw(*sizes, {**sizes[0], "values": [20.0], "iid": 2})["curve"].figure
+    assert [axes.get_title() for axes in figure.axes] == ["width 8", "width 16"]
+    assert [len(axes.collections) for axes in figure.axes] == [1, 1]
+    control = figure.axes[0].lines[-1]
+    assert list(control.get_xdata()) == [1] and list(control.get_ydata()) == [20]
+
+
+def test_the_trade_off_is_a_path_for_text_and_a_point_for_images(draw):
+    text = draw({"learner": "gens", "num_members": (1, 2, 3, 4), "num_params": (10, 20, 30, 40)})["trade-off"].figure
+    assert list(text.axes[1].lines[0].get_xdata()) == [10, 20, 30, 40]
+
+
+def test_images_are_points_over_compute_and_memory(draw):
+    images = draw({"stream": image_stream(4), "num_params": (10,)})["trade-off"].figure
+    assert list(images.axes[0].lines[0].get_xdata()) == [4e12] and list(images.axes[1].lines[0].get_xdata()) == [40]
+
+
+def test_growth_shows_three_points_a_step_and_nothing_is_drawn_of_runs_that_have_not_begun(draw):
+    grown = draw({"learner": "gmoe", "values": [40.0, 20.0], "stream": text_stream(2), "num_experts": (4, 6)})
+    assert [list(line.get_ydata()) for line in grown["growth"].figure.axes[0].lines] == [[42.0, 25.0, 21.0]]
+
+
+def test_nothing_is_drawn_of_runs_that_have_not_begun(draw):
+    assert draw({"num_stages": 0}) == {}

@@ -1,0 +1,53 @@
+import pytest
+
+from fairseq_alma.report.experiment import experiments
+from fairseq_alma.report.read_run import load_run
+from fairseq_alma.report.summary import own_numbers, sentences
+from tests.report.fakes import image_stream, text_stream, write_run
+
+
+@pytest.fixture
+def runs(tmp_path):
+    """Write runs and read them."""
+    return lambda *options: [load_run(write_run(tmp_path / str(n), **each)) for n, each in enumerate(options)]
+
+
+def test_two_sentences_say_who_was_best_by_how_much_and_over_how_many_seeds(runs):
+    two = text_stream(2)  # both have the same average
+    sm = [{"values": [30.0, 20.0 + s / 10], "stream": two, "seed": s} for s in (1, 2, 3)]
+    ens = [{"values": [32.0, 18.0 + s / 10], "stream": two, "seed": s, "learner": "ens"} for s in (1, 2, 3)]
+    end, mean = sentences(experiments(runs(*sm, *ens)))
+    assert end == (
+        "Best at the end: Ens_w1, test perplexity 18.20 ± 0.10 over 3 seeds, 9.9 % lower than SM_w1 (20.20 ± 0.10)."
+    )
+    assert mean.startswith(
+        "Best over all 2 arrivals: SM_w1, avg PPL 25.10 ± 0.05 over 3 seeds, 0.0 % lower than Ens_w1"
+    )
+    assert "could be chance" in mean
+
+
+def test_one_seed_and_runs_under_way_are_no_evidence(runs):
+    one = {"stream": image_stream(4)}
+    end, _ = sentences(experiments(runs(one, {**one, "learner": "ens", "num_members": (5,)})))
+    assert "over 1 seed," in end and end.endswith("another seed may change the order.")
+
+
+def test_a_single_experiment_or_one_that_is_not_complete_says_nothing(runs):
+    assert sentences(experiments(runs({}, {"learner": "ens", "num_stages": 1}))) == []
+
+
+def test_a_single_run_is_described(runs):
+    (run,) = runs({"values": [30.0, 24.0], "stream": text_stream(2)})
+    (run.path / "sample.txt").write_text("In the beginning\n")
+    log = '2026 | INFO | train | {"epoch": 1, "train_loss": "5", "train_nll_loss": "4.0"}\n'
+    (run.path / "stage-001" / "train-member-0.log").write_text(log)
+    told = dict(own_numbers(run))
+    assert told["Newest model"].startswith("after mega-batch 2 of 2: test perplexity 24.00, 1.146 bits per byte, 1k")
+    assert told["Last arrival"] == "test perplexity 20.0 % lower than before (30.00)"
+    assert told["Training and test"].startswith("perplexity 16.00 in the last epoch of training, 24.00 on the test set")
+    assert "overfits" in told["Training and test"] and told["Sample of text"] == "In the beginning"
+
+
+def test_nothing_is_said_of_a_run_that_has_not_begun(runs):
+    (run,) = runs({"num_stages": 0})
+    assert list(own_numbers(run)) == []
