@@ -150,13 +150,13 @@ class JointOptions(Options):
     """Of several models that are trained as one; its members' own options are one quoted string."""
 
     num_members: int = opt(2, "number of models that are trained jointly", range=whole(1, 10_000), shape=True)
-    member_arch: str = opt("alma_switch_lm_tiny", "architecture of each member", shape=True)
+    member_arch: str = opt("alma_mlp", "architecture of each member", shape=True)
     member_options: str = opt(
-        "", "options of the members' architecture in one string, as '--num-experts 8 --dropout 0'"
+        "", "options of the members' architecture in one string, as '--width 64'"
     )
     joint_logits: str = opt(
         "mean",
-        "the model's logits are the mean of its members', or (image models) their sum",
+        "the model's logits are the mean of its members', or their sum",
         choices=("mean", "sum"),
         shape=True,
     )

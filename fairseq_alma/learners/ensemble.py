@@ -95,10 +95,10 @@ class GrowingEnsemble(Learner):
         return StagePlan(stage, tuple(trainings), tuple(everyone), combine)
 
 
-@register_learner("umix")
+@register_learner("umix", "images")
 @dataclass(frozen=True)
 class UniformMixture(Learner):
-    """N models trained jointly as one, on the mean of their logits (images: or the sum)."""
+    """N models trained jointly as one, on the mean or the sum of their logits."""
 
     label: ClassVar[Optional[str]] = "UMix"
     trains_jointly: ClassVar[bool] = True

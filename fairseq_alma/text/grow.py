@@ -248,8 +248,8 @@ def measure_expert_losses(model: BaseFairseqModel, batches: Iterable[dict[str, A
         features, extra = model(**batch["net_input"], features_only=True)
         target = batch["target"].flatten()
         is_real = target != pad
-        factors, weight = model.output_factors(features, extra)
-        losses = token_losses(factors.flatten(0, -2), weight, target).masked_fill(~is_real, 0.0).double()
+        weight = model.decoder.output_projection.weight
+        losses = token_losses(features.flatten(0, -2), weight, target).masked_fill(~is_real, 0.0).double()
         experts.add_routed(losses, extra["routing"], is_real)
         total += losses.sum().item()
         num_tokens += int(is_real.sum())

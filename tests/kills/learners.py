@@ -48,7 +48,6 @@ COMMANDS: dict[str, dict[str, tuple[list[str], list[str]]]] = {
         "gens": (["--learner", "gens"], [*TEXT, *EXPERTS]),
         "gmoe-copy": ([*GROWTH, "copy"], TEXT),
         "gmoe-split": ([*GROWTH, "split"], TEXT),
-        "umix": ([*PAIR, "umix"], [*TEXT, *EXPERTS]),
         "carried": ([*GROWTH, "split", "--carry-optimizer", "--ema-half-life", "1/8"], UPDATES),
         "grow": (
             ["--learner", "grow", "--grow-schedule", "layers=1,2 experts=2,3", "--carry-optimizer"],

@@ -214,6 +214,6 @@ def test_copies_of_experts_may_get_noise_on_their_gate_rows():
 
 
 def test_a_uniform_mixture_is_one_model_of_several():
-    plan = plan_learner("umix", stages(2, 1), seed=5, num_members=3)[1]
+    plan = plan_learner("umix", stages(2, 1), "images", seed=5, num_members=3)[1]
     assert plan.trainings == (Training(ModelId(1, 0), 5, ModelId(0, 0), num_joint=3),)
     assert plan.predictors == (ModelId(1, 0),)

@@ -1,6 +1,5 @@
 import pytest
 import torch
-from fairseq_alma.checkpoints.maximal_update import folded
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
