@@ -78,7 +78,6 @@ DRY_RUNS = [
     f"{S} --learner ens --num-members 2 --member 1 --stage 1 -- {TEXT}",
     f"{S} --learner gens -- {TEXT}",
     f"{S} --learner gens --init previous -- {TEXT}",
-    f"{S} --learner umix --num-members 2 -- {TEXT} --num-experts 2",
     f"{S} {GMOE} -- {TEXT}",
     f"{S} {GMOE} --grow-method split --carry-optimizer --ema-half-life 1/8 -- {TEXT}",
     f"{S} {GMOE} --grow-method split --grow-select random -- {TEXT}",

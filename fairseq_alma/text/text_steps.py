@@ -318,8 +318,6 @@ class Train(TrainingStep):
             options = replace_option(options, "--lr", f"{job.peak(training.model.stage):.6g}")
         if self.part == BRANCH:  # it would be drawn over what it branches off from
             options = [option for option in options if option[0] not in CURVE_OPTIONS]
-        if training.num_joint > 1:
-            options = job.options.joint(training.num_joint, options)
         if training.num_layers is not None:
             options = [*options, ("--decoder-layers", (str(training.num_layers),))]
         if training.num_experts is not None:

@@ -3,11 +3,9 @@
 They are read as words, because fairseq's own parser takes seconds to import; fairseq-train checks them itself.
 """
 
-import shlex
 from copy import copy
 from typing import Mapping, Optional, Sequence
 
-from fairseq_alma.checkpoints import JOINT_MODEL
 from fairseq_alma.checkpoints.model_options import LANGUAGE, WEIGHTS_FLAG
 from fairseq_alma.options import GivenOption, flags_of, group_words, options_of
 from fairseq_alma.training.feature import FEATURES
@@ -120,32 +118,6 @@ class TrainOptions:
             given = [values for source in sources if (values := self.last(source)) is not None]
             chosen += [(name, given[0])] if given else []
         return chosen
-
-    def joint(self, num_members: int, options: Optional[Sequence[GivenOption]] = None) -> list[GivenOption]:
-        """Return the options of a model of several that are trained jointly, each as these options describe one.
-
-        Args:
-            num_members: how many.
-            options: to take instead of these.
-
-        Raises:
-            ValueError: they describe such a model already.
-        """
-        arch = self.last("--arch")
-        assert arch is not None
-        if arch == (JOINT_MODEL,):
-            raise ValueError(f"--arch {JOINT_MODEL} after the --: give the members' architecture; alma-stream wraps it")
-        options = self.options if options is None else options
-        members = [(name, *values) for name, values in options if name in MODEL_OPTIONS]
-        words = shlex.join(word for option in members for word in option)
-        model: list[GivenOption] = [
-            ("--arch", (JOINT_MODEL,)),
-            ("--num-members", (str(num_members),)),
-            ("--member-arch", arch),
-        ]
-        # The form with an equals sign, because argparse takes a value that begins with a dash for an option.
-        model += [(f"--member-options={words}", ())] if words else []
-        return model + [option for option in options if option[0] not in ("--arch", *MODEL_OPTIONS)]
 
     def lengthened(self, times: int) -> "TrainOptions":
         """Return the options of a stage with that many times the updates; epochs, and the warm-up, stay as they are."""

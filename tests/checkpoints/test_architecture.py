@@ -10,7 +10,7 @@ from omegaconf import OmegaConf
 
 from fairseq_alma.checkpoints import UnfitCheckpoint
 from fairseq_alma.checkpoints.architecture import ARCHITECTURES, check_model
-from tests.models.ensembles import switch_config, task_of, transformer_config, umix_config
+from tests.models.ensembles import switch_config, task_of, transformer_config
 
 TREES = "[[0,1,[2,3]],[[0,3],[1,[2]]]]"
 STACK = "--channels 4 --layer-channels " + ",".join(map(str, range(4, 20)))
@@ -31,7 +31,6 @@ CONFIGS = {
     "trees": lambda: switch_config(gate_trees=TREES),
     "sinusoidal": lambda: switch_config(decoder_sinusoidal_pos=True),
     "stock": transformer_config,
-    "umix": umix_config,
     "mlp": lambda: image_config("alma_mlp", width=5, hidden_layers=3),
     "vgg": lambda: image_config("alma_vgg", channels=4, last_pool="max"),
     "firefly": lambda: image_config("alma_firefly_vgg", channels=4, layer_channels=STACK.split()[-1]),

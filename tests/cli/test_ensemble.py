@@ -161,7 +161,7 @@ def trained(tmp_path_factory, checkout):
     subprocess.run(prepare, check=True, stderr=subprocess.PIPE)
     archs = {
         "a": ["--arch", "alma_switch_lm_tiny", "--num-experts", "4", *SMALL],
-        "b": ["--arch", "alma_umix", "--num-members", "2", "--member-options", " ".join(SMALL)],
+        "b": ["--arch", "alma_switch_lm_base", "--moe-freq", "0", *SMALL],
     }
     for name, arch in archs.items():
         train = ["fairseq-train", f"{folder}/S", *TRAIN, *arch, "--save-dir", f"{folder}/{name}"]

@@ -11,12 +11,12 @@ from fairseq_alma.checkpoints.checkpoint_file import read_checkpoint, write_chec
 from fairseq_alma.cli.export import main as export
 from fairseq_alma.data.stream import Stream
 from fairseq_alma.data.tokens import StreamTokenizer, TokenFile
-from tests.models.ensembles import save_ensemble, save_member, switch_config, umix_config
+from tests.models.ensembles import save_ensemble, save_member, switch_config
 
 TEXT = "the cat sat on a mat while naïve dogs <barked> at 42 moons – 北京 🙂 </s> and <unk> was never known"
 WORDS = TEXT.split()
 LONGEST = 24
-KINDS = ("dense", "switch", "tree", "sinusoidal", "umix", "ensemble")
+KINDS = ("dense", "switch", "tree", "sinusoidal", "ensemble")
 PAD, EOS = 1, 2
 TREES = "[[0,1,[2,3]],[[0,3],[1,[2]]]]"
 
@@ -65,13 +65,12 @@ def checkpoints(tmp_path_factory, stream) -> dict[str, Path]:
         "switch": switch_config(),
         "tree": switch_config(gate_trees=TREES, activation_fn="gelu_accurate"),
         "sinusoidal": switch_config(decoder_sinusoidal_pos=True),
-        "umix": umix_config(),
     }
     paths = {
         kind: save(folder / kind / "a.pt", config, seed, stream) for seed, (kind, config) in enumerate(kinds.items())
     }
     inner = save_ensemble(folder / "inner.pt", [paths["switch"], paths["sinusoidal"]], [1.0, 2.0])
-    paths["ensemble"] = save_ensemble(folder / "E.pt", [inner, paths["umix"], paths["tree"]])
+    paths["ensemble"] = save_ensemble(folder / "E.pt", [inner, paths["tree"]])
     return paths
 
 

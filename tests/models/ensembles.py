@@ -26,18 +26,6 @@ def switch_config(**options):
     return {**vars(config_of(**options)), "_name": "alma_switch_lm"}
 
 
-def umix_config():
-    options = "--decoder-layers 2 --decoder-embed-dim 8 --decoder-ffn-embed-dim 16 --decoder-attention-heads 2"
-    return {
-        "_name": "alma_umix",
-        "num_members": 2,
-        "member_arch": "alma_switch_lm_tiny",
-        "member_options": options,
-        "tokens_per_sample": 24,
-        "max_target_positions": None,
-    }
-
-
 def transformer_config():
     """Return the configuration of a stock fairseq model."""
     config = vars(MODEL_DATACLASS_REGISTRY["transformer_lm"]())

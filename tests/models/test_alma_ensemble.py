@@ -20,7 +20,6 @@ from tests.models.ensembles import (
     switch_config,
     task_of,
     transformer_config,
-    umix_config,
 )
 
 EOS = 2
@@ -28,12 +27,12 @@ EOS = 2
 
 @pytest.fixture(scope="module")
 def paths(tmp_path_factory):
-    """Four models: two sizes, jointly trained ones, and a stock one."""
+    """Four models: of several sizes, one dense, and a stock one."""
     folder = tmp_path_factory.mktemp("members")
     configs = [
         switch_config(),
         switch_config(decoder_layers=2, decoder_embed_dim=8, num_experts=2, tokens_per_sample=20),
-        umix_config(),
+        switch_config(moe_freq=0),
         transformer_config(),
     ]
     return [save_member(folder / f"{seed}.pt", config, seed) for seed, config in enumerate(configs)]
@@ -214,7 +213,7 @@ def test_the_facts_are_the_sums_of_the_members(paths, tmp_path):
     for embed in (False, True):
         inner = save_ensemble(tmp_path / "inner.pt", paths[:2], embed=embed)
         facts = describe_checkpoint(save_ensemble(tmp_path / f"{embed}.pt", [inner, paths[2]], embed=not embed))
-        assert facts.num_members == 4
+        assert facts.num_members == 3
         assert facts.num_params == sum(each.num_params for each in single)
         assert facts.test_flops_per_token == sum(each.test_flops_per_token for each in single)
         assert facts.num_experts == 4

@@ -143,15 +143,6 @@ def test_new_random_experts_need_no_measuring():
     assert "--select" not in grow.arguments and "--stream" not in grow.arguments
 
 
-def test_models_that_are_trained_jointly_become_members_of_one():
-    options = ("--num-experts", "4", "--decoder-sinusoidal-pos", "--dropout", "0.1")
-    arguments = first(plan=learner_plans("umix", num_members=3)[0], words=options).arguments
-    assert has(arguments, "--arch", "alma_umix", "--num-members", "3", "--member-arch", "a")
-    assert "--member-options=--num-experts 4 --decoder-sinusoidal-pos --dropout 0.1" in arguments
-    assert not {"--num-experts", "--dropout"} & set(arguments)
-    assert has(arguments, "--max-update", "1000") and has(arguments, "--cpu", "--batch-size", "4")
-
-
 def test_the_curves_of_each_training_have_a_folder_of_their_own():
     plan = learner_plans("ens", num_members=2)[1]
     one, two, _, test = commands_of(make_job(words=(*TRAIN, "--tensorboard-logdir=tb")), plan)

@@ -50,9 +50,9 @@ def test_a_start_with_another_number_of_members_is_refused():
         ("alma_umix", {"joint_logits": "sum"}, {"joint_logits": "mean"}, "--joint-logits 'sum'"),
         (
             "alma_umix",
-            {"member_arch": "alma_switch_lm_tiny", "member_options": "--no-scale-embedding"},
-            {"member_arch": "alma_switch_lm_tiny", "member_options": "--dropout 0.3"},
-            "--no-scale-embedding in --member-options",
+            {"member_arch": "alma_vgg", "member_options": "--last-pool max"},
+            {"member_arch": "alma_vgg", "member_options": ""},
+            "--last-pool 'max' in --member-options",
         ),
     ],
 )
