@@ -21,7 +21,7 @@ from fairseq_alma.checkpoints.model_options import SWITCH_SIZES
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.files import Sha256
 from fairseq_alma.growth.gate_tree import GateTree, parse_gate_trees, trees_of_layers
-from fairseq_alma.options import struct_of
+from fairseq_alma.options import options_of, struct_of
 
 ENSEMBLE_ARCH = "alma_ensemble"
 Size = Annotated[int, Meta(ge=1, le=2**24)]
@@ -59,17 +59,23 @@ class SwitchOptions(_SwitchOptions):
 
 
 _BegunAlone: Any = msgspec.defstruct("_BegunAlone", _begun, kw_only=True)
+_ALMA_TRANSFORMER_OPTIONS = (declared.AlmaTransformerOptions, declared.ExpertOptions)
 _AlmaTransformerOptions: Any = struct_of(
-    declared.AlmaTransformerOptions,
-    declared.ExpertOptions,
+    *_ALMA_TRANSFORMER_OPTIONS,
     declared.LengthOptions,
     base=_BegunAlone,
-    required=("decoder_embed_dim", "decoder_layers", "num_experts"),
+    required=tuple(
+        name for each in _ALMA_TRANSFORMER_OPTIONS for name, option in options_of(each).items() if option.shape
+    ),
 )
 
 
 class AlmaTransformerOptions(_AlmaTransformerOptions):
     """Options of ``alma_transformer_lm``."""
+
+    def __post_init__(self) -> None:
+        if self.head_dim % 2 or self.decoder_attention_heads % self.num_kv_heads:
+            raise ValueError("heads that are odd or do not divide")
 
 
 class TransformerLMOptions(Transformer):
@@ -413,20 +419,21 @@ def switch_shapes(options: SwitchOptions, vocab_size: int, trees: Mapping[int, G
 
 def _alma_transformer_shapes(options: Any, weights: Weights, num_members: int) -> Shapes:
     try:
-        ffn, heads, kv_heads, head_dim = declared.transformer_sizes(options)
         trees = trees_of_layers(options) if options.num_experts > 1 else [None] * options.decoder_layers
     except AlmaError as error:
         raise UnfitCheckpoint(str(error)) from error
     vocab_size, dim = _find(weights, "decoder.embed_tokens.weight", 2).size(0), options.decoder_embed_dim
+    ffn, head_dim = options.decoder_ffn_embed_dim, options.head_dim
+    query_dim, kv_dim = options.decoder_attention_heads * head_dim, options.num_kv_heads * head_dim
     shapes: Shapes = {f"decoder.{name}.weight": (vocab_size, dim) for name in ("embed_tokens", "output_projection")}
     shapes["decoder.norm.weight"] = (dim,)
     for layer, tree in enumerate(trees):
         of_layer: Shapes = {
             "input_layernorm.weight": (dim,),
-            "self_attn.q_proj.weight": (heads * head_dim, dim),
-            "self_attn.k_proj.weight": (kv_heads * head_dim, dim),
-            "self_attn.v_proj.weight": (kv_heads * head_dim, dim),
-            "self_attn.o_proj.weight": (dim, heads * head_dim),
+            "self_attn.q_proj.weight": (query_dim, dim),
+            "self_attn.k_proj.weight": (kv_dim, dim),
+            "self_attn.v_proj.weight": (kv_dim, dim),
+            "self_attn.o_proj.weight": (dim, query_dim),
             "self_attn.q_norm.weight": (head_dim,),
             "self_attn.k_norm.weight": (head_dim,),
             "post_attention_layernorm.weight": (dim,),

@@ -11,7 +11,7 @@ from fairseq_alma.checkpoints import JOINT_MODEL
 from fairseq_alma.checkpoints.architecture import read_options
 from fairseq_alma.checkpoints.checkpoint_file import read_checkpoint
 from fairseq_alma.checkpoints.ensemble_file import ENSEMBLE_ARCH, Weights, members_of, weights_of_member
-from fairseq_alma.checkpoints.model_options import TRANSFORMER_SIZES, transformer_sizes
+from fairseq_alma.checkpoints.model_options import TRANSFORMER_SIZES
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.metrics import SwitchLMShape, TransformerLMShape
 
@@ -72,14 +72,13 @@ def transformer_shape(config: Mapping[str, Any], weights: Weights) -> Transforme
     """Return the sizes of an ``alma_transformer_lm``."""
     gates = [tensor.size(0) for name, tensor in weights.items() if name.endswith(".mlp.gate.weight")]
     options = read_options(config)
-    ffn, heads, kv_heads, head_dim = transformer_sizes(options)
     return TransformerLMShape(
         model_dim=options.decoder_embed_dim,
-        ffn_dim=ffn,
+        ffn_dim=options.decoder_ffn_embed_dim,
         num_layers=options.decoder_layers,
-        num_heads=heads,
-        num_kv_heads=kv_heads,
-        head_dim=head_dim,
+        num_heads=options.decoder_attention_heads,
+        num_kv_heads=options.num_kv_heads,
+        head_dim=options.head_dim,
         vocab_size=weights["decoder.embed_tokens.weight"].size(0),
         tokens_per_sample=options.tokens_per_sample,
         gate_rows=tuple(gates),

@@ -8,7 +8,7 @@ Light: alma-stream looks at the words after ``--`` without torch or fairseq.
 from dataclasses import MISSING, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Mapping, NamedTuple, Optional, Union
+from typing import Any, Mapping, Optional, Union
 
 from fairseq_alma.checkpoints import LAST_CHECKPOINT
 from fairseq_alma.errors import AlmaError
@@ -70,6 +70,9 @@ class SwitchOptions(Options):
     no_scale_embedding: bool = shape_of_text(
         False, "do not multiply embeddings by the square root of the model dimension"
     )
+    moe_freq: int = shape_of_text(
+        USUAL_FREQUENCY, "put a Switch layer in place of every n-th feed-forward layer; 0: nowhere", range=_FREQUENCY
+    )
 
 
 @dataclass(frozen=True)
@@ -81,9 +84,6 @@ class ExpertOptions(Options):
         "experts in each Switch layer; 1 makes the model dense; default: as many as the checkpoint that training "
         "starts from (--finetune-from-model, --restore-file) has, else 4 for alma_switch_lm, 1 for alma_transformer_lm",
         range=whole(1, MAX_EXPERTS),
-    )
-    moe_freq: int = shape_of_text(
-        USUAL_FREQUENCY, "put a Switch layer in place of every n-th feed-forward layer; 0: nowhere", range=_FREQUENCY
     )
     capacity_factor: float = of_text(
         1.0, "training: tokens an expert takes, as a multiple of an even share; 0: no limit", range=FACTOR
@@ -107,16 +107,19 @@ class ExpertOptions(Options):
 
 @dataclass(frozen=True)
 class AlmaTransformerOptions(Options):
-    """Options of ``alma_transformer_lm`` next to `ExpertOptions`."""
+    """Options of ``alma_transformer_lm`` next to `ExpertOptions`.
+
+    What shapes the network and is not given is that of the checkpoint that training starts from, else the default.
+    """
 
     dropout: float = of_text(0.0, "dropout probability, of embeddings and residual branches", range=SHARE)
-    decoder_embed_dim: int = shape_of_text(512, "model dimension", range=SIZE)
+    decoder_layers: Optional[int] = shape_of_text(None, "number of layers (default: by --arch)", range=LAYERS)
+    decoder_embed_dim: Optional[int] = shape_of_text(None, "model dimension (default: by --arch)", range=SIZE)
     decoder_ffn_embed_dim: Optional[int] = shape_of_text(
         None,
         "hidden dimension of feed-forward layers and experts (default: 8/3 of the model dimension, in whole eights)",
         range=SIZE,
     )
-    decoder_layers: int = shape_of_text(8, "number of layers", range=LAYERS)
     decoder_attention_heads: Optional[int] = shape_of_text(
         None, "number of query heads (default: the model dimension over --head-dim)", range=SIZE
     )
@@ -129,11 +132,25 @@ class AlmaTransformerOptions(Options):
         "dimension of 512 on 64)",
         range=SIZE,
     )
-    rope_theta: float = shape_of_text(10000.0, "base of the rotary frequencies", range=real(1, 1e12))
-    norm_eps: float = shape_of_text(1e-6, "added to the mean square in RMS norms", range=real(0, 1))
+    rope_theta: Optional[float] = shape_of_text(
+        None, "base of the rotary frequencies (default: 10000)", range=real(1, 1e12)
+    )
+    norm_eps: Optional[float] = shape_of_text(
+        None, "added to the mean square in RMS norms (default: 1e-6)", range=real(0, 1)
+    )
     no_embedding_norm: bool = shape_of_text(False, "no norm behind the embeddings")
     share_decoder_input_output_embed: bool = shape_of_text(
         False, "use the input embeddings as output projection; the perplexity of small models gets much worse"
+    )
+    moe_freq: Optional[int] = shape_of_text(
+        None,
+        "with --num-experts: every n-th feed-forward layer is a Switch layer (default: 2)",
+        range=whole(1, LAYERS.most),
+    )
+    symbol_ids: Optional[str] = shape_of_text(
+        None,
+        "JSON list: the token ids of <s>, <pad>, </s> and <unk> in an imported vocabulary, null where it has none; "
+        "alma-import writes it",
     )
 
 
@@ -342,44 +359,42 @@ def starting_checkpoint(told: Any, continue_once: Optional[str] = None) -> Optio
     return None if told.restore_file == NO_BEGINNING["restore_file"] else told.restore_file
 
 
-class TransformerSizes(NamedTuple):
-    """Sizes of an ``alma_transformer_lm``: F, H, K and D; see `transformer_sizes`."""
+def complete_sizes(options: dict[str, Any], arch: str) -> None:
+    """Fill in what options of ``alma_transformer_lm`` leave open.
 
-    ffn_dim: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-
-
-def transformer_sizes(options: Any) -> TransformerSizes:
-    """Return the sizes that options of ``alma_transformer_lm`` leave open or state.
+    Args:
+        options: by name, None where one is not given; filled in here.
+        arch: one of `TRANSFORMER_SIZES`.
 
     Raises:
         AlmaError: they do not fit together.
     """
-    width, heads, head_dim = options.decoder_embed_dim, options.decoder_attention_heads, options.head_dim
-    if heads is None:
-        heads = max(1, width // (head_dim or (32 if width < 512 else 64)))
-    if head_dim is None:
-        if width % heads:
-            raise AlmaError(
-                f"--decoder-attention-heads {heads}: does not divide --decoder-embed-dim {width}; give a divisor, or "
-                "--head-dim"
-            )
-        head_dim = width // heads
-    if head_dim % 2:
-        raise AlmaError(f"--head-dim {head_dim}: rotary positions need an even head dimension; give other heads")
-    kv_heads = heads if options.num_kv_heads is None else options.num_kv_heads
+
+    def default(name: str, value: Any) -> Any:
+        options[name] = value if options[name] is None else options[name]
+        return options[name]
+
+    layers, width = (default(f"decoder_{name}", size) for name, size in TRANSFORMER_SIZES[arch].items())
+    default("decoder_ffn_embed_dim", max(8, 8 * width // 3 // 8 * 8))
+    heads = default("decoder_attention_heads", max(1, width // (options["head_dim"] or (32 if width < 512 else 64))))
+    if options["head_dim"] is None and width % heads:
+        raise AlmaError(
+            f"--decoder-attention-heads {heads}: does not divide --decoder-embed-dim {width}; give a divisor, or "
+            "--head-dim"
+        )
+    if default("head_dim", width // heads) % 2:
+        raise AlmaError(
+            f"--head-dim {options['head_dim']}: is odd, and rotary positions need pairs; give an even one, or other "
+            "--decoder-attention-heads"
+        )
+    kv_heads = default("num_kv_heads", heads)
     if heads % kv_heads:
         raise AlmaError(f"--num-kv-heads {kv_heads}: must divide the {heads} query heads; give a divisor of {heads}")
-    every, layers, num_experts = options.moe_freq, options.decoder_layers, options.num_experts or 1
-    if (num_experts > 1 and not 1 <= every <= layers) or every > max(layers, USUAL_FREQUENCY):
-        raise AlmaError(
-            f"--moe-freq {every}: every n-th of {layers} layers is a Switch layer; give 1 to {layers}, or leave "
-            "--num-experts and --moe-freq out for a dense model"
-        )
-    ffn_dim = options.decoder_ffn_embed_dim or max(8, 8 * width // 3 // 8 * 8)
-    return TransformerSizes(ffn_dim, heads, kv_heads, head_dim)
+    every, num_experts = options["moe_freq"], default("num_experts", 1)
+    if default("moe_freq", USUAL_FREQUENCY) > layers and (every is not None or num_experts > 1):
+        raise AlmaError(f"--moe-freq {options['moe_freq']}: more than the {layers} layers; give 1 to {layers}")
+    for name, value in (("rope_theta", 10000.0), ("norm_eps", 1e-6), ("gate_trees", ""), ("symbol_ids", "")):
+        default(name, value)
 
 
 def switch_frequency(options: Mapping[str, Any]) -> int:

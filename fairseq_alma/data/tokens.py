@@ -14,8 +14,9 @@ import struct
 from array import array
 from functools import cached_property
 from pathlib import Path
-from typing import IO, Iterable, Protocol, Sequence, Union
+from typing import IO, Iterable, Optional, Protocol, Sequence, Union
 
+import msgspec
 import numpy as np
 
 from fairseq_alma.errors import AlmaError
@@ -195,6 +196,26 @@ def _dictionary_symbols(pieces: Sequence[str]) -> list[str]:
 
 NUM_FAIRSEQ_SYMBOLS = 4  # fairseq's Dictionary begins with <s> <pad> </s> <unk>, so token u has id u + 4
 EOS = 2
+
+
+def absent_ids(symbol_ids: str) -> list[int]:
+    """Return the ids of a dictionary of an imported vocabulary that stand for no token of a text.
+
+    Args:
+        symbol_ids: JSON list: for each of fairseq's four symbols the imported token (from 0) that it is, or null.
+
+    Raises:
+        AlmaError: it is no such list.
+    """
+    try:
+        imported = msgspec.json.decode(
+            symbol_ids, type=tuple[Optional[int], Optional[int], Optional[int], Optional[int]]
+        )
+    except msgspec.MsgspecError as error:
+        raise AlmaError(f"--symbol-ids {symbol_ids[:60]!r}: needs a JSON list of four token ids or nulls") from error
+    symbols = enumerate(imported)
+    return [symbol if token is None else token + NUM_FAIRSEQ_SYMBOLS for symbol, token in symbols]
+
 
 _MAGIC = b"MMIDIDX\x00\x00"
 _VERSION = 1

@@ -119,7 +119,7 @@ def layer_shape(cfg: AlmaSwitchLMConfig) -> LayerShape:
     )
 
 
-def adopt_experts(cfg: Any, continue_once: Optional[str] = None, default: int = DEFAULT_NUM_EXPERTS) -> None:
+def adopt_experts(cfg: AlmaSwitchLMConfig, continue_once: Optional[str] = None) -> None:
     """Fill in the number of experts and the gates' trees where the command line left them open.
 
     They are those of the checkpoint that training starts from, so that a grown model trains on without further options.
@@ -127,14 +127,13 @@ def adopt_experts(cfg: Any, continue_once: Optional[str] = None, default: int = 
     Args:
         cfg: filled in here.
         continue_once: value of ``--continue-once``, which models do not see.
-        default: number of experts without a checkpoint.
     """
     if cfg.num_experts is not None and cfg.gate_trees is not None:
         return
     start = starting_checkpoint(cfg, continue_once)
     found = read_checkpoint(start)["cfg"]["model"] if start is not None else {}
     if cfg.num_experts is None:
-        cfg.num_experts = found.get("num_experts", default)
+        cfg.num_experts = found.get("num_experts", DEFAULT_NUM_EXPERTS)
     if cfg.gate_trees is None:
         cfg.gate_trees = found.get("gate_trees", "")
 

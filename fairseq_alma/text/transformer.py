@@ -217,7 +217,10 @@ class AlmaTransformerDecoder(FairseqIncrementalDecoder):
         shares_embeddings: use the input embeddings as output projection.
         norms_embeddings: divide each embedding by its root mean square.
         checkpoint_activations: recompute the layers in the backward pass to save memory.
+        absent_ids: tokens that never take part in a softmax.
     """
+
+    logit_bias: Optional[Tensor]
 
     def __init__(
         self,
@@ -228,6 +231,7 @@ class AlmaTransformerDecoder(FairseqIncrementalDecoder):
         shares_embeddings: bool = False,
         norms_embeddings: bool = True,
         checkpoint_activations: bool = False,
+        absent_ids: Sequence[int] = (),
     ) -> None:
         super().__init__(dictionary)
         self.shape = shape
@@ -246,6 +250,8 @@ class AlmaTransformerDecoder(FairseqIncrementalDecoder):
         else:
             nn.init.normal_(self.embed_tokens.weight)
             nn.init.normal_(self.output_projection.weight, std=0.001)
+        bias = torch.zeros(len(dictionary)).index_fill_(0, torch.tensor(absent_ids), -1e9) if absent_ids else None
+        self.register_buffer("logit_bias", bias, persistent=False)
 
     def forward(
         self,
@@ -253,7 +259,6 @@ class AlmaTransformerDecoder(FairseqIncrementalDecoder):
         encoder_out: Any = None,
         incremental_state: Optional[IncrementalState] = None,
         features_only: bool = False,
-        is_padded: bool = True,
         **unused: Any,
     ) -> tuple[Tensor, dict[str, Any]]:
         """Predict the next token at every position.
@@ -263,14 +268,13 @@ class AlmaTransformerDecoder(FairseqIncrementalDecoder):
             encoder_out: unused; fairseq passes it to every decoder.
             incremental_state: cache of earlier positions; then only the newest position is computed (T = 1).
             features_only: return the (B, T, M) input of the output layer rather than its (B, T, V) output.
-            is_padded: False: no position is padding.
             unused: further arguments of fairseq's generator (``src_lengths``).
 
         Returns:
             Logits or features, and a dictionary with ``routing`` and ``switch`` (`SwitchStatistics`), one entry for
             each Switch layer.
         """
-        features, extra = self.extract_features(prev_output_tokens, encoder_out, incremental_state, is_padded)
+        features, extra = self.extract_features(prev_output_tokens, encoder_out, incremental_state)
         return (features if features_only else self.output_layer(features)), extra
 
     def extract_features(
@@ -278,7 +282,7 @@ class AlmaTransformerDecoder(FairseqIncrementalDecoder):
         prev_output_tokens: Tensor,
         encoder_out: Any = None,
         incremental_state: Optional[IncrementalState] = None,
-        is_padded: bool = True,
+        **unused: Any,
     ) -> tuple[Tensor, dict[str, Any]]:
         """Compute the (B, T, M) features; arguments as in `forward`."""
         start, stop = 0, prev_output_tokens.size(1)
@@ -286,7 +290,7 @@ class AlmaTransformerDecoder(FairseqIncrementalDecoder):
             start, prev_output_tokens = stop - 1, prev_output_tokens[:, -1:]
         shape, device = self.shape, prev_output_tokens.device
         rotary = rotary_table(start, stop, shape.head_dim, shape.rope_theta, device)
-        padding = prev_output_tokens.eq(self.padding_idx).flatten() if is_padded else None
+        padding = prev_output_tokens.eq(self.padding_idx).flatten()
         x = self.embed_tokens(prev_output_tokens)
         if self.norms_embeddings:
             x = F.rms_norm(x, (shape.model_dim,), eps=shape.norm_eps)
@@ -305,7 +309,7 @@ class AlmaTransformerDecoder(FairseqIncrementalDecoder):
 
     def output_layer(self, features: Tensor, **unused: Any) -> Tensor:
         """Project (…, M) features to (…, V) logits."""
-        return self.output_projection(features)
+        return F.linear(features, self.output_projection.weight, self.logit_bias)
 
     def max_positions(self) -> int:
         """Return the longest sequence that training or the task allows, in tokens."""

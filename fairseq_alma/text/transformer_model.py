@@ -1,8 +1,6 @@
 """``alma_transformer_lm``: the default language model, dense or with experts, with its options and named sizes."""
 
-import argparse
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Mapping, Optional
 
 from fairseq.dataclass import FairseqDataclass
@@ -11,16 +9,19 @@ from fairseq.tasks import FairseqTask
 from omegaconf import II
 from torch import Tensor, nn
 
+from fairseq_alma.checkpoints.checkpoint_file import read_checkpoint
 from fairseq_alma.checkpoints.model_options import (
     ALMA_TRANSFORMER,
     TRANSFORMER_SIZES,
     Beginning,
-    transformer_sizes,
+    complete_sizes,
+    starting_checkpoint,
 )
+from fairseq_alma.data.tokens import absent_ids
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.growth.gate_tree import trees_of_layers
 from fairseq_alma.moe.switch_layer import SwitchLayer
-from fairseq_alma.text.model import adopt_experts
+from fairseq_alma.options import options_of
 from fairseq_alma.text.transformer import AlmaTransformerDecoder, TransformerShape
 from fairseq_alma.training.fairseq_options import check_options, fairseq_config
 
@@ -68,8 +69,11 @@ class AlmaTransformerLM(FairseqLanguageModel):
         if max_positions is None:
             raise AlmaError("--tokens-per-sample: the task has no such option; give --task alma_lm")
         shape = TransformerShape(
-            cfg.decoder_embed_dim,
-            *transformer_sizes(cfg),
+            model_dim=cfg.decoder_embed_dim,
+            ffn_dim=cfg.decoder_ffn_embed_dim,
+            num_heads=cfg.decoder_attention_heads,
+            num_kv_heads=cfg.num_kv_heads,
+            head_dim=cfg.head_dim,
             rope_theta=cfg.rope_theta,
             norm_eps=cfg.norm_eps,
             dropout=cfg.dropout,
@@ -84,21 +88,29 @@ class AlmaTransformerLM(FairseqLanguageModel):
             cfg.share_decoder_input_output_embed,
             not cfg.no_embedding_norm,
             cfg.checkpoint_activations,
+            absent_ids(cfg.symbol_ids) if cfg.symbol_ids else (),
         )
         return cls(decoder, cfg.balance_loss_weight, cfg.compile)
 
     @classmethod
     def complete_options(cls, cfg: AlmaTransformerLMConfig, continue_once: Optional[str] = None) -> None:
-        """Fill in what the command line left open: experts as in the checkpoint to start from, and derived sizes.
+        """Fill in what the command line left open: as in the checkpoint to start from, else the defaults.
 
         Args:
             cfg: filled in here.
             continue_once: value of ``--continue-once``, which models do not see.
         """
-        adopt_experts(cfg, continue_once, default=1)
-        ffn, heads, kv_heads, head_dim = transformer_sizes(cfg)
-        cfg.decoder_ffn_embed_dim, cfg.decoder_attention_heads = ffn, heads
-        cfg.num_kv_heads, cfg.head_dim = kv_heads, head_dim
+        names = [name for each in ALMA_TRANSFORMER for name, option in options_of(each).items() if option.shape]
+        options = {name: cfg[name] for name in names}
+        start = starting_checkpoint(cfg, continue_once)
+        found = read_checkpoint(start)["cfg"]["model"] if start is not None and None in options.values() else {}
+        if found.get("_name") in TRANSFORMER_SIZES:
+            options = {
+                name: found[name] if given is None or given is False else given for name, given in options.items()
+            }
+        complete_sizes(options, cfg._name if cfg._name in TRANSFORMER_SIZES else "alma_transformer_lm")
+        for name, value in options.items():
+            cfg[name] = value
 
     def output_factors(self, features: Tensor, extra: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
         """Return two tensors whose product is the logits: features (…, M) and the output projection (V, M).
@@ -121,12 +133,5 @@ def mark_for_optimizers(model: nn.Module) -> None:
             module.gate.weight.param_group = "adam"
 
 
-def _set_sizes(arch: str, args: argparse.Namespace) -> None:
-    """Fill in what the command line left open, as every fairseq architecture does."""
-    for name, size in TRANSFORMER_SIZES[arch].items():
-        if getattr(args, f"decoder_{name}", None) is None:
-            setattr(args, f"decoder_{name}", size)
-
-
 for _arch in list(TRANSFORMER_SIZES)[1:]:  # the first is registered with the model
-    register_model_architecture("alma_transformer_lm", _arch)(partial(_set_sizes, _arch))
+    register_model_architecture("alma_transformer_lm", _arch)(lambda args: None)  # `complete_options` knows the sizes
