@@ -12,7 +12,7 @@ P children of the largest choice, E experts.
 """
 
 import math
-from typing import Any, NamedTuple, Optional, Sequence
+from typing import NamedTuple, Optional, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -92,16 +92,10 @@ class DescendingGate(Gate):
         # fp32 whatever the model's precision: bf16 has too few digits for probabilities that decide (Fedus, 2.4).
         with torch.autocast(x.device.type, enabled=False):
             logits = F.linear(x.float(), self.weight.float())
-        return self.route(logits)
-
-    def route(self, logits: Tensor) -> Routing:
-        """Route S tokens by their (S, R) fp32 logits."""
-        if not self.tree.is_flat:
-            return self._descend(logits)
-        probs, best, expert = BestOfSoftmax.apply(logits)
-        return Routing(expert, probs, best)
-
-    def _descend(self, logits: Tensor) -> Routing:
+        if self.tree.is_flat:
+            probs = F.softmax(logits, dim=-1)
+            best, expert = probs.max(dim=-1)
+            return Routing(expert, probs, best)
         root, *inner = self.tree.choices
         log_probs = [F.log_softmax(logits[:, root.start : root.stop], dim=-1)]  # of reaching each row, choice by choice
         best, row = log_probs[0].max(dim=-1)
@@ -123,29 +117,6 @@ class DescendingGate(Gate):
             "expert_of_row": torch.tensor([-1 if expert is None else expert for expert in tree.row_expert]),
             "row_of_expert": torch.tensor([tree.row_of(expert) for expert in range(tree.num_experts)]),
         }
-
-
-class BestOfSoftmax(torch.autograd.Function):
-    """A softmax and its largest value, whose gradient goes straight into that of the others."""
-
-    @staticmethod
-    def forward(ctx: Any, logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return probabilities (S, E), the best (S,), and of which expert it is, (S,) int64, for (S, E) logits."""
-        probs = F.softmax(logits, dim=-1)
-        best, expert = probs.max(dim=-1)
-        ctx.save_for_backward(probs, expert)
-        ctx.mark_non_differentiable(expert)
-        ctx.set_materialize_grads(False)
-        return probs, best, expert
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Optional[Tensor]) -> Tensor:
-        """Return the gradient of the logits."""
-        probs, expert = ctx.saved_tensors
-        grad = torch.zeros_like(probs) if grads[0] is None else grads[0]
-        if grads[1] is not None:
-            grad = grad.scatter_add(1, expert.unsqueeze(1), grads[1].unsqueeze(1))
-        return torch._softmax_backward_data(grad, probs, -1, probs.dtype)
 
 
 class ParallelGate(Gate):

@@ -117,9 +117,9 @@ class MixtureLayer(nn.Module):
         if self.num_experts == 1:
             return self.one_expert(x, 0)
         dispatch = dispatch_tokens(routing, capacity_factor=0)
-        parts = x[dispatch.order].split(dispatch.counts.tolist())
+        parts = x[dispatch.tokens].split(dispatch.counts)
         outputs = [self.one_expert(part, number) for number, part in enumerate(parts) if part.size(0)]
-        return torch.cat(outputs)[dispatch.order.argsort()]
+        return torch.cat(outputs)[dispatch.tokens.argsort()]
 
 
 @torch.no_grad()

@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from typing import Any, Callable, Optional
+from typing import Any, Callable, Optional, Sequence
 
 import torch
 from fairseq.criterions import FairseqCriterion, register_criterion
@@ -13,7 +13,7 @@ from omegaconf import II
 from torch import Tensor
 
 from fairseq_alma.errors import AlmaError
-from fairseq_alma.moe.switch_layer import SwitchTotals
+from fairseq_alma.moe.switch_layer import SwitchStatistics
 from fairseq_alma.text.linear_cross_entropy import linear_cross_entropy
 
 LayerLog = dict[str, Any]
@@ -44,7 +44,7 @@ class AlmaSwitchCrossEntropy(FairseqCriterion):
     def __init__(self, task: FairseqTask, sentence_avg: bool) -> None:
         super().__init__(task)
         self.sentence_avg = sentence_avg
-        self._compiled: Optional[Callable[..., tuple[Tensor, Optional[SwitchTotals]]]] = None
+        self._compiled: Optional[Callable[..., tuple[Tensor, Sequence[SwitchStatistics]]]] = None
 
     def forward(self, model: Any, sample: dict[str, Any], reduce: bool = True) -> tuple[Tensor, int, LayerLog]:
         """Compute the loss of one batch.
@@ -59,29 +59,25 @@ class AlmaSwitchCrossEntropy(FairseqCriterion):
         """
         if not reduce:
             raise ValueError("alma_switch_cross_entropy computes sums only; for per-token losses call token_losses")
-        if not hasattr(model, "output_factors"):
+        if getattr(getattr(model, "decoder", None), "output_projection", None) is None:
             raise AlmaError(
-                "--criterion alma_switch_cross_entropy: made for alma_switch_lm and alma_umix of language models; give "
+                "--criterion alma_switch_cross_entropy: made for language models with an output projection; give "
                 "--criterion cross_entropy for other language models, alma_image_cross_entropy for images"
             )
-        is_padded = sample["ntokens"] < sample["target"].numel()  # known without asking the device
         compute = self._losses
         if model.training and getattr(model, "is_compiled", False):
             if self._compiled is None:
                 self._compiled = torch.compile(self._losses, dynamic=False)  # shapes are few: whole batches, a last one
             compute = self._compiled
-        nll_loss, totals = compute(model, sample["net_input"], sample["target"], is_padded)
+        nll_loss, switch = compute(model, sample["net_input"], sample["target"])
         # not the rows of a batch: a process that has none left for an update gets one of padding
         nsentences = sample.get("nsentences", len(sample["target"]))
         sample_size = nsentences if self.sentence_avg else sample["ntokens"]
         loss = nll_loss
-        if totals is not None:
+        if switch:
             # fairseq divides the loss by the sample size; the balance loss is a mean already.
-            weight, balance_loss = self._balance_weight(model), totals.balance_losses.sum()
-            if loss.is_cuda:  # in one operation
-                loss = torch.add(loss, balance_loss, alpha=weight * sample_size)
-            else:
-                loss = loss + weight * balance_loss * sample_size
+            balance_loss = torch.stack([each.balance_loss for each in switch]).sum()
+            loss = loss + model.balance_loss_weight * balance_loss * sample_size
         log = {
             "loss": loss.detach(),
             "nll_loss": nll_loss.detach(),
@@ -89,24 +85,16 @@ class AlmaSwitchCrossEntropy(FairseqCriterion):
             "nsentences": nsentences,
             "sample_size": sample_size,
         }
-        if totals is not None:
-            log.update(_layer_logs(totals))
+        for layer, statistics in enumerate(switch):
+            log |= _layer_log(f"switch{layer}", statistics)
         return loss, sample_size, log
 
-    def _losses(
-        self, model: Any, inputs: dict[str, Any], target: Tensor, is_padded: bool
-    ) -> tuple[Tensor, Optional[SwitchTotals]]:
+    def _losses(self, model: Any, inputs: dict[str, Any], target: Tensor) -> tuple[Tensor, Sequence[SwitchStatistics]]:
         """Return the cross entropy of a batch, and what its Switch layers did: the part that may be compiled."""
-        features, extra = model(**inputs, features_only=True, is_padded=is_padded)
-        factors, weight = model.output_factors(features, extra)
-        ignored = self.padding_idx if is_padded else -1
-        nll_loss = linear_cross_entropy(factors.flatten(0, -2), weight, target.flatten(), ignored)
-        return nll_loss, SwitchTotals.of(extra["switch"]) if extra["switch"] else None
-
-    @staticmethod
-    def _balance_weight(model: Any) -> float:
-        # Under DistributedDataParallel fairseq's wrapper passes attribute look-ups on to the model.
-        return model.balance_loss_weight
+        features, extra = model(**inputs, features_only=True)
+        weight, bias = model.decoder.output_projection.weight, getattr(model.decoder, "logit_bias", None)
+        nll_loss = linear_cross_entropy(features.flatten(0, 1), weight, target.flatten(), self.padding_idx, bias)
+        return nll_loss, extra.get("switch", ())
 
     @classmethod
     def reduce_metrics(cls, logging_outputs: list[LayerLog]) -> None:
@@ -134,12 +122,16 @@ class AlmaSwitchCrossEntropy(FairseqCriterion):
         return True
 
 
-def _layer_logs(totals: SwitchTotals) -> LayerLog:
+def _layer_log(layer: str, statistics: SwitchStatistics) -> LayerLog:
     """Return sums over tokens, so that logs of several batches add up; shares are taken in `reduce_metrics`."""
-    balance = (totals.balance_losses * totals.num_tokens).detach()
-    sums = {"tokens": totals.num_tokens, "balance": balance, "dropped": totals.num_dropped, "entropy": totals.entropies}
-    sums |= {f"expert{expert:02d}": routed for expert, routed in enumerate(totals.routed.unbind(1))}
-    return {f"switch{layer}_{key}": each for key, found in sums.items() for layer, each in enumerate(found.unbind())}
+    num_tokens = sum(statistics.routed)
+    return {
+        f"{layer}_tokens": num_tokens,
+        f"{layer}_balance": statistics.balance_loss.detach() * num_tokens,
+        f"{layer}_dropped": statistics.num_dropped,
+        f"{layer}_entropy": statistics.entropy,
+        **{f"{layer}_expert{expert:02d}": routed for expert, routed in enumerate(statistics.routed)},
+    }
 
 
 def _sums(logging_outputs: list[LayerLog]) -> dict[str, float]:

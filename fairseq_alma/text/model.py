@@ -4,13 +4,11 @@ The paper's SM for text (v5, section 5): a *base* model of 6 layers and width 51
 """
 
 import argparse
-import math
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, Mapping, Optional
 
 import torch
-import torch.nn.functional as F
 from fairseq import utils
 from fairseq.data import Dictionary
 from fairseq.dataclass import FairseqDataclass
@@ -22,9 +20,9 @@ from torch import Size, nn
 from fairseq_alma.checkpoints.checkpoint_file import read_checkpoint
 from fairseq_alma.checkpoints.model_options import LANGUAGE, SWITCH_SIZES, Beginning, starting_checkpoint
 from fairseq_alma.errors import AlmaError
-from fairseq_alma.growth.gate_tree import GateTree, trees_of_layers
+from fairseq_alma.growth.gate_tree import GateTree
 from fairseq_alma.moe.switch_layer import SwitchLayer
-from fairseq_alma.text.decoder import LayerShape, SwitchDecoder
+from fairseq_alma.text.decoder import SwitchDecoder
 from fairseq_alma.training.fairseq_options import check_options, fairseq_config
 
 DEFAULT_NUM_EXPERTS = 4
@@ -77,46 +75,12 @@ class AlmaSwitchLM(FairseqLanguageModel):
             raise AlmaError(
                 "--tokens-per-sample: the task has none, and a language model needs it; give --task alma_lm"
             )
-        decoder = SwitchDecoder(
-            task.source_dictionary,
-            layer_shape(cfg),
-            trees_of_layers(cfg),
-            max_positions,
-            not cfg.decoder_sinusoidal_pos,
-            cfg.checkpoint_activations,
-            1.0 if cfg.no_scale_embedding else math.sqrt(cfg.decoder_embed_dim),
-        )
-        return cls(decoder, cfg.balance_loss_weight, cfg.compile)
+        return cls(SwitchDecoder(cfg, task.source_dictionary, max_positions), cfg.balance_loss_weight, cfg.compile)
 
     @classmethod
     def complete_options(cls, cfg: AlmaSwitchLMConfig, continue_once: Optional[str] = None) -> None:
         """Fill in what the command line left open; see `adopt_experts`."""
         adopt_experts(cfg, continue_once)
-
-    def output_factors(self, features: torch.Tensor, extra: Mapping[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return two tensors whose product is the logits: features (…, M) and output embeddings (V, M).
-
-        Args:
-            features: what the model gives with ``features_only``.
-            extra: what else it gives then.
-        """
-        return features, extra.get("embeddings", self.decoder.output_projection.weight)
-
-
-def layer_shape(cfg: AlmaSwitchLMConfig) -> LayerShape:
-    """Collect what the layers share."""
-    return LayerShape(
-        model_dim=cfg.decoder_embed_dim,
-        ffn_dim=cfg.decoder_ffn_embed_dim,
-        num_heads=cfg.decoder_attention_heads,
-        dropout=cfg.dropout,
-        attention_dropout=cfg.attention_dropout,
-        activation_dropout=cfg.activation_dropout,
-        capacity_factor=cfg.capacity_factor,
-        eval_capacity_factor=cfg.eval_capacity_factor,
-        # fairseq's gelu copies to fp32 and back, which torch's does within
-        activation=F.gelu if cfg.activation_fn == "gelu" else utils.get_activation_fn(cfg.activation_fn),
-    )
 
 
 def adopt_experts(cfg: AlmaSwitchLMConfig, continue_once: Optional[str] = None) -> None:

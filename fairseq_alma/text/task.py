@@ -54,8 +54,6 @@ from fairseq_alma.data.stream import Stream, megabatch_of_slice
 from fairseq_alma.data.tokens import StreamTokenizer
 from fairseq_alma.errors import AlmaError, in_one_line
 from fairseq_alma.learners.learner import StageOptions, stage_ending_with
-from fairseq_alma.moe.short_copies import batch_of_update
-from fairseq_alma.text.sharding import Sharding
 from fairseq_alma.training.autocast import refuse_inexact_precision
 from fairseq_alma.training.fairseq_options import check_whole_config, fairseq_config
 from fairseq_alma.training.feature import FEATURES, register_feature
@@ -268,7 +266,6 @@ class StreamConfig(CommandConfig, LanguageModelingConfig):
     reset_dataloader: bool = II("checkpoint.reset_dataloader")
 
 
-register_feature(Sharding)
 register_feature(SaveInBackground)
 register_feature(TimedSaves)
 AlmaLMConfig = fairseq_config("AlmaLMConfig", StreamConfig, [StageOptions, *FEATURES], "text")
@@ -463,12 +460,6 @@ class AlmaLMTask(StageTask, LanguageModelingTask):
         inputs = {"src_tokens": PadDataset(sources, pad, left_pad=False), "src_lengths": NumelDataset(sources)}
         target = PadDataset(AppendTokenDataset(prompts, pad), pad, left_pad=False)
         return NestedDictionaryDataset({"id": IdDataset(), "net_input": inputs, "target": target}, sizes=[lengths])
-
-    def train_step(self, sample: Any, model: torch.nn.Module, criterion: Any, *args: Any, **kwargs: Any) -> Any:
-        """Compute loss and gradients of one batch; fairseq calls this."""
-        update = kwargs.get("update_num", args[1] if len(args) > 1 else None)
-        with batch_of_update(None if self.features[Sharding].fully_shard else update):
-            return super().train_step(sample, model, criterion, *args, **kwargs)
 
     def get_batch_iterator(self, *args: Any, **kwargs: Any) -> EpochBatchIterator:
         """Return the batches of a split, those of this process where there are several; see `stage_batches`.

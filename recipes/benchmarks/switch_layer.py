@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from fairseq_alma.growth.gate_tree import GateTree
 from fairseq_alma.moe.dispatch import expert_capacity
-from fairseq_alma.moe.switch_layer import SwitchLayer, SwitchTotals
+from fairseq_alma.moe.switch_layer import SwitchLayer
 
 
 class DenseFFN(nn.Module):
@@ -117,7 +117,7 @@ def main() -> None:
         switch, einsum = times[f"switch {e}"], times[f"einsum {e}"]
         of_dense = statistics.median(a / b for a, b in zip(switch, times["dense"], strict=True))
         speedup = statistics.median(a / b for a, b in zip(einsum, switch, strict=True))
-        dropped = SwitchTotals.of([layer(x)[2]]).num_dropped.item() / args.tokens
+        dropped = layer(x)[2].num_dropped / args.tokens
         print(
             f"{e:7} | {1000 * statistics.median(switch):16.1f} | {of_dense:8.2f} "
             f"| {1000 * statistics.median(einsum):19.1f} | {speedup:18.2f} | {dropped:.1%}"

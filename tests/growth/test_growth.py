@@ -51,7 +51,7 @@ def test_the_gate_between_the_children_of_a_split_has_a_gradient_from_the_first_
 
 def test_both_children_of_a_split_get_tokens():
     layer = grown_layer(layer_of(GateTree.flat(1)), grow_mixture(GateTree.flat(1), "split", [0]))
-    assert (layer(torch.randn(300, 8))[2].routed > 0).all()
+    assert min(layer(torch.randn(300, 8))[2].routed) > 0
 
 
 def test_a_copy_repeats_weights_and_gate_row_and_stays_flat():

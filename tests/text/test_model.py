@@ -124,18 +124,12 @@ def test_recomputing_layers_changes_no_gradient():
         torch.testing.assert_close(a, b)
 
 
-def test_where_nothing_is_padding_positions_need_not_be_counted():
-    tokens = torch.randint(4, 50, (3, 12))
-    for model in (model_of().eval(), model_of(decoder_sinusoidal_pos=True).eval()):
-        assert torch.equal(model(tokens, is_padded=False)[0], model(tokens)[0])
-
-
 def test_the_model_runs_in_bf16_on_a_cpu():
-    model = model_of().eval()
     tokens = torch.randint(4, 50, (2, 12))
-    want = model(tokens)[0]
-    got = model.bfloat16()(tokens)[0]
-    assert got.dtype == torch.bfloat16
+    assert model_of().eval().bfloat16()(tokens)[0].dtype == torch.bfloat16
+    dense = model_of(moe_freq=0).eval()  # as rounding may send a token to another expert
+    want = dense(tokens)[0]
+    got = dense.bfloat16()(tokens)[0]
     assert (got.float() - want).norm() / want.norm() < 0.05
 
 
