@@ -1,0 +1,64 @@
+#!/usr/bin/env bash
+# Tables 1 and 2 at a size for two CPU cores: all rows of recipes/lm/table2.sh with the size small.
+#
+# Text:      TEXT, files or folders; the first BYTES of it (default: English Wikipedia, fetched)
+# Hardware:  two CPU cores (two rows at a time), 4 GB of memory
+# Time:      about an hour with three seeds
+#
+#   TEXT=my_text.txt recipes/lm/two_cores.sh           # a second call resumes, or prints the tables again
+#   SEEDS=1 UPDATES=50 recipes/lm/two_cores.sh         # faster
+#   recipes/lm/two_cores.sh --dry-run                  # print the commands
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+source recipes/lib/environment.sh
+
+: "${RUNS:=runs/lm-two-cores}"          # folder for everything that is written
+: "${TEXT:=corpora/wikipedia-2015.txt}"
+: "${BYTES:=6000000}"
+: "${SEEDS:=1 2 3}"                     # of the rows without waiting; the others have the first of them
+export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} RUNS STREAM=$RUNS/stream
+OPTIONS=("$@") # of alma-stream
+DRY_RUN=0
+case " $* " in *" --dry-run "*) DRY_RUN=1 ;; esac
+source recipes/lib/jobs.sh
+
+if [ "$DRY_RUN" = 0 ] && [ ! -e "$STREAM/stream.json" ]; then
+  mkdir -p "$RUNS"
+  [ -e "$TEXT" ] || python -m data_prep.corpus wikipedia-2015 --text "$TEXT"
+  head -c "$BYTES" "$TEXT" >"$RUNS/text.txt"
+  alma-prep-text "$RUNS/text.txt" --out "$STREAM" --megabatches 4 --vocab-size 2000
+fi
+
+# row NAME LEARNER KNOB=VALUE...: start a row as soon as a place is free.
+row() {
+  local name=$1 learner=$2
+  shift 2
+  ROW_RUNS=$RUNS/$name start "$name" env "$@" bash recipes/lm/table2.sh "$learner" small "${OPTIONS[@]}"
+}
+
+first=${SEEDS%% *}
+for seed in $SEEDS; do
+  suffix=$([ "$seed" = 1 ] || echo "-seed$seed")
+  table table2
+  for experts in 4 8 12; do row "sm-small-$experts-w1$suffix" sm EXPERTS="$experts" SEED="$seed"; done
+  row "gens-small-4-w1$suffix" gens SEED="$seed"
+  row "gmoe-small-4-copy-w1$suffix" gmoe SEED="$seed"
+  row "ens-small-4@2-w1$suffix" ens SEED="$seed"
+  table table1
+  row "ens-small-4@2-w1$suffix" ens SEED="$seed"
+  for k in 3 4; do row "ens-small-4@2-iid$k$suffix" ens IID="$k" SEED="$seed"; done
+done
+table table2
+suffix=$([ "$first" = 1 ] || echo "-seed$first")
+for steps in 1 3; do
+  times=$([ "$steps" = 1 ] || echo "-x$steps")
+  row "sm-small-8-w3$times$suffix" sm EXPERTS=8 WAIT=3 STEPS="$steps" SEED="$first"
+  row "ens-small-4@2-w3$times$suffix" ens WAIT=3 STEPS="$steps" SEED="$first"
+done
+for steps in 1 4; do
+  times=$([ "$steps" = 1 ] || echo "-x$steps")
+  row "sm-small-12-w4$times$suffix" sm EXPERTS=12 WAIT=4 STEPS="$steps" SEED="$first"
+  row "ens-small-4@2-w4$times$suffix" ens WAIT=4 STEPS="$steps" SEED="$first"
+done
+row "ens-small-4@4-w1$suffix" ens MEMBERS=4 SEED="$first"
+finish
