@@ -1,14 +1,12 @@
-"""Checkpoints that stand for several models: what is in them, how they are joined, how members are found and loaded.
+"""Checkpoints that stand for several models: their content, how they are joined, how members are found and loaded.
 
 Such a file is a checkpoint of fairseq whose ``cfg.model`` is ``{"_name": "alma_ensemble", …, "members": [...]}``. In
-place of the dots stands what the members share (`SHARED`). There is one entry per member, with its ``weight`` (they sum
-to 1), the ``sha256`` of the file it came from, and
+place of the dots stands what the members share (`SHARED`). There is one entry per member, a single model, with its
+``weight`` (they sum to 1), the ``sha256`` of the file it came from, and
 
 - by reference: ``path``, relative to the ensemble's own folder, and ``absolute_path``, where to look second;
 - embedded: ``origin``, the file that it came from, and ``config``, its ``cfg.model``; its weights are in ``model``
   under ``decoder.members.N.`` plus their own names.
-
-A member may be an ensemble itself. No fairseq here.
 """
 
 import os
@@ -20,38 +18,42 @@ from typing import Any, Iterable, Iterator, Mapping, Optional, Sequence
 import torch
 from torch import Tensor, nn
 
-from fairseq_alma.checkpoints.architecture import ENSEMBLE_ARCH, MAX_NESTING
+from fairseq_alma.checkpoints.architecture import ENSEMBLE_ARCH, Weights
 from fairseq_alma.checkpoints.checkpoint_file import DICTIONARY_KEY, Checkpoint, read_checkpoint, untrained_checkpoint
 from fairseq_alma.data.stream import Stream, file_sha256
 from fairseq_alma.errors import AlmaError
 
-Weights = Mapping[str, Tensor]
-Config = dict[str, Any]
+EMBEDDING = "embed_tokens.weight"
+"""Ends the name of the input embeddings, a row for each token of the vocabulary, in every language model here."""
+NETWORK = "network."
+"""Begins the name of each weight of an image model; linear maps are (N, O, I), convolutions (N, O, I, 3, 3)."""
+SHARED = {
+    "vocab_size": "a vocabulary of {} tokens",
+    "num_classes": "{} classes",
+    "image_pixels": "images of {} pixels in all channels",
+    "image_channels": "images of {} channels",
+}
+"""What members have in common, in words. A convolutional network takes images of any number of pixels."""
 
 
 @dataclass(frozen=True)
 class MemberModel:
-    """One member of an ensemble, or of a model that was trained jointly.
+    """One member of an ensemble.
 
     Attributes:
-        config: its ``cfg.model``; paths of its own members, if it is an ensemble, are absolute.
+        config: its ``cfg.model``.
         weights: its ``model``, tensors still on disk.
         file: where it is referred to, or None if it is embedded.
     """
 
-    config: Config
+    config: dict[str, Any]
     weights: Weights
     file: Optional[Path]
 
 
-def member_prefix(index: int) -> str:
-    """Return what stands before the names of a member's weights."""
-    return f"decoder.members.{index}."
-
-
 def weights_of_member(weights: Weights, index: int) -> dict[str, Tensor]:
     """Return the weights of one member under their own names."""
-    prefix = member_prefix(index)
+    prefix = f"decoder.members.{index}."
     return {name.removeprefix(prefix): tensor for name, tensor in weights.items() if name.startswith(prefix)}
 
 
@@ -64,31 +66,28 @@ def members_of(config: Mapping[str, Any], weights: Weights, folder: Optional[Pat
         folder: the ensemble's own, where relative paths start; None: not known.
 
     Raises:
-        AlmaError: if a member's file is missing or is not the one that the ensemble was made of.
+        AlmaError: if a member's file is missing, is not the one that the ensemble was made of, or an ensemble itself.
     """
     for index, entry in enumerate(config["members"]):
-        if entry.get("depth", 0) > MAX_NESTING:
-            raise AlmaError(f"{entry['path']}: a member of a member of an ensemble, more than {MAX_NESTING} deep")
         if "config" in entry:
             yield MemberModel(entry["config"], weights_of_member(weights, index), None)
             continue
         path = member_file(entry, folder)
         checkpoint = read_checkpoint(path)
-        found = with_absolute_paths(checkpoint["cfg"]["model"], path.parent, entry.get("depth", 0) + 1)
-        yield MemberModel(found, checkpoint["model"], path)
+        _refuse_ensemble(path, checkpoint)
+        yield MemberModel(checkpoint["cfg"]["model"], checkpoint["model"], path)
 
 
 def member_file(entry: Mapping[str, Any], folder: Optional[Path]) -> Path:
-    """Return the file of a member that is referred to.
-
-    Args:
-        entry: what the ensemble says of it.
-        folder: see `members_of`.
-
-    Raises:
-        AlmaError: as `members_of`.
-    """
-    path = _locate(entry, folder)
+    """Return the file of a member that is referred to; arguments and errors as of `members_of`."""
+    places = [*([folder / entry["path"]] if folder is not None else []), Path(entry["absolute_path"])]
+    path = next((place for place in places if place.is_file()), None)
+    if path is None:
+        raise AlmaError(
+            f"{places[0]}: this member of the ensemble is missing"
+            + (f", and it is not at {places[1]} either" if places[0] != places[-1] else "")
+            + "; put it back, or make the ensemble again with alma-ensemble (--embed puts all weights into one file)"
+        )
     if file_sha256(path) != entry["sha256"]:
         raise AlmaError(
             f"{path}: changed since the ensemble was made of it, its sha256 does not begin with "
@@ -97,130 +96,111 @@ def member_file(entry: Mapping[str, Any], folder: Optional[Path]) -> Path:
     return path
 
 
-def _locate(entry: Mapping[str, Any], folder: Optional[Path]) -> Path:
-    beside = [folder / entry["path"]] if folder is not None else []
-    places = [*beside, Path(entry["absolute_path"])]
-    for place in places:
-        if place.is_file():
-            return place
-    raise AlmaError(
-        f"{places[0]}: this member of the ensemble is missing"
-        + (f", and it is not at {places[1]} either" if places[0] != places[-1] else "")
-        + "; put it back, or make the ensemble again with alma-ensemble (--embed puts all weights into one file)"
-    )
+def _refuse_ensemble(path: Path, checkpoint: Checkpoint) -> None:
+    if checkpoint["cfg"]["model"]["_name"] == ENSEMBLE_ARCH:
+        raise AlmaError(f"{path}: an ensemble itself, which cannot be a member; give its members instead")
 
 
-def with_absolute_paths(config: Config, folder: Path, depth: int = 0) -> Config:
-    """Return a model's configuration that means the same members wherever it is read; other models' as they are.
+def join_checkpoints(paths: Sequence[Path], weights: Sequence[float], out: Path, embed: bool = False) -> Checkpoint:
+    """Build the checkpoint of an ensemble.
 
     Args:
-        config: ``cfg.model``.
-        folder: of its file.
-        depth: ensembles that it is a member of; noted with each of its own members.
+        paths: the members' checkpoints.
+        weights: what each member counts, at least 0, not all 0.
+        out: where the result will be written.
+        embed: put the members' weights inside, rather than refer to their files.
+
+    Returns:
+        What `write_checkpoint` takes; what is not the ensemble's own is the first member's.
+
+    Raises:
+        AlmaError: if a member is no checkpoint of a single model here, predicts something else than the others, or is
+            the file to be written.
     """
-    if config["_name"] != ENSEMBLE_ARCH:
-        return config
-    root = folder.resolve()
-    members = [
-        {**entry, "path": str(root / entry["path"]), "depth": depth} if "path" in entry else entry
-        for entry in config["members"]
-    ]
-    return {**config, "members": members}
+    checkpoints = [read_checkpoint(path) for path in paths]
+    entries: list[dict[str, Any]] = []
+    joined: dict[str, Tensor] = {}
+    for index, (path, checkpoint, weight) in enumerate(zip(paths, checkpoints, weights, strict=True)):
+        _refuse_ensemble(path, checkpoint)
+        if path.resolve() == out.resolve():
+            raise AlmaError(f"--out {out}: is a member of the ensemble, and would be replaced by it; give another file")
+        entry = {"weight": weight / sum(weights), "sha256": file_sha256(path)}
+        if embed:
+            entry.update(origin=path.name, config=checkpoint["cfg"]["model"])
+            joined |= {f"decoder.members.{index}.{name}": tensor for name, tensor in checkpoint["model"].items()}
+        else:
+            place = _place(path)
+            entry.update(path=os.path.relpath(place, out.parent.resolve()), absolute_path=str(place))
+        entries.append(entry)
+    config = {"_name": ENSEMBLE_ARCH, **shared_outputs(paths, checkpoints), "members": entries}
+    dictionary = shared_dictionary(paths, checkpoints)
+    state = {**checkpoints[0].get("task_state", {}), **({} if dictionary is None else {DICTIONARY_KEY: dictionary})}
+    return untrained_checkpoint({**deepcopy(checkpoints[0]["cfg"]), "model": config}, joined, state)
 
 
-EMBEDDING = "embed_tokens.weight"
-"""Ends the name of the input embeddings, a row for each token of the vocabulary, in every language model here."""
-NETWORK = "network."
-"""Begins the name of each weight of an image model; linear maps are (N, O, I), convolutions (N, O, I, 3, 3)."""
-SHARED = {
-    "vocab_size": "a vocabulary of {} tokens",
-    "num_classes": "{} classes",
-    "image_pixels": "images of {} pixels in all channels",
-    "image_channels": "images of {} channels",
-}
-"""What members may have in common, in words. A convolutional network takes images of any number of pixels."""
+def _place(path: Path) -> Path:
+    return path.parent.resolve() / path.name
+
+
+def refers_to(path: Path, members: Sequence[Path]) -> bool:
+    """Return whether a file is an ensemble that refers to these files, and to no others, all counting alike."""
+    if not path.is_file():
+        return False
+    config = read_checkpoint(path)["cfg"]["model"]
+    if config["_name"] != ENSEMBLE_ARCH or any("path" not in each for each in config["members"]):
+        return False
+    found = [Path(os.path.normpath(path.parent.resolve() / each["path"])) for each in config["members"]]
+    return found == [_place(each) for each in members] and len({each["weight"] for each in config["members"]}) == 1
 
 
 def shared_outputs(paths: Sequence[Path], checkpoints: Sequence[Checkpoint]) -> dict[str, int]:
     """Return what is known of what members share, by the names in `SHARED`.
 
-    Args:
-        paths: the members' files, for messages.
-        checkpoints: their contents.
-
     Raises:
-        AlmaError: a member predicts or takes something else than those before it, or is neither a language model nor
-            one of images.
+        AlmaError: a member predicts or takes something else than those before it.
     """
     shared: dict[str, int] = {}
     source: dict[str, Path] = {}
     for path, checkpoint in zip(paths, checkpoints, strict=True):
-        found = _outputs(path, checkpoint)
+        found = _outputs(checkpoint["model"])
         if shared and ("vocab_size" in found) != ("vocab_size" in shared):
-            raise AlmaError(f"{path}: {_kind(found)}, {paths[0]} {_kind(shared)}; an ensemble has members of one kind")
+            kinds = ["is a language model" if "vocab_size" in each else "classifies images" for each in (found, shared)]
+            raise AlmaError(f"{path}: {kinds[0]}, {paths[0]} {kinds[1]}; an ensemble has members of one kind")
         for name, number in found.items():
             if shared.setdefault(name, number) != number:
                 here, there = SHARED[name].format(number), SHARED[name].format(shared[name])
-                raise AlmaError(f"{path}: {here}, {source[name]} has {there}; {_remedy(shared)}")
+                remedy = _ONE_DICTIONARY if name == "vocab_size" else "train the members on one data set"
+                raise AlmaError(f"{path}: {here}, {source[name]} has {there}; {remedy}")
             source.setdefault(name, path)
     return shared
 
 
-def shared_dictionary(paths: Sequence[Path], checkpoints: Sequence[Checkpoint]) -> Optional[str]:
-    """Return the sha256 of the members' dictionary, or None if none of them knows it.
-
-    Raises:
-        AlmaError: two members know different ones.
-    """
-    known: Optional[tuple[Path, str]] = None
-    for path, checkpoint in zip(paths, checkpoints, strict=True):
-        sha256 = checkpoint.get("task_state", {}).get(DICTIONARY_KEY)
-        if sha256 is None:
-            continue
-        if known is None:
-            known = path, sha256
-        elif sha256 != known[1]:
-            remedy = _remedy({"vocab_size": 0})
-            raise AlmaError(
-                f"{path}: trained with another dictionary ({sha256[:12]}…) than {known[0]} ({known[1][:12]}…); {remedy}"
-            )
-    return None if known is None else known[1]
-
-
-def _outputs(path: Path, checkpoint: Checkpoint) -> dict[str, int]:
-    config, weights = checkpoint["cfg"]["model"], checkpoint["model"]
-    if config["_name"] == ENSEMBLE_ARCH:
-        return {name: config[name] for name in SHARED if config.get(name)}
+def _outputs(weights: Weights) -> dict[str, int]:
     for name, tensor in weights.items():
         if name.endswith(EMBEDDING):
             return {"vocab_size": tensor.size(0)}
-    outputs = _of_images(weights)
-    if not outputs:
-        raise AlmaError(
-            f"{path}: architecture {config['_name']} has neither input embeddings nor a network for images; give "
-            "language models, or image models"
-        )
-    return outputs
-
-
-def _of_images(weights: Weights) -> dict[str, int]:
     shapes = [tensor.shape for name, tensor in weights.items() if name.startswith(NETWORK)]
     linear = [shape for shape in shapes if len(shape) == 3]
     convolutions = [shape for shape in shapes if len(shape) == 5]
-    if not linear:
-        return {}
     first = {"image_channels": convolutions[0][2]} if convolutions else {"image_pixels": linear[0][2]}
     return {"num_classes": linear[-1][1], **first}
 
 
-def _kind(outputs: Mapping[str, int]) -> str:
-    return "is a language model" if "vocab_size" in outputs else "classifies images"
+_ONE_DICTIONARY = "the members of an ensemble must share their dictionary; train them on streams with one tokenizer"
 
 
-def _remedy(outputs: Mapping[str, int]) -> str:
-    if "vocab_size" in outputs:
-        return "the members of an ensemble must share their dictionary; train them on streams with one tokenizer"
-    return "the members of an ensemble must share classes and shape of their images; train them on one data set"
+def shared_dictionary(paths: Sequence[Path], checkpoints: Sequence[Checkpoint]) -> Optional[str]:
+    """Return the sha256 of the members' dictionary, or None if none of them knows it; raise AlmaError if two differ."""
+    known: Optional[tuple[Path, str]] = None
+    for path, checkpoint in zip(paths, checkpoints, strict=True):
+        sha256 = checkpoint.get("task_state", {}).get(DICTIONARY_KEY)
+        if sha256 is not None and known is not None and sha256 != known[1]:
+            raise AlmaError(
+                f"{path}: trained with another dictionary ({sha256[:12]}…) than {known[0]} ({known[1][:12]}…); "
+                f"{_ONE_DICTIONARY}"
+            )
+        known = known or (None if sha256 is None else (path, sha256))
+    return None if known is None else known[1]
 
 
 def check_dictionary(checkpoint: Checkpoint, path: Optional[str], stream: Stream) -> None:
@@ -232,130 +212,6 @@ def check_dictionary(checkpoint: Checkpoint, path: Optional[str], stream: Stream
             f"({stream.dictionary_sha256[:12]}…); give the stream it was trained on, or one prepared with its "
             "tokenizer (alma-prep-text --tokenizer)"
         )
-
-
-def refers_to(path: Path, members: Sequence[Path]) -> bool:
-    """Tell whether a file is an ensemble that refers to these files, and to no others, all counting alike."""
-    if not path.is_file():
-        return False
-    config = read_checkpoint(path)["cfg"]["model"]
-    if config["_name"] != ENSEMBLE_ARCH or any("path" not in each for each in config["members"]):
-        return False
-    found = [Path(os.path.normpath(path.parent.resolve() / each["path"])) for each in config["members"]]
-    return found == [_place(each) for each in members] and len({each["weight"] for each in config["members"]}) == 1
-
-
-def join_checkpoints(
-    paths: Sequence[Path], weights: Sequence[float], out: Path, embed: bool = False, before: Optional[Path] = None
-) -> Checkpoint:
-    """Build the checkpoint of an ensemble.
-
-    Args:
-        paths: the members' checkpoints; they may be ensembles themselves.
-        weights: what each member counts, at least 0, not all 0.
-        out: where the result will be written.
-        embed: put the members' weights inside, rather than refer to their files.
-        before: an ensemble whose members come first, their files not being read again; each member counts 1 then.
-
-    Returns:
-        What `write_checkpoint` takes; what is not the ensemble's own is the first member's.
-
-    Raises:
-        AlmaError: if a member is no checkpoint of a model here, predicts something else than the others, is the file
-            to be written, or has members itself that are missing or changed.
-    """
-    new, paths = paths, [*([before] if before is not None else []), *paths]
-    checkpoints = [read_checkpoint(path) for path in paths]
-    members = list(zip(new, checkpoints[-len(new) :], strict=True))
-    for path, checkpoint in members:
-        _refuse_to_replace(path, checkpoint, out)
-    outputs = shared_outputs(paths, checkpoints)
-    dictionary = shared_dictionary(paths, checkpoints)
-    entries: list[dict[str, Any]] = [] if before is None else _entries_again(before, checkpoints[0], out)
-    joined: dict[str, Tensor] = {}
-    weights = [*(1.0 for _ in entries), *weights]
-    for entry in entries:
-        entry["weight"] = 1.0 / sum(weights)
-    for index, (path, checkpoint) in enumerate(members, start=len(entries)):
-        entry = {"weight": weights[index] / sum(weights), "sha256": file_sha256(path)}
-        if embed:
-            config, content = embedded(checkpoint["cfg"]["model"], checkpoint["model"], path.parent)
-            entry.update(origin=path.name, config=config)
-            joined.update({member_prefix(index) + name: tensor for name, tensor in content.items()})
-        else:
-            entry.update(_reference(_place(path), out))
-        entries.append(entry)
-    config = {"_name": ENSEMBLE_ARCH, **outputs, "members": entries}
-    return _checkpoint(checkpoints[0], config, joined, dictionary)
-
-
-def _place(path: Path) -> Path:
-    return path.parent.resolve() / path.name
-
-
-def _reference(place: Path, out: Path) -> dict[str, str]:
-    return {"path": os.path.relpath(place, out.parent.resolve()), "absolute_path": str(place)}
-
-
-def _entries_again(before: Path, ensemble: Checkpoint, out: Path) -> list[dict[str, Any]]:
-    """Return what an ensemble says of its members, as in another file. Raises AlmaError if they are inside."""
-    config = ensemble["cfg"]["model"]
-    found = config["members"] if config["_name"] == ENSEMBLE_ARCH else []
-    if not found or any("path" not in entry for entry in found) or len({entry["weight"] for entry in found}) > 1:
-        raise AlmaError(
-            f"--extend {before}: no ensemble whose members are files of their own and count alike; give all members "
-            "instead"
-        )
-    root = before.parent.resolve()
-    places = [Path(os.path.normpath(root / entry["path"])) for entry in found]
-    if _place(out) in places:
-        raise AlmaError(_contains_itself(before, out))
-    return [{**entry, **_reference(place, out)} for entry, place in zip(found, places, strict=True)]
-
-
-def _checkpoint(first: Checkpoint, config: Config, weights: Weights, dictionary: Optional[str]) -> Checkpoint:
-    known = {} if dictionary is None else {DICTIONARY_KEY: dictionary}
-    cfg = {**deepcopy(first["cfg"]), "model": config}
-    return untrained_checkpoint(cfg, weights, {**first.get("task_state", {}), **known})
-
-
-def embedded(config: Config, weights: Weights, folder: Path) -> tuple[Config, Weights]:
-    """Return a model's configuration and weights without any reference to another file."""
-    if config["_name"] != ENSEMBLE_ARCH:
-        return config, weights
-    entries: list[dict[str, Any]] = []
-    joined: dict[str, Tensor] = {}
-    for index, member in enumerate(members_of(config, weights, folder)):
-        inner_folder = folder if member.file is None else member.file.parent
-        inner_config, inner_weights = embedded(member.config, member.weights, inner_folder)
-        entry = config["members"][index]
-        origin = entry["origin"] if member.file is None else member.file.name
-        entries.append({"weight": entry["weight"], "sha256": entry["sha256"], "origin": origin, "config": inner_config})
-        joined.update({member_prefix(index) + name: tensor for name, tensor in inner_weights.items()})
-    return {**config, "members": entries}, joined
-
-
-def _refuse_to_replace(path: Path, checkpoint: Checkpoint, out: Path) -> None:
-    for file in [path, *_referred_files(checkpoint["cfg"]["model"], checkpoint["model"], path.parent)]:
-        if file.resolve() == out.resolve():
-            raise AlmaError(_contains_itself(path, out))
-
-
-def _contains_itself(path: Path, out: Path) -> str:
-    return (
-        f"--out {out}: is a member of the ensemble, by way of {path}; an ensemble cannot contain itself, give another "
-        "file"
-    )
-
-
-def _referred_files(config: Config, weights: Weights, folder: Path) -> Iterator[Path]:
-    """Look up all files that an ensemble needs, its members' members included."""
-    if config["_name"] != ENSEMBLE_ARCH:
-        return
-    for member in members_of(config, weights, folder):
-        if member.file is not None:
-            yield member.file
-        yield from _referred_files(member.config, member.weights, folder)
 
 
 class TrainedMembers:
@@ -374,11 +230,11 @@ class TrainedMembers:
     def load_state_dict(
         self, state_dict: Mapping[str, Tensor], strict: bool = True, model_cfg: Any = None, args: Any = None
     ) -> None:
-        """Load the embedded members; the others have their weights since they were built.
+        """Load the embedded members; the others have had their weights since they were built.
 
         Args:
             state_dict: the checkpoint's ``model``.
-            strict: every weight of an embedded member must be there, and none beside.
+            strict: every weight of an embedded member must be there, and no other.
             model_cfg: unused; each member has a configuration of its own.
             args: unused, as before.
         """

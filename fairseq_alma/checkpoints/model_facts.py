@@ -1,16 +1,15 @@
-"""What a checkpoint's model is: parameters, experts, operations per token. Reads the file, builds no model.
+"""Parameters, experts and operations per token of a checkpoint's model; of an ensemble the sum of its members'.
 
-An ensemble, or a model of several that were trained jointly, has the sum of its members' figures.
+Reads the file, builds no model.
 """
 
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Iterable, Mapping, Union
 
-from fairseq_alma.checkpoints import JOINT_MODEL
 from fairseq_alma.checkpoints.architecture import read_options
 from fairseq_alma.checkpoints.checkpoint_file import read_checkpoint
-from fairseq_alma.checkpoints.ensemble_file import ENSEMBLE_ARCH, Weights, members_of, weights_of_member
+from fairseq_alma.checkpoints.ensemble_file import ENSEMBLE_ARCH, Weights, members_of
 from fairseq_alma.checkpoints.model_options import TRANSFORMER_SIZES
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.metrics import SwitchLMShape, TransformerLMShape
@@ -58,9 +57,6 @@ def describe_model(config: Mapping[str, Any], weights: Weights, path: Path) -> M
     if name == ENSEMBLE_ARCH:
         members = members_of(config, weights, path.parent)
         return _sum(describe_model(member.config, member.weights, member.file or path) for member in members)
-    if name == JOINT_MODEL:
-        members_weights = (weights_of_member(weights, index) for index in range(config["num_members"]))
-        return _sum(_facts(shape_from_weights(each, config["tokens_per_sample"])) for each in members_weights)
     if name in TRANSFORMER_SIZES:
         return _facts(transformer_shape(config, weights))
     if not name.startswith("alma_switch_lm"):

@@ -145,7 +145,7 @@ class AlmaTransformerOptions(Options):
     moe_freq: Optional[int] = shape_of_text(
         None,
         "with --num-experts: every n-th feed-forward layer is a Switch layer (default: 2)",
-        range=whole(1, LAYERS.most),
+        range=_FREQUENCY,
     )
     symbol_ids: Optional[str] = shape_of_text(
         None,
@@ -168,9 +168,7 @@ class JointOptions(Options):
 
     num_members: int = opt(2, "number of models that are trained jointly", range=whole(1, 10_000), shape=True)
     member_arch: str = opt("alma_mlp", "architecture of each member", shape=True)
-    member_options: str = opt(
-        "", "options of the members' architecture in one string, as '--width 64'"
-    )
+    member_options: str = opt("", "options of the members' architecture in one string, as '--width 64'")
     joint_logits: str = opt(
         "mean",
         "the model's logits are the mean of its members', or their sum",

@@ -31,7 +31,7 @@ folder, and their checksums.
 class EnsembleOptions(Options):
     """What becomes one checkpoint, and how."""
 
-    members: Sequence[Path] = operand("checkpoint of a member; it may be an ensemble itself", "CKPT", nargs="+")
+    members: Sequence[Path] = operand("checkpoint of a member", "CKPT", nargs="+")
     out: Path = opt(MISSING, "the checkpoint to write", metavar="FILE")
     weights: Optional[tuple[float, ...]] = opt(
         None,
@@ -41,9 +41,6 @@ class EnsembleOptions(Options):
     )
     embed: bool = opt(False, "put the members' weights inside (default: refer to their files)")
     average: bool = WRITTEN_ALONE
-    extend: Optional[Path] = opt(
-        None, "an ensemble whose members come first; their files are not read again", metavar="FILE"
-    )
     force: bool = opt(False, "replace FILE if it exists")
 
 
@@ -57,16 +54,14 @@ def _check(parser: argparse.ArgumentParser, arguments: EnsembleOptions) -> None:
     weights = arguments.weights
     if arguments.average and (len(arguments.members) > 1 or weights is not None or arguments.embed):
         parser.error("--average: takes one CKPT, and neither --weights nor --embed")
-    if arguments.extend is not None and (arguments.average or weights is not None or arguments.embed):
-        parser.error("--extend: takes neither --average, --weights nor --embed")
     if weights is not None:
         shown = " ".join(f"{weight:g}" for weight in weights)
         if len(weights) != len(arguments.members):
             parser.error(f"--weights {shown}: {len(weights)} given, {len(arguments.members)} members; one for each")
         if sum(weights) == 0:
             parser.error(f"--weights {shown}: at least one must be greater than 0")
-    for member in [*([] if arguments.extend is None else [arguments.extend]), *arguments.members]:
-        refuse_no_file(member, "CKPT", "give checkpoints that fairseq-train or alma-ensemble wrote")
+    for member in arguments.members:
+        refuse_no_file(member, "CKPT", "give checkpoints that fairseq-train wrote")
     refuse_existing(arguments.out, arguments.force)
 
 
@@ -85,17 +80,14 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         print(f"{printable(str(arguments.out))}: the average of {printable(str(arguments.members[0]))}")
         return 0
     weights = arguments.weights or [1.0] * len(arguments.members)
-    ensemble = join_checkpoints(arguments.members, weights, arguments.out, arguments.embed, arguments.extend)
+    ensemble = join_checkpoints(arguments.members, weights, arguments.out, arguments.embed)
     write_checkpoint(ensemble, arguments.out, arguments.force)
     _report(arguments, ensemble["cfg"]["model"]["members"])
     return 0
 
 
 def _report(arguments: EnsembleOptions, entries: Sequence[dict[str, Any]]) -> None:
-    num_before = len(entries) - len(arguments.members)
-    if num_before:
-        print(f"{num_before} members of {printable(str(arguments.extend))}")
-    for path, entry in zip(arguments.members, entries[num_before:], strict=True):
+    for path, entry in zip(arguments.members, entries, strict=True):
         print(f"{entry['weight']:.4f}  {printable(str(path))}")
     how = "their weights inside" if arguments.embed else "referring to their files"
     size = arguments.out.stat().st_size / 1e6

@@ -18,7 +18,6 @@ import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 
-from fairseq_alma.checkpoints.checkpoint_file import check_optimizer
 from fairseq_alma.data.image_stream import ImageStream
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.images.image_train_options import LoopOptions
@@ -389,7 +388,6 @@ class StageTraining:
         """Resume from a `state_dict`. Raises one of several errors if it is another training's."""
         load_exactly(self.network.state_dict(), state["network"])
         self.optimizer.load_state_dict(state["optimizer"])
-        check_optimizer(self.optimizer)
         for generator, before in zip(self.generators, state["generators"], strict=True):
             generator.set_state(before)
         for best, before in zip(self.best, state["best"], strict=True):

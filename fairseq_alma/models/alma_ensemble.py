@@ -19,13 +19,12 @@ from typing import Any, Optional, Sequence
 from fairseq import models
 from fairseq.data import Dictionary
 from fairseq.dataclass import FairseqDataclass
-from fairseq.models import BaseFairseqModel, FairseqLanguageModel, register_model
+from fairseq.models import BaseFairseqModel, FairseqIncrementalDecoder, FairseqLanguageModel, register_model
 from omegaconf import OmegaConf
 from torch import Tensor, nn
 
 from fairseq_alma.checkpoints.ensemble_file import ENSEMBLE_ARCH, TrainedMembers, log_of_mean, members_of
 from fairseq_alma.errors import AlmaError
-from fairseq_alma.text.decoder import IncrementalState, MemberDecoder
 from fairseq_alma.training.loading import refuse_other_weights
 
 
@@ -40,8 +39,11 @@ class AlmaEnsembleConfig(FairseqDataclass):
     image_channels: int = field(default=0, metadata={"help": "channels of what members take; 0: any"})
 
 
-class EnsembleDecoder(MemberDecoder):
+class EnsembleDecoder(FairseqIncrementalDecoder):
     """Compute the log of the weighted mean of the members' probabilities.
+
+    fairseq keeps the cache of decoding step by step in one dictionary, under keys that belong to one module each, so
+    all members share it; and it reorders the cache by walking over all modules.
 
     Args:
         dictionary: the vocabulary that all members share.
@@ -49,18 +51,20 @@ class EnsembleDecoder(MemberDecoder):
         weights: what each member counts, at least 0, in all 1.
     """
 
+    members: Any  # an nn.ModuleList, which hides from mypy that these modules are language models
+
     def __init__(
         self, dictionary: Dictionary, members: Sequence[FairseqLanguageModel], weights: Sequence[float]
     ) -> None:
-        super().__init__(dictionary, members)
-        self.weights = list(weights)
+        super().__init__(dictionary)
+        self.members, self.weights = nn.ModuleList(members), list(weights)
+
+    def max_positions(self) -> int:
+        """Return the longest sequence that every member can take, in tokens."""
+        return min(member.max_positions() for member in self.members)
 
     def forward(
-        self,
-        prev_output_tokens: Tensor,
-        encoder_out: Any = None,
-        incremental_state: Optional[IncrementalState] = None,
-        **unused: Any,
+        self, prev_output_tokens: Tensor, encoder_out: Any = None, incremental_state: Any = None, **unused: Any
     ) -> tuple[Tensor, dict[str, Any]]:
         """Predict the next token at every position.
 
@@ -78,8 +82,8 @@ class EnsembleDecoder(MemberDecoder):
         return log_of_mean(each, self.weights), {"attn": [None]}
 
     @staticmethod
-    def _log_probs(member: Any, tokens: Tensor, incremental_state: Optional[IncrementalState]) -> Tensor:
-        """Return (B, T, V); the member's logits are gone then."""
+    def _log_probs(member: Any, tokens: Tensor, incremental_state: Any) -> Tensor:
+        """Return (B, T, V); the member's logits are freed when this returns."""
         return member.get_normalized_probs(member(tokens, incremental_state=incremental_state), log_probs=True)
 
 

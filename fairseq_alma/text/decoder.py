@@ -4,14 +4,14 @@ Letters: B sequences, T positions, M model dim, H heads, V vocabulary size.
 """
 
 import math
-from typing import TYPE_CHECKING, Any, Optional, Sequence
+from typing import TYPE_CHECKING, Any, Optional
 
 import torch
 import torch.nn.functional as F
 from fairseq import utils
 from fairseq.data import Dictionary
 from fairseq.incremental_decoding_utils import with_incremental_state
-from fairseq.models import FairseqIncrementalDecoder, FairseqLanguageModel
+from fairseq.models import FairseqIncrementalDecoder
 from fairseq.models.transformer import Embedding
 from fairseq.modules import PositionalEmbedding
 from torch import Tensor, nn
@@ -165,28 +165,6 @@ class FeatureDecoder(FairseqIncrementalDecoder):
         """
         features, extra = self.extract_features(prev_output_tokens, encoder_out, incremental_state)
         return (features if features_only else self.output_layer(features)), extra
-
-
-class MemberDecoder(FairseqIncrementalDecoder):
-    """Several language models behind one decoder.
-
-    fairseq keeps the cache of decoding step by step in one dictionary, under keys that belong to one module each, so
-    all members share it; and it reorders the cache by walking over all modules.
-
-    Args:
-        dictionary: the vocabulary that all members share.
-        members: the models.
-    """
-
-    members: Any  # an nn.ModuleList, which hides from mypy that these modules are language models
-
-    def __init__(self, dictionary: Dictionary, members: Sequence[FairseqLanguageModel]) -> None:
-        super().__init__(dictionary)
-        self.members = nn.ModuleList(members)
-
-    def max_positions(self) -> int:
-        """Return the longest sequence that every member can take, in tokens."""
-        return min(member.max_positions() for member in self.members)
 
 
 class SwitchDecoder(FeatureDecoder):

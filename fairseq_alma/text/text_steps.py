@@ -23,7 +23,7 @@ from fairseq_alma.learners.learner import ModelId, StagePlan, Training
 from fairseq_alma.options import GivenOption
 from fairseq_alma.runs.loop import StageWork, Step
 from fairseq_alma.runs.records import TextGrowth
-from fairseq_alma.runs.run_folder import BEST, BRANCH, ENSEMBLE_FILE, PREDICTIONS_FILE
+from fairseq_alma.runs.run_folder import BEST, BRANCH, PREDICTIONS_FILE
 from fairseq_alma.runs.study import SAVE_EVERY_UPDATES, seconds_of
 from fairseq_alma.text import stage_checkpoints
 from fairseq_alma.text.process import Command, module_command, run_logged, watch_fairseq
@@ -507,33 +507,17 @@ class TestGrowth(TextStep):
 class Join(TextStep):
     """Makes one checkpoint of all that predicts after the stage."""
 
-    @property
-    def new(self) -> list[ModelId]:
-        """The members that the stage has trained, which come last."""
-        return [model for model in self.plan.predictors if model.stage == self.plan.stage.index]
-
-    @property
-    def before(self) -> Optional[Path]:
-        """The ensemble of the stage before, where this one has its members and new ones."""
-        is_longer = len(self.plan.predictors) > len(self.new) + 1  # one alone is no ensemble
-        return self.job.folder.stage_folder(self.plan.stage.index - 1) / ENSEMBLE_FILE if is_longer else None
-
     def commands(self) -> Sequence[Command]:
         """Return the call of alma-ensemble that does as `run` does."""
         predictor, _ = self.job.predictor(self.job.folder, self.plan)
-        models = self.plan.predictors if self.before is None else self.new
-        begins = () if self.before is None else ("--extend", str(self.before))
-        members = tuple(str(self.job.predicting(model)) for model in models)
-        return [Command("alma-ensemble", (members, (*begins, "--out", str(predictor), "--force")))]
+        members = tuple(str(self.job.predicting(model)) for model in self.plan.predictors)
+        return [Command("alma-ensemble", (members, ("--out", str(predictor), "--force")))]
 
     def run(self, work: StageWork) -> Mapping[str, Any]:
-        """Join the members. The file has their checksums: they must have their final form before.
-
-        Those of the stage before are taken from its ensemble, if that is still there; then none of them is read again.
-        """
+        """Join the members. The file has their checksums: they must have their final form before."""
         # Imports torch, which takes seconds; a finished run needs none of it.
         from fairseq_alma.checkpoints.checkpoint_file import write_checkpoint
-        from fairseq_alma.checkpoints.ensemble_file import join_checkpoints, refers_to
+        from fairseq_alma.checkpoints.ensemble_file import join_checkpoints
 
         if not self.job.request.keep_checkpoints:
             for model in self.plan.predictors:
@@ -541,13 +525,7 @@ class Join(TextStep):
         work.folder.require_in_place()
         predictor, _ = self.job.predictor(self.job.folder, self.plan)
         members = [self.job.predicting(model) for model in self.plan.predictors]
-        before = self.before
-        if before is not None and refers_to(before, members[: -len(self.new)]):
-            members = members[-len(self.new) :]
-        else:
-            before = None
-        ensemble = join_checkpoints(members, [1.0] * len(members), predictor, before=before)
-        write_checkpoint(ensemble, predictor)
+        write_checkpoint(join_checkpoints(members, [1.0] * len(members), predictor), predictor)
         return {}
 
 

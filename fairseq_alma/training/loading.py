@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from fairseq_alma.checkpoints import UnfitCheckpoint
 from fairseq_alma.checkpoints.architecture import refuse_other_shapes
-from fairseq_alma.checkpoints.checkpoint_file import Checkpoint, check_optimizer, read_checkpoint
+from fairseq_alma.checkpoints.checkpoint_file import Checkpoint, read_checkpoint
 from fairseq_alma.checkpoints.ensemble_file import check_dictionary
 from fairseq_alma.data.stream import Stream
 from fairseq_alma.errors import AlmaError, causes, describe_fault
@@ -259,9 +259,7 @@ def _load_state(load: Callable, trainer: Trainer, filename: str, *arguments: Any
         return load(trainer, filename, *arguments, **more)
     _ = trainer.optimizer  # built here, as wrong options are no fault of the file
     try:
-        extra_state = load(trainer, filename, *arguments, **more)
-        check_optimizer(trainer.optimizer.optimizer)
-        return extra_state
+        return load(trainer, filename, *arguments, **more)
     except Exception as error:
         for each in causes(error):
             if isinstance(each, AlmaError):

@@ -86,15 +86,6 @@ def test_a_member_of_weight_zero_does_not_count(paths, tmp_path):
     torch.testing.assert_close(model(tokens)[0], load(paths[1])(tokens)[0].log_softmax(-1))
 
 
-def test_an_ensemble_of_ensembles_weighs_members_by_the_product_of_their_weights(folder, paths, tmp_path):
-    tokens = tokens_of(2, 9)
-    want = mean_probabilities(paths, tokens, [0.55, 0.1, 0.15, 0.2])
-    for name in ("referring", "embedded"):
-        out = tmp_path / "deep" / f"{name}.pt"
-        model = load(save_ensemble(out, [folder / "weighted.pt", paths[0]], embed=name == "embedded"))
-        torch.testing.assert_close(model(tokens)[0].double().exp(), want, rtol=1e-5, atol=1e-8)
-
-
 def test_neighbours_and_padding_change_nothing(folder):
     model, tokens = load(folder / "referring.pt"), tokens_of(3, 12)
     alone = model(tokens[1:2, :8])[0]
@@ -211,8 +202,7 @@ def test_a_task_that_does_not_know_the_file_finds_members_by_their_absolute_path
 def test_the_facts_are_the_sums_of_the_members(paths, tmp_path):
     single = [describe_checkpoint(path) for path in paths[:3]]
     for embed in (False, True):
-        inner = save_ensemble(tmp_path / "inner.pt", paths[:2], embed=embed)
-        facts = describe_checkpoint(save_ensemble(tmp_path / f"{embed}.pt", [inner, paths[2]], embed=not embed))
+        facts = describe_checkpoint(save_ensemble(tmp_path / f"{embed}.pt", paths[:3], embed=embed))
         assert facts.num_members == 3
         assert facts.num_params == sum(each.num_params for each in single)
         assert facts.test_flops_per_token == sum(each.test_flops_per_token for each in single)
