@@ -345,7 +345,7 @@ def complete_options(
         plan.trainings[0].num_experts,
         learner.init == "previous" and request.iid is None,
         own,
-        bool(request.features.ways),
+        request.features.predicts_with != "last",
         request.beginning is not None,
         request.num_procs,
         sum(folder.read_stage(stage) is not None for stage in folder.stages()),

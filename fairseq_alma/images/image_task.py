@@ -28,7 +28,7 @@ from fairseq_alma.errors import AlmaError, in_one_line
 from fairseq_alma.images.image_classifier import image_architectures
 from fairseq_alma.images.stage_training import ImageInput, rows_to_train_on, seeded
 from fairseq_alma.learners.learner import StageOptions, stage_ending_with
-from fairseq_alma.training.fairseq_options import check_whole_config, fairseq_config
+from fairseq_alma.training.fairseq_options import check_options, fairseq_config
 from fairseq_alma.training.feature import FEATURES
 from fairseq_alma.training.loading import (
     change_when_loaded,
@@ -37,7 +37,6 @@ from fairseq_alma.training.loading import (
     note_task,
     refuse_other_weights,
 )
-from fairseq_alma.training.processes import prepare_group
 from fairseq_alma.training.stage_task import CommandConfig, StageTask, WholeSplit, features_of
 
 
@@ -169,9 +168,8 @@ class AlmaImageClassificationTask(StageTask):
     @in_one_line()
     def setup_task(cls, cfg: Any, **unused: Any) -> "AlmaImageClassificationTask":
         """Open the stream, once no option of the command is out of range."""
-        check_whole_config(cfg)
+        check_options(cfg)
         stream = ImageStream.open(cfg.data)
-        prepare_group({f"{cfg.data}/stream.json": stream.stream.fingerprint})
         task = cls(cfg, stream)
         note_task("alma_image_classification")
         change_when_loaded(str(cfg.continue_once), task.features.begin)
@@ -197,12 +195,12 @@ class AlmaImageClassificationTask(StageTask):
             return model
         start, _ = self.find_start(self.cfg)
         if start is None:
-            return self.features.wrap(super().build_model(cfg))
+            return super().build_model(cfg)
         checkpoint = read_checkpoint(start)
         check_architecture(checkpoint, start, cfg)
         model = super().build_model(cfg)
         check_weights(checkpoint, start, model)
-        return self.features.wrap(model)
+        return model
 
     @property
     def checkpoint_path(self) -> Optional[str]:

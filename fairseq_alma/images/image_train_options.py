@@ -23,7 +23,6 @@ from fairseq_alma.options import (
     whole,
 )
 from fairseq_alma.training.feature import FEATURES
-from fairseq_alma.training.option_ranges import check_words
 from fairseq_alma.watch.sinks import CURVE_OPTIONS
 
 OPTIMIZERS: Mapping[str, tuple[str, ...]] = {
@@ -160,7 +159,6 @@ class ImageTrainOptions:
         optimizer = " ".join(self.values["--optimizer"])
         if optimizer not in OPTIMIZERS:
             raise ValueError(f"--optimizer {optimizer} after the --: choose from {', '.join(OPTIMIZERS)}")
-        check_words(self.values.items(), LoopOptions)
         if len(self.values["--arch"]) != 1:
             given = " ".join(("--arch", *self.values["--arch"]))
             raise ValueError(f"{given} after the --: one name is needed")

@@ -14,7 +14,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fairseq_alma.checkpoints import AVERAGE
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.files import write_together
 from fairseq_alma.growth.gate_tree import nested_gate_trees
@@ -39,7 +38,6 @@ from fairseq_alma.images.stage_training import (
     GROWTH,
     INITIAL_WEIGHTS,
     ORDER,
-    PERTURBATION,
     ImageInput,
     StageTraining,
     TrainingImages,
@@ -181,7 +179,7 @@ class StageTrainer:
         data = TrainingImages.of(self._bytes(rows), self._labels(rows), own, self.source)
         valid = self._examples(self.stream.valid_indices(stage.megabatches))
         features = self.features.for_part(self._part(stage, data.num_images))
-        start = self._start(works[0].plan, group, features, lambda: self._examples(rows), valid)
+        start = self._start(works[0].plan, group, lambda: self._examples(rows), valid)
         orders = [seeded(training.seed, stage.index, ORDER) for _, training in group]
         training = StageTraining(
             start.network, data, *valid, self.settings.training(), orders, features, *self._copy(stage, data.num_images)
@@ -203,7 +201,6 @@ class StageTrainer:
         self,
         plan: StagePlan,
         group: Group,
-        features: Features,
         examples: Callable[[], Examples],
         valid: Examples,
     ) -> Start:
@@ -217,15 +214,6 @@ class StageTrainer:
             return Start(network, settings.grown_layers(network))
         before = [store[training.start] for store, training in group if training.start is not None]
         network = build_network(settings, before)
-        checkpoint: dict[str, Any] = {"model": network.state_dict()}
-        if features.predicts_with == "average":
-            checkpoint[AVERAGE] = build_network(settings, [model.predicting for model in before]).state_dict()
-        perturbed = [(seed, stage, PERTURBATION) for seed in seeds]
-        features.setting = replace(
-            features.setting, draw_weights=lambda: dict(self._drawn(perturbed).named_parameters())
-        )
-        with torch.no_grad():
-            features.begin(checkpoint)
         if first.growth is None:
             return Start(network, before[0].grown)
         generator = seeded(first.growth.seed, stage, GROWTH)

@@ -24,7 +24,7 @@ from fairseq_alma.images.image_train_options import LoopOptions
 from fairseq_alma.images.networks import ImageNetwork, join_logits, load_exactly, member_logits, member_states
 from fairseq_alma.training.feature import Features
 
-INITIAL_WEIGHTS, ORDER, BOOTSTRAP, GROWTH, PERTURBATION = range(5)
+INITIAL_WEIGHTS, ORDER, BOOTSTRAP, GROWTH = range(4)
 PADDING = 4
 
 
@@ -295,7 +295,7 @@ class StageTraining:
     ) -> None:
         self.features, self.copy = features or Features(), copy
         self.network, self.data, self.settings = network, data, settings
-        self.model = self.features.wrap(network)
+        self.model = network
         self.valid_images, self.valid_labels = valid_images, valid_labels
         self.generators = list(generators)
         self.parameters = FlatParameters(self.model)

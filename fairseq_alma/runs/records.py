@@ -128,7 +128,6 @@ class AnytimeStage(Struct, frozen=True):
     first_update: Count
     predicts_with: Name
     branch_updates: Count = 0
-    peak_lr: Optional[Amount] = None
 
 
 class Evaluation(Struct, frozen=True):
@@ -139,12 +138,10 @@ class Evaluation(Struct, frozen=True):
 
 
 class ImageAnytime(Struct, frozen=True):
-    """What was tested after a stage of images, and what it began with; see `StageEnds` and `LRBranch`."""
+    """What was tested after a stage of images, and what it began with; see `LRBranch`."""
 
     predicts_with: Name
     branch_updates: Count = 0
-    newest_share: Optional[Amount] = None
-    kept_share: Optional[Amount] = None
 
 
 class TextMatrix(Struct, frozen=True):

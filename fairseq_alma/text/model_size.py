@@ -346,7 +346,7 @@ def seconds_per_token(shape: Sequence[int], job: dict, clock: Callable[[], float
     }  # fmt: skip
     model = build_from_config(config, vocab_size, device).train()
     optimizer = torch.optim.AdamW(model.parameters(), 1e-3, fused=True)
-    average = WeightAverage(**WeightAverage.USUAL)
+    average = WeightAverage("1/16")
     tokens = torch.randint(4, vocab_size, (job["batch"], job["length"] + 1), device=device)
 
     def update(number: int) -> None:

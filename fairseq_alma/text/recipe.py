@@ -37,7 +37,6 @@ from fairseq_alma.text.model_size import (
     tokens_of,
 )
 from fairseq_alma.text.train_options import BALANCING
-from fairseq_alma.training.average import WeightAverage
 from fairseq_alma.training.feature import ENDLESS
 
 RATE, RATE_WIDTH = 0.007, 128
@@ -357,9 +356,9 @@ def _whole(word: Optional[str], default: int) -> int:
 def _features(asked: Asked, filled: Mapping[str, str]) -> dict[str, Any]:
     """Return the options before ``--`` that are switched on."""
     given = {name for name, value in asked.features.items() if value is not None}
-    features: dict[str, Any] = {} if asked.is_tested_otherwise else {**WeightAverage.USUAL}
+    features: dict[str, Any] = {} if asked.is_tested_otherwise else {"ema_half_life": "1/16"}
     is_endless = filled.get("--lr-scheduler") in ENDLESS and not {"--max-epoch", "--force-anneal"} & filled.keys()
-    if asked.goes_on and is_endless and not given & {"carry_optimizer", "rewarm"}:
+    if asked.goes_on and is_endless and "carry_optimizer" not in given:
         features["carry_optimizer"] = True
     return features
 
@@ -390,8 +389,7 @@ def _describe(
     rate = f"{filled.get('--optimizer')}, rate {filled.get('--lr')}"
     rate += f"; {filled.get('--warmup-updates', 'no')} updates of warm-up, then {filled.get('--lr-scheduler', 'fixed')}"
     tested = "the last weights of each stage, which begins with a new optimizer"
-    if averaged := WeightAverage.USUAL.items() & features.items():
-        ((_, half_life),) = averaged
+    if half_life := features.get("ema_half_life"):
         carried = ", the optimizer carried from stage to stage" if "carry_optimizer" in features else ""
         tested = f"a moving average of the weights, half-life {half_life} of the updates so far{carried}"
     return [

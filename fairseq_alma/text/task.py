@@ -1,35 +1,17 @@
-"""Language modeling on a stream of mega-batches: fairseq's own task, fed one stage of Algorithm 1.
-
-A stage trains on the sequences of its mega-batches, and some of earlier ones. fairseq composes batches once per
-process, from an order that it draws with the seed of the epoch in which the process starts; only the order of the
-batches is drawn anew for each epoch. After a restart in a later epoch other sequences would stand together, so batches
-are composed here as in a process that starts with the first epoch.
-
-Process r of W takes the batches r, W + r, 2W + r, … of the epoch's one order, so ``W`` processes with ``--update-freq
-U`` train as one with ``--update-freq W x U``. Two cases need care beside fairseq's own iterator:
-
-- the last update of an epoch, for which some processes have no batch left. fairseq then drops what the process had for
-  this update from loss, tokens and divisor, but not from the gradient. Here it gets a batch of padding;
-- a resume with another W. fairseq counts the batches of each process; here the checkpoint says among how many
-  processes (``extra_state["train_iterator"]["num_shards"]``).
-"""
+"""Language modeling on a stream of mega-batches: fairseq's own task, fed one stage of Algorithm 1."""
 
 import argparse
 import contextlib
-import functools
 import logging
-import math
 import os
 import sys
 from dataclasses import dataclass, field
-from typing import Any, Callable, Iterable, Iterator, Mapping, Optional, Sequence
+from typing import Any, Iterable, Iterator, Mapping, Optional
 
 import numpy as np
 import torch
 from fairseq.data import (
     AppendTokenDataset,
-    BaseWrapperDataset,
-    ConcatDataset,
     FairseqDataset,
     IdDataset,
     ListDataset,
@@ -40,7 +22,7 @@ from fairseq.data import (
     StripTokenDataset,
 )
 from fairseq.data.encoders import register_bpe
-from fairseq.data.iterators import EpochBatchIterator
+from fairseq.data.iterators import EpochBatchIterating
 from fairseq.dataclass import FairseqDataclass
 from fairseq.models import ARCH_MODEL_REGISTRY
 from fairseq.tasks import register_task
@@ -50,12 +32,13 @@ from omegaconf import II, DictConfig
 from fairseq_alma.checkpoints.checkpoint_file import DICTIONARY_KEY, read_checkpoint
 from fairseq_alma.checkpoints.ensemble_file import check_dictionary
 from fairseq_alma.checkpoints.model_options import from_weights
-from fairseq_alma.data.stream import Stream, megabatch_of_slice
+from fairseq_alma.data.stream import Stream
 from fairseq_alma.data.tokens import StreamTokenizer
 from fairseq_alma.errors import AlmaError, in_one_line
 from fairseq_alma.learners.learner import StageOptions, stage_ending_with
+from fairseq_alma.text.sequence_batches import SequenceBatches, StageDataset
 from fairseq_alma.training.autocast import refuse_inexact_precision
-from fairseq_alma.training.fairseq_options import check_whole_config, fairseq_config
+from fairseq_alma.training.fairseq_options import check_options, fairseq_config
 from fairseq_alma.training.feature import FEATURES, register_feature
 from fairseq_alma.training.loading import (
     change_when_loaded,
@@ -64,164 +47,12 @@ from fairseq_alma.training.loading import (
     note_task,
     refuse_other_weights,
 )
-from fairseq_alma.training.processes import is_first, prepare_group
-from fairseq_alma.training.saves import SaveInBackground, TimedSaves
-from fairseq_alma.training.stage_task import CommandConfig, StageTask, WholeSplit, features_of, whole_share
+from fairseq_alma.training.processes import is_first, world_size
+from fairseq_alma.training.saves import TimedSaves
+from fairseq_alma.training.stage_task import CommandConfig, StageTask, WholeSplit, features_of
 
-NUM_SHARDS = "num_shards"
-
-Batch = dict[str, Any]
-
-
-class ShuffledConcatDataset(ConcatDataset):
-    """The union of several mega-batches, its sequences in random order within one length.
-
-    fairseq's own ``ConcatDataset`` orders by length alone, which leaves neighbouring sequences of a document in one
-    batch; ``MonolingualDataset`` shuffles first, and so does this. fairseq seeds NumPy around the call.
-    """
-
-    def ordered_indices(self) -> np.ndarray:
-        """Return all indices, sorted by length, in random order where lengths are equal."""
-        return np.lexsort([np.random.permutation(len(self)), self.sizes])
-
-
-class ChosenSequences(BaseWrapperDataset):
-    """Some sequences of a data set, in the order given; one may come several times.
-
-    Args:
-        dataset: where they are from.
-        indices: (N,) of the sequences.
-    """
-
-    def __init__(self, dataset: FairseqDataset, indices: np.ndarray) -> None:
-        super().__init__(dataset)
-        self.indices = indices
-
-    def __getitem__(self, index: int) -> dict[str, object]:
-        return self.dataset[self.indices[index]]
-
-    def __len__(self) -> int:
-        return len(self.indices)
-
-    @property
-    def sizes(self) -> np.ndarray:
-        """Tokens of each sequence, (N,)."""
-        return self.dataset.sizes[self.indices]
-
-    def num_tokens(self, index: int) -> int:
-        """Return the tokens of one sequence."""
-        return self.dataset.num_tokens(self.indices[index])
-
-    def size(self, index: int) -> int:
-        """Return the length of one sequence."""
-        return self.dataset.size(self.indices[index])
-
-    def ordered_indices(self) -> np.ndarray:
-        """Return all indices; who joins data sets shuffles them."""
-        return np.arange(len(self))
-
-
-def join_stage(new: Sequence[FairseqDataset], before: Sequence[FairseqDataset], drawn: Optional[np.ndarray]) -> Any:
-    """Join a stage's mega-batches, and some sequences of earlier ones.
-
-    Args:
-        new: the mega-batches.
-        before: all earlier ones.
-        drawn: numbers of sequences of these, counted through all; None: there are none.
-    """
-    if drawn is None:
-        return ShuffledConcatDataset(new)
-    return ShuffledConcatDataset([*new, ChosenSequences(ShuffledConcatDataset(before), drawn)])
-
-
-def slice_of(dataset: FairseqDataset, num_tokens: int) -> ChosenSequences:
-    """Choose sequences evenly from all over a mega-batch, of so many tokens together, or a little more.
-
-    Args:
-        dataset: the mega-batch.
-        num_tokens: as many as its held-out slice has.
-    """
-    number = min(len(dataset), max(1, math.ceil(num_tokens / float(np.mean(dataset.sizes)))))
-    return ChosenSequences(dataset, np.arange(number) * len(dataset) // number)
-
-
-def stage_batches(
-    build: Callable[..., EpochBatchIterator],
-    task: Any,
-    dataset: FairseqDataset,
-    *args: Any,
-    epoch: int = 1,
-    **kwargs: Any,
-) -> EpochBatchIterator:
-    """Return fairseq's iterator over a split, as above.
-
-    Args:
-        build: fairseq's ``get_batch_iterator``.
-        task: whose it is.
-        dataset: the split.
-        args: passed on.
-        epoch: that the iterator begins with, from 1.
-        kwargs: passed on; with ``update_epoch_batch_itr`` fairseq composes the batches anew for each epoch.
-    """
-    composes_anew = kwargs.get("update_epoch_batch_itr")
-    before = task.dataset_to_epoch_iter.get(dataset)
-    iterator = build(dataset, *args, epoch=epoch if composes_anew else 1, **kwargs)
-    if iterator is not before and not composes_anew:  # else it knows its epoch
-        iterator.epoch = max(epoch, 1)
-    SharedBatches.take_over(iterator, task.source_dictionary.pad())
-    return iterator
-
-
-class SharedBatches(EpochBatchIterator):
-    """fairseq's iterator over batches of text, as above."""
-
-    @classmethod
-    def take_over(cls, iterator: EpochBatchIterator, pad: int) -> None:
-        """Turn fairseq's iterator, which its task builds, into one of this class.
-
-        Args:
-            iterator: not yet begun.
-            pad: index of the padding symbol.
-        """
-        if isinstance(iterator, cls):
-            return  # fairseq keeps an iterator for the next epoch
-        iterator.__class__ = cls
-        if iterator.num_shards > 1:
-            iterator.collate_fn = functools.partial(
-                collate_or_pad, iterator.collate_fn, iterator.dataset, iterator.frozen_batches[0][:1], pad
-            )
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return fairseq's state, and among how many processes the batches are dealt."""
-        return {**super().state_dict(), NUM_SHARDS: self.num_shards}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue behind the batches that all processes have had, however many those were.
-
-        Raises:
-            AlmaError: if the processes cannot share what is left of the epoch evenly.
-        """
-        before, batches = state_dict.get(NUM_SHARDS, self.num_shards), state_dict.get("iterations_in_epoch", 0)
-        if before * batches % self.num_shards:
-            raise AlmaError(
-                f"the checkpoint is in the middle of an epoch, {before * batches} batches behind its beginning, which "
-                f"is no multiple of {self.num_shards} processes; resume with {before}, or with any other number whose "
-                "product with --update-freq is the same"
-            )
-        super().load_state_dict({**state_dict, "iterations_in_epoch": before * batches // self.num_shards})
-
-
-def collate_or_pad(
-    collate: Callable[[list[Any]], Batch], dataset: Any, example: list[int], pad: int, samples: list[Any]
-) -> Batch:
-    """Collate samples, or make a batch that has no token and no target of an example where there are none."""
-    if samples:
-        return collate(samples)
-    batch = collate([dataset[index] for index in example])
-    batch["net_input"]["src_tokens"].fill_(pad)
-    batch["target"].fill_(pad)
-    batch["ntokens"] = batch["nsentences"] = 0
-    return batch
+BALANCING = "alma_switch_cross_entropy"
+"""The criterion that adds the balance loss of Switch layers."""
 
 
 @dataclass
@@ -233,11 +64,7 @@ class AlmaBPEConfig(FairseqDataclass):
 
 @register_bpe("alma", dataclass=AlmaBPEConfig)
 class AlmaBPE:
-    """Encode text to a line of dictionary symbols and back, as fairseq's encoders do.
-
-    Args:
-        cfg: names the stream's folder.
-    """
+    """Encode text to a line of dictionary symbols and back, as fairseq's encoders do."""
 
     def __init__(self, cfg: AlmaBPEConfig) -> None:
         if cfg.data is None:
@@ -255,7 +82,7 @@ class AlmaBPE:
 
 @dataclass
 class StreamConfig(CommandConfig, LanguageModelingConfig):
-    """Options of ``language_modeling``, and what the command was told elsewhere."""
+    """Options of ``language_modeling``, and options of the command that the task looks at."""
 
     tokens_per_sample: int = field(
         default=512,
@@ -266,7 +93,6 @@ class StreamConfig(CommandConfig, LanguageModelingConfig):
     reset_dataloader: bool = II("checkpoint.reset_dataloader")
 
 
-register_feature(SaveInBackground)
 register_feature(TimedSaves)
 AlmaLMConfig = fairseq_config("AlmaLMConfig", StreamConfig, [StageOptions, *FEATURES], "text")
 """Options of ``--task alma_lm``: these, and those of the features of a training."""
@@ -306,10 +132,12 @@ class AlmaLMTask(StageTask, LanguageModelingTask):
             kwargs: passed on.
 
         Raises:
-            AlmaError: if a number is out of its option's range, the folder is no stream of text, its dictionary or
-                tokenizer is not the manifest's, or the checkpoint that the command names is none.
+            AlmaError: an option is out of range, the folder is no stream of text, its dictionary or tokenizer is not
+                the manifest's, or the checkpoint that the command names is none.
         """
-        check_whole_config(cfg)
+        check_options(cfg)
+        if cfg.tokens_per_sample < 1:  # fairseq has subtracted the window
+            raise AlmaError("--context-window: must be smaller than --tokens-per-sample")
         stream = Stream.open(cfg.data)
         if stream.kind != "text":
             raise AlmaError(f"{cfg.data}: a stream of {stream.kind}; --task alma_lm needs one made by alma-prep-text")
@@ -322,7 +150,6 @@ class AlmaLMTask(StageTask, LanguageModelingTask):
                 )
             read_checkpoint(cfg.path)
         features = features_of(cfg)
-        prepare_group({f"{cfg.data}/stream.json": stream.fingerprint})
         task = super().setup_task(cfg, **kwargs)
         task.stream, task.features, task.whole_split = stream, features, WholeSplit(cfg.path is not None)
         note_task("alma_lm")
@@ -331,33 +158,29 @@ class AlmaLMTask(StageTask, LanguageModelingTask):
 
     @in_one_line()
     def load_dataset(self, split: str, epoch: int = 1, combine: bool = False, **kwargs: Any) -> None:
-        """Load a split; ``train`` is the union of the stage's mega-batches, ``megabatch-000/slice`` a part of one.
+        """Load a split; ``train`` is the union of the stage's mega-batches, and what features draw from earlier ones.
 
         Raises:
-            AlmaError: if there is no such mega-batch, or files are not those of the manifest.
+            AlmaError: there is no such mega-batch, or files are not those of the manifest.
         """
-        if (megabatch := megabatch_of_slice(split)) is not None:
-            held_out = self.stream.holdout(megabatch)
-            (whole,) = self._load_megabatches([megabatch], epoch, combine, **kwargs)
-            self.datasets[split] = slice_of(whole, held_out.num_tokens)
-            return
         if split != "train":
             self.stream.verify([self.stream.split(split).name])
             super().load_dataset(split, epoch, combine, **kwargs)
             return
-        megabatches = self._megabatches()
-        first = megabatches[0] if self.features.draws_earlier else 0
+        new = self._megabatches()
+        first = new[0] if self.features.draws_earlier else 0
         before = [range(start, start + self.args.wait) for start in range(0, first, self.args.wait)]
-        stages = [self._load_megabatches(stage, epoch, combine, **kwargs) for stage in (*before, megabatches)]
+        stages = [self._load_megabatches(stage, epoch, combine, **kwargs) for stage in (*before, new)]
         sizes = [[len(megabatch) for megabatch in stage] for stage in stages]
         drawn = self.features.draw_earlier(sizes, self.args.seed)
-        *earlier, new = stages
-        self.datasets["train"] = join_stage(new, [each for stage in earlier for each in stage], drawn)
+        num_before, num_new = sum(map(sum, sizes[:-1])), sum(sizes[-1])
+        indices = np.arange(num_before, num_before + num_new)
+        indices = indices if drawn is None else np.concatenate([indices, drawn])
+        self.datasets["train"] = StageDataset([megabatch for stage in stages for megabatch in stage], indices)
 
     def _load_megabatches(
         self, megabatches: Iterable[int], epoch: int, combine: bool, **kwargs: Any
     ) -> list[FairseqDataset]:
-        """Load some mega-batches as fairseq loads a split."""
         names = [self.stream.megabatch(t).name for t in megabatches]
         self.stream.verify(names)
         for name in names:
@@ -372,10 +195,91 @@ class AlmaLMTask(StageTask, LanguageModelingTask):
             self.args.megabatch, self.stream.num_megabatches, self.args.wait, self.args.replay
         ).megabatches
 
-    def filter_indices_by_size(self, indices: np.ndarray, *args: Any, **kwargs: Any) -> np.ndarray:
-        """Leave out sequences that the model cannot take, as fairseq does. Raises AlmaError if none would be left."""
-        kept = super().filter_indices_by_size(indices, *args, **kwargs)
-        if len(indices) and not len(kept):
+    def get_batch_iterator(  # type: ignore[override]
+        self,
+        dataset: FairseqDataset,
+        max_tokens: Optional[int] = None,
+        max_sentences: Optional[int] = None,
+        max_positions: Optional[int] = None,
+        ignore_invalid_inputs: bool = False,
+        seed: int = 1,
+        num_shards: int = 1,
+        shard_id: int = 0,
+        num_workers: int = 0,
+        epoch: int = 1,
+        data_buffer_size: int = 0,
+        **further: Any,
+    ) -> EpochBatchIterating:
+        """Return the batches of a split, those of this process where there are several; see `SequenceBatches`.
+
+        ``--required-batch-size-multiple`` is ignored: with it fairseq drops batches.
+
+        Raises:
+            AlmaError: an option does not let all sequences into a batch.
+        """
+        if max_tokens is None and max_sentences is None:
+            raise AlmaError("--batch-size: no batch size is given; give it in sequences, or --max-tokens")
+        if isinstance(dataset, NestedDictionaryDataset):  # prompts: one that is too long is skipped
+            ignore_invalid_inputs = True
+        else:
+            self._require_room(max_tokens, max_positions)
+        shards = {"num_shards": num_shards, "shard_id": shard_id}
+        if not isinstance(dataset, StageDataset):
+            further |= {"required_batch_size_multiple": 1, "max_tokens": max_tokens, "max_sentences": max_sentences}
+            further |= {"num_workers": num_workers, "epoch": epoch, "data_buffer_size": data_buffer_size, **shards}
+            return super().get_batch_iterator(
+                dataset,
+                max_positions=max_positions,
+                ignore_invalid_inputs=ignore_invalid_inputs,
+                seed=seed,
+                **further,
+            )
+        if further.get("skip_remainder_batch"):
+            raise AlmaError("--skip-remainder-batch: every sequence is trained on in each epoch; leave it out")
+        indices = dataset.ordered_indices()
+        if max_positions is not None:
+            indices = self.filter_indices_by_size(indices, dataset, max_positions, ignore_invalid_inputs)
+        return SequenceBatches(
+            dataset,
+            indices,
+            {"max_tokens": max_tokens, "max_sentences": max_sentences},
+            (seed, self.args.megabatch or 0),
+            (shard_id, num_shards),
+            self.source_dictionary.pad(),
+            epoch,
+            num_workers,
+            data_buffer_size,
+            self.args.save_dir,
+        )
+
+    def _require_room(self, max_tokens: Optional[int], max_positions: Optional[int]) -> None:
+        """Raise AlmaError unless batches and model take sequences of ``--tokens-per-sample``."""
+        length = self.args.tokens_per_sample
+        if max_tokens is not None and max_tokens < length:
+            raise AlmaError(
+                f"--max-tokens {max_tokens}: smaller than a sequence of --tokens-per-sample {length}; give --max-tokens "
+                f"{length} or more, or --tokens-per-sample {max_tokens} or less"
+            )
+        if max_positions is not None and max_positions < length:
+            raise AlmaError(
+                f"--max-target-positions {max_positions}: the model takes no longer sequences, and --tokens-per-sample "
+                f"is {length}; give --tokens-per-sample {max_positions} or less, or train with a larger "
+                "--max-target-positions"
+            )
+
+    def filter_indices_by_size(
+        self, indices: np.ndarray, dataset: FairseqDataset, *args: Any, **kwargs: Any
+    ) -> np.ndarray:
+        """Leave out sequences that the model cannot take, as fairseq does, and say so.
+
+        Raises:
+            AlmaError: none would be left of a split.
+        """
+        kept = super().filter_indices_by_size(indices, dataset, *args, **kwargs)
+        if isinstance(dataset, NestedDictionaryDataset):
+            for index in np.setdiff1d(indices, kept):
+                print(f"a prompt of {dataset.size(index)} tokens is longer than the model takes; skipped")
+        elif len(indices) and not len(kept):
             raise AlmaError(
                 f"--tokens-per-sample {self.args.tokens_per_sample}: with --sample-break-mode "
                 f"{self.args.sample_break_mode} every sequence is longer; give more, or --sample-break-mode none"
@@ -383,10 +287,10 @@ class AlmaLMTask(StageTask, LanguageModelingTask):
         return kept
 
     def build_model(self, cfg: Any, from_checkpoint: bool = False) -> torch.nn.Module:
-        """Build the model, after a look whether the checkpoint to start from fits it."""
+        """Build the model, after a check that the checkpoint to start from fits it."""
         with in_one_line():  # no decorator: fairseq looks at the names of the arguments
             model = self._build_checked(cfg, from_checkpoint)
-        gates = [weight for name, weight in model.named_parameters() if name.endswith("switch.gate.weight")]
+        gates = [weight for name, weight in model.named_parameters() if name.endswith(".gate.weight")]
         self.is_compiled = not from_checkpoint and getattr(model, "is_compiled", False)
         if self.is_compiled:
             require_compiler(self.features.setting.device)
@@ -405,14 +309,14 @@ class AlmaLMTask(StageTask, LanguageModelingTask):
             return model
         start, resumes = self.find_start(self.args)
         if start is None:
-            return self.features.wrap(super().build_model(cfg, from_checkpoint))
+            return super().build_model(cfg, from_checkpoint)
         checkpoint = read_checkpoint(start)
         if resumes and not self.args.reset_dataloader:
             self._refuse_other_stage(checkpoint["cfg"].get("task") or {}, start)
         check_start(checkpoint, start, cfg, self.stream)
         model = super().build_model(cfg, from_checkpoint)
         check_weights(checkpoint, start, model)
-        return self.features.wrap(model)
+        return model
 
     def _refuse_other_stage(self, trained: Mapping[str, Any], last: str) -> None:
         """Raise AlmaError if a checkpoint that would be resumed is of another mega-batch: fairseq would skip data."""
@@ -426,11 +330,11 @@ class AlmaLMTask(StageTask, LanguageModelingTask):
     def build_criterion(self, cfg: Any) -> Any:
         """Build the criterion, and warn where experts are trained without their balance loss."""
         criterion = super().build_criterion(cfg)
-        if self.is_compiled and cfg._name != "alma_switch_cross_entropy":
-            raise AlmaError("--compile: goes with --criterion alma_switch_cross_entropy; leave out one of the two")
-        if self.has_balance_loss and cfg._name != "alma_switch_cross_entropy":
+        if self.is_compiled and cfg._name != BALANCING:
+            raise AlmaError(f"--compile: goes with --criterion {BALANCING}; leave out one of the two")
+        if self.has_balance_loss and cfg._name != BALANCING:
             logging.getLogger(__name__).warning(
-                "the balance loss of the experts is left out, as --criterion is not alma_switch_cross_entropy; "
+                f"the balance loss of the experts is left out, as --criterion is not {BALANCING}; "
                 "--balance-loss-weight 0 says so"
             )
         return criterion
@@ -461,15 +365,6 @@ class AlmaLMTask(StageTask, LanguageModelingTask):
         target = PadDataset(AppendTokenDataset(prompts, pad), pad, left_pad=False)
         return NestedDictionaryDataset({"id": IdDataset(), "net_input": inputs, "target": target}, sizes=[lengths])
 
-    def get_batch_iterator(self, *args: Any, **kwargs: Any) -> EpochBatchIterator:
-        """Return the batches of a split, those of this process where there are several; see `stage_batches`.
-
-        ``--required-batch-size-multiple`` is ignored: fairseq drops the last batch of an epoch unless its size is a
-        multiple of it, 8 by default, so that part of a mega-batch would never be trained on or validated with.
-        """
-        kwargs["required_batch_size_multiple"] = 1
-        return stage_batches(super().get_batch_iterator, self, *args, **kwargs)
-
     def build_bpe(self, args: Any) -> Any:
         """Return the stream's own tokenizer unless ``--bpe`` names another; fairseq-interactive calls this."""
         return super().build_bpe(args) or AlmaBPE(AlmaBPEConfig(data=self.args.data))
@@ -477,15 +372,15 @@ class AlmaLMTask(StageTask, LanguageModelingTask):
     def eval_lm_dataloader(
         self, *args: Any, max_positions: Optional[int] = None, context_window: int = 0, **kwargs: Any
     ) -> Iterator[dict[str, Any]]:
-        """Return fairseq's iterator, once sure that fairseq-eval-lm's result will be seen, and will be one.
+        """Return fairseq's iterator, over all batches in each of several processes.
 
         ``fairseq-eval-lm`` prints its result through a logger, and sets that up only if no library did so before. And
-        it skips what is longer than the model takes: all that is left might be the last few tokens of the test set.
+        it skips what is longer than the model takes, which might be all but the end of the test set.
 
         Raises:
-            AlmaError: if test sequences are longer than the model takes.
+            AlmaError: test sequences are longer than the model takes.
         """
-        length = self.args.tokens_per_sample + context_window  # fairseq has taken the window off before
+        length = self.args.tokens_per_sample + context_window  # fairseq has subtracted the window before
         if max_positions is not None and length > max_positions:
             raise AlmaError(
                 f"--tokens-per-sample {length}: the model takes sequences of {max_positions} tokens at most; give "
@@ -493,8 +388,9 @@ class AlmaLMTask(StageTask, LanguageModelingTask):
             )
         if is_first():
             ensure_printed(logging.getLogger("fairseq_cli.eval_lm"))
-        kwargs |= {"max_positions": max_positions, "context_window": context_window, **whole_share()}
-        return super().eval_lm_dataloader(*args, **kwargs)
+        if world_size() > 1:
+            kwargs |= {"num_shards": 1, "shard_id": 0}
+        return super().eval_lm_dataloader(*args, max_positions=max_positions, context_window=context_window, **kwargs)
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a checkpoint keeps of the task: which vocabulary the model knows."""
@@ -504,7 +400,7 @@ class AlmaLMTask(StageTask, LanguageModelingTask):
         """Check that a checkpoint's model knows this stream's vocabulary; fairseq-eval-lm calls this.
 
         Raises:
-            AlmaError: if it was trained with another.
+            AlmaError: it was trained with another.
         """
         check_dictionary({"task_state": state_dict}, self.args.path, self.stream)
         super().load_state_dict(state_dict)

@@ -29,9 +29,9 @@ from fairseq_alma.text.text_steps import (
 )
 from fairseq_alma.text.train_options import TrainOptions
 from fairseq_alma.training.branch import LRBranch
-from fairseq_alma.training.carried_optimizer import CarriedOptimizer, Rewarm
+from fairseq_alma.training.carried_optimizer import CarriedOptimizer
 from fairseq_alma.training.feature import Part
-from fairseq_alma.training.stage_ends import BestCheckpoint
+from fairseq_alma.training.best_checkpoint import BestCheckpoint
 from fairseq_alma.watch.run_display import describe_stage
 
 GROWN_FILE = "grown.pt"
@@ -220,14 +220,6 @@ class TextJob:
         is_carried = self.carries_optimizer and training.start is not None
         before = sum(self.stage_updates(each) or 0 for each in range(stage)) if is_carried else 0
         return before + ((self.num_updates(training, UP_TO_BRANCH) or 0) if part == BRANCH else 0)
-
-    def peak(self, stage: int) -> float:
-        """Return the learning rate that a stage warms up to."""
-        (lr,) = self.options.last("--lr") or ("0",)
-        (warmup,) = self.options.last("--warmup-updates") or ("0",)
-        (power,) = self.options.last("--power") or ("1",)
-        assert self.options.max_update is not None
-        return float(lr) * self.features[Rewarm].peak(stage, self.options.max_update, int(warmup), float(power))
 
     def strip(self, model: ModelId) -> None:
         """Reduce what is kept of a trained model to its weights, and to what a later stage carries on."""

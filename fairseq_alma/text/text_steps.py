@@ -30,7 +30,6 @@ from fairseq_alma.text.process import Command, module_command, run_logged, watch
 from fairseq_alma.text.stage_checkpoints import Progress
 from fairseq_alma.text.train_options import replace_option
 from fairseq_alma.training.average import write_average
-from fairseq_alma.training.carried_optimizer import Rewarm
 from fairseq_alma.watch.progress import StageProgress
 from fairseq_alma.watch.sinks import CURVE_OPTIONS, TENSORBOARD
 
@@ -314,8 +313,6 @@ class Train(TrainingStep):
             options = replace_option(options, "--max-update", str(end))
         if job.recipe is not None and TOTAL in job.recipe.chosen:
             options = replace_option(options, TOTAL, str(job.stage_updates(training.model.stage)))
-        if job.features[Rewarm].is_one_schedule and training.start is not None:
-            options = replace_option(options, "--lr", f"{job.peak(training.model.stage):.6g}")
         if self.part == BRANCH:  # it would be drawn over what it branches off from
             options = [option for option in options if option[0] not in CURVE_OPTIONS]
         if training.num_layers is not None:
@@ -378,8 +375,6 @@ class Train(TrainingStep):
         """Return what stage.json says of how the stage began and of what is tested; nothing for the paper's way."""
         features = self.job.features
         described = features.describe(self.job.part(self.training, self.part))
-        if features[Rewarm].is_one_schedule:
-            described["peak_lr"] = self.job.peak(self.plan.stage.index)
         return {"anytime": {"first_update": done.first_update, **described}} if described else {}
 
     def _forget_what_is_lost(self) -> None:

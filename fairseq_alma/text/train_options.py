@@ -9,7 +9,6 @@ from typing import Mapping, Optional, Sequence
 from fairseq_alma.checkpoints.model_options import LANGUAGE, WEIGHTS_FLAG
 from fairseq_alma.options import GivenOption, flags_of, group_words, options_of
 from fairseq_alma.training.feature import FEATURES
-from fairseq_alma.training.option_ranges import check_words
 from fairseq_alma.watch.sinks import CurveOptions
 
 # What alma-stream decides, and how a user says it instead.
@@ -97,7 +96,6 @@ class TrainOptions:
         self.max_epoch = self._positive("--max-epoch")
         if self.max_update is None and self.max_epoch is None:
             raise ValueError("neither --max-update nor --max-epoch after the --; a stage must end")
-        check_words(self.options)
         if self.last("--balance-loss-weight") is not None and self.last("--criterion") != (BALANCING,):
             raise ValueError(f"--balance-loss-weight after the --: needs --criterion {BALANCING}, which is not given")
 

@@ -1,26 +1,15 @@
-"""What a training can do beside learning, one file a feature, and processes that share the work.
+"""Training features, one file each, and what fairseq's commands need to train and test here.
 
-The features of both kinds of data are registered here, in the order of their options and hooks; ``text/sharding.py``
-has one more.
+Features of both kinds of data are registered here, in the order in which their hooks are called.
 """
 
 from fairseq_alma.training.autocast import Autocast
 from fairseq_alma.training.average import WeightAverage
+from fairseq_alma.training.best_checkpoint import BestCheckpoint
 from fairseq_alma.training.branch import LRBranch
-from fairseq_alma.training.carried_optimizer import CarriedOptimizer, Rewarm, TokenCount
+from fairseq_alma.training.carried_optimizer import CarriedOptimizer, TokenCount
 from fairseq_alma.training.feature import register_feature
 from fairseq_alma.training.replay import Replay
-from fairseq_alma.training.stage_ends import BestCheckpoint, StageEnds
 
-for _kind in (
-    TokenCount,
-    CarriedOptimizer,
-    WeightAverage,
-    LRBranch,
-    BestCheckpoint,
-    Replay,
-    Rewarm,
-    StageEnds,
-    Autocast,
-):
+for _kind in (TokenCount, CarriedOptimizer, WeightAverage, LRBranch, BestCheckpoint, Replay, Autocast):
     register_feature(_kind)

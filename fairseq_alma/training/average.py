@@ -2,8 +2,8 @@
 
 After update t the average keeps the share 2^(-1 / (f t)) of itself: what it is made of is half forgotten after f times
 the updates so far, at any t, so that it serves at every arrival. A power of t weighs the past, as in Karras et al. 2024
-(Analyzing and Improving the Training Dynamics of Diffusion Models, section 3.1). fairseq's own ``--store-ema`` has one
-fixed decay, goes through the state dictionary tensor by tensor, and keeps a second model.
+(Analyzing and Improving the Training Dynamics of Diffusion Models, section 3.1). fairseq's ``--store-ema`` has one
+fixed decay.
 """
 
 from dataclasses import dataclass
@@ -32,7 +32,7 @@ def average_decay(update: int, half_life: Fraction) -> float:
     """Return the share of itself that the average keeps.
 
     Args:
-        update: number of the update that was made just now, from 1.
+        update: number of the update that was just made, from 1.
         half_life: f, a share of the updates so far.
     """
     return 2.0 ** float(-1 / (half_life * update))
@@ -46,9 +46,7 @@ class WeightAverage(Feature):
         average: of each parameter by its name, fp32; None: no update was made.
     """
 
-    USUAL: ClassVar[Mapping[str, str]] = {"ema_half_life": "1/16"}
-    """What a run on text has where nothing else says which weights are tested."""
-    needs_whole_weights: ClassVar[Optional[str]] = "the average of weights"
+    predicts_with: ClassVar[Optional[str]] = "average"
 
     ema_half_life: Optional[str] = opt(
         None,
@@ -58,21 +56,10 @@ class WeightAverage(Feature):
         defaults={TRAINING: NONE},
     )
 
-    @property
-    def predicts_with(self) -> Optional[str]:
-        """The average."""
-        return "average"
-
-    @property
-    def way(self) -> Optional[str]:
-        """The option."""
-        return f"--ema-half-life {self.ema_half_life}"
-
     def __post_init__(self) -> None:
         self.average: Optional[dict[str, Tensor]] = None
 
     def after_step(self, model: "nn.Module", update: int) -> None:
-        """Move the average towards the weights."""
         import torch
 
         assert self.ema_half_life is not None
@@ -81,34 +68,26 @@ class WeightAverage(Feature):
             if self.average is None:
                 self.average = {name: tensor.detach().clone().float() for name, tensor in parameters.items()}
                 return
-            here = [_on_device(self.average, name, tensor) for name, tensor in parameters.items()]
-            now = [tensor if tensor.dtype == torch.float32 else tensor.float() for tensor in parameters.values()]
-            torch._foreach_lerp_(here, now, 1.0 - average_decay(update + 1, Fraction(self.ema_half_life)))
+            for name, tensor in parameters.items():  # a checkpoint is read on the CPU
+                self.average[name] = self.average[name].to(tensor.device)
+            averages = [self.average[name] for name in parameters]
+            weights = [tensor.float() for tensor in parameters.values()]
+            torch._foreach_lerp_(averages, weights, 1.0 - average_decay(update + 1, Fraction(self.ema_half_life)))
 
     def to_test(self, model: "nn.Module") -> "Optional[Mapping[str, Tensor]]":
-        """Return the average."""
         return self.average
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the average, on the CPU."""
         if self.average is None:
             return {}
         return {AVERAGE: {name: tensor.cpu() for name, tensor in self.average.items()}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on averaging where an interrupted training, or the stage before, was."""
         self.average = state.get(AVERAGE)
 
 
-def _on_device(average: dict[str, "Tensor"], name: str, parameter: "Tensor") -> "Tensor":
-    """Return the average of one parameter where the parameter is; a checkpoint is read on the CPU."""
-    if average[name].device != parameter.device:
-        average[name] = average[name].to(parameter.device)
-    return average[name]
-
-
 def _parameters(model: "nn.Module") -> dict[str, "Tensor"]:
-    """Return the parameters of what may be wrapped for several processes, each once."""
+    """Return the parameters inside a data-parallel wrapper, each once."""
     from torch import nn
 
     while isinstance(wrapped := getattr(model, "module", None), nn.Module):
@@ -124,7 +103,7 @@ def write_average(path: Path, out: Path, replace: bool = True) -> None:
 
 
 def averaged_model(checkpoint: "Checkpoint", path: Path) -> "Checkpoint":
-    """Return a checkpoint whose weights are the average, for tests: it has no optimizer state.
+    """Return a checkpoint whose weights are the average, without optimizer state.
 
     Args:
         checkpoint: as `read_checkpoint` returns it.

@@ -1,117 +1,29 @@
-"""What a training does beside learning: a feature is a callback with options of its own, in a file of its own.
+"""Training features: callbacks with options of their own, one file each.
 
-A feature has a plan side, in ``alma-stream`` before anything is trained (`PlannedRun`), and a training side, where the
-model is: in fairseq's commands the task (`training.stage_task`), and in ``alma-stream`` on images a loop
-(`images.stage_training`). Both call the same hooks, and only those of features that an option switches on. Of one
-update, in this order::
+A feature has a plan side, in ``alma-stream`` before anything is trained (`PlannedRun`), and a training side: in
+fairseq's commands the task (`training.stage_task`), in ``alma-stream`` on images a loop (`images.stage_training`). Only
+features that an option switches on are called. The hooks of one update, in order::
 
     with feature.around_forward(model):    each forward pass, of training and of tests
         loss = …
-    feature.before_step(optimizer, u)      gradients are there, and clipped; u updates were made before
+    feature.before_step(optimizer, u)      gradients are clipped; u updates were made before
     optimizer.step()
     feature.after_step(model, u)           the weights have changed
     feature.count(logs)                    of the criterion
 
-What a feature keeps between updates it hands over by `state_dict`, so that a killed training resumes with it. A feature
-from elsewhere (``alma-stream --features-from``) is ``docs/how-to/own-learner.md``'s last example.
-
-Neither torch nor fairseq at the top of a file that ``alma-stream`` reads options from: a dry run imports neither.
-Source of the form: callbacks of OLMo-core, which have a state of their own.
+What a feature keeps between updates goes through `state_dict`, so that a killed training resumes with it. A dry run
+imports neither torch nor fairseq. Source of the form: OLMo-core's callbacks with state.
 """
 
 import argparse
 import contextlib
-import hashlib
-import importlib.util
-import os
-import sys
 from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import (
-    TYPE_CHECKING,
-    Any,
-    Callable,
-    ClassVar,
-    ContextManager,
-    Iterator,
-    Mapping,
-    Optional,
-    Sequence,
-    TypeVar,
-)
+from typing import TYPE_CHECKING, Any, Callable, ClassVar, ContextManager, Iterator, Mapping, Optional, Sequence, TypeVar
 
-from fairseq_alma.errors import GIVEN_CODE, AlmaError, in_one_line
-from fairseq_alma.learners.learner import StagePlan
-from fairseq_alma.options import TRAINING, Options, options_of
-
-ENDLESS = ("fixed", "inverse_sqrt")
-"""Schedules without a horizon; fairseq's ``fixed`` is a warm-up, then constant."""
-
-
-@dataclass(frozen=True)
-class PlannedRun:
-    """What a feature may ask of a run; what is wrong raises ValueError, which begins with the feature's option.
-
-    Attributes:
-        kind: of data.
-        plans: of all stages.
-        replay: whether each stage trains on all mega-batches so far.
-        last: returns the values of an option after ``--``, of its last occurrence; None: it is not given.
-        features: all that the run has.
-    """
-
-    kind: str
-    plans: Sequence[StagePlan]
-    replay: bool
-    last: Callable[[str], Optional[tuple[str, ...]]]
-    features: "Features"
-
-    @property
-    def max_update(self) -> Optional[int]:
-        """Updates of a stage."""
-        number = self.number("--max-update")
-        return None if number is None else int(number)
-
-    @property
-    def schedule(self) -> str:
-        """Name of the learning-rate schedule."""
-        return " ".join(self.last("--lr-scheduler") or ("fixed",))
-
-    def number(self, name: str) -> Optional[float]:
-        """Return the value of an option that is a number."""
-        values = self.last(name)
-        return None if values is None else float(" ".join(values))
-
-    def require_updates(self, flag: str) -> None:
-        """Refuse stages of text that epochs end, and of images that end early."""
-        if self.kind == "images" and self.last("--patience") is not None:
-            raise ValueError(
-                f"{flag}: counts the updates of a stage, which --patience after the -- may end early; leave --patience "
-                "out"
-            )
-        if self.kind == "text" and (self.max_update is None or self.last("--max-epoch") is not None):
-            raise ValueError(
-                f"{flag}: counts the updates of a stage; give --max-update after the --, and no --max-epoch"
-            )
-
-    def require_endless(self, flag: str) -> None:
-        """Refuse schedules that decay by themselves, and rates that depend on the epoch."""
-        if self.schedule not in ENDLESS:
-            raise ValueError(
-                f"{flag}: --lr-scheduler {self.schedule} after the -- decays by itself; give {' or '.join(ENDLESS)} "
-                "instead"
-            )
-        self.refuse_rates_by_epoch(flag)
-
-    def refuse_rates_by_epoch(self, flag: str) -> None:
-        """Refuse what begins anew in each stage."""
-        rates = " ".join(self.last("--lr") or ())
-        if "," in rates or self.last("--force-anneal") is not None:
-            given = f"--lr {rates}" if "," in rates else "--force-anneal"
-            raise ValueError(
-                f"{flag}: {given} after the -- depends on the epoch, which begins anew in each stage; give one --lr"
-            )
-
+from fairseq_alma.options import TRAINING, Options, flag, options_of
+from fairseq_alma.training.given_code import import_from as import_from  # cli/stream
+from fairseq_alma.training.planned_run import ENDLESS as ENDLESS
+from fairseq_alma.training.planned_run import PlannedRun
 
 if TYPE_CHECKING:
     import numpy
@@ -120,26 +32,21 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Setting:
-    """What a feature may know of the training, or test, that it is part of.
+    """The training, or test, that a feature is part of.
 
     Attributes:
         device: ``cpu`` or ``cuda``.
         optimizer: class of the optimizer, as checkpoints name it; None: the command does not train.
-        start: checkpoint that the training begins with, optimizer and all (``--continue-once``); None: none.
-        needs_whole_weights: what needs all weights of the model in one process; None: nothing does.
-        autocast: precision of products, as torch names it; None: that of the weights.
-        saving: fairseq's options of checkpoints, which count as they are when an update is over; None: no such command.
-        draw_weights: returns initial weights by their names, as a model would have them that starts from nothing; of a
-            stage on images that starts from another.
+        start: checkpoint whose optimizer the training carries on (``--continue-once``); None: none.
+        saving: fairseq's options of checkpoints, read at the end of an update; None: no such command.
+        batches: how the training cuts its sequences into updates: batch_size, max_tokens, update_freq, num_procs.
     """
 
     device: str = "cpu"
     optimizer: Optional[str] = None
     start: Optional[str] = None
-    needs_whole_weights: Optional[str] = None
-    autocast: Optional[str] = None
     saving: Any = None
-    draw_weights: "Optional[Callable[[], Mapping[str, Tensor]]]" = None
+    batches: Optional[Mapping[str, Any]] = None
 
 
 @dataclass(frozen=True)
@@ -149,7 +56,7 @@ class Part:
     Attributes:
         first_update: updates that the optimizer has made before the stage.
         num_updates: of the whole stage; None: epochs end it.
-        is_branch: whether it is a copy that branches off, to be tested and thrown away.
+        is_branch: whether it is a copy that is tested and thrown away.
         stage: number of the stage.
     """
 
@@ -161,38 +68,31 @@ class Part:
 
 @dataclass
 class Feature(Options):
-    """A dataclass whose fields are options (see `options.opt`); no hook does anything unless a feature says so.
+    """A dataclass whose fields are options (see `options.opt`); a feature overrides the hooks that it needs.
 
     Attributes:
-        needs_whole_weights: the name of what needs all weights of the model in one process; None: nothing.
-        computes_in: the precision that it lets products have, as torch names it; None: it leaves that alone.
-        owned: options of fairseq-train that alma-stream gives by itself -> how a user says it instead.
+        owned: options of fairseq-train that alma-stream gives by itself -> how a user gives them instead.
+        predicts_with: what of a stage is tested: ``average``, ``best`` or ``branch``; None: no change.
     """
 
-    needs_whole_weights: ClassVar[Optional[str]] = None
-    computes_in: ClassVar[Optional[str]] = None
     owned: ClassVar[Mapping[str, str]] = {}
+    predicts_with: ClassVar[Optional[str]] = None
 
     @property
     def is_on(self) -> bool:
-        """Whether the training has it: one of its options is not at its default."""
+        """Whether one of its options differs from its default."""
         return any(getattr(self, name) != option.default for name, option in options_of(type(self)).items())
 
     @property
-    def predicts_with(self) -> Optional[str]:
-        """What of a stage is tested: ``average``, ``best``, ``branch``; None: the feature leaves that alone."""
-        return None
-
-    @property
-    def way(self) -> Optional[str]:
-        """The option, as given, that decides what is tested, which two cannot; None: it leaves that alone."""
-        return None
+    def way(self) -> str:
+        """Its options as given, for messages."""
+        return " ".join(flag(name) if value is True else f"{flag(name)} {value}" for name, value in self.record().items())
 
     def check(self, run: PlannedRun) -> None:
         """Raise ValueError, which begins with the option, if a run cannot have it."""
 
     def for_part(self: "Own", part: Part) -> "Own":
-        """Return the feature as a part of a stage's training has it, with no state yet."""
+        """Return the feature as a part of a stage's training has it, without state."""
         return replace(self)
 
     def describe(self, part: Part) -> dict[str, Any]:
@@ -200,56 +100,35 @@ class Feature(Options):
         return {}
 
     def prepare(self, setting: Setting) -> None:
-        """Raise AlmaError if the device cannot do it, or another option is missing; before the model is built."""
+        """Raise AlmaError if the device or the command lacks what it needs; called before the model is built."""
 
     def begin(self, checkpoint: dict[str, Any], setting: Setting) -> None:
-        """Change what a training begins with that carries another one on, in place.
-
-        Args:
-            checkpoint: of ``Setting.start``; of images its ``model``, and where averages are tested ``average``, which
-                has what was tested of the stage before under the same names.
-            setting: of the training.
-        """
-
-    def wrap(self, model: "nn.Module", setting: Setting) -> "nn.Module":
-        """Return the model as it is to be trained."""
-        return model
+        """Change, in place, the checkpoint ``setting.start`` that a training carries on."""
 
     def around_forward(self, model: "nn.Module") -> ContextManager[Any]:
         """Return a context for a forward pass."""
         return contextlib.nullcontext()
 
     def before_step(self, optimizer: Any, update: int) -> None:
-        """Act once gradients are there, before the optimizer's step.
-
-        Args:
-            optimizer: fairseq's, or torch's; both have ``param_groups``.
-            update: updates that were made before.
-        """
+        """Act before the optimizer's step (fairseq's or torch's, both with ``param_groups``)."""
 
     def after_step(self, model: "nn.Module", update: int) -> None:
-        """Act on the weights that the optimizer's step has made; as `before_step`."""
+        """Act on the new weights."""
 
     def count(self, logs: Sequence[Mapping[str, Any]]) -> None:
-        """Take notice of what the criterion logged of an update, one entry for each batch of each process."""
+        """Take the criterion's logs of an update, one for each batch of each process."""
 
     def draw_earlier(self, sizes: Sequence[Sequence[int]], seed: int) -> "Optional[numpy.ndarray]":
-        """Draw what a stage trains on beside its own mega-batches; None: nothing.
+        """Return indices of earlier sequences or images that a stage trains on too, None for none.
 
         Args:
-            sizes: of each stage so far, the one at hand last, the sequences or images of each of its mega-batches.
-            seed: what the draw depends on.
-
-        Returns:
-            Numbers of sequences or images of the stages before, counted through all of them.
+            sizes: sequences or images of each mega-batch, for each stage so far, the current one last.
+            seed: of the draw.
         """
         return None
 
     def to_test(self, model: "nn.Module") -> "Optional[Mapping[str, Tensor]]":
-        """Return what is tested instead of some weights, by their names; None: the feature leaves that alone.
-
-        For images, after each epoch that is the best so far; of text `state_dict` keeps it for alma-ensemble --average.
-        """
+        """Return what is tested instead of some weights, by name; None: no change. Called for images alone."""
         return None
 
     def state_dict(self) -> dict[str, Any]:
@@ -257,7 +136,7 @@ class Feature(Options):
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over what an interrupted training, or the stage before, had; it may lack what this one did not keep."""
+        """Load the state of all features of a training; keys may be missing."""
 
 
 FEATURES: list[type[Feature]] = []
@@ -267,11 +146,7 @@ Own = TypeVar("Own", bound=Feature)
 
 
 def register_feature(kind: Kind) -> Kind:
-    """Let trainings have a feature, a dataclass, and commands its options.
-
-    Raises:
-        ValueError: one of its options belongs to another feature.
-    """
+    """Register a feature. Raises ValueError if another one has one of its options."""
     for other in FEATURES:
         if shared := options_of(kind).keys() & options_of(other).keys():
             raise ValueError(f"feature {kind.__name__}: {other.__name__} has the option {min(shared)} already")
@@ -279,126 +154,65 @@ def register_feature(kind: Kind) -> Kind:
     return kind
 
 
-def import_from(path: Path) -> None:
-    """Import a file, or a folder, of Python that registers features or learners; it may import what stands beside it.
-
-    By its path, as a name may be taken, such as ``queue``, or be none that Python can import, such as ``a.b.py``.
-
-    Raises:
-        AlmaError: it is no such file or folder, or fails; says in which line.
-    """
-    here = path.resolve()
-    file = here / "__init__.py" if here.is_dir() else here
-    if not file.is_file() or file.suffix != ".py":
-        raise AlmaError(f"{path}: no Python found; give a file X.py, or a folder with __init__.py in it")
-    name = here.stem if here.stem.isidentifier() else "_given"
-    if getattr(sys.modules.get(name), "__file__", None) == str(file):
-        return
-    found = sys.modules.get(name) or importlib.util.find_spec(name)
-    if found is not None and getattr(found, "origin", None) != str(file):
-        name = f"_given_{hashlib.sha256(os.fsencode(file)).hexdigest()}"
-    if name in sys.modules:
-        return
-    GIVEN_CODE.append(str(here))
-    sys.path.append(str(here.parent))
-    spec = importlib.util.spec_from_file_location(name, file)
-    assert spec is not None and spec.loader is not None  # of any .py file
-    module = sys.modules[name] = importlib.util.module_from_spec(spec)
-    with in_one_line():
-        spec.loader.exec_module(module)
-
-
 @dataclass
 class Features:
-    """Those features that a training has, to be called as if they were one.
-
-    Attributes:
-        each: in the order in which they are called.
-        setting: of the training.
-    """
+    """The features of a training, in the order in which they are called."""
 
     each: Sequence[Feature] = ()
     setting: Setting = field(default_factory=Setting)
 
     @classmethod
     def of(cls, values: Mapping[str, Any], setting: Setting) -> "Features":
-        """Make those that a configuration switches on.
-
-        Args:
-            values: of options, by the names of their fields, as fairseq's configuration has them.
-            setting: of the training.
-        """
-        active = [each for kind in FEATURES if (each := kind(**_given(kind, values))).is_on]
-        whole = next((each.needs_whole_weights for each in active if each.needs_whole_weights is not None), None)
-        short = next((each.computes_in for each in active if each.computes_in is not None), None)
-        return cls(active, replace(setting, needs_whole_weights=whole, autocast=short))
+        """Return those that a fairseq configuration switches on."""
+        return cls([each for kind in FEATURES if (each := kind(**_given(kind, values))).is_on], setting)
 
     @classmethod
     def read(cls, arguments: argparse.Namespace) -> "Features":
-        """Make those that the options of alma-stream switch on."""
+        """Return those that the options of alma-stream switch on."""
         return cls([each for kind in FEATURES if (each := kind.read(arguments)).is_on])
 
     def __getitem__(self, kind: type[Own]) -> Own:
-        """Return the feature of a class; with its defaults where it is not switched on."""
+        """Return the feature of a class, with its defaults where it is off."""
         return next((each for each in self.each if isinstance(each, kind)), None) or kind()
 
-    @property
-    def predicts_with(self) -> str:
-        """What is tested of a stage: its ``last`` weights unless a feature says otherwise."""
-        return next((each.predicts_with for each in self.each if each.predicts_with is not None), "last")
-
-    @property
-    def ways(self) -> list[str]:
-        """The options, as given, that decide what is tested."""
-        return [each.way for each in self.each if each.way is not None]
-
     def with_options(self, values: Mapping[str, Any]) -> "Features":
-        """Return them with what options of trainings say beside, by the names of their fields."""
+        """Return them with further values of options, by field names."""
         given = {kind: {name: values[name] for name in options_of(kind) if name in values} for kind in FEATURES}
         each = [replace(self[kind], **own) for kind, own in given.items()]
         return Features([feature for feature in each if feature.is_on], self.setting)
 
+    @property
+    def predicts_with(self) -> str:
+        """What of a stage is tested: its ``last`` weights unless a feature says otherwise."""
+        return next((each.predicts_with for each in self.each if each.predicts_with is not None), "last")
+
     def check(self, run: PlannedRun) -> None:
         """Raise ValueError, which begins with an option, if features contradict each other or the run."""
-        if len(self.ways) > 1:
-            raise ValueError(
-                f"{self.ways[0]}: {self.ways[1]} is another way to the model that is tested; give one of them"
-            )
+        tested = [each.way for each in self.each if each.predicts_with is not None]
+        if len(tested) > 1:
+            raise ValueError(f"{tested[0]}: {tested[1]} also decides which model is tested; give one of them")
         for each in self.each:
             each.check(run)
 
     def record(self, kind: Optional[str] = None) -> dict[str, Any]:
-        """Return what run.json says: what was given, so that a run without features has the record it always had."""
+        """Return the options that were given, for run.json."""
         return {name: value for each in self.each for name, value in each.record(kind).items()}
 
     def words(self, part: Part) -> list[tuple[str, ...]]:
-        """Return the options of fairseq-train for a part of a stage, those of a feature together."""
-        groups = [tuple(each.for_part(part).words()) for each in reversed(self.each)]  # as these were always printed
+        """Return the options of fairseq-train for a part of a stage, grouped by feature."""
+        groups = [tuple(each.for_part(part).words()) for each in self.each]
         return [group for group in groups if group]
 
     def for_part(self, part: Part) -> "Features":
-        """Return them as a part of a stage's training has them, with no state yet."""
+        """Return them as a part of a stage's training has them, without state."""
         return Features([each.for_part(part) for each in self.each], self.setting)
 
     def describe(self, part: Part) -> dict[str, Any]:
-        """Return what stage.json says of all of them under ``anytime``; nothing where none was asked for."""
+        """Return what stage.json says under ``anytime``; empty where no option was given."""
         if not self.record():
             return {}
         own = {name: value for each in self.each for name, value in each.describe(part).items()}
         return {"predicts_with": self.predicts_with, **own}
-
-    def prepare(self) -> None:
-        for each in self.each:
-            each.prepare(self.setting)
-
-    def begin(self, checkpoint: dict[str, Any]) -> None:
-        for each in self.each:
-            each.begin(checkpoint, self.setting)
-
-    def wrap(self, model: "nn.Module") -> "nn.Module":
-        for each in self.each:
-            model = each.wrap(model, self.setting)
-        return model
 
     @contextlib.contextmanager
     def around_forward(self, model: "nn.Module") -> Iterator[None]:
@@ -408,10 +222,9 @@ class Features:
             yield
 
     def around(self, function: Callable[..., Any], model: "nn.Module") -> Callable[..., Any]:
-        """Return a function that makes forward passes as one that does so within `around_forward`.
+        """Return a function whose forward passes are made within `around_forward`.
 
-        Around the criterion alone, not around a step of fairseq's, which switches autocast off for what it calls; and
-        gradients take the precision of their forward pass by themselves.
+        For the criterion, not for a step of fairseq's, which switches autocast off for what it calls.
         """
 
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -419,6 +232,31 @@ class Features:
                 return function(*args, **kwargs)
 
         return call if self._overrides("around_forward") else function
+
+    @property
+    def draws_earlier(self) -> bool:
+        """Whether one of them may draw from earlier stages."""
+        return self._overrides("draw_earlier")
+
+    def draw_earlier(self, sizes: Sequence[Sequence[int]], seed: int) -> "Optional[numpy.ndarray]":
+        """Call `Feature.draw_earlier`; the first that draws decides."""
+        drawn = (each.draw_earlier(sizes, seed) for each in self.each)
+        return next((indices for indices in drawn if indices is not None), None)
+
+    def to_test(self, model: "nn.Module") -> "Optional[Mapping[str, Tensor]]":
+        """Call `Feature.to_test`; the first that returns anything decides."""
+        return next((own for each in self.each if (own := each.to_test(model)) is not None), None)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {key: value for each in self.each for key, value in each.state_dict().items()}
+
+    def prepare(self) -> None:
+        for each in self.each:
+            each.prepare(self.setting)
+
+    def begin(self, checkpoint: dict[str, Any]) -> None:
+        for each in self.each:
+            each.begin(checkpoint, self.setting)
 
     def before_step(self, optimizer: Any, update: int) -> None:
         for each in self.each:
@@ -432,24 +270,6 @@ class Features:
         for each in self.each:
             each.count(logs)
 
-    @property
-    def draws_earlier(self) -> bool:
-        """Whether one of them may draw from earlier stages."""
-        return self._overrides("draw_earlier")
-
-    def draw_earlier(self, sizes: Sequence[Sequence[int]], seed: int) -> "Optional[numpy.ndarray]":
-        """Call `Feature.draw_earlier`; the first that draws anything decides."""
-        drawn = (each.draw_earlier(sizes, seed) for each in self.each)
-        return next((indices for indices in drawn if indices is not None), None)
-
-    def to_test(self, model: "nn.Module") -> "Optional[Mapping[str, Tensor]]":
-        """Call `Feature.to_test`; the first that returns anything decides."""
-        return next((own for each in self.each if (own := each.to_test(model)) is not None), None)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return what all of them keep."""
-        return {key: value for each in self.each for key, value in each.state_dict().items()}
-
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         for each in self.each:
             each.load_state_dict(state)
@@ -459,7 +279,7 @@ class Features:
 
 
 def _given(kind: type[Feature], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of a feature's options, None for what is at fairseq's default."""
+    """Return the values of a feature's options that differ from fairseq's default."""
     found = {}
     for name, option in options_of(kind).items():
         value = values.get(name)

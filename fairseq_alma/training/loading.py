@@ -1,25 +1,23 @@
 """How fairseq's own commands load checkpoints: through this package's gate, and only into the model that they fit.
 
-``fairseq-eval-lm``, ``-validate``, ``-interactive``, ``-generate`` and ``-train`` load a file by themselves, and build
-what it says. All of them do so by ``checkpoint_utils.load_checkpoint_to_cpu``. And how a training gives a checkpoint a
-second name, so that who loads it meanwhile finds a whole one. Four functions of fairseq are replaced here; under other
-tasks they do what they did.
+Two functions of fairseq are replaced; under other tasks they do what they did:
+
+- ``checkpoint_utils.load_checkpoint_to_cpu``, by which ``fairseq-train``, ``-eval-lm``, ``-validate``, ``-interactive``
+  and ``-generate`` load and unpickle every file: no code of a file may run, and only models built here are loaded;
+- ``Trainer.load_checkpoint``, which shows a traceback for a training state that does not fit the command.
 """
 
 import functools
 import os
-import shutil
 import sys
 from enum import Enum
-from pathlib import Path
 from typing import Any, Callable, Mapping, Optional
 
 from fairseq import checkpoint_utils
 from fairseq.dataclass.utils import overwrite_args_by_name
-from fairseq.file_io import PathManager
 from fairseq.models import ARCH_MODEL_NAME_REGISTRY, MODEL_DATACLASS_REGISTRY, MODEL_REGISTRY
 from fairseq.trainer import Trainer
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 from torch import Tensor, nn
 
 from fairseq_alma.checkpoints import UnfitCheckpoint
@@ -28,8 +26,7 @@ from fairseq_alma.checkpoints.checkpoint_file import Checkpoint, read_checkpoint
 from fairseq_alma.checkpoints.ensemble_file import check_dictionary
 from fairseq_alma.data.stream import Stream
 from fairseq_alma.errors import AlmaError, causes, describe_fault
-from fairseq_alma.options import options_of
-from fairseq_alma.training.processes import of_first
+from fairseq_alma.options import flag, options_of
 
 TASKS = ("alma_lm", "alma_image_classification")
 # fairseq-validate sets up the task and the criterion that the file names: ours, and those of stock language models.
@@ -43,24 +40,27 @@ _BUILT = {
         "adaptive_loss",
     ),
 }
+_REMEDY = (
+    "give the options that it was trained with, --reset-optimizer --reset-lr-scheduler --reset-meters "
+    "--reset-dataloader to begin a new training with its weights, or an unaltered checkpoint"
+)
 _set_up: set[str] = set()
 _changes: dict[str, Callable[[Checkpoint], None]] = {}
 
 
 def note_task(name: str) -> None:
-    """Note that a task of this package is set up: whatever this process loads from now on goes through the gate."""
+    """Note that a task of this package is set up: from now on this process loads everything through the gate."""
     _set_up.add(name)
 
 
-def change_when_loaded(path: str, change: Optional[Callable[[Checkpoint], None]]) -> None:
-    """Note what this process does to a checkpoint when it loads it to begin a training with; None: nothing."""
+def change_when_loaded(path: str, change: Callable[[Checkpoint], None]) -> None:
+    """Let this process change a checkpoint, in place, when it loads it."""
     _changes.clear()
-    if change is not None:
-        _changes[path] = change
+    _changes[path] = change
 
 
 def load_state(path: str, arg_overrides: Optional[Mapping[str, Any]] = None) -> Checkpoint:
-    """Return a checkpoint as fairseq takes it; of several processes the first reads it, and sends it to the others.
+    """Return a checkpoint as fairseq takes it.
 
     Args:
         path: the file.
@@ -69,7 +69,7 @@ def load_state(path: str, arg_overrides: Optional[Mapping[str, Any]] = None) -> 
     Raises:
         AlmaError: it is none, or none that is built here.
     """
-    state = of_first(lambda: read_checkpoint(path, mmap=False, needed=("optimizer_history", "extra_state")))
+    state = read_checkpoint(path, mmap=False, needed=("optimizer_history", "extra_state"))
     for part, known in _BUILT.items():
         options = state["cfg"].get(part)
         name = options.get("_name") if isinstance(options, dict) else None
@@ -81,80 +81,55 @@ def load_state(path: str, arg_overrides: Optional[Mapping[str, Any]] = None) -> 
     if path in _changes:
         _changes[path](state)
     if history := state.get("optimizer_history"):
-        state["optimizer_history"] = history[
-            -1:
-        ]  # fairseq reads the last, and adds one: a run of many stages grew by it
+        state["optimizer_history"] = history[-1:]  # fairseq reads the last and appends one: it would grow with stages
     state["cfg"] = OmegaConf.create(state["cfg"], flags={"allow_objects": True})
     if arg_overrides is not None:
         overwrite_args_by_name(state["cfg"], arg_overrides)
     return checkpoint_utils._upgrade_state_dict(state)
 
 
-def _is_our_command() -> bool:
-    """Tell whether a task of this package is in use: the command line names it, or it was set up."""
-    return bool(_set_up) or any(word.rpartition("=")[2] in TASKS for word in sys.argv[1:])
-
-
-def _is_ours(state: Any) -> bool:
-    """Tell whether a file that was loaded for another task, or for none, names a task or a model of this package."""
-    config = state.get("cfg")
-    names = [OmegaConf.select(config, f"{part}._name") for part in ("task", "model")] if _is_config(config) else []
-    return any(str(name).startswith("alma_") for name in names)
-
-
-def _is_config(config: Any) -> bool:
-    return isinstance(config, DictConfig)
-
-
-def replaced(function: Callable, by: Callable) -> Callable:
-    """Return what calls ``by(function, …)``, once only."""
-    gate = f"{by.__module__}.{by.__qualname__}"
-    gates = getattr(function, "gates", ())
-    if gate in gates:
-        return function
-
-    @functools.wraps(function)
-    def through_gate(*arguments: Any, **more: Any) -> Any:
-        return by(function, *arguments, **more)
-
-    through_gate.gates = (*gates, gate)  # type: ignore[attr-defined]
-    return through_gate
-
-
 def _load_through_gate(
     load: Callable, path: str, arg_overrides: Optional[Mapping[str, Any]] = None, load_on_all_ranks: bool = False
 ) -> Any:
     """Stand in for ``checkpoint_utils.load_checkpoint_to_cpu``."""
-    if not _is_our_command():
-        state = load(path, arg_overrides, load_on_all_ranks)
-        if not _is_ours(state):
-            return state
-    return load_state(path, arg_overrides)
+    if _set_up or any(word.rpartition("=")[2] in TASKS for word in sys.argv[1:]):
+        return load_state(path, arg_overrides)
+    return load(path, arg_overrides, load_on_all_ranks)
+
+
+def _load_training(load: Callable, trainer: Trainer, filename: str, *arguments: Any, **more: Any) -> Any:
+    """Stand in for ``Trainer.load_checkpoint``."""
+    if trainer.cfg.task._name not in TASKS or not os.path.isfile(filename):
+        return load(trainer, filename, *arguments, **more)
+    _ = trainer.optimizer  # built here: wrong options are no fault of the file
+    try:
+        return load(trainer, filename, *arguments, **more)
+    except Exception as error:
+        for each in causes(error):
+            if isinstance(each, AlmaError):
+                raise each from None
+        if describe_fault(error) is not None:
+            raise
+        is_sentence = isinstance(error, (AssertionError, ValueError, UnfitCheckpoint))
+        reason = str(error) if is_sentence else f"{type(error).__name__}: {error}"
+        raise AlmaError(f"{filename}: no training resumes from it ({reason[:300]}); {_REMEDY}") from error
+
+
+def replaced(function: Callable, by: Callable) -> Callable:
+    """Return a function that calls ``by(function, …)``; replacing it again changes nothing."""
+    if getattr(function, "is_replaced", False):
+        return function
+
+    @functools.wraps(function)
+    def call(*arguments: Any, **more: Any) -> Any:
+        return by(function, *arguments, **more)
+
+    call.is_replaced = True  # type: ignore[attr-defined]
+    return call
 
 
 checkpoint_utils.load_checkpoint_to_cpu = replaced(checkpoint_utils.load_checkpoint_to_cpu, _load_through_gate)
-
-
-def _name_again(copy: Callable, src_path: str, dst_path: str, overwrite: bool = False) -> bool:
-    """Stand in for ``PathManager.copy``, by which fairseq writes over ``checkpoint_last.pt`` in place.
-
-    A process that has it mapped, as that of another member, would be ended by SIGBUS. A second name is enough, and no
-    byte is written twice, as whatever comes under one of the names later comes as another file.
-    """
-    if not _set_up or not overwrite:
-        return copy(src_path, dst_path, overwrite)
-    temporary = Path(f"{dst_path}.tmp")
-    temporary.unlink(missing_ok=True)
-    try:
-        os.link(src_path, temporary)
-    except OSError:  # a file system without links
-        shutil.copyfile(src_path, temporary)
-    os.replace(temporary, dst_path)
-    temporary.unlink(missing_ok=True)  # it stays where both were names of one file
-    return True
-
-
-PathManager.copy = staticmethod(replaced(PathManager.copy, _name_again))
+Trainer.load_checkpoint = replaced(Trainer.load_checkpoint, _load_training)
 
 
 @functools.cache
@@ -171,7 +146,7 @@ def check_start(checkpoint: Checkpoint, path: str, model_cfg: Any, stream: Strea
         checkpoint: its content.
         path: its name, for the message.
         model_cfg: options of the model that is about to be built.
-        stream: the stream that it will be trained on.
+        stream: that it will be trained on.
     """
     check_dictionary(checkpoint, path, stream)
     check_architecture(checkpoint, path, model_cfg)
@@ -186,41 +161,36 @@ def check_architecture(checkpoint: Checkpoint, path: str, model_cfg: Any) -> Non
             f"{path}: holds an {found['_name']}, the command builds an {model_cfg['_name']}; give --arch "
             f"{found['_name']}, or start from another checkpoint"
         )
-    if differing := _other_shape(found, model_cfg):
-        raise AlmaError(f"{path}: its model has other sizes than the command; give {_flags(differing)}")
+    if differing := _differing_options(found, model_cfg):
+        raise AlmaError(f"{path}: its model has other sizes than the command; give {differing}")
     joint: Any = MODEL_REGISTRY.get(kinds[0])
     if hasattr(joint, "member_config"):
         members = [vars(joint.member_config(config)) for config in (found, model_cfg)]
-        if differing := _other_shape(*members):
+        if differing := _differing_options(*members):
             raise AlmaError(
-                f"{path}: its members are other models than the command's; give {_flags(differing)} in "
-                f"--member-options, where it was trained with {found['member_options']!r}"
+                f"{path}: its members are other models than the command's; give {differing} in --member-options, "
+                f"where it was trained with {found['member_options']!r}"
             )
 
 
-def _other_shape(found: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options that shape a network and are given otherwise than they were found, as they were found."""
-    both = [name for name in given if name in shape_options() and name in found and given[name] is not None]
-    return {name: _plain(found[name]) for name in both if _plain(found[name]) != _plain(given[name])}
-
-
-def _plain(value: Any) -> Any:
-    return str(value) if isinstance(value, Enum) else value
-
-
-def _flags(options: Mapping[str, Any]) -> str:
-    return " ".join(_flag(name, value) for name, value in options.items())
-
-
-def _flag(name: str, value: Any) -> str:
-    option = f"--{name.replace('_', '-')}"
-    return f"{'' if value else 'no '}{option}" if isinstance(value, bool) else f"{option} {value!r}"
+def _differing_options(found: Mapping[str, Any], given: Mapping[str, Any]) -> str:
+    """Return the options that shape a network and differ, as words with the values that were found."""
+    words = []
+    for name in given:
+        if name not in shape_options() or name not in found or given[name] is None:
+            continue
+        there, here = (str(each) if isinstance(each, Enum) else each for each in (found[name], given[name]))
+        if there != here and isinstance(there, bool):
+            words.append(flag(name) if there else f"no {flag(name)}")
+        elif there != here:
+            words.append(f"{flag(name)} {there!r}")
+    return " ".join(words)
 
 
 def check_weights(checkpoint: Checkpoint, path: str, model: nn.Module) -> None:
     """Raise AlmaError if a model of this package has other shapes than the checkpoint that it is to start from.
 
-    `check_architecture` knows which option to name; this is for what it does not see, as sizes of a model's members.
+    `check_architecture` names the option; this covers what it does not see, such as the sizes of members.
     """
     if checkpoint["cfg"]["model"]["_name"].startswith("alma_"):
         remedy = "its model has other sizes than the command builds: give the options that it was trained with"
@@ -228,12 +198,7 @@ def check_weights(checkpoint: Checkpoint, path: str, model: nn.Module) -> None:
 
 
 def refuse_other_weights(model: nn.Module, path: str) -> None:
-    """Let a model raise AlmaError when it is given weights of other names or shapes than its own.
-
-    Args:
-        model: what will load a checkpoint, also a stock model.
-        path: the checkpoint, for the message.
-    """
+    """Let a model, also a stock one, raise AlmaError when it is given weights of other names or shapes than its own."""
 
     def compare(module: nn.Module, weights: Mapping[str, Tensor], prefix: str, *unused: Any) -> None:
         if not prefix:
@@ -241,47 +206,3 @@ def refuse_other_weights(model: nn.Module, path: str) -> None:
             refuse_other_shapes(weights, module, path, remedy)
 
     model.register_load_state_dict_pre_hook(compare)
-
-
-# One line where fairseq-train cannot resume from a checkpoint's state of the training, where it shows a traceback. The
-# weights were looked at before the model was built. What else a training resumes from, moments, learning-rate schedule,
-# meters and position, is put in place by two functions of fairseq, which are replaced here.
-_REMEDY = (
-    "give the options that it was trained with, --reset-optimizer --reset-lr-scheduler --reset-meters "
-    "--reset-dataloader to begin a new training with its weights, or an unaltered checkpoint"
-)
-_OTHER_BATCHES = "dataloader mismatch"
-
-
-def _load_state(load: Callable, trainer: Trainer, filename: str, *arguments: Any, **more: Any) -> Any:
-    """Stand in for ``Trainer.load_checkpoint``."""
-    if trainer.cfg.task._name not in TASKS or not os.path.isfile(filename):
-        return load(trainer, filename, *arguments, **more)
-    _ = trainer.optimizer  # built here, as wrong options are no fault of the file
-    try:
-        return load(trainer, filename, *arguments, **more)
-    except Exception as error:
-        for each in causes(error):
-            if isinstance(each, AlmaError):
-                raise each from None
-        if describe_fault(error) is not None:
-            raise
-        is_sentence = isinstance(error, (AssertionError, ValueError, UnfitCheckpoint))
-        reason = str(error) if is_sentence else f"{type(error).__name__}: {error}"
-        raise AlmaError(f"{filename}: no training resumes from it ({reason[:300]}); {_REMEDY}") from error
-
-
-def _load_position(load: Callable, cfg: Any, trainer: Trainer, **arguments: Any) -> Any:
-    """Stand in for ``checkpoint_utils.load_checkpoint``."""
-    try:
-        return load(cfg, trainer, **arguments)
-    except RuntimeError as error:
-        if trainer.cfg.task._name not in TASKS or _OTHER_BATCHES not in str(error):
-            raise
-        raise AlmaError(
-            f"{cfg.save_dir}: its checkpoint is at a batch that an epoch of this command does not have; {_REMEDY}"
-        ) from error
-
-
-Trainer.load_checkpoint = replaced(Trainer.load_checkpoint, _load_state)
-checkpoint_utils.load_checkpoint = replaced(checkpoint_utils.load_checkpoint, _load_position)

@@ -21,19 +21,20 @@ from torch import Tensor, nn
 from fairseq_alma.checkpoints.model_options import Beginning, starting_checkpoint
 from fairseq_alma.learners.learner import StageOptions
 from fairseq_alma.training.fairseq_options import bound_options, fairseq_config
-from fairseq_alma.training.feature import FEATURES, Features, Setting, import_from
+from fairseq_alma.training.feature import FEATURES, Features, Setting
+from fairseq_alma.training.given_code import import_from
 from fairseq_alma.training.processes import set_process_defaults, world_size
 
 GATHERED_BYTES = 2**20
-"""Of each process; fairseq's own limit (``--all-gather-list-size``) is below that."""
+"""Of each process; fairseq's own limit (``--all-gather-list-size``) is smaller."""
 
 
 class WholeSplit:
-    """What a task does with a split that it tests: all of it counts, whatever the number of processes.
+    """Tests of a split, all of which counts whatever the number of processes.
 
-    ``fairseq-eval-lm`` gives each process a share and prints what the first found on its own; here every process scores
-    all of it, so the first prints what one process would, to the last digit. ``fairseq-validate`` shares the work: it
-    gathers the logs of all batches of all processes, which must be small, and are made so here.
+    ``fairseq-eval-lm`` gives each process a share and prints that of the first one; here every process scores all of
+    it. ``fairseq-validate`` gathers the logs of all batches of all processes, which must be small: each process adds up
+    its own.
 
     Args:
         is_test: whether the command tests a checkpoint rather than trains.
@@ -41,61 +42,38 @@ class WholeSplit:
 
     def __init__(self, is_test: bool) -> None:
         self.is_test = is_test
-        self.log_so_far: Optional[dict[str, Any]] = None
+        self.sums: dict[str, Any] = {}
 
     def score(
         self, step: Callable[[], tuple[Any, int, dict[str, Any]]], sample: Any
     ) -> tuple[Any, int, dict[str, Any]]:
-        """Compute the loss of one batch.
-
-        In ``fairseq-validate`` with several processes a log takes over the sums of the one before and leaves it empty.
-
-        Args:
-            step: fairseq's.
-            sample: the batch.
-        """
+        """Compute the loss of one batch; the log has the sums so far, that of the batch before is emptied."""
         if not self.is_test or world_size() == 1:
             return step()
         # A process with a batch less than the others gets an empty one.
         loss, size, log = step() if sample else (0.0, 0, {})
         log = {key: value.item() if isinstance(value, Tensor) else value for key, value in log.items()}
-        before = self.log_so_far or {}
-        self.log_so_far = {key: before.get(key, 0) + log.get(key, 0) for key in {**before, **log}}
+        before, self.sums = self.sums, {key: self.sums.get(key, 0) + log.get(key, 0) for key in {**self.sums, **log}}
         before.clear()
-        _make_room_for_logs()
-        return loss, size, self.log_so_far
+        gather = distributed_utils.all_gather_list
+        if dist.get_backend() == "gloo" and not hasattr(gather, "_buffer"):  # fairseq makes no buffers on a CPU
+            gather._buffer = torch.zeros(GATHERED_BYTES * world_size(), dtype=torch.uint8)
+            gather._cpu_buffer = torch.zeros(GATHERED_BYTES, dtype=torch.uint8)
+        return loss, size, self.sums
 
     def gathered(self, logs: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Return the logs of all processes but for empty ones; fairseq asks once for each split that it tests."""
-        self.log_so_far = None
+        """Return the logs of all processes but empty ones; fairseq calls this once for each split that it tests."""
+        self.sums = {}
         return [log for log in logs if log]
-
-
-def whole_share() -> dict[str, int]:
-    """Return the arguments by which fairseq-eval-lm's iterator is over all batches where there are several processes.
-
-    One process alone has the share that ``--num-shards`` asks for.
-    """
-    return {"num_shards": 1, "shard_id": 0} if world_size() > 1 else {}
-
-
-def _make_room_for_logs() -> None:
-    """Allocate the buffers of fairseq's ``all_gather_list`` on a CPU, where it does not."""
-    gather = distributed_utils.all_gather_list
-    if dist.get_backend() == "gloo" and not hasattr(gather, "_buffer"):
-        gather._buffer = torch.zeros(GATHERED_BYTES * world_size(), dtype=torch.uint8)
-        gather._cpu_buffer = torch.zeros(GATHERED_BYTES, dtype=torch.uint8)
 
 
 @dataclass
 class CommandConfig(Beginning, FairseqDataclass):
-    """What both tasks are told: their own code's features, and what the command was told elsewhere."""
+    """Options of both tasks, and options of the command that they look at."""
 
     features_from: Optional[str] = field(
         default=None, metadata={"help": "a folder or file of Python that registers further features of a training"}
     )
-    # Not options: what the command was told elsewhere, so that a bad checkpoint gets one line before it is loaded, and
-    # ensembles look for their members beside the one that is tested.
     path: Optional[str] = II("common_eval.path")
     continue_once: Optional[str] = II("checkpoint.continue_once")
     cpu: bool = II("common.cpu")
@@ -108,7 +86,7 @@ class StageTask(FairseqTask):
     Attributes:
         kind: of data.
         stream_config: the base of its configuration, to which the options of stages and features are added.
-        features: what the training does beside learning.
+        features: of the training.
         whole_split: how a split is tested by several processes.
     """
 
@@ -135,11 +113,10 @@ class StageTask(FairseqTask):
             return
         import_from(path)
         task = next(name for name, each in TASK_REGISTRY.items() if each is cls)
-        config = fairseq_config(
-            TASK_DATACLASS_REGISTRY[task].__name__, cls.stream_config, [StageOptions, *FEATURES], cls.kind
-        )
+        name = TASK_DATACLASS_REGISTRY[task].__name__
+        config = fairseq_config(name, cls.stream_config, [StageOptions, *FEATURES], cls.kind)
         config.__module__ = cls.__module__
-        setattr(sys.modules[cls.__module__], config.__name__, config)
+        setattr(sys.modules[cls.__module__], name, config)
         setattr(cls, "__dataclass", config)  # as `register_task`, which takes a name once
         TASK_DATACLASS_REGISTRY[task] = config
         node = config()
@@ -147,62 +124,68 @@ class StageTask(FairseqTask):
         ConfigStore.instance().store(name=task, group="task", node=node, provider="fairseq")
 
     @staticmethod
-    def find_start(told: Any) -> tuple[Optional[str], bool]:
+    def find_start(cfg: Any) -> tuple[Optional[str], bool]:
         """Return the checkpoint that the training starts from, if any, and whether it resumes there.
 
         Args:
-            told: see `CommandConfig`; where a task of fairseq's keeps it differs.
+            cfg: see `CommandConfig`.
         """
-        last = os.path.join(told.save_dir, told.restore_file)
+        last = os.path.join(cfg.save_dir, cfg.restore_file)
         if os.path.isfile(last):
             return last, True
-        return starting_checkpoint(told, told.continue_once), False
+        return starting_checkpoint(cfg, cfg.continue_once), False
 
     def train_step(self, sample: Any, model: nn.Module, criterion: Any, *args: Any, **kwargs: Any) -> Any:
-        """Compute loss and gradients of one batch; fairseq calls this."""
         return super().train_step(sample, model, self.features.around(criterion, model), *args, **kwargs)
 
     def valid_step(
         self, sample: Any, model: nn.Module, criterion: Any, **kwargs: Any
     ) -> tuple[Any, int, dict[str, Any]]:
-        """Compute the loss of one held-out batch; fairseq calls this."""
         step = partial(super().valid_step, sample, model, self.features.around(criterion, model), **kwargs)
         return self.whole_split.score(step, sample)
 
     def optimizer_step(self, optimizer: Any, model: nn.Module, update_num: int) -> None:
-        """Make an update, its gradients being clipped; fairseq calls this."""
         self.features.before_step(optimizer, update_num)
         super().optimizer_step(optimizer, model=model, update_num=update_num)
         self.features.after_step(model, update_num)
 
     def reduce_metrics(self, logging_outputs: list[dict[str, Any]], criterion: Any) -> None:
-        """Aggregate the logs of all processes: of every update that fairseq makes, and of each split that it tests."""
+        """Aggregate the logs of all processes: of every update of a training, and of each split that is tested."""
         logs = self.whole_split.gathered(logging_outputs)
         if criterion.training:
             self.features.count(logs)
         super().reduce_metrics(logs, criterion)
 
     def get_checkpoint_dict(self) -> dict[str, Any]:
-        """Return what a checkpoint keeps of the task beside ``task_state``."""
+        """Return the state that fairseq keeps under ``extra_state``."""
         return {type(self).__name__: self.features.state_dict()}
 
     def set_checkpoint_dict(self, state: dict[str, Any]) -> None:
-        """Resume with it; fairseq does not call this when a new stage begins with weights alone."""
+        """Resume from that state; fairseq does not call this when a new stage begins with weights alone."""
         self.features.load_state_dict(state)
 
 
 def features_of(cfg: DictConfig) -> Features:
-    """Return what a configuration switches on. Raises AlmaError if the command cannot do it."""
-    device = "cpu" if cfg.cpu or not torch.cuda.is_available() else "cuda"
+    """Return the features that a configuration switches on. Raises AlmaError if the command cannot have them."""
     root: Any = cfg._get_root()
-    saving = root.get("checkpoint")
-    features = Features.of(cfg, Setting(device, _optimizer_class(cfg), cfg.continue_once, saving=saving))
+    name = getattr(root.get("optimizer"), "_name", None)  # of a Namespace, or of a configuration
+    setting = Setting(
+        device="cpu" if cfg.cpu or not torch.cuda.is_available() else "cuda",
+        optimizer=OPTIMIZER_REGISTRY[name].__name__ if name in OPTIMIZER_REGISTRY else None,
+        start=cfg.continue_once,
+        saving=root.get("checkpoint"),
+        batches=_batches(root) if root.get("optimization") is not None else None,
+    )
+    features = Features.of(cfg, setting)
     features.prepare()
     return features
 
 
-def _optimizer_class(cfg: DictConfig) -> Optional[str]:
-    """Return the class of the optimizer that a command trains with; None: it does not train."""
-    root: Any = cfg._get_root()
-    name = getattr(root.get("optimizer"), "_name", None)  # of a Namespace, or of a configuration
-    return OPTIMIZER_REGISTRY[name].__name__ if name in OPTIMIZER_REGISTRY else None
+def _batches(root: Any) -> dict[str, Any]:
+    """Return how a training cuts its sequences into updates."""
+    return {
+        "batch_size": root.dataset.batch_size,
+        "max_tokens": root.dataset.max_tokens,
+        "update_freq": [int(each) for each in root.optimization.update_freq],
+        "num_procs": root.distributed_training.distributed_world_size,
+    }

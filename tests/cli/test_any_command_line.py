@@ -22,7 +22,6 @@ from fairseq_alma.images.image_train_options import ImageTrainOptions
 from fairseq_alma.learners.learner import SingleModel
 from fairseq_alma.runs.study import RunRequest
 from fairseq_alma.text.train_options import TrainOptions
-from fairseq_alma.training.option_ranges import RANGES
 from tests.text.test_recipe import made
 
 CHEAP = settings(
@@ -42,6 +41,7 @@ WORDS = (
 )
 
 TRAIN = ["--arch", "alma_switch_lm_tiny", "--max-update", "10"]
+OWN = ["--num-experts", "--dropout", "--capacity-factor", "--lr", "--max-update", "--batch-size", "--update-freq", "--optimizer"]
 
 
 def read_grow(argv: Sequence[str]) -> None:
@@ -118,10 +118,10 @@ COMMANDS: dict[str, tuple[Reader, list[str], list[str]]] = {
         # what that option names is imported
         flags_of(stream.build_parser(), stream.LEARNERS_FROM),
     ),
-    "options for fairseq-train": (read_train_options, TRAIN, [*RANGES, "--sample-break-mode"]),
+    "options for fairseq-train": (read_train_options, TRAIN, [*OWN, "--sample-break-mode"]),
     "update": (lambda argv: update.build_parser().parse_args(argv), ["M", "a.txt"], flags_of(update.build_parser())),
-    "recipe": (read_recipe, [], [*RANGES, "--arch", "--lr-scheduler"]),
-    "options for images": (read_image_train_options, [], [*RANGES, "--optimizer", "--gate", "--adam-betas"]),
+    "recipe": (read_recipe, [], [*OWN, "--arch", "--lr-scheduler"]),
+    "options for images": (read_image_train_options, [], ["--lr", "--max-epoch", "--batch-size", "--optimizer", "--gate", "--adam-betas"]),
 }
 
 

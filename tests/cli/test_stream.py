@@ -39,7 +39,7 @@ def test_a_dry_run_refuses_a_beginning_that_is_not_there(stream, tmp_path):
         run(stream, tmp_path, "--dry-run", "--finetune-from-model", "nowhere.pt")
 
 
-@pytest.mark.parametrize("option", [["--branch-decay", "0.2"], ["--branch-share", "0.2"], ["--best-checkpoint"]])
+@pytest.mark.parametrize("option", [["--branch-share", "0.2"], ["--best-checkpoint"]])
 def test_no_average_is_chosen_where_an_option_says_what_is_tested(stream, tmp_path, capsys, option):
     run(stream, tmp_path, *option, "--dry-run", train=[])
     assert "--ema-half-life" not in capsys.readouterr().out

@@ -167,38 +167,6 @@ def test_the_members_of_an_ensemble_are_the_single_models_of_their_seeds(stream,
         torch.testing.assert_close(member[name], tensor, rtol=1e-3, atol=1e-4)
 
 
-def test_an_average_over_stages_predicts_while_training_goes_on_from_the_weights(stream, tmp_path):
-    plain = run(stream, tmp_path / "plain", "--wait", "3", "--keep-checkpoints")
-    averaged = run(stream, tmp_path / "averaged", "--wait", "3", "--stage-average", "mean", "--keep-checkpoints")
-    folders = [tmp_path / name / f"stage-{stage:03d}/member-0" for name in ("plain", "averaged") for stage in (0, 1)]
-    first, second, *trained = [torch.load(each / "checkpoint_last.pt", weights_only=True)["model"] for each in folders]
-    average = torch.load(folders[3] / "checkpoint_average.pt", weights_only=True)["model"]
-    for name, tensor in average.items():
-        assert torch.equal(trained[0][name], first[name]) and torch.equal(trained[1][name], second[name])
-        torch.testing.assert_close(tensor, (first[name] + second[name]) / 2)
-    assert plain[0]["test"] == averaged[0]["test"] and plain[1]["test"] != averaged[1]["test"]
-    assert [each["anytime"]["newest_share"] for each in averaged] == [1.0, 0.5] and "anytime" not in plain[1]
-
-
-def test_an_average_of_mixtures_measures_batch_norm_also_where_a_last_image_would_be_alone(tmp_path):
-    stream = make_stream(tmp_path / "S", num_megabatches=2, num_train=60, shape=(1, 16, 16))
-    num_images = len(ImageStream.open(stream).train_indices([1]))
-    words = ("--", "--arch", "alma_moe_vgg", "--channels", "2", "--num-experts", "2", "--gate", "hard", "--cpu")
-    words = (*words, "--max-epoch", "1", "--batch-size", str(num_images - 1))
-    found = run(stream, tmp_path / "R", "--learner", "moe", "--stage-average", "mean", words=words)
-    assert [each["anytime"]["predicts_with"] for each in found] == ["average", "average"]
-
-
-def test_a_stage_begins_with_a_share_of_the_weights_and_new_ones(stream, tmp_path):
-    plain, kept, other = (
-        run(stream, tmp_path / str(number), "--wait", "3", *options)
-        for number, options in enumerate([[], ["--shrink-perturb", "0.999999"], ["--shrink-perturb", "0.4"]])
-    )
-    assert kept[0]["test"] == plain[0]["test"] == other[0]["test"]
-    assert kept[1]["test"]["loss"] == pytest.approx(plain[1]["test"]["loss"], rel=0.05) != other[1]["test"]["loss"]
-    assert [each["anytime"].get("kept_share") for each in other] == [None, 0.4]
-
-
 def test_i_i_d_training_is_one_stage_on_the_first_mega_batches(stream, tmp_path):
     (record,) = run(stream, tmp_path / "R", "--iid", "4")
     assert record["megabatches"] == [0, 1, 2, 3]
@@ -332,10 +300,6 @@ def test_a_learner_from_outside_is_one_class_with_an_option_of_its_own(stream, t
         (["--seed", "3", "3"], [], "--seed 3: given twice"),
         (["--learner", "ens", "--joint-logits", "sum"], [], "--joint-logits goes with --learner umix"),
         (["--best-checkpoint"], [], "--best-checkpoint has no meaning on streams of images"),
-        (["--shrink-perturb", "1"], [], "--shrink-perturb 1: a number below 1 is needed"),
-        (["--stage-average", "mean", "--iid", "3"], [], "--stage-average mean: there is one stage, so no stage starts"),
-        (["--stage-average", "1/8", "--learner", "gens"], [], "1/8: each stage begins with new weights"),
-        (["--shrink-perturb", "0.5", "--learner", "gmoe"], [], "--shrink-perturb 0.5: the weights before growth have"),
         ([], ["--select", "speed"], "--select speed after the --: choose from loss, accuracy"),
         ([], ["--least-gain", "1.5"], "--least-gain 1.5 after the --: a number of at most 1 is needed"),
         ([], ["--least-gain"], "one number is needed"),

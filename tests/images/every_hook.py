@@ -12,22 +12,12 @@ from fairseq_alma.training.feature import Feature, register_feature
 @register_feature
 @dataclass
 class EveryHook(Feature):
-    """Wraps the model, begins with smaller weights, draws earlier images, and counts all."""
+    """Draws earlier images, and counts all."""
 
     earlier: Optional[float] = opt(None, "share of the images before that each stage has too", range=real(0, 1))
 
     def __post_init__(self):
-        self.counted, self.began = 0, 0
-
-    def begin(self, checkpoint, setting):
-        self.began += 1
-        assert set(setting.draw_weights()) <= set(checkpoint["model"])
-        for weight in checkpoint["model"].values():
-            weight.mul_(0.5)
-
-    def wrap(self, model, setting):
-        model.register_forward_hook(lambda module, inputs, logits: logits / 2)
-        return model
+        self.counted = 0
 
     def count(self, logs):
         self.counted += sum(log["ntokens"] for log in logs)

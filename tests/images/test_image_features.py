@@ -16,15 +16,14 @@ from fairseq_alma.images.networks import MLP
 from fairseq_alma.images.stage_training import ImageInput, StageTraining, TrainingImages, TrainingSettings, seeded
 from fairseq_alma.training.average import WeightAverage, average_decay
 from fairseq_alma.training.branch import LRBranch, branch_factor
-from fairseq_alma.training.feature import Feature, Features, Part, Setting
-from fairseq_alma.training.stage_ends import StageEnds, share_of_new
+from fairseq_alma.training.feature import Feature, Features
 from tests.images.image_streams import NUM_CLASSES, make_images, make_stream
 from tests.scripts import end_with, usage_error
 
 EVERY_HOOK = ["--features-from", str(Path(__file__).with_name("every_hook.py")), "--earlier", "0.5"]
 WORDS = ["--", "--width", "6", "--max-epoch", "12", "--batch-size", "16", "--cpu"]
 NEEDS_BF16 = pytest.mark.skipif(not torch.ops.mkldnn._is_mkldnn_bf16_supported(), reason="a processor without bf16")
-COPY = ["--branch-decay", "0.3"]
+COPY = ["--branch-share", "0.3"]
 
 
 @pytest.fixture(scope="module")
@@ -80,11 +79,10 @@ slow = functools.partial(pytest.param, marks=pytest.mark.slow)  # tests/kills ki
         slow(["--ema-half-life", "1/8", "--seed", "4", "5"], [], ["seed-4", "seed-5"], "checkpoint_average.pt"),
         slow(["--ema-half-life", "1/8", "--learner", "umix"], [], ["."], "checkpoint_average.pt"),
         slow([*COPY, "--learner", "ens", "--num-members", "2"], [], ["."], "branch/checkpoint_last.pt"),
-        slow([*COPY, "--branch-continue", "--branch-shape", "linear"], [], ["."], "checkpoint_last.pt"),
         ([*EVERY_HOOK, "--seed", "4", "5"], [], ["seed-4", "seed-5"], "checkpoint_last.pt"),
         pytest.param([], ["--autocast", "bf16"], ["."], "checkpoint_last.pt", marks=NEEDS_BF16),
     ],
-    ids=["average of two seeds", "average of a joint model", "copies", "decay", "every hook", "autocast"],
+    ids=["average of two seeds", "average of a joint model", "copies", "every hook", "autocast"],
 )
 def test_a_killed_run_ends_with_the_same_figures_and_weights(options, words, runs, tested, stream, tmp_path):
     whole, cut = (command(stream, tmp_path / name, *options, words=words) for name in ("whole", "cut"))
@@ -111,18 +109,15 @@ def test_a_feature_may_draw_earlier_images_for_each_seed_by_itself(stream, tmp_p
 
 
 def test_a_copy_decays_as_the_model_would_and_leaves_it_as_it_would_be(stream, tmp_path):
-    options = {"plain": [], "copy": COPY, "decay": [*COPY, "--branch-continue"]}
+    options = {"plain": [], "copy": COPY}
     for name, own in options.items():
         assert main(command(stream, tmp_path / name, *own, "--keep-checkpoints")) == 0
-    plain, copy, decay = (records(tmp_path / name) for name in options)
+    plain, copy = (records(tmp_path / name) for name in options)
     assert are_equal(weights(tmp_path / "copy"), weights(tmp_path / "plain"))
-    assert are_equal(weights(tmp_path / "copy", 0, "branch/checkpoint_last.pt"), weights(tmp_path / "decay", 0))
-    assert not are_equal(weights(tmp_path / "plain", 0), weights(tmp_path / "decay", 0))
-    assert copy[0]["test"] == decay[0]["test"] and copy[0]["num_updates"] == plain[0]["num_updates"]
+    assert not are_equal(weights(tmp_path / "copy", 0, "branch/checkpoint_last.pt"), weights(tmp_path / "plain", 0))
+    assert copy[0]["num_updates"] == plain[0]["num_updates"]
     updates = round(0.3 * plain[0]["num_updates"])
-    assert [each[0]["anytime"] for each in (copy, decay)] == [
-        {"predicts_with": name, "branch_updates": updates} for name in ("branch", "last")
-    ]
+    assert copy[0]["anytime"] == {"predicts_with": "branch", "branch_updates": updates}
     extra = copy[0]["train_images"] / plain[0]["train_images"] - 1
     assert extra == pytest.approx(0.3, abs=0.02) and copy[0]["train_flops"] > plain[0]["train_flops"]
 
@@ -148,10 +143,8 @@ def test_autocast_changes_figures_by_rounding_and_keeps_weights_in_fp32(arch, tm
 @pytest.mark.parametrize(
     ("options", "words", "said"),
     [
-        (["--ema-half-life", "1/8", "--stage-average", "mean"], [], "--ema-half-life 1/8: --stage-average mean is"),
-        ([*COPY, "--ema-half-life", "1/8"], [], "is another way to the model that is tested"),
-        (COPY, ["--patience", "2"], "--branch-decay: counts the updates of a stage, which --patience"),
-        (["--branch-shape", "linear"], [], "--branch-shape: means nothing without --branch-decay"),
+        ([*COPY, "--ema-half-life", "1/8"], [], "--ema-half-life 1/8: --branch-share 0.3 also decides"),
+        (COPY, ["--patience", "2"], "--branch-share: counts the updates of a stage, which --patience"),
         ([], ["--autocast", "fp16"], "--autocast fp16: choose from bf16"),
         ([], ["--branch-from", "2"], "--branch-from after the --: alma-stream trains on images by itself"),
     ],
@@ -169,29 +162,16 @@ class Watch(Feature):
     def __init__(self):
         self.rates, self.weights, self.logs = [], [], []
 
-    def wrap(self, model, setting):
-        return EveryCall(model)
-
     def before_step(self, optimizer, update):
         assert update == len(self.rates)
         self.rates.append(optimizer.param_groups[0]["lr"])
 
     def after_step(self, model, update):
-        own = model.module.named_parameters()
+        own = model.named_parameters()
         self.weights.append({name: tensor.detach().clone() for name, tensor in own})
 
     def count(self, logs):
         self.logs += logs
-
-
-class EveryCall(torch.nn.Module):
-    def __init__(self, module):
-        super().__init__()
-        self.module, self.calls = module, []
-
-    def forward(self, *args):
-        self.calls.append(self.training)
-        return self.module(*args)
 
 
 def training_with(*features):
@@ -222,43 +202,19 @@ def test_what_is_tested_is_the_average_of_the_definition_at_the_best_epoch_of_ea
             assert not torch.equal(training.tested[member][name], training.states[member][name])
 
 
-def test_each_update_goes_through_what_the_model_is_wrapped_in_and_is_counted():
+def test_each_update_is_counted():
     watch = Watch()
     training = training_with(watch)
     training.run_epoch()
-    assert training.model.calls == [True, True, True, False]  # two batches of 16, one of 8; validation
     assert [log["ntokens"] for log in watch.logs] == [32, 32, 16] and watch.logs[0]["loss"] > 0
     assert all(torch.equal(tensor, training.network.state_dict()[name]) for name, tensor in watch.weights[-1].items())
 
 
 def test_the_learning_rate_of_the_last_updates_goes_down_to_zero():
     watch = Watch()
-    training = training_with(LRBranch(branch_from=7, branch_until=12, branch_shape="linear"), watch)
+    training = training_with(LRBranch(branch_from=7, branch_until=12), watch)
     while not training.is_over:
         training.run_epoch()
-    assert watch.rates == [0.5 * branch_factor(update, 7, 12, "linear") for update in range(12)]
-    assert watch.rates[6:8] == [0.5, 0.5] and watch.rates[-1] == pytest.approx(0.1)
+    assert watch.rates == [0.5 * branch_factor(update, 7, 12) for update in range(12)]
+    assert watch.rates[6:8] == [0.5, 0.5] and 0 < watch.rates[-1] < 0.1
     assert training.optimizer.param_groups[0]["lr"] == 0.5
-
-
-def test_the_mean_over_stages_is_that_of_all_their_ends_and_no_view_of_them():
-    model, ends, checkpoint = torch.nn.Linear(5, 4), [], {}
-    for stage in range(6):
-        torch.nn.init.normal_(model.weight, generator=torch.Generator().manual_seed(stage))
-        ends.append(model.weight.detach().clone())
-        feature = StageEnds(stage_average="mean").for_part(Part(stage=stage))
-        feature.begin(checkpoint, Setting())
-        average = {name: tensor.clone() for name, tensor in model.state_dict().items()} | {**feature.to_test(model)}
-        checkpoint = {"model": model.state_dict(), "average": average}
-    model.weight.data.zero_()
-    torch.testing.assert_close(average["weight"], torch.stack(ends).mean(dim=0))
-
-
-@pytest.mark.parametrize("half_life", ["1/32", "1/8"])
-def test_what_an_average_is_made_of_is_half_forgotten_after_its_half_life(half_life):
-    kept, stage = 1.0, 800
-    while kept > 0.5:
-        stage += 1
-        kept *= 1 - share_of_new(stage, half_life)
-    numerator, denominator = map(int, half_life.split("/"))
-    assert stage / 800 == pytest.approx(1 + numerator / denominator, rel=0.01)

@@ -22,7 +22,7 @@ MLP = ["--width", "4", "--max-epoch", "3", "--batch-size", "16", "--cpu"]
 VGG = ["--channels", "3", "--max-epoch", "2", "--batch-size", "16", "--cpu"]
 UPDATES_ALONE = [*UPDATES[:2], *UPDATES[4:]]  # without --decoder-layers
 GROWTH = ["--learner", "gmoe", "--grow-schedule", "2,3", "--grow-method"]
-REPLAY = ["--replay-share", "0.3", "--replay-order", "least-seen"]
+REPLAY = ["--replay-share", "0.3"]
 PAIR = ["--num-members", "2", "--learner"]
 COMMANDS: dict[str, dict[str, tuple[list[str], list[str]]]] = {
     "images": {
@@ -39,8 +39,7 @@ COMMANDS: dict[str, dict[str, tuple[list[str], list[str]]]] = {
         "jobs": ([*PAIR, "ens", "--jobs", "2"], MLP),
         "alone": ([*PAIR, "ens", "--jobs", "1"], MLP),
         "moving": (["--ema-half-life", "1/8", "--seed", "1", "2"], MLP),
-        "copy": ([*PAIR, "ens", "--branch-decay", "0.5"], MLP),
-        "averaged": (["--stage-average", "mean", "--shrink-perturb", "0.5"], ["--arch", "alma_vgg", *VGG]),
+        "copy": ([*PAIR, "ens", "--branch-share", "0.5"], MLP),
     },
     "text": {
         "sm": (["--learner", "sm"], [*TEXT, *EXPERTS]),
@@ -60,7 +59,6 @@ COMMANDS: dict[str, dict[str, tuple[list[str], list[str]]]] = {
             ["--seed", "1", "2", "--carry-optimizer", "--ema-half-life", "1/8"],
             [*UPDATES, *EXPERTS, "--dropout", "0", "--warmup-updates", "3"],
         ),
-        "saves": (["--carry-optimizer", "--ema-half-life", "1/8"], [*UPDATES, *EXPERTS, "--save-in-background"]),
         "procs": (["--num-procs", "2"], [*TEXT, *EXPERTS, "--update-freq", "2"]),
     },
 }

@@ -43,19 +43,6 @@ def test_training_data_is_the_union_of_the_stage_s_megabatches(trained, argument
     assert first[: len(document)].tolist() == document[: len(first)].tolist()
 
 
-def test_sequences_of_equal_length_come_in_random_order(trained):
-    task = task_of(trained, "--megabatch", "3", "--wait", "4")
-    task.load_dataset("train")
-    dataset = task.dataset("train")
-    orders = []
-    for seed in (1, 1, 2):
-        with data_utils.numpy_seed(seed):
-            orders.append(dataset.ordered_indices().tolist())
-    assert orders[0] == orders[1] != orders[2]
-    assert sorted(orders[0]) == list(range(len(dataset)))
-    assert (np.diff(dataset.sizes[orders[0]]) >= 0).all()
-
-
 def tokens_of_an_epoch(task, batch, num_shards, *, max_tokens=None):
     """Return how often fairseq's trainer would train on each token of the stage in its first epoch, and how many."""
     counts = np.zeros(len(task.dataset("train")), dtype=int)
@@ -253,3 +240,27 @@ def test_a_logger_that_prints_already_gets_no_second_handler():
     logger.addHandler(logging.StreamHandler(sys.stdout))
     ensure_printed(logger)
     assert len(logger.handlers) == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--max-tokens", "20"], "--max-tokens 20: smaller than a sequence of --tokens-per-sample 32"),
+        (["--max-target-positions", "16"], "--max-target-positions 16: .* and --tokens-per-sample is 32"),
+        (["--skip-remainder-batch"], "--skip-remainder-batch: every sequence is trained on"),
+    ],
+)
+def test_the_option_that_leaves_no_room_for_a_sequence_is_named(trained, tmp_path, options, message):
+    with pytest.raises(AlmaError, match=message) as error:
+        train_model(trained.stream, tmp_path, "--megabatch", "0", *options)
+    assert "\n" not in str(error.value)
+
+
+def test_a_line_that_is_too_long_for_the_model_is_skipped_with_a_note_and_the_others_are_answered(trained, tmp_path, checkout):
+    arguments = [str(trained.stream), "--user-dir", str(checkout / "fairseq_alma"), "--task", "alma_lm", "--cpu"]
+    arguments += ["--path", str(trained.checkpoint), "--beam", "1", "--max-len-b", "20", "--buffer-size", "4"]
+    (tmp_path / "lines").write_text(f"the river\n{'the river ' * 40}\nthe stone\n")
+    done = run_script(["fairseq-interactive", *arguments, "--input", str(tmp_path / "lines")])
+    assert done.returncode == 0 and "Traceback" not in done.stderr, done.stderr[-2000:]
+    assert "tokens is longer than the model takes; skipped" in done.stdout
+    assert [line[:3] for line in done.stdout.splitlines() if line.startswith("S-")] == ["S-0", "S-2"]

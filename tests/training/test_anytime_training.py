@@ -1,6 +1,5 @@
 """Stages that run on, averages and branches, by the code behind the stock commands."""
 
-import numpy as np
 import pytest
 import torch
 
@@ -9,7 +8,7 @@ from fairseq_alma.cli.ensemble import main as ensemble
 from fairseq_alma.cli.grow import main as grow
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.training.branch import branch_factor
-from fairseq_alma.training.replay import draw_least_seen, num_replayed
+from fairseq_alma.training.replay import Replay
 from tests.text.stock_commands import train_model
 
 AVERAGED = ("--ema-half-life", "1/8")
@@ -37,7 +36,7 @@ def test_a_stage_takes_over_the_optimizer_and_the_number_of_updates_but_not_the_
     after = load(train_model(trained.stream, tmp_path, *stage(trained.checkpoint, "--max-update", "25")))
     assert after["optimizer_history"][-1]["num_updates"] == 25
     assert after["extra_state"]["AlmaLMTask"]["first_update"] == 20
-    assert after["extra_state"]["train_iterator"]["iterations_in_epoch"] == 5
+    assert after["extra_state"]["train_iterator"]["iterations_in_epoch"] == 5 * 4
     step = {float(entry["step"]) for entry in after["last_optimizer_state"]["state"].values()}
     assert step == {25.0}
 
@@ -101,7 +100,7 @@ def test_a_branch_goes_on_with_the_batches_that_come_next(trained, tmp_path):
     begin = ["--continue-once", str(split), "--continue-as", "branch"]
     branch = load(train_model(trained.stream, tmp_path / "branch", *trunk, "10", *begin))
     assert branch["extra_state"]["AlmaLMTask"]["first_update"] == 6
-    stopped = [*begin, "--branch-from", "6", "--branch-until", "7", "--branch-shape", "linear"]
+    stopped = [*begin, "--branch-from", "6", "--branch-until", "7"]
     decayed = load(train_model(trained.stream, tmp_path / "decayed", *trunk, "10", *stopped))
     before = load(train_model(trained.stream, tmp_path / "one-more", *trunk, "7", *begin))
     whole = load(train_model(trained.stream, tmp_path / "trunk", *trunk, "10"))
@@ -110,62 +109,29 @@ def test_a_branch_goes_on_with_the_batches_that_come_next(trained, tmp_path):
 
 
 def test_the_learning_rate_of_a_branch_goes_to_zero():
-    assert [branch_factor(update, 4, 8, "linear") for update in (3, 4, 6, 7, 8)] == [1, 1, 0.5, 0.25, 0]
-    assert branch_factor(5, 4, 8, "sqrt") == 0.5
+    assert [branch_factor(update, 4, 8) for update in (3, 4, 5, 8, 9)] == [1, 1, 0.5, 0, 0]
 
 
 def test_replay_takes_its_share_of_a_pass_from_earlier_mega_batches(trained):
     from tests.text.test_task import task_of
 
+    sizes = []
+    for megabatch in ("0", "1", "2"):
+        task = task_of(trained, "--megabatch", megabatch)
+        task.load_dataset("train")
+        sizes.append(len(task.dataset("train")))
     task = task_of(trained, "--megabatch", "2", "--replay-share", "0.25")
     task.load_dataset("train")
-    new, replayed = task.dataset("train").datasets
-    assert len(replayed) == round(len(new) / 3)
-    assert len(set(replayed.indices.tolist())) == len(replayed)
+    indices = task.dataset("train").ordered_indices()
+    replayed = indices[indices < sizes[0] + sizes[1]]
+    assert len(replayed) == len({*replayed}) == round(sizes[2] / 3)
+    assert sorted({*indices} - {*replayed}) == list(range(sizes[0] + sizes[1], sum(sizes)))
 
 
-@pytest.mark.parametrize("share", [0.2, 0.5, 0.9])
-def test_least_seen_replay_leaves_no_sequence_more_than_one_behind_where_there_is_enough_to_draw(share):
-    generator = np.random.default_rng(5)
-    sizes = generator.integers(10, 30, 7).tolist()
-    counts = np.zeros(0, dtype=int)
-    for stage in range(1, len(sizes) + 1):
-        seeds = [(3, each) for each in range(stage)]
-        drawn = draw_least_seen(sizes[:stage], share, seeds)
-        assert len(drawn) == (num_replayed(sizes[stage - 1], share) if stage > 1 else 0)
-        before = counts.copy()
-        np.add.at(counts, drawn, 1)
-        if len(drawn):  # whoever came was the lowest when it came, so none is drawn beyond the others
-            assert counts[drawn].max() - 1 <= counts.min() <= counts[drawn].max()
-            assert counts.max() - counts.min() <= max(1, before.max() - before.min())
-        assert draw_least_seen(sizes[:stage], share, seeds).tolist() == drawn.tolist()  # nothing is remembered
-        counts = np.concatenate([counts, np.ones(sizes[stage - 1], dtype=int)])
-
-
-def test_least_seen_replay_of_a_small_share_takes_what_was_not_replayed_yet():
-    # Of 100, 100 and 100 with a share of a third: stage 1 takes 50 of stage 0, stage 2 its other 50, or those of 1.
-    seeds = [(1, 0), (1, 1), (1, 2)]
-    first, second = (set(draw_least_seen([100] * stage, 1 / 3, seeds[:stage]).tolist()) for stage in (2, 3))
-    assert len(first) == len(second) == 50 and not first & second
-
-
-def test_the_replayed_sequences_of_a_training_are_the_least_seen_ones(trained):
-    from tests.text.test_task import task_of
-
-    task = task_of(trained, "--megabatch", "3", "--replay-share", "0.5", "--replay-order", "least-seen")
-    task.load_dataset("train")
-    replayed = task.dataset("train").datasets[-1]
-    sizes = [len(task_of_stage(trained, stage)) for stage in range(4)]
-    seeds = [(task.args.seed, stage) for stage in range(4)]
-    assert replayed.indices.tolist() == draw_least_seen(sizes, 0.5, seeds).tolist()
-
-
-def task_of_stage(trained, stage):
-    from tests.text.test_task import task_of
-
-    task = task_of(trained, "--megabatch", str(stage))
-    task.load_dataset("train")
-    return task.dataset("train")
+def test_no_sequence_is_replayed_again_before_all_others_were():
+    drawn = Replay(0.9).draw_earlier([[3], [4], [2]], seed=1)
+    counts = [drawn.tolist().count(index) for index in range(7)]
+    assert len(drawn) == 18 and {*counts} == {2, 3}
 
 
 @pytest.mark.parametrize(

@@ -23,14 +23,7 @@ from fairseq_alma.checkpoints import AVERAGE
 from fairseq_alma.checkpoints.checkpoint_file import find_average
 from fairseq_alma.cli.grow import main as grow
 from fairseq_alma.cli.stream import main as stream_command
-from fairseq_alma.growth.tensors import (
-    EXPERT_TENSORS,
-    GATE_TENSOR,
-    grow_mixture,
-    grow_state,
-    grow_tensor,
-    share_moments,
-)
+from fairseq_alma.growth.tensors import EXPERTS, GATE_TENSOR, grow_mixture, grow_moments, grow_tensor
 from fairseq_alma.text.task import AlmaLMTask
 from fairseq_alma.training.average import WeightAverage
 from tests.forked import group_options, together
@@ -138,15 +131,13 @@ class UninterruptedTraining:
         for full in [*model.state_dict()]:
             for name, plan in plans.items():
                 part = full.removeprefix(f"{name}.")
-                if part not in (*EXPERT_TENSORS, GATE_TENSOR):
+                if part != GATE_TENSOR and not part.startswith(EXPERTS):
                     continue
                 old = model.get_parameter(full)
                 new = torch.nn.Parameter(grow_tensor(part, old.detach(), plan, generators[0]))
                 if average is not None:
                     average[full] = grow_tensor(part, average[full], plan, generators[1])
-                entry = share_moments(part, optimizer.state.pop(old), plan)
-                moments = ("exp_avg", "exp_avg_sq")
-                optimizer.state[new] = {**entry, **{each: grow_state(part, entry[each], plan) for each in moments}}
+                optimizer.state[new] = grow_moments(part, optimizer.state.pop(old), plan, is_shared=True)
                 owner, _, attribute = full.rpartition(".")
                 setattr(model.get_submodule(owner), attribute, new)
         for name, plan in plans.items():

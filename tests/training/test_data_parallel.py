@@ -11,8 +11,6 @@ from fairseq.distributed import utils as distributed_utils
 from fairseq_cli import train
 from torch.nn.parallel import DistributedDataParallel
 
-from fairseq_alma.errors import AlmaError
-from fairseq_alma.text.task import SharedBatches
 from tests.forked import group_options, together
 from tests.text.stock_commands import training_config
 
@@ -84,37 +82,9 @@ def test_a_run_resumes_with_another_number_of_processes_and_sees_the_same_sample
     for here, there in zip(through[7:], figures, strict=True):
         assert {key: there[key] for key in ("wpb", "bsz")} == {key: here[key] for key in ("wpb", "bsz")}
     assert torch.allclose(weights(whole), weights(checkpoint), atol=1e-3)
-    task = "AlmaLMTask"
-    assert checkpoint["extra_state"][task] == whole["extra_state"][task]
-
-
-def iterator_of(trained, num_shards, shard_id=0, *arguments):
-    task = tasks.setup_task(training_config(trained.stream, *TRAINING, *arguments).task)
-    task.load_dataset("train")
-    return task.get_batch_iterator(task.dataset("train"), max_sentences=3, num_shards=num_shards, shard_id=shard_id)
-
-
-def test_a_number_of_processes_that_cannot_share_the_rest_of_an_epoch_is_refused(trained):
-    with pytest.raises(AlmaError, match=r"14 batches .* no multiple of 4 processes; resume with 2"):
-        iterator_of(trained, 4).load_state_dict({"version": 2, "epoch": 1, "iterations_in_epoch": 7, "num_shards": 2})
-
-
-def test_a_checkpoint_from_before_counts_for_the_processes_that_resume_it(trained):
-    iterator = iterator_of(trained, 2)
-    iterator.load_state_dict({"version": 2, "epoch": 1, "iterations_in_epoch": 7, "shuffle": True})
-    assert iterator.iterations_in_epoch == 7
-
-
-def test_who_has_no_batch_left_gets_padding_that_counts_for_nothing(trained):
-    iterators = [iterator_of(trained, 4, shard_id) for shard_id in range(4)]
-    assert all(isinstance(each, SharedBatches) for each in iterators)
-    last = [list(each.next_epoch_itr(shuffle=False))[-1] for each in iterators]
-    pad = 1
-    sizes = [batch["ntokens"] for batch in last]
-    assert sizes[0] > 0 and sizes[3] == 0
-    for batch in last:
-        assert int(batch["target"].ne(pad).sum()) == batch["ntokens"]
-        assert int(batch["net_input"]["src_tokens"].ne(pad).sum()) == batch["ntokens"]
+    counts, through = (each["extra_state"]["AlmaLMTask"] for each in (checkpoint, whole))
+    assert counts["train_tokens"] == through["train_tokens"]
+    assert [(each["from_update"], each["num_procs"]) for each in counts["batches"]] == [(0, before), (7, after)]
 
 
 def gradient_rank(rank, num_processes, folder, stream):
@@ -159,8 +129,3 @@ def test_torch_s_data_parallel_wrapper_gives_one_gradient_on_any_number_of_proce
     assert gradients[0].norm() > 0.1
     for several in gradients[1:]:
         assert torch.allclose(gradients[0], several, rtol=1e-4, atol=1e-6)
-
-
-def test_one_process_is_the_default_whatever_is_visible(trained, monkeypatch):
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
-    assert training_config(trained.stream, *TRAINING).distributed_training.distributed_world_size == 1

@@ -10,7 +10,7 @@ from fairseq_alma import errors
 from fairseq_alma.cli.entry import command
 from fairseq_alma.cli.stream import main
 from fairseq_alma.errors import AlmaError
-from fairseq_alma.training.feature import import_from
+from fairseq_alma.training.given_code import import_from
 
 
 @pytest.fixture(autouse=True)
@@ -18,7 +18,7 @@ def as_before(monkeypatch):
     """Nothing that a test imports, and no path to it, stays."""
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.setattr(errors, "GIVEN_CODE", [])
-    monkeypatch.setattr("fairseq_alma.training.feature.GIVEN_CODE", errors.GIVEN_CODE)
+    monkeypatch.setattr("fairseq_alma.training.given_code.GIVEN_CODE", errors.GIVEN_CODE)
     before = {*sys.modules}
     yield
     for name in {*sys.modules} - before:

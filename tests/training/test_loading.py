@@ -116,24 +116,6 @@ def test_a_training_with_a_new_optimizer_begins_with_the_weights_alone(begun, tm
     assert torch.load(last, weights_only=False)["optimizer_history"][-1]["optimizer_name"] == "SGD"
 
 
-@pytest.mark.parametrize("has_links", [True, False])
-def test_a_checkpoint_that_others_have_mapped_gets_a_successor_and_is_not_written_over(
-    has_links, tmp_path, monkeypatch
-):
-    monkeypatch.setattr(loading, "_set_up", {"alma_lm"})
-    if not has_links:
-        monkeypatch.setattr(os, "link", lambda *names: (_ for _ in ()).throw(PermissionError(1, "no links here")))
-    new, last = tmp_path / "checkpoint_1_5.pt", tmp_path / "checkpoint_last.pt"
-    new.write_bytes(b"new")
-    last.write_bytes(b"the one before")
-    with open(last, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
-        for _ in range(2):
-            assert PathManager.copy(str(new), str(last), overwrite=True)
-        assert bytes(mapped) == b"the one before"
-    assert last.read_bytes() == b"new"
-    assert sorted(path.name for path in tmp_path.iterdir()) == [new.name, last.name]
-
-
 def test_under_other_tasks_fairseq_copies_as_it_does(tmp_path, monkeypatch):
     monkeypatch.setattr(loading, "_set_up", set())
     (tmp_path / "a").write_bytes(b"new")

@@ -1,0 +1,158 @@
+"""The batches of a training on text: cut, one after the other, from one order of sequences for each epoch.
+
+The order depends on seed, stage and epoch alone, and the position within an epoch counts sequences. So ``--batch-size
+4 --update-freq 2`` reads what ``--batch-size 8`` reads, and a training may be resumed with other batches, workers or
+processes: each sequence is read once an epoch, whatever its position. fairseq counts batches, shuffles batches that it
+composes once per process, and drops the last one of an epoch unless its size is a multiple of 8.
+
+Example, 10 sequences in the order o, batches of 2, W = 2 processes: process 0 reads o[0:2], o[4:6], o[8:10], process 1
+reads o[2:4], o[6:8] and padding. Where fairseq has no batch for a process it drops what the process had for this update
+from loss, tokens and divisor, but not from the gradient; so the process gets a batch without tokens.
+"""
+
+from typing import Any, Optional, Sequence
+
+import numpy as np
+import torch
+from fairseq.data import ConcatDataset, FairseqDataset
+from fairseq.data.iterators import BufferedIterator, CountingIterator, EpochBatchIterating
+
+from fairseq_alma.errors import AlmaError
+
+POSITION_VERSION = 3
+"""Of the iterator's state: ``iterations_in_epoch`` counts sequences; fairseq's version 2 counts batches."""
+
+
+class StageDataset(ConcatDataset):
+    """What a stage trains on.
+
+    Args:
+        datasets: mega-batches, each a data set of sequences.
+        indices: (N,) the sequences of the stage, counted through all of them; one may come several times.
+    """
+
+    def __init__(self, datasets: Sequence[FairseqDataset], indices: Optional[np.ndarray] = None) -> None:
+        super().__init__(datasets)
+        self.indices = np.arange(len(self)) if indices is None else indices
+
+    def ordered_indices(self) -> np.ndarray:
+        """Return the sequences of the stage, mega-batch by mega-batch."""
+        return self.indices
+
+
+class SequenceBatches(EpochBatchIterating):
+    """Iterates over the batches of one process, as fairseq's trainer wants it.
+
+    Args:
+        dataset: the sequences.
+        indices: (N,) of those that an epoch has.
+        limits: ``max_tokens`` and ``max_sentences`` of a batch, either may be None.
+        seed: of the orders.
+        shard: this process and the number of processes.
+        pad: index of the padding symbol.
+        epoch: that the iterator begins with, from 1.
+        num_workers: processes that load data.
+        buffer_size: batches that are loaded ahead.
+        save_dir: of the training, for messages.
+    """
+
+    def __init__(
+        self,
+        dataset: FairseqDataset,
+        indices: np.ndarray,
+        limits: dict[str, Optional[int]],
+        seed: Sequence[int],
+        shard: tuple[int, int] = (0, 1),
+        pad: int = 1,
+        epoch: int = 1,
+        num_workers: int = 0,
+        buffer_size: int = 0,
+        save_dir: str = "",
+    ) -> None:
+        self.dataset, self.indices, self.limits, self.pad = dataset, indices, limits, pad
+        self.seed = tuple(seed)
+        self.shard_id, self.num_shards = shard
+        self.epoch, self.position = max(epoch, 1), 0  # position: sequences of the epoch before `_batches`
+        self.num_workers, self.buffer_size, self.save_dir = num_workers, min(buffer_size, 20), save_dir
+        self._batches: Sequence[np.ndarray] = ()
+        self._cur_epoch_itr: Optional[CountingIterator] = None
+
+    def order(self, epoch: int) -> np.ndarray:
+        """Return the (N,) sequences of an epoch in their order."""
+        return np.random.default_rng((*self.seed, epoch)).permutation(self.indices)
+
+    def _cut(self, order: np.ndarray) -> Sequence[np.ndarray]:
+        return self.dataset.batch_by_size(order, **self.limits, required_batch_size_multiple=1)
+
+    def __len__(self) -> int:
+        return -(-len(self._cut(self.indices)) // self.num_shards)
+
+    @property
+    def first_batch(self) -> Any:
+        """A batch of one sequence, for fairseq to try."""
+        return self.collate([self.dataset[self.indices[0]]])
+
+    @property
+    def next_epoch_idx(self) -> int:
+        return self.epoch + (self._cur_epoch_itr is not None and self.end_of_epoch())
+
+    def next_epoch_itr(
+        self, shuffle: bool = True, fix_batches_to_gpus: bool = False, set_dataset_epoch: bool = True
+    ) -> CountingIterator:
+        """Return the batches of the next epoch, or of what is left of the epoch at hand after `load_state_dict`."""
+        if self.next_epoch_idx > self.epoch:
+            self.epoch, self.position = self.next_epoch_idx, 0
+        order = self.order(self.epoch) if shuffle else self.indices
+        self._batches = self._cut(order[self.position :])
+        own = [[*map(int, batch)] for batch in self._batches[self.shard_id :: self.num_shards]]
+        own += [[]] * (-(-len(self._batches) // self.num_shards) - len(own))
+        loader: Any = torch.utils.data.DataLoader(
+            self.dataset,
+            collate_fn=self.collate,
+            batch_sampler=own,
+            num_workers=self.num_workers,
+            pin_memory=torch.cuda.is_available(),
+        )
+        if self.buffer_size and self.num_workers:
+            loader = BufferedIterator(self.buffer_size, loader)
+        self._cur_epoch_itr = CountingIterator(loader, start=0, total=len(own))
+        return self._cur_epoch_itr
+
+    def collate(self, samples: list[Any]) -> dict[str, Any]:
+        """Collate samples; without any, make a batch that has no token and no target."""
+        if samples:
+            return self.dataset.collater(samples)
+        batch = self.dataset.collater([self.dataset[self.indices[0]]])
+        batch["net_input"]["src_tokens"].fill_(self.pad)
+        batch["target"].fill_(self.pad)
+        batch["ntokens"] = batch["nsentences"] = 0
+        return batch
+
+    def end_of_epoch(self) -> bool:
+        return self._cur_epoch_itr is not None and not self._cur_epoch_itr.has_next()
+
+    @property
+    def iterations_in_epoch(self) -> int:
+        """Sequences of the epoch that all processes have read."""
+        read = 0 if self._cur_epoch_itr is None else self._cur_epoch_itr.n * self.num_shards
+        return self.position + sum(map(len, self._batches[:read]))
+
+    def state_dict(self) -> dict[str, Any]:
+        ended = self.end_of_epoch()
+        position = 0 if ended else self.iterations_in_epoch
+        return {"version": POSITION_VERSION, "epoch": self.epoch + ended, "iterations_in_epoch": position}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go to a position.
+
+        Raises:
+            AlmaError: it counts batches, or is behind the end of the epoch.
+        """
+        position = state_dict.get("iterations_in_epoch", 0)
+        if position and (state_dict.get("version") != POSITION_VERSION or position > len(self.indices)):
+            raise AlmaError(
+                f"{self.save_dir}: its checkpoint is at {position} of an epoch that has {len(self.indices)} sequences "
+                "here; give the data that it was trained on, or --reset-dataloader to begin with the first sequence"
+            )
+        self.epoch, self.position = state_dict["epoch"], position
+        self._cur_epoch_itr, self._batches = None, ()

@@ -1,0 +1,26 @@
+"""``--best-checkpoint``: which checkpoint of a stage is tested, and starts the next one."""
+
+from dataclasses import dataclass
+from typing import ClassVar, Optional
+
+from fairseq_alma.options import PLAN, opt
+from fairseq_alma.training.feature import Feature
+
+
+@dataclass
+class BestCheckpoint(Feature):
+    """Lets fairseq-train keep the checkpoint with the lowest loss on ``valid``."""
+
+    predicts_with: ClassVar[Optional[str]] = "best"
+
+    best_checkpoint: Optional[bool] = opt(
+        None,
+        "test the checkpoint of a stage with the lowest loss on valid, of those that --save-every makes and the last; "
+        "the next stage begins with it, unless the optimizer is carried on",
+        kinds=("text",),
+        side=PLAN,
+    )
+
+    def words(self) -> list[str]:
+        """Return fairseq's option."""
+        return ["--best-checkpoint-metric", "nll_loss"]

@@ -1,0 +1,128 @@
+"""The order of a training is one of sequences: what is read does not depend on batches, processes or resumes."""
+
+import numpy as np
+import pytest
+import torch
+from fairseq.data.iterators import GroupedIterator
+
+from fairseq_alma.errors import AlmaError
+from fairseq_alma.text.sequence_batches import SequenceBatches
+from tests.text.stock_commands import train_model
+from tests.text.test_task import task_of
+
+
+@pytest.fixture(scope="module")
+def task(trained):
+    task = task_of(trained, "--megabatch", "1")
+    task.load_dataset("train")
+    return task
+
+
+def iterator_of(task, batch, shard=(0, 1), max_tokens=None, **options):
+    return task.get_batch_iterator(
+        task.dataset("train"), max_tokens, batch, shard_id=shard[0], num_shards=shard[1], num_workers=0, **options
+    )
+
+
+def ids(batch):
+    return batch["id"].tolist() if batch["ntokens"] else []
+
+
+def read(iterators, num_updates, update_freq):
+    """Return the sequences of each of some updates, of all processes in the order of their batches."""
+    grouped = [GroupedIterator(iter(each), update_freq) for each in iterators]
+    updates = []
+    for _ in range(num_updates):
+        mine = [next(each) for each in grouped]
+        updates.append([index for batches in zip(*mine, strict=True) for batch in batches for index in ids(batch)])
+    return updates
+
+
+def begin(task, batch, num_procs, state=None, max_tokens=None):
+    iterators = [iterator_of(task, batch, (rank, num_procs), max_tokens) for rank in range(num_procs)]
+    for each in iterators:
+        if state is not None:
+            each.load_state_dict(state)
+    return iterators, [each.next_epoch_itr(shuffle=True) for each in iterators]
+
+
+@pytest.mark.parametrize(("batch", "update_freq", "num_procs"), [(4, 2, 1), (2, 4, 1), (4, 1, 2), (1, 2, 4), (2, 2, 2)])
+def test_batch_4_with_update_freq_2_reads_what_batch_8_reads(task, batch, update_freq, num_procs):
+    _, whole = begin(task, 8, 1)
+    _, parts = begin(task, batch, num_procs)
+    length = -(-len(task.dataset("train")) // 8)
+    updates = read(whole, length, 1)
+    assert updates == read(parts, length, update_freq)
+    assert sorted(sum(updates, [])) == list(range(len(task.dataset("train"))))
+
+
+def test_each_sequence_is_read_once_an_epoch_across_resumes_with_other_batches(task):
+    state, seen = None, []
+    for batch, update_freq, num_procs, max_tokens in (
+        (8, 1, 1, None), (3, 2, 1, None), (2, 1, 2, None), (None, 1, 1, 100), (None, 1, 2, 64),
+    ):  # fmt: skip
+        iterators, epoch = begin(task, batch, num_procs, state, max_tokens)
+        seen += sum(read(epoch, 2, update_freq), [])
+        states = [each.state_dict() for each in iterators]
+        assert states[1:] == states[:-1]
+        state = states[0]
+    assert state["iterations_in_epoch"] == len(seen)
+    iterators, epoch = begin(task, 7, 1, state)
+    seen += [index for batch in epoch[0] for index in ids(batch)]
+    assert sorted(seen) == list(range(len(task.dataset("train"))))
+    assert iterators[0].state_dict() == {"version": 3, "epoch": 2, "iterations_in_epoch": 0}
+
+
+def test_each_epoch_and_each_seed_has_an_order_of_its_own(task):
+    one, other = (iterator_of(task, 4, seed=seed) for seed in (1, 2))
+    orders = [one.order(1).tolist(), one.order(2).tolist(), other.order(1).tolist()]
+    assert len({*map(tuple, orders)}) == 3
+    assert iterator_of(task, 9, seed=1, epoch=2).order(2).tolist() == orders[1]  # as in a restart in that epoch
+
+
+def test_a_process_without_a_batch_gets_padding_that_counts_for_nothing(task):
+    _, epochs = begin(task, -(-len(task.dataset("train")) // 3), 4)
+    batches = [next(each) for each in epochs]
+    assert [each["ntokens"] > 0 for each in batches] == [True, True, True, False]
+    for each in batches:
+        assert int(each["target"].ne(1).sum()) == each["ntokens"]
+        assert int(each["net_input"]["src_tokens"].ne(1).sum()) == each["ntokens"]
+
+
+@pytest.mark.parametrize("state", [{"version": 2, "iterations_in_epoch": 3}, {"version": 3, "iterations_in_epoch": 9999}])
+def test_a_position_that_an_epoch_does_not_have_is_refused(task, state):
+    with pytest.raises(AlmaError, match="give the data that it was trained on, or --reset-dataloader"):
+        iterator_of(task, 4).load_state_dict({"epoch": 1, **state})
+
+
+def test_an_order_may_have_a_sequence_several_times():
+    class Numbers:
+        def __getitem__(self, index):
+            return index
+
+        def batch_by_size(self, order, max_tokens, max_sentences, required_batch_size_multiple):
+            return np.split(order, range(max_sentences, len(order), max_sentences))
+
+        def collater(self, samples):
+            return samples
+
+    limits = {"max_tokens": None, "max_sentences": 2}
+    iterator = SequenceBatches(Numbers(), np.array([0, 1, 1, 2]), limits, (1,))
+    assert sorted(sum(iterator.next_epoch_itr(), [])) == [0, 1, 1, 2]
+
+
+def test_a_training_goes_on_with_other_batches_after_running_out_of_memory(trained, tmp_path):
+    """The remedy on the page on operations (transformers #10113): half the batch, twice the update frequency."""
+    how = ["--megabatch", "0", "--max-epoch", "2", "--max-update", "1000", "--dropout", "0", "--capacity-factor", "0"]
+    how += ["--balance-loss-weight", "0", "--adam-eps", "1e-4"]
+    whole = train_model(trained.stream, tmp_path / "whole", *how, "--batch-size", "8")
+    halved = ["--batch-size", "4", "--update-freq", "2", "--checkpoint-activations"]
+    train_model(trained.stream, tmp_path / "cut", *how, "--batch-size", "8", "--max-update", "5")
+    cut = train_model(trained.stream, tmp_path / "cut", *how, *halved)
+    one, other = (torch.load(path, weights_only=True) for path in (whole, cut))
+    assert one["optimizer_history"][-1]["num_updates"] == other["optimizer_history"][-1]["num_updates"]
+    for name, tensor in one["model"].items():
+        torch.testing.assert_close(other["model"][name], tensor, atol=1e-4, rtol=1e-3)
+    counts, changed = (each["extra_state"]["AlmaLMTask"] for each in (one, other))
+    assert counts["train_tokens"] == changed["train_tokens"]
+    assert [(each["from_update"], each["batch_size"]) for each in changed["batches"]] == [(0, 8), (5, 4)]
