@@ -1,0 +1,32 @@
+"""The ranges of this package's options hold in fairseq's commands, whatever form the configuration has."""
+
+from types import SimpleNamespace
+
+import pytest
+from omegaconf import OmegaConf
+
+from fairseq_alma.errors import AlmaError
+from fairseq_alma.training.fairseq_options import check_options
+from tests.text.stock_commands import training_options
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--num-experts", "0"], "--num-experts: 0 found, a number of at least 1 is needed"),
+        (["--dropout", "nan"], "--dropout: nan found, a number is needed"),
+        (["--replay-share", "1"], "--replay-share: 1 found, a number below 1 is needed"),
+        (["--megabatch", "-1"], "--megabatch: -1 found"),
+    ],
+)
+def test_a_stock_command_refuses_a_number_out_of_range(trained, capsys, words, message):
+    with pytest.raises(SystemExit) as ended:
+        training_options(trained.stream, *words)
+    assert ended.value.code == 2 and message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("make", [OmegaConf.create, lambda values: SimpleNamespace(**values)])
+def test_so_does_a_configuration_and_defaults_and_references_pass(make):
+    check_options(make({"capacity_factor": 0.0, "replay_share": 0.0, "num_experts": None, "data": "${task.data}"}))
+    with pytest.raises(AlmaError, match=r"--capacity-factor -1.0: a number of at least 0 is needed"):
+        check_options(make({"capacity_factor": -1.0}))
