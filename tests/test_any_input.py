@@ -254,7 +254,7 @@ def test_permuted_labels_and_indices_are_refused(name: str, tmp_path: Path) -> N
         (lambda manifest: manifest["splits"][0]["files"][0].update(path="/t.npy"), "path '/t.npy' found, one within"),
         (lambda manifest: manifest["images"].update(num_classes=0), "$.images.num_classes is 0, int >= 1 is needed"),
         (lambda manifest: manifest.update(seed=-1), "$.seed is -1, int >= 0 is needed"),
-        (lambda manifest: manifest.update(history=[{"command": "create"}]), "no options, inputs in it"),
+        (lambda manifest: manifest.update(history=[{"command": "create"}]), "no options in it"),
     ],
 )  # fmt: skip
 def test_a_manifest_that_leaves_something_out_or_leads_elsewhere_is_refused(change, said: str, tmp_path: Path) -> None:

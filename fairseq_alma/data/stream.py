@@ -18,13 +18,13 @@ from msgspec import Meta, Struct
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.files import (
     MAX_MEGABATCHES,
-    VERIFIED,
     Amount,
     Count,
     Name,
     Positive,
     Sha256,
     as_record,
+    once_per_file,
     open_atomically,
     read_json_object,
     require_version,
@@ -39,6 +39,7 @@ INDEX_SUFFIXES = (".npy",)
 Side = Annotated[int, Meta(ge=1, le=1 << 20)]
 
 
+@once_per_file
 def file_sha256(path: Path) -> str:
     """Return the sha256 of a file's content in hexadecimal."""
     with open(path, "rb") as file:
@@ -72,12 +73,9 @@ class StreamFile:
         size = path.stat().st_size
         if size != self.size:
             raise AlmaError(f"{path}: {size} bytes found, {MANIFEST} says {self.size}; {remedy}")
-        if VERIFIED.has(path, self.sha256):
-            return
         sha256 = file_sha256(path)
         if sha256 != self.sha256:
             raise AlmaError(f"{path}: sha256 {sha256} found, {MANIFEST} says {self.sha256}; {remedy}")
-        VERIFIED.add(path, self.sha256)
 
 
 @dataclass(frozen=True)

@@ -167,7 +167,6 @@ def test_what_killed_writers_left_goes_under_the_stage_s_lock_and_nothing_else(t
     others = [
         "notes.tmp",
         "member-0/checkpoint_1_5.pt",
-        "member-0/.mine.pt.4711.tmp",
         "member-0.bak/checkpoint_1.pt.tmp",
     ]
     for name in (*LEFT, *others):
