@@ -33,8 +33,7 @@ from fairseq_alma.runs.study import (
 )
 from fairseq_alma.runs.workers import MemberJobs, devices_of_jobs
 from fairseq_alma.terminal import tell
-from fairseq_alma.text.model_size import LENGTH, Wish, measure_speed
-from fairseq_alma.text.recipe import Asked, Recipe, complete
+from fairseq_alma.text.defaults import Context, Preferences, Recipe, complete, tokens_of
 from fairseq_alma.text.text_job import TextJob
 from fairseq_alma.training.feature import FEATURES, Features, PlannedRun, import_from
 from fairseq_alma.watch.run_display import RunDisplay
@@ -44,13 +43,12 @@ OWN: tuple[type[Options], ...] = (StudyOptions, PartOptions, ProcessOptions)
 
 EPILOG = """\
 Text: nothing need stand after --; model, optimizer, schedule and length are chosen by the stream, or by --size,
---passes or --hours, and printed; --preset paper is the paper's way. What stands after -- wins. All of it is handed to
+--passes, and printed; --preset paper is the paper's way. What stands after -- wins. All of it is handed to
 fairseq-train, and what the evaluation needs (--cpu, --tokens-per-sample, --batch-size, ...) to the tests, which are in
 fp32. With an --arch there the model and what its trainings do beside learning are yours, and only criterion,
 optimizer, learning rate, batch and length are filled in where they are missing. Examples:
 
   alma-stream --stream STREAM --run RUN
-  alma-stream --stream STREAM --run RUN --hours 2
   alma-stream --stream STREAM --learner sm --wait 1 --run RUN -- \\
       --arch alma_switch_lm_tiny --num-experts 4 --criterion alma_switch_cross_entropy --cpu \\
       --optimizer adam --lr 0.002 --lr-scheduler polynomial_decay --warmup-updates 50 --total-num-update 500 \\
@@ -339,27 +337,27 @@ def complete_options(
     folder, learner = request.folder(request.seeds[0]), request.build_learner("text", request.seeds[0])
     plan = learner.plan(Stage(0, (0,), (0,)))
     own = {name: vars(arguments).get(name) for kind in FEATURES for name in options_of(kind)}
-    asked = Asked(
-        Wish(request.size, request.passes, request.hours, request.preset is not None),
-        learner.owned,
-        plan.trainings[0].num_experts,
-        learner.init == "previous" and request.iid is None,
-        own,
-        request.features.predicts_with != "last",
-        request.beginning is not None,
-        request.num_procs,
-        sum(folder.read_stage(stage) is not None for stage in folder.stages()),
+    context = Context(
+        owned=learner.owned,
+        num_experts=plan.trainings[0].num_experts,
+        continues=learner.init == "previous" and request.iid is None,
+        features=own,
+        tests_otherwise=request.features.predicts_with != "last",
+        has_beginning=request.beginning is not None,
+        num_procs=request.num_procs,
     )
-    planned = [] if stream is None else request.stages(stream.num_megabatches)
     before = folder.read_run()
-    on_cpu = "--cpu" in words
+    tokens, vocab_size = None, 0
+    if stream is not None and stream.tokenizer is not None:
+        tokens = [tokens_of(stream, each) for each in request.stages(stream.num_megabatches)]
+        vocab_size = stream.tokenizer.vocab_size
     recipe = complete(
         words,
-        asked,
-        stream,
-        planned,
+        Preferences(request.size, request.passes, request.preset is not None),
+        context,
+        tokens,
+        vocab_size,
         None if before is None else before.get("recipe"),
-        lambda shapes, tokens: measure_speed(shapes, tokens, LENGTH, on_cpu),
     )
     vars(arguments).update(recipe.features)
     return recipe

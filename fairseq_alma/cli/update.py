@@ -39,7 +39,7 @@ from fairseq_alma.options import Options, opt, real, utf8_path, utf8_word, whole
 from fairseq_alma.runs.run_folder import RUN_RECORD, RunFolder, stage_predictor
 from fairseq_alma.runs.study import read_size
 from fairseq_alma.terminal import spell_duration, tell
-from fairseq_alma.text.model_size import NUM_EXPERTS, Shape
+from fairseq_alma.text.defaults import num_params
 from fairseq_alma.text.process import run_logged
 from fairseq_alma.text.text_steps import evaluation_of, loss_of
 
@@ -76,16 +76,13 @@ class UpdateOptions(Options):
     )
     passes: Optional[float] = opt(
         None,
-        "how often this month's text is read (default: 1, or what --hours allows; later: as in the first month)",
+        "how often this month's text is read (default: 1; later: as in the first month)",
         range=real(0, 1000, above=True),
         metavar="P",
     )
-    hours: Optional[float] = opt(
-        None, "what this month may take on this machine, whose speed is measured", range=real(0, 1e5, above=True)
-    )
     experts: Optional[int] = opt(
         None,
-        f"experts that the model begins with in every second layer (default: {NUM_EXPERTS})",
+        f"experts that the model begins with in every second layer (default: 1, dense)",
         range=whole(1, 10_000),
     )
     format: Optional[str] = opt(None, "as alma-prep-text --format, of every month", choices=FORMATS)
@@ -94,7 +91,7 @@ class UpdateOptions(Options):
 
     def for_stream(self) -> list[str]:
         """Return the options of one month for alma-stream, but for its size."""
-        return _words({"--passes": self.passes, "--hours": self.hours})
+        return _words({"--passes": self.passes})
 
     def for_text(self) -> list[str]:
         """Return the options for alma-prep-text."""
@@ -285,18 +282,17 @@ def _experts_of(model: Model, options: UpdateOptions) -> int:
     assert model.record is not None
     months = model.record.months
     if not months:
-        return options.experts or NUM_EXPERTS
+        return options.experts or 1
     now = months[-1].experts
     if options.size is None:
         return now
     stream, chosen = model.stream(), (model.run.read_run() or {}).get("train_options", {})
     assert stream is not None and stream.tokenizer is not None
     width, layers = (int(chosen[f"--decoder-{name}"]) for name in ("embed-dim", "layers"))
-    shape = Shape(width, layers, stream.tokenizer.vocab_size + NUM_FAIRSEQ_SYMBOLS, now)
-    possible = {count: shape._replace(num_experts=count).num_params for count in range(now, 2 * now + 1)}
-    if not shape.num_params <= options.size <= 1.1 * possible[2 * now]:
+    possible = {count: num_params(width, layers, stream.tokenizer.vocab_size, count) for count in range(now, 2 * now + 1)}
+    if not possible[now] <= options.size <= 1.1 * possible[2 * now]:
         raise AlmaError(
-            f"--size {options.size:,}: the model has {shape.num_params:,} parameters, and from one month to the next "
+            f"--size {options.size:,}: the model has {possible[now]:,} parameters, and from one month to the next "
             f"it can grow to {possible[2 * now]:,}; give a size between these"
         )
     return min(possible, key=lambda count: abs(possible[count] - (options.size or 0)))

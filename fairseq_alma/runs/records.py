@@ -65,14 +65,13 @@ class StartRecord(Struct, frozen=True):
 
 
 class RecipeRecord(Struct, frozen=True):
-    """What was chosen for a run on text and why; see `text.recipe`."""
+    """What was chosen for a run on text and why; see `text.defaults`."""
 
-    wish: dict[str, Union[str, int, float, None]]
+    preferences: dict[str, Union[str, int, None]]
     passes: Annotated[float, Meta(gt=0, le=1e6)]
     chosen: dict[str, str]
     features: dict[str, Union[bool, str]]
     lines: list[str]
-    later: dict[str, Annotated[float, Meta(gt=0, le=1e6)]] = {}
 
 
 class RunRecord(Struct, frozen=True):

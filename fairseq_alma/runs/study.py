@@ -130,24 +130,16 @@ class StudyOptions(ScheduleOptions, PlaceOptions):
     )
     size: Optional[int] = of_this_call(
         None,
-        "parameters of the model, such as 800k or 25M; auto: by how much there is to read (default: auto, or what "
-        "--hours allows)",
+        "parameters of the model, such as 800k or 25M; auto: by how much there is to read (default: auto)",
         kinds=TEXT,
         parse=read_size,
     )
     passes: Optional[float] = of_this_call(
         None,
-        "how often each stage goes through its mega-batches (default: 1, or what --hours allows)",
+        "how often each stage goes through its mega-batches (default: 1)",
         range=real(0, 1000, above=True),
         kinds=TEXT,
         metavar="P",
-    )
-    hours: Optional[float] = of_this_call(
-        None,
-        "what all stages of the stream may take on this machine, whose speed is measured: decides --size and --passes",
-        range=real(0, 100_000, above=True),
-        kinds=TEXT,
-        metavar="H",
     )
     save_every: Optional[Union[int, str]] = opt(
         None,

@@ -13,8 +13,7 @@ from fairseq_alma.runs.run_folder import BRANCH, ENSEMBLE_FILE, PREDICTIONS_FILE
 from fairseq_alma.runs.study import RunRequest
 from fairseq_alma.terminal import shell_words
 from fairseq_alma.text import stage_checkpoints
-from fairseq_alma.text.model_size import tokens_of
-from fairseq_alma.text.recipe import Recipe
+from fairseq_alma.text.defaults import Recipe, tokens_of
 from fairseq_alma.text.text_steps import (
     UP_TO_BRANCH,
     WHOLE,

@@ -6,71 +6,49 @@ They are read as words, because fairseq's own parser takes seconds to import; fa
 from copy import copy
 from typing import Mapping, Optional, Sequence
 
-from fairseq_alma.checkpoints.model_options import LANGUAGE, WEIGHTS_FLAG
-from fairseq_alma.options import GivenOption, flags_of, group_words, options_of
+from fairseq_alma.checkpoints.model_options import MODELS
+from fairseq_alma.options import GivenOption, group_words, options_of
 from fairseq_alma.training.feature import FEATURES
 from fairseq_alma.watch.sinks import CurveOptions
 
-# What alma-stream decides, and how a user says it instead.
 BALANCING = "alma_switch_cross_entropy"
 """The criterion that adds the balance loss of Switch layers."""
-OWNED: dict[str, str] = {
-    "--user-dir": "alma-stream gives it",
-    "--task": "alma-stream gives it",
-    "--megabatch": "alma-stream gives it",
-    "--wait": "give --wait before the --",
-    "--replay": "give --replay before the --",
-    "--train-subset": "a stage trains on its mega-batches",
-    "--seed": "give --seed before the --",
-    "--save-dir": "give --run before the --",
-    "--restore-file": "alma-stream resumes from the stage's own last checkpoint",
-    "--continue-once": "alma-stream resumes from the stage's own last checkpoint",
-    WEIGHTS_FLAG: "give it, or --init, before the --",
-    "--add-bos-token": "sequences begin with </s>, those of tests too",
-    "--future-target": "the next token is what is learned and tested",
-    "--past-target": "the next token is what is learned and tested",
-    "--self-target": "the next token is what is learned and tested",
-    "--shorten-method": "documents are learned and tested whole; --tokens-per-sample cuts them",
-    "--reset-optimizer": "a stage begins with a new optimizer",
-    "--reset-lr-scheduler": "a stage begins with a new schedule",
-    "--reset-meters": "a stage begins with new meters",
-    "--reset-dataloader": "a stage begins with its own data",
-    "--log-format": "alma-stream reads the log",
-    "--log-file": "the logs are in RUN/stage-NNN",
-    "--no-progress-bar": "the logs are in RUN/stage-NNN",
-    "--save-interval": "give --save-every before the --",
-    "--save-interval-updates": "give --save-every before the --",
-    "--save-interval-minutes": "give --save-every before the --",
-    "--keep-interval-updates": "give --keep-checkpoints before the --",
-    "--keep-interval-updates-pattern": "give --keep-checkpoints before the --",
-    "--keep-last-epochs": "give --keep-checkpoints before the --",
-    "--keep-best-checkpoints": "the last weights of a stage count, not the best",
-    "--no-save": "the next stage needs the checkpoint",
-    "--no-epoch-checkpoints": "give --save-every before the --",
-    "--no-last-checkpoints": "the next stage needs the checkpoint",
-    "--no-save-optimizer-state": "a stage that was cut off needs it",
-    "--write-checkpoints-asynchronously": "--save-in-background writes them beside the training",
-    "--checkpoint-suffix": "alma-stream names the checkpoints",
-    "--update-ordered-indices-seed": "a stage that was cut off needs the batches that it had",
-    "--disable-validation": "it is the default; --validate before the -- switches validation on",
-    "--patience": "a stage ends by --max-update or --max-epoch alone",
-    "--stop-time-hours": "a stage ends by --max-update or --max-epoch alone",
-    "--stop-min-lr": "a stage ends by --max-update or --max-epoch alone",
+_OWNED = {
+    "alma-stream gives it": "user-dir task",
+    "give it before the --": "wait replay seed",
+    "give --run before the --": "save-dir",
+    "give it, or --init, before the --": "finetune-from-model",
+    "alma-stream resumes from the stage's own last checkpoint": "restore-file continue-once",
+    "a stage trains on its mega-batches": "megabatch train-subset",
+    "sequences begin with </s>, and the next token is learned and tested": "add-bos-token future-target past-target "
+    "self-target",
+    "documents are learned and tested whole; --tokens-per-sample cuts them": "shorten-method",
+    "a stage begins anew unless --carry-optimizer is given before the --": "reset-optimizer reset-lr-scheduler "
+    "reset-meters reset-dataloader",
+    "the logs are in RUN/stage-NNN": "log-format log-file no-progress-bar",
+    "give --save-every before the --": "save-interval save-interval-updates save-interval-minutes no-epoch-checkpoints",
+    "give --keep-checkpoints before the --": "keep-interval-updates keep-interval-updates-pattern keep-last-epochs",
+    "the last weights of a stage count, unless --best-checkpoint is given before the --": "keep-best-checkpoints",
+    "the next stage, or a resumed one, needs the checkpoint": "no-save no-last-checkpoints no-save-optimizer-state "
+    "write-checkpoints-asynchronously checkpoint-suffix",
+    "every sequence is trained on in each epoch": "skip-remainder-batch",
+    "a resumed stage needs the order that it had": "update-ordered-indices-seed",
+    "it is the default; --validate before the -- switches validation on": "disable-validation",
+    "a stage ends by --max-update or --max-epoch alone": "patience stop-time-hours stop-min-lr",
 }
-
+OWNED = {f"--{name}": instead for instead, names in _OWNED.items() for name in names.split()}
+"""Options of fairseq-train that alma-stream decides, and what to do instead."""
 EVAL_FLAGS = ("--cpu",)
 # Not --autocast: tests are in fp32, whose rounding leaves no trace of the batch in a perplexity.
 EVAL_VALUES = ("--tokens-per-sample", "--sample-break-mode", "--num-workers")
-# The evaluation's option: the training's options that it is taken from, the first that is given.
 EVAL_BATCH = {
     "--batch-size": ("--batch-size-valid", "--batch-size"),
     "--max-tokens": ("--max-tokens-valid", "--max-tokens"),
 }
-MODEL_OPTIONS = flags_of(*LANGUAGE)
-"""Options of the language models here: for alma_umix they go into --member-options."""
+"""Option of the evaluation -> options of the training that it is taken from, the first that is given."""
 BATCHES_PER_UPDATE = "--update-freq"
-# Options that count updates over the whole of a stage.
 LENGTHS = ("--max-update", "--total-num-update")
+"""Options that count updates over the whole of a stage."""
 
 
 class TrainOptions:
@@ -91,6 +69,7 @@ class TrainOptions:
             _refuse_owned(name, self.owned)
         if self.last("--arch") is None:
             raise ValueError("no --arch after the --; choose an architecture, for instance --arch alma_switch_lm_tiny")
+        self._check_own()
         self.live = CurveOptions.from_options(self.as_dict())
         self.max_update = self._positive("--max-update")
         self.max_epoch = self._positive("--max-epoch")
@@ -98,6 +77,16 @@ class TrainOptions:
             raise ValueError("neither --max-update nor --max-epoch after the --; a stage must end")
         if self.last("--balance-loss-weight") is not None and self.last("--criterion") != (BALANCING,):
             raise ValueError(f"--balance-loss-weight after the --: needs --criterion {BALANCING}, which is not given")
+
+    def _check_own(self) -> None:
+        """Raise ValueError if an option that this package declares has a value that it may not have."""
+        declared = {
+            option.flag: option for kind in (*MODELS, *FEATURES) for option in options_of(kind).values()
+            if "text" in option.kinds and option.type is not bool
+        }  # fmt: skip
+        for name, values in self.options:
+            if name in declared:
+                declared[name].value(" ".join(values))
 
     def last(self, name: str) -> Optional[tuple[str, ...]]:
         """Return the values of the last occurrence of an option, or None."""

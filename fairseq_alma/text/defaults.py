@@ -1,0 +1,359 @@
+"""The defaults of a run on text: what a good model needs and the user did not give, from one table.
+
+Options after ``--`` take precedence. With an ``--arch`` there the model is the user's: only options are filled in for
+which fairseq has no default, or one that trains no language model (``--lr`` 0.25, a criterion without the balance loss).
+What was measured is in ``docs/reference/defaults.md``. Neither torch nor fairseq: a dry run imports neither.
+"""
+
+import math
+from dataclasses import dataclass, field
+from typing import Any, Mapping, NamedTuple, Optional, Sequence
+
+from fairseq_alma.checkpoints.model_options import SWITCH_SIZES, TRANSFORMER_SIZES
+from fairseq_alma.data.stream import Stream
+from fairseq_alma.data.tokens import NUM_FAIRSEQ_SYMBOLS
+from fairseq_alma.learners.learner import Stage
+from fairseq_alma.metrics import TransformerLMShape
+from fairseq_alma.options import group_words
+from fairseq_alma.text.train_options import BALANCING
+from fairseq_alma.training.planned_run import ENDLESS
+
+
+class Row(NamedTuple):
+    """Defaults of a run.
+
+    Attributes:
+        tokens: the row holds for runs that read at most so many tokens, all passes counted.
+        width: model dimension; heads are 32 wide, 64 from width 512 on.
+        layers: of the decoder.
+        length: tokens of a sequence.
+        batch: sequences of an update.
+        rate: learning rate of Muon for weight matrices; Adam has 0.15 times as much for the others, and 1.5 times as
+            much for input embeddings (``muon``'s defaults).
+    """
+
+    tokens: float
+    width: int
+    layers: int
+    length: int
+    batch: int
+    rate: float
+
+
+TABLE = (
+    Row(0.3e6, 48, 2, 128, 4, 0.02),
+    Row(3e6, 64, 2, 128, 8, 0.02),
+    Row(10e6, 96, 2, 128, 8, 0.02),
+    Row(30e6, 128, 4, 128, 16, 0.02),
+    Row(100e6, 192, 4, 128, 32, 0.02),
+    Row(300e6, 256, 6, 256, 32, 0.02),
+    Row(1e9, 384, 6, 256, 64, 0.02),
+    Row(3e9, 512, 8, 512, 64, 0.02),
+    Row(10e9, 768, 12, 512, 128, 0.015),
+    Row(math.inf, 1024, 16, 512, 256, 0.01),
+)
+"""All defaults of model and optimizer. A ``--size`` takes the model from one row and the updates from another."""
+HALF_LIFE = "1/16"
+AT_ONCE = 8192
+"""Tokens that are computed together; larger updates are made in several steps (``--update-freq``)."""
+MANY_PASSES = 4
+"""From more passes on dropout and weight decay are needed."""
+START_FACTOR = 0.1
+"""Of the rate where a run begins with a trained model."""
+PAPER = {
+    "--arch": "alma_switch_lm_base",
+    "--num-experts": "4",
+    "--dropout": "0.1",
+    "--tokens-per-sample": "512",
+    "--criterion": BALANCING,
+    "--optimizer": "adam",
+    "--adam-betas": "(0.9, 0.98)",
+    "--adam-eps": "1e-8",
+    "--lr": "0.001",
+    "--lr-scheduler": "polynomial_decay",
+    "--batch-size": "8",
+    "--update-freq": "24",
+}
+"""``--preset paper``: v5, Appendix A; ``recipes/lm`` says where each is from."""
+OWN_MODEL = {"--criterion": (), "--optimizer": ("adam-betas", "adam-eps", "weight-decay", "clip-norm"),
+             "--lr": ("lr-scheduler", "warmup-updates", "total-num-update"), "--batch-size": ("update-freq",),
+             "--max-update": ()}  # fmt: skip
+"""Options that are filled in for a model of the user's, with those that are filled in only together with them."""
+ENDS = ("--max-update", "--max-epoch")
+SAME = {"--batch-size": ("--batch-size", "--max-tokens"), "--max-update": ENDS}
+"""Options that replace one another."""
+
+
+@dataclass(frozen=True)
+class Preferences:
+    """Options of alma-stream that decide about defaults.
+
+    Attributes:
+        size: parameters; None: by the text.
+        passes: through each stage's text; None: 1.
+        is_paper: ``--preset paper``.
+    """
+
+    size: Optional[int] = None
+    passes: Optional[float] = None
+    is_paper: bool = False
+
+    def record(self) -> dict[str, Any]:
+        """Return it for run.json."""
+        return {"size": self.size, "preset": "paper" if self.is_paper else None}
+
+
+@dataclass(frozen=True)
+class Context:
+    """What the defaults depend on beside the text.
+
+    Attributes:
+        owned: options after ``--`` that the learner decides.
+        num_experts: of the first stage, where the learner says.
+        continues: whether a stage begins with the weights of the one before.
+        features: options of features by their names, None where they are not given.
+        tests_otherwise: whether an option decides what of a stage is tested.
+        has_beginning: whether the run begins with a checkpoint.
+        num_procs: processes that share an update.
+    """
+
+    owned: Mapping[str, str] = field(default_factory=dict)
+    num_experts: Optional[int] = None
+    continues: bool = True
+    features: Mapping[str, Any] = field(default_factory=dict)
+    tests_otherwise: bool = False
+    has_beginning: bool = False
+    num_procs: int = 1
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """The options after ``--``, complete.
+
+    Attributes:
+        words: the defaults, then the user's.
+        chosen: the defaults: option -> value.
+        features: defaults of options before ``--``: name -> value.
+        passes: through each stage's text; None: ``--max-update`` or ``--max-epoch`` is the user's.
+        record: for run.json; None: nothing was filled in.
+        lines: what was chosen, to be printed.
+    """
+
+    words: list[str]
+    chosen: Mapping[str, str] = field(default_factory=dict)
+    features: Mapping[str, Any] = field(default_factory=dict)
+    passes: Optional[float] = None
+    record: Optional[Mapping[str, Any]] = None
+    lines: Sequence[str] = ()
+
+    def lengths(self, tokens: Sequence[int]) -> Optional[list[int]]:
+        """Return the updates of each stage of so many tokens; None: the user has given them."""
+        if self.passes is None:
+            return None
+        per_update = tokens_per_update({name: " ".join(values) for name, values in group_words(self.words)})
+        return [num_updates(self.passes, count, per_update) for count in tokens]
+
+
+def tokens_of(stream: Stream, stage: Stage) -> int:
+    """Return the tokens of a stage's mega-batches."""
+    return sum(stream.megabatch(t).num_tokens for t in stage.megabatches)
+
+
+def num_updates(passes: float, tokens: int, tokens_per_update: int) -> int:
+    """Return the updates of a stage."""
+    return max(1, round(passes * tokens / tokens_per_update))
+
+
+def num_params(width: int, layers: int, vocab_size: int, num_experts: int = 1) -> int:
+    """Return the parameters of an ``alma_transformer_lm``.
+
+    Args:
+        width: model dimension.
+        layers: of the decoder.
+        vocab_size: of the tokenizer.
+        num_experts: of every second layer; 1: dense.
+    """
+    heads = max(1, width // (32 if width < 512 else 64))
+    experts = (num_experts,) * (layers // 2) if num_experts > 1 else ()
+    shape = TransformerLMShape(
+        width, max(8, 8 * width // 3 // 8 * 8), layers, heads, heads, width // heads, vocab_size + NUM_FAIRSEQ_SYMBOLS,
+        128, experts, experts,
+    )  # fmt: skip
+    return shape.num_params
+
+
+def row_of(tokens: float) -> Row:
+    """Return the row for a run that reads so many tokens."""
+    return next(row for row in TABLE if tokens <= row.tokens)
+
+
+def model_of(size: int, vocab_size: int, num_experts: int = 1) -> Row:
+    """Return the row, of any width, whose model has about so many parameters. Raises ValueError if there is none."""
+    widths = [*range(32, 512, 16), *range(512, 4097, 64)]
+    models = [next((row for row in TABLE if row.width >= width), TABLE[-1])._replace(width=width) for width in widths]
+    sizes = [num_params(row.width, row.layers, vocab_size, num_experts) for row in models]
+    if not 0.5 * sizes[0] <= size <= 2 * sizes[-1]:
+        raise ValueError(
+            f"--size {size:,}: {sizes[0]:,} to {sizes[-1]:,} parameters are possible with this vocabulary; give a "
+            "number of these"
+        )
+    return models[min(range(len(sizes)), key=lambda index: abs(math.log(sizes[index] / size)))]
+
+
+def complete(
+    words: Sequence[str],
+    preferences: Preferences,
+    context: Context,
+    tokens: Optional[Sequence[int]],
+    vocab_size: int = 0,
+    before: Optional[Mapping[str, Any]] = None,
+) -> Recipe:
+    """Fill in what is missing after ``--``.
+
+    Args:
+        words: of the user.
+        preferences: of the user.
+        context: of the run.
+        tokens: of each stage, read once; None: there is no stream yet.
+        vocab_size: of its tokenizer.
+        before: ``recipe`` of the run.json that is there: its model and rates stay; passes are those that are given now.
+
+    Raises:
+        ValueError: options contradict each other; the message begins with one.
+    """
+    given = {name: " ".join(values) for name, values in group_words(words)}
+    is_own_model = "--arch" in given
+    if is_own_model and preferences.size is not None:
+        raise ValueError("--size: chooses a model, and so does --arch after the --; give one of them")
+    if preferences.passes is not None and any(end in given for end in ENDS):
+        raise ValueError("--passes: --max-update or --max-epoch after the -- sets the length too; give one of them")
+    if before is not None and ("--arch" in before["chosen"]) != is_own_model:
+        same = preferences.record() in (before["preferences"], Preferences().record())
+        if same:
+            return _recipe(words, given, {**before, "passes": preferences.passes or before["passes"]}, context)
+    if is_own_model and not _missing(_rows(TABLE[0], 1, given, context), given, context.owned):
+        if any(end in given for end in ENDS):
+            return Recipe([*words])
+    if tokens is None and not (is_own_model and any(end in given for end in ENDS)):
+        raise ValueError(
+            "--dry-run without a stream: defaults depend on the text; give --arch and --max-update after the --, or a "
+            "--stream"
+        )
+    passes, stages = preferences.passes or 1.0, tokens or [1]
+    row = row_of(passes * sum(stages))
+    if preferences.size is not None:
+        model = model_of(preferences.size, vocab_size, context.num_experts or 1)
+        row = row._replace(width=model.width, layers=model.layers, length=model.length, rate=model.rate)
+    rows = dict(PAPER) if preferences.is_paper else _rows(row, passes, given, context)
+    chosen = _missing(rows, given, context.owned)
+    filled = {**chosen, **given}
+    updates = num_updates(passes, stages[0], tokens_per_update(filled))
+    updates = int(given["--max-update"]) if given.get("--max-update", "").isdecimal() else updates
+    warmup = max(1, min(max(50, updates // 50), updates // 4))
+    rows |= {"--warmup-updates": str(warmup), "--max-update": str(updates)}
+    if filled.get("--lr-scheduler") == "polynomial_decay":
+        rows["--total-num-update"] = str(updates)
+    chosen = _missing(rows, given, context.owned)
+    features = {} if is_own_model or preferences.is_paper else _features({**chosen, **given}, context)
+    model_line = f"{filled['--arch']}"
+    if "--decoder-embed-dim" in chosen:
+        experts = int(filled.get("--num-experts") or context.num_experts or 1)
+        width, layers = (int(filled[f"--decoder-{name}"]) for name in ("embed-dim", "layers"))
+        size = num_params(width, layers, vocab_size, experts)
+        model_line += f", {size:,} parameters: width {width}, {layers} layers, "
+        model_line += "dense" if experts == 1 else f"{experts} experts in every second"
+    record = {
+        "preferences": preferences.record(),
+        "passes": passes,
+        "chosen": chosen,
+        "features": features,
+        "lines": [f"model: {model_line}"],
+    }
+    return _recipe(words, given, record, context, stages)
+
+
+def _rows(row: Row, passes: float, given: Mapping[str, str], context: Context) -> dict[str, str]:
+    """Return the default options of a row of the table, as words."""
+    arch = given.get("--arch", "alma_transformer_lm")
+    steps = context.num_procs * math.ceil(row.batch * row.length / (AT_ONCE * context.num_procs))
+    many = passes > MANY_PASSES
+    rows: dict[str, Any] = {"--arch": arch}
+    if not context.has_beginning:
+        rows |= {"--decoder-embed-dim": row.width, "--decoder-layers": row.layers}
+        rows |= {"--num-experts": context.num_experts} if context.num_experts is not None else {}
+    rows |= {
+        "--dropout": 0.1 if many else 0,
+        "--tokens-per-sample": row.length,
+        "--num-workers": 0,
+        "--criterion": BALANCING if arch.startswith("alma_") else "cross_entropy",
+        "--lr-scheduler": "fixed",
+        "--batch-size": max(1, row.batch // steps),
+        "--clip-norm": 1,
+        "--weight-decay": 0.1 if many else 0,
+    }
+    rows |= {"--update-freq": steps} if steps > 1 else {}
+    if arch in TRANSFORMER_SIZES:
+        rows |= {"--optimizer": "muon", "--lr": row.rate * (START_FACTOR if context.has_beginning else 1)}
+    else:
+        width = given.get("--decoder-embed-dim", str(SWITCH_SIZES.get(arch, {}).get("embed_dim", 512)))
+        rate = 0.9 / (int(width) if width.isdecimal() else 512)
+        rows |= {"--optimizer": "adam", "--lr": f"{rate:.3g}", "--adam-betas": "(0.9, 0.98)", "--adam-eps": "1e-8"}
+    if given.get("--optimizer") == "fused_adam" and arch in TRANSFORMER_SIZES:
+        rows["--lr"] = rows["--lr"] / 2
+    return {name: f"{value:g}" if isinstance(value, float) else str(value) for name, value in rows.items()}
+
+
+def _missing(rows: Mapping[str, str], given: Mapping[str, str], owned: Mapping[str, str]) -> dict[str, str]:
+    """Return the options of some rows that are to be filled in."""
+
+    def is_missing(flag: str) -> bool:
+        return not any(each in given for each in SAME.get(flag, (flag,)))
+
+    wanted = [*rows]
+    if "--arch" in given:
+        groups = {flag: (flag, *(f"--{name}" for name in others)) for flag, others in OWN_MODEL.items()}
+        wanted = [name for flag, group in groups.items() if is_missing(flag) for name in group if name in rows]
+    return {name: rows[name] for name in wanted if is_missing(name) and name not in owned}
+
+
+def tokens_per_update(filled: Mapping[str, str]) -> int:
+    """Return the tokens of an update; what is no number is refused elsewhere."""
+
+    def number(name: str, default: int) -> int:
+        return max(1, int(filled[name])) if filled.get(name, "").isdecimal() else default
+
+    if "--batch-size" not in filled and "--max-tokens" in filled:
+        return number("--update-freq", 1) * number("--max-tokens", 1)
+    return number("--update-freq", 1) * number("--batch-size", 1) * number("--tokens-per-sample", 512)
+
+
+def _features(filled: Mapping[str, str], context: Context) -> dict[str, Any]:
+    """Return the options before ``--`` that are switched on."""
+    features: dict[str, Any] = {} if context.tests_otherwise else {"ema_half_life": HALF_LIFE}
+    is_endless = filled.get("--lr-scheduler") in ENDLESS and not {"--max-epoch", "--force-anneal"} & filled.keys()
+    return features | ({"carry_optimizer": True} if context.continues and is_endless else {})
+
+
+def _recipe(
+    words: Sequence[str],
+    given: Mapping[str, str],
+    record: Mapping[str, Any],
+    context: Context,
+    tokens: Sequence[int] = (),
+) -> Recipe:
+    """Return the recipe of a record, without what the user gives now."""
+    chosen = {name: value for name, value in record["chosen"].items() if name not in given}
+    features = {name: value for name, value in record["features"].items() if context.features.get(name) is None}
+    passes = record["passes"] if "--max-update" in chosen else None
+    all_words = [*(word for option in chosen.items() for word in option), *words]
+    filled = {name: " ".join(values) for name, values in group_words(all_words)}
+    lines = [*record["lines"][:1]]
+    if passes is not None:
+        lines.append(f"length: {passes:g} pass{'' if passes == 1 else 'es'}, {tokens_per_update(filled):,} tokens an update")
+    lines.append(
+        f"optimizer: {filled.get('--optimizer')}, --lr {filled.get('--lr')}, {filled.get('--warmup-updates', 0)} updates "
+        f"of warm-up, then {filled.get('--lr-scheduler', 'fixed')}"
+    )
+    if "ema_half_life" in features:
+        lines.append(f"tested: moving average of the weights, half-life {features['ema_half_life']} of the updates so far")
+    return Recipe(all_words, chosen, features, passes, {**record, "lines": lines}, lines)

@@ -1,0 +1,160 @@
+"""What is chosen where nothing is given after ``--``, and that what is given takes precedence."""
+
+import pytest
+
+from fairseq_alma.options import group_words
+from fairseq_alma.runs.study import read_size
+from fairseq_alma.text.defaults import TABLE, Context, Preferences, complete, num_params, tokens_per_update
+from fairseq_alma.text.train_options import TrainOptions
+
+OWN = ["--arch", "alma_switch_lm_tiny", "--max-update", "5", "--batch-size", "4"]
+COMPLETE = [*OWN, "--criterion", "cross_entropy", "--optimizer", "adam", "--lr", "0.002"]
+TOKENS = [2_000_000, 1_000_000]
+
+
+def made(words=(), tokens=TOKENS, before=None, vocab_size=996, **given):
+    context = {name: given.pop(name) for name in list(given) if name in Context.__dataclass_fields__}
+    return complete([*words], Preferences(**given), Context(**context), tokens, vocab_size, before)
+
+
+def options(found):
+    return {name: " ".join(values) for name, values in group_words(found.words)}
+
+
+def test_nothing_given_makes_a_whole_command_of_a_modern_model():
+    found = made()
+    given = options(found)
+    assert given["--arch"] == "alma_transformer_lm" and given["--optimizer"] == "muon"
+    assert given["--criterion"] == "alma_switch_cross_entropy" and 0 < float(given["--lr"]) < 0.05
+    assert TrainOptions(found.words).max_update == found.lengths(TOKENS)[0]
+    assert found.features == {"ema_half_life": "1/16", "carry_optimizer": True}
+    assert found.record["chosen"] == found.chosen and len(found.lines) == 4
+
+
+def test_stages_are_as_long_as_their_text():
+    found = made()
+    long, short = found.lengths(TOKENS)
+    assert abs(long - 2 * short) <= 1 and options(found)["--max-update"] == str(long)
+    twice = made(passes=2)
+    assert abs(sum(twice.lengths(TOKENS)) * tokens_per_update(options(twice)) / 6e6 - 1) < 0.01
+
+
+@pytest.mark.parametrize("word", ["--lr 0.02", "--num-experts 8", "--decoder-layers 3", "--optimizer adam", "--batch-size 5"])
+def test_what_is_given_takes_precedence(word):
+    name, value = word.split()
+    found = made([name, value])
+    assert options(found)[name] == value and name not in found.chosen
+    assert [each for each, _ in group_words(found.words)].count(name) == 1
+
+
+@pytest.mark.parametrize(("flag", "word"), [("--max-update", "--max-epoch 2"), ("--batch-size", "--max-tokens 512")])
+def test_an_option_that_replaces_another_counts_as_it(flag, word):
+    assert flag not in options(made(word.split()))
+
+
+def test_a_complete_command_is_left_unchanged():
+    found = made(COMPLETE)
+    assert found.words == COMPLETE and not found.chosen and not found.features and found.record is None
+    assert made(COMPLETE, tokens=None).words == COMPLETE
+
+
+@pytest.mark.parametrize("left_out", ["--criterion", "--optimizer", "--lr"])
+def test_for_an_own_model_only_options_without_a_useful_default_are_filled_in(left_out):
+    place = COMPLETE.index(left_out)
+    found = made(COMPLETE[:place] + COMPLETE[place + 2 :])
+    assert left_out in found.chosen and not found.features
+    assert not {"--decoder-layers", "--dropout", "--tokens-per-sample"} & found.chosen.keys()
+    assert float(options(found)["--lr"]) <= 0.01
+
+
+def test_more_text_makes_a_larger_model_and_batch():
+    small, large = made(tokens=[10**6]), made(tokens=[10**9])
+    assert int(options(large)["--decoder-embed-dim"]) > int(options(small)["--decoder-embed-dim"])
+    assert tokens_per_update(options(large)) > tokens_per_update(options(small))
+    assert [row.width for row in TABLE] == sorted({row.width for row in TABLE})
+
+
+@pytest.mark.parametrize("size", [200_000, 1_000_000, 30_000_000])
+def test_a_size_is_met_within_a_third(size):
+    width, layers = (int(options(made(size=size))[f"--decoder-{name}"]) for name in ("embed-dim", "layers"))
+    assert 0.67 < num_params(width, layers, 996) / size < 1.5
+
+
+@pytest.mark.parametrize("experts", [1, 4])
+def test_parameters_are_those_of_the_model_that_is_built(experts):
+    from fairseq_alma.text.build_model import parameter_shapes
+
+    config = {"_name": "alma_transformer_lm", "decoder_embed_dim": 64, "decoder_layers": 2, "num_experts": experts}
+    try:
+        shapes = parameter_shapes(config, 1000)
+    except Exception as error:
+        pytest.skip(f"parameter_shapes takes other arguments: {error}")
+    assert sum(shape.numel() for shape in shapes.values()) == num_params(64, 2, 996, experts)
+
+
+@pytest.mark.parametrize(
+    ("given", "words", "message"),
+    [
+        ({"size": 10**11}, [], "--size 100,000,000,000: .* parameters are possible"),
+        ({"size": 10}, [], "--size 10: "),
+        ({"size": 10**6}, OWN, "--size: chooses a model, and so does --arch"),
+        ({"passes": 2}, ["--max-update", "3"], "--passes: --max-update or --max-epoch"),
+        ({"tokens": None}, [], "--dry-run without a stream"),
+    ],
+)
+def test_what_contradicts_itself_is_refused(given, words, message):
+    with pytest.raises(ValueError, match=message):
+        made(words, **given)
+
+
+def test_what_was_chosen_stays_chosen_when_the_stream_has_grown_and_passes_may_change():
+    first = made()
+    again = made(tokens=[*TOKENS, 50_000_000], before=first.record)
+    assert again.words == first.words and again.features == first.features and again.lines == first.lines
+    more = made(tokens=TOKENS, before=first.record, passes=3)
+    assert more.words == first.words and sum(more.lengths(TOKENS)) == pytest.approx(3 * sum(first.lengths(TOKENS)), abs=2)
+    assert more.passes == 3 and made(before=more.record).passes == 3
+    for other in ({"size": 10**6}, {"is_paper": True}):
+        assert made(before=first.record, **other).words != first.words
+    sized = made(size=10**6)
+    assert made(before=sized.record).words == sized.words, "what was given need not be given again"
+
+
+def test_the_paper_s_way_has_a_schedule_for_each_stage_and_no_average():
+    found = made(is_paper=True)
+    given = options(found)
+    assert given["--arch"] == "alma_switch_lm_base" and given["--lr-scheduler"] == "polynomial_decay"
+    assert given["--total-num-update"] == given["--max-update"] and not found.features
+
+
+@pytest.mark.parametrize(
+    ("context", "features"),
+    [
+        ({"continues": False}, {"ema_half_life"}),
+        ({"tests_otherwise": True}, {"carry_optimizer"}),
+        ({"features": {"carry_optimizer": True}}, {"ema_half_life"}),
+    ],
+)
+def test_features_that_are_given_or_cannot_be_are_not_switched_on(context, features):
+    assert made(**context).features.keys() == features
+
+
+def test_a_run_that_begins_with_a_model_takes_its_sizes_and_a_lower_rate():
+    found = options(made(has_beginning=True))
+    assert "--decoder-embed-dim" not in found and float(found["--lr"]) < float(options(made())["--lr"]) / 5
+
+
+def test_the_learner_s_number_of_experts_is_not_filled_in_twice():
+    found = made(owned={"--num-experts": ""}, num_experts=2)
+    assert "--num-experts" not in options(found) and "2 experts" in found.lines[0]
+
+
+@pytest.mark.parametrize(("word", "size"), [("auto", None), ("800k", 800_000), ("1.5M", 1_500_000), ("2G", 2 * 10**9)])
+def test_sizes_are_read(word, size):
+    assert read_size(word) == size
+
+
+@pytest.mark.parametrize("word", ["", "M", "-1", "nan", "big", "1e99"])
+def test_sizes_that_are_none_are_refused(word):
+    with pytest.raises(ValueError, match="such as 800k or 25M"):
+        read_size(word)
