@@ -103,10 +103,10 @@ def test_neither_fairseq_nor_torch_is_imported_to_print_commands(stream, tmp_pat
         (["--learner", "ens", "--member", "2"], "--member 2: the run trains members 0, 1"),
         (["--learner", "gens", "--stage", "1", "--member", "0"], "--member 0: stage 1 trains members 1"),
         (["--carry-optimizer", "--init", "scratch"], "--carry-optimizer: each stage begins with new weights"),
-        (["--branch-decay", "1.5"], "--branch-decay 1.5: a number below 1 is needed"),
+        (["--branch-share", "1.5"], "--branch-share 1.5: a number below 1 is needed"),
         (["--replay-share", "-0.1"], "--replay-share -0.1: a number above 0 is needed"),
-        (["--ema-half-life", "1/8", "--branch-decay", "0.2"], "--ema-half-life 1/8: --branch-decay is another way"),
-        (["--replay-share", "0.2", "--replay"], "--replay-share 0.2: --replay trains on all mega-batches already"),
+        (["--ema-half-life", "1/8", "--branch-share", "0.2"], "--ema-half-life 1/8: --branch-share 0.2 also decides"),
+        (["--replay-share", "0.2", "--replay"], "--replay-share 0.2: --replay trains on all mega-batches"),
         (["--learner", "gens", "--num-members", "201"], "--num-members 201: a number of at most 200 is needed"),
     ],
 )

@@ -1,6 +1,6 @@
 import pytest
 
-from fairseq_alma.text.train_options import MODEL_OPTIONS, OWNED, TrainOptions
+from fairseq_alma.text.train_options import OWNED, TrainOptions
 
 BASE = ["--arch", "alma_switch_lm_tiny", "--max-update", "10"]
 
@@ -31,6 +31,8 @@ def test_what_alma_stream_decides_is_refused_also_by_an_abbreviation(name):
         (["--arch", "x", "--max-update", "many"], "--max-update many .*whole number"),
         (["--arch", "x", "--max-update", "0"], "--max-update 0 .*at least 1"),
         (["--arch", "x", "--max-epoch"], "whole number"),
+        ([*BASE, "--num-experts", "0"], "--num-experts 0: a number of at least 1 is needed"),
+        ([*BASE, "--autocast", "fp16"], "--autocast fp16: choose from bf16"),
         ([*BASE, "--balance-loss-weight", "0.5"], "--balance-loss-weight after the --: needs --criterion alma_switch"),
         (["stream", "--arch", "x"], "'stream' after the -- belongs to no option"),
     ],
@@ -57,7 +59,7 @@ def test_processes_share_the_batches_of_an_update(given, num_procs, each):
     ("given", "said"),
     [
         *((words.split(), "--num-procs 2: .* after the -- is no multiple") for words in ("", "--update-freq 2,1")),
-        (["--update-freq", "x"], "--update-freq x after the --: a whole number is needed"),
+        (["--update-freq", "x"], "--num-procs 2: .* --update-freq x"),
     ],
 )
 def test_batches_that_processes_cannot_share_are_refused(given, said):
@@ -81,10 +83,3 @@ def test_lengthened_options_have_more_updates_and_the_same_warm_up():
         "--arch": "a", "--max-update": "30", "--total-num-update": "36", "--warmup-updates": "3", "--lr": "1"
     }  # fmt: skip
     assert longer.max_update == 30
-
-
-def test_the_options_of_a_joint_models_members_are_all_options_of_the_language_models():
-    fairseq_model = pytest.importorskip("fairseq_alma.text.model")
-    fields = fairseq_model.AlmaSwitchLMConfig.__dataclass_fields__
-    elsewhere = {"_name", "tokens_per_sample", "max_target_positions", "finetune_from_model", "restore_file"}
-    assert set(MODEL_OPTIONS) == {f"--{name.replace('_', '-')}" for name in fields if name not in elsewhere}
