@@ -1,7 +1,7 @@
-"""The gate (router) of a mixture of experts: which expert a token or an image goes to, and with which weight.
+"""The gate (router) of a mixture of experts: the expert that each token or image goes to, and its weight.
 
 A gate is a tree of choices (`GateTree`), each a softmax over its children; a plain gate is a tree of one choice. Two
-kernels compute the same routing, each where it is the faster one:
+classes compute the same routing, each where it is faster:
 
 - `DescendingGate`, for the Switch layers of language models: one choice after the other, fp32, no bias;
 - `ParallelGate`, for images: all choices at once. Their trees get a choice with every growth step, and a loop would
@@ -39,53 +39,31 @@ class Routing(NamedTuple):
     combine_weights: Tensor
 
 
-class Gate(nn.Module):
-    """What both kernels share: a tree of choices, and one row of weights for each child of each choice.
-
-    Args:
-        in_features: I.
-        tree: the choices.
-    """
-
-    def __init__(self, in_features: int, tree: GateTree) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.empty(tree.num_rows, in_features))
-        self._set_tree(tree)
-
-    def forward(self, x: Tensor) -> Routing:
-        """Route (S, I) features."""
-        raise NotImplementedError
-
-    def _set_tree(self, tree: GateTree) -> None:
-        """Lay out the tree as tensors, beside the weights, which must have its number of rows."""
-        self.tree = tree
-        for name, tensor in self._layout().items():
-            self.register_buffer(name, tensor.to(self.weight.device), persistent=False)
-
-    def _layout(self) -> dict[str, Tensor]:
-        """Return what the kernel needs to know of the tree."""
-        raise NotImplementedError
-
-    def extra_repr(self) -> str:
-        """Show the tree."""
-        return f"tree={self.tree.to_nested()}"
-
-
-class DescendingGate(Gate):
+class DescendingGate(nn.Module):
     """Descend from the root, at every choice to its best child.
 
     For a flat tree this is Fedus et al. 2021, section 2.1: softmax over the experts in fp32, then the best one alone;
     its probability multiplies the expert's output, so the gate learns. In a tree the combine weight is the root's
     probability alone, times p / stop_gradient(p) for every choice below: numerically 1, so a split changes no output,
     yet each choice gets the gradient that a factor p would bring.
+
+    Args:
+        in_features: I.
+        tree: the choices.
     """
 
     expert_of_row: Tensor
     row_of_expert: Tensor
 
     def __init__(self, in_features: int, tree: GateTree) -> None:
-        super().__init__(in_features, tree)
+        super().__init__()
+        self.tree = tree
+        self.weight = nn.Parameter(torch.empty(tree.num_rows, in_features))
         nn.init.xavier_uniform_(self.weight)
+        expert_of_row = [-1 if expert is None else expert for expert in tree.row_expert]
+        row_of_expert = [tree.row_of(expert) for expert in range(tree.num_experts)]
+        self.register_buffer("expert_of_row", torch.tensor(expert_of_row), persistent=False)
+        self.register_buffer("row_of_expert", torch.tensor(row_of_expert), persistent=False)
 
     def forward(self, x: Tensor) -> Routing:
         """Route (S, I) tokens; probabilities and combine weights, (S,), are fp32."""
@@ -111,29 +89,28 @@ class DescendingGate(Gate):
         probs = torch.cat(log_probs, dim=-1)[:, self.row_of_expert].exp()
         return Routing(self.expert_of_row[row], probs, combine_weights)
 
-    def _layout(self) -> dict[str, Tensor]:
-        tree = self.tree
-        return {
-            "expert_of_row": torch.tensor([-1 if expert is None else expert for expert in tree.row_expert]),
-            "row_of_expert": torch.tensor([tree.row_of(expert) for expert in range(tree.num_experts)]),
-        }
 
-
-class ParallelGate(Gate):
+class ParallelGate(nn.Module):
     """Compute all choices at once: one softmax for all of them, padded to the largest, and one product for all paths.
 
     The matrix product adds up the logarithms along each expert's path. A mixture weighs its experts by their
     probabilities, so these are the combine weights. Weights are drawn by `reset_parameters`.
+
+    Args:
+        in_features: I.
+        tree: the choices.
     """
 
-    slots: Tensor
-    slot_of_row: Tensor
-    paths: Tensor
-    path_lengths: Tensor
+    slots: Tensor  # (Q, P) rows of each choice; R in the empty places
+    slot_of_row: Tensor  # (R,) position in the flattened slots
+    paths: Tensor  # (R, E) 1 where the row is on the expert's path
+    path_lengths: Tensor  # (E,)
 
     def __init__(self, in_features: int, tree: GateTree) -> None:
-        super().__init__(in_features, tree)
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(tree.num_rows, in_features))
         self.bias = nn.Parameter(torch.empty(tree.num_rows))
+        self._set_tree(tree)
 
     def reset_parameters(self, generators: Sequence[Generator]) -> None:
         """Draw initial weights as a linear layer's, from the one generator."""
@@ -150,7 +127,7 @@ class ParallelGate(Gate):
         return Routing(on_best_path.int().argmax(dim=-1), probs, probs)
 
     def grow(self, expert: int, generator: Generator, method: str = "split") -> MixtureGrowth:
-        """Add a new expert E beside an expert.
+        """Add a new expert E as a copy of an expert.
 
         ``split``: its leaf becomes a choice between the two, with new random rows. Every other row stays as it is, so
         that the two share what the one had: its probability, and as long as they compute the same, its output.
@@ -158,7 +135,7 @@ class ParallelGate(Gate):
 
         Args:
             expert: number of the expert.
-            generator: of new rows, on the CPU.
+            generator: generator of new rows, on the CPU.
             method: ``split`` or ``copy``.
 
         Returns:
@@ -172,11 +149,12 @@ class ParallelGate(Gate):
         self._set_tree(growth.new)
         return growth
 
-    def _layout(self) -> dict[str, Tensor]:
-        tree = self.tree
+    def _set_tree(self, tree: GateTree) -> None:
+        """Lay out the tree as tensors."""
+        self.tree = tree
         largest_choice = max(choice.stop - choice.start for choice in tree.choices)
-        slots = torch.full((len(tree.choices), largest_choice), tree.num_rows)  # the row behind the last is padding
-        slot_of_row = []
+        slots = torch.full((len(tree.choices), largest_choice), tree.num_rows)
+        slot_of_row: list[int] = []
         for number, choice in enumerate(tree.choices):
             num_children = choice.stop - choice.start
             slots[number, :num_children] = torch.arange(choice.start, choice.stop)
@@ -188,12 +166,9 @@ class ParallelGate(Gate):
             while row is not None:
                 paths[row, expert] = 1
                 row = parents[row]
-        return {
-            "slots": slots,
-            "slot_of_row": torch.tensor(slot_of_row),
-            "paths": paths,
-            "path_lengths": paths.sum(dim=0),
-        }
+        tensors = {"slots": slots, "slot_of_row": torch.tensor(slot_of_row), "paths": paths}
+        for name, tensor in {**tensors, "path_lengths": paths.sum(dim=0)}.items():
+            self.register_buffer(name, tensor.to(self.weight.device), persistent=False)
 
 
 def draw_as_linear(weight: Tensor, bias: Tensor, generator: Generator) -> None:
