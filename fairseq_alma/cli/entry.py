@@ -3,10 +3,7 @@
 import argparse
 import contextlib
 import functools
-import io
 import logging
-import os
-import re
 import select
 import signal
 import sys
@@ -15,12 +12,16 @@ import warnings
 from types import FrameType
 from typing import Any, Callable, Iterator, NoReturn, Optional, Sequence
 
-from fairseq_alma.errors import AlmaError, causes, describe_fault, describe_os_error, printable
+from fairseq_alma.errors import causes, in_one_line, printable
 from fairseq_alma.options import Options
 from fairseq_alma.terminal import discard, tell
 
 Main = Callable[[Optional[Sequence[str]]], Optional[int]]
-_LONGEST_WORD = 1000  # characters of what was typed that a message repeats
+_LONGEST_MESSAGE = 2000  # characters, of which what was typed may be most
+
+
+class _Terminated(SystemExit):
+    """SIGTERM arrived."""
 
 
 def command(main: Main) -> Main:
@@ -30,105 +31,56 @@ def command(main: Main) -> Main:
         main: parses ``argv`` (default: the command line) and does the job; returns an exit status, or None for 0.
 
     Returns:
-        The same function; `AlmaError` passes through (one line, status 1), and what `describe_fault` knows becomes one:
-        a full disk, a missing right, too little memory. Ctrl-C gives status 130, SIGTERM 143 and SIGHUP 129, all after
-        tidying up, and a reader that closed the pipe (``| head``) ends the command silently. Standard streams are made
-        fit for any text, see `open_closed_streams` and `show_any_text`, and libraries are kept quiet, see
-        `quiet_libraries`.
+        The same function. A full disk, a missing permission and the like become `AlmaError` (status 1). Ctrl-C gives
+        status 130 and SIGTERM 143, after tidying up; a closed pipe (``| head``) ends the command silently.
     """
 
     @functools.wraps(main)
     def wrapped(argv: Optional[Sequence[str]] = None) -> Optional[int]:
-        open_closed_streams()
-        show_any_text()
         quiet_libraries()
         try:
-            with _signals_raise():
+            with in_one_line(), _sigterm_raises():
                 status = main(argv)
-            sys.stdout.flush()  # here, as a fault that shows only when the interpreter ends is a traceback
-            return status
-        except KeyboardInterrupt:
-            return tell_of_interruption()
-        except _Signalled as signalled:
-            return tell_of_signal(signalled.number)
-        except BrokenPipeError as error:
-            if reader_has_gone():
-                return 0
-            raise AlmaError(describe_os_error(error)) from error
-        except Exception as error:
+                print(end="", flush=True)  # here, as a fault that shows only when the interpreter ends is a traceback
+                return status
+        except (Exception, KeyboardInterrupt, _Terminated) as error:
             for each in causes(error):  # a library may have made another error of it: torch, where it saves a file
-                if isinstance(each, KeyboardInterrupt):
-                    return tell_of_interruption()
-                if isinstance(each, _Signalled):
-                    return tell_of_signal(each.number)
-            message = describe_fault(error)
-            if message is None:
-                raise
-            raise AlmaError(message) from error
+                if isinstance(each, (KeyboardInterrupt, _Terminated)):
+                    return _ended(signal.SIGTERM if isinstance(each, _Terminated) else signal.SIGINT)
+                if isinstance(each, BrokenPipeError) and _reader_has_gone():
+                    return 0
+            raise
         finally:
-            discard_unwritable_output()
+            try:
+                print(end="", flush=True)
+            except OSError:
+                discard(sys.stdout)
 
     return wrapped
 
 
-def tell_of_interruption() -> int:
-    """Say that the command was interrupted, and return the exit status."""
-    tell("interrupted; nothing half-written is left, and the same command resumes or starts over", sys.stderr)
-    return 128 + signal.SIGINT
-
-
-def tell_of_signal(number: signal.Signals) -> int:
-    """Say that a signal has ended the command, and return the exit status."""
-    said = f"{number.name}: ended; nothing half-written is left, and the same command resumes or starts over"
-    tell(said, sys.stderr)
+def _ended(number: signal.Signals) -> int:
+    what = "interrupted" if number == signal.SIGINT else f"ended by {number.name}"
+    tell(f"{what}; nothing half-written is left, and the same command resumes or starts over", sys.stderr)
     return 128 + number
 
 
-class _Signalled(SystemExit):
-    """A signal that asks the command to end."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__(128 + number)
-        self.number = signal.Signals(number)
-
-
 @contextlib.contextmanager
-def _signals_raise() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP end the block with an exception; one that is ignored (``nohup``) or handled stays so."""
-    caught = []
-    if threading.current_thread() is threading.main_thread():
-        caught = [each for each in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(each) is signal.SIG_DFL]
+def _sigterm_raises() -> Iterator[None]:
+    """Let SIGTERM end the block with an exception, unless it is ignored or handled already."""
+    is_ours = threading.current_thread() is threading.main_thread()
+    is_ours = is_ours and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    if is_ours:
+        signal.signal(signal.SIGTERM, _raise_terminated)
     try:
-        for each in caught:
-            signal.signal(each, _raise_signalled)
         yield
     finally:
-        for each in caught:
-            signal.signal(each, signal.SIG_DFL)
+        if is_ours:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
-def _raise_signalled(number: int, frame: Optional[FrameType]) -> None:
-    raise _Signalled(number)
-
-
-def open_closed_streams() -> None:
-    """Point standard streams that were closed (``>&-``) at nothing, before another file gets their number."""
-    for number, name in enumerate(("stdin", "stdout", "stderr")):
-        try:
-            os.fstat(number)
-        except OSError:
-            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # it gets the lowest number that is free
-            setattr(sys, name, os.fdopen(number, "r" if number == 0 else "w", closefd=False))
-
-
-def show_any_text() -> None:
-    r"""Let standard streams show what their encoding lacks as ``\u2192``, such as all but ASCII where the locale is C.
-
-    Names of files that are not UTF-8 are shown so in any locale.
-    """
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")
+def _raise_terminated(number: int, frame: Optional[FrameType]) -> None:
+    raise _Terminated(128 + number)
 
 
 def quiet_libraries() -> None:
@@ -145,20 +97,11 @@ def quiet_libraries() -> None:
     warnings.filterwarnings("ignore", category=FutureWarning, module="fairscale")
 
 
-def reader_has_gone() -> bool:
-    """True if nobody reads standard output any more; a pipe to a worker process can break as well."""
+def _reader_has_gone() -> bool:
+    """Return whether nobody reads standard output any more; a pipe to a worker process can break as well."""
     poll = select.poll()
     poll.register(sys.stdout.fileno(), select.POLLOUT)
     return any(events & select.POLLERR for _, events in poll.poll(0))
-
-
-def discard_unwritable_output() -> None:
-    """Drop what standard streams hold but cannot write, as the interpreter would stumble over it again at its end."""
-    for stream in (sys.stdout, sys.stderr):
-        try:
-            stream.flush()
-        except OSError:
-            discard(stream)
 
 
 class Parser(argparse.ArgumentParser):
@@ -171,7 +114,7 @@ class Parser(argparse.ArgumentParser):
         Args:
             prog: the command's name.
             description: what it does.
-            epilog: examples, shown as they are; such a command has no options cut short. None: argparse's own ways.
+            epilog: examples, shown unchanged; such a command has no abbreviated options. None: argparse's own ways.
             declaring: the dataclasses.
             how: as argparse's.
         """
@@ -186,5 +129,4 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Print how the command is used and a message, and end the program."""
-        cut = re.sub(rf"(\S{{100}})\S{{{_LONGEST_WORD},}}", r"\1…", message)
-        super().error(printable(cut))
+        super().error(printable(message if len(message) <= _LONGEST_MESSAGE else f"{message[:_LONGEST_MESSAGE]}…"))

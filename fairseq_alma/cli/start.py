@@ -33,24 +33,9 @@ def __getattr__(name: str) -> Callable[..., Optional[int]]:
 
 
 def start(module: str, argv: Optional[Sequence[str]] = None) -> Optional[int]:
-    """Import a module and run its ``main``; Ctrl-C meanwhile is one line and status 130, as afterwards.
-
-    Args:
-        module: name of the module.
-        argv: what its ``main`` takes; None: the command line.
-
-    Returns:
-        Its exit status.
-    """
+    """Import a module and run its ``main``; Ctrl-C meanwhile is one line and status 130, as afterwards."""
     try:
         return importlib.import_module(module).main(argv)
     except KeyboardInterrupt:
         print("interrupted; nothing has begun", file=sys.stderr)
         return 130
-    except (MemoryError, ImportError, RuntimeError, SystemError) as error:
-        from fairseq_alma.errors import is_out_of_memory
-
-        if not is_out_of_memory(error):
-            raise
-        print("out of memory before anything has begun; give the command more", file=sys.stderr)
-        return 1

@@ -131,7 +131,7 @@ def read_unfinished(path: Path) -> Optional[dict[str, Any]]:
 def remove_unfinished(path: Path) -> None:
     """Remove what a training that is done was to be resumed from, with what a kill left of it."""
     path.unlink(missing_ok=True)
-    sweep(path.parent, path.name)
+    sweep(path.parent)
 
 
 def remove_model(folder: Path) -> None:

@@ -32,8 +32,8 @@ from fairseq_alma.learners.presets import PRESETS, Preset, filled
 from fairseq_alma.options import Options, flag, of_this_call, opt, options_of, real, utf8_path, whole
 from fairseq_alma.runs.loop import Backend, Run
 from fairseq_alma.runs.run_folder import RunFolder
-from fairseq_alma.training.feature import Features
 from fairseq_alma.training.best_checkpoint import BestCheckpoint
+from fairseq_alma.training.feature import Features
 from fairseq_alma.watch.sinks import CURVE_OPTIONS
 
 TEXT, IMAGES = ("text",), ("images",)

@@ -27,10 +27,10 @@ from fairseq_alma.text.text_steps import (
     Train,
 )
 from fairseq_alma.text.train_options import TrainOptions
+from fairseq_alma.training.best_checkpoint import BestCheckpoint
 from fairseq_alma.training.branch import LRBranch
 from fairseq_alma.training.carried_optimizer import CarriedOptimizer
 from fairseq_alma.training.feature import Part
-from fairseq_alma.training.best_checkpoint import BestCheckpoint
 from fairseq_alma.watch.run_display import describe_stage
 
 GROWN_FILE = "grown.pt"

@@ -18,7 +18,18 @@ imports neither torch nor fairseq. Source of the form: OLMo-core's callbacks wit
 import argparse
 import contextlib
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Callable, ClassVar, ContextManager, Iterator, Mapping, Optional, Sequence, TypeVar
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Callable,
+    ClassVar,
+    ContextManager,
+    Iterator,
+    Mapping,
+    Optional,
+    Sequence,
+    TypeVar,
+)
 
 from fairseq_alma.options import TRAINING, Options, flag, options_of
 from fairseq_alma.training.given_code import import_from as import_from  # cli/stream

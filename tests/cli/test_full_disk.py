@@ -27,7 +27,7 @@ def fill_disk(monkeypatch: pytest.MonkeyPatch, name: str, num_bytes: int) -> Non
     def write(self: files._RecordingFile, content) -> int:
         temporary = os.path.basename(os.readlink(f"/proc/self/fd/{self.fileno()}"))
         taken[temporary] = taken.get(temporary, 0) + len(content)
-        if temporary.startswith(f".{name}.") and taken[temporary] > num_bytes:
+        if temporary == f".{name}.tmp" and taken[temporary] > num_bytes:
             self.failure = OSError(errno.ENOSPC, "No space left on device")
             raise self.failure
         return io.FileIO.write(self, content)

@@ -1,5 +1,4 @@
 import re
-import signal
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -31,41 +30,9 @@ def test_ctrl_c_while_a_command_is_imported_is_one_line_and_status_130(monkeypat
     assert capsys.readouterr() == ("", "interrupted; nothing has begun\n")
 
 
-def test_ctrl_c_in_a_library_that_is_imported_is_no_traceback():
-    code = (
-        "import sys, time; from fairseq_alma.cli import start\n"
-        "class Slow:\n"
-        "    def find_spec(self, name, path, target=None):\n"
-        "        if name == 'fairseq_alma.cli.report':\n"
-        "            print('ready', flush=True)\n"
-        "            for _ in range(600): time.sleep(0.1)\n"  # a signal right before a sleep is answered after it
-        "sys.meta_path.insert(0, Slow())\n"
-        "sys.exit(start.report())"
-    )
-    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    assert process.stdout.readline() == "ready\n"
-    process.send_signal(signal.SIGINT)
-    assert process.communicate(timeout=600)[1] == "interrupted; nothing has begun\n"
-    assert process.returncode == 130
-
-
 def test_the_installation_begins_each_command_here(checkout):
     declared = re.findall(r'"alma-([a-z-]+)=fairseq_alma\.cli\.start:([a-z_]+)"', (checkout / "setup.py").read_text())
     assert declared == [(installed(name), name) for name in start.COMMANDS]
-
-
-def test_memory_that_runs_out_while_a_command_is_imported_is_one_line(monkeypatch, capsys):
-    def fails(module):
-        raise ImportError("libtorch_cpu.so: failed to map segment from shared object")
-
-    monkeypatch.setattr(start, "importlib", SimpleNamespace(import_module=fails))
-    assert start.report() == 1
-    assert capsys.readouterr() == ("", "out of memory before anything has begun; give the command more\n")
-
-
-def test_a_module_that_is_not_there_stays_a_defect(monkeypatch):
-    with pytest.raises(ModuleNotFoundError):
-        start.start("fairseq_alma.cli.nothing")
 
 
 def test_nothing_slow_is_imported_before_ctrl_c_can_be_answered(checkout):
