@@ -79,6 +79,7 @@ setup(
             "alma-stream=fairseq_alma.cli.start:stream",
             "alma-report=fairseq_alma.cli.start:report",
             "alma-export=fairseq_alma.cli.start:export",
+            "alma-import=fairseq_alma.cli.start:import_model",
             "alma-update=fairseq_alma.cli.start:update",
         ]
     },

@@ -56,9 +56,8 @@ print(f"\n{stream.num_megabatches} mega-batches, {stream.tokenizer.vocab_size} t
 
 run(
     alma_stream, "--stream", folder / "stream", "--run", folder / "run", "--learner", "gmoe", "--grow-schedule", "2,4",
-    "--grow-method", "split", "--keep-checkpoints", "--",
-    "--arch", "alma_switch_lm_tiny", "--decoder-layers", 2, "--decoder-embed-dim", 32, "--decoder-ffn-embed-dim", 64,
-    "--decoder-attention-heads", 2, "--criterion", "alma_switch_cross_entropy", "--optimizer", "adam", "--lr", 0.01,
+    "--keep-checkpoints", "--", "--arch", "alma_transformer_lm_tiny", "--decoder-embed-dim", 32,
+    "--criterion", "alma_switch_cross_entropy", "--optimizer", "adam", "--lr", 0.01,
     "--max-update", args.updates, "--batch-size", 16, "--tokens-per-sample", 64, "--num-workers", 0,
 )  # fmt: skip
 
@@ -75,7 +74,7 @@ for name, model in (("after one mega-batch", before), ("after two", after)):
 losses = fairseq_alma.score(after, ["In the beginning God created", "colourless green ideas sleep"])
 print(losses[["num_tokens", "bits_per_token", "bits_per_byte"]].to_string(index=False), "\n")
 
-# 5. The model leaves the house: a folder that transformers reads, without this package.
+# 5. Export the model to a folder that transformers reads without this package.
 
 exported = folder / "exported"
 if not exported.exists():

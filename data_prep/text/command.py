@@ -267,14 +267,15 @@ def finish(work: Work, record: Mapping[str, Any]) -> Stream:
             history=(*there.history, history),
         )
     tokenizer = work.once(tokenizer_of)
-    file = _write(work.out, f"{TOKENIZER_FOLDER}/{tokenizer.file.name}", tokenizer.file.read_bytes())
+    kept = (tokenizer.file, *tokenizer.companions)
+    files = [_write(work.out, f"{TOKENIZER_FOLDER}/{path.name}", path.read_bytes()) for path in kept]
     lines = (f"{symbol} {count}\n" for symbol, count in zip(tokenizer.symbols, id_counts.tolist(), strict=True))
     return Stream(
         root=work.options.out,
         kind="text",
         seed=work.options.seed,
         splits=tuple(in_order(splits)),
-        tokenizer=TokenizerEntry.describe(tokenizer.kind, tokenizer.vocab_size, [file]),
+        tokenizer=TokenizerEntry.describe(tokenizer.kind, tokenizer.vocab_size, files),
         dictionary=_write(work.out, DICTIONARY, "".join(lines).encode()),
         other_files=(hashes,),
         history=(history,),

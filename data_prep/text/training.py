@@ -79,6 +79,8 @@ class TrainTokenizer(SingleStep):
         else:
             given = work.once(_given_of)
             kind, content = given.kind, given.file.read_bytes()
+            for path in given.companions:
+                work.folder.write(path.name, path.read_bytes())
         work.folder.write(FILE_NAMES[kind], content)
         work.folder.write(_DONE, json.dumps(FILE_NAMES[kind]).encode())
         yield 0, 0

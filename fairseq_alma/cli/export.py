@@ -1,4 +1,4 @@
-"""``alma-export``: a checkpoint as a folder that the rest of the field reads."""
+"""``alma-export``: a checkpoint as a folder of a stock architecture of transformers."""
 
 import sys
 from dataclasses import MISSING, dataclass
@@ -13,11 +13,13 @@ from fairseq_alma.runs.lookup import ArrivalOptions, find_model, stream_option
 from fairseq_alma.terminal import tell
 
 EPILOG = """\
-The folder has config.json, model.safetensors, tokenizer.json, generation_config.json, a model card (README.md) and
-modeling_alma.py. It needs torch, transformers and safetensors, not this package:
+The folder is a Qwen3ForCausalLM of transformers 5 or newer, or with experts a Qwen3MoeForCausalLM, and has no code:
 
-  alma-export RUN --out FOLDER
-  python -c "from transformers import pipeline; print(pipeline(model='FOLDER', trust_remote_code=True)('The'))"
+  alma-export RUN --out DIR
+  python -c "from transformers import pipeline; print(pipeline('text-generation', model='DIR')('The'))"
+
+Ensembles, alma_switch_lm, and experts that were added by split have no such architecture and are refused;
+recipes/lm_eval/evaluate.py and load_model of a notebook take every checkpoint.
 """
 
 
@@ -25,10 +27,7 @@ modeling_alma.py. It needs torch, transformers and safetensors, not this package
 class ExportOptions(ArrivalOptions):
     """What is exported, and where to."""
 
-    path: Path = operand(
-        "run, folder of a model with its run in it, or checkpoint: of alma_switch_lm, alma_umix, or an ensemble",
-        "MODEL",
-    )
+    path: Path = operand("run, folder of a model with its run in it, or checkpoint, of alma_transformer_lm", "MODEL")
     out: Path = opt(MISSING, "the folder to write; a new one", parse=utf8_path, metavar="DIR")
     stream: Optional[Path] = stream_option(
         "stream whose tokenizer the model knows (default: the one that it was trained on)"
@@ -37,7 +36,7 @@ class ExportOptions(ArrivalOptions):
 
 def build_parser() -> Parser:
     """Return the command's parser."""
-    said = "Write a checkpoint, of one model or an ensemble, as a folder that transformers reads."
+    said = "Write a language model as a folder that transformers reads, with its tokenizer and a model card."
     return Parser.of("alma-export", said, EPILOG, ExportOptions)
 
 
@@ -46,20 +45,20 @@ def main(argv: Optional[Sequence[str]] = None) -> Optional[int]:
     """Run ``alma-export``."""
     args = ExportOptions.read(build_parser().parse_args(argv))
     path = find_model(args.path, args.arrival)
-    refuse_no_file(path, "MODEL", "give a run, or a checkpoint that fairseq-train, alma-grow or alma-ensemble wrote")
+    refuse_no_file(path, "MODEL", "give a run, or a checkpoint that fairseq-train, alma-grow or alma-import wrote")
     if args.out.is_dir() and args.out.samefile("."):
-        raise AlmaError(f"--out {args.out}: the folder that you are in, which would be replaced; give a new folder")
+        raise AlmaError(f"--out {args.out}: the current folder, which would be replaced; give a new folder")
     refuse_occupied(args.out, "--out ")
     refuse_unwritable(args.out, "--out")
-    # These import torch, which takes seconds; --help and usage errors need none of it.
-    from fairseq_alma.exchange.model_folder import export_model
+    # This imports torch, which takes seconds; --help and usage errors need none of it.
+    from fairseq_alma.exchange.export import export_model
 
     exported = export_model(path, args.out, args.stream)
     facts = exported.facts
-    models = f"{facts.num_members} model{'s' if facts.num_members > 1 else ''}"
+    experts = f"{facts.num_experts} experts, " if facts.num_experts > 1 else ""
     tell(
-        f"{args.out}: {models}, {facts.num_params:,} parameters, "
-        f"{facts.num_experts} experts, {exported.num_tokens:,} tokens, {exported.size / 1e6:,.1f} MB",
+        f"{args.out}: {exported.architecture}, {facts.num_params:,} parameters, {experts}{exported.num_tokens:,} "
+        f"tokens, {exported.size / 1e6:,.1f} MB",
         sys.stdout,
     )
     return 0

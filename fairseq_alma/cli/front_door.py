@@ -1,16 +1,16 @@
-"""What a notebook needs, in a few calls; what each needs (torch, transformers, pandas) is imported when it is called.
+"""The functions of a notebook; each imports what it needs (torch, fairseq, pandas) when it is called.
 
 The examples are run as tests, in the folder that ``recipes/tour.py`` leaves behind.
 """
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Iterable, Optional, Union
+from typing import TYPE_CHECKING, Optional, Sequence, Union
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
     from fairseq_alma.data.stream import Stream
-    from fairseq_alma.exchange.load_model import LoadedModel
+    from fairseq_alma.text.loaded_model import LoadedModel
 
 AnyPath = Union[str, Path]
 
@@ -59,7 +59,7 @@ def read_run(path: AnyPath) -> "DataFrame":
 
 
 def load_model(path: AnyPath, arrival: Optional[int] = None, stream: Optional[AnyPath] = None) -> "LoadedModel":
-    """Load a language model: of a run, from a checkpoint or from an exported folder.
+    """Load a language model of a run, or of a checkpoint.
 
     >>> import fairseq_alma
     >>> model = fairseq_alma.load_model("run", arrival=0)
@@ -69,21 +69,21 @@ def load_model(path: AnyPath, arrival: Optional[int] = None, stream: Optional[An
     True
 
     Args:
-        path: a run's folder, a model's with its run in it, a checkpoint, or a folder that ``alma-export`` wrote.
+        path: folder of a run, of a model with its run in it, or a checkpoint.
         arrival: of a run: the mega-batch, from 0, after whose arrival the model is wanted; None: the newest.
-        stream: whose tokenizer a checkpoint's model knows; None: the one that it was trained on.
+        stream: whose tokenizer the model knows; None: the one that it was trained on.
 
     Raises:
         AlmaError: there is no such model, or its weights are not kept any more.
     """
-    from fairseq_alma.exchange.load_model import load_model
     from fairseq_alma.runs.lookup import find_model
+    from fairseq_alma.text.loaded_model import load_model
 
     return load_model(find_model(Path(path), arrival), stream)
 
 
-def score(model: "LoadedModel", texts: Iterable[str], window: int = 0, context: int = 0) -> "DataFrame":
-    """Return the losses of documents, as ``alma-score`` prints them.
+def score(model: "LoadedModel", texts: Union[str, Sequence[str]], window: int = 0, context: int = 0) -> "DataFrame":
+    """Return the losses of documents.
 
     >>> import fairseq_alma
     >>> model = fairseq_alma.load_model("run")
@@ -93,7 +93,7 @@ def score(model: "LoadedModel", texts: Iterable[str], window: int = 0, context: 
 
     Args:
         model: of `load_model`.
-        texts: documents.
+        texts: documents; a ``str`` is one document.
         window: tokens of a window; 0: as many as the model takes.
         context: tokens before each window that do not count.
 
@@ -102,6 +102,6 @@ def score(model: "LoadedModel", texts: Iterable[str], window: int = 0, context: 
     """
     from pandas import DataFrame
 
-    from fairseq_alma.exchange.load_model import score_texts
-
-    return DataFrame([each.as_record() for each in score_texts(model, texts, window, context)])
+    columns = ("num_tokens", "num_bytes", "bits", "end_bits", "bits_per_token", "bits_per_byte")
+    scores = model.score(texts, window, context)
+    return DataFrame([{name: getattr(each, name) for name in columns} for each in scores], columns=columns)

@@ -21,6 +21,7 @@ COMMANDS = {
     "stream": "fairseq_alma.cli.stream",
     "report": "fairseq_alma.cli.report",
     "export": "fairseq_alma.cli.export",
+    "import_model": "fairseq_alma.cli.import_model",
     "update": "fairseq_alma.cli.update",
 }
 """Function of this module, as the installed commands name it -> module with the command's ``main``."""

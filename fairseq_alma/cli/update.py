@@ -325,7 +325,7 @@ def _report(model: Model) -> None:
 
 def _export(model: Model, month: int) -> None:
     """Export what is tested after a month, in place of what is there."""
-    from fairseq_alma.exchange.model_folder import export_model
+    from fairseq_alma.exchange.export import export_model
 
     new = model.root / f".{EXPORT}-new"
     shutil.rmtree(new, ignore_errors=True)
@@ -374,7 +374,7 @@ def _describe(model: Model, stream: Stream, month: int) -> Iterator[str]:
     grown = f"{stage['num_params']:,} parameters, {stage['num_experts']} experts in every second layer"
     yield f"model: {grown}, {words:,} words so far, {updates}"
     yield f"time: {spell_duration(done.seconds)}, of it {spell_duration(stage['wall_seconds'])} of training and tests"
-    yield f"text: {_sample(model)}"
+    yield f"text: {_sample(model, month)}"
     yield f"report: {model.root / REPORT / 'index.html'}"
     yield f"model for transformers: {model.root / EXPORT}"
 
@@ -387,10 +387,10 @@ def _bits(loss: float, split: Split) -> float:
     return bits_per_byte(loss, split.num_tokens, split.num_bytes) or loss
 
 
-def _sample(model: Model) -> str:
-    from fairseq_alma.exchange.load_model import load_model
+def _sample(model: Model, month: int) -> str:
+    from fairseq_alma.text.loaded_model import load_model
 
-    text = load_model(model.root / EXPORT).generate("", max_new_tokens=SAMPLE_TOKENS, seed=1)
+    text = load_model(model.predictor(month), model.root / STREAM).generate("", max_new_tokens=SAMPLE_TOKENS, seed=1)
     return printable(" ".join(text.split()))
 
 

@@ -9,6 +9,7 @@ neither fairseq nor torch and no memory to speak of.
 """
 
 import hashlib
+import json
 import re
 import struct
 from array import array
@@ -25,6 +26,9 @@ FAIRSEQ_SYMBOLS = ("<s>", "<pad>", "</s>", "<unk>")
 TOKENIZER_FOLDER = "tokenizer"
 FILE_NAMES = {"tokenizers": "tokenizer.json", "sentencepiece": "sentencepiece.model"}
 
+COMPANIONS = (
+    "config.json", "tokenizer_config.json", "special_tokens_map.json", "generation_config.json", "chat_template.jinja"
+)  # fmt: skip
 _WHITE_SPACE = re.compile(r"\s")
 
 
@@ -95,7 +99,8 @@ class StreamTokenizer:
         file: the file that was read.
         kind: ``tokenizers`` or ``sentencepiece``.
         symbols: one per token, in the order of the tokens: the piece as the tokenizer spells it (``Ġthe``), or
-            ``<unit:17>`` where that would not survive in a ``dict.txt`` (white space, a name of fairseq's own).
+            ``<unit:17>`` where that would not survive in a ``dict.txt`` (white space, a name of fairseq's own). Where
+            a transformers ``config.json`` beside the file has a larger vocabulary, its unused rows are the last ones.
 
     Raises:
         AlmaError: there is no tokenizer, or it cannot be read.
@@ -114,12 +119,19 @@ class StreamTokenizer:
         if not backend.pieces:
             raise AlmaError(f"{self.file}: a tokenizer without tokens found; give one that has been trained")
         self._backend = backend
-        self.symbols = _dictionary_symbols(backend.pieces)
+        unused = max(0, _num_rows(self.file.parent) - len(backend.pieces))
+        self.symbols = _dictionary_symbols([*backend.pieces, *[""] * unused])
 
     @classmethod
     def open(cls, stream: Union[str, Path]) -> "StreamTokenizer":
         """Load the tokenizer of the stream in this folder."""
         return cls(Path(stream) / TOKENIZER_FOLDER)
+
+    @property
+    def companions(self) -> list[Path]:
+        """Files beside it that describe a model of transformers which it came with; a stream keeps them for exports."""
+        paths = [self.file.with_name(name) for name in COMPANIONS if self.kind == "tokenizers"]
+        return [path for path in paths if path.is_file()]
 
     @property
     def vocab_size(self) -> int:
@@ -129,6 +141,10 @@ class StreamTokenizer:
     @cached_property
     def _token_of(self) -> dict[str, int]:
         return {symbol: token for token, symbol in enumerate(self.symbols)}
+
+    def token_id(self, piece: str) -> Optional[int]:
+        """Return the number of a token, from 0, by its piece; None if there is none."""
+        return self._backend.pieces.index(piece) if piece in self._backend.pieces else None
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the tokens of each text; the id in a token file is the token's number plus 4."""
@@ -180,6 +196,15 @@ def find_tokenizer_file(path: Path) -> Path:
         names = " and ".join(file.name for file in found) or "neither a tokenizer.json nor a .model"
         raise AlmaError(f"{path}: {names} in this folder, one tokenizer is needed; give the file itself")
     return found[0]
+
+
+def _num_rows(folder: Path) -> int:
+    """Return the size of the vocabulary that a ``config.json`` of transformers states; 0: there is none."""
+    try:
+        size = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("vocab_size")
+    except (OSError, ValueError, AttributeError):
+        return 0
+    return size if type(size) is int and size <= MAX_TOKENS else 0
 
 
 def _dictionary_symbols(pieces: Sequence[str]) -> list[str]:

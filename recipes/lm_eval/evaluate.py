@@ -1,10 +1,10 @@
-"""Runs tasks of the evaluation harness on a model, and prints their figures as one line of JSON, for --then-evaluate.
+"""Runs tasks of the evaluation harness on any checkpoint here, and prints their figures as one line of JSON.
 
-    alma-stream … --then-evaluate 'python recipes/lm_eval/evaluate.py {export} --tasks alma_text alma_cloze' -- …
+    python recipes/lm_eval/evaluate.py RUN --tasks alma_text
+    alma-stream … --then-evaluate 'python recipes/lm_eval/evaluate.py {checkpoint} --tasks alma_text alma_cloze'
 
-The harness's own table goes to standard error. Tasks are those of this folder, and with --include-path of others; they
-read their data from the present folder. Needs the extra [evaluate]. Ten seconds and more for each model, most of them
-to import the harness.
+Takes what cannot be exported too: ensembles, alma_switch_lm, experts that grew by split. The harness's own table goes
+to standard error; tasks read their data from the current folder. Needs the extra [evaluate].
 """
 
 import argparse
@@ -13,38 +13,67 @@ import os
 import sys
 from pathlib import Path
 
-os.environ.setdefault("HF_DATASETS_OFFLINE", "1")
-os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ |= {"HF_DATASETS_OFFLINE": "1", "HF_HUB_OFFLINE": "1"}
 
 import lm_eval
+import torch
+from lm_eval.api.model import TemplateLM
 from lm_eval.tasks import TaskManager
 from lm_eval.utils import make_table
 
-HERE = Path(__file__).parent
+import fairseq_alma
+from fairseq_alma.text.loaded_model import IGNORED, LoadedModel, cut
 
-options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-options.add_argument("model", help="a folder that alma-export wrote")
-options.add_argument("--tasks", nargs="+", default=["alma_text"], help="names of tasks (default: alma_text)")
-options.add_argument("--include-path", default=str(HERE), help="folder of the tasks (default: this script's)")
-options.add_argument("--device", default="cpu", help="default: %(default)s")
-options.add_argument("--batch-size", type=int, default=4, help="default: %(default)s")
-args = options.parse_args()
 
-# alma_text counts each document behind one </s>, which the harness puts there by itself
-with_start = {"alma_text": ",add_bos_token=False"}
-figures: dict[str, float] = {}
-for task in args.tasks:
-    found = lm_eval.simple_evaluate(
-        model="hf",
-        model_args=f"pretrained={args.model},trust_remote_code=True,dtype=float32{with_start.get(task, '')}",
-        tasks=[task],
-        task_manager=TaskManager(include_path=args.include_path, include_defaults=False),
-        device=args.device,
-        batch_size=args.batch_size,
-        bootstrap_iters=0,
-    )
+class AlmaLM(TemplateLM):
+    """A loaded model; texts are taken literally, and begin as in training."""
+
+    def __init__(self, loaded: LoadedModel) -> None:
+        super().__init__()
+        self.loaded = loaded
+        self.eot_token_id = loaded.first
+
+    eot_token_id = 0
+
+    def tok_encode(self, string, add_special_tokens=None, **kwargs):
+        return [self.loaded.first] * (add_special_tokens is not False) + self.loaded.encode(string)
+
+    def _loglikelihood_tokens(self, requests, disable_tqdm=False, **kwargs):
+        found = []
+        for _, context, continuation in requests:
+            ids = [*context, *continuation][-self.loaded.longest - 1 :]
+            targets = [IGNORED] * (len(ids) - 1 - len(continuation)) + continuation[1 - len(ids) :]
+            (losses,) = self.loaded.losses([(ids[:-1], targets)])
+            best = self.loaded.log_probs(torch.tensor([ids[:-1]]))[0].argmax(dim=-1).tolist()
+            is_greedy = all(target in (IGNORED, each) for target, each in zip(targets, best, strict=True))
+            found.append((-losses.sum().item(), is_greedy))
+        return found
+
+    def loglikelihood_rolling(self, requests, disable_tqdm=False):
+        texts = [self.tok_encode(each.args[0]) for each in requests]
+        losses = (self.loaded.losses(list(cut(ids, self.loaded.longest))) for ids in texts)
+        return [-sum(loss.double().sum().item() for loss in each) for each in losses]
+
+    def generate_until(self, requests, disable_tqdm=False):
+        texts = []
+        for prompt, how in (each.args for each in requests):
+            text = self.loaded.generate(prompt, how.get("max_gen_toks", 64))[len(prompt) :]
+            texts.append(text[: min((text.find(stop) for stop in how.get("until", []) if stop in text), default=None)])
+        return texts
+
+
+if __name__ == "__main__":
+    options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    options.add_argument("model", help="a run, or a checkpoint")
+    options.add_argument("--tasks", nargs="+", default=["alma_text"], help="names of tasks (default: alma_text)")
+    options.add_argument("--include-path", default=str(Path(__file__).parent), help="folder of the tasks")
+    args = options.parse_args()
+    tasks = TaskManager(include_path=args.include_path, include_defaults=False)
+    model = AlmaLM(fairseq_alma.load_model(args.model))
+    found = lm_eval.simple_evaluate(model=model, tasks=args.tasks, task_manager=tasks, bootstrap_iters=0)
     print(make_table(found), file=sys.stderr)
+    figures: dict[str, float] = {}
     for name, values in found["results"].items():
         numbers = {key.partition(",")[0]: value for key, value in values.items() if isinstance(value, (int, float))}
         figures |= {f"{name} {key}": value for key, value in numbers.items() if key != "sample_len"}
-print(json.dumps(figures))
+    print(json.dumps(figures))

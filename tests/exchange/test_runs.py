@@ -7,7 +7,6 @@ import pytest
 
 from fairseq_alma.checkpoints.checkpoint_file import read_checkpoint, write_checkpoint
 from fairseq_alma.cli.export import main as export
-from fairseq_alma.cli.grow import main as grow
 from fairseq_alma.data.stream import Stream
 from fairseq_alma.errors import AlmaError
 from tests.report.fakes import text_stream, write_run
@@ -20,7 +19,7 @@ def model(tmp_path, stream, checkpoints, monkeypatch):
     shutil.copytree(stream, root / "stream")
     said = {"path": "M/stream", "fingerprint": Stream.open(stream).fingerprint}
     write_run(root / "run", [30.0, 20.0], stream={**text_stream(num_megabatches=2), **said})
-    for stage, kind in enumerate(("switch", "tree")):
+    for stage, kind in enumerate(("dense", "mixture")):
         checkpoint = read_checkpoint(checkpoints[kind], mmap=False)
         checkpoint["cfg"]["task"] = {"_name": "alma_lm", "data": "M/stream"}
         write_checkpoint(checkpoint, root / f"run/stage-{stage:03d}/member-0/checkpoint_last.pt")
@@ -29,29 +28,22 @@ def model(tmp_path, stream, checkpoints, monkeypatch):
     return root
 
 
-@pytest.mark.parametrize("given", ["", "run"])
-@pytest.mark.parametrize(("options", "is_tree"), [([], True), (["--arrival", "0"], False), (["--arrival", "1"], True)])
-def test_the_model_of_an_arrival_is_exported_with_its_figures(given, options, is_tree, model):
+@pytest.mark.parametrize(
+    ("given", "options", "stage"), [("", [], 1), ("run", ["--arrival", "0"], 0), ("", ["--arrival", "1"], 1)]
+)
+def test_the_model_of_an_arrival_is_exported_with_its_figures(given, options, stage, model, tmp_path):
     assert export([str(model / given), "--out", "out", *options]) == 0
-    config = json.loads((model.parent.parent / "elsewhere/out/config.json").read_text())
-    gates = [gate for gate in config["members"][0]["gates"] if gate is not None]
-    assert gates and all(("choices" in gate) == is_tree for gate in gates)
-    card = (model.parent.parent / "elsewhere/out/README.md").read_text()
-    assert f"| test perplexity | {20 if is_tree else 30}.00 per token" in card
+    config = json.loads((tmp_path / "elsewhere/out/config.json").read_text())
+    assert config["model_type"] == ("qwen3", "qwen3_moe")[stage]
+    card = (tmp_path / "elsewhere/out/README.md").read_text()
+    assert f"| test perplexity | {(30, 20)[stage]}.00 per token" in card
     assert Stream.open(model / "stream").fingerprint[:16] in card
-
-
-def test_alma_grow_takes_it_too(model):
-    words = ["--out", "grown.pt", "--method", "split", "--experts", "1", "--cpu"]
-    assert grow(["--path", str(model), "--arrival", "0", *words]) == 0
-    assert read_checkpoint("grown.pt")["cfg"]["model"]["num_experts"] == 5
 
 
 def test_a_run_finds_its_stream_where_both_were_moved_to_and_takes_no_other(model, tmp_path, sentencepiece_stream):
     shutil.copytree(sentencepiece_stream, "M/stream")  # where the run's record points from here
     moved = tmp_path / "moved"
     model.rename(moved)
-    assert export([str(moved), "--out", str(moved / "export")]) == 0
     assert export([str(moved), "--out", "out"]) == 0
     shutil.rmtree(moved / "stream")
     with pytest.raises(AlmaError, match="trained with another tokenizer"):
@@ -61,7 +53,7 @@ def test_a_run_finds_its_stream_where_both_were_moved_to_and_takes_no_other(mode
         export([str(moved), "--out", "other"])
 
 
-def test_what_no_model_can_be_found_of_is_one_line(model, tmp_path):
+def test_a_path_without_a_model_is_one_line(model, tmp_path):
     for path, options, message in (
         (model, ["--arrival", "7"], "no model yet at arrival 7, there is one at arrivals 0 to 1"),
         (model / "run/stage-001/member-0/checkpoint_last.pt", ["--arrival", "0"], "no run, so there is no model at"),

@@ -20,8 +20,8 @@ from tests.scripts import end_with, print_to
 # Each command but alma-stream would import it by itself.
 PRELOADED = (
     "transformers",
-    "fairseq_alma.exchange.load_model",
-    "fairseq_alma.exchange.model_folder",
+    "fairseq_alma.exchange.export",
+    "fairseq_alma.exchange.import_folder",
 )
 Main = Callable[[Sequence[str]], Optional[int]]
 

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from fairseq_alma.errors import AlmaError
-from fairseq_alma.exchange import model_folder
+from fairseq_alma.exchange.model_card import record_rows
 from fairseq_alma.runs import lookup
 from fairseq_alma.runs.run_folder import RunFolder, stage_predictor
 from tests.report.fakes import text_stream, write_run
@@ -30,7 +30,7 @@ def test_the_checkpoint_that_was_tested_is_the_runs_model(predicts_with, tmp_pat
     touch(root, *FILES.values())
     assert lookup.find_model(root, None) == root / "stage-001" / FILES[predicts_with]
     for name, file in FILES.items():
-        rows = model_folder._record_rows(root / "stage-001" / file, Splits())
+        rows = record_rows(root / "stage-001" / file, Splits())
         assert ("test perplexity" in rows) == (name == predicts_with)
         assert " updates on " in rows["trained by"] and rows["options"] == "`--arch alma_switch_lm_tiny`"
         assert name == predicts_with or rows["test"].endswith(f"what was tested is stage-001/{FILES[predicts_with]}")
@@ -45,7 +45,7 @@ def test_a_model_card_counts_the_mega_batches_that_were_appended(tmp_path):
     for found, known in ((1, 4), (1, 2)):
         stream = Splits()
         stream.num_megabatches = known
-        rows = model_folder._record_rows(root / "stage-001" / FILES["last"], stream)
+        rows = record_rows(root / "stage-001" / FILES["last"], stream)
         assert rows["mega-batches seen"] == f"up to {found} of 0 to {known - 1} (stage 1)"
 
 
@@ -64,7 +64,7 @@ def test_a_member_is_not_the_ensemble(members, tmp_path):
     touch(root, *(f"{member}/checkpoint_last.pt" for member in members))
     with pytest.raises(AlmaError, match=r"ensemble.pt: the ensemble of stage 1 is not kept, as its members are"):
         lookup.find_model(root, None)
-    rows = model_folder._record_rows(root / "stage-001" / members[0] / "checkpoint_last.pt", Splits())
+    rows = record_rows(root / "stage-001" / members[0] / "checkpoint_last.pt", Splits())
     assert rows["test"] == "no figures are known; what was tested is not kept"
     touch(root, "ensemble.pt")
     assert lookup.find_model(root, None) == root / "stage-001/ensemble.pt"

@@ -1,0 +1,61 @@
+"""Whether a language model can be exported, as far as its options and its tokenizer say. No torch, no fairseq.
+
+``alma-export`` asks this of a checkpoint, and ``alma-stream`` at the start of a run whose evaluation exports.
+"""
+
+from pathlib import Path
+from typing import Optional
+
+from fairseq_alma.data.tokens import StreamTokenizer
+from fairseq_alma.errors import AlmaError
+from fairseq_alma.exchange.tokenizer_files import tokenizer_files
+
+ARCHITECTURE, ENSEMBLE = "alma_transformer_lm", "alma_ensemble"
+_EVALUATE = "evaluate the checkpoint itself (recipes/lm_eval/evaluate.py)"
+
+
+def refuse_unexportable(
+    stream: Path,
+    arch: str,
+    is_ensemble: bool = False,
+    grow_method: Optional[str] = None,
+    eval_capacity_factor: float = 0.0,
+) -> None:
+    """Raise AlmaError if what a run will train cannot be exported.
+
+    Args:
+        stream: folder of the stream, whose tokenizer is exported too.
+        arch: the model's architecture.
+        is_ensemble: whether several models predict together.
+        grow_method: how experts are added, if they are.
+        eval_capacity_factor: of Switch layers at test.
+    """
+    refuse_model("{export}", ENSEMBLE if is_ensemble else arch, grow_method == "split", eval_capacity_factor)
+    tokenizer_files(StreamTokenizer.open(stream), 1)
+
+
+def refuse_model(where: str, arch: str, has_gate_trees: bool = False, eval_capacity_factor: float = 0.0) -> None:
+    """Raise AlmaError unless a stock architecture of transformers computes what a model does.
+
+    Args:
+        where: begins the message: a file or an option.
+        arch: the model's architecture.
+        has_gate_trees: whether a gate is a tree of choices rather than one softmax.
+        eval_capacity_factor: of Switch layers at test.
+    """
+    if arch == ENSEMBLE:
+        raise AlmaError(f"{where}: transformers has no architecture for an ensemble; export a member, or {_EVALUATE}")
+    if not arch.startswith(ARCHITECTURE):
+        raise AlmaError(
+            f"{where}: transformers has no architecture for {arch}; export a model of {ARCHITECTURE}, or {_EVALUATE}"
+        )
+    if has_gate_trees:
+        raise AlmaError(
+            f"{where}: gates that grew by split are trees, for which transformers has no architecture; grow by copy, "
+            f"or {_EVALUATE}"
+        )
+    if eval_capacity_factor > 0:
+        raise AlmaError(
+            f"{where}: --eval-capacity-factor {eval_capacity_factor:g} drops tokens at test, which no architecture of "
+            "transformers does; train with 0, the default"
+        )

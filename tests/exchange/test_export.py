@@ -1,0 +1,219 @@
+"""An exported folder: logits, ids, generation and training in transformers are those of the model here."""
+
+import json
+import subprocess
+import sys
+from functools import partial
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoTokenizer, Trainer, TrainingArguments
+
+from fairseq_alma.cli.export import main
+from fairseq_alma.data.stream import Stream
+from fairseq_alma.data.tokens import StreamTokenizer, TokenFile
+from fairseq_alma.exchange import export as exporting
+from tests import scripts
+from tests.exchange.conftest import EOS, KINDS, LONGEST, PAD, exported, logits_here, save, transformer_config
+
+refused = partial(scripts.refused, main)
+
+ELSEWHERE = """
+import sys
+class Refuse:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("fairseq", "fairseq_alma", "data_prep", "tests"):
+            raise ModuleNotFoundError(name)
+sys.meta_path.insert(0, Refuse())
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, pipeline
+rows, saved, *folders = torch.load(sys.argv[1]), *sys.argv[2:]
+for folder in folders:
+    tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModelForCausalLM.from_pretrained(folder).eval()
+    assert type(model).__module__.startswith("transformers.models.qwen3")
+    logits = model(rows, attention_mask=(rows != 1).long()).logits
+    torch.save(logits, f"{folder}.logits")
+    write = pipeline("text-generation", model=folder)
+    text = write("the cat sat", do_sample=False, max_new_tokens=5)[0]["generated_text"]
+    prompts = ["the cat sat on a mat", "dogs"]
+    batch = tokenizer(prompts, return_tensors="pt", padding=True)
+    assert batch["attention_mask"][1, 0] == 0 and batch["input_ids"][0, 0] == 2
+    how = {"do_sample": False, "max_new_tokens": 6, "min_new_tokens": 6}
+    together = model.generate(**batch, **how)
+    assert torch.equal(model.generate(**batch, use_cache=False, **how), together)
+    for prompt, ids in zip(prompts, together):
+        alone = model.generate(**tokenizer(prompt, return_tensors="pt"), **how)[0]
+        assert ids[-len(alone):].tolist() == alone.tolist()
+    model.save_pretrained(saved)
+    again = AutoModelForCausalLM.from_pretrained(saved).eval()
+    assert torch.equal(again(rows).logits, model(rows).logits)
+    print(text)
+"""
+
+
+def perplexity(logits, rows):
+    losses = torch.nn.functional.cross_entropy(
+        logits[:, :-1].flatten(0, 1).double(), rows[:, 1:].flatten(), ignore_index=PAD
+    )
+    return losses.exp().item()
+
+
+def test_a_folder_works_where_neither_fairseq_nor_this_package_can_be_imported(
+    folders, checkpoints, stream, test_ids, tmp_path
+):
+    """Logits, perplexity, pipeline, generation with and without a cache and left padding, save_pretrained."""
+    torch.save(test_ids, tmp_path / "rows.pt")
+    words = [str(tmp_path / "rows.pt"), str(tmp_path / "saved"), *(str(folders[kind]) for kind in KINDS)]
+    done = subprocess.run(
+        [sys.executable, "-c", ELSEWHERE, *words], capture_output=True, text=True, cwd=tmp_path, timeout=600
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert all(line.startswith("the cat sat") for line in done.stdout.splitlines())
+    is_real = test_ids != PAD
+    for kind in KINDS:
+        needed, found = logits_here(checkpoints[kind], test_ids, stream), torch.load(f"{folders[kind]}.logits")
+        assert needed.std() > 0.3
+        torch.testing.assert_close(found[is_real], needed[is_real], rtol=1e-4, atol=1e-4)
+        assert perplexity(found, test_ids) == pytest.approx(perplexity(needed, test_ids), rel=1e-6)
+
+
+def test_transformers_imports_in_an_environment_with_fairseq_whatever_is_imported_first():
+    for code in (
+        "from transformers import pipeline",
+        "import fairseq, fairseq_alma; from transformers import pipeline",
+    ):
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=600)
+        assert done.returncode == 0, f"{done.stderr[-500:]}: pip uninstall torchaudio"
+
+
+def test_the_configuration_states_what_transformers_would_otherwise_assume(folders):
+    config = exported(folders["mixture"]).config
+    assert config.head_dim == 6 and config.num_key_value_heads == 2 and config.rms_norm_eps == 1e-3
+    assert config.rope_parameters == {"rope_type": "default", "rope_theta": 500.0}
+    assert config.max_position_embeddings == LONGEST
+    assert (config.bos_token_id, config.eos_token_id, config.pad_token_id) == (2, 2, 1)
+    assert (config.num_experts, config.num_experts_per_tok, config.norm_topk_prob) == (4, 1, False)
+    assert (config.decoder_sparse_step, config.mlp_only_layers) == (1, [0, 2])
+    assert (
+        exported(folders["tied"]).config.tie_word_embeddings
+        and not exported(folders["dense"]).config.tie_word_embeddings
+    )
+    generation = exported(folders["dense"]).generation_config
+    assert (generation.bos_token_id, generation.eos_token_id, generation.pad_token_id) == (2, 2, 1)
+
+
+def test_the_norm_behind_the_embeddings_is_folded_into_their_rows(folders):
+    rows = load_file(folders["dense"] / "model.safetensors")["model.embed_tokens.weight"]
+    assert rows.square().mean(dim=1).tolist() == pytest.approx([1.0] * len(rows), abs=0.05)
+
+
+def check_ids(folder, stream):
+    """The tokenizer gives the ids of the token files; special tokens are found unless the text is taken literally."""
+    opened, tokenizer = StreamTokenizer.open(stream), AutoTokenizer.from_pretrained(folder)
+    manifest = Stream.open(stream)
+    file = TokenFile(manifest.prefix(manifest.split("test")))
+    start, num_literal = 0, 0
+    for size in file.sizes.tolist():
+        ids = file.ids[start : start + size].tolist()
+        text = opened.decode_batch([[token - 4 for token in ids[:-1]]])[0]
+        assert tokenizer(text, split_special_tokens=True)["input_ids"] == [EOS, *ids[:-1]]
+        assert tokenizer.decode(ids, skip_special_tokens=True) == text
+        num_literal += "</s>" in text
+        start += size
+    assert num_literal > 0
+    assert (tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id, tokenizer.unk_token_id) == (
+        2,
+        2,
+        1,
+        3,
+    )
+    assert tokenizer("cat</s>", add_special_tokens=False)["input_ids"][-1] == EOS
+    assert tokenizer.padding_side == "left" and tokenizer.model_max_length == LONGEST
+
+
+def test_the_tokenizer_gives_the_ids_of_the_test_set_and_finds_special_tokens(folders, stream):
+    check_ids(folders["dense"], stream)
+    check_ids(folders["mixture"], stream)
+
+
+def test_so_does_that_of_a_sentencepiece_stream(sentencepiece_stream, tmp_path):
+    path = save(tmp_path / "a.pt", transformer_config(), 0, sentencepiece_stream)
+    assert main([str(path), "--out", str(tmp_path / "folder")]) == 0
+    check_ids(tmp_path / "folder", sentencepiece_stream)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["dense", "mixture"])
+def test_trainer_lowers_the_loss_and_evaluates_and_what_it_saves_loads_again(kind, folders, test_ids, tmp_path):
+    model = exported(folders[kind])
+    model.config.output_router_logits = kind == "mixture"
+    rows = [{"input_ids": row, "attention_mask": (row != PAD).long()} for row in test_ids]
+    rows = [{**row, "labels": row["input_ids"].masked_fill(row["attention_mask"] == 0, -100)} for row in rows]
+    settings = TrainingArguments(
+        str(tmp_path), max_steps=12, learning_rate=0.01, per_device_train_batch_size=4, logging_steps=1, use_cpu=True,
+        report_to=[], save_strategy="no", disable_tqdm=True, eval_strategy="steps", eval_steps=6,
+    )  # fmt: skip
+    trainer = Trainer(model, settings, train_dataset=rows, eval_dataset=rows)
+    trainer.train()
+    losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+    assert sum(losses[-3:]) < 0.9 * sum(losses[:3])
+    assert len([entry for entry in trainer.state.log_history if "eval_loss" in entry]) == 2
+    trainer.save_model(str(tmp_path / "saved"))
+    with torch.no_grad():
+        model.eval()
+        torch.testing.assert_close(exported(tmp_path / "saved")(test_ids).logits, model(test_ids).logits)
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        ("ensemble", "has no architecture for an ensemble; export a member, or evaluate the checkpoint itself"),
+        ("switch", "has no architecture for alma_switch_lm; export a model of alma_transformer_lm, or evaluate"),
+        ("split", "gates that grew by split are trees, for which transformers has no architecture; grow by copy, or"),
+        (
+            "dropping",
+            "--eval-capacity-factor 1 drops tokens at test, which no architecture of transformers does; train",
+        ),
+    ],
+)
+def test_what_no_stock_architecture_computes_is_refused_in_one_line(kind, said, checkpoints, tmp_path):
+    assert said in refused(tmp_path, checkpoints[kind], "--out", tmp_path / "out")
+
+
+def test_what_stands_at_out_is_left_alone(checkpoints, tmp_path, monkeypatch):
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "mine.txt").write_text("mine")
+    assert "exists and is not empty" in refused(tmp_path, checkpoints["dense"], "--out", tmp_path / "full")
+    assert "a file or a link" in refused(tmp_path, checkpoints["dense"], "--out", tmp_path / "full" / "mine.txt")
+    monkeypatch.chdir(tmp_path / "full")
+    assert "the current folder" in refused(tmp_path, checkpoints["dense"], "--out", ".")
+
+
+def test_another_stream_is_refused_and_so_is_what_is_no_checkpoint(checkpoints, sentencepiece_stream, tmp_path):
+    out = ["--out", tmp_path / "out"]
+    line = refused(tmp_path, checkpoints["dense"], *out, "--stream", sentencepiece_stream)
+    assert "trained with another tokenizer" in line
+    assert "this is not a stream" in refused(tmp_path, checkpoints["dense"], *out, "--stream", tmp_path)
+    (tmp_path / "text.pt").write_text("no checkpoint")
+    assert "text.pt: no checkpoint" in refused(tmp_path, tmp_path / "text.pt", *out)
+    assert "no such checkpoint file" in refused(tmp_path, tmp_path / "none.pt", *out)
+
+
+def test_nothing_is_left_of_an_export_that_fails_halfway(checkpoints, tmp_path, monkeypatch):
+    def fails(*arguments):
+        raise OSError(28, "No space left on device", "model.safetensors")
+
+    monkeypatch.setattr(exporting, "write_tensors", fails)
+    assert "the disk is full" in refused(tmp_path, checkpoints["dense"], "--out", tmp_path / "out")
+
+
+def test_the_files_and_the_card_say_what_the_model_is(folders, stream):
+    assert sorted(path.name for path in folders["mixture"].iterdir()) == [
+        "README.md", "config.json", "generation_config.json", "model.safetensors", "tokenizer.json",
+        "tokenizer_config.json",
+    ]  # fmt: skip
+    card = (folders["mixture"] / "README.md").read_text()
+    assert "| experts per Switch layer | 4 |" in card and "not part of a run of alma-stream" in card
+    assert "Qwen3MoeForCausalLM" in card and Stream.open(stream).fingerprint[:16] in card
+    assert "auto_map" not in json.loads((folders["mixture"] / "config.json").read_text())

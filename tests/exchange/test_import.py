@@ -1,0 +1,180 @@
+"""``alma-import``: a folder of transformers becomes a checkpoint that predicts the same, and goes back as it came."""
+
+import json
+import math
+import os
+import shutil
+from functools import partial
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedTokenizerFast,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+)
+
+from data_prep.text.command import main as prep_text
+from fairseq_alma.checkpoints.checkpoint_file import read_checkpoint
+from fairseq_alma.cli.export import main as export
+from fairseq_alma.cli.import_model import main
+from fairseq_alma.data.stream import Stream
+from fairseq_alma.data.tokens import TokenFile
+from tests import scripts
+from tests.exchange.conftest import TEXT, WORDS, exported
+from tests.text.stock_commands import evaluate
+
+refused = partial(scripts.refused, main)
+SIZES = {
+    "vocab_size": 347, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 6, "max_position_embeddings": 40, "initializer_range": 0.5,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1000.0},
+}  # fmt: skip
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 1, "moe_intermediate_size": 24, "mlp_only_layers": [0]}
+
+
+def write_folder(folder, kind="qwen3", **options):
+    """Write a model at random with a tokenizer of fewer tokens than it has rows; return the model."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    tokenizer.train_from_iterator([TEXT] * 9, trainers.BpeTrainer(vocab_size=300, initial_alphabet=alphabet))
+    special = {"eos_token": "<|end|>", "pad_token": "<|end|>", "additional_special_tokens": ["<|user|>"]}
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special)
+    fast.save_pretrained(folder)
+    torch.manual_seed(0)
+    ids = {"eos_token_id": fast.eos_token_id, "pad_token_id": fast.pad_token_id, "bos_token_id": None}
+    sizes = {**SIZES, **ids, **(EXPERTS if kind == "qwen3_moe" else {}), **options}
+    config = Qwen3MoeConfig(**sizes) if kind == "qwen3_moe" else Qwen3Config(**sizes)
+    model = (Qwen3MoeForCausalLM if kind == "qwen3_moe" else Qwen3ForCausalLM)(config).eval()
+    model.save_pretrained(folder)
+    assert len(fast) < config.vocab_size
+    return model
+
+
+def write_stream(folder, tokenizer):
+    generator = torch.Generator().manual_seed(0)
+    picks = torch.randint(len(WORDS), (300, 11), generator=generator).tolist()
+    documents = [" ".join(WORDS[pick] for pick in row[: 3 + row[0] % 8]) for row in picks]
+    (folder / "text.txt").write_text("\n\n".join(documents), encoding="utf-8")
+    words = [f"{folder}/text.txt", "--out", f"{folder}/S", "--megabatches", "2", "--tokenizer", str(tokenizer)]
+    assert prep_text([*words, "--valid-bytes", "900", "--test-bytes", "900", "--workers", "1"]) in (0, None)
+    return folder / "S"
+
+
+def perplexity_there(folder, stream, length):
+    """Return the perplexity of a folder's model in transformers, on the windows of fairseq-eval-lm."""
+    tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModelForCausalLM.from_pretrained(folder).eval()
+    opened = Stream.open(stream)
+    file = TokenFile(opened.prefix(opened.split("test")))
+    end, tokens = tokenizer.eos_token_id, file.ids.astype("int64") - 4
+    tokens[file.ids == 2] = end
+    ids = torch.cat([torch.tensor([end]), torch.from_numpy(tokens)])
+    nats = 0.0
+    for start in range(0, len(ids) - 1, length):
+        window = ids[start : start + length + 1]
+        with torch.no_grad():
+            logits = model(window[None, :-1]).logits[0].double()
+        nats += torch.nn.functional.cross_entropy(logits, window[1:], reduction="sum").item()
+    return math.exp(nats / (len(ids) - 1))
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"), [("qwen3", {}), ("qwen3", {"tie_word_embeddings": True}), ("qwen3_moe", {})]
+)
+def test_a_model_that_comes_in_and_leaves_again_keeps_its_perplexity_and_its_vocabulary(kind, options, tmp_path):
+    model = write_folder(tmp_path / "model", kind, **options)
+    stream = write_stream(tmp_path, tmp_path / "model")
+    assert main([str(tmp_path / "model"), "--out", str(tmp_path / "a.pt"), "--stream", str(stream)]) == 0
+    assert export([str(tmp_path / "a.pt"), "--out", str(tmp_path / "back")]) == 0
+    before = perplexity_there(tmp_path / "model", stream, 20)
+    here = evaluate(stream, tmp_path / "a.pt", "--tokens-per-sample", "20")["perplexity"]
+    assert float(here) == pytest.approx(before, rel=5e-6)
+    assert perplexity_there(tmp_path / "back", stream, 20) == pytest.approx(before, rel=1e-6)
+    back = exported(tmp_path / "back")
+    assert back.config.vocab_size == 347 and back.config.max_position_embeddings == 40
+    assert type(back) is type(model) and back.config.tie_word_embeddings == model.config.tie_word_embeddings
+    old, new = (load_file(tmp_path / name / "model.safetensors") for name in ("model", "back"))
+    assert old.keys() == new.keys() and all(torch.equal(old[name], new[name]) for name in old)
+    for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
+        assert (tmp_path / "back" / name).read_bytes() == (tmp_path / "model" / name).read_bytes()
+    assert (back.config.eos_token_id, back.config.pad_token_id) == (
+        model.config.eos_token_id,
+        model.config.pad_token_id,
+    )
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "named"),
+    [
+        ("qwen3", {"model_type": "llama"}, "model_type 'llama' found"),
+        ("qwen3", {"hidden_act": "gelu"}, "hidden_act 'gelu' found; alma_transformer_lm has 'silu'"),
+        ("qwen3", {"attention_bias": True}, "attention_bias True found"),
+        ("qwen3", {"use_sliding_window": True}, "use_sliding_window True found"),
+        ("qwen3", {"rope_scaling": {"type": "yarn", "factor": 4.0}}, "rope_scaling {'type': 'yarn'"),
+        ("qwen3", {"rope_parameters": {"rope_type": "linear", "factor": 2.0}}, "rope_type 'linear' found"),
+        ("qwen3", {"num_attention_heads": 3}, "key-value heads must divide the heads"),
+        ("qwen3", {"vocab_size": 100}, "tokens, the model 100"),
+        ("qwen3", {"hidden_size": "16"}, "hidden_size"),
+        ("qwen3_moe", {"num_experts_per_tok": 2}, "num_experts_per_tok 2 found; alma_transformer_lm has 1"),
+        ("qwen3_moe", {"norm_topk_prob": True}, "norm_topk_prob True found"),
+        ("qwen3_moe", {"mlp_only_layers": [1]}, "experts in 0 found (from 0)"),
+        ("qwen3_moe", {"moe_intermediate_size": 12}, "moe_intermediate_size 12 found"),
+    ],
+)
+def test_what_the_architecture_does_not_compute_is_refused_in_one_line(kind, changes, named, tmp_path):
+    write_folder(tmp_path / "model", kind)
+    path = tmp_path / "model" / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+    assert named in refused(tmp_path, tmp_path / "model", "--out", tmp_path / "a.pt")
+
+
+@pytest.mark.parametrize(
+    ("alter", "named"),
+    [
+        (lambda old: old.update(more=torch.ones(2)), "has beyond its configuration 1 tensor(s)"),
+        (lambda old: old.pop("model.norm.weight"), "lacks 1 tensor(s)"),
+        (lambda old: old.update({"lm_head.weight": torch.ones(346, 16)}), "has misshapen 1 tensor(s), lm_head.weight"),
+        (lambda old: old.update({"model.norm.weight": torch.ones(16).int()}), "a weight is a floating-point number"),
+    ],
+)
+def test_weights_that_are_not_those_of_the_configuration_are_refused(alter, named, tmp_path):
+    write_folder(tmp_path / "model")
+    tensors = load_file(tmp_path / "model" / "model.safetensors")
+    alter(tensors)
+    save_file(tensors, tmp_path / "model" / "model.safetensors", metadata={"format": "pt"})
+    assert named in refused(tmp_path, tmp_path / "model", "--out", tmp_path / "a.pt")
+
+
+def test_weights_in_several_files_are_the_same_model(tmp_path):
+    write_folder(tmp_path / "model").save_pretrained(tmp_path / "parts", max_shard_size="10KB")
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(tmp_path / "model" / name, tmp_path / "parts")
+    assert len(list((tmp_path / "parts").glob("*.safetensors"))) > 1
+    for name in ("model", "parts"):
+        assert main([str(tmp_path / name), "--out", str(tmp_path / f"{name}.pt")]) == 0
+    whole, parts = (read_checkpoint(tmp_path / f"{name}.pt")["model"] for name in ("model", "parts"))
+    assert whole.keys() == parts.keys() and all(torch.equal(whole[name], parts[name]) for name in whole)
+    index = tmp_path / "parts" / "model.safetensors.index.json"
+    entries = json.loads(index.read_text())["weight_map"]
+    index.write_text(json.dumps({"weight_map": {**entries, next(iter(entries)): "../model/model.safetensors"}}))
+    assert "the name of a file" in refused(tmp_path, tmp_path / "parts", "--out", tmp_path / "a.pt")
+
+
+def test_other_folders_and_streams_are_refused(stream, tmp_path):
+    out = ["--out", tmp_path / "a.pt"]
+    write_folder(tmp_path / "model")
+    assert "its tokenizer is not that of" in refused(tmp_path, tmp_path / "model", *out, "--stream", stream)
+    assert "no such folder" in refused(tmp_path, tmp_path / "none", *out)
+    (tmp_path / "model" / "model.safetensors").write_bytes(b"x" * 100)
+    assert "no file of safetensors, or damaged" in refused(tmp_path, tmp_path / "model", *out)
+    (tmp_path / "model" / "tokenizer.json").unlink()
+    os.mkfifo(tmp_path / "model" / "tokenizer.json")
+    assert "tokenizer.json: a pipe, a device or a folder" in refused(tmp_path, tmp_path / "model", *out)

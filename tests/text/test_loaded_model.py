@@ -1,0 +1,65 @@
+"""``load_model``: losses of any checkpoint are those of fairseq-eval-lm, text that of fairseq's generator."""
+
+import math
+
+import pytest
+
+import fairseq_alma
+from fairseq_alma.data.stream import Stream
+from fairseq_alma.data.tokens import EOS, TokenFile
+from fairseq_alma.errors import AlmaError
+from fairseq_alma.text.loaded_model import cut, load_model
+from tests.exchange.conftest import LONGEST, checkpoints, stream  # noqa: F401
+from tests.text.stock_commands import evaluate
+
+
+def test_windows_of_a_document_follow_each_other():
+    assert list(cut([2, 5, 6, 7, 2], 2)) == [([2, 5], [5, 6]), ([6, 7], [7, 2])]
+    assert list(cut([2, 5, 6, 7, 2], 3, 1)) == [([2, 5], [5, 6]), ([5, 6, 7], [-100, 7, 2])]
+    assert list(cut([2, 2], 4, 2)) == [([2], [2])]
+
+
+@pytest.mark.parametrize("kind", ["mixture", "switch", "ensemble"])
+def test_losses_are_those_of_fairseq_eval_lm(kind, checkpoints, stream):  # noqa: F811
+    opened = Stream.open(stream)
+    ids = [EOS, *TokenFile(opened.prefix(opened.split("test"))).ids.tolist()]
+    losses = load_model(checkpoints[kind]).losses(list(cut(ids, LONGEST)))
+    needed = evaluate(stream, checkpoints[kind], "--tokens-per-sample", str(LONGEST))
+    total = sum(loss.double().sum().item() for loss in losses) / math.log(2)
+    assert total / (len(ids) - 1) == pytest.approx(float(needed["loss"]), rel=1e-6)
+
+
+def test_documents_are_scored_alone_literally_and_a_text_is_one_document(checkpoints):  # noqa: F811
+    model = load_model(checkpoints["dense"])
+    texts = [
+        "the cat sat on a mat while naïve dogs <barked> at 42 moons",
+        "dogs",
+        "the </s> was never known 北京 🙂",
+        "",
+    ]
+    scores = model.score(texts)
+    assert [score.num_bytes for score in scores] == [len(text.encode()) for text in texts]
+    assert scores[2].num_tokens > 6 and math.isnan(scores[3].bits_per_byte)
+    for text, score in zip(texts, scores, strict=True):
+        (alone,) = model.score(text)
+        assert alone.bits == pytest.approx(score.bits, rel=1e-5) and alone.end_bits == pytest.approx(
+            score.end_bits, rel=1e-5
+        )
+    table = fairseq_alma.score(model, "dogs")
+    assert len(table) == 1 and table.bits_per_byte[0] == pytest.approx(scores[1].bits / 4, rel=1e-5)
+    with pytest.raises(ValueError, match="the model takes 24"):
+        model.score(texts, window=25)
+
+
+def test_text_follows_a_prompt_and_a_seed_gives_it_again(checkpoints):  # noqa: F811
+    model = load_model(checkpoints["ensemble"])
+    greedy = model.generate("the cat", 6)
+    assert greedy.startswith("the cat") and greedy == model.generate("the cat", 6, seed=1, top_k=1)
+    assert model.generate("the cat", 6, seed=3) == model.generate("the cat", 6, seed=3)
+    with pytest.raises(AlmaError, match="the model takes 24; give a shorter one"):
+        model.generate("moons " * 30)
+
+
+def test_a_folder_is_for_transformers(tmp_path):
+    with pytest.raises(AlmaError, match=r"load an exported folder with transformers"):
+        fairseq_alma.load_model(tmp_path)
