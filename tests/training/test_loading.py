@@ -14,7 +14,7 @@ from torch import nn
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.training import loading
 from fairseq_alma.training.loading import check_start, check_weights
-from tests.test_any_input import with_value
+from tests.test_any_record import with_value
 from tests.text.stock_commands import train_model
 
 STREAM = SimpleNamespace(dictionary_sha256="d" * 64, root="S")
