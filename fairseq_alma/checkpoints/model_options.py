@@ -100,8 +100,8 @@ class ExpertOptions(Options):
     checkpoint_activations: bool = of_text(False, "recompute layers in the backward pass: less memory, more time")
     compile: bool = of_text(
         False,
-        "let torch.compile fuse what model and criterion do in training, which begins minutes later; for a GPU, with "
-        "--autocast bf16 and a capacity limit. Needs a compiler (Triton on a GPU, a C++ compiler on a CPU)",
+        "let torch.compile fuse model and criterion in training, which begins minutes later. A dense model is one "
+        "graph; each layer of experts breaks it. Needs a compiler (Triton on a GPU, a C++ compiler on a CPU)",
     )
 
 
