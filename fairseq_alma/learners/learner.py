@@ -112,16 +112,31 @@ def stage_ending_with(megabatch: int, num_megabatches: int, wait: int, replay: b
     return planned[megabatch]
 
 
-MEMBER_SEED_STEP = 10_000_000
-_STEPS_OF_SEEDS = 400
-"""As many as there are below 2**32, the largest seed that NumPy takes, less what a stage's updates add."""
+MAX_SEED = 9_999_999
 MAX_MEMBERS = 200
 """Of those that one stage trains."""
+MEMBER_SEED_STEP, _STEPS_OF_SEEDS = 10_000_000, 400
+"""Between the seeds of members: more than a stage has updates; as many as there are below 2**32, NumPy's largest."""
+
+
+def member_seed(seed: int, member: int) -> int:
+    """Return the seed of a member of a run; member 0 has the run's own seed: it is the single model of the same seed.
+
+    Fairseq seeds update u with ``seed + u`` and epoch e with ``seed + e``, so that seeds of two members must lie
+    further apart than a stage has updates: 10,000,000 of the first 400, half of that of the next 400, a quarter, ….
+
+    Args:
+        seed: of the run, 0 to `MAX_SEED`.
+        member: number of the member over the whole run.
+    """
+    turn, step = divmod(member, _STEPS_OF_SEEDS)
+    between = int(f"{turn:b}"[::-1], 2) * MEMBER_SEED_STEP >> turn.bit_length()  # 0, 1/2, 1/4, 3/4, 1/8, … of a step
+    return seed + MEMBER_SEED_STEP * step + between
 
 
 @dataclass(frozen=True, order=True)
 class ModelId:
-    """Which trained model: the stage that trained it last, and its member number."""
+    """A trained model: the stage that trained it last, and its member number."""
 
     stage: int
     member: int
@@ -159,14 +174,14 @@ class Training:
     """One model to train in a stage.
 
     Attributes:
-        model: what the result is called.
+        model: the name of the result.
         seed: of its initial weights, order of data and dropout.
         start: the model whose weights it starts from; None: random ones.
         growth: what is done to these weights first; None: nothing.
         num_experts: experts in each Switch layer of a model that starts from random weights; None: the user says.
         num_layers: of the language model that is trained; None: the user says.
         num_joint: models that are trained jointly as this one.
-        joint_logits: what these are trained on and predict with: the ``mean`` of their logits, or the ``sum`` (images).
+        joint_logits: what these are trained on and predict with: the ``mean`` or the ``sum`` of their logits.
         bootstrap: train on a sample of the stage's examples, drawn with replacement.
     """
 
@@ -188,7 +203,7 @@ class StagePlan:
     Attributes:
         stage: the data.
         trainings: models to train, independent of each other.
-        predictors: models that predict afterwards; those that are not trained in this stage stay as they are.
+        predictors: models that predict afterwards; those that are not trained in this stage stay unchanged.
         combine: how their predictions become one: ``single`` for one model, else ``probabilities`` (mean), ``logits``
             (mean) or ``vote``.
     """
@@ -199,26 +214,8 @@ class StagePlan:
     combine: str = "single"
 
 
-def member_seed(seed: int, member: int) -> int:
-    """Seed of a member of a run.
-
-    Fairseq seeds update u with ``seed + u`` and epoch e with ``seed + e``, so that seeds of two members must lie
-    further apart than a stage has updates: 10,000,000 of the first 400, half of that of the next 400, a quarter, ….
-    Member 0 has the run's own seed: it is the single model of the same seed.
-
-    Args:
-        seed: of the run, 0 to 9,999,999.
-        member: number of the member over the whole run.
-    """
-    turn, step = divmod(member, _STEPS_OF_SEEDS)
-    between = int(f"{turn:b}"[::-1], 2) * MEMBER_SEED_STEP >> turn.bit_length()  # 0, 1/2, 1/4, 3/4, 1/8, … of a step
-    return seed + MEMBER_SEED_STEP * step + between
-
-
-MAX_SEED = 9_999_999
 LEARNERS: dict[str, dict[str, "type[Learner]"]] = {kind: {} for kind in KINDS}
 """The learners of each kind of data, by the names that ``--learner`` takes."""
-
 Class = TypeVar("Class", bound="type[Learner]")
 
 
@@ -253,16 +250,15 @@ class Learner(Options):
     Attributes:
         name: of ``--learner``.
         label: in reports; None: the name.
-        owned: options of fairseq-train that the learner decides -> how a user says it instead.
+        owned: options of fairseq-train that the learner decides -> how a user gives them instead.
         arch_prefix: image models: how the architecture's name must begin; None: any.
         image_architectures: default architecture for drawings such as MNIST's, and for photographs.
         train_defaults: image models: options of the training with a default of this learner.
         trains_jointly: whether several models are trained as one.
         has_iid_control: whether one stage on the union of mega-batches is a control (``--iid``): not of what grows.
         trains_members_alone: whether members may be trained by themselves (``--member``, ``--jobs``).
-        stacks_seeds: whether models of several seeds can be trained side by side: neither growth nor joint training
-            ties them to each other (images).
-        seed: of the run, 0 to 9,999,999.
+        stacks_seeds: whether models of several seeds can be trained side by side (images): nothing ties them together.
+        seed: of the run, 0 to `MAX_SEED`.
         wait: the waiting time, mega-batches.
         init: begin each stage with the weights of the stage before (``previous``) or with random ones (``scratch``).
     """
@@ -304,7 +300,7 @@ class Learner(Options):
         return ModelId(stage.index - 1, member) if self.init == "previous" and stage.index > 0 else None
 
     def record(self, kind: Optional[str] = None) -> dict[str, Any]:
-        """Return the options that have a meaning on streams of a kind, as run.json says them: also what is None."""
+        """Return the options that have a meaning on streams of a kind, as in run.json: also those that are None."""
         return dict(self._recorded(kind))
 
     def train_each(self, stage: Stage, num_members: int, combine: str = "probabilities", **training: Any) -> StagePlan:
@@ -312,7 +308,7 @@ class Learner(Options):
 
         Args:
             stage: the data.
-            num_members: how many.
+            num_members: of models.
             combine: how several predict, see `StagePlan`.
             training: further attributes of each `Training`.
         """
@@ -331,7 +327,7 @@ class GrowingModel(Learner):
     has_iid_control: ClassVar[bool] = False
 
     def check(self) -> None:
-        """Growth needs a model that it can grow."""
+        """Refuse ``--init scratch``: growth needs a model."""
         if self.init != "previous":
             raise ValueError(
                 f"--init {self.init}: {self.name} grows the model of the stage before; use --learner sm, or "
@@ -358,7 +354,7 @@ class GrowingModel(Learner):
 
 
 def is_growth_due(stage: Stage, wait: int, grow_every: int) -> bool:
-    """Tell whether a multiple of ``grow_every`` has been reached since the stage before, counted in first arrivals.
+    """Return whether a multiple of ``grow_every`` has been reached since the stage before, in first arrivals.
 
     With waiting time 10 and growth every 50 arrivals the model grows before stages 5, 10, …; with waiting time 100
     before each.
@@ -373,15 +369,7 @@ def combined(models: Sequence[ModelId], combine: str) -> str:
 
 
 def plan_stages(learner: Learner, planned: Sequence[Stage]) -> list[StagePlan]:
-    """Plan a whole stream.
-
-    Args:
-        learner: who decides.
-        planned: the stages.
-
-    Raises:
-        ValueError: the options do not fit these stages; the message begins with the option.
-    """
+    """Plan a whole stream. Raises ValueError if the options do not fit these stages; it begins with the option."""
     learner.check_stages(planned)
     return [learner.plan(stage) for stage in planned]
 

@@ -84,17 +84,6 @@ _DEFAULTS = {
 """What run.json says nothing of, so that a run with the paper's preset and one without any are the same run."""
 
 
-def usual_training(arch: str) -> dict[str, Optional[str]]:
-    """Return what the paper trains an architecture with, for run.json's options after ``--``."""
-    study = VGG_STUDY if "vgg" in arch else MLP_STUDY
-    return {**PAPER.training, **PAPER.vgg, **study, **BOTH_STUDIES}
-
-
-def is_same(one: Optional[Any], other: Optional[Any]) -> bool:
-    """Tell whether two values of an option are the same, however their numbers are written: ``0`` and ``0.0``."""
-    return bool(canonical(one) == canonical(other))
-
-
 def canonical(value: Any) -> Any:
     """Return the value of an option such that numbers that are the same are equal: ``0.01`` and ``1e-2``."""
     with contextlib.suppress(TypeError, ValueError):
@@ -112,6 +101,6 @@ def filled(given: Mapping[str, Any], said: Mapping[str, Optional[Any]]) -> tuple
     Returns:
         The options with those of the preset that were not given; the names of those that were, with another value.
     """
-    overridden = [name for name, value in said.items() if name in given and not is_same(given[name], value)]
+    overridden = [name for name, value in said.items() if name in given and canonical(given[name]) != canonical(value)]
     needed = {name: value for name, value in said.items() if value != _DEFAULTS.get(name)}
     return {**needed, **given}, overridden
