@@ -1,5 +1,6 @@
 """A growth step on a whole checkpoint: weights, configuration, optimizer, and the record of what was done."""
 
+import re
 from dataclasses import dataclass
 from typing import Any, Callable, Iterable, Mapping, Sequence
 
@@ -9,7 +10,7 @@ from torch import Tensor
 from fairseq_alma.checkpoints import AVERAGE
 from fairseq_alma.checkpoints.checkpoint_file import Checkpoint, find_average
 from fairseq_alma.errors import AlmaError
-from fairseq_alma.growth.gate_tree import format_gate_trees
+from fairseq_alma.growth.gate_tree import format_gate_trees, has_experts
 from fairseq_alma.growth.tensors import (
     EXPERTS,
     GATE_TENSOR,
@@ -21,6 +22,7 @@ from fairseq_alma.growth.tensors import (
 
 RECORD_KEY = "alma_growth"
 """Key of a grown checkpoint: a list of records, one per growth step, plain numbers and strings."""
+_DENSE_WEIGHT = re.compile(r"(?P<mlp>decoder\.layers\.(?P<layer>\d+)\.mlp\.)(?P<kind>gate|up|down)_proj\.weight")
 
 
 @dataclass(frozen=True)
@@ -121,6 +123,36 @@ def add_layers(
     if (entry := find_average(checkpoint)) is not None:
         entry[AVERAGE] = deeper(entry[AVERAGE], names[1])
     return _with_optimizer(grown, optimizer, *names, lambda _, entry: dict(entry))
+
+
+def with_one_expert(checkpoint: Checkpoint, every: int, factor: float) -> Checkpoint:
+    """Return a dense ``alma_transformer_lm`` with one expert, whose gate is zero, in every n-th layer.
+
+    No model is built of it: a step that adds experts has to follow.
+
+    Args:
+        checkpoint: the source.
+        every: n.
+        factor: what the experts' outputs are multiplied with.
+    """
+
+    def converted(old: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        new: dict[str, Tensor] = {}
+        for name, tensor in old.items():
+            match = _DENSE_WEIGHT.fullmatch(name)
+            if match is None or not has_experts(int(match["layer"]), every):
+                new[name] = tensor
+                continue
+            if match["kind"] == "gate":
+                new[f"{match['mlp']}{GATE_TENSOR}"] = torch.zeros(1, tensor.size(1), dtype=tensor.dtype)
+            scaled = tensor * factor if match["kind"] == "down" else tensor
+            new[f"{match['mlp']}{EXPERTS}{match['kind']}_proj"] = scaled.unsqueeze(0)
+        return new
+
+    if (entry := find_average(checkpoint)) is not None:
+        entry[AVERAGE] = converted(entry[AVERAGE])
+    cfg = {**checkpoint["cfg"], "model": {**checkpoint["cfg"]["model"], "moe_freq": every}}
+    return {**checkpoint, "model": converted(checkpoint["model"]), "cfg": cfg}
 
 
 def _with_record(checkpoint: Checkpoint, config: Mapping[str, Any], record: Mapping[str, Any]) -> Checkpoint:

@@ -8,7 +8,7 @@ Light: alma-stream looks at the words after ``--`` without torch or fairseq.
 from dataclasses import MISSING, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Mapping, Optional, Union
+from typing import Any, Optional, Union
 
 from fairseq_alma.checkpoints import LAST_CHECKPOINT
 from fairseq_alma.errors import AlmaError
@@ -249,38 +249,11 @@ MODELS = (*LANGUAGE, AlmaTransformerOptions, LengthOptions, JointOptions, *IMAGE
 NETWORK = ("--arch", *flags_of(*IMAGE_NETWORKS))
 
 
-@dataclass(frozen=True)
-class DenseOptions(Options):
-    """Of a dense language model that gets experts (alma-grow)."""
-
-    moe_freq: Optional[int] = opt(
-        None,
-        "dense model: every n-th feed-forward layer becomes a Switch layer of one expert, which computes the same; 0: "
-        f"none (default: {USUAL_FREQUENCY})",
-        range=_FREQUENCY,
-    )
-
-    @property
-    def every(self) -> int:
-        """Every how manieth layer gets experts; see `growth.gate_tree.has_experts`."""
-        return USUAL_FREQUENCY if self.moe_freq is None else self.moe_freq
-
-    def require_experts(self, num_layers: int) -> None:
-        """Raise AlmaError unless at least one of the layers gets experts."""
-        if not 1 <= self.every <= num_layers:
-            raise AlmaError(f"--moe-freq {self.every}: must be 1 to {num_layers}, the number of layers")
-
-    def refuse_for_switch(self, path: str) -> None:
-        """Raise AlmaError if the option is given for a model that has its experts."""
-        if self.moe_freq is not None:
-            raise AlmaError(f"--moe-freq {self.moe_freq}: {path} has its Switch layers already; leave --moe-freq out")
-
-
 @dataclass(frozen=True, kw_only=True)
-class GrowOptions(DenseOptions):
+class GrowOptions(Options):
     """Of ``alma-grow``: one growth step of a language model."""
 
-    path: str = opt(MISSING, "run or checkpoint to grow: alma_switch_lm", metavar="CKPT")
+    path: str = opt(MISSING, "run or checkpoint to grow: alma_transformer_lm or alma_switch_lm", metavar="CKPT")
     out: str = opt(MISSING, "checkpoint to write", metavar="CKPT")
     method: Optional[str] = opt(
         None,
@@ -290,6 +263,13 @@ class GrowOptions(DenseOptions):
         choices=EXPERT_METHODS,
     )
     experts: Optional[int] = opt(None, "experts to add to each Switch layer", range=whole(1, MAX_EXPERTS), metavar="K")
+    moe_freq: Optional[int] = opt(
+        None,
+        "with --experts, of a dense alma_transformer_lm: every n-th feed-forward layer becomes a mixture of itself "
+        "and K copies; split and copy keep the loss (copy: nearly, with gates near zero and outputs times K + 1) "
+        f"(default: {USUAL_FREQUENCY})",
+        range=_FREQUENCY,
+    )
     layers: Optional[int] = opt(
         None,
         "layers that the decoder is to have; the output of new ones is zero at first (the loss stays)",
@@ -388,18 +368,9 @@ def complete_sizes(options: dict[str, Any], arch: str) -> None:
     kv_heads = default("num_kv_heads", heads)
     if heads % kv_heads:
         raise AlmaError(f"--num-kv-heads {kv_heads}: must divide the {heads} query heads; give a divisor of {heads}")
-    every, num_experts = options["moe_freq"], default("num_experts", 1)
-    if default("moe_freq", USUAL_FREQUENCY) > layers and (every is not None or num_experts > 1):
-        raise AlmaError(f"--moe-freq {options['moe_freq']}: more than the {layers} layers; give 1 to {layers}")
+    is_said = options["moe_freq"] is not None or default("num_experts", 1) > 1
+    if not 1 <= default("moe_freq", USUAL_FREQUENCY) <= layers and is_said:
+        raise AlmaError(f"--moe-freq {options['moe_freq']}: the model has {layers} layers; give 1 to {layers}")
+    default("num_experts", 1)
     for name, value in (("rope_theta", 10000.0), ("norm_eps", 1e-6), ("gate_trees", ""), ("symbol_ids", "")):
         default(name, value)
-
-
-def switch_frequency(options: Mapping[str, Any]) -> int:
-    """Return every how manieth layer of a model with these options has experts; see `growth.gate_tree.has_experts`."""
-    return int(options["moe_freq"])
-
-
-def no_experts(path: str) -> AlmaError:
-    """Return the refusal to grow the experts of a Switch model without any."""
-    return AlmaError(f"{path}: its model has no Switch layer (--moe-freq 0), so there is nothing to grow")

@@ -6,29 +6,23 @@ Letters: B sequences, T positions, M model dim, H heads, V vocabulary size.
 import math
 from typing import TYPE_CHECKING, Any, Optional
 
-import torch
 import torch.nn.functional as F
 from fairseq import utils
 from fairseq.data import Dictionary
-from fairseq.incremental_decoding_utils import with_incremental_state
-from fairseq.models import FairseqIncrementalDecoder
 from fairseq.models.transformer import Embedding
 from fairseq.modules import PositionalEmbedding
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from fairseq_alma.growth.gate_tree import GateTree, trees_of_layers
 from fairseq_alma.moe.gate import Routing
 from fairseq_alma.moe.switch_layer import SwitchLayer, SwitchStatistics
+from fairseq_alma.text.feature_decoder import CachedAttention, FeatureDecoder, IncrementalState
 
 if TYPE_CHECKING:
     from fairseq_alma.text.model import AlmaSwitchLMConfig
 
-IncrementalState = dict[str, dict[str, Optional[Tensor]]]
 
-
-@with_incremental_state
-class CausalSelfAttention(nn.Module):
+class CausalSelfAttention(CachedAttention):
     """Attend to the present and earlier positions, with a cache for decoding step by step.
 
     Sequences must be padded on the right, as fairseq's language modeling data is: then no real position sees padding.
@@ -64,23 +58,11 @@ class CausalSelfAttention(nn.Module):
         batch, length, model_dim = x.shape
         qkv = self.qkv_proj(x).view(batch, length, 3, self.num_heads, model_dim // self.num_heads)
         query, key, value = (each.transpose(1, 2) for each in qkv.unbind(2))  # three times (B, H, T, M/H)
-        if incremental_state is not None:
-            cached = self.get_incremental_state(incremental_state, "attn_state")
-            if cached is not None:
-                key = torch.cat([cached["key"], key], dim=2)
-                value = torch.cat([cached["value"], value], dim=2)
-            self.set_incremental_state(incremental_state, "attn_state", {"key": key, "value": value})
+        key, value = self.extend_cache(key, value, incremental_state)
         probability = self.dropout if self.training else 0.0
         is_causal = incremental_state is None
         out = F.scaled_dot_product_attention(query, key, value, dropout_p=probability, is_causal=is_causal)
         return self.out_proj(out.transpose(1, 2).reshape(batch, length, model_dim))
-
-    def reorder_incremental_state(self, incremental_state: IncrementalState, new_order: Tensor) -> None:
-        """Reorder the cache as beam search reorders its hypotheses; fairseq calls this."""
-        cached = self.get_incremental_state(incremental_state, "attn_state")
-        if cached is not None:
-            reordered = {name: tensor.index_select(0, new_order) for name, tensor in cached.items()}
-            self.set_incremental_state(incremental_state, "attn_state", reordered)
 
 
 class DecoderLayer(nn.Module):
@@ -136,37 +118,6 @@ class DecoderLayer(nn.Module):
         return x + F.dropout(branch, self.dropout, self.training), routing, statistics
 
 
-class FeatureDecoder(FairseqIncrementalDecoder):
-    """A decoder that computes features first, then the output layer, which the criterion leaves out.
-
-    A subclass defines ``extract_features`` and ``output_layer``.
-    """
-
-    def forward(
-        self,
-        prev_output_tokens: Tensor,
-        encoder_out: Any = None,
-        incremental_state: Optional[IncrementalState] = None,
-        features_only: bool = False,
-        **unused: Any,
-    ) -> tuple[Tensor, dict[str, Any]]:
-        """Predict the next token at every position.
-
-        Args:
-            prev_output_tokens: (B, T) int64, padded on the right.
-            encoder_out: unused; fairseq passes it to every decoder.
-            incremental_state: cache of earlier positions; then only the newest position is computed (T = 1).
-            features_only: return the (B, T, M) input of the output layer rather than its (B, T, V) output.
-            unused: further arguments of fairseq's generator (``src_lengths``).
-
-        Returns:
-            Logits or features, and a dictionary with ``routing`` (`Routing`) and ``switch`` (`SwitchStatistics`), one
-            entry for each Switch layer.
-        """
-        features, extra = self.extract_features(prev_output_tokens, encoder_out, incremental_state)
-        return (features if features_only else self.output_layer(features)), extra
-
-
 class SwitchDecoder(FeatureDecoder):
     """A pre-norm Transformer decoder with shared input and output embeddings.
 
@@ -177,11 +128,8 @@ class SwitchDecoder(FeatureDecoder):
     """
 
     def __init__(self, cfg: "AlmaSwitchLMConfig", dictionary: Dictionary, max_positions: int) -> None:
-        super().__init__(dictionary)
-        model_dim, self.padding_idx = cfg.decoder_embed_dim, dictionary.pad()
-        self.dropout = cfg.dropout
-        self.max_target_positions = max_positions
-        self.checkpoint_activations = cfg.checkpoint_activations
+        super().__init__(dictionary, max_positions, cfg.checkpoint_activations)
+        model_dim, self.dropout = cfg.decoder_embed_dim, cfg.dropout
         self.embed_scale = 1.0 if cfg.no_scale_embedding else math.sqrt(model_dim)
         self.embed_tokens = Embedding(len(dictionary), model_dim, self.padding_idx)
         is_learned = not cfg.decoder_sinusoidal_pos
@@ -204,21 +152,8 @@ class SwitchDecoder(FeatureDecoder):
             prev_output_tokens = prev_output_tokens[:, -1:]
         x = self.embed_scale * self.embed_tokens(prev_output_tokens) + positions
         x = F.dropout(x, self.dropout, self.training)
-        padding = prev_output_tokens.eq(self.padding_idx)
-        extra: dict[str, Any] = {"attn": [None], "routing": [], "switch": []}
-        for layer in self.layers:
-            if self.checkpoint_activations and self.training:
-                x, routing, statistics = checkpoint(layer, x, padding, incremental_state, use_reentrant=False)
-            else:
-                x, routing, statistics = layer(x, padding, incremental_state)
-            if routing is not None:
-                extra["routing"].append(routing)
-                extra["switch"].append(statistics)
+        x, extra = self.apply_layers(x, prev_output_tokens.eq(self.padding_idx), incremental_state)
         return self.layer_norm(x), extra
-
-    def output_layer(self, features: Tensor, **unused: Any) -> Tensor:
-        """Project (…, M) features to (…, V) logits."""
-        return self.output_projection(features)
 
     def max_positions(self) -> int:
         """Return the longest sequence that the positions allow, in tokens."""

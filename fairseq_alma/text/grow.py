@@ -11,13 +11,27 @@ import torch
 from fairseq import utils
 from fairseq.models import BaseFairseqModel
 from omegaconf import OmegaConf
+from torch import nn
 
 import fairseq_alma
 from fairseq_alma.checkpoints.architecture import refuse_other_shapes
 from fairseq_alma.checkpoints.checkpoint_file import Checkpoint, read_checkpoint, write_checkpoint
-from fairseq_alma.checkpoints.checkpoint_growth import GrowthStep, add_layers, grow_experts, growth_table
+from fairseq_alma.checkpoints.checkpoint_growth import (
+    GrowthStep,
+    add_layers,
+    grow_experts,
+    growth_table,
+    with_one_expert,
+)
 from fairseq_alma.checkpoints.ensemble_file import check_dictionary
-from fairseq_alma.checkpoints.model_options import NO_BEGINNING, GrowOptions, from_weights, no_experts
+from fairseq_alma.checkpoints.model_options import (
+    NO_BEGINNING,
+    SWITCH_SIZES,
+    TRANSFORMER_SIZES,
+    USUAL_FREQUENCY,
+    GrowOptions,
+    from_weights,
+)
 from fairseq_alma.data.stream import Stream
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.growth.gate_tree import GateTree, format_gate_trees, has_experts
@@ -25,8 +39,8 @@ from fairseq_alma.growth.tensors import grow_mixture, select_experts
 from fairseq_alma.moe.dispatch import ExpertLosses
 from fairseq_alma.runs.lookup import stream_of
 from fairseq_alma.terminal import track
+from fairseq_alma.text.build_model import build_from_config, gate_trees_of, parameter_shapes
 from fairseq_alma.text.linear_cross_entropy import token_losses
-from fairseq_alma.text.model import AlmaSwitchLM, build_from_config, gate_trees_of, parameter_shapes
 from fairseq_alma.text.task import AlmaLMConfig, AlmaLMTask
 from fairseq_alma.training.processes import hide_gpus
 
@@ -46,7 +60,6 @@ def grow(args: GrowOptions) -> str:
         AlmaError: if the checkpoint cannot grow so; nothing is written then.
     """
     checkpoint = read_checkpoint(args.path, mmap=args.layers is not None)
-    args.refuse_for_switch(args.path)
     model = _build(checkpoint, args.path)
     refuse_other_shapes(checkpoint["model"], model, args.path, _UNALTERED)
     lines = []
@@ -70,16 +83,17 @@ def grow(args: GrowOptions) -> str:
     return "\n".join(lines)
 
 
-def _build(checkpoint: Checkpoint, path: str, device: str = "meta") -> AlmaSwitchLM:
+def _build(checkpoint: Checkpoint, path: str, device: str = "meta") -> Any:
     config = checkpoint["cfg"]["model"]
-    if not config.get("_name", "").startswith("alma_switch_lm"):
+    if config.get("_name") not in (*SWITCH_SIZES, *TRANSFORMER_SIZES):
         raise AlmaError(
-            f"{path}: architecture {config.get('_name')!r} cannot grow; give a checkpoint of alma_switch_lm…"
+            f"{path}: architecture {config.get('_name')!r} cannot grow; give a checkpoint of alma_transformer_lm or "
+            "alma_switch_lm"
         )
     return build_from_config(config, checkpoint["model"]["decoder.embed_tokens.weight"].size(0), device)
 
 
-def _add_layers(checkpoint: Checkpoint, model: AlmaSwitchLM, args: GrowOptions) -> Checkpoint:
+def _add_layers(checkpoint: Checkpoint, model: nn.Module, args: GrowOptions) -> Checkpoint:
     """Return the checkpoint of the model with ``args.layers`` layers; new gates have the tree of the last one."""
     config = checkpoint["cfg"]["model"]
     old, new = config["decoder_layers"], args.layers
@@ -98,14 +112,20 @@ def _add_layers(checkpoint: Checkpoint, model: AlmaSwitchLM, args: GrowOptions) 
     return add_layers(checkpoint, changed, larger.state_dict(), larger.residual_outputs, names, record, args.optimizer)
 
 
-def _add_experts(checkpoint: Checkpoint, model: AlmaSwitchLM, args: GrowOptions) -> tuple[Checkpoint, str]:
+def _add_experts(checkpoint: Checkpoint, model: nn.Module, args: GrowOptions) -> tuple[Checkpoint, str]:
     """Return the checkpoint of the model with ``args.experts`` more in each layer that has any, and a table of it."""
-    trees = gate_trees_of(model)
-    if not trees:
-        raise no_experts(args.path)
+    trees, names = gate_trees_of(model), [*parameter_shapes(model)]
+    is_dense = not trees
+    if is_dense:
+        checkpoint, trees = _with_gates(checkpoint, args)
+        if args.method == "copy" and args.noise == 0:  # equal gate rows would send all tokens to one expert
+            args = replace(args, noise=0.1 * checkpoint["cfg"]["model"]["decoder_embed_dim"] ** -0.5)
+    elif args.moe_freq is not None:
+        raise AlmaError(f"--moe-freq {args.moe_freq}: {args.path} has its Switch layers already; leave --moe-freq out")
     stream = args.stream
-    if stream is None and args.select != "random" and args.method != "scratch":
+    if stream is None and args.select != "random" and args.method != "scratch" and not is_dense:
         stream = str(stream_of(checkpoint, Path(args.path), None).root)
+    stream = None if is_dense else stream
     measured = None if stream is None else _measure(checkpoint, replace(args, stream=stream))
     step = _plan(trees, measured, args)
     losses: dict[str, list[float]] = {}
@@ -125,7 +145,25 @@ def _add_experts(checkpoint: Checkpoint, model: AlmaSwitchLM, args: GrowOptions)
     }
     held_out = None if measured is None else {"num_tokens": measured.num_tokens, "loss": measured.loss}
     record = {**_record(replace(args, stream=stream)), "layers": layers, "held_out": held_out}
-    return grow_experts(checkpoint, step, [*parameter_shapes(model)], record), growth_table(losses, counts, step)
+    return grow_experts(checkpoint, step, names, record), growth_table(losses, counts, step)
+
+
+def _with_gates(checkpoint: Checkpoint, args: GrowOptions) -> tuple[Checkpoint, dict[str, GateTree]]:
+    """Return a dense model's checkpoint with one expert in every n-th layer, and the trees of these layers."""
+    config, every = checkpoint["cfg"]["model"], USUAL_FREQUENCY if args.moe_freq is None else args.moe_freq
+    layers = [layer for layer in range(config["decoder_layers"]) if has_experts(layer, every)]
+    if config["_name"] not in TRANSFORMER_SIZES:
+        raise AlmaError(f"{args.path}: its model has no Switch layer (--moe-freq 0), so there is nothing to grow")
+    if not layers:
+        raise AlmaError(f"--moe-freq {every}: {args.path} has {config['decoder_layers']} layers; give one of them")
+    if args.optimizer != "reset":
+        raise AlmaError(f"--optimizer {args.optimizer}: a dense model's state does not fit experts; use reset")
+    assert args.experts is not None
+    # The copies share the gate's mass evenly at first, so each has to count as much as all of them.
+    factor = args.experts + 1 if args.method == "copy" else 1
+    return with_one_expert(checkpoint, every, factor), {
+        f"decoder.layers.{layer}.mlp": GateTree.flat(1) for layer in layers
+    }
 
 
 def _plan(trees: Mapping[str, GateTree], measured: "Optional[HeldOutLosses]", args: GrowOptions) -> GrowthStep:
@@ -137,7 +175,9 @@ def _plan(trees: Mapping[str, GateTree], measured: "Optional[HeldOutLosses]", ar
         if measured is not None:
             losses, counts = measured.experts.losses[index], measured.experts.counts[index]
         parents: list[Any] = [None] * args.experts
-        if args.method != "scratch":
+        if args.method != "scratch" and tree.num_experts == 1:
+            parents = [0] * args.experts
+        elif args.method != "scratch":
             parents = select_experts(losses, counts, args.experts, args.select, generator)
         plans[layer] = grow_mixture(tree, args.method, parents)
     return GrowthStep(plans, args.seed, args.noise, args.optimizer)

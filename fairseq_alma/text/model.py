@@ -5,24 +5,19 @@ The paper's SM for text (v5, section 5): a *base* model of 6 layers and width 51
 
 import argparse
 from dataclasses import dataclass
-from types import SimpleNamespace
-from typing import Any, Mapping, Optional
+from typing import Any, Optional
 
-import torch
 from fairseq import utils
-from fairseq.data import Dictionary
 from fairseq.dataclass import FairseqDataclass
 from fairseq.models import FairseqLanguageModel, register_model, register_model_architecture
 from fairseq.tasks import FairseqTask
 from omegaconf import II
-from torch import Size, nn
 
 from fairseq_alma.checkpoints.checkpoint_file import read_checkpoint
 from fairseq_alma.checkpoints.model_options import LANGUAGE, SWITCH_SIZES, Beginning, starting_checkpoint
 from fairseq_alma.errors import AlmaError
-from fairseq_alma.growth.gate_tree import GateTree
-from fairseq_alma.moe.switch_layer import SwitchLayer
 from fairseq_alma.text.decoder import SwitchDecoder
+from fairseq_alma.text.feature_decoder import mark_for_optimizers
 from fairseq_alma.training.fairseq_options import check_options, fairseq_config
 
 DEFAULT_NUM_EXPERTS = 4
@@ -58,6 +53,7 @@ class AlmaSwitchLM(FairseqLanguageModel):
 
     def __init__(self, decoder: SwitchDecoder, balance_loss_weight: float, is_compiled: bool = False) -> None:
         super().__init__(decoder)
+        mark_for_optimizers(decoder)
         self.balance_loss_weight = balance_loss_weight
         self.is_compiled = is_compiled
 
@@ -109,36 +105,6 @@ def _check_options(cfg: AlmaSwitchLMConfig) -> None:
             f"--decoder-attention-heads {cfg.decoder_attention_heads}: must divide --decoder-embed-dim "
             f"{cfg.decoder_embed_dim}"
         )
-
-
-def build_from_config(config: Mapping[str, Any], vocab_size: int, device: str = "meta") -> AlmaSwitchLM:
-    """Build a Switch language model with random weights, or, on ``meta``, one that holds no memory.
-
-    Args:
-        config: ``cfg["model"]`` of a checkpoint.
-        vocab_size: tokens of the vocabulary, fairseq's four included.
-        device: where its weights are.
-    """
-    dictionary = Dictionary()
-    for token in range(vocab_size - len(dictionary)):
-        dictionary.add_symbol(f"token{token}")
-    with torch.device(device):
-        return AlmaSwitchLM.build_model(_options_of(config), SimpleNamespace(source_dictionary=dictionary))
-
-
-def _options_of(config: Mapping[str, Any]) -> AlmaSwitchLMConfig:
-    known = AlmaSwitchLMConfig.__dataclass_fields__
-    return AlmaSwitchLMConfig(**{name: value for name, value in config.items() if name in known})
-
-
-def parameter_shapes(model: nn.Module) -> dict[str, Size]:
-    """Return names and shapes of all parameters, shared ones once, in the order in which the optimizer numbers them."""
-    return {name: parameter.shape for name, parameter in model.named_parameters()}
-
-
-def gate_trees_of(model: nn.Module) -> dict[str, GateTree]:
-    """Return the names of all Switch layers, in order, and their gates' trees."""
-    return {name: module.gate.tree for name, module in model.named_modules() if isinstance(module, SwitchLayer)}
 
 
 def _set_sizes(args: argparse.Namespace, arch: str) -> None:
