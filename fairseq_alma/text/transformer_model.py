@@ -81,7 +81,7 @@ class AlmaTransformerLM(FairseqLanguageModel):
             continue_once: value of ``--continue-once``, which models do not see.
         """
         names = [name for each in ALMA_TRANSFORMER for name, option in options_of(each).items() if option.shape]
-        options = {name: cfg[name] for name in names}
+        options = {name: getattr(cfg, name) for name in names}
         start = starting_checkpoint(cfg, continue_once)
         found = read_checkpoint(start)["cfg"]["model"] if start is not None and None in options.values() else {}
         if found.get("_name") in TRANSFORMER_SIZES:
@@ -90,7 +90,7 @@ class AlmaTransformerLM(FairseqLanguageModel):
             }
         complete_sizes(options, cfg._name if cfg._name in TRANSFORMER_SIZES else "alma_transformer_lm")
         for name, value in options.items():
-            cfg[name] = value
+            setattr(cfg, name, value)
 
 
 for _arch in list(TRANSFORMER_SIZES)[1:]:  # the first is registered with the model
