@@ -5,21 +5,14 @@
 takes the options of fairseq-eval-lm; ``matrix`` stands for the held-out and the training slice of every mega-batch. A
 model is tested by fairseq's own function, to the same bits. Members of an ensemble are tested one by one, those alone
 that ``--known FILE`` does not have (`KeptPredictions`), and ``--out FILE`` keeps what all predict together.
-
-A growing ensemble has the members of the stage before and new ones. The log of the sum of its members' probabilities of
-a token, 8 bytes, is all that the next stage needs: whatever its number of members, it tests the new ones. Without the
-file, or with one of other members or of other text, all are tested, to the same bits. See also `images.model_store`.
 """
 
 import argparse
-import contextlib
 import logging
-import math
 import sys
-import zipfile
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Iterable, Iterator, Optional
+from typing import Any, Iterable, Iterator, Optional, Sequence
 
 import numpy as np
 import torch
@@ -33,68 +26,9 @@ from fairseq_alma.checkpoints.checkpoint_file import read_checkpoint
 from fairseq_alma.checkpoints.ensemble_file import ENSEMBLE_ARCH, member_file
 from fairseq_alma.data.stream import holdout_name, slice_name
 from fairseq_alma.errors import in_one_line
-from fairseq_alma.files import open_atomically
 from fairseq_alma.text.fork_server import leave
+from fairseq_alma.text.kept_predictions import KeptPredictions
 from fairseq_alma.text.text_steps import MATRIX
-
-_ARRAYS = ("about", "members", "splits", "sizes", "log_sums")
-
-
-@dataclass
-class KeptPredictions:
-    """Sums over members, split by split.
-
-    Attributes:
-        about: what else decides them: text, and how it is cut into sequences.
-        members: sha256 of the members' checkpoints, in the order in which they were added.
-        log_sums: by the name of a split, (N,) float64: the log of the sum of the members' probabilities of each token.
-    """
-
-    about: str
-    members: tuple[str, ...]
-    log_sums: dict[str, np.ndarray] = field(default_factory=dict)
-
-    @classmethod
-    def read(cls, path: Path) -> "Optional[KeptPredictions]":
-        """Read a file; None where it is not there, or damaged."""
-        with contextlib.suppress(OSError, ValueError, KeyError, zipfile.BadZipFile, EOFError):
-            with np.load(path, allow_pickle=False) as file:
-                about, members, splits, sizes, log_sums = (file[name] for name in _ARRAYS)
-            if sizes.sum() == len(log_sums) and len(sizes) == len(splits):
-                parts = np.split(log_sums.astype(np.float64, copy=False), np.cumsum(sizes)[:-1])
-                names = [name.decode() for name in splits.tolist()]
-                sums = dict(zip(names, parts, strict=True))
-                return cls(str(about.item().decode()), tuple(each.decode() for each in members.tolist()), sums)
-        return None
-
-    def write(self, path: Path) -> None:
-        """Write the file, atomically."""
-        sizes = np.array([len(each) for each in self.log_sums.values()], dtype=np.int64)
-        parts = np.concatenate([*self.log_sums.values()]) if self.log_sums else np.zeros(0)
-        names = (np.array([each.encode() for each in names]) for names in (self.members, [*self.log_sums]))
-        with open_atomically(path) as file:
-            arrays: dict[str, Any] = dict(
-                zip(_ARRAYS, (np.array(self.about.encode()), *names, sizes, parts), strict=True)
-            )
-            np.savez(file, **arrays)
-
-    def is_begun_by(self, before: "Optional[KeptPredictions]") -> bool:
-        """Tell whether these are of the same text, and of the members of ``before`` and perhaps further ones."""
-        return (
-            before is not None and before.about == self.about and before.members == self.members[: len(before.members)]
-        )
-
-    def add(self, split: str, log_probs: np.ndarray) -> None:
-        """Add a member's (N,) log-probabilities of the tokens of a split; members come in their order."""
-        found = log_probs.astype(np.float64)
-        before = self.log_sums.get(split)
-        self.log_sums[split] = found if before is None else np.logaddexp(before, found)
-
-    def loss(self, split: str) -> float:
-        """Return the loss of the members' mean probability, bits per token; as fairseq's, without infinite ones."""
-        log_probs = self.log_sums[split] - math.log(len(self.members))
-        log_probs = log_probs[~np.isinf(log_probs)]
-        return float(-log_probs.sum() / len(log_probs) / math.log(2)) if len(log_probs) else 0.0
 
 
 @dataclass
@@ -162,35 +96,24 @@ def losses_of_ensemble(
     """Yield for each split the loss of the mean of the members' probabilities, bits per token.
 
     Args:
-        tests: of its members.
-        path: of the ensemble.
-        members: what it says of them.
-        known: has sums over the first members, perhaps.
-        out: where to keep those over all.
+        tests: the tests of the command.
+        path: the ensemble's checkpoint.
+        members: its members, as in the checkpoint's configuration.
+        known: file that may have the sums over the first members.
+        out: file for those over all members.
     """
-    sums = KeptPredictions(_about(tests), tuple(each["sha256"] for each in members))
-    kept = [found for file in (out, known) if file is not None and (found := KeptPredictions.read(file)) is not None]
-    before = next((each for each in kept if sums.is_begun_by(each)), None)
-    if before is not None:
-        sums.log_sums = {split: before.log_sums[split] for split in tests.splits if split in before.log_sums}
-    again = [split for split in tests.splits if split not in sums.log_sums]
-    for number, entry in enumerate(members):
-        splits = again if before is not None and number < len(before.members) else tests.splits
-        if splits:
-            for split, log_probs in tests.log_probs(str(member_file(entry, path.parent)), splits):
-                sums.add(split, log_probs)
-    if out is not None:
-        sums.log_sums = {split: sums.log_sums[split] for split in tests.splits}
-        sums.write(out)
-    yield from ((split, sums.loss(split)) for split in tests.splits)
-
-
-def _about(tests: Tests) -> str:
-    """Return what decides a member's log-probabilities beside its weights."""
     stream, task = tests.task.stream, tests.task.args
     cut = (task.tokens_per_sample, str(task.sample_break_mode), bool(task.add_bos_token))
     held_out = [file.sha256 for split in ("valid", "test") for file in stream.split(split).files]
-    return repr((stream.dictionary_sha256, cut, held_out))
+    kept = KeptPredictions(repr((stream.dictionary_sha256, cut, held_out)), [each["sha256"] for each in members])
+
+    def log_probs(number: int, splits: Sequence[str]) -> Iterator[tuple[str, np.ndarray]]:
+        return tests.log_probs(str(member_file(members[number], path.parent)), splits)
+
+    kept.add_missing(tests.splits, [file for file in (out, known) if file is not None], log_probs)
+    if out is not None:
+        kept.write(out)
+    return kept.losses()
 
 
 def split_names(subset: str, num_megabatches: int) -> list[str]:

@@ -1,0 +1,74 @@
+"""What the members of an ensemble predict together of each test token, kept for the ensemble of the next stage.
+
+A growing ensemble has the members of the stage before and new ones. The log of the sum of its members' probabilities of
+a token, 8 bytes, is all that the next stage needs: it tests the new members alone, to the same bits.
+"""
+
+import json
+import math
+import zipfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Callable, Iterable, Iterator, Sequence
+
+import numpy as np
+
+from fairseq_alma.files import open_atomically
+
+LogProbs = Callable[[int, Sequence[str]], Iterable[tuple[str, np.ndarray]]]
+
+
+@dataclass
+class KeptPredictions:
+    """Sums over the members of an ensemble, in their order.
+
+    Attributes:
+        text: describes the test text, and how it is cut into sequences.
+        members: sha256 of the members' checkpoints.
+        log_sums: for each split (N,) float64, the log of the sum of the members' probabilities of each token.
+    """
+
+    text: str
+    members: list[str]
+    log_sums: dict[str, np.ndarray] = field(default_factory=dict)
+
+    def add_missing(self, splits: Sequence[str], files: Iterable[Path], log_probs: LogProbs) -> None:
+        """Fill in the sums of some splits.
+
+        Args:
+            splits: names of the splits.
+            files: may have the sums over the first members; the first that fits is taken.
+            log_probs: returns for member n and some splits the log-probabilities of each split's tokens, (N,).
+        """
+        num_known, known = next(filter(None, map(self._read, files)), (0, {}))
+        self.log_sums = {split: known[split] for split in splits if split in known}
+        for number in range(len(self.members)):
+            todo = [split for split in splits if number >= num_known or split not in known]
+            for split, found in log_probs(number, todo) if todo else ():
+                found = found.astype(np.float64)
+                self.log_sums[split] = np.logaddexp(self.log_sums[split], found) if split in self.log_sums else found
+
+    def write(self, path: Path) -> None:
+        """Write the file, atomically."""
+        head = np.array(json.dumps({"text": self.text, "members": self.members}))
+        arrays: dict[str, Any] = {"head": head, **self.log_sums}
+        with open_atomically(path) as file:
+            np.savez(file, **arrays)
+
+    def losses(self) -> Iterator[tuple[str, float]]:
+        """Yield for each split the loss of the mean probability, bits per token; infinite ones are left out, as fairseq."""
+        for split, log_sums in self.log_sums.items():
+            log_probs = log_sums[np.isfinite(log_sums)] - math.log(len(self.members))
+            yield split, float(-log_probs.mean() / math.log(2)) if len(log_probs) else 0.0
+
+    def _read(self, path: Path) -> "tuple[int, dict[str, np.ndarray]] | None":
+        """Return the number of members and the sums in a file; None if it is of other text or members, or damaged."""
+        try:
+            with np.load(path, allow_pickle=False) as file:
+                arrays = {name: file[name] for name in file.files}
+            head = json.loads(str(arrays.pop("head")))
+        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
+            return None
+        num_known = len(head["members"])
+        is_known = head["text"] == self.text and head["members"] == self.members[:num_known]
+        return (num_known, arrays) if is_known else None
