@@ -9,7 +9,7 @@ that token is then used no more. Rows of neither kind never take part in a softm
 import json
 import re
 from pathlib import Path
-from typing import Annotated, Any, Iterator, Literal, Optional, Sequence
+from typing import Annotated, Any, Iterator, Literal, Mapping, Optional, Sequence
 
 import torch
 from msgspec import Meta, Struct
@@ -28,12 +28,11 @@ from fairseq_alma.files import Name, as_record, read_json_object
 from fairseq_alma.growth.gate_tree import has_experts
 
 INDEX = "model.safetensors.index.json"
+EMBEDDINGS, OUTPUTS = "model.embed_tokens.weight", "lm_head.weight"
 SYMBOLS = ("bos", "pad", "eos", "unk")
 """Special tokens of a folder in the order of fairseq's symbols."""
 _REMEDY = "give a folder with a model of type qwen3 or qwen3_moe"
-_EXPERT = re.compile(r"(model\.layers\.\d+\.mlp\.experts)\.(\d+)\.(\w+_proj)\.weight")
-
-
+_EXPERT = re.compile(r"(.*\.mlp\.experts\.)(\d+)\.(\w+_proj)\.weight")
 Size = Annotated[int, Meta(ge=1, le=10_000_000)]
 
 
@@ -50,7 +49,7 @@ class FolderConfig(Struct, kw_only=True):
     head_dim: Optional[Size] = None
     max_position_embeddings: Size
     rms_norm_eps: Annotated[float, Meta(ge=0, le=1)] = 1e-6
-    rope_theta: Optional[float] = None
+    rope_theta: float = 10000.0
     rope_parameters: Optional[dict[str, Any]] = None
     rope_scaling: Optional[dict[str, Any]] = None
     hidden_act: str = "silu"
@@ -61,44 +60,13 @@ class FolderConfig(Struct, kw_only=True):
     num_local_experts: Optional[Size] = None  # as transformers 5 writes it
     num_experts_per_tok: Size = 8
     norm_topk_prob: bool = False
-    moe_intermediate_size: Optional[Size] = None
+    moe_intermediate_size: Size = 768
     decoder_sparse_step: Size = 1
     mlp_only_layers: Optional[list[int]] = None
-    router_aux_loss_coef: Annotated[float, Meta(ge=0, le=1e6)] = 0.001
     bos_token_id: Any = None
     eos_token_id: Any = None
     pad_token_id: Any = None
-
-    @property
-    def has_mixture(self) -> bool:
-        """Whether some of its layers have experts."""
-        return self.model_type == "qwen3_moe"
-
-    @property
-    def mixtures(self) -> list[bool]:
-        """Whether each layer has experts."""
-        step, dense = self.decoder_sparse_step, self.mlp_only_layers or []
-        return [
-            self.has_mixture and layer not in dense and (layer + 1) % step == 0
-            for layer in range(self.num_hidden_layers)
-        ]
-
-    @property
-    def size_of_mixtures(self) -> int:
-        """Experts in each layer that has some; 1: there is no such layer."""
-        return (self.num_experts or self.num_local_experts or 128) if self.has_mixture else 1
-
-    @property
-    def heads(self) -> tuple[int, int, int]:
-        """Query heads, key-value heads, and the dimension of a head."""
-        heads = self.num_attention_heads
-        head_dim = self.head_dim or (self.hidden_size // heads if self.has_mixture else 128)
-        return heads, self.num_key_value_heads or heads, head_dim
-
-    @property
-    def theta(self) -> float:
-        """Base of the rotary frequencies."""
-        return float((self.rope_parameters or {}).get("rope_theta") or self.rope_theta or 10000.0)
+    unk_token_id: Any = None
 
 
 class WeightIndex(Struct):
@@ -123,7 +91,7 @@ def import_folder(folder: Path, stream: Optional[Stream] = None) -> Checkpoint:
     if content.get("model_type") not in ("qwen3", "qwen3_moe"):
         raise AlmaError(f"{folder / CONFIG}: model_type {content.get('model_type')!r:.60} found; {_REMEDY}")
     config = as_record(content, FolderConfig, folder / CONFIG, _REMEDY)
-    refuse_other_parts(config, folder / CONFIG)
+    options, mixtures = options_of(config, folder / CONFIG)
     refuse_special(folder / TOKENIZER)
     tokenizer = StreamTokenizer(folder / TOKENIZER)
     if tokenizer.vocab_size > config.vocab_size:
@@ -135,60 +103,84 @@ def import_folder(folder: Path, stream: Optional[Stream] = None) -> Checkpoint:
             f"--stream {stream.root}: its tokenizer is not that of {folder}; prepare it with alma-prep-text "
             f"--tokenizer {folder}"
         )
-    symbol_ids, sources = symbols_of(folder, config, tokenizer)
-    options = _options(config, symbol_ids)
     tensors = {name: tensor for path in _weight_files(folder) for name, tensor in read_tensors(path).items()}
     found = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-    if differing := other_shapes(found, folder_shapes(options, config.vocab_size, config.mixtures)):
+    if differing := other_shapes(found, folder_shapes(options, config.vocab_size, mixtures)):
         raise AlmaError(f"{folder}: not the weights of its {CONFIG} ({differing}); {_REMEDY}")
-    weights = dict(_renamed(tensors, config, sources))
+    symbol_ids, sources = symbols_of(folder, config, tokenizer)
+    options["symbol_ids"] = json.dumps(symbol_ids)
     task: dict[str, Any] = {"_name": "alma_lm", "tokens_per_sample": config.max_position_embeddings}
     state = {}
     if stream is not None:
         task["data"], state = str(stream.root), {DICTIONARY_KEY: stream.dictionary_sha256}
+    weights = dict(_renamed(tensors, sources))
     return untrained_checkpoint({"_name": None, "model": options, "task": task}, weights, state)
 
 
-def refuse_other_parts(config: FolderConfig, path: Path) -> None:
-    """Raise AlmaError if ``alma_transformer_lm`` does not compute what a configuration describes."""
-    kind = str((config.rope_parameters or {}).get("rope_type", "default"))
+def options_of(config: FolderConfig, path: Path) -> tuple[dict[str, Any], list[bool]]:
+    """Return ``cfg.model`` of an ``alma_transformer_lm`` that computes the same, and which layers have experts.
+
+    Raises:
+        AlmaError: there is none.
+    """
+    is_moe, layers, dense = config.model_type == "qwen3_moe", range(config.num_hidden_layers), config.mlp_only_layers
+    mixtures = [
+        is_moe and layer not in (dense or []) and (layer + 1) % config.decoder_sparse_step == 0 for layer in layers
+    ]
+    num_experts = (config.num_experts or config.num_local_experts or 128) if is_moe else 1
+    rope, heads = config.rope_parameters or {}, config.num_attention_heads
+    kv_heads = config.num_key_value_heads or heads
+    head_dim = config.head_dim or (config.hidden_size // heads if is_moe else 128)
+    ffn = config.moe_intermediate_size if all(mixtures) else config.intermediate_size
     needed: dict[str, tuple[Any, Any]] = {
         "hidden_act": (config.hidden_act, "silu"),
         "attention_bias": (config.attention_bias, False),
         "use_sliding_window": (config.use_sliding_window, False),
         "rope_scaling": (config.rope_scaling, None),
-        "rope_type": (kind, "default"),
+        "rope_type": (rope.get("rope_type", "default"), "default"),
+        "num_attention_heads modulo num_key_value_heads": (heads % kv_heads, 0),
+        "head_dim modulo 2": (head_dim % 2, 0),
     }
-    if config.has_mixture:
+    if is_moe:
         needed["num_experts_per_tok"] = (config.num_experts_per_tok, 1)
         needed["norm_topk_prob"] = (config.norm_topk_prob, False)
-        if not all(config.mixtures):
-            needed["moe_intermediate_size"] = (config.moe_intermediate_size, config.intermediate_size)
+        needed["moe_intermediate_size"] = (config.moe_intermediate_size, ffn)
     for name, (found, value) in needed.items():
         if found != value:
             raise AlmaError(f"{path}: {name} {found!r:.60} found; {ARCHITECTURE} has {value!r}; give another model")
-    heads, kv_heads, head_dim = config.heads
-    if heads % kv_heads or head_dim % 2:
+    rules = (every for every in range(1, len(layers) + 1) if mixtures == [has_experts(each, every) for each in layers])
+    every = next(rules, None) if is_moe and num_experts > 1 else min(USUAL_FREQUENCY, len(layers))
+    if every is None or (is_moe and num_experts == 1):
+        places = ", ".join(str(layer) for layer, here in enumerate(mixtures) if here) or "no layer"
         raise AlmaError(
-            f"{path}: {heads} heads, {kv_heads} key-value heads and head_dim {head_dim} found; key-value heads must "
-            "divide the heads, and head_dim must be even; give another model"
+            f"{path}: {num_experts} experts in {places} found (from 0); {ARCHITECTURE} has two or more in every n-th "
+            "layer; give another model"
         )
-    if config.has_mixture and _frequency(config) is None:
-        places = ", ".join(str(layer) for layer, here in enumerate(config.mixtures) if here) or "no layer"
-        raise AlmaError(
-            f"{path}: experts in {places} found (from 0); {ARCHITECTURE} has two or more of them in every n-th layer; "
-            "give another model"
-        )
-
-
-def _frequency(config: FolderConfig) -> Optional[int]:
-    """Return every how many layers there are experts, or None if that is no rule."""
-    found = (
-        every
-        for every in range(1, config.num_hidden_layers + 1)
-        if config.mixtures == [has_experts(layer, every) for layer in range(config.num_hidden_layers)]
-    )
-    return next(found, None) if config.size_of_mixtures > 1 else None
+    return {
+        "_name": ARCHITECTURE,
+        "dropout": 0.0,
+        "decoder_embed_dim": config.hidden_size,
+        "decoder_ffn_embed_dim": ffn,
+        "decoder_layers": len(layers),
+        "decoder_attention_heads": heads,
+        "num_kv_heads": kv_heads,
+        "head_dim": head_dim,
+        "rope_theta": float(rope.get("rope_theta", config.rope_theta)),
+        "norm_eps": config.rms_norm_eps,
+        "no_embedding_norm": True,
+        "share_decoder_input_output_embed": config.tie_word_embeddings,
+        "num_experts": num_experts,
+        "moe_freq": every,
+        "capacity_factor": 1.0,
+        "eval_capacity_factor": 0.0,
+        "balance_loss_weight": 0.01,
+        "gate_trees": "",
+        "checkpoint_activations": False,
+        "compile": False,
+        "tokens_per_sample": config.max_position_embeddings,
+        "max_target_positions": None,
+        **NO_BEGINNING,
+    }, mixtures
 
 
 def symbols_of(folder: Path, config: FolderConfig, tokenizer: StreamTokenizer) -> tuple[list[Optional[int]], list[int]]:
@@ -206,7 +198,7 @@ def symbols_of(folder: Path, config: FolderConfig, tokenizer: StreamTokenizer) -
     for symbol in SYMBOLS:
         name = named.get(f"{symbol}_token")
         name = name.get("content") if isinstance(name, dict) else name
-        token = tokenizer.token_id(name) if isinstance(name, str) else getattr(config, f"{symbol}_token_id", None)
+        token = tokenizer.token_id(name) if isinstance(name, str) else getattr(config, f"{symbol}_token_id")
         token = token[0] if isinstance(token, list) and token else token
         found.append(token if type(token) is int and 0 <= token < config.vocab_size else None)
     end = found[2]
@@ -217,36 +209,6 @@ def symbols_of(folder: Path, config: FolderConfig, tokenizer: StreamTokenizer) -
         if found[symbol] not in own:
             own[symbol] = found[symbol]
     return own, [end if token is None else token for token in found]
-
-
-def _options(config: FolderConfig, symbol_ids: list[Optional[int]]) -> dict[str, Any]:
-    heads, kv_heads, head_dim = config.heads
-    return {
-        "_name": ARCHITECTURE,
-        "dropout": 0.0,
-        "decoder_embed_dim": config.hidden_size,
-        "decoder_ffn_embed_dim": config.moe_intermediate_size if all(config.mixtures) else config.intermediate_size,
-        "decoder_layers": config.num_hidden_layers,
-        "decoder_attention_heads": heads,
-        "num_kv_heads": kv_heads,
-        "head_dim": head_dim,
-        "rope_theta": config.theta,
-        "norm_eps": config.rms_norm_eps,
-        "no_embedding_norm": True,
-        "share_decoder_input_output_embed": config.tie_word_embeddings,
-        "symbol_ids": json.dumps(symbol_ids),
-        "num_experts": config.size_of_mixtures,
-        "moe_freq": _frequency(config) or min(USUAL_FREQUENCY, config.num_hidden_layers),
-        "capacity_factor": 1.0,
-        "eval_capacity_factor": 0.0,
-        "balance_loss_weight": 0.01,
-        "gate_trees": "",
-        "checkpoint_activations": False,
-        "compile": False,
-        "tokens_per_sample": config.max_position_embeddings,
-        "max_target_positions": None,
-        **NO_BEGINNING,
-    }
 
 
 def _weight_files(folder: Path) -> Sequence[Path]:
@@ -261,19 +223,18 @@ def _weight_files(folder: Path) -> Sequence[Path]:
     return [folder / name for name in names]
 
 
-def _renamed(tensors: dict[str, Tensor], config: FolderConfig, sources: list[int]) -> Iterator[tuple[str, Tensor]]:
+def _renamed(tensors: Mapping[str, Tensor], sources: list[int]) -> Iterator[tuple[str, Tensor]]:
     """Yield the checkpoint's weights: fairseq's symbols before the tokens, experts stacked."""
-    embeddings = tensors["model.embed_tokens.weight"]
-    outputs = embeddings if config.tie_word_embeddings else tensors["lm_head.weight"]
-    table = torch.cat([embeddings[sources], embeddings])
+    table = torch.cat([tensors[EMBEDDINGS][sources], tensors[EMBEDDINGS]])
+    outputs = tensors.get(OUTPUTS)
     yield "decoder.embed_tokens.weight", table
-    tied = config.tie_word_embeddings
-    yield "decoder.output_projection.weight", table if tied else torch.cat([outputs[sources], outputs])
+    yield "decoder.output_projection.weight", table if outputs is None else torch.cat([outputs[sources], outputs])
     stacks: dict[str, dict[int, Tensor]] = {}
     for name, tensor in tensors.items():
-        if found := _EXPERT.fullmatch(name):
-            stacks.setdefault(f"{found[1]}.{found[3]}", {})[int(found[2])] = tensor
-        elif name not in ("model.embed_tokens.weight", "lm_head.weight"):
-            yield f"decoder.{name.removeprefix('model.')}", tensor
+        own = f"decoder.{name.removeprefix('model.')}"
+        if found := _EXPERT.fullmatch(own):
+            stacks.setdefault(f"{found[1]}{found[3]}", {})[int(found[2])] = tensor
+        elif name not in (EMBEDDINGS, OUTPUTS):
+            yield own, tensor
     for name, experts in stacks.items():
-        yield f"decoder.{name.removeprefix('model.')}", torch.stack([experts[each] for each in range(len(experts))])
+        yield name, torch.stack([experts[each] for each in range(len(experts))])

@@ -1,15 +1,13 @@
 """The model card of an exported folder: sizes, data, training and figures, as far as records say them."""
 
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Iterable, Mapping, Optional, Sequence
+from typing import Sequence
 
 from fairseq_alma.checkpoints.model_facts import ModelFacts
 from fairseq_alma.data.stream import Split, Stream
 from fairseq_alma.errors import AlmaError, printable
 from fairseq_alma.metrics import bits_per_byte
 from fairseq_alma.runs.run_folder import STAGE_RECORD, RunFolder, stage_predictor
-from fairseq_alma.terminal import spell_duration
 
 MOST_INPUTS = 12  # that a card names
 _PAGE = """\
@@ -50,15 +48,16 @@ def model_card(path: Path, stream: Stream, facts: ModelFacts, architecture: str,
         context: tokens of a sequence.
         first: the special token that sequences begin with.
     """
-    arrived, test = [stream.megabatch(number) for number in range(stream.num_megabatches)], stream.split("test")
+    arrived = [stream.megabatch(number) for number in range(stream.num_megabatches)]
     inputs = dict.fromkeys(source["name"] for entry in stream.history for source in entry.get("inputs", ()))
+    names = [f"`{printable(name).replace('|', '/').replace('`', '')}`" for name in inputs]
+    names[MOST_INPUTS:] = [f"{len(names) - MOST_INPUTS} more"] if names[MOST_INPUTS:] else []
     rows = {
-        "weights of": f"{datetime.fromtimestamp(path.stat().st_mtime, UTC):%Y-%m-%d}",
         "parameters": f"{facts.num_params:,}",
         "experts per Switch layer": str(facts.num_experts),
         "stream": f"{stream.num_megabatches} mega-batches, fingerprint `{stream.fingerprint[:16]}`",
-        "text": f"{_amount(arrived)}; {_names(inputs)}",
-        "test set": f"{_amount([test])}, of the same text, held out",
+        "text": f"{_amount(arrived)}; {', '.join(names)}",
+        "test set": f"{_amount([stream.split('test')])}, held out",
         **record_rows(path, stream),
     }
     table = "\n".join(["| what | |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows.items())])
@@ -70,28 +69,24 @@ def _amount(splits: Sequence[Split]) -> str:
     return f"{documents:,} documents, {size / 1e6:,.2f} MB"
 
 
-def _names(inputs: Iterable[str]) -> str:
-    names = [f"`{printable(name).replace('|', '/').replace('`', '')}`" for name in inputs]
-    return ", ".join([*names[:MOST_INPUTS], *([f"{len(names) - MOST_INPUTS} more"] if names[MOST_INPUTS:] else [])])
-
-
 def record_rows(path: Path, stream: Stream) -> dict[str, str]:
-    """Return what ``run.json`` and ``stage.json`` say of a checkpoint within a run."""
-    found = _records(path)
-    if found is None:
+    """Return what ``run.json`` and ``stage.json`` say of a checkpoint, which stands in the folder of its stage."""
+    above = list(path.absolute().parents)[:3]  # a branch has a folder of its own
+    root = next((each for each in above if (each / STAGE_RECORD).is_file()), None)
+    folder = None if root is None else RunFolder(root.parent)
+    run = None if folder is None else folder.read_run()
+    if root is None or folder is None or run is None:
         return {"test": "not part of a run of alma-stream: no figures are known"}
-    run, stage, folder = found
-    stages = [each for each in map(folder.read_stage, range(stage["stage"] + 1)) if each is not None]
-    updates, tokens, seconds = (
-        sum(each[name] for each in stages) for name in ("num_updates", "train_tokens", "wall_seconds")
-    )
-    seen = max(stage["megabatches"])
+    number = next(each for each in folder.stages() if folder.stage_folder(each).name == root.name)
+    stages = [each for each in map(folder.read_stage, range(number + 1)) if each is not None]
+    updates, tokens = (sum(each[name] for each in stages) for name in ("num_updates", "train_tokens"))
+    stage, seen = stages[-1], max(stages[-1]["megabatches"])
     arrivals = max(stream.num_megabatches, seen + 1)  # run.json has as many as there were when the run began
     rows = {
         "learner": f"{run['learner']}, waiting time {run['options']['wait']}, seed {run['seed']}",
-        "trained by": f"{updates:,} updates on {tokens:,} tokens, {spell_duration(seconds)} of wall time",
+        "trained by": f"{updates:,} updates on {tokens:,} tokens",
         "options": f"`{' '.join(f'{name} {value}'.strip() for name, value in run['train_options'].items())}`",
-        "mega-batches seen": f"up to {seen} of 0 to {arrivals - 1} (stage {stage['stage']})",
+        "mega-batches seen": f"up to {seen} of 0 to {arrivals - 1} (stage {number})",
     }
     try:
         tested = stage_predictor(folder, stage)
@@ -99,19 +94,7 @@ def record_rows(path: Path, stream: Stream) -> dict[str, str]:
         return {**rows, "test": "no figures are known; what was tested is not kept"}
     if not path.samefile(tested):
         return {**rows, "test": f"no figures are known; what was tested is {tested.relative_to(folder.root)}"}
-    loss, split = stage["test"]["loss"], stream.split("test")
+    split = stream.split("test")
     rows["test perplexity"] = f"{stage['test']['ppl']:.2f} per token, in windows of the training length"
-    bits = bits_per_byte(loss, split.num_tokens, split.num_bytes)
+    bits = bits_per_byte(stage["test"]["loss"], split.num_tokens, split.num_bytes)
     return rows if bits is None else {**rows, "test bits per byte": f"{bits:.4f}"}
-
-
-def _records(path: Path) -> Optional[tuple[Mapping[str, Any], Mapping[str, Any], RunFolder]]:
-    """Return the records of the run and of the stage that a checkpoint stands in, three folders above it at most."""
-    for folder in list(path.absolute().parents)[:3]:  # a branch has a folder of its own
-        if (folder / STAGE_RECORD).is_file():
-            run = RunFolder(folder.parent)
-            record = run.read_run()
-            stage = next((n for n in run.stages() if run.stage_folder(n).name == folder.name), None)
-            content = None if stage is None else run.read_stage(stage)
-            return None if record is None or content is None else (record, content, run)
-    return None

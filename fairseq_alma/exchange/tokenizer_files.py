@@ -88,17 +88,15 @@ def tokenizer_files(tokenizer: StreamTokenizer, context: int, bos: int = EOS) ->
         content, names = _content(tokenizer, space)
         if not _misread(content, tokenizer, ["".join(FAIRSEQ_SYMBOLS), " ".join(FAIRSEQ_SYMBOLS)]):
             break
-    first, text = (
-        {"SpecialToken": {"id": names[bos], "type_id": 0}},
-        [{"Sequence": {"id": each, "type_id": 0}} for each in "AB"],
-    )
+    first: dict[str, Any] = {"SpecialToken": {"id": names[bos], "type_id": 0}}
+    texts = [{"Sequence": {"id": each, "type_id": 0}} for each in "AB"]
     content |= {
         "truncation": None,
         "padding": None,
         "post_processor": {
             "type": "TemplateProcessing",
-            "single": [first, text[0]],
-            "pair": [first, *text],
+            "single": [first, texts[0]],
+            "pair": [first, *texts],
             "special_tokens": {names[bos]: {"id": names[bos], "ids": [bos], "tokens": [names[bos]]}},
         },
     }

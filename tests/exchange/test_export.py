@@ -1,6 +1,8 @@
 """An exported folder: logits, ids, generation and training in transformers are those of the model here."""
 
 import json
+import re
+import shutil
 import subprocess
 import sys
 from functools import partial
@@ -8,14 +10,18 @@ from functools import partial
 import pytest
 import torch
 from safetensors.torch import load_file
+from sentencepiece import SentencePieceTrainer
 from transformers import AutoTokenizer, Trainer, TrainingArguments
 
 from fairseq_alma.cli.export import main
 from fairseq_alma.data.stream import Stream
 from fairseq_alma.data.tokens import StreamTokenizer, TokenFile
+from fairseq_alma.errors import AlmaError
 from fairseq_alma.exchange import export as exporting
+from fairseq_alma.exchange.exportable import refuse_unexportable
+from fairseq_alma.exchange.tokenizer_files import tokenizer_files
 from tests import scripts
-from tests.exchange.conftest import EOS, KINDS, LONGEST, PAD, exported, logits_here, save, transformer_config
+from tests.exchange.conftest import EOS, KINDS, LONGEST, PAD, TEXT, exported, logits_here, save, transformer_config
 
 refused = partial(scripts.refused, main)
 
@@ -78,6 +84,7 @@ def test_a_folder_works_where_neither_fairseq_nor_this_package_can_be_imported(
         assert perplexity(found, test_ids) == pytest.approx(perplexity(needed, test_ids), rel=1e-6)
 
 
+@pytest.mark.slow  # the test above imports it where fairseq is not
 def test_transformers_imports_in_an_environment_with_fairseq_whatever_is_imported_first():
     for code in (
         "from transformers import pipeline",
@@ -217,3 +224,64 @@ def test_the_files_and_the_card_say_what_the_model_is(folders, stream):
     assert "| experts per Switch layer | 4 |" in card and "not part of a run of alma-stream" in card
     assert "Qwen3MoeForCausalLM" in card and Stream.open(stream).fingerprint[:16] in card
     assert "auto_map" not in json.loads((folders["mixture"] / "config.json").read_text())
+
+
+def foreign_tokenizer(kind, path):
+    """Write a tokenizer of another kind than alma-prep-text trains; return its path."""
+    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
+
+    if kind == "sentencepiece":  # with sentencepiece's own rules for text
+        SentencePieceTrainer.train(
+            sentence_iterator=iter([TEXT] * 50),
+            model_prefix=str(path.with_suffix("")),
+            vocab_size=60,
+            hard_vocab_limit=False,
+        )
+        return path.with_suffix(".model")
+    model = {"unigram": models.Unigram, "wordpiece": models.WordPiece, "bpe": models.BPE}[kind]()
+    tokenizer = Tokenizer(model)
+    tokenizer.normalizer = normalizers.NFKC() if kind == "bpe" else None
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace() if kind == "wordpiece" else pre_tokenizers.Metaspace()
+    trainer = {
+        "unigram": trainers.UnigramTrainer(vocab_size=90, special_tokens=["<unk>", "<|stop|>"], unk_token="<unk>"),
+        "wordpiece": trainers.WordPieceTrainer(vocab_size=90, special_tokens=["[UNK]", "<|stop|>"]),
+        "bpe": trainers.BpeTrainer(vocab_size=90, special_tokens=["</s>", "<|stop|>"]),
+    }[kind]
+    tokenizer.train_from_iterator([TEXT] * 50, trainer)
+    tokenizer.save(str(path))
+    return path
+
+
+@pytest.mark.parametrize("kind", ["unigram", "wordpiece", "bpe"])
+def test_a_foreign_tokenizer_has_its_ids_and_its_added_tokens_are_found(kind, tmp_path):
+    opened = StreamTokenizer(foreign_tokenizer(kind, tmp_path / "tokenizer.json"))
+    for name, content in tokenizer_files(opened, 24).items():
+        (tmp_path / name).write_text(content)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path)
+    text = "the cat sat on a </s> mat"
+    needed = [token + 4 for token in opened.encode_batch([text])[0]]
+    assert tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"] == needed
+    assert tokenizer("cat<|stop|>", add_special_tokens=False)["input_ids"][-1] == opened.token_id("<|stop|>") + 4
+    assert tokenizer(f"cat{tokenizer.eos_token}", add_special_tokens=False)["input_ids"][-1] == EOS
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"arch": "alma_switch_lm_base"}, "{export}: transformers has no architecture for alma_switch_lm_base"),
+        ({"is_ensemble": True}, "{export}: transformers has no architecture for an ensemble"),
+        ({"grow_method": "split"}, "{export}: gates that grew by split"),
+        ({}, "alters text before it is cut"),
+    ],
+)
+def test_what_cannot_be_exported_is_known_at_the_start_of_a_run(options, said, stream, tmp_path):
+    if not options:
+        shutil.copytree(stream, tmp_path / "S")
+        shutil.rmtree(tmp_path / "S/tokenizer")
+        (tmp_path / "S/tokenizer").mkdir()
+        foreign_tokenizer("sentencepiece", tmp_path / "S/tokenizer/a.model")
+        stream = tmp_path / "S"
+    with pytest.raises(AlmaError, match=re.escape(said)):
+        refuse_unexportable(stream, **{"arch": "alma_transformer_lm_tiny", **options})
+    if options:
+        refuse_unexportable(stream, "alma_transformer_lm_tiny")
