@@ -56,7 +56,7 @@ class KeptPredictions:
             np.savez(file, **arrays)
 
     def losses(self) -> Iterator[tuple[str, float]]:
-        """Yield for each split the loss of the mean probability, bits per token; infinite ones are left out, as fairseq."""
+        """Yield for each split the loss of the mean probability, bits per token, without infinite ones, as fairseq."""
         for split, log_sums in self.log_sums.items():
             log_probs = log_sums[np.isfinite(log_sums)] - math.log(len(self.members))
             yield split, float(-log_probs.mean() / math.log(2)) if len(log_probs) else 0.0
