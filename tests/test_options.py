@@ -7,7 +7,7 @@ from fairseq.dataclass import FairseqDataclass
 from fairseq.dataclass.utils import gen_parser_from_dataclass
 from omegaconf import OmegaConf
 
-from fairseq_alma.options import InRange, Options, Range, opt, options_of, ranges_of, real, whole
+from fairseq_alma.options import InRange, Options, Range, opt, options_of, real, whole
 from fairseq_alma.training.fairseq_options import fairseq_config
 
 
@@ -38,11 +38,6 @@ def test_bounds_belong_to_the_range_unless_they_are_left_out():
     assert [whole(1, 3).read(text) for text in ("1", "3")] == [1, 3]
     assert [real(0, 1).read(text) for text in ("0", "1", "1e-400")] == [0, 1, 0]
     assert InRange(real(0, 1, above=True, below=True))("0.5") == 0.5
-
-
-@pytest.mark.parametrize("text", ["0.1,0.2", "[0.1, 0.2]", "(0.1,0.2,)"])
-def test_a_list_is_read_as_fairseq_spells_it(text):
-    assert Range(0, is_whole=False, is_list=True).read_all(text) == [0.1, 0.2]
 
 
 @dataclass(frozen=True)
@@ -113,5 +108,5 @@ def test_fairseq_takes_a_configuration_of_such_parts():
     found = vars(parser.parse_args(["--share", "0.5", "--way", "split"]))
     assert (found["share"], found["way"], found["every"], found["keeps"]) == (0.5, "split", None, False)
     assert OmegaConf.structured(made).way == "copy"
-    assert options_of(made)["share"].shape and ranges_of(made)["--share"] == real(0, 1, above=True)
+    assert options_of(made)["share"].shape and options_of(made)["share"].range == real(0, 1, above=True)
     assert made.__module__ == __name__
