@@ -96,8 +96,8 @@ def discard(stream: TextIO) -> None:
 
 
 def shell_words(words: Iterable[str]) -> str:
-    """Return words quoted for a shell, in one printable line."""
-    return printable(shlex.join(words))
+    """Return words quoted for a POSIX shell."""
+    return shlex.join(words)
 
 
 def last_line(text: str) -> str:

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from fairseq_alma.terminal import shell_words, spell_duration
+from fairseq_alma.terminal import spell_duration
 
 SHOW = """
 import sys
@@ -72,10 +72,3 @@ def test_work_continues_where_nobody_reads_any_more(stream):
 @pytest.mark.parametrize(("seconds", "shown"), [(0.4, "0:00"), (65, "1:05"), (3725.4, "1:02:05")])
 def test_durations_have_hours_where_there_are_any(seconds, shown):
     assert spell_duration(seconds) == shown
-
-
-def test_words_for_a_shell_are_quoted_in_one_line():
-    words = ["a b", "it's", "é→", "", "100%"]
-    done = subprocess.run(["sh", "-c", f"printf '%s\\0' {shell_words(words)}"], capture_output=True, check=True)
-    assert done.stdout.decode().split("\0")[:-1] == words
-    assert shell_words(["\x1b[31m"]).isprintable()
