@@ -57,7 +57,7 @@ def rotary_table(start: int, stop: int, head_dim: int, theta: float, device: tor
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotate heads (B, T, H, D) by the angles of their positions; pairs are (i, i + D/2), as Qwen3's rotate_half."""
     first, second = x.chunk(2, dim=-1)
-    return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
+    return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1).to(x.dtype)
 
 
 class GroupedQueryAttention(CachedAttention):

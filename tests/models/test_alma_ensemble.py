@@ -14,6 +14,7 @@ from fairseq_alma.checkpoints.model_facts import describe_checkpoint
 from fairseq_alma.errors import AlmaError
 from tests.models.ensembles import (
     NUM_TOKENS,
+    alma_transformer_config,
     load,
     save_ensemble,
     save_member,
@@ -27,12 +28,12 @@ EOS = 2
 
 @pytest.fixture(scope="module")
 def paths(tmp_path_factory):
-    """Four models: of several sizes, one dense, and a stock one."""
+    """Four models: two sizes, the default architecture, and a stock one."""
     folder = tmp_path_factory.mktemp("members")
     configs = [
         switch_config(),
         switch_config(decoder_layers=2, decoder_embed_dim=8, num_experts=2, tokens_per_sample=20),
-        switch_config(moe_freq=0),
+        alma_transformer_config(num_experts=2),
         transformer_config(),
     ]
     return [save_member(folder / f"{seed}.pt", config, seed) for seed, config in enumerate(configs)]

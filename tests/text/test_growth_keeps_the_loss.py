@@ -11,28 +11,33 @@ from fairseq_alma.errors import AlmaError
 from fairseq_alma.text.build_model import build_from_config
 from fairseq_alma.text.grow import grow
 from fairseq_alma.training.average import averaged_model
-from tests.text.switch_models import config_of, model_of
+from tests.models.ensembles import alma_transformer_config, switch_config
 
 NUM_TOKENS = 46
 SPLIT = {"method": "split", "experts": 2, "select": "random"}
 MODELS = {
-    "switch": {},
-    "trees": {"num_experts": 3, "gate_trees": "[[0,[1,2]],[0,1,2]]"},
-    "sinusoidal": {"decoder_sinusoidal_pos": True},
-    "unscaled": {"no_scale_embedding": True, "activation_fn": "gelu"},
+    "switch": switch_config,
+    "switch trees": lambda: switch_config(num_experts=3, gate_trees="[[0,[1,2]],[0,1,2]]"),
+    "switch sinusoidal": lambda: switch_config(decoder_sinusoidal_pos=True),
+    "transformer": lambda: alma_transformer_config(num_experts=4, decoder_layers=4),
+    "transformer trees": lambda: alma_transformer_config(
+        num_experts=3, decoder_layers=4, gate_trees="[[0,[1,2]],[0,1,2]]"
+    ),
+}
+DENSE = {
+    "switch": lambda: switch_config(moe_freq=0),
+    "transformer": lambda: alma_transformer_config(decoder_layers=4),
 }
 
 
-def checkpoint_of(path, **options):
-    """Write a checkpoint of a small model none of whose weights are zero, with moments of Adam's. Returns its model."""
-    model = model_of(NUM_TOKENS, **options)
+def checkpoint_of(path, config, moments=("exp_avg", "exp_avg_sq")):
+    """Write a checkpoint of a small model none of whose weights are zero, with an optimizer's state; return its model."""
     torch.manual_seed(1)
+    model = build_from_config(config, NUM_TOKENS + 4, "cpu")
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))
-    moments = [torch.randn_like(parameter) for parameter in model.parameters()]
-    entries = [{"step": 7, "exp_avg": each, "exp_avg_sq": each**2} for each in moments]
-    config = {**vars(config_of(**options)), "_name": "alma_switch_lm"}
+    entries = [{"step": 7, **{name: torch.rand_like(each) for name in moments}} for each in model.parameters()]
     state = {"state": dict(enumerate(entries)), "param_groups": [{"params": [*range(len(entries))]}]}
     average = {name: parameter.detach() + 0.01 for name, parameter in model.named_parameters()}
     extra = {TASK_STATE: {"train_tokens": 5, "first_update": 0, AVERAGE: average}}
@@ -63,7 +68,7 @@ def output(model):
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("options", [{"layers": 6}, SPLIT, {"layers": 7, **SPLIT}], ids=["layers", "split", "both"])
 def test_growth_changes_no_output_of_a_model_nor_of_its_average(tmp_path, name, options):
-    old = checkpoint_of(tmp_path / "old.pt", **MODELS[name])
+    old = checkpoint_of(tmp_path / "old.pt", MODELS[name]())
     before = torch.load(tmp_path / "old.pt")
     _, grown, new = grown_of(tmp_path, **options)
     assert sum(p.numel() for p in new.parameters()) > sum(p.numel() for p in old.parameters())
@@ -74,26 +79,42 @@ def test_growth_changes_no_output_of_a_model_nor_of_its_average(tmp_path, name, 
     )
 
 
-def test_a_dense_model_without_experts_gets_layers(tmp_path):
-    old = checkpoint_of(tmp_path / "old.pt", moe_freq=0)
+@pytest.mark.parametrize("name", DENSE)
+def test_a_dense_model_gets_layers(tmp_path, name):
+    old = checkpoint_of(tmp_path / "old.pt", DENSE[name]())
     torch.testing.assert_close(output(grown_of(tmp_path, layers=5)[2]), output(old))
 
 
-def test_old_layers_keep_their_moments_and_new_ones_begin_without_any(tmp_path):
-    old = checkpoint_of(tmp_path / "old.pt")
+@pytest.mark.parametrize("method", ["split", "copy"])
+def test_a_dense_model_becomes_a_mixture(tmp_path, method):
+    """Copies share the gate's mass nearly evenly at first: a gate row is a tenth of a new gate's."""
+    old = checkpoint_of(tmp_path / "old.pt", DENSE["transformer"]())
+    _, checkpoint, new = grown_of(tmp_path, **{**SPLIT, "experts": 1, "method": method})
+    assert checkpoint["cfg"]["model"]["num_experts"] == 2
+    close = {} if method == "split" else {"rtol": 0.2, "atol": 0.2}
+    torch.testing.assert_close(output(new), output(old), **close)
+
+
+@pytest.mark.parametrize(("name", "moments"), [("switch", ("exp_avg", "exp_avg_sq")), ("transformer", ("momentum",))])
+def test_old_parameters_keep_their_moments_and_new_ones_begin_without_any(tmp_path, name, moments):
+    old = checkpoint_of(tmp_path / "old.pt", MODELS[name](), moments)
     state = torch.load(tmp_path / "old.pt")["last_optimizer_state"]["state"]
-    printed, checkpoint, new = grown_of(tmp_path, layers=6, optimizer="copy")
-    assert printed.endswith("it needs --decoder-layers 6") and checkpoint[RECORD_KEY][0]["depth"] == {
+    printed, checkpoint, new = grown_of(tmp_path, layers=6, **SPLIT, optimizer="copy")
+    assert printed.endswith("; it needs --decoder-layers 6") and checkpoint[RECORD_KEY][0]["depth"] == {
         "old": 4,
         "new": 6,
     }
     known = {name: state[number] for number, (name, _) in enumerate(old.named_parameters())}
-    names = [name for name, _ in new.named_parameters()]
+    shapes = {name: parameter.shape for name, parameter in new.named_parameters()}
     grown = checkpoint["last_optimizer_state"]
-    assert grown["param_groups"][0]["params"] == [*range(len(names))]
-    found = {names[number]: entry for number, entry in grown["state"].items()}
-    assert found.keys() == known.keys() < {*names}
-    assert all(torch.equal(found[name]["exp_avg"], known[name]["exp_avg"]) for name in found)
+    assert grown["param_groups"][0]["params"] == [*range(len(shapes))]
+    found = {[*shapes][number]: entry for number, entry in grown["state"].items()}
+    assert found.keys() == known.keys() < shapes.keys()
+    for name, entry in found.items():
+        assert entry.keys() == known[name].keys() and entry["step"] == 7
+        for moment in moments:
+            assert entry[moment].shape == shapes[name]
+            assert torch.equal(entry[moment][: len(known[name][moment])], known[name][moment])
 
 
 @pytest.mark.parametrize(
@@ -104,7 +125,7 @@ def test_old_layers_keep_their_moments_and_new_ones_begin_without_any(tmp_path):
     ],
 )
 def test_sizes_that_cannot_be_are_one_line_and_nothing_is_written(tmp_path, options, message):
-    checkpoint_of(tmp_path / "old.pt")
+    checkpoint_of(tmp_path / "old.pt", switch_config())
     with pytest.raises(AlmaError, match=message):
         grown_of(tmp_path, **options)
     assert not (tmp_path / "new.pt").exists()
