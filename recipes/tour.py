@@ -64,7 +64,7 @@ run(
 # 3. What was each arrival worth? One row for each of them; `value` is the test perplexity.
 
 arrivals = fairseq_alma.read_run(folder / "run")
-print(arrivals[["arrival", "experts", "params", "value", "valid", "tflops"]].to_string(index=False), "\n")
+print(arrivals[["experts", "params", "value", "valid", "tflops"]], "\n")
 
 # 4. The models before and after: text that they write, and what they find likely.
 
