@@ -1,7 +1,7 @@
-"""Checkpoint files between two launches: which one is whole, how far it is, and what of it must stay.
+"""Checkpoint files between two launches of fairseq-train: which one is complete, how far it is, what must be kept.
 
-Fairseq writes ``checkpoint_E_U.pt`` atomically and then copies it to ``checkpoint_last.pt``, where it looks first after
-a restart. A kill during the copy leaves a truncated ``checkpoint_last.pt`` that no launch gets past.
+fairseq writes ``checkpoint_E_U.pt`` atomically and then copies it to ``checkpoint_last.pt``, where it looks first after
+a restart. A kill during the copy leaves a truncated ``checkpoint_last.pt``.
 """
 
 import re
@@ -10,11 +10,12 @@ import zipfile
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Collection, Optional
+from typing import Any, Collection, Mapping, Optional, Sequence
 
 from fairseq_alma.checkpoints import FIRST_UPDATE, LAST_CHECKPOINT, TASK_STATE, TRAIN_TOKENS
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.files import once_per_file, open_atomically, synchronise
+from fairseq_alma.training.carried_optimizer import BATCHES
 
 _INTERVAL = re.compile(r"checkpoint_\d+_(\d+)\.pt")
 
@@ -28,18 +29,17 @@ class Progress:
         num_epochs: epochs that are complete.
         train_tokens: tokens that these updates trained on, each pass counted.
         first_update: updates that the optimizer had made when the stage began.
+        batches: how sequences were cut into updates, and from which update on; see `carried_optimizer.TokenCount`.
     """
 
     num_updates: int
     num_epochs: int
     train_tokens: int
     first_update: int = 0
+    batches: Sequence[Mapping[str, Any]] = ()
 
     def has_reached(self, max_update: Optional[int], max_epoch: Optional[int]) -> bool:
-        """Tell whether training to one of these limits is over.
-
-        Fairseq must not be launched on a finished checkpoint: it would do one more update.
-        """
+        """Return whether training to one of these limits is over; fairseq would make one more update."""
         return (max_update is not None and self.num_updates >= max_update) or (
             max_epoch is not None and self.num_epochs >= max_epoch
         )
@@ -47,7 +47,7 @@ class Progress:
 
 @once_per_file
 def is_whole(path: Path) -> bool:
-    """Tell whether a file was written to its end: what torch saves is a zip file, its directory stands last."""
+    """Return whether a file was written to its end: what torch saves is a zip file, whose directory comes last."""
     try:
         with zipfile.ZipFile(path) as archive:
             return bool(archive.namelist())
@@ -56,7 +56,7 @@ def is_whole(path: Path) -> bool:
 
 
 def is_sound(path: Path) -> bool:
-    """Tell whether a file is whole and has no damage inside, as a crash of the machine may leave; reads all of it."""
+    """Return whether a file is complete and undamaged, which a crash of the machine may prevent; reads all of it."""
     try:
         with zipfile.ZipFile(path) as archive:
             return archive.testzip() is None
@@ -65,13 +65,13 @@ def is_sound(path: Path) -> bool:
 
 
 def repair_last(folder: Path) -> Optional[Path]:
-    """Make ``checkpoint_last.pt`` whole again after a kill, from the newest whole checkpoint beside it.
+    """Repair ``checkpoint_last.pt`` after a kill, from the newest sound checkpoint of the folder.
 
     Args:
         folder: the save directory of one model; it need not exist.
 
     Returns:
-        The checkpoint that the next launch resumes from, or None if it starts the stage again.
+        The checkpoint that the next launch resumes from; None: it starts the stage again.
     """
     for unfinished in folder.glob("checkpoint*.pt.tmp"):
         unfinished.unlink()
@@ -82,22 +82,16 @@ def repair_last(folder: Path) -> Optional[Path]:
     found = [(int(match[1]), path) for path in folder.glob("*.pt") if (match := _INTERVAL.fullmatch(path.name))]
     for _, path in sorted(found, reverse=True):
         if is_sound(path):
-            _copy(path, last)
+            with open_atomically(last) as copy, open(path, "rb") as whole:  # no link: fairseq would overwrite both
+                shutil.copyfileobj(whole, copy)
             return last
     return None
-
-
-def _copy(path: Path, last: Path) -> None:
-    """Let a checkpoint be the last one: a copy, not a link, as stock fairseq would write over it in place."""
-    with open_atomically(last) as copy, open(path, "rb") as whole:
-        shutil.copyfileobj(whole, copy)
 
 
 @once_per_file
 def read_progress(path: Path) -> Progress:
     """Read how far a checkpoint is."""
-    # Imports torch, which takes seconds; a dry run or a finished run needs none of it.
-    from fairseq_alma.checkpoints.checkpoint_file import read_checkpoint
+    from fairseq_alma.checkpoints.checkpoint_file import read_checkpoint  # imports torch, which a dry run does not need
 
     remedy = "remove it, and the stage resumes from the checkpoint before it, or from its beginning"
     state = read_checkpoint(path, remedy=remedy, needed=("extra_state", "optimizer_history"))
@@ -110,18 +104,15 @@ def read_progress(path: Path) -> Progress:
     first_update = int(counts.get(FIRST_UPDATE, 0))
     return Progress(
         num_updates=int(state["optimizer_history"][-1]["num_updates"]) - first_update,
-        # The iterator names the epoch that the next update belongs to, from 1.
-        num_epochs=int(iterator["epoch"]) - 1,
+        num_epochs=int(iterator["epoch"]) - 1,  # the iterator names the epoch of the next update, from 1
         train_tokens=int(counts[TRAIN_TOKENS]),
         first_update=first_update,
+        batches=tuple(counts.get(BATCHES, ())),
     )
 
 
 def drop_optimizer_state(path: Path) -> None:
-    """Take the optimizer's moments, two thirds of the file, out of a checkpoint that is trained to its end.
-
-    The stage that follows begins with a new optimizer. All other keys stay as fairseq wrote them.
-    """
+    """Remove the optimizer's moments, two thirds of the file, from a checkpoint; all other keys stay."""
     from fairseq_alma.checkpoints.checkpoint_file import read_checkpoint, write_checkpoint
 
     state = read_checkpoint(path)
@@ -130,12 +121,7 @@ def drop_optimizer_state(path: Path) -> None:
 
 
 def keep_only_last(folder: Path, others: Collection[str] = ()) -> None:
-    """Remove every checkpoint of a save directory but the last, once that is sure to outlive them.
-
-    Args:
-        folder: the save directory.
-        others: names of further files that stay.
-    """
+    """Remove all checkpoints of a save directory but the last and ``others``, once the last is on the disk."""
     synchronise(folder / LAST_CHECKPOINT)
     for path in _files(folder):
         if path.name not in (LAST_CHECKPOINT, *others):
@@ -153,5 +139,5 @@ def remove_all(folder: Path) -> None:
 
 
 def _files(folder: Path) -> list[Path]:
-    """Return a save directory's checkpoints, those that were cut off included."""
+    """Return a save directory's checkpoints, truncated ones included."""
     return [*folder.glob("checkpoint*.pt*"), *folder.glob(".checkpoint*.tmp")]
