@@ -1,17 +1,12 @@
 """What stands at ``--out``: an earlier command's stream, or the place for a new one, which appears all or nothing."""
 
-import json
 import os
-import shutil
 from pathlib import Path
 from typing import Any, Iterable, Mapping, Optional, Sequence
 
 from fairseq_alma.data.stream import MANIFEST, Stream, write_manifest
 from fairseq_alma.errors import AlmaError
-from fairseq_alma.files import WorkFolder, open_atomically, synchronise_tree
-
-KEPT_FORMAT = 2
-"""Of what is kept; another one is not gone on with."""
+from fairseq_alma.files import WorkFolder, synchronise_tree
 
 
 class BuildFolder(WorkFolder):
@@ -20,26 +15,10 @@ class BuildFolder(WorkFolder):
     Args:
         out: where the stream will be.
         program: name of the command that builds.
-        keeps: whether the same command goes on with what `keep` held when this one is killed or interrupted.
     """
 
-    def __init__(self, out: Path, program: str, keeps: bool = False) -> None:
-        super().__init__(out, "--out ", program, keeps)
-
-    def keep(self, command: Mapping[str, Any]) -> Path:
-        """Return the folder for what outlives a killed command, emptied unless it was this very command.
-
-        Args:
-            command: all that decides the result.
-        """
-        identity = json.dumps({"format": KEPT_FORMAT, **command}, sort_keys=True)
-        file = self.kept / "command.json"
-        if not file.is_file() or file.read_text(encoding="utf-8") != identity:
-            if self.kept.exists():
-                shutil.rmtree(self.kept)
-            with open_atomically(file, "w") as opened:
-                opened.write(identity)
-        return self.kept
+    def __init__(self, out: Path, program: str) -> None:
+        super().__init__(out, "--out ", program)
 
     def publish_stream(self, stream: Stream) -> None:
         """Write the manifest and move the whole folder to its place."""

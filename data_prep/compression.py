@@ -1,25 +1,31 @@
-"""Open plain and compressed files alike, and say clearly when one is broken.
+"""Open plain and compressed files alike, and report clearly when one is broken.
 
-The kind is told by the file's first bytes, so that standard input and misnamed files work too. Ours rather than xopen
-or fsspec: both read bzip2 and xz through the standard library's file classes, which end without a word where the second
-of several streams in a file is damaged (half of a corpus, then), and neither limits the memory that a file may ask for.
+The kind follows from the file's first bytes, so that standard input and misnamed files work too. Every form that the
+tool itself unpacks is read: several members, empty and skippable frames, padding. Ours rather than xopen or fsspec:
+both read bzip2 and xz through the standard library's file classes, which end silently where the second of several
+streams in a file is damaged (half of a corpus, then), and neither limits the memory that a file may ask for.
 """
 
 import bz2
 import gzip
 import io
 import lzma
-import zlib
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO, Callable, Iterator, Optional, Protocol, cast
+from typing import Any, BinaryIO, Callable, Optional, Protocol
 
-from fairseq_alma.errors import AlmaError
+from fairseq_alma.errors import AlmaError, is_out_of_memory
 
 _SUFFIXES = {".gz": "gzip", ".bz2": "bzip2", ".xz": "xz", ".zst": "zstandard", ".zstd": "zstandard"}
-_MAGIC = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ\x00": "xz", b"\x28\xb5\x2f\xfd": "zstandard"}
+_MAGIC = {
+    b"\x1f\x8b": "gzip",
+    b"BZh": "bzip2",
+    b"\xfd7zXZ\x00": "xz",
+    b"\x28\xb5\x2f\xfd": "zstandard",
+    **{bytes([low]) + b"\x2a\x4d\x18": "zstandard" for low in range(0x50, 0x60)},  # a skippable frame, as of pzstd
+}
 _READ_SIZE = 1 << 17
 _ZSTANDARD_READ_SIZE = 1 << 12  # its frames unpack to 30,000 times their size at most, all at once
+_ZSTANDARD_WINDOW = 1 << 31  # bytes: zstd --long=31, of which only what a frame fills is taken
 _XZ_MEMORY = 1 << 29  # bytes; xz -9 needs 65 MiB
 _LARGEST_CONTENT = 1 << 30  # bytes of published data
 
@@ -34,52 +40,15 @@ def strip_compression_suffix(name: str) -> str:
     return path.stem if path.suffix in _SUFFIXES else path.name
 
 
-@contextmanager
-def open_plain_or_gz(path: Path) -> Iterator[BinaryIO]:
-    """Open a file of published data for reading, through gzip if its content begins so.
-
-    Raises:
-        AlmaError: the gzip data are broken; that may show only while they are read.
-    """
-    with open(path, "rb") as plain:
-        start = plain.read(2)
-        plain.seek(0)
-        if _MAGIC.get(start) != "gzip":
-            yield plain
-            return
-        try:
-            with gzip.GzipFile(fileobj=plain) as unpacked:
-                yield cast(BinaryIO, unpacked)
-        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-            raise AlmaError(f"{path}: broken gzip data ({error}); fetch the file again") from error
-
-
-def read_plain_or_gz(path: Path, limit: int = _LARGEST_CONTENT) -> bytes:
-    """Return the whole content of a file of published data. Raises AlmaError if it is broken, or above the limit."""
-    with open_plain_or_gz(path) as file:
-        content = read_at_most(file, limit + 1)
-    if len(content) > limit:
-        raise AlmaError(f"{path}: more than {limit >> 20} MiB found, it is no such file; fetch the file again")
-    return bytes(content)
-
-
-def read_at_most(file: BinaryIO, limit: int) -> bytearray:
-    """Return what is left of a file, but no more than ``limit`` bytes; a header's word costs no memory in advance."""
-    content = bytearray()
-    while len(content) < limit and (piece := file.read(min(1 << 20, limit - len(content)))):
-        content += piece
-    return content
-
-
 class DecompressedFile:
     """A file's content as bytes, whatever it is compressed with.
 
     Args:
         path: the file.
-        label: how messages call it.
+        label: its name in messages.
 
     Raises:
-        AlmaError: the name says compressed but the content is something else, or zstandard is not installed.
+        AlmaError: the name promises compressed data but the content is something else, or zstandard is not installed.
     """
 
     def __init__(self, path: Path, label: str) -> None:
@@ -97,7 +66,7 @@ class DecompressedFile:
 
     @property
     def position(self) -> int:
-        """Bytes of the file itself, compressed as it is, that have been read so far."""
+        """Bytes of the file itself, still compressed, that have been read so far."""
         return self._raw.tell()
 
     @property
@@ -106,7 +75,7 @@ class DecompressedFile:
         return self._kind is not None
 
     def skip(self, num_bytes: int) -> None:
-        """Begin behind so many bytes of a file that is not compressed."""
+        """Skip the first bytes of a file that is not compressed."""
         assert not num_bytes or self._kind is None
         self._raw.seek(num_bytes)
 
@@ -118,11 +87,11 @@ class DecompressedFile:
         """
         try:
             content = self._file.read(size)
-        except (EOFError, zlib.error, lzma.LZMAError, OSError) as error:
-            if isinstance(error, OSError) and error.errno is not None:
+        except Exception as error:  # each format has errors of its own
+            if is_out_of_memory(error) or (isinstance(error, OSError) and error.errno is not None):
                 raise
             raise AlmaError(
-                f"{self._label}: broken {self._kind} data after {self._num_bytes:,} bytes of text ({error}); "
+                f"{self._label}: broken {self._kind} data after {self._num_bytes:,} bytes of content ({error}); "
                 "fetch or compress the file again"
             ) from error
         self._num_bytes += len(content)
@@ -142,21 +111,27 @@ class DecompressedFile:
         if self._kind == "gzip":
             return gzip.GzipFile(fileobj=self._raw)
         if self._kind == "bzip2":
-            return _StreamReader.buffered(self._raw, bz2.BZ2Decompressor)
+            return io.BufferedReader(_Members(self._raw, bz2.BZ2Decompressor), _READ_SIZE)
         if self._kind == "xz":
-            return _StreamReader.buffered(self._raw, lambda: lzma.LZMADecompressor(memlimit=_XZ_MEMORY))
+            new = lambda: lzma.LZMADecompressor(memlimit=_XZ_MEMORY)  # noqa: E731
+            return io.BufferedReader(_Members(self._raw, new), _READ_SIZE)
         if self._kind == "zstandard":
-            zstandard = _import_zstandard(self._label)
-            return _StreamReader.buffered(self._raw, lambda: _ZstandardFrame(zstandard))
+            try:
+                import zstandard
+            except ImportError as error:
+                raise AlmaError(
+                    f"{self._label}: zstandard data, which the package zstandard reads; pip install zstandard"
+                ) from error
+            return io.BufferedReader(_Members(self._raw, lambda: _ZstandardFrame(zstandard)), _READ_SIZE)
         return self._raw
 
 
-class _StreamReader(io.RawIOBase):
+class _Members(io.RawIOBase):
     """The content of compressed streams, one after the other; NUL bytes between them and at the end are padding.
 
     Args:
         raw: the file.
-        new: makes what decompresses one stream, as ``bz2.BZ2Decompressor``.
+        new: makes what decompresses one stream, such as ``bz2.BZ2Decompressor``.
     """
 
     def __init__(self, raw: BinaryIO, new: Callable[[], Any]) -> None:
@@ -165,11 +140,6 @@ class _StreamReader(io.RawIOBase):
         self._stream: Any = None
         self._rest = b""  # of what was read
         self._ready = memoryview(b"")
-
-    @classmethod
-    def buffered(cls, raw: BinaryIO, new: Callable[[], Any]) -> io.BufferedReader:
-        """Return the reader with a buffer before it."""
-        return io.BufferedReader(cls(raw, new), _READ_SIZE)
 
     def readable(self) -> bool:
         return True
@@ -208,8 +178,7 @@ class _ZstandardFrame:
     """One zstandard frame, with the methods of the standard library's decompressors."""
 
     def __init__(self, zstandard: Any) -> None:
-        self._error = zstandard.ZstdError
-        self._frame = zstandard.ZstdDecompressor().decompressobj()
+        self._frame = zstandard.ZstdDecompressor(max_window_size=_ZSTANDARD_WINDOW).decompressobj()
         self._rest = b""
 
     @property
@@ -230,17 +199,17 @@ class _ZstandardFrame:
         parts, size = [], 0
         while self._rest and size < most and not self._frame.eof:
             piece, self._rest = self._rest[:_ZSTANDARD_READ_SIZE], self._rest[_ZSTANDARD_READ_SIZE:]
-            try:
-                parts.append(self._frame.decompress(piece))
-            except self._error as error:
-                raise EOFError(str(error)) from error
+            parts.append(self._frame.decompress(piece))
             size += len(parts[-1])
         return b"".join(parts)
 
 
-def _import_zstandard(label: str) -> Any:
-    try:
-        import zstandard
-    except ImportError as error:
-        raise AlmaError(f"{label}: zstandard data, which the package zstandard reads; pip install zstandard") from error
-    return zstandard
+def read_whole(path: Path, limit: int = _LARGEST_CONTENT) -> bytes:
+    """Return the content of a file of published data, unpacked. Raises AlmaError if it is broken or above the limit."""
+    content = bytearray()
+    with DecompressedFile(path, str(path)) as file:
+        while len(content) <= limit and (piece := file.read(1 << 20)):
+            content += piece
+    if len(content) > limit:
+        raise AlmaError(f"{path}: more than {limit >> 20} MiB found, it is no such file; fetch the file again")
+    return bytes(content)

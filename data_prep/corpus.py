@@ -26,11 +26,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Callable, Iterable, Iterator, Mapping, Optional, Sequence, Union
 
-from data_prep.compression import open_plain_or_gz, strip_compression_suffix
+from data_prep.compression import DecompressedFile, strip_compression_suffix
 from data_prep.images.command import main as prep_images
 from data_prep.images.formats import CIFAR10, CIFAR100, EMNIST_CLASSES, MNIST_NAMES, emnist_names
 from data_prep.text.command import main as prep_text
-from data_prep.text.pieces import Source, text_of
+from data_prep.text.documents import Source, text_of
 from fairseq_alma.cli.entry import Parser, command
 from fairseq_alma.errors import AlmaError, refuse_irregular, refuse_no_file, refuse_unwritable
 from fairseq_alma.files import open_atomically
@@ -418,7 +418,7 @@ def check_sha256(paths: Iterable[Path], expected: str, label: str, unpacked: boo
     """
     digest = hashlib.sha256()
     for path in paths:
-        with open_plain_or_gz(path) if unpacked else open(path, "rb") as file:
+        with DecompressedFile(path, str(path)) if unpacked else open(path, "rb") as file:
             while chunk := file.read(1 << 20):
                 digest.update(chunk)
     if digest.hexdigest() != expected:

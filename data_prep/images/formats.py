@@ -22,7 +22,7 @@ from typing import Any, Callable, ClassVar, Optional, Sequence
 
 import numpy as np
 
-from data_prep.compression import open_plain_or_gz, read_at_most, read_plain_or_gz
+from data_prep.compression import read_whole
 from data_prep.images.image_set import ImageSet, InputFiles, advice, check_labels, check_pair, holds, with_test_held_out
 from fairseq_alma.data.image_stream import read_npy
 from fairseq_alma.errors import AlmaError
@@ -52,23 +52,20 @@ def read_idx(path: Path, num_dimensions: int) -> np.ndarray:
     Raises:
         AlmaError: it is no such file, or its size is not the one that its header says.
     """
-    header_format = struct.Struct(f">{1 + num_dimensions}I")
-    with open_plain_or_gz(path) as file:
-        header = file.read(header_format.size)
-        magic = struct.pack(">HBB", 0, _UNSIGNED_BYTES, num_dimensions)
-        if len(header) < header_format.size or not header.startswith(magic):
-            raise AlmaError(
-                f"{path}: begins with {header[:4].hex(' ') or 'nothing'}, an idx file of bytes in {num_dimensions} "
-                f"dimensions begins with {magic.hex(' ')}; fetch the file again"
-            )
-        sizes = header_format.unpack(header)[1:]
-        needed = math.prod(sizes)
-        content = read_at_most(file, min(needed, _LARGEST) + 1)
-    if len(content) != needed:
-        found = f"{len(content)}" if len(content) < needed else "more"
+    content = read_whole(path)
+    header = struct.Struct(f">{1 + num_dimensions}I")
+    magic = struct.pack(">HBB", 0, _UNSIGNED_BYTES, num_dimensions)
+    if len(content) < header.size or not content.startswith(magic):
+        raise AlmaError(
+            f"{path}: begins with {content[:4].hex(' ') or 'nothing'}, an idx file of bytes in {num_dimensions} "
+            f"dimensions begins with {magic.hex(' ')}; fetch the file again"
+        )
+    sizes = header.unpack_from(content)[1:]
+    needed, found = math.prod(sizes), len(content) - header.size
+    if found != needed:
         says = " x ".join(map(str, sizes))
         raise AlmaError(f"{path}: header says {says} = {needed} bytes, {found} found; fetch the file again")
-    return np.frombuffer(content, dtype=np.uint8).reshape(sizes)
+    return np.frombuffer(content, dtype=np.uint8, offset=header.size).reshape(sizes)
 
 
 def load_mnist(files: InputFiles, source: Path, dataset: str) -> ImageSet:
@@ -202,7 +199,7 @@ def _read_binary(path: Path, layout: CifarLayout, labels: str) -> tuple[np.ndarr
     """Return pixels ``(n, 3072)``, uint8, and labels ``(n,)``, int64, of records of label bytes and pixels."""
     kinds = list(layout.label_keys)
     record = len(kinds) + CIFAR_PIXELS
-    content = read_plain_or_gz(path)
+    content = read_whole(path)
     if not content or len(content) % record:
         raise AlmaError(
             f"{path}: {len(content)} bytes found, a multiple of {record} is needed ({len(kinds)} for labels and "
@@ -326,7 +323,7 @@ def read_array_pickle(path: Path) -> dict[str, Any]:
     Raises:
         AlmaError: the file is no pickle, or holds anything else; nothing of it has been run.
     """
-    pickled = io.BytesIO(read_plain_or_gz(path))
+    pickled = io.BytesIO(read_whole(path))
     try:
         content = _ArrayUnpickler(pickled, encoding="bytes").load()
     except Exception as error:  # a damaged pickle may raise whatever its wrong opcodes lead to
@@ -420,7 +417,7 @@ def _folder_of(table: DigitTable, dataset: str) -> Path:
 
 def _read_table(path: Path) -> np.ndarray:
     """Return the rows of a table of whole numbers separated by commas, ``(n, columns)``, int64; n is at least 2."""
-    content = io.BytesIO(read_plain_or_gz(path))
+    content = io.BytesIO(read_whole(path))
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that the file is empty, which is said below

@@ -1,27 +1,34 @@
-"""Deal documents at random into mega-batches of equal word counts, a validation set and a test set.
+"""Deal documents at random into mega-batches, a validation set, a test set and held-out parts.
 
-The documents are put into a random order once; the sets are consecutive pieces of that order, cut where the words
-reach a set's share. So each set differs from its share by less than one document, whatever the documents' lengths.
-The order comes from the documents' content and the seed: no generator whose numbers a new version might change. What
-sets a document is in follows from its key and the few keys at which the order is cut (`Cuts`).
+The deal is a pure function of a document's hash: hash and seed give its key, all documents stand in the order of their
+keys, and the sets are consecutive pieces of that order, cut where the bytes of UTF-8 reach a set's size. So the sets
+have their sizes to within one document whatever the documents' lengths, and a few keys (`Cuts`) decide the set of a
+document.
 """
 
-import json
-from dataclasses import asdict, dataclass, replace
+import math
+from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Generator, Optional, Sequence
+from typing import Callable, Optional, Sequence, Union
 
 import numpy as np
 
-from data_prep.text.buckets import LAST_KEY, KeyOrder, key_order_of, survey_of
-from data_prep.text.options import Words, words_of
-from data_prep.text.passes import SingleStep, Work
-from data_prep.text.pool import Progress
+from fairseq_alma.data.ngrams import scrambled
 from fairseq_alma.errors import AlmaError
 
+Size = Union[int, float]
+"""A number of bytes, or, below 1, a share of all there are."""
+NUM_PREFIXES = 256
 DROPPED = -1
-_VALID_SHARE = 0.1  # of a mega-batch
-_DEALT = "dealt.json"
+LAST_KEY = 2**64 - 1
+_TEST_SHARE, _LEAST_TEST, _MOST_TEST, _MOST_TEST_SHARE = 0.02, 12_000, 1_200_000, 0.2
+_PAPER_VALID_SHARE = 0.1  # of a mega-batch
+
+
+def keys_of(hashes: np.ndarray, seed: int, positions: Optional[np.ndarray] = None) -> np.ndarray:
+    """Return the keys of documents, uint64; by their positions too where the same text may occur several times."""
+    keys = scrambled(hashes ^ scrambled(np.array([seed], np.uint64)))
+    return keys if positions is None else scrambled(keys + positions)
 
 
 @dataclass(frozen=True)
@@ -30,72 +37,69 @@ class Shares:
 
     Attributes:
         num_megabatches: B.
-        by_argument: each argument of the command, or each group, is a mega-batch, instead of equal pieces.
+        by_argument: each argument of the command, or each group, is a mega-batch.
         held_out: whether a validation and a test set are drawn too.
-        valid_bytes: words of the validation set; None for a tenth of a mega-batch. Shares of all are below 1.
-        test_bytes: words of the test set; None for as many as a mega-batch has.
-        like_paper: whether the held-out sets have the paper's sizes where none are given.
-        holdout_bytes: words of each mega-batch that are held out of it; None: none.
+        like_paper: whether these are as large as in the paper where no size is given.
+        valid: size of the validation set; None for the default.
+        test: size of the test set; None for the default.
+        holdout: size of the part that is held out of each mega-batch; None: none is.
+        sample: bytes of the tokenizer's sample of the first mega-batch.
     """
 
     num_megabatches: int
     by_argument: bool = False
     held_out: bool = True
     like_paper: bool = False
-    valid_bytes: Optional[Words] = None
-    test_bytes: Optional[Words] = None
-    holdout_bytes: Optional[Words] = None
+    valid: Optional[Size] = None
+    test: Optional[Size] = None
+    holdout: Optional[Size] = None
+    sample: int = 0
 
-    @property
-    def num_drawn(self) -> int:
-        """Number of mega-batches, with validation and test set."""
-        return self.num_megabatches + 2 * self.held_out
-
-    def held_out_words(self, total: int) -> tuple[float, float]:
-        """Return the words of the validation and of the test set, out of ``total``."""
+    def held_out_bytes(self, total: int) -> tuple[int, int]:
+        """Return the bytes of the validation and of the test set, out of ``total``."""
         if not self.held_out:
-            return 0.0, 0.0
-        if not self.like_paper:
-            test = self.test_bytes or min(max(0.02 * total, 12_000), 1_200_000, 0.2 * total)
-            return self.valid_bytes or test / 2, test
-        rest = max(total - (self.valid_bytes or 0) - (self.test_bytes or 0), 0)
-        pieces = self.num_megabatches + (self.valid_bytes is None) * _VALID_SHARE + (self.test_bytes is None)
-        valid = rest / pieces * _VALID_SHARE if self.valid_bytes is None else self.valid_bytes
-        test = rest / pieces if self.test_bytes is None else self.test_bytes
-        return valid, test
+            return 0, 0
+        valid, test = bytes_of(self.valid, total), bytes_of(self.test, total)
+        if self.like_paper:
+            rest = max(total - (valid or 0) - (test or 0), 0)
+            megabatch = rest / (self.num_megabatches + (valid is None) * _PAPER_VALID_SHARE + (test is None))
+            return round(megabatch * _PAPER_VALID_SHARE) if valid is None else valid, test or round(megabatch)
+        usual = min(max(_TEST_SHARE * total, _LEAST_TEST), _MOST_TEST, _MOST_TEST_SHARE * total)
+        test = round(usual) if test is None else test
+        return round(min(test, usual) / 2) if valid is None else valid, test
 
 
-Span = tuple[int, int, Optional[int]]
-"""The documents of a set: the last key before theirs, their last key, and their argument, where only that counts."""
+def bytes_of(size: Optional[Size], total: int) -> Optional[int]:
+    """Return a size in bytes, out of ``total``; None where none is given."""
+    return size if size is None or isinstance(size, int) else max(1, round(size * total))
+
+
+def vocab_size_for(num_bytes: int) -> int:
+    """Return the vocabulary size for a first mega-batch of so many bytes: near 1.6 times their root, a power of two."""
+    return int(min(32_768, max(512, 2 ** round(math.log2(1.6 * math.sqrt(max(1, num_bytes)))))))
 
 
 @dataclass(frozen=True)
 class Cuts:
-    """Where the order of all documents is cut.
+    """The keys at which the order of all documents is cut.
 
     The sets have the numbers of the mega-batches, then B for the validation set, B + 1 for the test set (where these
-    are drawn), and the numbers after them for the held-out slice of each mega-batch.
+    are drawn), and the numbers after them for the held-out part of each mega-batch.
 
     Attributes:
         num_megabatches: B.
-        by_argument: each argument is a mega-batch, but for what comes up to the test set's last key.
+        by_argument: each argument is a mega-batch, except for what is up to the test set's last key.
         held_out: the last keys of the validation and the test set; none where they are not drawn.
-        megabatches: the last key of each mega-batch but the last one; none where they are given apart.
-        slices: the last key of each mega-batch's held-out slice, if these are asked for.
-        total: words of all documents before any was left out.
-        num_documents: number of all of them.
-        words: of mega-batch 0 without its slice.
-        sample: the last key of the tokenizer's sample, of these.
+        megabatches: the last key of each mega-batch but the last one; none where arguments are mega-batches.
+        holdouts: the last key of each mega-batch's held-out part, if there are any.
+        sample: the last key of the tokenizer's sample of mega-batch 0.
     """
 
     num_megabatches: int
     by_argument: bool
-    held_out: Sequence[int]
-    megabatches: Sequence[int]
-    slices: Sequence[int] = ()
-    total: int = 0
-    num_documents: int = 0
-    words: int = 0
+    held_out: Sequence[int] = ()
+    megabatches: Sequence[int] = ()
+    holdouts: Sequence[int] = ()
     sample: int = -1
 
     @property
@@ -104,185 +108,135 @@ class Cuts:
         return self.num_megabatches + len(self.held_out)
 
     @property
-    def spans(self) -> list["Span"]:
-        """The mega-batches with their slices, then the validation and the test set where they are drawn."""
+    def num_sets(self) -> int:
+        """Number of all sets."""
+        return self.num_drawn + len(self.holdouts)
+
+    @property
+    def spans(self) -> list[tuple[int, int, Optional[int]]]:
+        """Per mega-batch the last key before it, its last key, and its argument where only that counts."""
         first = self.held_out[-1] if self.held_out else -1
-        megabatches: list[Span]
         if self.by_argument:
-            megabatches = [(first, LAST_KEY, number) for number in range(self.num_megabatches)]
-        else:
-            megabatches = [(*keys, None) for keys in pairwise([first, *self.megabatches, LAST_KEY])]
-        return [*megabatches, *((*keys, None) for keys in pairwise([-1, *self.held_out]))]
+            return [(first, LAST_KEY, number) for number in range(self.num_megabatches)]
+        return [(*keys, None) for keys in pairwise([first, *self.megabatches, LAST_KEY])]
 
-    def are_held_out(self, records: np.ndarray) -> np.ndarray:
-        """Return which of some documents are in the validation or the test set."""
-        sets = self.sets_of(records)
-        return (sets >= self.num_megabatches) & (sets < self.num_drawn)
-
-    def sets_of(self, records: np.ndarray) -> np.ndarray:
+    def sets_of(self, keys: np.ndarray, arguments: np.ndarray) -> np.ndarray:
         """Return the set of each of some documents, int16."""
-        keys = records["key"]
         lasts = np.array([*self.held_out, *self.megabatches], np.uint64)
         drawn = np.searchsorted(lasts, keys) - len(self.held_out)
-        sets = np.where(drawn < 0, drawn + self.num_drawn, records["argument"] if self.by_argument else drawn)
-        if self.slices:
+        sets = np.where(drawn < 0, drawn + self.num_drawn, arguments if self.by_argument else drawn)
+        if self.holdouts:
             is_megabatch = drawn >= 0
-            last_of_slice = np.array(self.slices, np.uint64)[np.where(is_megabatch, sets, 0)]
-            sets = np.where(is_megabatch & (keys <= last_of_slice), sets + self.num_drawn, sets)
+            last = np.array(self.holdouts, np.uint64)[np.where(is_megabatch, sets, 0)]
+            sets = np.where(is_megabatch & (keys <= last), sets + self.num_drawn, sets)
         return sets.astype(np.int16)
 
 
-def cut(
-    order: KeyOrder, shares: Shares, groups: Sequence[str] = (), max_sample: int = 0, before: Optional[Cuts] = None
-) -> Cuts:
-    """Cut the documents into sets.
+class KeyOrder:
+    """All documents in the order of their keys, of which one of `NUM_PREFIXES` parts is in memory at a time.
 
     Args:
-        order: of all documents.
-        shares: the sets.
-        groups: names of the mega-batches, if they have any.
-        max_sample: words of the tokenizer's sample.
-        before: how they were cut before some were left out, of no validation or test set, which stay.
-
-    Raises:
-        AlmaError: the documents do not suffice for so many sets.
+        sizes: ``(NUM_PREFIXES, arguments)``, int64: bytes of the documents of each argument.
+        load: returns keys, bytes and arguments of the documents of a part, in the order of the keys.
     """
-    total = order.num_words if before is None else before.total
-    valid, test = words_of(shares.valid_bytes, total), words_of(shares.test_bytes, total)
-    shares = replace(shares, valid_bytes=valid, test_bytes=test)
-    wanted = shares.held_out_words(total)
-    _refuse_no_words(shares, sum(wanted), total)
-    pieces = 1 if shares.by_argument else shares.num_megabatches
-    ends = np.cumsum([*wanted, *[(order.num_words - wanted[0] - wanted[1]) / pieces] * (pieces - 1)])
-    if before is not None:
-        held_out = before.held_out
-    else:
-        held_out = [order.end(end) for end in ends[:2]] if shares.held_out else []
-    megabatches = [order.end(end) for end in ends[2:]]
-    cuts = Cuts(shares.num_megabatches, shares.by_argument, held_out, megabatches, total=total)
-    sizes = [_size(order, *span) for span in cuts.spans]
-    _refuse_empty_sets(order, sizes, shares, groups, before)
-    if shares.holdout_bytes is not None:
-        slices = [
-            _slice_end(order, shares.holdout_bytes, number, span, size)
-            for number, (span, size) in enumerate(zip(cuts.spans, sizes[: shares.num_megabatches], strict=False))
-        ]
-        cuts = replace(cuts, slices=slices)
-    words, sample = _sample(order, cuts, max_sample)
-    num_documents = order.num_documents if before is None else before.num_documents
-    return replace(cuts, num_documents=num_documents, words=words, sample=sample)
+
+    def __init__(self, sizes: np.ndarray, load: Callable[[int], tuple[np.ndarray, np.ndarray, np.ndarray]]) -> None:
+        self.sizes, self._load = sizes, load
+        self._loaded: tuple[object, tuple[np.ndarray, np.ndarray]] = None, (sizes, sizes)
+
+    def total(self, argument: Optional[int] = None) -> int:
+        """Return the bytes of all documents, or of those of an argument."""
+        return int(self._column(argument).sum())
+
+    def key_at(self, target: float, argument: Optional[int] = None, including: Optional[bool] = None) -> int:
+        """Return a last key with which the documents up to it have a number of bytes.
+
+        With documents of 3, 3 and 4 bytes the targets 0, 5 and 7 are nearest to the ends of none, two and two of them.
+
+        Args:
+            target: the bytes.
+            argument: count the documents of this argument alone; None: all.
+            including: whether the document that reaches the target is included; None: if its end is nearer.
+        """
+        reached = np.cumsum(self._column(argument))
+        prefix = int(np.searchsorted(reached, target))
+        if prefix == len(reached):
+            return LAST_KEY
+        keys, ends = self._part(prefix, argument)
+        before = int(reached[prefix - 1]) if prefix else 0
+        number = int(np.searchsorted(ends + before, target))  # of the document that reaches it
+        end, begin = int(ends[number]) + before, before + (int(ends[number - 1]) if number else 0)
+        if including is None:
+            including = not target - begin < end - target
+        return int(keys[number]) - (not including)
+
+    def reached(self, key: int, argument: Optional[int] = None) -> int:
+        """Return the bytes of the documents up to a key and with it."""
+        sizes = self._column(argument)
+        if key in (-1, LAST_KEY):
+            return int(sizes.sum()) if key > 0 else 0
+        prefix = key * NUM_PREFIXES // (LAST_KEY + 1)
+        keys, ends = self._part(prefix, argument)
+        number = int(np.searchsorted(keys, np.uint64(key), side="right"))
+        return int(sizes[:prefix].sum()) + (int(ends[number - 1]) if number else 0)
+
+    def _column(self, argument: Optional[int]) -> np.ndarray:
+        return self.sizes.sum(axis=1) if argument is None else self.sizes[:, argument]
+
+    def _part(self, prefix: int, argument: Optional[int]) -> tuple[np.ndarray, np.ndarray]:
+        """Return the keys of a part's documents, and their bytes up to each."""
+        if self._loaded[0] != (prefix, argument):
+            keys, sizes, arguments = self._load(prefix)
+            if argument is not None:
+                keys, sizes = keys[arguments == argument], sizes[arguments == argument]
+            self._loaded = (prefix, argument), (keys, np.cumsum(sizes, dtype=np.int64))
+        return self._loaded[1]
 
 
-def _size(order: KeyOrder, start: int, end: int, argument: Optional[int]) -> tuple[int, int]:
-    """Return the words and the number of the documents behind a key and up to another one."""
-    before, reached = order.reached(start, argument), order.reached(end, argument)
-    return reached[0] - before[0], reached[1] - before[1]
+def cut(order: KeyOrder, shares: Shares) -> Cuts:
+    """Cut the documents into sets. Raises AlmaError if a size that is asked for is more than there is."""
+    total = order.total()
+    valid, test = shares.held_out_bytes(total)
+    if valid + test >= total:
+        given = {"--valid-bytes": (shares.valid, valid), "--test-bytes": (shares.test, test)}
+        asked = {flag: f"{wanted:,}" for flag, (size, wanted) in given.items() if size is not None}
+        raise AlmaError(
+            f"{', '.join(asked)}: {' and '.join(asked.values())} bytes asked for, but there are only {total:,}; give "
+            "fewer, or more text"
+        )
+    cuts = Cuts(shares.num_megabatches, shares.by_argument)
+    first = 0
+    if shares.held_out:
+        last_valid = order.key_at(valid, including=True)
+        last_test = order.key_at(order.reached(last_valid) + test, including=True)
+        cuts, first = replace(cuts, held_out=[last_valid, last_test]), order.reached(last_test)
+    if not shares.by_argument:
+        size = (total - first) / shares.num_megabatches
+        ends = [order.key_at(first + size * number) for number in range(1, shares.num_megabatches)]
+        cuts = replace(cuts, megabatches=ends)
+    if shares.holdout is not None:
+        holdouts = [_holdout(order, shares.holdout, *each) for each in enumerate(cuts.spans)]
+        cuts = replace(cuts, holdouts=holdouts)
+    before, end, argument = cuts.spans[0]
+    begin = order.reached(cuts.holdouts[0] if cuts.holdouts else before, argument)
+    sample = max(
+        order.key_at(begin + 1, argument, including=True),
+        order.key_at(begin + shares.sample + 1, argument, including=False),
+    )
+    return replace(cuts, sample=min(sample, end))
 
 
-def _slice_end(order: KeyOrder, words: Words, number: int, span: Span, size: tuple[int, int]) -> int:
+def _holdout(order: KeyOrder, size: Size, number: int, span: tuple[int, int, Optional[int]]) -> int:
     """Return the last key of the first documents of a mega-batch, which are held out of it."""
-    start, _, argument = span
-    total, num_documents = size
-    wanted = words_of(words, total)
+    before, end, argument = span
+    begin = order.reached(before, argument)
+    total = order.reached(end, argument) - begin
+    wanted = bytes_of(size, total)
     assert wanted is not None
-    base = order.reached(start, argument)[0]
-    end = max(order.end(base + wanted, argument), order.end(base + 1, argument, including=True))
-    if 2 * wanted > total or _size(order, start, end, argument)[1] == num_documents:
+    last = order.key_at(begin + wanted, argument, including=True) if total else end
+    if 2 * wanted > total or order.reached(last, argument) - begin >= total:
         raise AlmaError(
-            f"--holdout-bytes {wanted}: mega-batch {number} has {total:,} bytes in {num_documents:,} documents, of "
-            "which at most half can be held out; give fewer, or more text"
+            f"--holdout-bytes {wanted}: mega-batch {number} has {total:,} bytes, of which at most half and not all "
+            "documents can be held out; give fewer, or more text"
         )
-    return end
-
-
-def _sample(order: KeyOrder, cuts: Cuts, max_words: int) -> tuple[int, int]:
-    """Return the words of mega-batch 0, and the last key of its first documents of ``max_words`` words at most."""
-    start, end, argument = cuts.spans[0]
-    start = cuts.slices[0] if cuts.slices else start
-    base = order.reached(start, argument)[0]
-    first, last = (
-        order.end(base + 1, argument, including=True),
-        order.end(base + max_words + 1, argument, including=False),
-    )
-    return order.reached(end, argument)[0] - base, min(max(first, last), end)
-
-
-def _refuse_no_words(shares: Shares, wanted: float, total: int) -> None:
-    if wanted < total:
-        return
-    given = {"--valid-bytes": shares.valid_bytes, "--test-bytes": shares.test_bytes}
-    asked = {flag: f"{count:,}" for flag, count in given.items() if count is not None}  # the rest is shared out
-    raise AlmaError(
-        f"{', '.join(asked)}: {' and '.join(asked.values())} bytes asked for, but there are only {total:,}; give "
-        "fewer, or more text"
-    )
-
-
-def _refuse_empty_sets(
-    order: KeyOrder, sizes: Sequence[tuple[int, int]], shares: Shares, groups: Sequence[str], before: Optional[Cuts]
-) -> None:
-    empty = next((number for number, (_, num_documents) in enumerate(sizes) if num_documents <= 0), None)
-    if empty is None:
-        return
-    held_out = {shares.num_megabatches: "the validation set", shares.num_megabatches + 1: "the test set"}
-    flag = f"--megabatches {shares.num_megabatches}"
-    if shares.by_argument:
-        flag = "--by" if groups else "--one-per-input"
-    name = held_out.get(empty, f"mega-batch {empty}" + (f" ({groups[empty]})" if empty < len(groups) else ""))
-    num_documents = order.num_documents
-    if before is not None:
-        raise AlmaError(
-            f"{flag}: {before.num_documents - num_documents:,} of {before.num_documents:,} documents share words in a "
-            f"row with the validation or the test set (--decontaminate-ngram) or are near-duplicates of others, which "
-            f"leaves {name} without a document; give other text, or --no-decontaminate"
-        )
-    advice = (
-        "leave out what repeats others, give more text, or smaller --valid-bytes and --test-bytes"
-        if shares.by_argument
-        else "give fewer mega-batches, more text, or choose --format lines if each line is a document"
-    )
-    raise AlmaError(
-        f"{flag}: {num_documents:,} documents ({order.num_words:,} bytes) leave {name} without a document; {advice}"
-    )
-
-
-def shares_of(work: Work) -> Shares:
-    """Return what a command deals into."""
-    options = work.options
-    return Shares(
-        options.num_megabatches or len(work.once(survey_of).groups),
-        options.is_given_apart,
-        work.there is None,
-        options.preset == "paper",
-        options.valid_bytes,
-        options.test_bytes,
-        work.holdout_bytes,
-    )
-
-
-class DealDocuments(SingleStep):
-    """Cut the order of all documents into sets."""
-
-    leaves = _DEALT
-
-    def make(self, work: Work, number: int) -> Generator[Progress, None, None]:
-        """See `Step`. Raises AlmaError if the documents do not suffice."""
-        order = work.once(key_order_of)
-        if not order.num_documents:
-            raise AlmaError(
-                f"INPUT: all {work.once(survey_of).num_documents:,} documents are in the stream already; give text "
-                "that it does not have, or --keep-duplicates"
-            )
-        cuts = cut(order, shares_of(work), work.once(survey_of).groups, work.options.training[1])
-        save_cuts(work, _DEALT, cuts)
-        yield 0, 0
-
-
-def save_cuts(work: Work, name: str, cuts: Cuts) -> None:
-    """Write a file for `load_cuts`."""
-    work.folder.write(name, json.dumps(asdict(cuts)).encode())
-
-
-def cuts_of(work: Work) -> Cuts:
-    """Return how `DealDocuments` has cut."""
-    return Cuts(**json.loads(work.folder.read(_DEALT)))
+    return last

@@ -1,25 +1,32 @@
-"""The inputs of a command: files, folders, pipes and standard input."""
+"""The inputs of a command: files, folders, folders of ``datasets``, pipes and standard input."""
 
+import json
 import os
+import re
 import shutil
 import stat
 import sys
 from pathlib import Path
 from queue import Empty, Queue
 from threading import Thread
-from typing import IO, Optional, Sequence
+from typing import IO, Any, Optional, Sequence
 
 from data_prep.compression import strip_compression_suffix
-from data_prep.text.pieces import BLOCK_SIZE, Group, Source
+from data_prep.text.documents import BLOCK_SIZE, Source
 from fairseq_alma.errors import AlmaError, naming
 from fairseq_alma.terminal import tell
 
 STANDARD_INPUT = "-"
-SPOOLED = "standard-input"  # name of the file that stands for it
 PIPE_PATIENCE_SECONDS = 10.0
-
 _FORMS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl", ".parquet": "parquet", ".arrow": "arrow"}
-_OF_DATASETS = ("dataset_info.json", "state.json", "dataset_dict.json")  # beside the data of datasets' save_to_disk
+_STATE, _SPLITS = "state.json", "dataset_dict.json"  # of a data set, and of several, as datasets' save_to_disk writes
+_META = (_STATE, _SPLITS, "dataset_info.json")
+_SPLIT_NAME = re.compile(r"(train|test|valid|validation|dev)(?=[-_.])")
+_ABOUT_DATA = re.compile(
+    r"(readme|license|licence|copying|notice|citation|changelog|dataset_infos?|dataset_card|checksums?|sha256sums?)"
+    r"([._-][a-z0-9_-]*)?(\.(md|txt|rst|json|cff|bib))?",
+    re.IGNORECASE,
+)
 
 
 def find_sources(
@@ -28,7 +35,8 @@ def find_sources(
     field: str,
     folder: Optional[Path],
     out: Optional[Path] = None,
-    group: Optional[Group] = None,
+    by: Optional[str] = None,
+    period: Optional[str] = None,
 ) -> list[Source]:
     """Return every file that the inputs mean: folders recursively, in the order of their names.
 
@@ -36,51 +44,52 @@ def find_sources(
 
     Args:
         inputs: files, folders, pipes (``<(zcat a.gz)``, ``/dev/stdin``), or ``-``.
-        form: how documents stand in all of them; None to go by each file's name and content.
-        field: where the text is in a record.
-        folder: where the copies go; None: there are none, as several machines read the input.
-        out: where the stream will be, or is: no part of a folder that it lies in.
-        group: what puts documents into groups, if anything.
+        form: form of the documents in all of them; None to decide by each file's name and content.
+        field: field or column that holds the text.
+        folder: where the copies go; None: a pipe is refused, as several machines read the input.
+        out: where the stream is or will be: left out of a folder that contains it.
+        by: see `Source`.
+        period: see `Source`.
 
     Raises:
-        AlmaError: an input does not exist or cannot be read, or a folder holds no file, or something that is none.
+        AlmaError: an input does not exist or cannot be read, or a folder holds no file or an unreadable one.
     """
-    # What cannot be read shows before a pipe is waited for.
     left_out = None if out is None else out.resolve()
+    for given in inputs:
+        path = Path(given).resolve()
+        if left_out in (path, *path.parents):
+            raise AlmaError(f"--out {out}: holds the input {given}; choose a folder outside the input")
     found = [None if given == STANDARD_INPUT else _files_of(Path(given), left_out) for given in inputs]
-    sources = []
+    sources = []  # what cannot be read was refused above, before a pipe is waited for
     for argument, (given, files) in enumerate(zip(inputs, found, strict=True)):
+        is_copy, label = files is None, "standard input" if given == STANDARD_INPUT else given
         if files is None:
             if folder is None:
-                raise AlmaError(f"{given}: a pipe cannot be read by several machines; write it to a file first")
-            copy = _spool(given, folder / (SPOOLED if given == STANDARD_INPUT else f"pipe-{argument}"))
-            label = "standard input" if given == STANDARD_INPUT else given
-            sources.append(Source(copy, label, argument, form or _form_of(copy), field, True, group))
-        else:
-            sources += [Source(path, str(path), argument, form or _form_of(path), field, group=group) for path in files]
+                raise AlmaError(f"{label}: a pipe cannot be read by several machines; write it to a file first")
+            files = [_copied(given, folder / f"input-{argument}")]
+        for path in files:
+            name = label if is_copy else str(path)
+            sources.append(Source(path, name, argument, form or _form_of(path), field, is_copy, by, period))
     return sources
 
 
-def _spool(given: str, path: Path) -> Path:
+def _copied(given: str, path: Path) -> Path:
     """Copy what comes through standard input or a pipe to a file and return it."""
-    if given != STANDARD_INPUT:
-        with _open_pipe(given) as pipe, naming(path), open(path, "wb") as file:
-            shutil.copyfileobj(pipe, file, BLOCK_SIZE)
-    elif sys.stdin is None:
+    if given == STANDARD_INPUT and sys.stdin is None:
         raise AlmaError("INPUT -: standard input is closed; give a file, or pipe the text into the command")
-    else:
-        with naming(path), open(path, "wb") as file:
-            shutil.copyfileobj(sys.stdin.buffer, file, BLOCK_SIZE)
+    pipe = sys.stdin.buffer if given == STANDARD_INPUT else _open_pipe(given)
+    with naming(path), open(path, "wb") as file:
+        shutil.copyfileobj(pipe, file, BLOCK_SIZE)
     return path
 
 
 def _open_pipe(given: str) -> IO[bytes]:
-    """Open a pipe, which takes until somebody opens it for writing. Raises AlmaError if nobody does."""
+    """Open a pipe, which waits until somebody opens it for writing. Raises AlmaError if nobody does."""
     opened: Queue = Queue()
 
     def wait() -> None:
         try:
-            opened.put(open(given, "rb"))  # noqa: SIM115  whoever gets it closes it
+            opened.put(open(given, "rb"))  # noqa: SIM115  closed with the process
         except OSError as error:
             opened.put(error)
 
@@ -117,37 +126,75 @@ def _files_of(given: Path, left_out: Optional[Path]) -> Optional[list[Path]]:
 
 
 def _files_in(folder: Path, left_out: Optional[Path]) -> list[Path]:
-    """Return the files in a folder and the folders in it, but one and hidden ones, in the order of their names."""
+    """Return the files in a folder and its subfolders in the order of their names, and print what is left out."""
 
     def refuse(error: OSError) -> None:
         raise _unreadable(Path(error.filename)) from error
 
-    files = []
+    files: list[Path] = []
+    skipped: list[str] = []
     for root, folders, names in os.walk(folder, onerror=refuse):
+        if _SPLITS in names:
+            _refuse_mixture(Path(root), [str(each) for each in _json(Path(root, _SPLITS)).get("splits") or ()])
         folders[:] = [name for name in folders if not name.startswith(".") and Path(root, name).resolve() != left_out]
         for name in folders:
             if os.path.islink(os.path.join(root, name)):
                 tell(f"note: {Path(root, name)}: a link to a folder, which is not followed", sys.stderr)
-        if any(name in _OF_DATASETS for name in names):
-            names = [name for name in names if name not in _OF_DATASETS]
-        files += [Path(root, name) for name in names if not name.startswith(".")]
+        if _STATE in names:
+            kept = _data_files(Path(root))
+        else:
+            visible = [name for name in names if not name.startswith(".") and name not in _META]
+            kept = [name for name in visible if not _ABOUT_DATA.fullmatch(name)] or visible  # README alone is meant
+            _refuse_mixture(Path(root), [match[0] for name in sorted(kept) if (match := _SPLIT_NAME.match(name))])
+        left = {name for name in names if not name.startswith(".")} - {*kept, *_META}
+        skipped += [str(Path(root, name)) for name in sorted(left)]
+        files += [Path(root, name) for name in kept]
     for path in files:
         if not path.is_file():
             raise AlmaError(f"{path}: no regular file, or a link to none; remove it, or name the files that hold text")
     if not files:
         raise AlmaError(f"{folder}: no file in this folder; give a folder that holds the text")
+    if skipped:
+        shown = ", ".join(skipped[:5]) + (", …" if len(skipped) > 5 else "")
+        tell(f"note: {folder}: {len(files):,} files taken, {len(skipped):,} left out ({shown})", sys.stderr)
     return sorted(files)
 
 
+def _refuse_mixture(folder: Path, splits: Sequence[str]) -> None:
+    """Raise AlmaError if a folder holds several splits of a data set."""
+    distinct = list(dict.fromkeys(splits))
+    if len(distinct) > 1:
+        raise AlmaError(
+            f"{folder}: holds the splits {', '.join(distinct)} of a data set, which are not mixed; name the folder or "
+            f"the files of those that you want ({folder / distinct[0]}…)"
+        )
+
+
+def _data_files(folder: Path) -> list[str]:
+    """Return the names of a data set's files, of which ``state.json`` has a list; others are caches of ``map``."""
+    listed = _json(folder / _STATE).get("_data_files")
+    names = [each.get("filename") for each in listed if isinstance(each, dict)] if isinstance(listed, list) else []
+    if not names or not all(isinstance(name, str) and Path(name).name == name for name in names):
+        raise AlmaError(f"{folder / _STATE}: names no data files; save the data set again (save_to_disk)")
+    return names
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8-sig"))
+    except (ValueError, RecursionError) as error:
+        raise AlmaError(f"{path}: not JSON ({error}); save the data set again (save_to_disk)") from error
+    return content if isinstance(content, dict) else {}
+
+
 def _form_of(path: Path) -> str:
-    known = _FORMS.get(Path(strip_compression_suffix(path.name)).suffix)
     try:
         with open(path, "rb") as file:
             if file.read(4) == b"PAR1":
                 return "parquet"
     except PermissionError as error:
         raise _unreadable(path) from error
-    return known or "text"
+    return _FORMS.get(Path(strip_compression_suffix(path.name)).suffix, "text")
 
 
 def _unreadable(path: Path) -> AlmaError:

@@ -20,7 +20,7 @@ from msgspec import Meta, Struct
 
 from data_prep.text.command import prepare
 from data_prep.text.options import FORMATS, parse_options
-from data_prep.text.pieces import Source, documents_of
+from data_prep.text.documents import Source, documents_of
 from data_prep.text.source import find_sources
 from fairseq_alma.cli.entry import Parser, command
 from fairseq_alma.data.stream import MANIFEST, Split, Stream, file_sha256, holdout_name

@@ -1,26 +1,76 @@
-"""N-grams of words that documents share: how training text is kept clear of the text that tests (decontamination).
+"""What documents share: equal texts, and n-grams of words, by which training text is kept clear of the text that tests.
 
-A word is what stands between white space and ASCII punctuation, in lower case, so that neither these nor capitals hide
-a copy. What has fewer words than an n-gram is compared whole. Source of the rule, with 13 words: Brown et al. 2020,
-appendix C.
+Texts are compared by their letters and digits of any script (Unicode NFKC, case folded), so that neither capitals,
+punctuation, kinds of white space and quotes, invisible characters nor decomposed accents hide a copy. What has fewer
+words than an n-gram is compared whole. Source of the rule, with 13 words: Brown et al. 2020, appendix C.
 """
 
+import functools
+import hashlib
+import unicodedata
 from dataclasses import dataclass
-from typing import Iterator, Optional, Sequence
+from itertools import pairwise
+from typing import Iterator, Sequence
 
 import numpy as np
 
 from fairseq_alma.data.stream import Stream
 from fairseq_alma.data.tokens import NUM_FAIRSEQ_SYMBOLS, StreamTokenizer, TokenFile
 
-HELD_OUT = ("valid", "test")
 DEFAULT_NGRAM = 13
-_LETTERS = bytes(byte if byte >= 128 or chr(byte).isalnum() else 0 for byte in range(256))
+_SEPARATOR, _LETTER, _IGNORED = range(3)
+_ASCII = bytes(byte if chr(byte).isalnum() and byte < 128 else 0 for byte in range(256))
+_ASSIGNED = 0x32400  # beyond this, Unicode has only tags and variation selectors
 _FACTOR = np.uint64(0xD6E8FEB86659FD93)  # odd, so that no word's bits are lost
 _WEIGHTS = np.multiply.accumulate(np.full(1 << 12, 0x9FB21C651E98DF25, np.uint64))  # by a letter's place in its word
-_BYTES_AT_ONCE = 1 << 22
-_DOCUMENTS_AT_ONCE = 4096
+_LETTERS_AT_ONCE = 1 << 21
+_DOCUMENTS_AT_ONCE = 256
 _MAX_TABLE_BITS = 27
+
+
+@functools.cache
+def _kinds() -> np.ndarray:
+    """Return for each code point whether it belongs to a word, separates words, or is invisible: uint8."""
+    kinds = np.zeros(0x110000, np.uint8)
+    categories = [unicodedata.category(chr(code)) for code in range(_ASSIGNED)]
+    kinds[:_ASSIGNED] = [
+        _LETTER if each[0] in "LNM" else _IGNORED if each == "Cf" else _SEPARATOR for each in categories
+    ]
+    kinds[[0x034F, *range(0x180B, 0x1810), *range(0xFE00, 0xFE10), *range(0xE0000, 0xE1000)]] = _IGNORED
+    return kinds
+
+
+def _folded(text: str) -> str:
+    return text.lower() if text.isascii() else unicodedata.normalize("NFKC", text).casefold()
+
+
+def letters_of(documents: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+    """Return code points of letters and digits, 0 between words and after each document, and where documents end."""
+    texts = [_folded(document) for document in documents]
+    ends = np.cumsum(np.fromiter((len(text) + 1 for text in texts), np.int64, len(texts)))
+    joined = "".join(f"{text}\0" for text in texts)
+    if joined.isascii():
+        return np.frombuffer(joined.encode().translate(_ASCII), np.uint8), ends
+    codes = np.frombuffer(joined.encode("utf-32-le", "surrogatepass"), "<u4")
+    kinds = _kinds()[codes]
+    codes = np.where(kinds == _LETTER, codes, np.uint32(0))
+    ignored = np.flatnonzero(kinds == _IGNORED)
+    return np.delete(codes, ignored), ends - np.searchsorted(ignored, ends)
+
+
+def document_hashes(documents: Sequence[str]) -> np.ndarray:
+    """Return 64 bits of each document by which equal texts are found, uint64; text without letters counts as it is."""
+    if not documents:
+        return np.empty(0, np.uint64)
+    codes, ends = letters_of(documents)
+    places = np.flatnonzero(codes)
+    letters = memoryview(codes[places].astype("<u4").tobytes())
+    bounds = pairwise([0, *(np.searchsorted(places, ends) * 4).tolist()])
+    digests = [
+        hashlib.blake2b(letters[start:end] if end > start else document.encode(), digest_size=8).digest()
+        for document, (start, end) in zip(documents, bounds, strict=True)
+    ]
+    return np.frombuffer(b"".join(digests), "<u8")
 
 
 @dataclass(frozen=True)
@@ -29,7 +79,7 @@ class Ngrams:
 
     Attributes:
         hashes: ``(n-grams,)``, uint64.
-        documents: ``(n-grams,)``: number of the document that each stands in, ascending.
+        documents: ``(n-grams,)``: number of the document of each, ascending.
         starts: ``(n-grams,)``: number of its first word in the document.
     """
 
@@ -50,13 +100,12 @@ class NgramHasher:
 
     def __call__(self, documents: Sequence[str]) -> Ngrams:
         """Return the n-grams of documents; a document without a word has none."""
-        texts = [_plain(document) for document in documents]
-        codes, word_starts = _code_words(b"\0".join(texts))
-        sizes = np.fromiter((len(text) + 1 for text in texts), np.int64, len(texts))
-        lengths = np.diff(np.searchsorted(word_starts, np.cumsum(sizes)), prepend=0)
+        letters, ends = letters_of(documents)
+        codes, word_starts = _code_words(letters)
+        lengths = np.diff(np.searchsorted(word_starts, ends), prepend=0)
         # A shorter document is filled up with the code 0.
         padded = np.where((lengths > 0) & (lengths < self.size), self.size, lengths)
-        owners = np.repeat(np.arange(len(texts)), padded)
+        owners = np.repeat(np.arange(len(documents)), padded)
         starts = np.arange(len(owners)) - (np.cumsum(padded) - padded)[owners]
         filled = np.zeros(len(owners), np.uint64)
         filled[starts < lengths[owners]] = codes
@@ -67,37 +116,33 @@ class NgramHasher:
         within = np.flatnonzero(starts[: len(hashes)] <= (padded - self.size)[owners[: len(hashes)]])
         return Ngrams(scrambled(hashes[within]), owners[within], starts[within])
 
-    def spell(self, document: str, start: int) -> str:
+    def words(self, document: str, start: int) -> str:
         """Return the words of the n-gram that begins at a word of a document."""
-        words = _plain(document).replace(b"\0", b" ").split()
-        return b" ".join(words[start : start + self.size]).decode()
+        codes, _ = letters_of([document])
+        text = "".join(map(chr, codes.tolist())).replace("\0", " ")
+        return " ".join(text.split()[start : start + self.size])
 
 
-def _plain(document: str) -> bytes:
-    """Return a text in lower case with zeros in the place of ASCII white space and punctuation."""
-    return document.lower().encode().translate(_LETTERS)
-
-
-def _code_words(text: bytes) -> tuple[np.ndarray, np.ndarray]:
-    """Return a number for each word of what `_plain` returns, equal for equal words, and where each begins."""
+def _code_words(letters: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return a number for each word of what `letters_of` returns, equal for equal words, and where each begins."""
     codes, starts, start = [np.empty(0, np.uint64)], [np.empty(0, np.int64)], 0
-    while start < len(text):
-        end = text.find(b"\0", start + _BYTES_AT_ONCE)  # between two words
-        end = len(text) if end < 0 else end
-        piece = np.frombuffer(text, np.uint8, end - start, start)
-        letters = np.flatnonzero(piece)
-        first = np.flatnonzero(np.diff(letters, prepend=-2) > 1)  # of each word, among the letters
+    while start < len(letters):
+        gaps = np.flatnonzero(letters[start + _LETTERS_AT_ONCE :][:_LETTERS_AT_ONCE] == 0)
+        end = start + _LETTERS_AT_ONCE + int(gaps[0]) if len(gaps) else len(letters)  # between two words
+        piece = letters[start:end]
+        places = np.flatnonzero(piece)
+        first = np.flatnonzero(np.diff(places, prepend=-2) > 1)  # of each word, among the letters
         if len(first):
-            places = np.arange(len(letters)) - np.repeat(first, np.diff(first, append=len(letters)))
-            weighed = _WEIGHTS[places & (len(_WEIGHTS) - 1)] * piece[letters]
+            in_word = np.arange(len(places)) - np.repeat(first, np.diff(first, append=len(places)))
+            weighed = _WEIGHTS[in_word & (len(_WEIGHTS) - 1)] * piece[places]
             codes.append(scrambled(np.add.reduceat(weighed, first)))
-            starts.append(letters[first] + start)
+            starts.append(places[first] + start)
         start = end
     return np.concatenate(codes), np.concatenate(starts)
 
 
 class NgramSet:
-    """Tell which n-grams are among some.
+    """Find which n-grams are among some.
 
     Args:
         hashes: uint64, ascending and distinct, as `distinct` returns them.
@@ -111,14 +156,13 @@ class NgramSet:
         self._table = np.zeros(1 << bits, bool)
         self._table[hashes >> self._shift] = True
 
-    def find(self, hashes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return which of ``hashes`` are in the set, ascending, and where each of these stands in it."""
+    def find(self, hashes: np.ndarray) -> np.ndarray:
+        """Return which of ``hashes`` are in the set: their places, ascending."""
         candidates = np.flatnonzero(self._table[hashes >> self._shift])
         if not len(candidates):
-            return candidates, candidates
+            return candidates
         places = np.searchsorted(self._hashes, hashes[candidates]).clip(max=len(self._hashes) - 1)
-        equal = self._hashes[places] == hashes[candidates]
-        return candidates[equal], places[equal]
+        return candidates[self._hashes[places] == hashes[candidates]]
 
 
 def distinct(hashes: Sequence[np.ndarray]) -> np.ndarray:
@@ -127,63 +171,21 @@ def distinct(hashes: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def held_out_ngrams(stream: Stream, size: int) -> np.ndarray:
-    """Return the n-grams of a stream's validation and test text, see `NgramSet`."""
+    """Return the n-grams of a stream's validation, test and held-out text, see `NgramSet`."""
     hasher = NgramHasher(size)
-    return distinct([hasher(documents).hashes for name in HELD_OUT for documents in read_split(stream, name)])
+    names = [split.name for split in stream.splits if not split.name.endswith("/train")]
+    return distinct([hasher(documents).hashes for name in names for documents in read_split(stream, name)])
 
 
 def read_split(stream: Stream, name: str) -> Iterator[list[str]]:
-    """Yield the documents of a split, some thousands at a time, as its tokens spell them."""
-    tokenizer = StreamTokenizer.open(stream.root)
-    yield from _read_file(TokenFile(stream.prefix(stream.split(name))), tokenizer)
-
-
-def _read_file(file: TokenFile, tokenizer: StreamTokenizer) -> Iterator[list[str]]:
+    """Yield the documents of a split, some hundreds at a time, decoded from its tokens."""
+    tokenizer, file = StreamTokenizer.open(stream.root), TokenFile(stream.prefix(stream.split(name)))
     ends = np.cumsum(file.sizes, dtype=np.int64)
     for first in range(0, len(file), _DOCUMENTS_AT_ONCE):
-        last = min(first + _DOCUMENTS_AT_ONCE, len(file))
-        begins = ends[first:last] - file.sizes[first:last]
-        # without the eos that each ends with
-        tokens = [file.ids[begin : end - 1] for begin, end in zip(begins, ends[first:last], strict=True)]
+        some = slice(first, first + _DOCUMENTS_AT_ONCE)
+        spans = zip((ends[some] - file.sizes[some]).tolist(), ends[some].tolist(), strict=True)
+        tokens = [file.ids[begin : end - 1] for begin, end in spans]  # without the eos that each ends with
         yield tokenizer.decode_batch([(each.astype(np.int64) - NUM_FAIRSEQ_SYMBOLS).tolist() for each in tokens])
-
-
-@dataclass(frozen=True)
-class Overlap:
-    """How much of a stream's test text stands in one of its mega-batches.
-
-    Attributes:
-        num_equal: test documents that stand there word by word.
-        num_documents: test documents that share an n-gram with it.
-        share: of the distinct n-grams of the test text, those that stand there, 0 to 1.
-    """
-
-    num_equal: int
-    num_documents: int
-    share: float
-
-
-def measure_overlap(stream: Stream, size: int, names: Optional[Sequence[str]] = None) -> Iterator[tuple[str, Overlap]]:
-    """Yield for each mega-batch how much of the test text it holds.
-
-    Args:
-        stream: of text.
-        size: words of an n-gram.
-        names: the splits to look at; None for all mega-batches.
-    """
-    hasher = NgramHasher(size)
-    texts = [document for documents in read_split(stream, "test") for document in documents]
-    ngrams = hasher(texts)
-    known = distinct([ngrams.hashes])
-    ngram_set, equal = NgramSet(known), dict.fromkeys(texts, 0)
-    for name in names or [split.name for split in stream.splits[: stream.num_megabatches]]:
-        found, met = np.zeros(len(known), bool), set()
-        for documents in read_split(stream, name):
-            found[ngram_set.find(hasher(documents).hashes)[1]] = True
-            met |= equal.keys() & {*documents}
-        hit = found[np.searchsorted(known, ngrams.hashes)]
-        shared = len(np.unique(ngrams.documents[hit]))
-        yield name, Overlap(sum(text in met for text in texts), shared, float(found.mean()) if len(found) else 0.0)
 
 
 def scrambled(numbers: np.ndarray) -> np.ndarray:

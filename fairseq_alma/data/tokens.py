@@ -15,12 +15,12 @@ import struct
 from array import array
 from functools import cached_property
 from pathlib import Path
-from typing import IO, Iterable, Optional, Protocol, Sequence, Union
+from typing import Iterable, Iterator, Optional, Protocol, Sequence, Union
 
 import msgspec
 import numpy as np
 
-from fairseq_alma.errors import AlmaError
+from fairseq_alma.errors import AlmaError, naming
 
 FAIRSEQ_SYMBOLS = ("<s>", "<pad>", "</s>", "<unk>")
 TOKENIZER_FOLDER = "tokenizer"
@@ -261,58 +261,65 @@ def id_dtype(vocab_size: int) -> np.dtype:
 
 
 class TokenFileWriter:
-    """Write one token file, part by part; the index once all sequences are known, four bytes of each.
+    """Write one token file, part by part; its files are open only while they are written.
 
     Args:
-        tokens: the ``.bin`` file, empty.
-        index: the ``.idx`` file, empty.
+        prefix: path of the files without ``.bin`` and ``.idx``, which are not there yet.
         dtype: type of an id, ``uint16`` or ``uint32``.
     """
 
-    def __init__(self, tokens: IO[bytes], index: IO[bytes], dtype: np.dtype) -> None:
-        self._tokens, self._index = _Digested(tokens), _Digested(index)
-        self._dtype = dtype
+    def __init__(self, prefix: Path, dtype: np.dtype) -> None:
+        self.dtype = dtype
+        self._prefix = prefix
+        self._waiting: list[bytes] = []
+        self._digest, self._size = hashlib.sha256(), 0
         self._sizes = array("i")
 
-    def write(self, ids: np.ndarray, sizes: np.ndarray) -> None:
-        """Write sequences.
+    def write(self, ids: bytes, sizes: np.ndarray) -> None:
+        """Add sequences, which stay in memory until `flush`.
 
         Args:
-            ids: the ids of all of them one after the other.
-            sizes: ``(num_sequences,)``, int32: ids per sequence.
+            ids: the ids of all of them one after the other, in the bytes of ``dtype``.
+            sizes: ``(num_sequences,)``: ids per sequence.
         """
-        self._tokens.write(ids.tobytes())
+        self._waiting.append(ids)
         self._sizes.frombytes(sizes.astype("=i4").tobytes())
+
+    def flush(self) -> int:
+        """Write what is in memory; return the bytes that are left there: 0."""
+        path = Path(f"{self._prefix}.bin")
+        if self._waiting or not self._size:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with naming(path), open(path, "ab") as file:
+                for content in self._waiting:
+                    file.write(content)
+                    self._digest.update(content)
+                    self._size += len(content)
+        self._waiting = []
+        return 0
 
     def close(self) -> list[tuple[int, str]]:
         """Write the index; return size and sha256 of both files."""
-        code = next(code for code, dtype in _DTYPE_CODES.items() if dtype == self._dtype)
-        self._index.write(_HEADER.pack(_MAGIC, _VERSION, code, len(self._sizes)))
+        self.flush()
+        code = next(code for code, dtype in _DTYPE_CODES.items() if dtype == self.dtype)
         sizes = np.frombuffer(self._sizes, "=i4") if self._sizes else np.empty(0, np.int32)
-        self._index.write(sizes.astype("<i4").tobytes())
+        digest, path = hashlib.sha256(), Path(f"{self._prefix}.idx")
+        with naming(path), open(path, "wb") as file:
+            for content in self._index(code, sizes):
+                file.write(content)
+                digest.update(content)
+            size = file.tell()
+        return [(self._size, self._digest.hexdigest()), (size, digest.hexdigest())]
+
+    def _index(self, code: int, sizes: np.ndarray) -> Iterator[bytes]:
+        yield _HEADER.pack(_MAGIC, _VERSION, code, len(sizes))
+        yield sizes.astype("<i4").tobytes()
         end = 0
         for first in range(0, len(sizes), _SIZES_AT_ONCE):
-            part = sizes[first : first + _SIZES_AT_ONCE]
-            ends = end + np.cumsum(part, dtype=np.int64) * self._dtype.itemsize
-            self._index.write((ends - part.astype(np.int64) * self._dtype.itemsize).astype("<i8").tobytes())
+            widths = sizes[first : first + _SIZES_AT_ONCE].astype(np.int64) * self.dtype.itemsize
+            ends = end + np.cumsum(widths)
+            yield (ends - widths).astype("<i8").tobytes()
             end = int(ends[-1])
-        return [(file.size, file.sha256) for file in (self._tokens, self._index)]
-
-
-class _Digested:
-    """A file that is written, with the size and the sha256 of what was."""
-
-    def __init__(self, file: IO[bytes]) -> None:
-        self._file, self._digest, self.size = file, hashlib.sha256(), 0
-
-    def write(self, content: bytes) -> None:
-        self._file.write(content)
-        self._digest.update(content)
-        self.size += len(content)
-
-    @property
-    def sha256(self) -> str:
-        return self._digest.hexdigest()
 
 
 class TokenFile:

@@ -6,7 +6,7 @@ Token files: the bytes that fairseq's own reader and writer agree with.
 import numpy as np
 import pytest
 
-from data_prep.text.training import train_tokenizer
+from data_prep.text.tokenizer import train_tokenizer
 from fairseq_alma.data.stream import StreamFile
 from fairseq_alma.data.tokens import (
     FILE_NAMES,
@@ -112,12 +112,12 @@ SEQUENCES = [[4, 5, 2], [2], [65000, 7, 8, 9, 2]]
 
 def write(prefix, sequences=SEQUENCES, dtype="uint16"):
     """Write the sequences in two parts; return size and sha256 of both files."""
-    with open(f"{prefix}.bin", "wb") as tokens, open(f"{prefix}.idx", "wb") as index:
-        writer = TokenFileWriter(tokens, index, np.dtype(dtype))
-        for part in (sequences[:2], sequences[2:]):
-            ids = np.array([id_ for sequence in part for id_ in sequence], dtype=dtype)
-            writer.write(ids, np.array([len(sequence) for sequence in part]))
-        return writer.close()
+    writer = TokenFileWriter(prefix, np.dtype(dtype))
+    for part in (sequences[:2], sequences[2:]):
+        ids = np.array([id_ for sequence in part for id_ in sequence], dtype=dtype)
+        writer.write(ids.tobytes(), np.array([len(sequence) for sequence in part]))
+        writer.flush()
+    return writer.close()
 
 
 @pytest.mark.parametrize("dtype", ["uint16", "uint32"])

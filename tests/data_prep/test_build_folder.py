@@ -138,7 +138,7 @@ def test_appending_does_not_write_through_a_link(text_stream: Path, tmp_path: Pa
 def test_a_signal_leaves_nothing_behind(number: signal.Signals, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "data_prep.text.command", "-", "--out", str(tmp_path / "S"), "--megabatches", "1"]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    assert wait_until(lambda: (tmp_path / ".S.building/content/standard-input").exists())
+    assert wait_until(lambda: [*tmp_path.glob(".S.building/content/*/input-0")])
     process.send_signal(number)
     _, complaints = process.communicate(timeout=600)
     assert process.returncode == 128 + number

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 from data_prep.text.command import main
-from data_prep.text.passes import Folder
 from fairseq_alma.data.stream import Stream, file_sha256
 from fairseq_alma.data.tokens import StreamTokenizer, TokenFile
 from fairseq_alma.errors import AlmaError
@@ -208,27 +207,6 @@ def test_append_again_does_nothing_and_the_first_command_neither(stream, text, t
     assert Stream.open(tmp_path / "stream").num_megabatches == 5
 
 
-def test_words_that_are_held_out_of_each_mega_batch_are_in_no_other_set(stream, text, tmp_path):
-    plain, stream = stream, create(text, tmp_path / "held-out", "--holdout-bytes", 3600)
-    stream.verify([split.name for split in stream.splits])
-    names = [split.name for split in stream.splits]
-    assert names == [f"megabatch-00{t}/{part}" for part in ("train", "holdout") for t in range(3)] + ["valid", "test"]
-    for t in range(3):
-        both = texts_of(stream, f"megabatch-00{t}/train") + texts_of(stream, f"megabatch-00{t}/holdout")
-        assert sorted(both) == sorted(texts_of(plain, f"megabatch-00{t}/train"))
-        assert 3300 < stream.holdout(t).num_bytes < 3900
-    assert stream.num_megabatches == 3 and plain.fingerprint != stream.fingerprint
-
-
-def test_append_holds_as_much_out_and_the_beginning_stays_the_same_stream(text, tmp_path):
-    stream = create(text, tmp_path / "stream", "--holdout-bytes", 3600)
-    (tmp_path / "later.txt").write_text("\n\n".join(make_documents(100, seed=9)))
-    assert run(tmp_path / "later.txt", "--out", stream.root, "--append", "--megabatches", 1) == 0
-    longer = Stream.open(stream.root)
-    assert longer.fingerprint_of_first(3) == stream.fingerprint != longer.fingerprint
-    assert longer.num_megabatches == 4 and 3300 < longer.holdout(3).num_bytes < 3900
-
-
 def write_dated(path: Path, months: dict[str, int], seed: int = 0) -> Path:
     """Write JSON lines with a date, some documents of each month, in no order."""
     records = [
@@ -281,63 +259,106 @@ def test_plain_text_has_no_months_and_too_many_are_too_many(text, tmp_path, monk
     with pytest.raises(AlmaError, match=r"--by date: .*text\.txt is plain text, which has no fields"):
         run(text, "--by", "date", "--out", tmp_path / "stream")
     given = write_dated(tmp_path / "posts.jsonl", MONTHS)
-    monkeypatch.setattr("data_prep.text.buckets.MAX_MEGABATCHES", 2)
-    with pytest.raises(AlmaError, match=r"--by: 3 values found .* at most 2 mega-batches"):
+    monkeypatch.setattr("data_prep.text.steps.MAX_MEGABATCHES", 2)
+    with pytest.raises(AlmaError, match=r"--by: 3 values found, at most 2 mega-batches"):
         run(given, "--by", "date", "--period", "month", "--out", tmp_path / "stream")
-    monkeypatch.setattr("data_prep.text.buckets.MAX_DOCUMENTS", 100)
+    monkeypatch.setattr("data_prep.text.steps.MAX_DOCUMENTS", 100)
     with pytest.raises(AlmaError, match="INPUT: more than 100 documents"):
         run(text, "--megabatches", 2, "--out", tmp_path / "stream")
 
 
+@pytest.fixture
+def small_pieces(monkeypatch):
+    """Cut small files into pieces too, so that several processes have something to do."""
+    monkeypatch.setattr("data_prep.text.documents.PIECE_SIZE", 30_000)
+
+
 def near_copies(documents: list[str]) -> list[str]:
-    """The same words with other white space, capitals and punctuation, so that no document is a duplicate."""
-    return [document.upper().replace(" ", ",  ") + " ." for document in documents]
-
-
-def held_out_texts(stream: Stream) -> list[str]:
-    return texts_of(stream, "valid") + texts_of(stream, "test")
+    """The same words with others after them, and with other white space, capitals and punctuation."""
+    return [f"{document.upper().replace(' ', ',  ')} copied {number}." for number, document in enumerate(documents)]
 
 
 @pytest.fixture
 def copied(tmp_path):
-    """A file of 400 documents, each of them twice: as it is, and as a near-copy."""
-    documents = make_documents(400)
+    """A file of 400 documents of 30 words, with a near-copy of each."""
+    documents = [" ".join(random.Random(number).choices(WORDS, k=30)) for number in range(400)]
     path = tmp_path / "copied.txt"
     path.write_text("\n\n".join(documents + near_copies(documents)))
     return path
 
 
-def test_near_copies_of_what_is_held_out_are_left_out_counted_and_named(copied, tmp_path, capsys):
-    stream = create(copied, tmp_path / "stream")
-    held_out = {text.lower().replace(",  ", " ").removesuffix(" .") for text in held_out_texts(stream)}
+def test_near_copies_of_what_is_held_out_are_left_out_counted_and_listed(copied, tmp_path, capsys):
+    stream = create(copied, tmp_path / "stream", "--holdout-bytes", 2000)
+    names = [split.name for split in stream.splits if not split.name.endswith("/train")]
+    held_out = {
+        text.lower().replace(",", "").split(" copied")[0].replace("  ", " ")
+        for name in names
+        for text in texts_of(stream, name)
+    }
     trained = [text for number in range(3) for text in texts_of(stream, f"megabatch-{number:03d}/train")]
-    assert not held_out & {text.lower().replace(",  ", " ").removesuffix(" .") for text in trained}
+    assert not held_out & {text.lower().replace(",", "").split(" copied")[0].replace("  ", " ") for text in trained}
     record = stream.history[0]
-    # A near-copy of one that is held out is held out itself, or left out.
-    assert len(trained) + record["num_contaminated"] + len(held_out_texts(stream)) == 800
-    assert 0 < record["num_contaminated"] == len(record["contaminated"]) <= 400
-    said = capsys.readouterr().out
-    assert f"{record['num_contaminated']} documents" in said
-    named = record["contaminated"][0]
-    assert len(named["ngram"].split()) <= 13
-    assert sum(one["bytes"] for one in record["contaminated"]) == record["contaminated_bytes"]
-    for split in stream.splits:
-        texts = texts_of(stream, split.name)
-        assert (split.num_documents, split.num_words) == (len(texts), sum(len(text.split()) for text in texts))
+    assert sum(split.num_documents for split in stream.splits) + record["num_contaminated"] == 800
+    assert 0 < record["num_contaminated"] == len(record["contaminated"]) <= len(held_out)
+    assert sum(each["bytes"] for each in record["contaminated"]) == record["contaminated_bytes"]
+    assert len(record["contaminated"][0]["ngram"].split()) == 13
+    assert f"{record['num_contaminated']} documents" in capsys.readouterr().out
     assert stream.decontaminated == 13
 
 
-@pytest.mark.parametrize("more", [[], ["--holdout-bytes", 1800]])
-def test_what_is_left_is_equal_and_what_is_held_out_is_what_it_would_be(copied, tmp_path, more):
-    plain = create(copied, tmp_path / "plain", "--no-decontaminate", *more)
-    stream = create(copied, tmp_path / "stream", *more)
-    assert stream.history[0]["contaminated_bytes"] > 2000
-    longest = max(len(one.encode()) for one in make_documents(400))
-    sizes = [
-        split.num_bytes + (stream.holdout(t).num_bytes if more else 0) for t, split in enumerate(stream.splits[:3])
-    ]
-    assert max(sizes) - min(sizes) <= longest
-    assert held_out_texts(stream) == held_out_texts(plain)
+def test_what_is_left_out_depends_neither_on_pieces_nor_on_the_number_of_workers(copied, tmp_path, request):
+    more = ["--holdout-bytes", "3%"]
+    one = create(copied, tmp_path / "one", *more)
+    request.getfixturevalue("small_pieces")
+    command = [str(copied), "--out", str(tmp_path / "two"), "--megabatches", "3", "--vocab-size", "300", *more]
+    assert main([*command, "--workers", "2"]) == 0
+    assert files_of(tmp_path / "one") == files_of(tmp_path / "two")
+    assert Stream.open(tmp_path / "two").history == one.history
+
+
+def test_append_keeps_out_what_is_held_out_of_any_arrival_and_holds_out_as_much(text, tmp_path):
+    stream = create(text, tmp_path / "stream", "--holdout-bytes", 3600)
+    assert all(3600 <= stream.holdout(t).num_bytes < 4400 for t in range(3))
+    held_out = [text for name in ("test", "megabatch-001/holdout") for text in texts_of(stream, name)]
+    copies = near_copies([text for text in held_out if len(text.split()) > 20])
+    later = make_documents(100, seed=9)
+    (tmp_path / "later.txt").write_text("\n\n".join(copies + later))
+    assert run(tmp_path / "later.txt", "--out", stream.root, "--append", "--megabatches", 1) == 0
+    longer = Stream.open(stream.root)
+    assert longer.fingerprint_of_first(3) == stream.fingerprint != longer.fingerprint
+    assert longer.num_megabatches == 4 and 3600 <= longer.holdout(3).num_bytes < 4400
+    assert not {*copies} & {*texts_of(longer, "megabatch-003/train")}
+    of_month = texts_of(longer, "megabatch-003/holdout")
+    (tmp_path / "again.txt").write_text("\n\n".join(near_copies(of_month) + make_documents(50, seed=11)))
+    assert run(tmp_path / "again.txt", "--out", stream.root, "--append", "--megabatches", 1) == 0
+    trained = {text.split(" COPIED")[0] for text in texts_of(Stream.open(stream.root), "megabatch-004/train")}
+    assert not trained & {text.upper().replace(" ", ",  ") for text in of_month if len(text.split()) > 12}
+
+
+def test_a_mega_batch_of_which_nothing_is_left_is_refused(stream, tmp_path):
+    copies = near_copies([text for text in held_out_texts(stream) if len(text.split()) > 20][:5])
+    (tmp_path / "later.txt").write_text("\n\n".join(copies))
+    message = r"^--megabatches 1: 5 of 5 documents share .* leave mega-batch 0 without .* --no-decontaminate"
+    with pytest.raises(AlmaError, match=message):
+        run(tmp_path / "later.txt", "--out", stream.root, "--append", "--megabatches", 1)
+    assert Stream.open(stream.root).num_megabatches == 3
+    assert run(tmp_path / "later.txt", "--out", stream.root, "--append", "--megabatches", 1, "--no-decontaminate") == 0
+
+
+@pytest.mark.parametrize("way", [lambda text: text.replace(" ", "\u00a0"), str.upper, lambda text: "\u200b".join(text)])
+def test_a_copy_that_is_written_in_another_way_is_a_duplicate(text, tmp_path, way):
+    text.write_text(text.read_text() + "\n\n" + "\n\n".join(map(way, make_documents(400)[:50])))
+    assert create(text, tmp_path / "stream").history[0]["num_duplicates"] == 70
+
+
+def test_keep_duplicates_keeps_them(text, tmp_path):
+    stream = create(text, tmp_path / "stream", "--keep-duplicates", "--no-decontaminate")
+    assert stream.history[0]["num_duplicates"] == 0
+    assert sum(split.num_documents for split in stream.splits) == 420
+
+
+def held_out_texts(stream: Stream) -> list[str]:
+    return texts_of(stream, "valid") + texts_of(stream, "test")
 
 
 def test_nothing_is_left_out_if_that_is_asked_for_and_the_stream_says_so(copied, tmp_path):
@@ -347,59 +368,6 @@ def test_nothing_is_left_out_if_that_is_asked_for_and_the_stream_says_so(copied,
     assert "num_contaminated" not in stream.history[0]
 
 
-@pytest.fixture
-def small_pieces(monkeypatch):
-    """Cut what is small into pieces too, so that several processes have something to do."""
-    for module in ("pieces", "command"):
-        monkeypatch.setattr(f"data_prep.text.{module}.SMALLEST_PIECE", 60_000)
-
-
-def test_what_is_left_out_depends_on_no_number_of_workers(copied, tmp_path, request):
-    one = create(copied, tmp_path / "one")
-    request.getfixturevalue("small_pieces")
-    command = [str(copied), "--out", str(tmp_path / "two"), "--megabatches", "3", "--vocab-size", "300"]
-    assert main([*command, "--workers", "2"]) == 0
-    assert files_of(tmp_path / "one") == files_of(tmp_path / "two")
-    assert Stream.open(tmp_path / "two").history == one.history
-
-
-@pytest.mark.parametrize("more", [[], ["--keep-duplicates", "--holdout-bytes", "3%"]])
-def test_buckets_and_pieces_decide_nothing_also_about_what_is_appended(
-    text, copied, tmp_path, request, monkeypatch, more
-):
-    for out in ("one", "many"):
-        stream = create(text, tmp_path / out, *more)
-        assert run(copied, "--out", stream.root, "--append", "--megabatches", 2, *more[:1]) == 0
-        request.getfixturevalue("small_pieces")
-        monkeypatch.setattr("data_prep.text.buckets._BUCKET_DOCUMENTS", 30)
-        monkeypatch.setattr("data_prep.text.buckets._PIECES_AT_ONCE", 2)
-    assert files_of(tmp_path / "one") == files_of(tmp_path / "many")
-    assert Stream.open(tmp_path / "one").history == Stream.open(tmp_path / "many").history
-    assert bool(more) is not bool(stream.history[0]["num_duplicates"])
-
-
-def test_no_piece_looks_into_every_bucket(copied, tmp_path, monkeypatch, small_pieces):
-    monkeypatch.setattr("data_prep.text.buckets._BUCKET_DOCUMENTS", 30)
-    read, found = Folder.read, []
-    monkeypatch.setattr(
-        Folder, "read", lambda folder, name, *more: (found.append((folder.address, name)), read(folder, name, *more))[1]
-    )
-    create(copied, tmp_path / "stream", "--workers", 1)
-    buckets = [address for address, name in found if "/bucket-" in address and name == "dropped.bin"]
-    assert len({*buckets}) > 10 and len({address for address, name in found if name == "keyed.bin"}) > 2
-    assert max(map(buckets.count, buckets)) <= 2  # where the slices are, and the slices
-
-
-def test_append_leaves_out_near_copies_of_what_the_stream_holds_out(stream, text, tmp_path):
-    later = near_copies(held_out_texts(stream)) + make_documents(50, seed=7)
-    (tmp_path / "later.txt").write_text("\n\n".join(later))
-    for out, flag, expected in (("stream", [], 50), ("kept", ["--no-decontaminate"], len(later))):
-        if out == "kept":
-            stream = create(text, tmp_path / out)
-        assert run(tmp_path / "later.txt", "--out", stream.root, "--append", "--megabatches", 1, *flag) == 0
-        assert Stream.open(stream.root).megabatch(3).num_documents == expected
-
-
 def test_a_given_tokenizer_changes_nothing_about_what_is_left_out(copied, tmp_path):
     trained = create(copied, tmp_path / "one")
     command = [copied, "--out", tmp_path / "two", "--megabatches", 3, "--tokenizer", trained.root / "tokenizer"]
@@ -407,14 +375,6 @@ def test_a_given_tokenizer_changes_nothing_about_what_is_left_out(copied, tmp_pa
     for suffix in (".bin", ".idx"):
         name = f"megabatch-001/train{suffix}"
         assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()
-
-
-def test_a_megabatch_of_which_nothing_is_left_is_refused(stream, tmp_path):
-    (tmp_path / "later.txt").write_text("\n\n".join(near_copies(held_out_texts(stream)[:20])))
-    message = r"^--megabatches 1: 20 of 20 documents share .* leaves mega-batch 0 without .* --no-decontaminate"
-    with pytest.raises(AlmaError, match=message):
-        run(tmp_path / "later.txt", "--out", stream.root, "--append", "--megabatches", 1)
-    assert Stream.open(stream.root).num_megabatches == 3
 
 
 def test_append_needs_a_stream(text, tmp_path):
@@ -512,77 +472,13 @@ def test_killed_run_does_not_hinder_the_next_one(text, tmp_path):
     command = [sys.executable, "-m", "data_prep.text.command", "-", "--out", str(tmp_path / "stream")]
     command += ["--megabatches", "3", "--vocab-size", "300"]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL)
-    spooled = tmp_path / ".stream.building/content/standard-input"
-    assert wait_until(spooled.exists)
+    assert wait_until(lambda: [*tmp_path.glob(".stream.building/content/*/input-0")])
     with pytest.raises(AlmaError, match="another alma-prep-text is at work on it"):
         create(text, tmp_path / "stream")
     process.send_signal(signal.SIGKILL)
     process.wait()
-    assert spooled.exists()
     create(text, tmp_path / "stream").verify(["valid", "test"])
     assert sorted(os.listdir(tmp_path)) == ["stream", "text.txt"]
-
-
-def run_until(operation: str, count: int, command: list[str]) -> bool:
-    """Run a command in a process that is killed at one of its operations on files; return whether it was."""
-    process = os.fork()
-    if process == 0:
-        real, left = getattr(os, operation), iter(range(count))
-
-        def killing(*arguments, **options):
-            if next(left, None) is None:
-                os.kill(os.getpid(), signal.SIGKILL)
-            return real(*arguments, **options)
-
-        setattr(os, operation, killing)
-        os._exit(main(command))
-    return os.waitpid(process, 0)[1] == signal.SIGKILL
-
-
-@pytest.mark.parametrize("more", [[], ["--append"]])
-def test_a_command_that_is_killed_again_and_again_does_nothing_twice_and_ends_with_the_same(
-    copied, tmp_path, small_pieces, more
-):
-    arguments = {}
-    for name in ("whole", "killed"):
-        first = ["--vocab-size", "300", "--no-decontaminate"]
-        arguments[name] = [str(copied), "--out", str(tmp_path / name), "--megabatches", "3", "--workers", "1"]
-        if more:
-            (tmp_path / "first.txt").write_text("\n\n".join(make_documents(90, seed=4)))
-            assert run(tmp_path / "first.txt", "--out", tmp_path / name, "--megabatches", 1, *first) == 0
-        arguments[name] += more or ["--vocab-size", "300"]
-    assert main(arguments["whole"]) == 0
-    num_kills = 0
-    while num_kills < 30 and run_until("rename", 9, arguments["killed"]):  # it would never end if it began anew
-        num_kills += 1
-        assert ".killed.building" in os.listdir(tmp_path)
-    assert 5 < num_kills < 30
-    assert main(arguments["killed"]) == 0  # to say that it is done
-    assert files_of(tmp_path / "killed") == files_of(tmp_path / "whole")
-    assert Stream.open(tmp_path / "killed").history == Stream.open(tmp_path / "whole").history
-    assert ".killed.building" not in os.listdir(tmp_path)
-
-
-def test_a_command_that_is_killed_while_sets_are_written_writes_none_of_them_again(copied, tmp_path, small_pieces):
-    whole = create(copied, tmp_path / "whole")
-    command = [str(copied), "--out", str(tmp_path / "killed"), "--megabatches", "3", "--vocab-size", "300"]
-    kept = tmp_path / ".killed.building/kept"
-    assert run_until("rename", 10, [*command, "--workers", "1"])
-    while not (kept / "file-00001.json").exists():
-        assert run_until("rename", 4, [*command, "--workers", "1"])
-    written = {path: path.stat().st_mtime_ns for path in kept.glob("stream/*/train.bin")}
-    assert len(written) > 1
-    assert run_until("rename", 3, [*command, "--workers", "1"])
-    assert written.items() <= {path: path.stat().st_mtime_ns for path in kept.glob("stream/*/train.bin")}.items()
-    create(copied, tmp_path / "killed")
-    assert files_of(tmp_path / "killed") == files_of(whole.root)
-
-
-def test_another_command_goes_on_with_nothing_of_a_killed_one(copied, text, tmp_path, small_pieces):
-    command = ["--out", str(tmp_path / "killed"), "--megabatches", "3", "--vocab-size", "300", "--workers", "1"]
-    assert run_until("rename", 40, [str(copied), *command, "--seed", "2"])
-    create(copied, tmp_path / "killed")
-    assert files_of(tmp_path / "killed") == files_of(create(copied, tmp_path / "whole").root)
 
 
 @pytest.mark.parametrize(

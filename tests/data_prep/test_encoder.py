@@ -7,8 +7,8 @@ import unicodedata
 import numpy as np
 import pytest
 
-from data_prep.text.encoding import DocumentEncoder
-from data_prep.text.training import train_tokenizer
+from data_prep.text.encoder import DocumentEncoder
+from data_prep.text.tokenizer import train_tokenizer
 from fairseq_alma.data.tokens import StreamTokenizer
 
 UINT16 = np.dtype("uint16")
@@ -91,7 +91,7 @@ def test_tokenizer_of_another_rule_is_left_to_itself(tmp_path):
 def test_white_space_to_python_but_not_to_the_rule_is_what_the_encoder_knows():
     from tokenizers import pre_tokenizers
 
-    from data_prep.text.encoding import _ODD
+    from data_prep.text.encoder import _ODD
 
     rule = pre_tokenizers.ByteLevel(add_prefix_space=False)
     differing = set()

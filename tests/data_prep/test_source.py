@@ -5,6 +5,9 @@ import gzip
 import json
 import lzma
 import os
+import shutil
+import struct
+import subprocess
 import threading
 import tracemalloc
 import zlib
@@ -13,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from data_prep.compression import DecompressedFile
-from data_prep.text.pieces import documents_of
+from data_prep.text.documents import documents_of
 from data_prep.text.source import find_sources
 from fairseq_alma.errors import AlmaError
 
@@ -91,7 +94,7 @@ def test_xz_that_asks_for_gigabytes_is_refused(tmp_path):
     content[16] = 40  # of the block's header: a dictionary of 4 GiB
     content[20:24] = zlib.crc32(content[12:20]).to_bytes(4, "little")
     (tmp_path / "a.txt.xz").write_bytes(content)
-    with pytest.raises(AlmaError, match=r"broken xz data after 0 bytes of text \(Memory usage limit exceeded\)"):
+    with pytest.raises(AlmaError, match=r"broken xz data after 0 bytes of content \(Memory usage limit exceeded\)"):
         read(tmp_path / "a.txt.xz")
 
 
@@ -120,19 +123,95 @@ def test_parquet_is_read_by_its_column(tmp_path):
         read(tmp_path / "cut.parquet", field="body")
 
 
-def test_a_folder_of_datasets_is_read_by_its_column(tmp_path):
+def test_a_parquet_file_with_two_columns_of_one_name_is_one_line(tmp_path):
+    pyarrow = pytest.importorskip("pyarrow", reason="pyarrow is not installed")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    for names in (["text", "text"], ["text", "id", "id"]):
+        table = pyarrow.Table.from_arrays([pyarrow.array(["one", "two"])] * len(names), names=names)
+        parquet.write_table(table, tmp_path / "a.parquet")
+        if names.count("text") == 2:
+            with pytest.raises(
+                AlmaError, match=r"a\.parquet: 2 columns 'text', the columns are 'text', 'text'; name the"
+            ):
+                read(tmp_path / "a.parquet")
+        else:
+            try:
+                assert read(tmp_path / "a.parquet") == ["one", "two"]
+            except AlmaError as error:
+                assert "broken Parquet data" in str(error)
+
+
+@pytest.fixture
+def dataset(tmp_path):
+    """A folder as ``save_to_disk`` of datasets leaves it after ``map``, with a cache beside the data."""
     datasets = pytest.importorskip("datasets", reason="datasets is not installed")
     table = datasets.Dataset.from_dict({"id": list(range(3000)), "body": DOCUMENTS})
     table.save_to_disk(str(tmp_path / "one"), num_shards=2)
-    datasets.DatasetDict({"train": table}).save_to_disk(str(tmp_path / "dictionary"))
-    for folder in ("one", "dictionary"):
-        assert [text for path in files_in(tmp_path / folder) for text in read(path, field="body")] == DOCUMENTS
-    first = files_in(tmp_path / "one")[0]
+    (tmp_path / "one/cache-0123456789abcdef.arrow").write_bytes(files_in(tmp_path / "one")[0].read_bytes())
+    return tmp_path / "one", table, datasets
+
+
+def test_a_folder_of_datasets_is_read_by_the_list_of_its_files_without_caches(dataset, tmp_path, capsys):
+    folder, *_ = dataset
+    assert read(folder, field="body") == DOCUMENTS
+    assert "2 files taken, 1 left out" in capsys.readouterr().err
+    first = files_in(folder)[0]
     with pytest.raises(AlmaError, match="no column 'text', the columns are 'id', 'body'"):
         read(first)
     (tmp_path / "cut.arrow").write_bytes(first.read_bytes()[:1000])
     with pytest.raises(AlmaError, match=r"cut\.arrow: broken Arrow data"):
         read(tmp_path / "cut.arrow", field="body")
+    (folder / "state.json").write_text("{}")
+    with pytest.raises(AlmaError, match=r"state\.json: names no data files"):
+        read(folder)
+
+
+def test_splits_of_a_data_set_are_not_mixed_unasked(dataset, tmp_path):
+    _, table, datasets = dataset
+    datasets.DatasetDict({"train": table}).save_to_disk(str(tmp_path / "single"))
+    assert read(tmp_path / "single", field="body") == DOCUMENTS
+    datasets.DatasetDict({"train": table, "test": table}).save_to_disk(str(tmp_path / "both"))
+    with pytest.raises(AlmaError, match=r"both: holds the splits train, test of a data set, which are not mixed; name"):
+        read(tmp_path / "both", field="body")
+    (tmp_path / "clone").mkdir()
+    for name in ("train-00000-of-00002.jsonl", "train-00001-of-00002.jsonl", "validation-00000-of-00001.jsonl"):
+        (tmp_path / "clone" / name).write_text('{"text": "a"}')
+    with pytest.raises(AlmaError, match="clone: holds the splits train, validation"):
+        read(tmp_path / "clone")
+
+
+def test_what_is_about_a_data_set_is_no_document_unless_it_is_all_there_is(tmp_path, capsys):
+    for name in ("README.md", "LICENSE", "dataset_infos.json", "LICENSE-apache.txt", "notes.txt"):
+        (tmp_path / name).write_text(f"text of {name}")
+    assert read(tmp_path) == ["text of notes.txt"]
+    assert "1 files taken, 4 left out" in capsys.readouterr().err
+    assert read(tmp_path / "README.md") == ["text of README.md"]
+
+
+def zstd(content: bytes, *options: str) -> bytes:
+    if shutil.which("zstd") is None:
+        pytest.skip("zstd is not installed")
+    return subprocess.run(["zstd", "-q", "-c", *options], input=content, capture_output=True, check=True).stdout
+
+
+@pytest.mark.parametrize("window", [28, 31])
+def test_zstandard_of_long_windows_is_read(tmp_path, window):
+    (tmp_path / "a.txt.zst").write_bytes(zstd(TEXT, f"--long={window}"))
+    assert read(tmp_path / "a.txt.zst") == DOCUMENTS
+
+
+def test_zstandard_frames_of_all_kinds_are_read_in_any_order(tmp_path):
+    half = len(TEXT) // 2
+    frames = [zstandard(TEXT[:half]), zstandard(TEXT[half:])]
+    skippable = struct.pack("<II", 0x184D2A53, 7) + b"skipped"
+    empty = zstandard(b"")
+    for content in (
+        skippable + frames[0] + skippable + empty + frames[1],
+        empty + frames[0] + bytes(100) + frames[1] + skippable,
+        frames[0] + empty + empty + skippable + skippable + frames[1] + bytes(4),
+    ):
+        (tmp_path / "a.txt.zst").write_bytes(content)
+        assert read(tmp_path / "a.txt.zst") == DOCUMENTS
 
 
 def files_in(folder):

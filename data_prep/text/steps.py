@@ -1,0 +1,483 @@
+"""The four functions that make a stream of text, for any number of workers or machines: hash, cut, sample, encode.
+
+*Hash*: each piece of the input gives the hash, the bytes and the position of its documents, ordered by key. *Cut*: one
+256th of the keys at a time, the document with the smallest position of each hash is kept, and the sets follow from sums
+of bytes. *Sample*: the documents of the held-out sets and of the tokenizer's sample alone are read again, as their
+n-grams and the tokenizer must be known before anything is written. *Encode*: every document is read once more and its
+tokens go to where it belongs. No function calls one before it; they exchange files in the work folder.
+"""
+
+import functools
+import json
+import pickle
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Iterable, Iterator, Optional, Sequence
+
+import numpy as np
+
+from data_prep.text.deal import NUM_PREFIXES, Cuts, KeyOrder, Shares, cut, keys_of, vocab_size_for
+from data_prep.text.documents import Block, Piece, Source, documents_and_groups_of, documents_of
+from data_prep.text.encoder import DocumentEncoder
+from data_prep.text.options import AUTO, HOLDOUT_BYTES, PrepOptions
+from data_prep.text.tokenizer import train_tokenizer
+from fairseq_alma.data.ngrams import NgramHasher, NgramSet, distinct, document_hashes, held_out_ngrams
+from fairseq_alma.data.stream import Stream, file_sha256
+from fairseq_alma.data.tokens import FILE_NAMES, StreamTokenizer, id_dtype
+from fairseq_alma.errors import AlmaError
+from fairseq_alma.files import MAX_MEGABATCHES, open_atomically
+
+MAX_DOCUMENTS = 2**32 - 2
+MAX_LISTED = 1000
+"""Documents that are left out and described in the manifest."""
+_HASHED = np.dtype([("hash", "<u8"), ("bytes", "<u4"), ("row", "<u4"), ("argument", "<u2")])
+_KEPT = np.dtype([("key", "<u8"), ("bytes", "<u4"), ("argument", "<u2")])
+_ROW_BITS = np.uint64(32)  # a position is the number of a piece and a row in it
+_CACHED_CHUNKS = 600_000  # of the encoders of all workers together
+_SHOWN = 80  # characters of a document that is left out
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What all functions need to know.
+
+    Attributes:
+        options: of the command.
+        sources: the input files.
+        pieces: of the input, in order.
+        there: the stream to append to; None: one is made.
+        num_workers: processes that share the memory of a machine.
+    """
+
+    options: PrepOptions
+    sources: tuple[Source, ...]
+    pieces: tuple[Piece, ...]
+    there: Optional[Stream] = None
+    num_workers: int = 1
+
+    @property
+    def num_arguments(self) -> int:
+        """Number of the arguments that are dealt separately, with ``--one-per-input``; 1 otherwise."""
+        return len(self.options.inputs) if self.options.one_per_input else 1
+
+    def save(self, folder: str) -> None:
+        """Write the plan into the work folder."""
+        _write(folder, "plan.pickle", pickle.dumps(self))
+
+
+@functools.lru_cache(maxsize=1)
+def plan_of(folder: str) -> Plan:
+    """Return the plan in a work folder, which a process reads once."""
+    return pickle.loads(Path(folder, "plan.pickle").read_bytes())
+
+
+def _write(folder: str, name: str, content: bytes) -> None:
+    with open_atomically(Path(folder, name), durable=False) as file:
+        file.write(content)
+
+
+def _save(folder: str, name: str, array: np.ndarray) -> None:
+    with open_atomically(Path(folder, name), durable=False) as file:
+        np.save(file, array)
+
+
+def digest_source(folder: str, number: int) -> Iterator[str]:
+    """Yield the sha256 of an input file."""
+    yield file_sha256(plan_of(folder).sources[number].path)
+
+
+def hash_piece(folder: str, number: int) -> Iterator[int]:
+    """Write what is known of the documents of a piece, ordered by their keys; yield the bytes read for each block."""
+    plan = plan_of(folder)
+    hashes, sizes, arguments = [np.empty(0, "<u8")], [np.empty(0, "<u4")], [np.empty(0, "<u2")]
+    groups: dict[str, int] = {}
+    counts: dict[int, int] = {}
+    for block, num_bytes in plan.pieces[number].blocks():
+        documents, own = _documents_and_arguments(plan, block, groups)
+        hashes.append(document_hashes(documents))
+        sizes.append(np.fromiter((len(document.encode()) for document in documents), "<u4", len(documents)))
+        arguments.append(own)
+        counts[block.source.argument] = counts.get(block.source.argument, 0) + len(documents)
+        yield num_bytes
+    records = np.zeros(sum(map(len, hashes)), _HASHED)
+    records["hash"], records["bytes"] = np.concatenate(hashes), np.concatenate(sizes)
+    records["argument"], records["row"] = np.concatenate(arguments), np.arange(len(records))
+    keys = _keys(plan, number, records)
+    order = np.argsort(keys, kind="stable")
+    firsts = np.arange(NUM_PREFIXES + 1, dtype=np.uint64) << np.uint64(56)
+    ends = np.append(np.searchsorted(keys[order], firsts[:-1]), len(records)).astype("<i8")
+    _write(folder, f"hashed-{number:05d}.bin", ends.tobytes() + records[order].tobytes())
+    _write(folder, f"counted-{number:05d}.json", json.dumps([list(groups), list(counts.items())]).encode())
+
+
+def _documents_and_arguments(plan: Plan, block: Block, groups: dict[str, int]) -> tuple[list[str], np.ndarray]:
+    """Return the documents of a block, and of each the number of its argument or of its group in the piece."""
+    if plan.options.by is None:
+        documents = documents_of(block)
+        argument = block.source.argument if plan.options.one_per_input else 0
+        return documents, np.full(len(documents), argument, "<u2")
+    pairs = documents_and_groups_of(block)
+    numbers = (groups.setdefault(group, len(groups)) for _, group in pairs)
+    return [document for document, _ in pairs], np.fromiter(numbers, "<u2", len(pairs))
+
+
+def _keys(plan: Plan, piece: int, records: np.ndarray) -> np.ndarray:
+    positions = _positions(piece, records) if plan.options.keep_duplicates else None
+    return keys_of(records["hash"], plan.options.seed, positions)
+
+
+def _positions(piece: int, records: np.ndarray) -> np.ndarray:
+    return (np.uint64(piece) << _ROW_BITS) + records["row"]
+
+
+def _hashed(folder: str, piece: int, prefix: Optional[int] = None) -> np.ndarray:
+    """Return what `hash_piece` wrote of a piece: all documents, or those of one prefix of the keys."""
+    path = Path(folder, f"hashed-{piece:05d}.bin")
+    head = (NUM_PREFIXES + 1) * 8
+    if prefix is None:
+        return np.fromfile(path, _HASHED, offset=head)
+    begin, end = np.fromfile(path, "<i8", count=2, offset=prefix * 8).tolist()
+    return np.fromfile(path, _HASHED, count=end - begin, offset=head + begin * _HASHED.itemsize)
+
+
+def cut_documents(folder: str) -> None:
+    """Drop what occurs again, and cut the order of the other documents into sets.
+
+    Raises:
+        AlmaError: an input holds no document, there are too many documents or groups, or they do not suffice.
+    """
+    plan = plan_of(folder)
+    groups, places, num_documents = _survey(folder, plan)
+    num_arguments = max(len(groups), plan.num_arguments)
+    known = _known_hashes(plan)
+    known_keys = np.sort(keys_of(known, plan.options.seed))
+    sizes = np.zeros((NUM_PREFIXES, num_arguments), np.int64)
+    dropped, hashes = [np.empty(0, np.uint64)], []
+    for prefix in range(NUM_PREFIXES):
+        pieces = range(len(plan.pieces))
+        parts = [_hashed(folder, piece, prefix) for piece in pieces]
+        keys = np.concatenate([_keys(plan, piece, part) for piece, part in enumerate(parts)])
+        positions = np.concatenate([_positions(piece, part) for piece, part in enumerate(parts)])
+        arguments = np.concatenate([_placed(part["argument"], places, piece) for piece, part in enumerate(parts)])
+        records = np.concatenate(parts)
+        order = np.argsort(keys, kind="stable")  # positions ascend, so the smallest of equal keys comes first
+        keys, records, positions, arguments = keys[order], records[order], positions[order], arguments[order]
+        is_kept = np.ones(len(keys), bool)
+        if not plan.options.keep_duplicates:
+            is_kept[1:] = keys[1:] != keys[:-1]
+            is_kept &= ~_is_in(keys, known_keys)
+        kept = np.zeros(int(is_kept.sum()), _KEPT)
+        kept["key"], kept["bytes"], kept["argument"] = keys[is_kept], records["bytes"][is_kept], arguments[is_kept]
+        _write(folder, f"kept-{prefix:03d}.bin", kept.tobytes())
+        sizes[prefix] = np.bincount(kept["argument"], kept["bytes"], num_arguments)
+        dropped.append(positions[~is_kept])
+        hashes.append(records["hash"][is_kept])
+    num_dropped = sum(map(len, dropped))
+    if num_dropped == num_documents:
+        raise AlmaError(
+            f"INPUT: all {num_documents:,} documents are in the stream already; give text that it does not have, or "
+            "--keep-duplicates"
+        )
+    _save(folder, "dropped.npy", np.sort(np.concatenate(dropped)))
+    _save(folder, "document-hashes.npy", np.concatenate(hashes))
+    cuts = cut(KeyOrder(sizes, functools.partial(_kept, folder)), _shares(plan, groups))
+    counts, first_bytes = _counts(folder, cuts)
+    refuse_empty_sets(plan, groups, cuts, counts, num_documents - num_dropped, "")
+    deal = {"cuts": asdict(cuts), "groups": groups, "num_duplicates": num_dropped, "first_bytes": first_bytes}
+    _write(folder, "deal.json", json.dumps(deal).encode())
+
+
+def _is_in(keys: np.ndarray, known: np.ndarray) -> np.ndarray:
+    if not len(known):
+        return np.zeros(len(keys), bool)
+    return known[np.searchsorted(known, keys).clip(max=len(known) - 1)] == keys
+
+
+def _survey(folder: str, plan: Plan) -> tuple[list[str], list[np.ndarray], int]:
+    """Return the names of all groups in order, per piece the places of its groups in them, and count documents."""
+    own: list[list[str]] = []
+    per_argument = dict.fromkeys((source.argument for source in plan.sources), 0)
+    names: dict[str, None] = {}
+    for piece in range(len(plan.pieces)):
+        groups, counts = json.loads(Path(folder, f"counted-{piece:05d}.json").read_bytes())
+        own.append(groups)
+        names.update(dict.fromkeys(groups))
+        for argument, count in counts:
+            per_argument[argument] += count
+    if len(names) > MAX_MEGABATCHES:
+        raise AlmaError(
+            f"--by: {len(names):,} values found, at most {MAX_MEGABATCHES:,} mega-batches are possible; choose a "
+            "longer --period, or another field"
+        )
+    num_documents = sum(per_argument.values())
+    if num_documents > MAX_DOCUMENTS:
+        raise AlmaError(f"INPUT: more than {MAX_DOCUMENTS:,} documents; join short ones, or make several streams")
+    for source in plan.sources:
+        if not per_argument[source.argument]:
+            raise AlmaError(f"{source.label}: empty, no document found in it; leave it out or give a file with text")
+    history = [] if plan.there is None else plan.there.history
+    known = [group for entry in history for group in entry.get("groups", ())]
+    if again := sorted({*names} & {*known}):
+        raise AlmaError(
+            f"--by {plan.options.by}: {', '.join(again[:3])} came before and is mega-batch {known.index(again[0])} of "
+            f"{plan.options.out}; leave those documents out, or append them with --megabatches"
+        )
+    ordered = _in_order(names)
+    place = {name: number for number, name in enumerate(ordered)}
+    return ordered, [np.array([place[name] for name in groups], np.uint16) for groups in own], num_documents
+
+
+def _in_order(names: Iterable[str]) -> list[str]:
+    """Sort the names of groups: whole numbers by their size, others by their characters, as dates are written."""
+    names = list(names)
+    if all(name.removeprefix("-").isascii() and name.removeprefix("-").isdigit() for name in names):
+        return sorted(names, key=lambda name: (int(name), name))
+    return sorted(names)
+
+
+def _placed(arguments: np.ndarray, places: Sequence[np.ndarray], piece: int) -> np.ndarray:
+    return places[piece][arguments] if len(places[piece]) else arguments
+
+
+def _known_hashes(plan: Plan) -> np.ndarray:
+    """Return the hashes of the documents that the stream to append to has."""
+    if plan.there is None or plan.options.keep_duplicates:
+        return np.empty(0, np.uint64)
+    for file in plan.there.other_files:
+        file.verify(plan.there.root)
+    return np.concatenate([np.fromfile(plan.there.root / file.path, "<u8") for file in plan.there.other_files])
+
+
+def _kept(folder: str, prefix: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    records = np.fromfile(Path(folder, f"kept-{prefix:03d}.bin"), _KEPT)
+    return np.ascontiguousarray(records["key"]), records["bytes"], records["argument"]
+
+
+def _shares(plan: Plan, groups: Sequence[str]) -> Shares:
+    options, there = plan.options, plan.there
+    holdout = options.holdout_bytes
+    if there is not None and there.history:
+        holdout = there.history[0]["options"].get(HOLDOUT_BYTES)
+    return Shares(
+        options.num_megabatches or len(groups),
+        options.one_per_input or options.by is not None,
+        there is None,
+        options.preset == "paper",
+        options.valid_bytes,
+        options.test_bytes,
+        holdout,
+        options.training[1],
+    )
+
+
+def _counts(folder: str, cuts: Cuts) -> tuple[list[int], int]:
+    """Return the documents of each set, and the bytes of mega-batch 0."""
+    counts, first_bytes = np.zeros(cuts.num_sets, np.int64), 0
+    for prefix in range(NUM_PREFIXES):
+        keys, sizes, arguments = _kept(folder, prefix)
+        sets = cuts.sets_of(keys, arguments)
+        counts += np.bincount(sets, minlength=cuts.num_sets)
+        first_bytes += int(sizes[sets == 0].sum(dtype=np.int64))
+    return counts.tolist(), first_bytes
+
+
+def refuse_empty_sets(
+    plan: Plan, groups: Sequence[str], cuts: Cuts, counts: Sequence[int], num_documents: int, why: str
+) -> None:
+    """Raise AlmaError if a set has no document.
+
+    Args:
+        plan: of the command.
+        groups: names of the mega-batches, if they have any.
+        cuts: the sets.
+        counts: documents of each set.
+        num_documents: documents in all.
+        why: the reason, where it is not the number of documents.
+    """
+    empty = next((number for number, count in enumerate(counts) if not count), None)
+    if empty is None:
+        return
+    held_out = {cuts.num_megabatches: "the validation set", cuts.num_megabatches + 1: "the test set"}
+    name = held_out.get(empty, f"mega-batch {empty}" + (f" ({groups[empty]})" if empty < len(groups) else ""))
+    flag, advice = (
+        f"--megabatches {cuts.num_megabatches}",
+        "give fewer mega-batches, more text, or choose --format lines if each line is a document",
+    )
+    if cuts.by_argument:
+        flag = "--by" if groups else "--one-per-input"
+        advice = "leave out what repeats others, give more text, or smaller --valid-bytes and --test-bytes"
+    if why:
+        advice = "give other text, or --no-decontaminate"
+    raise AlmaError(f"{flag}: {why or f'{num_documents:,} documents'} leave {name} without a document; {advice}")
+
+
+@functools.lru_cache(maxsize=1)
+def deal_of(folder: str) -> dict[str, Any]:
+    """Return what `cut_documents` wrote, its cuts as `Cuts`."""
+    deal = json.loads(Path(folder, "deal.json").read_bytes())
+    return {**deal, "cuts": Cuts(**deal["cuts"])}
+
+
+def _dealt(folder: str, piece: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the set of each document of a piece, in the order of the piece, and its key; -1: it is dropped."""
+    plan, deal = plan_of(folder), deal_of(folder)
+    records = _hashed(folder, piece)
+    records = records[np.argsort(records["row"])]
+    groups, _ = json.loads(Path(folder, f"counted-{piece:05d}.json").read_bytes())
+    place = {name: number for number, name in enumerate(deal["groups"])}
+    places = [np.array([place[name] for name in groups], np.uint16)]
+    keys = _keys(plan, piece, records)
+    sets = deal["cuts"].sets_of(keys, _placed(records["argument"], places, 0))
+    dropped = np.load(Path(folder, "dropped.npy"), mmap_mode="r")
+    bounds = np.searchsorted(dropped, np.array([piece, piece + 1], np.uint64) << _ROW_BITS)
+    sets[(dropped[bounds[0] : bounds[1]] & np.uint64(2**32 - 1)).astype(np.int64)] = -1
+    return sets, keys
+
+
+def _reread(folder: str, piece: int, marks: np.ndarray) -> Iterator[tuple[list[str], np.ndarray, int]]:
+    """Yield the documents of each block of a piece with their marks and the number of bytes read for it.
+
+    Raises:
+        AlmaError: there are not as many documents as there were.
+    """
+    first, source = 0, None
+    for block, num_bytes in plan_of(folder).pieces[piece].blocks():
+        documents, source = documents_of(block), block.source
+        if first + len(documents) > len(marks):
+            break
+        yield documents, marks[first : first + len(documents)], num_bytes
+        first += len(documents)
+    else:
+        if first == len(marks):
+            return
+    label = "INPUT" if source is None else source.label
+    raise AlmaError(f"{label}: changed while it was being read; give the command again when nothing writes to it")
+
+
+_CHOSEN, _HELD_OUT = 1, 2
+
+
+def sample_piece(folder: str, number: int) -> Iterator[int]:
+    """Write the documents of a piece that are in the tokenizer's sample, and the n-grams of those that are held out."""
+    plan, cuts = plan_of(folder), deal_of(folder)["cuts"]
+    sets, keys = _dealt(folder, number)
+    marks = np.zeros(len(sets), np.uint8)
+    if plan.there is None and plan.options.tokenizer is None:
+        marks[(sets == 0) & (keys <= np.uint64(cuts.sample))] = _CHOSEN
+    if plan.options.ngram is not None:
+        marks[sets >= cuts.num_megabatches] = _HELD_OUT
+    chosen: list[str] = []
+    hashes, hasher = [], NgramHasher(plan.options.decontaminate_ngram)
+    for documents, own, num_bytes in _reread(folder, number, marks) if marks.any() else ():
+        chosen += [documents[each] for each in np.flatnonzero(own == _CHOSEN)]
+        hashes.append(hasher([documents[each] for each in np.flatnonzero(own == _HELD_OUT)]).hashes)
+        yield num_bytes
+    _write(folder, f"sample-{number:05d}.json", json.dumps(chosen).encode())
+    _save(folder, f"ngrams-{number:05d}.npy", distinct(hashes))
+
+
+def prepare_encoding(folder: str) -> None:
+    """Write the tokenizer, trained or given, and the n-grams of all that is held out."""
+    plan = plan_of(folder)
+    pieces = range(len(plan.pieces))
+    if plan.options.ngram is not None:
+        parts = [np.load(Path(folder, f"ngrams-{piece:05d}.npy")) for piece in pieces]
+        if plan.there is not None:
+            parts.append(held_out_ngrams(plan.there, plan.options.ngram))
+        _save(folder, "ngrams.npy", distinct(parts))
+    if plan.there is not None or plan.options.tokenizer is not None:
+        given = StreamTokenizer.open(plan.there.root) if plan.there is not None else plan.options.tokenizer
+        tokenizer = given if isinstance(given, StreamTokenizer) else StreamTokenizer(given)
+        kind, content = tokenizer.kind, tokenizer.file.read_bytes()
+        for path in tokenizer.companions:
+            _write(folder, path.name, path.read_bytes())
+    else:
+        kind, _, vocab_size = plan.options.training
+        vocab_size = vocab_size_for(deal_of(folder)["first_bytes"]) if vocab_size == AUTO else vocab_size
+        samples = (json.loads(Path(folder, f"sample-{piece:05d}.json").read_bytes()) for piece in pieces)
+        content = train_tokenizer(kind, samples, vocab_size, plan.num_workers)
+    _write(folder, FILE_NAMES[kind], content)
+
+
+@functools.lru_cache(maxsize=1)
+def tokenizer_of(folder: str) -> StreamTokenizer:
+    """Return the tokenizer of the stream."""
+    (file,) = (Path(folder, name) for name in FILE_NAMES.values() if Path(folder, name).exists())
+    return StreamTokenizer(file)
+
+
+@functools.lru_cache(maxsize=1)
+def _encoder_of(folder: str) -> DocumentEncoder:
+    tokenizer = tokenizer_of(folder)
+    return DocumentEncoder(tokenizer, id_dtype(tokenizer.vocab_size), _CACHED_CHUNKS // plan_of(folder).num_workers)
+
+
+@functools.lru_cache(maxsize=1)
+def _held_out_of(folder: str) -> NgramSet:
+    return NgramSet(np.load(Path(folder, "ngrams.npy"), mmap_mode="r"))  # which all workers share
+
+
+def forget() -> None:
+    """Forget what this process has read of work folders."""
+    for function in (plan_of, deal_of, tokenizer_of, _encoder_of, _held_out_of):
+        function.cache_clear()
+
+
+@dataclass
+class Encoded:
+    """The documents of a block in the order of their sets.
+
+    Attributes:
+        bytes_read: of the input.
+        sets: ``(documents,)``, int16, ascending.
+        counts: ``(documents, 3)``, int64: bytes, words and tokens of each.
+        ids: the ids of each document, in the bytes of a token file.
+        left_out: bytes, first words and n-gram of each document that shares one with what is held out.
+    """
+
+    bytes_read: int
+    sets: np.ndarray
+    counts: np.ndarray
+    ids: list[bytes]
+    left_out: list[dict[str, Any]]
+
+
+def encode_piece(folder: str, number: int) -> Iterator[Encoded]:
+    """Encode the documents of a piece, without those that share n-grams with what is held out."""
+    plan, cuts, encoder = plan_of(folder), deal_of(folder)["cuts"], _encoder_of(folder)
+    sets, _ = _dealt(folder, number)
+    for documents, own, num_bytes in _reread(folder, number, sets):
+        left_out = []
+        if plan.options.ngram is not None:
+            own, left_out = _without_shared(folder, documents, own, cuts.num_megabatches)
+        order = np.argsort(own, kind="stable")
+        order = order[np.searchsorted(own[order], 0) :]  # without what is dropped
+        ordered = [documents[each] for each in order.tolist()]
+        ids = encoder.encode(ordered)
+        width = encoder.dtype.itemsize
+        counts = [
+            (len(text.encode()), len(text.split()), len(each) // width) for text, each in zip(ordered, ids, strict=True)
+        ]
+        yield Encoded(num_bytes, own[order], np.array(counts, np.int64).reshape(-1, 3), ids, left_out)
+
+
+def _without_shared(
+    folder: str, documents: Sequence[str], sets: np.ndarray, num_megabatches: int
+) -> tuple[np.ndarray, list[dict[str, Any]]]:
+    """Mark the documents to train on that share an n-gram with what is held out as dropped, and describe them."""
+    hasher = NgramHasher(plan_of(folder).options.decontaminate_ngram)
+    looked_at = np.flatnonzero((sets >= 0) & (sets < num_megabatches))
+    ngrams = hasher([documents[number] for number in looked_at.tolist()])
+    found = _held_out_of(folder).find(ngrams.hashes)
+    owners, places = np.unique(ngrams.documents[found], return_index=True)
+    numbers, starts = looked_at[owners].tolist(), ngrams.starts[found[places]].tolist()
+    sets = sets.copy()
+    sets[numbers] = -1
+    return sets, [
+        {
+            "bytes": len(documents[number].encode()),
+            "begins": " ".join(documents[number][:_SHOWN].split()),
+            "ngram": hasher.words(documents[number], start),
+        }
+        for number, start in zip(numbers, starts, strict=True)
+    ]

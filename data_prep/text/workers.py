@@ -1,0 +1,144 @@
+"""Worker processes that share numbered tasks and stream their results back in the order of the tasks.
+
+Worker w does the tasks w, w + N, w + 2N, … of N workers and sends each result as soon as it has it, so that neither a
+large task nor a fast worker fills the memory. Neither ``multiprocessing.Pool`` nor ``ProcessPoolExecutor`` streams the
+results of one task, and the first waits for ever when a worker is killed.
+"""
+
+import multiprocessing
+import os
+import queue
+import signal
+import sys
+import threading
+import time
+from multiprocessing.connection import Connection
+from typing import Any, Callable, Iterator
+
+from fairseq_alma.errors import AlmaError
+from fairseq_alma.terminal import LiveLine, spell_duration, tell
+
+Function = Callable[[str, int], Iterator[Any]]
+"""Takes the work folder and the number of a task, and yields results."""
+_RESULT, _END, _ERROR = range(3)
+_BUFFERED_RESULTS = 32  # of a worker, each of about one MiB of text
+
+
+def default_workers() -> int:
+    """Return the number of cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def in_order(function: Function, folder: str, num_tasks: int, num_workers: int) -> Iterator[Any]:
+    """Yield the results of all tasks, in the order of their numbers whatever the number of workers.
+
+    Raises:
+        AlmaError: a worker was killed. Whatever ``function`` raises is raised here.
+    """
+    num_workers = min(num_workers, num_tasks)
+    if num_workers < 2:
+        for number in range(num_tasks):
+            yield from function(folder, number)
+        return
+    context = multiprocessing.get_context("spawn")  # a fork would copy the threads of tokenizers in an unknown state
+    os.environ["PYTHONSAFEPATH"] = "1"  # a worker imports nothing from the working folder
+    processes, connections = [], []
+    try:
+        for worker in range(num_workers):
+            connection, theirs = context.Pipe(duplex=False)
+            numbers = range(worker, num_tasks, num_workers)
+            process = context.Process(target=_work, args=(theirs, function, folder, numbers), daemon=True)
+            process.start()
+            theirs.close()
+            processes.append(process)
+            connections.append(connection)
+        for number in range(num_tasks):
+            yield from _results(connections[number % num_workers])
+    finally:
+        for process in processes:
+            process.terminate()
+        for process, connection in zip(processes, connections, strict=False):
+            process.join()
+            connection.close()
+
+
+def _results(connection: Connection) -> Iterator[Any]:
+    """Yield the results of one task."""
+    while True:
+        try:
+            kind, content = connection.recv()
+        except (EOFError, ConnectionResetError) as error:
+            raise AlmaError(
+                "--workers: a worker process was killed, most likely out of memory; give the command again with fewer "
+                "--workers"
+            ) from error
+        if kind == _END:
+            return
+        if kind == _ERROR:
+            raise content
+        yield content
+
+
+def _work(connection: Connection, function: Function, folder: str, numbers: range) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the main process answers Ctrl-C
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    results: queue.Queue[Any] = queue.Queue(_BUFFERED_RESULTS)
+    sender = threading.Thread(target=_send, args=(connection, results))
+    sender.start()
+    try:
+        for number in numbers:
+            for result in function(folder, number):
+                results.put((_RESULT, result))
+            results.put((_END, None))
+    except BaseException as error:
+        results.put((_ERROR, error))
+    results.put(None)
+    sender.join()
+
+
+def _send(connection: Connection, results: queue.Queue) -> None:
+    while (message := results.get()) is not None:
+        try:
+            connection.send(message)
+        except OSError:
+            os._exit(1)  # nobody reads any more
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
+
+
+class Progress:
+    """The live line of one step: the share that is done, MB per second and the time left.
+
+    Args:
+        title: what the step does.
+        total: bytes of input that it reads.
+    """
+
+    def __init__(self, title: str, total: int) -> None:
+        self._title, self._total, self._done = title, max(total, 1), 0
+        self._start, self._line = time.monotonic(), LiveLine()
+        self._line.is_due()  # nothing is known yet
+
+    def __enter__(self) -> "Progress":
+        return self
+
+    def __exit__(self, kind: object, *exception: object) -> None:
+        self._line.clear()
+        if kind is None:
+            seconds = max(time.monotonic() - self._start, 1e-9)
+            tell(f"{self._title}: {self._total / 1e6:,.1f} MB, {seconds:.1f} s", sys.stderr)
+
+    def update(self, num_bytes: int) -> None:
+        """Report that so many bytes more have been read."""
+        self._done += num_bytes
+        if self._line.is_due():
+            share, seconds = min(self._done / self._total, 1.0), max(time.monotonic() - self._start, 1e-9)
+            left = spell_duration(seconds / max(share, 1e-9) * (1 - share))
+            pace = f"{self._done / 1e6 / seconds:,.1f} MB/s"
+            self._line.show(f"{self._title}: {100 * share:.0f} %, {pace}, {left} left", share, 1.0)

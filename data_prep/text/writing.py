@@ -1,0 +1,112 @@
+"""Write the sets of a stream from encoded documents, and what belongs to a stream next to them."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Iterable, Mapping
+
+import numpy as np
+
+from data_prep.text.steps import MAX_LISTED, Encoded, Plan, deal_of, refuse_empty_sets, tokenizer_of
+from fairseq_alma.data.stream import (
+    DICTIONARY,
+    TOKEN_SUFFIXES,
+    Split,
+    Stream,
+    StreamFile,
+    TokenizerEntry,
+    holdout_name,
+    in_order,
+    megabatch_name,
+)
+from fairseq_alma.data.tokens import NUM_FAIRSEQ_SYMBOLS, TOKENIZER_FOLDER, TokenFileWriter, id_dtype
+
+_MOST_WAITING = 1 << 26  # bytes of tokens in memory; thousands of files cannot all be open
+
+
+def write_stream(plan: Plan, folder: str, root: Path, blocks: Iterable[Encoded], record: Mapping[str, Any]) -> Stream:
+    """Write all files of a stream, or of what is appended to one, but for the manifest.
+
+    Args:
+        plan: of the command.
+        folder: where `data_prep.text.steps` left what it knows.
+        root: where the files go.
+        blocks: the encoded documents.
+        record: of the command, for the stream's history.
+
+    Raises:
+        AlmaError: a mega-batch is empty, because its documents share words with what is held out.
+    """
+    there, deal, tokenizer = plan.there, deal_of(folder), tokenizer_of(folder)
+    names = _names(plan, deal)
+    writers = [TokenFileWriter(root / name, id_dtype(tokenizer.vocab_size)) for name in names]
+    counts = np.zeros((len(names), 4), np.int64)  # documents, bytes, words, tokens
+    id_counts = np.zeros(tokenizer.vocab_size + NUM_FAIRSEQ_SYMBOLS, np.int64)
+    left_out: list[dict[str, Any]] = []
+    num_left_out = bytes_left_out = waiting = 0
+    for block in blocks:
+        numbers, firsts = np.unique(block.sets, return_index=True)
+        for number, first, end in zip(numbers.tolist(), firsts, np.append(firsts, len(block.sets))[1:], strict=True):
+            own = block.counts[first:end]
+            ids = b"".join(block.ids[first:end])
+            counts[number] += [len(own), *own.sum(axis=0)]
+            writers[number].write(ids, own[:, 2])
+            waiting += len(ids)
+            if number == 0 and there is None:  # dict.txt counts the ids of mega-batch 0
+                id_counts += np.bincount(np.frombuffer(ids, writers[0].dtype), minlength=len(id_counts))
+        left_out += block.left_out[: MAX_LISTED - len(left_out)]
+        num_left_out += len(block.left_out)
+        bytes_left_out += sum(each["bytes"] for each in block.left_out)
+        if waiting > _MOST_WAITING:
+            waiting = sum(writer.flush() for writer in writers)
+    total = int(counts[:, 0].sum()) + num_left_out
+    why = f"{num_left_out:,} of {total:,} documents share words in a row with what is held out and"
+    refuse_empty_sets(plan, deal["groups"], deal["cuts"], counts[:, 0].tolist(), total, why)
+    splits = []
+    for name, writer, (documents, num_bytes, words, tokens) in zip(names, writers, counts.tolist(), strict=True):
+        files = (
+            StreamFile(f"{name}{suffix}", *each) for suffix, each in zip(TOKEN_SUFFIXES, writer.close(), strict=True)
+        )
+        splits.append(Split(name, tuple(files), documents, words, tokens, num_bytes))
+    history: dict[str, Any] = {**record, "num_duplicates": deal["num_duplicates"], "splits": names}
+    if deal["groups"]:
+        history["groups"] = deal["groups"]
+    if plan.options.ngram is not None:
+        history |= {"num_contaminated": num_left_out, "contaminated_bytes": bytes_left_out, "contaminated": left_out}
+    hashes = np.load(Path(folder, "document-hashes.npy")).tobytes()
+    known = _write(root, f"document-hashes/{0 if there is None else len(there.history):03d}.u64", hashes)
+    if there is not None:
+        return replace(
+            there,
+            splits=tuple(in_order([*there.splits, *splits])),
+            other_files=(*there.other_files, known),
+            history=(*there.history, history),
+        )
+    kept = (tokenizer.file, *tokenizer.companions)
+    files = [_write(root, f"{TOKENIZER_FOLDER}/{path.name}", path.read_bytes()) for path in kept]
+    lines = zip(tokenizer.symbols, id_counts[NUM_FAIRSEQ_SYMBOLS:].tolist(), strict=True)
+    return Stream(
+        root=plan.options.out,
+        kind="text",
+        seed=plan.options.seed,
+        splits=tuple(in_order(splits)),
+        tokenizer=TokenizerEntry.describe(tokenizer.kind, tokenizer.vocab_size, files),
+        dictionary=_write(root, DICTIONARY, "".join(f"{symbol} {count}\n" for symbol, count in lines).encode()),
+        other_files=(known,),
+        history=(history,),
+    )
+
+
+def _names(plan: Plan, deal: Mapping[str, Any]) -> list[str]:
+    """Return the names of the sets in the order of their numbers."""
+    cuts = deal["cuts"]
+    first = 0 if plan.there is None else plan.there.num_megabatches
+    numbers = range(first, first + cuts.num_megabatches)
+    held_out = ["valid", "test"] if cuts.held_out else []
+    return [*map(megabatch_name, numbers), *held_out, *(map(holdout_name, numbers) if cuts.holdouts else ())]
+
+
+def _write(root: Path, name: str, content: bytes) -> StreamFile:
+    path = root / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content)
+    return StreamFile.describe(root, name)

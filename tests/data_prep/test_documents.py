@@ -1,0 +1,155 @@
+"""Blocks, parts and pieces: wherever the input is cut, its documents are the same, each once and in order."""
+
+import datetime
+import gzip
+import itertools
+import json
+import random
+import re
+from pathlib import Path
+
+import pytest
+
+from data_prep.text import documents as module
+from data_prep.text.documents import Block, Part, Source, cut_into_pieces, documents_and_groups_of, documents_of
+from fairseq_alma.errors import AlmaError
+
+TEXT = "\ufeffone\nline\r\n\r\ntwo\n \t \n\n\nthree é\n\u3000\nfour\n\n\n"
+
+
+def block(form, content, first_line=1, **groups):
+    return Block(Source(Path("unread"), "input", 0, form, "text", **groups), content, first_line)
+
+
+def documents_in(parts) -> list[str]:
+    return [document for part in parts for block, _ in part.blocks() for document in documents_of(block)]
+
+
+@pytest.mark.parametrize(
+    ("form", "content", "expected"),
+    [
+        ("text", TEXT.encode(), ["one\nline", "two", "three é", "four"]),
+        ("lines", b"\xef\xbb\xbfone\r\n\n two \nthree", ["one", "two", "three"]),
+        ("jsonl", b'\xef\xbb\xbf{"text": "a\\n\\nb"}\n\n{"text": " c "}\n{"text": ""}', ["a\n\nb", "c"]),
+    ],
+)
+def test_documents_of_each_form_with_a_byte_order_mark_and_any_line_feed(form, content, expected):
+    assert documents_of(block(form, content)) == expected
+
+
+def odd_text(seed: int) -> bytes:
+    """Few letters and much white space of all kinds, so that boundaries are everywhere."""
+    generator = random.Random(seed)
+    return "".join(generator.choices(["a", "é", "\n", "\n\n", " ", "\r\n", "\t", "\u3000"], k=60)).encode()
+
+
+@pytest.mark.parametrize("form", ["text", "lines"])
+@pytest.mark.parametrize("block_size", [1, 3, 1000])
+def test_each_document_is_in_one_part_wherever_blocks_and_parts_are_cut(tmp_path, monkeypatch, form, block_size):
+    monkeypatch.setattr(module, "BLOCK_SIZE", block_size)
+    for seed in range(12):
+        path = tmp_path / f"{seed}.txt"
+        path.write_bytes(odd_text(seed))
+        source = Source(path, "a", 0, form, "text")
+        expected = documents_of(Block(source, path.read_bytes()))
+        for width in (1, 2, 5, 17, 100):
+            bounds = [*range(0, source.stamp[0], width), None]
+            parts = [Part(source, start, end) for start, end in itertools.pairwise(bounds)]
+            assert documents_in(parts) == expected
+            assert b"".join(block.content for part in parts for block, _ in part.blocks()) == path.read_bytes()
+
+
+def test_a_document_without_end_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "BLOCK_SIZE", 10)
+    monkeypatch.setattr(module, "MAX_DOCUMENT_SIZE", 50)
+    (tmp_path / "a.txt").write_text("short\n\n" + "long\n" * 100)
+    with pytest.raises(AlmaError, match=r"a\.txt, line 2: a document of more than"):
+        list(Source(tmp_path / "a.txt", "a.txt", 0, "text", "text").blocks())
+
+
+@pytest.mark.parametrize(
+    ("form", "content", "message"),
+    [
+        ("text", b"a\n\nb\n\xff\n", "input, line 13: byte 0xff is not UTF-8"),
+        ("text", b"a\n\x00\n", "input, line 11: binary data"),
+        ("jsonl", b'{"text": "a"}\n{"body": "b"}\n', "input, line 11: no field 'text', the fields are 'body'"),
+        ("jsonl", b'{"text": "a"}\n\n{"text"\n', "input, line 12: not JSON"),
+        ("jsonl", b"[1]\n", "input, line 10: a JSON list found"),
+        ("jsonl", b'{"text": 5}\n', "input, line 10: 'text' is 5, it must be a text"),
+        ("jsonl", b'{"text": "\\ud800"}\n', "half a surrogate pair"),
+        ("jsonl", b"[" * 100_000, "not JSON"),
+        ("parquet", [("a",), (None,)], "input, row 11: 'text' is None"),
+    ],
+)
+def test_bad_content_is_named_with_its_line(form, content, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("unread").touch()
+    with pytest.raises(AlmaError, match=re.escape(message)):
+        documents_of(block(form, content, first_line=10))
+
+
+def test_groups_are_those_of_the_documents_that_are_kept():
+    records = [
+        {"text": "a", "date": "2024-05-17T10:00"},
+        {"text": " ", "date": "x"},
+        {"text": "b", "date": "2023-12-31"},
+    ]
+    content = "\n".join(map(json.dumps, records)).encode()
+    for period, expected in (("year", ["2024", "2023"]), ("month", ["2024-05", "2023-12"])):
+        found = documents_and_groups_of(block("jsonl", content, by="date", period=period))
+        assert found == [*zip("ab", expected, strict=True)]
+    rows = [("a", datetime.date(2024, 5, 17)), ("", None), ("b", 7)]
+    assert documents_and_groups_of(block("parquet", rows, by="when")) == [("a", "2024-05-17"), ("b", "7")]
+
+
+@pytest.mark.parametrize(
+    ("value", "period", "needed"),
+    [
+        *((value, None, "a word or a whole number") for value in (None, True, 1.5, "", "a\nb", ["a"], "x" * 101)),
+        *((value, "month", "a date with its month") for value in ("2024", "2024-13", "17.05.2024", 202405)),
+    ],
+)
+def test_a_value_that_names_no_group_is_refused_with_its_row(value, period, needed):
+    given = block("parquet", [("a", value)], 5, by="date", period=period)
+    with pytest.raises(
+        AlmaError, match=rf"input, row 5: 'date' is .*, {needed}.* is needed; correct the record or --by"
+    ):
+        documents_and_groups_of(given)
+
+
+def test_small_files_share_a_piece_and_large_ones_have_several(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "PIECE_SIZE", 1000)
+    texts = {"a": "x\n\n" * 30, "b": "y\n\n" * 40, "c": "z\n\n" * 1000, "d": "end"}
+    for name, text in texts.items():
+        (tmp_path / name).write_text(text)
+    (tmp_path / "e.gz").write_bytes(gzip.compress(random.Random(1).randbytes(3000).hex().encode()))
+    sources = [Source(tmp_path / name, name, 0, "text", "text") for name in (*texts, "e.gz")]
+    pieces = cut_into_pieces(sources)
+    assert [[part.source.label for part in piece.parts] for piece in pieces] == [
+        ["a", "b"],
+        *[["c"]] * 3,
+        ["d"],
+        ["e.gz"],
+    ]
+    assert documents_in(pieces) == documents_in(map(Part, sources))
+
+
+def test_a_message_names_the_line_of_the_file_not_of_the_part(tmp_path):
+    lines = [json.dumps({"text": "a"})] * 40 + ["no JSON"]
+    (tmp_path / "a.jsonl").write_text("\n".join(lines))
+    part = Part(Source(tmp_path / "a.jsonl", "a.jsonl", 0, "jsonl", "text"), 300, None)
+    with pytest.raises(AlmaError, match=r"^a\.jsonl, line 41: not JSON"):
+        documents_in([part])
+
+
+def test_row_groups_are_parts_and_keep_their_rows(tmp_path, monkeypatch):
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    rows = [f"document {number}" for number in range(900)]
+    parquet.write_table(pyarrow.table({"text": [*rows, 5 * "x"]}), tmp_path / "a.parquet", row_group_size=100)
+    source = Source(tmp_path / "a.parquet", "a.parquet", 0, "parquet", "text")
+    monkeypatch.setattr(module, "PIECE_SIZE", source.stamp[0] // 5 + 1)
+    pieces = cut_into_pieces([source])
+    assert len(pieces) == 5 and documents_in(pieces) == [*rows, 5 * "x"]
+    assert [next(piece.blocks())[0].first_line for piece in pieces] == [1, 201, 401, 601, 801]

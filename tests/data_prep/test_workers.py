@@ -1,0 +1,64 @@
+"""The workers: results in order, errors passed on, no process left behind."""
+
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from data_prep.text.workers import in_order
+from fairseq_alma.errors import AlmaError
+from tests.forked import wait_until
+
+
+def count_up(folder: str, number: int):
+    for each in range(number):
+        time.sleep(0.01 if number % 3 == 0 else 0)
+        yield f"{folder}{number}-{each}"
+
+
+def fail_at_five(folder: str, number: int):
+    if number == 5:
+        raise AlmaError("number: 5 found")
+    yield number
+
+
+def die_at_five(folder: str, number: int):
+    if number == 5:
+        os.kill(os.getpid(), signal.SIGKILL)
+    yield number
+
+
+def wait_for_ever(folder: str, number: int):
+    with open(f"{folder}/{number}", "w") as file:
+        file.write(str(os.getpid()))
+    os.rename(f"{folder}/{number}", f"{folder}/pid-{number}")
+    time.sleep(1000)
+    yield number
+
+
+@pytest.mark.parametrize("num_workers", [1, 2, 3])
+def test_results_come_in_the_order_of_the_tasks(num_workers):
+    assert [*in_order(count_up, "f", 9, num_workers)] == [f"f{n}-{each}" for n in range(9) for each in range(n)]
+    assert not multiprocessing.active_children()
+
+
+@pytest.mark.parametrize(("function", "message"), [(fail_at_five, "number: 5 found"), (die_at_five, "was killed")])
+def test_an_error_or_a_kill_of_a_worker_ends_the_others(function, message):
+    results = in_order(function, "", 100, 2)
+    with pytest.raises(AlmaError, match=message):
+        list(results)
+    assert not multiprocessing.active_children()
+
+
+def test_workers_end_with_a_main_process_that_is_killed(tmp_path):
+    program = "from tests.data_prep.test_workers import *; [*in_order(wait_for_ever, sys.argv[1], 2, 2)]"
+    process = subprocess.Popen([sys.executable, "-c", program, str(tmp_path)])
+    assert wait_until(lambda: len([*tmp_path.glob("pid-*")]) == 2)
+    process.kill()
+    process.wait()
+    pids = [path.read_text() for path in tmp_path.glob("pid-*")]
+    assert wait_until(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in pids))
