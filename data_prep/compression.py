@@ -13,7 +13,7 @@ import lzma
 from pathlib import Path
 from typing import Any, BinaryIO, Callable, Optional, Protocol
 
-from fairseq_alma.errors import AlmaError, is_out_of_memory
+from fairseq_alma.errors import AlmaError
 
 _SUFFIXES = {".gz": "gzip", ".bz2": "bzip2", ".xz": "xz", ".zst": "zstandard", ".zstd": "zstandard"}
 _MAGIC = {
@@ -88,7 +88,7 @@ class DecompressedFile:
         try:
             content = self._file.read(size)
         except Exception as error:  # each format has errors of its own
-            if is_out_of_memory(error) or (isinstance(error, OSError) and error.errno is not None):
+            if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno is not None):
                 raise
             raise AlmaError(
                 f"{self._label}: broken {self._kind} data after {self._num_bytes:,} bytes of content ({error}); "

@@ -6,7 +6,7 @@ from dataclasses import MISSING, dataclass, replace
 from pathlib import Path
 from typing import Any, Optional, Sequence
 
-from data_prep.build_folder import BuildFolder, refuse_other_command, stream_at
+from data_prep.build_folder import publish_stream, refuse_other_command, stream_at
 from data_prep.images.formats import (
     CIFAR10,
     CIFAR100,
@@ -24,6 +24,7 @@ from data_prep.images.image_set import ImageSet, InputFiles
 from fairseq_alma.cli.entry import Parser, command
 from fairseq_alma.data.image_stream import write_image_stream
 from fairseq_alma.data.stream import Stream, megabatch_valid_name
+from fairseq_alma.files import work_folder
 from fairseq_alma.options import Options, opt, options_of, real, utf8_path, utf8_word, whole
 from fairseq_alma.terminal import tell
 
@@ -192,7 +193,7 @@ def prepare(options: ImagePrepOptions) -> Optional[tuple[Stream, ImageSet]]:
         AlmaError: the files, the options or what stands at ``--out`` do not allow it.
     """
     stream_at(options.out, "images")  # what cannot be shows before the input is read
-    with BuildFolder(options.out, "alma-prep-images") as build:
+    with work_folder(options.out, "alma-prep-images") as root:
         there = stream_at(options.out, "images")  # as it is under the lock
         files = InputFiles()
         images = _load(options, files)
@@ -201,7 +202,7 @@ def prepare(options: ImagePrepOptions) -> Optional[tuple[Stream, ImageSet]]:
             refuse_other_command(options.out, there.history, record, _ADVICE)
             return None
         built = write_image_stream(
-            build.path,
+            root / "stream",
             images.images,
             images.labels,
             images.num_train,
@@ -214,7 +215,7 @@ def prepare(options: ImagePrepOptions) -> Optional[tuple[Stream, ImageSet]]:
             (record,),
         )
         stream = replace(built, root=options.out)
-        build.publish_stream(stream)
+        publish_stream(root / "stream", stream)
     return stream, images
 
 

@@ -15,7 +15,7 @@ from datatrove.executor import SlurmPipelineExecutor
 from datatrove.executor.base import PipelineExecutor
 from datatrove.pipeline.base import PipelineStep
 
-from data_prep.build_folder import BuildFolder
+from data_prep.build_folder import publish_additions, publish_stream
 from data_prep.text import steps
 from data_prep.text.command import completed_before, record_of, refuse_unfit, stream_to_make
 from data_prep.text.documents import cut_into_pieces
@@ -24,7 +24,7 @@ from data_prep.text.source import find_sources
 from data_prep.text.workers import default_workers
 from data_prep.text.writing import write_stream
 from fairseq_alma.errors import AlmaError
-from fairseq_alma.files import open_atomically
+from fairseq_alma.files import open_atomically, work_folder
 
 STAGES = ("plan", "hash", "cut", "sample", "prepare", "encode", "publish")
 SINGLE = ("plan", "cut", "prepare", "publish")
@@ -107,7 +107,7 @@ class StreamStage(PipelineStep):
             raise AlmaError(f"{self.folder}: the input changed meanwhile; give another folder, also for the logs")
         digests = [each for number in range(len(plan.sources)) for each in steps.digest_source(self.folder, number)]
         record = record_of(plan, digests)
-        with BuildFolder(plan.options.out, "alma-prep-text") as build:
+        with work_folder(plan.options.out, "alma-prep-text") as root:
             there = stream_to_make(plan.options)
             if there is not None and completed_before(plan.options, there, record):
                 return
@@ -115,8 +115,8 @@ class StreamStage(PipelineStep):
                 raise AlmaError(
                     f"--out {plan.options.out}: something was appended meanwhile; give another folder for the work"
                 )
-            stream = write_stream(plan, self.folder, build.path, self._blocks(len(plan.pieces)), record)
-            (build.publish_stream if there is None else build.publish_additions)(stream)
+            stream = write_stream(plan, self.folder, root / "stream", self._blocks(len(plan.pieces)), record)
+            (publish_stream if there is None else publish_additions)(root / "stream", stream)
 
     def _blocks(self, num_pieces: int) -> Iterator[steps.Encoded]:
         for number in range(num_pieces):

@@ -1,13 +1,12 @@
 """``alma-prep-text``: raw text to a stream of mega-batches."""
 
-import shutil
 import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import Any, Iterator, Optional, Sequence
 
-from data_prep.build_folder import BuildFolder, refuse_other_command, stream_at
+from data_prep.build_folder import publish_additions, publish_stream, refuse_other_command, stream_at
 from data_prep.text.documents import Source, cut_into_pieces
 from data_prep.text.options import AUTO, FORMS_OF_TEXT, PrepOptions, parse_options
 from data_prep.text.source import find_sources
@@ -27,6 +26,7 @@ from fairseq_alma.cli.entry import command
 from fairseq_alma.data.stream import DECONTAMINATE, Stream, file_sha256
 from fairseq_alma.data.tokens import StreamTokenizer, find_tokenizer_file
 from fairseq_alma.errors import AlmaError
+from fairseq_alma.files import work_folder
 from fairseq_alma.terminal import tell
 
 SHOWN_GROUPS = 12
@@ -59,9 +59,9 @@ def prepare(options: PrepOptions) -> Optional[Stream]:
     stream_to_make(options)  # what is impossible shows before the input is read
     if options.tokenizer is not None:
         StreamTokenizer(options.tokenizer)
-    with BuildFolder(options.out, "alma-prep-text") as build:
+    with work_folder(options.out, "alma-prep-text") as root:
         there = stream_to_make(options)  # as it is under the lock
-        folder = tempfile.mkdtemp(dir=build.path)
+        folder = tempfile.mkdtemp(dir=root)
         sources = find_sources(
             options.inputs, options.form, options.text_field, Path(folder), options.out, options.by, options.period
         )
@@ -77,15 +77,11 @@ def prepare(options: PrepOptions) -> Optional[Stream]:
         cut_documents(folder)
         _carry_out("sampling", sample_piece, plan, folder)
         prepare_encoding(folder)
-        stream = write_stream(plan, folder, build.path, _encoded(plan, folder), record)
+        stream = write_stream(plan, folder, root / "stream", _encoded(plan, folder), record)
         for source, stamp in zip(sources, stamps, strict=True):
             if source.stamp != stamp:
                 raise AlmaError(f"{source.label}: changed while it was being read; give the command again")
-        shutil.rmtree(folder)
-        if there is None:
-            build.publish_stream(stream)
-        else:
-            build.publish_additions(stream)
+        (publish_stream if there is None else publish_additions)(root / "stream", stream)
     return stream
 
 

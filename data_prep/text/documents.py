@@ -14,7 +14,7 @@ from typing import Any, Iterator, Optional, Sequence, Union
 
 from data_prep.build_folder import recorded_name
 from data_prep.compression import DecompressedFile
-from fairseq_alma.errors import AlmaError, is_out_of_memory
+from fairseq_alma.errors import AlmaError
 
 PERIODS = {"year": 4, "month": 7, "day": 10}
 """Characters of a date that name one: ``2024-05-17``."""
@@ -356,7 +356,7 @@ def reading_table(source: Source) -> Iterator[Any]:
     except AlmaError:
         raise
     except Exception as error:  # of any kind: damaged files lead it anywhere
-        if is_out_of_memory(error) or (isinstance(error, OSError) and error.errno is not None):
+        if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno is not None):
             raise
         reason = str(error).strip().partition("\n")[0] or type(error).__name__
         raise AlmaError(f"{source.label}: broken {kind} data ({reason}); fetch the file again") from error

@@ -40,26 +40,32 @@ def in_order(function: Function, folder: str, num_tasks: int, num_workers: int) 
         for number in range(num_tasks):
             yield from function(folder, number)
         return
-    context = multiprocessing.get_context("spawn")  # a fork would copy the threads of tokenizers in an unknown state
-    os.environ["PYTHONSAFEPATH"] = "1"  # a worker imports nothing from the working folder
-    processes, connections = [], []
+    started: list[tuple[Any, Connection]] = []
     try:
         for worker in range(num_workers):
-            connection, theirs = context.Pipe(duplex=False)
-            numbers = range(worker, num_tasks, num_workers)
-            process = context.Process(target=_work, args=(theirs, function, folder, numbers), daemon=True)
-            process.start()
-            theirs.close()
-            processes.append(process)
-            connections.append(connection)
+            started.append(_start(function, folder, range(worker, num_tasks, num_workers)))
         for number in range(num_tasks):
-            yield from _results(connections[number % num_workers])
+            yield from _results(started[number % num_workers][1])
     finally:
-        for process in processes:
+        for process, _ in started:
             process.terminate()
-        for process, connection in zip(processes, connections, strict=False):
+        for process, connection in started:
             process.join()
             connection.close()
+
+
+def _start(function: Function, folder: str, numbers: range) -> tuple[Any, Connection]:
+    context = multiprocessing.get_context("spawn")  # a fork would copy the threads of tokenizers in an unknown state
+    connection, theirs = context.Pipe(duplex=False)
+    process = context.Process(target=_work, args=(theirs, function, folder, numbers), daemon=True)
+    before = os.environ.get("PYTHONSAFEPATH", "")
+    os.environ["PYTHONSAFEPATH"] = "1"  # it imports nothing from the working folder
+    try:
+        process.start()
+    finally:
+        os.environ["PYTHONSAFEPATH"] = before
+        theirs.close()
+    return process, connection
 
 
 def _results(connection: Connection) -> Iterator[Any]:

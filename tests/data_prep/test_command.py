@@ -472,8 +472,8 @@ def test_killed_run_does_not_hinder_the_next_one(text, tmp_path):
     command = [sys.executable, "-m", "data_prep.text.command", "-", "--out", str(tmp_path / "stream")]
     command += ["--megabatches", "3", "--vocab-size", "300"]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL)
-    assert wait_until(lambda: [*tmp_path.glob(".stream.building/content/*/input-0")])
-    with pytest.raises(AlmaError, match="another alma-prep-text is at work on it"):
+    assert wait_until(lambda: [*tmp_path.glob(".stream.building/*/input-0")])
+    with pytest.raises(AlmaError, match="another alma-prep-text is working on it"):
         create(text, tmp_path / "stream")
     process.send_signal(signal.SIGKILL)
     process.wait()

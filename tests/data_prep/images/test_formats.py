@@ -57,7 +57,7 @@ def test_packed_file_is_told_by_its_content(tmp_path):
         (idx_bytes(np.zeros(9)), "begins with 00 00 08 01, an idx file of bytes in 3 dimensions"),
         (struct.pack(">HBB3I", 0, 13, 3, 1, 1, 1) + bytes(4), "begins with 00 00 0d 03"),
         (idx_bytes(np.zeros((2, 3, 4)))[:-1], "header says 2 x 3 x 4 = 24 bytes, 23 found"),
-        (idx_bytes(np.zeros((2, 3, 4))) + b"x", "header says 2 x 3 x 4 = 24 bytes, more found"),
+        (idx_bytes(np.zeros((2, 3, 4))) + b"x", "header says 2 x 3 x 4 = 24 bytes, 25 found"),
         (struct.pack(">HBB3I", 0, 8, 3, *[2**32 - 1] * 3) + bytes(9), r"= \d{29} bytes, 9 found"),
     ],
 )
