@@ -31,7 +31,7 @@ DENSE = {
 
 
 def checkpoint_of(path, config, moments=("exp_avg", "exp_avg_sq")):
-    """Write a checkpoint of a small model none of whose weights are zero, with an optimizer's state; return its model."""
+    """Write a checkpoint of a model none of whose weights are zero, with an optimizer's state; return its model."""
     torch.manual_seed(1)
     model = build_from_config(config, NUM_TOKENS + 4, "cpu")
     with torch.no_grad():
