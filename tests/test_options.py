@@ -7,7 +7,7 @@ from fairseq.dataclass import FairseqDataclass
 from fairseq.dataclass.utils import gen_parser_from_dataclass
 from omegaconf import OmegaConf
 
-from fairseq_alma.options import InRange, Options, Range, opt, options_of, real, whole
+from fairseq_alma.options import InRange, Options, opt, options_of, real, whole
 from fairseq_alma.training.fairseq_options import fairseq_config
 
 

@@ -19,7 +19,9 @@ TRAIN = [
 @pytest.fixture
 def working_folder(tmp_path):
     for name in NAMES:
-        (tmp_path / f"{name}.py").write_text(f"open('{name}-was-run', 'w').close()\nraise SystemExit('{name}.py ran')\n")
+        (tmp_path / f"{name}.py").write_text(
+            f"open('{name}-was-run', 'w').close()\nraise SystemExit('{name}.py ran')\n"
+        )
     write_text(tmp_path / "text.txt", num_documents=3000)
     return tmp_path
 

@@ -24,7 +24,7 @@ from data_prep.text.documents import Source, documents_of
 from data_prep.text.source import find_sources
 from fairseq_alma.cli.entry import Parser, command
 from fairseq_alma.data.stream import MANIFEST, Split, Stream, file_sha256, holdout_name
-from fairseq_alma.data.tokens import NUM_FAIRSEQ_SYMBOLS, StreamTokenizer
+from fairseq_alma.data.tokens import StreamTokenizer
 from fairseq_alma.errors import AlmaError, printable
 from fairseq_alma.files import (
     WorkFolder,
@@ -82,7 +82,7 @@ class UpdateOptions(Options):
     )
     experts: Optional[int] = opt(
         None,
-        f"experts that the model begins with in every second layer (default: 1, dense)",
+        "experts that the model begins with in every second layer (default: 1, dense)",
         range=whole(1, 10_000),
     )
     format: Optional[str] = opt(None, "as alma-prep-text --format, of every month", choices=FORMATS)
@@ -289,7 +289,8 @@ def _experts_of(model: Model, options: UpdateOptions) -> int:
     stream, chosen = model.stream(), (model.run.read_run() or {}).get("train_options", {})
     assert stream is not None and stream.tokenizer is not None
     width, layers = (int(chosen[f"--decoder-{name}"]) for name in ("embed-dim", "layers"))
-    possible = {count: num_params(width, layers, stream.tokenizer.vocab_size, count) for count in range(now, 2 * now + 1)}
+    vocab_size = stream.tokenizer.vocab_size
+    possible = {count: num_params(width, layers, vocab_size, count) for count in range(now, 2 * now + 1)}
     if not possible[now] <= options.size <= 1.1 * possible[2 * now]:
         raise AlmaError(
             f"--size {options.size:,}: the model has {possible[now]:,} parameters, and from one month to the next "

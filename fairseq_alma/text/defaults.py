@@ -1,8 +1,7 @@
 """The defaults of a run on text: what a good model needs and the user did not give, from one table.
 
 Options after ``--`` take precedence. With an ``--arch`` there the model is the user's: only options are filled in for
-which fairseq has no default, or one that trains no language model (``--lr`` 0.25, a criterion without the balance loss).
-What was measured is in ``docs/reference/defaults.md``. Neither torch nor fairseq: a dry run imports neither.
+which fairseq has no default, or one that trains no language model (``--lr`` 0.25). What was measured is in ``docs/reference/defaults.md``. Neither torch nor fairseq: a dry run imports neither.
 """
 
 import math
@@ -41,15 +40,15 @@ class Row(NamedTuple):
 
 
 TABLE = (
-    Row(0.3e6, 48, 2, 128, 4, 0.02),
-    Row(3e6, 64, 2, 128, 8, 0.02),
-    Row(10e6, 96, 2, 128, 8, 0.02),
-    Row(30e6, 128, 4, 128, 16, 0.02),
-    Row(100e6, 192, 4, 128, 32, 0.02),
-    Row(300e6, 256, 6, 256, 32, 0.02),
-    Row(1e9, 384, 6, 256, 64, 0.02),
-    Row(3e9, 512, 8, 512, 64, 0.02),
-    Row(10e9, 768, 12, 512, 128, 0.015),
+    Row(0.2e6, 48, 2, 128, 4, 0.02),
+    Row(0.8e6, 64, 2, 128, 8, 0.02),
+    Row(2.5e6, 96, 2, 128, 8, 0.02),
+    Row(8e6, 128, 2, 128, 8, 0.02),
+    Row(25e6, 192, 4, 128, 16, 0.02),
+    Row(80e6, 256, 4, 128, 32, 0.02),
+    Row(250e6, 384, 6, 256, 32, 0.02),
+    Row(1e9, 512, 8, 512, 64, 0.02),
+    Row(5e9, 768, 12, 512, 128, 0.015),
     Row(math.inf, 1024, 16, 512, 256, 0.01),
 )
 """All defaults of model and optimizer. A ``--size`` takes the model from one row and the updates from another."""
@@ -227,14 +226,13 @@ def complete(
         raise ValueError("--size: chooses a model, and so does --arch after the --; give one of them")
     if preferences.passes is not None and any(end in given for end in ENDS):
         raise ValueError("--passes: --max-update or --max-epoch after the -- sets the length too; give one of them")
-    if before is not None and ("--arch" in before["chosen"]) != is_own_model:
-        same = preferences.record() in (before["preferences"], Preferences().record())
-        if same:
-            return _recipe(words, given, {**before, "passes": preferences.passes or before["passes"]}, context)
-    if is_own_model and not _missing(_rows(TABLE[0], 1, given, context), given, context.owned):
-        if any(end in given for end in ENDS):
-            return Recipe([*words])
-    if tokens is None and not (is_own_model and any(end in given for end in ENDS)):
+    same_kind = before is not None and ("--arch" in before["chosen"]) != is_own_model
+    if same_kind and preferences.record() in (before["preferences"], Preferences().record()):
+        return _recipe(words, given, {**before, "passes": preferences.passes or before["passes"]}, context)
+    has_end = any(end in given for end in ENDS)
+    if is_own_model and has_end and not _missing(_rows(TABLE[0], 1, given, context), given, context.owned):
+        return Recipe([*words])
+    if tokens is None and not (is_own_model and has_end):
         raise ValueError(
             "--dry-run without a stream: defaults depend on the text; give --arch and --max-update after the --, or a "
             "--stream"
@@ -349,11 +347,15 @@ def _recipe(
     filled = {name: " ".join(values) for name, values in group_words(all_words)}
     lines = [*record["lines"][:1]]
     if passes is not None:
-        lines.append(f"length: {passes:g} pass{'' if passes == 1 else 'es'}, {tokens_per_update(filled):,} tokens an update")
+        lines.append(
+            f"length: {passes:g} pass{'' if passes == 1 else 'es'}, {tokens_per_update(filled):,} tokens an update"
+        )
     lines.append(
-        f"optimizer: {filled.get('--optimizer')}, --lr {filled.get('--lr')}, {filled.get('--warmup-updates', 0)} updates "
-        f"of warm-up, then {filled.get('--lr-scheduler', 'fixed')}"
+        f"optimizer: {filled.get('--optimizer')}, --lr {filled.get('--lr')}, {filled.get('--warmup-updates', 0)} updates"
+        f" of warm-up, then {filled.get('--lr-scheduler', 'fixed')}"
     )
     if "ema_half_life" in features:
-        lines.append(f"tested: moving average of the weights, half-life {features['ema_half_life']} of the updates so far")
+        lines.append(
+            f"tested: moving average of the weights, half-life {features['ema_half_life']} of the updates so far"
+        )
     return Recipe(all_words, chosen, features, passes, {**record, "lines": lines}, lines)

@@ -257,8 +257,8 @@ class AlmaLMTask(StageTask, LanguageModelingTask):
         length = self.args.tokens_per_sample
         if max_tokens is not None and max_tokens < length:
             raise AlmaError(
-                f"--max-tokens {max_tokens}: smaller than a sequence of --tokens-per-sample {length}; give --max-tokens "
-                f"{length} or more, or --tokens-per-sample {max_tokens} or less"
+                f"--max-tokens {max_tokens}: smaller than a sequence of --tokens-per-sample {length}; give "
+                f"--max-tokens {length} or more, or --tokens-per-sample {max_tokens} or less"
             )
         if max_positions is not None and max_positions < length:
             raise AlmaError(

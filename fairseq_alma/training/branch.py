@@ -72,9 +72,7 @@ class LRBranch(Feature):
         if part.num_updates is None or not part.is_branch:
             return LRBranch()
         end = part.first_update + part.num_updates
-        return LRBranch(
-            branch_from=end - self.num_updates(part.num_updates, part.first_update), branch_until=end
-        )
+        return LRBranch(branch_from=end - self.num_updates(part.num_updates, part.first_update), branch_until=end)
 
     def describe(self, part: Part) -> dict[str, Any]:
         if part.num_updates is None:

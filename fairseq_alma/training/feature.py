@@ -97,7 +97,9 @@ class Feature(Options):
     @property
     def way(self) -> str:
         """Its options as given, for messages."""
-        return " ".join(flag(name) if value is True else f"{flag(name)} {value}" for name, value in self.record().items())
+        return " ".join(
+            flag(name) if value is True else f"{flag(name)} {value}" for name, value in self.record().items()
+        )
 
     def check(self, run: PlannedRun) -> None:
         """Raise ValueError, which begins with the option, if a run cannot have it."""

@@ -39,7 +39,9 @@ def test_stages_are_as_long_as_their_text():
     assert abs(sum(twice.lengths(TOKENS)) * tokens_per_update(options(twice)) / 6e6 - 1) < 0.01
 
 
-@pytest.mark.parametrize("word", ["--lr 0.02", "--num-experts 8", "--decoder-layers 3", "--optimizer adam", "--batch-size 5"])
+@pytest.mark.parametrize(
+    "word", ["--lr 0.02", "--num-experts 8", "--decoder-layers 3", "--optimizer adam", "--batch-size 5"]
+)
 def test_what_is_given_takes_precedence(word):
     name, value = word.split()
     found = made([name, value])
@@ -100,7 +102,9 @@ def test_what_was_chosen_stays_chosen_when_the_stream_has_grown_and_passes_may_c
     again = made(tokens=[*TOKENS, 50_000_000], before=first.record)
     assert again.words == first.words and again.features == first.features and again.lines == first.lines
     more = made(tokens=TOKENS, before=first.record, passes=3)
-    assert more.words == first.words and sum(more.lengths(TOKENS)) == pytest.approx(3 * sum(first.lengths(TOKENS)), abs=2)
+    assert more.words == first.words and sum(more.lengths(TOKENS)) == pytest.approx(
+        3 * sum(first.lengths(TOKENS)), abs=2
+    )
     assert more.passes == 3 and made(before=more.record).passes == 3
     for other in ({"size": 10**6}, {"is_paper": True}):
         assert made(before=first.record, **other).words != first.words

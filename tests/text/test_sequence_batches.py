@@ -53,7 +53,7 @@ def test_batch_4_with_update_freq_2_reads_what_batch_8_reads(task, batch, update
     length = -(-len(task.dataset("train")) // 8)
     updates = read(whole, length, 1)
     assert updates == read(parts, length, update_freq)
-    assert sorted(sum(updates, [])) == list(range(len(task.dataset("train"))))
+    assert sorted(index for update in updates for index in update) == list(range(len(task.dataset("train"))))
 
 
 def test_each_sequence_is_read_once_an_epoch_across_resumes_with_other_batches(task):
@@ -62,7 +62,7 @@ def test_each_sequence_is_read_once_an_epoch_across_resumes_with_other_batches(t
         (8, 1, 1, None), (3, 2, 1, None), (2, 1, 2, None), (None, 1, 1, 100), (None, 1, 2, 64),
     ):  # fmt: skip
         iterators, epoch = begin(task, batch, num_procs, state, max_tokens)
-        seen += sum(read(epoch, 2, update_freq), [])
+        seen += [index for update in read(epoch, 2, update_freq) for index in update]
         states = [each.state_dict() for each in iterators]
         assert states[1:] == states[:-1]
         state = states[0]
@@ -89,7 +89,9 @@ def test_a_process_without_a_batch_gets_padding_that_counts_for_nothing(task):
         assert int(each["net_input"]["src_tokens"].ne(1).sum()) == each["ntokens"]
 
 
-@pytest.mark.parametrize("state", [{"version": 2, "iterations_in_epoch": 3}, {"version": 3, "iterations_in_epoch": 9999}])
+@pytest.mark.parametrize(
+    "state", [{"version": 2, "iterations_in_epoch": 3}, {"version": 3, "iterations_in_epoch": 9999}]
+)
 def test_a_position_that_an_epoch_does_not_have_is_refused(task, state):
     with pytest.raises(AlmaError, match="give the data that it was trained on, or --reset-dataloader"):
         iterator_of(task, 4).load_state_dict({"epoch": 1, **state})
@@ -108,7 +110,7 @@ def test_an_order_may_have_a_sequence_several_times():
 
     limits = {"max_tokens": None, "max_sentences": 2}
     iterator = SequenceBatches(Numbers(), np.array([0, 1, 1, 2]), limits, (1,))
-    assert sorted(sum(iterator.next_epoch_itr(), [])) == [0, 1, 1, 2]
+    assert sorted(index for batch in iterator.next_epoch_itr() for index in batch) == [0, 1, 1, 2]
 
 
 def test_a_training_goes_on_with_other_batches_after_running_out_of_memory(trained, tmp_path):

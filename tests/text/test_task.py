@@ -256,7 +256,9 @@ def test_the_option_that_leaves_no_room_for_a_sequence_is_named(trained, tmp_pat
     assert "\n" not in str(error.value)
 
 
-def test_a_line_that_is_too_long_for_the_model_is_skipped_with_a_note_and_the_others_are_answered(trained, tmp_path, checkout):
+def test_a_line_that_is_too_long_for_the_model_is_skipped_with_a_note_and_the_others_are_answered(
+    trained, tmp_path, checkout
+):
     arguments = [str(trained.stream), "--user-dir", str(checkout / "fairseq_alma"), "--task", "alma_lm", "--cpu"]
     arguments += ["--path", str(trained.checkpoint), "--beam", "1", "--max-len-b", "20", "--buffer-size", "4"]
     (tmp_path / "lines").write_text(f"the river\n{'the river ' * 40}\nthe stone\n")

@@ -80,4 +80,3 @@ def test_an_optimizer_that_cannot_grow_is_refused_where_the_model_grows():
     check(CARRY, sgd)
     with pytest.raises(ValueError, match="--carry-optimizer: the state of --optimizer sgd cannot grow with a model"):
         check(CARRY, sgd, plans("gmoe", grow_schedule="4,4,6,6"))
-

@@ -1,6 +1,5 @@
 """fairseq's commands load what fits, and end in one line where a model or the state of a training does not."""
 
-import mmap
 import os
 import re
 from types import SimpleNamespace
