@@ -3,14 +3,13 @@
 import logging
 import os
 import signal
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Iterator
 
 import pytest
 
-from tests.engine import fork_commands_from_here, parse_options_once
+from tests.engine import fork_commands_from_here
 
 # The tests' models are tiny: one thread computes them fastest, and threads that wait for each other on a busy machine
 # are many times slower. Before torch is imported, and for the commands that tests start.
@@ -37,13 +36,10 @@ FIRST = (
 
 
 @pytest.fixture(autouse=True, scope="session")
-def cheap_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Fork the commands of a stage from this process; parse the same options of fairseq once, where it is used."""
+def cheap_engine() -> Iterator[None]:
+    """Fork the commands of a stage from this process."""
     with pytest.MonkeyPatch.context() as patch:
         fork_commands_from_here(patch)
-        if "fairseq" in sys.modules:
-            folder = tmp_path_factory.getbasetemp()
-            parse_options_once(patch, (folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder) / "parsed")
         yield
 
 

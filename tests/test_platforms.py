@@ -29,7 +29,7 @@ NOT_ON_MACOS = {
 }
 PLACES = ("/proc/", "/sys/", "/dev/shm", "\0fairseq")  # the last begins the name of a socket
 GUARDS = ("sys.platform", "hasattr(", ".is_file()", "except OSError")
-ONLY_FORKED = "fork_server.py"
+ONLY_FORKED = "helper.py"
 """Runs where `process.start` has chosen it, which it does on Linux."""
 
 

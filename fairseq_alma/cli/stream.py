@@ -18,7 +18,7 @@ from fairseq_alma.learners.learner import LEARNERS, Learner, Stage, StagePlan
 from fairseq_alma.learners.presets import PAPER
 from fairseq_alma.options import KINDS, TRAINING, Option, Options, flag, options_of
 from fairseq_alma.runs.evaluation import StageEvaluation
-from fairseq_alma.runs.loop import Run, nothing_to_await, nothing_to_evaluate, run_stages, train_members
+from fairseq_alma.runs.loop import Run, run_stages, train_members
 from fairseq_alma.runs.run_folder import RUN_RECORD, RunFolder
 from fairseq_alma.runs.study import (
     FEATURES_FROM,
@@ -36,8 +36,8 @@ from fairseq_alma.terminal import tell
 from fairseq_alma.text.defaults import Context, Preferences, Recipe, complete, tokens_of
 from fairseq_alma.text.text_job import TextJob
 from fairseq_alma.training.feature import FEATURES, Features, PlannedRun, import_from
+from fairseq_alma.watch.arrivals import ArrivalCurves
 from fairseq_alma.watch.run_display import RunDisplay
-from fairseq_alma.watch.sinks import ArrivalCurves, CurveOptions
 
 OWN: tuple[type[Options], ...] = (StudyOptions, PartOptions, ProcessOptions)
 
@@ -264,7 +264,6 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
             job: Job = ImageJob(request, own_words, words, stream)
         else:
             job = TextJob(request, words, stream, recipe)
-        curves = CurveOptions.from_options(job.train_options())
         num_megabatches = arguments.megabatches if stream is None else stream.num_megabatches
         plans = {seed: request.plan(each, kind, num_megabatches) for seed, each in learners.items()}
         learners[request.seeds[0]].check_model(job.last)
@@ -283,7 +282,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         return 0
     assert stream is not None
     refuse_no_folder(request.run, "--run")
-    _run(request, job, learners, plans, stream, curves, evaluation, (own_words, words))
+    _run(request, job, learners, plans, stream, evaluation, (own_words, words))
     return 0
 
 
@@ -293,7 +292,6 @@ def _run(
     learners: dict[int, Learner],
     plans: dict[int, list[StagePlan]],
     stream: Stream,
-    curves: CurveOptions,
     evaluation: Optional[StageEvaluation],
     words: tuple[list[str], list[str]],
 ) -> None:
@@ -310,18 +308,18 @@ def _run(
     with contextlib.ExitStack() as displays:
         runs = []
         for seed, planned in plans.items():
-            shown = ArrivalCurves(folders[seed], planned, curves.sinks(folders[seed]))
+            shown = ArrivalCurves(folders[seed], planned, job.train_options())
             name = f"seed {seed}, " if len(plans) > 1 else ""
             display = RunDisplay(planned, job.unit, job.work(), request.stage, request.member, shown, name)
-            evaluate = nothing_to_evaluate if evaluation is None else evaluation.run
-            runs.append(Run(folders[seed], planned, displays.enter_context(display), evaluate))
+            more = () if evaluation is None else (evaluation.run,)
+            runs.append(Run(folders[seed], planned, displays.enter_context(display), *more))
         backend = build_backend(runs)
         if request.member is not None:
             train_members(runs[0], request.member, backend, request.stage)
             return
         workers = displays.enter_context(MemberJobs(words, runs[0].folder, request.chosen(first), devices))
-        awaited = workers.await_models if len(devices) > 1 else nothing_to_await
-        num_run = run_stages(runs, backend, request.stage, request.keep_checkpoints, awaited, request.keep or ())
+        awaited = {"await_models": workers.await_models} if len(devices) > 1 else {}
+        num_run = run_stages(runs, backend, request.stage, request.keep_checkpoints, keep=request.keep or (), **awaited)
     what = "the run" if request.stage is None else "the stage"
     for run, number in zip(runs, num_run, strict=True):
         if not number:
@@ -349,7 +347,7 @@ def complete_options(
     before = folder.read_run()
     tokens, vocab_size = None, 0
     if stream is not None and stream.tokenizer is not None:
-        tokens = [tokens_of(stream, each) for each in request.stages(stream.num_megabatches)]
+        tokens = [tokens_of(stream, each) for each in request.stages_of_length(stream.num_megabatches)]
         vocab_size = stream.tokenizer.vocab_size
     recipe = complete(
         words,

@@ -23,7 +23,7 @@ from fairseq_alma.options import (
     whole,
 )
 from fairseq_alma.training.feature import FEATURES
-from fairseq_alma.watch.sinks import CURVE_OPTIONS
+from fairseq_alma.watch.arrivals import CURVE_OPTIONS
 
 OPTIMIZERS: Mapping[str, tuple[str, ...]] = {
     "adadelta": ("--adadelta-rho", "--adadelta-eps", "--weight-decay"),

@@ -37,11 +37,16 @@ class ScheduleOptions(Options):
     drop_rest: bool = opt(False, "leave the last mega-batches where fewer than W are left")
     iid: Optional[int] = opt(
         None,
-        "instead of a stream: one stage on the shuffled union of the first K mega-batches, with K times --max-update "
-        "and --total-num-update, to compare with K stages of one mega-batch each",
+        "control: one stage on the shuffled union of the first K mega-batches, with K times the updates",
         range=whole(1),
         trait="has_iid_control",
         metavar="K",
+    )
+    first_wait: Optional[int] = opt(
+        None, "mega-batches gathered before the first update (default: W)", range=whole(1), metavar="K", quiet=True
+    )
+    passes_of_new: bool = opt(
+        False, "with --replay: --passes counts passes over the new mega-batches; updates are drawn from all", quiet=True
     )
 
 
@@ -66,7 +71,9 @@ class Stage:
         return self.arrivals[-1]
 
 
-def stages(num_megabatches: int, wait: int, replay: bool = False, drop_rest: bool = False) -> list[Stage]:
+def stages(
+    num_megabatches: int, wait: int, replay: bool = False, drop_rest: bool = False, first_wait: Optional[int] = None
+) -> list[Stage]:
     """List the stages of a stream.
 
     Args:
@@ -75,6 +82,7 @@ def stages(num_megabatches: int, wait: int, replay: bool = False, drop_rest: boo
         replay: train on everything that has arrived, not on the new mega-batches alone.
         drop_rest: leave the last ``B mod w`` mega-batches (Table 2's w3 rows) rather than train on them as a last,
             shorter stage.
+        first_wait: waiting time before the first update; None: w.
 
     Returns:
         The stages in order: for B = 4 and w = 3, mega-batches 0-2 and then 3 alone. Empty if w > B and the rest is
@@ -83,11 +91,14 @@ def stages(num_megabatches: int, wait: int, replay: bool = False, drop_rest: boo
     if num_megabatches < 1 or wait < 1:
         raise ValueError(f"need at least one mega-batch and a wait of at least 1, got {num_megabatches} and {wait}")
     planned = []
-    for index, first in enumerate(range(0, num_megabatches, wait)):
-        end = min(first + wait, num_megabatches)
-        if drop_rest and end - first < wait:
+    first = 0
+    while first < num_megabatches:
+        gathered = first_wait if first == 0 and first_wait is not None else wait
+        end = min(first + gathered, num_megabatches)
+        if drop_rest and end - first < gathered:
             break
-        planned.append(Stage(index, tuple(range(first, end)), tuple(range(0 if replay else first, end))))
+        planned.append(Stage(len(planned), tuple(range(first, end)), tuple(range(0 if replay else first, end))))
+        first = end
     return planned
 
 

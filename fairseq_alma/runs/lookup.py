@@ -7,11 +7,9 @@ from typing import Any, Iterator, Mapping, Optional
 
 from fairseq_alma.data.stream import MANIFEST, Stream
 from fairseq_alma.errors import AlmaError
-from fairseq_alma.learners.learner import LEARNERS, build_learner, plan_stages
-from fairseq_alma.options import Options, opt, options_of, utf8_path, whole
-from fairseq_alma.runs.loop import NeededModels
+from fairseq_alma.options import Options, opt, utf8_path, whole
 from fairseq_alma.runs.run_folder import RUN_RECORD, RunFolder, stage_predictor
-from fairseq_alma.runs.study import is_begun_on, planned_stages
+from fairseq_alma.runs.study import is_begun_on
 
 RUN_OF_MODEL, EXPORT_OF_MODEL = "run", "export"
 """Where both are in a folder that has stream, run, report and export of one model."""
@@ -61,29 +59,10 @@ def _predictor(path: Path, arrival: Optional[int]) -> Path:
     if not records:
         raise AlmaError(f"{path}: no stage is complete yet; run alma-stream")
     reached = [max(record["megabatches"]) for record in records]
-    known = range(min(reached), _num_known(run, max(reached)))
-    if arrival is None:
-        arrival = max(reached)
-    if arrival not in known:
-        there = f"arrival {known[0]}" if len(known) == 1 else f"arrivals {known[0]} to {known[-1]}"
-        raise AlmaError(
-            f"{path}: no model yet at arrival {arrival}, there is one at {there}; run alma-stream, or give one of these"
-        )
+    arrival = max(reached) if arrival is None else arrival
+    if not min(reached) <= arrival <= max(reached):
+        raise AlmaError(f"{path}: no model at arrival {arrival}; give one from {min(reached)} to {max(reached)}")
     return stage_predictor(run, [record for record, last in zip(records, reached, strict=True) if last <= arrival][-1])
-
-
-def _num_known(run: RunFolder, last: int) -> int:
-    """Return how many arrivals there are before the update after the last one that is complete, or in the stream.
-
-    Args:
-        run: the run.
-        last: the mega-batch after whose arrival it was updated last.
-    """
-    record = run.read_run()
-    assert record is not None
-    num_megabatches = max(record["stream"]["num_megabatches"], last + 1)
-    ends = [stage.last_arrival for stage in planned_stages(record, num_megabatches)]
-    return min((end for end in ends if end > last), default=num_megabatches)
 
 
 def stream_folders(recorded: str, near: Path) -> Iterator[Path]:
@@ -147,31 +126,3 @@ def _trained_on(checkpoint: dict[str, Any], path: Path) -> Path:
     if not found.is_dir():
         raise AlmaError(f"{path}: trained on {recorded}, which is not there any more; give --stream")
     return found
-
-
-def next_of(run: RunFolder, record: Mapping[str, Any]) -> str:
-    """Say what the next alma-stream command does; raise AlmaError if what it needs is not there."""
-    options, kind = record["options"], record["stream"]["kind"]
-    learner = LEARNERS.get(kind, {}).get(record["learner"])
-    if learner is None:
-        return f"--learner {record['learner']} is registered elsewhere: what its next stage needs is not known here"
-    records = {stage: found for stage in run.stages() if (found := run.read_stage(stage)) is not None}
-    seen = max((max(found["megabatches"]) + 1 for found in records.values()), default=0)
-    try:
-        given = {name: options.get(name) for name in options_of(learner)}
-        planned = planned_stages(record, max(seen, record["stream"]["num_megabatches"]))
-        plans = plan_stages(build_learner(learner, kind, record["seed"], options["wait"], given), planned)
-    except ValueError as error:
-        raise AlmaError(f"{run.root / RUN_RECORD}: no run can be planned of it ({error}); begin another run") from error
-    missing = [plan.stage.index for plan in plans if plan.stage.index not in records]
-    done = (missing[0] if missing else len(plans)) - 1
-    for model in NeededModels(plans).after(done):
-        if not run.checkpoint(model).is_file():
-            raise AlmaError(
-                f"{run.checkpoint(model)}: not there, and it is needed after stage {done}; restore it, or remove "
-                f"{run.stage_folder(model.stage)} to train that stage again"
-            )
-    if not missing:
-        return f"all {len(plans)} stages are complete"
-    complete = f"{len(records)} of {len(plans)} stages are complete"
-    return f"{complete}; the same alma-stream command goes on with stage {done + 1}"

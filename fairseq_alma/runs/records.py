@@ -89,10 +89,11 @@ class RunRecord(Struct, frozen=True):
 
 
 class TextResult(Struct, frozen=True):
-    """A test on text: loss in bits per token, perplexity. Both are infinite or NaN where a model diverged."""
+    """A test on text: loss in bits per token, perplexity, bits per byte; infinite or NaN where a model diverged."""
 
     loss: float
     ppl: float
+    bits_per_byte: Optional[float] = None
 
     def __post_init__(self) -> None:
         _refuse_below(0, self.loss, self.ppl)
@@ -108,11 +109,18 @@ class ImageResult(Struct, frozen=True):
         _refuse_below(0, self.loss)
 
 
+class BeforeRecord(Struct, frozen=True):
+    """``before.json``: what was measured before the training of a stage, by split."""
+
+    after_growth: Optional[dict[str, TextResult]] = None
+    before_growth: Optional[dict[str, TextResult]] = None
+    holdouts: Optional[dict[str, TextResult]] = None
+
+
 class TextGrowth(Struct, frozen=True):
-    """What a growth step did to the loss on the validation set; ``before`` it, where another model had been tested."""
+    """The loss on the validation set right after a growth step, or right before it."""
 
     valid: TextResult
-    before: Optional[TextResult] = None
 
 
 class ImageGrowth(Struct, frozen=True):
@@ -143,15 +151,14 @@ class ImageAnytime(Struct, frozen=True):
     branch_updates: Count = 0
 
 
-class TextMatrix(Struct, frozen=True):
-    """Losses in bits per token on slices of all mega-batches: what is held out of them, and what is trained on."""
+class Holdout(Struct, frozen=True):
+    """A test on what is held out of an arrival (mega-batch, from 0), and before the stage that trains on it."""
 
-    held_out: list[Amount]
-    training: list[Amount]
-
-    def __post_init__(self) -> None:
-        if not self.held_out or len(self.held_out) != len(self.training):
-            raise ValueError(f"{len(self.held_out)} held-out and {len(self.training)} training slices found")
+    megabatch: Megabatch
+    loss: Amount
+    ppl: float
+    bits_per_byte: Optional[Amount] = None
+    before: Optional[TextResult] = None
 
 
 class StageRecord(Struct, frozen=True):
@@ -176,7 +183,8 @@ class TextStage(StageRecord, frozen=True, kw_only=True):
     valid: TextResult
     test: TextResult
     anytime: Optional[AnytimeStage] = None
-    matrix: Optional[TextMatrix] = None
+    holdouts: list[Holdout] = []
+    batches: list[dict[str, Optional[int]]] = []
     before_growth: Optional[TextGrowth] = None
     after_growth: Optional[TextGrowth] = None
 
@@ -191,12 +199,6 @@ class ImageStage(StageRecord, frozen=True, kw_only=True):
     anytime: Optional[ImageAnytime] = None
     before_growth: Optional[ImageGrowth] = None
     after_growth: Optional[ImageGrowth] = None
-
-
-class WandbRecord(Struct, frozen=True):
-    """``wandb.json``: what Weights & Biases knows a run or a training by."""
-
-    id: Name
 
 
 class ClockRecord(Struct, frozen=True):

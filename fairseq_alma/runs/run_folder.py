@@ -8,7 +8,6 @@ import contextlib
 import fcntl
 import os
 import re
-import shutil
 import weakref
 from pathlib import Path
 from typing import Any, Callable, Iterator, Mapping, Optional
@@ -18,7 +17,6 @@ from fairseq_alma.errors import AlmaError
 from fairseq_alma.files import (
     as_record,
     locked,
-    open_atomically,
     open_lock,
     read_json_object,
     require_version,
@@ -27,20 +25,16 @@ from fairseq_alma.files import (
     write_json_atomically,
 )
 from fairseq_alma.learners.learner import ModelId
+from fairseq_alma.runs.clock import StageClock, read_clock
 from fairseq_alma.runs.records import RunRecord, stage_type
-from fairseq_alma.watch.progress import StageClock, read_clock
 
 RUN_RECORD = "run.json"
 STAGE_RECORD = "stage.json"
-FORMAT_VERSION = 1
-"""Of both, under this key; where there is none it is 1."""
+FORMAT_VERSION = 2
+"""Of both, under this key; version 0.2.0 wrote 1."""
 VERSION_KEY = "format_version"
-EVALUATION_RECORD = "evaluation.json"
-"""What an evaluation has said, until ``stage.json`` says so."""
 EVALUATED_FOLDER, EVALUATED_FILE = "exported", "evaluated.pt"
 """What a model is given to an evaluation as."""
-EVALUATION_MARKER = ".evaluating"
-"""Says that these are the run's own, and not the user's."""
 AVERAGE = "checkpoint_average.pt"
 """The averaged weights of a trained model, as a checkpoint of their own."""
 BEST = "checkpoint_best.pt"
@@ -241,35 +235,7 @@ class RunFolder:
         self.require_in_place()
         for clock in self.stage_folder(stage).glob(MEMBER_CLOCK.format("*")):
             clock.unlink()
-        self.remove_evaluated(stage)
-        if (kept := self.stage_folder(stage) / EVALUATION_RECORD).is_file():
-            kept.unlink()
         (self.stage_folder(stage) / CLOCK).unlink(missing_ok=True)
-
-    def claim_evaluated(self, stage: int) -> None:
-        """Note that what stands where an evaluation's model goes is the run's own from now on.
-
-        Raises:
-            AlmaError: something of the user's stands there.
-        """
-        self.remove_evaluated(stage)
-        for name in (EVALUATED_FOLDER, EVALUATED_FILE):
-            path = self.stage_folder(stage) / name
-            if path.exists():
-                raise AlmaError(
-                    f"{path}: not of this run, and --then-evaluate puts a model there for a while; give it another "
-                    "name, and the same command resumes here"
-                )
-        with open_atomically(self.stage_folder(stage) / EVALUATION_MARKER):
-            pass
-
-    def remove_evaluated(self, stage: int) -> None:
-        """Remove what was made for an evaluation, also for one that was killed, the marker of that last."""
-        here = self.stage_folder(stage)
-        if (here / EVALUATION_MARKER).is_file():
-            shutil.rmtree(here / EVALUATED_FOLDER, ignore_errors=True)
-            for name in (EVALUATED_FILE, EVALUATION_MARKER):
-                (here / name).unlink(missing_ok=True)
 
     def start_clock(self, stage: int, member: Optional[int] = None) -> StageClock:
         """Resume counting the time that a stage takes, or one member of it that is trained alone."""
@@ -331,7 +297,13 @@ def stage_predictor(folder: RunFolder, record: Mapping[str, Any]) -> Path:
 def _read(path: Path, remedy: str) -> dict[str, Any]:
     """Read a record of a version that is known; the version is left out of what is returned."""
     content = read_json_object(path, remedy)
-    require_version(content.pop(VERSION_KEY, 1), FORMAT_VERSION, path, "install the version that wrote it")
+    version = content.pop(VERSION_KEY, FORMAT_VERSION)
+    if version == 1:
+        raise AlmaError(
+            f"{path}: written by fairseq_alma 0.2.0, whose runs are not read any more; give another --run, or install "
+            "fairseq_alma 0.2.0"
+        )
+    require_version(version, FORMAT_VERSION, path, "install the version that wrote it")
     return content
 
 

@@ -9,7 +9,7 @@ import argparse
 import contextlib
 import math
 import platform
-from dataclasses import MISSING, dataclass, field
+from dataclasses import MISSING, dataclass, field, replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Callable, Mapping, Optional, Protocol, Sequence, Union
@@ -34,7 +34,7 @@ from fairseq_alma.runs.loop import Backend, Run
 from fairseq_alma.runs.run_folder import RunFolder
 from fairseq_alma.training.best_checkpoint import BestCheckpoint
 from fairseq_alma.training.feature import Features
-from fairseq_alma.watch.sinks import CURVE_OPTIONS
+from fairseq_alma.watch.arrivals import CURVE_OPTIONS
 
 TEXT, IMAGES = ("text",), ("images",)
 MEMBERS_ALONE = "trains_members_alone"
@@ -136,7 +136,7 @@ class StudyOptions(ScheduleOptions, PlaceOptions):
     )
     passes: Optional[float] = of_this_call(
         None,
-        "how often each stage goes through its mega-batches (default: 1)",
+        "how often each stage goes through its mega-batches; may differ in a later stage (default: 1)",
         range=real(0, 1000, above=True),
         kinds=TEXT,
         metavar="P",
@@ -165,13 +165,6 @@ class StudyOptions(ScheduleOptions, PlaceOptions):
     )
     validate: bool = opt(
         False, "let fairseq-train validate whenever it saves; for its log alone", kinds=TEXT, free=True
-    )
-    matrix: Optional[bool] = opt(
-        None,
-        "after each stage, test the held-out slice of every mega-batch (alma-prep-text --holdout-bytes) and as much of "
-        "what it trains on; alma-report tells what is memorised and what is forgotten",
-        kinds=TEXT,
-        free=True,
     )
     features_from: Optional[str] = of_this_call(
         None,
@@ -303,7 +296,8 @@ def planned_stages(record: Mapping[str, Any], num_megabatches: int) -> list[Stag
     options = record["options"]
     if (iid := options.get("iid")) is not None:
         return stages(num_megabatches, iid)[:1]
-    return stages(num_megabatches, options["wait"], options["replay"], options["drop_rest"])
+    first = options.get("first_wait")
+    return stages(num_megabatches, options["wait"], options["replay"], options["drop_rest"], first)
 
 
 def versions() -> dict[str, Optional[str]]:
@@ -453,8 +447,12 @@ class RunRequest(StudyOptions, PartOptions, ProcessOptions):
             raise ValueError(f"{flag(given[0])} goes with one --seed; give one call for each seed")
         if len(given) == 2:
             raise ValueError("--jobs trains all members, --member some; give one of them")
-        if self.iid is not None and (self.wait != 1 or self.replay or self.drop_rest):
-            raise ValueError("--iid is one stage: it does not go with --wait, --replay or --drop-rest")
+        if self.iid is not None and (self.wait != 1 or self.replay or self.drop_rest or self.first_wait is not None):
+            raise ValueError("--iid is one stage: it does not go with --wait, --first-wait, --replay or --drop-rest")
+        if self.first_wait is not None and self.wait != 1:
+            raise ValueError(f"--first-wait {self.first_wait}: goes with --wait 1; leave --wait out")
+        if self.passes_of_new and not self.replay:
+            raise ValueError("--passes-of-new: without --replay there are new mega-batches alone; give --replay too")
         if kind == "images" and isinstance(self.save_every, int):
             raise ValueError(f"--save-every {self.save_every}: on images it is a time; give one such as 30s or 15m")
         if isinstance(self.save_every, str) and self.features[BestCheckpoint].best_checkpoint:
@@ -512,13 +510,18 @@ class RunRequest(StudyOptions, PartOptions, ProcessOptions):
             if self.iid > num_megabatches:
                 raise ValueError(f"--iid {self.iid}: the stream has {num_megabatches} mega-batches; give at most that")
             return stages(num_megabatches, self.iid)[:1]
-        planned = stages(num_megabatches, self.wait, self.replay, self.drop_rest)
+        planned = stages(num_megabatches, self.wait, self.replay, self.drop_rest, self.first_wait)
         if not planned:
             raise ValueError(
                 f"--wait {self.wait} --drop-rest: the stream has {num_megabatches} mega-batches, so no stage is left; "
                 "give a smaller --wait"
             )
         return planned
+
+    def stages_of_length(self, num_megabatches: int) -> list[Stage]:
+        """Return the stages with the mega-batches that ``--passes`` counts."""
+        planned = self.stages(num_megabatches)
+        return [replace(stage, megabatches=stage.arrivals) for stage in planned] if self.passes_of_new else planned
 
     def _check_member(self, plans: Sequence[StagePlan]) -> None:
         if self.member is None:

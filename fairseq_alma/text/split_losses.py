@@ -1,14 +1,11 @@
-"""Test one checkpoint on several splits in one process: what fairseq-eval-lm does, which takes one split.
+"""Test one checkpoint on several splits in one process; fairseq-eval-lm takes one split.
 
-    python -P -m fairseq_alma.text.split_losses STREAM … --path CHECKPOINT --gen-subset valid,test,matrix
-
-takes the options of fairseq-eval-lm; ``matrix`` stands for the held-out and the training slice of every mega-batch. A
+It takes the options of fairseq-eval-lm, with several names in ``--gen-subset``. A
 model is tested by fairseq's own function, to the same bits. Members of an ensemble are tested one by one, those alone
 that ``--known FILE`` does not have (`KeptPredictions`), and ``--out FILE`` keeps what all predict together.
 """
 
 import argparse
-import logging
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,11 +21,8 @@ from omegaconf import DictConfig
 
 from fairseq_alma.checkpoints.checkpoint_file import read_checkpoint
 from fairseq_alma.checkpoints.ensemble_file import ENSEMBLE_ARCH, member_file
-from fairseq_alma.data.stream import holdout_name, slice_name
 from fairseq_alma.errors import in_one_line
-from fairseq_alma.text.fork_server import leave
 from fairseq_alma.text.kept_predictions import KeptPredictions
-from fairseq_alma.text.text_steps import MATRIX
 
 
 @dataclass
@@ -116,42 +110,28 @@ def losses_of_ensemble(
     return kept.losses()
 
 
-def split_names(subset: str, num_megabatches: int) -> list[str]:
-    """Return the splits that ``--gen-subset`` names, separated by commas."""
-    slices = [name(t) for name in (holdout_name, slice_name) for t in range(num_megabatches)]
-    return [split for name in subset.split(",") for split in (slices if name == MATRIX else [name])]
-
-
 @in_one_line()
-def test(cfg: DictConfig, known: Optional[Path], out: Optional[Path]) -> None:
-    """Test the checkpoint of a configuration, and print a line for each split."""
+def test(cfg: DictConfig, known: Optional[Path] = None, out: Optional[Path] = None) -> dict[str, float]:
+    """Test the checkpoint of a configuration; return for each split of ``--gen-subset`` its loss, bits per token."""
     utils.import_user_module(cfg.common)
-    task = tasks.setup_task(cfg.task)
     path = cfg.common_eval.path
-    tests = Tests(cfg, task, split_names(cfg.dataset.gen_subset, task.stream.num_megabatches))
+    tests = Tests(cfg, tasks.setup_task(cfg.task), cfg.dataset.gen_subset.split(","))
     model = read_checkpoint(path)["cfg"]["model"]
     members = model["members"] if model["_name"] == ENSEMBLE_ARCH else []
     # Members within the file, or that do not count alike, are no run's.
     is_of_run = bool(members) and all("path" in each and each["weight"] == members[0]["weight"] for each in members)
-    found = losses_of_ensemble(tests, Path(path), members, known, out) if is_of_run else tests.losses(path)
-    for split, loss in found:
+    losses = {}
+    for split, loss in losses_of_ensemble(tests, Path(path), members, known, out) if is_of_run else tests.losses(path):
+        losses[split] = loss
         eval_lm.logger.info(f"{split}: {loss:.4f} bits per token")
+    return losses
 
 
-def main() -> int:
-    """Run the command."""
-    logging.basicConfig(
-        format="%(asctime)s | %(levelname)s | %(name)s | %(message)s", level=logging.INFO, stream=sys.stdout, force=True
-    )
+def main() -> dict[str, float]:
+    """Test with the options of fairseq-eval-lm and two more; see `test`."""
     own = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     own.add_argument("--known", type=Path)
     own.add_argument("--out", type=Path)
-    given, words = own.parse_known_args()
-    sys.argv[1:] = words  # where the task looks too
+    given, sys.argv[1:] = own.parse_known_args()  # the task looks there too
     arguments = options.parse_args_and_arch(options.get_eval_lm_parser())
-    test(convert_namespace_to_omegaconf(arguments), given.known, given.out)
-    return 0
-
-
-if __name__ == "__main__":
-    leave(SystemExit(main()))
+    return test(convert_namespace_to_omegaconf(arguments), given.known, given.out)

@@ -1,10 +1,10 @@
-"""``alma-stream`` on streams of text: stock commands in processes of their own."""
+"""``alma-stream`` on streams of text: its options, and which file of a run has what."""
 
 from copy import copy
 from pathlib import Path
-from typing import Callable, Optional, Sequence
+from typing import Callable, Iterable, Optional, Sequence
 
-from fairseq_alma.data.stream import Stream
+from fairseq_alma.data.stream import Stream, holdout_name
 from fairseq_alma.files import FileIdentity, file_identity
 from fairseq_alma.learners.learner import ModelId, StagePlan, Training
 from fairseq_alma.runs.evaluation import StageEvaluation
@@ -14,15 +14,17 @@ from fairseq_alma.runs.study import RunRequest
 from fairseq_alma.terminal import shell_words
 from fairseq_alma.text import stage_checkpoints
 from fairseq_alma.text.defaults import Recipe, tokens_of
+from fairseq_alma.text.helper import call
 from fairseq_alma.text.text_steps import (
+    BEFORE_RECORD,
     UP_TO_BRANCH,
     WHOLE,
     Average,
+    Before,
     Count,
     Grow,
     Join,
     Test,
-    TestGrowth,
     TextStep,
     Train,
 )
@@ -36,29 +38,34 @@ from fairseq_alma.watch.run_display import describe_stage
 GROWN_FILE = "grown.pt"
 
 
+def check_beginning(path: Path, stream: Path) -> None:
+    """Raise AlmaError unless a checkpoint is one that a run on a stream can begin with."""
+    from fairseq_alma.checkpoints.checkpoint_file import read_checkpoint
+    from fairseq_alma.checkpoints.ensemble_file import check_dictionary
+
+    check_dictionary(read_checkpoint(path), str(path), Stream.open(stream))
+
+
 class TextJob:
     """What alma-stream does with text, see `study.Job`; the one run's back end, see `loop.Backend`.
 
     Args:
-        request: what stands before ``--``.
-        words: what stands after it.
-        stream: the data; None: a dry run does without.
+        request: options before ``--``.
+        words: options after it.
+        stream: the data; None: a dry run needs none.
         recipe: what was filled in after ``--``; None: nothing.
 
     Attributes:
         folder: the run.
-        options: what the user gave after ``--``, for one of several processes, and for as many updates as there are.
-        words_per_token: of the stream, to show words per second.
-        num_slices: mega-batches of which a held-out and a training slice are tested after each stage.
+        options: options after ``--``, for one of several processes.
         lengths: updates of each stage, where --passes decides them; None: --max-update or --max-epoch does.
         stripped: by the last checkpoint of a model which files of it have their final form.
 
     Raises:
         ValueError: an option after ``--`` is wrong.
-        AlmaError: nothing is held out of the mega-batches for --matrix.
     """
 
-    unit = "word"
+    unit = "token"
     overridden: tuple[str, ...] = ()
 
     def __init__(
@@ -68,20 +75,13 @@ class TextJob:
         self.folder = request.folder(request.seeds[0])
         self.stripped: dict[Path, tuple[Optional[FileIdentity], ...]] = {}
         self.given = TrainOptions(words if recipe is None else recipe.words, request.learner.owned)
+        self.options = self.given if request.num_procs == 1 else self.given.shared(request.num_procs)
         self.lengths = None
         if recipe is not None and stream is not None:
-            self.lengths = recipe.lengths([tokens_of(stream, each) for each in request.stages(stream.num_megabatches)])
-        if request.learner.trains_jointly:
-            self.given.joint(1)  # refuses what cannot be
-        options = self.given if request.num_procs == 1 else self.given.shared(request.num_procs)
-        by_stage = request.iid is None or self.lengths is not None
-        self.options = options if by_stage else options.lengthened(request.iid or 1)
-        self.words_per_token, self.num_slices = 1.0, 0
-        if stream is not None:
-            self.words_per_token = stream.words_per_token
-            if request.matrix:
-                stream.holdout(0)
-                self.num_slices = stream.num_megabatches
+            planned = request.stages_of_length(stream.num_megabatches)
+            self.lengths = recipe.lengths([tokens_of(stream, each) for each in planned])
+        if request.iid is not None and self.lengths is None:
+            self.options = self.options.lengthened(request.iid)
 
     def last(self, name: str) -> Optional[tuple[str, ...]]:
         """Return the values of an option after ``--``; see `study.Job`."""
@@ -102,55 +102,59 @@ class TextJob:
         """Whether fairseq-train keeps the checkpoint with the lowest loss on ``valid``."""
         return bool(self.features[BestCheckpoint].best_checkpoint)
 
+    def holdouts(self, arrivals: Iterable[int]) -> list[str]:
+        """Return the held-out parts of some arrivals, as far as the stream has any."""
+        if self.stream is None or not self.stream.has_holdouts:
+            return []
+        names = map(holdout_name, arrivals)
+        return [name for name in names if self.stream.split(name).num_tokens]
+
     def part(self, training: Training, part: str) -> Part:
         """Return what features need to know of a part of a training."""
         updates = self.stage_updates(training.model.stage)
         return Part(self.first_update(training), updates, part == BRANCH, training.model.stage)
 
     def train_options(self) -> dict[str, str]:
-        """Return what run.json says of the options after ``--``."""
+        """Return the options after ``--`` for run.json."""
         return self.given.as_dict()
 
     def work(self) -> Callable[[StagePlan], float]:
-        """Return how the trainings of two stages compare: --max-update ends them alike, epochs by their data."""
-        assert self.stream is not None
-        sizes = [self.stream.megabatch(t).num_words for t in range(self.stream.num_megabatches)]
-        by_updates = self.options.max_update is not None and self.lengths is None
-        return lambda plan: 1.0 if by_updates else sum(sizes[t] for t in plan.stage.megabatches)
+        """Return how the trainings of two stages compare: by their updates, else by their text."""
+        stream = self.stream
+        assert stream is not None
+
+        def work_of(plan: StagePlan) -> float:
+            updates = self.stage_updates(plan.stage.index)
+            return float(tokens_of(stream, plan.stage) if updates is None else updates)
+
+        return work_of
 
     def prepare(self, plans: Sequence[StagePlan]) -> "Callable[[Sequence[Run]], TextJob]":
         """Leave the options to fairseq-train, whose message the log has; see `study.Job`."""
         assert self.stream is not None
-        if self.request.beginning is not None:  # fairseq-train looks at its sizes
-            from fairseq_alma.checkpoints.checkpoint_file import read_checkpoint
-            from fairseq_alma.checkpoints.ensemble_file import check_dictionary
-
-            check_dictionary(read_checkpoint(self.request.beginning), str(self.request.beginning), self.stream)
+        if (beginning := self.request.beginning) is not None:
+            call("fairseq_alma.text.text_job:check_beginning", beginning, self.stream.root)
         return lambda runs: self
 
     def print_plan(self, plans: Sequence[StagePlan], folder: RunFolder) -> None:
         """Print the commands of the stages that were asked for; of several seeds, what each alone would run."""
-        iid, member = self.request.iid, self.request.member
+        member = self.request.member
         evaluation = StageEvaluation.of(self.request.then_evaluate, self.request.stream, self.predictor)
-        if iid is not None and self.lengths is None:
-            print(f"# --iid {iid}: --max-update and --total-num-update are {iid} times those given")
         for plan in self.request.chosen(plans):
             steps = self.steps(folder, plan)
             if member is not None:
                 steps = [step for step in steps if any(model.member in member for model in step.trains)]
             if steps:
-                print(f"# {describe_stage(plan, len(plans))}")
+                print(f"# {describe_stage(plan, len(plans))}: --stage {plan.stage.index}")
             for step in steps:
                 for command in step.commands():
                     print(command)
-                for words in step.by_hand():
-                    print(f"# one split by hand: {shell_words(words)}")
             if evaluation is not None and member is None:
                 for words in evaluation.commands(folder, plan):
                     print(shell_words(words))
 
     def of(self, folder: RunFolder) -> "TextJob":
-        """Return the same of another run, which differs by its seed."""
+        """Return the same for another run, which differs by its seed."""
         own = copy(self)
         own.folder = folder
         return own
@@ -160,13 +164,12 @@ class TextJob:
         if folder.root != self.folder.root:
             return self.of(folder).steps(folder, plan)
         parts = (UP_TO_BRANCH, BRANCH, WHOLE) if self.branch.copies else (WHOLE,)
-        steps: list[TextStep] = []
+        steps: list[TextStep] = [Grow(self, plan, training) for training in plan.trainings if training.growth]
+        steps.append(Before(self, plan))
         for training in plan.trainings:
-            steps += [Grow(self, plan, training)] if training.growth else []
             steps += [Train(self, plan, training, part) for part in parts]
             steps += [Average(self, plan, training)] if self.features.predicts_with == "average" else []
         steps.append(Count(self, plan))
-        steps += [TestGrowth(self, plan, training) for training in plan.trainings if training.growth]
         steps += [Join(self, plan)] if plan.combine != "single" else []
         return [*steps, Test(self, plan)]
 
@@ -199,8 +202,11 @@ class TextJob:
         return own / BRANCH if part == BRANCH else own
 
     def stage_updates(self, stage: int) -> Optional[int]:
-        """Return the updates of a stage; None: epochs end it."""
-        return self.options.max_update if self.lengths is None else self.lengths[stage]
+        """Return the updates of a stage, of a complete one those that it made; None: epochs end it."""
+        if self.lengths is None:
+            return self.options.max_update
+        record = self.folder.read_stage(stage)
+        return self.lengths[stage] if record is None else record["num_updates"]
 
     def num_updates(self, training: Training, part: str) -> Optional[int]:
         """Return the updates that a part of a training has counted when it ends, a branch its own alone.
@@ -226,11 +232,10 @@ class TextJob:
         found = file_identity(last), file_identity(predicting)
         if self.stripped.get(last) == found:
             return
-        if not self.carries_optimizer:
-            stage_checkpoints.drop_optimizer_state(last)
+        alone = [] if self.carries_optimizer else [last]
+        for path in [*alone, *([predicting] if self.keeps_best or self.branch.copies else [])]:
+            call("fairseq_alma.text.stage_checkpoints:drop_optimizer_state", path)
         stage_checkpoints.keep_only_last(last.parent, [predicting.name])
-        if self.keeps_best or self.branch.copies:
-            stage_checkpoints.drop_optimizer_state(predicting)
         if self.branch.copies:
             stage_checkpoints.keep_only_last(predicting.parent)
         self.stripped[last] = file_identity(last), file_identity(predicting)
@@ -248,7 +253,8 @@ class TextJob:
                 stage_checkpoints.remove_all(self.save_folder(model, part))
         for index in stages:
             here = folder.stage_folder(index)
-            (here / GROWN_FILE).unlink(missing_ok=True)
+            for name in (GROWN_FILE, BEFORE_RECORD):
+                (here / name).unlink(missing_ok=True)
             if index != stages[-1]:
                 # Its members may be gone, and a later stage has one of its own.
                 for name in (ENSEMBLE_FILE, PREDICTIONS_FILE):

@@ -1,11 +1,11 @@
-"""A stage of ``alma-stream`` on text as a list of steps, each stock commands in processes of their own.
+"""A stage of ``alma-stream`` on text as a list of steps; what trains, grows and tests are stock commands.
 
-What ``--dry-run`` prints, what runs, and whether a model is there: all of it is asked of the same steps.
+What ``--dry-run`` prints, what runs, and whether a model is there: all of it is asked of the same steps. What reads a
+checkpoint runs in a child of the helper process too: this one never imports torch.
 """
 
 import contextlib
 import math
-import re
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,22 +16,23 @@ from msgspec import to_builtins
 import fairseq_alma
 from fairseq_alma.checkpoints import LAST_CHECKPOINT
 from fairseq_alma.checkpoints.model_options import from_weights
-from fairseq_alma.data.stream import holdout_name, slice_name
+from fairseq_alma.data.stream import Stream, holdout_name
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.files import as_record, once_per_file, read_json_object, write_json_atomically
 from fairseq_alma.learners.learner import ModelId, StagePlan, Training
+from fairseq_alma.metrics import bits_per_byte
 from fairseq_alma.options import GivenOption
 from fairseq_alma.runs.loop import StageWork, Step
-from fairseq_alma.runs.records import TextGrowth
-from fairseq_alma.runs.run_folder import BEST, BRANCH, PREDICTIONS_FILE
+from fairseq_alma.runs.records import BeforeRecord
+from fairseq_alma.runs.run_folder import BEST, BRANCH, PREDICTIONS_FILE, stage_predictor
 from fairseq_alma.runs.study import SAVE_EVERY_UPDATES, seconds_of
 from fairseq_alma.text import stage_checkpoints
-from fairseq_alma.text.process import Command, module_command, run_logged, watch_fairseq
+from fairseq_alma.text.command import Command
+from fairseq_alma.text.helper import call
 from fairseq_alma.text.stage_checkpoints import Progress
 from fairseq_alma.text.train_options import replace_option
-from fairseq_alma.training.average import write_average
-from fairseq_alma.watch.progress import StageProgress
-from fairseq_alma.watch.sinks import CURVE_OPTIONS, TENSORBOARD
+from fairseq_alma.watch.arrivals import CURVE_OPTIONS, TENSORBOARD, WANDB, curves_folder, wandb_environment
+from fairseq_alma.watch.run_display import TrainingProgress
 
 if TYPE_CHECKING:
     from fairseq_alma.checkpoints.model_facts import ModelFacts
@@ -41,15 +42,11 @@ NEVER = 1_000_000_000
 NUM_LOG_LINES = 100
 MAX_LOG_INTERVAL = 25
 TEST_SPLITS = ("valid", "test")
-MATRIX = "matrix"
-"""Stands for the held-out and the training slice of every mega-batch, where `split_losses` is told its splits."""
 WHOLE, UP_TO_BRANCH = "whole", "up to branch"
 """Parts of a training; the third is `BRANCH`, which is also the folder of what branches off."""
 TOTAL = "--total-num-update"
-GROWTH_RECORD = "growth.json"
-"""What was measured right after growth: when the weights before growth are gone, it cannot be measured again."""
-_EVAL_RESULT = re.compile(r"Loss \(base 2\): (\S+), Perplexity: (\S+)")
-_SPLIT_RESULT = re.compile(r"([\w/-]+): (\S+) bits per token$")
+BEFORE_RECORD = "before.json"
+"""What was measured before the training: when the weights of that time are gone, it cannot be measured again."""
 
 Groups = list[tuple[str, ...]]
 
@@ -66,84 +63,56 @@ class TextStep(Step):
     job: "TextJob"
     plan: StagePlan
 
-    def by_hand(self) -> Sequence[Sequence[str]]:
-        """Return, for ``--dry-run``, stock commands that tell a part of what the step does."""
-        return ()
+    @property
+    def here(self) -> Path:
+        """The stage's folder."""
+        return self.job.folder.stage_folder(self.plan.stage.index)
 
     def log(self, name: str) -> Path:
         """Return the path of a log of the stage."""
-        return self.job.folder.stage_folder(self.plan.stage.index) / f"{name}.log"
+        return self.here / f"{name}.log"
 
     def engine(self) -> Groups:
         """Return the options that any of fairseq's commands begins with."""
-        return engine_of(self.job.request.stream)
+        plugin = Path(fairseq_alma.__file__).parent
+        return [(str(self.job.request.stream),), ("--user-dir", str(plugin), "--task", "alma_lm")]
 
-    def evaluation(self, path: Path, split: str) -> Command:
-        """Return the command that tests a checkpoint on a split, such as ``valid``."""
-        return evaluation_of(self.job.request.stream, path, split, self.job.options.for_evaluation())
+    def evaluation(self, path: Path, *splits: str) -> Command:
+        """Return the command that tests a checkpoint on some splits."""
+        groups = [*self.engine(), ("--path", str(path), "--gen-subset", ",".join(splits)), ("--log-format", "simple")]
+        options = self.job.options.for_evaluation()
+        return Command("fairseq-eval-lm", (*groups, *((name, *values) for name, values in options)))
 
-    def launch(
-        self, work: StageWork, command: Command, log: Path, watch: Callable[[str], None] = lambda line: None
-    ) -> None:
-        """Run a command to its end; if the run's folder is moved away meanwhile, that is the error."""
+    def launch(self, work: StageWork, command: Command, log: Path, **how: Any) -> Any:
+        """Run a command, and return its value; if the run's folder is moved away meanwhile, that is the error."""
         work.folder.require_in_place()
         try:
-            run_logged(command, log, watch, work.locks)
+            return command.run(log, work.locks, **how)
         except (AlmaError, OSError):
             work.folder.require_in_place()
             raise
 
-    def evaluate(self, work: StageWork, command: Command, what: str, log: Path) -> dict[str, float]:
-        """Return loss (bits per token, 4 decimals as fairseq prints them) and perplexity."""
-        work.display.say(work.plan, f"testing on {what}")
-        loss = loss_of(lambda watch: self.launch(work, command, log, watch), what, log)
-        return {"loss": loss, "ppl": round(2**loss, 4)}
+    def test(
+        self, work: StageWork, path: Path, splits: Sequence[str], log: Path, further: Sequence[str] = ()
+    ) -> dict[str, dict[str, Any]]:
+        """Return for each split loss (bits per token), perplexity, and bits per byte where it has a text."""
+        work.display.say(work.plan, f"testing on {', '.join(splits[:2])}{', …' if len(splits) > 2 else ''}")
+        losses = self.launch(work, self.evaluation(path, *splits), log, further=further)
+        return {split: _result(losses[split], self.job.stream, split, log) for split in splits}
 
 
-def engine_of(stream: Path) -> Groups:
-    """Return the options that any of fairseq's commands on a stream begins with."""
-    plugin = Path(fairseq_alma.__file__).parent
-    return [(str(stream),), ("--user-dir", str(plugin), "--task", "alma_lm")]
-
-
-def evaluation_of(stream: Path, path: Path, split: str, options: Sequence[GivenOption]) -> Command:
-    """Return the command that tests a checkpoint on a split of a stream, such as ``valid``."""
-    groups = [*engine_of(stream), ("--path", str(path), "--gen-subset", split), ("--log-format", "simple")]
-    return Command("fairseq-eval-lm", (*groups, *((name, *values) for name, values in options)))
-
-
-def loss_of(launch: Callable[[Callable[[str], None]], None], what: str, log: Path) -> float:
-    """Return the loss that fairseq-eval-lm prints, bits per token.
-
-    Args:
-        launch: runs it, and hands each line of its log to a function.
-        what: is tested on.
-        log: what it prints.
-
-    Raises:
-        AlmaError: it printed none, or no number.
-    """
-    results: list[float] = []
-
-    def watch(line: str) -> None:
-        if match := _EVAL_RESULT.search(line):
-            results.append(float(match[1]))
-
-    launch(watch)
-    if len(results) != 1:
-        raise AlmaError(f"{log}: fairseq-eval-lm printed {len(results)} results, one is needed; read the log")
-    return require_number(results[0], what, log)
-
-
-def require_number(loss: float, what: str, log: Path) -> float:
-    """Return a loss in bits per token; raise AlmaError, which names the log, if its perplexity is no number."""
-    # From 2 ** 1024 on, the perplexity of a loss that is a number is none; fairseq prints it as inf.
+def _result(loss: float, stream: Optional[Stream], split: str, log: Path) -> dict[str, Any]:
+    # From 2 ** 1024 on, the perplexity of a loss that is a number is none.
     if not math.isfinite(loss) or loss >= sys.float_info.max_exp:
         raise AlmaError(
-            f"{log}: the loss on {what} is {loss}, so the training diverged; start a new --run with a lower "
-            "--lr, more --warmup-updates or --clip-norm"
+            f"{log}: the loss on {split} is {loss}, so the training diverged; start a new --run with a lower --lr, "
+            "more --warmup-updates or --clip-norm"
         )
-    return loss
+    assert stream is not None
+    part = stream.split(split)
+    per_byte = bits_per_byte(loss, part.num_tokens, part.num_bytes)
+    shown = {"loss": round(loss, 4), "ppl": round(2**loss, 4)}
+    return shown if per_byte is None else {**shown, "bits_per_byte": round(per_byte, 5)}
 
 
 @dataclass(frozen=True)
@@ -172,7 +141,7 @@ class Grow(TrainingStep):
     """Adds experts, layers or both to the weights that a training starts from."""
 
     def is_done(self, model: Optional[ModelId] = None) -> bool:
-        """Tell whether what grows is there, or not needed any more. What is there is whole."""
+        """Return whether what grows is there, or not needed any more."""
         is_there = self.job.grown(self.training.model).is_file()
         return is_there or Train(self.job, self.plan, self.training).is_done()
 
@@ -206,19 +175,10 @@ class Grow(TrainingStep):
     def run(self, work: StageWork) -> Mapping[str, Any]:
         """Grow, unless that is done. fairseq-train looks at the file again when it resumes."""
         if not self.is_done():
-            self.grow(work)
+            self.require_start()
+            work.display.say(work.plan, "growing", self.training)
+            self.launch(work, self.commands()[0], self.log("grow"))
         return {}
-
-    def grow(self, work: StageWork) -> None:
-        """Grow, whatever became of what had grown."""
-        self.require_start()
-        growth = self.training.growth
-        assert growth is not None
-        what = [f"{growth.num_new} experts ({growth.method})"] if growth.num_new else []
-        what += [f"layers up to {growth.layers}"] if growth.layers is not None else []
-        work.display.say(work.plan, f"adding {' and '.join(what)}", self.training)
-        (command,) = self.commands()
-        self.launch(work, command, self.log("grow"))
 
 
 @dataclass(frozen=True)
@@ -242,18 +202,20 @@ class Train(TrainingStep):
         return self.job.num_updates(self.training, self.part), self.job.options.max_epoch
 
     def is_done(self, model: Optional[ModelId] = None) -> bool:
-        """Tell whether it is trained to its end. Raises AlmaError if its checkpoint is damaged."""
+        """Return whether it is trained to its end. Raises AlmaError if its checkpoint is damaged."""
         last, best = self.folder / LAST_CHECKPOINT, self.folder / BEST
         return (
             stage_checkpoints.is_whole(last)
-            and stage_checkpoints.read_progress(last).has_reached(*self.limits)
+            and read_progress(last).has_reached(*self.limits)
             and (not self.job.keeps_best or stage_checkpoints.is_whole(best))
         )
 
     def commands(self) -> Sequence[Command]:
         """Return the call of fairseq-train; given again after a kill, it resumes."""
         request, model = self.job.request, self.training.model
-        data = ("--megabatch", str(self.plan.stage.last_arrival), "--wait", str(request.iid or request.wait))
+        stage = self.plan.stage
+        wait = request.iid or (request.first_wait if stage.index == 0 else None) or request.wait
+        data = ("--megabatch", str(stage.last_arrival), "--wait", str(wait))
         groups: Groups = [
             *self.engine(),
             (*data, "--replay") if request.replay else data,
@@ -262,8 +224,8 @@ class Train(TrainingStep):
         if request.num_procs > 1:
             groups.append(("--distributed-world-size", str(request.num_procs)))
         groups += [*self._start(), *self._features(), *self._saving(), *self._reporting()]
-        groups += [self._own_curves(option) for option in self._model()]
-        environment = self.job.options.live.wandb_environment(self.job.folder, model)
+        groups += [(name, *values) for name, values in self._model()]
+        environment = wandb_environment(self.job.folder, model) if self.job.last(WANDB) else {}
         return [Command("fairseq-train", tuple(groups), environment, request.num_procs)]
 
     def _start(self) -> Groups:
@@ -281,7 +243,7 @@ class Train(TrainingStep):
         return [from_weights(path)]
 
     def _features(self) -> Groups:
-        """Return the options of what the training does beside learning."""
+        """Return the options of the training's features."""
         source = self.job.request.features_from
         groups: Groups = [] if source is None else [("--features-from", str(Path(source).resolve()))]
         return groups + self.job.features.words(self.job.part(self.training, self.part))
@@ -315,19 +277,11 @@ class Train(TrainingStep):
             options = replace_option(options, TOTAL, str(job.stage_updates(training.model.stage)))
         if self.part == BRANCH:  # it would be drawn over what it branches off from
             options = [option for option in options if option[0] not in CURVE_OPTIONS]
-        if training.num_layers is not None:
-            options = [*options, ("--decoder-layers", (str(training.num_layers),))]
-        if training.num_experts is not None:
-            options = [*options, ("--num-experts", (str(training.num_experts),))]
-        return options
-
-    def _own_curves(self, option: GivenOption) -> tuple[str, ...]:
-        """Return an option as one group; the curves of each model go into a folder of their own."""
-        name, values = option
-        live = self.job.options.live
-        if name == TENSORBOARD:
-            return (name, str(live.curves(self.job.folder, self.training.model)))
-        return (name, *values)
+        if logdir := job.last(TENSORBOARD):
+            folder = curves_folder(logdir[0], job.folder, training.model)
+            options = replace_option(options, TENSORBOARD, str(folder))
+        sizes = {"--decoder-layers": training.num_layers, "--num-experts": training.num_experts}
+        return [*options, *((name, (str(size),)) for name, size in sizes.items() if size is not None)]
 
     def run(self, work: StageWork) -> Mapping[str, Any]:
         """Train to the end, unless that is done; return what it took."""
@@ -336,46 +290,30 @@ class Train(TrainingStep):
             return {}
         flops = _facts(self.folder / LAST_CHECKPOINT).train_flops_per_token
         share = {"train_tokens": done.train_tokens, "train_flops": done.train_tokens * flops}
-        return share if self.part == BRANCH else {"num_updates": done.num_updates, **share, **self._described(done)}
-
-    @property
-    def own_log(self) -> Path:
-        """The log of fairseq-train."""
-        return self.log(f"train-member-{self.training.model.member}" + ("-branch" if self.part == BRANCH else ""))
+        if self.part == BRANCH:
+            return share
+        described = self.job.features.describe(self.job.part(self.training, self.part))
+        anytime = {"anytime": {"first_update": done.first_update, **described}} if described else {}
+        batches = getattr(done, "batches", ())
+        changed = {"batches": list(batches)} if len(batches) > 1 else {}
+        return {"num_updates": done.num_updates, **share, **anytime, **changed}
 
     def _train(self, work: StageWork) -> Progress:
         """Train, unless that is done; return how far it is."""
         self._forget_what_is_lost()
         last = stage_checkpoints.repair_last(self.folder)
-        before = stage_checkpoints.read_progress(last) if last else Progress(0, 0, 0)
+        before = read_progress(last) if last else Progress(0, 0, 0)
         if last and before.has_reached(*self.limits):
             self._synchronise()
             return before
         self.require_start()
-        log = self.own_log
-        with work.display.training(self.plan, self.training, self.limits[0], before.num_updates) as progress:
-            self.launch(work, self._resuming(before), log, self._watch(progress))
-        return self._require_end(log)
-
-    def _watch(self, progress: StageProgress) -> Callable[[str], None]:
-        """Return what shows the lines of the training's log."""
-        first_update = self.job.first_update(self.training, self.part)
-        return watch_fairseq(progress, self.job.words_per_token, self.limits[1], first_update)
-
-    def _resuming(self, done: Progress) -> Command:
-        """Return the command; its curves resume from the updates that are done."""
+        branch = "-branch" if self.part == BRANCH else ""
+        log = self.log(f"train-member-{self.training.model.member}{branch}")
         (command,) = self.commands()
-        if self.part == BRANCH:
-            return command
-        live, place = self.job.options.live, (self.job.folder, self.training.model)
-        live.rewind(*place, done.num_updates and done.first_update + done.num_updates)
-        return replace(command, environment={**command.environment, **live.wandb_identity(*place)})
-
-    def _described(self, done: Progress) -> dict[str, Any]:
-        """Return what stage.json says of how the stage began and of what is tested; nothing for the paper's way."""
-        features = self.job.features
-        described = features.describe(self.job.part(self.training, self.part))
-        return {"anytime": {"first_update": done.first_update, **described}} if described else {}
+        with work.display.training(self.plan, self.training, self.limits[0], before.num_updates) as progress:
+            first_update = self.job.first_update(self.training, self.part)
+            self.launch(work, command, log, watch=_watch(progress, self.limits[1], first_update))
+        return self._require_end(log)
 
     def _forget_what_is_lost(self) -> None:
         """Begin anew where a power failure has cut off what the last checkpoint does not have.
@@ -390,7 +328,7 @@ class Train(TrainingStep):
         branch = replace(self, part=BRANCH)
         stage_checkpoints.repair_last(branch.folder)
         split, _ = self.limits
-        if not branch.is_done() and split is not None and stage_checkpoints.read_progress(last).num_updates > split:
+        if not branch.is_done() and split is not None and read_progress(last).num_updates > split:
             stage_checkpoints.remove_all(branch.folder)
             stage_checkpoints.remove_all(self.folder)
 
@@ -399,7 +337,7 @@ class Train(TrainingStep):
         last = self.folder / LAST_CHECKPOINT
         if not stage_checkpoints.is_whole(last):
             raise AlmaError(f"{log}: fairseq-train ended without a checkpoint; read the log")
-        after = stage_checkpoints.read_progress(last)
+        after = read_progress(last)
         if not after.has_reached(*self.limits):
             raise AlmaError(
                 f"{log}: fairseq-train ended after {after.num_updates} updates and {after.num_epochs} epochs, before "
@@ -409,10 +347,33 @@ class Train(TrainingStep):
         return after
 
     def _synchronise(self) -> None:
-        """See to it that what a training ends with is on the disk, before any stage.json says that it is there."""
+        """Write the final checkpoints through to the disk, before any stage.json says that they are there."""
         stage_checkpoints.synchronise(self.folder / LAST_CHECKPOINT)
         if self.job.keeps_best and (self.folder / BEST).is_file():
             stage_checkpoints.synchronise(self.folder / BEST)
+
+
+def _watch(
+    progress: TrainingProgress, max_epoch: Optional[int], first_update: int
+) -> Callable[[Mapping[str, Any]], None]:
+    """Return what shows the figures that fairseq-train logs.
+
+    Args:
+        progress: of the training.
+        max_epoch: passes over the data after which it ends, if updates do not end it before.
+        first_update: updates that the optimizer had made when the stage began; fairseq counts them too.
+    """
+    limit = progress.max_update
+
+    def watch(figures: Mapping[str, Any]) -> None:
+        num_updates, epochs = int(figures["num_updates"]) - first_update, float(figures.get("update") or 0)
+        if max_epoch is not None and epochs > 0:  # fairseq's "update" counts passes over the data, with a fraction
+            by_epochs = max(num_updates, round(num_updates * max_epoch / epochs))
+            progress.max_update = by_epochs if limit is None else min(limit, by_epochs)
+        loss = figures["nll_loss"] if "nll_loss" in figures else figures["loss"]
+        progress.update(num_updates, float(loss), float(figures["wps"]) if "wps" in figures else None)
+
+    return watch
 
 
 @dataclass(frozen=True)
@@ -420,11 +381,11 @@ class Average(TrainingStep):
     """Makes a checkpoint of the averaged weights of a trained model."""
 
     def is_done(self, model: Optional[ModelId] = None) -> bool:
-        """Tell whether it is there, undamaged."""
+        """Return whether it is there, undamaged."""
         return stage_checkpoints.is_sound(self.job.predicting(self.training.model))
 
     def commands(self) -> Sequence[Command]:
-        """Return what does as `run` does, in a process of its own."""
+        """Return the command that does what `run` does."""
         last, average = self.job.folder.checkpoint(self.training.model), self.job.predicting(self.training.model)
         return [Command("alma-ensemble", ((str(last), "--average", "--out", str(average), "--force"),))]
 
@@ -432,7 +393,8 @@ class Average(TrainingStep):
         """Make it, unless it is there."""
         if not self.is_done():
             model = self.training.model
-            write_average(self.job.folder.checkpoint(model), self.job.predicting(model))
+            paths = (self.job.folder.checkpoint(model), self.job.predicting(model))
+            call("fairseq_alma.training.average:write_average", *paths, files=work.locks)
         return {}
 
 
@@ -450,52 +412,44 @@ class Count(TextStep):
         }
 
 
-@dataclass(frozen=True)
-class TestGrowth(TextStep):
-    """Tests a model right after growth, before its training, on ``valid``.
+class Before(TextStep):
+    """Tests before the training: a model right after growth on ``valid``, and on new held-out parts the one before.
 
     Where other weights are tested at an arrival than those that grow, these too, as they were before growth.
     """
 
-    training: Training
-
     @property
-    def note(self) -> Path:
-        """Where the figures stand: a stage that runs again may have lost what grew."""
-        return self.job.folder.stage_folder(self.plan.stage.index) / GROWTH_RECORD
-
-    def is_done(self, model: Optional[ModelId] = None) -> bool:
-        """Tell whether it was measured."""
-        return self._read() is not None
+    def tests(self) -> list[tuple[str, Path, list[str]]]:
+        """What is tested: a name, the checkpoint, the splits."""
+        found = []
+        for training in self.plan.trainings:
+            if training.growth is not None and training.start is not None:
+                found.append(("after_growth", self.job.grown(training.model), ["valid"]))
+                if (path := self.job.begins_from(training.start)) != self.job.predicting(training.start):
+                    found.append(("before_growth", path, ["valid"]))
+        index, splits = self.plan.stage.index, self.job.holdouts(self.plan.stage.arrivals)
+        if index > 0 and splits and (record := self.job.folder.read_stage(index - 1)) is not None:
+            with contextlib.suppress(AlmaError):  # it is not kept
+                found.append(("holdouts", stage_predictor(self.job.folder, record), splits))
+        return found
 
     def commands(self) -> Sequence[Command]:
-        """Return the tests, after growth and before it."""
-        start = self.training.start
-        assert start is not None, self.training
-        paths = [self.job.grown(self.training.model)]
-        if (before := self.job.begins_from(start)) != self.job.predicting(start):
-            paths.append(before)
-        return [self.evaluation(path, "valid") for path in paths]
+        """Return the tests."""
+        return [self.evaluation(path, *splits) for _, path, splits in self.tests]
 
     def run(self, work: StageWork) -> Mapping[str, Any]:
         """Return the figures, measured once."""
-        figures = self._read()
-        if figures is None:
-            grow = Grow(self.job, self.plan, self.training)
-            if not self.job.grown(self.training.model).is_file():
-                grow.grow(work)
-            whens = (("valid", "after"), ("before", "before"))
-            figures = {
-                name: self.evaluate(work, command, f"valid right {when} growth", self.log(f"valid-{when}-growth"))
-                for (name, when), command in zip(whens, self.commands(), strict=False)
-            }
-            write_json_atomically(self.note, figures)
-        shown = {"before_growth": figures.get("before"), "after_growth": figures["valid"]}
-        return {name: {"valid": result} for name, result in shown.items() if result is not None}
+        found = self._read()
+        if found is None:
+            found = {name: self.test(work, path, splits, self.log(name)) for name, path, splits in self.tests}
+            write_json_atomically(self.here / BEFORE_RECORD, found)
+        growth = {name: found[name] for name in ("before_growth", "after_growth") if found.get(name)}
+        return {**growth, **({"holdouts": found["holdouts"]} if found.get("holdouts") else {})}
 
     def _read(self) -> Optional[dict[str, Any]]:
+        path = self.here / BEFORE_RECORD
         with contextlib.suppress(AlmaError, FileNotFoundError):
-            return to_builtins(as_record(read_json_object(self.note, ""), TextGrowth, self.note, ""))
+            return to_builtins(as_record(read_json_object(path, ""), BeforeRecord, path, ""))
         return None
 
 
@@ -503,83 +457,60 @@ class Join(TextStep):
     """Makes one checkpoint of all that predicts after the stage."""
 
     def commands(self) -> Sequence[Command]:
-        """Return the call of alma-ensemble that does as `run` does."""
+        """Return the command that does what `run` does."""
         predictor, _ = self.job.predictor(self.job.folder, self.plan)
         members = tuple(str(self.job.predicting(model)) for model in self.plan.predictors)
         return [Command("alma-ensemble", (members, ("--out", str(predictor), "--force")))]
 
     def run(self, work: StageWork) -> Mapping[str, Any]:
         """Join the members. The file has their checksums: they must have their final form before."""
-        # Imports torch, which takes seconds; a finished run needs none of it.
-        from fairseq_alma.checkpoints.checkpoint_file import write_checkpoint
-        from fairseq_alma.checkpoints.ensemble_file import join_checkpoints
-
         if not self.job.request.keep_checkpoints:
             for model in self.plan.predictors:
                 self.job.strip(model)
         work.folder.require_in_place()
-        predictor, _ = self.job.predictor(self.job.folder, self.plan)
-        members = [self.job.predicting(model) for model in self.plan.predictors]
-        write_checkpoint(join_checkpoints(members, [1.0] * len(members), predictor), predictor)
+        (command,) = self.commands()
+        call("fairseq_alma.cli.ensemble:main", command.arguments, files=work.locks)
         return {}
 
 
 class Test(TextStep):
-    """Tests what predicts after the stage, on ``valid``, ``test``, and slices of all mega-batches if asked to."""
+    """Tests what predicts after the stage, on ``valid``, ``test``, and what is held out of each arrival so far."""
 
     @property
     def splits(self) -> list[str]:
         """What is tested on."""
-        slices = [name(t) for name in (holdout_name, slice_name) for t in range(self.job.num_slices)]
-        return [*TEST_SPLITS, *slices]
+        return [*TEST_SPLITS, *self.job.holdouts(range(self.plan.stage.last_arrival + 1))]
 
     def commands(self) -> Sequence[Command]:
-        """Return the one call that tests on all splits."""
+        """Return the stock command for each split."""
         predictor, _ = self.job.predictor(self.job.folder, self.plan)
-        subset = ",".join([*TEST_SPLITS, *([MATRIX] if self.job.num_slices else [])])
-        command = module_command("fairseq_alma.text.split_losses", self.evaluation(predictor, subset).groups)
-        if self.plan.combine == "single":
-            return [command]
-        known = [] if self.plan.stage.index == 0 else ["--known", str(self._kept(self.plan.stage.index - 1))]
-        kept = (*known, "--out", str(self._kept(self.plan.stage.index)))
-        return [replace(command, groups=(*command.groups, kept))]
-
-    def _kept(self, stage: int) -> Path:
-        return self.job.folder.stage_folder(stage) / PREDICTIONS_FILE
-
-    def by_hand(self) -> Sequence[Sequence[str]]:
-        """Return the call of fairseq-eval-lm that finds the same on one split; of an ensemble it tests all members."""
-        predictor, _ = self.job.predictor(self.job.folder, self.plan)
-        command = self.evaluation(predictor, TEST_SPLITS[-1])
-        return [[command.program, *command.arguments]]
+        return [self.evaluation(predictor, split) for split in self.splits]
 
     def run(self, work: StageWork) -> Mapping[str, Any]:
-        """Test; losses on slices are in bits per token."""
-        losses: dict[str, float] = {}
+        """Test all splits in one process; of an ensemble only new members, as what others predict is kept."""
+        predictor, _ = self.job.predictor(self.job.folder, self.plan)
+        kept: tuple[str, ...] = ()
+        if self.plan.combine != "single":
+            before = self.job.folder.stage_folder(self.plan.stage.index - 1) / PREDICTIONS_FILE
+            known = ("--known", str(before)) if self.plan.stage.index else ()
+            kept = (*known, "--out", str(self.here / PREDICTIONS_FILE))
+        found = self.test(work, predictor, self.splits, self.log("test"), kept)
+        shown: dict[str, Any] = {split: found[split] for split in TEST_SPLITS}
+        before_it = (Before(self.job, self.plan)._read() or {}).get("holdouts") or {}
+        holdouts = [
+            {"megabatch": t, **found[name], "before": before_it.get(name)}
+            for t in range(self.plan.stage.last_arrival + 1)
+            if (name := holdout_name(t)) in found
+        ]
+        return {**shown, "holdouts": holdouts} if holdouts else shown
 
-        def watch(line: str) -> None:
-            if match := _SPLIT_RESULT.search(line):
-                losses[match[1]] = float(match[2])
 
-        log = self.log("test")
-        work.display.say(work.plan, f"testing on {', '.join(TEST_SPLITS)}{' and slices' * bool(self.job.num_slices)}")
-        (command,) = self.commands()
-        self.launch(work, command, log, watch)
-        if lacking := [split for split in self.splits if split not in losses]:
-            raise AlmaError(f"{log}: no loss on {lacking[0]} was printed; read the log")
-        found = [require_number(losses[split], split, log) for split in self.splits]
-        shown: dict[str, Any] = {
-            split: {"loss": loss, "ppl": round(2**loss, 4)} for split, loss in zip(TEST_SPLITS, found, strict=False)
-        }
-        if slices := found[len(TEST_SPLITS) :]:
-            half = self.job.num_slices
-            shown["matrix"] = {"held_out": slices[:half], "training": slices[half:]}
-        return shown
+@once_per_file
+def read_progress(path: Path) -> Progress:
+    """Return how far a checkpoint is."""
+    return call("fairseq_alma.text.stage_checkpoints:read_progress", path)
 
 
 @once_per_file
 def _facts(path: Path) -> "ModelFacts":
-    # Imports torch, which takes seconds; a dry run needs none of it.
-    from fairseq_alma.checkpoints.model_facts import describe_checkpoint
-
-    return describe_checkpoint(path)
+    return call("fairseq_alma.checkpoints.model_facts:describe_checkpoint", path)

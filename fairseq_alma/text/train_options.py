@@ -9,7 +9,6 @@ from typing import Mapping, Optional, Sequence
 from fairseq_alma.checkpoints.model_options import MODELS
 from fairseq_alma.options import GivenOption, group_words, options_of
 from fairseq_alma.training.feature import FEATURES
-from fairseq_alma.watch.sinks import CurveOptions
 
 BALANCING = "alma_switch_cross_entropy"
 """The criterion that adds the balance loss of Switch layers."""
@@ -70,7 +69,6 @@ class TrainOptions:
         if self.last("--arch") is None:
             raise ValueError("no --arch after the --; choose an architecture, for instance --arch alma_switch_lm_tiny")
         self._check_own()
-        self.live = CurveOptions.from_options(self.as_dict())
         self.max_update = self._positive("--max-update")
         self.max_epoch = self._positive("--max-epoch")
         if self.max_update is None and self.max_epoch is None:

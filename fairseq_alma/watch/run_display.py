@@ -1,73 +1,90 @@
-"""What a user sees of a whole run: the training at hand, and a line for each complete stage.
+"""What a user sees of a run: the training at hand with the time left, and one line for each complete stage.
 
-A stage may take a tenth of a second or a day: no more lines are written than one can read.
+On a terminal `rich.progress` draws the training; elsewhere a line is printed every 15 seconds. Stages, arrivals and
+mega-batches are counted from 1 here, from 0 in files and options.
 """
 
 import contextlib
+import math
 import sys
 import time
-from functools import partial
-from typing import Any, Callable, Iterator, Mapping, Optional, Sequence
+from typing import TYPE_CHECKING, Any, Callable, Iterator, Mapping, Optional, Sequence, SupportsFloat
 
 from fairseq_alma.learners.learner import StagePlan, Training
-from fairseq_alma.terminal import LiveLine, spell_duration, tell
-from fairseq_alma.watch.progress import Forecast, StageProgress
-from fairseq_alma.watch.sinks import ArrivalCurves
+from fairseq_alma.terminal import is_terminal, spell_duration, tell
+from fairseq_alma.watch.arrivals import ArrivalCurves
 
-NUM_AT_ONCE = 10
-RESULT_EVERY_SECONDS = 5.0
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+TERMINAL_EVERY_SECONDS, LOG_EVERY_SECONDS = 0.1, 15.0
+RESULTS_AT_ONCE, RESULT_EVERY_SECONDS = 10, 5.0
+LOSS_UNITS = {"token": "bits", "image": "nats"}
 
 
 def describe_stage(plan: StagePlan, num_stages: int) -> str:
-    """Name a stage for people: ``stage 0/1, arrival 2 (mega-batches 0-2)``; all count from 0, as in the files."""
-    data = plan.stage.megabatches
-    span = f"mega-batch {data[0]}" if len(data) == 1 else f"mega-batches {data[0]}-{data[-1]}"
-    return f"stage {plan.stage.index}/{num_stages - 1}, arrival {plan.stage.last_arrival} ({span})"
+    """Return ``stage 1/2, arrival 3 (mega-batches 1-3)``."""
+    first, last = plan.stage.megabatches[0] + 1, plan.stage.megabatches[-1] + 1
+    span = f"mega-batch {first}" if first == last else f"mega-batches {first}-{last}"
+    return f"stage {plan.stage.index + 1}/{num_stages}, arrival {plan.stage.last_arrival + 1} ({span})"
 
 
-class HeldLines:
-    """Lines at a bearable rate: the first few at once, then one now and then, and always the last.
+class TrainingProgress:
+    """One training while it runs.
 
     Args:
-        num_at_once: lines that may come at once.
-        seconds: that earn one more line.
+        show: called with updates, their final number or None, and the text, not more often than can be read.
+        unit: ``token`` or ``image``.
+        max_update: final number of updates; None: not known yet (the attribute may be set later).
+        done: updates of earlier launches.
     """
 
-    def __init__(self, num_at_once: int = NUM_AT_ONCE, seconds: float = RESULT_EVERY_SECONDS) -> None:
-        self.num_at_once = num_at_once
-        self.seconds = seconds
-        self.earned = float(num_at_once)
-        self.since = time.monotonic()
-        self.held: Optional[str] = None
+    def __init__(
+        self, show: Callable[[int, Optional[int], str], None], unit: str, max_update: Optional[int], done: int
+    ) -> None:
+        self.show, self.unit, self.max_update, self.done = show, unit, max_update, done
+        self.num_updates = done
+        self.first: Optional[tuple[int, float]] = None
 
-    def hold(self, line: str) -> None:
-        """Take a line; it takes the place of one that is held back."""
-        self.held = line
+    def update(
+        self, num_updates: int, loss: Optional[SupportsFloat] = None, rate: Optional[SupportsFloat] = None
+    ) -> None:
+        """Take the figures of the training after an update.
 
-    def release(self, at_end: bool = False) -> None:
-        """Print the line that is held back on standard output, if its time has come or nothing comes after it."""
-        now = time.monotonic()
-        self.earned = min(self.num_at_once, self.earned + (now - self.since) / self.seconds)
-        self.since = now
-        if self.held is None or (self.earned < 1 and not at_end):
-            return
-        self.earned -= 1
-        tell(self.held, sys.stdout)
-        self.held = None
+        Args:
+            num_updates: updates of the stage, those of earlier launches included.
+            loss: bits per token or nats per image; a tensor is read only when it is shown.
+            rate: tokens or images per second.
+        """
+        self.num_updates, now = num_updates, time.monotonic()
+        self.first = self.first or (num_updates, now)
+        text = [] if loss is None else [f"loss {float(loss):.3f} {LOSS_UNITS[self.unit]}"]
+        if rate is not None and math.isfinite(float(rate)):
+            text.append(f"{float(rate):,.0f} {self.unit}s/s")
+        if (left := self.seconds_left) is not None:
+            text.append(f"{spell_duration(left)} left")
+        self.show(num_updates, self.max_update, ", ".join(text))
+
+    @property
+    def seconds_left(self) -> Optional[float]:
+        """Seconds that remain of this training; None: not known yet."""
+        if self.first is None or self.max_update is None or self.num_updates <= self.first[0]:
+            return None
+        per_update = (time.monotonic() - self.first[1]) / (self.num_updates - self.first[0])
+        return per_update * max(0, self.max_update - self.num_updates)
 
 
 class RunDisplay:
-    """Shows a run; a context manager, whose end prints what is held back. It is the loop's `Reporter`.
+    """Shows a run; a context manager.
 
     Args:
         plans: of all stages of the run.
-        unit: ``word`` or ``image``.
-        work: of a training in a stage, in any unit, to forecast the time left.
+        unit: ``token`` or ``image``.
+        work: returns the work of a training in a stage, in any unit, to forecast the time left.
         only: the one stage that is run; None: all.
         members: those that are trained; None: all.
-        curves: show the complete stages elsewhere too.
-        name: what every line begins with, of runs that are shown together.
-        line: where the training at hand is shown; None: on standard error.
+        curves: of the complete stages.
+        name: begins every line, for runs that are shown together.
     """
 
     def __init__(
@@ -79,23 +96,16 @@ class RunDisplay:
         members: Optional[Sequence[int]] = None,
         curves: Optional[ArrivalCurves] = None,
         name: str = "",
-        line: Optional[LiveLine] = None,
     ) -> None:
-        self.num_stages = len(plans)
-        self.num_trainings = {plan.stage.index: len(plan.trainings) for plan in plans}
-        self.unit = unit
-        self.name = name
-        shown = [plan for plan in plans if only in (None, plan.stage.index)]
-        models = [(training.model, plan) for plan in shown for training in plan.trainings]
-        self.forecast = Forecast(
-            {model: work(plan) for model, plan in models if members is None or model.member in members}
-        )
-        self.curves = curves
-        self.line = line or LiveLine()
-        self.results = HeldLines()
-        # Up to when the forecast knows what the time went into; what is done once, before the first training, is no
-        # part of it.
-        self.counted: Optional[float] = None
+        self.num_stages, self.unit, self.curves, self.name = len(plans), unit, curves, name
+        chosen = [plan for plan in plans if only in (None, plan.stage.index)]
+        trainings = [(each.model, work(plan)) for plan in chosen for each in plan.trainings]
+        self.ahead = {model: cost for model, cost in trainings if members is None or model.member in members}
+        self.work, self.seconds = 0.0, 0.0
+        self.is_terminal = is_terminal(sys.stderr)
+        self.next = -math.inf
+        self.progress: Optional[Progress] = None
+        self.results, self.since, self.held = float(RESULTS_AT_ONCE), time.monotonic(), ""
 
     def __enter__(self) -> "RunDisplay":
         if self.curves is not None:
@@ -103,92 +113,123 @@ class RunDisplay:
         return self
 
     def __exit__(self, kind: Optional[type[BaseException]], *exception: object) -> None:
-        self.line.clear()
-        self.results.release(at_end=True)
-        # Whoever interrupts does not want to wait; the next launch draws what is missing.
+        self._release(at_end=True)
         if self.curves is not None and (kind is None or issubclass(kind, Exception)):
-            self.curves.end()
+            self.curves.catch_up(at_end=True)
 
     @contextlib.contextmanager
     def training(
         self, plan: StagePlan, training: Optional[Training], max_update: Optional[int], done: int = 0
-    ) -> Iterator[StageProgress]:
-        """Show one training; if an error ends it, or it does not take place, it is still ahead in the forecast.
+    ) -> Iterator[TrainingProgress]:
+        """Show one training.
 
         Args:
             plan: of the stage.
             training: of one of its models; None: of all at once.
-            max_update: updates in all; None: not known.
-            done: updates that an earlier launch has done.
+            max_update: final number of updates; None: not known.
+            done: updates of an earlier launch.
         """
-        self.results.release()
-        if self.curves is not None:
-            self.curves.catch_up()
-        if self.counted is None:
-            self.counted = time.monotonic()
+        self._release()
+        began, title = time.monotonic(), self._title(plan, training)
         models = [each.model for each in plan.trainings if training in (None, each)]
-        left = partial(self.forecast.seconds_left, models) if self.forecast.ahead.keys() - models else None
-        progress = StageProgress(self._title(plan, training), self.unit, max_update, done, self.line, left)
-        yield progress
-        if not progress.took_place:
-            return
-        whole, _ = progress.seconds()
-        earlier = max(0.0, whole - (time.monotonic() - progress.began)) if whole is not None else 0.0
-        self.forecast.finish(models, self._count_seconds() + earlier)
+        here = sum(self.ahead.get(model, 0.0) for model in models)
+
+        def show(num_updates: int, total: Optional[int], text: str) -> None:
+            left, rest = progress.seconds_left, sum(self.ahead.values()) - here
+            if left is not None and rest > 0 and here > 0:
+                taken = (self.seconds + time.monotonic() - began + left) / (self.work + here)
+                text += f", {spell_duration(left + taken * rest)} left in the run"
+            self._show(title, num_updates, total, text)
+
+        progress = TrainingProgress(show, self.unit, max_update, done)
+        show(done, max_update, "")
+        try:
+            yield progress
+        finally:
+            self._stop()
+        self.work += here
+        self.seconds += time.monotonic() - began
+        for model in models:
+            self.ahead.pop(model, None)
 
     def say(self, plan: StagePlan, text: str, training: Optional[Training] = None) -> None:
-        """Say what is done now beside training."""
-        self.results.release()
-        # What is done beside training takes long, and may say nothing for as long.
-        if self.line.is_due() or self.line.is_terminal:
-            self.line.show(f"{self._title(plan, training)}: {text}")
+        """Show what is done now apart from training."""
+        self._release()
+        if self.is_terminal or time.monotonic() >= self.next:
+            self.next = time.monotonic() + LOG_EVERY_SECONDS
+            tell(f"{self._title(plan, training)}: {text}", sys.stderr)
 
     def skipped(self, plan: StagePlan, record: Mapping[str, Any]) -> None:
-        """Say that a stage was complete already."""
-        self.forecast.finish([training.model for training in plan.trainings], record["wall_seconds"])
-        self._tell(plan, f"complete already, {_result(record)}")
+        """Show that a stage was complete already."""
+        self._finish(plan)
+        self._result(plan, f"complete already, {_result(record)}")
 
     def trained(self, plan: StagePlan, training: Training) -> None:
-        """Say that one member of a stage is trained, and that the stage waits for the others."""
-        self.forecast.drop([training.model])
-        self._tell(
-            plan, f"member {training.model.member} is trained; the stage is complete after a call without --member"
-        )
+        """Show that one member of a stage is trained, and that the stage waits for the others."""
+        member = training.model.member
+        self._result(plan, f"member {member} is trained; the stage is complete after a call without --member")
 
     def completed(self, plan: StagePlan, record: Mapping[str, Any]) -> None:
-        """Say that a stage is complete now."""
-        self.forecast.finish([], self._count_seconds())
-        self.forecast.drop(training.model for training in plan.trainings)
-        text = (
-            f"{_result(record)}, {record['num_updates']:,} updates, {record['num_params']:,} parameters, "
-            f"{spell_duration(record['wall_seconds'])}"
-        )
-        left = self.forecast.seconds_left() if self.forecast.ahead else None
-        self._tell(plan, text if left is None else f"{text}, {spell_duration(left)} left in the run")
+        """Show that a stage is complete now."""
+        self._finish(plan)
+        text = f"{_result(record)}, {record['num_updates']:,} updates, {record['num_params']:,} parameters, "
+        self._result(plan, text + spell_duration(record["wall_seconds"]))
         if self.curves is not None:
-            self.curves.note_stage()
             self.curves.catch_up()
+
+    def _finish(self, plan: StagePlan) -> None:
+        for training in plan.trainings:
+            self.ahead.pop(training.model, None)
 
     def _title(self, plan: StagePlan, training: Optional[Training] = None) -> str:
         title = self.name + describe_stage(plan, self.num_stages)
-        shown = plan.trainings if training is None else [training]
-        if len(shown) == self.num_trainings[plan.stage.index]:
-            return title
-        return f"{title}, member {', '.join(str(each.model.member) for each in shown)}"
+        alone = training is None or len(plan.trainings) == 1
+        return title if alone or training is None else f"{title}, member {training.model.member}"
 
-    def _tell(self, plan: StagePlan, text: str) -> None:
-        self.results.hold(f"{self._title(plan)}: {text}")
-        self.results.release()
-
-    def _count_seconds(self) -> float:
-        """Return the seconds since the last call."""
+    def _show(self, title: str, done: int, total: Optional[int], text: str) -> None:
         now = time.monotonic()
-        before, self.counted = self.counted, now
-        return 0.0 if before is None else now - before
+        if now < self.next:
+            return
+        self.next = now + (TERMINAL_EVERY_SECONDS if self.is_terminal else LOG_EVERY_SECONDS)
+        if not self.is_terminal:
+            count = f"{done:,}" + ("" if total is None else f"/{total:,}")
+            tell(f"{title}: {count} updates" + (f", {text}" if text else ""), sys.stderr)
+            return
+        if self.progress is None:
+            from rich.console import Console
+            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+            before, after = TextColumn("{task.description}"), TextColumn("{task.fields[text]}")
+            columns = before, BarColumn(), MofNCompleteColumn(), after
+            how = {"console": Console(file=sys.stderr), "transient": True, "auto_refresh": False}
+            self.progress = Progress(*columns, **how)
+            self.progress.add_task(title, text="")
+            self.progress.start()
+        self.progress.update(self.progress.task_ids[0], total=total, completed=done, text=text, refresh=True)
+
+    def _stop(self) -> None:
+        if self.progress is not None:
+            self.progress.stop()
+            self.progress = None
+
+    def _result(self, plan: StagePlan, text: str) -> None:
+        self.held = f"{self._title(plan)}: {text}"
+        self._release()
+
+    def _release(self, at_end: bool = False) -> None:
+        """Print the newest result: the first few at once, then one every few seconds, and always the last."""
+        now = time.monotonic()
+        self.results = min(RESULTS_AT_ONCE, self.results + (now - self.since) / RESULT_EVERY_SECONDS)
+        self.since = now
+        if self.held and (self.results >= 1 or at_end):
+            self.results -= 1
+            tell(self.held, sys.stdout)
+            self.held = ""
 
 
 def _result(record: Mapping[str, Any]) -> str:
     test, valid = record["test"], record["valid"]
     if "ppl" in test:
-        return f"perplexity {test['ppl']:.2f} on test, {valid['ppl']:.2f} on valid"
+        per_byte = f", {test['bits_per_byte']:.3f} bits per byte" if test.get("bits_per_byte") else ""
+        return f"perplexity {test['ppl']:.2f} on test{per_byte}, {valid['ppl']:.2f} on valid"
     return f"error {test['error']:.2%} on test, {valid['error']:.2%} on valid"

@@ -13,7 +13,7 @@ import pytest
 from fairseq_alma.cli.stream import main as alma_stream
 from fairseq_alma.images import stage_trainer
 from fairseq_alma.runs import workers
-from tests.engine import TIMEOUT, Forked, fork, fork_commands_from_here, import_engine, parse_options_once
+from tests.engine import TIMEOUT, Forked, fork, fork_commands_from_here, import_engine
 from tests.kills.crashes import Crash
 from tests.scripts import end_with, print_to
 
@@ -24,11 +24,6 @@ PRELOADED = (
     "fairseq_alma.exchange.import_folder",
 )
 Main = Callable[[Sequence[str]], Optional[int]]
-
-
-def prepare(cache: Path) -> None:
-    """Let commands share what takes most of a small run; ``cache`` is a folder for parsed options."""
-    parse_options_once(pytest.MonkeyPatch(), cache)
 
 
 def launch(arguments: Sequence[str], log: Path, crash: Crash, main: Main = alma_stream) -> int:

@@ -25,7 +25,7 @@ from typing import Any, Iterator, NamedTuple, Optional, Sequence, Union
 
 from tests.engine import TIMEOUT
 from tests.kills.crashes import HOW, NUM_MEETING, Crash, Operation
-from tests.kills.launch import begin, launch, prepare
+from tests.kills.launch import begin, launch
 from tests.kills.learners import LEARNERS, Learner, make_stream
 from tests.kills.tools import ALL_TOOLS, MODELS, Tool, make_models
 from tests.runs.results import stage_records, weight_sums
@@ -207,7 +207,6 @@ def chosen_steps(arguments: argparse.Namespace, learner: Row, number: int) -> li
 def run_matrices(arguments: argparse.Namespace, root: Path) -> Iterator[tuple[str, int, list[dict[str, Any]]]]:
     """Yield for each learner its name, the number of its operations, and the results."""
     chosen = [learner for learner in ROWS if str(learner) in arguments.learner]
-    prepare(root / "options")
     for kind in {learner.kind: None for learner in chosen}:
         if not (root / f"{kind}-stream").exists():
             make_models(root / f"{kind}-stream") if kind == MODELS else make_stream(kind, root)

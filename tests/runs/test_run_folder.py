@@ -9,9 +9,9 @@ import pytest
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.files import write_json_atomically
 from fairseq_alma.learners.learner import ModelId
+from fairseq_alma.runs import clock
+from fairseq_alma.runs.clock import StageClock
 from fairseq_alma.runs.run_folder import RunFolder
-from fairseq_alma.watch import progress
-from fairseq_alma.watch.progress import StageClock
 from tests.runs.runs import RUN
 
 
@@ -45,18 +45,17 @@ def test_a_damaged_run_record_is_named(content, said, tmp_path):
         RunFolder(tmp_path).read_run()
 
 
-def test_records_have_a_version_which_one_without_need_not_have_and_another_is_refused(tmp_path):
+def test_a_run_of_version_0_2_0_and_one_of_a_later_version_are_refused_in_one_line(tmp_path):
     folder, path = RunFolder(tmp_path), tmp_path / "run.json"
     folder.write_run(RUN)
-    assert json.loads(path.read_text()) == {"format_version": 1, **RUN}
-    assert folder.read_run() == RUN
-    path.write_text(json.dumps(RUN))
+    assert json.loads(path.read_text()) == {"format_version": 2, **RUN}
     assert folder.read_run() == RUN
     for record, read in (("run.json", folder.read_run), ("stage-000/stage.json", lambda: folder.read_stage(0))):
         (tmp_path / record).parent.mkdir(exist_ok=True)
-        (tmp_path / record).write_text('{"format_version": 2}')
-        with pytest.raises(AlmaError, match=rf"{record}: format version 2 found, this .* reads 1; install the version"):
-            read()
+        for version, message in ((1, "written by fairseq_alma 0.2.0"), (3, "format version 3 found, this .* reads 2")):
+            (tmp_path / record).write_text(json.dumps({"format_version": version}))
+            with pytest.raises(AlmaError, match=f"{record}: {message}"):
+                read()
 
 
 def test_a_second_alma_stream_on_a_stage_is_refused_at_once(tmp_path, monkeypatch):
@@ -109,11 +108,11 @@ def test_wall_time_adds_up_over_launches_without_the_pauses(tmp_path):
 @pytest.mark.parametrize("change", [-3600, 3600])
 def test_wall_time_knows_no_clock_that_is_set(change, tmp_path, monkeypatch):
     monotonic, began = [50.0], time.time()
-    monkeypatch.setattr(progress.time, "monotonic", lambda: monotonic[0])
-    clock = StageClock(tmp_path / "clock.json", tmp_path)
+    monkeypatch.setattr(clock.time, "monotonic", lambda: monotonic[0])
+    ours = StageClock(tmp_path / "clock.json", tmp_path)
     monotonic[0] += 70
-    monkeypatch.setattr(progress.time, "time", lambda: began + 70 + change)
-    assert clock.seconds() == 70
+    monkeypatch.setattr(clock.time, "time", lambda: began + 70 + change)
+    assert ours.seconds() == 70
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"spent": -1}', '{"spent": "many", "started": null}'])

@@ -1,0 +1,80 @@
+"""A stock command: what ``--dry-run`` prints, and how it runs in a child of the helper process."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Callable, Mapping, Sequence
+
+from fairseq_alma.terminal import shell_words
+from fairseq_alma.text.helper import call, sizes_of_group
+
+LINE_LENGTH = 110
+FUNCTIONS = {
+    "fairseq-train": "fairseq_cli.train:cli_main",
+    "fairseq-eval-lm": "fairseq_alma.text.split_losses:main",
+    "alma-grow": "fairseq_alma.cli.grow:main",
+}
+"""What a command's child calls; a test of several splits is one call, and returns a loss for each."""
+
+
+@dataclass(frozen=True)
+class Command:
+    """One command line.
+
+    Attributes:
+        program: name of an installed command.
+        groups: its arguments, grouped as they are printed: the words of a group stay on one line.
+        environment: variables that it gets in addition to those of this process.
+        num_procs: processes that run it together, each with the variables that ``torchrun`` sets.
+    """
+
+    program: str
+    groups: tuple[tuple[str, ...], ...]
+    environment: Mapping[str, str] = field(default_factory=dict)
+    num_procs: int = 1
+
+    @property
+    def arguments(self) -> list[str]:
+        """All arguments in order."""
+        return [word for group in self.groups for word in group]
+
+    def __str__(self) -> str:
+        """Return the command for a shell, in lines."""
+        launch = [f"{name}={shell_words([value])}" for name, value in self.environment.items()]
+        begin, end = "", ""
+        if self.num_procs > 1:
+            launch += ["MASTER_ADDR=localhost MASTER_PORT=29500"]
+            launch += [f"{name}={value}" for name, value in sizes_of_group(self.num_procs).items()]
+            launch += ["RANK=$RANK LOCAL_RANK=$RANK"]
+            begin, end = f"for RANK in {' '.join(map(str, range(self.num_procs)))}; do ", " & done; wait"
+        lines = [begin + " ".join([*launch, self.program])]
+        for words in (shell_words(group) for group in self.groups if group):
+            if len(lines) > 1 and len(lines[-1]) + len(words) < LINE_LENGTH:
+                lines[-1] += " " + words
+            else:
+                lines.append("    " + words)
+        return " \\\n".join(lines) + end
+
+    def run(
+        self,
+        log: Path,
+        files: Sequence[int] = (),
+        watch: Callable[[Mapping[str, Any]], None] = lambda figures: None,
+        further: Sequence[str] = (),
+    ) -> Any:
+        """Run it, and return what its function returns.
+
+        Args:
+            log: gets the command line and all output.
+            files: descriptors that it keeps open.
+            watch: called with the figures that a training logs.
+            further: arguments that stock commands do not know.
+
+        Raises:
+            AlmaError: it failed; has the reason, and the log.
+        """
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with open(log, "a", encoding="utf-8", errors="backslashreplace") as file:
+            print(f"$ {self}", file=file)
+        words = [self.program, *self.arguments, *further]
+        how = {"environment": self.environment, "num_procs": self.num_procs, "files": files, "watch": watch}
+        return call(FUNCTIONS[self.program], words=words, log=log, **how)

@@ -1,0 +1,356 @@
+"""A helper process that has imported fairseq and torch; each command of a stage is a fork of it that calls a function.
+
+Imports take seconds, a stage of a small model less. The helper starts no thread, runs no tensor operation and never
+asks for CUDA, as none of it survives a fork; the display and tokenizers stay in alma-stream. A child sends what its
+function returns, and the figures that a training logs, through a pipe: no log is parsed. All of them end with us.
+"""
+
+import atexit
+import gc
+import importlib
+import inspect
+import json
+import logging
+import os
+import socket
+import sys
+import tempfile
+import time
+import traceback
+from argparse import Namespace
+from multiprocessing.connection import Connection, Pipe, wait
+from multiprocessing.reduction import recv_handle, send_handle
+from pathlib import Path
+from typing import Any, Callable, Mapping, NamedTuple, Optional, Sequence
+
+import fairseq_alma
+from fairseq_alma.errors import AlmaError, describe_fault
+from fairseq_alma.runs.workers import die_with_parent, start_process
+from fairseq_alma.terminal import last_line
+
+PRELOADED = (
+    "fairseq_cli.train",
+    "fairseq_cli.eval_lm",
+    "fairseq.data.data_utils_fast",
+    "fairseq.data.token_block_utils_fast",
+    "fairseq.model_parallel.megatron_trainer",
+    "fairseq.quantization_utils",
+    "fairseq_alma.text.grow",
+    "fairseq_alma.text.split_losses",
+    "hydra._internal.core_plugins",
+    "torch._dynamo",  # torch's optimizers import it at their first step
+)
+_WHILE_IMPORTING = {
+    "PYTORCH_NVML_BASED_CUDA_CHECK": "1",  # an import that asks for a GPU must not start CUDA
+    "JE_ARROW_MALLOC_CONF": "background_thread:false",  # pyarrow would start a thread
+}
+_MAIN = "from fairseq_alma.text.helper import serve; serve({})"
+_LOG_FORMAT = "%(asctime)s | %(levelname)s | %(name)s | %(message)s"
+MAX_REASON = 400
+LAST_WORDS_SECONDS = 5.0
+"""In which the processes that are left may report why, once one of several has failed."""
+
+
+class Call(NamedTuple):
+    """A function to call in a child.
+
+    Attributes:
+        function: ``module:name``.
+        arguments: of the function; they and what it returns are pickled.
+        words: arguments of the command line, as `sys.argv` has them; empty: unchanged.
+        log: file that gets all output, after what is there already; None: nothing is kept.
+        environment: all variables.
+        folder: working directory.
+        num_files: file descriptors that follow: the pipe, and those to keep open.
+    """
+
+    function: str
+    arguments: tuple[Any, ...]
+    words: Sequence[str]
+    log: Optional[str]
+    environment: Mapping[str, str]
+    folder: str
+    num_files: int
+
+
+class Helper:
+    """The process, as alma-stream has it."""
+
+    def __init__(self) -> None:
+        self.connection, theirs = Pipe()
+        self.errors = tempfile.TemporaryFile()  # noqa: SIM115 - it is read when the process has ended
+        with theirs:
+            # -P: a file in the working directory that is called as a library must not be imported for it.
+            words = [sys.executable, "-P", "-c", _MAIN.format(theirs.fileno())]
+            self.process = start_process(words, stderr=self.errors, stdout=self.errors, pass_fds=[theirs.fileno()])
+
+    def begin(self, call: Call, files: Sequence[int]) -> None:
+        """Begin a call in a child."""
+        try:
+            self.connection.send(tuple(call))
+            for file in files:
+                send_handle(self.connection, file, self.process.pid)
+        except OSError as error:
+            self.process.wait()
+            self.errors.seek(0)
+            reason = last_line(self.errors.read().decode(errors="replace"))
+            raise AlmaError(f"{sys.executable}: fairseq cannot be imported ({reason}); install it anew") from error
+
+    def close(self) -> None:
+        """End the process and its children."""
+        self.process.kill()
+        self.process.wait()
+        self.connection.close()
+
+
+_helper: Optional[Helper] = None
+
+
+def close() -> None:
+    """End the helper, if there is one."""
+    global _helper
+    if _helper is not None:
+        _helper.close()
+        atexit.unregister(close)
+    _helper = None
+
+
+def call(
+    function: str,
+    *arguments: Any,
+    words: Sequence[str] = (),
+    log: Optional[Path] = None,
+    environment: Mapping[str, str] = {},
+    num_procs: int = 1,
+    files: Sequence[int] = (),
+    watch: Callable[[Mapping[str, Any]], None] = lambda figures: None,
+) -> Any:
+    """Call a function in a child of the helper, which is started where there is none.
+
+    Args:
+        function: ``module:name``.
+        arguments: of the function.
+        words: of the command line, for a function that reads `sys.argv`.
+        log: gets all output.
+        environment: variables that it gets in addition to those of this process.
+        num_procs: processes that run it together, each with the variables that ``torchrun`` sets.
+        files: descriptors that the children keep open, such as locks.
+        watch: called with the figures that a training logs.
+
+    Returns:
+        What the function returns, in the first process.
+
+    Raises:
+        AlmaError: it failed; has its reason in one line, and the log.
+    """
+    global _helper
+    if _helper is None:
+        _helper = Helper()
+        atexit.register(close)
+    pipes = []
+    try:
+        for place in _places(num_procs):
+            here, theirs = Pipe(duplex=False)
+            with theirs:
+                variables = {**os.environ, **place, **environment}
+                path = None if log is None else str(log)
+                begun = Call(function, arguments, [*words], path, variables, os.getcwd(), 1 + len(files))
+                _helper.begin(begun, [theirs.fileno(), *files])
+            pipes.append(here)
+        results, failures = _await(pipes, watch)
+        if len(pipes) > 1 and failures:
+            close()  # ends those that wait for each other
+    except BaseException:
+        close()
+        for here in pipes:  # the locks are free once the children have ended
+            _await_end(here)
+        raise
+    finally:
+        for here in pipes:
+            here.close()
+    if failures:
+        rank, (kind, reason) = min(failures.items(), key=lambda item: (item[1][0] != "ended", item[0]))
+        if log is None:
+            raise AlmaError(reason if kind == "refused" else f"{function} failed ({reason})")
+        who = f"process {rank}: " if len(pipes) > 1 else ""
+        raise AlmaError(f"{log}: {words[0] if words else function} failed: {who}{_short(reason, log)}")
+    return results[0]
+
+
+def _places(num_procs: int) -> list[dict[str, str]]:
+    """Return for each of several processes the variables by which they find each other, as ``torchrun`` sets them."""
+    if num_procs == 1:
+        return [{}]
+    with socket.socket() as free:
+        free.bind(("", 0))
+        port = str(free.getsockname()[1])
+    together = {"MASTER_ADDR": "localhost", "MASTER_PORT": port, **sizes_of_group(num_procs)}
+    return [{**together, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(num_procs)]
+
+
+def sizes_of_group(num_procs: int) -> dict[str, str]:
+    """Return the variables that each of several processes has."""
+    threads = os.environ.get("OMP_NUM_THREADS", "1")
+    return {"WORLD_SIZE": str(num_procs), "LOCAL_WORLD_SIZE": str(num_procs), "OMP_NUM_THREADS": threads}
+
+
+def _await(
+    pipes: Sequence[Connection], watch: Callable[[Mapping[str, Any]], None]
+) -> tuple[dict[int, Any], dict[int, tuple[str, str]]]:
+    """Return what the children return, and how and why some failed."""
+    waiting = {pipe: rank for rank, pipe in enumerate(pipes)}
+    results: dict[int, Any] = {}
+    failures: dict[int, tuple[str, str]] = {}
+    deadline = float("inf")
+    while waiting and time.monotonic() < deadline:
+        for pipe in wait([*waiting], None if not failures else 0.1):
+            assert isinstance(pipe, Connection)
+            rank = waiting[pipe]
+            try:
+                kind, value = pipe.recv()
+            except EOFError:
+                kind, value = "ended", "ended by a signal, perhaps out of memory"
+            if kind == "figures":
+                if rank == 0:
+                    watch(value)
+                continue
+            del waiting[pipe]
+            if kind == "returned":
+                results[rank] = value
+                _await_end(pipe)
+            else:
+                failures[rank] = (kind, value)
+                deadline = min(deadline, time.monotonic() + LAST_WORDS_SECONDS)
+    return results, failures
+
+
+def _await_end(pipe: Connection) -> None:
+    """Return when a child has ended: nobody holds the other end of its pipe any more."""
+    try:
+        while True:
+            pipe.recv_bytes()
+    except (EOFError, OSError):
+        return
+
+
+def _short(reason: str, log: Path) -> str:
+    if not reason:  # a parser has printed it
+        with open(log, "rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - (1 << 16)))
+            reason = last_line(file.read().decode(errors="replace"))
+    return reason if len(reason) <= MAX_REASON else reason[:MAX_REASON] + "…"
+
+
+def serve(file: int) -> None:
+    """Be the helper.
+
+    Args:
+        file: descriptor of a connection to alma-stream.
+    """
+    preload()
+    connection = Connection(file)
+    while True:
+        try:
+            begun = Call(*connection.recv())
+        except EOFError:
+            os._exit(0)
+        files = [recv_handle(connection) for _ in range(begun.num_files)]
+        begin_child(begun, files)
+        for each in files:
+            os.close(each)
+        reap()
+
+
+def reap() -> None:
+    """Take leave of the children that have ended."""
+    try:
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+    except ChildProcessError:
+        return
+
+
+def preload() -> None:
+    """Import what the commands need, once."""
+    added = _WHILE_IMPORTING.keys() - os.environ.keys()
+    os.environ.update({name: _WHILE_IMPORTING[name] for name in added})
+    for name in PRELOADED:
+        importlib.import_module(name)
+    from fairseq.utils import import_user_module
+    from hydra.core.plugins import Plugins
+
+    for name in added:
+        del os.environ[name]
+    Plugins.instance()  # finds hydra's plugins
+    inspect.stack()  # as hydra asks who calls it, for which Python looks at the file of every module, once
+    import_user_module(Namespace(user_dir=str(Path(fairseq_alma.__file__).parent)))
+    gc.collect()
+    gc.freeze()  # all children share what is there now; the garbage collector would write into it, and so copy it
+
+
+def begin_child(begun: Call, files: Sequence[int]) -> int:
+    """Fork a child that calls the function, and return its process id."""
+    die = die_with_parent()
+    child = os.fork()
+    if child:
+        return child
+    try:
+        if die is not None:
+            die()
+        atexit._clear()  # of the parent: it would remove its temporary folders
+        with Connection(files[0], readable=False) as pipe:
+            answer = _act(begun, pipe)
+            atexit._run_exitfuncs()
+            for standard in (sys.stdout, sys.stderr):
+                standard.flush()
+            pipe.send(answer)
+    finally:
+        os._exit(0)
+
+
+def _act(begun: Call, pipe: Connection) -> tuple[str, Any]:
+    """Call the function, in the surroundings of alma-stream; return what came of it."""
+    os.environ.clear()
+    os.environ.update(begun.environment)
+    os.chdir(begun.folder)
+    output = os.open(begun.log or os.devnull, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    for number, standard in ((1, sys.stdout), (2, sys.stderr)):
+        os.dup2(output, number)
+        if standard.fileno() != number:  # a test that captures it
+            setattr(sys, standard.name.strip("<>"), open(number, "w", closefd=False, buffering=1))  # noqa: SIM115
+    os.close(output)
+    if begun.words:
+        sys.argv = [*begun.words]
+    logging.basicConfig(
+        format=_LOG_FORMAT, datefmt="%Y-%m-%d %H:%M:%S", level=logging.INFO, stream=sys.stdout, force=True
+    )
+    logging.getLogger("fairseq.logging.progress_bar").addHandler(_Figures(pipe))
+    import torch
+
+    if (threads := begun.environment.get("OMP_NUM_THREADS", "")).isdecimal():
+        torch.set_num_threads(int(threads))
+    try:
+        module, _, name = begun.function.partition(":")
+        return "returned", getattr(importlib.import_module(module), name)(*begun.arguments)
+    except SystemExit as ending:
+        if ending.code in (None, 0):
+            return "returned", None
+        if not isinstance(ending.code, str):
+            return "failed", ""
+        print(ending.code, file=sys.stderr)
+        return "refused", ending.code
+    except BaseException as error:
+        traceback.print_exc()
+        return "failed", describe_fault(error) or f"{type(error).__name__}: {' '.join(str(error).split())}"
+
+
+class _Figures(logging.Handler):
+    """Sends what fairseq-train logs of an update (``--log-format json``)."""
+
+    def __init__(self, pipe: Connection) -> None:
+        super().__init__()
+        self.pipe = pipe
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.name == "train_inner":
+            self.pipe.send(("figures", json.loads(record.getMessage())))

@@ -1,0 +1,80 @@
+"""The helper process itself: what its children find, return and leave."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from fairseq_alma.errors import AlmaError
+from fairseq_alma.text import helper
+from fairseq_alma.text.helper import call
+from tests.engine import REAL_HELPER
+from tests.forked import is_alive, wait_until
+
+
+@pytest.fixture(scope="module", autouse=True)
+def real_helper():
+    """The suite forks commands from its own process; here it is the real one."""
+    with pytest.MonkeyPatch.context() as patch:
+        helper.close()
+        patch.setattr(helper, "Helper", REAL_HELPER)
+        yield
+        helper.close()
+
+
+def test_a_child_returns_a_value_and_its_output_is_in_the_log(tmp_path):
+    log = tmp_path / "log"
+    log.write_text("before\n")
+    assert call("builtins:print", "hello", log=log) is None
+    assert log.read_text() == "before\nhello\n"
+    assert call("math:hypot", 3, 4) == 5.0
+
+
+def test_the_helper_has_one_thread_and_has_never_asked_for_cuda():
+    assert call("builtins:eval", "len(__import__('os').listdir(f'/proc/{__import__(\"os\").getppid()}/task'))") == 1
+    assert call("builtins:eval", "__import__('torch').cuda.is_initialized()") is False
+
+
+def test_a_child_has_our_variables_and_working_directory_but_not_our_signals(tmp_path, monkeypatch):
+    monkeypatch.setenv("ALMA_X", "y")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "random.py").write_text("raise SystemExit('imported from the working directory')")
+    assert call("os:getenv", "ALMA_X") == "y" and call("os:getcwd") == str(tmp_path)
+    assert call("os:getenv", "ALMA_Y", environment={"ALMA_Y": "z"}) == "z"
+
+
+@pytest.mark.parametrize(
+    ("expression", "message"),
+    [
+        ("1 / 0", "log: builtins:eval failed: ZeroDivisionError: division by zero"),
+        ("__import__('os').kill(__import__('os').getpid(), 9)", "ended by a signal, perhaps out of memory"),
+        ("exit('bad.txt: no text found')", "failed: bad.txt: no text found"),
+    ],
+)
+def test_a_failure_is_one_line_with_its_log(expression, message, tmp_path):
+    with pytest.raises(AlmaError, match=message):
+        call("builtins:eval", expression, log=tmp_path / "log")
+
+
+def test_processes_that_run_together_know_their_ranks_and_one_that_fails_ends_all(tmp_path):
+    expression = "int(__import__('os').environ['RANK']) + 10 * int(__import__('os').environ['WORLD_SIZE'])"
+    assert call("builtins:eval", expression, num_procs=2) == 20
+    wait_or_fail = "__import__('time').sleep(600) if __import__('os').environ['RANK'] == '0' else 1 / 0"
+    began = time.monotonic()
+    with pytest.raises(AlmaError, match="process 1: ZeroDivisionError"):
+        call("builtins:eval", wait_or_fail, num_procs=2, log=tmp_path / "log")
+    assert time.monotonic() - began < 300
+
+
+def test_all_of_it_ends_with_the_process_that_began_it(tmp_path):
+    """``kill -9`` on alma-stream leaves neither helper nor child."""
+    pids = tmp_path / "pids"
+    body = f"import os, time; open({str(pids)!r}, 'w').write('%d %d' % (os.getpid(), os.getppid())); time.sleep(600)"
+    code = f"from fairseq_alma.text.helper import call; call('builtins:exec', {body!r})"
+    with subprocess.Popen([sys.executable, "-c", code]) as parent:
+        assert wait_until(lambda: pids.exists() and len(pids.read_text().split()) == 2)
+        os.kill(parent.pid, signal.SIGKILL)
+    assert wait_until(lambda: not any(is_alive(int(pid)) for pid in pids.read_text().split()))
