@@ -11,7 +11,7 @@ from omegaconf import OmegaConf
 from fairseq_alma.checkpoints.checkpoint_file import DICTIONARY_KEY, read_checkpoint, write_checkpoint
 from fairseq_alma.checkpoints.ensemble_file import join_checkpoints
 from fairseq_alma.checkpoints.model_options import NO_BEGINNING, complete_sizes
-from tests.text.switch_models import config_of, dictionary_of
+from tests.text.models import config_of, dictionary_of
 
 NUM_TOKENS = 46  # beside fairseq's four
 

@@ -7,7 +7,7 @@ from fairseq.data import Dictionary
 from fairseq.logging import metrics
 
 from fairseq_alma.text.criterion import AlmaSwitchCrossEntropy
-from tests.text.switch_models import model_of
+from tests.text.models import model_of
 
 PAD = 1
 

@@ -9,22 +9,12 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from omegaconf import OmegaConf
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from fairseq_alma.moe import switch_layer
 from fairseq_alma.moe.dispatch import Dispatch
 from fairseq_alma.text.criterion import AlmaSwitchCrossEntropy
-from fairseq_alma.text.transformer_model import AlmaTransformerLM, AlmaTransformerLMConfig
-from tests.text.switch_models import dictionary_of, model_of
-
-
-def transformer_of(**options):
-    config = AlmaTransformerLMConfig(decoder_layers=2, decoder_embed_dim=16, decoder_ffn_embed_dim=32, **options)
-    config.tokens_per_sample, config.max_target_positions = 24, None
-    config.finetune_from_model, config.restore_file = None, "checkpoint_last.pt"
-    task = SimpleNamespace(source_dictionary=dictionary_of(46))
-    return AlmaTransformerLM.build_model(OmegaConf.create(vars(config)), task)
+from tests.text.models import dictionary_of, model_of, transformer_of
 
 
 def share_evenly(routing, capacity_factor, padding=None):

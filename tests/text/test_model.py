@@ -5,9 +5,16 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from fairseq_alma.checkpoints.model_facts import shape_from_weights
 from fairseq_alma.errors import AlmaError
-from tests.text.switch_models import config_of, model_of
+from tests.text.models import config_of, model_of, transformer_of
 
-PAD, EOS = 1, 2
+PAD = 1
+EACH = {
+    "alma_switch_lm": model_of,
+    "sinusoidal": lambda **options: model_of(decoder_sinusoidal_pos=True, **options),
+    "alma_transformer_lm": transformer_of,
+    "grouped queries": lambda **options: transformer_of(num_experts=1, num_kv_heads=1, head_dim=6, **options),
+}
+each_model = pytest.mark.parametrize("build", EACH.values(), ids=EACH)
 
 # Table 2 of the paper: experts -> parameters in millions, with a vocabulary of 50,000
 PAPER = {"base": {4: 65, 8: 91, 12: 116}, "large": {4: 210, 8: 323, 12: 436}}
@@ -75,8 +82,9 @@ def test_every_second_layer_is_a_switch_layer():
     assert [layer.switch is not None for layer in model_of().decoder.layers] == [False, True, False, True]
 
 
-def test_no_position_sees_a_later_one():
-    model = model_of().eval()
+@each_model
+def test_no_position_sees_a_later_one(build):
+    model = build().eval()
     tokens = torch.randint(4, 50, (2, 20))
     changed = tokens.clone()
     changed[:, 12:] = torch.randint(4, 50, (2, 8))
@@ -84,16 +92,17 @@ def test_no_position_sees_a_later_one():
     assert not torch.allclose(model(tokens)[0][:, 12:], model(changed)[0][:, 12:])
 
 
-def test_padding_on_the_right_changes_nothing():
-    model = model_of().eval()
+@each_model
+def test_padding_on_the_right_changes_nothing(build):
+    model = build().eval()
     tokens = torch.randint(4, 50, (2, 15))
     padded = torch.cat([tokens, torch.full((2, 7), PAD)], dim=1)
     torch.testing.assert_close(model(padded)[0][:, :15], model(tokens)[0])
 
 
-@pytest.mark.parametrize("sinusoidal", [False, True])
-def test_decoding_step_by_step_equals_the_whole_sequence(sinusoidal):
-    model = model_of(decoder_sinusoidal_pos=sinusoidal).eval()
+@each_model
+def test_decoding_step_by_step_equals_the_whole_sequence(build):
+    model = build().eval()
     tokens = torch.randint(4, 50, (3, 20))
     want = model(tokens)[0]
     state = {}
@@ -101,8 +110,9 @@ def test_decoding_step_by_step_equals_the_whole_sequence(sinusoidal):
     torch.testing.assert_close(torch.cat(got, dim=1), want, rtol=1e-4, atol=1e-5)
 
 
-def test_beam_search_may_reorder_the_cache():
-    model = model_of().eval()
+@each_model
+def test_beam_search_may_reorder_the_cache(build):
+    model = build().eval()
     tokens = torch.randint(4, 50, (2, 10))
     state = {}
     for step in range(9):
@@ -112,11 +122,12 @@ def test_beam_search_may_reorder_the_cache():
     torch.testing.assert_close(got[:, 0], model(tokens[[1, 0]])[0][:, -1], rtol=1e-4, atol=1e-5)
 
 
-def test_recomputing_layers_changes_no_gradient():
+@each_model
+def test_recomputing_layers_changes_no_gradient(build):
     tokens = torch.randint(4, 50, (2, 12))
 
     def gradients(**options):
-        model = model_of(**options).train()
+        model = build(**options).train()
         model(tokens)[0].square().mean().backward()
         return [p.grad for p in model.parameters()]
 
