@@ -117,11 +117,29 @@ def test_old_parameters_keep_their_moments_and_new_ones_begin_without_any(tmp_pa
             assert torch.equal(entry[moment][: len(known[name][moment])], known[name][moment])
 
 
+@pytest.mark.parametrize("freq", [1, 3])
+def test_a_dense_transformer_becomes_a_mixture_by_splits_with_the_same_output(tmp_path, freq):
+    old = checkpoint_of(tmp_path / "old.pt", DENSE["transformer"]())
+    _, checkpoint, new = grown_of(tmp_path, moe_freq=freq, method="split", experts=3)
+    assert checkpoint["cfg"]["model"]["num_experts"] == 4 and checkpoint["cfg"]["model"]["moe_freq"] == freq
+    torch.testing.assert_close(output(new), output(old))
+
+
+def test_a_dense_transformer_becomes_a_flat_mixture_by_copies_with_nearly_the_same_output(tmp_path):
+    old = checkpoint_of(tmp_path / "old.pt", DENSE["transformer"]())
+    _, checkpoint, new = grown_of(tmp_path, method="copy", experts=3)
+    assert checkpoint["cfg"]["model"]["gate_trees"] == ""
+    assert (output(new) - output(old)).norm() < 0.05 * output(old).norm()
+    routed = new(torch.arange(4, NUM_TOKENS).unsqueeze(0))[1]["switch"]
+    assert all(min(each.routed) > 0 for each in routed)  # no copy is left without tokens
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"layers": 4}, "--layers 4: the model has 4 layers already; give more"),
         ({**SPLIT, "experts": 5}, "--experts 5: the layer has 4 experts"),
+        ({**SPLIT, "moe_freq": 1}, "--moe-freq 1: .* has its Switch layers already; leave --moe-freq out"),
     ],
 )
 def test_sizes_that_cannot_be_are_one_line_and_nothing_is_written(tmp_path, options, message):
