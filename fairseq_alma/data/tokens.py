@@ -189,9 +189,9 @@ def find_tokenizer_file(path: Path) -> Path:
         if not path.is_file():
             raise AlmaError(f"{path}: no such file; give a tokenizer.json, a sentencepiece .model, or its folder")
         return path
-    found = [
-        file for file in sorted(path.iterdir()) if file.name == FILE_NAMES["tokenizers"] or file.suffix == ".model"
-    ]
+    if (path / FILE_NAMES["tokenizers"]).is_file():  # a folder of transformers may have a .model too
+        return path / FILE_NAMES["tokenizers"]
+    found = [file for file in sorted(path.iterdir()) if file.suffix == ".model"]
     if len(found) != 1:
         names = " and ".join(file.name for file in found) or "neither a tokenizer.json nor a .model"
         raise AlmaError(f"{path}: {names} in this folder, one tokenizer is needed; give the file itself")

@@ -97,14 +97,16 @@ def test_file_that_is_no_tokenizer_is_refused(tmp_path, name, content, message):
         StreamTokenizer(tmp_path / name)
 
 
-def test_folder_must_hold_exactly_one_tokenizer(tmp_path):
+def test_a_folder_has_a_tokenizer_json_or_one_model(tmp_path):
     with pytest.raises(AlmaError, match=r"neither a tokenizer\.json nor a \.model in this folder"):
         find_tokenizer_file(tmp_path)
     (tmp_path / "a.model").touch()
     assert find_tokenizer_file(tmp_path) == tmp_path / "a.model"
-    (tmp_path / "tokenizer.json").touch()
+    (tmp_path / "b.model").touch()
     with pytest.raises(AlmaError, match="one tokenizer is needed"):
         find_tokenizer_file(tmp_path)
+    (tmp_path / "tokenizer.json").touch()
+    assert find_tokenizer_file(tmp_path) == tmp_path / "tokenizer.json"
 
 
 SEQUENCES = [[4, 5, 2], [2], [65000, 7, 8, 9, 2]]

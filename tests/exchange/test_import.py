@@ -8,6 +8,9 @@ from functools import partial
 
 import pytest
 import torch
+from fairseq import options
+from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+from fairseq_cli import train
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import (
@@ -23,6 +26,7 @@ from transformers import (
 from data_prep.text.command import main as prep_text
 from fairseq_alma.checkpoints.checkpoint_file import read_checkpoint
 from fairseq_alma.cli.export import main as export
+from fairseq_alma.cli.grow import main as grow
 from fairseq_alma.cli.import_model import main
 from fairseq_alma.data.stream import Stream
 from fairseq_alma.data.tokens import TokenFile
@@ -87,10 +91,10 @@ def perplexity_there(folder, stream, length):
 
 
 @pytest.mark.parametrize(
-    ("kind", "options"), [("qwen3", {}), ("qwen3", {"tie_word_embeddings": True}), ("qwen3_moe", {})]
+    ("kind", "sizes"), [("qwen3", {}), ("qwen3", {"tie_word_embeddings": True}), ("qwen3_moe", {})]
 )
-def test_a_model_that_comes_in_and_leaves_again_keeps_its_perplexity_and_its_vocabulary(kind, options, tmp_path):
-    model = write_folder(tmp_path / "model", kind, **options)
+def test_a_model_that_comes_in_and_leaves_again_keeps_its_perplexity_and_its_vocabulary(kind, sizes, tmp_path):
+    model = write_folder(tmp_path / "model", kind, **sizes)
     stream = write_stream(tmp_path, tmp_path / "model")
     assert main([str(tmp_path / "model"), "--out", str(tmp_path / "a.pt"), "--stream", str(stream)]) == 0
     assert export([str(tmp_path / "a.pt"), "--out", str(tmp_path / "back")]) == 0
@@ -109,6 +113,38 @@ def test_a_model_that_comes_in_and_leaves_again_keeps_its_perplexity_and_its_voc
         model.config.eos_token_id,
         model.config.pad_token_id,
     )
+
+
+def test_an_imported_model_gets_experts_learns_from_a_stream_and_is_exported(tmp_path):
+    write_folder(tmp_path / "model")
+    stream, length = write_stream(tmp_path, tmp_path / "model"), ("--tokens-per-sample", "20")
+    assert main([str(tmp_path / "model"), "--out", str(tmp_path / "a.pt"), "--stream", str(stream)]) == 0
+    grown = [
+        "--out",
+        str(tmp_path / "grown.pt"),
+        "--method",
+        "copy",
+        "--experts",
+        "3",
+        "--stream",
+        str(stream),
+        "--cpu",
+    ]
+    assert grow(["--path", str(tmp_path / "a.pt"), *grown]) in (0, None)
+    # no option of its shape is given: they are those of the checkpoint
+    words = [str(stream), "--task", "alma_lm", "--arch", "alma_transformer_lm", "--optimizer", "adam", *length]
+    words += ["--criterion", "alma_switch_cross_entropy", "--lr", "0.003", "--max-update", "20", "--batch-size", "4"]
+    words += ["--cpu", "--num-workers", "0", "--disable-validation", "--no-epoch-checkpoints", "--megabatch", "0"]
+    words += ["--finetune-from-model", str(tmp_path / "grown.pt"), "--save-dir", str(tmp_path)]
+    train.main(convert_namespace_to_omegaconf(options.parse_args_and_arch(options.get_training_parser(), words)))
+    assert export([str(tmp_path / "checkpoint_last.pt"), "--out", str(tmp_path / "back")]) == 0
+    before, here = (
+        float(evaluate(stream, tmp_path / name, *length)["perplexity"]) for name in ("a.pt", "checkpoint_last.pt")
+    )
+    assert here < 0.95 * before
+    assert perplexity_there(tmp_path / "back", stream, 20) == pytest.approx(here, rel=5e-6)
+    config = exported(tmp_path / "back").config
+    assert (config.model_type, config.num_experts, config.vocab_size) == ("qwen3_moe", 4, 347)
 
 
 @pytest.mark.parametrize(
