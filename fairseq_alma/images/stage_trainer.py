@@ -6,7 +6,7 @@ well; models that are done stay in memory.
 
 import time
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Callable, Mapping, Optional, Sequence
 
@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from fairseq_alma.errors import AlmaError
-from fairseq_alma.files import write_together
 from fairseq_alma.growth.gate_tree import nested_gate_trees
 from fairseq_alma.images.image_classifier import GrownLayers, GrowthData
 from fairseq_alma.images.image_settings import ImageSettings
@@ -189,13 +188,10 @@ class StageTrainer:
         tested = self._tested(training, start.grown, rows)
         of_copy = self._images_of_copy(data)
 
-        def keep(unit: int) -> None:
-            store, each = group[unit]
+        for unit, (store, each) in enumerate(group):
             epochs = training.epochs_of(unit)
             counts = (epochs * training.updates_per_epoch, epochs * data.num_images + of_copy)
             store[each.model] = TrainedModel(training.states[unit], start.grown, *counts, start.growth, tested[unit])
-
-        write_together([partial(keep, unit) for unit in range(len(group))])
 
     def _start(
         self,
