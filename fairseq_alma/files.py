@@ -228,16 +228,6 @@ def new_folder(path: Path, flag: str, program: str) -> Iterator[Path]:
         publish(work, path, flag)
 
 
-def replace_folder(new: Path, path: Path) -> None:
-    """Replace directory ``path`` with ``new`` (same parent) and delete the old one."""
-    old = path.with_name(f".{path.name}-old")
-    shutil.rmtree(old, ignore_errors=True)
-    if path.exists():
-        path.rename(old)
-    new.rename(path)
-    shutil.rmtree(old, ignore_errors=True)
-
-
 @contextlib.contextmanager
 def locked(path: Path, what: str, shared: bool = False, who: str = "alma-stream") -> Iterator[int]:
     """Hold the lock of a run, or of a part of it.
@@ -405,48 +395,3 @@ def once_per_file(read: Callable[[Path], Result]) -> Callable[[Path], Result]:
         return known[path][1]
 
     return read_once
-
-
-class WorkFolder:
-    """`work_folder` as an object, until data_prep and alma-update use that."""
-
-    def __init__(self, out: Path, flag: str, program: str, keeps: bool = False) -> None:
-        self.given, self.flag, self.out = out, flag, Path(os.path.realpath(out))
-        self._context = work_folder(out, program)
-
-    def __enter__(self) -> Any:
-        root = self._context.__enter__()
-        self.path, self.kept = root / "content", root / "kept"
-        self.path.mkdir()
-        return self
-
-    def __exit__(self, *exception: Any) -> None:
-        self._context.__exit__(*exception)
-
-    def publish(self) -> None:
-        publish(self.path, self.given, self.flag)
-
-    def sweep(self) -> None:
-        pass
-
-
-class VerifiedFiles:
-    """Nothing, until the fork server is gone."""
-
-    def __len__(self) -> int:
-        return 0
-
-    def since(self, number: int) -> list[Any]:
-        return []
-
-    def take(self, found: Any) -> None:
-        pass
-
-
-VERIFIED = VerifiedFiles()
-
-
-def write_together(writes: Any) -> None:
-    """Call functions one after the other, until its callers do."""
-    for write in writes:
-        write()

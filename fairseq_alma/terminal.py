@@ -3,7 +3,6 @@
 import errno
 import math
 import os
-import shlex
 import shutil
 import sys
 import time
@@ -37,7 +36,7 @@ class LiveLine:
         self.next = now + self.every
         return True
 
-    def show(self, text: str, *unused: object) -> None:
+    def show(self, text: str) -> None:
         """Show a text, on a terminal in place of the one before and no longer than a line."""
         if self.is_terminal:
             write(sys.stderr, ERASE + printable(text)[: shutil.get_terminal_size().columns - 1])
@@ -93,11 +92,6 @@ def discard(stream: TextIO) -> None:
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, stream.fileno())
     os.close(null)
-
-
-def shell_words(words: Iterable[str]) -> str:
-    """Return words quoted for a POSIX shell."""
-    return shlex.join(words)
 
 
 def last_line(text: str) -> str:

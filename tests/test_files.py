@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from fairseq_alma.errors import AlmaError
-from fairseq_alma.files import locked, new_folder, once_per_file, open_atomically, replace_folder, sweep
+from fairseq_alma.files import locked, new_folder, once_per_file, open_atomically, sweep
 
 HANG = """
 import sys, time
@@ -181,14 +181,6 @@ def test_what_is_put_in_a_folders_place_meanwhile_is_left_alone(tmp_path: Path) 
         (tmp_path / "out").mkdir()
         (tmp_path / "out/mine").write_text("mine")
     assert names(tmp_path) == ["out"] and names(tmp_path / "out") == ["mine"]
-
-
-def test_a_folder_takes_the_place_of_another_one(tmp_path: Path) -> None:
-    for content in ("first", "second"):
-        (tmp_path / ".new").mkdir()
-        (tmp_path / ".new/name").write_text(content)
-        replace_folder(tmp_path / ".new", tmp_path / "out")
-        assert (tmp_path / "out/name").read_text() == content and names(tmp_path) == ["out"]
 
 
 def test_a_file_is_read_again_only_when_it_has_changed(tmp_path: Path) -> None:

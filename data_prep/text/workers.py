@@ -147,4 +147,4 @@ class Progress:
             share, seconds = min(self._done / self._total, 1.0), max(time.monotonic() - self._start, 1e-9)
             left = spell_duration(seconds / max(share, 1e-9) * (1 - share))
             pace = f"{self._done / 1e6 / seconds:,.1f} MB/s"
-            self._line.show(f"{self._title}: {100 * share:.0f} %, {pace}, {left} left", share, 1.0)
+            self._line.show(f"{self._title}: {100 * share:.0f} %, {pace}, {left} left")

@@ -2,6 +2,7 @@
 
 import copy
 import os
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Callable, Mapping, Optional, Sequence
@@ -15,7 +16,6 @@ from fairseq_alma.options import without
 from fairseq_alma.runs.loop import Run, StageWork, Step
 from fairseq_alma.runs.run_folder import EVALUATED_FILE, RunFolder, predicting_checkpoint
 from fairseq_alma.runs.study import RunRequest, seconds_of
-from fairseq_alma.terminal import shell_words
 from fairseq_alma.training.feature import Features, Setting
 from fairseq_alma.watch.run_display import describe_stage
 
@@ -178,8 +178,8 @@ class TestImages(ImageStep):
         """Return the call that runs the stage: it trains what is not trained yet, and tests."""
         own = without(self.job.own_words, {"--dry-run": 0, "--stage": 1})
         stage = str(self.plan.stage.index)
-        words = shell_words(self.job.options.all_words())
-        return [f"{shell_words(['alma-stream', *own, '--stage', stage])} -- {words}"]
+        words = shlex.join(self.job.options.all_words())
+        return [f"{shlex.join(['alma-stream', *own, '--stage', stage])} -- {words}"]
 
     def run(self, work: StageWork) -> Mapping[str, Any]:
         """Test."""

@@ -4,6 +4,7 @@ import importlib.util
 import json
 import math
 import re
+import shlex
 import shutil
 import subprocess
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from fairseq_alma.runs.loop import StageWork
 from fairseq_alma.runs.records import Evaluation
 from fairseq_alma.runs.run_folder import EVALUATED_FILE, EVALUATED_FOLDER, RunFolder
 from fairseq_alma.runs.workers import end_processes, find_program, start_process
-from fairseq_alma.terminal import last_line, shell_words
+from fairseq_alma.terminal import last_line
 
 FLAG = "--then-evaluate"
 EXAMPLE = '{"bits_per_byte": 2.01}'
@@ -63,7 +64,7 @@ class StageEvaluation:
             commands.append(["alma-export", str(path), "--out", str(exported), "--stream", str(self.stream)])
         values = {"checkpoint": path, "export": exported, "stage": plan.stage.index, "run": folder.root}
         values |= {"arrival": plan.stage.last_arrival, "stream": self.stream}
-        return [*commands, ["sh", "-c", _PLACE.sub(lambda place: shell_words([str(values[place[1]])]), self.template)]]
+        return [*commands, ["sh", "-c", _PLACE.sub(lambda place: shlex.join([str(values[place[1]])]), self.template)]]
 
     def run(self, work: StageWork) -> Mapping[str, object]:
         """Evaluate a stage; return its part of ``stage.json``. Raises AlmaError if a command fails."""

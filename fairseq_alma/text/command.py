@@ -1,10 +1,10 @@
 """A stock command: what ``--dry-run`` prints, and how it runs in a child of the helper process."""
 
+import shlex
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Callable, Mapping, Sequence
 
-from fairseq_alma.terminal import shell_words
 from fairseq_alma.text.helper import call, sizes_of_group
 
 LINE_LENGTH = 110
@@ -39,7 +39,7 @@ class Command:
 
     def __str__(self) -> str:
         """Return the command for a shell, in lines."""
-        launch = [f"{name}={shell_words([value])}" for name, value in self.environment.items()]
+        launch = [f"{name}={shlex.join([value])}" for name, value in self.environment.items()]
         begin, end = "", ""
         if self.num_procs > 1:
             launch += ["MASTER_ADDR=localhost MASTER_PORT=29500"]
@@ -47,7 +47,7 @@ class Command:
             launch += ["RANK=$RANK LOCAL_RANK=$RANK"]
             begin, end = f"for RANK in {' '.join(map(str, range(self.num_procs)))}; do ", " & done; wait"
         lines = [begin + " ".join([*launch, self.program])]
-        for words in (shell_words(group) for group in self.groups if group):
+        for words in (shlex.join(group) for group in self.groups if group):
             if len(lines) > 1 and len(lines[-1]) + len(words) < LINE_LENGTH:
                 lines[-1] += " " + words
             else:

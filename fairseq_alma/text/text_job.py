@@ -1,5 +1,6 @@
 """``alma-stream`` on streams of text: its options, and which file of a run has what."""
 
+import shlex
 from copy import copy
 from pathlib import Path
 from typing import Callable, Iterable, Optional, Sequence
@@ -11,7 +12,6 @@ from fairseq_alma.runs.evaluation import StageEvaluation
 from fairseq_alma.runs.loop import Run
 from fairseq_alma.runs.run_folder import BRANCH, ENSEMBLE_FILE, PREDICTIONS_FILE, RunFolder, predicting_checkpoint
 from fairseq_alma.runs.study import RunRequest
-from fairseq_alma.terminal import shell_words
 from fairseq_alma.text import stage_checkpoints
 from fairseq_alma.text.defaults import Recipe, tokens_of
 from fairseq_alma.text.helper import call
@@ -151,7 +151,7 @@ class TextJob:
                     print(command)
             if evaluation is not None and member is None:
                 for words in evaluation.commands(folder, plan):
-                    print(shell_words(words))
+                    print(shlex.join(words))
 
     def of(self, folder: RunFolder) -> "TextJob":
         """Return the same for another run, which differs by its seed."""
