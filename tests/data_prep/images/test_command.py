@@ -17,7 +17,7 @@ from tests.data_prep.images.published import (
     random_images,
     save_arrays,
     write,
-    write_cifar100,
+    write_cifar,
     write_mnist,
 )
 from tests.runs.fakes import write_manifest
@@ -119,7 +119,7 @@ def test_bad_file_leaves_nothing_behind(tmp_path):
 
 
 def test_natural_images_are_augmented_and_those_of_cifar100_may_have_coarse_labels(tmp_path):
-    _, fine = write_cifar100(tmp_path / "cifar", "binary")
+    _, fine = write_cifar(tmp_path / "cifar", "cifar100")
     arguments = ["cifar100", "--source", tmp_path / "cifar", "--megabatches", 2, "--out", tmp_path / "s"]
     assert run(*arguments, "--labels", "coarse") == 0
     stream = ImageStream.open(tmp_path / "s")
@@ -147,6 +147,51 @@ def test_arrays_may_come_with_a_test_set_of_their_own(tmp_path):
     assert stream.test_indices().tolist() == [30, 31, 32, 33]
     assert np.array_equal(stream.images[30:, 0], images[30:])
     assert stream.labels[30:].tolist() == [1, 2, 3, 4]
+
+
+def test_labels_that_do_not_begin_at_0_are_pointed_out(tmp_path, capsys):
+    options = save_arrays(tmp_path, images=random_images(30, 6, 7), labels=np.arange(30) % 5 + 1)
+    assert run("arrays", *options, "--megabatches", 4, "--out", tmp_path / "s") == 0
+    assert "labels are 1 to 5, so class 0 has no image and there are 6 classes; subtract 1" in capsys.readouterr().out
+
+
+def write_folder(folder: Path, counts: dict[str, int], shape: tuple[int, ...] = (6, 7, 3)) -> np.ndarray:
+    """Write PNG files, some for each class; return the images in the order of their names."""
+    image = pytest.importorskip("PIL.Image")
+    images = random_images(sum(counts.values()), *shape, seed=len(counts))
+    number = 0
+    for name, count in counts.items():
+        (folder / name).mkdir(parents=True)
+        for _ in range(count):
+            image.fromarray(images[number]).save(folder / name / f"{number:03d}.png")
+            number += 1
+    return images
+
+
+def test_a_folder_of_image_files_has_a_class_for_each_subfolder(tmp_path):
+    images = write_folder(tmp_path / "f", {"cat": 12, "dog": 8})
+    arguments = ["folder", "--source", tmp_path / "f", "--megabatches", 4, "--name", "pets"]
+    assert run(*arguments, "--out", tmp_path / "s") == 0
+    stream = ImageStream.open(tmp_path / "s")
+    assert (stream.dataset, stream.shape, stream.num_classes, len(stream.test_indices())) == ("pets", (3, 6, 7), 2, 4)
+    found = {image.tobytes(): label for image, label in zip(stream.images, stream.labels.tolist(), strict=True)}
+    assert found == {each.transpose(2, 0, 1).tobytes(): int(at >= 12) for at, each in enumerate(images)}
+    (tmp_path / "f/dog/x.png").write_bytes(b"no image")
+    with pytest.raises(AlmaError, match=r"x\.png: no image that Pillow reads"):
+        run(*arguments, "--out", tmp_path / "t")
+    (tmp_path / "f/dog/x.png").unlink()
+    write_folder(tmp_path / "f", {"eel": 2}, (5, 7, 3))
+    with pytest.raises(AlmaError, match=r"an image of \(3, 5, 7\) found, .* has \(3, 6, 7\); give images of one size"):
+        run(*arguments, "--out", tmp_path / "t")
+    with pytest.raises(AlmaError, match="no subfolders; give a folder with"):
+        run("folder", "--source", tmp_path / "f/dog", "--megabatches", 4, "--out", tmp_path / "t")
+
+
+def test_a_folder_may_have_train_and_test(tmp_path):
+    for part, count in (("train", 10), ("test", 3)):
+        write_folder(tmp_path / "f" / part, {"a": count, "b": count}, (6, 7))
+    assert run("folder", "--source", tmp_path / "f", "--megabatches", 4, "--out", tmp_path / "s") == 0
+    assert ImageStream.open(tmp_path / "s").test_indices().tolist() == [*range(20, 26)]
 
 
 def test_emnist_says_what_it_did_to_the_images(tmp_path, capsys):
