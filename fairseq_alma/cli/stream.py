@@ -13,6 +13,7 @@ from typing import Any, Iterable, Mapping, Optional, Sequence
 from fairseq_alma.cli.entry import Parser, command
 from fairseq_alma.data.stream import Stream, file_sha256
 from fairseq_alma.errors import AlmaError, refuse_no_folder
+from fairseq_alma.exchange.exportable import refuse_unexportable
 from fairseq_alma.images.image_job import ImageJob
 from fairseq_alma.learners.learner import LEARNERS, Learner, Stage, StagePlan
 from fairseq_alma.learners.presets import PAPER
@@ -39,6 +40,7 @@ from fairseq_alma.training.feature import FEATURES, Features, PlannedRun, import
 from fairseq_alma.watch.arrivals import ArrivalCurves
 from fairseq_alma.watch.run_display import RunDisplay
 
+_CAPACITY = "--eval-capacity-factor"
 OWN: tuple[type[Options], ...] = (StudyOptions, PartOptions, ProcessOptions)
 
 EPILOG = """\
@@ -271,6 +273,8 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         evaluation = StageEvaluation.of(request.then_evaluate, request.stream, job.predictor)
         if evaluation is not None:
             evaluation.check(plans[request.seeds[0]])
+            if evaluation.exports:
+                _refuse_unexportable(plans[request.seeds[0]], job, stream)
     except ValueError as error:
         parser.error(str(error))
     request.require_beginning()
@@ -284,6 +288,21 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     refuse_no_folder(request.run, "--run")
     _run(request, job, learners, plans, stream, evaluation, (own_words, words))
     return 0
+
+
+def _refuse_unexportable(plans: Sequence[StagePlan], job: Job, stream: Optional[Stream]) -> None:
+    """Raise AlmaError now if alma-export would refuse what a stage ends with."""
+    growths = [training.growth for plan in plans for training in plan.trainings if training.growth is not None]
+    options = {
+        name: (job.last(name) or (default,))[-1] for name, default in (("--arch", "the model"), (_CAPACITY, "0"))
+    }
+    refuse_unexportable(
+        None if stream is None else stream.root,
+        options["--arch"],
+        is_ensemble=any(len(plan.predictors) > 1 for plan in plans),
+        is_split=any(growth.method == "split" for growth in growths),
+        eval_capacity_factor=float(options[_CAPACITY]),
+    )
 
 
 def _run(

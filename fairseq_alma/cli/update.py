@@ -26,6 +26,7 @@ from fairseq_alma.cli.entry import Parser, command
 from fairseq_alma.data.stream import MANIFEST, Stream, file_sha256, holdout_name
 from fairseq_alma.data.tokens import StreamTokenizer
 from fairseq_alma.errors import AlmaError, printable
+from fairseq_alma.exchange.exportable import ARCHITECTURE, refuse_model
 from fairseq_alma.files import as_record, locked, read_json_object, synchronise, write_json_atomically
 from fairseq_alma.metrics import bits_per_byte
 from fairseq_alma.options import Options, opt, real, utf8_path, utf8_word
@@ -268,6 +269,7 @@ def _update(
             f"{model.root / RECORD}: the model was begun with other options ({before} then, "
             f"{' '.join([*text, *words])} now); leave them out, or begin another MODEL"
         )
+    refuse_model("after the --: --arch", dict(itertools.pairwise(words)).get("--arch", ARCHITECTURE))
     if stream is not None and model.record is not None:
         seen = _month_of(stream, sources)
         is_last = seen == stream.num_megabatches - 1

@@ -15,23 +15,24 @@ _EVALUATE = "evaluate the checkpoint itself (recipes/lm_eval/evaluate.py)"
 
 
 def refuse_unexportable(
-    stream: Path,
+    stream: Optional[Path],
     arch: str,
     is_ensemble: bool = False,
-    grow_method: Optional[str] = None,
+    is_split: bool = False,
     eval_capacity_factor: float = 0.0,
 ) -> None:
     """Raise AlmaError if what a run will train cannot be exported.
 
     Args:
-        stream: folder of the stream, whose tokenizer is exported too.
+        stream: folder of the stream, whose tokenizer is exported too; None: not known yet.
         arch: the model's architecture.
         is_ensemble: whether several models predict together.
-        grow_method: how experts are added, if they are.
+        is_split: whether experts are added by split.
         eval_capacity_factor: of Switch layers at test.
     """
-    refuse_model("{export}", ENSEMBLE if is_ensemble else arch, grow_method == "split", eval_capacity_factor)
-    tokenizer_files(StreamTokenizer.open(stream), 1)
+    refuse_model("{export}", ENSEMBLE if is_ensemble else arch, is_split, eval_capacity_factor)
+    if stream is not None:
+        tokenizer_files(StreamTokenizer.open(stream), 1)
 
 
 def refuse_model(where: str, arch: str, has_gate_trees: bool = False, eval_capacity_factor: float = 0.0) -> None:

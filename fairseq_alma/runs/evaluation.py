@@ -50,7 +50,7 @@ class StageEvaluation:
         ways = {plan.combine for plan in plans} - {"single", "probabilities"}
         for place in self._model_places() if ways else ():
             raise ValueError(f"{FLAG} with {{{place}}}: no checkpoint predicts by {ways.pop()}; leave --combine out")
-        if "export" in self._model_places() and importlib.util.find_spec("safetensors") is None:
+        if self.exports and importlib.util.find_spec("safetensors") is None:
             raise AlmaError(f"{FLAG} with {{export}}: safetensors is not installed; pip install 'fairseq-alma[export]'")
 
     def commands(self, folder: RunFolder, plan: StagePlan) -> list[list[str]]:
@@ -60,7 +60,7 @@ class StageEvaluation:
         commands = []
         if members and self._model_places():
             commands.append(["alma-ensemble", *map(str, members), "--out", str(path), "--force"])
-        if "export" in self._model_places():
+        if self.exports:
             commands.append(["alma-export", str(path), "--out", str(exported), "--stream", str(self.stream)])
         values = {"checkpoint": path, "export": exported, "stage": plan.stage.index, "run": folder.root}
         values |= {"arrival": plan.stage.last_arrival, "stream": self.stream}
@@ -98,6 +98,11 @@ class StageEvaluation:
             ) from error
         finally:
             self._remove(here)
+
+    @property
+    def exports(self) -> bool:
+        """Whether the command takes an exported folder."""
+        return "export" in self._model_places()
 
     def _model_places(self) -> set[str]:
         return {found[1] for found in _PLACE.finditer(self.template)} & {"checkpoint", "export"}

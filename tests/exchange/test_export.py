@@ -14,6 +14,7 @@ from sentencepiece import SentencePieceTrainer
 from transformers import AutoTokenizer, Trainer, TrainingArguments
 
 from fairseq_alma.cli.export import main
+from fairseq_alma.cli.stream import main as alma_stream
 from fairseq_alma.data.stream import Stream
 from fairseq_alma.data.tokens import StreamTokenizer, TokenFile
 from fairseq_alma.errors import AlmaError
@@ -270,7 +271,7 @@ def test_a_foreign_tokenizer_has_its_ids_and_its_added_tokens_are_found(kind, tm
     [
         ({"arch": "alma_switch_lm_base"}, "{export}: transformers has no architecture for alma_switch_lm_base"),
         ({"is_ensemble": True}, "{export}: transformers has no architecture for an ensemble"),
-        ({"grow_method": "split"}, "{export}: gates that grew by split"),
+        ({"is_split": True}, "{export}: gates that grew by split"),
         ({}, "alters text before it is cut"),
     ],
 )
@@ -285,3 +286,18 @@ def test_what_cannot_be_exported_is_known_at_the_start_of_a_run(options, said, s
         refuse_unexportable(stream, **{"arch": "alma_transformer_lm_tiny", **options})
     if options:
         refuse_unexportable(stream, "alma_transformer_lm_tiny")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--learner", "ens", "--num-members", "2"], "an ensemble"),
+        (["--learner", "gmoe", "--grow-schedule", "2,3", "--grow-method", "split"], "gates that grew by split"),
+        (["--", "--arch", "alma_switch_lm_tiny"], "alma_switch_lm_tiny"),
+    ],
+)
+def test_a_run_whose_evaluation_exports_is_refused_before_anything_is_trained(words, said, stream, tmp_path, capsys):
+    own = ["--stream", str(stream), "--run", str(tmp_path / "R"), "--then-evaluate", "evaluate {export}"]
+    line = scripts.usage_error(capsys, alma_stream, [*own, *words])
+    assert "{export}: " in line and said in line
+    assert not (tmp_path / "R").exists()
