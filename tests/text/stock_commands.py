@@ -35,10 +35,13 @@ def prepare_stream(folder, vocab_size=300, seed=0, *more):
     return folder / "stream"
 
 
-def training_words(stream, *arguments, device=("--cpu",)):
+SHAPE = ("--decoder-layers", "2", "--decoder-embed-dim", "16", "--decoder-ffn-embed-dim", "32")
+SHAPE += ("--decoder-attention-heads", "2")
+
+
+def training_words(stream, *arguments, device=("--cpu",), shape=SHAPE):
     command = [str(stream), "--task", "alma_lm", "--tokens-per-sample", str(TOKENS_PER_SAMPLE), *device]
-    command += ["--arch", "alma_switch_lm_tiny", "--decoder-layers", "2", "--decoder-embed-dim", "16"]
-    command += ["--decoder-ffn-embed-dim", "32", "--decoder-attention-heads", "2", "--optimizer", "adam"]
+    command += ["--arch", "alma_switch_lm_tiny", *shape, "--optimizer", "adam"]
     command += ["--criterion", "alma_switch_cross_entropy", "--lr", "0.01", "--max-update", "20", "--batch-size", "4"]
     command += ["--disable-validation", "--no-epoch-checkpoints", "--num-workers", "0", "--log-format", "none"]
     return [*command, *arguments]
@@ -52,8 +55,8 @@ def training_config(stream, *arguments, **more):
     return convert_namespace_to_omegaconf(training_options(stream, *arguments, **more))
 
 
-def train_model(stream, folder, *arguments):
-    train.main(training_config(stream, "--save-dir", str(folder), *arguments))
+def train_model(stream, folder, *arguments, **more):
+    train.main(training_config(stream, "--save-dir", str(folder), *arguments, **more))
     return folder / "checkpoint_last.pt"
 
 

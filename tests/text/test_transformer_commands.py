@@ -1,0 +1,57 @@
+"""alma_transformer_lm with experts and Muon through the stock commands: resumed, grown, tested."""
+
+import pytest
+import torch
+
+from fairseq_alma.checkpoints.model_options import GrowOptions
+from fairseq_alma.text.grow import grow
+from tests.text.stock_commands import evaluate, train_model
+
+MODEL = ("--arch", "alma_transformer_lm_tiny", "--num-experts", "3", "--dropout", "0.1")
+OPTIMIZER = ("--optimizer", "muon", "--lr", "0.02", "--clip-norm", "1", "--lr-scheduler", "inverse_sqrt")
+STAGE = (*OPTIMIZER, "--warmup-updates", "5", "--ema-half-life", "1/16", "--megabatch")
+
+
+@pytest.fixture(scope="module")
+def through(trained, tmp_path_factory):
+    return train_model(trained.stream, tmp_path_factory.mktemp("through"), *MODEL, *STAGE, "0")
+
+
+def leaves(value):
+    """Yield all tensors and numbers of a nested state."""
+    if isinstance(value, dict):
+        for each in value.values():
+            yield from leaves(each)
+    else:
+        yield value
+
+
+def test_a_training_that_was_cut_off_resumes_to_the_last_bit(trained, through, tmp_path):
+    train_model(trained.stream, tmp_path, *MODEL, *STAGE, "0", "--max-update", "9")
+    resumed = torch.load(train_model(trained.stream, tmp_path, *MODEL, *STAGE, "0"))
+    one = torch.load(through)
+    parts = [
+        (each["model"], each["last_optimizer_state"], each["extra_state"]["AlmaLMTask"]) for each in (one, resumed)
+    ]
+    pairs = [*zip(*(leaves(dict(enumerate(each))) for each in parts), strict=True)]
+    assert len(pairs) > 100
+    assert all(torch.equal(a, b) if torch.is_tensor(a) else a == b for a, b in pairs)
+
+
+def test_a_grown_model_trains_on_with_its_optimizer_and_without_options_of_its_shape(trained, through, tmp_path):
+    grown = str(tmp_path / "grown.pt")
+    how = {"method": "split", "experts": 2, "select": "random", "layers": 3, "optimizer": "copy"}
+    grow(GrowOptions(path=str(through), out=grown, cpu=True, **how))
+    before, after = (float(evaluate(trained.stream, path)["loss"]) for path in (through, grown))
+    assert after == pytest.approx(before, rel=1e-5)
+    start = ("--arch", "alma_transformer_lm", "--continue-once", grown, "--continue-as", "stage")
+    words = [*start, *STAGE, "1", "--max-update", "40"]
+    trained_on = torch.load(train_model(trained.stream, tmp_path / "on", *words, shape=()))
+    model = trained_on["cfg"]["model"]
+    assert (model["num_experts"], model["decoder_layers"], model["head_dim"]) == (5, 3, 8)
+    assert trained_on["optimizer_history"][-1]["num_updates"] == 40
+
+
+def test_perplexity_does_not_depend_on_the_batch(trained, through):
+    losses = [float(evaluate(trained.stream, through, "--batch-size", size)["loss"]) for size in ("1", "7")]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-6)
