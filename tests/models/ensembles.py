@@ -10,7 +10,6 @@ from omegaconf import OmegaConf
 
 from fairseq_alma.checkpoints.checkpoint_file import DICTIONARY_KEY, read_checkpoint, write_checkpoint
 from fairseq_alma.checkpoints.ensemble_file import join_checkpoints
-from fairseq_alma.checkpoints.model_options import NO_BEGINNING, complete_sizes
 from tests.text.models import config_of, dictionary_of
 
 NUM_TOKENS = 46  # beside fairseq's four
@@ -25,14 +24,6 @@ def task_of(path=None, num_tokens=NUM_TOKENS):
 
 def switch_config(**options):
     return {**vars(config_of(**options)), "_name": "alma_switch_lm"}
-
-
-def alma_transformer_config(**options):
-    """Return the configuration of a small alma_transformer_lm as a checkpoint has it."""
-    config = {**vars(MODEL_DATACLASS_REGISTRY["alma_transformer_lm"]()), "decoder_embed_dim": 16, **options}
-    complete_sizes(config, "alma_transformer_lm_tiny")
-    lengths = {"tokens_per_sample": 24, "max_target_positions": None}
-    return {**config, **lengths, **NO_BEGINNING, "_name": "alma_transformer_lm_tiny"}
 
 
 def transformer_config():

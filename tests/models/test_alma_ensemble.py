@@ -14,7 +14,6 @@ from fairseq_alma.checkpoints.model_facts import describe_checkpoint
 from fairseq_alma.errors import AlmaError
 from tests.models.ensembles import (
     NUM_TOKENS,
-    alma_transformer_config,
     load,
     save_ensemble,
     save_member,
@@ -22,6 +21,7 @@ from tests.models.ensembles import (
     task_of,
     transformer_config,
 )
+from tests.text.models import transformer_config as alma_transformer_config
 
 EOS = 2
 

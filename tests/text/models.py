@@ -6,8 +6,10 @@ import torch
 from fairseq.data import Dictionary
 
 import fairseq_alma
+from fairseq_alma.checkpoints.model_options import NO_BEGINNING, complete_sizes
+from fairseq_alma.text.build_model import build_from_config
 from fairseq_alma.text.model import AlmaSwitchLM, AlmaSwitchLMConfig
-from fairseq_alma.text.transformer_model import AlmaTransformerLM, AlmaTransformerLMConfig
+from fairseq_alma.text.transformer_model import AlmaTransformerLMConfig
 
 fairseq_alma.register()
 
@@ -38,16 +40,19 @@ def model_of(num_tokens=46, seed=0, **options):
     return AlmaSwitchLM.build_model(config_of(**options), SimpleNamespace(source_dictionary=dictionary_of(num_tokens)))
 
 
-def transformer_of(num_tokens=46, seed=0, **options):
-    """Return an alma_transformer_lm whose residual outputs are not zero, so that all of it matters."""
+def transformer_config(**options):
+    """Return ``cfg.model`` of a small alma_transformer_lm, as a checkpoint has it."""
+    config = {**vars(AlmaTransformerLMConfig()), "decoder_embed_dim": 16, "decoder_attention_heads": 2, **options}
+    complete_sizes(config, "alma_transformer_lm_tiny")
+    lengths = {"tokens_per_sample": 24, "max_target_positions": None}
+    return {**config, **lengths, **NO_BEGINNING, "_name": "alma_transformer_lm_tiny"}
+
+
+def transformer_of(num_tokens=46, seed=0, is_fresh=False, **options):
+    """Return an alma_transformer_lm, fresh, or with random numbers added to all weights, so that all matter."""
     torch.manual_seed(seed)
-    config = AlmaTransformerLMConfig(
-        **{"decoder_layers": 2, "decoder_embed_dim": 16, "decoder_attention_heads": 2, "num_experts": 4, **options}
-    )
-    config.tokens_per_sample, config.max_target_positions = 24, None
-    config.finetune_from_model, config.restore_file = None, "checkpoint_last.pt"
-    model = AlmaTransformerLM.build_model(config, SimpleNamespace(source_dictionary=dictionary_of(num_tokens)))
-    for name, parameter in model.named_parameters():
-        if name.endswith(AlmaTransformerLM.residual_outputs):
-            torch.nn.init.normal_(parameter, std=0.3)
+    model = build_from_config(transformer_config(**options), num_tokens + 4, str(torch.get_default_device()))
+    with torch.no_grad():
+        for parameter in () if is_fresh else model.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter))
     return model

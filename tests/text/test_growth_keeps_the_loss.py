@@ -11,7 +11,8 @@ from fairseq_alma.errors import AlmaError
 from fairseq_alma.text.build_model import build_from_config
 from fairseq_alma.text.grow import grow
 from fairseq_alma.training.average import averaged_model
-from tests.models.ensembles import alma_transformer_config, switch_config
+from tests.models.ensembles import switch_config
+from tests.text.models import transformer_config
 
 NUM_TOKENS = 46
 SPLIT = {"method": "split", "experts": 2, "select": "random"}
@@ -19,14 +20,12 @@ MODELS = {
     "switch": switch_config,
     "switch trees": lambda: switch_config(num_experts=3, gate_trees="[[0,[1,2]],[0,1,2]]"),
     "switch sinusoidal": lambda: switch_config(decoder_sinusoidal_pos=True),
-    "transformer": lambda: alma_transformer_config(num_experts=4, decoder_layers=4),
-    "transformer trees": lambda: alma_transformer_config(
-        num_experts=3, decoder_layers=4, gate_trees="[[0,[1,2]],[0,1,2]]"
-    ),
+    "transformer": lambda: transformer_config(num_experts=4, decoder_layers=4),
+    "transformer trees": lambda: transformer_config(num_experts=3, decoder_layers=4, gate_trees="[[0,[1,2]],[0,1,2]]"),
 }
 DENSE = {
     "switch": lambda: switch_config(moe_freq=0),
-    "transformer": lambda: alma_transformer_config(decoder_layers=4),
+    "transformer": lambda: transformer_config(decoder_layers=4),
 }
 
 

@@ -1,5 +1,6 @@
 """alma_transformer_lm: transformers' Qwen3 is the reference, dense and with experts."""
 
+import functools
 import math
 
 import pytest
@@ -11,9 +12,11 @@ from torch.utils.flop_counter import FlopCounterMode
 from fairseq_alma.checkpoints.model_facts import transformer_shape
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.text.transformer import rotary_table, rotate
-from tests.text.transformer_models import config_of, model_of
+from tests.text import models
 
 PAD, NUM_TOKENS = 1, 50
+transformer_config = functools.partial(models.transformer_config, decoder_layers=4)
+transformer_of = functools.partial(models.transformer_of, decoder_layers=4)
 EXPERTS = {"num_experts": 3}
 MODELS = {
     "dense": {},
@@ -69,7 +72,7 @@ def qwen3_of(model, **options):
 @pytest.mark.parametrize("name", ["dense", "grouped", "tied", "experts"])
 def test_logits_are_those_of_qwen3(name):
     options = {"no_embedding_norm": True, "rope_theta": 500.0, "norm_eps": 1e-5, **MODELS[name]}
-    model = model_of(is_random=True, **options).eval()
+    model = transformer_of(**options).eval()
     tokens = tokens_of(2, 20)
     with torch.no_grad():
         torch.testing.assert_close(model(tokens)[0], qwen3_of(model, **options)(tokens).logits, rtol=1e-4, atol=1e-4)
@@ -85,14 +88,14 @@ def test_rotation_multiplies_pairs_by_complex_numbers_of_their_position():
 
 @pytest.mark.parametrize("width", [16, 256])
 def test_the_first_loss_is_that_of_a_model_that_knows_nothing(width):
-    model = model_of(decoder_embed_dim=width)
+    model = transformer_of(decoder_embed_dim=width, is_fresh=True)
     tokens = tokens_of(4, 24)
     loss = F.cross_entropy(model(tokens[:, :-1])[0].flatten(0, 1), tokens[:, 1:].flatten())
     assert loss.item() == pytest.approx(math.log(NUM_TOKENS), abs=0.01)
 
 
 def test_layers_add_nothing_at_first_and_all_of_them_learn(options):
-    model = model_of(**options)
+    model = transformer_of(is_fresh=True, **options)
     decoder, tokens = model.decoder, tokens_of(2, 12)
     embedded = decoder.embed_tokens(tokens)
     if decoder.norms_embeddings:
@@ -105,20 +108,20 @@ def test_layers_add_nothing_at_first_and_all_of_them_learn(options):
 
 
 def test_no_position_sees_a_later_one(options):
-    model, tokens = model_of(is_random=True, **options).eval(), tokens_of(2, 20)
+    model, tokens = transformer_of(**options).eval(), tokens_of(2, 20)
     changed = torch.cat([tokens[:, :12], tokens_of(2, 8, seed=3)], dim=1)
     torch.testing.assert_close(model(tokens)[0][:, :12], model(changed)[0][:, :12])
 
 
 def test_what_a_sequence_gets_does_not_depend_on_its_batch_or_padding(options):
-    model, tokens = model_of(is_random=True, **options).eval(), tokens_of(3, 20)
+    model, tokens = transformer_of(**options).eval(), tokens_of(3, 20)
     alone = model(tokens[1:2, :9])[0]
     tokens[1, 9:] = PAD
     torch.testing.assert_close(model(tokens)[0][1:2, :9], alone, rtol=1e-4, atol=1e-5)
 
 
 def test_step_by_step_it_predicts_what_it_predicts_at_once_also_after_beams_are_reordered(options):
-    model, tokens = model_of(is_random=True, **options).eval(), tokens_of(3, 20)
+    model, tokens = transformer_of(**options).eval(), tokens_of(3, 20)
     at_once, state = model(tokens)[0], {}
     order = torch.tensor([2, 0, 1])
     for length in range(1, 21):
@@ -130,8 +133,8 @@ def test_step_by_step_it_predicts_what_it_predicts_at_once_also_after_beams_are_
 
 
 def test_formulas_give_the_parameters_of_the_module_and_the_flops_of_the_counter(options):
-    model = model_of(**options).train()
-    shape = transformer_shape(config_of(**options), model.state_dict())
+    model = transformer_of(**options).train()
+    shape = transformer_shape(transformer_config(**options), model.state_dict())
     assert shape.num_params == sum(p.numel() for p in model.parameters())
     model.decoder.layers.apply(lambda module: setattr(module, "capacity_factor", 0.0))  # no token dropped
     tokens = tokens_of(3, 24)
@@ -142,7 +145,7 @@ def test_formulas_give_the_parameters_of_the_module_and_the_flops_of_the_counter
 
 def test_recomputed_activations_and_dropout_change_no_gradient():
     def gradients(**options):
-        model = model_of(is_random=True, dropout=0.3, num_experts=3, **options).train()
+        model = transformer_of(dropout=0.3, num_experts=3, **options).train()
         torch.manual_seed(4)
         model(tokens_of(2, 20))[0].square().sum().backward()
         return torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
@@ -151,7 +154,7 @@ def test_recomputed_activations_and_dropout_change_no_gradient():
 
 
 def test_autocast_computes_about_the_same():
-    model, tokens = model_of(is_random=True).eval(), tokens_of(2, 20)
+    model, tokens = transformer_of().eval(), tokens_of(2, 20)
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
         short = model(tokens)[0].float()
     exact = model(tokens)[0]
@@ -159,7 +162,7 @@ def test_autocast_computes_about_the_same():
 
 
 def test_symbols_that_an_imported_vocabulary_lacks_take_no_part_in_a_softmax():
-    model = model_of(symbol_ids="[null,7,null,null]").eval()
+    model = transformer_of(symbol_ids="[null,7,null,null]").eval()
     logits = model(tokens_of(2, 8))[0]
     probs = logits.softmax(-1)
     absent = [0, 2, 3, 11]
@@ -180,10 +183,10 @@ def test_symbols_that_an_imported_vocabulary_lacks_take_no_part_in_a_softmax():
 )
 def test_sizes_that_cannot_be_are_one_line(options, message):
     with pytest.raises(AlmaError, match=message):
-        model_of(**options)
+        transformer_of(**options)
 
 
 def test_a_dense_model_compiles_without_a_graph_break():
-    model, tokens = model_of(is_random=True), tokens_of(2, 20)
+    model, tokens = transformer_of(), tokens_of(2, 20)
     compiled = torch.compile(lambda tokens: model(tokens, features_only=True)[0], fullgraph=True, backend="eager")
     torch.testing.assert_close(compiled(tokens), model(tokens, features_only=True)[0])
