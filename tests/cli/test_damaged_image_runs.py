@@ -61,11 +61,11 @@ def reshape_one(weights):
     weights["network.layers.0.weight"] = torch.zeros(1, 9, 64)
 
 
-@pytest.mark.parametrize(("change", "found"), [(remove_one, "lacks 1 tensor(s)"), (reshape_one, "has misshapen")])
-def test_weights_of_another_network_are_named_with_the_stage_to_remove(change, found, stream, run):
+@pytest.mark.parametrize("change", [remove_one, reshape_one])
+def test_weights_of_another_network_are_named_with_the_stage_to_remove(change, stream, run):
     change_weights(run / CHECKPOINT, change)
     said = refused(stream, run)
-    assert f"{run / CHECKPOINT}: the checkpoint {found}" in said
+    assert f"{run / CHECKPOINT}: not the weights of this run's network" in said
     assert f"remove {run / 'stage-000'} to train that stage again" in said
 
 
