@@ -168,8 +168,9 @@ class Option:
         """Convert a word to a value, or check a value. Raises ValueError, which begins with the flag."""
         try:
             if not isinstance(given, str):
-                for number in () if self.range is None else given if isinstance(given, (list, tuple)) else (given,):
-                    self.range.check(number)
+                if self.range is not None:
+                    for number in given if isinstance(given, (list, tuple)) else (given,):
+                        self.range.check(number)
                 return given
             if self.parse is not None:
                 return self.parse(given)

@@ -184,7 +184,7 @@ class TextStage(StageRecord, frozen=True, kw_only=True):
     test: TextResult
     anytime: Optional[AnytimeStage] = None
     holdouts: list[Holdout] = []
-    batches: list[dict[str, Optional[int]]] = []
+    batches: list[dict[str, Any]] = []
     before_growth: Optional[TextGrowth] = None
     after_growth: Optional[TextGrowth] = None
 

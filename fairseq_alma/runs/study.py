@@ -237,12 +237,15 @@ class ProcessOptions(Options):
     )
 
 
+BATCHING = ("--batch-size", "--max-tokens", "--update-freq", "--num-workers", "--checkpoint-activations")
 FREE_OPTIONS = (
     *(name for name, option in options_of(StudyOptions).items() if option.free),
     "--log-interval",
+    *BATCHING,
     *CURVE_OPTIONS,
 )
-"""What run.json names and does not bind a run to: it changes what is kept and shown, not what comes out."""
+"""What run.json names and does not bind a run to: it changes what is kept and shown, not what comes out; and how the
+sequences of a training are cut into batches, in an order that does not depend on it (stage.json has each change)."""
 ROUNDING_OPTIONS = ("jobs",)
 """It changes the last digits: a run keeps to it, a report takes no notice."""
 OPTION_OF = {"best_every": "--save-every"}

@@ -1,7 +1,8 @@
 """The defaults of a run on text: what a good model needs and the user did not give, from one table.
 
-Options after ``--`` take precedence. With an ``--arch`` there the model is the user's: only options are filled in for
-which fairseq has no default, or one that trains no language model (``--lr`` 0.25). What was measured is in ``docs/reference/defaults.md``. Neither torch nor fairseq: a dry run imports neither.
+Options after ``--`` take precedence. With another ``--arch`` than ``alma_transformer_lm`` there, only options are filled
+in for which fairseq has no default, or one that trains no language model (``--lr`` 0.25). What was measured is in
+``docs/reference/defaults.md``. Neither torch nor fairseq: a dry run imports neither.
 """
 
 import math
@@ -97,9 +98,9 @@ class Preferences:
     passes: Optional[float] = None
     is_paper: bool = False
 
-    def record(self) -> dict[str, Any]:
-        """Return it for run.json."""
-        return {"size": self.size, "preset": "paper" if self.is_paper else None}
+    def record(self, arch: Optional[str]) -> dict[str, Any]:
+        """Return it for run.json, with the ``--arch`` after ``--``."""
+        return {"size": self.size, "preset": "paper" if self.is_paper else None, "arch": arch}
 
 
 @dataclass(frozen=True)
@@ -221,23 +222,24 @@ def complete(
         ValueError: options contradict each other; the message begins with one.
     """
     given = {name: " ".join(values) for name, values in group_words(words)}
-    is_own_model = "--arch" in given
-    if is_own_model and preferences.size is not None:
+    arch = given.get("--arch")
+    is_own_model = arch is not None and arch not in TRANSFORMER_SIZES
+    if arch is not None and preferences.size is not None:
         raise ValueError("--size: chooses a model, and so does --arch after the --; give one of them")
     if preferences.passes is not None and any(end in given for end in ENDS):
         raise ValueError("--passes: --max-update or --max-epoch after the -- sets the length too; give one of them")
-    same_kind = before is not None and ("--arch" in before["chosen"]) != is_own_model
-    if same_kind and preferences.record() in (before["preferences"], Preferences().record()):
+    asked = preferences.record(arch)
+    if before is not None and asked in (before["preferences"], Preferences().record(before["preferences"]["arch"])):
         return _recipe(words, given, {**before, "passes": preferences.passes or before["passes"]}, context)
     has_end = any(end in given for end in ENDS)
     if is_own_model and has_end and not _missing(_rows(TABLE[0], 1, given, context), given, context.owned):
         return Recipe([*words])
-    if tokens is None and not (is_own_model and has_end):
+    if tokens is None and not (arch is not None and has_end):
         raise ValueError(
             "--dry-run without a stream: defaults depend on the text; give --arch and --max-update after the --, or a "
             "--stream"
         )
-    passes, stages = preferences.passes or 1.0, tokens or [1]
+    passes, stages = preferences.passes or 1.0, tokens or [10**6]
     row = row_of(passes * sum(stages))
     if preferences.size is not None:
         model = model_of(preferences.size, vocab_size, context.num_experts or 1)
@@ -261,7 +263,7 @@ def complete(
         model_line += f", {size:,} parameters: width {width}, {layers} layers, "
         model_line += "dense" if experts == 1 else f"{experts} experts in every second"
     record = {
-        "preferences": preferences.record(),
+        "preferences": asked,
         "passes": passes,
         "chosen": chosen,
         "features": features,
@@ -276,7 +278,7 @@ def _rows(row: Row, passes: float, given: Mapping[str, str], context: Context) -
     steps = context.num_procs * math.ceil(row.batch * row.length / (AT_ONCE * context.num_procs))
     many = passes > MANY_PASSES
     rows: dict[str, Any] = {"--arch": arch}
-    if not context.has_beginning:
+    if not context.has_beginning and "--arch" not in given:
         rows |= {"--decoder-embed-dim": row.width, "--decoder-layers": row.layers}
         rows |= {"--num-experts": context.num_experts} if context.num_experts is not None else {}
     rows |= {
@@ -308,7 +310,7 @@ def _missing(rows: Mapping[str, str], given: Mapping[str, str], owned: Mapping[s
         return not any(each in given for each in SAME.get(flag, (flag,)))
 
     wanted = [*rows]
-    if "--arch" in given:
+    if given.get("--arch", "alma_transformer_lm") not in TRANSFORMER_SIZES:
         groups = {flag: (flag, *(f"--{name}" for name in others)) for flag, others in OWN_MODEL.items()}
         wanted = [name for flag, group in groups.items() if is_missing(flag) for name in group if name in rows]
     return {name: rows[name] for name in wanted if is_missing(name) and name not in owned}
@@ -351,8 +353,8 @@ def _recipe(
             f"length: {passes:g} pass{'' if passes == 1 else 'es'}, {tokens_per_update(filled):,} tokens an update"
         )
     lines.append(
-        f"optimizer: {filled.get('--optimizer')}, --lr {filled.get('--lr')}, {filled.get('--warmup-updates', 0)} updates"
-        f" of warm-up, then {filled.get('--lr-scheduler', 'fixed')}"
+        f"optimizer: {filled.get('--optimizer')}, --lr {filled.get('--lr')}, {filled.get('--lr-scheduler', 'fixed')} "
+        f"after {filled.get('--warmup-updates', 0)} updates of warm-up"
     )
     if "ema_half_life" in features:
         lines.append(

@@ -195,7 +195,7 @@ class AlmaLMTask(StageTask, LanguageModelingTask):
             self.args.megabatch, self.stream.num_megabatches, self.args.wait, self.args.replay
         ).megabatches
 
-    def get_batch_iterator(  # type: ignore[override]
+    def get_batch_iterator(
         self,
         dataset: FairseqDataset,
         max_tokens: Optional[int] = None,

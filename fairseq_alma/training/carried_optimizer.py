@@ -30,7 +30,7 @@ class TokenCount(Feature):
     fairseq's own meters begin anew when a training is resumed at the start of an epoch.
     """
 
-    is_on: ClassVar[bool] = True  # type: ignore[assignment]
+    is_on: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         self.num_tokens: Any = 0

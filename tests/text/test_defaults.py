@@ -97,6 +97,11 @@ def test_what_contradicts_itself_is_refused(given, words, message):
         made(words, **given)
 
 
+def test_a_named_size_is_trained_like_the_default_model():
+    found = options(made(["--arch", "alma_transformer_lm_tiny", "--max-update", "7"]))
+    assert found["--optimizer"] == "muon" and "--decoder-embed-dim" not in found and found["--max-update"] == "7"
+
+
 def test_what_was_chosen_stays_chosen_when_the_stream_has_grown_and_passes_may_change():
     first = made()
     again = made(tokens=[*TOKENS, 50_000_000], before=first.record)
