@@ -1,13 +1,11 @@
 """A stream on disk, as its manifest ``stream.json`` describes it: files, splits, the tokenizer, the images.
 
-The manifest names every file with its size and sha256, so that whoever trains on a stream can tell that it is whole,
-and whether it is the one that a run began with. It is plain JSON that is held against the types below: ranges, and
-paths within the folder. Nothing here needs fairseq or torch.
+The manifest has the size and sha256 of every file, so that a reader can check that a stream is complete and the one
+that a run began with. It is plain JSON, validated by the types below. Neither fairseq nor torch.
 """
 
 import hashlib
 import json
-import re
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path, PurePosixPath
@@ -61,7 +59,7 @@ class StreamFile:
 
     @classmethod
     def describe(cls, root: Path, path: str) -> "StreamFile":
-        """Measure the file ``root/path``."""
+        """Return size and sha256 of the file ``root/path``."""
         return cls(path, (root / path).stat().st_size, file_sha256(root / path))
 
     def verify(self, root: Path) -> None:
@@ -83,13 +81,13 @@ class Split:
     """One part of a stream: a mega-batch, the validation set or the test set.
 
     Attributes:
-        name: ``megabatch-000/train``, ``valid`` or ``test``, and ``megabatch-000/valid`` in a stream of images; the
-            files are ``name`` plus ``.bin`` and ``.idx`` for text, ``.npy`` for images.
-        files: what the split consists of.
+        name: ``megabatch-000/train``, ``megabatch-000/holdout`` (text), ``megabatch-000/valid`` (images), ``valid`` or
+            ``test``.
+        files: ``name`` plus ``.bin`` and ``.idx`` for text, ``.npy`` for images.
         num_documents: sequences in the token file, each ending with eos.
         num_words: white-space separated words of the text.
         num_tokens: ids in the token file, one eos per document included.
-        num_bytes: UTF-8 bytes of the documents' text: what bits per byte are counted over.
+        num_bytes: bytes of the documents in UTF-8, over which bits per byte are counted.
         num_images: images, in a stream of images.
     """
 
@@ -104,13 +102,13 @@ class Split:
 
 @dataclass(frozen=True)
 class TokenizerEntry:
-    """What the manifest says of a text stream's tokenizer.
+    """The tokenizer of a stream of text.
 
     Attributes:
         kind: ``tokenizers`` (a ``tokenizer.json``) or ``sentencepiece`` (a ``.model``).
         vocab_size: number of tokens, that is lines of ``dict.txt``; fairseq adds four symbols of its own.
-        sha256: identifies the tokenizer: over its files' paths and content.
-        files: what ``tokenizer/`` holds.
+        sha256: over its files' paths and content.
+        files: in ``tokenizer/``.
     """
 
     kind: Annotated[str, Meta(pattern="^(tokenizers|sentencepiece)$")]
@@ -127,7 +125,7 @@ class TokenizerEntry:
 
 @dataclass(frozen=True)
 class ImagesEntry:
-    """What the manifest says of a stream's images; the splits are indices into them.
+    """The images of a stream; the splits are indices into them.
 
     Attributes:
         dataset: what they are, such as ``mnist``.
@@ -156,7 +154,7 @@ class ImagesEntry:
 
 
 class CommandRecord(Struct, frozen=True):
-    """What the manifest's history says of each command that made the stream; what it counted stands beside."""
+    """A command that made the stream, in the history; its counts are further keys."""
 
     command: Name
     options: dict[str, Any]
@@ -164,7 +162,7 @@ class CommandRecord(Struct, frozen=True):
 
 
 def canonical_sha256(content: Any) -> str:
-    """Return the sha256 of a JSON value in its canonical spelling."""
+    """Return the sha256 of a JSON value, its keys sorted and without white space."""
     return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
@@ -172,34 +170,23 @@ FORMAT_VERSION = 2
 KINDS = ("text", "images")
 DICTIONARY = "dict.txt"
 DECONTAMINATE = "--decontaminate-ngram"
-"""The option of alma-prep-text that the history keeps: words of an n-gram, or null."""
+"""Option of alma-prep-text in the history: words of an n-gram, or null."""
 _REMEDY = "prepare the stream again"
 
 
 def megabatch_name(megabatch: int) -> str:
-    """Return the name of a mega-batch's split, for instance ``megabatch-000/train``."""
+    """Return the name of a mega-batch's split, ``megabatch-000/train``."""
     return f"megabatch-{megabatch:03d}/train"
 
 
 def megabatch_valid_name(megabatch: int) -> str:
-    """Return the name of the validation part of a mega-batch of images, for instance ``megabatch-000/valid``."""
+    """Return the name of the validation part of a mega-batch of images, ``megabatch-000/valid``."""
     return f"megabatch-{megabatch:03d}/valid"
 
 
 def holdout_name(megabatch: int) -> str:
-    """Return the name of the held-out slice of a mega-batch of text, for instance ``megabatch-000/holdout``."""
+    """Return the name of the held-out part of a mega-batch of text, ``megabatch-000/holdout``."""
     return f"megabatch-{megabatch:03d}/holdout"
-
-
-def slice_name(megabatch: int) -> str:
-    """Return the name of as much of what a mega-batch of text trains on as is held out of it; it has no files."""
-    return f"megabatch-{megabatch:03d}/slice"
-
-
-def megabatch_of_slice(name: str) -> Optional[int]:
-    """Return the mega-batch whose training slice has this name; None: it is no such name."""
-    match = re.fullmatch(r"megabatch-(\d{3,4})/slice", name)
-    return None if match is None else int(match[1])
 
 
 def in_order(splits: Sequence[Split]) -> list[Split]:
@@ -216,13 +203,13 @@ class Stream:
     Attributes:
         root: the stream's folder.
         kind: ``text`` or ``images``.
-        seed: what the documents or images were dealt with.
-        splits: the mega-batches in order of arrival (of images each with its validation part), their held-out slices
+        seed: random seed of the assignment to the splits.
+        splits: the mega-batches in order of arrival (of images each with its validation part), their held-out parts
             if there are any (text), then ``valid`` and ``test``.
-        tokenizer: only in a stream of text.
-        dictionary: the file ``dict.txt``, only in a stream of text.
-        images: only in a stream of images.
-        other_files: what belongs to the stream beside the files above.
+        tokenizer: in a stream of text.
+        dictionary: the file ``dict.txt``, in a stream of text.
+        images: in a stream of images.
+        other_files: further files of the stream.
         history: the commands that made it, each with its options and a digest of every input file.
     """
 
@@ -269,11 +256,7 @@ class Stream:
         return stream
 
     def _fault(self, announced: object) -> Optional[str]:
-        """Say what is wrong with the lists of a manifest, whose parts are each right; None: nothing.
-
-        Args:
-            announced: B as the manifest gives it.
-        """
+        """Return what is wrong with the lists of a manifest whose parts are valid; ``announced``: B in the manifest."""
         if announced != self.num_megabatches:
             return f"{announced!r:.60} mega-batches announced, {self.num_megabatches} listed"
         if not 1 <= self.num_megabatches <= MAX_MEGABATCHES:
@@ -284,19 +267,16 @@ class Stream:
             missing = [name for name in names if name not in {*found}]
             return f"no {', '.join(missing[:3])}" if missing else "splits out of order, or more of them than needed"
         for split in self.splits:
-            if fault := _missing(split.name, _files_of(split, self.kind), split.files):
+            suffixes = TOKEN_SUFFIXES if self.kind == "text" else INDEX_SUFFIXES
+            if fault := _missing(split.name, [f"{split.name}{suffix}" for suffix in suffixes], split.files):
                 return fault
-        return self._fault_of_text() if self.kind == "text" else self._fault_of_images()
-
-    def _fault_of_text(self) -> Optional[str]:
+        if self.kind == "images":
+            if self.images is None:
+                return "a stream of images without images"
+            return _missing("images", [IMAGES, LABELS], self.images.files)
         if self.tokenizer is None or not self.tokenizer.files:
             return "a stream of text without a tokenizer"
         return _missing("dictionary", [DICTIONARY], [self.dictionary] if self.dictionary else [])
-
-    def _fault_of_images(self) -> Optional[str]:
-        if self.images is None:
-            return "a stream of images without them"
-        return _missing("images", [IMAGES, LABELS], self.images.files)
 
     def to_json(self) -> dict[str, Any]:
         """Return the manifest's content."""
@@ -311,20 +291,14 @@ class Stream:
 
     @cached_property
     def has_holdouts(self) -> bool:
-        """Whether each mega-batch of text has a slice that is never trained on."""
+        """Whether each mega-batch of text has a part that is never trained on."""
         return self.kind == "text" and any(split.name == holdout_name(0) for split in self.splits)
 
     @property
     def decontaminated(self) -> Optional[int]:
-        """Words in a row that no mega-batch of text shares with what is held out; None: that was not looked for."""
+        """Words in a row that no mega-batch of text shares with held-out text; None: that was not checked."""
         sizes = [entry["options"].get(DECONTAMINATE) for entry in self.history]
         return max(sizes) if sizes and all(isinstance(size, int) for size in sizes) else None
-
-    @property
-    def words_per_token(self) -> float:
-        """Words of the mega-batches over their tokens, for a speed that does not depend on the tokenizer."""
-        splits = self.splits[: self.num_megabatches]
-        return sum(split.num_words for split in splits) / max(1, sum(split.num_tokens for split in splits))
 
     @property
     def fingerprint(self) -> str:
@@ -332,14 +306,7 @@ class Stream:
         return self.fingerprint_of_first(self.num_megabatches)
 
     def fingerprint_of_first(self, num_megabatches: int) -> str:
-        """Return the fingerprint that the stream had when it consisted of its first mega-batches.
-
-        A stream grows by ``--append`` and its fingerprint changes; a run that began before can still see that what
-        it has used is untouched.
-
-        Args:
-            num_megabatches: from 1 to B.
-        """
+        """Return the fingerprint of the stream when it consisted of its first mega-batches, before ``--append``."""
         own_names = (megabatch_name, megabatch_valid_name, holdout_name)
         of_megabatches = {name(t) for t in range(num_megabatches) for name in own_names}
         names = of_megabatches | {"valid", "test"}
@@ -350,10 +317,9 @@ class Stream:
             "seed": self.seed,
             "tokenizer": content["tokenizer"],
             "dictionary": content["dictionary"],
+            "images": content["images"],
             "splits": [split for split in content["splits"] if split["name"] in names],
         }
-        if self.images is not None:  # not a null for text, whose fingerprints are older than this entry
-            covered["images"] = content["images"]
         return canonical_sha256(covered)
 
     @property
@@ -364,11 +330,7 @@ class Stream:
         return self.dictionary.sha256
 
     def megabatch(self, megabatch: int) -> Split:
-        """Return the mega-batch of this number, 0 to B-1.
-
-        Raises:
-            AlmaError: there is no such mega-batch.
-        """
+        """Return the mega-batch of this number, 0 to B-1. Raises AlmaError if there is none."""
         if not 0 <= megabatch < self.num_megabatches:
             raise AlmaError(
                 f"{self.root}: no mega-batch {megabatch}, the stream has {self.num_megabatches}; "
@@ -377,11 +339,7 @@ class Stream:
         return self.split(megabatch_name(megabatch))
 
     def holdout(self, megabatch: int) -> Split:
-        """Return the held-out slice of a mega-batch of text.
-
-        Raises:
-            AlmaError: there is no such mega-batch, or nothing is held out.
-        """
+        """Return the held-out part of a mega-batch of text. Raises AlmaError if there is none."""
         self.megabatch(megabatch)
         if not self.has_holdouts:
             raise AlmaError(
@@ -391,11 +349,7 @@ class Stream:
         return self.split(holdout_name(megabatch))
 
     def split(self, name: str) -> Split:
-        """Return a split by its name.
-
-        Raises:
-            AlmaError: there is no such split.
-        """
+        """Return a split by its name. Raises AlmaError if there is none."""
         for split in self.splits:
             if split.name == name:
                 return split
@@ -406,7 +360,7 @@ class Stream:
         return self.root / split.name
 
     def files(self, names: Iterable[str]) -> list[StreamFile]:
-        """Return what all splits share (``dict.txt``, tokenizer, arrays), and the files of some splits."""
+        """Return the files that all splits need (``dict.txt``, tokenizer, arrays), and those of some splits."""
         files = [self.dictionary] if self.dictionary else []
         files += self.tokenizer.files if self.tokenizer else ()
         files += self.images.files if self.images else ()
@@ -419,12 +373,7 @@ class Stream:
 
 
 def write_manifest(stream: Stream, path: Path) -> None:
-    """Write a stream's manifest atomically and have it on the disk.
-
-    Args:
-        stream: what to write; its ``root`` is left out.
-        path: the file, ``stream.json`` in the stream's folder or on its way there.
-    """
+    """Write a stream's manifest atomically, without its ``root``."""
     with open_atomically(path, "w") as file:
         json.dump(stream.to_json(), file, indent=1, ensure_ascii=False)
         file.write("\n")
@@ -437,13 +386,7 @@ def _split_names(kind: str, num_megabatches: int, has_holdouts: bool) -> list[st
     return [*(name(t) for t in range(num_megabatches) for name in of_one), *held_out, "valid", "test"]
 
 
-def _files_of(split: Split, kind: str) -> list[str]:
-    """Return the files that a split needs."""
-    return [f"{split.name}{suffix}" for suffix in (TOKEN_SUFFIXES if kind == "text" else INDEX_SUFFIXES)]
-
-
 def _missing(what: str, needed: Sequence[str], files: Sequence[StreamFile]) -> Optional[str]:
-    """Say so if the list of files is another one than is needed."""
     found = [file.path for file in files]
     if found == [*needed]:
         return None

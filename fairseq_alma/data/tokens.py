@@ -30,6 +30,7 @@ COMPANIONS = (
     "config.json", "tokenizer_config.json", "special_tokens_map.json", "generation_config.json", "chat_template.jinja"
 )  # fmt: skip
 _WHITE_SPACE = re.compile(r"\s")
+_BLOCK = "\u2581"
 
 
 class _Backend(Protocol):
@@ -52,7 +53,7 @@ class _TokenizersBackend:
     def __init__(self, path: Path) -> None:
         from tokenizers import Tokenizer
 
-        self._tokenizer = Tokenizer.from_file(str(path))
+        self._tokenizer = Tokenizer.from_str(path.read_text(encoding="utf-8-sig"))
         # A published tokenizer may cut or fill up its sequences and look for special tokens in the text;
         # a training text is wanted whole and taken literally.
         self._tokenizer.no_truncation()
@@ -74,16 +75,29 @@ class _TokenizersBackend:
 
 
 class _SentencepieceBackend:
-    """A sentencepiece ``.model``."""
+    """A sentencepiece ``.model``.
+
+    sentencepiece spells a space as U+2581, so it would decode that character as a space. A model with byte pieces gets
+    the bytes of the character instead, unless it puts a space before every text.
+    """
 
     def __init__(self, path: Path) -> None:
         from sentencepiece import SentencePieceProcessor
 
         self._processor = SentencePieceProcessor(model_file=str(path))
         self.pieces = [self._processor.id_to_piece(token) for token in range(self._processor.get_piece_size())]
+        number = {piece: token for token, piece in enumerate(self.pieces)}
+        self._block = [number[piece] for byte in _BLOCK.encode() if (piece := f"<0x{byte:02X}>") in number]
+        self._splits = len(self._block) == 3 and not self._processor.encode("a", out_type=str)[0].startswith(_BLOCK)
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        return [self._processor.encode(text) for text in texts]
+        return [self._encode(text) for text in texts]
+
+    def _encode(self, text: str) -> list[int]:
+        if not self._splits or _BLOCK not in text:
+            return self._processor.encode(text)
+        first, *others = (self._processor.encode(part) if part else [] for part in text.split(_BLOCK))
+        return [*first, *(token for part in others for token in (*self._block, *part))]
 
     def decode_batch(self, texts: Sequence[list[int]]) -> list[str]:
         return self._processor.decode(list(texts))
@@ -201,7 +215,7 @@ def find_tokenizer_file(path: Path) -> Path:
 def _num_rows(folder: Path) -> int:
     """Return the size of the vocabulary that a ``config.json`` of transformers states; 0: there is none."""
     try:
-        size = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("vocab_size")
+        size = json.loads((folder / "config.json").read_text(encoding="utf-8-sig")).get("vocab_size")
     except (OSError, ValueError, AttributeError):
         return 0
     return size if type(size) is int and size <= MAX_TOKENS else 0

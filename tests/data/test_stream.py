@@ -19,7 +19,6 @@ from fairseq_alma.data.stream import (
 )
 from fairseq_alma.errors import AlmaError
 
-# Of the stream below, by the version before there were streams of images.
 NAMES = (megabatch_name(0), megabatch_name(1), "valid", "test")
 
 

@@ -58,6 +58,19 @@ def test_fairseq_dictionary_gives_unit_u_the_id_u_plus_4(folder, tmp_path):
     assert tokenizer.decode(dictionary.string(ids).split()) == TEXT
 
 
+@pytest.mark.parametrize("text", ["\u2581", "a\u2581b \u2581\u2581 c", "</s> <s> <unk> <pad>", " two  spaces\n"])
+def test_any_text_is_literal_and_comes_back(folder, text):
+    tokenizer = StreamTokenizer(folder)
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+def test_a_byte_order_mark_before_a_tokenizer_is_none_of_it(folder, tmp_path):
+    if not (folder / "tokenizer.json").exists():
+        pytest.skip("about tokenizer.json only")
+    (tmp_path / "tokenizer.json").write_text("\ufeff" + (folder / "tokenizer.json").read_text())
+    assert StreamTokenizer(tmp_path).encode(TEXT) == StreamTokenizer(folder).encode(TEXT)
+
+
 def test_pieces_that_a_dictionary_cannot_hold_get_a_name_of_their_own(tmp_path):
     from tokenizers import Tokenizer, models, pre_tokenizers
 
