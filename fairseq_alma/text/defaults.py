@@ -13,7 +13,7 @@ from fairseq_alma.checkpoints.model_options import SWITCH_SIZES, TRANSFORMER_SIZ
 from fairseq_alma.data.stream import Stream
 from fairseq_alma.data.tokens import NUM_FAIRSEQ_SYMBOLS
 from fairseq_alma.learners.learner import Stage
-from fairseq_alma.metrics import TransformerLMShape
+from fairseq_alma.metrics import transformer_params
 from fairseq_alma.options import group_words
 from fairseq_alma.text.train_options import BALANCING
 from fairseq_alma.training.planned_run import ENDLESS
@@ -175,11 +175,8 @@ def num_params(width: int, layers: int, vocab_size: int, num_experts: int = 1) -
     """
     heads = max(1, width // (32 if width < 512 else 64))
     experts = (num_experts,) * (layers // 2) if num_experts > 1 else ()
-    shape = TransformerLMShape(
-        width, max(8, 8 * width // 3 // 8 * 8), layers, heads, heads, width // heads, vocab_size + NUM_FAIRSEQ_SYMBOLS,
-        128, experts, experts,
-    )  # fmt: skip
-    return shape.num_params
+    ffn, sizes = max(8, 8 * width // 3 // 8 * 8), (heads, heads, width // heads)
+    return transformer_params(width, ffn, layers, sizes, vocab_size + NUM_FAIRSEQ_SYMBOLS, experts)
 
 
 def row_of(tokens: float) -> Row:

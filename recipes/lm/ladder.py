@@ -29,7 +29,7 @@ from pandas import DataFrame
 
 from fairseq_alma.cli.entry import command
 from fairseq_alma.errors import AlmaError
-from fairseq_alma.metrics import TransformerLMShape
+from fairseq_alma.metrics import transformer_params
 from fairseq_alma.report.experiment import Spread
 from fairseq_alma.report.paper import final, paper_tables
 from fairseq_alma.report.read_run import Run, load_run
@@ -112,8 +112,8 @@ class Rung:
     def tokens(self) -> int:
         """Tokens of a mega-batch."""
         ffn, heads = 8 * self.width // 3 // 8 * 8, self.width // HEAD
-        sizes = (self.width, ffn, 2, heads, heads, HEAD, 32 * self.width + 4, SAMPLE)
-        return TOKENS_PER_PARAMETER * TransformerLMShape(*sizes, (EXPERTS,), (EXPERTS,)).num_params
+        sizes = (self.width, ffn, 2, (heads, heads, HEAD), 32 * self.width + 4)
+        return TOKENS_PER_PARAMETER * transformer_params(*sizes, (EXPERTS,))
 
     @property
     def bytes_needed(self) -> int:

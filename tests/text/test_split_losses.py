@@ -1,13 +1,9 @@
 """Slices of mega-batches that a model is tested on: held out of them, and trained on."""
 
-import json
-import math
 
 import pytest
 
 from data_prep.text.command import main as prepare
-from fairseq_alma.cli.stream import main
-from tests.kills.learners import UPDATES
 from tests.text.stock_commands import write_text
 
 

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from fairseq_alma.checkpoints.model_facts import transformer_shape
+from fairseq_alma.checkpoints.model_facts import facts_of_weights
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.text.transformer import rotary_table, rotate
 from tests.text import models
@@ -134,13 +134,13 @@ def test_step_by_step_it_predicts_what_it_predicts_at_once_also_after_beams_are_
 
 def test_formulas_give_the_parameters_of_the_module_and_the_flops_of_the_counter(options):
     model = transformer_of(**options).train()
-    shape = transformer_shape(transformer_config(**options), model.state_dict())
-    assert shape.num_params == sum(p.numel() for p in model.parameters())
+    facts = facts_of_weights(model.state_dict(), transformer_config(**options)["tokens_per_sample"])
+    assert facts.num_params == sum(p.numel() for p in model.parameters())
     model.decoder.layers.apply(lambda module: setattr(module, "capacity_factor", 0.0))  # no token dropped
     tokens = tokens_of(3, 24)
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH), torch.no_grad():
         model(tokens)
-    assert counter.get_total_flops() == shape.forward_flops_per_token * tokens.numel()
+    assert counter.get_total_flops() == facts.test_flops_per_token * tokens.numel()
 
 
 def test_recomputed_activations_and_dropout_change_no_gradient():
