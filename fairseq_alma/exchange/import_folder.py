@@ -34,6 +34,14 @@ SYMBOLS = ("bos", "pad", "eos", "unk")
 _REMEDY = "give a folder with a model of type qwen3 or qwen3_moe"
 _EXPERT = re.compile(r"(.*\.mlp\.experts\.)(\d+)\.(\w+_proj)\.weight")
 Size = Annotated[int, Meta(ge=1, le=10_000_000)]
+Theta = Annotated[float, Meta(gt=0, le=1e12)]
+
+
+class RopeParameters(Struct):
+    """Rotary positions as transformers 5 writes them."""
+
+    rope_type: str = "default"
+    rope_theta: Optional[Theta] = None
 
 
 class FolderConfig(Struct, kw_only=True):
@@ -49,8 +57,8 @@ class FolderConfig(Struct, kw_only=True):
     head_dim: Optional[Size] = None
     max_position_embeddings: Size
     rms_norm_eps: Annotated[float, Meta(ge=0, le=1)] = 1e-6
-    rope_theta: float = 10000.0
-    rope_parameters: Optional[dict[str, Any]] = None
+    rope_theta: Theta = 10000.0
+    rope_parameters: Optional[RopeParameters] = None
     rope_scaling: Optional[dict[str, Any]] = None
     hidden_act: str = "silu"
     attention_bias: bool = False
@@ -105,6 +113,8 @@ def import_folder(folder: Path, stream: Optional[Stream] = None) -> Checkpoint:
         )
     tensors = {name: tensor for path in _weight_files(folder) for name, tensor in read_tensors(path).items()}
     found = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    if sum(mixtures) * options["num_experts"] + len(mixtures) > len(tensors):  # before as many names are made
+        raise AlmaError(f"{folder}: {CONFIG} has more layers and experts than there are weights; {_REMEDY}")
     if differing := other_shapes(found, folder_shapes(options, config.vocab_size, mixtures)):
         raise AlmaError(f"{folder}: not the weights of its {CONFIG} ({differing}); {_REMEDY}")
     symbol_ids, sources = symbols_of(folder, config, tokenizer)
@@ -128,7 +138,7 @@ def options_of(config: FolderConfig, path: Path) -> tuple[dict[str, Any], list[b
         is_moe and layer not in (dense or []) and (layer + 1) % config.decoder_sparse_step == 0 for layer in layers
     ]
     num_experts = (config.num_experts or config.num_local_experts or 128) if is_moe else 1
-    rope, heads = config.rope_parameters or {}, config.num_attention_heads
+    rope, heads = config.rope_parameters or RopeParameters(), config.num_attention_heads
     kv_heads = config.num_key_value_heads or heads
     head_dim = config.head_dim or (config.hidden_size // heads if is_moe else 128)
     ffn = config.moe_intermediate_size if all(mixtures) else config.intermediate_size
@@ -137,7 +147,7 @@ def options_of(config: FolderConfig, path: Path) -> tuple[dict[str, Any], list[b
         "attention_bias": (config.attention_bias, False),
         "use_sliding_window": (config.use_sliding_window, False),
         "rope_scaling": (config.rope_scaling, None),
-        "rope_type": (rope.get("rope_type", "default"), "default"),
+        "rope_type": (rope.rope_type, "default"),
         "num_attention_heads modulo num_key_value_heads": (heads % kv_heads, 0),
         "head_dim modulo 2": (head_dim % 2, 0),
     }
@@ -165,7 +175,7 @@ def options_of(config: FolderConfig, path: Path) -> tuple[dict[str, Any], list[b
         "decoder_attention_heads": heads,
         "num_kv_heads": kv_heads,
         "head_dim": head_dim,
-        "rope_theta": float(rope.get("rope_theta", config.rope_theta)),
+        "rope_theta": float(rope.rope_theta or config.rope_theta),
         "norm_eps": config.rms_norm_eps,
         "no_embedding_norm": True,
         "share_decoder_input_output_embed": config.tie_word_embeddings,

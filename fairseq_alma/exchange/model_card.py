@@ -6,7 +6,6 @@ from typing import Sequence
 from fairseq_alma.checkpoints.model_facts import ModelFacts
 from fairseq_alma.data.stream import Split, Stream
 from fairseq_alma.errors import AlmaError, printable
-from fairseq_alma.metrics import bits_per_byte
 from fairseq_alma.runs.run_folder import STAGE_RECORD, RunFolder, stage_predictor
 
 MOST_INPUTS = 12  # that a card names
@@ -94,7 +93,6 @@ def record_rows(path: Path, stream: Stream) -> dict[str, str]:
         return {**rows, "test": "no figures are known; what was tested is not kept"}
     if not path.samefile(tested):
         return {**rows, "test": f"no figures are known; what was tested is {tested.relative_to(folder.root)}"}
-    split = stream.split("test")
     rows["test perplexity"] = f"{stage['test']['ppl']:.2f} per token, in windows of the training length"
-    bits = bits_per_byte(stage["test"]["loss"], split.num_tokens, split.num_bytes)
+    bits = stage["test"].get("bits_per_byte")
     return rows if bits is None else {**rows, "test bits per byte": f"{bits:.4f}"}
