@@ -17,7 +17,7 @@ source recipes/lib/environment.sh
 
 : "${RUNS:=runs/quickstart}"            # folder for everything that is written
 : "${LEARNERS:=ens gmoe sm retrain}"    # the longest first
-: "${UPDATES:=120}"                     # for each mega-batch and model
+: "${PASSES:=0.4}"                     # over each mega-batch, for each model
 : "${SEED:=1}"
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} # two runs with a thread each are faster than one with two
 OPTIONS=("$@") # of alma-stream
@@ -25,35 +25,35 @@ DRY_RUN=0
 case " $* " in *" --dry-run "*) DRY_RUN=1 ;; esac
 source recipes/lib/jobs.sh
 
-if [ "$DRY_RUN" = 0 ]; then
-  mkdir -p "$RUNS"
-  python -m data_prep.corpus kjv --text "$RUNS/kjv.txt"
-  alma-prep-text "$RUNS/kjv.txt" --out "$RUNS/stream" --megabatches 4 --vocab-size 2000 --seed "$SEED"
-fi
+mkdir -p "$RUNS"
+python -m data_prep.corpus kjv --text "$RUNS/kjv.txt"
+alma-prep-text "$RUNS/kjv.txt" --out "$RUNS/stream" --megabatches 4 --vocab-size 2000 --seed "$SEED"
 
 table report
 for learner in $LEARNERS; do
-  updates=$UPDATES experts=(--num-experts 2)
   case $learner in
     sm) how=(--learner sm) ;;
     ens) how=(--learner ens --num-members 2) ;;
-    gmoe) how=(--learner gmoe --grow-schedule 2,4,6,8) experts=() ;;
-    retrain) how=(--learner sm --wait 4) updates=$((2 * UPDATES)) ;;
+    gmoe) how=(--learner gmoe --grow-schedule 2,4,6,8) ;;
+    retrain) how=(--learner sm --wait 4) ;;
     *) echo "LEARNERS: no learner $learner; choose from sm, ens, gmoe and retrain" >&2 && exit 2 ;;
   esac
-  start "$learner" alma-stream --stream "$RUNS/stream" --megabatches 4 "${how[@]}" --seed "$SEED" --run "$RUNS/$learner" \
-    "${OPTIONS[@]}" -- --arch alma_transformer_lm_tiny "${experts[@]}" --tokens-per-sample 128 --batch-size 16 \
-    --max-update "$updates"
+  # No options after -- are needed: alma-stream chooses model, optimizer and length, and prints them.
+  start "$learner" alma-stream --stream "$RUNS/stream" "${how[@]}" --size 350k --passes "$PASSES" --seed "$SEED" \
+    --run "$RUNS/$learner" "${OPTIONS[@]}"
 done
-finish
-[ "$DRY_RUN" = 1 ] || for learner in $LEARNERS; do
-  python - "$RUNS/$learner" <<'PYTHON'
+[ "$DRY_RUN" = 0 ] || exit 0
+settle
+sampled=${LEARNERS##* }
+case " $LEARNERS " in *" gmoe "*) sampled=gmoe ;; esac
+python -W ignore -c '
 import sys
+from pathlib import Path
 import fairseq_alma
 
-text = fairseq_alma.load_model(sys.argv[1]).generate("And God said", max_new_tokens=40, seed=1, top_k=20)
-print(f"\n{sys.argv[1]} writes: {text}\n")
-PYTHON
-  break
-done
-[ "$DRY_RUN" = 1 ] || echo "all on one page: $RUNS/report/report/index.html; the figure: $RUNS/report/report/figures/curve.png"
+run = Path(sys.argv[1])
+text = fairseq_alma.load_model(run).generate("And God said", max_new_tokens=60, seed=1, top_k=20)
+(run / "sample.txt").write_text(text)
+print(f"{run} writes: {text}\n")' "$RUNS/$sampled" 2>>"$RUNS/$sampled.log"
+finish
+echo "all on one page: $RUNS/report/report/index.html; the figure: $RUNS/report/report/figures/curve.png"

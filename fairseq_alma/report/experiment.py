@@ -80,7 +80,8 @@ class Experiment:
     @property
     def label(self) -> str:
         """Learner and waiting time as in Table 2: ``SM_w3 (3x steps)``."""
-        return self.first.label + ("" if self.times == 1 else f" ({self.times:.3g}x steps)")
+        times = round(self.times) if abs(self.times - round(self.times)) < 0.1 else self.times
+        return self.first.label + ("" if times == 1 else f" ({times:.3g}x steps)")
 
     @property
     def colour(self) -> str:

@@ -57,7 +57,7 @@ def sentences(groups: Sequence[Experiment]) -> list[str]:
 
 
 def own_numbers(run: Run) -> Iterator[tuple[str, str]]:
-    """Yield titles and sentences about a run on text: newest model, gain of the last arrival, training, sample."""
+    """Yield titles and sentences about a run on text: newest model, gain of the last arrival, training."""
     done = run.done
     if not run.is_text or done.empty:
         return
@@ -77,9 +77,12 @@ def own_numbers(run: Run) -> Iterator[tuple[str, str]]:
         )
     if (train := _training_loss(run, int(last.stage))) is not None and last.value > 0:
         yield "Training and test", _compared(train, math.log(last.value))
-    sample = run.path / SAMPLE
-    if sample.is_file():
-        yield "Sample of text", sample.read_text(encoding="utf-8", errors="replace")[:2000].strip()
+
+
+def sample(run: Run) -> Optional[str]:
+    """Return the text in `SAMPLE` of a run's folder, at most 2,000 characters."""
+    path = run.path / SAMPLE
+    return path.read_text(encoding="utf-8", errors="replace")[:2000].strip() if path.is_file() else None
 
 
 def _training_loss(run: Run, stage: int) -> Optional[float]:

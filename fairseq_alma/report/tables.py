@@ -100,7 +100,8 @@ def growth_table(groups: Sequence[Experiment]) -> Table:
                 "experts": f"{sizes[arrival - 1]:.0f} to {sizes[arrival]:.0f}" if arrival else "–",
                 **{title: spread(_scaled(each.at(arrival, name), scale), 2) for title, name in columns.items()},
             })  # fmt: skip
-    notes = f"Validation {value}{'' if scale == 1 else ' in percent'}: before is what the stage before ended with."
+    unit = "" if scale == 1 else " in percent"
+    notes = f"Validation {value}{unit}: of the weights before and after they grow, and of what predicts after training."
     return Table("growth", "Growth steps", notes, rows)
 
 

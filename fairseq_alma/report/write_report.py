@@ -15,7 +15,7 @@ from fairseq_alma.files import open_atomically
 from fairseq_alma.options import flag
 from fairseq_alma.report.experiment import experiments
 from fairseq_alma.report.read_run import Run
-from fairseq_alma.report.summary import own_numbers, sentences
+from fairseq_alma.report.summary import own_numbers, sample, sentences
 from fairseq_alma.report.table import show_count
 from fairseq_alma.report.tables import all_tables
 from fairseq_alma.runs.study import FREE_OPTIONS, OPTION_OF
@@ -41,6 +41,8 @@ class Report:
         self.tables = all_tables(self.groups, paper)
         self.sentences = sentences(self.groups)
         self.own = list(own_numbers(runs[0])) if len(runs) == 1 else []
+        samples = ((each.name, sample(run)) for each in self.groups for run in each.runs)
+        self.own += [(f"Sample of text, {name}", text) for name, text in samples if text]
 
     def text(self) -> str:
         """Return what a terminal shows: results, sentences, then the other tables but the list of runs."""
