@@ -12,7 +12,7 @@ import json
 import pickle
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Iterable, Iterator, Optional, Sequence
+from typing import Any, Iterable, Iterator, Mapping, Optional, Sequence
 
 import numpy as np
 
@@ -117,8 +117,17 @@ def _documents_and_arguments(plan: Plan, block: Block, groups: dict[str, int]) -
         argument = block.source.argument if plan.options.one_per_input else 0
         return documents, np.full(len(documents), argument, "<u2")
     pairs = documents_and_groups_of(block)
-    numbers = (groups.setdefault(group, len(groups)) for _, group in pairs)
-    return [document for document, _ in pairs], np.fromiter(numbers, "<u2", len(pairs))
+    numbers = [groups.setdefault(group, len(groups)) for _, group in pairs]
+    _refuse_many_groups(len(groups))
+    return [document for document, _ in pairs], np.array(numbers, "<u2")
+
+
+def _refuse_many_groups(number: int) -> None:
+    if number > MAX_MEGABATCHES:
+        raise AlmaError(
+            f"--by: {number:,} values found, at most {MAX_MEGABATCHES:,} mega-batches are possible; choose a longer "
+            "--period, or another field"
+        )
 
 
 def _keys(plan: Plan, piece: int, records: np.ndarray) -> np.ndarray:
@@ -182,9 +191,9 @@ def cut_documents(folder: str) -> None:
     _save(folder, "document-hashes.npy", np.concatenate(hashes))
     cuts = cut(KeyOrder(sizes, functools.partial(_kept, folder)), _shares(plan, groups))
     counts, first_bytes = _counts(folder, cuts)
-    refuse_empty_sets(plan, groups, cuts, counts, num_documents - num_dropped, "")
-    deal = {"cuts": asdict(cuts), "groups": groups, "num_duplicates": num_dropped, "first_bytes": first_bytes}
-    _write(folder, "deal.json", json.dumps(deal).encode())
+    deal = {"cuts": cuts, "groups": groups, "num_duplicates": num_dropped, "first_bytes": first_bytes}
+    refuse_empty_sets(deal, counts, num_documents - num_dropped)
+    _write(folder, "deal.json", json.dumps({**deal, "cuts": asdict(cuts)}).encode())
 
 
 def _is_in(keys: np.ndarray, known: np.ndarray) -> np.ndarray:
@@ -204,11 +213,7 @@ def _survey(folder: str, plan: Plan) -> tuple[list[str], list[np.ndarray], int]:
         names.update(dict.fromkeys(groups))
         for argument, count in counts:
             per_argument[argument] += count
-    if len(names) > MAX_MEGABATCHES:
-        raise AlmaError(
-            f"--by: {len(names):,} values found, at most {MAX_MEGABATCHES:,} mega-batches are possible; choose a "
-            "longer --period, or another field"
-        )
+    _refuse_many_groups(len(names))
     num_documents = sum(per_argument.values())
     if num_documents > MAX_DOCUMENTS:
         raise AlmaError(f"INPUT: more than {MAX_DOCUMENTS:,} documents; join short ones, or make several streams")
@@ -281,28 +286,22 @@ def _counts(folder: str, cuts: Cuts) -> tuple[list[int], int]:
     return counts.tolist(), first_bytes
 
 
-def refuse_empty_sets(
-    plan: Plan, groups: Sequence[str], cuts: Cuts, counts: Sequence[int], num_documents: int, why: str
-) -> None:
+def refuse_empty_sets(deal: Mapping[str, Any], counts: Sequence[int], num_documents: int, why: str = "") -> None:
     """Raise AlmaError if a set has no document.
 
     Args:
-        plan: of the command.
-        groups: names of the mega-batches, if they have any.
-        cuts: the sets.
+        deal: as `deal_of` returns it.
         counts: documents of each set.
         num_documents: documents in all.
         why: the reason, where it is not the number of documents.
     """
-    empty = next((number for number, count in enumerate(counts) if not count), None)
-    if empty is None:
+    if all(counts):
         return
+    cuts, groups, empty = deal["cuts"], deal["groups"], [*counts].index(0)
     held_out = {cuts.num_megabatches: "the validation set", cuts.num_megabatches + 1: "the test set"}
     name = held_out.get(empty, f"mega-batch {empty}" + (f" ({groups[empty]})" if empty < len(groups) else ""))
-    flag, advice = (
-        f"--megabatches {cuts.num_megabatches}",
-        "give fewer mega-batches, more text, or choose --format lines if each line is a document",
-    )
+    flag = f"--megabatches {cuts.num_megabatches}"
+    advice = "give fewer mega-batches, more text, or choose --format lines if each line is a document"
     if cuts.by_argument:
         flag = "--by" if groups else "--one-per-input"
         advice = "leave out what repeats others, give more text, or smaller --valid-bytes and --test-bytes"

@@ -60,7 +60,7 @@ def write_stream(plan: Plan, folder: str, root: Path, blocks: Iterable[Encoded],
             waiting = sum(writer.flush() for writer in writers)
     total = int(counts[:, 0].sum()) + num_left_out
     why = f"{num_left_out:,} of {total:,} documents share words in a row with what is held out and"
-    refuse_empty_sets(plan, deal["groups"], deal["cuts"], counts[:, 0].tolist(), total, why)
+    refuse_empty_sets(deal, counts[:, 0].tolist(), total, why if num_left_out else "")
     splits = []
     for name, writer, (documents, num_bytes, words, tokens) in zip(names, writers, counts.tolist(), strict=True):
         files = (
