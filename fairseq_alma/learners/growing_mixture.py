@@ -11,10 +11,10 @@ from typing import Any, ClassVar, Mapping, Optional, Sequence
 from fairseq_alma.checkpoints.model_options import MAX_EXPERTS, USUAL_FREQUENCY
 from fairseq_alma.growth import EXPERT_METHODS, SELECTIONS
 from fairseq_alma.learners.learner import GrowingModel, Growth, Last, Stage, StagePlan, is_growth_due, register_learner
-from fairseq_alma.options import flag, opt, real, whole
+from fairseq_alma.options import opt, real, whole
 
-SIZES = ("layers", "experts")
-"""What a schedule of ``--learner grow`` may have."""
+SIZES = {"layers": "--decoder-layers", "experts": "--num-experts"}
+"""What a schedule of ``--learner grow`` may have -> the option of fairseq-train."""
 
 
 def read_schedule(word: str, what: str = "experts") -> tuple[int, ...]:
@@ -48,145 +48,9 @@ def number_after(last: Last, name: str) -> Optional[int]:
     return int(word) if word.isdecimal() else None
 
 
-@dataclass(frozen=True)
-class ScheduledModel(GrowingModel):
-    """A language model that grows by a schedule."""
-
-    grow_schedule: Any = None
-    grow_method: Optional[str] = None
-
-    @property
-    def sizes(self) -> Mapping[str, tuple[int, ...]]:
-        """The schedule: what of `SIZES` grows -> its size in each stage."""
-        raise NotImplementedError
-
-    @property
-    def shown(self) -> str:
-        """The schedule as it was given."""
-        raise NotImplementedError
-
-    def check(self) -> None:
-        """Refuse experts of which there are too few to copy or split."""
-        super().check()
-        if self.grow_method == "scratch":
-            return
-        for stage, (before, now) in enumerate(itertools.pairwise(self.sizes.get("experts", ())), 1):
-            if now > 2 * before:
-                raise ValueError(
-                    f"--grow-schedule {self.shown}: from {before} to {now} experts before stage {stage}, but each of "
-                    f"the {before} can be copied or split once; give at most {2 * before}, or --grow-method scratch"
-                )
-
-    def check_stages(self, planned: Sequence[Stage]) -> None:
-        """Refuse a schedule for another number of stages."""
-        for name, numbers in self.sizes.items():
-            if len(numbers) != len(planned):
-                raise ValueError(
-                    f"--grow-schedule {self.shown}: {len(numbers)} numbers of {name}, the run has {len(planned)} "
-                    "stages; give one for each"
-                )
-
-    def check_model(self, last: Last) -> None:
-        """Refuse to add experts where no layer has any."""
-        experts = self.sizes.get("experts", ())
-        given = number_after(last, "--moe-freq")
-        every = USUAL_FREQUENCY if given is None else given
-        for stage, (before, now) in enumerate(itertools.pairwise(experts), 1):
-            layers = self.sizes["layers"][stage] if "layers" in self.sizes else number_after(last, "--decoder-layers")
-            if now != before and (every == 0 or (layers is not None and layers < every)):
-                raise ValueError(
-                    f"--grow-schedule {self.shown}: no layer has experts to add to (--moe-freq {every}, layers "
-                    f"{'as given' if layers is None else layers}); give a --moe-freq of 1 to the number of layers"
-                )
-
-    @property
-    def first_num_experts(self) -> Optional[int]:
-        """Experts of the first stage's model."""
-        return self.sizes["experts"][0] if "experts" in self.sizes else None
-
-    def plan(self, stage: Stage) -> StagePlan:
-        """Grow to the schedule's sizes, and train all of it."""
-        planned = super().plan(stage)
-        layers = self.sizes["layers"][stage.index] if "layers" in self.sizes else None
-        return replace(planned, trainings=tuple(replace(each, num_layers=layers) for each in planned.trainings))
-
-    def steps(self, stage: Stage) -> dict[str, tuple[int, int]]:
-        """Return the sizes of the stage before and of this one, of what grows now."""
-        pairs = {name: (numbers[stage.index - 1], numbers[stage.index]) for name, numbers in self.sizes.items()}
-        return {name: (before, now) for name, (before, now) in pairs.items() if before != now}
-
-
-@register_learner("gmoe", "text")
-@dataclass(frozen=True)
-class ScheduledMixture(ScheduledModel):
-    """One language model that gets more experts between the stages."""
-
-    label: ClassVar[Optional[str]] = "gMoE"
-    owned: ClassVar[Mapping[str, str]] = {
-        "--num-experts": "give --grow-schedule before the --",
-        "--gate-trees": "alma-grow decides the gates; give --grow-method before the --",
-    }
-
-    grow_schedule: Optional[tuple[int, ...]] = opt(
-        None,
-        "experts in each layer that has any, during stage 0, 1, ...; the paper: 4,6,8,12",
-        parse=read_schedule,
-        metavar="E0,E1,...",
-    )
-    grow_method: str = opt(
-        "copy",
-        "as alma-grow --method; copy is the paper's, split is smooth",
-        choices=EXPERT_METHODS,
-    )
-    grow_select: Optional[str] = opt(
-        None,
-        "which experts are copied or split, as alma-grow --select (default: loss)",
-        choices=SELECTIONS,
-    )
-    grow_noise: Optional[float] = opt(
-        None,
-        "as alma-grow --noise: standard deviation of noise on the gate rows of copies, which without it tie with their "
-        "originals and get no token until training breaks the tie (default: 0)",
-        range=real(0, 1_000_000),
-        metavar="X",
-    )
-
-    def __post_init__(self) -> None:
-        if self.grow_select is None and self.grow_method != "scratch":
-            object.__setattr__(self, "grow_select", "loss")  # the default depends on the method
-
-    @property
-    def sizes(self) -> Mapping[str, tuple[int, ...]]:
-        assert self.grow_schedule is not None  # `check` refuses that
-        return {"experts": self.grow_schedule}
-
-    @property
-    def shown(self) -> str:
-        return ",".join(map(str, self.grow_schedule or ()))
-
-    def check(self) -> None:
-        """Refuse schedules that cannot be grown."""
-        if self.grow_schedule is None:
-            raise ValueError(
-                f"--learner {self.name} needs --grow-schedule, the experts of each stage; the paper: 4,6,8,12"
-            )
-        super().check()
-        if self.grow_noise and self.grow_method != "copy":
-            raise ValueError(f"{flag('grow_noise')} {self.grow_noise}: goes with --grow-method copy alone")
-        if self.grow_method == "scratch" and self.grow_select is not None:
-            raise ValueError("--grow-select has no meaning with --grow-method scratch, which copies no expert")
-
-    def growth_before(self, stage: Stage, seed: int) -> Optional[Growth]:
-        """Grow to the schedule's size."""
-        if not (steps := self.steps(stage)):
-            return None
-        before, now = steps["experts"]
-        return Growth(now - before, self.grow_method, self.grow_select or "loss", seed, noise=self.grow_noise or 0.0)
-
-
 @register_learner("grow", "text")
 @dataclass(frozen=True)
-class ScheduledGrowth(ScheduledModel):
+class ScheduledGrowth(GrowingModel):
     """One language model that gets more layers, more experts, or both, between the stages."""
 
     label: ClassVar[Optional[str]] = "Grow"
@@ -197,40 +61,112 @@ class ScheduledGrowth(ScheduledModel):
         parse=read_sizes,
         metavar="E0,E1,...",
     )
-    grow_method: Optional[str] = opt(
-        None, "as alma-grow --method, where experts are added (default: split)", choices=EXPERT_METHODS
+    grow_method: str = opt("split", "of experts, as alma-grow --method: split is smooth", choices=EXPERT_METHODS)
+    grow_select: str = opt("loss", "which experts are copied or split, as alma-grow --select", choices=SELECTIONS)
+    grow_noise: float = opt(
+        0.0,
+        "as alma-grow --noise: standard deviation of noise on the gate rows of copies, which without it tie with their "
+        "originals and get no token until training breaks the tie",
+        range=real(0, 1_000_000),
+        metavar="X",
     )
 
     def __post_init__(self) -> None:
-        flags = {"layers": "--decoder-layers", "experts": "--num-experts"}
-        owned = {flags[name]: f"give --grow-schedule {name}=... before the --" for name in self.sizes}
+        owned = {SIZES[name]: f"give --grow-schedule {name}=... before the --" for name in self.sizes}
         owned["--gate-trees"] = "alma-grow decides the gates; give --grow-method before the --"
-        object.__setattr__(self, "owned", owned)
+        object.__setattr__(self, "owned", owned)  # what the schedule has, nothing else
 
     @property
     def sizes(self) -> Mapping[str, tuple[int, ...]]:
+        """The schedule: each of `SIZES` that grows -> its size in each stage."""
         parts = (part.partition("=") for part in (self.grow_schedule or "").split())
         return {name: read_schedule(numbers, name) for name, _, numbers in parts}
 
-    @property
-    def shown(self) -> str:
-        return str(self.grow_schedule)
-
     def check(self) -> None:
-        """Refuse a schedule that is missing, and a method of experts where none are added."""
+        """Refuse a schedule that is missing or cannot be grown."""
         if self.grow_schedule is None:
-            raise ValueError("--learner grow needs --grow-schedule, such as layers=1,6,6,6: the layers of each stage")
-        if self.grow_method is not None and "experts" not in self.sizes:
-            raise ValueError(f"--grow-method {self.grow_method}: goes with experts=... in --grow-schedule")
+            example = "layers=1,6,6,6" if self.name == "grow" else "4,6,8,12, the paper's experts of each stage"
+            raise ValueError(f"--learner {self.name} needs --grow-schedule, such as {example}")
         super().check()
+        if self.grow_noise and self.grow_method != "copy":
+            raise ValueError(f"--grow-noise {self.grow_noise}: goes with --grow-method copy alone")
+        if self.grow_method == "scratch":
+            if self.grow_select != "loss":
+                raise ValueError("--grow-select has no meaning with --grow-method scratch, which copies no expert")
+            return
+        for stage, (before, now) in enumerate(itertools.pairwise(self.sizes.get("experts", ())), 1):
+            if now > 2 * before:
+                raise ValueError(
+                    f"--grow-schedule {self.grow_schedule}: from {before} to {now} experts before stage {stage}, but "
+                    f"each of the {before} can be copied or split once; give at most {2 * before}, or --grow-method "
+                    "scratch"
+                )
+
+    def check_stages(self, planned: Sequence[Stage]) -> None:
+        """Refuse a schedule for another number of stages."""
+        for name, numbers in self.sizes.items():
+            if len(numbers) != len(planned):
+                raise ValueError(
+                    f"--grow-schedule {self.grow_schedule}: {len(numbers)} numbers of {name}, the run has "
+                    f"{len(planned)} stages; give one for each"
+                )
+
+    def check_model(self, last: Last) -> None:
+        """Refuse to add experts where no layer has any."""
+        given = number_after(last, "--moe-freq")
+        every = USUAL_FREQUENCY if given is None else given
+        for stage, (before, now) in enumerate(itertools.pairwise(self.sizes.get("experts", ())), 1):
+            layers = self.sizes["layers"][stage] if "layers" in self.sizes else number_after(last, "--decoder-layers")
+            if now != before and (every == 0 or (layers is not None and layers < every)):
+                raise ValueError(
+                    f"--grow-schedule {self.grow_schedule}: no layer has experts to add to (--moe-freq {every}, layers "
+                    f"{'as given' if layers is None else layers}); give a --moe-freq of 1 to the number of layers"
+                )
+
+    @property
+    def first_num_experts(self) -> Optional[int]:
+        return self.sizes["experts"][0] if "experts" in self.sizes else None
+
+    def plan(self, stage: Stage) -> StagePlan:
+        """Grow to the schedule's sizes, and train all of it."""
+        planned = super().plan(stage)
+        layers = self.sizes["layers"][stage.index] if "layers" in self.sizes else None
+        return replace(planned, trainings=tuple(replace(each, num_layers=layers) for each in planned.trainings))
 
     def growth_before(self, stage: Stage, seed: int) -> Optional[Growth]:
         """Grow to the schedule's sizes."""
-        if not (steps := self.steps(stage)):
+        added = {name: numbers[stage.index] - numbers[stage.index - 1] for name, numbers in self.sizes.items()}
+        if not any(added.values()):
             return None
-        before, now = steps.get("experts", (0, 0))
-        layers = steps["layers"][1] if "layers" in steps else None
-        return Growth(now - before, self.grow_method or "split", "loss", seed, layers=layers)
+        layers = self.sizes["layers"][stage.index] if added.get("layers") else None
+        how = self.grow_method, self.grow_select, seed
+        return Growth(added.get("experts", 0), *how, noise=self.grow_noise, layers=layers)
+
+
+@register_learner("gmoe", "text")
+@dataclass(frozen=True)
+class ScheduledMixture(ScheduledGrowth):
+    """One language model that gets more experts between the stages."""
+
+    label: ClassVar[Optional[str]] = "gMoE"
+    owned: ClassVar[Mapping[str, str]] = {
+        "--num-experts": "give --grow-schedule before the --",
+        "--gate-trees": "alma-grow decides the gates; give --grow-method before the --",
+    }
+
+    grow_schedule: Optional[str] = opt(
+        None,
+        "experts in each layer that has any, during stage 0, 1, ...; the paper: 4,6,8,12",
+        parse=lambda word: ",".join(map(str, read_schedule(word))),
+        metavar="E0,E1,...",
+    )
+    grow_method: str = opt(
+        "copy", "as alma-grow --method; copy is the paper's, split is smooth", choices=EXPERT_METHODS
+    )
+
+    @property
+    def sizes(self) -> Mapping[str, tuple[int, ...]]:
+        return {} if self.grow_schedule is None else {"experts": read_schedule(self.grow_schedule)}
 
 
 def grow_every_option() -> Any:

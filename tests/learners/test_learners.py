@@ -177,7 +177,6 @@ def test_layers_and_experts_grow_by_a_schedule(options, layers, growth):
         ({"grow_schedule": "layers=1,2 experts=2,2,2"}, "as many numbers of each are needed"),
         ({"grow_schedule": "layers=1,2"}, "2 numbers of layers, the run has 3 stages"),
         ({"grow_schedule": "experts=2,5,5"}, "from 2 to 5 experts before stage 1, but each of the 2"),
-        ({"grow_schedule": "layers=1,2,2", "grow_method": "split"}, "goes with experts="),
     ],
 )
 def test_a_schedule_that_cannot_be_grown_is_refused(options, message):
