@@ -22,7 +22,7 @@ TOOLS = [str(tool) for tool in ALL_TOOLS if not tool.is_resumed]
     [
         (["--learner", *SOME[:2], "--sample", "1", "--how", "power"], 2),
         pytest.param(["--learner", *SOME, "--sample", "1", "--how", "power"], len(SOME), marks=pytest.mark.slow),
-        (["--learner", "alma-export", "--step", "27"], 1),
+        (["--learner", "alma-export", "--step", "12"], 1),
         (["--learner", "alma-grow", "--step", "6", "--how", "meet"], 1),
         (["--learner", "images-sm", "--step", "12", "--how", "meet"], 1),
         pytest.param(["--learner", "text-carried", "--step", "79", "--how", "power"], 1, marks=pytest.mark.slow),

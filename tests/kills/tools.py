@@ -8,18 +8,20 @@ from typing import NamedTuple
 from fairseq_alma.cli.ensemble import main as alma_ensemble
 from fairseq_alma.cli.export import main as alma_export
 from fairseq_alma.cli.grow import main as alma_grow
+from fairseq_alma.cli.import_model import main as alma_import
 from fairseq_alma.cli.update import main as alma_update
-from tests.exchange.conftest import save, write_stream
+from tests.exchange.conftest import save, transformer_config, write_stream
+from tests.exchange.test_import import write_folder
 from tests.kills.crashes import Crash
 from tests.kills.launch import Main, launch
 from tests.kills.learners import write_text
-from tests.models.ensembles import switch_config
 
 MODELS = "models"
 TINY = ["--", "--decoder-embed-dim", "8", "--decoder-ffn-embed-dim", "16", "--decoder-attention-heads", "1", "--cpu"]
 SPLIT = ["--method", "split", "--experts", "1", "--cpu"]
 TOOLS: dict[str, tuple[Main, list[str]]] = {
     "export": (alma_export, ["{models}/a.pt", "--out", "{run}/to/folder"]),
+    "import": (alma_import, ["{models}/model", "--out", "{run}/to/a.pt"]),
     "grow": (
         alma_grow,
         ["--path", "{models}/a.pt", "--out", "{run}/to/grown.pt", "--stream", "{models}/S", *SPLIT],
@@ -71,8 +73,9 @@ ALL_TOOLS = [Tool(name) for name in TOOLS]
 def make_models(folder: Path) -> None:
     """Make what the commands read: untrained language models, text of two months."""
     folder.mkdir()
-    stream = write_stream(folder, "byte-level-bpe")
+    stream = write_stream(folder, "--vocab-size", "340")
     for seed, name in enumerate(("a.pt", "b.pt")):
-        save(folder / name, switch_config(), seed, stream)
+        save(folder / name, transformer_config(num_experts=2), seed, stream)
+    write_folder(folder / "model")
     for month in range(2):
         write_text(folder / f"month-{month}.txt", 20, month)
