@@ -31,6 +31,12 @@ def keys_of(hashes: np.ndarray, seed: int, positions: Optional[np.ndarray] = Non
     return keys if positions is None else scrambled(keys + positions)
 
 
+def prefix_bounds(keys: np.ndarray) -> np.ndarray:
+    """Return where each of the `NUM_PREFIXES` parts of ascending keys begins, and the last one ends, int64."""
+    firsts = np.arange(NUM_PREFIXES, dtype=np.uint64) << np.uint64(64 - NUM_PREFIXES.bit_length() + 1)
+    return np.append(np.searchsorted(keys, firsts), len(keys)).astype("<i8")
+
+
 @dataclass(frozen=True)
 class Shares:
     """What to deal into.
@@ -137,10 +143,10 @@ class KeyOrder:
 
     Args:
         sizes: ``(NUM_PREFIXES, arguments)``, int64: bytes of the documents of each argument.
-        load: returns keys, bytes and arguments of the documents of a part, in the order of the keys.
+        load: returns the documents of a part in the order of the keys, with the fields key, bytes and argument.
     """
 
-    def __init__(self, sizes: np.ndarray, load: Callable[[int], tuple[np.ndarray, np.ndarray, np.ndarray]]) -> None:
+    def __init__(self, sizes: np.ndarray, load: Callable[[int], np.ndarray]) -> None:
         self.sizes, self._load = sizes, load
         self._loaded: tuple[object, tuple[np.ndarray, np.ndarray]] = None, (sizes, sizes)
 
@@ -186,10 +192,11 @@ class KeyOrder:
     def _part(self, prefix: int, argument: Optional[int]) -> tuple[np.ndarray, np.ndarray]:
         """Return the keys of a part's documents, and their bytes up to each."""
         if self._loaded[0] != (prefix, argument):
-            keys, sizes, arguments = self._load(prefix)
+            records = self._load(prefix)
             if argument is not None:
-                keys, sizes = keys[arguments == argument], sizes[arguments == argument]
-            self._loaded = (prefix, argument), (keys, np.cumsum(sizes, dtype=np.int64))
+                records = records[records["argument"] == argument]
+            keys = np.ascontiguousarray(records["key"])
+            self._loaded = (prefix, argument), (keys, np.cumsum(records["bytes"], dtype=np.int64))
         return self._loaded[1]
 
 

@@ -16,7 +16,17 @@ from typing import Any, Iterable, Iterator, Mapping, Optional, Sequence
 
 import numpy as np
 
-from data_prep.text.deal import NUM_PREFIXES, Cuts, KeyOrder, Shares, cut, keys_of, vocab_size_for
+from data_prep.text.deal import (
+    DROPPED,
+    NUM_PREFIXES,
+    Cuts,
+    KeyOrder,
+    Shares,
+    cut,
+    keys_of,
+    prefix_bounds,
+    vocab_size_for,
+)
 from data_prep.text.documents import Block, Piece, Source, documents_and_groups_of, documents_of
 from data_prep.text.encoder import DocumentEncoder
 from data_prep.text.options import AUTO, HOLDOUT_BYTES, PrepOptions
@@ -31,8 +41,7 @@ MAX_DOCUMENTS = 2**32 - 2
 MAX_LISTED = 1000
 """Documents that are left out and described in the manifest."""
 _HASHED = np.dtype([("hash", "<u8"), ("bytes", "<u4"), ("row", "<u4"), ("argument", "<u2")])
-_KEPT = np.dtype([("key", "<u8"), ("bytes", "<u4"), ("argument", "<u2")])
-_ROW_BITS = np.uint64(32)  # a position is the number of a piece and a row in it
+_KEPT = np.dtype([("key", "<u8"), ("position", "<i8"), ("bytes", "<u4"), ("argument", "<u2")])
 _CACHED_CHUNKS = 600_000  # of the encoders of all workers together
 _SHOWN = 80  # characters of a document that is left out
 
@@ -104,9 +113,7 @@ def hash_piece(folder: str, number: int) -> Iterator[int]:
     records["argument"], records["row"] = np.concatenate(arguments), np.arange(len(records))
     keys = _keys(plan, number, records)
     order = np.argsort(keys, kind="stable")
-    firsts = np.arange(NUM_PREFIXES + 1, dtype=np.uint64) << np.uint64(56)
-    ends = np.append(np.searchsorted(keys[order], firsts[:-1]), len(records)).astype("<i8")
-    _write(folder, f"hashed-{number:05d}.bin", ends.tobytes() + records[order].tobytes())
+    _write(folder, f"hashed-{number:05d}.bin", prefix_bounds(keys[order]).tobytes() + records[order].tobytes())
     _write(folder, f"counted-{number:05d}.json", json.dumps([list(groups), list(counts.items())]).encode())
 
 
@@ -131,22 +138,9 @@ def _refuse_many_groups(number: int) -> None:
 
 
 def _keys(plan: Plan, piece: int, records: np.ndarray) -> np.ndarray:
-    positions = _positions(piece, records) if plan.options.keep_duplicates else None
+    """Return the keys of documents of a piece."""
+    positions = (np.uint64(piece) << np.uint64(32)) + records["row"] if plan.options.keep_duplicates else None
     return keys_of(records["hash"], plan.options.seed, positions)
-
-
-def _positions(piece: int, records: np.ndarray) -> np.ndarray:
-    return (np.uint64(piece) << _ROW_BITS) + records["row"]
-
-
-def _hashed(folder: str, piece: int, prefix: Optional[int] = None) -> np.ndarray:
-    """Return what `hash_piece` wrote of a piece: all documents, or those of one prefix of the keys."""
-    path = Path(folder, f"hashed-{piece:05d}.bin")
-    head = (NUM_PREFIXES + 1) * 8
-    if prefix is None:
-        return np.fromfile(path, _HASHED, offset=head)
-    begin, end = np.fromfile(path, "<i8", count=2, offset=prefix * 8).tolist()
-    return np.fromfile(path, _HASHED, count=end - begin, offset=head + begin * _HASHED.itemsize)
 
 
 def cut_documents(folder: str) -> None:
@@ -156,66 +150,80 @@ def cut_documents(folder: str) -> None:
         AlmaError: an input holds no document, there are too many documents or groups, or they do not suffice.
     """
     plan = plan_of(folder)
-    groups, places, num_documents = _survey(folder, plan)
-    num_arguments = max(len(groups), plan.num_arguments)
-    known = _known_hashes(plan)
-    known_keys = np.sort(keys_of(known, plan.options.seed))
-    sizes = np.zeros((NUM_PREFIXES, num_arguments), np.int64)
-    dropped, hashes = [np.empty(0, np.uint64)], []
+    groups, places, piece_sizes = _survey(folder, plan)
+    num_documents, num_arguments = sum(piece_sizes), max(len(groups), plan.num_arguments)
+    known = np.sort(keys_of(_known_hashes(plan), plan.options.seed))
+    bounds = prefix_bounds(known)
+    sizes, hashes = np.zeros((NUM_PREFIXES, num_arguments), np.int64), []
     for prefix in range(NUM_PREFIXES):
-        pieces = range(len(plan.pieces))
-        parts = [_hashed(folder, piece, prefix) for piece in pieces]
-        keys = np.concatenate([_keys(plan, piece, part) for piece, part in enumerate(parts)])
-        positions = np.concatenate([_positions(piece, part) for piece, part in enumerate(parts)])
-        arguments = np.concatenate([_placed(part["argument"], places, piece) for piece, part in enumerate(parts)])
-        records = np.concatenate(parts)
-        order = np.argsort(keys, kind="stable")  # positions ascend, so the smallest of equal keys comes first
-        keys, records, positions, arguments = keys[order], records[order], positions[order], arguments[order]
+        records, keys = _with_prefix(folder, plan, prefix, places, piece_sizes)
         is_kept = np.ones(len(keys), bool)
         if not plan.options.keep_duplicates:
-            is_kept[1:] = keys[1:] != keys[:-1]
-            is_kept &= ~_is_in(keys, known_keys)
-        kept = np.zeros(int(is_kept.sum()), _KEPT)
-        kept["key"], kept["bytes"], kept["argument"] = keys[is_kept], records["bytes"][is_kept], arguments[is_kept]
+            is_kept[1:] = keys["key"][1:] != keys["key"][:-1]
+            is_kept &= ~np.isin(keys["key"], known[bounds[prefix] : bounds[prefix + 1]])
+        kept = keys[is_kept]
         _write(folder, f"kept-{prefix:03d}.bin", kept.tobytes())
         sizes[prefix] = np.bincount(kept["argument"], kept["bytes"], num_arguments)
-        dropped.append(positions[~is_kept])
         hashes.append(records["hash"][is_kept])
-    num_dropped = sum(map(len, dropped))
-    if num_dropped == num_documents:
+    _write(folder, "document-hashes.u64", b"".join(each.tobytes() for each in hashes))
+    num_kept = sum(map(len, hashes))
+    if not num_kept:
         raise AlmaError(
             f"INPUT: all {num_documents:,} documents are in the stream already; give text that it does not have, or "
             "--keep-duplicates"
         )
-    _save(folder, "dropped.npy", np.sort(np.concatenate(dropped)))
-    _save(folder, "document-hashes.npy", np.concatenate(hashes))
     cuts = cut(KeyOrder(sizes, functools.partial(_kept, folder)), _shares(plan, groups))
-    counts, first_bytes = _counts(folder, cuts)
-    deal = {"cuts": cuts, "groups": groups, "num_duplicates": num_dropped, "first_bytes": first_bytes}
-    refuse_empty_sets(deal, counts, num_documents - num_dropped)
-    _write(folder, "deal.json", json.dumps({**deal, "cuts": asdict(cuts)}).encode())
+    sets, counts, first_bytes = np.full(num_documents, DROPPED, np.int16), np.zeros(cuts.num_sets, np.int64), 0
+    for prefix in range(NUM_PREFIXES):
+        kept = _kept(folder, prefix)
+        own = cuts.sets_of(kept["key"], kept["argument"])
+        counts += np.bincount(own, minlength=cuts.num_sets)
+        first_bytes += int(kept["bytes"][own == 0].sum(dtype=np.int64))
+        own[(own == 0) & (kept["key"] <= np.uint64(cuts.sample))] = cuts.num_sets
+        sets[kept["position"]] = own
+    deal = {"cuts": cuts, "groups": groups, "num_duplicates": num_documents - num_kept, "first_bytes": first_bytes}
+    refuse_empty_sets(deal, counts.tolist(), num_kept)
+    _save(folder, "sets.npy", sets)
+    _write(folder, "deal.json", json.dumps({**deal, "cuts": asdict(cuts), "piece_sizes": piece_sizes}).encode())
 
 
-def _is_in(keys: np.ndarray, known: np.ndarray) -> np.ndarray:
-    if not len(known):
-        return np.zeros(len(keys), bool)
-    return known[np.searchsorted(known, keys).clip(max=len(known) - 1)] == keys
+def _with_prefix(
+    folder: str, plan: Plan, prefix: int, places: Sequence[np.ndarray], piece_sizes: Sequence[int]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the documents of all pieces whose keys have a prefix, in the order of the keys: `_HASHED` and `_KEPT`."""
+    parts, kept = [], []
+    first = 0
+    for piece, (place, size) in enumerate(zip(places, piece_sizes, strict=True)):
+        path = Path(folder, f"hashed-{piece:05d}.bin")
+        begin, end = np.fromfile(path, "<i8", count=2, offset=prefix * 8).tolist()
+        head = (NUM_PREFIXES + 1) * 8
+        part = np.fromfile(path, _HASHED, count=end - begin, offset=head + begin * _HASHED.itemsize)
+        own = np.zeros(len(part), _KEPT)
+        own["key"], own["bytes"], own["position"] = _keys(plan, piece, part), part["bytes"], first + part["row"]
+        own["argument"] = place[part["argument"]] if len(place) else part["argument"]
+        parts.append(part)
+        kept.append(own)
+        first += size
+    records, keys = np.concatenate(parts), np.concatenate(kept)
+    order = np.argsort(keys["key"], kind="stable")  # of equal keys the smallest position comes first
+    return records[order], keys[order]
 
 
-def _survey(folder: str, plan: Plan) -> tuple[list[str], list[np.ndarray], int]:
-    """Return the names of all groups in order, per piece the places of its groups in them, and count documents."""
+def _survey(folder: str, plan: Plan) -> tuple[list[str], list[np.ndarray], list[int]]:
+    """Return the names of all groups in order, and per piece the places of its groups in them and its documents."""
     own: list[list[str]] = []
     per_argument = dict.fromkeys((source.argument for source in plan.sources), 0)
     names: dict[str, None] = {}
+    sizes = []
     for piece in range(len(plan.pieces)):
         groups, counts = json.loads(Path(folder, f"counted-{piece:05d}.json").read_bytes())
         own.append(groups)
         names.update(dict.fromkeys(groups))
+        sizes.append(sum(count for _, count in counts))
         for argument, count in counts:
             per_argument[argument] += count
     _refuse_many_groups(len(names))
-    num_documents = sum(per_argument.values())
-    if num_documents > MAX_DOCUMENTS:
+    if sum(sizes) > MAX_DOCUMENTS:
         raise AlmaError(f"INPUT: more than {MAX_DOCUMENTS:,} documents; join short ones, or make several streams")
     for source in plan.sources:
         if not per_argument[source.argument]:
@@ -229,7 +237,7 @@ def _survey(folder: str, plan: Plan) -> tuple[list[str], list[np.ndarray], int]:
         )
     ordered = _in_order(names)
     place = {name: number for number, name in enumerate(ordered)}
-    return ordered, [np.array([place[name] for name in groups], np.uint16) for groups in own], num_documents
+    return ordered, [np.array([place[name] for name in groups], np.uint16) for groups in own], sizes
 
 
 def _in_order(names: Iterable[str]) -> list[str]:
@@ -238,10 +246,6 @@ def _in_order(names: Iterable[str]) -> list[str]:
     if all(name.removeprefix("-").isascii() and name.removeprefix("-").isdigit() for name in names):
         return sorted(names, key=lambda name: (int(name), name))
     return sorted(names)
-
-
-def _placed(arguments: np.ndarray, places: Sequence[np.ndarray], piece: int) -> np.ndarray:
-    return places[piece][arguments] if len(places[piece]) else arguments
 
 
 def _known_hashes(plan: Plan) -> np.ndarray:
@@ -253,9 +257,8 @@ def _known_hashes(plan: Plan) -> np.ndarray:
     return np.concatenate([np.fromfile(plan.there.root / file.path, "<u8") for file in plan.there.other_files])
 
 
-def _kept(folder: str, prefix: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    records = np.fromfile(Path(folder, f"kept-{prefix:03d}.bin"), _KEPT)
-    return np.ascontiguousarray(records["key"]), records["bytes"], records["argument"]
+def _kept(folder: str, prefix: int) -> np.ndarray:
+    return np.fromfile(Path(folder, f"kept-{prefix:03d}.bin"), _KEPT)
 
 
 def _shares(plan: Plan, groups: Sequence[str]) -> Shares:
@@ -273,17 +276,6 @@ def _shares(plan: Plan, groups: Sequence[str]) -> Shares:
         holdout,
         options.training[1],
     )
-
-
-def _counts(folder: str, cuts: Cuts) -> tuple[list[int], int]:
-    """Return the documents of each set, and the bytes of mega-batch 0."""
-    counts, first_bytes = np.zeros(cuts.num_sets, np.int64), 0
-    for prefix in range(NUM_PREFIXES):
-        keys, sizes, arguments = _kept(folder, prefix)
-        sets = cuts.sets_of(keys, arguments)
-        counts += np.bincount(sets, minlength=cuts.num_sets)
-        first_bytes += int(sizes[sets == 0].sum(dtype=np.int64))
-    return counts.tolist(), first_bytes
 
 
 def refuse_empty_sets(deal: Mapping[str, Any], counts: Sequence[int], num_documents: int, why: str = "") -> None:
@@ -317,20 +309,11 @@ def deal_of(folder: str) -> dict[str, Any]:
     return {**deal, "cuts": Cuts(**deal["cuts"])}
 
 
-def _dealt(folder: str, piece: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the set of each document of a piece, in the order of the piece, and its key; -1: it is dropped."""
-    plan, deal = plan_of(folder), deal_of(folder)
-    records = _hashed(folder, piece)
-    records = records[np.argsort(records["row"])]
-    groups, _ = json.loads(Path(folder, f"counted-{piece:05d}.json").read_bytes())
-    place = {name: number for number, name in enumerate(deal["groups"])}
-    places = [np.array([place[name] for name in groups], np.uint16)]
-    keys = _keys(plan, piece, records)
-    sets = deal["cuts"].sets_of(keys, _placed(records["argument"], places, 0))
-    dropped = np.load(Path(folder, "dropped.npy"), mmap_mode="r")
-    bounds = np.searchsorted(dropped, np.array([piece, piece + 1], np.uint64) << _ROW_BITS)
-    sets[(dropped[bounds[0] : bounds[1]] & np.uint64(2**32 - 1)).astype(np.int64)] = -1
-    return sets, keys
+def _sets(folder: str, piece: int) -> np.ndarray:
+    """Return the set of each document of a piece, int16: -1 if it is dropped, B' if in the sample, of B' sets."""
+    sizes = deal_of(folder)["piece_sizes"]
+    first = sum(sizes[:piece])
+    return np.load(Path(folder, "sets.npy"), mmap_mode="r")[first : first + sizes[piece]]
 
 
 def _reread(folder: str, piece: int, marks: np.ndarray) -> Iterator[tuple[list[str], np.ndarray, int]]:
@@ -359,12 +342,11 @@ _CHOSEN, _HELD_OUT = 1, 2
 def sample_piece(folder: str, number: int) -> Iterator[int]:
     """Write the documents of a piece that are in the tokenizer's sample, and the n-grams of those that are held out."""
     plan, cuts = plan_of(folder), deal_of(folder)["cuts"]
-    sets, keys = _dealt(folder, number)
+    sets = _sets(folder, number)
     marks = np.zeros(len(sets), np.uint8)
-    if plan.there is None and plan.options.tokenizer is None:
-        marks[(sets == 0) & (keys <= np.uint64(cuts.sample))] = _CHOSEN
     if plan.options.ngram is not None:
         marks[sets >= cuts.num_megabatches] = _HELD_OUT
+    marks[sets == cuts.num_sets] = _CHOSEN if plan.there is None and plan.options.tokenizer is None else 0
     chosen: list[str] = []
     hashes, hasher = [], NgramHasher(plan.options.decontaminate_ngram)
     for documents, own, num_bytes in _reread(folder, number, marks) if marks.any() else ():
@@ -444,7 +426,8 @@ class Encoded:
 def encode_piece(folder: str, number: int) -> Iterator[Encoded]:
     """Encode the documents of a piece, without those that share n-grams with what is held out."""
     plan, cuts, encoder = plan_of(folder), deal_of(folder)["cuts"], _encoder_of(folder)
-    sets, _ = _dealt(folder, number)
+    sets = np.array(_sets(folder, number))
+    sets[sets == cuts.num_sets] = 0  # the sample of mega-batch 0
     for documents, own, num_bytes in _reread(folder, number, sets):
         left_out = []
         if plan.options.ngram is not None:
@@ -471,7 +454,7 @@ def _without_shared(
     owners, places = np.unique(ngrams.documents[found], return_index=True)
     numbers, starts = looked_at[owners].tolist(), ngrams.starts[found[places]].tolist()
     sets = sets.copy()
-    sets[numbers] = -1
+    sets[numbers] = DROPPED
     return sets, [
         {
             "bytes": len(documents[number].encode()),

@@ -72,7 +72,7 @@ def write_stream(plan: Plan, folder: str, root: Path, blocks: Iterable[Encoded],
         history["groups"] = deal["groups"]
     if plan.options.ngram is not None:
         history |= {"num_contaminated": num_left_out, "contaminated_bytes": bytes_left_out, "contaminated": left_out}
-    hashes = np.load(Path(folder, "document-hashes.npy")).tobytes()
+    hashes = Path(folder, "document-hashes.u64").read_bytes()
     known = _write(root, f"document-hashes/{0 if there is None else len(there.history):03d}.u64", hashes)
     if there is not None:
         return replace(

@@ -25,9 +25,11 @@ class Documents:
         np.add.at(totals, (self.prefixes, self.arguments), self.sizes)
         return totals
 
-    def load(self, prefix: int):
-        own = self.prefixes == prefix
-        return self.keys[own], self.sizes[own], self.arguments[own]
+    def load(self, prefix: int) -> np.ndarray:
+        own = np.flatnonzero(self.prefixes == prefix)
+        records = np.zeros(len(own), [("key", "<u8"), ("bytes", "<u4"), ("argument", "<u2")])
+        records["key"], records["bytes"], records["argument"] = self.keys[own], self.sizes[own], self.arguments[own]
+        return records
 
     def sets(self, cuts) -> list[int]:
         """Bytes of each set."""
