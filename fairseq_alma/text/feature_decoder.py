@@ -55,12 +55,15 @@ class FeatureDecoder(FairseqIncrementalDecoder):
 
     layers: nn.ModuleList
     output_projection: nn.Linear
+    logit_bias: Optional[Tensor]
+    """(V,) added to the logits, large and negative for symbols that never take part; None: nothing."""
 
     def __init__(self, dictionary: Dictionary, max_positions: int, checkpoint_activations: bool) -> None:
         super().__init__(dictionary)
         self.padding_idx = dictionary.pad()
         self.max_target_positions = max_positions
         self.checkpoint_activations = checkpoint_activations
+        self.register_buffer("logit_bias", None, persistent=False)
 
     def forward(
         self,

@@ -198,10 +198,8 @@ def _measure(checkpoint: Checkpoint, args: GrowOptions) -> "HeldOutLosses":
     model = _build(checkpoint, args.path, "cpu")
     # fairseq's own method cannot assign; assigned tensors stay in the file's memory, without a second copy
     torch.nn.Module.load_state_dict(model, checkpoint["model"], strict=True, assign=True)
-    model = model.float() if device.type == "cpu" else model  # products in fp16 are slow there, or missing
-    return measure_expert_losses(
-        model.to(device), track(batches, len(batches), f"losses on {args.split}", "batches"), batches.pad
-    )
+    shown = track(batches, len(batches), f"losses on {args.split}", "batches")
+    return measure_expert_losses(model.float().to(device), shown, batches.pad)
 
 
 class HeldOutBatches:
@@ -284,12 +282,12 @@ def measure_expert_losses(model: BaseFairseqModel, batches: Iterable[dict[str, A
     experts = ExpertLosses()
     total, num_tokens = 0.0, 0
     for batch in batches:
-        batch = utils.move_to_cuda(batch, device=device) if device.type == "cuda" else batch
+        batch = utils.apply_to_sample(lambda tensor: tensor.to(device), batch)
         features, extra = model(**batch["net_input"], features_only=True)
         target = batch["target"].flatten()
         is_real = target != pad
-        weight = model.decoder.output_projection.weight
-        losses = token_losses(features.flatten(0, -2), weight, target).masked_fill(~is_real, 0.0).double()
+        weight, bias = model.decoder.output_projection.weight, model.decoder.logit_bias
+        losses = token_losses(features.flatten(0, 1), weight, target, bias).masked_fill(~is_real, 0.0).double()
         experts.add_routed(losses, extra["routing"], is_real)
         total += losses.sum().item()
         num_tokens += int(is_real.sum())

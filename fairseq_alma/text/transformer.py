@@ -176,8 +176,6 @@ class AlmaTransformerDecoder(FeatureDecoder):
         absent_ids: tokens that never take part in a softmax.
     """
 
-    logit_bias: Optional[Tensor]
-
     def __init__(
         self,
         cfg: "AlmaTransformerLMConfig",

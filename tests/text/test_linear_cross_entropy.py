@@ -78,5 +78,6 @@ def test_a_bias_takes_tokens_out_of_the_softmax():
     want = F.cross_entropy(F.linear(features, weight)[:, :7], target, ignore_index=1, reduction="sum")
     loss = linear_cross_entropy(features, weight, target, 1, bias)
     torch.testing.assert_close(loss, want)
+    torch.testing.assert_close(token_losses(features, weight, target, bias)[target != 1].sum(), want.detach())
     (grad,) = torch.autograd.grad(loss, weight)
     assert not grad[7:].any()
