@@ -1,17 +1,14 @@
 """fairseq's commands load what fits, and end in one line where a model or the state of a training does not."""
 
-import os
 import re
 from types import SimpleNamespace
 
 import fairseq.models  # noqa: F401  registers the architectures
 import pytest
 import torch
-from fairseq.file_io import PathManager
 from torch import nn
 
 from fairseq_alma.errors import AlmaError
-from fairseq_alma.training import loading
 from fairseq_alma.training.loading import check_start, check_weights
 from tests.test_any_record import with_value
 from tests.text.stock_commands import train_model
@@ -109,15 +106,6 @@ def test_a_training_with_a_new_optimizer_begins_with_the_weights_alone(begun, tm
     arguments = ["--restore-file", str(good), "--reset-optimizer", "--reset-lr-scheduler", "--reset-dataloader"]
     last = train_model(stream, tmp_path, *ARGUMENTS, *arguments, "--reset-meters", "--optimizer", "sgd")
     assert torch.load(last, weights_only=False)["optimizer_history"][-1]["optimizer_name"] == "SGD"
-
-
-def test_under_other_tasks_fairseq_copies_as_it_does(tmp_path, monkeypatch):
-    monkeypatch.setattr(loading, "_set_up", set())
-    (tmp_path / "a").write_bytes(b"new")
-    (tmp_path / "b").write_bytes(b"the one before")
-    before = os.stat(tmp_path / "b").st_ino
-    assert PathManager.copy(str(tmp_path / "a"), str(tmp_path / "b"), overwrite=True)
-    assert (tmp_path / "b").read_bytes() == b"new" and os.stat(tmp_path / "b").st_ino == before
 
 
 def test_a_checkpoint_does_not_grow_with_the_trainings_that_it_comes_from(trained, tmp_path):
