@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Callable, Optional, Sequence
 
 import torch
+from fairseq import utils
 from fairseq.criterions import FairseqCriterion, register_criterion
 from fairseq.dataclass import FairseqDataclass
 from fairseq.logging import metrics
@@ -99,12 +100,12 @@ class AlmaSwitchCrossEntropy(FairseqCriterion):
     @classmethod
     def reduce_metrics(cls, logging_outputs: list[LayerLog]) -> None:
         """Aggregate the logs of all workers; fairseq calls this."""
-        sums = _sums(logging_outputs)
+        sums = {key: float(sum(log[key] for log in logging_outputs)) for key in logging_outputs[0]}
         bits = 1 / math.log(2)
         sample_size, ntokens = sums["sample_size"], sums["ntokens"]
         metrics.log_scalar("loss", sums["loss"] / sample_size * bits, sample_size, round=3)
         metrics.log_scalar("nll_loss", sums["nll_loss"] / ntokens * bits, ntokens, round=3)
-        metrics.log_derived("ppl", lambda meters: _perplexity(meters["nll_loss"].avg))
+        metrics.log_derived("ppl", lambda meters: utils.get_perplexity(meters["nll_loss"].avg))
         layers = sum(key.endswith("_tokens") for key in sums)
         if not layers:
             return
@@ -132,18 +133,3 @@ def _layer_log(layer: str, statistics: SwitchStatistics) -> LayerLog:
         f"{layer}_entropy": statistics.entropy,
         **{f"{layer}_expert{expert:02d}": routed for expert, routed in enumerate(statistics.routed)},
     }
-
-
-def _sums(logging_outputs: list[LayerLog]) -> dict[str, float]:
-    """Add up each key, asking the device once for all of them: a hundred small questions would stall a GPU."""
-    sums = {key: sum(log[key] for log in logging_outputs) for key in logging_outputs[0]}
-    on_device = {key: value for key, value in sums.items() if torch.is_tensor(value)}
-    values = torch.stack([value.double() for value in on_device.values()]).tolist() if on_device else []
-    return {**sums, **dict(zip(on_device, values, strict=True))}
-
-
-def _perplexity(bits: float) -> float:
-    try:
-        return round(2**bits, 2)
-    except OverflowError:
-        return math.inf

@@ -5,6 +5,7 @@ The paper's SM for text (v5, section 5): a *base* model of 6 layers and width 51
 
 import argparse
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Optional
 
 from fairseq import utils
@@ -64,8 +65,13 @@ class AlmaSwitchLM(FairseqLanguageModel):
         Raises:
             AlmaError: if options do not fit together, or the checkpoint to start from is none.
         """
-        adopt_experts(cfg)
-        _check_options(cfg)
+        cls.complete_options(cfg)
+        check_options(cfg)
+        if cfg.decoder_embed_dim % cfg.decoder_attention_heads:
+            raise AlmaError(
+                f"--decoder-attention-heads {cfg.decoder_attention_heads}: must divide --decoder-embed-dim "
+                f"{cfg.decoder_embed_dim}"
+            )
         max_positions = cfg.max_target_positions or cfg.tokens_per_sample
         if max_positions is None:
             raise AlmaError(
@@ -75,57 +81,30 @@ class AlmaSwitchLM(FairseqLanguageModel):
 
     @classmethod
     def complete_options(cls, cfg: AlmaSwitchLMConfig, continue_once: Optional[str] = None) -> None:
-        """Fill in what the command line left open; see `adopt_experts`."""
-        adopt_experts(cfg, continue_once)
+        """Fill in the number of experts and the gates' trees where the command line left them open.
+
+        They are those of the checkpoint that training starts from, so that a grown model trains on without further
+        options.
+
+        Args:
+            cfg: filled in here.
+            continue_once: value of ``--continue-once``, which models do not see.
+        """
+        if cfg.num_experts is not None and cfg.gate_trees is not None:
+            return
+        start = starting_checkpoint(cfg, continue_once)
+        found = read_checkpoint(start)["cfg"]["model"] if start is not None else {}
+        if cfg.num_experts is None:
+            cfg.num_experts = found.get("num_experts", DEFAULT_NUM_EXPERTS)
+        if cfg.gate_trees is None:
+            cfg.gate_trees = found.get("gate_trees", "")
 
 
-def adopt_experts(cfg: AlmaSwitchLMConfig, continue_once: Optional[str] = None) -> None:
-    """Fill in the number of experts and the gates' trees where the command line left them open.
-
-    They are those of the checkpoint that training starts from, so that a grown model trains on without further options.
-
-    Args:
-        cfg: filled in here.
-        continue_once: value of ``--continue-once``, which models do not see.
-    """
-    if cfg.num_experts is not None and cfg.gate_trees is not None:
-        return
-    start = starting_checkpoint(cfg, continue_once)
-    found = read_checkpoint(start)["cfg"]["model"] if start is not None else {}
-    if cfg.num_experts is None:
-        cfg.num_experts = found.get("num_experts", DEFAULT_NUM_EXPERTS)
-    if cfg.gate_trees is None:
-        cfg.gate_trees = found.get("gate_trees", "")
-
-
-def _check_options(cfg: AlmaSwitchLMConfig) -> None:
-    check_options(cfg)
-    if cfg.decoder_embed_dim % cfg.decoder_attention_heads:
-        raise AlmaError(
-            f"--decoder-attention-heads {cfg.decoder_attention_heads}: must divide --decoder-embed-dim "
-            f"{cfg.decoder_embed_dim}"
-        )
-
-
-def _set_sizes(args: argparse.Namespace, arch: str) -> None:
+def _set_sizes(arch: str, args: argparse.Namespace) -> None:
     """Fill in what the command line left open, as every fairseq architecture does."""
     for name, size in SWITCH_SIZES[arch].items():
         setattr(args, f"decoder_{name}", utils.safe_getattr(args, f"decoder_{name}", size))
 
 
-@register_model_architecture("alma_switch_lm", "alma_switch_lm_tiny")
-def alma_switch_lm_tiny(args: argparse.Namespace) -> None:
-    """4 layers, model 128, FFN 512, 4 heads: for two CPU cores."""
-    _set_sizes(args, "alma_switch_lm_tiny")
-
-
-@register_model_architecture("alma_switch_lm", "alma_switch_lm_base")
-def alma_switch_lm_base(args: argparse.Namespace) -> None:
-    """The paper's base model: 6 layers, model 512, FFN 2048, 8 heads."""
-    _set_sizes(args, "alma_switch_lm_base")
-
-
-@register_model_architecture("alma_switch_lm", "alma_switch_lm_large")
-def alma_switch_lm_large(args: argparse.Namespace) -> None:
-    """The paper's large model: 12 layers, model 768, FFN 3072, 12 heads."""
-    _set_sizes(args, "alma_switch_lm_large")
+for _arch in list(SWITCH_SIZES)[1:]:  # the first is registered with the model
+    register_model_architecture("alma_switch_lm", _arch)(partial(_set_sizes, _arch))
