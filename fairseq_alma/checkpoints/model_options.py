@@ -368,9 +368,8 @@ def complete_sizes(options: dict[str, Any], arch: str) -> None:
     kv_heads = default("num_kv_heads", heads)
     if heads % kv_heads:
         raise AlmaError(f"--num-kv-heads {kv_heads}: must divide the {heads} query heads; give a divisor of {heads}")
-    is_said = options["moe_freq"] is not None or default("num_experts", 1) > 1
-    if not 1 <= default("moe_freq", USUAL_FREQUENCY) <= layers and is_said:
-        raise AlmaError(f"--moe-freq {options['moe_freq']}: the model has {layers} layers; give 1 to {layers}")
-    default("num_experts", 1)
+    every = default("moe_freq", USUAL_FREQUENCY)
+    if default("num_experts", 1) > 1 and not 1 <= every <= layers:
+        raise AlmaError(f"--moe-freq {every}: the model has {layers} layers; give 1 to {layers}")
     for name, value in (("rope_theta", 10000.0), ("norm_eps", 1e-6), ("gate_trees", ""), ("symbol_ids", "")):
         default(name, value)

@@ -1,7 +1,7 @@
 """``alma-ensemble``: one checkpoint file that stands for several models."""
 
 import argparse
-from dataclasses import MISSING, dataclass
+from dataclasses import MISSING, dataclass, replace
 from pathlib import Path
 from typing import Any, Optional, Sequence
 
@@ -9,6 +9,7 @@ from fairseq_alma.cli.entry import Parser, command
 from fairseq_alma.errors import printable, refuse_no_file
 from fairseq_alma.files import refuse_existing
 from fairseq_alma.options import Options, operand, opt, real
+from fairseq_alma.runs.lookup import ArrivalOptions, find_model
 from fairseq_alma.training.average import WRITTEN_ALONE, write_average
 
 EPILOG = """\
@@ -31,7 +32,7 @@ folder, and their checksums.
 class EnsembleOptions(Options):
     """What becomes one checkpoint, and how."""
 
-    members: Sequence[Path] = operand("checkpoint of a member", "CKPT", nargs="+")
+    members: Sequence[Path] = operand("checkpoint of a member, or a run of one", "CKPT", nargs="+")
     out: Path = opt(MISSING, "the checkpoint to write", metavar="FILE")
     weights: Optional[tuple[float, ...]] = opt(
         None,
@@ -47,7 +48,7 @@ class EnsembleOptions(Options):
 def build_parser() -> Parser:
     """Return the command's parser."""
     said = "Write one checkpoint that stands for several language models, or several image models."
-    return Parser.of("alma-ensemble", said, EPILOG, EnsembleOptions)
+    return Parser.of("alma-ensemble", said, EPILOG, EnsembleOptions, ArrivalOptions)
 
 
 def _check(parser: argparse.ArgumentParser, arguments: EnsembleOptions) -> None:
@@ -61,7 +62,7 @@ def _check(parser: argparse.ArgumentParser, arguments: EnsembleOptions) -> None:
         if sum(weights) == 0:
             parser.error(f"--weights {shown}: at least one must be greater than 0")
     for member in arguments.members:
-        refuse_no_file(member, "CKPT", "give checkpoints that fairseq-train wrote")
+        refuse_no_file(member, "CKPT", "give runs, or checkpoints that fairseq-train wrote")
     refuse_existing(arguments.out, arguments.force)
 
 
@@ -69,7 +70,9 @@ def _check(parser: argparse.ArgumentParser, arguments: EnsembleOptions) -> None:
 def main(argv: Optional[Sequence[str]] = None) -> int:
     """Run the command."""
     parser = build_parser()
-    arguments = EnsembleOptions.read(parser.parse_intermixed_args(argv))
+    given = parser.parse_intermixed_args(argv)
+    arguments = EnsembleOptions.read(given)
+    arguments = replace(arguments, members=[find_model(member, given.arrival) for member in arguments.members])
     _check(parser, arguments)
     # These import torch, which takes seconds; --help and usage errors need none of it.
     from fairseq_alma.checkpoints.checkpoint_file import write_checkpoint

@@ -16,8 +16,9 @@ from fairseq_alma.data.stream import Stream
 from fairseq_alma.data.tokens import TokenFile
 from fairseq_alma.errors import AlmaError
 from tests import scripts
-from tests.models.ensembles import alma_transformer_config, load, save_member, switch_config
+from tests.models.ensembles import load, save_member, switch_config
 from tests.scripts import run_script, usage_error
+from tests.text.models import transformer_config
 from tests.text.stock_commands import TOKENS_PER_SAMPLE, evaluate
 
 SIZES = {"decoder_layers": 2, "decoder_embed_dim": 8, "decoder_ffn_embed_dim": 16}
@@ -116,7 +117,7 @@ def joined(trained, tmp_path_factory):
     shutil.copy(trained.checkpoint, folder / "a.pt")
     stream = Stream.open(trained.stream)
     num_tokens = len((trained.stream / "dict.txt").read_text().splitlines())
-    config = {**alma_transformer_config(), "tokens_per_sample": TOKENS_PER_SAMPLE}
+    config = {**transformer_config(), "tokens_per_sample": TOKENS_PER_SAMPLE}
     save_member(folder / "b.pt", config, 3, stream.dictionary_sha256, num_tokens)
     main([f"{folder}/a.pt", f"{folder}/b.pt", "--out", f"{folder}/E.pt"])
     return SimpleNamespace(folder=folder, stream=trained.stream, num_tokens=num_tokens, path=folder / "E.pt")

@@ -10,6 +10,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from fairseq_alma.checkpoints.model_facts import facts_of_weights
+from fairseq_alma.checkpoints.model_options import complete_sizes
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.text.transformer import rotary_table, rotate
 from tests.text import models
@@ -167,3 +168,12 @@ def test_a_dense_model_compiles_without_a_graph_break():
     model, tokens = transformer_of(), tokens_of(2, 20)
     compiled = torch.compile(lambda tokens: model(tokens, features_only=True)[0], fullgraph=True, backend="eager")
     torch.testing.assert_close(compiled(tokens), model(tokens, features_only=True)[0])
+
+
+def test_options_that_are_complete_stay_so_also_of_one_layer():
+    options = {name: None for name in transformer_config() if not name.startswith("_")}
+    options |= {"decoder_layers": 1}
+    complete_sizes(options, "alma_transformer_lm_tiny")
+    again = dict(options)
+    complete_sizes(again, "alma_transformer_lm_tiny")
+    assert again == options and options["num_experts"] == 1
