@@ -78,7 +78,7 @@ print(losses[["num_tokens", "bits_per_token", "bits_per_byte"]].to_string(index=
 
 exported = folder / "exported"
 if not exported.exists():
-    run(alma_export, folder / "run" / "stage-001" / "member-0" / "checkpoint_last.pt", "--out", exported)
+    run(alma_export, folder / "run", "--out", exported)
 from transformers import AutoModelForCausalLM, AutoTokenizer  # noqa: E402
 
 tokenizer = AutoTokenizer.from_pretrained(exported)

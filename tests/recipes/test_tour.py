@@ -91,5 +91,5 @@ def test_a_model_that_is_not_there_is_one_line(tour):
     folder = tour[0]
     with pytest.raises(AlmaError, match="no run, so there is no model at arrival 1"):
         fairseq_alma.load_model(folder / "exported", arrival=1)
-    with pytest.raises(AlmaError, match="no model yet at arrival -1"):
+    with pytest.raises(AlmaError, match="no model at arrival -1"):
         fairseq_alma.load_model(folder / "run", arrival=-1)
