@@ -1,9 +1,9 @@
-"""A layer that is a mixture of experts over a tree of choices; what an expert is, a subclass says.
+"""A layer that is a mixture of experts over a tree of choices; a subclass defines what an expert is.
 
 Paper v5, section 4.2 and Appendix A. All experts are computed in one operation. ``soft``: the mean of the experts'
 outputs, weighted by their probabilities. ``hard``: in training one expert is drawn for each image, and the gate gets
-the gradient of the probabilities in its place (straight-through, Bengio et al. 2013); at test the tree's best path
-decides, and only the experts that are chosen are computed.
+the gradient of the probabilities in place of the draw's (straight-through, Bengio et al. 2013); at test the tree's best
+path decides, and only the experts that are chosen are computed.
 
 Letters: S images, I features that the gate sees, E experts.
 """
@@ -23,7 +23,7 @@ GATES = ("soft", "hard")
 
 
 class MixtureLayer(nn.Module):
-    """A mixture; see above.
+    """Route images to experts and combine the outputs.
 
     Args:
         in_features: I.
@@ -31,8 +31,8 @@ class MixtureLayer(nn.Module):
         gate: ``soft`` or ``hard``.
 
     Attributes:
-        routing: what was decided for the last images, without a gradient, for the choice of the expert that grows.
-        gate_input: (S, I), what the gate saw of them.
+        routing: routing of the last images, without a gradient, for the choice of the expert that grows.
+        gate_input: (S, I), features of the last images that the gate saw.
     """
 
     def __init__(self, in_features: int, tree: GateTree, gate: str) -> None:
@@ -49,7 +49,7 @@ class MixtureLayer(nn.Module):
         return self.gate.tree.num_experts
 
     def forward(self, x: Tensor, generators: Sequence[Generator] = ()) -> Tensor:
-        """Map a batch; see `all_experts` for the shapes; as there is one member, there is at most one generator."""
+        """Map a batch of images; ``generators``: at most one, for the draws of a hard gate."""
         features = self.gate_features(x)
         routing = self.gate(features)
         probs = routing.probs.detach()
@@ -63,7 +63,7 @@ class MixtureLayer(nn.Module):
         return self._chosen_experts(x, routing)
 
     def reset_parameters(self, generators: Sequence[Generator]) -> None:
-        """Draw initial weights, those of the experts one after the other; there is one generator, for one member."""
+        """Draw initial weights, those of the experts one after the other, from the one generator."""
         self.gate.reset_parameters(generators)
         for module in self.expert_modules():
             if hasattr(module, "reset_parameters"):  # batch norm has none, it starts as it was built
@@ -71,7 +71,7 @@ class MixtureLayer(nn.Module):
                 reset([*generators] * self.num_experts)
 
     def shares(self) -> Tensor:
-        """Return (S, E): how much of each of the last images went through each expert; rows sum to 1."""
+        """Return (S, E), the share of each of the last images that went through each expert; rows sum to 1."""
         assert self.routing is not None
         if self.is_hard:
             return F.one_hot(self.routing.expert, self.num_experts).to(self.routing.probs.dtype)
@@ -82,7 +82,7 @@ class MixtureLayer(nn.Module):
 
         Args:
             expert: number of the expert; the new one becomes expert E.
-            generator: of the new choice's weights, on the CPU.
+            generator: generator of the new choice's weights, on the CPU.
             method: ``split``: under a new random choice; the layer's output stays the same. ``copy``: with a copy of
                 its row of the gate, so that the two together get more than the one had.
         """
@@ -93,7 +93,7 @@ class MixtureLayer(nn.Module):
                 setattr(module, name, nn.Parameter(grown) if isinstance(tensor, nn.Parameter) else grown)
 
     def gate_features(self, x: Tensor) -> Tensor:
-        """Return (S, I): what the gate sees."""
+        """Return (S, I), the input of the gate."""
         raise NotImplementedError
 
     def expert_modules(self) -> list[nn.Module]:

@@ -1,4 +1,4 @@
-"""What the members of an ensemble predict together of each test token, kept for the ensemble of the next stage.
+"""The joint predictions of an ensemble's members for each test token, kept for the ensemble of the next stage.
 
 A growing ensemble has the members of the stage before and new ones. The log of the sum of its members' probabilities of
 a token, 8 bytes, is all that the next stage needs: it tests the new members alone, to the same bits.
@@ -7,9 +7,8 @@ a token, 8 bytes, is all that the next stage needs: it tests the new members alo
 import json
 import math
 import zipfile
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Callable, Iterable, Iterator, Sequence
+from typing import Any, Callable, Iterable, Iterator, Optional, Sequence
 
 import numpy as np
 
@@ -18,19 +17,20 @@ from fairseq_alma.files import open_atomically
 LogProbs = Callable[[int, Sequence[str]], Iterable[tuple[str, np.ndarray]]]
 
 
-@dataclass
 class KeptPredictions:
     """Sums over the members of an ensemble, in their order.
 
-    Attributes:
+    Args:
         text: describes the test text, and how it is cut into sequences.
         members: sha256 of the members' checkpoints.
+
+    Attributes:
         log_sums: for each split (N,) float64, the log of the sum of the members' probabilities of each token.
     """
 
-    text: str
-    members: list[str]
-    log_sums: dict[str, np.ndarray] = field(default_factory=dict)
+    def __init__(self, text: str, members: list[str]) -> None:
+        self.text, self.members = text, members
+        self.log_sums: dict[str, np.ndarray] = {}
 
     def add_missing(self, splits: Sequence[str], files: Iterable[Path], log_probs: LogProbs) -> None:
         """Fill in the sums of some splits.
@@ -50,25 +50,23 @@ class KeptPredictions:
 
     def write(self, path: Path) -> None:
         """Write the file, atomically."""
-        head = np.array(json.dumps({"text": self.text, "members": self.members}))
-        arrays: dict[str, Any] = {"head": head, **self.log_sums}
+        arrays: dict[str, Any] = {"head": np.array(json.dumps([self.text, self.members])), **self.log_sums}
         with open_atomically(path) as file:
             np.savez(file, **arrays)
+
+    def _read(self, path: Path) -> Optional[tuple[int, dict[str, np.ndarray]]]:
+        """Return the number of members and the sums in a file; None if it is of other text or members, or damaged."""
+        try:
+            with np.load(path, allow_pickle=False) as file:
+                arrays = {name: file[name] for name in file.files}
+            text, members = json.loads(str(arrays.pop("head")))
+        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
+            return None
+        is_known = text == self.text and members == self.members[: len(members)]
+        return (len(members), arrays) if is_known else None
 
     def losses(self) -> Iterator[tuple[str, float]]:
         """Yield for each split the loss of the mean probability, bits per token, without infinite ones, as fairseq."""
         for split, log_sums in self.log_sums.items():
             log_probs = log_sums[np.isfinite(log_sums)] - math.log(len(self.members))
             yield split, float(-log_probs.mean() / math.log(2)) if len(log_probs) else 0.0
-
-    def _read(self, path: Path) -> "tuple[int, dict[str, np.ndarray]] | None":
-        """Return the number of members and the sums in a file; None if it is of other text or members, or damaged."""
-        try:
-            with np.load(path, allow_pickle=False) as file:
-                arrays = {name: file[name] for name in file.files}
-            head = json.loads(str(arrays.pop("head")))
-        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
-            return None
-        num_known = len(head["members"])
-        is_known = head["text"] == self.text and head["members"] == self.members[:num_known]
-        return (num_known, arrays) if is_known else None
