@@ -24,6 +24,7 @@ from fairseq_alma.checkpoints.checkpoint_file import find_average
 from fairseq_alma.cli.grow import main as grow
 from fairseq_alma.cli.stream import main as stream_command
 from fairseq_alma.growth.tensors import EXPERTS, GATE_TENSOR, grow_mixture, grow_moments, grow_tensor
+from fairseq_alma.moe.gate import DescendingGate
 from fairseq_alma.text.task import AlmaLMTask
 from fairseq_alma.training.average import WeightAverage
 from tests.forked import group_options, together
@@ -141,7 +142,9 @@ class UninterruptedTraining:
                 owner, _, attribute = full.rpartition(".")
                 setattr(model.get_submodule(owner), attribute, new)
         for name, plan in plans.items():
-            model.get_submodule(name).gate._set_tree(plan.new)
+            layer = model.get_submodule(name)
+            gate = DescendingGate(layer.gate.weight.size(1), plan.new)
+            gate.weight, layer.gate = layer.gate.weight, gate
         optimizer.param_groups[0]["params"][:] = [*model.parameters()]
 
 
