@@ -126,12 +126,12 @@ class StreamStage(PipelineStep):
                     yield pickle.load(file)
 
 
-def stream_stages(words: Sequence[str], folder: str) -> list[StreamStage]:
+def stream_stages(words: Sequence[str], work: str) -> list[StreamStage]:
     """Return the stages from text to a stream, in order; each needs a pipeline of its own.
 
     Args:
         words: of a command line of ``alma-prep-text``; ``--workers`` decides nothing here.
-        folder: for what is between input and stream, which all ranks see; it may be deleted afterwards.
+        work: folder for what is between input and stream, which all ranks see; it may be deleted afterwards.
 
     Raises:
         AlmaError: an input is standard input.
@@ -142,7 +142,7 @@ def stream_stages(words: Sequence[str], folder: str) -> list[StreamStage]:
     inputs = tuple(map(os.path.abspath, options.inputs))
     tokenizer = None if options.tokenizer is None else options.tokenizer.absolute()
     options = replace(options, inputs=inputs, out=options.out.absolute(), tokenizer=tokenizer, workers=1)
-    return [StreamStage(name, options, os.path.abspath(folder)) for name in STAGES]
+    return [StreamStage(name, options, os.path.abspath(work)) for name in STAGES]
 
 
 def run_stages(

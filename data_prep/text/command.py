@@ -3,6 +3,7 @@
 import sys
 import tempfile
 import time
+from collections import deque
 from pathlib import Path
 from typing import Any, Iterator, Optional, Sequence
 
@@ -20,7 +21,7 @@ from data_prep.text.steps import (
     prepare_encoding,
     sample_piece,
 )
-from data_prep.text.workers import Function, Progress, in_order
+from data_prep.text.workers import Function, in_order, with_progress
 from data_prep.text.writing import write_stream
 from fairseq_alma.cli.entry import command
 from fairseq_alma.data.stream import DECONTAMINATE, Stream, file_sha256
@@ -73,11 +74,12 @@ def prepare(options: PrepOptions) -> Optional[Stream]:
         record = record_of(plan, [*in_order(digest_source, folder, len(sources), plan.num_workers)])
         if there is not None and completed_before(options, there, record):
             return None
-        _carry_out("reading", hash_piece, plan, folder)
+        deque(_each_piece(hash_piece, plan, folder, "reading"), maxlen=0)
         cut_documents(folder)
-        _carry_out("sampling", sample_piece, plan, folder)
+        deque(_each_piece(sample_piece, plan, folder, "sampling"), maxlen=0)
         prepare_encoding(folder)
-        stream = write_stream(plan, folder, root / "stream", _encoded(plan, folder), record)
+        encoded = _each_piece(encode_piece, plan, folder, "encoding")
+        stream = write_stream(plan, folder, root / "stream", encoded, record)
         for source, stamp in zip(sources, stamps, strict=True):
             if source.stamp != stamp:
                 raise AlmaError(f"{source.label}: changed while it was being read; give the command again")
@@ -85,17 +87,10 @@ def prepare(options: PrepOptions) -> Optional[Stream]:
     return stream
 
 
-def _carry_out(title: str, function: Function, plan: Plan, folder: str) -> None:
-    with Progress(title, sum(source.stamp[0] for source in plan.sources)) as progress:
-        for num_bytes in in_order(function, folder, len(plan.pieces), plan.num_workers):
-            progress.update(num_bytes)
-
-
-def _encoded(plan: Plan, folder: str) -> Iterator[Encoded]:
-    with Progress("encoding", sum(source.stamp[0] for source in plan.sources)) as progress:
-        for encoded in in_order(encode_piece, folder, len(plan.pieces), plan.num_workers):
-            progress.update(encoded.bytes_read)
-            yield encoded
+def _each_piece(function: Function, plan: Plan, folder: str, title: str) -> Iterator[Any]:
+    total = sum(source.stamp[0] for source in plan.sources)
+    results = in_order(function, folder, len(plan.pieces), plan.num_workers)
+    return with_progress(results, title, total, lambda each: each.bytes_read if isinstance(each, Encoded) else each)
 
 
 def stream_to_make(options: PrepOptions) -> Optional[Stream]:

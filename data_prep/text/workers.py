@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from multiprocessing.connection import Connection
-from typing import Any, Callable, Iterator
+from typing import Any, Callable, Iterable, Iterator, TypeVar
 
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.terminal import LiveLine, spell_duration, tell
@@ -21,6 +21,7 @@ from fairseq_alma.terminal import LiveLine, spell_duration, tell
 Function = Callable[[str, int], Iterator[Any]]
 """Takes the work folder and the number of a task, and yields results."""
 _RESULT, _END, _ERROR = range(3)
+T = TypeVar("T")
 _BUFFERED_RESULTS = 32  # of a worker, each of about one MiB of text
 
 
@@ -118,33 +119,25 @@ def _end_with_parent() -> None:
     os._exit(1)
 
 
-class Progress:
-    """The live line of one step: the share that is done, MB per second and the time left.
+def with_progress(items: Iterable[T], title: str, total: int, num_bytes: Callable[[T], int]) -> Iterator[T]:
+    """Yield items, and show how much of the input has been read, MB per second and the time left.
 
     Args:
-        title: what the step does.
+        items: results of a step.
+        title: of the step.
         total: bytes of input that it reads.
+        num_bytes: returns the bytes of input that were read for an item.
     """
-
-    def __init__(self, title: str, total: int) -> None:
-        self._title, self._total, self._done = title, max(total, 1), 0
-        self._start, self._line = time.monotonic(), LiveLine()
-        self._line.is_due()  # nothing is known yet
-
-    def __enter__(self) -> "Progress":
-        return self
-
-    def __exit__(self, kind: object, *exception: object) -> None:
-        self._line.clear()
-        if kind is None:
-            seconds = max(time.monotonic() - self._start, 1e-9)
-            tell(f"{self._title}: {self._total / 1e6:,.1f} MB, {seconds:.1f} s", sys.stderr)
-
-    def update(self, num_bytes: int) -> None:
-        """Report that so many bytes more have been read."""
-        self._done += num_bytes
-        if self._line.is_due():
-            share, seconds = min(self._done / self._total, 1.0), max(time.monotonic() - self._start, 1e-9)
-            left = spell_duration(seconds / max(share, 1e-9) * (1 - share))
-            pace = f"{self._done / 1e6 / seconds:,.1f} MB/s"
-            self._line.show(f"{self._title}: {100 * share:.0f} %, {pace}, {left} left")
+    line, start, done = LiveLine(), time.monotonic(), 0
+    line.is_due()  # nothing is known yet
+    try:
+        for item in items:
+            yield item
+            done += num_bytes(item)
+            if line.is_due():
+                share, seconds = min(done / max(total, 1), 1.0), max(time.monotonic() - start, 1e-9)
+                left = spell_duration(seconds / max(share, 1e-9) * (1 - share))
+                line.show(f"{title}: {share:.0%}, {done / 1e6 / seconds:,.1f} MB/s, {left} left")
+    finally:
+        line.clear()
+    tell(f"{title}: {total / 1e6:,.1f} MB, {time.monotonic() - start:.1f} s", sys.stderr)

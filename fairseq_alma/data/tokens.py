@@ -301,20 +301,23 @@ class TokenFileWriter:
 
     def flush(self) -> int:
         """Write what is in memory; return the bytes that are left there: 0."""
-        path = Path(f"{self._prefix}.bin")
-        if self._waiting or not self._size:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with naming(path), open(path, "ab") as file:
-                for content in self._waiting:
-                    file.write(content)
-                    self._digest.update(content)
-                    self._size += len(content)
-        self._waiting = []
+        if self._waiting:
+            self._write_waiting()
         return 0
 
+    def _write_waiting(self) -> None:
+        path = Path(f"{self._prefix}.bin")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with naming(path), open(path, "ab") as file:
+            for content in self._waiting:
+                file.write(content)
+                self._digest.update(content)
+                self._size += len(content)
+        self._waiting = []
+
     def close(self) -> list[tuple[int, str]]:
-        """Write the index; return size and sha256 of both files."""
-        self.flush()
+        """Write the rest and the index; return size and sha256 of both files."""
+        self._write_waiting()
         code = next(code for code, dtype in _DTYPE_CODES.items() if dtype == self.dtype)
         sizes = np.frombuffer(self._sizes, "=i4") if self._sizes else np.empty(0, np.int32)
         digest, path = hashlib.sha256(), Path(f"{self._prefix}.idx")
