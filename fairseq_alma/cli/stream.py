@@ -5,6 +5,7 @@ Before ``--`` stand its own options and those that the learners declare.
 
 import argparse
 import contextlib
+import re
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -44,36 +45,26 @@ _CAPACITY = "--eval-capacity-factor"
 OWN: tuple[type[Options], ...] = (StudyOptions, PartOptions, ProcessOptions)
 
 EPILOG = """\
-Text: nothing need stand after --; model, optimizer, schedule and length are chosen by the stream, or by --size,
---passes, and printed; --preset paper is the paper's way. What stands after -- wins. All of it is handed to
-fairseq-train, and what the evaluation needs (--cpu, --tokens-per-sample, --batch-size, ...) to the tests, which are in
-fp32. With an --arch there the model and what its trainings do beside learning are yours, and only criterion,
-optimizer, learning rate, batch and length are filled in where they are missing. Examples:
+Options after -- are passed to fairseq-train (text) or to the training of image models, and take precedence over what is
+chosen here. No options are required there: alma-stream --stream STREAM --run RUN
 
-  alma-stream --stream STREAM --run RUN
-  alma-stream --stream STREAM --learner sm --wait 1 --run RUN -- \\
-      --arch alma_switch_lm_tiny --num-experts 4 --criterion alma_switch_cross_entropy --cpu \\
-      --optimizer adam --lr 0.002 --lr-scheduler polynomial_decay --warmup-updates 50 --total-num-update 500 \\
-      --max-update 500 --batch-size 16 --tokens-per-sample 128
-
-Images: nothing need stand after --; the paper's settings are the defaults. --arch, --width, --channels, --optimizer,
---lr, --max-epoch, --batch-size, --select loss|accuracy (which epoch of a stage counts: the one with the lowest
-validation loss, or with the best accuracy; default: loss), --least-gain X (by how much it must be better: nats, or a
-share of the images from 0 to 1; default: 0), --patience N (stop after N epochs without a better one; default: never),
---gate, --last-pool, --initial-weights, ... change them; --preset sets those in which the paper's text and its released
-code differ. Example:
-
-  alma-stream --stream STREAM --learner gmoe --wait 10 --grow-every 50 --run RUN -- --width 64 --gate soft
-
-Learners:
-{learners}
-
+Learners: {learners}
 A killed run resumes with the same command and ends with the same figures. Logs are in RUN/stage-NNN/*.log.
-
-Behind --, --tensorboard-logdir DIR and --wandb-project NAME draw test and valid figures, parameters and FLOPs over
-arrivals while it runs (DIR/RUN/arrivals), and for text the curves of each training (DIR/RUN/stage-NNN/...).
-TensorBoard comes with the extra [report]; Weights & Biases needs pip install wandb, and a login or WANDB_MODE=offline.
 """
+
+
+class OneLine(argparse.RawDescriptionHelpFormatter):
+    """One line for each option: its first clause, and its default."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=32, width=120)
+
+    def _split_lines(self, text: str, width: int) -> list[str]:
+        default = re.search(r" \(default: [^()]*\)$", text)
+        end = "" if default is None else default[0]
+        first = re.split(r"; | \(default:|: [a-z]+, ", text.removesuffix(end))[0]
+        room = width - len(end)
+        return [(first if len(first) <= room else first[: room - 1] + "…") + end]
 
 
 def read_arguments(
@@ -123,15 +114,16 @@ def build_parser() -> argparse.ArgumentParser:
     parser = Parser(
         prog="alma-stream",
         description="Train on one mega-batch after the other and test after each update (Algorithm 1 of the paper).",
-        epilog=EPILOG.format(learners="\n".join(_describe_learners())),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog=EPILOG.format(learners=", ".join(sorted({name for each in LEARNERS.values() for name in each}))),
+        formatter_class=OneLine,
         usage="alma-stream --stream STREAM --run RUN [options] [-- fairseq-train options]",
         allow_abbrev=False,
     )
     _add_own(parser, StudyOptions)
     group = parser.add_argument_group("learner")
     names = sorted({name for learners in LEARNERS.values() for name in learners})
-    group.add_argument("--learner", choices=names, default="sm", help="how the model learns (default: %(default)s)")
+    how = {"choices": names, "default": "sm", "metavar": "NAME"}
+    group.add_argument("--learner", help="how the model learns, see below (default: sm)", **how)
     for name, declared in _declared().items():
         _add_declared(group, name, declared)
     _add_own(parser.add_argument_group("a part of the run"), PartOptions)
@@ -218,16 +210,6 @@ def _means(learner: type[Learner], name: str, own: Optional[Option], kind: str) 
     """Tell whether an option, alma-stream's own or a learner's, has a meaning for a learner on a kind of data."""
     option = own or options_of(learner).get(name)
     return option is not None and kind in option.kinds and (option.trait is None or getattr(learner, option.trait))
-
-
-def _describe_learners() -> Iterable[str]:
-    """Return a line for each learner: the first line of its docstring."""
-    found: dict[tuple[str, str], list[str]] = {}
-    for kind, learners in LEARNERS.items():
-        for name, learner in learners.items():
-            found.setdefault((name, (learner.__doc__ or "").partition("\n")[0]), []).append(kind)
-    for (name, text), kinds in found.items():
-        yield f"  {name:<9} {text}" + ("" if len(kinds) == len(KINDS) else f" [{', '.join(kinds)}]")
 
 
 def _import_further(words: Sequence[str]) -> None:

@@ -179,7 +179,6 @@ class ModelStore:
 
     def __setitem__(self, model: ModelId, trained: TrainedModel) -> None:
         """Take in a model, and write its checkpoint."""
-        self.folder.require_in_place()
         config = self.settings.checkpoint_config(trained.grown)
         if trained.tested is not None:  # first, as a model is there when its last checkpoint is
             write_model(self._tested(model), trained.predicting, config)

@@ -284,7 +284,6 @@ class StageTrainer:
                 rate = (epochs - done) * num_images / max(now - began, 1e-9)
                 progress.update(epochs * per_epoch, loss, rate)
                 if now - saved >= self.save_every and not training.is_over:
-                    work.folder.require_in_place()
                     write_unfinished(unfinished, {**training.state_dict(), SEEDS: of_seeds})
                     saved = time.monotonic()
 

@@ -234,7 +234,6 @@ def _run_stage(runs: Sequence[Run], works: Sequence[StageWork], backend: Backend
 
 def _tidy(run: Run, stage: int, backend: Backend, keeps: Optional[NeededModels]) -> None:
     """Remove the weights that no later stage needs, once a stage is complete."""
-    run.folder.require_in_place()
     if keeps is not None:
         done = stage
         with contextlib.suppress(AlmaError):  # a damaged record; a stage that runs again has complete ones behind it

@@ -1,16 +1,14 @@
 """RUN/: the record of a run and of each stage, its clock and its locks.
 
-``run.json`` is written first and says what the run is; ``stage-NNN/stage.json`` is written last and says that a stage
-is complete. Whatever is not in a ``stage.json`` never happened. See DESIGN.md, "Contract: files".
+``run.json`` is written first and describes the run; ``stage-NNN/stage.json`` is written last and declares a stage
+complete. Whatever is not in a ``stage.json`` never happened. See DESIGN.md, "Contract: files".
 """
 
 import contextlib
 import fcntl
-import os
 import re
-import weakref
 from pathlib import Path
-from typing import Any, Callable, Iterator, Mapping, Optional
+from typing import Any, Iterator, Mapping, Optional
 
 from fairseq_alma.checkpoints import LAST_CHECKPOINT
 from fairseq_alma.errors import AlmaError
@@ -28,13 +26,11 @@ from fairseq_alma.learners.learner import ModelId
 from fairseq_alma.runs.clock import StageClock, read_clock
 from fairseq_alma.runs.records import RunRecord, stage_type
 
-RUN_RECORD = "run.json"
-STAGE_RECORD = "stage.json"
-FORMAT_VERSION = 2
-"""Of both, under this key; version 0.2.0 wrote 1."""
-VERSION_KEY = "format_version"
+RUN_RECORD, STAGE_RECORD = "run.json", "stage.json"
+FORMAT_VERSION, VERSION_KEY = 2, "format_version"
+"""Of both records; version 0.2.0 wrote 1."""
 EVALUATED_FOLDER, EVALUATED_FILE = "exported", "evaluated.pt"
-"""What a model is given to an evaluation as."""
+"""A model that ``--then-evaluate`` is given."""
 AVERAGE = "checkpoint_average.pt"
 """The averaged weights of a trained model, as a checkpoint of their own."""
 BEST = "checkpoint_best.pt"
@@ -43,14 +39,12 @@ BRANCH = "branch"
 """Folder of the copy of a model whose learning rate decays."""
 ENSEMBLE_FILE = "ensemble.pt"
 PREDICTIONS_FILE = "ensemble-predictions.npz"
-"""What the members of an ensemble of text predict together; see `text.split_losses`."""
-CLOCK = "clock.json"
-MEMBER_CLOCK = "clock-member-{}.json"
+"""What the members of an ensemble of text predict together; see `text.kept_predictions`."""
+CLOCK, MEMBER_CLOCK = "clock.json", "clock-member-{}.json"
 RUN_REMEDY = "give another --run folder, or remove this one"
 STAGE_REMEDY = "remove the file, and the same alma-stream command runs the stage again"
 _STAGE = re.compile("stage-([0-9]{3}|[1-9][0-9]{3,})")
 _MEMBER = re.compile("member-(0|[1-9][0-9]*)")
-_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
 
 class RunFolder:
@@ -62,11 +56,10 @@ class RunFolder:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self._place: Optional[int] = None
 
     @property
     def name(self) -> str:
-        """What the run is called where it is shown beside others: the name of its folder."""
+        """The name of the run where it is shown with others: that of its folder."""
         return self.root.resolve().name
 
     def stage_folder(self, stage: int) -> Path:
@@ -86,16 +79,16 @@ class RunFolder:
         return sorted(int(match[1]) for folder in _folders(self.root) if (match := _STAGE.fullmatch(folder.name)))
 
     def members(self, stage: int) -> list[ModelId]:
-        """Return the models of a stage that have a folder, ascending; ``member-0.bak`` and links are none."""
-        folders = [folder for folder in _folders(self.stage_folder(stage)) if not folder.is_symlink()]
+        """Return the models of a stage that have a folder, ascending; ``member-0.bak`` is none."""
+        folders = _folders(self.stage_folder(stage))
         numbers = sorted(int(match[1]) for folder in folders if (match := _MEMBER.fullmatch(folder.name)))
         return [ModelId(stage, number) for number in numbers]
 
     def read_run(self, remedy: str = RUN_REMEDY) -> Optional[dict[str, Any]]:
-        """Return run.json, see `RunRecord`, or None where the folder is no run.
+        """Return run.json, see `RunRecord`; None where the folder is no run.
 
         Raises:
-            AlmaError: it is damaged; ends with ``remedy``. Or it is of another format version.
+            AlmaError: it is damaged, which ends with ``remedy``, or of another format version.
         """
         path = self.root / RUN_RECORD
         if not path.is_file():
@@ -105,7 +98,7 @@ class RunFolder:
         return content
 
     def has_begun(self) -> bool:
-        """Tell whether anything was trained yet; a run that failed at its first command has not begun."""
+        """Return whether anything was trained yet; a run that failed at its first command has not begun."""
         return any(
             (self.stage_folder(stage) / STAGE_RECORD).exists()
             or any(any(self.model_folder(model).glob("*.pt")) for model in self.members(stage))
@@ -113,10 +106,9 @@ class RunFolder:
         )
 
     def replace_run(self, record: Mapping[str, Any]) -> None:
-        """Write run.json anew where nothing was trained yet. Raises AlmaError if another alma-stream is at work."""
-        self._hold()
+        """Write run.json anew. Raises AlmaError if another alma-stream is at work."""
         with contextlib.ExitStack() as locks:
-            for folder in map(self.stage_folder, self.stages()):  # no more than locked: nothing is written in them
+            for folder in map(self.stage_folder, self.stages()):
                 locks.enter_context(locked(folder / ".lock", f"{folder}"))
             _write(self.root / RUN_RECORD, record)
 
@@ -126,7 +118,6 @@ class RunFolder:
         _write(self.root / RUN_RECORD, record)
 
     def _refuse_other_folder(self) -> None:
-        """Raise AlmaError if the folder holds something else than a run."""
         holds_something = self.root.is_dir() and any(not entry.name.startswith(".") for entry in self.root.iterdir())
         if holds_something and not (self.root / RUN_RECORD).is_file():  # in this order: a run begins with its record
             raise AlmaError(
@@ -134,7 +125,7 @@ class RunFolder:
             )
 
     def read_stage(self, stage: int) -> Optional[dict[str, Any]]:
-        """Return the record of a stage, see `StageRecord`, or None while it is not complete.
+        """Return the record of a stage, see `StageRecord`; None while it is not complete.
 
         Raises:
             AlmaError: it is damaged, or of another format version.
@@ -150,7 +141,6 @@ class RunFolder:
 
     def write_stage(self, stage: int, record: Mapping[str, Any]) -> None:
         """Declare a stage complete."""
-        self.require_in_place()
         _write(self.stage_folder(stage) / STAGE_RECORD, record)
 
     def discard_stage(self, stage: int) -> None:
@@ -158,29 +148,6 @@ class RunFolder:
         path = self.stage_folder(stage) / STAGE_RECORD
         path.unlink()
         synchronise(path.parent)
-
-    def require_in_place(self) -> None:
-        """Raise AlmaError if the folder is not where it was when this process first locked something in it.
-
-        Whoever goes on by its name would write another run there, without the stages up to now.
-        """
-        if self._place is None:
-            return
-        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-            if os.path.samestat(os.stat(self.root), os.fstat(self._place)):
-                return
-        raise AlmaError(
-            f"{self.root}: the folder was moved, or replaced, while the run was at work in it; give the same command "
-            "with --run and the folder's name of now, and it resumes there"
-        )
-
-    def _hold(self) -> None:
-        """Remember which folder this is, from the first lock on."""
-        if self._place is None:
-            self.root.mkdir(parents=True, exist_ok=True)
-            self._place = os.open(self.root, _FOLDER)
-            weakref.finalize(self, os.close, self._place)
-        self.require_in_place()
 
     @contextlib.contextmanager
     def lock_stage(self, stage: int) -> Iterator[int]:
@@ -190,49 +157,40 @@ class RunFolder:
             A file descriptor. A child process that inherits it keeps the lock as long as it lives, so that a stage
             whose alma-stream was killed is free again only when nothing writes to its checkpoints any more.
         """
-        self._hold()
         folder = self.stage_folder(stage)
-        _refuse_links(folder)
         with (
             locked(folder / ".lock", f"{folder}") as descriptor,
-            _swept(lambda: [folder, *map(self.model_folder, self.members(stage))]),
+            _swept(folder, *map(self.model_folder, self.members(stage))),
         ):
             yield descriptor
 
     @contextlib.contextmanager
     def lock_member(self, model: ModelId) -> Iterator[list[int]]:
-        """Hold the lock of one member of a stage; other members are free, the stage as a whole is not.
-
-        Yields:
-            File descriptors, as in `lock_stage`.
-        """
-        self._hold()
+        """Hold the lock of one member of a stage; other members are free, the stage is not; yields descriptors."""
         folder = self.stage_folder(model.stage)
-        _refuse_links(folder)
         with (
             locked(folder / ".lock", f"{folder}", shared=True) as stage,
             locked(folder / f".lock-member-{model.member}", f"{self.model_folder(model)}") as member,
-            _swept(lambda: [self.model_folder(model)]),
+            _swept(self.model_folder(model)),
         ):
             yield [stage, member]
 
     @contextlib.contextmanager
     def lock_run(self) -> Iterator[None]:
-        """Hold the lock of run.json for a moment; whoever comes second waits. Nothing is left in a folder of others."""
+        """Hold the lock of run.json for a moment; whoever comes second waits."""
         self._refuse_other_folder()
-        self._hold()
+        self.root.mkdir(parents=True, exist_ok=True)
         with open_lock(self.root / ".lock") as descriptor:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
             sweep(self.root)
             yield
 
     def is_tidy(self, stage: int) -> bool:
-        """Tell whether nothing is left to remove after a complete stage."""
+        """Return whether nothing is left to remove after a complete stage."""
         return not (self.stage_folder(stage) / CLOCK).exists()
 
     def mark_tidy(self, stage: int) -> None:
-        """Note that nothing is left to remove: the clock, of no more use, goes last."""
-        self.require_in_place()
+        """Note that nothing is left to remove: the stage's clock, of no more use, goes last."""
         for clock in self.stage_folder(stage).glob(MEMBER_CLOCK.format("*")):
             clock.unlink()
         (self.stage_folder(stage) / CLOCK).unlink(missing_ok=True)
@@ -253,8 +211,7 @@ class RunFolder:
 
     def seconds_of_members(self, stage: int) -> float:
         """Return the seconds that members took that were trained alone, one after the other or not."""
-        clocks = sorted(self.stage_folder(stage).glob(MEMBER_CLOCK.format("*")))
-        return float(sum(read_clock(clock).spent for clock in clocks))
+        return float(sum(read_clock(clock).spent for clock in self.stage_folder(stage).glob(MEMBER_CLOCK.format("*"))))
 
 
 def predicting_checkpoint(folder: RunFolder, model: ModelId, predicts_with: str) -> Path:
@@ -265,15 +222,7 @@ def predicting_checkpoint(folder: RunFolder, model: ModelId, predicts_with: str)
 
 
 def stage_predictor(folder: RunFolder, record: Mapping[str, Any]) -> Path:
-    """Return the checkpoint whose figures the record of a stage has.
-
-    Args:
-        folder: the run.
-        record: of the stage.
-
-    Raises:
-        AlmaError: it is not kept.
-    """
+    """Return the checkpoint whose figures the record of a stage has. Raises AlmaError if it is not kept."""
     stage = record["stage"]
     ensemble = folder.stage_folder(stage) / ENSEMBLE_FILE
     if ensemble.is_file():
@@ -289,7 +238,7 @@ def stage_predictor(folder: RunFolder, record: Mapping[str, Any]) -> Path:
     if not found.is_file():
         raise AlmaError(
             f"{found}: the weights of stage {stage} are not kept; alma-stream --keep ARRIVAL keeps those of that "
-            "arrival, --keep-checkpoints those of all, and without an arrival the newest are there"
+            "arrival, --keep-checkpoints all, and without an arrival the newest are there"
         )
     return found
 
@@ -315,35 +264,19 @@ def _folders(root: Path) -> list[Path]:
     return [entry for entry in root.iterdir() if entry.is_dir()] if root.is_dir() else []
 
 
-def _refuse_links(folder: Path) -> None:
-    """Raise AlmaError if a stage's folder is a symbolic link or has one in it: checkpoints and logs are replaced there.
-
-    fairseq writes and removes its checkpoints through links.
-    """
-    paths = (Path(where, name) for where, folders, files in os.walk(folder) for name in (*folders, *files))
-    for path in (folder, *paths):
-        if path.is_symlink():
-            raise AlmaError(
-                f"{path}: a symbolic link, which a stage is not written through; put what it points to in its place, "
-                "or remove it"
-            )
-
-
 @contextlib.contextmanager
-def _swept(folders: Callable[[], list[Path]]) -> Iterator[None]:
-    """Remove the temporary files in folders that nobody else writes to: before the block, and if it fails."""
-    _sweep_all(folders())
+def _swept(*folders: Path) -> Iterator[None]:
+    """Remove temporary files, of this package and of fairseq: before the block, and if it fails."""
+
+    def sweep_all() -> None:
+        for folder in folders:
+            sweep(folder)
+            for entry in folder.glob("checkpoint*.pt.tmp"):  # as fairseq names them
+                entry.unlink(missing_ok=True)
+
+    sweep_all()
     try:
         yield
     except BaseException:
-        _sweep_all(folders())
+        sweep_all()
         raise
-
-
-def _sweep_all(folders: list[Path]) -> None:
-    """Remove what this package and fairseq have not written to its end."""
-    for folder in folders:
-        sweep(folder)
-        for entry in folder.glob("checkpoint*.pt.tmp"):  # as fairseq calls them
-            if entry.is_file() and not entry.is_symlink():
-                entry.unlink(missing_ok=True)

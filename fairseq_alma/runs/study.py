@@ -82,100 +82,72 @@ def seconds_of(interval: Optional[Union[int, str]]) -> Optional[float]:
     return real(0, 1e6, above=True).read(interval[:-1]) * _SECONDS[interval[-1]]
 
 
-@dataclass(frozen=True, kw_only=True)
-class PlaceOptions(Options):
-    """What a run learns from, and where it is."""
-
-    stream: Path = of_this_call(
-        MISSING, "the stream, written by alma-prep-text or alma-prep-images", parse=utf8_path, metavar="DIR"
-    )
-    run: Path = of_this_call(MISSING, "folder of this run; made if it is not there", parse=utf8_path, metavar="DIR")
+def _free(default: Any, help: str, **further: Any) -> Any:
+    """Declare an option that changes what is kept or shown: a run may be resumed with another value."""
+    return opt(default, help, free=True, **further)
 
 
 @dataclass(frozen=True, kw_only=True)
-class StudyOptions(ScheduleOptions, PlaceOptions):
-    """What makes a run: its data, its schedule, what it keeps, and what holds for each of its trainings."""
+class StudyOptions(ScheduleOptions):
+    """What a run is: its data, its schedule, what it keeps."""
 
+    stream: Path = of_this_call(MISSING, "stream of alma-prep-text or alma-prep-images", parse=utf8_path, metavar="DIR")
+    run: Path = of_this_call(MISSING, "folder of the run; made if it is not there", parse=utf8_path, metavar="DIR")
     finetune_from_model: Optional[Path] = opt(
         None,
-        "begin with the weights of this checkpoint where a stage would begin with random ones: the first stage, and "
-        "with --init scratch each; after the -- stand the options of its architecture, which alma-import prints "
-        "(default: random weights)",
+        "checkpoint with the weights to begin with (default: random weights)",
         kinds=TEXT,
         parse=utf8_path,
         metavar="CKPT",
     )
-    then_evaluate: Optional[str] = opt(
+    then_evaluate: Optional[str] = _free(
         None,
-        "run this shell command after each stage's test; its last line must be a JSON object of figures, such as "
-        '{"bits_per_byte": 2.01}, which stage.json and the report have beside the test; in the command {checkpoint} '
-        "stands for what was tested, {export} for that as alma-export writes it, removed afterwards; also {stage}, "
-        "{arrival}, {run} and {stream}",
-        free=True,
+        "shell command after each stage; its last line is a JSON object of figures. {checkpoint}, {export}, {stage}, "
+        "{arrival}, {run} and {stream} are replaced",
         metavar="COMMAND",
     )
     seeds: tuple[int, ...] = of_this_call(
         (1,),
-        f"0 to {MAX_SEED:,} (default: 1); each is a run of its own, RUN/seed-N; images: several seeds are "
-        "trained side by side where that can be, faster than one after the other",
+        f"random seeds, 0 to {MAX_SEED:,}; several are a run each, RUN/seed-N (default: 1)",
         range=whole(0, MAX_SEED),
         flag="--seed",
     )
     preset: Optional[Preset] = of_this_call(
         None,
-        "fill in what is not given here and after the --; on text only paper: "
+        "named settings for what is not given; "
         + "; ".join(f"{preset.name}, {preset.help}" for preset in PRESETS.values()),
         choices=tuple(PRESETS),
         parse=PRESETS.__getitem__,
     )
     size: Optional[int] = of_this_call(
         None,
-        "parameters of the model, such as 800k or 25M; auto: by how much there is to read (default: auto)",
+        "number of parameters, such as 800k or 25M (default: auto, by the amount of text)",
         kinds=TEXT,
         parse=read_size,
     )
     passes: Optional[float] = of_this_call(
         None,
-        "how often each stage goes through its mega-batches; may differ in a later stage (default: 1)",
+        "passes of a stage through its mega-batches; may differ in a later stage (default: 1)",
         range=real(0, 1000, above=True),
         kinds=TEXT,
         metavar="P",
     )
-    save_every: Optional[Union[int, str]] = opt(
+    save_every: Optional[Union[int, str]] = _free(
         None,
-        "updates, or a time such as 90s, 15m or 2h, between two checkpoints within a stage: what a kill can cost "
-        f"(default: {SAVE_EVERY_UPDATES}; images, which are saved at the end of an epoch, by time alone: 20s)",
+        f"checkpoint interval, updates or a time such as 15m (default: {SAVE_EVERY_UPDATES} updates, images 20s)",
         parse=read_interval,
-        free=True,
         metavar="N|TIME",
     )
-    keep: Optional[tuple[int, ...]] = opt(
-        None,
-        "keep the weights of the models that predict after the arrivals of these mega-batches, from 0, beside those "
-        "that a later stage and the report need",
-        range=whole(0),
-        free=True,
-        metavar="ARRIVAL",
+    keep: Optional[tuple[int, ...]] = _free(
+        None, "keep the model after these arrivals, from 0", range=whole(0), metavar="ARRIVAL"
     )
-    keep_checkpoints: bool = opt(
-        False,
-        "keep all, and of mixtures on images which expert test images go to after each stage; default: only what a "
-        "later stage and the report need",
-        free=True,
-    )
-    validate: bool = opt(
-        False, "let fairseq-train validate whenever it saves; for its log alone", kinds=TEXT, free=True
-    )
+    keep_checkpoints: bool = _free(False, "keep all checkpoints; default: what a later stage or the report needs")
+    validate: bool = _free(False, "let fairseq-train validate when it saves, for its log", kinds=TEXT)
     features_from: Optional[str] = of_this_call(
-        None,
-        "a folder or file of Python that registers further features of a training, with their options; imported first",
-        metavar="PATH",
+        None, "Python file or folder that registers training features", metavar="PATH"
     )
     learners_from: Optional[str] = of_this_call(
-        None,
-        "a folder or file of Python that registers further learners; imported first",
-        flag=LEARNERS_FROM,
-        metavar="PATH",
+        None, "Python file or folder that registers learners", flag=LEARNERS_FROM, metavar="PATH"
     )
 
     @property
@@ -185,24 +157,21 @@ class StudyOptions(ScheduleOptions, PlaceOptions):
 
     def require_beginning(self) -> None:
         """Raise AlmaError unless what the run is to begin with is a file."""
-        if self.beginning is None:
-            return
-        refuse_no_file(
-            self.beginning, "--finetune-from-model", "give a checkpoint that alma-import or fairseq-train wrote"
-        )
-        if not self.beginning.is_file():
-            raise AlmaError(f"--finetune-from-model {self.beginning}: no such checkpoint file; give one that is there")
+        if self.beginning is not None:
+            refuse_no_file(self.beginning, "--finetune-from-model", "give a checkpoint of alma-import or fairseq-train")
+            if not self.beginning.is_file():
+                raise AlmaError(f"--finetune-from-model {self.beginning}: no such checkpoint file; give another one")
 
 
 @dataclass(frozen=True, kw_only=True)
 class PartOptions(Options):
-    """What runs a part of it, or nothing."""
+    """Which part of the run a call runs, if any."""
 
     stage: Optional[int] = of_this_call(None, "run this stage alone, from 0; the one before must be complete")
     dry_run: bool = of_this_call(False, "print the commands of each stage and run nothing")
     megabatches: Optional[int] = of_this_call(
         None,
-        "what the stream must have at least; with it, a dry run needs no stream (default: any number)",
+        "least number of mega-batches of the stream; with it, a dry run needs no stream",
         range=whole(1, MAX_MEGABATCHES),
         metavar="B",
     )
@@ -210,28 +179,23 @@ class PartOptions(Options):
 
 @dataclass(frozen=True, kw_only=True)
 class ProcessOptions(Options):
-    """What spreads it over processes, devices and jobs of a cluster."""
+    """Processes and devices of a call."""
 
     num_procs: int = of_this_call(
         1,
-        "processes that train a model together, on a GPU each or with --cpu; they share the batches of an update "
-        "(--update-freq, a multiple of N), so N changes no figure but by rounding, and the resumed run may have "
-        "another (default: 1)",
+        "data-parallel processes that train a model; divides --update-freq; may change on resume (default: 1)",
         range=PROCESSES,
         kinds=TEXT,
     )
     jobs: Optional[int] = of_this_call(
         None,
-        "{learners}: train members in N processes at the same time, on --num-procs GPUs each where there are GPUs; any "
-        "N gives the same files (images: the same for any N, also 1; without it all members are trained side by side "
-        "in one network, equal but for rounding)",
+        "{learners}: train members in N processes, on --num-procs GPUs each; any N gives the same files",
         range=PROCESSES,
         trait=MEMBERS_ALONE,
     )
     member: Optional[tuple[int, ...]] = of_this_call(
         None,
-        "{learners}: train these members, from 0, in --stage or in all stages; several calls may run at the same time; "
-        "a call without --member (images: with --jobs) completes the stages",
+        "{learners}: train only these members, from 0; a call without it completes the stages",
         trait=MEMBERS_ALONE,
         metavar="I",
     )
@@ -260,15 +224,7 @@ _DISTRIBUTIONS = {
 def describe_run(
     learner: str, seed: int, options: Mapping[str, Any], train_options: Mapping[str, Any], stream: Stream
 ) -> dict[str, Any]:
-    """Return the content of run.json.
-
-    Args:
-        learner: its name.
-        seed: of the run.
-        options: of alma-stream, by their names with underscores.
-        train_options: what stands after ``--``: option and value.
-        stream: what the run learns from.
-    """
+    """Return the content of run.json, with the options before and after ``--``."""
     return {
         "learner": learner,
         "seed": seed,
@@ -290,12 +246,7 @@ def describe_run(
 
 
 def planned_stages(record: Mapping[str, Any], num_megabatches: int) -> list[Stage]:
-    """Return the stages of a run.
-
-    Args:
-        record: its run.json.
-        num_megabatches: of its stream as it is now.
-    """
+    """Return the stages of the run of a run.json, on its stream as it is now."""
     options = record["options"]
     if (iid := options.get("iid")) is not None:
         return stages(num_megabatches, iid)[:1]
@@ -312,16 +263,13 @@ def versions() -> dict[str, Optional[str]]:
 
 
 def require_same_run(path: str, before: Mapping[str, Any], now: Mapping[str, Any], stream: Stream) -> list[str]:
-    """Check that a command may resume a run.
+    """Check that a command may resume a run; return notes on versions that differ.
 
     Args:
         path: of run.json, for messages.
-        before: its content, as `RunFolder.read_run` returns it.
+        before: its content.
         now: the content that the command would write.
         stream: as it is now; mega-batches may have been appended since the run began.
-
-    Returns:
-        Notes for the user: versions that differ.
 
     Raises:
         AlmaError: an option or the stream differs; names it.
@@ -350,12 +298,7 @@ def require_same_run(path: str, before: Mapping[str, Any], now: Mapping[str, Any
 
 
 def is_begun_on(record: Mapping[str, Any], stream: Stream) -> bool:
-    """Tell whether a run was begun on a stream, to which mega-batches may have been appended since.
-
-    Args:
-        record: its run.json.
-        stream: as it is now.
-    """
+    """Return whether a run was begun on a stream, to which mega-batches may have been appended since."""
     known = record["stream"]["num_megabatches"]
     return known <= stream.num_megabatches and stream.fingerprint_of_first(known) == record["stream"]["fingerprint"]
 
@@ -537,10 +480,10 @@ class RunRequest(StudyOptions, PartOptions, ProcessOptions):
 
 
 class Job(Protocol):
-    """What differs between text and images. Made from the request, the stream and the words after ``--``.
+    """What differs between text and images; made of the request, the stream and the words after ``--``.
 
     Attributes:
-        unit: of the data, ``word`` or ``image``.
+        unit: of the data, ``token`` or ``image``.
         overridden: options after ``--`` that the preset sets and that were given with another value.
     """
 
@@ -548,25 +491,22 @@ class Job(Protocol):
     overridden: tuple[str, ...]
 
     def train_options(self) -> dict[str, str]:
-        """Return what run.json says of the options after ``--``."""
+        """Return the options after ``--`` for run.json."""
 
     def last(self, name: str) -> Optional[tuple[str, ...]]:
-        """Return the values of an option after ``--``, of its last occurrence; None: it has none."""
+        """Return the values of the last occurrence of an option after ``--``; None: it is not given."""
 
     def print_plan(self, plans: Sequence[StagePlan], folder: RunFolder) -> None:
-        """Print what the stages that were asked for would run in the folder of a run."""
+        """Print the commands of the stages that were asked for."""
 
     def predictor(self, folder: RunFolder, plan: StagePlan) -> tuple[Path, Sequence[Path]]:
-        """Return the checkpoint that stands for what predicts after a stage, and those to make it of, if any."""
+        """Return the checkpoint that predicts after a stage, and those to make it of, if any."""
 
     def work(self) -> Callable[[StagePlan], float]:
-        """Return a function that tells how long a stage's training is, in any unit."""
+        """Return a function that returns the length of a stage's training, in any unit."""
 
     def prepare(self, plans: Sequence[StagePlan]) -> Callable[[Sequence[Run]], Backend]:
-        """Check that the options make a model, before anything is written.
-
-        Returns:
-            A function that makes what trains and tests, for the run of each seed.
+        """Check that the options make a model, before anything is written; return what makes the back end of the runs.
 
         Raises:
             AlmaError: they make none.

@@ -84,13 +84,8 @@ class TextStep(Step):
         return Command("fairseq-eval-lm", (*groups, *((name, *values) for name, values in options)))
 
     def launch(self, work: StageWork, command: Command, log: Path, **how: Any) -> Any:
-        """Run a command, and return its value; if the run's folder is moved away meanwhile, that is the error."""
-        work.folder.require_in_place()
-        try:
-            return command.run(log, work.locks, **how)
-        except (AlmaError, OSError):
-            work.folder.require_in_place()
-            raise
+        """Run a command, and return its value."""
+        return command.run(log, work.locks, **how)
 
     def test(
         self, work: StageWork, path: Path, splits: Sequence[str], log: Path, further: Sequence[str] = ()
@@ -467,7 +462,6 @@ class Join(TextStep):
         if not self.job.request.keep_checkpoints:
             for model in self.plan.predictors:
                 self.job.strip(model)
-        work.folder.require_in_place()
         (command,) = self.commands()
         call("fairseq_alma.cli.ensemble:main", command.arguments, files=work.locks)
         return {}

@@ -1,7 +1,5 @@
 """Ends a process right before its n-th file operation below a folder, as a kill or a crash of the machine would.
 
-Or stops it there, until others that do the same have come as far.
-
 Counted are, in this process and in those that are forked from it: opening a file for writing, renaming, removing,
 making and removing a folder, fsync, and a copy twice: before it and in the middle of it. Locks are left out.
 """
@@ -12,24 +10,16 @@ import re
 import shutil
 import signal
 import sys
-import threading
-import time
 from pathlib import Path
 from typing import Any, NamedTuple, Optional
 
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
-TEMPORARY = re.compile(r"\..+\.tmp")  # of `files`, which opens them in a folder's descriptor
+TEMPORARY = re.compile(r"\..+\.tmp")  # `files` opens them in a folder's descriptor
 HOW = {
-    "kill": "SIGKILL for alma-stream, and for the command of the stage with it",
-    "process": "SIGKILL for the one process at hand, as for want of memory; alma-stream sees its command fail",
-    "other": "SIGKILL for the last process of a training of several, at an operation of another one",
-    "clock": "SIGKILL, and the clock goes back an hour before the command is given again",
-    "meet": "three of the same command at once, each of which waits there until the others are there, or have ended",
-    "power": "a power failure: also, every file that was written and not synchronised with the disk is cut in half",
+    "kill": "SIGKILL for alma-stream and the command of the stage",
+    "power": "a power failure: every file that was written and not synchronised with the disk is also cut in half",
 }
-NUM_MEETING = 3
-MEETING_SECONDS = 10.0  # in vain where the others wait for a lock that this one holds
-KEPT = (".pt", ".json", ".npz", ".safetensors")  # what a power failure may cut: logs are for people
+KEPT = (".pt", ".json", ".npz")  # what a power failure may cut: logs are for people
 _PATHS = {  # how many paths the arguments of an event begin with, and where their folders' descriptors are
     "os.rename": ((0, 2), (1, 3)),
     "os.link": ((0, 2), (1, 3)),
@@ -56,23 +46,11 @@ class Crash:
         step: number of the operation that is not done any more, from 1; 0: none.
         how: one of `HOW`.
         only: what a path has to match for its operations to count.
-        meeting: for `meet`, who has come: shared by those that meet, a byte for each, this one's the ``place``-th.
     """
 
-    def __init__(
-        self,
-        root: Path,
-        journal: Path,
-        step: int = 0,
-        how: str = "kill",
-        only: str = "",
-        meeting: Optional[mmap.mmap] = None,
-        place: int = 0,
-    ) -> None:
-        self.meeting, self.place = meeting, place
+    def __init__(self, root: Path, journal: Path, step: int = 0, how: str = "kill", only: str = "") -> None:
         self.root, self.journal, self.step, self.how, self.only = str(root), journal, step, how, re.compile(only)
         self.count = mmap.mmap(-1, 8)  # shared with what is forked
-        self.counting = threading.Lock()  # files of several models are written by a thread each
         self.main = 0
         self.is_busy = False
 
@@ -90,27 +68,10 @@ class Crash:
 
         os.fsync = fsync_counted  # it is no event of an audit
 
-    def end(self) -> None:
-        """Note that the command is at its end: nobody waits for it any more."""
-        if self.meeting is not None and os.getpid() == self.main:
-            self.meeting[self.place] = 1
-
-    def _meet(self) -> None:
-        assert self.meeting is not None
-        self.meeting[self.place] = 1
-        deadline = time.monotonic() + MEETING_SECONDS
-        while self.meeting[:NUM_MEETING] != b"\x01" * NUM_MEETING and time.monotonic() < deadline:
-            time.sleep(0.002)
-
     def operations(self) -> list[Operation]:
         """Return what was done."""
         lines = self.journal.read_text().splitlines() if self.journal.exists() else []
         return [Operation(*line.split("\t", 1)) for line in lines]
-
-    @property
-    def left(self) -> Path:
-        """The file that has the ids of the commands that ran when the turn came."""
-        return self.journal.with_suffix(".left")
 
     def _watch(self, event: str, arguments: tuple[Any, ...]) -> None:
         if self.is_busy:
@@ -132,25 +93,18 @@ class Crash:
         temporary = not os.path.isabs(path) and TEMPORARY.fullmatch(path)
         if ".lock" in path or not (temporary or f"{path}/".startswith(f"{self.root}/")) or not self.only.search(path):
             return
-        with self.counting:
-            number = int.from_bytes(self.count[:8], "little") + 1
-            self.count[:8] = number.to_bytes(8, "little")
-            os.write(self.lines, f"{name}\t{path}\n".encode())
-            if number == self.step and self.how == "meet":
-                self._meet()
-            elif number == self.step:
-                self.is_busy = True
-                if copied is not None:
-                    _copy_half(copied, path)
-                if self.how == "power":
-                    self._cut()
-                children = Path(f"/proc/{self.main}/task/{self.main}/children").read_text().split()
-                self.left.write_text(" ".join(children))
-                if self.how == "other":
-                    return os.kill(int(children[-1]), signal.SIGKILL)
-                if self.how != "process":
-                    os.kill(self.main, signal.SIGKILL)
-                os._exit(137)
+        number = int.from_bytes(self.count[:8], "little") + 1
+        self.count[:8] = number.to_bytes(8, "little")
+        os.write(self.lines, f"{name}\t{path}\n".encode())
+        if number == self.step:
+            self.is_busy = True
+            if copied is not None:
+                shutil.copyfile(copied, path)
+                os.truncate(path, os.path.getsize(path) // 2)
+            if self.how == "power":
+                self._cut()
+            os.kill(self.main, signal.SIGKILL)
+            os._exit(137)
 
     def _cut(self) -> None:
         """Cut in half what was written and not synchronised. The operation at hand did not happen."""
@@ -174,8 +128,3 @@ def _resolved(path: Any, folder: int) -> str:
     """Return an absolute path, whatever folder it starts in."""
     start = os.getcwd() if folder in (-1, None) else os.readlink(f"/proc/self/fd/{folder}")
     return os.path.join(start, os.fsdecode(path))
-
-
-def _copy_half(source: str, target: str) -> None:
-    shutil.copyfile(source, target)
-    os.truncate(target, os.path.getsize(target) // 2)

@@ -1,22 +1,32 @@
-"""One learner that grows, with two processes; ``python -m tests.processes.learners`` tries all of them."""
+"""``--num-procs 2``: two processes learn what one does, also when a process is lost and another number resumes."""
 
 import pytest
 
-from tests.forked import together
-from tests.processes.learners import differences, main
+from tests.kills.crashes import Crash
+from tests.kills.launch import launch
+from tests.kills.learners import arguments_of, make_stream
+from tests.runs.results import stage_records
+
+# Two batches make an update, for two processes one each. Adam turns a gradient of nothing but rounding into a whole
+# step unless its eps is large.
+SHARED = ["--batch-size", "4", "--update-freq", "4", "--dropout", "0", "--adam-eps", "1e-3"]
+THIRD_CHECKPOINT = r"/stage-001/member-0/checkpoint_\d+_25\.pt"
 
 
 @pytest.mark.slow
-def test_a_learner_that_grows_and_loses_processes_ends_with_the_figures_of_one_process():
-    (status,), printed = together(1, lambda rank: main(["--learner", "gmoe-split"]))
-    assert status == 0, printed
-    assert "gmoe-split   processes 2, 2, 1: perplexity" in printed
+def test_a_mixture_that_grows_and_loses_a_process_ends_with_the_figures_of_one_process(tmp_path):
+    stream, log = make_stream("text", tmp_path), tmp_path / "log"
 
+    def run(name, num_procs, crash=None):
+        arguments = arguments_of("text-gmoe", stream, tmp_path / name)
+        arguments[arguments.index("--") : arguments.index("--")] = ["--num-procs", str(num_procs)]
+        return launch([*arguments, *SHARED], log, crash or Crash(tmp_path / name, tmp_path / "journal"))
 
-def test_what_differs_between_runs_is_named():
-    record = {"stage": 0, "wall_seconds": 1.0, "num_updates": 5, "test": {"loss": 2.0, "ppl": 4.0}}
-    near = {**record, "wall_seconds": 9.0, "test": {"loss": 2.0001, "ppl": 4.0}}
-    assert list(differences([record], [near])) == []
-    far = {**record, "num_updates": 6, "test": {"loss": 2.1, "ppl": 4.0}}
-    assert len(list(differences([record], [far]))) == 2
-    assert list(differences([record], [])) == ["0 stages, not 1"]
+    assert run("one", 1) == 0, log.read_text()
+    assert run("two", 2, Crash(tmp_path / "two", tmp_path / "journal", 1, only=THIRD_CHECKPOINT)) == -9
+    assert run("two", 1) == 0, log.read_text()
+    for one, two in zip(stage_records(tmp_path / "one"), stage_records(tmp_path / "two"), strict=True):
+        for name in ("num_updates", "train_tokens", "num_params", "num_experts", "megabatches"):
+            assert one[name] == two[name]
+        for split in ("valid", "test"):
+            assert two[split]["loss"] == pytest.approx(one[split]["loss"], rel=2e-3)

@@ -237,19 +237,6 @@ def test_weights_that_are_lost_are_named_with_all_stages_that_must_run_again(tmp
     assert backend.calls == []
 
 
-def test_a_run_that_is_moved_while_it_runs_ends_there_and_resumes_where_it_is_now(tmp_path):
-    class Moved(FakeBackend):
-        def test(self, stage):
-            if stage == 1:
-                (tmp_path / "R").rename(tmp_path / "moved")
-            return super().test(stage)
-
-    with pytest.raises(AlmaError, match=r"R: the folder was moved"):
-        run(tmp_path / "R", Moved())
-    assert not (tmp_path / "R").exists()
-    assert run(tmp_path / "moved", FakeBackend())[1] == [("skipped", 0), ("completed", 1), ("completed", 2)]
-
-
 def test_what_the_trainings_of_a_stage_took_becomes_what_the_stage_took(tmp_path):
     class Uneven(FakeBackend):
         def train(self, stage, model):

@@ -130,31 +130,6 @@ def test_a_clock_waits_for_no_disk(tmp_path, monkeypatch):
     assert (tmp_path / "clock.json").is_file()
 
 
-def begun(root):
-    folder = RunFolder(root)
-    folder.write_run({})
-    with folder.lock_run(), folder.lock_stage(0):
-        pass
-    return folder
-
-
-@pytest.mark.parametrize("replaced", [False, True])
-def test_a_folder_that_is_moved_is_noticed_and_nothing_is_written_in_its_place(replaced, tmp_path):
-    folder = begun(tmp_path / "R")
-    folder.require_in_place()
-    (tmp_path / "R").rename(tmp_path / "elsewhere")
-    if replaced:
-        (tmp_path / "R").mkdir()
-    with pytest.raises(AlmaError, match=r"R: the folder was moved, or replaced.*--run"):
-        folder.write_stage(0, {})
-    with pytest.raises(AlmaError, match="moved, or replaced"):
-        folder.lock_stage(1).__enter__()
-    assert [path.name for path in tmp_path.rglob("*")].count("stage-001") == 0
-    assert (tmp_path / "R").exists() is replaced
-    with RunFolder(tmp_path / "elsewhere").lock_stage(1):
-        pass
-
-
 LEFT = [
     ".clock.json.0123456789abcdef.tmp", "member-0/.training.pt.0123456789abcdef.tmp",
     "member-0/checkpoint_1_5.pt.tmp", "member-0/checkpoint_last.pt.tmp",
@@ -184,28 +159,6 @@ def test_what_a_stage_that_fails_was_writing_goes_at_once(tmp_path):
         half.write_text("x")
         raise KeyError
     assert not half.exists()
-
-
-@pytest.mark.parametrize(
-    "link",
-    [
-        "stage-000",
-        "stage-000/member-0",
-        "stage-000/member-0/checkpoint_last.pt",
-        "stage-000/grown.pt.tmp",
-        "stage-000/a",
-    ],
-)
-def test_no_stage_is_written_through_a_symbolic_link(link, tmp_path):
-    (tmp_path / "precious").mkdir()
-    (tmp_path / "R" / link).parent.mkdir(parents=True, exist_ok=True)
-    (tmp_path / "R" / link).symlink_to(tmp_path / "precious")
-    folder = RunFolder(tmp_path / "R")
-    for lock in (folder.lock_stage(0), folder.lock_member(ModelId(0, 0))):
-        with pytest.raises(AlmaError, match=rf"R/{link}: a symbolic link, which a stage is not written through"), lock:
-            pass
-    assert list((tmp_path / "precious").iterdir()) == []
-    assert (tmp_path / "R" / link).is_symlink()
 
 
 def test_a_run_that_is_a_symbolic_link_itself_is_one(tmp_path):

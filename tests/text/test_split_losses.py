@@ -1,6 +1,5 @@
 """Slices of mega-batches that a model is tested on: held out of them, and trained on."""
 
-
 import pytest
 
 from data_prep.text.command import main as prepare

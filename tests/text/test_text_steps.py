@@ -202,17 +202,6 @@ def test_a_training_whose_best_checkpoint_was_cut_off_begins_anew(launched, monk
     assert not last.exists() and not best.exists()
 
 
-def test_a_run_that_is_moved_while_a_command_runs_is_the_error(job, monkeypatch, tmp_path):
-    def move(command, log, files, watch):
-        (tmp_path / "R").rename(tmp_path / "moved")
-        raise FileNotFoundError(log)
-
-    with job.folder.lock_stage(0):
-        monkeypatch.setattr(Command, "run", move)
-        with pytest.raises(AlmaError, match=r"R: the folder was moved, or replaced"):
-            train(job)
-
-
 def test_a_model_is_there_when_the_steps_are_done_that_train_it(job, monkeypatch):
     steps = [step for step in job.steps(job.folder, PLAN) if step.trains]
     assert [step.is_done() for step in steps] == [False]
