@@ -34,6 +34,7 @@ from fairseq_alma.runs.run_folder import RunFolder, stage_predictor
 from fairseq_alma.runs.study import read_size
 from fairseq_alma.terminal import spell_duration, tell
 from fairseq_alma.text.command import Command
+from fairseq_alma.text.defaults import num_params, row_of
 from fairseq_alma.text.helper import call
 
 RECORD, VERSION = "update.json", 2
@@ -49,6 +50,9 @@ LEAST_RESTART = 1.5
 """Passes through all text so far that a larger model needs at least to catch up with the model that it replaces."""
 TOKENS_PER_PARAMETER = 8
 """With more tokens for each parameter, a model is too small for what it has read."""
+AHEAD = 6
+"""A new model has the size for so many times the text that there is, as more comes; with the size for the first month
+alone, six months of novels were predicted 8 % worse."""
 WORSE = 1.01
 """From this ratio of bits per byte on, a warning says that old text is predicted worse than before."""
 LEAST_OF_USUAL = 0.7
@@ -363,8 +367,12 @@ def _decide(model: Model, stream: Stream, options: UpdateOptions) -> Month:
     step = next_step(months[-1].params if months else 0, tokens, spent, options.budget)
     if months and options.size is not None:
         step = Step("restart", REGULAR * options.budget)
-    first = months[-1].first if step.action == "continue" else len(months)
-    return Month((step.action, step.passes), first, options.size)
+    first, size = months[-1].first if step.action == "continue" else len(months), options.size
+    if step.action != "continue" and size is None and "--arch" not in model.record.words:
+        assert stream.tokenizer is not None
+        row = row_of(AHEAD * step.passes * sum(tokens))
+        size = num_params(row.width, row.layers, stream.tokenizer.vocab_size)
+    return Month((step.action, step.passes), first, size)
 
 
 def _train(model: Model, stream: Stream, month: Month, run: Path, started: float, index: int) -> None:
