@@ -13,7 +13,7 @@ from typing import Any, Iterator, Mapping, Optional
 import torch.nn.functional as F
 from torch import Tensor
 
-from fairseq_alma.checkpoints.architecture import other_shapes, read_options
+from fairseq_alma.checkpoints.architecture import read_options
 from fairseq_alma.checkpoints.checkpoint_file import read_checkpoint
 from fairseq_alma.checkpoints.model_facts import ModelFacts, describe_model
 from fairseq_alma.data.stream import Stream
@@ -21,7 +21,7 @@ from fairseq_alma.data.tokens import NUM_FAIRSEQ_SYMBOLS, StreamTokenizer, Token
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.exchange.exportable import refuse_model
 from fairseq_alma.exchange.model_card import model_card
-from fairseq_alma.exchange.tensor_file import WEIGHTS, folder_shapes, write_tensors
+from fairseq_alma.exchange.tensor_file import WEIGHTS, differing_shapes, write_tensors
 from fairseq_alma.exchange.tokenizer_files import (
     CONFIG,
     TOKENIZER,
@@ -70,22 +70,31 @@ def export_model(path: Path, out: Path, stream_folder: Optional[Path] = None) ->
     checkpoint = read_checkpoint(path)
     config, weights = checkpoint["cfg"]["model"], checkpoint["model"]
     refuse_model(str(path), config["_name"], bool(config.get("gate_trees")), config.get("eval_capacity_factor") or 0)
-    options = read_options(config)
     stream = stream_of(checkpoint, path, stream_folder)
     tokenizer = StreamTokenizer.open(stream.root)
-    _refuse_other_vocabulary(tokenizer, weights, stream, path)
-    context = min(filter(None, (options.tokens_per_sample, options.max_target_positions)))
-    has_bos = bool((checkpoint["cfg"].get("task") or {}).get("add_bos_token"))
-    vocabulary = vocabulary_of(tokenizer, context, options.symbol_ids, has_bos)
+    try:
+        options = read_options(config)
+        context = min(filter(None, (options.tokens_per_sample, options.max_target_positions)))
+        needed, found = tokenizer.vocab_size + NUM_FAIRSEQ_SYMBOLS, weights["decoder.embed_tokens.weight"].size(0)
+        if found != needed:
+            raise AlmaError(
+                f"{path}: a vocabulary of {found:,} tokens, the stream {stream.root} has {needed:,} with fairseq's "
+                "four; give the stream it was trained on as --stream"
+            )
+        has_bos = bool((checkpoint["cfg"].get("task") or {}).get("add_bos_token"))
+        vocabulary = vocabulary_of(tokenizer, context, options.symbol_ids, has_bos)
+        context = max(context, vocabulary.context)
+        settings = config_of(options, weights, vocabulary, context)
+        tensors = dict(named_weights(weights, options, vocabulary.rows))
+        differing = differing_shapes(tensors, config, settings["vocab_size"], _mixtures(options))
+        facts = describe_model(config, weights, path)
+    except (AttributeError, KeyError, TypeError) as error:
+        differing = f"its configuration is incomplete ({error})"
+    if differing:
+        raise AlmaError(f"{path}: {differing}; give an unaltered checkpoint")
     if not options.symbol_ids:
         check_same_ids(vocabulary.files[TOKENIZER], tokenizer, _texts(stream, tokenizer))
-    context = max(context, vocabulary.context)
-    settings = config_of(options, weights, vocabulary, context)
-    tensors = dict(named_weights(weights, options, vocabulary.rows))
-    found = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-    if differing := other_shapes(found, folder_shapes(config, settings["vocab_size"], _mixtures(options))):
-        raise AlmaError(f"{path}: {differing}; give an unaltered checkpoint")
-    facts, (architecture,) = describe_model(config, weights, path), settings["architectures"]
+    (architecture,) = settings["architectures"]
     first = json.loads(vocabulary.files.get(TOKENIZER_CONFIG, "{}")).get("bos_token")
     with new_folder(out, "--out ", "alma-export") as folder:
         write_tensors(tensors, folder / WEIGHTS)
@@ -94,17 +103,6 @@ def export_model(path: Path, out: Path, stream_folder: Optional[Path] = None) ->
         for name, text in (content | dict(vocabulary.files)).items():
             (folder / name).write_text(text, encoding="utf-8")
     return Exported(facts, architecture, settings["vocab_size"], (out / WEIGHTS).stat().st_size)
-
-
-def _refuse_other_vocabulary(
-    tokenizer: StreamTokenizer, weights: Mapping[str, Tensor], stream: Stream, path: Path
-) -> None:
-    needed, found = tokenizer.vocab_size + NUM_FAIRSEQ_SYMBOLS, weights["decoder.embed_tokens.weight"].size(0)
-    if found != needed:
-        raise AlmaError(
-            f"{path}: a vocabulary of {found:,} tokens, the stream {stream.root} has {needed:,} with fairseq's four; "
-            "give the stream it was trained on as --stream"
-        )
 
 
 def _texts(stream: Stream, tokenizer: StreamTokenizer) -> Iterator[str]:

@@ -15,14 +15,13 @@ import torch
 from msgspec import Meta, Struct
 from torch import Tensor
 
-from fairseq_alma.checkpoints.architecture import other_shapes
 from fairseq_alma.checkpoints.checkpoint_file import DICTIONARY_KEY, Checkpoint, untrained_checkpoint
 from fairseq_alma.checkpoints.model_options import NO_BEGINNING, USUAL_FREQUENCY
 from fairseq_alma.data.stream import Stream
 from fairseq_alma.data.tokens import StreamTokenizer
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.exchange.exportable import ARCHITECTURE
-from fairseq_alma.exchange.tensor_file import WEIGHTS, folder_shapes, read_tensors, refuse_special
+from fairseq_alma.exchange.tensor_file import WEIGHTS, differing_shapes, read_tensors, refuse_special
 from fairseq_alma.exchange.tokenizer_files import CONFIG, TOKENIZER, TOKENIZER_CONFIG
 from fairseq_alma.files import Name, as_record, read_json_object
 from fairseq_alma.growth.gate_tree import has_experts
@@ -112,10 +111,7 @@ def import_folder(folder: Path, stream: Optional[Stream] = None) -> Checkpoint:
             f"--tokenizer {folder}"
         )
     tensors = {name: tensor for path in _weight_files(folder) for name, tensor in read_tensors(path).items()}
-    found = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-    if sum(mixtures) * options["num_experts"] + len(mixtures) > len(tensors):  # before as many names are made
-        raise AlmaError(f"{folder}: {CONFIG} has more layers and experts than there are weights; {_REMEDY}")
-    if differing := other_shapes(found, folder_shapes(options, config.vocab_size, mixtures)):
+    if differing := differing_shapes(tensors, options, config.vocab_size, mixtures):
         raise AlmaError(f"{folder}: not the weights of its {CONFIG} ({differing}); {_REMEDY}")
     symbol_ids, sources = symbols_of(folder, config, tokenizer)
     options["symbol_ids"] = json.dumps(symbol_ids)

@@ -7,6 +7,7 @@ from typing import Any, Mapping, Sequence
 
 from torch import Tensor
 
+from fairseq_alma.checkpoints.architecture import other_shapes
 from fairseq_alma.checkpoints.checkpoint_file import FLOATS
 from fairseq_alma.errors import AlmaError
 
@@ -58,14 +59,24 @@ def refuse_special(path: Path) -> None:
         raise AlmaError(f"{path}: {found}; give a folder that transformers has written (save_pretrained)")
 
 
-def folder_shapes(options: Mapping[str, Any], num_tokens: int, mixtures: Sequence[bool]) -> dict[str, tuple[int, ...]]:
-    """Return names and shapes of a folder's tensors, each expert's by itself.
+def differing_shapes(
+    tensors: Mapping[str, Tensor], options: Mapping[str, Any], num_tokens: int, mixtures: Sequence[bool]
+) -> str:
+    """Say how names and shapes of a folder's tensors differ from those of its model; empty if they do not.
 
     Args:
+        tensors: of the folder.
         options: ``cfg.model`` of the same model as an ``alma_transformer_lm``.
         num_tokens: rows of its embeddings.
         mixtures: whether each layer has experts.
     """
+    if sum(mixtures) * options["num_experts"] + len(mixtures) > len(tensors):  # before as many names are made
+        return f"it has {len(tensors):,} weights for {len(mixtures):,} layers, {options['num_experts']:,} experts"
+    found = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    return other_shapes(found, _folder_shapes(options, num_tokens, mixtures))
+
+
+def _folder_shapes(options: Mapping[str, Any], num_tokens: int, mixtures: Sequence[bool]) -> dict[str, tuple[int, ...]]:
     dim, ffn, head_dim = (options[name] for name in ("decoder_embed_dim", "decoder_ffn_embed_dim", "head_dim"))
     queries, keys = (options[name] * head_dim for name in ("decoder_attention_heads", "num_kv_heads"))
     shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (num_tokens, dim), "model.norm.weight": (dim,)}

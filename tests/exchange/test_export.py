@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 from sentencepiece import SentencePieceTrainer
 from transformers import AutoTokenizer, Trainer, TrainingArguments
 
+from fairseq_alma.checkpoints.checkpoint_file import read_checkpoint, write_checkpoint
 from fairseq_alma.cli.export import main
 from fairseq_alma.cli.stream import main as alma_stream
 from fairseq_alma.data.stream import Stream
@@ -208,6 +209,26 @@ def test_another_stream_is_refused_and_so_is_what_is_no_checkpoint(checkpoints, 
     (tmp_path / "text.pt").write_text("no checkpoint")
     assert "text.pt: no checkpoint" in refused(tmp_path, tmp_path / "text.pt", *out)
     assert "no such checkpoint file" in refused(tmp_path, tmp_path / "none.pt", *out)
+
+
+@pytest.mark.parametrize(
+    ("alter", "said"),
+    [
+        (lambda checkpoint: checkpoint["cfg"]["model"].pop("rope_theta"), "its configuration is incomplete"),
+        (lambda checkpoint: checkpoint["cfg"]["model"].update(head_dim=4), "the checkpoint has misshapen"),
+        (
+            lambda checkpoint: checkpoint["cfg"]["model"].update(num_experts=10**9),
+            "weights for 2 layers, 1,000,000,000 experts",
+        ),
+        (lambda checkpoint: checkpoint["model"].pop("decoder.embed_tokens.weight"), "its configuration is incomplete"),
+        (lambda checkpoint: checkpoint["model"].pop("decoder.norm.weight"), "the checkpoint lacks 1 tensor(s)"),
+    ],
+)
+def test_a_checkpoint_whose_configuration_and_weights_do_not_fit_is_one_line(alter, said, checkpoints, tmp_path):
+    checkpoint = read_checkpoint(checkpoints["dense"], mmap=False)
+    alter(checkpoint)
+    write_checkpoint(checkpoint, tmp_path / "a.pt")
+    assert said in refused(tmp_path, tmp_path / "a.pt", "--out", tmp_path / "out")
 
 
 def test_nothing_is_left_of_an_export_that_fails_halfway(checkpoints, tmp_path, monkeypatch):

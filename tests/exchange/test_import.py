@@ -160,7 +160,7 @@ def test_an_imported_model_gets_experts_learns_from_a_stream_and_is_exported(tmp
         ("qwen3", {"vocab_size": 100}, "tokens, the model 100"),
         ("qwen3", {"hidden_size": "16"}, "hidden_size"),
         ("qwen3", {"rope_parameters": {"rope_theta": "big"}}, "rope_theta"),
-        ("qwen3_moe", {"num_experts": 9_000_000}, "more layers and experts than there are weights"),
+        ("qwen3_moe", {"num_experts": 9_000_000}, "weights for 2 layers, 9,000,000 experts"),
         ("qwen3_moe", {"num_experts_per_tok": 2}, "num_experts_per_tok 2 found; alma_transformer_lm has 1"),
         ("qwen3_moe", {"norm_topk_prob": True}, "norm_topk_prob True found"),
         ("qwen3_moe", {"mlp_only_layers": [1]}, "4 experts in 0 found (from 0)"),
