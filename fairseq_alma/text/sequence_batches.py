@@ -39,6 +39,10 @@ class StageDataset(ConcatDataset):
         """Return the sequences of the stage, mega-batch by mega-batch."""
         return self.indices
 
+    def num_tokens_vec(self, indices: np.ndarray) -> np.ndarray:
+        """Return the (N,) lengths of sequences, in tokens."""
+        return self.sizes[indices]
+
 
 class SequenceBatches(EpochBatchIterating):
     """Iterates over the batches of one process, as fairseq's trainer wants it.
@@ -82,6 +86,9 @@ class SequenceBatches(EpochBatchIterating):
         return np.random.default_rng((*self.seed, epoch)).permutation(self.indices)
 
     def _cut(self, order: np.ndarray) -> Sequence[np.ndarray]:
+        size = self.limits["max_sentences"]
+        if self.limits["max_tokens"] is None and size is not None:
+            return [order[first : first + size] for first in range(0, len(order), size)]
         return self.dataset.batch_by_size(order, **self.limits, required_batch_size_multiple=1)
 
     def __len__(self) -> int:

@@ -32,8 +32,6 @@ from typing import (
 )
 
 from fairseq_alma.options import TRAINING, Options, flag, options_of
-from fairseq_alma.training.given_code import import_from as import_from  # cli/stream
-from fairseq_alma.training.planned_run import ENDLESS as ENDLESS
 from fairseq_alma.training.planned_run import PlannedRun
 
 if TYPE_CHECKING:

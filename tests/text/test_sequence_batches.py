@@ -107,9 +107,6 @@ def test_an_order_may_have_a_sequence_several_times():
         def __getitem__(self, index):
             return index
 
-        def batch_by_size(self, order, max_tokens, max_sentences, required_batch_size_multiple):
-            return np.split(order, range(max_sentences, len(order), max_sentences))
-
         def collater(self, samples):
             return samples
 

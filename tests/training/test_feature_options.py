@@ -4,7 +4,8 @@ import pytest
 
 from fairseq_alma.learners.learner import stages
 from fairseq_alma.text.train_options import TrainOptions
-from fairseq_alma.training.feature import Features, PlannedRun
+from fairseq_alma.training.feature import Features
+from fairseq_alma.training.planned_run import PlannedRun
 from tests.runs.runs import plan_learner
 
 CARRY = {"carry_optimizer": True}
