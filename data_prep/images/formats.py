@@ -193,10 +193,10 @@ def emnist_names(split: str) -> list[str]:
     return [f"emnist-{split}-{part}-{kind}" for part in ("train", "test") for kind in kinds]
 
 
-def load_cifar(files: InputFiles, source: Path, dataset: str, labels: str) -> ImageSet:
-    """Read CIFAR-10 or CIFAR-100, the binary version, with its ``fine`` or ``coarse`` labels."""
+def load_cifar(files: InputFiles, source: Path, dataset: str, coarse: bool = False) -> ImageSet:
+    """Read CIFAR-10 or CIFAR-100, the binary version, with its fine or coarse labels."""
     names, folder, classes = CIFAR[dataset]
-    kind = 0 if labels == "coarse" else len(classes) - 1
+    kind = 0 if coarse else len(classes) - 1
     size = len(classes) + math.prod(_CIFAR_SHAPE)
     parts = []
     for path in files.find(source, names, folder):
@@ -209,7 +209,7 @@ def load_cifar(files: InputFiles, source: Path, dataset: str, labels: str) -> Im
         records = np.frombuffer(content, np.uint8).reshape(-1, size)
         images = records[:, len(classes) :].reshape(-1, *_CIFAR_SHAPE)
         parts.append(_checked(images, records[:, kind], path, path, classes[kind]))
-    name = f"{dataset}-coarse" if labels == "coarse" else dataset
+    name = f"{dataset}-coarse" if coarse else dataset
     return _joined(name, parts, classes[kind], augment=True)
 
 

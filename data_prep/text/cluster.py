@@ -4,7 +4,6 @@ A stage's ranks share the pieces of the input and leave files that appear when t
 ranks that are done. The stream is the same to the last byte whoever makes it. Needs the extra ``[cluster]``.
 """
 
-import json
 import os
 import pickle
 from dataclasses import replace
@@ -17,10 +16,8 @@ from datatrove.pipeline.base import PipelineStep
 
 from data_prep.build_folder import publish_additions, publish_stream
 from data_prep.text import steps
-from data_prep.text.command import completed_before, record_of, refuse_unfit, stream_to_make
-from data_prep.text.documents import cut_into_pieces
+from data_prep.text.command import completed_before, record_of, stream_to_make
 from data_prep.text.options import PrepOptions, parse_options
-from data_prep.text.source import find_sources
 from data_prep.text.workers import default_workers
 from data_prep.text.writing import write_stream
 from fairseq_alma.errors import AlmaError
@@ -76,19 +73,10 @@ class StreamStage(PipelineStep):
                 self._do_piece(number)
 
     def _make_plan(self) -> None:
-        options = self.options
-        sources = find_sources(
-            options.inputs, options.form, options.text_field, None, options.out, options.by, options.period
-        )
-        refuse_unfit(options, sources)
-        there = stream_to_make(options)
-        if there is not None and not options.append:
-            raise AlmaError(f"--out {options.out}: a stream is there; give another folder, or --append")
-        Path(self.folder).mkdir(parents=True, exist_ok=True)
-        pieces = tuple(cut_into_pieces(sources))
-        steps.Plan(options, tuple(sources), pieces, there, default_workers()).save(self.folder)
-        stamps = json.dumps([source.stamp for source in sources])
-        Path(self.folder, "stamps.json").write_text(stamps, encoding="utf-8")
+        there = stream_to_make(self.options)
+        if there is not None and not self.options.append:
+            raise AlmaError(f"--out {self.options.out}: a stream is there; give another folder, or --append")
+        steps.make_plan(self.options, there, self.folder, None, default_workers())
 
     def _do_piece(self, number: int) -> None:
         if self.name != "encode":
@@ -102,9 +90,7 @@ class StreamStage(PipelineStep):
                 self.stat_update("bytes", value=encoded.bytes_read, unit="piece")
 
     def _publish(self, plan: steps.Plan) -> None:
-        before = json.loads(Path(self.folder, "stamps.json").read_bytes())
-        if [list(source.stamp) for source in plan.sources] != before:
-            raise AlmaError(f"{self.folder}: the input changed meanwhile; give another folder, also for the logs")
+        plan.refuse_changes()
         digests = [each for number in range(len(plan.sources)) for each in steps.digest_source(self.folder, number)]
         record = record_of(plan, digests)
         with work_folder(plan.options.out, "alma-prep-text") as root:

@@ -8,9 +8,7 @@ from pathlib import Path
 from typing import Any, Iterator, Optional, Sequence
 
 from data_prep.build_folder import publish_additions, publish_stream, refuse_other_command, stream_at
-from data_prep.text.documents import Source, cut_into_pieces
-from data_prep.text.options import AUTO, FORMS_OF_TEXT, PrepOptions, parse_options
-from data_prep.text.source import find_sources
+from data_prep.text.options import AUTO, PrepOptions, parse_options
 from data_prep.text.steps import (
     Encoded,
     Plan,
@@ -18,6 +16,7 @@ from data_prep.text.steps import (
     digest_source,
     encode_piece,
     hash_piece,
+    make_plan,
     prepare_encoding,
     sample_piece,
 )
@@ -63,15 +62,8 @@ def prepare(options: PrepOptions) -> Optional[Stream]:
     with work_folder(options.out, "alma-prep-text") as root:
         there = stream_to_make(options)  # as it is under the lock
         folder = tempfile.mkdtemp(dir=root)
-        sources = find_sources(
-            options.inputs, options.form, options.text_field, Path(folder), options.out, options.by, options.period
-        )
-        refuse_unfit(options, sources)
-        stamps = [source.stamp for source in sources]
-        pieces = tuple(cut_into_pieces(sources))
-        plan = Plan(options, tuple(sources), pieces, there, min(options.workers, len(pieces)))
-        plan.save(folder)
-        record = record_of(plan, [*in_order(digest_source, folder, len(sources), plan.num_workers)])
+        plan = make_plan(options, there, folder, Path(folder), options.workers)
+        record = record_of(plan, [*in_order(digest_source, folder, len(plan.sources), plan.num_workers)])
         if there is not None and completed_before(options, there, record):
             return None
         deque(_each_piece(hash_piece, plan, folder, "reading"), maxlen=0)
@@ -80,9 +72,7 @@ def prepare(options: PrepOptions) -> Optional[Stream]:
         prepare_encoding(folder)
         encoded = _each_piece(encode_piece, plan, folder, "encoding")
         stream = write_stream(plan, folder, root / "stream", encoded, record)
-        for source, stamp in zip(sources, stamps, strict=True):
-            if source.stamp != stamp:
-                raise AlmaError(f"{source.label}: changed while it was being read; give the command again")
+        plan.refuse_changes()
         (publish_stream if there is None else publish_additions)(root / "stream", stream)
     return stream
 
@@ -101,18 +91,6 @@ def stream_to_make(options: PrepOptions) -> Optional[Stream]:
     if there is not None and options.append:
         there.verify([])
     return there
-
-
-def refuse_unfit(options: PrepOptions, sources: Sequence[Source]) -> None:
-    """Raise AlmaError if the input lacks the fields that options name."""
-    text = [source.label for source in sources if source.form in FORMS_OF_TEXT]
-    if options.by is not None and text:
-        raise AlmaError(f"--by {options.by}: {text[0]} is plain text, which has no fields; give JSON lines or Parquet")
-    if options.field is not None and len(text) == len(sources):
-        raise AlmaError(
-            f"--field {options.field}: {text[0]} is plain text, which has no fields; leave --field out, or give "
-            "--format"
-        )
 
 
 def completed_before(options: PrepOptions, there: Stream, record: dict[str, Any]) -> bool:

@@ -6,7 +6,6 @@ have their sizes to within one document whatever the documents' lengths, and a f
 document.
 """
 
-import math
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Callable, Optional, Sequence, Union
@@ -78,11 +77,6 @@ class Shares:
 def bytes_of(size: Optional[Size], total: int) -> Optional[int]:
     """Return a size in bytes, out of ``total``; None where none is given."""
     return size if size is None or isinstance(size, int) else max(1, round(size * total))
-
-
-def vocab_size_for(num_bytes: int) -> int:
-    """Return the vocabulary size for a first mega-batch of so many bytes: near 1.6 times their root, a power of two."""
-    return int(min(32_768, max(512, 2 ** round(math.log2(1.6 * math.sqrt(max(1, num_bytes)))))))
 
 
 @dataclass(frozen=True)

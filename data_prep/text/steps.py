@@ -16,21 +16,12 @@ from typing import Any, Iterable, Iterator, Mapping, Optional, Sequence
 
 import numpy as np
 
-from data_prep.text.deal import (
-    DROPPED,
-    NUM_PREFIXES,
-    Cuts,
-    KeyOrder,
-    Shares,
-    cut,
-    keys_of,
-    prefix_bounds,
-    vocab_size_for,
-)
-from data_prep.text.documents import Block, Piece, Source, documents_and_groups_of, documents_of
+from data_prep.text.deal import DROPPED, NUM_PREFIXES, Cuts, KeyOrder, Shares, cut, keys_of, prefix_bounds
+from data_prep.text.documents import Block, Piece, Source, cut_into_pieces, documents_and_groups_of, documents_of
 from data_prep.text.encoder import DocumentEncoder
-from data_prep.text.options import AUTO, HOLDOUT_BYTES, PrepOptions
-from data_prep.text.tokenizer import train_tokenizer
+from data_prep.text.options import AUTO, FORMS_OF_TEXT, HOLDOUT_BYTES, PrepOptions
+from data_prep.text.source import find_sources
+from data_prep.text.tokenizer import train_tokenizer, vocab_size_for
 from fairseq_alma.data.ngrams import NgramHasher, NgramSet, distinct, document_hashes, held_out_ngrams
 from fairseq_alma.data.stream import Stream, file_sha256
 from fairseq_alma.data.tokens import FILE_NAMES, StreamTokenizer, id_dtype
@@ -54,6 +45,7 @@ class Plan:
         options: of the command.
         sources: the input files.
         pieces: of the input, in order.
+        stamps: of the input files, when the plan was made.
         there: the stream to append to; None: one is made.
         num_workers: processes that share the memory of a machine.
     """
@@ -61,6 +53,7 @@ class Plan:
     options: PrepOptions
     sources: tuple[Source, ...]
     pieces: tuple[Piece, ...]
+    stamps: tuple[tuple[int, int], ...]
     there: Optional[Stream] = None
     num_workers: int = 1
 
@@ -69,9 +62,48 @@ class Plan:
         """Number of the arguments that are dealt separately, with ``--one-per-input``; 1 otherwise."""
         return len(self.options.inputs) if self.options.one_per_input else 1
 
-    def save(self, folder: str) -> None:
-        """Write the plan into the work folder."""
-        _write(folder, "plan.pickle", pickle.dumps(self))
+    def refuse_changes(self) -> None:
+        """Raise AlmaError if an input file changed since the plan was made."""
+        for source, stamp in zip(self.sources, self.stamps, strict=True):
+            if source.stamp != stamp:
+                raise _changed(source.label)
+
+
+def make_plan(
+    options: PrepOptions, there: Optional[Stream], folder: str, copies: Optional[Path], num_workers: int
+) -> Plan:
+    """Find the input and write the plan into the work folder.
+
+    Args:
+        options: of the command.
+        there: the stream to append to; None: one is made.
+        folder: the work folder.
+        copies: where pipes are copied to; None: they are refused.
+        num_workers: processes, if there is enough for them to do.
+
+    Raises:
+        AlmaError: an input cannot be read, or lacks the fields that options name.
+    """
+    sources = tuple(
+        find_sources(options.inputs, options.form, options.text_field, copies, options.out, options.by, options.period)
+    )
+    text = [source.label for source in sources if source.form in FORMS_OF_TEXT]
+    if options.by is not None and text:
+        raise AlmaError(f"--by {options.by}: {text[0]} is plain text, which has no fields; give JSON lines or Parquet")
+    if options.field is not None and len(text) == len(sources):
+        raise AlmaError(
+            f"--field {options.field}: {text[0]} is plain text, which has no fields; leave --field out, or give "
+            "--format"
+        )
+    pieces = tuple(cut_into_pieces(sources))
+    stamps = tuple(source.stamp for source in sources)
+    plan = Plan(options, sources, pieces, stamps, there, min(num_workers, len(pieces)))
+    _write(folder, "plan.pickle", pickle.dumps(plan))
+    return plan
+
+
+def _changed(label: str) -> AlmaError:
+    return AlmaError(f"{label}: changed while it was being read; give the command again when nothing writes to it")
 
 
 @functools.lru_cache(maxsize=1)
@@ -332,8 +364,7 @@ def _reread(folder: str, piece: int, marks: np.ndarray) -> Iterator[tuple[list[s
     else:
         if first == len(marks):
             return
-    label = "INPUT" if source is None else source.label
-    raise AlmaError(f"{label}: changed while it was being read; give the command again when nothing writes to it")
+    raise _changed("INPUT" if source is None else source.label)
 
 
 _CHOSEN, _HELD_OUT = 1, 2

@@ -1,6 +1,7 @@
 """Train the tokenizer of a stream: byte-level BPE, or SentencePiece."""
 
 import io
+import math
 import os
 from typing import Iterable, Iterator
 
@@ -8,6 +9,11 @@ from fairseq_alma.errors import AlmaError
 
 _SENTENCE_BYTES = 1 << 16  # a longer line is cut: sentencepiece would leave it out
 _SENTENCEPIECE_THREADS = 2  # fixed: its sums, and so its vocabulary, depend on this number
+
+
+def vocab_size_for(num_bytes: int) -> int:
+    """Return the vocabulary size for a first mega-batch of so many bytes: near 1.6 times their root, a power of two."""
+    return int(min(32_768, max(512, 2 ** round(math.log2(1.6 * math.sqrt(max(1, num_bytes)))))))
 
 
 def train_tokenizer(kind: str, batches: Iterable[list[str]], vocab_size: int, num_threads: int) -> bytes:

@@ -154,7 +154,7 @@ def test_all_again_does_nothing_and_the_work_serves_no_other_command_or_input(te
         with pytest.raises(AlmaError, match="holds the work of a command with other options"):
             stage.run()
     (texts / "0.txt").write_text("other text")
-    with pytest.raises(AlmaError, match="the input changed meanwhile"):
+    with pytest.raises(AlmaError, match="changed while it was being read"):
         stream_stages(words, work)[-1].run()
 
 

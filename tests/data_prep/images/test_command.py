@@ -121,7 +121,7 @@ def test_bad_file_leaves_nothing_behind(tmp_path):
 def test_natural_images_are_augmented_and_those_of_cifar100_may_have_coarse_labels(tmp_path):
     _, fine = write_cifar(tmp_path / "cifar", "cifar100")
     arguments = ["cifar100", "--source", tmp_path / "cifar", "--megabatches", 2, "--out", tmp_path / "s"]
-    assert run(*arguments, "--labels", "coarse") == 0
+    assert run(*arguments, "--coarse") == 0
     stream = ImageStream.open(tmp_path / "s")
     assert (stream.num_classes, stream.dataset, stream.augment) == (20, "cifar100-coarse", True)
     assert np.array_equal(stream.labels, fine // 5)

@@ -131,15 +131,15 @@ def test_labels_of_emnist_letters_begin_at_zero(tmp_path):
 @pytest.mark.parametrize("folder", [".", "cifar-10-batches-bin"])
 def test_cifar10_comes_in_the_order_of_publication(tmp_path, folder):
     images, labels = write_cifar(tmp_path / folder, "cifar10")
-    read = load_cifar(InputFiles(), tmp_path, "cifar10", "fine")
+    read = load_cifar(InputFiles(), tmp_path, "cifar10")
     assert np.array_equal(read.images, images) and np.array_equal(read.labels, labels)
     assert (read.num_train, read.num_classes, read.augment) == (40, 10, True)
 
 
 def test_cifar100_has_fine_and_coarse_labels(tmp_path):
     _, fine = write_cifar(tmp_path, "cifar100")
-    for labels, expected in (("fine", fine), ("coarse", fine // 5)):
-        assert np.array_equal(load_cifar(InputFiles(), tmp_path, "cifar100", labels).labels, expected)
+    for coarse, expected in ((False, fine), (True, fine // 5)):
+        assert np.array_equal(load_cifar(InputFiles(), tmp_path, "cifar100", coarse).labels, expected)
 
 
 @pytest.mark.parametrize(
@@ -154,7 +154,7 @@ def test_damaged_files_of_cifar_are_named(tmp_path, content, message):
     write_cifar(tmp_path, "cifar10")
     write(tmp_path / "data_batch_3.bin", content)
     with pytest.raises(AlmaError, match=rf"data_batch_3\.bin: .*{message}"):
-        load_cifar(InputFiles(), tmp_path, "cifar10", "fine")
+        load_cifar(InputFiles(), tmp_path, "cifar10")
 
 
 def test_values_of_a_table_are_scaled_so_that_white_is_255(tmp_path):
