@@ -95,7 +95,7 @@ class ScheduledGrowth(GrowingModel):
                 raise ValueError("--grow-select has no meaning with --grow-method scratch, which copies no expert")
             return
         for stage, (before, now) in enumerate(itertools.pairwise(self.sizes.get("experts", ())), 1):
-            if now > 2 * before:
+            if now > 2 * before > 2:  # a dense model gets any number of copies
                 raise ValueError(
                     f"--grow-schedule {self.grow_schedule}: from {before} to {now} experts before stage {stage}, but "
                     f"each of the {before} can be copied or split once; give at most {2 * before}, or --grow-method "
