@@ -1,4 +1,4 @@
-"""What tells a user what to correct, in one line each: `AlmaError`, checks before any work, faults of the system."""
+"""Errors that a user can correct, in one line each: `AlmaError`, checks before any work, faults of the system."""
 
 import contextlib
 import errno
@@ -70,7 +70,7 @@ def causes(error: Optional[BaseException]) -> Iterator[BaseException]:
 
 
 def describe_fault(error: Exception) -> Optional[str]:
-    """Say in one line what fault of the system or of the user's code an error is; None: it is a defect of ours."""
+    """Describe in one line a fault of the system or of the user's code; None: the error is a defect of this package."""
     if isinstance(error, MemoryError) or any(
         type(each).__name__ == "OutOfMemoryError" or any(words in str(each) for words in _NO_MEMORY)
         for each in causes(error)
@@ -92,7 +92,7 @@ def _describe_given_code(error: Exception) -> Optional[str]:
 
 
 def describe_os_error(error: OSError) -> str:
-    """Say in one line which file failed, why, and what to do."""
+    """Describe in one line which file failed, why, and what to do."""
     where = "standard output, or a file" if error.filename is None else error.filename
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return f"{where}: the disk is full; free some space or choose another folder, then give the same command again"
@@ -105,7 +105,7 @@ def refuse_no_file(path: Path, flag: str, advice: str) -> None:
     """Raise AlmaError if what a command is to read is there but no file that it may read.
 
     Args:
-        path: what should be a file. One that is missing passes: whoever reads it says more of what is needed.
+        path: of the file. A missing one passes: its reader reports that.
         flag: that names it.
         advice: what to do.
     """

@@ -170,7 +170,7 @@ def work_folder(out: Path, program: str) -> Iterator[Path]:
     """Yield an empty folder next to ``out`` that this process alone uses, and that is removed at the end.
 
     Args:
-        out: what is built.
+        out: the folder to build.
         program: name of the command that builds it, for messages.
 
     Raises:
@@ -351,7 +351,7 @@ def as_record(content: Mapping[str, Any], kind: type[Record], path: Path, remedy
 
 
 def _fault(fault: str, content: Any) -> str:
-    """Say where in a record the fault is, what was found there and what is needed."""
+    """Describe a fault of a record: the place, the value found there and the value needed."""
     message, _, where = fault.partition(" - at `")
     where = where.rstrip("`") or "$"
     if missing := re.fullmatch("Object missing required field `(.*)`", message):

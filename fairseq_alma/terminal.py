@@ -1,4 +1,4 @@
-"""What a command prints while it works: on a terminal one live line, elsewhere a line now and then."""
+"""Progress of a command: one live line on a terminal, a line now and then elsewhere."""
 
 import errno
 import math

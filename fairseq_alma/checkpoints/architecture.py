@@ -68,15 +68,8 @@ def read_options(config: Mapping[str, Any]) -> SimpleNamespace:
     return SimpleNamespace(**config)
 
 
-def is_of_images(config: Mapping[str, Any]) -> bool:
-    """Return whether ``cfg.model`` is that of an image model, or of several."""
-    if config["_name"] == ENSEMBLE_ARCH:
-        return bool(config.get("num_classes"))
-    return config["_name"] in (JOINT_MODEL, *IMAGE_ARCHITECTURES)
-
-
 def other_shapes(found: Mapping[str, Any], needed: Mapping[str, Any]) -> str:
-    """Say how the shapes of a checkpoint's tensors differ from those of its model; empty if they do not.
+    """Describe how the shapes of a checkpoint's tensors differ from those of its model; empty if they do not.
 
     This is the one comparison: of a file that is read, of a model that loads it, of one that is trained on or grows.
     """

@@ -1,4 +1,4 @@
-"""A growth step on a whole checkpoint: weights, configuration, optimizer, and the record of what was done."""
+"""A growth step on a checkpoint: weights, configuration, optimizer, and the record of what was done."""
 
 import re
 from dataclasses import dataclass

@@ -1,8 +1,8 @@
-"""Checkpoints that stand for several models: their content, how they are joined, how members are found and loaded.
+"""Ensembles as one checkpoint file: its content, how members are joined, found and loaded.
 
-Such a file is a checkpoint of fairseq whose ``cfg.model`` is ``{"_name": "alma_ensemble", …, "members": [...]}``. In
-place of the dots stands what the members share (`SHARED`). There is one entry per member, a single model, with its
-``weight`` (they sum to 1), the ``sha256`` of the file it came from, and
+Such a file is a checkpoint of fairseq whose ``cfg.model`` is ``{"_name": "alma_ensemble", …, "members": [...]}``. The
+dots are the sizes that the members share (`SHARED`). There is one entry per member, a single model, with its ``weight``
+(they sum to 1), the ``sha256`` of the file it came from, and
 
 - by reference: ``path``, relative to the ensemble's own folder, and ``absolute_path``, where to look second;
 - embedded: ``origin``, the file that it came from, and ``config``, its ``cfg.model``; its weights are in ``model``
@@ -33,7 +33,7 @@ SHARED = {
     "image_pixels": "images of {} pixels in all channels",
     "image_channels": "images of {} channels",
 }
-"""What members have in common, in words. A convolutional network takes images of any number of pixels."""
+"""The sizes that members share, in words. A convolutional network takes images of any number of pixels."""
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ def join_checkpoints(paths: Sequence[Path], weights: Sequence[float], out: Path,
         embed: put the members' weights inside, rather than refer to their files.
 
     Returns:
-        What `write_checkpoint` takes; what is not the ensemble's own is the first member's.
+        The content for `write_checkpoint`; all but the model is the first member's.
 
     Raises:
         AlmaError: if a member is no checkpoint of a single model here, predicts something else than the others, or is
@@ -142,19 +142,8 @@ def _place(path: Path) -> Path:
     return path.parent.resolve() / path.name
 
 
-def refers_to(path: Path, members: Sequence[Path]) -> bool:
-    """Return whether a file is an ensemble that refers to these files, and to no others, all counting alike."""
-    if not path.is_file():
-        return False
-    config = read_checkpoint(path)["cfg"]["model"]
-    if config["_name"] != ENSEMBLE_ARCH or any("path" not in each for each in config["members"]):
-        return False
-    found = [Path(os.path.normpath(path.parent.resolve() / each["path"])) for each in config["members"]]
-    return found == [_place(each) for each in members] and len({each["weight"] for each in config["members"]}) == 1
-
-
 def shared_outputs(paths: Sequence[Path], checkpoints: Sequence[Checkpoint]) -> dict[str, int]:
-    """Return what is known of what members share, by the names in `SHARED`.
+    """Return the sizes that members share, by the names in `SHARED`.
 
     Raises:
         AlmaError: a member predicts or takes something else than those before it.

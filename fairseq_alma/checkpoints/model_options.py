@@ -1,8 +1,6 @@
-"""The options of this package's architectures, each declared once: for fairseq's parser, alma-stream, and files.
+"""The options of this package's architectures and of ``alma-grow``, each declared once.
 
-Here too is what makes one model of another: a dense one gets experts, a mixture grows.
-
-Light: alma-stream looks at the words after ``--`` without torch or fairseq.
+Neither torch nor fairseq: alma-stream reads the words after ``--`` without them.
 """
 
 from dataclasses import MISSING, dataclass
@@ -48,7 +46,7 @@ TRANSFORMER_SIZES = {
 
 @dataclass(frozen=True)
 class TransformerOptions(Options):
-    """What language models have in common; names as fairseq's ``transformer_lm`` has them."""
+    """Options of ``alma_switch_lm`` with the names that fairseq's ``transformer_lm`` has."""
 
     activation_fn: str = shape_of_text("relu", "activation function of the feed-forward layers", choices=ACTIVATIONS)
     dropout: float = of_text(0.1, "dropout probability", range=SHARE)
@@ -156,7 +154,7 @@ class AlmaTransformerOptions(Options):
 
 @dataclass(frozen=True)
 class LengthOptions(Options):
-    """What language models take from the task: the longest sequence."""
+    """Options that language models take from the task: the longest sequence."""
 
     tokens_per_sample: Optional[int] = of_text(None, "length of a sequence, in tokens", range=SIZE)
     max_target_positions: Optional[int] = of_text(None, "the longest sequence, in tokens", range=SIZE)
@@ -244,7 +242,7 @@ class MixtureOptions(Options):
 LANGUAGE = (TransformerOptions, SwitchOptions, ExpertOptions)
 ALMA_TRANSFORMER = (AlmaTransformerOptions, ExpertOptions)
 IMAGE_NETWORKS = (MLPOptions, VGGOptions, GrownVGGOptions, MixtureOptions)
-"""How large an image model is and what it is made of; `VGGVariantOptions` stand beside them."""
+"""Sizes and parts of an image model; also see `VGGVariantOptions`."""
 MODELS = (*LANGUAGE, AlmaTransformerOptions, LengthOptions, JointOptions, *IMAGE_NETWORKS, VGGVariantOptions)
 NETWORK = ("--arch", *flags_of(*IMAGE_NETWORKS))
 
@@ -304,7 +302,7 @@ class GrowOptions(Options):
 
 @dataclass
 class Beginning:
-    """What fairseq-train was told to begin with, for models and tasks: its own options, of another group of them.
+    """fairseq-train's options for the checkpoint to start from, for the other groups of its options.
 
     ``finetune_from_model`` gives the weights alone, ``restore_file`` all that a training has.
     """
@@ -323,18 +321,18 @@ def from_weights(path: Union[str, Path]) -> tuple[str, str]:
     return WEIGHTS_FLAG, str(path)
 
 
-def starting_checkpoint(told: Any, continue_once: Optional[str] = None) -> Optional[str]:
-    """Return the checkpoint that fairseq-train was told to start from, or None.
+def starting_checkpoint(cfg: Any, continue_once: Optional[str] = None) -> Optional[str]:
+    """Return the checkpoint that fairseq-train starts from, or None.
 
     Args:
-        told: a configuration with what `Beginning` has.
+        cfg: a configuration with the fields of `Beginning`.
         continue_once: value of ``--continue-once``, which counts as long as the run's last checkpoint is not there.
     """
     if continue_once is not None:
         return continue_once
-    if told.finetune_from_model is not None:
-        return told.finetune_from_model
-    return None if told.restore_file == NO_BEGINNING["restore_file"] else told.restore_file
+    if cfg.finetune_from_model is not None:
+        return cfg.finetune_from_model
+    return None if cfg.restore_file == NO_BEGINNING["restore_file"] else cfg.restore_file
 
 
 def complete_sizes(options: dict[str, Any], arch: str) -> None:

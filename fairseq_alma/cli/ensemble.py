@@ -1,4 +1,4 @@
-"""``alma-ensemble``: one checkpoint file that stands for several models."""
+"""``alma-ensemble``: write several models as one checkpoint file."""
 
 import argparse
 from dataclasses import MISSING, dataclass, replace
@@ -23,14 +23,14 @@ Examples:
   fairseq-validate STREAM --user-dir fairseq_alma --task alma_image_classification --path E.pt --valid-subset test \\
     --batch-size 500
 
-Without --embed the members stay where they are, and must stay as they are: E.pt has their paths, relative to its own
+Without --embed the members' files must stay unchanged where they are: E.pt has their paths, relative to its own
 folder, and their checksums.
 """
 
 
 @dataclass(frozen=True, kw_only=True)
 class EnsembleOptions(Options):
-    """What becomes one checkpoint, and how."""
+    """Members of the ensemble, and how they are joined."""
 
     members: Sequence[Path] = operand("checkpoint of a member, or a run of one", "CKPT", nargs="+")
     out: Path = opt(MISSING, "the checkpoint to write", metavar="FILE")
@@ -47,8 +47,8 @@ class EnsembleOptions(Options):
 
 def build_parser() -> Parser:
     """Return the command's parser."""
-    said = "Write one checkpoint that stands for several language models, or several image models."
-    return Parser.of("alma-ensemble", said, EPILOG, EnsembleOptions, ArrivalOptions)
+    description = "Write several language models, or several image models, as one checkpoint."
+    return Parser.of("alma-ensemble", description, EPILOG, EnsembleOptions, ArrivalOptions)
 
 
 def _check(parser: argparse.ArgumentParser, arguments: EnsembleOptions) -> None:

@@ -1,4 +1,4 @@
-"""What every command does around its own job: faults of the outside world become one line and an exit status."""
+"""The frame of every command: faults of the outside world become one line and an exit status."""
 
 import argparse
 import contextlib

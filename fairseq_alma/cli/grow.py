@@ -19,11 +19,11 @@ CHECKPOINT_NEEDED = "give a run, or a checkpoint that fairseq-train or alma-grow
 
 def parser() -> Parser:
     """Build the command's options."""
-    said = (
+    description = (
         "Add experts to every Switch layer of a language model's checkpoint, or layers to it, or both. The result is a "
         "checkpoint that fairseq-train trains further (--finetune-from-model) and fairseq-eval-lm tests."
     )
-    return Parser.of("alma-grow", said, None, GrowOptions, ArrivalOptions)
+    return Parser.of("alma-grow", description, None, GrowOptions, ArrivalOptions)
 
 
 @command

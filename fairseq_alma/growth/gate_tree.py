@@ -140,7 +140,7 @@ class GateTree:
 
 
 def has_experts(layer: int, every: int) -> bool:
-    """Tell whether a layer, from 0, of a Switch model has experts: with every 2nd these are 1, 3, 5, …; 0: none has."""
+    """Return whether a layer, from 0, has experts: with every 2nd these are 1, 3, 5, …; 0: no layer has."""
     return every > 0 and (layer + 1) % every == 0
 
 

@@ -153,9 +153,9 @@ def _new_expert(shape: torch.Size, generator: torch.Generator) -> Tensor:
 def grow_moments(name: str, entry: Mapping[str, Any], growth: MixtureGrowth, is_shared: bool) -> dict[str, Any]:
     """Grow what an optimizer remembers of one parameter of a layer of experts.
 
-    Copies keep their source's moments, new slices start from zero; what is no tensor of slices, such as the number of
-    steps, stays. Adam counts steps for the whole tensor: a new slice's first step is (1 - beta1) / sqrt(1 - beta2)
-    times the learning rate, 0.7 times with betas of 0.9 and 0.98.
+    Copies keep their source's moments, new slices start from zero; other fields, such as the number of steps, stay.
+    Adam counts steps for the whole tensor: a new slice's first step is (1 - beta1) / sqrt(1 - beta2) times the learning
+    rate, 0.7 times with betas of 0.9 and 0.98.
 
     Args:
         name: of the parameter within the layer.

@@ -1,4 +1,4 @@
-"""What a learner decides: the schedule of stages, the plan of each. No fairseq.
+"""The decisions of a learner: the schedule of stages and the plan of each. No fairseq.
 
 A new learner is a class under `learner.register_learner`, here or where ``alma-stream --learners-from`` looks.
 """

@@ -68,7 +68,7 @@ class Bagging(Ensemble):
 @register_learner("gens")
 @dataclass(frozen=True)
 class GrowingEnsemble(Learner):
-    """N new models in each stage, trained on its data alone; the others stay as they are, and predict too."""
+    """N new models in each stage, trained on its data alone; the others stay unchanged, and predict too."""
 
     label: ClassVar[Optional[str]] = "gEns"
     has_iid_control: ClassVar[bool] = False

@@ -1,11 +1,11 @@
-"""What every learner is: its options with their defaults, the kinds of data it serves, and a plan for each stage.
+"""The base of every learner: options with their defaults, the kinds of data it serves, and a plan for each stage.
 
 Which mega-batches a stage trains on is the arithmetic of the paper's Algorithm 1. A plan is data, which the loop and
 the back ends carry out. It is known before anything runs, so that ``--dry-run`` can print it, a queue can run one stage
-alone, and the files that no later stage needs can be told from those that one does.
+alone, and files that no later stage needs can be removed.
 
 A learner is one class: a frozen dataclass under `register_learner`, whose fields made by `opt` are its options.
-``alma-stream`` reads all it needs to know of a learner from the class; its name stands nowhere else.
+``alma-stream`` reads all it needs to know of a learner from the class; its name is nowhere else in the package.
 Source: sections 4.1 and 4.2 of the paper.
 """
 
@@ -380,7 +380,7 @@ def combined(models: Sequence[ModelId], combine: str) -> str:
 
 
 def plan_stages(learner: Learner, planned: Sequence[Stage]) -> list[StagePlan]:
-    """Plan a whole stream. Raises ValueError if the options do not fit these stages; it begins with the option."""
+    """Plan a stream. Raises ValueError if the options do not fit these stages; it begins with the option."""
     learner.check_stages(planned)
     return [learner.plan(stage) for stage in planned]
 

@@ -20,10 +20,10 @@ class Preset:
 
     Attributes:
         name: of ``--preset``.
-        help: what it stands for.
+        help: its meaning.
         learners: name of a learner -> its own options, by their fields' names.
         training: options after ``--`` for every learner.
-        own_training: name of a learner -> what is other for it.
+        own_training: name of a learner -> options after ``--`` that differ for it.
         vgg: further options after ``--`` for VGG networks.
     """
 
@@ -81,7 +81,7 @@ PRESETS: Mapping[str, Preset] = {preset.name: preset for preset in (PAPER, RELEA
 _DEFAULTS = {
     **PAPER.training, **PAPER.vgg, **{name: value for each in PAPER.learners.values() for name, value in each.items()},
 }  # fmt: skip
-"""What run.json says nothing of, so that a run with the paper's preset and one without any are the same run."""
+"""Values that are left out of run.json, so that a run with the paper's preset and one without any are the same run."""
 
 
 def canonical(value: Any) -> Any:
@@ -91,16 +91,18 @@ def canonical(value: Any) -> Any:
     return value
 
 
-def filled(given: Mapping[str, Any], said: Mapping[str, Optional[Any]]) -> tuple[dict[str, Any], list[str]]:
+def filled(given: Mapping[str, Any], preset: Mapping[str, Optional[Any]]) -> tuple[dict[str, Any], list[str]]:
     """Fill in what a preset says.
 
     Args:
         given: option -> value, as the user gave them.
-        said: option -> value of the preset.
+        preset: option -> value of the preset.
 
     Returns:
         The options with those of the preset that were not given; the names of those that were, with another value.
     """
-    overridden = [name for name, value in said.items() if name in given and canonical(given[name]) != canonical(value)]
-    needed = {name: value for name, value in said.items() if value != _DEFAULTS.get(name)}
+    overridden = [
+        name for name, value in preset.items() if name in given and canonical(given[name]) != canonical(value)
+    ]
+    needed = {name: value for name, value in preset.items() if value != _DEFAULTS.get(name)}
     return {**needed, **given}, overridden

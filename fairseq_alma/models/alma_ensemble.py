@@ -30,13 +30,13 @@ from fairseq_alma.training.loading import refuse_other_weights
 
 @dataclass
 class AlmaEnsembleConfig(FairseqDataclass):
-    """What a checkpoint says of its members; not options of a command. `checkpoints.ensemble_file` describes them."""
+    """The members as in a checkpoint, see `checkpoints.ensemble_file`; not options of a command."""
 
     members: Any = field(default=None, metadata={"help": "list of the members"})
     vocab_size: int = field(default=0, metadata={"help": "tokens that all members know, fairseq's four included"})
     num_classes: int = field(default=0, metadata={"help": "classes that all members know"})
-    image_pixels: int = field(default=0, metadata={"help": "pixels, over all channels, of what members take; 0: any"})
-    image_channels: int = field(default=0, metadata={"help": "channels of what members take; 0: any"})
+    image_pixels: int = field(default=0, metadata={"help": "pixels, over all channels, of the members' images; 0: any"})
+    image_channels: int = field(default=0, metadata={"help": "channels of the members' images; 0: any"})
 
 
 class EnsembleDecoder(FairseqIncrementalDecoder):
