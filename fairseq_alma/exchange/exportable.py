@@ -1,6 +1,6 @@
-"""Whether a language model can be exported, as far as its options and its tokenizer say. No torch, no fairseq.
+"""Check from options and tokenizer alone whether a language model can be exported. No torch, no fairseq.
 
-``alma-export`` asks this of a checkpoint, and ``alma-stream`` at the start of a run whose evaluation exports.
+``alma-export`` checks a checkpoint, ``alma-stream`` and ``alma-update`` what they are about to train.
 """
 
 from pathlib import Path

@@ -2,8 +2,8 @@
 
 Only ``config.json``, the tokenizer's files and ``model.safetensors``, or the files of its index, are read; no code of
 the folder is run. Token u has row u + 4, as in a stream that was made with the folder's tokenizer. fairseq's symbols
-take the places of the folder's own special tokens where it has them: ``</s>`` is its end of text, and the row u + 4 of
-that token is then used no more. Rows of neither kind never take part in a softmax (``symbol_ids``, see `data.tokens`).
+replace the folder's own special tokens: ``</s>`` is its end of text, whose row u + 4 is then unused. Unused rows, and
+symbols without a counterpart, never take part in a softmax (``symbol_ids``, see `data.tokens`).
 """
 
 import json
@@ -190,11 +190,11 @@ def options_of(config: FolderConfig, path: Path) -> tuple[dict[str, Any], list[b
 
 
 def symbols_of(folder: Path, config: FolderConfig, tokenizer: StreamTokenizer) -> tuple[list[Optional[int]], list[int]]:
-    """Return which of the folder's tokens each of fairseq's symbols stands for.
+    """Return the folder's token for each of fairseq's symbols.
 
     Returns:
-        Ids of the tokens, each once, None for a symbol that the folder lacks; and for each symbol a token whose row it
-        begins with.
+        Token ids, each once, None for a symbol that the folder lacks; and for each symbol the token that initializes
+        its row.
 
     Raises:
         AlmaError: the folder has no end of text.
@@ -218,7 +218,7 @@ def symbols_of(folder: Path, config: FolderConfig, tokenizer: StreamTokenizer) -
 
 
 def _weight_files(folder: Path) -> Sequence[Path]:
-    """Return the file of the weights, or those that the index of several names, which stand beside it."""
+    """Return the file of the weights, or the files that the index names, in the same folder."""
     if (folder / WEIGHTS).is_file() or not (folder / INDEX).is_file():
         return [folder / WEIGHTS]
     index = as_record(read_json_object(folder / INDEX, _REMEDY), WeightIndex, folder / INDEX, _REMEDY)

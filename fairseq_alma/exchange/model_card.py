@@ -1,4 +1,4 @@
-"""The model card of an exported folder: sizes, data, training and figures, as far as records say them."""
+"""The model card of an exported folder: sizes, data, training and test figures."""
 
 from pathlib import Path
 from typing import Sequence
@@ -40,7 +40,7 @@ def model_card(path: Path, stream: Stream, facts: ModelFacts, architecture: str,
     """Return the page, in Markdown.
 
     Args:
-        path: the checkpoint; where it is part of a run, its records say how good it is.
+        path: the checkpoint; in a run, its records give the figures.
         stream: that it was trained on.
         facts: sizes of the model.
         architecture: name of the class in transformers.
@@ -69,7 +69,7 @@ def _amount(splits: Sequence[Split]) -> str:
 
 
 def record_rows(path: Path, stream: Stream) -> dict[str, str]:
-    """Return what ``run.json`` and ``stage.json`` say of a checkpoint, which stands in the folder of its stage."""
+    """Return the rows from ``run.json`` and ``stage.json`` for a checkpoint in the folder of a stage."""
     above = list(path.absolute().parents)[:3]  # a branch has a folder of its own
     root = next((each for each in above if (each / STAGE_RECORD).is_file()), None)
     folder = None if root is None else RunFolder(root.parent)

@@ -53,7 +53,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
 
 
 def refuse_special(path: Path) -> None:
-    """Raise AlmaError if a pipe, a device or a folder stands where a file is to be read, or nothing."""
+    """Raise AlmaError unless a path is a regular file."""
     if not path.is_file():
         found = "a pipe, a device or a folder, no file" if path.exists() else "no such file"
         raise AlmaError(f"{path}: {found}; give a folder that transformers has written (save_pretrained)")
@@ -62,7 +62,7 @@ def refuse_special(path: Path) -> None:
 def differing_shapes(
     tensors: Mapping[str, Tensor], options: Mapping[str, Any], num_tokens: int, mixtures: Sequence[bool]
 ) -> str:
-    """Say how names and shapes of a folder's tensors differ from those of its model; empty if they do not.
+    """Describe how names and shapes of a folder's tensors differ from those of its model; empty if they do not.
 
     Args:
         tensors: of the folder.

@@ -2,7 +2,7 @@
 
 The ids are those of the token files: fairseq's four symbols come first, token u has id u + 4. As users of transformers
 expect, special tokens are found in a text; ``tokenizer(text, split_special_tokens=True)`` takes the text literally, as
-preparing and scoring here do. A tokenizer that came with an imported model leaves as it came.
+preparing and scoring here do. The tokenizer of an imported model is exported unchanged.
 """
 
 import json
@@ -35,7 +35,7 @@ class Vocabulary:
 
 
 def vocabulary_of(tokenizer: StreamTokenizer, context: int, symbol_ids: Optional[str], has_bos: bool) -> Vocabulary:
-    """Return what a folder says of its tokens.
+    """Return the vocabulary of an exported folder.
 
     Args:
         tokenizer: the stream's.
@@ -118,9 +118,7 @@ def check_same_ids(content: str, tokenizer: StreamTokenizer, texts: Iterable[str
         )
 
 
-_OTHER_TOKENIZER = (
-    "only BPE and Unigram tokenizers as alma-prep-text trains them, and most tokenizer.json, are exported"
-)
+_OTHER_TOKENIZER = "tokenizers that alma-prep-text trains, and most tokenizer.json files, can be exported"
 
 
 def _misread(content: Mapping[str, Any], tokenizer: StreamTokenizer, texts: Iterable[str]) -> Optional[str]:
@@ -169,9 +167,9 @@ def _from_sentencepiece(tokenizer: StreamTokenizer) -> dict[str, Any]:
     spec, trainer = model.normalizer_spec, model.trainer_spec
     has_own_rules = spec.precompiled_charsmap or spec.remove_extra_whitespaces or spec.add_dummy_prefix
     if trainer.model_type != trainer.UNIGRAM or has_own_rules or not spec.escape_whitespaces:
-        raise AlmaError(f"{tokenizer.file}: of another type, or it alters text before it is cut; {_OTHER_TOKENIZER}")
+        raise AlmaError(f"{tokenizer.file}: not a unigram model, or it normalizes text; {_OTHER_TOKENIZER}")
     if any(piece.type == kinds.USER_DEFINED for piece in model.pieces):
-        raise AlmaError(f"{tokenizer.file}: it has symbols that a user defined; {_OTHER_TOKENIZER}")
+        raise AlmaError(f"{tokenizer.file}: it has user-defined symbols; {_OTHER_TOKENIZER}")
     known = {piece.piece for piece in model.pieces}
     pieces: list[list[Any]] = []
     unknown = None

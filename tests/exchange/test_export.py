@@ -295,7 +295,7 @@ def test_a_foreign_tokenizer_has_its_ids_and_its_added_tokens_are_found(kind, tm
         ({"arch": "alma_switch_lm_base"}, "{export}: transformers has no architecture for alma_switch_lm_base"),
         ({"is_ensemble": True}, "{export}: transformers has no architecture for an ensemble"),
         ({"is_split": True}, "{export}: gates that grew by split"),
-        ({}, "alters text before it is cut"),
+        ({}, "not a unigram model, or it normalizes text"),
     ],
 )
 def test_what_cannot_be_exported_is_known_at_the_start_of_a_run(options, said, stream, tmp_path):
