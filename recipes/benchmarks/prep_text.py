@@ -66,7 +66,14 @@ def run_alma(work: Path, workers: int) -> float:
     """Run alma-prep-text with the same tokenizer; return the seconds."""
     shutil.rmtree(work / "alma", ignore_errors=True)
     command = ["alma-prep-text", str(work / "raw.txt"), "--out", str(work / "alma"), "--megabatches", "1"]
-    command += ["--tokenizer", str(work / "given/tokenizer"), "--keep-duplicates", "--workers", str(workers)]
+    command += [
+        "--tokenizer",
+        str(work / "given/tokenizer"),
+        "--keep-duplicates",
+        "--no-decontaminate",
+        "--workers",
+        str(workers),
+    ]
     return run(command, workers)
 
 

@@ -151,10 +151,3 @@ def test_verify_names_the_file_that_differs(tmp_path, content, message):
     stream.verify(["test"])
     with pytest.raises(AlmaError, match=rf"valid\.bin: {message}"):
         stream.verify(["valid"])
-
-
-def test_verify_looks_at_the_dictionary_whatever_split_is_named(tmp_path):
-    stream = write_stream(tmp_path)
-    (tmp_path / "dict.txt").write_text("b 1\n")
-    with pytest.raises(AlmaError, match=r"dict\.txt: sha256"):
-        stream.verify([])

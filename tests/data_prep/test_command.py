@@ -144,12 +144,6 @@ def test_what_lies_in_out_is_no_input_the_first_time_and_the_second(text, tmp_pa
         create(tmp_path / "deep/stream", tmp_path / "deep/stream")
 
 
-def test_a_field_of_plain_text_is_refused(text, tmp_path):
-    with pytest.raises(AlmaError, match=r"^--field body: .*text.txt is plain text, which has no fields; leave --field"):
-        create(text, tmp_path / "stream", "--field", "body")
-    assert sorted(os.listdir(tmp_path)) == ["text.txt"]
-
-
 @pytest.mark.parametrize(
     ("more", "message"),
     [
@@ -157,17 +151,15 @@ def test_a_field_of_plain_text_is_refused(text, tmp_path):
         (["--valid-bytes", 9], "was made with --valid-bytes left to its default, not 9"),
         (["--keep-duplicates"], "was made with --keep-duplicates False, not True"),
         (["--format", "lines"], "was made with --format left to its default, not lines"),
+        ([], r"made from other input: text\.txt is not what it was made from"),
+        (["--field", "body"], r"^--field body: .*text\.txt is plain text, which has no fields; leave --field"),
     ],
 )
-def test_other_options_on_the_same_folder_are_refused(stream, text, tmp_path, more, message):
+def test_another_command_on_the_same_folder_is_refused(stream, text, tmp_path, more, message):
+    if not more:
+        text.write_text(text.read_text() + "\n\nmore")
     with pytest.raises(AlmaError, match=message):
         create(text, tmp_path / "stream", *more)
-
-
-def test_other_input_on_the_same_folder_is_refused(stream, text, tmp_path):
-    text.write_text(text.read_text() + "\n\nmore")
-    with pytest.raises(AlmaError, match=r"made from other input: text\.txt is not what it was made from"):
-        create(text, tmp_path / "stream")
 
 
 def test_folder_that_holds_something_else_is_refused_and_left_alone(text, tmp_path):
@@ -348,7 +340,8 @@ def test_a_mega_batch_of_which_nothing_is_left_is_refused(stream, tmp_path):
 @pytest.mark.parametrize("way", [lambda text: text.replace(" ", "\u00a0"), str.upper, lambda text: "\u200b".join(text)])
 def test_a_copy_that_is_written_in_another_way_is_a_duplicate(text, tmp_path, way):
     text.write_text(text.read_text() + "\n\n" + "\n\n".join(map(way, make_documents(400)[:50])))
-    assert create(text, tmp_path / "stream").history[0]["num_duplicates"] == 70
+    stream = create(text, tmp_path / "stream", "--no-decontaminate")
+    assert stream.history[0]["num_duplicates"] == 70 and stream.decontaminated is None
 
 
 def test_keep_duplicates_keeps_them(text, tmp_path):
@@ -359,22 +352,6 @@ def test_keep_duplicates_keeps_them(text, tmp_path):
 
 def held_out_texts(stream: Stream) -> list[str]:
     return texts_of(stream, "valid") + texts_of(stream, "test")
-
-
-def test_nothing_is_left_out_if_that_is_asked_for_and_the_stream_says_so(copied, tmp_path):
-    stream = create(copied, tmp_path / "stream", "--no-decontaminate")
-    assert sum(split.num_documents for split in stream.splits) == 800
-    assert stream.decontaminated is None
-    assert "num_contaminated" not in stream.history[0]
-
-
-def test_a_given_tokenizer_changes_nothing_about_what_is_left_out(copied, tmp_path):
-    trained = create(copied, tmp_path / "one")
-    command = [copied, "--out", tmp_path / "two", "--megabatches", 3, "--tokenizer", trained.root / "tokenizer"]
-    assert run(*command) == 0
-    for suffix in (".bin", ".idx"):
-        name = f"megabatch-001/train{suffix}"
-        assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()
 
 
 def test_append_needs_a_stream(text, tmp_path):
@@ -435,12 +412,6 @@ def test_a_name_that_is_not_utf_8_is_recorded_as_it_can_be_shown(text, tmp_path)
     stream = create(Path(os.fsdecode(odd)), tmp_path / "stream")
     assert stream.history[0]["inputs"][0]["name"] == "a\\xff.txt"
     create(Path(os.fsdecode(odd)), tmp_path / "stream")
-
-
-def test_units_beyond_what_the_text_gives_are_announced(tmp_path, capsys):
-    (tmp_path / "a.txt").write_text("\n\n".join(f"only {number}" for number in range(50)))
-    assert run(tmp_path / "a.txt", "--out", tmp_path / "s", "--megabatches", 2) == 0
-    assert "--vocab-size 50000: the first mega-batch gives" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("workers", ["1", "2"])

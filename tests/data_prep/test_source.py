@@ -225,13 +225,6 @@ def test_folder_stands_for_its_files_in_the_order_of_their_names(tmp_path):
     assert read(tmp_path) == ["a/1.txt", "a/2.txt", "b.txt"]
 
 
-def test_folder_without_files_and_missing_file_are_refused(tmp_path):
-    with pytest.raises(AlmaError, match="no file in this folder"):
-        read(tmp_path)
-    with pytest.raises(AlmaError, match="no such file or folder"):
-        read(tmp_path / "nothing")
-
-
 def test_a_pipe_is_copied_and_read_like_a_file(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     writer = threading.Thread(target=(tmp_path / "pipe").write_bytes, args=(gzip.compress(TEXT),))

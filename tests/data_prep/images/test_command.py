@@ -1,6 +1,5 @@
 """The command: what it writes, that it is all or nothing, and what it refuses."""
 
-import json
 import os
 from pathlib import Path
 
@@ -8,9 +7,8 @@ import numpy as np
 import pytest
 
 from data_prep.images.command import main
-from data_prep.images.formats import emnist_names
 from fairseq_alma.data.image_stream import ImageStream
-from fairseq_alma.data.stream import Stream, file_sha256
+from fairseq_alma.data.stream import file_sha256
 from fairseq_alma.errors import AlmaError
 from tests.data_prep.images.published import (
     idx_bytes,
@@ -67,32 +65,11 @@ def test_same_command_again_does_nothing_and_another_folder_gets_equal_files(tmp
     assert ImageStream.open(tmp_path / "other").stream.fingerprint == first.stream.fingerprint
 
 
-def test_plain_and_packed_files_make_the_same_stream(tmp_path):
-    packed = create(tmp_path)
-    write_mnist(tmp_path / "plain", packed=False)
-    assert run("mnist", "--source", tmp_path / "plain", "--out", tmp_path / "s", "--megabatches", 3) == 0
-    assert Stream.open(tmp_path / "s").fingerprint == packed.stream.fingerprint
-
-
 @pytest.mark.parametrize("more", [("--seed", 2), ("--megabatches", 2), ("--valid-fraction", 0.5)])
 def test_other_options_on_the_same_folder_are_refused(tmp_path, more):
     create(tmp_path)
     with pytest.raises(AlmaError, match=f"was made with {more[0]} .*, not {more[1]}; choose another --out"):
         create(tmp_path, "stream", *more)
-
-
-def test_other_images_on_the_same_folder_are_refused(tmp_path):
-    create(tmp_path)
-    write(tmp_path / "mnist/train-labels-idx1-ubyte", idx_bytes(np.zeros(40)), packed=True)
-    with pytest.raises(AlmaError, match=r"made from other input: train-labels-idx1-ubyte\.gz is not what"):
-        create(tmp_path)
-
-
-def test_other_data_set_on_the_same_folder_is_refused(tmp_path):
-    create(tmp_path)
-    arguments = ["fashion-mnist", "--source", tmp_path / "mnist", "--out", tmp_path / "stream", "--megabatches", 3]
-    with pytest.raises(AlmaError, match="made with DATASET mnist, not fashion-mnist"):
-        run(*arguments)
 
 
 def test_stream_of_text_is_not_replaced(tmp_path):
@@ -194,14 +171,6 @@ def test_a_folder_may_have_train_and_test(tmp_path):
     assert ImageStream.open(tmp_path / "s").test_indices().tolist() == [*range(20, 26)]
 
 
-def test_emnist_says_what_it_did_to_the_images(tmp_path, capsys):
-    write_mnist(tmp_path / "e", num_classes=26, first_label=1, names=tuple(emnist_names("letters")))
-    arguments = ["--source", tmp_path / "e", "--out", tmp_path / "s", "--megabatches", 2]
-    assert run("emnist", "--split", "letters", *arguments) == 0
-    out = capsys.readouterr().out
-    assert "turned upright" in out and "they are 0 to 25 here" in out
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -230,10 +199,3 @@ def test_emnist_says_what_it_did_to_the_images(tmp_path, capsys):
 )
 def test_usage_errors_end_with_status_2(arguments, message, capsys):
     assert message in usage_error(capsys, main, arguments.split() if isinstance(arguments, str) else arguments)
-
-
-def test_manifest_names_no_folder_of_this_machine(tmp_path):
-    create(tmp_path)
-    content = (tmp_path / "stream/stream.json").read_text()
-    assert str(tmp_path) not in content
-    assert json.loads(content)["history"][0]["inputs"][0]["name"] == "train-images-idx3-ubyte.gz"

@@ -28,12 +28,6 @@ def test_idx_file_is_read_plain_and_packed(tmp_path, packed):
     assert np.array_equal(read_idx(path, 3), array)
 
 
-def test_packed_file_is_told_by_its_content(tmp_path):
-    array = random_images(5, 4, 3)
-    path = write(tmp_path / "a", idx_bytes(array), packed=True).rename(tmp_path / "a-idx3-ubyte")
-    assert np.array_equal(read_idx(path, 3), array)
-
-
 @pytest.mark.parametrize(
     ("content", "message"),
     [
@@ -50,14 +44,6 @@ def test_packed_file_is_told_by_its_content(tmp_path):
 def test_file_that_is_no_idx_or_of_another_size_is_refused(tmp_path, content, message, packed):
     path = write(tmp_path / "a-idx3-ubyte", content, packed)
     with pytest.raises(AlmaError, match=f"a-idx3-ubyte.*: .*{message}.*fetch the file again"):
-        read_idx(path, 3)
-
-
-@pytest.mark.parametrize("damage", [lambda content: content[:-20], lambda content: content[:-8] + bytes(8)])
-def test_broken_gzip_is_refused(tmp_path, damage):
-    path = write(tmp_path / "a-idx3-ubyte", idx_bytes(random_images(50, 28, 28)), packed=True)
-    path.write_bytes(damage(path.read_bytes()))
-    with pytest.raises(AlmaError, match="broken gzip data"):
         read_idx(path, 3)
 
 
