@@ -16,7 +16,6 @@ from pandas import DataFrame, Index
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.learners.learner import LEARNERS
 from fairseq_alma.learners.presets import canonical
-from fairseq_alma.metrics import bits_per_byte
 from fairseq_alma.runs.run_folder import RUN_RECORD, STAGE_RECORD, STAGE_REMEDY, RunFolder
 from fairseq_alma.runs.study import FREE_OPTIONS, ROUNDING_OPTIONS, planned_stages
 
@@ -26,7 +25,8 @@ RESULT = {TEXT: "ppl", IMAGES: "error"}
 TEST_FLOPS = {TEXT: "test_flops_per_token", IMAGES: "test_flops_per_image"}
 COUNTS = ("num_params", "num_experts", "num_members", "num_updates", "train_flops", "wall_seconds")
 COLUMNS = (
-    "stage", "value", "loss", "valid", "before_growth", "after_growth", *COUNTS, "test_flops", "evaluation",
+    "stage", "value", "loss", "bits_per_byte", "valid", "before_growth", "after_growth", *COUNTS, "test_flops",
+    "evaluation", "holdouts",
 )  # fmt: skip
 PLACE_AND_PACE = ("--num-workers", "--cpu")
 """Training options that say where and how fast something runs; they do not change the result."""
@@ -136,11 +136,7 @@ class Run:
     @property
     def bits_per_byte(self) -> float:
         """Test loss of the last update in bits per byte; NaN for images."""
-        test = self.stream.get("test") or {}
-        if not self.is_text or not len(self.done):
-            return math.nan
-        found = bits_per_byte(self.done.loss.iloc[-1], test.get("num_tokens", 0), test.get("num_bytes", 0))
-        return math.nan if found is None else found
+        return float(self.done.bits_per_byte.iloc[-1]) if len(self.done) else math.nan
 
     @cached_property
     def stream_key(self) -> str:
@@ -222,7 +218,7 @@ def _arrivals(record: Mapping[str, Any], stages: list[dict[str, Any]]) -> DataFr
     planned = {stage.last_arrival for stage in planned_stages(record, num_arrivals)}
     rows = {arrival: _row(kind, stage) for arrival, stage in by_arrival.items()}
     frame = DataFrame.from_dict(rows, orient="index", columns=list(COLUMNS)).astype(
-        {name: float for name in COLUMNS if name != "evaluation"}
+        {name: float for name in COLUMNS if name not in ("evaluation", "holdouts")}
     )
     frame = frame.reindex(Index(range(num_arrivals), name="arrival"))
     frame.insert(0, "planned", [arrival in planned for arrival in frame.index])
@@ -247,6 +243,7 @@ def _row(kind: str, stage: Mapping[str, Any]) -> dict[str, Any]:
     row = {name: stage[name] for name in ("stage", *COUNTS)}
     row |= {"value": stage["test"][result], "loss": stage["test"]["loss"], "valid": stage["valid"][result]}
     row |= {"test_flops": stage[TEST_FLOPS[kind]], "evaluation": (stage.get("evaluation") or {}).get("figures")}
+    row |= {"bits_per_byte": stage["test"].get("bits_per_byte"), "holdouts": stage.get("holdouts") or None}
     return row | {name: stage[name]["valid"][result] for name in ("before_growth", "after_growth") if stage.get(name)}
 
 

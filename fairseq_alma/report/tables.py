@@ -16,7 +16,7 @@ def all_tables(groups: Sequence[Experiment], paper: bool = False) -> list[Table]
     found = [result_table(groups), cost_table(groups), growth_table(groups), iid_table(groups)]
     if paper and groups[0].first.is_text:
         found += [paper_perplexities(groups), paper_controls(groups)]
-    found += [evaluation_table(groups), run_table(groups)]
+    found += [holdout_table(groups), evaluation_table(groups), run_table(groups)]
     return [table for table in found if table.rows]
 
 
@@ -119,6 +119,24 @@ def iid_table(groups: Sequence[Experiment]) -> Table:
         "k: mega-batches. Both train on the same data for the same number of updates, at once or one after the other."
     )
     return Table("iid", "Sequential learning next to i.i.d. training", notes, rows)
+
+
+def holdout_table(groups: Sequence[Experiment]) -> Table:
+    """Lay out the loss on what is held out of each mega-batch after each arrival, of one run of each experiment."""
+    rows: list[Row] = []
+    for each in groups:
+        for arrival, holdouts in each.first.done.holdouts.dropna().items():
+            before = holdouts[-1].get("before") or {}
+            row: Row = {"learner": each.name, "after": f"t{arrival}"}
+            row["newest, before"] = number(before.get("bits_per_byte") or math.nan, 3)
+            for part in holdouts:
+                row[f"m{part['megabatch']}"] = number(part.get("bits_per_byte") or math.nan, 3)
+            rows.append(row)
+    notes = (
+        "Bits per byte on the held-out part of each mega-batch (m0 is the first); newest, before: on the newest one's, "
+        "before training on it."
+    )
+    return Table("holdouts", "Held-out parts of the mega-batches", notes, filled(rows))
 
 
 def evaluation_table(groups: Sequence[Experiment]) -> Table:

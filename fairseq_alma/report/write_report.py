@@ -22,7 +22,7 @@ from fairseq_alma.runs.study import FREE_OPTIONS, OPTION_OF
 from fairseq_alma.terminal import tell
 
 PAGE, FIGURES = "index.html", "figures"
-TABLES = ("perplexity", "error", "cost", "growth", "iid", "paper", "paper_iid", "evaluation", "runs")
+TABLES = ("perplexity", "error", "cost", "growth", "iid", "paper", "paper_iid", "holdouts", "evaluation", "runs")
 TEXTS = {"md": "markdown", "csv": "csv", "tex": "latex"}
 DRAWINGS = ("curve", "trade-off", "growth")
 

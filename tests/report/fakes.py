@@ -109,7 +109,7 @@ def write_run(
 def result(value: float, is_text: bool) -> dict[str, float]:
     """What a stage.json says of a test: loss and perplexity, or loss and error."""
     if is_text:
-        return {"loss": math.log2(value), "ppl": value}
+        return {"loss": math.log2(value), "ppl": value, "bits_per_byte": math.log2(value) / 4}
     return {"loss": -math.log(1 - min(value, 0.999)), "error": value}
 
 

@@ -87,6 +87,19 @@ def test_figures_of_an_evaluation_have_a_row_each(tables):
     assert (row["figure"], row["t0"].text, row["t1"].text) == ("accuracy", "0.5", "0.6")
 
 
+def test_held_out_parts_have_a_row_for_each_arrival(tables):
+    parts = [{"megabatch": t, "loss": 8.0, "ppl": 256.0, "bits_per_byte": 2.0 + t} for t in (0, 1)]
+    extras = [
+        {"holdouts": parts[:1]},
+        {"holdouts": [parts[0], parts[1] | {"before": {**parts[1], "bits_per_byte": 3.5}}]},
+    ]
+    for part in extras[1]["holdouts"][1:]:
+        del part["before"]["megabatch"]
+    first, second = map(texts, tables({"stream": text_stream(2), "stage_extras": extras})["holdouts"].rows)
+    assert (first["newest, before"], first["m0"], first["m1"]) == ("–", "2.000", "–")
+    assert (second["newest, before"], second["m0"], second["m1"]) == ("3.500", "2.000", "3.000")
+
+
 def test_of_many_arrivals_people_see_some_and_programs_all(tables):
     table = tables({"stream": image_stream(40)})["error"]
     assert [title for title in table.header if title[1:].isdecimal()] == [f"t{t}" for t in shown_arrivals(40)]
