@@ -61,7 +61,7 @@ class Call(NamedTuple):
         log: file that gets all output, after what is there already; None: nothing is kept.
         environment: all variables.
         folder: working directory.
-        num_files: file descriptors that follow: the pipe, and those to keep open.
+        num_files: file descriptors that follow: those to keep open, and last the pipe.
     """
 
     function: str
@@ -155,7 +155,7 @@ def call(
                 variables = {**os.environ, **place, **environment}
                 path = None if log is None else str(log)
                 begun = Call(function, arguments, [*words], path, variables, os.getcwd(), 1 + len(files))
-                _helper.begin(begun, [theirs.fileno(), *files])
+                _helper.begin(begun, [*files, theirs.fileno()])
             pipes.append(here)
         results, failures = _await(pipes, watch)
         if len(pipes) > 1 and failures:
@@ -298,13 +298,13 @@ def begin_child(begun: Call, files: Sequence[int]) -> int:
         if die is not None:
             die()
         atexit._clear()  # of the parent: it would remove its temporary folders
-        with Connection(files[0], readable=False) as pipe:
-            answer = _act(begun, pipe)
-            atexit._run_exitfuncs()
-            for standard in (sys.stdout, sys.stderr):
-                standard.flush()
-            pipe.send(answer)
-    finally:
+        pipe = Connection(files[-1], readable=False)
+        answer = _act(begun, pipe)
+        atexit._run_exitfuncs()
+        for standard in (sys.stdout, sys.stderr):
+            standard.flush()
+        pipe.send(answer)
+    finally:  # files are closed in the order of their numbers: locks are free when the pipe ends
         os._exit(0)
 
 
