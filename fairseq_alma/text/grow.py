@@ -77,7 +77,7 @@ def grow(args: GrowOptions) -> str:
     shape = f"takes its shape from there, which is --num-experts {config['num_experts']}"
     if config["gate_trees"]:
         shape += f" --gate-trees '{config['gate_trees']}'"
-    if args.layers is not None:
+    if args.layers is not None and config["_name"] in SWITCH_SIZES:
         shape += f"; it needs --decoder-layers {args.layers}"
     lines.append(f"wrote {args.out}; fairseq-train {' '.join(from_weights(args.out))} {shape}")
     return "\n".join(lines)
