@@ -211,9 +211,9 @@ def symbols_of(folder: Path, config: FolderConfig, tokenizer: StreamTokenizer) -
     if end is None:
         raise AlmaError(f"{folder}: neither its {TOKENIZER_CONFIG} nor its {CONFIG} has an end of text; {_REMEDY}")
     own: list[Optional[int]] = [None] * len(SYMBOLS)
-    for symbol in (2, 1, 0, 3):  # the end of text often pads too
-        if found[symbol] not in own:
-            own[symbol] = found[symbol]
+    for number in (2, 1, 0, 3):  # the end of text often pads too
+        if found[number] not in own:
+            own[number] = found[number]
     return own, [end if token is None else token for token in found]
 
 

@@ -148,6 +148,16 @@ def test_the_tokenizer_gives_the_ids_of_the_test_set_and_finds_special_tokens(fo
     check_ids(folders["mixture"], stream)
 
 
+def test_texts_begin_with_s_where_training_sequences_did(checkpoints, tmp_path):
+    checkpoint = read_checkpoint(checkpoints["dense"], mmap=False)
+    checkpoint["cfg"]["task"]["add_bos_token"] = True
+    write_checkpoint(checkpoint, tmp_path / "a.pt")
+    assert main([str(tmp_path / "a.pt"), "--out", str(tmp_path / "out")]) == 0
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
+    assert tokenizer("the cat")["input_ids"][0] == tokenizer.bos_token_id == 0
+    assert exported(tmp_path / "out").config.bos_token_id == 0
+
+
 def test_so_does_that_of_a_sentencepiece_stream(sentencepiece_stream, tmp_path):
     path = save(tmp_path / "a.pt", transformer_config(), 0, sentencepiece_stream)
     assert main([str(path), "--out", str(tmp_path / "folder")]) == 0
