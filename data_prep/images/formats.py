@@ -266,7 +266,7 @@ def load_arrays(files: InputFiles, given: Any) -> ImageSet:
 def _classes(given: Any, labels: np.ndarray) -> tuple[int, dict[str, Any]]:
     """Return the number of classes, and what else the set is; a remark if the labels do not begin at 0."""
     num_classes = given.num_classes or int(labels.max()) + 1
-    remarks = ()
+    remarks: tuple[str, ...] = ()
     if labels.min() > 0:
         least, most = labels.min(), labels.max()
         remarks = (

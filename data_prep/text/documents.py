@@ -10,7 +10,7 @@ import re
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Iterator, Optional, Sequence, Union
+from typing import Any, Iterable, Iterator, Optional, Sequence, Union
 
 from data_prep.build_folder import recorded_name
 from data_prep.compression import DecompressedFile
@@ -103,24 +103,21 @@ def documents_of(block: Block) -> list[str]:
     Raises:
         AlmaError: the block is no UTF-8 text, or a record lacks the field.
     """
-    return [document for document, _ in _split(block, with_groups=False)]
+    if block.source.form in ("text", "lines"):
+        text = text_of(block)
+        texts: Iterable[str] = _EMPTY_LINE.split(text) if block.source.form == "text" else text.split("\n")
+    else:
+        texts = (_checked_text(block, number, text) for number, text, _ in _records(block))
+    return [stripped for each in texts if (stripped := each.strip())]
 
 
 def documents_and_groups_of(block: Block) -> list[tuple[str, str]]:
     """Return the documents of a block of records, each with its group. Raises AlmaError as `documents_of` does."""
-    return _split(block, with_groups=True)
-
-
-def _split(block: Block, with_groups: bool) -> list[tuple[str, str]]:
-    if block.source.form in ("text", "lines"):
-        text = text_of(block)
-        texts = _EMPTY_LINE.split(text) if block.source.form == "text" else text.split("\n")
-        return [(stripped, "") for each in texts if (stripped := each.strip())]
-    found = []
-    for number, text, group in _records(block):
-        if stripped := _checked_text(block, number, text).strip():
-            found.append((stripped, _group_name(block, number, group) if with_groups else ""))
-    return found
+    return [
+        (stripped, _group_name(block, number, group))
+        for number, text, group in _records(block)
+        if (stripped := _checked_text(block, number, text).strip())
+    ]
 
 
 def text_of(block: Block) -> str:
@@ -145,6 +142,7 @@ def _records(block: Block) -> Iterator[tuple[int, object, object]]:
     """Yield the number of lines or rows before a record, its text, and the value that names its group."""
     field, by = block.source.field, block.source.by
     if block.source.form in TABLES:
+        assert not isinstance(block.content, bytes)
         for number, row in enumerate(block.content):
             yield number, row[0], row[-1]
         return

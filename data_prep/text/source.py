@@ -7,9 +7,7 @@ import shutil
 import stat
 import sys
 from pathlib import Path
-from queue import Empty, Queue
-from threading import Thread
-from typing import IO, Any, Optional, Sequence
+from typing import Any, Optional, Sequence
 
 from data_prep.compression import strip_compression_suffix
 from data_prep.text.documents import BLOCK_SIZE, Source
@@ -17,7 +15,6 @@ from fairseq_alma.errors import AlmaError, naming
 from fairseq_alma.terminal import tell
 
 STANDARD_INPUT = "-"
-PIPE_PATIENCE_SECONDS = 10.0
 _FORMS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl", ".parquet": "parquet", ".arrow": "arrow"}
 _STATE, _SPLITS = "state.json", "dataset_dict.json"  # of a data set, and of several, as datasets' save_to_disk writes
 _META = (_STATE, _SPLITS, "dataset_info.json")
@@ -77,33 +74,13 @@ def _copied(given: str, path: Path) -> Path:
     """Copy what comes through standard input or a pipe to a file and return it."""
     if given == STANDARD_INPUT and sys.stdin is None:
         raise AlmaError("INPUT -: standard input is closed; give a file, or pipe the text into the command")
-    pipe = sys.stdin.buffer if given == STANDARD_INPUT else _open_pipe(given)
     with naming(path), open(path, "wb") as file:
-        shutil.copyfileobj(pipe, file, BLOCK_SIZE)
+        if given == STANDARD_INPUT:
+            shutil.copyfileobj(sys.stdin.buffer, file, BLOCK_SIZE)
+        else:
+            with open(given, "rb") as pipe:
+                shutil.copyfileobj(pipe, file, BLOCK_SIZE)
     return path
-
-
-def _open_pipe(given: str) -> IO[bytes]:
-    """Open a pipe, which waits until somebody opens it for writing. Raises AlmaError if nobody does."""
-    opened: Queue = Queue()
-
-    def wait() -> None:
-        try:
-            opened.put(open(given, "rb"))  # noqa: SIM115  closed with the process
-        except OSError as error:
-            opened.put(error)
-
-    Thread(target=wait, daemon=True).start()
-    try:
-        pipe = opened.get(timeout=PIPE_PATIENCE_SECONDS)
-    except Empty:
-        raise AlmaError(
-            f"{given}: a pipe that nobody has opened for writing in {PIPE_PATIENCE_SECONDS:g} seconds; start what "
-            "writes to it first, or give a file"
-        ) from None
-    if isinstance(pipe, OSError):
-        raise pipe
-    return pipe
 
 
 def _files_of(given: Path, left_out: Optional[Path]) -> Optional[list[Path]]:
@@ -173,8 +150,9 @@ def _refuse_mixture(folder: Path, splits: Sequence[str]) -> None:
 def _data_files(folder: Path) -> list[str]:
     """Return the names of a data set's files, of which ``state.json`` has a list; others are caches of ``map``."""
     listed = _json(folder / _STATE).get("_data_files")
-    names = [each.get("filename") for each in listed if isinstance(each, dict)] if isinstance(listed, list) else []
-    if not names or not all(isinstance(name, str) and Path(name).name == name for name in names):
+    entries = [each for each in listed if isinstance(each, dict)] if isinstance(listed, list) else []
+    names = [str(each.get("filename")) for each in entries]
+    if not names or not all(Path(name).name == name for name in names):
         raise AlmaError(f"{folder / _STATE}: names no data files; save the data set again (save_to_disk)")
     return names
 

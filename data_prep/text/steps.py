@@ -24,7 +24,7 @@ from data_prep.text.source import find_sources
 from data_prep.text.tokenizer import train_tokenizer, vocab_size_for
 from fairseq_alma.data.ngrams import NgramHasher, NgramSet, distinct, document_hashes, held_out_ngrams
 from fairseq_alma.data.stream import Stream, file_sha256
-from fairseq_alma.data.tokens import FILE_NAMES, StreamTokenizer, id_dtype
+from fairseq_alma.data.tokens import FILE_NAMES, TOKENIZER_FOLDER, StreamTokenizer, id_dtype
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.files import MAX_MEGABATCHES, open_atomically
 
@@ -398,8 +398,9 @@ def prepare_encoding(folder: str) -> None:
             parts.append(held_out_ngrams(plan.there, plan.options.ngram))
         _save(folder, "ngrams.npy", distinct(parts))
     if plan.there is not None or plan.options.tokenizer is not None:
-        given = StreamTokenizer.open(plan.there.root) if plan.there is not None else plan.options.tokenizer
-        tokenizer = given if isinstance(given, StreamTokenizer) else StreamTokenizer(given)
+        given = plan.options.tokenizer if plan.there is None else plan.there.root / TOKENIZER_FOLDER
+        assert given is not None
+        tokenizer = StreamTokenizer(given)
         kind, content = tokenizer.kind, tokenizer.file.read_bytes()
         for path in tokenizer.companions:
             _write(folder, path.name, path.read_bytes())
@@ -460,7 +461,7 @@ def encode_piece(folder: str, number: int) -> Iterator[Encoded]:
     sets = np.array(_sets(folder, number))
     sets[sets == cuts.num_sets] = 0  # the sample of mega-batch 0
     for documents, own, num_bytes in _reread(folder, number, sets):
-        left_out = []
+        left_out: list[dict[str, Any]] = []
         if plan.options.ngram is not None:
             own, left_out = _without_shared(folder, documents, own, cuts.num_megabatches)
         order = np.argsort(own, kind="stable")

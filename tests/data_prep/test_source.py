@@ -236,13 +236,6 @@ def test_a_pipe_is_copied_and_read_like_a_file(tmp_path):
         assert [document for block, _ in source.blocks() for document in documents_of(block)] == DOCUMENTS
 
 
-def test_a_pipe_that_nobody_writes_to_is_not_waited_for_without_end(tmp_path, monkeypatch):
-    monkeypatch.setattr("data_prep.text.source.PIPE_PATIENCE_SECONDS", 0.1)
-    os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(AlmaError, match=r"pipe: a pipe that nobody has opened for writing in 0\.1 seconds; start what"):
-        find_sources([str(tmp_path / "pipe")], None, "text", tmp_path)
-
-
 def test_a_missing_input_shows_before_a_pipe_is_waited_for(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(AlmaError, match="nothing: no such file or folder"):
