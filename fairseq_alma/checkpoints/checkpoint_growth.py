@@ -125,34 +125,53 @@ def add_layers(
     return _with_optimizer(grown, optimizer, *names, lambda _, entry: dict(entry))
 
 
-def with_one_expert(checkpoint: Checkpoint, every: int, factor: float) -> Checkpoint:
+def with_one_expert(
+    checkpoint: Checkpoint, names: Sequence[str], every: int, factor: float
+) -> tuple[Checkpoint, list[str]]:
     """Return a dense ``alma_transformer_lm`` with one expert, whose gate is zero, in every n-th layer.
 
     No model is built of it: a step that adds experts has to follow.
 
     Args:
         checkpoint: the source.
+        names: of its parameters, in the model's order.
         every: n.
         factor: what the experts' outputs are multiplied with.
+
+    Returns:
+        The checkpoint, and the names of its parameters. What the optimizer remembers of a layer is that of its expert.
     """
 
-    def converted(old: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        new: dict[str, Tensor] = {}
-        for name, tensor in old.items():
-            match = _DENSE_WEIGHT.fullmatch(name)
-            if match is None or not has_experts(int(match["layer"]), every):
-                new[name] = tensor
-                continue
-            if match["kind"] == "gate":
-                new[f"{match['mlp']}{GATE_TENSOR}"] = torch.zeros(1, tensor.size(1), dtype=tensor.dtype)
-            scaled = tensor * factor if match["kind"] == "down" else tensor
-            new[f"{match['mlp']}{EXPERTS}{match['kind']}_proj"] = scaled.unsqueeze(0)
-        return new
+    def parts_of(name: str) -> list[tuple[str, str]]:
+        """Return the new names of what becomes of a parameter, and which part of an expert layer each is."""
+        match = _DENSE_WEIGHT.fullmatch(name)
+        if match is None or not has_experts(int(match["layer"]), every):
+            return [(name, "")]
+        expert = (f"{match['mlp']}{EXPERTS}{match['kind']}_proj", match["kind"])
+        return [(f"{match['mlp']}{GATE_TENSOR}", "rows"), expert] if match["kind"] == "gate" else [expert]
 
-    if (entry := find_average(checkpoint)) is not None:
-        entry[AVERAGE] = converted(entry[AVERAGE])
+    def converted(part: str, tensor: Tensor) -> Tensor:
+        if part == "rows":
+            return torch.zeros(1, tensor.size(1), dtype=tensor.dtype)
+        return tensor if not part else (tensor * factor if part == "down" else tensor).unsqueeze(0)
+
+    def converted_all(old: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {new: converted(part, old[name]) for name in old for new, part in parts_of(name)}
+
+    def stacked(name: str, entry: Mapping[str, Any]) -> dict[str, Any]:
+        is_moment = {field: torch.is_tensor(value) and value.dim() > 0 for field, value in entry.items()}
+        is_expert = f".{EXPERTS}" in name
+        return {field: each[None] if is_expert and is_moment[field] else each for field, each in entry.items()}
+
+    new_names = [new for name in names for new, _ in parts_of(name)]
     cfg = {**checkpoint["cfg"], "model": {**checkpoint["cfg"]["model"], "moe_freq": every}}
-    return {**checkpoint, "model": converted(checkpoint["model"]), "cfg": cfg}
+    mixture = {**checkpoint, "model": converted_all(checkpoint["model"]), "cfg": cfg}
+    if (entry := find_average(checkpoint)) is not None:
+        entry[AVERAGE] = converted_all(entry[AVERAGE])
+    if (state := checkpoint.get("last_optimizer_state")) is not None:
+        old_names = [parts_of(name)[-1][0] for name in names]
+        mixture["last_optimizer_state"] = grow_optimizer_state(state, old_names, new_names, stacked)
+    return mixture, new_names
 
 
 def _with_record(checkpoint: Checkpoint, config: Mapping[str, Any], record: Mapping[str, Any]) -> Checkpoint:

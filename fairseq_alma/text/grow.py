@@ -5,7 +5,7 @@ Measured is one pass over a stream's held-out split: the model's loss, and each 
 
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Iterable, Iterator, Mapping, Optional
+from typing import Any, Iterable, Iterator, Mapping, Optional, Sequence
 
 import torch
 from fairseq import utils
@@ -117,7 +117,7 @@ def _add_experts(checkpoint: Checkpoint, model: nn.Module, args: GrowOptions) ->
     trees, names = gate_trees_of(model), [*parameter_shapes(model)]
     is_dense = not trees
     if is_dense:
-        checkpoint, trees = _with_gates(checkpoint, args)
+        checkpoint, names, trees = _with_gates(checkpoint, names, args)
         if args.method == "copy" and args.noise == 0:  # equal gate rows would send all tokens to one expert
             args = replace(args, noise=0.1 * checkpoint["cfg"]["model"]["decoder_embed_dim"] ** -0.5)
     elif args.moe_freq is not None:
@@ -148,22 +148,23 @@ def _add_experts(checkpoint: Checkpoint, model: nn.Module, args: GrowOptions) ->
     return grow_experts(checkpoint, step, names, record), growth_table(losses, counts, step)
 
 
-def _with_gates(checkpoint: Checkpoint, args: GrowOptions) -> tuple[Checkpoint, dict[str, GateTree]]:
-    """Return a dense model's checkpoint with one expert in every n-th layer, and the trees of these layers."""
+def _with_gates(
+    checkpoint: Checkpoint, names: Sequence[str], args: GrowOptions
+) -> tuple[Checkpoint, list[str], dict[str, GateTree]]:
+    """Return a dense model's checkpoint with one expert in every n-th layer, its parameters, and the layers' trees."""
     config, every = checkpoint["cfg"]["model"], USUAL_FREQUENCY if args.moe_freq is None else args.moe_freq
     layers = [layer for layer in range(config["decoder_layers"]) if has_experts(layer, every)]
     if config["_name"] not in TRANSFORMER_SIZES:
         raise AlmaError(f"{args.path}: its model has no Switch layer (--moe-freq 0), so there is nothing to grow")
     if not layers:
         raise AlmaError(f"--moe-freq {every}: {args.path} has {config['decoder_layers']} layers; give one of them")
-    if args.optimizer != "reset":
-        raise AlmaError(f"--optimizer {args.optimizer}: a dense model's state does not fit experts; use reset")
+    if args.optimizer == "reset":
+        checkpoint = {name: part for name, part in checkpoint.items() if name != "last_optimizer_state"}
     assert args.experts is not None
     # The copies share the gate's mass evenly at first, so each has to count as much as all of them.
     factor = args.experts + 1 if args.method == "copy" else 1
-    return with_one_expert(checkpoint, every, factor), {
-        f"decoder.layers.{layer}.mlp": GateTree.flat(1) for layer in layers
-    }
+    mixture, new_names = with_one_expert(checkpoint, names, every, factor)
+    return mixture, new_names, {f"decoder.layers.{layer}.mlp": GateTree.flat(1) for layer in layers}
 
 
 def _plan(trees: Mapping[str, GateTree], measured: "Optional[HeldOutLosses]", args: GrowOptions) -> GrowthStep:

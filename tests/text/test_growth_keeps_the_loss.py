@@ -115,6 +115,23 @@ def test_a_dense_transformer_becomes_a_mixture_by_splits_with_the_same_output(tm
     torch.testing.assert_close(output(new), output(old))
 
 
+@pytest.mark.parametrize("method", ["split", "copy"])
+def test_the_experts_of_a_dense_transformer_keep_its_moments_and_gates_begin_without_any(tmp_path, method):
+    old = checkpoint_of(tmp_path / "old.pt", DENSE["transformer"](), ("momentum",))
+    state = torch.load(tmp_path / "old.pt")["last_optimizer_state"]["state"]
+    known = {name: state[number]["momentum"] for number, (name, _) in enumerate(old.named_parameters())}
+    _, checkpoint, new = grown_of(tmp_path, method=method, experts=1, optimizer="copy")
+    grown = checkpoint["last_optimizer_state"]["state"]
+    for number, (name, parameter) in enumerate(new.named_parameters()):
+        if name.endswith("mlp.gate.weight"):
+            assert number not in grown
+            continue
+        is_expert = ".experts." in name
+        before = known[f"{name.replace('.experts', '')}.weight" if is_expert else name]
+        assert torch.equal(grown[number]["momentum"], torch.stack([before] * 2) if is_expert else before)
+        assert grown[number]["momentum"].shape == parameter.shape
+
+
 def test_a_dense_transformer_becomes_a_flat_mixture_by_copies_with_nearly_the_same_output(tmp_path):
     old = checkpoint_of(tmp_path / "old.pt", DENSE["transformer"]())
     _, checkpoint, new = grown_of(tmp_path, method="copy", experts=3)
