@@ -63,10 +63,9 @@ def write_stream(plan: Plan, folder: str, root: Path, blocks: Iterable[Encoded],
     refuse_empty_sets(deal, counts[:, 0].tolist(), total, why if num_left_out else "")
     splits = []
     for name, writer, (documents, num_bytes, words, tokens) in zip(names, writers, counts.tolist(), strict=True):
-        files = (
-            StreamFile(f"{name}{suffix}", *each) for suffix, each in zip(TOKEN_SUFFIXES, writer.close(), strict=True)
-        )
-        splits.append(Split(name, tuple(files), documents, words, tokens, num_bytes))
+        own_files = zip(TOKEN_SUFFIXES, writer.close(), strict=True)
+        entries = tuple(StreamFile(f"{name}{suffix}", *each) for suffix, each in own_files)
+        splits.append(Split(name, entries, documents, words, tokens, num_bytes))
     history: dict[str, Any] = {**record, "num_duplicates": deal["num_duplicates"], "splits": names}
     if deal["groups"]:
         history["groups"] = deal["groups"]
