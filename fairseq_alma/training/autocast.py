@@ -45,8 +45,7 @@ class Autocast(Feature):
 
     autocast: Optional[str] = opt(
         None,
-        "bf16: matrix products in bf16, weights in model, optimizer and checkpoint in fp32; needs a GPU or processor "
-        "with bf16",
+        "matrix products in bf16; weights in model, optimizer and checkpoint stay fp32",
         choices=("bf16",),
         side=TRAINING,
         defaults={TRAINING: NONE},

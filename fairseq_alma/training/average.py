@@ -50,8 +50,7 @@ class WeightAverage(Feature):
 
     ema_half_life: Optional[str] = opt(
         None,
-        "test a moving average of the weights; its half-life is this share of the updates so far (default: test the "
-        "weights)",
+        "test a moving average of the weights with this half-life, a share of the updates so far",
         choices=HALF_LIVES,
         defaults={TRAINING: NONE},
     )

@@ -15,8 +15,7 @@ class BestCheckpoint(Feature):
 
     best_checkpoint: Optional[bool] = opt(
         None,
-        "test the checkpoint of a stage with the lowest loss on valid, of those that --save-every makes and the last; "
-        "the next stage begins with it, unless the optimizer is carried on",
+        "test the checkpoint of a stage with the lowest loss on valid; the next stage begins with it",
         kinds=("text",),
         side=PLAN,
     )

@@ -29,8 +29,7 @@ class LRBranch(Feature):
 
     branch_share: Optional[float] = opt(
         None,
-        "test a copy whose learning rate decays to zero over the last share S of all updates so far (without "
-        "--carry-optimizer: of the stage's), at most a stage's; training goes on from weights that did not decay",
+        "test a copy whose rate decays to 0 over the last share S of all updates",
         range=real(0, 1, above=True, below=True),
         side=PLAN,
         metavar="S",

@@ -67,15 +67,14 @@ class CarriedOptimizer(Feature):
 
     carry_optimizer: Optional[bool] = opt(
         None,
-        "optimizer state, number of updates and learning-rate schedule run on through the stages, each of which makes "
-        "--max-update more; with --lr-scheduler fixed or inverse_sqrt (default: each stage begins anew)",
+        "carry optimizer, number of updates and learning-rate schedule from stage to stage",
         kinds=("text",),
         side=PLAN,
     )
     continue_as: Optional[str] = opt(
         None,
-        "what --continue-once means: resume (fairseq's), begin a new stage with its optimizer, number of updates and "
-        "schedule on new data (stage), or the same on the sequences that come next (branch)",
+        "meaning of --continue-once: resume (fairseq's), or carry its training on with new data (stage) or the next "
+        "data (branch)",
         choices=(RESUME, STAGE, BRANCH),
         side=TRAINING,
         defaults={TRAINING: RESUME},

@@ -20,7 +20,7 @@ class Replay(Feature):
 
     replay_share: Optional[float] = opt(
         None,
-        "share of a stage's sequences that come from earlier mega-batches; the updates do not grow",
+        "share of a stage's sequences that come from earlier mega-batches",
         range=real(0, 1, above=True, below=True),
         kinds=("text",),
         metavar="R",
