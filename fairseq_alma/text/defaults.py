@@ -290,13 +290,12 @@ def _rows(row: Row, passes: float, given: Mapping[str, str], context: Context) -
     }
     rows |= {"--update-freq": steps} if steps > 1 else {}
     if arch in TRANSFORMER_SIZES:
-        rows |= {"--optimizer": "muon", "--lr": row.rate * (START_FACTOR if context.has_beginning else 1)}
+        rate = row.rate if given.get("--optimizer", "muon") == "muon" else row.rate / 2  # Adam's, from the same table
+        rows |= {"--optimizer": "muon", "--lr": rate * (START_FACTOR if context.has_beginning else 1)}
     else:
         width = given.get("--decoder-embed-dim", str(SWITCH_SIZES.get(arch, {}).get("embed_dim", 512)))
         rate = 0.9 / (int(width) if width.isdecimal() else 512)
         rows |= {"--optimizer": "adam", "--lr": f"{rate:.3g}", "--adam-betas": "(0.9, 0.98)", "--adam-eps": "1e-8"}
-    if given.get("--optimizer") == "fused_adam" and arch in TRANSFORMER_SIZES:
-        rows["--lr"] = rows["--lr"] / 2
     return {name: f"{value:g}" if isinstance(value, float) else str(value) for name, value in rows.items()}
 
 
