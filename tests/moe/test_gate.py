@@ -1,4 +1,4 @@
-"""Both kernels of the gate, against each other and against loops that walk down the tree token by token."""
+"""Both gates, against each other and against loops that walk down the tree token by token."""
 
 import math
 
@@ -132,7 +132,7 @@ def test_a_gates_state_is_its_rows_alone():
 
 
 @pytest.mark.parametrize("nested", TREES, ids=str)
-def test_both_kernels_decide_the_same(nested):
+def test_both_gates_decide_the_same(nested):
     parallel = gate_of(nested)
     descending = DescendingGate(FEATURES, parallel.tree)
     descending.weight.data.copy_(parallel.weight.data)
