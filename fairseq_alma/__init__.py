@@ -38,7 +38,7 @@ if TYPE_CHECKING:  # each command imports this before it can answer Ctrl-C
 if sys.platform == "win32":
     raise ImportError("fairseq_alma needs Linux or macOS; on Windows, use the Windows Subsystem for Linux")
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 __all__ = ["load_model", "open_stream", "read_run", "register", "score"]
 
 PLUGIN_PACKAGES = ("fairseq_alma.criterions", "fairseq_alma.models", "fairseq_alma.optim", "fairseq_alma.tasks")

@@ -44,8 +44,6 @@ NEXT, OLD = "run.next", "run.old"
 SPLITS = ["--valid-bytes", "3%", "--test-bytes", "5%", "--holdout-bytes", "2%"]
 """What the first call holds out; the last for each month."""
 BUDGET = 3.0
-REGULAR = 2 / 3
-"""Share of the budget that a month without a larger model takes; the rest is saved for one."""
 LEAST_RESTART = 1.5
 """Passes through all text so far that a larger model needs at least to catch up with the model that it replaces."""
 TOKENS_PER_PARAMETER = 8
@@ -92,13 +90,13 @@ def next_step(parameters: int, tokens: Sequence[int], spent: float, budget: floa
         spent: tokens that all months before have trained on, with each pass counted.
         budget: passes; all months together never cost more than this through all text so far.
     """
-    total, regular = sum(tokens), REGULAR * budget
+    total = sum(tokens)
     affordable = (budget * total - spent) / total
     if not parameters:
-        return Step("begin", regular)
+        return Step("begin", budget)
     if total > TOKENS_PER_PARAMETER * parameters and affordable >= LEAST_RESTART:
-        return Step("restart", min(regular, affordable))
-    return Step("continue", min(regular, affordable * total / tokens[-1]))
+        return Step("restart", min(budget, affordable))
+    return Step("continue", min(budget, affordable * total / tokens[-1]))
 
 
 @dataclass(frozen=True)
@@ -107,7 +105,7 @@ class UpdateOptions(Options):
 
     budget: float = opt(
         BUDGET,
-        "cost limit: passes; a month takes two thirds of it through its text, all months never more through all text",
+        "passes through its text that a month may cost; all months never cost more through all text so far",
         range=real(0, 1000, above=True),
         metavar="R",
     )
@@ -307,7 +305,7 @@ def _redo(model: Model, options: UpdateOptions) -> None:
         raise AlmaError(f"{model.root}: no month to redo; give NEW_TEXT for the first one")
     _finish(model, stream, UpdateOptions(), started)
     last = record.months[-1]
-    passes = REGULAR * options.budget
+    passes = options.budget
     is_new_model = last.step[0] != "continue" or options.size is not None
     first = len(record.months) - 1 if is_new_model else last.first
     wanted = Month((last.step[0] if options.size is None else "restart", passes), first, options.size)
@@ -366,7 +364,7 @@ def _decide(model: Model, stream: Stream, options: UpdateOptions) -> Month:
     spent = sum(month.train_tokens for month in months)
     step = next_step(months[-1].params if months else 0, tokens, spent, options.budget)
     if months and options.size is not None:
-        step = Step("restart", REGULAR * options.budget)
+        step = Step("restart", options.budget)
     first, size = months[-1].first if step.action == "continue" else len(months), options.size
     if step.action != "continue" and size is None and "--arch" not in model.record.words:
         assert stream.tokenizer is not None

@@ -29,7 +29,7 @@ POLICIES = {
     "all-1": ([*DRAW, "--passes", "1"], "draws from all text so far, updates for one pass of the new"),
     "all-2": ([*DRAW, "--passes", "2"], "draws from all text so far, updates for two passes of the new"),
     "all-3": ([*DRAW, "--passes", "3"], "draws from all text so far, updates for three passes of the new"),
-    "update": ([], "alma-update: two passes, larger models from what is saved of three"),
+    "update": ([], "alma-update: three passes, a larger model where a large month pays for it"),
 }
 ORACLE_PASSES, ORACLE_SIZES = (1, 2, 4), (1, 2)
 """Passes through all text so far, and multiples of the policy's number of parameters."""
