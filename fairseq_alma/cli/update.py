@@ -96,7 +96,7 @@ def next_step(parameters: int, tokens: Sequence[int], spent: float, budget: floa
         return Step("begin", budget)
     if total > TOKENS_PER_PARAMETER * parameters and affordable >= LEAST_RESTART:
         return Step("restart", min(budget, affordable))
-    return Step("continue", min(budget, affordable * total / tokens[-1]))
+    return Step("continue", min(budget, (budget * total - spent) / tokens[-1]))
 
 
 @dataclass(frozen=True)
