@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from fairseq import utils
 
 from fairseq_alma.errors import AlmaError
 
@@ -44,23 +43,6 @@ def hide_gpus() -> None:
     if torch.backends.cuda.is_built():
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
         os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # by the variable, not by what the driver said before
-
-
-class SeedOfCpu(utils.set_torch_seed):
-    """Replaces ``fairseq.utils.set_torch_seed``, which the trainer calls in every update.
-
-    Without a GPU ``torch.manual_seed`` formats a stack trace for each kind of device: 3 to 6 % of a small update.
-    """
-
-    def __init__(self, seed: int) -> None:
-        if torch.cuda.is_available():
-            super().__init__(seed)
-            return
-        self.rng_state = utils.get_rng_state()
-        torch.default_generator.manual_seed(seed)
-
-
-utils.set_torch_seed = SeedOfCpu
 
 
 def keep_freed_memory() -> None:

@@ -7,7 +7,6 @@ import sys
 
 import pytest
 import torch
-from fairseq import utils
 
 from fairseq_alma.errors import AlmaError
 from tests.text.stock_commands import evaluation_config, train_model, training_config
@@ -76,7 +75,6 @@ def test_freed_memory_is_not_allocated_again():
     rounds = """
 import resource
 import torch
-from fairseq import utils
 from fairseq_alma.training.processes import keep_freed_memory
 
 def faults():
@@ -95,9 +93,3 @@ print(faults(), sum(faults() for _ in range(40)))
         first, later = map(int, done.stdout.split()[-2:])
         # each of forty rounds clears fresh memory, or some do until the heap has a place that nothing small is put into
         assert (later < 15 * first) == keeps
-
-
-def test_a_seed_gives_the_numbers_of_torch_s_own():
-    with utils.set_torch_seed(7):
-        numbers = torch.rand(5)
-    assert torch.equal(numbers, torch.rand(5, generator=torch.Generator().manual_seed(7)))
