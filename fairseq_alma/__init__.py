@@ -13,7 +13,7 @@ Packages, each importing only what stands above it:
 - ``exchange``: folders that transformers reads, written and read; no fairseq
 - ``text``, ``images``: two wings, each with its task, data, models, criterion, and what trains and tests
 - ``models``, ``optim``, ``criterions``, ``tasks``: what fairseq finds under their registered names
-- ``report``: what the files of runs say, as tables, findings and figures; needs neither torch nor fairseq
+- ``report``: tables, figures and one page from the records of runs; needs neither torch nor fairseq
 - ``cli``: the ``alma-*`` commands, and in ``front_door`` what notebooks use
 
 ``import fairseq`` takes seconds and prints warnings of its own, which commands that only touch files (preparing text,

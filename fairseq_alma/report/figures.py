@@ -95,10 +95,10 @@ def draw_curve(groups: Sequence[Experiment]) -> Optional[Drawing]:
         axes.set_xlabel("arrival (mega-batch)")
         axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
         axes.set_title(size if len(sizes) > 1 else "")
-        if is_text or min(trained, default=1) * 8 < max(trained, default=1):
-            _logarithmic(axes.yaxis, "{:,.6g}".format)
     if top is not None:
         panels[0].set_ylim(0.95 * min(trained), top)
+    if is_text or min(trained, default=1) * 8 < max(trained, default=1):
+        _logarithmic(panels[0].yaxis, "{:,.6g}".format)  # the panels share it
     panels[0].set_ylabel("test perplexity" if is_text else "test error (%)")
     _legend(figure, panels)
     caption = "The value of the model in force at each arrival; bands are one standard deviation over seeds."
@@ -194,8 +194,8 @@ def draw_growth(groups: Sequence[Experiment]) -> Optional[Drawing]:
 
 def _logarithmic(axis: Axis, show: Callable[[float], str]) -> None:
     """Make an axis logarithmic with ticks at 1, 2 and 5, or at powers of ten over a wide range."""
-    low, high = axis.get_data_interval()
     axis.axes.set(**{f"{axis.axis_name}scale": "log"})
+    low, high = axis.get_view_interval()
     steps = (1.0,) if 0 < low * 3000 < high else (1.0, 2.0, 5.0) if 0 < low * 5 < high else (1, 1.5, 2, 3, 4, 5, 6, 8)
     axis.set_major_locator(LogLocator(subs=steps, numticks=12))
     axis.set_minor_locator(NullLocator())

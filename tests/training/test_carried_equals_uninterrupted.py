@@ -1,6 +1,6 @@
 """A run that carries everything on over its stages is one uninterrupted training on the same batches, bit for bit.
 
-The stages are the commands that ``alma-stream --dry-run`` prints (regime S of recipes/anytime: one pass, constant rate,
+The stages are the commands that ``alma-stream --dry-run`` prints (one pass, constant rate,
 nothing reset), run one after the other, each from the checkpoint of the one before. The uninterrupted training is fed
 the stages' batches in the same order, and never reads a checkpoint. What differed between the two could only be an
 asymmetry of carrying: state that is lost, rounded or counted anew at the end of a stage.
