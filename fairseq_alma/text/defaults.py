@@ -1,7 +1,7 @@
 """The defaults of a run on text: what a good model needs and the user did not give, from one table.
 
-Options after ``--`` take precedence. With another ``--arch`` than ``alma_transformer_lm``, only options are filled in for
-which fairseq has no default, or one that trains no language model (``--lr`` 0.25). What was measured is in
+Options after ``--`` take precedence. For an ``--arch`` other than ``alma_transformer_lm`` only options are filled in
+that have no default in fairseq, or one that trains no language model (``--lr`` 0.25). What was measured is in
 ``docs/reference/defaults.md``. Neither torch nor fairseq: a dry run imports neither.
 """
 
