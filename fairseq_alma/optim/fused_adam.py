@@ -13,8 +13,9 @@ from dataclasses import dataclass, field
 from typing import Any, Callable, Iterable, Optional, Sequence
 
 import torch
+from fairseq.dataclass import FairseqDataclass
 from fairseq.optim import FairseqOptimizer, register_optimizer
-from fairseq.optim.adam import FairseqAdamConfig
+from omegaconf import II
 from torch import Tensor
 from torch.optim.adamw import adamw
 
@@ -76,9 +77,13 @@ class FactorAdamW(torch.optim.Optimizer):
 
 
 @dataclass
-class FusedAdamConfig(FairseqAdamConfig):
-    """Options of ``fused_adam``."""
+class FusedAdamConfig(FairseqDataclass):
+    """Options of ``fused_adam``; those that it shares with fairseq's ``adam`` mean the same."""
 
+    adam_betas: Any = field(default=(0.9, 0.999), metadata={"help": "betas of Adam"})
+    adam_eps: float = field(default=1e-8, metadata={"help": "epsilon of Adam"})
+    weight_decay: float = field(default=0.0, metadata={"help": "weight decay"})
+    lr: Any = II("optimization.lr")
     embedding_lr_factor: float = field(
         default=10.0,
         metadata={"help": "learning rate of untied input embeddings of alma_transformer_lm, as a multiple of --lr"},

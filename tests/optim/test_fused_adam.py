@@ -5,13 +5,17 @@ from fairseq.optim.adam import FairseqAdamConfig
 from omegaconf import OmegaConf
 
 import fairseq_alma
+from fairseq_alma.optim.fused_adam import FusedAdamConfig
 
 fairseq_alma.register()
+CONFIGS = {"adam": FairseqAdamConfig, "fused_adam": FusedAdamConfig}
 
 
 def optimizer_of(name, parameters, **options):
-    cfg = OmegaConf.structured(FairseqAdamConfig(adam_betas=(0.9, 0.98), **options))
-    cfg.lr, cfg.tpu = [0.01], False
+    cfg = OmegaConf.structured(CONFIGS[name](adam_betas=(0.9, 0.98), **options))
+    cfg.lr = [0.01]
+    if name == "adam":
+        cfg.tpu = False
     return optim.OPTIMIZER_REGISTRY[name](cfg, parameters)
 
 

@@ -24,7 +24,7 @@ def parameters_of(shapes=SHAPES, marks=MARKS):
 
 def optimizer_of(parameters, lr=0.02, name="muon", **options):
     cfg = OmegaConf.structured(MuonConfig(**options))
-    cfg.lr, cfg.tpu = [lr], False
+    cfg.lr = [lr]
     return optim.OPTIMIZER_REGISTRY[name](cfg, parameters)
 
 
