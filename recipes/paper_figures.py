@@ -70,7 +70,7 @@ def stage_folders(run: Run) -> list[Path]:
 
 
 def draw_maps(runs: Sequence[Run], stream: Optional[Path]) -> Iterator[Drawing]:
-    """Draw where test images go after each of the first stages of the first run that says so."""
+    """Draw where test images go after each of the first stages of the first run that recorded it."""
     run = next((run for run in runs if any((folder / EXPERTS_FILE).is_file() for folder in stage_folders(run))), None)
     if run is None:
         return

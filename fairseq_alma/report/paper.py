@@ -14,7 +14,7 @@ REFERENCE = ("SM_w1", "4")
 
 @functools.cache
 def paper_tables() -> dict[str, Any]:
-    """Return ``paper_tables.json``; its key ``units`` says what the numbers are."""
+    """Return ``paper_tables.json``; its key ``units`` describes the numbers."""
     tables: dict[str, Any] = json.loads(resources.files(__package__).joinpath("paper_tables.json").read_bytes())
     return tables
 

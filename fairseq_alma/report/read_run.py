@@ -29,7 +29,7 @@ COLUMNS = (
     "evaluation", "holdouts",
 )  # fmt: skip
 PLACE_AND_PACE = ("--num-workers", "--cpu")
-"""Training options that say where and how fast something runs; they do not change the result."""
+"""Training options for place and speed; they do not change the result."""
 SIZES = {
     "--decoder-layers": "{} layers", "--decoder-embed-dim": "width {}", "--width": "width {}",
     "--channels": "{} channels", "--hidden-layers": "{} hidden layers",
@@ -100,7 +100,7 @@ class Run:
 
     @property
     def size(self) -> str:
-        """Size of the backbone, ``mlp, width 64``; empty if no option says it."""
+        """Size of the backbone, ``mlp, width 64``; empty if no option gives it."""
         options = self.record["train_options"]
         words = [word for word in str(options.get("--arch", "")).split("_") if word in SIZE_WORDS]
         return ", ".join([*words, *(text.format(options[name]) for name, text in SIZES.items() if options.get(name))])

@@ -1,4 +1,4 @@
-"""What a report says in words: which learner was best; of a single run on text, what its last update was worth."""
+"""Sentences of a report: which learner was best; for a single run on text, the gain of its last arrival."""
 
 import json
 import math
@@ -19,7 +19,7 @@ SAMPLE = "sample.txt"
 def sentences(groups: Sequence[Experiment]) -> list[str]:
     """Return which learner was best at the end and on average, by how much, and over how many seeds.
 
-    Complete runs on streams of the same length count; nothing is said of fewer than two experiments.
+    Complete runs on streams of the same length count; an empty list for fewer than two experiments.
     """
     longest = max(len(each.first.arrivals) for each in groups)
     complete = [each for each in groups if each.is_complete and len(each.first.arrivals) == longest]
@@ -28,7 +28,7 @@ def sentences(groups: Sequence[Experiment]) -> list[str]:
     value, _, over_stream = measure(complete[0].first)
     is_text = complete[0].first.is_text
     unit, digits = ("", 2) if is_text else (" %", 1)
-    told = []
+    lines = []
     for when, name, figure in (
         ("at the end", f"test {value}", lambda run: run.final),
         (f"over all {longest} arrivals", over_stream, lambda run: run.over_stream),
@@ -52,8 +52,8 @@ def sentences(groups: Sequence[Experiment]) -> list[str]:
             f"{best.show(digits)}{unit if name != over_stream else ''} over {seeds} {'seed' if seeds == 1 else 'seeds'}"
         )
         other = f"{percent:.1f} % lower than {runner_up.name} ({second.show(digits)})"
-        told.append(f"Best {when}: {winner.name}, {name} {shown}, {other}.{doubt}")
-    return told
+        lines.append(f"Best {when}: {winner.name}, {name} {shown}, {other}.{doubt}")
+    return lines
 
 
 def own_numbers(run: Run) -> Iterator[tuple[str, str]]:

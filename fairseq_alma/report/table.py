@@ -18,7 +18,7 @@ LATEX = {
 
 @dataclass(frozen=True)
 class Cell:
-    """One cell: text for people, the number behind it and its deviation over seeds (None: a name, or nothing)."""
+    """One cell: text for people, its number and the deviation over seeds (None: a name, or no value)."""
 
     text: str
     number: Optional[float] = None

@@ -28,7 +28,7 @@ DRAWINGS = ("curve", "trade-off", "growth")
 
 
 class Report:
-    """What there is to say about runs of one kind of data, at least one.
+    """The report on at least one run, all of one kind of data.
 
     Args:
         runs: complete or not.
@@ -47,14 +47,14 @@ class Report:
     def text(self) -> str:
         """Return what a terminal shows: results, sentences, then the other tables but the list of runs."""
         result, *others = (table.markdown() for table in self.tables if table.name != "runs")
-        said = [*self.sentences, *(f"{title}: {sentence}" for title, sentence in self.own)]
-        return "\n".join([result, *([*said, ""] if said else []), *others])
+        lines = [*self.sentences, *(f"{title}: {sentence}" for title, sentence in self.own)]
+        return "\n".join([result, *([*lines, ""] if lines else []), *others])
 
     def write(self, out: Path) -> Path:
         """Write tables, figures and page into a folder and return the page.
 
         Tables and figures of an earlier report there that this one does not have are removed. Without matplotlib there
-        are no figures, and standard error says what to install.
+        are no figures, and a line on standard error names what to install.
         """
         texts = {f"{table.name}.{end}": getattr(table, how)() for table in self.tables for end, how in TEXTS.items()}
         drawings, pictures = self._drawings(), []

@@ -21,7 +21,7 @@ ALMA_CHECKOUT=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd -P)
 ALMA_VENV=$ALMA_CHECKOUT/.venv
 ALMA_UNFINISHED=$ALMA_CHECKOUT/.venv.unfinished # exists while an installation is under way, or after it was cut off
 
-alma_say() { echo "environment: $*" >&2; }
+alma_log() { echo "environment: $*" >&2; }
 
 # True if the active `python` has this very checkout installed, with what the extras need. It looks from the root folder,
 # because a Python in the checkout finds the package without any installation.
@@ -41,7 +41,7 @@ for requirement in importlib.metadata.requires("fairseq-alma"):
 PYTHON
 }
 
-# Prints the Python that can make the environment, or says what is missing.
+# Prints the Python that can make the environment, or what is missing on standard error.
 alma_find_python() {
   local candidate
   for candidate in ${ALMA_PYTHON:-python3 python3.12 python3.11}; do
@@ -50,10 +50,10 @@ alma_find_python() {
       echo "$candidate"
       return 0
     fi
-    alma_say "$candidate lacks the module venv or ensurepip; install it (Debian, Ubuntu: apt install python3-venv)"
+    alma_log "$candidate lacks the module venv or ensurepip; install it (Debian, Ubuntu: apt install python3-venv)"
     return 1
   done
-  alma_say "no CPython 3.11 or 3.12 found as ${ALMA_PYTHON:-python3, python3.12 or python3.11};" \
+  alma_log "no CPython 3.11 or 3.12 found as ${ALMA_PYTHON:-python3, python3.12 or python3.11};" \
     "install one, or name it with ALMA_PYTHON=/path/to/python"
   return 1
 }
@@ -82,7 +82,7 @@ alma_make_venv() {
   if [ -d "$ALMA_VENV" ] && [ ! -e "$ALMA_UNFINISHED" ]; then
     if [ ! -f "$ALMA_VENV/alma-complete" ]; then
       "$ALMA_VENV/bin/python" -m pip --version >/dev/null 2>&1 && return 0
-      alma_say ".venv exists, but is no virtual environment with pip; move it away, then run the same command again"
+      alma_log ".venv exists, but is no virtual environment with pip; move it away, then run the same command again"
       return 1
     fi
     [ "$(head -n 1 "$ALMA_VENV/alma-complete")" = "$ALMA_VENV" ] &&
@@ -95,12 +95,12 @@ alma_make_venv() {
 alma_install() {
   local log=$ALMA_VENV/alma-install.log pip=("$ALMA_VENV/bin/python" -m pip) start=$SECONDS
   alma_make_venv || return 1
-  alma_say "installing fairseq-alma[$ALMA_EXTRAS] into .venv (once; minutes, and about 2 GB of disk);" \
+  alma_log "installing fairseq-alma[$ALMA_EXTRAS] into .venv (once; minutes, and about 2 GB of disk);" \
     "to watch: tail -f .venv/alma-install.log"
   if ! (cd "$ALMA_CHECKOUT" && "${pip[@]}" install --disable-pip-version-check --no-input -c constraints.txt \
     -e ".[$ALMA_EXTRAS]" </dev/null >"$log" 2>&1); then
     tail -n 15 "$log" >&2
-    alma_say "the installation failed; the lines above say why, all of them are in .venv/alma-install.log;" \
+    alma_log "the installation failed; the reason is above, the full log in .venv/alma-install.log;" \
       "correct that, then run the same command again"
     return 1
   fi
@@ -109,7 +109,7 @@ alma_install() {
   "${pip[@]}" uninstall --yes torchaudio >>"$log" 2>&1 || return 1
   { alma_fingerprint && printf 'extra %s\n' ${ALMA_EXTRAS//,/ }; } >"$ALMA_VENV/alma-complete" || return 1
   rm -f "$ALMA_UNFINISHED"
-  alma_say "installed in $((SECONDS - start)) s, $(du -sm "$ALMA_VENV" | cut -f1) MB"
+  alma_log "installed in $((SECONDS - start)) s, $(du -sm "$ALMA_VENV" | cut -f1) MB"
 }
 
 # Waits for the lock of file descriptor 9. It belongs to this shell, which has the descriptor, and stays when Python ends;

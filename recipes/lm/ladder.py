@@ -41,13 +41,13 @@ Found = dict[str, dict[int, Spread]]
 """Log perplexity over seeds, by row and arrival."""
 BYTES_PER_TOKEN = {32: 2.36, 48: 2.59}  # of English Wikipedia with the vocabulary of that width
 MARGIN = 1.07  # of text, for valid, test, and what shares words with them
-SECONDS_PER_UPDATE = {32: 0.09, 48: 0.18}  # of one core, until the records of a run say it
+SECONDS_PER_UPDATE = {32: 0.09, 48: 0.18}  # of one core, until a run is complete
 SHARED = "--carry-optimizer --ema-half-life 1/16"
 QUESTIONS = """
 (a) More experts: 12, 4 and dense, at equal tokens and time. Falsified if 12 are not below 0.95 of 4 at width 48.
 (b) Growth by copies 4, 6, 8, 12: share of the way from 4 to 12 (paper: 44 %). Falsified below 40 %.
 (c) Ens 2 and gEns against SM (paper: 0.918 and 0.943). Falsified if Ens 2 is not below SM.
-(d) Schedule and optimizer anew in each stage (sm-4) against i.i.d. Falsified if the last regret is below 1 %.
+(d) A new schedule and optimizer in each stage (sm-4) against i.i.d. Falsified if the last regret is below 1 %.
 (e) Carried optimizer, with an average or a branch, with and without replay, against the best of three retrainings.
     Falsified if the interval of carried-replay-branch at the last arrival reaches above 1.5 % (goal: 0.5 %).
 (f) Layers 1, 2, 4, 4 by zero outputs against 1, 2 and 4 throughout, over FLOPs and time. Falsified if it ends behind 2
@@ -58,7 +58,7 @@ QUESTIONS = """
 
 @dataclass(frozen=True)
 class Row:
-    """What is trained: options of alma-stream, experts and layers (None: the learner says), and the schedule.
+    """What is trained: options of alma-stream, experts and layers (None: by the learner), and the schedule.
 
     ``cost``: updates of the whole run, in those of one mega-batch, relative to a model of two layers.
     """
@@ -231,7 +231,7 @@ def train(rung: Rung, rows: Sequence[str], seeds: Sequence[int]) -> None:
                 if rung.complete(*job) is None:
                     print(name, flush=True)
                     if subprocess.run(rung.command(*job), stdout=log, stderr=log, env=environment).returncode:
-                        raise AlmaError(f"{name}: alma-stream failed; {name}.log says why")
+                        raise AlmaError(f"{name}: alma-stream failed; see {name}.log")
                 break
         else:
             time.sleep(20)  # other processes train the rest

@@ -1,5 +1,5 @@
 # What the recipes of the image study share: the stream, a row, and the grid of learners, sizes and waiting times.
-# Sourced by the recipes beside it, after they have set DATASET, MEGABATCHES, SIZE_OPTION and the defaults of a grid.
+# Sourced by the recipes in this folder, after they have set DATASET, MEGABATCHES, SIZE_OPTION and the defaults of a grid.
 # Source: the paper (v5), section 5, appendices B.1 and C; all other settings are the defaults of alma-stream.
 #
 # Knobs (environment variables):
@@ -14,7 +14,6 @@
 #   ORDER     seed of the order of the stream, one for all runs                       (default: 1)
 #   GROW_EVERY, GATE, NUM_EXPERTS   of gmoe, firefly; of mixtures: where set, as --grow-every, --gate, ...
 #   ARCH      of the network, where it is not the learner's own: gEns of alma_moe_mlp is an ensemble of mixtures
-#   VARIANT   name of a row whose options of alma-stream are given behind the recipe   (default: none)
 #   EPOCHS    of each stage                                                           (default: 100, the paper's)
 #   GPU       1: train on the GPU where there is one; small networks are faster without           (default: 0)
 #   JOBS      rows at a time                                                          (default: 2)
@@ -39,7 +38,6 @@ source recipes/lib/jobs.sh
 : "${NUM_EXPERTS:=}"
 : "${METHOD:=}"
 : "${ARCH:=}"
-: "${VARIANT:=}"
 : "${EPOCHS:=100}"
 : "${GPU:=0}"
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
@@ -84,7 +82,6 @@ row() {
   esac
   if [ "$learner" = vote ]; then command+=(--combine vote); fi
   if [ "$learner" = gmoe ] && [ -n "$METHOD" ]; then name+=-$METHOD command+=(--grow-method "$METHOD"); fi
-  if [ -n "$VARIANT" ]; then name+=-$VARIANT; fi
   [ "$GPU" = 1 ] || training+=(--cpu)
   case $learner in
     sm | ens | gens | bagging | vote) run_of "$name" $SEEDS ;;
@@ -99,9 +96,9 @@ run_of() {
   ROW_RUNS=$(printf " $run/seed-%s" "$@")
   [ $# -gt 1 ] || run=$run/seed-$1
   [ "$DRY_RUN" = 1 ] || mkdir -p "$(dirname "$run")"
-  local -a whole=("${command[@]}" --seed "$@" --run "$run" "${OPTIONS[@]}" -- "${training[@]}")
-  if [ "$DRY_RUN" = 1 ] && [ "$HAS_STREAM" = 0 ]; then whole=(printed "${whole[@]}"); fi
-  start "$name" "${whole[@]}"
+  local -a words=("${command[@]}" --seed "$@" --run "$run" "${OPTIONS[@]}" -- "${training[@]}")
+  if [ "$DRY_RUN" = 1 ] && [ "$HAS_STREAM" = 0 ]; then words=(printed "${words[@]}"); fi
+  start "$name" "${words[@]}"
 }
 
 # grid: all rows of LEARNERS, SIZES, WAITS, REPLAY and PRESETS.
