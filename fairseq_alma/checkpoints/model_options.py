@@ -215,11 +215,6 @@ class GrownVGGOptions(Options):
     layer_channels: str = shape_of_images(
         "", "feature maps of each layer, numbers with commas; growth writes it; empty: --channels"
     )
-    group_layers: str = shape_of_images(
-        "",
-        "layers in front of, between and behind the first four poolings, five numbers with commas; growth writes it; "
-        "empty: 2,2,4,4,4",
-    )
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,6 @@ from fairseq_alma.images.networks import (
     ConvBlock,
     MemberBatchNorm2d,
     MemberLinear,
-    deepen_vgg,
 )
 
 
@@ -28,12 +27,10 @@ class KeptCandidates(NamedTuple):
     Attributes:
         split: channels that become two, in ascending order.
         new: numbers of new channels, in ascending order.
-        has_behind: whether there is a new layer behind it.
     """
 
     split: list[int]
     new: list[int]
-    has_behind: bool = False
 
 
 _NOTHING = KeptCandidates([], [])
@@ -43,8 +40,7 @@ class Steps(NamedTuple):
     """How far candidates lead away from the network; small, so that it computes nearly the same with them.
 
     Attributes:
-        split: length of a split's change d, and of a new layer's change of the identity, as a part of the length of the
-            channel's weights w, which the identity has of length 1.
+        split: length of a split's change d, as a part of the length of the channel's weights w.
         new: length of a new channel's outgoing weights, as a part of the typical length of the old channels' ones.
     """
 
@@ -53,17 +49,6 @@ class Steps(NamedTuple):
 
 
 DEFAULT_STEPS = Steps()
-
-
-class Kinds(NamedTuple):
-    """Which candidates there are: splits and new channels, new layers, or all of them."""
-
-    in_width: bool
-    in_depth: bool
-
-
-KINDS = {"width": Kinds(True, False), "depth": Kinds(False, True), "both": Kinds(True, True)}
-"""By what a step adds."""
 
 
 class CandidateLayer(nn.Module):
@@ -94,43 +79,30 @@ class CandidateBlock(CandidateLayer):
         block: what it is without candidates, with one member; stays as it is.
         num_new_before: P.
         num_new: Q.
-        kinds: which candidates there are.
         steps: how large candidates are.
         generator: of the first directions, on the CPU.
     """
 
-    def __init__(
-        self, block: ConvBlock, num_new_before: int, num_new: int, kinds: Kinds, steps: Steps, generator: Generator
-    ) -> None:
+    def __init__(self, block: ConvBlock, num_new_before: int, num_new: int, steps: Steps, generator: Generator) -> None:
         super().__init__(block.conv.weight.detach()[0], steps)
         out_channels, in_channels = self.weight.shape[:2]
         self.norm_weight, self.norm_bias = block.norm.weight.detach()[0], block.norm.bias.detach()[0]
         self.new_norm = nn.BatchNorm2d(num_new, affine=False, momentum=None).to(self.weight)
-        self.output = nn.BatchNorm2d(out_channels + num_new, affine=False, momentum=None).to(self.weight)
         lengths = self.weight.flatten(1).norm(dim=1)
-        num_splits = out_channels if kinds.in_width else 0
-        self.split_lengths = steps.split * lengths[:num_splits].view(-1, 1, 1, 1)
+        self.split_lengths = steps.split * lengths.view(-1, 1, 1, 1)
         self.new_length = lengths.square().mean().sqrt()
         kernel = self.weight.shape[2:]
-        self.split = random_directions((num_splits, in_channels, *kernel), self.weight, generator)
+        self.split = random_directions((out_channels, in_channels, *kernel), self.weight, generator)
         self.new = random_directions((num_new, in_channels, *kernel), self.weight, generator)
         self.outgoing = random_directions((num_new_before, out_channels, *kernel), self.weight, generator)
-        num_behind = out_channels if kinds.in_depth else 0
-        self.behind = random_directions((num_behind, out_channels, *kernel), self.weight, generator)
-        self.behind_length = steps.split
         self.set_path(1.0)
 
-    def set_path(self, position: float) -> tuple[Tensor, Tensor, Tensor]:
-        """Put all candidates at one position of their paths.
-
-        Returns:
-            The positions: (O) of splits, (Q) of new ones, (O) of the channels of a layer behind; (0) where there are
-            no such candidates.
-        """
-        directions = (self.split, self.new, self.behind)
-        paths = [torch.full_like(each[:, 0, 0, 0], position, requires_grad=True) for each in directions]
-        self.split_path, self.new_path, self.behind_path = paths
-        return self.split_path, self.new_path, self.behind_path
+    def set_path(self, position: float) -> tuple[Tensor, Tensor]:
+        """Put all candidates at one position of their paths; return it for each split, (O), and new channel, (Q)."""
+        self.split_path, self.new_path = (
+            torch.full_like(each[:, 0, 0, 0], position, requires_grad=True) for each in (self.split, self.new)
+        )
+        return self.split_path, self.new_path
 
     def split_change(self) -> Tensor:
         """Return d of every channel that may be split, (O, I, 3, 3)."""
@@ -141,10 +113,7 @@ class CandidateBlock(CandidateLayer):
         return self.new * self.new_length
 
     def forward(self, x: Tensor, generators: Sequence[Generator] = ()) -> Tensor:
-        """Map images, (B, I, H, W), or what the block before returns, (B, 2 I + P, H, W), to (B, 2 O + Q, H, W).
-
-        Where nothing may be split, there are no halves: I and O channels of old ones.
-        """
+        """Map images, (B, I, H, W), or what the block before returns, (B, 2 I + P, H, W), to (B, 2 O + Q, H, W)."""
         out_channels, in_channels = self.weight.shape[:2]
         weights = torch.cat([self.weight, self.split_change(), self.new_weight()])
         heard, new_before = join_halves(x, in_channels)
@@ -152,31 +121,10 @@ class CandidateBlock(CandidateLayer):
         old, change, new = F.conv2d(heard, weights, padding=1).split(sizes, dim=1)
         if len(self.outgoing):
             old = old + F.conv2d(new_before, self.outgoing_weight(), padding=1)
-        halves = [old]
-        if len(self.split):
-            change = change * self.split_path[:, None, None]
-            halves = [old + change, old - change]
-        halves = [F.relu(self._norm(half)) for half in halves]
+        change = change * self.split_path[:, None, None]
+        halves = [F.relu(self._norm(half)) for half in (old + change, old - change)]
         new = F.relu(self.new_norm(new)) if len(self.new) else new
-        if len(self.behind):
-            self.output(torch.cat([halves[0], new], dim=1).detach())
-            halves = self._through_layer_behind(halves)
         return torch.cat([*halves, new * self.new_path[:, None, None]], dim=1)
-
-    def _through_layer_behind(self, halves: Sequence[Tensor]) -> list[Tensor]:
-        """Return what a layer behind makes of both halves, or of what is not split; new channels pass it unchanged.
-
-        Its batch norm takes out what it brings in mean and length, as that of the layer will in training.
-        """
-        weight = self.behind * self.behind_length
-        change = F.conv2d(torch.stack(tuple(halves)).mean(dim=0), weight, padding=1) * self.behind_path[:, None, None]
-        changed = []
-        for half in halves:
-            variance, mean = torch.var_mean(half, dim=(0, 2, 3), correction=0)
-            scale = (variance + BATCH_NORM_EPS).sqrt()
-            out = F.batch_norm(half + change, None, None, scale, mean, training=True, eps=BATCH_NORM_EPS)
-            changed.append(F.relu(out))
-        return changed
 
     def _norm(self, x: Tensor) -> Tensor:
         """Normalise by the batch, as in training: a constant shift that training takes out again is no gain."""
@@ -206,21 +154,17 @@ class CandidateVGG(VGG):
         num_new: Q of each convolution.
         steps: how large candidates are.
         generator: of the first directions, on the CPU.
-        grow_in: what candidates there are: in ``width``, in ``depth`` or in ``both``.
     """
 
-    def __init__(
-        self, network: VGG, num_new: Sequence[int], steps: Steps, generator: Generator, grow_in: str = "width"
-    ) -> None:
+    def __init__(self, network: VGG, num_new: Sequence[int], steps: Steps, generator: Generator) -> None:
         old = conv_blocks(network)
         super().__init__(
             *outer_sizes(network),
             [block.conv.weight.size(1) for block in old],
             make_block=lambda layer, _before, _after: CandidateBlock(
-                old[layer], num_new[layer - 1] if layer else 0, num_new[layer], KINDS[grow_in], steps, generator
+                old[layer], num_new[layer - 1] if layer else 0, num_new[layer], steps, generator
             ),
             variant=network.variant,
-            groups=network.groups,
         )
         self.add_module("classifier", CandidateClassifier(network.classifier, num_new[-1], steps, generator))
 
@@ -276,16 +220,6 @@ def unit_length(directions: Tensor) -> Tensor:
 @torch.no_grad()
 def keep_candidates(network: VGG, candidates: CandidateVGG, growth: Sequence[KeptCandidates]) -> VGG:
     """Return a network of one member, which stays as it is, with those of its candidates in it that are kept."""
-    measured = {
-        number: _measured_output(block, kept)
-        for number, (block, kept) in enumerate(zip(candidates.layers(), growth, strict=True))
-        if kept.has_behind
-    }
-    wide = _widen(network, candidates, growth)
-    return deepen_vgg(wide, measured) if measured else wide
-
-
-def _widen(network: VGG, candidates: CandidateVGG, growth: Sequence[KeptCandidates]) -> VGG:
     before = [_NOTHING, *growth[:-1]]
     state = {}
     for number, (old, block) in enumerate(zip(conv_blocks(network), candidates.layers(), strict=True)):
@@ -298,7 +232,7 @@ def _widen(network: VGG, candidates: CandidateVGG, growth: Sequence[KeptCandidat
     state["classifier.weight"] = _wider_inputs(head.weight, head.outgoing_weight(), growth[-1])
     state["classifier.bias"] = head.bias
     channels = [len(state[f"blocks.{number}.norm.weight"]) for number in range(len(growth))]
-    grown = VGG(*outer_sizes(network), channels, variant=network.variant, groups=network.groups)
+    grown = VGG(*outer_sizes(network), channels, variant=network.variant)
     grown.to(network.classifier.weight)
     grown.load_member_state(0, {name: tensor[None] for name, tensor in state.items()})
     return grown.train(network.training)
@@ -345,15 +279,6 @@ def _wider_norm(old: MemberBatchNorm2d, block: CandidateBlock, kept: KeptCandida
         name: torch.cat([values[0], values[0][kept.split], of_new[name][kept.new]])
         for name, values in old.state_dict().items()
     }
-
-
-def _measured_output(block: CandidateBlock, kept: KeptCandidates) -> tuple[Tensor, Tensor]:
-    """Return mean and variance of what the O + S + Q channels of a layer send on, from the last pass."""
-    measured = block.output
-    assert measured.running_mean is not None and measured.running_var is not None
-    num_old = len(block.weight)
-    rows = [*range(num_old), *kept.split, *(num_old + each for each in kept.new)]
-    return measured.running_mean[rows], measured.running_var[rows]
 
 
 def _rows(indices: Sequence[int], like: Tensor) -> Tensor:

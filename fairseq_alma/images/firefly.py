@@ -1,4 +1,4 @@
-"""Firefly: a VGG network grows where its gradients ask for it, in width, in depth, or in both (Wu et al. 2020).
+"""Firefly: a VGG network grows where its gradients ask for it (Wu et al. 2020).
 
 One step, after section 2 of Wu et al.:
 
@@ -6,15 +6,13 @@ One step, after section 2 of Wu et al.:
    channel two, with incoming weights w + d and w - d and half of the outgoing weights each; a *new* channel has
    incoming weights of its own and small outgoing ones. All candidates are there at once, which costs about three times
    the network alone: the two halves of a split have the same outgoing weights, so that a layer may take their mean for
-   both. Behind every ReLU there may be a *new layer*, the identity and a small change of it. A factor for each
-   candidate, its *path*, leads from the network as it is, 0, to the candidate, 1;
+   both. A factor for each candidate, its *path*, leads from the network as it is, 0, to the candidate, 1;
 2. all directions are tuned together on the images of the stage, the network itself left as it is;
 3. a candidate's score is the change of the loss along its path, from the gradient at the middle of it. At its start
    the gradient of a split is 0, as its two halves cancel each other: what it gains is of second order;
 4. the best candidates over all layers are kept, until the asked number of parameters is added (`select_candidates`),
    or of neurons, as in the paper's released code. The channels of a grown layer are the old ones, then the second
-   halves of those that were split, then the new ones. New layers begin as the identity, without the change that they
-   were scored with: the network computes what it did, and there are no copies that it would have to tell apart.
+   halves of those that were split, then the new ones.
 
 Every step adds the same share of the *first* size, so that a network grows linearly: "at every growth phase, we add
 approximately a quarter of the initial number of parameters" (paper v5, Appendix B.1; section 4 calls this learner FF).
@@ -22,17 +20,15 @@ approximately a quarter of the initial number of parameters" (paper v5, Appendix
 
 import math
 from functools import partial
-from typing import Callable, Iterable, Iterator, NamedTuple, Sequence
+from typing import Callable, Iterable, NamedTuple, Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor
 
-from fairseq_alma.checkpoints.model_options import LAYERS
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.images.candidate_vgg import (
     DEFAULT_STEPS,
-    KINDS,
     CandidateVGG,
     KeptCandidates,
     Steps,
@@ -50,12 +46,10 @@ class LayerScores(NamedTuple):
     Attributes:
         split: of each channel of the layer, which may become two.
         new: of each new channel that the layer may get.
-        behind: of a new layer behind it; empty if there may be none.
     """
 
     split: Sequence[float]
     new: Sequence[float]
-    behind: Sequence[float] = ()
 
 
 def num_chain_parameters(image_channels: int, channels: Sequence[int], num_classes: int) -> int:
@@ -87,54 +81,34 @@ def select_candidates(
 ) -> list[KeptCandidates]:
     """Take candidates in the order of their scores until the next channel would miss the asked size by more.
 
-    Wu et al. 2020 choose in the same way ("greedy selection"), with a number of neurons as the limit. A new layer,
-    which is many channels at once, counts by the part of its score that falls to what one of the layer before it costs;
-    one that would miss the asked size by more is left out.
+    Wu et al. 2020 choose in the same way ("greedy selection"), with a number of neurons as the limit.
 
     Args:
         scores: of each layer.
         channels: of each layer.
         size_of: what counts.
-        num_added: parameters or neurons to add, as nearly as whole channels and layers allow.
+        num_added: parameters or neurons to add, as nearly as whole channels allow.
 
     Returns:
         What to keep in each layer; nothing at all if every candidate is more than twice what is asked.
     """
-    kept: list[tuple[list[int], list[int], list[int]]] = [([], [], []) for _ in scores]
+    kept: list[tuple[list[int], list[int]]] = [([], []) for _ in scores]
     size = size_of(channels)
     goal = size + num_added
-    for _, layer, kind, index in sorted(_ranked(scores, channels, size_of)):
+    ranked = sorted(
+        (score, layer, kind, index)
+        for layer, of_layer in enumerate(scores)
+        for kind, of_kind in enumerate(of_layer)
+        for index, score in enumerate(of_kind)
+    )
+    for _, layer, kind, index in ranked:
         kept[layer][kind].append(index)
-        next_size = size_of(
-            [
-                old + len(split) + len(new)
-                for old, (split, new, behind) in zip(channels, kept, strict=True)
-                for _ in range(1 + len(behind))
-            ]
-        )
-        if next_size - goal <= goal - size:
-            size = next_size
-            continue
-        kept[layer][kind].pop()
-        if kind != _BEHIND:
+        next_size = size_of([old + len(split) + len(new) for old, (split, new) in zip(channels, kept, strict=True)])
+        if next_size - goal > goal - size:
+            kept[layer][kind].pop()
             break
-    return [KeptCandidates(sorted(split), sorted(new), bool(behind)) for split, new, behind in kept]
-
-
-_BEHIND = LayerScores._fields.index("behind")
-
-
-def _ranked(
-    scores: Sequence[LayerScores], channels: Sequence[int], size_of: SizeOf
-) -> Iterator[tuple[float, int, int, int]]:
-    """Yield score, layer, kind and index of all candidates, comparable scores."""
-    first = size_of(channels)
-    for layer, of_layer in enumerate(scores):
-        below, here, above = channels[:layer], channels[layer], channels[layer + 1 :]
-        wider, deeper = size_of([*below, here + 1, *above]), size_of([*below, here, here, *above])
-        for kind, of_kind in enumerate(of_layer):
-            part = (wider - first) / (deeper - first) if kind == _BEHIND else 1
-            yield from ((part * score, layer, kind, index) for index, score in enumerate(of_kind))
+        size = next_size
+    return [KeptCandidates(sorted(split), sorted(new)) for split, new in kept]
 
 
 TUNING_RATE = 0.1
@@ -152,9 +126,8 @@ def grow_firefly(
     generator: Generator,
     steps: Steps = DEFAULT_STEPS,
     share_of: str = "parameters",
-    grow_in: str = "width",
 ) -> VGG:
-    """Return a larger network that computes nearly the same, in depth alone the same.
+    """Return a larger network that computes nearly the same.
 
     Args:
         network: of `ConvBlock`s and one member, trained; stays as it is.
@@ -165,7 +138,6 @@ def grow_firefly(
         generator: of the first directions, on the CPU.
         steps: how large candidates are.
         share_of: what ``share`` counts, ``parameters`` or ``neurons``.
-        grow_in: what is added: neurons (``width``), layers (``depth``) or ``both``.
 
     Returns:
         The grown network, on the same device, in the same mode. Its parameters are new ones: it needs a new optimizer.
@@ -174,36 +146,25 @@ def grow_firefly(
         AlmaError: the share is not above 0 or less than a channel, or the network's loss is not a number.
     """
     (image_channels, *_), num_classes = outer_sizes(network)
-    num_added = amount_to_add(image_channels, first_channels, num_classes, share, share_of, grow_in)
-    candidates = candidates_of(network, first_channels, share, generator, steps, grow_in)
+    num_added = amount_to_add(image_channels, first_channels, num_classes, share, share_of)
+    candidates = candidates_of(network, first_channels, share, generator, steps)
     tune_directions(candidates, batches)
     scores = score_candidates(candidates, batches)
     channels = [len(block.weight) for block in candidates.layers()]
     size_of = size_of_chain(share_of, image_channels, num_classes)
     growth = select_candidates(scores, channels, size_of, num_added)
-    if not any(kept.split or kept.new or kept.has_behind for kept in growth):
-        raise _too_small(share, num_added, share_of, grow_in)
-    num_layers = len(growth) + sum(kept.has_behind for kept in growth)
-    if num_layers > LAYERS.most:
-        raise AlmaError(
-            f"--grow-share {share} --grow-in {grow_in}: {num_layers} layers, at most {LAYERS.most} are possible; give "
-            "a smaller share, or grow less often (--grow-every)"
-        )
+    if not any(kept.split or kept.new for kept in growth):
+        raise _too_small(share, num_added, share_of)
     return keep_candidates(network, candidates, growth)
 
 
 def amount_to_add(
-    image_channels: int,
-    first_channels: int,
-    num_classes: int,
-    share: float,
-    share_of: str = "parameters",
-    grow_in: str = "width",
+    image_channels: int, first_channels: int, num_classes: int, share: float, share_of: str = "parameters"
 ) -> float:
     """Return how many parameters or neurons a share is, for images of C channels and K classes; see `grow_firefly`.
 
     Raises:
-        AlmaError: the share is not above 0, or too small for any channel, or layer, of the network before its growth.
+        AlmaError: the share is not above 0, or too small for any channel of the network before its growth.
     """
     if not 0 < share < math.inf:
         raise AlmaError(f"--grow-share {share}: a number above 0 is needed; the paper: 0.25")
@@ -213,25 +174,18 @@ def amount_to_add(
     num_added: float = share * first_size
     if share_of == "neurons":
         num_added = round(num_added)
-    larger = [[*first, first_channels]] if KINDS[grow_in].in_depth else []
-    if KINDS[grow_in].in_width:
-        larger += [[size + (layer == one) for layer, size in enumerate(first)] for one in range(len(first))]
+    larger = [[size + (layer == one) for layer, size in enumerate(first)] for one in range(len(first))]
     if min(map(size_of, larger)) - first_size > 2 * num_added:  # nothing would be nearer to what is asked
-        raise _too_small(share, num_added, share_of, grow_in)
+        raise _too_small(share, num_added, share_of)
     return num_added
 
 
 def candidates_of(
-    network: VGG,
-    first_channels: int,
-    share: float,
-    generator: Generator,
-    steps: Steps = DEFAULT_STEPS,
-    grow_in: str = "width",
+    network: VGG, first_channels: int, share: float, generator: Generator, steps: Steps = DEFAULT_STEPS
 ) -> CandidateVGG:
     """Return the network with all candidates of one step; see `grow_firefly`."""
-    num_new = max(FEWEST_NEW, math.ceil(share * first_channels)) if KINDS[grow_in].in_width else 0
-    return CandidateVGG(network, [num_new] * len(network.blocks), steps, generator, grow_in)
+    num_new = max(FEWEST_NEW, math.ceil(share * first_channels))
+    return CandidateVGG(network, [num_new] * len(network.blocks), steps, generator)
 
 
 def tune_directions(candidates: CandidateVGG, batches: Batches, rate: float = TUNING_RATE) -> None:
@@ -253,7 +207,7 @@ def score_candidates(candidates: CandidateVGG, batches: Batches) -> list[LayerSc
 
     It is the gradient of the mean loss at the middle of all paths, taken together: exact where the loss is linear or
     quadratic along them. (Wu et al. take the mean of several such points.) In passing, the statistics of the new
-    channels' batch norms, and of what layers send on, are measured.
+    channels' batch norms are measured.
 
     Raises:
         AlmaError: the loss is not a number.
@@ -261,7 +215,6 @@ def score_candidates(candidates: CandidateVGG, batches: Batches) -> list[LayerSc
     paths: list[Tensor] = []
     for layer in candidates.layers():
         layer.new_norm.reset_running_stats()
-        layer.output.reset_running_stats()
         paths += layer.set_path(0.5)
     totals, num_images = [torch.zeros_like(path) for path in paths], 0
     for images, labels in batches:
@@ -274,18 +227,16 @@ def score_candidates(candidates: CandidateVGG, batches: Batches) -> list[LayerSc
     scores: list[list[float]] = [(total / num_images).tolist() for total in totals]
     if not all(math.isfinite(score) for of_path in scores for score in of_path):
         raise AlmaError("growth: the network's loss is not a number, so it cannot grow; train with a lower --lr")
-    each = zip(scores[::3], scores[1::3], scores[2::3], strict=True)
-    return [LayerScores(split, new, [sum(behind)] if behind else ()) for split, new, behind in each]
+    return [LayerScores(split, new) for split, new in zip(scores[::2], scores[1::2], strict=True)]
 
 
 def _loss(candidates: CandidateVGG, images: Tensor, labels: Tensor) -> Tensor:
     return F.cross_entropy(candidates(images)[0], labels.flatten())
 
 
-def _too_small(share: float, num_added: float, share_of: str, grow_in: str) -> AlmaError:
-    smallest = "channel" if KINDS[grow_in].in_width else "layer"
+def _too_small(share: float, num_added: float, share_of: str) -> AlmaError:
     return AlmaError(
-        f"--grow-share {share}: {num_added:.0f} {share_of} to add, less than one {smallest} has; give a larger share; "
+        f"--grow-share {share}: {num_added:.0f} {share_of} to add, less than one channel has; give a larger share; "
         "the paper: 0.25"
     )
 
@@ -299,30 +250,22 @@ def grow_on_images(
     share: float,
     generator: Generator,
     share_of: str = "parameters",
-    grow_in: str = "width",
 ) -> tuple[VGG, int]:
     """Return a larger network, grown on so many normalised images at a time, and the operations that this took.
 
     See `grow_firefly` for what the other arguments mean.
     """
-    flops = growth_flops(network, first_channels, share, len(images), images.shape[1:], grow_in)
+    flops = growth_flops(network, first_channels, share, len(images), images.shape[1:])
     sizes = batch_sizes(len(images), batch_size)
     batches = list(zip(images.split(sizes), labels.split(sizes), strict=True))
-    return grow_firefly(network, batches, first_channels, share, generator, share_of=share_of, grow_in=grow_in), flops
+    return grow_firefly(network, batches, first_channels, share, generator, share_of=share_of), flops
 
 
-def growth_flops(
-    network: VGG,
-    first_channels: int,
-    share: float,
-    num_images: int,
-    image_shape: Sequence[int],
-    grow_in: str = "width",
-) -> int:
+def growth_flops(network: VGG, first_channels: int, share: float, num_images: int, image_shape: Sequence[int]) -> int:
     """Count the operations of one growth step: it goes over its images as training does, with all candidates.
 
     Each pass is a forward and a backward pass of the network with its candidates, counted as `NetworkFlops.train` is.
     What growing a mixture looks at, the validation loss, counts as little as other validation.
     """
-    candidates = candidates_of(network, first_channels, share, torch.Generator().manual_seed(0), grow_in=grow_in)
+    candidates = candidates_of(network, first_channels, share, torch.Generator().manual_seed(0))
     return NUM_PASSES * num_images * count_flops(candidates, image_shape).train

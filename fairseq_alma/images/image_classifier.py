@@ -29,12 +29,10 @@ class GrownLayers:
     Attributes:
         trees: the gate's tree of each mixture.
         channels: of each convolution.
-        groups: convolutions of each group of a VGG network that has become deeper; empty: as VGG19 has them.
     """
 
     trees: tuple[GateTree, ...] = ()
     channels: tuple[int, ...] = ()
-    groups: tuple[int, ...] = ()
 
     @property
     def num_experts(self) -> int:
@@ -52,8 +50,6 @@ class GrownLayers:
             options.update(num_experts=self.num_experts, gate_trees=format_gate_trees(self.trees))
         if self.channels:
             options.update(layer_channels=",".join(map(str, self.channels)))
-        if self.groups:
-            options.update(group_layers=",".join(map(str, self.groups)))
         return options
 
 

@@ -8,14 +8,13 @@
 A new architecture is a network, and a class here: its options, how they make the network, what growth changes of it.
 """
 
-from typing import Any, ClassVar, Sequence
+from typing import Any, ClassVar
 
 from fairseq.dataclass import FairseqDataclass
 from fairseq.models import register_model
 from torch import Generator
 
 from fairseq_alma.checkpoints.model_options import (
-    LAYERS,
     GrownVGGOptions,
     MixtureOptions,
     MLPOptions,
@@ -32,7 +31,6 @@ from fairseq_alma.images.networks import (
     NUM_CONVOLUTIONS,
     SMALLEST_IMAGE,
     VGG,
-    VGG19,
     ConvBlock,
     ImageKind,
     ImageNetwork,
@@ -144,26 +142,24 @@ class AlmaFireflyVGG(ImageClassifier):
     @classmethod
     def build_network(cls, cfg: Any, images: ImageKind, grown: GrownLayers, num_members: int) -> VGG:
         variant = _variant("alma_firefly_vgg", images, cfg)
-        return VGG(*images, grown.channels, num_members, variant=variant, groups=grown.groups or VGG19)
+        return VGG(*images, grown.channels, num_members, variant=variant)
 
     @classmethod
     def read_grown(cls, cfg: Any) -> GrownLayers:
         """Return the layers of the options; see `ImageClassifier`."""
-        groups = _groups_of(cfg)
-        return GrownLayers(channels=tuple(_channels_of(cfg, sum(groups))), groups=_if_deeper(groups))
+        return GrownLayers(channels=tuple(_channels_of(cfg)))
 
     @classmethod
     def grown_layers(cls, network: ImageNetwork) -> GrownLayers:
         """Return the layers of the network; see `ImageClassifier`."""
         assert isinstance(network, VGG)
         channels = tuple(b.conv.weight.size(1) for b in network.blocks if isinstance(b, ConvBlock))
-        return GrownLayers(channels=channels, groups=_if_deeper(network.groups))
+        return GrownLayers(channels=channels)
 
     @classmethod
     def check_growth(cls, cfg: Any, images: ImageKind, growth: Growth) -> None:
-        """Raise AlmaError if what is to be added is less than a channel, or a layer."""
-        how = growth.share, growth.share_of, growth.grow_in
-        amount_to_add(images.shape[0], int(cfg.channels), images.num_classes, *how)
+        """Raise AlmaError if what is to be added is less than a channel."""
+        amount_to_add(images.shape[0], int(cfg.channels), images.num_classes, growth.share, growth.share_of)
 
     @classmethod
     def grow(
@@ -172,46 +168,23 @@ class AlmaFireflyVGG(ImageClassifier):
         """Let the network grow as its gradients on the stage's images ask for; see `ImageClassifier`."""
         assert isinstance(network, VGG)
         images, labels = data.examples()
-        how = {"share_of": growth.share_of, "grow_in": growth.grow_in}
-        return grow_on_images(network, images, labels, data.batch_size, cfg.channels, growth.share, generator, **how)
+        how = data.batch_size, cfg.channels, growth.share, generator, growth.share_of
+        return grow_on_images(network, images, labels, *how)
 
 
-def _if_deeper(groups: Sequence[int]) -> tuple[int, ...]:
-    return () if groups == VGG19 else tuple(groups)
-
-
-def _groups_of(cfg: Any) -> tuple[int, ...]:
-    """Return the layers of each group. Raises AlmaError if the options say no such thing."""
-    if not cfg.group_layers:
-        return VGG19
-    words = [word.strip() for word in cfg.group_layers.split(",")]
-    if len(words) != len(VGG19) or not all(word.isdecimal() and len(word) < 5 for word in words):
-        raise AlmaError(
-            f"--group-layers {cfg.group_layers!r}: {len(VGG19)} numbers with commas are needed, as growth writes them; "
-            f"leave it out for {','.join(map(str, VGG19))}"
-        )
-    groups = tuple(map(int, words))
-    if any(now < first for now, first in zip(groups, VGG19, strict=True)) or sum(groups) > LAYERS.most:
-        raise AlmaError(
-            f"--group-layers {cfg.group_layers}: at least {','.join(map(str, VGG19))} are needed, from which a network "
-            f"only grows, and at most {LAYERS.most} in all"
-        )
-    return groups
-
-
-def _channels_of(cfg: Any, num_layers: int) -> list[int]:
+def _channels_of(cfg: Any) -> list[int]:
     """Return the channels of each layer. Raises AlmaError if the options say no such thing."""
     if not cfg.layer_channels:
-        return [cfg.channels] * num_layers
+        return [cfg.channels] * NUM_CONVOLUTIONS
     words = [word.strip() for word in cfg.layer_channels.split(",")]
     if not all(word.isdecimal() and int(word) > 0 for word in words):
         raise AlmaError(
             f"--layer-channels {cfg.layer_channels!r}: numbers of at least 1 with commas are needed, as growth writes "
             "them; leave it out for --channels in every layer"
         )
-    if len(words) != num_layers:
+    if len(words) != NUM_CONVOLUTIONS:
         raise AlmaError(
-            f"--layer-channels {cfg.layer_channels}: {len(words)} numbers, {num_layers} are needed, one for each "
+            f"--layer-channels {cfg.layer_channels}: {len(words)} numbers, {NUM_CONVOLUTIONS} are needed, one for each "
             "convolution; leave it out for --channels in every layer"
         )
     channels = [int(word) for word in words]

@@ -17,7 +17,6 @@ Letters: N members, B images, I input and O output features or channels, C chann
 width, K classes.
 """
 
-import bisect
 import itertools
 import math
 from typing import Any, Callable, Iterable, Mapping, NamedTuple, Optional, Sequence
@@ -324,7 +323,6 @@ class VGG(ImageNetwork):
         num_members: N.
         make_block: builds the block of a convolution from its number and its I and O; None: a `ConvBlock`.
         variant: which VGG network.
-        groups: convolutions of each of the five groups, between which the poolings stand.
     """
 
     def __init__(
@@ -335,12 +333,11 @@ class VGG(ImageNetwork):
         num_members: int = 1,
         make_block: Optional[MakeBlock] = None,
         variant: Variant = USUAL,
-        groups: Sequence[int] = VGG19,
     ) -> None:
         super().__init__(num_members)
-        self.variant, self.groups = variant, tuple(groups)
-        assert len(groups) == len(VGG19) and len(channels) == sum(groups)
-        self._pool_after = {end - 1 for end in itertools.accumulate(groups[:-1])}
+        self.variant = variant
+        assert len(channels) == NUM_CONVOLUTIONS
+        self._pool_after = {end - 1 for end in itertools.accumulate(VGG19[:-1])}
         make_block = make_block or (lambda layer, before, after: ConvBlock(num_members, before, after))
         self.blocks = nn.ModuleList(
             make_block(layer, before, after)
@@ -386,44 +383,3 @@ def measure_batch_norm(network: ImageNetwork, batches: Iterable[Tensor]) -> int:
         norm.momentum = usual
     network.eval()
     return num_images
-
-
-State = dict[str, Tensor]
-
-
-@torch.no_grad()
-def deepen_vgg(network: VGG, measured: Mapping[int, tuple[Tensor, Tensor]]) -> VGG:
-    """Return a VGG network of one member with new layers, which computes the same in evaluation.
-
-    A new layer is the identity: of its ReLU, as it reads what another has made, and of its batch norm, which gives
-    back what it takes out. In training, where it takes out the statistics of a batch, this holds but for these.
-
-    Args:
-        network: of `ConvBlock`s; stays as it is.
-        measured: for each convolution that gets one behind it, in front of the pooling that may follow: mean and
-            variance, (O), of what it sends on.
-    """
-    state, channels, groups = network.state_dict(), list[int](), list(network.groups)
-    ends = [*itertools.accumulate(groups)]
-    grown = {name: tensor for name, tensor in state.items() if not name.startswith("blocks.")}
-    for number, block in enumerate(network.blocks):
-        layers = [block.state_dict()]
-        if number in measured:
-            layers.append(_identity_block(*measured[number]))
-            groups[bisect.bisect(ends, number)] += 1
-        for layer in layers:
-            grown |= {f"blocks.{len(channels)}.{name}": tensor for name, tensor in layer.items()}
-            channels.append(layer["conv.weight"].size(1))
-    shape = (state["blocks.0.conv.weight"].size(2), SMALLEST_IMAGE, SMALLEST_IMAGE)
-    deeper = VGG(shape, network.classifier.bias.size(1), channels, variant=network.variant, groups=groups)
-    load_exactly(deeper.to(network.classifier.weight).state_dict(), grown)
-    return deeper.train(network.training)
-
-
-def _identity_block(mean: Tensor, variance: Tensor) -> State:
-    """Return the state of a `ConvBlock` of one member that passes on what is not negative."""
-    weight = torch.zeros(len(mean), len(mean), 3, 3).to(mean)
-    weight[:, :, 1, 1].fill_diagonal_(1)
-    scale = (variance + BATCH_NORM_EPS).sqrt()
-    norm = {"weight": scale, "bias": mean, "running_mean": mean, "running_var": variance}
-    return {"conv.weight": weight[None], **{f"norm.{name}": tensor[None] for name, tensor in norm.items()}}

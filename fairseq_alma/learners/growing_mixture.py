@@ -202,7 +202,7 @@ class TreeMixture(GrowingModel):
 @register_learner("firefly", "images")
 @dataclass(frozen=True)
 class Firefly(GrowingModel):
-    """A VGG network that gets neurons, layers, or both, a fixed share of the first size each time."""
+    """A VGG network that gets neurons, a fixed share of the first size each time."""
 
     label: ClassVar[Optional[str]] = "FF"
     arch_prefix: ClassVar[Optional[str]] = "alma_firefly"
@@ -219,16 +219,9 @@ class Firefly(GrowingModel):
         choices=("parameters", "neurons"),
         quiet=True,
     )
-    grow_in: str = opt(
-        "width",
-        "what a growth step adds: neurons in the layers there are, new layers that begin as the identity, or both, "
-        "chosen by the same scores",
-        choices=("width", "depth", "both"),
-        quiet=True,
-    )
 
     def growth_before(self, stage: Stage, seed: int) -> Optional[Growth]:
-        """Add neurons, layers, or both."""
+        """Add neurons."""
         if not is_growth_due(stage, self.wait, self.grow_every):
             return None
-        return Growth(1, "firefly", "loss", seed, self.grow_share, self.grow_share_of, self.grow_in)
+        return Growth(1, "firefly", "loss", seed, self.grow_share, self.grow_share_of)

@@ -162,9 +162,8 @@ class Growth:
         method: ``copy``, ``split`` or ``scratch``; ``firefly``: neurons rather than experts.
         select: which experts are copied or split: ``loss``, ``usage`` or ``random``.
         seed: of new weights and random choices.
-        share: of the first size that is added as neurons or layers.
+        share: of the first size that is added as neurons.
         share_of: what ``share`` counts: ``parameters`` or ``neurons``.
-        grow_in: what ``share`` is added in: ``width``, ``depth`` or ``both``.
         noise: copies of experts: standard deviation of the noise on their gate rows.
         layers: that a language model is to have; None: those it has.
     """
@@ -175,7 +174,6 @@ class Growth:
     seed: int
     share: float = 0.0
     share_of: str = "parameters"
-    grow_in: str = "width"
     noise: float = 0.0
     layers: Optional[int] = None
 

@@ -282,8 +282,6 @@ def test_a_learner_from_outside_is_one_class_with_an_option_of_its_own(stream, t
     [
         (["--learner", "firefly"], ["--arch", "alma_mlp"], "needs an architecture alma_firefly"),
         (["--learner", "firefly", "--grow-share", "0"], [], "--grow-share 0: a number above 0"),
-        (["--learner", "gmoe", "--grow-in", "depth"], [], "--grow-in goes with --learner firefly, not with gmoe"),
-        (["--learner", "firefly", "--grow-in", "deep"], [], "choose from"),
         (["--learner", "gmoe"], ["--arch", "alma_mlp"], "needs an architecture alma_moe"),
         (["--learner", "sm"], ["--fp16"], "--fp16 after the --"),
         (["--learner", "sm"], ["--optimizer", "lamb", "--lr", "1"], "choose from adadelta, sgd, adam"),

@@ -56,24 +56,6 @@ def test_a_number_of_neurons_is_taken_by_score_over_all_layers(num_added, first,
     ]
 
 
-@pytest.mark.parametrize(
-    ("size_of", "score", "num_added", "first", "second"),
-    [
-        # A layer behind the second costs 81 + 6 parameters, a channel of the second 22: it counts 22 / 87 of its score.
-        (PARAMETERS, -4.0 * 87 / 22 - 0.1, 38 + 87, ([0], []), ([], [], True)),
-        (PARAMETERS, -4.0 * 87 / 22 + 0.1, 38 + 87, ([0], []), ([0], [0])),
-        (PARAMETERS, -20.0, 40, ([0], []), ([], [])),  # it would be larger than what is asked, what follows is not
-        (NEURONS, -13.0, 4, ([0], []), ([], [], True)),  # three neurons
-        (NEURONS, -11.0, 3, ([0], []), ([0], [0])),
-        (NEURONS, -16.0, 3, ([], []), ([], [], True)),
-    ],
-)
-def test_a_layer_is_taken_by_its_score_for_as_much_as_a_channel_costs(size_of, score, num_added, first, second):
-    scores = [FIRST, SECOND._replace(behind=[score])]
-    growth = select_candidates(scores, CHANNELS, size_of, num_added)
-    assert growth == [KeptCandidates(*first), KeptCandidates(*second)]
-
-
 @pytest.mark.parametrize("seed", range(5))
 def test_every_candidate_that_is_kept_scores_better_than_any_that_is_not(seed):
     draw = random.Random(seed)

@@ -18,7 +18,7 @@ from fairseq_alma.images.firefly import (
     tune_directions,
 )
 from fairseq_alma.images.image_models import AlmaFireflyVGG, AlmaFireflyVGGConfig, AlmaVGG, AlmaVGGConfig
-from fairseq_alma.images.networks import NUM_CONVOLUTIONS, VGG, ImageKind, count_flops, deepen_vgg
+from fairseq_alma.images.networks import NUM_CONVOLUTIONS, VGG, ImageKind, count_flops
 from tests.images.image_streams import NUM_CLASSES, make_images
 
 CHANNELS = 4
@@ -112,79 +112,6 @@ def test_candidates_lead_from_the_network_to_the_one_that_has_them_all(exact_net
     end = keep_candidates(exact_network, candidates, everything) if position else copy.deepcopy(exact_network)
     (images, _), *_ = batches_of(1, seed=5, dtype=torch.float64)
     torch.testing.assert_close(candidates(images), end.train()(images), rtol=0, atol=1e-10)
-
-
-DEEPER = "depth", "both"
-
-
-@pytest.mark.parametrize("grow_in", DEEPER)
-@pytest.mark.parametrize("training", [False, True])
-def test_new_layers_lead_from_the_network_as_it_is(exact_network, grow_in, training):
-    candidates = CandidateVGG(exact_network, [2] * 16 if grow_in == "both" else [0] * 16, Steps(), seeded(0), grow_in)
-    for layer in candidates.layers():
-        layer.set_path(0.0)
-    (images, _), *_ = batches_of(1, seed=5, dtype=torch.float64)
-    expected = copy.deepcopy(exact_network).train()(images)
-    torch.testing.assert_close(candidates.train(training or grow_in == "depth")(images), expected, rtol=0, atol=1e-10)
-
-
-def test_new_layers_behind_any_layer_change_nothing_and_stand_in_front_of_its_pooling(exact_network):
-    measured = {layer: (torch.rand(4).double(), torch.rand(4).double()) for layer in (0, 1, 6, 15)}
-    deep = deepen_vgg(exact_network, measured)
-    assert deep.groups == (4, 2, 5, 4, 5) and channels_of(deep) == [4] * 20
-    (images, _), *_ = batches_of(1, seed=5, dtype=torch.float64)
-    outputs = [copy.deepcopy(each).eval()(images) for each in (exact_network, deep)]
-    torch.testing.assert_close(*outputs, rtol=0, atol=1e-10)
-
-
-@pytest.mark.parametrize("share_of", ["parameters", "neurons"])
-def test_growth_in_depth_adds_the_share_and_changes_no_output(network, share_of):
-    (images, _), *_ = batches_of(1, seed=5)
-    expected = copy.deepcopy(network).eval()(images)
-    for step in (1, 2):
-        network = grow_firefly(network, batches_of(), CHANNELS, 0.25, seeded(step), share_of=share_of, grow_in="depth")
-        assert channels_of(network) == [CHANNELS] * (16 + 4 * step) and sum(network.groups) == 16 + 4 * step
-        torch.testing.assert_close(copy.deepcopy(network).eval()(images), expected, rtol=0, atol=1e-5)
-    images, labels = batches_of(1)[0]
-    F.cross_entropy(network.train()(images)[0], labels).backward()
-    for block in network.blocks:
-        assert (block.conv.weight.grad[0].flatten(2).abs().sum(dim=2) > 0).sum() > CHANNELS  # of others than its own
-
-
-def test_growth_in_both_takes_the_best_of_neurons_and_layers(network):
-    grown = grow_firefly(network, batches_of(), CHANNELS, 2.0, seeded(3), share_of="neurons", grow_in="both")
-    assert sum(channels_of(grown)) == pytest.approx(3 * 16 * CHANNELS, abs=CHANNELS)
-    assert len(grown.blocks) > 16 and len({*channels_of(grown)}) > 1
-
-
-def test_the_score_of_a_new_layer_is_the_change_of_the_loss_that_it_makes(exact_network):
-    """Of one place at a time: the best of them by score is the one that lowers the loss most."""
-    batches = batches_of(1, dtype=torch.float64)
-    candidates = CandidateVGG(exact_network, [0] * 16, Steps(split=0.001), seeded(0), "depth")
-    tune_directions(candidates, batches * 4)
-    scores = [layer.behind[0] for layer in score_candidates(candidates, batches)]
-    changes = []
-    for place in range(16):
-        for number, layer in enumerate(candidates.layers()):
-            layer.set_path(float(number == place))
-        with torch.no_grad():
-            losses = [F.cross_entropy(each(batches[0][0])[0], batches[0][1]) for each in (candidates, exact_network)]
-        changes.append((losses[0] - losses[1]).item())
-    assert scores == pytest.approx(changes, rel=0.2, abs=1e-7)
-    assert scores.index(min(scores)) == changes.index(min(changes)) and min(scores) < 2 * max(scores) < 0
-    deep = grow_firefly(exact_network, batches, CHANNELS, 0.07, seeded(0), grow_in="depth")
-    assert sum(deep.groups) == 17
-
-
-def test_a_share_of_less_than_a_layer_is_refused(network):
-    with pytest.raises(AlmaError, match=r"^--grow-share 0\.02: 49 parameters to add, less than one layer has"):
-        grow_firefly(network, batches_of(), CHANNELS, 0.02, seeded(0), grow_in="depth")
-
-
-def test_more_layers_than_a_checkpoint_may_have_are_refused(network, monkeypatch):
-    monkeypatch.setattr("fairseq_alma.images.firefly.LAYERS", SimpleNamespace(most=17))
-    with pytest.raises(AlmaError, match="20 layers, at most 17 are possible"):
-        grow_firefly(network, batches_of(), CHANNELS, 0.25, seeded(0), grow_in="depth")
 
 
 def test_scores_add_up_to_what_all_candidates_together_change(exact_network):
@@ -328,11 +255,10 @@ def test_batches_that_are_gone_after_one_pass_are_refused(network):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("grow_in", ["width", "depth", "both"])
-def test_a_network_on_a_gpu_grows_there(network, grow_in):
+def test_a_network_on_a_gpu_grows_there(network):
     device = torch.device("cuda")
     batches = [(images.to(device), labels.to(device)) for images, labels in batches_of()]
-    wide = grow_firefly(copy.deepcopy(network).to(device), batches, CHANNELS, 0.25, seeded(3), grow_in=grow_in)
+    wide = grow_firefly(copy.deepcopy(network).to(device), batches, CHANNELS, 0.25, seeded(3))
     assert all(tensor.is_cuda for tensor in wide.state_dict().values())
     assert num_params(wide) == pytest.approx(1.25 * FIRST_SIZE, rel=0.03)
 
@@ -354,12 +280,6 @@ def candidate_forward_flops(channels, num_new):
         total += 2 * 9 * side**2 * ((2 * outputs + num_new) * inputs + outputs * new_before)
         inputs, new_before = outputs, num_new
     return total + 2 * NUM_CLASSES * (inputs + new_before)
-
-
-def test_a_growth_step_in_depth_costs_two_passes_of_twice_the_layers():
-    forward = sum(2 * 9 * side**2 * CHANNELS * (2 * CHANNELS) for side in SIDES) + 2 * NUM_CLASSES * CHANNELS
-    forward += 2 * 9 * SIDES[0] ** 2 * CHANNELS * (SHAPE[0] - CHANNELS)  # the first layer reads images
-    assert growth_flops(untrained(FIRST), CHANNELS, 0.25, 30, SHAPE, "depth") == 2 * 3 * 30 * forward
 
 
 @pytest.mark.parametrize("channels", [FIRST, [4, 5] * 8])
@@ -405,13 +325,11 @@ def test_before_any_growth_it_is_the_vgg_network():
     assert all(torch.equal(model.state_dict()[name], values) for name, values in plain.state_dict().items())
 
 
-@pytest.mark.parametrize("grow_in", ["width", *DEEPER])
-def test_a_grown_network_is_built_again_from_its_options(grow_in):
+def test_a_grown_network_is_built_again_from_its_options():
     generator = torch.Generator().manual_seed(0)
     images, labels = torch.randn(32, 3, 16, 16, generator=generator), torch.arange(32) % 10
-    grown = grow_firefly(built().network, [(images, labels)], 4, 1.0, generator, grow_in=grow_in).eval()
+    grown = grow_firefly(built().network, [(images, labels)], 4, 1.0, generator).eval()
     options = AlmaFireflyVGG.grown_layers(grown).options()
-    assert ("group_layers" in options) == (grow_in != "width")
     again = AlmaFireflyVGG.build_members(AlmaFireflyVGGConfig(channels=4, **options), KIND, 1).eval()
     assert options != {"layer_channels": ",".join(["4"] * 16)}
     again.load_state_dict(grown.state_dict())

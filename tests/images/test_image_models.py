@@ -166,11 +166,6 @@ def test_a_mixture_of_one_expert_is_the_plain_network():
         ("alma_firefly_vgg", {"layer_channels": CHANNELS.replace("5", "0")}, ("--layer-channels", "at least 1")),
         ("alma_firefly_vgg", {"layer_channels": CHANNELS.replace("5", "4.5")}, ("--layer-channels", "at least 1")),
         ("alma_firefly_vgg", {"channels": 5}, ("--channels 5", "before any growth")),
-        ("alma_firefly_vgg", {"group_layers": "3,2,4,4,4"}, (f"--layer-channels {CHANNELS}", "17 are needed")),
-        ("alma_firefly_vgg", {"group_layers": "3,2,4,4"}, ("--group-layers", "5 numbers with commas")),
-        ("alma_firefly_vgg", {"group_layers": "3,2,4,4,x"}, ("--group-layers", "5 numbers with commas")),
-        ("alma_firefly_vgg", {"group_layers": "2,2,4,4,3"}, ("--group-layers 2,2,4,4,3", "at least 2,2,4,4,4")),
-        ("alma_firefly_vgg", {"group_layers": "2,2,4,4,990"}, ("--group-layers", "at most 1000")),
     ],
 )
 def test_options_that_make_no_model_are_refused_in_one_line(arch, options, parts):
