@@ -1,8 +1,8 @@
 """Ensembles as one checkpoint file: its content, how members are joined, found and loaded.
 
 Such a file is a checkpoint of fairseq whose ``cfg.model`` is ``{"_name": "alma_ensemble", …, "members": [...]}``. The
-dots are the sizes that the members share (`SHARED`). There is one entry per member, a single model, with its ``weight``
-(they sum to 1), the ``sha256`` of the file it came from, and
+dots are the sizes that the members share (`shared_outputs`). There is one entry per member, a single model, with its
+``weight`` (they sum to 1), the ``sha256`` of the file it came from, and
 
 - by reference: ``path``, relative to the ensemble's own folder, and ``absolute_path``, where to look second;
 - embedded: ``origin``, the file that it came from, and ``config``, its ``cfg.model``; its weights are in ``model``
@@ -22,18 +22,6 @@ from fairseq_alma.checkpoints.architecture import ENSEMBLE_ARCH, Weights
 from fairseq_alma.checkpoints.checkpoint_file import DICTIONARY_KEY, Checkpoint, read_checkpoint, untrained_checkpoint
 from fairseq_alma.data.stream import Stream, file_sha256
 from fairseq_alma.errors import AlmaError
-
-EMBEDDING = "embed_tokens.weight"
-"""Ends the name of the input embeddings, a row for each token of the vocabulary, in every language model here."""
-NETWORK = "network."
-"""Begins the name of each weight of an image model; linear maps are (N, O, I), convolutions (N, O, I, 3, 3)."""
-SHARED = {
-    "vocab_size": "a vocabulary of {} tokens",
-    "num_classes": "{} classes",
-    "image_pixels": "images of {} pixels in all channels",
-    "image_channels": "images of {} channels",
-}
-"""The sizes that members share, in words. A convolutional network takes images of any number of pixels."""
 
 
 @dataclass(frozen=True)
@@ -143,53 +131,51 @@ def _place(path: Path) -> Path:
 
 
 def shared_outputs(paths: Sequence[Path], checkpoints: Sequence[Checkpoint]) -> dict[str, int]:
-    """Return the sizes that members share, by the names in `SHARED`.
+    """Return the sizes that members share: of language models ``vocab_size``, of image models those of their images.
+
+    A convolutional network takes images of any number of pixels, a fully connected one of any number of channels.
 
     Raises:
         AlmaError: a member predicts or takes something else than those before it.
     """
     shared: dict[str, int] = {}
-    source: dict[str, Path] = {}
     for path, checkpoint in zip(paths, checkpoints, strict=True):
         found = _outputs(checkpoint["model"])
-        if shared and ("vocab_size" in found) != ("vocab_size" in shared):
-            kinds = ["is a language model" if "vocab_size" in each else "classifies images" for each in (found, shared)]
-            raise AlmaError(f"{path}: {kinds[0]}, {paths[0]} {kinds[1]}; an ensemble has members of one kind")
-        for name, number in found.items():
-            if shared.setdefault(name, number) != number:
-                here, there = SHARED[name].format(number), SHARED[name].format(shared[name])
-                remedy = _ONE_DICTIONARY if name == "vocab_size" else "train the members on one data set"
-                raise AlmaError(f"{path}: {here}, {source[name]} has {there}; {remedy}")
-            source.setdefault(name, path)
+        if shared and (not found.keys() & shared.keys() or {**shared, **found} != {**found, **shared}):
+            sizes, others = (", ".join(f"{name} {size}" for name, size in each.items()) for each in (found, shared))
+            raise AlmaError(f"{path}: {sizes}; the members before it have {others}; {_ALIKE}")
+        shared |= found
     return shared
 
 
 def _outputs(weights: Weights) -> dict[str, int]:
     for name, tensor in weights.items():
-        if name.endswith(EMBEDDING):
+        if name.endswith("embed_tokens.weight"):
             return {"vocab_size": tensor.size(0)}
-    shapes = [tensor.shape for name, tensor in weights.items() if name.startswith(NETWORK)]
+    # Linear maps are (N, O, I), convolutions (N, O, I, 3, 3).
+    shapes = [tensor.shape for name, tensor in weights.items() if name.startswith("network.")]
     linear = [shape for shape in shapes if len(shape) == 3]
     convolutions = [shape for shape in shapes if len(shape) == 5]
     first = {"image_channels": convolutions[0][2]} if convolutions else {"image_pixels": linear[0][2]}
     return {"num_classes": linear[-1][1], **first}
 
 
-_ONE_DICTIONARY = "the members of an ensemble must share their dictionary; train them on streams with one tokenizer"
+_ALIKE = (
+    "members must share dictionary, or classes and images: train them on streams of one tokenizer or data set"
+)
 
 
 def shared_dictionary(paths: Sequence[Path], checkpoints: Sequence[Checkpoint]) -> Optional[str]:
     """Return the sha256 of the members' dictionary, or None if none of them knows it; raise AlmaError if two differ."""
-    known: Optional[tuple[Path, str]] = None
-    for path, checkpoint in zip(paths, checkpoints, strict=True):
-        sha256 = checkpoint.get("task_state", {}).get(DICTIONARY_KEY)
-        if sha256 is not None and known is not None and sha256 != known[1]:
+    found = [checkpoint.get("task_state", {}).get(DICTIONARY_KEY) for checkpoint in checkpoints]
+    known = [(path, sha256) for path, sha256 in zip(paths, found, strict=True) if sha256 is not None]
+    for path, sha256 in known:
+        if sha256 != known[0][1]:
             raise AlmaError(
-                f"{path}: trained with another dictionary ({sha256[:12]}…) than {known[0]} ({known[1][:12]}…); "
-                f"{_ONE_DICTIONARY}"
+                f"{path}: trained with another dictionary ({sha256[:12]}…) than {known[0][0]} ({known[0][1][:12]}…); "
+                f"{_ALIKE}"
             )
-        known = known or (None if sha256 is None else (path, sha256))
-    return None if known is None else known[1]
+    return known[0][1] if known else None
 
 
 def check_dictionary(checkpoint: Checkpoint, path: Optional[str], stream: Stream) -> None:
