@@ -20,7 +20,6 @@ import tarfile
 import urllib.error
 import urllib.request
 import zipfile
-import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Iterable, Iterator, Mapping, Optional, Sequence
@@ -49,7 +48,7 @@ class Corpus:
         about: what it is, its size and rights, and its source.
         url: address of its archive, or of each of its files by ``{name}``; empty: a package has it.
         sha256: of the archive; of the content of each file, unpacked; or of all files together.
-        names: of the files; of an archive empty: `unpacked_names`.
+        names: of the files; none of an archive.
     """
 
     about: str
@@ -117,7 +116,8 @@ def main(argv: Optional[Sequence[str]] = None) -> Optional[int]:
     for name, corpus in CORPORA.items():
         one = names.add_parser(name, help=corpus.about, description=f"{corpus.about}.")
         one.add_argument("--source", type=Path, default=HOME / name, help="folder of its files (default: %(default)s)")
-        one.add_argument("--split", choices=tuple(EMNIST_CLASSES), default="balanced", help="of EMNIST")
+        if name == "emnist":
+            one.add_argument("--split", choices=tuple(EMNIST_CLASSES), default="balanced", help="default: %(default)s")
         if name in ("kjv", "wikipedia-2015"):
             one.add_argument("--out", type=utf8_path, metavar="STREAM", help="folder of the stream")
             one.add_argument(
@@ -129,8 +129,8 @@ def main(argv: Optional[Sequence[str]] = None) -> Optional[int]:
             parser.error("--out STREAM is needed, or --text FILE for the documents alone")
         text = _write_documents(args.name, args.source, args.text or HOME / f"{args.name}.txt", args.text is not None)
         return 0 if args.out is None else prep_text([str(text), "--out", str(args.out), *rest])
-    find(args.name, args.source, args.split)
     split = ["--split", args.split] if args.name == "emnist" else []
+    find(args.name, args.source, *split[1:])
     return prep_images([args.name, *split, "--source", str(args.source), *rest])
 
 
@@ -274,7 +274,9 @@ def unpack(archive: Path, members: Iterable[str], folder: Path) -> None:
                     raise KeyError(f"{member} is no file")
                 with content, open_atomically(folder / Path(member).name) as file:
                     shutil.copyfileobj(content, file)
-    except (zipfile.BadZipFile, tarfile.TarError, KeyError, EOFError, zlib.error) as error:
+    except Exception as error:  # of any kind: damaged archives lead both libraries anywhere
+        if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno is not None):
+            raise
         raise AlmaError(f"{archive}: damaged, or not the published archive ({error}); fetch it again") from error
 
 
