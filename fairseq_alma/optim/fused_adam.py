@@ -83,7 +83,7 @@ class FusedAdamConfig(FairseqDataclass):
     adam_betas: Any = field(default=(0.9, 0.999), metadata={"help": "betas of Adam"})
     adam_eps: float = field(default=1e-8, metadata={"help": "epsilon of Adam"})
     weight_decay: float = field(default=0.0, metadata={"help": "weight decay"})
-    lr: Any = II("optimization.lr")
+    lr: Any = field(default=II("optimization.lr"))
     embedding_lr_factor: float = field(
         default=10.0,
         metadata={"help": "learning rate of untied input embeddings of alma_transformer_lm, as a multiple of --lr"},
