@@ -21,6 +21,9 @@ IncrementalState = dict[str, dict[str, Optional[Tensor]]]
 class CachedAttention(nn.Module):
     """Attention that keeps keys and values of earlier positions when fairseq decodes step by step."""
 
+    get_incremental_state: Any  # methods that the decorator adds
+    set_incremental_state: Any
+
     def extend_cache(
         self, key: Tensor, value: Tensor, incremental_state: Optional[IncrementalState]
     ) -> tuple[Tensor, Tensor]:
@@ -120,7 +123,7 @@ def mark_for_optimizers(decoder: Any) -> None:
     """Set ``param_group`` of the parameters that optimizers here treat in a way of their own; see `optim.muon`."""
     for module in decoder.modules():
         if isinstance(module, (nn.Embedding, SwitchLayer)):
-            table = module.gate if isinstance(module, SwitchLayer) else module
+            table: Any = module.gate if isinstance(module, SwitchLayer) else module
             table.weight.param_group = "adam"
     if decoder.embed_tokens.weight is not decoder.output_projection.weight:
         decoder.embed_tokens.weight.param_group = "embedding"
