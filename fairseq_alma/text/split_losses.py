@@ -1,8 +1,8 @@
 """Test one checkpoint on several splits in one process; fairseq-eval-lm takes one split.
 
-It takes the options of fairseq-eval-lm, with several names in ``--gen-subset``. A
-model is tested by fairseq's own function, to the same bits. Members of an ensemble are tested one by one, those alone
-that ``--known FILE`` does not have (`KeptPredictions`), and ``--out FILE`` keeps what all predict together.
+The options are those of fairseq-eval-lm, with several names in ``--gen-subset``. A model is tested by fairseq's own
+function, to the same bits. Members of an ensemble are tested one by one, only those that ``--known FILE`` does not have
+(`KeptPredictions`); ``--out FILE`` keeps their joint predictions.
 """
 
 import argparse
@@ -30,9 +30,9 @@ class Tests:
     """The tests of one command.
 
     Attributes:
-        cfg: of fairseq-eval-lm.
-        task: set up for it.
-        splits: the names of what is tested on.
+        cfg: configuration of fairseq-eval-lm.
+        task: task of this configuration.
+        splits: names of the splits.
     """
 
     cfg: DictConfig
@@ -71,7 +71,7 @@ class Tests:
         return model
 
     def _batches(self, split: str, model: Any) -> Iterator[dict[str, Any]]:
-        """Yield the batches of a split, whose files are open no longer than that: a matrix has thousands."""
+        """Yield the batches of a split, whose files are open no longer than that, as there may be thousands."""
         self.task.load_dataset(split)
         yield from self.task.eval_lm_dataloader(
             dataset=self.task.datasets.pop(split),
