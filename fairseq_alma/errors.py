@@ -69,7 +69,7 @@ def causes(error: Optional[BaseException]) -> Iterator[BaseException]:
         error = error.__cause__ or error.__context__
 
 
-def describe_fault(error: Exception) -> Optional[str]:
+def describe_fault(error: BaseException) -> Optional[str]:
     """Describe in one line a fault of the system or of the user's code; None: the error is a defect of this package."""
     if isinstance(error, MemoryError) or any(
         type(each).__name__ == "OutOfMemoryError" or any(words in str(each) for words in _NO_MEMORY)
@@ -81,7 +81,7 @@ def describe_fault(error: Exception) -> Optional[str]:
     return _describe_given_code(error)
 
 
-def _describe_given_code(error: Exception) -> Optional[str]:
+def _describe_given_code(error: BaseException) -> Optional[str]:
     frames = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
     if isinstance(error, SyntaxError):
         frames.append((error.filename or "", error.lineno))

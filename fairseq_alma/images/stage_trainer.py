@@ -188,10 +188,10 @@ class StageTrainer:
         tested = self._tested(training, start.grown, rows)
         of_copy = self._images_of_copy(data)
 
-        for unit, (store, each) in enumerate(group):
+        for unit, (store, member) in enumerate(group):
             epochs = training.epochs_of(unit)
             counts = (epochs * training.updates_per_epoch, epochs * data.num_images + of_copy)
-            store[each.model] = TrainedModel(training.states[unit], start.grown, *counts, start.growth, tested[unit])
+            store[member.model] = TrainedModel(training.states[unit], start.grown, *counts, start.growth, tested[unit])
 
     def _start(
         self,

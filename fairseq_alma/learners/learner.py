@@ -90,7 +90,7 @@ def stages(
     """
     if num_megabatches < 1 or wait < 1:
         raise ValueError(f"need at least one mega-batch and a wait of at least 1, got {num_megabatches} and {wait}")
-    planned = []
+    planned: list[Stage] = []
     first = 0
     while first < num_megabatches:
         gathered = first_wait if first == 0 and first_wait is not None else wait
