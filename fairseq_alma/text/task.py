@@ -37,6 +37,7 @@ from fairseq_alma.data.tokens import StreamTokenizer
 from fairseq_alma.errors import AlmaError, in_one_line
 from fairseq_alma.learners.learner import StageOptions, stage_ending_with
 from fairseq_alma.text.sequence_batches import SequenceBatches, StageDataset
+from fairseq_alma.text.train_options import BALANCING
 from fairseq_alma.training.autocast import refuse_inexact_precision
 from fairseq_alma.training.fairseq_options import check_options, fairseq_config
 from fairseq_alma.training.feature import FEATURES, register_feature
@@ -50,9 +51,6 @@ from fairseq_alma.training.loading import (
 from fairseq_alma.training.processes import is_first, world_size
 from fairseq_alma.training.saves import TimedSaves
 from fairseq_alma.training.stage_task import CommandConfig, StageTask, WholeSplit, features_of
-
-BALANCING = "alma_switch_cross_entropy"
-"""The criterion that adds the balance loss of Switch layers."""
 
 
 @dataclass
@@ -443,16 +441,9 @@ def ensure_printed(logger: logging.Logger) -> None:
     """Make sure that a logger's messages of level INFO reach the terminal, whatever set up logging before."""
     if not logger.isEnabledFor(logging.INFO):
         logger.setLevel(logging.INFO)
-    here: Optional[logging.Logger] = logger
-    while here is not None:
-        if any(_prints(handler) for handler in here.handlers):
-            return
-        here = here.parent if here.propagate else None
-    handler = logging.StreamHandler(sys.stdout)
-    handler.setFormatter(logging.Formatter("%(asctime)s | %(levelname)s | %(name)s | %(message)s"))
-    logger.addHandler(handler)
-
-
-def _prints(handler: logging.Handler) -> bool:
-    to_terminal = isinstance(handler, logging.StreamHandler) and not isinstance(handler, logging.FileHandler)
-    return to_terminal and handler.level <= logging.INFO
+    handlers = [*logger.handlers, *(logging.root.handlers if logger.propagate else ())]
+    to_terminal = [each for each in handlers if isinstance(each, logging.StreamHandler)]
+    if not any(not isinstance(each, logging.FileHandler) and each.level <= logging.INFO for each in to_terminal):
+        handler = logging.StreamHandler(sys.stdout)
+        handler.setFormatter(logging.Formatter("%(asctime)s | %(levelname)s | %(name)s | %(message)s"))
+        logger.addHandler(handler)
