@@ -18,7 +18,13 @@ from fairseq_alma.data.stream import (
     in_order,
     megabatch_name,
 )
-from fairseq_alma.data.tokens import NUM_FAIRSEQ_SYMBOLS, TOKENIZER_FOLDER, TokenFileWriter, id_dtype
+from fairseq_alma.data.tokens import (
+    NUM_FAIRSEQ_SYMBOLS,
+    TOKENIZER_FOLDER,
+    StreamTokenizer,
+    TokenFileWriter,
+    id_dtype,
+)
 
 _MOST_WAITING = 1 << 26  # bytes of tokens in memory; thousands of files cannot all be open
 
@@ -37,40 +43,13 @@ def write_stream(plan: Plan, folder: str, root: Path, blocks: Iterable[Encoded],
         AlmaError: a mega-batch is empty, because its documents share words with what is held out.
     """
     there, deal, tokenizer = plan.there, deal_of(folder), tokenizer_of(folder)
-    names = _names(plan, deal)
-    writers = [TokenFileWriter(root / name, id_dtype(tokenizer.vocab_size)) for name in names]
-    counts = np.zeros((len(names), 4), np.int64)  # documents, bytes, words, tokens
-    id_counts = np.zeros(tokenizer.vocab_size + NUM_FAIRSEQ_SYMBOLS, np.int64)
-    left_out: list[dict[str, Any]] = []
-    num_left_out = bytes_left_out = waiting = 0
-    for block in blocks:
-        numbers, firsts = np.unique(block.sets, return_index=True)
-        for number, first, end in zip(numbers.tolist(), firsts, np.append(firsts, len(block.sets))[1:], strict=True):
-            own = block.counts[first:end]
-            ids = b"".join(block.ids[first:end])
-            counts[number] += [len(own), *own.sum(axis=0)]
-            writers[number].write(ids, own[:, 2])
-            waiting += len(ids)
-            if number == 0 and there is None:  # dict.txt counts the ids of mega-batch 0
-                id_counts += np.bincount(np.frombuffer(ids, writers[0].dtype), minlength=len(id_counts))
-        left_out += block.left_out[: MAX_LISTED - len(left_out)]
-        num_left_out += len(block.left_out)
-        bytes_left_out += sum(each["bytes"] for each in block.left_out)
-        if waiting > _MOST_WAITING:
-            waiting = sum(writer.flush() for writer in writers)
-    total = int(counts[:, 0].sum()) + num_left_out
-    why = f"{num_left_out:,} of {total:,} documents share words in a row with what is held out and"
-    refuse_empty_sets(deal, counts[:, 0].tolist(), total, why if num_left_out else "")
-    splits = []
-    for name, writer, (documents, num_bytes, words, tokens) in zip(names, writers, counts.tolist(), strict=True):
-        own_files = zip(TOKEN_SUFFIXES, writer.close(), strict=True)
-        entries = tuple(StreamFile(f"{name}{suffix}", *each) for suffix, each in own_files)
-        splits.append(Split(name, entries, documents, words, tokens, num_bytes))
+    splits, left_out, id_counts = _write_sets(plan, deal, tokenizer, root, blocks)
+    names = [split.name for split in splits]
     history: dict[str, Any] = {**record, "num_duplicates": deal["num_duplicates"], "splits": names}
     if deal["groups"]:
         history["groups"] = deal["groups"]
     if plan.options.ngram is not None:
-        history |= {"num_contaminated": num_left_out, "contaminated_bytes": bytes_left_out, "contaminated": left_out}
+        history |= left_out
     hashes = Path(folder, "document-hashes.u64").read_bytes()
     known = _write(root, f"document-hashes/{0 if there is None else len(there.history):03d}.u64", hashes)
     if there is not None:
@@ -93,6 +72,42 @@ def write_stream(plan: Plan, folder: str, root: Path, blocks: Iterable[Encoded],
         other_files=(known,),
         history=(history,),
     )
+
+
+def _write_sets(
+    plan: Plan, deal: Mapping[str, Any], tokenizer: StreamTokenizer, root: Path, blocks: Iterable[Encoded]
+) -> tuple[list[Split], dict[str, Any], np.ndarray]:
+    """Write the token files; return the splits, what was left out, and how often each id occurs in mega-batch 0."""
+    names = _names(plan, deal)
+    writers = [TokenFileWriter(root / name, id_dtype(tokenizer.vocab_size)) for name in names]
+    counts = np.zeros((len(names), 4), np.int64)  # documents, bytes, words, tokens
+    id_counts = np.zeros(tokenizer.vocab_size + NUM_FAIRSEQ_SYMBOLS, np.int64)
+    listed: list[dict[str, Any]] = []
+    num_left_out = bytes_left_out = waiting = 0
+    for block in blocks:
+        numbers, firsts = np.unique(block.sets, return_index=True)
+        for number, first, end in zip(numbers.tolist(), firsts, np.append(firsts, len(block.sets))[1:], strict=True):
+            own, ids = block.counts[first:end], b"".join(block.ids[first:end])
+            counts[number] += [len(own), *own.sum(axis=0)]
+            writers[number].write(ids, own[:, 2])
+            waiting += len(ids)
+            if number == 0 and plan.there is None:  # dict.txt counts the ids of mega-batch 0
+                id_counts += np.bincount(np.frombuffer(ids, writers[0].dtype), minlength=len(id_counts))
+        listed += block.left_out[: MAX_LISTED - len(listed)]
+        num_left_out += len(block.left_out)
+        bytes_left_out += sum(each["bytes"] for each in block.left_out)
+        if waiting > _MOST_WAITING:
+            waiting = sum(writer.flush() for writer in writers)
+    total = int(counts[:, 0].sum()) + num_left_out
+    why = f"{num_left_out:,} of {total:,} documents share words in a row with what is held out and"
+    refuse_empty_sets(deal, counts[:, 0].tolist(), total, why if num_left_out else "")
+    splits = []
+    for name, writer, (documents, num_bytes, words, tokens) in zip(names, writers, counts.tolist(), strict=True):
+        own_files = zip(TOKEN_SUFFIXES, writer.close(), strict=True)
+        entries = tuple(StreamFile(f"{name}{suffix}", *each) for suffix, each in own_files)
+        splits.append(Split(name, entries, documents, words, tokens, num_bytes))
+    left_out = {"num_contaminated": num_left_out, "contaminated_bytes": bytes_left_out, "contaminated": listed}
+    return splits, left_out, id_counts
 
 
 def _names(plan: Plan, deal: Mapping[str, Any]) -> list[str]:

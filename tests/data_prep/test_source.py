@@ -128,17 +128,10 @@ def test_a_parquet_file_with_two_columns_of_one_name_is_one_line(tmp_path):
     parquet = pytest.importorskip("pyarrow.parquet")
     for names in (["text", "text"], ["text", "id", "id"]):
         table = pyarrow.Table.from_arrays([pyarrow.array(["one", "two"])] * len(names), names=names)
-        parquet.write_table(table, tmp_path / "a.parquet")
-        if names.count("text") == 2:
-            with pytest.raises(
-                AlmaError, match=r"a\.parquet: 2 columns 'text', the columns are 'text', 'text'; name the"
-            ):
-                read(tmp_path / "a.parquet")
-        else:
-            try:
-                assert read(tmp_path / "a.parquet") == ["one", "two"]
-            except AlmaError as error:
-                assert "broken Parquet data" in str(error)
+        parquet.write_table(table, tmp_path / f"{len(names)}.parquet")
+    with pytest.raises(AlmaError, match=r"2\.parquet: 2 columns 'text', the columns are 'text', 'text'; name the"):
+        read(tmp_path / "2.parquet")
+    assert read(tmp_path / "3.parquet") == ["one", "two"]
 
 
 @pytest.fixture
