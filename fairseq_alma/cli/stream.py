@@ -124,7 +124,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_own(parser, StudyOptions)
     group = parser.add_argument_group("learner")
     names = sorted({name for learners in LEARNERS.values() for name in learners})
-    how = {"choices": names, "default": "sm", "metavar": "NAME"}
+    how: dict[str, Any] = {"choices": names, "default": "sm", "metavar": "NAME"}
     group.add_argument("--learner", help="how the model learns, see below (default: sm)", **how)
     for name, declared in _declared().items():
         _add_declared(group, name, declared)

@@ -167,7 +167,8 @@ class Model:
     """
 
     def __init__(self, root: Path) -> None:
-        self.root, self.record = root, None
+        self.root = root
+        self.record: Optional[UpdateRecord] = None
         path = root / RECORD
         if path.exists():
             content = read_json_object(path, _REMEDY)
@@ -176,7 +177,7 @@ class Model:
                     f"{path}: written by version 0.2.0, whose streams and checkpoints are not read any more; begin a "
                     "new MODEL with the same texts, or install fairseq-alma 0.2.0"
                 )
-            self.record: Optional[UpdateRecord] = as_record(content, UpdateRecord, path, _REMEDY)
+            self.record = as_record(content, UpdateRecord, path, _REMEDY)
             return
         others = {each.name for each in root.iterdir() if not each.name.startswith(".")} if root.is_dir() else set()
         if root.is_file() or others - {STREAM, LOG}:
@@ -466,7 +467,10 @@ def _describe(model: Model, stream: Stream, index: int) -> Iterator[str]:
     tokens = sum(stream.megabatch(t).num_tokens for t in range(index + 1))
     yield f"model: {month.params:,} parameters, {tokens:,} tokens so far"
     yield f"time: {spell_duration(month.seconds)}"
-    yield f"text: {_sample(model)}"
+    stage = model.run.read_stage(index - month.first)
+    assert stage is not None
+    text = call("fairseq_alma.cli.update:sample", stage_predictor(model.run, stage), model.root / STREAM)
+    yield f"text: {printable(' '.join(text.split()))}"
     yield f"report: {model.root / REPORT / 'index.html'}"
     yield f"model for transformers: {model.root / EXPORT}"
 
@@ -484,12 +488,6 @@ def _compared(what: str, before: Optional[float], after: Optional[float]) -> str
     change = 100 * (1 - after / before)
     how = "better" if change >= 0 else "worse"
     return f"{what}: {before:.3f} bits per byte before, {after:.3f} after ({abs(change):.1f} % {how})"
-
-
-def _sample(model: Model) -> str:
-    stage = model.run.read_stage(len(model.record.months) - 1 - model.record.months[-1].first)
-    text = call("fairseq_alma.cli.update:sample", stage_predictor(model.run, stage), model.root / STREAM)
-    return printable(" ".join(text.split()))
 
 
 def sample(checkpoint: Path, stream: Path) -> str:

@@ -202,12 +202,12 @@ def _finish_stage(
         made = _run_stage([runs[number] for number in works], beside, backend)
         for number, record in zip(works, made, strict=True):
             records[number], ran[number] = record, True
-        for run, record, keeps, did_run in zip(runs, records, needed, ran, strict=True):
-            assert record is not None  # read, or made just now
+        for run, found, keeps, did_run in zip(runs, records, needed, ran, strict=True):
+            assert found is not None  # read, or made just now
             if not run.folder.is_tidy(stage):
                 _tidy(run, stage, backend, keeps)
             show = run.display.completed if did_run else run.display.skipped
-            show(run.plans[stage], record)
+            show(run.plans[stage], found)
     return ran
 
 

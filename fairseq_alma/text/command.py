@@ -76,5 +76,10 @@ class Command:
         with open(log, "a", encoding="utf-8", errors="backslashreplace") as file:
             print(f"$ {self}", file=file)
         words = [self.program, *self.arguments, *further]
-        how = {"environment": self.environment, "num_procs": self.num_procs, "files": files, "watch": watch}
+        how: dict[str, Any] = {
+            "environment": self.environment,
+            "num_procs": self.num_procs,
+            "files": files,
+            "watch": watch,
+        }
         return call(FUNCTIONS[self.program], words=words, log=log, **how)

@@ -340,7 +340,8 @@ def _act(begun: Call, pipe: Connection) -> tuple[str, Any]:
         return "refused", ending.code
     except BaseException as error:
         traceback.print_exc()
-        return "failed", describe_fault(error) or f"{type(error).__name__}: {' '.join(str(error).split())}"
+        known = describe_fault(error) if isinstance(error, Exception) else None
+        return "failed", known or f"{type(error).__name__}: {' '.join(str(error).split())}"
 
 
 class _Figures(logging.Handler):

@@ -201,7 +201,7 @@ class RunDisplay:
 
             before, after = TextColumn("{task.description}"), TextColumn("{task.fields[text]}")
             columns = before, BarColumn(), MofNCompleteColumn(), after
-            how = {"console": Console(file=sys.stderr), "transient": True, "auto_refresh": False}
+            how: dict[str, Any] = {"console": Console(file=sys.stderr), "transient": True, "auto_refresh": False}
             self.progress = Progress(*columns, **how)
             self.progress.add_task(title, text="")
             self.progress.start()

@@ -11,13 +11,13 @@ from data_prep.text.command import main as prepare_text
 WORDS = [
     "--arch", "alma_transformer_lm_tiny", "--decoder-layers", "2", "--decoder-embed-dim", "8",
     "--decoder-ffn-embed-dim", "16", "--decoder-attention-heads", "2", "--criterion", "alma_switch_cross_entropy",
-    "--cpu", "--optimizer", "adam", "--lr", "0.01", "--max-update", "13", "--batch-size", "8",
+    "--cpu", "--optimizer", "adam", "--lr", "0.01", "--max-update", "7", "--batch-size", "8",
     "--tokens-per-sample", "32", "--num-workers", "0",
 ]  # fmt: skip
 GROWTH = ["--learner", "gmoe", "--grow-schedule", "2,3", "--grow-method", "copy"]
 RUNS = {
     "text-gmoe": ([*GROWTH, "--carry-optimizer", "--ema-half-life", "1/8", "--save-every", "4"], WORDS),
-    "text-ens": (["--learner", "ens", "--num-members", "2", "--save-every", "4"], WORDS),
+    "text-ens": (["--learner", "ens", "--num-members", "2", "--save-every", "4", "--wait", "2"], WORDS),
     "images-gmoe": (["--learner", "gmoe"], ["--width", "4", "--max-epoch", "3", "--batch-size", "16", "--cpu"]),
 }
 
