@@ -209,6 +209,7 @@ class MemberConv2d(nn.Module):
         self.initial_weights = "he"
         self.weight = nn.Parameter(torch.empty(num_members, out_channels, in_channels, 3, 3))
 
+    @torch.no_grad()
     def reset_parameters(self, generators: Sequence[Generator]) -> None:
         """Draw initial weights as ``initial_weights`` says.
 

@@ -8,7 +8,6 @@ from fairseq_alma.growth.gate_tree import GateTree
 from fairseq_alma.images.firefly import num_chain_parameters
 from fairseq_alma.images.mixtures import MixtureVGG
 from fairseq_alma.images.networks import (
-    MLP,
     NUM_CONVOLUTIONS,
     VGG,
     MemberBatchNorm2d,
@@ -98,10 +97,11 @@ def test_batch_norm_trains_and_tests_each_member_on_its_own_statistics(num_membe
 
 
 @pytest.mark.parametrize(
-    "build", [lambda members: MemberLinear(members, 40, 50), lambda members: MemberConv2d(members, 8, 9)]
+    ("build", "initial_weights"), [(MemberLinear, None), (MemberConv2d, "he"), (MemberConv2d, "default")]
 )
-def test_a_member_begins_as_its_own_generator_says_whoever_stands_beside_it(build):
-    together, alone = build(3), build(1)
+def test_initial_weights_of_a_member_depend_on_its_own_generator_alone(build, initial_weights):
+    together, alone = build(3, 8, 9), build(1, 8, 9)
+    together.initial_weights = alone.initial_weights = initial_weights
     together.reset_parameters([seeded(seed) for seed in (5, 6, 7)])
     alone.reset_parameters([seeded(6)])
     for name, tensor in alone.state_dict().items():
@@ -122,9 +122,9 @@ NUM_CLASSES = 5
 COLUMN_E = [2, 2, 4, 4, 4]  # Simonyan and Zisserman 2015, table 1, column E, without its three linear layers
 
 
-def torch_vgg(channels, image_channels=3, last_pool="mean"):
-    """Nothing shared with the package but the paper's description, or that of its released code."""
-    layers, inputs = [], image_channels
+def torch_vgg(channels, last_pool="mean"):
+    """VGG19 of torch.nn layers alone, from the paper's description or its released code."""
+    layers, inputs = [], 3
     remaining = list(channels)
     for number, group in enumerate(COLUMN_E):
         if number:
@@ -132,9 +132,8 @@ def torch_vgg(channels, image_channels=3, last_pool="mean"):
         for outputs in [remaining.pop(0) for _ in range(group)]:
             layers += [nn.Conv2d(inputs, outputs, 3, padding=1, bias=False), nn.BatchNorm2d(outputs), nn.ReLU()]
             inputs = outputs
-    if last_pool == "max":
-        return nn.Sequential(*layers, nn.MaxPool2d(2, 2), nn.Flatten(), nn.Linear(inputs, NUM_CLASSES))
-    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(inputs, NUM_CLASSES))
+    pool = nn.MaxPool2d(2, 2) if last_pool == "max" else nn.AdaptiveAvgPool2d(1)
+    return nn.Sequential(*layers, pool, nn.Flatten(), nn.Linear(inputs, NUM_CLASSES))
 
 
 def copy_member(network, member, plain):
@@ -149,8 +148,7 @@ def copy_member(network, member, plain):
     return plain
 
 
-@pytest.mark.parametrize("side", [16, 32, 40])
-@pytest.mark.parametrize("num_members", [1, 2])
+@pytest.mark.parametrize(("side", "num_members"), [(16, 1), (40, 2)])
 def test_it_computes_what_an_independent_vgg19_computes_in_training_and_at_test(side, num_members):
     channels = [4, 6] * 8
     network = VGG((3, side, side), NUM_CLASSES, channels, num_members)
@@ -177,17 +175,8 @@ def test_the_network_of_the_released_code_ends_in_a_fifth_max_pooling_and_has_to
         assert 0.8 * bound < weight.abs().max() <= bound
 
 
-def test_members_may_have_images_of_their_own():
-    network = VGG((3, 16, 16), NUM_CLASSES, [4] * NUM_CONVOLUTIONS, num_members=2)
-    network.reset_parameters([seeded(1), seeded(2)])
-    images = torch.randn(2, 6, 3, 16, 16, generator=seeded(3))
-    found = network.eval()(images)
-    for member in range(2):
-        torch.testing.assert_close(found[member], network(images[member])[member], rtol=1e-3, atol=1e-4)
-
-
-@pytest.mark.parametrize("channels", [[4] * 16, [64] * 16, [3, 5] * 8])
-def test_it_has_sixteen_convolutions_a_linear_layer_and_the_parameters_of_the_formula(channels):
+def test_it_has_sixteen_convolutions_a_linear_layer_and_the_parameters_of_the_formula():
+    channels = [3, 5] * 8
     network = VGG((3, 32, 32), 10, channels)
     kinds = [type(module) for module in network.modules()]
     assert kinds.count(MemberConv2d) == 16 and kinds.count(MemberLinear) == 1
@@ -199,8 +188,8 @@ def test_it_has_sixteen_convolutions_a_linear_layer_and_the_parameters_of_the_fo
 
 def test_batch_norm_is_measured_anew_as_the_mean_over_batches():
     network = VGG((1, 32, 32), 4, [3] * 16, num_members=2)
-    network.reset_parameters([torch.Generator().manual_seed(seed) for seed in (1, 2)])
-    images = torch.randn(12, 1, 32, 32, generator=torch.Generator().manual_seed(4))
+    network.reset_parameters([seeded(1), seeded(2)])
+    images = noise(12, 1, 32, 32)
     before = {name: parameter.clone() for name, parameter in network.named_parameters()}
     assert measure_batch_norm(network, images.split(4)) == 12
     norm = next(module for module in network.modules() if isinstance(module, MemberBatchNorm2d))
@@ -218,21 +207,10 @@ def test_batch_norm_is_measured_anew_as_the_mean_over_batches():
     assert all(torch.equal(before[name], parameter) for name, parameter in network.named_parameters())
 
 
-@pytest.mark.parametrize("gate", ["soft", "hard"])
-@pytest.mark.parametrize("num_members", [1, 2])
-def test_batch_norm_of_mixtures_is_measured_alone_and_side_by_side(gate, num_members):
+def test_batch_norm_of_mixtures_is_measured_side_by_side():
     trees = [GateTree.flat(2)] * NUM_CONVOLUTIONS
-    networks = [MixtureVGG((1, 16, 16), 4, 2, trees, gate) for _ in range(num_members)]
-    for network in networks:
-        network.reset_parameters([torch.Generator().manual_seed(1)])
-    network = networks[0] if num_members == 1 else SideBySide(networks)
-    images = torch.randn(12, 1, 16, 16, generator=torch.Generator().manual_seed(4))
-    assert measure_batch_norm(network, images.split(4)) == 12
+    network = SideBySide([MixtureVGG((1, 16, 16), 4, 2, trees, "hard") for _ in range(2)])
+    network.reset_parameters([seeded(1), seeded(2)])
+    assert measure_batch_norm(network, noise(12, 1, 16, 16).split(4)) == 12
     norms = [module for module in network.modules() if isinstance(module, MemberBatchNorm2d)]
-    assert len(norms) == NUM_CONVOLUTIONS * num_members
-    assert all(norm.running_mean.abs().sum() > 0 for norm in norms)
-
-
-def test_a_network_without_batch_norm_is_left_alone():
-    network = MLP((1, 2, 2), 2, 3)
-    assert measure_batch_norm(network, [torch.zeros(2, 1, 2, 2)]) == 0
+    assert len(norms) == NUM_CONVOLUTIONS * 2 and all(norm.running_mean.abs().sum() > 0 for norm in norms)
