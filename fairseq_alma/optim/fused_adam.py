@@ -48,7 +48,7 @@ class FactorAdamW(torch.optim.Optimizer):
             self.by_factor.setdefault(factor(parameter), []).append(parameter)
 
     @torch.no_grad()
-    def step(self, closure: Optional[Callable[[], float]] = None) -> None:
+    def step(self, closure: Any = None) -> None:
         """Make an update; parameters without a gradient stay."""
         lr, (beta1, beta2) = self.param_groups[0]["lr"], self.betas
         for factor, parameters in self.by_factor.items():
@@ -58,13 +58,16 @@ class FactorAdamW(torch.optim.Optimizer):
                     self.state[each]["step"] = torch.zeros((), dtype=torch.float32, device=each.device)
                     self.state[each]["exp_avg"] = torch.zeros_like(each)
                     self.state[each]["exp_avg_sq"] = torch.zeros_like(each)
-            fields = [[self.state[each][name] for each in found] for name in ("exp_avg", "exp_avg_sq", "step")]
+            first, second, steps = (
+                [self.state[each][name] for each in found] for name in ("exp_avg", "exp_avg_sq", "step")
+            )
             adamw(
                 found,
-                [each.grad for each in found],
-                *fields[:2],
+                [each.grad for each in found if each.grad is not None],
+                first,
+                second,
                 [],
-                fields[2],
+                steps,
                 fused=True,
                 amsgrad=False,
                 beta1=beta1,

@@ -9,7 +9,7 @@ Letters: N matrices, O outputs, I inputs.
 
 import logging
 from dataclasses import dataclass, field
-from typing import Any, Callable, Iterable, Optional
+from typing import Any, Callable, Iterable
 
 import torch
 from fairseq.optim import register_optimizer
@@ -68,7 +68,7 @@ class Muon(FactorAdamW):
         }
 
     @torch.no_grad()
-    def step(self, closure: Optional[Callable[[], float]] = None) -> None:
+    def step(self, closure: Any = None) -> None:
         """Make an update; parameters without a gradient stay."""
         super().step()
         by_shape: dict[tuple[int, int], list[Tensor]] = {}
@@ -86,11 +86,12 @@ class Muon(FactorAdamW):
 
     def _momentum(self, matrix: Tensor) -> Tensor:
         """Return Nesterov's momentum with this update's gradient."""
-        state = self.state[matrix]
+        state, grad = self.state[matrix], matrix.grad
+        assert grad is not None
         if not state:
             state["momentum"] = torch.zeros_like(matrix)
-        state["momentum"].lerp_(matrix.grad, 1 - self.momentum)
-        return matrix.grad.lerp(state["momentum"], self.momentum)
+        state["momentum"].lerp_(grad, 1 - self.momentum)
+        return grad.lerp(state["momentum"], self.momentum)
 
 
 def _in_batches(matrices: list[Tensor]) -> Iterable[list[Tensor]]:
