@@ -1,6 +1,9 @@
 """``load_model``: losses of any checkpoint are those of fairseq-eval-lm, text that of fairseq's generator."""
 
+import json
 import math
+import re
+import sys
 
 import pytest
 
@@ -49,6 +52,18 @@ def test_documents_are_scored_alone_literally_and_a_text_is_one_document(checkpo
     assert len(table) == 1 and table.bits_per_byte[0] == pytest.approx(scores[1].bits / 4, rel=1e-5)
     with pytest.raises(ValueError, match="the model takes 24"):
         model.score(texts, window=25)
+
+
+def test_the_evaluation_of_the_page_counts_no_line_feeds(checkpoints, checkout, tmp_path, monkeypatch, capsys):  # noqa: F811
+    page = (checkout / "docs/how-to/export.md").read_text(encoding="utf-8")
+    (code,) = (block for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "bits.py" in block)
+    (tmp_path / "held_out.txt").write_text("the cat sat\ndogs\n", encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["bits.py", str(checkpoints["dense"])])
+    exec(code, {})
+    scores = load_model(checkpoints["dense"]).score(["the cat sat", "dogs"])
+    needed = sum(score.bits for score in scores) / len(b"the cat satdogs")
+    assert json.loads(capsys.readouterr().out)["bits_per_byte"] == pytest.approx(needed, rel=1e-5)
 
 
 def test_text_follows_a_prompt_and_a_seed_gives_it_again(checkpoints):  # noqa: F811
