@@ -8,7 +8,6 @@ import torch
 
 from fairseq_alma.cli.stream import main
 from fairseq_alma.errors import AlmaError
-from fairseq_alma.images import stage_trainer
 from tests.images.image_streams import make_stream
 from tests.runs.results import stage_records
 
@@ -88,21 +87,6 @@ def test_an_unfinished_training_that_is_damaged_counts_as_absent(stream, run, be
     assert f"note: {run / UNFINISHED}: damaged, the stage is trained from its beginning" in capsys.readouterr().err
     assert stage_records(run) == stage_records(tmp_path / "whole")
     assert not (run / UNFINISHED).exists()
-
-
-def test_a_run_that_is_moved_while_it_trains_is_not_split_in_two(stream, run, tmp_path, monkeypatch):
-    def save_and_move(path, state):
-        write_unfinished(path, state)
-        run.rename(tmp_path / "moved")
-
-    write_unfinished = stage_trainer.write_unfinished
-    monkeypatch.setattr(stage_trainer, "SAVE_EVERY_SECONDS", 0.0)
-    monkeypatch.setattr(stage_trainer, "write_unfinished", save_and_move)
-    assert "the folder was moved, or replaced" in refused(stream, run)
-    assert not run.exists()
-    monkeypatch.undo()
-    go_on(stream, tmp_path / "moved")
-    assert len(stage_records(tmp_path / "moved")) == 2
 
 
 @pytest.mark.parametrize("content", [{"seeds": [1]}, {"seeds": [1], "epoch": 1, "network": {}}], ids=str)
