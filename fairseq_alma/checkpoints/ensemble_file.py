@@ -160,9 +160,7 @@ def _outputs(weights: Weights) -> dict[str, int]:
     return {"num_classes": linear[-1][1], **first}
 
 
-_ALIKE = (
-    "members must share dictionary, or classes and images: train them on streams of one tokenizer or data set"
-)
+_ALIKE = "members must share dictionary, or classes and images: train them on streams of one tokenizer or data set"
 
 
 def shared_dictionary(paths: Sequence[Path], checkpoints: Sequence[Checkpoint]) -> Optional[str]:
