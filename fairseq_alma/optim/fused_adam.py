@@ -48,7 +48,7 @@ class FactorAdamW(torch.optim.Optimizer):
             self.by_factor.setdefault(factor(parameter), []).append(parameter)
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
+    def step(self, closure: Any = None) -> Any:
         """Make an update; parameters without a gradient stay."""
         lr, (beta1, beta2) = self.param_groups[0]["lr"], self.betas
         for factor, parameters in self.by_factor.items():

@@ -68,7 +68,7 @@ class Muon(FactorAdamW):
         }
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
+    def step(self, closure: Any = None) -> Any:
         """Make an update; parameters without a gradient stay."""
         super().step()
         by_shape: dict[tuple[int, int], list[Tensor]] = {}
