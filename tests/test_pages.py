@@ -76,3 +76,10 @@ def test_a_page_is_typed_from_top_to_bottom(page, tmp_path):
         timeout=1800,
     )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+
+
+def test_pages_are_few_and_short():
+    limits = {"docs/results.md": 250}
+    lines = {page: (CHECKOUT / page).read_text(encoding="utf-8").count("\n") for page in PAGES}
+    assert {page: number for page, number in lines.items() if number > limits.get(page, 120)} == {}
+    assert len(lines) <= 15

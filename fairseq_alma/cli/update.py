@@ -222,11 +222,8 @@ class Model:
             yield
 
 
-@command
-def main(argv: Optional[Sequence[str]] = None) -> int:
-    """Run ``alma-update``."""
-    words = list(sys.argv[1:] if argv is None else argv)
-    cut = words.index("--") if "--" in words else len(words)
+def build_parser() -> Parser:
+    """Return the parser of what stands before ``--``."""
     parser = Parser.of(
         "alma-update",
         "Make a language model of text, or teach it the text of one more month.",
@@ -236,6 +233,15 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     )
     parser.add_argument("model", type=utf8_path, metavar="MODEL", help="folder of the model; made if it is not there")
     parser.add_argument("inputs", nargs="*", metavar="NEW_TEXT", help="files or folders: one month")
+    return parser
+
+
+@command
+def main(argv: Optional[Sequence[str]] = None) -> int:
+    """Run ``alma-update``."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    cut = words.index("--") if "--" in words else len(words)
+    parser = build_parser()
     arguments = parser.parse_args(words[:cut])
     options, root = UpdateOptions.read(arguments), arguments.model
     if options.redo == bool(arguments.inputs):
