@@ -29,7 +29,7 @@ from fairseq_alma.errors import AlmaError
 from fairseq_alma.report.experiment import Experiment, experiments
 from fairseq_alma.report.figures import STYLE, Drawing, looks, write
 from fairseq_alma.report.paper import paper_tables
-from fairseq_alma.report.read_run import Run, load_run
+from fairseq_alma.report.read_run import RecordedRun, load_run
 
 EXPERTS_FILE = "test-experts.npz"
 """``expert``: (layers, n), the expert of each of the first n test images; written with --keep-checkpoints."""
@@ -64,12 +64,12 @@ def main() -> None:
                 print(write(drawing, args.out)["png"])
 
 
-def stage_folders(run: Run) -> list[Path]:
+def stage_folders(run: RecordedRun) -> list[Path]:
     """Return the folders of the complete stages."""
     return [run.path / f"stage-{int(stage):03d}" for stage in run.done.stage]
 
 
-def draw_maps(runs: Sequence[Run], stream: Optional[Path]) -> Iterator[Drawing]:
+def draw_maps(runs: Sequence[RecordedRun], stream: Optional[Path]) -> Iterator[Drawing]:
     """Draw where test images go after each of the first stages of the first run that recorded it."""
     run = next((run for run in runs if any((folder / EXPERTS_FILE).is_file() for folder in stage_folders(run))), None)
     if run is None:
@@ -166,7 +166,7 @@ def describe(labels: np.ndarray, total: int) -> str:
     return "\n".join([f"{100 * len(labels) / total:.0f} %", *rows])
 
 
-def draw_usage(runs: Sequence[Run]) -> Optional[Drawing]:
+def draw_usage(runs: Sequence[RecordedRun]) -> Optional[Drawing]:
     """Draw the shares of the test images that each expert predicts, a panel for each layer, of the first gmoe run."""
     for run in runs:
         usage = {

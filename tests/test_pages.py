@@ -1,4 +1,4 @@
-"""The README and the pages: every command is accepted by its parser, every link leads somewhere, every page is short."""
+"""README and pages: every command is accepted by its parser, every link leads somewhere, every page is short."""
 
 import importlib
 import random

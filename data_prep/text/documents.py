@@ -65,8 +65,8 @@ class Source:
         return status.st_size, status.st_mtime_ns
 
     def blocks(self) -> Iterator[tuple["Block", int]]:
-        """Yield the blocks of the whole file, see `Part.blocks`."""
-        return Part(self).blocks()
+        """Yield the blocks of the whole file, see `FilePart.blocks`."""
+        return FilePart(self).blocks()
 
 
 @dataclass(frozen=True)
@@ -203,7 +203,7 @@ def _group_name(block: Block, number: int, value: object) -> str:
 
 
 @dataclass(frozen=True)
-class Part:
+class FilePart:
     """A file, or the documents that begin in a range of it: of bytes, or of the row groups of a Parquet file.
 
     Attributes:
@@ -229,10 +229,10 @@ class Part:
 class Piece:
     """Parts of one large file, or several small files, that one task reads one after the other."""
 
-    parts: tuple[Part, ...]
+    parts: tuple[FilePart, ...]
 
     def blocks(self) -> Iterator[tuple[Block, int]]:
-        """Yield the blocks of all parts, see `Part.blocks`."""
+        """Yield the blocks of all parts, see `FilePart.blocks`."""
         for part in self.parts:
             yield from part.blocks()
 
@@ -240,7 +240,7 @@ class Piece:
 def cut_into_pieces(sources: Sequence[Source]) -> list[Piece]:
     """Cut files into pieces, by nothing but their sizes and forms."""
     pieces: list[Piece] = []
-    small: list[Part] = []
+    small: list[FilePart] = []
     waiting = 0
     for source in sources:
         parts = _parts_of(source)
@@ -255,10 +255,10 @@ def cut_into_pieces(sources: Sequence[Source]) -> list[Piece]:
     return [*pieces, Piece(tuple(small))] if small else pieces
 
 
-def _parts_of(source: Source) -> list[Part]:
+def _parts_of(source: Source) -> list[FilePart]:
     size = source.stamp[0]
     if size <= PIECE_SIZE or source.form == "arrow":
-        return [Part(source)]
+        return [FilePart(source)]
     if source.form == "parquet":
         with reading_table(source) as pyarrow, pyarrow.parquet.ParquetFile(source.path) as file:
             number = file.metadata.num_row_groups
@@ -267,10 +267,10 @@ def _parts_of(source: Source) -> list[Part]:
         with DecompressedFile(source.path, source.label) as opened:
             number, together = (1, 1) if opened.is_packed else (size, PIECE_SIZE)
     starts = range(0, max(number, 1), together)
-    return [Part(source, start, start + together if start + together < number else None) for start in starts]
+    return [FilePart(source, start, start + together if start + together < number else None) for start in starts]
 
 
-def _byte_blocks(part: Part) -> Iterator[tuple[Block, int]]:
+def _byte_blocks(part: FilePart) -> Iterator[tuple[Block, int]]:
     """Cut at the last boundary between documents that each MiB brings; a part ends at the first one after its range.
 
     The next part begins there too: both look for the first boundary at or after the same byte.
@@ -360,7 +360,7 @@ def reading_table(source: Source) -> Iterator[Any]:
         raise AlmaError(f"{source.label}: broken {kind} data ({reason}); fetch the file again") from error
 
 
-def _table_blocks(part: Part) -> Iterator[tuple[Block, int]]:
+def _table_blocks(part: FilePart) -> Iterator[tuple[Block, int]]:
     """Read the columns of a table, a few hundred rows at a time."""
     source, first_row, done = part.source, 1, 0
     size = source.stamp[0]
@@ -376,7 +376,7 @@ def _table_blocks(part: Part) -> Iterator[tuple[Block, int]]:
                 first_row, done = first_row + len(rows), position
 
 
-def _parquet_batches(pyarrow: Any, part: Part) -> Iterator[tuple[Any, int, float]]:
+def _parquet_batches(pyarrow: Any, part: FilePart) -> Iterator[tuple[Any, int, float]]:
     """Yield batches of the columns that are needed, the first with its row number, and the share that is read."""
     with pyarrow.parquet.ParquetFile(part.source.path) as file:
         columns = _columns(part.source, file.schema_arrow.names)

@@ -49,8 +49,8 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     for path in given.values():
         try:
             runs.append(load_run(path, errors.append))
-        except AlmaError as error:
-            errors.append(error)
+        except AlmaError as fault:
+            errors.append(fault)
     if runs:
         runs, others = require_comparable(runs, arguments.mix)
         errors += others

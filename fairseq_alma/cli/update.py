@@ -69,7 +69,7 @@ after -- are passed to fairseq-train; only the first call takes them.
 """
 
 
-class Step(NamedTuple):
+class Decision(NamedTuple):
     """What a month does with the model.
 
     Attributes:
@@ -81,7 +81,7 @@ class Step(NamedTuple):
     passes: float
 
 
-def next_step(parameters: int, tokens: Sequence[int], spent: float, budget: float = BUDGET) -> Step:
+def next_step(parameters: int, tokens: Sequence[int], spent: float, budget: float = BUDGET) -> Decision:
     """Decide whether the model continues, or a larger one begins.
 
     Args:
@@ -93,10 +93,10 @@ def next_step(parameters: int, tokens: Sequence[int], spent: float, budget: floa
     total = sum(tokens)
     affordable = (budget * total - spent) / total
     if not parameters:
-        return Step("begin", budget)
+        return Decision("begin", budget)
     if total > TOKENS_PER_PARAMETER * parameters and affordable >= LEAST_RESTART:
-        return Step("restart", min(budget, affordable))
-    return Step("continue", min(budget, (budget * total - spent) / tokens[-1]))
+        return Decision("restart", min(budget, affordable))
+    return Decision("continue", min(budget, (budget * total - spent) / tokens[-1]))
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ class Month(Struct, omit_defaults=True):
     """What ``update.json`` has for a month.
 
     Attributes:
-        step: action and passes; see `Step`.
+        step: action and passes; see `Decision`.
         size: parameters that the user asked for.
         first: the month, from 0, with which the model's run began.
         before: bits per byte on its held-out part before its training.
@@ -371,7 +371,7 @@ def _decide(model: Model, stream: Stream, options: UpdateOptions) -> Month:
     spent = sum(month.train_tokens for month in months)
     step = next_step(months[-1].params if months else 0, tokens, spent, options.budget)
     if months and options.size is not None:
-        step = Step("restart", options.budget)
+        step = Decision("restart", options.budget)
     first, size = months[-1].first if step.action == "continue" else len(months), options.size
     if step.action != "continue" and size is None and "--arch" not in model.record.words:
         assert stream.tokenizer is not None

@@ -132,7 +132,7 @@ class ImageDataset(FairseqDataset):
 
 
 @dataclass
-class StreamConfig(CommandConfig):
+class ImageTaskConfig(CommandConfig):
     """Where the stream is, and what the command was told elsewhere."""
 
     data: str = field(default=MISSING, metadata={"help": "the stream, a folder that alma-prep-images has written"})
@@ -140,7 +140,7 @@ class StreamConfig(CommandConfig):
 
 
 AlmaImageClassificationConfig = fairseq_config(
-    "AlmaImageClassificationConfig", StreamConfig, [StageOptions, *FEATURES], "images"
+    "AlmaImageClassificationConfig", ImageTaskConfig, [StageOptions, *FEATURES], "images"
 )
 """Options of the task, and those of the features of a training."""
 
@@ -154,7 +154,7 @@ class AlmaImageClassificationTask(StageTask):
         num_classes: K.
     """
 
-    kind, stream_config = "images", StreamConfig
+    kind, stream_config = "images", ImageTaskConfig
 
     def __init__(self, cfg: Any, stream: ImageStream) -> None:
         super().__init__(cfg)

@@ -8,7 +8,7 @@ from typing import Any, Callable, Mapping, Optional, Sequence
 
 from pandas import DataFrame, concat
 
-from fairseq_alma.report.read_run import Run
+from fairseq_alma.report.read_run import RecordedRun
 
 LEARNER_COLOURS = {
     "sm": "#0072B2", "moe": "#56B4E9", "ens": "#D55E00", "bagging": "#882255", "umix": "#009E73", "gens": "#E69F00",
@@ -68,12 +68,12 @@ class Experiment:
         name: distinguishes it from the others of the report.
     """
 
-    runs: Sequence[Run]
+    runs: Sequence[RecordedRun]
     times: float = 1.0
     name: str = ""
 
     @property
-    def first(self) -> Run:
+    def first(self) -> RecordedRun:
         """The run with the most updates; what all seeds share can be read off it."""
         return self.runs[0]
 
@@ -93,7 +93,7 @@ class Experiment:
         """Whether a run learned from the whole stream, which an i.i.d. control does not."""
         return not self.first.options.get("iid") and any(run.is_complete for run in self.runs)
 
-    def spread(self, figure: Callable[[Run], float]) -> Optional[Spread]:
+    def spread(self, figure: Callable[[RecordedRun], float]) -> Optional[Spread]:
         """Return a figure over the seeds whose runs are complete."""
         return Spread.of({run.seeds: figure(run) for run in self.runs if run.is_complete})
 
@@ -112,12 +112,12 @@ class Experiment:
         return course.assign(done=self.first.arrivals.done)
 
 
-def experiments(runs: Sequence[Run]) -> list[Experiment]:
+def experiments(runs: Sequence[RecordedRun]) -> list[Experiment]:
     """Group runs into experiments, ordered by size of the backbone, learner and waiting time.
 
     Of two runs with the same settings and seeds, the one with more updates counts.
     """
-    groups: dict[str, dict[Any, Run]] = {}
+    groups: dict[str, dict[Any, RecordedRun]] = {}
     for run in sorted(runs, key=lambda run: -len(run.done)):
         groups.setdefault(run.experiment, {}).setdefault(run.seeds, run)
     fewest: dict[str, int] = {}
@@ -158,12 +158,12 @@ def iid_pairs(groups: Sequence[Experiment]) -> list[tuple[Experiment, Experiment
     ]
 
 
-def _max_update(run: Run) -> int:
+def _max_update(run: RecordedRun) -> int:
     updates = str(run.record["train_options"].get("--max-update", ""))
     return int(updates) if updates.isdecimal() else 0
 
 
-def _params(run: Run) -> float:
+def _params(run: RecordedRun) -> float:
     return float(run.done.num_params.min()) if len(run.done) else 0.0
 
 

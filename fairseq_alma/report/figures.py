@@ -194,7 +194,7 @@ def draw_growth(groups: Sequence[Experiment]) -> Optional[Drawing]:
 
 def _logarithmic(axis: Axis, show: Callable[[float], str]) -> None:
     """Make an axis logarithmic with ticks at 1, 2 and 5, or at powers of ten over a wide range."""
-    axis.axes.set(**{f"{axis.axis_name}scale": "log"})
+    axis.axes.set(**{f"{axis.axis_name}scale": "log"})  # type: ignore[attr-defined]
     low, high = axis.get_view_interval()
     steps = (1.0,) if 0 < low * 3000 < high else (1.0, 2.0, 5.0) if 0 < low * 5 < high else (1, 1.5, 2, 3, 4, 5, 6, 8)
     axis.set_major_locator(LogLocator(subs=steps, numticks=12))

@@ -38,7 +38,7 @@ SIZE_WORDS = ("tiny", "small", "base", "large", "mlp", "vgg")
 
 
 @dataclass(frozen=True, eq=False)
-class Run:
+class RecordedRun:
     """One run, complete or not.
 
     Attributes:
@@ -168,7 +168,7 @@ class Run:
         return json.dumps(parts, sort_keys=True)
 
 
-def load_run(path: Path, on_fault: Optional[Callable[[AlmaError], None]] = None) -> Run:
+def load_run(path: Path, on_fault: Optional[Callable[[AlmaError], None]] = None) -> RecordedRun:
     """Read a run's records.
 
     Args:
@@ -199,19 +199,19 @@ def load_run(path: Path, on_fault: Optional[Callable[[AlmaError], None]] = None)
                 raise
             on_fault(error)
     try:
-        return Run(path, record, _arrivals(record, stages))
+        return RecordedRun(path, record, _arrivals(record, stages))
     except (KeyError, TypeError, ValueError, ArithmeticError) as error:
         what = f"{error} missing" if isinstance(error, KeyError) else str(error)
         raise AlmaError(f"{path / RUN_RECORD}: damaged, {what}; {REMEDY}") from error
 
 
 def read_run(path: Path) -> DataFrame:
-    """Return `Run.arrivals` of a run. Raises AlmaError if the folder is no run, or damaged."""
+    """Return `RecordedRun.arrivals` of a run. Raises AlmaError if the folder is no run, or damaged."""
     return load_run(path).arrivals
 
 
 def _arrivals(record: Mapping[str, Any], stages: list[dict[str, Any]]) -> DataFrame:
-    """Lay out the stages of a run over the arrivals of its stream, see `Run.arrivals`."""
+    """Lay out the stages of a run over the arrivals of its stream, see `RecordedRun.arrivals`."""
     stream, kind = record["stream"], record["stream"]["kind"]
     by_arrival = {max(stage["megabatches"]): stage for stage in stages}
     num_arrivals = max(stream["num_megabatches"], *(arrival + 1 for arrival in by_arrival), 1)

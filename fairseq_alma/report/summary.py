@@ -5,7 +5,7 @@ import math
 from typing import Iterator, Optional, Sequence
 
 from fairseq_alma.report.experiment import Experiment
-from fairseq_alma.report.read_run import Run
+from fairseq_alma.report.read_run import RecordedRun
 from fairseq_alma.report.table import show_count
 from fairseq_alma.report.tables import measure
 from fairseq_alma.runs.run_folder import RunFolder
@@ -56,7 +56,7 @@ def sentences(groups: Sequence[Experiment]) -> list[str]:
     return lines
 
 
-def own_numbers(run: Run) -> Iterator[tuple[str, str]]:
+def own_numbers(run: RecordedRun) -> Iterator[tuple[str, str]]:
     """Yield titles and sentences about a run on text: newest model, gain of the last arrival, training."""
     done = run.done
     if not run.is_text or done.empty:
@@ -79,13 +79,13 @@ def own_numbers(run: Run) -> Iterator[tuple[str, str]]:
         yield "Training and test", _compared(train, math.log(last.value))
 
 
-def sample(run: Run) -> Optional[str]:
+def sample(run: RecordedRun) -> Optional[str]:
     """Return the text in `SAMPLE` of a run's folder, at most 2,000 characters."""
     path = run.path / SAMPLE
     return path.read_text(encoding="utf-8", errors="replace")[:2000].strip() if path.is_file() else None
 
 
-def _training_loss(run: Run, stage: int) -> Optional[float]:
+def _training_loss(run: RecordedRun, stage: int) -> Optional[float]:
     """Return the training loss of the last epoch of a stage's first member, nats per token; None without a log."""
     path = RunFolder(run.path).stage_folder(stage) / "train-member-0.log"
     try:

@@ -5,7 +5,7 @@ from typing import Optional, Sequence
 
 from fairseq_alma.report.experiment import Experiment, Spread, iid_pairs
 from fairseq_alma.report.paper import paper_controls, paper_perplexities
-from fairseq_alma.report.read_run import Run
+from fairseq_alma.report.read_run import RecordedRun
 from fairseq_alma.report.table import WAITING, Cell, Row, Table, count, filled, number, spread
 
 MAX_COLUMNS, FEW_COLUMNS = 20, 10
@@ -20,7 +20,7 @@ def all_tables(groups: Sequence[Experiment], paper: bool = False) -> list[Table]
     return [table for table in found if table.rows]
 
 
-def measure(run: Run) -> tuple[str, str, str]:
+def measure(run: RecordedRun) -> tuple[str, str, str]:
     """Return the names of the test value, of the last one, and of its mean or sum over the stream."""
     return ("perplexity", "final PPL", "avg PPL") if run.is_text else ("error", "final error", "CER")
 
@@ -185,7 +185,7 @@ def _seeds(each: Experiment) -> Cell:
     return Cell(str(complete) if complete == len(each.runs) else f"{complete} of {len(each.runs)}", complete)
 
 
-def _params(run: Run) -> str:
+def _params(run: RecordedRun) -> str:
     sizes = [count(size).text for size in run.done.num_params]
     return "–" if not sizes else sizes[-1] if sizes[0] == sizes[-1] else f"{sizes[0]} to {sizes[-1]}"
 

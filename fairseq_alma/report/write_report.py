@@ -14,7 +14,7 @@ from fairseq_alma.errors import AlmaError, printable, refuse_irregular
 from fairseq_alma.files import open_atomically
 from fairseq_alma.options import flag
 from fairseq_alma.report.experiment import experiments
-from fairseq_alma.report.read_run import Run
+from fairseq_alma.report.read_run import RecordedRun
 from fairseq_alma.report.summary import own_numbers, sample, sentences
 from fairseq_alma.report.table import show_count
 from fairseq_alma.report.tables import all_tables
@@ -35,7 +35,7 @@ class Report:
         paper: add the paper's own numbers.
     """
 
-    def __init__(self, runs: Sequence[Run], paper: bool = False) -> None:
+    def __init__(self, runs: Sequence[RecordedRun], paper: bool = False) -> None:
         self.runs = runs
         self.groups = experiments(runs)
         self.tables = all_tables(self.groups, paper)
@@ -108,7 +108,7 @@ class Report:
         )
 
 
-def command_of(run: Run) -> str:
+def command_of(run: RecordedRun) -> str:
     """Return the alma-stream command that a run.json records."""
     words = ["alma-stream", "--stream", str(run.stream["path"]), "--learner", run.record["learner"]]
     words += ["--run", str(run.path), "--seed", str(run.record["seed"])]
@@ -121,7 +121,7 @@ def command_of(run: Run) -> str:
     return shlex.join(words)
 
 
-def _describe_stream(run: Run) -> str:
+def _describe_stream(run: RecordedRun) -> str:
     stream, test = run.stream, run.stream.get("test") or {}
     name = stream.get("dataset") or Path(str(stream["path"])).name
     if run.is_text:
@@ -131,7 +131,7 @@ def _describe_stream(run: Run) -> str:
     return ", ".join([f"{name}: {len(run.arrivals)} mega-batches", *parts])
 
 
-def require_comparable(runs: Sequence[Run], mix: bool) -> tuple[list[Run], list[AlmaError]]:
+def require_comparable(runs: Sequence[RecordedRun], mix: bool) -> tuple[list[RecordedRun], list[AlmaError]]:
     """Return the runs whose results compare with those of the first, and an error for each other run.
 
     Args:
@@ -149,7 +149,7 @@ def require_comparable(runs: Sequence[Run], mix: bool) -> tuple[list[Run], list[
     return kept, errors
 
 
-def _name(run: Run) -> str:
+def _name(run: RecordedRun) -> str:
     return f"{run.stream['path']}, fingerprint {run.stream['fingerprint'][:12]}"
 
 

@@ -79,7 +79,7 @@ class AlmaBPE:
 
 
 @dataclass
-class StreamConfig(CommandConfig, LanguageModelingConfig):
+class TextTaskConfig(CommandConfig, LanguageModelingConfig):
     """Options of ``language_modeling``, and options of the command that the task looks at."""
 
     tokens_per_sample: int = field(
@@ -92,7 +92,7 @@ class StreamConfig(CommandConfig, LanguageModelingConfig):
 
 
 register_feature(TimedSaves)
-AlmaLMConfig = fairseq_config("AlmaLMConfig", StreamConfig, [StageOptions, *FEATURES], "text")
+AlmaLMConfig = fairseq_config("AlmaLMConfig", TextTaskConfig, [StageOptions, *FEATURES], "text")
 """Options of ``--task alma_lm``: these, and those of the features of a training."""
 
 
@@ -106,7 +106,7 @@ class AlmaLMTask(StageTask, LanguageModelingTask):
         is_compiled: whether it is to be compiled.
     """
 
-    kind, stream_config = "text", StreamConfig
+    kind, stream_config = "text", TextTaskConfig
     has_balance_loss = False
     is_compiled = False
     stream: Stream

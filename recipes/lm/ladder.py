@@ -32,7 +32,7 @@ from fairseq_alma.errors import AlmaError
 from fairseq_alma.metrics import transformer_params
 from fairseq_alma.report.experiment import Spread
 from fairseq_alma.report.paper import final, paper_tables
-from fairseq_alma.report.read_run import Run, load_run
+from fairseq_alma.report.read_run import RecordedRun, load_run
 
 TOKENS_PER_PARAMETER, PASSES, MEGABATCHES, EXPERTS = 9, 10, 4, 4
 BATCH, SAMPLE, HEAD = 16, 128, 16
@@ -181,7 +181,7 @@ class Rung:
         assert chosen is not None
         return f"{float(chosen[1]):.3g}", f"{2 * float(chosen[1]):.3g}"
 
-    def complete(self, row: str, seed: int, rate: str) -> Optional[Run]:
+    def complete(self, row: str, seed: int, rate: str) -> Optional[RecordedRun]:
         """Return a run if all its stages are complete."""
         path = self.run(row, seed, rate)
         run = load_run(path) if (path / "run.json").exists() else None

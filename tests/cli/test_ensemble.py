@@ -88,7 +88,9 @@ def test_members_that_do_not_fit_are_named_in_one_line(members, tmp_path):
     other = str(save_member(tmp_path / "other.pt", switch_config(**SIZES), 2, dictionary="e" * 64))
     assert "other.pt: trained with another dictionary (eeee" in refused(tmp_path, members[0], other, *out)
     larger = str(save_member(tmp_path / "larger.pt", switch_config(**SIZES), 2, dictionary=None, num_tokens=50))
-    assert "larger.pt: vocab_size 54; the members before it have vocab_size 50" in refused(tmp_path, members[0], larger, *out)
+    assert "larger.pt: vocab_size 54; the members before it have vocab_size 50" in refused(
+        tmp_path, members[0], larger, *out
+    )
     (tmp_path / "text.pt").write_text("no checkpoint")
     assert "text.pt: no checkpoint" in refused(tmp_path, members[0], f"{tmp_path}/text.pt", *out)
     assert "none.pt: no such checkpoint file" in refused(tmp_path, members[0], f"{tmp_path}/none.pt", *out)

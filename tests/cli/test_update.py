@@ -8,7 +8,7 @@ import shutil
 import pytest
 
 from fairseq_alma.cli import update
-from fairseq_alma.cli.update import BUDGET, RECORD, Step, main, next_step
+from fairseq_alma.cli.update import BUDGET, RECORD, Decision, main, next_step
 from fairseq_alma.data.stream import Stream
 from tests.runs.results import weight_sums
 
@@ -41,16 +41,16 @@ def call(capsys, *arguments):
 
 
 def test_a_month_continues_the_model_and_all_of_them_cost_no_more_than_the_budget():
-    assert next_step(0, [1000], 0) == Step("begin", 3.0)
-    assert next_step(1000, [1000, 500], 3000) == Step("continue", 3.0)
-    assert next_step(100_000, [1000, 1000], 5000) == Step("continue", 1.0)  # what is left of three passes
+    assert next_step(0, [1000], 0) == Decision("begin", 3.0)
+    assert next_step(1000, [1000, 500], 3000) == Decision("continue", 3.0)
+    assert next_step(100_000, [1000, 1000], 5000) == Decision("continue", 1.0)  # what is left of three passes
 
 
 def test_a_model_that_is_too_small_for_its_text_is_replaced_when_a_month_is_large_enough_to_pay_for_it():
-    assert next_step(100, [1000, 1000], 3000) == Step("restart", 1.5)
+    assert next_step(100, [1000, 1000], 3000) == Decision("restart", 1.5)
     assert next_step(100, [1000, 10_000], 3000).action == "restart"
-    assert next_step(100, [1000] * 4, 9000) == Step("continue", 3.0)  # 0.75 passes are too few for a new model
-    assert next_step(10_000, [1000, 10_000], 3000) == Step("continue", 3.0)  # large enough
+    assert next_step(100, [1000] * 4, 9000) == Decision("continue", 3.0)  # 0.75 passes are too few for a new model
+    assert next_step(10_000, [1000, 10_000], 3000) == Decision("continue", 3.0)  # large enough
     tokens, spent, parameters = [], 0.0, 0
     for month in range(24):
         tokens.append(1000 * (1 + month % 3))

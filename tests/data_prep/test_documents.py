@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from data_prep.text import documents as module
-from data_prep.text.documents import Block, Part, Source, cut_into_pieces, documents_and_groups_of, documents_of
+from data_prep.text.documents import Block, FilePart, Source, cut_into_pieces, documents_and_groups_of, documents_of
 from fairseq_alma.errors import AlmaError
 
 TEXT = "\ufeffone\nline\r\n\r\ntwo\n \t \n\n\nthree é\n\u3000\nfour\n\n\n"
@@ -54,7 +54,7 @@ def test_each_document_is_in_one_part_wherever_blocks_and_parts_are_cut(tmp_path
         expected = documents_of(Block(source, path.read_bytes()))
         for width in (1, 2, 5, 17, 100):
             bounds = [*range(0, source.stamp[0], width), None]
-            parts = [Part(source, start, end) for start, end in itertools.pairwise(bounds)]
+            parts = [FilePart(source, start, end) for start, end in itertools.pairwise(bounds)]
             assert documents_in(parts) == expected
             assert b"".join(block.content for part in parts for block, _ in part.blocks()) == path.read_bytes()
 
@@ -131,13 +131,13 @@ def test_small_files_share_a_piece_and_large_ones_have_several(tmp_path, monkeyp
         ["d"],
         ["e.gz"],
     ]
-    assert documents_in(pieces) == documents_in(map(Part, sources))
+    assert documents_in(pieces) == documents_in(map(FilePart, sources))
 
 
 def test_a_message_names_the_line_of_the_file_not_of_the_part(tmp_path):
     lines = [json.dumps({"text": "a"})] * 40 + ["no JSON"]
     (tmp_path / "a.jsonl").write_text("\n".join(lines))
-    part = Part(Source(tmp_path / "a.jsonl", "a.jsonl", 0, "jsonl", "text"), 300, None)
+    part = FilePart(Source(tmp_path / "a.jsonl", "a.jsonl", 0, "jsonl", "text"), 300, None)
     with pytest.raises(AlmaError, match=r"^a\.jsonl, line 41: not JSON"):
         documents_in([part])
 
