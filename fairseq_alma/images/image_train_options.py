@@ -7,7 +7,7 @@ AdaDelta, CIFAR a VGG network and SGD.
 from dataclasses import dataclass
 from typing import Any, Iterable, Mapping, Optional, Sequence
 
-from fairseq_alma.checkpoints.model_options import IMAGES, NETWORK, VGGVariantOptions
+from fairseq_alma.checkpoints.model_options import IMAGE_NETWORKS, IMAGES, NETWORK, VGGVariantOptions
 from fairseq_alma.learners.learner import Learner
 from fairseq_alma.learners.presets import BOTH_STUDIES, MLP_STUDY, VGG_STUDY, Preset, filled
 from fairseq_alma.options import (
@@ -142,7 +142,9 @@ class ImageTrainOptions:
             ValueError: one has a value that it cannot have.
         """
         found = ((option, self.values[option.flag]) for option in options if option.flag in self.values)
-        return {option.name: option.value(" ".join(values)) if values else True for option, values in found}
+        return {
+            option.name: True if option.type is bool else option.value(" ".join(values)) for option, values in found
+        }
 
     @staticmethod
     def _refuse_unknown(given: Mapping[str, tuple[str, ...]]) -> None:
@@ -168,6 +170,10 @@ class ImageTrainOptions:
         for name, instead in learner.owned.items():
             if any(self.values.get(name, ())):
                 raise ValueError(f"{name} after the --: {instead}")
+        own = [
+            option for kind in (LoopOptions, *IMAGE_NETWORKS, VGGVariantOptions) for option in options_of(kind).values()
+        ]
+        self.values_of([*own, *feature_options().values()])  # checks them
 
 
 def feature_options() -> dict[str, Option]:

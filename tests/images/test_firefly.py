@@ -1,6 +1,5 @@
 import copy
 from itertools import pairwise
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -17,7 +16,7 @@ from fairseq_alma.images.firefly import (
     score_candidates,
     tune_directions,
 )
-from fairseq_alma.images.image_models import AlmaFireflyVGG, AlmaFireflyVGGConfig, AlmaVGG, AlmaVGGConfig
+from fairseq_alma.images.image_models import AlmaFireflyVGG, AlmaFireflyVGGConfig
 from fairseq_alma.images.networks import NUM_CONVOLUTIONS, VGG, ImageKind, count_flops
 from tests.images.image_streams import NUM_CLASSES, make_images
 
@@ -151,27 +150,26 @@ def test_tuned_directions_score_better_than_random_ones_and_keep_their_length(ne
 
 def test_every_step_adds_the_share_of_the_first_size_so_that_growth_is_linear(network):
     sizes = [num_params(network)]
-    for step in range(4):
+    for step in range(2):
         network = grown(network, seed=step)
         sizes.append(num_params(network))
         largest_channel = 18 * max(channels_of(network)) + 12
         assert sizes[-1] == num_chain_parameters(3, channels_of(network), 10)
         assert abs(sizes[-1] - sizes[-2] - 0.25 * FIRST_SIZE) <= largest_channel / 2
     assert all(before < after for before, after in pairwise(sizes))
-    assert sizes[-1] == pytest.approx(2 * FIRST_SIZE, rel=0.1)
+    assert sizes[-1] == pytest.approx(1.5 * FIRST_SIZE, rel=0.1)
 
 
-@pytest.mark.parametrize("share", [0.1, 3.0])
-def test_any_share_can_be_added_in_one_step(network, share):
-    assert num_params(grown(network, share=share)) == pytest.approx((1 + share) * FIRST_SIZE, rel=0.03)
+def test_a_large_share_can_be_added_in_one_step(network):
+    assert num_params(grown(network, share=3.0)) == pytest.approx(4 * FIRST_SIZE, rel=0.03)
 
 
-@pytest.mark.parametrize("training", [False, True])
-def test_right_after_growth_the_loss_is_nearly_what_it_was(exact_network, training):
-    network, batches = exact_network, batches_of(4, seed=7, dtype=torch.double)
-    before = mean_loss(network, batches, training)
-    after = mean_loss(grown(network, batches=batches), batches, training)
-    assert abs(after - before) < 0.05 * before
+def test_right_after_growth_the_loss_is_nearly_what_it_was(exact_network):
+    batches = batches_of(4, seed=7, dtype=torch.double)
+    wide = grown(exact_network, batches=batches)
+    for training in (False, True):
+        before, after = (mean_loss(network, batches, training) for network in (exact_network, wide))
+        assert abs(after - before) < 0.05 * before
 
 
 def test_smaller_candidates_change_less(exact_network):
@@ -214,28 +212,7 @@ def test_batch_norm_of_halves_is_that_of_the_whole_and_of_new_channels_is_measur
     torch.testing.assert_close(block.norm.running_var[0, 6], variance)
 
 
-def test_growth_leaves_the_network_as_it_was_and_keeps_its_mode(network):
-    for training in (False, True):
-        network.train(training)
-        state = copy.deepcopy(network.state_dict())
-        wide = grown(network)
-        assert wide.training is training and all(block.training is training for block in wide.blocks)
-        assert all(torch.equal(network.state_dict()[name], values) for name, values in state.items())
-        assert all(parameter.requires_grad for parameter in [*network.parameters(), *wide.parameters()])
-
-
-def test_the_generator_decides_everything(network):
-    first, again, other = (grown(network, seed=seed).state_dict() for seed in (3, 3, 4))
-    assert all(torch.equal(first[name], values) for name, values in again.items())
-    assert any(
-        first[name].shape != values.shape or not torch.equal(first[name], values) for name, values in other.items()
-    )
-
-
-@pytest.mark.parametrize(
-    ("share", "part"),
-    [(0, "above 0"), (-0.25, "above 0"), (float("nan"), "above 0"), (float("inf"), "above 0"), (1e-4, "one channel")],
-)
+@pytest.mark.parametrize(("share", "part"), [(0, "above 0"), (float("nan"), "above 0"), (1e-4, "one channel")])
 def test_a_share_that_adds_nothing_is_refused_in_one_line(network, share, part):
     with pytest.raises(AlmaError, match=part) as error:
         grown(network, share=share)
@@ -282,55 +259,33 @@ def candidate_forward_flops(channels, num_new):
     return total + 2 * NUM_CLASSES * (inputs + new_before)
 
 
-@pytest.mark.parametrize("channels", [FIRST, [4, 5] * 8])
-def test_a_growth_step_costs_two_forward_and_backward_passes_of_all_candidates(channels):
+def test_a_growth_step_costs_two_forward_and_backward_passes_of_all_candidates():
+    channels = [4, 5] * 8
     found = growth_flops(untrained(channels), CHANNELS, 0.25, 30, SHAPE)
     assert found == 2 * 3 * 30 * candidate_forward_flops(channels, FEWEST_NEW)
     assert found > 2 * 30 * count_flops(untrained(channels), SHAPE).train
 
 
-def test_a_last_image_alone_is_looked_at_with_the_batch_before():
-    images, labels = (torch.from_numpy(array) for array in make_images(17, 1, SHAPE))
-    grown, _ = grow_on_images(untrained(FIRST), images / 255, labels, 8, CHANNELS, 0.5, seeded(2))
-    assert sum(parameter.numel() for parameter in grown.parameters()) > sum(
-        parameter.numel() for parameter in untrained(FIRST).parameters()
-    )
-
-
-def test_counting_leaves_the_network_and_what_grows_out_of_it_as_they_were():
-    images, labels = (torch.from_numpy(array) for array in make_images(20, 1, SHAPE))
+def test_growth_depends_on_its_generator_and_leaves_the_network_as_it_was():
+    images, labels = (torch.from_numpy(array) for array in make_images(17, 1, SHAPE))  # a last image alone
     network = untrained(FIRST)
     before = {name: tensor.clone() for name, tensor in network.state_dict().items()}
     grown, flops = grow_on_images(network, images / 255, labels, 8, CHANNELS, 0.5, seeded(2))
     again, _ = grow_on_images(network, images / 255, labels, 8, CHANNELS, 0.5, seeded(2))
-    assert flops == growth_flops(network, CHANNELS, 0.5, 20, SHAPE)
+    assert flops == growth_flops(network, CHANNELS, 0.5, 17, SHAPE)
     assert all(torch.equal(network.state_dict()[name], tensor) for name, tensor in before.items())
     assert all(torch.equal(again.state_dict()[name], tensor) for name, tensor in grown.state_dict().items())
     assert network.training and grown.training
+    other, _ = grow_on_images(network, images / 255, labels, 8, CHANNELS, 0.5, seeded(3))
+    assert channels_of(other) != channels_of(grown) or not torch.equal(other.classifier.weight, grown.classifier.weight)
 
 
-TASK = SimpleNamespace(image_shape=(3, 16, 16), num_classes=10)
-KIND = ImageKind(TASK.image_shape, 10)
-
-
-def built():
-    torch.manual_seed(0)
-    return AlmaFireflyVGG.build_model(AlmaFireflyVGGConfig(channels=4), TASK)
-
-
-def test_before_any_growth_it_is_the_vgg_network():
-    torch.manual_seed(0)
-    plain = AlmaVGG.build_model(AlmaVGGConfig(channels=4), TASK)
-    model = built()
-    assert all(torch.equal(model.state_dict()[name], values) for name, values in plain.state_dict().items())
-
-
-def test_a_grown_network_is_built_again_from_its_options():
-    generator = torch.Generator().manual_seed(0)
-    images, labels = torch.randn(32, 3, 16, 16, generator=generator), torch.arange(32) % 10
-    grown = grow_firefly(built().network, [(images, labels)], 4, 1.0, generator).eval()
-    options = AlmaFireflyVGG.grown_layers(grown).options()
-    again = AlmaFireflyVGG.build_members(AlmaFireflyVGGConfig(channels=4, **options), KIND, 1).eval()
+def test_a_grown_network_is_built_again_from_its_options(network):
+    wide = grown(network, share=1.0).eval()
+    options = AlmaFireflyVGG.grown_layers(wide).options()
+    config = AlmaFireflyVGGConfig(channels=CHANNELS, **options)
+    again = AlmaFireflyVGG.build_members(config, ImageKind(SHAPE, 10), 1).eval()
     assert options != {"layer_channels": ",".join(["4"] * 16)}
-    again.load_state_dict(grown.state_dict())
-    assert torch.equal(again(images), grown(images))
+    again.load_state_dict(wide.state_dict())
+    images, _ = batches_of(1)[0]
+    assert torch.equal(again(images), wide(images))

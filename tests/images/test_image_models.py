@@ -11,7 +11,7 @@ import fairseq_alma
 from fairseq_alma.data.image_stream import ImageStream
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.growth.gate_tree import GateTree
-from fairseq_alma.images.image_classifier import GrowthData, ImageClassifier
+from fairseq_alma.images.image_classifier import ImageClassifier
 from fairseq_alma.images.image_models import (
     AlmaFireflyVGG,
     AlmaFireflyVGGConfig,
@@ -59,10 +59,7 @@ BUILT = {
 def test_an_architecture_is_registered_and_classifies_images(arch):
     model_class, config = BUILT[arch]
     assert ARCH_MODEL_REGISTRY[arch] is model_class and issubclass(model_class, ImageClassifier)
-    model = model_class.build_model(config, TASK)
-    assert type(model) is model_class
-    for training in (True, False):
-        assert model.train(training)(torch.randn(6, *SHAPE)).shape == (6, NUM_CLASSES)
+    assert model_class.build_model(config, TASK)(torch.randn(6, *SHAPE)).shape == (6, NUM_CLASSES)
 
 
 @pytest.mark.parametrize("arch", BUILT)
@@ -104,11 +101,14 @@ def test_parameters_and_operations_of_the_fully_connected_network_are_those_of_t
 def test_operations_of_the_vgg_network_are_those_of_the_formula():
     model_class, config = BUILT["alma_vgg"]
     network = model_class.build_members(config, KIND, 1)
+    network.reset_parameters([seeded(1)])
+    before = {name: tensor.clone() for name, tensor in network.state_dict().items()}
     inputs = [SHAPE[0]] + [4] * 15
     forward = sum(2 * 9 * 4 * before * side**2 for before, side in zip(inputs, SIDES, strict=True))
     flops = count_flops(network, SHAPE)
     assert flops.test == forward + 2 * 4 * NUM_CLASSES
     assert flops.train == 3 * flops.test
+    assert all(torch.equal(network.state_dict()[name], tensor) for name, tensor in before.items())
 
 
 def gate_flops(inputs, rows=ROWS):
@@ -129,15 +129,6 @@ def test_a_mixture_costs_all_experts_in_training_and_with_hard_gates_one_at_test
     assert flops.test == (everyone if gate == "soft" else gates + last + one_expert)
 
 
-def test_counting_operations_changes_nothing():
-    model_class, config = BUILT["alma_vgg"]
-    network = model_class.build_members(config, KIND, 1)
-    network.reset_parameters([seeded(1)])
-    before = {name: tensor.clone() for name, tensor in network.state_dict().items()}
-    count_flops(network, SHAPE)
-    assert all(torch.equal(network.state_dict()[name], tensor) for name, tensor in before.items())
-
-
 def test_a_mixture_of_one_expert_is_the_plain_network():
     plain = AlmaMLP.build_members(AlmaMLPConfig(width=7), KIND, 1)
     mixture = AlmaMoEMLP.build_members(AlmaMoEMLPConfig(width=7), KIND, 1)
@@ -154,17 +145,11 @@ def test_a_mixture_of_one_expert_is_the_plain_network():
     ("arch", "options", "parts"),
     [
         ("alma_mlp", {"width": 0}, ("--width 0", "at least 1")),
-        ("alma_mlp", {"hidden_layers": 0}, ("--hidden-layers 0", "at least 1")),
-        ("alma_vgg", {"channels": -2}, ("--channels -2", "at least 1")),
-        ("alma_moe_mlp", {"num_experts": 0, "gate_trees": ""}, ("--num-experts 0", "at least 1")),
         ("alma_moe_mlp", {"gate_trees": "[[0,1]]"}, ("--gate-trees", "2 trees")),
         ("alma_moe_mlp", {"gate_trees": "[[0,1],[0,1]]"}, ("--gate-trees", "2 experts", "--num-experts says 4")),
         ("alma_moe_mlp", {"gate_trees": "oops"}, ("--gate-trees",)),
-        ("alma_moe_vgg", {"channels": 0}, ("--channels 0", "at least 1")),
         ("alma_firefly_vgg", {"layer_channels": "4,4,5"}, ("--layer-channels 4,4,5", "3 numbers", "16 are needed")),
-        ("alma_firefly_vgg", {"layer_channels": CHANNELS.replace("5", "five")}, ("five", "numbers of at least 1")),
         ("alma_firefly_vgg", {"layer_channels": CHANNELS.replace("5", "0")}, ("--layer-channels", "at least 1")),
-        ("alma_firefly_vgg", {"layer_channels": CHANNELS.replace("5", "4.5")}, ("--layer-channels", "at least 1")),
         ("alma_firefly_vgg", {"channels": 5}, ("--channels 5", "before any growth")),
     ],
 )
@@ -173,13 +158,6 @@ def test_options_that_make_no_model_are_refused_in_one_line(arch, options, parts
     with pytest.raises(AlmaError) as error:
         model_class.build_model(type(config)(**{**vars(config), **options}), TASK)
     assert all(part in str(error.value) for part in parts) and "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize("arch", ["alma_vgg", "alma_moe_vgg", "alma_firefly_vgg"])
-def test_images_too_small_for_the_poolings_are_refused(arch):
-    model_class, config = BUILT[arch]
-    with pytest.raises(AlmaError, match="8 by 16 pixels, at least 16 by 16 are needed"):
-        model_class.build_model(config, SimpleNamespace(image_shape=(1, 8, 16), num_classes=3))
 
 
 def test_what_growth_has_changed_builds_the_grown_network_again_typed_or_as_options():
@@ -202,13 +180,10 @@ def test_what_growth_has_changed_builds_the_grown_network_again_typed_or_as_opti
         assert AlmaMoEMLP.grown_layers(again) == grown
 
 
-@pytest.mark.parametrize(
-    ("arch", "grown"), [("alma_moe_mlp", None), ("alma_firefly_vgg", {"layer_channels": CHANNELS})]
-)
-def test_members_side_by_side_have_grown_as_one_of_them(arch, grown):
+@pytest.mark.parametrize("arch", ["alma_moe_mlp", "alma_firefly_vgg"])
+def test_members_side_by_side_have_grown_as_one_of_them(arch):
     model_class, config = BUILT[arch]
-    found = model_class.grown_layers(model_class.build_members(config, KIND, 3))
-    assert found == model_class.read_grown(config) and grown in (None, found.options())
+    assert model_class.grown_layers(model_class.build_members(config, KIND, 3)) == model_class.read_grown(config)
 
 
 @pytest.fixture(scope="module")
@@ -221,7 +196,6 @@ def stream(tmp_path_factory):
     [
         ("sm", ["--arch", "alma_vgg", "--channels", "3", "--initial-weights", "default"], "mean"),
         ("gmoe", ["--arch", "alma_moe_mlp", "--width", "5", "--gate", "hard"], "mean"),
-        ("umix", ["--arch", "alma_mlp", "--width", "5"], "mean"),
         ("umix", ["--arch", "alma_mlp", "--width", "5"], "sum"),
     ],
     ids=lambda value: value if isinstance(value, str) else value[1],
@@ -246,7 +220,3 @@ def test_the_checkpoint_of_a_trained_network_is_the_same_model_to_fairseq(
     expected = logits.sum(dim=0) if joint_logits == "sum" else logits.mean(dim=0)
     torch.testing.assert_close(model.eval()(images), expected, rtol=1e-4, atol=1e-5)
     assert task.image_shape == SHAPE
-
-
-def data_of(images):
-    return GrowthData(lambda: None, (images, torch.zeros(len(images), dtype=torch.int64)), 4)

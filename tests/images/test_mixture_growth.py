@@ -43,7 +43,7 @@ def test_the_losses_of_experts_are_those_of_the_images_routed_to_them(gate):
 def test_the_expert_with_the_largest_loss_of_each_layer_is_split_and_the_loss_stays(gate):
     network = network_of(gate, num_experts=2)
     images, labels = images_and_labels()
-    for step in range(6):
+    for step in range(4):
         network.eval()
         before = torch.nn.functional.cross_entropy(network(images)[0], labels).item()
         largest = [int(losses.argmax()) for losses in measure_expert_losses(network, images, labels).losses]
@@ -57,15 +57,14 @@ def test_the_expert_with_the_largest_loss_of_each_layer_is_split_and_the_loss_st
         assert (layer.gate.weight.grad.abs().sum(dim=1)[-2:] > 0).all()
 
 
-@pytest.mark.parametrize("gate", ["soft", "hard"])
-def test_a_copy_shares_a_flat_gate_and_changes_the_loss(gate):
-    network = network_of(gate, num_experts=3)
+def test_a_copy_shares_a_flat_gate():
+    network = network_of("soft")
     images, labels = images_and_labels()
     network.eval()
     before = [(layer.gate.weight.clone(), layer.gate.bias.clone()) for layer in mixture_layers(network)]
     parents = grow_losing_experts(network, images, labels, seeded(1), "copy")
     for layer, parent, (weight, bias) in zip(mixture_layers(network), parents, before, strict=True):
-        assert layer.gate.tree.to_nested() == [0, 1, 2, 3] or layer.gate.tree.is_flat
+        assert layer.gate.tree.is_flat
         rows = [layer.gate.tree.row_of(expert) for expert in range(4)]
         assert torch.equal(layer.gate.weight[rows], torch.cat([weight, weight[parent : parent + 1]]))
         assert torch.equal(layer.gate.bias[rows], torch.cat([bias, bias[parent : parent + 1]]))

@@ -38,12 +38,8 @@ def path(tmp_path):
 
 def test_a_model_is_read_as_it_was_written(path):
     found = read_model(path, read_grown)
-    assert vars(found).keys() == vars(MODEL).keys()
     assert found.state.keys() == STATE.keys() and all(torch.equal(found.state[name], STATE[name]) for name in STATE)
     assert (found.grown, found.num_updates, found.num_images, found.growth) == (GROWN, 5, 60, {"growth_flops": 7})
-
-
-def test_what_growth_has_changed_is_in_the_file_as_options_of_the_model(path):
     facts = torch.load(path, weights_only=True)["extra_state"][TRAINING_KEY]
     assert facts["grown"] == {"num_experts": 3, "gate_trees": "[[0,[1,2]],[0,1,2]]"}
 
@@ -55,16 +51,11 @@ def with_facts(checkpoint, facts):
 @pytest.mark.parametrize(
     ("damage", "said"),
     [
-        (lambda whole: {**whole, "extra_state": None}, "not written by alma-stream"),
         (lambda whole: {**whole, "extra_state": {}}, "not written by alma-stream"),
-        (lambda whole: with_facts(whole, {"x": 1}), "damaged"),
         (lambda whole: with_facts(whole, {**whole["extra_state"][TRAINING_KEY], "num_updates": "many"}), "damaged"),
-        (lambda whole: with_facts(whole, {**whole["extra_state"][TRAINING_KEY], "grown": 5}), "damaged"),
         (lambda whole: with_facts(whole, {**whole["extra_state"][TRAINING_KEY], "grown": OTHER}), "not the weights of"),
-        (lambda whole: {**whole, "model": [1]}, "damaged"),
         (lambda whole: {**whole, "model": {"layers.0.weight": "x"}}, "damaged"),
         (lambda whole: {"model": whole["model"]}, "lacks 'model' or 'cfg'"),
-        (lambda whole: torch.zeros(3), "lacks 'model' or 'cfg'"),
     ],
 )
 def test_a_checkpoint_that_is_not_what_was_written_is_named_with_the_stage_to_remove(path, damage, said):
@@ -89,13 +80,9 @@ def test_an_unfinished_training_is_read_as_it_was_written_and_none_where_there_i
     assert os.listdir(path.parent) == ["training.pt"]
 
 
-@pytest.mark.parametrize("content", [b"", b"hello", [1], torch.zeros(2)], ids=["empty", "text", "list", "tensor"])
-def test_a_damaged_unfinished_training_counts_as_absent(tmp_path, content, capsys):
+def test_a_damaged_unfinished_training_counts_as_absent(tmp_path, capsys):
     path = tmp_path / "training.pt"
-    if isinstance(content, bytes):
-        path.write_bytes(content)
-    else:
-        torch.save(content, path)
+    path.write_bytes(b"half")
     assert read_unfinished(path) is None
     assert capsys.readouterr().err == f"note: {path}: damaged, the stage is trained from its beginning\n"
 
@@ -117,7 +104,7 @@ THREE, SURE = logits_of([[0.9, 0.1]], [[0.4, 0.6]], [[0.4, 0.6]]), [[[9.0, 0.0]]
         ("probabilities", torch.tensor(SURE), 1, None),
     ],
 )
-def test_what_is_asked_for_decides(combine, logits, error, loss):
+def test_models_are_combined_by_mean_probability_vote_or_mean_logit(combine, logits, error, loss):
     tally = Tally(combine)
     tally.add(logits)
     result = tally.result(torch.tensor([0]))
@@ -136,7 +123,7 @@ def test_models_may_be_added_one_by_one(combine):
     assert together.result(labels) == one_by_one.result(labels)
 
 
-def test_a_sure_and_wrong_model_has_a_finite_loss():
+def test_a_certain_and_wrong_model_has_a_finite_loss():
     tally = Tally("single")
     tally.add(torch.tensor([[[300.0, 0.0]]]))
     assert tally.result(torch.tensor([1]))["loss"] == pytest.approx(300)

@@ -102,14 +102,9 @@ def test_the_weights_of_the_epoch_with_the_lowest_validation_loss_stay():
     assert all(torch.equal(tensor, seen[best][1][name]) for name, tensor in training.network.state_dict().items())
 
 
-def test_patience_stops_a_training_so_many_epochs_after_its_best_one():
-    training = run(training_of(build_mlp, [0], max_epoch=200, patience=3))
-    assert training.epochs_of(0) == training.units[0].best_epoch + 3 < 200
-
-
-@pytest.mark.parametrize("least_gain", [0.0, 0.1])
-def test_epochs_are_selected_by_accuracy_as_a_plain_loop_does(least_gain):
-    """The rule of the paper's released code: a better accuracy by so much, or the end after so many epochs without."""
+def test_epochs_are_selected_by_accuracy_as_a_plain_loop_does():
+    """The rule of the paper's released code: accuracy must improve by a least gain within so many epochs."""
+    least_gain = 0.1
     selection = {"select": "accuracy", "least_gain": least_gain, "patience": 4, "max_epoch": 40}
     training = training_of(build_mlp, [0], **selection)
     best, best_epoch, without, epoch, kept = None, 0, 0, 0, None
@@ -131,8 +126,8 @@ def test_epochs_are_selected_by_accuracy_as_a_plain_loop_does(least_gain):
 
 @pytest.mark.parametrize(
     ("score", "best", "gain", "better"),
-    [(0.5, math.inf, 0.0, True), (0.5, 0.5, 0.0, False), (0.4999, 0.5, 0.0, True), (0.4999, 0.5, 0.001, False),
-     (0.1, 0.101, 0.001, True), (0.899, 0.9, 0.001, True), (math.nan, math.inf, 0.0, False), (0.3, math.inf, 1, True)],
+    [(0.5, 0.5, 0.0, False), (0.4999, 0.5, 0.0, True), (0.4999, 0.5, 0.001, False), (0.899, 0.9, 0.001, True),
+     (math.nan, math.inf, 0.0, False), (0.3, math.inf, 1, True)],
 )  # fmt: skip
 def test_an_epoch_is_better_by_the_least_gain_or_more(score, best, gain, better):
     settings = TrainingSettings(build_optimizer=OPTIMIZERS["sgd"], least_gain=gain)
@@ -157,16 +152,13 @@ def test_an_update_is_that_of_a_plain_loop(part, monkeypatch):
         torch.testing.assert_close(ours[0], theirs.data)
 
 
-@pytest.mark.parametrize("cut", [1, 3])
-def test_a_training_that_was_cut_off_ends_with_the_same_bits(cut):
+def test_a_training_that_was_cut_off_ends_with_the_same_bits():
     options = {"members": [0, 1], "patience": 2, "max_epoch": 6}
-    whole = run(training_of(build_mlp, **options))
-    first = training_of(build_mlp, **options)
-    for _ in range(cut):
+    whole, first, second = (training_of(build_mlp, **options) for _ in range(3))
+    run(whole)
+    for _ in range(3):
         first.run_epoch()
-    state = first.state_dict()
-    second = training_of(build_mlp, **options)
-    second.load_state_dict(state)
+    second.load_state_dict(first.state_dict())
     run(second)
     assert second.units == whole.units
     for name, tensor in whole.network.state_dict().items():
@@ -197,8 +189,7 @@ def test_joint_members_may_be_trained_on_the_sum_of_their_logits():
     assert predict(mean.network, mean.data.images, "mean").logits.allclose(logits[None] / 3)
 
 
-@pytest.mark.parametrize("patience", [None, 2])
-@pytest.mark.parametrize("select", ["loss", "accuracy"])
+@pytest.mark.parametrize(("select", "patience"), [("loss", None), ("accuracy", 2)])
 def test_a_training_without_a_finite_validation_loss_is_reported(select, patience):
     training = training_of(build_mlp, [0], max_epoch=2 if patience is None else 9, select=select, patience=patience)
     for part in training.parameters.parts:
