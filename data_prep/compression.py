@@ -7,11 +7,11 @@ streams in a file is damaged (half of a corpus, then), and neither limits the me
 """
 
 import bz2
+import functools
 import gzip
-import io
 import lzma
 from pathlib import Path
-from typing import Any, BinaryIO, Callable, Optional, Protocol
+from typing import Any, BinaryIO, Callable, Iterator
 
 from fairseq_alma.errors import AlmaError
 
@@ -28,10 +28,6 @@ _ZSTANDARD_READ_SIZE = 1 << 12  # its frames unpack to 30,000 times their size a
 _ZSTANDARD_WINDOW = 1 << 31  # bytes: zstd --long=31, of which only what a frame fills is taken
 _XZ_MEMORY = 1 << 29  # bytes; xz -9 needs 65 MiB
 _LARGEST_CONTENT = 1 << 30  # bytes of published data
-
-
-class _Readable(Protocol):
-    def read(self, size: int, /) -> bytes: ...
 
 
 def strip_compression_suffix(name: str) -> str:
@@ -54,8 +50,15 @@ class DecompressedFile:
     def __init__(self, path: Path, label: str) -> None:
         self._label = label
         self._raw = open(path, "rb")  # noqa: SIM115  closed by __exit__
-        self._kind = self._detect(path)
-        self._file = self._open()
+        start = self._raw.read(6)
+        self._raw.seek(0)
+        self._kind = next((kind for magic, kind in _MAGIC.items() if start.startswith(magic)), None)
+        promised = _SUFFIXES.get(path.suffix)
+        if promised is not None and self._kind is None:
+            found = f"its content begins with {start!r}" if start else "the file is empty"
+            raise AlmaError(f"{label}: not {promised} data as its name says, {found}; fetch the file again")
+        self._pieces = self._unpacked() if self._kind else iter(())
+        self._ready = bytearray()
         self._num_bytes = 0
 
     def __enter__(self) -> "DecompressedFile":
@@ -76,7 +79,6 @@ class DecompressedFile:
 
     def skip(self, num_bytes: int) -> None:
         """Skip the first bytes of a file that is not compressed."""
-        assert not num_bytes or self._kind is None
         self._raw.seek(num_bytes)
 
     def read(self, size: int) -> bytes:
@@ -85,123 +87,61 @@ class DecompressedFile:
         Raises:
             AlmaError: the compressed data is broken or cut off.
         """
+        if self._kind is None:
+            return self._raw.read(size)
         try:
-            content = self._file.read(size)
+            while len(self._ready) < size and (piece := next(self._pieces, None)) is not None:
+                self._ready += piece
         except Exception as error:  # each format has errors of its own
-            if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno is not None):
+            if isinstance(error, (MemoryError, AlmaError)) or (isinstance(error, OSError) and error.errno is not None):
                 raise
             raise AlmaError(
                 f"{self._label}: broken {self._kind} data after {self._num_bytes:,} bytes of content ({error}); "
                 "fetch or compress the file again"
             ) from error
+        content = bytes(self._ready[:size])
+        del self._ready[:size]
         self._num_bytes += len(content)
         return content
 
-    def _detect(self, path: Path) -> Optional[str]:
-        start = self._raw.read(6)
-        self._raw.seek(0)
-        kind = next((kind for magic, kind in _MAGIC.items() if start.startswith(magic)), None)
-        promised = _SUFFIXES.get(path.suffix)
-        if promised is not None and kind is None:
-            found = f"its content begins with {start!r}" if start else "the file is empty"
-            raise AlmaError(f"{self._label}: not {promised} data as its name says, {found}; fetch the file again")
-        return kind
-
-    def _open(self) -> _Readable:
+    def _unpacked(self) -> Iterator[bytes]:
         if self._kind == "gzip":
-            return gzip.GzipFile(fileobj=self._raw)
+            return iter(functools.partial(gzip.GzipFile(fileobj=self._raw).read, _READ_SIZE), b"")
         if self._kind == "bzip2":
-            return io.BufferedReader(_Members(self._raw, bz2.BZ2Decompressor), _READ_SIZE)
+            return _streams(self._raw, bz2.BZ2Decompressor, _READ_SIZE, (_READ_SIZE,))
         if self._kind == "xz":
-            new = lambda: lzma.LZMADecompressor(memlimit=_XZ_MEMORY)  # noqa: E731
-            return io.BufferedReader(_Members(self._raw, new), _READ_SIZE)
-        if self._kind == "zstandard":
-            try:
-                import zstandard
-            except ImportError as error:
-                raise AlmaError(
-                    f"{self._label}: zstandard data, which the package zstandard reads; pip install zstandard"
-                ) from error
-            return io.BufferedReader(_Members(self._raw, lambda: _ZstandardFrame(zstandard)), _READ_SIZE)
-        return self._raw
+            return _streams(self._raw, lambda: lzma.LZMADecompressor(memlimit=_XZ_MEMORY), _READ_SIZE, (_READ_SIZE,))
+        try:
+            import zstandard
+        except ImportError as error:
+            raise AlmaError(
+                f"{self._label}: zstandard data, which the package zstandard reads; pip install zstandard"
+            ) from error
+        frame = zstandard.ZstdDecompressor(max_window_size=_ZSTANDARD_WINDOW).decompressobj
+        return _streams(self._raw, frame, _ZSTANDARD_READ_SIZE, ())
 
 
-class _Members(io.RawIOBase):
-    """The content of compressed streams, one after the other; NUL bytes between them and at the end are padding.
+def _streams(raw: BinaryIO, new: Callable[[], Any], read_size: int, limit: tuple[int, ...]) -> Iterator[bytes]:
+    """Yield the content of compressed streams, one after the other; NUL bytes between them and at the end are padding.
 
     Args:
         raw: the file.
         new: makes what decompresses one stream, such as ``bz2.BZ2Decompressor``.
+        read_size: bytes of the file that are read at once.
+        limit: further arguments of its ``decompress``: the bytes to return at most.
     """
-
-    def __init__(self, raw: BinaryIO, new: Callable[[], Any]) -> None:
-        self._raw = raw
-        self._new = new
-        self._stream: Any = None
-        self._rest = b""  # of what was read
-        self._ready = memoryview(b"")
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer) -> int:
-        while not self._ready:
-            if self._stream is not None and self._stream.eof:
-                self._rest, self._stream = self._stream.unused_data, None
-            if self._stream is None:
-                if not self._next_stream():
-                    return 0
-            elif self._stream.needs_input and not self._fill():
+    rest = b""
+    while True:
+        while not (rest := rest.lstrip(b"\0")):
+            if not (rest := raw.read(read_size)):
+                return
+        stream = new()
+        while not stream.eof:
+            if not rest and getattr(stream, "needs_input", True) and not (rest := raw.read(read_size)):
                 raise EOFError("the file ends within a stream")
-            piece, self._rest = self._rest, b""
-            self._ready = memoryview(self._stream.decompress(piece, _READ_SIZE))
-        size = min(len(buffer), len(self._ready))
-        buffer[:size] = self._ready[:size]
-        self._ready = self._ready[size:]
-        return size
-
-    def _next_stream(self) -> bool:
-        """Begin the next stream; False at the end of the file."""
-        while not self._rest.lstrip(b"\0"):
-            if not self._fill():
-                return False
-        self._rest = self._rest.lstrip(b"\0")
-        self._stream = self._new()
-        return True
-
-    def _fill(self) -> bool:
-        self._rest = self._raw.read(_READ_SIZE)
-        return bool(self._rest)
-
-
-class _ZstandardFrame:
-    """One zstandard frame, with the methods of the standard library's decompressors."""
-
-    def __init__(self, zstandard: Any) -> None:
-        self._frame = zstandard.ZstdDecompressor(max_window_size=_ZSTANDARD_WINDOW).decompressobj()
-        self._rest = b""
-
-    @property
-    def eof(self) -> bool:
-        return self._frame.eof
-
-    @property
-    def needs_input(self) -> bool:
-        return not self._rest
-
-    @property
-    def unused_data(self) -> bytes:
-        return self._frame.unused_data + self._rest
-
-    def decompress(self, piece: bytes, most: int) -> bytes:
-        """Take in a piece and return content, ``most`` bytes of it or somewhat more."""
-        self._rest += piece
-        parts, size = [], 0
-        while self._rest and size < most and not self._frame.eof:
-            piece, self._rest = self._rest[:_ZSTANDARD_READ_SIZE], self._rest[_ZSTANDARD_READ_SIZE:]
-            parts.append(self._frame.decompress(piece))
-            size += len(parts[-1])
-        return b"".join(parts)
+            yield stream.decompress(rest, *limit)
+            rest = b""
+        rest = stream.unused_data
 
 
 def read_whole(path: Path, limit: int = _LARGEST_CONTENT) -> bytes:
