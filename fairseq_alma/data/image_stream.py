@@ -28,6 +28,11 @@ from fairseq_alma.data.stream import (
 from fairseq_alma.errors import AlmaError, naming
 
 _MAGIC = b"\x93NUMPY"
+_SMALLEST_PHOTOGRAPH = 16  # pixels a side; less would leave nothing after the poolings of a VGG
+_REMEDY = "prepare the stream again, or copy this file again"
+_WHOLE_NUMBERS = np.dtype("<i8")
+_ROWS_AT_ONCE = 10_000
+_DECIMALS = 6
 
 
 def read_npy(path: Path) -> np.ndarray:
@@ -53,10 +58,6 @@ def read_npy(path: Path) -> np.ndarray:
         ) from error
 
 
-_SMALLEST_PHOTOGRAPH = 16  # pixels a side; less would leave nothing after the poolings of a VGG
-_REMEDY = "prepare the stream again, or copy this file again"
-
-
 @dataclass(frozen=True, eq=False)
 class ImageStream:
     """The images of a stream.
@@ -65,14 +66,24 @@ class ImageStream:
         stream: the manifest.
         images: ``(num_images, C, H, W)``, uint8, memory-mapped.
         labels: ``(num_images,)``, int64, from 0 to ``num_classes - 1``.
-        entry: of the images in the manifest.
+        dataset: what they are, such as ``mnist``; this and what follows as in `ImagesEntry`.
+        shape: ``(C, H, W)`` of one image.
+        num_classes: number of classes.
+        mean: per channel, of the published training images, in units 0 to 1.
+        std: per channel, as ``mean``.
+        augment: whether training crops and flips at random.
     """
 
     stream: Stream
     images: np.ndarray = field(repr=False)
     labels: np.ndarray = field(repr=False)
-    entry: ImagesEntry = field(repr=False)
     _indices: Mapping[str, np.ndarray] = field(repr=False)
+    dataset: str
+    shape: tuple[int, int, int]
+    num_classes: int
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    augment: bool
 
     @classmethod
     def open(cls, path: Union[str, Path]) -> "ImageStream":
@@ -86,45 +97,16 @@ class ImageStream:
             raise AlmaError(f"{path}: a stream of {stream.kind}; images need one made by alma-prep-images")
         entry = stream.images
         assert entry is not None  # `Stream.open` checks that, and the lists of files
-        images = _load(stream.root, entry.files[0], np.dtype(np.uint8), (None, *entry.shape))
-        labels = _load(stream.root, entry.files[1], np.dtype(np.int64), (len(images),), entry.num_classes)
+        stream.verify([split.name for split in stream.splits])
         int64 = np.dtype(np.int64)
+        images = _load(stream.root, entry.files[0], np.dtype(np.uint8), (None, *entry.shape))
+        labels = _load(stream.root, entry.files[1], int64, (len(images),), entry.num_classes)
         indices = {
             split.name: _load(stream.root, split.files[0], int64, (split.num_images,), len(images))
             for split in stream.splits
         }
-        stream.verify([split.name for split in stream.splits])
-        return cls(stream, images, labels, entry, indices)
-
-    @property
-    def shape(self) -> tuple[int, int, int]:
-        """``(C, H, W)`` of one image."""
-        return self.entry.shape
-
-    @property
-    def num_classes(self) -> int:
-        """Number of classes."""
-        return self.entry.num_classes
-
-    @property
-    def mean(self) -> tuple[float, ...]:
-        """Mean of each channel of the published training images, in units 0 to 1."""
-        return self.entry.mean
-
-    @property
-    def std(self) -> tuple[float, ...]:
-        """Standard deviation of each channel, as `mean`."""
-        return self.entry.std
-
-    @property
-    def augment(self) -> bool:
-        """Whether training crops and flips at random."""
-        return self.entry.augment
-
-    @property
-    def dataset(self) -> str:
-        """Name of the data set, such as ``mnist``."""
-        return self.entry.dataset
+        published = (entry.dataset, entry.shape, entry.num_classes, entry.mean, entry.std, entry.augment)
+        return cls(stream, images, labels, indices, *published)
 
     @property
     def has_photographs(self) -> bool:
@@ -167,10 +149,6 @@ def _load(
         end: its numbers must be from 0 to ``end - 1``; None: any.
     """
     path = root / file.path
-    if not path.is_file():
-        raise AlmaError(f"{path}: no such file, but {MANIFEST} lists it; {_REMEDY}")
-    if path.stat().st_size != file.size:
-        raise AlmaError(f"{path}: {path.stat().st_size} bytes found, {MANIFEST} says {file.size}; {_REMEDY}")
     try:
         array = read_npy(path)
     except ValueError as error:
@@ -186,11 +164,6 @@ def _load(
             f"{path}: numbers from {array.min()} to {array.max()} found, 0 to {end - 1} is needed; {_REMEDY}"
         )
     return np.array(array)
-
-
-_WHOLE_NUMBERS = np.dtype("<i8")
-_ROWS_AT_ONCE = 10_000
-_DECIMALS = 6
 
 
 def write_image_stream(
@@ -227,9 +200,7 @@ def write_image_stream(
 
     Raises:
         AlmaError: B is larger than the images allow.
-        ValueError: the arrays do not fit together.
     """
-    _check_arrays(images, labels, num_train, num_classes)
     megabatches = deal_images(num_train, num_megabatches, seed, valid_fraction)
     root.mkdir(parents=True, exist_ok=True)
     _save(root / IMAGES, images)
@@ -292,19 +263,6 @@ def channel_statistics(images: np.ndarray) -> tuple[tuple[float, ...], tuple[flo
         mean.append(round(first / (255 * total), _DECIMALS))
         std.append(round(math.sqrt(variance), _DECIMALS) or 1.0)
     return tuple(mean), tuple(std)
-
-
-def _check_arrays(images: np.ndarray, labels: np.ndarray, num_train: int, num_classes: int) -> None:
-    if images.ndim != 4 or images.dtype != np.uint8:
-        raise ValueError(f"images: {images.dtype} {images.shape} found, uint8 (num_images, C, H, W) is needed")
-    if labels.shape != images.shape[:1] or labels.dtype.kind not in "iu":
-        raise ValueError(f"labels: {labels.dtype} {labels.shape} found, whole numbers ({len(images)},) are needed")
-    if not 0 < num_train < len(images):
-        raise ValueError(
-            f"num_train: {num_train} found, from 1 to {len(images) - 1} is needed, the rest is for the test"
-        )
-    if labels.min() < 0 or labels.max() >= num_classes:
-        raise ValueError(f"labels: {labels.min()} to {labels.max()} found, 0 to {num_classes - 1} is needed")
 
 
 def _write_split(root: Path, name: str, indices: np.ndarray) -> Split:

@@ -1,12 +1,13 @@
 """Reading a stream of images: which images a mega-batch has, and what a damaged file answers."""
 
 import json
-from pathlib import Path
+from dataclasses import asdict
 
 import numpy as np
 import pytest
 
 from fairseq_alma.data.image_stream import ImageStream, write_image_stream
+from fairseq_alma.data.stream import StreamFile
 from fairseq_alma.errors import AlmaError
 from tests.runs.fakes import write_manifest
 
@@ -21,20 +22,13 @@ def stream(tmp_path):
     return ImageStream.open(tmp_path / "s")
 
 
-def replace_file(stream: ImageStream, name: str, array: np.ndarray, listed: bool = True) -> None:
-    """Write another array over a file of the stream, and its size into the manifest."""
+def relist(stream: ImageStream, name: str) -> None:
+    """Write size and sha256 of a file into the manifest."""
     root = stream.stream.root
-    np.save(root / name, array, allow_pickle=True)
-    if listed:
-        relist(root, name)
-
-
-def relist(root: Path, name: str) -> None:
     content = json.loads((root / "stream.json").read_text())
-    files = [*content["images"]["files"], *(file for split in content["splits"] for file in split["files"])]
-    for file in files:
+    for file in [*content["images"]["files"], *(file for split in content["splits"] for file in split["files"])]:
         if file["path"] == name:
-            file["size"] = (root / name).stat().st_size
+            file.update(asdict(StreamFile.describe(root, name)))
     (root / "stream.json").write_text(json.dumps(content))
 
 
@@ -78,22 +72,14 @@ def test_stream_of_text_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("place", "value"),
     [
-        (("images", "shape"), ["a", 4, 5]),
         (("images", "shape"), [0, 4, 5]),
-        (("images", "num_classes"), "7"),
         (("images", "num_classes"), -1),
-        (("images", "mean"), "x"),
-        (("images", "mean"), []),
         (("images", "mean"), [None]),
         (("images", "mean"), [0.1, 0.2]),
         (("images", "std"), [0]),
         (("images", "std"), [float("nan")]),
-        (("images", "augment"), "maybe"),
         (("images", "files", 0, "path"), 5),
-        (("images", "files", 1, "size"), "big"),
-        (("splits", 0, "num_images"), None),
         (("splits", 0, "name"), "megabatch-009/train"),
-        (("splits", 1, "name"), "megabatch-000/train"),
         (("splits", -1, "name"), "exam"),
     ],
     ids=str,
@@ -113,24 +99,21 @@ def test_a_manifest_with_something_else_in_a_place_is_refused_in_one_line(stream
 
 
 def test_what_numpy_takes_for_a_pickle_is_not_recommended_for_trust(stream):
-    path = stream.stream.root / "images.npy"
-    path.write_bytes(b"x" * path.stat().st_size)
+    (stream.stream.root / "images.npy").write_bytes(b"x" * 100)
+    relist(stream, "images.npy")
     with pytest.raises(AlmaError, match=r"damaged, no \.npy file \(it does not begin as one\)"):
         ImageStream.open(stream.stream.root)
 
 
 @pytest.mark.parametrize("name", ["images.npy", "labels.npy", "megabatch-002/valid.npy", "test.npy"])
-@pytest.mark.parametrize("damage", ["missing", "cut", "no array"])
+@pytest.mark.parametrize("damage", ["no such file", r"bytes found, stream\.json says", "sha256 .* found"])
 def test_damaged_file_is_named(stream, name, damage):
     path = stream.stream.root / name
-    if damage == "missing":
-        path.unlink()
-    elif damage == "cut":
-        path.write_bytes(path.read_bytes()[:-1])
-    else:
-        path.write_bytes(bytes(path.stat().st_size))
-    message = {"missing": "no such file", "cut": "bytes found, stream.json says", "no array": "damaged, no .npy file"}
-    with pytest.raises(AlmaError, match=f"{name}: .*{message[damage]}"):
+    content = path.read_bytes()
+    path.unlink()
+    if "file" not in damage:
+        path.write_bytes(content[:-1] if "bytes" in damage else content[:-1] + b"x")
+    with pytest.raises(AlmaError, match=f"{name}: .*{damage}"):
         ImageStream.open(stream.stream.root)
 
 
@@ -150,14 +133,7 @@ def test_damaged_file_is_named(stream, name, damage):
     ],
 )
 def test_array_of_another_kind_or_range_is_refused(stream, name, array, message):
-    replace_file(stream, name, array)
+    np.save(stream.stream.root / name, array, allow_pickle=True)
+    relist(stream, name)
     with pytest.raises(AlmaError, match=message):
         ImageStream.open(stream.stream.root)
-
-
-def test_altered_pixels_show_when_the_stream_is_verified(stream):
-    altered = IMAGES.copy()
-    altered[0] ^= 255
-    replace_file(stream, "images.npy", altered)
-    with pytest.raises(AlmaError, match=r"images\.npy: sha256 .* found"):
-        ImageStream.open(stream.stream.root).stream.verify([])

@@ -86,23 +86,3 @@ def test_memory_order_of_the_arrays_does_not_matter(tmp_path):
     stream = write_image_stream(tmp_path, np.asfortranarray(IMAGES), LABELS.astype(np.uint8), 43, "tiny", 7, 4, 1)
     assert stream.fingerprint == write(tmp_path / "other").fingerprint
     assert np.array_equal(ImageStream.open(tmp_path).images, IMAGES)
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"images": IMAGES[:, 0]}, "images: uint8"),
-        ({"images": IMAGES.astype(float)}, "images: float64"),
-        ({"labels": LABELS[1:]}, "labels: int64"),
-        ({"labels": LABELS / 1}, "labels: float64"),
-        ({"labels": LABELS - 1}, "labels: -1 to 5 found, 0 to 6"),
-        ({"num_classes": 6}, "labels: 0 to 6 found, 0 to 5"),
-        ({"num_train": 50}, "num_train: 50 found, from 1 to 49"),
-        ({"num_train": 0}, "num_train: 0 found"),
-    ],
-)
-def test_arrays_that_do_not_fit_together_are_a_fault_of_the_caller(tmp_path, changes, message):
-    arguments = {"images": IMAGES, "labels": LABELS, "num_train": 43, "num_classes": 7, **changes}
-    with pytest.raises(ValueError, match=message):
-        write_image_stream(tmp_path / "s", dataset="tiny", num_megabatches=4, seed=1, **arguments)
-    assert not (tmp_path / "s").exists()
