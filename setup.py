@@ -50,7 +50,7 @@ setup(
     package_data={"fairseq_alma.report": ["*.json", "*.jinja", "*.css"]},
     install_requires=[
         *FAIRSEQ,
-        "torch>=2.6",
+        "torch>=2.13",
         "fairscale>=0.4.13",
         "sentencepiece>=0.2",
         "tokenizers>=0.20",
