@@ -64,10 +64,6 @@ class Source:
         status = self.path.stat()
         return status.st_size, status.st_mtime_ns
 
-    def blocks(self) -> Iterator[tuple["Block", int]]:
-        """Yield the blocks of the whole file, see `FilePart.blocks`."""
-        return FilePart(self).blocks()
-
 
 @dataclass(frozen=True)
 class Block:
@@ -225,16 +221,14 @@ class FilePart:
         return _table_blocks(self) if self.source.form in TABLES else _byte_blocks(self)
 
 
-@dataclass(frozen=True)
-class Piece:
-    """Parts of one large file, or several small files, that one task reads one after the other."""
+Piece = tuple[FilePart, ...]
+"""A part of one large file, or several small files, that one task reads one after the other."""
 
-    parts: tuple[FilePart, ...]
 
-    def blocks(self) -> Iterator[tuple[Block, int]]:
-        """Yield the blocks of all parts, see `FilePart.blocks`."""
-        for part in self.parts:
-            yield from part.blocks()
+def blocks_of(parts: Iterable[FilePart]) -> Iterator[tuple[Block, int]]:
+    """Yield the blocks of several parts, see `FilePart.blocks`."""
+    for part in parts:
+        yield from part.blocks()
 
 
 def cut_into_pieces(sources: Sequence[Source]) -> list[Piece]:
@@ -246,13 +240,13 @@ def cut_into_pieces(sources: Sequence[Source]) -> list[Piece]:
         parts = _parts_of(source)
         size = source.stamp[0]
         if len(parts) > 1 or size >= PIECE_SIZE or waiting + size > PIECE_SIZE:
-            pieces += [Piece(tuple(small))] if small else []
+            pieces += [tuple(small)] if small else []
             small, waiting = [], 0
         if len(parts) > 1:
-            pieces += [Piece((part,)) for part in parts]
+            pieces += [(part,) for part in parts]
         else:
             small, waiting = [*small, *parts], waiting + size
-    return [*pieces, Piece(tuple(small))] if small else pieces
+    return [*pieces, tuple(small)] if small else pieces
 
 
 def _parts_of(source: Source) -> list[FilePart]:
@@ -303,7 +297,12 @@ def _byte_blocks(part: FilePart) -> Iterator[tuple[Block, int]]:
             cut = cut or _last_boundary(pending, form, searched)
             if cut == 0:
                 if len(pending) > MAX_DOCUMENT_SIZE:
-                    raise _too_long(Block(source, b"", first_line, begin))
+                    separator = "an empty line" if form == "text" else "a line feed"
+                    raise AlmaError(
+                        f"{Block(source, b'', first_line, begin).where(0)}: a document of more than "
+                        f"{MAX_DOCUMENT_SIZE >> 20} MiB found; documents must be separated by {separator}, or choose "
+                        "another --format"
+                    )
                 continue
             content = bytes(pending[:cut])
             yield Block(source, content, first_line, begin), file.position - done
@@ -329,14 +328,6 @@ def _last_boundary(content: bytearray, form: str, start: int) -> int:
     if end >= 0:
         return end + 1
     return max((match.start() + 1 for match in _BLANK_LINE.finditer(content, start)), default=0)
-
-
-def _too_long(block: Block) -> AlmaError:
-    separator = "an empty line" if block.source.form == "text" else "a line feed"
-    return AlmaError(
-        f"{block.where(0)}: a document of more than {MAX_DOCUMENT_SIZE >> 20} MiB found; documents must be separated "
-        f"by {separator}, or choose another --format"
-    )
 
 
 @contextmanager

@@ -12,12 +12,19 @@ import json
 import pickle
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Iterable, Iterator, Mapping, Optional, Sequence
+from typing import Any, Iterator, Mapping, Optional, Sequence
 
 import numpy as np
 
 from data_prep.text.deal import DROPPED, NUM_PREFIXES, Cuts, KeyOrder, Shares, cut, keys_of, prefix_bounds
-from data_prep.text.documents import Block, Piece, Source, cut_into_pieces, documents_and_groups_of, documents_of
+from data_prep.text.documents import (
+    Piece,
+    Source,
+    blocks_of,
+    cut_into_pieces,
+    documents_and_groups_of,
+    documents_of,
+)
 from data_prep.text.encoder import DocumentEncoder
 from data_prep.text.options import AUTO, FORMS_OF_TEXT, HOLDOUT_BYTES, PrepOptions
 from data_prep.text.source import find_sources
@@ -42,9 +49,6 @@ class Plan:
     """What all functions need to know.
 
     Attributes:
-        options: of the command.
-        sources: the input files.
-        pieces: of the input, in order.
         stamps: of the input files, when the plan was made.
         there: the stream to append to; None: one is made.
         num_workers: processes that share the memory of a machine.
@@ -57,11 +61,6 @@ class Plan:
     there: Optional[Stream] = None
     num_workers: int = 1
 
-    @property
-    def num_arguments(self) -> int:
-        """Number of the arguments that are dealt separately, with ``--one-per-input``; 1 otherwise."""
-        return len(self.options.inputs) if self.options.one_per_input else 1
-
     def refuse_changes(self) -> None:
         """Raise AlmaError if an input file changed since the plan was made."""
         for source, stamp in zip(self.sources, self.stamps, strict=True):
@@ -72,14 +71,7 @@ class Plan:
 def make_plan(
     options: PrepOptions, there: Optional[Stream], folder: str, copies: Optional[Path], num_workers: int
 ) -> Plan:
-    """Find the input and write the plan into the work folder.
-
-    Args:
-        options: of the command.
-        there: the stream to append to; None: one is made.
-        folder: the work folder.
-        copies: where pipes are copied to; None: they are refused.
-        num_workers: processes, if there is enough for them to do.
+    """Find the input and write the plan into the work folder; pipes are copied to ``copies``, without it refused.
 
     Raises:
         AlmaError: an input cannot be read, or lacks the fields that options name.
@@ -87,16 +79,12 @@ def make_plan(
     sources = tuple(
         find_sources(options.inputs, options.form, options.text_field, copies, options.out, options.by, options.period)
     )
-    text = [source.label for source in sources if source.form in FORMS_OF_TEXT]
+    text = [f"{source.label} is plain text, which has no fields" for source in sources if source.form in FORMS_OF_TEXT]
     if options.by is not None and text:
-        raise AlmaError(f"--by {options.by}: {text[0]} is plain text, which has no fields; give JSON lines or Parquet")
+        raise AlmaError(f"--by {options.by}: {text[0]}; give JSON lines or Parquet")
     if options.field is not None and len(text) == len(sources):
-        raise AlmaError(
-            f"--field {options.field}: {text[0]} is plain text, which has no fields; leave --field out, or give "
-            "--format"
-        )
-    pieces = tuple(cut_into_pieces(sources))
-    stamps = tuple(source.stamp for source in sources)
+        raise AlmaError(f"--field {options.field}: {text[0]}; leave --field out, or give --format")
+    pieces, stamps = tuple(cut_into_pieces(sources)), tuple(source.stamp for source in sources)
     plan = Plan(options, sources, pieces, stamps, there, min(num_workers, len(pieces)))
     _write(folder, "plan.pickle", pickle.dumps(plan))
     return plan
@@ -133,8 +121,15 @@ def hash_piece(folder: str, number: int) -> Iterator[int]:
     hashes, sizes, arguments = [np.empty(0, "<u8")], [np.empty(0, "<u4")], [np.empty(0, "<u2")]
     groups: dict[str, int] = {}
     counts: dict[int, int] = {}
-    for block, num_bytes in plan.pieces[number].blocks():
-        documents, own = _documents_and_arguments(plan, block, groups)
+    for block, num_bytes in blocks_of(plan.pieces[number]):
+        if plan.options.by is None:
+            documents = documents_of(block)
+            own = np.full(len(documents), block.source.argument if plan.options.one_per_input else 0, "<u2")
+        else:
+            pairs = documents_and_groups_of(block)
+            documents = [document for document, _ in pairs]
+            own = np.array([groups.setdefault(group, len(groups)) for _, group in pairs], "<u4")
+            _refuse_many_groups(len(groups))
         hashes.append(document_hashes(documents))
         sizes.append(np.fromiter((len(document.encode()) for document in documents), "<u4", len(documents)))
         arguments.append(own)
@@ -149,18 +144,6 @@ def hash_piece(folder: str, number: int) -> Iterator[int]:
     _write(folder, f"counted-{number:05d}.json", json.dumps([list(groups), list(counts.items())]).encode())
 
 
-def _documents_and_arguments(plan: Plan, block: Block, groups: dict[str, int]) -> tuple[list[str], np.ndarray]:
-    """Return the documents of a block, and of each the number of its argument or of its group in the piece."""
-    if plan.options.by is None:
-        documents = documents_of(block)
-        argument = block.source.argument if plan.options.one_per_input else 0
-        return documents, np.full(len(documents), argument, "<u2")
-    pairs = documents_and_groups_of(block)
-    numbers = [groups.setdefault(group, len(groups)) for _, group in pairs]
-    _refuse_many_groups(len(groups))
-    return [document for document, _ in pairs], np.array(numbers, "<u2")
-
-
 def _refuse_many_groups(number: int) -> None:
     if number > MAX_MEGABATCHES:
         raise AlmaError(
@@ -170,7 +153,6 @@ def _refuse_many_groups(number: int) -> None:
 
 
 def _keys(plan: Plan, piece: int, records: np.ndarray) -> np.ndarray:
-    """Return the keys of documents of a piece."""
     positions = (np.uint64(piece) << np.uint64(32)) + records["row"] if plan.options.keep_duplicates else None
     return keys_of(records["hash"], plan.options.seed, positions)
 
@@ -183,8 +165,13 @@ def cut_documents(folder: str) -> None:
     """
     plan = plan_of(folder)
     groups, places, piece_sizes = _survey(folder, plan)
-    num_documents, num_arguments = sum(piece_sizes), max(len(groups), plan.num_arguments)
-    known = np.sort(keys_of(_known_hashes(plan), plan.options.seed))
+    num_documents = sum(piece_sizes)
+    num_arguments = len(groups) or (len(plan.options.inputs) if plan.options.one_per_input else 1)
+    known_hashes = [np.empty(0, np.uint64)]  # of the documents that the stream to append to has
+    for file in plan.there.other_files if plan.there is not None and not plan.options.keep_duplicates else ():
+        file.verify(plan.there.root)
+        known_hashes.append(np.fromfile(plan.there.root / file.path, "<u8"))
+    known = np.sort(keys_of(np.concatenate(known_hashes), plan.options.seed))
     bounds = prefix_bounds(known)
     sizes, hashes = np.zeros((NUM_PREFIXES, num_arguments), np.int64), []
     for prefix in range(NUM_PREFIXES):
@@ -267,26 +254,10 @@ def _survey(folder: str, plan: Plan) -> tuple[list[str], list[np.ndarray], list[
             f"--by {plan.options.by}: {', '.join(again[:3])} came before and is mega-batch {known.index(again[0])} of "
             f"{plan.options.out}; leave those documents out, or append them with --megabatches"
         )
-    ordered = _in_order(names)
+    is_numeric = all(name.removeprefix("-").isascii() and name.removeprefix("-").isdigit() for name in names)
+    ordered = sorted(names, key=lambda name: (int(name), name) if is_numeric else name)
     place = {name: number for number, name in enumerate(ordered)}
     return ordered, [np.array([place[name] for name in groups], np.uint16) for groups in own], sizes
-
-
-def _in_order(names: Iterable[str]) -> list[str]:
-    """Sort the names of groups: whole numbers by their size, others by their characters, as dates are written."""
-    names = list(names)
-    if all(name.removeprefix("-").isascii() and name.removeprefix("-").isdigit() for name in names):
-        return sorted(names, key=lambda name: (int(name), name))
-    return sorted(names)
-
-
-def _known_hashes(plan: Plan) -> np.ndarray:
-    """Return the hashes of the documents that the stream to append to has."""
-    if plan.there is None or plan.options.keep_duplicates:
-        return np.empty(0, np.uint64)
-    for file in plan.there.other_files:
-        file.verify(plan.there.root)
-    return np.concatenate([np.fromfile(plan.there.root / file.path, "<u8") for file in plan.there.other_files])
 
 
 def _kept(folder: str, prefix: int) -> np.ndarray:
@@ -311,14 +282,7 @@ def _shares(plan: Plan, groups: Sequence[str]) -> Shares:
 
 
 def refuse_empty_sets(deal: Mapping[str, Any], counts: Sequence[int], num_documents: int, why: str = "") -> None:
-    """Raise AlmaError if a set has no document.
-
-    Args:
-        deal: as `deal_of` returns it.
-        counts: documents of each set.
-        num_documents: documents in all.
-        why: the reason, where it is not the number of documents.
-    """
+    """Raise AlmaError if one of the sets, of ``counts`` documents, has none; ``why`` if not for ``num_documents``."""
     if all(counts):
         return
     cuts, groups, empty = deal["cuts"], deal["groups"], [*counts].index(0)
@@ -355,7 +319,7 @@ def _reread(folder: str, piece: int, marks: np.ndarray) -> Iterator[tuple[list[s
         AlmaError: there are not as many documents as there were.
     """
     first, source = 0, None
-    for block, num_bytes in plan_of(folder).pieces[piece].blocks():
+    for block, num_bytes in blocks_of(plan_of(folder).pieces[piece]):
         documents, source = documents_of(block), block.source
         if first + len(documents) > len(marks):
             break
@@ -390,8 +354,7 @@ def sample_piece(folder: str, number: int) -> Iterator[int]:
 
 def prepare_encoding(folder: str) -> None:
     """Write the tokenizer, trained or given, and the n-grams of all that is held out."""
-    plan = plan_of(folder)
-    pieces = range(len(plan.pieces))
+    plan, pieces = plan_of(folder), range(len(plan_of(folder).pieces))
     if plan.options.ngram is not None:
         parts = [np.load(Path(folder, f"ngrams-{piece:05d}.npy")) for piece in pieces]
         if plan.there is not None:
@@ -414,7 +377,7 @@ def prepare_encoding(folder: str) -> None:
 
 @functools.lru_cache(maxsize=1)
 def tokenizer_of(folder: str) -> StreamTokenizer:
-    """Return the tokenizer of the stream."""
+    """Return the tokenizer in a work folder."""
     (file,) = (Path(folder, name) for name in FILE_NAMES.values() if Path(folder, name).exists())
     return StreamTokenizer(file)
 

@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 from typing import Iterator
 
-from data_prep.text.documents import documents_of
+from data_prep.text.documents import FilePart, documents_of
 from data_prep.text.source import find_sources
 from fairseq_alma.data.stream import Stream
 from fairseq_alma.data.tokens import StreamTokenizer, TokenFile
@@ -27,7 +27,7 @@ from fairseq_alma.data.tokens import StreamTokenizer, TokenFile
 def documents(paths: list[str]) -> Iterator[list[str]]:
     """Yield the documents of text files, in lists of about one MiB."""
     for source in find_sources(paths, "text", "text", None):
-        for block, _ in source.blocks():
+        for block, _ in FilePart(source).blocks():
             yield documents_of(block)
 
 

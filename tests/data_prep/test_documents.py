@@ -64,7 +64,7 @@ def test_a_document_without_end_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "MAX_DOCUMENT_SIZE", 50)
     (tmp_path / "a.txt").write_text("short\n\n" + "long\n" * 100)
     with pytest.raises(AlmaError, match=r"a\.txt, line 2: a document of more than"):
-        list(Source(tmp_path / "a.txt", "a.txt", 0, "text", "text").blocks())
+        list(FilePart(Source(tmp_path / "a.txt", "a.txt", 0, "text", "text")).blocks())
 
 
 @pytest.mark.parametrize(
@@ -125,13 +125,13 @@ def test_small_files_share_a_piece_and_large_ones_have_several(tmp_path, monkeyp
     (tmp_path / "e.gz").write_bytes(gzip.compress(random.Random(1).randbytes(3000).hex().encode()))
     sources = [Source(tmp_path / name, name, 0, "text", "text") for name in (*texts, "e.gz")]
     pieces = cut_into_pieces(sources)
-    assert [[part.source.label for part in piece.parts] for piece in pieces] == [
+    assert [[part.source.label for part in piece] for piece in pieces] == [
         ["a", "b"],
         *[["c"]] * 3,
         ["d"],
         ["e.gz"],
     ]
-    assert documents_in(pieces) == documents_in(map(FilePart, sources))
+    assert documents_in(itertools.chain(*pieces)) == documents_in(map(FilePart, sources))
 
 
 def test_a_message_names_the_line_of_the_file_not_of_the_part(tmp_path):
@@ -151,5 +151,5 @@ def test_row_groups_are_parts_and_keep_their_rows(tmp_path, monkeypatch):
     source = Source(tmp_path / "a.parquet", "a.parquet", 0, "parquet", "text")
     monkeypatch.setattr(module, "PIECE_SIZE", source.stamp[0] // 5 + 1)
     pieces = cut_into_pieces([source])
-    assert len(pieces) == 5 and documents_in(pieces) == [*rows, 5 * "x"]
-    assert [next(piece.blocks())[0].first_line for piece in pieces] == [1, 201, 401, 601, 801]
+    assert len(pieces) == 5 and documents_in(itertools.chain(*pieces)) == [*rows, 5 * "x"]
+    assert [next(piece[0].blocks())[0].first_line for piece in pieces] == [1, 201, 401, 601, 801]

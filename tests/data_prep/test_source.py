@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from data_prep.compression import DecompressedFile
-from data_prep.text.documents import documents_of
+from data_prep.text.documents import FilePart, documents_of
 from data_prep.text.source import find_sources
 from fairseq_alma.errors import AlmaError
 
@@ -34,7 +34,9 @@ COMPRESSIONS = {"gz": gzip.compress, "bz2": bz2.compress, "xz": lzma.compress, "
 
 def read(path: Path, form=None, field="text") -> list[str]:
     sources = find_sources([str(path)], form, field, Path("unused"))
-    return [document for source in sources for block, _ in source.blocks() for document in documents_of(block)]
+    return [
+        document for source in sources for block, _ in FilePart(source).blocks() for document in documents_of(block)
+    ]
 
 
 def parts_of(suffix) -> list[bytes]:
@@ -226,7 +228,7 @@ def test_a_pipe_is_copied_and_read_like_a_file(tmp_path):
     writer.join()
     assert (source.name, source.form, source.is_copy) == ("-", "text", True)
     for _ in range(2):
-        assert [document for block, _ in source.blocks() for document in documents_of(block)] == DOCUMENTS
+        assert [document for block, _ in FilePart(source).blocks() for document in documents_of(block)] == DOCUMENTS
 
 
 def test_a_missing_input_shows_before_a_pipe_is_waited_for(tmp_path):
