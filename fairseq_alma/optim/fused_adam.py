@@ -9,6 +9,7 @@ the attribute ``param_group``, which fairseq's fp16 optimizer copies: ``embeddin
 """
 
 import ast
+from argparse import ArgumentParser
 from dataclasses import dataclass, field
 from typing import Any, Callable, Iterable, Optional, Sequence
 
@@ -18,6 +19,11 @@ from fairseq.optim import FairseqOptimizer, register_optimizer
 from omegaconf import II
 from torch import Tensor
 from torch.optim.adamw import adamw
+
+from fairseq_alma.options import opt, real
+from fairseq_alma.training.fairseq_options import bound_options, declared
+
+FACTOR = real(0, 1e6, above=True)
 
 
 class FactorAdamW(torch.optim.Optimizer):
@@ -79,6 +85,7 @@ class FactorAdamW(torch.optim.Optimizer):
             )
 
 
+@declared
 @dataclass
 class FusedAdamConfig(FairseqDataclass):
     """Options of ``fused_adam``; those that it shares with fairseq's ``adam`` mean the same."""
@@ -87,9 +94,8 @@ class FusedAdamConfig(FairseqDataclass):
     adam_eps: float = field(default=1e-8, metadata={"help": "epsilon of Adam"})
     weight_decay: float = field(default=0.0, metadata={"help": "weight decay"})
     lr: Any = field(default=II("optimization.lr"))
-    embedding_lr_factor: float = field(
-        default=10.0,
-        metadata={"help": "learning rate of untied input embeddings of alma_transformer_lm, as a multiple of --lr"},
+    embedding_lr_factor: float = opt(
+        10.0, "learning rate of untied input embeddings of alma_transformer_lm, as a multiple of --lr", range=FACTOR
     )
 
 
@@ -106,6 +112,11 @@ class FusedAdam(FairseqOptimizer):
         betas = ast.literal_eval(cfg.adam_betas) if isinstance(cfg.adam_betas, str) else cfg.adam_betas
         adam = {"betas": tuple(betas), "eps": cfg.adam_eps, "weight_decay": cfg.weight_decay, "factor": self._factor}
         self._optimizer = self._build(params, **self.optimizer_config, **adam)
+
+    @classmethod
+    def add_args(cls, parser: ArgumentParser) -> None:
+        super().add_args(parser)
+        bound_options(parser)
 
     def _build(self, params: Iterable[Tensor], **options: Any) -> torch.optim.Optimizer:
         return FactorAdamW(params, **options)

@@ -15,7 +15,9 @@ import torch
 from fairseq.optim import register_optimizer
 from torch import Tensor
 
-from fairseq_alma.optim.fused_adam import FactorAdamW, FusedAdam, FusedAdamConfig
+from fairseq_alma.optim.fused_adam import FACTOR, FactorAdamW, FusedAdam, FusedAdamConfig
+from fairseq_alma.options import opt, real
+from fairseq_alma.training.fairseq_options import declared
 
 STEPS = 5
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
@@ -105,19 +107,19 @@ def _in_batches(matrices: list[Tensor]) -> Iterable[list[Tensor]]:
     yield batch
 
 
+@declared
 @dataclass
 class MuonConfig(FusedAdamConfig):
     """Options of ``muon``; ``--lr`` is the rate of the matrices."""
 
     adam_betas: Any = field(default=(0.9, 0.99), metadata={"help": "betas of Adam"})
     adam_eps: float = field(default=1e-10, metadata={"help": "epsilon of Adam"})
-    muon_momentum: float = field(default=0.95, metadata={"help": "decay of Muon's momentum, 0 to 1"})
-    adam_lr_factor: float = field(
-        default=0.15,
-        metadata={"help": "learning rate of Adam, for parameters that are no matrices, as a multiple of --lr"},
+    muon_momentum: float = opt(0.95, "decay of Muon's momentum", range=real(0, 1, below=True))
+    adam_lr_factor: float = opt(
+        0.15, "learning rate of Adam, for parameters that are no matrices, as a multiple of --lr", range=FACTOR
     )
-    embedding_lr_factor: float = field(
-        default=10.0, metadata={"help": "learning rate of untied input embeddings, as a multiple of Adam's"}
+    embedding_lr_factor: float = opt(
+        10.0, "learning rate of untied input embeddings, as a multiple of Adam's", range=FACTOR
     )
 
 

@@ -3,7 +3,7 @@
 import dataclasses
 import sys
 from argparse import ArgumentParser
-from typing import Any, Mapping, Optional, Sequence
+from typing import Any, Mapping, Optional, Sequence, TypeVar
 
 from fairseq.dataclass import ChoiceEnum
 from omegaconf import DictConfig, OmegaConf
@@ -12,7 +12,14 @@ from fairseq_alma.errors import AlmaError
 from fairseq_alma.options import NONE, PLAN, TRAINING, InRange, Option, options_of
 
 DECLARED: dict[str, Option] = {}
-"""Options with a range of all configurations made here, by field name."""
+"""Options with a range, of all configurations that were made here or are `declared`, by field name."""
+Config = TypeVar("Config", bound=type)
+
+
+def declared(config: Config) -> Config:
+    """Let parsers check the ranges of the options (`options.opt`) of a configuration class."""
+    DECLARED.update({name: each for name, each in options_of(config).items() if each.range is not None})
+    return config
 
 
 def fairseq_config(name: str, base: type, parts: Sequence[type], kind: Optional[str] = None) -> Any:
