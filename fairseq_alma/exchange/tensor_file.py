@@ -53,10 +53,9 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
 
 
 def refuse_special(path: Path) -> None:
-    """Raise AlmaError unless a path is a regular file."""
+    """Raise AlmaError unless a path is a regular file: reading a pipe would not end."""
     if not path.is_file():
-        found = "a pipe, a device or a folder, no file" if path.exists() else "no such file"
-        raise AlmaError(f"{path}: {found}; give a folder that transformers has written (save_pretrained)")
+        raise AlmaError(f"{path}: no such file; give a folder that transformers has written (save_pretrained)")
 
 
 def differing_shapes(

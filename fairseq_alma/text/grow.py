@@ -5,7 +5,7 @@ Measured is one pass over a stream's held-out split: the model's loss, and each 
 
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Iterable, Iterator, Mapping, Optional, Sequence
+from typing import Any, Iterable, Mapping, Optional, Sequence
 
 import torch
 from fairseq import utils
@@ -195,37 +195,16 @@ def _measure(checkpoint: Checkpoint, args: GrowOptions) -> "HeldOutLosses":
     if args.cpu:
         hide_gpus()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    batches = held_out_batches(checkpoint, args)
+    batches, pad = held_out_batches(checkpoint, args)
     model = _build(checkpoint, args.path, "cpu")
     # fairseq's own method cannot assign; assigned tensors stay in the file's memory, without a second copy
     torch.nn.Module.load_state_dict(model, checkpoint["model"], strict=True, assign=True)
     shown = track(batches, len(batches), f"losses on {args.split}", "batches")
-    return measure_expert_losses(model.float().to(device), shown, batches.pad)
+    return measure_expert_losses(model.float().to(device), shown, pad)
 
 
-class HeldOutBatches:
-    """Batches of a held-out split for a checkpoint's model, through the task that trained it.
-
-    Attributes:
-        pad: index of the padding symbol.
-    """
-
-    def __init__(self, task: AlmaLMTask, split: str, batch_size: int) -> None:
-        self.pad = task.source_dictionary.pad()
-        task.load_dataset(split)
-        self.batches = task.get_batch_iterator(
-            task.dataset(split), max_sentences=batch_size, ignore_invalid_inputs=True
-        ).next_epoch_itr(shuffle=False)
-
-    def __len__(self) -> int:
-        return len(self.batches)
-
-    def __iter__(self) -> Iterator[dict[str, Any]]:
-        return iter(self.batches)
-
-
-def held_out_batches(checkpoint: Checkpoint, args: GrowOptions) -> HeldOutBatches:
-    """Open the stream ``args.stream`` and return the batches of ``args.split``.
+def held_out_batches(checkpoint: Checkpoint, args: GrowOptions) -> tuple[Any, int]:
+    """Open the stream ``args.stream`` and return the batches of ``args.split``, and the index of the padding symbol.
 
     Raises:
         AlmaError: if it is no stream of text, has another dictionary than the checkpoint, or lacks the split, or if the
@@ -251,7 +230,12 @@ def held_out_batches(checkpoint: Checkpoint, args: GrowOptions) -> HeldOutBatche
         setattr(config, name, value)
     config.seed, config.dataset_impl, config.use_plasma_view = 1, None, False
     config.plasma_path, config.max_target_positions = "", None
-    return HeldOutBatches(AlmaLMTask.setup_task(OmegaConf.structured(config)), args.split, args.batch_size)
+    task = AlmaLMTask.setup_task(OmegaConf.structured(config))
+    task.load_dataset(args.split)
+    batches = task.get_batch_iterator(
+        task.dataset(args.split), max_sentences=args.batch_size, ignore_invalid_inputs=True
+    )
+    return batches.next_epoch_itr(shuffle=False), task.source_dictionary.pad()
 
 
 @dataclass(frozen=True)

@@ -43,7 +43,7 @@ from fairseq_alma.training.fairseq_options import check_options, fairseq_config
 from fairseq_alma.training.feature import FEATURES, register_feature
 from fairseq_alma.training.loading import (
     change_when_loaded,
-    check_start,
+    check_architecture,
     check_weights,
     note_task,
     refuse_other_weights,
@@ -311,7 +311,8 @@ class AlmaLMTask(StageTask, LanguageModelingTask):
         checkpoint = read_checkpoint(start)
         if resumes and not self.args.reset_dataloader:
             self._refuse_other_stage(checkpoint["cfg"].get("task") or {}, start)
-        check_start(checkpoint, start, cfg, self.stream)
+        check_dictionary(checkpoint, start, self.stream)
+        check_architecture(checkpoint, start, cfg)
         model = super().build_model(cfg, from_checkpoint)
         check_weights(checkpoint, start, model)
         return model

@@ -36,7 +36,11 @@ def fairseq_config(name: str, base: type, parts: Sequence[type], kind: Optional[
     options = {each.name: each for part in parts for each in options_of(part).values() if each.side != PLAN}
     options = {name: each for name, each in options.items() if kind is None or kind in each.kinds}
     DECLARED.update({each.name: each for each in options.values() if each.range is not None})
-    fields = [(each.name, _fairseq_type(each), _fairseq_field(each)) for each in options.values()]
+    fields = []
+    for each in options.values():
+        default = bool(each.default_on(TRAINING)) if each.type is bool else each.default_on(TRAINING)
+        described = dataclasses.field(default=default, metadata={"help": each.help, "option": each})
+        fields.append((each.name, _fairseq_type(each), described))
     made = dataclasses.make_dataclass(name, fields, bases=(base,))
     made.__module__ = sys._getframe(1).f_globals["__name__"]
     return made
@@ -52,12 +56,6 @@ def _fairseq_type(option: Option) -> Any:
     else:
         kind = option.type if option.type in (int, float) else str
     return Optional[kind] if default is None else kind
-
-
-def _fairseq_field(option: Option) -> Any:
-    default = option.default_on(TRAINING)
-    default = bool(default) if option.type is bool else default
-    return dataclasses.field(default=default, metadata={"help": option.help, "option": option})
 
 
 def check_options(cfg: Any) -> None:

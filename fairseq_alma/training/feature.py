@@ -92,13 +92,6 @@ class Feature(Options):
         """Whether one of its options differs from its default."""
         return any(getattr(self, name) != option.default for name, option in options_of(type(self)).items())
 
-    @property
-    def way(self) -> str:
-        """Its options as given, for messages."""
-        return " ".join(
-            flag(name) if value is True else f"{flag(name)} {value}" for name, value in self.record().items()
-        )
-
     def check(self, run: PlannedRun) -> None:
         """Raise ValueError, which begins with the option, if a run cannot have it."""
 
@@ -199,8 +192,11 @@ class Features:
 
     def check(self, run: PlannedRun) -> None:
         """Raise ValueError, which begins with an option, if features contradict each other or the run."""
-        tested = [each.way for each in self.each if each.predicts_with is not None]
-        if len(tested) > 1:
+        given = [each.record().items() for each in self.each if each.predicts_with is not None]
+        if len(given) > 1:
+            tested = [
+                " ".join(flag(name) + (value is not True) * f" {value}" for name, value in each) for each in given
+            ]
             raise ValueError(f"{tested[0]}: {tested[1]} also decides which model is tested; give one of them")
         for each in self.each:
             each.check(run)

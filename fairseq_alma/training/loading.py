@@ -23,8 +23,6 @@ from torch import Tensor, nn
 from fairseq_alma.checkpoints import UnfitCheckpoint
 from fairseq_alma.checkpoints.architecture import refuse_other_shapes
 from fairseq_alma.checkpoints.checkpoint_file import Checkpoint, read_checkpoint
-from fairseq_alma.checkpoints.ensemble_file import check_dictionary
-from fairseq_alma.data.stream import Stream
 from fairseq_alma.errors import AlmaError, causes, describe_fault
 from fairseq_alma.options import flag, options_of
 
@@ -139,21 +137,8 @@ def shape_options() -> frozenset[str]:
     return frozenset(name for each in ours for name, option in options_of(each).items() if option.shape)
 
 
-def check_start(checkpoint: Checkpoint, path: str, model_cfg: Any, stream: Stream) -> None:
-    """Raise AlmaError if a stage cannot start from a checkpoint: other architecture, sizes or vocabulary.
-
-    Args:
-        checkpoint: its content.
-        path: its name, for the message.
-        model_cfg: options of the model that is about to be built.
-        stream: that it will be trained on.
-    """
-    check_dictionary(checkpoint, path, stream)
-    check_architecture(checkpoint, path, model_cfg)
-
-
 def check_architecture(checkpoint: Checkpoint, path: str, model_cfg: Any) -> None:
-    """Raise AlmaError if a checkpoint to start from has another architecture or other sizes; as `check_start`."""
+    """Raise AlmaError if a checkpoint to start from has another architecture or other sizes than a model to build."""
     found = checkpoint["cfg"]["model"]
     kinds = [ARCH_MODEL_NAME_REGISTRY.get(config["_name"]) for config in (found, model_cfg)]
     if kinds[0] != kinds[1]:

@@ -169,23 +169,21 @@ def features_of(cfg: DictConfig) -> Features:
     """Return the features that a configuration switches on. Raises AlmaError if the command cannot have them."""
     root: Any = cfg._get_root()
     name = getattr(root.get("optimizer"), "_name", None)  # of a Namespace, or of a configuration
+    batches = None
+    if root.get("optimization") is not None:
+        batches = {
+            "batch_size": root.dataset.batch_size,
+            "max_tokens": root.dataset.max_tokens,
+            "update_freq": [int(each) for each in root.optimization.update_freq],
+            "num_procs": root.distributed_training.distributed_world_size,
+        }
     setting = Setting(
         device="cpu" if cfg.cpu or not torch.cuda.is_available() else "cuda",
         optimizer=OPTIMIZER_REGISTRY[name].__name__ if name in OPTIMIZER_REGISTRY else None,
         start=cfg.continue_once,
         saving=root.get("checkpoint"),
-        batches=_batches(root) if root.get("optimization") is not None else None,
+        batches=batches,
     )
     features = Features.of(cfg, setting)
     features.prepare()
     return features
-
-
-def _batches(root: Any) -> dict[str, Any]:
-    """Return how a training cuts its sequences into updates."""
-    return {
-        "batch_size": root.dataset.batch_size,
-        "max_tokens": root.dataset.max_tokens,
-        "update_freq": [int(each) for each in root.optimization.update_freq],
-        "num_procs": root.distributed_training.distributed_world_size,
-    }

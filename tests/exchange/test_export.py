@@ -1,6 +1,5 @@
 """An exported folder: logits, ids, generation and training in transformers are those of the model here."""
 
-import importlib.metadata
 import json
 import re
 import shutil
@@ -10,7 +9,6 @@ from functools import partial
 
 import pytest
 import torch
-from packaging.requirements import Requirement
 from safetensors.torch import load_file
 from sentencepiece import SentencePieceTrainer
 from transformers import AutoTokenizer, Trainer, TrainingArguments
@@ -86,16 +84,6 @@ def test_a_folder_works_where_neither_fairseq_nor_this_package_can_be_imported(
         assert needed.std() > 0.3
         torch.testing.assert_close(found[is_real], needed[is_real], rtol=1e-4, atol=1e-4)
         assert perplexity(found, test_ids) == pytest.approx(perplexity(needed, test_ids), rel=1e-6)
-
-
-@pytest.mark.slow  # the test above imports it where fairseq is not
-def test_transformers_imports_in_an_environment_with_fairseq_whatever_is_imported_first():
-    for code in (
-        "from transformers import pipeline",
-        "import fairseq, fairseq_alma; from transformers import pipeline",
-    ):
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=600)
-        assert done.returncode == 0, f"{done.stderr[-500:]}: pip uninstall torchaudio"
 
 
 def test_the_configuration_states_what_transformers_would_otherwise_assume(folders):
@@ -334,37 +322,3 @@ def test_a_run_whose_evaluation_exports_is_refused_before_anything_is_trained(wo
     line = scripts.usage_error(capsys, alma_stream, [*own, *words])
     assert "{export}: " in line and said in line
     assert not (tmp_path / "R").exists()
-
-
-def requirements_of(*names):
-    """Return the distributions that some need, and these, without extras."""
-    found, pending = {}, list(names)
-    while pending:
-        name = pending.pop()
-        if name in found:
-            continue
-        try:
-            found[name] = importlib.metadata.distribution(name)
-        except importlib.metadata.PackageNotFoundError:  # of another system
-            continue
-        needed = map(Requirement, found[name].requires or [])
-        pending += [each.name for each in needed if each.marker is None or each.marker.evaluate({"extra": ""})]
-    return found.values()
-
-
-@pytest.mark.slow
-def test_a_clean_environment_of_torch_and_transformers_is_enough(folders, test_ids, tmp_path):
-    site = tmp_path / "site"
-    site.mkdir()
-    for distribution in requirements_of("torch", "transformers"):
-        for part in {file.parts[0] for file in distribution.files or [] if file.parts[0] not in ("..", "__pycache__")}:
-            if not (site / part).exists():
-                (site / part).symlink_to(distribution.locate_file(part))
-    torch.save(test_ids, tmp_path / "rows.pt")
-    code = f"import sys; sys.path.append({str(site)!r})\n{ELSEWHERE}\nassert 'fairseq' not in sys.modules"
-    words = [str(tmp_path / "rows.pt"), str(tmp_path / "saved"), *(str(folders[kind]) for kind in KINDS)]
-    done = subprocess.run(
-        [sys.executable, "-I", "-S", "-c", code, *words], capture_output=True, text=True, cwd=tmp_path, timeout=600
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert not (site / "fairseq").exists() and done.stdout.count("the cat sat") == len(KINDS)

@@ -43,7 +43,7 @@ def test_training_data_is_the_union_of_the_stage_s_megabatches(trained, argument
     assert first[: len(document)].tolist() == document[: len(first)].tolist()
 
 
-def tokens_of_an_epoch(task, batch, num_shards, *, max_tokens=None):
+def tokens_of_an_epoch(task, batch, num_shards, max_tokens):
     """Return how often fairseq's trainer would train on each token of the stage in its first epoch, and how many."""
     counts = np.zeros(len(task.dataset("train")), dtype=int)
     num_tokens = 0
@@ -63,23 +63,15 @@ def tokens_of_an_epoch(task, batch, num_shards, *, max_tokens=None):
     return counts, num_tokens
 
 
-@pytest.mark.parametrize("num_shards", [1, 2])
-@pytest.mark.parametrize("batch", [3, 4, 5, 7, 8, 12, 16])
+@pytest.mark.parametrize(
+    ("batch", "max_tokens", "num_shards"), [(3, None, 1), (7, None, 2), (8, None, 2), (None, 300, 1)]
+)
 def test_every_token_is_trained_on_once_an_epoch_whatever_the_batch_and_the_number_of_processes(
-    trained, batch, num_shards
+    trained, batch, max_tokens, num_shards
 ):
     task = task_of(trained, "--megabatch", "1")
     task.load_dataset("train")
-    counts, num_tokens = tokens_of_an_epoch(task, batch, num_shards)
-    assert (counts == 1).all()
-    assert num_tokens == Stream.open(trained.stream).megabatch(1).num_tokens
-
-
-@pytest.mark.parametrize("max_tokens", [100, 300])
-def test_every_token_is_trained_on_once_an_epoch_with_a_maximum_of_tokens(trained, max_tokens):
-    task = task_of(trained, "--megabatch", "1")
-    task.load_dataset("train")
-    counts, num_tokens = tokens_of_an_epoch(task, None, 1, max_tokens=max_tokens)
+    counts, num_tokens = tokens_of_an_epoch(task, batch, num_shards, max_tokens)
     assert (counts == 1).all()
     assert num_tokens == Stream.open(trained.stream).megabatch(1).num_tokens
 
@@ -215,16 +207,6 @@ def test_what_cannot_be_compiled_is_refused_in_one_line(trained, tmp_path, monke
     monkeypatch.setattr("torch._inductor.cpp_builder.get_cpp_compiler", find_none)
     with pytest.raises(AlmaError, match=r"--compile: no C\+\+ compiler was found"):
         train_model(*command)
-
-
-def test_a_model_trains_on_a_cpu_with_products_in_bf16_and_weights_in_fp32(trained, tmp_path):
-    if not torch.ops.mkldnn._is_mkldnn_bf16_supported():
-        pytest.skip("this processor has no bf16 arithmetic")
-    checkpoint = train_model(trained.stream, tmp_path, "--megabatch", "1", "--wait", "2", "--autocast", "bf16")
-    assert torch.load(checkpoint)["model"]["decoder.embed_tokens.weight"].dtype == torch.float32
-    losses = [float(evaluate(trained.stream, path)["loss"]) for path in (checkpoint, trained.checkpoint)]
-    assert losses[0] != losses[1]
-    assert losses[0] == pytest.approx(losses[1], rel=0.02)
 
 
 @pytest.mark.parametrize(("level", "length"), [("WARNING", ["--tokens-per-sample", "32"]), ("INFO", [])])

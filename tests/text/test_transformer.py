@@ -108,18 +108,6 @@ def test_layers_add_nothing_at_first_and_all_of_them_learn(options):
     assert all(dict(decoder.layers.named_parameters())[name].grad.abs().sum() > 0 for name in written)
 
 
-def test_step_by_step_grouped_queries_predict_what_they_predict_at_once_also_after_beams_are_reordered():
-    model, tokens = transformer_of(**MODELS["grouped"]).eval(), tokens_of(3, 20)
-    at_once, state = model(tokens)[0], {}
-    order = torch.tensor([2, 0, 1])
-    for length in range(1, 21):
-        if length == 11:
-            model.decoder.reorder_incremental_state_scripting(state, order)
-            tokens, at_once = tokens[order], at_once[order]
-        step = model(tokens[:, :length], incremental_state=state)[0]
-        torch.testing.assert_close(step[:, 0], at_once[:, length - 1], rtol=1e-4, atol=1e-5)
-
-
 def test_formulas_give_the_parameters_of_the_module_and_the_flops_of_the_counter(options):
     model = transformer_of(**options).train()
     facts = facts_of_weights(model.state_dict(), transformer_config(**options)["tokens_per_sample"])

@@ -41,24 +41,10 @@ def test_a_stage_takes_over_the_optimizer_and_the_number_of_updates_but_not_the_
     assert step == {25.0}
 
 
-def test_the_first_update_of_a_stage_is_adam_s_from_the_moments_of_the_stage_before(trained, tmp_path):
-    before = load(trained.checkpoint)
-    after = load(train_model(trained.stream, tmp_path, *stage(trained.checkpoint, "--max-update", "21")))
-    old, new = (each["last_optimizer_state"]["state"][0] for each in (before, after))
-    gradient = (new["exp_avg"] - 0.9 * old["exp_avg"]) / 0.1
-    torch.testing.assert_close(new["exp_avg_sq"], 0.999 * old["exp_avg_sq"] + 0.001 * gradient**2, rtol=1e-3, atol=1e-9)
-
-
-@pytest.mark.parametrize("grown", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_a_stage_that_is_cut_off_ends_with_the_same_weights_average_and_moments(averaged, trained, tmp_path, grown):
-    start = averaged
-    if grown:
-        start = tmp_path / "grown.pt"
-        options = ["--method", "split", "--experts", "2", "--optimizer", "share", "--stream", str(trained.stream)]
-        assert not grow(["--path", str(averaged), "--out", str(start), *options, "--cpu"])
-    whole = train_model(trained.stream, tmp_path / "whole", *stage(start, "--max-update", "30", *AVERAGED))
+def test_a_stage_that_is_cut_off_ends_with_the_same_weights_average_and_moments(averaged, trained, tmp_path):
+    whole = train_model(trained.stream, tmp_path / "whole", *stage(averaged, "--max-update", "30", *AVERAGED))
     for end in ("26", "30"):  # as after a kill right behind the checkpoint at 26
-        parts = train_model(trained.stream, tmp_path / "parts", *stage(start, "--max-update", end, *AVERAGED))
+        parts = train_model(trained.stream, tmp_path / "parts", *stage(averaged, "--max-update", end, *AVERAGED))
     whole, parts = load(whole), load(parts)
     assert same(whole["model"], parts["model"])
     assert same(find_average(whole)["average"], find_average(parts)["average"])

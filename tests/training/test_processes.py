@@ -1,10 +1,5 @@
 """How a stock command finds out that it is one of several processes, and on which device."""
 
-import os
-import platform
-import subprocess
-import sys
-
 import pytest
 import torch
 
@@ -67,29 +62,3 @@ def test_a_cpu_beside_gpus_takes_what_works_there(trained, by_torchrun, monkeypa
     place = training_config(trained.stream, device=device).distributed_training
     found = (place.distributed_world_size, place.distributed_backend, place.ddp_backend)
     assert found == ((2, "gloo", "legacy_ddp") if device else (2, "nccl", "pytorch_ddp"))
-
-
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library has no such call")
-@pytest.mark.slow
-def test_freed_memory_is_not_allocated_again():
-    rounds = """
-import resource
-import torch
-from fairseq_alma.training.processes import keep_freed_memory
-
-def faults():
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-    torch.ones(10_000_000)  # more than what the C library keeps by itself
-    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
-
-keep_freed_memory()
-print(faults(), sum(faults() for _ in range(40)))
-"""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("MALLOC_", "GLIBC_"))}
-    for more, keeps in (({}, True), ({"MALLOC_TRIM_THRESHOLD_": "131072"}, False)):
-        done = subprocess.run(
-            [sys.executable, "-c", rounds], capture_output=True, text=True, check=True, env={**environment, **more}
-        )
-        first, later = map(int, done.stdout.split()[-2:])
-        # each of forty rounds clears fresh memory, or some do until the heap has a place that nothing small is put into
-        assert (later < 15 * first) == keeps

@@ -45,12 +45,11 @@ def whole(trained, tmp_path_factory):
     return load(folder)
 
 
-@pytest.mark.parametrize("epoch", [pytest.param(2, marks=pytest.mark.slow), 3])
-def test_a_training_killed_after_its_first_epoch_ends_with_the_same_weights(epoch, whole, trained, tmp_path):
+def test_a_training_killed_in_its_third_epoch_ends_with_the_same_weights(whole, trained, tmp_path):
     per_epoch = whole["optimizer_history"][-1]["num_updates"] / 3
-    saves_before = int(per_epoch * (epoch - 1)) // 5 + epoch - 1  # fairseq saves at the end of each epoch too
+    saves_before = int(per_epoch * 2) // 5 + 2  # fairseq saves at the end of each epoch too
     assert train_forked(trained.stream, tmp_path, kill_at=saves_before + 2) == -signal.SIGKILL
-    assert load(tmp_path)["extra_state"]["train_iterator"]["epoch"] == epoch
+    assert load(tmp_path)["extra_state"]["train_iterator"]["epoch"] == 3
     assert train_forked(trained.stream, tmp_path) == 0
     resumed = load(tmp_path)
     assert all(torch.equal(tensor, resumed["model"][name]) for name, tensor in whole["model"].items())

@@ -1,7 +1,5 @@
 """Checkpoints by the clock: they come when it is time, of all processes at once, and change nothing of a training."""
 
-import os
-import signal
 from types import SimpleNamespace
 
 import pytest
@@ -21,18 +19,15 @@ NAMES = {f"checkpoint_1_{update}.pt" for update in (4, 8, 12, 16)} | {"checkpoin
 
 def let_updates_take(seconds, patch):
     """Let the clock stand still but for updates."""
-    clock = SimpleNamespace(now=0.0)
+    clock, step = SimpleNamespace(now=0.0), Trainer.train_step
     clock.monotonic = lambda: clock.now
-    patch.setattr(saves, "time", clock)
-    patch.setattr(Trainer, "train_step", _later(Trainer.train_step, clock, seconds))
 
-
-def _later(step, clock, seconds):
     def take(*arguments, **more):
         clock.now += seconds
         return step(*arguments, **more)
 
-    return take
+    patch.setattr(saves, "time", clock)
+    patch.setattr(Trainer, "train_step", take)
 
 
 def load(path):
@@ -49,43 +44,18 @@ def same(one, other):
     return tensors and places[0] == places[1] and states[0].keys() == states[1].keys()
 
 
-@pytest.fixture
-def slow_updates(monkeypatch):
-    let_updates_take(30, monkeypatch)
-
-
 @pytest.fixture(scope="module")
 def whole(trained, tmp_path_factory):
     """A training that saves nothing before its end."""
     return load(train_model(trained.stream, tmp_path_factory.mktemp("whole"), *UPDATES))
 
 
-def test_a_training_saves_when_it_is_time_and_ends_with_the_same_bits(trained, whole, tmp_path, slow_updates):
+def test_a_training_saves_when_it_is_time_and_ends_with_the_same_bits(trained, whole, tmp_path, monkeypatch):
+    let_updates_take(30, monkeypatch)
     last = load(train_model(trained.stream, tmp_path, *UPDATES, *EVERY))
     assert {path.name for path in tmp_path.iterdir()} == NAMES
     assert same(last, whole)
     assert last["cfg"]["checkpoint"]["save_interval_updates"] == 1000  # whatever the clock said
-
-
-def test_a_training_that_is_killed_after_such_a_checkpoint_resumes_to_the_same_bits(trained, whole, tmp_path):
-    child = os.fork()
-    if child == 0:
-        patch = pytest.MonkeyPatch()
-        let_updates_take(30, patch)
-        step = Trainer.train_step
-        patch.setattr(
-            Trainer,
-            "train_step",
-            lambda trainer, *given: (
-                os.kill(os.getpid(), 9) if trainer.get_num_updates() == 11 else step(trainer, *given)
-            ),
-        )
-        train_model(trained.stream, tmp_path, *UPDATES, *EVERY)
-        os._exit(0)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
-    cut = load(tmp_path / "checkpoint_last.pt")
-    assert cut["optimizer_history"][-1]["num_updates"] in (4, 8)  # the later one may still have been on its way
-    assert same(load(train_model(trained.stream, tmp_path, *UPDATES, *EVERY)), whole)
 
 
 def note_saves(rank, *arguments):
