@@ -169,7 +169,6 @@ class CandidateVGG(VGG):
         self.add_module("classifier", CandidateClassifier(network.classifier, num_new[-1], steps, generator))
 
     def layers(self) -> Iterator[CandidateBlock]:
-        """Iterate over the convolutions."""
         for block in self.blocks:
             assert isinstance(block, CandidateBlock)
             yield block

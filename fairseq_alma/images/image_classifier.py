@@ -80,7 +80,6 @@ class ImageClassifier(BaseFairseqModel):
 
     @classmethod
     def build_model(cls, cfg: Any, task: Any) -> "ImageClassifier":
-        """Build a single model, with weights drawn from torch's global generator."""
         return cls.build_joint(cfg, task, num_members=1)
 
     @classmethod

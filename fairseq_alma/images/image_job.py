@@ -53,15 +53,12 @@ class ImageJob:
         self.features = request.features.with_options(self.options.values_of(feature_options().values()))
 
     def last(self, name: str) -> Optional[tuple[str, ...]]:
-        """Return the values of an option after ``--``; see `study.Job`."""
         return self.options.last(name)
 
     def train_options(self) -> dict[str, str]:
-        """Return what run.json says of the options after ``--``, the paper's values included."""
         return self.options.as_dict()
 
     def work(self) -> Callable[[StagePlan], float]:
-        """Return how the trainings of two stages compare: by their images."""
         return lambda plan: float(len(plan.stage.megabatches))
 
     def prepare(self, plans: Sequence[StagePlan]) -> "Callable[[Sequence[Run]], ImageJob]":
@@ -93,7 +90,6 @@ class ImageJob:
         return begin
 
     def _check_validation(self, plans: Sequence[StagePlan]) -> None:
-        """Raise AlmaError if a stage has nothing by which its best epoch is told."""
         for plan in plans:
             if not len(self.images.valid_indices(plan.stage.megabatches)):
                 raise AlmaError(
@@ -111,20 +107,17 @@ class ImageJob:
                     print(command)
 
     def steps(self, folder: RunFolder, plan: StagePlan) -> "list[ImageStep]":
-        """Return the steps of a stage: its models are trained side by side, or each by itself; see `loop.Backend`."""
         apart = self.request.trains_members_apart
         groups = [(training,) for training in plan.trainings] if apart else [plan.trainings]
         return [*(TrainImages(self, folder, plan, tuple(group)) for group in groups), TestImages(self, folder, plan)]
 
     def predictor(self, folder: RunFolder, plan: StagePlan) -> tuple[Path, Sequence[Path]]:
-        """Return the checkpoint that stands for what predicts after a stage; see `study.Job`."""
         members = [predicting_checkpoint(folder, model, self.features.predicts_with) for model in plan.predictors]
         if len(members) == 1:
             return members[0], ()
         return folder.stage_folder(plan.stage.index) / EVALUATED_FILE, members
 
     def keep_only(self, folder: RunFolder, stages: range, needed: Sequence[ModelId], gone: Sequence[ModelId]) -> None:
-        """Remove the weights that no later stage needs; see `loop.Backend`."""
         assert self.trainer is not None
         self.trainer.store(folder).remove(gone)
 
@@ -145,7 +138,6 @@ class ImageStep(Step):
 
     @property
     def trainer(self) -> "StageTrainer":
-        """What does the work."""
         assert self.job.trainer is not None
         return self.job.trainer
 
@@ -158,16 +150,13 @@ class TrainImages(ImageStep):
 
     @property
     def trains(self) -> tuple[ModelId, ...]:
-        """The models."""
         return tuple(training.model for training in self.trainings)
 
     def is_done(self, model: Optional[ModelId] = None) -> bool:
-        """Tell whether the checkpoints are there, whole."""
         store = self.trainer.store(self.folder)
         return all(store.is_whole(each) for each in self.trains if model in (None, each))
 
     def run(self, work: StageWork) -> Mapping[str, Any]:
-        """Train what is not there."""
         return self.trainer.train(work, self.trainings)
 
 
@@ -175,14 +164,12 @@ class TestImages(ImageStep):
     """Tests what predicts after the stage."""
 
     def commands(self) -> Sequence[str]:
-        """Return the call that runs the stage: it trains what is not trained yet, and tests."""
         own = without(self.job.own_words, {"--dry-run": 0, "--stage": 1})
         stage = str(self.plan.stage.index)
         words = shlex.join(self.job.options.all_words())
         return [f"{shlex.join(['alma-stream', *own, '--stage', stage])} -- {words}"]
 
     def run(self, work: StageWork) -> Mapping[str, Any]:
-        """Test."""
         return self.trainer.test(work)
 
 

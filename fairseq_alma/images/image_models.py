@@ -3,9 +3,9 @@
 - ``alma_mlp``: fully connected, two hidden layers with ReLU
 - ``alma_vgg``: VGG19 with the same number of channels in every layer and batch norm
 - ``alma_moe_mlp``, ``alma_moe_vgg``: the same with mixtures of experts as hidden layers or convolutions
-- ``alma_firefly_vgg``: the VGG network that Firefly makes wider or deeper, where its gradients ask for it
+- ``alma_firefly_vgg``: the VGG network that Firefly makes wider where its gradients ask for it
 
-A new architecture is a network, and a class here: its options, how they make the network, what growth changes of it.
+A new architecture is a network, and a class here with its options, how to build the network and what growth changes.
 """
 
 from typing import Any, ClassVar
@@ -65,7 +65,7 @@ class AlmaVGG(ImageClassifier):
 
 
 class MixtureClassifier(ImageClassifier):
-    """What models with mixtures have in common: growth changes the gates' trees, which members do not share."""
+    """Base of the models with mixtures: growth changes the gate trees, which members do not share."""
 
     stacks_members: ClassVar[bool] = False
 
@@ -76,12 +76,10 @@ class MixtureClassifier(ImageClassifier):
 
     @classmethod
     def read_grown(cls, cfg: MixtureOptions) -> GrownLayers:
-        """Return the trees of the options; see `ImageClassifier`."""
         return GrownLayers(trees=tuple(parse_gate_trees(cfg.gate_trees, cls.num_mixtures(cfg), cfg.num_experts)))
 
     @classmethod
     def grown_layers(cls, network: ImageNetwork) -> GrownLayers:
-        """Return the trees of the network's gates; see `ImageClassifier`."""
         trees = [layer.gate.tree for layer in mixture_layers(network)]
         return GrownLayers(trees=tuple(trees[: len(trees) // network.num_members]))
 
@@ -89,7 +87,6 @@ class MixtureClassifier(ImageClassifier):
     def grow(
         cls, network: ImageNetwork, growth: Growth, cfg: Any, data: GrowthData, generator: Generator
     ) -> tuple[ImageNetwork, int]:
-        """Make two of the losing expert of each mixture, as often as asked; see `ImageClassifier`."""
         for _ in range(growth.num_new):
             grow_losing_experts(network, *data.valid, generator, growth.method)
         return network, 0
@@ -108,7 +105,6 @@ class AlmaMoEMLP(MixtureClassifier):
 
     @classmethod
     def num_mixtures(cls, cfg: Any) -> int:
-        """Return the number of hidden layers."""
         return cfg.hidden_layers
 
 
@@ -126,7 +122,6 @@ class AlmaMoEVGG(MixtureClassifier):
 
     @classmethod
     def num_mixtures(cls, cfg: Any) -> int:
-        """Return the number of convolutions."""
         return NUM_CONVOLUTIONS
 
 
@@ -146,26 +141,22 @@ class AlmaFireflyVGG(ImageClassifier):
 
     @classmethod
     def read_grown(cls, cfg: Any) -> GrownLayers:
-        """Return the layers of the options; see `ImageClassifier`."""
         return GrownLayers(channels=tuple(_channels_of(cfg)))
 
     @classmethod
     def grown_layers(cls, network: ImageNetwork) -> GrownLayers:
-        """Return the layers of the network; see `ImageClassifier`."""
         assert isinstance(network, VGG)
         channels = tuple(b.conv.weight.size(1) for b in network.blocks if isinstance(b, ConvBlock))
         return GrownLayers(channels=channels)
 
     @classmethod
     def check_growth(cls, cfg: Any, images: ImageKind, growth: Growth) -> None:
-        """Raise AlmaError if what is to be added is less than a channel."""
         amount_to_add(images.shape[0], int(cfg.channels), images.num_classes, growth.share, growth.share_of)
 
     @classmethod
     def grow(
         cls, network: ImageNetwork, growth: Growth, cfg: Any, data: GrowthData, generator: Generator
     ) -> tuple[ImageNetwork, int]:
-        """Let the network grow as its gradients on the stage's images ask for; see `ImageClassifier`."""
         assert isinstance(network, VGG)
         images, labels = data.examples()
         how = data.batch_size, cfg.channels, growth.share, generator, growth.share_of
@@ -173,31 +164,26 @@ class AlmaFireflyVGG(ImageClassifier):
 
 
 def _channels_of(cfg: Any) -> list[int]:
-    """Return the channels of each layer. Raises AlmaError if the options say no such thing."""
+    """Return the channels of each layer. Raises AlmaError if ``layer_channels`` is not a list of them."""
     if not cfg.layer_channels:
         return [cfg.channels] * NUM_CONVOLUTIONS
     words = [word.strip() for word in cfg.layer_channels.split(",")]
-    if not all(word.isdecimal() and int(word) > 0 for word in words):
+    if len(words) != NUM_CONVOLUTIONS or not all(word.isdecimal() and int(word) > 0 for word in words):
         raise AlmaError(
-            f"--layer-channels {cfg.layer_channels!r}: numbers of at least 1 with commas are needed, as growth writes "
-            "them; leave it out for --channels in every layer"
-        )
-    if len(words) != NUM_CONVOLUTIONS:
-        raise AlmaError(
-            f"--layer-channels {cfg.layer_channels}: {len(words)} numbers, {NUM_CONVOLUTIONS} are needed, one for each "
-            "convolution; leave it out for --channels in every layer"
+            f"--layer-channels {cfg.layer_channels}: {NUM_CONVOLUTIONS} numbers of at least 1 with commas are needed, "
+            "one for each convolution; leave it out for --channels in every layer"
         )
     channels = [int(word) for word in words]
     if min(channels) < cfg.channels:
         raise AlmaError(
-            f"--layer-channels {cfg.layer_channels}: a layer of {min(channels)}, fewer than --channels {cfg.channels}, "
-            "from which layers only grow; give --channels as it was before any growth"
+            f"--layer-channels {cfg.layer_channels}: a layer has {min(channels)} channels, fewer than --channels "
+            f"{cfg.channels}; layers only grow, so give --channels as it was before any growth"
         )
     return channels
 
 
 def _variant(arch: str, images: ImageKind, cfg: VGGVariantOptions) -> Variant:
-    """Return which VGG network. Raises AlmaError if nothing would be left of an image after all poolings."""
+    """Return the variant of the options. Raises AlmaError if images are too small for all poolings."""
     _, height, width = images.shape
     has_fifth = str(cfg.last_pool) == "max"
     smallest = 2 * SMALLEST_IMAGE if has_fifth else SMALLEST_IMAGE

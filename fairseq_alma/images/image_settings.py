@@ -58,7 +58,6 @@ class ImageSettings:
         self._try_build()
 
     def _first_optimizer(self) -> torch.optim.Optimizer:
-        """Build an optimizer as fairseq does. Raises AlmaError if it takes no such options."""
         optimizer = " ".join(self.options.last("--optimizer") or ())
         try:
             return build_optimizer(self.cfg.optimizer, [torch.nn.Parameter(torch.zeros(1))]).optimizer
@@ -81,7 +80,6 @@ class ImageSettings:
             ) from error
 
     def training(self) -> TrainingSettings:
-        """Return how a stage is trained."""
         own: dict[str, Any] = {
             "build_optimizer": self._build_optimizer,
             "is_joint": self.is_joint,
@@ -98,11 +96,9 @@ class ImageSettings:
         return self.model_class.build_members(self.cfg.model, self.images, num_members, grown)
 
     def check_growth(self, growth: Growth) -> None:
-        """Raise AlmaError if the first network cannot grow so."""
         self.model_class.check_growth(self.cfg.model, self.images, growth)
 
     def grown_layers(self, network: ImageNetwork) -> GrownLayers:
-        """Return what growth has changed of a network."""
         return self.model_class.grown_layers(network)
 
     def read_grown(self, options: Mapping[str, Any]) -> GrownLayers:
@@ -114,7 +110,6 @@ class ImageSettings:
         return self.model_class.read_grown(OmegaConf.merge(self.cfg.model, dict(options)))
 
     def checkpoint_config(self, grown: GrownLayers) -> dict[str, Any]:
-        """Return ``cfg`` of a checkpoint: plain dictionaries, from which fairseq builds the model again."""
         if self.is_joint:
             model: dict[str, Any] = {
                 "_name": JOINT_MODEL,

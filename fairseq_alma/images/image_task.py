@@ -41,9 +41,9 @@ from fairseq_alma.training.stage_task import CommandConfig, StageTask, WholeSpli
 
 
 class ImageDataset(FairseqDataset):
-    """Images of a stream under (n) indices, normalised.
+    """Images of a stream at (n) indices, normalised.
 
-    In training each epoch has another order, and other crops and flips where the data set says so, all from ``seed``.
+    In training each epoch has another order and, where the data set says so, other crops and flips, all from ``seed``.
     """
 
     def __init__(
@@ -54,7 +54,6 @@ class ImageDataset(FairseqDataset):
         self.seed, self.is_training, self.epoch = seed, is_training, 1
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        """Return one image as bytes, with its label."""
         row = self.indices[index]
         return {"id": index, "image": self.stream.images[row], "label": int(self.stream.labels[row])}
 
@@ -62,13 +61,11 @@ class ImageDataset(FairseqDataset):
         return len(self.indices)
 
     def num_tokens(self, index: int) -> int:
-        """Return 1: an image counts as one token."""
         return 1
 
     size = num_tokens
 
     def num_tokens_vec(self, indices: Sequence[int]) -> np.ndarray:
-        """Return a 1 for each image."""
         return np.ones(len(indices), dtype=np.int64)
 
     def ordered_indices(self) -> np.ndarray:
@@ -85,10 +82,10 @@ class ImageDataset(FairseqDataset):
         max_sentences: Optional[int] = None,
         required_batch_size_multiple: int = 1,
     ) -> list[np.ndarray]:
-        """Cut an epoch into batches of ``max_tokens`` or ``max_sentences`` images, all of it.
+        """Cut an epoch into batches of ``max_tokens`` or ``max_sentences`` images.
 
-        ``required_batch_size_multiple`` is ignored. fairseq's own version drops a last batch that is no multiple of it,
-        by default 8: images would not be trained on, or not be counted in a test.
+        ``required_batch_size_multiple`` is ignored: fairseq's own version drops a last batch that is not a multiple of
+        it (8 by default), and its images would not be trained on or tested.
 
         Raises:
             AlmaError: a batch would have no image.
@@ -106,29 +103,26 @@ class ImageDataset(FairseqDataset):
         if not samples:
             return {}
         images = torch.from_numpy(np.stack([sample["image"] for sample in samples]))
+        if self.is_training and self.source.augment:
+            # Seeded by the batch, so that a worker process that starts in the middle of an epoch draws the same.
+            images = self.source.augmented(images, seeded(self.seed, self.epoch, samples[0]["id"]))
+        else:
+            images = self.source.normalised(images)
         return {
             "id": torch.tensor([sample["id"] for sample in samples]),
             "nsentences": len(samples),
             "ntokens": len(samples),
-            "net_input": {"images": self._prepare(images, first=samples[0]["id"])},
+            "net_input": {"images": images},
             "target": torch.tensor([sample["label"] for sample in samples]),
         }
 
     def set_epoch(self, epoch: int) -> None:
-        """Begin an epoch."""
         super().set_epoch(epoch)
         self.epoch = epoch
 
     @property
     def can_reuse_epoch_itr_across_epochs(self) -> bool:
-        """Whether all epochs have the same batches."""
         return not self.is_training
-
-    def _prepare(self, images: Tensor, first: int) -> Tensor:
-        if not (self.is_training and self.source.augment):
-            return self.source.normalised(images)
-        # By what is in the batch, so that a worker process that starts in the middle of an epoch draws the same.
-        return self.source.augmented(images, seeded(self.seed, self.epoch, first))
 
 
 @dataclass
@@ -183,7 +177,7 @@ class AlmaImageClassificationTask(StageTask):
         )
 
     def build_model(self, cfg: Any, from_checkpoint: bool = False) -> BaseFairseqModel:
-        """Build the model, after a look whether it takes images and whether the checkpoint to start from fits it."""
+        """Build the model, after checking that it takes images and that the checkpoint to start from fits it."""
         with in_one_line():  # no decorator: fairseq looks at the names of the arguments
             return self._build_checked(cfg, from_checkpoint)
 
@@ -204,21 +198,17 @@ class AlmaImageClassificationTask(StageTask):
 
     @property
     def checkpoint_path(self) -> Optional[str]:
-        """The checkpoint that the command loads, or None."""
         return self.cfg.path
 
     def max_positions(self) -> None:
-        """Return None: images have no length."""
         return None
 
     @property
     def source_dictionary(self) -> None:
-        """None: images have no dictionary."""
         return None
 
     @property
     def target_dictionary(self) -> None:
-        """None, as `source_dictionary`."""
         return None
 
     def _indices(self, split: str) -> np.ndarray:
@@ -248,12 +238,7 @@ def _require_image_model(cfg: Any) -> None:
         raise AlmaError(f"{option} {arch}: takes no images; choose from {', '.join(sorted(possible))}")
 
 
-@dataclass
-class AlmaImageCrossEntropyConfig(FairseqDataclass):
-    """It has no options."""
-
-
-@register_criterion("alma_image_cross_entropy", dataclass=AlmaImageCrossEntropyConfig)
+@register_criterion("alma_image_cross_entropy", dataclass=FairseqDataclass)
 class AlmaImageCrossEntropy(FairseqCriterion):
     """Cross entropy; logged are ``loss`` (nats per image) and ``error`` (share of wrong images, 0 to 1)."""
 
@@ -273,7 +258,6 @@ class AlmaImageCrossEntropy(FairseqCriterion):
 
     @classmethod
     def reduce_metrics(cls, logging_outputs: list[dict[str, Any]]) -> None:
-        """Aggregate the logs of all workers; fairseq calls this."""
         num_images = sum(log["sample_size"] for log in logging_outputs)
         for name, total in (("loss", "loss"), ("error", "num_wrong")):
             value = sum(log[total] for log in logging_outputs)
@@ -281,5 +265,4 @@ class AlmaImageCrossEntropy(FairseqCriterion):
 
     @staticmethod
     def logging_outputs_can_be_summed() -> bool:
-        """Tell fairseq that the logs of workers add up."""
         return True

@@ -106,16 +106,13 @@ class ImageTrainOptions:
 
     @property
     def arch(self) -> str:
-        """The architecture."""
         return self.values["--arch"][0]
 
     @property
     def loop(self) -> LoopOptions:
-        """Those of the loop."""
         return LoopOptions(**self.values_of(options_of(LoopOptions).values()))
 
     def as_dict(self) -> dict[str, str]:
-        """Return option and value, empty for a flag: for run.json."""
         return {name: " ".join(values) for name, values in self.values.items()}
 
     def model_words(self) -> list[str]:
@@ -132,7 +129,6 @@ class ImageTrainOptions:
         return _flatten([option for option in self.values.items() if option[0] not in left_out])
 
     def last(self, name: str) -> "tuple[str, ...] | None":
-        """Return the values of an option, or None."""
         return self.values.get(name)
 
     def values_of(self, options: Iterable[Option]) -> dict[str, Any]:

@@ -42,24 +42,19 @@ class MixtureLinear(MixtureLayer):
         self.linear = MemberLinear(tree.num_experts, in_features, out_features)
 
     def gate_features(self, x: Tensor) -> Tensor:
-        """Return the layer's input itself."""
         return x
 
     def expert_modules(self) -> list[nn.Module]:
-        """Return the linear layer."""
         return [self.linear]
 
     def all_experts(self, x: Tensor) -> Tensor:
-        """Return (B, E, O)."""
         out = F.linear(x, self.linear.weight.flatten(0, 1), self.linear.bias.flatten())
         return F.relu(out).unflatten(1, (self.num_experts, -1))
 
     def one_expert(self, x: Tensor, expert: int) -> Tensor:
-        """Return (B, O)."""
         return F.relu(F.linear(x, self.linear.weight[expert], self.linear.bias[expert]))
 
     def combine(self, outputs: Tensor, combine_weights: Tensor) -> Tensor:
-        """Return (B, O)."""
         return torch.bmm(combine_weights[:, None], outputs)[:, 0]
 
 
@@ -75,15 +70,12 @@ class MixtureConv(MixtureLayer):
         self.norm = MemberBatchNorm2d(tree.num_experts, out_channels)
 
     def gate_features(self, x: Tensor) -> Tensor:
-        """Return (B, I) means over the image."""
         return x.mean(dim=(2, 3))
 
     def expert_modules(self) -> list[nn.Module]:
-        """Return convolution and batch norm."""
         return [self.conv, self.norm]
 
     def all_experts(self, x: Tensor) -> Tensor:
-        """Return (B, E, O, H, W)."""
         return F.relu(self.norm(self.conv(x))).unflatten(1, (self.num_experts, -1))
 
     def one_expert(self, x: Tensor, expert: int) -> Tensor:
@@ -95,7 +87,6 @@ class MixtureConv(MixtureLayer):
         return F.relu(out * scale[:, None, None] + shift[:, None, None])
 
     def combine(self, outputs: Tensor, combine_weights: Tensor) -> Tensor:
-        """Return (B, O, H, W)."""
         return torch.einsum("be,beohw->bohw", combine_weights, outputs)
 
 

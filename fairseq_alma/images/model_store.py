@@ -159,7 +159,6 @@ class ModelStore:
         self.built: Optional[tuple[list[ModelId], ImageNetwork]] = None
 
     def __contains__(self, model: ModelId) -> bool:
-        """Tell whether a model is trained to its end."""
         return self._path(model).is_file()
 
     def is_whole(self, model: ModelId) -> bool:
@@ -186,7 +185,6 @@ class ModelStore:
         self.models[model] = trained
 
     def remove(self, gone: Sequence[ModelId]) -> None:
-        """Remove models, from the disk and from memory."""
         for model in gone:
             remove_model(self.folder.model_folder(model))
             self.models.pop(model, None)
@@ -208,7 +206,6 @@ class ModelStore:
         return self.flops[grown]
 
     def _read(self, model: ModelId) -> TrainedModel:
-        """Read a checkpoint. Raises AlmaError if its weights are not those of this run's network."""
         trained = read_model(self._path(model), self.settings.read_grown)
         try:
             build_network(self.settings, [trained])

@@ -10,9 +10,6 @@ four groups, the mean over what is left of the image, one linear layer, and VGG'
 al. 2015). The paper's released code has a fifth max pooling instead of the mean, and torch's default initial weights: a
 `Variant`.
 
-A VGG network becomes deeper so that it computes what it did: a new layer begins as the identity. What it reads is not
-negative, so that its ReLU changes nothing.
-
 Letters: N members, B images, I input and O output features or channels, C channels of an image, H and W height and
 width, K classes.
 """
@@ -34,7 +31,7 @@ CHUNK_VALUES = 1 << 21  # pixels, of all channels, that are predicted at a time:
 
 
 class ImageKind(NamedTuple):
-    """What images there are: of (C, H, W), and K classes."""
+    """Shape (C, H, W) of the images, and number of classes K."""
 
     shape: Sequence[int]
     num_classes: int
@@ -69,7 +66,7 @@ class ImageNetwork(nn.Module):
         return self.part_of(self.state_dict(), member)
 
     def part_of(self, state: Mapping[str, Tensor], member: int) -> dict[str, Tensor]:
-        """Return what a state, or what has names out of it, says of one member; as `member_state`."""
+        """Return the part of a state, or of some of its names, that belongs to one member; as `member_state`."""
         if self.num_members == 1:
             return dict(state)
         return {name: tensor[member : member + 1] for name, tensor in state.items()}
@@ -80,7 +77,7 @@ class ImageNetwork(nn.Module):
 
 
 class SideBySide(ImageNetwork):
-    """N networks of one member each that are computed one after the other: for those that know no stack."""
+    """N networks of one member each, computed one after the other: for architectures that cannot be stacked."""
 
     def __init__(self, networks: Sequence[ImageNetwork]) -> None:
         super().__init__(len(networks))
@@ -96,7 +93,6 @@ class SideBySide(ImageNetwork):
             reset_children(network, [generator])
 
     def part_of(self, state: Mapping[str, Tensor], member: int) -> dict[str, Tensor]:
-        """Return what a state says of one network; see `ImageNetwork`."""
         prefix = f"networks.{member}."
         return {name.removeprefix(prefix): tensor for name, tensor in state.items() if name.startswith(prefix)}
 
@@ -107,7 +103,7 @@ def join_logits(logits: Tensor, how: str) -> Tensor:
 
 
 def reset_children(module: nn.Module, generators: Sequence[Generator]) -> None:
-    """Draw the initial weights of what a module consists of, in order; a child that knows how does it by itself."""
+    """Draw the initial weights of a module's children in order; a child with ``reset_parameters`` draws its own."""
     for child in module.children():
         reset: Any = child  # its own method, which mypy takes for a tensor
         if hasattr(child, "reset_parameters"):
@@ -159,7 +155,7 @@ def count_flops(network: ImageNetwork, image_shape: Sequence[int]) -> NetworkFlo
 
 
 def in_chunks(images: Tensor) -> Sequence[Tensor]:
-    """Split (B, C, H, W) images into what is predicted at a time."""
+    """Split (B, C, H, W) images into batches that are predicted at a time."""
     return images.split(max(1, CHUNK_VALUES // max(1, images[:1].numel())))
 
 
@@ -260,7 +256,7 @@ class MemberBatchNorm2d(nn.Module):
 
 
 class MLP(ImageNetwork):
-    """Fully connected layers, N members of so many hidden ones of ``width`` neurons."""
+    """Fully connected layers: N members, each with ``num_hidden`` hidden layers of ``width`` neurons."""
 
     def __init__(
         self, image_shape: Sequence[int], num_classes: int, width: int, num_hidden: int = 2, num_members: int = 1
@@ -362,25 +358,16 @@ class VGG(ImageNetwork):
 
 
 @torch.no_grad()
-def measure_batch_norm(network: ImageNetwork, batches: Iterable[Tensor]) -> int:
-    """Give each batch norm the mean over batches of (B, C, H, W) normalised images of what it measures in them.
-
-    What it has measured belongs to the weights that it was measured with. A network without any is left as it is.
-
-    Returns:
-        Images that went through the network.
-    """
+def measure_batch_norm(network: ImageNetwork, batches: Iterable[Tensor]) -> None:
+    """Set the statistics of each batch norm to their mean over batches of (B, C, H, W) normalised images."""
     norms = [module for module in network.modules() if isinstance(module, MemberBatchNorm2d)]
     if not norms:
-        return 0
-    usual, num_images = norms[0].momentum, 0
+        return
     network.train()
     for number, images in enumerate(batches, start=1):
         for norm in norms:
             norm.momentum = 1 / number
         network(images, [torch.Generator().manual_seed(number)])
-        num_images += len(images)
     for norm in norms:
-        norm.momentum = usual
+        norm.momentum = BATCH_NORM_MOMENTUM
     network.eval()
-    return num_images

@@ -108,7 +108,6 @@ class StageTrainer:
         self.predictions = {root: Predictions(store, self._test_examples) for root, store in self.stores.items()}
 
     def store(self, folder: RunFolder) -> ModelStore:
-        """Return the models of a run."""
         return self.stores[folder.root]
 
     def train(self, work: StageWork, trainings: tuple[Training, ...]) -> Mapping[str, Any]:
@@ -137,7 +136,6 @@ class StageTrainer:
         }
 
     def test(self, work: StageWork) -> Mapping[str, Any]:
-        """Test what predicts after the stage."""
         plan, store, predictions = work.plan, self.store(work.folder), self.predictions[work.folder.root]
         valid = predictions.on_valid(plan, self._examples(self.stream.valid_indices(plan.stage.megabatches)))
         test, usage = predictions.on_test(plan)
@@ -175,7 +173,7 @@ class StageTrainer:
         if seen is not None:  # by each member other images
             places = torch.from_numpy(seen.reshape(len(group), -1))
             own = [place if rows is None else place[rows] for place, rows in zip(places, own, strict=True)]
-        data = TrainingImages.of(self._bytes(rows), self._labels(rows), own, self.source)
+        data = TrainingImages(self._bytes(rows), self._labels(rows), own, self.source)
         valid = self._examples(self.stream.valid_indices(stage.megabatches))
         features = self.features.for_part(self._part(stage, data.num_images))
         start = self._start(works[0].plan, group, lambda: self._examples(rows), valid)
@@ -220,7 +218,6 @@ class StageTrainer:
         return Start(network, settings.grown_layers(network), figures | ({GROWTH_FLOPS: flops} if flops else {}))
 
     def _drawn(self, seeds: Sequence[tuple[int, ...]]) -> ImageNetwork:
-        """Return a network with initial weights, of a member for each seed."""
         network = self.settings.build(len(seeds))
         network.reset_parameters([seeded(*numbers) for numbers in seeds])
         return network.to(self.settings.device)
@@ -260,7 +257,6 @@ class StageTrainer:
         return [{name: tensor.clone() for name, tensor in state.items()} for state in states]
 
     def _unfinished(self, works: Sequence[StageWork]) -> Path:
-        """Return where a training that is cut off is resumed from."""
         plan = works[0].plan
         if len(works) == 1:
             return works[0].folder.model_folder(plan.trainings[0].model) / UNFINISHED

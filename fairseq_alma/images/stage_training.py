@@ -1,10 +1,10 @@
 """Trains one network on the images of one stage: all epochs, best epoch by validation (paper v1, section 5).
 
-The members of the network are independent of each other, unless they are trained jointly: each has its own order of
-the images, its own best epoch and its own early stop, and ends with the weights that it would end with alone. Here too
-is what is drawn: generators, rows, batches in each member's order, crops and flips.
+Unless members are trained jointly, each has its own order of the images, its own best epoch and its own early stop, and
+ends with the weights that it would have if trained alone. Random choices are also here: generators, rows, batches in
+each member's order, crops and flips.
 
-Letters: N members, U units (what is selected by itself: the members, or all of them together if they are joint),
+Letters: N members, U units (each with a best epoch of its own: a member, or all members together if they are joint),
 B images of a batch, S images of an epoch, C channels, H and W height and width, K classes.
 """
 
@@ -29,7 +29,7 @@ PADDING = 4
 
 
 def seeded(*numbers: int) -> torch.Generator:
-    """Return a generator on the CPU, seeded by what it is for, so that nothing depends on what ran before."""
+    """Return a generator on the CPU, seeded by its purpose, so that nothing depends on what ran before."""
     state = np.random.SeedSequence(numbers).generate_state(1, np.uint64)
     return torch.Generator().manual_seed(int(state[0]) >> 1)
 
@@ -37,14 +37,9 @@ def seeded(*numbers: int) -> torch.Generator:
 def rows_to_train_on(
     stream: ImageStream, megabatches: Sequence[int], wait: int, features: Features, seed: int
 ) -> np.ndarray:
-    """Return the numbers of a stage's training images, behind those of earlier stages that a feature draws.
+    """Return the indices of a stage's training images, after those of earlier stages that a feature draws.
 
-    Args:
-        stream: the images.
-        megabatches: of the stage.
-        wait: mega-batches of each stage before.
-        features: of the training.
-        seed: of the training.
+    ``wait`` is the number of mega-batches of each earlier stage.
     """
     new = stream.train_indices(megabatches)
     if not features.draws_earlier:
@@ -72,7 +67,6 @@ class ImageInput:
         self.std = 255 * torch.tensor(std)[:, None, None]
 
     def to(self, device: torch.device) -> "ImageInput":
-        """Move to a device."""
         self.mean, self.std = self.mean.to(device), self.std.to(device)
         return self
 
@@ -94,40 +88,23 @@ class ImageInput:
         return self.normalised(crops.permute(0, 3, 1, 2).contiguous())
 
 
-@dataclass
 class TrainingImages:
     """Training images of a stage, and what each member sees of them.
 
-    Attributes:
-        images: (n, C, H, W) bytes, or floats if they are normalised already.
+    Args:
+        images: (n, C, H, W) bytes; they are normalised once unless they are cropped at random.
         labels: (n) int64.
-        rows: for each member its (S) rows of ``images``; of a bootstrap sample some rows come several times.
-        rows_are_shared: whether every member sees each image once.
+        rows: for each member its (S) rows of ``images``, some of them several times in a bootstrap sample; None: each
+            image once.
         source: crops, flips and normalises.
     """
 
-    images: Tensor
-    labels: Tensor
-    rows: Sequence[Tensor]
-    rows_are_shared: bool
-    source: ImageInput
-
-    @classmethod
-    def of(
-        cls, images: Tensor, labels: Tensor, rows: Sequence[Optional[Tensor]], source: ImageInput
-    ) -> "TrainingImages":
-        """Take the images, bytes, of a stage, of which a member without (S) rows of its own sees each once.
-
-        What is not cropped at random is normalised once and for all.
-        """
+    def __init__(self, images: Tensor, labels: Tensor, rows: Sequence[Optional[Tensor]], source: ImageInput) -> None:
+        self.images = images if source.augment else source.normalised(images)
+        self.labels, self.source = labels, source
         everything = torch.arange(len(labels))
-        return cls(
-            images=images if source.augment else source.normalised(images),
-            labels=labels,
-            rows=[everything if own is None else own for own in rows],
-            rows_are_shared=all(own is None for own in rows),
-            source=source,
-        )
+        self.rows = [everything if own is None else own for own in rows]
+        self.rows_are_shared = all(own is None for own in rows)
 
     @property
     def num_images(self) -> int:
@@ -140,7 +117,7 @@ class TrainingImages:
         Yields:
             (N, B, C, H, W) images, or (B, C, H, W) that all members share, and (N, B) labels.
         """
-        if self._is_one_batch(batch_size):
+        if self.num_images <= batch_size and not self.source.augment and self.rows_are_shared:  # no order to draw
             yield self.images, self.labels.expand(len(self.rows), -1)
             return
         orders = [
@@ -152,18 +129,11 @@ class TrainingImages:
                     self.source.augmented(self.images[rows], one) for rows, one in zip(batch, generators, strict=True)
                 ]
                 yield torch.stack(crops), self.labels[torch.stack(batch)]
-            elif len(batch) == 1:
-                yield self.images[batch[0]][None], self.labels[batch[0]][None]
             else:
                 rows = torch.stack(batch)
                 yield self.images[rows], self.labels[rows]
 
-    def _is_one_batch(self, batch_size: int) -> bool:
-        """Whether every member's epoch is one update on the same images, whose order then means nothing."""
-        return self.num_images <= batch_size and not self.source.augment and self.rows_are_shared
-
     def sizes(self, batch_size: int) -> list[int]:
-        """Cut S into batches."""
         return batch_sizes(self.num_images, batch_size)
 
 
@@ -181,18 +151,15 @@ def bootstrap(num_images: int, generator: Generator) -> Tensor:
     return torch.randint(num_images, (num_images,), generator=generator)
 
 
-PART = 65_536  # numbers: an optimizer's tensors for so many, five of 256 KiB, stay in the cache of a core
+PART = 65_536  # numbers: an optimizer's five tensors of 256 KiB stay in the cache of a core
 
 
 class FlatParameters:
-    """The parameters of a network, and their gradients, as parts of one tensor: an update is a handful of operations.
+    """The parameters of a network and their gradients as parts of one tensor, so that an update is a few operations.
 
-    A network of some ten small tensors spends more time on starting its optimizer's operations than on computing them;
-    one whose tensors do not fit into a processor's cache waits for its memory in each of these operations. Optimizers
-    that treat each number by itself (AdaDelta, SGD, Adam) do the same however the numbers are cut.
-
-    From here on the network's own parameters are views: an update of the parts is an update of the network, and a
-    backward pass adds to their gradients.
+    With ten small tensors an optimizer spends most of its time on starting operations; parts that fit into a core's
+    cache do not wait for memory. Optimizers that treat each number by itself (AdaDelta, SGD, Adam) give the same result
+    for any parts. The network's own parameters become views: updating the parts updates the network.
 
     Args:
         network: on its device already; its parameters must not be replaced afterwards.
@@ -217,7 +184,6 @@ class FlatParameters:
             part.grad = grad
 
     def zero_grad(self) -> None:
-        """Clear all gradients, in place."""
         self._grad.zero_()
 
 
@@ -242,7 +208,6 @@ class TrainingSettings(LoopOptions):
     joint_logits: str = "mean"
 
     def is_better(self, score: float, best: float) -> bool:
-        """Tell whether a score, of which lower is better, makes an epoch the best one so far."""
         return score < best and score <= best - self.least_gain + ROUNDING
 
 
@@ -295,10 +260,9 @@ class StageTraining:
     ) -> None:
         self.features, self.copy = features or Features(), copy
         self.network, self.data, self.settings = network, data, settings
-        self.model = network
         self.valid_images, self.valid_labels = valid_images, valid_labels
         self.generators = list(generators)
-        self.parameters = FlatParameters(self.model)
+        self.parameters = FlatParameters(self.network)
         self.optimizer = settings.build_optimizer(self.parameters.parts)
         self.epoch = 0
         self.states = [network.state_dict()] if settings.is_joint else member_states(network)  # views
@@ -332,7 +296,6 @@ class StageTraining:
 
     @property
     def updates_per_epoch(self) -> int:
-        """Number of updates in an epoch."""
         return len(self.data.sizes(self.settings.batch_size))
 
     def run_epoch(self) -> Tensor:
@@ -345,12 +308,12 @@ class StageTraining:
         batches = self.data.epoch(self.settings.batch_size, self.generators)
         for update, (images, labels) in enumerate(batches, start=self.epoch * self.updates_per_epoch):
             self.parameters.zero_grad()
-            with self.features.around_forward(self.model):
+            with self.features.around_forward(self.network):
                 loss = self._loss(images, labels)
             loss.backward()
             self.features.before_step(self.optimizer, update)
             self.optimizer.step()
-            self.features.after_step(self.model, update)
+            self.features.after_step(self.network, update)
             self.features.count([{"loss": loss.detach(), **dict.fromkeys(COUNTS, labels.numel())}])
         self.epoch += 1
         self._select()
@@ -403,15 +366,15 @@ class StageTraining:
         """Return the sum over the units of the mean cross entropy, so that each gets its own gradient."""
         if self.settings.is_joint:
             shared = images[0] if images.dim() == 5 else images
-            logits = join_logits(self.model(shared, self.generators), self.settings.joint_logits)
+            logits = join_logits(self.network(shared, self.generators), self.settings.joint_logits)
             return F.cross_entropy(logits.float(), labels[0])
-        logits = self.model(images, self.generators)
+        logits = self.network(images, self.generators)
         return F.cross_entropy(logits.float().flatten(0, 1), labels.flatten(), reduction="sum") / labels.size(1)
 
     def _select(self) -> None:
         """Keep the weights of the units for which this epoch is the best."""
-        with self.features.around_forward(self.model):
-            scores = validation_scores(self.model, self.valid_images, self.valid_labels, self.settings)
+        with self.features.around_forward(self.network):
+            scores = validation_scores(self.network, self.valid_images, self.valid_labels, self.settings)
         own: Optional[Mapping[str, Tensor]] = None
         each = zip(self.units, scores, self.best, self.states, strict=True)
         for number, (unit, score, best, state) in enumerate(each):

@@ -46,7 +46,6 @@ class AlmaUMix(BaseFairseqModel):
 
     @classmethod
     def member_config(cls, cfg: Mapping[str, Any]) -> FairseqDataclass:
-        """Return the options of one member."""
         return build_member_config(OmegaConf.create(dict(cfg)))[1]
 
 

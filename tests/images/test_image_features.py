@@ -176,7 +176,7 @@ def training_with(*features):
     network = MLP((1, 8, 8), NUM_CLASSES, 5, num_members=2)
     network.reset_parameters([seeded(1), seeded(2)])
     settings = TrainingSettings(max_epoch=4, batch_size=16, build_optimizer=lambda own: torch.optim.SGD(own, lr=0.5))
-    data = TrainingImages.of(images[:40], labels[:40], [None, None], source)
+    data = TrainingImages(images[:40], labels[:40], [None, None], source)
     valid = source.normalised(images[40:]), labels[40:]
     return StageTraining(network, data, *valid, settings, [seeded(3), seeded(4)], Features(features))
 

@@ -43,7 +43,7 @@ def training_of(build, members, optimizer="adadelta", shape=MLP_SHAPE, augment=F
     given = {"max_epoch": 5, "batch_size": 16, "patience": None, **settings}
     return StageTraining(
         network,
-        TrainingImages.of(images, labels, rows, source),
+        TrainingImages(images, labels, rows, source),
         source.normalised(valid),
         valid_labels,
         TrainingSettings(build_optimizer=OPTIMIZERS[optimizer], **given),
@@ -200,7 +200,7 @@ def test_a_training_without_a_finite_validation_loss_is_reported(select, patienc
 
 def test_each_image_comes_once_in_an_epoch_and_a_last_image_alone_joins_the_batch_before():
     images, _ = images_of(MLP_SHAPE, 33, seed=1)
-    data = TrainingImages.of(images, torch.arange(33), [None, None], ImageInput([0.3], [0.2], False))
+    data = TrainingImages(images, torch.arange(33), [None, None], ImageInput([0.3], [0.2], False))
     batches = [batch for _, batch in data.epoch(16, [seeded(0), seeded(1)])]
     assert [batch.size(1) for batch in batches] == [16, 17] == data.sizes(16)
     seen = torch.cat(batches, dim=1)
