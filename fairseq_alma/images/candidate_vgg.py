@@ -1,8 +1,7 @@
-"""A VGG network with all that Firefly may add to it: each candidate leads away from the network by a path of its own.
+"""A VGG network with all candidates that Firefly may add to it, and the network with those that are kept.
 
-What computes them together, and what the network becomes with those that are kept; `firefly` chooses them. Letters as
-there: B images, I input and O output channels of a layer, P and Q new channels of the layer before and of this one, T
-and S channels that are split there and here, H and W height and width, K classes.
+`firefly` chooses them. Letters: B images, I input and O output channels of a layer, P and Q new channels of the layer
+before and of this one, T and S channels that are split there and here, H and W height and width, K classes.
 """
 
 from typing import Iterator, NamedTuple, Sequence
@@ -37,7 +36,7 @@ _NOTHING = KeptCandidates([], [])
 
 
 class Steps(NamedTuple):
-    """How far candidates lead away from the network; small, so that it computes nearly the same with them.
+    """Sizes of candidates; small, so that the network computes nearly the same with them.
 
     Attributes:
         split: length of a split's change d, as a part of the length of the channel's weights w.
@@ -52,7 +51,7 @@ DEFAULT_STEPS = Steps()
 
 
 class CandidateLayer(nn.Module):
-    """What the layers of a network with candidates have in common: inputs from the new channels of the layer before.
+    """Base of the layers of a network with candidates: inputs from the new channels of the layer before.
 
     Args:
         weight: of the layer without candidates, (O, I, …).
@@ -98,7 +97,7 @@ class CandidateBlock(CandidateLayer):
         self.set_path(1.0)
 
     def set_path(self, position: float) -> tuple[Tensor, Tensor]:
-        """Put all candidates at one position of their paths; return it for each split, (O), and new channel, (Q)."""
+        """Set the position of all candidates on their paths; return it for each split, (O), and new channel, (Q)."""
         self.split_path, self.new_path = (
             torch.full_like(each[:, 0, 0, 0], position, requires_grad=True) for each in (self.split, self.new)
         )

@@ -53,24 +53,18 @@ class LayerScores(NamedTuple):
 
 
 def num_chain_parameters(image_channels: int, channels: Sequence[int], num_classes: int) -> int:
-    """Return the parameters of a chain of convolutions.
-
-    Args:
-        image_channels: of the images.
-        channels: of each convolution's output.
-        num_classes: outputs of the linear layer.
-    """
+    """Return the number of parameters of a VGG network with so many output ``channels`` of each convolution."""
     inputs = [image_channels, *channels[:-1]]
     convolutions = sum(9 * before * after for before, after in zip(inputs, channels, strict=True))
     return convolutions + 2 * sum(channels) + (channels[-1] + 1) * num_classes
 
 
 SizeOf = Callable[[Sequence[int]], int]
-"""Returns the size of a chain of convolutions, of which it is given the channels."""
+"""Returns the size of a chain of convolutions with these channels."""
 
 
 def size_of_chain(share_of: str, image_channels: int, num_classes: int) -> SizeOf:
-    """Return what counts ``parameters`` or ``neurons``."""
+    """Return a function that counts ``parameters`` or ``neurons``."""
     if share_of == "neurons":
         return sum
     return partial(num_chain_parameters, image_channels, num_classes=num_classes)
@@ -79,18 +73,10 @@ def size_of_chain(share_of: str, image_channels: int, num_classes: int) -> SizeO
 def select_candidates(
     scores: Sequence[LayerScores], channels: Sequence[int], size_of: SizeOf, num_added: float
 ) -> list[KeptCandidates]:
-    """Take candidates in the order of their scores until the next channel would miss the asked size by more.
+    """Keep candidates in the order of their scores until the next channel would be further from the requested size.
 
-    Wu et al. 2020 choose in the same way ("greedy selection"), with a number of neurons as the limit.
-
-    Args:
-        scores: of each layer.
-        channels: of each layer.
-        size_of: what counts.
-        num_added: parameters or neurons to add, as nearly as whole channels allow.
-
-    Returns:
-        What to keep in each layer; nothing at all if every candidate is more than twice what is asked.
+    This is the "greedy selection" of Wu et al. 2020, whose limit is a number of neurons. ``num_added`` parameters or
+    neurons are added, as nearly as whole channels allow; none if every candidate is more than twice as large.
     """
     kept: list[tuple[list[int], list[int]]] = [([], []) for _ in scores]
     size = size_of(channels)
@@ -132,7 +118,7 @@ def grow_firefly(
     Args:
         network: of `ConvBlock`s and one member, trained; stays as it is.
         batches: images, (B, C, H, W) or (1, B, C, H, W), normalised, and their labels, (B) or (1, B) int64, on the
-            network's device. They are gone through twice, so a list will do and a generator will not.
+            network's device; iterated over twice, so not a generator.
         first_channels: of each of the sixteen convolutions, before any growth.
         share: parameters or neurons to add, as a part of those of the network before any growth; the paper: 0.25.
         generator: of the first directions, on the CPU.
@@ -223,7 +209,7 @@ def score_candidates(candidates: CandidateVGG, batches: Batches) -> list[LayerSc
             total += gradient * labels.numel()
         num_images += labels.numel()
     if not num_images:
-        raise ValueError("no images to score candidates with; batches must be something that one can go through twice")
+        raise ValueError("no images to score candidates with; batches are iterated over twice, so give a list")
     scores: list[list[float]] = [(total / num_images).tolist() for total in totals]
     if not all(math.isfinite(score) for of_path in scores for score in of_path):
         raise AlmaError("growth: the network's loss is not a number, so it cannot grow; train with a lower --lr")
@@ -251,10 +237,7 @@ def grow_on_images(
     generator: Generator,
     share_of: str = "parameters",
 ) -> tuple[VGG, int]:
-    """Return a larger network, grown on so many normalised images at a time, and the operations that this took.
-
-    See `grow_firefly` for what the other arguments mean.
-    """
+    """Return a network grown on batches of normalised images, and the operations of that; see `grow_firefly`."""
     flops = growth_flops(network, first_channels, share, len(images), images.shape[1:])
     sizes = batch_sizes(len(images), batch_size)
     batches = list(zip(images.split(sizes), labels.split(sizes), strict=True))
@@ -262,10 +245,9 @@ def grow_on_images(
 
 
 def growth_flops(network: VGG, first_channels: int, share: float, num_images: int, image_shape: Sequence[int]) -> int:
-    """Count the operations of one growth step: it goes over its images as training does, with all candidates.
+    """Count the operations of one growth step: its passes over the images with all candidates, forward and backward.
 
-    Each pass is a forward and a backward pass of the network with its candidates, counted as `NetworkFlops.train` is.
-    What growing a mixture looks at, the validation loss, counts as little as other validation.
+    Growing a mixture only needs the validation loss, which does not count as training.
     """
     candidates = candidates_of(network, first_channels, share, torch.Generator().manual_seed(0))
     return NUM_PASSES * num_images * count_flops(candidates, image_shape).train

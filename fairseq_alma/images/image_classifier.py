@@ -1,7 +1,7 @@
-"""What image models have in common: a network of N members side by side, of which one is a single model.
+"""Base of the image models: a network of N members side by side; a single model has one.
 
-A subclass says how its network is built from its options. The ``alma-stream`` back end trains networks; fairseq's
-commands train and test the models around them.
+A subclass builds its network from its options. ``alma-stream`` trains networks; fairseq's commands train and test the
+models around them.
 
 Letters: N members, B images, C channels, H and W height and width, K classes.
 """
@@ -24,7 +24,7 @@ from fairseq_alma.training.fairseq_options import check_options
 
 @dataclass(frozen=True)
 class GrownLayers:
-    """What growth changes of a network, layer by layer; empty for an architecture that does not grow.
+    """What growth changes in each layer of a network; empty for an architecture that does not grow.
 
     Attributes:
         trees: the gate's tree of each mixture.
@@ -40,7 +40,7 @@ class GrownLayers:
         return self.trees[0].num_experts if self.trees else 1
 
     def options(self) -> dict[str, Any]:
-        """Return it as options of the model, as checkpoints have it; `ImageClassifier.read_grown` reads them.
+        """Return it as options of the model for checkpoints; `ImageClassifier.read_grown` reads them.
 
         Raises:
             AlmaError: a tree is nested deeper than JSON can be.
@@ -55,7 +55,7 @@ class GrownLayers:
 
 @dataclass(frozen=True)
 class GrowthData:
-    """What a growth step may look at.
+    """The data that a growth step may use.
 
     Attributes:
         examples: returns the stage's training images, (B, C, H, W) and normalised, and their (B) labels.
@@ -119,7 +119,7 @@ class ImageClassifier(BaseFairseqModel):
 
     @classmethod
     def read_grown(cls, cfg: Any) -> GrownLayers:
-        """Read from the options of a model what growth has changed. Raises AlmaError if they say no such thing."""
+        """Read what growth has changed from the options of a model. Raises AlmaError if they are invalid."""
         return GrownLayers()
 
     @classmethod
@@ -141,8 +141,8 @@ class ImageClassifier(BaseFairseqModel):
             network: of one member, trained.
             growth: what is added.
             cfg: the options of the network before any growth.
-            data: what the step looks at.
-            generator: of what is drawn, on the CPU.
+            data: of the stage.
+            generator: on the CPU.
 
         Returns:
             The network, which may be the same one, and the operations of the step that count as training.
@@ -166,8 +166,8 @@ class ImageEnsemble(TrainedMembers, BaseFairseqModel):
 
     Args:
         members: the models; they map (B, C, H, W) images to (B, K) logits.
-        weights: what each member counts, at least 0, in all 1.
-        embedded: the members whose weights are in the ensemble's own checkpoint.
+        weights: of each member, at least 0, their sum is 1.
+        embedded: members whose weights are in the ensemble's own checkpoint.
     """
 
     members: Any  # an nn.ModuleList, which hides from mypy what is in it

@@ -24,16 +24,16 @@ if TYPE_CHECKING:
 
 
 class ImageJob:
-    """What alma-stream does with images, see `study.Job`; the back end of its runs, see `loop.Backend`.
+    """The job of alma-stream on images, see `study.Job`; the back end of its runs, see `loop.Backend`.
 
     Args:
-        request: what stands before ``--``.
-        own_words: the same as it was typed.
-        words: what stands after it.
+        request: the options before ``--``.
+        own_words: the same as typed.
+        words: the options after ``--``.
         stream: the data.
 
     Attributes:
-        trainer: what trains and tests; None: nothing does, as in a dry run.
+        trainer: trains and tests; None in a dry run.
 
     Raises:
         ValueError: an option after ``--`` is wrong.
@@ -45,7 +45,7 @@ class ImageJob:
     def __init__(
         self, request: RunRequest, own_words: Sequence[str], words: Sequence[str], stream: Optional[Stream]
     ) -> None:
-        assert stream is not None  # of text, where there is none
+        assert stream is not None  # only a job of text may have none
         self.request, self.own_words = request, own_words
         self.images = ImageStream.open(stream.root)
         self.options = ImageTrainOptions(words, request.learner, self.images.has_photographs, request.preset)
@@ -63,11 +63,16 @@ class ImageJob:
 
     def prepare(self, plans: Sequence[StagePlan]) -> "Callable[[Sequence[Run]], ImageJob]":
         """Read the options as fairseq does, and build a network; see `study.Job`."""
-        self._check_validation(plans)
-        # Before torch is imported: networks this small, on a machine that is not idle, are slower with several threads.
+        for plan in plans:
+            if not len(self.images.valid_indices(plan.stage.megabatches)):
+                raise AlmaError(
+                    f"{self.images.stream.root}: stage {plan.stage.index} has no validation images to select its best "
+                    "epoch by; prepare the stream with fewer mega-batches, or gather more for a stage (--wait)"
+                )
+        # Before torch is imported: on a busy machine networks this small are slower with several threads.
         if "mlp" in self.options.arch:
             os.environ.setdefault("OMP_NUM_THREADS", "1")
-        import fairseq  # noqa: F401  first: it registers the models here, which must not be half-way through their import
+        import fairseq  # noqa: F401  first: it registers the models, whose modules must not be partly imported
 
         from fairseq_alma.images.image_settings import ImageSettings
         from fairseq_alma.images.stage_trainer import StageTrainer
@@ -89,17 +94,9 @@ class ImageJob:
 
         return begin
 
-    def _check_validation(self, plans: Sequence[StagePlan]) -> None:
-        for plan in plans:
-            if not len(self.images.valid_indices(plan.stage.megabatches)):
-                raise AlmaError(
-                    f"{self.images.stream.root}: stage {plan.stage.index} has no validation images, by which its best "
-                    "epoch is told; prepare the stream with fewer mega-batches, or gather more for a stage (--wait)"
-                )
-
     def print_plan(self, plans: Sequence[StagePlan], folder: RunFolder) -> None:
-        """Print the commands that run the stages one by one, with every option of the training."""
-        print("# the stages run in one process; each of these commands runs one of them, in this order")
+        """Print one command for each stage, with every option of the training."""
+        print("# all stages run in one process; each of these commands runs one of them, in this order")
         for plan in self.request.chosen(plans):
             print(f"# {describe_stage(plan, len(plans))}: {_describe_trainings(plan)}")
             for step in self.steps(folder, plan):
@@ -124,13 +121,7 @@ class ImageJob:
 
 @dataclass(frozen=True)
 class ImageStep(Step):
-    """A step of a stage; see `loop.Step`.
-
-    Attributes:
-        job: of the runs; its trainer does the work.
-        folder: of the run.
-        plan: of the stage.
-    """
+    """A step of a stage of a run; see `loop.Step`."""
 
     job: ImageJob
     folder: RunFolder
@@ -144,7 +135,7 @@ class ImageStep(Step):
 
 @dataclass(frozen=True)
 class TrainImages(ImageStep):
-    """Trains models of a stage in one network; what does that is part of the command of `TestImages`."""
+    """Trains models of a stage in one network; the command of `TestImages` includes it."""
 
     trainings: tuple[Training, ...]
 
@@ -161,7 +152,7 @@ class TrainImages(ImageStep):
 
 
 class TestImages(ImageStep):
-    """Tests what predicts after the stage."""
+    """Tests the models that predict after the stage; its command trains those that are not trained yet."""
 
     def commands(self) -> Sequence[str]:
         own = without(self.job.own_words, {"--dry-run": 0, "--stage": 1})
@@ -174,7 +165,7 @@ class TestImages(ImageStep):
 
 
 def _describe_trainings(plan: StagePlan) -> str:
-    """Say what is trained, from where, and what grows."""
+    """Describe the trainings, their start and growth."""
     first = plan.trainings[0]
     text = "train" if first.start is None else f"resume from stage {first.start.stage} with"
     number = len(plan.trainings) * first.num_joint

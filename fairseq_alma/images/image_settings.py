@@ -1,6 +1,6 @@
-"""What the options of a run on images come to: architecture, training, and what its checkpoints say of them.
+"""Settings of a run on images: architecture, training, and the configuration in its checkpoints.
 
-They are read by fairseq's own parser, so that fairseq's commands train and test the same models.
+The options are read by fairseq's own parser, so that fairseq's commands train and test the same models.
 """
 
 import argparse
@@ -26,7 +26,7 @@ from fairseq_alma.learners.learner import Growth
 
 
 class ImageSettings:
-    """Settings of a run; of ``num_joint`` members that are trained as one, on the ``mean`` or ``sum`` of their logits.
+    """Settings of a run; ``num_joint`` members are trained as one, on the ``mean`` or ``sum`` of their logits.
 
     Attributes:
         device: the GPU, if there is one and --cpu was not given.
@@ -54,22 +54,15 @@ class ImageSettings:
         self._plain = _without_objects(
             {name: vars(part) if isinstance(part, argparse.Namespace) else part for name, part in content.items()}
         )
-        self._optimizer = self._first_optimizer()
-        self._try_build()
-
-    def _first_optimizer(self) -> torch.optim.Optimizer:
-        optimizer = " ".join(self.options.last("--optimizer") or ())
         try:
-            return build_optimizer(self.cfg.optimizer, [torch.nn.Parameter(torch.zeros(1))]).optimizer
+            self._optimizer = build_optimizer(self.cfg.optimizer, [torch.nn.Parameter(torch.zeros(1))]).optimizer
         except (ValueError, TypeError) as error:
+            optimizer = " ".join(self.options.last("--optimizer") or ())
             raise AlmaError(
                 f"options after the --: --optimizer {optimizer} refuses its options ({error}); correct them, or leave "
                 "them out"
             ) from error
-
-    def _try_build(self) -> None:
-        """Raise AlmaError if the options make no network, before anything is written."""
-        try:
+        try:  # before anything is written
             self.build(1)
         except RuntimeError as error:
             if not any(word in str(error) for word in ("memory", "overflow")):
@@ -80,16 +73,13 @@ class ImageSettings:
             ) from error
 
     def training(self) -> TrainingSettings:
-        own: dict[str, Any] = {
-            "build_optimizer": self._build_optimizer,
-            "is_joint": self.is_joint,
-            "joint_logits": self.joint_logits,
-        }
-        return TrainingSettings(**vars(self.options.loop), **own)
-
-    def _build_optimizer(self, parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
-        """Build one as fairseq has built the first, without its milliseconds of reading options for each stage."""
-        return type(self._optimizer)(parameters, **self._optimizer.defaults)
+        first = self._optimizer  # copied: fairseq reads the options anew for each optimizer that it builds
+        return TrainingSettings(
+            **vars(self.options.loop),
+            build_optimizer=lambda parameters: type(first)(parameters, **first.defaults),
+            is_joint=self.is_joint,
+            joint_logits=self.joint_logits,
+        )
 
     def build(self, num_members: int, grown: Optional[GrownLayers] = None) -> ImageNetwork:
         """Build members side by side, without initial weights, on the CPU; see `ImageClassifier.build_members`."""
@@ -124,7 +114,7 @@ class ImageSettings:
 
 
 def image_model(arch: str) -> type[ImageClassifier]:
-    """Return the class of an architecture. Raises AlmaError if it takes no images."""
+    """Return the model class of an architecture. Raises AlmaError if it takes no images."""
     possible = image_architectures()
     if arch not in possible:
         raise AlmaError(f"--arch {arch}: takes no images; choose from {', '.join(possible)}")
@@ -132,7 +122,7 @@ def image_model(arch: str) -> type[ImageClassifier]:
 
 
 def _without_objects(content: Any) -> Any:
-    """Return plain data with everything else, such as the values of an enumeration, as text."""
+    """Return plain data, in which other objects, such as enumeration values, are strings."""
     if isinstance(content, dict):
         return {name: _without_objects(value) for name, value in content.items()}
     if isinstance(content, (list, tuple)):

@@ -1,7 +1,7 @@
-"""The options after ``--`` of alma-stream for images: those of fairseq-train that mean something to its own loop.
+"""The options after ``--`` of alma-stream for images: those of fairseq-train that its own loop supports.
 
-What is not given has the value of the paper's study (Appendix B.1): MNIST and its like a fully connected network and
-AdaDelta, CIFAR a VGG network and SGD.
+Defaults are those of the paper's study (Appendix B.1): a fully connected network and AdaDelta for MNIST and similar
+data sets, a VGG network and SGD for CIFAR.
 """
 
 from dataclasses import dataclass
@@ -36,7 +36,7 @@ MODEL_OPTIONS = (*NETWORK, *flags_of(VGGVariantOptions))
 
 @dataclass(frozen=True)
 class LoopOptions(Options):
-    """Of the loop here; the last two fairseq-train does not have. Epochs and updates are those of one stage."""
+    """Options of the training loop; fairseq-train does not have the last two. Epochs are those of one stage."""
 
     lr: Optional[float] = opt(
         None, "learning rate, the same for all epochs", range=real(0, above=True), kinds=IMAGES, metavar="X"
@@ -44,17 +44,17 @@ class LoopOptions(Options):
     max_epoch: int = opt(int(BOTH_STUDIES["--max-epoch"]), "epochs of a stage", range=whole(1), kinds=IMAGES)
     batch_size: int = opt(int(BOTH_STUDIES["--batch-size"]), "images of an update", range=whole(1), kinds=IMAGES)
     patience: Optional[int] = opt(
-        None, "stop after N epochs without a better one (default: never)", range=whole(1), kinds=IMAGES
+        None, "stop after N epochs without an improvement (default: never)", range=whole(1), kinds=IMAGES
     )
     select: str = opt(
         "loss",
-        "which epoch of a stage counts: the one with the lowest validation loss, or with the best accuracy",
+        "select the epoch of a stage by lowest validation loss or by best accuracy",
         choices=("loss", "accuracy"),
         kinds=IMAGES,
     )
     least_gain: float = opt(
         0.0,
-        "by how much it must be better: nats, or a share of the images from 0 to 1",
+        "smallest improvement that counts: nats, or a share of the images from 0 to 1",
         range=real(0, 1),
         kinds=IMAGES,
         metavar="X",
@@ -72,13 +72,13 @@ class ImageTrainOptions:
         words: the words after ``--``.
         learner: its class.
         for_photographs: whether the images are photographs, as CIFAR's, rather than digits.
-        preset: values of what is not given; None: the paper's.
+        preset: values of options that are not given; None: the paper's.
 
     Attributes:
-        overridden: options that the preset sets and that were given with another value.
+        overridden: options of the preset that were given with another value.
 
     Raises:
-        ValueError: an option that has no meaning here, or an architecture that the learner cannot use.
+        ValueError: an option is unknown or out of range, or the learner cannot use the architecture.
     """
 
     def __init__(
@@ -132,11 +132,7 @@ class ImageTrainOptions:
         return self.values.get(name)
 
     def values_of(self, options: Iterable[Option]) -> dict[str, Any]:
-        """Return what is given of some options, by the names of their fields.
-
-        Raises:
-            ValueError: one has a value that it cannot have.
-        """
+        """Return the given values of some options, by field name. Raises ValueError if one is out of range."""
         found = ((option, self.values[option.flag]) for option in options if option.flag in self.values)
         return {
             option.name: True if option.type is bool else option.value(" ".join(values)) for option, values in found
@@ -173,7 +169,7 @@ class ImageTrainOptions:
 
 
 def feature_options() -> dict[str, Option]:
-    """Return the options of features that stand after ``--`` and mean something to a training on images, by flag."""
+    """Return the options of features that stand after ``--`` and support images, by flag."""
     return {
         option.flag: option
         for kind in FEATURES

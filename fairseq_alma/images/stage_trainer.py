@@ -1,7 +1,7 @@
 """Trains and tests the models of a stage on images, in this process.
 
-All members that a stage trains are trained side by side in one network, those of runs that differ by their seeds as
-well; models that are done stay in memory.
+All members of a stage are trained side by side in one network, also those of runs that differ only by their seeds.
+Trained models stay in memory.
 """
 
 import time
@@ -20,18 +20,15 @@ from fairseq_alma.images.image_classifier import GrownLayers, GrowthData
 from fairseq_alma.images.image_settings import ImageSettings
 from fairseq_alma.images.model_store import (
     UNFINISHED,
-    Examples,
     ModelStore,
-    Predictions,
     TrainedModel,
     build_network,
-    measure,
     read_unfinished,
     remove_unfinished,
-    write_experts,
     write_unfinished,
 )
 from fairseq_alma.images.networks import ImageNetwork, measure_batch_norm, member_states
+from fairseq_alma.images.predictions import Examples, Predictions, measure, write_experts
 from fairseq_alma.images.stage_training import (
     BOOTSTRAP,
     GROWTH,
@@ -52,24 +49,18 @@ from fairseq_alma.training.branch import LRBranch
 from fairseq_alma.training.feature import Features, Part
 
 SAVE_EVERY_SECONDS = 20.0
-"""Between two saves of a training that is not over, unless the run was told otherwise."""
+"""Default interval between two saves of an unfinished training."""
 SEEDS = "seeds"
 """Key in the file of an unfinished training: the seeds of what is trained."""
 GROWTH_FLOPS = "growth_flops"
 """Key in stage.json: the part of train_flops that Firefly's growth step took."""
 Group = Sequence[tuple[ModelStore, Training]]
-"""What is trained side by side, each with the models of its run."""
+"""Trainings side by side, each with the models of its run."""
 
 
 @dataclass(frozen=True)
 class Start:
-    """What a stage starts from.
-
-    Attributes:
-        network: on the run's device.
-        grown: what growth has changed up to now.
-        growth: what stage.json says of the growth step before this stage; empty without one.
-    """
+    """The network that a stage starts from, what growth has changed up to now, and this growth step's record."""
 
     network: ImageNetwork
     grown: GrownLayers
@@ -80,13 +71,13 @@ class StageTrainer:
     """Trains and tests the stages of some runs.
 
     Args:
-        settings: of the runs, which differ by their seeds alone.
-        runs: that go through the same stages in step.
-        shared_folder: where several runs keep the training that they share.
+        settings: of the runs, which differ only by their seeds.
+        runs: their stages are trained together.
+        shared_folder: of the unfinished training of several runs.
         wait: mega-batches of a stage.
-        keep_maps: leave which experts test images go to after every stage, not after the last one alone.
-        features: what trainings do beside learning, what predicts after a stage, and what the next one begins with.
-        save_every: seconds between two saves of a training that is not over.
+        keep_maps: write the experts of the test images after every stage, not only after the last one.
+        features: of the trainings.
+        save_every: seconds between two saves of an unfinished training.
     """
 
     def __init__(
@@ -111,13 +102,13 @@ class StageTrainer:
         return self.stores[folder.root]
 
     def train(self, work: StageWork, trainings: tuple[Training, ...]) -> Mapping[str, Any]:
-        """Train some models of a stage, or all with those of the runs in step, unless they are there."""
+        """Train some models of a stage, or all of them together with those of the other runs, unless they exist."""
         own = replace(work, plan=replace(work.plan, trainings=trainings))
         works = [own] if trainings != work.plan.trainings else work.beside or [own]
         group = [(self.store(each.folder), training) for each in works for training in each.plan.trainings]
         if any(training.model not in store for store, training in group):
             self._train_stage(works, group)
-        # While one of them is missing, all are trained again from the same file, to the same bits.
+        # If a model is missing, all are trained again from the same file, bit for bit.
         remove_unfinished(self._unfinished(works))
         return self._cost(own)
 
@@ -160,17 +151,15 @@ class StageTrainer:
         return figures
 
     def _train_stage(self, works: Sequence[StageWork], group: Group) -> None:
-        """Train the network of a stage, from its beginning or from where it was cut off.
-
-        Args:
-            works: of all runs.
-            group: what is trained for them, each with the models of its run.
-        """
+        """Train the network of a stage, from its beginning or from where it was interrupted."""
         stage = works[0].plan.stage
         each = [self._rows(stage, training.seed) for _, training in group]
         rows, seen = (each[0], None) if not self.features.draws_earlier else np.unique(each, return_inverse=True)
-        own = [_rows_of(training, stage, len(each[0])) for _, training in group]
-        if seen is not None:  # by each member other images
+        own = [
+            bootstrap(len(each[0]), seeded(training.seed, stage.index, BOOTSTRAP)) if training.bootstrap else None
+            for _, training in group
+        ]
+        if seen is not None:  # each member sees other images
             places = torch.from_numpy(seen.reshape(len(group), -1))
             own = [place if rows is None else place[rows] for place, rows in zip(places, own, strict=True)]
         data = TrainingImages(self._bytes(rows), self._labels(rows), own, self.source)
@@ -198,14 +187,15 @@ class StageTrainer:
         examples: Callable[[], Examples],
         valid: Examples,
     ) -> Start:
-        """Return what a stage starts from: new, or as the stage before has left it, grown if the learner grows."""
+        """Return a new network, or that of the stage before, grown if the learner grows."""
         settings, first, stage = self.settings, group[0][1], plan.stage.index
         seeds = [training.seed for _, training in group]
         if settings.is_joint:
             seeds = [member_seed(first.seed, member) for member in range(settings.num_joint)]
         if first.start is None:
-            network = self._drawn([(seed, INITIAL_WEIGHTS) for seed in seeds])
-            return Start(network, settings.grown_layers(network))
+            network = settings.build(len(seeds))
+            network.reset_parameters([seeded(seed, INITIAL_WEIGHTS) for seed in seeds])
+            return Start(network.to(settings.device), settings.grown_layers(network))
         before = [store[training.start] for store, training in group if training.start is not None]
         network = build_network(settings, before)
         if first.growth is None:
@@ -217,25 +207,20 @@ class StageTrainer:
         figures: dict[str, Any] = {"before_growth": before_growth, "after_growth": {"valid": measure(network, *valid)}}
         return Start(network, settings.grown_layers(network), figures | ({GROWTH_FLOPS: flops} if flops else {}))
 
-    def _drawn(self, seeds: Sequence[tuple[int, ...]]) -> ImageNetwork:
-        network = self.settings.build(len(seeds))
-        network.reset_parameters([seeded(*numbers) for numbers in seeds])
-        return network.to(self.settings.device)
-
     def _part(self, stage: Stage, num_images: int, is_branch: bool = False) -> Part:
-        """Return what features need to know of a training, whose updates no early stop ends."""
+        """Return the part that features see of a training; early stops do not count."""
         how = self.settings.training()
         return Part(0, how.max_epoch * len(batch_sizes(num_images, how.batch_size)), is_branch, stage.index)
 
     def _copy(self, stage: Stage, num_images: int) -> tuple[Any, ...]:
-        """Return the features of the copy that branches off, and the updates before it does; nothing without one."""
+        """Return the features of a copy with decaying rate and the update at which it begins; () without one."""
         if not self.branch.copies:
             return ()
         part = self._part(stage, num_images, is_branch=True)
         return self.features.for_part(part), (part.num_updates or 0) - self.branch.num_updates(part.num_updates or 0)
 
     def _images_of_copy(self, data: TrainingImages) -> int:
-        """Return the images that the copy of a training is trained on from where it differs."""
+        """Return the number of images that the copy is trained on after it begins to differ."""
         if not self.branch.copies:
             return 0
         how = self.settings.training()
@@ -247,9 +232,14 @@ class StageTrainer:
     def _tested(
         self, training: StageTraining, grown: GrownLayers, rows: np.ndarray
     ) -> Sequence[Optional[Mapping[str, Tensor]]]:
-        """Return what is tested of each unit; an average, which is none of weights alone, with its own batch norm."""
+        """Return the tested weights of each unit; averages of weights get batch norm statistics of their own."""
         averages = [each for each in training.tested if each is not None]
-        if self.features.predicts_with != "average" or all(map(_are_equal, averages, training.states)):
+        is_last = all(  # the average is the weights themselves
+            torch.equal(tensor, state[name])
+            for average, state in zip(averages, training.states, strict=False)
+            for name, tensor in average.items()
+        )
+        if self.features.predicts_with != "average" or is_last:
             return training.tested
         network = build_network(self.settings, [TrainedModel(state, grown, 0, 0) for state in averages])
         measure_batch_norm(network, self._examples(rows)[0].split(batch_sizes(len(rows), training.settings.batch_size)))
@@ -264,11 +254,16 @@ class StageTrainer:
         return self.shared_folder / f"stage-{plan.stage.index:03d}-{works[0].folder.name}-{UNFINISHED}"
 
     def _run(self, works: Sequence[StageWork], training: StageTraining, of_seeds: list[int]) -> None:
-        """Run all epochs, and save now and then what it takes to resume."""
+        """Run all epochs, and save the state to resume from at intervals."""
         work, unfinished = works[0], self._unfinished(works)
         before = read_unfinished(unfinished)
-        if before is not None and before.get(SEEDS) == of_seeds:  # else it is that of other runs side by side
-            _resume(training, before, unfinished)
+        if before is not None and before.get(SEEDS) == of_seeds:  # otherwise other runs share the folder
+            try:
+                training.load_state_dict(before)
+            except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+                raise AlmaError(
+                    f"{unfinished}: not of this training ({error}); remove it to train the stage from its beginning"
+                ) from error
         per_epoch, num_images = training.updates_per_epoch, training.data.num_images * len(of_seeds)
         saved = began = time.monotonic()
         done, of_all = training.num_epochs
@@ -300,25 +295,6 @@ class StageTrainer:
         return torch.from_numpy(self.stream.labels[rows]).to(self.settings.device)
 
 
-def _resume(training: StageTraining, before: Mapping[str, Any], path: Path) -> None:
-    """Resume a training that was cut off. Raises AlmaError if the file is not of this training."""
-    try:
-        training.load_state_dict(before)
-    except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
-        raise AlmaError(
-            f"{path}: not of this training ({error}); remove it to train the stage from its beginning"
-        ) from error
-
-
-def _rows_of(training: Training, stage: Stage, num_images: int) -> Optional[Tensor]:
-    """Return the rows of a training's bootstrap sample; None: it sees each image once."""
-    return bootstrap(num_images, seeded(training.seed, stage.index, BOOTSTRAP)) if training.bootstrap else None
-
-
-def _are_equal(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
-    return all(torch.equal(tensor, other[name]) for name, tensor in one.items())
-
-
 def _num_params(state: Mapping[str, Tensor]) -> int:
-    """Count parameters; what batch norm measures is none."""
+    """Count parameters, without the statistics of batch norm."""
     return sum(tensor.numel() for name, tensor in state.items() if not name.rpartition(".")[2].startswith("running_"))

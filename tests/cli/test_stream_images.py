@@ -114,7 +114,7 @@ def test_an_option_wins_over_the_preset_and_run_json_says_so(stream, tmp_path, c
 
 def test_a_stage_needs_validation_images(stream, tmp_path, monkeypatch):
     monkeypatch.setattr(ImageStream, "valid_indices", lambda self, megabatches: np.arange(2 in megabatches))
-    with pytest.raises(AlmaError, match=r"S: stage 1 has no validation images, by .* \(--wait\)"):
+    with pytest.raises(AlmaError, match=r"S: stage 1 has no validation images .* \(--wait\)"):
         run(stream, tmp_path / "R", "--wait", "3")
     assert not (tmp_path / "R").exists()
 

@@ -1,0 +1,174 @@
+"""Predictions of a stage's models: by the mean of their probabilities or logits, or by their vote.
+
+A growing ensemble has as many models as stages; what its frozen models predict on the test set is computed once.
+
+Letters: N models, B images, K classes.
+"""
+
+from pathlib import Path
+from typing import NamedTuple, Optional, Sequence
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fairseq_alma.files import open_atomically
+from fairseq_alma.images.mixtures import mixture_layers
+from fairseq_alma.images.model_store import ModelStore
+from fairseq_alma.images.networks import ImageNetwork, in_chunks, join_logits
+from fairseq_alma.learners.learner import ModelId, StagePlan
+
+EXPERTS_FILE = "test-experts.npz"
+NUM_SHOWN = 2000
+Metrics = dict[str, float]
+Examples = tuple[Tensor, Tensor]
+"""(B, C, H, W) normalised images and (B) labels."""
+
+
+class Tally:
+    """Predictions of several models for the same images.
+
+    Models are added in their order, so that a sum that is built again after a restart is the same to the last bit.
+
+    Args:
+        combine: ``single`` or ``probabilities``: predict the class of the largest mean probability; ``logits``: of the
+            largest mean logit; ``vote``: the class that most models find most likely, of several such classes the one
+            of the largest mean probability.
+    """
+
+    def __init__(self, combine: str) -> None:
+        self.combine = combine
+        self.num_models = 0
+        self.log_sum: Optional[Tensor] = None  # of logits: their sum itself
+        self.votes: Optional[Tensor] = None
+
+    def add(self, logits: Tensor) -> None:
+        """Add the (N, B, K) logits of N more models."""
+        self.num_models += len(logits)
+        if self.combine == "logits":
+            for each in logits:
+                self.log_sum = each if self.log_sum is None else self.log_sum + each
+            return
+        log_probs = F.log_softmax(logits, dim=-1)
+        for each in log_probs:
+            self.log_sum = each if self.log_sum is None else torch.logaddexp(self.log_sum, each)
+            if self.combine == "vote":
+                vote = F.one_hot(each.argmax(dim=-1), logits.size(-1))
+                self.votes = vote if self.votes is None else self.votes + vote
+
+    def result(self, labels: Tensor) -> dict[str, float]:
+        """Return ``loss``, of the mean of probabilities or logits, in nats, and ``error``, 0 to 1, for (B) labels."""
+        assert self.log_sum is not None  # a model was added
+        if self.combine == "logits":
+            log_probs = F.log_softmax(self.log_sum / self.num_models, dim=-1)
+        else:
+            log_probs = self.log_sum - torch.log(torch.tensor(float(self.num_models)))
+        # The mean of probabilities, at most 1, decides between equal votes and no others.
+        scores = log_probs if self.votes is None else self.votes + log_probs.exp() / 2
+        wrong = (scores.argmax(dim=-1) != labels).sum().item()
+        return {"loss": F.nll_loss(log_probs, labels).item(), "error": wrong / len(labels)}
+
+
+class Predicted(NamedTuple):
+    """Logits, and for each mixture the share of the images that each expert got.
+
+    Attributes:
+        logits: (N, B, K), of a joint network (1, B, K).
+        usage: (mixtures, experts); empty without mixtures.
+    """
+
+    logits: Tensor
+    usage: list[list[float]]
+
+
+@torch.no_grad()
+def predict(network: ImageNetwork, images: Tensor, joint_logits: Optional[str] = None) -> Predicted:
+    """Predict (B, C, H, W) normalised images; a joint network by the ``mean`` or ``sum`` of its members' logits."""
+    network.eval()
+    layers = mixture_layers(network)
+    totals: list[Tensor] = [torch.zeros(layer.num_experts, device=images.device) for layer in layers]
+    parts = []
+    for some in in_chunks(images):
+        logits = network(some)
+        parts.append(logits if joint_logits is None else join_logits(logits, joint_logits)[None])
+        totals = [total + layer.shares().sum(dim=0) for total, layer in zip(totals, layers, strict=True)]
+    usage = [[round(share, 4) for share in (total / len(images)).tolist()] for total in totals]
+    return Predicted(torch.cat(parts, dim=1), usage)
+
+
+def measure(network: ImageNetwork, images: Tensor, labels: Tensor) -> Metrics:
+    """Return loss (nats) and error (0 to 1) of a network of one member."""
+    tally = Tally("single")
+    tally.add(predict(network, images).logits)
+    return tally.result(labels)
+
+
+@torch.no_grad()
+def write_experts(folder: Path, network: ImageNetwork, examples: Examples) -> None:
+    """Write the expert of each of the first test images, for a figure; nothing without mixtures.
+
+    The file has ``features`` (n, d), the input of the first gate, ``labels`` (n) and ``expert`` (layers, n).
+    """
+    layers = mixture_layers(network)
+    if not layers:
+        return
+    images, labels = examples
+    network.eval()
+    network(images[:NUM_SHOWN])
+    features = layers[0].gate_input
+    assert features is not None
+    experts = torch.stack([layer.shares().argmax(dim=-1) for layer in layers])
+    with open_atomically(folder / EXPERTS_FILE) as file:
+        np.savez_compressed(
+            file,
+            features=features.cpu().numpy(),
+            labels=labels[:NUM_SHOWN].cpu().numpy(),
+            expert=experts.cpu().numpy(),
+        )
+
+
+class Predictions:
+    """Predictions of one run's models on the ``test`` set and on validation sets."""
+
+    def __init__(self, store: ModelStore, test: Examples) -> None:
+        self.network_of, self.test = store.network_of, test
+        self.joint_logits = store.settings.joint_logits if store.settings.is_joint else None
+        self._tally = Tally("single")
+        self._counted: list[ModelId] = []
+        self._frozen: dict[ModelId, ImageNetwork] = {}
+
+    def on_test(self, plan: StagePlan) -> tuple[Metrics, list[list[float]]]:
+        """Return loss and error on the test set, and the use of experts in the last network; see `Predicted`."""
+        images, labels = self.test
+        is_longer = self._counted and self._counted == list(plan.predictors[: len(self._counted)])
+        if not is_longer or plan.combine == "single":
+            self._tally, self._counted = Tally(plan.combine), []
+        usage: list[list[float]] = []
+        for models in _groups(plan, plan.predictors[len(self._counted) :]):
+            logits, usage = predict(self.network_of(models), images, self.joint_logits)
+            self._tally.add(logits)
+            self._counted += models
+        return self._tally.result(labels), usage
+
+    def on_valid(self, plan: StagePlan, valid: Examples) -> Metrics:
+        """Return loss and error on the stage's validation set."""
+        tally = Tally(plan.combine)
+        known = set(plan.predictors)
+        self._frozen = {model: network for model, network in self._frozen.items() if model in known}
+        for models in _groups(plan, plan.predictors):
+            if plan.stage.index == models[0].stage:
+                network = self.network_of(models)
+            else:
+                network = self._frozen.get(models[0]) or self.network_of(models)
+                self._frozen[models[0]] = network
+            tally.add(predict(network, valid[0], self.joint_logits).logits)
+        return tally.result(valid[1])
+
+
+def _groups(plan: StagePlan, models: Sequence[ModelId]) -> list[list[ModelId]]:
+    """Return a group for each frozen model, then one of the models that the stage trained, computed together."""
+    new = {training.model for training in plan.trainings}
+    groups = [[model] for model in models if model not in new]
+    together = [model for model in models if model in new]
+    return [*groups, together] if together else groups
