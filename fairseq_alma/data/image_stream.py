@@ -1,7 +1,8 @@
-"""A stream of images: reading and writing its arrays and the indices of each mega-batch. NumPy only.
+"""A stream of images: the arrays, the indices of each mega-batch, and how it is written.
 
-One memory-mapped array has the images in the order of publication; mega-batches, validation and test set are lists of
-indices, so that an image has the same number in streams of any seed and B.
+One array has the images in the order of publication; mega-batches, validation and test set are lists of indices. So a
+stream takes one copy of its data set, and an image has one number in streams of any seed and B. NumPy only; images are
+mapped from the disk.
 """
 
 import math
@@ -42,13 +43,13 @@ def read_npy(path: Path) -> np.ndarray:
     """
     with open(path, "rb") as file:
         start = file.read(len(_MAGIC))
-    if start != _MAGIC:  # otherwise NumPy would read it as a pickle
-        raise ValueError("wrong first bytes")
+    if start != _MAGIC:  # else NumPy takes it for a pickle, and advises to trust it
+        raise ValueError("it does not begin as one")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             return np.load(path, mmap_mode="r", allow_pickle=False)
-    except Exception as error:  # a damaged header may raise any kind in NumPy and Python's parser
+    except Exception as error:  # of whatever kind a damaged header leads NumPy and Python's parser to
         if isinstance(error, OSError) and error.errno is not None:
             raise
         reason = str(error).partition("\n")[0] or type(error).__name__
@@ -185,9 +186,9 @@ def write_image_stream(
         images: ``(num_images, C, H, W)``, uint8: the training images, then the test images.
         labels: ``(num_images,)``, whole numbers from 0 to ``num_classes - 1``.
         num_train: how many images are for training.
-        dataset: name of the data set, such as ``mnist``.
+        dataset: what they are, such as ``mnist``.
         num_classes: number of classes.
-        num_megabatches: B; each gets ``num_train // B`` images, the rest is left out.
+        num_megabatches: B; each gets ``num_train // B`` images, what is left over gets into none.
         seed: random seed of the assignment, from 0.
         valid_fraction: share of each mega-batch for its validation, above 0 and below 1; one image at least, and one
             remains for training.
